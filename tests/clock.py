@@ -1,13 +1,15 @@
 """An event loop whose clock jumps to the next timer when idle, so that long waits cost nothing."""
 
 import asyncio
+import functools
 import math
 import selectors
 import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor
-from typing import Any, TypeVar, TypeVarTuple
+from typing import Any, ParamSpec, TypeVar, TypeVarTuple
 
+P = ParamSpec("P")
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
@@ -26,6 +28,16 @@ def run_jumping(main: Coroutine[Any, Any, T], limit_s: float = 3600.0) -> T:
 
     with asyncio.Runner(loop_factory=_JumpingLoop) as runner:
         return runner.run(bounded())
+
+
+def jumping(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
+    """An async test in such a time."""
+
+    @functools.wraps(test)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        run_jumping(test(*args, **kwargs))
+
+    return run
 
 
 class _JumpingSelector(selectors.DefaultSelector):

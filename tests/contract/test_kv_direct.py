@@ -10,7 +10,7 @@ import pytest
 
 from baton.errors import HandoffFailed, HandoffStalled
 from baton.frames import FrameWriter
-from tests.clock import run_jumping
+from tests.clock import jumping
 from tests.kv_peer import Command, near, needs_nixl, victim
 from tests.waiting import PATIENCE_S, until
 from workers.kv.fabric import Read
@@ -58,77 +58,69 @@ async def pair(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Pair]:
         yield each
 
 
-def test_a_long_read_is_no_stall(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main() -> None:
-        async with pair(monkeypatch) as each:
-            pull = each.pull()
-            await until(lambda: each.begun)
-            await asyncio.sleep(STALL_S * 3)
-            each.begun[0].ended.set_result(None)
-            await pull
-            assert await each.source.moved(each.ticket) == NUM_BYTES
-
-    run_jumping(main())
+@jumping
+async def test_a_long_read_is_no_stall(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with pair(monkeypatch) as each:
+        pull = each.pull()
+        await until(lambda: each.begun)
+        await asyncio.sleep(STALL_S * 3)
+        each.begun[0].ended.set_result(None)
+        await pull
+        assert await each.source.moved(each.ticket) == NUM_BYTES
 
 
-def test_a_cancelled_pull_ends_when_its_memory_is_not_written_any_more(
+@jumping
+async def test_a_cancelled_pull_ends_when_its_memory_is_not_written_any_more(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def main() -> None:
-        async with pair(monkeypatch) as each:
-            pull = each.pull()
-            await until(lambda: each.begun)
-            for _ in range(3):
-                pull.cancel()
-                assert await asyncio.wait([pull], timeout=1) == (set(), {pull})
-            assert each.given_up == each.begun
-            each.begun[0].ended.set_exception(ConnectionAbortedError("given up"))
-            with pytest.raises(asyncio.CancelledError):
-                await pull
-
-    run_jumping(main())
+    async with pair(monkeypatch) as each:
+        pull = each.pull()
+        await until(lambda: each.begun)
+        for _ in range(3):
+            pull.cancel()
+            assert await asyncio.wait([pull], timeout=1) == (set(), {pull})
+        assert each.given_up == each.begun
+        each.begun[0].ended.set_exception(ConnectionAbortedError("given up"))
+        with pytest.raises(asyncio.CancelledError):
+            await pull
 
 
-def test_a_read_of_a_withdrawn_offer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main() -> None:
-        async with pair(monkeypatch) as each:
-            pull = each.pull()
-            await until(lambda: each.begun)
-            each.source.withdraw(each.ticket)
-            await until(lambda: each.given_up)
-            assert not pull.done()
-            each.begun[0].ended.set_exception(ConnectionAbortedError("given up"))
-            with pytest.raises(HandoffFailed, match="no longer offered"):
-                await pull
-
-    run_jumping(main())
+@jumping
+async def test_a_read_of_a_withdrawn_offer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with pair(monkeypatch) as each:
+        pull = each.pull()
+        await until(lambda: each.begun)
+        each.source.withdraw(each.ticket)
+        await until(lambda: each.given_up)
+        assert not pull.done()
+        each.begun[0].ended.set_exception(ConnectionAbortedError("given up"))
+        with pytest.raises(HandoffFailed, match="no longer offered"):
+            await pull
 
 
-def test_bytes_of_an_offer_that_was_withdrawn_meanwhile_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main() -> None:
-        async with pair(monkeypatch) as each:
-            pull = each.pull()
-            await until(lambda: each.begun)
-            each.begun[0].ended.set_result(None)
-            each.source.withdraw(each.ticket)
-            with pytest.raises(HandoffFailed, match="no longer offered"):
-                await pull
+@jumping
+async def test_bytes_of_an_offer_that_was_withdrawn_meanwhile_do_not_count(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with pair(monkeypatch) as each:
+        pull = each.pull()
+        await until(lambda: each.begun)
+        each.begun[0].ended.set_result(None)
+        each.source.withdraw(each.ticket)
+        with pytest.raises(HandoffFailed, match="no longer offered"):
+            await pull
 
-    run_jumping(main())
 
-
-def test_a_source_that_cannot_be_reached_any_more_is_a_stall(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main() -> None:
-        async with pair(monkeypatch) as each:
-            pull = each.pull()
-            await until(lambda: each.begun)
-            monkeypatch.setattr(FrameWriter, "put", lambda *_: None)  # no heartbeat leaves any more
-            await until(lambda: each.given_up)
-            each.begun[0].ended.set_exception(ConnectionAbortedError("given up"))
-            with pytest.raises(HandoffStalled):
-                await pull
-
-    run_jumping(main())
+@jumping
+async def test_a_source_that_cannot_be_reached_any_more_is_a_stall(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with pair(monkeypatch) as each:
+        pull = each.pull()
+        await until(lambda: each.begun)
+        monkeypatch.setattr(FrameWriter, "put", lambda *_: None)  # no heartbeat leaves any more
+        await until(lambda: each.given_up)
+        each.begun[0].ended.set_exception(ConnectionAbortedError("given up"))
+        with pytest.raises(HandoffStalled):
+            await pull
 
 
 @pytest.mark.parametrize(("kind", "path"), [("ucx", "cma"), ("ucx-stream", "stream")])

@@ -17,7 +17,7 @@ from baton.errors import HandoffFailed, HandoffStalled
 from baton.messages import KvAsk, KvConfirm, KvGrant, KvWithdrawn, Reply, StatsRequest
 from baton.tcp import TcpTransport
 from baton.telemetry import unauthenticated
-from tests.clock import run_jumping
+from tests.clock import jumping
 from tests.kv_peer import near
 from tests.waiting import until
 from workers.kv.memory import Memory, host_memory
@@ -76,23 +76,21 @@ def is_moved(source: CacheTransceiver, ticket: Ticket) -> bool:
     return offer.moved.done()
 
 
-def test_an_offer_has_moved_when_its_reader_confirms_it_and_not_before() -> None:
-    async def main() -> None:
-        async with near("tcp") as source:
-            ticket = source.offer(host_memory(bytearray(PAYLOAD)))
-            async with reading(ticket) as reader:
-                async with reader.ask() as replies:
-                    grant = await anext(replies)
-                    assert isinstance(grant, KvGrant)
-                    assert msgspec.msgpack.decode(grant.way, type=Way).payload == PAYLOAD
-                await asyncio.sleep(1)  # time for what must not happen
-                assert not is_moved(source, ticket)
-                await reader.confirm(num_bytes=7)
-                assert await source.moved(ticket) == 7
-                with pytest.raises(HandoffFailed, match="no longer offered"):
-                    await reader.confirm()
-
-    run_jumping(main())
+@jumping
+async def test_an_offer_has_moved_when_its_reader_confirms_it_and_not_before() -> None:
+    async with near("tcp") as source:
+        ticket = source.offer(host_memory(bytearray(PAYLOAD)))
+        async with reading(ticket) as reader:
+            async with reader.ask() as replies:
+                grant = await anext(replies)
+                assert isinstance(grant, KvGrant)
+                assert msgspec.msgpack.decode(grant.way, type=Way).payload == PAYLOAD
+            await asyncio.sleep(1)  # time for what must not happen
+            assert not is_moved(source, ticket)
+            await reader.confirm(num_bytes=7)
+            assert await source.moved(ticket) == 7
+            with pytest.raises(HandoffFailed, match="no longer offered"):
+                await reader.confirm()
 
 
 @pytest.mark.parametrize("by_another_reader", [True, False])
@@ -125,22 +123,20 @@ async def test_an_offer_that_ends_stops_its_readers_and_their_bytes_do_not_count
         ({"is_direct": True}, False),
     ],
 )
-def test_who_asks_for_what_is_not_offered_gets_nothing(wrong: dict[str, Any], is_strange: bool) -> None:
-    async def main() -> None:
-        num_before = unauthenticated.num_messages
-        async with near("tcp") as source:
-            ticket = source.offer(host_memory(bytearray(PAYLOAD)))
-            async with reading(ticket) as reader:
-                async with reader.ask(**wrong) as replies:
-                    with pytest.raises(HandoffFailed):
-                        await anext(replies)
-                if "is_direct" not in wrong:
-                    with pytest.raises(HandoffFailed):
-                        await reader.confirm(**wrong)
-                    assert unauthenticated.num_messages == num_before + 2 * is_strange
-                assert not is_moved(source, ticket)
-
-    run_jumping(main())
+@jumping
+async def test_who_asks_for_what_is_not_offered_gets_nothing(wrong: dict[str, Any], is_strange: bool) -> None:
+    num_before = unauthenticated.num_messages
+    async with near("tcp") as source:
+        ticket = source.offer(host_memory(bytearray(PAYLOAD)))
+        async with reading(ticket) as reader:
+            async with reader.ask(**wrong) as replies:
+                with pytest.raises(HandoffFailed):
+                    await anext(replies)
+            if "is_direct" not in wrong:
+                with pytest.raises(HandoffFailed):
+                    await reader.confirm(**wrong)
+                assert unauthenticated.num_messages == num_before + 2 * is_strange
+            assert not is_moved(source, ticket)
 
 
 async def test_requests_of_other_kinds_are_refused() -> None:
@@ -292,43 +288,37 @@ async def less(writer: asyncio.StreamWriter) -> None:
         (less, ConnectionResetError, 0),
     ],
 )
-def test_without_a_byte_for_two_seconds_a_pull_has_stalled(
+@jumping
+async def test_without_a_byte_for_two_seconds_a_pull_has_stalled(
     serve: Callable[[asyncio.StreamWriter], Any], error: type[Exception] | None, took_s: float
 ) -> None:
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        async with socket_that(serve) as way:
-            began_s = loop.time()
-            fetch = Stream("127.0.0.1").fetch("127.0.0.1", way, host_memory(bytearray(100)))
-            if error is None:
+    loop = asyncio.get_running_loop()
+    async with socket_that(serve) as way:
+        began_s = loop.time()
+        fetch = Stream("127.0.0.1").fetch("127.0.0.1", way, host_memory(bytearray(100)))
+        if error is None:
+            await fetch
+        else:
+            with pytest.raises(error):
                 await fetch
-            else:
-                with pytest.raises(error):
-                    await fetch
-            assert loop.time() - began_s == pytest.approx(took_s, abs=0.5)
-
-    run_jumping(main())
+        assert loop.time() - began_s == pytest.approx(took_s, abs=0.5)
 
 
-def test_a_source_that_does_not_answer_is_a_stall_and_one_that_is_gone_is_lost() -> None:
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        with socket.create_server(("127.0.0.1", 0)) as silent:
-            address = f"tcp://127.0.0.1:{silent.getsockname()[1]}/kv.1"
-            ticket = Ticket(
-                wire="tcp", offer_id=1, num_bytes=9, peer=msgspec.msgpack.encode(Peer(address, b""))
-            )
-            async with near("tcp") as here:
-                began_s = loop.time()
-                with pytest.raises(HandoffStalled):
-                    await pulled(here, ticket)
-                assert loop.time() - began_s == pytest.approx(STALL_S, abs=0.5)
-                silent.close()
-                with pytest.raises(HandoffFailed, match="cannot connect") as failed:
-                    await pulled(here, ticket)
-                assert not isinstance(failed.value, HandoffStalled)
-
-    run_jumping(main())
+@jumping
+async def test_a_source_that_does_not_answer_is_a_stall_and_one_that_is_gone_is_lost() -> None:
+    loop = asyncio.get_running_loop()
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"tcp://127.0.0.1:{silent.getsockname()[1]}/kv.1"
+        ticket = Ticket(wire="tcp", offer_id=1, num_bytes=9, peer=msgspec.msgpack.encode(Peer(address, b"")))
+        async with near("tcp") as here:
+            began_s = loop.time()
+            with pytest.raises(HandoffStalled):
+                await pulled(here, ticket)
+            assert loop.time() - began_s == pytest.approx(STALL_S, abs=0.5)
+            silent.close()
+            with pytest.raises(HandoffFailed, match="cannot connect") as failed:
+                await pulled(here, ticket)
+            assert not isinstance(failed.value, HandoffStalled)
 
 
 @pytest.mark.parametrize(

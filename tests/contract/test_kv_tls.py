@@ -17,7 +17,7 @@ from baton.errors import HandoffFailed, HandoffStalled
 from baton.peer_tls import PeerTls
 from baton.telemetry import unauthenticated
 from tests.certificates import Authority
-from tests.clock import run_jumping
+from tests.clock import jumping
 from tests.kv_peer import place_of, readers_of
 from tests.waiting import until
 from workers.kv.memory import host_memory
@@ -128,25 +128,24 @@ async def test_a_stranger_without_a_certificate_gets_nothing_and_is_counted(
         assert ("it has no certificate" if has_tls else "it does not speak TLS") in log.text
 
 
-def test_a_handshake_that_does_not_end_is_ended_after_ten_seconds(ours: Authority) -> None:
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        async with transceiver(ours.peer()) as source:
-            place = place_of(source.offer(host_memory(bytearray(PAYLOAD))))
-            for first in (b"", b"\x16\x03\x01\x02\x00"):
-                with socket.create_connection(place) as sock:
-                    sock.setblocking(False)
-                    began_s = loop.time()
-                    await loop.sock_sendall(sock, first)
-                    with suppress(ConnectionResetError):
-                        assert await loop.sock_recv(sock, 1) == b""
-                    assert loop.time() - began_s == pytest.approx(10.0, abs=0.1)
-
-    run_jumping(main())
+@jumping
+async def test_a_handshake_that_does_not_end_is_ended_after_ten_seconds(ours: Authority) -> None:
+    loop = asyncio.get_running_loop()
+    async with transceiver(ours.peer()) as source:
+        place = place_of(source.offer(host_memory(bytearray(PAYLOAD))))
+        for first in (b"", b"\x16\x03\x01\x02\x00"):
+            with socket.create_connection(place) as sock:
+                sock.setblocking(False)
+                began_s = loop.time()
+                await loop.sock_sendall(sock, first)
+                with suppress(ConnectionResetError):
+                    assert await loop.sock_recv(sock, 1) == b""
+                assert loop.time() - began_s == pytest.approx(10.0, abs=0.1)
 
 
 @pytest.mark.parametrize("says", [b"", b"\x05\0\0\0\x91\xa5grant"])
-def test_a_source_that_does_not_shake_hands_hears_no_secret(ours: Authority, says: bytes) -> None:
+@jumping
+async def test_a_source_that_does_not_shake_hands_hears_no_secret(ours: Authority, says: bytes) -> None:
     heard = bytearray()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -156,24 +155,21 @@ def test_a_source_that_does_not_shake_hands_hears_no_secret(ours: Authority, say
                 heard.extend(data)
         writer.close()
 
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        server = await asyncio.start_server(serve, "127.0.0.1", 0)
-        address = f"tls://127.0.0.1:{server.sockets[0].getsockname()[1]}/kv.secret"
-        peer = msgspec.msgpack.encode(Peer(address, b"secret"))
-        ticket = Ticket(wire="tcp+tls", offer_id=1, num_bytes=9, peer=peer)
-        async with transceiver(ours.peer()) as here:
-            began_s = loop.time()
-            with pytest.raises(HandoffFailed if says else HandoffStalled) as failed:
-                await pull(here, ticket)
-            assert loop.time() - began_s < 3
-            if says:
-                assert "does not speak TLS" in failed.value.message
-        server.close()
-        await until(lambda: heard)
-        assert b"secret" not in heard
-
-    run_jumping(main())
+    loop = asyncio.get_running_loop()
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    address = f"tls://127.0.0.1:{server.sockets[0].getsockname()[1]}/kv.secret"
+    peer = msgspec.msgpack.encode(Peer(address, b"secret"))
+    ticket = Ticket(wire="tcp+tls", offer_id=1, num_bytes=9, peer=peer)
+    async with transceiver(ours.peer()) as here:
+        began_s = loop.time()
+        with pytest.raises(HandoffFailed if says else HandoffStalled) as failed:
+            await pull(here, ticket)
+        assert loop.time() - began_s < 3
+        if says:
+            assert "does not speak TLS" in failed.value.message
+    server.close()
+    await until(lambda: heard)
+    assert b"secret" not in heard
 
 
 async def test_withdrawing_ends_a_pull_over_tls_at_once(ours: Authority) -> None:

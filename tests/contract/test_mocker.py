@@ -21,7 +21,7 @@ from baton.messages import (
     WorkerStats,
     after_handoff,
 )
-from tests.clock import run_jumping
+from tests.clock import jumping, run_jumping
 from tests.waiting import until
 from workers.engines.mocker import MockerEngine
 from workers.engines.mocker_settings import MockerSettings
@@ -73,116 +73,100 @@ async def answer(engine: MockerEngine, request: GenerateRequest) -> list[TokenCh
     return [chunk async for chunk in engine.decode(request)]
 
 
-def test_prompts_share_the_rate_and_are_computed_in_turn() -> None:
-    async def main() -> None:
-        async with started() as engine:
-            began_s, ended_s = now_s(), dict[int, float]()
+@jumping
+async def test_prompts_share_the_rate_and_are_computed_in_turn() -> None:
+    async with started() as engine:
+        began_s, ended_s = now_s(), dict[int, float]()
 
-            async def prefill(number: int) -> None:
-                request = msgspec.structs.replace(
-                    ask(), token_ids=list(range(100 * number, 100 * number + 20))
-                )
-                async with aclosing(engine.prefill(request)) as pinned:
-                    await anext(pinned)
-                    ended_s[number] = now_s() - began_s
+        async def prefill(number: int) -> None:
+            request = msgspec.structs.replace(ask(), token_ids=list(range(100 * number, 100 * number + 20)))
+            async with aclosing(engine.prefill(request)) as pinned:
+                await anext(pinned)
+                ended_s[number] = now_s() - began_s
 
-            running = [asyncio.create_task(prefill(number)) for number in range(8)]
-            await until(lambda: engine.stats().num_running == 8)
-            running[3].cancel()  # its turn is the next one's
-            await asyncio.gather(*running, return_exceptions=True)
-            assert list(ended_s) == [0, 1, 2, 4, 5, 6, 7]
-            assert [round(ended) for ended in ended_s.values()] == [2, 4, 6, 8, 10, 12, 14]
-            await asyncio.sleep(5)  # an idle engine saves nothing up
-            began_s = now_s()
-            await prefill(8)
-            assert round(ended_s[8]) == 2
-
-    run_jumping(main())
+        running = [asyncio.create_task(prefill(number)) for number in range(8)]
+        await until(lambda: engine.stats().num_running == 8)
+        running[3].cancel()  # its turn is the next one's
+        await asyncio.gather(*running, return_exceptions=True)
+        assert list(ended_s) == [0, 1, 2, 4, 5, 6, 7]
+        assert [round(ended) for ended in ended_s.values()] == [2, 4, 6, 8, 10, 12, 14]
+        await asyncio.sleep(5)  # an idle engine saves nothing up
+        began_s = now_s()
+        await prefill(8)
+        assert round(ended_s[8]) == 2
 
 
-def test_an_answer_takes_its_prompt_and_its_steps() -> None:
-    async def main() -> None:
-        async with started() as engine:
-            began_s = now_s()
-            assert len(await answer(engine, ask(20, 5))) == 5
-            assert 2 + 3 <= now_s() - began_s <= 2 + 5
-
-    run_jumping(main())
+@jumping
+async def test_an_answer_takes_its_prompt_and_its_steps() -> None:
+    async with started() as engine:
+        began_s = now_s()
+        assert len(await answer(engine, ask(20, 5))) == 5
+        assert 2 + 3 <= now_s() - began_s <= 2 + 5
 
 
-def test_an_engine_that_hangs_takes_no_handoff_over(tmp_path: Path) -> None:
-    async def main() -> None:
-        hang = tmp_path / "hang"
-        async with started(hang_while=str(hang)) as engine, aclosing(engine.prefill(ask())) as replies:
+@jumping
+async def test_an_engine_that_hangs_takes_no_handoff_over(tmp_path: Path) -> None:
+    hang = tmp_path / "hang"
+    async with started(hang_while=str(hang)) as engine, aclosing(engine.prefill(ask())) as replies:
+        handoff = await anext(replies)
+        assert isinstance(handoff, KvHandoff)
+        hang.touch()
+        async with aclosing(engine.decode(ask(handoff=handoff))) as chunks:
+            first = asyncio.ensure_future(anext(chunks))
+            await asyncio.sleep(5)
+            assert not first.done()
+            assert engine.stats().num_generated_tokens == engine.stats().num_handoffs - 1 == 0
+            hang.unlink()
+            assert (await first).token_ids == (handoff.first_token,)
+
+
+@jumping
+async def test_a_transfer_takes_its_time() -> None:
+    async with started(kv_transfer_ms=3000) as engine, aclosing(engine.prefill(ask())) as replies:
+        handoff = await anext(replies)
+        assert isinstance(handoff, KvHandoff)
+        began_s = now_s()
+        async with aclosing(engine.decode(ask(handoff=handoff))) as chunks:
+            await anext(chunks)
+            assert now_s() - began_s == pytest.approx(3, abs=0.1)
+        assert await anext(replies, None) is None
+
+
+@jumping
+async def test_prefills_first_token_may_be_sent_before_the_kv_moves() -> None:
+    async with started(prefill_sends_first=True) as engine:
+        alone = await answer(engine, ask())
+        async with aclosing(engine.prefill(ask())) as replies:
             handoff = await anext(replies)
             assert isinstance(handoff, KvHandoff)
-            hang.touch()
-            async with aclosing(engine.decode(ask(handoff=handoff))) as chunks:
-                first = asyncio.ensure_future(anext(chunks))
-                await asyncio.sleep(5)
-                assert not first.done()
-                assert engine.stats().num_generated_tokens == engine.stats().num_handoffs - 1 == 0
-                hang.unlink()
-                assert (await first).token_ids == (handoff.first_token,)
-
-    run_jumping(main())
-
-
-def test_a_transfer_takes_its_time() -> None:
-    async def main() -> None:
-        async with started(kv_transfer_ms=3000) as engine, aclosing(engine.prefill(ask())) as replies:
-            handoff = await anext(replies)
-            assert isinstance(handoff, KvHandoff)
-            began_s = now_s()
-            async with aclosing(engine.decode(ask(handoff=handoff))) as chunks:
-                await anext(chunks)
-                assert now_s() - began_s == pytest.approx(3, abs=0.1)
+            assert handoff.first_chunk is not None
+            rest = await answer(engine, after_handoff(ask(), handoff))
             assert await anext(replies, None) is None
-
-    run_jumping(main())
-
-
-def test_prefills_first_token_may_be_sent_before_the_kv_moves() -> None:
-    async def main() -> None:
-        async with started(prefill_sends_first=True) as engine:
-            alone = await answer(engine, ask())
-            async with aclosing(engine.prefill(ask())) as replies:
-                handoff = await anext(replies)
-                assert isinstance(handoff, KvHandoff)
-                assert handoff.first_chunk is not None
-                rest = await answer(engine, after_handoff(ask(), handoff))
-                assert await anext(replies, None) is None
-            told = [handoff.first_chunk, *rest]
-            assert [chunk.token_ids for chunk in told] == [chunk.token_ids for chunk in alone]
-            told_first = [chunk.usage for chunk in (handoff.first_chunk, rest[0])]
-            assert told_first == [Usage(20, 16, 1), Usage(20, 16, 2, 16)]
-            assert rest[-1].usage == Usage(20, 16, len(alone), 16)
-
-    run_jumping(main())
+        told = [handoff.first_chunk, *rest]
+        assert [chunk.token_ids for chunk in told] == [chunk.token_ids for chunk in alone]
+        told_first = [chunk.usage for chunk in (handoff.first_chunk, rest[0])]
+        assert told_first == [Usage(20, 16, 1), Usage(20, 16, 2, 16)]
+        assert rest[-1].usage == Usage(20, 16, len(alone), 16)
 
 
-def test_all_but_the_last_token_of_an_answer_is_cached_when_it_ends() -> None:
-    async def main() -> None:
-        async with started() as engine:
-            await answer(engine, ask(28, 5))
-            assert engine.stats().kv_cached_blocks == 2
-            await answer(engine, ask(28, 4, cache_salt="other"))
-            assert engine.stats().kv_cached_blocks == 3  # its last block lacks a token
-
-    run_jumping(main())
+@jumping
+async def test_all_but_the_last_token_of_an_answer_is_cached_when_it_ends() -> None:
+    async with started() as engine:
+        await answer(engine, ask(28, 5))
+        assert engine.stats().kv_cached_blocks == 2
+        await answer(engine, ask(28, 4, cache_salt="other"))
+        assert engine.stats().kv_cached_blocks == 3  # its last block lacks a token
 
 
-def test_a_pulled_prompt_is_cached() -> None:
-    async def main() -> None:
-        async with started() as prefill, started() as decode, aclosing(prefill.prefill(ask())) as replies:
-            handoff = await anext(replies)
-            assert isinstance(handoff, KvHandoff)
-            async with aclosing(decode.decode(ask(handoff=handoff))) as chunks:
-                await anext(chunks)
-                assert decode.num_lacking_tokens(ask()) == 4
-            assert await anext(replies, None) is None
-
-    run_jumping(main())
+@jumping
+async def test_a_pulled_prompt_is_cached() -> None:
+    async with started() as prefill, started() as decode, aclosing(prefill.prefill(ask())) as replies:
+        handoff = await anext(replies)
+        assert isinstance(handoff, KvHandoff)
+        async with aclosing(decode.decode(ask(handoff=handoff))) as chunks:
+            await anext(chunks)
+            assert decode.num_lacking_tokens(ask()) == 4
+        assert await anext(replies, None) is None
 
 
 def test_an_unpulled_pin_expires() -> None:
@@ -205,7 +189,8 @@ def test_an_unpulled_pin_expires() -> None:
     run_jumping(main())
 
 
-def test_a_pull_takes_no_longer_than_the_pin_or_the_request() -> None:
+@jumping
+async def test_a_pull_takes_no_longer_than_the_pin_or_the_request() -> None:
     class Stuck:
         """A transceiver that never delivers; records its deadline."""
 
@@ -222,45 +207,40 @@ def test_a_pull_takes_no_longer_than_the_pin_or_the_request() -> None:
             self.deadline_s = deadline_s
             raise HandoffFailed("stuck")
 
-    async def main() -> None:
-        wire: Any = Stuck()
-        async with started() as source, aclosing(source.prefill(ask())) as replies:
-            handoff = await anext(replies)
-            assert isinstance(handoff, KvHandoff)
-            engine = MockerEngine(
-                MockerSettings(),
-                model_path=Path("models/demo"),
-                worker_id="d",
-                incarnation="1",
-                transceiver=wire,
-            )
-            await engine.start()
-            for ttl_s, deadline_s in ((3.0, 50.0), (50.0, 4.0)):
-                short = msgspec.structs.replace(handoff, ttl_s=ttl_s)
-                with pytest.raises(HandoffFailed, match="stuck"):
-                    await answer(engine, ask(handoff=short, deadline_s=deadline_s))
-                assert wire.deadline_s == pytest.approx(min(ttl_s, deadline_s))
-            await engine.stop()
-
-    run_jumping(main())
+    wire: Any = Stuck()
+    async with started() as source, aclosing(source.prefill(ask())) as replies:
+        handoff = await anext(replies)
+        assert isinstance(handoff, KvHandoff)
+        engine = MockerEngine(
+            MockerSettings(),
+            model_path=Path("models/demo"),
+            worker_id="d",
+            incarnation="1",
+            transceiver=wire,
+        )
+        await engine.start()
+        for ttl_s, deadline_s in ((3.0, 50.0), (50.0, 4.0)):
+            short = msgspec.structs.replace(handoff, ttl_s=ttl_s)
+            with pytest.raises(HandoffFailed, match="stuck"):
+                await answer(engine, ask(handoff=short, deadline_s=deadline_s))
+            assert wire.deadline_s == pytest.approx(min(ttl_s, deadline_s))
+        await engine.stop()
 
 
-def test_a_deadline_ends_a_request_in_the_queue_in_its_prompt_and_between_its_tokens() -> None:
-    async def main() -> None:
-        async with started(max_batch_size=1) as engine:
+@jumping
+async def test_a_deadline_ends_a_request_in_the_queue_in_its_prompt_and_between_its_tokens() -> None:
+    async with started(max_batch_size=1) as engine:
+        began_s = now_s()
+        for overdue in (ask(1000, deadline_s=3.0), ask(10, 1000, deadline_s=4.5)):
+            with pytest.raises(DeadlineExceeded):
+                await answer(engine, overdue)
+        assert now_s() - began_s == pytest.approx(3 + 5, abs=1)
+        async with aclosing(engine.decode(ask(1, 1000))) as busy:
+            await anext(busy)
             began_s = now_s()
-            for overdue in (ask(1000, deadline_s=3.0), ask(10, 1000, deadline_s=4.5)):
-                with pytest.raises(DeadlineExceeded):
-                    await answer(engine, overdue)
-            assert now_s() - began_s == pytest.approx(3 + 5, abs=1)
-            async with aclosing(engine.decode(ask(1, 1000))) as busy:
-                await anext(busy)
-                began_s = now_s()
-                with pytest.raises(DeadlineExceeded):
-                    await answer(engine, ask(deadline_s=2.0))
-                assert now_s() - began_s == pytest.approx(2)
-
-    run_jumping(main())
+            with pytest.raises(DeadlineExceeded):
+                await answer(engine, ask(deadline_s=2.0))
+            assert now_s() - began_s == pytest.approx(2)
 
 
 def test_a_request_beyond_batch_and_queue_is_overload() -> None:
@@ -284,69 +264,59 @@ def test_a_request_beyond_batch_and_queue_is_overload() -> None:
     run_jumping(main(), limit_s=200)
 
 
-def test_the_context_bounds_prompt_and_answer() -> None:
-    async def main() -> None:
-        async with started(max_seq_len=20) as engine:
-            with pytest.raises(InvalidRequest, match=r"20 tokens.*20"):
-                await answer(engine, ask(20))
-            chunks = await answer(engine, ask(19))
-            assert (len(chunks), chunks[-1].finish_reason) == (1, "length")
-
-    run_jumping(main())
+@jumping
+async def test_the_context_bounds_prompt_and_answer() -> None:
+    async with started(max_seq_len=20) as engine:
+        with pytest.raises(InvalidRequest, match=r"20 tokens.*20"):
+            await answer(engine, ask(20))
+        chunks = await answer(engine, ask(19))
+        assert (len(chunks), chunks[-1].finish_reason) == (1, "length")
 
 
-def test_each_side_of_a_handoff_counts_it_and_what_was_cached() -> None:
-    async def main() -> None:
-        async with started() as prefill, started() as decode:
-            for _ in range(2):
-                async with aclosing(prefill.prefill(ask())) as replies:
-                    handoff = await anext(replies)
-                    assert isinstance(handoff, KvHandoff)
-                    assert (prefill.stats().num_running, prefill.stats().kv_used_blocks) == (1, 1)
-                    await answer(decode, ask(handoff=handoff))
-                    assert await anext(replies, None) is None
-            told = prefill.stats()
-            assert (told.num_handoffs, told.num_prompt_tokens, told.num_cached_tokens) == (2, 24, 16)
-            assert (told.kv_moved_bytes, told.num_generated_tokens) == (80 + 16, 0)
-            told = decode.stats()
-            assert (told.num_handoffs, told.num_prompt_tokens, told.num_cached_tokens) == (2, 0, 0)
-            assert (told.kv_moved_bytes, told.num_generated_tokens) == (80 + 16, 10)
-            assert decode.num_lacking_tokens(ask(16)) == 16, "the last token is always computed"
-
-    run_jumping(main())
+@jumping
+async def test_each_side_of_a_handoff_counts_it_and_what_was_cached() -> None:
+    async with started() as prefill, started() as decode:
+        for _ in range(2):
+            async with aclosing(prefill.prefill(ask())) as replies:
+                handoff = await anext(replies)
+                assert isinstance(handoff, KvHandoff)
+                assert (prefill.stats().num_running, prefill.stats().kv_used_blocks) == (1, 1)
+                await answer(decode, ask(handoff=handoff))
+                assert await anext(replies, None) is None
+        told = prefill.stats()
+        assert (told.num_handoffs, told.num_prompt_tokens, told.num_cached_tokens) == (2, 24, 16)
+        assert (told.kv_moved_bytes, told.num_generated_tokens) == (80 + 16, 0)
+        told = decode.stats()
+        assert (told.num_handoffs, told.num_prompt_tokens, told.num_cached_tokens) == (2, 0, 0)
+        assert (told.kv_moved_bytes, told.num_generated_tokens) == (80 + 16, 10)
+        assert decode.num_lacking_tokens(ask(16)) == 16, "the last token is always computed"
 
 
-def test_of_an_answer_that_is_resumed_no_more_than_its_prompt_was_cached() -> None:
-    async def main() -> None:
-        async with started() as engine:
-            await answer(engine, ask(40, 1))
-            (*_, last) = await answer(engine, ask(40, 33, num_generated=30))
-            assert last.usage == Usage(10, 10, 33, 0)
-
-    run_jumping(main())
+@jumping
+async def test_of_an_answer_that_is_resumed_no_more_than_its_prompt_was_cached() -> None:
+    async with started() as engine:
+        await answer(engine, ask(40, 1))
+        (*_, last) = await answer(engine, ask(40, 33, num_generated=30))
+        assert last.usage == Usage(10, 10, 33, 0)
 
 
-def test_a_short_prompt_has_the_same_answer_when_it_is_resumed_and_another_for_each_choice() -> None:
-    async def main() -> None:
-        async with started() as engine:
-            whole = [chunk.token_ids[0] for chunk in await answer(engine, ask(4, 9))]
-            rest = msgspec.structs.replace(ask(4, 9, num_generated=5), token_ids=[*range(4), *whole[:5]])
-            assert [chunk.token_ids[0] for chunk in await answer(engine, rest)] == whole[5:]
-            second = msgspec.structs.replace(ask(4, 9), sampling=Sampling(max_tokens=9, seed=0, choice=1))
-            assert [chunk.token_ids[0] for chunk in await answer(engine, second)] != whole
-
-    run_jumping(main())
+@jumping
+async def test_a_short_prompt_has_the_same_answer_when_it_is_resumed_and_another_for_each_choice() -> None:
+    async with started() as engine:
+        whole = [chunk.token_ids[0] for chunk in await answer(engine, ask(4, 9))]
+        rest = msgspec.structs.replace(ask(4, 9, num_generated=5), token_ids=[*range(4), *whole[:5]])
+        assert [chunk.token_ids[0] for chunk in await answer(engine, rest)] == whole[5:]
+        second = msgspec.structs.replace(ask(4, 9), sampling=Sampling(max_tokens=9, seed=0, choice=1))
+        assert [chunk.token_ids[0] for chunk in await answer(engine, second)] != whole
 
 
-def test_an_answer_of_one_token_needs_no_handoff() -> None:
-    async def main() -> None:
-        async with started() as engine:
-            (reply,) = [reply async for reply in engine.prefill(ask(20, 1))]
-            assert isinstance(reply, TokenChunk)
-            assert reply.finish_reason == "length"
-            assert engine.stats().num_handoffs == 0
-
-    run_jumping(main())
+@jumping
+async def test_an_answer_of_one_token_needs_no_handoff() -> None:
+    async with started() as engine:
+        (reply,) = [reply async for reply in engine.prefill(ask(20, 1))]
+        assert isinstance(reply, TokenChunk)
+        assert reply.finish_reason == "length"
+        assert engine.stats().num_handoffs == 0
 
 
 def test_all_answers_share_the_steps_and_one_that_ends_leaves_the_others() -> None:
@@ -365,14 +335,12 @@ def test_all_answers_share_the_steps_and_one_that_ends_leaves_the_others() -> No
     run_jumping(main(), limit_s=200)
 
 
-def test_steps_take_up_to_the_jitter_longer() -> None:
-    async def main() -> None:
-        async with started(jitter_ms=500) as engine:
-            began_s = now_s()
-            await answer(engine, ask(20, 9))
-            assert 2 + 8 + 0.5 < now_s() - began_s < 2 + 8 + 8 * 0.5
-
-    run_jumping(main())
+@jumping
+async def test_steps_take_up_to_the_jitter_longer() -> None:
+    async with started(jitter_ms=500) as engine:
+        began_s = now_s()
+        await answer(engine, ask(20, 9))
+        assert 2 + 8 + 0.5 < now_s() - began_s < 2 + 8 + 8 * 0.5
 
 
 def test_a_hanging_engine_keeps_deadlines_and_stops(tmp_path: Path) -> None:
@@ -410,35 +378,30 @@ FINAL = "<|channel|>final<|message|>Done.<|return|>"
 
 
 @pytest.mark.parametrize(("num_more", "finish_reason"), [(1, "stop"), (0, "stop"), (-1, "length")])
-def test_a_scripted_answer_stops_at_its_end_and_at_the_limit(
+@jumping
+async def test_a_scripted_answer_stops_at_its_end_and_at_the_limit(
     tmp_path: Path, num_more: int, finish_reason: str
 ) -> None:
     (tmp_path / "script.yaml").write_text(f"- answers: ['{FINAL}']")
     vocabulary, _, _ = read_vocabulary(Path("models/demo/tokenizer.json"))
     script = vocabulary.encode(FINAL)
     call = MessageForm(headers=("<|channel|>commentary<|message|>",), end="<|call|>")
-
-    async def main() -> None:
-        async with started(script=str(tmp_path / "script.yaml")) as engine:
-            asked = ask(20, len(script) + num_more, guided=Guided(last=(call,)))
-            chunks = await answer(engine, asked)
-            assert tuple(chunk.token_ids[0] for chunk in chunks) == script[: len(script) + num_more]
-            assert chunks[-1].finish_reason == finish_reason
-
-    run_jumping(main())
+    async with started(script=str(tmp_path / "script.yaml")) as engine:
+        asked = ask(20, len(script) + num_more, guided=Guided(last=(call,)))
+        chunks = await answer(engine, asked)
+        assert tuple(chunk.token_ids[0] for chunk in chunks) == script[: len(script) + num_more]
+        assert chunks[-1].finish_reason == finish_reason
 
 
 @pytest.mark.parametrize("state", [b"", b"\x01not ours", b"\x92\x94\xa1\xff"])
-def test_a_handoff_that_cannot_be_read_fails(state: bytes) -> None:
-    async def main() -> None:
-        async with started() as engine, aclosing(engine.prefill(ask())) as replies:
-            handoff = await anext(replies)
-            assert isinstance(handoff, KvHandoff)
-            broken = msgspec.structs.replace(handoff, engine_state=state)
-            with pytest.raises(HandoffFailed, match="not written by a mocker"):
-                await answer(engine, ask(handoff=broken))
-
-    run_jumping(main())
+@jumping
+async def test_a_handoff_that_cannot_be_read_fails(state: bytes) -> None:
+    async with started() as engine, aclosing(engine.prefill(ask())) as replies:
+        handoff = await anext(replies)
+        assert isinstance(handoff, KvHandoff)
+        broken = msgspec.structs.replace(handoff, engine_state=state)
+        with pytest.raises(HandoffFailed, match="not written by a mocker"):
+            await answer(engine, ask(handoff=broken))
 
 
 OTHER = msgspec.structs.replace(ask(20), token_ids=list(range(1, 21)))
@@ -447,56 +410,47 @@ OTHER = msgspec.structs.replace(ask(20), token_ids=list(range(1, 21)))
 @pytest.mark.parametrize(
     "wrong", [ask(21), ask(20, num_generated=1), OTHER], ids=["longer", "resumed", "other"]
 )
-def test_a_handoff_is_taken_for_its_own_prompt_only(wrong: GenerateRequest) -> None:
-    async def main() -> None:
-        async with started() as engine, aclosing(engine.prefill(ask(20))) as replies:
-            handoff = await anext(replies)
-            assert isinstance(handoff, KvHandoff)
-            with pytest.raises(HandoffFailed, match="another prompt"):
-                await answer(engine, msgspec.structs.replace(wrong, handoff=handoff))
-
-    run_jumping(main())
+@jumping
+async def test_a_handoff_is_taken_for_its_own_prompt_only(wrong: GenerateRequest) -> None:
+    async with started() as engine, aclosing(engine.prefill(ask(20))) as replies:
+        handoff = await anext(replies)
+        assert isinstance(handoff, KvHandoff)
+        with pytest.raises(HandoffFailed, match="another prompt"):
+            await answer(engine, msgspec.structs.replace(wrong, handoff=handoff))
 
 
-def test_a_form_that_its_answers_do_not_happen_to_have_is_refused_by_its_field() -> None:
+@jumping
+async def test_a_form_that_its_answers_do_not_happen_to_have_is_refused_by_its_field() -> None:
     call = MessageForm(headers=("<|channel|>commentary<|message|>",), end="<|call|>", param="tool_choice")
     final = MessageForm(headers=("<|channel|>final<|message|>",), end="<|return|>")
     schema = msgspec.structs.replace(final, grammar="{}", syntax="json_schema", param="response_format")
-
-    async def main() -> None:
-        async with started() as engine:
-            with pytest.raises(InvalidRequest, match="`tool_choice` cannot be enforced"):
-                await answer(engine, ask(guided=Guided(last=(call,))))
-            with pytest.raises(InvalidRequest, match="`response_format` cannot be enforced"):
-                await answer(engine, ask(guided=Guided(last=(schema,))))
-            assert len(await answer(engine, ask(guided=Guided(last=(call, final))))) == 5
-            scored = msgspec.structs.replace(
-                ask(), sampling=Sampling(max_tokens=1, seed=0, prompt_logprobs=0)
-            )
-            with pytest.raises(InvalidRequest, match="no log probabilities of the prompt"):
-                await answer(engine, scored)
-
-    run_jumping(main())
+    async with started() as engine:
+        with pytest.raises(InvalidRequest, match="`tool_choice` cannot be enforced"):
+            await answer(engine, ask(guided=Guided(last=(call,))))
+        with pytest.raises(InvalidRequest, match="`response_format` cannot be enforced"):
+            await answer(engine, ask(guided=Guided(last=(schema,))))
+        assert len(await answer(engine, ask(guided=Guided(last=(call, final))))) == 5
+        scored = msgspec.structs.replace(ask(), sampling=Sampling(max_tokens=1, seed=0, prompt_logprobs=0))
+        with pytest.raises(InvalidRequest, match="no log probabilities of the prompt"):
+            await answer(engine, scored)
 
 
-def test_stopping_ends_what_runs_and_nothing_begins_after_it() -> None:
-    async def main() -> None:
-        engine = new_engine()
-        with pytest.raises(NotReady):
-            await answer(engine, ask())
-        await engine.start()
-        running = asyncio.create_task(answer(engine, ask(1, 1000)))
-        await until(lambda: engine.stats().num_generated_tokens > 2)
-        began_s = now_s()
-        await engine.stop()
-        with pytest.raises(WorkerLost):
-            await running
-        assert now_s() - began_s < 0.5
-        with pytest.raises(NotReady):
-            await answer(engine, ask())
-        assert engine.stats().num_running == 0
-
-    run_jumping(main())
+@jumping
+async def test_stopping_ends_what_runs_and_nothing_begins_after_it() -> None:
+    engine = new_engine()
+    with pytest.raises(NotReady):
+        await answer(engine, ask())
+    await engine.start()
+    running = asyncio.create_task(answer(engine, ask(1, 1000)))
+    await until(lambda: engine.stats().num_generated_tokens > 2)
+    began_s = now_s()
+    await engine.stop()
+    with pytest.raises(WorkerLost):
+        await running
+    assert now_s() - began_s < 0.5
+    with pytest.raises(NotReady):
+        await answer(engine, ask())
+    assert engine.stats().num_running == 0
 
 
 def changed(name: str, value: int) -> dict[str, Any]:
@@ -524,16 +478,13 @@ def test_an_engine_that_has_done_nothing_has_figures_of_zero() -> None:
     assert new_engine().stats() == WorkerStats()
 
 
-def test_prompts_are_logged_where_they_are_run(tmp_path: Path) -> None:
+@jumping
+async def test_prompts_are_logged_where_they_are_run(tmp_path: Path) -> None:
     log = tmp_path / "prompts.jsonl"
-
-    async def main() -> None:
-        async with started(prompt_log=str(log)) as engine:
-            async with aclosing(engine.prefill(ask(3))) as replies:
-                handoff = await anext(replies)
-                assert isinstance(handoff, KvHandoff)
-                await answer(engine, ask(3, handoff=handoff))
-            await answer(engine, ask(4, num_generated=2))
-
-    run_jumping(main())
+    async with started(prompt_log=str(log)) as engine:
+        async with aclosing(engine.prefill(ask(3))) as replies:
+            handoff = await anext(replies)
+            assert isinstance(handoff, KvHandoff)
+            await answer(engine, ask(3, handoff=handoff))
+        await answer(engine, ask(4, num_generated=2))
     assert log.read_text() == "[0,1,2]\n[0,1]\n"

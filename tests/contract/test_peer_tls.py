@@ -22,7 +22,7 @@ from baton.tcp import TcpTransport
 from baton.telemetry import unauthenticated
 from baton.tls import CredentialError
 from tests.certificates import Authority
-from tests.clock import run_jumping
+from tests.clock import jumping
 from tests.planes import Endless, a_request, count_up, tokens
 from tests.waiting import PATIENCE_S, until
 
@@ -185,31 +185,30 @@ async def test_a_plain_stranger_is_disconnected_and_counted(
         assert "it does not speak TLS" in log.text
 
 
-def test_a_handshake_ends_after_ten_seconds_and_holds_up_no_end(ours: Authority) -> None:
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        tls = ours.peer()
-        async with serving(tls) as address:
-            host, port = "127.0.0.1", int(address.split(":")[2].partition("/")[0])
-            reader, writer = await asyncio.open_connection(host, port)
-            began_s = loop.time()
-            assert await reader.read() == b""
-            assert loop.time() - began_s == pytest.approx(10, abs=0.5)
-            writer.close()
-            reader, writer = await asyncio.open_connection(host, port)
-            caller = TcpTransport(tls=tls)
-            assert await tokens(caller.call(address, a_request(2))) == [0, 1]
-            await caller.close()
-            began_s = loop.time()
+@jumping
+async def test_a_handshake_ends_after_ten_seconds_and_holds_up_no_end(ours: Authority) -> None:
+    loop = asyncio.get_running_loop()
+    tls = ours.peer()
+    async with serving(tls) as address:
+        host, port = "127.0.0.1", int(address.split(":")[2].partition("/")[0])
+        reader, writer = await asyncio.open_connection(host, port)
+        began_s = loop.time()
         assert await reader.read() == b""
-        assert loop.time() - began_s < 5
+        assert loop.time() - began_s == pytest.approx(10, abs=0.5)
         writer.close()
-
-    run_jumping(main())
+        reader, writer = await asyncio.open_connection(host, port)
+        caller = TcpTransport(tls=tls)
+        assert await tokens(caller.call(address, a_request(2))) == [0, 1]
+        await caller.close()
+        began_s = loop.time()
+    assert await reader.read() == b""
+    assert loop.time() - began_s < 5
+    writer.close()
 
 
 @pytest.mark.parametrize("says", [b"", b"SSH-2.0-OpenSSH_9.2\r\n"])
-def test_a_worker_that_does_not_shake_hands_is_lost_within_the_liveness_limit(
+@jumping
+async def test_a_worker_that_does_not_shake_hands_is_lost_within_the_liveness_limit(
     ours: Authority, says: bytes
 ) -> None:
     heard = bytearray()
@@ -221,21 +220,18 @@ def test_a_worker_that_does_not_shake_hands_is_lost_within_the_liveness_limit(
                 heard.extend(data)
         writer.close()
 
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        server = await asyncio.start_server(greet, "127.0.0.1", 0)
-        caller = TcpTransport(tls=ours.peer())
-        began_s = loop.time()
-        address = f"tls://127.0.0.1:{server.sockets[0].getsockname()[1]}/w.secret"
-        with pytest.raises(WorkerLost, match="does not speak TLS" if says else "does not respond"):
-            await tokens(caller.call(address, a_request()))
-        assert loop.time() - began_s < 3
-        await caller.close()
-        server.close()
-        await until(lambda: heard)
-        assert b"secret" not in heard
-
-    run_jumping(main())
+    loop = asyncio.get_running_loop()
+    server = await asyncio.start_server(greet, "127.0.0.1", 0)
+    caller = TcpTransport(tls=ours.peer())
+    began_s = loop.time()
+    address = f"tls://127.0.0.1:{server.sockets[0].getsockname()[1]}/w.secret"
+    with pytest.raises(WorkerLost, match="does not speak TLS" if says else "does not respond"):
+        await tokens(caller.call(address, a_request()))
+    assert loop.time() - began_s < 3
+    await caller.close()
+    server.close()
+    await until(lambda: heard)
+    assert b"secret" not in heard
 
 
 async def test_renewed_certificates_are_for_new_connections(

@@ -16,7 +16,7 @@ from frontend.processes import siblings
 from frontend.processes.siblings import SCRAPE_TIMEOUT_S, SILENCE_S, Shared, Siblings
 from frontend.responses.runs import Runs
 from frontend.turn.thoughts import Kept, Thoughts, WrittenTurn
-from tests.clock import run_jumping
+from tests.clock import jumping, run_jumping
 from tests.waiting import until
 
 MESSAGE = WrittenMessage(kind="text", text="Hello", token_ids=array("I", [200_005, 17]), is_first=True)
@@ -33,22 +33,21 @@ async def process(folder: Path, index: int) -> AsyncIterator[tuple[Siblings, Tho
         yield own, thoughts, metrics
 
 
-def test_entries_arrive_in_order_and_whole(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with process(tmp_path, 0) as (_, own, _), process(tmp_path, 1) as (_, other, _):
-            for number in range(3):
-                own.keep("key", ["call_1", f"call_{number}"], f"thought {number}")
-            own.keep_turn("key", [], TURN)
-            await until(lambda: other.num_bytes == own.num_bytes)
-            assert other.recall("key", "call_1") == "thought 2"
-            (told,) = other.completed("key", [AssistantTurn(text="Hello")])
-            assert isinstance(told, AssistantTurn)
-            assert told.written == (MESSAGE,)
-
-    run_jumping(scenario())
+@jumping
+async def test_entries_arrive_in_order_and_whole(tmp_path: Path) -> None:
+    async with process(tmp_path, 0) as (_, own, _), process(tmp_path, 1) as (_, other, _):
+        for number in range(3):
+            own.keep("key", ["call_1", f"call_{number}"], f"thought {number}")
+        own.keep_turn("key", [], TURN)
+        await until(lambda: other.num_bytes == own.num_bytes)
+        assert other.recall("key", "call_1") == "thought 2"
+        (told,) = other.completed("key", [AssistantTurn(text="Hello")])
+        assert isinstance(told, AssistantTurn)
+        assert told.written == (MESSAGE,)
 
 
-def test_what_a_key_uses_counts_in_every_process(tmp_path: Path) -> None:
+@jumping
+async def test_what_a_key_uses_counts_in_every_process(tmp_path: Path) -> None:
     limits = KeyLimits(requests_per_minute=3)
 
     @asynccontextmanager
@@ -63,42 +62,37 @@ def test_what_a_key_uses_counts_in_every_process(tmp_path: Path) -> None:
         assert quota is not None
         return (b"x-ratelimit-remaining-requests", b"0") in quota.headers()
 
-    async def scenario() -> None:
-        async with counting(0) as first, counting(1) as second, counting(2) as third:
-            for quotas in (first, first, second):
-                quota = quotas.of("alice", limits)
-                assert quota is not None
-                quota.admit()
-            for quotas in (first, second, third):
-                await until(lambda quotas=quotas: is_used_up(quotas))  # type: ignore[misc]  # bound now
-            other = third.of("bob", limits)
-            assert other is not None
-            other.admit()
-            last = third.of("alice", limits)
-            assert last is not None
-            with pytest.raises(RateLimited):
-                last.admit()
-
-    run_jumping(scenario())
+    async with counting(0) as first, counting(1) as second, counting(2) as third:
+        for quotas in (first, first, second):
+            quota = quotas.of("alice", limits)
+            assert quota is not None
+            quota.admit()
+        for quotas in (first, second, third):
+            await until(lambda quotas=quotas: is_used_up(quotas))  # type: ignore[misc]  # bound now
+        other = third.of("bob", limits)
+        assert other is not None
+        other.admit()
+        last = third.of("alice", limits)
+        assert last is not None
+        with pytest.raises(RateLimited):
+            last.admit()
 
 
-def test_metrics_are_added(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with process(tmp_path, 0) as (first, _, mine), process(tmp_path, 1) as (_, _, other):
-            for metrics, num_tokens in ((mine, 5), (other, 7)):
-                tally = metrics.begin("/v1/x")
-                tally.model, tally.num_prompt_tokens = "m", num_tokens
-                metrics.end(tally)
-            other.begin("/v1/x")
-            page = mine.page([], await first.metrics()).decode()
-            assert 'baton_prompt_tokens_total{model="m"} 12.0' in page
-            assert 'baton_running_requests{route="/v1/x"} 1.0' in page
-            assert 'baton_requests_total{model="m",route="/v1/x",status="200"} 2.0' in page
-            assert 'baton_request_duration_seconds_bucket{le="600.0",model="m",route="/v1/x"} 2.0' in page
-            (line,) = [line for line in page.splitlines() if "prompt_tokens_created{" in line]
-            assert float(line.split()[1]) == created(mine)
-
-    run_jumping(scenario())
+@jumping
+async def test_metrics_are_added(tmp_path: Path) -> None:
+    async with process(tmp_path, 0) as (first, _, mine), process(tmp_path, 1) as (_, _, other):
+        for metrics, num_tokens in ((mine, 5), (other, 7)):
+            tally = metrics.begin("/v1/x")
+            tally.model, tally.num_prompt_tokens = "m", num_tokens
+            metrics.end(tally)
+        other.begin("/v1/x")
+        page = mine.page([], await first.metrics()).decode()
+        assert 'baton_prompt_tokens_total{model="m"} 12.0' in page
+        assert 'baton_running_requests{route="/v1/x"} 1.0' in page
+        assert 'baton_requests_total{model="m",route="/v1/x",status="200"} 2.0' in page
+        assert 'baton_request_duration_seconds_bucket{le="600.0",model="m",route="/v1/x"} 2.0' in page
+        (line,) = [line for line in page.splitlines() if "prompt_tokens_created{" in line]
+        assert float(line.split()[1]) == created(mine)
 
 
 def created(metrics: Metrics) -> float | None:
@@ -106,30 +100,27 @@ def created(metrics: Metrics) -> float | None:
     return metrics.registry.get_sample_value("baton_prompt_tokens_created", {"model": "m"})
 
 
-def test_a_process_that_is_missing_or_hangs_is_left_out(
+@jumping
+async def test_a_process_that_is_missing_or_hangs_is_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(siblings, "MAX_UNTOLD", 10)
     assert (SCRAPE_TIMEOUT_S, SILENCE_S) == (1.0, 10.0)
-
-    async def scenario() -> None:
-        loop = asyncio.get_running_loop()
-        async with process(tmp_path, 0) as (first, own, _):
-            first.share(ENTRY)
+    loop = asyncio.get_running_loop()
+    async with process(tmp_path, 0) as (first, own, _):
+        first.share(ENTRY)
+        assert await first.metrics() == []
+        with socket.socket(socket.AF_UNIX) as frozen:
+            frozen.bind(f"\0{tmp_path}/1")
+            frozen.listen()
+            began_s = loop.time()
             assert await first.metrics() == []
-            with socket.socket(socket.AF_UNIX) as frozen:
-                frozen.bind(f"\0{tmp_path}/1")
-                frozen.listen()
-                began_s = loop.time()
-                assert await first.metrics() == []
-                assert loop.time() - began_s == pytest.approx(SCRAPE_TIMEOUT_S, abs=0.2)
-                for number in range(1000):
-                    own.keep("key", [f"call_{number}"], "x" * 1000)
-                assert len(first._telling) <= 10  # noqa: SLF001  nothing else shows what waits
-                await until(lambda: not first._telling)  # noqa: SLF001
-                assert loop.time() - began_s < 2 * SILENCE_S
-
-    run_jumping(scenario())
+            assert loop.time() - began_s == pytest.approx(SCRAPE_TIMEOUT_S, abs=0.2)
+            for number in range(1000):
+                own.keep("key", [f"call_{number}"], "x" * 1000)
+            assert len(first._telling) <= 10  # noqa: SLF001  nothing else shows what waits
+            await until(lambda: not first._telling)  # noqa: SLF001
+            assert loop.time() - began_s < 2 * SILENCE_S
 
 
 def test_entries_reach_a_process_that_starts_later_and_the_one_that_replaces_it(

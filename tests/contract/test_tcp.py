@@ -12,7 +12,7 @@ from baton import frames
 from baton.errors import WorkerLost
 from baton.messages import Reply, Request, TokenChunk
 from baton.tcp import TcpTransport
-from tests.clock import run_jumping
+from tests.clock import jumping
 from tests.planes import Endless, a_request, count_up, tokens
 
 
@@ -42,15 +42,13 @@ def deaf_port() -> Iterator[int]:
         yield server.getsockname()[1]
 
 
-def test_a_worker_that_takes_no_connection_is_lost_within_the_liveness_limit() -> None:
-    async def main() -> None:
-        with deaf_port() as port:
-            async with transports(1) as (caller,):
-                with pytest.raises(WorkerLost, match="does not respond"):
-                    await tokens(caller.call(f"tcp://127.0.0.1:{port}/w", a_request()))
-                assert now_s() == pytest.approx(2, abs=0.2)
-
-    run_jumping(main())
+@jumping
+async def test_a_worker_that_takes_no_connection_is_lost_within_the_liveness_limit() -> None:
+    with deaf_port() as port:
+        async with transports(1) as (caller,):
+            with pytest.raises(WorkerLost, match="does not respond"):
+                await tokens(caller.call(f"tcp://127.0.0.1:{port}/w", a_request()))
+            assert now_s() == pytest.approx(2, abs=0.2)
 
 
 def has_ipv6() -> bool:
@@ -71,61 +69,56 @@ async def test_a_worker_may_have_an_ipv6_address() -> None:
         await worker.close()
 
 
-def test_closing_does_not_wait_for_a_connection_that_is_being_made() -> None:
-    async def main() -> None:
-        with deaf_port() as port:
-            async with transports(1) as (caller,):
-                calling = asyncio.create_task(tokens(caller.call(f"tcp://127.0.0.1:{port}/w", a_request())))
-                await asyncio.sleep(1)
-                await caller.close()
-                with pytest.raises(WorkerLost):
-                    await calling
-                assert now_s() == pytest.approx(1, abs=0.2)
-
-    run_jumping(main())
+@jumping
+async def test_closing_does_not_wait_for_a_connection_that_is_being_made() -> None:
+    with deaf_port() as port:
+        async with transports(1) as (caller,):
+            calling = asyncio.create_task(tokens(caller.call(f"tcp://127.0.0.1:{port}/w", a_request())))
+            await asyncio.sleep(1)
+            await caller.close()
+            with pytest.raises(WorkerLost):
+                await calling
+            assert now_s() == pytest.approx(1, abs=0.2)
 
 
-def test_a_connection_is_kept_between_calls_and_closed_after_an_idle_minute() -> None:
-    async def main() -> None:
-        async with transports() as (caller, worker), worker.serve("w", count_up) as address:
-            for _ in range(2):
-                assert await tokens(caller.call(address, a_request(2))) == [0, 1]
-                (link,) = caller._links.values()  # noqa: SLF001  no public method tells
-                await asyncio.sleep(55)
-                assert list(caller._links.values()) == [link]  # noqa: SLF001  as above
-            await asyncio.sleep(7)
-            assert link.lost == "idle"
-            assert not caller._links  # noqa: SLF001  as above
-            assert not caller._sockets  # noqa: SLF001  as above
-
-    run_jumping(main())
+@jumping
+async def test_a_connection_is_kept_between_calls_and_closed_after_an_idle_minute() -> None:
+    async with transports() as (caller, worker), worker.serve("w", count_up) as address:
+        for _ in range(2):
+            assert await tokens(caller.call(address, a_request(2))) == [0, 1]
+            (link,) = caller._links.values()  # noqa: SLF001  no public method tells
+            await asyncio.sleep(55)
+            assert list(caller._links.values()) == [link]  # noqa: SLF001  as above
+        await asyncio.sleep(7)
+        assert link.lost == "idle"
+        assert not caller._links  # noqa: SLF001  as above
+        assert not caller._sockets  # noqa: SLF001  as above
 
 
-def test_a_peer_that_does_not_read_is_hung_up_on_after_a_second() -> None:
+@jumping
+async def test_a_peer_that_does_not_read_is_hung_up_on_after_a_second() -> None:
     async def flood(_: Request) -> AsyncGenerator[Reply, None]:
         while True:
             yield TokenChunk(token_ids=(1,) * 100_000)
             await asyncio.sleep(0)  # let other tasks run
 
-    async def main() -> None:
-        async with transports(1) as (worker,):
-            async with worker.serve("w", flood) as address:
-                place, _, name = address.removeprefix("tcp://").partition("/")
-                host, _, port = place.partition(":")
-                peer = socket.create_connection((host, int(port)))
-                hello = frames.Hello(frames.VERSION, name)
-                opens = [frames.Open(number, a_request()) for number in range(20)]
-                for number, parts in enumerate(([hello], opens)):
-                    peer.sendall(frames.with_length(msgspec.msgpack.encode((number, parts))))
-                await asyncio.sleep(5)
-                began_s = now_s()
-            assert now_s() - began_s == pytest.approx(1, abs=0.2)
-            peer.close()
-
-    run_jumping(main())
+    async with transports(1) as (worker,):
+        async with worker.serve("w", flood) as address:
+            place, _, name = address.removeprefix("tcp://").partition("/")
+            host, _, port = place.partition(":")
+            peer = socket.create_connection((host, int(port)))
+            hello = frames.Hello(frames.VERSION, name)
+            opens = [frames.Open(number, a_request()) for number in range(20)]
+            for number, parts in enumerate(([hello], opens)):
+                peer.sendall(frames.with_length(msgspec.msgpack.encode((number, parts))))
+            await asyncio.sleep(5)
+            began_s = now_s()
+        assert now_s() - began_s == pytest.approx(1, abs=0.2)
+        peer.close()
 
 
-def test_transports_that_are_closed_leave_no_task_and_no_timer_behind() -> None:
+@jumping
+async def test_transports_that_are_closed_leave_no_task_and_no_timer_behind() -> None:
     async def work() -> None:
         endless = Endless()
         async with transports() as (caller, worker), worker.serve("w", endless.answer) as address:
@@ -134,15 +127,12 @@ def test_transports_that_are_closed_leave_no_task_and_no_timer_behind() -> None:
             await running.aclose()
             await endless.closed.wait()
 
-    async def main() -> None:
-        alone = asyncio.all_tasks()
-        timers = num_timers()
-        await work()
-        await asyncio.sleep(0.1)  # poll: sockets do not notify when they close
-        assert asyncio.all_tasks() == alone
-        assert num_timers() == timers
-
-    run_jumping(main())
+    alone = asyncio.all_tasks()
+    timers = num_timers()
+    await work()
+    await asyncio.sleep(0.1)  # poll: sockets do not notify when they close
+    assert asyncio.all_tasks() == alone
+    assert num_timers() == timers
 
 
 def num_timers() -> int:
@@ -150,68 +140,60 @@ def num_timers() -> int:
     return sum(not timer.cancelled() for timer in loop._scheduled)  # type: ignore[attr-defined]  # noqa: SLF001  nothing public tells
 
 
-def test_a_generator_goes_on_when_its_peer_reads_again() -> None:
-    async def main() -> None:
-        num_made = 0
+@jumping
+async def test_a_generator_goes_on_when_its_peer_reads_again() -> None:
+    num_made = 0
 
-        async def flood(_: Request) -> AsyncGenerator[Reply, None]:
-            nonlocal num_made
+    async def flood(_: Request) -> AsyncGenerator[Reply, None]:
+        nonlocal num_made
+        while num_made < 150:
+            num_made += 1
+            yield TokenChunk(token_ids=(1,) * 100_000)
+            await asyncio.sleep(0)  # let other tasks run
+
+    async with transports(1) as (worker,), worker.serve("w", flood) as address:
+        place, _, name = address.removeprefix("tcp://").partition("/")
+        host, _, port = place.partition(":")
+        with socket.create_connection((host, int(port))) as peer:
+            hello = frames.Hello(frames.VERSION, name)
+            first = msgspec.msgpack.encode((0, [hello, frames.Open(1, a_request())]))
+            peer.sendall(frames.with_length(first))
+            await asyncio.sleep(5)
+            assert num_made < 150
+            peer.setblocking(False)
+            loop = asyncio.get_running_loop()
             while num_made < 150:
-                num_made += 1
-                yield TokenChunk(token_ids=(1,) * 100_000)
-                await asyncio.sleep(0)  # let other tasks run
-
-        async with transports(1) as (worker,), worker.serve("w", flood) as address:
-            place, _, name = address.removeprefix("tcp://").partition("/")
-            host, _, port = place.partition(":")
-            with socket.create_connection((host, int(port))) as peer:
-                hello = frames.Hello(frames.VERSION, name)
-                first = msgspec.msgpack.encode((0, [hello, frames.Open(1, a_request())]))
-                peer.sendall(frames.with_length(first))
-                await asyncio.sleep(5)
-                assert num_made < 150
-                peer.setblocking(False)
-                loop = asyncio.get_running_loop()
-                while num_made < 150:
-                    assert await loop.sock_recv(peer, 1 << 20)
-
-    run_jumping(main())
+                assert await loop.sock_recv(peer, 1 << 20)
 
 
-def test_a_call_that_waits_for_a_worker_that_does_not_read_ends_with_the_transport() -> None:
-    async def main() -> None:
-        with socket.create_server(("127.0.0.1", 0)) as deaf:
-            async with transports(1) as (caller,):
-                address = f"tcp://127.0.0.1:{deaf.getsockname()[1]}/w"
-                large = a_request(token_ids=[200_000] * 1_500_000)
-                calls = [asyncio.create_task(tokens(caller.call(address, large)))]
-                await asyncio.sleep(1)
-                (link,) = caller._links.values()  # noqa: SLF001  no public method tells
-                assert not link.writable.is_set()
-                calls.append(asyncio.create_task(tokens(caller.call(address, a_request()))))
-                await asyncio.sleep(1)
-                await caller.close()
-                failures = await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 5)
-                assert [isinstance(failure, WorkerLost) for failure in failures] == [True, True]
-
-    run_jumping(main())
+@jumping
+async def test_a_call_that_waits_for_a_worker_that_does_not_read_ends_with_the_transport() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as deaf:
+        async with transports(1) as (caller,):
+            address = f"tcp://127.0.0.1:{deaf.getsockname()[1]}/w"
+            large = a_request(token_ids=[200_000] * 1_500_000)
+            calls = [asyncio.create_task(tokens(caller.call(address, large)))]
+            await asyncio.sleep(1)
+            (link,) = caller._links.values()  # noqa: SLF001  no public method tells
+            assert not link.writable.is_set()
+            calls.append(asyncio.create_task(tokens(caller.call(address, a_request()))))
+            await asyncio.sleep(1)
+            await caller.close()
+            failures = await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 5)
+            assert [isinstance(failure, WorkerLost) for failure in failures] == [True, True]
 
 
-def test_an_address_of_another_scheme_is_not_called() -> None:
-    async def main() -> None:
-        async with transports() as (caller, worker), worker.serve("w", count_up) as address:
-            with pytest.raises(WorkerLost, match="is not a TCP worker address"):
-                await tokens(caller.call(address.replace("tcp", "http"), a_request()))
-
-    run_jumping(main())
+@jumping
+async def test_an_address_of_another_scheme_is_not_called() -> None:
+    async with transports() as (caller, worker), worker.serve("w", count_up) as address:
+        with pytest.raises(WorkerLost, match="is not a TCP worker address"):
+            await tokens(caller.call(address.replace("tcp", "http"), a_request()))
 
 
-def test_addresses_are_new_each_time() -> None:
-    async def main() -> None:
-        names = set()
-        for _ in range(5):
-            async with transports(1) as (worker,), worker.serve("w", count_up) as address:
-                names.add(address.rpartition("/")[2])
-        assert len(names) == 5
-
-    run_jumping(main())
+@jumping
+async def test_addresses_are_new_each_time() -> None:
+    names = set()
+    for _ in range(5):
+        async with transports(1) as (worker,), worker.serve("w", count_up) as address:
+            names.add(address.rpartition("/")[2])
+    assert len(names) == 5

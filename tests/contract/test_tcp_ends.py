@@ -17,7 +17,7 @@ from baton.messages import Reply, Request, TokenChunk
 from baton.peer_tls import PeerDistrusted
 from baton.tcp import TcpTransport
 from baton.telemetry import unauthenticated
-from tests.clock import run_jumping
+from tests.clock import jumping
 from tests.contract.test_tcp import deaf_port, now_s, transports
 from tests.contract.test_tcp_admission import NUM_ADMITTED, few_descriptors, raw_connection
 from tests.planes import a_request, count_up, tokens
@@ -29,18 +29,14 @@ def hello(address: str) -> bytes:
     return frames.with_length(msgspec.msgpack.encode((0, [frames.Hello(frames.VERSION, name)])))
 
 
-def test_a_worker_that_takes_no_connection_is_lost_after_three_seconds_however_long_it_may_be_silent() -> (
-    None
-):
-    async def main() -> None:
-        with deaf_port() as port:
-            caller = TcpTransport(liveness_s=60)
-            with pytest.raises(WorkerLost, match=r"did not accept the connection within 3\.0 s"):
-                await tokens(caller.call(f"tcp://127.0.0.1:{port}/w", a_request()))
-            assert now_s() == pytest.approx(3, abs=0.3)
-            await caller.close()
-
-    run_jumping(main())
+@jumping
+async def test_a_worker_that_takes_no_connection_is_lost_after_three_seconds() -> None:
+    with deaf_port() as port:
+        caller = TcpTransport(liveness_s=60)
+        with pytest.raises(WorkerLost, match=r"did not accept the connection within 3\.0 s"):
+            await tokens(caller.call(f"tcp://127.0.0.1:{port}/w", a_request()))
+        assert now_s() == pytest.approx(3, abs=0.3)
+        await caller.close()
 
 
 async def test_a_worker_that_stops_takes_no_new_connection() -> None:

@@ -8,7 +8,7 @@ import pytest
 from baton.errors import Overloaded
 from frontend.metrics import Metrics
 from frontend.routing.admission import MAX_WAIT_S, Admission, Capacity
-from tests.clock import run_jumping
+from tests.clock import jumping, run_jumping
 from tests.scripted_workers import request
 
 
@@ -57,166 +57,146 @@ async def turn() -> None:
     await asyncio.sleep(0.001)
 
 
-def test_while_there_is_room_nothing_waits() -> None:
-    async def main() -> None:
-        load = Load(num_running=3)
-        await asyncio.gather(*load.several("a", 3))
-        assert [at_s for _, at_s in load.started] == [0, 0, 0]
-        assert load.metric("baton_queue_seconds_count") == 0
-
-    run_jumping(main())
+@jumping
+async def test_while_there_is_room_nothing_waits() -> None:
+    load = Load(num_running=3)
+    await asyncio.gather(*load.several("a", 3))
+    assert [at_s for _, at_s in load.started] == [0, 0, 0]
+    assert load.metric("baton_queue_seconds_count") == 0
 
 
-def test_those_who_wait_go_to_a_worker_that_joins() -> None:
-    async def main() -> None:
-        load = Load(num_running=1, lasts_s=40)
-        for began_s in (0, 100):
-            asking = load.several("a", 3)
-            await asyncio.sleep(5)
-            load.capacity = Capacity(3, math.inf, 3, 4)
-            await asyncio.gather(*asking)
-            (_, first_s), *others = load.started
-            assert first_s == began_s
-            assert [began_s + 5 <= at_s <= began_s + 6 for _, at_s in others] == [True, True]
-            load.capacity = Capacity(1, math.inf, 1, 4)
-            load.started.clear()
-            await asyncio.sleep(began_s + 100 - asyncio.get_running_loop().time())
-
-    run_jumping(main())
+@jumping
+async def test_those_who_wait_go_to_a_worker_that_joins() -> None:
+    load = Load(num_running=1, lasts_s=40)
+    for began_s in (0, 100):
+        asking = load.several("a", 3)
+        await asyncio.sleep(5)
+        load.capacity = Capacity(3, math.inf, 3, 4)
+        await asyncio.gather(*asking)
+        (_, first_s), *others = load.started
+        assert first_s == began_s
+        assert [began_s + 5 <= at_s <= began_s + 6 for _, at_s in others] == [True, True]
+        load.capacity = Capacity(1, math.inf, 1, 4)
+        load.started.clear()
+        await asyncio.sleep(began_s + 100 - asyncio.get_running_loop().time())
 
 
-def test_a_place_that_becomes_free_goes_to_the_next_caller_in_turn() -> None:
-    async def main() -> None:
-        load = Load(num_running=1, num_waiting=9)
-        many = load.several("a", 4)
-        await turn()
-        few = load.several("b", 1)
-        await turn()
-        assert load.metric("baton_queued_requests") == 4
-        await asyncio.gather(*many, *few)
-        assert load.started == [("a", 0), ("a", 10), ("b", 20), ("a", 30), ("a", 40)]
-        assert load.metric("baton_queued_requests") == 0
-        assert load.metric("baton_queue_seconds_count") == 4
-
-    run_jumping(main())
+@jumping
+async def test_a_place_that_becomes_free_goes_to_the_next_caller_in_turn() -> None:
+    load = Load(num_running=1, num_waiting=9)
+    many = load.several("a", 4)
+    await turn()
+    few = load.several("b", 1)
+    await turn()
+    assert load.metric("baton_queued_requests") == 4
+    await asyncio.gather(*many, *few)
+    assert load.started == [("a", 0), ("a", 10), ("b", 20), ("a", 30), ("a", 40)]
+    assert load.metric("baton_queued_requests") == 0
+    assert load.metric("baton_queue_seconds_count") == 4
 
 
-def test_a_full_queue_refuses_at_once_but_not_a_caller_without_its_share() -> None:
-    async def main() -> None:
-        load = Load(num_running=1, num_waiting=4, lasts_s=5)
-        await load.measured()
-        many = load.several("a", 5)
-        await turn()
-        before_s = asyncio.get_running_loop().time()
-        for _ in range(2):
-            with pytest.raises(Overloaded):
-                await load.one("a")
-        assert asyncio.get_running_loop().time() == before_s
-        assert load.metric("baton_refused_requests_total", reason="queue_full") == 2
-        few = load.several("b", 2)  # two callers: a share of two each
-        await turn()
-        with pytest.raises(Overloaded):
-            await load.one("b")
-        await asyncio.gather(*many, *few)
-        assert [caller for caller, _ in load.started] == ["a", "a", "b", "a", "b", "a", "a"]
-
-    run_jumping(main())
-
-
-def test_the_early_check_refuses_as_the_request_itself_would_be() -> None:
-    async def main() -> None:
-        load = Load(num_running=1, num_waiting=1)
-        load.admission.check("a", 600)
-        await load.measured()
-        tasks = load.several("a", 2)
-        await turn()
-        with pytest.raises(Overloaded):
-            load.admission.check("a", 600)
-        await asyncio.gather(*tasks)
-        load.admission.check("a", 600)
-
-    run_jumping(main())
-
-
-def test_who_cannot_end_before_its_deadline_is_refused_at_once() -> None:
-    async def main() -> None:
-        load = Load(num_running=1, num_waiting=9)
-        await load.measured()
-        tasks = load.several("a", 2)
-        await turn()
-        with pytest.raises(Overloaded):  # one waits for 10 s, then this one would, and run for 10 s
-            await load.one("a", deadline_s=19)
-        assert load.metric("baton_refused_requests_total", reason="too_late") == 1
-        await asyncio.gather(*tasks, load.one("a", deadline_s=31))
-
-    run_jumping(main())
-
-
-def test_a_caller_is_refused_for_its_own_wait_and_not_for_anothers() -> None:
-    async def main() -> None:
-        load = Load(num_running=1, num_waiting=9)
-        await load.measured()
-        tasks = load.several("a", 6)  # the queue takes 50 s
-        await turn()
-        with pytest.raises(Overloaded):
-            await load.one("a", deadline_s=59)
-        with pytest.raises(Overloaded):
-            await load.one("b", deadline_s=29)
-        await load.one("b", deadline_s=31)  # in the second turn
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-    run_jumping(main())
-
-
-def test_the_queue_holds_what_ends_in_two_seconds_at_least() -> None:
-    async def main() -> None:
-        load = Load(num_running=2, num_waiting=0, lasts_s=1)
-        await load.measured()
-        tasks = load.several("a", 6)
-        await turn()
+@jumping
+async def test_a_full_queue_refuses_at_once_but_not_a_caller_without_its_share() -> None:
+    load = Load(num_running=1, num_waiting=4, lasts_s=5)
+    await load.measured()
+    many = load.several("a", 5)
+    await turn()
+    before_s = asyncio.get_running_loop().time()
+    for _ in range(2):
         with pytest.raises(Overloaded):
             await load.one("a")
-        await asyncio.gather(*tasks)
-        assert [at_s - load.started[0][1] for _, at_s in load.started] == pytest.approx([0, 0, 1, 1, 2, 2])
-
-    run_jumping(main())
-
-
-def test_no_one_waits_longer_than_a_proxy_does() -> None:
-    async def main() -> None:
-        load = Load(num_running=1, num_waiting=99, lasts_s=200)
-        tasks = load.several("a", 2)  # how long requests last is not known yet
-        await turn()
-        with pytest.raises(Overloaded):
-            await tasks[1]
-        assert asyncio.get_running_loop().time() == pytest.approx(50)
-        assert load.metric("baton_refused_requests_total", reason="waited") == 1
-        await tasks[0]
-        tasks = load.several("a", 1)
-        await turn()
-        before_s = asyncio.get_running_loop().time()
-        tasks += load.several("a", 1)
-        await turn()
-        with pytest.raises(Overloaded):  # now it is
-            await load.one("a")
-        assert asyncio.get_running_loop().time() == pytest.approx(before_s, abs=0.1)
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-    run_jumping(main())
+    assert asyncio.get_running_loop().time() == before_s
+    assert load.metric("baton_refused_requests_total", reason="queue_full") == 2
+    few = load.several("b", 2)  # two callers: a share of two each
+    await turn()
+    with pytest.raises(Overloaded):
+        await load.one("b")
+    await asyncio.gather(*many, *few)
+    assert [caller for caller, _ in load.started] == ["a", "a", "b", "a", "b", "a", "a"]
 
 
-def test_with_no_longest_wait_only_a_deadline_ends_it() -> None:
-    async def main() -> None:
-        load = Load(num_running=1, num_waiting=99, lasts_s=200, max_wait_s=0)
-        tasks = load.several("a", 3)
-        await turn()
-        with pytest.raises(Overloaded):  # how long requests last is not known yet
-            await load.one("a", deadline_s=90)
-        assert asyncio.get_running_loop().time() == pytest.approx(90, abs=0.1)
-        await asyncio.gather(*tasks)
-        assert [at_s for _, at_s in load.started] == pytest.approx([0, 200, 400])
+@jumping
+async def test_the_early_check_refuses_as_the_request_itself_would_be() -> None:
+    load = Load(num_running=1, num_waiting=1)
+    load.admission.check("a", 600)
+    await load.measured()
+    tasks = load.several("a", 2)
+    await turn()
+    with pytest.raises(Overloaded):
+        load.admission.check("a", 600)
+    await asyncio.gather(*tasks)
+    load.admission.check("a", 600)
 
-    run_jumping(main())
+
+@jumping
+async def test_who_cannot_end_before_its_deadline_is_refused_at_once() -> None:
+    load = Load(num_running=1, num_waiting=9)
+    await load.measured()
+    tasks = load.several("a", 2)
+    await turn()
+    with pytest.raises(Overloaded):  # one waits for 10 s, then this one would, and run for 10 s
+        await load.one("a", deadline_s=19)
+    assert load.metric("baton_refused_requests_total", reason="too_late") == 1
+    await asyncio.gather(*tasks, load.one("a", deadline_s=31))
+
+
+@jumping
+async def test_a_caller_is_refused_for_its_own_wait_and_not_for_anothers() -> None:
+    load = Load(num_running=1, num_waiting=9)
+    await load.measured()
+    tasks = load.several("a", 6)  # the queue takes 50 s
+    await turn()
+    with pytest.raises(Overloaded):
+        await load.one("a", deadline_s=59)
+    with pytest.raises(Overloaded):
+        await load.one("b", deadline_s=29)
+    await load.one("b", deadline_s=31)  # in the second turn
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@jumping
+async def test_the_queue_holds_what_ends_in_two_seconds_at_least() -> None:
+    load = Load(num_running=2, num_waiting=0, lasts_s=1)
+    await load.measured()
+    tasks = load.several("a", 6)
+    await turn()
+    with pytest.raises(Overloaded):
+        await load.one("a")
+    await asyncio.gather(*tasks)
+    assert [at_s - load.started[0][1] for _, at_s in load.started] == pytest.approx([0, 0, 1, 1, 2, 2])
+
+
+@jumping
+async def test_no_one_waits_longer_than_a_proxy_does() -> None:
+    load = Load(num_running=1, num_waiting=99, lasts_s=200)
+    tasks = load.several("a", 2)  # how long requests last is not known yet
+    await turn()
+    with pytest.raises(Overloaded):
+        await tasks[1]
+    assert asyncio.get_running_loop().time() == pytest.approx(50)
+    assert load.metric("baton_refused_requests_total", reason="waited") == 1
+    await tasks[0]
+    tasks = load.several("a", 1)
+    await turn()
+    before_s = asyncio.get_running_loop().time()
+    tasks += load.several("a", 1)
+    await turn()
+    with pytest.raises(Overloaded):  # now it is
+        await load.one("a")
+    assert asyncio.get_running_loop().time() == pytest.approx(before_s, abs=0.1)
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@jumping
+async def test_with_no_longest_wait_only_a_deadline_ends_it() -> None:
+    load = Load(num_running=1, num_waiting=99, lasts_s=200, max_wait_s=0)
+    tasks = load.several("a", 3)
+    await turn()
+    with pytest.raises(Overloaded):  # how long requests last is not known yet
+        await load.one("a", deadline_s=90)
+    assert asyncio.get_running_loop().time() == pytest.approx(90, abs=0.1)
+    await asyncio.gather(*tasks)
+    assert [at_s for _, at_s in load.started] == pytest.approx([0, 200, 400])
 
 
 def test_refused_requests_come_back_one_after_the_other_as_places_become_free() -> None:
@@ -281,96 +261,82 @@ def test_who_was_told_to_come_back_and_did_not_delays_no_one() -> None:
     assert first == pytest.approx(second, rel=0.1)
 
 
-def test_the_workers_own_refusal_gets_the_time_to_come_back() -> None:
-    async def main() -> None:
-        load = Load(num_running=1, lasts_s=20)
-        await load.measured()
-        for _ in range(3):
-            with pytest.raises(Overloaded) as refused:
-                async with load.admission.place(request(600), "a"):
-                    raise Overloaded("full", retry_after_s=1)
-            await turn()  # how soon they refuse says nothing about how long requests last
-            assert refused.value.retry_after_s == pytest.approx(20, rel=0.01)
-        assert load.metric("baton_refused_requests_total", reason="workers") == 3
-
-    run_jumping(main())
+@jumping
+async def test_the_workers_own_refusal_gets_the_time_to_come_back() -> None:
+    load = Load(num_running=1, lasts_s=20)
+    await load.measured()
+    for _ in range(3):
+        with pytest.raises(Overloaded) as refused:
+            async with load.admission.place(request(600), "a"):
+                raise Overloaded("full", retry_after_s=1)
+        await turn()  # how soon they refuse says nothing about how long requests last
+        assert refused.value.retry_after_s == pytest.approx(20, rel=0.01)
+    assert load.metric("baton_refused_requests_total", reason="workers") == 3
 
 
-def test_prefill_is_asked_for_no_more_than_it_holds() -> None:
-    async def main() -> None:
-        load = Load(num_running=9, num_starting=2)
-        await asyncio.gather(*(load.one("a", first_token_s=3) for _ in range(4)))
-        assert [at_s for _, at_s in load.started] == [0, 0, 3, 3]
-
-    run_jumping(main())
+@jumping
+async def test_prefill_is_asked_for_no_more_than_it_holds() -> None:
+    load = Load(num_running=9, num_starting=2)
+    await asyncio.gather(*(load.one("a", first_token_s=3) for _ in range(4)))
+    assert [at_s for _, at_s in load.started] == [0, 0, 3, 3]
 
 
-def test_who_leaves_before_its_first_token_frees_prefill() -> None:
-    async def main() -> None:
-        load = Load(num_running=9, num_starting=1)
-        first = asyncio.create_task(load.one("a", first_token_s=5))
-        await turn()
-        first.cancel()
-        await asyncio.wait([first])
-        await load.one("a", first_token_s=5)
-        assert [at_s for _, at_s in load.started] == pytest.approx([0, 0], abs=0.01)
-
-    run_jumping(main())
+@jumping
+async def test_who_leaves_before_its_first_token_frees_prefill() -> None:
+    load = Load(num_running=9, num_starting=1)
+    first = asyncio.create_task(load.one("a", first_token_s=5))
+    await turn()
+    first.cancel()
+    await asyncio.wait([first])
+    await load.one("a", first_token_s=5)
+    assert [at_s for _, at_s in load.started] == pytest.approx([0, 0], abs=0.01)
 
 
-def test_without_a_known_capacity_the_workers_refuse_for_themselves() -> None:
-    async def main() -> None:
-        load = Load()
-        load.capacity = None
-        await asyncio.gather(*load.several("a", 50))
-        assert {at_s for _, at_s in load.started} == {0}
-
-    run_jumping(main())
+@jumping
+async def test_without_a_known_capacity_the_workers_refuse_for_themselves() -> None:
+    load = Load()
+    load.capacity = None
+    await asyncio.gather(*load.several("a", 50))
+    assert {at_s for _, at_s in load.started} == {0}
 
 
-def test_a_request_that_comes_lets_those_in_who_waited_for_a_worker_that_joined() -> None:
-    async def main() -> None:
-        load = Load(num_running=1, num_waiting=9, lasts_s=10)
-        tasks = load.several("a", 4)
-        await turn()
-        load.capacity = Capacity(3, math.inf, 3, 9)
-        await asyncio.sleep(0.2)
-        load.admission.check("b", 600)
-        await asyncio.gather(*tasks)
-        assert [at_s for _, at_s in load.started] == pytest.approx([0, 0.2, 0.2, 10], abs=0.01)
-
-    run_jumping(main())
+@jumping
+async def test_a_request_that_comes_lets_those_in_who_waited_for_a_worker_that_joined() -> None:
+    load = Load(num_running=1, num_waiting=9, lasts_s=10)
+    tasks = load.several("a", 4)
+    await turn()
+    load.capacity = Capacity(3, math.inf, 3, 9)
+    await asyncio.sleep(0.2)
+    load.admission.check("b", 600)
+    await asyncio.gather(*tasks)
+    assert [at_s for _, at_s in load.started] == pytest.approx([0, 0.2, 0.2, 10], abs=0.01)
 
 
 @pytest.mark.parametrize("is_let_in", [False, True])
-def test_a_client_that_leaves_the_queue_frees_its_place(is_let_in: bool) -> None:
-    async def main() -> None:
-        load = Load(num_running=1, num_waiting=9, num_starting=1)
-        first, second, third = load.several("a", 3)
-        await turn()
-        if is_let_in:  # the first one's end, and the second one's before it has noticed
-            first.cancel()
-            await asyncio.sleep(0)
-            await asyncio.sleep(0)
-        second.cancel()
-        await asyncio.gather(first, third, return_exceptions=True)
-        assert len(load.started) == 2
-        await asyncio.wait_for(load.one("b"), 11)
-        assert load.metric("baton_queued_requests") == 0
-
-    run_jumping(main())
+@jumping
+async def test_a_client_that_leaves_the_queue_frees_its_place(is_let_in: bool) -> None:
+    load = Load(num_running=1, num_waiting=9, num_starting=1)
+    first, second, third = load.several("a", 3)
+    await turn()
+    if is_let_in:  # the first one's end, and the second one's before it has noticed
+        first.cancel()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+    second.cancel()
+    await asyncio.gather(first, third, return_exceptions=True)
+    assert len(load.started) == 2
+    await asyncio.wait_for(load.one("b"), 11)
+    assert load.metric("baton_queued_requests") == 0
 
 
-def test_the_queue_is_bounded_for_any_number_of_callers() -> None:
-    async def main() -> None:
-        load = Load(num_running=1, num_waiting=20)
-        await load.measured()
-        tasks = [asyncio.create_task(load.one(str(caller))) for caller in range(500) for _ in range(3)]
-        await turn()
-        assert load.metric("baton_queued_requests") <= 2 * 20
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        assert load.metric("baton_queued_requests") == 0
-
-    run_jumping(main())
+@jumping
+async def test_the_queue_is_bounded_for_any_number_of_callers() -> None:
+    load = Load(num_running=1, num_waiting=20)
+    await load.measured()
+    tasks = [asyncio.create_task(load.one(str(caller))) for caller in range(500) for _ in range(3)]
+    await turn()
+    assert load.metric("baton_queued_requests") <= 2 * 20
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert load.metric("baton_queued_requests") == 0

@@ -11,7 +11,7 @@ import pytest
 
 from baton.errors import BatonError, DeadlineExceeded, HandoffFailed, NotReady, WorkerLost
 from baton.messages import GenerateRequest, Guided, KvHandoff, Role, Sampling
-from tests.clock import run_jumping
+from tests.clock import jumping
 from tests.memory_wire import Wire
 from tests.tiny_gpt_oss import prompt, write_checkpoint
 from tests.waiting import PATIENCE_S, scaled, until
@@ -170,16 +170,14 @@ class SlowWire(Wire):
         await super().pull(ticket, into, deadline_s)
 
 
-def test_the_time_of_all_pulls_is_counted(checkpoint: Path) -> None:
-    async def main() -> None:
-        wire = SlowWire()
-        async with engine(checkpoint, wire) as decode:
-            for pulled_s in (2, 4):
-                async with handed(checkpoint, wire) as handoff:
-                    await answer(decode, ask(handoff))
-                assert decode.stats().kv_move_s == pytest.approx(pulled_s, abs=0.1)
-
-    run_jumping(main())
+@jumping
+async def test_the_time_of_all_pulls_is_counted(checkpoint: Path) -> None:
+    wire = SlowWire()
+    async with engine(checkpoint, wire) as decode:
+        for pulled_s in (2, 4):
+            async with handed(checkpoint, wire) as handoff:
+                await answer(decode, ask(handoff))
+            assert decode.stats().kv_move_s == pytest.approx(pulled_s, abs=0.1)
 
 
 async def test_a_pin_lasts_no_longer_than_its_request(checkpoint: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from baton.errors import DeadlineExceeded, NotReady, WorkerLost
 from baton.messages import GenerateRequest, Guided, KvHandoff, Role, Sampling, WorkerStats
-from tests.clock import run_jumping
+from tests.clock import jumping
 from tests.memory_wire import Wire
 from tests.tiny_gpt_oss import CONTEXT_LENGTH, prompt, write_checkpoint
 from tests.waiting import PATIENCE_S, until
@@ -144,32 +144,30 @@ class Compiling:
 
 
 @pytest.mark.parametrize("is_quick", [True, False])
-def test_the_deadline_counts_from_before_the_form_is_compiled(
+@jumping
+async def test_the_deadline_counts_from_before_the_form_is_compiled(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch, is_quick: bool
 ) -> None:
-    async def main() -> None:
-        wire = Wire()
-        prefill, decode = engine(checkpoint, wire, Role.PREFILL), engine(checkpoint, wire)
-        await prefill.start()
-        await decode.start()
-        monkeypatch.setattr(decode, "_grammars", Compiling())
-        form = Guided(leading=(), last=(), leads_once=not is_quick)
-        async with contextlib.aclosing(prefill.prefill(ask())) as replies:
-            handoff = await anext(replies)
-            assert isinstance(handoff, KvHandoff)
-            wire.hold.clear()  # the pull hangs
-            request = msgspec.structs.replace(
-                ask(), handoff=handoff, deadline_s=5, sampling=Sampling(max_tokens=6, seed=0, guided=form)
-            )
-            begun_s = asyncio.get_running_loop().time()
-            with pytest.raises(DeadlineExceeded):
-                await answer(decode, request)
-            assert asyncio.get_running_loop().time() - begun_s == pytest.approx(5, abs=0.5)
-            assert wire.num_pulls == is_quick
-        await decode.stop()
-        await prefill.stop()
-
-    run_jumping(main())
+    wire = Wire()
+    prefill, decode = engine(checkpoint, wire, Role.PREFILL), engine(checkpoint, wire)
+    await prefill.start()
+    await decode.start()
+    monkeypatch.setattr(decode, "_grammars", Compiling())
+    form = Guided(leading=(), last=(), leads_once=not is_quick)
+    async with contextlib.aclosing(prefill.prefill(ask())) as replies:
+        handoff = await anext(replies)
+        assert isinstance(handoff, KvHandoff)
+        wire.hold.clear()  # the pull hangs
+        request = msgspec.structs.replace(
+            ask(), handoff=handoff, deadline_s=5, sampling=Sampling(max_tokens=6, seed=0, guided=form)
+        )
+        begun_s = asyncio.get_running_loop().time()
+        with pytest.raises(DeadlineExceeded):
+            await answer(decode, request)
+        assert asyncio.get_running_loop().time() - begun_s == pytest.approx(5, abs=0.5)
+        assert wire.num_pulls == is_quick
+    await decode.stop()
+    await prefill.stop()
 
 
 @pytest.mark.parametrize(("is_chunked", "prompts"), [(False, [[30], [30]]), (True, [[30, 10], [20]])])

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from baton.errors import InvalidRequest, Overloaded
 from baton.messages import Guided
 from frontend.text.tokenizer import ModelTokenizer
-from tests.clock import run_jumping
+from tests.clock import jumping
 from tests.guided import ENDLESS, Json, answer_form, handed_over, slow_inside
 from workers.engines.embedded.grammar import Grammars
 from workers.engines.embedded.grammar_server import BUSY, MAX_MESSAGE_BYTES, READY, Read
@@ -109,31 +109,29 @@ class Stuck:
         """Nothing runs."""
 
 
-def test_eight_forms_compile_at_once_and_each_takes_a_minute_at_most() -> None:
-    async def main() -> None:
-        server: Any = Stuck()
-        grammars = Grammars(server, VOCAB_SIZE)
-        problems: list[object] = []
-        asyncio.get_running_loop().set_exception_handler(lambda _, problem: problems.append(problem))
-        asked = [asyncio.create_task(grammars.matcher(answer_form({"const": i}))) for i in range(9)]
-        await asyncio.sleep(59)  # the clock jumps
-        assert server.num_begun == 8
-        assert not any(each.done() for each in asked)
-        await asyncio.sleep(2)
-        assert all(each.done() for each in asked)
-        for each in asked:
-            with pytest.raises(Overloaded) as refused:
-                await each
-            assert refused.value.retry_after_s == 1.0
-        assert server.num_begun == 8
-        server.may_end.set()
-        for _ in range(2):
-            with pytest.raises(InvalidRequest, match="compiled"):
-                await grammars.matcher(answer_form({"const": 0}))
-        assert server.num_begun == 9
-        assert problems == []
-
-    run_jumping(main())
+@jumping
+async def test_eight_forms_compile_at_once_and_each_takes_a_minute_at_most() -> None:
+    server: Any = Stuck()
+    grammars = Grammars(server, VOCAB_SIZE)
+    problems: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, problem: problems.append(problem))
+    asked = [asyncio.create_task(grammars.matcher(answer_form({"const": i}))) for i in range(9)]
+    await asyncio.sleep(59)  # the clock jumps
+    assert server.num_begun == 8
+    assert not any(each.done() for each in asked)
+    await asyncio.sleep(2)
+    assert all(each.done() for each in asked)
+    for each in asked:
+        with pytest.raises(Overloaded) as refused:
+            await each
+        assert refused.value.retry_after_s == 1.0
+    assert server.num_begun == 8
+    server.may_end.set()
+    for _ in range(2):
+        with pytest.raises(InvalidRequest, match="compiled"):
+            await grammars.matcher(answer_form({"const": 0}))
+    assert server.num_begun == 9
+    assert problems == []
 
 
 async def test_a_form_that_is_not_kept_is_held_by_no_process() -> None:

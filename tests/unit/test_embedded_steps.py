@@ -13,7 +13,7 @@ import pytest
 
 from baton.errors import BatonError, DeadlineExceeded, Overloaded, WorkerLost
 from baton.messages import Sampling, TokenChunk, TokenLogprob, Usage
-from tests.clock import run_jumping
+from tests.clock import jumping
 from tests.planes import a_request
 from tests.waiting import PATIENCE_S, until
 from workers.engines.embedded.call import Call
@@ -123,16 +123,14 @@ async def test_of_a_resumed_answer_no_more_of_the_prompt_was_cached_than_there_i
         assert last.usage == Usage(7, 7, 3, 0)
 
 
-def test_a_deadline_after_the_end_changes_nothing() -> None:
-    async def main() -> None:
-        async with running(Model()) as steps:
-            call = steps.open(msgspec.structs.replace(REQUEST, deadline_s=5), sequence(4))
-            await until(lambda: call.outbox.qsize() == 4)
-            await asyncio.sleep(6)  # the clock jumps
-            assert len(await chunks(call)) == 3
-            assert call.outbox.empty()
-
-    run_jumping(main())
+@jumping
+async def test_a_deadline_after_the_end_changes_nothing() -> None:
+    async with running(Model()) as steps:
+        call = steps.open(msgspec.structs.replace(REQUEST, deadline_s=5), sequence(4))
+        await until(lambda: call.outbox.qsize() == 4)
+        await asyncio.sleep(6)  # the clock jumps
+        assert len(await chunks(call)) == 3
+        assert call.outbox.empty()
 
 
 async def test_running_and_waiting_calls_count_towards_the_limit() -> None:
@@ -214,24 +212,22 @@ class Masks:
 
 @pytest.mark.parametrize("late_s", [0.0, 1.0])
 @pytest.mark.parametrize("pulls_kv", [False, True])
-def test_each_token_of_a_guided_answer_has_a_mask_of_its_own(late_s: float, pulls_kv: bool) -> None:
-    async def main() -> None:
-        masks = Masks(late_s)
-        guided = sequence(4, pulls_kv=pulls_kv)
-        guided.matcher = masks.matcher
-        serving = asyncio.create_task(masks.serve())
-        async with running(Model()) as steps:
-            call = steps.open(REQUEST, guided)
-            if pulls_kv:
-                await call.admitted.wait()
-                steps.resume(call, Sampled(7, None))
-            assert len(await chunks(call)) == 3
-            steps.close(call)
-            await serving
-        begun = [Read((7).to_bytes(4, "little"), asks=True)]
-        assert masks.read == ([] if pulls_kv else [Read(b"", asks=True)]) + 2 * begun
-
-    run_jumping(main())
+@jumping
+async def test_each_token_of_a_guided_answer_has_a_mask_of_its_own(late_s: float, pulls_kv: bool) -> None:
+    masks = Masks(late_s)
+    guided = sequence(4, pulls_kv=pulls_kv)
+    guided.matcher = masks.matcher
+    serving = asyncio.create_task(masks.serve())
+    async with running(Model()) as steps:
+        call = steps.open(REQUEST, guided)
+        if pulls_kv:
+            await call.admitted.wait()
+            steps.resume(call, Sampled(7, None))
+        assert len(await chunks(call)) == 3
+        steps.close(call)
+        await serving
+    begun = [Read((7).to_bytes(4, "little"), asks=True)]
+    assert masks.read == ([] if pulls_kv else [Read(b"", asks=True)]) + 2 * begun
 
 
 async def test_a_step_waits_for_masks_that_come_soon(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import pytest
 from baton.discovery import MAX_WORKERS
 from baton.etcd import PREFIX, EtcdDiscovery, instance_key
 from baton.etcd_rpc import Change, EtcdError, EtcdRpc
-from tests.clock import run_jumping
+from tests.clock import jumping
 from tests.registry import worker
 
 KEY, VALUE = instance_key(worker("w1")), msgspec.json.encode(worker("w1"))
@@ -93,91 +93,81 @@ def discovery(ttl_s: float) -> tuple[EtcdDiscovery, Recorded]:
     return made, made._rpc  # noqa: SLF001  as above
 
 
-def test_a_lease_is_renewed_and_what_etcd_lost_is_written_again_and_nothing_else() -> None:
-    async def main() -> None:
-        registry, rpc = discovery(5.5)
-        rpc.is_alive = False
-        async with registry.register(worker("w1")):
-            assert [name for _, name in rpc.asked] == ["grant 6", "put 1"]  # leases have whole seconds
-            rpc.asked.clear()
-            await asyncio.sleep(2)
-            assert [name for _, name in rpc.asked] == ["keep 1", "grant 6", "put 2"]
-            rpc.is_alive = True
-            rpc.asked.clear()
-            await asyncio.sleep(4)
-            assert [name for _, name in rpc.asked] == ["keep 2", "has"] * 2
-            rpc.has_key = False
-            rpc.asked.clear()
-            await asyncio.sleep(2)
-            assert [name for _, name in rpc.asked] == ["keep 2", "has", "put 2"]
-        assert rpc.asked[-1][1] == "revoke 2"
-        assert rpc.num_tasks == 1  # nothing renews it any more
-
-    run_jumping(main())
+@jumping
+async def test_a_lease_is_renewed_and_what_etcd_lost_is_written_again_and_nothing_else() -> None:
+    registry, rpc = discovery(5.5)
+    rpc.is_alive = False
+    async with registry.register(worker("w1")):
+        assert [name for _, name in rpc.asked] == ["grant 6", "put 1"]  # leases have whole seconds
+        rpc.asked.clear()
+        await asyncio.sleep(2)
+        assert [name for _, name in rpc.asked] == ["keep 1", "grant 6", "put 2"]
+        rpc.is_alive = True
+        rpc.asked.clear()
+        await asyncio.sleep(4)
+        assert [name for _, name in rpc.asked] == ["keep 2", "has"] * 2
+        rpc.has_key = False
+        rpc.asked.clear()
+        await asyncio.sleep(2)
+        assert [name for _, name in rpc.asked] == ["keep 2", "has", "put 2"]
+    assert rpc.asked[-1][1] == "revoke 2"
+    assert rpc.num_tasks == 1  # nothing renews it any more
 
 
-def test_a_registration_that_etcd_did_not_take_is_tried_twice_a_second() -> None:
-    async def main() -> None:
-        registry, rpc = discovery(30)
-        rpc.is_away = True
-        registering = asyncio.ensure_future(registry.register(worker("w1")).__aenter__())
+@jumping
+async def test_a_registration_that_etcd_did_not_take_is_tried_twice_a_second() -> None:
+    registry, rpc = discovery(30)
+    rpc.is_away = True
+    registering = asyncio.ensure_future(registry.register(worker("w1")).__aenter__())
+    await asyncio.sleep(1.2)
+    assert [time_s for time_s, _ in rpc.asked] == [0, 0.5, 1]
+    registering.cancel()
+
+
+@jumping
+async def test_a_watcher_asks_twice_a_second_while_etcd_is_away_and_shows_an_empty_fleet_once() -> None:
+    registry, rpc = discovery(30)
+    rpc.is_away = True
+    async with aclosing(registry.watch()) as snapshots:
+        assert await anext(snapshots) == ()
+        asking = asyncio.ensure_future(anext(snapshots))
         await asyncio.sleep(1.2)
         assert [time_s for time_s, _ in rpc.asked] == [0, 0.5, 1]
-        registering.cancel()
-
-    run_jumping(main())
-
-
-def test_a_watcher_asks_twice_a_second_while_etcd_is_away_and_shows_an_empty_fleet_once() -> None:
-    async def main() -> None:
-        registry, rpc = discovery(30)
-        rpc.is_away = True
-        async with aclosing(registry.watch()) as snapshots:
-            assert await anext(snapshots) == ()
-            asking = asyncio.ensure_future(anext(snapshots))
-            await asyncio.sleep(1.2)
-            assert [time_s for time_s, _ in rpc.asked] == [0, 0.5, 1]
-            rpc.is_away = False
-            assert await asking == (worker("w1"),)
-            assert rpc.limits == [MAX_WORKERS]
-
-    run_jumping(main())
+        rpc.is_away = False
+        assert await asking == (worker("w1"),)
+        assert rpc.limits == [MAX_WORKERS]
 
 
-def test_workers_that_are_missing_after_an_outage_are_shown_for_one_lease() -> None:
-    async def main() -> None:
-        registry, rpc = discovery(30)
-        async with aclosing(registry.watch()) as snapshots:
-            assert await anext(snapshots) == (worker("w1"),)
-            rpc.listed = {}
-            rpc.changes.put_nowait(None)  # the watch breaks
-            rpc.changes.put_nowait([Change(KEY, None)])
-            began_s = asyncio.get_running_loop().time()
-            assert await anext(snapshots) == ()
-            assert asyncio.get_running_loop().time() - began_s == pytest.approx(30.5, abs=0.1)
-            assert rpc.durations_s == [None, 30, None]
-            rpc.changes.put_nowait([Change(KEY, VALUE)])
-            assert await anext(snapshots) == (worker("w1"),)
-            rpc.changes.put_nowait([Change(KEY, None)])
-            assert await anext(snapshots) == ()
-
-    run_jumping(main())
+@jumping
+async def test_workers_that_are_missing_after_an_outage_are_shown_for_one_lease() -> None:
+    registry, rpc = discovery(30)
+    async with aclosing(registry.watch()) as snapshots:
+        assert await anext(snapshots) == (worker("w1"),)
+        rpc.listed = {}
+        rpc.changes.put_nowait(None)  # the watch breaks
+        rpc.changes.put_nowait([Change(KEY, None)])
+        began_s = asyncio.get_running_loop().time()
+        assert await anext(snapshots) == ()
+        assert asyncio.get_running_loop().time() - began_s == pytest.approx(30.5, abs=0.1)
+        assert rpc.durations_s == [None, 30, None]
+        rpc.changes.put_nowait([Change(KEY, VALUE)])
+        assert await anext(snapshots) == (worker("w1"),)
+        rpc.changes.put_nowait([Change(KEY, None)])
+        assert await anext(snapshots) == ()
 
 
 @pytest.mark.parametrize(("ttl_s", "timeout_s", "doubt_s"), [(1, 1.0, 5.0), (6, 2.0, 6), (30, 3.0, 30)])
-def test_calls_take_a_third_of_a_lease_and_one_to_three_seconds(
+@jumping
+async def test_calls_take_a_third_of_a_lease_and_one_to_three_seconds(
     ttl_s: float, timeout_s: float, doubt_s: float
 ) -> None:
-    async def main() -> None:
-        registry, rpc = discovery(ttl_s)
-        assert rpc.options["timeout_s"] == timeout_s
-        async with aclosing(registry.watch()) as snapshots:
-            await anext(snapshots)
-            rpc.changes.put_nowait(None)
-            asking = asyncio.ensure_future(anext(snapshots))
-            await asyncio.sleep(1)
-            assert rpc.durations_s == [None, doubt_s]
-            asking.cancel()
-            await asyncio.wait([asking])
-
-    run_jumping(main())
+    registry, rpc = discovery(ttl_s)
+    assert rpc.options["timeout_s"] == timeout_s
+    async with aclosing(registry.watch()) as snapshots:
+        await anext(snapshots)
+        rpc.changes.put_nowait(None)
+        asking = asyncio.ensure_future(anext(snapshots))
+        await asyncio.sleep(1)
+        assert rpc.durations_s == [None, doubt_s]
+        asking.cancel()
+        await asyncio.wait([asking])

@@ -17,7 +17,7 @@ import pytest
 from baton.discovery import MAX_WORKERS
 from baton.files import FilesDiscovery, _View
 from baton.messages import WorkerInfo
-from tests.clock import run_jumping
+from tests.clock import jumping
 from tests.registry import Snapshot, onlooker, worker
 from tests.waiting import scaled, until
 
@@ -117,18 +117,16 @@ def test_an_older_registration_withdraws_its_own_file_only(tmp_path: Path) -> No
     asyncio.run(main())
 
 
-def test_a_registration_touches_its_file_three_times_in_its_life(tmp_path: Path) -> None:
-    async def main() -> None:
-        path = tmp_path / "w1.json"
-        async with FilesDiscovery(tmp_path, ttl_s=30.0).register(worker("w1")):
-            os.utime(path, (0, 0))
-            await asyncio.sleep(9.9)
-            assert path.stat().st_mtime == 0
-            await asyncio.sleep(0.2)
-            assert path.stat().st_mtime > 0
-        assert asyncio.all_tasks() == {asyncio.current_task()}
-
-    run_jumping(main())
+@jumping
+async def test_a_registration_touches_its_file_three_times_in_its_life(tmp_path: Path) -> None:
+    path = tmp_path / "w1.json"
+    async with FilesDiscovery(tmp_path, ttl_s=30.0).register(worker("w1")):
+        os.utime(path, (0, 0))
+        await asyncio.sleep(9.9)
+        assert path.stat().st_mtime == 0
+        await asyncio.sleep(0.2)
+        assert path.stat().st_mtime > 0
+    assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
 @pytest.mark.parametrize(("age_s", "is_shown"), [(8, True), (12, False)])
@@ -143,40 +141,38 @@ def test_a_file_that_was_not_touched_for_ten_seconds_is_not_shown(
         assert (look(tmp_path) == (worker("w1"),)) == is_shown
 
 
-def test_a_folder_that_cannot_be_written_for_a_while_costs_nothing_but_that_while(tmp_path: Path) -> None:
-    async def main() -> None:
-        folder = tmp_path / "registry"
-        async with FilesDiscovery(folder, ttl_s=0.3).register(worker("w1")):
-            folder.rename(tmp_path / "elsewhere")
-            folder.write_text("in the way")
-            await asyncio.sleep(1)  # it retries meanwhile
-            folder.unlink()
-            await until((folder / "w1.json").exists, limit_s=0.2)
+@jumping
+async def test_a_folder_that_cannot_be_written_for_a_while_costs_nothing_but_that_while(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "registry"
+    async with FilesDiscovery(folder, ttl_s=0.3).register(worker("w1")):
+        folder.rename(tmp_path / "elsewhere")
+        folder.write_text("in the way")
+        await asyncio.sleep(1)  # it retries meanwhile
+        folder.unlink()
+        await until((folder / "w1.json").exists, limit_s=0.2)
 
-    run_jumping(main())
 
-
-def test_nothing_is_left_open(tmp_path: Path) -> None:
+@jumping
+async def test_nothing_is_left_open(tmp_path: Path) -> None:
     def num_open() -> int:
         return len(os.listdir("/proc/self/fd"))
 
-    async def main() -> None:
-        discovery = FilesDiscovery(tmp_path, ttl_s=30.0)
-        before = num_open()
-        async with onlooker(discovery) as looker:
-            for i in range(5):
-                async with discovery.register(worker("w1", incarnation=str(i))):
-                    await looker.until_shown("w1")
-                    (tmp_path / "w1.json").unlink()
-                    await asyncio.sleep(10)  # it is written again
-                await looker.until_shown()
-            (tmp_path / "junk.json").write_text("not ours")
-            await asyncio.sleep(1)
-            (tmp_path / "junk.json").unlink()
-        await asyncio.sleep(0)  # and closed files are closed
-        assert num_open() == before
-
-    run_jumping(main())
+    discovery = FilesDiscovery(tmp_path, ttl_s=30.0)
+    before = num_open()
+    async with onlooker(discovery) as looker:
+        for i in range(5):
+            async with discovery.register(worker("w1", incarnation=str(i))):
+                await looker.until_shown("w1")
+                (tmp_path / "w1.json").unlink()
+                await asyncio.sleep(10)  # it is written again
+            await looker.until_shown()
+        (tmp_path / "junk.json").write_text("not ours")
+        await asyncio.sleep(1)
+        (tmp_path / "junk.json").unlink()
+    await asyncio.sleep(0)  # and closed files are closed
+    assert num_open() == before
 
 
 def test_the_file_of_a_dead_process_is_removed(tmp_path: Path) -> None:
@@ -297,17 +293,15 @@ def test_no_more_names_are_read_than_there_can_be_workers(tmp_path: Path) -> Non
     view.close()
 
 
-def test_a_change_is_seen_within_a_tenth_of_a_second(tmp_path: Path) -> None:
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        async with aclosing(FilesDiscovery(tmp_path).watch()) as snapshots:
-            assert await anext(snapshots) == ()
-            async with FilesDiscovery(tmp_path).register(worker("w1")):
-                began_s = loop.time()
-                assert await anext(snapshots) == (worker("w1"),)
-                assert 0.01 < loop.time() - began_s < 0.1
-
-    run_jumping(main())
+@jumping
+async def test_a_change_is_seen_within_a_tenth_of_a_second(tmp_path: Path) -> None:
+    loop = asyncio.get_running_loop()
+    async with aclosing(FilesDiscovery(tmp_path).watch()) as snapshots:
+        assert await anext(snapshots) == ()
+        async with FilesDiscovery(tmp_path).register(worker("w1")):
+            began_s = loop.time()
+            assert await anext(snapshots) == (worker("w1"),)
+            assert 0.01 < loop.time() - began_s < 0.1
 
 
 FULL = """

@@ -18,7 +18,7 @@ from frontend.routing.fleet import Fleet
 from frontend.routing.names import parse_aliases
 from frontend.routing.workers import Event
 from frontend.text.tokenizer import ModelTokenizer
-from tests.clock import run_jumping
+from tests.clock import jumping
 from tests.generators import none_abandoned
 from tests.waiting import scaled, until
 
@@ -155,48 +155,44 @@ async def test_a_lost_worker_is_left_out_until_it_answers_again() -> None:
         assert fleet.health().lost == []
 
 
-def test_a_lost_worker_that_leaves_the_registry_is_probed_no_more() -> None:
-    async def main() -> None:
-        lost = worker("d1")
-        registry = Registry(lost)
-        fleet = Fleet(registry, registry)
+@jumping
+async def test_a_lost_worker_that_leaves_the_registry_is_probed_no_more() -> None:
+    lost = worker("d1")
+    registry = Registry(lost)
+    fleet = Fleet(registry, registry)
+    async with fleet.keep_current():
+        await until(lambda: fleet.models() == ["m"])
+        registry.dead.add("d1")
+        fleet.table.note(lost, Event.LOST)
+        await until(lambda: registry.num_probes == 2)
+        assert fleet.health().status == "unhealthy"
+
+        registry.show()
+        await asyncio.sleep(10)  # time for what must not be sent
+        assert registry.num_probes == 2
+        assert fleet.health().lost == []
+
+
+@jumping
+async def test_closing_leaves_no_task_and_no_call_behind() -> None:
+    alone = asyncio.all_tasks()
+    lost = worker("d1")
+    registry = Registry(lost)
+    fleet = Fleet(registry, registry)
+    with none_abandoned():
         async with fleet.keep_current():
             await until(lambda: fleet.models() == ["m"])
-            registry.dead.add("d1")
+            registry.hung.add("d1")
+            registry.show(lost, worker("d2"))  # d2 is greeted
+            await until(lambda: fleet.health().instances[1:])
+            registry.hung.add("d3")
+            registry.show(lost, worker("d2"), worker("d3"))
+            registry.dead.add("d2")
             fleet.table.note(lost, Event.LOST)
-            await until(lambda: registry.num_probes == 2)
-            assert fleet.health().status == "unhealthy"
-
-            registry.show()
-            await asyncio.sleep(10)  # time for what must not be sent
-            assert registry.num_probes == 2
-            assert fleet.health().lost == []
-
-    run_jumping(main())
-
-
-def test_closing_leaves_no_task_and_no_call_behind() -> None:
-    async def main() -> None:
-        alone = asyncio.all_tasks()
-        lost = worker("d1")
-        registry = Registry(lost)
-        fleet = Fleet(registry, registry)
-        with none_abandoned():
-            async with fleet.keep_current():
-                await until(lambda: fleet.models() == ["m"])
-                registry.hung.add("d1")
-                registry.show(lost, worker("d2"))  # d2 is greeted
-                await until(lambda: fleet.health().instances[1:])
-                registry.hung.add("d3")
-                registry.show(lost, worker("d2"), worker("d3"))
-                registry.dead.add("d2")
-                fleet.table.note(lost, Event.LOST)
-                assert await fleet.stats() == []
-                fleet.cut.add(worker("p1"), lost)
-            assert asyncio.all_tasks() == alone
-            assert registry.num_watching == 0
-
-    run_jumping(main())
+            assert await fleet.stats() == []
+            fleet.cut.add(worker("p1"), lost)
+        assert asyncio.all_tasks() == alone
+        assert registry.num_watching == 0
 
 
 async def test_closing_while_the_first_workers_are_waited_for_ends_the_watch() -> None:
@@ -226,52 +222,48 @@ async def test_workers_of_another_model_do_not_count() -> None:
         assert told.value.retry_after_s == 1
 
 
-def test_a_tokenizer_is_loaded_once(caplog: pytest.LogCaptureFixture) -> None:
-    async def main() -> None:
-        registry = Registry(worker("d1"))
-        fleet = Fleet(registry, registry)
-        async with fleet.keep_current():
-            await until(lambda: fleet.models() == ["m"])
-            registry.show(worker("d1"), worker("d2", model_path="/none"))
-            await asyncio.sleep(10)  # time for what must not be loaded
-            assert len(fleet.health().instances) == 2
-
-    run_jumping(main())
+@jumping
+async def test_a_tokenizer_is_loaded_once(caplog: pytest.LogCaptureFixture) -> None:
+    registry = Registry(worker("d1"))
+    fleet = Fleet(registry, registry)
+    async with fleet.keep_current():
+        await until(lambda: fleet.models() == ["m"])
+        registry.show(worker("d1"), worker("d2", model_path="/none"))
+        await asyncio.sleep(10)  # time for what must not be loaded
+        assert len(fleet.health().instances) == 2
     assert "no tokenizer" not in caplog.text
 
 
-def test_a_tokenizer_that_appears_after_its_worker_is_loaded_then(
+@jumping
+async def test_a_tokenizer_that_appears_after_its_worker_is_loaded_then(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = tmp_path / "late"
     late = worker("d1", model="late", model_path=str(folder))
-
-    async def main() -> None:
-        alone = asyncio.all_tasks()
-        registry = Registry(late)
-        fleet = Fleet(registry, registry)
-        async with fleet.keep_current():
-            await fleet.synced.wait()
-            with pytest.raises(
-                NoWorkers, match="tokenizer of 'late' could not be loaded yet; retry later"
-            ) as told:
-                fleet.served("late")
-            assert told.value.retry_after_s == 1
-            registry.show(late, worker("d2"))
-            await until(lambda: fleet.models() == ["m"])
-            await asyncio.sleep(10)  # time for several tries
-            folder.symlink_to(DEMO)
-            await until(lambda: fleet.models() == ["late", "m"])
-            assert fleet.served("late").name == "late"
-            registry.show(late, worker("d2"), worker("d3", model="none", model_path="/none"))
-            await until(lambda: "model=none" in caplog.text)
-        assert asyncio.all_tasks() == alone
-
-    run_jumping(main())
+    alone = asyncio.all_tasks()
+    registry = Registry(late)
+    fleet = Fleet(registry, registry)
+    async with fleet.keep_current():
+        await fleet.synced.wait()
+        with pytest.raises(
+            NoWorkers, match="tokenizer of 'late' could not be loaded yet; retry later"
+        ) as told:
+            fleet.served("late")
+        assert told.value.retry_after_s == 1
+        registry.show(late, worker("d2"))
+        await until(lambda: fleet.models() == ["m"])
+        await asyncio.sleep(10)  # time for several tries
+        folder.symlink_to(DEMO)
+        await until(lambda: fleet.models() == ["late", "m"])
+        assert fleet.served("late").name == "late"
+        registry.show(late, worker("d2"), worker("d3", model="none", model_path="/none"))
+        await until(lambda: "model=none" in caplog.text)
+    assert asyncio.all_tasks() == alone
     assert caplog.text.count("no tokenizer yet model=late") == 1
 
 
-def test_a_tokenizer_is_looked_for_while_a_worker_of_its_model_is_registered(
+@jumping
+async def test_a_tokenizer_is_looked_for_while_a_worker_of_its_model_is_registered(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     folders: list[Path] = []
@@ -281,21 +273,17 @@ def test_a_tokenizer_is_looked_for_while_a_worker_of_its_model_is_registered(
         raise OSError
 
     monkeypatch.setattr(ModelTokenizer, "load", missing)
-
-    async def main() -> None:
-        registry = Registry(worker("d1", model_path="/a"), worker("p1", model_path="/a"))
-        fleet = Fleet(registry, registry)
-        async with fleet.keep_current():
-            await until(lambda: folders == [Path("/a")] * 3)
-            registry.show(worker("d2", model_path="/b"))
-            await until(lambda: folders[3:] == [Path("/b")] * 3)
-            registry.show()
-            await asyncio.sleep(10)  # time for what must not be tried
-            assert len(folders) == 6
-            registry.show(worker("d2", model_path="/b"))
-            await until(lambda: len(folders) == 7)
-
-    run_jumping(main())
+    registry = Registry(worker("d1", model_path="/a"), worker("p1", model_path="/a"))
+    fleet = Fleet(registry, registry)
+    async with fleet.keep_current():
+        await until(lambda: folders == [Path("/a")] * 3)
+        registry.show(worker("d2", model_path="/b"))
+        await until(lambda: folders[3:] == [Path("/b")] * 3)
+        registry.show()
+        await asyncio.sleep(10)  # time for what must not be tried
+        assert len(folders) == 6
+        registry.show(worker("d2", model_path="/b"))
+        await until(lambda: len(folders) == 7)
 
 
 async def test_a_tokenizer_that_loads_slowly_delays_no_other_model(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -372,96 +360,86 @@ async def test_figures_come_from_every_worker_that_answers() -> None:
         assert found == [("d1", 3)]
 
 
-def test_a_worker_that_hangs_keeps_nobody_from_the_others_figures() -> None:
-    async def main() -> None:
-        registry = Registry(worker("d1"), worker("p1"), worker("p2"))
-        registry.hung.update(("p1", "p2"))
-        fleet = Fleet(registry, registry)
-        async with fleet.keep_current():
-            await until(lambda: fleet.models() == ["m"])
-            loop = asyncio.get_running_loop()
-            began_s = loop.time()
-            assert [info.worker_id for info, _ in await fleet.stats()] == ["d1"]
-            assert loop.time() - began_s == pytest.approx(1.0)
-
-    run_jumping(main())
+@jumping
+async def test_a_worker_that_hangs_keeps_nobody_from_the_others_figures() -> None:
+    registry = Registry(worker("d1"), worker("p1"), worker("p2"))
+    registry.hung.update(("p1", "p2"))
+    fleet = Fleet(registry, registry)
+    async with fleet.keep_current():
+        await until(lambda: fleet.models() == ["m"])
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        assert [info.worker_id for info, _ in await fleet.stats()] == ["d1"]
+        assert loop.time() - began_s == pytest.approx(1.0)
 
 
-def test_a_lost_worker_that_hangs_is_asked_again_and_comes_back() -> None:
-    async def main() -> None:
-        lost = worker("d1")
-        registry = Registry(lost)
-        fleet = Fleet(registry, registry)
-        async with fleet.keep_current():
-            await until(lambda: fleet.models() == ["m"])
-            registry.hung.add("d1")
-            fleet.table.note(lost, Event.LOST)
-            fleet.table.note(lost, Event.LOST)
-            await asyncio.sleep(10)  # it is asked for a second, then left alone for half a one
-            assert registry.num_probes == 1 + 7
-            assert fleet.health().lost == ["d1"]
-            registry.hung.clear()
-            await until(lambda: fleet.models() == ["m"], limit_s=1.5)
-
-    run_jumping(main())
+@jumping
+async def test_a_lost_worker_that_hangs_is_asked_again_and_comes_back() -> None:
+    lost = worker("d1")
+    registry = Registry(lost)
+    fleet = Fleet(registry, registry)
+    async with fleet.keep_current():
+        await until(lambda: fleet.models() == ["m"])
+        registry.hung.add("d1")
+        fleet.table.note(lost, Event.LOST)
+        fleet.table.note(lost, Event.LOST)
+        await asyncio.sleep(10)  # it is asked for a second, then left alone for half a one
+        assert registry.num_probes == 1 + 7
+        assert fleet.health().lost == ["d1"]
+        registry.hung.clear()
+        await until(lambda: fleet.models() == ["m"], limit_s=1.5)
 
 
 @pytest.mark.parametrize("fault", ["dead", "hung"])
-def test_a_worker_that_never_answered_gets_no_request_until_it_does(fault: str) -> None:
-    async def main() -> None:
-        registry = Registry(worker("d1"), worker("d2"))
-        getattr(registry, fault).add("d1")
-        fleet = Fleet(registry, registry)
-        async with fleet.keep_current():
-            await fleet.synced.wait()
+@jumping
+async def test_a_worker_that_never_answered_gets_no_request_until_it_does(fault: str) -> None:
+    registry = Registry(worker("d1"), worker("d2"))
+    getattr(registry, fault).add("d1")
+    fleet = Fleet(registry, registry)
+    async with fleet.keep_current():
+        await fleet.synced.wait()
+        assert [w.worker_id for w in fleet.workers("m", Role.DECODE)] == ["d2"]
+        await until(lambda: fleet.health().lost == ["d1"])
+        assert fleet.health().warming == []
+        getattr(registry, fault).clear()
+        await until(lambda: len(fleet.workers("m", Role.DECODE)) == 2)
+        assert fleet.health().lost == []
+
+
+@jumping
+async def test_a_silent_worker_that_registers_with_other_facts_gets_no_request() -> None:
+    registry = Registry(worker("d1"), worker("d2"))
+    registry.hung.update(("d1", "elsewhere"))
+    fleet = Fleet(registry, registry)
+    async with fleet.keep_current():
+        for changes in ({"context_length": 50}, {"address": "elsewhere"}):
+            registry.show(worker("d1", **changes), worker("d2"))
+            await asyncio.sleep(10)  # time for several probes
             assert [w.worker_id for w in fleet.workers("m", Role.DECODE)] == ["d2"]
-            await until(lambda: fleet.health().lost == ["d1"])
-            assert fleet.health().warming == []
-            getattr(registry, fault).clear()
-            await until(lambda: len(fleet.workers("m", Role.DECODE)) == 2)
-            assert fleet.health().lost == []
-
-    run_jumping(main())
+            assert fleet.health().lost == ["d1"]
 
 
-def test_a_silent_worker_that_registers_with_other_facts_gets_no_request() -> None:
-    async def main() -> None:
-        registry = Registry(worker("d1"), worker("d2"))
-        registry.hung.update(("d1", "elsewhere"))
-        fleet = Fleet(registry, registry)
-        async with fleet.keep_current():
-            for changes in ({"context_length": 50}, {"address": "elsewhere"}):
-                registry.show(worker("d1", **changes), worker("d2"))
-                await asyncio.sleep(10)  # time for several probes
-                assert [w.worker_id for w in fleet.workers("m", Role.DECODE)] == ["d2"]
-                assert fleet.health().lost == ["d1"]
-
-    run_jumping(main())
-
-
-def test_a_worker_that_is_not_trusted_is_named_with_the_reason_until_it_is(
+@jumping
+async def test_a_worker_that_is_not_trusted_is_named_with_the_reason_until_it_is(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async def main() -> None:
-        registry = Registry(worker("d1"), worker("d2"))
-        registry.foreign.add("d1")
-        fleet = Fleet(registry, registry)
-        async with fleet.keep_current():
-            await until(lambda: fleet.health().refused == ["d1: its certificate is odd"])
-            await asyncio.sleep(10)  # time for several probes
-            assert caplog.text.count("distrusted worker=d1: its certificate is odd") == 1
-            assert [w.worker_id for w in fleet.workers("m", Role.DECODE)] == ["d2"]
-            assert (fleet.health().lost, fleet.health().warming) == ([], [])
-            registry.dead.add("d1")
-            await until(lambda: fleet.health().lost == ["d1"])
-            assert fleet.health().refused == []
-            registry.dead.clear()
-            await until(lambda: fleet.health().refused)
-            registry.foreign.clear()
-            await until(lambda: len(fleet.workers("m", Role.DECODE)) == 2)
-            assert fleet.health().refused == []
-
-    run_jumping(main())
+    registry = Registry(worker("d1"), worker("d2"))
+    registry.foreign.add("d1")
+    fleet = Fleet(registry, registry)
+    async with fleet.keep_current():
+        await until(lambda: fleet.health().refused == ["d1: its certificate is odd"])
+        await asyncio.sleep(10)  # time for several probes
+        assert caplog.text.count("distrusted worker=d1: its certificate is odd") == 1
+        assert [w.worker_id for w in fleet.workers("m", Role.DECODE)] == ["d2"]
+        assert (fleet.health().lost, fleet.health().warming) == ([], [])
+        registry.dead.add("d1")
+        await until(lambda: fleet.health().lost == ["d1"])
+        assert fleet.health().refused == []
+        registry.dead.clear()
+        await until(lambda: fleet.health().refused)
+        registry.foreign.clear()
+        await until(lambda: len(fleet.workers("m", Role.DECODE)) == 2)
+        assert fleet.health().refused == []
 
 
 async def test_a_new_worker_is_warming_until_it_has_answered() -> None:
@@ -476,27 +454,25 @@ async def test_a_new_worker_is_warming_until_it_has_answered() -> None:
         assert [w.worker_id for w in fleet.workers("m", Role.DECODE)] == ["d1"]
 
 
-def test_a_refused_worker_gets_no_request_and_is_named_while_it_is_registered() -> None:
-    async def main() -> None:
-        strange = worker("d1")
-        registry = Registry(strange, worker("d2"))
-        fleet = Fleet(registry, registry)
-        async with fleet.keep_current():
-            await until(lambda: len(fleet.workers("m", Role.DECODE)) == 2)
-            fleet.table.note(strange, Event.INVALID, "it is odd")
-            fleet.table.note(strange, Event.INVALID, "it is odder")
-            fleet.table.note(strange, Event.LOST)
-            await asyncio.sleep(10)  # time in which it answers probes
-            assert [w.worker_id for w in fleet.workers("m", Role.DECODE)] == ["d2"]
-            registry.show(worker("d0"), strange, worker("d2"))
-            await until(lambda: len(fleet.workers("m", Role.DECODE)) == 2)
-            assert fleet.health().refused == ["d1: it is odd"]
-            registry.show(worker("d2"))
-            await until(lambda: not fleet.health().refused)
-            registry.show(strange, worker("d2"))
-            await until(lambda: len(fleet.workers("m", Role.DECODE)) == 2)
-
-    run_jumping(main())
+@jumping
+async def test_a_refused_worker_gets_no_request_and_is_named_while_it_is_registered() -> None:
+    strange = worker("d1")
+    registry = Registry(strange, worker("d2"))
+    fleet = Fleet(registry, registry)
+    async with fleet.keep_current():
+        await until(lambda: len(fleet.workers("m", Role.DECODE)) == 2)
+        fleet.table.note(strange, Event.INVALID, "it is odd")
+        fleet.table.note(strange, Event.INVALID, "it is odder")
+        fleet.table.note(strange, Event.LOST)
+        await asyncio.sleep(10)  # time in which it answers probes
+        assert [w.worker_id for w in fleet.workers("m", Role.DECODE)] == ["d2"]
+        registry.show(worker("d0"), strange, worker("d2"))
+        await until(lambda: len(fleet.workers("m", Role.DECODE)) == 2)
+        assert fleet.health().refused == ["d1: it is odd"]
+        registry.show(worker("d2"))
+        await until(lambda: not fleet.health().refused)
+        registry.show(strange, worker("d2"))
+        await until(lambda: len(fleet.workers("m", Role.DECODE)) == 2)
 
 
 async def test_prefill_is_worth_it_if_one_decode_worker_can_take_its_kv() -> None:
@@ -589,36 +565,32 @@ async def test_a_model_whose_workers_are_all_lost_is_still_accepted() -> None:
             fleet.served("m")
 
 
-def test_a_new_worker_that_hangs_delays_no_other() -> None:
-    async def main() -> None:
-        registry = Registry(worker("d1"))
-        registry.hung.add("d2")
-        fleet = Fleet(registry, registry)
-        async with fleet.keep_current():
-            await fleet.synced.wait()
-            began_s = asyncio.get_running_loop().time()
-            registry.show(worker("d1"), worker("d2"))
-            registry.show(worker("d1"), worker("d2"), worker("d3"))
-            await until(lambda: len(fleet.workers("m", Role.DECODE)) == 2)
-            assert asyncio.get_running_loop().time() - began_s < 0.5
-
-    run_jumping(main())
+@jumping
+async def test_a_new_worker_that_hangs_delays_no_other() -> None:
+    registry = Registry(worker("d1"))
+    registry.hung.add("d2")
+    fleet = Fleet(registry, registry)
+    async with fleet.keep_current():
+        await fleet.synced.wait()
+        began_s = asyncio.get_running_loop().time()
+        registry.show(worker("d1"), worker("d2"))
+        registry.show(worker("d1"), worker("d2"), worker("d3"))
+        await until(lambda: len(fleet.workers("m", Role.DECODE)) == 2)
+        assert asyncio.get_running_loop().time() - began_s < 0.5
 
 
-def test_at_the_start_all_that_answer_within_a_second_are_waited_for() -> None:
+@jumping
+async def test_at_the_start_all_that_answer_within_a_second_are_waited_for() -> None:
     class Slow(Registry):
         async def call(self, address: str, request: Request) -> AsyncGenerator[Reply, None]:
             await asyncio.sleep({"d1": 0.0, "d2": 0.5, "d3": 5.0}[address])
             yield WorkerStats()
 
-    async def main() -> None:
-        registry = Slow(worker("d1"), worker("d2"), worker("d3"))
-        fleet = Fleet(registry, registry)
-        async with fleet.keep_current():
-            await fleet.synced.wait()
-            assert [w.worker_id for w in fleet.workers("m", Role.DECODE)] == ["d1", "d2"]
-
-    run_jumping(main())
+    registry = Slow(worker("d1"), worker("d2"), worker("d3"))
+    fleet = Fleet(registry, registry)
+    async with fleet.keep_current():
+        await fleet.synced.wait()
+        assert [w.worker_id for w in fleet.workers("m", Role.DECODE)] == ["d1", "d2"]
 
 
 async def test_a_tokenizer_is_loaded_in_a_thread_so_that_streams_go_on(

@@ -12,7 +12,7 @@ from baton.errors import HandoffFailed, HandoffStalled, Overloaded, WorkerLost
 from baton.messages import GenerateRequest, KvHandoff, PrefillFirst, Reply, TokenChunk, Usage, WorkerInfo
 from frontend.routing.fleet import Fleet
 from frontend.routing.generate import Generator
-from tests.clock import run_jumping
+from tests.clock import jumping
 from tests.scripted_workers import (
     Script,
     ScriptedWorkers,
@@ -69,30 +69,28 @@ async def test_the_question_to_decode_is_closed_before_prefill_is_asked() -> Non
     ("prefill", "decode", "is_let_in"),
     [(hand_off, hang, False), (hand_off, token_then_hang, True), (hand_off_with_first, hang, True)],
 )
-def test_the_next_request_goes_to_prefill_when_this_one_has_a_token(
+@jumping
+async def test_the_next_request_goes_to_prefill_when_this_one_has_a_token(
     prefill: Script, decode: Script, is_let_in: bool
 ) -> None:
     fleet = ScriptedWorkers(p1=prefill, d1=decode, d2=decode)
     fleet.max_batch_size = 1
+    async with generator_over(fleet) as generator:
 
-    async def main() -> None:
-        async with generator_over(fleet) as generator:
+        async def one() -> None:
+            async for _ in generator.generate(request(deadline_s=600)):
+                pass
 
-            async def one() -> None:
-                async for _ in generator.generate(request(deadline_s=600)):
-                    pass
-
-            tasks = [asyncio.create_task(one()) for _ in range(2)]
-            await asyncio.sleep(5)
-            assert fleet.asked.count("p1") == 1 + is_let_in
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-
-    run_jumping(main())
+        tasks = [asyncio.create_task(one()) for _ in range(2)]
+        await asyncio.sleep(5)
+        assert fleet.asked.count("p1") == 1 + is_let_in
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def test_a_prefill_worker_that_answers_others_is_not_stuck() -> None:
+@jumping
+async def test_a_prefill_worker_that_answers_others_is_not_stuck() -> None:
     is_first = iter([True])
 
     async def prefill(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
@@ -103,22 +101,18 @@ def test_a_prefill_worker_that_answers_others_is_not_stuck() -> None:
 
     fleet = ScriptedWorkers(p1=prefill, d1=answer)
     fleet.answering = {"p1"}
-
-    async def main() -> None:
-        async with (
-            generator_over(fleet) as generator,
-            aclosing(generator.generate(request(deadline_s=600))) as chunks,
-        ):
-            held = asyncio.ensure_future(anext(chunks))
-            await until(lambda: fleet.open == ["p1"])
-            for _ in range(20):
-                await asyncio.sleep(3)
-                assert [i async for c in generator.generate(request()) for i in c.token_ids] == WHOLE
-            held.cancel()
-            await asyncio.wait([held])
-        assert fleet.lost == []
-
-    run_jumping(main())
+    async with (
+        generator_over(fleet) as generator,
+        aclosing(generator.generate(request(deadline_s=600))) as chunks,
+    ):
+        held = asyncio.ensure_future(anext(chunks))
+        await until(lambda: fleet.open == ["p1"])
+        for _ in range(20):
+            await asyncio.sleep(3)
+            assert [i async for c in generator.generate(request()) for i in c.token_ids] == WHOLE
+        held.cancel()
+        await asyncio.wait([held])
+    assert fleet.lost == []
 
 
 @pytest.mark.parametrize(
@@ -216,7 +210,8 @@ async def crowd(fleet: ScriptedWorkers, *models: str, num_processes: int = 1) ->
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def test_each_model_has_a_queue_of_its_own() -> None:
+@jumping
+async def test_each_model_has_a_queue_of_its_own() -> None:
     class TwoModels(ScriptedWorkers):
         async def watch(self) -> AsyncGenerator[tuple[WorkerInfo, ...], None]:
             async for live in super().watch():
@@ -224,41 +219,34 @@ def test_each_model_has_a_queue_of_its_own() -> None:
                     msgspec.structs.replace(w, model="n" if w.worker_id == "d2" else "m") for w in live
                 )
 
-    async def main() -> None:
-        fleet = TwoModels(d1=hang, d2=hang)
-        fleet.max_batch_size = 1
-        async with crowd(fleet, "m", "m", "n", "n"):
-            assert fleet.asked == ["d1", "d2"]
-
-    run_jumping(main())
+    fleet = TwoModels(d1=hang, d2=hang)
+    fleet.max_batch_size = 1
+    async with crowd(fleet, "m", "m", "n", "n"):
+        assert fleet.asked == ["d1", "d2"]
 
 
 @pytest.mark.parametrize(("num_processes", "num_running"), [(1, 4), (2, 2), (9, 1)])
-def test_each_process_uses_its_part_of_the_places(num_processes: int, num_running: int) -> None:
-    async def main() -> None:
-        fleet = ScriptedWorkers(d1=hang)
-        fleet.max_batch_size = 4
-        async with crowd(fleet, *["m"] * 6, num_processes=num_processes):
-            assert len(fleet.asked) == num_running
-        assert fleet.open == []
-
-    run_jumping(main())
+@jumping
+async def test_each_process_uses_its_part_of_the_places(num_processes: int, num_running: int) -> None:
+    fleet = ScriptedWorkers(d1=hang)
+    fleet.max_batch_size = 4
+    async with crowd(fleet, *["m"] * 6, num_processes=num_processes):
+        assert len(fleet.asked) == num_running
+    assert fleet.open == []
 
 
-def test_the_early_check_is_that_of_the_models_queue() -> None:
-    async def main() -> None:
-        fleet = ScriptedWorkers(d1=hang)
-        fleet.max_batch_size = 1
-        async with generator_over(fleet) as generator:
+@jumping
+async def test_the_early_check_is_that_of_the_models_queue() -> None:
+    fleet = ScriptedWorkers(d1=hang)
+    fleet.max_batch_size = 1
+    async with generator_over(fleet) as generator:
+        generator.check("m", "a", 600)
+        chunks = [generator.generate(request(600), "a") for _ in range(3)]
+        waiting = [asyncio.ensure_future(anext(each)) for each in chunks]
+        await asyncio.sleep(1)
+        with pytest.raises(Overloaded):
             generator.check("m", "a", 600)
-            chunks = [generator.generate(request(600), "a") for _ in range(3)]
-            waiting = [asyncio.ensure_future(anext(each)) for each in chunks]
-            await asyncio.sleep(1)
-            with pytest.raises(Overloaded):
-                generator.check("m", "a", 600)
-            for each in waiting:
-                each.cancel()
-            await asyncio.gather(*waiting, return_exceptions=True)
-            generator.check("m", "a", 600)
-
-    run_jumping(main())
+        for each in waiting:
+            each.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        generator.check("m", "a", 600)

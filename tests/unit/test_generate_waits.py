@@ -18,7 +18,7 @@ from baton.errors import (
 )
 from baton.messages import GenerateRequest, Reply, TokenChunk
 from frontend.routing.generate import Generator
-from tests.clock import run_jumping
+from tests.clock import jumping, run_jumping
 from tests.scripted_workers import (
     Script,
     ScriptedWorkers,
@@ -303,7 +303,8 @@ def test_without_any_decode_worker_a_request_says_so() -> None:
     ("stuck", "local_prefill_tokens", "asked"),
     [("p1", 0, ["p1"]), ("d1", 0, ["p1", "d1"]), ("d1", 50, ["d1"])],
 )
-def test_a_worker_that_makes_no_progress_with_it_is_given_up(
+@jumping
+async def test_a_worker_that_makes_no_progress_with_it_is_given_up(
     stuck: str, local_prefill_tokens: int, asked: list[str]
 ) -> None:
     async def hang(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
@@ -313,16 +314,12 @@ def test_a_worker_that_makes_no_progress_with_it_is_given_up(
 
     fleet = ScriptedWorkers(**{"p1": hand_off, "d1": answer, stuck: hang})
     fleet.answering = {"p1", "d1"}
-
-    async def main() -> None:
-        async with generator_over(fleet, local_prefill_tokens=local_prefill_tokens) as generator:
-            chunks = generator.generate(request(deadline_s=60))
-            waiting = asyncio.ensure_future(anext(chunks))
-            await asyncio.sleep(0.1)
-            assert fleet.asked == asked
-            await asyncio.sleep(29.9)
-            waiting.cancel()
-            await asyncio.gather(waiting, return_exceptions=True)
-
-    run_jumping(main())
+    async with generator_over(fleet, local_prefill_tokens=local_prefill_tokens) as generator:
+        chunks = generator.generate(request(deadline_s=60))
+        waiting = asyncio.ensure_future(anext(chunks))
+        await asyncio.sleep(0.1)
+        assert fleet.asked == asked
+        await asyncio.sleep(29.9)
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
     assert fleet.lost == [stuck]

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from baton.process import NotStarted, Shutdown, first_of, leave_start_uncollected, needed
-from tests.clock import run_jumping
+from tests.clock import jumping, run_jumping
 
 # A process that reports when it listens and when it was asked to end, and then takes time.
 DRAINING = """
@@ -141,7 +141,8 @@ def test_what_is_needed_at_start_is_waited_for_with_a_line_a_second(caplog: pyte
     ]
 
 
-def test_what_does_not_come_ends_the_start_with_a_sentence() -> None:
+@jumping
+async def test_what_does_not_come_ends_the_start_with_a_sentence() -> None:
     ended = asyncio.Event()
 
     async def never() -> None:
@@ -150,12 +151,9 @@ def test_what_does_not_come_ends_the_start_with_a_sentence() -> None:
         finally:
             ended.set()
 
-    async def main() -> None:
-        with pytest.raises(NotStarted, match="NATS did not answer within 60 s"):
-            await needed("NATS", never())
-        assert ended.is_set()
-
-    run_jumping(main())
+    with pytest.raises(NotStarted, match="NATS did not answer within 60 s"):
+        await needed("NATS", never())
+    assert ended.is_set()
 
 
 async def test_what_fails_at_start_is_raised_at_once() -> None:

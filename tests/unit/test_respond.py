@@ -10,7 +10,7 @@ import pytest
 from baton.errors import EngineFailure
 from frontend.http.sse import KEEP_ALIVE, Outbox
 from tests.alive import Newborn
-from tests.clock import run_jumping
+from tests.clock import jumping
 from tests.generators import none_abandoned
 from tests.scripted_frontend import MODEL, Client, ScriptedTokens
 
@@ -66,95 +66,83 @@ def requests(client: Client, status: str) -> float:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_client_that_does_not_read_is_left_half_a_minute_after_the_deadline(stream: bool) -> None:
-    async def main() -> None:
-        client, slow = Client(ScriptedTokens(ANSWER), request_timeout_s=100.0), Slow(num_taken=1)
-        await ask(client, slow, stream=stream)
-        assert now_s() == pytest.approx(130)
-        assert len(slow.messages) == 1
-        assert client.tokens.num_ended == 1
-        assert requests(client, "499") == 1
-
-    run_jumping(main())
+@jumping
+async def test_a_client_that_does_not_read_is_left_half_a_minute_after_the_deadline(stream: bool) -> None:
+    client, slow = Client(ScriptedTokens(ANSWER), request_timeout_s=100.0), Slow(num_taken=1)
+    await ask(client, slow, stream=stream)
+    assert now_s() == pytest.approx(130)
+    assert len(slow.messages) == 1
+    assert client.tokens.num_ended == 1
+    assert requests(client, "499") == 1
 
 
 @pytest.mark.parametrize(("pause_at", "stream"), [(0, False), (30, False), (0, True), (30, True)])
-def test_the_deadline_ends_an_answer_when_it_is_over_and_not_later(pause_at: int, stream: bool) -> None:
-    async def main() -> None:
-        tokens = ScriptedTokens(ANSWER, pause_at=pause_at)
-        client, slow = Client(tokens, request_timeout_s=100.0), Slow(num_taken=1000)
-        await ask(client, slow, stream=stream)
-        assert now_s() == pytest.approx(100)
-        assert b'"code":"deadline_exceeded"' in slow.body
-        assert tokens.requests[0].deadline_s == 100
-        assert tokens.num_ended == 1
-        assert requests(client, "504") == 1
-
-    run_jumping(main())
+@jumping
+async def test_the_deadline_ends_an_answer_when_it_is_over_and_not_later(pause_at: int, stream: bool) -> None:
+    tokens = ScriptedTokens(ANSWER, pause_at=pause_at)
+    client, slow = Client(tokens, request_timeout_s=100.0), Slow(num_taken=1000)
+    await ask(client, slow, stream=stream)
+    assert now_s() == pytest.approx(100)
+    assert b'"code":"deadline_exceeded"' in slow.body
+    assert tokens.requests[0].deadline_s == 100
+    assert tokens.num_ended == 1
+    assert requests(client, "504") == 1
 
 
-def test_a_client_that_leaves_while_it_waits_is_noticed_at_once() -> None:
-    async def main() -> None:
-        tokens = ScriptedTokens(ANSWER, pause_at=0)
-        client = Client(tokens)
-        answering = asyncio.create_task(ask(client, Slow(num_taken=1000), stream=True))
-        await asyncio.sleep(5)
-        client.leave.set()
-        await answering
-        assert now_s() == pytest.approx(5)
-        assert tokens.num_ended == 1
-        assert client.metric("baton_disconnects_total", route=ROUTE) == 1
-
-    run_jumping(main())
+@jumping
+async def test_a_client_that_leaves_while_it_waits_is_noticed_at_once() -> None:
+    tokens = ScriptedTokens(ANSWER, pause_at=0)
+    client = Client(tokens)
+    answering = asyncio.create_task(ask(client, Slow(num_taken=1000), stream=True))
+    await asyncio.sleep(5)
+    client.leave.set()
+    await answering
+    assert now_s() == pytest.approx(5)
+    assert tokens.num_ended == 1
+    assert client.metric("baton_disconnects_total", route=ROUTE) == 1
 
 
 @pytest.mark.parametrize(("num_taken", "stream"), [(0, False), (2, True)])
-def test_a_server_that_must_stop_waits_a_second_for_a_client_that_does_not_read(
+@jumping
+async def test_a_server_that_must_stop_waits_a_second_for_a_client_that_does_not_read(
     num_taken: int, stream: bool
 ) -> None:
-    async def main() -> None:
-        client, slow = Client(ScriptedTokens(ANSWER, pause_at=30)), Slow(num_taken)
-        answering = asyncio.create_task(ask(client, slow, stream=stream))
-        await asyncio.sleep(1)  # it waits for the engine, or for the client
-        began_s = now_s()
-        answering.cancel()
-        await asyncio.wait([answering])
-        assert now_s() - began_s == pytest.approx(1)
-        assert client.tokens.num_ended == 1
-        assert client.metric("baton_running_requests", route=ROUTE) == 0
-
-    run_jumping(main())
+    client, slow = Client(ScriptedTokens(ANSWER, pause_at=30)), Slow(num_taken)
+    answering = asyncio.create_task(ask(client, slow, stream=stream))
+    await asyncio.sleep(1)  # it waits for the engine, or for the client
+    began_s = now_s()
+    answering.cancel()
+    await asyncio.wait([answering])
+    assert now_s() - began_s == pytest.approx(1)
+    assert client.tokens.num_ended == 1
+    assert client.metric("baton_running_requests", route=ROUTE) == 0
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_server_that_must_stop_says_so_and_how_it_counts(stream: bool) -> None:
-    async def main() -> None:
-        client, slow = Client(ScriptedTokens(ANSWER, pause_at=30)), Slow(num_taken=1000)
-        answering = asyncio.create_task(ask(client, slow, stream=stream))
-        await client.tokens.paused.wait()
-        await asyncio.sleep(1)  # the client has what came before
-        answering.cancel()
-        await asyncio.wait([answering])
-        assert answering.cancelled()
-        assert b"The server is shutting down" in slow.body
-        starts = [each for each in slow.messages if each["type"] == "http.response.start"]
-        assert [each["status"] for each in starts] == [200 if stream else 503]
-        assert slow.messages[-1]["more_body"] is False
-        assert requests(client, "503") == 1
-
-    run_jumping(main())
+@jumping
+async def test_a_server_that_must_stop_says_so_and_how_it_counts(stream: bool) -> None:
+    client, slow = Client(ScriptedTokens(ANSWER, pause_at=30)), Slow(num_taken=1000)
+    answering = asyncio.create_task(ask(client, slow, stream=stream))
+    await client.tokens.paused.wait()
+    await asyncio.sleep(1)  # the client has what came before
+    answering.cancel()
+    await asyncio.wait([answering])
+    assert answering.cancelled()
+    assert b"The server is shutting down" in slow.body
+    starts = [each for each in slow.messages if each["type"] == "http.response.start"]
+    assert [each["status"] for each in starts] == [200 if stream else 503]
+    assert slow.messages[-1]["more_body"] is False
+    assert requests(client, "503") == 1
 
 
-def test_tokens_count_for_a_client_that_leaves() -> None:
-    async def main() -> None:
-        client = Client(ScriptedTokens(ANSWER, pause_at=30))
-        answering = asyncio.create_task(ask(client, Slow(num_taken=1000)))
-        await client.tokens.paused.wait()
-        client.leave.set()
-        await answering
-        assert client.metric("baton_completion_tokens_total", model=MODEL) == 30
-
-    run_jumping(main())
+@jumping
+async def test_tokens_count_for_a_client_that_leaves() -> None:
+    client = Client(ScriptedTokens(ANSWER, pause_at=30))
+    answering = asyncio.create_task(ask(client, Slow(num_taken=1000)))
+    await client.tokens.paused.wait()
+    client.leave.set()
+    await answering
+    assert client.metric("baton_completion_tokens_total", model=MODEL) == 30
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses"])
@@ -166,100 +154,88 @@ async def test_a_stream_is_neither_cached_nor_held_back_by_proxies(path: str) ->
     assert (reply.headers["cache-control"], reply.headers["x-accel-buffering"]) == ("no-cache", "no")
 
 
-def test_a_streams_last_events_are_one_message() -> None:
-    async def main() -> None:
-        slow = Slow(num_taken=1000)
-        await ask(Client(ScriptedTokens(ANSWER)), slow, stream=True)
-        last = slow.messages[-1]["body"]
-        assert b'"finish_reason":"stop"' in last
-        assert last.endswith(b"data: [DONE]\n\n")
-        assert slow.body.count(b"[DONE]") == 1
-
-    run_jumping(main())
+@jumping
+async def test_a_streams_last_events_are_one_message() -> None:
+    slow = Slow(num_taken=1000)
+    await ask(Client(ScriptedTokens(ANSWER)), slow, stream=True)
+    last = slow.messages[-1]["body"]
+    assert b'"finish_reason":"stop"' in last
+    assert last.endswith(b"data: [DONE]\n\n")
+    assert slow.body.count(b"[DONE]") == 1
 
 
-def test_a_generation_far_ahead_of_its_client_waits_for_it() -> None:
-    async def main() -> None:
-        text = "<|channel|>final<|message|>" + "x" * 3900
-        client, slow = Client(ScriptedTokens(text)), Slow(num_taken=2)
-        answering = asyncio.create_task(ask(client, slow, stream=True, logprobs=True, top_logprobs=2, n=4))
-        await asyncio.sleep(50)
-        assert client.tokens.num_ended < 4
-        slow.goes_on.set()
-        await answering
-        assert client.tokens.num_ended == 4
-        assert slow.body.endswith(b"[DONE]\n\n")
-        assert slow.body.count(b'"content":"x') > 4000
-
-    run_jumping(main())
+@jumping
+async def test_a_generation_far_ahead_of_its_client_waits_for_it() -> None:
+    text = "<|channel|>final<|message|>" + "x" * 3900
+    client, slow = Client(ScriptedTokens(text)), Slow(num_taken=2)
+    answering = asyncio.create_task(ask(client, slow, stream=True, logprobs=True, top_logprobs=2, n=4))
+    await asyncio.sleep(50)
+    assert client.tokens.num_ended < 4
+    slow.goes_on.set()
+    await answering
+    assert client.tokens.num_ended == 4
+    assert slow.body.endswith(b"[DONE]\n\n")
+    assert slow.body.count(b'"content":"x') > 4000
 
 
-def test_a_stream_begins_soon_and_says_every_so_often_that_it_is_alive() -> None:
-    async def main() -> None:
-        client, slow = Client(ScriptedTokens(ANSWER, pause_at=0)), Slow(num_taken=1000)
-        answering = asyncio.create_task(ask(client, slow, stream=True))
-        await asyncio.sleep(0.09)
-        assert not slow.messages
-        await asyncio.sleep(0.02)
-        assert slow.body.endswith(KEEP_ALIVE)
-        await asyncio.sleep(35)
-        assert slow.body.count(KEEP_ALIVE) == 4
-        client.tokens.go_on.set()
-        await answering
-        assert slow.body.endswith(b"[DONE]\n\n")
-
-    run_jumping(main())
+@jumping
+async def test_a_stream_begins_soon_and_says_every_so_often_that_it_is_alive() -> None:
+    client, slow = Client(ScriptedTokens(ANSWER, pause_at=0)), Slow(num_taken=1000)
+    answering = asyncio.create_task(ask(client, slow, stream=True))
+    await asyncio.sleep(0.09)
+    assert not slow.messages
+    await asyncio.sleep(0.02)
+    assert slow.body.endswith(KEEP_ALIVE)
+    await asyncio.sleep(35)
+    assert slow.body.count(KEEP_ALIVE) == 4
+    client.tokens.go_on.set()
+    await answering
+    assert slow.body.endswith(b"[DONE]\n\n")
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_an_answer_that_has_ended_leaves_nothing_behind(stream: bool) -> None:
-    async def main() -> None:
-        alone, outboxes = asyncio.all_tasks(), Newborn(Outbox)
-        client = Client(ScriptedTokens(ANSWER), request_timeout_s=1000.0)
-        with none_abandoned():
-            await ask(client, Slow(num_taken=1000), stream=stream)
-        assert asyncio.all_tasks() == alone
-        await asyncio.sleep(1)  # a cancelled task lets go of its frame a turn later
-        assert outboxes.count() == 0
-
-    run_jumping(main())
+@jumping
+async def test_an_answer_that_has_ended_leaves_nothing_behind(stream: bool) -> None:
+    alone, outboxes = asyncio.all_tasks(), Newborn(Outbox)
+    client = Client(ScriptedTokens(ANSWER), request_timeout_s=1000.0)
+    with none_abandoned():
+        await ask(client, Slow(num_taken=1000), stream=stream)
+    assert asyncio.all_tasks() == alone
+    await asyncio.sleep(1)  # a cancelled task lets go of its frame a turn later
+    assert outboxes.count() == 0
 
 
-def test_a_stop_string_closes_the_generation_at_once() -> None:
-    async def main() -> None:
-        tokens = ScriptedTokens("<|channel|>final<|message|>One. Two. Three." + " More." * 500)
-        client, slow = Client(tokens), Slow(num_taken=1000)
-        with none_abandoned():
-            await ask(client, slow, stop=["Two"])
-        assert tokens.num_ended == 1
-        assert client.metric("baton_completion_tokens_total", model=MODEL) < 50
-
-    run_jumping(main())
+@jumping
+async def test_a_stop_string_closes_the_generation_at_once() -> None:
+    tokens = ScriptedTokens("<|channel|>final<|message|>One. Two. Three." + " More." * 500)
+    client, slow = Client(tokens), Slow(num_taken=1000)
+    with none_abandoned():
+        await ask(client, slow, stop=["Two"])
+    assert tokens.num_ended == 1
+    assert client.metric("baton_completion_tokens_total", model=MODEL) < 50
 
 
-def test_what_a_request_came_to_is_counted_once_it_has_ended() -> None:
-    async def main() -> None:
-        client = Client(ScriptedTokens(ANSWER, pause_at=0))
-        answering = asyncio.create_task(ask(client, Slow(num_taken=1000), n=2))
-        await client.tokens.paused.wait()
-        assert client.metric("baton_running_requests", route=ROUTE) == 1
-        assert requests(client, "200") == 0
-        client.tokens.go_on.set()
-        await answering
-        num_tokens = sum(len(request.token_ids) for request in client.tokens.requests[:1])
-        assert client.metric("baton_prompt_tokens_total", model=MODEL) == num_tokens
-        assert client.metric("baton_completion_tokens_total", model=MODEL) > 20
-        assert requests(client, "200") == 1
-        for name in ("request_duration", "time_to_first_token", "inter_token_latency"):
-            assert client.metric(f"baton_{name}_seconds_count", route=ROUTE, model=MODEL) == 1
-        whole_s, first_s, mean_s = (
-            client.metric(f"baton_{name}_seconds_sum", route=ROUTE, model=MODEL)
-            for name in ("request_duration", "time_to_first_token", "inter_token_latency")
-        )
-        num_gaps = client.metric("baton_completion_tokens_total", model=MODEL) / 2 - 1  # choices run together
-        assert mean_s == pytest.approx((whole_s - first_s) / num_gaps)
-
-    run_jumping(main())
+@jumping
+async def test_what_a_request_came_to_is_counted_once_it_has_ended() -> None:
+    client = Client(ScriptedTokens(ANSWER, pause_at=0))
+    answering = asyncio.create_task(ask(client, Slow(num_taken=1000), n=2))
+    await client.tokens.paused.wait()
+    assert client.metric("baton_running_requests", route=ROUTE) == 1
+    assert requests(client, "200") == 0
+    client.tokens.go_on.set()
+    await answering
+    num_tokens = sum(len(request.token_ids) for request in client.tokens.requests[:1])
+    assert client.metric("baton_prompt_tokens_total", model=MODEL) == num_tokens
+    assert client.metric("baton_completion_tokens_total", model=MODEL) > 20
+    assert requests(client, "200") == 1
+    for name in ("request_duration", "time_to_first_token", "inter_token_latency"):
+        assert client.metric(f"baton_{name}_seconds_count", route=ROUTE, model=MODEL) == 1
+    whole_s, first_s, mean_s = (
+        client.metric(f"baton_{name}_seconds_sum", route=ROUTE, model=MODEL)
+        for name in ("request_duration", "time_to_first_token", "inter_token_latency")
+    )
+    num_gaps = client.metric("baton_completion_tokens_total", model=MODEL) / 2 - 1  # choices run together
+    assert mean_s == pytest.approx((whole_s - first_s) / num_gaps)
 
 
 async def test_the_first_token_is_the_first_and_not_the_last() -> None:
@@ -275,29 +251,25 @@ async def test_the_first_token_is_the_first_and_not_the_last() -> None:
     assert whole_s - first_s > 0.045
 
 
-def test_a_failure_in_mid_stream_is_counted_under_its_status() -> None:
-    async def main() -> None:
-        tokens = ScriptedTokens(ANSWER, fail_at=30, error=EngineFailure("Broken."))
-        client = Client(tokens)
-        await ask(client, Slow(num_taken=1000), stream=True)
-        assert requests(client, "500") == 1
-        assert requests(client, "200") == 0
-
-    run_jumping(main())
+@jumping
+async def test_a_failure_in_mid_stream_is_counted_under_its_status() -> None:
+    tokens = ScriptedTokens(ANSWER, fail_at=30, error=EngineFailure("Broken."))
+    client = Client(tokens)
+    await ask(client, Slow(num_taken=1000), stream=True)
+    assert requests(client, "500") == 1
+    assert requests(client, "200") == 0
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_malformed_output_and_unknown_fields_are_counted_and_told(stream: bool) -> None:
-    async def main() -> None:
-        tokens = ScriptedTokens("<|channel|>final<|message|>Hello<|channel|>final<|message|> again<|return|>")
-        nums = []
-        for num_choices in 1, 3:
-            client, slow = Client(tokens), Slow(num_taken=1000)
-            await ask(client, slow, stream=stream, n=num_choices, foo=1)
-            assert (b"x-baton-ignored", b"foo") in slow.messages[0]["headers"]
-            assert client.metric("baton_ignored_fields_total", field="foo") == 1
-            [family] = [each for each in client.services.metrics.registry.collect() if "repairs" in each.name]
-            nums.append(sum(each.value for each in family.samples if each.name.endswith("total")))
-        assert nums[1] == 3 * nums[0] > 0
-
-    run_jumping(main())
+@jumping
+async def test_malformed_output_and_unknown_fields_are_counted_and_told(stream: bool) -> None:
+    tokens = ScriptedTokens("<|channel|>final<|message|>Hello<|channel|>final<|message|> again<|return|>")
+    nums = []
+    for num_choices in 1, 3:
+        client, slow = Client(tokens), Slow(num_taken=1000)
+        await ask(client, slow, stream=stream, n=num_choices, foo=1)
+        assert (b"x-baton-ignored", b"foo") in slow.messages[0]["headers"]
+        assert client.metric("baton_ignored_fields_total", field="foo") == 1
+        [family] = [each for each in client.services.metrics.registry.collect() if "repairs" in each.name]
+        nums.append(sum(each.value for each in family.samples if each.name.endswith("total")))
+    assert nums[1] == 3 * nums[0] > 0

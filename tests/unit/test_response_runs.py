@@ -13,7 +13,7 @@ from frontend.responses.body import RUNNING
 from frontend.responses.output import MAX_KEPT_STREAM_BYTES
 from frontend.responses.runs import MAX_RUNS, ResponseState
 from frontend.responses.store import ResponseStore
-from tests.clock import run_jumping
+from tests.clock import jumping
 from tests.generators import none_abandoned
 from tests.scripted_frontend import MODEL, Client, ScriptedTokens, ended, frontend
 from tests.stored_responses import response
@@ -40,25 +40,23 @@ async def test_one_response_more_than_the_limit_is_told_to_come_back() -> None:
             del runs[other]
 
 
-def test_a_run_ends_when_its_time_is_over_and_says_so() -> None:
-    async def scenario() -> None:
-        client = Client(ScriptedTokens(ANSWER, pause_at=5), request_timeout_s=600.0)
-        made = (await client.respond(background=True)).json
-        loop = asyncio.get_running_loop()
-        began_s = loop.time()
-        (run,) = client.responses.runs._runs.values()  # noqa: SLF001  as its client polls
-        await run.task
-        assert loop.time() - began_s == pytest.approx(600.0)
-        failed = await ended(client, made["id"])
-        assert failed["error"]["code"] == "server_error"
-        assert "deadline" in failed["error"]["message"]
-        assert client.tokens.num_ended == 1
-        labels = {"route": "background", "model": MODEL}
-        assert client.metric("baton_requests_total", **labels, status="504") == 1
-        assert client.metric("baton_running_requests", route="background") == 0
-        await client.responses.close()
-
-    run_jumping(scenario())
+@jumping
+async def test_a_run_ends_when_its_time_is_over_and_says_so() -> None:
+    client = Client(ScriptedTokens(ANSWER, pause_at=5), request_timeout_s=600.0)
+    made = (await client.respond(background=True)).json
+    loop = asyncio.get_running_loop()
+    began_s = loop.time()
+    (run,) = client.responses.runs._runs.values()  # noqa: SLF001  as its client polls
+    await run.task
+    assert loop.time() - began_s == pytest.approx(600.0)
+    failed = await ended(client, made["id"])
+    assert failed["error"]["code"] == "server_error"
+    assert "deadline" in failed["error"]["message"]
+    assert client.tokens.num_ended == 1
+    labels = {"route": "background", "model": MODEL}
+    assert client.metric("baton_requests_total", **labels, status="504") == 1
+    assert client.metric("baton_running_requests", route="background") == 0
+    await client.responses.close()
 
 
 async def test_a_stream_that_is_too_long_is_not_stored_and_cannot_be_resumed() -> None:
@@ -87,21 +85,19 @@ async def test_a_run_is_forgotten_when_it_has_ended() -> None:
         assert client.metric("baton_running_requests", route="background") == 0
 
 
-def test_a_drain_ends_what_still_runs_when_its_time_is_over() -> None:
-    async def scenario() -> None:
-        client = Client(ScriptedTokens(ANSWER, pause_at=5))
-        made = (await client.respond(background=True)).json
-        loop = asyncio.get_running_loop()
-        began_s = loop.time()
-        await client.responses.runs.drain(30.0)
-        assert loop.time() - began_s == pytest.approx(30.0)
-        failed = await ended(client, made["id"])
-        assert failed["status"] == "failed"
-        assert "shut down" in failed["error"]["message"]
-        assert client.tokens.num_ended == 1
-        await client.responses.close()
-
-    run_jumping(scenario())
+@jumping
+async def test_a_drain_ends_what_still_runs_when_its_time_is_over() -> None:
+    client = Client(ScriptedTokens(ANSWER, pause_at=5))
+    made = (await client.respond(background=True)).json
+    loop = asyncio.get_running_loop()
+    began_s = loop.time()
+    await client.responses.runs.drain(30.0)
+    assert loop.time() - began_s == pytest.approx(30.0)
+    failed = await ended(client, made["id"])
+    assert failed["status"] == "failed"
+    assert "shut down" in failed["error"]["message"]
+    assert client.tokens.num_ended == 1
+    await client.responses.close()
 
 
 async def test_a_run_stops_generating_when_it_has_said_enough() -> None:

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import pytest
 
 from frontend.http.sse import KEEP_ALIVE, MAX_UNSENT_BYTES, Outbox
-from tests.clock import run_jumping
+from tests.clock import jumping, run_jumping
 from tests.waiting import PATIENCE_S, until
 
 T = TypeVar("T")
@@ -125,20 +125,18 @@ def test_a_writer_ahead_of_a_slow_reader_waits_for_room() -> None:
     run(scenario())
 
 
-def test_a_silent_outbox_says_at_its_pace_that_it_is_alive() -> None:
-    async def scenario() -> None:
-        outbox = Outbox(1)
-        ticking = asyncio.create_task(outbox.keep_alive(10.0))
-        await asyncio.sleep(35.0)
-        assert await outbox.take() == 3 * KEEP_ALIVE
-        outbox.put(b"a")
-        await asyncio.sleep(10.0)  # the tick at 40 s finds that something was put
-        assert await outbox.take() == b"a"
-        await asyncio.sleep(10.0)
-        assert await outbox.take() == KEEP_ALIVE
-        ticking.cancel()
-
-    run_jumping(scenario())
+@jumping
+async def test_a_silent_outbox_says_at_its_pace_that_it_is_alive() -> None:
+    outbox = Outbox(1)
+    ticking = asyncio.create_task(outbox.keep_alive(10.0))
+    await asyncio.sleep(35.0)
+    assert await outbox.take() == 3 * KEEP_ALIVE
+    outbox.put(b"a")
+    await asyncio.sleep(10.0)  # the tick at 40 s finds that something was put
+    assert await outbox.take() == b"a"
+    await asyncio.sleep(10.0)
+    assert await outbox.take() == KEEP_ALIVE
+    ticking.cancel()
 
 
 class Client:
@@ -273,13 +271,11 @@ def test_a_writer_far_ahead_of_the_reader_waits_when_it_sends() -> None:
     run(scenario())
 
 
-def test_a_stream_that_has_begun_needs_no_comment() -> None:
-    async def main() -> None:
-        outbox = Outbox(1)
-        outbox.taken(0.1, b": hello")
-        outbox.put(b"first")
-        assert await outbox.take() == b"first"
-        asyncio.get_running_loop().call_later(1, outbox.put, b"second")
-        assert await outbox.take() == b"second"
-
-    run_jumping(main())
+@jumping
+async def test_a_stream_that_has_begun_needs_no_comment() -> None:
+    outbox = Outbox(1)
+    outbox.taken(0.1, b": hello")
+    outbox.put(b"first")
+    assert await outbox.take() == b"first"
+    asyncio.get_running_loop().call_later(1, outbox.put, b"second")
+    assert await outbox.take() == b"second"

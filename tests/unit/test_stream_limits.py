@@ -13,31 +13,30 @@ from baton.messages import StatsRequest
 from baton.pace import Pace
 from baton.streams import WINDOW, CallerLink, Service, WorkerLink, _Call, _Stream, call_over
 from tests.alive import Newborn
-from tests.clock import run_jumping
+from tests.clock import jumping
 from tests.links import PACE, Pair, RawCaller, Sent, a_request, frame, silent, turns
 from tests.planes import count_up, first_tokens, tokens
 
 
-def test_the_caller_keeps_the_deadline_of_a_worker_that_hangs() -> None:
-    async def main() -> None:
-        wire = Sent()
-        link = CallerLink(wire, "w", PACE)
+@jumping
+async def test_the_caller_keeps_the_deadline_of_a_worker_that_hangs() -> None:
+    wire = Sent()
+    link = CallerLink(wire, "w", PACE)
 
-        async def here() -> CallerLink:
-            return link
+    async def here() -> CallerLink:
+        return link
 
-        loop = asyncio.get_running_loop()
-        began_s = loop.time()
-        with pytest.raises(DeadlineExceeded):
-            await tokens(call_over(here, a_request(deadline_s=7.0)))
-        assert loop.time() - began_s == pytest.approx(7.0)
-        await asyncio.sleep(0)  # frames leave at the end of a turn
-        assert Cancel(1) in frames.FROM_CALLER.decode(wire.frames[-1])[1]
-
-    run_jumping(main())
+    loop = asyncio.get_running_loop()
+    began_s = loop.time()
+    with pytest.raises(DeadlineExceeded):
+        await tokens(call_over(here, a_request(deadline_s=7.0)))
+    assert loop.time() - began_s == pytest.approx(7.0)
+    await asyncio.sleep(0)  # frames leave at the end of a turn
+    assert Cancel(1) in frames.FROM_CALLER.decode(wire.frames[-1])[1]
 
 
-def test_calls_and_links_that_have_ended_are_forgotten() -> None:
+@jumping
+async def test_calls_and_links_that_have_ended_are_forgotten() -> None:
     calls, streams, callers, workers = (Newborn(each) for each in (_Call, _Stream, CallerLink, WorkerLink))
 
     async def work() -> None:
@@ -50,119 +49,102 @@ def test_calls_and_links_that_have_ended_are_forgotten() -> None:
         pair.caller.lose("test")
         await turns(lambda: not pair.service.links)
 
-    async def main() -> None:
-        await work()
-        await asyncio.sleep(2 * PACE.tick_s)  # ticks, if there still are any
-        assert callers.count() == workers.count() == 0
-
-    run_jumping(main())
+    await work()
+    await asyncio.sleep(2 * PACE.tick_s)  # ticks, if there still are any
+    assert callers.count() == workers.count() == 0
 
 
-def test_leaving_a_call_closes_its_generator_at_the_worker_and_no_other() -> None:
-    async def main() -> None:
-        pair = Pair(silent)
-        staying = asyncio.ensure_future(tokens(pair.call(a_request())))
-        leaving = asyncio.ensure_future(tokens(pair.call(a_request())))
-        await turns(lambda: len(pair.service.tasks) == 2)
-        leaving.cancel()
-        await turns(lambda: len(pair.service.tasks) == 1)
-        assert not staying.done()
-        staying.cancel()
-        await turns(lambda: not pair.service.tasks)
-
-    run_jumping(main())
+@jumping
+async def test_leaving_a_call_closes_its_generator_at_the_worker_and_no_other() -> None:
+    pair = Pair(silent)
+    staying = asyncio.ensure_future(tokens(pair.call(a_request())))
+    leaving = asyncio.ensure_future(tokens(pair.call(a_request())))
+    await turns(lambda: len(pair.service.tasks) == 2)
+    leaving.cancel()
+    await turns(lambda: len(pair.service.tasks) == 1)
+    assert not staying.done()
+    staying.cancel()
+    await turns(lambda: not pair.service.tasks)
 
 
-def test_an_ended_call_is_not_cancelled_again() -> None:
-    async def main() -> None:
-        pair = Pair(count_up)
-        assert len(await tokens(pair.call(a_request(WINDOW // 2)))) == WINDOW // 2
-        await asyncio.sleep(0)  # a turn for what must not be sent
-        sent = [each for one in pair.to_worker.frames for each in frames.FROM_CALLER.decode(one)[1]]
-        assert not [each for each in sent if isinstance(each, Cancel | Credit)]
-
-    run_jumping(main())
+@jumping
+async def test_an_ended_call_is_not_cancelled_again() -> None:
+    pair = Pair(count_up)
+    assert len(await tokens(pair.call(a_request(WINDOW // 2)))) == WINDOW // 2
+    await asyncio.sleep(0)  # a turn for what must not be sent
+    sent = [each for one in pair.to_worker.frames for each in frames.FROM_CALLER.decode(one)[1]]
+    assert not [each for each in sent if isinstance(each, Cancel | Credit)]
 
 
-def test_a_figures_request_has_no_deadline_of_its_own() -> None:
-    async def main() -> None:
-        asking = asyncio.ensure_future(tokens(Pair(silent).call(StatsRequest())))
-        await asyncio.sleep(1000)  # nothing ends it
-        assert not asking.done()
-        asking.cancel()
-
-    run_jumping(main())
+@jumping
+async def test_a_figures_request_has_no_deadline_of_its_own() -> None:
+    asking = asyncio.ensure_future(tokens(Pair(silent).call(StatsRequest())))
+    await asyncio.sleep(1000)  # nothing ends it
+    assert not asking.done()
+    asking.cancel()
 
 
-def test_the_caller_gives_no_more_credit_than_it_has_consumed() -> None:
-    async def main() -> None:
-        pair = Pair(count_up)
-        async with aclosing(pair.call(a_request(10 * WINDOW))) as replies:
-            assert len(await first_tokens(replies, 5 * WINDOW)) == 5 * WINDOW
-        await asyncio.sleep(1)  # everything sent has arrived
-        sent = [each for one in pair.to_worker.frames for each in frames.FROM_CALLER.decode(one)[1]]
-        given = sum(each.num_replies for each in sent if isinstance(each, Credit))
-        assert 4 * WINDOW <= given <= 5 * WINDOW
-        assert WINDOW == 256
-
-    run_jumping(main())
+@jumping
+async def test_the_caller_gives_no_more_credit_than_it_has_consumed() -> None:
+    pair = Pair(count_up)
+    async with aclosing(pair.call(a_request(10 * WINDOW))) as replies:
+        assert len(await first_tokens(replies, 5 * WINDOW)) == 5 * WINDOW
+    await asyncio.sleep(1)  # everything sent has arrived
+    sent = [each for one in pair.to_worker.frames for each in frames.FROM_CALLER.decode(one)[1]]
+    given = sum(each.num_replies for each in sent if isinstance(each, Credit))
+    assert 4 * WINDOW <= given <= 5 * WINDOW
+    assert WINDOW == 256
 
 
-def test_a_lost_link_says_why_it_was_lost_first_and_opens_no_call() -> None:
-    async def main() -> None:
-        wire = Sent()
-        link = CallerLink(wire, "w", PACE)
-        link.lose("the first reason")
-        link.lose("another")
-        assert link.lost == "the first reason"
-        with pytest.raises(WorkerLost, match="the first reason"):
-            link.open(a_request())
-        goodbyes = [each for one in wire.frames for each in frames.FROM_CALLER.decode(one)[1]][1:]
-        assert goodbyes == [Goodbye("the first reason")]
-
-    run_jumping(main())
-
-
-def test_a_silent_worker_is_lost_after_some_ticks_a_caller_after_five_times_as_many() -> None:
-    async def main() -> None:
-        pace = Pace(tick_s=1.0, num_silent=4, num_idle=100)
-        link = CallerLink(Sent(), "w", pace)
+@jumping
+async def test_a_lost_link_says_why_it_was_lost_first_and_opens_no_call() -> None:
+    wire = Sent()
+    link = CallerLink(wire, "w", PACE)
+    link.lose("the first reason")
+    link.lose("another")
+    assert link.lost == "the first reason"
+    with pytest.raises(WorkerLost, match="the first reason"):
         link.open(a_request())
-        caller = RawCaller(Service("w", count_up, pace))
-        await asyncio.sleep(2.5)
-        link.receive(frame(0, Hello(frames.VERSION, "w")))
-        caller.say(Hello(frames.VERSION, "w"))
-        reasons = []
-        for wait_s in (3, 1):
-            await asyncio.sleep(wait_s)
-            reasons.append(link.lost)
-        assert reasons == [None, "it does not respond"]  # 4 ticks after the frame
-        await asyncio.sleep(15)
-        assert not caller.heard(Goodbye)
-        await asyncio.sleep(1)
-        assert caller.heard(Goodbye) == [Goodbye("the caller is silent")]
-
-    run_jumping(main())
+    goodbyes = [each for one in wire.frames for each in frames.FROM_CALLER.decode(one)[1]][1:]
+    assert goodbyes == [Goodbye("the first reason")]
 
 
-def test_a_call_on_a_link_that_has_been_silent_fails_at_once() -> None:
-    async def main() -> None:
-        pace = Pace(tick_s=1.0, num_silent=4, num_idle=100)
-        silent, frozen, heard = (CallerLink(Sent(), "w", pace) for _ in range(3))
-        await asyncio.sleep(1.5)
-        frozen.receive(frame(0, Hello(frames.VERSION, "w")))
-        await asyncio.sleep(8)
-        assert silent.lost is frozen.lost is None
-        for link in (silent, frozen):
-            call = link.open(a_request())
-            assert type(call.error) is WorkerUnreached
-            with pytest.raises(WorkerUnreached, match="it does not respond"):
-                link.open(a_request())
-        heard.receive(frame(0, Hello(frames.VERSION, "w")))
-        heard.open(a_request())
-        assert heard.lost is None
+@jumping
+async def test_a_silent_worker_is_lost_after_some_ticks_a_caller_after_five_times_as_many() -> None:
+    pace = Pace(tick_s=1.0, num_silent=4, num_idle=100)
+    link = CallerLink(Sent(), "w", pace)
+    link.open(a_request())
+    caller = RawCaller(Service("w", count_up, pace))
+    await asyncio.sleep(2.5)
+    link.receive(frame(0, Hello(frames.VERSION, "w")))
+    caller.say(Hello(frames.VERSION, "w"))
+    reasons = []
+    for wait_s in (3, 1):
+        await asyncio.sleep(wait_s)
+        reasons.append(link.lost)
+    assert reasons == [None, "it does not respond"]  # 4 ticks after the frame
+    await asyncio.sleep(15)
+    assert not caller.heard(Goodbye)
+    await asyncio.sleep(1)
+    assert caller.heard(Goodbye) == [Goodbye("the caller is silent")]
 
-    run_jumping(main())
+
+@jumping
+async def test_a_call_on_a_link_that_has_been_silent_fails_at_once() -> None:
+    pace = Pace(tick_s=1.0, num_silent=4, num_idle=100)
+    silent, frozen, heard = (CallerLink(Sent(), "w", pace) for _ in range(3))
+    await asyncio.sleep(1.5)
+    frozen.receive(frame(0, Hello(frames.VERSION, "w")))
+    await asyncio.sleep(8)
+    assert silent.lost is frozen.lost is None
+    for link in (silent, frozen):
+        call = link.open(a_request())
+        assert type(call.error) is WorkerUnreached
+        with pytest.raises(WorkerUnreached, match="it does not respond"):
+            link.open(a_request())
+    heard.receive(frame(0, Hello(frames.VERSION, "w")))
+    heard.open(a_request())
+    assert heard.lost is None
 
 
 @pytest.mark.parametrize(
@@ -175,157 +157,139 @@ def test_a_call_on_a_link_that_has_been_silent_fails_at_once() -> None:
         (1, True, 1, WorkerLost),
     ],
 )
-def test_a_worker_that_would_have_answered_at_once_and_did_not_never_got_the_request(
+@jumping
+async def test_a_worker_that_would_have_answered_at_once_and_did_not_never_got_the_request(
     num_before: int, is_retry: bool, num_since: int, error: type[WorkerLost]
 ) -> None:
-    async def main() -> None:
-        link = CallerLink(Sent(), "w", PACE)
-        said = [frame(0, Hello(frames.VERSION, "w")), frame(1, Beat())]
-        for each in said[:num_before]:
-            link.receive(each)
-        call = link.open(msgspec.structs.replace(a_request(), is_retry=is_retry))
-        for each in said[num_before : num_before + num_since]:
-            link.receive(each)
-        link.lose("it was killed")
-        assert type(call.error) is error
-
-    run_jumping(main())
+    link = CallerLink(Sent(), "w", PACE)
+    said = [frame(0, Hello(frames.VERSION, "w")), frame(1, Beat())]
+    for each in said[:num_before]:
+        link.receive(each)
+    call = link.open(msgspec.structs.replace(a_request(), is_retry=is_retry))
+    for each in said[num_before : num_before + num_since]:
+        link.receive(each)
+    link.lose("it was killed")
+    assert type(call.error) is error
 
 
-def test_a_worker_says_at_once_that_it_has_a_retry() -> None:
-    async def main() -> None:
-        caller = RawCaller(Service("w", silent, PACE))
-        caller.say(Hello(frames.VERSION, "w"), Open(1, a_request()))
-        await asyncio.sleep(0.1)
-        assert not caller.heard(Beat)
-        caller.say(Open(2, msgspec.structs.replace(a_request(), is_retry=True)))
-        await asyncio.sleep(0.1)
-        assert caller.heard(Beat) == [Beat()]
-
-    run_jumping(main())
+@jumping
+async def test_a_worker_says_at_once_that_it_has_a_retry() -> None:
+    caller = RawCaller(Service("w", silent, PACE))
+    caller.say(Hello(frames.VERSION, "w"), Open(1, a_request()))
+    await asyncio.sleep(0.1)
+    assert not caller.heard(Beat)
+    caller.say(Open(2, msgspec.structs.replace(a_request(), is_retry=True)))
+    await asyncio.sleep(0.1)
+    assert caller.heard(Beat) == [Beat()]
 
 
-def test_silence_counts_while_there_are_calls() -> None:
-    async def main() -> None:
-        num_asked = 0
+@jumping
+async def test_silence_counts_while_there_are_calls() -> None:
+    num_asked = 0
 
-        def ask() -> None:
-            nonlocal num_asked
-            num_asked += 1
+    def ask() -> None:
+        nonlocal num_asked
+        num_asked += 1
 
-        link = CallerLink(Sent(), "w", Pace(tick_s=1.0, num_silent=4, num_idle=100), on_silence=ask)
-        await asyncio.sleep(9.5)
-        link.lose_if_silent()
-        assert (num_asked, link.lost) == (0, None)
-        link.open(a_request())
-        assert num_asked == 1
-        await asyncio.sleep(1)
-        assert num_asked == 2
-        link.receive(frame(0, Hello(frames.VERSION, "w")))
-        link.lose_if_silent()
-        assert link.lost is None
-        await asyncio.sleep(4)
-        assert num_asked == 3
-        link.lose_if_silent()
-        assert link.lost == "it does not respond"
-
-    run_jumping(main())
+    link = CallerLink(Sent(), "w", Pace(tick_s=1.0, num_silent=4, num_idle=100), on_silence=ask)
+    await asyncio.sleep(9.5)
+    link.lose_if_silent()
+    assert (num_asked, link.lost) == (0, None)
+    link.open(a_request())
+    assert num_asked == 1
+    await asyncio.sleep(1)
+    assert num_asked == 2
+    link.receive(frame(0, Hello(frames.VERSION, "w")))
+    link.lose_if_silent()
+    assert link.lost is None
+    await asyncio.sleep(4)
+    assert num_asked == 3
+    link.lose_if_silent()
+    assert link.lost == "it does not respond"
 
 
-def test_both_sides_send_a_heartbeat_each_tick() -> None:
-    async def main() -> None:
-        pace = Pace(tick_s=1.0, num_silent=10, num_idle=100)
-        wire = Sent()
-        CallerLink(wire, "w", pace)
-        caller = RawCaller(Service("w", count_up, pace))
-        caller.say(Hello(frames.VERSION, "w"))
-        await asyncio.sleep(3.5)
-        sent = [each for one in wire.frames for each in frames.FROM_CALLER.decode(one)[1]]
-        assert sent[1:] == [Beat()] * 3
-        assert caller.heard(Beat) == [Beat()] * 3
-
-    run_jumping(main())
+@jumping
+async def test_both_sides_send_a_heartbeat_each_tick() -> None:
+    pace = Pace(tick_s=1.0, num_silent=10, num_idle=100)
+    wire = Sent()
+    CallerLink(wire, "w", pace)
+    caller = RawCaller(Service("w", count_up, pace))
+    caller.say(Hello(frames.VERSION, "w"))
+    await asyncio.sleep(3.5)
+    sent = [each for one in wire.frames for each in frames.FROM_CALLER.decode(one)[1]]
+    assert sent[1:] == [Beat()] * 3
+    assert caller.heard(Beat) == [Beat()] * 3
 
 
-def test_a_link_is_idle_only_while_it_has_no_call() -> None:
-    async def main() -> None:
-        wire = Sent()
-        link = CallerLink(wire, "w", Pace(tick_s=1.0, num_silent=1000, num_idle=3))
-        call = link.open(a_request())
-        await asyncio.sleep(10)
-        link.leave(call)
-        reasons = []
-        for wait_s in (2, 1):
-            await asyncio.sleep(wait_s)
-            reasons.append(link.lost)
-        assert reasons == [None, "idle"]
-
-    run_jumping(main())
+@jumping
+async def test_a_link_is_idle_only_while_it_has_no_call() -> None:
+    wire = Sent()
+    link = CallerLink(wire, "w", Pace(tick_s=1.0, num_silent=1000, num_idle=3))
+    call = link.open(a_request())
+    await asyncio.sleep(10)
+    link.leave(call)
+    reasons = []
+    for wait_s in (2, 1):
+        await asyncio.sleep(wait_s)
+        reasons.append(link.lost)
+    assert reasons == [None, "idle"]
 
 
-def test_a_call_waits_until_the_wire_takes_it_and_goes_to_the_link_that_lives_by_then() -> None:
-    async def main() -> None:
-        first, second = Pair(count_up), Pair(count_up)
-        links = [first.caller, second.caller]
-        for pair in (first, second):
-            pair.to_worker.writable.clear()
-
-        async def link_to() -> CallerLink:
-            return links[0]
-
-        running = asyncio.ensure_future(tokens(call_over(link_to, a_request(2))))
-        await asyncio.sleep(1)  # time for what must not be sent
-        assert len(first.to_worker.frames) == 1  # the hello
-        links.pop(0)
-        first.caller.lose("test")
-        first.to_worker.writable.set()
-        await asyncio.sleep(1)
-        assert len(second.to_worker.frames) == 1
-        second.to_worker.writable.set()
-        assert await running == [0, 1]
-
-    run_jumping(main())
-
-
-def test_a_call_that_waits_for_the_wire_ends_at_its_deadline() -> None:
-    async def main() -> None:
-        pair = Pair(silent)
+@jumping
+async def test_a_call_waits_until_the_wire_takes_it_and_goes_to_the_link_that_lives_by_then() -> None:
+    first, second = Pair(count_up), Pair(count_up)
+    links = [first.caller, second.caller]
+    for pair in (first, second):
         pair.to_worker.writable.clear()
-        with pytest.raises(DeadlineExceeded):
-            await tokens(pair.call(a_request(2, deadline_s=1.5)))
-        assert asyncio.get_running_loop().time() == 1.5
 
-        waiting = asyncio.ensure_future(tokens(pair.call(a_request(2, deadline_s=1.5))))
-        await asyncio.sleep(1)
-        pair.to_worker.writable.set()
-        with pytest.raises(DeadlineExceeded):  # since it was made, not since it was sent
-            await waiting
-        assert asyncio.get_running_loop().time() == 3
+    async def link_to() -> CallerLink:
+        return links[0]
 
-    run_jumping(main())
-
-
-def test_a_worker_is_silent_also_to_calls_that_wait_for_its_wire() -> None:
-    async def main() -> None:
-        wire = Sent()
-        link = CallerLink(wire, "w", Pace(tick_s=1.0, num_silent=2, num_idle=3))
-        await asyncio.sleep(2.5)
-        assert link.lost is None  # no call needs it
-        wire.writable.clear()
-        await asyncio.sleep(1)
-        assert link.lost == "it does not respond"
-
-    run_jumping(main())
+    running = asyncio.ensure_future(tokens(call_over(link_to, a_request(2))))
+    await asyncio.sleep(1)  # time for what must not be sent
+    assert len(first.to_worker.frames) == 1  # the hello
+    links.pop(0)
+    first.caller.lose("test")
+    first.to_worker.writable.set()
+    await asyncio.sleep(1)
+    assert len(second.to_worker.frames) == 1
+    second.to_worker.writable.set()
+    assert await running == [0, 1]
 
 
-def test_a_link_is_not_idle_while_its_wire_takes_nothing() -> None:
-    async def main() -> None:
-        wire = Sent()
-        link = CallerLink(wire, "w", Pace(tick_s=1.0, num_silent=1000, num_idle=3))
-        wire.writable.clear()
-        await asyncio.sleep(9)
-        wire.writable.set()
-        await asyncio.sleep(2)
-        assert link.lost is None
+@jumping
+async def test_a_call_that_waits_for_the_wire_ends_at_its_deadline() -> None:
+    pair = Pair(silent)
+    pair.to_worker.writable.clear()
+    with pytest.raises(DeadlineExceeded):
+        await tokens(pair.call(a_request(2, deadline_s=1.5)))
+    assert asyncio.get_running_loop().time() == 1.5
 
-    run_jumping(main())
+    waiting = asyncio.ensure_future(tokens(pair.call(a_request(2, deadline_s=1.5))))
+    await asyncio.sleep(1)
+    pair.to_worker.writable.set()
+    with pytest.raises(DeadlineExceeded):  # since it was made, not since it was sent
+        await waiting
+    assert asyncio.get_running_loop().time() == 3
+
+
+@jumping
+async def test_a_worker_is_silent_also_to_calls_that_wait_for_its_wire() -> None:
+    wire = Sent()
+    link = CallerLink(wire, "w", Pace(tick_s=1.0, num_silent=2, num_idle=3))
+    await asyncio.sleep(2.5)
+    assert link.lost is None  # no call needs it
+    wire.writable.clear()
+    await asyncio.sleep(1)
+    assert link.lost == "it does not respond"
+
+
+@jumping
+async def test_a_link_is_not_idle_while_its_wire_takes_nothing() -> None:
+    wire = Sent()
+    link = CallerLink(wire, "w", Pace(tick_s=1.0, num_silent=1000, num_idle=3))
+    wire.writable.clear()
+    await asyncio.sleep(9)
+    wire.writable.set()
+    await asyncio.sleep(2)
+    assert link.lost is None

@@ -15,7 +15,7 @@ from baton.errors import (
     InvalidRequest,
     WorkerLost,
 )
-from tests.clock import run_jumping
+from tests.clock import jumping
 from tests.planes import a_request
 from workers.engines.trtllm.calls import Abort
 from workers.engines.trtllm.requests import Requests
@@ -86,17 +86,15 @@ class Silent:
         return self
 
 
-def test_a_request_ends_at_its_deadline_which_counts_from_its_submission() -> None:
-    async def main() -> None:
-        requests = requests_of(lambda *_, **__: Silent())
-        asked = replace(a_request(), deadline_s=30)
-        async with requests.opened(asked, None, None, Abort.ANY_TIME) as call:
-            await asyncio.sleep(10)  # in the clock of the test
-            with pytest.raises(DeadlineExceeded):
-                await requests.step(call)
-            assert asyncio.get_running_loop().time() == pytest.approx(30, abs=0.1)
-
-    run_jumping(main())
+@jumping
+async def test_a_request_ends_at_its_deadline_which_counts_from_its_submission() -> None:
+    requests = requests_of(lambda *_, **__: Silent())
+    asked = replace(a_request(), deadline_s=30)
+    async with requests.opened(asked, None, None, Abort.ANY_TIME) as call:
+        await asyncio.sleep(10)  # in the clock of the test
+        with pytest.raises(DeadlineExceeded):
+            await requests.step(call)
+        assert asyncio.get_running_loop().time() == pytest.approx(30, abs=0.1)
 
 
 @pytest.mark.parametrize(

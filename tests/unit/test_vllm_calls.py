@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from baton.errors import DeadlineExceeded, EngineFailure, HandoffFailed, InvalidRequest, WorkerLost
-from tests.clock import run_jumping
+from tests.clock import jumping
 from tests.planes import a_request
 from workers.engines.vllm.calls import Calls
 
@@ -89,17 +89,15 @@ async def test_what_vllm_refuses_is_the_clients_fault_and_ends_alone() -> None:
     assert not calls.open.broke.is_set()
 
 
-def test_a_request_ends_at_its_deadline_which_counts_from_its_submission() -> None:
-    async def main() -> None:
-        calls = calls_of(Llm())
-        async with calls.opened(msgspec.structs.replace(a_request(), deadline_s=30), None, 0) as call:
+@jumping
+async def test_a_request_ends_at_its_deadline_which_counts_from_its_submission() -> None:
+    calls = calls_of(Llm())
+    async with calls.opened(msgspec.structs.replace(a_request(), deadline_s=30), None, 0) as call:
+        await calls.step(call)
+        await asyncio.sleep(10)  # in the clock of the test
+        with pytest.raises(DeadlineExceeded):
             await calls.step(call)
-            await asyncio.sleep(10)  # in the clock of the test
-            with pytest.raises(DeadlineExceeded):
-                await calls.step(call)
-            assert asyncio.get_running_loop().time() == pytest.approx(30, abs=0.1)
-
-    run_jumping(main())
+        assert asyncio.get_running_loop().time() == pytest.approx(30, abs=0.1)
 
 
 class Dying(Llm):
@@ -113,18 +111,16 @@ class Dying(Llm):
             raise RuntimeError("out of memory")
 
 
-def test_a_core_that_dies_is_noticed_within_seconds_without_a_request() -> None:
-    async def main() -> None:
-        calls = calls_of(Dying())
-        async with calls.opened(a_request(), None, 0) as call:
+@jumping
+async def test_a_core_that_dies_is_noticed_within_seconds_without_a_request() -> None:
+    calls = calls_of(Dying())
+    async with calls.opened(a_request(), None, 0) as call:
+        await calls.step(call)
+        await calls.watch()
+        assert asyncio.get_running_loop().time() < 5  # in the clock of the test
+        assert "out of memory" in calls.open.reason
+        with pytest.raises(WorkerLost):
             await calls.step(call)
-            await calls.watch()
-            assert asyncio.get_running_loop().time() < 5  # in the clock of the test
-            assert "out of memory" in calls.open.reason
-            with pytest.raises(WorkerLost):
-                await calls.step(call)
-
-    run_jumping(main())
 
 
 async def test_a_failed_transfer_ends_requests_that_may_have_found_what_it_left() -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from vllm.distributed.kv_transfer import Connector, set_kv_transfer_group
 
-from tests.clock import run_jumping
+from tests.clock import jumping
 from tests.waiting import PATIENCE_S, until
 from workers.engines.vllm.inside import NOTICE_S, KvPins, shorten_leases
 from workers.engines.vllm.pins import Releases
@@ -94,18 +94,16 @@ async def test_pins_that_come_while_vllm_answers_go_with_the_next_message() -> N
     assert all(limit_s is not None and limit_s < LEASE_S for limit_s in llm.limits_s)
 
 
-def test_a_worker_stops_while_vllm_does_not_answer() -> None:
-    async def main() -> None:
-        llm, releases = Llm(), Releases()
-        await releases.stop()  # no pin was ever released
-        releases.add(llm, "a")
-        await until(lambda: llm.asked)
-        releases.add(llm, "b")
-        await releases.stop()
-        assert llm.asked == [["a"]]
-        assert "release-kv" not in {task.get_name() for task in asyncio.all_tasks()}
-
-    run_jumping(main())
+@jumping
+async def test_a_worker_stops_while_vllm_does_not_answer() -> None:
+    llm, releases = Llm(), Releases()
+    await releases.stop()  # no pin was ever released
+    releases.add(llm, "a")
+    await until(lambda: llm.asked)
+    releases.add(llm, "b")
+    await releases.stop()
+    assert llm.asked == [["a"]]
+    assert "release-kv" not in {task.get_name() for task in asyncio.all_tasks()}
 
 
 async def test_a_pin_without_a_lease_is_asked_for_again() -> None:
@@ -131,17 +129,15 @@ async def test_an_engine_that_does_not_answer_costs_the_lease_and_no_more(
     assert "pins not released num=1" in caplog.text
 
 
-def test_pins_that_came_while_an_engine_did_not_answer_are_released_next() -> None:
-    async def main() -> None:
-        llm, releases = Llm(TimeoutError()), Releases()
-        releases.add(llm, "a")
-        await until(lambda: llm.asked)
-        releases.add(llm, "b")
-        await released(llm, releases, 1)
-        await released(llm, releases, 2)
-        assert llm.asked == [["a"], ["b"]]
-
-    run_jumping(main())
+@jumping
+async def test_pins_that_came_while_an_engine_did_not_answer_are_released_next() -> None:
+    llm, releases = Llm(TimeoutError()), Releases()
+    releases.add(llm, "a")
+    await until(lambda: llm.asked)
+    releases.add(llm, "b")
+    await released(llm, releases, 1)
+    await released(llm, releases, 2)
+    assert llm.asked == [["a"], ["b"]]
 
 
 # A worker, vLLM's core under it, and a GPU worker under that, each with the extension loaded.
@@ -176,17 +172,15 @@ def test_a_killed_worker_takes_vllms_processes_with_it() -> None:
     worker.stdout.close()
 
 
-def test_a_pin_whose_lease_never_begins_is_left_to_it() -> None:
-    async def main() -> None:
-        llm, releases = Llm(*([["a"]] * 100)), Releases()
-        llm.may_answer.set()
-        releases.add(llm, "a")
-        await asyncio.sleep(60)  # in the clock of the test
-        assert len(llm.asked) == 40
-        assert min(b - a for a, b in itertools.pairwise(llm.asked_at_s)) > 0.01  # a step of vLLM's
-        await releases.stop()
-
-    run_jumping(main())
+@jumping
+async def test_a_pin_whose_lease_never_begins_is_left_to_it() -> None:
+    llm, releases = Llm(*([["a"]] * 100)), Releases()
+    llm.may_answer.set()
+    releases.add(llm, "a")
+    await asyncio.sleep(60)  # in the clock of the test
+    assert len(llm.asked) == 40
+    assert min(b - a for a, b in itertools.pairwise(llm.asked_at_s)) > 0.01  # a step of vLLM's
+    await releases.stop()
 
 
 def run_inside(code: str, worker_pid: int) -> subprocess.CompletedProcess[str]:

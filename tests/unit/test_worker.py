@@ -30,7 +30,7 @@ from baton.messages import (
 from baton.process import NotStarted, Shutdown
 from baton.telemetry import unauthenticated
 from tests import waiting
-from tests.clock import run_jumping
+from tests.clock import jumping
 from tests.generators import none_abandoned
 from tests.registry import Snapshot, worker
 from tests.waiting import PATIENCE_S
@@ -185,42 +185,38 @@ async def test_draining_waits_for_what_runs_and_not_for_ever() -> None:
     assert await draining
 
 
-def test_draining_serves_those_who_have_not_seen_the_withdrawal_yet() -> None:
-    async def main() -> None:
-        engine = ScriptedEngine()
-        worker = Worker(engine, Role.DECODE)
-        loop = asyncio.get_running_loop()
-        began_s = loop.time()
-        draining = asyncio.create_task(worker.drained(10))
-        await asyncio.sleep(0.4)
-        late = worker.answer(REQUEST)
-        await anext(late)
-        await asyncio.sleep(5)
-        assert not draining.done()
-        engine.go_on.set()
-        assert [reply async for reply in late]
-        assert await draining
-        assert loop.time() - began_s == pytest.approx(5.4)
-
-    run_jumping(main())
+@jumping
+async def test_draining_serves_those_who_have_not_seen_the_withdrawal_yet() -> None:
+    engine = ScriptedEngine()
+    worker = Worker(engine, Role.DECODE)
+    loop = asyncio.get_running_loop()
+    began_s = loop.time()
+    draining = asyncio.create_task(worker.drained(10))
+    await asyncio.sleep(0.4)
+    late = worker.answer(REQUEST)
+    await anext(late)
+    await asyncio.sleep(5)
+    assert not draining.done()
+    engine.go_on.set()
+    assert [reply async for reply in late]
+    assert await draining
+    assert loop.time() - began_s == pytest.approx(5.4)
 
 
-def test_draining_gives_up_after_its_time() -> None:
-    async def main() -> None:
-        worker = Worker(ScriptedEngine(), Role.DECODE)
-        first, second = worker.answer(REQUEST), worker.answer(REQUEST)
-        await anext(first)
-        await anext(second)
-        await first.aclose()
-        loop = asyncio.get_running_loop()
-        began_s = loop.time()
-        assert not await worker.drained(30)
-        assert loop.time() - began_s == pytest.approx(30.5)
-        await second.aclose()
-        assert await worker.drained(30)
-        assert loop.time() - began_s == pytest.approx(31.0)
-
-    run_jumping(main())
+@jumping
+async def test_draining_gives_up_after_its_time() -> None:
+    worker = Worker(ScriptedEngine(), Role.DECODE)
+    first, second = worker.answer(REQUEST), worker.answer(REQUEST)
+    await anext(first)
+    await anext(second)
+    await first.aclose()
+    loop = asyncio.get_running_loop()
+    began_s = loop.time()
+    assert not await worker.drained(30)
+    assert loop.time() - began_s == pytest.approx(30.5)
+    await second.aclose()
+    assert await worker.drained(30)
+    assert loop.time() - began_s == pytest.approx(31.0)
 
 
 def settings(folder: Path) -> WorkerSettings:
@@ -408,48 +404,44 @@ async def test_a_worker_that_becomes_ready_is_in_the_registry_all_the_time(tmp_p
 
 
 @pytest.mark.parametrize("mute", ["registry", "plane"])
-def test_a_worker_waits_for_what_it_needs_for_a_minute_or_until_it_is_stopped(
+@jumping
+async def test_a_worker_waits_for_what_it_needs_for_a_minute_or_until_it_is_stopped(
     tmp_path: Path, mute: str
 ) -> None:
-    async def main() -> None:
-        loop, stopped = asyncio.get_running_loop(), Shutdown()
-        chosen, engines = noting(tmp_path, [], mute), (ScriptedEngine(), ScriptedEngine())
-        leaving = asyncio.create_task(run_worker(chosen, engines[0], ("w1", "i1"), stopped))
-        await asyncio.sleep(30)
-        assert not leaving.done()
-        stopped.ask()
-        assert await leaving == 0
-        began_s = loop.time()
-        with pytest.raises(NotStarted):
-            await run_worker(chosen, engines[1], ("w2", "i2"), Shutdown())
-        assert loop.time() - began_s == pytest.approx(60, abs=2)
-        assert [engine.stopped for engine in engines] == [True, True]
-
-    run_jumping(main())
+    loop, stopped = asyncio.get_running_loop(), Shutdown()
+    chosen, engines = noting(tmp_path, [], mute), (ScriptedEngine(), ScriptedEngine())
+    leaving = asyncio.create_task(run_worker(chosen, engines[0], ("w1", "i1"), stopped))
+    await asyncio.sleep(30)
+    assert not leaving.done()
+    stopped.ask()
+    assert await leaving == 0
+    began_s = loop.time()
+    with pytest.raises(NotStarted):
+        await run_worker(chosen, engines[1], ("w2", "i2"), Shutdown())
+    assert loop.time() - began_s == pytest.approx(60, abs=2)
+    assert [engine.stopped for engine in engines] == [True, True]
 
 
 @pytest.mark.parametrize(("is_broken", "status", "lasts_s"), [(False, 0, 7.5), (True, 1, 0)])
-def test_answers_have_the_drain_timeout_to_end_but_not_those_of_a_broken_engine(
+@jumping
+async def test_answers_have_the_drain_timeout_to_end_but_not_those_of_a_broken_engine(
     tmp_path: Path, is_broken: bool, status: int, lasts_s: float
 ) -> None:
-    async def main() -> None:
-        shutdown, engine, loop = Shutdown(), ScriptedEngine(), asyncio.get_running_loop()
-        chosen = dataclasses.replace(settings(tmp_path), drain_timeout_s=7.0)
-        running = asyncio.create_task(run_worker(chosen, engine, ("w1", "i1"), shutdown))
-        caller = chosen.wires.transport()
-        async with aclosing(chosen.wires.discovery().watch()) as snapshots:
-            (shown,) = await until(snapshots, lambda fleet: [w.is_ready for w in fleet] == [True])
-        async with aclosing(caller.call(shown.address, REQUEST)) as replies:
+    shutdown, engine, loop = Shutdown(), ScriptedEngine(), asyncio.get_running_loop()
+    chosen = dataclasses.replace(settings(tmp_path), drain_timeout_s=7.0)
+    running = asyncio.create_task(run_worker(chosen, engine, ("w1", "i1"), shutdown))
+    caller = chosen.wires.transport()
+    async with aclosing(chosen.wires.discovery().watch()) as snapshots:
+        (shown,) = await until(snapshots, lambda fleet: [w.is_ready for w in fleet] == [True])
+    async with aclosing(caller.call(shown.address, REQUEST)) as replies:
+        await anext(replies)
+        engine.broken.set() if is_broken else shutdown.ask()
+        began_s = loop.time()
+        assert await running == status
+        assert loop.time() - began_s == pytest.approx(lasts_s, abs=3)
+        with pytest.raises(WorkerLost):
             await anext(replies)
-            engine.broken.set() if is_broken else shutdown.ask()
-            began_s = loop.time()
-            assert await running == status
-            assert loop.time() - began_s == pytest.approx(lasts_s, abs=3)
-            with pytest.raises(WorkerLost):
-                await anext(replies)
-        await caller.close()
-
-    run_jumping(main())
+    await caller.close()
 
 
 async def test_reading_the_weights_does_not_hold_up_the_worker(

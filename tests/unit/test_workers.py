@@ -8,7 +8,7 @@ import pytest
 
 from baton.messages import Role, WorkerInfo
 from frontend.routing.workers import TRANSITIONS, Event, State, Workers
-from tests.clock import run_jumping
+from tests.clock import jumping
 
 D1 = WorkerInfo(
     worker_id="d1",
@@ -53,96 +53,82 @@ def test_each_event_has_a_next_state_or_cannot_happen(state: State, event: Event
     assert ((state, event) in TRANSITIONS) is is_possible
 
 
-def test_a_new_worker_gets_requests_once_it_answers() -> None:
-    async def main() -> None:
-        scene = Scene()
-        assert scene.state() is State.NEW
-        await asyncio.sleep(0.1)
-        assert scene.state() is State.LOST
-        scene.outcomes[State.LOST] = Event.ANSWERED
-        await asyncio.sleep(1)
-        assert scene.state() is State.LIVE
-        assert not scene.workers.tasks()
-
-    run_jumping(main())
+@jumping
+async def test_a_new_worker_gets_requests_once_it_answers() -> None:
+    scene = Scene()
+    assert scene.state() is State.NEW
+    await asyncio.sleep(0.1)
+    assert scene.state() is State.LOST
+    scene.outcomes[State.LOST] = Event.ANSWERED
+    await asyncio.sleep(1)
+    assert scene.state() is State.LIVE
+    assert not scene.workers.tasks()
 
 
-def test_a_lost_worker_is_probed_by_one_task_at_a_time() -> None:
-    async def main() -> None:
-        scene = Scene()
-        for _ in range(3):
-            scene.workers.note(D1, Event.LOST)
-            scene.workers.update([D1])
-        await asyncio.sleep(0.3)
-        assert scene.num_probes == len(scene.workers.tasks()) == 1
-
-    run_jumping(main())
-
-
-def test_a_lost_worker_that_is_found_stuck_must_work_again() -> None:
-    async def main() -> None:
-        scene = Scene()
-        scene.outcomes = dict.fromkeys((State.NEW, State.LOST), Event.ANSWERED)
+@jumping
+async def test_a_lost_worker_is_probed_by_one_task_at_a_time() -> None:
+    scene = Scene()
+    for _ in range(3):
         scene.workers.note(D1, Event.LOST)
-        scene.workers.note(D1, Event.STALLED)
-        await asyncio.sleep(5)
-        assert scene.state() is State.STUCK
-        scene.outcomes[State.STUCK] = Event.ANSWERED
-        await asyncio.sleep(1)
-        assert scene.state() is State.LIVE
-
-    run_jumping(main())
+        scene.workers.update([D1])
+    await asyncio.sleep(0.3)
+    assert scene.num_probes == len(scene.workers.tasks()) == 1
 
 
-def test_a_distrusted_worker_is_named_until_it_is_trusted(caplog: pytest.LogCaptureFixture) -> None:
-    async def main() -> None:
-        scene = Scene()
-        scene.outcomes = dict.fromkeys(State, Event.UNTRUSTED)
-        await asyncio.sleep(3)
-        assert scene.workers.reasons(State.DISTRUSTED) == ["d1: its certificate is odd"]
-        scene.outcomes[State.DISTRUSTED] = Event.ANSWERED
-        await asyncio.sleep(1)
-        assert scene.workers.of(State.LIVE) == [D1]
+@jumping
+async def test_a_lost_worker_that_is_found_stuck_must_work_again() -> None:
+    scene = Scene()
+    scene.outcomes = dict.fromkeys((State.NEW, State.LOST), Event.ANSWERED)
+    scene.workers.note(D1, Event.LOST)
+    scene.workers.note(D1, Event.STALLED)
+    await asyncio.sleep(5)
+    assert scene.state() is State.STUCK
+    scene.outcomes[State.STUCK] = Event.ANSWERED
+    await asyncio.sleep(1)
+    assert scene.state() is State.LIVE
 
-    run_jumping(main())
+
+@jumping
+async def test_a_distrusted_worker_is_named_until_it_is_trusted(caplog: pytest.LogCaptureFixture) -> None:
+    scene = Scene()
+    scene.outcomes = dict.fromkeys(State, Event.UNTRUSTED)
+    await asyncio.sleep(3)
+    assert scene.workers.reasons(State.DISTRUSTED) == ["d1: its certificate is odd"]
+    scene.outcomes[State.DISTRUSTED] = Event.ANSWERED
+    await asyncio.sleep(1)
+    assert scene.workers.of(State.LIVE) == [D1]
     assert caplog.text.count("distrusted worker=d1: its certificate is odd") == 1
 
 
-def test_a_refused_worker_stays_refused_and_is_not_probed() -> None:
-    async def main() -> None:
-        scene = Scene()
-        scene.workers.note(D1, Event.INVALID, "it sent odd tokens")
-        scene.workers.note(D1, Event.LOST)
-        scene.workers.note(D1, Event.INVALID, "again")
-        assert scene.workers.reasons(State.REFUSED) == ["d1: it sent odd tokens"]
-        assert not scene.workers.tasks()
-        scene.workers.update([])
-        assert not scene.workers.all()
-
-    run_jumping(main())
+@jumping
+async def test_a_refused_worker_stays_refused_and_is_not_probed() -> None:
+    scene = Scene()
+    scene.workers.note(D1, Event.INVALID, "it sent odd tokens")
+    scene.workers.note(D1, Event.LOST)
+    scene.workers.note(D1, Event.INVALID, "again")
+    assert scene.workers.reasons(State.REFUSED) == ["d1: it sent odd tokens"]
+    assert not scene.workers.tasks()
+    scene.workers.update([])
+    assert not scene.workers.all()
 
 
-def test_a_worker_that_leaves_is_not_probed_and_is_new_when_it_returns() -> None:
-    async def main() -> None:
-        scene = Scene()
-        scene.workers.update([])
-        scene.workers.note(D1, Event.LOST)
-        await asyncio.sleep(3)
-        assert scene.num_probes == 0
-        scene.workers.update([D1])
-        assert scene.state() is State.NEW
-        scene.workers.update([msgspec.structs.replace(D1, is_ready=False)])
-        assert scene.state() is State.WARMING
-
-    run_jumping(main())
+@jumping
+async def test_a_worker_that_leaves_is_not_probed_and_is_new_when_it_returns() -> None:
+    scene = Scene()
+    scene.workers.update([])
+    scene.workers.note(D1, Event.LOST)
+    await asyncio.sleep(3)
+    assert scene.num_probes == 0
+    scene.workers.update([D1])
+    assert scene.state() is State.NEW
+    scene.workers.update([msgspec.structs.replace(D1, is_ready=False)])
+    assert scene.state() is State.WARMING
 
 
-def test_waiting_for_probes_ends_when_none_is_new_or_at_the_limit() -> None:
-    async def main() -> None:
-        scene = Scene()
-        began_s = asyncio.get_running_loop().time()
-        await scene.workers.probed(5)
-        assert scene.state() is State.LOST
-        assert asyncio.get_running_loop().time() - began_s < 1
-
-    run_jumping(main())
+@jumping
+async def test_waiting_for_probes_ends_when_none_is_new_or_at_the_limit() -> None:
+    scene = Scene()
+    began_s = asyncio.get_running_loop().time()
+    await scene.workers.probed(5)
+    assert scene.state() is State.LOST
+    assert asyncio.get_running_loop().time() - began_s < 1
