@@ -40,7 +40,7 @@ from frontend.messages.body import Counted, MessagesBody
 from frontend.models import ModelBody, ModelInfo, ModelList, ModelPage
 from frontend.responses.body import DeletedResponse, InputTokens, ItemList, ResponseBody, ResponseObject
 from frontend.responses.create import PreviousNotFound
-from frontend.responses.given import GIVEN_ITEMS
+from frontend.responses.input import GIVEN_ITEMS
 from frontend.responses.routes import ResponseNotFound
 from frontend.responses.store import StoreFailure
 from frontend.routing.health import Health
@@ -144,7 +144,7 @@ def _schemas() -> dict[str, Any]:
     _, schemas = msgspec.json.schema_components(_STRUCTS, ref_template=_REF)
     for schema in schemas.values():
         schema["description"] = " ".join(schema["description"].split())
-    # `frontend.responses.given` validates items, after the body's types.
+    # `frontend.responses.input` validates items, after the body's types.
     items = [_item(kind, struct) for kind, struct in GIVEN_ITEMS.items()]
     either = [{"type": "string"}, {"type": "array", "items": {"anyOf": items}}, {"type": "null"}]
     schemas["ResponseBody"]["properties"]["input"] = {"anyOf": either, "default": None}

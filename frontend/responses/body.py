@@ -155,7 +155,7 @@ class ResponseBody(CommonFields, kw_only=True):
         }
     )  # fmt: skip
 
-    # `frontend.responses.given` validates the items.
+    # `frontend.responses.input` validates the items.
     input: str | list[dict[str, Any]] | None = None
     instructions: str | None = None
     previous_response_id: str | None = None

@@ -1,8 +1,9 @@
 """`POST /v1/responses`: builds the answer from the body and the previous responses, or counts its tokens."""
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import NamedTuple
 
 import msgspec
 
@@ -23,12 +24,11 @@ from frontend.responses.body import (
     begun,
     summary_of,
 )
-from frontend.responses.given import GivenReference, InputReader
+from frontend.responses.input import GivenReference, InputReader, OfferedTools, call_choice, offered_tools
 from frontend.responses.items import Item, OutputItem, turns
 from frontend.responses.output import EventWriter, OutputShape, OutputWriter, ResponseAnswer
 from frontend.responses.runs import ResponseState
 from frontend.responses.store import ResponseStore, StoredResponse
-from frontend.responses.tools import OfferedTools, call_choice, offered_tools
 from frontend.text.served import ContextTooLong
 from frontend.turn.fields import GPT_OSS_EFFORTS, NEAREST_EFFORT, AnyEffort, effort_of, identity_of
 from frontend.turn.form import answer_format
@@ -68,20 +68,11 @@ async def history(response_id: str, responses: ResponseState, key_name: str) -> 
             f"`previous_response_id`: response {response_id!r} or one that it continues is not stored.",
             param="previous_response_id",
         )
-    return await asyncio.to_thread(_items_of, chain)
+    return await asyncio.to_thread(items_of, chain)
 
 
-async def context_items(response_id: str, store: ResponseStore, key_name: str) -> list[Item] | None:
-    """All input of a stored response: the conversation that it continues, then its own items; None if part of
-    it is no longer stored."""
-    chain = await store.chain(response_id, key_name)
-    if chain is None:
-        return None
-    return await asyncio.to_thread(_items_of, chain, response_id)
-
-
-def _items_of(chain: Sequence[StoredResponse], without_output_of: str = "") -> list[Item]:
-    """The input and the output of each response, but the output of that one."""
+def items_of(chain: Sequence[StoredResponse], without_output_of: str = "") -> list[Item]:
+    """The input and the output of each stored response, except the output of one."""
     items: list[Item] = []
     for response in chain:
         items += msgspec.json.decode(response.items, type=list[Item])
@@ -96,93 +87,56 @@ async def resolved(given: Sequence[Item | GivenReference], store: ResponseStore,
         raise InvalidRequest(
             f"`input` has more than {MAX_REFERENCES} item references; send the items.", param="input"
         )
-    return [
-        await _referred(item.id, f"input[{i}].id", store, key_name)
-        if isinstance(item, GivenReference)
-        else item
-        for i, item in enumerate(given)
-    ]
-
-
-async def _referred(item_id: str, path: str, store: ResponseStore, key_name: str) -> Item:
-    stored = await store.with_item(item_id, key_name)
-    if stored is not None:
-        for candidate in await asyncio.to_thread(_items_of, [stored]):
-            if candidate.id == item_id:
-                return candidate
-    raise InvalidRequest(f"`{path}`: no stored response has an item with id {item_id!r}.", param=path)
-
-
-def check_served(body: ResponseBody) -> None:
-    """Raises InvalidRequest for missing or contradictory fields."""
-    if body.background and body.store is False:
-        raise InvalidRequest("`background` needs `store`: true.", param="background")
-    if not (body.input or body.instructions or body.previous_response_id):
-        raise InvalidRequest(
-            "`input` is missing; it is required without `instructions` or `previous_response_id`.",
-            param="input",
-        )
+    items: list[Item] = []
+    for i, item in enumerate(given):
+        if not isinstance(item, GivenReference):
+            items.append(item)
+            continue
+        stored = await store.with_item(item.id, key_name)
+        known = [] if stored is None else await asyncio.to_thread(items_of, [stored])
+        found = next((each for each in known if each.id == item.id), None)
+        if found is None:
+            path = f"input[{i}].id"
+            raise InvalidRequest(f"`{path}`: no stored response has an item with id {item.id!r}.", param=path)
+        items.append(found)
+    return items
 
 
 def turn_request(
     body: ResponseBody,
     offered: OfferedTools,
-    history: Sequence[Item],
+    earlier: Sequence[Item],
     items: Sequence[Item],
     num_bytes: int,
 ) -> TurnRequest:
-    """The request of the body after `history`; `items` are its `input`, `num_bytes` is the length of both.
+    """The request of the body after `earlier` items; `items` are its `input`, `num_bytes` the length of both.
     Instructions are those of this body only: the API does not carry them over."""
-    found = turns([*history, *items], _path_after(len(history)))
+
+    def path_of(i: int) -> str:
+        return "previous_response_id" if i < len(earlier) else f"input[{i - len(earlier)}]"
+
     leading = () if body.instructions is None else (Instructions(body.instructions),)
     talk = Conversation(
-        turns=(*leading, *found),
+        turns=(*leading, *turns([*earlier, *items], path_of)),
         tools=tuple(offered.tools),
         namespaces=tuple(offered.namespaces),
-        reasoning_effort=NEAREST_EFFORT[effort(body)],
+        reasoning_effort=NEAREST_EFFORT[_effort(body)],
         model_identity=identity_of(body.chat_template_args, body.chat_template_kwargs),
         answer_format=answer_format(None if body.text is None else body.text.format, "text.format"),
     )
+    gives_logprobs = LOGPROBS in (body.include or ()) or body.top_logprobs is not None
     limits = Limits(
         max_tokens=body.max_output_tokens,
         max_calls=1 if body.parallel_tool_calls is False else None,
-        logprobs=(body.top_logprobs or 0) if gives_logprobs(body) else None,
+        logprobs=(body.top_logprobs or 0) if gives_logprobs else None,
     )
     choice = call_choice(body, offered)
     return TurnRequest.of(body, talk, limits, choice, path="input", num_bytes=num_bytes)
 
 
-def effort(body: ResponseBody) -> AnyEffort:
-    """The reasoning effort, from whichever field gives it."""
+def _effort(body: ResponseBody) -> AnyEffort:
     given = None if body.reasoning is None else body.reasoning.effort
     return effort_of(given, body.chat_template_args, body.chat_template_kwargs)
-
-
-def not_enforced(body: ResponseBody, offered: OfferedTools) -> Iterator[str]:
-    """Paths of known fields that are ignored or not honoured exactly."""
-    yield from dict.fromkeys(offered.left_out)
-    if effort(body) not in GPT_OSS_EFFORTS:
-        yield "reasoning.effort"
-
-
-def gives_logprobs(body: ResponseBody) -> bool:
-    """Whether log probabilities are requested."""
-    return LOGPROBS in (body.include or ()) or body.top_logprobs is not None
-
-
-def _path_after(num_history: int) -> Callable[[int], str]:
-    return lambda i: "previous_response_id" if i < num_history else f"input[{i - num_history}]"
-
-
-class Asked(msgspec.Struct, frozen=True, kw_only=True):
-    """A parsed body: its input `items`, the tools it offers, and the request it makes. `ignored` are the
-    paths of unsupported fields and content."""
-
-    body: ResponseBody
-    items: list[Item]
-    offered: OfferedTools
-    request: TurnRequest
-    ignored: tuple[str, ...]
 
 
 class FailedAtOnce(Exception):
@@ -193,21 +147,29 @@ class FailedAtOnce(Exception):
         super().__init__()
         self.status = error.status
         writer = EventWriter()
-        opening = writer.opening(response)
         failed = msgspec.structs.replace(
             response, status="failed", error=ResponseError.of(error), store=False
         )
-        self.events = opening + writer.event("response.failed", response=failed)
+        self.events = writer.opening(response) + writer.event("response.failed", response=failed)
+
+
+class _Asked(NamedTuple):
+    """What a body asks for. `ignored` are the paths of unsupported fields and content."""
+
+    body: ResponseBody
+    items: list[Item]
+    offered: OfferedTools
+    request: TurnRequest
+    ignored: tuple[str, ...]
 
 
 async def prepare_response(
     raw: bytes, client: Client, services: Services, state: ResponseState, seal: Seal
 ) -> ResponseAnswer:
     """The answer to a body, ready to be generated. Raises a BatonError if the body is refused."""
-    asked = await _asked(raw, client, services, state, seal)
-    body, request = asked.body, asked.request
+    body, items, offered, request, ignored = await _asked(raw, client, services, state, seal)
     served = services.fleet.served(body.model)
-    assert isinstance(request.prompt, Conversation), "responses are not raw completions"
+    response = begun(body, NEAREST_EFFORT[_effort(body)])
     try:
         (choice,) = await prepare(
             request, client, served, services.thoughts, services.generator.check, max_choices=1
@@ -215,25 +177,23 @@ async def prepare_response(
     except ContextTooLong as error:
         if not body.stream:
             raise
-        raise FailedAtOnce(error, begun(body, request.prompt.reasoning_effort)) from None
+        raise FailedAtOnce(error, response) from None
     shape = OutputShape(
-        tools={tool.called: tool for tool in asked.offered.tools},
-        machine_tools=frozenset(asked.offered.machine),
+        tools={tool.called: tool for tool in offered.tools},
+        machine_tools=frozenset(offered.machine),
         keep=lambda item_id, text: services.thoughts.keep(client.owner, [item_id], text),
         as_summary=summary_of(body) is not None,
         seal=seal if SEALED in (body.include or ()) else None,
     )
-    writer = EventWriter(streams=bool(body.stream))
-    response = begun(body, request.prompt.reasoning_effort)
     unstored = ("store",) if response.store and state.store.is_failing else ()
     return ResponseAnswer(
         response,
-        asked.items,
+        items,
         choice,
-        OutputWriter(choice, served.tokenizer, shape, writer),
+        OutputWriter(choice, served.tokenizer, shape, EventWriter(streams=bool(body.stream))),
         store=state.store,
         key_name=client.key_name,
-        ignored=(*asked.ignored, *unstored),
+        ignored=(*ignored, *unstored),
     )
 
 
@@ -247,15 +207,14 @@ async def count_input_tokens(
     return served.name, len(prompt.token_ids)
 
 
-async def _asked(raw: bytes, client: Client, services: Services, state: ResponseState, seal: Seal) -> Asked:
-    body, unknown, reader, given = await read(
-        raw, partial(_read, seal=seal, recall=partial(services.thoughts.recall, client.owner))
-    )
-    items = await resolved(given, state.store, client.key_name)
+async def _asked(raw: bytes, client: Client, services: Services, state: ResponseState, seal: Seal) -> _Asked:
+    recall = partial(services.thoughts.recall, client.owner)
+    body, unknown, given = await read(raw, partial(_read, seal=seal, recall=recall))
+    items = await resolved(given.items, state.store, client.key_name)
     previous_id = body.previous_response_id
     earlier = [] if previous_id is None else await history(previous_id, state, client.key_name)
     # A short body may continue a long conversation, or refer to long items.
-    recalls = bool(earlier) or any(isinstance(item, GivenReference) for item in given)
+    recalls = bool(earlier) or any(isinstance(item, GivenReference) for item in given.items)
     num_bytes = len(raw) + (LONG_BYTES if recalls else 0)
 
     def made() -> tuple[OfferedTools, TurnRequest]:
@@ -264,20 +223,21 @@ async def _asked(raw: bytes, client: Client, services: Services, state: Response
         return offered, turn_request(body, offered, earlier, items, num_bytes)
 
     offered, request = await asyncio.to_thread(made) if num_bytes > LONG_BYTES else made()
-    return Asked(
-        body=body,
-        items=items,
-        offered=offered,
-        request=request,
-        ignored=(*unknown, *sorted(reader.left_out), *not_enforced(body, offered)),
-    )
+    left_out = (*sorted(given.left_out), *dict.fromkeys(offered.left_out))
+    inexact = () if _effort(body) in GPT_OSS_EFFORTS else ("reasoning.effort",)
+    return _Asked(body, items, offered, request, (*unknown, *left_out, *inexact))
 
 
 def _read(
     raw: bytes, seal: Seal, recall: Callable[[str], str | None]
-) -> tuple[ResponseBody, tuple[str, ...], InputReader, list[Item | GivenReference]]:
+) -> tuple[ResponseBody, tuple[str, ...], InputReader]:
     vary(raw)  # so that no other response is stored under the id of this one
     body, unknown = decode(raw, ResponseBody)
-    check_served(body)
-    reader = InputReader(seal, recall)
-    return body, unknown, reader, reader.read(body.input)
+    if body.background and body.store is False:
+        raise InvalidRequest("`background` needs `store`: true.", param="background")
+    if not (body.input or body.instructions or body.previous_response_id):
+        raise InvalidRequest(
+            "`input` is missing; it is required without `instructions` or `previous_response_id`.",
+            param="input",
+        )
+    return body, unknown, InputReader(body.input, seal, recall)

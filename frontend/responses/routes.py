@@ -1,5 +1,6 @@
 """The Responses API's routes: create, retrieve, delete, cancel, list input items, count input tokens."""
 
+import asyncio
 import re
 from collections.abc import Sequence
 from urllib.parse import parse_qs
@@ -13,7 +14,7 @@ from frontend.http.respond import Serve, client_of, generate, prepared, relay, r
 from frontend.http.services import Services
 from frontend.metrics import Tally
 from frontend.responses.body import RUNNING, DeletedResponse, InputTokens, ItemList
-from frontend.responses.create import FailedAtOnce, context_items, count_input_tokens, prepare_response
+from frontend.responses.create import FailedAtOnce, count_input_tokens, items_of, prepare_response
 from frontend.responses.items import Item
 from frontend.responses.output import EventWriter, ResponseAnswer, after
 from frontend.responses.runs import UNREACHED, ResponseState, Run, events_not_stored
@@ -136,9 +137,10 @@ class ResponseRoutes:
         query = _query(exchange, "limit", "order")
         limit = int(query.get("limit", DEFAULT_PAGE))
         response_id = exchange.path_params["response_id"]
-        items = await context_items(response_id, self._state.store, exchange.key_name)
-        if items is None:
+        chain = await self._state.store.chain(response_id, exchange.key_name)
+        if chain is None:  # it, or one that it continues
             raise _not_found(response_id)
+        items = await asyncio.to_thread(items_of, chain, response_id)
         items = items if query.get("order") == "asc" else items[::-1]
         start = _place_after(query["after"], items) if "after" in query else 0
         page = items[start : start + limit]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from baton.errors import InvalidRequest
-from frontend.responses.given import InputReader
+from frontend.responses.input import InputReader
 from frontend.responses.items import MessageItem, ReasoningItem
 from frontend.turn.seal import Seal
 from tests.scripted_frontend import MODEL, TOKENIZER, Client, Reply, ScriptedTokens
@@ -126,6 +126,10 @@ def test_the_events_of_a_custom_call_are_openais() -> None:
     assert [told[0]["delta"], told[1]["input"]] == ["*** Begin"] * 2
 
 
+def items_of(given: list[Json]) -> list[Any]:
+    return InputReader(given, Seal(b"key"), lambda _: "Remembered.").items
+
+
 @pytest.mark.parametrize(
     ("item", "prefix"),
     [
@@ -139,26 +143,23 @@ def test_the_events_of_a_custom_call_are_openais() -> None:
     ],
 )
 def test_an_input_item_keeps_its_id_or_gets_one(item: Json, prefix: str) -> None:
-    reader = InputReader(Seal(b"key"), lambda _: None)
-    [made, named] = reader.read([item, {**item, "id": "x"}])
+    [made, named] = items_of([item, {**item, "id": "x"}])
     assert made.id.startswith(f"{prefix}_")
     assert named.id == "x"
 
 
 def test_a_refusal_of_an_earlier_answer_is_its_text() -> None:
-    reader = InputReader(Seal(b"key"), lambda _: None)
     said: Json = {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]}
-    [message] = reader.read([said])
+    [message] = items_of([said])
     assert isinstance(message, MessageItem)
     assert [part.text for part in message.content] == ["No."]
     with pytest.raises(InvalidRequest, match="refusal"):
-        reader.read([said | {"content": [{"type": "refusal", "text": "No."}]}])
+        items_of([said | {"content": [{"type": "refusal", "text": "No."}]}])
 
 
 def test_reasoning_that_is_sent_back_counts_more_than_what_is_remembered() -> None:
-    reader = InputReader(Seal(b"key"), lambda _: "Remembered.")
     sent: Json = {"type": "reasoning", "id": "rs_1", "content": [{"type": "reasoning_text", "text": "Sent."}]}
-    read = reader.read([sent, sent | {"content": []}, sent | {"content": [], "id": None}])
+    read = items_of([sent, sent | {"content": []}, sent | {"content": [], "id": None}])
     texts = [[part.text for part in item.content] for item in read if isinstance(item, ReasoningItem)]
     assert texts == [["Sent."], ["Remembered."], []]
 

@@ -1,14 +1,17 @@
-"""Reads the input items that clients send; collects what gpt-oss cannot read."""
+"""Reads what a body sends to the model: its input items, and its tools with their choice."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal
 
 import msgspec
 
 from baton.errors import InvalidRequest
+from frontend.harmony.conversation import FUNCTIONS, Namespace, TextGrammar, Tool, called_name
 from frontend.http.body import convert
+from frontend.responses.body import AdditionalTools, NamedTool, ResponseBody, ResponseTool, ToolChoice
 from frontend.responses.items import (
     MACHINE_ITEMS,
+    MACHINE_TOOLS,
     CustomCallItem,
     CustomOutputItem,
     FunctionCallItem,
@@ -20,21 +23,13 @@ from frontend.responses.items import (
     Phase,
     ReasoningItem,
     ReasoningText,
+    ToolSearchOutputItem,
 )
+from frontend.turn.fields import Content, Part, required
+from frontend.turn.form import CallChoice
 from frontend.turn.ids import new_id
-from frontend.turn.request import left_out
+from frontend.turn.request import left_out, text_of_part
 from frontend.turn.seal import Changed, Seal
-
-
-class GivenPart(msgspec.Struct, kw_only=True):
-    """A content part of an input item."""
-
-    type: str
-    text: str | None = None
-    refusal: str | None = None
-
-
-Content = str | list[GivenPart]
 
 
 class GivenMessage(msgspec.Struct, kw_only=True):
@@ -50,8 +45,8 @@ class GivenReasoning(msgspec.Struct, kw_only=True):
     """Reasoning of an earlier answer: its `content`, or its `encrypted_content` from this service."""
 
     id: str = ""
-    content: list[GivenPart] = []
-    summary: list[GivenPart] = []
+    content: list[Part] = []
+    summary: list[Part] = []
     encrypted_content: str = ""
 
 
@@ -98,24 +93,24 @@ LEFT_OUT = frozenset(
 )  # fmt: skip
 ADDITIONAL_TOOLS = "additional_tools"
 """An item with tools instead of content, as Codex sends them: see `offered_tools`."""
-_TEXT_TYPES = frozenset({"input_text", "output_text", "text", "reasoning_text"})
 
 
 class InputReader:
-    """Reads one body's `input`; `left_out` collects the paths of unsupported content, such as images."""
+    """The items of one body's `input`, each with an id; `left_out` are the paths of unsupported content, such
+    as images."""
 
-    def __init__(self, seal: Seal, recall: Callable[[str], str | None]) -> None:
-        """`recall` returns the text of a reasoning item by id, if still known."""
+    def __init__(
+        self, given: str | list[dict[str, Any]] | None, seal: Seal, recall: Callable[[str], str | None]
+    ) -> None:
+        """`recall` returns the text of a reasoning item by id, if still known. Raises InvalidRequest, naming
+        the field."""
         self.left_out: set[str] = set()
         self._seal = seal
         self._recall = recall
-
-    def read(self, given: str | list[dict[str, Any]] | None) -> list[Item | GivenReference]:
-        """The items, each with an id. Raises InvalidRequest, naming the field."""
         if isinstance(given, str):
-            return [MessageItem(id=new_id("msg"), role="user", content=[InputText(text=given)])]
+            given = [{"role": "user", "content": given}]
         read = (self._read(item, f"input[{i}]") for i, item in enumerate(given or ()))
-        return [item for item in read if item is not None]
+        self.items = [item for item in read if item is not None]
 
     def _read(self, fields: dict[str, Any], path: str) -> Item | GivenReference | None:
         kind = fields.get("type")
@@ -184,14 +179,11 @@ class InputReader:
             return [content]
         return [self._text(part, f"{path}[{i}]") for i, part in enumerate(content)]
 
-    def _text(self, part: GivenPart, path: str) -> str:
-        if part.type not in _TEXT_TYPES and part.type != "refusal":
+    def _text(self, part: Part, path: str) -> str:
+        text = text_of_part(part, path)
+        if text is None:
             self.left_out.add(f"input[].{part.type}"[:80])
             return left_out(part.type)
-        name = "refusal" if part.type == "refusal" else "text"
-        text = part.refusal if part.type == "refusal" else part.text
-        if text is None:
-            raise InvalidRequest(f"`{path}.{name}` is missing.", param=f"{path}.{name}")
         return text
 
 
@@ -211,3 +203,125 @@ def _present(fields: dict[str, Any], kind: str) -> dict[str, Any]:
     if isinstance(action, dict):
         present["action"] = {name: value for name, value in action.items() if value is not None}
     return present
+
+
+class OfferedTools(msgspec.Struct):
+    """The tools that the prompt shows. `machine` are the types of machine tools among them, `left_out` the
+    paths of hosted tools, which only OpenAI's servers run."""
+
+    tools: list[Tool] = []
+    machine: list[str] = []
+    namespaces: list[Namespace] = []
+    left_out: list[str] = []
+
+
+def offered_tools(body: ResponseBody, earlier: Iterable[Item] = ()) -> OfferedTools:
+    """The tools that the model may see: the body's, and those that its searches, also `earlier` ones, found.
+    Raises InvalidRequest, naming the field."""
+    offered, found = OfferedTools(), OfferedTools()
+    given = ((f"tools[{i}]", tool) for i, tool in enumerate(body.tools or ()))
+    for path, tool in (*given, *_among_input(body, ADDITIONAL_TOOLS)):
+        _offer(tool, path, offered)
+    for path, tool in (*_found_before(earlier), *_among_input(body, "tool_search_output")):
+        _offer(tool, path, found)
+    known = {tool.called for tool in offered.tools}
+    offered.tools += {tool.called: tool for tool in found.tools if tool.called not in known}.values()
+    offered.namespaces += found.namespaces
+    offered.machine += found.machine
+    offered.left_out += found.left_out
+    return OfferedTools(left_out=offered.left_out) if body.tool_choice == "none" else offered
+
+
+def _among_input(body: ResponseBody, kind: str) -> Iterator[tuple[str, ResponseTool]]:
+    """The tools of items of this type in `input`, with their paths."""
+    for i, item in enumerate(body.input if isinstance(body.input, list) else ()):
+        if item.get("type") == kind:
+            tools = convert(item, AdditionalTools, f"input[{i}]").tools
+            yield from ((f"input[{i}].tools[{j}]", tool) for j, tool in enumerate(tools))
+
+
+def _found_before(items: Iterable[Item]) -> Iterator[tuple[str, ResponseTool]]:
+    for item in items:
+        if isinstance(item, ToolSearchOutputItem):
+            for tool in msgspec.convert(item.tools, list[ResponseTool]):
+                yield "previous_response_id", tool
+
+
+def _offer(tool: ResponseTool, path: str, offered: OfferedTools, namespace: str = FUNCTIONS) -> None:
+    match tool.type:
+        case "function" | "custom":
+            offered.tools.append(_tool(tool, path, namespace))
+        case "namespace" if namespace == FUNCTIONS:
+            name = required(tool.name, f"{path}.name")
+            offered.namespaces.append(Namespace(name=name, description=tool.description, path=path))
+            for j, inner in enumerate(tool.tools or ()):
+                _offer(inner, f"{path}.tools[{j}]", offered, name)
+        case kind if isinstance(tool.environment, dict) and "container" in str(tool.environment.get("type")):
+            offered.left_out.append(f"tools[].{kind}.environment"[:80])
+        case kind if _is_machine_tool(tool) and namespace == FUNCTIONS:
+            offered.tools.append(_machine_tool(tool, path))
+            offered.machine.append(kind)
+        case kind:
+            offered.left_out.append(f"tools[].{kind}"[:80])
+
+
+def _is_machine_tool(tool: ResponseTool) -> bool:
+    return tool.type in MACHINE_TOOLS and (tool.type != "tool_search" or tool.execution == "client")
+
+
+def _machine_tool(tool: ResponseTool, path: str) -> Tool:
+    made = MACHINE_TOOLS[tool.type].tool.function(tool.type, path)
+    if tool.parameters is None:
+        return made
+    description = tool.description or made.description
+    return msgspec.structs.replace(made, description=description, parameters=tool.parameters, strict=False)
+
+
+def _tool(tool: ResponseTool, path: str, namespace: str) -> Tool:
+    is_unsupported = {
+        "async": bool(tool.is_async),
+        "allowed_callers": "direct" not in (tool.allowed_callers or ["direct"]),
+    }
+    for name in (name for name, is_so in is_unsupported.items() if is_so):
+        raise InvalidRequest(f"`{path}.{name}` is not supported.", param=f"{path}.{name}")
+    return Tool(
+        name=required(tool.name, f"{path}.name"),
+        description=tool.description,
+        parameters=tool.parameters,
+        strict=bool(tool.strict),
+        takes_text=tool.type == "custom",
+        grammar=_grammar(tool, f"{path}.format"),
+        namespace=namespace,
+        path=path,
+    )
+
+
+def _grammar(tool: ResponseTool, path: str) -> TextGrammar | None:
+    if tool.type != "custom" or tool.format is None or tool.format.type == "text":
+        return None
+    return TextGrammar(
+        syntax=required(tool.format.syntax or None, f"{path}.syntax"),
+        text=required(tool.format.definition or None, f"{path}.definition"),
+        path=f"{path}.definition",
+    )
+
+
+def call_choice(body: ResponseBody, offered: OfferedTools) -> CallChoice:
+    """Which tools may be called, and whether a call is required. Raises InvalidRequest."""
+    choice = body.tool_choice
+    if not isinstance(choice, ToolChoice):
+        return CallChoice(must_call=choice == "required", left_out=tuple(offered.left_out))
+    if choice.type == "allowed_tools":
+        tools = required(choice.tools, "tool_choice.tools")
+        must_call = required(choice.mode, "tool_choice.mode") == "required"
+        return CallChoice(must_call=must_call, names=frozenset(map(_called, tools)) - {""})
+    if choice.type not in MACHINE_TOOLS:
+        required(choice.name, "tool_choice.name")
+    return CallChoice(must_call=True, names=frozenset({_called(choice)}))
+
+
+def _called(tool: NamedTool | ToolChoice) -> str:
+    """Machine tools are referred to by type; hosted tools have no name."""
+    if tool.type in MACHINE_TOOLS:
+        return tool.type
+    return called_name(tool.namespace or FUNCTIONS, tool.name or "")
