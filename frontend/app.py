@@ -22,8 +22,7 @@ from frontend.http.exchange import Receive, Scope, Send
 from frontend.http.respond import Endpoint, Serve, generating
 from frontend.http.services import FleetView, Services
 from frontend.instead import COMPACT, hint
-from frontend.messages.answer import MessagesError
-from frontend.messages.routes import MessagesRoutes
+from frontend.messages.answer import MessagesError, MessagesRoutes
 from frontend.metrics import CONTENT_TYPE
 from frontend.models import ModelBody, ModelInfo, ModelList, ModelPage
 from frontend.openapi import reference_page

@@ -35,8 +35,8 @@ from frontend.http.connection import HeadTooLarge, RequestTooSlow
 from frontend.http.errors import BodyTooLarge, EncodedBody, ErrorBody
 from frontend.http.hosts import HostNotAllowed
 from frontend.http.limits import RateLimited
-from frontend.messages.answer import MessageObject, MessagesError, ThreadNotFound, TokenCount
-from frontend.messages.body import Counted, MessagesBody
+from frontend.messages.answer import MessageObject, MessagesError, TokenCount
+from frontend.messages.body import Counted, MessagesBody, ThreadNotFound
 from frontend.models import ModelBody, ModelInfo, ModelList, ModelPage
 from frontend.responses.body import DeletedResponse, InputTokens, ItemList, ResponseBody, ResponseObject
 from frontend.responses.create import PreviousNotFound

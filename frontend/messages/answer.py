@@ -1,6 +1,6 @@
-"""A Messages answer: a choice's deltas as content blocks and their events."""
+"""A Messages answer: from the body to content blocks and their events, or a token count."""
 
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
@@ -15,37 +15,19 @@ from frontend.harmony.conversation import (
     ToolCallStart,
 )
 from frontend.http.answer import Answer
+from frontend.http.body import decode, read
+from frontend.http.exchange import Exchange, ignored_header
+from frontend.http.respond import Serve, generating
+from frontend.http.services import Services
+from frontend.messages.body import Counted, MessagesBody, ThreadNotFound
+from frontend.messages.request import turn_request
+from frontend.metrics import Tally
 from frontend.text.served import ContextTooLong
 from frontend.turn.choice import Choice
 from frontend.turn.ids import new_id
+from frontend.turn.prepare import encode
+from frontend.turn.request import Client, TurnRequest
 from frontend.turn.seal import Seal
-
-
-class Thread(msgspec.Struct, kw_only=True):
-    """Starts a thread, or continues it after a message that the server is to know."""
-
-    type: Literal["create", "continue"]
-    previous_message_id: str | None = None
-
-
-class ThreadNotFound(BatonError):
-    """Threads are not kept here; send the whole conversation with every request."""
-
-    code = "thread_not_found"
-    status = 404
-    kind = "invalid_request_error"
-
-
-def check_thread(thread: Thread | None) -> None:
-    """Raises ThreadNotFound for a request that continues a thread, at which Anthropic's SDKs send the whole
-    conversation again. The request that starts one already contains it."""
-    if thread is not None and thread.type == "continue":
-        raise ThreadNotFound(
-            "`thread`: this server keeps no conversations; send all messages, without `thread` or with "
-            '`{"type": "create"}`.',
-            param="thread",
-        )
-
 
 StopReason = Literal["end_turn", "max_tokens", "model_context_window_exceeded", "stop_sequence", "tool_use"]
 
@@ -152,37 +134,81 @@ def _kind(status: int) -> str:
 PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 
 _encode = msgspec.json.Encoder().encode
-_DELTA_OF = {TextBlock: b"text", ThinkingBlock: b"thinking", ToolUseBlock: b"partial_json"}
-_KIND_OF = {TextBlock: b"text_delta", ThinkingBlock: b"thinking_delta", ToolUseBlock: b"input_json_delta"}
+# The type of a block's deltas, and their field.
+_DELTA_OF = {
+    TextBlock: (b"text_delta", b"text"),
+    ThinkingBlock: (b"thinking_delta", b"thinking"),
+    ToolUseBlock: (b"input_json_delta", b"partial_json"),
+}
+
+
+AnyBody = TypeVar("AnyBody", bound=Counted)
+
+
+class MessagesRoutes:
+    """The routes; `seal` signs thinking blocks."""
+
+    def __init__(self, seal: Seal) -> None:
+        self._seal = seal
+
+    def table(self) -> dict[tuple[str, str], Serve]:
+        """The Serve of each (method, path)."""
+        return {
+            ("POST", "/v1/messages"): generating(self.prepare),
+            ("POST", "/v1/messages/count_tokens"): self.count_tokens,
+        }
+
+    async def prepare(self, raw: bytes, client: Client, services: Services) -> "MessagesAnswer":
+        """The answer to a body, ready to be generated. Raises a BatonError if the body is refused."""
+        body, request, ignored = await self._read(raw, MessagesBody, services)
+        _, (choice,) = await services.prepare(request, client)
+        return MessagesAnswer(body, choice, self._seal, ignored=ignored)
+
+    async def count_tokens(self, exchange: Exchange, services: Services, tally: Tally) -> None:
+        """`POST /v1/messages/count_tokens`."""
+        async with services.bodies.read(exchange, services.max_body_bytes) as raw:
+            _, request, ignored = await self._read(raw, Counted, services)
+        served = services.fleet.served(request.model)
+        tally.model = served.name
+        (prompt,) = await encode(request, exchange.owner, served, services.thoughts)
+        services.metrics.count_ignored(ignored)
+        await exchange.answer(200, TokenCount(input_tokens=len(prompt.token_ids)), ignored_header(ignored))
+
+    async def _read(
+        self, raw: bytes, body_type: type[AnyBody], services: Services
+    ) -> tuple[AnyBody, TurnRequest, tuple[str, ...]]:
+        """The body, its request, and the paths of what is ignored."""
+
+        def made(raw: bytes) -> tuple[AnyBody, TurnRequest, tuple[str, ...]]:
+            body, unknown = decode(raw, body_type)
+            request, left_out = turn_request(body, len(raw), self._seal)
+            services.check_tools(left_out)
+            return body, request, (*unknown, *left_out)
+
+        return await read(raw, made)
 
 
 class MessagesAnswer(Answer):
-    """The answer to one Messages body. Each Harmony message is a
-    content block; `shows_thinking` includes thinking blocks, signed by `seal`. `max_tokens` is the client's
-    limit."""
+    """The answer to one Messages body. Each Harmony message is a content block; thinking blocks are signed by
+    `seal`."""
 
     keep_alive = PING
 
     def __init__(
-        self,
-        model: str,
-        choice: Choice,
-        seal: Seal,
-        *,
-        max_tokens: int,
-        stream: bool,
-        shows_thinking: bool,
-        ignored: tuple[str, ...] = (),
+        self, body: MessagesBody, choice: Choice, seal: Seal, *, ignored: tuple[str, ...] = ()
     ) -> None:
+        thinking = body.thinking
         self.model = choice.request.model
-        self.stream = stream
+        self.stream = bool(body.stream)
         self.ignored = ignored
         self.choices = [choice]
         self._choice = choice
         self._seal = seal
-        self._shows_thinking = shows_thinking
-        self._max_tokens = max_tokens
-        self._message = MessageObject(id=new_id("msg"), model=model, content=[], usage=self._usage())
+        self._shows_thinking = (
+            thinking is not None and thinking.type != "disabled" and thinking.display != "omitted"
+        )
+        self._max_tokens = body.max_tokens
+        self._message = MessageObject(id=new_id("msg"), model=body.model, content=[], usage=self._usage())
         self._texts: list[str] = []  # of the open block
         self._open: AnswerBlock | None = None
         self._delta_head = b""
@@ -247,10 +273,9 @@ class MessagesAnswer(Answer):
         self._message.content.append(block)
         self._open = block
         self._texts = []
-        kind = type(block)
         self._delta_head = (
             b'event: content_block_delta\ndata: {"type":"content_block_delta","index":%d,'
-            b'"delta":{"type":"%b","%b":' % (index, _KIND_OF[kind], _DELTA_OF[kind])
+            b'"delta":{"type":"%b","%b":' % (index, *_DELTA_OF[type(block)])
         )
         return self._event("content_block_start", index=index, content_block=block)
 

@@ -4,7 +4,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 
-from frontend.messages.answer import Thread
+from baton.errors import BatonError, InvalidRequest
 from frontend.turn.fields import Count, FunctionName, Refused, Share, StopText
 
 # Fields that control Anthropic's servers; accepted without effect.
@@ -91,6 +91,21 @@ class OutputConfig(msgspec.Struct, kw_only=True):
     format: JsonFormat | None = None
 
 
+class Thread(msgspec.Struct, kw_only=True):
+    """Starts a thread, or continues it after a message that the server is to know."""
+
+    type: Literal["create", "continue"]
+    previous_message_id: str | None = None
+
+
+class ThreadNotFound(BatonError):
+    """Threads are not kept here; send the whole conversation with every request."""
+
+    code = "thread_not_found"
+    status = 404
+    kind = "invalid_request_error"
+
+
 class Counted(msgspec.Struct, kw_only=True):
     """`POST /v1/messages/count_tokens`: the fields that make up the prompt."""
 
@@ -121,3 +136,17 @@ class MessagesBody(Counted, kw_only=True):
     top_p: Share | None = None
     top_k: Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)] | None = None
     thread: Thread | None = None
+
+    def __post_init__(self) -> None:
+        if self.thread is not None and self.thread.type == "continue":
+            raise ThreadNotFound(
+                "`thread`: this server keeps no conversations; send all messages, without `thread` or with "
+                '`{"type": "create"}`.',
+                param="thread",
+            )
+        if self.messages[-1].role == "assistant":
+            raise InvalidRequest(
+                "The last message in `messages` must not have role 'assistant'; this model does not support "
+                "prefilled answers.",
+                param="messages",
+            )

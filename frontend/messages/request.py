@@ -1,10 +1,10 @@
 """Converts a Messages body into a TurnRequest."""
 
 import re
-from collections.abc import Iterator
-from itertools import chain
+from collections.abc import Iterator, Sequence
 
 import msgspec
+from msgspec.structs import replace
 
 from baton.errors import InvalidRequest
 from frontend.harmony.conversation import (
@@ -12,17 +12,18 @@ from frontend.harmony.conversation import (
     AssistantTurn,
     Conversation,
     Instructions,
+    ReasoningEffort,
+    Tool,
     ToolCall,
     ToolResult,
     Turn,
     UserTurn,
 )
-from frontend.harmony.conversation import ReasoningEffort as Effort
-from frontend.messages.answer import check_thread
 from frontend.messages.body import Block, Content, Counted, MessagesBody, Source
-from frontend.messages.tools import OfferedTools, call_choice, offered_tools
-from frontend.turn.fields import NEAREST_EFFORT, CommonFields
-from frontend.turn.request import Limits, TurnRequest
+from frontend.messages.body import Tool as GivenTool
+from frontend.turn.fields import NEAREST_EFFORT, CommonFields, required
+from frontend.turn.form import CallChoice
+from frontend.turn.request import NUMBER, TEXT, ClientTool, Limits, TurnRequest, left_out
 from frontend.turn.seal import Changed, Seal
 from frontend.turn.thoughts import PARAGRAPH, joined
 
@@ -31,153 +32,174 @@ _LOW_BUDGET = 2048
 _MEDIUM_BUDGET = 12_000
 # Claude Code's first line, for Anthropic, has a new checksum in each request: no cached KV would be found.
 _BILLING = re.compile(r"\Ax-anthropic-billing-header:[^\n]*\n*")
-# Other blocks come from Anthropic's servers, and may have an object as `content` or a string as `source`.
-_OF_CLIENTS = frozenset(
-    {"text", "image", "document", "search_result", "thinking", "redacted_thinking", "tool_use", "tool_result"}
-)
+# Connections of the whole session. Other tools that cannot run here may be all that a request is about.
+_CONNECTIONS = frozenset({"mcp_servers", "tools[].mcp_toolset"})
+_COMMANDS = ["view", "create", "str_replace", "insert"]
+_EDITS = {
+    "path": TEXT,
+    "view_range": {"type": "array", "items": NUMBER, "description": "view: the first and the last line."},
+    "file_text": TEXT | {"description": "create: the whole file."},
+    "old_str": TEXT | {"description": "str_replace: the text to replace, which must be unique in the file."},
+    "new_str": TEXT | {"description": "str_replace: the text to put in its place."},
+    "insert_line": NUMBER | {"description": "insert: the line after which to insert, 0 for the top."},
+    "insert_text": TEXT | {"description": "insert: the text to insert."},
+}
+# Tools that Anthropic defines and the client runs, by their types without the date.
+_CLIENT_TOOLS = {
+    "bash": ClientTool(
+        "Runs commands in one bash session on the user's machine.",
+        {"command": TEXT, "restart": {"type": "boolean", "description": "Start a new session instead."}},
+        ["command"],
+    ),
+    "text_editor": ClientTool(
+        "Views, creates and edits files on the user's machine.",
+        {"command": TEXT | {"enum": _COMMANDS}, **_EDITS},
+        ["command", "path"],
+    ),
+    "memory": ClientTool(
+        "Views and edits the files in /memories, which are kept between conversations. View this folder "
+        "first, and note in it what will matter later.",
+        {
+            "command": TEXT | {"enum": [*_COMMANDS, "delete", "rename"]},
+            **_EDITS,
+            "old_path": TEXT | {"description": "rename: instead of `path`."},
+            "new_path": TEXT | {"description": "rename: the new path."},
+        },
+        ["command"],
+    ),
+}
 
 
-class Reading:
-    """Converts one body; `left_out` collects the paths of unsupported content, such as images."""
+def turn_request(body: Counted, num_bytes: int, seal: Seal) -> tuple[TurnRequest, list[str]]:
+    """The request of a body of `num_bytes`, and the paths of the tools and the content that it leaves out,
+    such as images. Raises InvalidRequest, naming the field."""
+    ignored: set[str] = set()
+    tools = _offered_tools(body, ignored)
+    chosen = _call_choice(body, ignored)
+    talk = _conversation(body, tools, seal, ignored)
+    choice = body.tool_choice
+    limits = Limits(max_calls=1 if choice is not None and choice.disable_parallel_tool_use else None)
+    fields = CommonFields(model=body.model)
+    if isinstance(body, MessagesBody):
+        limits = limits._replace(max_tokens=body.max_tokens, stop=body.stop_sequences)
+        fields = replace(fields, temperature=body.temperature, top_p=body.top_p, top_k=body.top_k)
+    request = TurnRequest.of(fields, talk, limits, chosen, path="messages", num_bytes=num_bytes)
+    return request, sorted(ignored)
 
-    def __init__(self, body: Counted, seal: Seal) -> None:
-        self.left_out: set[str] = set()
-        self._body = body
-        self._seal = seal
 
-    def turn_request(self, num_bytes: int) -> TurnRequest:
-        """The request of a body of `num_bytes`. Raises ThreadNotFound or InvalidRequest, naming the field."""
-        body = self._body
-        answer = body if isinstance(body, MessagesBody) else None
-        check_thread(None if answer is None else answer.thread)
-        if answer is not None and body.messages[-1].role == "assistant":
+def _conversation(body: Counted, tools: Sequence[Tool], seal: Seal, ignored: set[str]) -> Conversation:
+    system = _BILLING.sub("", _text(body.system or "", "system", ignored), count=1)
+    instructions = [Instructions(system)] if system else []
+    return Conversation(
+        turns=(*instructions, *joined(_turns(body, seal, ignored))),
+        tools=tuple(tools),
+        reasoning_effort=_effort(body),
+        answer_format=_answer_format(body),
+    )
+
+
+def _offered_tools(body: Counted, ignored: set[str]) -> list[Tool]:
+    """The tools that the model may see. Others are ignored, since Anthropic's servers run them or the model
+    would have to see images. Raises InvalidRequest, also if there is no other tool."""
+    choice = body.tool_choice
+    kind = "auto" if choice is None else choice.type
+    tools, idle = [], []
+    for i, given in enumerate(body.tools or ()):
+        tool = _tool(given, f"tools[{i}]")
+        if tool is not None:
+            tools.append(tool)
+            continue
+        if kind == "tool" and choice is not None and choice.name == given.name:
             raise InvalidRequest(
-                "The last message in `messages` must not have role 'assistant'; this model does not support "
-                "prefilled answers.",
-                param="messages",
+                f"`tool_choice` requires {given.name!r}, but `tools[{i}]`, {given.type}, cannot run here.",
+                param="tool_choice",
             )
-        choice = body.tool_choice
-        offered = offered_tools(body)
-        self.left_out.update(offered.left_out)
-        limits = Limits(
-            max_tokens=None if answer is None else answer.max_tokens,
-            stop=None if answer is None else answer.stop_sequences,
-            max_calls=1 if choice is not None and choice.disable_parallel_tool_use else None,
+        ignored.add(f"tools[].{given.type}"[:80])
+        if f"tools[].{given.type}" not in _CONNECTIONS:
+            idle.append(str(given.type)[:72])
+    if body.mcp_servers:
+        ignored.add("mcp_servers")
+    if kind == "auto" and idle and not tools:
+        raise InvalidRequest(
+            f"`tools`: {', '.join(idle)} cannot run here, and there is no other tool; offer tools that the "
+            "client runs.",
+            param="tools",
         )
-        talk, chosen = self._conversation(offered), call_choice(body, offered)
-        return TurnRequest.of(_fields(body), talk, limits, chosen, path="messages", num_bytes=num_bytes)
+    return [] if kind == "none" else tools
 
-    def _conversation(self, offered: OfferedTools) -> Conversation:
-        body = self._body
-        system = _BILLING.sub("", self._text(body.system or "", "system"), count=1)
-        instructions = [Instructions(system)] if system else []
-        return Conversation(
-            turns=(*instructions, *joined(self._turns())),
-            tools=tuple(offered.tools),
-            reasoning_effort=_effort(body),
-            answer_format=_answer_format(body),
-        )
 
-    def _turns(self) -> Iterator[Turn]:
-        for i, message in enumerate(self._body.messages):
-            path = f"messages[{i}].content"
-            match message.role:
-                case "system":
-                    yield Instructions(self._text(message.content, path))
-                case "user":
-                    yield from self._user(message.content, path)
-                case "assistant" if isinstance(message.content, str):
-                    yield AssistantTurn(text=message.content or None)
-                case _:
-                    yield from _one_answer([self._said(*part) for part in _blocks(message.content, path)])
-
-    def _user(self, content: Content, path: str) -> Iterator[Turn]:
-        """Tool results, then the user's text."""
-        if isinstance(content, str):
-            yield UserTurn(content)
-            return
-        texts: list[str] = []
-        for where, block in _blocks(content, path):
-            if block.type != "tool_result":
-                texts += self._texts(block, where)
-                continue
-            call_id = _needed(block.tool_use_id, where, "tool_use_id")
-            text = self._text(_content(block, where) or "", f"{where}.content")
-            result = f"Error: {text}" if block.is_error else text
-            yield ToolResult(call_id=call_id, text=result, path=f"{where}.tool_use_id")
-        if texts:
-            yield UserTurn("\n\n".join(texts))
-
-    def _said(self, path: str, block: Block) -> AssistantTurn:
-        match block.type:
-            case "thinking":
-                return AssistantTurn(reasoning=self._thought(block, path))
-            case "tool_use":
-                call = ToolCall(
-                    call_id=_needed(block.id, path, "id"),
-                    name=_needed(block.name, path, "name"),
-                    arguments=msgspec.json.encode(block.input or {}).decode(),
-                )
-                return AssistantTurn(tool_calls=(call,))
-            case _:
-                return AssistantTurn(text="\n\n".join(self._texts(block, path)) or None)
-
-    def _thought(self, block: Block, path: str) -> str | None:
-        """This service's own reasoning, or None for another's. Raises InvalidRequest if it was changed."""
-        text = block.thinking or ""
-        try:
-            if self._seal.is_ours(text, block.signature or ""):
-                return text
-        except Changed:
-            raise InvalidRequest(
-                f"`{path}.signature` does not match `{path}.thinking`; send thinking blocks back unchanged, "
-                "or leave them out.",
-                param=f"{path}.signature",
-            ) from None
-        self.left_out.add("messages[].content[].thinking")
+def _tool(given: GivenTool, path: str) -> Tool | None:
+    """The tool as the model sees it, or None if it cannot run here."""
+    defined = None if given.type is None else _CLIENT_TOOLS.get(given.type.rpartition("_")[0])
+    if defined is None and given.type not in {None, "custom"}:
         return None
-
-    def _text(self, content: Content, path: str) -> str:
-        if isinstance(content, str):
-            return content
-        texts = (self._texts(block, where) for where, block in _blocks(content, path))
-        return "\n\n".join(chain.from_iterable(texts))
-
-    def _texts(self, block: Block, path: str) -> Iterator[str]:
-        """The block's text, if any; other content is replaced by a note and recorded in `left_out`."""
-        match block.type, block.source:
-            case "text", _:
-                yield _needed(block.text, path, "text")
-            case "document", Source(type="text", data=str(text)):
-                yield from _headings(block)
-                yield text
-            case "document", Source(type="content", content=str() | list() as content):
-                yield from _headings(block)
-                yield self._text(content, f"{path}.source.content")
-            case "search_result", _:
-                yield _found(block, path)
-            case "redacted_thinking" | "thinking", _:
-                self.left_out.add("messages[].content[].thinking")
-            case kind, _:
-                self.left_out.add(f"messages[].content[].{kind}"[:80])
-                yield f"[{kind[:40]} left out: this model reads text only]"
+    name = required(given.name, f"{path}.name")
+    if defined is not None:
+        return defined.function(name, path)
+    return Tool(
+        name=name,
+        description=given.description,
+        parameters=required(given.input_schema, f"{path}.input_schema"),
+        strict=bool(given.strict),
+        path=path,
+    )
 
 
-def _blocks(content: list[Block], path: str) -> Iterator[tuple[str, Block]]:
-    """The path of each block, and the block. Raises InvalidRequest if its shape is not that of its type."""
+def _call_choice(body: Counted, ignored: set[str]) -> CallChoice:
+    choice = body.tool_choice
+    if choice is None or choice.type in {"auto", "none"}:
+        return CallChoice()
+    if choice.type == "any":
+        return CallChoice(must_call=True, left_out=tuple(sorted(ignored)))
+    return CallChoice(must_call=True, names=frozenset({required(choice.name, "tool_choice.name")}))
+
+
+def _turns(body: Counted, seal: Seal, ignored: set[str]) -> Iterator[Turn]:
+    for i, message in enumerate(body.messages):
+        path, content = f"messages[{i}].content", message.content
+        match message.role:
+            case "system":
+                yield Instructions(_text(content, path, ignored))
+            case role if isinstance(content, str):
+                yield UserTurn(content) if role == "user" else AssistantTurn(text=content or None)
+            case "user":
+                yield from _user_turns(content, path, ignored)
+            case _:
+                yield from _one_answer(
+                    [_part(block, f"{path}[{j}]", seal, ignored) for j, block in enumerate(content)]
+                )
+
+
+def _user_turns(content: Sequence[Block], path: str, ignored: set[str]) -> Iterator[Turn]:
+    """Tool results, then the user's text."""
+    texts: list[str] = []
     for i, block in enumerate(content):
         where = f"{path}[{i}]"
-        if block.type in _OF_CLIENTS:
-            _content(block, where)
-            if isinstance(block.source, str) and block.type != "search_result":
-                raise _misshapen(f"{where}.source", "must be an object, not a string")
-        yield where, block
+        if block.type != "tool_result":
+            texts += _texts(block, where, ignored)
+            continue
+        call_id = required(block.tool_use_id, f"{where}.tool_use_id")
+        text = _text(_content(block, where) or "", f"{where}.content", ignored)
+        result = f"Error: {text}" if block.is_error else text
+        yield ToolResult(call_id=call_id, text=result, path=f"{where}.tool_use_id")
+    if texts:
+        yield UserTurn(PARAGRAPH.join(texts))
 
 
-def _content(block: Block, path: str) -> Content | None:
-    if isinstance(block.content, dict):
-        raise _misshapen(f"{path}.content", "must be a string or an array, not an object")
-    return block.content
+def _part(block: Block, path: str, seal: Seal, ignored: set[str]) -> AssistantTurn:
+    """A block of an earlier answer."""
+    match block.type:
+        case "thinking":
+            return AssistantTurn(reasoning=_thought(block, path, seal, ignored))
+        case "tool_use":
+            call = ToolCall(
+                call_id=required(block.id, f"{path}.id"),
+                name=required(block.name, f"{path}.name"),
+                arguments=msgspec.json.encode(block.input or {}).decode(),
+            )
+            return AssistantTurn(tool_calls=(call,))
+        case _:
+            return AssistantTurn(text=PARAGRAPH.join(_texts(block, path, ignored)) or None)
 
 
 def _one_answer(parts: list[AssistantTurn]) -> list[AssistantTurn]:
@@ -194,6 +216,50 @@ def _one_answer(parts: list[AssistantTurn]) -> list[AssistantTurn]:
     return merged
 
 
+def _thought(block: Block, path: str, seal: Seal, ignored: set[str]) -> str | None:
+    """This service's own reasoning, or None for another's. Raises InvalidRequest if it was changed."""
+    text = block.thinking or ""
+    try:
+        if seal.is_ours(text, block.signature or ""):
+            return text
+    except Changed:
+        raise InvalidRequest(
+            f"`{path}.signature` does not match `{path}.thinking`; send thinking blocks back unchanged, or "
+            "leave them out.",
+            param=f"{path}.signature",
+        ) from None
+    ignored.add("messages[].content[].thinking")
+    return None
+
+
+def _text(content: Content, path: str, ignored: set[str]) -> str:
+    if isinstance(content, str):
+        return content
+    return PARAGRAPH.join(
+        text for i, block in enumerate(content) for text in _texts(block, f"{path}[{i}]", ignored)
+    )
+
+
+def _texts(block: Block, path: str, ignored: set[str]) -> Iterator[str]:
+    """The block's text, if any; other content is replaced by a note."""
+    match block.type, block.source:
+        case "text", _:
+            yield required(block.text, f"{path}.text")
+        case "document", Source(type="text", data=str(text)):
+            yield from _headings(block)
+            yield text
+        case "document", Source(type="content", content=str() | list() as content):
+            yield from _headings(block)
+            yield _text(content, f"{path}.source.content", ignored)
+        case "search_result", _:
+            yield _found(block, path)
+        case "redacted_thinking" | "thinking", _:
+            ignored.add("messages[].content[].thinking")
+        case kind, _:
+            ignored.add(f"messages[].content[].{kind}"[:80])
+            yield left_out(kind)
+
+
 def _headings(document: Block) -> Iterator[str]:
     """The title and the context of a document, if it has them."""
     yield from (text for text in (document.title, document.context) if isinstance(text, str) and text)
@@ -203,28 +269,22 @@ def _found(block: Block, path: str) -> str:
     """The text of a search result; all its blocks must be text."""
     content = _content(block, path)
     if not isinstance(content, list):
-        return _needed(content, path, "content")
-    parts = _blocks(content, f"{path}.content")
-    return "\n\n".join(_needed(part.text, where, "text") for where, part in parts)
+        return required(content, f"{path}.content")
+    texts = (required(part.text, f"{path}.content[{i}].text") for i, part in enumerate(content))
+    return PARAGRAPH.join(texts)
 
 
-def _misshapen(path: str, why: str) -> InvalidRequest:
-    return InvalidRequest(f"`{path}`: {why}.", param=path)
+def _content(block: Block, path: str) -> Content | None:
+    """The content of a client's block: only blocks of Anthropic's servers, which are left out, may have an
+    object there."""
+    if isinstance(block.content, dict):
+        raise InvalidRequest(
+            f"`{path}.content`: must be a string or an array, not an object.", param=f"{path}.content"
+        )
+    return block.content
 
 
-def _fields(body: Counted) -> CommonFields:
-    if not isinstance(body, MessagesBody):
-        return CommonFields(model=body.model)
-    return CommonFields(model=body.model, temperature=body.temperature, top_p=body.top_p, top_k=body.top_k)
-
-
-def _needed(value: str | None, path: str, name: str) -> str:
-    if value is None:
-        raise InvalidRequest(f"`{path}.{name}` is missing.", param=f"{path}.{name}")
-    return value
-
-
-def _effort(body: Counted) -> Effort:
+def _effort(body: Counted) -> ReasoningEffort:
     """The nearest effort that gpt-oss has; it cannot turn reasoning off, so `disabled` is low."""
     if body.output_config is not None and body.output_config.effort is not None:
         return NEAREST_EFFORT[body.output_config.effort]
@@ -240,12 +300,9 @@ def _effort(body: Counted) -> Effort:
 
 def _answer_format(body: Counted) -> AnswerFormat | None:
     config = body.output_config
-    if config is not None and config.format is not None:
-        return AnswerFormat(
-            schema=config.format.schema, name="answer", strict=True, path="output_config.format.schema"
-        )
-    if body.output_format is not None:
-        return AnswerFormat(
-            schema=body.output_format.schema, name="answer", strict=True, path="output_format.schema"
-        )
-    return None
+    given, path = (None, "") if config is None else (config.format, "output_config.format.schema")
+    if given is None:
+        given, path = body.output_format, "output_format.schema"
+    if given is None:
+        return None
+    return AnswerFormat(schema=given.schema, name="answer", strict=True, path=path)

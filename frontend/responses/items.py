@@ -14,9 +14,9 @@ from frontend.harmony.conversation import (
     Turn,
     UserTurn,
 )
-from frontend.turn.client_tool import NUMBER, TEXT, TEXTS, ClientTool
 from frontend.turn.ids import new_id
 from frontend.turn.logprobs import ContentLogprob
+from frontend.turn.request import NUMBER, TEXT, TEXTS, ClientTool
 from frontend.turn.thoughts import joined
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]

@@ -1,16 +1,20 @@
 """The API-neutral request, and the client that makes it. A `path` names a field of the body."""
 
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
 
 from baton.errors import InvalidRequest
 from baton.messages import Guided, Sampling
-from frontend.harmony.conversation import Conversation
+from frontend.harmony.conversation import Conversation, Tool
 from frontend.turn.fields import TEXT_TYPES, CommonFields, Nvext, Part, first_given, required
 from frontend.turn.form import CallChoice, demanded_format, guided, raw_guided
 from frontend.turn.ids import new_seed
 
+TEXT = {"type": "string"}
+TEXTS = {"type": "array", "items": TEXT}
+NUMBER = {"type": "integer"}
 REST_OF_CONTEXT = 2**31 - 1
 """`max_tokens` of an answer that may fill the context."""
 _SEED_MASK = 2**63 - 1
@@ -19,6 +23,20 @@ _SEED_MASK = 2**63 - 1
 def left_out(kind: str) -> str:
     """What the prompt says instead of content of this kind, such as an image."""
     return f"[{kind[:40]} left out: this model reads text only]"
+
+
+class ClientTool(msgspec.Struct, frozen=True):
+    """A tool that an API defines and the client runs, such as `shell`: a function for the model. `properties`
+    are the schemas of its arguments, which are enforced."""
+
+    description: str
+    properties: Mapping[str, object]
+    required: Sequence[str]
+
+    def function(self, name: str, path: str) -> Tool:
+        """The function of that name."""
+        parameters = {"type": "object", "properties": self.properties, "required": self.required}
+        return Tool(name=name, description=self.description, parameters=parameters, strict=True, path=path)
 
 
 def text_of_part(part: Part, path: str) -> str | None:
