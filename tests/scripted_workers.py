@@ -191,3 +191,13 @@ async def generate(
         finally:
             assert not fleet.open, "every call is closed with the request"
     return tokens
+
+
+def in_turn(*scripts: Script) -> Script:
+    """A worker that answers each request in its own way; the last one for all that follow."""
+    left = list(scripts)
+
+    def script(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
+        return (left.pop(0) if len(left) > 1 else left[0])(asked)
+
+    return script

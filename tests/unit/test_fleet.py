@@ -3,10 +3,11 @@
 import asyncio
 import logging
 import threading
-from collections.abc import AsyncGenerator
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -20,7 +21,7 @@ from frontend.routing.workers import Event
 from frontend.text.tokenizer import ModelTokenizer
 from tests.clock import jumping
 from tests.generators import none_abandoned
-from tests.waiting import scaled, until
+from tests.waiting import until
 
 DEMO = Path(__file__).parents[2] / "models/demo"
 LAYOUT = KvLayout(dtype="bfloat16", tokens_per_block=32, num_layers=2, num_kv_heads=2, head_dim=64)
@@ -96,10 +97,21 @@ class Registry:
         pass
 
 
-async def test_a_model_is_served_as_soon_as_it_has_a_decode_worker() -> None:
-    registry = Registry()
-    fleet = Fleet(registry, registry)
+@asynccontextmanager
+async def fleet_of(*workers: WorkerInfo, **settings: Any) -> AsyncIterator[tuple[Registry, Fleet]]:
+    registry = Registry(*workers)
+    fleet = Fleet(registry, registry, **settings)
     async with fleet.keep_current():
+        yield registry, fleet
+
+
+def decodes(fleet: Fleet) -> list[str]:
+    """The live decode workers."""
+    return [w.worker_id for w in fleet.workers("m", Role.DECODE)]
+
+
+async def test_a_model_is_served_as_soon_as_it_has_a_decode_worker() -> None:
+    async with fleet_of() as (registry, fleet):
         with pytest.raises(NoWorkers, match="start prefill and decode workers") as told:
             fleet.served("m")
         assert told.value.retry_after_s == 1
@@ -129,9 +141,7 @@ async def test_a_model_is_served_as_soon_as_it_has_a_decode_worker() -> None:
 
 
 async def test_an_alias_is_served_and_listed_under_its_own_name() -> None:
-    registry = Registry(worker("d1"))
-    fleet = Fleet(registry, registry, aliases=parse_aliases("fast=m,claude-*=m,gone=n"))
-    async with fleet.keep_current():
+    async with fleet_of(worker("d1"), aliases=parse_aliases("fast=m,claude-*=m,gone=n")) as (_, fleet):
         await until(lambda: fleet.models() == ["fast", "m"])
         assert [fleet.served(name).name for name in ("m", "fast", "claude-x")] == ["m"] * 3
         with pytest.raises(ModelNotFound, match="'gone' does not exist; available models: fast, m"):
@@ -140,27 +150,23 @@ async def test_an_alias_is_served_and_listed_under_its_own_name() -> None:
 
 async def test_a_lost_worker_is_left_out_until_it_answers_again() -> None:
     lost = worker("d1")
-    registry = Registry(lost, worker("d2"))
-    fleet = Fleet(registry, registry)
-    async with fleet.keep_current():
+    async with fleet_of(lost, worker("d2")) as (registry, fleet):
         await until(lambda: fleet.models() == ["m"])
         registry.dead.add("d1")
         fleet.table.note(lost, Event.LOST)
         fleet.table.note(lost, Event.LOST)
-        assert [w.worker_id for w in fleet.workers("m", Role.DECODE)] == ["d2"]
+        assert decodes(fleet) == ["d2"]
         assert fleet.health().lost == ["d1"]
 
         registry.dead.clear()
-        await until(lambda: len(fleet.workers("m", Role.DECODE)) == 2)
+        await until(lambda: len(decodes(fleet)) == 2)
         assert fleet.health().lost == []
 
 
 @jumping
 async def test_a_lost_worker_that_leaves_the_registry_is_probed_no_more() -> None:
     lost = worker("d1")
-    registry = Registry(lost)
-    fleet = Fleet(registry, registry)
-    async with fleet.keep_current():
+    async with fleet_of(lost) as (registry, fleet):
         await until(lambda: fleet.models() == ["m"])
         registry.dead.add("d1")
         fleet.table.note(lost, Event.LOST)
@@ -195,23 +201,13 @@ async def test_closing_leaves_no_task_and_no_call_behind() -> None:
         assert registry.num_watching == 0
 
 
-async def test_closing_while_the_first_workers_are_waited_for_ends_the_watch() -> None:
-    registry = Registry(worker("d1"))
-    registry.hung.add("d1")
-    fleet = Fleet(registry, registry)
-    with none_abandoned():
-        async with fleet.keep_current():
-            await until(lambda: registry.num_probes)
-            assert registry.num_watching == 1
-        assert registry.num_watching == 0
-
-
 async def test_workers_of_another_model_do_not_count() -> None:
-    registry = Registry(worker("d1"), worker("d2", model="n"), worker("p1", model="n"), worker("p2"))
-    fleet = Fleet(registry, registry)
-    async with fleet.keep_current():
+    async with fleet_of(worker("d1"), worker("d2", model="n"), worker("p1", model="n"), worker("p2")) as (
+        registry,
+        fleet,
+    ):
         await until(lambda: fleet.models() == ["m", "n"])
-        assert [w.worker_id for w in fleet.workers("m", Role.DECODE)] == ["d1"]
+        assert decodes(fleet) == ["d1"]
         assert [w.worker_id for w in fleet.workers("n", Role.PREFILL)] == ["p1"]
 
         registry.show(worker("d1"), worker("p1", model="n"))
@@ -223,27 +219,13 @@ async def test_workers_of_another_model_do_not_count() -> None:
 
 
 @jumping
-async def test_a_tokenizer_is_loaded_once(caplog: pytest.LogCaptureFixture) -> None:
-    registry = Registry(worker("d1"))
-    fleet = Fleet(registry, registry)
-    async with fleet.keep_current():
-        await until(lambda: fleet.models() == ["m"])
-        registry.show(worker("d1"), worker("d2", model_path="/none"))
-        await asyncio.sleep(10)  # time for what must not be loaded
-        assert len(fleet.health().instances) == 2
-    assert "no tokenizer" not in caplog.text
-
-
-@jumping
 async def test_a_tokenizer_that_appears_after_its_worker_is_loaded_then(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = tmp_path / "late"
     late = worker("d1", model="late", model_path=str(folder))
     alone = asyncio.all_tasks()
-    registry = Registry(late)
-    fleet = Fleet(registry, registry)
-    async with fleet.keep_current():
+    async with fleet_of(late) as (registry, fleet):
         await fleet.synced.wait()
         with pytest.raises(
             NoWorkers, match="tokenizer of 'late' could not be loaded yet; retry later"
@@ -273,9 +255,7 @@ async def test_a_tokenizer_is_looked_for_while_a_worker_of_its_model_is_register
         raise OSError
 
     monkeypatch.setattr(ModelTokenizer, "load", missing)
-    registry = Registry(worker("d1", model_path="/a"), worker("p1", model_path="/a"))
-    fleet = Fleet(registry, registry)
-    async with fleet.keep_current():
+    async with fleet_of(worker("d1", model_path="/a"), worker("p1", model_path="/a")) as (registry, _):
         await until(lambda: folders == [Path("/a")] * 3)
         registry.show(worker("d2", model_path="/b"))
         await until(lambda: folders[3:] == [Path("/b")] * 3)
@@ -297,9 +277,7 @@ async def test_a_tokenizer_that_loads_slowly_delays_no_other_model(monkeypatch: 
 
     monkeypatch.setattr(ModelTokenizer, "load", loaded)
     slow = worker("d1", model="slow", model_path="/slow")
-    registry = Registry(slow)
-    fleet = Fleet(registry, registry)
-    async with fleet.keep_current():
+    async with fleet_of(slow) as (registry, fleet):
         try:
             await until(lambda: fleet.health().instances)
             with pytest.raises(NoWorkers, match="tokenizer of 'slow' is still loading; retry later"):
@@ -307,7 +285,7 @@ async def test_a_tokenizer_that_loads_slowly_delays_no_other_model(monkeypatch: 
             registry.show(slow, worker("d2"))
             await until(lambda: fleet.models() == ["m"])
             registry.show(slow, worker("d2"), worker("d3"))
-            await until(lambda: len(fleet.workers("m", Role.DECODE)) == 2)
+            await until(lambda: len(decodes(fleet)) == 2)
             assert not fleet.synced.is_set()
         finally:
             goes_on.set()
@@ -318,9 +296,7 @@ async def test_a_tokenizer_that_loads_slowly_delays_no_other_model(monkeypatch: 
 @pytest.mark.parametrize("given", ["", "2026-02-03"])
 async def test_prompts_name_today_or_the_date_given(given: str) -> None:
     async def main() -> str:
-        registry = Registry(worker("d1"))
-        fleet = Fleet(registry, registry, current_date=given)
-        async with fleet.keep_current():
+        async with fleet_of(worker("d1"), current_date=given) as (_, fleet):
             await until(lambda: fleet.models() == ["m"])
             return fleet.served("m").current_date
 
@@ -331,9 +307,7 @@ async def test_prompts_name_today_or_the_date_given(given: str) -> None:
 
 
 async def test_the_frontends_own_model_path_is_read_instead_of_the_workers() -> None:
-    registry = Registry(worker("d1", model_path="/none"))
-    fleet = Fleet(registry, registry, model_path=DEMO)
-    async with fleet.keep_current():
+    async with fleet_of(worker("d1", model_path="/none"), model_path=DEMO) as (_, fleet):
         await until(lambda: fleet.models() == ["m"])
 
 
@@ -349,10 +323,8 @@ async def test_a_broken_tokenizer_costs_its_own_model_only(tmp_path: Path, text:
 
 
 async def test_figures_come_from_every_worker_that_answers() -> None:
-    registry = Registry(worker("d1"), worker("p1"))
-    registry.dead.add("p1")
-    fleet = Fleet(registry, registry)
-    async with fleet.keep_current():
+    async with fleet_of(worker("d1"), worker("p1")) as (registry, fleet):
+        registry.dead.add("p1")
         await until(lambda: fleet.models() == ["m"])
         with none_abandoned():
             await fleet.stats()
@@ -362,10 +334,8 @@ async def test_figures_come_from_every_worker_that_answers() -> None:
 
 @jumping
 async def test_a_worker_that_hangs_keeps_nobody_from_the_others_figures() -> None:
-    registry = Registry(worker("d1"), worker("p1"), worker("p2"))
-    registry.hung.update(("p1", "p2"))
-    fleet = Fleet(registry, registry)
-    async with fleet.keep_current():
+    async with fleet_of(worker("d1"), worker("p1"), worker("p2")) as (registry, fleet):
+        registry.hung.update(("p1", "p2"))
         await until(lambda: fleet.models() == ["m"])
         loop = asyncio.get_running_loop()
         began_s = loop.time()
@@ -373,49 +343,28 @@ async def test_a_worker_that_hangs_keeps_nobody_from_the_others_figures() -> Non
         assert loop.time() - began_s == pytest.approx(1.0)
 
 
-@jumping
-async def test_a_lost_worker_that_hangs_is_asked_again_and_comes_back() -> None:
-    lost = worker("d1")
-    registry = Registry(lost)
-    fleet = Fleet(registry, registry)
-    async with fleet.keep_current():
-        await until(lambda: fleet.models() == ["m"])
-        registry.hung.add("d1")
-        fleet.table.note(lost, Event.LOST)
-        fleet.table.note(lost, Event.LOST)
-        await asyncio.sleep(10)  # it is asked for a second, then left alone for half a one
-        assert registry.num_probes == 1 + 7
-        assert fleet.health().lost == ["d1"]
-        registry.hung.clear()
-        await until(lambda: fleet.models() == ["m"], limit_s=1.5)
-
-
 @pytest.mark.parametrize("fault", ["dead", "hung"])
 @jumping
 async def test_a_worker_that_never_answered_gets_no_request_until_it_does(fault: str) -> None:
-    registry = Registry(worker("d1"), worker("d2"))
-    getattr(registry, fault).add("d1")
-    fleet = Fleet(registry, registry)
-    async with fleet.keep_current():
+    async with fleet_of(worker("d1"), worker("d2")) as (registry, fleet):
+        getattr(registry, fault).add("d1")
         await fleet.synced.wait()
-        assert [w.worker_id for w in fleet.workers("m", Role.DECODE)] == ["d2"]
+        assert decodes(fleet) == ["d2"]
         await until(lambda: fleet.health().lost == ["d1"])
         assert fleet.health().warming == []
         getattr(registry, fault).clear()
-        await until(lambda: len(fleet.workers("m", Role.DECODE)) == 2)
+        await until(lambda: len(decodes(fleet)) == 2)
         assert fleet.health().lost == []
 
 
 @jumping
 async def test_a_silent_worker_that_registers_with_other_facts_gets_no_request() -> None:
-    registry = Registry(worker("d1"), worker("d2"))
-    registry.hung.update(("d1", "elsewhere"))
-    fleet = Fleet(registry, registry)
-    async with fleet.keep_current():
+    async with fleet_of(worker("d1"), worker("d2")) as (registry, fleet):
+        registry.hung.update(("d1", "elsewhere"))
         for changes in ({"context_length": 50}, {"address": "elsewhere"}):
             registry.show(worker("d1", **changes), worker("d2"))
             await asyncio.sleep(10)  # time for several probes
-            assert [w.worker_id for w in fleet.workers("m", Role.DECODE)] == ["d2"]
+            assert decodes(fleet) == ["d2"]
             assert fleet.health().lost == ["d1"]
 
 
@@ -423,14 +372,12 @@ async def test_a_silent_worker_that_registers_with_other_facts_gets_no_request()
 async def test_a_worker_that_is_not_trusted_is_named_with_the_reason_until_it_is(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    registry = Registry(worker("d1"), worker("d2"))
-    registry.foreign.add("d1")
-    fleet = Fleet(registry, registry)
-    async with fleet.keep_current():
+    async with fleet_of(worker("d1"), worker("d2")) as (registry, fleet):
+        registry.foreign.add("d1")
         await until(lambda: fleet.health().refused == ["d1: its certificate is odd"])
         await asyncio.sleep(10)  # time for several probes
         assert caplog.text.count("distrusted worker=d1: its certificate is odd") == 1
-        assert [w.worker_id for w in fleet.workers("m", Role.DECODE)] == ["d2"]
+        assert decodes(fleet) == ["d2"]
         assert (fleet.health().lost, fleet.health().warming) == ([], [])
         registry.dead.add("d1")
         await until(lambda: fleet.health().lost == ["d1"])
@@ -438,47 +385,41 @@ async def test_a_worker_that_is_not_trusted_is_named_with_the_reason_until_it_is
         registry.dead.clear()
         await until(lambda: fleet.health().refused)
         registry.foreign.clear()
-        await until(lambda: len(fleet.workers("m", Role.DECODE)) == 2)
+        await until(lambda: len(decodes(fleet)) == 2)
         assert fleet.health().refused == []
 
 
 async def test_a_new_worker_is_warming_until_it_has_answered() -> None:
-    registry = Registry(worker("d1"))
-    fleet = Fleet(registry, registry)
-    async with fleet.keep_current():
+    async with fleet_of(worker("d1")) as (registry, fleet):
         await fleet.synced.wait()
         registry.hung.add("d2")
         registry.show(worker("d1"), worker("d2"))
         await until(lambda: registry.num_probes == 2)
         assert (fleet.health().warming, fleet.health().lost) == (["d2"], [])
-        assert [w.worker_id for w in fleet.workers("m", Role.DECODE)] == ["d1"]
+        assert decodes(fleet) == ["d1"]
 
 
 @jumping
 async def test_a_refused_worker_gets_no_request_and_is_named_while_it_is_registered() -> None:
     strange = worker("d1")
-    registry = Registry(strange, worker("d2"))
-    fleet = Fleet(registry, registry)
-    async with fleet.keep_current():
-        await until(lambda: len(fleet.workers("m", Role.DECODE)) == 2)
+    async with fleet_of(strange, worker("d2")) as (registry, fleet):
+        await until(lambda: len(decodes(fleet)) == 2)
         fleet.table.note(strange, Event.INVALID, "it is odd")
         fleet.table.note(strange, Event.INVALID, "it is odder")
         fleet.table.note(strange, Event.LOST)
         await asyncio.sleep(10)  # time in which it answers probes
-        assert [w.worker_id for w in fleet.workers("m", Role.DECODE)] == ["d2"]
+        assert decodes(fleet) == ["d2"]
         registry.show(worker("d0"), strange, worker("d2"))
-        await until(lambda: len(fleet.workers("m", Role.DECODE)) == 2)
+        await until(lambda: len(decodes(fleet)) == 2)
         assert fleet.health().refused == ["d1: it is odd"]
         registry.show(worker("d2"))
         await until(lambda: not fleet.health().refused)
         registry.show(strange, worker("d2"))
-        await until(lambda: len(fleet.workers("m", Role.DECODE)) == 2)
+        await until(lambda: len(decodes(fleet)) == 2)
 
 
 async def test_prefill_is_worth_it_if_one_decode_worker_can_take_its_kv() -> None:
-    registry = Registry(worker("d1", engine="x"), worker("d2"), worker("p1"))
-    fleet = Fleet(registry, registry)
-    async with fleet.keep_current():
+    async with fleet_of(worker("d1", engine="x"), worker("d2"), worker("p1")) as (_, fleet):
         await until(lambda: len(fleet.health().instances) == 3)
         (prefill,) = fleet.workers("m", Role.PREFILL)
         assert [w.worker_id for w in fleet.workers("m", Role.DECODE, paired_with=prefill)] == ["d2"]
@@ -496,21 +437,9 @@ async def test_a_registry_that_fails_is_noticed() -> None:
             await following
 
 
-async def test_without_a_tokenizer_a_model_waits() -> None:
-    registry = Registry(worker("d1", model_path="/none"))
-    fleet = Fleet(registry, registry)
-    async with fleet.keep_current():
-        await until(lambda: fleet.health().instances)
-        with pytest.raises(NoWorkers, match="tokenizer") as told:
-            fleet.served("m")
-        assert told.value.retry_after_s == 1
-
-
 async def test_a_worker_that_warms_up_gets_no_requests_yet(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    registry = Registry(worker("d1", is_ready=False), worker("p1"))
-    fleet = Fleet(registry, registry)
-    async with fleet.keep_current():
+    async with fleet_of(worker("d1", is_ready=False), worker("p1")) as (registry, fleet):
         await until(lambda: fleet.health().warming == ["d1"])
         assert not fleet.models()
         assert not fleet.workers("m", Role.DECODE)
@@ -526,9 +455,10 @@ async def test_a_worker_that_warms_up_gets_no_requests_yet(caplog: pytest.LogCap
 
 
 async def test_health_names_pairs_that_are_refused_and_those_that_did_not_warm_up() -> None:
-    registry = Registry(worker("d1", cold_peers=("p1", "gone")), worker("p1"), worker("p2", engine="x"))
-    fleet = Fleet(registry, registry)
-    async with fleet.keep_current():
+    async with fleet_of(worker("d1", cold_peers=("p1", "gone")), worker("p1"), worker("p2", engine="x")) as (
+        _registry,
+        fleet,
+    ):
         await until(lambda: fleet.health().instances)
         assert fleet.health().cold_pairs == ["d1 with p1"]
         assert fleet.health().refused_pairs == ["p2 -> d1: engine x is not embedded"]
@@ -539,20 +469,17 @@ async def test_health_names_pairs_that_are_refused_and_those_that_did_not_warm_u
 async def test_a_request_timeout_within_the_kv_timeout_is_warned_of_once(
     request_timeout_s: float, warned: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    registry = Registry(worker("d1", kv_timeout_s=60.0))
-    fleet = Fleet(registry, registry, request_timeout_s=request_timeout_s)
-    async with fleet.keep_current():
+    slow = worker("d1", kv_timeout_s=60.0)
+    async with fleet_of(slow, request_timeout_s=request_timeout_s) as (registry, fleet):
         await until(lambda: len(fleet.health().instances) == 1)
-        registry.show(worker("d1", kv_timeout_s=60.0), worker("d2"))
+        registry.show(slow, worker("d2"))
         await until(lambda: len(fleet.health().instances) == 2)
     assert caplog.text.count("not above the KV timeout of 60 s of worker=d1") == warned
 
 
 async def test_a_model_whose_workers_are_all_lost_is_still_accepted() -> None:
     lost = worker("d1")
-    registry = Registry(lost)
-    fleet = Fleet(registry, registry)
-    async with fleet.keep_current():
+    async with fleet_of(lost) as (registry, fleet):
         await until(lambda: fleet.models() == ["m"])
         registry.dead.add("d1")
         fleet.table.note(lost, Event.LOST)
@@ -567,15 +494,13 @@ async def test_a_model_whose_workers_are_all_lost_is_still_accepted() -> None:
 
 @jumping
 async def test_a_new_worker_that_hangs_delays_no_other() -> None:
-    registry = Registry(worker("d1"))
-    registry.hung.add("d2")
-    fleet = Fleet(registry, registry)
-    async with fleet.keep_current():
+    async with fleet_of(worker("d1")) as (registry, fleet):
+        registry.hung.add("d2")
         await fleet.synced.wait()
         began_s = asyncio.get_running_loop().time()
         registry.show(worker("d1"), worker("d2"))
         registry.show(worker("d1"), worker("d2"), worker("d3"))
-        await until(lambda: len(fleet.workers("m", Role.DECODE)) == 2)
+        await until(lambda: len(decodes(fleet)) == 2)
         assert asyncio.get_running_loop().time() - began_s < 0.5
 
 
@@ -590,57 +515,12 @@ async def test_at_the_start_all_that_answer_within_a_second_are_waited_for() -> 
     fleet = Fleet(registry, registry)
     async with fleet.keep_current():
         await fleet.synced.wait()
-        assert [w.worker_id for w in fleet.workers("m", Role.DECODE)] == ["d1", "d2"]
-
-
-async def test_a_tokenizer_is_loaded_in_a_thread_so_that_streams_go_on(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    threads: list[threading.Thread] = []
-    load = ModelTokenizer.load
-
-    def noted(folder: Path) -> ModelTokenizer:
-        threads.append(threading.current_thread())
-        return load(folder)
-
-    monkeypatch.setattr(ModelTokenizer, "load", noted)
-    registry = Registry(worker("d1"))
-    fleet = Fleet(registry, registry)
-    async with fleet.keep_current():
-        await until(lambda: fleet.models() == ["m"])
-    assert [thread is threading.main_thread() for thread in threads] == [False]
-
-
-async def test_a_worker_that_serves_is_not_refused_for_a_certificate_that_failed_once() -> None:
-    registry = Registry(worker("d1"))
-    fleet = Fleet(registry, registry)
-    async with fleet.keep_current():
-        await until(lambda: fleet.models() == ["m"])
-        registry.foreign.add("d1")
-        assert await fleet.stats() == []
-        assert fleet.health().refused == []
-        assert fleet.models() == ["m"]
-
-
-async def test_who_waits_for_a_change_learns_of_one_that_left_and_of_each_that_answers() -> None:
-    registry = Registry(worker("d1"), worker("d2"))
-    fleet = Fleet(registry, registry)
-    async with fleet.keep_current():
-        await until(lambda: len(fleet.workers("m", Role.DECODE)) == 2)
-        await fleet.synced.wait()
-        for known in ([worker("d1")], [worker("d1"), worker("d3")]):
-            changed = asyncio.create_task(fleet.table.changed())
-            await asyncio.sleep(0)
-            assert not changed.done()
-            registry.show(*known)
-            await asyncio.wait_for(changed, scaled(60))
+        assert decodes(fleet) == ["d1", "d2"]
 
 
 async def test_health_names_the_pairs_that_are_cut() -> None:
     p1, d1, d2 = worker("p1"), worker("d1"), worker("d2")
-    registry = Registry(p1, d1, d2)
-    fleet = Fleet(registry, registry)
-    async with fleet.keep_current():
+    async with fleet_of(p1, d1, d2) as (_, fleet):
         await until(lambda: len(fleet.health().instances) == 3)
         fleet.cut.add(p1, d1)
         assert fleet.health().cut_pairs == ["p1 -> d1"]

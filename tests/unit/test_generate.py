@@ -1,7 +1,6 @@
 """Orchestration: prefill, handoff, decode, and what happens when a worker is lost on the way."""
 
 import asyncio
-import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from pathlib import Path
@@ -20,7 +19,7 @@ from baton.errors import (
     Overloaded,
     WorkerLost,
 )
-from baton.messages import NO_TOKEN, GenerateRequest, KvHandoff, PrefillFirst, Reply, TokenChunk, Usage
+from baton.messages import NO_TOKEN, GenerateRequest, KvHandoff, PrefillFirst, Reply, TokenChunk
 from frontend.routing.fleet import Fleet
 from frontend.routing.generate import Generator
 from frontend.routing.health import Health
@@ -34,6 +33,7 @@ from tests.scripted_workers import (
     generate,
     generator_over,
     hand_off,
+    in_turn,
     request,
 )
 from tests.waiting import until
@@ -43,13 +43,87 @@ DEMO = Path("models/demo")
 NUM_IDS = 3072  # of the demo model
 
 
-async def test_prefill_hands_its_baton_to_decode() -> None:
-    fleet = ScriptedWorkers(p1=hand_off, d1=answer)
+async def nothing(_: GenerateRequest) -> AsyncGenerator[Reply, None]:
+    return
+    yield TokenChunk(())  # type: ignore[unreachable]  # makes it a generator
+
+
+async def cut(_: GenerateRequest) -> AsyncGenerator[Reply, None]:
+    yield TokenChunk((10,))
+
+
+def lacking(num_tokens: int, *, is_busy: bool = False) -> Script:
+    """A decode worker that lacks so much of the prompt."""
+
+    async def script(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
+        limit = asked.local_prefill_tokens
+        if asked.handoff is None and limit is not None and (is_busy or num_tokens > limit):
+            yield PrefillFirst(num_tokens, is_busy)
+            return
+        async with aclosing(answer(asked)) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+    return script
+
+
+LOST, EXPIRED = failing(WorkerLost("gone")), failing(HandoffFailed("expired"))
+
+
+@pytest.mark.parametrize(
+    ("scripts", "asked"),
+    [
+        pytest.param({"p1": hand_off, "d1": answer}, "p1 d1", id="prefill, then decode"),
+        pytest.param({"d1": answer}, "d1", id="no prefill worker"),
+        pytest.param({"p1": LOST, "p2": hand_off, "d1": answer}, "p1 p2 d1", id="lost prefill worker"),
+        pytest.param({"p1": nothing, "p2": hand_off, "d1": answer}, "p1 p2 d1", id="no handoff"),
+        pytest.param({"p1": LOST, "d1": answer}, "p1 d1", id="every prefill worker lost"),
+        pytest.param(
+            {"p1": hand_off, "p2": hand_off, "d1": in_turn(EXPIRED, answer)},
+            "p1 d1 p2 d1",
+            id="failed handoff",
+        ),
+        pytest.param(
+            {"p1": hand_off, "p2": hand_off, "d1": in_turn(EXPIRED, EXPIRED, answer)},
+            "p1 d1 p2 d1 d1",
+            id="each failed handoff excludes its prefill worker",
+        ),
+        pytest.param({"d1": cut, "d2": answer}, "d1 d2", id="incomplete stream"),
+        pytest.param({"d1": LOST, "d2": LOST, "d3": LOST, "d4": answer}, "d1 d3 d2 d4", id="fourth worker"),
+        pytest.param({"d1": failing(Overloaded("full")), "d2": answer}, "d1 d2", id="full worker"),
+        pytest.param({"p1x": hand_off, "d1": answer}, "d1", id="prefill worker without a pair"),
+        pytest.param({"p1x": hand_off, "d1": EXPIRED, "d2x": answer}, "p1x d2x", id="decode of the pair"),
+    ],
+)
+async def test_an_answer_is_whole_whichever_workers_fail(scripts: dict[str, Script], asked: str) -> None:
+    fleet = ScriptedWorkers(**scripts)
 
     assert await generate(fleet) == WHOLE
-    assert fleet.asked == ["p1", "d1"]
-    assert fleet.calls[0][1].handoff is None
-    assert fleet.calls[1][1].handoff is not None
+    assert fleet.asked == asked.split()
+
+
+@pytest.mark.parametrize(
+    ("scripts", "asked"),
+    [
+        pytest.param({"p1": hand_off, "d1": lacking(50)}, "d1", id="cached"),
+        pytest.param({"p1": hand_off, "d1": LOST, "d2": lacking(1)}, "d1 d2", id="decode worker lost"),
+        pytest.param(
+            {"p1": hand_off, "p2": hand_off, "d1": in_turn(lacking(51), EXPIRED, lacking(51), answer)},
+            "d1 p1 d1 d1 p2 d1",
+            id="failed handoff",
+        ),
+        pytest.param(
+            {"p1x": hand_off, "p2": hand_off, "d1": lacking(51), "d2x": lacking(51)},
+            "d1 p2 d1",
+            id="of the pair",
+        ),
+    ],
+)
+async def test_with_local_prefill_decode_is_asked_first(scripts: dict[str, Script], asked: str) -> None:
+    fleet = ScriptedWorkers(**scripts)
+
+    assert await generate(fleet, local_prefill_tokens=50) == WHOLE
+    assert fleet.asked == asked.split()
 
 
 async def hand_off_with_first(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
@@ -70,7 +144,7 @@ async def test_prefills_first_token_is_sent_before_decode_is_asked() -> None:
 
 
 async def test_a_token_that_prefill_sent_is_not_sent_again_if_decode_is_lost() -> None:
-    fleet = ScriptedWorkers(p1=hand_off_with_first, d1=failing(WorkerLost("gone")), d2=answer)
+    fleet = ScriptedWorkers(p1=hand_off_with_first, d1=LOST, d2=answer)
 
     assert await generate(fleet) == WHOLE
     assert fleet.asked == ["p1", "d1", "p1", "d2"]
@@ -89,65 +163,6 @@ async def test_decodes_first_chunk_ends_the_prefill_call() -> None:
 
     assert await generate(fleet) == WHOLE
     assert open_calls == [["d1"]] * 3
-
-
-async def test_without_a_prefill_worker_decode_prefills_by_itself() -> None:
-    fleet = ScriptedWorkers(d1=answer)
-
-    assert await generate(fleet) == WHOLE
-    assert fleet.calls[0][1].handoff is None
-
-
-async def test_an_answer_that_its_first_token_ends_never_reaches_decode() -> None:
-    async def ended(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
-        yield TokenChunk((7,), "stop", Usage(2, 0, 1))
-
-    fleet = ScriptedWorkers(p1=ended, d1=answer)
-
-    assert await generate(fleet) == [7]
-    assert fleet.asked == ["p1"]
-
-
-async def test_a_lost_prefill_worker_is_replaced_by_another() -> None:
-    fleet = ScriptedWorkers(p1=failing(WorkerLost("gone")), p2=hand_off, d1=answer)
-
-    assert await generate(fleet) == WHOLE
-    assert fleet.asked == ["p1", "p2", "d1"]
-
-
-async def test_when_every_prefill_worker_is_lost_decode_prefills_by_itself() -> None:
-    fleet = ScriptedWorkers(p1=failing(WorkerLost("gone")), d1=answer)
-
-    assert await generate(fleet) == WHOLE
-    assert fleet.asked == ["p1", "d1"]
-
-
-async def test_a_failed_handoff_is_prefilled_again_and_the_decode_worker_kept() -> None:
-    tries = iter([failing(HandoffFailed("expired")), answer])
-    fleet = ScriptedWorkers(p1=hand_off, p2=hand_off, d1=lambda asked: next(tries)(asked))  # noqa: PLW0108  each call takes the next
-
-    assert await generate(fleet) == WHOLE
-    assert fleet.asked == ["p1", "d1", "p2", "d1"]
-
-
-async def test_each_failed_handoff_is_the_fault_of_its_own_prefill_worker() -> None:
-    expired = failing(HandoffFailed("expired"))
-    tries = iter([expired, expired, answer])
-    fleet = ScriptedWorkers(p1=hand_off, p2=hand_off, d1=lambda asked: next(tries)(asked))  # noqa: PLW0108  each call takes the next
-
-    assert await generate(fleet) == WHOLE
-    assert fleet.asked == ["p1", "d1", "p2", "d1", "d1"]
-
-
-async def test_a_prefill_worker_that_ends_without_a_handoff_is_replaced() -> None:
-    async def nothing(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
-        return
-        yield TokenChunk(())  # type: ignore[unreachable]  # makes it a generator
-
-    fleet = ScriptedWorkers(p1=nothing, p2=hand_off, d1=answer)
-
-    assert await generate(fleet) == WHOLE
-    assert fleet.asked == ["p1", "p2", "d1"]
 
 
 async def test_a_prefill_worker_lost_in_the_moment_of_the_first_chunk_is_not_missed() -> None:
@@ -169,17 +184,6 @@ async def test_a_prefill_worker_lost_in_the_moment_of_the_first_chunk_is_not_mis
 
     assert await generate(fleet) == WHOLE
     assert fleet.asked == ["p1", "d1"]
-
-
-async def test_prefill_and_handoff_are_timed_once_each() -> None:
-    fleet = ScriptedWorkers(p1=hand_off, d1=answer)
-    began_s = time.perf_counter()
-
-    assert await generate(fleet) == WHOLE
-    spent_s = time.perf_counter() - began_s
-    for name in ("baton_prefill_seconds", "baton_handoff_seconds"):
-        assert fleet.metrics.registry.get_sample_value(f"{name}_count") == 1
-        assert 0 < (fleet.metrics.registry.get_sample_value(f"{name}_sum") or 0) < spent_s
 
 
 async def test_a_prefill_worker_lost_before_the_kv_has_moved_is_replaced_at_once() -> None:
@@ -210,13 +214,6 @@ async def test_a_stream_goes_on_from_another_decode_worker_without_loss_or_repet
     assert 0 < resumed.deadline_s <= 5
 
 
-async def test_a_stream_that_ends_early_counts_as_a_lost_worker() -> None:
-    async def cut(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
-        yield TokenChunk((10,))
-
-    assert await generate(ScriptedWorkers(d1=cut, d2=answer)) == WHOLE
-
-
 @pytest.mark.parametrize(
     ("scripts", "raised", "num_calls"),
     [
@@ -225,7 +222,7 @@ async def test_a_stream_that_ends_early_counts_as_a_lost_worker() -> None:
         ({"d1": failing(Overloaded("full"))}, Overloaded, 1),
         ({"p1": failing(InvalidRequest("bad")), "d1": answer}, InvalidRequest, 1),
         ({"p1": hand_off, "d1": failing(DeadlineExceeded("over"))}, DeadlineExceeded, 2),
-        ({f"d{i}": failing(WorkerLost("gone")) for i in range(9)}, WorkerLost, 4),
+        ({f"d{i}": LOST for i in range(9)}, WorkerLost, 4),
     ],
 )
 async def test_what_cannot_be_repaired_ends_with_its_name(
@@ -238,50 +235,14 @@ async def test_what_cannot_be_repaired_ends_with_its_name(
     assert len(fleet.calls) == num_calls
 
 
-async def test_the_fourth_worker_may_be_the_one_that_answers() -> None:
-    lost = failing(WorkerLost("gone"))
-
-    assert await generate(ScriptedWorkers(d1=lost, d2=lost, d3=lost, d4=answer)) == WHOLE
-
-
 async def test_only_a_lost_worker_is_avoided_by_others() -> None:
-    tries = iter([failing(Overloaded("full")), answer])
-    fleet = ScriptedWorkers(d1=lambda asked: next(tries)(asked), d2=failing(WorkerLost("gone")))  # noqa: PLW0108  each call takes the next
+    fleet = ScriptedWorkers(d1=in_turn(failing(Overloaded("full")), answer), d2=LOST)
     async with generator_over(fleet) as generator:
         with pytest.raises(WorkerLost):
             assert [chunk async for chunk in generator.generate(request())]
         assert [chunk async for chunk in generator.generate(request())]
 
     assert fleet.asked == ["d1", "d2", "d1"]
-
-
-async def test_a_full_worker_is_passed_over_for_one_with_room() -> None:
-    fleet = ScriptedWorkers(d1=failing(Overloaded("full")), d2=answer)
-
-    assert await generate(fleet) == WHOLE
-
-
-async def test_a_prefill_worker_that_no_decode_worker_can_take_kv_from_is_left_out() -> None:
-    fleet = ScriptedWorkers(p1x=hand_off, d1=answer)
-
-    assert await generate(fleet) == WHOLE
-    assert fleet.asked == ["d1"]
-
-
-async def test_decode_is_picked_among_those_that_can_take_the_kv() -> None:
-    fleet = ScriptedWorkers(p1x=hand_off, d1=failing(HandoffFailed("it cannot")), d2x=answer)
-
-    assert await generate(fleet) == WHOLE
-    assert fleet.asked == ["p1x", "d2x"]
-
-
-async def test_a_lost_worker_is_avoided_by_the_next_requests_too() -> None:
-    fleet = ScriptedWorkers(d1=failing(WorkerLost("gone")), d2=answer)
-    async with generator_over(fleet) as generator:
-        for _ in range(3):
-            assert [chunk async for chunk in generator.generate(request())]
-
-    assert fleet.asked == ["d1", "d2", "d2", "d2"]
 
 
 def test_leaving_closes_the_calls_to_both_workers_in_any_phase() -> None:
@@ -347,19 +308,6 @@ def test_a_request_whose_time_is_over_is_not_tried_again() -> None:
     assert fleet.asked == ["d1"]
 
 
-async def test_the_least_loaded_worker_is_the_one_with_the_fewest_calls_still_open() -> None:
-    fleet = ScriptedWorkers(d1=answer, d2=answer)
-    async with (
-        generator_over(fleet, "least-loaded") as generator,
-        aclosing(generator.generate(request())) as open_one,
-    ):
-        await anext(open_one)
-        for _ in range(3):
-            assert [chunk async for chunk in generator.generate(request())]
-
-    assert fleet.asked == ["d1", "d2", "d2", "d2"]
-
-
 async def test_a_prefill_worker_is_free_as_soon_as_decode_has_its_kv() -> None:
     fleet = ScriptedWorkers(p1=hand_off, p2=hand_off, d1=answer)
     async with (
@@ -378,29 +326,6 @@ def prefills(fleet: ScriptedWorkers) -> dict[tuple[str, str], float]:
     families = [f for f in fleet.metrics.registry.collect() if f.name == "baton_prefills"]
     samples = [s for f in families for s in f.samples if s.name.endswith("_total")]
     return {(s.labels["where"], s.labels["reason"]): s.value for s in samples}
-
-
-def lacking(num_tokens: int, *, is_busy: bool = False) -> Script:
-    """A decode worker that lacks so much of the prompt."""
-
-    async def script(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
-        limit = asked.local_prefill_tokens
-        if asked.handoff is None and limit is not None and (is_busy or num_tokens > limit):
-            yield PrefillFirst(num_tokens, is_busy)
-            return
-        async with aclosing(answer(asked)) as chunks:
-            async for chunk in chunks:
-                yield chunk
-
-    return script
-
-
-async def test_a_decode_worker_that_lacks_little_answers_without_prefill() -> None:
-    fleet = ScriptedWorkers(p1=hand_off, d1=lacking(50))
-
-    assert await generate(fleet, local_prefill_tokens=50) == WHOLE
-    assert fleet.asked == ["d1"]
-    assert prefills(fleet) == {("decode", "cached"): 1}
 
 
 @pytest.mark.parametrize(("is_busy", "reason"), [(False, "long"), (True, "busy")])
@@ -501,28 +426,6 @@ async def test_without_a_prefill_worker_no_limit_is_set() -> None:
     assert fleet.calls[0][1].local_prefill_tokens is None
 
 
-async def test_a_decode_worker_lost_while_it_computes_the_prompt_is_replaced() -> None:
-    fleet = ScriptedWorkers(p1=hand_off, d1=failing(WorkerLost("gone")), d2=lacking(1))
-
-    assert await generate(fleet, local_prefill_tokens=50) == WHOLE
-    assert fleet.asked == ["d1", "d2"]
-
-
-async def test_a_handoff_that_fails_after_the_question_is_the_prefill_workers_fault() -> None:
-    tries = iter([lacking(51), failing(HandoffFailed("expired")), lacking(51), answer])
-    fleet = ScriptedWorkers(p1=hand_off, p2=hand_off, d1=lambda asked: next(tries)(asked))  # noqa: PLW0108  each call takes the next
-
-    assert await generate(fleet, local_prefill_tokens=50) == WHOLE
-    assert fleet.asked == ["d1", "p1", "d1", "d1", "p2", "d1"]
-
-
-async def test_a_prefill_worker_that_cannot_hand_over_to_the_one_with_the_cache_is_left_out() -> None:
-    fleet = ScriptedWorkers(p1x=hand_off, p2=hand_off, d1=lacking(51), d2x=lacking(51))
-
-    assert await generate(fleet, local_prefill_tokens=50) == WHOLE
-    assert fleet.asked == ["d1", "p2", "d1"]
-
-
 async def test_a_prefill_worker_lost_while_its_kv_is_awaited_is_avoided_by_the_next_requests_too() -> None:
     async def lost_later(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
         async for handoff in hand_off(asked):
@@ -543,8 +446,8 @@ async def test_a_prefill_worker_lost_while_its_kv_is_awaited_is_avoided_by_the_n
 
 
 async def test_when_no_kv_arrives_decode_prefills_by_itself_and_the_pair_is_left_out() -> None:
-    tries = iter([failing(HandoffStalled("nothing came")), answer, answer])
-    fleet = ScriptedWorkers(p1=hand_off, p2=hand_off, d1=lambda asked: next(tries)(asked))  # noqa: PLW0108  each call takes the next
+    stalling = in_turn(failing(HandoffStalled("nothing came")), answer)
+    fleet = ScriptedWorkers(p1=hand_off, p2=hand_off, d1=stalling)
     async with generator_over(fleet) as generator:
         for _ in range(2):
             assert [chunk async for chunk in generator.generate(request())]

@@ -21,6 +21,7 @@ from tests.scripted_workers import (
     generate,
     generator_over,
     hand_off,
+    in_turn,
     request,
 )
 from tests.waiting import until
@@ -122,8 +123,7 @@ async def test_a_prefill_worker_that_answers_others_is_not_stuck() -> None:
 async def test_only_a_pair_between_which_nothing_moves_is_left_out(
     error: HandoffFailed, asked_later: list[str]
 ) -> None:
-    tries = iter([failing(error), answer, answer])
-    fleet = ScriptedWorkers(p1=hand_off, d1=lambda asked: next(tries)(asked))  # noqa: PLW0108  each call takes the next
+    fleet = ScriptedWorkers(p1=hand_off, d1=in_turn(failing(error), answer))
     async with generator_over(fleet) as generator:
         for _ in range(2):
             assert [chunk async for chunk in generator.generate(request())]

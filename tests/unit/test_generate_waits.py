@@ -27,21 +27,12 @@ from tests.scripted_workers import (
     generate,
     generator_over,
     hand_off,
+    in_turn,
     request,
 )
 
 WHOLE = [10, 11, 12, 13]
 LOST = failing(WorkerLost("gone"), after=2)
-
-
-def in_turn(*scripts: Script) -> Script:
-    """A worker that answers each request in its own way; the last one for all that follow."""
-    left = list(scripts)
-
-    def script(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
-        return (left.pop(0) if len(left) > 1 else left[0])(asked)
-
-    return script
 
 
 def test_a_running_answer_waits_for_a_decode_worker_to_join() -> None:
@@ -271,26 +262,6 @@ def test_a_new_request_waits_for_the_broker_as_long_as_for_a_worker(
 
     assert run_jumping(main()) == pytest.approx(min(5, deadline_s), abs=0.1)
     assert not fleet.asked
-
-
-def test_a_running_answer_gives_the_broker_up_at_its_deadline() -> None:
-    fleet = ScriptedWorkers()
-    fleet.scripts["d1"] = losing_broker(fleet, 100)
-
-    with pytest.raises(DeadlineExceeded):
-        run_jumping(generate(fleet, wait_for_worker_s=5, deadline_s=60))
-
-
-def test_a_client_that_leaves_ends_the_wait() -> None:
-    fleet = ScriptedWorkers(d1=LOST)
-
-    async def main() -> float:
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(generate(fleet, wait_for_worker_s=500, deadline_s=600), 1)
-        return asyncio.get_running_loop().time()
-
-    assert run_jumping(main()) == pytest.approx(1, abs=0.1)
-    assert not fleet.open
 
 
 def test_without_any_decode_worker_a_request_says_so() -> None:

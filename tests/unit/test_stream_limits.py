@@ -7,12 +7,11 @@ import msgspec
 import pytest
 
 from baton import frames
-from baton.errors import DeadlineExceeded, WorkerLost, WorkerUnreached
-from baton.frames import Beat, Cancel, Credit, Goodbye, Hello, Open
-from baton.messages import StatsRequest
+from baton.errors import BatonError, BrokerLost, DeadlineExceeded, WorkerLost, WorkerUnreached
+from baton.frames import Beat, Cancel, Credit, End, Goodbye, Hello, Next, Open
+from baton.messages import TokenChunk
 from baton.pace import Pace
-from baton.streams import WINDOW, CallerLink, Service, WorkerLink, _Call, _Stream, call_over
-from tests.alive import Newborn
+from baton.streams import WINDOW, CallerLink, Service, call_over
 from tests.clock import jumping
 from tests.links import PACE, Pair, RawCaller, Sent, a_request, frame, silent, turns
 from tests.planes import count_up, first_tokens, tokens
@@ -36,25 +35,6 @@ async def test_the_caller_keeps_the_deadline_of_a_worker_that_hangs() -> None:
 
 
 @jumping
-async def test_calls_and_links_that_have_ended_are_forgotten() -> None:
-    calls, streams, callers, workers = (Newborn(each) for each in (_Call, _Stream, CallerLink, WorkerLink))
-
-    async def work() -> None:
-        pair = Pair(count_up)
-        assert await tokens(pair.call(a_request(2, deadline_s=1000.0))) == [0, 1]
-        async with aclosing(pair.call(a_request(2, deadline_s=1000.0))) as left_early:
-            await anext(left_early)
-        await turns(lambda: not pair.service.tasks)
-        assert calls.count() == streams.count() == 0
-        pair.caller.lose("test")
-        await turns(lambda: not pair.service.links)
-
-    await work()
-    await asyncio.sleep(2 * PACE.tick_s)  # ticks, if there still are any
-    assert callers.count() == workers.count() == 0
-
-
-@jumping
 async def test_leaving_a_call_closes_its_generator_at_the_worker_and_no_other() -> None:
     pair = Pair(silent)
     staying = asyncio.ensure_future(tokens(pair.call(a_request())))
@@ -65,23 +45,6 @@ async def test_leaving_a_call_closes_its_generator_at_the_worker_and_no_other() 
     assert not staying.done()
     staying.cancel()
     await turns(lambda: not pair.service.tasks)
-
-
-@jumping
-async def test_an_ended_call_is_not_cancelled_again() -> None:
-    pair = Pair(count_up)
-    assert len(await tokens(pair.call(a_request(WINDOW // 2)))) == WINDOW // 2
-    await asyncio.sleep(0)  # a turn for what must not be sent
-    sent = [each for one in pair.to_worker.frames for each in frames.FROM_CALLER.decode(one)[1]]
-    assert not [each for each in sent if isinstance(each, Cancel | Credit)]
-
-
-@jumping
-async def test_a_figures_request_has_no_deadline_of_its_own() -> None:
-    asking = asyncio.ensure_future(tokens(Pair(silent).call(StatsRequest())))
-    await asyncio.sleep(1000)  # nothing ends it
-    assert not asking.done()
-    asking.cancel()
 
 
 @jumping
@@ -284,12 +247,25 @@ async def test_a_worker_is_silent_also_to_calls_that_wait_for_its_wire() -> None
     assert link.lost == "it does not respond"
 
 
+@pytest.mark.parametrize("is_heard", [False, True])
+@pytest.mark.parametrize(("error", "unheard"), [(BrokerLost, BrokerLost), (WorkerLost, WorkerUnreached)])
 @jumping
-async def test_a_link_is_not_idle_while_its_wire_takes_nothing() -> None:
-    wire = Sent()
-    link = CallerLink(wire, "w", Pace(tick_s=1.0, num_silent=1000, num_idle=3))
-    wire.writable.clear()
-    await asyncio.sleep(9)
-    wire.writable.set()
-    await asyncio.sleep(2)
-    assert link.lost is None
+async def test_a_worker_is_not_blamed_for_its_broker(
+    error: type[BatonError], unheard: type[BatonError], is_heard: bool
+) -> None:
+    link = CallerLink(Sent(), "w", PACE)
+    call = link.open(a_request())
+    if is_heard:
+        link.receive(frame(0, Hello(frames.VERSION, "w")))
+    link.lose("gone", error)
+    assert type(call.error) is (error if is_heard else unheard)
+
+
+@jumping
+async def test_nothing_counts_that_a_worker_says_after_its_goodbye() -> None:
+    link = CallerLink(Sent(), "w", PACE)
+    call = link.open(a_request())
+    late = Next(call.number, TokenChunk(token_ids=(1,))), End(call.number)
+    link.receive(frame(0, Hello(frames.VERSION, "w"), Goodbye("I stop"), *late))
+    assert isinstance(call.error, WorkerLost)
+    assert not call.replies

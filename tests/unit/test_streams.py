@@ -1,65 +1,49 @@
 """Both ends of a link, connected without sockets: windows, limits, failures, ends."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator
 
 import msgspec
 import pytest
 
 from baton import frames
 from baton.errors import BatonError, EngineFailure, InvalidRequest, NotReady, Overloaded, WorkerLost
-from baton.frames import Goodbye, Hello, Next
+from baton.frames import Hello, Next
 from baton.messages import GenerateRequest, Reply, Request, TokenChunk, TokenLogprob, Usage, WorkerStats
-from baton.pace import Pace
-from baton.streams import MAX_STREAMS, WINDOW, CallerLink, Service, public_name
+from baton.streams import MAX_STREAMS, WINDOW, CallerLink, public_name
 from tests.links import PACE, Pair, Sent, a_request, frame, turns
 from tests.planes import count_up, first_tokens, tokens
-from tests.waiting import PATIENCE_S, until
 
 
-def in_loop(scenario: Callable[[], Awaitable[None]]) -> None:
-    async def bounded() -> None:
-        async with asyncio.timeout(PATIENCE_S):
-            await scenario()
+async def test_all_of_one_turn_leaves_in_one_frame() -> None:
+    async def three(_: Request) -> AsyncGenerator[Reply, None]:
+        for token_id in range(3):
+            yield TokenChunk(token_ids=(token_id,))
 
-    asyncio.run(bounded())
-
-
-def test_all_of_one_turn_leaves_in_one_frame() -> None:
-    async def scenario() -> None:
-        async def three(_: Request) -> AsyncGenerator[Reply, None]:
-            for token_id in range(3):
-                yield TokenChunk(token_ids=(token_id,))
-
-        pair = Pair(three)
-        results = await asyncio.gather(*(tokens(pair.call(a_request())) for _ in range(50)))
-        assert results == [[0, 1, 2]] * 50
-        assert len(pair.to_worker.frames) == 2  # the hello, then 50 requests
-        assert len(pair.to_caller.frames) == 2  # the hello, then 50 answers
-
-    in_loop(scenario)
+    pair = Pair(three)
+    results = await asyncio.gather(*(tokens(pair.call(a_request())) for _ in range(50)))
+    assert results == [[0, 1, 2]] * 50
+    assert len(pair.to_worker.frames) == 2  # the hello, then 50 requests
+    assert len(pair.to_caller.frames) == 2  # the hello, then 50 answers
 
 
-def test_a_slow_consumer_holds_one_window_and_stops_no_other() -> None:
-    async def scenario() -> None:
-        num_made = 0
+async def test_a_slow_consumer_holds_one_window_and_stops_no_other() -> None:
+    num_made = 0
 
-        async def endless(request: Request) -> AsyncGenerator[Reply, None]:
-            nonlocal num_made
-            async for reply in count_up(request):
-                num_made += 1
-                yield reply
+    async def endless(request: Request) -> AsyncGenerator[Reply, None]:
+        nonlocal num_made
+        async for reply in count_up(request):
+            num_made += 1
+            yield reply
 
-        pair = Pair(endless)
-        slow = pair.call(a_request(5 * WINDOW))
-        first = await first_tokens(slow, 1)
-        num_made_by_slow = num_made
-        assert num_made_by_slow <= WINDOW
-        assert await tokens(pair.call(a_request(3 * WINDOW))) == list(range(3 * WINDOW))
-        assert num_made == num_made_by_slow + 3 * WINDOW
-        assert first + await tokens(slow) == list(range(5 * WINDOW))
-
-    in_loop(scenario)
+    pair = Pair(endless)
+    slow = pair.call(a_request(5 * WINDOW))
+    first = await first_tokens(slow, 1)
+    num_made_by_slow = num_made
+    assert num_made_by_slow <= WINDOW
+    assert await tokens(pair.call(a_request(3 * WINDOW))) == list(range(3 * WINDOW))
+    assert num_made == num_made_by_slow + 3 * WINDOW
+    assert first + await tokens(slow) == list(range(5 * WINDOW))
 
 
 PLAIN, OTHER = TokenChunk(token_ids=(1,)), TokenChunk(token_ids=(2, 3))
@@ -85,87 +69,59 @@ STATS = WorkerStats(num_running=1)
         ([PLAIN] * 130, [TokenChunk(token_ids=(1,) * num) for num in (64, 64, 2)]),
     ],
 )
-def test_token_chunks_that_wait_for_the_consumer_are_one(sent: list[Reply], received: list[Reply]) -> None:
-    async def scenario() -> None:
-        async def answer(_: Request) -> AsyncGenerator[Reply, None]:
-            for reply in sent:
-                yield reply
+async def test_token_chunks_that_wait_for_the_consumer_are_one(
+    sent: list[Reply], received: list[Reply]
+) -> None:
+    async def answer(_: Request) -> AsyncGenerator[Reply, None]:
+        for reply in sent:
+            yield reply
 
-        assert [reply async for reply in Pair(answer).call(a_request())] == received
-
-    in_loop(scenario)
-
-
-def test_a_worker_that_ignores_the_window_is_cut_off() -> None:
-    async def scenario() -> None:
-        wire = Sent()
-        link = CallerLink(wire, "w", PACE)
-        call = link.open(a_request())
-        flood = [Next(call.number, TokenChunk(token_ids=(1,)))] * (WINDOW + 1)
-        link.receive(frame(0, Hello(frames.VERSION, "w"), *flood))
-        assert isinstance(call.error, WorkerLost)
-        assert wire.closed
-
-    in_loop(scenario)
+    assert [reply async for reply in Pair(answer).call(a_request())] == received
 
 
-def test_generators_wait_while_the_wire_is_full() -> None:
-    async def scenario() -> None:
-        pair = Pair(count_up)
-        pair.to_caller.writable.clear()
-        running = asyncio.ensure_future(tokens(pair.call(a_request(100))))
-        await turns(lambda: len(pair.to_caller.frames) == 2)
-        for _ in range(20):
-            await asyncio.sleep(0)  # enough turns to send what must not be sent
-        assert len(pair.to_caller.frames) == 2
-        pair.to_caller.writable.set()
-        assert await running == list(range(100))
-
-    in_loop(scenario)
+async def test_a_worker_that_ignores_the_window_is_cut_off() -> None:
+    wire = Sent()
+    link = CallerLink(wire, "w", PACE)
+    call = link.open(a_request())
+    flood = [Next(call.number, TokenChunk(token_ids=(1,)))] * (WINDOW + 1)
+    link.receive(frame(0, Hello(frames.VERSION, "w"), *flood))
+    assert isinstance(call.error, WorkerLost)
+    assert wire.closed
 
 
-def test_a_request_that_cannot_be_encoded_is_invalid_and_fails_alone() -> None:
-    async def scenario() -> None:
-        pair = Pair(count_up)
-        calls = (tokens(pair.call(a_request(seed=seed))) for seed in (0, 2**70))
-        fine, bad = await asyncio.gather(*calls, return_exceptions=True)
-        assert fine == [0]
-        assert type(bad) is InvalidRequest
-
-    in_loop(scenario)
+async def test_a_request_that_cannot_be_encoded_is_invalid_and_fails_alone() -> None:
+    pair = Pair(count_up)
+    calls = (tokens(pair.call(a_request(seed=seed))) for seed in (0, 2**70))
+    fine, bad = await asyncio.gather(*calls, return_exceptions=True)
+    assert fine == [0]
+    assert type(bad) is InvalidRequest
 
 
-def test_what_comes_while_the_consumer_is_busy_is_not_lost() -> None:
-    async def scenario() -> None:
-        async def stepwise(request: Request) -> AsyncGenerator[Reply, None]:
-            async for reply in count_up(request):
-                yield reply
-                await asyncio.sleep(0)  # the next goes in another frame
+async def test_what_comes_while_the_consumer_is_busy_is_not_lost() -> None:
+    async def stepwise(request: Request) -> AsyncGenerator[Reply, None]:
+        async for reply in count_up(request):
+            yield reply
+            await asyncio.sleep(0)  # the next goes in another frame
 
-        received: list[int] = []
-        async for reply in Pair(stepwise).call(a_request(9)):
-            assert isinstance(reply, TokenChunk)
-            received += reply.token_ids
-            for _ in range(40):
-                await asyncio.sleep(0)  # turns in which the rest comes
-        assert received == list(range(9))
-
-    in_loop(scenario)
+    received: list[int] = []
+    async for reply in Pair(stepwise).call(a_request(9)):
+        assert isinstance(reply, TokenChunk)
+        received += reply.token_ids
+        for _ in range(40):
+            await asyncio.sleep(0)  # turns in which the rest comes
+    assert received == list(range(9))
 
 
-def test_a_request_over_the_limit_is_invalid_and_says_both_sizes() -> None:
-    async def scenario() -> None:
-        pair = Pair(count_up, limit=220)
-        request = msgspec.structs.replace(a_request(), token_ids=[1] * 500)
-        fine, bad = await asyncio.gather(
-            tokens(pair.call(a_request())), tokens(pair.call(request)), return_exceptions=True
-        )
-        assert fine == [0]
-        assert isinstance(bad, InvalidRequest)
-        assert "bytes" in bad.message
-        assert "220" in bad.message
-
-    in_loop(scenario)
+async def test_a_request_over_the_limit_is_invalid_and_says_both_sizes() -> None:
+    pair = Pair(count_up, limit=220)
+    request = msgspec.structs.replace(a_request(), token_ids=[1] * 500)
+    fine, bad = await asyncio.gather(
+        tokens(pair.call(a_request())), tokens(pair.call(request)), return_exceptions=True
+    )
+    assert fine == [0]
+    assert isinstance(bad, InvalidRequest)
+    assert "bytes" in bad.message
+    assert "220" in bad.message
 
 
 @pytest.mark.parametrize(
@@ -176,118 +132,78 @@ def test_a_request_over_the_limit_is_invalid_and_says_both_sizes() -> None:
         (TokenChunk(token_ids=(object(),)), EngineFailure),  # type: ignore[arg-type]  # wrong on purpose
     ],
 )
-def test_a_reply_that_cannot_travel_fails_its_stream_alone(
+async def test_a_reply_that_cannot_travel_fails_its_stream_alone(
     reply: TokenChunk, failure: type[BatonError]
 ) -> None:
-    async def scenario() -> None:
-        async def answer(request: Request) -> AsyncGenerator[Reply, None]:
-            assert isinstance(request, GenerateRequest)
-            yield reply if request.sampling.seed else TokenChunk(token_ids=(0,))
-            if request.sampling.seed:
-                await asyncio.Event().wait()
-
-        pair = Pair(answer, limit=300)
-        fine, bad = await asyncio.gather(
-            tokens(pair.call(a_request())), tokens(pair.call(a_request(seed=1))), return_exceptions=True
-        )
-        assert fine == [0]
-        assert isinstance(bad, failure)
-        await turns(lambda: not pair.service.tasks)
-
-    in_loop(scenario)
-
-
-def test_an_engine_that_cancels_itself_is_reported() -> None:
-    async def scenario() -> None:
-        async def answer(_: Request) -> AsyncGenerator[Reply, None]:
-            yield TokenChunk(token_ids=(0,))
-            raise asyncio.CancelledError
-
-        with pytest.raises(EngineFailure):
-            await tokens(Pair(answer).call(a_request()))
-
-    in_loop(scenario)
-
-
-def test_more_streams_than_the_limit_are_refused_as_overload() -> None:
-    async def scenario() -> None:
-        async def forever(_: Request) -> AsyncGenerator[Reply, None]:
+    async def answer(request: Request) -> AsyncGenerator[Reply, None]:
+        assert isinstance(request, GenerateRequest)
+        yield reply if request.sampling.seed else TokenChunk(token_ids=(0,))
+        if request.sampling.seed:
             await asyncio.Event().wait()
-            yield TokenChunk(token_ids=())
 
-        pair = Pair(forever, limit=frames.MAX_FRAME_BYTES)
-        running = [asyncio.ensure_future(tokens(pair.call(a_request()))) for _ in range(MAX_STREAMS)]
-        await turns(lambda: len(pair.service.tasks) == MAX_STREAMS)
-        with pytest.raises(Overloaded) as full:
-            await tokens(pair.call(a_request()))
-        assert full.value.retry_after_s == 1.0
-        assert MAX_STREAMS == 16_384
-        pair.caller.lose("test")
-        lost = await asyncio.gather(*running, return_exceptions=True)
-        assert all(isinstance(each, WorkerLost) for each in lost)
-        await turns(lambda: not pair.service.tasks)
-
-    in_loop(scenario)
+    pair = Pair(answer, limit=300)
+    fine, bad = await asyncio.gather(
+        tokens(pair.call(a_request())), tokens(pair.call(a_request(seed=1))), return_exceptions=True
+    )
+    assert fine == [0]
+    assert isinstance(bad, failure)
+    await turns(lambda: not pair.service.tasks)
 
 
-def test_a_stopping_worker_refuses_new_calls_and_loses_running_ones() -> None:
-    async def scenario() -> None:
-        closing, may_close, closed = asyncio.Event(), asyncio.Event(), asyncio.Event()
+async def test_an_engine_that_cancels_itself_is_reported() -> None:
+    async def answer(_: Request) -> AsyncGenerator[Reply, None]:
+        yield TokenChunk(token_ids=(0,))
+        raise asyncio.CancelledError
 
-        async def answer(_: Request) -> AsyncGenerator[Reply, None]:
-            try:
-                yield TokenChunk(token_ids=(0,))
-                await asyncio.Event().wait()
-            finally:
-                closing.set()
-                await may_close.wait()
-                closed.set()
+    with pytest.raises(EngineFailure):
+        await tokens(Pair(answer).call(a_request()))
 
-        pair = Pair(answer)
-        running = pair.call(a_request())
+
+async def test_more_streams_than_the_limit_are_refused_as_overload() -> None:
+    async def forever(_: Request) -> AsyncGenerator[Reply, None]:
+        await asyncio.Event().wait()
+        yield TokenChunk(token_ids=())
+
+    pair = Pair(forever, limit=frames.MAX_FRAME_BYTES)
+    running = [asyncio.ensure_future(tokens(pair.call(a_request()))) for _ in range(MAX_STREAMS)]
+    await turns(lambda: len(pair.service.tasks) == MAX_STREAMS)
+    with pytest.raises(Overloaded) as full:
+        await tokens(pair.call(a_request()))
+    assert full.value.retry_after_s == 1.0
+    assert MAX_STREAMS == 16_384
+    pair.caller.lose("test")
+    lost = await asyncio.gather(*running, return_exceptions=True)
+    assert all(isinstance(each, WorkerLost) for each in lost)
+    await turns(lambda: not pair.service.tasks)
+
+
+async def test_a_stopping_worker_refuses_new_calls_and_loses_running_ones() -> None:
+    closing, may_close, closed = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def answer(_: Request) -> AsyncGenerator[Reply, None]:
+        try:
+            yield TokenChunk(token_ids=(0,))
+            await asyncio.Event().wait()
+        finally:
+            closing.set()
+            await may_close.wait()
+            closed.set()
+
+    pair = Pair(answer)
+    running = pair.call(a_request())
+    await anext(running)
+    stopping = asyncio.ensure_future(pair.service.stop())
+    await closing.wait()
+    with pytest.raises(NotReady):
+        await tokens(pair.call(a_request()))
+    with pytest.raises(WorkerLost):
         await anext(running)
-        stopping = asyncio.ensure_future(pair.service.stop())
-        await closing.wait()
-        with pytest.raises(NotReady):
-            await tokens(pair.call(a_request()))
-        with pytest.raises(WorkerLost):
-            await anext(running)
-        pair.worker.lose("the caller has gone too")  # it must not interrupt the generator's `finally`
-        may_close.set()
-        await stopping
-        assert closed.is_set()
-        assert not pair.service.tasks
-        await turns(lambda: pair.caller.lost is not None)
-
-    in_loop(scenario)
-
-
-def test_silent_ticks_lose_the_link_on_both_sides() -> None:
-    async def scenario() -> None:
-        pace = Pace(tick_s=0.001, num_silent=4, num_idle=1000)
-        wires = Sent(), Sent()
-        caller = CallerLink(wires[0], "w", pace)
-        call = caller.open(a_request())
-        Service("w", count_up, pace).accept(wires[1])
-        async with asyncio.timeout(PATIENCE_S):
-            await call.bell.rung()
-        assert isinstance(call.error, WorkerLost)
-        await until(lambda: all(wire.closed for wire in wires))
-        assert Goodbye("it does not respond") in frames.FROM_CALLER.decode(wires[0].frames[-1])[1]
-        assert Goodbye("the caller is silent") in frames.FROM_WORKER.decode(wires[1].frames[-1])[1]
-
-    in_loop(scenario)
-
-
-def test_an_idle_link_is_dropped() -> None:
-    async def scenario() -> None:
-        wire = Sent()
-        link = CallerLink(wire, "w", Pace(tick_s=0.001, num_silent=1000, num_idle=2))
-        await until(lambda: wire.closed)
-        assert link.lost == "idle"
-        assert Goodbye("idle") in frames.FROM_CALLER.decode(wire.frames[-1])[1]
-
-    in_loop(scenario)
+    pair.worker.lose("the caller has gone too")  # it must not interrupt the generator's `finally`
+    may_close.set()
+    await stopping
+    assert closed.is_set()
+    assert not pair.service.tasks
+    await turns(lambda: pair.caller.lost is not None)
 
 
 @pytest.mark.parametrize(
