@@ -5,19 +5,17 @@ import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from typing import Any
 
-import nats
-import nats.errors
 import pytest
 
 from baton.errors import BrokerLost, WorkerLost
 from baton.messages import Reply, Request, TokenChunk
-from baton.nats import Box, NatsTransport
+from baton.nats import NatsTransport
 from baton.streams import CallerLink, WorkerLink
 from baton.transport import Transport
 from tests.alive import Newborn
 from tests.conftest import LaunchServer, ServerProcess, free_port
 from tests.planes import Endless, Plane, a_request, count_up, tokens
-from tests.waiting import PATIENCE_S, scaled, until
+from tests.waiting import scaled, until
 
 # For tests whose server stands still, which is not to be noticed.
 PATIENT: dict[str, Any] = {"liveness_s": scaled(600.0), "ping_interval": 600}
@@ -27,25 +25,6 @@ PATIENT: dict[str, Any] = {"liveness_s": scaled(600.0), "ping_interval": 600}
 def own_nats(launch_nats: LaunchServer) -> ServerProcess:
     """A NATS server that the test may kill."""
     return launch_nats()
-
-
-def test_a_worker_that_left_has_no_subscription(nats_server: str) -> None:
-    boxes = Newborn(Box)
-
-    async def scenario(caller: Transport, worker: Transport) -> None:
-        async with worker.serve("w", count_up) as address:
-            assert await tokens(caller.call(address, a_request(2))) == [0, 1]
-        client = await nats.connect(nats_server)
-        try:
-            with pytest.raises(nats.errors.NoRespondersError):
-                await client.request(
-                    f"{address.removeprefix('nats://').partition('#')[0]}.token", timeout=PATIENCE_S
-                )
-        finally:
-            await client.close()
-        await until(lambda: boxes.count() == 2, pause_s=0.05)  # each transport's own
-
-    Plane("nats-asyncio", nats_server).run(scenario)
 
 
 def test_idle_links_are_forgotten(nats_server: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,23 +3,21 @@
 import asyncio
 import contextlib
 import secrets
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import nats
 import pytest
 from nats.aio.client import Client
-from nats.aio.msg import Msg
 
 from baton import frames
 from baton.nats import MAC_BYTES, Box, Mac, Post
-from baton.streams import Service, WorkerLink
+from baton.streams import WorkerLink
 from baton.telemetry import unauthenticated
 from baton.transport import Transport
 from tests.alive import Newborn
 from tests.conftest import LaunchServer
-from tests.links import PACE, Sent, frame
-from tests.planes import Endless, Plane, a_request, count_up
+from tests.planes import Endless, Plane, a_request
 from tests.waiting import PATIENCE_S, until
 
 HALF = bytes(600_000)
@@ -67,17 +65,6 @@ async def later(post: Post, subject: str) -> None:
     post.put(subject, b"late", "")
 
 
-async def test_what_is_put_while_disconnected_is_forgotten(
-    nats_server: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    async with connected(nats_server) as (client, post, subject):
-        await client.close()
-        post.put(subject, b"lost", "")
-        for _ in range(5):
-            await asyncio.sleep(0)  # turns for what must not happen
-    assert "publish_failed" not in caplog.text
-
-
 async def test_what_waits_is_published_before_it_closes_and_nothing_after(nats_server: str) -> None:
     async with connected(nats_server) as (client, _, subject):
         received = await client.subscribe(subject)
@@ -88,40 +75,6 @@ async def test_what_waits_is_published_before_it_closes_and_nothing_after(nats_s
         await client.publish(subject, b"last")
         messages = [(await received.next_msg(timeout=PATIENCE_S)).data for _ in range(2)]
         assert messages == [b"waits", b"last"]
-
-
-async def test_what_was_put_last_is_published_too(nats_server: str) -> None:
-    async with connected(nats_server) as (client, _, subject):
-        received = await client.subscribe(subject)
-        await client.flush()
-        async with connected(nats_server) as (_, post, _):
-            post.put(subject, b"last", "")
-            await post.close()
-        assert (await received.next_msg(timeout=PATIENCE_S)).data == b"last"
-
-
-async def test_a_connection_that_has_ended_takes_no_subscription(nats_server: str) -> None:
-    async with connected(nats_server) as (client, post, subject):
-        await client.close()
-        with pytest.raises(ConnectionError, match="did not accept a subscription"):
-            await post.subscribe(Box(subject))
-
-
-async def test_a_caller_of_another_version_leaves_no_link_behind() -> None:
-    service, callers = Service("w", count_up, PACE), []
-
-    def accept(to: str, _: str, forget: Callable[[], object]) -> WorkerLink:
-        callers.append(to)
-        wire = Sent()
-        wire.close = forget  # type: ignore[assignment,method-assign]  # as NatsWire does
-        return service.accept(wire)
-
-    box = Box("w", "key", accept)
-    for number, version in enumerate((frames.VERSION + 1, frames.VERSION)):
-        hello = Mac("key", f"w.{number}").sign(frame(0, frames.Hello(version, "w")))
-        await box.receive(Msg(Client(), subject=f"w.{number}", reply="caller", data=hello))
-    assert callers == ["caller"] * 2
-    assert list(box.links) == ["1"]
 
 
 async def test_a_frame_that_cannot_be_published_holds_up_no_other(nats_server: str) -> None:

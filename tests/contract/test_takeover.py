@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import resource
 import socket
 import subprocess
 import sys
@@ -109,22 +108,6 @@ def test_a_next_frontend_that_ends_before_it_serves_changes_nothing(word: bytes)
                 taker.send(word)
         (await next_one(running)).close()
         assert not running.passing.done()
-
-    play(scene)
-
-
-def test_a_frontend_without_descriptors_goes_on() -> None:
-    async def scene(running: Running) -> None:
-        with running.knock():
-            limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-            lowest_free = os.dup(0)
-            os.close(lowest_free)
-            resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free, limits[1]))
-            try:
-                await asyncio.sleep(0.05)
-            finally:
-                resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-        (await next_one(running)).close()
 
     play(scene)
 

@@ -13,7 +13,7 @@ from baton.errors import WorkerLost
 from baton.messages import Reply, Request, TokenChunk
 from baton.tcp import TcpTransport
 from tests.clock import jumping
-from tests.planes import Endless, a_request, count_up, tokens
+from tests.planes import a_request, count_up, tokens
 
 
 def now_s() -> float:
@@ -118,29 +118,6 @@ async def test_a_peer_that_does_not_read_is_hung_up_on_after_a_second() -> None:
 
 
 @jumping
-async def test_transports_that_are_closed_leave_no_task_and_no_timer_behind() -> None:
-    async def work() -> None:
-        endless = Endless()
-        async with transports() as (caller, worker), worker.serve("w", endless.answer) as address:
-            running = caller.call(address, a_request())
-            await anext(running)
-            await running.aclose()
-            await endless.closed.wait()
-
-    alone = asyncio.all_tasks()
-    timers = num_timers()
-    await work()
-    await asyncio.sleep(0.1)  # poll: sockets do not notify when they close
-    assert asyncio.all_tasks() == alone
-    assert num_timers() == timers
-
-
-def num_timers() -> int:
-    loop = asyncio.get_running_loop()
-    return sum(not timer.cancelled() for timer in loop._scheduled)  # type: ignore[attr-defined]  # noqa: SLF001  nothing public tells
-
-
-@jumping
 async def test_a_generator_goes_on_when_its_peer_reads_again() -> None:
     num_made = 0
 
@@ -167,33 +144,7 @@ async def test_a_generator_goes_on_when_its_peer_reads_again() -> None:
 
 
 @jumping
-async def test_a_call_that_waits_for_a_worker_that_does_not_read_ends_with_the_transport() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as deaf:
-        async with transports(1) as (caller,):
-            address = f"tcp://127.0.0.1:{deaf.getsockname()[1]}/w"
-            large = a_request(token_ids=[200_000] * 1_500_000)
-            calls = [asyncio.create_task(tokens(caller.call(address, large)))]
-            await asyncio.sleep(1)
-            (link,) = caller._links.values()  # noqa: SLF001  no public method tells
-            assert not link.writable.is_set()
-            calls.append(asyncio.create_task(tokens(caller.call(address, a_request()))))
-            await asyncio.sleep(1)
-            await caller.close()
-            failures = await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 5)
-            assert [isinstance(failure, WorkerLost) for failure in failures] == [True, True]
-
-
-@jumping
 async def test_an_address_of_another_scheme_is_not_called() -> None:
     async with transports() as (caller, worker), worker.serve("w", count_up) as address:
         with pytest.raises(WorkerLost, match="is not a TCP worker address"):
             await tokens(caller.call(address.replace("tcp", "http"), a_request()))
-
-
-@jumping
-async def test_addresses_are_new_each_time() -> None:
-    names = set()
-    for _ in range(5):
-        async with transports(1) as (worker,), worker.serve("w", count_up) as address:
-            names.add(address.rpartition("/")[2])
-    assert len(names) == 5

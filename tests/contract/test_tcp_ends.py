@@ -91,15 +91,6 @@ async def test_a_port_that_hangs_up_is_a_lost_worker_and_no_question_of_trust() 
         assert not isinstance(lost.value, PeerDistrusted)
 
 
-async def test_a_transport_that_is_closed_has_no_connection() -> None:
-    async with transports(1) as (worker,), worker.serve("w", count_up) as address:
-        caller = TcpTransport()
-        assert await tokens(caller.call(address, a_request(2))) == [0, 1]
-        assert not caller._connecting  # noqa: SLF001  no public method tells
-        await caller.close()
-        assert not caller._sockets  # noqa: SLF001  as above
-
-
 async def test_a_known_caller_that_sends_too_much_is_lost_and_no_stranger() -> None:
     async with transports(1) as (worker,), worker.serve("w", count_up) as address:
         num_before = unauthenticated.num_messages

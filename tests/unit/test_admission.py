@@ -116,19 +116,6 @@ async def test_a_full_queue_refuses_at_once_but_not_a_caller_without_its_share()
 
 
 @jumping
-async def test_the_early_check_refuses_as_the_request_itself_would_be() -> None:
-    load = Load(num_running=1, num_waiting=1)
-    load.admission.check("a", 600)
-    await load.measured()
-    tasks = load.several("a", 2)
-    await turn()
-    with pytest.raises(Overloaded):
-        load.admission.check("a", 600)
-    await asyncio.gather(*tasks)
-    load.admission.check("a", 600)
-
-
-@jumping
 async def test_who_cannot_end_before_its_deadline_is_refused_at_once() -> None:
     load = Load(num_running=1, num_waiting=9)
     await load.measured()
@@ -282,34 +269,11 @@ async def test_prefill_is_asked_for_no_more_than_it_holds() -> None:
 
 
 @jumping
-async def test_who_leaves_before_its_first_token_frees_prefill() -> None:
-    load = Load(num_running=9, num_starting=1)
-    first = asyncio.create_task(load.one("a", first_token_s=5))
-    await turn()
-    first.cancel()
-    await asyncio.wait([first])
-    await load.one("a", first_token_s=5)
-    assert [at_s for _, at_s in load.started] == pytest.approx([0, 0], abs=0.01)
-
-
-@jumping
 async def test_without_a_known_capacity_the_workers_refuse_for_themselves() -> None:
     load = Load()
     load.capacity = None
     await asyncio.gather(*load.several("a", 50))
     assert {at_s for _, at_s in load.started} == {0}
-
-
-@jumping
-async def test_a_request_that_comes_lets_those_in_who_waited_for_a_worker_that_joined() -> None:
-    load = Load(num_running=1, num_waiting=9, lasts_s=10)
-    tasks = load.several("a", 4)
-    await turn()
-    load.capacity = Capacity(3, math.inf, 3, 9)
-    await asyncio.sleep(0.2)
-    load.admission.check("b", 600)
-    await asyncio.gather(*tasks)
-    assert [at_s for _, at_s in load.started] == pytest.approx([0, 0.2, 0.2, 10], abs=0.01)
 
 
 @pytest.mark.parametrize("is_let_in", [False, True])
@@ -340,3 +304,41 @@ async def test_the_queue_is_bounded_for_any_number_of_callers() -> None:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
     assert load.metric("baton_queued_requests") == 0
+
+
+def admission_of(num_running: int, num_starting: float, num_waiting: int = 9) -> Admission:
+    capacity = Capacity(num_running, num_starting, num_running, num_waiting)
+    return Admission(lambda _: capacity, Metrics().routing)
+
+
+async def hold(admission: Admission, lasts_s: float, priority: int = 0, deadline_s: float = 600) -> float:
+    """When a request without a token was let in, which keeps its place for so long."""
+    async with admission.place(request(deadline_s, priority), "a"):
+        began_s = asyncio.get_running_loop().time()
+        await asyncio.sleep(lasts_s)
+    return began_s
+
+
+def test_of_one_callers_requests_the_lower_priority_goes_first() -> None:
+    async def main() -> tuple[float, ...]:
+        admission = admission_of(1, 1)
+        first = asyncio.create_task(hold(admission, 1))
+        await asyncio.sleep(0)
+        return tuple(
+            await asyncio.gather(first, hold(admission, 1, priority=2), hold(admission, 1, priority=1))
+        )
+
+    assert run_jumping(main()) == pytest.approx((0, 2, 1))
+
+
+@jumping
+async def test_no_more_places_become_free_than_requests_run() -> None:
+    admission = admission_of(10, 1)
+    async with admission.place(request(600), "a") as start:
+        start()
+        await asyncio.sleep(10)  # how long requests last is known from here on
+    running = [asyncio.create_task(hold(admission, 10)) for _ in range(2)]  # the second waits
+    await asyncio.sleep(0)
+    with pytest.raises(Overloaded):  # it would wait for 10 s, and run for 10 s
+        await hold(admission, 0, deadline_s=15)
+    await asyncio.gather(*running)

@@ -11,7 +11,7 @@ import sys
 
 import pytest
 
-from baton.listener import Admission, Listener, num_connections, raise_descriptor_limit
+from baton.listener import Admission, Listener, num_connections
 from tests.waiting import until
 
 
@@ -157,21 +157,6 @@ class Ended(asyncio.Protocol):
         self.errors.append(error)
 
 
-async def test_a_connection_that_cannot_be_run_is_lost() -> None:
-    protocol = Ended()
-
-    def take(sock: socket.socket) -> asyncio.Protocol:
-        sock.close()
-        return protocol
-
-    sock = socket.create_server(("127.0.0.1", 0))
-    listener = Listener(sock, take, lambda: None)
-    with socket.create_connection(sock.getsockname()):
-        await until(lambda: protocol.errors)
-    listener.close()
-    assert isinstance(protocol.errors[0], OSError)
-
-
 @pytest.mark.parametrize(
     ("soft", "hard", "raised"), [(64, 64, 64), (64, 200, 200), (64, 1000, 500), (600, 1000, 600)]
 )
@@ -187,24 +172,8 @@ def test_the_soft_limit_is_raised_towards_the_hard_one_within_reason(
     assert found.split() == [str(raised), str(raised // 4)]
 
 
-def test_no_more_connections_than_asked_for() -> None:
-    assert num_connections(1, 3) == 3
-
-
 def test_a_listener_with_a_reserve_gets_the_rest_if_that_is_more_than_its_part() -> None:
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     assert num_connections(2, 10**9, reserve=10) == soft - 10
     assert num_connections(2, 10**9, reserve=soft) == soft // 2
     assert num_connections(2, 7, reserve=10) == 7
-
-
-def test_without_a_limit_of_descriptors_there_is_one_of_connections(monkeypatch: pytest.MonkeyPatch) -> None:
-    limits = [(resource.RLIM_INFINITY, resource.RLIM_INFINITY), (64, resource.RLIM_INFINITY)]
-    changed: list[tuple[int, int]] = []
-    monkeypatch.setattr(resource, "getrlimit", lambda _: limits[0])
-    monkeypatch.setattr(resource, "setrlimit", lambda _, limit: changed.append(limit))
-    raise_descriptor_limit(500)
-    assert num_connections(4, 10_000, reserve=10) == 10_000
-    limits.pop(0)
-    raise_descriptor_limit(500)
-    assert changed == [(500, resource.RLIM_INFINITY)]

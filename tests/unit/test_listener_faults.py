@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from baton.listener import Listener
-from tests.alive import Newborn
 from tests.waiting import until
 
 
@@ -60,25 +59,6 @@ async def test_a_connection_that_was_reset_in_the_queue_holds_up_no_other(
     assert "accept=paused" not in caplog.text
 
 
-async def test_a_pause_is_logged_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
-    full = OSError(errno.EMFILE, "no descriptors")
-    taken = Taken(Failing(full, full, full))
-    await until(lambda: taken.socks)
-    taken.listener.close()
-    taken.close()
-    assert caplog.text.count("accept=paused") == 1
-
-
-async def test_one_that_is_closed_in_its_pause_stops_for_good() -> None:
-    full = OSError(errno.EMFILE, "no descriptors")
-    taken = Taken(Failing(full, full))
-    await until(lambda: taken.num_evictions == 1)
-    taken.listener.close()
-    await asyncio.sleep(0.2)  # longer than the pause; what must not happen has no event
-    assert (taken.num_evictions, taken.socks, taken.faults) == (2, [], [])
-    taken.close()
-
-
 async def test_one_that_is_closed_after_a_pause_accepts_those_that_wait() -> None:
     taken = Taken(Failing(OSError(errno.EMFILE, "no descriptors")))
     await until(lambda: taken.socks)
@@ -114,19 +94,3 @@ async def test_other_tasks_run_between_sixteen_connections_and_the_next() -> Non
     for each in clients:
         each.close()
     taken.close()
-
-
-async def test_connections_that_run_leave_no_task_behind() -> None:
-    tasks, failing, ended = Newborn(asyncio.Task), Failing(), 0
-
-    class Counted(asyncio.Protocol):
-        def connection_lost(self, exc: Exception | None) -> None:
-            nonlocal ended
-            ended += 1
-
-    listener = Listener(failing, lambda _: Counted(), lambda: None)
-    for number in range(3):
-        socket.create_connection(failing.getsockname()).close()
-        await until(lambda: ended > number)  # noqa: B023  awaited here
-    assert tasks.count() == 0
-    listener.close()

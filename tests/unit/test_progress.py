@@ -1,7 +1,6 @@
 """One request's attempts: which failures count, and what it ends with."""
 
 import asyncio
-from collections.abc import Callable
 
 import pytest
 
@@ -22,11 +21,9 @@ from tests.clock import run_jumping
 from tests.scripted_workers import request, worker
 
 
-def with_progress(check: Callable[[Progress], None]) -> None:
-    async def main() -> None:
-        check(Progress(request(600), 100))
-
-    asyncio.run(main())
+@pytest.fixture
+async def progress() -> Progress:
+    return Progress(request(600), 100)
 
 
 def fail(progress: Progress, error: BatonError, num: int = 1) -> None:
@@ -36,100 +33,75 @@ def fail(progress: Progress, error: BatonError, num: int = 1) -> None:
 
 
 @pytest.mark.parametrize("error", [Overloaded("full"), WorkerLost("gone")])
-def test_a_new_request_is_tried_on_four_workers(error: BatonError) -> None:
-    def check(progress: Progress) -> None:
-        fail(progress, error, MAX_ATTEMPTS - 1)
-        with pytest.raises(type(error)):
-            fail(progress, error, 1)
-
-    with_progress(check)
+async def test_a_new_request_is_tried_on_four_workers(progress: Progress, error: BatonError) -> None:
+    fail(progress, error, MAX_ATTEMPTS - 1)
+    with pytest.raises(type(error)):
+        fail(progress, error, 1)
 
 
-def test_a_worker_that_was_gone_before_counts_for_nothing_but_is_avoided() -> None:
-    def check(progress: Progress) -> None:
-        fail(progress, WorkerUnreached("gone"), 3 * MAX_ATTEMPTS)
-        assert len(progress.avoided) == 3 * MAX_ATTEMPTS
-        fail(progress, WorkerLost("gone"), MAX_ATTEMPTS - 1)
-        with pytest.raises(WorkerLost):
-            fail(progress, WorkerLost("gone"), 1)
-
-    with_progress(check)
-
-
-def test_another_attempt_says_that_it_is_one() -> None:
-    def check(progress: Progress) -> None:
-        assert not progress.remaining().is_retry
+async def test_a_worker_that_was_gone_before_counts_for_nothing_but_is_avoided(progress: Progress) -> None:
+    fail(progress, WorkerUnreached("gone"), 3 * MAX_ATTEMPTS)
+    assert len(progress.avoided) == 3 * MAX_ATTEMPTS
+    fail(progress, WorkerLost("gone"), MAX_ATTEMPTS - 1)
+    with pytest.raises(WorkerLost):
         fail(progress, WorkerLost("gone"), 1)
-        assert progress.remaining().is_retry
-
-    with_progress(check)
 
 
-def test_only_tokens_since_the_last_failure_excuse_the_next() -> None:
-    def check(progress: Progress) -> None:
-        progress.token_ids.extend(range(40))
-        fail(progress, WorkerLost("gone"), MAX_ATTEMPTS - 1)
-        with pytest.raises(WorkerLost):
-            fail(progress, WorkerLost("gone"), 1)
-
-    with_progress(check)
+async def test_another_attempt_says_that_it_is_one(progress: Progress) -> None:
+    assert not progress.remaining().is_retry
+    fail(progress, WorkerLost("gone"), 1)
+    assert progress.remaining().is_retry
 
 
-def test_who_waited_in_vain_learns_why_its_last_attempt_failed_unless_that_was_the_brokers_fault() -> None:
-    def check(progress: Progress) -> None:
-        assert progress.ended_by(absent := NoWorkers("none is live")) is absent
-        fail(progress, lost := WorkerLost("gone"), 1)
-        assert progress.ended_by(absent) is lost
-        fail(progress, BrokerLost("away"), 1)
-        assert progress.ended_by(absent) is absent
+async def test_only_tokens_since_the_last_failure_excuse_the_next(progress: Progress) -> None:
+    progress.token_ids.extend(range(40))
+    fail(progress, WorkerLost("gone"), MAX_ATTEMPTS - 1)
+    with pytest.raises(WorkerLost):
+        fail(progress, WorkerLost("gone"), 1)
 
-    with_progress(check)
+
+async def test_a_wait_that_times_out_ends_with_the_last_error_unless_the_broker_was_away(
+    progress: Progress,
+) -> None:
+    assert progress.ended_by(absent := NoWorkers("none is live")) is absent
+    fail(progress, lost := WorkerLost("gone"), 1)
+    assert progress.ended_by(absent) is lost
+    fail(progress, BrokerLost("away"), 1)
+    assert progress.ended_by(absent) is absent
 
 
 @pytest.mark.parametrize(
     ("error", "num"), [(BrokerLost("away"), 9), (NoWorkers("none"), 9), (NotResumable("no"), 1)]
 )
-def test_what_no_worker_is_to_blame_for_counts_for_nothing_and_no_one_is_avoided(
-    error: BatonError, num: int
+async def test_errors_that_no_worker_caused_count_for_nothing(
+    progress: Progress, error: BatonError, num: int
 ) -> None:
-    def check(progress: Progress) -> None:
-        fail(progress, error, num)
-        assert not progress.avoided
-        fail(progress, WorkerLost("gone"), MAX_ATTEMPTS - 1)
-        with pytest.raises(WorkerLost):
-            fail(progress, WorkerLost("gone"))
-
-    with_progress(check)
-
-
-def test_a_handoff_that_fails_is_blamed_on_its_own_prefill_worker_or_else_on_decode() -> None:
-    def check(progress: Progress) -> None:
-        progress.prefill = worker("p1")
-        fail(progress, HandoffFailed("expired"))
-        assert progress.avoided == {"p1.1"}
-        assert progress.lost_with(WorkerLost("gone")) is None, "no one is asked yet"
-        fail(progress, HandoffFailed("of no one"))
-        assert progress.avoided == {"p1.1", "d0.1"}
-
-    with_progress(check)
-
-
-def test_a_handoff_that_no_decode_worker_takes_is_blamed_on_prefill() -> None:
-    def check(progress: Progress) -> None:
-        progress.prefill = worker("p1")
-        progress.note_failure(NoWorkers("none can take it"))
-        assert progress.avoided == {"p1.1"}
-
-    with_progress(check)
-
-
-def test_who_once_waited_for_kv_in_vain_waits_for_none_again() -> None:
-    def check(progress: Progress) -> None:
-        fail(progress, HandoffStalled("nothing came"))
+    fail(progress, error, num)
+    assert not progress.avoided
+    fail(progress, WorkerLost("gone"), MAX_ATTEMPTS - 1)
+    with pytest.raises(WorkerLost):
         fail(progress, WorkerLost("gone"))
-        assert progress.prefills_locally
 
-    with_progress(check)
+
+async def test_a_failed_handoff_excludes_its_prefill_worker_or_else_decode(progress: Progress) -> None:
+    progress.prefill = worker("p1")
+    fail(progress, HandoffFailed("expired"))
+    assert progress.avoided == {"p1.1"}
+    assert progress.lost_with(WorkerLost("gone")) is None, "no one is asked yet"
+    fail(progress, HandoffFailed("of no one"))
+    assert progress.avoided == {"p1.1", "d0.1"}
+
+
+async def test_a_handoff_that_no_decode_worker_takes_is_blamed_on_prefill(progress: Progress) -> None:
+    progress.prefill = worker("p1")
+    progress.note_failure(NoWorkers("none can take it"))
+    assert progress.avoided == {"p1.1"}
+
+
+async def test_who_once_waited_for_kv_in_vain_waits_for_none_again(progress: Progress) -> None:
+    fail(progress, HandoffStalled("nothing came"))
+    fail(progress, WorkerLost("gone"))
+    assert progress.prefills_locally
 
 
 def test_every_attempt_gets_what_is_left_of_the_time() -> None:
@@ -145,18 +117,15 @@ def test_every_attempt_gets_what_is_left_of_the_time() -> None:
     assert run_jumping(main()) == pytest.approx([8, 6, 4, 2])
 
 
-def test_an_answer_made_again_may_end_with_the_last_token_that_is_known() -> None:
-    def check(progress: Progress) -> None:
-        progress.take(TokenChunk((10, 11)))
-        fail(progress, WorkerLost("gone"))
-        fail(progress, NotResumable("no"))
-        assert progress.remaining().num_generated == 0
-        assert progress.take(TokenChunk((10,))) is None
-        last = progress.take(TokenChunk((11,), "stop"))
-        assert last is not None
-        assert (last.token_ids, last.finish_reason, progress.token_ids) == ((), "stop", [10, 11])
-
-    with_progress(check)
+async def test_an_answer_made_again_may_end_with_the_last_token_that_is_known(progress: Progress) -> None:
+    progress.take(TokenChunk((10, 11)))
+    fail(progress, WorkerLost("gone"))
+    fail(progress, NotResumable("no"))
+    assert progress.remaining().num_generated == 0
+    assert progress.take(TokenChunk((10,))) is None
+    last = progress.take(TokenChunk((11,), "stop"))
+    assert last is not None
+    assert (last.token_ids, last.finish_reason, progress.token_ids) == ((), "stop", [10, 11])
 
 
 @pytest.mark.parametrize(("retry_after_s", "pause_s"), [(None, 1), (7, 7)])

@@ -66,13 +66,6 @@ async def test_a_generator_that_waits_for_credit_is_closed_with_its_call(last: l
 
 
 @jumping
-async def test_nothing_is_begun_for_a_caller_that_has_said_goodbye() -> None:
-    service = Service("w", silent, PACE)
-    RawCaller(service).say(Hello(frames.VERSION, "w"), Goodbye("I leave"), Open(1, a_request()))
-    assert not service.tasks
-
-
-@jumping
 async def test_a_stream_number_that_is_used_twice_breaks_the_link_of_a_caller_that_is_no_stranger() -> None:
     num_strange = unauthenticated.num_messages
     service = Service("w", silent, PACE)
@@ -122,15 +115,6 @@ async def test_an_error_too_long_for_the_plane_still_ends_its_call() -> None:
 
     with pytest.raises(InvalidRequest, match="exceeds this request plane's limit"):
         await tokens(Pair(refuse, limit=10_000).call(a_request()))
-
-
-@jumping
-async def test_a_caller_after_the_end_gets_the_reason() -> None:
-    service = Service("w", count_up, PACE)
-    await service.stop()
-    late = RawCaller(service)
-    late.say(Hello(frames.VERSION, "w"))
-    assert late.heard(Goodbye) == [Goodbye("the worker has stopped")]
 
 
 @jumping

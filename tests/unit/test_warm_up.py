@@ -120,22 +120,6 @@ def test_either_side_runs_a_request_through_each_pair_and_nothing_stays_open(rol
     assert len({tuple(request.token_ids) for request in own.asked}) == 2  # not in any cache
 
 
-def test_a_short_context_makes_a_short_prompt() -> None:
-    own, peer = Peer(PREFILL), Peer(DECODE)
-    fleet = [worker("me", PREFILL), worker("a", DECODE, context_length=20)]
-
-    assert warmed(fleet[0], own, House(fleet, {"a": peer})) == ()
-    assert len(peer.asked[0].token_ids) == 18
-
-
-def test_the_workers_own_context_bounds_the_prompt_too() -> None:
-    own, peer = Peer(PREFILL), Peer(DECODE)
-    fleet = [worker("me", PREFILL, context_length=12), worker("a", DECODE)]
-
-    assert warmed(fleet[0], own, House(fleet, {"a": peer})) == ()
-    assert len(peer.asked[0].token_ids) == 10
-
-
 def test_prefill_is_open_while_decode_takes_its_kv() -> None:
     own = Peer(PREFILL)
 
@@ -176,21 +160,6 @@ def test_only_workers_that_can_be_paired_are_asked(caplog: pytest.LogCaptureFixt
     assert warmed(fleet[0], Peer(PREFILL), House(fleet, {})) == ()
     assert "refused pair me -> unlike: engine version 1 is not 2" in caplog.text
     assert "refused pair me -> agg: kv transfer tcp is not none" in caplog.text
-
-
-def test_a_refused_pair_is_named_from_prefill_to_decode(caplog: pytest.LogCaptureFixture) -> None:
-    fleet = [worker("me", DECODE), worker("unlike", PREFILL, engine_version="2")]
-
-    assert warmed(fleet[0], Peer(DECODE), House(fleet, {})) == ()
-    assert "refused pair unlike -> me: engine version 2 is not 1" in caplog.text
-
-
-def test_a_trial_may_take_twenty_seconds() -> None:
-    peers = {"p": Peer(PREFILL)}
-    fleet = [worker("me", DECODE), worker("p", PREFILL)]
-
-    assert warmed(fleet[0], Peer(DECODE), House(fleet, peers)) == ()
-    assert [request.deadline_s for request in peers["p"].asked] == [20.0]
 
 
 def test_an_aggregated_worker_has_no_pairs() -> None:
