@@ -1,31 +1,28 @@
-"""The ASGI app: routes, and error responses for unknown ones; the only web-framework import."""
+"""The ASGI app: FastAPI serves the documentation and the pages; requests go straight to their endpoints."""
 
 import dataclasses
-import html
-import time
-from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
+import functools
+import re
+from collections.abc import Container, Mapping
 
 import msgspec
-from starlette.applications import Starlette
+from fastapi import FastAPI
+from fastapi_offline import FastAPIOffline
+from starlette.convertors import StringConvertor, register_url_convertor
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from baton.errors import BatonError, InvalidRequest
-from frontend import openapi
 from frontend.chat.answer import prepare_chat
 from frontend.completions.answer import prepare_completion
 from frontend.http.errors import Envelope, ErrorBody, error_headers
-from frontend.http.exchange import Receive, Scope, Send
+from frontend.http.exchange import AsgiApp, Receive, Scope, Send
 from frontend.http.respond import Endpoint, Serve, generating
-from frontend.http.services import FleetView, Services
-from frontend.instead import COMPACT, hint
+from frontend.http.services import Services
 from frontend.messages.answer import MessagesError, MessagesRoutes
-from frontend.metrics import CONTENT_TYPE
-from frontend.models import ModelBody, ModelInfo, ModelList, ModelPage
-from frontend.openapi import reference_page
+from frontend.openapi import OPERATIONS, document
+from frontend.pages import Page, is_anthropics, pages
 from frontend.responses.routes import ResponseRoutes
 from frontend.responses.runs import ResponseState
 from frontend.tokenization import detokenize, tokenize, tokenizer_info
@@ -73,31 +70,36 @@ class App:
     """ASGI app that sends fixed paths directly to their endpoints. Other requests go through the framework,
     whose middleware would add three calls to every write of a stream."""
 
-    def __init__(self, endpoints: Mapping[tuple[str, str], Endpoint], framework: Starlette) -> None:
+    def __init__(self, endpoints: Mapping[tuple[str, str], Endpoint], framework: FastAPI) -> None:
         self._endpoints = {key: endpoint for key, endpoint in endpoints.items() if "{" not in key[1]}
         self._framework = framework
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
+        if scope["method"] == "HEAD":  # the server leaves the body out
+            scope = {**scope, "method": "GET"}
         endpoint = self._endpoints.get((scope["method"], scope["path"]))
         await (endpoint or self._framework)(scope, receive, send)
 
 
-class ByMethod:
-    """ASGI app of one path, for all methods: otherwise `GET /v1/responses/input_tokens` would be that of a
-    response with this id."""
+class _Raw(Response):
+    """A response that an ASGI app sends."""
 
-    def __init__(self, endpoints: Mapping[str, Endpoint]) -> None:
-        self._endpoints = dict(endpoints)
-        if "GET" in endpoints:
-            self._endpoints["HEAD"] = endpoints["GET"]
+    def __init__(self, app: AsgiApp) -> None:
+        super().__init__()
+        self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
-        endpoint = self._endpoints.get(scope["method"])
-        if endpoint is None:
-            raise HTTPException(405, headers={"allow": ", ".join(self._endpoints)})
-        await endpoint(scope, receive, send)
+        await self._app(scope, receive, send)
+
+
+class _ResponseId(StringConvertor):
+    """`GET /v1/responses/input_tokens` is not about a response with this id."""
+
+    regex = "(?!(?:input_tokens|compact)(?:/|$))[^/]+"
+
+
+register_url_convertor("response_id", _ResponseId())
 
 
 def create_app(services: Services, state: ServerState) -> App:
@@ -105,7 +107,39 @@ def create_app(services: Services, state: ServerState) -> App:
     endpoints = {
         key: Endpoint(key[1], serve, services, envelope_of(key[1])) for key, serve in routes(state).items()
     }
-    return App(endpoints, _framework(services, endpoints))
+    framework = FastAPIOffline(
+        title="Baton",
+        static_url="/docs/assets",
+        redirect_slashes=False,
+        exception_handlers={
+            HTTPException: _http_error,
+            BatonError: _baton_error,
+            Exception: _unexpected_error,
+        },
+    )
+    handlers = {key: _answering(endpoint) for key, endpoint in endpoints.items()}
+    handlers |= {("GET", path): page for path, page in pages(services).items()}
+    for (method, path), handler in handlers.items():
+        operation = OPERATIONS.get((method, path))
+        framework.add_api_route(
+            path.replace("{response_id}", "{response_id:response_id}"),
+            handler,
+            methods=[method],
+            response_class=_Raw,
+            status_code=200,
+            include_in_schema=operation is not None,
+            **({} if operation is None else operation.described(path)),
+        )
+    described = functools.cache(lambda: document(framework.routes))
+    framework.openapi = described  # type: ignore[method-assign]  # FastAPI's way
+    return App(endpoints, framework)
+
+
+def _answering(endpoint: Endpoint) -> Page:
+    async def answer(_: Request) -> Response:
+        return _Raw(endpoint)
+
+    return answer
 
 
 def envelope_of(path: str) -> Envelope:
@@ -113,116 +147,10 @@ def envelope_of(path: str) -> Envelope:
     return MessagesError.of if path.startswith("/v1/messages") else ErrorBody.of
 
 
-def _is_anthropics(request: Request) -> bool:
-    """Whether the client speaks Anthropic's API; both APIs have `/v1/models`."""
-    return "anthropic-version" in request.headers
-
-
 def _refusal(request: Request, error: BatonError, headers: Mapping[str, str]) -> Response:
-    envelope = MessagesError.of if _is_anthropics(request) else envelope_of(request.url.path)
-    return _json(envelope(error), error.status, dict(headers))
-
-
-def _framework(services: Services, endpoints: Mapping[tuple[str, str], Endpoint]) -> Starlette:
-    routes = []
-    for path in dict.fromkeys(path for _, path in endpoints):  # all paths, so that a wrong method is a 405
-        methods = {method: endpoint for (method, p), endpoint in endpoints.items() if p == path}
-        routes.append(Route(path, ByMethod(methods)))
-    app = Starlette(
-        routes=[
-            Route(COMPACT, _absent, methods=["GET", "POST"]),
-            *routes,
-            *_reading_routes(services),
-            *_pages(services),
-        ],
-        exception_handlers={
-            HTTPException: _http_error,
-            BatonError: _baton_error,
-            Exception: _unexpected_error,
-        },
-    )
-    app.router.redirect_slashes = False
-    return app
-
-
-def _model_routes(fleet: FleetView) -> list[Route]:
-    started_s = int(time.time())
-
-    def model_body(name: str) -> ModelBody:
-        length = fleet.served(name).context_length
-        return ModelBody(id=name, created=started_s, context_length=length, max_model_len=length)
-
-    def model_info(name: str) -> ModelInfo:
-        started = datetime.fromtimestamp(started_s, UTC).isoformat()
-        length = fleet.served(name).context_length
-        return ModelInfo(id=name, display_name=name, created_at=started, max_input_tokens=length)
-
-    async def models(request: Request) -> Response:
-        names = fleet.models()
-        if _is_anthropics(request):
-            return _json(ModelPage.of([model_info(name) for name in names]))
-        return _json(ModelList(data=[model_body(name) for name in names]))
-
-    async def model(request: Request) -> Response:
-        name = request.path_params["model"]
-        return _json(model_info(name) if _is_anthropics(request) else model_body(name))
-
-    # Names may contain slashes: openai/gpt-oss-120b.
-    return [Route("/v1/models", models), Route("/v1/models/{model:path}", model)]
-
-
-def _reading_routes(services: Services) -> list[Route]:
-    fleet = services.fleet
-
-    async def health(_: Request) -> Response:
-        found = fleet.health()
-        return _json(found, 200 if found.status == "healthy" else 503)
-
-    async def live(_: Request) -> Response:
-        return Response(b'{"status":"live"}', media_type="application/json")
-
-    async def metrics(_: Request) -> Response:
-        page = services.metrics.page(await fleet.stats(), await services.other_metrics())
-        return Response(page, headers={"content-type": CONTENT_TYPE.decode()})
-
-    return [
-        *_model_routes(fleet),
-        Route("/health", health),
-        Route("/live", live),
-        Route("/metrics", metrics),
-    ]
-
-
-def _pages(services: Services) -> list[Route]:
-    document = openapi.page()
-
-    async def described(_: Request) -> Response:
-        return Response(msgspec.json.encode(document), media_type="application/json")
-
-    async def docs(_: Request) -> Response:
-        return Response(reference_page(document), media_type="text/html; charset=utf-8")
-
-    async def about(_: Request) -> Response:
-        return Response(_page(services.fleet.models()), media_type="text/html; charset=utf-8")
-
-    return [Route("/openapi.json", described), Route("/docs", docs), Route("/", about)]
-
-
-def _page(models: Sequence[str]) -> str:
-    """The HTML page at `/`."""
-    model = models[0] if models else "openai/gpt-oss-120b"
-    listed = ", ".join(map(html.escape, models)) or "none yet; see <a href='health'>/health</a>"
-    body = html.escape(f'{{"model": "{model}", "messages": [{{"role": "user", "content": "Hello"}}]}}')
-    return f"""<!doctype html><meta charset="utf-8"><title>Baton</title>
-<h1>Baton</h1><p>Serves gpt-oss through OpenAI's and Anthropic's APIs. Models: {listed}.</p>
-<p><a href="health">health</a> · <a href="v1/models">models</a> · <a href="docs">API</a> ·
-<a href="metrics">metrics</a></p>
-<pre>curl -s http://HOST:PORT/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'</pre>
-"""
-
-
-def _json(body: msgspec.Struct, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    return Response(msgspec.json.encode(body), status, headers, media_type="application/json")
+    envelope = MessagesError.of if is_anthropics(request) else envelope_of(request.url.path)
+    body = msgspec.json.encode(envelope(error))
+    return Response(body, error.status, headers, media_type="application/json")
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
@@ -230,14 +158,9 @@ async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     kind = {404: RouteNotFound, 405: MethodNotAllowed}.get(error.status_code, InvalidRequest)
     path = request.url.path
-    served = {getattr(route, "path", "") for route in request.app.router.routes}
+    served = {getattr(route, "path", "") for route in request.app.routes}
     refusal = kind(f"{request.method} {path}: {error.detail}.{hint(path, served)}")
     return _refusal(request, refusal, error.headers or {})
-
-
-async def _absent(_: Request) -> Response:
-    """A path that a route with a parameter would match."""
-    raise HTTPException(404)
 
 
 async def _baton_error(request: Request, error: Exception) -> Response:
@@ -247,4 +170,31 @@ async def _baton_error(request: Request, error: Exception) -> Response:
 
 async def _unexpected_error(request: Request, error: Exception) -> Response:  # noqa: ARG001  the framework's call
     # The framework re-raises the error once this is sent, so that the server logs it with its traceback.
-    return _json(ErrorBody.of(BatonError("Internal server error; see the server's log.")), 500)
+    return _refusal(request, BatonError("Internal server error; see the server's log."), {})
+
+
+_INSTEAD = {
+    "/v1/responses/compact": "Shorten `input`, or begin anew without `previous_response_id`.",
+    "/v1/conversations(/.*)?": "Responses are stored: continue one with `previous_response_id`.",
+    "/v1/(assistants|threads)(/.*)?": "Use /v1/responses.",
+    "/v1/(messages/)?batches(/.*)?": "Send the requests at once; they are batched while they run.",
+    "/v1/(files|uploads)(/.*)?": "Send the text in the request itself.",
+    "/v1/(embeddings|images|audio|moderations|realtime)(/.*)?": "This server generates text only.",
+    "/openai/(deployments/.*|v1/.*|responses(/.*)?)": "Azure's paths are not served: set the base URL to "
+    "http://HOST:PORT/v1 and name the `model` in the body.",
+}
+"""Paths of OpenAI's and other servers that are not served: what is there instead."""
+
+
+def hint(path: str, served: Container[str]) -> str:
+    """A sentence for an unknown path; empty if there is nothing to say. `served` are the known paths: the
+    base URL may lack /v1, or have it twice."""
+    meant = path.removeprefix("/v1") if path.startswith("/v1/") else f"/v1{path}"
+    if meant in served:
+        return f" Did you mean {meant}? Check the client's base URL."
+    found = (
+        sentence
+        for pattern, sentence in _INSTEAD.items()
+        if re.fullmatch(pattern, path) or re.fullmatch(pattern, f"/v1{path}")
+    )
+    return f" {next(found, '')}".rstrip()

@@ -1,50 +1,25 @@
-"""The OpenAPI document (the routes, with the schemas of their structs), and the page that shows it."""
+"""What the OpenAPI document says: a table of operations, the schemas of their structs, and all errors."""
 
-import html
 import importlib.metadata
-import json
-from collections.abc import Iterable, Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
+from fastapi.openapi.utils import get_openapi
+from starlette.routing import BaseRoute
 
-from baton.errors import (
-    BatonError,
-    BrokerLost,
-    DeadlineExceeded,
-    EngineFailure,
-    HandoffFailed,
-    HandoffStalled,
-    InvalidRequest,
-    ModelNotFound,
-    NotReady,
-    NotResumable,
-    NoWorkers,
-    Overloaded,
-    WorkerLost,
-)
+from baton.errors import BatonError
 from frontend.chat.answer import ChatCompletion
 from frontend.chat.body import ChatBody
 from frontend.completions.answer import Completion, CompletionBody
-from frontend.http.answer import StreamChanged
-from frontend.http.authentication import InvalidApiKey
-from frontend.http.bodies import BodiesFull
-from frontend.http.body import TooManyParts
-from frontend.http.browsers import OriginNotAllowed
-from frontend.http.connection import HeadTooLarge, RequestTooSlow
-from frontend.http.errors import BodyTooLarge, EncodedBody, ErrorBody
-from frontend.http.hosts import HostNotAllowed
-from frontend.http.limits import RateLimited
+from frontend.http.errors import ErrorBody
 from frontend.messages.answer import MessageObject, MessagesError, TokenCount
-from frontend.messages.body import Counted, MessagesBody, ThreadNotFound
-from frontend.models import ModelBody, ModelInfo, ModelList, ModelPage
+from frontend.messages.body import Counted, MessagesBody
+from frontend.pages import ModelBody, ModelInfo, ModelList, ModelPage
 from frontend.responses.body import DeletedResponse, InputTokens, ItemList, ResponseBody, ResponseObject
-from frontend.responses.create import PreviousNotFound
 from frontend.responses.input import GIVEN_ITEMS
-from frontend.responses.routes import ResponseNotFound
-from frontend.responses.store import StoreFailure
 from frontend.routing.health import Health
-from frontend.text.served import ContextTooLong
 from frontend.tokenization import (
     DetokenizeAnswer,
     DetokenizeBody,
@@ -53,34 +28,19 @@ from frontend.tokenization import (
     TokenizerInfo,
 )
 
-Errors = tuple[type[BatonError], ...]
+Struct = type[msgspec.Struct]
 
 _REF = "#/components/schemas/{name}"
-_STRUCTS = (
-    ChatBody, CompletionBody, ChatCompletion, Completion, ModelBody, ModelList, ModelInfo,
-    ModelPage, ErrorBody, Health,
-    ResponseBody, ResponseObject, ItemList, DeletedResponse, *dict.fromkeys(GIVEN_ITEMS.values()),
-    InputTokens, MessagesBody, Counted, MessageObject, TokenCount, MessagesError,
-    TokenizeBody, TokenizeAnswer, DetokenizeBody, DetokenizeAnswer, TokenizerInfo,
-)  # fmt: skip
-_ASKING: Errors = (
-    InvalidRequest, InvalidApiKey, RateLimited, OriginNotAllowed, HostNotAllowed, ModelNotFound, BodyTooLarge,
-    EncodedBody, TooManyParts, BodiesFull, RequestTooSlow, HeadTooLarge, NoWorkers, BatonError,
-)  # fmt: skip
-_GENERATING: Errors = (
-    *_ASKING, ContextTooLong, Overloaded, EngineFailure, NotResumable, WorkerLost, BrokerLost, HandoffFailed,
-    HandoffStalled, NotReady, DeadlineExceeded,
-)  # fmt: skip
-_STORED: Errors = (InvalidRequest, InvalidApiKey, ResponseNotFound, StoreFailure)
-# Without --api-keys-file no key is needed, so the document's `security` allows that, too.
 _KEY_SCHEMES = {
     "bearer": {"type": "http", "scheme": "bearer"},
     "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
 }
-_WITH_RETRY_AFTER = frozenset({429, 503})
-
+_STREAMED = (
+    "The answer; if `stream` is true, server-sent events as the API defines them. An error after the first "
+    "event is sent as the last event."
+)
 _MODEL = "openai/gpt-oss-120b"
-EXAMPLES: Mapping[type[msgspec.Struct], dict[str, Any]] = {
+EXAMPLES: Mapping[Struct, dict[str, Any]] = {
     ChatBody: {
         "model": _MODEL,
         "messages": [{"role": "user", "content": "Hello there!"}],
@@ -106,42 +66,175 @@ EXAMPLES: Mapping[type[msgspec.Struct], dict[str, Any]] = {
 }
 
 
-def page() -> dict[str, Any]:
-    """The OpenAPI document."""
-    tokens = _operation("Tokenize a prompt", TokenizeAnswer, _ASKING, body=TokenizeBody)
-    text = _operation("Detokenize token ids", DetokenizeAnswer, _ASKING, body=DetokenizeBody)
-    model = _operation("Get a model", ModelBody, (InvalidApiKey, ModelNotFound, NoWorkers))
-    _add_anthropics(model, ModelInfo)
-    models = _operation("List available models", ModelList, (InvalidApiKey,))
-    _add_anthropics(models, ModelPage)
-    health = _operation("Readiness, with workers", Health)
-    health["responses"]["503"] = {"description": "Not ready; `missing` lists the reasons.", **_json(Health)}
-    return {
-        "openapi": "3.1.0",
-        "info": {"title": "Baton", "version": importlib.metadata.version("baton")},
-        "paths": {
-            "/v1/chat/completions": {
-                "post": _continued("Create a chat completion", ChatBody, ChatCompletion)
-            },
-            "/v1/completions": {"post": _continued("Create a raw completion", CompletionBody, Completion)},
-            **_responses(),
-            **_messages(),
-            "/tokenize": {"post": tokens},
-            "/detokenize": {"post": text},
-            "/tokenizer_info": {"get": _operation("Get the tokenizer's settings", TokenizerInfo, _ASKING)},
-            "/v1/models": {"get": models},
-            "/v1/models/{model}": {"get": model, "parameters": [_parameter("path", "model")]},
-            "/health": {"get": health},
-            "/live": {"get": _operation("Liveness", None)},
-            "/metrics": {"get": _operation("Prometheus metrics", None, media_type="text/plain")},
-        },
-        "components": {"schemas": _schemas(), "securitySchemes": _KEY_SCHEMES},
-        "security": [{}, *({name: []} for name in _KEY_SCHEMES)],
+def _parameter(name: str, schema: dict[str, Any], description: str, place: str = "query") -> dict[str, Any]:
+    return {"name": name, "in": place, "schema": schema, "description": description}
+
+
+_REPEATABLE = (
+    _parameter(
+        "Idempotency-Key",
+        {"type": "string", "maxLength": 255},
+        "Of this request only, and hard to guess. The events of a stream with one choice get ids.",
+        "header",
+    ),
+    _parameter(
+        "Last-Event-ID",
+        {"type": "string"},
+        "With the same key and body: send the events after this one only.",
+        "header",
+    ),
+)
+_EVENTS = (
+    _parameter("stream", {"type": "boolean"}, "Return the response's events."),
+    _parameter(
+        "starting_after",
+        {"type": "integer", "minimum": 0, "maximum": 999_999_999},
+        "Sequence number of the last event already received.",
+    ),
+)
+_PAGED = (
+    _parameter("limit", {"type": "integer", "minimum": 1, "maximum": 100}, "Items per page."),
+    _parameter("order", {"enum": ["asc", "desc"]}, "Default: `desc`, latest first."),
+    _parameter("after", {"type": "string"}, "Id of the last item of the previous page."),
+)
+
+
+class Operation(msgspec.Struct, frozen=True):
+    """A route in the document. `answers` are the structs of which its answer is one, if it is JSON. Those
+    that are `open` need no key.
+    """
+
+    summary: str
+    answers: tuple[Struct, ...] = ()
+    body: Struct | None = None
+    parameters: Sequence[Mapping[str, Any]] = ()
+    is_streamed: bool = False
+    is_open: bool = False
+    envelope: Struct = ErrorBody
+
+    def described(self, path: str) -> dict[str, Any]:
+        """The arguments of FastAPI's route."""
+        answer: dict[str, Any] = {
+            "description": _STREAMED if self.is_streamed else self.summary,
+            "content": {},
+        }
+        extra: dict[str, Any] = {"parameters": [*_in_path(path), *self.parameters]}
+        if self.answers:
+            answer["content"] |= _json(*self.answers)
+        if self.is_streamed:
+            answer["content"]["text/event-stream"] = {}
+        if self.is_open:
+            extra["security"] = []
+        if self.body is not None:
+            extra["requestBody"] = {"required": True, "content": _json(self.body)}
+            extra["requestBody"]["content"]["application/json"]["example"] = EXAMPLES[self.body]
+            header = {"description": "Ignored fields of the request body.", "schema": {"type": "string"}}
+            answer["headers"] = {"x-baton-ignored": header}
+        return {
+            "summary": self.summary,
+            "operation_id": re.sub(r"\W+", "_", self.summary.lower()),
+            "responses": {"200": answer, **_refusals(self.envelope)},
+            "openapi_extra": extra,
+        }
+
+
+def _in_path(path: str) -> Iterator[dict[str, Any]]:
+    for name in re.findall(r"{(\w+)", path):
+        yield {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+
+
+def _json(*structs: Struct) -> dict[str, Any]:
+    """The content that is one of these, if there are any."""
+    refs = [_ref(struct) for struct in structs]
+    schema = refs[0] if len(refs) == 1 else {"anyOf": refs}
+    return {"application/json": {"schema": schema}} if refs else {}
+
+
+def _ref(struct: Struct) -> dict[str, str]:
+    return {"$ref": _REF.format(name=struct.__name__)}
+
+
+def _refusals(envelope: Struct) -> dict[str, Any]:
+    """Refusals by status; the document's description lists the codes."""
+    refusal = {"content": _json(envelope)}
+    retry_after = {"retry-after": {"description": "Seconds to wait.", "schema": {"type": "integer"}}}
+    return {"4XX": refusal, "429": {**refusal, "headers": retry_after}, "5XX": refusal} | {
+        "503": {**refusal, "headers": retry_after}
     }
 
 
+def _generation(summary: str, answer: Struct, body: Struct, envelope: Struct = ErrorBody) -> Operation:
+    return Operation(summary, (answer,), body, _REPEATABLE, is_streamed=True, envelope=envelope)
+
+
+OPERATIONS: Mapping[tuple[str, str], Operation] = {
+    ("POST", "/v1/chat/completions"): _generation("Create a chat completion", ChatCompletion, ChatBody),
+    ("POST", "/v1/completions"): _generation("Create a raw completion", Completion, CompletionBody),
+    ("POST", "/v1/responses"): _generation("Create a response", ResponseObject, ResponseBody),
+    ("POST", "/v1/responses/input_tokens"): Operation(
+        "Count a response's input tokens", (InputTokens,), ResponseBody
+    ),
+    ("GET", "/v1/responses/{response_id}"): Operation(
+        "Get a stored or background response", (ResponseObject,), parameters=_EVENTS, is_streamed=True
+    ),
+    ("DELETE", "/v1/responses/{response_id}"): Operation(
+        "Delete a response",
+        (DeletedResponse,),
+    ),
+    ("POST", "/v1/responses/{response_id}/cancel"): Operation(
+        "Cancel a background response",
+        (ResponseObject,),
+    ),
+    ("GET", "/v1/responses/{response_id}/input_items"): Operation(
+        "List a response's input items", (ItemList,), parameters=_PAGED
+    ),
+    ("POST", "/v1/messages"): _generation("Create a message", MessageObject, MessagesBody, MessagesError),
+    ("POST", "/v1/messages/count_tokens"): Operation(
+        "Count a message's input tokens", (TokenCount,), Counted, envelope=MessagesError
+    ),
+    ("POST", "/tokenize"): Operation("Tokenize a prompt", (TokenizeAnswer,), TokenizeBody),
+    ("POST", "/detokenize"): Operation("Detokenize token ids", (DetokenizeAnswer,), DetokenizeBody),
+    ("GET", "/tokenizer_info"): Operation("Get the tokenizer's settings", (TokenizerInfo,)),
+    # The second shape is Anthropic's, for requests with an `anthropic-version` header.
+    ("GET", "/v1/models"): Operation("List available models", (ModelList, ModelPage)),
+    ("GET", "/v1/models/{model:path}"): Operation("Get a model", (ModelBody, ModelInfo)),
+    ("GET", "/health"): Operation(
+        "Readiness, with workers; a 503 has the same body, and `missing` lists the reasons",
+        (Health,),
+        is_open=True,
+    ),
+    ("GET", "/live"): Operation("Liveness", is_open=True),
+    ("GET", "/metrics"): Operation("Prometheus metrics", is_open=True),
+}
+
+
+def document(routes: Sequence[BaseRoute]) -> dict[str, Any]:
+    """The OpenAPI document of an app's routes."""
+    found = get_openapi(
+        title="Baton",
+        version=importlib.metadata.version("baton"),
+        description="\n".join(["| status | code | meaning |", "|---|---|---|", *sorted(_errors(BatonError))]),
+        routes=routes,
+    )
+    found["components"] = {"schemas": _schemas(), "securitySchemes": _KEY_SCHEMES}
+    # Without --api-keys-file no key is needed.
+    found["security"] = [{}, *({name: []} for name in _KEY_SCHEMES)]
+    return found
+
+
+def _errors(kind: type[BatonError]) -> Iterator[str]:
+    """A row of each error that this process knows; its meaning is its class's docstring."""
+    meaning = "Internal server error." if kind is BatonError else " ".join((kind.__doc__ or "").split())
+    yield f"| {kind.status} | `{kind.code}` | {meaning} |"
+    for each in kind.__subclasses__():
+        yield from _errors(each)
+
+
 def _schemas() -> dict[str, Any]:
-    _, schemas = msgspec.json.schema_components(_STRUCTS, ref_template=_REF)
+    structs = dict.fromkeys(GIVEN_ITEMS.values())
+    for operation in OPERATIONS.values():
+        structs |= dict.fromkeys([*operation.answers, operation.body or ErrorBody, operation.envelope])
+    _, schemas = msgspec.json.schema_components(structs, ref_template=_REF)
     for schema in schemas.values():
         schema["description"] = " ".join(schema["description"].split())
     # `frontend.responses.input` validates items, after the body's types.
@@ -151,189 +244,6 @@ def _schemas() -> dict[str, Any]:
     return schemas
 
 
-def _item(kind: str, struct: type[msgspec.Struct]) -> dict[str, Any]:
+def _item(kind: str, struct: Struct) -> dict[str, Any]:
     tag = {"properties": {"type": {"const": kind}}, "required": [] if kind == "message" else ["type"]}
     return {"allOf": [_ref(struct), tag]}
-
-
-def _responses() -> dict[str, Any]:
-    by_id = {"parameters": [_parameter("path", "response_id")]}
-    streamed = [
-        _parameter("query", "stream", {"type": "boolean"}, "Return the response's events."),
-        _parameter(
-            "query",
-            "starting_after",
-            {"type": "integer", "minimum": 0, "maximum": 999_999_999},
-            "Sequence number of the last event already received.",
-        ),
-    ]
-    paged = [
-        _parameter("query", "limit", {"type": "integer", "minimum": 1, "maximum": 100}, "Items per page."),
-        _parameter("query", "order", {"enum": ["asc", "desc"]}, "Default: `desc`, latest first."),
-        _parameter("query", "after", {"type": "string"}, "Id of the last item of the previous page."),
-    ]
-    created = _generation("Create a response", ResponseBody, ResponseObject, (PreviousNotFound, StoreFailure))
-    retrieved = _operation("Get a stored or background response", ResponseObject, _STORED)
-    _add_stream(retrieved)
-    items = _operation("List a response's input items", ItemList, _STORED)
-    return {
-        "/v1/responses": {"post": created},
-        "/v1/responses/input_tokens": {
-            "post": _operation(
-                "Count input tokens", InputTokens, (*_ASKING, PreviousNotFound), body=ResponseBody
-            )
-        },
-        "/v1/responses/{response_id}": {
-            "get": retrieved | {"parameters": streamed},
-            "delete": _operation("Delete a response", DeletedResponse, _STORED),
-            **by_id,
-        },
-        "/v1/responses/{response_id}/cancel": {
-            "post": _operation("Cancel a background response", ResponseObject, _STORED),
-            **by_id,
-        },
-        "/v1/responses/{response_id}/input_items": {"get": items | {"parameters": paged}, **by_id},
-    }
-
-
-def _messages() -> dict[str, Any]:
-    created = _continued(
-        "Create a message", MessagesBody, MessageObject, (ThreadNotFound,), envelope=MessagesError
-    )
-    counted = _operation("Count input tokens", TokenCount, _ASKING, body=Counted, envelope=MessagesError)
-    return {"/v1/messages": {"post": created}, "/v1/messages/count_tokens": {"post": counted}}
-
-
-def _generation(
-    summary: str,
-    body: type[msgspec.Struct],
-    answer: type[msgspec.Struct],
-    more: Errors = (),
-    *,
-    envelope: type[msgspec.Struct] = ErrorBody,
-) -> dict[str, Any]:
-    """An operation that can stream its answer."""
-    operation = _operation(summary, answer, (*_GENERATING, *more), body=body, envelope=envelope)
-    _add_stream(operation)
-    return operation
-
-
-def _continued(
-    summary: str,
-    body: type[msgspec.Struct],
-    answer: type[msgspec.Struct],
-    more: Errors = (),
-    *,
-    envelope: type[msgspec.Struct] = ErrorBody,
-) -> dict[str, Any]:
-    """A generation whose broken stream can be continued."""
-    operation = _generation(summary, body, answer, (StreamChanged, *more), envelope=envelope)
-    key = "Of this request only, and hard to guess. The events of a stream with one choice get ids."
-    last = "With the same key and body: send the events after this one only."
-    operation["parameters"] = [
-        _parameter("header", "Idempotency-Key", {"type": "string", "maxLength": 255}, key),
-        _parameter("header", "Last-Event-ID", None, last),
-    ]
-    return operation
-
-
-def _add_stream(operation: dict[str, Any]) -> None:
-    answered = operation["responses"]["200"]
-    answered["description"] = (
-        "The answer; if `stream` is true, server-sent events as the API defines them. An error after the "
-        "first event is sent as the last event."
-    )
-    answered["content"]["text/event-stream"] = {}
-
-
-def _add_anthropics(operation: dict[str, Any], answer: type[msgspec.Struct]) -> None:
-    """Anthropic's shape, for requests with an `anthropic-version` header."""
-    content = operation["responses"]["200"]["content"]["application/json"]
-    content["schema"] = {"anyOf": [content["schema"], _ref(answer)]}
-
-
-def _operation(
-    summary: str,
-    answer: type[msgspec.Struct] | None,
-    errors: Errors = (),
-    *,
-    body: type[msgspec.Struct] | None = None,
-    media_type: str = "application/json",
-    envelope: type[msgspec.Struct] = ErrorBody,
-) -> dict[str, Any]:
-    content = {"content": {media_type: {}}} if answer is None else _json(answer)
-    operation: dict[str, Any] = {
-        "summary": summary,
-        "responses": {"200": {"description": summary, **content}, **_refusals(errors, envelope)},
-    }
-    if InvalidApiKey not in errors:
-        operation["security"] = []
-    if body is not None:
-        operation["requestBody"] = {"required": True, **_json(body)}
-        operation["requestBody"]["content"]["application/json"]["example"] = EXAMPLES[body]
-        header = {"description": "Ignored fields of the request body.", "schema": {"type": "string"}}
-        operation["responses"]["200"]["headers"] = {"x-baton-ignored": header}
-    return operation
-
-
-def _refusals(errors: Iterable[type[BatonError]], envelope: type[msgspec.Struct]) -> dict[str, Any]:
-    """Error responses by status; the meaning of each code is its class's docstring."""
-    refusals: dict[str, Any] = {}
-    for error in sorted(errors, key=lambda error: error.status):
-        refusal = refusals.setdefault(str(error.status), {"description": "", **_json(envelope)})
-        meaning = "Internal server error." if error is BatonError else error.__doc__
-        refusal["description"] += f"`{error.code}`: {meaning}\n\n"
-        if error.status in _WITH_RETRY_AFTER:
-            header = {"description": "Seconds to wait.", "schema": {"type": "integer"}}
-            refusal["headers"] = {"retry-after": header}
-    return refusals
-
-
-def _parameter(
-    place: str, name: str, schema: dict[str, Any] | None = None, description: str = ""
-) -> dict[str, Any]:
-    parameter = {"name": name, "in": place, "schema": schema or {"type": "string"}}
-    return parameter | ({"required": True} if place == "path" else {"description": description})
-
-
-def _ref(struct: type[msgspec.Struct]) -> dict[str, str]:
-    return {"$ref": _REF.format(name=struct.__name__)}
-
-
-def _json(struct: type[msgspec.Struct]) -> dict[str, Any]:
-    return {"content": {"application/json": {"schema": _ref(struct)}}}
-
-
-_STYLE = "body{font:16px sans-serif;max-width:60em;margin:2em auto}pre{background:#eee;padding:1em}"
-
-
-def reference_page(document: dict[str, Any]) -> str:
-    """HTML of all operations: summary, example and body schema."""
-    title = html.escape(document["info"]["title"])
-    operations = "".join(_operations(document))
-    return (
-        f"<!doctype html><meta charset='utf-8'><title>{title}: API</title><style>{_STYLE}</style>"
-        f"<h1>{title}: API</h1><p>OpenAPI document: <a href='openapi.json'>openapi.json</a></p>{operations}"
-    )
-
-
-def _operations(document: dict[str, Any]) -> Iterator[str]:
-    schemas = document["components"]["schemas"]
-    for path, item in document["paths"].items():
-        for method, operation in item.items():
-            if method != "parameters":
-                yield f"<h2>{method.upper()} {html.escape(path)}</h2>"
-                yield f"<p>{html.escape(operation['summary'])}</p>"
-                yield from _body(path, operation.get("requestBody"), schemas)
-
-
-def _body(path: str, body: dict[str, Any] | None, schemas: dict[str, Any]) -> Iterator[str]:
-    if body is None:
-        return
-    content = body["content"]["application/json"]
-    example = html.escape(json.dumps(content["example"]))
-    yield f"<pre>curl http://HOST:PORT{path} -H 'Content-Type: application/json' -d '{example}'</pre>"
-    schema = schemas[content["schema"]["$ref"].rpartition("/")[2]]
-    yield f"<p>{html.escape(schema['description'])}</p>"
-    text = html.escape(json.dumps(schema, indent=2))
-    yield f"<details><summary>Schema</summary><pre>{text}</pre></details>"

@@ -9,8 +9,10 @@ from frontend.http.exchange import AsgiApp, Exchange, Receive, Scope, Send
 from frontend.http.limits import Keys, Quotas, known, presented
 from frontend.metrics import Metrics
 
-OPEN_PATHS = frozenset({"/", "/docs", "/openapi.json", "/health", "/live", "/metrics"})
+OPEN_PATHS = frozenset({"/", "/docs", "/redoc", "/openapi.json", "/health", "/live", "/metrics"})
 """Pages and probes, which show names and figures but nothing of any request."""
+ASSETS = "/docs/assets/"
+"""Scripts and styles of the documentation."""
 ROUTE = "authentication"
 """The `route` label of refused requests in the metrics."""
 
@@ -47,7 +49,7 @@ class Authentication:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
-        if scope["path"] not in OPEN_PATHS:
+        if scope["path"] not in OPEN_PATHS and not scope["path"].startswith(ASSETS):
             try:
                 self._admit(scope)
             except BatonError as error:

@@ -24,7 +24,7 @@ def test_the_packages_imported_are_this_repositorys() -> None:
     [
         (
             "frontend.__main__",
-            {"torch", "pydantic", "transformers", "tensorrt_llm", "vllm", "workers", "grpc", "nats"},
+            {"torch", "transformers", "tensorrt_llm", "vllm", "workers", "grpc", "nats"},
         ),
         ("workers.__main__", {"starlette", "uvicorn", "torch", "frontend", "grpc", "nats"}),
         ("baton.__main__", {"starlette", "torch", "grpc", "nats", "frontend", "workers", "operations"}),

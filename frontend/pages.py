@@ -1,0 +1,124 @@
+"""What is served besides the APIs' requests: models, health, metrics, and the page at `/`."""
+
+import html
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from datetime import UTC, datetime
+from typing import Literal
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from frontend.http.services import FleetView, Services
+from frontend.metrics import CONTENT_TYPE
+
+Page = Callable[[Request], Awaitable[Response]]
+
+
+class ModelBody(msgspec.Struct, kw_only=True):
+    """A served model. `context_length` is in tokens, for prompt and answer together; `max_model_len` is the
+    same value under vLLM's name."""
+
+    id: str
+    created: int
+    context_length: int
+    max_model_len: int
+    object: Literal["model"] = "model"
+    owned_by: str = "baton"
+
+
+class ModelList(msgspec.Struct, kw_only=True):
+    """The response of `GET /v1/models`."""
+
+    data: list[ModelBody]
+    object: Literal["list"] = "list"
+
+
+class ModelInfo(msgspec.Struct, kw_only=True):
+    """A served model, for Anthropic's clients. `created_at` is an RFC 3339 time, `max_input_tokens` the
+    context length."""
+
+    id: str
+    display_name: str
+    created_at: str
+    max_input_tokens: int
+    type: Literal["model"] = "model"
+
+
+class ModelPage(msgspec.Struct, kw_only=True):
+    """The response of `GET /v1/models` for Anthropic's clients: one page with all models."""
+
+    data: list[ModelInfo]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool = False
+
+
+def is_anthropics(request: Request) -> bool:
+    """Whether the client speaks Anthropic's API; both APIs have `/v1/models`."""
+    return "anthropic-version" in request.headers
+
+
+def pages(services: Services) -> Mapping[str, Page]:
+    """The pages by path."""
+    fleet = services.fleet
+
+    async def health(_: Request) -> Response:
+        found = fleet.health()
+        return _json(found, 200 if found.status == "healthy" else 503)
+
+    async def live(_: Request) -> Response:
+        return _json({"status": "live"})
+
+    async def metrics(_: Request) -> Response:
+        page = services.metrics.page(await fleet.stats(), await services.other_metrics())
+        return Response(page, headers={"content-type": CONTENT_TYPE.decode()})
+
+    async def about(_: Request) -> Response:
+        return Response(_about(fleet.models()), media_type="text/html; charset=utf-8")
+
+    found: dict[str, Page] = {"/health": health, "/live": live, "/metrics": metrics, "/": about}
+    return found | _model_pages(fleet)
+
+
+def _model_pages(fleet: FleetView) -> dict[str, Page]:
+    started = datetime.fromtimestamp(int(time.time()), UTC)
+
+    def described(name: str, request: Request) -> ModelBody | ModelInfo:
+        length = fleet.served(name).context_length
+        if is_anthropics(request):
+            return ModelInfo(
+                id=name, display_name=name, created_at=started.isoformat(), max_input_tokens=length
+            )
+        created = int(started.timestamp())
+        return ModelBody(id=name, created=created, context_length=length, max_model_len=length)
+
+    async def models(request: Request) -> Response:
+        found = [described(name, request) for name in fleet.models()]
+        if not is_anthropics(request):
+            return _json({"object": "list", "data": found})
+        first_id, last_id = (found[0].id, found[-1].id) if found else (None, None)
+        return _json({"data": found, "first_id": first_id, "last_id": last_id, "has_more": False})
+
+    async def model(request: Request) -> Response:
+        return _json(described(request.path_params["model"], request))
+
+    # Names may contain slashes: openai/gpt-oss-120b.
+    return {"/v1/models": models, "/v1/models/{model:path}": model}
+
+
+def _json(body: object, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(body), status, media_type="application/json")
+
+
+def _about(models: list[str]) -> str:
+    model = models[0] if models else "openai/gpt-oss-120b"
+    listed = ", ".join(map(html.escape, models)) or "none yet; see <a href='health'>/health</a>"
+    body = html.escape(f'{{"model": "{model}", "messages": [{{"role": "user", "content": "Hello"}}]}}')
+    return f"""<!doctype html><meta charset="utf-8"><title>Baton</title>
+<h1>Baton</h1><p>Serves gpt-oss through OpenAI's and Anthropic's APIs. Models: {listed}.</p>
+<p><a href="health">health</a> · <a href="v1/models">models</a> · <a href="docs">API</a> ·
+<a href="metrics">metrics</a></p>
+<pre>curl -s http://HOST:PORT/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'</pre>
+"""
