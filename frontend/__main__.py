@@ -21,8 +21,7 @@ from baton.reread import kept_current
 from baton.telemetry import configure_logging, print_error
 from baton.transport import Transport
 from frontend.app import ServerState, create_app, envelope_of
-from frontend.credentials import Credentials, read_credentials
-from frontend.flags import FrontendSettings
+from frontend.flags import Credentials, FrontendSettings, read_credentials
 from frontend.http.authentication import Authentication
 from frontend.http.bodies import Bodies, default_bytes
 from frontend.http.browsers import Browsers
@@ -86,7 +85,7 @@ def _port(settings: FrontendSettings) -> Port:
         why = os.strerror(number) if number > 0 else error.strerror  # negative: of a name
         wrong = "--http-port" if number in (errno.EADDRINUSE, errno.EACCES) else "--http-host"
         raise ValueError(f"cannot listen on {where}: {why}; choose another {wrong}") from error
-    if not (settings.knows_clients or settings.insecure or _is_loopback(port.listener)):
+    if not (settings.authenticates or settings.insecure or _is_loopback(port.listener)):
         port.close()
         raise ValueError(
             f"other machines can reach {where}, and there are no API keys: give --api-keys-file, or "
@@ -216,7 +215,7 @@ def _app(
     if (keys := credentials.keys) is not None:
         app = Authentication(app, lambda: keys.value, envelope_of, quotas, services.metrics)
     app = Browsers(app, settings.cors_origins)
-    return app if settings.knows_clients else Hosts(app, settings.allowed_hosts)
+    return app if settings.authenticates else Hosts(app, settings.allowed_hosts)
 
 
 def _services(settings: FrontendSettings, fleet: Fleet, transport: Transport, siblings: Siblings) -> Services:
@@ -237,7 +236,6 @@ def _services(settings: FrontendSettings, fleet: Fleet, transport: Transport, si
         other_metrics=siblings.metrics,
         thoughts=Thoughts(share=siblings.share),
         request_timeout_s=settings.request_timeout_s,
-        strict_tools=settings.strict_tools,
         share_cache=settings.share_cache,
         bodies=Bodies((settings.max_bodies_bytes or default_bytes()) // settings.num_processes),
     )

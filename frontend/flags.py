@@ -1,19 +1,28 @@
-"""The frontend's command-line flags."""
+"""The frontend's command-line flags, and the secrets in the files that they name."""
 
 import dataclasses
 import re
+import ssl
+from collections.abc import Sequence
 from datetime import date
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from baton.connect import HTTP_HOST, HTTP_PORT, Wires
 from baton.flags import flag
 from baton.model_folder import model_folder
+from baton.reread import Reread
 from baton.telemetry import LogLevel
+from baton.tls import server_context
+from frontend.http.limits import Keys, read_keys
 from frontend.routing.admission import MAX_WAIT_S
 from frontend.routing.names import parse_aliases
 from frontend.routing.router import RouterMode
 from frontend.routing.workers import NO_PROGRESS_S
+from frontend.turn.seal import Seal
 
+MIN_KEY_BYTES = 32
 _HOST = re.compile(r"[\w.*-]+")
 
 
@@ -24,97 +33,75 @@ class FrontendSettings:
     http_host: str = flag("127.0.0.1", "address to listen on", env=HTTP_HOST, metavar="IP")
     http_port: int = flag(8000, "port to listen on", env=HTTP_PORT, metavar="PORT", at_least=0, at_most=65535)
     api_keys_file: Path | None = flag(
-        None,
-        "only clients with a key in this file may send requests: python -m baton key",
-        env="BATON_API_KEYS_FILE",
-        metavar="PATH",
+        None, "require a key of this file: python -m baton key", env="BATON_API_KEYS_FILE", metavar="PATH"
     )
     share_cache: bool = flag(False, "API keys share cached prompts; cached_tokens shows what others ask")
     tls_cert_file: Path | None = flag(None, "serve HTTPS with this certificate chain (PEM)", metavar="PATH")
     tls_key_file: Path | None = flag(None, "key of that certificate", metavar="PATH")
     tls_client_ca_file: Path | None = flag(
-        None, "only clients with a certificate of this authority may connect", metavar="PATH"
+        None, "require client certificates of this authority", metavar="PATH"
     )
     insecure: bool = flag(
         False, "serve other machines without API keys or client certificates", env="BATON_INSECURE"
     )
     take_over: bool = flag(False, "take the port over from this user's frontend on it, which then drains")
-    num_processes: int = flag(
-        1,
-        "processes that share the port, each with its own event loop",
-        metavar="N",
-        at_least=1,
-        at_most=64,
-    )
+    num_processes: int = flag(1, "processes that share the port", metavar="N", at_least=1, at_most=64)
     router_mode: RouterMode = flag(
-        "round-robin", "load balancing; prefix: turns of a conversation share a worker"
+        "round-robin",
+        "round-robin, random, least-loaded, prefix (by conversation)",
+        metavar="MODE",
     )
     local_prefill_tokens: int = flag(
-        0,
-        "prompts of which decode lacks at most N tokens skip the prefill worker",
-        metavar="N",
-        at_least=0,
+        0, "prompts of which decode lacks at most N tokens skip the prefill worker", metavar="N", at_least=0
     )
     local_prefill_after_s: float = flag(
-        0.0, "only while the prefill worker has kept a request waiting for so long", metavar="S", at_least=0
+        0.0, "only while a request has waited this long for the prefill worker", metavar="S", at_least=0
     )
     cors_origin: str = flag(
         "", "allowed CORS origins, comma-separated, or *: https://app.example", metavar="URL"
     )
     allowed_host: str = flag(
-        "",
-        "without API keys: other names of this server, or *",
-        env="BATON_ALLOWED_HOST",
-        metavar="NAME",
+        "", "without API keys: other names of this server, or *", env="BATON_ALLOWED_HOST", metavar="NAME"
     )
     model_alias: str = flag(
         "", "model aliases, comma-separated: claude-*=openai/gpt-oss-120b", metavar="NAME=MODEL"
     )
-    strict_tools: bool = flag(False, "refuse hosted tools such as web_search instead of ignoring them")
     seal_key_file: Path | None = flag(
-        None,
-        "secret (32 bytes or more) of all frontends, to seal reasoning with",
-        metavar="PATH",
+        None, "secret (32 bytes or more) of all frontends, to seal reasoning with", metavar="PATH"
     )
     max_bodies_bytes: int = flag(
         0,
-        "memory for all request bodies (default: a 64th of it)",
+        "memory for request bodies (default: a 64th)",
         env="BATON_MAX_BODIES_BYTES",
         metavar="N",
         at_least=0,
     )
     model_path: Path | None = flag(
-        None, "folder with tokenizer.json, or the model's id in the hub's cache [the workers' model path]"
+        None, "tokenizer's folder, or a model id in the hub's cache [the workers']", metavar="PATH"
     )
     current_date: str = flag(
         "", "date in prompts, YYYY-MM-DD (default: today, UTC)", env="BATON_CURRENT_DATE", metavar="DATE"
     )
     request_timeout_s: float = flag(600.0, "deadline of a request", metavar="S", above=0)
     max_wait_s: float = flag(
-        MAX_WAIT_S,
-        "how long requests wait while all workers are full; 0: until their deadline",
-        metavar="S",
-        at_least=0,
+        MAX_WAIT_S, "longest wait while all workers are full; 0: until the deadline", metavar="S", at_least=0
     )
     no_progress_s: float = flag(
-        NO_PROGRESS_S, "a worker that gets on with no request for so long is tried", metavar="S", above=0
+        NO_PROGRESS_S, "probe a worker that has made no progress for this long", metavar="S", above=0
     )
     wait_for_worker_s: float = flag(
-        15.0,
-        "how long requests wait for a lost decode worker or NATS to return",
-        metavar="S",
-        at_least=0,
+        15.0, "longest wait for a lost decode worker, or NATS, to return", metavar="S", at_least=0
     )
     drain_timeout_s: float = flag(
         30.0, "time for running answers to finish after SIGTERM", metavar="S", at_least=0
     )
     response_store: str = flag(
         "~/.local/state/baton/responses.sqlite3",
-        "SQLite file for stored responses, or :memory:",
+        "file or :memory:",
         env="BATON_RESPONSE_STORE",
         metavar="PATH",
     )
-    log_level: LogLevel = flag("info", "least severity of messages that are logged")
+    log_level: LogLevel = flag("info", "debug, info, warning or error", metavar="LEVEL")
     wires: Wires = dataclasses.field(default_factory=Wires)
 
     def __post_init__(self) -> None:
@@ -138,8 +125,8 @@ class FrontendSettings:
         return dataclasses.replace(self, model_path=folder)
 
     @property
-    def knows_clients(self) -> bool:
-        """Whether only clients that prove themselves are served."""
+    def authenticates(self) -> bool:
+        """Whether clients need a key or a certificate."""
         return self.api_keys_file is not None or self.tls_client_ca_file is not None
 
     @property
@@ -162,3 +149,58 @@ def _is_date(text: str) -> bool:
         return date.fromisoformat(text).isoformat() == text
     except ValueError:
         return False
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Credentials:
+    """The frontend's secrets. `keys` is None if everyone may send requests, `tls` if over plain HTTP."""
+
+    seal: Seal
+    keys: Reread[Keys] | None
+    tls: Reread[ssl.SSLContext] | None
+
+    @property
+    def rereadable(self) -> Sequence[Reread[Any]]:
+        """Files that are read again when they change."""
+        return [file for file in (self.keys, self.tls) if file is not None]
+
+    def context(self) -> ssl.SSLContext | None:
+        """The TLS context of new connections."""
+        return None if self.tls is None else self.tls.value
+
+
+def read_credentials(settings: FrontendSettings) -> Credentials:
+    """The secrets in the files of the flags. Raises ValueError, with the flag and why."""
+    keys_path = settings.api_keys_file
+    try:
+        flag_name = "--seal-key-file"
+        seal = Seal(_seal_key(settings.seal_key_file))
+        flag_name = "--api-keys-file"
+        keys = None if keys_path is None else Reread([keys_path], partial(read_keys, keys_path))
+        flag_name = "--tls-cert-file"
+        tls = _tls(settings)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{flag_name}: {error}") from error
+    return Credentials(seal=seal, keys=keys, tls=tls)
+
+
+def _tls(settings: FrontendSettings) -> Reread[ssl.SSLContext] | None:
+    cert, key, client_ca = settings.tls_cert_file, settings.tls_key_file, settings.tls_client_ca_file
+    if cert is None or key is None:
+        return None
+
+    def context() -> ssl.SSLContext:
+        made = server_context(cert, key, client_ca)
+        made.set_alpn_protocols(["http/1.1"])
+        return made
+
+    return Reread([path for path in (cert, key, client_ca) if path is not None], context)
+
+
+def _seal_key(path: Path | None) -> bytes | None:
+    if path is None:
+        return None
+    key = path.read_bytes().strip()
+    if len(key) < MIN_KEY_BYTES:
+        raise ValueError(f"{path} has {len(key)} bytes; it must have at least {MIN_KEY_BYTES}")
+    return key

@@ -15,8 +15,7 @@ from baton.connect import Wires
 from baton.messages import GenerateRequest, Reply, TokenChunk, Usage, WorkerInfo
 from baton.process import Shutdown
 from frontend.__main__ import serve
-from frontend.credentials import read_credentials
-from frontend.flags import FrontendSettings
+from frontend.flags import FrontendSettings, read_credentials
 from frontend.processes.siblings import Siblings
 from frontend.responses.store import MEMORY
 from frontend.text.tokenizer import ModelTokenizer

@@ -1,10 +1,9 @@
 """The HTTP layer's dependencies: protocols of the fleet and the generator, and an app's limits."""
 
 import dataclasses
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import Protocol
 
-from baton.errors import InvalidRequest
 from baton.messages import GenerateRequest, TokenChunk, WorkerInfo, WorkerStats
 from frontend.http.bodies import Bodies
 from frontend.metrics import Metrics, Sampled
@@ -66,8 +65,7 @@ class Services:
 
     A stream sends headers with its first token, or `first_event_wait_s` after a worker has taken it, so that
     early failures still get an HTTP error status. While it is idle, it sends a comment every `keep_alive_s`.
-    `strict_tools` refuses tools that cannot run here instead of ignoring them. With `share_cache`, API keys
-    share cached KV.
+    With `share_cache`, API keys share cached KV.
     """
 
     fleet: FleetView
@@ -81,7 +79,6 @@ class Services:
     max_choices: int = 16
     first_event_wait_s: float = 0.1
     keep_alive_s: float = 10.0
-    strict_tools: bool = False
     share_cache: bool = False
 
     async def prepare(self, request: TurnRequest, client: Client) -> tuple[ServedModel, list[Choice]]:
@@ -91,13 +88,3 @@ class Services:
         return served, await prepare(
             request, client, served, self.thoughts, check, max_choices=self.max_choices
         )
-
-    def check_tools(self, left_out: Iterable[str]) -> None:
-        """Raises InvalidRequest if `left_out` has tools and `strict_tools` is on."""
-        kinds = sorted(path.removeprefix("tools[].") for path in left_out if path.startswith("tools[]."))
-        if kinds and self.strict_tools:
-            raise InvalidRequest(
-                f"`tools`: {kinds[0]!r} is not supported; this server only accepts tools that the client "
-                "runs (--strict-tools).",
-                param="tools",
-            )

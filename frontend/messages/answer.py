@@ -1,5 +1,6 @@
 """A Messages answer: from the body to content blocks and their events, or a token count."""
 
+from functools import partial
 from typing import Any, Literal, TypeVar
 
 import msgspec
@@ -160,32 +161,25 @@ class MessagesRoutes:
 
     async def prepare(self, raw: bytes, client: Client, services: Services) -> "MessagesAnswer":
         """The answer to a body, ready to be generated. Raises a BatonError if the body is refused."""
-        body, request, ignored = await self._read(raw, MessagesBody, services)
+        body, request, ignored = await read(raw, partial(self._read, body_type=MessagesBody))
         _, (choice,) = await services.prepare(request, client)
         return MessagesAnswer(body, choice, self._seal, ignored=ignored)
 
     async def count_tokens(self, exchange: Exchange, services: Services, tally: Tally) -> None:
         """`POST /v1/messages/count_tokens`."""
         async with services.bodies.read(exchange, services.max_body_bytes) as raw:
-            _, request, ignored = await self._read(raw, Counted, services)
+            _, request, ignored = await read(raw, partial(self._read, body_type=Counted))
         served = services.fleet.served(request.model)
         tally.model = served.name
         (prompt,) = await encode(request, exchange.owner, served, services.thoughts)
         services.metrics.count_ignored(ignored)
         await exchange.answer(200, TokenCount(input_tokens=len(prompt.token_ids)), ignored_header(ignored))
 
-    async def _read(
-        self, raw: bytes, body_type: type[AnyBody], services: Services
-    ) -> tuple[AnyBody, TurnRequest, tuple[str, ...]]:
+    def _read(self, raw: bytes, body_type: type[AnyBody]) -> tuple[AnyBody, TurnRequest, tuple[str, ...]]:
         """The body, its request, and the paths of what is ignored."""
-
-        def made(raw: bytes) -> tuple[AnyBody, TurnRequest, tuple[str, ...]]:
-            body, unknown = decode(raw, body_type)
-            request, left_out = turn_request(body, len(raw), self._seal)
-            services.check_tools(left_out)
-            return body, request, (*unknown, *left_out)
-
-        return await read(raw, made)
+        body, unknown = decode(raw, body_type)
+        request, left_out = turn_request(body, len(raw), self._seal)
+        return body, request, (*unknown, *left_out)
 
 
 class MessagesAnswer(Answer):

@@ -219,7 +219,6 @@ async def _asked(raw: bytes, client: Client, services: Services, state: Response
 
     def made() -> tuple[OfferedTools, TurnRequest]:
         offered = offered_tools(body, earlier)
-        services.check_tools(offered.left_out)
         return offered, turn_request(body, offered, earlier, items, num_bytes)
 
     offered, request = await asyncio.to_thread(made) if num_bytes > LONG_BYTES else made()

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from frontend.credentials import read_credentials
-from frontend.flags import FrontendSettings
+from frontend.flags import FrontendSettings, read_credentials
 from frontend.http.limits import ApiKey, line_of
 from tests.certificates import Authority
 

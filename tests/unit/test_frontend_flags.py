@@ -71,7 +71,7 @@ def test_names_of_this_server_are_a_list_after_its_address() -> None:
 def test_by_default_only_this_machine_is_served_and_nothing_takes_for_ever() -> None:
     settings = FrontendSettings()
     assert (settings.http_host, settings.insecure, settings.take_over) == ("127.0.0.1", False, False)
-    assert not settings.knows_clients
+    assert not settings.authenticates
     limits_s = (settings.request_timeout_s, settings.wait_for_worker_s, settings.drain_timeout_s)
     assert limits_s == (600.0, 15.0, 30.0)
     assert (settings.no_progress_s, settings.max_wait_s) == (10.0, 50.0)

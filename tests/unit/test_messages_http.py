@@ -360,13 +360,6 @@ def test_a_thread_that_is_not_kept_is_told_so_that_sdks_send_all_messages() -> N
     assert "details" not in ask(model="nope").error
 
 
-@pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens"])
-async def test_strict_tools_refuse_tools_of_anthropics_servers(path: str) -> None:
-    asked = body(tools=[TOOL, SEARCH])
-    reply = await Client(ScriptedTokens(ANSWER), strict_tools=True).post(path, asked)
-    assert (reply.status, "web_search_20250305" in reply.error["message"]) == (400, True)
-
-
 @pytest.mark.parametrize(
     ("fields", "param"),
     [

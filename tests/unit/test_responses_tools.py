@@ -300,19 +300,6 @@ def test_a_thought_is_kept_between_a_call_and_its_result_whatever_comes_back() -
     assert "analysisThink." in TOKENIZER.decode(client.tokens.requests[-1].token_ids)
 
 
-def test_a_strict_server_refuses_tools_that_it_cannot_run() -> None:
-    client = Client(ScriptedTokens(THINK), strict_tools=True)
-    body: Json = {"model": MODEL, "input": "Hi", "tools": [{"type": "web_search"}]}
-    reply = asyncio.run(client.post("/v1/responses", body))
-    assert (reply.status, reply.error["param"]) == (400, "tools")
-    assert "web_search" in reply.error["message"]
-    said = {"role": "user", "content": "Hi"}
-    tool = {"type": "web_search_20250305", "name": "web_search"}
-    body = {"model": MODEL, "max_tokens": 5, "messages": [said], "tools": [tool]}
-    assert asyncio.run(client.post("/v1/messages", body)).status == 400
-    assert asyncio.run(client.post("/v1/messages", body | {"tools": []})).status == 200
-
-
 def test_frontends_that_share_a_key_open_each_others_thoughts() -> None:
     one, same, other = (Client(ScriptedTokens(call("functions.close", "{}")), key=key) for key in KEYS)
     include: Json = {"include": ["reasoning.encrypted_content"], "tools": [CLOSE]}
