@@ -247,60 +247,46 @@ class ResponseObject(msgspec.Struct, kw_only=True):
     object: Literal["response"] = "response"
     created_at: int
     status: ResponseStatus = RUNNING
-    background: bool
+    background: bool = False
     completed_at: int | None = None
     error: ResponseError | None = None
     incomplete_details: IncompleteDetails | None = None
-    instructions: str | None
-    max_output_tokens: int | None
-    max_tool_calls: int | None
-    metadata: dict[str, str]
+    instructions: str | None = None
+    max_output_tokens: int | None = None
+    max_tool_calls: int | None = None
+    metadata: dict[str, str] = {}
     model: str
     output: list[OutputItem] = []
-    parallel_tool_calls: bool
-    previous_response_id: str | None
-    prompt_cache_key: str | None
+    parallel_tool_calls: bool = True
+    previous_response_id: str | None = None
+    prompt_cache_key: str | None = None
     reasoning: ReasoningBody
-    safety_identifier: str | None
+    safety_identifier: str | None = None
     service_tier: Literal["default"] = "default"
-    store: bool
-    temperature: float
+    store: bool = True
+    temperature: float = 1.0
     text: dict[str, Any]
-    tool_choice: Any
-    tools: list[Any]
-    top_logprobs: int
-    top_p: float
+    tool_choice: Any = "auto"
+    tools: list[Any] = []
+    top_logprobs: int = 0
+    top_p: float = 1.0
     truncation: Literal["disabled"] = "disabled"
     usage: ResponseUsage | None = None
-    user: str | None
+    user: str | None = None
 
 
 def begun(body: ResponseBody, effort: Effort) -> ResponseObject:
-    """The initial response to a body."""
+    """The initial response to a body: its fields, or their defaults."""
+    given = {name: getattr(body, name, None) for name in ResponseObject.__struct_fields__}
     text_format = {"type": "text"} if body.text is None or body.text.format is None else body.text.format
-    return ResponseObject(
-        id=new_id("resp"),
-        created_at=int(time.time()),
-        background=bool(body.background),
-        instructions=body.instructions,
-        max_output_tokens=body.max_output_tokens,
-        max_tool_calls=body.max_tool_calls,
-        metadata=body.metadata or {},
-        model=body.model,
-        parallel_tool_calls=body.parallel_tool_calls is not False,
-        previous_response_id=body.previous_response_id,
-        prompt_cache_key=body.prompt_cache_key,
-        reasoning=ReasoningBody(effort=effort, summary=summary_of(body)),
-        safety_identifier=body.safety_identifier,
-        store=body.store is not False,
-        temperature=1.0 if body.temperature is None else body.temperature,
-        text={"format": text_format, "verbosity": "medium"},
-        tool_choice=body.tool_choice or "auto",
-        tools=[_shown(tool) for tool in body.tools or ()],
-        top_logprobs=body.top_logprobs or 0,
-        top_p=1.0 if body.top_p is None else body.top_p,
-        user=body.user,
-    )
+    made = {
+        "id": new_id("resp"),
+        "created_at": int(time.time()),
+        "reasoning": ReasoningBody(effort=effort, summary=summary_of(body)),
+        "text": {"format": text_format, "verbosity": "medium"},
+        "tools": [_shown(tool) for tool in body.tools or ()],
+    }
+    return ResponseObject(**{name: value for name, value in (given | made).items() if value is not None})
 
 
 def _shown(tool: ResponseTool) -> dict[str, Any]:

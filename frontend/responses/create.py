@@ -24,7 +24,7 @@ from frontend.responses.body import (
     begun,
     summary_of,
 )
-from frontend.responses.input import GivenReference, InputReader, OfferedTools, call_choice, offered_tools
+from frontend.responses.input import InputReader, OfferedTools, Reference, call_choice, offered_tools
 from frontend.responses.items import Item, OutputItem, turns
 from frontend.responses.output import EventWriter, OutputShape, OutputWriter, ResponseAnswer
 from frontend.responses.runs import ResponseState
@@ -81,15 +81,15 @@ def items_of(chain: Sequence[StoredResponse], without_output_of: str = "") -> li
     return items
 
 
-async def resolved(given: Sequence[Item | GivenReference], store: ResponseStore, key_name: str) -> list[Item]:
+async def resolved(given: Sequence[Item | Reference], store: ResponseStore, key_name: str) -> list[Item]:
     """The items of `input`, with those that it refers to. Raises InvalidRequest if one is not stored."""
-    if sum(isinstance(item, GivenReference) for item in given) > MAX_REFERENCES:
+    if sum(isinstance(item, Reference) for item in given) > MAX_REFERENCES:
         raise InvalidRequest(
             f"`input` has more than {MAX_REFERENCES} item references; send the items.", param="input"
         )
     items: list[Item] = []
     for i, item in enumerate(given):
-        if not isinstance(item, GivenReference):
+        if not isinstance(item, Reference):
             items.append(item)
             continue
         stored = await store.with_item(item.id, key_name)
@@ -214,7 +214,7 @@ async def _asked(raw: bytes, client: Client, services: Services, state: Response
     previous_id = body.previous_response_id
     earlier = [] if previous_id is None else await history(previous_id, state, client.key_name)
     # A short body may continue a long conversation, or refer to long items.
-    recalls = bool(earlier) or any(isinstance(item, GivenReference) for item in given.items)
+    recalls = bool(earlier) or any(isinstance(item, Reference) for item in given.items)
     num_bytes = len(raw) + (LONG_BYTES if recalls else 0)
 
     def made() -> tuple[OfferedTools, TurnRequest]:

@@ -1,7 +1,7 @@
 """Reads what a body sends to the model: its input items, and its tools with their choice."""
 
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Literal
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, cast
 
 import msgspec
 
@@ -10,69 +10,33 @@ from frontend.harmony.conversation import FUNCTIONS, Namespace, TextGrammar, Too
 from frontend.http.body import convert
 from frontend.responses.body import AdditionalTools, NamedTool, ResponseBody, ResponseTool, ToolChoice
 from frontend.responses.items import (
-    MACHINE_ITEMS,
+    ITEMS,
     MACHINE_TOOLS,
-    CustomCallItem,
-    CustomOutputItem,
-    FunctionCallItem,
-    FunctionOutputItem,
-    InputText,
     Item,
-    MessageItem,
-    OutputText,
-    Phase,
     ReasoningItem,
     ReasoningText,
     ToolSearchOutputItem,
 )
-from frontend.turn.fields import Content, Part, required
+from frontend.turn.fields import Part, required
 from frontend.turn.form import CallChoice
 from frontend.turn.ids import new_id
 from frontend.turn.request import left_out, text_of_part
 from frontend.turn.seal import Changed, Seal
 
 
-class GivenMessage(msgspec.Struct, kw_only=True):
-    """A message; its `type` is optional."""
-
-    role: Literal["user", "assistant", "system", "developer"]
-    content: Content
-    id: str = ""
-    phase: Phase | msgspec.UnsetType = msgspec.UNSET
-
-
-class GivenReasoning(msgspec.Struct, kw_only=True):
-    """Reasoning of an earlier answer: its `content`, or its `encrypted_content` from this service."""
-
-    id: str = ""
-    content: list[Part] = []
-    summary: list[Part] = []
-    encrypted_content: str = ""
-
-
-class GivenOutput(msgspec.Struct, kw_only=True):
-    """The result of a tool call."""
-
-    call_id: str
-    output: Content
-    id: str = ""
-
-
-class GivenReference(msgspec.Struct, kw_only=True):
+class Reference(msgspec.Struct, kw_only=True):
     """A reference to an item of a stored response."""
 
     id: str
 
 
-GIVEN_ITEMS: dict[str, type[msgspec.Struct]] = {
-    "message": GivenMessage,
-    "reasoning": GivenReasoning,
-    "function_call": FunctionCallItem,
-    "function_call_output": GivenOutput,
-    "custom_tool_call": CustomCallItem,
-    "custom_tool_call_output": GivenOutput,
-    "item_reference": GivenReference,
-    **MACHINE_ITEMS,
+GIVEN_ITEMS: Mapping[str, type[msgspec.Struct]] = {**ITEMS, "item_reference": Reference}
+# The field with text, and the type of its parts.
+_TEXTS = {
+    "message": ("content", "input_text"),
+    "reasoning": ("content", "reasoning_text"),
+    "function_call_output": ("output", "input_text"),
+    "custom_tool_call_output": ("output", "input_text"),
 }
 _PREFIXES = {
     "message": "msg",
@@ -112,7 +76,7 @@ class InputReader:
         read = (self._read(item, f"input[{i}]") for i, item in enumerate(given or ()))
         self.items = [item for item in read if item is not None]
 
-    def _read(self, fields: dict[str, Any], path: str) -> Item | GivenReference | None:
+    def _read(self, fields: dict[str, Any], path: str) -> Item | Reference | None:
         kind = fields.get("type")
         if kind is None:  # optional for these two
             kind = "message" if "role" in fields else "item_reference"
@@ -127,42 +91,47 @@ class InputReader:
         if kind in LEFT_OUT or _is_hosted_search(fields):
             self.left_out.add(f"input[].{kind}")
             return None
-        given: Any = convert(_present(fields, kind), GIVEN_ITEMS[kind], path)
-        item = self._item(given, kind, path)
-        item.id = given.id or new_id(_PREFIXES.get(kind, "item"))
-        return item
+        fields = _present(fields, kind)
+        has_summary = kind == "reasoning" and bool(fields.pop("summary", None))
+        if kind in _TEXTS:
+            self._read_texts(fields, kind, path)
+        item: Any = convert(fields, GIVEN_ITEMS[kind], path)
+        if isinstance(item, ReasoningItem):
+            item = self._reasoning(item, path)
+            if has_summary and not item.content:
+                self.left_out.add("input[].summary")
+        item.id = item.id or new_id(_PREFIXES.get(kind, "item"))
+        return cast("Item | Reference", item)
 
-    def _item(self, given: Any, kind: str, path: str) -> Item | GivenReference:
-        match given:
-            case GivenMessage(role=role):
-                part = OutputText if role == "assistant" else InputText
-                content = [part(text=text) for text in self._texts(given.content, f"{path}.content")]
-                return MessageItem(role=role, content=content, phase=given.phase)
-            case GivenReasoning():
-                texts = self._thoughts(given, path)
-                return ReasoningItem(content=[ReasoningText(text=text) for text in texts])
-            case GivenOutput(call_id=call_id, output=output):
-                made = FunctionOutputItem if kind == "function_call_output" else CustomOutputItem
-                if isinstance(output, str):
-                    return made(call_id=call_id, output=output)
-                texts = self._texts(output, f"{path}.output")
-                return made(call_id=call_id, output=[InputText(text=text) for text in texts])
-            case _:
-                item: Item | GivenReference = given
-                return item
+    def _read_texts(self, fields: dict[str, Any], kind: str, path: str) -> None:
+        """Replace content parts by parts of the item's own type, or by notes about what cannot be read."""
+        name, part_type = _TEXTS[kind]
+        content = fields.get(name)
+        if kind == "message":
+            part_type = "output_text" if fields.get("role") == "assistant" else part_type
+            content = [{"type": "text", "text": content}] if isinstance(content, str) else content
+        if isinstance(content, list):
+            texts = (self._text(part, f"{path}.{name}[{i}]") for i, part in enumerate(content))
+            fields[name] = [{"type": part_type, "text": text} for text in texts]
 
-    def _thoughts(self, given: GivenReasoning, path: str) -> list[str]:
-        """Reasoning from `content`, from this service's `encrypted_content`, or recalled by id."""
-        texts = self._texts(given.content, f"{path}.content")
-        if not texts and given.encrypted_content:
-            texts = self._opened(given.encrypted_content, f"{path}.encrypted_content")
-        if not texts and given.id:
-            texts = [text for text in [self._recall(given.id)] if text is not None]
-        if not texts and given.summary:
-            self.left_out.add("input[].summary")
-        return texts
+    def _text(self, part: object, path: str) -> str:
+        given = convert(part, Part, path)
+        text = text_of_part(given, path)
+        if text is None:
+            self.left_out.add(f"input[].{given.type}"[:80])
+            return left_out(given.type)
+        return text
 
-    def _opened(self, sealed: str, path: str) -> list[str]:
+    def _reasoning(self, given: ReasoningItem, path: str) -> ReasoningItem:
+        """The item with its `content`, with its `encrypted_content` of this service, or recalled by id."""
+        content = given.content
+        if not content and given.encrypted_content:
+            content = self._opened(given.encrypted_content, f"{path}.encrypted_content")
+        if not content and given.id and (text := self._recall(given.id)) is not None:
+            content = [ReasoningText(text=text)]
+        return ReasoningItem(id=given.id, content=content)
+
+    def _opened(self, sealed: str, path: str) -> list[ReasoningText]:
         try:
             text = self._seal.open(sealed)
         except Changed:
@@ -172,19 +141,7 @@ class InputReader:
         if text is None:
             self.left_out.add("input[].encrypted_content")
             return []
-        return [text]
-
-    def _texts(self, content: Content, path: str) -> list[str]:
-        if isinstance(content, str):
-            return [content]
-        return [self._text(part, f"{path}[{i}]") for i, part in enumerate(content)]
-
-    def _text(self, part: Part, path: str) -> str:
-        text = text_of_part(part, path)
-        if text is None:
-            self.left_out.add(f"input[].{part.type}"[:80])
-            return left_out(part.type)
-        return text
+        return [ReasoningText(text=text)]
 
 
 def _is_hosted_search(fields: dict[str, Any]) -> bool:
@@ -195,9 +152,9 @@ def _is_hosted_search(fields: dict[str, Any]) -> bool:
 
 def _present(fields: dict[str, Any], kind: str) -> dict[str, Any]:
     """The fields that are not null, as OpenAI's types allow null for absent ones, also in `action`. Messages,
-    function calls and their results are complete, whatever `status` they come back with."""
+    reasoning, function calls and results are complete, whatever `status` they come back with."""
     present = {name: value for name, value in fields.items() if value is not None}
-    if kind not in MACHINE_ITEMS:
+    if kind in _PREFIXES:
         present.pop("status", None)
     action = present.get("action")
     if isinstance(action, dict):
@@ -218,17 +175,17 @@ class OfferedTools(msgspec.Struct):
 def offered_tools(body: ResponseBody, earlier: Iterable[Item] = ()) -> OfferedTools:
     """The tools that the model may see: the body's, and those that its searches, also `earlier` ones, found.
     Raises InvalidRequest, naming the field."""
-    offered, found = OfferedTools(), OfferedTools()
-    given = ((f"tools[{i}]", tool) for i, tool in enumerate(body.tools or ()))
-    for path, tool in (*given, *_among_input(body, ADDITIONAL_TOOLS)):
+    offered = OfferedTools()
+    for i, tool in enumerate(body.tools or ()):
+        _offer(tool, f"tools[{i}]", offered)
+    for path, tool in _among_input(body, ADDITIONAL_TOOLS):
         _offer(tool, path, offered)
+    given = offered.tools.copy()
     for path, tool in (*_found_before(earlier), *_among_input(body, "tool_search_output")):
-        _offer(tool, path, found)
-    known = {tool.called for tool in offered.tools}
-    offered.tools += {tool.called: tool for tool in found.tools if tool.called not in known}.values()
-    offered.namespaces += found.namespaces
-    offered.machine += found.machine
-    offered.left_out += found.left_out
+        _offer(tool, path, offered)
+    known = {tool.called for tool in given}
+    found = {tool.called: tool for tool in offered.tools[len(given) :] if tool.called not in known}
+    offered.tools = [*given, *found.values()]
     return OfferedTools(left_out=offered.left_out) if body.tool_choice == "none" else offered
 
 

@@ -44,12 +44,13 @@ class ReasoningText(msgspec.Struct, kw_only=True, tag_field="type", tag="reasoni
 
 
 class MessageItem(msgspec.Struct, kw_only=True, tag_field="type", tag="message"):
-    """A message. `phase` distinguishes the model's preambles from its answer."""
+    """A message; the content of a stored one is a list. `phase` distinguishes the model's preambles from its
+    answer."""
 
     id: str = ""
     role: Literal["user", "assistant", "system", "developer"]
     status: ItemStatus = "completed"
-    content: list[InputText | OutputText]
+    content: str | list[InputText | OutputText]
     phase: Phase | msgspec.UnsetType = msgspec.UNSET
 
 
@@ -70,44 +71,40 @@ class ReasoningItem(msgspec.Struct, kw_only=True, tag_field="type", tag="reasoni
     status: ItemStatus = "completed"
 
 
-class FunctionCallItem(msgspec.Struct, kw_only=True, tag_field="type", tag="function_call"):
+class CallPart(msgspec.Struct, kw_only=True, tag_field="type"):
+    """What calls and most results have."""
+
+    id: str = ""
+    call_id: str
+    status: ItemStatus = "completed"
+
+
+class FunctionCallItem(CallPart, kw_only=True, tag="function_call"):
     """A function call that the model requests; `arguments` is the text that it wrote."""
 
-    id: str = ""
-    call_id: str
     name: str
     arguments: str
-    status: ItemStatus = "completed"
     namespace: str | msgspec.UnsetType = msgspec.UNSET
 
 
-class CustomCallItem(msgspec.Struct, kw_only=True, tag_field="type", tag="custom_tool_call"):
+class CustomCallItem(CallPart, kw_only=True, tag="custom_tool_call"):
     """A custom tool call that the model requests; `input` is the text that it wrote."""
 
-    id: str = ""
-    call_id: str
     name: str
     input: str
-    status: ItemStatus = "completed"
     namespace: str | msgspec.UnsetType = msgspec.UNSET
 
 
-class CustomOutputItem(msgspec.Struct, kw_only=True, tag_field="type", tag="custom_tool_call_output"):
+class CustomOutputItem(CallPart, kw_only=True, tag="custom_tool_call_output"):
     """The result of a custom tool call."""
 
-    id: str = ""
-    call_id: str
     output: str | list[InputText]
-    status: ItemStatus = "completed"
 
 
-class FunctionOutputItem(msgspec.Struct, kw_only=True, tag_field="type", tag="function_call_output"):
+class FunctionOutputItem(CallPart, kw_only=True, tag="function_call_output"):
     """The result of a function call."""
 
-    id: str = ""
-    call_id: str
     output: str | list[InputText]
-    status: ItemStatus = "completed"
 
 
 class LocalShellAction(msgspec.Struct, kw_only=True):
@@ -137,31 +134,22 @@ class PatchOperation(msgspec.Struct, kw_only=True, omit_defaults=True):
     diff: str | None = None
 
 
-class LocalShellCallItem(msgspec.Struct, kw_only=True, tag_field="type", tag="local_shell_call"):
+class LocalShellCallItem(CallPart, kw_only=True, tag="local_shell_call"):
     """A call of `local_shell`."""
 
-    call_id: str
     action: LocalShellAction
-    id: str = ""
-    status: ItemStatus = "completed"
 
 
-class ShellCallItem(msgspec.Struct, kw_only=True, tag_field="type", tag="shell_call"):
+class ShellCallItem(CallPart, kw_only=True, tag="shell_call"):
     """A call of `shell`."""
 
-    call_id: str
     action: ShellAction
-    id: str = ""
-    status: ItemStatus = "completed"
 
 
-class PatchCallItem(msgspec.Struct, kw_only=True, tag_field="type", tag="apply_patch_call"):
+class PatchCallItem(CallPart, kw_only=True, tag="apply_patch_call"):
     """A call of `apply_patch`."""
 
-    call_id: str
     operation: PatchOperation
-    id: str = ""
-    status: ItemStatus = "completed"
 
 
 class LocalShellOutputItem(msgspec.Struct, kw_only=True, tag_field="type", tag="local_shell_call_output"):
@@ -189,34 +177,27 @@ class PatchOutputItem(msgspec.Struct, kw_only=True, tag_field="type", tag="apply
     id: str = ""
 
 
-class ToolSearchCallItem(msgspec.Struct, kw_only=True, tag_field="type", tag="tool_search_call"):
+class ToolSearchCallItem(CallPart, kw_only=True, tag="tool_search_call"):
     """A call of a `tool_search` that the client runs."""
 
-    call_id: str
     arguments: dict[str, Any]
     execution: Literal["client"] = "client"
-    id: str = ""
-    status: ItemStatus = "completed"
 
 
-class ToolSearchOutputItem(msgspec.Struct, kw_only=True, tag_field="type", tag="tool_search_output"):
+class ToolSearchOutputItem(CallPart, kw_only=True, tag="tool_search_output"):
     """The tools that a search has found, which the model may call from then on."""
 
-    call_id: str
     tools: list[dict[str, Any]]
     execution: Literal["client"] = "client"
-    id: str = ""
-    status: ItemStatus = "completed"
 
 
 MachineCallItem = LocalShellCallItem | ShellCallItem | PatchCallItem | ToolSearchCallItem
 MachineOutputItem = LocalShellOutputItem | ShellOutputItem | PatchOutputItem | ToolSearchOutputItem
-MACHINE_ITEMS: Mapping[str, type[msgspec.Struct]] = {
-    item.__struct_config__.tag: item for item in get_args(MachineCallItem | MachineOutputItem)
-}
 WrittenItem = MessageItem | ReasoningItem | FunctionCallItem | CustomCallItem
 OutputItem = WrittenItem | MachineCallItem
 Item = OutputItem | FunctionOutputItem | CustomOutputItem | MachineOutputItem
+ITEMS: Mapping[str, type[msgspec.Struct]] = {item.__struct_config__.tag: item for item in get_args(Item)}
+"""The items by their types."""
 
 
 class MachineTool(NamedTuple):

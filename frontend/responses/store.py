@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import IO, Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -39,7 +39,7 @@ _FLUSH_S = 5.0
 _RETRY_S = 1.0
 _BATCH = 32
 _VERSION = 1
-_COLUMNS = "id, previous_id, status, is_background, owner, num_bytes, body, items, NULL AS events, key_name"
+_COLUMNS = "id, previous_id, status, is_background, body, items, NULL AS events, key_name"
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS responses (
     id TEXT PRIMARY KEY, previous_id TEXT, status TEXT NOT NULL, is_background INTEGER NOT NULL,
@@ -56,7 +56,7 @@ CREATE INDEX IF NOT EXISTS item_ids_by_response ON item_ids (response_id);
 _SAVE = """
 INSERT INTO responses
     (id, previous_id, status, is_background, owner, used_s, num_bytes, body, items, events, key_name)
-SELECT ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ? WHERE ? OR EXISTS (SELECT 1 FROM responses WHERE id = ?)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT (id) DO UPDATE SET status = excluded.status, used_s = excluded.used_s,
     num_bytes = excluded.num_bytes, body = excluded.body, events = excluded.events
 """
@@ -114,15 +114,12 @@ class Retention(msgspec.Struct, frozen=True, kw_only=True):
     prune_every: int = 32
 
 
-class _Entry:
-    """A response to write, and the ids of its items. Unless it is new, it replaces the version in the file,
-    and is dropped if that was deleted."""
+class _Entry(NamedTuple):
+    """A response to write. `tried` is set when it is written, cannot be, or need not be."""
 
-    def __init__(self, response: StoredResponse, item_ids: Sequence[str], *, is_new: bool) -> None:
-        self.response = response
-        self.item_ids = item_ids
-        self.is_new = is_new
-        self.tried = asyncio.Event()  # set when it is written, cannot be, or need not be
+    response: StoredResponse
+    item_ids: list[str]
+    tried: asyncio.Event
 
 
 class ResponseStore:
@@ -161,13 +158,10 @@ class ResponseStore:
         self._thread.shutdown(wait=False)
 
     async def save(self, response: StoredResponse, item_ids: Iterable[str]) -> None:
-        """Insert or update a response. It is found from then on, and soon in the file, unless another
-        frontend has deleted it there. Waits for the file at most WAIT_S, and not at all while that fails."""
-        earlier = self._discard(response.id)
-        # A response in the background is stored when it begins, too.
-        is_first = response.status == RUNNING or not response.is_background
-        is_new = is_first if earlier is None else earlier.is_new
-        entry = self._unwritten[response.id] = _Entry(response, list(item_ids), is_new=is_new)
+        """Insert or update a response. It is found from then on, and soon in the file. Waits for the file at
+        most WAIT_S, and not at all while that fails."""
+        self._discard(response.id)
+        entry = self._unwritten[response.id] = _Entry(response, list(item_ids), asyncio.Event())
         self._num_unwritten_bytes += response.num_bytes
         while self._num_unwritten_bytes > MAX_UNWRITTEN_BYTES:
             oldest = next(iter(self._unwritten))
@@ -235,11 +229,8 @@ class ResponseStore:
                 self.is_failing = False
                 log.info("response_store=working")
             for entry in batch:
-                current = self._unwritten.get(entry.response.id)
-                if current is entry:
+                if self._unwritten.get(entry.response.id) is entry:
                     self._discard(entry.response.id)
-                elif current is not None:
-                    current.is_new = False
 
     def _discard(self, response_id: str) -> _Entry | None:
         entry = self._unwritten.pop(response_id, None)
@@ -292,11 +283,10 @@ class _File:
         values = (
             response.id, response.previous_id, response.status, response.is_background, self._owner.name,
             self._clock(), num_bytes, response.body, response.items, events, response.key_name,
-            entry.is_new, response.id,
         )  # fmt: skip
-        if db.execute(_SAVE, values).rowcount:
-            pairs = [(item_id, response.id) for item_id in entry.item_ids]
-            db.executemany("INSERT OR IGNORE INTO item_ids VALUES (?, ?)", pairs)
+        db.execute(_SAVE, values)
+        pairs = [(item_id, response.id) for item_id in entry.item_ids]
+        db.executemany("INSERT OR IGNORE INTO item_ids VALUES (?, ?)", pairs)
 
     def load(self, response_id: str, key_name: str) -> StoredResponse | None:
         """`ResponseStore.load`."""
@@ -319,14 +309,14 @@ class _File:
         next_id: str | None = response_id
         num_bytes = 0
         while next_id is not None:
-            entry = unwritten.get(next_id)
-            row = self._row(next_id, _COLUMNS) if entry is None else None
-            if row is not None:
-                num_bytes += row["num_bytes"]
-            found = entry.response if entry is not None else None if row is None else _stored(row)
-            if found is None or found.key_name != key_name:
+            if next_id in unwritten:
+                found = unwritten[next_id].response
+            elif (row := self._row(next_id, _COLUMNS)) is not None:
+                found = _stored(row)
+            else:
                 return None
-            if len(chain) == MAX_CHAIN or num_bytes > MAX_CHAIN_BYTES:
+            num_bytes += len(found.body) + len(found.items)
+            if found.key_name != key_name or len(chain) == MAX_CHAIN or num_bytes > MAX_CHAIN_BYTES:
                 return None
             chain.append(found)
             next_id = found.previous_id

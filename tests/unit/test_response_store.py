@@ -491,29 +491,6 @@ async def test_a_response_of_its_own_that_nobody_makes_any_more_has_failed(tmp_p
     assert num_locks(tmp_path) == 0
 
 
-@pytest.mark.parametrize("is_written", [True, False])
-async def test_what_another_frontend_has_deleted_is_not_stored_again(
-    is_written: bool, tmp_path: Path
-) -> None:
-    path = tmp_path / "responses.sqlite3"
-    runs_it, other = ResponseStore(str(path)), ResponseStore(str(path))
-    await asyncio.gather(runs_it.open(), other.open())
-    running = response("a", status="in_progress", is_background=True)
-    if is_written:
-        await runs_it.save(running, ["msg_1"])
-        assert await other.delete("a")
-        await runs_it.save(response("a", is_background=True), ["msg_1"])
-    else:  # both versions wait for the disk
-        with closing(sqlite3.connect(path, isolation_level=None)) as writer:
-            writer.execute("BEGIN IMMEDIATE")
-            await runs_it.save(running, ["msg_1"])
-            assert runs_it.is_failing
-            await runs_it.save(response("a", is_background=True), ["msg_1"])
-    await runs_it.close()
-    assert (await other.load("a") is None) is is_written
-    await other.close()
-
-
 async def test_a_locked_file_still_tells_what_it_has(tmp_path: Path) -> None:
     path = tmp_path / "responses.sqlite3"
     store = ResponseStore(str(path))

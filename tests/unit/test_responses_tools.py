@@ -9,7 +9,7 @@ import pytest
 
 from baton.errors import InvalidRequest
 from frontend.responses.input import InputReader
-from frontend.responses.items import MessageItem, ReasoningItem
+from frontend.responses.items import OutputText, ReasoningItem
 from frontend.turn.seal import Seal
 from tests.scripted_frontend import MODEL, TOKENIZER, Client, Reply, ScriptedTokens
 
@@ -151,8 +151,7 @@ def test_an_input_item_keeps_its_id_or_gets_one(item: Json, prefix: str) -> None
 def test_a_refusal_of_an_earlier_answer_is_its_text() -> None:
     said: Json = {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]}
     [message] = items_of([said])
-    assert isinstance(message, MessageItem)
-    assert [part.text for part in message.content] == ["No."]
+    assert message.content == [OutputText(text="No.")]
     with pytest.raises(InvalidRequest, match="refusal"):
         items_of([said | {"content": [{"type": "refusal", "text": "No."}]}])
 
