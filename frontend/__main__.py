@@ -226,7 +226,7 @@ def _services(settings: FrontendSettings, fleet: Fleet, transport: Transport, si
             transport,
             fleet,
             settings.router_mode,
-            metrics.routing,
+            metrics,
             local_prefill=LocalPrefill(settings.local_prefill_tokens, settings.local_prefill_after_s),
             wait_for_worker_s=settings.wait_for_worker_s,
             max_wait_s=settings.max_wait_s,

@@ -2,7 +2,7 @@
 
 import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, partial
 from itertools import chain
 from typing import Any, Literal
@@ -11,7 +11,7 @@ import msgspec
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 
-from baton.messages import Role, Usage, WorkerInfo, WorkerStats
+from baton.messages import WorkerInfo, WorkerStats
 from baton.telemetry import num_lost_lines, unauthenticated
 
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
@@ -27,85 +27,101 @@ Refusal = Literal["queue_full", "too_late", "waited", "workers"]
 """Why there is no place: the queue is full; the request would wait too long, or has; workers are full."""
 
 
+_LATENCY = partial(Histogram, buckets=_LATENCY_S)
+_MODEL, _ROUTE, _BY_MODEL = ("model",), ("route",), ("route", "model")
+_TABLE: dict[str, tuple[Callable[..., Any], str, tuple[str, ...]]] = {
+    "requests": (Counter, "Requests by HTTP status; 499: client disconnected.", (*_BY_MODEL, "status")),
+    "request_duration_seconds": (_LATENCY, "Time from a request's arrival to its response's end.", _BY_MODEL),
+    "time_to_first_token_seconds": (
+        _LATENCY, "Time from a request's arrival to its first token.", _BY_MODEL,
+    ),
+    "inter_token_latency_seconds": (
+        partial(Histogram, buckets=_TOKEN_S), "A request's mean time between tokens.", _BY_MODEL,
+    ),
+    "prompt_tokens": (Counter, "Prompt tokens.", _MODEL),
+    "completion_tokens": (Counter, "Generated tokens.", _MODEL),
+    "history_tokens": (Counter, "Prompt tokens of earlier answers, by source.", ("source",)),
+    "running_requests": (Gauge, "Requests in progress.", _ROUTE),
+    "disconnects": (Counter, "Requests whose client disconnected.", _ROUTE),
+    "harmony_repairs": (Counter, "Repairs of malformed Harmony output.", ("kind",)),
+    "ignored_fields": (Counter, "Ignored fields in request bodies.", ("field",)),
+    "prefill_seconds": (
+        _LATENCY, "Time from sending a prefill request to its handoff, queueing included.", (),
+    ),
+    "handoff_seconds": (
+        _LATENCY, "Time from a handoff to the first token: decode queue, KV transfer, first step.", (),
+    ),
+    "request_moved_kv_bytes": (
+        partial(Histogram, buckets=_MOVED_BYTES),
+        "KV that moved to decode for one request, where the engine reports it.", (),
+    ),
+    "queue_seconds": (_LATENCY, "Time that requests waited in the frontend for a worker to have room.", ()),
+    "queued_requests": (Gauge, "Requests that wait for a worker to have room.", ()),
+    "refused_requests": (Counter, "Requests refused with a 429.", ("reason",)),
+    "prefills": (Counter, "Prompts by where and why there.", ("where", "reason")),
+    "prefix_routes": (
+        Counter, "Choices by prefix: the conversation's own worker or another.", ("role", "place"),
+    ),
+}  # fmt: skip
+
+
 class Metrics:
     """One app's metrics, in its own registry. Labels are bounded: routes, served models, statuses."""
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
-        counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
-        latency = partial(Histogram, registry=registry, buckets=_LATENCY_S)
-        route, model, by_model = ("route",), ("model",), ("route", "model")
-        self._requests = counter(
-            "baton_requests", "Requests by HTTP status; 499: client disconnected.", (*by_model, "status")
-        )
-        self._duration = latency(
-            "baton_request_duration_seconds", "Time from a request's arrival to its response's end.", by_model
-        )
-        self._first_token = latency(
-            "baton_time_to_first_token_seconds", "Time from a request's arrival to its first token.", by_model
-        )
-        self._token = partial(latency, buckets=_TOKEN_S)(
-            "baton_inter_token_latency_seconds", "A request's mean time between tokens.", by_model
-        )
-        self.routing = RoutingMetrics(registry)
-        self._prompt_tokens = counter("baton_prompt_tokens", "Prompt tokens.", model)
-        self._completion_tokens = counter("baton_completion_tokens", "Generated tokens.", model)
-        self._history_tokens = counter(
-            "baton_history_tokens", "Prompt tokens of earlier answers, by source.", ("source",)
-        )
-        self._running = gauge("baton_running_requests", "Requests in progress.", route)
-        self._disconnects = counter("baton_disconnects", "Requests whose client disconnected.", route)
-        self._repairs = counter("baton_harmony_repairs", "Repairs of malformed Harmony output.", ("kind",))
-        self._ignored = counter("baton_ignored_fields", "Ignored fields in request bodies.", ("field",))
-        strange = gauge("baton_frontend_strange_messages", "Messages of strangers; ignored.")
+        self._metrics = {
+            name: make(f"baton_{name}", text, labels, registry=registry)
+            for name, (make, text, labels) in _TABLE.items()
+        }
+        strange = Gauge("baton_frontend_strange_messages", "Unauthenticated messages.", registry=registry)
         strange.set_function(lambda: unauthenticated.num_messages)
-        lost = gauge("baton_frontend_lost_log_lines", "Log lines that nobody read; lost.")
+        lost = Gauge("baton_frontend_lost_log_lines", "Log lines that nobody read; lost.", registry=registry)
         lost.set_function(num_lost_lines)
         self._seen_fields: set[str] = set()
-        self._child = cache(_child)  # one dictionary lookup instead of the library's lock and checks
+        self.of = cache(self._of)  # one dictionary lookup instead of the library's lock and checks
+        """The metric of that name with these label values, see `_TABLE`."""
+
+    def _of(self, name: str, *labels: str) -> Any:
+        metric = self._metrics[name]
+        return metric.labels(*labels) if labels else metric
 
     def begin(self, route: str) -> "Tally":
         """Record a request's arrival."""
-        self._child(self._running, route).inc()
+        self.of("running_requests", route).inc()
         return Tally(route=route, began_s=time.perf_counter())
 
     def end(self, tally: "Tally") -> None:
         """Record a request's end and its tally."""
         labels = (tally.route, tally.model)
         now_s = time.perf_counter()
-        self._child(self._running, tally.route).dec()
-        self._child(self._requests, *labels, str(tally.status)).inc()
-        self._child(self._duration, *labels).observe(now_s - tally.began_s)
+        self.of("running_requests", tally.route).dec()
+        self.of("requests", *labels, str(tally.status)).inc()
+        self.of("request_duration_seconds", *labels).observe(now_s - tally.began_s)
         if tally.disconnected:
-            self._child(self._disconnects, tally.route).inc()
+            self.of("disconnects", tally.route).inc()
         if tally.first_token_s is not None:
-            self._child(self._first_token, *labels).observe(tally.first_token_s - tally.began_s)
-            if tally.tokens_per_choice > 1:
-                self._child(self._token, *labels).observe(
-                    (now_s - tally.first_token_s) / (tally.tokens_per_choice - 1)
-                )
+            self.of("time_to_first_token_seconds", *labels).observe(tally.first_token_s - tally.began_s)
+            num_gaps = tally.num_completion_tokens / tally.num_choices - 1  # choices run concurrently
+            if num_gaps > 0:
+                mean_s = (now_s - tally.first_token_s) / num_gaps
+                self.of("inter_token_latency_seconds", *labels).observe(mean_s)
         if tally.num_prompt_tokens:
-            self._child(self._prompt_tokens, tally.model).inc(tally.num_prompt_tokens)
-            self._child(self._completion_tokens, tally.model).inc(tally.num_completion_tokens)
+            self.of("prompt_tokens", tally.model).inc(tally.num_prompt_tokens)
+            self.of("completion_tokens", tally.model).inc(tally.num_completion_tokens)
         for source, count in tally.history.items():
             if count:
-                self._child(self._history_tokens, source).inc(count)
+                self.of("history_tokens", source).inc(count)
         for kind, count in tally.repairs.items():
-            self._child(self._repairs, kind).inc(count)
+            self.of("harmony_repairs", kind).inc(count)
 
     def count_ignored(self, fields: Iterable[str]) -> None:
         """Count ignored fields by name; after `_MAX_FIELDS` names, or for malformed ones, as `other`."""
-        num_others = 0
+        seen = self._seen_fields
         for field in fields:
-            known = field in self._seen_fields
-            if not known and len(self._seen_fields) < _MAX_FIELDS and _FIELD.fullmatch(field):
-                self._seen_fields.add(field)
-                known = True
-            if known:
-                self._child(self._ignored, field).inc()
-            num_others += not known
-        if num_others:
-            self._child(self._ignored, "other").inc(num_others)
+            if field not in seen and len(seen) < _MAX_FIELDS and _FIELD.fullmatch(field):
+                seen.add(field)
+            self.of("ignored_fields", field if field in seen else "other").inc()
 
     def samples(self) -> list["Sampled"]:
         """The current values."""
@@ -130,66 +146,6 @@ class Metrics:
         return generate_latest(added) + generate_latest(scrape)
 
 
-def _child(metric: Any, *labels: str) -> Any:
-    """The part of a metric with these labels."""
-    return metric.labels(*labels)
-
-
-class RoutingMetrics:
-    """The Generator's part of /metrics."""
-
-    def __init__(self, registry: CollectorRegistry) -> None:
-        counter = partial(Counter, registry=registry)
-        histogram = partial(Histogram, registry=registry)
-        self.prefill_s = histogram(
-            "baton_prefill_seconds",
-            "Time from sending a prefill request to its handoff, queueing included.",
-            buckets=_LATENCY_S,
-        )
-        self.handoff_s = histogram(
-            "baton_handoff_seconds",
-            "Time from a handoff to the first token: decode queue, KV transfer, first step.",
-            buckets=_LATENCY_S,
-        )
-        self._moved_bytes = histogram(
-            "baton_request_moved_kv_bytes",
-            "KV that moved to decode for one request, where the engine reports it.",
-            buckets=_MOVED_BYTES,
-        )
-        self.queue_s = histogram(
-            "baton_queue_seconds",
-            "Time that requests waited in the frontend for a worker to have room.",
-            buckets=_LATENCY_S,
-        )
-        self.queued = Gauge(
-            "baton_queued_requests", "Requests that wait for a worker to have room.", registry=registry
-        )
-        self._refused = counter("baton_refused_requests", "Requests refused with a 429.", ("reason",))
-        self._prefills = counter("baton_prefills", "Prompts by where and why there.", ("where", "reason"))
-        self._routes = counter(
-            "baton_prefix_routes",
-            "Choices by prefix: the conversation's own worker or another.",
-            ("role", "place"),
-        )
-
-    def count_prefill(self, where: Literal["prefill", "decode"], reason: str) -> None:
-        """Count an attempt's prompt by the role of the worker that computes it."""
-        self._prefills.labels(where, reason).inc()
-
-    def count_refused(self, reason: Refusal) -> None:
-        """Count a 429."""
-        self._refused.labels(reason).inc()
-
-    def count_route(self, role: Role, place: str) -> None:
-        """Count a choice by prefix, see `frontend.routing.router.Place`."""
-        self._routes.labels(role.value, place).inc()
-
-    def note_usage(self, usage: Usage) -> None:
-        """Record what the workers told about a request, once."""
-        if usage.num_moved_bytes is not None:
-            self._moved_bytes.observe(usage.num_moved_bytes)
-
-
 class Tally(msgspec.Struct, kw_only=True):
     """The figures of one request. Times are `time.perf_counter` values; `status` is the HTTP status, or that
     of the error that ended a stream."""
@@ -205,11 +161,6 @@ class Tally(msgspec.Struct, kw_only=True):
     repairs: Mapping[str, int] = {}
     history: Mapping[str, int] = {}
     disconnected: bool = False
-
-    @property
-    def tokens_per_choice(self) -> float:
-        """Mean tokens per choice, for inter-token latency: choices run concurrently."""
-        return self.num_completion_tokens / self.num_choices
 
 
 class Sampled(msgspec.Struct, frozen=True):

@@ -168,7 +168,7 @@ async def generator_over(
             fleet,
             live,
             mode,
-            fleet.metrics.routing,
+            fleet.metrics,
             local_prefill=LocalPrefill(local_prefill_tokens, local_prefill_after_s),
             wait_for_worker_s=wait_for_worker_s,
         )

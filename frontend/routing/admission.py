@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from baton.errors import Overloaded
 from baton.messages import GenerateRequest, WorkerInfo
-from frontend.metrics import Refusal, RoutingMetrics
+from frontend.metrics import Metrics, Refusal
 
 
 class Capacity(NamedTuple):
@@ -116,7 +116,7 @@ class Admission:
     def __init__(
         self,
         capacity: Callable[[int], Capacity | None],
-        metrics: RoutingMetrics,
+        metrics: Metrics,
         max_wait_s: float = MAX_WAIT_S,
     ) -> None:
         self._read_capacity = capacity
@@ -179,7 +179,10 @@ class Admission:
         turn = self._waiting.add(caller, request.priority)
         ends_s = _now_s() + min(self._max_wait_s, request.deadline_s)
         try:
-            with self._metrics.queued.track_inprogress(), self._metrics.queue_s.time():
+            with (
+                self._metrics.of("queued_requests").track_inprogress(),
+                self._metrics.of("queue_seconds").time(),
+            ):
                 while not turn.done() and (left_s := ends_s - _now_s()) > 0:
                     await asyncio.wait([turn], timeout=min(_LOOK_EVERY_S, left_s))
                     self._let_in()  # a worker may have joined
@@ -207,7 +210,7 @@ class Admission:
         """Stagger Retry-After by the rate at which places become free, from when the queue is half empty on:
         if all refused clients came back together, most would be refused again.
         """
-        self._metrics.count_refused(reason)
+        self._metrics.of("refused_requests", reason).inc()
         now_s, rate = _now_s(), self._rate
         earliest_s = max(self._booked_s, now_s + len(self._waiting) / 2 / rate)
         self._booked_s = min(earliest_s + 1 / rate, now_s + MAX_WAIT_S)

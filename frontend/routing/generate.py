@@ -25,11 +25,11 @@ from baton.messages import (
     after_handoff,
 )
 from baton.transport import Transport
-from frontend.metrics import RoutingMetrics
+from frontend.metrics import Metrics
 from frontend.routing.admission import MAX_WAIT_S, Admission, Capacity, capacity_of
 from frontend.routing.fleet import Fleet
 from frontend.routing.progress import Progress, UnknownToken
-from frontend.routing.router import RouterMode, make_router
+from frontend.routing.router import Place, RouterMode, make_router
 from frontend.routing.workers import Event
 
 log = logging.getLogger(__name__)
@@ -90,7 +90,7 @@ class Generator:
         transport: Transport,
         fleet: Fleet,
         mode: RouterMode,
-        metrics: RoutingMetrics,
+        metrics: Metrics,
         *,
         local_prefill: LocalPrefill = NO_LOCAL_PREFILL,
         wait_for_worker_s: float = 0.0,
@@ -109,7 +109,10 @@ class Generator:
         self._num_processes = num_processes
         self._admissions: dict[str, Admission] = {}
         self._num_running: Counter[str] = Counter()
-        self._pick = make_router(mode, self._num_running, metrics.count_route)
+        self._pick = make_router(mode, self._num_running, self._count_route)
+
+    def _count_route(self, role: Role, place: Place) -> None:
+        self._metrics.of("prefix_routes", role.value, place).inc()
 
     def check(self, model: str, caller: str, deadline_s: float) -> None:
         """Raises Overloaded if `generate` would, before work is spent on the prompt."""
@@ -160,8 +163,8 @@ class Generator:
         try:
             yield
         finally:
-            if progress.usage is not None:
-                self._metrics.note_usage(progress.usage)
+            if progress.usage is not None and progress.usage.num_moved_bytes is not None:
+                self._metrics.of("request_moved_kv_bytes").observe(progress.usage.num_moved_bytes)
 
     def _note_failure(self, error: BatonError, progress: Progress) -> None:
         """Record a failed attempt. Raises the error if the request cannot be retried."""
@@ -222,7 +225,7 @@ class Generator:
         prefill = self._choose(Role.PREFILL, progress, paired_with=decode)
         if prefill is None:
             reason = "stalled" if progress.prefills_locally else "no_prefill_worker"
-            self._metrics.count_prefill("decode", reason)
+            self._metrics.of("prefills", "decode", reason).inc()
             decode = decode or self._choose(Role.DECODE, progress)
             tokens = await self._decode(request, progress, calls, decode)
             return await anext(tokens, None), tokens
@@ -233,10 +236,10 @@ class Generator:
         else:
             first, tokens = await self._locally(request, decode, progress, calls)
             if not isinstance(first, PrefillFirst):
-                self._metrics.count_prefill("decode", "cached")
+                self._metrics.of("prefills", "decode", "cached").inc()
                 return first, tokens
             reason = "busy" if first.is_busy else "long"
-        self._metrics.count_prefill("prefill", reason)
+        self._metrics.of("prefills", "prefill", reason).inc()
         return await self._prefill(request, prefill, decode, progress, calls)
 
     async def _locally(
@@ -267,7 +270,7 @@ class Generator:
         with self._fleet.watchdog.waiting(prefill, arrived := []):
             first = await anext(pinned, None)
             arrived.append(first)
-        self._metrics.prefill_s.observe(time.perf_counter() - began_s)
+        self._metrics.of("prefill_seconds").observe(time.perf_counter() - began_s)
         if isinstance(first, TokenChunk):
             return first, pinned
         if not isinstance(first, KvHandoff):
@@ -286,7 +289,7 @@ class Generator:
         tokens = await self._decode(request, progress, calls, decode)
         began_s = time.perf_counter()
         chunk = await prefilled.decoded(tokens)
-        self._metrics.handoff_s.observe(time.perf_counter() - began_s)
+        self._metrics.of("handoff_seconds").observe(time.perf_counter() - began_s)
         await prefilled.prefilling.aclose()
         return chunk, tokens
 

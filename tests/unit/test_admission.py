@@ -29,7 +29,7 @@ class Load:
         self.capacity: Capacity | None = Capacity(
             num_places or num_running, num_starting, num_running, num_waiting
         )
-        self.admission = Admission(lambda _: self.capacity, self.metrics.routing, max_wait_s)
+        self.admission = Admission(lambda _: self.capacity, self.metrics, max_wait_s)
         self.started: list[tuple[str, float]] = []
         self.lasts_s = lasts_s
 
@@ -308,7 +308,7 @@ async def test_the_queue_is_bounded_for_any_number_of_callers() -> None:
 
 def admission_of(num_running: int, num_starting: float, num_waiting: int = 9) -> Admission:
     capacity = Capacity(num_running, num_starting, num_running, num_waiting)
-    return Admission(lambda _: capacity, Metrics().routing)
+    return Admission(lambda _: capacity, Metrics())
 
 
 async def hold(admission: Admission, lasts_s: float, priority: int = 0, deadline_s: float = 600) -> float:

@@ -380,7 +380,7 @@ async def test_a_worker_that_sends_unknown_tokens_is_refused_and_the_answer_is_r
         live = Fleet(fleet, fleet, model_path=DEMO)
         async with live.keep_current():
             await live.synced.wait()
-            generator = Generator(fleet, live, "round-robin", fleet.metrics.routing)
+            generator = Generator(fleet, live, "round-robin", fleet.metrics)
             for _ in range(3):
                 assert [i async for c in generator.generate(request()) for i in c.token_ids] == WHOLE
             return live.health()

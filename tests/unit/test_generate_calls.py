@@ -196,7 +196,7 @@ async def crowd(fleet: ScriptedWorkers, *models: str, num_processes: int = 1) ->
     live = Fleet(fleet, fleet, model_path=Path("/none"))
     async with live.keep_current():
         await until(lambda: live.health().instances)
-        made = Generator(fleet, live, "round-robin", fleet.metrics.routing, num_processes=num_processes)
+        made = Generator(fleet, live, "round-robin", fleet.metrics, num_processes=num_processes)
 
         async def one(model: str) -> None:
             async for _ in made.generate(msgspec.structs.replace(request(600), model=model)):

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from baton.messages import Role, Usage, WorkerStats
+from baton.messages import Role, WorkerStats
 from baton.telemetry import unauthenticated
 from frontend.metrics import Metrics, Tally
 from tests.registry import worker
@@ -110,13 +110,6 @@ def test_a_request_that_never_got_a_prompt_leaves_no_empty_series() -> None:
     assert value(metrics, "baton_prompt_tokens_total", model="m") is None
     assert not value(metrics, "baton_disconnects_total", route=ROUTE)
     assert not value(metrics, "baton_time_to_first_token_seconds_count", route=ROUTE, model="m")
-
-
-def test_a_request_that_moved_nothing_counts_unless_the_engine_cannot_tell() -> None:
-    metrics = Metrics()
-    for num_moved_bytes in (0, None):
-        metrics.routing.note_usage(Usage(1, 0, 1, num_moved_bytes))
-    assert value(metrics, "baton_request_moved_kv_bytes_count") == 1
 
 
 def test_a_hundred_names_of_unknown_fields_are_kept_and_no_odd_ones() -> None:
