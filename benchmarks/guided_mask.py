@@ -7,7 +7,7 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import torch
@@ -15,8 +15,7 @@ import torch
 from baton.messages import Sampling
 from frontend.text.tokenizer import ModelTokenizer
 from frontend.turn.form import AnswerFormat, guided
-from workers.engines.embedded.grammar import Grammars
-from workers.engines.embedded.matcher import Matcher
+from workers.engines.embedded.grammar import Grammars, Matcher
 from workers.engines.embedded.sampling import Draw, sample
 
 NUM_ROUNDS = 5
@@ -40,7 +39,7 @@ VALUE = {
 }
 
 
-def main() -> None:
+async def main() -> None:
     """Print the milliseconds to compile a form, and the microseconds to sample with and without it."""
     torch.set_num_threads(1)
     folder = Path(sys.argv[1] if len(sys.argv) > 1 else "models/demo")
@@ -50,41 +49,43 @@ def main() -> None:
         f"{json.dumps(VALUE)}<|return|>",
         allow_special=True,
     )
-    grammars = Grammars.load(folder, tokenizer.vocab_size)
+    grammars = Grammars(folder, tokenizer.vocab_size)
     form = guided([], answer=AnswerFormat(schema=SCHEMA))
     assert form is not None
-
-    def new_matcher() -> Matcher:
-        return asyncio.run(grammars.matcher(form))
 
     print(f"{tokenizer.vocab_size} tokens in the vocabulary, {len(answer)} in the answer")
     for what in ("first", "cached"):
         start = time.perf_counter()
-        new_matcher()
+        await grammars.matcher(form)
         print(f"{what} matcher: {1e3 * (time.perf_counter() - start):.2f} ms")
     for temperature in (0.0, 1.0):
-        free = _sample_us(answer, tokenizer.vocab_size, temperature, lambda: None)
-        held = _sample_us(answer, tokenizer.vocab_size, temperature, new_matcher)
+        free = await _sample_us(answer, tokenizer.vocab_size, temperature, None)
+        held = await _sample_us(answer, tokenizer.vocab_size, temperature, lambda: grammars.matcher(form))
         print(f"temperature {temperature}: {free:.0f} us per token, {held:.0f} us with a form")
     grammars.close()
 
 
-def _sample_us(
-    answer: list[int], vocab_size: int, temperature: float, new_matcher: Callable[[], Matcher | None]
+async def _sample_us(
+    answer: list[int],
+    vocab_size: int,
+    temperature: float,
+    new_matcher: Callable[[], Awaitable[Matcher]] | None,
 ) -> float:
     """The median time to sample one token of `answer`."""
     sampling = Sampling(max_tokens=len(answer), seed=0, temperature=temperature)
     logits = torch.randn(1, vocab_size)
     taken = []
     for _ in range(NUM_ROUNDS):
-        matcher = new_matcher()
+        matcher = await new_matcher() if new_matcher is not None else None
         for i in range(len(answer)):
             row, draw = logits.clone(), Draw(sampling, answer[:i], 0, matcher)
             start = time.perf_counter()
+            if matcher is not None:
+                await matcher.follow(answer[:i], 0)
             sample(row, [draw])
             taken.append(time.perf_counter() - start)
     return 1e6 * statistics.median(taken)
 
 
 if __name__ == "__main__":
-    main()
+    asyncio.run(main())

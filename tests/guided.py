@@ -1,17 +1,17 @@
 """JSON schemas for guided decoding, with generators and parsers of random answers."""
 
 import asyncio
-import contextlib
 import json
 import random
-import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jsonschema
 import numpy as np
+import numpy.typing as npt
 from hypothesis import strategies as st
 
+from baton.errors import BatonError
 from baton.messages import Guided, Syntax
 from frontend.harmony.conversation import (
     AnswerFormat,
@@ -24,8 +24,7 @@ from frontend.harmony.conversation import (
 from frontend.harmony.parse import HarmonyParser
 from frontend.text.tokenizer import ModelTokenizer
 from frontend.turn.form import guided
-from tests.waiting import until
-from workers.engines.embedded.grammar import Grammars
+from workers.engines.embedded.grammar import Grammars, Matcher
 
 Json = dict[str, Any]
 
@@ -146,16 +145,23 @@ SCHEMAS = st.recursive(
 )
 
 
-def answer_of(grammars: Grammars, form: Guided, choose: Callable[[list[int]], int]) -> list[int]:
+async def allowed_after(
+    matcher: Matcher, token_ids: list[int], num_prompt: int = 0
+) -> npt.NDArray[np.bool_] | None:
+    await matcher.follow(token_ids, num_prompt)
+    return matcher.allowed
+
+
+async def answer_of(grammars: Grammars, form: Guided, choose: Callable[[list[int]], int]) -> list[int]:
     """An answer whose tokens `choose` picks among the allowed ones; cut after MAX_TOKENS."""
-    matcher = asyncio.run(grammars.matcher(form))
+    matcher = await grammars.matcher(form)
     prompt, answer = [5, 6, 7], list[int]()
     while len(answer) < MAX_TOKENS:
-        allowed = matcher.allowed(prompt + answer, len(prompt))
+        mask = await allowed_after(matcher, prompt + answer, len(prompt))
         assert matcher.error is None
-        if allowed is None:
+        if mask is None:
             return answer
-        answer.append(choose(np.flatnonzero(allowed).tolist()))
+        answer.append(choose(np.flatnonzero(mask).tolist()))
     return answer
 
 
@@ -217,15 +223,21 @@ def slow_inside() -> Json:
     }
 
 
-async def handed_over(theirs: socket.socket) -> socket.socket:
-    """The socket of an answer that waits for its process."""
-    received: list[socket.socket] = []
+class ScriptedMatcher(Matcher):
+    """In place of a matcher: allows every token, `late_s` after it was asked, or fails with `fails_with`."""
 
-    def arrived() -> bool:
-        with contextlib.suppress(BlockingIOError):
-            _, (fileno,), _, _ = socket.recv_fds(theirs, 1, 1)
-            received.append(socket.socket(fileno=fileno))
-        return bool(received)
+    def __init__(self, late_s: float = 0.0, fails_with: BatonError | None = None) -> None:
+        none: Any = None
+        super().__init__(none, none, vocab_size=8)
+        self.asked: list[list[int]] = []
+        self._late_s = late_s
+        self._fails_with = fails_with
 
-    await until(arrived)
-    return received[0]
+    def follow(self, token_ids: Sequence[int], num_prompt: int) -> "asyncio.Future[None]":
+        self.asked.append(list(token_ids[num_prompt:]))
+        self.is_ready = False
+        return asyncio.ensure_future(self._follow_late())
+
+    async def _follow_late(self) -> None:
+        await asyncio.sleep(self._late_s)
+        self.is_ready, self.error = True, self._fails_with

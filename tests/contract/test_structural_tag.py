@@ -16,7 +16,17 @@ from frontend.harmony.render import render
 from frontend.text.specials import SpecialToken
 from frontend.text.tokenizer import ModelTokenizer
 from frontend.turn.form import CallChoice, guided
-from tests.guided import CASES, MAX_TOKENS, answer_form, answer_of, check, chooser, parts_of, text_form
+from tests.guided import (
+    CASES,
+    MAX_TOKENS,
+    allowed_after,
+    answer_form,
+    answer_of,
+    check,
+    chooser,
+    parts_of,
+    text_form,
+)
 from tests.xgrammar_forms import XgrammarForms
 from workers.engines.embedded.grammar import Grammars
 from workers.engines.model_facts import read_model_facts
@@ -66,16 +76,16 @@ def token_forms() -> XgrammarForms:
 
 @pytest.fixture(scope="module")
 def grammars() -> Iterator[Grammars]:
-    grammars = Grammars.load(DEMO, FACTS.vocab_size)
+    grammars = Grammars(DEMO, FACTS.vocab_size)
     yield grammars
     grammars.close()
 
 
 @pytest.mark.parametrize("name", FORMS)
-def test_xgrammar_takes_what_the_embedded_grammar_allows(
+async def test_xgrammar_takes_what_the_embedded_grammar_allows(
     name: str, tokenizer: ModelTokenizer, forms: XgrammarForms, grammars: Grammars
 ) -> None:
-    answers = [answer_of(grammars, FORMS[name], chooser(seed, tokenizer)) for seed in SEEDS]
+    answers = [await answer_of(grammars, FORMS[name], chooser(seed, tokenizer)) for seed in SEEDS]
     finished = [answer for answer in answers if len(answer) < MAX_TOKENS]
     assert finished
     for answer in finished:
@@ -93,7 +103,7 @@ async def test_the_embedded_grammar_takes_what_xgrammar_allows(
         if tokenizer.special_ids[SpecialToken.CALL] in answer:
             answer.pop()  # xgrammar's own end
         matcher = await grammars.matcher(FORMS[name])
-        assert matcher.allowed(answer, 0) is None
+        assert await allowed_after(matcher, answer) is None
         assert matcher.error is None, said(tokenizer, answer)
 
 
@@ -148,7 +158,7 @@ async def test_both_take_the_same_answers(
     matcher = await grammars.matcher(FORMS[name])
 
     assert forms.takes(FORMS[name], token_ids) is taken
-    assert (matcher.allowed(token_ids, 0) is None and matcher.error is None) is taken
+    assert (await allowed_after(matcher, token_ids) is None and matcher.error is None) is taken
 
 
 @pytest.mark.parametrize("seed", SEEDS)

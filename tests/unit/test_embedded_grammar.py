@@ -1,6 +1,5 @@
 """The grammar allows exactly the requested form: random answers over the demo model's vocabulary."""
 
-import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +14,18 @@ from frontend.harmony.conversation import Tool
 from frontend.text.specials import SpecialToken
 from frontend.text.tokenizer import ModelTokenizer
 from frontend.turn.form import CallChoice, guided
-from tests.guided import CASES, MAX_TOKENS, SCHEMAS, Json, answer_form, answer_of, check, chooser, parts_of
+from tests.guided import (
+    CASES,
+    MAX_TOKENS,
+    SCHEMAS,
+    Json,
+    allowed_after,
+    answer_form,
+    answer_of,
+    check,
+    chooser,
+    parts_of,
+)
 from workers.engines.embedded.grammar import Grammars
 
 DEMO = Path("models/demo")
@@ -29,16 +39,18 @@ def tokenizer() -> ModelTokenizer:
 
 @pytest.fixture(scope="module")
 def grammars() -> Iterator[Grammars]:
-    grammars = Grammars.load(DEMO, VOCAB_SIZE)
+    grammars = Grammars(DEMO, VOCAB_SIZE)
     yield grammars
     grammars.close()
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_every_complete_answer_validates(case: str, grammars: Grammars, tokenizer: ModelTokenizer) -> None:
+async def test_every_complete_answer_validates(
+    case: str, grammars: Grammars, tokenizer: ModelTokenizer
+) -> None:
     num_complete = 0
     for seed in range(25):
-        answer = answer_of(grammars, answer_form(CASES[case]), chooser(seed, tokenizer))
+        answer = await answer_of(grammars, answer_form(CASES[case]), chooser(seed, tokenizer))
         if len(answer) < MAX_TOKENS:
             num_complete += 1
             assert answer[-1] == tokenizer.special_ids[SpecialToken.RETURN]
@@ -48,25 +60,25 @@ def test_every_complete_answer_validates(case: str, grammars: Grammars, tokenize
 
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
 @given(schema=SCHEMAS, seed=st.integers(0, 2**32))
-def test_any_schema_gives_answers_that_validate(
+async def test_any_schema_gives_answers_that_validate(
     grammars: Grammars, tokenizer: ModelTokenizer, schema: Json, seed: int
 ) -> None:
-    answer = answer_of(grammars, answer_form(schema), chooser(seed, tokenizer))
+    answer = await answer_of(grammars, answer_form(schema), chooser(seed, tokenizer))
     if len(answer) < MAX_TOKENS:
         check(schema, parts_of(tokenizer, answer, set())[1])
 
 
 @pytest.mark.xfail(reason="llguidance 1.9.1: an excluded integer bound of a range shorter than 1 is allowed")
-def test_an_excluded_bound_is_excluded_in_a_range_shorter_than_one(
+async def test_an_excluded_bound_is_excluded_in_a_range_shorter_than_one(
     grammars: Grammars, tokenizer: ModelTokenizer
 ) -> None:
     schema = {"type": "number", "exclusiveMinimum": 0, "maximum": 0.5}
     for seed in range(25):
-        answer = answer_of(grammars, answer_form(schema), chooser(seed, tokenizer))
+        answer = await answer_of(grammars, answer_form(schema), chooser(seed, tokenizer))
         check(schema, parts_of(tokenizer, answer, set())[1])
 
 
-def test_calls_name_an_allowed_tool_and_their_arguments_validate(
+async def test_calls_name_an_allowed_tool_and_their_arguments_validate(
     grammars: Grammars, tokenizer: ModelTokenizer
 ) -> None:
     schemas = {"f": CASES["nested"], "f2": CASES["optional"], "g.x-y": CASES["nested"]}
@@ -76,7 +88,7 @@ def test_calls_name_an_allowed_tool_and_their_arguments_validate(
     assert form is not None
     called = set()
     for seed in range(30):
-        answer = answer_of(grammars, form, chooser(seed, tokenizer))
+        answer = await answer_of(grammars, form, chooser(seed, tokenizer))
         _, text, [(name, arguments)] = parts_of(tokenizer, answer, set(schemas))
         assert not text
         check(schemas[name], arguments)
@@ -94,7 +106,7 @@ async def test_thinking_is_free(grammars: Grammars, tokenizer: ModelTokenizer) -
     ]  # fmt: skip
     matcher = await grammars.matcher(answer_form(CASES["nested"]))
     for i, token_id in enumerate(head):
-        allowed = matcher.allowed(head[:i], 0)
+        allowed = await allowed_after(matcher, head[:i])
         assert allowed is not None
         assert allowed[token_id], tokenizer.decode(head[: i + 1])
 
@@ -108,7 +120,7 @@ async def test_a_demanded_answer_is_not_put_off_by_thinking_again(
     token_ids = tokenizer.encode_text(thought, allow_special=True)
     matcher = await grammars.matcher(form)
 
-    allowed = matcher.allowed(token_ids, 0)
+    allowed = await allowed_after(matcher, token_ids)
 
     assert allowed is not None
     again = tokenizer.encode_text("analysis")[0]
@@ -116,15 +128,16 @@ async def test_a_demanded_answer_is_not_put_off_by_thinking_again(
     assert allowed[tokenizer.encode_text("final")[0]]
 
 
-def test_an_answer_that_goes_on_elsewhere_is_allowed_the_same(
+async def test_an_answer_that_goes_on_elsewhere_is_allowed_the_same(
     grammars: Grammars, tokenizer: ModelTokenizer
 ) -> None:
     form = answer_form(CASES["recursive"])
-    answer = answer_of(grammars, form, chooser(3, tokenizer))
-    step_by_step = asyncio.run(grammars.matcher(form))
+    answer = await answer_of(grammars, form, chooser(3, tokenizer))
+    step_by_step = await grammars.matcher(form)
     for i in range(len(answer)):
-        at_once = asyncio.run(grammars.matcher(form))
-        first, second = step_by_step.allowed(answer[:i], 0), at_once.allowed([1, *answer[:i]], 1)
+        at_once = await grammars.matcher(form)
+        first = await allowed_after(step_by_step, answer[:i])
+        second = await allowed_after(at_once, [1, *answer[:i]], 1)
         assert first is not None
         assert second is not None
         assert (first == second).all()
@@ -137,17 +150,17 @@ async def test_a_long_answer_is_read_to_its_end_before_what_may_follow_is_asked(
     thought = tokenizer.encode_text("a") * 20_000
     ended = tokenizer.encode_text("<|end|><|start|>assistant<|channel|>final<|message|>", allow_special=True)
     matcher = await grammars.matcher(answer_form({"const": 1}))
-    allowed = matcher.allowed([*begun, *thought, *ended], 0)
+    allowed = await allowed_after(matcher, [*begun, *thought, *ended])
     assert allowed is not None
     assert allowed[tokenizer.encode_text("1")[0]]
     assert not allowed[thought[0]]
 
 
-def test_after_the_last_message_anything_goes(grammars: Grammars, tokenizer: ModelTokenizer) -> None:
+async def test_after_the_last_message_anything_goes(grammars: Grammars, tokenizer: ModelTokenizer) -> None:
     form = answer_form({"const": 1})
-    answer = answer_of(grammars, form, chooser(0, tokenizer))
-    matcher = asyncio.run(grammars.matcher(form))
-    assert matcher.allowed([*answer, 9, 9], 0) is None
+    answer = await answer_of(grammars, form, chooser(0, tokenizer))
+    matcher = await grammars.matcher(form)
+    assert await allowed_after(matcher, [*answer, 9, 9]) is None
     assert matcher.error is None
 
 
@@ -156,7 +169,7 @@ async def test_tokens_that_do_not_have_the_form_are_an_error_of_the_request(
     grammars: Grammars, tokenizer: ModelTokenizer, text: str
 ) -> None:
     matcher = await grammars.matcher(answer_form({"const": 1}))
-    assert matcher.allowed(tokenizer.encode_text(text, allow_special=True), 0) is None
+    assert await allowed_after(matcher, tokenizer.encode_text(text, allow_special=True)) is None
     assert isinstance(matcher.error, InvalidRequest)
 
 
@@ -174,7 +187,7 @@ async def test_json_has_a_space_or_an_indented_line_between_its_parts(
         ("{\n" + 16 * " ", " ", False),
     ):
         answer = [*head, *(i for character in text for i in tokenizer.encode_text(character))]
-        allowed = (await grammars.matcher(form)).allowed(answer, 0)
+        allowed = await allowed_after(await grammars.matcher(form), answer)
         assert allowed is not None
         assert bool(allowed[tokenizer.encode_text(then)[0]]) is is_allowed, (text, then)
 
@@ -214,11 +227,11 @@ async def test_of_two_tools_the_one_that_cannot_be_enforced_is_named(grammars: G
     assert caught.value.param == "tools[1].parameters"
 
 
-def test_what_is_not_strict_is_enforced_as_far_as_it_can_be(
+async def test_what_is_not_strict_is_enforced_as_far_as_it_can_be(
     grammars: Grammars, tokenizer: ModelTokenizer
 ) -> None:
     schema = {"type": "array", "items": {"enum": [1, 2]}, "maxItems": 3, "uniqueItems": True}
-    answer = answer_of(grammars, answer_form(schema, strict=False), chooser(1, tokenizer))
+    answer = await answer_of(grammars, answer_form(schema, strict=False), chooser(1, tokenizer))
     check({**schema, "uniqueItems": False}, parts_of(tokenizer, answer, set())[1])
 
 
@@ -238,23 +251,23 @@ async def test_a_schema_that_grows_without_end_is_refused(grammars: Grammars) ->
 
 
 @pytest.mark.parametrize(("num_properties", "is_served"), [(500, True), (1000, False)])
-def test_a_form_that_is_too_complex_to_follow_ends_its_own_request_only(
+async def test_a_form_that_is_too_complex_to_follow_ends_its_own_request_only(
     grammars: Grammars, tokenizer: ModelTokenizer, num_properties: int, is_served: bool
 ) -> None:
     many = {"type": "object", "properties": {f"p{i}": {"const": 1} for i in range(num_properties)}}
     form = answer_form({**many, "additionalProperties": False})
-    matcher = asyncio.run(grammars.matcher(form))
+    matcher = await grammars.matcher(form)
     head = tokenizer.encode_text('<|channel|>final<|message|>{"', allow_special=True)
-    assert (matcher.allowed(head, 0) is not None) == is_served
+    assert (await allowed_after(matcher, head) is not None) == is_served
     assert (matcher.error is None) == is_served
     if matcher.error is not None:
         assert "items" in matcher.error.message
         assert "\n" not in matcher.error.message
-    assert asyncio.run(grammars.matcher(answer_form({}))).allowed([], 0) is not None
+    assert (await grammars.matcher(answer_form({}))).allowed is not None
 
 
 async def test_a_model_without_a_tokenizer_cannot_be_guided(tmp_path: Path) -> None:
-    grammars = Grammars.load(tmp_path, VOCAB_SIZE)
+    grammars = Grammars(tmp_path, VOCAB_SIZE)
     with pytest.raises(InvalidRequest, match="tokenizer"):
         await grammars.matcher(answer_form({}))
     grammars.close()

@@ -13,7 +13,7 @@ from frontend.harmony.conversation import AnswerFormat, TextGrammar, Tool
 from frontend.text.specials import SpecialToken
 from frontend.text.tokenizer import ModelTokenizer
 from frontend.turn.form import CallChoice, guided, raw_guided
-from tests.guided import MAX_TOKENS, answer_of, chooser, parts_of, text_form
+from tests.guided import MAX_TOKENS, allowed_after, answer_of, chooser, parts_of, text_form
 from workers.engines.embedded.grammar import Grammars
 
 DEMO = Path("models/demo")
@@ -31,13 +31,13 @@ def tokenizer() -> ModelTokenizer:
 
 @pytest.fixture(scope="module")
 def grammars() -> Iterator[Grammars]:
-    grammars = Grammars.load(DEMO, 3200)
+    grammars = Grammars(DEMO, 3200)
     yield grammars
     grammars.close()
 
 
-def texts(grammars: Grammars, tokenizer: ModelTokenizer, form: Guided) -> list[str]:
-    answers = [answer_of(grammars, form, chooser(seed, tokenizer)) for seed in range(12)]
+async def texts(grammars: Grammars, tokenizer: ModelTokenizer, form: Guided) -> list[str]:
+    answers = [await answer_of(grammars, form, chooser(seed, tokenizer)) for seed in range(12)]
     return [parts_of(tokenizer, answer, set())[1] for answer in answers if len(answer) < MAX_TOKENS]
 
 
@@ -54,10 +54,10 @@ def texts(grammars: Grammars, tokenizer: ModelTokenizer, form: Guided) -> list[s
         ("lark", "%import common.INT\nstart: INT", "[0-9]+"),
     ],
 )
-def test_every_answer_matches(
+async def test_every_answer_matches(
     syntax: Syntax, grammar: str, pattern: str, grammars: Grammars, tokenizer: ModelTokenizer
 ) -> None:
-    found = texts(grammars, tokenizer, text_form(syntax, grammar))
+    found = await texts(grammars, tokenizer, text_form(syntax, grammar))
     assert found
     for text in found:
         assert re.fullmatch(pattern, text), text
@@ -93,26 +93,26 @@ async def test_an_expression_that_grows_with_the_answer_ends_it(
     rng = random.Random(1)
     text = "<|channel|>final<|message|>" + "".join(rng.choice("ab") for _ in range(60_000))
     matcher = await grammars.matcher(text_form("regex", "(a|b)*a(a|b){18}"))
-    assert matcher.allowed(tokenizer.encode_text(text, allow_special=True), 0) is None
+    assert await allowed_after(matcher, tokenizer.encode_text(text, allow_special=True)) is None
     assert matcher.error is not None
     assert "too many expressions" in matcher.error.message
 
 
-def test_the_input_of_a_tool_matches_its_grammar(grammars: Grammars, tokenizer: ModelTokenizer) -> None:
+async def test_the_input_of_a_tool_matches_its_grammar(grammars: Grammars, tokenizer: ModelTokenizer) -> None:
     tools = [Tool(name="when", takes_text=True, grammar=DATE)]
     form = guided(tools, CallChoice(must_call=True))
     assert form is not None
     for seed in range(5):
-        answer = answer_of(grammars, form, chooser(seed, tokenizer))
+        answer = await answer_of(grammars, form, chooser(seed, tokenizer))
         _, _, [(name, text)] = parts_of(tokenizer, answer, {"when"})
         assert name == "when"
         assert re.fullmatch(DATE.text, text)
 
 
-def test_a_raw_answer_is_nothing_but_the_form(grammars: Grammars, tokenizer: ModelTokenizer) -> None:
+async def test_a_raw_answer_is_nothing_but_the_form(grammars: Grammars, tokenizer: ModelTokenizer) -> None:
     form = raw_guided(AnswerFormat(schema=None, grammar=DATE))
     assert form is not None
     for seed in range(5):
-        answer = answer_of(grammars, form, chooser(seed, tokenizer))
+        answer = await answer_of(grammars, form, chooser(seed, tokenizer))
         assert answer[-1] == tokenizer.special_ids[SpecialToken.RETURN]
         assert re.fullmatch(DATE.text, tokenizer.decode(answer)), answer

@@ -1,18 +1,15 @@
 """Positional sampling: each setting works as OpenAI or Hugging Face define it, independent of the batch."""
 
 import math
-import socket
 from dataclasses import replace
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 import torch
 
 from baton.messages import Sampling
-from workers.engines.embedded.grammar_server import Next
-from workers.engines.embedded.matcher import Matcher
+from tests.guided import ScriptedMatcher
 from workers.engines.embedded.sampling import Draw, key, sample
 
 VOCAB = 8
@@ -151,11 +148,10 @@ def test_stop_tokens_cannot_come_before_min_tokens() -> None:
 def test_a_stop_token_comes_before_min_tokens_if_the_form_allows_nothing_else(
     allowed: set[int], token_id: int
 ) -> None:
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with theirs:
-        theirs.send(msgspec.msgpack.encode(Next(bytes([sum(1 << i for i in allowed)]))))
-        early = draw((3,), min_tokens=2, stop_token_ids=(7,))
-        assert chosen(replace(early, matcher=Matcher(ours, VOCAB, None))) == [token_id]
+    matcher = ScriptedMatcher()
+    matcher.allowed = np.isin(np.arange(VOCAB), list(allowed))
+    early = draw((3,), min_tokens=2, stop_token_ids=(7,))
+    assert chosen(replace(early, matcher=matcher)) == [token_id]
 
 
 def test_logprobs_are_the_models_own_before_any_setting() -> None:

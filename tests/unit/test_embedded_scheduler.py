@@ -1,15 +1,12 @@
 """The scheduler: what runs in a step, what waits, and that everything ends with all blocks freed."""
 
-import socket
-
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.messages import Sampling
-from workers.engines.embedded.grammar_server import Next
-from workers.engines.embedded.matcher import Matcher
+from tests.guided import ScriptedMatcher
 from workers.engines.embedded.scheduler import Phase, Scheduler, Sequence, Step
 
 STOP = 99
@@ -71,9 +68,8 @@ def test_a_prompt_runs_in_chunks_and_samples_after_the_last() -> None:
 
 
 def test_an_answer_sits_out_while_it_is_not_known_what_its_form_allows() -> None:
-    ours, theirs = socket.socketpair()
     held, free = sequence(20), sequence(3)
-    held.matcher = Matcher(ours, vocab_size=8, param=None)
+    held.matcher = ScriptedMatcher()
     target = scheduler()
     target.add(held)
     target.add(free)
@@ -86,11 +82,8 @@ def test_an_answer_sits_out_while_it_is_not_known_what_its_form_allows() -> None
 
     run_step()
     run_step()
-    theirs.send(msgspec.msgpack.encode(Next(b"\xff")))
-    held.matcher.receive()
+    held.matcher.is_ready = True
     run_step()
-    theirs.close()
-    held.matcher.close()
     assert seen == [
         [(True, 0, False)],
         [(False, 0, True)],
@@ -347,14 +340,11 @@ def test_what_fits_exactly_is_admitted_and_runs_whole() -> None:
 
 
 def test_a_prompt_that_fits_the_step_exactly_waits_for_its_mask_too() -> None:
-    ours, theirs = socket.socketpair()
     held = sequence(16)
-    held.matcher = Matcher(ours, vocab_size=8, param=None)
+    held.matcher = ScriptedMatcher()
     target = scheduler(max_num_tokens=16)
     target.add(held)
     assert sizes(target.plan()) == []
-    theirs.close()
-    held.matcher.close()
 
 
 def test_full_blocks_are_found_while_their_sequence_runs_and_the_rest_at_its_end() -> None:

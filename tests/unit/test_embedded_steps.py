@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import socket
 import threading
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -11,14 +10,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from baton.errors import BatonError, DeadlineExceeded, Overloaded, WorkerLost
+from baton.errors import DeadlineExceeded, InvalidRequest, Overloaded, WorkerLost
 from baton.messages import Sampling, TokenChunk, TokenLogprob, Usage
 from tests.clock import jumping
+from tests.guided import ScriptedMatcher
 from tests.planes import a_request
 from tests.waiting import PATIENCE_S, until
 from workers.engines.embedded.call import Call
-from workers.engines.embedded.grammar_server import MAX_MESSAGE_BYTES, Next, Read
-from workers.engines.embedded.matcher import Matcher
 from workers.engines.embedded.sampling import Sampled
 from workers.engines.embedded.scheduler import Scheduler, Sequence, Work
 from workers.engines.embedded.steps import StepLoop
@@ -144,9 +142,7 @@ async def test_running_and_waiting_calls_count_towards_the_limit() -> None:
 
 async def test_a_call_that_is_closed_leaves_nothing_and_lets_the_next_one_in() -> None:
     async with running(Model(), num_blocks=4) as steps:
-        ours, theirs = socket.socketpair()
         first, second = sequence(10, pulls_kv=True), sequence(10)
-        first.matcher = Matcher(ours, vocab_size=8, param=None)
         pulling = steps.open(REQUEST, first)
         pulling.transfer = asyncio.create_task(forever())
         waiting = steps.open(REQUEST, second)
@@ -157,8 +153,6 @@ async def test_a_call_that_is_closed_leaves_nothing_and_lets_the_next_one_in() -
         await asyncio.wait([pulling.transfer])
         assert pulling.transfer.cancelled()
         assert pulling.deadline.cancelled()
-        assert ours.fileno() == -1
-        theirs.close()
         steps.fail_all(DeadlineExceeded())
         assert pulling.outbox.empty()
 
@@ -190,34 +184,12 @@ async def test_a_step_that_loses_tokens_breaks_the_engine_and_is_reported() -> N
             steps.open(REQUEST, sequence(4))
 
 
-class Masks:
-    """Stands in for the process that follows a form: allows every token, `late_s` after it was asked."""
-
-    def __init__(self, late_s: float = 0.0) -> None:
-        ours, self._theirs = socket.socketpair()
-        self._theirs.setblocking(False)
-        self.matcher = Matcher(ours, vocab_size=8, param=None)
-        self.read: list[Read] = []
-        self._late_s = late_s
-
-    async def serve(self) -> None:
-        """Until the matcher is closed."""
-        loop = asyncio.get_running_loop()
-        while message := await loop.sock_recv(self._theirs, MAX_MESSAGE_BYTES):
-            self.read.append(msgspec.msgpack.decode(message, type=Read))
-            await asyncio.sleep(self._late_s)
-            await loop.sock_sendall(self._theirs, msgspec.msgpack.encode(Next(b"\xff")))
-        self._theirs.close()
-
-
 @pytest.mark.parametrize("late_s", [0.0, 1.0])
 @pytest.mark.parametrize("pulls_kv", [False, True])
 @jumping
 async def test_each_token_of_a_guided_answer_has_a_mask_of_its_own(late_s: float, pulls_kv: bool) -> None:
-    masks = Masks(late_s)
     guided = sequence(4, pulls_kv=pulls_kv)
-    guided.matcher = masks.matcher
-    serving = asyncio.create_task(masks.serve())
+    guided.matcher = matcher = ScriptedMatcher(late_s)
     async with running(Model()) as steps:
         call = steps.open(REQUEST, guided)
         if pulls_kv:
@@ -225,33 +197,38 @@ async def test_each_token_of_a_guided_answer_has_a_mask_of_its_own(late_s: float
             steps.resume(call, Sampled(7, None))
         assert len(await chunks(call)) == 3
         steps.close(call)
-        await serving
-    begun = [Read((7).to_bytes(4, "little"), asks=True)]
-    assert masks.read == ([] if pulls_kv else [Read(b"", asks=True)]) + 2 * begun
+    assert matcher.asked == [[], [7], [7, 7]][pulls_kv:]
+
+
+@jumping
+async def test_a_late_mask_delays_one_step_only() -> None:
+    guided, free = sequence(4, 5), sequence(4, 20)
+    guided.matcher = ScriptedMatcher(late_s=60)
+    async with running(Model()) as steps:
+        late, other = steps.open(REQUEST, guided), steps.open(REQUEST, free)
+        async with asyncio.timeout(1):  # the clock jumps
+            assert len(await chunks(other)) == 20
+        steps.close(late)
 
 
 async def test_a_step_waits_for_masks_that_come_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("workers.engines.embedded.masks._PATIENCE_S", PATIENCE_S)
-    masks, model = Masks(), Model()
+    monkeypatch.setattr("workers.engines.embedded.steps._MASK_PATIENCE_S", PATIENCE_S)
+    model = Model()
     guided, free = sequence(4, 5), sequence(4, 60)
-    guided.matcher = masks.matcher
-    serving = asyncio.create_task(masks.serve())
+    guided.matcher = ScriptedMatcher()
     async with running(model) as steps:
         calls = [steps.open(REQUEST, each) for each in (guided, free)]
         for call in calls:
             await chunks(call)
         steps.close(calls[0])
-        await serving
     first = next(i for i, step in enumerate(model.steps) if guided in step)
     assert [guided in step for step in model.steps[first : first + 6]] == [True] * 5 + [False]
 
 
 async def test_a_form_that_cannot_be_followed_ends_its_call() -> None:
-    ours, theirs = socket.socketpair()
     guided = sequence(4)
-    guided.matcher = Matcher(ours, vocab_size=8, param="text.format")
-    theirs.close()
+    guided.matcher = ScriptedMatcher(fails_with=InvalidRequest("no", param="text.format"))
     async with running(Model()) as steps:
-        with pytest.raises(BatonError, match="cannot be enforced") as refused:
+        with pytest.raises(InvalidRequest) as refused:
             await chunks(steps.open(REQUEST, guided))
         assert refused.value.param == "text.format"

@@ -62,7 +62,7 @@ class EmbeddedEngine:
         loop = asyncio.get_running_loop()
         on_device = self._transceiver is not None and self._transceiver.moves_device_memory
         runner = await loop.run_in_executor(self._thread, Runner, self._settings, self._model_path, on_device)
-        self._grammars = await asyncio.to_thread(Grammars.load, self._model_path, runner.vocab_size)
+        self._grammars = await asyncio.to_thread(Grammars, self._model_path, runner.vocab_size)
         steps = self._steps = self._new_steps(runner)
         if self._transceiver is not None:
             self._transfers = Transfers(

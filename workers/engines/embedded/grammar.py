@@ -1,226 +1,245 @@
-"""Guided decoding: compiles and caches forms, each in its own process."""
+"""Guided decoding: a bounded pool of processes compiles forms and follows answers (see `grammar_process`)."""
 
 import asyncio
+import contextlib
+import itertools
 import logging
+import signal
 import socket
 import subprocess
 import sys
-from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
-from baton.errors import InvalidRequest, Overloaded
+from baton.errors import BatonError, InvalidRequest, Overloaded
 from baton.messages import Guided
-from workers.engines.embedded.grammar_compile import schema_param
-from workers.engines.embedded.grammar_server import (
-    BUSY,
-    COMPILE_CPU_S,
+from workers.engines.embedded.grammar_process import (
+    CPU_S,
+    MAX_FORM_BYTES,
     MAX_MESSAGE_BYTES,
     MEMORY_BYTES,
     READY,
     SERVER_MODULE,
-    Verdict,
+    Ask,
+    Next,
+    schema_param,
 )
-from workers.engines.embedded.matcher import Matcher
 
 _LOG = logging.getLogger(__name__)
-_NUM_KEPT = 32
-# Concurrent compilations; they share the CPU, so that a small form finishes before a large one.
-_NUM_COMPILING = 8
-_PATIENCE_S = 60.0
+_NUM_PROCESSES = 8
+_NUM_REFUSED = 32
+_TOKENS_AT_ONCE = 16_384
 _RETRY_AFTER_S = 1.0
-_TOO_LONG = (
-    f"The schemas take more than {COMPILE_CPU_S:g} s of CPU time or {MEMORY_BYTES >> 20} MiB of memory to "
-    "compile, or are nested too deeply; simplify them."
+# The process that held the answer may be gone, and other answers may have used up the memory of the next one.
+_NUM_ATTEMPTS = 3
+_TOO_SLOW = (
+    f"The schemas take more than {CPU_S:g} s of CPU time or {MEMORY_BYTES >> 20} MiB of memory, "
+    "or are nested too deeply; simplify them."
 )
 
 
 class Grammars:
-    """Compiles forms for one tokenizer and caches the most recent: processes, or refusals."""
+    """Enforces forms for the tokenizer of one model; answers of one form share a process.
 
-    def __init__(self, server: "_Server | None", vocab_size: int) -> None:
-        self._server = server
-        self._vocab_size = vocab_size
-        self._known: OrderedDict[Guided, socket.socket | InvalidRequest] = OrderedDict()
-        self._compiling: dict[Guided, asyncio.Task[socket.socket | InvalidRequest]] = {}
-        self._places = asyncio.Semaphore(_NUM_COMPILING)
+    A call that exhausts its CPU time or crashes ends its process and its own request only: other answers go
+    on in the process that replaces it.
+    """
 
-    @classmethod
-    def load(cls, model_path: Path, vocab_size: int) -> "Grammars":
+    def __init__(self, model_path: Path, vocab_size: int) -> None:
         """Load `tokenizer.json`, about a second for gpt-oss; without one, guided requests are refused.
 
         Raises ValueError if the file is not a tokenizer for a model with logits [vocab_size].
         """
-        path = model_path / "tokenizer.json"
-        return cls(_Server(path, vocab_size) if path.is_file() else None, vocab_size)
+        self._tokenizer = model_path / "tokenizer.json"
+        self._vocab_size = vocab_size
+        self._refused: dict[Guided, InvalidRequest] = {}
+        self._starting = asyncio.Lock()
+        self._lanes: list[_Lane] = []
+        if self._tokenizer.is_file():
+            self._start()
 
-    async def matcher(self, form: Guided, answer: Sequence[int] = ()) -> Matcher:
-        """A matcher for a new answer, or for one that continues after `answer`.
+    async def matcher(self, form: Guided, answer: Sequence[int] = ()) -> "Matcher":
+        """A matcher that has followed `answer`.
 
         Raises InvalidRequest for a form that cannot be enforced, Overloaded if no process can be started.
         """
-        if self._server is None:
+        if not self._lanes:
             raise InvalidRequest("The model folder has no tokenizer.json, so forms cannot be enforced.")
-        matcher = Matcher(await self._connection(form), self._vocab_size, schema_param(form))
-        if answer:  # may be long; its process reads it piece by piece
-            await asyncio.to_thread(matcher.tell, answer, 0)
+        if refused := self._refused.get(form):
+            raise InvalidRequest(refused.message, param=refused.param)
+        if len(msgspec.msgpack.encode(form)) > MAX_FORM_BYTES:
+            raise InvalidRequest(f"The schemas exceed {MAX_FORM_BYTES} bytes.", param=schema_param(form))
+        matcher = Matcher(self, form, self._vocab_size)
+        await matcher.follow((), 0)
+        if isinstance(matcher.error, InvalidRequest):
+            self._refuse(form, matcher.error)
+        await matcher.follow(answer, 0)
+        if matcher.error is not None:
+            raise matcher.error
         return matcher
 
     def close(self) -> None:
-        """End the processes."""
-        for form in list(self._known):
-            self._forget(form)
-        if self._server is not None:
-            self._server.close()
+        """End the processes, which have nothing to finish."""
+        for lane in self._lanes:
+            lane.close()
+        if self._lanes:
+            self._process.kill()
+            self._process.wait()
 
-    async def _connection(self, form: Guided) -> socket.socket:
-        for _ in range(2):
-            try:
-                return await _answered(_hand_over(await self._compiled(form)))
-            except OSError:
-                self._forget(form)  # its process was killed: retry from the start
-        raise Overloaded("No process is available to enforce the form.", retry_after_s=_RETRY_AFTER_S)
-
-    async def _compiled(self, form: Guided) -> socket.socket:
-        """The socket of the process that compiled the form. A client that disconnects does not cancel what
-        others may wait for.
-        """
-        known = self._known.get(form)
-        if known is None:
-            task = self._compiling.get(form)
-            if task is None:
-                task = self._compiling[form] = asyncio.create_task(self._compile(form))
-                task.add_done_callback(lambda task: self._keep(form, task))
-            known = await asyncio.shield(task)
-        else:
-            self._known.move_to_end(form)
-        if isinstance(known, InvalidRequest):
-            raise InvalidRequest(known.message, param=known.param)
-        return known
-
-    async def _compile(self, form: Guided) -> socket.socket | InvalidRequest:
-        assert self._server is not None
-        try:
-            async with asyncio.timeout(_PATIENCE_S), self._places:
-                return await self._server.compile(form)
-        except TimeoutError:
-            raise Overloaded("Too many schemas are being compiled.", retry_after_s=_RETRY_AFTER_S) from None
-
-    def _keep(self, form: Guided, task: asyncio.Task[socket.socket | InvalidRequest]) -> None:
-        del self._compiling[form]
-        if task.cancelled() or task.exception() is not None:
-            return
-        self._known[form] = task.result()
-        if len(self._known) > _NUM_KEPT:
-            self._forget(next(iter(self._known)))
-
-    def _forget(self, form: Guided) -> None:
-        known = self._known.pop(form, None)
-        if isinstance(known, socket.socket):
-            known.close()
-
-
-class _Server:
-    """The process that has the tokenizer (see `grammar_server`); restarted if it was killed."""
-
-    def __init__(self, tokenizer: Path, vocab_size: int) -> None:
-        self._command = [sys.executable, "-m", SERVER_MODULE, str(tokenizer), str(vocab_size)]
-        self._starting = asyncio.Lock()
-        self._start()
-
-    def close(self) -> None:
-        """Kill the process, which has nothing to finish."""
-        self._control.close()
-        self._process.kill()
-        self._process.wait()
-
-    async def compile(self, form: Guided) -> socket.socket | InvalidRequest:
-        """The socket of a process that compiled the form, or the reason why it cannot."""
+    async def call(self, form: Guided, ask: Ask) -> Next:
+        """Ask the process of this form. Raises Overloaded if none can be started."""
         async with self._starting:
-            if self._has_ended():
-                _LOG.warning("the grammar process has ended; starting another")
+            if any(lane.is_lost for lane in self._lanes):
+                _LOG.warning("a grammar process has ended; starting others")
                 self.close()
-                await asyncio.to_thread(self._start)
-        message = msgspec.msgpack.encode(form)
-        if len(message) > MAX_MESSAGE_BYTES:
-            return InvalidRequest(f"The schemas exceed {MAX_MESSAGE_BYTES} bytes.", param=schema_param(form))
-        connection = _hand_over(self._control)
-        try:
-            refusal = await self._verdict(connection, message, form)
-        except BaseException:
-            connection.close()
-            raise
-        if refusal is not None:
-            connection.close()
-            return refusal
-        return connection
+                try:
+                    await asyncio.to_thread(self._start)
+                except (OSError, ValueError) as error:
+                    _LOG.warning("no grammar process: %s", error)
+                    raise _overloaded() from error
+        return await self._lanes[hash(form) % _NUM_PROCESSES].call(ask)
 
-    async def _verdict(
-        self, connection: socket.socket, message: bytes, form: Guided
-    ) -> InvalidRequest | None:
-        loop = asyncio.get_running_loop()
-        connection.setblocking(False)
-        try:
-            await loop.sock_sendall(connection, message)
-            reply = await loop.sock_recv(connection, MAX_MESSAGE_BYTES)
-        except ConnectionError:
-            reply = b""
-        connection.setblocking(True)
-        if reply == BUSY or (not reply and self._has_ended()):
-            raise Overloaded("No process is left to enforce the form.", retry_after_s=_RETRY_AFTER_S)
-        if not reply:
-            return InvalidRequest(_TOO_LONG, param=schema_param(form))
-        verdict = msgspec.msgpack.decode(reply, type=Verdict)
-        return InvalidRequest(verdict.refusal, param=verdict.param) if verdict.refusal else None
-
-    def _has_ended(self) -> bool:
-        """Whether the process ended: its socket closes before those that it was passed."""
-        try:
-            return not self._control.recv(1, socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            return False
-        except OSError:
-            return True
+    def _refuse(self, form: Guided, error: InvalidRequest) -> None:
+        if len(self._refused) == _NUM_REFUSED:
+            self._refused.clear()
+        self._refused[form] = error
 
     def _start(self) -> None:
-        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            # In its own session: Ctrl-C is for the worker, which may have answers to finish.
-            self._process = subprocess.Popen(  # noqa: S603 our own arguments
-                self._command, stdin=theirs.fileno(), start_new_session=True
-            )
-        said = self._control.recv(MAX_MESSAGE_BYTES)
-        if said != READY:
+        ends = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(_NUM_PROCESSES)]
+        theirs = [end.fileno() for _, end in ends]
+        command = [sys.executable, "-m", SERVER_MODULE, str(self._tokenizer), str(self._vocab_size)]
+        # In its own session: Ctrl-C is for the worker, which may have answers to finish.
+        self._process = subprocess.Popen(  # noqa: S603 our own arguments
+            [*command, *map(str, theirs)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            text=True,
+            pass_fds=theirs,
+            start_new_session=True,
+        )
+        self._lanes = [_Lane(end) for end, _ in ends]
+        for _, end in ends:
+            end.close()
+        assert self._process.stdout is not None
+        with self._process.stdout as output:
+            problem = output.readline().strip()
+        if problem != READY:
             self.close()
-            raise ValueError(said.decode() or "the grammar process did not start")
+            raise ValueError(problem or "the grammar process did not start")
 
 
-async def _answered(connection: socket.socket) -> socket.socket:
-    """The connection once a process serves it. Raises OSError if none does, Overloaded if none can."""
-    connection.setblocking(False)
-    try:
-        reply = await asyncio.get_running_loop().sock_recv(connection, MAX_MESSAGE_BYTES)
-    except BaseException:
-        connection.close()
-        raise
-    connection.setblocking(True)
-    if reply == READY:
-        return connection
-    connection.close()
-    if reply == BUSY:
-        raise Overloaded("No process is left to enforce the form.", retry_after_s=_RETRY_AFTER_S)
-    raise ConnectionResetError("the process ended")
+class _Lane:
+    """Calls to one process of the pool, one at a time."""
+
+    def __init__(self, end: socket.socket) -> None:
+        end.setblocking(False)
+        self.is_lost = False
+        self._end = end
+        self._numbers = itertools.count()
+        self._turn = asyncio.Lock()
+
+    async def call(self, ask: Ask) -> Next:
+        """The reply, or the signal that ended the process."""
+        loop = asyncio.get_running_loop()
+        async with self._turn:
+            number = next(self._numbers)
+            try:
+                await loop.sock_sendall(self._end, msgspec.msgpack.encode((number, ask)))
+                while message := await loop.sock_recv(self._end, MAX_MESSAGE_BYTES):
+                    replied_to, reply = msgspec.msgpack.decode(message, type=tuple[int, Next])
+                    if reply.signal or replied_to == number:
+                        return reply
+            except OSError:
+                pass
+            self.is_lost = True
+            self._end.close()
+            return Next(signal=signal.SIGKILL)
+
+    def close(self) -> None:
+        """End the process."""
+        self.is_lost = True
+        with contextlib.suppress(OSError):
+            self._end.shutdown(socket.SHUT_RDWR)
+        if not self._turn.locked():
+            self._end.close()
 
 
-def _hand_over(control: socket.socket) -> socket.socket:
-    """Our end of a new socket pair, whose other end is passed through `control`. Raises OSError."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with theirs:
-        try:
-            socket.send_fds(control, [b"."], [theirs.fileno()])
-        except OSError:
-            ours.close()
-            raise
-    return ours
+class Matcher:
+    """Follows one answer in its form.
+
+    Once it `is_ready`, `allowed` [vocab] says which tokens may come next; None: all, since the form is
+    complete or, with an `error`, cannot be followed further.
+    """
+
+    _ids = itertools.count()
+
+    def __init__(self, grammars: Grammars, form: Guided, vocab_size: int) -> None:
+        self.error: BatonError | None = None
+        self.is_ready = False
+        self.allowed: npt.NDArray[np.bool_] | None = None
+        self._grammars = grammars
+        self._form = form
+        self._vocab_size = vocab_size
+        self._id = next(self._ids)
+        self._num_sent: int | None = None  # None: no process holds the answer
+        self._is_over = False
+
+    def follow(self, token_ids: Sequence[int], num_prompt: int) -> "asyncio.Future[None]":
+        """Find out what may come after `token_ids`, whose first `num_prompt` are the prompt. To cancel the
+        result does not cancel the work.
+        """
+        self.is_ready = self._is_over
+        return asyncio.shield(asyncio.ensure_future(self._follow(token_ids, num_prompt)))
+
+    def close(self) -> None:
+        """Follow no further."""
+        self._is_over = True
+
+    async def _follow(self, token_ids: Sequence[int], num_prompt: int) -> None:
+        num_failures = 0
+        while not self._is_over:
+            start = num_prompt + (self._num_sent or 0)
+            form, size = (self._form, 0) if self._num_sent is None else (None, _TOKENS_AT_ONCE)
+            piece = np.array(token_ids[start : start + size], "<u4")
+            try:
+                reply = await self._grammars.call(self._form, Ask(self._id, piece.tobytes(), form))
+            except Overloaded as error:
+                self._end(error)
+                break
+            if reply.signal:
+                self._num_sent = None
+                num_failures += 1
+                self._judge(reply.signal, num_failures)
+                continue
+            self._num_sent = (self._num_sent or 0) + len(piece)
+            self._read(reply)
+            if start + len(piece) == len(token_ids):
+                break
+        self.is_ready = True
+
+    def _judge(self, ended_by: int, num_failures: int) -> None:
+        """End the answer if its process ended because of it, or as often as it was tried."""
+        if ended_by == signal.SIGPROF or (num_failures == _NUM_ATTEMPTS and ended_by != signal.SIGKILL):
+            self._end(InvalidRequest(_TOO_SLOW, param=schema_param(self._form)))
+        elif num_failures == _NUM_ATTEMPTS:
+            self._end(_overloaded())
+
+    def _read(self, reply: Next) -> None:
+        if reply.mask:
+            bits = np.frombuffer(reply.mask, np.uint8)
+            self.allowed = np.unpackbits(bits, count=self._vocab_size, bitorder="little").view(np.bool_)
+        else:
+            param = reply.param or schema_param(self._form)
+            self._end(InvalidRequest(reply.refusal, param=param) if reply.refusal else None)
+
+    def _end(self, error: BatonError | None) -> None:
+        self._is_over = True
+        self.error, self.allowed = error, None
+
+
+def _overloaded() -> Overloaded:
+    return Overloaded("No process can enforce the form.", retry_after_s=_RETRY_AFTER_S)

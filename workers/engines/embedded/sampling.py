@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from baton.messages import Sampling, TokenLogprob
-from workers.engines.embedded.matcher import Matcher
+from workers.engines.embedded.grammar import Matcher
 
 _UINT64 = (1 << 64) - 1
 # SplitMix64's constants, as signed numbers.
@@ -112,7 +112,7 @@ def _adjust(row: torch.Tensor, draw: Draw) -> None:
 def _hold_to_form(row: torch.Tensor, draw: Draw, stops: list[int]) -> list[int]:
     """Ban what the form does not allow, and `stops` unless the form allows nothing else."""
     assert draw.matcher is not None
-    allowed = draw.matcher.allowed(draw.token_ids, draw.num_prompt)
+    allowed = draw.matcher.allowed
     if allowed is None:
         return stops
     row.masked_fill_(torch.from_numpy(~allowed).to(row.device), -torch.inf)

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from baton.messages import FinishReason, Sampling, TokenLogprob
+from workers.engines.embedded.grammar import Matcher
 from workers.engines.embedded.ledger import BlockLedger, Lease
-from workers.engines.embedded.matcher import Matcher
 from workers.engines.embedded.prefix import End, Prefix, first_whole_block
 from workers.engines.prefixes import first_key, next_key
 

@@ -9,7 +9,6 @@ from typing import TypeVar
 from baton.errors import BatonError, DeadlineExceeded, Overloaded, WorkerLost
 from baton.messages import FinishReason, GenerateRequest, TokenChunk, Usage
 from workers.engines.embedded.call import Call
-from workers.engines.embedded.masks import Masks
 from workers.engines.embedded.runner import Runner
 from workers.engines.embedded.sampling import Sampled
 from workers.engines.embedded.scheduler import Phase, Scheduler, Sequence, Step
@@ -18,13 +17,15 @@ T = TypeVar("T")
 
 _LOG = logging.getLogger(__name__)
 _RETRY_AFTER_S = 1.0
+_MASK_PATIENCE_S = 0.01
 
 
 class StepLoop:
     """Owns the open calls and the scheduler; never uses torch.
 
     The compute thread runs one thing at a time, so a block may be freed while a step uses it: its next owner
-    is computed after that step.
+    is computed after that step. A step waits briefly for the masks of guided answers, most of which take 0.1
+    ms; an answer whose mask is late skips steps until it arrives, without delaying others again.
     """
 
     def __init__(
@@ -40,7 +41,7 @@ class StepLoop:
         self._max_calls = max_calls
         self._calls: dict[Sequence, Call] = {}
         self._wake = asyncio.Event()
-        self._masks = Masks(self._mask_came)
+        self._masks: set[asyncio.Future[None]] = set()  # for which the next step should wait
 
     def open(self, request: GenerateRequest, sequence: Sequence) -> Call:
         """Queue a sequence. Raises Overloaded if the queue is full, WorkerLost if the engine failed."""
@@ -56,7 +57,7 @@ class StepLoop:
         call = Call(request, sequence, loop.call_later(request.deadline_s, self._expire, sequence))
         self._calls[sequence] = call
         self.scheduler.add(sequence)
-        self._masks.ask(sequence)
+        self._ask_mask(sequence)
         self._wake.set()
         return call
 
@@ -71,7 +72,8 @@ class StepLoop:
     def free(self, call: Call) -> None:
         """Remove the call's sequence, in any phase. Idempotent."""
         self.scheduler.remove(call.sequence)
-        self._masks.forget(call.sequence)
+        if call.sequence.matcher is not None:
+            call.sequence.matcher.close()
         self._wake.set()
 
     def fail(self, call: Call, error: BatonError) -> None:
@@ -87,7 +89,7 @@ class StepLoop:
     def resume(self, call: Call, first: Sampled) -> None:
         """The prompt's KV has arrived: deliver its first token and continue with the second."""
         self._deliver(call, first, self.scheduler.pulled(call.sequence, first.token_id))
-        self._masks.ask(call.sequence)
+        self._ask_mask(call.sequence)
         self._wake.set()
 
     async def on_thread(self, function: Callable[..., T], *args: object) -> T:
@@ -108,7 +110,9 @@ class StepLoop:
 
     async def _run(self) -> None:
         while not self.broke.is_set():
-            await self._masks.moment()
+            if self._masks:
+                await asyncio.wait(self._masks, timeout=_MASK_PATIENCE_S)
+                self._masks.clear()
             step = self.scheduler.plan()
             for sequence in step.to_pull:
                 self._calls[sequence].admitted.set()
@@ -131,12 +135,24 @@ class StepLoop:
             reason = self.scheduler.advance(work, token.token_id if token is not None else None)
             if token is not None:
                 self._deliver(self._calls[sequence], token, reason)
-                self._masks.ask(sequence)
+                self._ask_mask(sequence)
                 self.num_generated_tokens += 1
+
+    def _ask_mask(self, sequence: Sequence) -> None:
+        """Request the mask of the sequence's next token, if it is guided."""
+        matcher = sequence.matcher
+        if matcher is None or sequence.phase in (Phase.DONE, Phase.PINNED):
+            return
+        if sequence.pulls_kv and sequence.phase is not Phase.RUNNING:
+            return  # its next token comes with the KV
+        mask = matcher.follow(sequence.token_ids, sequence.num_prompt)
+        mask.add_done_callback(lambda _: self._mask_came(sequence))
+        if sequence.phase is Phase.RUNNING:
+            self._masks.add(mask)
 
     def _mask_came(self, sequence: Sequence) -> None:
         assert sequence.matcher is not None
-        if sequence.matcher.error is not None:
+        if sequence.matcher.error is not None and sequence.phase is not Phase.DONE:
             self.fail(self._calls[sequence], sequence.matcher.error)
         self._wake.set()
 

@@ -1,8 +1,21 @@
-"""Compiles a request's form to an llguidance matcher, in a process that may be killed."""
+"""The processes that compile forms and follow answers, so that no schema can stop or slow the engine.
 
+`python -m workers.engines.embedded.grammar_process TOKENIZER VOCAB_SIZE FD...` loads the tokenizer and forks
+a process for each socket. A small schema can crash the library or keep it busy for hours: such a process
+ends, its parent replies for it and forks another, which holds nothing.
+"""
+
+import contextlib
 import json
+import os
 import re
+import resource
+import signal
+import socket
+import sys
+import traceback
 from collections.abc import Iterable
+from typing import Final
 
 import msgspec
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
@@ -10,6 +23,17 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from baton.errors import InvalidRequest
 from baton.messages import Guided, MessageForm
 
+SERVER_MODULE: Final = "workers.engines.embedded.grammar_process"
+READY: Final = "ready"
+MAX_MESSAGE_BYTES: Final = 192 << 10
+"""The maximum message size of these sockets; the kernel's usual limit is 208 KiB."""
+MAX_FORM_BYTES: Final = MAX_MESSAGE_BYTES - 100
+MEMORY_BYTES: Final = 256 << 20
+CPU_S: Final = 0.5
+"""CPU time of one answer at once; `_STEP_CPU_S` of it come back with each call."""
+_STEP_CPU_S = 0.01
+_NUM_COMPILED = 8
+_NUM_ANSWERS = 1024  # a few kB each
 # llguidance's own limits, which end most slow schemas with a reason. Not all: the time of one step can grow
 # with the cube of the alternatives. A lexer state takes 1-2 kB. An object with n optional properties becomes
 # n * n / 2 items.
@@ -145,3 +169,154 @@ def _schema(message: MessageForm) -> dict[str, object]:
     # The key of the library's own settings, which a client must not set.
     options = {"whitespace_pattern": _WHITE_SPACE, "lenient": message.lenient}
     return {**schema, "x-guidance": options}
+
+
+class Ask(msgspec.Struct, frozen=True, array_like=True):
+    """The next tokens of an answer, little-endian u32, with its form if the process does not hold it yet."""
+
+    answer_id: int
+    token_ids: bytes
+    form: Guided | None = None
+
+
+class Next(msgspec.Struct, frozen=True, array_like=True):
+    """`mask` has a bit for each token that may follow. Empty: any may, since the form is complete or, with a
+    `refusal` of the field `param`, cannot be followed. `signal`: what ended the process that held the answer.
+    """
+
+    mask: bytes = b""
+    refusal: str = ""
+    param: str | None = None
+    signal: int = 0
+
+
+_LOST = Next(signal=signal.SIGKILL)
+
+
+def main() -> None:
+    """Serve the sockets until their other ends are closed. The first line of output is READY, or says what is
+    wrong with the tokenizer.
+    """
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    try:
+        tokenizer = LLTokenizer(sys.argv[1], n_vocab=int(sys.argv[2]))
+    except ValueError as error:
+        _print(str(error))
+        return
+    sockets = [socket.socket(fileno=int(fileno)) for fileno in sys.argv[3:]]
+    served = {_fork(connection, sockets, tokenizer): connection for connection in sockets}
+    _print(READY)
+    while served:
+        process, status = os.wait()
+        connection = served.pop(process)
+        if status:  # else its socket was closed
+            ended_by = os.WTERMSIG(status) if os.WIFSIGNALED(status) else signal.SIGABRT
+            connection.send(msgspec.msgpack.encode((-1, Next(signal=ended_by))))
+            served[_fork(connection, sockets, tokenizer)] = connection
+
+
+def _print(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
+def _fork(connection: socket.socket, sockets: list[socket.socket], tokenizer: LLTokenizer) -> int:
+    process = os.fork()
+    if process:
+        return process
+    status = 1
+    try:
+        for other in sockets:
+            if other is not connection:
+                other.close()
+        _limit_memory()
+        with contextlib.suppress(OSError):  # the other end is closed
+            _Holder(tokenizer).serve(connection)
+        status = 0
+    except BaseException:  # noqa: BLE001 process edge
+        traceback.print_exc()
+    finally:
+        os._exit(status)  # skip the parent's buffers and exit handlers
+
+
+def _limit_memory() -> None:
+    with open("/proc/self/statm", encoding="ascii") as sizes:
+        num_pages = int(sizes.read().split()[5])  # data and stack
+    limit_bytes = num_pages * resource.getpagesize() + MEMORY_BYTES
+    resource.setrlimit(resource.RLIMIT_DATA, (limit_bytes, limit_bytes))
+
+
+class _Answer(msgspec.Struct):
+    """An answer's matcher, and the CPU time that it has left. If it `shares` its lexer with earlier answers,
+    these count towards the lexer's limits.
+    """
+
+    form: Guided
+    matcher: LLMatcher
+    shares: bool
+    left_s: float = CPU_S
+
+
+class _Holder:
+    """The forms and answers of one process, the most recent ones."""
+
+    def __init__(self, tokenizer: LLTokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._compiled: dict[Guided, LLMatcher] = {}
+        self._answers: dict[int, _Answer] = {}
+
+    def serve(self, connection: socket.socket) -> None:
+        """Reply to each message until the other end is closed."""
+        while message := connection.recv(MAX_MESSAGE_BYTES):
+            number, ask = msgspec.msgpack.decode(message, type=tuple[int, Ask])
+            connection.send(msgspec.msgpack.encode((number, self._reply(ask))))
+
+    def _reply(self, ask: Ask) -> Next:
+        answer = self._answers.pop(ask.answer_id, None)
+        if ask.form is None and answer is None:
+            return _LOST
+        signal.setitimer(signal.ITIMER_PROF, answer.left_s if answer is not None else CPU_S)  # then SIGPROF
+        try:
+            if ask.form is not None:
+                answer = self._begin(ask.form)
+            assert answer is not None
+            reply = _next(answer.matcher, memoryview(ask.token_ids).cast("I").tolist())
+        except InvalidRequest as error:
+            return Next(refusal=error.message, param=error.param)
+        finally:
+            left_s, _ = signal.setitimer(signal.ITIMER_PROF, 0)
+        if reply.refusal and answer.shares:
+            self._compiled.pop(answer.form, None)
+            return _LOST  # to be followed again with a lexer of its own
+        answer.left_s = min(left_s + _STEP_CPU_S, CPU_S)
+        self._answers[ask.answer_id] = answer
+        if len(self._answers) > _NUM_ANSWERS:
+            del self._answers[next(iter(self._answers))]
+        return reply
+
+    def _begin(self, form: Guided) -> _Answer:
+        compiled = self._compiled.pop(form, None)
+        shares = compiled is not None
+        if compiled is None:
+            compiled = compile_form(self._tokenizer, form)
+        self._compiled[form] = compiled
+        if len(self._compiled) > _NUM_COMPILED:
+            del self._compiled[next(iter(self._compiled))]
+        return _Answer(form, compiled.deep_copy(), shares)
+
+
+def _next(matcher: LLMatcher, token_ids: list[int]) -> Next:
+    num_fitting = matcher.try_consume_tokens(token_ids)
+    is_followed = num_fitting == len(token_ids)
+    mask = b"" if matcher.is_stopped() or not is_followed else matcher.compute_bitmask()
+    if matcher.is_error():
+        problem = reason(matcher)
+    elif is_followed or matcher.is_stopped():
+        return Next(mask)
+    else:
+        problem = "the answer so far does not match it"
+    return Next(refusal=f"The demanded form cannot be enforced any further: {problem}.")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,205 @@
+"""A slow or broken schema costs its own request only, and a process that is killed nobody."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from baton.errors import InvalidRequest, Overloaded
+from frontend.text.tokenizer import ModelTokenizer
+from tests.alive import is_running
+from tests.guided import CASES, ENDLESS, Json, allowed_after, answer_form, slow_inside, text_form
+from tests.waiting import signal_process, until
+from workers.engines.embedded.grammar import Grammars
+
+DEMO = Path("models/demo")
+VOCAB_SIZE = 3200
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> ModelTokenizer:
+    return ModelTokenizer.load(DEMO)
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Iterator[tuple[Grammars, Path]]:
+    """Grammars whose processes can be distinguished from other tests', by the tokenizer's path."""
+    path = tmp_path / "tokenizer.json"
+    path.symlink_to((DEMO / "tokenizer.json").resolve())
+    grammars = Grammars(tmp_path, VOCAB_SIZE)
+    yield grammars, path
+    grammars.close()
+
+
+@pytest.fixture
+def grammars(own: tuple[Grammars, Path]) -> Grammars:
+    return own[0]
+
+
+def processes(tokenizer_path: Path) -> list[int]:
+    """Those that have this tokenizer, the parent first."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it ended meanwhile
+            if str(tokenizer_path).encode() in (folder / "cmdline").read_bytes():
+                found.append(int(folder.name))
+    return sorted(found)
+
+
+async def refusal(grammars: Grammars, schema: Json) -> str:
+    with pytest.raises(InvalidRequest) as caught:
+        await grammars.matcher(answer_form(schema))
+    assert caught.value.param == "response_format"
+    return caught.value.message
+
+
+@pytest.mark.parametrize("case", ENDLESS)
+async def test_a_schema_that_takes_too_long_is_refused_and_then_at_once(
+    case: str, grammars: Grammars
+) -> None:
+    first = await refusal(grammars, ENDLESS[case])
+    assert "CPU time" in first
+    async with asyncio.timeout(0):
+        assert await refusal(grammars, ENDLESS[case]) == first
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"$ref": "#"},
+        {"anyOf": [{"$ref": "#"}]},
+        {"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"},
+    ],
+)
+async def test_a_ref_that_leads_back_to_itself_is_refused_with_a_sentence(
+    grammars: Grammars, schema: Json
+) -> None:
+    assert "`$ref` refers to itself" in await refusal(grammars, schema)
+
+
+async def test_such_a_ref_further_inside_ends_its_own_request_with_a_sentence(
+    grammars: Grammars, tokenizer: ModelTokenizer
+) -> None:
+    inside = {"type": "object", "properties": {"a": {"$ref": "#/properties/a"}}, "required": ["a"]}
+    matcher = await grammars.matcher(answer_form(inside))
+    head = tokenizer.encode_text('<|channel|>final<|message|>{"a":', allow_special=True)
+    assert await allowed_after(matcher, head) is None
+    assert matcher.error is not None
+    assert "`$ref` refers to itself" in matcher.error.message
+
+
+async def test_an_answer_whose_next_step_takes_too_long_ends_alone(
+    grammars: Grammars, tokenizer: ModelTokenizer
+) -> None:
+    head = tokenizer.encode_text('<|channel|>final<|message|>{"a":1,"b":', allow_special=True)
+    slow, other = [await grammars.matcher(answer_form(slow_inside())) for _ in range(2)]
+    before = await allowed_after(other, head[:-2])
+    following = slow.follow(head, 0)
+    after = await allowed_after(other, head[:-1])  # of the same form, so in the same process
+    await following
+    assert isinstance(slow.error, InvalidRequest)
+    assert "CPU time" in slow.error.message
+    assert (slow.allowed, other.error) == (None, None)
+    assert before is not None
+    assert after is not None
+    assert not np.array_equal(before, after)
+
+
+async def test_many_slow_schemas_at_once_keep_no_other_waiting_for_more_than_a_second(
+    grammars: Grammars, tokenizer: ModelTokenizer
+) -> None:
+    head = tokenizer.encode_text('<|channel|>final<|message|>{"a":{"b":"x', allow_special=True)
+    running = [await grammars.matcher(answer_form({"const": i})) for i in range(12)]
+    schemas: list[Json] = [{"type": "integer", "multipleOf": 1000003 + 10 * i} for i in range(4)]
+    slow = [asyncio.create_task(refusal(grammars, schema)) for schema in schemas]
+    waits_s = []
+    while not all(task.done() for task in slow):
+        for matcher in running:
+            began_s = time.monotonic()
+            assert await allowed_after(matcher, head[:3]) is not None
+            waits_s.append(time.monotonic() - began_s)
+    assert all("CPU time" in message for message in await asyncio.gather(*slow))
+    assert sorted(waits_s)[len(waits_s) // 2] < 0.1
+    assert all(matcher.error is None for matcher in running)
+
+
+async def test_the_limits_of_one_lexer_hold_for_each_answer_alone(
+    grammars: Grammars, tokenizer: ModelTokenizer
+) -> None:
+    rng = np.random.default_rng(1)
+    form = text_form("regex", "(a|b)*a(a|b){18}")
+    for _ in range(4):  # the third one exhausts a lexer that it shares
+        text = "<|channel|>final<|message|>" + "".join(rng.choice(["a", "b"], 6000))
+        matcher = await grammars.matcher(form)
+        assert await allowed_after(matcher, tokenizer.encode_text(text, allow_special=True)) is not None
+
+
+async def test_a_long_answer_goes_on_elsewhere(grammars: Grammars, tokenizer: ModelTokenizer) -> None:
+    text = "<|channel|>analysis<|message|>" + "word " * 60_000
+    token_ids = tokenizer.encode_text(text, allow_special=True)
+    matcher = await grammars.matcher(answer_form(CASES["nested"]), token_ids)
+    assert matcher.allowed is not None
+
+
+async def test_a_form_that_is_too_large_to_pass_on_is_refused(grammars: Grammars) -> None:
+    assert await refusal(grammars, {"enum": ["x" * 300_000]})
+
+
+async def test_killed_processes_are_replaced_and_no_form_is_blamed(own: tuple[Grammars, Path]) -> None:
+    grammars, path = own
+    matcher = await grammars.matcher(answer_form({"const": 1}))
+    before = matcher.allowed
+    assert before is not None
+    parent, *children = processes(path)
+    for killed in (children, [parent], processes(path)):
+        for process in killed:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+        await until(lambda killed=killed: not any(is_running(process) for process in killed))  # type: ignore[misc]
+        after = await allowed_after(matcher, [])
+        assert matcher.error is None
+        assert np.array_equal(before, after if after is not None else [])
+        assert (await grammars.matcher(answer_form({"const": 2}))).allowed is not None
+
+
+async def test_without_processes_a_form_is_refused_for_now(own: tuple[Grammars, Path]) -> None:
+    grammars, path = own
+    matcher = await grammars.matcher(answer_form({"const": 1}))
+    path.unlink()
+    for process in processes(path):
+        os.kill(process, signal.SIGKILL)
+    await allowed_after(matcher, [])
+    assert isinstance(matcher.error, Overloaded)
+    with pytest.raises(Overloaded) as refused:
+        await grammars.matcher(answer_form({"const": 2}))
+    assert refused.value.retry_after_s == 1.0
+
+
+async def test_a_client_that_leaves_ends_no_compilation_that_others_wait_for(grammars: Grammars) -> None:
+    form = answer_form({"const": "shared"})
+    leaving, staying = (asyncio.create_task(grammars.matcher(form)) for _ in range(2))
+    await asyncio.sleep(0)  # both wait now
+    leaving.cancel()
+    assert (await staying).allowed is not None
+
+
+async def test_no_process_outlives_the_engine(own: tuple[Grammars, Path]) -> None:
+    grammars, path = own
+    assert len(processes(path)) == 9
+    parent, *children = processes(path)
+    signal_process(children[0], signal.SIGSTOP)
+    grammars.close()
+    assert not Path(f"/proc/{parent}").exists()
+    os.kill(children[0], signal.SIGCONT)
+    await until(lambda: not processes(path))
+
+
+def test_a_tokenizer_that_does_not_fit_the_model_is_refused_at_the_start() -> None:
+    with pytest.raises(ValueError, match="vocab"):
+        Grammars(DEMO, 10)
