@@ -138,3 +138,30 @@ async def test_a_run_of_another_process_is_streamed_from_there(
     assert told == [(4, None), (5, None), *([(6, "not_ready")] if error else [])]
     await client.responses.close()
     await theirs.close()
+
+
+@pytest.mark.parametrize("query", ["stream=true", "cancel"])
+async def test_a_run_of_another_process_that_has_just_ended_is_read_from_the_store(
+    query: str, tmp_path: Path
+) -> None:
+    path = str(tmp_path / "responses.sqlite3")
+    theirs, ours = ResponseStore(path, address="unix:@theirs"), ResponseStore(path)
+    await theirs.save(response("theirs", status="in_progress", is_background=True), [])
+
+    async def ask_run(
+        address: str, response_id: str, sequence_number: int | None
+    ) -> AsyncGenerator[bytes, None]:
+        status = "cancelled" if sequence_number is None else "completed"
+        body = b'{"status":"%b"}' % status.encode()
+        await theirs.save(response("theirs", status=status, body=body, events=EVENTS, is_background=True), [])
+        for nothing in list[bytes]():
+            yield nothing
+
+    client = Client(ScriptedTokens(), responses=ResponseState(ours, ask_run=ask_run))
+    if query == "cancel":
+        reply = await client.post("/v1/responses/theirs/cancel", {})
+        assert reply.json == {"status": "cancelled"}
+    else:
+        assert (await client.get(f"/v1/responses/theirs?{query}")).body == EVENTS
+    await client.responses.close()
+    await theirs.close()

@@ -13,7 +13,7 @@ import pytest
 from frontend.http.body import LONG_BYTES
 from frontend.responses import create
 from frontend.turn import prepare
-from tests.scripted_frontend import MODEL, TOKENIZER, Client, ScriptedTokens, frontend
+from tests.scripted_frontend import TOKENIZER, Client, ScriptedTokens, frontend
 from tests.waiting import until
 
 END = "<|end|><|start|>assistant"
@@ -26,13 +26,6 @@ def prompt_of(client: Client) -> str:
 
 def call(name: str, arguments: str) -> str:
     return f"<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>{arguments}<|call|>"
-
-
-async def test_a_body_may_have_instructions_only() -> None:
-    client = Client(ScriptedTokens(ANSWER))
-    reply = await client.post("/v1/responses", {"model": MODEL, "instructions": "Be kind."})
-    assert reply.status == 200
-    assert "Be kind." in prompt_of(client)
 
 
 def test_template_arguments_reach_the_prompt() -> None:
@@ -80,20 +73,6 @@ async def test_a_fault_after_the_history_names_its_place_in_the_body() -> None:
         assert (reply.status, reply.error["param"]) == (400, "input[0].call_id")
 
 
-async def test_calls_of_several_tools_do_not_mix() -> None:
-    text = END.join(
-        [call("shell", '{"commands":["a"]}'), call("f", '{"x":1}'), call("shell", '{"commands":["b"]}')]
-    )
-    client = Client(ScriptedTokens(text))
-    tools = [{"type": "shell"}, {"type": "function", "name": "f", "parameters": {}}]
-    first, second, third = (await client.respond(tools=tools)).json["output"]
-    assert [first["action"]["commands"], second["arguments"], third["action"]["commands"]] == [
-        ["a"],
-        '{"x":1}',
-        ["b"],
-    ]
-
-
 async def test_long_bodies_and_what_continues_a_conversation_are_rendered_in_a_thread(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -125,15 +104,6 @@ async def test_long_bodies_and_what_continues_a_conversation_are_rendered_in_a_t
     ]
 
 
-async def test_a_page_has_twenty_items_unless_more_are_asked_for() -> None:
-    async with frontend(ANSWER) as client:
-        items = [{"role": "user", "content": str(i)} for i in range(25)]
-        url = f"/v1/responses/{(await client.respond(items)).json['id']}/input_items"
-        page, whole = (await client.get(url)).json, (await client.get(f"{url}?limit=100")).json
-        assert (len(page["data"]), page["has_more"]) == (20, True)
-        assert (len(whole["data"]), whole["has_more"]) == (25, False)
-
-
 async def test_a_response_that_is_in_memory_only_says_that_it_is_not_stored(tmp_path: Path) -> None:
     path = tmp_path / "responses.sqlite3"
     async with frontend(ANSWER, path=path) as client:
@@ -144,9 +114,3 @@ async def test_a_response_that_is_in_memory_only_says_that_it_is_not_stored(tmp_
             assert (await client.respond()).headers["x-baton-ignored"] == "store"
             assert "x-baton-ignored" not in (await client.respond(store=False)).headers
             other.execute("COMMIT")
-
-
-async def test_an_object_can_be_demanded_without_a_schema() -> None:
-    client = Client(ScriptedTokens('<|channel|>final<|message|>{"a":1}<|return|>'))
-    assert (await client.respond(text={"format": {"type": "json_object"}})).status == 200
-    assert client.tokens.requests[0].sampling.guided is not None

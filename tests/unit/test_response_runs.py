@@ -77,29 +77,6 @@ async def test_a_stream_that_is_too_long_is_not_stored_and_cannot_be_resumed() -
         assert (late.status, late.error["param"]) == (400, "stream")
 
 
-async def test_a_run_is_forgotten_when_it_has_ended() -> None:
-    async with frontend(ANSWER) as client:
-        made = (await client.respond(background=True)).json
-        await ended(client, made["id"])
-        assert await client.responses.runs.get(made["id"]) is None
-        assert client.metric("baton_running_requests", route="background") == 0
-
-
-@jumping
-async def test_a_drain_ends_what_still_runs_when_its_time_is_over() -> None:
-    client = Client(ScriptedTokens(ANSWER, pause_at=5))
-    made = (await client.respond(background=True)).json
-    loop = asyncio.get_running_loop()
-    began_s = loop.time()
-    await client.responses.runs.drain(30.0)
-    assert loop.time() - began_s == pytest.approx(30.0)
-    failed = await ended(client, made["id"])
-    assert failed["status"] == "failed"
-    assert "shut down" in failed["error"]["message"]
-    assert client.tokens.num_ended == 1
-    await client.responses.close()
-
-
 async def test_a_run_stops_generating_when_it_has_said_enough() -> None:
     call = '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"x":1}<|call|>'
     text = f"{call}<|start|>assistant{call}" + "<|start|>assistant<|channel|>final<|message|>" + "x" * 300
@@ -112,22 +89,6 @@ async def test_a_run_stops_generating_when_it_has_said_enough() -> None:
         assert [item["type"] for item in done["output"]] == ["function_call"]
         assert client.tokens.num_ended == 1
         assert done["usage"]["output_tokens"] < 100
-
-
-async def test_a_run_says_at_its_end_what_was_held_back() -> None:
-    async with frontend("<|channel|>final Hello") as client:
-        made = (await client.respond(background=True)).json
-        (message,) = (await ended(client, made["id"]))["output"]
-        assert message["content"][0]["text"] == "Hello"
-
-
-async def test_a_background_response_is_kept_before_its_client_is_answered() -> None:
-    async with frontend(ANSWER, script={"pause_at": 0}) as client:
-        made = (await client.respond(background=True)).json
-        store = client.responses.store
-        chain = await store.chain(made["id"])
-        assert chain is not None
-        assert [each.status for each in chain] == [RUNNING]
 
 
 async def test_what_a_run_came_to_is_shown_once_it_is_kept_and_not_before() -> None:
@@ -197,19 +158,6 @@ async def test_a_follower_of_a_silent_run_soon_gets_a_comment() -> None:
         await making
 
 
-async def test_the_first_token_of_a_run_is_the_first_and_not_the_last() -> None:
-    async with frontend(ANSWER, script={"pause_at": 6}) as client:
-        made = (await client.respond(background=True)).json
-        await client.tokens.paused.wait()
-        await asyncio.sleep(0.05)  # that long the answer takes at least
-        client.tokens.go_on.set()
-        await ended(client, made["id"])
-        labels = {"route": "background", "model": MODEL}
-        whole_s = client.metric("baton_request_duration_seconds_sum", **labels)
-        first_s = client.metric("baton_time_to_first_token_seconds_sum", **labels)
-        assert whole_s - first_s > 0.045
-
-
 async def test_the_events_of_another_process_wait_for_a_slow_client() -> None:
     num_asked = 0
 
@@ -246,3 +194,20 @@ async def test_every_follower_of_a_run_gets_its_end() -> None:
         assert [event["type"] for event in last] == ["response.failed"] * 4
         assert {event["response"]["error"]["message"] for event in last} == {"Enough."}
         assert run.answer.response.status != RUNNING
+
+
+async def test_a_drain_lets_runs_end_and_fails_those_that_do_not_in_time() -> None:
+    async with frontend(ANSWER, script={"pause_at": 5}) as client:
+        made = (await client.respond(background=True)).json
+        await client.tokens.paused.wait()
+        draining = asyncio.create_task(client.responses.runs.drain(scaled(10)))
+        await asyncio.sleep(0)  # the drain waits now
+        client.tokens.go_on.set()
+        await draining
+        assert (await ended(client, made["id"]))["status"] == "completed"
+        client.tokens.go_on.clear()
+        made = (await client.respond(background=True)).json
+        await client.responses.runs.drain(0)
+        failed = await ended(client, made["id"])
+        assert "shut down" in failed["error"]["message"]
+        assert client.tokens.num_ended == 2

@@ -14,7 +14,6 @@ from baton.errors import InvalidRequest, NoWorkers
 from frontend.http.body import decode
 from frontend.responses.body import ResponseBody
 from tests.scripted_frontend import (
-    CONTEXT_LENGTH,
     MODEL,
     TOKENIZER,
     Client,
@@ -114,17 +113,6 @@ def test_reasoning_before_a_final_answer_is_dropped_and_a_preamble_is_not() -> N
     )
 
 
-def test_several_calls_and_their_results_stay_in_order() -> None:
-    second = {"type": "function_call", "call_id": "c2", "name": "g", "arguments": "{}"}
-    prompt = prompt_of([CALL, second, RESULT | {"call_id": "c2"}, RESULT])
-    assert [word.split("<")[0] for word in prompt.split("<|start|>")[1:]] == [
-        "assistant to=functions.f",
-        "assistant to=functions.g",
-        "functions.g to=assistant",
-        "functions.f to=assistant",
-    ]
-
-
 def test_tools_and_effort_stand_in_the_prompt_and_tool_choice_none_takes_them_out() -> None:
     client = Client(ScriptedTokens(ANSWER))
     asyncio.run(client.respond(tools=[TOOL], reasoning={"effort": "low", "summary": "auto"}))
@@ -171,13 +159,6 @@ def test_reasoning_that_cannot_be_read_is_left_out_and_counted(unread: str) -> N
         assert client.metric("baton_ignored_fields_total", field=field) == 1
 
 
-def test_reasoning_that_can_be_read_is_read_and_what_comes_with_it_is_not_missed() -> None:
-    item = thought("A.") | {"encrypted_content": "gAAA", "summary": [{"type": "summary_text", "text": "B"}]}
-    reply, prompt = ask([item, CALL, RESULT])
-    assert "<|channel|>analysis<|message|>A.<|end|>" in prompt
-    assert "x-baton-ignored" not in reply.headers
-
-
 async def test_sampling_fields_reach_the_worker() -> None:
     client = Client(ScriptedTokens(ANSWER))
     await client.respond(
@@ -188,23 +169,6 @@ async def test_sampling_fields_reach_the_worker() -> None:
     assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.seed) == (0.5, 0.9, 3, 7)
     assert (sampling.max_tokens, sampling.min_tokens, sampling.ignore_eos) == (50, 2, True)
     assert sampling.logprobs is None
-
-
-@pytest.mark.parametrize(
-    "choice",
-    [
-        "required",
-        {"type": "function", "name": "f"},
-        {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "f"}]},
-    ],
-)
-async def test_a_demanded_call_is_guided_as_in_chat_and_echoed(choice: object) -> None:
-    client = Client(ScriptedTokens(ANSWER))
-    reply = await client.respond(tools=[TOOL], tool_choice=choice)
-    assert reply.json["tool_choice"] == choice
-    guided = client.tokens.requests[0].sampling.guided
-    assert guided is not None
-    assert all("to=functions.f" in header for form in guided.last for header in form.headers)
 
 
 async def test_a_schema_for_the_text_is_guided_rendered_and_echoed() -> None:
@@ -226,17 +190,6 @@ async def test_a_workers_complaint_of_a_schema_names_the_field_of_the_response()
     guided = client.tokens.requests[0].sampling.guided
     assert guided is not None
     assert [form.param for form in guided.last] == [None, "tools[1].parameters", None]
-
-
-def test_a_complaint_speaks_of_the_fields_of_responses_only() -> None:
-    reply, _ = ask(text={"format": {"type": "json_object"}}, ignore_eos=True)
-    assert reply.error["param"] == "ignore_eos"
-    assert "response_format" not in reply.error["message"]
-
-
-def test_reasoning_comes_in_the_clear_where_it_is_asked_for_encrypted() -> None:
-    reply, _ = ask(include=["reasoning.encrypted_content"], store=False)
-    assert reply.status == 200
 
 
 def test_what_was_asked_for_is_echoed() -> None:
@@ -361,12 +314,6 @@ def test_a_missing_model_and_an_unknown_one_are_told_apart() -> None:
     assert asyncio.run(empty.respond()).status == 503
 
 
-def test_unknown_fields_are_ignored_named_in_a_header() -> None:
-    reply, _ = ask(foo=1, reasoning={"bar": 2}, text={"baz": 3})
-    assert reply.status == 200
-    assert reply.headers["x-baton-ignored"] == "foo, reasoning.bar, text.baz"
-
-
 def test_every_field_of_the_openai_sdk_is_served_or_refused_by_name() -> None:
     for field in typing.get_type_hints(response_create_params.ResponseCreateParamsNonStreaming):
         body = {"model": "m", "input": "Hi"}
@@ -376,13 +323,6 @@ def test_every_field_of_the_openai_sdk_is_served_or_refused_by_name() -> None:
             assert error.param == field  # noqa: PT017 either way is right
         else:
             assert field not in unknown
-
-
-async def test_a_long_input_fills_the_context_and_no_more() -> None:
-    client = Client(ScriptedTokens(ANSWER))
-    await client.respond()
-    request = client.tokens.requests[0]
-    assert request.sampling.max_tokens == CONTEXT_LENGTH - len(request.token_ids)
 
 
 ANYTHING = st.recursive(

@@ -1,8 +1,6 @@
 """What outlives a request of the Responses API: stored responses, background runs, resumed streams."""
 
 import asyncio
-import threading
-from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -12,22 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baton.errors import WorkerLost
-from frontend.app import envelope_of
-from frontend.http.authentication import Authentication
-from frontend.http.limits import Quotas, line_of, parse_keys
-from frontend.responses.runs import ResponseState
-from frontend.responses.store import ResponseStore
 from tests.scripted_frontend import (
     MODEL,
     TOKENIZER,
     AliasedFleet,
     Client,
     Reply,
-    ScriptedTokens,
     ended,
     frontend,
 )
-from tests.stored_responses import another_frontend, response
+from tests.stored_responses import another_frontend
 from tests.waiting import until
 
 THINK = "<|channel|>analysis<|message|>Think.<|end|><|start|>assistant"
@@ -239,26 +231,6 @@ async def test_counting_input_tokens_counts_as_a_request_of_its_model() -> None:
         assert client.metric("baton_requests_total", route=route, model=MODEL, status="200") == 1
 
 
-async def test_a_background_response_that_shows_as_completed_is_kept_already() -> None:
-    can_save = threading.Event()
-    can_save.set()
-
-    def clock() -> float:
-        can_save.wait(5)
-        return 0.0
-
-    tokens = ScriptedTokens(ANSWER, pause_at=13)
-    client = Client(tokens, responses=ResponseState(ResponseStore(clock=clock)))
-    made = (await client.respond(background=True)).json
-    await tokens.paused.wait()
-    can_save.clear()
-    tokens.go_on.set()
-    asyncio.get_running_loop().call_later(0.05, can_save.set)
-    await ended(client, made["id"])
-    assert (await client.respond(previous_response_id=made["id"])).status == 200
-    await client.responses.close()
-
-
 async def test_a_response_of_an_unreachable_frontend_is_not_continued_cancelled_or_deleted(
     tmp_path: Path,
 ) -> None:
@@ -297,57 +269,6 @@ async def test_the_stream_of_a_response_whose_frontend_died_ends_with_its_failur
         assert failed["response"]["status"] == "failed"
 
 
-class Sibling:
-    """Another process of the frontend, which makes `theirs` for alice until it is asked about it."""
-
-    def __init__(self, store: ResponseStore) -> None:
-        self._store = store
-
-    async def save(self, status: str) -> None:
-        events = b'event: response.created\ndata: {"sequence_number":0}\n\n'
-        body = b'{"status":"%b"}' % status.encode()
-        await self._store.save(
-            response("theirs", status=status, body=body, events=events, is_background=True, key_name="alice"),
-            [],
-        )
-
-    async def ask_run(
-        self, address: str, response_id: str, sequence_number: int | None
-    ) -> AsyncGenerator[bytes, None]:
-        await self.save("cancelled" if sequence_number is None else "completed")
-        if sequence_number is not None and sequence_number > 0:
-            yield b""
-
-
-@pytest.mark.parametrize("asked", ["cancel", "stream"])
-async def test_a_response_that_another_process_ends_when_asked_is_told_as_it_ended(
-    asked: str, tmp_path: Path
-) -> None:
-    path = str(tmp_path / "responses.sqlite3")
-    theirs, ours = ResponseStore(path, address="unix:@theirs"), ResponseStore(path)
-    sibling = Sibling(theirs)
-    await sibling.save("in_progress")
-    client = Client(ScriptedTokens(ANSWER), responses=ResponseState(ours, ask_run=sibling.ask_run))
-    keys = parse_keys(line_of("alice", "a") + "\n" + line_of("bob", "b"))
-    client.app = Authentication(client.app, lambda: keys, envelope_of, Quotas(), client.services.metrics)
-    alice = {"x-api-key": "a"}
-    body = {"model": MODEL, "input": "Hi", "previous_response_id": "theirs"}
-    other = await client.post("/v1/responses", body, {"x-api-key": "b"})
-    assert other.error["code"] == "previous_response_not_found"
-    url = "/v1/responses/theirs"
-    if asked == "cancel":
-        reply = await client.post(f"{url}/cancel", {}, alice)
-        assert (reply.status, reply.json) == (200, {"status": "cancelled"})
-        await sibling.save("completed")
-        reply = await client.post(f"{url}/cancel", {}, alice)  # it is not asked again
-        assert (reply.status, reply.json) == (200, {"status": "completed"})
-    else:
-        reply = await client.request("GET", f"{url}?stream=true", b"", alice)
-        assert (reply.status, reply.events) == (200, [{"sequence_number": 0}])
-    await client.responses.close()
-    await theirs.close()
-
-
 async def test_a_background_response_that_fails_says_why() -> None:
     async def scenario() -> dict[str, Any]:
         script = {"fail_at": 20, "error": WorkerLost("The worker died.")}
@@ -358,15 +279,6 @@ async def test_a_background_response_that_fails_says_why() -> None:
     failed = await scenario()
     assert failed["status"] == "failed"
     assert failed["error"] == {"code": "server_error", "message": "The worker died."}
-
-
-async def test_a_background_response_has_a_deadline() -> None:
-    async def scenario() -> dict[str, Any]:
-        async with frontend(ANSWER, script={"pause_at": 13}, request_timeout_s=0.01) as client:
-            made = (await client.respond(background=True)).json
-            return await ended(client, made["id"])
-
-    assert (await scenario())["status"] == "failed"
 
 
 async def test_cancelling_ends_a_background_response_and_its_generation() -> None:
@@ -533,14 +445,3 @@ async def test_a_shutdown_reports_what_it_interrupts_as_failed(tmp_path: Path) -
         [failed] = (await client.get(f"/v1/responses/{made['id']}?stream=true&starting_after=7")).events
         assert (failed["type"], failed["sequence_number"]) == ("response.failed", 8)
         assert failed["response"] == found
-
-
-async def test_a_drain_lets_background_responses_end() -> None:
-    async with frontend(ANSWER, script={"pause_at": 13}) as client:
-        made = (await client.respond(background=True)).json
-        await client.tokens.paused.wait()
-        draining = asyncio.create_task(client.responses.runs.drain(10))
-        await asyncio.sleep(0)  # the drain waits now
-        client.tokens.go_on.set()
-        await draining
-        assert (await ended(client, made["id"]))["status"] == "completed"
