@@ -1,6 +1,6 @@
-"""The protocol of both request planes: typed messages, batched into numbered frames.
+"""The protocol of every request plane: typed signals, batched into numbered frames.
 
-A frame is `[number, [envelope, ...]]` in msgpack, with everything that one side had ready in one turn of its
+A frame is `[number, [signal, ...]]` in msgpack, with everything that one side had ready in one turn of its
 event loop. Frames are numbered from 0 in each direction of a link, so that a lost one is detected. The first
 frame is a single `Hello`, so that unknown callers cannot send more.
 """
@@ -82,7 +82,7 @@ class Goodbye(msgspec.Struct, frozen=True, array_like=True, tag=8):
 
 ToWorker = Hello | Open | Cancel | Credit | Beat | Goodbye
 ToCaller = Hello | Next | End | Fail | Beat | Goodbye
-Envelope = ToWorker | ToCaller
+Signal = ToWorker | ToCaller
 T = TypeVar("T")
 
 FROM_CALLER = msgspec.msgpack.Decoder(tuple[int, list[ToWorker]])
@@ -114,25 +114,25 @@ class Wire(Protocol):
 
 
 class FrameWriter:
-    """Batches envelopes to one peer: those put in one turn of the event loop leave in one frame.
+    """Batches signals to one peer: those put in one turn of the event loop leave in one frame.
 
-    `refuse(envelope, error)` is called for an envelope that cannot be sent (too large, or not encodable) and
+    `refuse(signal, error)` is called for an signal that cannot be sent (too large, or not encodable) and
     may return a small replacement.
     """
 
-    def __init__(self, wire: Wire, refuse: Callable[[Envelope, BatonError], Envelope | None]) -> None:
+    def __init__(self, wire: Wire, refuse: Callable[[Signal, BatonError], Signal | None]) -> None:
         self._wire = wire
         self._refuse = refuse
         self._loop = asyncio.get_running_loop()
-        self._waiting: list[Envelope] = []
+        self._waiting: list[Signal] = []
         self._number = 0
         self._closed = False
 
-    def put(self, envelope: Envelope) -> None:
-        """Send `envelope` at the end of this turn."""
+    def put(self, signal: Signal) -> None:
+        """Send `signal` at the end of this turn."""
         if not self._waiting:
             self._loop.call_soon(self._flush)
-        self._waiting.append(envelope)
+        self._waiting.append(signal)
 
     def close(self, last: Goodbye) -> None:
         """Send what is waiting and `last` at once, and nothing after it."""
@@ -141,19 +141,19 @@ class FrameWriter:
         self._closed = True
 
     def _flush(self) -> None:
-        envelopes, self._waiting = self._waiting, []
-        if not envelopes or self._closed:
+        signals, self._waiting = self._waiting, []
+        if not signals or self._closed:
             return
         if self._number == 0:
-            self._send(envelopes[:1])  # the Hello
-            del envelopes[:1]
-        if envelopes:
-            self._send(envelopes)
+            self._send(signals[:1])  # the Hello
+            del signals[:1]
+        if signals:
+            self._send(signals)
 
-    def _send(self, envelopes: list[Envelope]) -> None:
+    def _send(self, signals: list[Signal]) -> None:
         """Send one frame; split in half if it is too large or cannot be encoded."""
         try:
-            frame, limit = _ENCODER.encode((self._number, envelopes)), self._wire.max_frame_bytes
+            frame, limit = _ENCODER.encode((self._number, signals)), self._wire.max_frame_bytes
         except (TypeError, ValueError, OverflowError) as error:
             refusal: BatonError = EngineFailure(f"a message cannot be encoded: {error}")
         else:
@@ -164,14 +164,14 @@ class FrameWriter:
             refusal = InvalidRequest(
                 f"a message of {len(frame)} bytes exceeds this request plane's limit of {limit}"
             )
-        if len(envelopes) == 1:
-            instead = self._refuse(envelopes[0], refusal)
+        if len(signals) == 1:
+            instead = self._refuse(signals[0], refusal)
             if instead is not None:
                 self._send([instead])
             return
-        middle = len(envelopes) // 2
-        self._send(envelopes[:middle])
-        self._send(envelopes[middle:])
+        middle = len(signals) // 2
+        self._send(signals[:middle])
+        self._send(signals[middle:])
 
 
 class FrameReader(Generic[T]):
@@ -190,7 +190,7 @@ class FrameReader(Generic[T]):
     def open(self, frame: bytes | bytearray) -> list[T]:
         """Decode the next frame. Raises LinkBroken."""
         try:
-            number, envelopes = self._decoder.decode(frame)
+            number, signals = self._decoder.decode(frame)
         except UNDECODABLE as error:
             raise LinkBroken(f"version {VERSION} cannot decode its frame: {error}") from None
         if number < self.num_heard:
@@ -198,18 +198,18 @@ class FrameReader(Generic[T]):
         if number != self.num_heard:
             raise LinkBroken(f"frame {self.num_heard} was lost, got frame {number}")
         if number == 0:
-            self._greet(envelopes)
+            self._greet(signals)
         self.num_heard += 1
         self.num_silent_ticks = 0
-        return envelopes
+        return signals
 
     def tick(self) -> int:
         """Count one tick; returns the ticks since the last frame."""
         self.num_silent_ticks += 1
         return self.num_silent_ticks
 
-    def _greet(self, envelopes: list[T]) -> None:
-        hello = envelopes[0] if envelopes else None
+    def _greet(self, signals: list[T]) -> None:
+        hello = signals[0] if signals else None
         if not isinstance(hello, Hello):
             raise LinkBroken("it did not send a Hello")
         if hello.version != VERSION:

@@ -50,7 +50,7 @@ def num_connections(part: int, at_most: int, *, reserve: int | None = None) -> i
     return min(at_most, max(soft // part, 0 if reserve is None else soft - reserve))
 
 
-class Admission(Generic[T]):
+class ConnectionLimit(Generic[T]):
     """The connections of one listener, `limit` at most. When full, a new one replaces the one that has waited
     longest without a request, which `hang_up` closes.
     """
@@ -64,35 +64,35 @@ class Admission(Generic[T]):
     def __len__(self) -> int:
         return len(self._present)
 
-    def enter(self, guest: T) -> bool:
+    def enter(self, connection: T) -> bool:
         """Admit a new, waiting connection; False if all `limit` connections are busy."""
         if len(self._present) >= self._limit and not self.make_room():
             return False
-        self._present.add(guest)
-        self._waiting[guest] = None
+        self._present.add(connection)
+        self._waiting[connection] = None
         return True
 
     def make_room(self) -> bool:
         """Close the connection that has waited longest; False if none is waiting."""
         if not self._waiting:
             return False
-        guest, _ = self._waiting.popitem(last=False)
-        self._hang_up(guest)
+        connection, _ = self._waiting.popitem(last=False)
+        self._hang_up(connection)
         return True
 
-    def busy(self, guest: T) -> None:
+    def busy(self, connection: T) -> None:
         """Mark as served: it keeps its place."""
-        self._waiting.pop(guest, None)
+        self._waiting.pop(connection, None)
 
-    def wait(self, guest: T) -> None:
+    def wait(self, connection: T) -> None:
         """Mark as waiting for its next request."""
-        if guest in self._present:
-            self._waiting[guest] = None
+        if connection in self._present:
+            self._waiting[connection] = None
 
-    def leave(self, guest: T) -> None:
+    def leave(self, connection: T) -> None:
         """Remove a closed connection."""
-        self._present.discard(guest)
-        self._waiting.pop(guest, None)
+        self._present.discard(connection)
+        self._waiting.pop(connection, None)
 
 
 class Listener:

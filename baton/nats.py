@@ -90,9 +90,9 @@ it.
 """
 
 
-class Box:
+class Mailbox:
     """One wildcard subject of this process, and the links that end there, by token, with the MAC of what they
-    get. `echo` is set when a message to the token ECHO arrives. A worker's box has its `key`.
+    get. `echo` is set when a message to the token ECHO arrives. A worker's mailbox has its `key`.
     """
 
     def __init__(self, subject: str, key: str = "", accept: Accept | None = None) -> None:
@@ -103,7 +103,7 @@ class Box:
         self._accept = accept
 
     async def receive(self, message: Msg) -> None:
-        """Pass a frame to its link; a worker's box creates the link for a new caller."""
+        """Pass a frame to its link; a worker's mailbox creates the link for a new caller."""
         token = message.subject.rpartition(".")[2]
         found = self.links.get(token)
         if message.headers and message.headers.get("Status") == NO_RESPONDERS:
@@ -132,7 +132,7 @@ class Box:
         link.receive(frame)
 
 
-class Post:
+class Publisher:
     """The connection to the server and the frames waiting to be published.
 
     nats-py's `publish` is a coroutine; one task runs it for all links. It waits while nats-py buffers 2 MiB;
@@ -140,7 +140,7 @@ class Post:
     was last asked.
     """
 
-    def __init__(self, client: Client, inbox: Box) -> None:
+    def __init__(self, client: Client, inbox: Mailbox) -> None:
         self.answering = True
         self.writable = asyncio.Event()
         self.writable.set()
@@ -179,10 +179,10 @@ class Post:
             return False
         return True
 
-    async def subscribe(self, box: Box) -> Subscription:
-        """Subscribe to the box's subject and wait for the server's confirmation. Raises ConnectionError."""
+    async def subscribe(self, mailbox: Mailbox) -> Subscription:
+        """Subscribe to the mailbox's subject and wait for the server's confirmation. Raises ConnectionError."""
         try:
-            subscription = await self._client.subscribe(f"{box.subject}.*", cb=box.receive, **LIMITS)
+            subscription = await self._client.subscribe(f"{mailbox.subject}.*", cb=mailbox.receive, **LIMITS)
         except nats.errors.Error as error:
             raise ConnectionError(f"the NATS server did not accept a subscription: {error!r}") from error
         if not await self.answers():
@@ -235,10 +235,12 @@ class Post:
 class NatsWire:
     """`Wire` of one link: where its frames go, and where answers and 503s come back."""
 
-    def __init__(self, post: Post, key: str, to: str, reply: str, forget: Callable[[], object]) -> None:
+    def __init__(
+        self, publisher: Publisher, key: str, to: str, reply: str, forget: Callable[[], object]
+    ) -> None:
         self._mac = Mac(key, to)
-        self.writable = post.writable
-        self._post = post
+        self.writable = publisher.writable
+        self._publisher = publisher
         self._to = to
         self._reply = reply
         self._forget = forget
@@ -246,11 +248,11 @@ class NatsWire:
     @property
     def max_frame_bytes(self) -> int:
         """`Wire.max_frame_bytes`."""
-        return self._post.max_frame_bytes
+        return self._publisher.max_frame_bytes
 
     def send(self, frame: bytes) -> None:
         """`Wire.send`."""
-        self._post.put(self._to, self._mac.sign(frame), self._reply)
+        self._publisher.put(self._to, self._mac.sign(frame), self._reply)
 
     def close(self) -> None:
         """`Wire.close`; the server keeps serving the other links."""
@@ -281,7 +283,7 @@ _ONCE: dict[str, Any] = {"allow_reconnect": False, "error_cb": _ignore}
 
 # nats-py reports these with every attempt to connect.
 _OUTAGES = (OSError, TimeoutError, nats.errors.UnexpectedEOF, nats.errors.StaleConnectionError)
-_LATER_THAN_LIVENESS_S = 1.0  # a server that stands still for a moment is no fault
+_LATER_THAN_LIVENESS_S = 1.0  # short pauses of the server are tolerated
 
 
 class NatsTransport:
@@ -298,11 +300,11 @@ class NatsTransport:
         self._server_urls = [url.strip() for url in server_urls.split(",")]
         callbacks = {"error_cb": _on_error, "disconnected_cb": self._on_disconnect}
         self._options: dict[str, Any] = {"flush_timeout": liveness_s, **callbacks, **_OPTIONS, **options}
-        self._connecting: asyncio.Task[Post] | None = None
+        self._connecting: asyncio.Task[Publisher] | None = None
         self._asking: asyncio.Task[None] | None = None
-        self._inbox = Box(f"{_CALLER}{secrets.token_hex(8)}")
+        self._inbox = Mailbox(f"{_CALLER}{secrets.token_hex(8)}")
         self._links: dict[str, CallerLink] = {}
-        self._boxes = [self._inbox]
+        self._mailboxes = [self._inbox]
         self._closed = False
 
     @contextlib.asynccontextmanager
@@ -311,19 +313,19 @@ class NatsTransport:
         subject = f"{_WORKER}{_UNFIT.sub('_', worker_id)}.{secrets.token_hex(4)}"
         key = secrets.token_hex(16)
         service = Service(subject, respond, self._pace)
-        post = await self._connected()
+        publisher = await self._connected()
 
         def accept(to: str, reply: str, forget: Callable[[], object]) -> WorkerLink:
-            return service.accept(NatsWire(post, key, to, reply, forget))
+            return service.accept(NatsWire(publisher, key, to, reply, forget))
 
-        box = Box(subject, key, accept)
-        subscription = await post.subscribe(box)
-        self._boxes.append(box)
+        mailbox = Mailbox(subject, key, accept)
+        subscription = await publisher.subscribe(mailbox)
+        self._mailboxes.append(mailbox)
         try:
             yield f"{_SCHEME}{subject}#{key}"
         finally:
             await service.stop()
-            self._boxes.remove(box)
+            self._mailboxes.remove(mailbox)
             with contextlib.suppress(nats.errors.Error):
                 await subscription.unsubscribe()
 
@@ -380,12 +382,12 @@ class NatsTransport:
         if not subject.startswith(_WORKER):
             raise WorkerLost(f"{address!r} is not a NATS worker address")
         try:
-            post = await self._connected()
+            publisher = await self._connected()
         except ConnectionError as error:
             raise BrokerLost(str(error)) from error
-        return self._links.get(address) or self._new_link(post, address, subject, key)
+        return self._links.get(address) or self._new_link(publisher, address, subject, key)
 
-    def _new_link(self, post: Post, address: str, subject: str, key: str) -> CallerLink:
+    def _new_link(self, publisher: Publisher, address: str, subject: str, key: str) -> CallerLink:
         token = secrets.token_hex(8)
         mine = f"{self._inbox.subject}.{token}"
 
@@ -393,29 +395,29 @@ class NatsTransport:
             self._links.pop(address, None)
             self._inbox.links.pop(token, None)
 
-        wire = NatsWire(post, key, f"{subject}.{token}", mine, forget)
-        link = CallerLink(wire, subject, self._pace, on_silence=functools.partial(self._ask, post))
+        wire = NatsWire(publisher, key, f"{subject}.{token}", mine, forget)
+        link = CallerLink(wire, subject, self._pace, on_silence=functools.partial(self._ask, publisher))
         self._links[address] = link
         self._inbox.links[token] = link, Mac(key, mine)
         return link
 
-    async def _connected(self) -> Post:
+    async def _connected(self) -> Publisher:
         """The connection, made on first use. Raises ConnectionError."""
         if self._closed:
             raise ConnectionError(_CLOSED)
         if self._connecting is None:
             self._connecting = asyncio.get_running_loop().create_task(self._connect())
             self._connecting.add_done_callback(self._on_connect)
-        post = await asyncio.shield(self._connecting)
-        if not (post.connected and post.answering):
+        publisher = await asyncio.shield(self._connecting)
+        if not (publisher.connected and publisher.answering):
             raise ConnectionError(_AWAY)
-        return post
+        return publisher
 
-    def _on_connect(self, task: asyncio.Task[Post]) -> None:
+    def _on_connect(self, task: asyncio.Task[Publisher]) -> None:
         if task.cancelled() or task.exception() is not None:
             self._connecting = None  # the next caller tries again
 
-    async def _connect(self) -> Post:
+    async def _connect(self) -> Publisher:
         client = Client()
 
         async def reconnected() -> None:
@@ -430,39 +432,39 @@ class NatsTransport:
             await client.close()
             place = ", ".join(url.rpartition("@")[2] for url in self._server_urls)  # without credentials
             raise ConnectionError(f"no NATS server at {place}: {error!r}") from error
-        return Post(client, self._inbox)
+        return Publisher(client, self._inbox)
 
     async def _on_disconnect(self) -> None:
         if self._connecting is not None and self._connecting.done() and not self._closed:
-            post = self._connecting.result()
-            self._lose_server(post)
-            self._ask(post)
+            publisher = self._connecting.result()
+            self._lose_server(publisher)
+            self._ask(publisher)
 
-    def _ask(self, post: Post) -> None:
+    def _ask(self, publisher: Publisher) -> None:
         """A link is silent, or the connection was lost: find out whether the server answers."""
         if self._asking is None or self._asking.done():
-            self._asking = asyncio.get_running_loop().create_task(self._asked(post))
+            self._asking = asyncio.get_running_loop().create_task(self._asked(publisher))
 
-    async def _asked(self, post: Post) -> None:
-        while not await post.answers():
-            self._lose_server(post)
-        if not post.answering:
+    async def _asked(self, publisher: Publisher) -> None:
+        while not await publisher.answers():
+            self._lose_server(publisher)
+        if not publisher.answering:
             await asyncio.sleep(_SETTLE_S)  # until workers have reconnected too
-            post.answering = True
+            publisher.answering = True
             log.info("plane=reachable kind=nats")
         for link in list(self._links.values()):
             link.lose_if_silent()
 
-    def _lose_server(self, post: Post) -> None:
+    def _lose_server(self, publisher: Publisher) -> None:
         """Frames may have been lost, so drop every link on both sides; calls start again."""
-        if post.answering:
+        if publisher.answering:
             log.warning("plane=unreachable kind=nats")
-        post.answering = False
-        post.forget_all()
+        publisher.answering = False
+        publisher.forget_all()
         for link in list(self._links.values()):
             link.lose(_AWAY, BrokerLost)
-        for box in self._boxes:
-            for served, _ in list(box.links.values()):
+        for mailbox in self._mailboxes:
+            for served, _ in list(mailbox.links.values()):
                 served.lose(_AWAY)
 
 

@@ -1,4 +1,4 @@
-"""The caller's end of a link, for both planes: concurrent calls to one worker.
+"""Both ends of a link, for every plane: concurrent calls from one process to one worker.
 
 Sans-I/O: a plane passes frames in (`receive`) and sends frames (`Wire`). The worker may have WINDOW replies
 of a stream in flight; the caller returns credit as it consumes them. So a slow consumer stops only its own
@@ -24,7 +24,7 @@ from baton.errors import (
     WorkerUnreached,
     from_wire,
 )
-from baton.frames import Beat, Cancel, Credit, End, Envelope, Fail, Goodbye, Hello, Next, Open
+from baton.frames import Beat, Cancel, Credit, End, Fail, Goodbye, Hello, Next, Open, Signal
 from baton.messages import GenerateRequest, Reply, Request, TokenChunk, is_retry
 from baton.pace import Pace, Pulse
 from baton.telemetry import unauthenticated
@@ -34,6 +34,14 @@ log = logging.getLogger(__name__)
 
 WINDOW = 256
 """Maximum unconsumed replies of one stream."""
+MAX_STREAMS = 16_384
+"""Maximum streams per link; more are refused with Overloaded."""
+MAX_CALLERS = 1024
+"""Maximum links per worker."""
+CALLER_PATIENCE = 5
+"""How many times longer than a worker a caller may be silent: nothing takes over its streams."""
+STOP_S = 5.0
+"""How long `Service.stop` waits for generators to close."""
 _MOST_MERGED_TOKENS = 64
 _SILENT = "it does not respond"
 
@@ -67,8 +75,8 @@ class Bell:
 
 class _Call:
     """One running call on the caller's side: what has arrived, and how it ended. Plain token chunks that
-    wait for the consumer are one chunk; `num_waiting` counts what was sent. If the worker is lost while it
-    has sent no more than `num_heard` frames, it never got the request; None: unknown.
+    wait for the consumer are one chunk; `num_waiting` counts what was sent. `num_heard`: frames received when
+    the call was sent. If none arrived since, a lost worker never got the request; None: unknown.
     """
 
     __slots__ = ("bell", "ended", "error", "num_heard", "num_waiting", "number", "replies")
@@ -116,11 +124,11 @@ class CallerLink:
     def receive(self, frame: bytes | bytearray) -> None:
         """Process one frame of the worker; an invalid one drops the link."""
         try:
-            for envelope in self._reader.open(frame):
-                if type(envelope) is Next:
-                    self._push(envelope)
+            for signal in self._reader.open(frame):
+                if type(signal) is Next:
+                    self._push(signal)
                 else:
-                    self._control(envelope)
+                    self._control(signal)
         except frames.LinkBroken as broken:
             self.lose(str(broken))
 
@@ -182,23 +190,23 @@ class CallerLink:
         """Whether calls run, or may wait until the wire takes them."""
         return bool(self._calls) or not self.writable.is_set()
 
-    def _push(self, envelope: Next) -> None:
-        call = self._calls.get(envelope.stream)
+    def _push(self, signal: Next) -> None:
+        call = self._calls.get(signal.stream)
         if call is None:
             return
         call.num_waiting += 1
         if call.num_waiting > WINDOW:
             raise frames.LinkBroken("it sent more replies than its window")
         replies = call.replies
-        both = _merged(replies[-1], envelope.reply) if replies else None
+        both = _merged(replies[-1], signal.reply) if replies else None
         if both is None:
-            replies.append(envelope.reply)
+            replies.append(signal.reply)
             call.bell.ring()
         else:
             replies[-1] = both
 
-    def _control(self, envelope: frames.ToCaller) -> None:
-        match envelope:
+    def _control(self, signal: frames.ToCaller) -> None:
+        match signal:
             case End(stream):
                 self._end(stream, None)
             case Fail(stream, error):
@@ -211,9 +219,9 @@ class CallerLink:
         if call is not None:
             call.end(error)
 
-    def _cannot_send(self, envelope: Envelope, error: BatonError) -> None:
-        if isinstance(envelope, Open):
-            self._end(envelope.stream, InvalidRequest(error.message))
+    def _cannot_send(self, signal: Signal, error: BatonError) -> None:
+        if isinstance(signal, Open):
+            self._end(signal.stream, InvalidRequest(error.message))
 
     def _tick(self) -> None:
         self._num_idle = 0 if self._is_used else self._num_idle + 1
@@ -286,16 +294,6 @@ def _merged(first: Reply, then: Reply) -> TokenChunk | None:
     return TokenChunk(first.token_ids + then.token_ids, then.finish_reason, then.usage or first.usage)
 
 
-MAX_STREAMS = 16_384
-"""Maximum streams per link; more are refused with Overloaded."""
-MAX_CALLERS = 1024
-"""Maximum links per worker."""
-CALLER_PATIENCE = 5
-"""How many times longer than a worker a caller may be silent: nothing takes over its streams."""
-STOP_S = 5.0
-"""How long `Service.stop` waits for generators to close."""
-
-
 class _Stream:
     """One running answer on the worker's side."""
 
@@ -328,8 +326,8 @@ class WorkerLink:
     def receive(self, frame: bytes | bytearray) -> None:
         """Process one frame of the caller; an invalid one drops the link."""
         try:
-            for envelope in self._reader.open(frame):
-                self._take(envelope)
+            for signal in self._reader.open(frame):
+                self._take(signal)
         except frames.LinkBroken as broken:
             if not self._is_known:
                 unauthenticated.note("the request plane")
@@ -358,12 +356,15 @@ class WorkerLink:
             self._writer.put(Fail(number, stopped))
             stream.cancel()
 
-    def _take(self, envelope: frames.ToWorker) -> None:
-        match envelope:
+    def _take(self, signal: frames.ToWorker) -> None:
+        match signal:
             case Hello():
                 self._is_known = True
                 self._writer.put(Hello(frames.VERSION, self._service.worker))
-                self._service.admit(self)
+                if self._service.stopped:
+                    self.lose("the worker has stopped")
+                elif len(self._service.links) > MAX_CALLERS:
+                    self.lose(f"{MAX_CALLERS} callers are connected to this worker")
             case Open(number, request):
                 self._open(number, request)
             case Cancel(number):
@@ -421,14 +422,14 @@ class WorkerLink:
             log.exception("answer_failed request=%s", _name(request))
             put(Fail(number, _broken(request)))
 
-    def _cannot_send(self, envelope: Envelope, error: BatonError) -> Fail | None:
-        if not isinstance(envelope, Next | Fail):
+    def _cannot_send(self, signal: Signal, error: BatonError) -> Fail | None:
+        if not isinstance(signal, Next | Fail):
             return None
         log.error("reply_refused reason=%s", error.message)
-        stream = self._streams.get(envelope.stream)
+        stream = self._streams.get(signal.stream)
         if stream is not None:
             stream.cancel()
-        return Fail(envelope.stream, error.to_wire())
+        return Fail(signal.stream, error.to_wire())
 
     def _tick(self) -> None:
         if self._reader.tick() >= CALLER_PATIENCE * self._service.pace.num_silent:
@@ -454,13 +455,6 @@ class Service:
         link = WorkerLink(wire, self)
         self.links.add(link)
         return link
-
-    def admit(self, link: WorkerLink) -> None:
-        """Drop a new link if there are too many or the service has stopped."""
-        if self.stopped:
-            link.lose("the worker has stopped")
-        elif len(self.links) > MAX_CALLERS:
-            link.lose(f"{MAX_CALLERS} callers are connected to this worker")
 
     async def stop(self) -> None:
         """Refuse new calls, close every generator (callers get WorkerLost), then drop the links."""

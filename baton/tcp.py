@@ -14,7 +14,7 @@ from typing import cast
 
 from baton import frames
 from baton.errors import WorkerLost
-from baton.listener import Admission, Listener, num_connections
+from baton.listener import ConnectionLimit, Listener, num_connections
 from baton.messages import Reply, Request
 from baton.pace import LIVENESS_S, Pace
 from baton.peer_tls import CERT, PeerDistrusted, PeerTls
@@ -61,17 +61,28 @@ class TcpTransport:
     @contextlib.asynccontextmanager
     async def serve(self, worker_id: str, respond: Respond) -> AsyncIterator[str]:
         """`Transport.serve`. Raises OSError if `host` is not local."""
-        sock, name, address = self._listen(worker_id)
-        service = Service(name, respond, self._pace)
-        callers, tls = _Callers(service, self._may_call, is_tls=self._tls is not None), self._tls
+        listening, name, address = self._listen(worker_id)
+        service, tls = Service(name, respond, self._pace), self._tls
+        sockets: set[asyncio.Future[None]] = set()
+        # A few more than the service admits, so that the surplus gets an error message.
+        limit = ConnectionLimit(num_connections(4, MAX_CALLERS + _TURNED_AWAY), TcpWire.evict)
+
+        def take(sock: socket.socket) -> TcpWire | None:
+            wire = TcpWire(sockets, limit=limit, handshaking=None if tls is None else sock)
+            if not self._may_call(sock) or not limit.enter(wire):
+                sock.close()
+                return None
+            wire.link = service.accept(wire)
+            return wire
+
         context = (lambda: None) if tls is None else (lambda: tls.accepting)
-        listener = Listener(sock, callers.take, callers.admission.make_room, context)
+        listener = Listener(listening, take, limit.make_room, context)
         try:
             yield address
         finally:
             listener.close()
             await service.stop()
-            await _all_closed(callers.sockets)
+            await _all_closed(sockets)
 
     def call(self, address: str, request: Request) -> AsyncGenerator[Reply, None]:
         """`Transport.call`."""
@@ -103,7 +114,7 @@ class TcpTransport:
         if self._closed:
             raise WorkerLost("this process closed its transport")
         worker, where, connect = self._target(address)
-        connection = _Connection(self._sockets, forget=functools.partial(self._links.pop, address, None))
+        connection = TcpWire(self._sockets, forget=functools.partial(self._links.pop, address, None))
         link = self._links[address] = connection.link = CallerLink(connection, worker, self._pace)
         task = asyncio.get_running_loop().create_task(_connect(connection, link, where, connect))
         self._connecting.add(task)
@@ -147,31 +158,7 @@ class TcpTransport:
         raise WorkerLost(f"{address!r} is not a TCP worker address")
 
 
-class _Callers:
-    """Connections to one worker. Callers that know the worker's name keep their place; others make room."""
-
-    def __init__(self, service: Service, may_call: Callable[[socket.socket], bool], *, is_tls: bool) -> None:
-        self.sockets: set[asyncio.Future[None]] = set()
-        # A few more than the service admits, so that the surplus gets an error message.
-        limit = num_connections(4, MAX_CALLERS + _TURNED_AWAY)
-        self.admission: Admission[_Connection] = Admission(limit, _Connection.evict)
-        self._service = service
-        self._may_call = may_call
-        self._is_tls = is_tls
-
-    def take(self, sock: socket.socket) -> "_Connection | None":
-        """The protocol for a new connection, or None if it was closed."""
-        connection = _Connection(
-            self.sockets, admission=self.admission, handshaking=sock if self._is_tls else None
-        )
-        if not self._may_call(sock) or not self.admission.enter(connection):
-            sock.close()
-            return None
-        connection.link = self._service.accept(connection)
-        return connection
-
-
-class _Connection(asyncio.Protocol):
+class TcpWire(asyncio.Protocol):
     """One socket: the Wire of its link. Data sent before it is connected waits. `handshaking` is an accepted
     socket that is not connected before the TLS handshake.
     """
@@ -184,7 +171,7 @@ class _Connection(asyncio.Protocol):
         self,
         sockets: set[asyncio.Future[None]],
         forget: Callable[[], object] = lambda: None,
-        admission: "Admission[_Connection] | None" = None,
+        limit: "ConnectionLimit[TcpWire] | None" = None,
         handshaking: socket.socket | None = None,
     ) -> None:
         self.writable = asyncio.Event()
@@ -192,12 +179,10 @@ class _Connection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._sockets = sockets
         self._forget = forget
-        self._admission = admission
+        self._limit = limit
         self._handshaking = handshaking
         self._greeted = False
-        self._splitter = frames.Splitter(
-            frames.MAX_FRAME_BYTES if admission is None else frames.MAX_HELLO_BYTES
-        )
+        self._splitter = frames.Splitter(frames.MAX_FRAME_BYTES if limit is None else frames.MAX_HELLO_BYTES)
         self._transport: asyncio.Transport | None = None
         self._early: list[bytes] = []
         self._closing = False
@@ -223,7 +208,7 @@ class _Connection(asyncio.Protocol):
                 if not self._greeted:
                     self._greet()
         except frames.LinkBroken as broken:
-            if not self._greeted and self._admission is not None:
+            if not self._greeted and self._limit is not None:
                 unauthenticated.note("the request plane")
             self.link.lose(str(broken))
 
@@ -238,8 +223,8 @@ class _Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """The peer's process ended, or one side closed the connection."""
         self._sockets.discard(self._gone)
-        if self._admission is not None:
-            self._admission.leave(self)
+        if self._limit is not None:
+            self._limit.leave(self)
         self._gone.set_result(None)
         if isinstance(exc, ssl.SSLError) and self._handshaking is not None:
             unauthenticated.note(f"the request plane: TLS with a caller failed: {peers_fault(exc)}")
@@ -274,8 +259,8 @@ class _Connection(asyncio.Protocol):
     def _greet(self) -> None:
         """The first frame was valid, or the link is lost."""
         self._greeted = True
-        if self._admission is not None and not self._closing:
-            self._admission.busy(self)
+        if self._limit is not None and not self._closing:
+            self._limit.busy(self)
 
     def _is_unheard_over_tls(self) -> bool:
         """Whether the worker has not answered a TLS handshake that is complete on this side."""
@@ -291,7 +276,7 @@ class _Connection(asyncio.Protocol):
         self._gone.add_done_callback(lambda _: abort.cancel())
 
 
-async def _connect(connection: _Connection, link: CallerLink, where: str, connect: Connect) -> None:
+async def _connect(connection: TcpWire, link: CallerLink, where: str, connect: Connect) -> None:
     """Connect, or drop the link."""
     try:
         async with asyncio.timeout(CONNECT_TIMEOUT_S):

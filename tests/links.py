@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from baton import frames
-from baton.frames import Envelope
+from baton.frames import Signal
 from baton.messages import GenerateRequest, Reply, Request, Sampling, TokenChunk
 from baton.pace import Pace
 from baton.streams import CallerLink, Service, WorkerLink, call_over
@@ -63,8 +63,8 @@ class Pair:
         return call_over(link, request)
 
 
-def frame(number: int, *envelopes: Envelope) -> bytes:
-    return msgspec.msgpack.encode((number, envelopes))
+def frame(number: int, *signals: Signal) -> bytes:
+    return msgspec.msgpack.encode((number, signals))
 
 
 async def turns(until: Callable[[], bool]) -> None:
@@ -89,10 +89,10 @@ class RawCaller:
         self.link = service.accept(self.wire)
         self._number = 0
 
-    def say(self, *envelopes: Envelope) -> None:
-        self.link.receive(frame(self._number, *envelopes))
+    def say(self, *signals: Signal) -> None:
+        self.link.receive(frame(self._number, *signals))
         self._number += 1
 
-    def heard(self, kind: type[Envelope]) -> list[Envelope]:
-        envelopes = [each for one in self.wire.frames for each in frames.FROM_WORKER.decode(one)[1]]
-        return [each for each in envelopes if isinstance(each, kind)]
+    def heard(self, kind: type[Signal]) -> list[Signal]:
+        signals = [each for one in self.wire.frames for each in frames.FROM_WORKER.decode(one)[1]]
+        return [each for each in signals if isinstance(each, kind)]

@@ -17,7 +17,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from uvicorn.server import ServerState
 
 from baton.errors import BatonError, InvalidRequest
-from baton.listener import Admission
+from baton.listener import ConnectionLimit
 from frontend.http.errors import ErrorBody
 from frontend.http.exchange import Message, Receive, Scope, Send
 
@@ -239,7 +239,7 @@ class Connection(HttpToolsProtocol):
         self.parser = cast("httptools.HttpRequestParser", self._parser)
         self._sock = sock
         self._patience = patience
-        self._admission: Admission[Connection] | None = None
+        self._admission: ConnectionLimit[Connection] | None = None
         self._is_evicted = False
         self._is_refused = False
         self._is_new = True  # no request has begun
@@ -252,7 +252,7 @@ class Connection(HttpToolsProtocol):
         self._unsent_bytes = 0
         self._taken_s = 0.0
 
-    def enter(self, admission: Admission["Connection"]) -> bool:
+    def enter(self, admission: ConnectionLimit["Connection"]) -> bool:
         """Join the admission until the connection is lost; False if it is full."""
         if not admission.enter(self):
             return False

@@ -7,7 +7,7 @@ import socket
 import uvicorn
 
 from baton.errors import NotReady
-from baton.listener import Admission, Listener, Tls, num_connections
+from baton.listener import ConnectionLimit, Listener, Tls, num_connections
 from baton.pace import Pulse
 from frontend.http.connection import Connection, Patience
 from frontend.http.errors import ErrorBody, error_headers
@@ -40,8 +40,8 @@ class HttpServer:
         self._server = _uvicorn(app, drain_timeout_s)
         self._patience = patience or Patience()
         most = max_connections or num_connections(2, MOST_CONNECTIONS, reserve=RESERVED_DESCRIPTORS)
-        self._admitted = Admission(most, Connection.evict)
-        self._turned_away = Admission(num_connections(8, MOST_TURNED_AWAY), Connection.evict)
+        self._admitted = ConnectionLimit(most, Connection.evict)
+        self._turned_away = ConnectionLimit(num_connections(8, MOST_TURNED_AWAY), Connection.evict)
         self._is_full = False
         self._tls = tls
         self._listener: Listener | None = None

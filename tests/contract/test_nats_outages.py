@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from baton.errors import BrokerLost, WorkerLost
-from baton.nats import NatsTransport, Post
+from baton.nats import NatsTransport, Publisher
 from baton.pace import TICK_S
 from baton.transport import Transport
 from tests.alive import Newborn
@@ -109,21 +109,21 @@ def connections_to(url: str) -> list[socket.socket]:
 async def test_closing_ends_all_that_waits_for_an_absent_server(
     own_nats: ServerProcess, num_bytes: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    posts = Newborn(Post)
+    publishers = Newborn(Publisher)
     transport = NatsTransport(own_nats.url, liveness_s=LIVENESS_S)
     async with transport.serve("w", Endless().answer) as address:
         running = transport.call(address, a_request())
         await anext(running)
-        (post,) = posts.all()
-        assert isinstance(post, Post)
+        (publisher,) = publishers.all()
+        assert isinstance(publisher, Publisher)
         own_nats.freeze()
         for is_away in (False, True):
             for _ in range(0, num_bytes, 1 << 20):
-                post.put("subject", bytes(1 << 20), "")
+                publisher.put("subject", bytes(1 << 20), "")
             if not is_away:
                 with pytest.raises(BrokerLost):
                     await anext(running)
-                assert post.writable.is_set()  # what waited is forgotten
+                assert publisher.writable.is_set()  # what waited is forgotten
     await transport.close()
     await until(lambda: asyncio.all_tasks() == {asyncio.current_task()}, limit_s=10)
     own_nats.thaw()

@@ -5,7 +5,7 @@ import socket
 
 import pytest
 
-from baton.listener import Admission
+from baton.listener import ConnectionLimit
 from frontend.http.connection import MAX_HEAD_BYTES, Connection, Patience
 from tests.one_connection import GET, PATIENCE, POST, Scene, converse
 from tests.waiting import until
@@ -166,7 +166,7 @@ async def test_a_connection_that_makes_room_may_have_ended_by_itself() -> None:
 
 def test_a_connection_makes_room_only_while_its_client_has_nothing_to_wait_for() -> None:
     async def part(scene: Scene) -> None:
-        admission = Admission(1, Connection.evict)
+        admission = ConnectionLimit(1, Connection.evict)
         assert scene.connection.enter(admission)
         scene.say(GET)
         assert not admission.make_room()

@@ -11,13 +11,13 @@ from baton import frames
 from baton.frames import (
     Beat,
     End,
-    Envelope,
     FrameReader,
     FrameWriter,
     Goodbye,
     Hello,
     LinkBroken,
     Next,
+    Signal,
     Splitter,
 )
 from baton.messages import TokenChunk
@@ -97,12 +97,12 @@ def test_a_token_below_zero_breaks_the_link() -> None:
 
 
 @given(st.lists(st.integers(0, 60), max_size=40), st.integers(60, 300))
-async def test_any_envelopes_leave_in_order_in_frames_below_the_limit(sizes: list[int], limit: int) -> None:
-    replies: list[Envelope] = [Next(i, TokenChunk(token_ids=(9,) * size)) for i, size in enumerate(sizes)]
-    wire, refused = Sent(limit), list[Envelope]()
+async def test_any_signals_leave_in_order_in_frames_below_the_limit(sizes: list[int], limit: int) -> None:
+    replies: list[Signal] = [Next(i, TokenChunk(token_ids=(9,) * size)) for i, size in enumerate(sizes)]
+    wire, refused = Sent(limit), list[Signal]()
 
     async def scenario() -> None:
-        writer = FrameWriter(wire, lambda envelope, _: refused.append(envelope))
+        writer = FrameWriter(wire, lambda signal, _: refused.append(signal))
         for reply in replies:
             writer.put(reply)
         await asyncio.sleep(0)  # frames are sealed once a turn
@@ -111,18 +111,18 @@ async def test_any_envelopes_leave_in_order_in_frames_below_the_limit(sizes: lis
     opened = [frames.FROM_WORKER.decode(each) for each in wire.frames]
     assert [number for number, _ in opened] == list(range(len(opened)))
     assert all(len(each) <= limit for each in wire.frames)
-    assert [envelope for _, envelopes in opened for envelope in envelopes] == [
+    assert [signal for _, signals in opened for signal in signals] == [
         reply for reply in replies if reply not in refused
     ]
-    assert all(len(frame(0, envelope)) > limit for envelope in refused)
+    assert all(len(frame(0, signal)) > limit for signal in refused)
 
 
 async def test_the_hello_leaves_alone_as_strangers_may_not_send_more() -> None:
     async def scenario() -> list[bytes]:
         wire = Sent()
-        writer = FrameWriter(wire, lambda envelope, _: pytest.fail(str(envelope)))
-        for envelope in (Hello(frames.VERSION, "w"), Beat(), Beat()):
-            writer.put(envelope)
+        writer = FrameWriter(wire, lambda signal, _: pytest.fail(str(signal)))
+        for signal in (Hello(frames.VERSION, "w"), Beat(), Beat()):
+            writer.put(signal)
         await asyncio.sleep(0)  # frames are sealed once a turn
         return wire.frames
 
@@ -132,7 +132,7 @@ async def test_the_hello_leaves_alone_as_strangers_may_not_send_more() -> None:
 async def test_a_frame_of_the_limit_is_sent_and_nothing_after_the_goodbye() -> None:
     async def scenario() -> list[bytes]:
         wire = Sent(len(frame(0, End(1))))
-        writer = FrameWriter(wire, lambda envelope, _: pytest.fail(str(envelope)))
+        writer = FrameWriter(wire, lambda signal, _: pytest.fail(str(signal)))
         writer.put(End(1))
         await asyncio.sleep(0)  # frames are sealed once a turn
         wire.max_frame_bytes = frames.MAX_FRAME_BYTES

@@ -1,4 +1,4 @@
-"""Admission and eviction of connections; accepting continues after a lack of descriptors."""
+"""ConnectionLimit and eviction of connections; accepting continues after a lack of descriptors."""
 
 import asyncio
 import errno
@@ -11,7 +11,7 @@ import sys
 
 import pytest
 
-from baton.listener import Admission, Listener, num_connections
+from baton.listener import ConnectionLimit, Listener, num_connections
 from tests.waiting import until
 
 
@@ -20,7 +20,7 @@ class Lobby:
 
     def __init__(self, limit: int) -> None:
         self.gone: list[str] = []
-        self.admission = Admission[str](limit, self.gone.append)
+        self.admission = ConnectionLimit[str](limit, self.gone.append)
 
 
 def test_up_to_the_limit_all_stay() -> None:

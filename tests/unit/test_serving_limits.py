@@ -7,7 +7,7 @@ import pytest
 
 from baton import frames
 from baton.errors import EngineFailure, InvalidRequest
-from baton.frames import Cancel, Credit, End, Envelope, Goodbye, Hello, Next, Open
+from baton.frames import Cancel, Credit, End, Goodbye, Hello, Next, Open, Signal
 from baton.messages import Reply, Request, TokenChunk
 from baton.streams import MAX_CALLERS, WINDOW, Service
 from baton.telemetry import unauthenticated
@@ -55,7 +55,7 @@ async def test_a_generator_waits_before_its_second_reply_while_the_wire_is_full(
 
 @pytest.mark.parametrize("last", [[Cancel(1)], [Cancel(1), Credit(1, 5)], [Goodbye("I leave")]])
 @jumping
-async def test_a_generator_that_waits_for_credit_is_closed_with_its_call(last: list[Envelope]) -> None:
+async def test_a_generator_that_waits_for_credit_is_closed_with_its_call(last: list[Signal]) -> None:
     service = Service("w", count_up, PACE)
     caller = RawCaller(service)
     with none_abandoned():

@@ -11,7 +11,7 @@ from typing import cast
 import msgspec
 
 from baton.errors import HandoffFailed, HandoffStalled
-from baton.listener import Admission, Listener, Tls
+from baton.listener import ConnectionLimit, Listener, Tls
 from baton.pace import Pulse
 from baton.peer_tls import PeerTls
 from baton.telemetry import unauthenticated
@@ -56,7 +56,9 @@ class Stream:
             yield msgspec.msgpack.encode(Way(payload=bytes(host_view(payload))))
             return
         token, writers = secrets.token_bytes(_TOKEN_BYTES), set[asyncio.StreamWriter]()
-        admission = Admission[asyncio.StreamWriter](_MOST_READERS, lambda writer: writer.transport.abort())
+        admission = ConnectionLimit[asyncio.StreamWriter](
+            _MOST_READERS, lambda writer: writer.transport.abort()
+        )
         is_open = True
 
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -11,7 +11,7 @@ import pytest
 from nats.aio.client import Client
 
 from baton import frames
-from baton.nats import MAC_BYTES, Box, Mac, Post
+from baton.nats import MAC_BYTES, Mac, Mailbox, Publisher
 from baton.streams import WorkerLink
 from baton.telemetry import unauthenticated
 from baton.transport import Transport
@@ -25,63 +25,63 @@ HALF = bytes(600_000)
 
 
 @contextlib.asynccontextmanager
-async def connected(url: str) -> AsyncIterator[tuple[Client, Post, str]]:
-    """A client, a post over it, and a subject of this test's own."""
+async def connected(url: str) -> AsyncIterator[tuple[Client, Publisher, str]]:
+    """A client, a publisher over it, and a subject of this test's own."""
     client, subject = Client(), f"test.{secrets.token_hex(8)}"
     await client.connect(url)
-    post = Post(client, Box(f"{subject}.inbox"))
+    publisher = Publisher(client, Mailbox(f"{subject}.inbox"))
     try:
-        yield client, post, subject
+        yield client, publisher, subject
     finally:
-        await post.close()
+        await publisher.close()
 
 
 async def test_frames_that_were_forgotten_are_never_published(nats_server: str) -> None:
-    async with connected(nats_server) as (client, post, subject):
+    async with connected(nats_server) as (client, publisher, subject):
         received = await client.subscribe(subject)
-        post.put(subject, b"old", "")
-        post.forget_all()
-        post.put(subject, b"new", "")
+        publisher.put(subject, b"old", "")
+        publisher.forget_all()
+        publisher.put(subject, b"new", "")
         assert (await received.next_msg(timeout=PATIENCE_S)).data == b"new"
 
 
 async def test_generators_wait_while_more_than_a_megabyte_does(nats_server: str) -> None:
-    async with connected(nats_server) as (_, post, subject):
+    async with connected(nats_server) as (_, publisher, subject):
         for _ in range(2):  # the second time after all of it was published
-            post.put(subject, HALF, "")
-            assert post.writable.is_set()
-            post.put(subject, HALF, "")
-            assert not post.writable.is_set()
-            await until(post.writable.is_set)
+            publisher.put(subject, HALF, "")
+            assert publisher.writable.is_set()
+            publisher.put(subject, HALF, "")
+            assert not publisher.writable.is_set()
+            await until(publisher.writable.is_set)
         for _ in range(3):
-            post.put(subject, HALF, "")
-        post.forget_all()
-        assert post.writable.is_set()
-        post.put(subject, HALF, "")
-        assert post.writable.is_set()
+            publisher.put(subject, HALF, "")
+        publisher.forget_all()
+        assert publisher.writable.is_set()
+        publisher.put(subject, HALF, "")
+        assert publisher.writable.is_set()
 
 
-async def later(post: Post, subject: str) -> None:
-    post.put(subject, b"late", "")
+async def later(publisher: Publisher, subject: str) -> None:
+    publisher.put(subject, b"late", "")
 
 
 async def test_what_waits_is_published_before_it_closes_and_nothing_after(nats_server: str) -> None:
     async with connected(nats_server) as (client, _, subject):
         received = await client.subscribe(subject)
         await client.flush()
-        async with connected(nats_server) as (_, post, _):
-            post.put(subject, b"waits", "")
-            await asyncio.gather(post.close(), later(post, subject))
+        async with connected(nats_server) as (_, publisher, _):
+            publisher.put(subject, b"waits", "")
+            await asyncio.gather(publisher.close(), later(publisher, subject))
         await client.publish(subject, b"last")
         messages = [(await received.next_msg(timeout=PATIENCE_S)).data for _ in range(2)]
         assert messages == [b"waits", b"last"]
 
 
 async def test_a_frame_that_cannot_be_published_holds_up_no_other(nats_server: str) -> None:
-    async with connected(nats_server) as (client, post, subject):
+    async with connected(nats_server) as (client, publisher, subject):
         received = await client.subscribe(subject)
-        post.put("no subject", b"", "")
-        post.put(subject, b"next", "")
+        publisher.put("no subject", b"", "")
+        publisher.put(subject, b"next", "")
         assert (await received.next_msg(timeout=PATIENCE_S)).data == b"next"
 
 
@@ -94,8 +94,8 @@ async def test_a_frame_and_its_mac_fit_a_message(
     settings = tmp_path / "nats.conf"
     settings.write_text(f"max_payload: {max_payload}\nmax_pending: 256MB", encoding="utf-8")
     server = launch_nats("-c", str(settings))
-    async with connected(server.url) as (_, post, _):
-        assert post.max_frame_bytes == expected - MAC_BYTES
+    async with connected(server.url) as (_, publisher, _):
+        assert publisher.max_frame_bytes == expected - MAC_BYTES
     server.kill()
 
 
