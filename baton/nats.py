@@ -180,7 +180,7 @@ class Publisher:
         return True
 
     async def subscribe(self, mailbox: Mailbox) -> Subscription:
-        """Subscribe to the mailbox's subject and wait for the server's confirmation. Raises ConnectionError."""
+        """Subscribe to the subject and wait for the confirmation. Raises ConnectionError."""
         try:
             subscription = await self._client.subscribe(f"{mailbox.subject}.*", cb=mailbox.receive, **LIMITS)
         except nats.errors.Error as error:
