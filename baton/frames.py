@@ -151,7 +151,7 @@ class FrameWriter:
             self._send(signals)
 
     def _send(self, signals: list[Signal]) -> None:
-        """Send one frame; split in half if it is too large or cannot be encoded."""
+        """Send one frame; a frame for each signal if it is too large or cannot be encoded."""
         try:
             frame, limit = _ENCODER.encode((self._number, signals)), self._wire.max_frame_bytes
         except (TypeError, ValueError, OverflowError) as error:
@@ -164,14 +164,11 @@ class FrameWriter:
             refusal = InvalidRequest(
                 f"a message of {len(frame)} bytes exceeds this request plane's limit of {limit}"
             )
-        if len(signals) == 1:
-            instead = self._refuse(signals[0], refusal)
-            if instead is not None:
-                self._send([instead])
-            return
-        middle = len(signals) // 2
-        self._send(signals[:middle])
-        self._send(signals[middle:])
+        if len(signals) > 1:
+            for signal in signals:
+                self._send([signal])
+        elif (instead := self._refuse(signals[0], refusal)) is not None:
+            self._send([instead])
 
 
 class FrameReader(Generic[T]):

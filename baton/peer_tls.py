@@ -3,13 +3,12 @@
 import contextlib
 import os
 import ssl
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 from baton.errors import WorkerLost
-from baton.reread import EVERY_S, Reread
+from baton.reread import Reread
 from baton.tls import CredentialError, client_context, reason, server_context
 
 CERT, KEY, CA = "BATON_PEER_CERT", "BATON_PEER_KEY", "BATON_PEER_CA"
@@ -34,28 +33,22 @@ class PeerTls:
 
     def __init__(self, cert: Path, key: Path, ca: Path) -> None:
         self._files = Reread([cert, key, ca], lambda: _contexts(cert, key, ca))
-        self._checked_s = time.monotonic()
 
     @property
     def accepting(self) -> ssl.SSLContext:
         """For a connection that a peer has made."""
-        return self._current().accepting
+        self._files.check()
+        return self._files.value.accepting
 
     @property
     def connecting(self) -> ssl.SSLContext:
         """For a connection to a peer."""
-        return self._current().connecting
-
-    def _current(self) -> _Contexts:
-        now_s = time.monotonic()
-        if now_s - self._checked_s >= EVERY_S:
-            self._checked_s = now_s
-            self._files.check()
-        return self._files.value
+        self._files.check()
+        return self._files.value.connecting
 
 
 def peer_tls(environ: Mapping[str, str] = os.environ) -> PeerTls | None:
-    """The one that the environment asks for, if any. Raises CredentialError with the variables' names."""
+    """TLS as the environment demands it, if it does. Raises CredentialError with the variables' names."""
     cert, key, ca = (Path(environ[name]) if environ.get(name) else None for name in (CERT, KEY, CA))
     if cert is None and key is None and ca is None:
         return None

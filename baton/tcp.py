@@ -137,25 +137,22 @@ class TcpTransport:
         return True
 
     def _target(self, address: str) -> tuple[str, str, Connect]:
-        """The worker at an address, the place for messages, and how to connect to it."""
-        host, port, worker = self._parts(address)
-        context = None if self._tls is None else self._tls.connecting
-        create = asyncio.get_running_loop().create_connection
-        return worker, f"{host}:{port}", functools.partial(create, host=host, port=port, ssl=context)
-
-    def _parts(self, address: str) -> tuple[str, int, str]:
-        """Host, port and worker of an address. Raises PeerDistrusted if only one side has TLS; WorkerLost if
-        it is not a TCP worker address.
+        """The worker at an address, the place for messages, and how to connect to it. Raises PeerDistrusted
+        if only one side has TLS; WorkerLost if it is not a TCP worker address.
         """
         try:
             url = urllib.parse.urlsplit(address)
-            if url.scheme in _UNLIKE and url.hostname and url.port:
-                if url.scheme != self._scheme:
-                    raise PeerDistrusted(f"{url.hostname}:{url.port} {_UNLIKE[url.scheme]}")
-                return url.hostname, url.port, url.path.removeprefix("/")
+            host, port, scheme = url.hostname, url.port, url.scheme
         except ValueError:
-            pass
-        raise WorkerLost(f"{address!r} is not a TCP worker address")
+            host = port = scheme = None
+        if scheme not in _UNLIKE or not host or not port:
+            raise WorkerLost(f"{address!r} is not a TCP worker address")
+        if scheme != self._scheme:
+            raise PeerDistrusted(f"{host}:{port} {_UNLIKE[scheme]}")
+        context = None if self._tls is None else self._tls.connecting
+        create = asyncio.get_running_loop().create_connection
+        connect = functools.partial(create, host=host, port=port, ssl=context)
+        return url.path.removeprefix("/"), f"{host}:{port}", connect
 
 
 class TcpWire(asyncio.Protocol):

@@ -7,7 +7,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from contextlib import AsyncExitStack, aclosing
 from functools import partial
 from typing import NamedTuple
 
@@ -130,7 +130,8 @@ class Generator:
         """
         progress = Progress(request, self._fleet.num_token_ids(request.model))
         place = self._admission(request.model).place(request, caller)
-        async with self._noting_usage(progress), place as on_start:
+        async with place as on_start, AsyncExitStack() as ending:
+            ending.callback(self._note_usage, progress)
             while True:
                 await self._reach_broker(progress)
                 await self._find_worker(progress)
@@ -157,14 +158,10 @@ class Generator:
                     except BatonError as error:
                         self._note_failure(error, progress)
 
-    @asynccontextmanager
-    async def _noting_usage(self, progress: Progress) -> AsyncGenerator[None, None]:
-        """Record a request's usage when its stream is closed."""
-        try:
-            yield
-        finally:
-            if progress.usage is not None and progress.usage.num_moved_bytes is not None:
-                self._metrics.of("request_moved_kv_bytes").observe(progress.usage.num_moved_bytes)
+    def _note_usage(self, progress: Progress) -> None:
+        if progress.usage is not None and progress.usage.num_moved_bytes is not None:
+            self._metrics.of("request_moved_kv_bytes").observe(progress.usage.num_moved_bytes)
+
 
     def _note_failure(self, error: BatonError, progress: Progress) -> None:
         """Record a failed attempt. Raises the error if the request cannot be retried."""

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 
-from baton import peer_tls as peer_tls_module
 from baton.connect import Wires
 from baton.errors import WorkerLost
 from baton.peer_tls import CA, CERT, KEY, PeerDistrusted, PeerTls
@@ -234,10 +233,7 @@ async def test_a_worker_that_does_not_shake_hands_is_lost_within_the_liveness_li
     assert b"secret" not in heard
 
 
-async def test_renewed_certificates_are_for_new_connections(
-    ours: Authority, theirs: Authority, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(peer_tls_module, "EVERY_S", 0)
+async def test_renewed_certificates_are_for_new_connections(ours: Authority, theirs: Authority) -> None:
     cert, key = ours.sign("worker")
     tls = PeerTls(cert, key, ours.ca)
     endless, caller, worker = Endless(), TcpTransport(tls=ours.peer()), TcpTransport(tls=tls)

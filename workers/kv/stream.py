@@ -56,25 +56,23 @@ class Stream:
             yield msgspec.msgpack.encode(Way(payload=bytes(host_view(payload))))
             return
         token, writers = secrets.token_bytes(_TOKEN_BYTES), set[asyncio.StreamWriter]()
-        admission = ConnectionLimit[asyncio.StreamWriter](
-            _MOST_READERS, lambda writer: writer.transport.abort()
-        )
+        readers = ConnectionLimit(_MOST_READERS, _abort)
         is_open = True
 
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             writers.add(writer)
             try:
-                if not is_open or not admission.enter(writer):
+                if not is_open or not readers.enter(writer):
                     writer.transport.abort()
                 elif hmac.compare_digest(await reader.readexactly(_TOKEN_BYTES), token):
-                    admission.busy(writer)
+                    readers.busy(writer)
                     await _send(payload, writer)
                 else:
                     unauthenticated.note("the KV socket")
             except (OSError, asyncio.IncompleteReadError):
                 pass  # it hung up
             finally:
-                admission.leave(writer)
+                readers.leave(writer)
                 writer.close()
 
         def take(_: socket.socket) -> asyncio.Protocol:
@@ -83,7 +81,7 @@ class Stream:
         family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
         sock = socket.create_server((self._host, 0), family=family)
         # Asyncio's own server leaks what it accepted in the turn in which it is closed.
-        listener = Listener(sock, take, admission.make_room, self._accepting)
+        listener = Listener(sock, take, readers.make_room, self._accepting)
         try:
             yield msgspec.msgpack.encode(Way(port=sock.getsockname()[1], token=token))
         finally:
@@ -113,6 +111,10 @@ class Stream:
             ) from None
         finally:
             receiver.stop()
+
+
+def _abort(writer: asyncio.StreamWriter) -> None:
+    writer.transport.abort()
 
 
 async def _send(payload: Memory, writer: asyncio.StreamWriter) -> None:
