@@ -52,7 +52,7 @@ class Wires:
         metavar="IP",
     )
     liveness_s: float = flag(
-        LIVENESS_S, "a worker that is silent for so long is lost", env="BATON_LIVENESS_S", metavar="S"
+        LIVENESS_S, "a worker that is silent for this long is lost", env="BATON_LIVENESS_S", metavar="S"
     )
 
     def __post_init__(self) -> None:
@@ -104,7 +104,7 @@ class Wires:
         return own_address([*servers, *(self.nats_urls if self._plane() == "nats" else [])])
 
     def tls(self) -> PeerTls | None:
-        """That of connections between this process and others, if the environment asks for it."""
+        """TLS of connections between processes, if the environment demands it."""
         return peer_tls()
 
     def plane_name(self) -> str:
@@ -141,7 +141,7 @@ class Wires:
         if refusal is not None:
             raise CredentialError(
                 f"{self.plane_name()} refuses this user: {refusal}; set NATS_AUTH_USERNAME and "
-                "NATS_AUTH_PASSWORD, or another NATS_AUTH_... that it knows"
+                "NATS_AUTH_PASSWORD, or another NATS_AUTH_..."
             )
 
     async def check_etcd_access(self) -> None:

@@ -212,7 +212,7 @@ class FrameReader(Generic[T]):
         if hello.version != VERSION:
             raise LinkBroken(f"it uses protocol version {hello.version}, this process {VERSION}")
         if hello.worker != self._worker:
-            raise LinkBroken("it does not know this worker by its name")
+            raise LinkBroken("it calls a worker of another name")
 
 
 def with_length(frame: bytes) -> bytes:

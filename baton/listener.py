@@ -19,7 +19,7 @@ _ACCEPTS_A_TURN = 16
 _MOST_LAST_TURNS = 256
 _PAUSE_S = 0.1
 _PAUSE_PER_CONNECTION_S = 0.0001
-"""Of a shared socket: what a process waits before it accepts, so that one with fewer connections is first."""
+"""On a shared socket, the pause before accepting: the process with the fewest connections is first."""
 _MOST_SHARED_PAUSE_S = 0.005
 _HANDSHAKE_S = 10.0
 _GOODBYE_S = 2.0
@@ -98,7 +98,7 @@ class ConnectionLimit(Generic[T]):
 class Listener:
     """Accepts on a listening socket. `take` gets each connection and keeps it, or returns the protocol that
     the event loop should run on it. `num_open`, for a socket on which other processes accept too, is how many
-    connections this one has: those with few accept first.
+    connections this process has: the one with the fewest accepts first.
 
     The event loops' own servers do not survive running out of descriptors: uvloop closes the listening socket
     for good. This one calls `make_room` and tries again a moment later.
@@ -135,9 +135,7 @@ class Listener:
         self._listener.close()
 
     async def settled(self) -> None:
-        """Return when the event loop runs every connection accepted so far, but for clients that let it wait
-        for their part of the TLS handshake.
-        """
+        """Wait until all accepted connections are set up, except those stalled in the TLS handshake."""
         if self._connecting:
             _, late = await asyncio.wait(self._connecting, timeout=_GOODBYE_S)
             for task in late:
@@ -166,7 +164,7 @@ class Listener:
         self._paused = self._loop.call_later(pause_s, self._resume)
 
     def _accept(self, at_most: int) -> bool:
-        """Accept some of those that wait, so that other tasks run; False if no more can be accepted now."""
+        """Accept up to `at_most` connections; False if no more can be accepted now."""
         for _ in range(at_most):
             try:
                 sock, _ = self._listener.accept()

@@ -102,7 +102,7 @@ def _key_pair(seed: str, variable: str) -> Any:
         try:
             return nkeys.from_seed(bytearray(seed.strip().encode()))
         except (nkeys.NkeysError, ValueError):
-            pass  # said below, without the seed
+            pass  # the error below is without the seed
     raise CredentialError(f"{variable}: the seed is not that of a NATS user, SU...")
 
 

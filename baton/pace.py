@@ -6,7 +6,7 @@ from collections.abc import Callable
 import msgspec
 
 LIVENESS_S = 2.0
-"""A worker that is silent for this long is lost: its callers go on with another one."""
+"""A worker that is silent for this long is lost: its callers resume on another one."""
 TICK_S = 0.25
 IDLE_S = 60.0
 """A caller drops a link after this time without a call."""

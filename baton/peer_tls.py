@@ -1,4 +1,4 @@
-"""TLS between Baton's own processes: each shows a certificate, and talks only with those of its authority."""
+"""TLS between the fleet's processes: each shows a certificate and accepts those of its authority."""
 
 import contextlib
 import os
@@ -27,8 +27,8 @@ class _Contexts(NamedTuple):
 class PeerTls:
     """This process's certificate, for both ends of a connection, read again when its files change.
 
-    A peer is who has a certificate of the authority: workers register by address, and a certificate for each
-    address would have to be issued before a worker knows its own. Raises ValueError with a sentence.
+    Any certificate of the authority is accepted, whatever its name: workers register by address, and a
+    certificate for it would have to be issued before the worker has one. Raises ValueError with a sentence.
     """
 
     def __init__(self, cert: Path, key: Path, ca: Path) -> None:

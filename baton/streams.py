@@ -47,7 +47,7 @@ _SILENT = "it does not respond"
 
 
 def public_name(worker: str) -> str:
-    """A worker's name or address for messages: without its last part, a secret that only callers know."""
+    """A worker's name or address for messages: without its last part, a secret of its callers."""
     return worker.rpartition(".")[0] or worker
 
 
@@ -104,9 +104,7 @@ class CallerLink:
     def __init__(
         self, wire: frames.Wire, worker: str, pace: Pace, on_silence: Callable[[], object] | None = None
     ) -> None:
-        """A plane that must first find out who is silent passes `on_silence`; it then calls
-        `lose_if_silent`.
-        """
+        """A plane with a broker passes `on_silence`, checks the broker, and calls `lose_if_silent`."""
         self.lost: str | None = None
         self._on_silence = on_silence or self.lose_if_silent
         self.writable = wire.writable
@@ -133,7 +131,7 @@ class CallerLink:
             self.lose(str(broken))
 
     def lose_if_silent(self) -> None:
-        """Drop a link in use if its worker has said nothing for the liveness limit."""
+        """Drop a link in use if its worker has been silent for the liveness limit."""
         if self._is_used and self._is_silent:
             self.lose(_SILENT)
 
@@ -177,7 +175,7 @@ class CallerLink:
             self._writer.put(Credit(call.number, num_replies))
 
     def leave(self, call: _Call) -> None:
-        """Forget the call; tells the worker unless the call has ended."""
+        """Forget the call; cancels it at the worker unless it has ended."""
         if self._calls.pop(call.number, None) is not None:
             self._writer.put(Cancel(call.number))
 
@@ -320,7 +318,7 @@ class WorkerLink:
         self._streams: dict[int, _Stream] = {}
         self._reader = frames.FrameReader(frames.FROM_CALLER, service.worker)
         self._writer = frames.FrameWriter(wire, self._cannot_send)
-        self._is_known = False  # the caller knows this worker's name
+        self._is_known = False  # the caller sent this worker's name
         self._pulse = Pulse(service.pace.tick_s, self._tick)
 
     def receive(self, frame: bytes | bytearray) -> None:
@@ -345,7 +343,7 @@ class WorkerLink:
             stream.cancel()
         self._service.links.discard(self)
         if not self._is_known:
-            self._writer.put(Hello(frames.VERSION, ""))  # tells an old or a new caller why
+            self._writer.put(Hello(frames.VERSION, ""))  # so that a caller of another version can read why
         self._writer.close(Goodbye(reason))
         self._wire.close()
 
@@ -415,10 +413,10 @@ class WorkerLink:
         except BatonError as error:
             put(Fail(number, error.to_wire()))
         except asyncio.CancelledError:
-            # If the caller cancelled, this is ignored; if the engine cancelled itself, the caller must know.
+            # Ignored if the caller cancelled; if the engine cancelled itself, the caller gets an error.
             put(Fail(number, _broken(request)))
             raise
-        except Exception:  # process edge: the caller must learn of any engine error
+        except Exception:  # process edge: any engine error goes to the caller
             log.exception("answer_failed request=%s", _name(request))
             put(Fail(number, _broken(request)))
 

@@ -33,7 +33,7 @@ _UNLIKE = {
     "tcp": f"does not use TLS, and this process does ({CERT})",
     "tls": f"uses TLS, and this process does not ({CERT} is not set)",
 }
-_HUNG_UP = "it hung up on this process's certificate; its log may say why"
+_HUNG_UP = "it closed the connection after this process's certificate; see its log"
 _HIGH_WATER_BYTES = 1024 * 1024
 """With more than this unsent, generators wait; the frame of one turn may exceed it."""
 
@@ -132,7 +132,7 @@ class TcpTransport:
         where = f"[{host}]" if ":" in host else host
         return sock, name, f"{self._scheme}://{where}:{sock.getsockname()[1]}/{name}"
 
-    def _may_call(self, sock: socket.socket) -> bool:  # noqa: ARG002  callers are known by what they send
+    def _may_call(self, sock: socket.socket) -> bool:  # noqa: ARG002  callers show a name
         """Whether a connection is served."""
         return True
 

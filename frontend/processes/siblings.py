@@ -1,4 +1,4 @@
-"""What frontend processes ask of each other: metrics, background runs, reasoning, the use of API keys."""
+"""Calls between frontend processes: metrics, background runs, reasoning, the use of API keys."""
 
 import asyncio
 import dataclasses
@@ -23,9 +23,9 @@ from frontend.turn.thoughts import Kept, Thoughts
 
 SCRAPE_TIMEOUT_S = 1.0
 SILENCE_S = 10.0
-"""A process that is silent for so long does not answer: it is frozen, or dead."""
-MAX_UNTOLD = 10_000
-"""Messages on their way to processes that do not read them; more are dropped."""
+"""A process that is silent for this long is lost: frozen, or dead."""
+MAX_SENDING = 10_000
+"""Notifications on their way to other processes; more are dropped."""
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ class AskRun(msgspec.Struct, frozen=True, array_like=True, tag=3):
     sequence_number: int | None
 
 
-Message = Keep | Spend | Scrape | AskRun
+SiblingRequest = Keep | Spend | Scrape | AskRun
 
 
 def _token_ids(kind: type, value: object) -> object:
@@ -63,13 +63,13 @@ def _token_ids(kind: type, value: object) -> object:
 
 
 _ENCODER = msgspec.msgpack.Encoder(enc_hook=list)
-_MESSAGES: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Message, dec_hook=_token_ids)
+_MESSAGES: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(SiblingRequest, dec_hook=_token_ids)
 _METRICS = msgspec.msgpack.Decoder(list[Sampled])
 
 
 @dataclasses.dataclass(frozen=True)
 class Shared:
-    """What other processes ask for or add to."""
+    """State that other processes read or add to."""
 
     thoughts: Thoughts
     metrics: Metrics
@@ -78,9 +78,9 @@ class Shared:
 
 
 class Siblings:
-    """This process, index `index` of its frontend's `num_processes`, among the other ones and those of other
-    frontends. The frontend is known by its `folder`, or, with
-    one process, by a name of its own. `listening` is to be called once this process accepts connections.
+    """This process, number `index` of its frontend's `num_processes`, among the others and those of other
+    frontends. The frontend's name is its `folder`, or random with one process. Call `listening` once this
+    process accepts connections.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class Siblings:
         self.address = self._plane.address(self._name)
         """Where other processes of this user reach this one."""
         self._others = [self._plane.address(name) for name in names]
-        self._telling: set[asyncio.Task[None]] = set()
+        self._sending: set[asyncio.Task[None]] = set()
 
     @asynccontextmanager
     async def answering(self, shared: Shared) -> AsyncIterator[None]:
@@ -109,15 +109,15 @@ class Siblings:
                 yield
         finally:
             await self._plane.close()
-            await asyncio.gather(*self._telling)
+            await asyncio.gather(*self._sending)
 
     def share(self, kept: Kept) -> None:
         """Give an entry of reasoning to all processes that are running."""
-        self._tell(Keep(kept))
+        self._notify(Keep(kept))
 
     def share_use(self, used: Used) -> None:
-        """Tell all processes that are running that an API key was used."""
-        self._tell(Spend(used))
+        """Report the use of an API key to all processes that are running."""
+        self._notify(Spend(used))
 
     async def metrics(self) -> list[Sequence[Sampled]]:
         """The metrics of the processes that answer in time."""
@@ -130,7 +130,7 @@ class Siblings:
         """`frontend.responses.runs.AskRun`."""
         return self._ask(address, AskRun(response_id, sequence_number))
 
-    async def _ask(self, address: str, message: Message) -> AsyncGenerator[bytes, None]:
+    async def _ask(self, address: str, message: SiblingRequest) -> AsyncGenerator[bytes, None]:
         request = FrontendRequest(data=_ENCODER.encode(message))
         try:
             async with aclosing(self._plane.call(address, request)) as replies:
@@ -140,12 +140,12 @@ class Siblings:
         except WorkerLost as error:
             raise NotReady(UNREACHED, retry_after_s=1) from error
 
-    def _tell(self, message: Keep | Spend) -> None:
+    def _notify(self, message: Keep | Spend) -> None:
         for address in self._others:
-            if len(self._telling) < MAX_UNTOLD:
+            if len(self._sending) < MAX_SENDING:
                 task = asyncio.get_running_loop().create_task(self._send(address, message))
-                self._telling.add(task)
-                task.add_done_callback(self._telling.discard)
+                self._sending.add(task)
+                task.add_done_callback(self._sending.discard)
 
     async def _send(self, address: str, message: Keep | Spend) -> None:
         with suppress(BatonError):  # it is not running

@@ -22,8 +22,8 @@ log = logging.getLogger(__name__)
 
 
 class Port:
-    """The listening socket of this frontend, and the `door` at which the next one asks for it. `running` is
-    the frontend that both were taken from.
+    """This frontend's listening socket, and the `door` at which the next frontend connects for it. `running`
+    leads to the frontend that both came from.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Port:
         log.info("the next frontend serves: draining")
 
     def close(self) -> None:
-        """Leave both sockets to those that have taken them."""
+        """Close this process's descriptors of the sockets."""
         for each in (self.listener, self._door, self._running):
             if each is not None:
                 each.close()
@@ -108,7 +108,7 @@ def inherited() -> socket.socket | None:
 
 
 def _new_door(number: int) -> socket.socket:
-    """A socket at the name of this port; one at which nobody asks if the name is in use."""
+    """A socket at the name of this port; if the name is in use, one that nobody finds."""
     door = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         door.bind(_name(number))

@@ -15,7 +15,7 @@ from frontend.metrics import Metrics, Refusal
 
 class Capacity(NamedTuple):
     """How many requests are decoded at a time, how many may be on their way to their first token, how many
-    may run (those included), and how many may wait for that.
+    may run in all, and how many may wait.
     """
 
     num_places: float
@@ -27,7 +27,7 @@ class Capacity(NamedTuple):
 def capacity_of(
     prefills: Sequence[WorkerInfo], decodes: Sequence[WorkerInfo], num_processes: int
 ) -> Capacity | None:
-    """A frontend process's part of what the workers hold; None if one does not announce it, or if no decode
+    """This process's part of the workers' places; None if a worker does not announce them, or if no decode
     worker is live.
 
     Workers get a few requests more than their batches hold, so that a place that becomes free is taken at
@@ -126,7 +126,7 @@ class Admission:
         self._read_again_s = 0.0
         self._waiting = FairQueue()
         self._num_starting = 0  # without a token
-        self._num_running = 0  # those included
+        self._num_running = 0  # in all
         self._mean_s: float | None = None  # of the time that a request has a place
         self._booked_s = 0.0  # the last Retry-After ends then
 

@@ -29,7 +29,7 @@ from frontend.metrics import Metrics
 from frontend.routing.admission import MAX_WAIT_S, Admission, Capacity, capacity_of
 from frontend.routing.fleet import Fleet
 from frontend.routing.progress import Progress, UnknownToken
-from frontend.routing.router import Place, RouterMode, make_router
+from frontend.routing.router import Locality, RouterMode, make_router
 from frontend.routing.workers import Event
 
 log = logging.getLogger(__name__)
@@ -111,7 +111,7 @@ class Generator:
         self._num_running: Counter[str] = Counter()
         self._pick = make_router(mode, self._num_running, self._count_route)
 
-    def _count_route(self, role: Role, place: Place) -> None:
+    def _count_route(self, role: Role, locality: Locality) -> None:
         self._metrics.of("prefix_routes", role.value, place).inc()
 
     def check(self, model: str, caller: str, deadline_s: float) -> None:
@@ -123,7 +123,7 @@ class Generator:
     ) -> AsyncGenerator[TokenChunk, None]:
         """The answer's chunks. If the workers are full, it waits for the caller's turn; then `on_taken` is
         called. If a worker is lost, another one prefills the prompt and the tokens so far, or makes the
-        answer again if its engine cannot go on in the middle, and the stream continues without repeated or
+        answer again if its engine cannot resume, and the stream continues without repeated or
         missing tokens. If none is live, or the broker is away, it waits.
 
         Raises a BatonError: NoWorkers, Overloaded, DeadlineExceeded, WorkerLost, ...
@@ -162,15 +162,14 @@ class Generator:
         if progress.usage is not None and progress.usage.num_moved_bytes is not None:
             self._metrics.of("request_moved_kv_bytes").observe(progress.usage.num_moved_bytes)
 
-
     def _note_failure(self, error: BatonError, progress: Progress) -> None:
         """Record a failed attempt. Raises the error if the request cannot be retried."""
         if isinstance(error, UnknownToken):
-            self._fleet.table.note(progress.asked[-1], Event.INVALID, error.message)
+            self._fleet.table.note(progress.called[-1], Event.INVALID, error.message)
         elif lost := progress.lost_with(error):
             self._fleet.table.note(lost, Event.LOST)
         if isinstance(error, HandoffStalled) and progress.prefill:
-            self._fleet.cut.add(progress.prefill, progress.asked[-1])
+            self._fleet.cut.add(progress.prefill, progress.called[-1])
         progress.note_failure(error)
         log.warning("retry request_id=%s after %s: %s", progress.request.request_id, error.code, error)
 
@@ -181,7 +180,7 @@ class Generator:
         return self._admissions[model]
 
     def _capacity(self, model: str, num_decoding: int) -> Capacity | None:
-        """What the workers hold, without those requests that run on workers that leave."""
+        """The places of the workers, besides those of requests on workers that are leaving."""
         prefills, decodes = (self._fleet.workers(model, role) for role in (Role.PREFILL, Role.DECODE))
         capacity = capacity_of(prefills, decodes, self._num_processes)
         num_leaving = num_decoding - sum(self._num_running[worker.worker_id] for worker in decodes)
@@ -322,7 +321,7 @@ class Generator:
     async def _call(
         self, worker: WorkerInfo, request: GenerateRequest, progress: Progress, calls: AsyncExitStack
     ) -> AsyncGenerator[Reply, None]:
-        progress.asked.append(worker)
+        progress.called.append(worker)
         self._num_running[worker.worker_id] += 1
         calls.callback(self._num_running.subtract, [worker.worker_id])
         return await calls.enter_async_context(aclosing(self._transport.call(worker.address, request)))

@@ -18,12 +18,11 @@ class Instance(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Health(msgspec.Struct, frozen=True, kw_only=True):
-    """The body of /health. `missing` says what must be started, or get ready, before a request can be served;
-    `warming` are workers that try their handoffs before they get requests, `lost` those that are registered
-    and do not answer, `stuck` those that only send heartbeats. In `cold_pairs` that trial failed, of
-    `refused_pairs` it is known that it would; over `cut_pairs` no KV moves. Stuck workers and cut pairs are
-    not used until a later trial succeeds; `refused` workers sent what no genuine worker sends, or this
-    frontend and they do not trust each other's certificates.
+    """The body of /health. `missing`: what must be started, or become ready, before requests can be served.
+    Workers: `warming` ones try their handoffs first, `lost` ones do not respond, `stuck` ones only send
+    heartbeats, `refused` ones sent invalid tokens or have a certificate of another authority. Pairs: the
+    warm-up of `cold_pairs` failed, `refused_pairs` do not match, between `cut_pairs` no KV moved. Stuck
+    workers and cut pairs are excluded until a trial succeeds.
     """
 
     status: str

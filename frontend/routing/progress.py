@@ -38,13 +38,13 @@ class Retry(NamedTuple):
     """What a failed attempt means for the next one."""
 
     excludes: Literal["none", "last", "prefill", "source"]
-    """The worker to avoid: the one asked last; the one whose handoff this is; or that, else the last."""
+    """The worker to avoid: the last one called; the source of the handoff; or the source, else the last."""
     counts: Literal["always", "never", "new"]
     """Whether it counts against MAX_ATTEMPTS. `new`: only while the request has not begun to run, as a full
     worker may refuse a running answer until its deadline."""
     mode: Literal["resume", "replay", "local prefill"] = "resume"
-    """The next attempt goes on after the tokens so far; makes the answer again from its beginning; or lets
-    decode prefill, rather than wait for another worker's KV in vain."""
+    """The next attempt resumes after the tokens so far, replays the answer from its beginning, or prefills
+    on the decode worker, without waiting for KV again."""
 
 
 RETRIES: dict[type[BatonError], Retry] = {
@@ -76,12 +76,12 @@ class Progress:
         self.num_ids = num_ids
         self.token_ids: list[int] = []
         self.usage: Usage | None = None
-        self.asked: list[WorkerInfo] = []  # in this attempt
+        self.called: list[WorkerInfo] = []  # in this attempt
         self.prefill: WorkerInfo | None = None  # whose handoff this attempt uses
         self.avoided: set[str] = set()
         self.error: BatonError | None = None
         self._retry = Retry("none", "never")  # after that error
-        self._modes: set[str] = set()  # of all retries: none is taken back
+        self._modes: set[str] = set()  # of all retries so far
         self._expected: list[int] = []
         self._has_begun = False  # a handoff was offered to decode workers; the client may have a status
         self._num_failures = 0
@@ -149,7 +149,7 @@ class Progress:
         """The worker that this failure proves lost."""
         if isinstance(error.__cause__, WorkerLost):  # prefill, while decode was waiting for its KV
             return self.prefill
-        return self.asked[-1] if isinstance(error, WorkerLost) and self.asked else None
+        return self.called[-1] if isinstance(error, WorkerLost) and self.called else None
 
     def note_failure(self, error: BatonError) -> None:
         """Prepare the next attempt. Raises the error if there is none; DeadlineExceeded if it is too late."""
@@ -158,16 +158,16 @@ class Progress:
             raise error
         if self.time_left_s <= 0:
             raise DeadlineExceeded
-        self._has_begun |= self.prefill not in (None, *self.asked[-1:])
+        self._has_begun |= self.prefill not in (None, *self.called[-1:])
         if retry.counts != "never":
             self._count(error, retry)
         source = self.prefill if retry.excludes in {"prefill", "source"} else None
         if source is None and retry.excludes in {"last", "source"}:
-            source = self.asked[-1]
+            source = self.called[-1]
         if source is not None:
             self.avoided.add(source.incarnation)
         self._modes.add(retry.mode)
-        self.asked.clear()
+        self.called.clear()
         self.prefill = None
         self.error, self._retry = error, retry
 

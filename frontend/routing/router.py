@@ -15,20 +15,20 @@ RouterMode = Literal["round-robin", "random", "least-loaded", "prefix"]
 Pick = Callable[[Role, GenerateRequest, Sequence[WorkerInfo]], WorkerInfo]
 """A policy: picks one of `workers` (not empty, ordered by id) for the request."""
 
-# Raw prompts do not tell where the first answer begins.
+# Of a raw prompt, which has no marked opening.
 _RAW_OPENING_TOKENS = 256
 # How much more than the mean load a conversation's own worker may have.
 _MAX_LOAD = 1.25
 
 
-Place = Literal["own", "other"]
-"""Whether a conversation got its own worker or, as that one was overloaded, another."""
+Locality = Literal["own", "other"]
+"""Whether a conversation stayed on its worker, or spilled over to another."""
 
 
 def make_router(
     mode: RouterMode,
     num_running: Mapping[str, int],
-    count: Callable[[Role, Place], None] = lambda _role, _place: None,
+    count: Callable[[Role, Locality], None] = lambda _role, _place: None,
 ) -> Pick:
     """The policy of that name. `num_running` is a live count of this frontend's calls by worker id; `count`
     is called with each choice by prefix.
@@ -75,7 +75,7 @@ def _least_loaded(num_running: Mapping[str, int]) -> Pick:
     return pick
 
 
-def _prefix(num_running: Mapping[str, int], count: Callable[[Role, Place], None]) -> Pick:
+def _prefix(num_running: Mapping[str, int], count: Callable[[Role, Locality], None]) -> Pick:
     """Each conversation has its own order of workers (rendezvous hashing over its opening tokens), the same
     in every frontend; the first whose load is bounded gets the request (Mirrokni et al., 2018)."""
 

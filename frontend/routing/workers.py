@@ -28,7 +28,7 @@ class State(Enum):
     STUCK = "stuck"
     """It responds, but its engine makes no progress."""
     DISTRUSTED = "distrusted"
-    """It and this process do not trust each other. Certificates are renewed, so it is probed."""
+    """Its certificate is of another authority than this process's. It is probed, as certificates change."""
     REFUSED = "refused"
     """It sent what no genuine worker sends; final."""
 
@@ -45,7 +45,7 @@ class Event(Enum):
     SILENT = "silent"
     """A probe fails."""
     UNTRUSTED = "untrusted"
-    """A probe fails since one of the two does not trust the other's certificate."""
+    """A probe fails because of a certificate."""
     LOST = "lost"
     """A request loses it."""
     STALLED = "stalled"
@@ -159,7 +159,7 @@ class Workers:
         await self._change.wait()
 
     def note_change(self) -> None:
-        """Wake those who wait for a change."""
+        """Wake the tasks that wait for a change."""
         self._change.set()
         self._change = asyncio.Event()
 
@@ -213,7 +213,7 @@ _TRIAL_S = 5.0
 
 
 class CutPairs:
-    """The pairs that requests avoid. `is_registered` tells whether a worker is still in discovery."""
+    """The excluded pairs. `is_registered`: whether a worker is still in discovery."""
 
     def __init__(self, transport: Transport, is_registered: Callable[[WorkerInfo], bool]) -> None:
         self._transport = transport

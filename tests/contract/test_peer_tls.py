@@ -100,7 +100,7 @@ async def test_a_caller_of_another_authority_is_refused_by_name_while_streams_go
         assert "its certificate is not valid for this process's authority: self-signed" in told
         num_before = unauthenticated.num_messages
         told = await refusal(address, mixed(own=theirs, trusted=ours))
-        assert "it hung up on this process's certificate" in told
+        assert "it closed the connection after this process's certificate" in told
         assert "worker w was lost" in told, "the rest of its name is a secret"
         await until(lambda: unauthenticated.num_messages > num_before)
         assert "its certificate is not valid for this process's authority: unable to get" in log.text

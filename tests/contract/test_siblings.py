@@ -104,7 +104,7 @@ def created(metrics: Metrics) -> float | None:
 async def test_a_process_that_is_missing_or_hangs_is_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(siblings, "MAX_UNTOLD", 10)
+    monkeypatch.setattr(siblings, "MAX_SENDING", 10)
     assert (SCRAPE_TIMEOUT_S, SILENCE_S) == (1.0, 10.0)
     loop = asyncio.get_running_loop()
     async with process(tmp_path, 0) as (first, own, _):
@@ -118,8 +118,8 @@ async def test_a_process_that_is_missing_or_hangs_is_left_out(
             assert loop.time() - began_s == pytest.approx(SCRAPE_TIMEOUT_S, abs=0.2)
             for number in range(1000):
                 own.keep("key", [f"call_{number}"], "x" * 1000)
-            assert len(first._telling) <= 10  # noqa: SLF001  nothing else shows what waits
-            await until(lambda: not first._telling)  # noqa: SLF001
+            assert len(first._sending) <= 10  # noqa: SLF001  nothing else shows what waits
+            await until(lambda: not first._sending)  # noqa: SLF001
             assert loop.time() - began_s < 2 * SILENCE_S
 
 

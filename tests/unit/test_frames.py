@@ -67,7 +67,7 @@ def test_bytes_that_are_no_frame_break_the_link_and_nothing_else(noise: bytes) -
     [
         (frame(0, Hello(frames.VERSION + 1, "w")), f"uses protocol version {frames.VERSION + 1}"),
         (frame(0, Hello(frames.VERSION - 1, "w")), f"uses protocol version {frames.VERSION - 1}"),
-        (frame(0, Hello(frames.VERSION, "v")), "does not know this worker by its name"),
+        (frame(0, Hello(frames.VERSION, "v")), "calls a worker of another name"),
         (frame(0, End(1)), "did not send a Hello"),
         (frame(0), "did not send a Hello"),
         (frame(1, Hello(frames.VERSION, "w")), "frame 0 was lost"),

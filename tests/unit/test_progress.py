@@ -28,7 +28,7 @@ async def progress() -> Progress:
 
 def fail(progress: Progress, error: BatonError, num: int = 1) -> None:
     for i in range(num):
-        progress.asked.append(worker(f"d{i}"))
+        progress.called.append(worker(f"d{i}"))
         progress.note_failure(error)
 
 
