@@ -112,7 +112,7 @@ class Generator:
         self._pick = make_router(mode, self._num_running, self._count_route)
 
     def _count_route(self, role: Role, locality: Locality) -> None:
-        self._metrics.of("prefix_routes", role.value, place).inc()
+        self._metrics.of("prefix_routes", role.value, locality).inc()
 
     def check(self, model: str, caller: str, deadline_s: float) -> None:
         """Raises Overloaded if `generate` would, before work is spent on the prompt."""

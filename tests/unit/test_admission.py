@@ -186,65 +186,58 @@ async def test_with_no_longest_wait_only_a_deadline_ends_it() -> None:
     assert [at_s for _, at_s in load.started] == pytest.approx([0, 200, 400])
 
 
-def test_refused_requests_come_back_one_after_the_other_as_places_become_free() -> None:
-    async def main() -> list[float]:
-        load = Load(num_running=2, num_waiting=4, lasts_s=10)  # a place every 5 s
-        await load.measured()
-        tasks = load.several("a", 6)
-        await turn()
-        told: list[float] = []
-        for _ in range(12):
-            with pytest.raises(Overloaded) as refused:
-                await load.one("a")
-            assert refused.value.retry_after_s is not None
-            told.append(refused.value.retry_after_s)
-        await asyncio.gather(*tasks)
-        return told
-
-    told = run_jumping(main())
+@jumping
+async def test_refused_requests_come_back_one_after_the_other_as_places_become_free() -> None:
+    load = Load(num_running=2, num_waiting=4, lasts_s=10)  # a place every 5 s
+    await load.measured()
+    tasks = load.several("a", 6)
+    await turn()
+    told: list[float] = []
+    for _ in range(12):
+        with pytest.raises(Overloaded) as refused:
+            await load.one("a")
+        assert refused.value.retry_after_s is not None
+        told.append(refused.value.retry_after_s)
+    await asyncio.gather(*tasks)
     # From when the queue is half empty on; 50 s at most.
     assert told[:3] == pytest.approx([10 + 5, 10 + 10, 10 + 15])
     assert told[-3:] == [50, 50, 50]
 
 
 @pytest.mark.parametrize("after_s", [0, 41])
-def test_what_waits_at_the_workers_does_not_change_the_estimate(after_s: float) -> None:
-    async def main() -> float:
-        load = Load(num_running=4, num_places=2, num_waiting=8, lasts_s=10)  # a place every 5 s
-        await load.measured()
-        load.lasts_s = 20  # two of four wait for the other two
-        tasks = load.several("a", 12)
-        await asyncio.sleep(after_s)
-        while True:
-            await turn()
-            try:
-                load.admission.check("a", 600)
-            except Overloaded as refused:
-                told = refused.retry_after_s or 0
-                break
-            tasks += load.several("a", 1)
+@jumping
+async def test_what_waits_at_the_workers_does_not_change_the_estimate(after_s: float) -> None:
+    load = Load(num_running=4, num_places=2, num_waiting=8, lasts_s=10)  # a place every 5 s
+    await load.measured()
+    load.lasts_s = 20  # two of four wait for the other two
+    tasks = load.several("a", 12)
+    await asyncio.sleep(after_s)
+    while True:
+        await turn()
+        try:
+            load.admission.check("a", 600)
+        except Overloaded as refused:
+            told = refused.retry_after_s or 0
+            break
+        tasks += load.several("a", 1)
+    await asyncio.gather(*tasks)
+    assert told == pytest.approx(8 / 2 * 5 + 5)
+
+
+@jumping
+async def test_who_was_told_to_come_back_and_did_not_delays_no_one() -> None:
+    load = Load(num_running=1, num_waiting=2, lasts_s=2)
+    await load.measured()
+    told: list[float] = []
+    for _ in range(2):
+        tasks = load.several("a", 3)
+        await turn()
+        for _ in range(5):
+            with pytest.raises(Overloaded) as refused:
+                await load.one("a")
+        told.append(refused.value.retry_after_s or 0)
         await asyncio.gather(*tasks)
-        return told
-
-    assert run_jumping(main()) == pytest.approx(8 / 2 * 5 + 5)
-
-
-def test_who_was_told_to_come_back_and_did_not_delays_no_one() -> None:
-    async def main() -> list[float]:
-        load = Load(num_running=1, num_waiting=2, lasts_s=2)
-        await load.measured()
-        told: list[float] = []
-        for _ in range(2):
-            tasks = load.several("a", 3)
-            await turn()
-            for _ in range(5):
-                with pytest.raises(Overloaded) as refused:
-                    await load.one("a")
-            told.append(refused.value.retry_after_s or 0)
-            await asyncio.gather(*tasks)
-        return told
-
-    first, second = run_jumping(main())
+    first, second = told
     assert first == pytest.approx(second, rel=0.1)
 
 

@@ -9,7 +9,7 @@ from baton.discovery import MAX_WORKERS, decode_worker
 from baton.etcd import EtcdDiscovery, _Registration, instance_key
 from baton.etcd_rpc import _MESSAGES, EtcdError, _target, prefix_end
 from baton.telemetry import unauthenticated
-from tests.clock import run_jumping
+from tests.clock import jumping
 from tests.registry import worker
 
 
@@ -90,12 +90,10 @@ class Lease(_Registration):
             raise EtcdError("unreachable")
 
 
-def test_a_lease_that_could_not_be_renewed_is_tried_again_soon() -> None:
-    async def main() -> list[float]:
-        lease = Lease()
-        keeping = asyncio.create_task(EtcdDiscovery("http://none", lease_ttl_s=30)._keep(lease))  # noqa: SLF001  the leases of real servers take as long
-        await asyncio.sleep(25)
-        keeping.cancel()
-        return lease.renewed_s
-
-    assert run_jumping(main()) == pytest.approx([10, 10.5, 20.5])
+@jumping
+async def test_a_lease_that_could_not_be_renewed_is_tried_again_soon() -> None:
+    lease = Lease()
+    keeping = asyncio.create_task(EtcdDiscovery("http://none", lease_ttl_s=30)._keep(lease))  # noqa: SLF001  the leases of real servers take as long
+    await asyncio.sleep(25)
+    keeping.cancel()
+    assert lease.renewed_s == pytest.approx([10, 10.5, 20.5])

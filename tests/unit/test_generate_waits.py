@@ -35,14 +35,11 @@ WHOLE = [10, 11, 12, 13]
 LOST = failing(WorkerLost("gone"), after=2)
 
 
-def test_a_running_answer_waits_for_a_decode_worker_to_join() -> None:
+@jumping
+async def test_a_running_answer_waits_for_a_decode_worker_to_join() -> None:
     fleet = ScriptedWorkers(p1=hand_off, d1=LOST)
-
-    async def main() -> list[int]:
-        asyncio.get_running_loop().call_later(4, fleet.join, "d2", answer)
-        return await generate(fleet, wait_for_worker_s=5, deadline_s=9)
-
-    assert run_jumping(main()) == WHOLE
+    asyncio.get_running_loop().call_later(4, fleet.join, "d2", answer)
+    assert (await generate(fleet, wait_for_worker_s=5, deadline_s=9)) == WHOLE
     assert fleet.asked == ["p1", "d1", "p1", "d2"]
 
 
@@ -50,15 +47,13 @@ def test_a_running_answer_waits_for_a_decode_worker_to_join() -> None:
     ("wait_for_worker_s", "deadline_s", "raised", "after_s"),
     [(5, 9, WorkerLost, 5), (5, 3, DeadlineExceeded, 3), (0, 9, WorkerLost, 0)],
 )
-def test_it_waits_no_longer_than_the_setting_or_its_deadline(
+@jumping
+async def test_it_waits_no_longer_than_the_setting_or_its_deadline(
     wait_for_worker_s: float, deadline_s: float, raised: type[BatonError], after_s: float
 ) -> None:
-    async def main() -> float:
-        with pytest.raises(raised):
-            await generate(ScriptedWorkers(d1=LOST), 0, wait_for_worker_s, deadline_s)
-        return asyncio.get_running_loop().time()
-
-    assert run_jumping(main()) == pytest.approx(after_s, abs=0.1)
+    with pytest.raises(raised):
+        await generate(ScriptedWorkers(d1=LOST), 0, wait_for_worker_s, deadline_s)
+    assert asyncio.get_running_loop().time() == pytest.approx(after_s, abs=0.1)
 
 
 def test_a_handoff_that_no_decode_worker_can_take_is_not_asked_for_again() -> None:
@@ -107,44 +102,38 @@ def test_failures_are_counted_anew_after_many_tokens() -> None:
     assert len(run_jumping(generate(fleet, wait_for_worker_s=5, deadline_s=60))) == 9 * 32 + 1
 
 
-def test_a_worker_that_failed_long_ago_is_asked_again_at_once() -> None:
+@jumping
+async def test_a_worker_that_failed_long_ago_is_asked_again_at_once() -> None:
     async def rest(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
         yield TokenChunk((1,), "stop")
 
     busy = failing(NotReady("draining"))
     fleet = ScriptedWorkers(d1=in_turn(busy, rest), d2=failing(WorkerLost("gone"), after=32))
-
-    async def main() -> float:
-        assert len(await generate(fleet, wait_for_worker_s=5)) == 33
-        return asyncio.get_running_loop().time()
-
-    assert run_jumping(main()) == pytest.approx(0, abs=0.05)
+    assert len(await generate(fleet, wait_for_worker_s=5)) == 33
+    assert asyncio.get_running_loop().time() == pytest.approx(0, abs=0.05)
     assert fleet.asked == ["d1", "d2", "d1"]
 
 
-def test_a_running_answer_that_is_refused_waits_for_room() -> None:
+@jumping
+async def test_a_running_answer_that_is_refused_waits_for_room() -> None:
     full = failing(Overloaded("full", retry_after_s=2))
     fleet = ScriptedWorkers(d1=in_turn(LOST, answer), d2=in_turn(*[full] * 6, answer))
-
-    async def main() -> float:
-        assert await generate(fleet, wait_for_worker_s=5, deadline_s=60) == WHOLE
-        return asyncio.get_running_loop().time()
-
-    assert run_jumping(main()) == pytest.approx(6 * 2, abs=1)
+    assert await generate(fleet, wait_for_worker_s=5, deadline_s=60) == WHOLE
+    assert asyncio.get_running_loop().time() == pytest.approx(6 * 2, abs=1)
     assert fleet.asked == ["d1"] + ["d2"] * 7
 
 
 @pytest.mark.parametrize("error", [Overloaded("full"), NotReady("draining")])
 @pytest.mark.parametrize("names", [("d1",), ("p1", "d1")])
-def test_a_new_request_that_all_refuse_is_refused_at_once(error: BatonError, names: tuple[str, ...]) -> None:
-    async def main() -> float:
-        fleet = ScriptedWorkers(**dict.fromkeys(names, failing(error)))
-        with pytest.raises(type(error)):
-            await generate(fleet, wait_for_worker_s=5)
-        assert fleet.asked == list(names)
-        return asyncio.get_running_loop().time()
-
-    assert run_jumping(main()) == pytest.approx(0, abs=0.1)
+@jumping
+async def test_a_new_request_that_all_refuse_is_refused_at_once(
+    error: BatonError, names: tuple[str, ...]
+) -> None:
+    fleet = ScriptedWorkers(**dict.fromkeys(names, failing(error)))
+    with pytest.raises(type(error)):
+        await generate(fleet, wait_for_worker_s=5)
+    assert fleet.asked == list(names)
+    assert asyncio.get_running_loop().time() == pytest.approx(0, abs=0.1)
 
 
 def test_a_request_that_prefill_has_taken_waits_for_room_at_decode() -> None:
@@ -156,53 +145,49 @@ def test_a_request_that_prefill_has_taken_waits_for_room_at_decode() -> None:
     assert fleet.asked == ["p1", "d1"] * 7
 
 
-def test_a_request_is_taken_once_when_a_worker_is_there() -> None:
-    async def main() -> list[float]:
-        fleet, taken_s = ScriptedWorkers(d1=in_turn(LOST, answer)), []
-        fleet.broker_is_away = True
-        fleet.answering.add("d1")
-        loop = asyncio.get_running_loop()
-        loop.call_later(2, setattr, fleet, "broker_is_away", False)
-        async with generator_over(fleet, wait_for_worker_s=5) as generator:
-            asked = request(deadline_s=9)
-            async for _ in generator.generate(asked, "caller", lambda: taken_s.append(loop.time())):
-                pass
-        assert fleet.calls[0][1].deadline_s == pytest.approx(7, abs=0.3)
-        return taken_s
-
-    assert run_jumping(main()) == pytest.approx([2], abs=0.3)
+@jumping
+async def test_a_request_is_taken_once_when_a_worker_is_there() -> None:
+    fleet, taken_s = ScriptedWorkers(d1=in_turn(LOST, answer)), []
+    fleet.broker_is_away = True
+    fleet.answering.add("d1")
+    loop = asyncio.get_running_loop()
+    loop.call_later(2, setattr, fleet, "broker_is_away", False)
+    async with generator_over(fleet, wait_for_worker_s=5) as generator:
+        asked = request(deadline_s=9)
+        async for _ in generator.generate(asked, "caller", lambda: taken_s.append(loop.time())):
+            pass
+    assert fleet.calls[0][1].deadline_s == pytest.approx(7, abs=0.3)
+    assert taken_s == pytest.approx([2], abs=0.3)
 
 
-def test_answers_on_workers_that_leave_take_no_places_of_the_others() -> None:
+@jumping
+async def test_answers_on_workers_that_leave_take_no_places_of_the_others() -> None:
     async def endless(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
         yield TokenChunk((1,))
         await asyncio.Event().wait()
 
-    async def main() -> list[str]:
-        fleet = ScriptedWorkers(d1=endless)
-        fleet.max_batch_size = 2
+    fleet = ScriptedWorkers(d1=endless)
+    fleet.max_batch_size = 2
 
-        async def run(generator: Generator, taken: list[None]) -> None:
-            async for _ in generator.generate(request(deadline_s=600), "a", lambda: taken.append(None)):
-                pass
+    async def run(generator: Generator, taken: list[None]) -> None:
+        async for _ in generator.generate(request(deadline_s=600), "a", lambda: taken.append(None)):
+            pass
 
-        async with generator_over(fleet) as generator:
-            taken: list[None] = []
-            tasks = [asyncio.create_task(run(generator, taken)) for _ in range(3)]
-            await asyncio.sleep(1)
-            assert len(taken) == 2, "one waits"
-            fleet.join("d2", endless)
-            fleet.leave("d1")
-            await asyncio.sleep(1)
-            tasks += [asyncio.create_task(run(generator, taken)) for _ in range(2)]
-            await asyncio.sleep(1)
-            assert len(taken) == 4, "the one that waited, and one more"
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-        return fleet.asked
-
-    assert run_jumping(main()) == ["d1", "d1", "d2", "d2"]
+    async with generator_over(fleet) as generator:
+        taken: list[None] = []
+        tasks = [asyncio.create_task(run(generator, taken)) for _ in range(3)]
+        await asyncio.sleep(1)
+        assert len(taken) == 2, "one waits"
+        fleet.join("d2", endless)
+        fleet.leave("d1")
+        await asyncio.sleep(1)
+        tasks += [asyncio.create_task(run(generator, taken)) for _ in range(2)]
+        await asyncio.sleep(1)
+        assert len(taken) == 4, "the one that waited, and one more"
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    assert fleet.asked == ["d1", "d1", "d2", "d2"]
 
 
 def losing_broker(fleet: ScriptedWorkers, back_after_s: float) -> Script:
@@ -248,19 +233,16 @@ def test_a_handoff_that_the_broker_breaks_is_not_the_prefill_workers_fault() -> 
 
 
 @pytest.mark.parametrize(("deadline_s", "raised"), [(60, BrokerLost), (3, DeadlineExceeded)])
-def test_a_new_request_waits_for_the_broker_as_long_as_for_a_worker(
+@jumping
+async def test_a_new_request_waits_for_the_broker_as_long_as_for_a_worker(
     deadline_s: float, raised: type[BatonError]
 ) -> None:
     fleet = ScriptedWorkers(d1=answer)
     fleet.broker_is_away = True
-
-    async def main() -> float:
-        with pytest.raises(raised) as told:
-            await generate(fleet, wait_for_worker_s=5, deadline_s=deadline_s)
-        assert raised is DeadlineExceeded or told.value.retry_after_s == 1
-        return asyncio.get_running_loop().time()
-
-    assert run_jumping(main()) == pytest.approx(min(5, deadline_s), abs=0.1)
+    with pytest.raises(raised) as told:
+        await generate(fleet, wait_for_worker_s=5, deadline_s=deadline_s)
+    assert raised is DeadlineExceeded or told.value.retry_after_s == 1
+    assert asyncio.get_running_loop().time() == pytest.approx(min(5, deadline_s), abs=0.1)
     assert not fleet.asked
 
 

@@ -17,7 +17,7 @@ from baton.errors import (
 )
 from baton.messages import TokenChunk
 from frontend.routing.progress import MAX_ATTEMPTS, Progress
-from tests.clock import run_jumping
+from tests.clock import jumping
 from tests.scripted_workers import request, worker
 
 
@@ -104,17 +104,15 @@ async def test_who_once_waited_for_kv_in_vain_waits_for_none_again(progress: Pro
     assert progress.prefills_locally
 
 
-def test_every_attempt_gets_what_is_left_of_the_time() -> None:
-    async def main() -> list[float]:
-        progress, left_s = Progress(request(10), 100), []
-        for error in (WorkerLost("gone"), NotResumable("no"), WorkerLost("gone")):
-            await asyncio.sleep(2)
-            left_s.append(progress.remaining().deadline_s)
-            fail(progress, error)
+@jumping
+async def test_every_attempt_gets_what_is_left_of_the_time() -> None:
+    progress, left_s = Progress(request(10), 100), []
+    for error in (WorkerLost("gone"), NotResumable("no"), WorkerLost("gone")):
         await asyncio.sleep(2)
-        return [*left_s, progress.remaining().deadline_s]
-
-    assert run_jumping(main()) == pytest.approx([8, 6, 4, 2])
+        left_s.append(progress.remaining().deadline_s)
+        fail(progress, error)
+    await asyncio.sleep(2)
+    assert [*left_s, progress.remaining().deadline_s] == pytest.approx([8, 6, 4, 2])
 
 
 async def test_an_answer_made_again_may_end_with_the_last_token_that_is_known(progress: Progress) -> None:
@@ -129,15 +127,13 @@ async def test_an_answer_made_again_may_end_with_the_last_token_that_is_known(pr
 
 
 @pytest.mark.parametrize(("retry_after_s", "pause_s"), [(None, 1), (7, 7)])
-def test_a_running_answer_that_is_refused_pauses_before_it_asks_again(
+@jumping
+async def test_a_running_answer_that_is_refused_pauses_before_it_asks_again(
     retry_after_s: float | None, pause_s: float
 ) -> None:
-    async def main() -> float:
-        progress = Progress(request(60), 100)
-        progress.take(TokenChunk((10,)))
-        fail(progress, Overloaded("full", retry_after_s=retry_after_s))
-        await progress.clear_avoided()
-        assert not progress.avoided
-        return asyncio.get_running_loop().time()
-
-    assert run_jumping(main()) == pytest.approx(pause_s)
+    progress = Progress(request(60), 100)
+    progress.take(TokenChunk((10,)))
+    fail(progress, Overloaded("full", retry_after_s=retry_after_s))
+    await progress.clear_avoided()
+    assert not progress.avoided
+    assert asyncio.get_running_loop().time() == pytest.approx(pause_s)

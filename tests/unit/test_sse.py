@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import pytest
 
 from frontend.http.sse import KEEP_ALIVE, MAX_UNSENT_BYTES, Outbox
-from tests.clock import jumping, run_jumping
+from tests.clock import jumping
 from tests.waiting import PATIENCE_S, until
 
 T = TypeVar("T")
@@ -173,20 +173,18 @@ def test_a_writer_writes_by_itself_while_the_reader_waits() -> None:
     assert run(scenario()) == [b"reader: a", b"b", b"c"]
 
 
-def test_what_a_writer_writes_by_itself_is_a_sign_of_life() -> None:
-    async def scenario() -> list[bytes]:
-        outbox, client = Outbox(1), Client()
-        reading = asyncio.create_task(reader(outbox, client))
-        ticking = asyncio.create_task(outbox.keep_alive(10.0))
-        for _ in range(3):
-            await asyncio.sleep(8.0)
-            await outbox.send(b"a")
-        ticking.cancel()
-        outbox.close()
-        await reading
-        return client.received
-
-    assert run_jumping(scenario()) == [b"a"] * 3
+@jumping
+async def test_what_a_writer_writes_by_itself_is_a_sign_of_life() -> None:
+    outbox, client = Outbox(1), Client()
+    reading = asyncio.create_task(reader(outbox, client))
+    ticking = asyncio.create_task(outbox.keep_alive(10.0))
+    for _ in range(3):
+        await asyncio.sleep(8.0)
+        await outbox.send(b"a")
+    ticking.cancel()
+    outbox.close()
+    await reading
+    assert client.received == [b"a"] * 3
 
 
 def test_a_writer_keeps_its_order_while_the_reader_writes() -> None:

@@ -11,7 +11,7 @@ import pytest
 from baton.errors import HandoffFailed
 from baton.messages import GenerateRequest, KvHandoff, KvLayout, Reply, Request, Role, TokenChunk, WorkerInfo
 from baton.transport import Respond
-from tests.clock import run_jumping
+from tests.clock import jumping, run_jumping
 from tests.generators import none_abandoned
 from workers.warm_up import warm_up_pairs
 
@@ -135,17 +135,14 @@ def test_prefill_is_open_while_decode_takes_its_kv() -> None:
     assert warmed(fleet[0], own, House(fleet, {"a": Taking(DECODE)})) == ()
 
 
-def test_peers_that_hang_cost_twenty_seconds_together() -> None:
+@jumping
+async def test_peers_that_hang_cost_twenty_seconds_together() -> None:
     names = ["a", "b", "c"]
     fleet = [worker("me", DECODE), *(worker(name, PREFILL) for name in names)]
     house = House(fleet, {name: Peer(PREFILL, "hangs") for name in names})
-
-    async def main() -> float:
-        began_s = asyncio.get_running_loop().time()
-        assert await warm_up_pairs(fleet[0], Peer(DECODE).answer, house, house) == ("a", "b", "c")
-        return asyncio.get_running_loop().time() - began_s
-
-    assert run_jumping(main()) == pytest.approx(20)
+    began_s = asyncio.get_running_loop().time()
+    assert await warm_up_pairs(fleet[0], Peer(DECODE).answer, house, house) == ("a", "b", "c")
+    assert (asyncio.get_running_loop().time() - began_s) == pytest.approx(20)
 
 
 def test_only_workers_that_can_be_paired_are_asked(caplog: pytest.LogCaptureFixture) -> None:
