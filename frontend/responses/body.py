@@ -113,13 +113,11 @@ class NamedTool(msgspec.Struct, kw_only=True, omit_defaults=True):
     namespace: str | None = None
 
 
-class ToolChoice(msgspec.Struct, kw_only=True, omit_defaults=True):
+class ToolChoice(NamedTool, kw_only=True, omit_defaults=True):
     """`tool_choice`: this tool must be called, which is referred to as in `NamedTool`, or, of
     `allowed_tools`, only `tools` may be, although the prompt shows all."""
 
     type: Literal["function", "custom", "shell", "local_shell", "apply_patch", "allowed_tools"]
-    name: str | None = None
-    namespace: str | None = None
     mode: Literal["auto", "required"] | None = None
     tools: Annotated[list[NamedTool], msgspec.Meta(min_length=1)] | None = None
 

@@ -37,6 +37,7 @@ from frontend.responses.items import (
     MessageItem,
     OutputItem,
     OutputText,
+    Phase,
     ReasoningItem,
     ReasoningText,
     SummaryText,
@@ -221,8 +222,7 @@ class OutputWriter:
         self._tokenizer = tokenizer
         self._shape = shape
         self._open: OpenItem | None = None
-        self._machine_call: ToolCallStart | None = None
-        self._machine_arguments: list[str] = []
+        self._is_machine_call = False  # the open item is one, which is output as a whole
 
     def write(self, deltas: Sequence[Delta]) -> bytes:
         """The events of these deltas."""
@@ -245,11 +245,18 @@ class OutputWriter:
     def _delta(self, delta: Delta) -> bytes:
         match delta:
             case TextDelta(text=text):
-                begun = b"" if self._open is not None else self._begin_message(delta)
+                begun = b""
+                if self._open is None:
+                    phase: Phase = "commentary" if delta.preamble else "final_answer"
+                    message = MessageItem(id=new_id("msg"), role="assistant", content=[], phase=phase)
+                    begun = self._begin(message, _TEXT)
                 logprobs = content_logprobs(self._choice.logprobs_of(delta) or (), self._tokenizer)
                 return begun + self._add(text, logprobs)
             case ReasoningDelta(text=text):
-                begun = b"" if self._open is not None else self._begin_reasoning()
+                begun = b""
+                if self._open is None:
+                    shape = _SUMMARY if self._shape.as_summary else _THOUGHT
+                    begun = self._begin(ReasoningItem(id=new_id("rs")), shape)
                 return begun + self._add(text)
             case ToolCallArguments(text=text):
                 return self._add(text)
@@ -259,29 +266,20 @@ class OutputWriter:
                 return self._end(is_cut=not delta.complete and self._choice.is_cut)
 
     def _add(self, text: str, logprobs: Sequence[ContentLogprob] = ()) -> bytes:
-        if self._machine_call is not None:
-            self._machine_arguments.append(text)
-            return b""
         assert self._open is not None, "a text follows the start of its item"
         return self._open.write(text, logprobs)
 
     def _begin(self, item: WrittenItem, shape: _Shape) -> bytes:
+        item.status = "in_progress"
         self._open = OpenItem(item, shape, len(self.items), self.writer)
         self.items.append(item)
         return self._open.begin()
 
-    def _begin_message(self, delta: TextDelta) -> bytes:
-        message = MessageItem(id=new_id("msg"), role="assistant", status="in_progress", content=[])
-        message.phase = "commentary" if delta.preamble else "final_answer"
-        return self._begin(message, _TEXT)
-
-    def _begin_reasoning(self) -> bytes:
-        reasoning = ReasoningItem(id=new_id("rs"), status="in_progress")
-        return self._begin(reasoning, _SUMMARY if self._shape.as_summary else _THOUGHT)
-
     def _begin_call(self, delta: ToolCallStart) -> bytes:
-        if delta.name in self._shape.machine_tools:
-            self._machine_call, self._machine_arguments = delta, []
+        self._is_machine_call = delta.name in self._shape.machine_tools
+        if self._is_machine_call:
+            whole = FunctionCallItem(call_id=delta.call_id, name=delta.name, arguments="")
+            self._open = OpenItem(whole, _CALL, len(self.items), EventWriter(streams=False))
             return b""
         tool = self._shape.tools.get(delta.name, Tool(name=delta.name))
         call: CustomCallItem | FunctionCallItem
@@ -289,31 +287,25 @@ class OutputWriter:
             call = CustomCallItem(id=new_id("ctc"), call_id=delta.call_id, name=tool.name, input="")
         else:
             call = FunctionCallItem(id=new_id("fc"), call_id=delta.call_id, name=tool.name, arguments="")
-        call.status = "in_progress"
         call.namespace = UNSET if tool.namespace == FUNCTIONS else tool.namespace
         return self._begin(call, _CUSTOM_CALL if tool.takes_text else _CALL)
 
     def _end(self, *, is_cut: bool) -> bytes:
-        if self._machine_call is not None:
-            return self._end_machine_call(self._machine_call, is_cut=is_cut)
         ended, self._open = self._open, None
         if ended is None:
             return b""
+        text = ended.fill()
+        if isinstance(ended.item, FunctionCallItem) and self._is_machine_call:
+            item = machine_call(ended.item.name, ended.item.call_id, text, is_cut=is_cut)
+            place = {"output_index": len(self.items), "item": item}
+            self.items.append(item)
+            added = self.writer.event("response.output_item.added", **place)
+            return added + self.writer.event("response.output_item.done", **place)
         if isinstance(ended.item, ReasoningItem):
-            text = ended.fill()
             self._shape.keep(ended.item.id, text)
             if self._shape.seal is not None:
                 ended.item.encrypted_content = self._shape.seal.close(text)
         return ended.end("incomplete" if is_cut else "completed")
-
-    def _end_machine_call(self, call: ToolCallStart, *, is_cut: bool) -> bytes:
-        """The events of a machine tool's call, which is output as a whole."""
-        self._machine_call = None
-        item = machine_call(call.name, call.call_id, "".join(self._machine_arguments), is_cut=is_cut)
-        index = len(self.items)
-        self.items.append(item)
-        added = self.writer.event("response.output_item.added", output_index=index, item=item)
-        return added + self.writer.event("response.output_item.done", output_index=index, item=item)
 
 
 class ResponseAnswer(Answer):
@@ -348,11 +340,6 @@ class ResponseAnswer(Answer):
     def kept_stream(self) -> bytes | None:
         """All events so far; None if they are not stored or exceed the limit."""
         return None if self._kept is None else b"".join(self._kept)
-
-    @property
-    def num_events(self) -> int:
-        """Events so far."""
-        return self._output.writer.num_events
 
     def opening(self) -> bytes:
         """`response.created` and `response.in_progress`."""

@@ -3,6 +3,7 @@
 import asyncio
 import re
 from collections.abc import Sequence
+from functools import partial
 from urllib.parse import parse_qs
 
 import msgspec
@@ -16,10 +17,9 @@ from frontend.metrics import Tally
 from frontend.responses.body import RUNNING, DeletedResponse, InputTokens, ItemList
 from frontend.responses.create import FailedAtOnce, count_input_tokens, items_of, prepare_response
 from frontend.responses.items import Item
-from frontend.responses.output import EventWriter, ResponseAnswer, after
+from frontend.responses.output import EventWriter, after
 from frontend.responses.runs import UNREACHED, ResponseState, Run, events_not_stored
 from frontend.responses.store import StoredResponse
-from frontend.turn.request import Client
 from frontend.turn.seal import Seal
 
 DEFAULT_PAGE = 20
@@ -61,20 +61,17 @@ class ResponseRoutes:
 
     async def create(self, exchange: Exchange, services: Services, tally: Tally) -> None:
         """`POST /v1/responses`."""
+        prepare = partial(prepare_response, state=self._state, seal=self._seal)
         with repeated(exchange):
-            await self._create(exchange, services, tally)
-
-    async def _create(self, exchange: Exchange, services: Services, tally: Tally) -> None:
-        try:
-            answer = await prepared(self._prepare, exchange, services, tally)
-        except FailedAtOnce as failed:
-            tally.status = failed.status
-            await exchange.start(200, sse.CONTENT_TYPE, sse.HEADERS)
-            await exchange.end(failed.events)
-            return
-        if not answer.response.background:
-            await generate(exchange, answer, services, tally)
-            return
+            try:
+                answer = await prepared(prepare, exchange, services, tally)
+            except FailedAtOnce as failed:
+                tally.status = failed.status
+                await _send(exchange, failed.events)
+                return
+            if not answer.response.background:
+                await generate(exchange, answer, services, tally)
+                return
         _check_absent("Idempotency-Key", exchange.idempotency_key)
         _check_absent("Last-Event-ID", exchange.last_event_id)
         run = await self._state.runs.start(answer, services, exchange.quota)
@@ -111,9 +108,7 @@ class ResponseRoutes:
                     await relay(exchange, other, other.outbox, services, tally)
                     return
             found = await self._ended(exchange)
-        data = _rest_of(found, sequence_number)
-        await exchange.start(200, sse.CONTENT_TYPE, sse.HEADERS)
-        await exchange.end(data)
+        await _send(exchange, _rest_of(found, sequence_number))
 
     async def delete(self, exchange: Exchange, services: Services, tally: Tally) -> None:  # noqa: ARG002  a Serve
         """`DELETE /v1/responses/{response_id}`; a running response is cancelled first."""
@@ -148,9 +143,6 @@ class ResponseRoutes:
         has_more = len(items) > start + limit
         await exchange.answer(200, ItemList(data=page, first_id=first, last_id=last, has_more=has_more))
 
-    async def _prepare(self, raw: bytes, client: Client, services: Services) -> ResponseAnswer:
-        return await prepare_response(raw, client, services, self._state, self._seal)
-
     async def _stop(self, exchange: Exchange) -> Run | StoredResponse:
         """`_find`, after cancelling the run, wherever it is. Raises NotReady if that cannot be done now."""
         found = await self._find(exchange)
@@ -181,6 +173,11 @@ class ResponseRoutes:
 
 async def _show(exchange: Exchange, found: Run | StoredResponse) -> None:
     await exchange.answer(200, found.answer.body() if isinstance(found, Run) else msgspec.Raw(found.body))
+
+
+async def _send(exchange: Exchange, events: bytes) -> None:
+    await exchange.start(200, sse.CONTENT_TYPE, sse.HEADERS)
+    await exchange.end(events)
 
 
 def _check_absent(header: str, value: str) -> None:
