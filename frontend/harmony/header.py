@@ -8,6 +8,7 @@ import itertools
 import re
 import string
 import unicodedata
+from functools import lru_cache
 
 import msgspec
 
@@ -205,6 +206,7 @@ def _unglued(name: str, offered: frozenset[str]) -> str | None:
     return max(meant, key=lambda tool: (len(tool), tool), default=None)
 
 
+_CACHED_HEADERS = 512  # most answers have the same few
 _MIN_CHANNEL_CHARS = 4  # enough to recognise a channel by the start of its name
 
 
@@ -224,6 +226,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     repairs: tuple[str, ...] = ()
 
 
+@lru_cache(maxsize=_CACHED_HEADERS)
 def read_header(raw: bytes, offered: frozenset[str], *, expects_role: bool) -> Header:
     """Parses a header that ended with `<|message|>`; control tokens are spelled out in `raw`.
 
@@ -247,6 +250,7 @@ def read_header(raw: bytes, offered: frozenset[str], *, expects_role: bool) -> H
     return _fold(parts, offered, repairs, _ranges(words, parts), expects_role=expects_role)
 
 
+@lru_cache(maxsize=_CACHED_HEADERS)
 def read_unended_header(
     raw: bytes, offered: frozenset[str], *, expects_role: bool, is_cut: bool = False, ends_call: bool = False
 ) -> Header:

@@ -37,6 +37,7 @@ _CACHE_BYTES = 64 << 20
 _UNSURE_TOKENS = 32
 """At the end of a text that goes on: they may depend on the rest."""
 _MOST_CUTS = 16
+_HEADER_WORDS = ("system", "developer", "user", "assistant", "analysis", "commentary", "final", " ", "json")
 _REQUIRED = frozenset(SpecialToken) - {SpecialToken.STARTOFTEXT}
 _STOPS = (SpecialToken.RETURN, SpecialToken.CALL, SpecialToken.ENDOFTEXT)
 
@@ -70,6 +71,7 @@ class ModelTokenizer:
         self._added = added
         self._added_pattern = re.compile("|".join(map(re.escape, sorted(added, key=len, reverse=True))))
         self._cache = _SegmentCache(_CACHE_BYTES)
+        self._words = {word: array("I", self._encode(word)) for word in _HEADER_WORDS}
         self.special_ids = _special_ids(added)
         self.stop_token_ids = tuple(self.special_ids[token] for token in _STOPS)
         self.vocabulary = Vocabulary(
@@ -110,15 +112,22 @@ class ModelTokenizer:
         soon as there are more than `limit`."""
         ids: list[int] = []
         for segment in segments:
-            ids += self.encode_segment(segment, _rest(limit, ids))
+            if isinstance(segment, SpecialToken):
+                ids.append(self.special_ids[segment])
+            elif isinstance(segment, str):
+                ids += self.encode_text_segment(segment, _rest(limit, ids))
+            else:
+                ids += segment
         _rest(limit, ids)
         return ids
 
-    def encode_segment(self, segment: Segment, limit: int | None = None) -> Sequence[int]:
+    def encode_text_segment(self, text: str, limit: int | None = None) -> Sequence[int]:
         """See `encode_segments`; only a text of several pieces is compared with `limit`."""
-        if isinstance(segment, SpecialToken):
-            return (self.special_ids[segment],)
-        return segment if isinstance(segment, array) else self._encode_cached(segment, limit)
+        ids = self._words.get(text) or self._cache.get(text)
+        if ids is None:
+            ids = array("I", self._encode(text, limit))
+            self._cache.put(text, ids)
+        return ids
 
     def encode_text(self, text: str, *, allow_special: bool = False, limit: int | None = None) -> list[int]:
         """Token ids of raw text; `allow_special` encodes spelled-out control tokens as such. Raises
@@ -151,13 +160,6 @@ class ModelTokenizer:
     def decode(self, token_ids: Iterable[int]) -> str:
         """The text of the tokens except control tokens; invalid UTF-8 becomes U+FFFD."""
         return b"".join(map(self.token_bytes, token_ids)).decode(errors="replace")
-
-    def _encode_cached(self, text: str, limit: int | None) -> Sequence[int]:
-        ids = self._cache.get(text)
-        if ids is None:
-            ids = array("I", self._encode(text, limit))
-            self._cache.put(text, ids)
-        return ids
 
     def _encode(self, text: str, limit: int | None = None) -> list[int]:
         ids: list[int] = []

@@ -1,8 +1,8 @@
 """What is drawn at random for an answer: ids of responses, items and calls, and seeds."""
 
 import hashlib
+import os
 import random
-import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -45,4 +45,6 @@ def new_seed() -> int:
 
 def _bits(num: int) -> int:
     source = _source.get()
-    return secrets.randbits(num) if source is None else source.getrandbits(num)
+    if source is not None:
+        return source.getrandbits(num)
+    return int.from_bytes(os.urandom((num + 7) // 8)) >> (-num % 8)

@@ -6,7 +6,6 @@ import time
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import pairwise
 
 import msgspec
 from msgspec.structs import replace
@@ -126,31 +125,36 @@ class Encoded(msgspec.Struct, frozen=True, kw_only=True):
 def encoded(segments: Iterable[Segment], tokenizer: ModelTokenizer, limit: int) -> Encoded:
     """The tokens of a rendered prompt. Raises TooManyTokens if there are more than `limit`."""
     token_ids: list[int] = []
-    num_opening = 0
-    nums = {"written": 0, "rendered": 0}
+    special_ids = tokenizer.special_ids
+    num_opening = num_written = num_rendered = 0
     start = 0  # of the message
-    author: Segment = ""
-    start_id = tokenizer.special_ids[SpecialToken.START]
-    for previous, segment in pairwise(("", *segments)):
-        if segment is SpecialToken.START or (isinstance(segment, array) and segment[0] == start_id):
-            start = len(token_ids)
-        if previous is SpecialToken.START or isinstance(segment, array):
-            author = segment
-            if not num_opening and _is_assistant(author):
-                num_opening = start
-        token_ids += tokenizer.encode_segment(segment, limit)
+    is_author = is_assistant = False
+    for segment in segments:
+        if isinstance(segment, SpecialToken):
+            if segment is SpecialToken.START:
+                start = len(token_ids)
+            token_ids.append(special_ids[segment])
+            if is_assistant and segment in _ENDS:
+                num_rendered += len(token_ids) - start
+            is_author = segment is SpecialToken.START
+            continue
+        if isinstance(segment, str):
+            if is_author:
+                is_assistant = segment.startswith("assistant")
+            token_ids += tokenizer.encode_text_segment(segment, limit)
+        else:  # only answers are given as tokens
+            is_assistant = True
+            num_written += len(segment)
+            if segment[0] == special_ids[SpecialToken.START]:
+                start = len(token_ids)
+            token_ids += segment
+        if is_assistant and not num_opening:
+            num_opening = start
+        is_author = False
         if len(token_ids) > limit:
             raise TooManyTokens
-        if isinstance(segment, array):
-            nums["written"] += len(segment)
-        elif segment in _ENDS and _is_assistant(author):
-            nums["rendered"] += len(token_ids) - start
-    return Encoded(token_ids=token_ids, num_opening_tokens=num_opening, history=nums)
-
-
-def _is_assistant(author: Segment) -> bool:
-    """Whether what begins a message makes it the assistant's: only answers are given as tokens."""
-    return isinstance(author, array) or (isinstance(author, str) and author.startswith("assistant"))
+    history = {"written": num_written, "rendered": num_rendered}
+    return Encoded(token_ids=token_ids, num_opening_tokens=num_opening, history=history)
 
 
 def _split(token_ids: Sequence[int], ends: frozenset[int]) -> Iterator["array[int]"]:

@@ -16,8 +16,7 @@ from frontend.harmony.conversation import (
     ToolCallArguments,
     ToolCallStart,
 )
-from frontend.harmony.parse import HarmonyParser
-from frontend.harmony.raw_header import MAX_HEADER_BYTES, MAX_HEADER_BYTES_AFTER_CHANNEL
+from frontend.harmony.parse import MAX_HEADER_BYTES, MAX_HEADER_BYTES_AFTER_CHANNEL, HarmonyParser
 from frontend.text.specials import SpecialToken, Vocabulary
 from tests.repairs import REPAIRS
 

@@ -42,7 +42,7 @@ class NotingFleet(ScriptedFleet):
 
     def served(self, model: str) -> ServedModel:
         tokenizer = copy.copy(TOKENIZER)
-        for name in ("encode_text", "encode_segment"):
+        for name in ("encode_text", "encode_text_segment"):
             setattr(tokenizer, name, self._noting(getattr(tokenizer, name)))
         return msgspec.structs.replace(super().served(model), tokenizer=tokenizer)
 

@@ -9,9 +9,8 @@ from baton.messages import FinishReason, Sampling, TokenChunk, TokenLogprob, Usa
 from frontend.harmony.conversation import TextDelta
 from frontend.harmony.parse import HarmonyParser
 from frontend.http.chunks import UsageBody
-from frontend.turn.choice import Choice
+from frontend.turn.choice import Choice, ReceivedTokens
 from frontend.turn.raw_text import RawText
-from frontend.turn.received import ReceivedTokens
 from tests.scripted_frontend import TOKENIZER
 from tests.scripted_workers import request
 

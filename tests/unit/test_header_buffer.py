@@ -2,7 +2,7 @@
 
 import pytest
 
-from frontend.harmony.raw_header import RawHeader
+from frontend.harmony.parse import RawHeader
 from frontend.text.specials import SpecialToken
 
 CHANNEL = SpecialToken.CHANNEL
