@@ -107,6 +107,11 @@ class EtcdDiscovery:
             return str(error) if error.refused else None
         return None
 
+    async def version(self) -> str:
+        """etcd's version. Raises EtcdError; it is `refused` if this user may not read the registry."""
+        await self._rpc.list_prefix(PREFIX, 1)
+        return await self._rpc.version()
+
     async def close(self) -> None:
         """See `Discovery`. Ends all watches."""
         await self._rpc.close()

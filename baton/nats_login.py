@@ -38,20 +38,6 @@ def nats_options() -> dict[str, Any]:
     return options
 
 
-def proof(nonce: str) -> dict[str, str]:
-    """The fields of CONNECT that answer a server's nonce with a key or a JWT; empty without one. Raises
-    CredentialError.
-    """
-    options = nats_options()
-    if seed := options.get("nkeys_seed_str"):
-        pair = _key_pair(seed, NKEY)
-        public: bytes = pair.public_key
-        return {"nkey": public.decode(), "sig": base64.b64encode(pair.sign(nonce.encode())).decode()}
-    if "user_jwt_cb" in options:
-        return {"jwt": options["user_jwt_cb"]().decode(), "sig": options["signature_cb"](nonce).decode()}
-    return {}
-
-
 def _callbacks(file: Path) -> dict[str, Any]:
     """Read the file again with each connection, since a JWT expires. What was read before stays in use while
     that fails: nats-py stops reconnecting if a callback raises. Its own reading of an incomplete file never

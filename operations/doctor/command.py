@@ -1,11 +1,11 @@
-"""`python -m baton doctor`: parses flags, runs the probes and the checks, prints the report."""
+"""`python -m baton doctor`: parses flags, gathers the facts, prints the findings."""
 
 import asyncio
 import dataclasses
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -16,34 +16,14 @@ from baton.model_folder import model_folder
 from baton.own_address import WrongAddress
 from baton.registry_folder import UnsafeFolder
 from baton.tls import CredentialError
-from operations.doctor import (
-    check_build,
-    check_environment,
-    check_gpu_health,
-    check_gpus,
-    check_host,
-    check_memory,
-    check_model,
-    check_pair,
-    check_services,
-    check_settings,
-)
-from operations.doctor.facts import GIB, Facts, Service, Worker
-from operations.doctor.findings import Finding, Report, Severity, text
+from operations.doctor import conditions
+from operations.doctor.facts import GIB, Facts, Worker
+from operations.doctor.findings import Report, Severity, text
 from operations.doctor.plan import planned, with_refusals
-from operations.doctor.probe_gpus import probe_gpus
-from operations.doctor.probe_host import bind_problem, probe_host
-from operations.doctor.probe_model import probe_model
-from operations.doctor.probe_services import Probe, probe_etcd, probe_nats, probe_services
+from operations.doctor.probe_services import probe_services
+from operations.doctor.probes import bind_problem, probe_gpus, probe_host, probe_model
+from operations.doctor.table import findings
 from workers.flags import DisaggregationMode, EngineName
-
-CHECKS: tuple[Callable[[Facts], Iterator[Finding]], ...] = (
-    check_gpus.presence, check_gpus.lists, check_gpu_health.health, check_gpus.fabric,
-    check_model.folder, check_model.weights, check_memory.memory,
-    check_settings.alone, check_pair.pair, check_build.known_issues,
-    check_services.services, check_services.clock, check_host.network, check_host.limits,
-    check_host.namespaces, check_host.software, check_environment.environment,
-)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -98,17 +78,17 @@ def gather(settings: DoctorSettings) -> Facts:
     installed = {"trtllm": host.has_tensorrt_llm, "vllm": host.has_vllm}
     if installed.get(settings.engine) and model.shape is not None:
         workers = with_refusals(workers, model_path)
-    services = probe_services(list(_services(wires)))
+    credential_problem = _problem(wires, CredentialError)
     return Facts(
         host=host,
         nvidia=probe_gpus(),
         model=model,
         workers=workers,
-        services=services,
+        services=() if credential_problem else asyncio.run(probe_services(wires)),
         bind_host=wires.host,
         host_problem=_host_problem(wires),
         registry_problem=_problem(wires, UnsafeFolder),
-        credential_problem=_problem(wires, CredentialError) or _denial(wires, services),
+        credential_problem=credential_problem,
         http_port=settings.http_port,
         http_port_problem=bind_problem(settings.http_host, settings.http_port),
         engine=settings.engine,
@@ -137,16 +117,6 @@ def _problem(wires: Wires, kind: type[Exception]) -> str | None:
     return None
 
 
-def _denial(wires: Wires, services: Sequence[Service]) -> str | None:
-    """Why etcd, if it answers, denies this user access."""
-    if any(service.name == "etcd" and not service.problem for service in services):
-        try:
-            asyncio.run(wires.check_etcd_access())
-        except CredentialError as denial:
-            return str(denial)
-    return None
-
-
 def _host_problem(wires: Wires) -> str | None:
     try:
         return bind_problem(wires.address(), 0)
@@ -154,20 +124,9 @@ def _host_problem(wires: Wires) -> str | None:
         return str(problem)
 
 
-def _services(wires: Wires) -> Iterator[tuple[Probe, str]]:
-    used = str(wires)
-    if "discovery=etcd" in used:
-        for url in wires.etcd_urls:
-            yield probe_etcd, url
-    if "plane=nats" in used:
-        for url in wires.nats_urls:
-            yield probe_nats, url
-
-
 def examine(facts: Facts) -> Report:
-    """Run every check; pure. Findings are sorted, worst first, without duplicates."""
-    found = dict.fromkeys(finding for check in CHECKS for finding in check(facts))
-    order = list(Severity)
+    """The report about these facts; pure. Findings are sorted, worst first, without duplicates."""
+    found, order = dict.fromkeys(findings(facts)), list(Severity)
     return Report(
         seen=tuple(_seen(facts)),
         findings=tuple(sorted(found, key=lambda finding: order.index(finding.severity))),
@@ -184,7 +143,6 @@ def _seen(facts: Facts) -> Iterator[str]:
             f"{model.path}: {model.weight_bytes / GIB:.2f} GiB in {len(model.shards)} weight files, "
             f"{model.shape.kv_bytes_per_token():,.0f} bytes of KV per token"
         )
-    yield from filter(None, (check_memory.seen(facts, worker) for worker in facts.workers))
-    for service in facts.services:
-        if not service.problem:
-            yield f"{service.name} at {service.url} answers in {service.latency_s * 1e3:.1f} ms"
+    yield from map(str, conditions.budgets(facts))
+    for service in conditions.answering(facts):
+        yield f"{service.name} at {service.url} answers in {service.latency_s * 1e3:.1f} ms"

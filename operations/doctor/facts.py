@@ -1,5 +1,6 @@
-"""The facts about a deployment: gathered once by the probes, judged by pure checks."""
+"""The facts about a deployment: gathered once by the probes, judged by the table of findings."""
 
+import re
 from typing import Literal
 
 import msgspec
@@ -17,7 +18,9 @@ INITIAL_PID_NAMESPACE = 0xEFFFFFFC
 
 
 class Gpu(msgspec.Struct, frozen=True, kw_only=True):
-    """One row of nvidia-smi. Bytes are None if not reported (unified memory: DGX Spark)."""
+    """One row of nvidia-smi. Bytes are None if not reported (unified memory: DGX Spark); the health fields
+    below `mig` are empty, None or `N/A` if the GPU or the driver does not support them.
+    """
 
     index: int
     uuid: str
@@ -27,18 +30,12 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     driver: str
     compute: tuple[int, int]
     mig: bool = False
-    health: "GpuHealth | None" = None
-
-
-class GpuHealth(msgspec.Struct, frozen=True, kw_only=True):
-    """Health fields of nvidia-smi: None or `N/A` if the GPU does not support them."""
-
-    persistence_mode: str
-    compute_mode: str
-    num_ecc_errors: int | None
-    remap_pending: str
-    remap_failure: str
-    fabric_state: str
+    persistence_mode: str = ""
+    compute_mode: str = ""
+    num_ecc_errors: int | None = None
+    remap_pending: str = ""
+    remap_failure: str = ""
+    fabric_state: str = ""
 
 
 class Nvidia(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,14 +74,11 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Model(msgspec.Struct, frozen=True, kw_only=True):
-    """The model folder. `num_unfinished` counts interrupted downloads, `total_bytes` is the index's total,
-    `snapshot` the model's subfolder if `path` is a Hugging Face cache folder.
-    """
+    """The model folder; `snapshot` is the model's subfolder if `path` is a Hugging Face cache folder."""
 
     path: str
     is_folder: bool
     folder_problem: str | None = None
-    is_writable: bool = True
     snapshot: str | None = None
     files: frozenset[str] = frozenset()
     shape: Shape | None = None
@@ -92,28 +86,31 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     index_problem: str | None = None
     tokenizer_problem: str | None = None
     shards: tuple[Shard, ...] = ()
-    total_bytes: int = 0
-    num_unfinished: int = 0
-    disk_free_bytes: int = 0
 
     @property
     def weight_bytes(self) -> int:
         """Size of the shards that exist."""
         return sum(shard.size_bytes or 0 for shard in self.shards)
 
+    @property
+    def download(self) -> str:
+        """The command that downloads the model."""
+        small = self.shape.num_layers < 36 if self.shape else re.search(r"(?<!\d)20b", self.path.lower())
+        repo = f"openai/gpt-oss-{'20b' if small else '120b'}"
+        return f"python -m baton download {repo}" + ("" if self.path == repo else f" --local-dir {self.path}")
+
 
 class Worker(msgspec.Struct, frozen=True, kw_only=True):
     """A worker to be started. `gpus` is its list as written, None if not given.
 
     `argv` is its command line, `given` the resulting engine settings: (value, source) by key path.
-    `overruled` are the YAML's values that a flag overrides. `refusal` is the error at its start, if any.
+    `refusal` is the error at its start, if any.
     """
 
     mode: DisaggregationMode
     gpus: str | None = None
     argv: tuple[str, ...] = ()
     given: dict[str, tuple[object, str]] = {}
-    overruled: dict[str, tuple[object, str]] = {}
     refusal: str | None = None
 
     @property
@@ -124,12 +121,6 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True):
     def value(self, path: str) -> object:
         """A setting; None if not given."""
         return self.given.get(path, (None, ""))[0]
-
-    def place(self, path: str) -> str:
-        """A setting's name and source, for messages."""
-        return (
-            f"{self.mode}: {path} ({self.given[path][1]})" if path in self.given else f"{self.mode}: {path}"
-        )
 
     def text(self, path: str, default: str) -> str:
         """A setting as text."""
@@ -143,25 +134,20 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True):
             return None
         return value if abs(value) < _ABSURD else None
 
-    def is_on(self, path: str) -> bool:
-        """True if the setting is true."""
-        return self.value(path) is True
-
     @property
     def tensor_parallel_size(self) -> int:
         """As given; by default the number of listed GPUs."""
         return max(1, int(self.number("tensor_parallel_size") or len(self.gpu_list)))
 
     @property
-    def pipeline_parallel_size(self) -> int:
-        """As given."""
-        return max(1, int(self.number("pipeline_parallel_size") or 1))
+    def num_ranks(self) -> int:
+        """Tensor times pipeline parallelism: the GPUs that it needs."""
+        return self.tensor_parallel_size * max(1, int(self.number("pipeline_parallel_size") or 1))
 
 
 class Service(msgspec.Struct, frozen=True, kw_only=True):
-    """etcd or NATS at one address. Positive `clock_ahead_s`: this machine's clock is ahead of the server's.
-
-    `problem`: why it does not answer. `refusal`: why NATS denies this user access.
+    """etcd or NATS at one address. `problem`: why it does not answer. `refusal`: why it denies this user
+    access.
     """
 
     name: Literal["etcd", "NATS"]
@@ -170,7 +156,6 @@ class Service(msgspec.Struct, frozen=True, kw_only=True):
     refusal: str | None = None
     version: tuple[int, ...] = ()
     latency_s: float = 0.0
-    clock_ahead_s: float | None = None
     max_payload_bytes: int | None = None
 
 
@@ -183,7 +168,6 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
     memory_free_bytes: int
     memlock_bytes: int | None = None
     nofile: int | None = None
-    stack_bytes: int | None = None
     shm_bytes: int = 0
     in_container: bool = False
     ipc_namespace: int = INITIAL_IPC_NAMESPACE
@@ -194,19 +178,15 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
     tensorrt_llm_version: str = ""
     has_vllm: bool = False
     has_docker: bool = False
-    docker_answers: bool = True
     container_toolkit: str | None = None
-    hf_token: bool = False
-    year: int = 2026
     environment: dict[str, str] = {}
-    network_devices: frozenset[str] = frozenset()
     missing_packages: tuple[str, ...] = ()
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
     """All facts. `http_port_problem`: why the port is not free; `host_problem`: why --host cannot be bound;
     `registry_problem`: why the file registry, if in use, cannot be trusted. `credential_problem`: which login
-    or certificate of the environment is not usable, or why etcd denies the user access.
+    or certificate of the environment is not usable.
     """
 
     host: Host
@@ -235,6 +215,32 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
             self.engine == "trtllm" and self.wants_gpus and not 0 < self.model.weight_bytes <= BIG_MODEL_BYTES
         )
 
+    @property
+    def modes(self) -> set[DisaggregationMode]:
+        """The modes of the workers."""
+        return {worker.mode for worker in self.workers}
+
+    @property
+    def has_ranks(self) -> bool:
+        """True if a worker has several ranks, on GPUs."""
+        return self.wants_gpus and any(worker.tensor_parallel_size > 1 for worker in self.workers)
+
+    @property
+    def build(self) -> str:
+        """The installed build of TensorRT-LLM, if known, for messages."""
+        version = self.host.tensorrt_llm_version
+        return f" (TensorRT-LLM {version})" if version else ""
+
+    @property
+    def context(self) -> int:
+        """The model's longest context, that of gpt-oss if it is not known."""
+        return self.model.shape.max_positions if self.model.shape else 131_072
+
+    @property
+    def gpu_indices(self) -> str:
+        """The GPUs that exist, for messages."""
+        return ",".join(str(gpu.index) for gpu in self.nvidia.gpus)
+
     def worker(self, mode: DisaggregationMode) -> Worker | None:
         """The first worker in that mode."""
         return next((worker for worker in self.workers if worker.mode == mode), None)
@@ -245,6 +251,11 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
             return list(self.nvidia.gpus)
         found = (self.gpu(entry) for entry in worker.gpu_list)
         return [gpu for gpu in found if gpu is not None]
+
+    def used_gpus(self) -> list[Gpu]:
+        """The GPUs that the workers will see, without duplicates; empty if no GPU is wanted."""
+        used = {gpu.index: gpu for worker in self.workers for gpu in self.gpus_of(worker)}
+        return list(used.values()) if self.wants_gpus else []
 
     def gpu(self, entry: str) -> Gpu | None:
         """The GPU of an index or UUID in CUDA_VISIBLE_DEVICES; a UUID prefix must be unambiguous."""

@@ -1,8 +1,7 @@
-"""Doctor's findings: their struct, printed form and exit status."""
+"""Doctor's findings and their printed form."""
 
 import enum
 from collections import Counter
-from collections.abc import Sequence
 
 import msgspec
 
@@ -38,21 +37,6 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         return 2 if Severity.ERROR in found else 1 if Severity.WARNING in found else 0
 
 
-def error(code: str, fact: str, *, breaks: str, repair: str) -> Finding:
-    """It will not run."""
-    return Finding(severity=Severity.ERROR, code=code, fact=fact, breaks=breaks, repair=repair)
-
-
-def warning(code: str, fact: str, *, breaks: str, repair: str) -> Finding:
-    """It runs, but slowly or not for every request."""
-    return Finding(severity=Severity.WARNING, code=code, fact=fact, breaks=breaks, repair=repair)
-
-
-def note(code: str, fact: str, *, breaks: str, repair: str) -> Finding:
-    """Information only."""
-    return Finding(severity=Severity.NOTE, code=code, fact=fact, breaks=breaks, repair=repair)
-
-
 def text(report: Report) -> str:
     """The report for humans: what was examined, three aligned lines per finding, and the count."""
     lines = [f"{'seen':<8} {line}" for line in report.seen]
@@ -62,11 +46,6 @@ def text(report: Report) -> str:
             f"{'breaks':>8} {finding.breaks}",
             f"{'repair':>8} {finding.repair}",
         ]
-    return "\n".join([*lines, _count(report.findings)]) + "\n"
-
-
-def _count(findings: Sequence[Finding]) -> str:
-    counts = Counter(finding.severity for finding in findings)
-    return f"{'result':<8} " + (
-        ", ".join(f"{counts[s]} {s}{'s' * (counts[s] > 1)}" for s in Severity if counts[s]) or "nothing found"
-    )
+    counts = Counter(finding.severity for finding in report.findings)
+    count = ", ".join(f"{counts[each]} {each}{'s' * (counts[each] > 1)}" for each in Severity if counts[each])
+    return "\n".join([*lines, f"{'result':<8} {count or 'nothing found'}"]) + "\n"

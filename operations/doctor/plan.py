@@ -14,7 +14,6 @@ from operations.doctor.facts import Worker
 from workers.engines.given import given_settings
 from workers.engines.vllm.settings import NAMES
 from workers.flags import DisaggregationMode, EngineName, WorkerSettings
-from workers.settings import Given, read
 from workers.settings_text import SettingsError
 
 _TIMEOUT_S = 300.0  # importing an engine from a slow disk
@@ -31,26 +30,12 @@ def planned(
     try:
         argv += shlex.split(line)
         given = given_settings(read_flags(WorkerSettings, argv))
-        overruled = _commonly_named(_overruled(given, path))
-        worker = replace(worker, argv=tuple(argv), given=_commonly_named(given), overruled=overruled)
+        # Settings that all engines share have vLLM's names there, and the flags' names here.
+        given = {_COMMON_NAMES.get(key, key): value for key, value in given.items()}
+        worker = replace(worker, argv=tuple(argv), given=given)
     except (ValueError, SettingsError) as refusal:
         worker = replace(worker, refusal=" ".join(str(refusal).split()))
     return [replace(worker, gpus=each) for each in gpus]
-
-
-def _commonly_named(given: Given) -> Given:
-    """Renames settings that all engines share from vLLM's names to those of the flags."""
-    return {_COMMON_NAMES.get(path, path): value for path, value in given.items()}
-
-
-def _overruled(given: Given, path: Path | None) -> Given:
-    """The file's values that a flag overrides."""
-    file = read(None, path, {}) if path is not None else {}
-    return {
-        key: file[key]
-        for key, (value, source) in given.items()
-        if source == "flag" and key in file and file[key][0] != value
-    }
 
 
 Ask = Callable[[Sequence[str]], str | None]

@@ -1,172 +1,102 @@
-"""Asks etcd and NATS for access, latency, version and time."""
+"""Asks etcd and NATS for access, latency and version, with the clients of frontend and workers."""
 
-import email.utils
-import http.client
-import json
+import asyncio
+import dataclasses
 import os
-import re
-import socket
-import threading
 import time
-import urllib.error
-import urllib.request
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Awaitable, Callable
 from typing import Any
-from urllib.parse import SplitResult, unquote, urlsplit
 
-import msgspec
+import nats.errors
 from msgspec.structs import replace
+from nats.aio.client import Client
 
+from baton.connect import Wires
+from baton.etcd import EtcdDiscovery
+from baton.etcd_rpc import EtcdError
 from baton.flags import without_secrets
-from baton.nats_login import nats_options, proof
-from baton.tls import client_context
+from baton.nats_login import nats_options
 from operations.doctor.facts import Service
 
-_TIMEOUT_S = 3.0
-_WHOLE_TIMEOUT_S = 10.0
-"""Limit for all probes: a name server may hang, a peer may send a byte a second."""
-_KNOCKS = 3
-_MAX_BYTES = 1 << 16
-
-Probe = Callable[[str], Service]
-
-
-class _Info(msgspec.Struct):
-    max_payload: int | None = None
-    version: str = ""
-    tls_required: bool = False
-    nonce: str = ""
+TIMEOUT_S = 10.0
+"""Limit for all questions to a server: a name server may hang, a peer may send a byte a second."""
+_NUM_QUESTIONS = 3
+_ONCE: dict[str, Any] = {
+    "allow_reconnect": False,
+    "max_reconnect_attempts": 1,
+    "reconnect_time_wait": 0,
+    "connect_timeout": 3,
+}
+# nats-py's own errors, and those of its parser: another program may listen there.
+_NATS_ERRORS = (OSError, EOFError, ValueError, TypeError, LookupError, AttributeError, nats.errors.Error)
 
 
-def probe_services(
-    asked: Sequence[tuple[Probe, str]], timeout_s: float = _WHOLE_TIMEOUT_S
-) -> tuple[Service, ...]:
-    """Run all probes in parallel; a server that does not answer in time gets a `problem`."""
-    answers: dict[str, Service] = {}
-
-    def ask(probe: Probe, url: str) -> None:
-        answers[url] = probe(url)
-
-    threads = [threading.Thread(target=ask, args=pair, daemon=True) for pair in asked]
-    for thread in threads:
-        thread.start()
-    deadline_s = time.monotonic() + timeout_s
-    for thread in threads:
-        thread.join(max(0.0, deadline_s - time.monotonic()))
-    late = f"no answer in {timeout_s:.0f} s"
-    return tuple(
-        answers.get(url)
-        or Service(name="NATS" if probe is probe_nats else "etcd", url=without_secrets(url), problem=late)
-        for probe, url in asked
-    )
+async def probe_services(wires: Wires) -> tuple[Service, ...]:
+    """Ask every etcd and NATS server in use, all at a time. A login that cannot be used asks nothing."""
+    used = str(wires)
+    asked = [probe_etcd(wires, url) for url in wires.etcd_urls if "discovery=etcd" in used]
+    asked += [probe_nats(url) for url in wires.nats_urls if "plane=nats" in used]
+    return tuple(await asyncio.gather(*asked))
 
 
-def probe_etcd(url: str) -> Service:
-    """GET /health on etcd's client port; the latency is the best of three."""
-    if not re.match(r"https?://.", url):
-        return Service(name="etcd", url=url, problem="not http://host:port or https://host:port")
-    latencies_s, date, version = [], None, ""
+async def probe_etcd(wires: Wires, url: str) -> Service:
+    """Read the registry and the version at this member of the cluster."""
+    service = Service(name="etcd", url=without_secrets(url))
     try:
-        ask = _Etcd(url)
-        for _ in range(_KNOCKS):
-            begin_s = time.perf_counter()
-            _, date = ask("/health")
-            latencies_s.append(time.perf_counter() - begin_s)
-        version = str(ask("/version")[0].get("etcdserver", ""))
-    except http.client.HTTPException:
-        return Service(name="etcd", url=url, problem="another program listens there: it does not speak HTTP")
-    except (OSError, ValueError, msgspec.DecodeError) as error:
-        return Service(name="etcd", url=url, problem=_why(error))
-    return Service(
-        name="etcd",
-        url=url,
-        latency_s=min(latencies_s),
-        clock_ahead_s=_clock_ahead_s(date),
-        version=_version(version),
-    )
-
-
-class _Etcd:
-    """etcd's pages for operators, reached as Baton reaches its gRPC API: same certificates, no HTTP proxy."""
-
-    def __init__(self, url: str) -> None:
-        names = ("ETCD_AUTH_CA", "ETCD_AUTH_CLIENT_CERT", "ETCD_AUTH_CLIENT_KEY")
-        context = client_context(*(Path(path) if (path := os.environ.get(name)) else None for name in names))
-        self._url = url
-        self._opener = urllib.request.build_opener(
-            urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context)
-        )
-
-    def __call__(self, path: str) -> tuple[dict[str, Any], str | None]:
-        """Return (JSON object, Date header). Raises OSError, ValueError, HTTPException."""
-        with self._opener.open(self._url + path, timeout=_TIMEOUT_S) as answer:
-            page = msgspec.json.decode(answer.read(_MAX_BYTES), type=dict[str, Any])
-            return page, answer.headers.get("Date")
-
-
-def probe_nats(url: str) -> Service:
-    """Read INFO, send CONNECT, then PING for a PONG; the latency is the best of three."""
+        etcd = dataclasses.replace(wires, discovery_backend="etcd", etcd_endpoints=url).discovery()
+    except (OSError, ValueError) as error:
+        return replace(service, problem=str(error))
+    assert isinstance(etcd, EtcdDiscovery)
     try:
-        parts = urlsplit(url)
-        if not parts.hostname:
-            return Service(name="NATS", url=without_secrets(url), problem="not nats://host:port")
-        with socket.create_connection((parts.hostname, parts.port or 4222), _TIMEOUT_S) as connection:
-            return _greet(url, parts, connection)
-    except (OSError, ValueError, msgspec.DecodeError) as error:
-        return Service(name="NATS", url=without_secrets(url), problem=_why(error))
+        async with asyncio.timeout(TIMEOUT_S):
+            version = await etcd.version()
+            latency_s = await _latency_s(etcd.version)
+    except EtcdError as error:
+        return replace(service, **{"refusal" if error.refused else "problem": str(error)})
+    except TimeoutError:
+        return replace(service, problem=f"no answer in {TIMEOUT_S:.0f} s")
+    finally:
+        await etcd.close()
+    return replace(service, latency_s=latency_s, version=tuple(map(int, version.split(".")[:2])))
 
 
-def _greet(url: str, parts: SplitResult, connection: socket.socket) -> Service:
-    stream = connection.makefile("rwb")
-    greeting = stream.readline(_MAX_BYTES)
+async def probe_nats(url: str) -> Service:
+    """Connect and log in to this server."""
     service = Service(name="NATS", url=without_secrets(url))
-    if not greeting.startswith(b"INFO "):
-        return replace(service, problem="another program listens there: it sends no INFO")
-    info = msgspec.json.decode(greeting[5:], type=_Info)
-    service = replace(service, max_payload_bytes=info.max_payload, version=_version(info.version))
-    if info.tls_required:
-        return service  # only the processes' NATS client has the certificates
-    stream.write(b"CONNECT " + json.dumps({"verbose": False} | _login(parts, info.nonce)).encode() + b"\r\n")
-    latencies_s = []
-    for _ in range(_KNOCKS):
-        begin_s = time.perf_counter()
-        stream.write(b"PING\r\n")
-        stream.flush()
-        answer = stream.readline(_MAX_BYTES)
-        if answer.startswith(b"-ERR"):
-            return replace(service, refusal=answer[4:].decode(errors="replace").strip(" '\r\n"))
-        if not answer.startswith(b"PONG"):
-            return replace(service, problem="no PONG to a PING")
-        latencies_s.append(time.perf_counter() - begin_s)
-    return replace(service, latency_s=min(latencies_s))
+    client, errors = Client(), ["no answer"]
 
+    async def note(error: Exception) -> None:
+        number = getattr(error, "errno", None)
+        errors.append(os.strerror(number) if number else str(error) or type(error).__name__)
 
-def _login(parts: SplitResult, nonce: str) -> dict[str, str]:
-    """Those of the environment, else as nats-py reads the URL: a user without password is a token."""
-    names = {"user": "user", "password": "pass", "token": "auth_token"}
-    login = {names[name]: value for name, value in nats_options().items() if name in names}
-    if login := login | (proof(nonce) if nonce else {}):
-        return login
-    if parts.password is not None:
-        return {"user": unquote(parts.username or ""), "pass": unquote(parts.password)}
-    return {"auth_token": unquote(parts.username)} if parts.username else {}
-
-
-def _version(text: str) -> tuple[int, ...]:
-    return tuple(int(number) for number in re.findall(r"\d{1,9}", text)[:3])
-
-
-def _clock_ahead_s(date: str | None) -> float | None:
     try:
-        return time.time() - email.utils.parsedate_to_datetime(date).timestamp() if date else None
-    except (ValueError, TypeError, OverflowError):
-        return None
+        async with asyncio.timeout(TIMEOUT_S):
+            await client.connect([url], error_cb=note, **_ONCE, **nats_options())
+            latency_s = await _latency_s(client.flush)
+    except TimeoutError:
+        return replace(service, problem=f"no answer in {TIMEOUT_S:.0f} s")
+    except _NATS_ERRORS as error:
+        if not isinstance(error, nats.errors.NoServersError):
+            await note(error)
+        why = without_secrets(errors[-1])
+        return replace(service, **{"refusal" if "authorization" in why.lower() else "problem": why})
+    else:
+        version = client.connected_server_version
+        return replace(
+            service,
+            latency_s=latency_s,
+            version=(version.major, version.minor),
+            max_payload_bytes=client.max_payload,
+        )
+    finally:
+        await client.close()
 
 
-def _why(error: Exception) -> str:
-    if isinstance(error, urllib.error.HTTPError):
-        return f"answers HTTP {error.code}"
-    if isinstance(error, urllib.error.URLError):
-        error = error.reason if isinstance(error.reason, Exception) else error
-    return getattr(error, "strerror", None) or str(error) or type(error).__name__
+async def _latency_s(ask: Callable[[], Awaitable[object]]) -> float:
+    """The best of three."""
+    latencies_s = []
+    for _ in range(_NUM_QUESTIONS):
+        begin_s = time.perf_counter()
+        await ask()
+        latencies_s.append(time.perf_counter() - begin_s)
+    return min(latencies_s)

@@ -214,14 +214,14 @@ def test_a_key_that_does_not_fit_is_told(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("set_up", [nkey, jwt])
-def test_the_doctor_has_the_same_key(
+async def test_the_doctor_has_the_same_key(
     set_up: SetUp, launch_nats: LaunchServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as own:
         server = set_up(launch_nats, tmp_path, own)
-        service = probe_nats(server.url)
+        service = await probe_nats(server.url)
         assert (service.problem, service.refusal) == (None, None)
-    assert "Authorization Violation" in (probe_nats(server.url).refusal or "")
+    assert "Authorization Violation" in ((await probe_nats(server.url)).refusal or "")
 
 
 def test_without_the_package_the_variable_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,6 @@
 """Doctor's checks over made-up facts: each broken set-up is found, good ones are left alone."""
 
 import json
-import re
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,13 +12,11 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from tensorrt_llm.llmapi import TorchLlmArgs
 
-from operations.doctor.check_memory import budget
 from operations.doctor.command import examine
 from operations.doctor.facts import (
     GIB,
     Facts,
     Gpu,
-    GpuHealth,
     Host,
     Model,
     Nvidia,
@@ -29,8 +26,10 @@ from operations.doctor.facts import (
     Worker,
 )
 from operations.doctor.findings import Finding, Severity, text
+from operations.doctor.memory import budget
 from operations.doctor.plan import planned, with_refusals
-from operations.doctor.probe_gpus import parse_gpus, parse_matrix
+from operations.doctor.probes import parse_gpus, parse_matrix
+from operations.doctor.table import TABLE
 from workers.engines.trtllm.settings import load_trtllm_settings
 from workers.flags import DisaggregationMode as Mode
 from workers.flags import EngineName
@@ -46,24 +45,23 @@ NUM_SHARDS = 15
 SHARD_BYTES = 65_248_815_744 // NUM_SHARDS
 FILES = frozenset({"config.json", "tokenizer.json", "generation_config.json", "model.safetensors.index.json"})
 MODEL_120B = Model(
-    path="/models/gpt-oss-120b", is_folder=True, files=FILES, shape=SHAPE_120B, disk_free_bytes=900 * GIB,
+    path="/models/gpt-oss-120b", is_folder=True, files=FILES, shape=SHAPE_120B,
     shards=tuple(
         Shard(name=f"model-{i:05}-of-00014.safetensors", size_bytes=SHARD_BYTES, whole_bytes=SHARD_BYTES)
         for i in range(NUM_SHARDS)
     ),
 )  # fmt: skip
 DEMO = Model(
-    path="models/demo", is_folder=True, files=FILES, disk_free_bytes=50 * GIB,
+    path="models/demo", is_folder=True, files=FILES,
     shape=Shape(model_type="gpt_oss", num_layers=8, num_heads=8, num_kv_heads=2, head_dim=64, num_experts=4,
                 max_positions=4096),
     shards=(Shard(name="model.safetensors", size_bytes=17_923_272, whole_bytes=17_923_272),),
 )  # fmt: skip
 NODE_HOST = Host(
     memory_bytes=2048 * GIB, memory_free_bytes=1900 * GIB, nofile=65536, shm_bytes=1024 * GIB,
-    in_container=True, can_ptrace=True, has_tensorrt_llm=True, stack_bytes=64 << 20,
-    network_devices=frozenset({"lo", "eth0", "mlx5_0"}),
+    in_container=True, can_ptrace=True, has_tensorrt_llm=True,
 )  # fmt: skip
-ETCD = Service(name="etcd", url="http://127.0.0.1:2379", latency_s=0.0006, clock_ahead_s=0.4)
+ETCD = Service(name="etcd", url="http://127.0.0.1:2379", latency_s=0.0006)
 NATS = Service(name="NATS", url="nats://127.0.0.1:4222", latency_s=0.0001, max_payload_bytes=15_728_640)
 
 
@@ -71,10 +69,6 @@ def _smi(name: str) -> str:
     return (SMI / name).read_text()
 
 
-WELL = GpuHealth(
-    persistence_mode="Enabled", compute_mode="Default", num_ecc_errors=0, remap_pending="No",
-    remap_failure="No", fabric_state="Completed",
-)  # fmt: skip
 B200X8 = Nvidia(
     gpus=parse_gpus(_smi("b200x8_query.csv")),
     links=parse_matrix(_smi("b200x8_topo.txt")),
@@ -209,7 +203,7 @@ def _env(facts: Facts, **variables: str) -> Facts:
 
 
 def _health(facts: Facts, **changes: object) -> Facts:
-    return _gpu(facts, 5, health=replace(WELL, **changes))
+    return _gpu(facts, 5, **changes)
 
 
 def _yaml_text(facts: Facts, text: str) -> Facts:
@@ -281,8 +275,8 @@ BROKEN: list[tuple[str, str, Severity, Callable[[Facts], Facts]]] = [
     ("spaces in the list", "gpu-list", E, lambda f: _set(f, "decode", gpus="4, 5, 6, 7")),
     ("trailing comma", "gpu-list", E, lambda f: _set(f, "decode", gpus="4,5,6,7,")),
     ("empty list", "gpu-list", E, lambda f: _set(f, "decode", gpus="")),
-    ("the same GPU twice", "gpu-twice", E, lambda f: _set(f, "prefill", gpus="0,1,1,2")),
-    ("the same GPU by index and UUID", "gpu-twice", E,
+    ("the same GPU twice", "gpu-list", E, lambda f: _set(f, "prefill", gpus="0,1,1,2")),
+    ("the same GPU by index and UUID", "gpu-list", E,
      lambda f: _set(f, "prefill", gpus="0,1,2,GPU-00000001")),
     ("UUID of two GPUs", "gpu-absent", E, lambda f: _set(f, "decode", gpus="GPU-0000,5,6,7")),
     ("no GPU at all", "gpu-list", E, lambda f: _set(f, "decode", gpus="-1")),
@@ -294,11 +288,8 @@ BROKEN: list[tuple[str, str, Severity, Callable[[Facts], Facts]]] = [
     ("too few for TP", "gpu-too-few", E, lambda f: _set(f, "decode", gpus="4,5")),
     ("too few for PP", "gpu-too-few", E, lambda f: _yaml(f, "decode", {"pipeline_parallel_size": 2})),
     ("idle GPU", "gpu-idle", W, lambda f: _yaml(f, "decode", {"tensor_parallel_size": 2})),
-    ("kinds mixed", "gpu-mixed", W, lambda f: _gpu(f, 2, name="NVIDIA H100")),
     ("MIG", "gpu-mig", E, lambda f: _gpu(f, 4, mig=True)),
     ("parts of GPUs", "gpu-mig", E, lambda f: _set(f, "decode", gpus="MIG-a1,MIG-a2,MIG-a3,MIG-a4")),
-    ("KV between parts", "gpu-mig-part", W,
-     lambda f: _set(_yaml(f, "decode", {"tensor_parallel_size": 1}), "decode", gpus="MIG-a1")),
     ("memory errors", "gpu-ecc", W, lambda f: _health(f, num_ecc_errors=3)),
     ("a row to be replaced", "gpu-ecc", W, lambda f: _health(f, remap_pending="Yes")),
     ("a broken row", "gpu-broken", E, lambda f: _health(f, remap_failure="Yes")),
@@ -306,22 +297,15 @@ BROKEN: list[tuple[str, str, Severity, Callable[[Facts], Facts]]] = [
     ("compute prohibited", "gpu-prohibited", E, lambda f: _health(f, compute_mode="Prohibited")),
     ("one process a GPU", "gpu-exclusive", W, lambda f: _health(f, compute_mode="Exclusive_Process")),
     ("no persistence", "gpu-persistence", N, lambda f: _health(f, persistence_mode="Disabled")),
-    ("counted by speed", "gpu-order", W, lambda f: _gpu(f, 7, name="NVIDIA H100")),
     ("a GPU off NVLink", "gpu-no-nvlink", W, _without_nvlink),
     ("no peer access", "gpu-no-peer", W, _rtx),
     ("no model folder", "model-absent", E, lambda f: _model(f, is_folder=False)),
-    ("no token", "token-missing", N, lambda f: _model(f, is_folder=False)),
     ("folder of another user", "model-unreadable", E,
      lambda f: _model(f, is_folder=False, folder_problem="Permission denied")),
     ("the hub's cache", "model-cache", E,
      lambda f: _model(f, files=frozenset(), shape=None, shards=(), snapshot="/models/snapshots/b5c9")),
     ("another model", "model-other", E, lambda f: _model(f, shape=replace(SHAPE_120B, model_type="llama"))),
     ("no index", "file-missing", E, lambda f: _model(f, files=FILES - {"model.safetensors.index.json"})),
-    ("no room for the rest", "disk-full", E,
-     lambda f: _shard(_model(f, total_bytes=80 * GIB, disk_free_bytes=GIB), size_bytes=None)),
-    ("read-only, incomplete", "model-read-only", E,
-     lambda f: _shard(_model(f, is_writable=False), size_bytes=None)),
-    ("disk full", "disk-full", E, lambda f: _model(f, is_folder=False, disk_free_bytes=20 * GIB)),
     ("no config", "file-missing", E, lambda f: _model(f, files=FILES - {"config.json"}, shape=None)),
     ("bad config", "config-bad", E, lambda f: _model(f, config_problem="truncated", shape=None)),
     ("no tokenizer", "file-missing", E, lambda f: _model(f, files=FILES - {"tokenizer.json"})),
@@ -333,8 +317,6 @@ BROKEN: list[tuple[str, str, Severity, Callable[[Facts], Facts]]] = [
     ("missing shard", "shard-missing", E, lambda f: _shard(f, size_bytes=None, whole_bytes=None)),
     ("shard cut short", "shard-broken", E, lambda f: _shard(f, size_bytes=SHARD_BYTES - 1)),
     ("git-lfs pointer", "shard-broken", E, lambda f: _shard(f, size_bytes=135, whole_bytes=None)),
-    ("unfinished download", "download-unfinished", N,
-     lambda f: _shard(_model(f, num_unfinished=1), size_bytes=None, whole_bytes=None)),
     ("120b on a 24 GB card", "memory-weights", E,
      lambda f: _gpu(_set(_yaml(f, "decode", {"tensor_parallel_size": 1}), "decode", gpus="7"), 7,
                     total_bytes=24 * GIB, free_bytes=23 * GIB)),
@@ -349,8 +331,6 @@ BROKEN: list[tuple[str, str, Severity, Callable[[Facts], Facts]]] = [
      lambda f: _typed(_yaml(f, "decode", {f"{CACHE}.max_tokens_in_buffer": 131_072}), "decode",
                       "--free-gpu-memory-fraction 0.95")),
     ("fraction near 1", "kv-greedy", W, lambda f: _yaml(f, "prefill", {FRACTION: 0.97})),
-    ("flag against file", "flag-over-yaml", N,
-     lambda f: _typed(f, "decode", "--free-gpu-memory-fraction 0.9 --max-num-tokens 16384")),
     ("flag without number", "settings-refused", E, lambda f: _typed(f, "prefill", "--max-batch-size many")),
     ("flag without value", "settings-refused", E, lambda f: _typed(f, "prefill", "--max-seq-len")),
     ("flag that there is not", "settings-refused", E, lambda f: _typed(f, "prefill", "--max-tokens 5")),
@@ -393,10 +373,7 @@ BROKEN: list[tuple[str, str, Severity, Callable[[Facts], Facts]]] = [
     ("no buffer", "buffer-unset", W, lambda f: _yaml(f, "prefill", {f"{CACHE}.max_tokens_in_buffer": None})),
     ("block reuse before its repair", "reuse-prefill", W, lambda f: _build(f, "1.3.0rc10")),
     ("TP in a build with an accuracy loss", "accuracy", W, lambda f: _build(f, "1.3.0rc24")),
-    ("the C++ transceiver in 1.4", "cpp-deprecated", N, lambda f: _build(f, "1.4.0rc1")),
     ("many transfers over NIXL", "nixl-crash", N, lambda f: _build(_pair_of("nixl", f), "1.3.0rc29")),
-    ("cancelled streams over NIXL", "nixl-cancel", N, lambda f: _build(_pair_of("nixl", f), "1.4.0rc1")),
-    ("CUTLASS on Blackwell", "moe-blackwell", N, lambda f: _build(_pair_of("guide", f), "1.3.0rc29")),
     ("managers differ", "pair-manager", E,
      lambda f: _yaml(_pair_of("nixl", f), "decode", {f"{KV}.use_kv_cache_manager_v2": False})),
     ("FP8 on one side", "pair-dtype", E, lambda f: _yaml(f, "prefill", {f"{KV}.dtype": "FP8"})),
@@ -426,8 +403,6 @@ BROKEN: list[tuple[str, str, Severity, Callable[[Facts], Facts]]] = [
     ("NATS of 2020", "version-old", E, lambda f: _service(f, "NATS", version=(2, 1, 9))),
     ("etcd far away", "latency", W, lambda f: _service(f, "etcd", latency_s=0.12)),
     ("small NATS messages", "nats-payload", W, lambda f: _service(f, "NATS", max_payload_bytes=65_536)),
-    ("clock skewed", "clock-skew", W, lambda f: _service(f, "etcd", clock_ahead_s=-90.0)),
-    ("clock of 1970", "clock", E, lambda f: _host(f, year=1970)),
     ("port taken", "port-taken", E, lambda f: replace(f, http_port_problem="Address already in use")),
     ("no such port", "port-bad", E, lambda f: replace(f, http_port=80_000)),
     ("address of another machine", "host-bad", E, lambda f: replace(f, host_problem="Cannot assign address")),
@@ -447,15 +422,9 @@ BROKEN: list[tuple[str, str, Severity, Callable[[Facts], Facts]]] = [
     ("KV of TensorRT-LLM in clear", "kv-plain", W, lambda f: _env(f, BATON_PEER_CERT="/x")),
     ("UCX over TCP", "ucx-tls", W, lambda f: _env(f, UCX_TLS="tcp,self")),
     ("UCX without CUDA IPC", "ucx-tls", W, lambda f: _env(f, UCX_TLS="^cuda_ipc")),
-    ("no such card for UCX", "ucx-device", E, lambda f: _env(f, UCX_NET_DEVICES="mlx5_7:1")),
-    ("no such card for NCCL", "nccl-interface", E, lambda f: _env(f, NCCL_SOCKET_IFNAME="ib0")),
     ("NCCL without peer access", "env-slow", W, lambda f: _env(f, NCCL_P2P_DISABLE="1")),
     ("kernels one by one", "env-slow", W, lambda f: _env(f, CUDA_LAUNCH_BLOCKING="1")),
-    ("small stack", "stack", N, lambda f: _host(f, stack_bytes=8 << 20)),
     ("frontend not installed", "packages-missing", W, lambda f: _host(f, missing_packages=("uvicorn",))),
-    ("docker's daemon is down", "docker-down", W,
-     lambda f: _host(f, has_tensorrt_llm=False, in_container=False, has_docker=True, docker_answers=False,
-                     container_toolkit="1.17")),
     ("no ptrace", "ptrace", W, lambda f: _host(f, ptrace_scope=1, can_ptrace=False)),
     ("container without TensorRT-LLM", "trtllm-missing", W, lambda f: _host(f, has_tensorrt_llm=False)),
     ("host without docker", "trtllm-missing", W,
@@ -478,7 +447,6 @@ OTHERS: list[tuple[str, str, Severity, Callable[[], Facts]]] = [
     ("demo model with a wrong value", "settings-refused", E, lambda: _demo_with("max_batch_size: 0")),
     ("laptop with its port taken", "port-taken", E,
      lambda: replace(laptop(), http_port_problem="Address already in use")),
-    ("a GPU in MIG mode, by its index", "gpu-mig-part", W, lambda: _gpu(h200_agg(), 0, mig=True)),
     ("fabric not started", "gpu-fabric", E, lambda: _health(b200_node(), fabric_state="Not Started")),
     ("weights that leave no working memory", "memory-weights", E,
      lambda: _gpu(b200_node(), 0, total_bytes=16 * GIB, free_bytes=16 * GIB)),
@@ -486,8 +454,6 @@ OTHERS: list[tuple[str, str, Severity, Callable[[], Facts]]] = [
      lambda: _service(b200_node(), "NATS", max_payload_bytes=300_000)),
     ("TP as a truth", "settings-refused", E, lambda: _yaml(b200_node(), "decode", {TP: True})),
     ("all memory for KV", "kv-fraction", E, lambda: _yaml(b200_node(), "decode", {FRACTION: 1})),
-    ("a part of a GPU for decode", "gpu-mig-part", W,
-     lambda: _set(_yaml(_only(b200_node(), "decode"), "decode", {TP: 1}), "decode", gpus="MIG-a1")),
     ("no peer access from prefill to decode", "gpu-no-peer", W, lambda: _cut(b200_node(), 3, 4)),
     ("no peer access within decode", "gpu-no-peer", W, lambda: _cut(b200_node(), 4, 7)),
     ("no NVLink from prefill to decode", "gpu-no-nvlink", W,
@@ -500,13 +466,12 @@ OTHERS: list[tuple[str, str, Severity, Callable[[], Facts]]] = [
     ("KV of decode alone in clear", "kv-plain", W, lambda: _only(_peer_tls(b200_node()), "decode")),
     ("block reuse by default", "reuse-prefill", W,
      lambda: _build(_yaml(b200_node(), "prefill", {}, without=REUSE), "1.3.0rc2")),
-    ("TRITON", "moe-triton", N, lambda: _yaml(h200_agg(), "agg", {"moe_config.backend": "TRITON"})),
     ("CUTLASS on Hopper in 1.3", "moe-hopper", W,
      lambda: _build(_yaml(h200_agg(), "agg", {"moe_config.backend": "CUTLASS"}), "1.3.0rc29")),
     ("V2 that asks for too much", "manager-memory", N, lambda: _build(h200_agg(), "1.3.0rc26")),
+    ("decode's prompts unchunked", "prompt-chunks", W,
+     lambda: _yaml(b200_node(), "decode", {LENGTH: 16_384, TOKENS: 8192, "enable_chunked_prefill": False})),
     ("a slow second service", "latency", W, lambda: _service(b200_node(), "NATS", latency_s=0.06)),
-    ("full disk, read-only", "disk-full", E, lambda: _full_and_read_only(b200_node())),
-    ("read-only, full disk", "model-read-only", E, lambda: _full_and_read_only(b200_node())),
 ]  # fmt: skip
 
 
@@ -529,10 +494,6 @@ def _all_but(num_gib: int) -> int:
     return total_bytes - num_gib * GIB
 
 
-def _full_and_read_only(facts: Facts) -> Facts:
-    return _shard(_model(facts, disk_free_bytes=0, is_writable=False), size_bytes=None)
-
-
 def _build(facts: Facts, version: str) -> Facts:
     return _host(facts, tensorrt_llm_version=version)
 
@@ -545,8 +506,6 @@ def _pair_of(variant: str, facts: Facts) -> Facts:
 
 UNCHUNKED = {"enable_chunked_prefill": False}
 SPARED: list[tuple[str, str, Callable[[Facts], Facts]]] = [
-    ("an idle GPU of another kind", "gpu-mixed",
-     lambda f: _gpu(_yaml(f, "prefill", {TP: 2}), 3, name="NVIDIA H100")),
     ("any host spared by the proxy", "proxy", lambda f: _env(f, http_proxy="http://p:1", no_proxy="*")),
     ("this host spared in capitals", "proxy",
      lambda f: _env(f, http_proxy="http://p:1", NO_PROXY="127.0.0.1")),
@@ -558,14 +517,10 @@ SPARED: list[tuple[str, str, Callable[[Facts], Facts]]] = [
     ("a desktop on a GPU", "gpu-busy", lambda f: _gpu(f, 6, free_bytes=_all_but(1))),
     ("KV of a GPU without room for the weights", "kv-one-request",
      lambda f: _gpu(f, 6, free_bytes=10 * GIB)),
-    ("room for the rest", "disk-full",
-     lambda f: _shard(_model(f, total_bytes=80 * GIB, disk_free_bytes=30 * GIB), size_bytes=None)),
     ("one file of weights without an index", "file-missing",
      lambda _: _model(laptop(), files=FILES - {"model.safetensors.index.json"})),
     ("a buffer of the longest prompt", "buffer-short",
      lambda f: _yaml(f, "prefill", {LENGTH: 8192, f"{CACHE}.max_tokens_in_buffer": 8192})),
-    ("a flag of the file's value", "flag-over-yaml",
-     lambda f: _typed(f, "decode", "--free-gpu-memory-fraction 0.8")),
     ("a batch of the graphs' size", "batch-graphs",
      lambda f: _yaml(f, "decode", {"max_batch_size": 64, "cuda_graph_config.max_batch_size": 64})),
     ("TRTLLM kernels on Blackwell", "moe-hopper",
@@ -582,7 +537,6 @@ SPARED: list[tuple[str, str, Callable[[Facts], Facts]]] = [
      lambda f: _yaml(_pair_of("nixl", f), "decode", {f"{KV}.use_kv_cache_manager_v2": "auto"})),
     ("FP8 on both sides in two letter cases", "pair-dtype",
      lambda f: _yaml(_pair_of("fp8", f), "decode", {f"{KV}.dtype": "FP8"})),
-    ("a clock that is right", "clock-skew", lambda f: _service(f, "etcd", clock_ahead_s=-4.0)),
     ("an answer within the rack", "latency", lambda f: _service(f, "etcd", latency_s=0.04)),
     ("neither a model nor GPUs yet", "trtllm-missing",
      lambda _: replace(_model(laptop(), shards=(), is_folder=False), engine="trtllm")),
@@ -593,15 +547,8 @@ SPARED: list[tuple[str, str, Callable[[Facts], Facts]]] = [
     ("half a pair outside containers", "gpu-hidden",
      lambda f: _only(_host(_env(f, NVIDIA_VISIBLE_DEVICES="4"), in_container=False), "decode")),
     ("GPUs hidden from both workers", "gpu-hidden", lambda f: _env(f, NVIDIA_VISIBLE_DEVICES="0,1,2,3")),
-    ("unknown network cards", "ucx-device",
-     lambda f: _host(_env(f, UCX_NET_DEVICES="mlx5_7:1"), network_devices=frozenset())),
-    ("an interface's exact name", "nccl-interface", lambda f: _env(f, NCCL_SOCKET_IFNAME="=eth0")),
     ("UCX without GPUs", "ucx-tls", lambda _: _env(laptop(), UCX_TLS="tcp")),
     ("our own KV transport", "kv-plain", lambda _: _env(laptop(), BATON_PEER_CERT="/x")),
-    ("GPUs of two kinds by UUID", "gpu-order",
-     lambda f: _gpu(_set(_only(f, "prefill"), "prefill", gpus="GPU-00000000"), 7, name="NVIDIA H100")),
-    ("GPUs of two kinds by slot", "gpu-order",
-     lambda f: _gpu(_env(f, CUDA_DEVICE_ORDER="PCI_BUS_ID"), 7, name="NVIDIA H100")),
     ("peer access that is missing, not NVLink as well", "gpu-no-nvlink", _rtx),
     ("a demo pair on a machine with GPUs", "gpu-shared", lambda _: replace(laptop(), nvidia=B200X8)),
     ("an old driver that the demo does not use", "driver-old",
@@ -617,8 +564,6 @@ SPARED: list[tuple[str, str, Callable[[Facts], Facts]]] = [
     ("a GPU that both use and reads itself", "gpu-no-peer",
      lambda f: _set(f, "decode", gpus="3,4,5,6")),
     ("a GPU that both use", "gpu-no-nvlink", lambda f: _set(f, "decode", gpus="3,4,5,6")),
-    ("small stack outside containers", "stack",
-     lambda f: _host(f, in_container=False, stack_bytes=8 << 20)),
     ("small shm and one GPU", "shm", lambda _: _host(h200_agg(), shm_bytes=64 << 20)),
     ("ptrace by capability", "ptrace", lambda f: _host(f, ptrace_scope=1)),
     ("PIDs of a container with both workers", "pid-namespace", lambda f: _host(f, pid_namespace=4026532999)),
@@ -628,8 +573,6 @@ SPARED: list[tuple[str, str, Callable[[Facts], Facts]]] = [
      lambda f: replace(_service(f, "etcd", url="http://10.0.0.1:2379"), bind_host="10.0.0.2")),
     ("weights that never fit", "memory-taken",
      lambda f: _gpu(f, 0, total_bytes=16 * GIB, free_bytes=16 * GIB)),
-    ("downloads that were finished", "download-unfinished", lambda f: _model(f, num_unfinished=1)),
-    ("a token", "token-missing", lambda f: _model(_host(f, hf_token=True), is_folder=False)),
     ("weights in a subfolder", "file-missing",
      lambda f: _model(f, files=frozenset(), shape=None, shards=(), snapshot="/models/snapshots/b5c9")),
     ("a backend in small letters", "pair-backend",
@@ -657,12 +600,6 @@ def test_a_broken_b200_node_is_found(
     finding = _found(breaking(b200_node()))[code]
     assert finding.severity == severity
     assert all((finding.fact, finding.breaks, finding.repair))
-
-
-@pytest.mark.parametrize("seen", ["all", "void", "none", ""])
-def test_words_of_nvidias_container_runtime_hide_no_gpu(seen: str) -> None:
-    facts = _only(_env(b200_node(), NVIDIA_VISIBLE_DEVICES=seen), "decode")
-    assert "gpu-hidden" not in _found(facts)
 
 
 @pytest.mark.parametrize(
@@ -747,9 +684,9 @@ def test_the_report_has_the_worst_first_nothing_twice_and_counts() -> None:
     facts = _health(_env(_pair_of_decoders(b200_node()), UCX_TLS="tcp"), persistence_mode="Disabled")
     facts = _set(_service(facts, "NATS", problem="refused"), "decode", refusal="no such key")
     report = examine(facts)
-    codes = ["settings-refused", "nats-down", "ucx-tls", "gpu-persistence", "flag-over-yaml"]
+    codes = ["settings-refused", "nats-down", "ucx-tls", "gpu-persistence"]
     assert [finding.code for finding in report.findings] == codes
-    assert text(report).splitlines()[-1] == "result   2 errors, 1 warning, 2 notes"
+    assert text(report).splitlines()[-1] == "result   2 errors, 1 warning, 1 note"
     assert text(report).count("\nerror ") == 2
     answers = [line.split()[0] for line in report.seen if "answers in" in line]
     assert answers == ["etcd"]  # not NATS, which is down
@@ -768,11 +705,10 @@ def test_the_shipped_configs_are_good_on_the_machine_they_are_for(path: Path) ->
     assert text(examine(facts)).splitlines()[-1] == "result   nothing found"
 
 
-def test_the_table_reaches_every_code_that_the_checks_have() -> None:
-    source = "".join(path.read_text() for path in sorted(Path("operations/doctor").glob("check_*.py")))
-    codes = set(re.findall(r'(?:error|warning|note)\)?\(\s*"([a-z-]+)"', source))
-    assert len(codes) > 60
-    assert codes - {code for _, code, *_ in BROKEN + OTHERS} == set()
+def test_each_row_of_the_table_is_found_somewhere() -> None:
+    assert {(row.severity, row.code) for row in TABLE} == {
+        (severity, code) for _, code, severity, _ in [*BROKEN, *OTHERS]
+    } | {(N, "gpu-none")}
 
 
 _KEYS = sorted(
@@ -831,19 +767,6 @@ def test_the_batch_that_is_advised_is_one_that_the_kv_has_room_for(is_split: boo
     assert found(5 * advised) is not None
 
 
-def test_kv_of_gpt_oss_120b_takes_73728_bytes_a_token() -> None:
-    assert SHAPE_120B.kv_bytes_per_token() == 73_728
-    assert SHAPE_120B.kv_bytes_per_token("fp8") == 36_864
-    assert SHAPE_120B.kv_bytes_per_token("nvfp4") == 18_432
-    assert SHAPE_120B.kv_bytes_per_token("float32") == 147_456
-    assert replace(SHAPE_120B, dtype_bytes=4).kv_bytes_per_token("bfloat16") == 73_728
-
-
-def test_more_gpus_than_kv_heads_are_fine_if_each_head_is_on_as_many() -> None:
-    found = {size: _found(_yaml(b200_node(), "decode", {"tensor_parallel_size": size})) for size in (16, 12)}
-    assert ["tp-heads" in found[size] for size in (16, 12)] == [False, True]
-
-
 def test_a_worker_is_split_over_its_listed_gpus_unless_it_says_otherwise() -> None:
     given: dict[str, tuple[object, str]] = {TP: (2, "flag")}
     workers = [Worker(mode="agg", gpus="0,1,2,3"), Worker(mode="agg", gpus="0,1,2,3", given=given)]
@@ -890,11 +813,6 @@ def test_the_download_is_that_of_the_model_meant(path: str, num_layers: int | No
     found = _found(_model(b200_node(), path=path, shape=shape, files=FILES - {"tokenizer.json"}))
     expected = f"python -m baton download openai/gpt-oss-{size} --local-dir {path}"
     assert found["file-missing"].repair == expected
-
-
-@pytest.mark.parametrize("gpus", ["4-7", "4, 5, 6, 7"])
-def test_a_list_that_cuda_cannot_read_is_spelled_out(gpus: str) -> None:
-    assert _found(_set(b200_node(), "decode", gpus=gpus))["gpu-list"].repair.endswith(": 4,5,6,7")
 
 
 def test_the_sparks_kv_comes_near_what_the_guides_log_measured() -> None:

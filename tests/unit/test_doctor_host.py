@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from baton.flags import parse
-from operations.doctor import command, plan, probe_gpus, probe_host
+from operations.doctor import command, plan, probes
 from operations.doctor.command import DoctorSettings, gather
 from operations.doctor.plan import ask_worker
 
@@ -23,8 +23,8 @@ def test_memory_and_tracing_are_those_of_proc(
     capabilities: str, can_ptrace: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = FILES | {"/proc/self/status": f"Name:\tpython\nCapEff:\t{capabilities:0>16}\n"}
-    monkeypatch.setattr(probe_host, "_text", files.__getitem__)
-    host = probe_host.probe_host()
+    monkeypatch.setattr(probes, "_text", files.__getitem__)
+    host = probes.probe_host()
     assert (host.memory_bytes, host.memory_free_bytes) == (1000 * 1024, 600 * 1024)
     assert (host.ptrace_scope, host.can_ptrace) == (2, can_ptrace)
 
@@ -33,57 +33,9 @@ def test_open_files_count_up_to_the_hard_limit() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft - 1, hard))
     try:
-        assert probe_host.probe_host().nofile == (None if hard == resource.RLIM_INFINITY else hard)
+        assert probes.probe_host().nofile == (None if hard == resource.RLIM_INFINITY else hard)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-
-@pytest.mark.parametrize(("soft", "told"), [(resource.RLIM_INFINITY, None), (65_536, 65_536)])
-def test_other_limits_are_the_soft_ones_and_no_limit_is_none(
-    soft: int, told: int | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(resource, "getrlimit", lambda _: (soft, resource.RLIM_INFINITY))
-    host = probe_host.probe_host()
-    assert (host.stack_bytes, host.memlock_bytes, host.nofile) == (told, told, None)
-
-
-@pytest.mark.parametrize(
-    ("name", "has_token"),
-    [("HF_TOKEN", True), ("HUGGING_FACE_HUB_TOKEN", True), ("HF_HOME", True), ("HOME", False)],
-)
-def test_a_token_of_the_hub_is_found_where_the_hub_looks(
-    name: str, has_token: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for other in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_HOME"):
-        monkeypatch.delenv(other, raising=False)
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    (tmp_path / "token").write_text("hf_x")
-    monkeypatch.setenv(name, str(tmp_path))
-    assert probe_host.probe_host().hf_token == has_token
-    (tmp_path / ".cache" / "huggingface").mkdir(parents=True)
-    (tmp_path / ".cache" / "huggingface" / "token").write_text("hf_x")
-    assert probe_host.probe_host().hf_token
-
-
-@pytest.mark.parametrize("mark", ["/.dockerenv", "/run/.containerenv", "pod", ""])
-def test_a_container_is_known_by_its_marks(mark: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Path, "exists", lambda path: str(path) == mark)
-    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
-    if mark == "pod":
-        monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
-    assert probe_host.probe_host().in_container == bool(mark)
-
-
-def test_cards_of_both_kinds_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    cards = {"/sys/class/net": ["lo", "eth0"], "/sys/class/infiniband": ["mlx5_0"]}
-    monkeypatch.setattr(os, "listdir", cards.__getitem__)
-    assert probe_host.probe_host().network_devices == {"lo", "eth0", "mlx5_0"}
-
-
-def test_packages_of_the_frontend_that_are_missing_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert probe_host.probe_host().missing_packages == ()
-    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-    assert {"starlette", "tokenizers", "uvicorn"} <= set(probe_host.probe_host().missing_packages)
 
 
 def test_only_what_concerns_workers_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,7 +43,7 @@ def test_only_what_concerns_workers_is_read(monkeypatch: pytest.MonkeyPatch) -> 
     ours = {"BATON_PEER_CERT": "/x", "HTTPS_PROXY": "http://p", "UCX_TLS": "tcp", "NCCL_DEBUG": "INFO"}
     for name, value in ours.items():
         monkeypatch.setenv(name, value)
-    host = probe_host.probe_host()
+    host = probes.probe_host()
     assert ours.items() <= host.environment.items()
     assert "SOME_SECRET" not in host.environment
 
@@ -103,28 +55,15 @@ def script(folder: Path, name: str, text: str, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
 
 
-@pytest.mark.parametrize(
-    ("does", "answers"), [("echo 27.1", True), ("exit 1", False), ("exec sleep 60", False)]
-)
-def test_docker_answers_if_its_daemon_does(
-    does: str, answers: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(probe_host, "_TIMEOUT_S", 0.2 if "sleep" in does else 60)
-    script(tmp_path, "docker", does, monkeypatch)
-    host = probe_host.probe_host()
-    assert (host.has_docker, host.docker_answers) == (True, answers)
-
-
 def test_an_nvidia_smi_that_hangs_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert 10 <= probe_gpus._TIMEOUT_S <= 60  # noqa: SLF001  the limit itself
-    monkeypatch.setattr(probe_gpus, "_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(probes, "TIMEOUT_S", 0.05)
     script(tmp_path, "nvidia-smi", "exec sleep 60", monkeypatch)
-    assert (probe_gpus.probe_gpus().problem or "").startswith("nvidia-smi hangs")
+    assert (probes.probe_gpus().problem or "").startswith("nvidia-smi hangs")
 
 
 def test_a_long_story_of_nvidia_smi_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script(tmp_path, "nvidia-smi", "printf '%1000s' | tr ' ' x; exit 1", monkeypatch)
-    assert probe_gpus.probe_gpus().problem == 200 * "x"
+    assert probes.probe_gpus().problem == 200 * "x"
 
 
 def test_a_worker_that_does_not_tell_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,7 +81,7 @@ def test_a_worker_that_does_not_tell_is_given_up(tmp_path: Path, monkeypatch: py
     ids=["high", "low", "no text"],
 )
 def test_an_address_that_is_none_cannot_be_listened_on(host: str, port: int) -> None:
-    assert probe_host.bind_problem(host, port)
+    assert probes.bind_problem(host, port)
 
 
 def gathered(*arguments: str, **environ: str) -> tuple[bool, ...]:
