@@ -5,10 +5,11 @@ import enum
 import logging
 import math
 import socket
-from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from http import HTTPStatus
-from typing import Any, cast
+from types import SimpleNamespace
+from typing import cast
 
 import httptools
 import msgspec
@@ -19,15 +20,56 @@ from uvicorn.server import ServerState
 from baton.errors import BatonError, InvalidRequest
 from baton.listener import ConnectionLimit
 from frontend.http.errors import ErrorBody
-from frontend.http.exchange import Message, Receive, Scope, Send
+from frontend.http.exchange import Message, Send
 
 log = logging.getLogger(__name__)
 
+MAX_HEAD_BYTES = 64 << 10
+"""Limit of the request line and headers, and of framing bytes between two parts of a body."""
+MAX_PIPELINED = 8
+"""Requests that a client may pipeline."""
+_PROBE_S, _MAX_PROBE_S = 0.25, 2.0
+"""How often a client that sends no more is written to, at first and later."""
+_FRAMING = frozenset({b"content-length", b"transfer-encoding"})
+
+
+class Patience(msgspec.Struct, frozen=True, kw_only=True):
+    """Timeouts of a connection.
+
+    `request_s`: from the first byte of a request to the last, plus a second for each `bytes_a_s` of body.
+    `idle_s`: between requests, and before the first. `unread_s`: without the client reading any data.
+    `rest_s`: for discarding the rest of a request that was answered early. `linger_s`: at a drain, for the
+    next request of a new client, or of one whose answer did not announce that the connection closes.
+    """
+
+    request_s: float = 30.0
+    bytes_a_s: int = 64 << 10
+    idle_s: float = 75.0
+    unread_s: float = 60.0
+    rest_s: float = 2.0
+    linger_s: float = 2.0
+
+
+class RequestTooSlow(BatonError):
+    """The request did not arrive within the timeout."""
+
+    code = "request_timeout"
+    status = 408
+    kind = "invalid_request_error"
+
+
+class HeadTooLarge(BatonError):
+    """The headers exceed the size limit."""
+
+    code = "headers_too_large"
+    status = 431
+    kind = "invalid_request_error"
+
 
 class JoinedHead(asyncio.Transport):
-    """uvicorn writes a response's head and body one after the other, and uvloop sends each at once: two
-    system calls and two packets for a short answer. Here the head waits for the body, within one iteration
-    of the event loop.
+    """The transport of uvicorn's responses. uvicorn writes head and body one after the other, and uvloop
+    sends each at once: two system calls and two packets for a short answer. Here the head waits for the body,
+    within one iteration of the event loop.
     """
 
     def __init__(self, transport: asyncio.Transport) -> None:
@@ -47,31 +89,14 @@ class JoinedHead(asyncio.Transport):
         else:
             self._transport.write(data)
 
-    def write_eof(self) -> None:
-        """See asyncio.Transport."""
-        self._flush()
-        self._transport.write_eof()
-
     def close(self) -> None:
         """See asyncio.Transport."""
         self._flush()
         self._transport.close()
 
-    def abort(self) -> None:
-        """See asyncio.Transport."""
-        self._transport.abort()
-
     def is_closing(self) -> bool:
         """See asyncio.Transport."""
         return self._transport.is_closing()
-
-    def can_write_eof(self) -> bool:
-        """See asyncio.Transport."""
-        return self._transport.can_write_eof()
-
-    def get_write_buffer_size(self) -> int:
-        """See asyncio.Transport."""
-        return self._transport.get_write_buffer_size()
 
     def _flush(self) -> None:
         head, self._head = self._head, b""
@@ -79,152 +104,17 @@ class JoinedHead(asyncio.Transport):
             self._transport.write(head)
 
 
-_FRAMING = frozenset({b"content-length", b"transfer-encoding"})
-
-
-class Parser:
-    """An `httptools.HttpRequestParser` for uvicorn's protocol.
-
-    The library takes what follows the head of a request with `Upgrade` (or `CONNECT`) for another protocol.
-    Here it is the body and then the next request: Java's client and `curl --http2` offer h2c with their
-    first POST.
-    """
-
-    def __init__(self, protocol: HttpToolsProtocol) -> None:
-        self._protocol = protocol
-        self._parser = _parser(protocol)
-
-    def get_http_version(self) -> str:
-        """See httptools."""
-        return self._parser.get_http_version()
-
-    def get_method(self) -> bytes:
-        """See httptools."""
-        return self._parser.get_method()
-
-    def should_keep_alive(self) -> bool:
-        """See httptools."""
-        return self._parser.should_keep_alive()
-
-    def feed_data(self, data: bytes) -> None:
-        """Parse data. Raises httptools.HttpParserError."""
-        while data:
-            try:
-                self._parser.feed_data(data)
-                data = b""
-            except httptools.HttpParserUpgrade as upgrade:
-                data = data[upgrade.args[0] :]
-                if self.skips_body():
-                    self._begin_body()
-
-    def should_upgrade(self) -> bool:
-        """False."""
-        return False
-
-    def skips_body(self) -> bool:
-        """Whether the library takes the current request, whose head is complete, for one without a body."""
-        framing = [pair for pair in self._protocol.headers if pair[0] in _FRAMING]
-        return self._parser.should_upgrade() and any(value.strip(b"0") for _, value in framing)
-
-    def _begin_body(self) -> None:
-        """Continue with a parser that has read a head with the same body, but without `Upgrade`."""
-        framing = [name + b": " + value for name, value in self._protocol.headers if name in _FRAMING]
-        muted = _Muted(self._protocol)
-        self._parser = _parser(muted)
-        self._parser.feed_data(b"\r\n".join([b"POST / HTTP/1.1", *framing, b"", b""]))
-        muted.is_muted = False
-
-
-def _parser(protocol: object) -> httptools.HttpRequestParser:
-    parser = httptools.HttpRequestParser(protocol)
-    parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's: it is not read
-    return parser
-
-
-class _Muted:
-    """Passes a parser's calls on to the protocol, unless it is muted."""
-
-    def __init__(self, protocol: HttpToolsProtocol) -> None:
-        self.is_muted = True
-        self._protocol = protocol
-
-    def __getattr__(self, name: str) -> Callable[..., None]:
-        call = getattr(self._protocol, name)
-
-        def called(*given: bytes) -> None:
-            if not self.is_muted:
-                call(*given)
-
-        return called
-
-
-def unchunked(cycle: RequestResponseCycle, app: Any) -> Any:  # their types are uvicorn's
-    """The app, whose answers `cycle` writes without chunks."""
-
-    async def run(scope: Scope, receive: Receive, send: Send) -> None:
-        cycle.chunked_encoding = False
-
-        async def whole(message: Message) -> None:
-            cycle.expected_content_length = len(message.get("body", b""))
-            await send(message)
-
-        await app(scope, receive, whole)
-
-    return run
-
-
-MAX_HEAD_BYTES = 64 << 10
-"""Limit of the request line and headers, and of framing bytes between two parts of a body."""
-MAX_PIPELINED = 8
-"""Requests that a client may pipeline."""
-_PROBE_S, _MAX_PROBE_S = 0.25, 2.0
-"""How often a client that sends no more is written to, at first and later."""
-
-
-class Patience(msgspec.Struct, frozen=True, kw_only=True):
-    """Timeouts of a connection.
-
-    `request_s`: from the first byte of a request to the last, plus a second for each `bytes_a_s` of body.
-    `idle_s`: between requests, and before the first. `unread_s`: without the client reading any data.
-    `rest_s`: for discarding the rest of a request that was answered early, and at a drain for the first
-    request of a new connection. `linger_s`: at a drain, for the next request of a client that was not told
-    that its connection will be closed.
-    """
-
-    request_s: float = 30.0
-    bytes_a_s: int = 64 << 10
-    idle_s: float = 75.0
-    unread_s: float = 60.0
-    rest_s: float = 2.0
-    linger_s: float = 1.0
-
-
-class RequestTooSlow(BatonError):
-    """The request did not arrive within the timeout."""
-
-    code = "request_timeout"
-    status = 408
-    kind = "invalid_request_error"
-
-
-class HeadTooLarge(BatonError):
-    """The headers exceed the size limit."""
-
-    code = "headers_too_large"
-    status = 431
-    kind = "invalid_request_error"
-
-
 class _Reading(enum.Enum):
-    """Which part of a request is expected next."""
+    """Which part of a request is expected next; nothing more is read of a refused client."""
 
     NOTHING = enum.auto()
     HEAD = enum.auto()
     BODY = enum.auto()
+    REFUSED = enum.auto()
 
 
 class Connection(HttpToolsProtocol):
-    """Counts as idle in its admission unless a complete request is being answered."""
+    """Counts as idle in its `limit`, if it has one, unless a complete request is being answered."""
 
     def __init__(
         self,
@@ -235,39 +125,31 @@ class Connection(HttpToolsProtocol):
     ) -> None:
         """`sock` is the connection before it has a transport."""
         super().__init__(config, state, {})
-        self._parser = Parser(self)
-        self.parser = cast("httptools.HttpRequestParser", self._parser)
+        self.limit: ConnectionLimit[Connection] | None = None
         self._sock = sock
         self._patience = patience
-        self._admission: ConnectionLimit[Connection] | None = None
-        self._is_evicted = False
-        self._is_refused = False
-        self._is_new = True  # no request has begun
+        self._reading = _Reading.NOTHING
         self._is_last = False  # the next request, or this one
         self._since_s = 0.0  # without a request, or since its last answer
-        self._reading = _Reading.NOTHING
-        self._num_open = 0  # requests whose headers were read and whose answer is not complete
-        self._num_odd_bytes = 0  # since the last progress
         self._give_up_s = math.inf
+        self._num_odd_bytes = 0  # since the last progress
         self._unsent_bytes = 0
         self._taken_s = 0.0
 
-    def enter(self, admission: ConnectionLimit["Connection"]) -> bool:
-        """Join the admission until the connection is lost; False if it is full."""
-        if not admission.enter(self):
-            return False
-        self._admission = admission
-        return True
+    @property
+    def _num_open(self) -> int:
+        """Requests whose headers were read and whose answer is not complete."""
+        cycle = cast("RequestResponseCycle | None", self.cycle)  # uvicorn's types leave the start out
+        return len(self.pipeline) + (cycle is not None and not cycle.response_complete)
 
     def evict(self) -> None:
         """Drop the connection now, to make room for another client."""
-        self._is_evicted = True
-        transport = cast("asyncio.Transport | None", self.transport)  # uvicorn's type leaves the start out
+        transport = cast("asyncio.Transport | None", self.transport)
         if transport is not None:
             transport.abort()
         elif self._sock is not None:
             with suppress(OSError):
-                self._sock.shutdown(socket.SHUT_RDWR)  # which ends the TLS handshake
+                self._sock.shutdown(socket.SHUT_RDWR)  # which ends the TLS handshake, or the connection
 
     def check(self, now_s: float) -> None:
         """Close the connection if a timeout has passed. Call about once a second."""
@@ -276,34 +158,48 @@ class Connection(HttpToolsProtocol):
             self.transport.abort()
         elif now_s <= self._give_up_s:
             return
-        elif self._reading is _Reading.NOTHING or self._is_refused:
-            self.transport.close()
-        else:
+        elif self._reading in (_Reading.HEAD, _Reading.BODY):
             self._refuse(RequestTooSlow("The request did not arrive within the timeout."))
+        else:
+            self.transport.close()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Start the idle timeout."""
         super().connection_made(cast("asyncio.Transport", transport))
-        self.transport = JoinedHead(self.transport)
+        self._joined = JoinedHead(self.transport)
         self._since_s = self.loop.time()
         self._wait(self._patience.idle_s)
-        if self._is_evicted:
-            self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Leave the admission."""
-        if self._admission is not None:
-            self._admission.leave(self)
+        """Leave the limit."""
+        if self.limit is not None:
+            self.limit.leave(self)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         """Parse, within the header limit: the parser itself has none."""
-        if self._is_refused:
+        if self._reading is _Reading.REFUSED:
             return
         self._num_odd_bytes += len(data)
-        super().data_received(data)
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as offer:
+            self._ignore_offer(data[offer.args[0] :])
+        except httptools.HttpParserError:
+            self._refuse(InvalidRequest("Invalid HTTP request received. Send HTTP/1.1."))
         if self._num_odd_bytes > MAX_HEAD_BYTES:
             self._refuse(HeadTooLarge(f"The headers exceed the limit of {MAX_HEAD_BYTES} bytes."))
+
+    def _ignore_offer(self, rest: bytes) -> None:
+        """The library takes what follows a head with `Upgrade` (or `CONNECT`) for another protocol. Here it
+        is the body, which another parser reads, and the last of this connection: Java's client and `curl
+        --http2` offer HTTP/2 with their first POST.
+        """
+        self.cycle.keep_alive = False
+        body = SimpleNamespace(on_body=self.on_body, on_message_complete=self.on_message_complete)
+        self.parser = httptools.HttpRequestParser(body)
+        framing = [name + b": " + value + b"\r\n" for name, value in self.headers if name in _FRAMING]
+        self.data_received(b"POST / HTTP/1.1\r\n" + b"".join(framing) + b"\r\n" + rest)
 
     def eof_received(self) -> bool:  # type: ignore[override]  # asyncio allows it
         """The client has closed the connection, or only its side (not over TLS) and waits for its answer:
@@ -327,14 +223,9 @@ class Connection(HttpToolsProtocol):
             self.cycle.message_event.set()  # to the app a part of the body without bytes
         self.loop.call_later(next_s, self._probe, min(2 * next_s, _MAX_PROBE_S))
 
-    def send_400_response(self, msg: str) -> None:
-        """The parser rejected the request."""
-        self._refuse(InvalidRequest(f"{msg} Send HTTP/1.1."))
-
     def on_message_begin(self) -> None:
         """The first byte of a request."""
         super().on_message_begin()
-        self._is_new = False
         self._reading = _Reading.HEAD
         if self._num_open == 0:
             self._give_up_s = self.loop.time() + self._patience.request_s
@@ -344,19 +235,19 @@ class Connection(HttpToolsProtocol):
         if len(self.pipeline) >= MAX_PIPELINED:
             raise ValueError("too many pipelined requests")  # the parser reports it as a 400
         super().on_headers_complete()
+        self.cycle.transport = self._joined
         if self._is_last:
             self.cycle.keep_alive = False
+        if self.scope["http_version"] == "1.0":
+            self.cycle.chunked_encoding = False
+            self.cycle.send = partial(_unframed, self.cycle, self.cycle.send)  # type: ignore[method-assign, arg-type]
         self._reading = _Reading.BODY
-        self._num_open += 1
         self._num_odd_bytes = 0
-
-    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
-        """Answer a request."""
-        is_old = cycle.scope["http_version"] == "1.0"
-        super()._start_asgi_task(cycle, unchunked(cycle, app) if is_old else app)
 
     def on_body(self, body: bytes) -> None:
         """Extend the timeout by the part of the body that arrived."""
+        if self._reading is not _Reading.BODY:  # behind a request with an offer
+            return
         super().on_body(body)
         self._num_odd_bytes = 0
         if self._num_open > 0:
@@ -364,7 +255,7 @@ class Connection(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """The last byte of a request."""
-        if self._parser.skips_body():
+        if self.parser.should_upgrade():
             return
         super().on_message_complete()
         self._reading = _Reading.NOTHING
@@ -372,15 +263,18 @@ class Connection(HttpToolsProtocol):
             self._wait(self._patience.idle_s)
             return
         self._give_up_s = math.inf
-        if self._admission is not None:
-            self._admission.busy(self)
+        if self.limit is not None:
+            self.limit.busy(self)
 
     def on_response_complete(self) -> None:
-        """The last byte of a response was handed to the transport."""
-        super().on_response_complete()
-        # `check` replaces uvicorn's timer, which would keep a reset connection in memory until it fires.
-        self._unset_keepalive_if_required()
-        self._num_open -= 1
+        """The last byte of a response was handed to the transport. Replaces uvicorn's, whose timer for idle
+        connections would keep a reset one in memory until it fires.
+        """
+        if self.transport.is_closing():
+            return
+        self.flow.resume_reading()
+        if self.pipeline:
+            self._start_asgi_task(*self.pipeline.pop())
         self._since_s = self.loop.time()
         if self._num_open == 0 and self._reading is _Reading.NOTHING:
             self._wait(self._patience.linger_s if self._is_last else self._patience.idle_s)
@@ -390,22 +284,17 @@ class Connection(HttpToolsProtocol):
             self._wait(self._patience.request_s)
 
     def shutdown(self) -> None:
-        """Close after the request that is being answered or read, or the next one: a new connection's first,
-        if it begins within `rest_s`, or that of a client whose last answer has just ended, or began without
-        a word about this, within `linger_s`.
+        """Close after the current request or, if no answer announced it, after the next one, which has to
+        begin within `linger_s`.
         """
         self._is_last = True
-        if self._reading is _Reading.HEAD or self._is_promised():
-            return
-        give_up_s = self._since_s + (self._patience.rest_s if self._is_new else self._patience.linger_s)
-        if self._num_open == 0 and self.loop.time() < give_up_s:
-            self._give_up_s = give_up_s
-        else:
-            super().shutdown()
-
-    def _is_promised(self) -> bool:
-        """Whether the newest answer has begun with a header that lets the client send more requests."""
-        return self._num_open > 0 and self.cycle.response_started
+        if self._num_open > 0:
+            if not self.cycle.response_started:
+                self.cycle.keep_alive = False
+        elif self._reading is not _Reading.HEAD:
+            self._give_up_s = self._since_s + self._patience.linger_s
+            if self.loop.time() >= self._give_up_s:
+                self.transport.close()
 
     def resume_writing(self) -> None:
         """The client has read most of the unsent data."""
@@ -415,8 +304,8 @@ class Connection(HttpToolsProtocol):
     def _wait(self, limit_s: float) -> None:
         """Wait for the client, for at most `limit_s`."""
         self._give_up_s = self.loop.time() + limit_s
-        if self._admission is not None:
-            self._admission.wait(self)
+        if self.limit is not None:
+            self.limit.wait(self)
 
     def _takes_nothing(self, now_s: float) -> bool:
         """Whether the client has stopped reading. Only judged while no data is added to the buffer."""
@@ -432,11 +321,13 @@ class Connection(HttpToolsProtocol):
 
         Incoming data is discarded for `rest_s`, so that the response reaches a client that is still sending.
         """
-        if self._is_refused:
+        if self._reading is _Reading.REFUSED:
             return
-        self._is_refused = True
+        is_body = self._reading is _Reading.BODY
+        may_answer = self._num_open == is_body and not (is_body and self.cycle.response_started)
+        self._reading = _Reading.REFUSED
         log.info("refused client=%s status=%d reason=%s", self.client, error.status, error.message)
-        if not self._may_answer():
+        if not may_answer:
             self.transport.close()
         elif not self.transport.is_closing():
             body = msgspec.json.encode(ErrorBody.of(error))
@@ -448,11 +339,12 @@ class Connection(HttpToolsProtocol):
             if self.transport.can_write_eof():  # not over TLS
                 self.transport.write_eof()
             self._wait(self._patience.rest_s)
-            if self._num_open > 0:  # the app waits for the body
+            if is_body:  # the app waits for it
                 self.cycle.disconnected = True
                 self.cycle.message_event.set()
 
-    def _may_answer(self) -> bool:
-        if self._reading is _Reading.BODY:
-            return self._num_open == 1 and not self.cycle.response_started
-        return self._num_open == 0
+
+async def _unframed(cycle: RequestResponseCycle, send: Send, message: Message) -> None:
+    """Send a part of an answer over HTTP/1.0, which has no chunks: the end of the connection ends it."""
+    cycle.expected_content_length = len(message.get("body", b""))
+    await send(message)

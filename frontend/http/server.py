@@ -64,13 +64,14 @@ class HttpServer:
 
     def _take(self, sock: socket.socket) -> Connection | None:
         connection = Connection(self._server.config, self._server.server_state, self._patience, sock)
-        is_full = not connection.enter(self._admitted)
+        connection.limit = self._admitted
+        is_full = not self._admitted.enter(connection)
         if is_full != self._is_full:
             self._is_full = is_full
             log.warning("connections=%s", "full" if is_full else "room again")
         if is_full:
-            connection.app = _turn_away
-            if not connection.enter(self._turned_away):
+            connection.app, connection.limit = _turn_away, self._turned_away
+            if not self._turned_away.enter(connection):
                 sock.close()
                 return None
         return connection

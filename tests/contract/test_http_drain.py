@@ -98,7 +98,7 @@ def test_a_connection_whose_first_request_comes_during_the_drain_is_served(sent:
         assert answer.endswith(b"\r\n\r\n1")
         await draining
 
-    play(part)
+    play(part, LINGERING)
 
 
 def test_a_connection_that_waits_to_be_accepted_is_served() -> None:
@@ -110,7 +110,7 @@ def test_a_connection_that_waits_to_be_accepted_is_served() -> None:
             assert answer.endswith(b"\r\n\r\n1")
             await draining
 
-    play(part)
+    play(part, LINGERING)
 
 
 def test_the_next_request_of_a_client_whose_answer_has_just_ended_is_served() -> None:
@@ -168,7 +168,7 @@ def test_a_new_connection_that_asks_for_nothing_ends_the_drain_soon() -> None:
         assert await to_end(reader) == b""
         assert scene.num_asked == 0
 
-    play(part, Patience(rest_s=0.1, idle_s=PATIENCE_S))
+    play(part, Patience(linger_s=0.1, idle_s=PATIENCE_S))
 
 
 def test_an_answer_that_does_not_end_ends_with_the_drains_time() -> None:

@@ -78,15 +78,42 @@ def play(part: Callable[[Heard, int], Awaitable[None]]) -> None:
 def test_a_body_that_comes_after_its_head_is_not_the_next_request() -> None:
     async def part(app: Heard, port: int) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        for num in (1, 2):
-            writer.write(HEAD % len(BODY))
-            await until(lambda: len(app.asked) == num)  # noqa: B023  at once
-            writer.write(BODY[:20])
-            await asyncio.sleep(0.3)
-            writer.write(BODY[20:])
-            assert await reader.readuntil(b"\r\n\r\n%d" % len(BODY))
-        assert app.asked == [("POST", "/first")] * 2
-        assert app.bodies == [BODY] * 2
+        writer.write(HEAD % len(BODY))
+        await until(lambda: app.asked)
+        writer.write(BODY[:20])
+        await asyncio.sleep(0.3)
+        writer.write(BODY[20:])
+        answer = await reader.read()
+        assert b"\r\nconnection: close\r\n" in answer
+        assert answer.endswith(b"\r\n\r\n%d" % len(BODY))
+        assert app.asked == [("POST", "/first")]
+        assert app.bodies == [BODY]
+        writer.close()
+
+    play(part)
+
+
+@pytest.mark.parametrize("num_bytes", [1, 7, 1000])
+@pytest.mark.parametrize(
+    ("head", "body", "length"),
+    [
+        (HEAD % len(BODY), BODY, len(BODY)),
+        (HEAD.replace(b"content-length: %d", b"transfer-encoding: chunked"), b"3\r\nGET\r\n0\r\n\r\n", 3),
+        (HEAD.replace(b"content-length: %d\r\n", b"").replace(b"POST", b"GET"), b"", 0),
+    ],
+    ids=["length", "chunks", "no body"],
+)
+def test_an_offer_changes_nothing_wherever_the_data_is_cut(
+    head: bytes, body: bytes, length: int, num_bytes: int
+) -> None:
+    async def part(app: Heard, port: int) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        said = head + body
+        for i in range(0, len(said), num_bytes):
+            writer.write(said[i : i + num_bytes])
+            await asyncio.sleep(0)
+        assert (await reader.read()).endswith(b"\r\n\r\n%d" % length)
+        assert len(app.asked) == 1
         writer.close()
 
     play(part)

@@ -75,13 +75,6 @@ def test_a_client_that_catches_up_between_two_checks_has_read() -> None:
     play(part)
 
 
-async def test_a_connection_that_made_room_before_it_was_set_up_is_dropped_then() -> None:
-    scene = Scene()
-    scene.connection.evict()
-    scene.connection.connection_made(scene.pipe)
-    assert scene.pipe.is_aborted
-
-
 def test_a_request_may_come_slowly_while_the_client_waits_for_an_earlier_answer() -> None:
     async def part(scene: Scene) -> None:
         scene.say(GET + GET[:5])
@@ -207,7 +200,7 @@ def test_a_client_that_was_promised_more_and_asks_for_nothing_is_not_waited_for_
     converse(part)
 
 
-@pytest.mark.parametrize(("has_asked", "limit_s"), [(False, PATIENCE.rest_s), (True, PATIENCE.linger_s)])
+@pytest.mark.parametrize(("has_asked", "limit_s"), [(False, PATIENCE.linger_s), (True, PATIENCE.linger_s)])
 def test_a_client_that_has_asked_for_nothing_for_so_long_is_closed_by_a_drain_at_once(
     has_asked: bool, limit_s: float
 ) -> None:

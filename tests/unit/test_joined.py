@@ -24,13 +24,7 @@ class Sent(asyncio.Transport):
     def writelines(self, list_of_data: Iterable[bytes | bytearray | memoryview]) -> None:
         self.write(b"".join(list_of_data))
 
-    def write_eof(self) -> None:
-        self.parts.append(b"EOF")
-
     def close(self) -> None:
-        self.closes = True
-
-    def abort(self) -> None:
         self.closes = True
 
     def is_closing(self) -> bool:
@@ -70,8 +64,3 @@ def test_a_head_without_a_body_is_not_kept(head: bytes) -> None:
 
 def test_an_end_sends_the_head_first() -> None:
     assert sent(writing(HEAD), JoinedHead.close) == ([HEAD], [HEAD])
-    assert sent(writing(HEAD), JoinedHead.write_eof) == ([HEAD, b"EOF"], [HEAD, b"EOF"])
-
-
-def test_after_an_abort_nothing_is_sent() -> None:
-    assert sent(writing(HEAD), JoinedHead.abort) == ([], [])
