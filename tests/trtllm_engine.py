@@ -10,7 +10,9 @@ from typing import Any
 from baton.messages import GenerateRequest, Sampling
 from tests.tiny_gpt_oss import prompt
 from tests.waiting import scaled
-from workers.engines.trtllm.engine import TrtllmEngine
+from workers.engines.library.engine import LibraryEngine
+from workers.engines.library.model_facts import read_model_facts
+from workers.engines.trtllm.adapter import TrtllmAdapter
 from workers.engines.trtllm.library import load_library
 from workers.engines.trtllm.settings import load_trtllm_settings
 from workers.engines.trtllm.watchdog import Leave, Patience
@@ -47,29 +49,24 @@ def new_engine(
     patience: Patience = Patience(),  # noqa: B008  frozen
     classes: dict[str, Any] | None = None,
     **config: Any,
-) -> TrtllmEngine:
+) -> LibraryEngine:
     """An engine over the double with CONFIG and these settings, and `classes` of the double replaced."""
     lib = dataclasses.replace(load_library(), **(classes or {}))
     override = json.dumps(CONFIG | config)
     loaded = load_trtllm_settings(lib.args, mode, override=override, typed={"model": str(checkpoint)})
-    return TrtllmEngine(
-        loaded,
-        lib,
-        model_path=checkpoint,
-        worker_id="w",
-        incarnation="1",
-        leave=leave,
-        patience=patience,
-    )
+    model = read_model_facts(checkpoint)
+    adapter = TrtllmAdapter(loaded, lib, model, leave=leave, patience=patience)
+    return LibraryEngine(adapter, model, worker_id="w", incarnation="1")
 
 
-def executor(engine: TrtllmEngine) -> Any:
+def executor(engine: LibraryEngine) -> Any:
     """The double's executor in the engine."""
-    return engine._requests.open.llm._executor  # noqa: SLF001  only tests need it
+    adapter: Any = engine.adapter
+    return adapter.llm._executor  # noqa: SLF001  only tests need it
 
 
 @asynccontextmanager
-async def started(checkpoint: Path, **options: Any) -> AsyncGenerator[TrtllmEngine, None]:
+async def started(checkpoint: Path, **options: Any) -> AsyncGenerator[LibraryEngine, None]:
     """A running new engine; see `new_engine`."""
     engine = new_engine(checkpoint, **options)
     try:

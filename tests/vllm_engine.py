@@ -9,7 +9,9 @@ from typing import Any
 from baton.messages import GenerateRequest, Sampling
 from tests.tiny_gpt_oss import prompt
 from tests.waiting import until
-from workers.engines.vllm.engine import VllmEngine
+from workers.engines.library.engine import LibraryEngine
+from workers.engines.library.model_facts import read_model_facts
+from workers.engines.vllm.adapter import VllmAdapter
 from workers.engines.vllm.library import load_library
 from workers.engines.vllm.settings import load_vllm_settings
 from workers.flags import DisaggregationMode
@@ -26,24 +28,19 @@ def new_engine(
     checkpoint: Path,
     mode: DisaggregationMode = "prefill",
     **config: Any,
-) -> VllmEngine:
+) -> LibraryEngine:
     """An engine in this mode over the double with CONFIG and these settings."""
     lib = load_library()
     typed = {"model": str(checkpoint)}
     loaded = load_vllm_settings(lib.engine_args, mode, override=json.dumps(CONFIG | config), typed=typed)
-    return VllmEngine(
-        loaded,
-        lib,
-        model_path=checkpoint,
-        worker_id=mode,
-        incarnation="1",
-    )
+    model = read_model_facts(checkpoint)
+    return LibraryEngine(VllmAdapter(loaded, lib, model), model, worker_id=mode, incarnation="1")
 
 
 @asynccontextmanager
 async def started(
     checkpoint: Path, mode: DisaggregationMode = "prefill", **options: Any
-) -> AsyncGenerator[VllmEngine, None]:
+) -> AsyncGenerator[LibraryEngine, None]:
     """A running new engine, which must hold nothing at the end of the test; see `new_engine`."""
     engine = new_engine(checkpoint, mode, **options)
     try:
@@ -54,16 +51,17 @@ async def started(
         await engine.stop()
 
 
-def is_idle(engine: VllmEngine) -> bool:
+def is_idle(engine: LibraryEngine) -> bool:
     """Whether nothing runs, waits, is held or pinned, or the core is dead."""
     stats = engine.stats()
     held = (stats.num_running, stats.num_waiting, stats.kv_used_blocks, stats.kv_pinned_blocks)
-    return not any(held) or engine._calls.open.broke.is_set()  # noqa: SLF001  no other way to know
+    return not any(held) or engine._broke.is_set()  # noqa: SLF001  no other way to know
 
 
-def core(engine: VllmEngine) -> Any:
+def core(engine: LibraryEngine) -> Any:
     """The double's core in the engine."""
-    return engine._calls.open.llm._core  # noqa: SLF001  only tests need it
+    adapter: Any = engine.adapter
+    return adapter.llm._core  # noqa: SLF001  only tests need it
 
 
 def ask(num_tokens: int = 40, **options: Any) -> GenerateRequest:

@@ -9,7 +9,7 @@ import xgrammar
 
 from baton.messages import Guided
 from tests.guided import MAX_TOKENS
-from workers.engines.structural_tag import structural_tag
+from workers.engines.library.structural_tag import structural_tag
 
 
 class XgrammarForms:

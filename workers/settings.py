@@ -3,9 +3,10 @@
 import dataclasses
 import difflib
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar, get_type_hints
+from types import UnionType
+from typing import Annotated, Any, Generic, Literal, TypeVar, Union, get_args, get_origin
 
 import msgspec
 
@@ -18,6 +19,8 @@ log = logging.getLogger(__name__)
 Given = dict[str, tuple[object, str]]
 """Given values, by key path of the leaf, with their sources."""
 
+_PLAIN = {int, float, bool, str, type(None)}
+
 
 class InvalidField(ValueError):
     """An invalid value of one field; the loader adds its key path and source."""
@@ -27,69 +30,83 @@ class InvalidField(ValueError):
         self.name = name
 
 
-class Schema(Protocol):
-    """What the loader needs to know about a settings class."""
+class Field:
+    """A setting: its annotation and its default. `is_checked`: its class checks values itself."""
 
-    def fields(self) -> Mapping[str, "Schema | None"]:
-        """The known keys; None is a leaf, a schema a nested mapping."""
-        ...
+    def __init__(self, hint: Any, default: object, *, is_checked: bool = False) -> None:
+        self.default = getattr(default, "value", default)  # of an enum
+        self._kinds = list(_alternatives(hint))
+        self._hint = hint
+        self._is_checked = is_checked
+        classes = [kind for kind in self._kinds if _is_settings(kind)]
+        chosen = classes[0] if len(classes) == 1 else type(default) if type(default) in classes else None
+        self.nested = Schema(chosen) if chosen is not None else None
+        self.is_nullable = type(None) in self._kinds or default is None
+        self.words = [word for kind in self._kinds if get_origin(kind) is Literal for word in get_args(kind)]
 
-    def nullable(self, name: str) -> bool:
-        """Whether a nested mapping may be null."""
-        ...
+    def convert(self, value: object) -> object:
+        """Check plain numbers, switches, text and closed lists of words, whose letter case is corrected
+        (`ucx`, `UCX`). All else passes unchanged: an engine's own checks know more than its annotations.
 
-    def convert(self, name: str, value: object) -> object:
-        """Convert a leaf to its field's type. Raises ValueError."""
-        ...
+        Raises ValueError.
+        """
+        if value is None and self.is_nullable:
+            return None
+        if set(self._kinds) <= _PLAIN:
+            return msgspec.convert(value, self._hint)
+        if not isinstance(value, str) or value in self.words or not self.words or str in self._kinds:
+            return value
+        for word in self.words:
+            if str(word).lower() == value.lower():
+                return word
+        if not self._is_checked:
+            raise ValueError(f"must be one of {', '.join(map(str, self.words))}")
+        return value
 
-    def default(self, name: str) -> object:
-        """The default of a leaf, or of a nested mapping whose default is not one."""
-        ...
 
-    def build(self, values: dict[str, object]) -> Any:
-        """Build the settings. Raises ValueError, or InvalidField for a specific field."""
-        ...
+class Schema:
+    """A settings class, a dataclass or a pydantic model, read through its fields: all other keys are unknown.
 
+    `is_root`: the engine builds it, so that it stays a dict, without the settings `own`, which are Baton's.
+    """
 
-class DataclassSchema:
-    """A schema of (nested) dataclasses."""
-
-    def __init__(self, cls: type) -> None:
+    def __init__(self, cls: Any, *, is_root: bool = False, own: Mapping[str, Field] | None = None) -> None:
         self._cls = cls
-        self._hints = get_type_hints(cls)
+        self._is_root = is_root
+        self._own = own or {}
+        self.fields: dict[str, Field] = dict(_fields(cls)) | dict(self._own)
 
-    def fields(self) -> Mapping[str, Schema | None]:
-        """See `Schema`."""
-        nested: dict[str, Any] = {
-            n: kind for n, kind in self._hints.items() if dataclasses.is_dataclass(kind)
-        }
-        return {name: DataclassSchema(nested[name]) if name in nested else None for name in self._hints}
-
-    def nullable(self, name: str) -> bool:  # noqa: ARG002  a nested dataclass is never null
-        """See `Schema`."""
-        return False
-
-    def convert(self, name: str, value: object) -> object:
-        """See `Schema`."""
-        return msgspec.convert(value, self._hints[name])
-
-    def default(self, name: str) -> object:
-        """See `Schema`."""
-        return next(field.default for field in dataclasses.fields(self._cls) if field.name == name)
+    def at(self, path: str) -> Field | None:
+        """The leaf at this key path."""
+        name, _, rest = path.partition(".")
+        field = self.fields.get(name)
+        if field is None or (field.nested is None) == bool(rest):
+            return None
+        return field.nested.at(rest) if field.nested is not None else field
 
     def build(self, values: dict[str, object]) -> Any:
-        """See `Schema`."""
-        return self._cls(**values)
+        """The settings. Raises ValueError, or InvalidField for a specific field."""
+        if self._is_root:
+            return {name: value for name, value in values.items() if name not in self._own}
+        try:
+            return self._cls(**values)
+        except InvalidField:
+            raise
+        except ValueError as error:
+            raise first_invalid(error) from error
+        except TypeError as error:  # null crashes some validators
+            raise ValueError(f"the engine refuses the settings: {error}") from error
 
 
 @dataclasses.dataclass(frozen=True)
 class Loaded(Generic[T]):
     """The settings, with each leaf's effective value and source by key path.
 
-    A source is `flag`, `FILE:LINE`, `--override-engine-args` or `default`.
+    A source is `flag`, `FILE:LINE`, `--override-engine-args`, `baton` or `default`.
     """
 
     settings: T
+    given: Given
     values: dict[str, Any]
     sources: dict[str, str]
 
@@ -104,7 +121,7 @@ def load_settings(
     cls: type[T], yaml_path: Path | None, typed: Mapping[str, object], override: str | None = None
 ) -> Loaded[T]:
     """Build the dataclass `cls`; see `read` and `build`. Raises SettingsError."""
-    schema = DataclassSchema(cls)
+    schema = Schema(cls)
     given = read(schema, yaml_path, typed, override)
     return build(schema, given, str(yaml_path or "engine settings"))
 
@@ -125,13 +142,13 @@ def read(
     Without a schema, for a library that is not installed, any other key is accepted. Raises SettingsError.
     """
     given: Given = {}
-    walk = _Walk(given, renamed or {}, optional or {})
-    if yaml_path is not None:
-        walk.enter(schema, read_yaml(yaml_path), "")
-    if override is not None:
-        walk.enter(schema, read_json(override), "")
+    texts = [read_yaml(yaml_path)] if yaml_path is not None else []
+    texts += [read_json(override)] if override is not None else []
+    for root in texts:
+        for path, value, place in _leaves(schema, root, "", renamed or {}, optional or {}):
+            put(given, path, value, place)
     for path, value in typed.items():
-        if not has(schema, path):
+        if schema is not None and schema.at(path) is None:
             raise SettingsError(f"flag for {path}: this engine has no such setting; remove the flag")
         put(given, path, value, "flag")
     return given
@@ -141,21 +158,6 @@ def require(holds: bool, key: str, value: object, rule: str) -> None:
     """Raise InvalidField unless the value is what it must be."""
     if not holds:
         raise InvalidField(key, f"{value!r} must be {rule}")
-
-
-def require_counts(given: Given, names: Iterable[str]) -> None:
-    """Raise SettingsError if one of these values is given and is no whole number above 0."""
-    for path in names:
-        value, source = given.get(path, (None, ""))
-        if value is not None and (type(value) is not int or value < 1):
-            raise SettingsError(f"{source}: {path}: {value!r}: must be a whole number of at least 1")
-
-
-def require_share(given: Given, path: str) -> None:
-    """Raise SettingsError if this value is given and is no share: above 0, at most 1."""
-    value, source = given.get(path, (None, ""))
-    if value is not None and not (type(value) in {int, float} and 0 < value <= 1):  # type: ignore[operator]  # a number
-        raise SettingsError(f"{source}: {path}: {value!r}: must be a number above 0 and at most 1")
 
 
 def put(given: Given, path: str, value: object, source: str) -> None:
@@ -177,89 +179,73 @@ def build(schema: Schema, given: Given, origin: str) -> Loaded[Any]:
 
     Raises SettingsError.
     """
-    values: dict[str, object] = {}
-    sources: dict[str, str] = {}
     settings = _build(schema, "", given, origin)
-    _effective(schema, "", given, values, sources)
-    return Loaded(settings, values, sources)
+    effective = dict(_effective(schema, "", given))
+    return Loaded(
+        settings,
+        given,
+        {path: value for path, (value, _) in effective.items()},
+        {path: source for path, (_, source) in effective.items()},
+    )
 
 
-@dataclasses.dataclass(frozen=True)
-class _Walk:
-    """Collects the leaves under a node and checks each against its field."""
+def first_invalid(error: ValueError) -> ValueError:
+    """The first finding of a pydantic ValidationError, on one line, as an InvalidField if it names a field.
+    Other errors are returned unchanged.
+    """
+    errors = getattr(error, "errors", None)
+    if not callable(errors):
+        return error
+    finding = errors()[0]
+    path, message = ".".join(str(part) for part in finding["loc"]), " ".join(finding["msg"].split())
+    return InvalidField(path, f"{finding['input']!r}: {message}") if path else ValueError(message)
 
-    given: Given
-    renamed: Mapping[str, str]
-    optional: Mapping[str, str]
 
-    def enter(self, schema: Schema | None, node: Node, prefix: str) -> None:
-        if node.entries is None:
-            place = f"{node.place}: {prefix.rstrip('.')}".removesuffix(": ")
-            raise SettingsError(f"{place}: must be a mapping")
-        seen: set[str] = set()
-        for name, child in node.entries:
-            if name in seen:
-                raise SettingsError(f"{child.place}: {prefix}{name}: given twice")
-            seen.add(name)
-            if schema is None and prefix + name not in self.renamed:
-                self._take_as_it_stands(child, prefix + name)
-            else:
-                self._take(schema, child, prefix, name)
-
-    def _take_as_it_stands(self, node: Node, path: str) -> None:
-        if node.entries is None:
-            put(self.given, path, node.value, node.place)
-        else:
-            self.enter(None, node, f"{path}.")
-
-    def _take(self, schema: Schema | None, node: Node, prefix: str, name: str) -> None:
-        fields, path = schema.fields() if schema is not None else {}, prefix + name
-        if schema is None or name not in fields:
-            self._refuse(fields, prefix, name, node)
-        elif (nested := fields[name]) is None or (node.value is None and schema.nullable(name)):
-            put(self.given, path, self._leaf(schema, name, path, node), node.place)
-        else:
-            self.enter(nested, node, f"{path}.")
-
-    def _refuse(self, fields: Mapping[str, Schema | None], prefix: str, name: str, node: Node) -> None:
+def _leaves(
+    schema: Schema | None, node: Node, prefix: str, renamed: Mapping[str, str], optional: Mapping[str, str]
+) -> Iterator[tuple[str, object, str]]:
+    """Path, value and place of each leaf under a node, checked against its field."""
+    if node.entries is None:
+        place = f"{node.place}: {prefix.rstrip('.')}".removesuffix(": ")
+        raise SettingsError(f"{place}: must be a mapping")
+    seen: set[str] = set()
+    for name, child in node.entries:
         path = prefix + name
-        if path not in self.optional:
-            raise SettingsError(f"{node.place}: {path}: unknown key{self._hint(fields, prefix, name)}")
-        log.warning("dropped %s=%s (%s): %s", path, node.value, node.place, self.optional[path])
+        if name in seen:
+            raise SettingsError(f"{child.place}: {path}: given twice")
+        seen.add(name)
+        field = schema.fields.get(name) if schema is not None else None
+        if field is None and (schema is not None or path in renamed):
+            if path not in optional:
+                hint = renamed.get(path) or _nearest(schema, prefix, name)
+                raise SettingsError(f"{child.place}: {path}: unknown key; {hint}")
+            log.warning("dropped %s=%s (%s): %s", path, child.value, child.place, optional[path])
+        elif field is None:
+            nested = _leaves(None, child, f"{path}.", renamed, optional)
+            yield from nested if child.entries is not None else [(path, child.value, child.place)]
+        elif field.nested is not None and not (child.value is None and field.is_nullable):
+            yield from _leaves(field.nested, child, f"{path}.", renamed, optional)
+        else:
+            try:
+                yield path, field.convert(child.value), child.place
+            except ValueError as error:
+                raise SettingsError(f"{child.place}: {path}: {child.value!r}: {error}") from error
 
-    def _leaf(self, schema: Schema, name: str, path: str, node: Node) -> object:
-        try:
-            return schema.convert(name, node.value)
-        except ValueError as error:
-            raise SettingsError(f"{node.place}: {path}: {node.value!r}: {error}") from error
 
-    def _hint(self, fields: Mapping[str, Schema | None], prefix: str, name: str) -> str:
-        if prefix + name in self.renamed:
-            return f"; {self.renamed[prefix + name]}"
-        near = difflib.get_close_matches(name, fields, n=1)
-        return f"; did you mean {prefix}{near[0]}?" if near else f"; known: {', '.join(sorted(fields))}"
-
-
-def has(schema: Schema | None, path: str) -> bool:
-    """Whether this key path is a leaf; without a schema it may be."""
-    if schema is None:
-        return True
-    name, _, rest = path.partition(".")
-    fields = schema.fields()
-    if name not in fields:
-        return False
-    nested = fields[name]
-    return not rest if nested is None else bool(rest) and has(nested, rest)
+def _nearest(schema: Schema | None, prefix: str, name: str) -> str:
+    fields = schema.fields if schema is not None else {}
+    near = difflib.get_close_matches(name, fields, n=1)
+    return f"did you mean {prefix}{near[0]}?" if near else f"known: {', '.join(sorted(fields))}"
 
 
 def _build(schema: Schema, prefix: str, given: Given, origin: str) -> Any:
     values: dict[str, object] = {}
-    for name, nested in schema.fields().items():
+    for name, field in schema.fields.items():
         path = prefix + name
         if path in given:
             values[name] = given[path][0]
-        elif nested is not None and any(other.startswith(f"{path}.") for other in given):
-            values[name] = _build(nested, f"{path}.", given, origin)
+        elif field.nested is not None and _has_below(given, path):
+            values[name] = _build(field.nested, f"{path}.", given, origin)
     try:
         return schema.build(values)
     except InvalidField as error:
@@ -269,16 +255,45 @@ def _build(schema: Schema, prefix: str, given: Given, origin: str) -> Any:
         raise SettingsError(f"{origin}: {error}") from error
 
 
-def _effective(
-    schema: Schema, prefix: str, given: Given, values: dict[str, object], sources: dict[str, str]
-) -> None:
+def _effective(schema: Schema, prefix: str, given: Given) -> Iterator[tuple[str, tuple[object, str]]]:
     """Every leaf's value and source. A null nested mapping is a leaf: `cuda_graph_config=None`."""
-    for name, nested in schema.fields().items():
+    for name, field in schema.fields.items():
         path = prefix + name
-        below = any(other.startswith(f"{path}.") for other in given)
-        if path in given:
-            values[path], sources[path] = given[path]
-        elif nested is None or (schema.nullable(name) and not below and schema.default(name) is None):
-            values[path], sources[path] = schema.default(name), "default"
+        is_leaf = field.nested is None or (field.default is None and not _has_below(given, path))
+        if path in given or field.nested is None or is_leaf:
+            yield path, given.get(path, (field.default, "default"))
         else:
-            _effective(nested, f"{path}.", given, values, sources)
+            yield from _effective(field.nested, f"{path}.", given)
+
+
+def _has_below(given: Given, path: str) -> bool:
+    return any(other.startswith(f"{path}.") for other in given)
+
+
+def _fields(cls: Any) -> Iterator[tuple[str, Field]]:
+    for name, field in getattr(cls, "model_fields", {}).items():
+        default = None if field.is_required() else field.get_default(call_default_factory=True)
+        yield name, Field(field.annotation, default, is_checked=True)
+    for field in dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ():
+        if field.init and not field.name.startswith("_"):
+            default = None if field.default is dataclasses.MISSING else field.default
+            if field.default_factory is not dataclasses.MISSING:
+                default = field.default_factory()
+            # An annotation given as text names a class that is imported for type checkers only.
+            yield field.name, Field(Any if isinstance(field.type, str) else field.type, default)
+
+
+def _is_settings(kind: Any) -> bool:
+    return isinstance(kind, type) and (dataclasses.is_dataclass(kind) or hasattr(kind, "model_fields"))
+
+
+def _alternatives(annotation: Any) -> Iterator[Any]:
+    """The types of a union, or the annotation's only one."""
+    origin = get_origin(annotation)
+    if origin is Annotated:
+        yield from _alternatives(get_args(annotation)[0])
+    elif origin in {Union, UnionType}:
+        for part in get_args(annotation):
+            yield from _alternatives(part)
+    else:
+        yield annotation

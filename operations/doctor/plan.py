@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from baton.flags import read as read_flags
 from operations.doctor.facts import Worker
-from workers.engines.given import given_settings
+from workers.engines.build import given_settings
 from workers.engines.vllm.settings import NAMES
 from workers.flags import DisaggregationMode, EngineName, WorkerSettings
 from workers.settings_text import SettingsError

@@ -11,8 +11,7 @@ from baton.messages import after_handoff
 from tests import trtllm_engine, vllm_engine
 from tests.engine_calls import next_handoff, tokens
 from tests.tiny_gpt_oss import write_checkpoint
-from workers.engines.trtllm.engine import TrtllmEngine
-from workers.engines.vllm.engine import VllmEngine
+from workers.engines.library.engine import LibraryEngine
 
 
 @pytest.fixture(scope="module")
@@ -20,9 +19,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_checkpoint(tmp_path_factory.mktemp("tiny"))
 
 
-async def salts(
-    prefill: TrtllmEngine | VllmEngine, decode: TrtllmEngine | VllmEngine, salt: str
-) -> list[Any]:
+async def salts(prefill: LibraryEngine, decode: LibraryEngine, salt: str) -> list[Any]:
     """The salts that the library got for a prefill, a decode with its handoff, and one without."""
     got: list[Any] = []
     library(prefill).salts = library(decode).salts = got  # after the warm-up requests
@@ -34,9 +31,9 @@ async def salts(
     return got
 
 
-def library(engine: TrtllmEngine | VllmEngine) -> Any:
-    calls = engine._calls if isinstance(engine, VllmEngine) else engine._requests  # noqa: SLF001  only tests need it
-    return calls.open.llm
+def library(engine: LibraryEngine) -> Any:
+    adapter: Any = engine.adapter
+    return adapter.llm
 
 
 @pytest.mark.parametrize(("salt", "sent"), [("alice", "alice"), ("", None)])

@@ -27,12 +27,15 @@ from tests.waiting import PATIENCE_S, until
 from workers.engine import Engine
 from workers.engines.embedded.engine import EmbeddedEngine
 from workers.engines.embedded.settings import CacheTransceiverSettings, EmbeddedSettings, KvCacheSettings
+from workers.engines.library.adapter import Adapter
+from workers.engines.library.engine import LibraryEngine
+from workers.engines.library.model_facts import ModelFacts, read_model_facts
 from workers.engines.mocker import MockerEngine
 from workers.engines.mocker_settings import MockerSettings
-from workers.engines.trtllm.engine import TrtllmEngine
+from workers.engines.trtllm.adapter import TrtllmAdapter
 from workers.engines.trtllm.library import load_library
 from workers.engines.trtllm.settings import load_trtllm_settings
-from workers.engines.vllm.engine import VllmEngine
+from workers.engines.vllm.adapter import VllmAdapter
 from workers.engines.vllm.library import load_library as load_vllm
 from workers.engines.vllm.settings import load_vllm_settings
 from workers.kv.choose import choose_transceiver
@@ -101,6 +104,11 @@ def _mocker(_: Path) -> Build:
     return build
 
 
+def library_engine(adapter: Callable[[ModelFacts], Adapter], checkpoint: Path, role: Role) -> Engine:
+    model = read_model_facts(checkpoint)
+    return LibraryEngine(adapter(model), model, worker_id=role.value, incarnation="1")
+
+
 def _trtllm(checkpoint: Path) -> Build:
     """TensorRT-LLM's double, which runs the model with the embedded engine."""
 
@@ -122,13 +130,7 @@ def _trtllm(checkpoint: Path) -> Build:
         loaded = load_trtllm_settings(
             lib.args, role.value, override=json.dumps(override), typed={"model": str(checkpoint)}
         )
-        return TrtllmEngine(
-            loaded,
-            lib,
-            model_path=checkpoint,
-            worker_id=role.value,
-            incarnation="1",
-        )
+        return library_engine(lambda model: TrtllmAdapter(loaded, lib, model), checkpoint, role)
 
     return build
 
@@ -149,13 +151,7 @@ def _vllm(checkpoint: Path) -> Build:
         loaded = load_vllm_settings(
             lib.engine_args, role.value, override=json.dumps(override), typed={"model": str(checkpoint)}
         )
-        return VllmEngine(
-            loaded,
-            lib,
-            model_path=checkpoint,
-            worker_id=role.value,
-            incarnation="1",
-        )
+        return library_engine(lambda model: VllmAdapter(loaded, lib, model), checkpoint, role)
 
     return build
 
@@ -166,7 +162,6 @@ WITHOUT_RELEASE = {"trtllm"}  # engines that cannot release a pin: it expires
 # Engines on which a late pull does not fail: it is not too late (trtllm), or it reads the memory's new
 # contents (vllm).
 WITHOUT_LATE_PULL = {"trtllm", "vllm"}
-BLIND_ENGINES = (TrtllmEngine, VllmEngine)  # do not know when their KV has moved: the caller closes
 
 
 @pytest.fixture(scope="module")
@@ -246,7 +241,11 @@ async def chunks(answer: AsyncGenerator[T, None]) -> list[T]:
 
 def is_positional(engine: Engine) -> bool:
     """Whether it resumes a sampled answer exactly."""
-    return engine.is_positional if isinstance(engine, VllmEngine) else not isinstance(engine, TrtllmEngine)
+    return not isinstance(engine, LibraryEngine) or engine.adapter.is_positional
+
+
+def is_trtllm(engine: Engine) -> bool:
+    return isinstance(engine, LibraryEngine) and isinstance(engine.adapter, TrtllmAdapter)
 
 
 def tokens(answer: list[TokenChunk]) -> list[int]:
@@ -289,7 +288,7 @@ async def disaggregated(prefill: Engine, decode: Engine, request: GenerateReques
         handoff = await next_handoff(replies)
         answer = [handoff.first_chunk] if handoff.first_chunk is not None else []
         answer += await chunks(decode.decode(after_handoff(request, handoff)))
-        if not isinstance(prefill, BLIND_ENGINES):
+        if not isinstance(prefill, LibraryEngine):
             async with asyncio.timeout(PATIENCE_S):
                 assert await anext(replies, None) is None
     return answer
@@ -341,11 +340,10 @@ async def test_a_conversation_lacks_only_what_is_new(build: Build) -> None:
         assert decode.num_lacking_tokens(first) == 150
         handed_over = await disaggregated(prefill, decode, first)
         first_answer, usage = tokens(handed_over), handed_over[-1].usage
-        if not isinstance(decode, BLIND_ENGINES):
+        if not isinstance(decode, LibraryEngine):
             assert usage is not None
             assert usage.num_moved_bytes == decode.stats().kv_moved_bytes > 0
-        if not isinstance(prefill, TrtllmEngine):  # only its decode keeps count
-            assert prefill.num_lacking_tokens(first) <= LARGEST_BLOCK
+        assert prefill.num_lacking_tokens(first) <= LARGEST_BLOCK
         second = ask([*prompt(150), *first_answer, *prompt(100, seed=2)])
         assert 100 < decode.num_lacking_tokens(second) <= 100 + LARGEST_BLOCK
         other = msgspec.structs.replace(second, cache_salt="other")
@@ -354,7 +352,7 @@ async def test_a_conversation_lacks_only_what_is_new(build: Build) -> None:
         before = decode.stats()
         (*_, last) = answer = await chunks(decode.decode(second))
         assert tokens(answer) == expected
-        if not isinstance(decode, TrtllmEngine):  # its double caches nothing
+        if not is_trtllm(decode):  # its double caches nothing
             computed = decode.stats().num_prompt_tokens - before.num_prompt_tokens
             assert last.usage is not None
             assert last.usage.num_cached_tokens == 150 + 12 + 100 - computed
@@ -393,7 +391,7 @@ async def test_disaggregated_equals_aggregated(
             assert got.logprob == pytest.approx(want.logprob, abs=LOGPROB_TOLERANCE)
             assert [token_id for token_id, _ in got.top] == [token_id for token_id, _ in want.top]
         assert (prefill.stats().num_handoffs, decode.stats().num_handoffs) == (1, 1)
-        if not isinstance(prefill, BLIND_ENGINES):
+        if not isinstance(prefill, LibraryEngine):
             assert prefill.stats().kv_moved_bytes == decode.stats().kv_moved_bytes > 0
 
 
@@ -405,7 +403,7 @@ async def test_the_prompts_log_probabilities_are_those_that_its_tokens_had_as_an
     build_sampling: Build,
 ) -> None:
     async with started(build_sampling, Role.PREFILL, Role.DECODE) as (prefill, decode):
-        if isinstance(prefill, TrtllmEngine):
+        if is_trtllm(prefill):
             await expect(
                 InvalidRequest, None, prefill.prefill(ask(prompt(5), prompt_logprobs=0, max_tokens=1))
             )

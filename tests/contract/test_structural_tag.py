@@ -29,8 +29,8 @@ from tests.guided import (
 )
 from tests.xgrammar_forms import XgrammarForms
 from workers.engines.embedded.grammar import Grammars
-from workers.engines.model_facts import read_model_facts
-from workers.engines.structural_tag import structural_tag
+from workers.engines.library.model_facts import read_model_facts
+from workers.engines.library.structural_tag import structural_tag
 
 DEMO = Path("models/demo")
 THOUGHT = "<|channel|>analysis<|message|>a < b,\nÜ <|end|><|start|>assistant"

@@ -10,6 +10,7 @@ import pytest
 from tensorrt_llm.llmapi.llm import LLM, OldLLM
 from tensorrt_llm.params import OldSamplingParams
 from tensorrt_llm.traps import sprung
+from workers.engines.trtllm.engine import TrtllmEngine
 
 from baton.errors import EngineFailure, InvalidRequest, WorkerLost
 from baton.messages import Guided, MessageForm
@@ -17,7 +18,6 @@ from tests.engine_calls import next_handoff, tokens
 from tests.tiny_gpt_oss import write_checkpoint
 from tests.trtllm_engine import CONFIG, NO_WATCHDOG, ask, executor, new_engine, started
 from tests.waiting import PATIENCE_S, scaled, until
-from workers.engines.trtllm.engine import TrtllmEngine
 from workers.engines.trtllm.library import load_library
 from workers.engines.trtllm.watchdog import Patience
 from workers.settings_text import SettingsError

@@ -15,6 +15,8 @@ import tensorrt_llm
 from tensorrt_llm.executor.result import CompletionOutput
 from tensorrt_llm.executor.utils import RequestError
 from tensorrt_llm.traps import sprung
+from workers.engines.trtllm.calls import Call
+from workers.engines.trtllm.handoff import generation_params, travelling
 
 from baton.errors import DeadlineExceeded, EngineFailure, HandoffFailed, InvalidRequest, WorkerLost
 from baton.frames import FROM_CALLER, FROM_WORKER, Next, Open
@@ -23,9 +25,7 @@ from tests.engine_calls import next_handoff, tokens
 from tests.tiny_gpt_oss import CONTEXT_LENGTH, write_checkpoint
 from tests.trtllm_engine import KV_TIMEOUT_S, NO_WATCHDOG, ask, executor, new_engine, started
 from tests.waiting import PATIENCE_S, until
-from workers.engines.handoff import Handoffs
-from workers.engines.trtllm.calls import Call
-from workers.engines.trtllm.handoff import generation_params, travelling
+from workers.engines.library.handoff import Handoffs
 from workers.engines.trtllm.library import load_library
 from workers.engines.trtllm.watchdog import Patience, Watchdog
 

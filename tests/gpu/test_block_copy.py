@@ -8,7 +8,6 @@ from contextlib import contextmanager
 import msgspec
 import pytest
 import torch
-
 from workers.engines.vllm.peer_memory import Exported, PeerMemory
 
 pytest.importorskip("triton")

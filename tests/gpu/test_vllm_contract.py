@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from workers.engines.vllm.engine import VllmEngine
 
 from baton.errors import HandoffFailed
 from baton.messages import Role
@@ -22,7 +23,6 @@ from tests.conftest import free_port
 from tests.gpu.vllm_scene import descendants
 from tests.tiny_gpt_oss import CONTEXT_LENGTH, prompt
 from workers.engine import Engine
-from workers.engines.vllm.engine import VllmEngine
 from workers.engines.vllm.library import Library, load_library
 from workers.engines.vllm.settings import load_vllm_settings
 

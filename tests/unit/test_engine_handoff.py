@@ -7,7 +7,7 @@ import pytest
 
 from baton.errors import HandoffFailed
 from baton.messages import GenerateRequest, KvHandoff, Sampling, TokenChunk
-from workers.engines.handoff import Handoffs
+from workers.engines.library.handoff import Handoffs
 
 PARAMS = {"remote_request_id": "r-1-0a0b0c0d", "remote_block_ids": ((1, 2, 3),), "remote_port": 5600}
 

@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 
 from baton.messages import TokenLogprob
-from workers.engines.logprobs import token_logprobs
+from workers.engines.library.requests import token_logprobs
 
 TOLD = [
     {5: SimpleNamespace(logprob=-2.0), 6: SimpleNamespace(logprob=-0.5), 7: SimpleNamespace(logprob=-1.0)},

@@ -5,7 +5,6 @@ import subprocess
 import sys
 
 import pytest
-
 from workers.engines.vllm.peer_memory import Exported, PeerMemory, PeerMemoryError, Region, export, place
 
 

@@ -10,8 +10,8 @@ import pytest
 from baton.errors import BatonError, InvalidRequest, NotResumable
 from baton.messages import GenerateRequest, Guided, MessageForm, Sampling
 from tests.tiny_gpt_oss import write_checkpoint
-from workers.engines.model_facts import ModelFacts, read_model_facts
-from workers.engines.token_requests import check_request, num_left, seed_of_attempt
+from workers.engines.library.model_facts import ModelFacts, read_model_facts
+from workers.engines.library.requests import check_request, num_left, seed_of_attempt
 
 CONTEXT = 20
 FACTS = ModelFacts(

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
+from workers.engines.trtllm.calls import Abort, Call, as_error
 
 from baton.errors import BatonError, EngineFailure, HandoffFailed, InvalidRequest
 from baton.messages import Guided, MessageForm
 from tests.planes import a_request
-from workers.engines.trtllm.calls import Abort, Call, as_error
 
 
 class Result:

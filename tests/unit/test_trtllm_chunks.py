@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
+from workers.engines.trtllm.calls import Call
 
 from baton.errors import BatonError, DeadlineExceeded, WorkerLost
 from baton.messages import TokenChunk, TokenLogprob, Usage
 from tests.planes import a_request
-from workers.engines.trtllm.calls import Call
 
 
 def test_a_stop_token_that_the_build_leaves_out_is_added() -> None:

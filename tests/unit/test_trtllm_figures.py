@@ -2,10 +2,11 @@
 
 from typing import Any
 
-from baton.messages import WorkerStats
-from tests.planes import a_request
 from workers.engines.trtllm.calls import Call
 from workers.engines.trtllm.figures import Figures
+
+from baton.messages import WorkerStats
+from tests.planes import a_request
 
 VALUES: dict[str, Any] = {
     "tensor_parallel_size": 4,

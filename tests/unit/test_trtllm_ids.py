@@ -4,7 +4,6 @@ from itertools import chain, repeat
 
 from hypothesis import given
 from hypothesis import strategies as st
-
 from workers.engines.trtllm.ids import HandoffIds
 
 NOW_MS = 1_795_000_000_000

@@ -6,10 +6,11 @@ import weakref
 from types import SimpleNamespace
 from typing import Any
 
-from tests.clock import jumping
-from tests.planes import a_request
 from workers.engines.trtllm.calls import Abort, Call, let_go
 from workers.engines.trtllm.requests import Requests
+
+from tests.clock import run_jumping
+from tests.planes import a_request
 
 
 class Receiving:
@@ -67,18 +68,20 @@ async def test_stopping_ends_it_even_if_it_has_only_just_been_abandoned() -> Non
     assert asyncio.all_tasks() == before
 
 
-@jumping
-async def test_an_engine_counts_as_wedged_after_the_kv_timeout_and_minutes_in_the_queue() -> None:
-    lib: Any = SimpleNamespace(request_error=RuntimeError)
-    requests = Requests(lib, kv_timeout_s=60, options={})
-    requests.open.llm = SimpleNamespace(generate_async=lambda *_, **__: Receiving())
-    async with requests.opened(a_request(), None, None, Abort.ONCE_ANSWERED):
-        pass  # the client leaves
-    await asyncio.sleep(60 + 590)  # in the clock of the test
-    assert not requests.open.broke.is_set()
-    await asyncio.sleep(60)
-    assert requests.open.broke.is_set()
-    assert not requests.open.calls
+def test_a_transfer_has_the_kv_timeout_and_minutes_in_the_queue_before_the_engine_counts_as_wedged() -> None:
+    async def main() -> None:
+        lib: Any = SimpleNamespace(request_error=RuntimeError)
+        requests = Requests(lib, kv_timeout_s=60, options={})
+        requests.open.llm = SimpleNamespace(generate_async=lambda *_, **__: Receiving())
+        async with requests.opened(a_request(), None, None, Abort.ONCE_ANSWERED):
+            pass  # the client leaves
+        await asyncio.sleep(60 + 590)  # in the clock of the test
+        assert not requests.open.broke.is_set()
+        await asyncio.sleep(60)
+        assert requests.open.broke.is_set()
+        assert not requests.open.calls
+
+    run_jumping(main())
 
 
 async def test_an_abandoned_request_that_has_ended_is_forgotten() -> None:

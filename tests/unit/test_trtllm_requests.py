@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
+from workers.engines.trtllm.calls import Abort
+from workers.engines.trtllm.requests import Requests
 
 from baton.errors import (
     BatonError,
@@ -17,8 +19,6 @@ from baton.errors import (
 )
 from tests.clock import jumping
 from tests.planes import a_request
-from workers.engines.trtllm.calls import Abort
-from workers.engines.trtllm.requests import Requests
 
 
 def requests_of(generate_async: Any, *, takes_all: bool = True, **options: str) -> Requests:

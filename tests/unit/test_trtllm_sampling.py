@@ -9,9 +9,9 @@ from tensorrt_llm import SamplingParams
 
 from baton.errors import InvalidRequest, NotResumable
 from baton.messages import GenerateRequest, Guided, MessageForm, Sampling
-from workers.engines.model_facts import read_model_facts
-from workers.engines.structural_tag import structural_tag
-from workers.engines.token_requests import check_request, num_left, seed_of_attempt
+from workers.engines.library.model_facts import read_model_facts
+from workers.engines.library.requests import check_request, num_left, seed_of_attempt
+from workers.engines.library.structural_tag import structural_tag
 from workers.engines.trtllm.library import load_library
 from workers.engines.trtllm.sampling import sampling_params
 

@@ -10,9 +10,9 @@ import pydantic
 import pytest
 from tensorrt_llm.llmapi import TorchLlmArgs
 from tensorrt_llm.params import PythonOnlyArgs
+from workers.engines.trtllm.schema import ModelSchema
 
 from baton.flags import parse
-from workers.engines.trtllm.schema import ModelSchema
 from workers.engines.trtllm.settings import load_trtllm_settings
 from workers.flags import DisaggregationMode, WorkerSettings, typed_engine_flags
 from workers.settings_text import SettingsError

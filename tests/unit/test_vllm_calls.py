@@ -7,11 +7,11 @@ from typing import Any
 
 import msgspec
 import pytest
+from workers.engines.vllm.calls import Calls
 
 from baton.errors import DeadlineExceeded, EngineFailure, HandoffFailed, InvalidRequest, WorkerLost
 from tests.clock import jumping
 from tests.planes import a_request
-from workers.engines.vllm.calls import Calls
 
 
 class Llm:

@@ -11,7 +11,6 @@ from typing import Any
 import msgspec
 import pytest
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
-
 from workers.engines.vllm.connector import Peer, PeerConnector, PeerHandshake, PeerWorker
 from workers.engines.vllm.handoff import NUM_TOKENS
 from workers.engines.vllm.peer_memory import Exported, PeerMemory, place

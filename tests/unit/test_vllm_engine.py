@@ -13,6 +13,8 @@ import pytest
 import vllm.v1.engine.core
 from vllm.outputs import CompletionOutput
 from vllm.v1.engine.async_llm import AsyncLLM
+from workers.engines.vllm.handoff import KEEP, NUM_TOKENS
+from workers.engines.vllm.kernels import WARM_UP_LOGPROBS, warm_up_lengths
 
 from baton.errors import HandoffFailed
 from baton.messages import KvLayout, TokenChunk, after_handoff
@@ -21,8 +23,6 @@ from tests.tiny_gpt_oss import CONTEXT_LENGTH, write_checkpoint
 from tests.vllm_engine import CONFIG, ask, core, new_engine, started
 from tests.waiting import PATIENCE_S
 from workers.engine import EngineInfo
-from workers.engines.vllm.handoff import KEEP, NUM_TOKENS
-from workers.engines.vllm.kernels import WARM_UP_LOGPROBS, warm_up_lengths
 from workers.flags import DisaggregationMode
 
 

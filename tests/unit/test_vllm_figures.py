@@ -4,9 +4,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from workers.engines.vllm.figures import Figures
 
 from baton.messages import WorkerStats
-from workers.engines.vllm.figures import Figures
 
 
 def step(transfers: dict[str, Any] | None = None, **figures: float) -> Any:

@@ -9,11 +9,11 @@ from typing import Any
 import msgspec
 import pytest
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import GET_META_MSG, NixlHandshakePayload
+from workers.engines.vllm.connector import PeerHandshake, PeerWorker, offered_memory
+from workers.engines.vllm.peer_memory import Exported, Region, place
 
 from tests.waiting import PATIENCE_S
 from workers.engines.vllm import connector
-from workers.engines.vllm.connector import PeerHandshake, PeerWorker, offered_memory
-from workers.engines.vllm.peer_memory import Exported, Region, place
 
 HOST = "127.0.0.1"
 

@@ -10,9 +10,9 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
+from workers.engines.vllm.kernels import make_arguments, pass_strides, reuse_compiled, warm_up_lengths
 
 from tests.waiting import PATIENCE_S
-from workers.engines.vllm.kernels import make_arguments, pass_strides, reuse_compiled, warm_up_lengths
 
 DOUBLES = Path(__file__).parents[1] / "doubles"
 MODULES = {

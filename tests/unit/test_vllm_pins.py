@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 from vllm.distributed.kv_transfer import Connector, set_kv_transfer_group
+from workers.engines.vllm.pins import Releases
 
 from tests.clock import jumping
 from tests.waiting import PATIENCE_S, until
 from workers.engines.vllm.inside import NOTICE_S, KvPins, shorten_leases
-from workers.engines.vllm.pins import Releases
 from workers.engines.vllm.settings import LEASE_S
 
 ROOT = Path(__file__).parents[2]

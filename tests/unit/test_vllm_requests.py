@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 from vllm.outputs import CompletionOutput, Logprob, RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
+from workers.engines.vllm.chunker import Chunker
+from workers.engines.vllm.handoff import KEEP, num_blocks
 
 from baton.errors import EngineFailure, HandoffFailed, InvalidRequest, WorkerLost
 from baton.messages import GenerateRequest, Guided, KvHandoff, MessageForm, Sampling, Usage
-from workers.engines.model_facts import read_model_facts
-from workers.engines.structural_tag import structural_tag
-from workers.engines.token_requests import seed_of_attempt
-from workers.engines.vllm.chunker import Chunker
-from workers.engines.vllm.handoff import KEEP, num_blocks
+from workers.engines.library.model_facts import read_model_facts
+from workers.engines.library.requests import seed_of_attempt
+from workers.engines.library.structural_tag import structural_tag
 from workers.engines.vllm.library import load_library
 from workers.engines.vllm.sampling import is_continued_exactly, sampling_params
 

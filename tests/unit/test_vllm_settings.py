@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 import pytest
 from vllm.engine.arg_utils import AsyncEngineArgs
-
 from workers.engines.vllm.schema import ArgsSchema
+
 from workers.engines.vllm.settings import LEASE, LEASE_S, load_vllm_settings
 from workers.flags import DisaggregationMode
 from workers.settings_text import SettingsError

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-
 from workers.engines.vllm.token_arrays import convert_early
 
 LONG = list(range(100_000, 132_000))

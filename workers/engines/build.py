@@ -1,18 +1,25 @@
 """Builds the engine that the settings select; imports nothing of the others."""
 
+import functools
 import logging
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any
 
 from baton.flags import Parsed
 from baton.peer_tls import CERT
 from workers.engine import Engine
+from workers.engines.embedded.settings import EmbeddedSettings
+from workers.engines.library.adapter import Adapter
+from workers.engines.library.engine import LibraryEngine
+from workers.engines.library.model_facts import ModelFacts, read_model_facts
 from workers.engines.loading import importing
+from workers.engines.mocker_settings import MockerSettings
+from workers.engines.trtllm.settings import give_trtllm_settings, load_trtllm_settings
+from workers.engines.vllm.settings import give_vllm_settings, load_vllm_settings
 from workers.flags import WorkerSettings, typed_engine_flags
-from workers.settings import Loaded, load_settings
+from workers.settings import Given, load_settings
 from workers.settings_text import SettingsError
 
-T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 
@@ -37,6 +44,22 @@ def build_engine(parsed: Parsed[WorkerSettings], identity: tuple[str, str]) -> t
         raise SettingsError(f"{error}; {hint}") from error
 
 
+def given_settings(parsed: Parsed[WorkerSettings]) -> Given:
+    """The engine settings given by flags and YAML, or chosen by Baton, by key path; loads no library.
+
+    Raises SettingsError with the worker's message; what the build of a third-party library refuses, only a
+    worker can report (`--check`).
+    """
+    mode, given = parsed.settings.disaggregation_mode, _given(parsed)
+    match parsed.settings.engine:
+        case "trtllm":
+            return give_trtllm_settings(None, mode, **given)
+        case "vllm":
+            return give_vllm_settings(None, mode, **given)
+        case engine:
+            return load_settings(MockerSettings if engine == "mocker" else EmbeddedSettings, **given).given
+
+
 def _embedded(parsed: Parsed[WorkerSettings], identity: tuple[str, str]) -> tuple[Engine, list[str]]:
     try:
         from workers.engines.embedded.engine import EmbeddedEngine
@@ -44,11 +67,10 @@ def _embedded(parsed: Parsed[WorkerSettings], identity: tuple[str, str]) -> tupl
         raise SettingsError(
             f"the embedded engine is not installed ({error}); pip install '.[embedded]'"
         ) from error
-    from workers.engines.embedded.settings import EmbeddedSettings
     from workers.kv.choose import choose_transceiver
 
     settings = parsed.settings
-    loaded = _load(EmbeddedSettings, parsed)
+    loaded = load_settings(EmbeddedSettings, **_given(parsed))
     wire = loaded.settings.cache_transceiver_config.backend
     transceiver = None
     if settings.disaggregation_mode != "agg":
@@ -71,11 +93,10 @@ def _embedded(parsed: Parsed[WorkerSettings], identity: tuple[str, str]) -> tupl
 
 def _mocker(parsed: Parsed[WorkerSettings], identity: tuple[str, str]) -> tuple[Engine, list[str]]:
     from workers.engines.mocker import MockerEngine
-    from workers.engines.mocker_settings import MockerSettings
     from workers.kv.choose import choose_transceiver
 
     settings = parsed.settings
-    loaded = _load(MockerSettings, parsed)
+    loaded = load_settings(MockerSettings, **_given(parsed))
     engine = MockerEngine(
         loaded.settings,
         model_path=settings.model_path,
@@ -87,61 +108,49 @@ def _mocker(parsed: Parsed[WorkerSettings], identity: tuple[str, str]) -> tuple[
 
 
 def _trtllm(parsed: Parsed[WorkerSettings], identity: tuple[str, str]) -> tuple[Engine, list[str]]:
-    from workers.engines.trtllm.engine import TrtllmEngine
+    from workers.engines.trtllm.adapter import TrtllmAdapter
     from workers.engines.trtllm.library import load_library
-    from workers.engines.trtllm.settings import load_trtllm_settings
 
     settings = parsed.settings
-    lib = load_library()
+    lib = load_library(settings.disaggregation_mode)
     loaded = load_trtllm_settings(
-        lib.args,
-        settings.disaggregation_mode,
-        yaml_path=settings.extra_engine_args,
-        override=settings.override_engine_args,
-        typed={"model": str(settings.model_path), **typed_engine_flags(parsed)},
+        lib.args, settings.disaggregation_mode, **_given(parsed, model=str(settings.model_path))
     )
-    return _of_library(TrtllmEngine, loaded, lib, settings, identity), loaded.lines()
+    return _of_library(functools.partial(TrtllmAdapter, loaded, lib), settings, identity), loaded.lines()
 
 
 def _vllm(parsed: Parsed[WorkerSettings], identity: tuple[str, str]) -> tuple[Engine, list[str]]:
-    from workers.engines.vllm.engine import VllmEngine
+    from workers.engines.vllm.adapter import VllmAdapter
     from workers.engines.vllm.library import load_library
-    from workers.engines.vllm.settings import load_vllm_settings
 
     settings = parsed.settings
     lib = load_library(settings.wires.address(), settings.disaggregation_mode)
-    loaded = load_vllm_settings(
-        lib.engine_args,
-        settings.disaggregation_mode,
-        yaml_path=settings.extra_engine_args,
-        override=settings.override_engine_args,
-        typed={"model": str(settings.model_path.absolute()), **typed_engine_flags(parsed)},
-    )
-    return _of_library(VllmEngine, loaded, lib, settings, identity), loaded.lines()
+    given = _given(parsed, model=str(settings.model_path.absolute()))
+    loaded = load_vllm_settings(lib.engine_args, settings.disaggregation_mode, **given)
+    return _of_library(functools.partial(VllmAdapter, loaded, lib), settings, identity), loaded.lines()
 
 
 def _of_library(
-    kind: Callable[..., Engine],
-    loaded: object,
-    lib: object,
-    settings: WorkerSettings,
-    identity: tuple[str, str],
+    adapter: Callable[[ModelFacts], Adapter], settings: WorkerSettings, identity: tuple[str, str]
 ) -> Engine:
     """A third-party engine. Raises SettingsError if the model folder is invalid."""
     if settings.disaggregation_mode != "agg" and settings.wires.tls() is not None:
         log.warning("kv=plain: %s moves KV itself, without the TLS of %s", settings.engine, CERT)
     worker_id, incarnation = identity
     try:
-        return kind(loaded, lib, model_path=settings.model_path, worker_id=worker_id, incarnation=incarnation)
+        model = read_model_facts(settings.model_path)
     except (OSError, ValueError) as error:
         raise SettingsError(f"--model-path {settings.model_path}: {error}") from error
+    return LibraryEngine(adapter(model), model, worker_id=worker_id, incarnation=incarnation)
 
 
-def _load(cls: type[T], parsed: Parsed[WorkerSettings]) -> Loaded[T]:
-    settings = parsed.settings
-    return load_settings(
-        cls, settings.extra_engine_args, typed_engine_flags(parsed), settings.override_engine_args
-    )
+def _given(parsed: Parsed[WorkerSettings], **more: str) -> dict[str, Any]:
+    """Where the engine's settings come from, as keywords of the loaders; `more` count as flags."""
+    return {
+        "yaml_path": parsed.settings.extra_engine_args,
+        "override": parsed.settings.override_engine_args,
+        "typed": {**more, **typed_engine_flags(parsed)},
+    }
 
 
 _BUILDERS: dict[str, Callable[[Parsed[WorkerSettings], tuple[str, str]], tuple[Engine, list[str]]]] = {

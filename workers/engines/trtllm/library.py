@@ -7,6 +7,7 @@ import logging
 import re
 from typing import Any, Protocol
 
+from workers.flags import DisaggregationMode
 from workers.settings_text import SettingsError
 
 NEWEST = (1, 4)
@@ -58,13 +59,13 @@ class Library:
         return option in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
 
 
-def load_library() -> Library:
-    """Import TensorRT-LLM. Raises SettingsError if it is missing or too old; warns if it is newer than the
-    releases that Baton is checked against.
+def load_library(mode: DisaggregationMode = "agg") -> Library:
+    """Import TensorRT-LLM. Raises SettingsError if it is missing or too old, or if `mode` hands KV over and
+    Baton was not tried with the release.
     """
     try:
         root = importlib.import_module("tensorrt_llm")
-        _check_version(root.__version__)
+        _check_version(root.__version__, mode)
         llmapi = importlib.import_module("tensorrt_llm.llmapi")
         return Library(
             version=root.__version__,
@@ -83,18 +84,22 @@ def load_library() -> Library:
         ) from error
 
 
-def _check_version(version: str) -> None:
+def _check_version(version: str, mode: DisaggregationMode) -> None:
     found = re.match(r"(\d+)\.(\d+)", version)
-    if found is None:
-        return
-    release = int(found[1]), int(found[2])
-    if release > NEWEST:
-        log.warning("TensorRT-LLM %s: Baton is checked against the settings of 1.3 and 1.4", version)
-    if release < OLDEST:
+    release = (int(found[1]), int(found[2])) if found is not None else None
+    if release is not None and release < OLDEST:
         raise SettingsError(
             f"TensorRT-LLM {version} is too old; install tensorrt-llm 1.3 or 1.4 (release candidates), "
             "or run its release container"
         )
+    if release is not None and release <= NEWEST:
+        return
+    if mode != "agg":
+        raise SettingsError(
+            f"TensorRT-LLM {version}: prefill and decode workers need 1.3 or 1.4, which Baton was "
+            "tried with; or run the worker with --disaggregation-mode agg"
+        )
+    log.warning("TensorRT-LLM %s: Baton is checked against the settings of 1.3 and 1.4", version)
 
 
 def fatal_error(llm: Any) -> object:

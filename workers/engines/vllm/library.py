@@ -5,15 +5,14 @@ import importlib
 import logging
 import os
 import random
-import re
 import socket
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from workers.engines.vllm.patches import NAMES, TRIED, WITHOUT, release_of, turned_off
 from workers.flags import DisaggregationMode
 from workers.settings_text import SettingsError
 
-TRIED = (0, 25)
 WORKER_PID = "BATON_WORKER_PID"
 SIDE_CHANNEL_PORT = "VLLM_NIXL_SIDE_CHANNEL_PORT"
 SECOND_RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
@@ -54,8 +53,8 @@ class Library:
 def load_library(host: str = "127.0.0.1", mode: DisaggregationMode = "agg") -> Library:
     """Import vLLM, with its NIXL side channel on `host` and a free port.
 
-    Raises SettingsError if it cannot be imported, or if `mode` hands KV over and the release is newer than
-    the one whose connector Baton extends.
+    Raises SettingsError if it cannot be imported, or if `mode` hands KV over and Baton was not tried with the
+    release.
     """
     _prepare_environment(host)
     try:
@@ -79,15 +78,16 @@ def load_library(host: str = "127.0.0.1", mode: DisaggregationMode = "agg") -> L
 
 
 def _check_version(version: str, mode: DisaggregationMode) -> None:
-    found = re.match(r"(\d+)\.(\d+)", version)
-    release = (int(found[1]), int(found[2])) if found is not None else None
-    if mode != "agg" and release is not None and release > TRIED:
+    if unknown := [name for name in turned_off() if name not in NAMES]:
+        raise SettingsError(f"{WITHOUT}: {', '.join(unknown)}: allowed are {', '.join(NAMES)}")
+    if release_of(version) == TRIED:
+        return
+    if mode != "agg":
         raise SettingsError(
-            f"vLLM {version}: prefill and decode workers need vLLM 0.25 (pip install '.[vllm]'), as later "
+            f"vLLM {version}: prefill and decode workers need vLLM 0.25 (pip install '.[vllm]'), as other "
             "releases have another connector; or run the worker with --disaggregation-mode agg"
         )
-    if release != TRIED:
-        log.warning("vLLM %s: Baton is tested with 0.25", version)
+    log.warning("vLLM %s: Baton is tested with 0.25", version)
 
 
 def _prepare_environment(host: str) -> None:

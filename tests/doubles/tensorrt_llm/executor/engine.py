@@ -28,7 +28,7 @@ from tensorrt_llm.executor.utils import CppExecutorError, RequestError
 from tensorrt_llm.params import moves_kv_by_python
 from tensorrt_llm.traps import TRAPS, hang
 from workers.engines.embedded.settings import CacheTransceiverSettings, EmbeddedSettings, KvCacheSettings
-from workers.engines.model_facts import read_model_facts
+from workers.engines.library.model_facts import read_model_facts
 from workers.kv.choose import choose_transceiver
 
 if TYPE_CHECKING:

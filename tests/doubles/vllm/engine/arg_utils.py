@@ -7,7 +7,7 @@ from typing import Any
 
 from vllm.config import KVTransferConfig, StructuredOutputsConfig
 from vllm.contract import dataclass_of
-from workers.engines.model_facts import read_model_facts
+from workers.engines.library.model_facts import read_model_facts
 
 _POOL_TOKENS = 1 << 16
 

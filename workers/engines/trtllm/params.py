@@ -1,7 +1,8 @@
-"""Converts TensorRT-LLM's DisaggregatedParams to plain fields that another build can read, and back."""
+"""TensorRT-LLM's DisaggregatedParams: as plain fields that another build can read, and their ids."""
 
 import dataclasses
 import enum
+import secrets
 from typing import Any, get_args, get_type_hints
 
 from baton.errors import HandoffFailed
@@ -58,3 +59,10 @@ def _member(cls: Any, name: str, value: object) -> object:
         if isinstance(kind, type) and issubclass(kind, enum.Enum):
             return kind(value)
     return value
+
+
+def new_handoff_id() -> int:
+    """A random positive 64-bit id: equal ones, also of different prefill workers, would mix the KV of two
+    requests. TensorRT-LLM reserves those below 2^40.
+    """
+    return 1 << 62 | secrets.randbits(62)

@@ -19,8 +19,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import GET_META_
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_worker import NixlPullConnectorWorker
 
 from baton.messages import UNDECODABLE
-from workers.engines.vllm.handoff import NUM_TOKENS
-from workers.engines.vllm.peer_memory import Exported, PeerMemory, PeerMemoryError, export
+from workers.engines.vllm.patches import NUM_TOKENS
+from workers.engines.vllm.patches.peer_memory import Exported, PeerMemory, PeerMemoryError, export
 
 log = logging.getLogger(__name__)
 
@@ -199,7 +199,7 @@ class PeerWorker(NixlPullConnectorWorker):  # type: ignore[misc]  # as above
 
     def _regions(self, targets: list[int], sources: list[int], block_bytes: list[int]) -> Any:
         """Raises ValueError."""
-        copying = importlib.import_module("workers.engines.vllm.block_copy")  # needs a GPU and Triton
+        copying = importlib.import_module("workers.engines.vllm.patches.block_copy")  # needs a GPU and Triton
         return copying.Regions(targets, sources, block_bytes)
 
     def _forget_ended(self) -> None:

@@ -7,11 +7,6 @@ import msgspec
 from baton.errors import HandoffFailed
 from baton.messages import UNDECODABLE, GenerateRequest, KvHandoff, TokenChunk
 
-NO_SPECULATION = (
-    "prefill and decode workers cannot speculate: a draft's KV is not handed over; leave it out, or run the "
-    "worker with --disaggregation-mode agg"
-)
-
 
 class Envelope(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="engine-1"):
     """`KvHandoff.engine_state`: the engine's own parameters, and the number of prompt tokens that prefill

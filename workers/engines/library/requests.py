@@ -1,8 +1,11 @@
 """Request checks shared by the third-party engines."""
 
+from collections.abc import Sequence
+from typing import Any
+
 from baton.errors import InvalidRequest, NotResumable
-from baton.messages import GenerateRequest, Sampling
-from workers.engines.model_facts import ModelFacts
+from baton.messages import GenerateRequest, Sampling, TokenLogprob
+from workers.engines.library.model_facts import ModelFacts
 
 _SEED_BITS = (1 << 63) - 1
 # Odd numbers of high entropy (golden ratio, square root of 3) keep the seeds of choices and attempts apart.
@@ -56,3 +59,23 @@ def seed_of_attempt(sampling: Sampling, num_generated: int) -> int:
     at the first choice.
     """
     return (sampling.seed + sampling.choice * _CHOICE_STEP + num_generated * _RESUME_STEP) & _SEED_BITS
+
+
+# OpenAI's value for "very unlikely", here for unreported ones.
+_NO_LOGPROB = -9999.0
+
+
+def token_logprobs(
+    token_ids: Sequence[int], told: Sequence[dict[int, Any]] | None, num_top: int
+) -> tuple[TokenLogprob, ...]:
+    """One entry per token, with its `num_top` likeliest; the last tokens may be unreported."""
+    all_told = [*(told or ()), *[{}] * (len(token_ids) - len(told or ()))]
+    return tuple(_entry(i, entries, num_top) for i, entries in zip(token_ids, all_told, strict=True))
+
+
+def _entry(token_id: int, entries: dict[int, Any], num_top: int) -> TokenLogprob:
+    best = sorted(((i, float(entry.logprob)) for i, entry in entries.items()), key=lambda pair: -pair[1])
+    chosen = entries.get(token_id)
+    return TokenLogprob(
+        token_id, float(chosen.logprob) if chosen is not None else _NO_LOGPROB, tuple(best[:num_top])
+    )

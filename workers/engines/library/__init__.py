@@ -1,0 +1,1 @@
+"""Engines that run a third-party library: one engine, and what its adapters share."""

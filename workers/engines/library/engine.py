@@ -1,0 +1,290 @@
+"""A third-party library as an engine, in one role; an adapter knows the library."""
+
+import asyncio
+import functools
+import logging
+from collections import Counter
+from collections.abc import AsyncGenerator
+from contextlib import aclosing, asynccontextmanager
+from typing import Any
+
+from msgspec.structs import replace
+
+from baton.errors import (
+    BatonError,
+    DeadlineExceeded,
+    HandoffFailed,
+    InvalidRequest,
+    NotReady,
+    Overloaded,
+    WorkerLost,
+)
+from baton.messages import NO_TOKEN, GenerateRequest, KvHandoff, TokenChunk, WorkerStats
+from workers.engine import EngineInfo
+from workers.engines.library.adapter import Adapter, Call
+from workers.engines.library.handoff import Handoffs
+from workers.engines.library.model_facts import ModelFacts
+from workers.engines.library.requests import check_request, num_left
+from workers.engines.prefixes import HeldPrefixes
+
+log = logging.getLogger(__name__)
+
+_RETRY_AFTER_S = 1.0
+_HELD_BLOCK = 64  # tokens
+_STUCK_AFTER_S = 600.0  # on top of the time that KV is kept: the request may first wait in a queue
+
+
+class LibraryEngine:
+    """Prefill and decode on a third-party library.
+
+    * No library reports when a handoff's KV has moved. `prefill` ends when it is closed, which the frontend
+      does at decode's first chunk, or with HandoffFailed at the end of the handoff's time to live.
+    * A library that may not abort a request during its KV transfer finishes it in the background, where it
+      still occupies its slot.
+    """
+
+    def __init__(self, adapter: Adapter, model: ModelFacts, *, worker_id: str, incarnation: str) -> None:
+        self.adapter = adapter
+        self._model = model
+        self._info = EngineInfo(name="", version=adapter.version, context_length=0)
+        self._keep_s = 0.0
+        self._handoffs = Handoffs(
+            adapter.label, adapter.version, worker_id=worker_id, incarnation=incarnation
+        )
+        self._held = HeldPrefixes(_HELD_BLOCK, 0)
+        self._calls: set[Call] = set()
+        self._counts: Counter[str] = Counter()
+        self._num_failed_pulls = 0
+        self._is_running = False
+        self._broke = asyncio.Event()
+        self._reason = ""
+        self._watching: asyncio.Task[None] | None = None
+        self._leaving: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> EngineInfo:
+        """Load and warm up; loading blocks the loop. Raises ValueError, OSError."""
+        try:
+            facts = await self.adapter.load(self._fail_pulls)
+        except (ValueError, OSError) as error:
+            self._break_off(str(error))
+            raise
+        self._info, self._keep_s = facts.info, facts.keep_s
+        self._held.max_blocks = facts.num_reused_tokens // _HELD_BLOCK
+        self._is_running = True
+        self._watching = asyncio.create_task(self._watch(), name="library-health")
+        return self._info
+
+    async def prefill(self, request: GenerateRequest) -> AsyncGenerator[KvHandoff | TokenChunk, None]:
+        """Yield the handoff, or the finished answer. See `Engine.prefill`, and above for its end."""
+        self._check(request, moves_kv=True)
+        if num_left(request, self._info.context_length) == 1:  # nothing to hand over, so nothing is pinned
+            async with aclosing(self.decode(request)) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+            return
+        async with self._opened(request, max_tokens=1, hands_over=True) as call:
+            chunk = await self._step(call)
+            self._note_prompt(call)
+            call.kept = call.answer.kept()
+            if chunk.finish_reason == "stop":
+                self._counts["num_generated_tokens"] += len(chunk.token_ids)
+                yield chunk
+                return
+            handoff = self._handoff(call, chunk)
+            yield handoff
+            try:
+                await call.stay_pinned(handoff.ttl_s)
+            except HandoffFailed:
+                self._counts["num_handoffs_expired"] += 1
+                raise
+
+    async def decode(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
+        """Yield the answer's chunks. See `Engine.decode`."""
+        self._check(request, moves_kv=request.handoff is not None)
+        kept: dict[str, Any] = {}
+        if request.handoff is not None:
+            envelope = self._handoffs.open(request.handoff, len(request.token_ids))
+            kept = {"transfer": envelope.params, "num_cached_tokens": envelope.num_cached_tokens}
+        max_tokens = num_left(request, self._info.context_length)
+        async with self._opened(request, max_tokens=max_tokens, **kept) as call:
+            chunk = await self._step(call)
+            held = self._note_prompt(call)
+            generated: list[int] = []
+            while True:
+                self._counts["num_generated_tokens"] += len(chunk.token_ids)
+                generated += chunk.token_ids
+                if chunk.finish_reason:
+                    self._held.extend(held, generated[:-1])
+                if chunk.token_ids or chunk.finish_reason:
+                    yield chunk
+                if chunk.finish_reason:
+                    return
+                chunk = await self._step(call)
+
+    def num_lacking_tokens(self, request: GenerateRequest) -> int:
+        """See `Engine.num_lacking_tokens`: an estimate, since no library's cache can be queried."""
+        return len(request.token_ids) - self._held.num_held(request.token_ids, self._salt(request))
+
+    def stats(self) -> WorkerStats:
+        """Live metrics; counters start with the process."""
+        return replace(self.adapter.figures(self._calls), **self._counts)
+
+    async def failed(self) -> str:
+        """Wait until the library is dead, or raises an error that no request caused."""
+        await self._broke.wait()
+        return self._reason
+
+    async def stop(self) -> None:
+        """End every call with WorkerLost and shut the library down. Idempotent."""
+        if self._watching is not None:
+            self._watching.cancel()
+        self._is_running = False
+        self._end_calls("the worker stopped while it held the request")
+        await asyncio.gather(*self._leaving)
+        await self.adapter.stop(is_broken=self._broke.is_set())
+
+    def _check(self, request: GenerateRequest, *, moves_kv: bool) -> None:
+        if not self._is_running:
+            raise NotReady("the engine is not running")
+        if self._broke.is_set():
+            raise WorkerLost(self._reason)
+        check_request(request, self._model, self._info.context_length)
+        if moves_kv:
+            self._check_transfer(len(request.token_ids))
+        num_open = sum(call.kept is None for call in self._calls)
+        if num_open >= (self._info.max_batch_size or 0) + self._info.max_queue_size:
+            raise Overloaded("the worker's queue is full; try again later", retry_after_s=_RETRY_AFTER_S)
+
+    def _check_transfer(self, num_tokens: int) -> None:
+        if not self._info.kv_transfer:
+            raise HandoffFailed("this worker does not transfer KV: it runs with --disaggregation-mode agg")
+        layout = self._info.kv_layout
+        longest = layout.max_handoff_tokens if layout is not None else None
+        if longest is not None and num_tokens > longest:  # it would stall both sides
+            raise InvalidRequest(
+                f"the prompt has {num_tokens} tokens; the KV of at most {longest} can be handed over"
+            )
+
+    @asynccontextmanager
+    async def _opened(
+        self, request: GenerateRequest, *, max_tokens: int, **role: Any
+    ) -> AsyncGenerator[Call, None]:
+        """Submit the request; on exit it is over, aborted, or finished in the background."""
+        call = Call(
+            request=request,
+            max_tokens=max_tokens,
+            deadline=asyncio.get_running_loop().time() + request.deadline_s,
+            cache_salt=self._salt(request),
+            num_lacking=functools.partial(self.num_lacking_tokens, request),
+            **role,
+        )
+        try:
+            call.answer = self.adapter.submit(call)
+        except BatonError:
+            raise
+        except Exception as error:
+            raise self._failure(error, call) from error
+        self._calls.add(call)
+        try:
+            yield call
+        finally:
+            self._calls.discard(call)
+            if call.hands_over and self._is_running and not self._broke.is_set():
+                call.answer.release()
+            if not await call.answer.abort():
+                self._calls.add(call)
+                task = asyncio.create_task(self._finish(call), name=f"finish-{request.request_id}")
+                self._leaving.add(task)
+                task.add_done_callback(self._leaving.discard)
+
+    async def _step(self, call: Call) -> TokenChunk:
+        try:
+            return await call.step()
+        except BatonError:
+            raise
+        except Exception as error:
+            raise self._failure(error, call) from error
+
+    def _failure(self, error: Exception, call: Call) -> BatonError:
+        failure = self.adapter.failure(error, call)
+        if isinstance(failure, WorkerLost):
+            self._break_off(failure.message)
+        return failure
+
+    async def _finish(self, call: Call) -> None:
+        """Wait for the first response of an abandoned call, then abort the rest.
+
+        A transfer that takes much longer than KV is kept has blocked the library for good (TensorRT-LLM's
+        issues 12313, 13713).
+        """
+        limit_s = self._keep_s + _STUCK_AFTER_S
+        call.deadline = asyncio.get_running_loop().time() + limit_s
+        request_id = call.request.request_id
+        try:
+            await self._step(call)
+        except DeadlineExceeded:
+            self._break_off(f"request {request_id} did not end within {limit_s:g} s after it was abandoned")
+        except BatonError as error:
+            log.info("abandoned request ended request_id=%s error=%r", request_id, error)
+        finally:
+            self._calls.discard(call)
+            await call.answer.abort()
+
+    def _note_prompt(self, call: Call) -> Any:
+        """Count the prompt of an answered call, and expect its KV in the cache."""
+        if call.transfer is None:
+            num_cached = call.num_cached_tokens or 0
+            self._counts["num_prompt_tokens"] += len(call.request.token_ids) - num_cached
+            self._counts["num_cached_tokens"] += num_cached
+        else:
+            self._counts["num_handoffs"] += 1
+        return self._held.hold(call.request.token_ids, call.cache_salt)
+
+    def _handoff(self, call: Call, first: TokenChunk) -> KvHandoff:
+        if call.kept is None:
+            raise HandoffFailed(f"{self.adapter.label} kept no KV for an unfinished answer")
+        self._counts["num_handoffs"] += 1
+        left_s = call.deadline - asyncio.get_running_loop().time()
+        return self._handoffs.write(
+            call.request,
+            call.kept.params,
+            first_token=first.token_ids[0] if first.token_ids else NO_TOKEN,  # decode yields it, too
+            num_cached_tokens=call.num_cached_tokens or 0,
+            ttl_s=max(0.0, min(self._keep_s, left_s)),
+            first_chunk=replace(first, finish_reason=None) if call.kept.is_continued else None,
+        )
+
+    def _salt(self, request: GenerateRequest) -> str:
+        """What separates cached KV: the client's salt, and the failed pulls so far."""
+        failed = self._num_failed_pulls
+        return f"{request.cache_salt}\0{failed}" if failed else request.cache_salt
+
+    def _fail_pulls(self) -> None:
+        """A transfer has failed: end every request whose KV may not have arrived, and invalidate everything
+        cached so far.
+
+        The library caches what is in the failed one's blocks, and does not report which these are. This call
+        precedes every token that was computed from them: a request that has answered did not use them.
+        """
+        self._num_failed_pulls += 1
+        for call in self._calls:
+            if not call.has_answered:
+                call.ending.end_with(
+                    HandoffFailed("the KV did not arrive: its source is gone or has dropped it")
+                )
+
+    async def _watch(self) -> None:
+        self._break_off(await self.adapter.died())
+
+    def _break_off(self, reason: str) -> None:
+        """The library is dead: end every request with WorkerLost."""
+        if self._broke.is_set():
+            return
+        log.error("engine broke reason=%s", reason)
+        self._reason = reason
+        self._broke.set()
+        self._end_calls(reason)
+
+    def _end_calls(self, reason: str) -> None:
+        for call in self._calls:
+            call.ending.end_with(WorkerLost(reason))

@@ -1,0 +1,123 @@
+"""Settings of third-party libraries: the build's classes, Baton's own key, and its rules for a role."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from workers.flags import DisaggregationMode
+from workers.settings import Field, Given, InvalidField, Loaded, Schema, build, first_invalid, put, read
+from workers.settings_text import SettingsError
+
+QUEUE_SIZE = "max_queue_size"
+"""How many requests may wait for a place in the batch: Baton's own, which no library gets."""
+
+BATON = "baton"  # the source of what Baton chooses
+NO_SPECULATION = (
+    "prefill and decode workers cannot speculate: a draft's KV is not handed over; leave it out, or run the "
+    "worker with --disaggregation-mode agg"
+)
+_DEFAULT_QUEUE_SIZE = 256
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Rules:
+    """What Baton adds to one library's settings.
+
+    `names`: keys of flags that the library calls differently; `no_flag`: flags that it cannot have, and what
+    to do instead; `renamed`, `optional`: see `workers.settings.read`. `counts` are whole numbers above 0,
+    `share` is one above 0 and at most 1. `complete` chooses and checks values for a mode.
+    """
+
+    names: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    no_flag: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    renamed: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    optional: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    counts: tuple[str, ...]
+    share: str
+    complete: Callable[[Given, DisaggregationMode, Schema | None], None]
+
+
+def load(
+    rules: Rules,
+    args: Any,
+    mode: DisaggregationMode,
+    *,
+    yaml_path: Path | None = None,
+    override: str | None = None,
+    typed: Mapping[str, object] | None = None,
+) -> Loaded[dict[str, Any]]:
+    """The keywords for the library; `args` is the build's settings class.
+
+    Per leaf: flag > override > YAML > Baton's choice > the build's default; `settings` has only given and
+    chosen values. Raises SettingsError, also for what cannot work in `mode`.
+    """
+    schema = Schema(args, is_root=True, own={QUEUE_SIZE: Field(int, _DEFAULT_QUEUE_SIZE)})
+    given = give(rules, schema, mode, yaml_path=yaml_path, override=override, typed=typed)
+    return build(schema, given, str(yaml_path or "engine settings"))
+
+
+def give(
+    rules: Rules,
+    schema: Schema | None,
+    mode: DisaggregationMode,
+    *,
+    yaml_path: Path | None = None,
+    override: str | None = None,
+    typed: Mapping[str, object] | None = None,
+) -> Given:
+    """The given values and Baton's choices, before a build validates them. Without a schema (no build is
+    installed) keys and types are not checked. Raises SettingsError for what no build can do in `mode`.
+    """
+    for path in typed or {}:
+        if path in rules.no_flag:
+            raise SettingsError(rules.no_flag[path])
+    flags = {rules.names.get(path, path): value for path, value in (typed or {}).items()}
+    given = read(schema, yaml_path, flags, override, renamed=rules.renamed, optional=rules.optional)
+    _check_numbers(rules, given)
+    rules.complete(given, mode, schema)
+    return given
+
+
+def value_of(given: Given, path: str) -> object:
+    """The given value, or None."""
+    return given.get(path, (None, ""))[0]
+
+
+def choose(given: Given, path: str, value: object) -> None:
+    """Set what the user has not set; `build` leaves out what the build lacks."""
+    if path not in given:
+        put(given, path, value, BATON)
+
+
+def demand(given: Given, path: str, value: object, why: str) -> None:
+    """Set the only value that works. Raises SettingsError if the user has set another."""
+    choose(given, path, value)
+    found, source = given[path]
+    if found != value:
+        raise SettingsError(f"{source}: {path}: {found}: must be {value}: {why}")
+
+
+def explained(error: ValueError, loaded: Loaded[dict[str, Any]], label: str) -> str:
+    """A library's refusal of its settings as it loads, in one line with the source of the wrong one."""
+    found = first_invalid(error)
+    if isinstance(found, InvalidField) and found.name in loaded.sources:
+        return f"{loaded.sources[found.name]}: {found.name}: {found}"
+    return f"{label} refuses the settings: {found}"
+
+
+def check_count(given: Given, path: str, least: int = 1) -> None:
+    """Raise SettingsError if this value is given and is no whole number of at least `least`."""
+    value, source = given.get(path, (None, ""))
+    if value is not None and (type(value) is not int or value < least):
+        raise SettingsError(f"{source}: {path}: {value!r}: must be a whole number of at least {least}")
+
+
+def _check_numbers(rules: Rules, given: Given) -> None:
+    """Libraries load the model before they refuse these, or never do."""
+    for path in rules.counts:
+        check_count(given, path)
+    check_count(given, QUEUE_SIZE, 0)
+    value, source = given.get(rules.share, (None, ""))
+    if value is not None and not (isinstance(value, (int, float)) and 0 < value <= 1):
+        raise SettingsError(f"{source}: {rules.share}: {value!r}: must be a number above 0 and at most 1")

@@ -1,0 +1,360 @@
+"""TensorRT-LLM for the library engine: one LLM in this process."""
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Mapping, Set
+from typing import Any
+
+from baton import telemetry
+from baton.errors import (
+    BatonError,
+    DeadlineExceeded,
+    EngineFailure,
+    HandoffFailed,
+    InvalidRequest,
+    WorkerLost,
+)
+from baton.messages import FinishReason, KvLayout, TokenChunk, TokenLogprob, WorkerStats
+from workers.engine import EngineInfo
+from workers.engines.library.adapter import Call, Facts, Kept
+from workers.engines.library.model_facts import ModelFacts
+from workers.engines.library.requests import token_logprobs
+from workers.engines.library.settings import QUEUE_SIZE, explained
+from workers.engines.loading import dying_at_once
+from workers.engines.trtllm.library import Completion, Library, Result, fatal_error, kv_capacity
+from workers.engines.trtllm.params import generation_params, new_handoff_id, travelling
+from workers.engines.trtllm.sampling import sampling_params
+from workers.engines.trtllm.settings import BACKEND, BUFFER, MANAGER_V2, RUNTIME, TIMEOUT, manager
+from workers.engines.trtllm.watchdog import Leave, Patience, Watchdog, leaving_after
+from workers.settings import Loaded
+
+log = logging.getLogger(__name__)
+
+_PATIENCE = Patience()
+_WARM_UP_S = 300.0
+_DEFAULT_BATCH_SIZE = 2048  # if null
+# How TensorRT-LLM marks guided decoding errors, and phrases in those that the form does not cause.
+_GRAMMAR_ERROR = "Guided decoding error"
+_NOT_OF_THE_FORM = ("internal error", "failed to accept", "still pending", "no precompiled grammar")
+
+
+class TrtllmAdapter:
+    """TensorRT-LLM's context and generation as prefill and decode.
+
+    * A pin cannot be released: KV that is not pulled stays until the KV timeout.
+    * No request is aborted during its transfer, which would corrupt or hang the engine. A deadline below the
+      KV timeout may come first: it ends the request, and the transfer finishes in the background. A request
+      that outlives the KV timeout ends with HandoffFailed, since its prefill worker is gone.
+    * A resumed answer continues exactly only if it is greedy: sampling is not positional.
+    * Blocks are estimated from the open calls, reused ones once per call: querying TensorRT-LLM's own figures
+      takes up to 2 s. Under attention DP each rank has its own batch and KV pool.
+    """
+
+    label = "TensorRT-LLM"
+    is_positional = False
+
+    def __init__(
+        self,
+        loaded: Loaded[dict[str, Any]],
+        lib: Library,
+        model: ModelFacts,
+        *,
+        leave: Leave = telemetry.leave,
+        patience: Patience = _PATIENCE,
+    ) -> None:
+        """`leave` ends the process if the loop freezes, or loading or shutdown hangs."""
+        self.llm: Any = None
+        self.version = lib.version
+        self.lib = lib
+        self.model = model
+        self._loaded = loaded
+        self._leave = leave
+        self._patience = patience
+        self._kv_timeout_s = (loaded.values.get(TIMEOUT) or 0) / 1000
+        self._options = _options(loaded.values)
+        values = loaded.values
+        self._num_ranks = int(values["tensor_parallel_size"]) if values["enable_attention_dp"] else 1
+        self._num_slots = int(values["max_batch_size"] or _DEFAULT_BATCH_SIZE) * self._num_ranks
+        self._num_blocks = 0
+        self._death: asyncio.Future[str] | None = None
+        self._watchdog: Watchdog | None = None
+
+    async def load(self, on_failed_pull: Callable[[], None]) -> Facts:  # noqa: ARG002  failed pulls are errors
+        """See `Adapter.load`."""
+        llm = self._open()
+        self._death = asyncio.get_running_loop().create_future()
+        self._watchdog = Watchdog(llm, self._note_death, leave=self._leave, patience=self._patience)
+        try:
+            await self._warm_up(llm)
+        except Exception as error:  # reported in one line to the operator
+            raise ValueError(f"TensorRT-LLM loaded, but its first request failed: {error}") from error
+        self.llm = llm
+        self._num_blocks, num_tokens = kv_capacity(llm)
+        is_reused = self._loaded.values["kv_cache_config.enable_block_reuse"]
+        return Facts(self._info(num_tokens), self._kv_timeout_s, num_tokens if is_reused else 0)
+
+    def submit(self, call: Call) -> "TrtllmAnswer":
+        """See `Adapter.submit`."""
+        params = None
+        if call.hands_over:
+            params = self.lib.disaggregated_params(
+                request_type="context_only", disagg_request_id=new_handoff_id()
+            )
+        elif call.transfer is not None:
+            params = generation_params(call.transfer, self.lib)
+        sampling = sampling_params(call.request, self.lib, self.model, max_tokens=call.max_tokens)
+        salt = {"cache_salt": call.cache_salt} if call.cache_salt else {}
+        try:
+            result = self.llm.generate_async(
+                call.request.token_ids,
+                sampling,
+                streaming=not call.hands_over,
+                disaggregated_params=params,
+                **{**self._options, **self._priority(call.request.priority), **salt},
+            )
+        except (ValueError, NotImplementedError, self.lib.request_error) as error:
+            kind = HandoffFailed if call.transfer is not None else InvalidRequest
+            raise kind(f"TensorRT-LLM refuses the request: {error}") from error
+        log.debug(
+            "request_id=%s trtllm_id=%s disagg_id=%s",
+            call.request.request_id,
+            result.request_id,
+            getattr(params, "disagg_request_id", None),
+        )
+        return TrtllmAnswer(self, call, result)
+
+    def failure(self, error: Exception, call: Call) -> BatonError:
+        """See `Adapter.failure`: undocumented errors, also a TypeError from another release's signature, are
+        of no single request.
+        """
+        if not isinstance(error, (self.lib.request_error, AssertionError)):
+            return WorkerLost(f"{type(error).__name__}: {error}")
+        if (fatal := fatal_error(self.llm)) is not None:
+            return WorkerLost(f"TensorRT-LLM recorded a fatal error: {fatal}")
+        form, text = call.request.sampling.guided, str(error).strip()
+        is_grammars = _GRAMMAR_ERROR in text and not any(words in text for words in _NOT_OF_THE_FORM)
+        if form is not None and is_grammars:
+            params = {message.param for message in form.last if message.grammar is not None}
+            param = params.pop() if len(params) == 1 else None
+            return InvalidRequest(f"the schema does not compile: {text}", param=param)
+        if call.transfer is not None and not call.has_answered:
+            return HandoffFailed(f"the KV did not arrive: {text}")
+        return EngineFailure(f"TensorRT-LLM failed on this request: {text or type(error).__name__}")
+
+    def figures(self, calls: Set[Call]) -> WorkerStats:
+        """See `Adapter.figures`."""
+        num_open = sum(call.kept is None for call in calls)
+        num_used = sum(
+            self.num_blocks(len(call.request.token_ids) + call.num_new_tokens)
+            for call in calls
+            if call.kept is None
+        )
+        return WorkerStats(
+            num_running=min(num_open, self._num_slots),
+            num_waiting=max(0, num_open - self._num_slots),
+            kv_blocks=self._num_blocks * self._num_ranks,
+            kv_used_blocks=num_used,
+            kv_pinned_blocks=sum(call.kept.num_blocks for call in calls if call.kept is not None),
+        )
+
+    def num_blocks(self, num_tokens: int) -> int:
+        """KV blocks of a sequence."""
+        return -(-num_tokens // int(self._loaded.values["kv_cache_config.tokens_per_block"]))
+
+    async def died(self) -> str:
+        """See `Adapter.died`."""
+        assert self._death is not None
+        return await self._death
+
+    async def stop(self, *, is_broken: bool) -> None:
+        """See `Adapter.stop`."""
+        llm, self.llm = self.llm, None
+        if self._watchdog is not None:
+            self._watchdog.stop()
+            self._watchdog = None
+        if is_broken:
+            # Its own shutdown, which also runs at exit, may wait forever for a dead executor.
+            timer = threading.Timer(self._patience.shut_down_s, self._leave, (1,))
+            timer.daemon = True
+            timer.start()
+        elif llm is not None:
+            with leaving_after(self._patience.shut_down_s, self._leave, "shutting down"):
+                await asyncio.to_thread(llm.shutdown)
+
+    def _note_death(self, reason: str) -> None:
+        if self._death is not None and not self._death.done():
+            self._death.set_result(reason)
+
+    def _open(self) -> Any:
+        """The LLM. Blocks the event loop for minutes: TensorRT-LLM starts MPI and sets signal handlers, which
+        requires the main thread, and nothing in this worker depends on the loop yet.
+
+        Raises ValueError with one line for the user.
+        """
+        log.info("loading model=%s with TensorRT-LLM %s", self._loaded.settings["model"], self.version)
+        with dying_at_once(), leaving_after(self._patience.load_s, self._leave, "loading the model"):
+            try:
+                return self.lib.llm(**self._loaded.settings)
+            except ValueError as error:
+                raise ValueError(explained(error, self._loaded, self.label)) from error
+            except Exception as error:  # reported in one line to the operator
+                log.exception("TensorRT-LLM did not start")
+                raise ValueError(f"TensorRT-LLM did not start: {type(error).__name__}: {error}") from error
+
+    async def _warm_up(self, llm: Any) -> None:
+        """Run one short request, prefill and decode: lazy initialisation precedes the first client."""
+        end = self.model.eos_token_id
+        params = self.lib.sampling_params(
+            max_tokens=2, end_id=end, pad_id=end, ignore_eos=True, detokenize=False
+        )
+        async with asyncio.timeout(_WARM_UP_S):
+            await llm.generate_async([0, 1, 2, 3], params, **self._options).aresult()
+
+    def _info(self, num_kv_tokens: int) -> EngineInfo:
+        values, model = self._loaded.values, self.model
+        is_paired = values.get(BACKEND) is not None
+        context_length = int(values["max_seq_len"] or model.context_length)
+        if 0 < num_kv_tokens < context_length:
+            # TensorRT-LLM lowers its max_seq_len likewise, but reports it only in its log.
+            log.warning("context of %d lowered to the KV cache's %d", context_length, num_kv_tokens)
+            context_length = num_kv_tokens
+        dtype = str(values["kv_cache_config.dtype"]).lower()
+        return EngineInfo(
+            name="trtllm",
+            version=self.version,
+            context_length=context_length,
+            kv_layout=KvLayout(
+                dtype=model.kv_dtype if dtype == "auto" else dtype,
+                tokens_per_block=int(values["kv_cache_config.tokens_per_block"]),
+                num_layers=model.num_layers,
+                num_kv_heads=model.num_kv_heads,
+                head_dim=model.head_dim,
+                tensor_parallel_size=None,  # it may differ between the two sides
+                max_handoff_tokens=values.get(BUFFER),
+            ),
+            kv_transfer=_kv_transfer(values) if is_paired else "",
+            kv_timeout_s=self._kv_timeout_s if is_paired else None,
+            max_batch_size=self._num_slots,
+            max_queue_size=values[QUEUE_SIZE],
+        )
+
+    def _priority(self, priority: int) -> dict[str, float]:
+        """TensorRT-LLM's priority: from 0 to 1, higher is sooner, 0.5 is the default."""
+        if not priority:
+            return {}
+        if not self.lib.takes("priority"):
+            raise InvalidRequest("this build of TensorRT-LLM does not support priority", param="priority")
+        return {"priority": 0.5 - priority / 200}
+
+
+class TrtllmAnswer:
+    """See `Answer`. TensorRT-LLM's `result` is the same object at every step, its outputs are cumulative."""
+
+    def __init__(self, adapter: TrtllmAdapter, call: Call, result: Result) -> None:
+        self._adapter = adapter
+        self._call = call
+        self._result = result
+        self._is_over = False
+
+    async def step(self) -> TokenChunk:
+        """See `Answer.step`."""
+        try:
+            await self._result.__anext__()
+        except AssertionError:  # TensorRT-LLM rejects a response that arrived; the request goes on
+            self._note_response(is_last=False)
+            raise
+        except Exception:  # re-raised; nothing is left to abort
+            self._is_over = True
+            raise
+        (output,) = self._result.outputs
+        self._note_response(is_last=output.finish_reason is not None)
+        return self._chunk(output)
+
+    def kept(self) -> Kept | None:
+        """See `Answer.kept`."""
+        (output,) = self._result.outputs
+        if output.disaggregated_params is None:
+            return None
+        num_blocks = self._adapter.num_blocks(len(self._call.request.token_ids))
+        return Kept(travelling(output.disaggregated_params), num_blocks)
+
+    def release(self) -> None:
+        """See `Answer.release`: TensorRT-LLM cannot."""
+
+    async def abort(self) -> bool:
+        """See `Answer.abort`. An abort that crosses a handoff's response is refused: TensorRT-LLM keeps the
+        KV until its timeout. Nothing is aborted in an engine that is dead or stopped.
+        """
+        if self._is_over or self._call.ending.error is not None:
+            return True
+        if self._call.transfer is not None and not self._call.has_answered:
+            return False  # it receives KV: its first response means that all has arrived
+        self._result.abort()
+        self._is_over = True
+        return True
+
+    def _note_response(self, *, is_last: bool) -> None:
+        self._call.has_answered = True
+        # A handed-over prompt: the transfer may start with its only response, and its end is not reported.
+        self._is_over = is_last or self._call.hands_over
+
+    def _chunk(self, output: Completion) -> TokenChunk:
+        """The tokens since the last step. Raises the error of a failed finish reason."""
+        reason = _finish_reason(output)
+        if reason == "length" and self._ends_with_stop_token(output):
+            reason = "stop"  # the last allowed token was a stop token
+        num_yielded = self._call.num_new_tokens
+        token_ids = output.token_ids[num_yielded:]
+        if reason == "stop":
+            token_ids = self._with_stop_token(token_ids, output)
+        logprobs: tuple[TokenLogprob, ...] | None = None
+        if (num_top := self._call.request.sampling.logprobs) is not None:
+            reported = (output.logprobs or [])[num_yielded : num_yielded + len(token_ids)]
+            logprobs = token_logprobs(token_ids, reported, num_top)
+        return self._call.chunk(token_ids, reason, self._result.cached_tokens, logprobs)
+
+    def _ends_with_stop_token(self, output: Completion) -> bool:
+        """Whether a stop token ended the answer. TensorRT-LLM checks max_tokens before stop tokens other than
+        `end_id`: prefill, whose max_tokens is 1, reports `length`.
+        """
+        asked = self._call.request.sampling
+        num_tokens = self._call.request.num_generated + len(output.token_ids)
+        is_heeded = not asked.ignore_eos and num_tokens > asked.min_tokens
+        return is_heeded and bool(output.token_ids) and output.token_ids[-1] in asked.stop_token_ids
+
+    def _with_stop_token(self, token_ids: list[int], output: Completion) -> list[int]:
+        """Add the stop token that ended the answer if this build omits it from the ids."""
+        stops = self._call.request.sampling.stop_token_ids
+        if not stops or (output.token_ids and output.token_ids[-1] in stops):
+            return token_ids
+        return [*token_ids, output.stop_reason if isinstance(output.stop_reason, int) else stops[0]]
+
+
+def _finish_reason(output: Completion) -> FinishReason | None:
+    match output.finish_reason:
+        case None | "not_finished":
+            return None
+        case "stop" | "length" as reason:
+            return reason
+        case "timeout":
+            raise DeadlineExceeded
+        case other:
+            raise WorkerLost(f"TensorRT-LLM ended the request: {other}")
+
+
+def _kv_transfer(values: Mapping[str, Any]) -> str:
+    runtime = values.get(RUNTIME)  # neither runtimes nor managers mix
+    parts = (values[BACKEND], runtime, manager(runtime, values.get(MANAGER_V2)))
+    kind = "-".join(str(part).lower() for part in parts if part)
+    return f"{kind} (tp {values['tensor_parallel_size']})"
+
+
+def _options(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of every request: a common cache salt if prefixes are reused. Attention DP fills idle ranks
+    with requests of ones (`[1, 1, ...]`), and a prompt that shares blocks with these would crash its rank;
+    Dynamo salts its canary for this reason. Both sides of a handoff need the same salt.
+    """
+    is_paired = values.get(BACKEND) is not None
+    needs_salt = values["kv_cache_config.enable_block_reuse"] and (values["enable_attention_dp"] or is_paired)
+    return {"cache_salt": "baton"} if needs_salt else {}

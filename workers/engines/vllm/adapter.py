@@ -1,0 +1,349 @@
+"""vLLM for the library engine: one AsyncLLM, with its core in separate processes."""
+
+import asyncio
+import itertools
+import logging
+from collections.abc import AsyncGenerator, Callable, Set
+from typing import Any
+from urllib.parse import quote
+
+from baton.errors import BatonError, EngineFailure, HandoffFailed, InvalidRequest, WorkerLost
+from baton.messages import FinishReason, KvLayout, TokenChunk, TokenLogprob, WorkerStats
+from workers.engine import EngineInfo
+from workers.engines.library.adapter import Call, Facts, Kept
+from workers.engines.library.model_facts import ModelFacts
+from workers.engines.library.requests import token_logprobs
+from workers.engines.library.settings import QUEUE_SIZE
+from workers.engines.loading import dying_at_once
+from workers.engines.vllm.library import SECOND_RUNNER, Completion, Library, Result
+from workers.engines.vllm.patches import CONNECTOR, NUM_TOKENS, RELEASE, is_on
+from workers.engines.vllm.patches.kernels import WARM_UP_LOGPROBS, warm_up_lengths
+from workers.engines.vllm.sampling import is_continued_exactly, sampling_params
+from workers.engines.vllm.settings import LEASE, TRANSFER
+from workers.settings import Loaded
+
+log = logging.getLogger(__name__)
+
+_POLL_S = 0.5
+_WARM_UP_S = 600.0
+_OVERTAKEN_TOKENS_PER_S = 2000.0
+_PRIORITY_MS = 10**12  # more than any time
+_RELEASE_S = 30.0
+_RELEASE_AGAIN_S = 0.05
+_MAX_RELEASES = 40
+
+# vLLM's kv_transfer_params of a prompt whose KV is kept for another worker.
+KEEP: dict[str, Any] = {
+    "do_remote_decode": True,
+    "do_remote_prefill": False,
+    "remote_engine_id": None,
+    "remote_block_ids": None,
+    "remote_host": None,
+    "remote_port": None,
+}
+
+
+class VllmAdapter:
+    """AsyncLLM as prefill and decode; `PeerConnector` moves the KV.
+
+    * The sampling of vLLM's first runner has no positions. Where that shows (`is_continued_exactly`),
+      decode samples the first token again from the transferred KV; prefill's only shows whether the answer
+      ends with it. A resumed answer continues exactly if it is greedy, or the second runner samples it.
+    * After a failed pull, for a hybrid model such as gpt-oss, vLLM decodes from whatever is in the blocks.
+    """
+
+    label = "vLLM"
+
+    def __init__(self, loaded: Loaded[dict[str, Any]], lib: Library, model: ModelFacts) -> None:
+        self.llm: Any = None
+        self.version = lib.version
+        self.lib = lib
+        self.model = model
+        self.is_positional = False
+        self._loaded = loaded
+        self._transfers = loaded.values.get(f"{TRANSFER}.kv_connector") is not None
+        self._lease_s = float((loaded.values.get(LEASE) or {}).get("kv_lease_duration", 0))
+        self._has_priorities = False
+        self._request_numbers = itertools.count(1)
+        self._figures = _SchedulerFigures()
+        self._releases = _Releases()
+
+    async def load(self, on_failed_pull: Callable[[], None]) -> Facts:
+        """See `Adapter.load`."""
+        log.info("loading model=%s with vLLM %s", self._loaded.settings["model"], self.version)
+        self._figures.on_failed_pull = on_failed_pull
+        llm = self.llm = self._open()
+        config = llm.vllm_config
+        self._has_priorities = config.scheduler_config.policy == "priority"
+        self.is_positional = bool(getattr(config, "use_v2_model_runner", False))
+        self._figures.num_blocks = config.cache_config.num_gpu_blocks or 0
+        await self._warm_up(llm)
+        return Facts(self._info(config), self._lease_s, self._num_reused_tokens(config.cache_config))
+
+    def submit(self, call: Call) -> "VllmAnswer":
+        """See `Adapter.submit`."""
+        request_id = f"{call.request.request_id}-{next(self._request_numbers)}"
+        transfer = None
+        if call.hands_over:
+            transfer = dict(KEEP)
+        elif call.transfer is not None and call.request.handoff is not None:
+            transfer = call.transfer | {NUM_TOKENS: call.request.handoff.num_prompt_tokens}
+        sampling = sampling_params(
+            call.request,
+            self.lib,
+            self.model,
+            max_tokens=call.max_tokens,
+            transfer=transfer,
+            is_positional=self.is_positional,
+        )
+        prompt: dict[str, Any] = {"prompt_token_ids": call.request.token_ids}
+        if call.cache_salt:
+            prompt["cache_salt"] = call.cache_salt
+        results = self.llm.generate(prompt, sampling, request_id, priority=self._place(call))
+        return VllmAnswer(self, call, results, request_id)
+
+    def failure(self, error: Exception, call: Call) -> BatonError:  # noqa: ARG002  of any request
+        """See `Adapter.failure`."""
+        if isinstance(error, self.lib.dead):
+            return WorkerLost(f"vLLM's engine core died: {error}")
+        if isinstance(error, ValueError):
+            return InvalidRequest(f"vLLM refuses the request: {error}")
+        return EngineFailure(f"vLLM failed on this request: {error.__cause__ or error!r}")
+
+    def figures(self, calls: Set[Call]) -> WorkerStats:
+        """See `Adapter.figures`: those of the scheduler's last step, in which kept blocks are used ones."""
+        return self._figures.stats(sum(call.kept.num_blocks for call in calls if call.kept is not None))
+
+    async def died(self) -> str:
+        """See `Adapter.died`: vLLM reports its core's death only when it is asked."""
+        while True:
+            await asyncio.sleep(_POLL_S)
+            try:
+                await self.llm.check_health()
+            except self.lib.dead as error:
+                return f"vLLM's engine core died: {error}"
+
+    async def stop(self, *, is_broken: bool) -> None:  # noqa: ARG002  vLLM's shutdown ends either way
+        """See `Adapter.stop`."""
+        llm, self.llm = self.llm, None
+        if llm is not None:
+            await self._releases.stop()
+            llm.shutdown()
+
+    def release(self, request_id: str) -> None:
+        """Free the KV that vLLM keeps of its `request_id`; it may do so even if its output never arrived."""
+        if is_on(RELEASE, self.version):
+            self._releases.add(self.llm, request_id)
+
+    def _open(self) -> Any:
+        """The AsyncLLM. Raises ValueError with one line for the user."""
+        with dying_at_once():
+            try:
+                args = self.lib.engine_args(**self._loaded.settings)
+                return self.lib.llm.from_engine_args(args, stat_loggers=[lambda *_: self._figures])
+            except Exception as error:  # reported in one line to the operator
+                log.exception("vLLM did not start")
+                hint = f"; or set {SECOND_RUNNER}=0" if "Model Runner V2" in str(error) else ""
+                raise ValueError(f"vLLM did not start: {type(error).__name__}: {error}{hint}") from error
+
+    async def _warm_up(self, llm: Any) -> None:
+        """Run the step sizes that compile new kernel variants, so that no client waits for them."""
+        config = llm.vllm_config
+        longest = min(config.scheduler_config.max_num_batched_tokens, config.model_config.max_model_len - 2)
+        runs = [(length, None) for length in warm_up_lengths(longest)] + [(1, n) for n in WARM_UP_LOGPROBS]
+        try:
+            async with asyncio.timeout(_WARM_UP_S):
+                for number, (length, logprobs) in enumerate(runs):
+                    params = self.lib.sampling_params(
+                        max_tokens=2, temperature=0.0, ignore_eos=True, detokenize=False, logprobs=logprobs
+                    )
+                    prompt = {"prompt_token_ids": [number] * length}  # no common prefix to cache
+                    async for _ in llm.generate(prompt, params, f"warm-up-{number}"):
+                        pass
+        except Exception as error:  # reported in one line, as above
+            raise ValueError(f"vLLM loaded, but its warm-up failed: {error!r}") from error
+
+    def _info(self, config: Any) -> EngineInfo:
+        dtype = str(config.cache_config.cache_dtype)
+        return EngineInfo(
+            name="vllm",
+            version=self.version,
+            context_length=config.model_config.max_model_len,
+            kv_layout=KvLayout(
+                dtype=str(config.model_config.dtype).removeprefix("torch.") if dtype == "auto" else dtype,
+                tokens_per_block=config.cache_config.block_size,
+                num_layers=self.model.num_layers,
+                num_kv_heads=self.model.num_kv_heads,
+                head_dim=self.model.head_dim,
+                tensor_parallel_size=config.parallel_config.tensor_parallel_size,
+            ),
+            # NIXL refuses a peer with a different model path.
+            kv_transfer=f"nixl:{quote(config.model_config.model)}" if self._transfers else "",
+            max_batch_size=config.scheduler_config.max_num_seqs,
+            max_queue_size=self._loaded.values[QUEUE_SIZE],
+        )
+
+    def _num_reused_tokens(self, cache: Any) -> int:
+        if not cache.enable_prefix_caching:
+            return 0
+        return int(self._figures.num_blocks * cache.block_size // 2)  # sliding-window layers take blocks, too
+
+    def _place(self, call: Call) -> int:
+        """vLLM's priority, lower is sooner. Among equals, each waits as if it had come later, by what it has
+        to compute: a short turn overtakes long prompts, which never wait longer than that for later ones.
+        """
+        if not self._has_priorities:
+            return call.request.priority
+        num_tokens = call.num_lacking() if call.transfer is None else 0
+        due_s = asyncio.get_running_loop().time() + num_tokens / _OVERTAKEN_TOKENS_PER_S
+        return call.request.priority * _PRIORITY_MS + round(due_s * 1000)
+
+
+class VllmAnswer:
+    """See `Answer`. `request_id` is the one given to vLLM."""
+
+    def __init__(
+        self, adapter: VllmAdapter, call: Call, results: AsyncGenerator[Result, None], request_id: str
+    ) -> None:
+        self._adapter = adapter
+        self._call = call
+        self._results = results
+        self._request_id = request_id
+        self._transfer: dict[str, Any] | None = None
+        self._prompt_logprobs: tuple[TokenLogprob, ...] | None = None
+
+    async def step(self) -> TokenChunk:
+        """See `Answer.step`."""
+        result = await anext(self._results)
+        (output,) = result.outputs
+        reason = self._finish_reason(output)
+        self._transfer = result.kv_transfer_params
+        asked = self._call.request.sampling
+        if asked.prompt_logprobs is not None and result.prompt_logprobs:
+            reported = [entries or {} for entries in result.prompt_logprobs[1:]]
+            self._prompt_logprobs = token_logprobs(
+                self._call.request.token_ids[1:], reported, asked.prompt_logprobs
+            )
+        logprobs = None
+        if asked.logprobs is not None:
+            logprobs = token_logprobs(output.token_ids, output.logprobs, asked.logprobs)
+        scored = self._prompt_logprobs if reason is not None else None
+        return self._call.chunk(output.token_ids, reason, result.num_cached_tokens or 0, logprobs, scored)
+
+    def kept(self) -> Kept | None:
+        """See `Answer.kept`. `remote_block_ids` has a list per group of layers."""
+        if not self._transfer:
+            return None
+        groups = self._transfer.get("remote_block_ids") or ()
+        num_blocks = sum(len(group) if isinstance(group, (list, tuple)) else 1 for group in groups)
+        is_exact = is_continued_exactly(
+            self._call.request.sampling, is_positional=self._adapter.is_positional
+        )
+        return Kept(self._transfer, num_blocks, is_exact and is_on(CONNECTOR, self._adapter.version))
+
+    def release(self) -> None:
+        """See `Answer.release`."""
+        self._adapter.release(self._request_id)
+
+    async def abort(self) -> bool:
+        """See `Answer.abort`: vLLM aborts what is no longer read."""
+        await self._results.aclose()
+        return True
+
+    def _finish_reason(self, output: Completion) -> FinishReason | None:
+        match output.finish_reason:
+            case None:
+                return None
+            case "stop" | "length" as reason:
+                return reason
+            case "error" if self._call.transfer is not None and not self._call.num_new_tokens:
+                raise HandoffFailed("the KV did not arrive: its source is gone or has dropped it")
+            case "abort":  # Baton does not read what it aborts: a signal told the engine to end
+                raise WorkerLost("vLLM aborted the request as it shut down")
+            case reason:
+                raise EngineFailure(f"vLLM ended the request with {reason!r}; its log says why")
+
+
+class _SchedulerFigures:
+    """One of vLLM's stat loggers, which calls `record` after each step (duck-typed).
+
+    `on_failed_pull` is called when a transfer from a prefill worker has failed: vLLM does not report which.
+    The call precedes every token of that request.
+    """
+
+    def __init__(self) -> None:
+        self.on_failed_pull: Callable[[], None] = lambda: None
+        self.num_blocks = 0
+        self._num_running = 0
+        self._num_waiting = 0
+        self._usage = 0.0
+        self._moved_bytes = 0
+        self._move_s = 0.0
+
+    def record(self, scheduler_stats: Any, iteration_stats: Any, **_: Any) -> None:  # noqa: ARG002  vLLM's
+        """Record vLLM's SchedulerStats of one step, or None."""
+        if scheduler_stats is None:
+            return
+        self._num_running = scheduler_stats.num_running_reqs
+        skipped = getattr(scheduler_stats, "num_skipped_waiting_reqs", 0)
+        self._num_waiting = scheduler_stats.num_waiting_reqs + skipped
+        self._usage = scheduler_stats.kv_cache_usage
+        transfers = scheduler_stats.kv_connector_stats or {}
+        self._moved_bytes += int(sum(transfers.get("bytes_transferred", ())))
+        self._move_s += sum(transfers.get("transfer_duration", ()))
+        if transfers.get("num_failed_transfers"):
+            self.on_failed_pull()
+
+    def log_engine_initialized(self) -> None:
+        """Does nothing: the worker logs its own readiness."""
+
+    def log(self) -> None:
+        """Does nothing, as above."""
+
+    def record_sleep_state(self, is_awake: int, level: int) -> None:
+        """Does nothing: Baton never puts an engine to sleep."""
+
+    def stats(self, num_kept_blocks: int) -> WorkerStats:
+        return WorkerStats(
+            num_running=self._num_running,
+            num_waiting=self._num_waiting,
+            kv_blocks=self.num_blocks,
+            kv_used_blocks=max(0, round(self._usage * self.num_blocks) - num_kept_blocks),
+            kv_pinned_blocks=num_kept_blocks,
+            kv_moved_bytes=self._moved_bytes,
+            kv_move_s=self._move_s,
+        )
+
+
+class _Releases:
+    """Ends pins in vLLM's processes before their lease does; ids that arrive meanwhile go with the next
+    message.
+    """
+
+    def __init__(self) -> None:
+        self._times_left: dict[str, int] = {}
+        self._task: asyncio.Task[None] | None = None
+
+    def add(self, llm: Any, request_id: str) -> None:
+        self._times_left[request_id] = _MAX_RELEASES
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._send(llm), name="release-kv")
+
+    async def stop(self) -> None:
+        """Leave the remaining pins to their leases."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+
+    async def _send(self, llm: Any) -> None:
+        while sent := self._times_left:
+            self._times_left = {}
+            try:
+                answers = await llm.collective_rpc("release_kv", timeout=_RELEASE_S, args=(list(sent),))
+            except Exception as error:  # noqa: BLE001  the engine is dead or slow: the lease frees them
+                log.warning("pins not released num=%d error=%r", len(sent), error)
+                continue
+            again = {request_id for answer in answers for request_id in answer or ()}
+            self._times_left |= {i: sent[i] - 1 for i in again if sent[i] > 1}
+            if again:
+                await asyncio.sleep(_RELEASE_AGAIN_S)  # their leases begin with vLLM's next step
