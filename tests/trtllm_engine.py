@@ -51,7 +51,7 @@ def new_engine(
     **config: Any,
 ) -> LibraryEngine:
     """An engine over the double with CONFIG and these settings, and `classes` of the double replaced."""
-    lib = dataclasses.replace(load_library(), **(classes or {}))
+    lib = dataclasses.replace(load_library(mode), **(classes or {}))
     override = json.dumps(CONFIG | config)
     loaded = load_trtllm_settings(lib.args, mode, override=override, typed={"model": str(checkpoint)})
     model = read_model_facts(checkpoint)

@@ -30,7 +30,7 @@ def new_engine(
     **config: Any,
 ) -> LibraryEngine:
     """An engine in this mode over the double with CONFIG and these settings."""
-    lib = load_library()
+    lib = load_library(mode=mode)
     typed = {"model": str(checkpoint)}
     loaded = load_vllm_settings(lib.engine_args, mode, override=json.dumps(CONFIG | config), typed=typed)
     model = read_model_facts(checkpoint)

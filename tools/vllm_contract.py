@@ -93,7 +93,7 @@ def nixl_params() -> list[str]:
 
 
 def nixl_worker() -> dict[str, str]:
-    """The worker attributes that `inside.expire` uses, with their annotations."""
+    """The worker attributes that `patches.release` uses, with their annotations."""
     wanted = {"_reqs_to_send", "_reqs_to_process"}
     return {
         node.target.attr: ast.unparse(node.annotation)

@@ -10,7 +10,6 @@ import pytest
 from tensorrt_llm.llmapi.llm import LLM, OldLLM
 from tensorrt_llm.params import OldSamplingParams
 from tensorrt_llm.traps import sprung
-from workers.engines.trtllm.engine import TrtllmEngine
 
 from baton.errors import EngineFailure, InvalidRequest, WorkerLost
 from baton.messages import Guided, MessageForm
@@ -18,6 +17,7 @@ from tests.engine_calls import next_handoff, tokens
 from tests.tiny_gpt_oss import write_checkpoint
 from tests.trtllm_engine import CONFIG, NO_WATCHDOG, ask, executor, new_engine, started
 from tests.waiting import PATIENCE_S, scaled, until
+from workers.engines.library.engine import LibraryEngine
 from workers.engines.trtllm.library import load_library
 from workers.engines.trtllm.watchdog import Patience
 from workers.settings_text import SettingsError
@@ -31,12 +31,12 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_checkpoint(tmp_path_factory.mktemp("tiny"))
 
 
-def num_jobs(engine: TrtllmEngine) -> int:
+def num_jobs(engine: LibraryEngine) -> int:
     """Requests inside the double."""
     return len(executor(engine)._jobs)  # noqa: SLF001  tests only
 
 
-async def served(engine: TrtllmEngine) -> bool:
+async def served(engine: LibraryEngine) -> bool:
     """Whether it still answers."""
     return len(await tokens(engine.decode(ask()))) == 12
 
@@ -157,6 +157,14 @@ def test_a_release_that_is_too_old_is_refused() -> None:
         load_library()
 
 
+def test_a_release_that_was_not_tried_serves_aggregated_only(caplog: pytest.LogCaptureFixture) -> None:
+    with sprung(build="1.5.0"):
+        assert load_library("agg").version == "1.5.0"
+        assert "checked against" in caplog.text
+        with pytest.raises(SettingsError, match=r"TensorRT-LLM 1\.5\.0: .* --disaggregation-mode agg"):
+            load_library("decode")
+
+
 async def test_an_assertion_about_one_response_ends_that_request_only(checkpoint: Path) -> None:
     async with started(checkpoint, patience=NO_WATCHDOG) as engine:
         asked = ask(max_tokens=200, logprobs=1)
@@ -217,7 +225,6 @@ async def test_a_release_with_another_signature_ends_the_worker(checkpoint: Path
         ("1.3.0rc29", "NIXL", "nixl-python-v2"),
         ("1.4.0rc1", "NIXL", "nixl-python-v2"),
         ("1.4.0rc1", "UCX", "ucx-cpp-v1"),
-        ("1.5.0", "NIXL", "nixl-python-v2"),
     ],
 )
 async def test_an_answer_is_the_same_apart(checkpoint: Path, build: str, backend: str, kind: str) -> None:

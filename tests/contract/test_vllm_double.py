@@ -20,12 +20,12 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.outputs import CompletionOutput, RequestOutput, SchedulerStats
 from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 from vllm.v1.engine.async_llm import AsyncLLM
-from workers.engines.vllm.handoff import KEEP
 
 from tests.engine_calls import next_handoff
 from tests.tiny_gpt_oss import VOCAB_SIZE, prompt, write_checkpoint
 from tests.vllm_engine import ask, new_engine, started
 from workers.engines.library.handoff import Handoffs
+from workers.engines.vllm.adapter import KEEP
 from workers.engines.vllm.library import SECOND_RUNNER, WORKER_PID, load_library
 from workers.flags import DisaggregationMode
 from workers.settings_text import SettingsError
@@ -113,7 +113,7 @@ def test_vllm_is_imported_in_one_file_and_by_what_runs_inside_it() -> None:
 
     found = [path.name for path in (ROOT / "workers").rglob("*.py") if imports.search(path.read_text())]
 
-    assert sorted(found) == ["connector.py", "inside.py", "kernels.py", "library.py", "token_arrays.py"]
+    assert sorted(found) == ["connector.py", "inside.py", "kernels.py", "library.py", "release.py"]
 
 
 def test_every_class_that_is_asked_for_is_there() -> None:

@@ -8,10 +8,11 @@ from contextlib import contextmanager
 import msgspec
 import pytest
 import torch
-from workers.engines.vllm.peer_memory import Exported, PeerMemory
+
+from workers.engines.vllm.patches.peer_memory import Exported, PeerMemory
 
 pytest.importorskip("triton")
-from workers.engines.vllm.block_copy import Regions
+from workers.engines.vllm.patches.block_copy import Regions
 
 pytestmark = pytest.mark.gpu
 
@@ -20,7 +21,7 @@ NUM_BLOCKS = 4000
 BLOCK_BYTES = 128 << 10
 OWNER = f"""
 import sys, msgspec, torch
-from workers.engines.vllm.peer_memory import export
+from workers.engines.vllm.patches.peer_memory import export
 shape, device = ({NUM_BLOCKS}, {BLOCK_BYTES}), "cuda"
 pools = [torch.empty(shape, dtype=torch.uint8, device=device) for _ in range({NUM_REGIONS})]
 for region, pool in enumerate(pools):

@@ -15,7 +15,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from workers.engines.vllm.engine import VllmEngine
 
 from baton.errors import HandoffFailed
 from baton.messages import Role
@@ -23,6 +22,7 @@ from tests.conftest import free_port
 from tests.gpu.vllm_scene import descendants
 from tests.tiny_gpt_oss import CONTEXT_LENGTH, prompt
 from workers.engine import Engine
+from workers.engines.vllm.adapter import VllmAdapter
 from workers.engines.vllm.library import Library, load_library
 from workers.engines.vllm.settings import load_vllm_settings
 
@@ -116,13 +116,8 @@ def build(kept: dict[Any, Lent]) -> contract.Build:
         typed = {"model": str(MODEL)}
         loaded = load_vllm_settings(lib.engine_args, role.value, override=json.dumps(override), typed=typed)
         lent = kept.setdefault((role, limits.max_batch_size, limits.ttl_s), Lent())
-        return VllmEngine(
-            loaded,
-            dataclasses.replace(lib, llm=Lender(lib, lent)),
-            model_path=MODEL,
-            worker_id=role.value,
-            incarnation="1",
-        )
+        lending = dataclasses.replace(lib, llm=Lender(lib, lent))
+        return contract.library_engine(lambda model: VllmAdapter(loaded, lending, model), MODEL, role)
 
     return build
 

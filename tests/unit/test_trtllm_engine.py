@@ -7,7 +7,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from tensorrt_llm.executor.result import Response
 from tensorrt_llm.llmapi.llm import LLM
 
 from baton.errors import HandoffFailed, InvalidRequest, WorkerLost
@@ -15,6 +14,7 @@ from tests.engine_calls import next_handoff, tokens
 from tests.tiny_gpt_oss import CONTEXT_LENGTH, write_checkpoint
 from tests.trtllm_engine import CONFIG, KV_TIMEOUT_S, NO_WATCHDOG, ask, new_engine, started
 from tests.waiting import PATIENCE_S
+from workers.engines.library.engine import LibraryEngine
 from workers.engines.trtllm.watchdog import Patience
 
 AGGREGATED: dict[str, Any] = {"mode": "agg", "cache_transceiver_config": None}
@@ -32,16 +32,6 @@ class Recording(LLM):  # type: ignore[misc]  # the double is not typed
         """See the class."""
         self.last = options | {"max_tokens": sampling_params.max_tokens}
         return super().generate_async(inputs, sampling_params, **options)
-
-
-class Hesitating(LLM):  # type: ignore[misc]  # the double is not typed
-    """Begins each answer with a response without tokens."""
-
-    def generate_async(self, *args: Any, **options: Any) -> Any:
-        """See the class."""
-        result = super().generate_async(*args, **options)
-        result._queue.put_nowait(Response([]))  # noqa: SLF001  the double is ours
-        return result
 
 
 class Broken(LLM):  # type: ignore[misc]  # the double is not typed
@@ -66,6 +56,12 @@ class Silent(LLM):  # type: ignore[misc]  # the double is not typed
     """Does not report the capacity of its KV cache."""
 
     get_kv_cache_capacity = None
+
+
+def library(engine: LibraryEngine) -> Any:
+    """The double's LLM in the engine."""
+    adapter: Any = engine.adapter
+    return adapter.llm
 
 
 async def test_the_worker_announces_what_it_serves(checkpoint: Path) -> None:
@@ -108,11 +104,6 @@ async def test_what_prefill_found_in_its_cache_is_in_the_answers_usage(checkpoin
     assert last.usage.num_cached_tokens == 16
 
 
-async def test_a_response_without_tokens_is_no_chunk(checkpoint: Path) -> None:
-    async with started(checkpoint, classes={"llm": Hesitating}) as engine:
-        assert all([chunk.token_ids async for chunk in engine.decode(ask())])
-
-
 async def test_without_a_transceiver_a_worker_answers_and_hands_nothing_over(checkpoint: Path) -> None:
     engine = new_engine(checkpoint, **AGGREGATED)
     try:
@@ -149,7 +140,7 @@ async def test_a_first_request_that_fails_is_a_failed_start(checkpoint: Path) ->
 
 async def test_prefill_asks_for_one_token_under_an_id_of_its_own_and_pins_it(checkpoint: Path) -> None:
     async with started(checkpoint, classes={"llm": Recording}) as engine:
-        llm: Any = engine._requests.open.llm  # noqa: SLF001  tests only
+        llm = library(engine)
         seen: set[int] = set()
         for _ in range(2):
             async with aclosing(engine.prefill(ask())) as replies:
@@ -162,25 +153,6 @@ async def test_prefill_asks_for_one_token_under_an_id_of_its_own_and_pins_it(che
         assert len(seen - {None}) == 2
         stats = engine.stats()
         assert (stats.num_prompt_tokens, stats.num_handoffs, stats.num_handoffs_expired) == (80, 2, 0)
-
-
-async def test_a_handoff_and_its_answer_are_counted_once_each(checkpoint: Path) -> None:
-    async with started(checkpoint) as prefill, started(checkpoint) as decode:
-        async with aclosing(prefill.prefill(ask())) as replies:
-            handed = msgspec.structs.replace(ask(), handoff=await next_handoff(replies))
-            answer = [chunk async for chunk in decode.decode(handed)]
-        usage = answer[-1].usage
-        assert usage is not None
-        assert (usage.num_prompt_tokens, usage.num_completion_tokens, usage.num_cached_tokens) == (
-            40,
-            12,
-            0,
-        )
-        stats = decode.stats()
-        assert (stats.num_prompt_tokens, stats.num_generated_tokens, stats.num_handoffs) == (0, 12, 1)
-        await tokens(decode.decode(ask()))
-        stats = decode.stats()
-        assert (stats.num_prompt_tokens, stats.num_generated_tokens, stats.num_handoffs) == (40, 24, 1)
 
 
 @pytest.mark.parametrize("reuses", [True, False])
@@ -211,7 +183,7 @@ async def test_requests_are_salted_where_a_dummy_request_could_share_their_block
     checkpoint: Path, config: dict[str, Any], salt: str | None
 ) -> None:
     async with started(checkpoint, **config) as engine:
-        llm: Any = engine._requests.open.llm  # noqa: SLF001  tests only
+        llm = library(engine)
         assert llm.salts == [salt]  # the warm-up's
         await tokens(engine.decode(ask()))
         assert llm.salts == [salt, salt]
@@ -223,7 +195,7 @@ async def test_the_longest_handoff_is_the_buffers(checkpoint: Path) -> None:
     async with started(checkpoint) as engine:
         async with aclosing(engine.prefill(ask(256))) as replies:
             await next_handoff(replies)
-        with pytest.raises(InvalidRequest, match="257 tokens; cache_transceiver_config"):
+        with pytest.raises(InvalidRequest, match="257 tokens; the KV of at most 256"):
             await next_handoff(engine.prefill(ask(257)))
         assert len(await tokens(engine.decode(ask(257)))) == 12  # it is computed here
 
@@ -235,7 +207,7 @@ async def test_a_stopped_engine_is_shut_down_and_watched_no_more(checkpoint: Pat
     left: list[int] = []
     engine = new_engine(checkpoint, leave=left.append, patience=Patience(shut_down_s=PATIENCE_S))
     await engine.start()
-    llm: Any = engine._requests.open.llm  # noqa: SLF001  tests only
+    llm = library(engine)
     assert watching()
     await engine.stop()
     assert not watching()
@@ -249,8 +221,8 @@ async def test_a_broken_engine_is_given_a_while_to_leave(checkpoint: Path) -> No
     patience = Patience(poll_s=NO_WATCHDOG.poll_s, shut_down_s=0.05)
     engine = new_engine(checkpoint, leave=left.append, patience=patience)
     await engine.start()
-    llm: Any = engine._requests.open.llm  # noqa: SLF001  tests only
-    engine._requests.open.break_off("a rank died")  # noqa: SLF001  tests only
+    llm = library(engine)
+    engine._break_off("a rank died")  # noqa: SLF001  tests only
     for answer in (engine.decode(ask()), engine.prefill(ask())):
         with pytest.raises(WorkerLost, match="a rank died"):
             await anext(answer)

@@ -9,12 +9,14 @@ from typing import Any
 
 import pydantic
 import pytest
-from workers.engines.trtllm.opening import open_llm, warm_up
 
 from tests.clock import run_jumping
+from workers.engines.library.adapter import Facts
 from workers.engines.library.model_facts import read_model_facts
+from workers.engines.trtllm.adapter import TrtllmAdapter
 from workers.engines.trtllm.library import fatal_error, is_healthy, kv_capacity, load_library
-from workers.settings import Loaded
+from workers.engines.trtllm.settings import load_trtllm_settings
+from workers.engines.trtllm.watchdog import Patience
 from workers.settings_text import SettingsError
 
 FACTS = read_model_facts(Path("models/demo"))
@@ -24,19 +26,44 @@ class Args(pydantic.BaseModel):
     max_batch_size: int = 1
 
 
-def opened(llm: Any) -> Any:
-    """What loading this LLM gives; its batch size is given in the third line of a YAML."""
-    lib: Any = SimpleNamespace(version="1.3", llm=llm)
-    settings = {"model": "/m", "max_batch_size": 5}
-    loaded = Loaded[dict[str, Any]](settings, settings, {"max_batch_size": "engine.yaml:3"})
-    return open_llm(lib, loaded, 3600, lambda _: None)
+async def loaded(folder: Path, llm: Any, first: Any) -> Facts:
+    """Load this LLM, whose first request is `first`; its batch size is given in the third line of a YAML."""
+    path = folder / "engine.yaml"
+    path.write_text("\n\nmax_batch_size: 5\n")
+    lib = load_library()
+    settings = load_trtllm_settings(lib.args, "agg", yaml_path=path, typed={"model": "/m"})
+    adapter = TrtllmAdapter(
+        settings,
+        replace(lib, llm=lambda **given: SimpleNamespace(generate_async=first, given=llm(**given))),
+        FACTS,
+        leave=lambda _: None,
+        patience=Patience(poll_s=3600),
+    )
+    try:
+        return await adapter.load(lambda: None)
+    finally:
+        await adapter.stop(is_broken=True)
 
 
-def test_while_it_loads_a_signal_ends_the_process_at_once() -> None:
-    def llm(**settings: Any) -> object:
-        return settings, signal.getsignal(signal.SIGINT)
+def runs(token_ids: list[int], params: Any, **_: str) -> Any:
+    async def done() -> None:
+        assert (len(token_ids) > 1, params.max_tokens, params.ignore_eos) == (True, 2, True)
 
-    assert opened(llm) == ({"model": "/m", "max_batch_size": 5}, signal.SIG_DFL)
+    return SimpleNamespace(aresult=done)
+
+
+def hangs(*_: object, **__: str) -> Any:
+    return SimpleNamespace(aresult=asyncio.Event().wait)
+
+
+async def test_while_it_loads_a_signal_ends_the_process_at_once(tmp_path: Path) -> None:
+    seen: list[Any] = []
+    facts = await loaded(
+        tmp_path, lambda **given: seen.append((signal.getsignal(signal.SIGINT), given)), runs
+    )
+    ((handler, given),) = seen
+    assert (handler, given["max_batch_size"], given["model"]) == (signal.SIG_DFL, 5, "/m")
+    assert facts.info.context_length == FACTS.context_length  # this LLM does not report its KV cache
 
 
 def refuses(**_: object) -> None:
@@ -54,35 +81,21 @@ def fails(**_: object) -> None:
 @pytest.mark.parametrize(
     ("llm", "says"),
     [
-        (refuses, r"^engine\.yaml:3: max_batch_size: 'many': .*integer"),
+        (refuses, r"engine\.yaml:3: max_batch_size: 'many': .*integer"),
         (refuses_all, "^TensorRT-LLM refuses the settings: tp_size and ep_size do not fit$"),
         (fails, "^TensorRT-LLM did not start: RuntimeError: CUDA out of memory$"),
     ],
 )
-def test_a_failed_load_is_one_line_with_its_place(llm: Any, says: str) -> None:
+async def test_a_failed_load_is_one_line_with_its_place(tmp_path: Path, llm: Any, says: str) -> None:
     with pytest.raises(ValueError, match=says) as failed:
-        opened(llm)
+        await loaded(tmp_path, llm, runs)
     assert "\n" not in str(failed.value)
 
 
-async def test_the_first_request_runs_both_phases_with_the_options_of_all_requests() -> None:
-    async def done() -> None:
-        return None
-
-    def generate_async(token_ids: list[int], params: Any, **options: str) -> Any:
-        assert (len(token_ids) > 1, params.max_tokens, params.ignore_eos) == (True, 2, True)
-        assert options == {"cache_salt": "baton"}
-        return SimpleNamespace(aresult=done)
-
-    llm = SimpleNamespace(generate_async=generate_async)
-    await warm_up(llm, load_library(), FACTS, {"cache_salt": "baton"})
-
-
-def test_a_first_request_that_hangs_is_given_up_after_minutes() -> None:
+def test_a_first_request_that_hangs_is_given_up_after_minutes(tmp_path: Path) -> None:
     async def main() -> None:
-        llm = SimpleNamespace(generate_async=lambda *_: SimpleNamespace(aresult=asyncio.Event().wait))
-        with pytest.raises(TimeoutError):
-            await warm_up(llm, load_library(), FACTS, {})
+        with pytest.raises(ValueError, match="its first request failed"):
+            await loaded(tmp_path, dict, hangs)
         assert 60 <= asyncio.get_running_loop().time() <= 600
 
     run_jumping(main())

@@ -1,6 +1,5 @@
 """TensorRT-LLM's settings: precedence, the installed build's classes, errors with their source."""
 
-import enum
 import json
 import logging
 from pathlib import Path
@@ -10,7 +9,6 @@ import pydantic
 import pytest
 from tensorrt_llm.llmapi import TorchLlmArgs
 from tensorrt_llm.params import PythonOnlyArgs
-from workers.engines.trtllm.schema import ModelSchema
 
 from baton.flags import parse
 from workers.engines.trtllm.settings import load_trtllm_settings
@@ -169,23 +167,6 @@ def test_a_worker_without_a_wire_is_given_none() -> None:
     assert set(load_trtllm_settings(TorchLlmArgs, "agg").settings) == {"guided_decoding_backend"}
 
 
-class Kind(enum.Enum):
-    AUTO = "auto"
-
-
-class Defaults(pydantic.BaseModel):
-    model: str
-    kind: Kind = Kind.AUTO
-    sizes: list[int] = pydantic.Field(default_factory=lambda: [1, 2])
-    size: int = 3
-
-
-def test_defaults_are_told_as_plain_values() -> None:
-    schema = ModelSchema(Defaults)
-    told = {name: schema.default(name) for name in schema.fields()}
-    assert told == {"model": None, "kind": "auto", "sizes": [1, 2], "size": 3}
-
-
 class OldTransceiver(pydantic.BaseModel, extra="forbid"):
     backend: Literal["default", "ucx", "nixl", "mpi"] | None = None
     max_tokens_in_buffer: int | None = None
@@ -219,27 +200,6 @@ def test_one_key_of_a_union_leaves_its_others_as_they_are(tmp_path: Path) -> Non
 
     graphs = TorchLlmArgs(model="m", **loaded.settings).cuda_graph_config
     assert (graphs.max_batch_size, graphs.enable_padding, graphs.mode) == (8, True, "decode")
-
-
-class Encoder(pydantic.BaseModel):
-    width: int = 1
-
-
-class Decoder(pydantic.BaseModel):
-    depth: int = 2
-
-
-class Unions(pydantic.BaseModel):
-    chosen: Encoder | Decoder | None = pydantic.Field(default_factory=Decoder)
-    open: Encoder | Decoder | None = None
-
-
-def test_a_union_has_the_keys_of_its_default_and_none_without_one() -> None:
-    fields = ModelSchema(Unions).fields()
-    chosen = fields["chosen"]
-    assert chosen is not None
-    assert list(chosen.fields()) == ["depth"]
-    assert fields["open"] is None
 
 
 def test_null_turns_a_mapping_off_and_a_later_leaf_turns_it_on_again(tmp_path: Path) -> None:

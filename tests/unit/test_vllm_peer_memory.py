@@ -7,9 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from workers.engines.vllm.peer_memory import Exported, PeerMemory, PeerMemoryError, Region, export, place
 
-from workers.engines.vllm import peer_memory
+from workers.engines.vllm.patches import peer_memory
+from workers.engines.vllm.patches.peer_memory import (
+    Exported,
+    PeerMemory,
+    PeerMemoryError,
+    Region,
+    export,
+    place,
+)
 
 BASES = (0x1000, 0x2000)
 

@@ -1,14 +1,12 @@
 """vLLM's settings: precedence, the installed build's classes, errors with their source."""
 
 import dataclasses
-import enum
 import json
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 from vllm.engine.arg_utils import AsyncEngineArgs
-from workers.engines.vllm.schema import ArgsSchema
 
 from workers.engines.vllm.settings import LEASE, LEASE_S, load_vllm_settings
 from workers.flags import DisaggregationMode
@@ -150,61 +148,6 @@ class OtherArgs:
     cache: Cache | None = None
 
 
-class Kind(enum.Enum):
-    AUTO = "auto"
-
-
-@dataclasses.dataclass
-class Kinds:
-    model: str
-    _hidden: int = 0
-    derived: int = dataclasses.field(init=False, default=0)
-    sizes: list[int] = dataclasses.field(default_factory=lambda: [1, 2])
-    kind: Kind = Kind.AUTO
-    word: Literal["a", "b"] = "a"
-    open_word: Literal["a", "b"] | str = "a"
-    number: int = 3
-    unset: int = None  # type: ignore[assignment]  # as vLLM has it
-    cache: Cache | None = None
-    either: Cache | OtherArgs | None = None
-
-
-def test_a_dataclass_of_vllms_is_read_as_it_is() -> None:
-    schema = ArgsSchema(Kinds)
-    assert "_hidden" not in schema.fields()
-    assert "derived" not in schema.fields()
-    defaults = {name: schema.default(name) for name in ("model", "sizes", "kind", "number", "cache")}
-    assert defaults == {"model": None, "sizes": [1, 2], "kind": "auto", "number": 3, "cache": None}
-    nested = schema.fields()["cache"]
-    assert nested is not None
-    assert list(nested.fields()) == ["size"]
-    assert schema.fields()["either"] is None  # which one is meant is unknown
-    assert [schema.nullable(name) for name in ("cache", "number")] == [True, False]
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "fits"),
-    [
-        ("number", 4, True),
-        ("number", "four", False),
-        ("number", None, False),
-        ("unset", None, True),
-        ("unset", "four", False),
-        ("word", "b", True),
-        ("word", "c", False),
-        ("open_word", "c", True),
-        ("kind", "anything", True),  # vLLM's own check knows more
-    ],
-)
-def test_values_are_checked_as_far_as_the_annotations_say(name: str, value: object, fits: bool) -> None:
-    schema = ArgsSchema(Kinds)
-    if fits:
-        assert schema.convert(name, value) == value
-    else:
-        with pytest.raises(ValueError, match=r"Expected|must be one of a, b"):
-            schema.convert(name, value)
-
-
 def test_a_refusal_without_a_key_names_the_file_if_there_is_one(tmp_path: Path) -> None:
     path = write(tmp_path, "cache: {size: 0}")
     with pytest.raises(SettingsError, match=rf"^{path}: the cache is too small"):
@@ -232,6 +175,13 @@ def test_a_demanded_form_holds_from_the_first_token_on(mode: DisaggregationMode)
     assert (forms.backend, forms.enable_in_reasoning) == ("xgrammar", True)
 
 
+def test_without_its_connector_kv_moves_over_nixls_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BATON_VLLM_WITHOUT", "connector")
+    transfer = load_vllm_settings(AsyncEngineArgs, "decode").settings["kv_transfer_config"]
+    assert (transfer.kv_connector, transfer.kv_connector_module_path) == ("NixlConnector", None)
+    assert transfer.kv_role == "kv_consumer"
+
+
 def test_speculation_is_left_to_an_aggregated_worker(tmp_path: Path) -> None:
     given = write(tmp_path, "speculative_config: {method: eagle3}")
     assert load_vllm_settings(AsyncEngineArgs, "agg", yaml_path=given).settings["speculative_config"]
@@ -247,16 +197,6 @@ def test_an_aggregated_worker_takes_no_handoff(tmp_path: Path) -> None:
     ):
         load_vllm_settings(AsyncEngineArgs, "agg", yaml_path=given)
     load_vllm_settings(AsyncEngineArgs, "agg", yaml_path=write(tmp_path, "kv_transfer_config: null"))
-
-
-@pytest.mark.parametrize("mode", ["agg", "prefill", "decode"])
-@pytest.mark.parametrize("is_cached", [True, False])
-def test_each_role_may_have_a_prefix_cache(tmp_path: Path, mode: DisaggregationMode, is_cached: bool) -> None:
-    cached = write(tmp_path, f"enable_prefix_caching: {str(is_cached).lower()}")
-    settings = load_vllm_settings(AsyncEngineArgs, mode, yaml_path=cached).settings
-
-    assert settings["enable_prefix_caching"] is is_cached
-    assert "enable_prefix_caching" not in load_vllm_settings(AsyncEngineArgs, mode).settings
 
 
 @pytest.mark.parametrize(

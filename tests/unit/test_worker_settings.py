@@ -2,15 +2,18 @@
 
 import contextlib
 import dataclasses
+import enum
 import os
 import tempfile
 from pathlib import Path
+from typing import Literal
 
+import pydantic
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from workers.settings import load_settings, read
+from workers.settings import Schema, load_settings, read
 from workers.settings_text import SettingsError
 
 
@@ -181,6 +184,85 @@ def test_without_a_schema_every_key_is_taken_but_renamed_ones(tmp_path: Path) ->
     }
     with pytest.raises(SettingsError, match=r":2: old: unknown key; it is new now"):
         read(None, path, {}, renamed={"old": "it is new now"})
+
+
+class Kind(enum.Enum):
+    AUTO = "auto"
+
+
+class Encoder(pydantic.BaseModel):
+    width: int = 1
+
+
+class Decoder(pydantic.BaseModel):
+    depth: int = 2
+
+
+class Model(pydantic.BaseModel):
+    required: str
+    kind: Kind = Kind.AUTO
+    sizes: list[int] = pydantic.Field(default_factory=lambda: [1, 2])
+    number: int = 3
+    word: Literal["a", "B"] = "a"
+    either: Encoder | Decoder | None = None
+    chosen: Encoder | Decoder | None = pydantic.Field(default_factory=Decoder)
+    plain: Encoder | None = None
+
+
+@dataclasses.dataclass
+class Data:
+    required: str
+    _hidden: int = 0
+    derived: int = dataclasses.field(init=False, default=0)
+    kind: Kind = Kind.AUTO
+    sizes: list[int] = dataclasses.field(default_factory=lambda: [1, 2])
+    number: int = 3
+    word: Literal["a", "B"] = "a"
+    open_word: Literal["a", "B"] | str = "a"
+    unset: int = None  # type: ignore[assignment]  # as vLLM has it
+    either: Cache | Engine | None = None
+    plain: Cache | None = None
+
+
+@pytest.mark.parametrize("cls", [Model, Data])
+def test_a_settings_class_is_read_as_it_is(cls: type) -> None:
+    fields = Schema(cls).fields
+    assert {"_hidden", "derived"}.isdisjoint(fields)
+    defaults = {name: fields[name].default for name in ("required", "kind", "sizes", "number")}
+    assert defaults == {"required": None, "kind": "auto", "sizes": [1, 2], "number": 3}
+    assert fields["either"].nested is None  # which one is meant is unknown
+    assert fields["plain"].nested is not None
+    assert [fields[name].is_nullable for name in ("plain", "number")] == [True, False]
+
+
+def test_a_union_has_the_keys_of_its_default() -> None:
+    chosen = Schema(Model).fields["chosen"].nested
+    assert chosen is not None
+    assert list(chosen.fields) == ["depth"]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "becomes"),
+    [
+        ("number", 4, 4),
+        ("number", "four", None),
+        ("number", None, None),
+        ("unset", None, None),
+        ("unset", "four", None),
+        ("word", "b", "B"),
+        ("word", "c", None),
+        ("open_word", "c", "c"),
+        ("kind", "anything", "anything"),  # the engine's own check knows more
+    ],
+)
+def test_values_are_checked_as_far_as_the_annotations_say(name: str, value: object, becomes: object) -> None:
+    field = Schema(Data).fields[name]
+    if becomes is not None or (name == "unset" and value is None):
+        assert field.convert(value) == becomes
+    else:
+        with pytest.raises(ValueError, match=r"Expected|must be one of a, B"):
+            field.convert(value)
+    assert Schema(Model).fields["word"].convert("c") == "c"  # pydantic checks it
 
 
 def test_a_yaml_of_more_than_a_mebibyte_is_not_read(tmp_path: Path) -> None:

@@ -1,7 +1,5 @@
-"""Releasing KV, in batches and inside vLLM's processes; and how these end with Baton's worker."""
+"""Inside vLLM's processes: how pins are released, and how the processes end with Baton's worker."""
 
-import asyncio
-import itertools
 import os
 import select
 import signal
@@ -10,18 +8,15 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 from vllm.distributed.kv_transfer import Connector, set_kv_transfer_group
-from workers.engines.vllm.pins import Releases
 
-from tests.clock import jumping
-from tests.waiting import PATIENCE_S, until
-from workers.engines.vllm.inside import NOTICE_S, KvPins, shorten_leases
-from workers.engines.vllm.settings import LEASE_S
+from tests.waiting import PATIENCE_S
+from workers.engines.vllm.patches.release import NOTICE_S, KvPins, shorten_leases
 
 ROOT = Path(__file__).parents[2]
+WITH_VLLM = os.environ | {"PYTHONPATH": f"{ROOT / 'tests/doubles'}{os.pathsep}{ROOT}"}
 
 
 def test_leases_that_are_shortened_come_first_and_none_gets_longer() -> None:
@@ -55,91 +50,6 @@ def test_a_process_without_a_connector_has_nothing_to_release() -> None:
         assert thread.submit(KvPins().release_kv, ["r-1"]).result() == []
 
 
-class Llm:
-    """Records what is released; answers when allowed."""
-
-    def __init__(self, *answers: list[str] | Exception) -> None:
-        self.asked: list[list[str]] = []
-        self.asked_at_s: list[float] = []
-        self.limits_s: list[float | None] = []
-        self.may_answer = asyncio.Event()
-        self._answers = list(answers)
-
-    async def collective_rpc(self, method: str, *, args: tuple[list[str]], **options: float) -> Any:
-        assert method == "release_kv"
-        self.asked.append(args[0])
-        self.asked_at_s.append(asyncio.get_running_loop().time())
-        self.limits_s.append(options.get("timeout"))
-        await self.may_answer.wait()
-        answer = self._answers.pop(0) if self._answers else []
-        if isinstance(answer, Exception):
-            raise answer
-        return [answer, None]
-
-
-async def released(llm: Llm, releases: Releases, num_messages: int) -> None:
-    await until(lambda: len(llm.asked) >= num_messages)
-    llm.may_answer.set()
-
-
-async def test_pins_that_come_while_vllm_answers_go_with_the_next_message() -> None:
-    llm, releases = Llm(), Releases()
-    releases.add(llm, "a")
-    await asyncio.sleep(0)  # the message has been sent
-    for request_id in ("b", "c"):
-        releases.add(llm, request_id)
-    await released(llm, releases, 1)
-    await released(llm, releases, 2)
-    assert llm.asked == [["a"], ["b", "c"]]
-    assert all(limit_s is not None and limit_s < LEASE_S for limit_s in llm.limits_s)
-
-
-@jumping
-async def test_a_worker_stops_while_vllm_does_not_answer() -> None:
-    llm, releases = Llm(), Releases()
-    await releases.stop()  # no pin was ever released
-    releases.add(llm, "a")
-    await until(lambda: llm.asked)
-    releases.add(llm, "b")
-    await releases.stop()
-    assert llm.asked == [["a"]]
-    assert "release-kv" not in {task.get_name() for task in asyncio.all_tasks()}
-
-
-async def test_a_pin_without_a_lease_is_asked_for_again() -> None:
-    llm, releases = Llm(["a"]), Releases()
-    llm.may_answer.set()
-    releases.add(llm, "a")
-    releases.add(llm, "b")
-    await released(llm, releases, 2)
-    assert llm.asked == [["a", "b"], ["a"]]
-
-
-async def test_an_engine_that_does_not_answer_costs_the_lease_and_no_more(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    llm, releases = Llm(TimeoutError()), Releases()
-    llm.may_answer.set()
-    releases.add(llm, "a")
-    await released(llm, releases, 1)
-    releases.add(llm, "b")
-    await released(llm, releases, 2)
-    await releases.stop()
-    assert llm.asked == [["a"], ["b"]]
-    assert "pins not released num=1" in caplog.text
-
-
-@jumping
-async def test_pins_that_came_while_an_engine_did_not_answer_are_released_next() -> None:
-    llm, releases = Llm(TimeoutError()), Releases()
-    releases.add(llm, "a")
-    await until(lambda: llm.asked)
-    releases.add(llm, "b")
-    await released(llm, releases, 1)
-    await released(llm, releases, 2)
-    assert llm.asked == [["a"], ["b"]]
-
-
 # A worker, vLLM's core under it, and a GPU worker under that, each with the extension loaded.
 _TREE = """
 import importlib, os, subprocess, sys, time
@@ -156,7 +66,7 @@ time.sleep(60)  # until it is killed, at most
 
 def test_a_killed_worker_takes_vllms_processes_with_it() -> None:
     worker = subprocess.Popen(
-        [sys.executable, "-c", _TREE, "2", _TREE], stdout=subprocess.PIPE, cwd=ROOT, text=True
+        [sys.executable, "-c", _TREE, "2", _TREE], stdout=subprocess.PIPE, cwd=ROOT, text=True, env=WITH_VLLM
     )
     try:
         assert worker.stdout is not None
@@ -172,20 +82,9 @@ def test_a_killed_worker_takes_vllms_processes_with_it() -> None:
     worker.stdout.close()
 
 
-@jumping
-async def test_a_pin_whose_lease_never_begins_is_left_to_it() -> None:
-    llm, releases = Llm(*([["a"]] * 100)), Releases()
-    llm.may_answer.set()
-    releases.add(llm, "a")
-    await asyncio.sleep(60)  # in the clock of the test
-    assert len(llm.asked) == 40
-    assert min(b - a for a, b in itertools.pairwise(llm.asked_at_s)) > 0.01  # a step of vLLM's
-    await releases.stop()
-
-
 def run_inside(code: str, worker_pid: int) -> subprocess.CompletedProcess[str]:
     """Run this where Baton's worker has that id."""
-    environ = os.environ | {"BATON_WORKER_PID": str(worker_pid)}
+    environ = WITH_VLLM | {"BATON_WORKER_PID": str(worker_pid)}
     command = [sys.executable, "-c", code]
     return subprocess.run(
         command, env=environ, cwd=ROOT, capture_output=True, text=True, check=False, timeout=PATIENCE_S
@@ -212,14 +111,14 @@ def test_a_process_of_a_worker_that_has_ended_ends_itself_and_no_stranger() -> N
 
 def test_the_core_above_ends_with_the_worker_even_if_it_hangs() -> None:
     line = f"{sys.executable} -c 'import workers.engines.vllm.inside, time; time.sleep(60)' & wait"
-    environ = os.environ | {"BATON_WORKER_PID": str(ended_process())}
+    environ = WITH_VLLM | {"BATON_WORKER_PID": str(ended_process())}
     core = subprocess.run(["sh", "-c", line], env=environ, cwd=ROOT, check=False, timeout=PATIENCE_S)
     assert core.returncode == -signal.SIGKILL
 
 
 _STATE = """
 import os, sys, threading
-from workers.engines.vllm import kernels
+from workers.engines.vllm.patches import kernels
 kernels.pass_strides = lambda: print("strides")
 {}
 import workers.engines.vllm.inside
@@ -231,3 +130,5 @@ def test_only_vllms_own_processes_are_changed() -> None:
     assert run_inside(_STATE.format(""), os.getpid()).stdout == "strides\n0.0005 [True]\n"
     itself = _STATE.format('os.environ["BATON_WORKER_PID"] = str(os.getpid())')
     assert run_inside(itself, os.getpid()).stdout == "0.005 []\n"
+    without = _STATE.format('os.environ["BATON_VLLM_WITHOUT"] = "strides"')
+    assert run_inside(without, os.getpid()).stdout == "0.0005 [True]\n"

@@ -1,90 +1,18 @@
-"""Kernels that take a step's size as an argument instead of being compiled for it."""
+"""What is compiled once: the kernels that the warm-up runs, and the files that all workers share."""
 
 import json
-import logging
 import os
 import subprocess
 import sys
-from functools import cache, cached_property
+from functools import cache
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
 
 import pytest
-from workers.engines.vllm.kernels import make_arguments, pass_strides, reuse_compiled, warm_up_lengths
 
 from tests.waiting import PATIENCE_S
+from workers.engines.vllm.patches.kernels import warm_up_lengths
 
 DOUBLES = Path(__file__).parents[1] / "doubles"
-MODULES = {
-    "triton_kernels.topk_details._topk_forward": "_topk_forward",
-    "triton_kernels.reduction_details.reduce_bitmatrix": "_sum_bitmatrix_rows",
-}
-
-
-class Parameter:
-    """Triton's `KernelParam`, as far as it tells constants from arguments."""
-
-    def __init__(self, name: str, given: str) -> None:
-        self.name = name
-        self._given = given
-
-    @cached_property
-    def annotation(self) -> str:
-        return self._given
-
-    @cached_property
-    def is_constexpr(self) -> bool:
-        return "constexpr" in self.annotation
-
-
-class Kernel:
-    """Triton's `JITFunction`: it reads its constants once, when it is created."""
-
-    def __init__(self, *constants: str) -> None:
-        self.params = [Parameter(name, "constexpr") for name in constants] + [Parameter("n_rows", "")]
-        assert self.constants() == set(constants)
-
-    def constants(self) -> set[str]:
-        return {parameter.name for parameter in self.params if parameter.is_constexpr}
-
-
-def test_named_constants_become_arguments_and_no_others() -> None:
-    kernel = Kernel("stride_rm", "stride_rn", "BLOCK_M")
-    make_arguments(kernel, {"stride_rm", "stride_rn", "stride_of_another_version"})
-    assert kernel.constants() == {"BLOCK_M"}
-    assert [parameter.annotation for parameter in kernel.params] == ["", "", "constexpr", ""]
-
-
-def test_both_kernels_that_vllm_brings_take_their_strides(monkeypatch: pytest.MonkeyPatch) -> None:
-    kernels = {
-        "_topk_forward": Kernel("stride_rm", "stride_rn", "BLOCK_M"),
-        "_sum_bitmatrix_rows": Kernel("stride_bm", "stride_bn", "stride_pm", "BLOCK_MM"),
-    }
-    _install(monkeypatch, "vllm.utils.import_utils", has_triton_kernels=lambda: True)
-    for module, name in MODULES.items():
-        _install(monkeypatch, module, **{name: kernels[name]})
-    pass_strides()
-    assert kernels["_topk_forward"].constants() == {"BLOCK_M"}
-    assert kernels["_sum_bitmatrix_rows"].constants() == {"stride_pm", "BLOCK_MM"}
-
-
-def test_a_build_without_them_is_left_alone(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    _install(monkeypatch, "vllm.utils.import_utils", has_triton_kernels=lambda: False)
-    with caplog.at_level(logging.WARNING):
-        pass_strides()
-    assert not caplog.records
-
-
-def test_a_build_with_other_kernels_is_logged_and_runs(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    _install(monkeypatch, "vllm.utils.import_utils", has_triton_kernels=lambda: True)
-    _install(monkeypatch, "triton_kernels.topk_details._topk_forward", other=SimpleNamespace())
-    with caplog.at_level(logging.WARNING):
-        pass_strides()
-    assert "compiled while clients wait" in caplog.text
 
 
 def test_workers_with_different_ports_find_the_same_compiled_files() -> None:
@@ -92,15 +20,21 @@ def test_workers_with_different_ports_find_the_same_compiled_files() -> None:
     factors = [_factors(port, "workers.engines.vllm.inside") for port in (20_001, 20_002)]
     assert factors[0] == factors[1] == "{'VLLM_USE_AOT_COMPILE': '1'}\n"
     assert _factors(20_001, "vllm.envs") != _factors(20_002, "vllm.envs")
+    unpatched = [
+        _factors(port, "workers.engines.vllm.inside", BATON_VLLM_WITHOUT="compiled")
+        for port in (20_001, 20_002)
+    ]
+    assert unpatched[0] != unpatched[1]
 
 
-def _factors(port: int, imported: str) -> str:
+def _factors(port: int, imported: str, **more: str) -> str:
     code = f"import {imported}; from vllm import envs; print(envs.compile_factors())"
     variables = {
         "PYTHONPATH": os.pathsep.join([str(DOUBLES), str(DOUBLES.parents[1])]),
         "BATON_WORKER_PID": str(os.getpid()),
         "VLLM_NIXL_SIDE_CHANNEL_PORT": str(port),
         "VLLM_USE_AOT_COMPILE": "1",
+        **more,
     }
     run = [sys.executable, "-W", "error", "-c", code]
     return subprocess.run(
@@ -111,21 +45,6 @@ def _factors(port: int, imported: str) -> str:
 def test_vllm_asks_for_the_names_where_they_are_changed() -> None:
     facts = json.loads((DOUBLES / "vllm_contract.json").read_text())["compile_factors"]
     assert facts == {"called": ["envs.compile_factors"], "side_channel": ["VLLM_NIXL_SIDE_CHANNEL_PORT"]}
-
-
-def test_a_build_with_another_compile_cache_is_logged_and_runs(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    _install(monkeypatch, "vllm.envs")
-    with caplog.at_level(logging.WARNING):
-        reuse_compiled({"VLLM_NIXL_SIDE_CHANNEL_PORT"})
-    assert "each start will compile everything again" in caplog.text
-
-
-def _install(monkeypatch: pytest.MonkeyPatch, name: str, **content: object) -> None:
-    module = ModuleType(name)
-    vars(module).update(content)
-    monkeypatch.setitem(sys.modules, name, module)
 
 
 @pytest.mark.parametrize("num_experts", [32, 128])

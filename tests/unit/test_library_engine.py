@@ -1,0 +1,394 @@
+"""The library engine over a scripted library: how calls end, are counted, and are finished when abandoned."""
+
+import asyncio
+from collections.abc import Callable, Set
+from contextlib import aclosing
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from baton.errors import (
+    BatonError,
+    DeadlineExceeded,
+    EngineFailure,
+    HandoffFailed,
+    InvalidRequest,
+    NotReady,
+    Overloaded,
+    WorkerLost,
+)
+from baton.messages import GenerateRequest, KvHandoff, KvLayout, TokenChunk, WorkerStats, after_handoff
+from tests.clock import run_jumping
+from tests.engine_calls import next_handoff, tokens
+from tests.planes import a_request
+from workers.engine import EngineInfo
+from workers.engines.library.adapter import Call, Ending, Facts, Kept
+from workers.engines.library.engine import LibraryEngine
+from workers.engines.library.model_facts import ModelFacts
+
+MODEL = ModelFacts(
+    vocab_size=1000,
+    context_length=500,
+    eos_token_id=1,
+    num_layers=1,
+    num_kv_heads=1,
+    head_dim=1,
+    kv_dtype="float32",
+    control_ids={},
+)
+LAYOUT = KvLayout(dtype="float32", tokens_per_block=2, num_layers=1, num_kv_heads=1, head_dim=1)
+KEEP_S = 60.0
+
+
+class Scripted:
+    """An answer that yields these chunks, waits at None, and raises errors."""
+
+    def __init__(self, call: Call, steps: list[Any], *, may_abort: bool = True) -> None:
+        self.call = call
+        self.is_released = False
+        self.num_aborts = 0
+        self.may_go_on = asyncio.Event()
+        self._steps = steps
+        self._may_abort = may_abort
+
+    async def step(self) -> TokenChunk:
+        step = self._steps.pop(0) if self._steps else None
+        if step is None:
+            await self.may_go_on.wait()
+            step = 7
+        if isinstance(step, Exception):
+            raise step
+        if step == "":
+            return self.call.chunk([], None, 1)
+        is_last = not self.call.hands_over and self.call.num_new_tokens + 1 == self.call.max_tokens
+        return self.call.chunk([step], "length" if is_last else None, 1)
+
+    def kept(self) -> Kept | None:
+        return Kept({"id": 5}, 2, is_continued=True)
+
+    def release(self) -> None:
+        self.is_released = True
+
+    async def abort(self) -> bool:
+        if self.call.ending.error is None and self.call.transfer is not None and not self.call.has_answered:
+            return self._may_abort
+        self.num_aborts += 1
+        return True
+
+
+class Library:
+    """An adapter of a library that answers with `steps`. ValueError is a request's fault, OSError fatal."""
+
+    label, version, is_positional = "Library", "1", True
+
+    def __init__(self, *steps: Any, may_abort: bool = True, slots: int = 8) -> None:
+        self.answers: list[Scripted] = []
+        self.stops: list[bool] = []
+        self.fail_pulls: Callable[[], None] = lambda: None
+        self.refusal: Exception | None = None
+        self.death: asyncio.Future[str] = asyncio.Future()
+        self._steps = steps
+        self._may_abort = may_abort
+        self._slots = slots
+
+    async def load(self, on_failed_pull: Callable[[], None]) -> Facts:
+        if self.refusal is not None:
+            raise self.refusal
+        self.fail_pulls = on_failed_pull
+        info = EngineInfo(
+            name="library", version="1", context_length=500, kv_layout=LAYOUT, kv_transfer="wire",
+            max_batch_size=self._slots, max_queue_size=0,
+        )  # fmt: skip
+        return Facts(info, KEEP_S, 640)
+
+    def submit(self, call: Call) -> Scripted:
+        if self.refusal is not None:
+            raise self.refusal
+        answer = Scripted(call, list(self._steps), may_abort=self._may_abort)
+        self.answers.append(answer)
+        return answer
+
+    def failure(self, error: Exception, _: Call) -> BatonError:
+        if isinstance(error, ValueError):
+            return InvalidRequest(str(error))
+        return WorkerLost(str(error)) if isinstance(error, OSError) else EngineFailure(str(error))
+
+    def figures(self, calls: Set[Call]) -> WorkerStats:
+        return WorkerStats(num_running=len(calls))
+
+    async def died(self) -> str:
+        return await self.death
+
+    async def stop(self, *, is_broken: bool) -> None:
+        self.stops.append(is_broken)
+
+
+async def started(library: Library) -> LibraryEngine:
+    engine = LibraryEngine(library, MODEL, worker_id="p", incarnation="1")
+    await engine.start()
+    return engine
+
+
+def ask(**changes: Any) -> GenerateRequest:
+    """A request for 3 tokens after 3."""
+    request = replace(a_request(), handoff=None, cache_salt="", token_ids=[1, 2, 3])
+    sampling = replace(request.sampling, max_tokens=3)
+    return replace(request, **{"sampling": sampling} | changes)
+
+
+async def handed_over(**changes: Any) -> GenerateRequest:
+    """A request with another worker's handoff."""
+    async with aclosing((await started(Library(4))).prefill(ask())) as replies:
+        return after_handoff(ask(**changes), await next_handoff(replies))
+
+
+async def test_a_handoff_and_its_answer_are_counted_once_each() -> None:
+    library = Library(4)
+    engine = await started(library)
+    async with aclosing(engine.prefill(ask())) as replies:
+        handoff = await anext(replies)
+        assert isinstance(handoff, KvHandoff)
+        assert handoff.first_chunk is not None
+        assert (handoff.first_token, handoff.first_chunk.token_ids) == (4, (4,))
+        assert handoff.ttl_s == pytest.approx(min(KEEP_S, ask().deadline_s), abs=1)
+    assert library.answers[0].is_released
+    stats = engine.stats()
+    assert (stats.num_prompt_tokens, stats.num_cached_tokens, stats.num_handoffs) == (2, 1, 1)
+    assert (stats.num_generated_tokens, stats.num_running) == (0, 0)
+
+    decode = await started(Library(5, "", 6))
+    answer = [chunk async for chunk in decode.decode(after_handoff(ask(), handoff))]
+    assert [chunk.token_ids for chunk in answer] == [(5,), (6,)]  # an output without tokens is no chunk
+    assert answer[-1].usage is not None
+    stats = decode.stats()
+    assert (stats.num_prompt_tokens, stats.num_generated_tokens, stats.num_handoffs) == (0, 2, 1)
+    assert decode.num_lacking_tokens(ask(token_ids=[1] * 70)) == 70
+
+
+async def test_a_prompt_whose_kv_is_not_kept_is_a_failed_handoff(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Scripted, "kept", lambda _: None)
+    with pytest.raises(HandoffFailed):
+        await next_handoff((await started(Library(4))).prefill(ask()))
+
+
+async def test_a_response_without_a_token_is_handed_over_without_one() -> None:
+    handoff = await next_handoff((await started(Library(""))).prefill(ask()))
+    assert handoff.first_token == -1
+
+
+async def test_what_was_answered_is_expected_in_the_cache() -> None:
+    engine = await started(Library(*range(20)))
+    asked = ask(token_ids=[1] * 117, sampling=replace(ask().sampling, max_tokens=12))
+    answer = await tokens(engine.decode(asked))
+    assert engine.num_lacking_tokens(asked) == 117 - 64
+    again = [*asked.token_ids, *answer]
+    assert engine.num_lacking_tokens(ask(token_ids=[*again, 1])) == 130 - 128  # the last had no KV yet
+    assert engine.num_lacking_tokens(ask(token_ids=again, cache_salt="other")) == 129
+
+
+async def test_an_open_call_takes_a_place_and_a_pinned_one_none() -> None:
+    engine = await started(Library(4, slots=1))
+    async with aclosing(engine.prefill(ask())) as pinned:
+        await next_handoff(pinned)
+        async with aclosing(engine.decode(ask())) as answer:
+            await anext(answer)
+            for other in (engine.decode(ask()), engine.prefill(ask())):
+                with pytest.raises(Overloaded) as refused:
+                    await anext(other)
+                assert (refused.value.retry_after_s or 0) > 0
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "breaks"),
+    [
+        (ValueError("too long"), InvalidRequest, False),
+        (KeyError("odd"), EngineFailure, False),
+        (HandoffFailed("gone"), HandoffFailed, False),
+        (OSError("a rank died"), WorkerLost, True),
+    ],
+    ids=repr,
+)
+@pytest.mark.parametrize("at_once", [True, False])
+async def test_an_error_ends_its_request_or_the_engine(
+    error: Exception, kind: type[BatonError], breaks: bool, at_once: bool
+) -> None:
+    library = Library(4)
+    engine = await started(library)
+    other = asyncio.create_task(tokens(engine.decode(ask())))
+    await asyncio.sleep(0)
+    if at_once:
+        library.refusal = error
+    else:
+        library._steps = (error,)  # noqa: SLF001  the library is ours
+    with pytest.raises(kind):
+        await tokens(engine.decode(ask()))
+    assert engine.stats().num_running == 1
+    if not breaks:
+        other.cancel()
+        return
+    for call in (other, tokens(engine.decode(ask())), next_handoff(engine.prefill(ask()))):
+        with pytest.raises(WorkerLost, match="a rank died"):
+            await call
+    assert "a rank died" in await engine.failed()
+    await engine.stop()
+    assert library.stops == [True]
+
+
+async def test_a_library_that_dies_ends_every_call_without_a_request() -> None:
+    library = Library(4)
+    engine = await started(library)
+    async with aclosing(engine.prefill(ask())) as replies:
+        await next_handoff(replies)
+        library.death.set_result("its core died")
+        with pytest.raises(WorkerLost, match="its core died"):
+            await anext(replies)
+    assert not library.answers[0].is_released
+    assert "its core died" in await engine.failed()
+
+
+async def test_a_library_that_does_not_load_is_a_failed_engine() -> None:
+    library = Library()
+    library.refusal = ValueError("no such GPU")
+    engine = LibraryEngine(library, MODEL, worker_id="p", incarnation="1")
+    with pytest.raises(NotReady):
+        await tokens(engine.decode(ask()))
+    with pytest.raises(ValueError, match="no such GPU"):
+        await engine.start()
+    assert await engine.failed() == "no such GPU"
+
+
+async def test_a_stopped_engine_leaves_nothing_running() -> None:
+    before = asyncio.all_tasks()
+    library = Library(4, may_abort=False)
+    engine = await started(library)
+    abandoned = asyncio.create_task(tokens(engine.decode(await handed_over())))
+    pinned = engine.prefill(ask())
+    await next_handoff(pinned)
+    await asyncio.sleep(0)
+    abandoned.cancel()
+    await asyncio.wait([abandoned])
+    await engine.stop()
+    await engine.stop()
+    with pytest.raises(WorkerLost):
+        await anext(pinned)
+    await asyncio.sleep(0)  # cancelled tasks end
+    assert library.stops == [False, False]
+    left = {task.get_name() for task in asyncio.all_tasks() - before}
+    assert left <= {"library-health"}  # of the engine that handed over
+
+
+def test_a_request_ends_at_its_deadline_which_counts_from_its_submission() -> None:
+    async def main() -> None:
+        engine = await started(Library(4))
+        async with aclosing(engine.decode(ask(deadline_s=30))) as answer:
+            await anext(answer)
+            await asyncio.sleep(10)  # in the clock of the test
+            with pytest.raises(DeadlineExceeded):
+                await anext(answer)
+            assert asyncio.get_running_loop().time() == pytest.approx(30, abs=0.1)
+
+    run_jumping(main())
+
+
+@pytest.mark.parametrize(("deadline_s", "ttl_s"), [(30, 30), (600, KEEP_S)])
+def test_a_pin_ends_with_its_request_or_when_its_kv_is_freed(deadline_s: float, ttl_s: float) -> None:
+    async def main() -> None:
+        engine = await started(Library(4))
+        replies = engine.prefill(ask(deadline_s=deadline_s))
+        await next_handoff(replies)
+        with pytest.raises(HandoffFailed):
+            await anext(replies)
+        assert asyncio.get_running_loop().time() == pytest.approx(ttl_s)
+        assert engine.stats().num_handoffs_expired == 1
+
+    run_jumping(main())
+
+
+async def test_a_transfer_is_finished_in_the_background_before_its_rest_is_aborted() -> None:
+    library = Library(None, may_abort=False)
+    engine = await started(library)
+    leaving = asyncio.create_task(tokens(engine.decode(await handed_over())))
+    await asyncio.sleep(0)
+    (answer,) = library.answers
+    leaving.cancel()
+    await asyncio.wait([leaving])
+    assert (engine.stats().num_running, answer.num_aborts) == (1, 0)  # its slot is taken
+    answer.may_go_on.set()
+    while engine.stats().num_running:
+        await asyncio.sleep(0)
+    assert answer.num_aborts == 1
+
+
+def test_a_transfer_that_does_not_end_breaks_the_engine_after_minutes() -> None:
+    async def main() -> None:
+        engine = await started(Library(None, may_abort=False))
+        with pytest.raises(DeadlineExceeded):
+            await tokens(engine.decode(await handed_over(deadline_s=1)))
+        failed = asyncio.create_task(engine.failed())
+        await asyncio.sleep(KEEP_S + 590)  # in the clock of the test
+        assert not failed.done()
+        await asyncio.sleep(60)
+        assert "did not end" in await failed
+        assert engine.stats().num_running == 0
+
+    run_jumping(main())
+
+
+async def test_a_failed_transfer_ends_requests_that_may_have_found_what_it_left() -> None:
+    library = Library(4)
+    engine = await started(library)
+    async with aclosing(engine.decode(ask())) as answered:
+        await anext(answered)
+        library._steps = (None,)  # noqa: SLF001  the library is ours
+        both = ask(), await handed_over()
+        waiting = [asyncio.create_task(tokens(engine.decode(asked))) for asked in both]
+        await asyncio.sleep(0)
+        library.fail_pulls()
+        for task in waiting:
+            with pytest.raises(HandoffFailed):
+                await task
+        library.answers[0].may_go_on.set()
+        assert (await anext(answered)).token_ids == (7,)
+    library._steps = (4, 5, 6)  # noqa: SLF001  as above
+    for salt in ("", "own"):
+        await tokens(engine.decode(ask(cache_salt=salt)))
+    salts = {answer.call.cache_salt for answer in library.answers}
+    library.fail_pulls()
+    await tokens(engine.decode(ask()))
+    assert library.answers[-1].call.cache_salt not in salts | {"own"}
+    assert len(salts) == 3  # none, and both after the first failure
+
+
+async def test_a_wait_that_is_being_ended_may_be_ended_again() -> None:
+    """As by two steps that count failed pulls; vLLM dies of an error that a stat logger raises."""
+    ending, loop = Ending(), asyncio.get_running_loop()
+    waiting = asyncio.create_task(ending.wait(asyncio.Event().wait(), loop.time() + 60, DeadlineExceeded))
+    await asyncio.sleep(0)  # it waits
+    ending.end_with(HandoffFailed("the first"))
+    await asyncio.sleep(0)  # its timeout has begun to expire
+    ending.end_with(WorkerLost("the second"))
+    with pytest.raises(WorkerLost):
+        await waiting
+
+
+async def test_a_librarys_own_timeout_is_no_deadline() -> None:
+    async def broken() -> None:
+        raise TimeoutError("the library's")
+
+    with pytest.raises(TimeoutError, match="the library's"):
+        await Ending().wait(broken(), asyncio.get_running_loop().time() + 60, DeadlineExceeded)
+
+
+async def test_a_result_that_comes_with_the_end_is_not_yielded_and_no_other_begins() -> None:
+    ending, until = Ending(), asyncio.get_running_loop().time() + 60
+    begun: list[str] = []
+
+    async def answer() -> None:
+        begun.append("answer")
+        ending.end_with(HandoffFailed("the KV did not arrive"))
+
+    for _ in range(2):
+        with pytest.raises(HandoffFailed):
+            await ending.wait(answer(), until, DeadlineExceeded)
+    assert begun == ["answer"]

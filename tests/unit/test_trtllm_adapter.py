@@ -1,0 +1,296 @@
+"""Requests in TensorRT-LLM's terms: when they may be aborted, their chunks, and errors."""
+
+import asyncio
+import contextlib
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from baton.errors import (
+    BatonError,
+    DeadlineExceeded,
+    EngineFailure,
+    HandoffFailed,
+    InvalidRequest,
+    WorkerLost,
+)
+from baton.messages import Guided, MessageForm, TokenChunk, TokenLogprob, Usage, WorkerStats
+from tests.planes import a_request
+from workers.engines.library.adapter import Call, Kept
+from workers.engines.library.model_facts import read_model_facts
+from workers.engines.trtllm.adapter import TrtllmAdapter
+from workers.engines.trtllm.library import load_library
+from workers.engines.trtllm.settings import load_trtllm_settings
+
+FACTS = read_model_facts(Path("models/demo"))
+ANY_TIME: dict[str, Any] = {}
+RECEIVES: dict[str, Any] = {"transfer": {}}
+SENDS: dict[str, Any] = {"hands_over": True}
+
+
+class Result:
+    """The object of every step: each sets these fields of its output, or raises; then it waits."""
+
+    request_id = 1
+    cached_tokens = 0
+
+    def __init__(self, *steps: Any) -> None:
+        self.outputs = [SimpleNamespace(finish_reason=None, token_ids=[], stop_reason=None, logprobs=None)]
+        self.num_aborts = 0
+        self._steps = list(steps)
+
+    def abort(self) -> None:
+        self.num_aborts += 1
+
+    async def __anext__(self) -> "Result":
+        if not self._steps:
+            await asyncio.Event().wait()
+        step = self._steps.pop(0)
+        if isinstance(step, Exception):
+            raise step
+        vars(self.outputs[0]).update(step)
+        return self
+
+
+def adapter_of(result: Any, override: str = "{}", **more: Any) -> TrtllmAdapter:
+    """An adapter whose LLM returns `result` for each request, or raises it; its submissions are recorded."""
+    lib = load_library()
+    loaded = load_trtllm_settings(lib.args, "agg", override=override, typed={"model": "m"})
+    adapter = TrtllmAdapter(loaded, lib, FACTS)
+
+    def generate_async(*args: Any, **options: Any) -> Any:
+        adapter.llm.submitted.append((*args, options))
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    adapter.llm = SimpleNamespace(generate_async=generate_async, submitted=[], **more)
+    return adapter
+
+
+def call_of(changes: dict[str, Any] | None = None, salt: str = "", **role: Any) -> Call:
+    """A call whose request has these changes, also of its sampling."""
+    request = replace(a_request(), handoff=None)
+    changes = dict(changes or {})
+    fields = {name: changes.pop(name) for name in ("num_generated", "priority") if name in changes}
+    request = replace(request, sampling=replace(request.sampling, **changes), **fields)
+    return Call(request=request, max_tokens=3, deadline=0, cache_salt=salt, num_lacking=lambda: 3, **role)
+
+
+async def chunks_of(call: Call, *steps: Any) -> list[TokenChunk]:
+    answer = adapter_of(Result(*steps)).submit(call)
+    return [await answer.step() for _ in steps]
+
+
+@pytest.mark.parametrize(
+    ("response", "role", "num_aborts"),
+    [
+        ({}, ANY_TIME, 1),
+        ({}, SENDS, 0),  # its KV may be on the way
+        ({"finish_reason": "length"}, ANY_TIME, 0),
+        (OSError("broken"), ANY_TIME, 0),  # nothing is left to abort
+        (AssertionError("rejected"), ANY_TIME, 1),  # it goes on
+        (AssertionError("rejected"), SENDS, 0),
+        (None, ANY_TIME, 1),
+        (None, SENDS, 1),
+    ],
+)
+async def test_a_request_is_aborted_once_if_that_is_safe(
+    response: Any, role: dict[str, Any], num_aborts: int
+) -> None:
+    result, call = Result(response), call_of(**role)
+    answer = adapter_of(result).submit(call)
+    if response is not None:
+        with contextlib.suppress(OSError, AssertionError):
+            await answer.step()
+    assert await answer.abort()
+    assert await answer.abort()
+    assert result.num_aborts == num_aborts
+
+
+@pytest.mark.parametrize("response", [{}, AssertionError("rejected")])
+async def test_a_request_that_receives_kv_is_aborted_from_its_first_response_on(response: Any) -> None:
+    result, call = Result(response), call_of(transfer={})
+    answer = adapter_of(result).submit(call)
+    assert not await answer.abort()
+    with contextlib.suppress(AssertionError):
+        await answer.step()
+    assert await answer.abort()
+    assert result.num_aborts == 1
+
+
+async def test_nothing_is_aborted_or_waited_for_in_an_engine_that_broke_or_stopped() -> None:
+    result, call = Result(), call_of(transfer={})
+    answer = adapter_of(result).submit(call)
+    call.ending.end_with(WorkerLost("a rank died"))
+    assert await answer.abort()
+    assert result.num_aborts == 0
+
+
+@pytest.mark.parametrize(
+    ("token_ids", "asked", "ends"),
+    [
+        ([5, 9], {}, True),
+        ([9, 5], {}, False),
+        ([], {}, False),
+        ([5, 9], {"ignore_eos": True}, False),
+        ([5, 9], {"min_tokens": 2}, False),  # it was banned: an ordinary token
+        ([5, 9], {"min_tokens": 2, "num_generated": 1}, True),
+    ],
+)
+async def test_a_stop_token_ends_the_answer_from_its_least_length_on(
+    token_ids: list[int], asked: dict[str, Any], ends: bool
+) -> None:
+    (chunk,) = await chunks_of(call_of(asked), {"token_ids": token_ids, "finish_reason": "length"})
+    assert chunk.finish_reason == ("stop" if ends else "length")
+
+
+@pytest.mark.parametrize(("told", "stop_reason"), [([5, 6, 9], None), ([5, 6], 9), ([5, 6], None)])
+async def test_the_stop_token_is_the_last_whether_the_build_tells_it_or_not(
+    told: list[int], stop_reason: int | None
+) -> None:
+    output = {"token_ids": told, "finish_reason": "stop", "stop_reason": stop_reason}
+    (chunk,) = await chunks_of(call_of({"stop_token_ids": (9, 8)}), output)
+    assert (chunk.token_ids, chunk.finish_reason) == ((5, 6, 9), "stop")
+
+
+async def test_each_chunk_has_the_new_tokens_and_the_first_and_last_the_usage() -> None:
+    call = call_of({"num_generated": 1}, num_cached_tokens=2)
+    steps = [{"token_ids": [5]}, {"token_ids": [5, 6], "finish_reason": "not_finished"}]
+    steps.append({"token_ids": [5, 6, 7, 8], "finish_reason": "length"})
+    assert await chunks_of(call, *steps) == [
+        TokenChunk((5,), None, Usage(2, 2, 2)),
+        TokenChunk((6,)),
+        TokenChunk((7, 8), "length", Usage(2, 2, 5)),
+    ]
+
+
+async def test_each_chunk_has_the_log_probabilities_of_its_tokens() -> None:
+    told = [{5: SimpleNamespace(logprob=-0.5)}, {6: SimpleNamespace(logprob=-0.25)}]
+    steps = [{"token_ids": [5, 6][:num], "logprobs": told[:num]} for num in (1, 2)]
+    logprobs = [chunk.logprobs for chunk in await chunks_of(call_of({"logprobs": 0}), *steps)]
+    assert logprobs == [(TokenLogprob(5, -0.5, ()),), (TokenLogprob(6, -0.25, ()),)]
+
+
+@pytest.mark.parametrize(("reason", "kind"), [("timeout", DeadlineExceeded), ("cancelled", WorkerLost)])
+async def test_an_answer_that_did_not_end_by_itself_is_an_error(reason: str, kind: type[BatonError]) -> None:
+    with pytest.raises(kind):
+        await chunks_of(call_of(), {"finish_reason": reason, "token_ids": [5]})
+
+
+@pytest.mark.parametrize(
+    ("error", "role", "kind"),
+    [
+        (ValueError("too long"), ANY_TIME, InvalidRequest),
+        (NotImplementedError("no beams"), SENDS, InvalidRequest),
+        (load_library().request_error("too long"), ANY_TIME, InvalidRequest),
+        (ValueError("no such endpoint"), RECEIVES, HandoffFailed),
+    ],
+    ids=repr,
+)
+def test_a_refused_submission_is_the_clients_or_the_handoffs_fault(
+    error: Exception, role: dict[str, Any], kind: type[BatonError]
+) -> None:
+    with pytest.raises(kind, match=str(error)):
+        adapter_of(error).submit(call_of(**role))
+
+
+def form_of(*params: str) -> dict[str, Any]:
+    """The sampling of a demanded form with messages of these fields."""
+    last = tuple(
+        MessageForm(headers=("h",), grammar=None if param == "free text" else "{}", end="e", param=param)
+        for param in params
+    )
+    return {"guided": Guided(last=last)}
+
+
+GRAMMAR = "Guided decoding error: bad schema"
+REQUEST_ERROR = load_library().request_error
+
+
+@pytest.mark.parametrize(
+    ("error", "asked", "role", "kind", "param"),
+    [
+        (REQUEST_ERROR(GRAMMAR), form_of("tools[0]"), ANY_TIME, InvalidRequest, "tools[0]"),
+        (REQUEST_ERROR(GRAMMAR), form_of("tools[0]", "tools[1]"), ANY_TIME, InvalidRequest, None),
+        (REQUEST_ERROR(GRAMMAR), form_of("tools[0]", "free text"), ANY_TIME, InvalidRequest, "tools[0]"),
+        (
+            REQUEST_ERROR("Guided decoding error: internal error"),
+            form_of("tools[0]"),
+            ANY_TIME,
+            EngineFailure,
+            None,
+        ),
+        (REQUEST_ERROR("out of memory"), form_of("tools[0]"), ANY_TIME, EngineFailure, None),
+        (REQUEST_ERROR(GRAMMAR), {}, ANY_TIME, EngineFailure, None),
+        (REQUEST_ERROR("cut"), {}, RECEIVES, HandoffFailed, None),
+        (REQUEST_ERROR("cut"), {}, RECEIVES | {"has_answered": True}, EngineFailure, None),
+        (AssertionError(), {}, ANY_TIME, EngineFailure, None),
+        (OSError("broken pipe"), {}, RECEIVES, WorkerLost, None),  # of no single request
+    ],
+)
+def test_an_error_is_the_forms_the_handoffs_the_requests_or_the_engines(
+    error: Exception, asked: dict[str, Any], role: dict[str, Any], kind: type[BatonError], param: str | None
+) -> None:
+    failure = adapter_of(None).failure(error, call_of(asked, **role))
+    assert (type(failure), getattr(failure, "param", None)) == (kind, param)
+    fatal = adapter_of(None, _executor=SimpleNamespace(_fatal_error="a rank died"))
+    assert isinstance(fatal.failure(error, call_of(asked, **role)), WorkerLost)
+
+
+REUSES_APART = '{"cache_transceiver_config": {"backend": "UCX"}}'
+
+
+@pytest.mark.parametrize(
+    ("call", "told"),
+    [
+        (call_of(), {"streaming": True, "cache_salt": "baton"}),
+        (call_of(**SENDS), {"streaming": False, "cache_salt": "baton"}),
+        (call_of(salt="own"), {"streaming": True, "cache_salt": "own"}),
+        (call_of({"priority": 100}), {"streaming": True, "cache_salt": "baton", "priority": 0.0}),
+        (call_of({"priority": -50}), {"streaming": True, "cache_salt": "baton", "priority": 0.75}),
+    ],
+)
+def test_the_engine_is_given_salt_priority_and_whether_to_stream(call: Call, told: dict[str, Any]) -> None:
+    adapter = adapter_of(Result(), REUSES_APART)
+    adapter.submit(call)
+    ((token_ids, _, options),) = adapter.llm.submitted
+    params = options.pop("disaggregated_params")
+    assert (token_ids, options) == (call.request.token_ids, told)
+    assert (params is not None) == call.hands_over
+
+
+def test_no_two_handoffs_have_one_id() -> None:
+    adapter = adapter_of(Result(), REUSES_APART)
+    for _ in range(100):
+        adapter.submit(call_of(**SENDS))
+    ids = {options["disaggregated_params"].disagg_request_id for _, _, options in adapter.llm.submitted}
+    assert len(ids) == 100
+    assert all(1 << 40 <= found < 1 << 63 for found in ids)
+
+
+SMALL = '{"max_batch_size": 2, "kv_cache_config": {"tokens_per_block": 2}'
+
+
+@pytest.mark.parametrize(
+    ("override", "num_open", "running"),
+    [
+        (SMALL + "}", 3, (2, 1)),
+        (SMALL + ', "tensor_parallel_size": 4, "enable_attention_dp": true}', 9, (8, 1)),  # a batch per rank
+        ('{"max_batch_size": null, "kv_cache_config": {"tokens_per_block": 2}}', 2049, (2048, 1)),
+    ],
+)
+def test_figures_are_estimated_from_the_open_calls(
+    override: str, num_open: int, running: tuple[int, int]
+) -> None:
+    calls = {call_of() for _ in range(num_open)}  # 3 tokens each
+    next(iter(calls)).num_new_tokens = 4
+    assert adapter_of(None, override).figures(calls | {call_of(kept=Kept({}, 2))}) == WorkerStats(
+        num_running=running[0],
+        num_waiting=running[1],
+        kv_used_blocks=2 * (num_open - 1) + 4,
+        kv_pinned_blocks=2,
+    )

@@ -1,0 +1,395 @@
+"""Requests in vLLM's terms, its outputs as chunks, its figures, and the release of pins."""
+
+import asyncio
+import dataclasses
+import itertools
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from vllm.outputs import CompletionOutput, Logprob, RequestOutput
+from vllm.sampling_params import RequestOutputKind, SamplingParams
+
+from baton.errors import BatonError, EngineFailure, HandoffFailed, InvalidRequest, WorkerLost
+from baton.messages import GenerateRequest, Guided, MessageForm, Sampling, TokenChunk, Usage, WorkerStats
+from tests.clock import run_jumping
+from tests.waiting import until
+from workers.engines.library.adapter import Call, Kept
+from workers.engines.library.model_facts import read_model_facts
+from workers.engines.library.requests import seed_of_attempt
+from workers.engines.library.structural_tag import structural_tag
+from workers.engines.vllm.adapter import KEEP, VllmAdapter
+from workers.engines.vllm.library import load_library
+from workers.engines.vllm.sampling import is_continued_exactly, sampling_params
+from workers.engines.vllm.settings import LEASE_S, load_vllm_settings
+
+FACTS = read_model_facts(Path("models/demo"))
+STOPS = (3071, 3070)
+
+
+def ask(num_generated: int = 0, **options: Any) -> GenerateRequest:
+    sampling: dict[str, Any] = {"max_tokens": 10, "seed": 3, "stop_token_ids": STOPS} | options
+    return GenerateRequest(
+        request_id="r",
+        model="m",
+        token_ids=[1] * 5,
+        sampling=Sampling(**sampling),
+        deadline_s=1,
+        num_generated=num_generated,
+    )
+
+
+def call_of(request: GenerateRequest, **role: Any) -> Call:
+    return Call(request=request, max_tokens=10, deadline=0, cache_salt="", num_lacking=lambda: 5, **role)
+
+
+def params(request: GenerateRequest, **told: Any) -> dict[str, Any]:
+    """The fields that differ from vLLM's defaults."""
+    built = sampling_params(request, load_library(), FACTS, **{"max_tokens": 10} | told)
+    plain = SamplingParams()
+    return {name: value for name, value in vars(built).items() if value != getattr(plain, name)}
+
+
+ALWAYS = {
+    "max_tokens": 10,
+    "seed": 3,
+    "ignore_eos": True,
+    "stop_token_ids": list(STOPS),
+    "detokenize": False,
+    "output_kind": RequestOutputKind.DELTA,
+}
+PENALTIES = {"frequency_penalty": 0.5, "presence_penalty": 0.25, "repetition_penalty": 1.5}
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        ({}, {}),
+        ({"temperature": 0.5, "top_k": -1, "top_p": 0.5}, {"temperature": 0.5, "top_p": 0.5}),
+        ({"top_k": 7, "min_p": 0.1}, {"top_k": 7, "min_p": 0.1}),
+        ({"logprobs": 0}, {"logprobs": 0}),
+        ({"prompt_logprobs": 0}, {"prompt_logprobs": 0}),
+        ({"logit_bias": {3: 1.5}}, {"logit_bias": {3: 1.5}}),
+        ({"min_tokens": 4}, {"min_tokens": 4}),
+        ({"ignore_eos": True}, {"stop_token_ids": []}),
+        (PENALTIES, PENALTIES),
+    ],
+)
+def test_sampling_is_translated_for_vllm(asked: dict[str, Any], told: dict[str, Any]) -> None:
+    expected = {name: value for name, value in (ALWAYS | told).items() if value != []}
+    assert params(ask(**asked)) == expected
+
+
+def test_a_resumed_answer_asks_vllm_for_the_rest() -> None:
+    request = ask(num_generated=3, min_tokens=5)
+    told = params(request, max_tokens=7)
+    assert (told["max_tokens"], told["min_tokens"]) == (7, 2)
+    assert told["seed"] == seed_of_attempt(request.sampling, 3) != 3
+    assert params(request, is_positional=True)["seed"] == 3  # of token 4, whose place counts anyway
+
+
+@pytest.mark.parametrize(
+    ("asked", "exactly", "exactly_by_place"),
+    [
+        ({}, True, True),
+        ({"temperature": 1.0}, True, True),
+        ({"temperature": 1.0, "is_seeded": True}, False, True),
+        ({"temperature": 0.0, "is_seeded": True}, True, True),
+        ({"frequency_penalty": 0.1}, False, False),
+        ({"presence_penalty": 0.1}, False, False),
+        ({"prompt_logprobs": 0}, False, False),
+        ({"guided": Guided(last=(MessageForm(headers=("h",), end="e"),))}, False, False),
+    ],
+    ids=str,
+)
+def test_decode_goes_on_with_prefills_token_only_where_that_changes_nothing(
+    asked: dict[str, Any], exactly: bool, exactly_by_place: bool
+) -> None:
+    sampling = ask(**asked).sampling
+    assert bool(is_continued_exactly(sampling, is_positional=False)) == exactly
+    assert bool(is_continued_exactly(sampling, is_positional=True)) == exactly_by_place
+
+
+def test_a_demanded_form_becomes_a_structural_tag() -> None:
+    form = Guided(
+        leading=(),
+        last=(MessageForm(headers=("<|channel|>final<|message|>",), end="<|return|>", grammar="{}"),),
+    )
+    told = params(ask(guided=form, min_tokens=5))
+    assert told["structured_outputs"].structural_tag == structural_tag(form, FACTS.control_ids)
+    assert "min_tokens" not in told  # the form says where the answer ends
+
+
+def test_sampling_that_a_release_refuses_or_lacks_is_the_clients_fault() -> None:
+    def older(*, max_tokens: int) -> None:
+        """Takes one parameter."""
+
+    lib = load_library()
+    for build in (lib, dataclasses.replace(lib, sampling_params=older)):
+        with pytest.raises(InvalidRequest):
+            sampling_params(ask(temperature=3.0), build, FACTS, max_tokens=1)
+
+
+class Llm:
+    """Yields these results for each request, then waits. Records what is submitted and released."""
+
+    def __init__(self, *results: Any, releases: tuple[list[str] | Exception, ...] = ()) -> None:
+        self.num_open = 0
+        self.submitted: list[tuple[Any, Any, str, int]] = []
+        self.released: list[list[str]] = []
+        self.released_at_s: list[float] = []
+        self.may_release = asyncio.Event()
+        self._results = results
+        self._answers = list(releases)
+
+    async def generate(
+        self, prompt: Any, sampling: Any, request_id: str, *, priority: int
+    ) -> AsyncGenerator[Any, None]:
+        self.submitted.append((prompt, sampling, request_id, priority))
+        self.num_open += 1
+        try:
+            for result in self._results:
+                yield result
+            await asyncio.Event().wait()
+        finally:
+            self.num_open -= 1
+
+    async def collective_rpc(self, method: str, *, args: tuple[list[str]], timeout: float) -> Any:  # noqa: ASYNC109  vLLM's
+        assert (method, timeout < LEASE_S) == ("release_kv", True)
+        self.released.append(args[0])
+        self.released_at_s.append(asyncio.get_running_loop().time())
+        await self.may_release.wait()
+        answer = self._answers.pop(0) if self._answers else []
+        if isinstance(answer, Exception):
+            raise answer
+        return [answer, None]
+
+    def shutdown(self) -> None:
+        """See AsyncLLM."""
+
+
+def adapter_of(llm: Llm) -> VllmAdapter:
+    lib = load_library()
+    adapter = VllmAdapter(load_vllm_settings(lib.engine_args, "prefill", typed={"model": "m"}), lib, FACTS)
+    adapter.llm = llm
+    return adapter
+
+
+def output(reason: str | None = None, num_cached: int | None = 4, **given: Any) -> RequestOutput:
+    told = {"token_ids": [8, 9], "logprobs": None} | given
+    return RequestOutput(
+        "r", [CompletionOutput(0, "", finish_reason=reason, **told)], bool(reason), num_cached
+    )
+
+
+async def chunks_of(call: Call, *results: RequestOutput) -> list[TokenChunk]:
+    answer = adapter_of(Llm(*results)).submit(call)
+    return [await answer.step() for _ in results]
+
+
+async def test_a_request_that_is_left_ends_in_vllm_at_once() -> None:
+    answer = adapter_of(llm := Llm(output())).submit(call_of(ask()))
+    await answer.step()
+    assert llm.num_open == 1
+    assert await answer.abort()
+    assert llm.num_open == 0  # although `answer` still refers to it
+
+
+async def test_vllm_is_given_the_salt_the_priority_and_no_id_twice() -> None:
+    adapter = adapter_of(llm := Llm(output()))
+    request = ask()
+    for salt in ("", "own"):
+        await adapter.submit(dataclasses.replace(call_of(request), cache_salt=salt)).step()
+    prompt = {"prompt_token_ids": request.token_ids}
+    assert [given[0] for given in llm.submitted] == [prompt, prompt | {"cache_salt": "own"}]
+    assert [given[2:] for given in llm.submitted] == [("r-1", 0), ("r-2", 0)]
+
+
+async def test_a_prompt_whose_kv_comes_from_elsewhere_overtakes_one_that_is_computed() -> None:
+    adapter = adapter_of(llm := Llm(output()))
+    adapter._has_priorities = True  # noqa: SLF001  loaded so
+    roles: tuple[dict[str, Any], ...] = ({"num_lacking": lambda: 200_000}, {"transfer": {}})
+    for role in roles:
+        await adapter.submit(dataclasses.replace(call_of(ask()), **role)).step()
+    computed, pulled = (given[3] for given in llm.submitted)
+    assert 90_000 < computed - pulled <= 100_000  # milliseconds
+
+
+async def test_a_prompt_that_is_handed_over_has_its_parameters_and_its_blocks_are_counted() -> None:
+    adapter = adapter_of(llm := Llm())
+    for groups, count in (([[1, 2], [3]], 3), (((1, 2),), 2), ([4, 5], 2), (None, 0), ([[]], 0)):
+        result = output("length", token_ids=[8])
+        result.kv_transfer_params = {"remote_block_ids": groups}
+        llm._results = (result,)  # noqa: SLF001  the library is ours
+        answer = adapter.submit(call_of(ask(), hands_over=True))
+        await answer.step()
+        assert llm.submitted[-1][1].extra_args == {"kv_transfer_params": KEEP}
+        assert answer.kept() == Kept({"remote_block_ids": groups}, count, is_continued=True)
+    llm._results = (output("length"),)  # noqa: SLF001  as above
+    answer = adapter.submit(call_of(ask(), hands_over=True))
+    await answer.step()
+    assert answer.kept() is None
+
+
+async def test_without_its_connector_decode_samples_the_first_token_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("BATON_VLLM_WITHOUT", "connector, release")
+    result = output("length", token_ids=[8])
+    result.kv_transfer_params = {"remote_block_ids": [[1]]}
+    adapter = adapter_of(llm := Llm(result))
+    answer = adapter.submit(call_of(ask(), hands_over=True))
+    await answer.step()
+    assert answer.kept() == Kept({"remote_block_ids": [[1]]}, 1, is_continued=False)
+    answer.release()
+    await asyncio.sleep(0)
+    assert llm.released == []
+
+
+async def test_the_first_and_the_last_output_tell_usage_over_all_attempts() -> None:
+    results = output(token_ids=[]), output(), output(), output("stop")
+    usages = [chunk.usage for chunk in await chunks_of(call_of(ask(num_generated=2)), *results)]
+    assert usages == [Usage(3, 3, 2), Usage(3, 3, 4), None, Usage(3, 3, 8)]  # the first is not sent on
+
+
+@pytest.mark.parametrize(
+    ("reported", "prefills", "num_cached"),
+    [(None, None, 0), (4, None, 4), (4, 0, 0), (4, 1, 1)],  # what was transferred is not cached
+)
+async def test_cached_tokens_are_those_of_the_worker_that_ran_the_prompt(
+    reported: int | None, prefills: int | None, num_cached: int
+) -> None:
+    (chunk,) = await chunks_of(call_of(ask(), num_cached_tokens=prefills), output("length", reported))
+    assert chunk.usage == Usage(5, num_cached, 2)
+
+
+@pytest.mark.parametrize(
+    ("role", "results", "kind"),
+    [
+        ({}, [output("error")], EngineFailure),
+        ({}, [output("repetition")], EngineFailure),
+        ({}, [output("abort")], WorkerLost),  # told to end, so that another worker may serve
+        ({"transfer": {}}, [output("error")], HandoffFailed),
+        ({"transfer": {}}, [output(), output("error")], EngineFailure),  # the KV had arrived
+    ],
+)
+async def test_other_finish_reasons_are_errors(
+    role: dict[str, Any], results: list[RequestOutput], kind: type[BatonError]
+) -> None:
+    with pytest.raises(kind):
+        await chunks_of(call_of(ask(), **role), *results)
+
+
+async def test_logprobs_are_the_chosen_tokens_and_the_likeliest() -> None:
+    told: list[dict[int, Logprob]] = [{8: Logprob(-3.0, 3), 1: Logprob(-0.5, 1), 2: Logprob(-1.0, 2)}]
+    (chunk,) = await chunks_of(call_of(ask(logprobs=2)), output(logprobs=told))
+    (first, second) = chunk.logprobs or ()
+    assert (first.token_id, first.logprob, first.top) == (8, -3.0, ((1, -0.5), (2, -1.0)))
+    assert (second.token_id, second.top) == (9, ())  # not reported
+    (chunk,) = await chunks_of(call_of(ask(logprobs=0)), output(logprobs=told))
+    assert [(entry.logprob, entry.top) for entry in chunk.logprobs or ()][:1] == [(-3.0, ())]
+
+
+async def test_the_prompts_logprobs_come_with_the_end() -> None:
+    begun = output()
+    begun.prompt_logprobs = [
+        None, {1: Logprob(-0.5, 1)}, {1: Logprob(-2.0, 4), 3: Logprob(-0.1, 1)}, None, {},
+    ]  # fmt: skip
+    first, last = await chunks_of(call_of(ask(prompt_logprobs=0)), begun, output("length"))
+    assert first.prompt_logprobs is None
+    unreported = -9999.0
+    assert [entry.logprob for entry in last.prompt_logprobs or ()] == [-0.5, -2.0, unreported, unreported]
+    assert {(entry.token_id, entry.top) for entry in last.prompt_logprobs or ()} == {(1, ())}
+
+
+def test_an_error_is_the_clients_the_requests_or_the_cores() -> None:
+    adapter, wrapper = adapter_of(Llm()), KeyError("generation failed")
+    wrapper.__cause__ = OSError("no such page")
+    dead = adapter.lib.dead()
+    for error, kind, says in (
+        (ValueError("too long"), InvalidRequest, "too long"),
+        (wrapper, EngineFailure, "no such page"),
+        (dead, WorkerLost, "core died"),
+    ):
+        failure = adapter.failure(error, call_of(ask()))
+        assert (type(failure), says in failure.message) == (kind, True)
+
+
+def step(transfers: dict[str, Any] | None = None, **figures: float) -> Any:
+    """vLLM's SchedulerStats."""
+    idle = {"num_running_reqs": 0, "num_waiting_reqs": 0, "kv_cache_usage": 0.0}
+    return SimpleNamespace(**idle | figures, kv_connector_stats=transfers)
+
+
+def test_figures_are_those_of_the_last_step_and_all_transfers() -> None:
+    adapter = adapter_of(Llm())
+    figures, failed = adapter._figures, list[bool]()  # noqa: SLF001  vLLM's stat logger
+    figures.on_failed_pull = lambda: failed.append(True)
+    assert adapter.figures(set()) == WorkerStats()
+    figures.num_blocks = 100
+    kept = {call_of(ask()) for _ in range(2)}
+    for call in kept:
+        call.kept = Kept({}, 5)
+    assert adapter.figures(kept).kv_used_blocks == 0  # vLLM has not reported them yet
+    figures.record(step({"bytes_transferred": [10, 20], "transfer_duration": [0.25, 0.5]}), None)
+    assert not failed
+    figures.record(step({"bytes_transferred": [30], "num_failed_transfers": [1]}), None)
+    assert failed == [True]
+    figures.record(
+        step(num_running_reqs=7, num_waiting_reqs=6, num_skipped_waiting_reqs=2, kv_cache_usage=0.5), None
+    )
+    figures.record(None, None, engine_idx=0)  # a step without stats changes nothing
+    assert adapter.figures(kept) == WorkerStats(
+        num_running=7,
+        num_waiting=8,
+        kv_blocks=100,
+        kv_used_blocks=50 - 10,
+        kv_pinned_blocks=10,
+        kv_moved_bytes=60,
+        kv_move_s=0.75,
+    )
+
+
+async def released(llm: Llm, num_messages: int) -> None:
+    await until(lambda: len(llm.released) >= num_messages)
+    llm.may_release.set()
+
+
+@pytest.mark.parametrize("answer", [[], TimeoutError()], ids=repr)
+def test_pins_that_end_while_vllm_answers_or_fails_go_with_the_next_message(answer: Any) -> None:
+    async def main() -> None:
+        adapter = adapter_of(llm := Llm(releases=(answer,)))
+        adapter.release("a")
+        await until(lambda: llm.released)
+        for request_id in ("b", "c"):
+            adapter.release(request_id)
+        await released(llm, 1)
+        await released(llm, 2)
+        assert llm.released == [["a"], ["b", "c"]]
+
+    run_jumping(main())
+
+
+async def test_a_worker_stops_while_vllm_does_not_answer() -> None:
+    adapter = adapter_of(llm := Llm())
+    adapter.release("a")
+    await asyncio.sleep(0)
+    adapter.release("b")
+    await adapter.stop(is_broken=False)
+    assert llm.released == [["a"]]
+    assert "release-kv" not in {task.get_name() for task in asyncio.all_tasks()}
+
+
+def test_a_pin_without_a_lease_is_released_again_but_not_for_ever() -> None:
+    async def main() -> None:
+        adapter = adapter_of(llm := Llm(releases=tuple([["a"]] * 100)))
+        llm.may_release.set()
+        for request_id in ("a", "b"):
+            adapter.release(request_id)
+        await asyncio.sleep(60)  # in the clock of the test
+        assert llm.released == [["a", "b"], *[["a"]] * 39]
+        assert min(b - a for a, b in itertools.pairwise(llm.released_at_s)) > 0.01  # a step of vLLM's
+
+    run_jumping(main())
