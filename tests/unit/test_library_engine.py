@@ -19,7 +19,7 @@ from baton.errors import (
     WorkerLost,
 )
 from baton.messages import GenerateRequest, KvHandoff, KvLayout, TokenChunk, WorkerStats, after_handoff
-from tests.clock import run_jumping
+from tests.clock import jumping
 from tests.engine_calls import next_handoff, tokens
 from tests.planes import a_request
 from workers.engine import EngineInfo
@@ -278,31 +278,27 @@ async def test_a_stopped_engine_leaves_nothing_running() -> None:
     assert left <= {"library-health"}  # of the engine that handed over
 
 
-def test_a_request_ends_at_its_deadline_which_counts_from_its_submission() -> None:
-    async def main() -> None:
-        engine = await started(Library(4))
-        async with aclosing(engine.decode(ask(deadline_s=30))) as answer:
+@jumping
+async def test_a_request_ends_at_its_deadline_which_counts_from_its_submission() -> None:
+    engine = await started(Library(4))
+    async with aclosing(engine.decode(ask(deadline_s=30))) as answer:
+        await anext(answer)
+        await asyncio.sleep(10)  # in the clock of the test
+        with pytest.raises(DeadlineExceeded):
             await anext(answer)
-            await asyncio.sleep(10)  # in the clock of the test
-            with pytest.raises(DeadlineExceeded):
-                await anext(answer)
-            assert asyncio.get_running_loop().time() == pytest.approx(30, abs=0.1)
-
-    run_jumping(main())
+        assert asyncio.get_running_loop().time() == pytest.approx(30, abs=0.1)
 
 
 @pytest.mark.parametrize(("deadline_s", "ttl_s"), [(30, 30), (600, KEEP_S)])
-def test_a_pin_ends_with_its_request_or_when_its_kv_is_freed(deadline_s: float, ttl_s: float) -> None:
-    async def main() -> None:
-        engine = await started(Library(4))
-        replies = engine.prefill(ask(deadline_s=deadline_s))
-        await next_handoff(replies)
-        with pytest.raises(HandoffFailed):
-            await anext(replies)
-        assert asyncio.get_running_loop().time() == pytest.approx(ttl_s)
-        assert engine.stats().num_handoffs_expired == 1
-
-    run_jumping(main())
+@jumping
+async def test_a_pin_ends_with_its_request_or_when_its_kv_is_freed(deadline_s: float, ttl_s: float) -> None:
+    engine = await started(Library(4))
+    replies = engine.prefill(ask(deadline_s=deadline_s))
+    await next_handoff(replies)
+    with pytest.raises(HandoffFailed):
+        await anext(replies)
+    assert asyncio.get_running_loop().time() == pytest.approx(ttl_s)
+    assert engine.stats().num_handoffs_expired == 1
 
 
 async def test_a_transfer_is_finished_in_the_background_before_its_rest_is_aborted() -> None:
@@ -320,19 +316,17 @@ async def test_a_transfer_is_finished_in_the_background_before_its_rest_is_abort
     assert answer.num_aborts == 1
 
 
-def test_a_transfer_that_does_not_end_breaks_the_engine_after_minutes() -> None:
-    async def main() -> None:
-        engine = await started(Library(None, may_abort=False))
-        with pytest.raises(DeadlineExceeded):
-            await tokens(engine.decode(await handed_over(deadline_s=1)))
-        failed = asyncio.create_task(engine.failed())
-        await asyncio.sleep(KEEP_S + 590)  # in the clock of the test
-        assert not failed.done()
-        await asyncio.sleep(60)
-        assert "did not end" in await failed
-        assert engine.stats().num_running == 0
-
-    run_jumping(main())
+@jumping
+async def test_a_transfer_that_does_not_end_breaks_the_engine_after_minutes() -> None:
+    engine = await started(Library(None, may_abort=False))
+    with pytest.raises(DeadlineExceeded):
+        await tokens(engine.decode(await handed_over(deadline_s=1)))
+    failed = asyncio.create_task(engine.failed())
+    await asyncio.sleep(KEEP_S + 590)  # in the clock of the test
+    assert not failed.done()
+    await asyncio.sleep(60)
+    assert "did not end" in await failed
+    assert engine.stats().num_running == 0
 
 
 async def test_a_failed_transfer_ends_requests_that_may_have_found_what_it_left() -> None:

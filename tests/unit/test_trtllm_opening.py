@@ -10,7 +10,7 @@ from typing import Any
 import pydantic
 import pytest
 
-from tests.clock import run_jumping
+from tests.clock import jumping
 from workers.engines.library.adapter import Facts
 from workers.engines.library.model_facts import read_model_facts
 from workers.engines.trtllm.adapter import TrtllmAdapter
@@ -92,13 +92,11 @@ async def test_a_failed_load_is_one_line_with_its_place(tmp_path: Path, llm: Any
     assert "\n" not in str(failed.value)
 
 
-def test_a_first_request_that_hangs_is_given_up_after_minutes(tmp_path: Path) -> None:
-    async def main() -> None:
-        with pytest.raises(ValueError, match="its first request failed"):
-            await loaded(tmp_path, dict, hangs)
-        assert 60 <= asyncio.get_running_loop().time() <= 600
-
-    run_jumping(main())
+@jumping
+async def test_a_first_request_that_hangs_is_given_up_after_minutes(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="its first request failed"):
+        await loaded(tmp_path, dict, hangs)
+    assert 60 <= asyncio.get_running_loop().time() <= 600
 
 
 def test_what_a_build_hides_counts_as_well() -> None:

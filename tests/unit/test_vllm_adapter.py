@@ -14,7 +14,7 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams
 
 from baton.errors import BatonError, EngineFailure, HandoffFailed, InvalidRequest, WorkerLost
 from baton.messages import GenerateRequest, Guided, MessageForm, Sampling, TokenChunk, Usage, WorkerStats
-from tests.clock import run_jumping
+from tests.clock import jumping
 from tests.waiting import until
 from workers.engines.library.adapter import Call, Kept
 from workers.engines.library.model_facts import read_model_facts
@@ -358,18 +358,16 @@ async def released(llm: Llm, num_messages: int) -> None:
 
 
 @pytest.mark.parametrize("answer", [[], TimeoutError()], ids=repr)
-def test_pins_that_end_while_vllm_answers_or_fails_go_with_the_next_message(answer: Any) -> None:
-    async def main() -> None:
-        adapter = adapter_of(llm := Llm(releases=(answer,)))
-        adapter.release("a")
-        await until(lambda: llm.released)
-        for request_id in ("b", "c"):
-            adapter.release(request_id)
-        await released(llm, 1)
-        await released(llm, 2)
-        assert llm.released == [["a"], ["b", "c"]]
-
-    run_jumping(main())
+@jumping
+async def test_pins_that_end_while_vllm_answers_or_fails_go_with_the_next_message(answer: Any) -> None:
+    adapter = adapter_of(llm := Llm(releases=(answer,)))
+    adapter.release("a")
+    await until(lambda: llm.released)
+    for request_id in ("b", "c"):
+        adapter.release(request_id)
+    await released(llm, 1)
+    await released(llm, 2)
+    assert llm.released == [["a"], ["b", "c"]]
 
 
 async def test_a_worker_stops_while_vllm_does_not_answer() -> None:
@@ -382,14 +380,12 @@ async def test_a_worker_stops_while_vllm_does_not_answer() -> None:
     assert "release-kv" not in {task.get_name() for task in asyncio.all_tasks()}
 
 
-def test_a_pin_without_a_lease_is_released_again_but_not_for_ever() -> None:
-    async def main() -> None:
-        adapter = adapter_of(llm := Llm(releases=tuple([["a"]] * 100)))
-        llm.may_release.set()
-        for request_id in ("a", "b"):
-            adapter.release(request_id)
-        await asyncio.sleep(60)  # in the clock of the test
-        assert llm.released == [["a", "b"], *[["a"]] * 39]
-        assert min(b - a for a, b in itertools.pairwise(llm.released_at_s)) > 0.01  # a step of vLLM's
-
-    run_jumping(main())
+@jumping
+async def test_a_pin_without_a_lease_is_released_again_but_not_for_ever() -> None:
+    adapter = adapter_of(llm := Llm(releases=tuple([["a"]] * 100)))
+    llm.may_release.set()
+    for request_id in ("a", "b"):
+        adapter.release(request_id)
+    await asyncio.sleep(60)  # in the clock of the test
+    assert llm.released == [["a", "b"], *[["a"]] * 39]
+    assert min(b - a for a, b in itertools.pairwise(llm.released_at_s)) > 0.01  # a step of vLLM's
