@@ -156,10 +156,11 @@ def test_the_double_takes_the_unions_other_class_by_its_keys() -> None:
 async def test_a_fatal_error_reaches_every_request_and_then_nothing_runs(checkpoint: Path) -> None:
     llm = LLM(str(checkpoint), **CONFIG)
     params = SamplingParams(max_tokens=400, end_id=-1)
-    results = [llm.generate_async([1], params, streaming=True) for _ in range(2)]
-    await anext(results[0])
     executor: Any = llm._executor  # noqa: SLF001  tests only
-    executor.die("out of the blue")
+    with sprung(prefill_s_a_token=3600.0):  # so that none ends before
+        results = [llm.generate_async([1], params, streaming=True) for _ in range(2)]
+        await until(lambda: len(executor._jobs) == 2)  # noqa: SLF001  the same
+        executor.die("out of the blue")
     for result in results:
         with pytest.raises(RequestError, match="out of the blue"):
             await result.aresult()
