@@ -14,7 +14,7 @@ import torch
 
 from baton.messages import Sampling
 from frontend.text.tokenizer import ModelTokenizer
-from frontend.turn.form import AnswerFormat, guided
+from frontend.turn.request import AnswerFormat, guided
 from workers.engines.embedded.grammar import Grammars, Matcher
 from workers.engines.embedded.sampling import Draw, sample
 

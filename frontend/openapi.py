@@ -11,11 +11,11 @@ from starlette.routing import BaseRoute
 
 from baton.errors import BatonError
 from frontend.chat.answer import ChatCompletion
-from frontend.chat.body import ChatBody
+from frontend.chat.request import ChatBody
 from frontend.completions.answer import Completion, CompletionBody
 from frontend.http.errors import ErrorBody
 from frontend.messages.answer import MessageObject, MessagesError, TokenCount
-from frontend.messages.body import Counted, MessagesBody
+from frontend.messages.request import Counted, MessagesBody
 from frontend.pages import ModelBody, ModelInfo, ModelList, ModelPage
 from frontend.responses.body import DeletedResponse, InputTokens, ItemList, ResponseBody, ResponseObject
 from frontend.responses.input import GIVEN_ITEMS

@@ -6,8 +6,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from baton.errors import InvalidRequest
-from frontend.chat.body import Message, ToolDefinition
-from frontend.chat.request import tools, turns
+from frontend.chat.request import InputMessage, ToolDefinition, tools, turns
 from frontend.harmony.conversation import Conversation
 from frontend.harmony.render import render
 from frontend.http.body import decode, read
@@ -28,7 +27,7 @@ class TokenizeBody(msgspec.Struct, kw_only=True):
 
     model: str | None = None
     prompt: str | None = None
-    messages: Annotated[list[Message], msgspec.Meta(min_length=1)] | None = None
+    messages: Annotated[list[InputMessage], msgspec.Meta(min_length=1)] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     return_token_strs: bool | None = None

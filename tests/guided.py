@@ -23,7 +23,7 @@ from frontend.harmony.conversation import (
 )
 from frontend.harmony.parse import HarmonyParser
 from frontend.text.tokenizer import ModelTokenizer
-from frontend.turn.form import guided
+from frontend.turn.request import guided
 from workers.engines.embedded.grammar import Grammars, Matcher
 
 Json = dict[str, Any]

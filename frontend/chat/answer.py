@@ -7,8 +7,14 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from frontend.chat.body import ChatBody, CustomCall, FunctionCall
-from frontend.chat.request import gives_reasoning, not_enforced, turn_request
+from frontend.chat.request import (
+    ChatBody,
+    CustomCall,
+    FunctionCall,
+    gives_reasoning,
+    not_enforced,
+    turn_request,
+)
 from frontend.harmony.conversation import (
     Delta,
     MessageEnd,

@@ -20,8 +20,7 @@ from frontend.http.body import decode, read
 from frontend.http.exchange import Exchange, ignored_header
 from frontend.http.respond import Serve, generating
 from frontend.http.services import Services
-from frontend.messages.body import Counted, MessagesBody, ThreadNotFound
-from frontend.messages.request import turn_request
+from frontend.messages.request import Counted, MessagesBody, ThreadNotFound, turn_request
 from frontend.metrics import Tally
 from frontend.text.served import ContextTooLong
 from frontend.turn.choice import Choice

@@ -31,10 +31,9 @@ from frontend.responses.runs import ResponseState
 from frontend.responses.store import ResponseStore, StoredResponse
 from frontend.text.served import ContextTooLong
 from frontend.turn.fields import GPT_OSS_EFFORTS, NEAREST_EFFORT, AnyEffort, effort_of, identity_of
-from frontend.turn.form import answer_format
 from frontend.turn.ids import vary
 from frontend.turn.prepare import LONG_BYTES, encode, prepare
-from frontend.turn.request import Client, Limits, TurnRequest
+from frontend.turn.request import Client, Limits, TurnRequest, answer_format
 from frontend.turn.seal import Seal
 
 MAX_REFERENCES = 1000

@@ -18,9 +18,8 @@ from frontend.responses.items import (
     ToolSearchOutputItem,
 )
 from frontend.turn.fields import Part, required
-from frontend.turn.form import CallChoice
 from frontend.turn.ids import new_id
-from frontend.turn.request import left_out, text_of_part
+from frontend.turn.request import CallChoice, left_out, text_of_part
 from frontend.turn.seal import Changed, Seal
 
 

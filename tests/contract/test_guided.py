@@ -17,7 +17,7 @@ from frontend.harmony.conversation import Conversation, Tool, UserTurn
 from frontend.harmony.render import render
 from frontend.text.specials import SpecialToken
 from frontend.text.tokenizer import ModelTokenizer
-from frontend.turn.form import CallChoice, guided
+from frontend.turn.request import CallChoice, guided
 from tests.guided import CASES, ENDLESS, answer_form, check, parts_of, slow_inside
 from tests.waiting import PATIENCE_S, until
 from workers.engine import Engine

@@ -15,7 +15,7 @@ from frontend.harmony.conversation import AnswerFormat, Conversation, Tool, User
 from frontend.harmony.render import render
 from frontend.text.specials import SpecialToken
 from frontend.text.tokenizer import ModelTokenizer
-from frontend.turn.form import CallChoice, guided
+from frontend.turn.request import CallChoice, guided
 from tests.guided import (
     CASES,
     MAX_TOKENS,

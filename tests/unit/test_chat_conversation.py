@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from baton.errors import InvalidRequest
-from frontend.chat.body import ChatBody
-from frontend.chat.request import conversation, not_enforced, turn_request
+from frontend.chat.request import ChatBody, conversation, not_enforced, turn_request
 from frontend.harmony.conversation import (
     MODEL_IDENTITY,
     AnswerFormat,
@@ -115,6 +114,8 @@ def test_the_first_identity_given_replaces_the_default(fields: dict[str, Any]) -
     [
         ({"role": "user", "content": [{"type": "text", "text": "a"}, IMAGE]}, "messages[0].content[1].type"),
         ({"role": "user", "content": [{"type": "input_audio"}]}, "messages[0].content[0].type"),
+        ({"role": "user"}, "messages[0].content"),
+        ({"role": "tool", "content": "x"}, "messages[0].tool_call_id"),
         ({"role": "user", "content": [{"type": "text"}]}, "messages[0].content[0].text"),
         ({"role": "user", "content": [{"type": "refusal", "text": "a"}]}, "messages[0].content[0].refusal"),
         ({"role": "assistant", "content": "x", "function_call": {"name": "f"}}, "messages[0].function_call"),

@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from baton.errors import InvalidRequest
-from frontend.chat.body import ChatBody
-from frontend.chat.request import turn_request
+from frontend.chat.request import ChatBody, turn_request
 from frontend.http.body import decode
 from frontend.turn.request import TurnRequest
 

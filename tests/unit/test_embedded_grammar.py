@@ -13,7 +13,7 @@ from baton.messages import Guided, MessageForm
 from frontend.harmony.conversation import Tool
 from frontend.text.specials import SpecialToken
 from frontend.text.tokenizer import ModelTokenizer
-from frontend.turn.form import CallChoice, guided
+from frontend.turn.request import CallChoice, guided
 from tests.guided import (
     CASES,
     MAX_TOKENS,

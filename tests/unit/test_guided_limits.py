@@ -6,10 +6,10 @@ import msgspec
 import pytest
 
 from baton.errors import InvalidRequest
-from frontend.chat.body import ChatBody
+from frontend.chat.request import ChatBody
 from frontend.chat.request import tools as tools_of
 from frontend.harmony.conversation import AnswerFormat, Tool
-from frontend.turn.form import CallChoice, guided
+from frontend.turn.request import CallChoice, guided
 
 FREE_BYTES = len(json.dumps({"type": "object", "description": ""}, separators=(",", ":")))
 

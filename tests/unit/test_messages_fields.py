@@ -16,8 +16,7 @@ from frontend.harmony.conversation import (
     UserTurn,
 )
 from frontend.http.body import decode
-from frontend.messages.body import Counted, MessagesBody
-from frontend.messages.request import turn_request
+from frontend.messages.request import Counted, MessagesBody, turn_request
 from frontend.turn.request import TurnRequest
 from frontend.turn.seal import Seal
 

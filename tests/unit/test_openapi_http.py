@@ -11,7 +11,7 @@ import pytest
 import frontend.__main__  # noqa: F401  defines every error that a frontend sends
 from baton.errors import BatonError
 from frontend.app import ServerState, routes
-from frontend.chat.body import ChatBody
+from frontend.chat.request import ChatBody
 from frontend.http.body import decode
 from frontend.openapi import EXAMPLES
 from tests.scripted_frontend import MODEL, Client, Reply, ScriptedTokens

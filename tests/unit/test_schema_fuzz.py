@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from frontend.chat.body import ChatBody
+from frontend.chat.request import ChatBody
 from frontend.completions.answer import CompletionBody
 from tests.scripted_frontend import MODEL, Client, Reply, ScriptedTokens
 
