@@ -14,7 +14,6 @@ from frontend.responses.output import MAX_KEPT_STREAM_BYTES
 from frontend.responses.runs import MAX_RUNS, ResponseState
 from frontend.responses.store import ResponseStore
 from tests.clock import jumping
-from tests.generators import none_abandoned
 from tests.scripted_frontend import MODEL, Client, ScriptedTokens, ended, frontend
 from tests.stored_responses import response
 from tests.waiting import scaled, until
@@ -77,20 +76,6 @@ async def test_a_stream_that_is_too_long_is_not_stored_and_cannot_be_resumed() -
         assert (late.status, late.error["param"]) == (400, "stream")
 
 
-async def test_a_run_stops_generating_when_it_has_said_enough() -> None:
-    call = '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"x":1}<|call|>'
-    text = f"{call}<|start|>assistant{call}" + "<|start|>assistant<|channel|>final<|message|>" + "x" * 300
-    async with frontend(text) as client:
-        with none_abandoned():
-            tools = [{"type": "function", "name": "f"}]
-            asked = await client.respond(background=True, parallel_tool_calls=False, tools=tools)
-            made = asked.json
-            done = await ended(client, made["id"])
-        assert [item["type"] for item in done["output"]] == ["function_call"]
-        assert client.tokens.num_ended == 1
-        assert done["usage"]["output_tokens"] < 100
-
-
 async def test_what_a_run_came_to_is_shown_once_it_is_kept_and_not_before() -> None:
     can_save = threading.Event()
     can_save.set()
@@ -120,28 +105,6 @@ async def test_what_a_run_came_to_is_shown_once_it_is_kept_and_not_before() -> N
     assert await getting is None
     await streaming
     assert b"response.completed" in written
-    await client.responses.close()
-
-
-@pytest.mark.parametrize(("stream", "end"), [(True, b"response.completed"), (False, b"output")])
-async def test_an_answer_ends_when_its_response_is_kept(stream: bool, end: bytes) -> None:
-    can_save = threading.Event()
-
-    def clock() -> float:
-        assert can_save.wait(20)
-        return 0.0
-
-    client = Client(ScriptedTokens(ANSWER), responses=ResponseState(ResponseStore(clock=clock)))
-    written = bytearray()
-    client.on_write = written.extend
-    streaming = asyncio.create_task(client.respond(stream=stream))
-    await until(lambda: client.tokens.num_ended)
-    for _ in range(20):
-        await asyncio.sleep(0)  # turns for what must not happen
-    assert end not in written
-    can_save.set()
-    await streaming
-    assert end in written
     await client.responses.close()
 
 

@@ -5,8 +5,9 @@ import json
 import os
 import sqlite3
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,14 @@ from tests.waiting import PATIENCE_S, until
 
 async def kept(store: ResponseStore, *names: str) -> list[str]:
     return [name for name in names if await store.load(name) is not None]
+
+
+@contextmanager
+def writing(path: Path, how: str = "IMMEDIATE") -> Iterator[sqlite3.Connection]:
+    """Another process writes, until it ends or commits."""
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute(f"BEGIN {how}")
+        yield other
 
 
 async def test_what_is_saved_is_loaded_and_saved_again_and_deleted() -> None:
@@ -94,23 +103,18 @@ async def test_a_conversation_is_read_back_up_to_a_number_of_bytes() -> None:
 
 
 async def test_nobody_but_the_user_can_read_what_is_stored(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        path = tmp_path / "folder" / "responses.sqlite3"
+    path = tmp_path / "folder" / "responses.sqlite3"
+    umask = os.umask(0)
+    try:
         store = ResponseStore(str(path))
         await store.open()
         await store.save(response("a", status="in_progress"), [])
-        assert path.parent.stat().st_mode & 0o077 == 0
         databases = list(path.parent.glob("*.sqlite3*"))
-        assert {each.suffix for each in databases} >= {".sqlite3", ".sqlite3-wal"}
-        for each in databases:
-            assert each.suffix == ".lock" or each.stat().st_mode & 0o077 == 0, each
         await store.close()
-
-    umask = os.umask(0)
-    try:
-        await scenario()
     finally:
         os.umask(umask)
+    assert {each.suffix for each in databases} >= {".sqlite3", ".sqlite3-wal"}
+    assert path.parent.stat().st_mode & 0o077 == path.stat().st_mode & 0o077 == 0
 
 
 async def test_the_responses_used_last_are_kept_up_to_a_number() -> None:
@@ -142,16 +146,6 @@ async def test_old_responses_go_and_so_do_those_beyond_the_bytes_but_never_a_run
     await store.close()
 
 
-async def test_an_item_of_several_responses_is_the_latest_ones() -> None:
-    store = ResponseStore()
-    for name in "ab":
-        await store.save(response(name), ["msg_1"])
-    found = await store.with_item("msg_1")
-    assert found is not None
-    assert found.id == "b"
-    await store.close()
-
-
 async def test_a_deleted_response_leaves_nothing_in_a_file_of_the_version_that_it_says(
     tmp_path: Path,
 ) -> None:
@@ -166,12 +160,30 @@ async def test_a_deleted_response_leaves_nothing_in_a_file_of_the_version_that_i
     await store.close()
 
 
+async def test_a_file_that_cannot_be_used_is_a_named_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text, newer, locked = (tmp_path / name for name in ("text", "newer", "locked"))
+    text.write_text("This is no database, however long one looks at it. " * 100)
+    with closing(sqlite3.connect(newer)) as db:
+        db.execute("PRAGMA user_version = 99")
+    monkeypatch.setattr(store_module, "_OPEN_BUSY_S", 0.01)
+    with writing(locked, "EXCLUSIVE"):
+        for path, why in {
+            tmp_path: "directory",
+            text: "not a database",
+            newer: "version 99",
+            locked: "lock",
+        }.items():
+            with pytest.raises(StoreFailure, match=why):
+                await ResponseStore(str(path)).open()
+
+
 async def test_a_file_that_another_process_writes_to_is_waited_for(tmp_path: Path) -> None:
     path = tmp_path / "responses.sqlite3"
     store = ResponseStore(str(path))
     await store.open()
-    with closing(sqlite3.connect(path, isolation_level=None)) as other:
-        other.execute("BEGIN IMMEDIATE")
+    with writing(path) as other:
         saving = asyncio.create_task(store.save(response("a"), []))
         await asyncio.sleep(0.1)  # it waits now
         assert not saving.done()
@@ -194,34 +206,13 @@ def test_processes_that_create_the_file_together_all_open_it(tmp_path: Path) -> 
             assert list(pool.map(opened, [path] * 4)) == [None] * 4
 
 
-def test_a_path_in_the_home_folder_is_found_there() -> None:
-    assert ResponseStore("~/responses").path == str(Path.home() / "responses")
-
-
-async def test_a_file_that_cannot_be_used_is_a_named_failure(tmp_path: Path) -> None:
-    for path in (tmp_path, tmp_path / "text"):
-        (tmp_path / "text").write_text("This is no database, however long one looks at it. " * 100)
-        with pytest.raises(StoreFailure, match="cannot be used"):
-            await ResponseStore(str(path)).open()
-
-
-async def test_a_file_of_another_version_is_left_alone(tmp_path: Path) -> None:
-    path = tmp_path / "responses.sqlite3"
-    newer = sqlite3.connect(path)
-    newer.execute("PRAGMA user_version = 99")
-    newer.close()
-    with pytest.raises(StoreFailure, match="version 99"):
-        await ResponseStore(str(path)).open()
-
-
 async def test_what_cannot_be_written_is_found_at_once_and_written_later(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "responses.sqlite3"
     store = ResponseStore(str(path))
     await store.save(response("a"), ["msg_1"])
-    with closing(sqlite3.connect(path, isolation_level=None)) as other:
-        other.execute("BEGIN IMMEDIATE")
+    with writing(path) as other:
         await store.save(response("b", previous_id="a"), ["msg_1"])
         assert store.is_failing
         await store.save(response("c"), [])
@@ -263,7 +254,7 @@ class Disk:
 
 
 async def test_a_response_that_is_not_written_yet_is_its_keys_only() -> None:
-    async def scenario(disk: Disk) -> None:
+    with Disk() as disk:
         store = ResponseStore(clock=disk)
         made = response("a", key_name="alice")
         saving = asyncio.create_task(store.save(made, ["msg_1"]))
@@ -277,14 +268,11 @@ async def test_a_response_that_is_not_written_yet_is_its_keys_only() -> None:
         await saving
         await store.close()
 
-    with Disk() as disk:
-        await scenario(disk)
-
 
 async def test_a_file_that_does_not_answer_is_a_named_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store_module, "_ANSWER_S", 0.05)
 
-    async def scenario(disk: Disk) -> None:
+    with Disk() as disk:
         store = ResponseStore(clock=disk)
         saving = asyncio.create_task(store.save(response("a"), []))
         await until(disk.is_asked.is_set)
@@ -295,12 +283,9 @@ async def test_a_file_that_does_not_answer_is_a_named_failure(monkeypatch: pytes
         await saving
         await store.close()
 
-    with Disk() as disk:
-        await scenario(disk)
-
 
 async def test_a_response_that_is_deleted_before_it_is_written_is_gone() -> None:
-    async def scenario(disk: Disk) -> None:
+    with Disk() as disk:
         store = ResponseStore(clock=disk)
         saving = [asyncio.create_task(store.save(response("a"), []))]
         await until(disk.is_asked.is_set)
@@ -314,16 +299,12 @@ async def test_a_response_that_is_deleted_before_it_is_written_is_gone() -> None
         assert await kept(store, "a", "b") == ["a"]
         await store.close()
 
-    with Disk() as disk:
-        await scenario(disk)
-
 
 async def test_closing_writes_what_is_left(tmp_path: Path) -> None:
     path = tmp_path / "responses.sqlite3"
     store = ResponseStore(str(path))
     await store.open()
-    with closing(sqlite3.connect(path, isolation_level=None)) as other:
-        other.execute("BEGIN IMMEDIATE")
+    with writing(path) as other:
         for name in "abc":
             await store.save(response(name), [])
         other.execute("COMMIT")
@@ -366,8 +347,7 @@ async def test_the_newest_unwritten_responses_are_kept_up_to_a_number_of_bytes(
     path = tmp_path / "responses.sqlite3"
     store = ResponseStore(str(path))
     await store.open()
-    with closing(sqlite3.connect(path, isolation_level=None)) as other:
-        other.execute("BEGIN IMMEDIATE")
+    with writing(path):
         for name in "abacd":
             await store.save(response(name, body=b"x" * 998), ["msg_1"])
         assert await kept(store, *"abcd") == ["a", "c", "d"]
@@ -379,36 +359,6 @@ async def test_the_newest_unwritten_responses_are_kept_up_to_a_number_of_bytes(
         await store.close()
     assert "response not stored response_id=b" in caplog.text
     assert "responses lost num=1" in caplog.text
-
-
-async def test_opening_waits_for_a_process_that_writes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "responses.sqlite3"
-    first, second = ResponseStore(str(path)), ResponseStore(str(path))
-    await first.open()
-    monkeypatch.setattr(store_module, "_ANSWER_S", 0.001)
-    with closing(sqlite3.connect(path, isolation_level=None)) as other:
-        other.execute("BEGIN IMMEDIATE")
-        opening = asyncio.create_task(second.open())
-        await asyncio.sleep(0.05)  # longer than a request would wait
-        assert not opening.done()
-        other.execute("COMMIT")
-        await opening
-    monkeypatch.undo()
-    await first.close()
-    await second.close()
-
-
-async def test_a_file_that_stays_locked_is_a_named_failure(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(store_module, "_OPEN_BUSY_S", 0.01)
-    path = tmp_path / "responses"
-    with closing(sqlite3.connect(path, isolation_level=None)) as other:
-        other.execute("BEGIN EXCLUSIVE")
-        with pytest.raises(StoreFailure, match="locked"):
-            await ResponseStore(str(path)).open()
 
 
 async def test_closing_ends_the_thread() -> None:
@@ -473,8 +423,7 @@ async def test_a_locked_file_still_tells_what_it_has(tmp_path: Path) -> None:
     store = ResponseStore(str(path))
     await store.open()
     await store.save(response("a", status="in_progress", body=b"{}"), [])
-    with closing(sqlite3.connect(path, isolation_level=None)) as other:
-        other.execute("BEGIN IMMEDIATE")
+    with writing(path):
         assert await status_of(store, "a") == "in_progress"
     assert await status_of(store, "a") == "failed"
     await store.close()

@@ -173,33 +173,6 @@ def test_a_tool_can_be_demanded_by_its_type(kind: str, is_allowed: bool) -> None
     assert all(f"functions.{kind}" in message.headers[0] for message in form.last)
 
 
-def test_a_shell_in_openais_containers_is_left_out() -> None:
-    client = Client(ScriptedTokens(THINK))
-    tool = {"type": "shell", "environment": {"type": "container_auto"}}
-    reply = asyncio.run(client.post("/v1/responses", {"model": MODEL, "input": [HI], "tools": [tool]}))
-    assert "tools[].shell.environment" in reply.headers["x-baton-ignored"]
-    local = {"type": "shell", "environment": {"type": "local"}}
-    respond(client, tools=[local])
-
-
-@pytest.mark.parametrize(
-    ("kind", "required"),
-    [("local_shell", ["command"]), ("shell", ["commands"]), ("apply_patch", ["type", "path"])],
-)
-def test_the_model_has_to_give_what_a_call_needs(kind: str, required: list[str]) -> None:
-    client = Client(ScriptedTokens(answer(kind, json.dumps(CALLS[kind][0]))))
-    respond(client, tools=[{"type": kind}])
-    form = client.tokens.requests[0].sampling.guided
-    assert form is not None
-    schema = json.loads(form.last[0].grammar or "")
-    assert schema["required"] == required
-    assert not schema["additionalProperties"]
-    numbers = [
-        schema["properties"][name] for name in schema["properties"] if name.startswith(("timeout", "max"))
-    ]
-    assert all(number == {"type": "integer"} for number in numbers)
-
-
 def test_arguments_that_are_nested_too_deeply_are_told_as_a_function_call() -> None:
     deep = '{"commands":["a"],"x":' + "[" * 3000 + "]" * 3000 + "}"
     item = machine_call("shell", "call_1", deep)

@@ -220,26 +220,6 @@ def test_the_input_of_a_custom_tool_is_held_to_its_grammar(syntax: str) -> None:
     assert form.last[0].param == "tools[0].format.definition"
 
 
-async def test_a_grammar_without_its_text_is_refused_by_name() -> None:
-    body = {
-        "model": MODEL,
-        "input": "Hi",
-        "tools": [PATCH | {"format": {"type": "grammar", "syntax": "lark"}}],
-    }
-    reply = await Client(ScriptedTokens(THINK)).post("/v1/responses", body)
-    assert (reply.status, reply.error["param"]) == (400, "tools[0].format.definition")
-
-
-def test_a_known_reasoning_item_without_content_gets_its_text_back() -> None:
-    client = Client(ScriptedTokens(call("functions.close", "{}")))
-    thought, called = respond(client, tools=[CLOSE], store=False).json["output"]
-    called["call_id"] = "unknown here"  # so that it is not remembered by its call
-    result = {"type": "function_call_output", "call_id": "unknown here", "output": "ok"}
-    bare = {"type": "reasoning", "id": thought["id"], "summary": []}
-    respond(client, input=[HI, bare, called, result], tools=[CLOSE], store=False)
-    assert "analysisThink." in TOKENIZER.decode(client.tokens.requests[-1].token_ids)
-
-
 def test_input_tokens_are_counted_as_they_would_be_asked() -> None:
     client = Client(ScriptedTokens(call("functions.close", "{}")))
     fields: Json = {"tools": [CLOSE, PATCH], "instructions": "Be brief."}
