@@ -2,63 +2,23 @@
 
 import asyncio
 import os
-import resource
-import signal
 import socket
-import sys
-import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
-from frontend import __main__ as frontend_main
 from frontend.__main__ import _is_loopback, _port, main
 from frontend.flags import FrontendSettings
 from frontend.processes import takeover
 from frontend.processes.takeover import Port
-from tests.waiting import PATIENCE_S, wait_for
+from tests.waiting import PATIENCE_S
 
 
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(takeover, "TAKE_TIMEOUT_S", PATIENCE_S)
-
-
-@contextmanager
-def running() -> Iterator[tuple[socket.socket, threading.Event]]:
-    """A frontend that serves and passes its port on, and whether the next one serves."""
-    listener, passed, opened = socket.create_server(("127.0.0.1", 0)), threading.Event(), threading.Event()
-    end: list[Callable[[], object]] = []
-
-    async def passing() -> None:
-        task, loop = asyncio.ensure_future(Port(listener).passed_on()), asyncio.get_running_loop()
-        task.add_done_callback(lambda _: None if task.cancelled() else passed.set())
-        loop.call_soon(opened.set)  # after the task's first turn
-        ended = asyncio.Event()
-        end.append(lambda: loop.call_soon_threadsafe(ended.set))
-        await ended.wait()
-        task.cancel()
-
-    with listener, ThreadPoolExecutor(1) as thread:
-        offered = thread.submit(asyncio.run, passing())
-        assert opened.wait(PATIENCE_S)
-        try:
-            yield listener, passed
-        finally:
-            end[0]()
-            offered.result(PATIENCE_S)
-
-
-def is_offered(port: int) -> bool:
-    taken = Port.taken(port)
-    if taken is not None:
-        taken.close()
-    return taken is not None
 
 
 @pytest.mark.parametrize(
@@ -93,16 +53,21 @@ def test_this_machine_is_served_over_either_internet_protocol_and_unix_sockets(t
         assert _is_loopback(local)
 
 
-def test_a_port_in_use_is_taken_over_only_if_that_is_said() -> None:
-    with running() as (theirs, passed):
+async def test_a_port_in_use_is_taken_over_only_if_the_flag_is_given() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as theirs:
         number = theirs.getsockname()[1]
+        passing = asyncio.create_task(Port(theirs).passed_on())
+        await asyncio.sleep(0)  # its first turn
         with pytest.raises(
             ValueError, match=f"cannot listen on 127.0.0.1:{number}: .*choose another --http-p"
         ):
             _port(FrontendSettings(http_port=number))
-        with closing(_port(FrontendSettings(http_port=number, take_over=True))) as port:
+        settings = FrontendSettings(http_port=number, take_over=True)
+        with closing(await asyncio.to_thread(_port, settings)) as port:
             assert os.fstat(port.listener.fileno()).st_ino == os.fstat(theirs.fileno()).st_ino
-        assert not passed.is_set()
+        assert not passing.done()
+        passing.cancel()
+        await asyncio.wait([passing])
 
 
 @pytest.mark.parametrize("host", ["192.0.2.1", "no.such.host.invalid"])
@@ -117,38 +82,3 @@ def test_a_registry_that_others_can_write_to_ends_the_start(
     tmp_path.chmod(0o777)
     assert main(["--http-port", "0", f"--file-registry={tmp_path}"]) == 2
     assert capsys.readouterr().err.splitlines()[-1].startswith("error: ")
-
-
-@pytest.fixture
-def _unchanged(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """What a process sets for itself is as before after the test."""
-    monkeypatch.setattr(frontend_main, "leave_start_uncollected", lambda: None)
-    interval_s, descriptors = sys.getswitchinterval(), resource.getrlimit(resource.RLIMIT_NOFILE)
-    yield
-    sys.setswitchinterval(interval_s)
-    resource.setrlimit(resource.RLIMIT_NOFILE, descriptors)
-
-
-@pytest.mark.usefixtures("_unchanged")
-def test_the_next_frontend_serves_before_the_running_one_drains_and_offers_the_port_in_turn(
-    tmp_path: Path,
-) -> None:
-    with running() as (theirs, drained), ThreadPoolExecutor(1) as thread:
-        port, has_ended = theirs.getsockname()[1], threading.Event()
-
-        def watch_it() -> None:
-            try:
-                assert drained.wait(PATIENCE_S / 3)
-                wait_for(lambda: is_offered(port), 20.0)
-                assert httpx.get(f"http://127.0.0.1:{port}/live", verify=False).status_code == 200
-            finally:
-                if not has_ended.is_set():
-                    os.kill(os.getpid(), signal.SIGTERM)
-
-        watched = thread.submit(watch_it)
-        folder = f"--file-registry={tmp_path / 'registry'}"
-        status = main(["--take-over", "--http-port", str(port), folder, "--response-store", ":memory:"])
-        has_ended.set()
-        watched.result(PATIENCE_S)
-        assert status == 0
-        assert not is_offered(port)
