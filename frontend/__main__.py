@@ -32,8 +32,7 @@ from frontend.http.server import HttpServer
 from frontend.http.services import Services
 from frontend.metrics import Metrics
 from frontend.processes.siblings import Shared, Siblings
-from frontend.processes.supervisor import Place, Supervisor
-from frontend.processes.takeover import Port, inherited
+from frontend.processes.supervisor import Place, Port, Supervisor, inherited
 from frontend.responses.runs import ResponseState
 from frontend.responses.store import MEMORY, ResponseStore, StoreFailure
 from frontend.routing.fleet import Fleet

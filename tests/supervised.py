@@ -21,8 +21,7 @@ from contextlib import suppress
 import uvloop
 
 from frontend.processes import supervisor
-from frontend.processes.supervisor import Place
-from frontend.processes.takeover import Port
+from frontend.processes.supervisor import Place, Port
 
 SPOILT = 1
 STARTS = b"++--"

@@ -11,14 +11,14 @@ import pytest
 
 from frontend.__main__ import _is_loopback, _port, main
 from frontend.flags import FrontendSettings
-from frontend.processes import takeover
-from frontend.processes.takeover import Port
+from frontend.processes import supervisor
+from frontend.processes.supervisor import Port
 from tests.waiting import PATIENCE_S
 
 
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(takeover, "TAKE_TIMEOUT_S", PATIENCE_S)
+    monkeypatch.setattr(supervisor, "TAKE_TIMEOUT_S", PATIENCE_S)
 
 
 @pytest.mark.parametrize(

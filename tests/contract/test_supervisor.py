@@ -7,8 +7,8 @@ from contextlib import suppress
 
 import pytest
 
-from frontend.processes import takeover
-from frontend.processes.takeover import Port
+from frontend.processes import supervisor
+from frontend.processes.supervisor import Port
 from tests.supervisors import Start, answer, is_running
 from tests.waiting import PATIENCE_S, signal_process, wait_for
 
@@ -70,7 +70,7 @@ def test_processes_end_with_a_supervisor_that_is_killed(start: Start) -> None:
 
 
 async def test_it_drains_once_a_next_frontend_serves(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(takeover, "TAKE_TIMEOUT_S", PATIENCE_S)
+    monkeypatch.setattr(supervisor, "TAKE_TIMEOUT_S", PATIENCE_S)
     supervised = start(1)
     for _ in range(2):  # they end before they serve
         taken = Port.taken(supervised.port)

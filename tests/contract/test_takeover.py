@@ -10,8 +10,8 @@ from collections.abc import Awaitable, Callable
 import pytest
 import uvloop
 
-from frontend.processes import takeover
-from frontend.processes.takeover import Port
+from frontend.processes import supervisor
+from frontend.processes.supervisor import Port
 from tests.waiting import PATIENCE_S, until
 
 OTHER_UID = os.getuid() + 1
@@ -19,7 +19,7 @@ OTHER_UID = os.getuid() + 1
 
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(takeover, "TAKE_TIMEOUT_S", PATIENCE_S)
+    monkeypatch.setattr(supervisor, "TAKE_TIMEOUT_S", PATIENCE_S)
 
 
 class Running:
@@ -37,7 +37,7 @@ class Running:
     def knock(self) -> socket.socket:
         """The end of a process that asks for the port in its own way."""
         taker = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        taker.connect(takeover._name(self.number))  # noqa: SLF001  where frontends ask
+        taker.connect(supervisor._name(self.number))  # noqa: SLF001  where frontends ask
         taker.setblocking(False)
         return taker
 
@@ -117,9 +117,9 @@ def test_nothing_is_taken_where_none_runs_or_one_has_stopped_listening_or_hangs(
 ) -> None:
     async def scene(running: Running) -> None:
         assert Port.taken(1) is None
-        monkeypatch.setattr(takeover, "TAKE_TIMEOUT_S", 0.05)
+        monkeypatch.setattr(supervisor, "TAKE_TIMEOUT_S", 0.05)
         assert Port.taken(running.number) is None  # while nothing else runs here
-        monkeypatch.setattr(takeover, "TAKE_TIMEOUT_S", PATIENCE_S)
+        monkeypatch.setattr(supervisor, "TAKE_TIMEOUT_S", PATIENCE_S)
         running.port.listener.close()
         assert await running.taken() is None
 
@@ -143,8 +143,8 @@ def test_another_users_frontend_neither_gets_nor_gives_a_socket(monkeypatch: pyt
     """The process takes itself for another user's; the kernel knows better."""
 
     async def scene(running: Running) -> None:
-        name = takeover._name(running.number)  # noqa: SLF001  which depends on the user
-        monkeypatch.setattr(takeover, "_name", lambda _: name)
+        name = supervisor._name(running.number)  # noqa: SLF001  which depends on the user
+        monkeypatch.setattr(supervisor, "_name", lambda _: name)
         monkeypatch.setattr(os, "getuid", lambda: OTHER_UID)
         with running.knock() as taker:
             assert await asyncio.get_running_loop().sock_recv(taker, 1) == b""
@@ -155,7 +155,7 @@ def test_another_users_frontend_neither_gets_nor_gives_a_socket(monkeypatch: pyt
 
 INHERITING = """
 import os, sys
-from frontend.processes.takeover import inherited
+from frontend.processes.supervisor import inherited
 os.dup2(int(sys.argv[1]), 3)
 os.environ["LISTEN_PID"] = str(os.getpid() + int(sys.argv[2]))
 listener = inherited()
