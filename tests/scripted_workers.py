@@ -102,8 +102,9 @@ class ScriptedWorkers:
         return [address for address, _ in self.calls]
 
 
-def worker(name: str) -> WorkerInfo:
-    return WorkerInfo(
+def worker(name: str, **changes: object) -> WorkerInfo:
+    """Prefill if its name begins with p; one that ends with x is paired with such only."""
+    info = WorkerInfo(
         worker_id=name,
         incarnation=f"{name}.1",
         role=Role.PREFILL if name.startswith("p") else Role.DECODE,
@@ -115,6 +116,7 @@ def worker(name: str) -> WorkerInfo:
         engine="scripted",
         engine_version="2" if name.endswith("x") else "1",
     )
+    return msgspec.structs.replace(info, **changes)
 
 
 def request(deadline_s: float = 5.0, priority: int = 0) -> GenerateRequest:

@@ -45,22 +45,6 @@ async def test_frames_that_were_forgotten_are_never_published(nats_server: str) 
         assert (await received.next_msg(timeout=PATIENCE_S)).data == b"new"
 
 
-async def test_generators_wait_while_more_than_a_megabyte_does(nats_server: str) -> None:
-    async with connected(nats_server) as (_, publisher, subject):
-        for _ in range(2):  # the second time after all of it was published
-            publisher.put(subject, HALF, "")
-            assert publisher.writable.is_set()
-            publisher.put(subject, HALF, "")
-            assert not publisher.writable.is_set()
-            await until(publisher.writable.is_set)
-        for _ in range(3):
-            publisher.put(subject, HALF, "")
-        publisher.forget_all()
-        assert publisher.writable.is_set()
-        publisher.put(subject, HALF, "")
-        assert publisher.writable.is_set()
-
-
 async def later(publisher: Publisher, subject: str) -> None:
     publisher.put(subject, b"late", "")
 

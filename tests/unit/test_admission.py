@@ -204,26 +204,6 @@ async def test_refused_requests_come_back_one_after_the_other_as_places_become_f
     assert told[-3:] == [50, 50, 50]
 
 
-@pytest.mark.parametrize("after_s", [0, 41])
-@jumping
-async def test_what_waits_at_the_workers_does_not_change_the_estimate(after_s: float) -> None:
-    load = Load(num_running=4, num_places=2, num_waiting=8, lasts_s=10)  # a place every 5 s
-    await load.measured()
-    load.lasts_s = 20  # two of four wait for the other two
-    tasks = load.several("a", 12)
-    await asyncio.sleep(after_s)
-    while True:
-        await turn()
-        try:
-            load.admission.check("a", 600)
-        except Overloaded as refused:
-            told = refused.retry_after_s or 0
-            break
-        tasks += load.several("a", 1)
-    await asyncio.gather(*tasks)
-    assert told == pytest.approx(8 / 2 * 5 + 5)
-
-
 @jumping
 async def test_who_was_told_to_come_back_and_did_not_delays_no_one() -> None:
     load = Load(num_running=1, num_waiting=2, lasts_s=2)
@@ -322,16 +302,3 @@ def test_of_one_callers_requests_the_lower_priority_goes_first() -> None:
         )
 
     assert run_jumping(main()) == pytest.approx((0, 2, 1))
-
-
-@jumping
-async def test_no_more_places_become_free_than_requests_run() -> None:
-    admission = admission_of(10, 1)
-    async with admission.place(request(600), "a") as start:
-        start()
-        await asyncio.sleep(10)  # how long requests last is known from here on
-    running = [asyncio.create_task(hold(admission, 10)) for _ in range(2)]  # the second waits
-    await asyncio.sleep(0)
-    with pytest.raises(Overloaded):  # it would wait for 10 s, and run for 10 s
-        await hold(admission, 0, deadline_s=15)
-    await asyncio.gather(*running)

@@ -9,7 +9,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from baton.errors import ModelNotFound, NoWorkers, WorkerLost
@@ -19,6 +18,7 @@ from frontend.routing.fleet import Fleet
 from frontend.routing.names import parse_aliases
 from frontend.routing.workers import Event
 from frontend.text.tokenizer import ModelTokenizer
+from tests import scripted_workers as scripted
 from tests.clock import jumping
 from tests.generators import none_abandoned
 from tests.waiting import until
@@ -28,21 +28,9 @@ LAYOUT = KvLayout(dtype="bfloat16", tokens_per_block=32, num_layers=2, num_kv_he
 
 
 def worker(name: str, **changes: object) -> WorkerInfo:
-    info = WorkerInfo(
-        worker_id=name,
-        incarnation=f"{name}.1",
-        role=Role.PREFILL if name.startswith("p") else Role.DECODE,
-        endpoint="dyn://dynamo.prefill.generate" if name.startswith("p") else "dyn://dynamo.backend.generate",
-        model="m",
-        model_path=str(DEMO),
-        address=name,
-        context_length=100,
-        engine="embedded",
-        engine_version="1",
-        kv_layout=LAYOUT,
-        kv_transfer="ucx (cma)",
-    )
-    return msgspec.structs.replace(info, **changes)
+    endpoint = "dyn://dynamo.prefill.generate" if name.startswith("p") else "dyn://dynamo.backend.generate"
+    facts = {"endpoint": endpoint, "model_path": str(DEMO), "engine": "embedded", "kv_layout": LAYOUT}
+    return scripted.worker(name, **facts | {"kv_transfer": "ucx (cma)"} | changes)
 
 
 class Registry:
@@ -164,22 +152,6 @@ async def test_a_lost_worker_is_left_out_until_it_answers_again() -> None:
 
 
 @jumping
-async def test_a_lost_worker_that_leaves_the_registry_is_probed_no_more() -> None:
-    lost = worker("d1")
-    async with fleet_of(lost) as (registry, fleet):
-        await until(lambda: fleet.models() == ["m"])
-        registry.dead.add("d1")
-        fleet.table.note(lost, Event.LOST)
-        await until(lambda: registry.num_probes == 2)
-        assert fleet.health().status == "unhealthy"
-
-        registry.show()
-        await asyncio.sleep(10)  # time for what must not be sent
-        assert registry.num_probes == 2
-        assert fleet.health().lost == []
-
-
-@jumping
 async def test_closing_leaves_no_task_and_no_call_behind() -> None:
     alone = asyncio.all_tasks()
     lost = worker("d1")
@@ -244,28 +216,6 @@ async def test_a_tokenizer_that_appears_after_its_worker_is_loaded_then(
     assert caplog.text.count("no tokenizer yet model=late") == 1
 
 
-@jumping
-async def test_a_tokenizer_is_looked_for_while_a_worker_of_its_model_is_registered(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    folders: list[Path] = []
-
-    def missing(folder: Path) -> ModelTokenizer:
-        folders.append(folder)
-        raise OSError
-
-    monkeypatch.setattr(ModelTokenizer, "load", missing)
-    async with fleet_of(worker("d1", model_path="/a"), worker("p1", model_path="/a")) as (registry, _):
-        await until(lambda: folders == [Path("/a")] * 3)
-        registry.show(worker("d2", model_path="/b"))
-        await until(lambda: folders[3:] == [Path("/b")] * 3)
-        registry.show()
-        await asyncio.sleep(10)  # time for what must not be tried
-        assert len(folders) == 6
-        registry.show(worker("d2", model_path="/b"))
-        await until(lambda: len(folders) == 7)
-
-
 async def test_a_tokenizer_that_loads_slowly_delays_no_other_model(monkeypatch: pytest.MonkeyPatch) -> None:
     goes_on = threading.Event()
     load = ModelTokenizer.load
@@ -322,16 +272,6 @@ async def test_a_broken_tokenizer_costs_its_own_model_only(tmp_path: Path, text:
         assert not following.done()
 
 
-async def test_figures_come_from_every_worker_that_answers() -> None:
-    async with fleet_of(worker("d1"), worker("p1")) as (registry, fleet):
-        registry.dead.add("p1")
-        await until(lambda: fleet.models() == ["m"])
-        with none_abandoned():
-            await fleet.stats()
-        found = [(info.worker_id, stats.num_running) for info, stats in await fleet.stats()]
-        assert found == [("d1", 3)]
-
-
 @jumping
 async def test_a_worker_that_hangs_keeps_nobody_from_the_others_figures() -> None:
     async with fleet_of(worker("d1"), worker("p1"), worker("p2")) as (registry, fleet):
@@ -357,38 +297,6 @@ async def test_a_worker_that_never_answered_gets_no_request_until_it_does(fault:
         assert fleet.health().lost == []
 
 
-@jumping
-async def test_a_silent_worker_that_registers_with_other_facts_gets_no_request() -> None:
-    async with fleet_of(worker("d1"), worker("d2")) as (registry, fleet):
-        registry.hung.update(("d1", "elsewhere"))
-        for changes in ({"context_length": 50}, {"address": "elsewhere"}):
-            registry.show(worker("d1", **changes), worker("d2"))
-            await asyncio.sleep(10)  # time for several probes
-            assert decodes(fleet) == ["d2"]
-            assert fleet.health().lost == ["d1"]
-
-
-@jumping
-async def test_a_worker_that_is_not_trusted_is_named_with_the_reason_until_it_is(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    async with fleet_of(worker("d1"), worker("d2")) as (registry, fleet):
-        registry.foreign.add("d1")
-        await until(lambda: fleet.health().refused == ["d1: its certificate is odd"])
-        await asyncio.sleep(10)  # time for several probes
-        assert caplog.text.count("distrusted worker=d1: its certificate is odd") == 1
-        assert decodes(fleet) == ["d2"]
-        assert (fleet.health().lost, fleet.health().warming) == ([], [])
-        registry.dead.add("d1")
-        await until(lambda: fleet.health().lost == ["d1"])
-        assert fleet.health().refused == []
-        registry.dead.clear()
-        await until(lambda: fleet.health().refused)
-        registry.foreign.clear()
-        await until(lambda: len(decodes(fleet)) == 2)
-        assert fleet.health().refused == []
-
-
 async def test_a_new_worker_is_warming_until_it_has_answered() -> None:
     async with fleet_of(worker("d1")) as (registry, fleet):
         await fleet.synced.wait()
@@ -397,25 +305,6 @@ async def test_a_new_worker_is_warming_until_it_has_answered() -> None:
         await until(lambda: registry.num_probes == 2)
         assert (fleet.health().warming, fleet.health().lost) == (["d2"], [])
         assert decodes(fleet) == ["d1"]
-
-
-@jumping
-async def test_a_refused_worker_gets_no_request_and_is_named_while_it_is_registered() -> None:
-    strange = worker("d1")
-    async with fleet_of(strange, worker("d2")) as (registry, fleet):
-        await until(lambda: len(decodes(fleet)) == 2)
-        fleet.table.note(strange, Event.INVALID, "it is odd")
-        fleet.table.note(strange, Event.INVALID, "it is odder")
-        fleet.table.note(strange, Event.LOST)
-        await asyncio.sleep(10)  # time in which it answers probes
-        assert decodes(fleet) == ["d2"]
-        registry.show(worker("d0"), strange, worker("d2"))
-        await until(lambda: len(decodes(fleet)) == 2)
-        assert fleet.health().refused == ["d1: it is odd"]
-        registry.show(worker("d2"))
-        await until(lambda: not fleet.health().refused)
-        registry.show(strange, worker("d2"))
-        await until(lambda: len(decodes(fleet)) == 2)
 
 
 async def test_prefill_is_worth_it_if_one_decode_worker_can_take_its_kv() -> None:

@@ -268,21 +268,6 @@ def test_leaving_closes_the_calls_to_both_workers_in_any_phase() -> None:
     asyncio.run(leave(ScriptedWorkers(p1=hand_off, d1=silent), ["d1"], local=50))
 
 
-def test_closing_half_way_closes_the_call_to_decode() -> None:
-    fleet = ScriptedWorkers(p1=hand_off, d1=answer)
-
-    async def close_half_way(local: int) -> None:
-        async with generator_over(fleet, local_prefill_tokens=local) as generator:
-            with none_abandoned():
-                async with aclosing(generator.generate(request())) as chunks:
-                    await anext(chunks)
-                    assert fleet.open == ["d1"]
-                assert fleet.open == []
-
-    asyncio.run(close_half_way(0))
-    asyncio.run(close_half_way(50))
-
-
 def test_later_attempts_get_what_the_first_left_of_the_time() -> None:
     async def slowly_lost(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
         await asyncio.sleep(2)  # of the five seconds that the request has
@@ -306,19 +291,6 @@ def test_a_request_whose_time_is_over_is_not_tried_again() -> None:
     with pytest.raises(DeadlineExceeded):
         run_jumping(generate(fleet))
     assert fleet.asked == ["d1"]
-
-
-async def test_a_prefill_worker_is_free_as_soon_as_decode_has_its_kv() -> None:
-    fleet = ScriptedWorkers(p1=hand_off, p2=hand_off, d1=answer)
-    async with (
-        generator_over(fleet, "least-loaded") as generator,
-        aclosing(generator.generate(request())) as decoding,
-    ):
-        await anext(decoding)
-        for _ in range(2):
-            assert [chunk async for chunk in generator.generate(request())]
-
-    assert fleet.asked == ["p1", "d1", "p2", "d1", "p1", "d1"]
 
 
 def prefills(fleet: ScriptedWorkers) -> dict[tuple[str, str], float]:
@@ -424,25 +396,6 @@ async def test_without_a_prefill_worker_no_limit_is_set() -> None:
     assert await generate(fleet, local_prefill_tokens=50) == WHOLE
     assert prefills(fleet) == {("decode", "no_prefill_worker"): 1}
     assert fleet.calls[0][1].local_prefill_tokens is None
-
-
-async def test_a_prefill_worker_lost_while_its_kv_is_awaited_is_avoided_by_the_next_requests_too() -> None:
-    async def lost_later(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
-        async for handoff in hand_off(asked):
-            yield handoff
-            raise WorkerLost("silent")
-
-    async def waiting(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
-        if asked.handoff is not None and fleet.asked[-2] == "p1":
-            await asyncio.Event().wait()  # for KV that does not come
-        async for chunk in answer(asked):
-            yield chunk
-
-    fleet = ScriptedWorkers(p1=lost_later, p2=hand_off, d1=waiting)
-    async with generator_over(fleet) as generator:
-        for _ in range(2):
-            assert [chunk async for chunk in generator.generate(request())]
-    assert fleet.asked == ["p1", "d1", "p2", "d1", "p2", "d1"]
 
 
 async def test_when_no_kv_arrives_decode_prefills_by_itself_and_the_pair_is_left_out() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from baton.errors import HandoffFailed, HandoffStalled, Overloaded, WorkerLost
+from baton.errors import HandoffFailed, HandoffStalled, WorkerLost
 from baton.messages import GenerateRequest, KvHandoff, PrefillFirst, Reply, TokenChunk, Usage, WorkerInfo
 from frontend.routing.fleet import Fleet
 from frontend.routing.generate import Generator
@@ -90,32 +90,6 @@ async def test_the_next_request_goes_to_prefill_when_this_one_has_a_token(
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-@jumping
-async def test_a_prefill_worker_that_answers_others_is_not_stuck() -> None:
-    is_first = iter([True])
-
-    async def prefill(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
-        if asked.request_id.startswith("trial"):
-            raise WorkerLost("its queue is full")
-        async for reply in hang(asked) if next(is_first, False) else hand_off(asked):
-            yield reply
-
-    fleet = ScriptedWorkers(p1=prefill, d1=answer)
-    fleet.answering = {"p1"}
-    async with (
-        generator_over(fleet) as generator,
-        aclosing(generator.generate(request(deadline_s=600))) as chunks,
-    ):
-        held = asyncio.ensure_future(anext(chunks))
-        await until(lambda: fleet.open == ["p1"])
-        for _ in range(20):
-            await asyncio.sleep(3)
-            assert [i async for c in generator.generate(request()) for i in c.token_ids] == WHOLE
-        held.cancel()
-        await asyncio.wait([held])
-    assert fleet.lost == []
-
-
 @pytest.mark.parametrize(
     ("error", "asked_later"),
     [(HandoffFailed("expired"), ["p1", "d1"]), (HandoffStalled("nothing came"), ["d1"])],
@@ -161,20 +135,6 @@ async def test_the_kv_that_moved_is_counted_though_the_answer_is_not_read_to_its
     ):
         assert (await anext(chunks)).token_ids == (10,)
     assert moved(fleet) == (1, 4096)
-
-
-async def test_of_a_retried_request_the_last_attempts_kv_is_counted() -> None:
-    async def dying(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
-        yield TokenChunk((10,), None, Usage(2, 0, 1, 4096))
-        raise WorkerLost("gone")
-
-    async def ending(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
-        yield TokenChunk((11,), None, Usage(2, 2, 2, 512))
-        yield TokenChunk((12,), "stop", Usage(2, 2, 3, 512))
-
-    fleet = ScriptedWorkers(p1=hand_off, d1=dying, d2=ending)
-    assert await generate(fleet) == [10, 11, 12]
-    assert moved(fleet) == (1, 512)
 
 
 async def test_the_last_worker_that_a_request_loses_gets_no_other_request() -> None:
@@ -233,20 +193,3 @@ async def test_each_process_uses_its_part_of_the_places(num_processes: int, num_
     async with crowd(fleet, *["m"] * 6, num_processes=num_processes):
         assert len(fleet.asked) == num_running
     assert fleet.open == []
-
-
-@jumping
-async def test_the_early_check_is_that_of_the_models_queue() -> None:
-    fleet = ScriptedWorkers(d1=hang)
-    fleet.max_batch_size = 1
-    async with generator_over(fleet) as generator:
-        generator.check("m", "a", 600)
-        chunks = [generator.generate(request(600), "a") for _ in range(3)]
-        waiting = [asyncio.ensure_future(anext(each)) for each in chunks]
-        await asyncio.sleep(1)
-        with pytest.raises(Overloaded):
-            generator.check("m", "a", 600)
-        for each in waiting:
-            each.cancel()
-        await asyncio.gather(*waiting, return_exceptions=True)
-        generator.check("m", "a", 600)

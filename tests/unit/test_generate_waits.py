@@ -103,18 +103,6 @@ def test_failures_are_counted_anew_after_many_tokens() -> None:
 
 
 @jumping
-async def test_a_worker_that_failed_long_ago_is_asked_again_at_once() -> None:
-    async def rest(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
-        yield TokenChunk((1,), "stop")
-
-    busy = failing(NotReady("draining"))
-    fleet = ScriptedWorkers(d1=in_turn(busy, rest), d2=failing(WorkerLost("gone"), after=32))
-    assert len(await generate(fleet, wait_for_worker_s=5)) == 33
-    assert asyncio.get_running_loop().time() == pytest.approx(0, abs=0.05)
-    assert fleet.asked == ["d1", "d2", "d1"]
-
-
-@jumping
 async def test_a_running_answer_that_is_refused_waits_for_room() -> None:
     full = failing(Overloaded("full", retry_after_s=2))
     fleet = ScriptedWorkers(d1=in_turn(LOST, answer), d2=in_turn(*[full] * 6, answer))

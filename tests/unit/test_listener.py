@@ -1,4 +1,4 @@
-"""ConnectionLimit and eviction of connections; accepting continues after a lack of descriptors."""
+"""The limit of connections and their eviction; accepting continues after a lack of descriptors."""
 
 import asyncio
 import errno
@@ -15,72 +15,31 @@ from baton.listener import ConnectionLimit, Listener, num_connections
 from tests.waiting import until
 
 
-class Lobby:
-    """An admission of strings that records evictions."""
-
-    def __init__(self, limit: int) -> None:
-        self.gone: list[str] = []
-        self.admission = ConnectionLimit[str](limit, self.gone.append)
-
-
-def test_up_to_the_limit_all_stay() -> None:
-    lobby = Lobby(2)
-    assert [lobby.admission.enter(name) for name in "ab"] == [True, True]
-    assert lobby.gone == []
-
-
-def test_the_longest_waiting_makes_room() -> None:
-    lobby = Lobby(2)
-    for name in "abc":
-        assert lobby.admission.enter(name)
-    assert lobby.gone == ["a"]
-
-
-def test_a_served_connection_keeps_its_place() -> None:
-    lobby = Lobby(2)
-    for name in "ab":
-        lobby.admission.enter(name)
-    lobby.admission.busy("a")
-    lobby.admission.enter("c")
-    assert lobby.gone == ["b"]
-
-
-def test_when_all_are_served_a_newcomer_is_refused() -> None:
-    lobby = Lobby(1)
-    lobby.admission.enter("a")
-    lobby.admission.busy("a")
-    assert not lobby.admission.enter("b")
-    assert lobby.gone == []
-
-
-def test_after_being_served_a_connection_waits_as_the_latest() -> None:
-    lobby = Lobby(2)
-    for name in "ab":
-        lobby.admission.enter(name)
-    lobby.admission.busy("a")
-    lobby.admission.wait("a")
-    lobby.admission.enter("c")
-    assert lobby.gone == ["b"]
-
-
-def test_an_evicted_connection_keeps_its_place_until_it_has_ended() -> None:
-    """Its descriptor is not free earlier."""
-    lobby = Lobby(2)
-    for name in "abcd":
-        lobby.admission.enter(name)
-    assert lobby.gone == ["a", "b"]
-    for name in "abcd":
-        lobby.admission.leave(name)
-    assert [lobby.admission.enter(name) for name in "ef"] == [True, True]
-    assert lobby.gone == ["a", "b"]
-
-
-def test_a_closed_connection_does_not_wait() -> None:
-    lobby = Lobby(2)
-    lobby.admission.enter("a")
-    lobby.admission.leave("a")
-    lobby.admission.wait("a")
-    assert not lobby.admission.make_room()
+@pytest.mark.parametrize(
+    ("limit", "steps", "admitted", "evicted"),
+    [
+        pytest.param(2, "+a +b", "ab", "", id="up to the limit"),
+        pytest.param(2, "+a +b +c", "abc", "a", id="the longest waiting makes room"),
+        pytest.param(2, "+a +b !a +c", "abc", "b", id="a served connection keeps its place"),
+        pytest.param(1, "+a !a +b", "a", "", id="all are served"),
+        pytest.param(2, "+a +b !a ~a +c", "abc", "b", id="after being served it waits as the latest"),
+        pytest.param(2, "+a +b +c +d -a -b -c -d +e +f", "abcdef", "ab", id="until they have ended"),
+        pytest.param(1, "+a -a ~a +b !b +c", "ab", "", id="a closed connection does not wait"),
+    ],
+)
+def test_connections_that_wait_make_room(limit: int, steps: str, admitted: str, evicted: str) -> None:
+    """`+`: a new connection; `!`: it is served; `~`: it waits again; `-`: it has ended."""
+    gone: list[str] = []
+    connections = ConnectionLimit[str](limit, gone.append)
+    has_entered = {}
+    for step in steps.split():
+        name = step[1]
+        if step[0] == "+":
+            has_entered[name] = connections.enter(name)
+        else:
+            {"!": connections.busy, "~": connections.wait, "-": connections.leave}[step[0]](name)
+    assert "".join(name for name, entered in has_entered.items() if entered) == admitted
+    assert "".join(gone) == evicted
 
 
 class Short(socket.socket):

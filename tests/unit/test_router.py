@@ -5,24 +5,9 @@ from collections import Counter
 import msgspec
 import pytest
 
-from baton.messages import GenerateRequest, Role, Sampling, WorkerInfo
+from baton.messages import GenerateRequest, Role, Sampling
 from frontend.routing.router import RouterMode, make_router
-
-
-def worker(name: str) -> WorkerInfo:
-    return WorkerInfo(
-        worker_id=name,
-        incarnation=name,
-        role=Role.DECODE,
-        endpoint="dyn://a.b.c",
-        model="m",
-        model_path="/m",
-        address=f"tcp://{name}",
-        context_length=10,
-        engine="mocker",
-        engine_version="1",
-    )
-
+from tests.scripted_workers import worker
 
 REQUEST = GenerateRequest(
     request_id="r", model="m", token_ids=[1], sampling=Sampling(max_tokens=1, seed=0), deadline_s=1

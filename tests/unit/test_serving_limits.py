@@ -6,7 +6,6 @@ from collections.abc import AsyncGenerator
 import pytest
 
 from baton import frames
-from baton.errors import EngineFailure, InvalidRequest
 from baton.frames import Cancel, Credit, End, Goodbye, Hello, Next, Open, Signal
 from baton.messages import Reply, Request, TokenChunk
 from baton.streams import MAX_CALLERS, WINDOW, Service
@@ -14,7 +13,7 @@ from baton.telemetry import unauthenticated
 from tests.clock import jumping
 from tests.generators import none_abandoned
 from tests.links import PACE, Pair, RawCaller, a_request, silent, turns
-from tests.planes import count_up, tokens
+from tests.planes import count_up
 
 
 @jumping
@@ -91,30 +90,6 @@ async def test_one_caller_more_than_the_limit_is_sent_away_and_the_others_stay()
     next_one = RawCaller(service)
     next_one.say(Hello(frames.VERSION, "w"))
     assert not next_one.wire.closed
-
-
-@jumping
-async def test_what_an_engine_raises_is_logged_and_its_caller_hears_which_request_it_was(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    async def broken(_: Request) -> AsyncGenerator[Reply, None]:
-        raise RuntimeError("password=hunter2")
-        yield TokenChunk(token_ids=())  # type: ignore[unreachable]  # makes it a generator
-
-    with pytest.raises(EngineFailure, match="request r;") as told:
-        await tokens(Pair(broken).call(a_request()))
-    assert "hunter2" not in told.value.message
-    assert "hunter2" in caplog.text
-
-
-@jumping
-async def test_an_error_too_long_for_the_plane_still_ends_its_call() -> None:
-    async def refuse(_: Request) -> AsyncGenerator[Reply, None]:
-        raise EngineFailure("x" * 20_000)
-        yield TokenChunk(token_ids=())  # type: ignore[unreachable]  # makes it a generator
-
-    with pytest.raises(InvalidRequest, match="exceeds this request plane's limit"):
-        await tokens(Pair(refuse, limit=10_000).call(a_request()))
 
 
 @jumping

@@ -13,7 +13,7 @@ from baton.messages import TokenChunk
 from baton.pace import Pace
 from baton.streams import WINDOW, CallerLink, Service, call_over
 from tests.clock import jumping
-from tests.links import PACE, Pair, RawCaller, Sent, a_request, frame, silent, turns
+from tests.links import PACE, Pair, RawCaller, Sent, a_request, frame, silent
 from tests.planes import count_up, first_tokens, tokens
 
 
@@ -35,19 +35,6 @@ async def test_the_caller_keeps_the_deadline_of_a_worker_that_hangs() -> None:
 
 
 @jumping
-async def test_leaving_a_call_closes_its_generator_at_the_worker_and_no_other() -> None:
-    pair = Pair(silent)
-    staying = asyncio.ensure_future(tokens(pair.call(a_request())))
-    leaving = asyncio.ensure_future(tokens(pair.call(a_request())))
-    await turns(lambda: len(pair.service.tasks) == 2)
-    leaving.cancel()
-    await turns(lambda: len(pair.service.tasks) == 1)
-    assert not staying.done()
-    staying.cancel()
-    await turns(lambda: not pair.service.tasks)
-
-
-@jumping
 async def test_the_caller_gives_no_more_credit_than_it_has_consumed() -> None:
     pair = Pair(count_up)
     async with aclosing(pair.call(a_request(10 * WINDOW))) as replies:
@@ -57,19 +44,6 @@ async def test_the_caller_gives_no_more_credit_than_it_has_consumed() -> None:
     given = sum(each.num_replies for each in sent if isinstance(each, Credit))
     assert 4 * WINDOW <= given <= 5 * WINDOW
     assert WINDOW == 256
-
-
-@jumping
-async def test_a_lost_link_says_why_it_was_lost_first_and_opens_no_call() -> None:
-    wire = Sent()
-    link = CallerLink(wire, "w", PACE)
-    link.lose("the first reason")
-    link.lose("another")
-    assert link.lost == "the first reason"
-    with pytest.raises(WorkerLost, match="the first reason"):
-        link.open(a_request())
-    goodbyes = [each for one in wire.frames for each in frames.FROM_CALLER.decode(one)[1]][1:]
-    assert goodbyes == [Goodbye("the first reason")]
 
 
 @jumping
@@ -169,19 +143,6 @@ async def test_silence_counts_while_there_are_calls() -> None:
     assert num_asked == 3
     link.lose_if_silent()
     assert link.lost == "it does not respond"
-
-
-@jumping
-async def test_both_sides_send_a_heartbeat_each_tick() -> None:
-    pace = Pace(tick_s=1.0, num_silent=10, num_idle=100)
-    wire = Sent()
-    CallerLink(wire, "w", pace)
-    caller = RawCaller(Service("w", count_up, pace))
-    caller.say(Hello(frames.VERSION, "w"))
-    await asyncio.sleep(3.5)
-    sent = [each for one in wire.frames for each in frames.FROM_CALLER.decode(one)[1]]
-    assert sent[1:] == [Beat()] * 3
-    assert caller.heard(Beat) == [Beat()] * 3
 
 
 @jumping

@@ -140,30 +140,6 @@ def test_a_worker_that_does_not_answer_at_all_is_left_to_the_liveness_limit() ->
     run(scenario)
 
 
-def test_a_worker_that_falls_silent_while_it_is_looked_at_is_left_to_the_liveness_limit() -> None:
-    async def scenario(engines: Engines, fleet: Fleet) -> None:
-        engines.hung.add("d1")
-        with fleet.watchdog.waiting(worker("d1"), []):
-            await until(lambda: engines.asked)
-            engines.silent.add("d1")
-            await asyncio.sleep(20)
-        assert (engines.lost, fleet.health().stuck) == ([], [])
-
-    run(scenario)
-
-
-def test_the_time_without_progress_is_the_operators() -> None:
-    async def scenario(engines: Engines, fleet: Fleet) -> None:
-        engines.hung.add("d1")
-        with fleet.watchdog.waiting(worker("d1"), []):
-            await asyncio.sleep(55)
-            assert not engines.lost
-            await asyncio.sleep(10)
-        assert engines.lost
-
-    run(scenario, no_progress_s=30)
-
-
 def test_a_stuck_worker_is_tried_with_one_that_it_can_be_paired_with() -> None:
     async def scenario(engines: Engines, fleet: Fleet) -> None:
         engines.hung.add("d1")

@@ -120,21 +120,6 @@ def test_either_side_runs_a_request_through_each_pair_and_nothing_stays_open(rol
     assert len({tuple(request.token_ids) for request in own.asked}) == 2  # not in any cache
 
 
-def test_prefill_is_open_while_decode_takes_its_kv() -> None:
-    own = Peer(PREFILL)
-
-    class Taking(Peer):
-        async def answer(self, request: Request) -> AsyncGenerator[Reply, None]:
-            assert own.num_open == 1
-            async for reply in super().answer(request):
-                assert own.num_open == 1
-                yield reply
-
-    fleet = [worker("me", PREFILL), worker("a", DECODE)]
-
-    assert warmed(fleet[0], own, House(fleet, {"a": Taking(DECODE)})) == ()
-
-
 @jumping
 async def test_peers_that_hang_cost_twenty_seconds_together() -> None:
     names = ["a", "b", "c"]

@@ -6,22 +6,12 @@ from itertools import product
 import msgspec
 import pytest
 
-from baton.messages import Role, WorkerInfo
+from baton.messages import WorkerInfo
 from frontend.routing.workers import TRANSITIONS, Event, State, Workers
 from tests.clock import jumping
+from tests.scripted_workers import worker
 
-D1 = WorkerInfo(
-    worker_id="d1",
-    incarnation="d1.1",
-    role=Role.DECODE,
-    endpoint="dyn://dynamo.backend.generate",
-    model="m",
-    model_path="/m",
-    address="d1",
-    context_length=100,
-    engine="embedded",
-    engine_version="1",
-)
+D1 = worker("d1")
 PROBES = {Event.ANSWERED, Event.SILENT, Event.UNTRUSTED}
 
 
@@ -38,8 +28,8 @@ class Scene:
         (state,) = (state for state in State if self.workers.of(state))
         return state
 
-    async def _probe(self, worker: WorkerInfo, state: State) -> tuple[Event, str]:
-        assert worker.worker_id == "d1"
+    async def _probe(self, probed: WorkerInfo, state: State) -> tuple[Event, str]:
+        assert probed == D1
         self.num_probes += 1
         await asyncio.sleep(0.01)
         event = self.outcomes.get(state, Event.SILENT)
