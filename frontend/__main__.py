@@ -22,11 +22,8 @@ from baton.telemetry import configure_logging, print_error
 from baton.transport import Transport
 from frontend.app import ServerState, create_app, envelope_of
 from frontend.flags import Credentials, FrontendSettings, read_credentials
-from frontend.http.authentication import Authentication
-from frontend.http.bodies import Bodies, default_bytes
-from frontend.http.browsers import Browsers
-from frontend.http.exchange import AsgiApp
-from frontend.http.hosts import Hosts
+from frontend.http.exchange import AsgiApp, Bodies, default_bytes
+from frontend.http.guards import Authentication, Browsers, Hosts
 from frontend.http.limits import Quotas
 from frontend.http.server import HttpServer
 from frontend.http.services import Services

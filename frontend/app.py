@@ -16,8 +16,7 @@ from starlette.responses import Response
 from baton.errors import BatonError, InvalidRequest
 from frontend.chat.answer import prepare_chat
 from frontend.completions.answer import prepare_completion
-from frontend.http.errors import Envelope, ErrorBody, error_headers
-from frontend.http.exchange import AsgiApp, Receive, Scope, Send
+from frontend.http.exchange import AsgiApp, Envelope, ErrorBody, Receive, Scope, Send, error_headers
 from frontend.http.respond import Endpoint, Serve, generating
 from frontend.http.services import Services
 from frontend.messages.answer import MessagesError, MessagesRoutes

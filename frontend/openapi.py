@@ -13,7 +13,7 @@ from baton.errors import BatonError
 from frontend.chat.answer import ChatCompletion
 from frontend.chat.request import ChatBody
 from frontend.completions.answer import Completion, CompletionBody
-from frontend.http.errors import ErrorBody
+from frontend.http.exchange import ErrorBody
 from frontend.messages.answer import MessageObject, MessagesError, TokenCount
 from frontend.messages.request import Counted, MessagesBody
 from frontend.pages import ModelBody, ModelInfo, ModelList, ModelPage

@@ -10,8 +10,9 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from frontend.http.services import FleetView, Services
+from frontend.http.services import Services
 from frontend.metrics import CONTENT_TYPE
+from frontend.routing.fleet import Fleet
 
 Page = Callable[[Request], Awaitable[Response]]
 
@@ -82,7 +83,7 @@ def pages(services: Services) -> Mapping[str, Page]:
     return found | _model_pages(fleet)
 
 
-def _model_pages(fleet: FleetView) -> dict[str, Page]:
+def _model_pages(fleet: Fleet) -> dict[str, Page]:
     started = datetime.fromtimestamp(int(time.time()), UTC)
 
     def described(name: str, request: Request) -> ModelBody | ModelInfo:

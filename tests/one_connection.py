@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable
 import uvicorn
 from uvicorn.server import ServerState
 
-from frontend.http.connection import Connection, Patience
 from frontend.http.exchange import Receive, Scope, Send
+from frontend.http.server import Connection, Patience
 from tests.clock import run_jumping
 from tests.waiting import until
 

@@ -208,7 +208,8 @@ class Client:
     ) -> None:
         self.tokens = tokens
         self.responses = responses or ResponseState()
-        self.services = Services(fleet=fleet or ScriptedFleet(), generator=tokens, **settings)
+        doubles: dict[str, Any] = {"fleet": fleet or ScriptedFleet(), "generator": tokens}
+        self.services = Services(**doubles, **settings)
         self.app: AsgiApp = create_app(self.services, ServerState(self.responses, Seal(key)))
         self.leave = asyncio.Event()
         self.on_write: Callable[[bytes], None] = lambda _: None

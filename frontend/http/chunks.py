@@ -12,7 +12,7 @@ from baton.messages import TokenChunk
 from frontend.harmony.conversation import Delta
 from frontend.http import sse
 from frontend.http.answer import Answer
-from frontend.http.errors import ErrorBody
+from frontend.http.exchange import ErrorBody
 from frontend.turn.choice import Choice, num_prompt_tokens
 from frontend.turn.ids import new_id
 

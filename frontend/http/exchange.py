@@ -1,16 +1,86 @@
 """One HTTP request and its response over ASGI: body, headers, error envelope, disconnect."""
 
 import hashlib
+import logging
+import math
+import os
 import re
 import secrets
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from baton.errors import BatonError, InvalidRequest
-from frontend.http.errors import BodyTooLarge, EncodedBody, Envelope, ErrorBody, Headers, error_headers
-from frontend.http.limits import NO_QUOTA, ApiKey, Quota
+from baton.errors import BatonError, DeadlineExceeded, InvalidRequest
+from frontend.http.limits import NO_QUOTA, ApiKey, Headers, Quota
+
+log = logging.getLogger(__name__)
+
+
+class ErrorDetail(msgspec.Struct, kw_only=True):
+    """An error: message, OpenAI's type, the path of the offending field, Baton's code."""
+
+    message: str
+    type: str
+    param: str | None = None
+    code: str | None = None
+
+
+class ErrorBody(msgspec.Struct, kw_only=True):
+    """The body of every error response."""
+
+    error: ErrorDetail
+
+    @classmethod
+    def of(cls, error: BatonError) -> "ErrorBody":
+        """The envelope of an error."""
+        return cls(
+            error=ErrorDetail(message=error.message, type=error.kind, param=error.param, code=error.code)
+        )
+
+
+Envelope = Callable[[BatonError], msgspec.Struct]
+"""Builds an API's error body."""
+
+
+class BodyTooLarge(BatonError):
+    """The body exceeds the size limit."""
+
+    code = "body_too_large"
+    status = 413
+    kind = "invalid_request_error"
+
+
+class EncodedBody(BatonError):
+    """The body has a content encoding, such as gzip."""
+
+    code = "unsupported_encoding"
+    status = 415
+    kind = "invalid_request_error"
+
+
+def as_baton_error(error: Exception, request_id: str) -> BatonError:
+    """The error for the client; unexpected exceptions are logged with their traceback."""
+    match error:
+        case BatonError():
+            return error
+        case TimeoutError():
+            return DeadlineExceeded()
+        case _:
+            log.error("unexpected failure request_id=%s", request_id, exc_info=error)
+            return BatonError(f"Internal server error; see the server's log for request {request_id}.")
+
+
+def error_headers(error: BatonError) -> Headers:
+    """401: how to authenticate. 429 and 503: Retry-After in whole seconds, rounded up, at least 1."""
+    if error.status == 401:
+        return [(b"www-authenticate", b"Bearer")]
+    if error.status not in {429, 503}:
+        return []
+    return [(b"retry-after", b"%d" % max(1, math.ceil(error.retry_after_s or 1)))]
+
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -136,3 +206,55 @@ def ignored_header(ignored: tuple[str, ...]) -> Headers:
 
 def _too_large(max_bytes: int) -> BatonError:
     return BodyTooLarge(f"The body exceeds the limit of {max_bytes} bytes.")
+
+
+FREE_BYTES = 64 << 10
+"""Of each body, which the server buffers anyway: ordinary requests are read whatever others send."""
+MIN_BYTES = 64 << 20
+_PART_OF_MEMORY = 64
+
+
+class BodiesFull(BatonError):
+    """There is no memory for a body now."""
+
+    code = "bodies_full"
+    status = 503
+    kind = "service_unavailable_error"
+
+
+class Bodies:
+    """Counts the bytes of bodies that are being read or prepared, beyond FREE_BYTES each. One body is always
+    read: a retry must be able to succeed."""
+
+    def __init__(self, max_bytes: int = MIN_BYTES) -> None:
+        self.num_bytes = 0
+        self._max_bytes = max_bytes
+
+    @asynccontextmanager
+    async def read(self, exchange: Exchange, max_body_bytes: int) -> AsyncIterator[bytes]:
+        """The body, which counts during the context. Raises BodiesFull, or as `Exchange.read_body` does."""
+        counted = 0
+
+        def count(num_bytes: int) -> None:
+            nonlocal counted
+            more = max(0, num_bytes - FREE_BYTES) - counted
+            has_company = self.num_bytes > counted
+            if more and has_company and self.num_bytes + more > self._max_bytes:
+                raise BodiesFull(
+                    "The server reads as many long bodies as it can; retry later.", retry_after_s=1
+                )
+            counted += more
+            self.num_bytes += more
+
+        try:
+            yield await exchange.read_body(max_body_bytes, count)
+        finally:
+            self.num_bytes -= counted
+
+
+def default_bytes() -> int:
+    """A part of the memory that this machine or container has."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    with suppress(OSError, ValueError):  # there is no such file, or no limit
+        memory = min(memory, int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    return max(MIN_BYTES, memory // _PART_OF_MEMORY)

@@ -5,13 +5,14 @@ import math
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
 from baton.errors import BatonError
-from frontend.http.errors import Headers
+
+Headers = Sequence[tuple[bytes, bytes]]
 
 MINUTE_S = 60.0
 

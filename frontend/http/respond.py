@@ -12,8 +12,17 @@ from typing import TypeVar
 from baton.errors import DeadlineExceeded, InvalidRequest, NotReady
 from frontend.http import sse
 from frontend.http.answer import Answer, Numbered
-from frontend.http.errors import Envelope, ErrorBody, as_baton_error
-from frontend.http.exchange import ClientGone, Exchange, Receive, Scope, Send, ignored_header
+from frontend.http.exchange import (
+    ClientGone,
+    Envelope,
+    ErrorBody,
+    Exchange,
+    Receive,
+    Scope,
+    Send,
+    as_baton_error,
+    ignored_header,
+)
 from frontend.http.services import Services
 from frontend.metrics import Tally
 from frontend.turn.choice import Choice, num_prompt_tokens
@@ -213,7 +222,7 @@ async def feed(  # noqa: PLR0917  one call
     on_taken: Callable[[], None],
     send: Callable[[bytes], Awaitable[None]],
 ) -> None:
-    """Generate one choice and send its events, but the last ones; `on_taken` as in `TokenSource.generate`."""
+    """Generate one choice and send its events, but the last ones; `on_taken` as in `Generator.generate`."""
     choice = answer.choices[index]
     async with aclosing(services.generator.generate(choice.request, choice.caller, on_taken)) as chunks:
         async for chunk in chunks:

@@ -1,19 +1,354 @@
 """The HTTP server: limits connections, enforces their timeouts, drains on shutdown."""
 
 import asyncio
+import enum
 import logging
+import math
 import socket
+from contextlib import suppress
+from functools import partial
+from http import HTTPStatus
+from types import SimpleNamespace
+from typing import cast
 
+import httptools
+import msgspec
 import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.server import ServerState
 
-from baton.errors import NotReady
+from baton.errors import BatonError, InvalidRequest, NotReady
 from baton.listener import ConnectionLimit, Listener, Tls, num_connections
 from baton.pace import Pulse
-from frontend.http.connection import Connection, Patience
-from frontend.http.errors import ErrorBody, error_headers
-from frontend.http.exchange import AsgiApp, Exchange, Receive, Scope, Send
+from frontend.http.exchange import AsgiApp, ErrorBody, Exchange, Message, Receive, Scope, Send, error_headers
 
 log = logging.getLogger(__name__)
+
+MAX_HEAD_BYTES = 64 << 10
+"""Limit of the request line and headers, and of framing bytes between two parts of a body."""
+MAX_PIPELINED = 8
+"""Requests that a client may pipeline."""
+_PROBE_S, _MAX_PROBE_S = 0.25, 2.0
+"""How often a client that sends no more is written to, at first and later."""
+_FRAMING = frozenset({b"content-length", b"transfer-encoding"})
+
+
+class Patience(msgspec.Struct, frozen=True, kw_only=True):
+    """Timeouts of a connection.
+
+    `request_s`: from the first byte of a request to the last, plus a second for each `bytes_a_s` of body.
+    `idle_s`: between requests, and before the first. `unread_s`: without the client reading any data.
+    `rest_s`: for discarding the rest of a request that was answered early. `linger_s`: at a drain, for the
+    next request of a new client, or of one whose answer did not announce that the connection closes.
+    """
+
+    request_s: float = 30.0
+    bytes_a_s: int = 64 << 10
+    idle_s: float = 75.0
+    unread_s: float = 60.0
+    rest_s: float = 2.0
+    linger_s: float = 2.0
+
+
+class RequestTooSlow(BatonError):
+    """The request did not arrive within the timeout."""
+
+    code = "request_timeout"
+    status = 408
+    kind = "invalid_request_error"
+
+
+class HeadTooLarge(BatonError):
+    """The headers exceed the size limit."""
+
+    code = "headers_too_large"
+    status = 431
+    kind = "invalid_request_error"
+
+
+class JoinedHead(asyncio.Transport):
+    """The transport of uvicorn's responses. uvicorn writes head and body one after the other, and uvloop
+    sends each at once: two system calls and two packets for a short answer. Here the head waits for the body,
+    within one iteration of the event loop.
+    """
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        super().__init__()
+        self._transport = transport
+        self._loop = asyncio.get_running_loop()
+        self._head = b""
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """See asyncio.Transport."""
+        if self._head:
+            head, self._head = self._head, b""
+            self._transport.writelines((head, data))
+        elif data[:9] == b"HTTP/1.1 ":
+            self._head = bytes(data)
+            self._loop.call_soon(self._flush)
+        else:
+            self._transport.write(data)
+
+    def close(self) -> None:
+        """See asyncio.Transport."""
+        self._flush()
+        self._transport.close()
+
+    def is_closing(self) -> bool:
+        """See asyncio.Transport."""
+        return self._transport.is_closing()
+
+    def _flush(self) -> None:
+        head, self._head = self._head, b""
+        if head and not self._transport.is_closing():
+            self._transport.write(head)
+
+
+class _Reading(enum.Enum):
+    """Which part of a request is expected next; nothing more is read of a refused client."""
+
+    NOTHING = enum.auto()
+    HEAD = enum.auto()
+    BODY = enum.auto()
+    REFUSED = enum.auto()
+
+
+class Connection(HttpToolsProtocol):
+    """Counts as idle in its `limit`, if it has one, unless a complete request is being answered."""
+
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        state: ServerState,
+        patience: Patience,
+        sock: socket.socket | None = None,
+    ) -> None:
+        """`sock` is the connection before it has a transport."""
+        super().__init__(config, state, {})
+        self.limit: ConnectionLimit[Connection] | None = None
+        self._sock = sock
+        self._patience = patience
+        self._reading = _Reading.NOTHING
+        self._is_last = False  # the next request, or this one
+        self._since_s = 0.0  # without a request, or since its last answer
+        self._give_up_s = math.inf
+        self._num_odd_bytes = 0  # since the last progress
+        self._unsent_bytes = 0
+        self._taken_s = 0.0
+
+    @property
+    def _num_open(self) -> int:
+        """Requests whose headers were read and whose answer is not complete."""
+        cycle = cast("RequestResponseCycle | None", self.cycle)  # uvicorn's types leave the start out
+        return len(self.pipeline) + (cycle is not None and not cycle.response_complete)
+
+    def evict(self) -> None:
+        """Drop the connection now, to make room for another client."""
+        transport = cast("asyncio.Transport | None", self.transport)
+        if transport is not None:
+            transport.abort()
+        elif self._sock is not None:
+            with suppress(OSError):
+                self._sock.shutdown(socket.SHUT_RDWR)  # which ends the TLS handshake, or the connection
+
+    def check(self, now_s: float) -> None:
+        """Close the connection if a timeout has passed. Call about once a second."""
+        if self._takes_nothing(now_s):
+            log.info("dropped client=%s reason=client does not read the response", self.client)
+            self.transport.abort()
+        elif now_s <= self._give_up_s:
+            return
+        elif self._reading in (_Reading.HEAD, _Reading.BODY):
+            self._refuse(RequestTooSlow("The request did not arrive within the timeout."))
+        else:
+            self.transport.close()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Start the idle timeout."""
+        super().connection_made(cast("asyncio.Transport", transport))
+        self._joined = JoinedHead(self.transport)
+        self._since_s = self.loop.time()
+        self._wait(self._patience.idle_s)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Leave the limit."""
+        if self.limit is not None:
+            self.limit.leave(self)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Parse, within the header limit: the parser itself has none."""
+        if self._reading is _Reading.REFUSED:
+            return
+        self._num_odd_bytes += len(data)
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as offer:
+            self._ignore_offer(data[offer.args[0] :])
+        except httptools.HttpParserError:
+            self._refuse(InvalidRequest("Invalid HTTP request received. Send HTTP/1.1."))
+        if self._num_odd_bytes > MAX_HEAD_BYTES:
+            self._refuse(HeadTooLarge(f"The headers exceed the limit of {MAX_HEAD_BYTES} bytes."))
+
+    def _ignore_offer(self, rest: bytes) -> None:
+        """The library takes what follows a head with `Upgrade` (or `CONNECT`) for another protocol. Here it
+        is the body, which another parser reads, and the last of this connection: Java's client and `curl
+        --http2` offer HTTP/2 with their first POST.
+        """
+        self.cycle.keep_alive = False
+        body = SimpleNamespace(on_body=self.on_body, on_message_complete=self.on_message_complete)
+        self.parser = httptools.HttpRequestParser(body)
+        framing = [name + b": " + value + b"\r\n" for name, value in self.headers if name in _FRAMING]
+        self.data_received(b"POST / HTTP/1.1\r\n" + b"".join(framing) + b"\r\n" + rest)
+
+    def eof_received(self) -> bool:  # type: ignore[override]  # asyncio allows it
+        """The client has closed the connection, or only its side (not over TLS) and waits for its answer:
+        both look the same until something is written. Returns whether to keep our side open.
+        """
+        is_asking = self._num_open > 0 and self._reading is _Reading.NOTHING
+        # HTTP/1.0 has no interim responses.
+        if not is_asking or self.scope["http_version"] != "1.1" or not self.transport.can_write_eof():
+            return False
+        self.cycle.keep_alive = False
+        self.loop.call_later(_PROBE_S, self._probe, _PROBE_S)
+        return True
+
+    def _probe(self, next_s: float) -> None:
+        """Write what the client skips, so that a closed one answers with a reset, which ends the request."""
+        if self._num_open == 0 or self.transport.is_closing():
+            return
+        if self._num_open == 1:  # else the next answer is written soon
+            if not self.cycle.response_started:
+                self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            self.cycle.message_event.set()  # to the app a part of the body without bytes
+        self.loop.call_later(next_s, self._probe, min(2 * next_s, _MAX_PROBE_S))
+
+    def on_message_begin(self) -> None:
+        """The first byte of a request."""
+        super().on_message_begin()
+        self._reading = _Reading.HEAD
+        if self._num_open == 0:
+            self._give_up_s = self.loop.time() + self._patience.request_s
+
+    def on_headers_complete(self) -> None:
+        """Start the request, or queue it behind an earlier one."""
+        if len(self.pipeline) >= MAX_PIPELINED:
+            raise ValueError("too many pipelined requests")  # the parser reports it as a 400
+        super().on_headers_complete()
+        self.cycle.transport = self._joined
+        if self._is_last:
+            self.cycle.keep_alive = False
+        if self.scope["http_version"] == "1.0":
+            self.cycle.chunked_encoding = False
+            self.cycle.send = partial(_unframed, self.cycle, self.cycle.send)  # type: ignore[method-assign, arg-type]
+        self._reading = _Reading.BODY
+        self._num_odd_bytes = 0
+
+    def on_body(self, body: bytes) -> None:
+        """Extend the timeout by the part of the body that arrived."""
+        if self._reading is not _Reading.BODY:  # behind a request with an offer
+            return
+        super().on_body(body)
+        self._num_odd_bytes = 0
+        if self._num_open > 0:
+            self._give_up_s += len(body) / self._patience.bytes_a_s
+
+    def on_message_complete(self) -> None:
+        """The last byte of a request."""
+        if self.parser.should_upgrade():
+            return
+        super().on_message_complete()
+        self._reading = _Reading.NOTHING
+        if self._num_open == 0:
+            self._wait(self._patience.idle_s)
+            return
+        self._give_up_s = math.inf
+        if self.limit is not None:
+            self.limit.busy(self)
+
+    def on_response_complete(self) -> None:
+        """The last byte of a response was handed to the transport. Replaces uvicorn's, whose timer for idle
+        connections would keep a reset one in memory until it fires.
+        """
+        if self.transport.is_closing():
+            return
+        self.flow.resume_reading()
+        if self.pipeline:
+            self._start_asgi_task(*self.pipeline.pop())
+        self._since_s = self.loop.time()
+        if self._num_open == 0 and self._reading is _Reading.NOTHING:
+            self._wait(self._patience.linger_s if self._is_last else self._patience.idle_s)
+        elif self._num_open == 0 and self._reading is _Reading.BODY:
+            self._wait(self._patience.rest_s)
+        elif self._num_open == 0 or (self._num_open == 1 and self._reading is _Reading.BODY):
+            self._wait(self._patience.request_s)
+
+    def shutdown(self) -> None:
+        """Close after the current request or, if no answer announced it, after the next one, which has to
+        begin within `linger_s`.
+        """
+        self._is_last = True
+        if self._num_open > 0:
+            if not self.cycle.response_started:
+                self.cycle.keep_alive = False
+        elif self._reading is not _Reading.HEAD:
+            self._give_up_s = self._since_s + self._patience.linger_s
+            if self.loop.time() >= self._give_up_s:
+                self.transport.close()
+
+    def resume_writing(self) -> None:
+        """The client has read most of the unsent data."""
+        self._taken_s = self.loop.time()
+        super().resume_writing()
+
+    def _wait(self, limit_s: float) -> None:
+        """Wait for the client, for at most `limit_s`."""
+        self._give_up_s = self.loop.time() + limit_s
+        if self.limit is not None:
+            self.limit.wait(self)
+
+    def _takes_nothing(self, now_s: float) -> bool:
+        """Whether the client has stopped reading. Only judged while no data is added to the buffer."""
+        unsent_bytes = self.transport.get_write_buffer_size()
+        is_stuck = self.flow.write_paused or self.transport.is_closing()
+        if not is_stuck or unsent_bytes == 0 or unsent_bytes < self._unsent_bytes:
+            self._taken_s = now_s
+        self._unsent_bytes = unsent_bytes
+        return now_s - self._taken_s > self._patience.unread_s
+
+    def _refuse(self, error: BatonError) -> None:
+        """Close the connection, after an error response if one can still be sent.
+
+        Incoming data is discarded for `rest_s`, so that the response reaches a client that is still sending.
+        """
+        if self._reading is _Reading.REFUSED:
+            return
+        is_body = self._reading is _Reading.BODY
+        may_answer = self._num_open == is_body and not (is_body and self.cycle.response_started)
+        self._reading = _Reading.REFUSED
+        log.info("refused client=%s status=%d reason=%s", self.client, error.status, error.message)
+        if not may_answer:
+            self.transport.close()
+        elif not self.transport.is_closing():
+            body = msgspec.json.encode(ErrorBody.of(error))
+            head = (
+                f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}\r\n"
+                f"content-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
+            )
+            self.transport.write(head.encode() + body)
+            if self.transport.can_write_eof():  # not over TLS
+                self.transport.write_eof()
+            self._wait(self._patience.rest_s)
+            if is_body:  # the app waits for it
+                self.cycle.disconnected = True
+                self.cycle.message_event.set()
+
+
+async def _unframed(cycle: RequestResponseCycle, send: Send, message: Message) -> None:
+    """Send a part of an answer over HTTP/1.0, which has no chunks: the end of the connection ends it."""
+    cycle.expected_content_length = len(message.get("body", b""))
+    await send(message)
+
 
 MOST_CONNECTIONS = 16_384
 RESERVED_DESCRIPTORS = 2048

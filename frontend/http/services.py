@@ -1,55 +1,17 @@
-"""The HTTP layer's dependencies: protocols of the fleet and the generator, and an app's limits."""
+"""The dependencies and limits of an app."""
 
 import dataclasses
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from typing import Protocol
+from collections.abc import Awaitable, Callable, Sequence
 
-from baton.messages import GenerateRequest, TokenChunk, WorkerInfo, WorkerStats
-from frontend.http.bodies import Bodies
+from frontend.http.exchange import Bodies
 from frontend.metrics import Metrics, Sampled
-from frontend.routing.health import Health
+from frontend.routing.fleet import Fleet
+from frontend.routing.generate import Generator
 from frontend.text.served import ServedModel
 from frontend.turn.choice import Choice
 from frontend.turn.prepare import prepare
 from frontend.turn.request import Client, TurnRequest
 from frontend.turn.thoughts import Thoughts
-
-
-class FleetView(Protocol):
-    """The live workers as the HTTP layer sees them; implemented by `frontend.routing.fleet.Fleet`."""
-
-    def models(self) -> list[str]:
-        """Names of the models that are available now."""
-        ...
-
-    def served(self, model: str) -> ServedModel:
-        """The model of that name. Raises ModelNotFound or NoWorkers."""
-        ...
-
-    def health(self) -> Health:
-        """The body of /health."""
-        ...
-
-    async def stats(self) -> list[tuple[WorkerInfo, WorkerStats]]:
-        """The statistics of every worker that answers in time."""
-        ...
-
-
-class TokenSource(Protocol):
-    """Answers token requests; implemented by `frontend.routing.generate.Generator`."""
-
-    def check(self, model: str, caller: str, deadline_s: float) -> None:
-        """Raises Overloaded if a request of this caller would be refused now."""
-        ...
-
-    def generate(
-        self, request: GenerateRequest, caller: str, on_taken: Callable[[], None]
-    ) -> AsyncGenerator[TokenChunk, None]:
-        """The answer's chunks; closing the generator cancels the work. `on_taken` is called once, when the
-        request has gone to a worker. Raises BatonErrors.
-        """
-        ...
-
 
 OtherMetrics = Callable[[], Awaitable[Sequence[Sequence[Sampled]]]]
 """The metrics of the frontend's other processes."""
@@ -68,8 +30,8 @@ class Services:
     With `share_cache`, API keys share cached KV.
     """
 
-    fleet: FleetView
-    generator: TokenSource
+    fleet: Fleet
+    generator: Generator
     metrics: Metrics = dataclasses.field(default_factory=Metrics)
     other_metrics: OtherMetrics = _no_other_metrics
     thoughts: Thoughts = dataclasses.field(default_factory=Thoughts)

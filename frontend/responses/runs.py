@@ -8,7 +8,7 @@ from contextlib import aclosing, asynccontextmanager, contextmanager
 
 from baton.errors import BatonError, InvalidRequest, NotReady, Overloaded
 from frontend.http.answer import Answer
-from frontend.http.errors import as_baton_error
+from frontend.http.exchange import as_baton_error
 from frontend.http.limits import Quota
 from frontend.http.respond import count, feed
 from frontend.http.services import Services

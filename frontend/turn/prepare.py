@@ -76,7 +76,7 @@ async def prepare(
 ) -> list[Choice]:
     """The choices, prompt by prompt, ready to be generated. Reasoning that the client did not send back with
     its calls is restored from `thoughts`, and new reasoning is kept there. Raises a BatonError for requests
-    that cannot be served; `check_load` is `TokenSource.check`, before work is spent on the prompt."""
+    that cannot be served; `check_load` is `Generator.check`, before work is spent on the prompt."""
     _check_num_choices(request, max_choices)
     caller = client.caller(request.user)
     check_load(served.name, caller, client.deadline_s)

@@ -9,9 +9,8 @@ import msgspec
 import pytest
 import uvloop
 
-from frontend.http.connection import Patience
 from frontend.http.exchange import Receive, Scope, Send
-from frontend.http.server import HttpServer
+from frontend.http.server import HttpServer, Patience
 from tests.waiting import PATIENCE_S, until
 
 GET = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"

@@ -15,14 +15,13 @@ import pytest
 import uvloop
 
 from baton.tls import server_context
-from frontend.http.connection import MAX_HEAD_BYTES, MAX_PIPELINED, Connection, Patience
 from frontend.http.exchange import ClientGone, Exchange, Receive, Scope, Send
 from frontend.http.respond import Endpoint
-from frontend.http.server import HttpServer
+from frontend.http.server import MAX_HEAD_BYTES, MAX_PIPELINED, Connection, HttpServer, Patience
 from frontend.http.services import Services
 from tests.alive import Newborn
 from tests.certificates import Authority
-from tests.scripted_frontend import Client, ScriptedFleet, ScriptedTokens
+from tests.scripted_frontend import Client, ScriptedTokens
 from tests.waiting import PATIENCE_S, until
 
 MAX_BODY_BYTES = 1 << 20
@@ -36,9 +35,7 @@ class Echo:
     """An app of one route: returns the body's length or, for `/endless`, an endless answer."""
 
     def __init__(self) -> None:
-        self.services = Services(
-            fleet=ScriptedFleet(), generator=ScriptedTokens(), max_body_bytes=MAX_BODY_BYTES
-        )
+        self.services = Client(ScriptedTokens(), max_body_bytes=MAX_BODY_BYTES).services
         self.num_running = 0
         self.num_answered = 0
         self._endpoint = Endpoint("/", self._serve, self.services)

@@ -16,9 +16,8 @@ import uvloop
 
 from baton.reread import Reread
 from baton.tls import server_context
-from frontend.http.connection import Connection
 from frontend.http.exchange import Exchange
-from frontend.http.server import HttpServer
+from frontend.http.server import Connection, HttpServer
 from tests.alive import Newborn
 from tests.certificates import Authority
 from tests.waiting import scaled, until

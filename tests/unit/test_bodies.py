@@ -7,8 +7,15 @@ from typing import Any
 
 import pytest
 
-from frontend.http.bodies import FREE_BYTES, MIN_BYTES, Bodies, BodiesFull, default_bytes
-from frontend.http.exchange import ClientGone, Exchange
+from frontend.http.exchange import (
+    FREE_BYTES,
+    MIN_BYTES,
+    Bodies,
+    BodiesFull,
+    ClientGone,
+    Exchange,
+    default_bytes,
+)
 
 
 class Sender:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from frontend.http.connection import MAX_HEAD_BYTES, MAX_PIPELINED, Connection
+from frontend.http.server import MAX_HEAD_BYTES, MAX_PIPELINED, Connection
 from tests.one_connection import GET, PATIENCE, POST, Pipe, Scene, converse
 from tests.waiting import until
 

@@ -6,7 +6,7 @@ import socket
 import pytest
 
 from baton.listener import ConnectionLimit
-from frontend.http.connection import MAX_HEAD_BYTES, Connection, Patience
+from frontend.http.server import MAX_HEAD_BYTES, Connection, Patience
 from tests.one_connection import GET, PATIENCE, POST, Scene, converse
 from tests.waiting import until
 

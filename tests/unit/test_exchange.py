@@ -8,8 +8,15 @@ import msgspec
 import pytest
 
 from baton.errors import BatonError, DeadlineExceeded, InvalidRequest, NotReady, Overloaded
-from frontend.http.errors import BodyTooLarge, EncodedBody, as_baton_error, error_headers
-from frontend.http.exchange import ClientGone, Exchange, ignored_header
+from frontend.http.exchange import (
+    BodyTooLarge,
+    ClientGone,
+    EncodedBody,
+    Exchange,
+    as_baton_error,
+    error_headers,
+    ignored_header,
+)
 
 
 def exchange(*messages: dict[str, Any], **headers: str) -> Exchange:

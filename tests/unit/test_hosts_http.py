@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from frontend.http.hosts import Hosts
+from frontend.http.guards import Hosts
 from tests.scripted_frontend import Client, Reply, ScriptedTokens
 
 

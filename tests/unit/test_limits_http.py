@@ -4,7 +4,7 @@ import asyncio
 from typing import Any
 
 from frontend.app import envelope_of
-from frontend.http.authentication import Authentication
+from frontend.http.guards import Authentication
 from frontend.http.limits import KeyLimits, Quotas, line_of, parse_keys
 from tests.scripted_frontend import MODEL, TOKENIZER, Client, Reply, frontend
 

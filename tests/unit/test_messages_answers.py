@@ -14,7 +14,7 @@ from baton.errors import (
     NoWorkers,
     Overloaded,
 )
-from frontend.http.errors import BodyTooLarge
+from frontend.http.exchange import BodyTooLarge
 from frontend.messages.answer import PING, MessagesError
 from tests.scripted_frontend import MODEL, AliasedFleet, Client, Reply, ScriptedFleet, ScriptedTokens
 

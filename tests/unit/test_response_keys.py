@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from frontend.app import envelope_of
-from frontend.http.authentication import Authentication
+from frontend.http.guards import Authentication
 from frontend.http.limits import Quotas, line_of, parse_keys
 from frontend.responses.store import ResponseStore
 from tests.scripted_frontend import MODEL, Client, Reply, frontend

@@ -1,0 +1,200 @@
+"""Guards before the app: API keys, web pages of other origins, names that are not this server's."""
+
+import ipaddress
+import logging
+from collections.abc import Callable, Collection
+from fnmatch import fnmatchcase
+from functools import lru_cache
+
+from starlette.middleware.cors import CORSMiddleware
+
+from baton.errors import BatonError
+from frontend.http.exchange import AsgiApp, Envelope, ErrorBody, Exchange, Receive, Scope, Send
+from frontend.http.limits import Keys, Quotas, known, presented
+from frontend.metrics import Metrics
+
+log = logging.getLogger(__name__)
+
+
+class OriginNotAllowed(BatonError):
+    """Web pages of this origin may not send requests."""
+
+    code = "origin_not_allowed"
+    status = 403
+    kind = "invalid_request_error"
+
+
+class Browsers:
+    """ASGI middleware: CORS for the operator's origins, which may contain `*`. Requests without an Origin
+    header are passed through.
+
+    Browsers send a preflight request before JSON, but not before form content types; these are rejected, so
+    that a web page cannot use a server on the user's machine.
+    """
+
+    def __init__(self, app: AsgiApp, origins: Collection[str]) -> None:
+        self._app = app
+        self._origins = frozenset(origins)
+        self._readable = CORSMiddleware(
+            app,
+            allow_origins=list(origins),
+            allow_methods=["GET", "POST", "DELETE"],
+            allow_headers=["*"],
+            expose_headers=["*"],
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        headers = dict(scope["headers"])
+        origin: bytes | None = headers.get(b"origin")
+        if origin is None:
+            await self._app(scope, receive, send)
+        elif not self._origins.isdisjoint({"*", origin.decode("latin-1")}):
+            await self._readable(scope, receive, send)
+        elif scope["method"] in {"GET", "HEAD"} or _is_json(headers.get(b"content-type", b"")):
+            await self._app(scope, receive, send)
+        else:
+            error = OriginNotAllowed(
+                "Cross-origin requests must have content type application/json. To allow this origin, start "
+                "the frontend with --cors-origin."
+            )
+            await _refuse(error, scope, receive, send)
+
+
+def _is_json(content_type: bytes) -> bool:
+    return content_type.partition(b";")[0].strip() == b"application/json"
+
+
+async def _refuse(error: BatonError, scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer without reading the body."""
+    exchange = Exchange(scope, receive, send)
+    await exchange.answer(error.status, ErrorBody.of(error), [(b"connection", b"close")])
+
+
+class HostNotAllowed(BatonError):
+    """The request was sent to a name that the operator has not allowed."""
+
+    code = "host_not_allowed"
+    status = 403
+    kind = "invalid_request_error"
+
+
+class Hosts:
+    """ASGI middleware. A web page may let its own name point to this server's address and then read answers
+    as if they came from its own server. Its requests have that name as `Host`.
+
+    Addresses, `localhost` and `names`, which may contain `*`, are served. So are names without a dot: a
+    network gives them to its machines and services, and no one else can register one.
+    """
+
+    def __init__(self, app: AsgiApp, names: Collection[str]) -> None:
+        self._app = app
+        self._names = [name.lower() for name in names]
+        self._is_allowed = lru_cache(256)(self._allows)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        host = next((value for name, value in scope["headers"] if name == b"host"), b"")
+        if self._is_allowed(host):
+            await self._app(scope, receive, send)
+            return
+        error = HostNotAllowed(
+            f"{_name(host)[:100]!r} is not known as a name of this server. Use its address, or start the "
+            "frontend with --allowed-host NAME."
+        )
+        await _refuse(error, scope, receive, send)
+
+    def _allows(self, host: bytes) -> bool:
+        name = _name(host)
+        if "." not in name or _is_address(name) or name.endswith(".localhost"):
+            return True
+        return any(fnmatchcase(name, each) for each in self._names)
+
+
+def _name(host: bytes) -> str:
+    """Without the port."""
+    text = host.decode("latin-1").strip().lower()
+    if text.startswith("["):
+        return text[1:].partition("]")[0]
+    return text.partition(":")[0].removesuffix(".")
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+OPEN_PATHS = frozenset({"/", "/docs", "/redoc", "/openapi.json", "/health", "/live", "/metrics"})
+"""Pages and probes, which show names and figures but nothing of any request."""
+ASSETS = "/docs/assets/"
+"""Scripts and styles of the documentation."""
+ROUTE = "authentication"
+"""The `route` label of refused requests in the metrics."""
+
+
+class InvalidApiKey(BatonError):
+    """The request has no API key, or one that is not known here."""
+
+    code = "invalid_api_key"
+    status = 401
+    kind = "invalid_request_error"
+
+
+class Authentication:
+    """ASGI middleware. Every path but OPEN_PATHS needs one of `keys()`; the app finds it and its quota in the
+    scope. Each POST takes a request from the quota.
+    """
+
+    def __init__(
+        self,
+        app: AsgiApp,
+        keys: Callable[[], Keys],
+        envelope_of: Callable[[str], Envelope],
+        quotas: Quotas,
+        metrics: Metrics,
+    ) -> None:
+        """`envelope_of` gives the error format of a path."""
+        self._app = app
+        self._keys = keys
+        self._envelope_of = envelope_of
+        self._quotas = quotas
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["path"] not in OPEN_PATHS and not scope["path"].startswith(ASSETS):
+            try:
+                self._admit(scope)
+            except BatonError as error:
+                await self._refuse(error, Exchange(scope, receive, send, self._envelope_of(scope["path"])))
+                return
+        await self._app(scope, receive, send)
+
+    def _admit(self, scope: Scope) -> None:
+        """Raises InvalidApiKey or RateLimited."""
+        key = known(self._keys(), scope["headers"])
+        if key is None:
+            raise InvalidApiKey(
+                "This API key is not known here; check it, or ask the operator for a new one."
+                if presented(scope["headers"])
+                else "An API key is needed: send `Authorization: Bearer KEY` or `x-api-key: KEY`."
+            )
+        scope["api_key"] = key
+        scope["quota"] = quota = self._quotas.of(key.name, key.limits)
+        if quota is not None and scope["method"] == "POST":
+            quota.admit()
+
+    async def _refuse(self, error: BatonError, exchange: Exchange) -> None:
+        tally = self._metrics.begin(ROUTE)
+        tally.status = error.status
+        log.info(
+            "refused request_id=%s status=%d client=%s key=%s",
+            exchange.request_id, error.status, exchange.address, exchange.key_name or "unknown",
+        )  # fmt: skip
+        try:
+            await exchange.answer_error(error)
+        finally:
+            self._metrics.end(tally)
