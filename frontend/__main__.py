@@ -150,7 +150,7 @@ async def serve(
         print_error(error)
         return 2
     discovery, transport = settings.wires.discovery(), settings.wires.transport()
-    responses = ResponseState(store, ask_run=siblings.ask_run)
+    responses = ResponseState(store, call_run=siblings.call_run)
     fleet = _fleet(settings, discovery, transport)
     services = _services(settings, fleet, transport, siblings)
     quotas = Quotas(siblings.share_use)

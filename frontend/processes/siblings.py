@@ -46,14 +46,14 @@ class Scrape(msgspec.Struct, frozen=True, array_like=True, tag=2):
     """Answered with the process's metrics."""
 
 
-class AskRun(msgspec.Struct, frozen=True, array_like=True, tag=3):
+class CallRun(msgspec.Struct, frozen=True, array_like=True, tag=3):
     """Answered by `Runs.answer`."""
 
     response_id: str
     sequence_number: int | None
 
 
-SiblingRequest = Keep | Spend | Scrape | AskRun
+SiblingRequest = Keep | Spend | Scrape | CallRun
 
 
 def _token_ids(kind: type, value: object) -> object:
@@ -124,11 +124,11 @@ class Siblings:
         found = await asyncio.gather(*map(self._scrape, self._others))
         return [samples for samples in found if samples is not None]
 
-    def ask_run(
+    def call_run(
         self, address: str, response_id: str, sequence_number: int | None
     ) -> AsyncGenerator[bytes, None]:
-        """`frontend.responses.runs.AskRun`."""
-        return self._ask(address, AskRun(response_id, sequence_number))
+        """`frontend.responses.runs.CallRun`."""
+        return self._ask(address, CallRun(response_id, sequence_number))
 
     async def _ask(self, address: str, message: SiblingRequest) -> AsyncGenerator[bytes, None]:
         request = FrontendRequest(data=_ENCODER.encode(message))
@@ -168,7 +168,7 @@ async def _answers(shared: Shared, request: Request) -> AsyncGenerator[Reply, No
             shared.quotas.note(used)
         case Scrape():
             yield FrontendReply(_ENCODER.encode(shared.metrics.samples()))
-        case AskRun(response_id, sequence_number):
+        case CallRun(response_id, sequence_number):
             async with aclosing(shared.runs.answer(response_id, sequence_number)) as answers:
                 async for data in answers:
                     yield FrontendReply(data)

@@ -273,7 +273,7 @@ class ResponseObject(msgspec.Struct, kw_only=True):
     user: str | None = None
 
 
-def begun(body: ResponseBody, effort: Effort) -> ResponseObject:
+def initial_response(body: ResponseBody, effort: Effort) -> ResponseObject:
     """The initial response to a body: its fields, or their defaults."""
     given = {name: getattr(body, name, None) for name in ResponseObject.__struct_fields__}
     text_format = {"type": "text"} if body.text is None or body.text.format is None else body.text.format

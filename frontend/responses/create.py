@@ -21,7 +21,7 @@ from frontend.responses.body import (
     ResponseBody,
     ResponseError,
     ResponseObject,
-    begun,
+    initial_response,
     summary_of,
 )
 from frontend.responses.input import InputReader, OfferedTools, Reference, call_choice, offered_tools
@@ -115,7 +115,7 @@ def turn_request(
         return "previous_response_id" if i < len(earlier) else f"input[{i - len(earlier)}]"
 
     leading = () if body.instructions is None else (Instructions(body.instructions),)
-    talk = Conversation(
+    conversation = Conversation(
         turns=(*leading, *turns([*earlier, *items], path_of)),
         tools=tuple(offered.tools),
         namespaces=tuple(offered.namespaces),
@@ -130,7 +130,7 @@ def turn_request(
         logprobs=(body.top_logprobs or 0) if gives_logprobs else None,
     )
     choice = call_choice(body, offered)
-    return TurnRequest.of(body, talk, limits, choice, path="input", num_bytes=num_bytes)
+    return TurnRequest.of(body, conversation, limits, choice, path="input", num_bytes=num_bytes)
 
 
 def _effort(body: ResponseBody) -> AnyEffort:
@@ -152,7 +152,7 @@ class FailedAtOnce(Exception):
         self.events = writer.opening(response) + writer.event("response.failed", response=failed)
 
 
-class _Asked(NamedTuple):
+class _Parsed(NamedTuple):
     """What a body asks for. `ignored` are the paths of unsupported fields and content."""
 
     body: ResponseBody
@@ -166,9 +166,9 @@ async def prepare_response(
     raw: bytes, client: Client, services: Services, state: ResponseState, seal: Seal
 ) -> ResponseAnswer:
     """The answer to a body, ready to be generated. Raises a BatonError if the body is refused."""
-    body, items, offered, request, ignored = await _asked(raw, client, services, state, seal)
+    body, items, offered, request, ignored = await _parsed(raw, client, services, state, seal)
     served = services.fleet.served(body.model)
-    response = begun(body, NEAREST_EFFORT[_effort(body)])
+    response = initial_response(body, NEAREST_EFFORT[_effort(body)])
     try:
         (choice,) = await prepare(
             request, client, served, services.thoughts, services.generator.check, max_choices=1
@@ -200,13 +200,15 @@ async def count_input_tokens(
     raw: bytes, client: Client, services: Services, state: ResponseState, seal: Seal
 ) -> tuple[str, int]:
     """(the model, the number of prompt tokens). Raises as `prepare_response` does."""
-    asked = await _asked(raw, client, services, state, seal)
-    served = services.fleet.served(asked.body.model)
-    (prompt,) = await encode(asked.request, client.owner, served, services.thoughts)
+    parsed = await _parsed(raw, client, services, state, seal)
+    served = services.fleet.served(parsed.body.model)
+    (prompt,) = await encode(parsed.request, client.owner, served, services.thoughts)
     return served.name, len(prompt.token_ids)
 
 
-async def _asked(raw: bytes, client: Client, services: Services, state: ResponseState, seal: Seal) -> _Asked:
+async def _parsed(
+    raw: bytes, client: Client, services: Services, state: ResponseState, seal: Seal
+) -> _Parsed:
     recall = partial(services.thoughts.recall, client.owner)
     body, unknown, given = await read(raw, partial(_read, seal=seal, recall=recall))
     items = await resolved(given.items, state.store, client.key_name)
@@ -223,7 +225,7 @@ async def _asked(raw: bytes, client: Client, services: Services, state: Response
     offered, request = await asyncio.to_thread(made) if num_bytes > LONG_BYTES else made()
     left_out = (*sorted(given.left_out), *dict.fromkeys(offered.left_out))
     inexact = () if _effort(body) in GPT_OSS_EFFORTS else ("reasoning.effort",)
-    return _Asked(body, items, offered, request, (*unknown, *left_out, *inexact))
+    return _Parsed(body, items, offered, request, (*unknown, *left_out, *inexact))
 
 
 def _read(

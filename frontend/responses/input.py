@@ -29,7 +29,7 @@ class Reference(msgspec.Struct, kw_only=True):
     id: str
 
 
-GIVEN_ITEMS: Mapping[str, type[msgspec.Struct]] = {**ITEMS, "item_reference": Reference}
+INPUT_ITEMS: Mapping[str, type[msgspec.Struct]] = {**ITEMS, "item_reference": Reference}
 # The field with text, and the type of its parts.
 _TEXTS = {
     "message": ("content", "input_text"),
@@ -81,8 +81,8 @@ class InputReader:
             kind = "message" if "role" in fields else "item_reference"
         if kind == ADDITIONAL_TOOLS:
             return None
-        if not isinstance(kind, str) or kind not in {*GIVEN_ITEMS, *LEFT_OUT}:
-            allowed = ", ".join(sorted({*GIVEN_ITEMS, ADDITIONAL_TOOLS}))
+        if not isinstance(kind, str) or kind not in {*INPUT_ITEMS, *LEFT_OUT}:
+            allowed = ", ".join(sorted({*INPUT_ITEMS, ADDITIONAL_TOOLS}))
             raise InvalidRequest(
                 f"`{path}.type` {kind!r:.80} is not supported; allowed values: {allowed}.",
                 param=f"{path}.type",
@@ -94,7 +94,7 @@ class InputReader:
         has_summary = kind == "reasoning" and bool(fields.pop("summary", None))
         if kind in _TEXTS:
             self._read_texts(fields, kind, path)
-        item: Any = convert(fields, GIVEN_ITEMS[kind], path)
+        item: Any = convert(fields, INPUT_ITEMS[kind], path)
         if isinstance(item, ReasoningItem):
             item = self._reasoning(item, path)
             if has_summary and not item.content:

@@ -16,7 +16,6 @@ from frontend.harmony.conversation import (
     ReasoningDelta,
     TextDelta,
     Tool,
-    ToolCallArguments,
     ToolCallStart,
 )
 from frontend.http.answer import Answer
@@ -222,6 +221,7 @@ class OutputWriter:
         self._tokenizer = tokenizer
         self._shape = shape
         self._open: OpenItem | None = None
+        self._gives_logprobs = choice.request.sampling.logprobs is not None
         self._is_machine_call = False  # the open item is one, which is output as a whole
 
     def write(self, deltas: Sequence[Delta]) -> bytes:
@@ -243,31 +243,24 @@ class OutputWriter:
             self._open = None
 
     def _delta(self, delta: Delta) -> bytes:
+        begun, logprobs = b"", []
         match delta:
-            case TextDelta(text=text):
-                begun = b""
-                if self._open is None:
-                    phase: Phase = "commentary" if delta.preamble else "final_answer"
-                    message = MessageItem(id=new_id("msg"), role="assistant", content=[], phase=phase)
-                    begun = self._begin(message, _TEXT)
-                logprobs = content_logprobs(self._choice.logprobs_of(delta) or (), self._tokenizer)
-                return begun + self._add(text, logprobs)
-            case ReasoningDelta(text=text):
-                begun = b""
-                if self._open is None:
-                    shape = _SUMMARY if self._shape.as_summary else _THOUGHT
-                    begun = self._begin(ReasoningItem(id=new_id("rs")), shape)
-                return begun + self._add(text)
-            case ToolCallArguments(text=text):
-                return self._add(text)
             case ToolCallStart():
                 return self._begin_call(delta)
             case MessageEnd():
                 return self._end(is_cut=not delta.complete and self._choice.is_cut)
-
-    def _add(self, text: str, logprobs: Sequence[ContentLogprob] = ()) -> bytes:
-        assert self._open is not None, "a text follows the start of its item"
-        return self._open.write(text, logprobs)
+            case TextDelta():
+                if self._open is None:
+                    phase: Phase = "commentary" if delta.preamble else "final_answer"
+                    message = MessageItem(id=new_id("msg"), role="assistant", content=[], phase=phase)
+                    begun = self._begin(message, _TEXT)
+                if self._gives_logprobs:
+                    logprobs = content_logprobs(self._choice.logprobs_of(delta) or (), self._tokenizer)
+            case ReasoningDelta() if self._open is None:
+                shape = _SUMMARY if self._shape.as_summary else _THOUGHT
+                begun = self._begin(ReasoningItem(id=new_id("rs")), shape)
+        assert self._open is not None, "text follows the start of its item"
+        return begun + self._open.write(delta.text, logprobs)
 
     def _begin(self, item: WrittenItem, shape: _Shape) -> bytes:
         item.status = "in_progress"

@@ -22,11 +22,13 @@ log = logging.getLogger(__name__)
 MAX_RUNS = 1000
 # The `route` label of runs in the metrics; their requests count under the route's own.
 ROUTE = "background"
-UNREACHED = "Another frontend runs this response and does not answer; try again, or ask that frontend."
+UNREACHED = (
+    "The frontend that runs this response cannot be reached; retry, or send the request to that frontend."
+)
 _PIECE_BYTES = 1 << 20
 
-AskRun = Callable[[str, str, int | None], AsyncGenerator[bytes, None]]
-"""Asks the process at an address about its run of a response, see `Runs.answer`. Raises NotReady if the
+CallRun = Callable[[str, str, int | None], AsyncGenerator[bytes, None]]
+"""Calls the process at an address about its run of a response, see `Runs.answer`. Raises NotReady if the
 process cannot be reached."""
 
 
@@ -198,12 +200,12 @@ def events_not_stored(response_id: str) -> InvalidRequest:
 
 @dataclasses.dataclass(frozen=True)
 class ResponseState:
-    """The API's state across requests. `ask_run` reaches the runs of other frontend processes that
+    """The API's state across requests. `call_run` reaches the runs of other frontend processes that
     share the store."""
 
     store: ResponseStore = dataclasses.field(default_factory=ResponseStore)
     runs: Runs = dataclasses.field(default_factory=Runs)
-    ask_run: AskRun | None = None
+    call_run: CallRun | None = None
 
     async def run(self, response_id: str, key_name: str) -> Run | None:
         """`Runs.get`, if the run is of that key."""
@@ -212,7 +214,7 @@ class ResponseState:
 
     async def stop_elsewhere(self, stored: StoredResponse) -> None:
         """Cancel the run of another process, and wait until it has ended and is stored. Raises NotReady."""
-        async with aclosing(self._asked(stored, None)) as replies:
+        async with aclosing(self._call(stored, None)) as replies:
             await anext(replies, None)
 
     @asynccontextmanager
@@ -221,7 +223,7 @@ class ResponseState:
     ) -> AsyncIterator[Followed | None]:
         """The events of another process's run, see `Run.follow`; None if it has ended. Raises InvalidRequest
         or NotReady."""
-        async with aclosing(self._asked(stored, sequence_number)) as events:
+        async with aclosing(self._call(stored, sequence_number)) as events:
             if await anext(events, None) is None:
                 yield None
                 return
@@ -233,10 +235,10 @@ class ResponseState:
                 relaying.cancel()
                 await asyncio.wait([relaying])
 
-    def _asked(self, stored: StoredResponse, sequence_number: int | None) -> AsyncGenerator[bytes, None]:
-        if self.ask_run is None or not stored.runs_at:
+    def _call(self, stored: StoredResponse, sequence_number: int | None) -> AsyncGenerator[bytes, None]:
+        if self.call_run is None or not stored.runs_at:
             raise NotReady(UNREACHED, retry_after_s=1)
-        return self.ask_run(stored.runs_at, stored.id, sequence_number)
+        return self.call_run(stored.runs_at, stored.id, sequence_number)
 
     async def close(self) -> None:
         """Stop all runs and close the store."""

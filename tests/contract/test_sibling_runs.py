@@ -33,7 +33,7 @@ async def processes(run: Run, runs: Runs) -> AsyncIterator[tuple[ResponseState, 
     ours, theirs = Siblings(), Siblings()
     shared = [Shared(Thoughts(), Metrics(), each, Quotas()) for each in (Runs(), runs)]
     async with ours.answering(shared[0]), theirs.answering(shared[1]):
-        state = ResponseState(ask_run=ours.ask_run)
+        state = ResponseState(call_run=ours.call_run)
         yield state, at(theirs, run)
         await state.close()
 
@@ -149,7 +149,7 @@ async def test_a_follower_gets_an_error_when_the_process_that_runs_it_is_lost(tm
         shared = Shared(Thoughts(), Metrics(), client.responses.runs, Quotas())
         async with AsyncExitStack() as other, ours.answering(shared):
             await other.enter_async_context(theirs.answering(shared))
-            state, stored = ResponseState(ask_run=ours.ask_run), at(theirs, run)
+            state, stored = ResponseState(call_run=ours.call_run), at(theirs, run)
             async with state.follow_elsewhere(stored, -1) as followed:
                 assert followed is not None
                 assert await followed.outbox.take()
@@ -171,7 +171,7 @@ async def test_what_one_frontend_deletes_another_one_neither_runs_nor_has(
     ours, theirs = Siblings(), Siblings()
     store = ResponseStore(path, address=theirs.address)
     async with running(store, stream=is_streamed) as (client, run):
-        state = ResponseState(ResponseStore(path, address=ours.address), ask_run=ours.ask_run)
+        state = ResponseState(ResponseStore(path, address=ours.address), call_run=ours.call_run)
         other = Client(ScriptedTokens(), responses=state)
         shared = [Shared(Thoughts(), Metrics(), each.responses.runs, Quotas()) for each in (client, other)]
         async with theirs.answering(shared[0]), ours.answering(shared[1]):

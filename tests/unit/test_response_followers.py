@@ -112,7 +112,7 @@ class Elsewhere:
         self._store = store
         self._error = error
 
-    async def ask_run(
+    async def call_run(
         self, address: str, response_id: str, sequence_number: int | None
     ) -> AsyncGenerator[bytes, None]:
         assert (address, response_id, sequence_number) == ("unix:@theirs", "theirs", 3)
@@ -130,7 +130,9 @@ async def test_a_run_of_another_process_is_streamed_from_there(
     path = str(tmp_path / "responses.sqlite3")
     theirs, ours = ResponseStore(path, address="unix:@theirs"), ResponseStore(path)
     await theirs.save(response("theirs", status="in_progress", is_background=True), [])
-    client = Client(ScriptedTokens(), responses=ResponseState(ours, ask_run=Elsewhere(theirs, error).ask_run))
+    client = Client(
+        ScriptedTokens(), responses=ResponseState(ours, call_run=Elsewhere(theirs, error).call_run)
+    )
     reply = await client.get("/v1/responses/theirs?stream=true&starting_after=3")
     assert reply.status == 200
     assert reply.body.startswith(EVENTS)
@@ -148,7 +150,7 @@ async def test_a_run_of_another_process_that_has_just_ended_is_read_from_the_sto
     theirs, ours = ResponseStore(path, address="unix:@theirs"), ResponseStore(path)
     await theirs.save(response("theirs", status="in_progress", is_background=True), [])
 
-    async def ask_run(
+    async def call_run(
         address: str, response_id: str, sequence_number: int | None
     ) -> AsyncGenerator[bytes, None]:
         status = "cancelled" if sequence_number is None else "completed"
@@ -157,7 +159,7 @@ async def test_a_run_of_another_process_that_has_just_ended_is_read_from_the_sto
         for nothing in list[bytes]():
             yield nothing
 
-    client = Client(ScriptedTokens(), responses=ResponseState(ours, ask_run=ask_run))
+    client = Client(ScriptedTokens(), responses=ResponseState(ours, call_run=call_run))
     if query == "cancel":
         reply = await client.post("/v1/responses/theirs/cancel", {})
         assert reply.json == {"status": "cancelled"}

@@ -124,7 +124,7 @@ async def test_a_follower_of_a_silent_run_soon_gets_a_comment() -> None:
 async def test_the_events_of_another_process_wait_for_a_slow_client() -> None:
     num_asked = 0
 
-    async def ask_run(
+    async def call_run(
         address: str, response_id: str, sequence_number: int | None
     ) -> AsyncGenerator[bytes, None]:
         nonlocal num_asked
@@ -132,7 +132,7 @@ async def test_the_events_of_another_process_wait_for_a_slow_client() -> None:
             num_asked += 1
             yield b"x" * MAX_UNSENT_BYTES + b"\n\n" if num_asked > 1 else b""
 
-    state = ResponseState(ask_run=ask_run)
+    state = ResponseState(call_run=call_run)
     stored = response("theirs", status=RUNNING, runs_at="unix:@theirs")
     async with state.follow_elsewhere(stored, -1) as followed:
         assert followed is not None
