@@ -1,23 +1,24 @@
 """`POST /tokenize` and `/detokenize`, and `GET /tokenizer_info`, in vLLM's shapes."""
 
 import asyncio
+from functools import partial
 from typing import Annotated, Literal
 
 import msgspec
 
 from baton.errors import InvalidRequest
-from frontend.chat.request import InputMessage, ToolDefinition, tools, turns
+from frontend.chat.request import ChatBody, InputMessage, ToolDefinition, conversation
 from frontend.harmony.conversation import Conversation
-from frontend.harmony.render import render
 from frontend.http.body import decode, read
 from frontend.http.exchange import Exchange, ignored_header
 from frontend.http.services import Services
 from frontend.metrics import Tally
 from frontend.text.served import ServedModel
 from frontend.text.specials import SpecialToken
-from frontend.text.tokenizer import TooManyTokens
-from frontend.turn.fields import NEAREST_EFFORT, AnyEffort, TemplateArgs, TokenId, effort_of, identity_of
+from frontend.turn.fields import AnyEffort, CommonFields, TemplateArgs, TokenId
+from frontend.turn.prepare import encode
 from frontend.turn.raw_text import text_of, token_texts
+from frontend.turn.request import Limits, RawPrompts, TurnRequest
 
 
 class TokenizeBody(msgspec.Struct, kw_only=True):
@@ -73,47 +74,32 @@ class TokenizerInfo(msgspec.Struct, kw_only=True):
 async def tokenize(exchange: Exchange, services: Services, tally: Tally) -> None:
     """`POST /tokenize`."""
     async with services.bodies.read(exchange, services.max_body_bytes) as raw:
-        body, ignored, prompt = await read(raw, _read)
+        body, ignored, request = await read(raw, _read)
+    served = _served(body.model, services, tally)
+    (encoded,) = await encode(request, exchange.owner, served, services.thoughts)
+    answer = await asyncio.to_thread(_tokenized, encoded.token_ids, served, body)
     services.metrics.count_ignored(ignored)
-    served = _served(body.model, services)
-    tally.model = served.name
-
-    def made() -> TokenizeAnswer:
-        talk = prompt
-        if isinstance(talk, Conversation):
-            talk = services.thoughts.resumed(exchange.owner, talk, served.current_date)
-        return _tokenized(talk, served, body)
-
-    answer = await asyncio.to_thread(made)
     await exchange.answer(200, answer, ignored_header(ignored))
-
-
-async def tokenizer_info(exchange: Exchange, services: Services, tally: Tally) -> None:
-    """`GET /tokenizer_info`."""
-    served = _served(None, services)
-    tally.model = served.name
-    end, pad = SpecialToken.RETURN.value, SpecialToken.ENDOFTEXT.value
-    info = TokenizerInfo(eos_token=end, pad_token=pad, model_max_length=served.context_length)
-    await exchange.answer(200, info)
 
 
 async def detokenize(exchange: Exchange, services: Services, tally: Tally) -> None:
     """`POST /detokenize`."""
     async with services.bodies.read(exchange, services.max_body_bytes) as raw:
-        body, ignored = await read(raw, lambda raw: decode(raw, DetokenizeBody))
+        body, ignored = await read(raw, partial(decode, body_type=DetokenizeBody))
+    served = _served(body.model, services, tally)
+    answer = DetokenizeAnswer(prompt=await asyncio.to_thread(_text, body.tokens, served))
     services.metrics.count_ignored(ignored)
-    served = _served(body.model, services)
-    tally.model = served.name
-    prompt = await asyncio.to_thread(_detokenized, body.tokens, served)
-    await exchange.answer(200, DetokenizeAnswer(prompt=prompt), ignored_header(ignored))
+    await exchange.answer(200, answer, ignored_header(ignored))
 
 
-def _read(raw: bytes) -> tuple[TokenizeBody, tuple[str, ...], str | Conversation]:
-    body, ignored = decode(raw, TokenizeBody)
-    return body, ignored, _prompt(body)
+async def tokenizer_info(exchange: Exchange, services: Services, tally: Tally) -> None:
+    """`GET /tokenizer_info`."""
+    length = _served(None, services, tally).context_length
+    end, pad = SpecialToken.RETURN.value, SpecialToken.ENDOFTEXT.value
+    await exchange.answer(200, TokenizerInfo(eos_token=end, pad_token=pad, model_max_length=length))
 
 
-def _served(model: str | None, services: Services) -> ServedModel:
+def _served(model: str | None, services: Services, tally: Tally) -> ServedModel:
     names = services.fleet.models()
     if model is None and len(names) != 1:
         allowed = ", ".join(names) or "none yet"
@@ -121,51 +107,47 @@ def _served(model: str | None, services: Services) -> ServedModel:
             f"`model` is missing; it is required unless one model is served. Available: {allowed}.",
             param="model",
         )
-    return services.fleet.served(names[0] if model is None else model)
+    served = services.fleet.served(names[0] if model is None else model)
+    tally.model = served.name
+    return served
 
 
-def _prompt(body: TokenizeBody) -> str | Conversation:
+def _read(raw: bytes) -> tuple[TokenizeBody, tuple[str, ...], TurnRequest]:
+    body, ignored = decode(raw, TokenizeBody)
+    prompt: RawPrompts | Conversation
     match body.prompt, body.messages:
         case str() as text, None:
-            return text
+            prompt, path = RawPrompts((text,)), "prompt"
         case None, list() as messages:
-            args = (body.chat_template_args, body.chat_template_kwargs)
-            return Conversation(
-                turns=turns(messages),
-                tools=tools(body.tools or ()),
-                reasoning_effort=NEAREST_EFFORT[effort_of(body.reasoning_effort, *args)],
-                model_identity=identity_of(*args),
+            chat = ChatBody(
+                model="",
+                messages=messages,
+                tools=body.tools,
+                reasoning_effort=body.reasoning_effort,
+                chat_template_args=body.chat_template_args,
+                chat_template_kwargs=body.chat_template_kwargs,
             )
+            prompt, path = conversation(chat), "messages"
         case _:
             raise InvalidRequest("Send either `prompt` or `messages`.", param="prompt")
+    request = TurnRequest.of(CommonFields(model=""), prompt, Limits(), path=path, num_bytes=len(raw))
+    return body, ignored, request
 
 
-def _tokenized(prompt: str | Conversation, served: ServedModel, body: TokenizeBody) -> TokenizeAnswer:
-    try:
-        tokens = _encoded(prompt, served, body.add_generation_prompt)
-    except TooManyTokens:
-        raise served.too_long("prompt" if isinstance(prompt, str) else "messages") from None
+def _tokenized(tokens: list[int], served: ServedModel, body: TokenizeBody) -> TokenizeAnswer:
+    tokenizer = served.tokenizer
+    if body.messages is not None and body.add_generation_prompt is False:
+        generation = tokenizer.encode_text("<|start|>assistant", allow_special=True)
+        tokens = tokens[: -len(generation)]
     return TokenizeAnswer(
         count=len(tokens),
         max_model_len=served.context_length,
         tokens=tokens,
-        token_strs=token_texts(tokens, served.tokenizer) if body.return_token_strs else None,
+        token_strs=token_texts(tokens, tokenizer) if body.return_token_strs else None,
     )
 
 
-def _detokenized(token_ids: list[int], served: ServedModel) -> str:
+def _text(token_ids: list[int], served: ServedModel) -> str:
     if len(token_ids) > served.max_counted_tokens:
         raise served.too_long("tokens")
     return text_of(served.tokenizer.checked(token_ids, served.name, "tokens"), served.tokenizer)
-
-
-def _encoded(
-    prompt: str | Conversation, served: ServedModel, add_generation_prompt: bool | None
-) -> list[int]:
-    limit = served.max_counted_tokens
-    if isinstance(prompt, str):
-        return served.tokenizer.encode_text(prompt, allow_special=True, limit=limit)
-    segments = render(prompt)
-    if add_generation_prompt is False:
-        segments = segments[:-2]  # `<|start|>assistant`
-    return served.tokenizer.encode_segments(segments, limit=limit)
