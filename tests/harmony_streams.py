@@ -9,7 +9,7 @@ from typing import Any, cast
 import msgspec
 
 from baton.messages import FinishReason, GenerateRequest, Sampling, TokenChunk
-from frontend.chat.answer import MessageWriter, ToolCallBody
+from frontend.chat.answer import MessageWriter
 from frontend.harmony.conversation import Delta, MessageEnd, ReasoningDelta, TextDelta, ToolCallStart
 from frontend.harmony.parse import HarmonyParser
 from frontend.http.chunks import Envelope
@@ -172,8 +172,8 @@ def check_answer(ids: Sequence[int], sizes: Sequence[int], finish_reason: Finish
     expected = "tool_calls" if calls and finish_reason == "stop" else finish_reason
     assert body.finish_reason == finish == expected
     message = body.message
-    made = [call for call in message.tool_calls or () if isinstance(call, ToolCallBody)]
-    gathered = [(call.function.name, call.function.arguments) for call in made]
+    made = [call.function for call in message.tool_calls or () if call.function is not None]
+    gathered = [(call.name, call.arguments) for call in made]
     assert (content, reasoning, calls) == (message.content or "", message.reasoning_content or "", gathered)
 
 

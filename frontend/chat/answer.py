@@ -73,18 +73,13 @@ class ChatLogprobs(msgspec.Struct, kw_only=True):
     refusal: None = None
 
 
-class ToolCallBody(msgspec.Struct, kw_only=True, tag_field="type", tag="function"):
-    """A function call that the model requests."""
+class ToolCallBody(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """A tool call that the model requests; it has the field that `type` names."""
 
     id: str
-    function: FunctionCall
-
-
-class CustomCallBody(msgspec.Struct, kw_only=True, tag_field="type", tag="custom"):
-    """A custom tool call that the model requests."""
-
-    id: str
-    custom: CustomCall
+    type: Literal["function", "custom"]
+    function: FunctionCall | None = None
+    custom: CustomCall | None = None
 
 
 class ChatMessage(msgspec.Struct, kw_only=True):
@@ -96,7 +91,7 @@ class ChatMessage(msgspec.Struct, kw_only=True):
     refusal: None = None
     reasoning_content: str | UnsetType = UNSET
     reasoning: str | UnsetType = UNSET
-    tool_calls: list[ToolCallBody | CustomCallBody] | UnsetType = UNSET
+    tool_calls: list[ToolCallBody] | UnsetType = UNSET
 
 
 class ChatChoiceBody(msgspec.Struct, kw_only=True):
@@ -146,7 +141,7 @@ class MessageWriter:
         self._tokenizer = tokenizer
         self._gives_reasoning = gives_reasoning
         self._text_tools = text_tools
-        self._calls: list[ToolCallBody | CustomCallBody] = []
+        self._calls: list[ToolCallBody] = []
         self._open: type[Delta] | None = None
         self._begun: set[type[Delta]] = set()
         self._is_plain = gives_reasoning and choice.received.logprobs is None
@@ -197,9 +192,9 @@ class MessageWriter:
                 case MessageEnd():
                     self._open = None
         for call, parts in zip(self._calls, arguments, strict=True):
-            if isinstance(call, CustomCallBody):
+            if call.custom is not None:
                 call.custom.input = "".join(parts)
-            else:
+            elif call.function is not None:
                 call.function.arguments = "".join(parts)
         text, reasoning = "".join(texts[TextDelta]), "".join(texts[ReasoningDelta]) or UNSET
         has_logprobs = bool(text) and self._choice.received.logprobs is not None
@@ -222,8 +217,7 @@ class MessageWriter:
             case ReasoningDelta():
                 return self._reasoning_chunk(self._separated(delta)) if self._gives_reasoning else b""
             case ToolCallArguments():
-                is_custom = isinstance(self._calls[delta.index], CustomCallBody)
-                shape = _MORE_INPUT if is_custom else _MORE_ARGUMENTS
+                shape = _MORE_ARGUMENTS if self._calls[delta.index].custom is None else _MORE_INPUT
                 return self._call_chunk(shape % (delta.index, _encode(delta.text)))
             case ToolCallStart():
                 # Inserts the index as the object's first field.
@@ -247,12 +241,13 @@ class MessageWriter:
     def _call_chunk(self, call: bytes) -> bytes:
         return b"".join((self._head, b'{"tool_calls":[', call, b"]", self._plain_tail))
 
-    def _begin_call(self, delta: ToolCallStart) -> "ToolCallBody | CustomCallBody":
-        call: ToolCallBody | CustomCallBody
+    def _begin_call(self, delta: ToolCallStart) -> ToolCallBody:
         if delta.name in self._text_tools:
-            call = CustomCallBody(id=delta.call_id, custom=CustomCall(name=delta.name, input=""))
+            custom = CustomCall(name=delta.name, input="")
+            call = ToolCallBody(id=delta.call_id, type="custom", custom=custom)
         else:
-            call = ToolCallBody(id=delta.call_id, function=FunctionCall(name=delta.name, arguments=""))
+            function = FunctionCall(name=delta.name, arguments="")
+            call = ToolCallBody(id=delta.call_id, type="function", function=function)
         self._calls.append(call)
         return call
 
