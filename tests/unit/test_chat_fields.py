@@ -1,4 +1,4 @@
-"""A chat body's fields: what bounds and steers the answer, what is refused, what has no effect. No HTTP."""
+"""A chat body as a request: what each field becomes, what is refused, what has no effect. No HTTP."""
 
 import json
 from typing import Any
@@ -6,116 +6,277 @@ from typing import Any
 import pytest
 
 from baton.errors import InvalidRequest
-from frontend.chat.request import ChatBody, turn_request
+from frontend.chat.request import ChatBody, not_enforced, turn_request
+from frontend.harmony.conversation import (
+    MODEL_IDENTITY,
+    AnswerFormat,
+    AssistantTurn,
+    Conversation,
+    Instructions,
+    TextGrammar,
+    Tool,
+    ToolCall,
+    ToolResult,
+    Turn,
+    UserTurn,
+)
 from frontend.http.body import decode
 from frontend.turn.request import TurnRequest
 
-HI = {"role": "user", "content": "Hi"}
-F = {"type": "function", "function": {"name": "f"}}
-C = {"type": "custom", "custom": {"name": "c"}}
-CALL = {"id": "call-1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+Json = dict[str, Any]
+
+HI: Json = {"role": "user", "content": "Hi"}
+F: Json = {"type": "function", "function": {"name": "f"}}
+C: Json = {"type": "custom", "custom": {"name": "c"}}
+IMAGE: Json = {"type": "image_url", "image_url": {"url": "https://example.org/x.png"}}
+CALL: Json = {"id": "call-1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+PATCH_CALL: Json = {"id": "c", "type": "custom", "custom": {"name": "patch", "input": "*** Begin"}}
 
 
-def decoded(**fields: Any) -> tuple[ChatBody, tuple[str, ...]]:
-    return decode(json.dumps({"model": "m", "messages": [HI], **fields}).encode(), ChatBody)
+def body_of(*messages: Json, **fields: Any) -> tuple[ChatBody, tuple[str, ...]]:
+    body = {"model": "m", "messages": list(messages) or [HI], **fields}
+    return decode(json.dumps(body).encode(), ChatBody)
 
 
-def request_of(**fields: Any) -> TurnRequest:
-    return turn_request(decoded(**fields)[0], 77)
+def request_of(*messages: Json, **fields: Any) -> TurnRequest:
+    return turn_request(body_of(*messages, **fields)[0], 77)
 
 
-def allowed(mode: str, *tools: dict[str, Any]) -> dict[str, Any]:
+def talk_of(*messages: Json, **fields: Any) -> Conversation:
+    prompt = request_of(*messages, **fields).prompt
+    assert isinstance(prompt, Conversation)
+    return prompt
+
+
+def allowed(mode: str, *tools: Json) -> Json:
     return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": list(tools)}}
 
 
 @pytest.mark.parametrize(
-    ("tools", "param"),
+    ("message", "turn"),
     [
-        ([F, {"type": "custom"}], "tool_choice.allowed_tools.tools[1].custom"),
-        ([{"type": "custom", "function": {"name": "f"}}], "tool_choice.allowed_tools.tools[0].custom"),
-        ([{"type": "function", "custom": {"name": "f"}}], "tool_choice.allowed_tools.tools[0].function"),
-        ([], "tool_choice.allowed_tools.tools"),
+        ({"role": "system", "content": "Be brief."}, Instructions("Be brief.")),
+        (
+            {"role": "developer", "content": [{"type": "text", "text": t} for t in ("No ", "jokes.")]},
+            Instructions("No jokes."),
+        ),
+        ({"role": "user", "content": "All up?"}, UserTurn("All up?")),
+        ({"role": "assistant", "content": "Yes.", "reasoning": "Hm."},
+         AssistantTurn(reasoning="Hm.", text="Yes.")),
+        ({"role": "assistant", "content": None, "refusal": "No."}, AssistantTurn(text="No.")),
+        (
+            {"role": "assistant", "reasoning_content": "Look.", "tool_calls": [CALL, PATCH_CALL]},
+            AssistantTurn(
+                reasoning="Look.",
+                tool_calls=(
+                    ToolCall(call_id="call-1", name="f", arguments="{}"),
+                    ToolCall(call_id="c", name="patch", arguments="*** Begin", takes_text=True),
+                ),
+            ),
+        ),
+        (
+            {"role": "tool", "tool_call_id": "call-1", "content": [{"type": "text", "text": "ok"}, IMAGE]},
+            ToolResult(
+                call_id="call-1",
+                text="ok[image_url left out: this model reads text only]",
+                path="messages[0].tool_call_id",
+            ),
+        ),
+    ],
+)  # fmt: skip
+def test_each_message_becomes_a_turn(message: Json, turn: Turn) -> None:
+    assert talk_of(message).turns == (turn,)
+
+
+def test_tools_keep_their_fields_and_are_not_offered_with_tool_choice_none() -> None:
+    function = {"name": "f", "description": "Does f.", "parameters": {}, "strict": True}
+    grammar = {"type": "grammar", "grammar": {"syntax": "regex", "definition": "a+"}}
+    tools: list[Json] = [
+        {"type": "function", "function": function},
+        {"type": "custom", "custom": {"name": "c", "description": "Does c.", "format": {"type": "text"}}},
+        {"type": "custom", "custom": {"name": "d", "format": grammar}},
+    ]
+    path = "tools[2].custom.format.grammar.definition"
+    assert talk_of(tools=tools).tools == (
+        Tool(name="f", description="Does f.", parameters={}, strict=True, path="tools[0].function"),
+        Tool(name="c", description="Does c.", takes_text=True, path="tools[1].custom"),
+        Tool(
+            name="d",
+            takes_text=True,
+            grammar=TextGrammar(syntax="regex", text="a+", path=path),
+            path="tools[2].custom",
+        ),
+    )
+    assert talk_of(tools=tools, tool_choice="none").tools == ()
+
+
+@pytest.mark.parametrize(
+    ("choice", "calls"),
+    [
+        (None, None),
+        ("auto", None),
+        ("none", None),
+        ("required", {"f", "c"}),
+        (F, {"f"}),
+        (C, {"c"}),
+        (allowed("auto", F, C), {"f", "c"}),
+        (allowed("required", C), {"c"}),
     ],
 )
-def test_an_allowed_tool_has_the_field_of_its_type(tools: list[dict[str, Any]], param: str) -> None:
-    with pytest.raises(InvalidRequest) as caught:
-        request_of(tool_choice=allowed("auto", *tools))
-    assert caught.value.param == param
+def test_tool_choice_limits_which_tools_may_be_called(choice: object, calls: set[str] | None) -> None:
+    form = request_of(tools=[F, C], tool_choice=choice).sampling.guided
+    headers = [] if form is None else [last.headers[0] for last in form.last if last.end == "<|call|>"]
+    called = {header.partition("functions.")[2][0] for header in headers}
+    assert (None if form is None else called) == calls
+
+
+@pytest.mark.parametrize(
+    ("fields", "effort"),
+    [
+        ({}, "medium"),
+        ({"reasoning_effort": "high"}, "high"),
+        ({"chat_template_args": {"reasoning_effort": "low"}}, "low"),
+        ({"chat_template_kwargs": {"reasoning_effort": "low"}}, "low"),
+        ({"reasoning": {"effort": "high"}}, "high"),
+        ({"reasoning_effort": "high", "chat_template_args": {"reasoning_effort": "low"}}, "high"),
+        ({"reasoning_effort": "none"}, "low"),
+        ({"reasoning_effort": "minimal"}, "low"),
+        ({"reasoning_effort": "xhigh"}, "high"),
+        ({"reasoning_effort": "max"}, "high"),
+    ],
+)
+def test_the_effort_is_the_nearest_that_the_model_has(fields: Json, effort: str) -> None:
+    assert talk_of(**fields).reasoning_effort == effort
+
+
+@pytest.mark.parametrize(
+    ("fields", "identity"),
+    [
+        ({"chat_template_args": {}}, MODEL_IDENTITY),
+        ({"chat_template_args": {"model_identity": ""}}, ""),
+        ({"chat_template_args": {}, "chat_template_kwargs": {"model_identity": "Ada"}}, "Ada"),
+        (
+            {
+                "chat_template_args": {"model_identity": "Ada"},
+                "chat_template_kwargs": {"model_identity": "B"},
+            },
+            "Ada",
+        ),
+    ],
+)
+def test_the_first_identity_given_replaces_the_default(fields: Json, identity: str) -> None:
+    assert talk_of(**fields).model_identity == identity
+
+
+@pytest.mark.parametrize(
+    ("given", "answer"),
+    [
+        ({"type": "text"}, None),
+        ({"type": "json_object"}, AnswerFormat(schema={"type": "object"}, path="response_format")),
+        (
+            {"type": "json_schema", "json_schema": {"name": "a", "schema": {}, "strict": True}},
+            AnswerFormat(schema={}, name="a", strict=True, path="response_format.json_schema.schema"),
+        ),
+    ],
+)
+def test_a_response_format_is_the_answers(given: Json, answer: AnswerFormat | None) -> None:
+    assert talk_of(response_format=given).answer_format == answer
 
 
 @pytest.mark.parametrize(
     ("fields", "limits"),
     [
-        ({}, (None, 1, (), None)),
-        ({"logprobs": False}, (None, 1, (), None)),
         ({"logprobs": True}, (0, 1, (), None)),
         ({"logprobs": True, "top_logprobs": 4}, (4, 1, (), None)),
-        ({"n": 3, "stop": "x"}, (None, 3, ("x",), None)),
+        ({"n": 3, "stop": "x", "logprobs": False}, (None, 3, ("x",), None)),
         ({"stop": ["x", "y"], "parallel_tool_calls": True}, (None, 1, ("x", "y"), None)),
         ({"parallel_tool_calls": False}, (None, 1, (), 1)),
     ],
 )
-def test_what_bounds_an_answer_is_the_clients(fields: dict[str, Any], limits: object) -> None:
+def test_the_limits_of_an_answer_are_the_clients(fields: Json, limits: object) -> None:
     request = request_of(**fields)
-    assert (request.sampling.logprobs, request.num_choices, request.stop_strings, request.max_calls) == limits
+    stops = request.stop_strings
+    assert (request.sampling.logprobs, request.num_choices, stops, request.max_calls) == limits
     assert (request.path, request.num_bytes) == ("messages", 77)
+
+
+def test_newer_names_count_more_than_older_ones() -> None:
+    older = request_of(max_tokens=5, user="ada")
+    newer = request_of(max_tokens=5, max_completion_tokens=7, user="ada", safety_identifier="bob")
+    assert (older.sampling.max_tokens, older.user) == (5, "ada")
+    assert (newer.sampling.max_tokens, newer.user) == (7, "bob")
 
 
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"audio": {}}, "audio"),
-        ({"modalities": ["audio"]}, "modalities"),
-        ({"functions": [{"name": "f"}]}, "functions"),
-        ({"function_call": {"name": "f"}}, "function_call"),
-        ({"web_search_options": {}}, "web_search_options"),
-        ({"moderation": {}}, "moderation"),
-        ({"use_beam_search": True}, "use_beam_search"),
-        ({"max_completion_tokens": 0}, "max_completion_tokens"),
-        ({"n": 0}, "n"),
-        ({"stop": [""]}, "stop[0]"),
-        ({"model": ""}, "model"),
-        ({"messages": []}, "messages"),
-        (
-            {"messages": [{"role": "assistant", "tool_calls": [CALL | {"id": ""}]}]},
-            "messages[0].tool_calls[0].id",
-        ),
-        ({"tools": [{"function": {"name": "a b"}}]}, "tools[0].function.name"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].tool_call_id"),
+        ({"messages": [{"role": "user", "content": [IMAGE]}]}, "messages[0].content[0].type"),
+        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
+        ({"messages": [{"role": "user", "content": [{"type": "refusal", "text": "a"}]}]},
+         "messages[0].content[0].refusal"),
+        ({"messages": [{"role": "assistant", "content": "x", "function_call": {"name": "f"}}]},
+         "messages[0].function_call"),
+        ({"messages": [{"role": "assistant", "content": "x", "audio": {"id": "a"}}]}, "messages[0].audio"),
+        ({"messages": [{"role": "assistant", "tool_calls": [CALL | {"id": ""}]}]},
+         "messages[0].tool_calls[0].id"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{"id": "c", "type": "custom"}]}]},
+         "messages[0].tool_calls[0].custom"),
+        ({"top_logprobs": 3}, "top_logprobs"),
+        ({"top_logprobs": 3, "logprobs": False}, "top_logprobs"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"stream_options": {}, "stream": False}, "stream_options"),
+        ({"tools": [{"type": "function"}]}, "tools[0].function"),
+        ({"tools": [{"type": "custom"}]}, "tools[0].custom"),
+        ({"tools": [{"custom": {"name": "x"}}]}, "tools[0].function"),
         ({"tools": [{"type": "custom", "custom": {"name": ""}}]}, "tools[0].custom.name"),
-        (
-            {
-                "tools": [
-                    {
-                        "type": "custom",
-                        "custom": {
-                            "name": "c",
-                            "format": {"type": "grammar", "grammar": {"syntax": "lark", "definition": ""}},
-                        },
-                    }
-                ]
-            },
-            "tools[0].custom.format.grammar.definition",
-        ),
+        ({"tools": [{"type": "custom", "custom": {"name": "x", "format": {"type": "grammar"}}}]},
+         "tools[0].custom.format.grammar"),
+        ({"tool_choice": allowed("auto", F, {"type": "custom"})},
+         "tool_choice.allowed_tools.tools[1].custom"),
+        ({"tool_choice": allowed("auto", {"custom": {"name": "f"}})},
+         "tool_choice.allowed_tools.tools[0].function"),
+        ({"tool_choice": allowed("auto")}, "tool_choice.allowed_tools.tools"),
+        ({"tools": [F], "tool_choice": C}, "tool_choice"),
+    ],
+)  # fmt: skip
+def test_a_refused_field_is_named(fields: Json, param: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        request_of(**fields)
+    assert caught.value.param == param
+
+
+def test_a_refusal_repeats_only_the_beginning_of_an_odd_type() -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        talk_of({"role": "user", "content": [{"type": "x" * 10_000}]})
+    assert "xxx" in caught.value.message
+    assert len(caught.value.message) < 200
+
+
+@pytest.mark.parametrize(
+    ("messages", "fields", "paths"),
+    [
+        ([HI | {"name": "Ada"}], {}, ["messages[].name"]),
+        ([HI], {"tools": [F], "reasoning_effort": "low"}, []),
+        ([HI], {"reasoning_effort": "xhigh"}, ["reasoning_effort"]),
+        ([{"role": "tool", "tool_call_id": "c", "content": [IMAGE]}], {}, ["messages[].content[].image_url"]),
     ],
 )
-def test_a_refused_field_is_named(fields: dict[str, Any], param: str) -> None:
-    with pytest.raises(InvalidRequest) as caught:
-        decoded(**fields)
-    assert caught.value.param == param
+def test_what_is_not_enforced_is_named(messages: list[Json], fields: Json, paths: list[str]) -> None:
+    assert list(not_enforced(body_of(*messages, **fields)[0])) == paths
 
 
 def test_fields_without_effect_are_accepted_and_unknown_ones_inside_others_named() -> None:
     def unknown(**fields: Any) -> tuple[str, ...]:
-        return decoded(**fields)[1]
+        return body_of(**fields)[1]
 
     harmless = {"modalities": ["text"], "functions": [], "audio": None}
     assert unknown(store=True, service_tier="auto", function_call="none", **harmless) == ()
-    assert unknown(prediction={"type": "content", "content": "x"}) == ()
-    assert unknown(function_call="auto") == ()
-    inner: dict[str, dict[str, Any]] = {
+    assert unknown(prediction={"type": "content", "content": "x"}, function_call="auto") == ()
+    inner: dict[str, Json] = {
         "nvext": {}, "stream_options": {}, "chat_template_args": {}, "chat_template_kwargs": {},
-        "tool_choice": {"type": "function", "function": {"name": "f"}}, "reasoning": {},
-        "response_format": {"type": "text"}, "structured_outputs": {},
+        "tool_choice": F, "reasoning": {}, "response_format": {"type": "text"}, "structured_outputs": {},
     }  # fmt: skip
     for name, value in inner.items():
         assert unknown(stream=True, **{name: {**value, "odd": 1}}) == (f"{name}.odd",)
