@@ -156,7 +156,7 @@ async def serve(
     quotas = Quotas(siblings.share_use)
     app = _app(settings, credentials, services, responses, quotas)
     server = HttpServer(app, settings.drain_timeout_s, tls=credentials.context)
-    answering = siblings.answering(Shared(services.thoughts, services.metrics, responses.runs, quotas))
+    answering = siblings.answering(Shared(services.thoughts, services.metrics, responses, quotas))
     async with fleet.keep_current() as following, answering, kept_current(credentials.rereadable):
         leave_start_uncollected()
         ready = ready_to_serve(settings, fleet, transport)
@@ -167,7 +167,7 @@ async def serve(
             log.info("listening address=%s://%s:%d", scheme, *listener.getsockname()[:2])
             siblings.listening()
             await first_of(shutdown.wait(), asyncio.shield(following))
-        await asyncio.gather(server.drain(), responses.runs.drain(settings.drain_timeout_s))
+        await asyncio.gather(server.drain(), responses.drain(settings.drain_timeout_s))
     await responses.close()
     await transport.close()
     await discovery.close()

@@ -18,7 +18,7 @@ from baton.messages import FrontendReply, FrontendRequest, Reply, Request
 from baton.tcp import UnixTransport
 from frontend.http.limits import Quotas, Used
 from frontend.metrics import Metrics, Sampled
-from frontend.responses.runs import UNREACHED, Runs
+from frontend.responses.runs import UNREACHED, ResponseState
 from frontend.turn.thoughts import Kept, Thoughts
 
 SCRAPE_TIMEOUT_S = 1.0
@@ -47,7 +47,7 @@ class Scrape(msgspec.Struct, frozen=True, array_like=True, tag=2):
 
 
 class CallRun(msgspec.Struct, frozen=True, array_like=True, tag=3):
-    """Answered by `Runs.answer`."""
+    """Answered by `ResponseState.answer`."""
 
     response_id: str
     sequence_number: int | None
@@ -73,7 +73,7 @@ class Shared:
 
     thoughts: Thoughts
     metrics: Metrics
-    runs: Runs
+    responses: ResponseState
     quotas: Quotas
 
 
@@ -169,6 +169,6 @@ async def _answers(shared: Shared, request: Request) -> AsyncGenerator[Reply, No
         case Scrape():
             yield FrontendReply(_ENCODER.encode(shared.metrics.samples()))
         case CallRun(response_id, sequence_number):
-            async with aclosing(shared.runs.answer(response_id, sequence_number)) as answers:
+            async with aclosing(shared.responses.answer(response_id, sequence_number)) as answers:
                 async for data in answers:
                     yield FrontendReply(data)

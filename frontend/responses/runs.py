@@ -1,7 +1,6 @@
 """Background responses: they run without a client, and are followed, cancelled and drained."""
 
 import asyncio
-import dataclasses
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import aclosing, asynccontextmanager, contextmanager
@@ -28,8 +27,8 @@ UNREACHED = (
 _PIECE_BYTES = 1 << 20
 
 CallRun = Callable[[str, str, int | None], AsyncGenerator[bytes, None]]
-"""Calls the process at an address about its run of a response, see `Runs.answer`. Raises NotReady if the
-process cannot be reached."""
+"""Calls the process at an address about its run of a response, see `ResponseState.answer`. Raises NotReady if
+the process cannot be reached."""
 
 
 class Followed(Answer):
@@ -123,15 +122,22 @@ class Run:
             followed.put(data)
 
 
-class Runs:
-    """The runs of this frontend, by response id."""
+class ResponseState:
+    """The API's state across requests: stored responses, and the runs of this process."""
 
-    def __init__(self) -> None:
+    def __init__(self, store: ResponseStore | None = None, call_run: CallRun | None = None) -> None:
+        """`call_run` reaches the runs of other processes, which share the store."""
+        self.store = store or ResponseStore()
+        self._call_run = call_run
         self._runs: dict[str, Run] = {}
         self._num_starting = 0
 
-    async def get(self, response_id: str) -> Run | None:
-        """The run, or None if it has ended. Waits for a run that is about to end, until it is stored."""
+    async def run(self, response_id: str, key_name: str) -> Run | None:
+        """This process's run of that key, or None if it has ended. Waits until a run that ends is stored."""
+        run = await self._run(response_id)
+        return run if run is not None and run.answer.key_name == key_name else None
+
+    async def _run(self, response_id: str) -> Run | None:
         run = self._runs.get(response_id)
         if run is None or run.answer.response.status == RUNNING:
             return run
@@ -158,7 +164,7 @@ class Runs:
     async def answer(self, response_id: str, sequence_number: int | None) -> AsyncGenerator[bytes, None]:
         """Empty bytes and the run's events after this sequence number, for another process; none if the run
         has ended. Without a number, cancel the run, and end once it has ended and is stored."""
-        run = await self.get(response_id)
+        run = await self._run(response_id)
         if run is None:
             return
         if sequence_number is None:
@@ -177,40 +183,6 @@ class Runs:
         await asyncio.wait([run.task for run in self._runs.values()], timeout=timeout_s)
         reason = NotReady("The server shut down before the response was complete; send the request again.")
         await asyncio.gather(*(run.stop(reason) for run in list(self._runs.values())))
-
-
-def _pieces(events: bytes) -> Iterator[bytes]:
-    """Whole events that are small enough for a reply."""
-    start = 0
-    while start < len(events):
-        end = events.find(b"\n\n", start + _PIECE_BYTES)
-        end = len(events) if end < 0 else end + 2
-        yield events[start:end]
-        start = end
-
-
-def events_not_stored(response_id: str) -> InvalidRequest:
-    """The error of a request for events that are not stored."""
-    return InvalidRequest(
-        f"The events of {response_id!r} are not stored: the response was not created with `stream`: true, or "
-        "its stream was too long to store.",
-        param="stream",
-    )
-
-
-@dataclasses.dataclass(frozen=True)
-class ResponseState:
-    """The API's state across requests. `call_run` reaches the runs of other frontend processes that
-    share the store."""
-
-    store: ResponseStore = dataclasses.field(default_factory=ResponseStore)
-    runs: Runs = dataclasses.field(default_factory=Runs)
-    call_run: CallRun | None = None
-
-    async def run(self, response_id: str, key_name: str) -> Run | None:
-        """`Runs.get`, if the run is of that key."""
-        run = await self.runs.get(response_id)
-        return run if run is not None and run.answer.key_name == key_name else None
 
     async def stop_elsewhere(self, stored: StoredResponse) -> None:
         """Cancel the run of another process, and wait until it has ended and is stored. Raises NotReady."""
@@ -236,13 +208,13 @@ class ResponseState:
                 await asyncio.wait([relaying])
 
     def _call(self, stored: StoredResponse, sequence_number: int | None) -> AsyncGenerator[bytes, None]:
-        if self.call_run is None or not stored.runs_at:
+        if self._call_run is None or not stored.runs_at:
             raise NotReady(UNREACHED, retry_after_s=1)
-        return self.call_run(stored.runs_at, stored.id, sequence_number)
+        return self._call_run(stored.runs_at, stored.id, sequence_number)
 
     async def close(self) -> None:
         """Stop all runs and close the store."""
-        await self.runs.drain(0)
+        await self.drain(0)
         await self.store.close()
 
 
@@ -255,3 +227,22 @@ async def _relay(events: AsyncGenerator[bytes, None], followed: Followed) -> Non
         followed.outbox.close(error)
     else:
         followed.outbox.close()
+
+
+def _pieces(events: bytes) -> Iterator[bytes]:
+    """Whole events that are small enough for a reply."""
+    start = 0
+    while start < len(events):
+        end = events.find(b"\n\n", start + _PIECE_BYTES)
+        end = len(events) if end < 0 else end + 2
+        yield events[start:end]
+        start = end
+
+
+def events_not_stored(response_id: str) -> InvalidRequest:
+    """The error of a request for events that are not stored."""
+    return InvalidRequest(
+        f"The events of {response_id!r} are not stored: the response was not created with `stream`: true, or "
+        "its stream was too long to store.",
+        param="stream",
+    )

@@ -16,7 +16,7 @@ from frontend.http.limits import Quotas
 from frontend.metrics import Metrics
 from frontend.processes.siblings import Shared, Siblings
 from frontend.responses import store
-from frontend.responses.runs import ResponseState, Run, Runs
+from frontend.responses.runs import ResponseState, Run
 from frontend.responses.store import ResponseStore, StoredResponse
 from frontend.turn.thoughts import Thoughts
 from tests.generators import none_abandoned
@@ -28,10 +28,10 @@ ANSWER = "<|channel|>final<|message|>Hello<|return|>"
 
 
 @asynccontextmanager
-async def processes(run: Run, runs: Runs) -> AsyncIterator[tuple[ResponseState, StoredResponse]]:
+async def processes(run: Run, runs: ResponseState) -> AsyncIterator[tuple[ResponseState, StoredResponse]]:
     """A frontend, and what the store says about this run of another one, which has these runs."""
     ours, theirs = Siblings(), Siblings()
-    shared = [Shared(Thoughts(), Metrics(), each, Quotas()) for each in (Runs(), runs)]
+    shared = [Shared(Thoughts(), Metrics(), each, Quotas()) for each in (ResponseState(), runs)]
     async with ours.answering(shared[0]), theirs.answering(shared[1]):
         state = ResponseState(call_run=ours.call_run)
         yield state, at(theirs, run)
@@ -49,7 +49,7 @@ async def running(store: ResponseStore | None = None, **fields: bool) -> AsyncIt
     client = Client(ScriptedTokens(ANSWER, pause_at=0), responses=state)
     asking = asyncio.create_task(client.respond(background=True, **fields))
     await client.tokens.paused.wait()
-    (run,) = state.runs._runs.values()  # noqa: SLF001  its id is not known yet
+    (run,) = state._runs.values()  # noqa: SLF001  its id is not known yet
     yield client, run
     client.tokens.go_on.set()
     await asking
@@ -74,7 +74,7 @@ async def test_a_run_is_stopped_by_whichever_process_is_asked_once_that_is_store
 
     async with (
         running(ResponseStore(clock=clock)) as (client, run),
-        processes(run, client.responses.runs) as (ours, theirs),
+        processes(run, client.responses) as (ours, theirs),
     ):
         made = run.answer.response
         can_save.clear()
@@ -94,7 +94,7 @@ async def test_a_run_is_stopped_by_whichever_process_is_asked_once_that_is_store
 async def test_a_follower_that_reads_slowly_gets_all_events(tmp_path: Path) -> None:
     async with (
         running(stream=True) as (client, run),
-        processes(run, client.responses.runs) as (ours, theirs),
+        processes(run, client.responses) as (ours, theirs),
         ours.follow_elsewhere(theirs, 0) as followed,
     ):
         assert followed is not None
@@ -118,7 +118,7 @@ async def test_a_follower_that_reads_slowly_gets_all_events(tmp_path: Path) -> N
 async def test_a_follower_elsewhere_that_has_left_is_forgotten(tmp_path: Path) -> None:
     async with (
         running(stream=True) as (client, run),
-        processes(run, client.responses.runs) as (ours, theirs),
+        processes(run, client.responses) as (ours, theirs),
     ):
         with none_abandoned():
             async with ours.follow_elsewhere(theirs, -1) as followed:
@@ -133,7 +133,7 @@ async def test_a_follower_elsewhere_that_has_left_is_forgotten(tmp_path: Path) -
 
 
 async def test_a_run_without_a_stream_cannot_be_followed_elsewhere_either(tmp_path: Path) -> None:
-    async with running() as (client, run), processes(run, client.responses.runs) as (ours, theirs):
+    async with running() as (client, run), processes(run, client.responses) as (ours, theirs):
         with pytest.raises(InvalidRequest, match="not stored") as error:
             async with ours.follow_elsewhere(theirs, -1):
                 pass
@@ -146,7 +146,7 @@ async def test_a_follower_gets_an_error_when_the_process_that_runs_it_is_lost(tm
     theirs = Siblings()
     async with running(stream=True) as (client, run):
         ours = Siblings()
-        shared = Shared(Thoughts(), Metrics(), client.responses.runs, Quotas())
+        shared = Shared(Thoughts(), Metrics(), client.responses, Quotas())
         async with AsyncExitStack() as other, ours.answering(shared):
             await other.enter_async_context(theirs.answering(shared))
             state, stored = ResponseState(call_run=ours.call_run), at(theirs, run)
@@ -173,7 +173,7 @@ async def test_what_one_frontend_deletes_another_one_neither_runs_nor_has(
     async with running(store, stream=is_streamed) as (client, run):
         state = ResponseState(ResponseStore(path, address=ours.address), call_run=ours.call_run)
         other = Client(ScriptedTokens(), responses=state)
-        shared = [Shared(Thoughts(), Metrics(), each.responses.runs, Quotas()) for each in (client, other)]
+        shared = [Shared(Thoughts(), Metrics(), each.responses, Quotas()) for each in (client, other)]
         async with theirs.answering(shared[0]), ours.answering(shared[1]):
             url = f"/v1/responses/{run.answer.response.id}"
             assert (await other.get(url)).json["status"] == "in_progress"

@@ -14,7 +14,7 @@ from frontend.http.limits import KeyLimits, Quotas, RateLimited
 from frontend.metrics import Metrics
 from frontend.processes import siblings
 from frontend.processes.siblings import SCRAPE_TIMEOUT_S, SILENCE_S, Shared, Siblings
-from frontend.responses.runs import Runs
+from frontend.responses.runs import ResponseState
 from frontend.turn.thoughts import Kept, Thoughts, WrittenTurn
 from tests.clock import jumping, run_jumping
 from tests.waiting import until
@@ -29,7 +29,7 @@ async def process(folder: Path, index: int) -> AsyncIterator[tuple[Siblings, Tho
     """Process `index` of two."""
     own = Siblings(folder, index, 2)
     thoughts, metrics = Thoughts(share=own.share), Metrics()
-    async with own.answering(Shared(thoughts, metrics, Runs(), Quotas())):
+    async with own.answering(Shared(thoughts, metrics, ResponseState(), Quotas())):
         yield own, thoughts, metrics
 
 
@@ -54,7 +54,7 @@ async def test_what_a_key_uses_counts_in_every_process(tmp_path: Path) -> None:
     async def counting(index: int) -> AsyncIterator[Quotas]:
         own = Siblings(tmp_path, index, 3)
         quotas = Quotas(own.share_use)
-        async with own.answering(Shared(Thoughts(), Metrics(), Runs(), quotas)):
+        async with own.answering(Shared(Thoughts(), Metrics(), ResponseState(), quotas)):
             yield quotas
 
     def is_used_up(quotas: Quotas) -> bool:

@@ -25,7 +25,7 @@ async def test_nothing_is_kept_for_a_follower_that_has_left() -> None:
     async with frontend(ANSWER, script={"pause_at": 0}) as client:
         made = asyncio.create_task(client.respond(background=True, stream=True))
         await client.tokens.paused.wait()
-        [(response_id, run)] = client.responses.runs._runs.items()  # noqa: SLF001  its id is not known yet
+        [(response_id, run)] = client.responses._runs.items()  # noqa: SLF001  its id is not known yet
         url = f"/v1/responses/{response_id}?stream=true"
         following = asyncio.create_task(client.get(url))
         await until(lambda: len(run._followers) == 2)  # noqa: SLF001  nothing else shows it
@@ -58,7 +58,7 @@ async def test_a_run_whose_end_cannot_be_saved_still_ends_for_its_followers() ->
     reply = await client.respond(background=True, stream=True)
     assert reply.events[-1]["type"] != "response.completed"
     assert client.metric("baton_running_requests", route="background") == 0
-    assert not client.responses.runs._runs  # noqa: SLF001  no route shows how many there are
+    assert not client.responses._runs  # noqa: SLF001  no route shows how many there are
     await client.responses.close()
 
 

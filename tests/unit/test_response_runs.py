@@ -25,7 +25,7 @@ async def test_one_response_more_than_the_limit_is_told_to_come_back() -> None:
     assert MAX_RUNS == 1000
     async with frontend(ANSWER, script={"pause_at": 0}) as client:
         made = (await client.respond(background=True)).json
-        runs = client.responses.runs._runs  # noqa: SLF001  a thousand real ones take seconds
+        runs = client.responses._runs  # noqa: SLF001  a thousand real ones take seconds
         others = [f"other {i}" for i in range(MAX_RUNS - 2)]
         runs |= dict.fromkeys(others, runs[made["id"]])
         together = await asyncio.gather(*(client.respond(background=True) for _ in range(2)))
@@ -45,7 +45,7 @@ async def test_a_run_ends_when_its_time_is_over_and_says_so() -> None:
     made = (await client.respond(background=True)).json
     loop = asyncio.get_running_loop()
     began_s = loop.time()
-    (run,) = client.responses.runs._runs.values()  # noqa: SLF001  as its client polls
+    (run,) = client.responses._runs.values()  # noqa: SLF001  as its client polls
     await run.task
     assert loop.time() - began_s == pytest.approx(600.0)
     failed = await ended(client, made["id"])
@@ -62,7 +62,7 @@ async def test_a_stream_that_is_too_long_is_not_stored_and_cannot_be_resumed() -
     async with frontend(ANSWER, script={"pause_at": 0}) as client:
         asking = asyncio.create_task(client.respond(background=True, stream=True))
         await client.tokens.paused.wait()
-        [(response_id, run)] = client.responses.runs._runs.items()  # noqa: SLF001  its id is not known yet
+        [(response_id, run)] = client.responses._runs.items()  # noqa: SLF001  its id is not known yet
         assert (run.answer.kept_stream or b"").startswith(b"event: response.created")
         assert MAX_KEPT_STREAM_BYTES == 16 << 20
         for _ in range(2):
@@ -89,14 +89,14 @@ async def test_what_a_run_came_to_is_shown_once_it_is_kept_and_not_before() -> N
     client.on_write = written.extend
     streaming = asyncio.create_task(client.respond(stream=True, background=True))
     await client.tokens.paused.wait()
-    runs = client.responses.runs
+    runs = client.responses
     (response_id,) = runs._runs  # noqa: SLF001  its id is not known yet
-    run = await runs.get(response_id)
+    run = await runs.run(response_id, "")
     assert run is not None
     can_save.clear()
     client.tokens.go_on.set()
     await until(lambda: run.answer.response.status != RUNNING)
-    getting = asyncio.create_task(runs.get(response_id))
+    getting = asyncio.create_task(runs.run(response_id, ""))
     for _ in range(20):
         await asyncio.sleep(0)  # turns for what must not happen
     assert not getting.done()
@@ -113,7 +113,7 @@ async def test_a_follower_of_a_silent_run_soon_gets_a_comment() -> None:
     async with frontend(ANSWER, script=script, first_event_wait_s=0.001, keep_alive_s=3600.0) as client:
         making = asyncio.create_task(client.respond(background=True, stream=True))
         await client.tokens.paused.wait()
-        (response_id,) = client.responses.runs._runs  # noqa: SLF001  its id is not known yet
+        (response_id,) = client.responses._runs  # noqa: SLF001  its id is not known yet
         client.on_write = lambda data: client.tokens.go_on.set() if data == KEEP_ALIVE else None
         url = f"/v1/responses/{response_id}?stream=true&starting_after=1"
         reply = await asyncio.wait_for(client.get(url), scaled(10))
@@ -148,7 +148,7 @@ async def test_every_follower_of_a_run_gets_its_end() -> None:
     async with frontend(ANSWER, script={"pause_at": 5}) as client:
         streams = [asyncio.create_task(client.respond(stream=True, background=True))]
         await client.tokens.paused.wait()
-        (run,) = client.responses.runs._runs.values()  # noqa: SLF001  its id is not known yet
+        (run,) = client.responses._runs.values()  # noqa: SLF001  its id is not known yet
         url = f"/v1/responses/{run.answer.response.id}?stream=true"
         streams += [asyncio.create_task(client.get(url)) for _ in range(3)]
         await asyncio.sleep(0)  # they follow now
@@ -163,14 +163,14 @@ async def test_a_drain_lets_runs_end_and_fails_those_that_do_not_in_time() -> No
     async with frontend(ANSWER, script={"pause_at": 5}) as client:
         made = (await client.respond(background=True)).json
         await client.tokens.paused.wait()
-        draining = asyncio.create_task(client.responses.runs.drain(scaled(10)))
+        draining = asyncio.create_task(client.responses.drain(scaled(10)))
         await asyncio.sleep(0)  # the drain waits now
         client.tokens.go_on.set()
         await draining
         assert (await ended(client, made["id"]))["status"] == "completed"
         client.tokens.go_on.clear()
         made = (await client.respond(background=True)).json
-        await client.responses.runs.drain(0)
+        await client.responses.drain(0)
         failed = await ended(client, made["id"])
         assert "shut down" in failed["error"]["message"]
         assert client.tokens.num_ended == 2

@@ -328,7 +328,7 @@ async def test_a_stream_is_resumed_while_it_runs() -> None:
         whole = asyncio.create_task(client.respond(stream=True, background=True))
         await client.tokens.paused.wait()
         response_id = client.tokens.requests[0].request_id and next(
-            iter(client.responses.runs._runs)  # noqa: SLF001 its id is not known otherwise yet
+            iter(client.responses._runs)  # noqa: SLF001 its id is not known otherwise yet
         )
         url = f"/v1/responses/{response_id}?stream=true&starting_after=4"
         resumed = asyncio.create_task(client.get(url))
