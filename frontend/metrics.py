@@ -2,14 +2,16 @@
 
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cache, partial
-from itertools import chain
-from typing import Any, Literal
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from itertools import accumulate, chain
+from typing import Literal, NamedTuple
 
 import msgspec
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.utils import floatToGoString
 
 from baton.messages import WorkerInfo, WorkerStats
 from baton.telemetry import num_lost_lines, unauthenticated
@@ -27,64 +29,124 @@ Refusal = Literal["queue_full", "too_late", "waited", "workers"]
 """Why there is no place: the queue is full; the request would wait too long, or has; workers are full."""
 
 
-_LATENCY = partial(Histogram, buckets=_LATENCY_S)
+class _Kind(NamedTuple):
+    """Of one metric: Prometheus' type, the text, the labels, and the upper bounds of a histogram."""
+
+    type: str
+    help: str
+    labels: tuple[str, ...] = ()
+    bounds: tuple[float, ...] = ()
+
+
 _MODEL, _ROUTE, _BY_MODEL = ("model",), ("route",), ("route", "model")
-_TABLE: dict[str, tuple[Callable[..., Any], str, tuple[str, ...]]] = {
-    "requests": (Counter, "Requests by HTTP status; 499: client disconnected.", (*_BY_MODEL, "status")),
-    "request_duration_seconds": (_LATENCY, "Time from a request's arrival to its response's end.", _BY_MODEL),
-    "time_to_first_token_seconds": (
-        _LATENCY, "Time from a request's arrival to its first token.", _BY_MODEL,
+_TABLE = {
+    "requests": _Kind(
+        "counter", "Requests by HTTP status; 499: client disconnected.", (*_BY_MODEL, "status")
     ),
-    "inter_token_latency_seconds": (
-        partial(Histogram, buckets=_TOKEN_S), "A request's mean time between tokens.", _BY_MODEL,
+    "request_duration_seconds": _Kind(
+        "histogram", "Time from a request's arrival to its response's end.", _BY_MODEL, _LATENCY_S
     ),
-    "prompt_tokens": (Counter, "Prompt tokens.", _MODEL),
-    "completion_tokens": (Counter, "Generated tokens.", _MODEL),
-    "history_tokens": (Counter, "Prompt tokens of earlier answers, by source.", ("source",)),
-    "running_requests": (Gauge, "Requests in progress.", _ROUTE),
-    "disconnects": (Counter, "Requests whose client disconnected.", _ROUTE),
-    "harmony_repairs": (Counter, "Repairs of malformed Harmony output.", ("kind",)),
-    "ignored_fields": (Counter, "Ignored fields in request bodies.", ("field",)),
-    "prefill_seconds": (
-        _LATENCY, "Time from sending a prefill request to its handoff, queueing included.", (),
+    "time_to_first_token_seconds": _Kind(
+        "histogram", "Time from a request's arrival to its first token.", _BY_MODEL, _LATENCY_S
     ),
-    "handoff_seconds": (
-        _LATENCY, "Time from a handoff to the first token: decode queue, KV transfer, first step.", (),
+    "inter_token_latency_seconds": _Kind(
+        "histogram", "A request's mean time between tokens.", _BY_MODEL, _TOKEN_S
     ),
-    "request_moved_kv_bytes": (
-        partial(Histogram, buckets=_MOVED_BYTES),
-        "KV that moved to decode for one request, where the engine reports it.", (),
+    "prompt_tokens": _Kind("counter", "Prompt tokens.", _MODEL),
+    "completion_tokens": _Kind("counter", "Generated tokens.", _MODEL),
+    "history_tokens": _Kind("counter", "Prompt tokens of earlier answers, by source.", ("source",)),
+    "running_requests": _Kind("gauge", "Requests in progress.", _ROUTE),
+    "disconnects": _Kind("counter", "Requests whose client disconnected.", _ROUTE),
+    "harmony_repairs": _Kind("counter", "Repairs of malformed Harmony output.", ("kind",)),
+    "ignored_fields": _Kind("counter", "Ignored fields in request bodies.", ("field",)),
+    "prefill_seconds": _Kind(
+        "histogram", "Time from sending a prefill request to its handoff, queueing included.", (), _LATENCY_S
     ),
-    "queue_seconds": (_LATENCY, "Time that requests waited in the frontend for a worker to have room.", ()),
-    "queued_requests": (Gauge, "Requests that wait for a worker to have room.", ()),
-    "refused_requests": (Counter, "Requests refused with a 429.", ("reason",)),
-    "prefills": (Counter, "Prompts by where and why there.", ("where", "reason")),
-    "prefix_routes": (
-        Counter, "Choices by prefix: the conversation's own worker or another.", ("role", "place"),
+    "handoff_seconds": _Kind(
+        "histogram",
+        "Time from a handoff to the first token: decode queue, KV transfer, first step.", (), _LATENCY_S
     ),
+    "request_moved_kv_bytes": _Kind(
+        "histogram",
+        "KV that moved to decode for one request, where the engine reports it.", (), _MOVED_BYTES
+    ),
+    "queue_seconds": _Kind(
+        "histogram", "Time that requests waited in the frontend for a worker to have room.", (), _LATENCY_S
+    ),
+    "queued_requests": _Kind("gauge", "Requests that wait for a worker to have room."),
+    "refused_requests": _Kind("counter", "Requests refused with a 429.", ("reason",)),
+    "prefills": _Kind("counter", "Prompts by where and why there.", ("where", "reason")),
+    "prefix_routes": _Kind(
+        "counter", "Choices by prefix: the conversation's own worker or another.", ("role", "place")
+    ),
+    "frontend_strange_messages": _Kind("gauge", "Unauthenticated messages."),
+    "frontend_lost_log_lines": _Kind("gauge", "Log lines that nobody read; lost."),
 }  # fmt: skip
+
+
+class Series:
+    """The values of one metric with one set of label values: a number, or the counts of a histogram with
+    `bounds`. Used by the event loop's thread only: the library's own take a lock and ten calls for each.
+    """
+
+    __slots__ = ("bounds", "counts", "value")
+
+    def __init__(self, bounds: Sequence[float] = ()) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.value = 0.0
+        """Of a histogram: the sum."""
+
+    def inc(self, amount: float = 1) -> None:
+        """Add to the value."""
+        self.value += amount
+
+    def observe(self, value: float) -> None:
+        """Count the value in its bucket."""
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.value += value
+
+    def add_to(self, metric: Metric, labels: dict[str, str]) -> None:
+        """Add the samples that Prometheus has for it."""
+        if metric.type != "histogram":
+            metric.add_sample(metric.name + "_total" * (metric.type == "counter"), labels, self.value)
+            return
+        ends = [*map(floatToGoString, self.bounds), "+Inf"]
+        totals = list(accumulate(self.counts))
+        for end, total in zip(ends, totals, strict=True):
+            metric.add_sample(f"{metric.name}_bucket", labels | {"le": end}, total)
+        metric.add_sample(f"{metric.name}_count", labels, totals[-1])
+        metric.add_sample(f"{metric.name}_sum", labels, self.value)
 
 
 class Metrics:
     """One app's metrics, in its own registry. Labels are bounded: routes, served models, statuses."""
 
     def __init__(self) -> None:
-        self.registry = registry = CollectorRegistry()
-        self._metrics = {
-            name: make(f"baton_{name}", text, labels, registry=registry)
-            for name, (make, text, labels) in _TABLE.items()
-        }
-        strange = Gauge("baton_frontend_strange_messages", "Unauthenticated messages.", registry=registry)
-        strange.set_function(lambda: unauthenticated.num_messages)
-        lost = Gauge("baton_frontend_lost_log_lines", "Log lines that nobody read; lost.", registry=registry)
-        lost.set_function(num_lost_lines)
+        self.registry = CollectorRegistry(auto_describe=False)
+        self.registry.register(self)
+        self._series: dict[tuple[str, ...], Series] = {}
         self._seen_fields: set[str] = set()
-        self.of = cache(self._of)  # one dictionary lookup instead of the library's lock and checks
-        """The metric of that name with these label values, see `_TABLE`."""
+        self.of = cache(self._of)
+        """The series of that metric with these label values, see `_TABLE`."""
+        for name, kind in _TABLE.items():
+            if not kind.labels:
+                self.of(name)
 
-    def _of(self, name: str, *labels: str) -> Any:
-        metric = self._metrics[name]
-        return metric.labels(*labels) if labels else metric
+    def _of(self, name: str, *labels: str) -> Series:
+        series = self._series[name, *labels] = Series(_TABLE[name].bounds)
+        return series
+
+    def collect(self) -> Iterable[Metric]:
+        """The metrics with their samples, for the registry."""
+        self.of("frontend_strange_messages").value = unauthenticated.num_messages
+        self.of("frontend_lost_log_lines").value = num_lost_lines()
+        for name, kind in _TABLE.items():
+            metric = Metric(f"baton_{name}", kind.help, kind.type)
+            for (of, *labels), series in self._series.items():
+                if of == name:
+                    series.add_to(metric, dict(zip(kind.labels, labels, strict=True)))
+            yield metric
 
     def begin(self, route: str) -> "Tally":
         """Record a request's arrival."""
@@ -95,7 +157,7 @@ class Metrics:
         """Record a request's end and its tally."""
         labels = (tally.route, tally.model)
         now_s = time.perf_counter()
-        self.of("running_requests", tally.route).dec()
+        self.of("running_requests", tally.route).inc(-1)
         self.of("requests", *labels, str(tally.status)).inc()
         self.of("request_duration_seconds", *labels).observe(now_s - tally.began_s)
         if tally.disconnected:
@@ -179,16 +241,14 @@ class _Added:
         self._processes = processes
 
     def collect(self) -> Iterable[Metric]:
-        """Each metric with its sums; the time of creation is the earliest."""
+        """Each metric with its sums."""
         found: dict[str, Metric] = {}
         values: dict[tuple[str, str, tuple[tuple[str, str], ...]], float] = {}
         for sampled in chain.from_iterable(self._processes):
             found.setdefault(sampled.name, Metric(sampled.name, sampled.help, sampled.kind))
             for name, labels, value in sampled.values:
                 key = sampled.name, name, tuple(labels.items())
-                known = values.get(key)
-                add = min if name.endswith("_created") else float.__add__
-                values[key] = value if known is None else add(known, value)
+                values[key] = values.get(key, 0.0) + value
         for (metric, name, pairs), value in values.items():
             found[metric].add_sample(name, dict(pairs), value)
         return found.values()

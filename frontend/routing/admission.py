@@ -177,20 +177,20 @@ class Admission:
             self._count()
             return
         turn = self._waiting.add(caller, request.priority)
-        ends_s = _now_s() + min(self._max_wait_s, request.deadline_s)
+        began_s = _now_s()
+        ends_s = began_s + min(self._max_wait_s, request.deadline_s)
+        self._metrics.of("queued_requests").inc()
         try:
-            with (
-                self._metrics.of("queued_requests").track_inprogress(),
-                self._metrics.of("queue_seconds").time(),
-            ):
-                while not turn.done() and (left_s := ends_s - _now_s()) > 0:
-                    await asyncio.wait([turn], timeout=min(_LOOK_EVERY_S, left_s))
-                    self._let_in()  # a worker may have joined
+            while not turn.done() and (left_s := ends_s - _now_s()) > 0:
+                await asyncio.wait([turn], timeout=min(_LOOK_EVERY_S, left_s))
+                self._let_in()  # a worker may have joined
         except asyncio.CancelledError:
             if turn.done():
                 self._leave(is_starting=True)
             raise
         finally:
+            self._metrics.of("queued_requests").inc(-1)
+            self._metrics.of("queue_seconds").observe(_now_s() - began_s)
             if not turn.done():
                 self._waiting.remove(caller, turn)
         if not turn.done():
