@@ -1,5 +1,6 @@
 """The error tree: each error's code and HTTP status."""
 
+from collections.abc import Iterator
 from typing import ClassVar
 
 import msgspec
@@ -23,10 +24,13 @@ class BatonError(Exception):
     code: ClassVar[str] = "internal_error"
     status: ClassVar[int] = 500
     kind: ClassVar[str] = "server_error"
+    default: ClassVar[str] = ""
 
-    def __init__(self, message: str, *, param: str | None = None, retry_after_s: float | None = None) -> None:
-        super().__init__(message)
-        self.message = message
+    def __init__(
+        self, message: str = "", *, param: str | None = None, retry_after_s: float | None = None
+    ) -> None:
+        self.message = message or self.default
+        super().__init__(self.message)
         self.param = param
         self.retry_after_s = retry_after_s
 
@@ -118,15 +122,7 @@ class DeadlineExceeded(BatonError):
     code = "deadline_exceeded"
     status = 504
     kind = "timeout_error"
-
-    def __init__(
-        self,
-        message: str = "The request exceeded its deadline (the server's --request-timeout-s).",
-        *,
-        param: str | None = None,
-        retry_after_s: float | None = None,
-    ) -> None:
-        super().__init__(message, param=param, retry_after_s=retry_after_s)
+    default = "The request exceeded its deadline (the server's --request-timeout-s)."
 
 
 class EngineFailure(BatonError):
@@ -142,14 +138,14 @@ class NotResumable(EngineFailure):
     code = "not_resumable"
 
 
-_BY_CODE: dict[str, type[BatonError]] = {
-    cls.code: cls
-    for cls in (
-        BatonError, InvalidRequest, ModelNotFound, Overloaded, NoWorkers, NotReady, WorkerLost,
-        BrokerLost, HandoffFailed, HandoffStalled, DeadlineExceeded, EngineFailure,
-        NotResumable,
-    )
-}  # fmt: skip
+def _tree(cls: type[BatonError]) -> Iterator[type[BatonError]]:
+    """The class and all below it; a class that shares its parent's code comes first."""
+    for each in cls.__subclasses__():
+        yield from _tree(each)
+    yield cls
+
+
+_BY_CODE = {cls.code: cls for cls in _tree(BatonError)}
 
 
 def from_wire(info: ErrorInfo) -> BatonError:

@@ -140,9 +140,10 @@ class _Seen:
     def __init__(self, path: Path) -> None:
         self._fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         status = os.fstat(self._fd)
-        regular = stat.S_ISREG(status.st_mode)
         self.inode = status.st_ino
-        self.info = decode_worker(os.read(self._fd, MAX_WORKER_BYTES + 1), str(path)) if regular else None
+        # Another user's file has no place here, wherever this folder is.
+        is_own = stat.S_ISREG(status.st_mode) and status.st_uid == os.getuid()
+        self.info = decode_worker(os.read(self._fd, MAX_WORKER_BYTES + 1), str(path)) if is_own else None
         self._mtime_ns = status.st_mtime_ns
         # Clocks can be changed: use the wall clock only for the age at first sight.
         self._touched_s = time.monotonic() - max(0.0, time.time() - status.st_mtime)

@@ -19,17 +19,17 @@ class UnreadableFile(ValueError):
 
 
 class Reread(Generic[T]):
-    """What `load` makes of some files, as `value`. Raises what `load` raises."""
+    """The result of `load`, which reads some files, as `value`. Raises what `load` raises."""
 
     def __init__(self, paths: Collection[Path], load: Callable[[], T]) -> None:
         self._paths = paths
         self._load = load
         self._seen = self._stamps()
-        self._told: object = None
+        self._failure: object = None
         self.value = load()
 
     def check(self) -> None:
-        """Read the files again if they have changed. If that fails, what they held before stays; after an
+        """Read the files again if they have changed. If that fails, `value` stays; after an
         OSError or UnreadableFile, the next check tries again.
         """
         stamps = self._stamps()
@@ -37,23 +37,17 @@ class Reread(Generic[T]):
             return
         try:
             self.value = self._load()
-        except (OSError, UnreadableFile) as error:
-            self._tell(stamps, error)
-            return
-        except ValueError as error:
-            self._tell(stamps, error)
+        except (OSError, ValueError) as error:
+            if self._failure != (stamps, str(error)):
+                self._failure = stamps, str(error)
+                log.error("reread=failed files=%s the content before stays in use: %s", self._names(), error)  # noqa: TRY400  the same sentence, once
+            if isinstance(error, OSError | UnreadableFile):
+                return
         else:
-            self._told = None
-            log.info("reread=done files=%s", self._names)
+            self._failure = None
+            log.info("reread=done files=%s", self._names())
         self._seen = stamps
 
-    def _tell(self, stamps: object, error: Exception) -> None:
-        """Log a failure, unless the last one was the same."""
-        if self._told != (stamps, str(error)):
-            self._told = stamps, str(error)
-            log.error("reread=failed files=%s what was read before stays in use: %s", self._names, error)
-
-    @property
     def _names(self) -> str:
         return ",".join(map(str, self._paths))
 
