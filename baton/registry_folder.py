@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 _ADVICE = (
-    "Set --file-registry (BATON_FILE_REGISTRY) to a folder that you own, inside a folder that only you or root "
-    "can write to."
+    "Set --file-registry (BATON_FILE_REGISTRY) to a folder that you own, inside a folder that only you or "
+    "root can write to."
 )
 
 

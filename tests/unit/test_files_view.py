@@ -111,13 +111,6 @@ async def test_a_registration_is_complete_as_soon_as_it_can_be_seen(
     view.close()
 
 
-async def test_a_worker_is_not_registered_where_others_can_write(tmp_path: Path) -> None:
-    tmp_path.chmod(0o777)
-    with pytest.raises(PermissionError, match="Others can write to"):
-        await FilesDiscovery(tmp_path).register(worker("w1")).__aenter__()
-    assert not list(tmp_path.iterdir())
-
-
 def test_no_more_of_a_file_is_read_than_a_registration_may_have(tmp_path: Path) -> None:
     path, view = tmp_path / "w1.json", _View(tmp_path, 10.0)
     path.touch()

@@ -1,4 +1,4 @@
-"""The file registry's folder: by default the user's own, and never one to which another user can add workers."""
+"""The file registry's folder: by default the user's own, and never one that another user can change."""
 
 import fcntl
 import os
@@ -53,7 +53,7 @@ def test_a_folder_that_others_can_change_is_refused(tmp_path: Path, parent: int,
     (tmp_path / "parent").chmod(parent)
     (tmp_path / "link").symlink_to("parent/registry")
     for way in ("parent/registry", "link"):
-        with pytest.raises(UnsafeFolder, match="Others can write to .*--file-registry"):
+        with pytest.raises(UnsafeFolder, match=r"Others can write to .*--file-registry"):
             make_private(tmp_path / way)
 
 
