@@ -198,7 +198,9 @@ class EtcdRpc:
         call = stub(_MESSAGES["WatchRequest"](create_request=create), timeout=duration_s, metadata=metadata)
         responses = aiter(call)
         try:
-            yield self._changes(await asyncio.wait_for(anext(responses), self._timeout_s))
+            async with asyncio.timeout(self._timeout_s):  # Python 3.11's wait_for can swallow a cancellation
+                first = await anext(responses)
+            yield self._changes(first)
             async for response in responses:
                 yield self._changes(response)
             raise EtcdError("etcd ended the watch")
