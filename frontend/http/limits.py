@@ -32,7 +32,7 @@ class KeyLimits(msgspec.Struct, frozen=True):
     tokens_per_minute: int | None = None
 
     def given(self) -> dict[str, int]:
-        """Those that there are, by what they limit."""
+        """The limits that there are, by what they limit."""
         limits = {"requests": self.requests_per_minute, "tokens": self.tokens_per_minute}
         return {what: num for what, num in limits.items() if num is not None}
 
@@ -51,7 +51,7 @@ class Used(msgspec.Struct, frozen=True, array_like=True):
 
 class _Allowance:
     """Fills up to `per_minute` within a minute. It may be overdrawn, as the length of an answer is known at
-    its end; then nothing is allowed until that is made up for.
+    its end; then nothing is allowed until it has filled up again.
     """
 
     def __init__(self, what: str, per_minute: int, clock: Callable[[], float]) -> None:
@@ -61,14 +61,19 @@ class _Allowance:
         self._left = float(per_minute)
         self._since_s = clock()
 
-    def take(self, num: int) -> None:
-        self._fill()
-        self._left -= num
+    def take(self, num: int) -> float:
+        """Take some; returns what is left."""
+        now_s = self._clock()
+        filled = self._left + (now_s - self._since_s) * self._per_minute / MINUTE_S
+        self._left = min(filled, float(self._per_minute)) - num
+        self._since_s = now_s
+        return self._left
 
     def check(self, name: str) -> None:
-        self._fill()
-        if self._left < 1:
-            wait_s = (1 - self._left) / self._per_minute * MINUTE_S
+        """Raises RateLimited if nothing is left."""
+        left = self.take(0)
+        if left < 1:
+            wait_s = (1 - left) / self._per_minute * MINUTE_S
             raise RateLimited(
                 f"The API key {name!r} has reached its limit of {self._per_minute} {self._what} per minute; "
                 f"retry in {math.ceil(wait_s)} s.",
@@ -77,20 +82,14 @@ class _Allowance:
 
     def headers(self) -> Headers:
         """OpenAI's."""
-        self._fill()
-        full_s = (self._per_minute - self._left) / self._per_minute * MINUTE_S
-        values = {"limit": self._per_minute, "remaining": max(0, int(self._left)), "reset": f"{full_s:.3f}s"}
+        left = self.take(0)
+        full_s = (self._per_minute - left) / self._per_minute * MINUTE_S
+        values = {"limit": self._per_minute, "remaining": max(0, int(left)), "reset": f"{full_s:.3f}s"}
         return [(f"x-ratelimit-{name}-{self._what}".encode(), str(v).encode()) for name, v in values.items()]
-
-    def _fill(self) -> None:
-        now_s = self._clock()
-        filled = (now_s - self._since_s) * self._per_minute / MINUTE_S
-        self._left = min(self._left + filled, float(self._per_minute))
-        self._since_s = now_s
 
 
 class Quota:
-    """What the keys of one name may still use."""
+    """What the keys of one name may still use. `share` tells the frontend's other processes what is used."""
 
     def __init__(
         self, name: str, limits: KeyLimits, share: Callable[[Used], None], clock: Callable[[], float]
@@ -98,38 +97,34 @@ class Quota:
         self.limits = limits
         self._name = name
         self._share = share
-        requests, tokens = limits.requests_per_minute, limits.tokens_per_minute
-        self._requests = None if requests is None else _Allowance("requests", requests, clock)
-        self._tokens = None if tokens is None else _Allowance("tokens", tokens, clock)
-        self._allowances = [each for each in (self._requests, self._tokens) if each is not None]
+        self._allowances = {what: _Allowance(what, most, clock) for what, most in limits.given().items()}
 
     def admit(self) -> None:
         """Take a request. Raises RateLimited."""
-        for allowance in self._allowances:
+        for allowance in self._allowances.values():
             allowance.check(self._name)
         self._use(Used(self._name, self.limits, num_requests=1))
 
     def take_prompt(self, num_tokens: int) -> None:
         """Take a prompt's tokens. Raises RateLimited if other requests have used them since `admit`."""
-        if self._tokens is not None:
-            self._tokens.check(self._name)
+        if "tokens" in self._allowances:
+            self._allowances["tokens"].check(self._name)
         self.take_answer(num_tokens)
 
     def take_answer(self, num_tokens: int) -> None:
         """Take an answer's tokens."""
-        if num_tokens and self._tokens is not None:
+        if num_tokens and "tokens" in self._allowances:
             self._use(Used(self._name, self.limits, num_tokens=num_tokens))
 
     def note(self, used: Used) -> None:
         """Take what was used, here or in another process."""
-        if self._requests is not None:
-            self._requests.take(used.num_requests)
-        if self._tokens is not None:
-            self._tokens.take(used.num_tokens)
+        for what, num in (("requests", used.num_requests), ("tokens", used.num_tokens)):
+            if what in self._allowances:
+                self._allowances[what].take(num)
 
     def headers(self) -> Headers:
         """The x-ratelimit headers of an answer."""
-        return [pair for allowance in self._allowances for pair in allowance.headers()]
+        return [pair for allowance in self._allowances.values() for pair in allowance.headers()]
 
     def _use(self, used: Used) -> None:
         self.note(used)
@@ -137,7 +132,7 @@ class Quota:
 
 
 class Quotas:
-    """The quotas by name; `share` tells the frontend's other processes what is used."""
+    """The quotas by name; `share` as in Quota."""
 
     def __init__(
         self, share: Callable[[Used], None] = lambda _: None, clock: Callable[[], float] = time.monotonic
@@ -224,19 +219,15 @@ def parse_keys(text: str) -> Keys:
 
 def _key(words: list[str]) -> tuple[bytes, ApiKey]:
     # The words are not quoted in errors: one of them may be a key that was put here by mistake.
-    if not _NAME.fullmatch(words[0]):
+    name, digest, *limits = [*words, ""] if len(words) == 1 else words
+    if not _NAME.fullmatch(name):
         raise ValueError("the name must be 1 to 64 letters, digits or ._@-, and begin with a letter or digit")
-    if len(words) < 2 or not _DIGEST.fullmatch(words[1]):
+    if not _DIGEST.fullmatch(digest):
         raise ValueError("the second word must be the key's SHA-256: 64 hexadecimal digits")
-    return bytes.fromhex(words[1]), ApiKey(words[0], _limits(words[2:]))
-
-
-def _limits(words: list[str]) -> KeyLimits:
-    found = [_LIMIT.fullmatch(word) for word in words]
-    limits = {match[1]: int(match[2]) for match in found if match is not None}
-    if len(limits) < len(words):
+    found = {match[1]: int(match[2]) for word in limits if (match := _LIMIT.fullmatch(word))}
+    if len(found) < len(limits):
         raise ValueError("only requests-per-minute=N and tokens-per-minute=N may follow, once each")
-    return KeyLimits(limits.get("requests"), limits.get("tokens"))
+    return bytes.fromhex(digest), ApiKey(name, KeyLimits(found.get("requests"), found.get("tokens")))
 
 
 def line_of(name: str, key: str, limits: KeyLimits = UNLIMITED) -> str:

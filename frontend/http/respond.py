@@ -55,25 +55,14 @@ class Endpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
-        exchange = Exchange(scope, receive, send, self._envelope)
-        tally = self._services.metrics.begin(self._route)
-        try:
-            await self._respond(exchange, tally)
-        except ClientGone:
-            tally.disconnected = True
-            log.info("client gone request_id=%s route=%s", exchange.request_id, self._route)
-        finally:
-            if tally.disconnected:
-                tally.status = CLIENT_GONE_STATUS
-            self._services.metrics.end(tally)
-
-    async def _respond(self, exchange: Exchange, tally: Tally) -> None:
         services = self._services
+        exchange = Exchange(scope, receive, send, self._envelope)
+        tally = services.metrics.begin(self._route)
         try:
             async with asyncio.timeout(services.request_timeout_s + GRACE_S):
                 await self._serve(exchange, services, tally)
         except ClientGone:
-            raise
+            tally.disconnected = True
         except asyncio.CancelledError:
             tally.status = SHUTTING_DOWN.status
             if not exchange.started:
@@ -84,16 +73,21 @@ class Endpoint:
             # In its own function: a local variable with the error would be a reference cycle through its
             # traceback, which keeps the request's body in memory until garbage collection.
             await _report(error, exchange, tally)
+        finally:
+            if tally.disconnected:
+                tally.status = CLIENT_GONE_STATUS
+                log.info("client gone request_id=%s route=%s", exchange.request_id, self._route)
+            services.metrics.end(tally)
 
 
 async def _report(error: Exception, exchange: Exchange, tally: Tally) -> None:
     failure = as_baton_error(error, exchange.request_id)
     tally.status = failure.status
     log.info("refused request_id=%s status=%d code=%s", exchange.request_id, failure.status, failure.code)
-    if exchange.started:
-        # The client has not read for the whole grace period.
-        raise ClientGone from None
-    await exchange.answer_error(failure)
+    if exchange.started:  # the client has not read for the whole grace period
+        tally.disconnected = True
+    else:
+        await exchange.answer_error(failure)
 
 
 AnyAnswer = TypeVar("AnyAnswer", bound=Answer)
