@@ -39,63 +39,42 @@ _STREAMED = (
     "The answer; if `stream` is true, server-sent events as the API defines them. An error after the first "
     "event is sent as the last event."
 )
-_MODEL = "openai/gpt-oss-120b"
+_HELLO = [{"role": "user", "content": "Hello there!"}]
 EXAMPLES: Mapping[Struct, dict[str, Any]] = {
-    ChatBody: {
-        "model": _MODEL,
-        "messages": [{"role": "user", "content": "Hello there!"}],
-        "reasoning_effort": "low",
-        "max_completion_tokens": 100,
-    },
-    CompletionBody: {"model": _MODEL, "prompt": "Once upon a time", "max_tokens": 20},
-    ResponseBody: {
-        "model": _MODEL,
-        "instructions": "Be brief.",
-        "input": [{"type": "message", "role": "user", "content": "Hello there!"}],
-        "reasoning": {"effort": "low"},
-        "max_output_tokens": 100,
-    },
-    MessagesBody: {
-        "model": _MODEL,
-        "max_tokens": 100,
-        "messages": [{"role": "user", "content": "Hello there!"}],
-    },
-    Counted: {"model": _MODEL, "messages": [{"role": "user", "content": "Hello there!"}]},
+    ChatBody: {"messages": _HELLO, "reasoning_effort": "low", "max_completion_tokens": 100},
+    CompletionBody: {"prompt": "Once upon a time", "max_tokens": 20},
+    ResponseBody: {"input": "Hello there!", "reasoning": {"effort": "low"}, "max_output_tokens": 100},
+    MessagesBody: {"max_tokens": 100, "messages": _HELLO},
+    Counted: {"messages": _HELLO},
     TokenizeBody: {"prompt": "Hello there!"},
     DetokenizeBody: {"tokens": [0, 1]},
 }
+"""Bodies, each with a `model`."""
 
 
-def _parameter(name: str, schema: dict[str, Any], description: str, place: str = "query") -> dict[str, Any]:
-    return {"name": name, "in": place, "schema": schema, "description": description}
+def _parameter(name: str, description: str, schema: str = "string", place: str = "query") -> dict[str, Any]:
+    return {"name": name, "in": place, "schema": {"type": schema}, "description": description}
 
 
 _REPEATABLE = (
     _parameter(
         "Idempotency-Key",
-        {"type": "string", "maxLength": 255},
-        "Of this request only, and hard to guess. The events of a stream with one choice get ids.",
-        "header",
+        "Of this request only, hard to guess, at most 255 characters. The events of a stream with one choice "
+        "get ids.",
+        place="header",
     ),
     _parameter(
-        "Last-Event-ID",
-        {"type": "string"},
-        "With the same key and body: send the events after this one only.",
-        "header",
+        "Last-Event-ID", "With the same key and body: send the events after this one only.", place="header"
     ),
 )
 _EVENTS = (
-    _parameter("stream", {"type": "boolean"}, "Return the response's events."),
-    _parameter(
-        "starting_after",
-        {"type": "integer", "minimum": 0, "maximum": 999_999_999},
-        "Sequence number of the last event already received.",
-    ),
+    _parameter("stream", "Return the response's events.", "boolean"),
+    _parameter("starting_after", "Sequence number of the last event already received.", "integer"),
 )
 _PAGED = (
-    _parameter("limit", {"type": "integer", "minimum": 1, "maximum": 100}, "Items per page."),
-    _parameter("order", {"enum": ["asc", "desc"]}, "Default: `desc`, latest first."),
-    _parameter("after", {"type": "string"}, "Id of the last item of the previous page."),
+    _parameter("limit", "Items per page, at most 100.", "integer"),
+    _parameter("order", "`asc` or `desc` (the default), latest first."),
+    _parameter("after", "Id of the last item of the previous page."),
 )
 
 
@@ -114,20 +93,19 @@ class Operation(msgspec.Struct, frozen=True):
 
     def described(self, path: str) -> dict[str, Any]:
         """The arguments of FastAPI's route."""
-        answer: dict[str, Any] = {
-            "description": _STREAMED if self.is_streamed else self.summary,
-            "content": {},
-        }
+        answer: dict[str, Any] = {"description": self.summary, "content": _json(*self.answers)}
         extra: dict[str, Any] = {"parameters": [*_in_path(path), *self.parameters]}
-        if self.answers:
-            answer["content"] |= _json(*self.answers)
         if self.is_streamed:
+            answer["description"] = _STREAMED
             answer["content"]["text/event-stream"] = {}
         if self.is_open:
             extra["security"] = []
         if self.body is not None:
             extra["requestBody"] = {"required": True, "content": _json(self.body)}
-            extra["requestBody"]["content"]["application/json"]["example"] = EXAMPLES[self.body]
+            extra["requestBody"]["content"]["application/json"]["example"] = {
+                "model": "openai/gpt-oss-120b",
+                **EXAMPLES[self.body],
+            }
             header = {"description": "Ignored fields of the request body.", "schema": {"type": "string"}}
             answer["headers"] = {"x-baton-ignored": header}
         return {
