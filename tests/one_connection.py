@@ -2,14 +2,12 @@
 
 import asyncio
 import socket
-from collections.abc import Awaitable, Callable
 
 import uvicorn
 from uvicorn.server import ServerState
 
 from frontend.http.exchange import Receive, Scope, Send
 from frontend.http.server import Connection, Patience
-from tests.clock import run_jumping
 from tests.waiting import until
 
 PATIENCE = Patience(request_s=30.0, idle_s=1e6, unread_s=60.0, rest_s=5.0, linger_s=3.0)
@@ -107,12 +105,8 @@ class Scene:
         return [part[:3] for part in self.pipe.written.split(b"HTTP/1.1 ")[1:]]
 
 
-def converse(part: Callable[[Scene], Awaitable[None]], patience: Patience = PATIENCE) -> None:
-    """Run `part` with a connection that has just been made."""
-
-    async def main() -> None:
-        scene = Scene(patience)
-        scene.connection.connection_made(scene.pipe)
-        await part(scene)
-
-    run_jumping(main())
+def connected() -> Scene:
+    """A connection that has just been made."""
+    scene = Scene()
+    scene.connection.connection_made(scene.pipe)
+    return scene

@@ -13,26 +13,8 @@ from tests.scripted_frontend import MODEL, Client, Reply, ScriptedTokens
 
 ANSWER = "<|channel|>final<|message|>Hello<|return|>"
 EDGES = st.sampled_from(
-    [
-        0,
-        -1,
-        1,
-        2**31,
-        2**63,
-        -(2**63),
-        2**70,
-        0.0,
-        1e308,
-        "",
-        "\u0000",
-        "none",
-        "\U0001f600",
-        [],
-        [[]],
-        {},
-        [None],
-    ]
-)
+    [0, -1, 1, 2**31, 2**63, -(2**63), 2**70, 1e308, "", "\0", "none", "\U0001f600", [], [[]], {}, [None]]
+)  # fmt: skip
 JSON = st.recursive(
     st.none()
     | st.booleans()
@@ -63,7 +45,7 @@ SCHEMA_WORDS = st.sampled_from(
         "default",
         "const",
     ]
-)
+)  # fmt: skip
 SCHEMAS = st.recursive(
     JSON | st.sampled_from(["object", "array", "string"]),
     lambda inner: st.dictionaries(SCHEMA_WORDS, inner | st.lists(inner, max_size=2), max_size=4),
