@@ -132,31 +132,23 @@ class Wires:
 
     async def check_access(self) -> None:
         """Raise CredentialError if etcd or NATS is there and refuses this user."""
-        await self.check_etcd_access()
-        if self._plane() == "tcp":
-            return
-        from baton.nats import NatsTransport
+        if self._registry() == "etcd":
+            etcd = self._etcd()
+            try:
+                _accept(
+                    self.registry_name(),
+                    await etcd.refusal(),
+                    "ETCD_AUTH_USERNAME and ETCD_AUTH_PASSWORD to a user of v1/instances/",
+                )
+            finally:
+                await etcd.close()
+        if self._plane() == "nats":
+            from baton.nats import NatsTransport
 
-        refusal = await NatsTransport(",".join(self.nats_urls), **nats_options()).refusal()
-        if refusal is not None:
-            raise CredentialError(
-                f"{self.plane_name()} refuses this user: {refusal}; set NATS_AUTH_USERNAME and "
-                "NATS_AUTH_PASSWORD, or another NATS_AUTH_..."
-            )
-
-    async def check_etcd_access(self) -> None:
-        """Raise CredentialError if etcd is there and refuses this user."""
-        if self._registry() == "file":
-            return
-        etcd = self._etcd()
-        try:
-            refusal = await etcd.refusal()
-        finally:
-            await etcd.close()
-        if refusal is not None:
-            raise CredentialError(
-                f"{self.registry_name()} refuses this user: {refusal}; set ETCD_AUTH_USERNAME and "
-                "ETCD_AUTH_PASSWORD to a user that may read and write v1/instances/"
+            _accept(
+                self.plane_name(),
+                await NatsTransport(",".join(self.nats_urls), **nats_options()).refusal(),
+                "NATS_AUTH_USERNAME and NATS_AUTH_PASSWORD, or another NATS_AUTH_...",
             )
 
     def __str__(self) -> str:
@@ -183,6 +175,12 @@ class Wires:
 
     def _plane(self) -> str:
         return self.request_plane or ("nats" if self.nats_server else "tcp")
+
+
+def _accept(server: str, refusal: str | None, to_set: str) -> None:
+    """Raises CredentialError with advice if there is a refusal."""
+    if refusal is not None:
+        raise CredentialError(f"{server} refuses this user: {refusal}; set {to_set}")
 
 
 def _check_address(named: str, url: str, schemes: Sequence[str]) -> None:
