@@ -116,7 +116,7 @@ class Wire(Protocol):
 class FrameWriter:
     """Batches signals to one peer: those put in one turn of the event loop leave in one frame.
 
-    `refuse(signal, error)` is called for an signal that cannot be sent (too large, or not encodable) and
+    `refuse(signal, error)` is called for a signal that cannot be sent (too large, or not encodable) and
     may return a small replacement.
     """
 

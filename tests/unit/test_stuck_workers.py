@@ -1,8 +1,8 @@
 """The fleet's view of a quiet worker: slow, stuck or silent; and how a stuck one comes back."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -10,7 +10,7 @@ import pytest
 from baton.errors import WorkerLost
 from baton.messages import GenerateRequest, Reply, Request, Role, StatsRequest, WorkerInfo, WorkerStats
 from frontend.routing.fleet import Fleet
-from tests.clock import run_jumping
+from tests.clock import jumping
 from tests.scripted_workers import answer, hand_off, worker
 from tests.waiting import until
 
@@ -64,19 +64,13 @@ class Engines:
         pass
 
 
-def run(
-    scenario: Callable[[Engines, Fleet], Awaitable[None]],
-    *names: str,
-    no_progress_s: float = 10.0,
-) -> None:
-    async def main() -> None:
-        engines = Engines(*names or ("d1", "p1"))
-        fleet = Fleet(engines, engines, model_path=Path("/none"), no_progress_s=no_progress_s)
-        async with fleet.keep_current():
-            await until(lambda: fleet.health().instances)
-            await scenario(engines, fleet)
-
-    run_jumping(main())
+@asynccontextmanager
+async def fleet_of(*names: str) -> AsyncIterator[tuple[Engines, Fleet]]:
+    engines = Engines(*names)
+    fleet = Fleet(engines, engines, model_path=Path("/none"))
+    async with fleet.keep_current():
+        await until(lambda: fleet.health().instances)
+        yield engines, fleet
 
 
 def live(fleet: Fleet) -> list[str]:
@@ -84,8 +78,11 @@ def live(fleet: Fleet) -> list[str]:
 
 
 @pytest.mark.parametrize("name", ["d1", "p1"])
-def test_a_worker_whose_engine_hangs_is_left_out_until_a_request_passes_through_a_pair(name: str) -> None:
-    async def scenario(engines: Engines, fleet: Fleet) -> None:
+@jumping
+async def test_a_worker_whose_engine_hangs_is_left_out_until_a_request_passes_through_a_pair(
+    name: str,
+) -> None:
+    async with fleet_of("d1", "p1") as (engines, fleet):
         engines.hung.add(name)
         with fleet.watchdog.waiting(worker(name), []):
             await asyncio.sleep(19)
@@ -103,22 +100,20 @@ def test_a_worker_whose_engine_hangs_is_left_out_until_a_request_passes_through_
         assert engines.asked[-2:] == ["p1", "d1"]
         assert len(live(fleet)) == 2
 
-    run(scenario)
 
-
-def test_a_worker_that_answers_a_request_of_our_own_is_only_slow() -> None:
-    async def scenario(engines: Engines, fleet: Fleet) -> None:
+@jumping
+async def test_a_worker_that_answers_a_request_of_our_own_is_only_slow() -> None:
+    async with fleet_of("d1", "p1") as (engines, fleet):
         with fleet.watchdog.waiting(worker("d1"), []):
             await asyncio.sleep(45)
         assert len(engines.asked) == 4
         assert (engines.lost, live(fleet)) == ([], ["p1", "d1"])
 
-    run(scenario)
-
 
 @pytest.mark.parametrize("figure_name", ["num_prompt_tokens", "num_generated_tokens", "num_handoffs"])
-def test_a_worker_that_computes_for_others_is_only_busy(figure_name: str) -> None:
-    async def scenario(engines: Engines, fleet: Fleet) -> None:
+@jumping
+async def test_a_worker_that_computes_for_others_is_only_busy(figure_name: str) -> None:
+    async with fleet_of("d1", "p1") as (engines, fleet):
         engines.figure_name = figure_name
         engines.hung.add("d1")  # our own request waits in its queue
         engines.figure = lambda: round(asyncio.get_running_loop().time())
@@ -127,21 +122,19 @@ def test_a_worker_that_computes_for_others_is_only_busy(figure_name: str) -> Non
         assert engines.asked
         assert (engines.lost, live(fleet)) == ([], ["p1", "d1"])
 
-    run(scenario)
 
-
-def test_a_worker_that_does_not_answer_at_all_is_left_to_the_liveness_limit() -> None:
-    async def scenario(engines: Engines, fleet: Fleet) -> None:
+@jumping
+async def test_a_worker_that_does_not_answer_at_all_is_left_to_the_liveness_limit() -> None:
+    async with fleet_of("d1", "p1") as (engines, fleet):
         engines.silent.add("d1")
         with fleet.watchdog.waiting(worker("d1"), []):
             await asyncio.sleep(60)
         assert (engines.lost, fleet.health().stuck, engines.asked) == ([], [], [])
 
-    run(scenario)
 
-
-def test_a_stuck_worker_is_tried_with_one_that_it_can_be_paired_with() -> None:
-    async def scenario(engines: Engines, fleet: Fleet) -> None:
+@jumping
+async def test_a_stuck_worker_is_tried_with_one_that_it_can_be_paired_with() -> None:
+    async with fleet_of("d1", "p1", "p2x", "p3x", "p4x") as (engines, fleet):
         engines.hung.add("d1")
         with fleet.watchdog.waiting(worker("d1"), []):
             await until(lambda: engines.lost)
@@ -149,5 +142,3 @@ def test_a_stuck_worker_is_tried_with_one_that_it_can_be_paired_with() -> None:
         await asyncio.sleep(120)
         assert engines.asked
         assert not {"p2x", "p3x", "p4x"} & set(engines.asked)
-
-    run(scenario, "d1", "p1", "p2x", "p3x", "p4x")

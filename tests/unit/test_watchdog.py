@@ -1,7 +1,6 @@
 """When a worker none of whose requests makes progress is examined, and when it is given up."""
 
 import asyncio
-from collections.abc import Coroutine
 from contextlib import ExitStack, suppress
 
 import msgspec
@@ -9,7 +8,7 @@ import pytest
 
 from baton.messages import WorkerInfo
 from frontend.routing.workers import Watchdog
-from tests.clock import run_jumping
+from tests.clock import jumping
 from tests.scripted_workers import worker
 
 D1, D2 = worker("d1"), worker("d2")
@@ -19,7 +18,7 @@ class Scene:
     """A watchdog whose judge finds `is_stuck`, after `takes_s`."""
 
     def __init__(self, *, is_stuck: bool = True, takes_s: float = 0.0, no_progress_s: float = 10.0) -> None:
-        self.has_ended = self.has_ended_in_time = False
+        self.has_ended = False
         self.judged: list[tuple[str, float]] = []
         self.given_up: list[str] = []
         self.is_stuck = is_stuck
@@ -34,47 +33,38 @@ class Scene:
             self.has_ended = True
         return self.is_stuck
 
-    def run(self, scenario: Coroutine[None, None, None]) -> None:
-        async def main() -> None:
-            checking = asyncio.create_task(self.watchdog.check(lambda _: True))
-            await scenario
-            checking.cancel()
-            await asyncio.gather(checking, return_exceptions=True)
-            await asyncio.sleep(0)
-            self.has_ended_in_time = self.has_ended
+    async def __aenter__(self) -> "Scene":
+        self._checking = asyncio.create_task(self.watchdog.check(lambda _: True))
+        return self
 
-        run_jumping(main())
+    async def __aexit__(self, *_: object) -> None:
+        self._checking.cancel()
+        await asyncio.gather(self._checking, return_exceptions=True)
+        await asyncio.sleep(0)
 
 
 @pytest.mark.parametrize("no_progress_s", [10, 20])
-def test_a_worker_whose_requests_make_no_progress_is_judged(no_progress_s: float) -> None:
-    scene = Scene(no_progress_s=no_progress_s)
-
-    async def scenario() -> None:
+@jumping
+async def test_a_worker_whose_requests_make_no_progress_is_judged(no_progress_s: float) -> None:
+    async with Scene(no_progress_s=no_progress_s) as scene:
         with scene.watchdog.waiting(D1, []), scene.watchdog.waiting(D1, [1, 2]):
             await asyncio.sleep(1.1 * no_progress_s)
         await asyncio.sleep(60)  # without requests nothing is expected of it
-
-    scene.run(scenario())
     assert (scene.judged, scene.given_up) == ([("d1", no_progress_s)], ["d1"])
 
 
-def test_a_worker_that_is_not_stuck_is_judged_again_after_as_long() -> None:
-    scene = Scene(is_stuck=False)
-
-    async def scenario() -> None:
+@jumping
+async def test_a_worker_that_is_not_stuck_is_judged_again_after_as_long() -> None:
+    async with Scene(is_stuck=False) as scene:
         with scene.watchdog.waiting(D1, []):
             await asyncio.sleep(25)
-
-    scene.run(scenario())
     assert ([at for _, at in scene.judged], scene.given_up) == ([10, 20], [])
 
 
-def test_progress_of_one_request_is_enough_and_each_worker_is_watched_alone() -> None:
-    scene = Scene()
+@jumping
+async def test_progress_of_one_request_is_enough_and_each_worker_is_watched_alone() -> None:
     again = msgspec.structs.replace(D1, incarnation="d1 again")
-
-    async def scenario() -> None:
+    async with Scene() as scene:
         tokens: list[int] = []
         with ExitStack() as waiting:
             for each, of in ((again, tokens), (again, []), (D1, []), (D2, [])):
@@ -82,75 +72,57 @@ def test_progress_of_one_request_is_enough_and_each_worker_is_watched_alone() ->
             for _ in range(4):
                 await asyncio.sleep(5)
                 tokens.append(1)
-
-    scene.run(scenario())
     assert {name for name, _ in scene.judged} == {"d1", "d2"}
 
 
-def test_tokens_of_ended_requests_are_progress_but_errors_are_not() -> None:
-    scene = Scene()
-
-    async def one(*, is_refused: bool) -> None:
-        tokens: list[int] = []
-        with suppress(ConnectionError), scene.watchdog.waiting(D1, tokens):
-            await asyncio.sleep(2)
-            if is_refused:
-                raise ConnectionError("the queue is full")
-            tokens.append(1)
-
-    async def scenario() -> None:
+@jumping
+async def test_tokens_of_ended_requests_are_progress_but_errors_are_not() -> None:
+    async with Scene() as scene:
         with scene.watchdog.waiting(D1, []):
-            for i in range(12):
-                await one(is_refused=i >= 6)
-
-    scene.run(scenario())
+            for number in range(12):
+                tokens: list[int] = []
+                with suppress(ConnectionError), scene.watchdog.waiting(D1, tokens):
+                    await asyncio.sleep(2)
+                    if number >= 6:
+                        raise ConnectionError("the queue is full")
+                    tokens.append(1)
     ((_, at),) = scene.judged
     assert at == pytest.approx(12 + 10, abs=1)
 
 
-def test_tokens_from_an_earlier_attempt_are_no_progress() -> None:
-    scene = Scene()
-
-    async def scenario() -> None:
+@jumping
+async def test_tokens_from_an_earlier_attempt_are_no_progress() -> None:
+    async with Scene() as scene:
         with scene.watchdog.waiting(D1, []):
             await asyncio.sleep(5)
             with scene.watchdog.waiting(D1, [1, 2]):
                 await asyncio.sleep(1)
             await asyncio.sleep(5)
-
-    scene.run(scenario())
     assert [at for _, at in scene.judged] == [10]
 
 
-def test_judging_ends_with_the_watchdog() -> None:
-    scene = Scene(takes_s=1000)
-
-    async def scenario() -> None:
+@jumping
+async def test_judging_ends_with_the_watchdog() -> None:
+    async with Scene(takes_s=1000) as scene:
         with scene.watchdog.waiting(D1, []):
             await asyncio.sleep(11)
-
-    scene.run(scenario())
-    assert (len(scene.judged), scene.has_ended_in_time) == (1, True)
+    assert (len(scene.judged), scene.has_ended) == (1, True)
 
 
-def test_a_worker_that_progresses_while_it_is_judged_is_not_given_up() -> None:
-    scene = Scene(takes_s=10)
-
-    async def scenario() -> None:
+@jumping
+async def test_a_worker_that_progresses_while_it_is_judged_is_not_given_up() -> None:
+    async with Scene(takes_s=10) as scene:
         tokens: list[int] = []
         with scene.watchdog.waiting(D1, tokens):
             await asyncio.sleep(15)
             tokens.append(1)
             await asyncio.sleep(6)
-
-    scene.run(scenario())
     assert (len(scene.judged), scene.given_up) == (1, [])
 
 
-def test_the_longest_wait_is_that_of_the_oldest_request_that_still_waits() -> None:
-    scene = Scene()
-
-    async def scenario() -> None:
+@jumping
+async def test_the_longest_wait_is_that_of_the_oldest_request_that_still_waits() -> None:
+    async with Scene() as scene:
         assert scene.watchdog.longest_wait_s(D1) == 0
         with scene.watchdog.waiting(D1, []):
             await asyncio.sleep(2)
@@ -161,5 +133,3 @@ def test_the_longest_wait_is_that_of_the_oldest_request_that_still_waits() -> No
         with suppress(ConnectionError), scene.watchdog.waiting(D1, []):
             raise ConnectionError
         assert scene.watchdog.longest_wait_s(D1) == 0
-
-    scene.run(scenario())
