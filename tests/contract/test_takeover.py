@@ -5,10 +5,9 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
 
 import pytest
-import uvloop
 
 from frontend.processes import supervisor
 from frontend.processes.supervisor import Port
@@ -47,15 +46,12 @@ class Running:
         self.port.close()
 
 
-def play(scene: Callable[[Running], Awaitable[None]]) -> None:
-    async def main() -> None:
-        running = Running(Port(socket.create_server(("127.0.0.1", 0))))
-        await asyncio.sleep(0)  # the task's first turn
-        async with asyncio.timeout(PATIENCE_S):
-            await scene(running)
-        await running.end()
-
-    uvloop.run(main())
+@pytest.fixture
+async def running() -> AsyncIterator[Running]:
+    made = Running(Port(socket.create_server(("127.0.0.1", 0))))
+    await asyncio.sleep(0)  # the task's first turn
+    yield made
+    await made.end()
 
 
 async def next_one(running: Running) -> Port:
@@ -64,93 +60,77 @@ async def next_one(running: Running) -> Port:
     return taken
 
 
-def test_the_next_frontend_accepts_on_the_same_socket_and_the_running_one_drains_once_it_serves() -> None:
-    async def scene(running: Running) -> None:
-        taken = await next_one(running)
-        was_taken = taken.is_taken
-        assert os.fstat(taken.listener.fileno()).st_ino == os.fstat(running.port.listener.fileno()).st_ino
-        assert not running.passing.done()
-        following = Running(taken)
-        await running.passing
-        assert (was_taken, taken.is_taken) == (True, False)
-        running.port.close()
-        with socket.create_connection(("127.0.0.1", running.number)) as client:
-            connection, address = taken.listener.accept()
-            with connection:
-                assert address == client.getsockname()
-        await following.end()
-
-    play(scene)
+async def test_the_running_frontend_drains_once_the_next_one_serves_on_its_socket(running: Running) -> None:
+    taken = await next_one(running)
+    was_taken = taken.is_taken
+    assert os.fstat(taken.listener.fileno()).st_ino == os.fstat(running.port.listener.fileno()).st_ino
+    assert not running.passing.done()
+    following = Running(taken)
+    await running.passing
+    assert (was_taken, taken.is_taken) == (True, False)
+    running.port.close()
+    with socket.create_connection(("127.0.0.1", running.number)) as client:
+        connection, address = taken.listener.accept()
+        with connection:
+            assert address == client.getsockname()
+    await following.end()
 
 
-def test_the_port_can_be_taken_again_even_while_the_one_before_has_not_read_that_the_next_one_serves() -> (
-    None
-):
-    async def scene(running: Running) -> None:
-        taken = await next_one(running)
-        following = Running(taken)
-        after = await asyncio.to_thread(Port.taken, running.number)
-        assert after is not None
-        last = Running(after)
-        await asyncio.gather(running.passing, following.passing)
-        taken.close()
-        await last.end()
-        assert await running.taken() is None  # nobody waits at the name
-
-    play(scene)
+async def test_the_port_can_be_taken_again_at_once(running: Running) -> None:
+    taken = await next_one(running)
+    following = Running(taken)
+    after = await asyncio.to_thread(Port.taken, running.number)
+    assert after is not None
+    last = Running(after)
+    await asyncio.gather(running.passing, following.passing)
+    taken.close()
+    await last.end()
+    assert await running.taken() is None  # nobody waits at the name
 
 
 @pytest.mark.parametrize("word", [b"", b"x"])
-def test_a_next_frontend_that_ends_before_it_serves_changes_nothing(word: bytes) -> None:
-    async def scene(running: Running) -> None:
-        with running.knock() as taker:
-            if word:
-                taker.send(word)
-        (await next_one(running)).close()
-        assert not running.passing.done()
-
-    play(scene)
-
-
-def test_nothing_is_taken_where_none_runs_or_one_has_stopped_listening_or_hangs(
-    monkeypatch: pytest.MonkeyPatch,
+async def test_a_next_frontend_that_ends_before_it_serves_changes_nothing(
+    running: Running, word: bytes
 ) -> None:
-    async def scene(running: Running) -> None:
-        assert Port.taken(1) is None
-        monkeypatch.setattr(supervisor, "TAKE_TIMEOUT_S", 0.05)
-        assert Port.taken(running.number) is None  # while nothing else runs here
-        monkeypatch.setattr(supervisor, "TAKE_TIMEOUT_S", PATIENCE_S)
-        running.port.listener.close()
-        assert await running.taken() is None
-
-    play(scene)
+    with running.knock() as taker:
+        if word:
+            taker.send(word)
+    (await next_one(running)).close()
+    assert not running.passing.done()
 
 
-def test_a_port_whose_name_is_in_use_is_served_without_being_passed_on(
-    caplog: pytest.LogCaptureFixture,
+async def test_nothing_is_taken_where_none_runs_or_one_has_stopped_listening_or_hangs(
+    running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def scene(running: Running) -> None:
-        second = Running(Port(running.port.listener.dup()))
-        await until(lambda: "a next frontend cannot take over the port error=" in caplog.text)
-        assert not second.passing.done()
-        await second.end()
-        (await next_one(running)).close()
-
-    play(scene)
+    assert Port.taken(1) is None
+    monkeypatch.setattr(supervisor, "TAKE_TIMEOUT_S", 0.05)
+    assert Port.taken(running.number) is None  # while nothing else runs here
+    monkeypatch.setattr(supervisor, "TAKE_TIMEOUT_S", PATIENCE_S)
+    running.port.listener.close()
+    assert await running.taken() is None
 
 
-def test_another_users_frontend_neither_gets_nor_gives_a_socket(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_port_whose_name_is_in_use_is_served_without_being_passed_on(
+    running: Running, caplog: pytest.LogCaptureFixture
+) -> None:
+    second = Running(Port(running.port.listener.dup()))
+    await until(lambda: "a next frontend cannot take over the port error=" in caplog.text)
+    assert not second.passing.done()
+    await second.end()
+    (await next_one(running)).close()
+
+
+async def test_another_users_frontend_neither_gets_nor_gives_a_socket(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The process takes itself for another user's; the kernel knows better."""
 
-    async def scene(running: Running) -> None:
-        name = supervisor._name(running.number)  # noqa: SLF001  which depends on the user
-        monkeypatch.setattr(supervisor, "_name", lambda _: name)
-        monkeypatch.setattr(os, "getuid", lambda: OTHER_UID)
-        with running.knock() as taker:
-            assert await asyncio.get_running_loop().sock_recv(taker, 1) == b""
-        assert Port.taken(running.number) is None
-
-    play(scene)
+    name = supervisor._name(running.number)  # noqa: SLF001  which depends on the user
+    monkeypatch.setattr(supervisor, "_name", lambda _: name)
+    monkeypatch.setattr(os, "getuid", lambda: OTHER_UID)
+    with running.knock() as taker:
+        assert await asyncio.get_running_loop().sock_recv(taker, 1) == b""
+    assert Port.taken(running.number) is None
 
 
 INHERITING = """
