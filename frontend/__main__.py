@@ -21,7 +21,7 @@ from baton.reread import kept_current
 from baton.telemetry import configure_logging, print_error
 from baton.transport import Transport
 from frontend.app import ServerState, create_app, envelope_of
-from frontend.flags import Credentials, FrontendSettings, read_credentials
+from frontend.flags import Credentials, FrontendSettings, parse_aliases, read_credentials
 from frontend.http.exchange import AsgiApp, Bodies, default_bytes
 from frontend.http.guards import Authentication, Browsers, Hosts
 from frontend.http.limits import Quotas
@@ -34,7 +34,6 @@ from frontend.responses.runs import ResponseState
 from frontend.responses.store import MEMORY, ResponseStore, StoreFailure
 from frontend.routing.fleet import Fleet
 from frontend.routing.generate import Generator, LocalPrefill
-from frontend.routing.names import parse_aliases
 from frontend.turn.thoughts import Thoughts
 
 SYNC_TIMEOUT_S = 5.0

@@ -17,7 +17,6 @@ from baton.telemetry import LogLevel
 from baton.tls import server_context
 from frontend.http.limits import Keys, read_keys
 from frontend.routing.admission import MAX_WAIT_S
-from frontend.routing.names import parse_aliases
 from frontend.routing.router import RouterMode
 from frontend.routing.workers import NO_PROGRESS_S
 from frontend.turn.seal import Seal
@@ -204,3 +203,16 @@ def _seal_key(path: Path | None) -> bytes | None:
     if len(key) < MIN_KEY_BYTES:
         raise ValueError(f"{path} has {len(key)} bytes; it must have at least {MIN_KEY_BYTES}")
     return key
+
+
+def parse_aliases(text: str) -> tuple[tuple[str, str], ...]:
+    """Parses comma-separated `PATTERN=MODEL` pairs. Raises ValueError."""
+    aliases = []
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        pattern, _, model = part.partition("=")
+        if not pattern or not model:
+            raise ValueError(
+                f"--model-alias {part!r}: must be PATTERN=MODEL, such as claude-*=openai/gpt-oss-120b"
+            )
+        aliases.append((pattern, model))
+    return tuple(aliases)

@@ -1,10 +1,11 @@
 """Tracks the live workers through discovery: models, prefill/decode pairs, health."""
 
 import asyncio
+import fnmatch
 import logging
 import math
 import random
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Collection, Iterable, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,12 +17,13 @@ from baton.pairing import refused_pairs, why_not_paired, works
 from baton.peer_tls import PeerDistrusted
 from baton.transport import Transport
 from frontend.routing.health import Health, Instance
-from frontend.routing.names import Alias, model_of, other_names
 from frontend.routing.workers import NO_PROGRESS_S, CutPairs, Event, State, Watchdog, Workers
 from frontend.text.served import ServedModel, Tokenizers
 
 log = logging.getLogger(__name__)
 
+Alias = tuple[str, str]
+"""(name pattern such as `claude-*`, model)."""
 STATS_TIMEOUT_S = 1.0
 _TOO_SHORT = (
     "--request-timeout-s %g is not above the KV timeout of %g s of worker=%s: when a prefill worker is lost, "
@@ -234,3 +236,21 @@ def _instance(worker: WorkerInfo) -> Instance:
         engine_version=worker.engine_version,
         kv_transfer=worker.kv_transfer,
     )
+
+
+def model_of(asked: str, models: Collection[str], aliases: Sequence[Alias]) -> str | None:
+    """The model that `asked` refers to, or None: by name, by the first matching alias, or by the part of its
+    name after the last slash or before the first, if that is unambiguous."""
+    if asked in models:
+        return asked
+    meant = [model for pattern, model in aliases if fnmatch.fnmatchcase(asked, pattern)]
+    if meant:
+        return meant[0] if meant[0] in models else None
+    by_end = [model for model in models if model.endswith(f"/{asked}")]
+    by_start = [model for model in models if model.startswith(f"{asked}/")]
+    return next((named[0] for named in (by_end, by_start) if len(named) == 1), None)
+
+
+def other_names(models: Collection[str], aliases: Sequence[Alias]) -> Iterator[str]:
+    """The aliases without wildcards of available models, for /v1/models."""
+    yield from (name for name, model in aliases if model in models and not set(name) & set("*?["))

@@ -14,8 +14,8 @@ import pytest
 from baton.errors import ModelNotFound, NoWorkers, WorkerLost
 from baton.messages import KvLayout, Reply, Request, Role, StatsRequest, WorkerInfo, WorkerStats
 from baton.peer_tls import PeerDistrusted
+from frontend.flags import parse_aliases
 from frontend.routing.fleet import Fleet
-from frontend.routing.names import parse_aliases
 from frontend.routing.workers import Event
 from frontend.text.tokenizer import ModelTokenizer
 from tests import scripted_workers as scripted

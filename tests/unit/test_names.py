@@ -2,7 +2,8 @@
 
 import pytest
 
-from frontend.routing.names import model_of, other_names, parse_aliases
+from frontend.flags import parse_aliases
+from frontend.routing.fleet import model_of, other_names
 
 BIG, SMALL = "openai/gpt-oss-120b", "openai/gpt-oss-20b"
 ALIASES = parse_aliases(
