@@ -51,7 +51,7 @@ def public_name(worker: str) -> str:
     return worker.rpartition(".")[0] or worker
 
 
-class Bell:
+class Wakeup:
     """Wakes one waiting task; does nothing if no task waits."""
 
     __slots__ = ("_waiter",)
@@ -59,12 +59,12 @@ class Bell:
     def __init__(self) -> None:
         self._waiter: asyncio.Future[None] | None = None
 
-    async def rung(self) -> None:
-        """Wait for the next ring."""
+    async def wait(self) -> None:
+        """Wait for the next `set`."""
         self._waiter = asyncio.get_running_loop().create_future()
         await self._waiter
 
-    def ring(self) -> None:
+    def set(self) -> None:
         """Wake the waiting task."""
         waiter = self._waiter
         if waiter is not None:
@@ -79,7 +79,7 @@ class _Call:
     the call was sent. If none arrived since, a lost worker never got the request; None: unknown.
     """
 
-    __slots__ = ("bell", "ended", "error", "num_heard", "num_waiting", "number", "replies")
+    __slots__ = ("ended", "error", "num_heard", "num_waiting", "number", "replies", "wakeup")
 
     def __init__(self, number: int, num_heard: int | None = None) -> None:
         self.number = number
@@ -88,12 +88,12 @@ class _Call:
         self.num_waiting = 0
         self.ended = False
         self.error: BatonError | None = None
-        self.bell = Bell()
+        self.wakeup = Wakeup()
 
     def end(self, error: BatonError | None) -> None:
         self.ended = True
         self.error = error
-        self.bell.ring()
+        self.wakeup.set()
 
 
 class CallerLink:
@@ -199,7 +199,7 @@ class CallerLink:
         both = _merged(replies[-1], signal.reply) if replies else None
         if both is None:
             replies.append(signal.reply)
-            call.bell.ring()
+            call.wakeup.set()
         else:
             replies[-1] = both
 
@@ -259,7 +259,7 @@ async def call_over(
                 continue
             if call.ended:
                 break
-            await call.bell.rung()
+            await call.wakeup.wait()
         if call.error is not None:
             raise call.error
     finally:
@@ -295,11 +295,11 @@ def _merged(first: Reply, then: Reply) -> TokenChunk | None:
 class _Stream:
     """One running answer on the worker's side."""
 
-    __slots__ = ("bell", "credit", "task")
+    __slots__ = ("credit", "task", "wakeup")
 
     def __init__(self) -> None:
         self.credit = WINDOW
-        self.bell = Bell()
+        self.wakeup = Wakeup()
         self.task: asyncio.Task[None]
 
     def cancel(self) -> None:
@@ -373,7 +373,7 @@ class WorkerLink:
                 stream = self._streams.get(number)
                 if stream is not None:
                     stream.credit = min(stream.credit + num_replies, WINDOW)
-                    stream.bell.ring()
+                    stream.wakeup.set()
             case Goodbye(reason):
                 self.lose(reason)
 
@@ -406,7 +406,7 @@ class WorkerLink:
                     put(Next(number, reply))
                     stream.credit -= 1
                     while stream.credit <= 0:
-                        await stream.bell.rung()
+                        await stream.wakeup.wait()
                     if not writable.is_set():
                         await writable.wait()
             put(End(number))
