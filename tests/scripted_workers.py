@@ -29,7 +29,26 @@ from tests.waiting import until
 Script = Callable[[GenerateRequest], AsyncGenerator[Reply, None]]
 
 
-class ScriptedWorkers:
+class PlaneDouble:
+    """What the double of a transport and a discovery does not need in a test."""
+
+    def serve(self, worker_id: str, respond: object) -> AbstractAsyncContextManager[str]:
+        raise NotImplementedError
+
+    def register(self, info: WorkerInfo) -> AbstractAsyncContextManager[None]:
+        raise NotImplementedError
+
+    def lose(self, address: str, reason: str) -> None:
+        raise NotImplementedError
+
+    async def reachable(self) -> None:
+        pass
+
+    async def close(self) -> None:
+        pass
+
+
+class ScriptedWorkers(PlaneDouble):
     """A transport and a discovery with scripted workers; records their requests. All answer their first
     probe, except `strangers`, and those that are `answering` later ones, too.
     """
@@ -81,21 +100,12 @@ class ScriptedWorkers:
             yield tuple(msgspec.structs.replace(w, max_batch_size=self.max_batch_size) for w in live)
             await self._joined.wait()
 
-    def serve(self, worker_id: str, answer: object) -> AbstractAsyncContextManager[str]:
-        raise NotImplementedError
-
-    def register(self, info: WorkerInfo) -> AbstractAsyncContextManager[None]:
-        raise NotImplementedError
-
     def lose(self, address: str, reason: str) -> None:
         self.lost.append(address)
 
     async def reachable(self) -> None:
         while self.broker_is_away:
             await asyncio.sleep(0.25)  # as NatsTransport asks
-
-    async def close(self) -> None:
-        pass
 
     @property
     def asked(self) -> list[str]:

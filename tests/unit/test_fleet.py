@@ -4,7 +4,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ def worker(name: str, **changes: object) -> WorkerInfo:
     return scripted.worker(name, **facts | {"kv_transfer": "ucx (cma)"} | changes)
 
 
-class Registry:
+class Registry(scripted.PlaneDouble):
     """A discovery and a transport in which `dead` workers are lost at once, `hung` ones say nothing, and
     `foreign` ones have a certificate of others.
     """
@@ -68,21 +68,6 @@ class Registry:
         if address in self.hung:
             await asyncio.Event().wait()
         yield WorkerStats(num_running=3)
-
-    def serve(self, worker_id: str, answer: object) -> AbstractAsyncContextManager[str]:
-        raise NotImplementedError
-
-    def register(self, info: WorkerInfo) -> AbstractAsyncContextManager[None]:
-        raise NotImplementedError
-
-    def lose(self, address: str, reason: str) -> None:
-        raise NotImplementedError
-
-    async def reachable(self) -> None:
-        pass
-
-    async def close(self) -> None:
-        pass
 
 
 @asynccontextmanager

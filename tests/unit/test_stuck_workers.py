@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -11,11 +11,11 @@ from baton.errors import WorkerLost
 from baton.messages import GenerateRequest, Reply, Request, Role, StatsRequest, WorkerInfo, WorkerStats
 from frontend.routing.fleet import Fleet
 from tests.clock import jumping
-from tests.scripted_workers import answer, hand_off, worker
+from tests.scripted_workers import PlaneDouble, answer, hand_off, worker
 from tests.waiting import until
 
 
-class Engines:
+class Engines(PlaneDouble):
     """A transport and a discovery of these workers. A `hung` engine answers no request; `figure` counts what
     d1 has computed, by the name of `figure_name`; a `silent` worker does not answer at all.
     """
@@ -50,18 +50,6 @@ class Engines:
     async def watch(self) -> AsyncGenerator[tuple[WorkerInfo, ...], None]:
         yield tuple(worker(name) for name in self.names)
         await asyncio.Event().wait()
-
-    def serve(self, worker_id: str, answer: object) -> AbstractAsyncContextManager[str]:
-        raise NotImplementedError
-
-    def register(self, info: WorkerInfo) -> AbstractAsyncContextManager[None]:
-        raise NotImplementedError
-
-    async def reachable(self) -> None:
-        pass
-
-    async def close(self) -> None:
-        pass
 
 
 @asynccontextmanager

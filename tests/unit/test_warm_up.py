@@ -3,16 +3,15 @@
 import asyncio
 import logging
 from collections.abc import AsyncGenerator
-from contextlib import AbstractAsyncContextManager
 
 import msgspec
 import pytest
 
 from baton.errors import HandoffFailed
 from baton.messages import GenerateRequest, KvHandoff, KvLayout, Reply, Request, Role, TokenChunk, WorkerInfo
-from baton.transport import Respond
 from tests.clock import jumping, run_jumping
 from tests.generators import none_abandoned
+from tests.scripted_workers import PlaneDouble
 from workers.warm_up import warm_up_pairs
 
 HANDOFF = KvHandoff(
@@ -67,7 +66,7 @@ class Peer:
             self.num_open -= 1
 
 
-class House:
+class House(PlaneDouble):
     """A discovery that shows `fleet`, and a transport to its peers by name."""
 
     def __init__(self, fleet: list[WorkerInfo], peers: dict[str, Peer]) -> None:
@@ -79,21 +78,6 @@ class House:
 
     def call(self, address: str, request: Request) -> AsyncGenerator[Reply, None]:
         return self._peers[address].answer(request)
-
-    def serve(self, worker_id: str, respond: Respond) -> AbstractAsyncContextManager[str]:
-        raise NotImplementedError
-
-    def register(self, info: WorkerInfo) -> AbstractAsyncContextManager[None]:
-        raise NotImplementedError
-
-    def lose(self, address: str, reason: str) -> None:
-        raise NotImplementedError
-
-    async def reachable(self) -> None:
-        pass
-
-    async def close(self) -> None:
-        pass
 
 
 def warmed(card: WorkerInfo, own: Peer, house: House) -> tuple[str, ...]:
