@@ -3,6 +3,7 @@
 import argparse
 import dataclasses
 import functools
+import importlib.metadata
 import os
 import re
 import types
@@ -73,10 +74,16 @@ def parse(
         allow_abbrev=False,
         formatter_class=_ONE_LINE_EACH,
     )
+    parser.add_argument("--version", action="version", version=version())
     try:
         return _parsed(cls, vars(_with_flags(parser, cls).parse_args(argv)), environ)
     except ValueError as error:
         parser.error(str(error))
+
+
+def version() -> str:
+    """`baton` and the version of its package."""
+    return f"baton {importlib.metadata.version('baton')}"
 
 
 class _OneLineParser(argparse.ArgumentParser):

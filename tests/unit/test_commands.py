@@ -1,5 +1,9 @@
 """`python -m baton NAME`: every tool is found, and its exit status is the command's."""
 
+import importlib.metadata
+import subprocess
+import sys
+
 import pytest
 
 from operations.commands import main
@@ -22,3 +26,10 @@ def test_every_tool_reads_its_own_flags(tool: str, capsys: pytest.CaptureFixture
         main([tool, "--no-such-flag"])
     assert ended.value.code == 2
     assert f"python -m baton {tool}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("module", ["baton", "frontend", "workers"])
+def test_each_process_prints_the_version_of_its_package(module: str) -> None:
+    command = [sys.executable, "-m", module, "--version"]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert printed == f"baton {importlib.metadata.version('baton')}\n"
