@@ -1,18 +1,13 @@
 """Whose a response is: that of the key which asked for it, also of a new key with its name."""
 
-import asyncio
-import sqlite3
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, closing
-from pathlib import Path
+from contextlib import asynccontextmanager
 from typing import Any
 
 from frontend.app import envelope_of
 from frontend.http.guards import Authentication
 from frontend.http.limits import Quotas, line_of, parse_keys
-from frontend.responses.store import ResponseStore
 from tests.scripted_frontend import MODEL, Client, Reply, frontend
-from tests.stored_responses import response, rows
 
 ANSWER = "<|channel|>analysis<|message|>Hm<|end|><|start|>assistant<|channel|>final<|message|>Hello<|return|>"
 KEYS = parse_keys("\n".join(line_of(key.split()[0], key) for key in ("alice 1", "alice 2", "bob 1")))
@@ -101,42 +96,3 @@ async def test_reasoning_is_remembered_under_the_keys_name() -> None:
         without = await num_tokens(BOB, call, result)
         assert await num_tokens(BOB, reasoning, call, result) == without
         assert await num_tokens(NEW_ALICE, reasoning, call, result) > without
-
-
-def test_a_file_of_an_earlier_release_opens_and_that_release_can_still_write_to_it(tmp_path: Path) -> None:
-    path = tmp_path / "responses.sqlite3"
-
-    async def saved(name: str, key_name: str) -> None:
-        store = ResponseStore(str(path))
-        await store.open()
-        await store.save(response(name, key_name=key_name), [f"msg_{name}"])
-        assert await store.load("old") is not None
-        assert (await store.load(name, key_name)) is not None
-        assert (await store.load(name)) is None
-        await store.close()
-
-    asyncio.run(_with_one_response(path))
-    with closing(sqlite3.connect(path)) as db:
-        db.execute("ALTER TABLE responses DROP COLUMN key_name")
-        db.commit()
-    asyncio.run(saved("new", "alice"))
-    asyncio.run(saved("newer", "alice"))
-    with closing(sqlite3.connect(path)) as db:
-        db.execute(
-            "INSERT INTO responses (id, status, is_background, owner, used_s, num_bytes, body, items) "
-            "VALUES ('older', 'completed', 0, '', 0, 0, '', '')"
-        )
-        db.commit()
-    assert rows(path, "SELECT id, key_name FROM responses ORDER BY id") == [
-        ("new", "alice"),
-        ("newer", "alice"),
-        ("old", ""),
-        ("older", ""),
-    ]
-
-
-async def _with_one_response(path: Path) -> None:
-    store = ResponseStore(str(path))
-    await store.open()
-    await store.save(response("old"), [])
-    await store.close()

@@ -16,16 +16,13 @@ from frontend.turn import prepare
 from tests.scripted_frontend import TOKENIZER, Client, ScriptedTokens, frontend
 from tests.waiting import until
 
-END = "<|end|><|start|>assistant"
-ANSWER = f"<|channel|>analysis<|message|>Think.{END}<|channel|>final<|message|>Hello<|return|>"
+ANSWER = (
+    "<|channel|>analysis<|message|>Think.<|end|><|start|>assistant<|channel|>final<|message|>Hello<|return|>"
+)
 
 
 def prompt_of(client: Client) -> str:
     return TOKENIZER.decode(client.tokens.requests[-1].token_ids)
-
-
-def call(name: str, arguments: str) -> str:
-    return f"<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>{arguments}<|call|>"
 
 
 def test_template_arguments_reach_the_prompt() -> None:
@@ -49,20 +46,6 @@ async def test_log_probabilities_are_asked_for_by_either_field(
     (_, message) = (await client.respond(**fields)).json["output"]
     assert client.tokens.requests[0].sampling.logprobs == num_top
     assert bool(message["content"][0]["logprobs"]) is (num_top is not None)
-
-
-@pytest.mark.parametrize("mode", ["auto", "required"])
-async def test_tools_that_are_allowed_need_not_be_called(mode: str) -> None:
-    tools = [{"type": "function", "name": name, "strict": True, "parameters": {}} for name in "fg"]
-    choice = {"type": "allowed_tools", "mode": mode, "tools": [{"type": "function", "name": "f"}]}
-    client = Client(ScriptedTokens(ANSWER))
-    assert (await client.respond(tools=tools, tool_choice=choice)).status == 200
-    guided = client.tokens.requests[0].sampling.guided
-    assert guided is not None
-    headers = [header for form in guided.last for header in form.headers]
-    assert any("to=functions.f" in header for header in headers)
-    assert not any("to=functions.g" in header for header in headers)
-    assert any("to=functions" not in header for header in headers) is (mode == "auto")
 
 
 async def test_a_fault_after_the_history_names_its_place_in_the_body() -> None:

@@ -67,16 +67,6 @@ async def test_a_chain_is_given_from_its_beginning_and_only_whole() -> None:
     await store.close()
 
 
-async def test_a_chain_is_one_keys_from_end_to_end() -> None:
-    store = ResponseStore()
-    await store.save(response("a", key_name="bob"), [])
-    await store.save(response("b", previous_id="a", key_name="alice"), [])
-    await store.save(response("c", previous_id="b", key_name="alice"), [])
-    assert await store.chain("a", "bob") is not None
-    assert await store.chain("c", "alice") is None
-    await store.close()
-
-
 async def test_a_conversation_is_read_back_up_to_a_number_of_responses(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -443,3 +433,28 @@ async def test_frontends_of_one_process_tell_their_own_runs_from_others(tmp_path
     for lock in tmp_path.glob("*.lock"):
         lock.unlink()
     await other.close()  # its lock file is gone
+
+
+async def test_a_file_of_release_0_1_opens_and_that_release_can_still_write_to_it(tmp_path: Path) -> None:
+    path = tmp_path / "responses.sqlite3"
+    store = ResponseStore(str(path))
+    await store.save(response("old"), [])
+    await store.close()
+    with closing(sqlite3.connect(path)) as db:
+        db.execute("ALTER TABLE responses DROP COLUMN key_name")
+        db.commit()
+    for name in ("new", "newer"):
+        store = ResponseStore(str(path))
+        await store.open()
+        await store.save(response(name, key_name="alice"), [])
+        assert await store.load("old") is not None
+        assert await store.load(name) is None
+        await store.close()
+    with closing(sqlite3.connect(path)) as db:
+        db.execute(
+            "INSERT INTO responses (id, status, is_background, owner, used_s, num_bytes, body, items) "
+            "VALUES ('older', 'completed', 0, '', 0, 0, '', '')"
+        )
+        db.commit()
+    keys = [("new", "alice"), ("newer", "alice"), ("old", ""), ("older", "")]
+    assert rows(path, "SELECT id, key_name FROM responses ORDER BY id") == keys

@@ -135,30 +135,6 @@ async def test_with_tool_choice_none_a_call_is_reasoning(stream: bool) -> None:
     assert client.metric("baton_harmony_repairs_total", kind="forbidden_call") == 1
 
 
-UNREAD: dict[str, dict[str, Any]] = {
-    "input[].encrypted_content": {"summary": [], "content": None, "encrypted_content": "gAAA"},
-    "input[].summary": {"summary": [{"type": "summary_text", "text": "I looked."}]},
-    "input[].encrypted_content, input[].summary": {
-        "id": "rs_1", "content": [], "encrypted_content": "gAAA", "status": None,
-        "summary": [{"type": "summary_text", "text": "I looked."}],
-    },
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("unread", UNREAD)
-def test_reasoning_that_cannot_be_read_is_left_out_and_counted(unread: str) -> None:
-    client = Client(ScriptedTokens(ANSWER))
-    items = [{"role": "user", "content": "Hi"}, {"type": "reasoning", **UNREAD[unread]}, CALL, RESULT]
-    reply = asyncio.run(client.respond(items))
-    assert (reply.status, reply.headers["x-baton-ignored"]) == (200, unread)
-    prompt = TOKENIZER.decode(client.tokens.requests[0].token_ids)
-    without = Client(ScriptedTokens(ANSWER))
-    asyncio.run(without.respond([items[0], *items[2:]]))
-    assert prompt == TOKENIZER.decode(without.tokens.requests[0].token_ids)
-    for field in unread.split(", "):
-        assert client.metric("baton_ignored_fields_total", field=field) == 1
-
-
 async def test_sampling_fields_reach_the_worker() -> None:
     client = Client(ScriptedTokens(ANSWER))
     await client.respond(
@@ -252,6 +228,8 @@ def test_what_gpt_oss_cannot_be_given_is_left_out_and_named(
         ({"input": [{"role": "user"}]}, "input[0].content"),
         ({"input": [{"role": "user", "content": [{"type": "input_text"}]}]}, "input[0].content[0].text"),
         ({"input": [RESULT]}, "input[0].call_id"),
+        ({"input": [{"type": "shell_call_output", "call_id": "x", "output": ""}]}, "input[0].call_id"),
+        ({"input": [{"type": "local_shell_call_output", "id": "x", "output": ""}]}, "input[0].id"),
         ({"input": [CALL | {"call_id": 3}]}, "input[0].call_id"),
         ({"input": [{"type": "item_reference", "id": "msg_x"}]}, "input[0].id"),
         ({"input": []}, "input"),

@@ -89,20 +89,6 @@ def test_a_choice_finds_a_function_in_its_namespace(choice: Json, called: str) -
     assert {re.split("[ <]", recipient)[0] for recipient in recipients} == {called}
 
 
-def test_a_call_of_a_namespace_comes_back_as_it_was() -> None:
-    given = {
-        "type": "function_call",
-        "call_id": "c",
-        "name": "close",
-        "namespace": "agents",
-        "arguments": "{}",
-    }
-    result = {"type": "function_call_output", "call_id": "c", "output": "closed"}
-    said = prompt(tools=[AGENTS], input=[HI, given | {"namespace": "agents"}, result])
-    assert "assistant to=agents.close" in said
-    assert "agents.close to=assistant" in said
-
-
 @pytest.mark.parametrize(
     ("body", "given"),
     [
@@ -161,14 +147,6 @@ def test_reasoning_that_is_sent_back_counts_more_than_what_is_remembered() -> No
     read = items_of([sent, sent | {"content": []}, sent | {"content": [], "id": None}])
     texts = [[part.text for part in item.content] for item in read if isinstance(item, ReasoningItem)]
     assert texts == [["Sent."], ["Remembered."], []]
-
-
-def test_a_custom_call_and_its_result_come_back_as_text() -> None:
-    given = {"type": "custom_tool_call", "call_id": "c", "name": "patch", "input": "*** Begin"}
-    result = {"type": "custom_tool_call_output", "call_id": "c", "output": "done"}
-    assert "assistant to=functions.patchcommentary code*** Begin" in prompt(
-        tools=[PATCH], input=[HI, given, result]
-    )
 
 
 def test_tools_among_the_input_are_offered() -> None:
@@ -255,37 +233,34 @@ def test_reasoning_is_given_as_summary_where_that_is_asked_for(summary: str) -> 
     ]
 
 
-def test_a_sealed_thought_opens_again_and_a_changed_one_is_refused() -> None:
-    client = Client(ScriptedTokens(call("functions.close", "{}")))
-    ask: Json = {"tools": [CLOSE], "store": False, "include": ["reasoning.encrypted_content"]}
-    thought, called = respond(client, reasoning={"summary": "auto"}, **ask).json["output"]
-    result = {"type": "function_call_output", "call_id": "unknown here", "output": "ok"}
-    called["call_id"] = "unknown here"  # so that it is not remembered by its call
-    sealed = {"type": "reasoning", "summary": [], "encrypted_content": thought["encrypted_content"]}
-    respond(client, input=[HI, sealed, called, result], **ask)
-    assert "analysisThink." in TOKENIZER.decode(client.tokens.requests[-1].token_ids)
-
-    changed = sealed | {"encrypted_content": thought["encrypted_content"][:-4] + "AAAA"}
-    body = {"model": MODEL, "input": [HI, changed, called, result], **ask}
-    reply = asyncio.run(client.post("/v1/responses", body))
-    assert (reply.status, reply.error["param"]) == (400, "input[1].encrypted_content")
-
-
-def test_a_thought_is_kept_between_a_call_and_its_result_whatever_comes_back() -> None:
-    client = Client(ScriptedTokens(call("functions.close", "{}")))
-    _, called = respond(client, tools=[CLOSE], store=False).json["output"]
-    result = {"type": "function_call_output", "call_id": called["call_id"], "output": "ok"}
-    respond(client, input=[HI, called, result], tools=[CLOSE], store=False)
-    assert "analysisThink." in TOKENIZER.decode(client.tokens.requests[-1].token_ids)
-
-
-def test_frontends_that_share_a_key_open_each_others_thoughts() -> None:
+def test_frontends_that_share_a_key_open_each_others_thoughts_if_unchanged() -> None:
     one, same, other = (Client(ScriptedTokens(call("functions.close", "{}")), key=key) for key in KEYS)
     include: Json = {"include": ["reasoning.encrypted_content"], "tools": [CLOSE]}
-    thought, called = respond(one, **include).json["output"]
+    thought, called = respond(one, reasoning={"summary": "auto"}, **include).json["output"]
     result = {"type": "function_call_output", "call_id": called["call_id"], "output": "ok"}
     sealed = {"type": "reasoning", "summary": [], "encrypted_content": thought["encrypted_content"]}
     for client, is_known in ((same, True), (other, False)):
         reply = respond(client, input=[HI, sealed, called, result], **include)
         assert ("Think." in TOKENIZER.decode(client.tokens.requests[-1].token_ids)) is is_known
         assert ("encrypted_content" in reply.headers.get("x-baton-ignored", "")) is not is_known
+    sealed["encrypted_content"] = thought["encrypted_content"][:-4] + "AAAA"
+    body = {"model": MODEL, "input": [HI, sealed, called, result], **include}
+    refused = asyncio.run(same.post("/v1/responses", body))
+    assert (refused.status, refused.error["param"]) == (400, "input[1].encrypted_content")
+
+
+@pytest.mark.parametrize(
+    ("called", "recipient"),
+    [
+        (
+            {"type": "function_call", "name": "close", "namespace": "agents", "arguments": "{}"},
+            "agents.close",
+        ),
+        ({"type": "custom_tool_call", "name": "patch", "input": "*** Begin"}, "functions.patch"),
+    ],
+)
+def test_a_call_comes_back_as_it_was(called: Json, recipient: str) -> None:
+    result = {"type": f"{called['type']}_output", "call_id": "c", "output": "done"}
+    said = prompt(tools=[AGENTS, PATCH], input=[HI, called | {"call_id": "c"}, result])
+    assert f"assistant to={recipient}" in said
+    assert f"{recipient} to=assistantcommentarydone" in said
