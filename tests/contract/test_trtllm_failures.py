@@ -7,8 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from tensorrt_llm.llmapi.llm import LLM, OldLLM
-from tensorrt_llm.params import OldSamplingParams
+from tensorrt_llm.llmapi.llm import LLM
 from tensorrt_llm.traps import sprung
 
 from baton.errors import EngineFailure, InvalidRequest, WorkerLost
@@ -182,23 +181,6 @@ async def test_stop_tokens_are_ignored_by_any_release(checkpoint: Path) -> None:
         ignoring = ask(stop_token_ids=(first,), ignore_eos=True)
         with sprung(build=OLD):
             assert len(await tokens(engine.decode(ignoring))) == 12
-
-
-@pytest.mark.parametrize(
-    ("asked", "lacks"),
-    [
-        (msgspec.structs.replace(ask(), priority=5), "priority"),
-        (ask(frequency_penalty=0.5), "prompt_ignore_length"),
-    ],
-)
-async def test_what_a_release_lacks_is_named_and_all_else_works(
-    checkpoint: Path, asked: Any, lacks: str
-) -> None:
-    classes = {"llm": OldLLM, "sampling_params": OldSamplingParams}
-    async with started(checkpoint, classes=classes) as engine:
-        with pytest.raises(InvalidRequest, match=f"this build of TensorRT-LLM does not support {lacks}"):
-            await tokens(engine.decode(asked))
-        assert await served(engine)
 
 
 class OtherLLM(LLM):  # type: ignore[misc]  # the double is not typed

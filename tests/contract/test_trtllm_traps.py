@@ -2,7 +2,6 @@
 
 import asyncio
 import dataclasses
-import enum
 import re
 import time
 from contextlib import aclosing
@@ -22,7 +21,7 @@ from tests.engine_calls import next_handoff, tokens
 from tests.tiny_gpt_oss import CONTEXT_LENGTH, write_checkpoint
 from tests.trtllm_engine import KV_TIMEOUT_S, NO_WATCHDOG, ask, executor, new_engine, started
 from tests.waiting import PATIENCE_S, until
-from workers.engines.library.handoff import Handoffs
+from workers.engines.library.handoff import opened, sealed
 from workers.engines.trtllm.library import load_library
 from workers.engines.trtllm.params import generation_params, travelling
 from workers.engines.trtllm.watchdog import Patience, Watchdog
@@ -33,20 +32,16 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_checkpoint(tmp_path_factory.mktemp("tiny"))
 
 
-def handoffs(version: str) -> Handoffs:
-    return Handoffs("TensorRT-LLM", version, worker_id="p", incarnation="1")
-
-
 def lost(handoff: KvHandoff) -> KvHandoff:
     """A handoff whose worker has died."""
-    state = handoffs(tensorrt_llm.__version__).open(handoff, handoff.num_prompt_tokens)
+    state = opened(handoff, "TensorRT-LLM", tensorrt_llm.__version__, handoff.num_prompt_tokens)
     inner = msgspec.msgpack.decode(state.params["opaque_state"], type=KvHandoff)
     state.params["opaque_state"] = msgspec.msgpack.encode(
         msgspec.structs.replace(
             inner, engine_state=re.sub(rb"127\.0\.0\.1", b"127.0.0.9", inner.engine_state)
         )
     )
-    return msgspec.structs.replace(handoff, engine_state=msgspec.msgpack.encode(state))
+    return msgspec.structs.replace(handoff, engine_state=sealed(state))
 
 
 async def test_decode_that_is_given_up_during_its_transfer_is_not_aborted(checkpoint: Path) -> None:
@@ -230,6 +225,7 @@ class NewerParams:
     first_gen_tokens: list[int] | None = None
     first_gen_log_probs: list[Any] | None = None
     first_gen_logits: object = None
+    schedule_style: object = None
     ctx_request_id: int | None = None
     opaque_state: bytes | None = None
     from_the_future: str | None = None
@@ -242,47 +238,19 @@ def test_fields_that_the_receiving_build_lacks_are_left_out() -> None:
         first_gen_tokens=[7],
         first_gen_log_probs=[{7: lib.logprob(-0.5, 1)}],
         first_gen_logits=object(),
+        schedule_style=object(),
         ctx_request_id=3,
         opaque_state=b"\x00\xff",
         from_the_future="x",
     )
-    handoff = handoffs("1").write(ask(4), travelling(params), first_token=7, num_cached_tokens=2, ttl_s=1)
-
-    envelope = handoffs("1").open(handoff, 4)
-    built = generation_params(envelope.params, lib)
-
-    assert envelope.num_cached_tokens == 2
+    travelled = msgspec.msgpack.decode(msgspec.msgpack.encode(travelling(params)))
+    built = generation_params(travelled, lib)
     assert (built.request_type, built.ctx_request_id, built.opaque_state) == (
         "generation_only",
         3,
         b"\x00\xff",
     )
     assert built.first_gen_log_probs == [{7: lib.logprob(-0.5, 1)}]
-    for version, num_tokens, says in (("2", 4, "is 1, of this worker 2"), ("1", 5, "has 4 tokens.* 5")):
-        with pytest.raises(HandoffFailed, match=says):
-            handoffs(version).open(handoff, num_tokens)
-
-
-class Style(enum.Enum):
-    CONTEXT_FIRST = 0
-    GENERATION_FIRST = 1
-
-
-@dataclasses.dataclass(kw_only=True)
-class StyledParams:
-    """DisaggregatedParams of a build that says which side is first."""
-
-    request_type: str | None = None
-    schedule_style: Style | None = None
-
-
-def test_a_schedule_style_is_the_receiving_builds_or_fails_the_handoff() -> None:
-    lib = dataclasses.replace(load_library(), disaggregated_params=StyledParams)
-    fields = travelling(StyledParams(schedule_style=Style.GENERATION_FIRST))
-    assert fields == {"schedule_style": 1}
-    assert generation_params(fields, lib).schedule_style is Style.GENERATION_FIRST
-    with pytest.raises(HandoffFailed, match="refuses the handoff: 7"):
-        generation_params({"schedule_style": 7}, lib)
 
 
 async def test_the_context_of_the_double_is_the_checkpoints(checkpoint: Path) -> None:
@@ -309,7 +277,7 @@ async def test_a_request_error_after_the_first_token_leaves_the_engine_alive(che
         assert len(await tokens(engine.decode(ask()))) == 12
 
 
-@pytest.mark.parametrize(("asked", "told"), [(0, None), (100, 0.0), (-100, 1.0)])
+@pytest.mark.parametrize(("asked", "told"), [(0, 0.5), (100, 0.0), (-100, 1.0)])
 async def test_a_priority_is_converted_to_tensorrt_llms_scale(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch, asked: int, told: float | None
 ) -> None:
@@ -324,3 +292,8 @@ async def test_a_priority_is_converted_to_tensorrt_llms_scale(
         monkeypatch.setattr("tensorrt_llm.LLM.generate_async", spying)
         await tokens(engine.decode(msgspec.structs.replace(ask(), priority=asked)))
     assert seen == [told]
+
+
+def test_a_handoff_that_the_build_refuses_is_a_failed_one() -> None:
+    with pytest.raises(HandoffFailed):
+        generation_params({"first_gen_log_probs": [7]}, load_library())

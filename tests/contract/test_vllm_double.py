@@ -24,7 +24,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from tests.engine_calls import next_handoff
 from tests.tiny_gpt_oss import VOCAB_SIZE, prompt, write_checkpoint
 from tests.vllm_engine import ask, new_engine, started
-from workers.engines.library.handoff import Handoffs
+from workers.engines.library.handoff import opened
 from workers.engines.vllm.adapter import KEEP
 from workers.engines.vllm.library import SECOND_RUNNER, WORKER_PID, load_library
 from workers.flags import DisaggregationMode
@@ -102,7 +102,7 @@ async def test_nixls_books_and_parameters_have_the_recorded_names(checkpoint: Pa
         replies = engine.prefill(ask())
         handoff = await next_handoff(replies)
         await replies.aclose()
-    params = Handoffs("vLLM", FACTS["version"], worker_id="d", incarnation="1").open(handoff, 41).params
+    params = opened(handoff, "vLLM", FACTS["version"], 41).params
     assert set(params) - {"double_handoff"} == set(FACTS["nixl_params"])
     assert set(KEEP) <= set(FACTS["nixl_params"])
     assert set(vars(ConnectorWorker())) == set(FACTS["nixl_worker"])

@@ -247,9 +247,9 @@ REUSES_APART = '{"cache_transceiver_config": {"backend": "UCX"}}'
 @pytest.mark.parametrize(
     ("call", "told"),
     [
-        (call_of(), {"streaming": True, "cache_salt": "baton"}),
-        (call_of(**SENDS), {"streaming": False, "cache_salt": "baton"}),
-        (call_of(salt="own"), {"streaming": True, "cache_salt": "own"}),
+        (call_of(), {"streaming": True, "cache_salt": "baton", "priority": 0.5}),
+        (call_of(**SENDS), {"streaming": False, "cache_salt": "baton", "priority": 0.5}),
+        (call_of(salt="own"), {"streaming": True, "cache_salt": "own", "priority": 0.5}),
         (call_of({"priority": 100}), {"streaming": True, "cache_salt": "baton", "priority": 0.0}),
         (call_of({"priority": -50}), {"streaming": True, "cache_salt": "baton", "priority": 0.75}),
     ],

@@ -138,17 +138,3 @@ def test_a_build_without_a_class_that_is_needed_is_told_in_one_line(monkeypatch:
     monkeypatch.delattr("tensorrt_llm.DisaggregatedParams")
     with pytest.raises(SettingsError, match=r"cannot be imported: .*DisaggregatedParams"):
         load_library()
-
-
-def test_a_build_takes_the_options_of_its_signature_or_any() -> None:
-    class Named:
-        def generate_async(self, inputs: object, priority: float = 0.5) -> None:
-            """Takes one option."""
-
-    class Open:
-        def generate_async(self, inputs: object, **options: object) -> None:
-            """Takes any."""
-
-    lib = load_library()
-    assert [replace(lib, llm=llm).takes("priority") for llm in (Named, Open)] == [True, True]
-    assert [replace(lib, llm=llm).takes("cache_salt") for llm in (Named, Open)] == [False, True]

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from tensorrt_llm import SamplingParams
 
-from baton.errors import InvalidRequest, NotResumable
+from baton.errors import InvalidRequest
 from baton.messages import GenerateRequest, Guided, MessageForm, Sampling
 from workers.engines.library.model_facts import read_model_facts
-from workers.engines.library.requests import check_request, num_left, seed_of_attempt
+from workers.engines.library.requests import num_left, seed_of_attempt
 from workers.engines.library.structural_tag import structural_tag
 from workers.engines.trtllm.library import load_library
 from workers.engines.trtllm.sampling import sampling_params
@@ -114,19 +114,6 @@ def test_logit_bias_is_a_tensor_over_the_vocabulary() -> None:
     assert (float(bias[7]), float(bias.abs().sum())) == (-100.0, 100.0)
 
 
-def test_choices_and_attempts_have_seeds_of_their_own() -> None:
-    seeds = {
-        seed_of_attempt(Sampling(max_tokens=1, seed=s, choice=c), g)
-        for s in (0, -1)
-        for c in (0, 1, 2)
-        for g in (0, 1)
-    }
-
-    assert len(seeds) == 12
-    assert all(0 <= value < 1 << 63 for value in seeds)
-    assert seed_of_attempt(Sampling(max_tokens=1, seed=42), 0) == 42
-
-
 def test_a_form_becomes_a_structural_tag() -> None:
     form = Guided(last=(MessageForm(headers=("<|channel|>final<|message|>",), end="<|return|>"),))
 
@@ -135,53 +122,20 @@ def test_a_form_becomes_a_structural_tag() -> None:
     assert tag == structural_tag(form, FACTS.control_ids)
 
 
-@pytest.mark.parametrize(
-    ("request_", "says"),
-    [
-        (ask(0), "prompt is empty"),
-        (ask(100), "100 tokens; with a context length of 100"),
-        (ask(5, num_generated=5), "5 of 5 tokens cannot be generated"),
-        (ask(12, num_generated=10), "10 tokens were already generated"),
-        (ask(stop_token_ids=(5000,)), "5000 is not in the model's vocabulary"),
-        (ask(logit_bias={-1: 1.0}), "-1 is not in the model's vocabulary"),
-        (ask(logprobs=-1), "must not be negative"),
-    ],
-)
-def test_what_would_break_the_engine_is_refused(request_: GenerateRequest, says: str) -> None:
-    with pytest.raises(InvalidRequest, match=says):
-        check_request(request_, FACTS, CONTEXT_LENGTH)
-
-
-def test_an_answer_with_a_form_is_not_resumed() -> None:
-    form = Guided(last=(MessageForm(headers=("<|channel|>final<|message|>",), end="<|return|>"),))
-
-    with pytest.raises(NotResumable):
-        check_request(ask(9, num_generated=4, guided=form), FACTS, CONTEXT_LENGTH)
-
-
-def test_what_the_build_lacks_is_refused_by_name() -> None:
-    with pytest.raises(InvalidRequest, match="top_p"):
-        params(ask(top_p=1.5, temperature=1.0))
-    lib = dataclasses.replace(
-        load_library(), sampling_params=dataclasses.make_dataclass("Old", [("max_tokens", int)])
-    )
-    with pytest.raises(InvalidRequest, match="does not support detokenize") as refused:
-        sampling_params(ask(), lib, FACTS, max_tokens=1)
-    assert refused.value.param == "detokenize"
-
-
 def test_the_prompts_logprobs_are_refused_by_the_clients_field() -> None:
     with pytest.raises(InvalidRequest) as refused:
         params(ask(prompt_logprobs=0, max_tokens=1))
     assert refused.value.param == "echo"
 
 
-def test_what_the_build_has_not_implemented_is_the_clients_fault() -> None:
+def test_sampling_that_a_release_refuses_or_lacks_is_the_clients_fault() -> None:
     @dataclasses.dataclass
     class Unfinished(SamplingParams):  # type: ignore[misc]  # the double is not typed
         def __post_init__(self) -> None:
             raise NotImplementedError("no beams")
 
-    lib = dataclasses.replace(load_library(), sampling_params=Unfinished)
-    with pytest.raises(InvalidRequest, match="refuses the sampling: no beams"):
-        sampling_params(ask(), lib, FACTS, max_tokens=1)
+    lib, older = load_library(), dataclasses.make_dataclass("Old", [("max_tokens", int)])
+    for cls in (Unfinished, older, lib.sampling_params):
+        build = dataclasses.replace(lib, sampling_params=cls)
+        with pytest.raises(InvalidRequest):
+            sampling_params(ask(top_p=1.5), build, FACTS, max_tokens=1)

@@ -4,6 +4,7 @@ import dataclasses
 import importlib.util
 from collections.abc import Callable, Set
 from pathlib import Path
+from typing import NamedTuple
 
 from baton.flags import Parsed
 from workers.engines.embedded.settings import EmbeddedSettings
@@ -28,8 +29,7 @@ quantization scheduling_policy structured_outputs_config tensor_parallel_size
 CHOSEN = "chosen"  # the source of an engine that was not given
 
 
-@dataclasses.dataclass(frozen=True)
-class _Candidate:
+class _Candidate(NamedTuple):
     label: str
     package: str
     keys: Set[str]
@@ -44,12 +44,7 @@ _CANDIDATES: dict[EngineName, _Candidate] = {
         RENAMED.keys() | set(_TRTLLM_KEYS.split()),
         "run this in the worker image (deploy/README.md)",
     ),
-    "vllm": _Candidate(
-        "vLLM",
-        "vllm",
-        set(_VLLM_KEYS.split()),
-        "pip install '.[vllm]'",
-    ),
+    "vllm": _Candidate("vLLM", "vllm", set(_VLLM_KEYS.split()), "pip install '.[vllm]'"),
     "embedded": _Candidate(
         "the embedded engine",
         "transformers",

@@ -144,7 +144,6 @@ def _check_disaggregated(self: Any) -> None:
 _SAMPLING: dict[str, Any] = {"__post_init__": _check_sampling, "greedy": property(_greedy)}
 SamplingParams = dataclass_of("SamplingParams", **_SAMPLING)
 # 1.2's, which cannot tell prompt and answer apart in its penalties.
-OldSamplingParams = dataclass_of("SamplingParams", without="prompt_ignore_length", **_SAMPLING)
 GuidedDecodingParams = dataclass_of("GuidedDecodingParams", __post_init__=_check_guided)
 SchedulingParams = dataclass_of("SchedulingParams")
 DisaggregatedParams = dataclass_of("DisaggregatedParams", __post_init__=_check_disaggregated)

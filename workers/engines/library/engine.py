@@ -22,7 +22,7 @@ from baton.errors import (
 from baton.messages import NO_TOKEN, GenerateRequest, KvHandoff, TokenChunk, WorkerStats
 from workers.engine import EngineInfo
 from workers.engines.library.adapter import Adapter, Call
-from workers.engines.library.handoff import Handoffs
+from workers.engines.library.handoff import Envelope, opened, sealed
 from workers.engines.library.model_facts import ModelFacts
 from workers.engines.library.requests import check_request, num_left
 from workers.engines.prefixes import HeldPrefixes
@@ -48,9 +48,7 @@ class LibraryEngine:
         self._model = model
         self._info = EngineInfo(name="", version=adapter.version, context_length=0)
         self._keep_s = 0.0
-        self._handoffs = Handoffs(
-            adapter.label, adapter.version, worker_id=worker_id, incarnation=incarnation
-        )
+        self._identity = worker_id, incarnation
         self._held = HeldPrefixes(_HELD_BLOCK, 0)
         self._calls: set[Call] = set()
         self._counts: Counter[str] = Counter()
@@ -103,7 +101,8 @@ class LibraryEngine:
         self._check(request, moves_kv=request.handoff is not None)
         kept: dict[str, Any] = {}
         if request.handoff is not None:
-            envelope = self._handoffs.open(request.handoff, len(request.token_ids))
+            label, version = self.adapter.label, self.adapter.version
+            envelope = opened(request.handoff, label, version, len(request.token_ids))
             kept = {"transfer": envelope.params, "num_cached_tokens": envelope.num_cached_tokens}
         max_tokens = num_left(request, self._info.context_length)
         async with self._opened(request, max_tokens=max_tokens, **kept) as call:
@@ -245,12 +244,19 @@ class LibraryEngine:
             raise HandoffFailed(f"{self.adapter.label} kept no KV for an unfinished answer")
         self._counts["num_handoffs"] += 1
         left_s = call.deadline - asyncio.get_running_loop().time()
-        return self._handoffs.write(
-            call.request,
-            call.kept.params,
-            first_token=first.token_ids[0] if first.token_ids else NO_TOKEN,  # decode yields it, too
+        envelope = Envelope(
+            engine=self.adapter.label,
+            version=self.adapter.version,
             num_cached_tokens=call.num_cached_tokens or 0,
+            params=call.kept.params,
+        )
+        return KvHandoff(
+            worker_id=self._identity[0],
+            incarnation=self._identity[1],
+            first_token=first.token_ids[0] if first.token_ids else NO_TOKEN,  # decode yields it, too
+            num_prompt_tokens=len(call.request.token_ids),
             ttl_s=max(0.0, min(self._keep_s, left_s)),
+            engine_state=sealed(envelope),
             first_chunk=replace(first, finish_reason=None) if call.kept.is_continued else None,
         )
 

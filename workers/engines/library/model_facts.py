@@ -1,7 +1,7 @@
 """Facts from a gpt-oss checkpoint's files: context length, vocabulary, KV shape."""
 
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -21,14 +21,6 @@ class _Config(msgspec.Struct, frozen=True):
     torch_dtype: str | None = None
 
 
-class _Generation(msgspec.Struct, frozen=True):
-    eos_token_id: int | list[int] | None = None
-
-
-class _Quantization(msgspec.Struct, frozen=True):
-    kv_cache_quant_algo: str | None = None
-
-
 class _AddedToken(msgspec.Struct, frozen=True):
     id: int
     content: str
@@ -37,10 +29,6 @@ class _AddedToken(msgspec.Struct, frozen=True):
 
 class _Tokenizer(msgspec.Struct, frozen=True):
     added_tokens: list[_AddedToken] = []
-
-
-class _HfQuantConfig(msgspec.Struct, frozen=True):
-    quantization: _Quantization = _Quantization()
 
 
 class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,18 +52,21 @@ def read_model_facts(model_path: Path) -> ModelFacts:
     Raises OSError or ValueError naming the file.
     """
     config = _decode(model_path / "config.json", _Config)
-    generation = _decode(model_path / "generation_config.json", _Generation, _Generation())
-    quantized = _decode(model_path / "hf_quant_config.json", _HfQuantConfig, _HfQuantConfig())
+    generation = _decode(model_path / "generation_config.json", dict[str, Any], {})
+    quantized = _decode(model_path / "hf_quant_config.json", dict[str, Any], {})
     tokenizer = _decode(model_path / "tokenizer.json", _Tokenizer, _Tokenizer())
     return ModelFacts(
         vocab_size=config.vocab_size,
         context_length=config.max_position_embeddings,
-        eos_token_id=_first(generation.eos_token_id, config.eos_token_id),
+        eos_token_id=_first(generation.get("eos_token_id"), config.eos_token_id),
         num_layers=config.num_hidden_layers,
         num_kv_heads=config.num_key_value_heads,
         head_dim=config.head_dim,
-        kv_dtype=(
-            quantized.quantization.kv_cache_quant_algo or config.dtype or config.torch_dtype or "bfloat16"
+        kv_dtype=str(
+            quantized.get("quantization", {}).get("kv_cache_quant_algo")
+            or config.dtype
+            or config.torch_dtype
+            or "bfloat16"
         ).lower(),
         control_ids={token.content: token.id for token in tokenizer.added_tokens if token.special},
     )

@@ -1,5 +1,6 @@
-"""Request checks shared by the third-party engines."""
+"""What libraries need besides a request: checks, lengths, seeds; and log probabilities in Baton's form."""
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -41,7 +42,8 @@ def check_request(request: GenerateRequest, facts: ModelFacts, context_length: i
         raise InvalidRequest("choice and logprobs must not be negative")
     if asked.prompt_logprobs is not None and asked.max_tokens > 1:
         raise InvalidRequest("prompt_logprobs are given with an answer of one token", param="max_tokens")
-    for token_id in (*request.token_ids, *asked.logit_bias, *asked.stop_token_ids):
+    token_ids = (*request.token_ids, *asked.logit_bias, *asked.stop_token_ids)
+    for token_id in (min(token_ids), max(token_ids)):
         if not 0 <= token_id < facts.vocab_size:
             raise InvalidRequest(
                 f"token id {token_id} is not in the model's vocabulary of {facts.vocab_size}"
@@ -66,11 +68,11 @@ _NO_LOGPROB = -9999.0
 
 
 def token_logprobs(
-    token_ids: Sequence[int], told: Sequence[dict[int, Any]] | None, num_top: int
+    token_ids: Sequence[int], reported: Sequence[dict[int, Any]] | None, num_top: int
 ) -> tuple[TokenLogprob, ...]:
     """One entry per token, with its `num_top` likeliest; the last tokens may be unreported."""
-    all_told = [*(told or ()), *[{}] * (len(token_ids) - len(told or ()))]
-    return tuple(_entry(i, entries, num_top) for i, entries in zip(token_ids, all_told, strict=True))
+    each = itertools.chain(reported or (), itertools.repeat({}))
+    return tuple(_entry(token_id, next(each), num_top) for token_id in token_ids)
 
 
 def _entry(token_id: int, entries: dict[int, Any], num_top: int) -> TokenLogprob:

@@ -22,7 +22,7 @@ from workers.engines.library.model_facts import ModelFacts
 from workers.engines.library.requests import token_logprobs
 from workers.engines.library.settings import QUEUE_SIZE, explained
 from workers.engines.loading import dying_at_once
-from workers.engines.trtllm.library import Completion, Library, Result, fatal_error, kv_capacity
+from workers.engines.trtllm.library import Library, fatal_error, kv_capacity
 from workers.engines.trtllm.params import generation_params, new_handoff_id, travelling
 from workers.engines.trtllm.sampling import sampling_params
 from workers.engines.trtllm.settings import BACKEND, BUFFER, MANAGER_V2, RUNTIME, TIMEOUT, manager
@@ -111,7 +111,8 @@ class TrtllmAdapter:
                 sampling,
                 streaming=not call.hands_over,
                 disaggregated_params=params,
-                **{**self._options, **self._priority(call.request.priority), **salt},
+                priority=0.5 - call.request.priority / 200,  # from 0 to 1, higher is sooner
+                **{**self._options, **salt},
             )
         except (ValueError, NotImplementedError, self.lib.request_error) as error:
             kind = HandoffFailed if call.transfer is not None else InvalidRequest
@@ -239,19 +240,11 @@ class TrtllmAdapter:
             max_queue_size=values[QUEUE_SIZE],
         )
 
-    def _priority(self, priority: int) -> dict[str, float]:
-        """TensorRT-LLM's priority: from 0 to 1, higher is sooner, 0.5 is the default."""
-        if not priority:
-            return {}
-        if not self.lib.takes("priority"):
-            raise InvalidRequest("this build of TensorRT-LLM does not support priority", param="priority")
-        return {"priority": 0.5 - priority / 200}
-
 
 class TrtllmAnswer:
     """See `Answer`. TensorRT-LLM's `result` is the same object at every step, its outputs are cumulative."""
 
-    def __init__(self, adapter: TrtllmAdapter, call: Call, result: Result) -> None:
+    def __init__(self, adapter: TrtllmAdapter, call: Call, result: Any) -> None:
         self._adapter = adapter
         self._call = call
         self._result = result
@@ -299,7 +292,7 @@ class TrtllmAnswer:
         # A handed-over prompt: the transfer may start with its only response, and its end is not reported.
         self._is_over = is_last or self._call.hands_over
 
-    def _chunk(self, output: Completion) -> TokenChunk:
+    def _chunk(self, output: Any) -> TokenChunk:
         """The tokens since the last step. Raises the error of a failed finish reason."""
         reason = _finish_reason(output)
         if reason == "length" and self._ends_with_stop_token(output):
@@ -314,7 +307,7 @@ class TrtllmAnswer:
             logprobs = token_logprobs(token_ids, reported, num_top)
         return self._call.chunk(token_ids, reason, self._result.cached_tokens, logprobs)
 
-    def _ends_with_stop_token(self, output: Completion) -> bool:
+    def _ends_with_stop_token(self, output: Any) -> bool:
         """Whether a stop token ended the answer. TensorRT-LLM checks max_tokens before stop tokens other than
         `end_id`: prefill, whose max_tokens is 1, reports `length`.
         """
@@ -323,7 +316,7 @@ class TrtllmAnswer:
         is_heeded = not asked.ignore_eos and num_tokens > asked.min_tokens
         return is_heeded and bool(output.token_ids) and output.token_ids[-1] in asked.stop_token_ids
 
-    def _with_stop_token(self, token_ids: list[int], output: Completion) -> list[int]:
+    def _with_stop_token(self, token_ids: list[int], output: Any) -> list[int]:
         """Add the stop token that ended the answer if this build omits it from the ids."""
         stops = self._call.request.sampling.stop_token_ids
         if not stops or (output.token_ids and output.token_ids[-1] in stops):
@@ -331,12 +324,14 @@ class TrtllmAnswer:
         return [*token_ids, output.stop_reason if isinstance(output.stop_reason, int) else stops[0]]
 
 
-def _finish_reason(output: Completion) -> FinishReason | None:
+def _finish_reason(output: Any) -> FinishReason | None:
     match output.finish_reason:
         case None | "not_finished":
             return None
-        case "stop" | "length" as reason:
-            return reason
+        case "stop":
+            return "stop"
+        case "length":
+            return "length"
         case "timeout":
             raise DeadlineExceeded
         case other:

@@ -2,10 +2,9 @@
 
 import dataclasses
 import importlib
-import inspect
 import logging
 import re
-from typing import Any, Protocol
+from typing import Any
 
 from workers.flags import DisaggregationMode
 from workers.settings_text import SettingsError
@@ -14,30 +13,6 @@ NEWEST = (1, 4)
 OLDEST = (1, 3)  # 1.2 ignores `ignore_eos`, loses logprobs of a handoff, and its context ranks may die
 
 log = logging.getLogger(__name__)
-
-
-class Completion(Protocol):
-    """TensorRT-LLM's CompletionOutput: one answer so far. `token_ids` and `logprobs` are cumulative."""
-
-    token_ids: list[int]
-    logprobs: list[dict[int, Any]] | None
-    finish_reason: str | None
-    stop_reason: int | str | None
-    disaggregated_params: Any
-
-
-class Result(Protocol):
-    """TensorRT-LLM's RequestOutput: the same object at every step of the iteration; it has no `aclose`."""
-
-    request_id: int
-    outputs: list[Completion]
-    cached_tokens: int
-
-    def abort(self) -> None:
-        """Fire and forget."""
-        ...
-
-    async def __anext__(self) -> "Result": ...
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -52,11 +27,6 @@ class Library:
     guided_decoding_params: Any
     logprob: Any
     request_error: type[Exception]
-
-    def takes(self, option: str) -> bool:
-        """Whether `generate_async` accepts this keyword."""
-        parameters = inspect.signature(self.llm.generate_async).parameters
-        return option in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
 
 
 def load_library(mode: DisaggregationMode = "agg") -> Library:

@@ -1,7 +1,5 @@
 """Converts a request's Sampling to TensorRT-LLM's SamplingParams."""
 
-import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 from baton.errors import InvalidRequest
@@ -48,7 +46,10 @@ def sampling_params(request: GenerateRequest, lib: Library, facts: ModelFacts, *
     if asked.guided is not None:
         tag = structural_tag(asked.guided, facts.control_ids)
         params["guided_decoding"] = lib.guided_decoding_params(structural_tag=tag)
-    return _built(lib.sampling_params, params)
+    try:
+        return lib.sampling_params(**params)
+    except (ValueError, TypeError, NotImplementedError) as error:  # TypeError: this build lacks a parameter
+        raise InvalidRequest(f"TensorRT-LLM refuses the sampling: {error}") from error
 
 
 def _choosing(asked: Sampling) -> dict[str, object]:
@@ -72,15 +73,3 @@ def _penalties(request: GenerateRequest) -> dict[str, object]:
         # Else the prompt would be penalised, too.
         params["prompt_ignore_length"] = len(request.token_ids) - request.num_generated
     return params
-
-
-def _built(cls: Callable[..., Any], params: dict[str, object]) -> Any:
-    lacking = sorted(set(params) - {field.name for field in dataclasses.fields(cls)})  # type: ignore[arg-type]  # it is one
-    if lacking:
-        raise InvalidRequest(
-            f"this build of TensorRT-LLM does not support {', '.join(lacking)}", param=lacking[0]
-        )
-    try:
-        return cls(**params)
-    except (ValueError, NotImplementedError) as error:
-        raise InvalidRequest(f"TensorRT-LLM refuses the sampling: {error}") from error

@@ -15,7 +15,7 @@ from workers.engines.library.model_facts import ModelFacts
 from workers.engines.library.requests import token_logprobs
 from workers.engines.library.settings import QUEUE_SIZE
 from workers.engines.loading import dying_at_once
-from workers.engines.vllm.library import SECOND_RUNNER, Completion, Library, Result
+from workers.engines.vllm.library import SECOND_RUNNER, Library
 from workers.engines.vllm.patches import CONNECTOR, NUM_TOKENS, RELEASE, is_on
 from workers.engines.vllm.patches.kernels import WARM_UP_LOGPROBS, warm_up_lengths
 from workers.engines.vllm.sampling import is_continued_exactly, sampling_params
@@ -200,10 +200,12 @@ class VllmAdapter:
 
 
 class VllmAnswer:
-    """See `Answer`. `request_id` is the one given to vLLM."""
+    """See `Answer`. `request_id` is the one given to vLLM. Results have the tokens since the last one, the
+    first `prompt_logprobs`, whose first entry is None, the last of a kept prompt `kv_transfer_params`.
+    """
 
     def __init__(
-        self, adapter: VllmAdapter, call: Call, results: AsyncGenerator[Result, None], request_id: str
+        self, adapter: VllmAdapter, call: Call, results: AsyncGenerator[Any, None], request_id: str
     ) -> None:
         self._adapter = adapter
         self._call = call
@@ -250,12 +252,14 @@ class VllmAnswer:
         await self._results.aclose()
         return True
 
-    def _finish_reason(self, output: Completion) -> FinishReason | None:
+    def _finish_reason(self, output: Any) -> FinishReason | None:
         match output.finish_reason:
             case None:
                 return None
-            case "stop" | "length" as reason:
-                return reason
+            case "stop":
+                return "stop"
+            case "length":
+                return "length"
             case "error" if self._call.transfer is not None and not self._call.num_new_tokens:
                 raise HandoffFailed("the KV did not arrive: its source is gone or has dropped it")
             case "abort":  # Baton does not read what it aborts: a signal told the engine to end

@@ -6,8 +6,7 @@ import logging
 import os
 import random
 import socket
-from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from workers.engines.vllm.patches import NAMES, TRIED, WITHOUT, release_of, turned_off
 from workers.flags import DisaggregationMode
@@ -17,24 +16,6 @@ WORKER_PID = "BATON_WORKER_PID"
 SIDE_CHANNEL_PORT = "VLLM_NIXL_SIDE_CHANNEL_PORT"
 SECOND_RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
 log = logging.getLogger(__name__)
-
-
-class Completion(Protocol):
-    """vLLM's CompletionOutput with RequestOutputKind.DELTA: the tokens since the last one."""
-
-    token_ids: Sequence[int]
-    logprobs: Sequence[dict[int, Any]] | None
-    finish_reason: str | None
-
-
-class Result(Protocol):
-    """vLLM's RequestOutput. `kv_transfer_params` are in the last one of a prompt that is handed over,
-    `prompt_logprobs`, whose first entry is None, in the first one."""
-
-    outputs: list[Completion]
-    prompt_logprobs: Sequence[dict[int, Any] | None] | None
-    num_cached_tokens: int | None
-    kv_transfer_params: dict[str, Any] | None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,7 @@
 from typing import Any
 
 from baton.errors import InvalidRequest
-from baton.messages import GenerateRequest, Guided, Sampling
+from baton.messages import GenerateRequest, Sampling
 from workers.engines.library.model_facts import ModelFacts
 from workers.engines.library.requests import seed_of_attempt
 from workers.engines.library.structural_tag import structural_tag
@@ -48,8 +48,13 @@ def sampling_params(
     if transfer is not None:
         params["extra_args"] = {"kv_transfer_params": transfer}
     if asked.guided is not None:
-        params |= _guided(asked.guided, lib, facts)
-    return _built(lib, params)
+        tag = structural_tag(asked.guided, facts.control_ids)
+        # `min_tokens` would forbid the end even where the form allows nothing else.
+        params |= {"structured_outputs": lib.structured_outputs(structural_tag=tag), "min_tokens": 0}
+    try:
+        return lib.sampling_params(**params)
+    except (ValueError, TypeError) as error:
+        raise InvalidRequest(f"vLLM refuses the sampling: {error}") from error
 
 
 def is_continued_exactly(asked: Sampling, *, is_positional: bool) -> bool:
@@ -59,16 +64,3 @@ def is_continued_exactly(asked: Sampling, *, is_positional: bool) -> bool:
     is_counted = asked.guided is not None or asked.frequency_penalty or asked.presence_penalty
     is_drawn_anew = asked.is_seeded and asked.temperature and not is_positional
     return not is_counted and asked.prompt_logprobs is None and not is_drawn_anew
-
-
-def _guided(form: Guided, lib: Library, facts: ModelFacts) -> dict[str, Any]:
-    tag = structural_tag(form, facts.control_ids)
-    # `min_tokens` would forbid the end even where the form allows nothing else.
-    return {"structured_outputs": lib.structured_outputs(structural_tag=tag), "min_tokens": 0}
-
-
-def _built(lib: Library, params: dict[str, Any]) -> Any:
-    try:
-        return lib.sampling_params(**params)
-    except (ValueError, TypeError) as error:
-        raise InvalidRequest(f"vLLM refuses the sampling: {error}") from error

@@ -131,33 +131,6 @@ class LLM:
             self._executor.die("a rank died: a request shares its blocks with a dummy request")
 
 
-class OldLLM(LLM):
-    """Release 1.2, without priorities and conversations."""
-
-    def generate_async(  # type: ignore[override]  # noqa: PLR0917  as TensorRT-LLM had it
-        self,
-        inputs: Any,
-        sampling_params: Any = None,
-        lora_request: Any = None,
-        prompt_adapter_request: Any = None,
-        streaming: bool = False,
-        kv_cache_retention_config: Any = None,
-        disaggregated_params: Any = None,
-        trace_headers: Any = None,
-        _postproc_params: Any = None,
-        scheduling_params: Any = None,
-        cache_salt: str | None = None,
-    ) -> RequestOutput:
-        """See LLM."""
-        return super().generate_async(
-            inputs,
-            sampling_params,
-            streaming=streaming,
-            disaggregated_params=disaggregated_params,
-            cache_salt=cache_salt,
-        )
-
-
 def _check_transceiver(args: Any) -> None:
     """Configuration errors that surface only when the executor is created."""
     config = args.cache_transceiver_config
