@@ -9,6 +9,11 @@ from workers.engines.library.requests import seed_of_attempt
 from workers.engines.library.structural_tag import structural_tag
 from workers.engines.vllm.library import Library
 
+_SAME = (
+    "temperature", "top_p", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty",
+    "logprobs", "prompt_logprobs",
+)  # fmt: skip
+
 
 def sampling_params(
     request: GenerateRequest,
@@ -25,20 +30,12 @@ def sampling_params(
     penalties ignore the existing tokens. `is_positional`: what a seed draws depends on a token's place.
     """
     asked = request.sampling
-    params: dict[str, Any] = {
+    params = {name: getattr(asked, name) for name in _SAME} | {
         "max_tokens": max_tokens,
         "min_tokens": min(max_tokens, max(0, asked.min_tokens - request.num_generated)),
         "seed": seed_of_attempt(asked, 0 if is_positional else request.num_generated),
-        "temperature": asked.temperature,
-        "top_p": asked.top_p,
         "top_k": max(0, asked.top_k),
-        "min_p": asked.min_p,
-        "frequency_penalty": asked.frequency_penalty,
-        "presence_penalty": asked.presence_penalty,
-        "repetition_penalty": asked.repetition_penalty,
         "logit_bias": asked.logit_bias or None,
-        "logprobs": asked.logprobs,
-        "prompt_logprobs": asked.prompt_logprobs,
         # Only the request's stop tokens end it; vLLM's own end token is the model's.
         "ignore_eos": True,
         "stop_token_ids": [] if asked.ignore_eos else list(asked.stop_token_ids),
