@@ -100,14 +100,10 @@ def test_a_token_below_zero_breaks_the_link() -> None:
 async def test_any_signals_leave_in_order_in_frames_below_the_limit(sizes: list[int], limit: int) -> None:
     replies: list[Signal] = [Next(i, TokenChunk(token_ids=(9,) * size)) for i, size in enumerate(sizes)]
     wire, refused = Sent(limit), list[Signal]()
-
-    async def scenario() -> None:
-        writer = FrameWriter(wire, lambda signal, _: refused.append(signal))
-        for reply in replies:
-            writer.put(reply)
-        await asyncio.sleep(0)  # frames are sealed once a turn
-
-    await scenario()
+    writer = FrameWriter(wire, lambda signal, _: refused.append(signal))
+    for reply in replies:
+        writer.put(reply)
+    await asyncio.sleep(0)  # frames are sealed once a turn
     opened = [frames.FROM_WORKER.decode(each) for each in wire.frames]
     assert [number for number, _ in opened] == list(range(len(opened)))
     assert all(len(each) <= limit for each in wire.frames)
@@ -118,28 +114,22 @@ async def test_any_signals_leave_in_order_in_frames_below_the_limit(sizes: list[
 
 
 async def test_the_hello_leaves_alone_as_strangers_may_not_send_more() -> None:
-    async def scenario() -> list[bytes]:
-        wire = Sent()
-        writer = FrameWriter(wire, lambda signal, _: pytest.fail(str(signal)))
-        for signal in (Hello(frames.VERSION, "w"), Beat(), Beat()):
-            writer.put(signal)
-        await asyncio.sleep(0)  # frames are sealed once a turn
-        return wire.frames
-
-    assert await scenario() == [frame(0, Hello(frames.VERSION, "w")), frame(1, Beat(), Beat())]
+    wire = Sent()
+    writer = FrameWriter(wire, lambda signal, _: pytest.fail(str(signal)))
+    for signal in (Hello(frames.VERSION, "w"), Beat(), Beat()):
+        writer.put(signal)
+    await asyncio.sleep(0)  # frames are sealed once a turn
+    assert wire.frames == [frame(0, Hello(frames.VERSION, "w")), frame(1, Beat(), Beat())]
 
 
 async def test_a_frame_of_the_limit_is_sent_and_nothing_after_the_goodbye() -> None:
-    async def scenario() -> list[bytes]:
-        wire = Sent(len(frame(0, End(1))))
-        writer = FrameWriter(wire, lambda signal, _: pytest.fail(str(signal)))
-        writer.put(End(1))
-        await asyncio.sleep(0)  # frames are sealed once a turn
-        wire.max_frame_bytes = frames.MAX_FRAME_BYTES
-        writer.put(End(2))
-        writer.close(Goodbye("enough"))
-        writer.put(End(3))
-        await asyncio.sleep(0)
-        return wire.frames
-
-    assert await scenario() == [frame(0, End(1)), frame(1, End(2), Goodbye("enough"))]
+    wire = Sent(len(frame(0, End(1))))
+    writer = FrameWriter(wire, lambda signal, _: pytest.fail(str(signal)))
+    writer.put(End(1))
+    await asyncio.sleep(0)  # frames are sealed once a turn
+    wire.max_frame_bytes = frames.MAX_FRAME_BYTES
+    writer.put(End(2))
+    writer.close(Goodbye("enough"))
+    writer.put(End(3))
+    await asyncio.sleep(0)
+    assert wire.frames == [frame(0, End(1)), frame(1, End(2), Goodbye("enough"))]

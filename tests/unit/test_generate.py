@@ -306,13 +306,9 @@ async def test_what_it_lacks_more_is_prefilled_and_handed_to_the_same_worker(
 ) -> None:
     decodes = {name: lacking(51, is_busy=is_busy) for name in ("d1", "d2", "d3")}
     fleet = ScriptedWorkers(p1=hand_off, **decodes)
-
-    async def main() -> None:
-        async with generator_over(fleet, local_prefill_tokens=50) as generator:
-            for _ in range(2):
-                assert [i async for c in generator.generate(request()) for i in c.token_ids] == WHOLE
-
-    await main()
+    async with generator_over(fleet, local_prefill_tokens=50) as generator:
+        for _ in range(2):
+            assert [i async for c in generator.generate(request()) for i in c.token_ids] == WHOLE
     assert fleet.asked == ["d1", "p1", "d1", "d2", "p1", "d2"]
     assert [call.handoff is not None for _, call in fleet.calls] == [False, False, True] * 2
     assert prefills(fleet) == {("prefill", reason): 2}

@@ -45,12 +45,8 @@ async def test_an_answer_is_made_again_and_goes_on_where_the_client_is(
     lost = failing(WorkerLost("gone"), after=num_before)
     fleet = ScriptedWorkers(d1=lost, d2=from_the_beginning(*steps))
     chunks: list[TokenChunk] = []
-
-    async def main() -> None:
-        async with generator_over(fleet) as generator:
-            chunks.extend([chunk async for chunk in generator.generate(request())])
-
-    await main()
+    async with generator_over(fleet) as generator:
+        chunks.extend([chunk async for chunk in generator.generate(request())])
     assert [token_id for chunk in chunks for token_id in chunk.token_ids] == WHOLE
     assert all(chunk.token_ids for chunk in chunks)
     assert (chunks[-1].finish_reason, chunks[-1].usage) == ("stop", Usage(2, 0, 4))

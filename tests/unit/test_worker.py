@@ -248,14 +248,11 @@ def test_an_engine_that_does_not_start_is_an_error_not_a_traceback(
 
 
 async def test_an_asked_shutdown_drains_and_ends_well(tmp_path: Path) -> None:
-    async def main() -> int:
-        chosen, shutdown = settings(tmp_path), Shutdown()
-        running = asyncio.create_task(run_worker(chosen, ScriptedEngine(), new_identity(chosen), shutdown))
-        await waiting.until(lambda: list((tmp_path / "registry").glob("*.json")))
-        shutdown.ask()
-        return await running
-
-    assert await main() == 0
+    chosen, shutdown = settings(tmp_path), Shutdown()
+    running = asyncio.create_task(run_worker(chosen, ScriptedEngine(), new_identity(chosen), shutdown))
+    await waiting.until(lambda: list((tmp_path / "registry").glob("*.json")))
+    shutdown.ask()
+    assert (await running) == 0
 
 
 async def test_what_runs_when_a_shutdown_is_asked_for_ends_well(tmp_path: Path) -> None:
