@@ -16,7 +16,8 @@ from baton.messages import Sampling
 from frontend.text.tokenizer import ModelTokenizer
 from frontend.turn.request import AnswerFormat, guided
 from workers.engines.embedded.grammar import Grammars, Matcher
-from workers.engines.embedded.sampling import Draw, sample
+from workers.engines.embedded.sampling import sample
+from workers.engines.embedded.scheduler import Sequence
 
 NUM_ROUNDS = 5
 SCHEMA = {
@@ -78,11 +79,11 @@ async def _sample_us(
     for _ in range(NUM_ROUNDS):
         matcher = await new_matcher() if new_matcher is not None else None
         for i in range(len(answer)):
-            row, draw = logits.clone(), Draw(sampling, answer[:i], 0, matcher)
+            row, sequence = logits.clone(), Sequence(answer[:i], 0, sampling, len(answer), matcher=matcher)
             start = time.perf_counter()
             if matcher is not None:
                 await matcher.follow(answer[:i], 0)
-            sample(row, [draw])
+            sample(row, [sequence])
             taken.append(time.perf_counter() - start)
     return 1e6 * statistics.median(taken)
 

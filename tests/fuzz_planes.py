@@ -35,7 +35,7 @@ from baton.messages import (
 from baton.tcp import TcpTransport
 from tests.chaos.load import Load, Outcome, asks, expected_of
 from tests.stack import Stack, running_stack
-from workers.kv.offers import Peer
+from workers.kv.plane import Peer
 from workers.kv.transceiver import Ticket
 
 _STREAMS = 2

@@ -26,7 +26,7 @@ from tests.certificates import shared_peer
 from tests.waiting import PATIENCE_S, scaled, signal_process
 from workers.kv.choose import choose_transceiver
 from workers.kv.memory import Memory, host_memory
-from workers.kv.offers import Peer as Source
+from workers.kv.plane import Peer as Source
 from workers.kv.plane import PlaneTransceiver
 from workers.kv.transceiver import CacheTransceiver, Ticket
 
@@ -205,7 +205,7 @@ class Far:
 def readers_of(transceiver: CacheTransceiver, ticket: Ticket) -> int:
     """The number of active pullers of an offer, which no public method tells."""
     assert isinstance(transceiver, PlaneTransceiver)
-    return transceiver._offers._offers[ticket.offer_id].num_readers  # noqa: SLF001  only tests need it
+    return transceiver._offers[ticket.offer_id].num_readers  # noqa: SLF001  only tests need it
 
 
 def place_of(ticket: Ticket) -> tuple[str, int]:

@@ -12,7 +12,7 @@ from baton.tls import CredentialError
 from workers.engines.build import build_engine
 from workers.engines.choose import with_engine
 from workers.flags import WorkerSettings, with_model_folder
-from workers.ready_file import clear
+from workers.registration import clear
 from workers.settings_text import SettingsError
 from workers.worker import new_identity, run_worker
 

@@ -2,32 +2,36 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
+from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack, aclosing, contextmanager
+from functools import partial
 from pathlib import Path
 
 import msgspec
 
 from baton.discovery import Discovery
-from baton.messages import WorkerInfo
+from baton.messages import Role, WorkerInfo
+from baton.pace import Pulse
+from baton.pairing import trial_request, try_pair, why_not_paired
 from baton.process import needed
 from baton.streams import public_name
-from workers.ready_file import beating
+from baton.transport import Respond, Transport
+from workers.settings_text import SettingsError
 
 log = logging.getLogger(__name__)
 
 _LOOK_EVERY_S = 1.0
-
-WarmUp = Callable[[WorkerInfo], Awaitable[tuple[str, ...]]]
-"""Tries the worker's pairs; returns the ids of the peers with which that failed."""
+# Connecting takes milliseconds to seconds; slower peers are not waited for.
+PAIR_TIMEOUT_S = 20.0
 
 
 async def stay_registered(
     card: WorkerInfo,
+    respond: Respond,
     discovery: Discovery,
+    transport: Transport,
     *,
     registry_name: str,
-    warm_up: WarmUp,
     kv_paths: Callable[[], str],
     ready_file: Path | None,
 ) -> None:
@@ -38,7 +42,8 @@ async def stay_registered(
     async with AsyncExitStack() as registered:
         warming = msgspec.structs.replace(card, is_ready=False)
         await needed(registry_name, _replace(registered, discovery, warming))
-        card = msgspec.structs.replace(card, cold_peers=await warm_up(card))
+        cold_peers = await warm_up_pairs(card, respond, discovery, transport)
+        card = msgspec.structs.replace(card, cold_peers=cold_peers)
         shown = _labelled(card, kv_paths())
         await _replace(registered, discovery, shown)
         log.info(
@@ -48,7 +53,7 @@ async def stay_registered(
             public_name(card.address),
             shown.kv_transfer,
         )
-        with beating(ready_file):
+        with _kept_fresh(ready_file):
             while True:
                 await asyncio.sleep(_LOOK_EVERY_S)
                 if (now := _labelled(card, kv_paths())) != shown:
@@ -67,3 +72,76 @@ async def _replace(registered: AsyncExitStack, discovery: Discovery, card: Worke
     async with AsyncExitStack() as before:
         before.push_async_exit(registered.pop_all())
         await registered.enter_async_context(discovery.register(card))
+
+
+def clear(path: Path | None) -> None:
+    """Remove what an earlier process left there. Raises SettingsError if the file cannot be written."""
+    if path is None:
+        return
+    try:
+        path.touch()
+        path.unlink()
+    except OSError as error:
+        raise SettingsError(f"--ready-file {path}: {error.strerror}; its folder must be writable") from error
+
+
+@contextmanager
+def _kept_fresh(path: Path | None) -> Iterator[None]:
+    """Touch the file every second during the context, then remove it."""
+    if path is None:
+        yield
+        return
+    path.touch()
+    pulse = Pulse(_LOOK_EVERY_S, path.touch)
+    try:
+        yield
+    finally:
+        pulse.stop()
+        path.unlink(missing_ok=True)
+
+
+async def warm_up_pairs(
+    card: WorkerInfo, respond: Respond, discovery: Discovery, transport: Transport
+) -> tuple[str, ...]:
+    """Try a handoff with each peer; returns the ids of those that failed within `PAIR_TIMEOUT_S`, each
+    logged.
+
+    The worker of `card` must already be registered and served by `respond`: of two workers that start
+    together, at least one then sees the other.
+    """
+    if not card.kv_transfer:
+        return ()
+    peers = await _peers(card, discovery)
+    are_warm = await asyncio.gather(*(_is_warmed_up(card, respond, peer, transport) for peer in peers))
+    return tuple(peer.worker_id for peer, is_warm in zip(peers, are_warm, strict=True) if not is_warm)
+
+
+async def _peers(card: WorkerInfo, discovery: Discovery) -> list[WorkerInfo]:
+    """The pairable workers of the model's other role; logs why others are refused."""
+    async with aclosing(discovery.watch()) as snapshots:
+        fleet = await anext(snapshots)
+    peers = []
+    for peer in fleet:
+        if peer.model != card.model or peer.role is card.role:
+            continue
+        prefill, decode = (card, peer) if card.role is Role.PREFILL else (peer, card)
+        if reason := why_not_paired(prefill, decode):
+            log.warning("refused pair %s", reason)
+        else:
+            peers.append(peer)
+    return peers
+
+
+async def _is_warmed_up(card: WorkerInfo, respond: Respond, peer: WorkerInfo, transport: Transport) -> bool:
+    remote: Respond = partial(transport.call, peer.address)
+    prefill, decode = (respond, remote) if card.role is Role.PREFILL else (remote, respond)
+    began = asyncio.get_running_loop().time()
+    try:
+        async with asyncio.timeout(PAIR_TIMEOUT_S):
+            await try_pair(prefill, decode, trial_request("warm-up", card, peer, deadline_s=PAIR_TIMEOUT_S))
+    except Exception as error:  # noqa: BLE001  a failing peer must not stop this worker's start
+        log.warning("cold pair worker=%s peer=%s error=%r", card.worker_id, peer.worker_id, error)
+        return False
+    took_s = asyncio.get_running_loop().time() - began
+    log.info("warm pair worker=%s peer=%s took_s=%.3f", card.worker_id, peer.worker_id, took_s)
+    return True

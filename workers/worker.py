@@ -26,7 +26,6 @@ from workers.checkpoint import fingerprint
 from workers.engine import Engine, EngineInfo
 from workers.flags import WorkerSettings
 from workers.registration import stay_registered
-from workers.warm_up import warm_up_pairs
 
 log = logging.getLogger(__name__)
 
@@ -116,7 +115,7 @@ async def run_worker(
     """Run from start to stop. Exit status: 0 after a drain, 1 if the engine failed. Raises NotStarted."""
     try:
         try:
-            info = await first_of(engine.start(), _asked(shutdown))
+            info = await first_of(engine.start(), shutdown.wait())
         except (OSError, ValueError, ImportError) as error:
             log.error("engine did not start: %s", error)  # noqa: TRY400  a message for the user
             return 1
@@ -127,17 +126,13 @@ async def run_worker(
         await engine.stop()
 
 
-async def _asked(shutdown: Shutdown) -> None:
-    await shutdown.wait()
-
-
 async def _serve(
     settings: WorkerSettings, engine: Engine, info: EngineInfo, identity: tuple[str, str], shutdown: Shutdown
 ) -> int:
     worker = Worker(engine, settings.role)
     discovery, transport = settings.wires.discovery(), settings.wires.transport()
     try:
-        await first_of(needed(settings.wires.plane_name(), transport.reachable()), _asked(shutdown))
+        await first_of(needed(settings.wires.plane_name(), transport.reachable()), shutdown.wait())
         if shutdown.asked:
             return 0
         checkpoint = await _checkpoint(settings.model_path)
@@ -145,13 +140,14 @@ async def _serve(
             card = _card(settings, info, identity, address, checkpoint)
             joined = stay_registered(
                 card,
+                worker.answer,
                 discovery,
+                transport,
                 registry_name=settings.wires.registry_name(),
-                warm_up=lambda card: warm_up_pairs(card, worker.answer, discovery, transport),
                 kv_paths=info.kv_paths,
                 ready_file=settings.ready_file,
             )
-            reason = await first_of(joined, _asked(shutdown), engine.failed())
+            reason = await first_of(joined, shutdown.wait(), engine.failed())
             log.info("withdrawn worker=%s", card.worker_id)
             if reason is not None:
                 log.error("engine failed worker=%s reason=%s", card.worker_id, reason)

@@ -30,8 +30,7 @@ from workers.engines.embedded.settings import CacheTransceiverSettings, Embedded
 from workers.engines.library.adapter import Adapter
 from workers.engines.library.engine import LibraryEngine
 from workers.engines.library.model_facts import ModelFacts, read_model_facts
-from workers.engines.mocker import MockerEngine
-from workers.engines.mocker_settings import MockerSettings
+from workers.engines.mocker import MockerEngine, MockerSettings
 from workers.engines.trtllm.adapter import TrtllmAdapter
 from workers.engines.trtllm.library import load_library
 from workers.engines.trtllm.settings import load_trtllm_settings

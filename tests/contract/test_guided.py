@@ -23,8 +23,7 @@ from tests.waiting import PATIENCE_S, until
 from workers.engine import Engine
 from workers.engines.embedded.engine import EmbeddedEngine
 from workers.engines.embedded.settings import EmbeddedSettings, KvCacheSettings
-from workers.engines.mocker import MockerEngine
-from workers.engines.mocker_settings import MockerSettings
+from workers.engines.mocker import MockerEngine, MockerSettings
 from workers.kv.choose import choose_transceiver
 
 T = TypeVar("T")

@@ -13,7 +13,7 @@ from baton.frames import FrameWriter
 from tests.clock import jumping
 from tests.kv_peer import Command, near, needs_nixl, victim
 from tests.waiting import PATIENCE_S, until
-from workers.kv.fabric import Read
+from workers.kv.direct import Read
 from workers.kv.memory import Memory, host_memory
 from workers.kv.plane import PlaneTransceiver
 from workers.kv.stream import STALL_S

@@ -21,8 +21,7 @@ from tests.clock import jumping
 from tests.kv_peer import near
 from tests.waiting import until
 from workers.kv.memory import Memory, host_memory
-from workers.kv.offers import Peer
-from workers.kv.plane import PlaneTransceiver
+from workers.kv.plane import Peer, PlaneTransceiver
 from workers.kv.stream import STALL_S, Stream, Way
 from workers.kv.transceiver import CacheTransceiver, Ticket
 
@@ -72,7 +71,7 @@ async def pulled(there: CacheTransceiver, ticket: Ticket, deadline_s: float = 60
 
 def is_moved(source: CacheTransceiver, ticket: Ticket) -> bool:
     assert isinstance(source, PlaneTransceiver)
-    offer = source._offers._offers[ticket.offer_id]  # noqa: SLF001  `moved` waits, it does not tell
+    offer = source._offers[ticket.offer_id]  # noqa: SLF001  `moved` waits, it does not tell
     return offer.moved.done()
 
 

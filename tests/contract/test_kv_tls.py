@@ -21,8 +21,7 @@ from tests.clock import jumping
 from tests.kv_peer import place_of, readers_of
 from tests.waiting import until
 from workers.kv.memory import host_memory
-from workers.kv.offers import Peer
-from workers.kv.plane import PlaneTransceiver
+from workers.kv.plane import Peer, PlaneTransceiver
 from workers.kv.stream import Stream
 from workers.kv.transceiver import Ticket
 

@@ -23,8 +23,7 @@ from baton.messages import (
 )
 from tests.clock import jumping, run_jumping
 from tests.waiting import until
-from workers.engines.mocker import MockerEngine
-from workers.engines.mocker_settings import MockerSettings
+from workers.engines.mocker import MockerEngine, MockerSettings
 from workers.engines.script import read_vocabulary
 from workers.kv.choose import choose_transceiver
 from workers.settings import InvalidField

@@ -24,7 +24,7 @@ from tests.kv_peer import (
 )
 from tests.waiting import scaled, until
 from workers.kv.memory import host_memory
-from workers.kv.offers import Peer as SourcePeer
+from workers.kv.plane import Peer as SourcePeer
 
 
 @pytest.fixture(scope="module", params=WIRES)

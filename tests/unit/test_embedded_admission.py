@@ -7,8 +7,8 @@ import pytest
 
 from baton.errors import HandoffFailed, InvalidRequest
 from baton.messages import GenerateRequest, KvHandoff, KvLayout, Sampling, TokenLogprob
-from workers.engines.embedded.admission import Limits, new_sequence
-from workers.engines.embedded.handoff import HandoffState, check_fits, pack, unpack
+from workers.engines.embedded.scheduler import Limits, new_sequence
+from workers.engines.embedded.transfer import HandoffState, check_fits, unpack
 from workers.kv.transceiver import Ticket
 
 LIMITS = Limits(context_length=20, vocab_size=100, max_prompt_tokens=None)
@@ -20,8 +20,16 @@ STATE = HandoffState(
     logprob=TokenLogprob(7, -0.5),
 )
 HANDOFF = KvHandoff(
-    worker_id="p", incarnation="i", first_token=7, num_prompt_tokens=5, ttl_s=9.0, engine_state=pack(STATE)
+    worker_id="p",
+    incarnation="i",
+    first_token=7,
+    num_prompt_tokens=5,
+    ttl_s=9.0,
+    engine_state=msgspec.msgpack.encode(STATE),
 )
+
+# With a seventh field, of lists in lists.
+DEEP = b"\x97" + HANDOFF.engine_state[1:] + b"\x91" * 100_000 + b"\xc0"
 
 
 def ask(num_tokens: int = 5, **fields: Any) -> GenerateRequest:
@@ -109,7 +117,7 @@ def test_a_handoff_is_opened_by_an_engine_of_its_version_and_layout_only() -> No
             unpack(HANDOFF, version="1", layout=other)
 
 
-@pytest.mark.parametrize("state", [b"", b"\x01not ours", HANDOFF.engine_state[:-1], b"\x91\xa6mocker"])
+@pytest.mark.parametrize("state", [b"", b"\x01not ours", HANDOFF.engine_state[:-1], b"\x91\xa6mocker", DEEP])
 def test_what_another_engine_wrote_is_not_opened(state: bytes) -> None:
     with pytest.raises(HandoffFailed, match="worker p is not the embedded engine's"):
         unpack(msgspec.structs.replace(HANDOFF, engine_state=state), version="1", layout=LAYOUT)

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from workers.engines.embedded.ledger import BlockLedger, Hold, Lease
-from workers.engines.embedded.prefix import End, Prefix, first_whole_block
+from workers.engines.embedded.ledger import BlockLedger, End, Hold, Lease, Prefix, first_whole_block
 from workers.engines.prefixes import first_key, next_key
 
 NUM_BLOCKS = 12

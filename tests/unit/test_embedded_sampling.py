@@ -10,18 +10,19 @@ import torch
 
 from baton.messages import Sampling
 from tests.guided import ScriptedMatcher
-from workers.engines.embedded.sampling import Draw, key, sample
+from workers.engines.embedded.sampling import key, sample
+from workers.engines.embedded.scheduler import Sequence
 
 VOCAB = 8
 LOGITS = torch.tensor([2.0, 1.0, 0.5, 0.0, -0.5, -1.0, -2.0, -3.0])
 
 
-def draw(token_ids: tuple[int, ...] = (0,), num_prompt: int = 1, **sampling: Any) -> Draw:
+def draw(token_ids: tuple[int, ...] = (0,), num_prompt: int = 1, **sampling: Any) -> Sequence:
     settings = {"max_tokens": 100, "seed": 0, "temperature": 0.0} | sampling
-    return Draw(Sampling(**settings), list(token_ids), num_prompt)
+    return Sequence(list(token_ids), num_prompt, Sampling(**settings), num_reserved=100)
 
 
-def chosen(*draws: Draw) -> list[int]:
+def chosen(*draws: Sequence) -> list[int]:
     return [sampled.token_id for sampled in sample(LOGITS.repeat(len(draws), 1), list(draws))]
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from workers.engines.embedded.settings import CacheTransceiverSettings, EmbeddedSettings, KvCacheSettings
-from workers.engines.mocker_settings import MockerSettings
+from workers.engines.mocker import MockerSettings
 from workers.settings import InvalidField, load_settings
 
 DEMO = Path(__file__).parents[2] / "engine_configs" / "demo"

@@ -16,10 +16,9 @@ from tests.clock import jumping
 from tests.guided import ScriptedMatcher
 from tests.planes import a_request
 from tests.waiting import PATIENCE_S, until
-from workers.engines.embedded.call import Call
 from workers.engines.embedded.sampling import Sampled
 from workers.engines.embedded.scheduler import Scheduler, Sequence, Work
-from workers.engines.embedded.steps import StepLoop
+from workers.engines.embedded.steps import Call, StepLoop
 
 REQUEST = msgspec.structs.replace(a_request(), deadline_s=PATIENCE_S)
 LOGPROB = TokenLogprob(7, -0.5)

@@ -16,15 +16,13 @@ from baton.messages import GenerateRequest, KvHandoff, Role, Sampling
 from tests.memory_wire import Wire
 from tests.tiny_gpt_oss import prompt, write_checkpoint
 from tests.waiting import PATIENCE_S, until
-from workers.engines.embedded.admission import Limits, new_sequence
-from workers.engines.embedded.call import Call
 from workers.engines.embedded.engine import EmbeddedEngine
 from workers.engines.embedded.model import VERSIONS
+from workers.engines.embedded.pool import Staging
 from workers.engines.embedded.runner import Runner
-from workers.engines.embedded.scheduler import Scheduler
+from workers.engines.embedded.scheduler import Limits, Scheduler, new_sequence
 from workers.engines.embedded.settings import EmbeddedSettings, KvCacheSettings
-from workers.engines.embedded.staging import Staging
-from workers.engines.embedded.steps import StepLoop
+from workers.engines.embedded.steps import Call, StepLoop
 from workers.engines.embedded.transfer import Transfers
 
 SETTINGS = EmbeddedSettings(kv_cache_config=KvCacheSettings(tokens_per_block=8, max_tokens=2048))

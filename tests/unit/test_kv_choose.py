@@ -18,7 +18,7 @@ def without_nixl(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "nixl_cu13", None)
     for name in [name for name in sys.modules if name.startswith("nixl_cu13.")]:
         monkeypatch.delitem(sys.modules, name)
-    for name in ("workers.kv.direct", "workers.kv.fabric", "workers.kv.ucx"):
+    for name in ("workers.kv.direct", "workers.kv.direct", "workers.kv.ucx"):
         monkeypatch.delitem(sys.modules, name, raising=False)
 
 

@@ -12,7 +12,7 @@ from baton.messages import GenerateRequest, KvHandoff, KvLayout, Reply, Request,
 from tests.clock import jumping, run_jumping
 from tests.generators import none_abandoned
 from tests.scripted_workers import PlaneDouble
-from workers.warm_up import warm_up_pairs
+from workers.registration import warm_up_pairs
 
 HANDOFF = KvHandoff(
     worker_id="p", incarnation="p", first_token=1, num_prompt_tokens=1, ttl_s=9, engine_state=b""

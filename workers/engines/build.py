@@ -13,7 +13,7 @@ from workers.engines.library.adapter import Adapter
 from workers.engines.library.engine import LibraryEngine
 from workers.engines.library.model_facts import ModelFacts, read_model_facts
 from workers.engines.loading import importing
-from workers.engines.mocker_settings import MockerSettings
+from workers.engines.mocker import MockerSettings
 from workers.engines.trtllm.settings import give_trtllm_settings, load_trtllm_settings
 from workers.engines.vllm.settings import give_vllm_settings, load_vllm_settings
 from workers.flags import WorkerSettings, typed_engine_flags

@@ -1,6 +1,8 @@
 """The mocker: a timing model with deterministic tokens, for load tests of the serving plane."""
 
 import asyncio
+import dataclasses
+import math
 import random
 import zlib
 from array import array
@@ -23,12 +25,75 @@ from baton.messages import (
     WorkerStats,
 )
 from workers.engine import EngineInfo
-from workers.engines.mocker_settings import MockerSettings
 from workers.engines.prefixes import HeldPrefixes
 from workers.engines.script import PlannedAnswer, Script, log_prompt, read_vocabulary
-from workers.engines.shared_rate import SharedRate
 from workers.kv.memory import host_memory
 from workers.kv.transceiver import CacheTransceiver, Ticket
+from workers.settings import require
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MockerSettings:
+    """The timing model. Prompts share `prefill_tokens_per_s`, first come, first served. A decode step takes
+    `decode_step_ms` plus up to `jitter_ms`, for any batch size.
+    The KV of the last `max_cached_tokens` is found again, in blocks of 16 tokens.
+    `script` is a file of answers to play; see `workers.engines.script`. `prompt_log` is a file to which the
+    token ids of each prompt are appended, one JSON line each. While the file `hang_while` exists, the engine
+    hangs: its worker only sends heartbeats. `prefill_sends_first`: prefill's first token need not wait for
+    the KV to move, as with vLLM.
+    """
+
+    prefill_tokens_per_s: float = 50_000.0
+    decode_step_ms: float = 10.0
+    jitter_ms: float = 0.0
+    kv_transfer_ms: float = 1.0
+    handoff_ttl_s: float = 60.0
+    max_batch_size: int = 1024
+    max_queue_size: int = 4096
+    max_seq_len: int = 131_072
+    max_cached_tokens: int = 1_000_000
+    seed: int = 0
+    script: str | None = None
+    prompt_log: str | None = None
+    hang_while: str | None = None
+    prefill_sends_first: bool = False
+
+    def __post_init__(self) -> None:
+        for key in ("prefill_tokens_per_s", "handoff_ttl_s"):
+            value = getattr(self, key)
+            require(0 < value < math.inf, key, value, "a finite number above 0")
+        for key in ("decode_step_ms", "jitter_ms", "kv_transfer_ms"):
+            value = getattr(self, key)
+            require(0 <= value < math.inf, key, value, "a finite number, 0 or more")
+        for key, least in (("max_batch_size", 1), ("max_seq_len", 2)):
+            require(getattr(self, key) >= least, key, getattr(self, key), f"at least {least}")
+        for key in ("max_queue_size", "max_cached_tokens"):
+            require(getattr(self, key) >= 0, key, getattr(self, key), "0 or more")
+
+    @property
+    def is_hung(self) -> bool:
+        """Whether the engine hangs now."""
+        return self.hang_while is not None and Path(self.hang_while).exists()
+
+
+class SharedRate:
+    """Work is done in turn, each piece at the whole rate."""
+
+    def __init__(self, per_s: float) -> None:
+        self._per_s = per_s
+        self._turn = asyncio.Lock()
+        self._free_s = 0.0  # when the piece in work ends
+
+    async def work(self, amount: float) -> None:
+        """Return when this much is done, after the pieces before it; a cancelled piece takes no more time."""
+        now_s = asyncio.get_running_loop().time
+        is_busy = self._turn.locked()
+        async with self._turn:
+            # The next piece starts when the one before it ends, not when a late timer says so.
+            began_s = min(self._free_s, now_s()) if is_busy else now_s()
+            self._free_s = began_s + amount / self._per_s
+            await asyncio.sleep(self._free_s - now_s())
+
 
 _HEADER = "<|channel|>final<|message|>"  # of every answer
 _BLOCK = 16

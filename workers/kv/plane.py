@@ -12,7 +12,10 @@ The confirmation makes withdrawal safe: bytes read from memory that was withdraw
 """
 
 import asyncio
+import hmac
+import itertools
 import logging
+import secrets
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, suppress
 from typing import TYPE_CHECKING
@@ -21,18 +24,44 @@ from urllib.parse import urlsplit
 import msgspec
 
 from baton.errors import BatonError, HandoffFailed, HandoffStalled, WorkerLost
-from baton.messages import UNDECODABLE, KvAsk, KvConfirm, KvGrant, Reply
+from baton.messages import UNDECODABLE, KvAsk, KvConfirm, KvGrant, KvWithdrawn, Reply, Request
 from baton.peer_tls import PeerTls
 from baton.tcp import TcpTransport
+from baton.telemetry import unauthenticated
 from workers.kv.memory import Memory, host_view
-from workers.kv.offers import GONE, Offers, Peer
 from workers.kv.stream import STALL_S, Stream
 from workers.kv.transceiver import NoDirectPath, Ticket
 
+log = logging.getLogger(__name__)
+
+GONE = "the KV is no longer offered: it was pulled or withdrawn, or it expired"
+_SECRET_BYTES = 16
+
+
+class Peer(msgspec.Struct, frozen=True, array_like=True):
+    """`Ticket.peer`: the address to call for the offer, and its secret."""
+
+    address: str
+    secret: bytes
+
+
+class _Offer:
+    """One offer. `moved` becomes the number of bytes that a peer has pulled, 0 when it was withdrawn."""
+
+    def __init__(self, payload: Memory) -> None:
+        self.payload = payload
+        self.secret = secrets.token_bytes(_SECRET_BYTES)
+        self.moved: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self.num_readers = 0
+
+    def end(self, num_bytes: int) -> None:
+        """End the offer, once; its readers learn of it."""
+        if not self.moved.done():
+            self.moved.set_result(num_bytes)
+
+
 if TYPE_CHECKING:  # it imports NIXL
     from workers.kv.direct import Direct
-
-log = logging.getLogger(__name__)
 
 Fetch = Callable[[str, bytes, Memory], Coroutine[None, None, None]]
 """Fills the memory from a host by a `KvGrant.way`; once it returns or raises, writes there no more."""
@@ -49,7 +78,8 @@ class PlaneTransceiver:
         self.transport_name = "ucx" if direct is not None else "tcp" if tls is None else "tcp+tls"
         self.moves_device_memory = direct is not None
         self._stream = Stream(host, tls)
-        self._offers = Offers(self._lend, self._note)
+        self._offers: dict[int, _Offer] = {}
+        self._offer_ids = itertools.count(1)
         self._transport = TcpTransport(host=host, liveness_s=STALL_S, tls=tls)
         self._open = AsyncExitStack()
         self._address: str | None = None
@@ -68,7 +98,7 @@ class PlaneTransceiver:
             if self._direct is not None:
                 await opening.enter_async_context(self._direct.running())
             opening.push_async_callback(self._transport.close)
-            served = self._transport.serve(f"kv-{self._host}", self._offers.answer)
+            served = self._transport.serve(f"kv-{self._host}", self._answer)
             self._address = await opening.enter_async_context(served)
             self._open = opening.pop_all()
 
@@ -78,17 +108,25 @@ class PlaneTransceiver:
             host_view(payload)  # refuses device memory
         if self._address is None:
             raise HandoffFailed("the transceiver is closed")
-        offer_id, secret = self._offers.add(payload)
-        peer = msgspec.msgpack.encode(Peer(self._address, secret))
+        if payload.num_bytes < 1:
+            raise ValueError("an offer needs at least one byte")
+        offer_id, offer = next(self._offer_ids), _Offer(payload)
+        self._offers[offer_id] = offer
+        peer = msgspec.msgpack.encode(Peer(self._address, offer.secret))
         return Ticket(wire=self.transport_name, offer_id=offer_id, num_bytes=payload.num_bytes, peer=peer)
 
     async def moved(self, ticket: Ticket) -> int:
         """See CacheTransceiver."""
-        return await self._offers.moved(ticket.offer_id)
+        offer = self._offers.get(ticket.offer_id)
+        num_bytes = await asyncio.shield(offer.moved) if offer is not None else 0
+        if not num_bytes:
+            raise HandoffFailed("the offer was withdrawn before it was pulled")
+        return num_bytes
 
     def withdraw(self, ticket: Ticket) -> None:
         """See CacheTransceiver."""
-        self._offers.withdraw(ticket.offer_id)
+        if offer := self._offers.pop(ticket.offer_id, None):
+            offer.end(0)
 
     async def pull(self, ticket: Ticket, into: Memory, deadline_s: float) -> None:
         """See CacheTransceiver."""
@@ -119,11 +157,46 @@ class PlaneTransceiver:
     async def close(self) -> None:
         """See CacheTransceiver."""
         self._address = None
-        self._offers.close()
+        for offer in self._offers.values():
+            offer.end(0)
+        self._offers.clear()
         for task in self._pulls:
             task.cancel()
         await asyncio.gather(*self._pulls, return_exceptions=True)
         await self._open.aclose()
+
+    async def _answer(self, request: Request) -> AsyncGenerator[Reply, None]:
+        """The replies to a reader. Raises HandoffFailed if the offer does not stand."""
+        if not isinstance(request, KvAsk | KvConfirm):
+            raise HandoffFailed("this is the address of a worker's KV; its requests go to its own")
+        offer = self._standing(request)
+        if isinstance(request, KvConfirm):
+            offer.end(request.num_bytes)
+            self._note(offer.payload, request.is_direct)
+            return
+        payload, num_bytes = offer.payload, request.num_bytes
+        offer.num_readers += 1
+        try:
+            part = payload.part(payload.num_bytes - num_bytes, num_bytes)
+            async with self._lend(part, request.is_direct) as way:
+                yield KvGrant(way)
+                await asyncio.wait({offer.moved})
+                yield KvWithdrawn()
+                await asyncio.Event().wait()  # its memory is kept until the reader closes the call
+        finally:
+            offer.num_readers -= 1
+
+    def _standing(self, request: KvAsk | KvConfirm) -> _Offer:
+        offer = self._offers.get(request.offer_id)
+        if offer is not None and not hmac.compare_digest(offer.secret, request.secret):
+            unauthenticated.note("the KV's address")
+            offer = None
+        if offer is None or offer.moved.done():
+            raise HandoffFailed(GONE)
+        num_offered = offer.payload.num_bytes
+        if not 1 <= request.num_bytes <= num_offered:
+            raise HandoffFailed(f"{request.num_bytes} bytes were asked for; {num_offered} are offered")
+        return offer
 
     def _lend(self, payload: Memory, is_direct: bool) -> AbstractAsyncContextManager[bytes]:
         if is_direct and self._direct is not None:

@@ -2,9 +2,10 @@
 
 import contextlib
 import os
+import queue
 import secrets
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -48,7 +49,7 @@ class Reach(msgspec.Struct, frozen=True, array_like=True):
 
 def check(host: str) -> None:
     """Start and stop UCX. Raises OSError with the reason if this machine cannot run it."""
-    Agent(host, post=lambda call: call).close()
+    Agent(host).close()
 
 
 class Agent:
@@ -57,15 +58,15 @@ class Agent:
     Use it from one thread only: NIXL crashes otherwise.
     """
 
-    def __init__(self, host: str, post: Callable[..., object]) -> None:
-        """`host` is this process's address for peers; a loopback address restricts UCX to that device.
-        `post(call, *args)` runs a call on this agent's thread later. Raises OSError.
+    def __init__(self, host: str) -> None:
+        """`host` is this process's address for peers; a loopback address restricts UCX to that device. Raises
+        OSError.
         """
         self.name = f"baton-{os.getpid()}-{secrets.token_hex(8)}"
         self.epoch = 0
-        self._post = post
         self._regions: dict[weakref.ref[Memory], _Region] = {}
         self._gone: list[_Region] = []
+        self._unused: queue.SimpleQueue[weakref.ref[Memory]] = queue.SimpleQueue()  # a finalizer may put
         loopback = host == "::1" or host.startswith("127.")
         ucx_config = ",".join([_NO_EMULATION, _CUDA_IPC_READS, *([_LOOPBACK_ONLY] if loopback else [])])
         # The agent's own thread would spin on a core; ours polls only while there is work.
@@ -115,10 +116,11 @@ class Agent:
         self._api = None
 
     def _register(self, whole: Memory) -> bytes:
+        self._deregister_unused()
         region = self._regions.get(weakref.ref(whole))
         if region is None:
             region = self._new_region(whole)
-            self._regions[weakref.ref(whole, self._on_gone)] = region
+            self._regions[weakref.ref(whole, self._unused.put)] = region
         return region.metadata
 
     def _new_region(self, whole: Memory) -> "_Region":
@@ -132,13 +134,11 @@ class Agent:
             self.epoch += 1
         return region
 
-    def _on_gone(self, whole: weakref.ref[Memory]) -> None:
-        self._post(self._deregister, whole)
-
-    def _deregister(self, whole: weakref.ref[Memory]) -> None:
-        if region := self._regions.pop(whole, None):
-            self._api.deregister_memory(region.descs)
-            self._gone.append(region)
+    def _deregister_unused(self) -> None:
+        while not self._unused.empty():
+            if region := self._regions.pop(self._unused.get(), None):
+                self._api.deregister_memory(region.descs)
+                self._gone.append(region)
 
     def _descs(self, address: int, num_bytes: int, device_index: int | None) -> Any:
         return self._api.get_xfer_descs([(address, num_bytes, device_index or 0)], _kind(device_index))

@@ -8,11 +8,10 @@ from baton.messages import Sampling
 from workers.engines.embedded.attention import Span, plan_attention
 from workers.engines.embedded.ledger import Lease
 from workers.engines.embedded.model import GptOss
-from workers.engines.embedded.pool import KvPool
-from workers.engines.embedded.sampling import Draw, Sampled, sample, token_logprobs
+from workers.engines.embedded.pool import Buffer, KvPool, Staging
+from workers.engines.embedded.sampling import Sampled, sample, token_logprobs
 from workers.engines.embedded.scheduler import Sequence, Work
 from workers.engines.embedded.settings import EmbeddedSettings, KvCacheSettings
-from workers.engines.embedded.staging import Buffer, Staging
 
 _CPU_POOL_BYTES = 1 << 30
 # Prompt tokens whose logits are computed at once: 200 MB with gpt-oss's vocabulary.
@@ -57,8 +56,8 @@ class Runner:
             if work.samples:
                 sampled_rows.append(end - 1)
         logits = self._model.logits(hidden, sampled_rows)
-        draws = [_draw(work.sequence) for work in works if work.samples]
-        chosen = iter(sample(logits, draws) if draws else [])
+        sampling = [work.sequence for work in works if work.samples]
+        chosen = iter(sample(logits, sampling) if sampling else [])
         return [next(chosen) if work.samples else None for work in works]
 
     def _score(self, work: Work, hidden: torch.Tensor, first_row: int) -> None:
@@ -127,10 +126,6 @@ class Runner:
 def _span(work: Work) -> Span:
     assert work.sequence.lease is not None
     return Span(work.start, len(work.token_ids), work.sequence.lease.blocks)
-
-
-def _draw(sequence: Sequence) -> Draw:
-    return Draw(sequence.sampling, sequence.token_ids, sequence.num_prompt, sequence.matcher)
 
 
 def _device(name: str) -> torch.device:

@@ -6,30 +6,13 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from baton.messages import Sampling, TokenLogprob
-from workers.engines.embedded.grammar import Matcher
+from baton.messages import TokenLogprob
+from workers.engines.embedded.scheduler import Sequence
 
 _UINT64 = (1 << 64) - 1
 # SplitMix64's constants, as signed numbers.
 _GAMMA = 0x9E3779B97F4A7C15 - (1 << 64)
 _MIX = ((30, 0xBF58476D1CE4E5B9 - (1 << 64)), (27, 0x94D049BB133111EB - (1 << 64)))
-
-
-@dataclass(frozen=True, slots=True)
-class Draw:
-    """One token to sample: its settings and the tokens so far, of which `num_prompt` are the prompt.
-    `matcher` restricts it to the answer's form.
-    """
-
-    sampling: Sampling
-    token_ids: list[int]
-    num_prompt: int
-    matcher: Matcher | None = None
-
-    @property
-    def index(self) -> int:
-        """The token's index in the answer."""
-        return len(self.token_ids) - self.num_prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,24 +29,28 @@ def key(seed: int, choice: int, index: int) -> int:
     return int(np.uint64(bits).view(np.int64))
 
 
-def sample(logits: torch.Tensor, draws: list[Draw]) -> list[Sampled]:
+def sample(logits: torch.Tensor, sequences: list[Sequence]) -> list[Sampled]:
     """Choose one token per row of `logits` [B, vocab], float32; modifies `logits`.
 
     Log-probabilities are the model's own, before any sampling setting. Settings apply in vLLM's order: logit
     bias, penalties, `min_tokens` and the form, temperature, then min_p, top_k and top_p.
     """
     tops = {
-        row: _logprobs(logits[row]) for row, draw in enumerate(draws) if draw.sampling.logprobs is not None
+        row: _logprobs(logits[row])
+        for row, sequence in enumerate(sequences)
+        if sequence.sampling.logprobs is not None
     }
-    for row, draw in enumerate(draws):
-        _adjust(logits[row], draw)
+    for row, sequence in enumerate(sequences):
+        _adjust(logits[row], sequence)
     chosen = logits.argmax(dim=-1)
-    random = [row for row, draw in enumerate(draws) if draw.sampling.temperature > 0]
+    random = [row for row, sequence in enumerate(sequences) if sequence.sampling.temperature > 0]
     if random:
         rows = torch.tensor(random, device=logits.device)
-        chosen[rows] = _draw(logits[rows], [draws[row] for row in random])
+        chosen[rows] = _draw(logits[rows], [sequences[row] for row in random])
     return [
-        Sampled(token_id, _entry(tops[row], token_id, draws[row].sampling.logprobs) if row in tops else None)
+        Sampled(
+            token_id, _entry(tops[row], token_id, sequences[row].sampling.logprobs) if row in tops else None
+        )
         for row, token_id in enumerate(chosen.tolist())
     ]
 
@@ -84,35 +71,35 @@ def _entry(logprobs: torch.Tensor, token_id: int, num_top: int | None) -> TokenL
     return TokenLogprob(token_id, float(logprobs[token_id]), top)
 
 
-def _adjust(row: torch.Tensor, draw: Draw) -> None:
+def _adjust(row: torch.Tensor, sequence: Sequence) -> None:
     """Apply bias, penalties and banned tokens in place; most requests have none."""
-    sampling = draw.sampling
+    sampling = sequence.sampling
     if sampling.logit_bias:
         ids = torch.tensor(list(sampling.logit_bias), device=row.device)
         row[ids] += torch.tensor(list(sampling.logit_bias.values()), device=row.device)
     if sampling.repetition_penalty != 1.0:
-        seen = torch.tensor(sorted(set(draw.token_ids)), device=row.device)
+        seen = torch.tensor(sorted(set(sequence.token_ids)), device=row.device)
         scores = row[seen]
         row[seen] = torch.where(
             scores > 0, scores / sampling.repetition_penalty, scores * sampling.repetition_penalty
         )
     if sampling.frequency_penalty or sampling.presence_penalty:
-        answer = torch.tensor(draw.token_ids[draw.num_prompt :], dtype=torch.int64, device=row.device)
+        answer = torch.tensor(sequence.token_ids[sequence.num_prompt :], dtype=torch.int64, device=row.device)
         counts = torch.bincount(answer, minlength=len(row))
         row -= sampling.frequency_penalty * counts + sampling.presence_penalty * (counts > 0)
     stops: list[int] = []
-    if draw.index < sampling.min_tokens and not sampling.ignore_eos:
+    if sequence.num_generated < sampling.min_tokens and not sampling.ignore_eos:
         stops = [stop for stop in sampling.stop_token_ids if 0 <= stop < len(row)]
-    if draw.matcher is not None:
-        stops = _hold_to_form(row, draw, stops)
+    if sequence.matcher is not None:
+        stops = _hold_to_form(row, sequence, stops)
     if stops:
         row[stops] = -torch.inf
 
 
-def _hold_to_form(row: torch.Tensor, draw: Draw, stops: list[int]) -> list[int]:
+def _hold_to_form(row: torch.Tensor, sequence: Sequence, stops: list[int]) -> list[int]:
     """Ban what the form does not allow, and `stops` unless the form allows nothing else."""
-    assert draw.matcher is not None
-    allowed = draw.matcher.allowed
+    assert sequence.matcher is not None
+    allowed = sequence.matcher.allowed
     if allowed is None:
         return stops
     row.masked_fill_(torch.from_numpy(~allowed).to(row.device), -torch.inf)
@@ -120,17 +107,17 @@ def _hold_to_form(row: torch.Tensor, draw: Draw, stops: list[int]) -> list[int]:
     return stops if allowed.any() else []
 
 
-def _draw(logits: torch.Tensor, draws: list[Draw]) -> torch.Tensor:
+def _draw(logits: torch.Tensor, sequences: list[Sequence]) -> torch.Tensor:
     """The Gumbel-max trick in float64: `logits` [B, vocab] -> [B]. Another token is drawn only where the two
     best are as close as the rounding errors of `logits`; inverse transform sampling has such a place between
     any two tokens.
     """
-    temperatures = [draw.sampling.temperature for draw in draws]
+    temperatures = [each.sampling.temperature for each in sequences]
     scores = logits.double().div_(_column(temperatures, logits))
-    if any(draw.sampling.top_k or draw.sampling.top_p < 1 or draw.sampling.min_p for draw in draws):
-        kept = _truncate(torch.softmax(scores, dim=-1), draws)
+    if any(each.sampling.top_k or each.sampling.top_p < 1 or each.sampling.min_p for each in sequences):
+        kept = _truncate(torch.softmax(scores, dim=-1), sequences)
         scores.masked_fill_(kept == 0, -torch.inf)
-    keys = [key(draw.sampling.seed, draw.sampling.choice, draw.index) for draw in draws]
+    keys = [key(each.sampling.seed, each.sampling.choice, each.num_generated) for each in sequences]
     return scores.add_(_gumbel(keys, logits)).argmax(dim=-1)
 
 
@@ -152,17 +139,19 @@ def _shifted(numbers: torch.Tensor, bits: int) -> torch.Tensor:
     return (numbers >> bits).bitwise_and_((1 << (64 - bits)) - 1)
 
 
-def _truncate(probs: torch.Tensor, draws: list[Draw]) -> torch.Tensor:
+def _truncate(probs: torch.Tensor, sequences: list[Sequence]) -> torch.Tensor:
     """Zero what min_p, top_k and top_p exclude, each from the distribution that the previous one left."""
     vocab = probs.shape[1]
     ordered, ids = probs.sort(dim=-1, descending=True, stable=True)
-    floors = _column([draw.sampling.min_p for draw in draws], probs) * ordered[:, :1]
+    floors = _column([each.sampling.min_p for each in sequences], probs) * ordered[:, :1]
     ranks = torch.arange(vocab, device=probs.device)
-    kept = (ordered >= floors) & (ranks < _column([draw.sampling.top_k or vocab for draw in draws], probs))
+    kept = (ordered >= floors) & (
+        ranks < _column([each.sampling.top_k or vocab for each in sequences], probs)
+    )
     ordered = ordered * kept
     # Keep a token if more likely ones do not reach top_p; the likeliest is always kept.
     before = ordered.cumsum(dim=-1) - ordered
-    shares = [draw.sampling.top_p if draw.sampling.top_p < 1 else math.inf for draw in draws]
+    shares = [each.sampling.top_p if each.sampling.top_p < 1 else math.inf for each in sequences]
     limits = _column(shares, probs) * ordered.sum(dim=-1, keepdim=True)
     ordered = ordered * ((before < limits) | (ranks == 0))
     return torch.zeros_like(probs).scatter_(1, ids, ordered)

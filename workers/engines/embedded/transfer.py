@@ -4,14 +4,14 @@ import asyncio
 import logging
 from collections.abc import Coroutine
 
+import msgspec
+
 from baton.errors import HandoffFailed, WorkerLost
-from baton.messages import KvHandoff, TokenChunk
-from workers.engines.embedded.call import Call
-from workers.engines.embedded.handoff import HandoffState, check_fits, pack, unpack
+from baton.messages import UNDECODABLE, KvHandoff, KvLayout, TokenChunk, TokenLogprob
+from workers.engines.embedded.pool import Buffer
 from workers.engines.embedded.sampling import Sampled
 from workers.engines.embedded.scheduler import Phase
-from workers.engines.embedded.staging import Buffer
-from workers.engines.embedded.steps import StepLoop
+from workers.engines.embedded.steps import Call, StepLoop
 from workers.kv.transceiver import CacheTransceiver, Ticket
 
 _LOG = logging.getLogger(__name__)
@@ -109,7 +109,7 @@ class Transfers:
             first_token=first.token_ids[0],
             num_prompt_tokens=call.sequence.num_computed,
             ttl_s=ttl_s,
-            engine_state=pack(state),
+            engine_state=msgspec.msgpack.encode(state),
         )
 
     async def _take_over(self, call: Call, handoff: KvHandoff) -> None:
@@ -144,3 +144,52 @@ class Transfers:
         await self._transceiver.pull(ticket, buffer.used, expires_at - started_at)
         self.move_s += loop.time() - started_at
         self.moved_bytes += buffer.num_bytes
+
+
+class HandoffState(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="embedded-1"):
+    """The KV's location and shape, the first token's log-probability if the request asked for it, and how
+    many of the prompt's tokens prefill found in its cache.
+
+    The tag names the engine and the payload's layout, so that no other engine's state can be decoded.
+    """
+
+    version: str
+    layout: KvLayout
+    ticket: Ticket
+    logprob: TokenLogprob | None = None
+    num_cached_tokens: int = 0
+
+
+def unpack(handoff: KvHandoff, *, version: str, layout: KvLayout) -> HandoffState:
+    """Decode a handoff for an engine of `version` whose pool has `layout`.
+
+    Raises HandoffFailed, naming both values, if its KV does not fit this pool.
+    """
+    try:
+        state = msgspec.msgpack.decode(handoff.engine_state, type=HandoffState)
+    except UNDECODABLE as error:
+        raise HandoffFailed(
+            f"the handoff of worker {handoff.worker_id} is not the embedded engine's: {error}"
+        ) from error
+    for what, theirs, ours in (("engine", state.version, version), ("KV layout", state.layout, layout)):
+        if theirs != ours:
+            raise HandoffFailed(
+                f"{what} of prefill worker {handoff.worker_id} is {theirs}, of this worker {ours}"
+            )
+    return state
+
+
+def check_fits(
+    handoff: KvHandoff, state: HandoffState, *, num_tokens: int, num_bytes: int, vocab_size: int
+) -> None:
+    """Check that the payload is the KV of this request's `num_tokens`, `num_bytes` long, and that the first
+    token is in the vocabulary. Raises HandoffFailed.
+    """
+    if handoff.num_prompt_tokens != num_tokens:
+        raise HandoffFailed(f"the handoff has {handoff.num_prompt_tokens} tokens, the request {num_tokens}")
+    if state.ticket.num_bytes != num_bytes:
+        raise HandoffFailed(
+            f"the handoff offers {state.ticket.num_bytes} bytes of KV, but {num_bytes} are needed"
+        )
+    if not 0 <= handoff.first_token < vocab_size:
+        raise HandoffFailed(f"first token {handoff.first_token} is not in the vocabulary of {vocab_size}")

@@ -10,7 +10,7 @@ from baton.messages import GenerateRequest, KvHandoff, Sampling, TokenChunk, Tok
 from tensorrt_llm.executor.result import Logprob, Response
 from tensorrt_llm.params import DisaggregatedParams
 from tensorrt_llm.traps import TRAPS
-from workers.engines.embedded.handoff import HandoffState
+from workers.engines.embedded.transfer import HandoffState
 
 FOREVER_S = 1e6
 _ENDPOINT = "tcp://double/"  # the real one serves what `opaque_state` holds here

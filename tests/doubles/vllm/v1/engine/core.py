@@ -18,7 +18,7 @@ from baton.messages import GenerateRequest, KvHandoff, TokenChunk
 from vllm.distributed.kv_transfer import Connector, set_kv_transfer_group
 from vllm.outputs import SchedulerStats
 from vllm.v1.engine.embedded import embedded_engine, lease_s, nixl_params, opened
-from workers.engines.embedded.handoff import HandoffState
+from workers.engines.embedded.transfer import HandoffState
 
 _STEP_S = 0.002  # of a step that computes nothing
 DIES_AFTER = "DOUBLE_VLLM_DIES_AFTER"  # the core dies after so many outputs
