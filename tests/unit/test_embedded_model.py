@@ -9,8 +9,8 @@ from transformers import GptOssForCausalLM
 from baton.messages import KvLayout
 from tests.tiny_gpt_oss import VOCAB_SIZE, WINDOW, prompt, write_checkpoint, write_mxfp4_checkpoint
 from workers.engines.embedded.attention import Span, plan_attention
-from workers.engines.embedded.model import GptOss
 from workers.engines.embedded.pool import KvPool, KvShape
+from workers.engines.embedded.runner import GptOss
 
 CPU = torch.device("cpu")
 TOLERANCE = 1e-4

@@ -17,9 +17,8 @@ from tests.memory_wire import Wire
 from tests.tiny_gpt_oss import prompt, write_checkpoint
 from tests.waiting import PATIENCE_S, until
 from workers.engines.embedded.engine import EmbeddedEngine
-from workers.engines.embedded.model import VERSIONS
 from workers.engines.embedded.pool import Staging
-from workers.engines.embedded.runner import Runner
+from workers.engines.embedded.runner import VERSIONS, Runner
 from workers.engines.embedded.scheduler import Limits, Scheduler, new_sequence
 from workers.engines.embedded.settings import EmbeddedSettings, KvCacheSettings
 from workers.engines.embedded.steps import Call, StepLoop

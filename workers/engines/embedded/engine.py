@@ -11,8 +11,7 @@ from baton.errors import DeadlineExceeded, HandoffFailed, NotReady, WorkerLost
 from baton.messages import GenerateRequest, KvHandoff, Role, TokenChunk, WorkerStats
 from workers.engine import EngineInfo
 from workers.engines.embedded.grammar import Grammars
-from workers.engines.embedded.model import VERSIONS
-from workers.engines.embedded.runner import Runner
+from workers.engines.embedded.runner import VERSIONS, Runner
 from workers.engines.embedded.scheduler import Limits, Scheduler, new_sequence
 from workers.engines.embedded.settings import EmbeddedSettings
 from workers.engines.embedded.steps import Call, StepLoop

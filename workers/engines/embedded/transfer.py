@@ -8,7 +8,6 @@ import msgspec
 
 from baton.errors import HandoffFailed, WorkerLost
 from baton.messages import UNDECODABLE, KvHandoff, KvLayout, TokenChunk, TokenLogprob
-from workers.engines.embedded.pool import Buffer
 from workers.engines.embedded.sampling import Sampled
 from workers.engines.embedded.scheduler import Phase
 from workers.engines.embedded.steps import Call, StepLoop
@@ -74,26 +73,23 @@ class Transfers:
         steps = self._steps
         buffer = await steps.on_thread(steps.runner.gather, call.sequence)
         try:
-            # If the deadline came first, the call has failed and nothing is offered.
-            if call.sequence.phase is Phase.PINNED:
-                await self._offer(call, first, buffer)
+            if call.sequence.phase is not Phase.PINNED:
+                return  # the deadline came first: the call has failed
+            ttl_s = min(self._ttl_s, call.deadline.when() - asyncio.get_running_loop().time())
+            ticket = call.ticket = self._transceiver.offer(buffer.used)
+            call.outbox.put_nowait(self._handoff(call, first, ticket, ttl_s))
+            self.num_handoffs += 1
+            try:
+                async with asyncio.timeout(ttl_s):
+                    self.moved_bytes += await self._transceiver.moved(ticket)
+            except TimeoutError:
+                self.num_expired += 1
+                raise HandoffFailed(f"no decode worker pulled the KV within {ttl_s:.3g} s") from None
+            steps.free(call)
+            call.outbox.put_nowait(None)
         finally:
             self.withdraw(call)
             steps.runner.staging.give_back(buffer)
-
-    async def _offer(self, call: Call, first: TokenChunk, buffer: Buffer) -> None:
-        ttl_s = min(self._ttl_s, call.deadline.when() - asyncio.get_running_loop().time())
-        ticket = call.ticket = self._transceiver.offer(buffer.used)
-        call.outbox.put_nowait(self._handoff(call, first, ticket, ttl_s))
-        self.num_handoffs += 1
-        try:
-            async with asyncio.timeout(ttl_s):
-                self.moved_bytes += await self._transceiver.moved(ticket)
-        except TimeoutError:
-            self.num_expired += 1
-            raise HandoffFailed(f"no decode worker pulled the KV within {ttl_s:.3g} s") from None
-        self._steps.free(call)
-        call.outbox.put_nowait(None)
 
     def _handoff(self, call: Call, first: TokenChunk, ticket: Ticket, ttl_s: float) -> KvHandoff:
         state = HandoffState(
@@ -114,10 +110,11 @@ class Transfers:
 
     async def _take_over(self, call: Call, handoff: KvHandoff) -> None:
         runner, num_tokens = self._steps.runner, len(call.sequence.token_ids)
+        loop = asyncio.get_running_loop()
         state = unpack(handoff, version=self._version, layout=runner.pool.layout)
         num_bytes = runner.pool.num_handoff_bytes(num_tokens)
         check_fits(handoff, state, num_tokens=num_tokens, num_bytes=num_bytes, vocab_size=runner.vocab_size)
-        expires_at = asyncio.get_running_loop().time() + handoff.ttl_s
+        expires_at = loop.time() + handoff.ttl_s
         try:
             async with asyncio.timeout_at(expires_at):
                 await call.admitted.wait()
@@ -126,7 +123,10 @@ class Transfers:
         num_lacking_bytes = runner.pool.num_handoff_bytes(num_tokens, call.sequence.num_computed)
         buffer = await self._steps.on_thread(runner.staging.take, num_lacking_bytes)
         try:
-            await self._fill(buffer, state.ticket, expires_at)
+            began_at = loop.time()
+            await self._transceiver.pull(state.ticket, buffer.used, expires_at - began_at)
+            self.move_s += loop.time() - began_at
+            self.moved_bytes += buffer.num_bytes
             if call.sequence.phase is not Phase.PULLING:
                 return  # the deadline came first: the blocks may have a new owner
             await self._steps.on_thread(runner.scatter, buffer, call.sequence)
@@ -137,13 +137,6 @@ class Transfers:
             call.sequence.num_cached = state.num_cached_tokens
             call.sequence.num_moved_bytes = buffer.num_bytes
             self._steps.resume(call, Sampled(handoff.first_token, state.logprob))
-
-    async def _fill(self, buffer: Buffer, ticket: Ticket, expires_at: float) -> None:
-        loop = asyncio.get_running_loop()
-        started_at = loop.time()
-        await self._transceiver.pull(ticket, buffer.used, expires_at - started_at)
-        self.move_s += loop.time() - started_at
-        self.moved_bytes += buffer.num_bytes
 
 
 class HandoffState(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="embedded-1"):
