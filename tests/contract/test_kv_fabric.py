@@ -122,8 +122,13 @@ def test_polling_stops_with_the_last_reader(fabrics: list[Fabric]) -> None:
 def test_a_lost_peer_is_closed_at_once(fabrics: list[Fabric], monkeypatch: pytest.MonkeyPatch) -> None:
     """Not by the garbage collector: until then UCX may write into the reader's memory."""
     source, *_, reader = fabrics
-    closed: list[Agent] = []
-    monkeypatch.setattr(Agent, "close", closed.append)
+    closed, close = list[Agent](), Agent.close
+
+    def noted(agent: Agent) -> None:
+        closed.append(agent)
+        close(agent)
+
+    monkeypatch.setattr(Agent, "close", noted)
     source.lend()
     read = Read(source.reach(host_memory(pattern(NUM_BYTES, 1))), host_memory(bytearray(NUM_BYTES)))
     reader.begin(read)

@@ -1,6 +1,7 @@
 """KV bytes over UCX: the reader reads the source's memory itself, at link speed."""
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator, Callable
@@ -189,17 +190,15 @@ class Direct:
     def __init__(self, host: str) -> None:
         self._thread = ThreadPoolExecutor(1, "kv-ucx")
         self._fabric = Fabric(host)
-        self._has_work = asyncio.Event()
+        self._is_polling = False
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Run UCX during the context. Raises OSError."""
-        polling = asyncio.create_task(self._poll())
         try:
-            await self._on_thread(self._fabric.open)
+            await asyncio.wrap_future(self._submit(self._fabric.open))
             yield
         finally:
-            polling.cancel()
             self._thread.submit(self._fabric.close)
             await asyncio.to_thread(self._thread.shutdown)
 
@@ -208,15 +207,15 @@ class Direct:
         """Let one reader read this memory while the context is open; yields an encoded Reach."""
         self._thread.submit(self._fabric.lend)
         try:
-            yield msgspec.msgpack.encode(await self._on_thread(self._fabric.reach, payload))
+            reach = await asyncio.wrap_future(self._submit(self._fabric.reach, payload))
+            yield msgspec.msgpack.encode(reach)
         finally:
             self._thread.submit(self._fabric.take_back)
 
     async def fetch(self, host: str, way: bytes, into: Memory) -> None:  # noqa: ARG002  it is in the Reach
         """Read the source's memory. Once it returns or raises, `into` is not written any more."""
         read = Read(msgspec.msgpack.decode(way, type=Reach), into)
-        self._thread.submit(self._fabric.begin, read)
-        self._has_work.set()
+        self._submit(self._fabric.begin, read)
         ended = asyncio.wrap_future(read.ended)
         try:
             await asyncio.wait({ended})
@@ -228,21 +227,24 @@ class Direct:
         if error is not None:
             raise error
 
-    async def _on_thread(self, call: Callable[..., T], *args: object) -> T:
-        self._has_work.set()
-        return await asyncio.get_running_loop().run_in_executor(self._thread, call, *args)
+    def _submit(self, call: Callable[..., T], *args: object) -> "Future[T]":
+        """Run a call on the thread, which then polls."""
+        result = self._thread.submit(call, *args)
+        self._thread.submit(self._start_polling)
+        return result
 
-    async def _poll(self) -> None:
-        while await self._has_work.wait():
-            self._has_work.clear()
-            while await asyncio.get_running_loop().run_in_executor(self._thread, self._poll_for_a_slice):
-                pass
+    def _start_polling(self) -> None:
+        if not self._is_polling:
+            self._is_polling = True
+            self._poll()
 
-    def _poll_for_a_slice(self) -> bool:
-        """Whether there is more to do."""
+    def _poll(self) -> None:
+        """Poll for a slice of time, so that other calls can run in between."""
         until_s = time.monotonic() + _SLICE_S
         while (pause_s := self._fabric.poll()) is not None:
             if time.monotonic() > until_s:
-                return True
+                with contextlib.suppress(RuntimeError):  # closed
+                    self._thread.submit(self._poll)
+                return
             time.sleep(pause_s)
-        return False
+        self._is_polling = False
