@@ -27,7 +27,7 @@ from frontend.responses.body import (
 from frontend.responses.input import InputReader, OfferedTools, Reference, call_choice, offered_tools
 from frontend.responses.items import Item, OutputItem, turns
 from frontend.responses.output import EventWriter, OutputShape, OutputWriter, ResponseAnswer
-from frontend.responses.runs import ResponseState
+from frontend.responses.runs import ResponseState, Run
 from frontend.responses.store import ResponseStore, StoredResponse
 from frontend.text.served import ContextTooLong
 from frontend.turn.fields import GPT_OSS_EFFORTS, NEAREST_EFFORT, AnyEffort, effort_of, identity_of
@@ -54,14 +54,13 @@ class _Output(msgspec.Struct):
 
 async def history(response_id: str, responses: ResponseState, key_name: str) -> list[Item]:
     """All input and output items up to the end of the previous response, one of that key."""
-    runs_here = await responses.run(response_id, key_name) is not None
-    previous = None if runs_here else await responses.store.load(response_id, key_name)
-    if runs_here or (previous is not None and previous.status == RUNNING):
+    previous = await responses.find(response_id, key_name)
+    if isinstance(previous, Run) or (previous is not None and previous.status == RUNNING):
         raise InvalidRequest(
             f"`previous_response_id`: response {response_id!r} is still in progress; wait until it ends.",
             param="previous_response_id",
         )
-    chain = None if previous is None else await responses.store.chain(response_id, key_name)
+    chain = await responses.store.chain(response_id, key_name)
     if chain is None:
         raise PreviousNotFound(
             f"`previous_response_id`: response {response_id!r} or one that it continues is not stored.",

@@ -163,9 +163,7 @@ class ResponseRoutes:
     async def _find(self, exchange: Exchange) -> Run | StoredResponse:
         """The run or the stored response of the path's id. Raises ResponseNotFound."""
         response_id = exchange.path_params["response_id"]
-        found = await self._state.run(response_id, exchange.key_name) or await self._state.store.load(
-            response_id, exchange.key_name
-        )
+        found = await self._state.find(response_id, exchange.key_name)
         if found is None:
             raise _not_found(response_id)
         return found

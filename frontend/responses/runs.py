@@ -132,12 +132,15 @@ class ResponseState:
         self._runs: dict[str, Run] = {}
         self._num_starting = 0
 
-    async def run(self, response_id: str, key_name: str) -> Run | None:
-        """This process's run of that key, or None if it has ended. Waits until a run that ends is stored."""
+    async def find(self, response_id: str, key_name: str) -> Run | StoredResponse | None:
+        """The run of this process, or the stored response, of that key."""
         run = await self._run(response_id)
-        return run if run is not None and run.answer.key_name == key_name else None
+        if run is not None and run.answer.key_name == key_name:
+            return run
+        return await self.store.load(response_id, key_name)
 
     async def _run(self, response_id: str) -> Run | None:
+        """The run, or None if it has ended. Waits for a run that is about to end, until it is stored."""
         run = self._runs.get(response_id)
         if run is None or run.answer.response.status == RUNNING:
             return run

@@ -92,19 +92,19 @@ async def test_what_a_run_came_to_is_shown_once_it_is_kept_and_not_before() -> N
     streaming = asyncio.create_task(client.respond(stream=True, background=True))
     await client.tokens.paused.wait()
     runs = client.responses
-    (response_id,) = runs._runs  # noqa: SLF001  its id is not known yet
-    run = await runs.run(response_id, "")
-    assert run is not None
+    [(response_id, run)] = runs._runs.items()  # noqa: SLF001  its id is not known yet
     can_save.clear()
     client.tokens.go_on.set()
     await until(lambda: run.answer.response.status != RUNNING)
-    getting = asyncio.create_task(runs.run(response_id, ""))
+    getting = asyncio.create_task(runs.find(response_id, ""))
     for _ in range(20):
         await asyncio.sleep(0)  # turns for what must not happen
     assert not getting.done()
     assert b"response.completed" not in written
     can_save.set()
-    assert await getting is None
+    found = await getting
+    assert isinstance(found, StoredResponse)
+    assert found.status == "completed"
     await streaming
     assert b"response.completed" in written
     await client.responses.close()
