@@ -3,8 +3,7 @@
 import asyncio
 import math
 from bisect import insort
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Sequence
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -130,29 +129,12 @@ class Admission:
         self._mean_s: float | None = None  # of the time that a request has a place
         self._booked_s = 0.0  # the last Retry-After ends then
 
-    @asynccontextmanager
-    async def place(self, request: GenerateRequest, caller: str) -> AsyncGenerator[Callable[[], None], None]:
-        """A place for the caller's request, after waiting in turn; call what it yields at the first token.
-        Raises Overloaded as `check` does, or when it has waited too long; the workers' own gets our
-        `retry_after_s`.
+    def place(self, request: GenerateRequest, caller: str) -> "_Place":
+        """A context: a place for the caller's request, after waiting in turn. Call what it yields at the
+        first token. Raises Overloaded as `check` does, when it has waited too long, and in place of the
+        workers' own.
         """
-        await self._enter(request, caller)
-        began_s, is_starting = _now_s(), True
-
-        def start() -> None:
-            nonlocal is_starting
-            self._num_starting -= is_starting
-            is_starting = False
-            self._let_in()
-
-        try:
-            yield start
-        except Overloaded:
-            raise self._refusal("workers") from None
-        finally:
-            if not is_starting:
-                self._note_duration(_now_s() - began_s)
-            self._leave(is_starting=is_starting)
+        return _Place(self, request, caller)
 
     def check(self, caller: str, deadline_s: float) -> None:
         """Raises Overloaded if a request would be refused now: the queue is full and the caller has its share
@@ -165,12 +147,13 @@ class Admission:
         num_callers = self._waiting.num_callers + (not num_mine)
         most = max(self._capacity.num_waiting if self._capacity else 0, round(_SHORTEST_QUEUE_S * self._rate))
         if len(self._waiting) >= most and num_mine >= most // num_callers:
-            raise self._refusal("queue_full")
+            raise self.refusal("queue_full")
         wait_s = min(len(self._waiting), (num_mine + 1) * num_callers) / self._rate
         if wait_s > self._max_wait_s or wait_s + (self._mean_s or 0.0) > deadline_s:
-            raise self._refusal("too_late")
+            raise self.refusal("too_late")
 
-    async def _enter(self, request: GenerateRequest, caller: str) -> None:
+    async def enter(self, request: GenerateRequest, caller: str) -> None:
+        """Wait for a place. Raises Overloaded."""
         self.check(caller, request.deadline_s)
         if self._has_room():
             self._booked_s = 0.0  # the clients that were to come back did not, or will find a place
@@ -186,7 +169,7 @@ class Admission:
                 self._let_in()  # a worker may have joined
         except asyncio.CancelledError:
             if turn.done():
-                self._leave(is_starting=True)
+                self.leave()
             raise
         finally:
             self._metrics.of("queued_requests").inc(-1)
@@ -194,7 +177,7 @@ class Admission:
             if not turn.done():
                 self._waiting.remove(caller, turn)
         if not turn.done():
-            raise self._refusal("waited")
+            raise self.refusal("waited")
 
     def _has_room(self) -> bool:
         now_s = _now_s()
@@ -206,8 +189,10 @@ class Admission:
             self._num_running < most.num_running and self._num_starting < most.num_starting
         )
 
-    def _refusal(self, reason: Refusal) -> Overloaded:
-        """Stagger Retry-After by the rate at which places become free, from when the queue is half empty on:
+    def refusal(self, reason: Refusal) -> Overloaded:
+        """The error of a request without a place.
+
+        Stagger Retry-After by the rate at which places become free, from when the queue is half empty on:
         if all refused clients came back together, most would be refused again.
         """
         self._metrics.of("refused_requests", reason).inc()
@@ -238,15 +223,52 @@ class Admission:
         self._num_running += 1
         self._num_starting += 1
 
-    def _leave(self, *, is_starting: bool) -> None:
+    def leave(self, began_s: float | None = None) -> None:
+        """Free the place; `began_s`: when it was taken, None if there was no token since."""
+        if began_s is not None:
+            self._note_duration(_now_s() - began_s)
         self._num_running -= 1
-        self._num_starting -= is_starting
+        self._num_starting -= began_s is None
+        self._let_in()
+
+    def started(self) -> None:
+        """The request of a place has its first token."""
+        self._num_starting -= 1
         self._let_in()
 
     def _let_in(self) -> None:
         while self._waiting and self._has_room():
             self._waiting.pop().set_result(None)
             self._count()
+
+
+class _Place:
+    """See `Admission.place`."""
+
+    __slots__ = ("_admission", "_began_s", "_caller", "_is_starting", "_request")
+
+    def __init__(self, admission: Admission, request: GenerateRequest, caller: str) -> None:
+        self._admission = admission
+        self._request = request
+        self._caller = caller
+        self._began_s = 0.0
+        self._is_starting = True
+
+    async def __aenter__(self) -> Callable[[], None]:
+        await self._admission.enter(self._request, self._caller)
+        self._began_s = _now_s()
+        return self._start
+
+    def _start(self) -> None:
+        if self._is_starting:
+            self._is_starting = False
+            self._admission.started()
+
+    async def __aexit__(self, _: object, error: BaseException | None, __: object) -> None:
+        refusal = self._admission.refusal("workers") if isinstance(error, Overloaded) else None
+        self._admission.leave(None if self._is_starting else self._began_s)
+        if refusal is not None:
+            raise refusal from None
 
 
 def _now_s() -> float:

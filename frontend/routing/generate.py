@@ -1,13 +1,11 @@
 """Runs one token request: prefill -> handoff -> decode, with retries on other workers within the deadline."""
 
 import asyncio
-import dataclasses
 import logging
 import math
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable
-from contextlib import AsyncExitStack, aclosing
 from functools import partial
 from typing import NamedTuple
 
@@ -30,21 +28,55 @@ from frontend.routing.admission import MAX_WAIT_S, Admission, Capacity, capacity
 from frontend.routing.fleet import Fleet
 from frontend.routing.progress import Progress, UnknownToken
 from frontend.routing.router import Locality, RouterMode, make_router
-from frontend.routing.workers import Event
+from frontend.routing.workers import Event, Waiting
 
 log = logging.getLogger(__name__)
 
 
-@dataclasses.dataclass(frozen=True)
-class Prefilled:
-    """What prefill answered `request` with; `prefilling` closes its call, which pins the KV. `decode`: the
+class _Call:
+    """A running call, which counts as one of its worker's requests until it is closed."""
+
+    __slots__ = ("_num_running", "_waiting", "_worker_id", "replies")
+
+    def __init__(
+        self,
+        replies: AsyncGenerator[Reply, None],
+        worker_id: str,
+        num_running: Counter[str],
+        waiting: Waiting | None,
+    ) -> None:
+        self.replies = replies
+        self._worker_id = worker_id
+        self._num_running = num_running
+        self._waiting = waiting
+        num_running[worker_id] += 1
+
+    async def close(self) -> None:
+        """Cancel the call if it runs; once."""
+        self._num_running[self._worker_id] -= 1
+        if self._waiting is not None:
+            self._waiting.end()
+        await self.replies.aclose()
+
+
+async def _close(calls: list[_Call]) -> None:
+    """Close the calls, the last first, even if one fails."""
+    while calls:
+        try:
+            await calls.pop().close()
+        except BaseException:
+            await _close(calls)
+            raise
+
+
+class Prefilled(NamedTuple):
+    """What prefill answered `request` with; closing `pinning`, its call, releases the KV. `decode`: the
     decode worker, if it is already chosen.
     """
 
     request: GenerateRequest
     handoff: KvHandoff
-    pinned: AsyncGenerator[Reply, None]
-    prefilling: AsyncExitStack
+    pinning: _Call
     decode: WorkerInfo | None
 
     async def decoded(self, tokens: AsyncGenerator[Reply, None]) -> Reply | None:
@@ -52,7 +84,7 @@ class Prefilled:
         BrokerLost.
         """
         arriving = asyncio.ensure_future(anext(tokens, None))
-        moved = asyncio.ensure_future(anext(self.pinned, None))
+        moved = asyncio.ensure_future(anext(self.pinning.replies, None))
         try:
             await asyncio.wait((arriving, moved), return_when=asyncio.FIRST_COMPLETED)
             if not arriving.done() and (error := moved.exception()) is not None:
@@ -123,21 +155,18 @@ class Generator:
     ) -> AsyncGenerator[TokenChunk, None]:
         """The answer's chunks. If the workers are full, it waits for the caller's turn; then `on_taken` is
         called. If a worker is lost, another one prefills the prompt and the tokens so far, or makes the
-        answer again if its engine cannot resume, and the stream continues without repeated or
-        missing tokens. If none is live, or the broker is away, it waits.
-
-        Raises a BatonError: NoWorkers, Overloaded, DeadlineExceeded, WorkerLost, ...
+        answer again if its engine cannot resume; no token is repeated or missing. If none is live, or the
+        broker is away, it waits. Raises a BatonError: NoWorkers, Overloaded, DeadlineExceeded, ...
         """
         progress = Progress(request, self._fleet.num_token_ids(request.model))
-        place = self._admission(request.model).place(request, caller)
-        async with place as on_start, AsyncExitStack() as ending:
-            ending.callback(self._note_usage, progress)
-            while True:
-                await self._reach_broker(progress)
-                await self._find_worker(progress)
-                if progress.error is None:
-                    on_taken()
-                async with AsyncExitStack() as calls:
+        try:
+            async with self._admission(request.model).place(request, caller) as on_start:
+                while True:
+                    await self._reach_broker(progress)
+                    await self._find_worker(progress)
+                    if progress.error is None:
+                        on_taken()
+                    calls: list[_Call] = []
                     try:
                         started = await self._start(progress, calls)
                         if isinstance(started, Prefilled):
@@ -157,6 +186,10 @@ class Generator:
                         raise WorkerLost("The worker ended the stream before the answer was complete.")
                     except BatonError as error:
                         self._note_failure(error, progress)
+                    finally:
+                        await _close(calls)
+        finally:
+            self._note_usage(progress)
 
     def _note_usage(self, progress: Progress) -> None:
         if progress.usage is not None and progress.usage.num_moved_bytes is not None:
@@ -212,7 +245,7 @@ class Generator:
         except TimeoutError:
             raise progress.ended_by(self._no_decode(progress.request)) from None
 
-    async def _start(self, progress: Progress, calls: AsyncExitStack) -> _Stream | Prefilled:
+    async def _start(self, progress: Progress, calls: list[_Call]) -> _Stream | Prefilled:
         """Send the remaining request to workers; returns the first chunk and the rest, or what prefill hands
         over. `calls` closes the calls.
         """
@@ -223,7 +256,7 @@ class Generator:
             reason = "stalled" if progress.prefills_locally else "no_prefill_worker"
             self._metrics.of("prefills", "decode", reason).inc()
             decode = decode or self._choose(Role.DECODE, progress)
-            tokens = await self._decode(request, progress, calls, decode)
+            tokens = self._decode(request, progress, calls, decode)
             return await anext(tokens, None), tokens
         if decode is None:
             reason = "always"
@@ -239,15 +272,14 @@ class Generator:
         return await self._prefill(request, prefill, decode, progress, calls)
 
     async def _locally(
-        self, request: GenerateRequest, decode: WorkerInfo, progress: Progress, calls: AsyncExitStack
+        self, request: GenerateRequest, decode: WorkerInfo, progress: Progress, calls: list[_Call]
     ) -> _Stream:
         """The answer of a decode worker, PrefillFirst if it lacks too much of the prompt."""
         request = msgspec.structs.replace(request, local_prefill_tokens=self._local_prefill.max_tokens)
-        async with AsyncExitStack() as trying:
-            tokens = await self._decode(request, progress, trying, decode)
-            first = await anext(tokens, None)
-            if not isinstance(first, PrefillFirst):
-                calls.push_async_exit(trying.pop_all())
+        tokens = self._decode(request, progress, calls, decode)
+        first = await anext(tokens, None)
+        if isinstance(first, PrefillFirst):
+            await calls.pop().close()
         return first, tokens
 
     async def _prefill(
@@ -256,25 +288,24 @@ class Generator:
         prefill: WorkerInfo,
         decode: WorkerInfo | None,
         progress: Progress,
-        calls: AsyncExitStack,
+        calls: list[_Call],
     ) -> _Stream | Prefilled:
         """What the prefill worker answers: a handoff, or the whole answer if that is so short."""
         progress.prefill = prefill
-        prefilling = await calls.enter_async_context(AsyncExitStack())
-        pinned = await self._call(prefill, request, progress, prefilling)
+        pinning = self._call(prefill, request, progress, calls)
         began_s = time.perf_counter()
         with self._fleet.watchdog.waiting(prefill, arrived := []):
-            first = await anext(pinned, None)
+            first = await anext(pinning.replies, None)
             arrived.append(first)
         self._metrics.of("prefill_seconds").observe(time.perf_counter() - began_s)
         if isinstance(first, TokenChunk):
-            return first, pinned
+            return first, pinning.replies
         if not isinstance(first, KvHandoff):
             raise HandoffFailed(f"Prefill worker {prefill.worker_id} did not send a handoff.")
         progress.check((first.first_token,))
-        return Prefilled(request, first, pinned, prefilling, decode)
+        return Prefilled(request, first, pinning, decode)
 
-    async def _hand_over(self, progress: Progress, prefilled: Prefilled, calls: AsyncExitStack) -> _Stream:
+    async def _hand_over(self, progress: Progress, prefilled: Prefilled, calls: list[_Call]) -> _Stream:
         """Decode what prefill hands over.
 
         The prefill call stays open until decode's first chunk, since not every engine reports when the KV
@@ -282,24 +313,25 @@ class Generator:
         """
         request = after_handoff(prefilled.request, prefilled.handoff)
         decode = prefilled.decode or self._choose(Role.DECODE, progress, paired_with=progress.prefill)
-        tokens = await self._decode(request, progress, calls, decode)
+        tokens = self._decode(request, progress, calls, decode)
         began_s = time.perf_counter()
         chunk = await prefilled.decoded(tokens)
         self._metrics.of("handoff_seconds").observe(time.perf_counter() - began_s)
-        await prefilled.prefilling.aclose()
+        calls.remove(prefilled.pinning)
+        await prefilled.pinning.close()
         return chunk, tokens
 
-    async def _decode(
+    def _decode(
         self,
         request: GenerateRequest,
         progress: Progress,
-        calls: AsyncExitStack,
+        calls: list[_Call],
         decode: WorkerInfo | None,
     ) -> AsyncGenerator[Reply, None]:
         if decode is None:
             raise self._no_decode(request)
-        calls.enter_context(self._fleet.watchdog.waiting(decode, progress.token_ids))
-        return await self._call(decode, request, progress, calls)
+        waiting = self._fleet.watchdog.waiting(decode, progress.token_ids)
+        return self._call(decode, request, progress, calls, waiting).replies
 
     def _no_decode(self, request: GenerateRequest) -> NoWorkers:
         return NoWorkers(f"No decode worker is available for {request.model}.", retry_after_s=1)
@@ -318,10 +350,15 @@ class Generator:
         live = self._fleet.workers(progress.request.model, role, paired_with=paired_with)
         return [worker for worker in live if worker.incarnation not in progress.avoided]
 
-    async def _call(
-        self, worker: WorkerInfo, request: GenerateRequest, progress: Progress, calls: AsyncExitStack
-    ) -> AsyncGenerator[Reply, None]:
+    def _call(
+        self,
+        worker: WorkerInfo,
+        request: GenerateRequest,
+        progress: Progress,
+        calls: list[_Call],
+        waiting: Waiting | None = None,
+    ) -> _Call:
         progress.called.append(worker)
-        self._num_running[worker.worker_id] += 1
-        calls.callback(self._num_running.subtract, [worker.worker_id])
-        return await calls.enter_async_context(aclosing(self._transport.call(worker.address, request)))
+        replies = self._transport.call(worker.address, request)
+        calls.append(_Call(replies, worker.worker_id, self._num_running, waiting))
+        return calls[-1]

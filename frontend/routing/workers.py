@@ -2,8 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sized
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Iterable, Sized
 from enum import Enum
 
 from baton.messages import WorkerInfo
@@ -253,6 +252,35 @@ class CutPairs:
         log.info("uncut pair %s registered=%s", name, not is_gone)
 
 
+class Waiting:
+    """One running call: its tokens, which grow, and when it began."""
+
+    __slots__ = ("_held", "_num_before", "_tokens", "since_s")
+
+    def __init__(self, held: "_Held", tokens: Sized) -> None:
+        self._held = held
+        self._tokens = tokens
+        self._num_before = len(tokens)
+        self.since_s = asyncio.get_running_loop().time()
+        held.calls[self] = None
+
+    @property
+    def num_new(self) -> int:
+        """Tokens since it began."""
+        return len(self._tokens) - self._num_before
+
+    def end(self) -> None:
+        """The call has ended."""
+        self._held.num_before += self.num_new
+        del self._held.calls[self]
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+
 NO_PROGRESS_S = 10.0
 _CHECKS = 10
 
@@ -261,20 +289,20 @@ IsStuck = Callable[[WorkerInfo], Awaitable[bool]]
 
 
 class _Held:
-    """One worker's running calls: of each its tokens, which grow, how many there were at its start, and when
-    that was. Counts checks, not seconds: a frontend that stood still has not waited for anything.
+    """One worker's running calls, the oldest first. Counts checks, not seconds: a frontend that stood still
+    has not waited for anything.
     """
 
     def __init__(self, worker: WorkerInfo) -> None:
         self.worker = worker
-        self.calls: dict[object, tuple[Sized, int, float]] = {}
+        self.calls: dict[Waiting, None] = {}
         self.num_before = 0  # of calls that have ended
         self.num_quiet = 0
         self._num_seen = 0
 
     def check(self) -> None:
         """Count a check as quiet if there are calls and none progressed."""
-        num = self.num_before + sum(len(tokens) - before for tokens, before, _ in self.calls.values())
+        num = self.num_before + sum(call.num_new for call in self.calls)
         self.num_quiet = self.num_quiet + 1 if self.calls and num == self._num_seen else 0
         self._num_seen = num
 
@@ -293,27 +321,18 @@ class Watchdog:
         self._held: dict[str, _Held] = {}
         self._judging: dict[str, asyncio.Task[None]] = {}
 
-    @contextmanager
-    def waiting(self, worker: WorkerInfo, tokens: Sized) -> Iterator[None]:
-        """During the context a request waits for this worker; its progress is the growth of `tokens`. An
-        error is not progress: a hung engine also rejects requests because its queue is full.
+    def waiting(self, worker: WorkerInfo, tokens: Sized) -> "Waiting":
+        """Note that a request waits for this worker, until `end`, or in a context. Its progress is the growth
+        of `tokens`. An error is not progress: a hung engine also rejects requests because its queue is full.
         """
-        held = self._held.setdefault(worker.incarnation, _Held(worker))
-        call, before = object(), len(tokens)
-        held.calls[call] = tokens, before, asyncio.get_running_loop().time()
-        try:
-            yield
-        finally:
-            held.num_before += len(tokens) - before
-            del held.calls[call]
+        return Waiting(self._held.setdefault(worker.incarnation, _Held(worker)), tokens)
 
     def longest_wait_s(self, worker: WorkerInfo) -> float:
         """How long the oldest of the requests that wait for this worker has waited; 0 if there is none."""
         held = self._held.get(worker.incarnation)
         if held is None or not held.calls:
             return 0.0
-        _, _, since_s = next(iter(held.calls.values()))
-        return asyncio.get_running_loop().time() - since_s
+        return asyncio.get_running_loop().time() - next(iter(held.calls)).since_s
 
     async def check(self, is_registered: Callable[[WorkerInfo], bool]) -> None:
         """Check every worker, until cancelled."""
