@@ -27,7 +27,7 @@ class Lines(logging.Handler):
     def __init__(self) -> None:
         super().__init__()
         self.num_lost = 0
-        self._num_told = 0
+        self._num_reported = 0
         self._start()
         os.register_at_fork(after_in_child=self._start)
 
@@ -53,10 +53,10 @@ class Lines(logging.Handler):
     def _write(self, waiting: "queue.Queue[str]") -> None:
         while True:
             text = waiting.get()
-            if self.num_lost > self._num_told:
-                self._num_told = self.num_lost
+            if self.num_lost > self._num_reported:
+                self._num_reported = self.num_lost
                 lost = logging.makeLogRecord({"levelname": "WARNING", "name": __name__})
-                lost.msg = f"lost_lines={self._num_told} reason=stderr was not read"
+                lost.msg = f"lost_lines={self._num_reported} reason=stderr was not read"
                 text += "\n" + self.format(lost)
             _write(f"{text}\n".encode(errors="backslashreplace"))
             waiting.task_done()
@@ -68,7 +68,7 @@ def _write(data: bytes) -> None:
         while data:
             data = data[os.write(_STDERR, data) :]
     except OSError:
-        pass  # there is no reader, so there is nobody to tell
+        pass  # there is no reader
 
 
 lines: Lines | None = None

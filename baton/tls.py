@@ -1,4 +1,4 @@
-"""Builds every TLS context, and says in a sentence why one cannot be built or a handshake failed."""
+"""Builds every TLS context; explains why one cannot be built or a handshake failed."""
 
 import ssl
 from pathlib import Path
@@ -50,14 +50,14 @@ def reason(error: OSError) -> str:
 
 def peers_fault(error: ssl.SSLError) -> str:
     """Why a handshake with a peer failed: a sentence about `it`."""
-    told = str(error.reason or "")
+    name = str(error.reason or "")
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"its certificate is not valid for this process's authority: {reason(error)}"
-    if told == "PEER_DID_NOT_RETURN_A_CERTIFICATE":
+    if name == "PEER_DID_NOT_RETURN_A_CERTIFICATE":
         return "it has no certificate"
-    if "ALERT" in told:
+    if "ALERT" in name:
         return f"it refuses this process's certificate: {reason(error)}"
-    return "it does not speak TLS" if told in _NO_TLS else f"TLS failed: {reason(error)}"
+    return "it does not speak TLS" if name in _NO_TLS else f"TLS failed: {reason(error)}"
 
 
 def _show(context: ssl.SSLContext, cert: Path, key: Path | None) -> None:

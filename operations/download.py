@@ -144,7 +144,7 @@ def _explained(error: Exception, repo: str, folder: Path) -> str:
         errors.OfflineModeIsEnabled: "HF_HUB_OFFLINE is set: unset it to download",
         PermissionError: f"{folder} is not writable",
     }
-    return next((said for kind, said in known.items() if isinstance(error, kind)), fallback)
+    return next((text for kind, text in known.items() if isinstance(error, kind)), fallback)
 
 
 def _refused(status: int) -> str:

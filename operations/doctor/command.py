@@ -74,7 +74,7 @@ def gather(settings: DoctorSettings) -> Facts:
     except ValueError:  # a finding says so
         model_path = settings.model_path
     wires, host, model = settings.wires, probe_host(), probe_model(model_path)
-    workers = tuple(asked_for(settings, os.environ.get("CUDA_VISIBLE_DEVICES")))
+    workers = tuple(wanted_workers(settings, os.environ.get("CUDA_VISIBLE_DEVICES")))
     installed = {"trtllm": host.has_tensorrt_llm, "vllm": host.has_vllm}
     if installed.get(settings.engine) and model.shape is not None:
         workers = with_refusals(workers, model_path)
@@ -95,7 +95,7 @@ def gather(settings: DoctorSettings) -> Facts:
     )
 
 
-def asked_for(settings: DoctorSettings, visible_devices: str | None) -> Iterator[Worker]:
+def wanted_workers(settings: DoctorSettings, visible_devices: str | None) -> Iterator[Worker]:
     """The workers that the flags describe; by default one aggregated worker on CUDA_VISIBLE_DEVICES."""
     s = settings
     asked: tuple[tuple[DisaggregationMode, str | None, Path | None, str], ...] = (

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from operations.doctor.command import DoctorSettings, asked_for
+from operations.doctor.command import DoctorSettings, wanted_workers
 from operations.doctor.facts import GIB
 from operations.doctor.plan import ask_worker
 from operations.doctor.probes import (
@@ -221,7 +221,7 @@ def test_a_folder_of_the_hubs_cache_is_known_by_what_lies_in_it(tmp_path: Path) 
     assert probe_model(tmp_path).snapshot == str(newer)
 
 
-def test_the_container_toolkit_is_asked_for_its_version(
+def test_the_container_toolkit_is_wanted_workers_its_version(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
@@ -235,7 +235,7 @@ def test_workers_come_from_the_flags() -> None:
     settings = DoctorSettings(
         prefill_gpus="0,1;2,3", decode_engine_args=Path("engine_configs/demo/decode.yaml")
     )
-    found = [(worker.mode, worker.gpus) for worker in asked_for(settings, None)]
+    found = [(worker.mode, worker.gpus) for worker in wanted_workers(settings, None)]
     assert found == [("prefill", "0,1"), ("prefill", "2,3"), ("decode", None)]
 
 
@@ -245,7 +245,7 @@ def test_workers_come_from_the_flags() -> None:
 )
 def test_one_flag_is_enough_for_a_worker_of_its_kind(mode: str, name: str, value: Any) -> None:
     prefix = "" if mode == "agg" else f"{mode}_"
-    (worker,) = asked_for(DoctorSettings(engine="vllm", **{prefix + name: value}), "7")
+    (worker,) = wanted_workers(DoctorSettings(engine="vllm", **{prefix + name: value}), "7")
     assert (worker.mode, worker.gpus) == (mode, "1,2" if name == "gpus" else "7")
     assert (worker.number("max_seq_len") == 5) == (name == "flags")
     assert (worker.refusal is not None) == (name == "engine_args")
@@ -255,21 +255,21 @@ def test_a_typed_flag_wins_over_the_yaml_and_the_last_one_counts() -> None:
     yaml = Path("engine_configs/gpt-oss-120b/prefill.yaml")
     line = "--log-level info --tensor-parallel-size 8 --tensor-parallel-size=2 --free-gpu-memory-fraction 0.7"
     settings = DoctorSettings(prefill_gpus="0,1;2,3", prefill_flags=line, prefill_engine_args=yaml)
-    found = list(asked_for(settings, None))
+    found = list(wanted_workers(settings, None))
     assert [(worker.gpus, worker.tensor_parallel_size) for worker in found] == [("0,1", 2), ("2,3", 2)]
     assert found[0].number("kv_cache_config.free_gpu_memory_fraction") == 0.7
     assert found[0].number("max_batch_size") == 32
 
 
 def test_with_no_flags_there_is_one_worker_on_the_visible_devices() -> None:
-    assert [(w.mode, w.gpus) for w in asked_for(DoctorSettings(), "1,2")] == [("agg", "1,2")]
-    assert [(w.mode, w.gpus) for w in asked_for(DoctorSettings(), "")] == [("agg", None)]
+    assert [(w.mode, w.gpus) for w in wanted_workers(DoctorSettings(), "1,2")] == [("agg", "1,2")]
+    assert [(w.mode, w.gpus) for w in wanted_workers(DoctorSettings(), "")] == [("agg", None)]
 
 
 def test_vllms_settings_have_the_names_of_the_flags() -> None:
     yaml = Path("engine_configs/vllm/gpt-oss-120b/decode.yaml")
     settings = DoctorSettings(engine="vllm", decode_engine_args=yaml, decode_flags="--max-batch-size 7")
-    (worker,) = asked_for(settings, None)
+    (worker,) = wanted_workers(settings, None)
     assert (worker.number("max_batch_size"), worker.number("max_seq_len")) == (7, 131_072)
 
 
