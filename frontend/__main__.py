@@ -64,17 +64,21 @@ def main(argv: list[str]) -> int:
     except (UnsafeFolder, ValueError) as error:
         print_error(error)
         return 2
-    if settings.num_processes > 1:
-        return _supervise(port, argv, settings.num_processes)
-    return _serve_alone(settings, credentials, port)
+    if settings.num_processes == 1:
+        return _serve_alone(settings, credentials, port)
+    command = [sys.executable, "-m", "frontend", *argv]
+    with tempfile.TemporaryDirectory(prefix="baton-frontend-") as folder:
+        return uvloop.run(Supervisor(port, command, settings.num_processes, folder).run())
 
 
 def _port(settings: FrontendSettings) -> Port:
     """The port to serve on. Raises ValueError with a sentence."""
     where = f"{settings.http_host}:{settings.http_port}"
     port = Port.taken(settings.http_port) if settings.take_over else None
+    family = socket.AF_INET6 if ":" in settings.http_host else socket.AF_INET
+    address = (settings.http_host, settings.http_port)
     try:
-        port = port or Port(inherited() or _listen(settings))
+        port = port or Port(inherited() or socket.create_server(address, family=family, backlog=2048))
     except OSError as error:
         number = error.errno or 0
         why = os.strerror(number) if number > 0 else error.strerror  # negative: of a name
@@ -115,12 +119,6 @@ def _serve_alone(settings: FrontendSettings, credentials: Credentials, port: Por
     return run(main)
 
 
-def _supervise(port: Port, argv: list[str], num_processes: int) -> int:
-    command = [sys.executable, "-m", "frontend", *argv]
-    with tempfile.TemporaryDirectory(prefix="baton-frontend-") as folder:
-        return uvloop.run(Supervisor(port, command, num_processes, folder).run())
-
-
 def _serve_in_place(settings: FrontendSettings, credentials: Credentials, place: Place) -> int:
     """Serve as one of the supervisor's processes."""
     settings = dataclasses.replace(settings, take_over=place.takes_over)
@@ -150,8 +148,8 @@ async def serve(
         return 2
     discovery, transport = settings.wires.discovery(), settings.wires.transport()
     responses = ResponseState(store, call_run=siblings.call_run)
-    fleet = _fleet(settings, discovery, transport)
-    services = _services(settings, fleet, transport, siblings)
+    services = _services(settings, discovery, transport, siblings)
+    fleet = services.fleet
     quotas = Quotas(siblings.share_use)
     app = _app(settings, credentials, services, responses, quotas)
     server = HttpServer(app, settings.drain_timeout_s, tls=credentials.context)
@@ -187,18 +185,6 @@ async def ready_to_serve(settings: FrontendSettings, fleet: Fleet, transport: Tr
         await first_of(fleet.synced.wait(), asyncio.sleep(SYNC_TIMEOUT_S))
 
 
-def _fleet(settings: FrontendSettings, discovery: Discovery, transport: Transport) -> Fleet:
-    return Fleet(
-        discovery,
-        transport,
-        model_path=settings.model_path,
-        request_timeout_s=settings.request_timeout_s,
-        aliases=parse_aliases(settings.model_alias),
-        no_progress_s=settings.no_progress_s,
-        current_date=settings.current_date,
-    )
-
-
 def _app(
     settings: FrontendSettings,
     credentials: Credentials,
@@ -213,8 +199,19 @@ def _app(
     return app if settings.authenticates else Hosts(app, settings.allowed_hosts)
 
 
-def _services(settings: FrontendSettings, fleet: Fleet, transport: Transport, siblings: Siblings) -> Services:
+def _services(
+    settings: FrontendSettings, discovery: Discovery, transport: Transport, siblings: Siblings
+) -> Services:
     metrics = Metrics()
+    fleet = Fleet(
+        discovery,
+        transport,
+        model_path=settings.model_path,
+        request_timeout_s=settings.request_timeout_s,
+        aliases=parse_aliases(settings.model_alias),
+        no_progress_s=settings.no_progress_s,
+        current_date=settings.current_date,
+    )
     return Services(
         fleet=fleet,
         generator=Generator(
@@ -251,12 +248,6 @@ async def _open_store(path: str, siblings: Siblings) -> ResponseStore:
         log.warning("responses are lost when this frontend ends error=%s", error)
         store = ResponseStore(memory, address=siblings.address)
     return store
-
-
-def _listen(settings: FrontendSettings) -> socket.socket:
-    family = socket.AF_INET6 if ":" in settings.http_host else socket.AF_INET
-    address = (settings.http_host, settings.http_port)
-    return socket.create_server(address, family=family, backlog=2048)
 
 
 if __name__ == "__main__":

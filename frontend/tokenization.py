@@ -18,7 +18,7 @@ from frontend.text.specials import SpecialToken
 from frontend.turn.fields import AnyEffort, CommonFields, TemplateArgs, TokenId
 from frontend.turn.prepare import encode
 from frontend.turn.raw_text import text_of, token_texts
-from frontend.turn.request import Limits, RawPrompts, TurnRequest
+from frontend.turn.request import RawPrompts, TurnRequest
 
 
 class TokenizeBody(msgspec.Struct, kw_only=True):
@@ -130,7 +130,7 @@ def _read(raw: bytes) -> tuple[TokenizeBody, tuple[str, ...], TurnRequest]:
             prompt, path = conversation(chat), "messages"
         case _:
             raise InvalidRequest("Send either `prompt` or `messages`.", param="prompt")
-    request = TurnRequest.of(CommonFields(model=""), prompt, Limits(), path=path, num_bytes=len(raw))
+    request = TurnRequest.of(CommonFields(model=""), prompt, path=path, num_bytes=len(raw))
     return body, ignored, request
 
 

@@ -39,7 +39,7 @@ from frontend.turn.fields import (
     identity_of,
     required,
 )
-from frontend.turn.request import CallChoice, Limits, TurnRequest, answer_format, left_out, text_of_part
+from frontend.turn.request import CallChoice, TurnRequest, answer_format, left_out, text_of_part
 
 
 class FunctionCall(msgspec.Struct, kw_only=True):
@@ -214,15 +214,18 @@ class ChatBody(CommonFields, kw_only=True):
 def turn_request(body: ChatBody, num_bytes: int) -> TurnRequest:
     """The request of a body of `num_bytes`. Raises InvalidRequest for fields that contradict each other and
     for content that is not text."""
-    limits = Limits(
+    return TurnRequest.of(
+        body,
+        conversation(body),
+        _call_choice(body),
+        path="messages",
+        num_bytes=num_bytes,
         max_tokens=body.max_completion_tokens or body.max_tokens,
-        num_choices=body.n or 1,
+        num_choices=body.n,
         stop=body.stop,
         max_calls=1 if body.parallel_tool_calls is False else None,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
     )
-    talk, choice = conversation(body), _call_choice(body)
-    return TurnRequest.of(body, talk, limits, choice, path="messages", num_bytes=num_bytes)
 
 
 def not_enforced(body: ChatBody) -> Iterator[str]:

@@ -16,7 +16,7 @@ from frontend.turn.choice import Choice
 from frontend.turn.fields import CommonFields, Count, Refused, StopText, TokenId
 from frontend.turn.logprobs import LegacyLogprobs, echoed_logprobs, legacy_logprobs
 from frontend.turn.raw_text import text_of
-from frontend.turn.request import Client, Limits, RawPrompts, TurnRequest
+from frontend.turn.request import Client, RawPrompts, TurnRequest
 
 
 class CompletionChoiceBody(msgspec.Struct, kw_only=True):
@@ -101,14 +101,17 @@ def _read(raw: bytes) -> tuple[CompletionBody, tuple[str, ...], TurnRequest]:
 def turn_request(body: CompletionBody, num_bytes: int) -> TurnRequest:
     """The request of a body of `num_bytes`. Raises InvalidRequest for fields that contradict each other."""
     prompts = RawPrompts(tuple(prompts_of(body)), shows_special=body.skip_special_tokens is False)
-    limits = Limits(
+    return TurnRequest.of(
+        body,
+        prompts,
+        path="prompt",
+        num_bytes=num_bytes,
         max_tokens=DEFAULT_MAX_TOKENS if body.max_tokens is None else max(body.max_tokens, 1),
-        num_choices=body.n or 1,
+        num_choices=body.n,
         stop=body.stop,
         logprobs=body.logprobs,
         prompt_logprobs=body.logprobs if body.echo else None,
     )
-    return TurnRequest.of(body, prompts, limits, path="prompt", num_bytes=num_bytes)
 
 
 def prompts_of(body: CompletionBody) -> list[str | list[int]]:

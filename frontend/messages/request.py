@@ -5,7 +5,6 @@ from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
-from msgspec.structs import replace
 
 from baton.errors import BatonError, InvalidRequest
 from frontend.harmony.conversation import (
@@ -30,7 +29,7 @@ from frontend.turn.fields import (
     StopText,
     required,
 )
-from frontend.turn.request import NUMBER, TEXT, CallChoice, ClientTool, Limits, TurnRequest, left_out
+from frontend.turn.request import NUMBER, TEXT, CallChoice, ClientTool, TurnRequest, left_out
 from frontend.turn.seal import Changed, Seal
 from frontend.turn.thoughts import PARAGRAPH, joined
 
@@ -134,7 +133,7 @@ class ThreadNotFound(BatonError):
 
 
 class Counted(msgspec.Struct, kw_only=True):
-    """`POST /v1/messages/count_tokens`: the fields that make up the prompt."""
+    """`POST /v1/messages/count_tokens`: as `POST /v1/messages`, whose answer's fields have no effect."""
 
     refused: ClassVar[Refused] = {
         "container": ((), "Code execution is not available."),
@@ -151,18 +150,19 @@ class Counted(msgspec.Struct, kw_only=True):
     output_config: OutputConfig | None = None
     output_format: JsonFormat | None = None
     mcp_servers: list[dict[str, Any]] | None = None
-
-
-class MessagesBody(Counted, kw_only=True):
-    """`POST /v1/messages`."""
-
-    max_tokens: Count
+    max_tokens: Count | None = None
     stop_sequences: Annotated[list[StopText], msgspec.Meta(max_length=64)] | None = None
     stream: bool | None = None
     temperature: Share | None = None
     top_p: Share | None = None
     top_k: Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)] | None = None
     thread: Thread | None = None
+
+
+class MessagesBody(Counted, kw_only=True):
+    """`POST /v1/messages`."""
+
+    max_tokens: Count
 
     def __post_init__(self) -> None:
         if self.thread is not None and self.thread.type == "continue":
@@ -230,12 +230,16 @@ def turn_request(body: Counted, num_bytes: int, seal: Seal) -> tuple[TurnRequest
     chosen = _call_choice(body, ignored)
     talk = _conversation(body, tools, seal, ignored)
     choice = body.tool_choice
-    limits = Limits(max_calls=1 if choice is not None and choice.disable_parallel_tool_use else None)
-    fields = CommonFields(model=body.model)
-    if isinstance(body, MessagesBody):
-        limits = limits._replace(max_tokens=body.max_tokens, stop=body.stop_sequences)
-        fields = replace(fields, temperature=body.temperature, top_p=body.top_p, top_k=body.top_k)
-    request = TurnRequest.of(fields, talk, limits, chosen, path="messages", num_bytes=num_bytes)
+    request = TurnRequest.of(
+        CommonFields(model=body.model, temperature=body.temperature, top_p=body.top_p, top_k=body.top_k),
+        talk,
+        chosen,
+        path="messages",
+        num_bytes=num_bytes,
+        max_tokens=body.max_tokens,
+        stop=body.stop_sequences,
+        max_calls=1 if choice is not None and choice.disable_parallel_tool_use else None,
+    )
     return request, sorted(ignored)
 
 

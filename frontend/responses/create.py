@@ -33,7 +33,7 @@ from frontend.text.served import ContextTooLong
 from frontend.turn.fields import GPT_OSS_EFFORTS, NEAREST_EFFORT, AnyEffort, effort_of, identity_of
 from frontend.turn.ids import vary
 from frontend.turn.prepare import LONG_BYTES, encode, prepare
-from frontend.turn.request import Client, Limits, TurnRequest, answer_format
+from frontend.turn.request import Client, TurnRequest, answer_format
 from frontend.turn.seal import Seal
 
 MAX_REFERENCES = 1000
@@ -123,13 +123,16 @@ def turn_request(
         answer_format=answer_format(None if body.text is None else body.text.format, "text.format"),
     )
     gives_logprobs = LOGPROBS in (body.include or ()) or body.top_logprobs is not None
-    limits = Limits(
+    return TurnRequest.of(
+        body,
+        conversation,
+        call_choice(body, offered),
+        path="input",
+        num_bytes=num_bytes,
         max_tokens=body.max_output_tokens,
         max_calls=1 if body.parallel_tool_calls is False else None,
         logprobs=(body.top_logprobs or 0) if gives_logprobs else None,
     )
-    choice = call_choice(body, offered)
-    return TurnRequest.of(body, conversation, limits, choice, path="input", num_bytes=num_bytes)
 
 
 def _effort(body: ResponseBody) -> AnyEffort:

@@ -3,9 +3,10 @@ formats demand of the answer. A `path` names a field of the body."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from baton.errors import InvalidRequest
 from baton.messages import Guided, MessageForm, Sampling, Syntax
@@ -190,7 +191,7 @@ def raw_guided(answer: AnswerFormat | None) -> Guided | None:
     """The constraint on a raw completion. Raises as `guided` does."""
     if answer is None:
         return None
-    return _checked(Guided(last=(msgspec.structs.replace(_final(answer), headers=("",)),)))
+    return _checked(Guided(last=(replace(_final(answer), headers=("",)),)))
 
 
 def _callable(tools: Sequence[Tool], choice: CallChoice) -> list[Tool]:
@@ -220,13 +221,13 @@ def _call(tool: Tool, *, is_enforced: bool) -> MessageForm:
     if not is_enforced or tool.takes_text:
         return form
     path = f"{tool.path}.parameters"
-    return msgspec.structs.replace(
+    return replace(
         form, grammar=_text(_arguments(tool), path, tool.strict), lenient=not tool.strict, param=path
     )
 
 
 def _held(form: MessageForm, grammar: TextGrammar) -> MessageForm:
-    return msgspec.structs.replace(form, grammar=grammar.text, syntax=grammar.syntax, param=grammar.path)
+    return replace(form, grammar=grammar.text, syntax=grammar.syntax, param=grammar.path)
 
 
 def _call_headers(tool: Tool) -> Iterator[str]:
@@ -321,17 +322,6 @@ class RawPrompts(msgspec.Struct, frozen=True):
     shows_special: bool = False
 
 
-class Limits(NamedTuple):
-    """What a body asks of its answer: see `TurnRequest` and `Sampling`. `stop` is one string or several."""
-
-    max_tokens: int | None = None
-    num_choices: int = 1
-    stop: str | list[str] | None = None
-    max_calls: int | None = None
-    logprobs: int | None = None
-    prompt_logprobs: int | None = None
-
-
 class TurnRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One request for `num_choices` answers to each prompt.
 
@@ -357,11 +347,16 @@ class TurnRequest(msgspec.Struct, frozen=True, kw_only=True):
         cls,
         fields: CommonFields,
         prompt: Conversation | RawPrompts,
-        limits: Limits,
         choice: CallChoice | None = None,
         *,
         path: str,
         num_bytes: int,
+        max_tokens: int | None = None,
+        num_choices: int | None = None,
+        stop: str | list[str] | None = None,
+        max_calls: int | None = None,
+        logprobs: int | None = None,
+        prompt_logprobs: int | None = None,
     ) -> "TurnRequest":
         """The request of a body of `num_bytes` whose prompt is at `path`. Raises InvalidRequest for fields
         that contradict each other, and as `guided` does."""
@@ -369,22 +364,23 @@ class TurnRequest(msgspec.Struct, frozen=True, kw_only=True):
             form = raw_guided(demanded_format(fields))
         else:
             form = guided(prompt.tools, choice, demanded_format(fields, prompt.answer_format))
+        sampling = _sampling(fields, form, max_tokens or REST_OF_CONTEXT)
         return cls(
             model=fields.model,
             prompt=prompt,
             path=path,
             num_bytes=num_bytes,
-            sampling=_sampling(fields, limits, form),
-            num_choices=limits.num_choices,
-            stop_strings=(limits.stop,) if isinstance(limits.stop, str) else tuple(limits.stop or ()),
-            max_calls=limits.max_calls,
+            sampling=replace(sampling, logprobs=logprobs, prompt_logprobs=prompt_logprobs),
+            num_choices=num_choices or 1,
+            stop_strings=(stop,) if isinstance(stop, str) else tuple(stop or ()),
+            max_calls=max_calls,
             user=fields.safety_identifier or fields.user,
             priority=fields.priority or 0,
             cache_salt=fields.cache_salt or "",
         )
 
 
-def _sampling(fields: CommonFields, limits: Limits, form: Guided | None) -> Sampling:
+def _sampling(fields: CommonFields, form: Guided | None, max_tokens: int) -> Sampling:
     nvext = fields.nvext or Nvext()
     # `top_p` 0 means greedy sampling, but engines reject the value 0.
     greedy = fields.top_p == 0 or nvext.greed_sampling
@@ -395,7 +391,7 @@ def _sampling(fields: CommonFields, limits: Limits, form: Guided | None) -> Samp
             param="ignore_eos",
         )
     return Sampling(
-        max_tokens=limits.max_tokens or REST_OF_CONTEXT,
+        max_tokens=max_tokens,
         min_tokens=fields.min_tokens or 0,
         seed=new_seed() if fields.seed is None else fields.seed & _SEED_MASK,
         is_seeded=fields.seed is not None,
@@ -409,8 +405,6 @@ def _sampling(fields: CommonFields, limits: Limits, form: Guided | None) -> Samp
         logit_bias={int(name): value for name, value in (fields.logit_bias or {}).items()},
         stop_token_ids=tuple(fields.stop_token_ids or ()),
         ignore_eos=ignore_eos,
-        logprobs=limits.logprobs,
-        prompt_logprobs=limits.prompt_logprobs,
         guided=form,
     )
 

@@ -23,7 +23,7 @@ from frontend.text.served import ContextTooLong, ServedModel
 from frontend.turn.choice import Choice
 from frontend.turn.fields import CommonFields
 from frontend.turn.prepare import prepare
-from frontend.turn.request import Client, Limits, RawPrompts, TurnRequest
+from frontend.turn.request import Client, RawPrompts, TurnRequest
 from frontend.turn.thoughts import Thoughts
 from tests.scripted_frontend import TOKENIZER
 
@@ -46,9 +46,9 @@ def prepared(
     request = TurnRequest.of(
         CommonFields(model="alias", user=user),
         Conversation(turns=turns, tools=tools),
-        Limits(**more),
         path="messages",
         num_bytes=1,
+        **more,
     )
     served = ServedModel("m", context_length, TOKENIZER, "2026-11-21")
     client = Client(request_id="r", deadline_s=7.0, owner=owner, address="10.0.0.1")
@@ -118,7 +118,7 @@ def test_an_answer_ends_at_its_stop_strings_and_before_one_call_too_many() -> No
 
 async def test_the_answers_to_raw_prompts_leave_no_history() -> None:
     raw = RawPrompts(("x",))
-    request = TurnRequest.of(CommonFields(model="m"), raw, Limits(), path="prompt", num_bytes=1)
+    request = TurnRequest.of(CommonFields(model="m"), raw, path="prompt", num_bytes=1)
     served = ServedModel("m", 100, TOKENIZER, "2026-11-21")
     client, thoughts = Client(request_id="r", deadline_s=7.0), Thoughts()
     (choice,) = await prepare(request, client, served, thoughts, lambda *_: None, max_choices=1)

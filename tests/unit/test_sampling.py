@@ -13,7 +13,7 @@ from baton.messages import GenerateRequest, Sampling
 from frontend.text.served import ContextTooLong, ServedModel
 from frontend.turn.fields import CommonFields
 from frontend.turn.prepare import fitted, prepare
-from frontend.turn.request import Client, Limits, RawPrompts, TurnRequest
+from frontend.turn.request import Client, RawPrompts, TurnRequest
 from frontend.turn.thoughts import Thoughts
 from tests.scripted_frontend import TOKENIZER
 
@@ -24,7 +24,7 @@ LAST_ID = TOKENIZER.vocab_size - 1
 def asked(fields: dict[str, Any], *prompts: str | list[int], **more: Any) -> TurnRequest:
     common = msgspec.convert({"model": "alias", **fields}, CommonFields)
     raw = RawPrompts(prompts or ("x",))
-    return TurnRequest.of(common, raw, Limits(**more), path="prompt", num_bytes=1)
+    return TurnRequest.of(common, raw, path="prompt", num_bytes=1, **more)
 
 
 def sampling(
