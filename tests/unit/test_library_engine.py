@@ -1,10 +1,11 @@
 """The library engine over a scripted library: how calls end, are counted, and are finished when abandoned."""
 
 import asyncio
-from collections.abc import Callable, Set
+from collections.abc import Awaitable, Callable, Set
 from contextlib import aclosing
 from typing import Any
 
+import pydantic
 import pytest
 from msgspec.structs import replace
 
@@ -26,6 +27,7 @@ from workers.engine import EngineInfo
 from workers.engines.library.adapter import Call, Ending, Facts, Kept
 from workers.engines.library.engine import LibraryEngine
 from workers.engines.library.model_facts import ModelFacts
+from workers.settings import Loaded
 
 MODEL = ModelFacts(
     vocab_size=1000,
@@ -87,15 +89,21 @@ class Library:
         self.stops: list[bool] = []
         self.fail_pulls: Callable[[], None] = lambda: None
         self.refusal: Exception | None = None
+        self.first: Callable[[], Awaitable[object]] | None = None
+        self.loaded = Loaded[dict[str, Any]]({"model": "m"}, {}, {}, {"max_batch_size": "engine.yaml:3"})
         self.death: asyncio.Future[str] = asyncio.Future()
         self._steps = steps
         self._may_abort = may_abort
         self._slots = slots
 
-    async def load(self, on_failed_pull: Callable[[], None]) -> Facts:
+    def load(self, on_failed_pull: Callable[[], None]) -> None:
+        self.fail_pulls = on_failed_pull
         if self.refusal is not None:
             raise self.refusal
-        self.fail_pulls = on_failed_pull
+
+    async def start(self) -> Facts:
+        if self.first is not None:
+            await self.first()
         info = EngineInfo(
             name="library", version="1", context_length=500, kv_layout=LAYOUT, kv_transfer="wire",
             max_batch_size=self._slots, max_queue_size=0,
@@ -247,15 +255,48 @@ async def test_a_library_that_dies_ends_every_call_without_a_request() -> None:
     assert "its core died" in await engine.failed()
 
 
-async def test_a_library_that_does_not_load_is_a_failed_engine() -> None:
+class Args(pydantic.BaseModel):
+    max_batch_size: int = 1
+
+
+def invalid() -> Exception:
+    with pytest.raises(ValueError) as caught:  # noqa: PT011  pydantic's
+        Args.model_validate({"max_batch_size": "many"})
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("refusal", "says"),
+    [
+        (invalid(), r"^engine\.yaml:3: max_batch_size: 'many': .*integer"),
+        (ValueError("tp_size and ep_size do not fit"), "^Library refuses the settings: tp_size and ep_size"),
+        (RuntimeError("CUDA out of memory"), "^Library did not start: RuntimeError: CUDA out of memory$"),
+    ],
+)
+async def test_a_failed_load_is_one_line_with_its_place(refusal: Exception, says: str) -> None:
     library = Library()
-    library.refusal = ValueError("no such GPU")
+    library.refusal = refusal
     engine = LibraryEngine(library, MODEL, worker_id="p", incarnation="1")
     with pytest.raises(NotReady):
         await tokens(engine.decode(ask()))
-    with pytest.raises(ValueError, match="no such GPU"):
+    with pytest.raises(ValueError, match=says) as failed:
         await engine.start()
-    assert await engine.failed() == "no such GPU"
+    assert "\n" not in str(failed.value)
+
+
+@jumping
+async def test_a_first_request_that_hangs_or_fails_is_a_failed_start() -> None:
+    async def fails() -> None:
+        raise RuntimeError("no kernel for this GPU")
+
+    for first, says in ((asyncio.Event().wait, "TimeoutError"), (fails, "no kernel for this GPU")):
+        library = Library()
+        library.first = first
+        engine = LibraryEngine(library, MODEL, worker_id="p", incarnation="1")
+        with pytest.raises(ValueError, match=says):
+            await engine.start()
+        assert says in await engine.failed()
+    assert 60 <= asyncio.get_running_loop().time() <= 600
 
 
 async def test_a_stopped_engine_leaves_nothing_running() -> None:

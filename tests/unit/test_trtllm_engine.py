@@ -34,14 +34,6 @@ class Recording(LLM):  # type: ignore[misc]  # the double is not typed
         return super().generate_async(inputs, sampling_params, **options)
 
 
-class Broken(LLM):  # type: ignore[misc]  # the double is not typed
-    """Loads, but runs no request."""
-
-    def generate_async(self, *_: Any, **__: Any) -> Any:
-        """See the class."""
-        raise RuntimeError("no kernel for this GPU")
-
-
 class Remembering(LLM):  # type: ignore[misc]  # the double is not typed
     """Finds 16 tokens of each prompt in its cache."""
 
@@ -124,16 +116,6 @@ async def test_a_build_that_does_not_report_its_capacity_keeps_the_models_contex
     engine = new_engine(checkpoint, classes={"llm": Silent})
     try:
         assert (await engine.start()).context_length == CONTEXT_LENGTH
-    finally:
-        await engine.stop()
-
-
-async def test_a_first_request_that_fails_is_a_failed_start(checkpoint: Path) -> None:
-    engine = new_engine(checkpoint, classes={"llm": Broken})
-    try:
-        with pytest.raises(ValueError, match="its first request failed: no kernel for this GPU"):
-            await engine.start()
-        assert "no kernel for this GPU" in await engine.failed()
     finally:
         await engine.stop()
 

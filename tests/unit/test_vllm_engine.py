@@ -3,7 +3,6 @@
 import asyncio
 import dataclasses
 import signal
-from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ from baton.messages import KvLayout, after_handoff
 from tests.engine_calls import next_handoff, tokens
 from tests.tiny_gpt_oss import CONTEXT_LENGTH, write_checkpoint
 from tests.vllm_engine import CONFIG, ask, core, new_engine, started
-from tests.waiting import PATIENCE_S
 from workers.engine import EngineInfo
 from workers.engines.vllm.adapter import KEEP
 from workers.engines.vllm.patches import NUM_TOKENS
@@ -158,23 +156,6 @@ async def test_it_loads_with_plain_signals_and_warms_up_each_step_size_and_kind(
     assert list(map(len, prompts)) == sizes + [1] * len(WARM_UP_LOGPROBS)
     assert len({prompt[0] for prompt in prompts}) == len(prompts)  # nothing is found in the cache
     assert sampled == [(kind, 2) for kind in [None] * len(sizes) + list(WARM_UP_LOGPROBS)]
-
-
-@pytest.mark.parametrize("hangs", [True, False])
-async def test_a_warm_up_that_hangs_or_fails_is_a_failed_start(
-    hangs: bool, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def failing(*_: Any, **__: Any) -> AsyncGenerator[Any, None]:
-        yield None
-        if hangs:
-            await asyncio.Event().wait()
-        raise RuntimeError("no kernel for this GPU")
-
-    monkeypatch.setattr("vllm.v1.engine.async_llm.AsyncLLM.generate", failing)
-    monkeypatch.setattr("workers.engines.vllm.adapter._WARM_UP_S", 0.05 if hangs else PATIENCE_S)
-    says = "TimeoutError" if hangs else "no kernel for this GPU"
-    with pytest.raises(ValueError, match=f"its warm-up failed: .*{says}"):
-        await info_of(checkpoint, "agg")
 
 
 async def test_vllm_is_told_how_much_of_the_prompt_is_kept_elsewhere(

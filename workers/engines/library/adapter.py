@@ -8,6 +8,7 @@ from typing import Any, Protocol, TypeVar
 from baton.errors import BatonError, DeadlineExceeded, HandoffFailed
 from baton.messages import FinishReason, GenerateRequest, TokenChunk, TokenLogprob, Usage, WorkerStats
 from workers.engine import EngineInfo
+from workers.settings import Loaded
 
 T = TypeVar("T")
 
@@ -158,12 +159,17 @@ class Adapter(Protocol):
 
     label: str
     version: str
+    loaded: Loaded[dict[str, Any]]
     is_positional: bool
 
-    async def load(self, on_failed_pull: Callable[[], None]) -> Facts:
-        """Load the model and run a first request; may block the loop for minutes. `on_failed_pull`: the
-        library could not read some request's KV, and does not report which. Raises ValueError, OSError.
+    def load(self, on_failed_pull: Callable[[], None]) -> None:
+        """Load the model; blocks the loop for minutes. `on_failed_pull`: the library could not read some
+        request's KV, and does not report which. Raises whatever the library raises.
         """
+        ...
+
+    async def start(self) -> Facts:
+        """Run first requests, so that lazy initialisation precedes the first client. Raises as above."""
         ...
 
     def submit(self, call: Call) -> Answer:

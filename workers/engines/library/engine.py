@@ -25,12 +25,15 @@ from workers.engines.library.adapter import Adapter, Call
 from workers.engines.library.handoff import Envelope, opened, sealed
 from workers.engines.library.model_facts import ModelFacts
 from workers.engines.library.requests import check_request, num_left
+from workers.engines.library.settings import explained
+from workers.engines.loading import dying_at_once
 from workers.engines.prefixes import HeldPrefixes
 
 log = logging.getLogger(__name__)
 
 _RETRY_AFTER_S = 1.0
 _HELD_BLOCK = 64  # tokens
+_WARM_UP_S = 600.0
 _STUCK_AFTER_S = 600.0  # on top of the time that KV is kept: the request may first wait in a queue
 
 
@@ -60,17 +63,32 @@ class LibraryEngine:
         self._leaving: set[asyncio.Task[None]] = set()
 
     async def start(self) -> EngineInfo:
-        """Load and warm up; loading blocks the loop. Raises ValueError, OSError."""
+        """Load and warm up; loading blocks the loop. Raises ValueError with one line for the user."""
+        self._load()
         try:
-            facts = await self.adapter.load(self._fail_pulls)
-        except (ValueError, OSError) as error:
-            self._break_off(str(error))
-            raise
+            async with asyncio.timeout(_WARM_UP_S):
+                facts = await self.adapter.start()
+        except Exception as error:  # a library's first request may fail in any way
+            reason = f"{self.adapter.label} loaded, but its first request failed: {error!r}"
+            self._break_off(reason)
+            raise ValueError(reason) from error
         self._info, self._keep_s = facts.info, facts.keep_s
         self._held.max_blocks = facts.num_reused_tokens // _HELD_BLOCK
         self._is_running = True
         self._watching = asyncio.create_task(self._watch(), name="library-health")
         return self._info
+
+    def _load(self) -> None:
+        label, loaded = self.adapter.label, self.adapter.loaded
+        log.info("loading model=%s with %s %s", loaded.settings["model"], label, self.adapter.version)
+        try:
+            with dying_at_once():
+                self.adapter.load(self._fail_pulls)
+        except ValueError as error:
+            raise ValueError(explained(error, loaded, label)) from error
+        except Exception as error:  # a library may fail in any way
+            log.exception("%s did not start", label)
+            raise ValueError(f"{label} did not start: {type(error).__name__}: {error}") from error
 
     async def prefill(self, request: GenerateRequest) -> AsyncGenerator[KvHandoff | TokenChunk, None]:
         """Yield the handoff, or the finished answer. See `Engine.prefill`, and above for its end."""

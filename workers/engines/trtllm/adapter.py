@@ -20,8 +20,7 @@ from workers.engine import EngineInfo
 from workers.engines.library.adapter import Call, Facts, Kept
 from workers.engines.library.model_facts import ModelFacts
 from workers.engines.library.requests import token_logprobs
-from workers.engines.library.settings import QUEUE_SIZE, explained
-from workers.engines.loading import dying_at_once
+from workers.engines.library.settings import QUEUE_SIZE
 from workers.engines.trtllm.library import Library, fatal_error, kv_capacity
 from workers.engines.trtllm.params import generation_params, new_handoff_id, travelling
 from workers.engines.trtllm.sampling import sampling_params
@@ -32,7 +31,6 @@ from workers.settings import Loaded
 log = logging.getLogger(__name__)
 
 _PATIENCE = Patience()
-_WARM_UP_S = 300.0
 _DEFAULT_BATCH_SIZE = 2048  # if null
 # How TensorRT-LLM marks guided decoding errors, and phrases in those that the form does not cause.
 _GRAMMAR_ERROR = "Guided decoding error"
@@ -68,7 +66,7 @@ class TrtllmAdapter:
         self.version = lib.version
         self.lib = lib
         self.model = model
-        self._loaded = loaded
+        self.loaded = loaded
         self._leave = leave
         self._patience = patience
         self._kv_timeout_s = (loaded.values.get(TIMEOUT) or 0) / 1000
@@ -80,18 +78,22 @@ class TrtllmAdapter:
         self._death: asyncio.Future[str] | None = None
         self._watchdog: Watchdog | None = None
 
-    async def load(self, on_failed_pull: Callable[[], None]) -> Facts:  # noqa: ARG002  failed pulls are errors
-        """See `Adapter.load`."""
-        llm = self._open()
+    def load(self, on_failed_pull: Callable[[], None]) -> None:  # noqa: ARG002  failed pulls are errors
+        """See `Adapter.load`. TensorRT-LLM starts MPI and sets signal handlers: in the main thread only."""
+        with leaving_after(self._patience.load_s, self._leave, "loading the model"):
+            self.llm = self.lib.llm(**self.loaded.settings)
+
+    async def start(self) -> Facts:
+        """See `Adapter.start`."""
         self._death = asyncio.get_running_loop().create_future()
-        self._watchdog = Watchdog(llm, self._note_death, leave=self._leave, patience=self._patience)
-        try:
-            await self._warm_up(llm)
-        except Exception as error:  # reported in one line to the operator
-            raise ValueError(f"TensorRT-LLM loaded, but its first request failed: {error}") from error
-        self.llm = llm
-        self._num_blocks, num_tokens = kv_capacity(llm)
-        is_reused = self._loaded.values["kv_cache_config.enable_block_reuse"]
+        self._watchdog = Watchdog(self.llm, self._note_death, leave=self._leave, patience=self._patience)
+        end = self.model.eos_token_id
+        params = self.lib.sampling_params(
+            max_tokens=2, end_id=end, pad_id=end, ignore_eos=True, detokenize=False
+        )
+        await self.llm.generate_async([0, 1, 2, 3], params, **self._options).aresult()
+        self._num_blocks, num_tokens = kv_capacity(self.llm)
+        is_reused = self.loaded.values["kv_cache_config.enable_block_reuse"]
         return Facts(self._info(num_tokens), self._kv_timeout_s, num_tokens if is_reused else 0)
 
     def submit(self, call: Call) -> "TrtllmAnswer":
@@ -161,7 +163,7 @@ class TrtllmAdapter:
 
     def num_blocks(self, num_tokens: int) -> int:
         """KV blocks of a sequence."""
-        return -(-num_tokens // int(self._loaded.values["kv_cache_config.tokens_per_block"]))
+        return -(-num_tokens // int(self.loaded.values["kv_cache_config.tokens_per_block"]))
 
     async def died(self) -> str:
         """See `Adapter.died`."""
@@ -187,33 +189,8 @@ class TrtllmAdapter:
         if self._death is not None and not self._death.done():
             self._death.set_result(reason)
 
-    def _open(self) -> Any:
-        """The LLM. Blocks the event loop for minutes: TensorRT-LLM starts MPI and sets signal handlers, which
-        requires the main thread, and nothing in this worker depends on the loop yet.
-
-        Raises ValueError with one line for the user.
-        """
-        log.info("loading model=%s with TensorRT-LLM %s", self._loaded.settings["model"], self.version)
-        with dying_at_once(), leaving_after(self._patience.load_s, self._leave, "loading the model"):
-            try:
-                return self.lib.llm(**self._loaded.settings)
-            except ValueError as error:
-                raise ValueError(explained(error, self._loaded, self.label)) from error
-            except Exception as error:  # reported in one line to the operator
-                log.exception("TensorRT-LLM did not start")
-                raise ValueError(f"TensorRT-LLM did not start: {type(error).__name__}: {error}") from error
-
-    async def _warm_up(self, llm: Any) -> None:
-        """Run one short request, prefill and decode: lazy initialisation precedes the first client."""
-        end = self.model.eos_token_id
-        params = self.lib.sampling_params(
-            max_tokens=2, end_id=end, pad_id=end, ignore_eos=True, detokenize=False
-        )
-        async with asyncio.timeout(_WARM_UP_S):
-            await llm.generate_async([0, 1, 2, 3], params, **self._options).aresult()
-
     def _info(self, num_kv_tokens: int) -> EngineInfo:
-        values, model = self._loaded.values, self.model
+        values, model = self.loaded.values, self.model
         is_paired = values.get(BACKEND) is not None
         context_length = int(values["max_seq_len"] or model.context_length)
         if 0 < num_kv_tokens < context_length:

@@ -2,17 +2,17 @@
 
 import dataclasses
 import importlib
-import logging
-import re
 from typing import Any
 
+from workers.engines.library.release import check_tried, release_of
 from workers.flags import DisaggregationMode
 from workers.settings_text import SettingsError
 
-NEWEST = (1, 4)
-OLDEST = (1, 3)  # 1.2 ignores `ignore_eos`, loses logprobs of a handoff, and its context ranks may die
-
-log = logging.getLogger(__name__)
+TRIED = (1, 3), (1, 4)  # 1.2 ignores `ignore_eos`, loses logprobs of a handoff, and its context ranks may die
+_INSTALL = (
+    "install tensorrt-llm 1.3 or 1.4 (release candidates; Python 3.12, NVIDIA's package index), or run its "
+    "release container"
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -35,7 +35,10 @@ def load_library(mode: DisaggregationMode = "agg") -> Library:
     """
     try:
         root = importlib.import_module("tensorrt_llm")
-        _check_version(root.__version__, mode)
+        release = release_of(root.__version__)
+        if release is not None and release < TRIED[0]:
+            raise SettingsError(f"TensorRT-LLM {root.__version__} is too old; {_INSTALL}")
+        check_tried("TensorRT-LLM", root.__version__, mode, TRIED)
         llmapi = importlib.import_module("tensorrt_llm.llmapi")
         return Library(
             version=root.__version__,
@@ -48,28 +51,7 @@ def load_library(mode: DisaggregationMode = "agg") -> Library:
             request_error=importlib.import_module("tensorrt_llm.executor.utils").RequestError,
         )
     except (ImportError, AttributeError) as error:
-        raise SettingsError(
-            f"TensorRT-LLM cannot be imported: {error}; install tensorrt-llm 1.3 or 1.4 (release candidates; "
-            "Python 3.12, NVIDIA's package index), or run its release container"
-        ) from error
-
-
-def _check_version(version: str, mode: DisaggregationMode) -> None:
-    found = re.match(r"(\d+)\.(\d+)", version)
-    release = (int(found[1]), int(found[2])) if found is not None else None
-    if release is not None and release < OLDEST:
-        raise SettingsError(
-            f"TensorRT-LLM {version} is too old; install tensorrt-llm 1.3 or 1.4 (release candidates), "
-            "or run its release container"
-        )
-    if release is not None and release <= NEWEST:
-        return
-    if mode != "agg":
-        raise SettingsError(
-            f"TensorRT-LLM {version}: prefill and decode workers need 1.3 or 1.4, which Baton was "
-            "tried with; or run the worker with --disaggregation-mode agg"
-        )
-    log.warning("TensorRT-LLM %s: Baton is checked against the settings of 1.3 and 1.4", version)
+        raise SettingsError(f"TensorRT-LLM cannot be imported: {error}; {_INSTALL}") from error
 
 
 def fatal_error(llm: Any) -> object:

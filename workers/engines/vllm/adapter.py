@@ -14,7 +14,6 @@ from workers.engines.library.adapter import Call, Facts, Kept
 from workers.engines.library.model_facts import ModelFacts
 from workers.engines.library.requests import token_logprobs
 from workers.engines.library.settings import QUEUE_SIZE
-from workers.engines.loading import dying_at_once
 from workers.engines.vllm.library import SECOND_RUNNER, Library
 from workers.engines.vllm.patches import CONNECTOR, NUM_TOKENS, RELEASE, is_on
 from workers.engines.vllm.patches.kernels import WARM_UP_LOGPROBS, warm_up_lengths
@@ -25,7 +24,6 @@ from workers.settings import Loaded
 log = logging.getLogger(__name__)
 
 _POLL_S = 0.5
-_WARM_UP_S = 600.0
 _OVERTAKEN_TOKENS_PER_S = 2000.0
 _PRIORITY_MS = 10**12  # more than any time
 _RELEASE_S = 30.0
@@ -60,7 +58,7 @@ class VllmAdapter:
         self.lib = lib
         self.model = model
         self.is_positional = False
-        self._loaded = loaded
+        self.loaded = loaded
         self._transfers = loaded.values.get(f"{TRANSFER}.kv_connector") is not None
         self._lease_s = float((loaded.values.get(LEASE) or {}).get("kv_lease_duration", 0))
         self._has_priorities = False
@@ -68,16 +66,24 @@ class VllmAdapter:
         self._figures = _SchedulerFigures()
         self._releases = _Releases()
 
-    async def load(self, on_failed_pull: Callable[[], None]) -> Facts:
+    def load(self, on_failed_pull: Callable[[], None]) -> None:
         """See `Adapter.load`."""
-        log.info("loading model=%s with vLLM %s", self._loaded.settings["model"], self.version)
         self._figures.on_failed_pull = on_failed_pull
-        llm = self.llm = self._open()
-        config = llm.vllm_config
+        args = self.lib.engine_args(**self.loaded.settings)
+        try:
+            self.llm = self.lib.llm.from_engine_args(args, stat_loggers=[lambda *_: self._figures])
+        except ValueError as error:
+            if "Model Runner V2" in str(error):
+                raise ValueError(f"{error}; or set {SECOND_RUNNER}=0") from error
+            raise
+
+    async def start(self) -> Facts:
+        """See `Adapter.start`."""
+        config = self.llm.vllm_config
         self._has_priorities = config.scheduler_config.policy == "priority"
         self.is_positional = bool(getattr(config, "use_v2_model_runner", False))
         self._figures.num_blocks = config.cache_config.num_gpu_blocks or 0
-        await self._warm_up(llm)
+        await self._warm_up()
         return Facts(self._info(config), self._lease_s, self._num_reused_tokens(config.cache_config))
 
     def submit(self, call: Call) -> "VllmAnswer":
@@ -135,33 +141,18 @@ class VllmAdapter:
         if is_on(RELEASE, self.version):
             self._releases.add(self.llm, request_id)
 
-    def _open(self) -> Any:
-        """The AsyncLLM. Raises ValueError with one line for the user."""
-        with dying_at_once():
-            try:
-                args = self.lib.engine_args(**self._loaded.settings)
-                return self.lib.llm.from_engine_args(args, stat_loggers=[lambda *_: self._figures])
-            except Exception as error:  # reported in one line to the operator
-                log.exception("vLLM did not start")
-                hint = f"; or set {SECOND_RUNNER}=0" if "Model Runner V2" in str(error) else ""
-                raise ValueError(f"vLLM did not start: {type(error).__name__}: {error}{hint}") from error
-
-    async def _warm_up(self, llm: Any) -> None:
+    async def _warm_up(self) -> None:
         """Run the step sizes that compile new kernel variants, so that no client waits for them."""
-        config = llm.vllm_config
+        config = self.llm.vllm_config
         longest = min(config.scheduler_config.max_num_batched_tokens, config.model_config.max_model_len - 2)
         runs = [(length, None) for length in warm_up_lengths(longest)] + [(1, n) for n in WARM_UP_LOGPROBS]
-        try:
-            async with asyncio.timeout(_WARM_UP_S):
-                for number, (length, logprobs) in enumerate(runs):
-                    params = self.lib.sampling_params(
-                        max_tokens=2, temperature=0.0, ignore_eos=True, detokenize=False, logprobs=logprobs
-                    )
-                    prompt = {"prompt_token_ids": [number] * length}  # no common prefix to cache
-                    async for _ in llm.generate(prompt, params, f"warm-up-{number}"):
-                        pass
-        except Exception as error:  # reported in one line, as above
-            raise ValueError(f"vLLM loaded, but its warm-up failed: {error!r}") from error
+        for number, (length, logprobs) in enumerate(runs):
+            params = self.lib.sampling_params(
+                max_tokens=2, temperature=0.0, ignore_eos=True, detokenize=False, logprobs=logprobs
+            )
+            prompt = {"prompt_token_ids": [number] * length}  # no common prefix to cache
+            async for _ in self.llm.generate(prompt, params, f"warm-up-{number}"):
+                pass
 
     def _info(self, config: Any) -> EngineInfo:
         dtype = str(config.cache_config.cache_dtype)
@@ -180,7 +171,7 @@ class VllmAdapter:
             # NIXL refuses a peer with a different model path.
             kv_transfer=f"nixl:{quote(config.model_config.model)}" if self._transfers else "",
             max_batch_size=config.scheduler_config.max_num_seqs,
-            max_queue_size=self._loaded.values[QUEUE_SIZE],
+            max_queue_size=self.loaded.values[QUEUE_SIZE],
         )
 
     def _num_reused_tokens(self, cache: Any) -> int:

@@ -2,20 +2,19 @@
 
 import dataclasses
 import importlib
-import logging
 import os
 import random
 import socket
 from typing import Any
 
-from workers.engines.vllm.patches import NAMES, TRIED, WITHOUT, release_of, turned_off
+from workers.engines.library.release import check_tried
+from workers.engines.vllm.patches import NAMES, TRIED, WITHOUT, turned_off
 from workers.flags import DisaggregationMode
 from workers.settings_text import SettingsError
 
 WORKER_PID = "BATON_WORKER_PID"
 SIDE_CHANNEL_PORT = "VLLM_NIXL_SIDE_CHANNEL_PORT"
 SECOND_RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
-log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -37,12 +36,14 @@ def load_library(host: str = "127.0.0.1", mode: DisaggregationMode = "agg") -> L
     Raises SettingsError if it cannot be imported, or if `mode` hands KV over and Baton was not tried with the
     release.
     """
+    if unknown := [name for name in turned_off() if name not in NAMES]:
+        raise SettingsError(f"{WITHOUT}: {', '.join(unknown)}: allowed are {', '.join(NAMES)}")
     _prepare_environment(host)
     try:
         version = importlib.import_module("vllm").__version__
         sampling = importlib.import_module("vllm.sampling_params")
         exceptions = importlib.import_module("vllm.v1.engine.exceptions")
-        _check_version(version, mode)
+        check_tried("vLLM", version, mode, (TRIED,))
         if importlib.import_module("vllm.triton_utils").HAS_TRITON:
             os.environ.setdefault(SECOND_RUNNER, "1")  # draws by seed and position: sampled answers resume
         return Library(
@@ -56,19 +57,6 @@ def load_library(host: str = "127.0.0.1", mode: DisaggregationMode = "agg") -> L
         )
     except (ImportError, AttributeError) as error:
         raise SettingsError(f"vLLM cannot be imported: {error}; pip install '.[vllm]'") from error
-
-
-def _check_version(version: str, mode: DisaggregationMode) -> None:
-    if unknown := [name for name in turned_off() if name not in NAMES]:
-        raise SettingsError(f"{WITHOUT}: {', '.join(unknown)}: allowed are {', '.join(NAMES)}")
-    if release_of(version) == TRIED:
-        return
-    if mode != "agg":
-        raise SettingsError(
-            f"vLLM {version}: prefill and decode workers need vLLM 0.25 (pip install '.[vllm]'), as other "
-            "releases have another connector; or run the worker with --disaggregation-mode agg"
-        )
-    log.warning("vLLM %s: Baton is tested with 0.25", version)
 
 
 def _prepare_environment(host: str) -> None:

@@ -4,7 +4,8 @@ A patch applies to the releases that it was tried with; `BATON_VLLM_WITHOUT=NAME
 """
 
 import os
-import re
+
+from workers.engines.library.release import release_of
 
 WITHOUT = "BATON_VLLM_WITHOUT"
 TRIED = (0, 25)
@@ -24,12 +25,6 @@ STRIDES = "strides"
 COMPILED = "compiled"
 
 NAMES = (CONNECTOR, RELEASE, STRIDES, COMPILED)
-
-
-def release_of(version: str) -> tuple[int, int] | None:
-    """Major and minor number; None if the version has none."""
-    found = re.match(r"(\d+)\.(\d+)", version)
-    return (int(found[1]), int(found[2])) if found is not None else None
 
 
 def turned_off() -> list[str]:
