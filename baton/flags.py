@@ -6,6 +6,7 @@ import functools
 import importlib.metadata
 import os
 import re
+import sys
 import types
 from collections.abc import Mapping, Sequence
 from typing import Any, Generic, Literal, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -67,18 +68,20 @@ def parse(
     A field whose type is such a dataclass is a group of flags. On bad input the process exits with status 2
     and one line.
     """
-    parser = _OneLineParser(
-        prog=prog,
-        usage="%(prog)s [options]",
-        description=description,
-        allow_abbrev=False,
-        formatter_class=_ONE_LINE_EACH,
-    )
-    parser.add_argument("--version", action="version", version=version())
     try:
-        return _parsed(cls, vars(_with_flags(parser, cls).parse_args(argv)), environ)
+        parser = _Parser(
+            prog=prog,
+            usage="%(prog)s [options]",
+            description=description,
+            allow_abbrev=False,
+            formatter_class=_ONE_LINE_EACH,
+        )
+        parser.add_argument("--version", action="version", version=version())
+        return _read(parser, cls, argv, environ)
     except ValueError as error:
-        parser.error(str(error))
+        hint = f"; {prog} --help lists the flags" if str(error).startswith("unrecognized") else ""
+        sys.stderr.write(f"error: {error}{hint}\n")
+        raise SystemExit(2) from None
 
 
 def version() -> str:
@@ -86,33 +89,23 @@ def version() -> str:
     return f"baton {importlib.metadata.version('baton')}"
 
 
-class _OneLineParser(argparse.ArgumentParser):
+class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        hint = f"; {self.prog} --help lists the flags" if message.startswith("unrecognized") else ""
-        self.exit(2, f"error: {message.removeprefix('argument ')}{hint}\n")
+        raise ValueError(message.removeprefix("argument "))
 
 
 def read(cls: type[T], argv: Sequence[str]) -> Parsed[T]:
     """What another process would make of this command line, its environment left out. Raises ValueError."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    try:
-        given, unknown = _with_flags(parser, cls).parse_known_args(argv)
-    except argparse.ArgumentError as error:
-        raise ValueError(str(error)) from error
-    if unknown:
-        raise ValueError(f"unrecognized arguments: {' '.join(unknown)}")
-    return _parsed(cls, vars(given), {})
+    return _read(_Parser(add_help=False, allow_abbrev=False), cls, argv, {})
 
 
-def _with_flags(parser: argparse.ArgumentParser, cls: type) -> argparse.ArgumentParser:
+def _read(
+    parser: argparse.ArgumentParser, cls: type[T], argv: Sequence[str], environ: Mapping[str, str]
+) -> Parsed[T]:
     for field, kind in _leaves(cls):
         _add_flag(parser, field, kind)
-    return parser
-
-
-def _parsed(cls: type[T], given: Mapping[str, Any], environ: Mapping[str, str]) -> Parsed[T]:
     sources: dict[str, str] = {}
-    return Parsed(_build(cls, given, environ, sources), sources)
+    return Parsed(_build(cls, vars(parser.parse_args(argv)), environ, sources), sources)
 
 
 def _leaves(cls: type) -> list[tuple[dataclasses.Field[Any], Any]]:

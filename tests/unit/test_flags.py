@@ -136,10 +136,10 @@ def test_a_mistake_ends_with_status_2_and_says_what_is_wrong(
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("--port many", "argument --port: invalid int value: 'many'"),
-        ("--port", "argument --port: expected one argument"),
+        ("--port many", "--port: invalid int value: 'many'"),
+        ("--port", "--port: expected one argument"),
         ("--port -1", "--port: not below 0"),
-        ("--mode c", "argument --mode: invalid choice: 'c' (choose from 'a', 'b')"),
+        ("--mode c", "--mode: invalid choice: 'c' (choose from 'a', 'b')"),
         ("--por 5 -h --", "unrecognized arguments: --por 5 -h"),
     ],
 )
