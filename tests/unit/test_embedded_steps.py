@@ -66,13 +66,12 @@ async def running(
     runner: Any = model
     with ThreadPoolExecutor(1) as thread:
         steps = StepLoop(runner, thread, scheduler, max_calls)
-        task = asyncio.create_task(steps.run())
+        steps.start()
         try:
             yield steps
         finally:
             model.may_step.set()
-            task.cancel()
-            await asyncio.wait([task])
+            steps.stop(DeadlineExceeded())
 
 
 async def chunks(call: Call) -> list[TokenChunk]:
@@ -152,7 +151,7 @@ async def test_a_call_that_is_closed_leaves_nothing_and_lets_the_next_one_in() -
         await asyncio.wait([pulling.transfer])
         assert pulling.transfer.cancelled()
         assert pulling.deadline.cancelled()
-        steps.fail_all(DeadlineExceeded())
+        steps.stop(DeadlineExceeded())
         assert pulling.outbox.empty()
 
 

@@ -83,7 +83,7 @@ async def pulling(checkpoint: Path, wire: Wire) -> AsyncIterator[Pulling]:
     )
     steps = StepLoop(runner, thread, scheduler, max_calls=4)
     transfers = Transfers(steps, wire, worker_id="d", incarnation="1", version=VERSIONS, ttl_s=PATIENCE_S)
-    running = asyncio.create_task(steps.run())
+    steps.start()
     wire.hold.clear()
     async with contextlib.aclosing(prefill.prefill(ask())) as replies:
         handoff = await anext(replies)
@@ -93,13 +93,14 @@ async def pulling(checkpoint: Path, wire: Wire) -> AsyncIterator[Pulling]:
             context_length=runner.context_length, vocab_size=runner.vocab_size, max_prompt_tokens=None
         )
         call = steps.open(request, new_sequence(request, limits, hands_off=False))
-        taking = asyncio.create_task(transfers.take_over(call, handoff))
+        transfers.take_over(call, handoff)
+        taking = call.transfer
+        assert taking is not None
         await until(lambda: wire.num_pulls == 1)
         yield Pulling(steps, thread, transfers, call, taking)
-        await taking
+        await asyncio.wait({taking})
         steps.close(call)
-    running.cancel()
-    await asyncio.wait([running])
+    steps.stop(WorkerLost("stopped"))
     thread.shutdown()
     await prefill.stop()
 
@@ -122,7 +123,7 @@ async def test_kv_that_comes_too_late_is_not_stored(checkpoint: Path) -> None:
         before = here.stored()
         here.steps.fail(here.call, DeadlineExceeded("over"))  # its blocks may get a new owner
         wire.hold.set()
-        await here.taking
+        await asyncio.wait({here.taking})
         assert torch.equal(here.stored(), before)
 
 
@@ -131,7 +132,7 @@ async def test_kv_that_comes_in_time_is_stored_and_goes_on(checkpoint: Path) -> 
     async with pulling(checkpoint, wire) as here:
         before = here.stored()
         wire.hold.set()
-        await here.taking
+        await asyncio.wait({here.taking})
         assert not torch.equal(here.stored(), before)
         assert here.transfers.num_handoffs == 1
         assert here.transfers.move_s > 0
@@ -148,7 +149,7 @@ async def test_a_call_that_ended_while_its_kv_was_stored_does_not_go_on(checkpoi
             await asyncio.sleep(0)  # turns in which it asks the thread to store the KV
         here.steps.fail(here.call, DeadlineExceeded("over"))
         go_on.set()
-        await asyncio.gather(here.taking, blocking)
+        await asyncio.wait({here.taking, blocking})
         assert here.transfers.num_handoffs == 0
         assert here.call.outbox.qsize() == 1, "the error, and no token"
 
@@ -163,7 +164,7 @@ async def test_a_pull_that_breaks_the_engine_ends_with_that_and_nothing_else(
     async with pulling(checkpoint, wire) as here:
         monkeypatch.setattr(here.steps.runner, "scatter", fails)
         wire.hold.set()
-        await here.taking
+        await asyncio.wait({here.taking})
         with pytest.raises(WorkerLost, match="no such memory"):
             await here.call.next_chunk()
         assert here.call.outbox.empty()
@@ -177,12 +178,13 @@ async def test_kv_that_is_gathered_after_its_request_has_ended_is_not_offered(ch
         first = await call.next_chunk()
         assert first is not None
         blocking = asyncio.create_task(here.steps.on_thread(go_on.wait, PATIENCE_S))
-        handing = asyncio.create_task(here.transfers.hand_over(call, first))
+        here.transfers.hand_over(call, first)
+        assert call.transfer is not None
         for _ in range(10):
             await asyncio.sleep(0)  # turns in which it asks the thread to gather the KV
         here.steps.fail(call, DeadlineExceeded("over"))
         go_on.set()
-        await asyncio.gather(handing, blocking)
+        await asyncio.wait({call.transfer, blocking})
         assert here.transfers.num_handoffs == here.transfers.num_expired == 0
         assert call.outbox.qsize() == 1, "the error, and no handoff"
         here.steps.close(call)

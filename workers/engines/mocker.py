@@ -191,13 +191,13 @@ class MockerEngine:
         """Yield one token per step, starting when the prompt is processed or has arrived."""
         async with self._slot(request) as deadline:
             if request.handoff is None:
-                told = await self._run_prompt(request, deadline), 0
+                spared = await self._run_prompt(request, deadline), 0
             else:
-                told = await self._take_over(request, request.handoff, deadline)
+                spared = await self._take_over(request, request.handoff, deadline)
             held = self._held.hold(request.token_ids, request.cache_salt)
             answer = self._answer(request)
             loop, generated = asyncio.get_running_loop(), []
-            usage: Usage | None = _usage(request, told, request.num_generated + 1)
+            usage: Usage | None = _usage(request, spared, request.num_generated + 1)
             for token_id in answer.tokens(request.num_generated, answer.num_tokens - 1):
                 self._figures["num_generated_tokens"] += 1
                 generated.append(token_id)
@@ -209,7 +209,7 @@ class MockerEngine:
                 if loop.time() > deadline:
                     raise DeadlineExceeded
             self._held.extend(held, generated)  # the last token has no KV yet
-            yield self._last_chunk(answer, _usage(request, told, answer.num_tokens))
+            yield self._last_chunk(answer, _usage(request, spared, answer.num_tokens))
 
     def num_lacking_tokens(self, request: GenerateRequest) -> int:
         """See `Engine.num_lacking_tokens`; exact."""
@@ -351,9 +351,9 @@ def _check_form(form: Guided | None) -> None:
     )
 
 
-def _usage(request: GenerateRequest, told: tuple[int, int | None], num_tokens: int) -> Usage:
-    """`told`: cached tokens, moved bytes."""
-    return Usage(request.num_prompt_tokens, min(told[0], request.num_prompt_tokens), num_tokens, told[1])
+def _usage(request: GenerateRequest, spared: tuple[int, int | None], num_tokens: int) -> Usage:
+    """`spared`: cached tokens, moved bytes."""
+    return Usage(request.num_prompt_tokens, min(spared[0], request.num_prompt_tokens), num_tokens, spared[1])
 
 
 def _kv(token_ids: Sequence[int]) -> bytearray:

@@ -30,7 +30,7 @@ _SLICE_S = 1e-3
 
 
 class Read:
-    """One read into `into`. `ended` is set when `into` is not written any more, to None or the error."""
+    """One read into `into`. `ended` is set, to None or the error, after the last write."""
 
     def __init__(self, reach: Reach, into: Memory) -> None:
         self.reach = reach
@@ -145,7 +145,7 @@ class Fabric:
         peer = self._peers.get(reach.agent)
         if peer is not None and peer.epoch != reach.epoch:
             if peer.reads and time.monotonic() < read.give_up_at:
-                return  # what they know of the source's memory is still valid for them
+                return  # their registrations are still valid
             self._lose(reach.agent, ConnectionAbortedError("the source changed its registrations"))
             peer = None
         self._waiting.remove(read)
@@ -213,7 +213,7 @@ class Direct:
             self._thread.submit(self._fabric.take_back)
 
     async def fetch(self, host: str, way: bytes, into: Memory) -> None:  # noqa: ARG002  it is in the Reach
-        """Read the source's memory. Once it returns or raises, `into` is not written any more."""
+        """Read the source's memory. After it returns or raises, `into` is not written."""
         read = Read(msgspec.msgpack.decode(way, type=Reach), into)
         self._submit(self._fabric.begin, read)
         ended = asyncio.wrap_future(read.ended)

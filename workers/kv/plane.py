@@ -55,7 +55,7 @@ class _Offer:
         self.num_readers = 0
 
     def end(self, num_bytes: int) -> None:
-        """End the offer, once; its readers learn of it."""
+        """End the offer, once, which ends its readers."""
         if not self.moved.done():
             self.moved.set_result(num_bytes)
 
@@ -64,7 +64,7 @@ if TYPE_CHECKING:  # it imports NIXL
     from workers.kv.direct import Direct
 
 Fetch = Callable[[str, bytes, Memory], Coroutine[None, None, None]]
-"""Fills the memory from a host by a `KvGrant.way`; once it returns or raises, writes there no more."""
+"""Fills the memory from a host by a `KvGrant.way`; after it returns or raises, it writes nothing."""
 _MAX_REMEMBERED = 256
 
 
@@ -195,7 +195,7 @@ class PlaneTransceiver:
             raise HandoffFailed(GONE)
         num_offered = offer.payload.num_bytes
         if not 1 <= request.num_bytes <= num_offered:
-            raise HandoffFailed(f"{request.num_bytes} bytes were asked for; {num_offered} are offered")
+            raise HandoffFailed(f"{request.num_bytes} bytes were requested; {num_offered} are offered")
         return offer
 
     def _lend(self, payload: Memory, is_direct: bool) -> AbstractAsyncContextManager[bytes]:
@@ -251,7 +251,7 @@ class PlaneTransceiver:
 
 
 async def _while_granted(fetching: Coroutine[None, None, None], replies: AsyncGenerator[Reply, None]) -> None:
-    """Return when the bytes are there. If the source says or does anything before, or this is cancelled, end
+    """Return when the bytes are there. If the source replies or ends before, or this is cancelled, end
     when `fetching` has ended.
     """
     fetched = asyncio.ensure_future(fetching)

@@ -70,7 +70,7 @@ class Stream:
                 else:
                     unauthenticated.note("the KV socket")
             except (OSError, asyncio.IncompleteReadError):
-                pass  # it hung up
+                pass  # the reader closed the connection
             finally:
                 readers.leave(writer)
                 writer.close()
@@ -146,14 +146,14 @@ class _Receiver(asyncio.BufferedProtocol):
         return self._left[:_SLICE_BYTES] or memoryview(bytearray(1))
 
     def buffer_updated(self, nbytes: int) -> None:
-        """So many bytes have arrived."""
+        """Record `nbytes` more bytes of the payload."""
         self._num_silent = 0
         self._left = self._left[nbytes:]
         if not self._left:
             self._end(None)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The source hung up, or this end did."""
+        """Fail unless the payload is complete."""
         self._end(exc or ConnectionResetError("the source closed the connection"))
 
     def stop(self) -> None:
@@ -163,7 +163,7 @@ class _Receiver(asyncio.BufferedProtocol):
         if self._transport is not None:
             self._transport.abort()
         if not self.filled.cancel() and not self.filled.cancelled():
-            self.filled.exception()  # retrieved, even if nobody waits any more
+            self.filled.exception()  # retrieved, even without a waiter
 
     def _tick(self) -> None:
         self._num_silent += 1

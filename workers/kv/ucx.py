@@ -153,7 +153,7 @@ class _Region:
         self.metadata = metadata
 
     def contradicts(self, gone: "_Region") -> bool:
-        """Whether a peer that still knows `gone` could mistake its descriptors for this region's."""
+        """Whether a peer that still holds `gone` could mistake its descriptors for this region's."""
         device, address, num_bytes = self.span
         gone_device, gone_address, gone_num_bytes = gone.span
         overlap = address < gone_address + gone_num_bytes and gone_address < address + num_bytes

@@ -46,7 +46,6 @@ class EmbeddedEngine:
         self._transceiver = transceiver
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="embedded-compute")
         self._steps: StepLoop | None = None
-        self._running: asyncio.Task[None] | None = None
         self._transfers: Transfers | None = None
         self._grammars: Grammars | None = None
         self._started = asyncio.Event()
@@ -70,7 +69,7 @@ class EmbeddedEngine:
                 version=VERSIONS,
                 ttl_s=self._settings.cache_transceiver_config.kv_transfer_timeout_ms / 1000,
             )
-        self._running = asyncio.create_task(steps.run(), name="embedded-steps")
+        steps.start()
         self._started.set()
         return EngineInfo(
             name="embedded",
@@ -95,7 +94,7 @@ class EmbeddedEngine:
             if first.finish_reason is not None:
                 yield first
                 return
-            call.transfer = asyncio.create_task(transfers.hand_over(call, first))
+            transfers.hand_over(call, first)
             while (reply := await call.next_reply()) is not None:
                 yield reply
         finally:
@@ -110,7 +109,7 @@ class EmbeddedEngine:
         call = await self._open(steps, request, hands_off=False)
         try:
             if handoff is not None and self._transfers is not None:
-                call.transfer = asyncio.create_task(self._transfers.take_over(call, handoff))
+                self._transfers.take_over(call, handoff)
             while (chunk := await call.next_chunk()) is not None:
                 yield chunk
         finally:
@@ -159,15 +158,13 @@ class EmbeddedEngine:
         """End every call with WorkerLost, wait for the current step, free the model. Idempotent."""
         self._stopped = True
         if self._steps is not None:
-            self._steps.fail_all(WorkerLost("the worker stopped during the request"))
-        if self._running is not None:
-            self._running.cancel()
+            self._steps.stop(WorkerLost("the worker stopped during the request"))
         await asyncio.to_thread(self._thread.shutdown, cancel_futures=True)
         if self._transceiver is not None:
             await self._transceiver.close()
         if self._grammars is not None:
             self._grammars.close()
-        self._steps = self._running = self._transfers = self._grammars = None
+        self._steps = self._transfers = self._grammars = None
 
     def _ready(self) -> StepLoop:
         if self._steps is None or self._stopped:

@@ -221,7 +221,7 @@ class BlockLedger:
                 self._free.append(block)
 
     def _forgotten(self, block: int | None) -> None:
-        """The block is not in the index any more, as another one has its place."""
+        """Another block replaced this one in the index."""
         if block is not None and block in self._kept:
             del self._kept[block]
             self._free.append(block)

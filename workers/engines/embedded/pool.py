@@ -179,7 +179,7 @@ class Staging:
         return Buffer(tensor, memory, num_bytes)
 
     def give_back(self, buffer: Buffer) -> None:
-        """Return a buffer that is not read or written any more."""
+        """Return a buffer that is neither read nor written."""
         self._free[buffer.memory.num_bytes].append((buffer.tensor, buffer.memory))
 
     def _allocate(self, size: int) -> tuple[torch.Tensor, Memory]:

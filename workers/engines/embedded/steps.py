@@ -72,6 +72,7 @@ class StepLoop:
         self._max_calls = max_calls
         self._calls: dict[Sequence, Call] = {}
         self._wake = asyncio.Event()
+        self._running: asyncio.Task[None] | None = None
         self._masks: set[asyncio.Future[None]] = set()  # for which the next step should wait
 
     def open(self, request: GenerateRequest, sequence: Sequence) -> Call:
@@ -112,8 +113,7 @@ class StepLoop:
         self.free(call)
         call.outbox.put_nowait(error)
 
-    def fail_all(self, error: BatonError) -> None:
-        """End every call with `error`."""
+    def _fail_all(self, error: BatonError) -> None:
         for call in list(self._calls.values()):
             self.fail(call, error)
 
@@ -125,19 +125,23 @@ class StepLoop:
 
     async def on_thread(self, function: Callable[..., T], *args: object) -> T:
         """Run something on the compute thread; an exception breaks the engine and becomes WorkerLost."""
-        loop = asyncio.get_running_loop()
-        try:
-            return await loop.run_in_executor(self._thread, function, *args)
-        except Exception as error:  # any error here breaks the engine
+        work = asyncio.get_running_loop().run_in_executor(self._thread, function, *args)
+        await asyncio.wait({work})
+        if (error := work.exception()) is not None:
             self._break(error)
             raise WorkerLost(self.reason) from error
+        return work.result()
 
-    async def run(self) -> None:
-        """Step until cancelled or failed. An exception here breaks the engine, so that it is reported."""
-        try:
-            await self._run()
-        except Exception as error:  # noqa: BLE001 `failed` must report any error
-            self._break(error)
+    def start(self) -> None:
+        """Step until stopped or failed."""
+        self._running = asyncio.create_task(self._run(), name="embedded-steps")
+        self._running.add_done_callback(self._ended)
+
+    def stop(self, error: BatonError) -> None:
+        """End every call with `error`. The current step goes on."""
+        self._fail_all(error)
+        if self._running is not None:
+            self._running.cancel()
 
     async def _run(self) -> None:
         while not self.broke.is_set():
@@ -157,7 +161,7 @@ class StepLoop:
         try:
             sampled = await self.on_thread(self.runner.step, step.work)
         except WorkerLost:
-            return  # every call has been told
+            return  # every call has failed
         for work, token in zip(step.work, sampled, strict=True):
             sequence = work.sequence
             if sequence.phase is not Phase.RUNNING:
@@ -210,8 +214,12 @@ class StepLoop:
         _LOG.info("deadline over request_id=%s phase=%s", call.request.request_id, sequence.phase.value)
         self.fail(call, DeadlineExceeded())
 
-    def _break(self, error: Exception) -> None:
+    def _ended(self, running: "asyncio.Task[None]") -> None:
+        if not running.cancelled() and (error := running.exception()) is not None:
+            self._break(error)
+
+    def _break(self, error: BaseException) -> None:
         _LOG.error("engine failed", exc_info=error)
         self.reason = f"{type(error).__name__}: {error}"
         self.broke.set()
-        self.fail_all(WorkerLost(self.reason))
+        self._fail_all(WorkerLost(self.reason))

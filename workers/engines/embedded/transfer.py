@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Coroutine
+from functools import partial
 
 import msgspec
 
@@ -45,29 +46,31 @@ class Transfers:
         self._version = version
         self._ttl_s = ttl_s
 
-    async def hand_over(self, call: Call, first: TokenChunk) -> None:
+    def hand_over(self, call: Call, first: TokenChunk) -> None:
         """Offer the prompt's KV; the outbox gets the handoff, then None when it has moved."""
-        await self._report(call, self._hand_over(call, first))
+        self._start(call, self._hand_over(call, first))
 
-    async def take_over(self, call: Call, handoff: KvHandoff) -> None:
+    def take_over(self, call: Call, handoff: KvHandoff) -> None:
         """Pull the KV once the call has blocks, store it, and decode from the first token."""
-        await self._report(call, self._take_over(call, handoff))
+        self._start(call, self._take_over(call, handoff))
 
     def withdraw(self, call: Call) -> None:
         """End the call's offer, if any. Idempotent."""
         if call.ticket is not None:
             self._transceiver.withdraw(call.ticket)
 
-    async def _report(self, call: Call, transfer: Coroutine[None, None, None]) -> None:
-        try:
-            await transfer
-        except WorkerLost:
-            return  # the step loop has told every call
-        except HandoffFailed as error:
-            self._steps.fail(call, error)
-        except Exception as error:  # noqa: BLE001 a transfer error ends one request only
-            _LOG.exception("request_id=%s transfer failed", call.request.request_id)
-            self._steps.fail(call, HandoffFailed(f"the KV did not move: {type(error).__name__}: {error}"))
+    def _start(self, call: Call, transfer: Coroutine[None, None, None]) -> None:
+        call.transfer = asyncio.create_task(transfer)
+        call.transfer.add_done_callback(partial(self._ended, call))
+
+    def _ended(self, call: Call, transfer: "asyncio.Task[None]") -> None:
+        error = None if transfer.cancelled() else transfer.exception()
+        if error is None or isinstance(error, WorkerLost):
+            return  # the step loop fails every call of a lost worker
+        if not isinstance(error, HandoffFailed):  # it ends one request only
+            _LOG.error("request_id=%s transfer failed", call.request.request_id, exc_info=error)
+            error = HandoffFailed(f"the KV did not move: {type(error).__name__}: {error}")
+        self._steps.fail(call, error)
 
     async def _hand_over(self, call: Call, first: TokenChunk) -> None:
         steps = self._steps
