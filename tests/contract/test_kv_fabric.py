@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from tests.alive import Newborn
-from tests.kv_peer import near, needs_nixl, pattern
+from tests.kv_peer import needs_nixl, pattern
 from tests.waiting import PATIENCE_S
 from workers.kv.direct import Direct, Fabric, Read
 from workers.kv.memory import host_memory
@@ -74,16 +74,6 @@ def test_every_read_that_has_ended_is_released(
         reader.begin(read)
         assert ended(read, source, reader) is None
         assert len(released) == number
-
-
-def test_a_read_that_is_given_up_twice_gets_no_second_grace(fabrics: list[Fabric]) -> None:
-    source, *_, reader = fabrics
-    read = Read(source.reach(host_memory(bytearray(NUM_BYTES))), host_memory(bytearray(NUM_BYTES)))
-    reader.give_up(read)
-    first = read.give_up_at
-    assert first < float("inf")
-    reader.give_up(read)
-    assert read.give_up_at == first
 
 
 def test_the_number_of_kept_peers_is_bounded(fabrics: list[Fabric]) -> None:
@@ -168,19 +158,6 @@ async def test_after_a_pull_nothing_is_polled_and_closing_frees_the_agents() -> 
         await transceiver.close()
     assert agents.count() == 0
     assert len(both) == 2  # they live
-
-
-async def test_the_number_of_remembered_indirect_sources_is_bounded() -> None:
-    async with near("ucx-stream") as source, near("ucx-stream") as puller:
-        assert isinstance(puller, PlaneTransceiver)
-        known = puller._no_path  # noqa: SLF001  nothing public tells
-        known |= {f"tcp://192.0.2.1:{port}/kv.1" for port in range(1, 257)}
-        into = bytearray(NUM_BYTES)
-        ticket = source.offer(payload := host_memory(pattern(NUM_BYTES, 1)))
-        await puller.pull(ticket, host_memory(into), PATIENCE_S)
-        assert into == pattern(NUM_BYTES, 1)
-        assert len(known) == 1
-        del payload
 
 
 def test_memory_in_the_place_of_freed_memory_changes_the_epoch() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from baton.errors import DeadlineExceeded, HandoffFailed, InvalidRequest, NotReady, Overloaded, WorkerLost
+from baton.errors import DeadlineExceeded, HandoffFailed, InvalidRequest, NotReady, WorkerLost
 from baton.messages import (
     GenerateRequest,
     Guided,
@@ -18,7 +18,6 @@ from baton.messages import (
     Sampling,
     TokenChunk,
     Usage,
-    WorkerStats,
     after_handoff,
 )
 from tests.clock import jumping, run_jumping
@@ -26,7 +25,6 @@ from tests.waiting import until
 from workers.engines.mocker import MockerEngine, MockerSettings
 from workers.engines.script import read_vocabulary
 from workers.kv.choose import choose_transceiver
-from workers.settings import InvalidField
 
 
 def new_engine(**settings: Any) -> MockerEngine:
@@ -168,26 +166,6 @@ async def test_a_pulled_prompt_is_cached() -> None:
         assert await anext(replies, None) is None
 
 
-def test_an_unpulled_pin_expires() -> None:
-    async def main() -> None:
-        async with started(handoff_ttl_s=7) as engine:
-            replies = engine.prefill(ask())
-            handoff = await anext(replies)
-            assert isinstance(handoff, KvHandoff)
-            assert handoff.ttl_s == 7
-            assert engine.stats().kv_pinned_blocks == 1
-            began_s = now_s()
-            with pytest.raises(HandoffFailed, match="was not pulled"):
-                await anext(replies)
-            assert now_s() - began_s == pytest.approx(7)
-            assert engine.stats().num_handoffs_expired == 1
-            with pytest.raises(HandoffFailed):
-                await answer(engine, ask(handoff=handoff))
-
-    assert MockerSettings().handoff_ttl_s == 60
-    run_jumping(main())
-
-
 @jumping
 async def test_a_pull_takes_no_longer_than_the_pin_or_the_request() -> None:
     class Stuck:
@@ -242,27 +220,6 @@ async def test_a_deadline_ends_a_request_in_the_queue_in_its_prompt_and_between_
             assert now_s() - began_s == pytest.approx(2)
 
 
-def test_a_request_beyond_batch_and_queue_is_overload() -> None:
-    async def main() -> None:
-        async with started(max_batch_size=1, max_queue_size=2) as engine:
-            crowd = [asyncio.create_task(answer(engine, ask())) for _ in range(3)]
-            await until(lambda: engine.stats().num_waiting == 2)
-            with pytest.raises(Overloaded) as full:
-                await answer(engine, ask())
-            assert full.value.retry_after_s == 1
-            assert [len(each) for each in await asyncio.gather(*crowd)] == [5, 5, 5]
-        async with started(max_batch_size=1, max_queue_size=0) as engine:
-            running = asyncio.create_task(answer(engine, ask()))
-            await until(lambda: engine.stats().num_running == 1)
-            with pytest.raises(Overloaded):
-                await answer(engine, ask())
-            assert len(await running) == 5
-
-    assert MockerSettings().max_batch_size == 1024
-    assert MockerSettings().max_queue_size == 4096
-    run_jumping(main(), limit_s=200)
-
-
 @jumping
 async def test_the_context_bounds_prompt_and_answer() -> None:
     async with started(max_seq_len=20) as engine:
@@ -307,15 +264,6 @@ async def test_a_short_prompt_has_the_same_answer_when_it_is_resumed_and_another
         assert [chunk.token_ids[0] for chunk in await answer(engine, rest)] == whole[5:]
         second = msgspec.structs.replace(ask(4, 9), sampling=Sampling(max_tokens=9, seed=0, choice=1))
         assert [chunk.token_ids[0] for chunk in await answer(engine, second)] != whole
-
-
-@jumping
-async def test_an_answer_of_one_token_needs_no_handoff() -> None:
-    async with started() as engine:
-        (reply,) = [reply async for reply in engine.prefill(ask(20, 1))]
-        assert isinstance(reply, TokenChunk)
-        assert reply.finish_reason == "length"
-        assert engine.stats().num_handoffs == 0
 
 
 def test_all_answers_share_the_steps_and_one_that_ends_leaves_the_others() -> None:
@@ -454,27 +402,6 @@ async def test_stopping_ends_what_runs_and_nothing_begins_after_it() -> None:
 
 def changed(name: str, value: int) -> dict[str, Any]:
     return {name: value}
-
-
-@pytest.mark.parametrize("name", ["prefill_tokens_per_s", "handoff_ttl_s"])
-def test_rates_and_times_to_live_are_above_zero(name: str) -> None:
-    with pytest.raises(InvalidField) as refused:
-        MockerSettings(**changed(name, 0))
-    assert refused.value.name == name
-
-
-@pytest.mark.parametrize(
-    "name", ["decode_step_ms", "jitter_ms", "kv_transfer_ms", "max_cached_tokens", "max_queue_size"]
-)
-def test_times_caches_and_queues_may_be_zero_and_not_below(name: str) -> None:
-    MockerSettings(**changed(name, 0))
-    with pytest.raises(InvalidField) as refused:
-        MockerSettings(**changed(name, -1))
-    assert refused.value.name == name
-
-
-def test_an_engine_that_has_done_nothing_has_figures_of_zero() -> None:
-    assert new_engine().stats() == WorkerStats()
 
 
 @jumping

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import msgspec
 import pytest
 
-from baton.errors import BatonError, DeadlineExceeded, HandoffFailed, NotReady, WorkerLost
+from baton.errors import DeadlineExceeded, HandoffFailed, NotReady, WorkerLost
 from baton.messages import GenerateRequest, Guided, KvHandoff, Role, Sampling
 from tests.clock import jumping
 from tests.memory_wire import Wire
@@ -137,18 +137,6 @@ async def test_an_unpulled_pin_expires_with_its_offer(checkpoint: Path) -> None:
         assert (stats.num_handoffs, stats.num_handoffs_expired) == (1, 1)
 
 
-async def test_an_expired_offer_is_withdrawn(checkpoint: Path) -> None:
-    wire = Wire()
-    expiring = CacheTransceiverSettings(kv_transfer_timeout_ms=50)
-    async with (
-        engine(checkpoint, wire, Role.PREFILL, cache_transceiver_config=expiring) as prefill,
-        contextlib.aclosing(prefill.prefill(ask())) as replies,
-    ):
-        await anext(replies)
-        await until(lambda: prefill.stats().num_handoffs_expired == 1)
-        assert wire.offers == {}
-
-
 async def test_the_same_buffers_serve_one_handoff_after_the_other(checkpoint: Path) -> None:
     wire = Wire()
     async with engine(checkpoint, wire, Role.PREFILL) as prefill, engine(checkpoint, wire) as decode:
@@ -180,19 +168,6 @@ async def test_the_time_of_all_pulls_is_counted(checkpoint: Path) -> None:
             assert decode.stats().kv_move_s == pytest.approx(pulled_s, abs=0.1)
 
 
-async def test_a_pin_lasts_no_longer_than_its_request(checkpoint: Path) -> None:
-    wire = Wire()
-    async with engine(checkpoint, wire, Role.PREFILL) as prefill:
-        deadline_s = scaled(0.5)
-        replies = prefill.prefill(ask(deadline_s=deadline_s))
-        handoff = await anext(replies)
-        assert isinstance(handoff, KvHandoff)
-        assert handoff.ttl_s <= deadline_s
-        with pytest.raises((HandoffFailed, DeadlineExceeded)):
-            await anext(replies)
-        assert prefill.stats().kv_pinned_blocks == 0
-
-
 @pytest.mark.parametrize("fault", [HandoffFailed("the peer is gone"), OSError("cable cut")])
 async def test_whatever_the_wire_raises_fails_this_handoff_only(checkpoint: Path, fault: Exception) -> None:
     wire = Wire()
@@ -201,20 +176,6 @@ async def test_whatever_the_wire_raises_fails_this_handoff_only(checkpoint: Path
         with pytest.raises(HandoffFailed, match=str(fault)):
             await answer(decode, ask(handoff))
         assert len(await answer(decode, ask())) == 6
-
-
-async def test_a_handoff_that_does_not_fit_says_why(checkpoint: Path) -> None:
-    wire = Wire()
-    async with handed(checkpoint, wire) as handoff, engine(checkpoint, wire) as decode:
-        other = msgspec.structs.replace(ask(handoff), token_ids=prompt(41))
-        with pytest.raises(HandoffFailed, match=r"40 tokens.*41"):
-            await answer(decode, other)
-        odd = msgspec.structs.replace(handoff, first_token=128)
-        with pytest.raises(HandoffFailed, match=r"128 .* vocabulary of 128"):
-            await answer(decode, ask(odd))
-        foreign = msgspec.structs.replace(handoff, engine_state=b"\x01not ours")
-        with pytest.raises(HandoffFailed, match="not the embedded engine's"):
-            await answer(decode, ask(foreign))
 
 
 async def test_a_cache_may_have_half_the_models_precision(checkpoint: Path) -> None:
@@ -226,16 +187,6 @@ async def test_a_cache_may_have_half_the_models_precision(checkpoint: Path) -> N
     ):
         assert len(await answer(each, ask())) == 6
         assert len(await answer(each, ask(handoff))) == 6
-
-
-async def test_a_pool_of_another_layout_names_both(checkpoint: Path) -> None:
-    wire = Wire()
-    async with (
-        handed(checkpoint, wire) as handoff,
-        engine(checkpoint, wire, tokens_per_block=16) as decode,
-    ):
-        with pytest.raises(HandoffFailed, match=r"tokens_per_block=8.*tokens_per_block=16"):
-            await answer(decode, ask(handoff))
 
 
 async def test_a_worker_without_a_wire_hands_nothing_over_and_takes_nothing(checkpoint: Path) -> None:
@@ -319,13 +270,6 @@ async def test_a_folder_without_a_checkpoint_fails_the_start(tmp_path: Path) -> 
     with pytest.raises(OSError, match=tmp_path.name):
         await lost.start()
     await lost.stop()
-
-
-async def test_a_prompt_that_must_not_be_chunked_is_refused_when_too_long(checkpoint: Path) -> None:
-    options: dict[str, Any] = {"enable_chunked_prefill": False, "max_num_tokens": 39}
-    async with engine(checkpoint, Wire(), **options) as decode:
-        with pytest.raises(BatonError, match=r"40 tokens.*enable_chunked_prefill.*39"):
-            await answer(decode, ask())
 
 
 async def test_an_answer_longer_than_an_unchunked_step_is_resumed_all_the_same(checkpoint: Path) -> None:

@@ -55,26 +55,3 @@ def test_the_edges_of_what_is_possible_are_possible() -> None:
     KvCacheSettings(tokens_per_block=1, max_tokens=1)
     CacheTransceiverSettings(kv_transfer_timeout_ms=1)
     EmbeddedSettings(max_batch_size=1, max_num_tokens=1, max_seq_len=2, max_queue_size=0)
-
-
-def test_by_default_a_pin_lasts_a_minute_and_everything_is_bounded() -> None:
-    assert CacheTransceiverSettings() == CacheTransceiverSettings(
-        backend="DEFAULT", kv_transfer_timeout_ms=60_000
-    )
-    assert KvCacheSettings() == KvCacheSettings(
-        tokens_per_block=32,
-        max_tokens=None,
-        free_gpu_memory_fraction=0.9,
-        dtype="auto",
-        enable_block_reuse=True,
-    )
-    assert EmbeddedSettings() == EmbeddedSettings(
-        max_batch_size=32,
-        max_num_tokens=512,
-        max_seq_len=None,
-        max_queue_size=256,
-        enable_chunked_prefill=True,
-        device="auto",
-        dtype="auto",
-        num_threads=1,
-    )

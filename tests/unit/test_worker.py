@@ -173,18 +173,6 @@ async def test_closing_an_answer_closes_the_engines_generator() -> None:
         assert engine.num_closed == 1
 
 
-async def test_draining_waits_for_what_runs_and_not_for_ever() -> None:
-    engine = ScriptedEngine()
-    worker = Worker(engine, Role.DECODE)
-    answer = worker.answer(REQUEST)
-    await anext(answer)
-    assert not await worker.drained(0.05)
-    draining = asyncio.create_task(worker.drained(10))
-    engine.go_on.set()
-    assert [reply async for reply in answer]
-    assert await draining
-
-
 @jumping
 async def test_draining_serves_those_who_have_not_seen_the_withdrawal_yet() -> None:
     engine = ScriptedEngine()
