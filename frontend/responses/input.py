@@ -91,14 +91,11 @@ class InputReader:
             self.left_out.add(f"input[].{kind}")
             return None
         fields = _present(fields, kind)
-        has_summary = kind == "reasoning" and bool(fields.pop("summary", None))
         if kind in _TEXTS:
             self._read_texts(fields, kind, path)
         item: Any = convert(fields, INPUT_ITEMS[kind], path)
         if isinstance(item, ReasoningItem):
             item = self._reasoning(item, path)
-            if has_summary and not item.content:
-                self.left_out.add("input[].summary")
         item.id = item.id or new_id(_PREFIXES.get(kind, "item"))
         return cast("Item | Reference", item)
 
@@ -112,6 +109,9 @@ class InputReader:
         if isinstance(content, list):
             texts = (self._text(part, f"{path}.{name}[{i}]") for i, part in enumerate(content))
             fields[name] = [{"type": part_type, "text": text} for text in texts]
+        if kind == "reasoning" and isinstance(fields.get("summary"), list):
+            parts = (convert(part, Part, f"{path}.summary[{i}]") for i, part in enumerate(fields["summary"]))
+            fields["summary"] = [{"type": "summary_text", "text": part.text or ""} for part in parts]
 
     def _text(self, part: object, path: str) -> str:
         given = convert(part, Part, path)
@@ -128,6 +128,8 @@ class InputReader:
             content = self._opened(given.encrypted_content, f"{path}.encrypted_content")
         if not content and given.id and (text := self._recall(given.id)) is not None:
             content = [ReasoningText(text=text)]
+        if not content and given.summary:
+            self.left_out.add("input[].summary")
         return ReasoningItem(id=given.id, content=content)
 
     def _opened(self, sealed: str, path: str) -> list[ReasoningText]:

@@ -235,6 +235,7 @@ def test_what_gpt_oss_cannot_be_given_is_left_out_and_named(
         ({"input": []}, "input"),
         ({"input": "x" * 10_000}, "input"),
         ({"input": 7}, "input"),
+        ({"input": [{"type": "reasoning", "summary": [5]}]}, "input[0].summary[0]"),
         ({"previous_response_id": "resp_x"}, "previous_response_id"),
         ({"tools": [{"type": "function"}]}, "tools[0].name"),
         ({"tools": [TOOL | {"name": "a b"}]}, "tools[0].name"),
