@@ -29,15 +29,11 @@ FORMS = [
     ({"structured_outputs": {"json": SCHEMA}}, "structured_outputs.json", "json_schema", json.dumps(SCHEMA)),
     ({"structured_outputs": {"choice": ["a", "b"]}}, "structured_outputs.choice", "regex", "a|b"),
     ({"structured_outputs": {"grammar": "start: A"}}, "structured_outputs.grammar", "lark", "start: A"),
-    (
-        {"structured_outputs": {"json_object": True}},
-        "structured_outputs.json_object",
-        "json_schema",
-        '{"type": "object"}',
-    ),
+    ({"structured_outputs": {"json_object": True}}, "structured_outputs.json_object", "json_schema",
+     '{"type": "object"}'),
     ({"regex": "a|b"}, "regex", "regex", "a|b"),
     ({"ebnf": 'root ::= "b"'}, "ebnf", "ebnf", 'root ::= "b"'),
-]
+]  # fmt: skip
 
 
 def ask(path: str, **fields: Any) -> tuple[Reply, ScriptedTokens]:
@@ -109,55 +105,35 @@ def test_what_asks_for_nothing_is_neither_refused_nor_named() -> None:
     assert tokens.requests[0].sampling.guided is None
 
 
+OPEN: Json = {"properties": {}}
+CLOSED: Json = {"properties": {}, "additionalProperties": False}
+
+
 @pytest.mark.parametrize(
     ("schema", "made"),
     [
         ({"type": "object"}, {"type": "object"}),
-        ({"properties": {}}, {"properties": {}, "additionalProperties": False}),
-        ({"properties": {}, "additionalProperties": True}, {"properties": {}, "additionalProperties": True}),
-        (
-            {"items": {"properties": {"a": {"properties": {}}}}},
-            {
-                "items": {
-                    "properties": {"a": {"properties": {}, "additionalProperties": False}},
-                    "additionalProperties": False,
-                }
-            },
-        ),
-        (
-            {"anyOf": [{"properties": {}}, True], "$defs": {"d": {"properties": {}}}},
-            {
-                "anyOf": [{"properties": {}, "additionalProperties": False}, True],
-                "$defs": {"d": {"properties": {}, "additionalProperties": False}},
-            },
-        ),
-        (
-            {"prefixItems": [{"properties": {}}], "oneOf": [{"properties": {}}]},
-            {
-                "prefixItems": [{"properties": {}, "additionalProperties": False}],
-                "oneOf": [{"properties": {}, "additionalProperties": False}],
-            },
-        ),
-        ({"allOf": [{"properties": {"a": {}}}], "properties": {"b": {}}},) * 2,
-        ({"const": {"properties": {}}}, {"const": {"properties": {}}}),
-        ({"properties": {}, "unevaluatedProperties": True},) * 2,
-        ({"properties": {}, "patternProperties": {"^a": {}}},) * 2,
-        (
-            {
-                "additionalProperties": {"properties": {}},
-                "patternProperties": {"^a": {"properties": {}}},
-                "definitions": {"d": {"properties": {}}},
-            },
-            {
-                "additionalProperties": {"properties": {}, "additionalProperties": False},
-                "patternProperties": {"^a": {"properties": {}, "additionalProperties": False}},
-                "definitions": {"d": {"properties": {}, "additionalProperties": False}},
-            },
-        ),
-        ({"$defs": [], "anyOf": {}, "oneOf": None, "items": [{"properties": {}}]},) * 2,
+        (OPEN, CLOSED),
         ({"properties": None}, {"properties": None, "additionalProperties": False}),
         ({"properties": {"properties": {"type": "string"}}},
          {"properties": {"properties": {"type": "string"}}, "additionalProperties": False}),
+        ({"items": {"properties": {"a": OPEN}}},
+         {"items": {"properties": {"a": CLOSED}, "additionalProperties": False}}),
+        ({"anyOf": [OPEN, True], "$defs": {"d": OPEN}}, {"anyOf": [CLOSED, True], "$defs": {"d": CLOSED}}),
+        ({"prefixItems": [OPEN], "oneOf": [OPEN]}, {"prefixItems": [CLOSED], "oneOf": [CLOSED]}),
+        ({"additionalProperties": OPEN, "patternProperties": {"^a": OPEN}, "definitions": {"d": OPEN}},
+         {"additionalProperties": CLOSED, "patternProperties": {"^a": CLOSED}, "definitions": {"d": CLOSED}}),
+        *(
+            (schema, schema)
+            for schema in (
+                OPEN | {"additionalProperties": True},
+                OPEN | {"unevaluatedProperties": True},
+                OPEN | {"patternProperties": {"^a": {}}},
+                {"allOf": [{"properties": {"a": {}}}], "properties": {"b": {}}},
+                {"const": OPEN},
+                {"$defs": [], "anyOf": {}, "oneOf": None, "items": [OPEN]},
+            )
+        ),
     ],
 )  # fmt: skip
 def test_strict_closes_the_objects_that_list_their_properties(schema: Json, made: Json) -> None:

@@ -10,7 +10,7 @@ import pytest
 from baton.errors import InvalidRequest
 from baton.messages import GenerateRequest, Guided, MessageForm
 from frontend.harmony.conversation import AnswerFormat, Tool
-from frontend.turn.request import MAX_SCHEMA_BYTES, guided
+from frontend.turn.request import MAX_SCHEMA_BYTES, CallChoice, guided
 from tests.scripted_frontend import TOKENIZER, Client, Reply, ScriptedTokens
 
 Json = dict[str, Any]
@@ -112,12 +112,6 @@ def test_a_schema_that_is_not_strict_is_enforced_as_far_as_it_goes() -> None:
 def test_without_a_schema_the_answer_is_any_object(response_format: Json, param: str) -> None:
     [final] = demanded(response_format=response_format).last
     assert (json.loads(final.grammar or ""), final.param) == ({"type": "object"}, param)
-
-
-@pytest.mark.parametrize("is_strict", [True, False])
-def test_any_object_is_as_strict_as_it_is_asked_for(is_strict: bool) -> None:
-    form = {"type": "json_schema", "json_schema": {"name": "n", "strict": is_strict}}
-    assert demanded(response_format=form).last[0].lenient is not is_strict
 
 
 def test_the_prompt_shows_the_schema_with_its_description() -> None:
@@ -229,13 +223,62 @@ def test_what_cannot_be_demanded_is_a_400_that_names_it(fields: Json, param: str
     assert (reply.status, reply.error["param"], requests) == (400, param, [])
 
 
-def test_a_schema_nested_beyond_reason_is_refused() -> None:
-    schema: object = {}
-    for _ in range(100_000):
-        schema = {"items": schema}
-    with pytest.raises(InvalidRequest) as caught:
-        guided([], answer=AnswerFormat(schema=schema, path="text.format.schema"))
-    assert caught.value.param == "text.format.schema"
+FREE_BYTES = len(json.dumps({"type": "object", "description": ""}, separators=(",", ":")))
+
+
+def schema_of(num_bytes: int) -> dict[str, str]:
+    """A schema of this length as JSON."""
+    return {"type": "object", "description": "x" * (num_bytes - FREE_BYTES)}
+
+
+def strict(name: str, num_bytes: int) -> Tool:
+    return Tool(name=name, parameters=schema_of(num_bytes), strict=True, path=name)
+
+
+def test_the_schemas_of_a_request_have_128_kib_together() -> None:
+    assert guided([], None, AnswerFormat(schema=schema_of(MAX_SCHEMA_BYTES)))
+    assert guided([strict("a", 64 << 10), strict("b", 64 << 10)])
+    with pytest.raises(InvalidRequest):
+        guided([], None, AnswerFormat(schema=schema_of(MAX_SCHEMA_BYTES + 1)))
+    with pytest.raises(InvalidRequest) as refused:
+        guided([strict("a", 64 << 10), strict("b", (64 << 10) + 1)])
+    assert refused.value.param == "b.parameters"
+
+
+@pytest.mark.parametrize(
+    ("tools", "choice", "says"),
+    [
+        ([Tool(name="f")], CallChoice(names=frozenset()), "names no tool"),
+        ([Tool(name="f")], CallChoice(names=frozenset({"f", "g"})), "'g', which is not in"),
+        ([], CallChoice(must_call=True), "`tools` is empty"),
+    ],
+)
+def test_a_choice_of_no_tool_is_refused(tools: list[Tool], choice: CallChoice, says: str) -> None:
+    with pytest.raises(InvalidRequest, match=says):
+        guided(tools, choice)
+
+
+@pytest.mark.parametrize("num_nested", [5_000, 100_000, 0])
+def test_a_schema_that_json_cannot_encode_is_refused_by_its_field(num_nested: int) -> None:
+    schema: object = {"description": "\ud800"}
+    for _ in range(num_nested):
+        schema = {"not": schema}
+    with pytest.raises(InvalidRequest) as refused:
+        guided([], None, AnswerFormat(schema=schema, path="response_format"))
+    assert refused.value.param == "response_format"
+
+
+def test_a_demanded_call_of_a_free_text_tool_may_be_any_text() -> None:
+    form = guided([Tool(name="f", takes_text=True)], CallChoice(must_call=True))
+    assert form is not None
+    assert form.last[0].grammar is None
+
+
+@pytest.mark.parametrize("is_strict", [True, False])
+def test_a_demanded_call_is_as_strict_as_its_tool(is_strict: bool) -> None:
+    form = guided([Tool(name="f", parameters=schema_of(100), strict=is_strict)], CallChoice(must_call=True))
+    assert form is not None
+    assert form.last[0].lenient is not is_strict
 
 
 def test_the_form_crosses_the_wire() -> None:
