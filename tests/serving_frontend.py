@@ -157,3 +157,11 @@ async def process(
             frontend.shutdown.ask()
             await asyncio.wait([frontend.serving], timeout=PATIENCE_S)
             frontend.listener.close()
+
+
+@asynccontextmanager
+async def serving(workers: Workers, **settings: Any) -> AsyncIterator[Frontend]:
+    """A frontend that accepts connections."""
+    async with asyncio.timeout(PATIENCE_S), process(workers, **settings) as frontend:
+        await frontend.is_listening.wait()
+        yield frontend

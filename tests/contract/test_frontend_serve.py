@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from frontend import __main__ as frontend_main
 from frontend.flags import FrontendSettings
 from frontend.responses.store import ResponseStore
 from tests.scripted_workers import answer
-from tests.serving_frontend import MODEL, Frontend, Held, Workers, process
+from tests.serving_frontend import MODEL, Held, Workers, process, serving
 from tests.waiting import PATIENCE_S, until
 
 PAGE = "https://app.example"
@@ -24,16 +23,6 @@ PAGE = "https://app.example"
 def _collected(monkeypatch: pytest.MonkeyPatch) -> None:
     """The tests' own objects are not left out of garbage collections for good."""
     monkeypatch.setattr(frontend_main, "leave_start_uncollected", lambda: None)
-
-
-def play(
-    part: Callable[[Frontend], Awaitable[None]], workers: Callable[[], Workers], **settings: Any
-) -> None:
-    async def main() -> None:
-        async with asyncio.timeout(PATIENCE_S), process(workers(), **settings) as frontend:
-            await part(frontend)
-
-    asyncio.run(main())
 
 
 def missing_at_first(what: str) -> Workers:
@@ -90,8 +79,7 @@ async def test_a_frontend_that_waits_at_its_start_can_be_ended(
 
 async def test_a_frontend_that_can_no_longer_follow_its_workers_ends() -> None:
     workers = Workers(d1=answer)
-    async with process(workers) as frontend:
-        await frontend.is_listening.wait()
+    async with serving(workers) as frontend:
         workers.broken.set()
         with pytest.raises(RuntimeError, match="the registry broke"):
             await asyncio.wait_for(frontend.serving, PATIENCE_S)
@@ -100,8 +88,7 @@ async def test_a_frontend_that_can_no_longer_follow_its_workers_ends() -> None:
 async def test_a_drain_ends_when_all_answers_have_and_stores_them(tmp_path: Path) -> None:
     held, path = Held(), str(tmp_path / "responses.sqlite3")
     workers = Workers(d1=held)
-    async with process(workers, response_store=path, drain_timeout_s=PATIENCE_S) as frontend:
-        await frontend.is_listening.wait()
+    async with serving(workers, response_store=path, drain_timeout_s=PATIENCE_S) as frontend:
         asking = asyncio.create_task(frontend.complete())
         made = (await frontend.respond(background=True)).json()
         await until(lambda: len(workers.open) == 2)
@@ -118,8 +105,7 @@ async def test_a_drain_ends_when_all_answers_have_and_stores_them(tmp_path: Path
 async def test_a_drain_ends_when_its_time_is_over(tmp_path: Path) -> None:
     held, path = Held(), str(tmp_path / "responses.sqlite3")
     workers = Workers(d1=held)
-    async with process(workers, response_store=path, drain_timeout_s=0.0) as frontend:
-        await frontend.is_listening.wait()
+    async with serving(workers, response_store=path, drain_timeout_s=0.0) as frontend:
         asking = asyncio.create_task(frontend.complete())
         made = (await frontend.respond(background=True)).json()
         await until(lambda: len(workers.open) == 2)
@@ -139,8 +125,7 @@ async def test_workers_are_followed_during_a_drain() -> None:
             raise WorkerLost("gone")
 
     workers = Workers(d1=lost)
-    async with process(workers, drain_timeout_s=PATIENCE_S, wait_for_worker_s=PATIENCE_S) as frontend:
-        await frontend.is_listening.wait()
+    async with serving(workers, drain_timeout_s=PATIENCE_S, wait_for_worker_s=PATIENCE_S) as frontend:
         asking = asyncio.create_task(frontend.complete())
         await until(lambda: workers.open)
         frontend.shutdown.ask()
@@ -151,29 +136,25 @@ async def test_workers_are_followed_during_a_drain() -> None:
         assert workers.asked[-1] == "d2"
 
 
-def test_a_store_that_cannot_be_opened_ends_the_start(
+async def test_a_store_that_cannot_be_opened_ends_the_start(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    async def part(frontend: Frontend) -> None:
+    async with process(Workers(), response_store=str(tmp_path)) as frontend:
         assert await frontend.serving == 2
         assert capsys.readouterr().err.startswith("error: --response-store: ")
 
-    play(part, Workers, response_store=str(tmp_path))
 
-
-def test_responses_are_in_memory_if_the_default_folder_cannot_be_written(
+async def test_responses_are_in_memory_if_the_default_folder_cannot_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("HOME", str(tmp_path / "file"))
 
-    async def part(frontend: Frontend) -> None:
+    default = FrontendSettings.response_store
+    async with serving(Workers(d1=answer), response_store=default) as frontend:
         await frontend.is_listening.wait()
         made = (await frontend.respond()).json()
         assert (await frontend.get(f"/v1/responses/{made['id']}")).json()["id"] == made["id"]
-
-    default = FrontendSettings.response_store
-    play(part, lambda: Workers(d1=answer), response_store=default)
 
 
 async def stored(path: str, response_id: str) -> Any:

@@ -2,7 +2,7 @@
 
 import asyncio
 import ssl
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from frontend.processes.siblings import Siblings
 from frontend.turn.seal import Seal
 from tests.certificates import Authority
 from tests.scripted_workers import answer, failing, hand_off
-from tests.serving_frontend import MODEL, Frontend, Held, Workers, process, saying
+from tests.serving_frontend import MODEL, Frontend, Held, Workers, process, saying, serving
 from tests.waiting import PATIENCE_S
 
 THOUGHT = "<|channel|>analysis<|message|>Think.<|end|><|start|>assistant"
@@ -32,21 +32,9 @@ def _collected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(frontend_main, "leave_start_uncollected", lambda: None)
 
 
-def play(
-    part: Callable[[Frontend], Awaitable[None]], workers: Callable[[], Workers], **settings: Any
-) -> None:
-    async def main() -> None:
-        async with asyncio.timeout(PATIENCE_S), process(workers(), **settings) as frontend:
-            await frontend.is_listening.wait()
-            await part(frontend)
-
-    asyncio.run(main())
-
-
 async def test_requests_wait_for_a_lost_worker_as_long_as_the_flag_says() -> None:
     workers = Workers(d1=failing(WorkerLost("gone")))
-    async with process(workers, wait_for_worker_s=PATIENCE_S) as frontend:
-        await frontend.is_listening.wait()
+    async with serving(workers, wait_for_worker_s=PATIENCE_S) as frontend:
         asking = asyncio.create_task(frontend.complete())
         while not (await frontend.get("/health")).json()["lost"]:
             pass
@@ -54,20 +42,16 @@ async def test_requests_wait_for_a_lost_worker_as_long_as_the_flag_says() -> Non
         assert (await asking).status_code == 200
 
 
-def test_a_request_has_the_deadline_of_the_flag() -> None:
-    async def part(frontend: Frontend) -> None:
+async def test_a_request_has_the_deadline_of_the_flag() -> None:
+    async with serving(Workers(d1=Held()), request_timeout_s=0.1) as frontend:
         reply = await frontend.complete()
         assert (reply.status_code, reply.json()["error"]["code"]) == (504, "deadline_exceeded")
 
-    play(part, lambda: Workers(d1=Held()), request_timeout_s=0.1)
 
-
-def test_origins_are_those_of_the_flag() -> None:
-    async def part(frontend: Frontend) -> None:
+async def test_origins_are_those_of_the_flag() -> None:
+    async with serving(Workers(d1=answer), cors_origin=PAGE) as frontend:
         read = await frontend.http.get("/live", headers={"origin": PAGE})
         assert read.headers["access-control-allow-origin"] == PAGE
-
-    play(part, lambda: Workers(d1=answer), cors_origin=PAGE)
 
 
 @pytest.mark.parametrize(
@@ -78,28 +62,24 @@ def test_origins_are_those_of_the_flag() -> None:
         ({"allowed_host": "a.example"}, 200),
     ],
 )
-def test_without_keys_only_names_of_the_flag_are_served(settings: dict[str, str], status: int) -> None:
-    async def part(frontend: Frontend) -> None:
+async def test_without_keys_only_names_of_the_flag_are_served(settings: dict[str, str], status: int) -> None:
+    async with serving(Workers(d1=answer), **settings) as frontend:
         for host, expected in (("a.example", status), ("127.0.0.1", 200)):
             assert (await frontend.http.get("/v1/models", headers={"host": host})).status_code == expected
 
-    play(part, lambda: Workers(d1=answer), **settings)
 
-
-def test_with_keys_any_name_is_served(tmp_path: Path) -> None:
+async def test_with_keys_any_name_is_served(tmp_path: Path) -> None:
     path = tmp_path / "keys"
     path.write_text(line_of("one", "k1"))
     path.chmod(0o600)
 
-    async def part(frontend: Frontend) -> None:
+    async with serving(Workers(d1=answer), api_keys_file=path) as frontend:
         headers = {"host": "a.example", "x-api-key": "k1"}
         assert (await frontend.http.get("/v1/models", headers=headers)).status_code == 200
 
-    play(part, lambda: Workers(d1=answer), api_keys_file=path)
 
-
-def test_bodies_have_the_memory_of_the_flag() -> None:
-    async def part(frontend: Frontend) -> None:
+async def test_bodies_have_the_memory_of_the_flag() -> None:
+    async with serving(Workers(d1=answer), max_bodies_bytes=100_000) as frontend:
         ending = asyncio.Event()
 
         async def unfinished() -> AsyncGenerator[bytes, None]:
@@ -115,31 +95,27 @@ def test_bodies_have_the_memory_of_the_flag() -> None:
         ending.set()
         assert (await holding).status_code == 400
 
-    play(part, lambda: Workers(d1=answer), max_bodies_bytes=100_000)
 
-
-def test_a_keys_file_that_changes_is_in_use(tmp_path: Path) -> None:
+async def test_a_keys_file_that_changes_is_in_use(tmp_path: Path) -> None:
     path = tmp_path / "keys"
     path.write_text(line_of("alice", "a"))
     path.chmod(0o600)
 
-    async def part(frontend: Frontend) -> None:
+    async with serving(Workers(d1=answer), api_keys_file=path) as frontend:
         assert [(await frontend.complete(key)).status_code for key in "ab"] == [200, 401]
         path.write_text(line_of("robert", "b"))
         while (await frontend.complete("b")).status_code != 200:
             await asyncio.sleep(0.01)  # poll, like a client
         assert (await frontend.complete("a")).status_code == 401
 
-    play(part, lambda: Workers(d1=answer), api_keys_file=path)
 
-
-def test_the_model_has_the_names_and_the_date_of_the_flags() -> None:
-    async def part(frontend: Frontend) -> None:
+async def test_the_model_has_the_names_and_the_date_of_the_flags() -> None:
+    async with serving(
+        Workers(d1=answer), model_alias=f"gpt-*={MODEL}", current_date="2026-01-02"
+    ) as frontend:
         assert (await frontend.complete(model="gpt-9")).status_code == 200
         tokens = (await frontend.post("/tokenize", messages=ASKED, model=MODEL))["tokens"]
         assert "2026-01-02" in (await frontend.post("/detokenize", tokens=tokens, model=MODEL))["prompt"]
-
-    play(part, lambda: Workers(d1=answer), model_alias=f"gpt-*={MODEL}", current_date="2026-01-02")
 
 
 @pytest.mark.parametrize(
@@ -148,8 +124,7 @@ def test_the_model_has_the_names_and_the_date_of_the_flags() -> None:
 async def test_short_prompts_skip_prefill_as_the_flags_say(after_s: float, asked: list[str]) -> None:
     workers = Workers(p1=hand_off, d1=answer)
     flags: dict[str, Any] = {"local_prefill_tokens": 50, "local_prefill_after_s": after_s}
-    async with process(workers, **flags) as frontend:
-        await frontend.is_listening.wait()
+    async with serving(workers, **flags) as frontend:
         assert (await frontend.complete()).status_code == 200
         assert workers.asked == asked
 
@@ -164,8 +139,7 @@ async def stuck(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
 async def test_a_worker_without_progress_is_tried_after_the_time_of_the_flag() -> None:
     workers = Workers(d1=stuck)
     workers.answering.add("d1")
-    async with process(workers, no_progress_s=0.05, drain_timeout_s=0.0) as frontend:
-        await frontend.is_listening.wait()
+    async with serving(workers, no_progress_s=0.05, drain_timeout_s=0.0) as frontend:
         asking = asyncio.create_task(frontend.complete())
         async with asyncio.timeout(PATIENCE_S / 3):  # by default it would be tried later
             while not (await frontend.get("/health")).json()["stuck"]:
@@ -174,23 +148,21 @@ async def test_a_worker_without_progress_is_tried_after_the_time_of_the_flag() -
         await asking
 
 
-def test_reasoning_is_sealed_with_the_key_of_the_flag(tmp_path: Path) -> None:
+async def test_reasoning_is_sealed_with_the_key_of_the_flag(tmp_path: Path) -> None:
     path = tmp_path / "key"
     path.write_bytes(b"k" * 32)
 
-    async def part(frontend: Frontend) -> None:
+    said = saying(THOUGHT + "<|channel|>final<|message|>Hello<|return|>")
+    async with serving(Workers(d1=said), seal_key_file=path) as frontend:
         reply = await frontend.respond(include=["reasoning.encrypted_content"], max_output_tokens=100)
         assert Seal(b"k" * 32).open(reply.json()["output"][0]["encrypted_content"]) == "Think."
 
-    said = saying(THOUGHT + "<|channel|>final<|message|>Hello<|return|>")
-    play(part, lambda: Workers(d1=said), seal_key_file=path)
 
-
-def test_https_is_served_with_the_certificate_of_the_flag(tmp_path: Path) -> None:
+async def test_https_is_served_with_the_certificate_of_the_flag(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     cert, key = authority.sign("server")
 
-    async def part(frontend: Frontend) -> None:
+    async with serving(Workers(), tls_cert_file=cert, tls_key_file=key) as frontend:
         port = frontend.listener.getsockname()[1]
         reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=authority.client())
         protocol: ssl.SSLObject = writer.get_extra_info("ssl_object")
@@ -200,15 +172,12 @@ def test_https_is_served_with_the_certificate_of_the_flag(tmp_path: Path) -> Non
         writer.close()
         await writer.wait_closed()
 
-    play(part, Workers, tls_cert_file=cert, tls_key_file=key)
-
 
 async def test_each_process_sends_workers_its_part_of_what_they_hold() -> None:
     held = Held()
     workers = Workers(d1=held)
     workers.max_batch_size = 2
-    async with process(workers, num_processes=2) as frontend:
-        await frontend.is_listening.wait()
+    async with serving(workers, num_processes=2) as frontend:
         asking = [asyncio.create_task(frontend.complete()) for _ in range(2)]
         while "baton_queued_requests 1.0" not in (await frontend.get("/metrics")).text:
             assert len(workers.calls) < 2
@@ -264,7 +233,7 @@ async def test_processes_share_responses_and_remembered_reasoning(tmp_path: Path
 @pytest.mark.parametrize(
     ("settings", "expected"), [({}, {"alice/", "alice/x", "bob/x"}), ({"share_cache": True}, {"", "x"})]
 )
-def test_cached_kv_is_a_keys_own_unless_keys_share_it(
+async def test_cached_kv_is_a_keys_own_unless_keys_share_it(
     settings: dict[str, Any], expected: set[str], tmp_path: Path
 ) -> None:
     salts = set()
@@ -273,12 +242,10 @@ def test_cached_kv_is_a_keys_own_unless_keys_share_it(
         salts.add(asked.cache_salt)
         yield TokenChunk((10,), "length", Usage(2, 0, 1))
 
-    async def part(frontend: Frontend) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("\n".join(line_of(name, name) for name in ("alice", "bob")))
+    async with serving(Workers(d1=script), api_keys_file=keys, **settings) as frontend:
         for name, fields in (("alice", {}), ("alice", {"cache_salt": "x"}), ("bob", {"cache_salt": "x"})):
             reply = await frontend.complete(name, max_tokens=1, **fields)
             assert reply.status_code == 200, reply.text
         assert salts == expected
-
-    keys = tmp_path / "keys"
-    keys.write_text("\n".join(line_of(name, name) for name in ("alice", "bob")))
-    play(part, lambda: Workers(d1=script), api_keys_file=keys, **settings)
