@@ -107,6 +107,14 @@ def test_what_asks_for_nothing_is_neither_refused_nor_named() -> None:
 
 OPEN: Json = {"properties": {}}
 CLOSED: Json = {"properties": {}, "additionalProperties": False}
+UNCHANGED: list[Json] = [
+    OPEN | {"additionalProperties": True},
+    OPEN | {"unevaluatedProperties": True},
+    OPEN | {"patternProperties": {"^a": {}}},
+    {"allOf": [{"properties": {"a": {}}}], "properties": {"b": {}}},
+    {"const": OPEN},
+    {"$defs": [], "anyOf": {}, "oneOf": None, "items": [OPEN]},
+]
 
 
 @pytest.mark.parametrize(
@@ -123,17 +131,7 @@ CLOSED: Json = {"properties": {}, "additionalProperties": False}
         ({"prefixItems": [OPEN], "oneOf": [OPEN]}, {"prefixItems": [CLOSED], "oneOf": [CLOSED]}),
         ({"additionalProperties": OPEN, "patternProperties": {"^a": OPEN}, "definitions": {"d": OPEN}},
          {"additionalProperties": CLOSED, "patternProperties": {"^a": CLOSED}, "definitions": {"d": CLOSED}}),
-        *(
-            (schema, schema)
-            for schema in (
-                OPEN | {"additionalProperties": True},
-                OPEN | {"unevaluatedProperties": True},
-                OPEN | {"patternProperties": {"^a": {}}},
-                {"allOf": [{"properties": {"a": {}}}], "properties": {"b": {}}},
-                {"const": OPEN},
-                {"$defs": [], "anyOf": {}, "oneOf": None, "items": [OPEN]},
-            )
-        ),
+        *((schema, schema) for schema in UNCHANGED),
     ],
 )  # fmt: skip
 def test_strict_closes_the_objects_that_list_their_properties(schema: Json, made: Json) -> None:
