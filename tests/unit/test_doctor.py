@@ -707,12 +707,6 @@ def test_the_batch_that_is_advised_is_one_that_the_kv_has_room_for(is_split: boo
     assert found(5 * advised) is not None
 
 
-def test_a_worker_is_split_over_its_listed_gpus_unless_it_says_otherwise() -> None:
-    given: dict[str, tuple[object, str]] = {TP: (2, "flag")}
-    workers = [Worker(mode="agg", gpus="0,1,2,3"), Worker(mode="agg", gpus="0,1,2,3", given=given)]
-    assert [worker.tensor_parallel_size for worker in (*workers, Worker(mode="agg"))] == [4, 2, 1]
-
-
 def test_heads_that_are_fewer_than_the_gpus_are_held_twice() -> None:
     facts = _model(b200_node(), shape=replace(SHAPE_120B, num_kv_heads=2))
     prefill = facts.workers[0]
@@ -779,14 +773,6 @@ def test_what_the_worker_refuses_is_an_error_in_the_same_words(tmp_path: Path, t
         load_trtllm_settings(TorchLlmArgs, "prefill", yaml_path=path)
 
     assert _found(facts)["settings-refused"].fact == f"prefill: {refused.value}"
-
-
-def test_a_words_letter_case_is_no_error_where_the_worker_takes_it(tmp_path: Path) -> None:
-    given: dict[str, object] = {"cache_transceiver_config.backend": "ucx", "moe_config.backend": "cutlass"}
-
-    found = examine(_yaml(_yaml(b200_node(), "prefill", given), "decode", given)).findings
-
-    assert [finding.code for finding in found if finding.severity != Severity.NOTE] == []
 
 
 def test_the_installed_build_is_asked_once_for_each_command_line() -> None:

@@ -1,7 +1,6 @@
 """Doctor reads this machine, as its files, variables and tools tell it, and waits for no tool that hangs."""
 
 import os
-import resource
 import sys
 from pathlib import Path
 
@@ -29,15 +28,6 @@ def test_memory_and_tracing_are_those_of_proc(
     assert (host.ptrace_scope, host.can_ptrace) == (2, can_ptrace)
 
 
-def test_open_files_count_up_to_the_hard_limit() -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (soft - 1, hard))
-    try:
-        assert probes.probe_host().nofile == (None if hard == resource.RLIM_INFINITY else hard)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-
 def test_only_what_concerns_workers_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOME_SECRET", "x")
     ours = {"BATON_PEER_CERT": "/x", "HTTPS_PROXY": "http://p", "UCX_TLS": "tcp", "NCCL_DEBUG": "INFO"}
@@ -59,11 +49,6 @@ def test_an_nvidia_smi_that_hangs_is_told_so(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(probes, "TIMEOUT_S", 0.05)
     script(tmp_path, "nvidia-smi", "exec sleep 60", monkeypatch)
     assert (probes.probe_gpus().problem or "").startswith("nvidia-smi hangs")
-
-
-def test_a_long_story_of_nvidia_smi_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    script(tmp_path, "nvidia-smi", "printf '%1000s' | tr ' ' x; exit 1", monkeypatch)
-    assert probes.probe_gpus().problem == 200 * "x"
 
 
 def test_a_worker_that_does_not_tell_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -76,17 +76,14 @@ def test_a_registration_that_cannot_be_written_leaves_nothing_behind(tmp_path: P
     assert [path.name for path in tmp_path.iterdir()] == ["w1.json"]
 
 
-def test_an_older_registration_withdraws_its_own_file_only(tmp_path: Path) -> None:
-    async def main() -> None:
-        older, newer = FilesDiscovery(tmp_path), FilesDiscovery(tmp_path)
-        async with newer.register(worker("other")), AsyncExitStack() as stack:
-            await stack.enter_async_context(older.register(worker("w1")))
-            async with newer.register(worker("w1", incarnation="second")):
-                await stack.aclose()
-                assert (tmp_path / "w1.json").exists()
-            assert not (tmp_path / "w1.json").exists()
-
-    asyncio.run(main())
+async def test_an_older_registration_withdraws_its_own_file_only(tmp_path: Path) -> None:
+    older, newer = FilesDiscovery(tmp_path), FilesDiscovery(tmp_path)
+    async with newer.register(worker("other")), AsyncExitStack() as stack:
+        await stack.enter_async_context(older.register(worker("w1")))
+        async with newer.register(worker("w1", incarnation="second")):
+            await stack.aclose()
+            assert (tmp_path / "w1.json").exists()
+        assert not (tmp_path / "w1.json").exists()
 
 
 @pytest.mark.parametrize(("age_s", "is_shown"), [(8, True), (12, False)])
@@ -148,36 +145,30 @@ def test_a_locked_but_untouched_file_is_not_shown(tmp_path: Path) -> None:
         assert path.exists()
 
 
-def test_a_deleted_folder_is_made_again_and_loses_no_worker(tmp_path: Path) -> None:
-    async def main() -> None:
-        folder = tmp_path / "registry"
-        discovery = FilesDiscovery(folder, ttl_s=scaled(0.3))
-        async with discovery.register(worker("w1")), onlooker(discovery) as looker:
-            await looker.until_shown("w1")
-            folder.rename(tmp_path / "elsewhere")
-            async with onlooker(FilesDiscovery(folder, ttl_s=scaled(0.3))) as later:
-                await later.until_shown("w1")
-            assert looker.lost == set()
-        assert list(folder.iterdir()) == []
-
-    asyncio.run(main())
+async def test_a_deleted_folder_is_made_again_and_loses_no_worker(tmp_path: Path) -> None:
+    folder = tmp_path / "registry"
+    discovery = FilesDiscovery(folder, ttl_s=scaled(0.3))
+    async with discovery.register(worker("w1")), onlooker(discovery) as looker:
+        await looker.until_shown("w1")
+        folder.rename(tmp_path / "elsewhere")
+        async with onlooker(FilesDiscovery(folder, ttl_s=scaled(0.3))) as later:
+            await later.until_shown("w1")
+        assert looker.lost == set()
+    assert list(folder.iterdir()) == []
 
 
-def test_without_descriptors_it_keeps_whom_it_knows_and_goes_on(tmp_path: Path) -> None:
-    async def main() -> None:
-        folder = tmp_path / "registry"
-        async with AsyncExitStack() as stack:
-            await stack.enter_async_context(FilesDiscovery(folder).register(worker("w1")))
-            looker = await stack.enter_async_context(onlooker(FilesDiscovery(folder)))
-            await looker.until_shown("w1")
+async def test_without_descriptors_it_keeps_whom_it_knows_and_goes_on(tmp_path: Path) -> None:
+    folder = tmp_path / "registry"
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(FilesDiscovery(folder).register(worker("w1")))
+        looker = await stack.enter_async_context(onlooker(FilesDiscovery(folder)))
+        await looker.until_shown("w1")
 
-            with no_descriptors():
-                await asyncio.sleep(0.3)  # six polls of the folder; inaction has no event
-            await stack.enter_async_context(FilesDiscovery(folder).register(worker("w2")))
-            await looker.until_shown("w1", "w2")
-            assert looker.lost == set()
-
-    asyncio.run(main())
+        with no_descriptors():
+            await asyncio.sleep(0.3)  # six polls of the folder; inaction has no event
+        await stack.enter_async_context(FilesDiscovery(folder).register(worker("w2")))
+        await looker.until_shown("w1", "w2")
+        assert looker.lost == set()
 
 
 @contextmanager

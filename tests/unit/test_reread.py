@@ -16,22 +16,6 @@ from tests.certificates import Authority
 from tests.waiting import until
 
 
-def test_a_change_during_the_first_reading_is_seen_later(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    path.write_text("old")
-
-    def load() -> str:
-        text = path.read_text()
-        if text == "old":
-            path.write_text("newer")
-        return text
-
-    file = Reread([path], load)
-    assert file.value == "old"
-    file.check()
-    assert file.value == "newer"
-
-
 def test_content_of_the_same_length_is_another(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_text("1")
