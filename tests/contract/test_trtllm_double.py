@@ -131,8 +131,6 @@ V1 = {"kv_cache_config": {"use_kv_cache_manager_v2": False}}
         ("1.4.0rc1", {"cache_transceiver_config": UCX | CPP} | V1, True),
         ("1.4.0rc1", {"cache_transceiver_config": NIXL}, True),
         ("1.4.0rc1", {"cache_transceiver_config": NIXL} | V2, True),
-        ("1.5.0", {"cache_transceiver_config": UCX | CPP} | V1, False),
-        ("1.5.0", {"cache_transceiver_config": NIXL} | V2, True),
     ],
 )
 def test_the_double_has_each_releases_transceivers(

@@ -8,7 +8,6 @@ from typing import Any, Literal
 import pydantic
 import pytest
 from tensorrt_llm.llmapi import TorchLlmArgs
-from tensorrt_llm.params import PythonOnlyArgs
 
 from baton.flags import parse
 from workers.engines.trtllm.settings import load_trtllm_settings
@@ -101,36 +100,6 @@ def test_the_wire_decides_its_runtime_and_the_kv_cache_manager(
 
     assert loaded.values["cache_transceiver_config.transceiver_runtime"] == runtime
     assert loaded.values["kv_cache_config.use_kv_cache_manager_v2"] == manager_v2
-
-
-@pytest.mark.parametrize(
-    ("wire", "says"),
-    [
-        ("backend: UCX", ":2: cache_transceiver_config.backend: UCX: this build has no C++ transceiver"),
-        (
-            "backend: NIXL\n  transceiver_runtime: CPP",
-            ":3: cache_transceiver_config.transceiver_runtime: CPP: this build has no C++ transceiver",
-        ),
-    ],
-)
-def test_a_build_without_the_cpp_transceiver_names_the_other_pair(
-    tmp_path: Path, wire: str, says: str
-) -> None:
-    path = write(tmp_path, f"cache_transceiver_config:\n  {wire}\n  max_tokens_in_buffer: 9\n")
-
-    load_trtllm_settings(TorchLlmArgs, "decode", yaml_path=path)
-    with pytest.raises(SettingsError) as refused:
-        load_trtllm_settings(PythonOnlyArgs, "decode", yaml_path=path)
-
-    assert says in str(refused.value)
-    assert "*_nixl.yaml" in str(refused.value)
-
-
-def test_a_build_without_the_cpp_transceiver_takes_the_nixl_pairs() -> None:
-    for path in Path("engine_configs").glob("gpt-oss-*/*_nixl.yaml"):
-        mode: Any = path.stem.partition("_")[0]
-        loaded = load_trtllm_settings(PythonOnlyArgs, mode, yaml_path=path)
-        assert loaded.values["cache_transceiver_config.transceiver_runtime"] == "PYTHON"
 
 
 def test_speculation_is_left_to_an_aggregated_worker() -> None:

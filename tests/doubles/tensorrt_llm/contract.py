@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union
 
@@ -32,18 +32,12 @@ def dataclass_of(name: str, *, without: str = "", **namespace: Any) -> type[Any]
     return dataclasses.make_dataclass(name, fields, kw_only=True, slots=True, namespace=namespace)
 
 
-def model_of(
-    *names: str, nested: Models | None = None, gone: Sequence[str] = (), **validators: Any
-) -> type[pydantic.BaseModel]:
-    """The class as a pydantic model that forbids unknown keys; `nested` has the models of its fields, `gone`
-    the words that a later release no longer allows.
-    """
+def model_of(*names: str, nested: Models | None = None, **validators: Any) -> type[pydantic.BaseModel]:
+    """The class as a pydantic model that forbids unknown keys; `nested` has the models of its fields."""
     fields: dict[str, Any] = {}
     for name in names:
         for field, fact in facts(name).items():
-            words = fact.get("allowed")
-            left = {"allowed": [word for word in words if word not in gone]} if gone and words else {}
-            fields[field] = _field(fact | left, nested or {})
+            fields[field] = _field(fact, nested or {})
     return pydantic.create_model(
         names[-1],
         __config__=pydantic.ConfigDict(extra="forbid", protected_namespaces=(), arbitrary_types_allowed=True),

@@ -78,30 +78,20 @@ KvCacheConfig = model_of(
 CacheTransceiverConfig = model_of("CacheTransceiverConfig")
 
 
-def _llm_args(transceiver: type[pydantic.BaseModel]) -> Any:
-    return model_of(
-        "BaseLlmArgs",
-        "TorchLlmArgs",
-        nested={
-            "KvCacheConfig": KvCacheConfig,
-            "CacheTransceiverConfig": transceiver,
-            "MoeConfig": model_of("MoeConfig"),
-            "AttentionDpConfig": model_of("AttentionDpConfig"),
-            "DecodeCudaGraphConfig": DecodeCudaGraphConfig,
-            "EncodeCudaGraphConfig": EncodeCudaGraphConfig,
-        },
-        infer_mode=_infer_cuda_graph_config_mode,
-        defaults=_normalize_optional_fields_to_defaults,
-    )
-
-
-TorchLlmArgs = _llm_args(CacheTransceiverConfig)
-PythonOnlyArgs = _llm_args(model_of("CacheTransceiverConfig", gone=("UCX", "MOONCAKE", "MPI", "CPP")))
-
-
-def llm_args() -> Any:
-    """The settings class of the selected build."""
-    return PythonOnlyArgs if TRAPS.lacks_cpp else TorchLlmArgs
+TorchLlmArgs = model_of(
+    "BaseLlmArgs",
+    "TorchLlmArgs",
+    nested={
+        "KvCacheConfig": KvCacheConfig,
+        "CacheTransceiverConfig": CacheTransceiverConfig,
+        "MoeConfig": model_of("MoeConfig"),
+        "AttentionDpConfig": model_of("AttentionDpConfig"),
+        "DecodeCudaGraphConfig": DecodeCudaGraphConfig,
+        "EncodeCudaGraphConfig": EncodeCudaGraphConfig,
+    },
+    infer_mode=_infer_cuda_graph_config_mode,
+    defaults=_normalize_optional_fields_to_defaults,
+)
 
 
 def moves_kv_by_python(config: Any) -> bool:
@@ -143,7 +133,6 @@ def _check_disaggregated(self: Any) -> None:
 
 _SAMPLING: dict[str, Any] = {"__post_init__": _check_sampling, "greedy": property(_greedy)}
 SamplingParams = dataclass_of("SamplingParams", **_SAMPLING)
-# 1.2's, which cannot tell prompt and answer apart in its penalties.
 GuidedDecodingParams = dataclass_of("GuidedDecodingParams", __post_init__=_check_guided)
 SchedulingParams = dataclass_of("SchedulingParams")
 DisaggregatedParams = dataclass_of("DisaggregatedParams", __post_init__=_check_disaggregated)

@@ -43,11 +43,6 @@ class Traps:
         """Whether the Python transceiver and KV cache manager V2 are the default."""
         return self.build.startswith(("1.4", "1.5"))
 
-    @property
-    def lacks_cpp(self) -> bool:
-        """Whether the C++ transceiver is gone."""
-        return self.build.startswith("1.5")
-
 
 def _from_environment() -> Traps:
     given: dict[str, Any] = {}

@@ -3,7 +3,7 @@
 import functools
 import logging
 
-from workers.engines.library.settings import BATON, NO_SPECULATION, Rules, choose, give, load, value_of
+from workers.engines.library.settings import NO_SPECULATION, Rules, choose, give, load, value_of
 from workers.flags import DisaggregationMode
 from workers.settings import Given, Schema, refuse
 from workers.settings_text import SettingsError
@@ -76,7 +76,6 @@ def _complete(given: Given, mode: DisaggregationMode, schema: Schema | None) -> 
         return
     refuse(given, ("speculative_config", "decoding_config"), NO_SPECULATION)
     _check_transfer(given)
-    _check_runtime(given, schema)
     if mode == "prefill" and value_of(given, OVERLAP_OFF) is False:
         raise SettingsError(
             f"{given[OVERLAP_OFF][1]}: {OVERLAP_OFF}: false: TensorRT-LLM does not support the overlap "
@@ -104,28 +103,6 @@ def _check_transfer(given: Given) -> None:
     ):  # fmt: skip
         if is_wrong:
             raise SettingsError(f"{given[path][1]}: {path}: {why}")
-
-
-def _check_runtime(given: Given, schema: Schema | None) -> None:
-    """Refuse the C++ transceiver if the installed build has none."""
-    for path in (BACKEND, RUNTIME):
-        value, source = given.get(path, (None, BATON))
-        is_cpp = value == "CPP" or RUNTIMES.get(str(value)) == "CPP"
-        if (
-            is_cpp
-            and source != BATON
-            and (_lacks(schema, path, str(value)) or _lacks(schema, RUNTIME, "CPP"))
-        ):
-            raise SettingsError(
-                f"{source}: {path}: {value}: this build has no C++ transceiver; use the files "
-                "engine_configs/*/*_nixl.yaml on both sides"
-            )
-
-
-def _lacks(schema: Schema | None, path: str, word: str) -> bool:
-    """Whether this build has a closed list of words for the setting, without this one in any letter case."""
-    field = schema.at(path) if schema is not None else None
-    return field is not None and bool(field.words) and word.lower() not in map(str.lower, field.words)
 
 
 _RULES = Rules(

@@ -8,7 +8,7 @@ from tensorrt_llm.executor.engine import Executor, Job
 from tensorrt_llm.executor.result import RequestOutput
 from tensorrt_llm.executor.translate import Request
 from tensorrt_llm.executor.utils import RequestError
-from tensorrt_llm.params import SamplingParams, TorchLlmArgs, llm_args, moves_kv_by_python
+from tensorrt_llm.params import SamplingParams, TorchLlmArgs, moves_kv_by_python
 from tensorrt_llm.traps import TRAPS
 
 _FIRST_GLOBAL_ID = 1 << 40
@@ -34,7 +34,7 @@ class LLM:
         for name in kwargs:
             if name not in TorchLlmArgs.model_fields:
                 raise ValueError(f"LLM got invalid argument: {name}")
-        self.args: Any = llm_args()(
+        self.args: Any = TorchLlmArgs(
             model=model,
             tokenizer=tokenizer,
             tokenizer_mode=tokenizer_mode,
