@@ -273,10 +273,3 @@ async def test_a_priority_reaches_vllm_and_among_equals_short_prompts_overtake_l
     assert (min(places), max(places)) == (sooner, later)
     assert 0 < short - long + 180 < scaled(10_000)  # 0.18 s for 360 tokens less, and the time between
     assert 0 < known - long + 192 < scaled(10_000)  # its first 384 tokens were cached
-
-
-async def test_a_stopped_engine_watches_no_more(checkpoint: Path) -> None:
-    async with started(checkpoint) as engine:
-        await engine.stop()
-        await asyncio.sleep(0)  # cancelled tasks end
-        assert "library-health" not in {task.get_name() for task in asyncio.all_tasks()}

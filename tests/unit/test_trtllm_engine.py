@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from tensorrt_llm.llmapi.llm import LLM
 
-from baton.errors import HandoffFailed, InvalidRequest, WorkerLost
+from baton.errors import HandoffFailed, WorkerLost
 from tests.engine_calls import next_handoff, tokens
 from tests.tiny_gpt_oss import CONTEXT_LENGTH, write_checkpoint
 from tests.trtllm_engine import CONFIG, KV_TIMEOUT_S, NO_WATCHDOG, ask, new_engine, started
@@ -32,16 +32,6 @@ class Recording(LLM):  # type: ignore[misc]  # the double is not typed
         """See the class."""
         self.last = options | {"max_tokens": sampling_params.max_tokens}
         return super().generate_async(inputs, sampling_params, **options)
-
-
-class Remembering(LLM):  # type: ignore[misc]  # the double is not typed
-    """Finds 16 tokens of each prompt in its cache."""
-
-    def generate_async(self, *args: Any, **options: Any) -> Any:
-        """See the class."""
-        result = super().generate_async(*args, **options)
-        result.cached_tokens = 16
-        return result
 
 
 class Silent(LLM):  # type: ignore[misc]  # the double is not typed
@@ -82,18 +72,6 @@ async def test_context_and_kv_are_announced_as_they_are_set(checkpoint: Path) ->
     assert info.context_length == 100
     assert info.kv_layout is not None
     assert info.kv_layout.dtype == "fp8"
-
-
-async def test_what_prefill_found_in_its_cache_is_in_the_answers_usage(checkpoint: Path) -> None:
-    async with (
-        started(checkpoint, classes={"llm": Remembering}) as prefill,
-        started(checkpoint) as decode,
-        aclosing(prefill.prefill(ask())) as replies,
-    ):
-        handed = msgspec.structs.replace(ask(), handoff=await next_handoff(replies))
-        *_, last = [chunk async for chunk in decode.decode(handed)]
-    assert last.usage is not None
-    assert last.usage.num_cached_tokens == 16
 
 
 async def test_without_a_transceiver_a_worker_answers_and_hands_nothing_over(checkpoint: Path) -> None:
@@ -171,15 +149,6 @@ async def test_requests_are_salted_where_a_dummy_request_could_share_their_block
         assert llm.salts == [salt, salt]
         await tokens(engine.decode(msgspec.structs.replace(ask(), cache_salt="client's")))
         assert llm.salts == [salt, salt, "client's"]
-
-
-async def test_the_longest_handoff_is_the_buffers(checkpoint: Path) -> None:
-    async with started(checkpoint) as engine:
-        async with aclosing(engine.prefill(ask(256))) as replies:
-            await next_handoff(replies)
-        with pytest.raises(InvalidRequest, match="257 tokens; the KV of at most 256"):
-            await next_handoff(engine.prefill(ask(257)))
-        assert len(await tokens(engine.decode(ask(257)))) == 12  # it is computed here
 
 
 async def test_a_stopped_engine_is_shut_down_and_watched_no_more(checkpoint: Path) -> None:

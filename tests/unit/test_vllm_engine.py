@@ -1,7 +1,6 @@
 """The vllm engine over vLLM's double: what it announces, expects in the cache and counts."""
 
 import asyncio
-import dataclasses
 import signal
 from contextlib import aclosing
 from pathlib import Path
@@ -71,39 +70,6 @@ async def test_what_was_answered_is_expected_in_the_cache_as_far_as_there_is_roo
     async with started(checkpoint, "decode", **config) as engine:
         await tokens(engine.decode(ask(200, max_tokens=2)))
         assert engine.num_lacking_tokens(ask(200)) == num_lacking
-
-
-async def test_what_prefill_found_in_its_cache_is_in_the_answers_usage(
-    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    output = vllm.v1.engine.core.Output
-
-    def found(*args: Any) -> Any:
-        made = output(*args)
-        return dataclasses.replace(made, num_cached_tokens=16) if made.transfer else made
-
-    monkeypatch.setattr("vllm.v1.engine.core.Output", found)
-    async with (
-        started(checkpoint) as prefill,
-        started(checkpoint, "decode") as decode,
-        aclosing(prefill.prefill(ask())) as replies,
-    ):
-        asked = after_handoff(ask(), await next_handoff(replies))
-        *_, last = [chunk async for chunk in decode.decode(asked)]
-        assert last.usage is not None
-        assert last.usage.num_cached_tokens == 16
-        stats = prefill.stats()
-        assert (stats.num_prompt_tokens, stats.num_cached_tokens) == (40 - 16, 16)
-
-
-async def test_an_answer_that_is_closed_has_left_the_engine_at_once(checkpoint: Path) -> None:
-    async with started(checkpoint) as engine:
-        calls = engine._calls  # noqa: SLF001  vLLM's own figures come a step later
-        for answer in (engine.decode(ask()), engine.prefill(ask(max_tokens=1))):
-            await anext(answer)
-            assert len(calls) == 1
-            await answer.aclose()
-            assert not calls
 
 
 async def test_a_stopped_engine_leaves_nothing_running(

@@ -31,7 +31,7 @@ WARM_UP_LOGPROBS = (0, 1, 2, 4, 8, 15, 16)
 def warm_up_lengths(longest: int) -> list[int]:
     """Prompt lengths, up to `longest`, after which the kernels for every step size are compiled.
 
-    Derived from the sources for the shapes of gpt-oss-20b and 120b (tests/unit/test_vllm_kernels.py).
+    Derived from the sources for the shapes of gpt-oss-20b and 120b (tests/unit/test_vllm_compiled.py).
     """
     return [num for num in _STEPS if num < longest] + [longest]
 
