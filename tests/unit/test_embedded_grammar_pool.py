@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from baton.errors import InvalidRequest, Overloaded
+from baton.errors import InvalidRequest, NotReady, Overloaded
 from frontend.text.tokenizer import ModelTokenizer
 from tests.alive import is_running
 from tests.guided import CASES, ENDLESS, Json, allowed_after, answer_form, slow_inside, text_form
@@ -197,6 +197,18 @@ async def test_no_process_outlives_the_engine(own: tuple[Grammars, Path]) -> Non
     grammars.close()
     assert not Path(f"/proc/{parent}").exists()
     os.kill(children[0], signal.SIGCONT)
+    await until(lambda: not processes(path))
+
+
+async def test_a_form_that_compiles_when_the_engine_stops_starts_no_process(
+    own: tuple[Grammars, Path],
+) -> None:
+    grammars, path = own
+    compiling = asyncio.create_task(grammars.matcher(answer_form(ENDLESS["slow"])))
+    await asyncio.sleep(0.1)  # it is in the process, or not yet: the result is the same
+    grammars.close()
+    with pytest.raises(NotReady):
+        await compiling
     await until(lambda: not processes(path))
 
 

@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from baton.errors import BatonError, InvalidRequest, Overloaded
+from baton.errors import BatonError, InvalidRequest, NotReady, Overloaded
 from baton.messages import Guided
 from workers.engines.embedded.grammar_process import (
     CPU_S,
@@ -58,6 +58,7 @@ class Grammars:
         self._vocab_size = vocab_size
         self._refused: dict[Guided, InvalidRequest] = {}
         self._starting = asyncio.Lock()
+        self._is_closed = False
         self._lanes: list[_Lane] = []
         if self._tokenizer.is_file():
             self._start()
@@ -84,18 +85,17 @@ class Grammars:
 
     def close(self) -> None:
         """End the processes, which have nothing to finish."""
-        for lane in self._lanes:
-            lane.close()
-        if self._lanes:
-            self._process.kill()
-            self._process.wait()
+        self._is_closed = True
+        self._end()
 
     async def call(self, form: Guided, ask: Ask) -> Next:
-        """Ask the process of this form. Raises Overloaded if none can be started."""
+        """Ask the process of this form. Raises Overloaded if none can be started, NotReady after `close`."""
         async with self._starting:
+            if self._is_closed:
+                raise NotReady("the engine is not running")
             if any(lane.is_lost for lane in self._lanes):
                 _LOG.warning("a grammar process has ended; starting others")
-                self.close()
+                self._end()
                 try:
                     await asyncio.to_thread(self._start)
                 except (OSError, ValueError) as error:
@@ -107,6 +107,13 @@ class Grammars:
         if len(self._refused) == _NUM_REFUSED:
             self._refused.clear()
         self._refused[form] = error
+
+    def _end(self) -> None:
+        for lane in self._lanes:
+            lane.close()
+        if self._lanes:
+            self._process.kill()
+            self._process.wait()
 
     def _start(self) -> None:
         ends = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(_NUM_PROCESSES)]
@@ -128,7 +135,7 @@ class Grammars:
         with self._process.stdout as output:
             problem = output.readline().strip()
         if problem != READY:
-            self.close()
+            self._end()
             raise ValueError(problem or "the grammar process did not start")
 
 
@@ -207,7 +214,7 @@ class Matcher:
             piece = np.array(token_ids[start : start + size], "<u4")
             try:
                 reply = await self._grammars.call(self._form, Ask(self._id, piece.tobytes(), form))
-            except Overloaded as error:
+            except BatonError as error:
                 self._end(error)
                 break
             if reply.signal:
