@@ -1,6 +1,5 @@
 """Requests of the Responses API: what reaches prompt and sampling, what runs in a thread, what is told."""
 
-import asyncio
 import sqlite3
 import threading
 from collections.abc import Callable
@@ -25,13 +24,13 @@ def prompt_of(client: Client) -> str:
     return TOKENIZER.decode(client.tokens.requests[-1].token_ids)
 
 
-def test_template_arguments_reach_the_prompt() -> None:
+async def test_template_arguments_reach_the_prompt() -> None:
     client = Client(ScriptedTokens(ANSWER))
     given = {"model_identity": "You are Bo.", "reasoning_effort": "low"}
-    assert asyncio.run(client.respond(chat_template_args=given)).json["reasoning"]["effort"] == "low"
+    assert (await client.respond(chat_template_args=given)).json["reasoning"]["effort"] == "low"
     assert "You are Bo." in prompt_of(client)
     assert "Reasoning: low" in prompt_of(client)
-    asyncio.run(client.respond(chat_template_kwargs={"reasoning_effort": "high"}))
+    await client.respond(chat_template_kwargs={"reasoning_effort": "high"})
     assert "Reasoning: high" in prompt_of(client)
 
 

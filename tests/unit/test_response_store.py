@@ -379,21 +379,19 @@ async def status_of(store: ResponseStore, name: str) -> str:
     return found.status
 
 
-def test_what_a_dead_frontend_was_making_has_failed_and_a_living_ones_has_not(tmp_path: Path) -> None:
+async def test_what_a_dead_frontend_was_making_has_failed_and_a_living_ones_has_not(tmp_path: Path) -> None:
     path = tmp_path / "responses.sqlite3"
-
-    async def status() -> tuple[str, object]:
+    with another_frontend(path):
         store = ResponseStore(str(path))
         await store.open()
-        found = await store.load("theirs")
-        await store.close()
-        assert found is not None
-        return found.status, json.loads(found.body).get("error")
-
-    with another_frontend(path):
-        assert asyncio.run(status()) == ("in_progress", None)
-    assert asyncio.run(status()) == ("failed", {"code": "server_error", "message": DIED})
+        assert await status_of(store, "theirs") == "in_progress"
+    await store.open()  # as the next frontend would
+    assert rows(path, "SELECT status FROM responses") == [("failed",)]
+    found = await store.load("theirs")
+    assert found is not None
+    assert json.loads(found.body)["error"] == {"code": "server_error", "message": DIED}
     assert list(tmp_path.glob("*.lock")) == []
+    await store.close()
 
 
 async def test_a_response_of_its_own_that_nobody_makes_any_more_has_failed(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """Bodies of the Responses API: what becomes of them in the prompt, what is refused, what the worker gets."""
 
-import asyncio
 import json
 import typing
 from typing import Any
@@ -39,18 +38,18 @@ def thought(text: str) -> dict[str, Any]:
     return {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": text}]}
 
 
-def ask(given: object = "Hi", **fields: Any) -> tuple[Reply, str]:
+async def ask(given: object = "Hi", **fields: Any) -> tuple[Reply, str]:
     """The reply, and the prompt after the system message, with the names of control tokens."""
     client = Client(ScriptedTokens(ANSWER))
-    reply = asyncio.run(client.respond(given, **fields))
+    reply = await client.respond(given, **fields)
     if reply.status != 200:
         return reply, ""
     prompt = "".join(NAMES.get(i) or TOKENIZER.decode([i]) for i in client.tokens.requests[0].token_ids)
     return reply, prompt.partition("<|end|>")[2].removesuffix("<|start|>assistant")
 
 
-def prompt_of(given: object, **fields: Any) -> str:
-    reply, prompt = ask(given, **fields)
+async def prompt_of(given: object, **fields: Any) -> str:
+    reply, prompt = await ask(given, **fields)
     assert reply.status == 200, reply.json
     return prompt
 
@@ -64,19 +63,19 @@ def prompt_of(given: object, **fields: Any) -> str:
         [{"role": "user", "content": [{"type": "input_text", "text": t} for t in "Hi"]}],
     ],
 )
-def test_text_may_be_said_in_many_ways(given: object) -> None:
-    assert prompt_of(given) == "<|start|>user<|message|>Hi<|end|>"
+async def test_text_may_be_said_in_many_ways(given: object) -> None:
+    assert await prompt_of(given) == "<|start|>user<|message|>Hi<|end|>"
 
 
-def test_instructions_come_first_and_system_messages_are_developer_messages() -> None:
+async def test_instructions_come_first_and_system_messages_are_developer_messages() -> None:
     items = [{"role": "system", "content": "Be kind."}, {"role": "developer", "content": "Be brief."}]
-    prompt = prompt_of([*items, {"role": "user", "content": "Hi"}], instructions="You are Bo.")
+    prompt = await prompt_of([*items, {"role": "user", "content": "Hi"}], instructions="You are Bo.")
     assert prompt.startswith(
         "<|start|>developer<|message|># Instructions\n\nYou are Bo.\n\nBe kind.\n\nBe brief.<|end|>"
     )
 
 
-def test_a_tool_conversation_is_rendered_as_it_was_written() -> None:
+async def test_a_tool_conversation_is_rendered_as_it_was_written() -> None:
     history = [
         {"role": "user", "content": "Hi"},
         thought("A."),
@@ -88,7 +87,7 @@ def test_a_tool_conversation_is_rendered_as_it_was_written() -> None:
         CALL,
         RESULT | {"output": [{"type": "input_text", "text": "do"}, {"type": "input_text", "text": "ne"}]},
     ]  # fmt: skip
-    prompt = prompt_of(history, tools=[TOOL])
+    prompt = await prompt_of(history, tools=[TOOL])
     assert prompt.partition("<|start|>user")[2] == (
         "<|message|>Hi<|end|>"
         "<|start|>assistant<|channel|>analysis<|message|>A.<|end|>"
@@ -99,27 +98,27 @@ def test_a_tool_conversation_is_rendered_as_it_was_written() -> None:
     )
 
 
-def test_reasoning_before_a_final_answer_is_dropped_and_a_preamble_is_not() -> None:
+async def test_reasoning_before_a_final_answer_is_dropped_and_a_preamble_is_not() -> None:
     history = [
         thought("A."),
         {"role": "assistant", "content": "Wait.", "phase": "commentary"},
         {"role": "assistant", "content": "There.", "phase": "final_answer"},
         {"role": "user", "content": "And?"},
     ]
-    assert prompt_of(history) == (
+    assert await prompt_of(history) == (
         "<|start|>assistant<|channel|>commentary<|message|>Wait.<|end|>"
         "<|start|>assistant<|channel|>final<|message|>There.<|end|>"
         "<|start|>user<|message|>And?<|end|>"
     )
 
 
-def test_tools_and_effort_stand_in_the_prompt_and_tool_choice_none_takes_them_out() -> None:
+async def test_tools_and_effort_stand_in_the_prompt_and_tool_choice_none_takes_them_out() -> None:
     client = Client(ScriptedTokens(ANSWER))
-    asyncio.run(client.respond(tools=[TOOL], reasoning={"effort": "low", "summary": "auto"}))
+    await client.respond(tools=[TOOL], reasoning={"effort": "low", "summary": "auto"})
     prompt = TOKENIZER.decode(client.tokens.requests[0].token_ids)
     assert "Reasoning: low" in prompt
     assert "// Does it.\ntype f = " in prompt
-    assert "type f" not in prompt_of("Hi", tools=[TOOL], tool_choice="none")
+    assert "type f" not in await prompt_of("Hi", tools=[TOOL], tool_choice="none")
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -168,13 +167,13 @@ async def test_a_workers_complaint_of_a_schema_names_the_field_of_the_response()
     assert [form.param for form in guided.last] == [None, "tools[1].parameters", None]
 
 
-def test_what_was_asked_for_is_echoed() -> None:
+async def test_what_was_asked_for_is_echoed() -> None:
     asked = {
         "instructions": "Be kind.", "metadata": {"a": "b"}, "temperature": 0.5, "top_p": 0.5,
         "max_output_tokens": 9, "max_tool_calls": 3, "parallel_tool_calls": False, "user": "u",
         "top_logprobs": 2, "safety_identifier": "s", "prompt_cache_key": "k", "store": False,
     }  # fmt: skip
-    reply, _ = ask(**asked, tools=[TOOL], service_tier="auto", truncation="disabled")
+    reply, _ = await ask(**asked, tools=[TOOL], service_tier="auto", truncation="disabled")
     assert reply.json.items() >= asked.items()
     assert reply.json["tools"] == [TOOL | {"strict": None}]
     assert reply.json["reasoning"] == {"effort": "medium", "summary": None}
@@ -209,10 +208,10 @@ def test_what_was_asked_for_is_echoed() -> None:
         ({"stream": True, "stream_options": {"include_obfuscation": True}}, None),
     ],
 )
-def test_what_gpt_oss_cannot_be_given_is_left_out_and_named(
+async def test_what_gpt_oss_cannot_be_given_is_left_out_and_named(
     fields: dict[str, Any], named: str | None
 ) -> None:
-    reply, _ = ask(**fields)
+    reply, _ = await ask(**fields)
     assert reply.status == 200, reply.body
     assert reply.headers.get("x-baton-ignored") == named
 
@@ -273,24 +272,24 @@ def test_what_gpt_oss_cannot_be_given_is_left_out_and_named(
         ({"stream_options": {}}, "stream_options"),
     ],
 )  # fmt: skip
-def test_what_is_not_served_is_a_400_that_names_the_field(fields: dict[str, Any], param: str) -> None:
+async def test_what_is_not_served_is_a_400_that_names_the_field(fields: dict[str, Any], param: str) -> None:
     given = fields.pop("input", "Hi")
-    reply, _ = ask(given, **fields)
+    reply, _ = await ask(given, **fields)
     assert (reply.status, reply.error["param"], reply.error["type"]) == (400, param, "invalid_request_error")
     assert reply.error["message"].endswith(".")
 
 
-def test_a_type_that_nobody_knows_is_quoted_in_part() -> None:
-    reply, _ = ask([{"type": "x" * 10_000}])
+async def test_a_type_that_nobody_knows_is_quoted_in_part() -> None:
+    reply, _ = await ask([{"type": "x" * 10_000}])
     assert len(reply.body) < 1000
 
 
-def test_a_missing_model_and_an_unknown_one_are_told_apart() -> None:
+async def test_a_missing_model_and_an_unknown_one_are_told_apart() -> None:
     client = Client(ScriptedTokens(ANSWER))
-    assert asyncio.run(client.post("/v1/responses", {"input": "Hi"})).error["param"] == "model"
-    assert ask(model="gpt-9")[0].status == 404
+    assert (await client.post("/v1/responses", {"input": "Hi"})).error["param"] == "model"
+    assert (await ask(model="gpt-9"))[0].status == 404
     empty = Client(ScriptedTokens(ANSWER), ScriptedFleet(NoWorkers("Nobody.", retry_after_s=1)))
-    assert asyncio.run(empty.respond()).status == 503
+    assert (await empty.respond()).status == 503
 
 
 def test_every_field_of_the_openai_sdk_is_served_or_refused_by_name() -> None:

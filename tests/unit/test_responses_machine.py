@@ -1,6 +1,5 @@
 """Tools that the client's machine runs: functions to the model, items of their own types to the client."""
 
-import asyncio
 import json
 from typing import Any
 
@@ -55,8 +54,8 @@ def answer(kind: str, arguments: str) -> str:
     return f"{THINK}<|channel|>commentary to=functions.{kind} <|constrain|>json<|message|>{arguments}<|call|>"
 
 
-def respond(client: Client, **fields: Any) -> Reply:
-    reply = asyncio.run(client.post("/v1/responses", {"model": MODEL, "input": [HI], **fields}))
+async def respond(client: Client, **fields: Any) -> Reply:
+    reply = await client.post("/v1/responses", {"model": MODEL, "input": [HI], **fields})
     assert reply.status == 200, reply.body
     assert "x-baton-ignored" not in reply.headers
     return reply
@@ -67,10 +66,10 @@ def prompt(client: Client) -> str:
 
 
 @pytest.mark.parametrize("kind", CALLS)
-def test_a_call_is_an_item_of_the_tools_own_type_and_comes_back(kind: str) -> None:
+async def test_a_call_is_an_item_of_the_tools_own_type_and_comes_back(kind: str) -> None:
     arguments, item, output = CALLS[kind]
     client = Client(ScriptedTokens(answer(kind, json.dumps(arguments))))
-    body = respond(client, tools=[{"type": kind}]).json
+    body = (await respond(client, tools=[{"type": kind}])).json
     Response.model_validate(body)
     assert f"type {kind} = (_: {{" in prompt(client)
     form = client.tokens.requests[0].sampling.guided
@@ -80,39 +79,39 @@ def test_a_call_is_an_item_of_the_tools_own_type_and_comes_back(kind: str) -> No
     thought, called = body["output"]
     assert called == item | {"id": called["id"], "call_id": called["call_id"], "status": "completed"}
     streamed = Client(ScriptedTokens(answer(kind, json.dumps(arguments))))
-    events = respond(streamed, tools=[{"type": kind}], stream=True).events
+    events = (await respond(streamed, tools=[{"type": kind}], stream=True)).events
     told = [e["item"] for e in events if e["type"] == "response.output_item.done"][-1]
     assert told.keys() == called.keys()
     assert events[-1]["response"]["output"][-1] == told
 
     result = output | {"call_id": called["call_id"]}
     other = Client(ScriptedTokens(THINK))  # which does not know how the model wrote the call
-    respond(other, tools=[{"type": kind}], input=[HI, thought, called, result])
+    await respond(other, tools=[{"type": kind}], input=[HI, thought, called, result])
     said = prompt(other)
     written = json.dumps(arguments, separators=(",", ":"))
     assert f"assistant to=functions.{kind}commentary json{written}" in said
     assert "total 0" in said.partition(f"functions.{kind} to=assistant")[2]
 
 
-def test_the_output_of_a_local_shell_may_name_its_call_as_openai_does() -> None:
+async def test_the_output_of_a_local_shell_may_name_its_call_as_openai_does() -> None:
     arguments, _, output = CALLS["local_shell"]
     client = Client(ScriptedTokens(answer("local_shell", json.dumps(arguments))))
-    _, called = respond(client, tools=[{"type": "local_shell"}]).json["output"]
-    respond(client, input=[HI, called, output | {"id": called["call_id"]}])
+    _, called = (await respond(client, tools=[{"type": "local_shell"}])).json["output"]
+    await respond(client, input=[HI, called, output | {"id": called["call_id"]}])
     assert "total 0" in prompt(client)
 
 
 @pytest.mark.parametrize("kind", CALLS)
-def test_a_null_in_an_item_is_an_absent_field(kind: str) -> None:
+async def test_a_null_in_an_item_is_an_absent_field(kind: str) -> None:
     _, item, output = CALLS[kind]
     nulls: Json = {"call_id": "c", "id": None, "status": None}
     if kind == "local_shell":
         item = item | {"action": item["action"] | {"env": None, "timeout_ms": None}}
     client = Client(ScriptedTokens(THINK))
-    made = respond(client, input=[HI, item | nulls, nulls | output]).json
+    made = (await respond(client, input=[HI, item | nulls, nulls | output])).json
     assert "total 0" in prompt(client).partition(f"functions.{kind} to=assistant")[2]
     url = f"/v1/responses/{made['id']}/input_items"
-    given = asyncio.run(client.get(url)).json["data"]
+    given = (await client.get(url)).json["data"]
     assert len({one["id"] for one in given}) == 3
     assert all(one["id"] for one in given)
 
@@ -127,14 +126,14 @@ async def test_a_null_for_what_a_call_needs_is_refused(field: str) -> None:
 
 @pytest.mark.parametrize("kind", CALLS)
 @pytest.mark.parametrize("num_missing_bytes", [0, 5])
-def test_a_call_cut_by_the_token_limit_is_an_incomplete_function_call(
+async def test_a_call_cut_by_the_token_limit_is_an_incomplete_function_call(
     kind: str, num_missing_bytes: int
 ) -> None:
     arguments = json.dumps(CALLS[kind][0])
     told = arguments[: len(arguments) - num_missing_bytes]
     limit = len(TOKENIZER.encode_text(answer(kind, told), allow_special=True)) - 1  # without its end
     fields: Json = {"tools": [{"type": kind}], "max_output_tokens": limit}
-    body = respond(Client(ScriptedTokens(answer(kind, arguments))), **fields).json
+    body = (await respond(Client(ScriptedTokens(answer(kind, arguments))), **fields)).json
     Response.model_validate(body)
     assert body["status"] == "incomplete"
     called = body["output"][-1]
@@ -144,20 +143,20 @@ def test_a_call_cut_by_the_token_limit_is_an_incomplete_function_call(
         told,
         "incomplete",
     )
-    events = respond(Client(ScriptedTokens(answer(kind, arguments))), **fields, stream=True).events
+    events = (await respond(Client(ScriptedTokens(answer(kind, arguments))), **fields, stream=True)).events
     done = [e["item"] for e in events if e["type"] == "response.output_item.done"][-1]
     assert (done["status"], done["arguments"]) == ("incomplete", told)
 
 
 @pytest.mark.parametrize("kind", CALLS)
 @pytest.mark.parametrize("is_allowed", [True, False])
-def test_a_tool_can_be_demanded_by_its_type(kind: str, is_allowed: bool) -> None:
+async def test_a_tool_can_be_demanded_by_its_type(kind: str, is_allowed: bool) -> None:
     client = Client(ScriptedTokens(answer(kind, json.dumps(CALLS[kind][0]))))
     choice: Json = {"type": kind}
     if is_allowed:
         choice = {"type": "allowed_tools", "mode": "required", "tools": [choice]}
     tools = [{"type": kind}, {"type": "function", "name": "f"}]
-    assert respond(client, tools=tools, tool_choice=choice).json["tool_choice"] == choice
+    assert (await respond(client, tools=tools, tool_choice=choice)).json["tool_choice"] == choice
     form = client.tokens.requests[0].sampling.guided
     assert form is not None
     assert all(f"functions.{kind}" in message.headers[0] for message in form.last)
@@ -176,9 +175,9 @@ GET = {"type": "function", "name": "get", "parameters": {"type": "object"}, "def
 FOUND = [{"type": "namespace", "name": "wiki", "description": "Pages.", "tools": [GET]}]
 
 
-def test_tools_that_a_search_of_the_client_finds_can_be_called() -> None:
+async def test_tools_that_a_search_of_the_client_finds_can_be_called() -> None:
     client = Client(ScriptedTokens(answer("tool_search", '{"query":"pages","limit":2}')))
-    body = respond(client, tools=[SEARCH]).json
+    body = (await respond(client, tools=[SEARCH])).json
     Response.model_validate(body)
     assert "// Finds the team's tools.\ntype tool_search = (_: {" in prompt(client)
     thought, called = body["output"]
@@ -187,7 +186,7 @@ def test_tools_that_a_search_of_the_client_finds_can_be_called() -> None:
 
     result = {"type": "tool_search_output", "call_id": called["call_id"], "status": None, "tools": FOUND}
     other = Client(ScriptedTokens(answer("tool_search", "{}").replace("functions.tool_search", "wiki.get")))
-    made = respond(other, tools=[SEARCH], input=[HI, thought, called, result, called, result]).json
+    made = (await respond(other, tools=[SEARCH], input=[HI, thought, called, result, called, result])).json
     said = prompt(other)
     assert said.count("namespace wiki {\n\ntype get =") == 1
     assert "Found: wiki.get" in said.partition("functions.tool_search to=assistant")[2]
@@ -199,7 +198,7 @@ def test_tools_that_a_search_of_the_client_finds_can_be_called() -> None:
 
     output = {"type": "function_call_output", "call_id": made["output"][-1]["call_id"], "output": "A page."}
     asked = {"tools": [SEARCH], "input": [output], "previous_response_id": made["id"]}
-    respond(other, **asked)
+    await respond(other, **asked)
     assert "namespace wiki {\n\ntype get =" in prompt(other)
 
 

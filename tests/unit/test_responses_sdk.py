@@ -1,7 +1,8 @@
 """The OpenAI SDK's Responses client against the app, as it is."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx2
@@ -23,19 +24,19 @@ class Place(BaseModel):
     city: str
 
 
-def with_sdk(text: str, scenario: Callable[[AsyncOpenAI], Awaitable[None]]) -> None:
-    async def run() -> None:
-        app = Client(ScriptedTokens(text)).app
-        transport = httpx2.ASGITransport(app=app)
-        http = httpx2.AsyncClient(transport=transport)
-        async with AsyncOpenAI(base_url="http://baton/v1", api_key="none", http_client=http) as sdk:
-            await scenario(sdk)
+@asynccontextmanager
+async def sdk_of(text: str) -> AsyncIterator[AsyncOpenAI]:
+    transport = httpx2.ASGITransport(app=Client(ScriptedTokens(text)).app)
+    http = httpx2.AsyncClient(transport=transport)
+    async with (
+        asyncio.timeout(PATIENCE_S),
+        AsyncOpenAI(base_url="http://baton/v1", api_key="none", http_client=http) as sdk,
+    ):
+        yield sdk
 
-    asyncio.run(asyncio.wait_for(run(), PATIENCE_S))
 
-
-def test_create_retrieve_list_and_delete() -> None:
-    async def scenario(sdk: AsyncOpenAI) -> None:
+async def test_create_retrieve_list_and_delete() -> None:
+    async with sdk_of(ANSWER) as sdk:
         made = await sdk.responses.create(model=MODEL, input="Hi", instructions="Be kind.")
         assert made.output_text == "Hello wörld"
         assert made.output[0].type == "reasoning"
@@ -48,11 +49,9 @@ def test_create_retrieve_list_and_delete() -> None:
         with pytest.raises(NotFoundError):
             await sdk.responses.retrieve(made.id)
 
-    with_sdk(ANSWER, scenario)
 
-
-def test_the_streaming_helper_ends_with_the_response_that_is_stored() -> None:
-    async def scenario(sdk: AsyncOpenAI) -> None:
+async def test_the_streaming_helper_ends_with_the_response_that_is_stored() -> None:
+    async with sdk_of(ANSWER) as sdk:
         async with sdk.responses.stream(model=MODEL, input="Hi", tools=[TOOL]) as stream:
             kinds = [event.type async for event in stream]
             final = await stream.get_final_response()
@@ -62,22 +61,18 @@ def test_the_streaming_helper_ends_with_the_response_that_is_stored() -> None:
         assert stored.output_text == final.output_text
         assert stored.usage == final.usage
 
-    with_sdk(ANSWER, scenario)
 
-
-def test_a_stream_is_retrieved_from_an_event_on() -> None:
-    async def scenario(sdk: AsyncOpenAI) -> None:
+async def test_a_stream_is_retrieved_from_an_event_on() -> None:
+    async with sdk_of(ANSWER) as sdk:
         stream = await sdk.responses.create(model=MODEL, input="Hi", stream=True, background=True)
         events = [event async for event in stream]
         assert events[0].type == "response.created"
         rest = await sdk.responses.retrieve(events[0].response.id, stream=True, starting_after=3)
         assert [event.to_dict() async for event in rest] == [event.to_dict() for event in events[4:]]
 
-    with_sdk(ANSWER, scenario)
 
-
-def test_a_tool_conversation_goes_on_by_id_and_by_items() -> None:
-    async def scenario(sdk: AsyncOpenAI) -> None:
+async def test_a_tool_conversation_goes_on_by_id_and_by_items() -> None:
+    async with sdk_of(CALL) as sdk:
         first = await sdk.responses.create(model=MODEL, input="Hi", tools=[TOOL])
         call = first.output[-1]
         assert call.type == "function_call"
@@ -91,22 +86,16 @@ def test_a_tool_conversation_goes_on_by_id_and_by_items() -> None:
         assert by_items.usage is not None
         assert by_id.usage.input_tokens == by_items.usage.input_tokens
 
-    with_sdk(CALL, scenario)
 
-
-def test_a_background_response_is_polled_and_cancelled() -> None:
-    async def scenario(sdk: AsyncOpenAI) -> None:
+async def test_a_background_response_is_polled_and_cancelled() -> None:
+    async with sdk_of(ANSWER) as sdk:
         made = await sdk.responses.create(model=MODEL, input="Hi", background=True)
         cancelled = await sdk.responses.cancel(made.id)
         assert cancelled.id == made.id
         assert cancelled.status == "cancelled"
 
-    with_sdk(ANSWER, scenario)
 
-
-def test_structured_output_is_parsed() -> None:
-    async def scenario(sdk: AsyncOpenAI) -> None:
+async def test_structured_output_is_parsed() -> None:
+    async with sdk_of(JSON_ANSWER) as sdk:
         parsed = await sdk.responses.parse(model=MODEL, input="Where?", text_format=Place)
         assert parsed.output_parsed == Place(city="Rome")
-
-    with_sdk(JSON_ANSWER, scenario)

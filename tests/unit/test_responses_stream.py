@@ -1,6 +1,5 @@
 """The stream of a response, event by event and field by field, against the whole answer."""
 
-import asyncio
 import json
 from typing import Any
 
@@ -48,8 +47,8 @@ CASES: list[tuple[str, list[Item]]] = [
 ]
 
 
-def respond(*texts: str, script: dict[str, Any] | None = None, **fields: Any) -> Reply:
-    return asyncio.run(Client(ScriptedTokens(*texts, **(script or {}))).respond(**fields))
+async def respond(*texts: str, script: dict[str, Any] | None = None, **fields: Any) -> Reply:
+    return await Client(ScriptedTokens(*texts, **(script or {}))).respond(**fields)
 
 
 def without_ids(response: dict[str, Any]) -> dict[str, Any]:
@@ -129,12 +128,12 @@ def numbered(reply: Reply) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("tokens_per_chunk", [1, 3, 1000])
 @pytest.mark.parametrize(("text", "items"), CASES)
-def test_each_item_has_its_events_in_order_and_the_end_has_it_all(
+async def test_each_item_has_its_events_in_order_and_the_end_has_it_all(
     text: str, items: list[Item], tokens_per_chunk: int
 ) -> None:
     script = {"tokens_per_chunk": tokens_per_chunk}
     text = text or "<|return|>"
-    reply = respond(text, script=script, stream=True, tools=TOOLS)
+    reply = await respond(text, script=script, stream=True, tools=TOOLS)
     assert reply.headers["content-type"].startswith("text/event-stream")
     events = numbered(reply)
     created, in_progress, last = events.pop(0), events.pop(0), events.pop()
@@ -151,14 +150,14 @@ def test_each_item_has_its_events_in_order_and_the_end_has_it_all(
     differing = ("status", "output", "usage", "completed_at")
     assert ended | dict.fromkeys(differing) == begun | dict.fromkeys(differing)
     assert (ended["status"], ended["output"]) == ("completed", output)
-    whole = respond(text, script=script, tools=TOOLS)
+    whole = await respond(text, script=script, tools=TOOLS)
     Response.model_validate(whole.json)
     assert without_ids(ended) == without_ids(whole.json)
 
 
-def test_the_usage_counts_input_output_reasoning_and_cached_tokens() -> None:
+async def test_the_usage_counts_input_output_reasoning_and_cached_tokens() -> None:
     client = Client(ScriptedTokens(THINK + FINAL))
-    usage = asyncio.run(client.respond()).json["usage"]
+    usage = (await client.respond()).json["usage"]
     num_input = len(client.tokens.requests[0].token_ids)
     num_output = len(TOKENIZER.encode_text(THINK + FINAL, allow_special=True))
     assert usage == {
@@ -183,12 +182,12 @@ def test_the_usage_counts_input_output_reasoning_and_cached_tokens() -> None:
         ),
     ],
 )
-def test_an_answer_cut_by_its_token_limit_is_incomplete_and_so_is_the_item_that_was_cut(
+async def test_an_answer_cut_by_its_token_limit_is_incomplete_and_so_is_the_item_that_was_cut(
     said: str, items: list[tuple[str, str, str]], tokens_per_chunk: int
 ) -> None:
     limit = len(TOKENIZER.encode_text(said, allow_special=True))
     script = {"tokens_per_chunk": tokens_per_chunk}
-    events = numbered(respond(THINK + FINAL, script=script, stream=True, max_output_tokens=limit))[2:]
+    events = numbered(await respond(THINK + FINAL, script=script, stream=True, max_output_tokens=limit))[2:]
     last = events.pop()
     output = [check_item(events, i, *item) for i, item in enumerate(items)]
     assert events == []
@@ -197,21 +196,21 @@ def test_an_answer_cut_by_its_token_limit_is_incomplete_and_so_is_the_item_that_
     assert last["response"]["incomplete_details"] == {"reason": "max_output_tokens"}
     assert last["response"]["output"] == output
     assert last["response"]["completed_at"] is None
-    whole = respond(THINK + FINAL, script=script, max_output_tokens=limit).json
+    whole = (await respond(THINK + FINAL, script=script, max_output_tokens=limit)).json
     assert without_ids(whole) == without_ids(last["response"])
 
 
-def test_an_arguments_text_that_is_cut_is_incomplete() -> None:
+async def test_an_arguments_text_that_is_cut_is_incomplete() -> None:
     limit = len(TOKENIZER.encode_text(CALL, allow_special=True)) - 4
-    (call,) = respond(CALL, max_output_tokens=limit, tools=TOOLS).json["output"]
+    (call,) = (await respond(CALL, max_output_tokens=limit, tools=TOOLS)).json["output"]
     assert (call["status"], call["arguments"]) == ("incomplete", '{"city":"Rom')
 
 
 @pytest.mark.parametrize(
     ("error", "code"), [(WorkerLost("Dead."), "server_error"), (Overloaded("Full."), "rate_limit_exceeded")]
 )
-def test_a_failure_in_mid_stream_is_a_failed_response_and_the_end(error: BatonError, code: str) -> None:
-    reply = respond(THINK + FINAL, stream=True, script={"fail_at": 40, "error": error})
+async def test_a_failure_in_mid_stream_is_a_failed_response_and_the_end(error: BatonError, code: str) -> None:
+    reply = await respond(THINK + FINAL, stream=True, script={"fail_at": 40, "error": error})
     assert reply.status == 200
     last = numbered(reply)[-1]
     assert last["type"] == "response.failed"
@@ -221,16 +220,11 @@ def test_a_failure_in_mid_stream_is_a_failed_response_and_the_end(error: BatonEr
 
 
 @pytest.mark.parametrize("background", [False, True])
-def test_a_prompt_that_is_too_long_fails_in_the_stream(
-    background: bool,
-) -> None:
+async def test_a_prompt_that_is_too_long_fails_in_the_stream(background: bool) -> None:
     client = Client(ScriptedTokens(FINAL))
 
-    async def ask() -> tuple[Reply, Reply]:
-        reply = await client.respond("x" * 10_000, stream=True, background=background)
-        return reply, await client.get(f"/v1/responses/{reply.events[-1]['response']['id']}")
-
-    reply, stored = asyncio.run(ask())
+    reply = await client.respond("x" * 10_000, stream=True, background=background)
+    stored = await client.get(f"/v1/responses/{reply.events[-1]['response']['id']}")
     events = reply.events  # the SDK's types lack the code, which agents need to compact their history
     kinds = [(event["type"], event["sequence_number"]) for event in events]
     assert kinds == [("response.created", 0), ("response.in_progress", 1), ("response.failed", 2)]
@@ -241,15 +235,15 @@ def test_a_prompt_that_is_too_long_fails_in_the_stream(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_failure_before_the_first_token_is_a_status(stream: bool) -> None:
-    reply = respond(FINAL, stream=stream, script={"fail_at": 0, "error": EngineFailure("Broken.")})
+async def test_a_failure_before_the_first_token_is_a_status(stream: bool) -> None:
+    reply = await respond(FINAL, stream=stream, script={"fail_at": 0, "error": EngineFailure("Broken.")})
     assert (reply.status, reply.error["code"]) == (500, "engine_failure")
 
 
-def test_log_probabilities_stand_in_the_deltas_and_in_the_whole() -> None:
+async def test_log_probabilities_stand_in_the_deltas_and_in_the_whole() -> None:
     fields: dict[str, Any] = {"include": ["message.output_text.logprobs"], "top_logprobs": 1}
     client = Client(ScriptedTokens(FINAL))
-    reply = asyncio.run(client.respond(stream=True, **fields))
+    reply = await client.respond(stream=True, **fields)
     assert client.tokens.requests[0].sampling.logprobs == 1
     events = numbered(reply)
     deltas = [e["logprobs"] for e in events if e["type"] == "response.output_text.delta"]
@@ -263,16 +257,16 @@ def test_log_probabilities_stand_in_the_deltas_and_in_the_whole() -> None:
     assert len(entry["top_logprobs"]) == 1
 
 
-def test_without_parallel_tool_calls_a_second_call_ends_the_answer() -> None:
+async def test_without_parallel_tool_calls_a_second_call_ends_the_answer() -> None:
     client = Client(ScriptedTokens(HIDDEN_CALL + CALL))
-    reply = asyncio.run(client.respond(stream=True, tools=TOOLS, parallel_tool_calls=False))
+    reply = await client.respond(stream=True, tools=TOOLS, parallel_tool_calls=False)
     last = numbered(reply)[-1]
     assert last["type"] == "response.completed"
     assert [item["name"] for item in last["response"]["output"]] == ["get_time"]
     assert client.tokens.num_ended == 1
 
 
-def test_events_that_are_ready_together_go_out_in_one_write() -> None:
-    reply = respond(THINK + FINAL, stream=True, script={"tokens_per_chunk": 1, "all_ready": True})
+async def test_events_that_are_ready_together_go_out_in_one_write() -> None:
+    reply = await respond(THINK + FINAL, stream=True, script={"tokens_per_chunk": 1, "all_ready": True})
     assert len(reply.writes) <= 3
     assert len(reply.events) > 20

@@ -1,6 +1,5 @@
 """Codex's tools in Responses: namespaces, custom tools; and thoughts as summaries and under a seal."""
 
-import asyncio
 import json
 import re
 from typing import Any
@@ -27,16 +26,16 @@ def call(recipient: str, body: str, kind: str = " <|constrain|>json") -> str:
     return f"{THINK}<|channel|>commentary to={recipient}{kind}<|message|>{body}<|call|>"
 
 
-def respond(client: Client, **fields: Any) -> Reply:
-    reply = asyncio.run(client.post("/v1/responses", {"model": MODEL, "input": [HI], **fields}))
+async def respond(client: Client, **fields: Any) -> Reply:
+    reply = await client.post("/v1/responses", {"model": MODEL, "input": [HI], **fields})
     assert reply.status == 200, reply.body
     return reply
 
 
-def output(text: str, **fields: Any) -> list[Json]:
+async def output(text: str, **fields: Any) -> list[Json]:
     """The items of an answer, told the same whole and as a stream."""
-    whole = respond(Client(ScriptedTokens(text)), **fields).json["output"]
-    events = respond(Client(ScriptedTokens(text)), stream=True, **fields).events
+    whole = (await respond(Client(ScriptedTokens(text)), **fields)).json["output"]
+    events = (await respond(Client(ScriptedTokens(text)), stream=True, **fields)).events
     done = [event["item"] for event in events if event["type"] == "response.output_item.done"]
     assert events[-1]["response"]["output"] == done
     for told in (whole, done):
@@ -48,20 +47,20 @@ def output(text: str, **fields: Any) -> list[Json]:
     return list(whole)
 
 
-def prompt(**fields: Any) -> str:
+async def prompt(**fields: Any) -> str:
     client = Client(ScriptedTokens("<|channel|>final<|message|>Ok<|return|>"))
-    respond(client, **fields)
+    await respond(client, **fields)
     return TOKENIZER.decode(client.tokens.requests[-1].token_ids)
 
 
-def test_a_namespace_is_shown_as_one_and_its_calls_carry_name_and_namespace_apart() -> None:
-    said = prompt(tools=[AGENTS, CLOSE])
+async def test_a_namespace_is_shown_as_one_and_its_calls_carry_name_and_namespace_apart() -> None:
+    said = await prompt(tools=[AGENTS, CLOSE])
     assert "## agents\n\n// Sub-agents.\nnamespace agents {\n\ntype close" in said
     assert "} // namespace agents" in said
     assert "namespace functions {\n\ntype close" in said
-    (_, called) = output(call("agents.close", "{}"), tools=[AGENTS, CLOSE])
+    (_, called) = await output(call("agents.close", "{}"), tools=[AGENTS, CLOSE])
     assert (called["type"], called["name"], called["namespace"]) == ("function_call", "close", "agents")
-    (_, called) = output(call("functions.close", "{}"), tools=[AGENTS, CLOSE])
+    (_, called) = await output(call("functions.close", "{}"), tools=[AGENTS, CLOSE])
     assert (called["name"], "namespace" in called) == ("close", False)
 
 
@@ -78,10 +77,10 @@ def test_a_namespace_is_shown_as_one_and_its_calls_carry_name_and_namespace_apar
         ),
     ],
 )
-def test_a_choice_finds_a_function_in_its_namespace(choice: Json, called: str) -> None:
+async def test_a_choice_finds_a_function_in_its_namespace(choice: Json, called: str) -> None:
     client = Client(ScriptedTokens(THINK))
     agents = AGENTS | {"tools": [CLOSE, CLOSE | {"name": "send"}]}
-    reply = respond(client, tools=[agents, CLOSE], tool_choice=choice)
+    reply = await respond(client, tools=[agents, CLOSE], tool_choice=choice)
     assert reply.json["tool_choice"] == choice
     form = client.tokens.requests[-1].sampling.guided
     assert form is not None
@@ -97,15 +96,15 @@ def test_a_choice_finds_a_function_in_its_namespace(choice: Json, called: str) -
         (json.dumps({"other": 1}), json.dumps({"other": 1})),
     ],
 )
-def test_a_custom_tool_takes_text_also_where_the_model_wrote_json(body: str, given: str) -> None:
-    assert "type patch = (input: string) => any;" in prompt(tools=[PATCH])
-    (_, called) = output(call("functions.patch", body, " code"), tools=[PATCH])
+async def test_a_custom_tool_takes_text_also_where_the_model_wrote_json(body: str, given: str) -> None:
+    assert "type patch = (input: string) => any;" in await prompt(tools=[PATCH])
+    (_, called) = await output(call("functions.patch", body, " code"), tools=[PATCH])
     assert (called["type"], called["name"], called["input"]) == ("custom_tool_call", "patch", given)
 
 
-def test_the_events_of_a_custom_call_are_openais() -> None:
+async def test_the_events_of_a_custom_call_are_openais() -> None:
     client = Client(ScriptedTokens(call("functions.patch", "*** Begin", " code")))
-    events = respond(client, tools=[PATCH], stream=True).events
+    events = (await respond(client, tools=[PATCH], stream=True)).events
     told = [event for event in events if "custom" in event["type"]]
     kinds = [event["type"] for event in told]
     assert kinds == ["response.custom_tool_call_input.delta", "response.custom_tool_call_input.done"]
@@ -149,12 +148,12 @@ def test_reasoning_that_is_sent_back_counts_more_than_what_is_remembered() -> No
     assert texts == [["Sent."], ["Remembered."], []]
 
 
-def test_tools_among_the_input_are_offered() -> None:
+async def test_tools_among_the_input_are_offered() -> None:
     added = {"type": "additional_tools", "role": "developer", "tools": [AGENTS, CLOSE]}
     left_out = [{"type": kind} for kind in ("compaction_summary", "configuration_update", "program")]
-    said = prompt(input=[added, *left_out, HI], tools=[PATCH], reasoning={"context": "all_turns"})
-    assert said == prompt(input=[HI], tools=[PATCH, AGENTS, CLOSE])
-    (_, called) = output(call("agents.close", "{}"), input=[added, HI])
+    said = await prompt(input=[added, *left_out, HI], tools=[PATCH], reasoning={"context": "all_turns"})
+    assert said == await prompt(input=[HI], tools=[PATCH, AGENTS, CLOSE])
+    (_, called) = await output(call("agents.close", "{}"), input=[added, HI])
     assert (called["name"], called["namespace"]) == ("close", "agents")
 
 
@@ -173,24 +172,24 @@ async def test_a_mistake_in_tools_among_the_input_is_named(tools: Any, param: st
     assert (reply.status, reply.error["param"]) == (400, param)
 
 
-def test_a_tool_of_openais_servers_is_refused_only_where_it_is_demanded() -> None:
+async def test_a_tool_of_openais_servers_is_refused_only_where_it_is_demanded() -> None:
     client = Client(ScriptedTokens(THINK))
     body = {"model": MODEL, "input": "Hi", "tools": [{"type": "web_search"}]}
-    reply = asyncio.run(client.post("/v1/responses", {**body, "tool_choice": {"type": "web_search"}}))
+    reply = await client.post("/v1/responses", {**body, "tool_choice": {"type": "web_search"}})
     assert (reply.status, reply.error["param"]) == (400, "tool_choice.type")
-    required = asyncio.run(client.post("/v1/responses", {**body, "tool_choice": "required"}))
+    required = await client.post("/v1/responses", {**body, "tool_choice": "required"})
     assert (required.status, required.error["param"]) == (400, "tool_choice")
     assert "web_search" in required.error["message"]
     hosted = [{"type": "web_search"}, {"type": "computer_use_preview", "environment": "browser"}]
-    ignored = respond(client, tools=hosted).headers["x-baton-ignored"]
+    ignored = (await respond(client, tools=hosted)).headers["x-baton-ignored"]
     assert ignored == "tools[].web_search, tools[].computer_use_preview"
 
 
 @pytest.mark.parametrize("syntax", ["lark", "regex"])
-def test_the_input_of_a_custom_tool_is_held_to_its_grammar(syntax: str) -> None:
+async def test_the_input_of_a_custom_tool_is_held_to_its_grammar(syntax: str) -> None:
     client = Client(ScriptedTokens(call("functions.patch", '{"input": "a"}', " code")))
     grammar = {"type": "grammar", "syntax": syntax, "definition": "start: /a/"}
-    (_, called) = respond(client, tools=[PATCH | {"format": grammar}]).json["output"]
+    (_, called) = (await respond(client, tools=[PATCH | {"format": grammar}])).json["output"]
     assert called["input"] == '{"input": "a"}', "what a grammar allowed is the input itself"
     form = client.tokens.requests[0].sampling.guided
     assert form is not None
@@ -198,15 +197,15 @@ def test_the_input_of_a_custom_tool_is_held_to_its_grammar(syntax: str) -> None:
     assert form.last[0].param == "tools[0].format.definition"
 
 
-def test_input_tokens_are_counted_as_they_would_be_asked() -> None:
+async def test_input_tokens_are_counted_as_they_would_be_asked() -> None:
     client = Client(ScriptedTokens(call("functions.close", "{}")))
     fields: Json = {"tools": [CLOSE, PATCH], "instructions": "Be brief."}
-    used = respond(client, **fields).json["usage"]["input_tokens"]
+    used = (await respond(client, **fields)).json["usage"]["input_tokens"]
     body = {"model": MODEL, "input": [HI], **fields}
-    reply = asyncio.run(client.post("/v1/responses/input_tokens", body))
+    reply = await client.post("/v1/responses/input_tokens", body)
     assert (reply.status, reply.json) == (200, {"object": "response.input_tokens", "input_tokens": used})
     small = Client(ScriptedTokens(""), max_body_bytes=100)
-    assert asyncio.run(small.post("/v1/responses/input_tokens", body)).status == 413
+    assert (await small.post("/v1/responses/input_tokens", body)).status == 413
 
 
 @pytest.mark.parametrize("method", ["GET", "DELETE", "HEAD"])
@@ -218,12 +217,12 @@ async def test_input_tokens_is_no_response_id(method: str) -> None:
 
 
 @pytest.mark.parametrize("summary", ["auto", "concise", "detailed"])
-def test_reasoning_is_given_as_summary_where_that_is_asked_for(summary: str) -> None:
+async def test_reasoning_is_given_as_summary_where_that_is_asked_for(summary: str) -> None:
     text = THINK + "<|channel|>final<|message|>Ok<|return|>"
-    thought, _ = output(text, reasoning={"summary": summary})
+    thought, _ = await output(text, reasoning={"summary": summary})
     assert thought["summary"] == [{"type": "summary_text", "text": "Think."}]
     assert thought["content"] == []
-    events = respond(Client(ScriptedTokens(text)), stream=True, reasoning={"summary": summary}).events
+    events = (await respond(Client(ScriptedTokens(text)), stream=True, reasoning={"summary": summary})).events
     kinds = list(dict.fromkeys(event["type"] for event in events if "summary" in event["type"]))
     assert kinds == [
         "response.reasoning_summary_part.added",
@@ -233,19 +232,19 @@ def test_reasoning_is_given_as_summary_where_that_is_asked_for(summary: str) -> 
     ]
 
 
-def test_frontends_that_share_a_key_open_each_others_thoughts_if_unchanged() -> None:
+async def test_frontends_that_share_a_key_open_each_others_thoughts_if_unchanged() -> None:
     one, same, other = (Client(ScriptedTokens(call("functions.close", "{}")), key=key) for key in KEYS)
     include: Json = {"include": ["reasoning.encrypted_content"], "tools": [CLOSE]}
-    thought, called = respond(one, reasoning={"summary": "auto"}, **include).json["output"]
+    thought, called = (await respond(one, reasoning={"summary": "auto"}, **include)).json["output"]
     result = {"type": "function_call_output", "call_id": called["call_id"], "output": "ok"}
     sealed = {"type": "reasoning", "summary": [], "encrypted_content": thought["encrypted_content"]}
     for client, is_known in ((same, True), (other, False)):
-        reply = respond(client, input=[HI, sealed, called, result], **include)
+        reply = await respond(client, input=[HI, sealed, called, result], **include)
         assert ("Think." in TOKENIZER.decode(client.tokens.requests[-1].token_ids)) is is_known
         assert ("encrypted_content" in reply.headers.get("x-baton-ignored", "")) is not is_known
     sealed["encrypted_content"] = thought["encrypted_content"][:-4] + "AAAA"
     body = {"model": MODEL, "input": [HI, sealed, called, result], **include}
-    refused = asyncio.run(same.post("/v1/responses", body))
+    refused = await same.post("/v1/responses", body)
     assert (refused.status, refused.error["param"]) == (400, "input[1].encrypted_content")
 
 
@@ -259,8 +258,8 @@ def test_frontends_that_share_a_key_open_each_others_thoughts_if_unchanged() -> 
         ({"type": "custom_tool_call", "name": "patch", "input": "*** Begin"}, "functions.patch"),
     ],
 )
-def test_a_call_comes_back_as_it_was(called: Json, recipient: str) -> None:
+async def test_a_call_comes_back_as_it_was(called: Json, recipient: str) -> None:
     result = {"type": f"{called['type']}_output", "call_id": "c", "output": "done"}
-    said = prompt(tools=[AGENTS, PATCH], input=[HI, called | {"call_id": "c"}, result])
+    said = await prompt(tools=[AGENTS, PATCH], input=[HI, called | {"call_id": "c"}, result])
     assert f"assistant to={recipient}" in said
     assert f"{recipient} to=assistantcommentarydone" in said
