@@ -1,6 +1,5 @@
-"""What is served besides the APIs' requests: models, health, metrics, and the page at `/`."""
+"""What is served besides the APIs' requests: models, health, metrics; `/` leads to the documentation."""
 
-import html
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime
@@ -8,7 +7,7 @@ from typing import Literal
 
 import msgspec
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 
 from frontend.http.services import Services
 from frontend.metrics import CONTENT_TYPE
@@ -77,7 +76,7 @@ def pages(services: Services) -> Mapping[str, Page]:
         return Response(page, headers={"content-type": CONTENT_TYPE.decode()})
 
     async def about(_: Request) -> Response:
-        return Response(_about(fleet.models()), media_type="text/html; charset=utf-8")
+        return RedirectResponse("docs")
 
     found: dict[str, Page] = {"/health": health, "/live": live, "/metrics": metrics, "/": about}
     return found | _model_pages(fleet)
@@ -111,15 +110,3 @@ def _model_pages(fleet: Fleet) -> dict[str, Page]:
 
 def _json(body: object, status: int = 200) -> Response:
     return Response(msgspec.json.encode(body), status, media_type="application/json")
-
-
-def _about(models: list[str]) -> str:
-    model = models[0] if models else "openai/gpt-oss-120b"
-    listed = ", ".join(map(html.escape, models)) or "none yet; see <a href='health'>/health</a>"
-    body = html.escape(f'{{"model": "{model}", "messages": [{{"role": "user", "content": "Hello"}}]}}')
-    return f"""<!doctype html><meta charset="utf-8"><title>Baton</title>
-<h1>Baton</h1><p>Serves gpt-oss through OpenAI's and Anthropic's APIs. Models: {listed}.</p>
-<p><a href="health">health</a> · <a href="v1/models">models</a> · <a href="docs">API</a> ·
-<a href="metrics">metrics</a></p>
-<pre>curl -s http://HOST:PORT/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'</pre>
-"""

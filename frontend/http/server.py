@@ -355,7 +355,7 @@ RESERVED_DESCRIPTORS = 2048
 """For workers, files and connections that are turned away."""
 MOST_TURNED_AWAY = 64
 """Connections beyond the limit that still get a 503; any more are closed without a response."""
-_CHECK_EVERY_S = 1.0
+_CHECK_EVERY_S, _DRAINED_EVERY_S = 1.0, 0.05
 _FULL = NotReady("The server has reached its connection limit; retry later.", retry_after_s=1)
 
 
@@ -372,7 +372,12 @@ class HttpServer:
         max_connections: int | None = None,
         tls: Tls = lambda: None,
     ) -> None:
-        self._server = _uvicorn(app, drain_timeout_s)
+        self._config = uvicorn.Config(
+            app, http="httptools", ws="none", lifespan="off", access_log=False, log_config=None
+        )
+        self._config.load()
+        self._state = ServerState()
+        self._drain_timeout_s = drain_timeout_s
         self._patience = patience or Patience()
         most = max_connections or num_connections(2, MOST_CONNECTIONS, reserve=RESERVED_DESCRIPTORS)
         self._admitted = ConnectionLimit(most, Connection.evict)
@@ -381,6 +386,11 @@ class HttpServer:
         self._tls = tls
         self._listener: Listener | None = None
         self._pulse: Pulse | None = None
+
+    @property
+    def connections(self) -> tuple[Connection, ...]:
+        """Those that are open."""
+        return cast("tuple[Connection, ...]", tuple(self._state.connections))
 
     def start(self, listener: socket.socket, *, is_shared: bool = False) -> None:
         """Accept connections until `drain`; `is_shared`: other processes accept on the socket too."""
@@ -393,12 +403,21 @@ class HttpServer:
         if self._listener is not None:
             self._listener.close()
             await self._listener.settled()
-        await self._server.shutdown()
+        for connection in self.connections:
+            connection.shutdown()
+        try:
+            async with asyncio.timeout(self._drain_timeout_s):
+                while self._state.connections or self._state.tasks:  # noqa: ASYNC110  uvicorn's sets
+                    await asyncio.sleep(_DRAINED_EVERY_S)
+        except TimeoutError:
+            log.warning("drain timeout, cancelled answers=%d", len(self._state.tasks))
+            for task in self._state.tasks:
+                task.cancel()
         if self._pulse is not None:
             self._pulse.stop()
 
     def _take(self, sock: socket.socket) -> Connection | None:
-        connection = Connection(self._server.config, self._server.server_state, self._patience, sock)
+        connection = Connection(self._config, self._state, self._patience, sock)
         connection.limit = self._admitted
         is_full = not self._admitted.enter(connection)
         if is_full != self._is_full:
@@ -413,8 +432,7 @@ class HttpServer:
 
     def _check(self) -> None:
         now_s = asyncio.get_running_loop().time()
-        for connection in tuple(self._server.server_state.connections):
-            assert isinstance(connection, Connection), "the server creates only Connections"
+        for connection in self.connections:
             connection.check(now_s)
 
 
@@ -422,21 +440,3 @@ async def _turn_away(scope: Scope, receive: Receive, send: Send) -> None:
     exchange = Exchange(scope, receive, send)
     headers = [*error_headers(_FULL), (b"connection", b"close")]
     await exchange.answer(_FULL.status, ErrorBody.of(_FULL), headers)
-
-
-def _uvicorn(app: AsgiApp, drain_timeout_s: float) -> uvicorn.Server:
-    """Only uvicorn's shutdown is used; signals, sockets and timers are our own."""
-    config = uvicorn.Config(
-        app,
-        http="httptools",
-        ws="none",
-        lifespan="off",
-        access_log=False,
-        log_config=None,
-        timeout_graceful_shutdown=int(drain_timeout_s),
-    )
-    config.load()
-    server = uvicorn.Server(config)
-    server.lifespan = config.lifespan_class(config)
-    server.servers = []
-    return server

@@ -54,7 +54,7 @@ class Scene:
 
     @property
     def num_connections(self) -> int:
-        return len(self.server._server.server_state.connections)  # noqa: SLF001  uvicorn's
+        return len(self.server.connections)
 
 
 async def to_end(reader: asyncio.StreamReader) -> bytes:
@@ -109,7 +109,7 @@ def test_a_connection_that_waits_to_be_accepted_is_served() -> None:
             assert answer.endswith(b"\r\n\r\n1")
             await draining
 
-    play(part, LINGERING)
+    play(part, msgspec.structs.replace(PATIENT, linger_s=1.0))
 
 
 def test_the_next_request_of_a_client_whose_answer_has_just_ended_is_served() -> None:

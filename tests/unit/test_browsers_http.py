@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from frontend.http.guards import Browsers
-from tests.scripted_frontend import MODEL, Client, Reply, ScriptedFleet, ScriptedTokens
+from tests.scripted_frontend import MODEL, Client, Reply, ScriptedTokens
 
 ANSWER = "<|channel|>final<|message|>Hello<|return|>"
 CHAT = "/v1/chat/completions"
@@ -94,7 +94,7 @@ def test_a_compressed_body_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["/", "/v1/models", f"/v1/models/{MODEL}", "/health", "/live", "/metrics", "/tokenizer_info"]
+    "path", ["/docs", "/v1/models", f"/v1/models/{MODEL}", "/health", "/live", "/metrics", "/tokenizer_info"]
 )
 async def test_every_page_answers_head(path: str) -> None:
     made = Client(ScriptedTokens(ANSWER))
@@ -126,17 +126,6 @@ def test_a_path_that_is_not_served_gets_a_hint(path: str, hint: str | None) -> N
     assert (hint or "Not Found.") in reply.error["message"]
 
 
-async def test_the_page_shows_the_models_and_a_first_request() -> None:
-    page = (await Client(ScriptedTokens(ANSWER)).get("/")).body.decode()
-    assert MODEL in page
-    assert "curl" in page
-
-
-async def test_names_of_models_are_no_markup() -> None:
-    class Odd(ScriptedFleet):
-        def models(self) -> list[str]:
-            return ["<b>&"]
-
-    page = (await Client(ScriptedTokens(ANSWER), Odd()).get("/")).body.decode()
-    assert "<b>" not in page
-    assert page.count("&lt;b&gt;&amp;") == 2
+async def test_the_address_alone_leads_to_the_documentation() -> None:
+    reply = await Client(ScriptedTokens(ANSWER)).get("/")
+    assert (reply.status, reply.headers["location"]) == (307, "docs")
