@@ -49,8 +49,7 @@ class Source(msgspec.Struct, kw_only=True):
 
 class Block(msgspec.Struct, kw_only=True):
     """A content block; its `type` determines the required fields. Only blocks of Anthropic's servers, which
-    are left out, may have an object as `content`, and only these and `search_result` a string as `source`.
-    `title` and `context` are those of a document."""
+    are left out, may have an object as `content`. `title` and `context` are those of a document."""
 
     type: str
     text: str | None = None
