@@ -72,15 +72,9 @@ class Envelope:
             "model": model,
             "system_fingerprint": SYSTEM_FINGERPRINT,
         }
-        self._has_usage = has_usage
+        self.has_usage = has_usage
         self.head = b"data: " + _encode({"object": kind, **self.fields})[:-1] + b',"choices":['
         self.tail = b'],"usage":null}\n\n' if has_usage else b"]}\n\n"
-
-    def closing(self, choices: Sequence[Choice]) -> bytes:
-        """The usage, if requested, and the end of the stream."""
-        if not self._has_usage:
-            return DONE
-        return self.head + b'],"usage":' + _encode(UsageBody.of(choices)) + b"}\n\n" + DONE
 
 
 class ChoiceWriter(Protocol):
@@ -148,7 +142,9 @@ class ChunkedAnswer(Answer):
 
     def closing(self) -> bytes:
         """The usage, if requested, and the end of the stream."""
-        return self._envelope.closing(self.choices)
+        if not self._envelope.has_usage:
+            return DONE
+        return self._envelope.head + b'],"usage":' + _encode(UsageBody.of(self.choices)) + b"}\n\n" + DONE
 
     def failure(self, error: BatonError) -> bytes:
         """The event that ends a failed stream."""

@@ -85,18 +85,12 @@ class TokenCount(msgspec.Struct, kw_only=True):
     input_tokens: int
 
 
-class ErrorCause(msgspec.Struct, kw_only=True):
-    """The cause of an error that Anthropic's SDKs recover from."""
-
-    error_code: Literal["thread_not_found"]
-
-
 class MessagesErrorDetail(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """An error: Anthropic's type, a message, and for some errors the cause."""
+    """An error: Anthropic's type, a message, and the `error_code` of one that its SDKs recover from."""
 
     type: str
     message: str
-    details: ErrorCause | None = None
+    details: dict[str, str] | None = None
 
 
 class MessagesError(msgspec.Struct, kw_only=True):
@@ -107,13 +101,13 @@ class MessagesError(msgspec.Struct, kw_only=True):
 
     @classmethod
     def of(cls, error: BatonError) -> "MessagesError":
-        """The envelope of an error. Claude Code compacts a conversation only if it is told so in Anthropic's
-        words."""
+        """The envelope of an error. Claude Code compacts a conversation only at Anthropic's words."""
         message = error.message
         if isinstance(error, ContextTooLong):
             message = f"prompt is too long: {message}"
-        cause = ErrorCause(error_code="thread_not_found") if isinstance(error, ThreadNotFound) else None
-        return cls(error=MessagesErrorDetail(type=_kind(error.status), message=message, details=cause))
+        kind = _KINDS.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
+        details = {"error_code": error.code} if isinstance(error, ThreadNotFound) else None
+        return cls(error=MessagesErrorDetail(type=kind, message=message, details=details))
 
 
 _KINDS = {
@@ -125,10 +119,6 @@ _KINDS = {
     503: "overloaded_error",
     504: "timeout_error",
 }
-
-
-def _kind(status: int) -> str:
-    return _KINDS.get(status, "invalid_request_error" if status < 500 else "api_error")
 
 
 PING = b'event: ping\ndata: {"type":"ping"}\n\n'
