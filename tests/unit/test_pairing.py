@@ -5,6 +5,7 @@ import pytest
 
 from baton.messages import KvLayout, Role, WorkerInfo
 from baton.pairing import refused_pairs, why_not_paired
+from tests import scripted_workers as scripted
 
 LAYOUT = KvLayout(
     dtype="bfloat16",
@@ -18,22 +19,8 @@ LAYOUT = KvLayout(
 
 
 def worker(role: Role, **changes: object) -> WorkerInfo:
-    info = WorkerInfo(
-        worker_id=role.value[0],
-        incarnation="1",
-        role=role,
-        endpoint="dyn://dynamo.backend.generate",
-        model="m",
-        model_path="/m",
-        address="tcp://a",
-        context_length=100,
-        engine="trtllm",
-        engine_version="1.2.0",
-        kv_layout=LAYOUT,
-        kv_transfer="ucx-cpp (tp 4, buffer 65536)",
-        checkpoint="a1",
-    )
-    return msgspec.structs.replace(info, **changes)
+    facts = {"engine": "trtllm", "engine_version": "1.2.0", "kv_layout": LAYOUT, "checkpoint": "a1"}
+    return scripted.worker(role.value[0], **facts | {"kv_transfer": "ucx-cpp (tp 4, buffer 65536)"} | changes)
 
 
 @pytest.mark.parametrize(

@@ -5,13 +5,13 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-import msgspec
 import pytest
 
 from baton.errors import HandoffFailed
 from baton.messages import GenerateRequest, KvHandoff, KvLayout, Request, Role, TokenChunk, WorkerInfo
 from baton.pairing import trial_request, works
 from baton.tcp import TcpTransport
+from tests import scripted_workers as scripted
 from tests.generators import none_abandoned
 from tests.planes import HANDOFF, Stream
 from tests.waiting import PATIENCE_S, until
@@ -20,20 +20,8 @@ LAYOUT = KvLayout(dtype="f", tokens_per_block=16, num_layers=1, num_kv_heads=1, 
 
 
 def worker(role: Role, address: str = "", **changes: object) -> WorkerInfo:
-    info = WorkerInfo(
-        worker_id=role.value,
-        incarnation="1",
-        role=role,
-        endpoint="dyn://a.b.c",
-        model="m",
-        model_path="/m",
-        address=address,
-        context_length=100,
-        engine="scripted",
-        engine_version="1",
-        kv_layout=LAYOUT,
-    )
-    return msgspec.structs.replace(info, **changes)
+    facts = {"worker_id": role.value, "address": address, "kv_layout": LAYOUT}
+    return scripted.worker(role.value, **facts | changes)
 
 
 @pytest.mark.parametrize(

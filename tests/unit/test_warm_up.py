@@ -4,14 +4,13 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator
 
-import msgspec
 import pytest
 
 from baton.errors import HandoffFailed
 from baton.messages import GenerateRequest, KvHandoff, KvLayout, Reply, Request, Role, TokenChunk, WorkerInfo
+from tests import scripted_workers as scripted
 from tests.clock import jumping, run_jumping
 from tests.generators import none_abandoned
-from tests.scripted_workers import PlaneDouble
 from workers.registration import warm_up_pairs
 
 HANDOFF = KvHandoff(
@@ -21,21 +20,9 @@ PREFILL, DECODE = Role.PREFILL, Role.DECODE
 
 
 def worker(name: str, role: Role, **changes: object) -> WorkerInfo:
-    info = WorkerInfo(
-        worker_id=name,
-        incarnation=name,
-        role=role,
-        endpoint="dyn://a.b.c",
-        model="m",
-        model_path="/m",
-        address=name,
-        context_length=100,
-        engine="scripted",
-        engine_version="1",
-        kv_layout=KvLayout(dtype="f", tokens_per_block=16, num_layers=1, num_kv_heads=1, head_dim=1),
-        kv_transfer="tcp",
-    )
-    return msgspec.structs.replace(info, **changes)
+    layout = KvLayout(dtype="f", tokens_per_block=16, num_layers=1, num_kv_heads=1, head_dim=1)
+    facts = {"role": role, "incarnation": name, "kv_layout": layout, "kv_transfer": "tcp"}
+    return scripted.worker(name, **facts | changes)
 
 
 class Peer:
@@ -66,7 +53,7 @@ class Peer:
             self.num_open -= 1
 
 
-class House(PlaneDouble):
+class House(scripted.PlaneDouble):
     """A discovery that shows `fleet`, and a transport to its peers by name."""
 
     def __init__(self, fleet: list[WorkerInfo], peers: dict[str, Peer]) -> None:
