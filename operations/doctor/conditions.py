@@ -8,8 +8,6 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from urllib.parse import urlsplit
 
-import msgspec
-
 from operations.doctor.facts import GIB, Facts, Gpu, Host, Model, Service, Worker
 from operations.doctor.memory import Budget, budget
 from workers.engines.trtllm.settings import BACKEND, BUFFER, MANAGER_V2, RUNTIME, manager
@@ -183,34 +181,32 @@ def mig(facts: Facts, worker: Worker) -> str | None:
     return next(iter(parts), None)
 
 
-class Link(msgspec.Struct, frozen=True):
-    """GPUs that exchange data, and what is missing: one of the two, as eight GPUs have 28 pairs."""
-
-    what: str
-    breaks: str
-    no_peer: str | None = None
-    no_nvlink: str | None = None
+Link = tuple[str, str, list[tuple[int, int]]]  # the pairs of GPUs that exchange data: what, if slow, indices
 
 
 def links(facts: Facts) -> Iterator[Link]:
     slow = "all-reduce runs over PCIe: several times slower"
     for worker in facts.workers:
-        yield _link(facts, Link(worker.mode, slow), itertools.combinations(_ranks_gpus(facts, worker), 2))
+        yield worker.mode, slow, _indices(itertools.combinations(_ranks_gpus(facts, worker), 2))
     slow = "KV moves over PCIe or host memory: a longer time to first token"
     for prefill, decode in both(facts) if facts.wants_gpus else ():
         pairs = itertools.product(facts.gpus_of(prefill), facts.gpus_of(decode))
-        yield _link(facts, Link("prefill to decode", slow), pairs)
+        yield "prefill to decode", slow, _indices(pairs)
 
 
-def _link(facts: Facts, link: Link, pairs: Iterable[tuple[Gpu, Gpu]]) -> Link:
-    no_nvlink = None
-    for a, b in [(a.index, b.index) for a, b in pairs if a.index != b.index]:
-        peer, kind = facts.nvidia.peers.get((a, b), "OK"), facts.nvidia.links.get((a, b), "NV")
-        if peer != "OK":
-            return Link(link.what, link.breaks, no_peer=f"GPU {a} cannot read GPU {b}'s memory ({peer})")
-        if not kind.startswith("NV"):
-            no_nvlink = no_nvlink or f"no NVLink between GPU {a} and GPU {b} ({kind})"
-    return Link(link.what, link.breaks, no_nvlink=no_nvlink)
+def _indices(pairs: Iterable[tuple[Gpu, Gpu]]) -> list[tuple[int, int]]:
+    return [(a.index, b.index) for a, b in pairs if a.index != b.index]
+
+
+def no_peer(facts: Facts, link: Link) -> tuple[int, int, str] | None:
+    """The first pair without peer access: one is enough, as eight GPUs have 28."""
+    found = ((a, b, facts.nvidia.peers.get((a, b), "OK")) for a, b in link[2])
+    return next((pair for pair in found if pair[2] != "OK"), None)
+
+
+def no_nvlink(facts: Facts, link: Link) -> tuple[int, int, str] | None:
+    found = ((a, b, facts.nvidia.links.get((a, b), "NV")) for a, b in link[2])
+    return None if no_peer(facts, link) else next((p for p in found if not p[2].startswith("NV")), None)
 
 
 def is_cache(model: Model) -> bool:
