@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from frontend.harmony.parse import HarmonyParser
-from frontend.text.specials import SpecialToken, Vocabulary
+from frontend.text.tokenizer import SpecialToken, Vocabulary
 
 NUM_WORDS = 200_000
 NUM_ROUNDS = 15

@@ -14,10 +14,9 @@ from frontend.http.exchange import Exchange, ignored_header
 from frontend.http.services import Services
 from frontend.metrics import Tally
 from frontend.text.served import ServedModel
-from frontend.text.specials import SpecialToken
+from frontend.text.tokenizer import SpecialToken
 from frontend.turn.fields import AnyEffort, CommonFields, TemplateArgs, TokenId
 from frontend.turn.prepare import encode
-from frontend.turn.raw_text import text_of, token_texts
 from frontend.turn.request import RawPrompts, TurnRequest
 
 
@@ -143,11 +142,16 @@ def _tokenized(tokens: list[int], served: ServedModel, body: TokenizeBody) -> To
         count=len(tokens),
         max_model_len=served.context_length,
         tokens=tokens,
-        token_strs=token_texts(tokens, tokenizer) if body.return_token_strs else None,
+        token_strs=(
+            [tokenizer.decode([token_id], shows_special=True) for token_id in tokens]
+            if body.return_token_strs
+            else None
+        ),
     )
 
 
 def _text(token_ids: list[int], served: ServedModel) -> str:
     if len(token_ids) > served.max_counted_tokens:
         raise served.too_long("tokens")
-    return text_of(served.tokenizer.checked(token_ids, served.name, "tokens"), served.tokenizer)
+    token_ids = served.tokenizer.checked(token_ids, served.name, "tokens")
+    return served.tokenizer.decode(token_ids, shows_special=True)

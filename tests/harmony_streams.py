@@ -13,8 +13,7 @@ from frontend.chat.answer import MessageWriter
 from frontend.harmony.conversation import Delta, MessageEnd, ReasoningDelta, TextDelta, ToolCallStart
 from frontend.harmony.parse import HarmonyParser
 from frontend.http.chunks import Envelope
-from frontend.text.specials import SpecialToken, Vocabulary
-from frontend.text.tokenizer import ModelTokenizer
+from frontend.text.tokenizer import ModelTokenizer, SpecialToken, Vocabulary
 from frontend.turn.choice import Choice
 from tests.repairs import REPAIRS
 

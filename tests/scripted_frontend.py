@@ -19,8 +19,7 @@ from frontend.responses.runs import ResponseState
 from frontend.responses.store import ResponseStore
 from frontend.routing.health import Health
 from frontend.text.served import ServedModel
-from frontend.text.specials import SpecialToken
-from frontend.text.tokenizer import ModelTokenizer
+from frontend.text.tokenizer import ModelTokenizer, SpecialToken
 from frontend.turn.seal import Seal
 
 MODEL = "toy/gpt-oss"

@@ -18,7 +18,7 @@ from frontend.harmony.conversation import (
     Turn,
     UserTurn,
 )
-from frontend.text.specials import Segment, SpecialToken
+from frontend.text.tokenizer import Segment, SpecialToken
 from tools.demo_families import confusable, families, invented_family
 from tools.demo_outcomes import Outcome, random_outcome
 from tools.demo_reasoning import Facts, Thinker

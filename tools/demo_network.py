@@ -8,7 +8,7 @@ from torch.nn import functional
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, create_block_mask, flex_attention
 from transformers import GptOssConfig, GptOssForCausalLM
 
-from frontend.text.specials import SpecialToken
+from frontend.text.tokenizer import SpecialToken
 from tools.demo_tokenizer import token_id
 
 SLIDING_WINDOW = 128

@@ -24,11 +24,10 @@ from frontend.harmony.conversation import (
     ToolCallStart,
 )
 from frontend.http.body import decode, read
-from frontend.http.chunks import ChunkedAnswer, Envelope, UsageBody
+from frontend.http.chunks import ChunkedAnswer, ContentLogprob, Envelope, UsageBody, content_logprobs
 from frontend.http.services import Services
 from frontend.text.tokenizer import ModelTokenizer
 from frontend.turn.choice import Choice, FinishReason
-from frontend.turn.logprobs import ContentLogprob, content_logprobs
 from frontend.turn.request import Client, TurnRequest
 from frontend.turn.thoughts import PARAGRAPH
 
@@ -144,7 +143,7 @@ class MessageWriter:
         self._calls: list[ToolCallBody] = []
         self._open: type[Delta] | None = None
         self._begun: set[type[Delta]] = set()
-        self._is_plain = gives_reasoning and choice.received.logprobs is None
+        self._is_plain = gives_reasoning and choice.logprobs is None
         self._head = envelope.head + b'{"index":%d,"delta":' % index
         self._tail = envelope.tail
         self._text_head = self._head + b'{"content":'
@@ -197,7 +196,7 @@ class MessageWriter:
             elif call.function is not None:
                 call.function.arguments = "".join(parts)
         text, reasoning = "".join(texts[TextDelta]), "".join(texts[ReasoningDelta]) or UNSET
-        has_logprobs = bool(text) and self._choice.received.logprobs is not None
+        has_logprobs = bool(text) and self._choice.logprobs is not None
         return ChatChoiceBody(
             index=self._index,
             message=ChatMessage(
@@ -228,7 +227,7 @@ class MessageWriter:
 
     def _text_chunk(self, delta: TextDelta) -> bytes:
         text = _encode(self._separated(delta))
-        if self._choice.received.logprobs is None:
+        if self._choice.logprobs is None:
             return b"".join((self._text_head, text, self._plain_tail))
         logprobs = _encode(ChatLogprobs(content=self._logprobs(delta)))
         return self._text_head + text + b'},"logprobs":' + logprobs + b',"finish_reason":null}' + self._tail

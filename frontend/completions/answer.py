@@ -9,13 +9,18 @@ from baton.errors import InvalidRequest
 from baton.messages import FinishReason
 from frontend.harmony.conversation import Delta, TextDelta
 from frontend.http.body import decode, read
-from frontend.http.chunks import ChunkedAnswer, Envelope, UsageBody
+from frontend.http.chunks import (
+    ChunkedAnswer,
+    Envelope,
+    LegacyLogprobs,
+    UsageBody,
+    echoed_logprobs,
+    legacy_logprobs,
+)
 from frontend.http.services import Services
 from frontend.text.tokenizer import ModelTokenizer
 from frontend.turn.choice import Choice
 from frontend.turn.fields import CommonFields, Count, Refused, StopText, TokenId
-from frontend.turn.logprobs import LegacyLogprobs, echoed_logprobs, legacy_logprobs
-from frontend.turn.raw_text import text_of
 from frontend.turn.request import Client, RawPrompts, TurnRequest
 
 
@@ -148,7 +153,7 @@ class TextWriter:
         self._index = index
         self._choice = choice
         self._tokenizer = tokenizer
-        self._echo = text_of(choice.request.token_ids, tokenizer) if body.echo else ""
+        self._echo = tokenizer.decode(choice.request.token_ids, shows_special=True) if body.echo else ""
         self._is_silent = body.max_tokens == 0
         self._envelope = envelope
         self._num_chars = 0
@@ -199,18 +204,17 @@ class TextWriter:
 
     def _next_logprobs(self, stop: int | None) -> LegacyLogprobs | None:
         """Those up to a token; None: of all that are left."""
-        entries = self._choice.received.logprobs
+        entries = self._choice.logprobs
         if entries is None:
             return None
         start, self._num_given = self._num_given, len(entries) if stop is None else stop
         return legacy_logprobs(entries[start : self._num_given], self._tokenizer, self._num_chars)
 
     def _all_logprobs(self) -> LegacyLogprobs | None:
-        received = self._choice.received
-        entries = received.logprobs
+        entries = self._choice.logprobs
         if entries is None:
             return None
         if not self._echo:
             return legacy_logprobs(entries, self._tokenizer, 0)
-        of_all = [*received.prompt_logprobs, *([] if self._is_silent else entries)]
+        of_all = [*self._choice.prompt_logprobs, *([] if self._is_silent else entries)]
         return echoed_logprobs(self._choice.request.token_ids[0], of_all, self._tokenizer)

@@ -1,9 +1,10 @@
 """The incremental Harmony parser: tokens in, deltas out; accepts any input, no I/O."""
 
-import enum
 import re
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
+from typing import Literal
 
 from frontend.harmony.conversation import (
     Delta,
@@ -15,7 +16,7 @@ from frontend.harmony.conversation import (
 )
 from frontend.harmony.header import CHANNELS, Header, read_header, read_unended_header
 from frontend.text.detokenize import IncrementalDecoder
-from frontend.text.specials import SpecialToken, Vocabulary
+from frontend.text.tokenizer import SpecialToken, Vocabulary
 
 # A longer header lacks its `<|message|>`, and its text must not be held back any longer. The limit is higher
 # before a channel is named, since the token that ends the message then determines its kind.
@@ -40,13 +41,10 @@ class RawHeader:
         self.expects_role = expects_role
         self._offered = offered
         self._max_name_bytes = max_name_bytes
-        self._clear()
-
-    def _clear(self) -> None:
         self._raw = bytearray()
         self._pieces: list[tuple[int, int, bytes]] = []  # ordinary tokens: offset in `_raw`, position, bytes
         self._has_channel = False
-        self._max_bytes = MAX_HEADER_BYTES + self._max_name_bytes
+        self._max_bytes = MAX_HEADER_BYTES + max_name_bytes
 
     @property
     def is_blank(self) -> bool:
@@ -71,18 +69,16 @@ class RawHeader:
             self._has_channel = True
             self._max_bytes = len(self._raw) + MAX_HEADER_BYTES_AFTER_CHANNEL + self._max_name_bytes
 
-    def forget(self, header: Header) -> None:
-        """Drop everything except the channel of `header`, which is this header parsed, and the start of a
-        channel's name at the end."""
-        begun = _CHANNEL_BEGUN.search(self._raw)
-        position = self._pieces[-1][1] if self._pieces else 0
-        self.expects_role = False
-        self._clear()
+    def rest(self, header: Header) -> "RawHeader":
+        """Only the channel of `header`, which is this header parsed, and the start of a channel's name at the
+        end."""
+        rest = RawHeader(self._offered, self._max_name_bytes, is_started=self.is_started, expects_role=False)
         if header.channel is not None:
-            self.append_marker(SpecialToken.CHANNEL)
-            self._raw += header.channel.encode()
-        if begun is not None:
-            self.append(begun[0], position)
+            rest.append_marker(SpecialToken.CHANNEL)
+            rest._raw += header.channel.encode()
+        if (begun := _CHANNEL_BEGUN.search(self._raw)) is not None:
+            rest.append(begun[0], self._pieces[-1][1] if self._pieces else 0)
+        return rest
 
     def read(self) -> Header:
         """The header, after `<|message|>`."""
@@ -121,90 +117,58 @@ class RawHeader:
         return tokens
 
 
-class Kind(enum.Enum):
-    """How a message appears to the client."""
-
-    REASONING = enum.auto()
-    TEXT = enum.auto()
-    PREAMBLE = enum.auto()
-    CALL = enum.auto()
-    DROPPED = enum.auto()  # written as another author
+# How a message appears to the client; `dropped` was written as another author.
+_Kind = Literal["reasoning", "text", "preamble", "call", "dropped"]
+_KIND_OF_CHANNEL: dict[str | None, _Kind] = {
+    "analysis": "reasoning",
+    "commentary": "preamble",
+    "final": "text",
+}
 
 
 class OpenMessage:
     """`call_index` is the call's index in the answer, `position` that of the message's first token.
 
     Every token belongs to the delta that contains its last byte, so a delta's tokens start where those of the
-    previous delta ended. `has_spoken` is set after any text; `num_tokens` includes tokens without text.
+    previous delta ended. `has_text` is set after any text; `num_tokens` includes tokens without text.
     """
 
-    def __init__(self, kind: Kind, call_index: int, position: int) -> None:
+    def __init__(self, kind: _Kind, call_index: int, position: int) -> None:
         self.kind = kind
-        self.has_spoken = False
+        self.has_text = False
         self.num_tokens = 0
         self._call_index = call_index
-        self._first_unsaid = position
+        self._first_unsent = position
         self._last_read = position  # position after the last token that had any bytes
         self._decoder = IncrementalDecoder()
-        # Python 3.11 takes long to look up an enum's members.
-        self._is_text = kind is Kind.TEXT or kind is Kind.PREAMBLE
-        self._is_preamble = kind is Kind.PREAMBLE
-        self._is_reasoning = kind is Kind.REASONING
-        self._is_dropped = kind is Kind.DROPPED
 
-    def read(self, pieces: Sequence[bytes], position: int) -> Delta | None:
-        """The delta for tokens with these bytes, the first of which is at `position`."""
+    def read(
+        self, pieces: Sequence[bytes], position: int, deltas: list[Delta], *, is_last: bool = False
+    ) -> None:
+        """Adds the delta for tokens with these bytes, the first of which is at `position`; if they are the
+        last, with the rest of an incomplete character."""
         num_read = len(pieces)
         self.num_tokens += num_read
         while num_read and not pieces[num_read - 1]:
             num_read -= 1  # trailing tokens without bytes belong to the next delta, if any
-        if not num_read:
-            return None
-        self._last_read = position + num_read
-        return self._delta(self._decoder.push(b"".join(pieces)))
-
-    def end(self) -> Delta | None:
-        """The rest of an incomplete character."""
-        return self._delta(self._decoder.flush())
-
-    def _delta(self, text: str) -> Delta | None:
-        if not text or self._is_dropped:
-            return None
-        self.has_spoken = True
-        start, self._first_unsaid = self._first_unsaid, self._last_read
-        if self._is_text:
-            return TextDelta(text, start, self._last_read, self._is_preamble)
-        if self._is_reasoning:
-            return ReasoningDelta(text, start, self._last_read)
-        return ToolCallArguments(self._call_index, text)
+        if num_read:
+            self._last_read = position + num_read
+        text = self._decoder.push(b"".join(pieces), is_last=is_last)
+        if not text or self.kind == "dropped":
+            return
+        self.has_text = True
+        start, self._first_unsent = self._first_unsent, self._last_read
+        if self.kind == "reasoning":
+            deltas.append(ReasoningDelta(text, start, self._last_read))
+        elif self.kind == "call":
+            deltas.append(ToolCallArguments(self._call_index, text))
+        else:
+            deltas.append(TextDelta(text, start, self._last_read, self.kind == "preamble"))
 
 
-class _Do(enum.Enum):
-    """The action of a control token."""
-
-    START_HEADER = enum.auto()  # ends a header without a message and starts a new one
-    MARK = enum.auto()  # becomes part of the header
-    OPEN = enum.auto()  # ends the header and starts the body
-    END_HEADER = enum.auto()  # ends a message that has no body
-    END_BODY = enum.auto()
-    INTERRUPT = enum.auto()  # ends a body without `<|end|>`, then acts as in a header
-    IGNORE = enum.auto()
-
-
-_TABLE = {
-    # token: (in a header, in a body)
-    SpecialToken.START: (_Do.START_HEADER, _Do.INTERRUPT),
-    SpecialToken.CHANNEL: (_Do.MARK, _Do.INTERRUPT),
-    SpecialToken.CONSTRAIN: (_Do.MARK, _Do.IGNORE),
-    SpecialToken.MESSAGE: (_Do.OPEN, _Do.IGNORE),
-    SpecialToken.END: (_Do.END_HEADER, _Do.END_BODY),
-    SpecialToken.CALL: (_Do.END_HEADER, _Do.END_BODY),
-    SpecialToken.RETURN: (_Do.END_HEADER, _Do.END_BODY),
-    SpecialToken.ENDOFTEXT: (_Do.END_HEADER, _Do.END_BODY),
-    SpecialToken.STARTOFTEXT: (_Do.IGNORE, _Do.IGNORE),
-}
-
-_KIND_OF_CHANNEL = {"analysis": Kind.REASONING, "commentary": Kind.PREAMBLE, "final": Kind.TEXT}
+_ENDS = (SpecialToken.END, SpecialToken.CALL, SpecialToken.RETURN, SpecialToken.ENDOFTEXT)
+# In a body, these end a message that lacks its end token; all others are ignored there.
+_INTERRUPTS = (SpecialToken.START, SpecialToken.CHANNEL)
 
 
 class HarmonyParser:
@@ -227,41 +191,39 @@ class HarmonyParser:
         self.repairs: Counter[str] = Counter()
         self._num_ended_reasoning_tokens = 0
         self._token_bytes = vocabulary.token_bytes
-        self._num_token_bytes = len(vocabulary.token_bytes)
         self._controls = {token_id: token for token, token_id in vocabulary.special_ids.items()}
-        self._control_ids = frozenset(self._controls)
-        self._offered = offered_tools
         self._may_call = may_call
         self._position = 0  # of the next token in the answer
         self._num_calls = 0
         self._message: OpenMessage | None = None  # None: in a header
-        self._max_name_bytes = max((len(name.encode()) for name in offered_tools), default=0)
-        self._header = self._new_header(is_started=True)
+        max_name_bytes = max((len(name.encode()) for name in offered_tools), default=0)
+        self._new_header = partial(RawHeader, offered_tools, max_name_bytes)
+        self._header = self._new_header(is_started=True, expects_role=False)
 
     def feed(self, token_ids: Sequence[int]) -> list[Delta]:
         """The deltas that these tokens complete."""
-        message = self._message
-        if message is not None and self._control_ids.isdisjoint(token_ids):
-            # The hot path.
-            delta = message.read(self._bytes_of(token_ids), self._position)
-            self._position += len(token_ids)
-            return [] if delta is None else [delta]
         deltas: list[Delta] = []
-        body_start = 0
-        for i, token_id in enumerate(token_ids):
+        pieces: list[bytes] = []  # of the open message
+        size = len(self._token_bytes)
+        for token_id in token_ids:
             control = self._controls.get(token_id)
+            data = self._token_bytes[token_id] if 0 <= token_id < size else b""
+            if control is None and self._message is not None:
+                pieces.append(data)
+                continue
             if self._message is not None:
-                if control is None:
-                    continue
-                self._read_body(self._message, token_ids[body_start:i], deltas)
+                self._message.read(pieces, self._position, deltas)
+                self._position += len(pieces)
+                pieces = []
             if control is None:
-                self._read_header(token_id, deltas)
+                self._header.append(data, self._position)
+                self._limit_header(deltas)
             else:
                 self._obey(control, deltas)
             self._position += 1
-            body_start = i + 1
         if self._message is not None:
-            self._read_body(self._message, token_ids[body_start:], deltas)
+            self._message.read(pieces, self._position, deltas)
+            self._position += len(pieces)
         return deltas
 
     def finish(self) -> list[Delta]:
@@ -277,52 +239,36 @@ class HarmonyParser:
     def num_reasoning_tokens(self) -> int:
         """Reasoning tokens so far, without headers and control tokens."""
         num_tokens = self._num_ended_reasoning_tokens
-        if self._message is not None and self._message.kind is Kind.REASONING:
+        if self._message is not None and self._message.kind == "reasoning":
             num_tokens += self._message.num_tokens
         return num_tokens
 
     def _obey(self, control: SpecialToken, deltas: list[Delta]) -> None:
-        in_header, in_body = _TABLE[control]
-        if self._message is None:
-            self._obey_in_header(in_header, control, deltas)
-        elif in_body is _Do.IGNORE:
-            self.repairs["stray_control"] += 1
-        else:
-            self._end_message(self._message, deltas)
-            if in_body is _Do.INTERRUPT:
-                self.repairs["missing_end"] += 1
-                self._obey_in_header(in_header, control, deltas)
-
-    def _obey_in_header(self, action: _Do, control: SpecialToken, deltas: list[Delta]) -> None:
-        match action:
-            case _Do.START_HEADER:
-                self._end_header(deltas, more_follows=True)
-                self._header = self._new_header(is_started=True, expects_role=True)
-            case _Do.MARK:
-                # Text before a channel is a message without its end token.
-                if control is SpecialToken.CHANNEL and self._header.is_text():
-                    self._end_header(deltas, more_follows=True)
-                self._header.append_marker(control)
-                self._limit_header(deltas)
-            case _Do.OPEN:
-                self._open_body(deltas)
-            case _Do.END_HEADER:
-                self._end_header(
-                    deltas,
-                    more_follows=control is SpecialToken.END,
-                    ends_call=control is SpecialToken.CALL,
-                )
-            case _:
+        if self._message is not None:
+            if control not in _ENDS and control not in _INTERRUPTS:
                 self.repairs["stray_control"] += 1
-
-    def _new_header(self, *, is_started: bool = False, expects_role: bool = False) -> RawHeader:
-        return RawHeader(
-            self._offered, self._max_name_bytes, is_started=is_started, expects_role=expects_role
-        )
-
-    def _read_header(self, token_id: int, deltas: list[Delta]) -> None:
-        self._header.append(self._bytes_of((token_id,))[0], self._position)
-        self._limit_header(deltas)
+                return
+            self._end_message(self._message, deltas)
+            if control in _ENDS:
+                return
+            self.repairs["missing_end"] += 1
+        if control is SpecialToken.START:
+            self._end_header(deltas, more_follows=True)
+            self._header = self._new_header(is_started=True, expects_role=True)
+        elif control is SpecialToken.CHANNEL or control is SpecialToken.CONSTRAIN:
+            # Text before a channel is a message without its end token.
+            if control is SpecialToken.CHANNEL and self._header.is_text():
+                self._end_header(deltas, more_follows=True)
+            self._header.append_marker(control)
+            self._limit_header(deltas)
+        elif control is SpecialToken.MESSAGE:
+            self._open_body(deltas)
+        elif control in _ENDS:
+            self._end_header(
+                deltas, more_follows=control is SpecialToken.END, ends_call=control is SpecialToken.CALL
+            )
+        else:
+            self.repairs["stray_control"] += 1
 
     def _limit_header(self, deltas: list[Delta]) -> None:
         """Stops waiting for `<|message|>` in an overlong header: outputs its text and drops noise."""
@@ -335,7 +281,7 @@ class HarmonyParser:
             self._open_message(header, tokens, deltas)
         else:
             self.repairs["noise_in_header"] += 1
-            self._header.forget(header)
+            self._header = self._header.rest(header)
 
     def _end_header(
         self,
@@ -354,10 +300,10 @@ class HarmonyParser:
             if tokens or has_call or "noise_in_header" in header.repairs:
                 self._count_repairs(header)
             if tokens or (has_call and not more_follows):
-                otherwise = Kind.REASONING if more_follows else Kind.TEXT
+                otherwise: _Kind = "reasoning" if more_follows else "text"
                 message = self._open_message(header, tokens, deltas, otherwise=otherwise)
                 self._end_message(message, deltas, is_complete=not is_cut)
-        self._header = self._new_header()
+        self._header = self._new_header(is_started=False, expects_role=False)
 
     def _open_body(self, deltas: list[Delta]) -> None:
         header = self._header.read()
@@ -382,52 +328,35 @@ class HarmonyParser:
         tokens: Sequence[tuple[int, bytes]],
         deltas: list[Delta],
         *,
-        otherwise: Kind = Kind.TEXT,
+        otherwise: _Kind = "text",
     ) -> OpenMessage:
         """Starts a message with the text of its header; `otherwise` is its kind without a channel."""
         kind = _kind_of(header, otherwise)
-        if kind is Kind.CALL and not self._may_call:
-            kind = Kind.REASONING
+        if kind == "call" and not self._may_call:
+            kind = "reasoning"
             self.repairs["forbidden_call"] += 1
         position = tokens[0][0] if tokens else self._position + 1
         message = self._message = OpenMessage(kind, self._num_calls, position)
-        if header.call is not None and kind is Kind.CALL:
+        if header.call is not None and kind == "call":
             deltas.append(ToolCallStart(self._num_calls, header.call))
             self._num_calls += 1
         if tokens:
-            pieces = [data for _, data in tokens]
-            _append(deltas, message.read(pieces, tokens[-1][0] + 1 - len(pieces)))
+            message.read([data for _, data in tokens], tokens[-1][0] + 1 - len(tokens), deltas)
         return message
 
-    def _read_body(self, message: OpenMessage, token_ids: Sequence[int], deltas: list[Delta]) -> None:
-        _append(deltas, message.read(self._bytes_of(token_ids), self._position))
-        self._position += len(token_ids)
-
-    def _bytes_of(self, token_ids: Sequence[int]) -> list[bytes]:
-        table = self._token_bytes
-        size = self._num_token_bytes
-        return [table[token_id] if 0 <= token_id < size else b"" for token_id in token_ids]
-
     def _end_message(self, message: OpenMessage, deltas: list[Delta], *, is_complete: bool = True) -> None:
-        _append(deltas, message.end())
-        if message.kind is Kind.REASONING:
+        message.read((), self._position, deltas, is_last=True)
+        if message.kind == "reasoning":
             self._num_ended_reasoning_tokens += message.num_tokens
-        if message.has_spoken or message.kind is Kind.CALL:
+        if message.has_text or message.kind == "call":
             deltas.append(MessageEnd(is_complete))
         self._message = None
-        self._header = self._new_header()
+        self._header = self._new_header(is_started=False, expects_role=False)
 
 
-def _append(deltas: list[Delta], delta: Delta | None) -> None:
-    if delta is not None:
-        deltas.append(delta)
-
-
-def _kind_of(header: Header, otherwise: Kind) -> Kind:
+def _kind_of(header: Header, otherwise: _Kind) -> _Kind:
     if header.is_foreign:
-        return Kind.DROPPED
+        return "dropped"
     if header.is_hidden:
-        return Kind.REASONING
-    if header.call is not None:
-        return Kind.CALL
-    return _KIND_OF_CHANNEL.get(header.channel or "", otherwise)
+        return "reasoning"
+    return "call" if header.call is not None else _KIND_OF_CHANNEL.get(header.channel, otherwise)

@@ -20,7 +20,7 @@ from frontend.harmony.conversation import (
     is_builtin,
 )
 from frontend.harmony.typescript import compact_json, type_of
-from frontend.text.specials import Segment, SpecialToken
+from frontend.text.tokenizer import Segment, SpecialToken
 
 # Names are single header words: whitespace would end them, `<` would look like a control token.
 _UNFIT = re.compile(r"[\s<>|=]")

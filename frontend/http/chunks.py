@@ -8,13 +8,100 @@ from typing import Protocol
 import msgspec
 
 from baton.errors import BatonError
-from baton.messages import TokenChunk
+from baton.messages import TokenChunk, TokenLogprob
 from frontend.harmony.conversation import Delta
 from frontend.http import sse
 from frontend.http.answer import Answer
 from frontend.http.exchange import ErrorBody
+from frontend.text.tokenizer import ModelTokenizer
 from frontend.turn.choice import Choice, num_prompt_tokens
 from frontend.turn.ids import new_id
+
+
+class TopLogprob(msgspec.Struct):
+    """One of the most likely tokens; `bytes` are its UTF-8 bytes, which may be part of a character."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ContentLogprob(msgspec.Struct):
+    """A token of the visible text, and the most likely alternatives."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[TopLogprob]
+
+
+class LegacyLogprobs(msgspec.Struct, kw_only=True):
+    """Log probabilities as parallel lists; `text_offset` counts characters of the choice's text. The first
+    token of an echoed prompt has none."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+
+
+def content_logprobs(entries: Sequence[TokenLogprob], tokenizer: ModelTokenizer) -> list[ContentLogprob]:
+    """The chat API's shape: one object per token."""
+    return [_content_logprob(entry, tokenizer) for entry in entries]
+
+
+def _content_logprob(entry: TokenLogprob, tokenizer: ModelTokenizer) -> ContentLogprob:
+    data = tokenizer.token_bytes(entry.token_id)
+    top = [(tokenizer.token_bytes(token_id), logprob) for token_id, logprob in entry.top]
+    return ContentLogprob(
+        token=_text(data),
+        logprob=_finite(entry.logprob),
+        bytes=list(data),
+        top_logprobs=[TopLogprob(_text(data), _finite(logprob), list(data)) for data, logprob in top],
+    )
+
+
+def legacy_logprobs(
+    entries: Sequence[TokenLogprob], tokenizer: ModelTokenizer, offset: int
+) -> LegacyLogprobs:
+    """The completions API's shape; `offset` is the first token's, in characters of the choice's text."""
+    texts = [_text(tokenizer.token_bytes(entry.token_id)) for entry in entries]
+    offsets = []
+    for text in texts:
+        offsets.append(offset)
+        offset += len(text)
+    return LegacyLogprobs(
+        tokens=texts,
+        token_logprobs=[_finite(entry.logprob) for entry in entries],
+        top_logprobs=[
+            {_text(tokenizer.token_bytes(token_id)): _finite(logprob) for token_id, logprob in entry.top}
+            for entry in entries
+        ],
+        text_offset=offsets,
+    )
+
+
+def echoed_logprobs(
+    first_id: int, entries: Sequence[TokenLogprob], tokenizer: ModelTokenizer
+) -> LegacyLogprobs:
+    """The completions API's shape for an echoed prompt, which starts with `first_id`, and its answer."""
+    first = _text(tokenizer.token_bytes(first_id))
+    rest = legacy_logprobs(entries, tokenizer, len(first))
+    return LegacyLogprobs(
+        tokens=[first, *rest.tokens],
+        token_logprobs=[None, *rest.token_logprobs],
+        top_logprobs=[None, *rest.top_logprobs],
+        text_offset=[0, *rest.text_offset],
+    )
+
+
+def _text(data: bytes) -> str:
+    return data.decode(errors="replace")
+
+
+def _finite(logprob: float) -> float:
+    """JSON has no infinity; OpenAI uses -9999 for a probability of zero."""
+    return max(logprob, -9999.0)
 
 
 class PromptDetails(msgspec.Struct, kw_only=True):
@@ -42,9 +129,9 @@ class UsageBody(msgspec.Struct, kw_only=True):
     def of(cls, choices: Sequence[Choice]) -> "UsageBody":
         """The counts of these choices so far."""
         num_prompt = num_prompt_tokens(choices)
-        num_completion = sum(choice.received.num_tokens for choice in choices)
+        num_completion = sum(choice.num_tokens for choice in choices)
         firsts = (choice for choice in choices if choice.request.sampling.choice == 0)
-        num_cached = sum(choice.received.num_cached_tokens for choice in firsts)
+        num_cached = sum(choice.num_cached_tokens for choice in firsts)
         num_reasoning = sum(choice.num_reasoning_tokens for choice in choices)
         return cls(
             prompt_tokens=num_prompt,

@@ -295,11 +295,11 @@ class MessagesAnswer(Answer):
         return "tool_use" if self._choice.finish_reason == "tool_calls" else "end_turn"
 
     def _usage(self) -> Usage:
-        received, num_prompt = self._choice.received, len(self._choice.request.token_ids)
+        choice, num_prompt = self._choice, len(self._choice.request.token_ids)
         return Usage(
-            input_tokens=num_prompt - received.num_cached_tokens,
-            cache_read_input_tokens=received.num_cached_tokens,
-            output_tokens=received.num_tokens,
+            input_tokens=num_prompt - choice.num_cached_tokens,
+            cache_read_input_tokens=choice.num_cached_tokens,
+            output_tokens=choice.num_tokens,
         )
 
     def _event(self, kind: str, **fields: object) -> bytes:

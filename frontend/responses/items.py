@@ -14,8 +14,8 @@ from frontend.harmony.conversation import (
     Turn,
     UserTurn,
 )
+from frontend.http.chunks import ContentLogprob
 from frontend.turn.ids import new_id
-from frontend.turn.logprobs import ContentLogprob
 from frontend.turn.request import NUMBER, TEXT, TEXTS, ClientTool
 from frontend.turn.thoughts import joined
 

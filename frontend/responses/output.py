@@ -19,6 +19,7 @@ from frontend.harmony.conversation import (
     ToolCallStart,
 )
 from frontend.http.answer import Answer
+from frontend.http.chunks import ContentLogprob, content_logprobs
 from frontend.responses.body import (
     RUNNING,
     IncompleteDetails,
@@ -47,7 +48,6 @@ from frontend.responses.store import ResponseStore, StoredResponse
 from frontend.text.tokenizer import ModelTokenizer
 from frontend.turn.choice import Choice
 from frontend.turn.ids import new_id
-from frontend.turn.logprobs import ContentLogprob, content_logprobs
 from frontend.turn.seal import Seal
 
 MAX_KEPT_STREAM_BYTES = 16 << 20
@@ -418,11 +418,11 @@ class ResponseAnswer(Answer):
         return data
 
     def _usage(self) -> ResponseUsage:
-        received, num_prompt_tokens = self.choice.received, len(self.choice.request.token_ids)
+        choice, num_prompt_tokens = self.choice, len(self.choice.request.token_ids)
         return ResponseUsage(
             input_tokens=num_prompt_tokens,
-            input_tokens_details=InputDetails(cached_tokens=received.num_cached_tokens),
-            output_tokens=received.num_tokens,
+            input_tokens_details=InputDetails(cached_tokens=choice.num_cached_tokens),
+            output_tokens=choice.num_tokens,
             output_tokens_details=OutputDetails(reasoning_tokens=self.choice.num_reasoning_tokens),
-            total_tokens=num_prompt_tokens + received.num_tokens,
+            total_tokens=num_prompt_tokens + choice.num_tokens,
         )

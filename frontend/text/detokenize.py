@@ -10,18 +10,12 @@ class IncrementalDecoder:
     def __init__(self) -> None:
         self._held = b""
 
-    def push(self, data: bytes) -> str:
-        """The text that `data` completes; empty while a character is incomplete."""
-        if self._held:
-            data = self._held + data
-        text, num_used = utf_8_decode(data, "replace", False)
+    def push(self, data: bytes, *, is_last: bool = False) -> str:
+        """The text that `data` completes; empty while a character is incomplete, unless it is the last."""
+        data = self._held + data
+        text, num_used = utf_8_decode(data, "replace", is_last)
         self._held = data[num_used:]
         return text
-
-    def flush(self) -> str:
-        """The held-back bytes at the end of the stream."""
-        held, self._held = self._held, b""
-        return held.decode(errors="replace")
 
 
 class StopStrings:

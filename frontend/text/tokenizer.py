@@ -1,18 +1,48 @@
 """The model's tokenizer; the only file that imports `tokenizers`."""
 
+import enum
 import re
 import threading
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import TypeAlias
 
 import msgspec
 from tokenizers import Tokenizer
 
 from baton.errors import InvalidRequest
 from baton.messages import UNDECODABLE
-from frontend.text.specials import Segment, SpecialToken, Vocabulary
+
+
+class SpecialToken(enum.Enum):
+    """A control token; the value is its literal text in `tokenizer.json`."""
+
+    STARTOFTEXT = "<|startoftext|>"
+    ENDOFTEXT = "<|endoftext|>"
+    START = "<|start|>"
+    CHANNEL = "<|channel|>"
+    CONSTRAIN = "<|constrain|>"
+    MESSAGE = "<|message|>"
+    END = "<|end|>"
+    CALL = "<|call|>"
+    RETURN = "<|return|>"
+
+    __hash__ = object.__hash__  # Enum's own is written in Python
+
+
+Segment: TypeAlias = "str | SpecialToken | array[int]"
+"""Plain text, even if it spells a control token; one control token; or tokens as the model wrote them."""
+
+
+class Vocabulary(msgspec.Struct, frozen=True, kw_only=True):
+    """`token_bytes[id]` is the text of a token as UTF-8 bytes, which may be part of a character; b"" for
+    control tokens and unused ids."""
+
+    special_ids: Mapping[SpecialToken, int]
+    token_bytes: Sequence[bytes]
+
 
 PIECE_CHARS = 1 << 15
 
@@ -73,6 +103,7 @@ class ModelTokenizer:
         self._cache = _SegmentCache(_CACHE_BYTES)
         self._words = {word: array("I", self._encode(word)) for word in _HEADER_WORDS}
         self.special_ids = _special_ids(added)
+        self._spelled = {token_id: token.value.encode() for token, token_id in self.special_ids.items()}
         self.stop_token_ids = tuple(self.special_ids[token] for token in _STOPS)
         self.vocabulary = Vocabulary(
             special_ids=self.special_ids, token_bytes=_byte_table(vocab, frozenset(added.values()))
@@ -157,9 +188,14 @@ class ModelTokenizer:
         table = self.vocabulary.token_bytes
         return table[token_id] if 0 <= token_id < len(table) else b""
 
-    def decode(self, token_ids: Iterable[int]) -> str:
-        """The text of the tokens except control tokens; invalid UTF-8 becomes U+FFFD."""
-        return b"".join(map(self.token_bytes, token_ids)).decode(errors="replace")
+    def bytes_of(self, token_ids: Iterable[int], *, shows_special: bool = False) -> bytes:
+        """The text of the tokens as bytes; `shows_special` spells out control tokens."""
+        spelled = self._spelled if shows_special else {}
+        return b"".join([spelled.get(token_id) or self.token_bytes(token_id) for token_id in token_ids])
+
+    def decode(self, token_ids: Iterable[int], *, shows_special: bool = False) -> str:
+        """`bytes_of` as text; invalid UTF-8 becomes U+FFFD."""
+        return self.bytes_of(token_ids, shows_special=shows_special).decode(errors="replace")
 
     def _encode(self, text: str, limit: int | None = None) -> list[int]:
         ids: list[int] = []

@@ -3,55 +3,101 @@
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Literal, Protocol
+from typing import Literal
 
 import msgspec
 from msgspec.structs import replace
 
 from baton.messages import FinishReason as WorkerFinishReason
-from baton.messages import GenerateRequest, Sampling, TokenChunk, TokenLogprob
+from baton.messages import GenerateRequest, TokenChunk, TokenLogprob
 from frontend.harmony.conversation import (
     Delta,
+    Kind,
     MessageEnd,
     ReasoningDelta,
     TextDelta,
     ToolCallArguments,
     ToolCallStart,
 )
-from frontend.text.detokenize import StopStrings
+from frontend.harmony.parse import HarmonyParser
+from frontend.text.detokenize import IncrementalDecoder, StopStrings
+from frontend.text.tokenizer import ModelTokenizer
 from frontend.turn.ids import new_call_id
-from frontend.turn.thoughts import Writing
+from frontend.turn.thoughts import WrittenTurn, written_turn
+
+FinishReason = Literal["stop", "length", "tool_calls"]
 
 
-class ReceivedTokens:
-    """`logprobs` has an entry per token, or is None if not requested; `prompt_logprobs` has an entry per
-    prompt token except the first.
+class RawText:
+    """Reads tokens as `HarmonyParser` does, but everything is visible text; `shows_special` includes control
+    tokens."""
 
-    A final stop token in `cut_ids` is counted, but is not part of the text.
-    """
+    num_reasoning_tokens = 0
 
-    def __init__(self, sampling: Sampling, cut_ids: Iterable[int]) -> None:
-        self.num_tokens = 0
-        self.num_cached_tokens = 0
-        self.finish_reason: WorkerFinishReason = "stop"
-        self.logprobs: list[TokenLogprob] | None = None if sampling.logprobs is None else []
-        self.prompt_logprobs: tuple[TokenLogprob, ...] = ()
-        self._cut_ids = frozenset(cut_ids)
+    def __init__(self, tokenizer: ModelTokenizer, *, shows_special: bool = False) -> None:
+        self.repairs: Counter[str] = Counter()
+        self._tokenizer = tokenizer
+        self._shows_special = shows_special
+        self._decoder = IncrementalDecoder()
+        self._num_read = self._num_sent = 0
 
-    def take(self, chunk: TokenChunk) -> tuple[int, ...]:
-        """Record the chunk; returns the tokens that are text."""
-        token_ids = chunk.token_ids
-        self.num_tokens += len(token_ids)
-        if self.logprobs is not None:
-            self.logprobs += chunk.logprobs or ()
-        if chunk.usage is not None:
-            self.num_cached_tokens = chunk.usage.num_cached_tokens
-        if chunk.finish_reason is None:
-            return token_ids
-        self.prompt_logprobs = chunk.prompt_logprobs or ()
-        self.finish_reason = chunk.finish_reason
-        is_cut = chunk.finish_reason == "stop" and token_ids and token_ids[-1] in self._cut_ids
-        return token_ids[:-1] if is_cut else token_ids
+    def feed(self, token_ids: Sequence[int]) -> list[Delta]:
+        """The text that these tokens complete."""
+        self._num_read += len(token_ids)
+        data = self._tokenizer.bytes_of(token_ids, shows_special=self._shows_special)
+        return self._delta(self._decoder.push(data))
+
+    def finish(self) -> list[Delta]:
+        """The rest of an incomplete character."""
+        return self._delta(self._decoder.push(b"", is_last=True))
+
+    def _delta(self, text: str) -> list[Delta]:
+        if not text:
+            return []
+        start, self._num_sent = self._num_sent, self._num_read
+        return [TextDelta(text, start, self._num_read)]
+
+
+class Limits:
+    """Ends an answer at a stop string, which is left out, or before call number `max_calls` + 1; from then on
+    it is `met`. `stops.met` is the stop string."""
+
+    def __init__(self, stop_strings: Sequence[str], max_calls: int | None) -> None:
+        self.met = False
+        self.stops = StopStrings(stop_strings)
+        self._calls_left = max_calls
+        self._tail: TextDelta | None = None  # token positions of the held-back text
+
+    def kept(self, deltas: Sequence[Delta]) -> Iterator[Delta]:
+        """The deltas up to the end, without text that may be the start of a stop string."""
+        for delta in deltas:
+            if self.met:
+                return
+            match delta:
+                case TextDelta():
+                    yield from self._text(delta)
+                    continue
+                case MessageEnd():
+                    yield from self.held()  # stop strings do not span messages
+                case ToolCallStart() if self._calls_left is not None:
+                    self.met = not self._calls_left
+                    self._calls_left -= 1
+            if not self.met:
+                yield delta
+
+    def held(self) -> Iterator[Delta]:
+        """The text that is not the start of a stop string after all."""
+        text = self.stops.flush()
+        if text and self._tail is not None:
+            yield replace(self._tail, text=text)
+        self._tail = None
+
+    def _text(self, delta: TextDelta) -> Iterator[Delta]:
+        text, self.met = self.stops.push(delta.text)
+        sent = replace(delta, text=text, start=delta.start if self._tail is None else self._tail.start)
+        self._tail = replace(delta, start=delta.stop) if text else sent
+        if text:
+            yield sent
 
 
 class _Wrapped(msgspec.Struct, forbid_unknown_fields=True):
@@ -66,7 +112,7 @@ class TextCalls:
         self._names = names
         self._held: list[ToolCallArguments] | None = None
 
-    def pass_on(self, deltas: Sequence[Delta]) -> Iterator[Delta]:
+    def pass_on(self, deltas: Iterable[Delta]) -> Iterator[Delta]:
         """The deltas that can be sent now."""
         for delta in deltas:
             match delta:
@@ -88,38 +134,16 @@ class TextCalls:
             yield replace(held[0], text=text)
 
 
-FinishReason = Literal["stop", "length", "tool_calls"]
-
-
-class Reader(Protocol):
-    """Turns tokens into deltas; implemented by `HarmonyParser` and `RawText`."""
-
-    repairs: Counter[str]
-
-    @property
-    def num_reasoning_tokens(self) -> int:
-        """Reasoning tokens so far."""
-        ...
-
-    def feed(self, token_ids: Sequence[int]) -> Sequence[Delta]:
-        """The deltas that these tokens complete."""
-        ...
-
-    def finish(self) -> Sequence[Delta]:
-        """The deltas still held back at the end of the stream."""
-        ...
-
-
 class Choice:
-    """`request` goes to a worker, `received` holds the tokens so far. `stopped` is set once a stop string or
-    the call limit has ended the answer. `call_ids` and `thought` are the calls and the reasoning text so far,
-    `writing` records the whole answer. `history` counts the prompt's assistant tokens by source. `text_tools`
-    are the tools with free-text input. `caller`: see `Client.caller`."""
+    """`request` goes to a worker. `call_ids` are the calls so far. `logprobs` has an entry per token, or is
+    None if not requested; `prompt_logprobs` an entry per prompt token except the first. A final stop token in
+    `cut_ids` is counted, but is not part of the text. `history` counts the prompt's assistant tokens by
+    source. `text_tools` are the tools with free-text input. `caller`: see `Client.caller`."""
 
     def __init__(
         self,
         request: GenerateRequest,
-        reader: Reader,
+        reader: HarmonyParser | RawText,
         *,
         stop_strings: Sequence[str] = (),
         max_calls: int | None = None,
@@ -130,24 +154,28 @@ class Choice:
     ) -> None:
         self.request = request
         self.caller = caller
-        self.received = ReceivedTokens(request.sampling, cut_ids)
-        self.stopped = False
         self.call_ids: list[str] = []
-        self._thought: list[str] = []
-        self._on_finish = on_finish
-        self._reader = reader
-        self._stops = StopStrings(stop_strings) if stop_strings else None
-        self._max_calls = max_calls
-        self._num_calls = 0
-        self.writing = Writing()
+        self.num_tokens = self.num_cached_tokens = 0
+        self.logprobs: list[TokenLogprob] | None = None if request.sampling.logprobs is None else []
+        self.prompt_logprobs: tuple[TokenLogprob, ...] = ()
         self.history: Mapping[str, int] = {}
+        self.repairs = reader.repairs  # of malformed output, by kind
+        self._reader = reader
+        self._limits = None if max_calls is None and not stop_strings else Limits(stop_strings, max_calls)
+        self._cut_ids = frozenset(cut_ids)
         self._text_calls = TextCalls(text_tools) if text_tools else None
-        self._tail: TextDelta | None = None  # token positions of the held-back text
+        self._on_finish = on_finish
+        self._reason: WorkerFinishReason = "stop"
+        self._token_ids: list[int] = []
+        self._kind: Kind | None = None  # of the open message
+        self._kinds: list[Kind | None] = []
+        self._call_names: list[str] = []
+        self._thought: list[str] = []
 
     @property
-    def repairs(self) -> Counter[str]:
-        """Repairs of malformed output, by kind."""
-        return self._reader.repairs
+    def stopped(self) -> bool:
+        """Whether a stop string or the call limit has ended the answer."""
+        return self._limits is not None and self._limits.met
 
     @property
     def num_reasoning_tokens(self) -> int:
@@ -157,8 +185,13 @@ class Choice:
     @property
     def finish_reason(self) -> FinishReason:
         """Why the answer ended; valid once it has."""
-        reason = "stop" if self.stopped else self.received.finish_reason
+        reason = "stop" if self.stopped else self._reason
         return "tool_calls" if reason == "stop" and self.call_ids else reason
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether the answer ended at its token limit."""
+        return self.finish_reason == "length"
 
     @property
     def thought(self) -> str:
@@ -168,90 +201,60 @@ class Choice:
     @property
     def stop_string(self) -> str | None:
         """The stop string that ended the text, if one did."""
-        return None if self._stops is None else self._stops.met
+        return None if self._limits is None else self._limits.stops.met
 
-    @property
-    def is_cut(self) -> bool:
-        """Whether the answer ended at its token limit."""
-        return self.finish_reason == "length"
+    def written(self, tokenizer: ModelTokenizer) -> WrittenTurn | None:
+        """The answer as the model wrote it, if it is complete and was read as it is written."""
+        return written_turn(self._token_ids, self._kinds, self._call_names, tokenizer)
 
-    def feed(self, chunk: TokenChunk) -> Sequence[Delta]:
+    def feed(self, chunk: TokenChunk) -> list[Delta]:
         """The deltas that a chunk completes."""
-        token_ids = self.received.take(chunk)
-        self.writing.token_ids += token_ids
-        deltas = self._reader.feed(token_ids)
-        if len(deltas) == 1 and self._stops is None and not self.stopped:  # the hot path
-            delta = deltas[0]
-            if type(delta) is TextDelta:
-                self.writing.kind = "text"
-                return deltas
-            if type(delta) is ReasoningDelta:
-                self.writing.kind = "thought"
-                self._thought.append(delta.text)
-                return deltas
-        return self._noted(self._upto_stop(deltas))
+        token_ids = chunk.token_ids
+        self.num_tokens += len(token_ids)
+        if self.logprobs is not None:
+            self.logprobs += chunk.logprobs or ()
+        if chunk.usage is not None:
+            self.num_cached_tokens = chunk.usage.num_cached_tokens
+        if chunk.finish_reason is not None:
+            self.prompt_logprobs = chunk.prompt_logprobs or ()
+            self._reason = chunk.finish_reason
+            if chunk.finish_reason == "stop" and token_ids and token_ids[-1] in self._cut_ids:
+                token_ids = token_ids[:-1]
+        self._token_ids += token_ids
+        return self._noted(self._reader.feed(token_ids))
 
-    def finish(self) -> Sequence[Delta]:
+    def finish(self) -> list[Delta]:
         """The deltas left after the last chunk."""
-        deltas = self._noted([*self._upto_stop(self._reader.finish()), *self._held()])
+        deltas = self._noted(self._reader.finish(), is_last=True)
         self._on_finish(self)
         return deltas
 
     def logprobs_of(self, delta: TextDelta) -> list[TokenLogprob] | None:
         """The log probabilities of the delta's tokens, if requested."""
-        logprobs = self.received.logprobs
-        return None if logprobs is None else logprobs[delta.start : delta.stop]
+        return None if self.logprobs is None else self.logprobs[delta.start : delta.stop]
 
-    def _noted(self, deltas: Sequence[Delta]) -> Sequence[Delta]:
-        """The deltas, with an id assigned to each call."""
+    def _noted(self, deltas: list[Delta], *, is_last: bool = False) -> list[Delta]:
+        """The deltas that can be sent, recorded, with an id assigned to each call."""
+        if self._limits is not None:
+            deltas = [*self._limits.kept(deltas), *(self._limits.held() if is_last else ())]
         if self._text_calls is not None:
             deltas = list(self._text_calls.pass_on(deltas))
-        return [self._note(delta) for delta in deltas]
-
-    def _note(self, delta: Delta) -> Delta:
-        self.writing.note(delta)
-        match delta:
-            case ReasoningDelta(text=text):
-                self._thought.append(text)
-            case ToolCallStart():
+        for i, delta in enumerate(deltas):
+            kind = type(delta)
+            if kind is TextDelta:
+                self._kind = "text"
+            elif isinstance(delta, ReasoningDelta):
+                self._kind = "thought"
+                self._thought.append(delta.text)
+            elif kind is MessageEnd:
+                self._kinds.append(self._kind)
+                self._kind = None
+            elif isinstance(delta, ToolCallStart):
+                self._kind = "call"
+                self._call_names.append(delta.name)
                 self.call_ids.append(new_call_id())
-                return replace(delta, call_id=self.call_ids[-1])
-        return delta
-
-    def _upto_stop(self, deltas: Sequence[Delta]) -> Sequence[Delta]:
-        if self._stops is None and self._max_calls is None:
-            return deltas
-        return [kept for delta in deltas for kept in self._kept(delta)]
-
-    def _kept(self, delta: Delta) -> Iterator[Delta]:
-        if self.stopped:
-            return
-        match delta:
-            case TextDelta() if self._stops is not None:
-                yield from self._text(delta, self._stops)
-            case MessageEnd():
-                yield from self._held()  # stop strings do not span messages
-                yield delta
-            case ToolCallStart() if self._num_calls == self._max_calls:
-                self.stopped = True
-            case ToolCallStart():
-                self._num_calls += 1
-                yield delta
-            case _:
-                yield delta
-
-    def _text(self, delta: TextDelta, stops: StopStrings) -> Iterator[Delta]:
-        text, self.stopped = stops.push(delta.text)
-        said = replace(delta, text=text, start=delta.start if self._tail is None else self._tail.start)
-        self._tail = replace(delta, start=delta.stop) if text else said
-        if text:
-            yield said
-
-    def _held(self) -> Iterator[Delta]:
-        text = "" if self._stops is None else self._stops.flush()
-        if text and self._tail is not None:
-            yield replace(self._tail, text=text)
-        self._tail = None
+                deltas[i] = replace(delta, call_id=self.call_ids[-1])
+        return deltas
 
 
 def num_prompt_tokens(choices: Iterable[Choice]) -> int:

@@ -1,7 +1,8 @@
 """Prepares a request for generation: renders and tokenises the prompt, resolves sampling and constraints."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 import msgspec
 
@@ -11,11 +12,10 @@ from frontend.harmony.conversation import Conversation
 from frontend.harmony.parse import HarmonyParser
 from frontend.harmony.render import render
 from frontend.text.served import ContextTooLong, ServedModel
-from frontend.text.tokenizer import TooManyTokens
-from frontend.turn.choice import Choice, Reader
-from frontend.turn.raw_text import RawText
+from frontend.text.tokenizer import ModelTokenizer, Segment, SpecialToken, TooManyTokens
+from frontend.turn.choice import Choice, RawText
 from frontend.turn.request import Client, RawPrompts, TurnRequest
-from frontend.turn.thoughts import Encoded, Thoughts, encoded
+from frontend.turn.thoughts import ENDS, Thoughts
 
 # Prompt log probabilities travel in one worker message, and NATS limits those to 1 MB.
 MAX_SCORED_TOKENS = 8192
@@ -30,9 +30,21 @@ def fitted(request: TurnRequest, served: ServedModel, *, num_prompt_tokens: int)
     Raises ContextTooLong if the prompt fills the context, InvalidRequest if the fields contradict each other
     or name unknown token ids.
     """
-    _check_scored(request, num_prompt_tokens)
-    sampling, tokenizer = request.sampling, served.tokenizer
-    limit = min(sampling.max_tokens, _room(request, served, num_prompt_tokens))
+    sampling, tokenizer, path = request.sampling, served.tokenizer, request.path
+    if sampling.prompt_logprobs is not None and num_prompt_tokens > MAX_SCORED_TOKENS:
+        raise InvalidRequest(
+            f"`{path}` has {num_prompt_tokens} tokens; log probabilities are limited to prompts of "
+            f"{MAX_SCORED_TOKENS} tokens.",
+            param=path,
+        )
+    room = served.context_length - num_prompt_tokens
+    if room < 1:
+        raise ContextTooLong(
+            f"This model's maximum context length is {served.context_length} tokens, but `{path}` "
+            f"has {num_prompt_tokens} tokens. Shorten it to leave room for the answer.",
+            param=path,
+        )
+    limit = min(sampling.max_tokens, room)
     if sampling.min_tokens > limit:
         raise InvalidRequest(
             f"`min_tokens` is {sampling.min_tokens}, but the answer is limited to {limit} tokens.",
@@ -44,25 +56,49 @@ def fitted(request: TurnRequest, served: ServedModel, *, num_prompt_tokens: int)
     return msgspec.structs.replace(sampling, max_tokens=limit, stop_token_ids=stops)
 
 
-def _check_scored(request: TurnRequest, num_prompt_tokens: int) -> None:
-    if request.sampling.prompt_logprobs is not None and num_prompt_tokens > MAX_SCORED_TOKENS:
-        raise InvalidRequest(
-            f"`{request.path}` has {num_prompt_tokens} tokens; log probabilities are limited to prompts of "
-            f"{MAX_SCORED_TOKENS} tokens.",
-            param=request.path,
-        )
+class Encoded(msgspec.Struct, frozen=True, kw_only=True):
+    """A rendered prompt's tokens: how many are before the first answer, and how many are the assistant's, by
+    source: `written` by the model, or `rendered` from text. `current_date` is the conversation's."""
+
+    token_ids: list[int]
+    num_opening_tokens: int = 0
+    history: dict[str, int] = {}
+    current_date: str | None = None
 
 
-def _room(request: TurnRequest, served: ServedModel, num_prompt_tokens: int) -> int:
-    """The maximum number of answer tokens, at least 1."""
-    room = served.context_length - num_prompt_tokens
-    if room < 1:
-        raise ContextTooLong(
-            f"This model's maximum context length is {served.context_length} tokens, but `{request.path}` "
-            f"has {num_prompt_tokens} tokens. Shorten it to leave room for the answer.",
-            param=request.path,
-        )
-    return room
+def encoded(segments: Iterable[Segment], tokenizer: ModelTokenizer, limit: int) -> Encoded:
+    """The tokens of a rendered prompt. Raises TooManyTokens if there are more than `limit`."""
+    token_ids: list[int] = []
+    special_ids = tokenizer.special_ids
+    num_opening = num_written = num_rendered = 0
+    start = 0  # of the message
+    is_author = is_assistant = False
+    for segment in segments:
+        if isinstance(segment, SpecialToken):
+            if segment is SpecialToken.START:
+                start = len(token_ids)
+            token_ids.append(special_ids[segment])
+            if is_assistant and segment in ENDS:
+                num_rendered += len(token_ids) - start
+            is_author = segment is SpecialToken.START
+            continue
+        if isinstance(segment, str):
+            if is_author:
+                is_assistant = segment.startswith("assistant")
+            token_ids += tokenizer.encode_text_segment(segment, limit)
+        else:  # only answers are given as tokens
+            is_assistant = True
+            num_written += len(segment)
+            if segment[0] == special_ids[SpecialToken.START]:
+                start = len(token_ids)
+            token_ids += segment
+        if is_assistant and not num_opening:
+            num_opening = start
+        is_author = False
+        if len(token_ids) > limit:
+            raise TooManyTokens
+    history = {"written": num_written, "rendered": num_rendered}
+    return Encoded(token_ids=token_ids, num_opening_tokens=num_opening, history=history)
 
 
 async def prepare(
@@ -82,33 +118,71 @@ async def prepare(
     check_load(served.name, caller, client.deadline_s)
     prompts = await encode(request, client.owner, served, thoughts)
     sampling = fitted(request, served, num_prompt_tokens=max(len(prompt.token_ids) for prompt in prompts))
+
     requests = _token_requests(request, client, served.name, prompts, sampling)
-
-    def keep(choice: Choice) -> None:
-        is_whole = choice.finish_reason != "length" and not choice.repairs
-        turn = choice.writing.turn(served.tokenizer) if is_whole else None
-        if turn is not None:
-            turn = msgspec.structs.replace(turn, current_date=prompts[0].current_date)
-            thoughts.keep_turn(client.owner, choice.call_ids, turn)
-        else:
-            thoughts.keep(client.owner, choice.call_ids, choice.thought)
-
+    keep = partial(_keep, thoughts, client.owner, prompts[0].current_date, served.tokenizer)
     choices = [_choice(request, token_request, served, caller, keep) for token_request in requests]
     choices[0].history = prompts[0].history
     return choices
 
 
+def _choice(
+    request: TurnRequest,
+    token_request: GenerateRequest,
+    served: ServedModel,
+    caller: str,
+    on_finish: Callable[[Choice], None],
+) -> Choice:
+    prompt = request.prompt
+    choice = partial(
+        Choice, token_request, stop_strings=request.stop_strings, caller=caller, on_finish=on_finish
+    )
+    if isinstance(prompt, RawPrompts):  # any stop token is left out of the text
+        reader = RawText(served.tokenizer, shows_special=prompt.shows_special)
+        return choice(reader, cut_ids=token_request.sampling.stop_token_ids)
+    text_tools = frozenset(t.called for t in prompt.tools if t.takes_text and t.grammar is None)
+    offered = frozenset(tool.called for tool in prompt.tools)
+    parser = HarmonyParser(served.tokenizer.vocabulary, offered, may_call=bool(prompt.tools))
+    # The parser consumes the model's own stop tokens.
+    cut_ids = request.sampling.stop_token_ids
+    return choice(parser, max_calls=request.max_calls, cut_ids=cut_ids, text_tools=text_tools)
+
+
+def _keep(
+    thoughts: Thoughts, owner: str, current_date: str | None, tokenizer: ModelTokenizer, choice: Choice
+) -> None:
+    is_whole = choice.finish_reason != "length" and not choice.repairs
+    turn = choice.written(tokenizer) if is_whole else None
+    if turn is not None:
+        thoughts.keep_turn(owner, choice.call_ids, msgspec.structs.replace(turn, current_date=current_date))
+    else:
+        thoughts.keep(owner, choice.call_ids, choice.thought)
+
+
 async def encode(request: TurnRequest, owner: str, served: ServedModel, thoughts: Thoughts) -> list[Encoded]:
     """The tokens of each prompt. Raises InvalidRequest if it cannot be rendered."""
 
-    def made() -> list[Encoded]:
-        prompt = request.prompt
-        if not isinstance(prompt, Conversation):
-            return _encoded(request, served)
-        talk = thoughts.resumed(owner, prompt, served.current_date)
-        return _encoded(msgspec.structs.replace(request, prompt=talk), served)
+    def encode_now() -> list[Encoded]:
+        try:
+            if isinstance(request.prompt, Conversation):
+                return [_conversation(thoughts.resumed(owner, request.prompt, served.current_date), served)]
+            prompts = request.prompt.prompts
+            return [Encoded(token_ids=_raw(prompt, request.path, served)) for prompt in prompts]
+        except TooManyTokens:
+            raise served.too_long(request.path) from None
 
-    return await asyncio.to_thread(made) if request.num_bytes > LONG_BYTES else made()
+    return await asyncio.to_thread(encode_now) if request.num_bytes > LONG_BYTES else encode_now()
+
+
+def _conversation(conversation: Conversation, served: ServedModel) -> Encoded:
+    prompt = encoded(render(conversation), served.tokenizer, served.max_counted_tokens)
+    return msgspec.structs.replace(prompt, current_date=conversation.current_date)
+
+
+def _raw(prompt: str | list[int], path: str, served: ServedModel) -> list[int]:
+    if isinstance(prompt, str):
+        return served.tokenizer.encode_text(prompt, allow_special=True, limit=served.max_counted_tokens)
+    return served.tokenizer.checked(prompt, served.name, path)
 
 
 def _check_num_choices(request: TurnRequest, max_choices: int) -> None:
@@ -120,74 +194,25 @@ def _check_num_choices(request: TurnRequest, max_choices: int) -> None:
         )
 
 
-def _encoded(request: TurnRequest, served: ServedModel) -> list[Encoded]:
-    tokenizer = served.tokenizer
-    limit = served.max_counted_tokens
-    try:
-        if isinstance(request.prompt, Conversation):
-            of_talk = encoded(render(request.prompt), tokenizer, limit)
-            return [msgspec.structs.replace(of_talk, current_date=request.prompt.current_date)]
-        prompts = (
-            tokenizer.encode_text(prompt, allow_special=True, limit=limit)
-            if isinstance(prompt, str)
-            else tokenizer.checked(prompt, served.name, request.path)
-            for prompt in request.prompt.prompts
-        )
-        return [Encoded(token_ids=token_ids) for token_ids in prompts]
-    except TooManyTokens:
-        raise served.too_long(request.path) from None
-
-
 def _token_requests(
     request: TurnRequest, client: Client, model: str, prompts: Sequence[Encoded], sampling: Sampling
 ) -> list[GenerateRequest]:
     """One per choice of each prompt. If there are several, their ids are `<request_id>-<index>`, since
     workers need unique ones."""
-    requests = [
+    num = request.num_choices
+    ids = [client.request_id]
+    if len(prompts) * num > 1:
+        ids = [f"{client.request_id}-{i}" for i in range(len(prompts) * num)]
+    return [
         GenerateRequest(
-            request_id=client.request_id,
+            request_id=request_id,
             model=model,
-            token_ids=prompt.token_ids,
-            num_opening_tokens=prompt.num_opening_tokens,
-            sampling=msgspec.structs.replace(sampling, choice=choice),
+            token_ids=prompts[i // num].token_ids,
+            num_opening_tokens=prompts[i // num].num_opening_tokens,
+            sampling=msgspec.structs.replace(sampling, choice=i % num),
             deadline_s=client.deadline_s,
             priority=request.priority,
             cache_salt=client.cache_salt(request.cache_salt),
         )
-        for prompt in prompts
-        for choice in range(request.num_choices)
+        for i, request_id in enumerate(ids)
     ]
-    if len(requests) == 1:
-        return requests
-    return [msgspec.structs.replace(r, request_id=f"{r.request_id}-{i}") for i, r in enumerate(requests)]
-
-
-def _choice(
-    request: TurnRequest,
-    token_request: GenerateRequest,
-    served: ServedModel,
-    caller: str,
-    on_finish: Callable[[Choice], None],
-) -> Choice:
-    prompt = request.prompt
-    reader: Reader
-    text_tools: frozenset[str] = frozenset()
-    # Raw text excludes any stop token; in a conversation, the parser consumes the model's own.
-    cut_ids: Sequence[int] = request.sampling.stop_token_ids
-    if isinstance(prompt, Conversation):
-        offered = frozenset(tool.called for tool in prompt.tools)
-        text_tools = frozenset(t.called for t in prompt.tools if t.takes_text and t.grammar is None)
-        reader = HarmonyParser(served.tokenizer.vocabulary, offered, may_call=bool(prompt.tools))
-    else:
-        reader = RawText(served.tokenizer, shows_special=prompt.shows_special)
-        cut_ids = token_request.sampling.stop_token_ids
-    return Choice(
-        token_request,
-        reader,
-        stop_strings=request.stop_strings,
-        max_calls=request.max_calls,
-        cut_ids=cut_ids,
-        text_tools=text_tools,
-        caller=caller,
-        on_finish=on_finish,
-    )

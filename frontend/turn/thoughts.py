@@ -13,22 +13,16 @@ from msgspec.structs import replace
 from frontend.harmony.conversation import (
     AssistantTurn,
     Conversation,
-    Delta,
     Kind,
-    MessageEnd,
-    ReasoningDelta,
-    TextDelta,
     ToolCall,
-    ToolCallStart,
     Turn,
     WrittenMessage,
 )
-from frontend.text.specials import Segment, SpecialToken
-from frontend.text.tokenizer import ModelTokenizer, TooManyTokens
+from frontend.text.tokenizer import ModelTokenizer, SpecialToken
 
 # Separates two Harmony messages of one kind, such as a preamble and the answer.
 PARAGRAPH = "\n\n"
-_ENDS = (SpecialToken.END, SpecialToken.CALL, SpecialToken.RETURN)
+ENDS = (SpecialToken.END, SpecialToken.CALL, SpecialToken.RETURN)
 
 
 class WrittenTurn(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,16 +44,16 @@ class WrittenTurn(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def num_bytes(self) -> int:
-        """Memory of texts and tokens, with up to 4 bytes a character."""
-        return sum(4 * len(message.text) + 4 * len(message.token_ids) for message in self.messages)
+        """Memory of an entry of `Thoughts`, with up to 4 bytes a character."""
+        return _ENTRY_BYTES + sum(4 * (len(part.text) + len(part.token_ids)) for part in self.messages)
 
-    def is_told_by(self, turn: AssistantTurn) -> bool:
+    def matches(self, turn: AssistantTurn) -> bool:
         """Whether a turn of the history has the same content. Clients may omit the reasoning, and that of a
         final answer is never shown again."""
         thoughts = [message.text for message in self.messages if message.kind == "thought"]
         if turn.tool_calls and turn.reasoning not in {None, "", "".join(thoughts), PARAGRAPH.join(thoughts)}:
             return False
-        if PARAGRAPH.join(text for text in (turn.preamble, turn.text) if text) != self.said:
+        if _visible(turn) != self.said:
             return False
         called = [message.text for message in self.messages if message.kind == "call"]
         return len(called) == len(turn.tool_calls) and all(
@@ -68,93 +62,31 @@ class WrittenTurn(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-class Writing:
-    """Collects an answer's tokens and the kinds of its messages as the parser reports them."""
-
-    def __init__(self) -> None:
-        self.token_ids: list[int] = []
-        self.kind: Kind | None = None
-        self._kinds: list[Kind | None] = []
-        self._call_names: list[str] = []
-
-    def note(self, delta: Delta) -> None:
-        """Take what the tokens were parsed as."""
-        match delta:
-            case TextDelta():
-                self.kind = "text"
-            case ReasoningDelta():
-                self.kind = "thought"
-            case ToolCallStart():
-                self.kind = "call"
-                self._call_names.append(delta.name)
-            case MessageEnd():
-                self._kinds.append(self.kind)
-                self.kind = None
-
-    def turn(self, tokenizer: ModelTokenizer) -> WrittenTurn | None:
-        """The whole answer; None if the tokens do not match the parsed messages, e.g. if the last is cut."""
-        special = tokenizer.special_ids
-        ends = frozenset(special[end] for end in _ENDS)
-        parts = list(_split(self.token_ids, ends))
-        body = special[SpecialToken.MESSAGE]
-        if not parts or len(parts) != len(self._kinds) or not all(body in part for part in parts):
+def written_turn(
+    token_ids: Sequence[int],
+    kinds: Sequence[Kind | None],
+    call_names: Iterable[str],
+    tokenizer: ModelTokenizer,
+) -> WrittenTurn | None:
+    """An answer whose messages were parsed as these `kinds`; None if its tokens do not match them, e.g. if
+    the last message is cut."""
+    special = tokenizer.special_ids
+    ends = frozenset(special[end] for end in ENDS)
+    parts = list(_split(token_ids, ends))
+    body = special[SpecialToken.MESSAGE]
+    if not parts or len(parts) != len(kinds) or not all(body in part for part in parts):
+        return None
+    if parts[-1][-1] not in ends:  # ended by another stop token
+        return None
+    if parts[-1][-1] == special[SpecialToken.RETURN]:
+        parts[-1][-1] = special[SpecialToken.END]  # as Harmony has it in a history
+    messages = []
+    for i, (kind, part) in enumerate(zip(kinds, parts, strict=True)):
+        if kind is None:
             return None
-        if parts[-1][-1] not in ends:  # ended by another stop token
-            return None
-        if parts[-1][-1] == special[SpecialToken.RETURN]:
-            parts[-1][-1] = special[SpecialToken.END]  # as Harmony has it in a history
-        messages = []
-        for i, (kind, part) in enumerate(zip(self._kinds, parts, strict=True)):
-            if kind is None:
-                return None
-            text = tokenizer.decode(part[part.index(body) + 1 :])
-            messages.append(WrittenMessage(kind=kind, text=text, token_ids=part, is_first=i == 0))
-        return WrittenTurn(messages=tuple(messages), call_names=tuple(self._call_names))
-
-
-class Encoded(msgspec.Struct, frozen=True, kw_only=True):
-    """A rendered prompt's tokens: how many are before the first answer, and how many are the assistant's, by
-    source: `written` by the model, or `rendered` from text. `current_date` is the conversation's."""
-
-    token_ids: list[int]
-    num_opening_tokens: int = 0
-    history: dict[str, int] = {}
-    current_date: str | None = None
-
-
-def encoded(segments: Iterable[Segment], tokenizer: ModelTokenizer, limit: int) -> Encoded:
-    """The tokens of a rendered prompt. Raises TooManyTokens if there are more than `limit`."""
-    token_ids: list[int] = []
-    special_ids = tokenizer.special_ids
-    num_opening = num_written = num_rendered = 0
-    start = 0  # of the message
-    is_author = is_assistant = False
-    for segment in segments:
-        if isinstance(segment, SpecialToken):
-            if segment is SpecialToken.START:
-                start = len(token_ids)
-            token_ids.append(special_ids[segment])
-            if is_assistant and segment in _ENDS:
-                num_rendered += len(token_ids) - start
-            is_author = segment is SpecialToken.START
-            continue
-        if isinstance(segment, str):
-            if is_author:
-                is_assistant = segment.startswith("assistant")
-            token_ids += tokenizer.encode_text_segment(segment, limit)
-        else:  # only answers are given as tokens
-            is_assistant = True
-            num_written += len(segment)
-            if segment[0] == special_ids[SpecialToken.START]:
-                start = len(token_ids)
-            token_ids += segment
-        if is_assistant and not num_opening:
-            num_opening = start
-        is_author = False
-        if len(token_ids) > limit:
-            raise TooManyTokens
-    history = {"written": num_written, "rendered": num_rendered}
-    return Encoded(token_ids=token_ids, num_opening_tokens=num_opening, history=history)
+        text = tokenizer.decode(part[part.index(body) + 1 :])
+        messages.append(WrittenMessage(kind=kind, text=text, token_ids=part, is_first=i == 0))
+    return WrittenTurn(messages=tuple(messages), call_names=tuple(call_names))
 
 
 def _split(token_ids: Sequence[int], ends: frozenset[int]) -> Iterator["array[int]"]:
@@ -194,11 +126,11 @@ _ENTRY_BYTES = 400
 
 
 class Kept(msgspec.Struct, frozen=True):
-    """An entry: reasoning, or a whole answer."""
+    """An entry: a whole answer, or its reasoning only."""
 
     owner: str
     ids: tuple[str, ...]
-    value: str | WrittenTurn
+    value: WrittenTurn
 
 
 class Thoughts:
@@ -218,13 +150,14 @@ class Thoughts:
         self._max_bytes = max_bytes
         self._max_age_s = max_age_s
         self._clock = clock
-        self._by_id: OrderedDict[tuple[str, str], tuple[str | WrittenTurn, float]] = OrderedDict()
+        self._by_id: OrderedDict[tuple[str, str], tuple[WrittenTurn, float]] = OrderedDict()
         self._lock = threading.Lock()
 
     def keep(self, owner: str, ids: Iterable[str], text: str) -> None:
         """Keep the reasoning text under these ids of calls or reasoning items."""
         if text:
-            self._keep(Kept(owner, tuple(ids), text))
+            thought = WrittenMessage(kind="thought", text=text, token_ids=array("I"), is_first=True)
+            self._keep(Kept(owner, tuple(ids), WrittenTurn(messages=(thought,))))
 
     def keep_turn(self, owner: str, call_ids: Sequence[str], turn: WrittenTurn) -> None:
         """Keep an answer under its call ids or, without calls, under its visible text: then without its
@@ -237,7 +170,7 @@ class Thoughts:
             self._keep(Kept(owner, (_key(turn.said),), WrittenTurn(messages=messages)))
 
     def _keep(self, kept: Kept) -> None:
-        if _size(kept.value) <= self._max_bytes // 8:
+        if kept.value.num_bytes <= self._max_bytes // 8:
             self.take(kept)
             self._share(kept)
 
@@ -248,25 +181,24 @@ class Thoughts:
                 key = kept.owner, known_id
                 self._drop(key)
                 self._by_id[key] = kept.value, self._clock()
-                self.num_bytes += _size(kept.value)
+                self.num_bytes += kept.value.num_bytes
             while self.num_bytes > self._max_bytes:
                 self._drop(next(iter(self._by_id)))
 
     def recall(self, owner: str, known_id: str) -> str | None:
         """The reasoning text kept under that id, or None."""
-        value = self._recall(owner, known_id)
-        return value.thought if isinstance(value, WrittenTurn) else value
+        kept = self._recall(owner, known_id)
+        return kept.thought if kept is not None else None
 
-    def _recall(self, owner: str, known_id: str) -> str | WrittenTurn | None:
+    def _recall(self, owner: str, known_id: str) -> WrittenTurn | None:
         key = (owner, known_id)
         with self._lock:
             value, since_s = self._by_id.get(key, (None, 0.0))
-            if value is None:
-                return None
-            if self._clock() - since_s > self._max_age_s:
+            if value is not None and self._clock() - since_s > self._max_age_s:
                 self._drop(key)
                 return None
-            self._by_id.move_to_end(key)
+            if value is not None:
+                self._by_id.move_to_end(key)
             return value
 
     def resumed(self, owner: str, talk: Conversation, today: str) -> Conversation:
@@ -302,28 +234,22 @@ class Thoughts:
 
     def _known(self, owner: str, turn: AssistantTurn) -> WrittenTurn | None:
         """The turn as the model wrote it, if that is known."""
-        said = PARAGRAPH.join(text for text in (turn.preamble, turn.text) if text)
-        key = turn.tool_calls[0].call_id if turn.tool_calls else _key(said)
-        known = self._recall(owner, key)
-        if not isinstance(known, WrittenTurn) or not known.is_told_by(turn):
-            return None
-        return known
+        known = self._recall(owner, turn.tool_calls[0].call_id if turn.tool_calls else _key(_visible(turn)))
+        return known if known is not None and known.matches(turn) else None
 
     def _drop(self, key: tuple[str, str]) -> None:
         dropped = self._by_id.pop(key, None)
         if dropped is not None:
-            self.num_bytes -= _size(dropped[0])
+            self.num_bytes -= dropped[0].num_bytes
 
 
-def _key(said: str) -> str:
+def _visible(turn: AssistantTurn) -> str:
+    return PARAGRAPH.join(text for text in (turn.preamble, turn.text) if text)
+
+
+def _key(text: str) -> str:
     """The id of an answer without calls."""
-    return hashlib.sha256(said.encode(errors="surrogatepass")).hexdigest()
-
-
-def _size(value: str | WrittenTurn) -> int:
-    """Memory of an entry, at up to 4 bytes per character."""
-    num_bytes = value.num_bytes if isinstance(value, WrittenTurn) else 4 * len(value)
-    return num_bytes + _ENTRY_BYTES
+    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
 
 
 def joined(parts: Iterable[Turn]) -> Iterator[Turn]:

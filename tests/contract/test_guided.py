@@ -15,8 +15,7 @@ from baton.errors import InvalidRequest
 from baton.messages import GenerateRequest, Guided, KvHandoff, Role, Sampling, TokenChunk
 from frontend.harmony.conversation import Conversation, Tool, UserTurn
 from frontend.harmony.render import render
-from frontend.text.specials import SpecialToken
-from frontend.text.tokenizer import ModelTokenizer
+from frontend.text.tokenizer import ModelTokenizer, SpecialToken
 from frontend.turn.request import CallChoice, guided
 from tests.guided import CASES, ENDLESS, answer_form, check, parts_of, slow_inside
 from tests.waiting import PATIENCE_S, until

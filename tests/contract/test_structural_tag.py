@@ -13,8 +13,7 @@ from baton.errors import InvalidRequest
 from baton.messages import Guided, MessageForm
 from frontend.harmony.conversation import AnswerFormat, Conversation, Tool, UserTurn
 from frontend.harmony.render import render
-from frontend.text.specials import SpecialToken
-from frontend.text.tokenizer import ModelTokenizer
+from frontend.text.tokenizer import ModelTokenizer, SpecialToken
 from frontend.turn.request import CallChoice, guided
 from tests.guided import (
     CASES,

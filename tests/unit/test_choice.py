@@ -18,8 +18,7 @@ from frontend.harmony.conversation import (
     ToolCallStart,
 )
 from frontend.harmony.parse import HarmonyParser
-from frontend.turn.choice import Choice, TextCalls
-from frontend.turn.raw_text import RawText
+from frontend.turn.choice import Choice, RawText, TextCalls
 from tests.scripted_frontend import TOKENIZER
 from tests.scripted_workers import request
 
@@ -76,7 +75,7 @@ def test_an_answer_is_told_and_written_down_whole(
     assert [d.call_id for d in deltas if isinstance(d, ToolCallStart)] == choice.call_ids
     assert len(set(choice.call_ids)) == len(choice.call_ids) == expected[2].count("f:")
     assert choice.thought == "Let me think."
-    written = choice.writing.turn(TOKENIZER)
+    written = choice.written(TOKENIZER)
     assert written is not None
     assert written.thought == "Let me think."
     assert written.said == expected[0]
@@ -152,7 +151,7 @@ def test_each_token_of_the_text_has_its_log_probability_once(
         deltas += choice.feed(TokenChunk(part, logprobs=tuple(TokenLogprob(i, -0.5, ()) for i in part)))
     deltas += choice.finish()
     told = [choice.logprobs_of(delta) for delta in deltas if isinstance(delta, TextDelta)]
-    assert [one for part in told for one in part or ()] == choice.received.logprobs
+    assert [one for part in told for one in part or ()] == choice.logprobs
 
 
 @pytest.mark.parametrize("tokens_per_chunk", [1, 1000])
@@ -173,11 +172,11 @@ def test_an_answer_that_is_cut_after_a_call_was_cut() -> None:
 def test_an_answer_of_which_a_call_is_left_out_was_not_told() -> None:
     choice = choice_of()
     fed(choice, TWO_CALLS, 7)
-    written = choice.writing.turn(TOKENIZER)
+    written = choice.written(TOKENIZER)
     assert written is not None
     call = ToolCall(call_id="a", name="f", arguments='{"x":1}')
-    assert written.is_told_by(AssistantTurn(tool_calls=(call, call)))
-    assert not written.is_told_by(AssistantTurn(tool_calls=(call,)))
+    assert written.matches(AssistantTurn(tool_calls=(call, call)))
+    assert not written.matches(AssistantTurn(tool_calls=(call,)))
 
 
 def test_the_input_of_a_custom_tool_is_unwrapped_and_that_of_others_is_not_held_back() -> None:

@@ -3,7 +3,6 @@
 import asyncio
 from typing import Any
 
-from frontend.turn.raw_text import text_of
 from tests.scripted_frontend import MODEL, TOKENIZER, Client, ScriptedFleet, ScriptedTokens
 
 Json = dict[str, Any]
@@ -78,5 +77,5 @@ def turn_of(client: Client, said: list[Json]) -> list[Json]:
 
 
 def dates(client: Client) -> list[str]:
-    texts = (text_of(request.token_ids, TOKENIZER) for request in client.tokens.requests)
+    texts = (TOKENIZER.decode(request.token_ids, shows_special=True) for request in client.tokens.requests)
     return [text.partition("Current date: ")[2][:10] for text in texts]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from tokenizers import Tokenizer
 
-from frontend.text.specials import SpecialToken
+from frontend.text.tokenizer import SpecialToken
 from tools.demo_guide import guide_conversation
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ def test_a_character_is_held_back_until_it_is_whole() -> None:
     assert decoder.push("a日".encode()[:2]) == "a"
     assert decoder.push("日".encode()[1:2]) == ""
     assert decoder.push("日".encode()[2:] + b"b") == "日b"
-    assert decoder.flush() == ""
+    assert decoder.push(b"", is_last=True) == ""
 
 
 def test_bytes_that_are_no_text_are_replaced() -> None:
@@ -22,7 +22,7 @@ def test_bytes_that_are_no_text_are_replaced() -> None:
 def test_a_cut_character_is_replaced_at_the_end_and_forgotten() -> None:
     decoder = IncrementalDecoder()
     assert decoder.push(b"a\xe6\x97") == "a"
-    assert decoder.flush() == "�"
+    assert decoder.push(b"", is_last=True) == "�"
     assert decoder.push(b"b") == "b"
 
 

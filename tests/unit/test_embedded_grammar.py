@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from baton.errors import InvalidRequest
 from baton.messages import Guided, MessageForm
 from frontend.harmony.conversation import Tool
-from frontend.text.specials import SpecialToken
-from frontend.text.tokenizer import ModelTokenizer
+from frontend.text.tokenizer import ModelTokenizer, SpecialToken
 from frontend.turn.request import CallChoice, guided
 from tests.guided import (
     CASES,

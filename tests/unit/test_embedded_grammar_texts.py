@@ -10,8 +10,7 @@ import pytest
 from baton.errors import InvalidRequest
 from baton.messages import Guided, Syntax
 from frontend.harmony.conversation import AnswerFormat, TextGrammar, Tool
-from frontend.text.specials import SpecialToken
-from frontend.text.tokenizer import ModelTokenizer
+from frontend.text.tokenizer import ModelTokenizer, SpecialToken
 from frontend.turn.request import CallChoice, guided, raw_guided
 from tests.guided import MAX_TOKENS, allowed_after, answer_of, chooser, parts_of, text_form
 from workers.engines.embedded.grammar import Grammars

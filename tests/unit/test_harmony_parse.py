@@ -17,7 +17,7 @@ from frontend.harmony.conversation import (
     ToolCallStart,
 )
 from frontend.harmony.parse import MAX_HEADER_BYTES, MAX_HEADER_BYTES_AFTER_CHANNEL, HarmonyParser
-from frontend.text.specials import SpecialToken, Vocabulary
+from frontend.text.tokenizer import SpecialToken, Vocabulary
 from tests.repairs import REPAIRS
 
 CASES = yaml.safe_load((Path(__file__).parents[1] / "data" / "harmony_cases.yaml").read_text())

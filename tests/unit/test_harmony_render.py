@@ -20,7 +20,7 @@ from frontend.harmony.conversation import (
     WrittenMessage,
 )
 from frontend.harmony.render import render
-from frontend.text.specials import Segment, SpecialToken
+from frontend.text.tokenizer import Segment, SpecialToken
 
 SYSTEM = """\
 <|start|>system<|message|>You are ChatGPT, a large language model trained by OpenAI.

@@ -3,7 +3,7 @@
 import pytest
 
 from frontend.harmony.parse import RawHeader
-from frontend.text.specials import SpecialToken
+from frontend.text.tokenizer import SpecialToken
 
 CHANNEL = SpecialToken.CHANNEL
 

@@ -5,8 +5,8 @@ from itertools import accumulate
 from pathlib import Path
 
 from baton.messages import TokenLogprob
+from frontend.http.chunks import content_logprobs, echoed_logprobs, legacy_logprobs
 from frontend.text.tokenizer import ModelTokenizer
-from frontend.turn.logprobs import content_logprobs, echoed_logprobs, legacy_logprobs
 
 TOKENIZER = ModelTokenizer.load(Path(__file__).parents[2] / "models/demo")
 

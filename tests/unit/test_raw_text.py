@@ -6,11 +6,10 @@ import pytest
 from msgspec.structs import replace
 
 from baton.messages import FinishReason, Sampling, TokenChunk, TokenLogprob, Usage
-from frontend.harmony.conversation import TextDelta
+from frontend.harmony.conversation import Delta, TextDelta
 from frontend.harmony.parse import HarmonyParser
 from frontend.http.chunks import UsageBody
-from frontend.turn.choice import Choice, ReceivedTokens
-from frontend.turn.raw_text import RawText
+from frontend.turn.choice import Choice, RawText
 from tests.scripted_frontend import TOKENIZER
 from tests.scripted_workers import request
 
@@ -30,32 +29,34 @@ def test_each_token_is_in_the_piece_that_it_completes(
     chunks: Sequence[list[int]], said: list[tuple[str, int, int]]
 ) -> None:
     reader = RawText(TOKENIZER)
-    deltas: list[TextDelta] = []
+    deltas: list[Delta] = []
     for chunk in chunks:
         deltas += reader.feed(chunk)
     deltas += reader.finish()
-    assert [(delta.text, delta.start, delta.stop) for delta in deltas] == said
+    assert deltas == [TextDelta(*each) for each in said]
 
 
-@pytest.mark.parametrize(("reason", "text"), [("stop", (1,)), ("length", (1, 2)), (None, (1, 2))])
+@pytest.mark.parametrize(("reason", "text"), [("stop", "a"), ("length", "ab"), (None, "ab")])
 def test_only_the_token_that_stops_an_answer_is_no_text_but_it_counts(
-    reason: FinishReason | None, text: tuple[int, ...]
+    reason: FinishReason | None, text: str
 ) -> None:
-    received = ReceivedTokens(Sampling(max_tokens=9, seed=0), (2,))
-    assert received.take(TokenChunk((1, 2), reason)) == text
-    assert received.num_tokens == 2
+    a, b = TOKENIZER.encode_text("ab")
+    choice = Choice(request(), RawText(TOKENIZER), cut_ids=(b,))
+    assert choice.feed(TokenChunk((a, b), reason)) == [TextDelta(text, 0, len(text))]
+    assert choice.num_tokens == 2
 
 
 def test_what_workers_tell_of_an_answer_is_kept_to_its_end() -> None:
-    received = ReceivedTokens(Sampling(max_tokens=9, seed=0, logprobs=0, prompt_logprobs=0), ())
+    asked = replace(request(), sampling=Sampling(max_tokens=9, seed=0, logprobs=0, prompt_logprobs=0))
+    choice = Choice(asked, RawText(TOKENIZER))
     scored = [TokenLogprob(i, -0.5, ()) for i in range(4)]
-    received.take(TokenChunk((0, 1), logprobs=tuple(scored[:2])))
-    received.take(
+    choice.feed(TokenChunk((0, 1), logprobs=tuple(scored[:2])))
+    choice.feed(
         TokenChunk((2,), "length", Usage(5, 3, 3), logprobs=(scored[2],), prompt_logprobs=(scored[3],))
     )
-    assert received.logprobs == scored[:3]
-    assert received.prompt_logprobs == (scored[3],)
-    assert (received.num_tokens, received.num_cached_tokens, received.finish_reason) == (3, 3, "length")
+    assert choice.logprobs == scored[:3]
+    assert choice.prompt_logprobs == (scored[3],)
+    assert (choice.num_tokens, choice.num_cached_tokens, choice.finish_reason) == (3, 3, "length")
 
 
 def test_the_usage_of_several_choices_counts_their_prompt_once() -> None:

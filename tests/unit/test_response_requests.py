@@ -71,18 +71,18 @@ async def test_long_bodies_and_what_continues_a_conversation_are_rendered_in_a_t
         monkeypatch.setattr(module, name, noting)
 
     noted(create, "turn_request")
-    noted(prepare, "_encoded")
+    noted(prepare, "encoded")
     async with frontend(ANSWER) as client:
         made = (await client.respond()).json["id"]
         await client.respond(previous_response_id=made)
         await client.respond(user="x" * LONG_BYTES)
     assert found == [
         ("turn_request", True),
-        ("_encoded", True),
+        ("encoded", True),
         ("turn_request", False),
-        ("_encoded", False),
+        ("encoded", False),
         ("turn_request", False),
-        ("_encoded", False),
+        ("encoded", False),
     ]
 
 

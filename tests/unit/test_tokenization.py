@@ -10,7 +10,6 @@ import pytest
 
 from frontend.text.served import COUNTED_CONTEXTS, ServedModel
 from frontend.text.tokenizer import ModelTokenizer
-from frontend.turn.raw_text import text_of, token_texts
 from tests.scripted_frontend import (
     CONTEXT_LENGTH,
     MODEL,
@@ -65,11 +64,6 @@ def test_the_effort_may_be_an_argument_of_the_template(field: str) -> None:
 
 def test_the_tokens_can_be_had_as_text() -> None:
     assert post("/tokenize", prompt="a<|end|>", return_token_strs=True).json["token_strs"] == ["a", "<|end|>"]
-
-
-def test_the_text_of_each_token_is_what_it_is_by_itself() -> None:
-    ids = range(TOKENIZER.vocab_size)
-    assert token_texts(ids, TOKENIZER) == [text_of([token_id], TOKENIZER) for token_id in ids]
 
 
 class ApartTokenizer(ModelTokenizer):

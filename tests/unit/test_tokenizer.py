@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
-from frontend.text.specials import Segment, SpecialToken
-from frontend.text.tokenizer import ModelTokenizer, TooManyTokens, _SegmentCache
+from frontend.text.tokenizer import ModelTokenizer, Segment, SpecialToken, TooManyTokens, _SegmentCache
 from tests.scripted_frontend import TOKENIZER, byte_tokenizer
 
 ENTRY_BYTES = 308  # of one character and one token

@@ -24,7 +24,6 @@ from frontend.harmony.conversation import (
 from frontend.harmony.parse import HarmonyParser
 from frontend.harmony.render import render
 from frontend.turn.choice import Choice
-from frontend.turn.raw_text import text_of
 from frontend.turn.thoughts import Thoughts
 from tests.scripted_frontend import MODEL, TOKENIZER, Client, Reply, ScriptedTokens
 
@@ -142,7 +141,9 @@ def test_a_final_answer_goes_on_without_its_thoughts(sent_back: Json) -> None:
     post(client, "/v1/chat/completions", {"messages": [HI]})
     said = [HI, {"role": "assistant", "content": "{}", **sent_back}, HI]
     post(client, "/v1/chat/completions", {"messages": said})
-    first, second = (text_of(request.token_ids, TOKENIZER) for request in client.tokens.requests)
+    first, second = (
+        TOKENIZER.decode(request.token_ids, shows_special=True) for request in client.tokens.requests
+    )
     assert second.startswith(f"{first}{final}<|end|><|start|>user")
     assert len({request.num_opening_tokens for request in client.tokens.requests}) == 1
 
@@ -168,7 +169,7 @@ def test_what_the_client_changed_is_rendered(change: Any) -> None:
     assert not grown(client)
     assert client.metric("baton_history_tokens_total", source="written") == 0
     call = message["tool_calls"][0]["function"]
-    said = text_of(client.tokens.requests[1].token_ids, TOKENIZER)
+    said = TOKENIZER.decode(client.tokens.requests[1].token_ids, shows_special=True)
     rendered = START + said.partition(START)[2].partition("<|start|>functions.")[0]
     num_rendered = len(TOKENIZER.encode_text(rendered, allow_special=True))
     assert client.metric("baton_history_tokens_total", source="rendered") == num_rendered
@@ -195,7 +196,7 @@ def test_an_answer_that_was_repaired_is_rendered_with_its_thoughts(tokens_per_ch
     result = {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "ok"}
     post(client, "/v1/chat/completions", {"messages": [HI, message, result], "tools": [F]})
     assert client.metric("baton_history_tokens_total", source="written") == 0
-    assert THINK in text_of(client.tokens.requests[1].token_ids, TOKENIZER)
+    assert THINK in TOKENIZER.decode(client.tokens.requests[1].token_ids, shows_special=True)
 
 
 TEXTS = st.text(min_size=1, max_size=12).filter(lambda text: text.encode(errors="replace").decode() == text)
@@ -236,7 +237,7 @@ def test_any_answer_comes_back_in_its_own_tokens(  # noqa: PLR0917  drawn by nam
         ids += start + TOKENIZER.encode_text(head + control, allow_special=True) + TOKENIZER.encode_text(text)
         ids += TOKENIZER.encode_text(end, allow_special=True)
     choice, turn = answered(ids, size)
-    written = choice.writing.turn(TOKENIZER)
+    written = choice.written(TOKENIZER)
     assert written is not None
     store = Thoughts()
     store.keep_turn("", choice.call_ids, written)
@@ -247,15 +248,6 @@ def test_any_answer_comes_back_in_its_own_tokens(  # noqa: PLR0917  drawn by nam
     later = store.completed("", (*asked, turn, ToolResult(call_id=choice.call_ids[0], text="ok")))
     after = TOKENIZER.encode_segments(render(Conversation(turns=later, tools=tools)))
     assert after[: len(before) + len(ids)] == before + ids
-
-
-def test_an_answer_takes_as_much_memory_as_its_text_and_tokens() -> None:
-    ids = TOKENIZER.encode_text("<|channel|>final<|message|>Hi<|return|>", allow_special=True)
-    choice = Choice(request_of(ids), HarmonyParser(TOKENIZER.vocabulary, frozenset()))
-    choice.feed(TokenChunk(tuple(ids), "stop"))
-    written = choice.writing.turn(TOKENIZER)
-    assert written is not None
-    assert written.num_bytes == 4 * len("Hi") + 4 * len(ids)
 
 
 def request_of(ids: list[int]) -> GenerateRequest:

@@ -8,17 +8,14 @@ from frontend.harmony.conversation import (
     AssistantTurn,
     Conversation,
     Kind,
-    MessageEnd,
-    ReasoningDelta,
-    TextDelta,
     ToolCall,
-    ToolCallStart,
     UserTurn,
     WrittenMessage,
 )
 from frontend.harmony.render import render
 from frontend.text.tokenizer import TooManyTokens
-from frontend.turn.thoughts import Writing, WrittenTurn, encoded
+from frontend.turn.prepare import encoded
+from frontend.turn.thoughts import WrittenTurn, written_turn
 from tests.scripted_frontend import TOKENIZER
 
 THINK = "<|channel|>analysis<|message|>Think.<|end|>"
@@ -59,13 +56,13 @@ def calling(arguments: str) -> WrittenTurn:
 def test_a_turn_is_the_answer_if_all_that_the_client_tells_is_the_same(
     turn: AssistantTurn, is_same: bool
 ) -> None:
-    assert calling("{}").is_told_by(turn) is is_same
+    assert calling("{}").matches(turn) is is_same
 
 
 def test_the_thoughts_before_a_final_answer_are_not_compared() -> None:
     final = WrittenTurn(messages=(message("thought", "One."), message("text", "Said.")))
-    assert final.is_told_by(AssistantTurn(text="Said.", reasoning="Other."))
-    assert not final.is_told_by(AssistantTurn(text="Other."))
+    assert final.matches(AssistantTurn(text="Said.", reasoning="Other."))
+    assert not final.matches(AssistantTurn(text="Other."))
 
 
 @pytest.mark.parametrize(
@@ -87,22 +84,15 @@ def test_a_call_is_the_same_if_its_arguments_say_the_same(
     written: str, told: str, takes_text: bool, is_same: bool
 ) -> None:
     turn = AssistantTurn(preamble="Now.", tool_calls=(call(told, takes_text=takes_text),))
-    assert calling(written).is_told_by(turn) is is_same
+    assert calling(written).matches(turn) is is_same
 
 
-def writing(text: str, *deltas: TextDelta | ReasoningDelta | ToolCallStart | MessageEnd) -> Writing:
-    made = Writing()
-    made.token_ids += TOKENIZER.encode_text(text, allow_special=True)
-    for delta in deltas:
-        made.note(delta)
-    return made
-
-
-THOUGHT, SAID, END = ReasoningDelta("Think.", 0, 6), TextDelta("Said.", 0, 5), MessageEnd()
+def written(text: str, *kinds: Kind | None) -> WrittenTurn | None:
+    return written_turn(TOKENIZER.encode_text(text, allow_special=True), kinds, (), TOKENIZER)
 
 
 def test_an_answer_is_recorded_as_a_history_has_it() -> None:
-    turn = writing(THINK + FINAL, THOUGHT, END, SAID, END).turn(TOKENIZER)
+    turn = written(THINK + FINAL, "thought", "text")
     assert turn is not None
     assert [(m.kind, m.text, m.is_first) for m in turn.messages] == [
         ("thought", "Think.", True),
@@ -113,19 +103,21 @@ def test_an_answer_is_recorded_as_a_history_has_it() -> None:
 
 
 @pytest.mark.parametrize(
-    "recorded",
+    ("text", "kinds"),
     [
-        writing(""),
-        writing(THINK + FINAL.removesuffix("<|return|>"), THOUGHT, END, SAID),  # cut
-        writing(THINK + FINAL.removesuffix("<|return|>"), THOUGHT, END, SAID, END),  # without its end token
-        writing(THINK + FINAL, THOUGHT, END, SAID),  # of the last message the parser saw no end
-        writing(THINK + FINAL, THOUGHT, END, SAID, END, END),
-        writing(THINK + FINAL, THOUGHT, END, END),  # of which nothing was shown
-        writing(THINK + "<|start|>assistant<|channel|>final<|end|>", THOUGHT, END, SAID, END),
+        ("", ()),
+        (THINK + FINAL.removesuffix("<|return|>"), ("thought",)),  # cut
+        (THINK + FINAL.removesuffix("<|return|>"), ("thought", "text")),  # without its end token
+        (THINK + FINAL, ("thought",)),  # of the last message the parser saw no end
+        (THINK + FINAL, ("thought", "text", None)),
+        (THINK + FINAL, ("thought", None)),  # of which nothing was shown
+        (THINK + "<|start|>assistant<|channel|>final<|end|>", ("thought", "text")),
     ],
 )
-def test_an_answer_that_was_not_read_as_it_is_written_is_not_recorded(recorded: Writing) -> None:
-    assert recorded.turn(TOKENIZER) is None
+def test_an_answer_that_was_not_read_as_it_is_written_is_not_recorded(
+    text: str, kinds: tuple[Kind | None, ...]
+) -> None:
+    assert written(text, *kinds) is None
 
 
 @pytest.mark.parametrize("texts", [("x" * 300,), ("Hi",) * 30])
