@@ -135,7 +135,8 @@ class TextCalls:
 
 
 class Choice:
-    """`request` goes to a worker. `call_ids` are the calls so far. `logprobs` has an entry per token, or is
+    """`request` goes to a worker. `stopped` is set once a stop string or the call limit has ended the answer.
+    `call_ids` are the calls so far. `logprobs` has an entry per token, or is
     None if not requested; `prompt_logprobs` an entry per prompt token except the first. A final stop token in
     `cut_ids` is counted, but is not part of the text. `history` counts the prompt's assistant tokens by
     source. `text_tools` are the tools with free-text input. `caller`: see `Client.caller`."""
@@ -154,6 +155,7 @@ class Choice:
     ) -> None:
         self.request = request
         self.caller = caller
+        self.stopped = False
         self.call_ids: list[str] = []
         self.num_tokens = self.num_cached_tokens = 0
         self.logprobs: list[TokenLogprob] | None = None if request.sampling.logprobs is None else []
@@ -171,11 +173,6 @@ class Choice:
         self._kinds: list[Kind | None] = []
         self._call_names: list[str] = []
         self._thought: list[str] = []
-
-    @property
-    def stopped(self) -> bool:
-        """Whether a stop string or the call limit has ended the answer."""
-        return self._limits is not None and self._limits.met
 
     @property
     def num_reasoning_tokens(self) -> int:
@@ -237,6 +234,7 @@ class Choice:
         """The deltas that can be sent, recorded, with an id assigned to each call."""
         if self._limits is not None:
             deltas = [*self._limits.kept(deltas), *(self._limits.held() if is_last else ())]
+            self.stopped = self._limits.met
         if self._text_calls is not None:
             deltas = list(self._text_calls.pass_on(deltas))
         for i, delta in enumerate(deltas):
