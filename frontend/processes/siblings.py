@@ -46,8 +46,8 @@ class Scrape(msgspec.Struct, frozen=True, array_like=True, tag=2):
     """Answered with the process's metrics."""
 
 
-class CallRun(msgspec.Struct, frozen=True, array_like=True, tag=3):
-    """Answered by `ResponseState.answer`."""
+class CallRun(msgspec.Struct, frozen=True, array_like=True, tag=5):
+    """Answered by `ResponseState.answer`. Tags 3 and 4 were other messages."""
 
     response_id: str
     sequence_number: int | None

@@ -152,15 +152,10 @@ def _is_hosted_search(fields: dict[str, Any]) -> bool:
 
 
 def _present(fields: dict[str, Any], kind: str) -> dict[str, Any]:
-    """The fields that are not null, as OpenAI's types allow null for absent ones, also in `action`. Messages,
-    reasoning, function calls and results are complete, whatever `status` they come back with."""
-    present = {name: value for name, value in fields.items() if value is not None}
-    if kind in _PREFIXES:
-        present.pop("status", None)
-    action = present.get("action")
-    if isinstance(action, dict):
-        present["action"] = {name: value for name, value in action.items() if value is not None}
-    return present
+    """The fields that are not null: OpenAI's types allow null for absent ones. Messages, reasoning, function
+    calls and results are complete, whatever `status` they come back with."""
+    dropped = {"status"} if kind in _PREFIXES else set()
+    return {name: value for name, value in fields.items() if value is not None and name not in dropped}
 
 
 class OfferedTools(msgspec.Struct):

@@ -112,7 +112,7 @@ class LocalShellAction(msgspec.Struct, kw_only=True):
 
     command: list[str]
     type: Literal["exec"] = "exec"
-    env: dict[str, str] = {}
+    env: dict[str, str] | None = {}
     timeout_ms: int | None = None
     user: str | None = None
     working_directory: str | None = None

@@ -156,7 +156,7 @@ class ResponseRoutes:
     async def _ended(self, exchange: Exchange) -> StoredResponse:
         """The stored response whose run, in another process, has just ended."""
         found = await self._find(exchange)
-        if isinstance(found, Run) or found.status == RUNNING:  # it cannot be stored there, it seems
+        if isinstance(found, Run) or found.status == RUNNING:  # the other process could not store it
             raise NotReady(UNREACHED, retry_after_s=1)
         return found
 

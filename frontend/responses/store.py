@@ -166,7 +166,9 @@ class ResponseStore:
         while self._num_unwritten_bytes > MAX_UNWRITTEN_BYTES:
             oldest = next(iter(self._unwritten))
             self._discard(oldest)
-            log.error("response not stored response_id=%s reason=too many wait for the disk", oldest)
+            log.error(
+                "response not stored response_id=%s reason=the memory for unwritten responses is full", oldest
+            )
         if self._writing is None or self._writing.done():
             self._writing = asyncio.create_task(self._write_all())
         if not self.is_failing:
