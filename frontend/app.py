@@ -49,20 +49,18 @@ def routes(state: ServerState) -> dict[tuple[str, str], Serve]:
     }
 
 
-class RouteNotFound(BatonError):
+class RouteNotFound(InvalidRequest):
     """Nothing is served under this path."""
 
     code = "route_not_found"
     status = 404
-    kind = "invalid_request_error"
 
 
-class MethodNotAllowed(BatonError):
+class MethodNotAllowed(InvalidRequest):
     """The path is served, but not with this method."""
 
     code = "method_not_allowed"
     status = 405
-    kind = "invalid_request_error"
 
 
 class App:

@@ -60,12 +60,11 @@ class Answer:
         """
 
 
-class StreamChanged(BatonError):
+class StreamChanged(InvalidRequest):
     """The answer cannot be repeated: it is not the one that the client has the beginning of."""
 
     code = "stream_changed"
     status = 409
-    kind = "invalid_request_error"
 
 
 class Numbered(Answer):

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar, get_type_hints
 import msgspec
 from msgspec import inspect
 
-from baton.errors import BatonError, InvalidRequest
+from baton.errors import InvalidRequest
 from frontend.turn.fields import Refused
 
 AnyBody = TypeVar("AnyBody", bound=msgspec.Struct)
@@ -242,12 +242,11 @@ MAX_ENTRIES = 1 << 19
 _CHUNK_BYTES = 64 << 10
 
 
-class TooManyParts(BatonError):
+class TooManyParts(InvalidRequest):
     """The body has more objects, arrays and fields than are decoded."""
 
     code = "too_many_parts"
     status = 400
-    kind = "invalid_request_error"
 
 
 def check_parts(raw: bytes) -> None:

@@ -45,20 +45,18 @@ Envelope = Callable[[BatonError], msgspec.Struct]
 """Builds an API's error body."""
 
 
-class BodyTooLarge(BatonError):
+class BodyTooLarge(InvalidRequest):
     """The body exceeds the size limit."""
 
     code = "body_too_large"
     status = 413
-    kind = "invalid_request_error"
 
 
-class EncodedBody(BatonError):
+class EncodedBody(InvalidRequest):
     """The body has a content encoding, such as gzip."""
 
     code = "unsupported_encoding"
     status = 415
-    kind = "invalid_request_error"
 
 
 def as_baton_error(error: Exception, request_id: str) -> BatonError:

@@ -8,7 +8,7 @@ from functools import lru_cache
 
 from starlette.middleware.cors import CORSMiddleware
 
-from baton.errors import BatonError
+from baton.errors import BatonError, InvalidRequest
 from frontend.http.exchange import AsgiApp, Envelope, ErrorBody, Exchange, Receive, Scope, Send
 from frontend.http.limits import Keys, Quotas, known, presented
 from frontend.metrics import Metrics
@@ -16,12 +16,11 @@ from frontend.metrics import Metrics
 log = logging.getLogger(__name__)
 
 
-class OriginNotAllowed(BatonError):
+class OriginNotAllowed(InvalidRequest):
     """Web pages of this origin may not send requests."""
 
     code = "origin_not_allowed"
     status = 403
-    kind = "invalid_request_error"
 
 
 class Browsers:
@@ -71,12 +70,11 @@ async def _refuse(error: BatonError, scope: Scope, receive: Receive, send: Send)
     await exchange.answer(error.status, ErrorBody.of(error), [(b"connection", b"close")])
 
 
-class HostNotAllowed(BatonError):
+class HostNotAllowed(InvalidRequest):
     """The request was sent to a name that the operator has not allowed."""
 
     code = "host_not_allowed"
     status = 403
-    kind = "invalid_request_error"
 
 
 class Hosts:
@@ -135,12 +133,11 @@ ROUTE = "authentication"
 """The `route` label of refused requests in the metrics."""
 
 
-class InvalidApiKey(BatonError):
+class InvalidApiKey(InvalidRequest):
     """The request has no API key, or one that is not known here."""
 
     code = "invalid_api_key"
     status = 401
-    kind = "invalid_request_error"
 
 
 class Authentication:

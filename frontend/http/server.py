@@ -50,20 +50,18 @@ class Patience(msgspec.Struct, frozen=True, kw_only=True):
     linger_s: float = 2.0
 
 
-class RequestTooSlow(BatonError):
+class RequestTooSlow(InvalidRequest):
     """The request did not arrive within the timeout."""
 
     code = "request_timeout"
     status = 408
-    kind = "invalid_request_error"
 
 
-class HeadTooLarge(BatonError):
+class HeadTooLarge(InvalidRequest):
     """The headers exceed the size limit."""
 
     code = "headers_too_large"
     status = 431
-    kind = "invalid_request_error"
 
 
 class JoinedHead(asyncio.Transport):
