@@ -24,10 +24,9 @@ import pytest
 from baton.errors import HandoffFailed
 from tests.certificates import shared_peer
 from tests.waiting import PATIENCE_S, scaled, signal_process
-from workers.kv.choose import choose_transceiver
 from workers.kv.memory import Memory, host_memory
 from workers.kv.plane import Peer as Source
-from workers.kv.plane import PlaneTransceiver
+from workers.kv.plane import PlaneTransceiver, choose_transceiver
 from workers.kv.transceiver import CacheTransceiver, Ticket
 
 LARGE_BYTES = 128 << 20

@@ -44,10 +44,7 @@ class PlannedAnswer:
 
     def tokens(self, start: int, stop: int) -> Iterator[int]:
         """The tokens from one position to before another."""
-        yield from self.header[start:stop]
-        words = self.words
-        for position in range(max(start, len(self.header)), stop):
-            yield words[(self.start + position) % len(words)]
+        return map(self.token, range(start, stop))
 
 
 class Script:

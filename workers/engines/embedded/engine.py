@@ -48,6 +48,7 @@ class EmbeddedEngine:
         self._steps: StepLoop | None = None
         self._transfers: Transfers | None = None
         self._grammars: Grammars | None = None
+        self._limits: Limits  # once started
         self._started = asyncio.Event()
         self._stopped = False
 
@@ -69,6 +70,13 @@ class EmbeddedEngine:
                 version=VERSIONS,
                 ttl_s=self._settings.cache_transceiver_config.kv_transfer_timeout_ms / 1000,
             )
+        self._limits = Limits(
+            context_length=runner.context_length,
+            vocab_size=runner.vocab_size,
+            max_prompt_tokens=None
+            if self._settings.enable_chunked_prefill
+            else self._settings.max_num_tokens,
+        )
         steps.start()
         self._started.set()
         return EngineInfo(
@@ -117,8 +125,8 @@ class EmbeddedEngine:
 
     def num_lacking_tokens(self, request: GenerateRequest) -> int:
         """See `Engine.num_lacking_tokens`; exact."""
-        steps = self._ready()
-        return steps.scheduler.num_lacking(new_sequence(request, self._limits(steps), hands_off=False))
+        scheduler = self._ready().scheduler
+        return scheduler.num_lacking(new_sequence(request, self._limits, hands_off=False))
 
     def stats(self) -> WorkerStats:
         """Current metrics; counters run from the start of the process."""
@@ -172,7 +180,7 @@ class EmbeddedEngine:
         return self._steps
 
     async def _open(self, steps: StepLoop, request: GenerateRequest, *, hands_off: bool) -> Call:
-        sequence = new_sequence(request, self._limits(steps), hands_off=hands_off)
+        sequence = new_sequence(request, self._limits, hands_off=hands_off)
         if request.sampling.guided is None:
             return steps.open(request, sequence)
         assert self._grammars is not None
@@ -186,14 +194,6 @@ class EmbeddedEngine:
             raise DeadlineExceeded from None
         left = msgspec.structs.replace(request, deadline_s=deadline_at - loop.time())
         return self._ready().open(left, sequence)  # may have been stopped meanwhile
-
-    def _limits(self, steps: StepLoop) -> Limits:
-        chunked = self._settings.enable_chunked_prefill
-        return Limits(
-            context_length=steps.runner.context_length,
-            vocab_size=steps.runner.vocab_size,
-            max_prompt_tokens=None if chunked else self._settings.max_num_tokens,
-        )
 
     def _new_steps(self, runner: Runner) -> StepLoop:
         settings = self._settings
