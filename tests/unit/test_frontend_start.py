@@ -7,34 +7,24 @@ import pytest
 from frontend.__main__ import main
 
 
-@pytest.mark.parametrize("content", [None, b"short", b" " * 40])
-def test_a_key_that_seals_nothing_ends_the_start_with_a_sentence(
-    content: bytes | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("flag", "content"),
+    [
+        *(("--seal-key-file", content) for content in (None, "short", " " * 40)),
+        *(("--api-keys-file", content) for content in (None, "alice sk-a-key", "")),
+    ],
+)
+def test_a_file_of_secrets_that_cannot_be_used_ends_the_start(
+    flag: str, content: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = tmp_path / "key"
-    if content is not None:
-        path.write_bytes(content)
-    folder = f"--file-registry={tmp_path / 'registry'}"
-    assert main(["--http-port", "0", folder, "--seal-key-file", str(path)]) == 2
-    said = capsys.readouterr().err.splitlines()[-1]
-    assert said.startswith("error: --seal-key-file: ")
-    assert str(path) in said
-
-
-@pytest.mark.parametrize("content", [None, "alice sk-a-key", ""])
-def test_a_keys_file_that_cannot_be_used_ends_the_start(
-    content: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "api-keys"
+    path = tmp_path / "secrets"
     if content is not None:
         path.write_text(content)
         path.chmod(0o666)
-    assert (
-        main(["--http-port", "0", f"--file-registry={tmp_path / 'registry'}", f"--api-keys-file={path}"]) == 2
-    )
-    said = capsys.readouterr().err.splitlines()[-1]
-    assert said.startswith("error: --api-keys-file: ")
-    assert str(path) in said
+    assert main(["--http-port", "0", f"--file-registry={tmp_path / 'registry'}", flag, str(path)]) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith(f"error: {flag}: ")
+    assert str(path) in error
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "", "::"])

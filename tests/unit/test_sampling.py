@@ -54,65 +54,54 @@ def test_every_field_is_passed_on() -> None:
     assert made == expected
 
 
-@pytest.mark.parametrize(
-    ("num_prompt_tokens", "max_tokens", "limit"), [(10, 90, 90), (10, 91, 90), (99, None, 1), (10, 5, 5)]
-)
-def test_an_answer_is_cut_to_what_the_context_leaves(
-    num_prompt_tokens: int, max_tokens: int | None, limit: int
-) -> None:
-    assert sampling(num_prompt_tokens, max_tokens).max_tokens == limit
-
-
-def test_a_prompt_that_leaves_no_room_is_refused_with_the_field_that_is_too_long() -> None:
-    with pytest.raises(ContextTooLong, match=r"100 tokens.*100 tokens") as refused:
-        sampling(100)
-    assert refused.value.param == "prompt"
-
-
-def test_more_tokens_cannot_be_demanded_than_the_answer_may_have() -> None:
-    assert sampling(max_tokens=5, min_tokens=5).min_tokens == 5
-    with pytest.raises(InvalidRequest, match="6, but the answer is limited to 5 tokens") as refused:
-        sampling(max_tokens=5, min_tokens=6)
-    assert refused.value.param == "min_tokens"
-
-
-@pytest.mark.parametrize("fields", [{"top_p": 0}, {"nvext": {"greed_sampling": True}}, {"temperature": 0}])
-def test_greedy_is_a_temperature_of_zero_and_no_nucleus(fields: dict[str, Any]) -> None:
-    made = sampling(**fields)
-    assert (made.temperature, made.top_p) == (0, 1)
-
-
-def test_what_nvext_says_counts_more_than_the_body() -> None:
-    extras = {"top_k": 3, "repetition_penalty": 1.3, "ignore_eos": False}
-    made = sampling(nvext=extras, top_k=7, repetition_penalty=1.7, ignore_eos=True)
-    assert (made.top_k, made.repetition_penalty, made.ignore_eos) == (3, 1.3, False)
-    assert sampling(nvext={}, top_k=7).top_k == 7
-
-
-@pytest.mark.parametrize("top_k", [-1, 0])
-def test_top_k_of_zero_or_less_is_off(top_k: int) -> None:
-    assert sampling(top_k=top_k).top_k == 0
-
-
-@pytest.mark.parametrize(("seed", "sent"), [(-1, 2**63 - 1), (0, 0), (-(2**63), 0)])
-def test_any_seed_is_one_of_63_bits(seed: int, sent: int) -> None:
-    assert sampling(seed=seed).seed == sent
-
-
-def test_the_clients_stop_tokens_join_the_models_each_once() -> None:
-    own = TOKENIZER.stop_token_ids
-    assert sampling(stop_token_ids=[7, own[0], 7]).stop_token_ids == (*own, 7)
+STOPS = tuple(TOKENIZER.stop_token_ids)
 
 
 @pytest.mark.parametrize(
-    ("fields", "param"),
+    ("fields", "made"),
     [
-        ({"stop_token_ids": [LAST_ID + 1]}, "stop_token_ids"),
-        ({"logit_bias": {str(LAST_ID + 1): 1}}, "logit_bias"),
+        ({"top_p": 0}, {"temperature": 0, "top_p": 1}),
+        ({"temperature": 0}, {"temperature": 0, "top_p": 1}),
+        ({"nvext": {"greed_sampling": True}, "top_p": 0.5}, {"temperature": 0}),
+        (
+            {"nvext": {"top_k": 3, "repetition_penalty": 1.3, "ignore_eos": False}, "top_k": 7,
+             "repetition_penalty": 1.7, "ignore_eos": True},
+            {"top_k": 3, "repetition_penalty": 1.3, "ignore_eos": False},
+        ),
+        ({"nvext": {}, "top_k": 7}, {"top_k": 7}),
+        ({"top_k": -1}, {"top_k": 0}),
+        ({"top_k": 0}, {"top_k": 0}),
+        ({}, {"is_seeded": False}),
+        ({"seed": 0}, {"seed": 0, "is_seeded": True}),
+        ({"seed": -1}, {"seed": 2**63 - 1}),
+        ({"seed": -(2**63)}, {"seed": 0}),
+        ({"stop_token_ids": [7, STOPS[0], 7]}, {"stop_token_ids": (*STOPS, 7)}),
+        ({"max_tokens": 91}, {"max_tokens": 90}),
+        ({"max_tokens": 90}, {"max_tokens": 90}),
+        ({"max_tokens": 5, "min_tokens": 5}, {"max_tokens": 5, "min_tokens": 5}),
+        ({"num_prompt_tokens": 99}, {"max_tokens": 1}),
+    ],
+)  # fmt: skip
+def test_sampling_is_resolved_within_what_the_context_leaves(
+    fields: dict[str, Any], made: dict[str, Any]
+) -> None:
+    sampled = sampling(**fields)
+    assert {name: getattr(sampled, name) for name in made} == made
+
+
+@pytest.mark.parametrize(
+    ("fields", "kind", "param"),
+    [
+        ({"num_prompt_tokens": 100}, ContextTooLong, "prompt"),
+        ({"max_tokens": 5, "min_tokens": 6}, InvalidRequest, "min_tokens"),
+        ({"stop_token_ids": [LAST_ID + 1]}, InvalidRequest, "stop_token_ids"),
+        ({"logit_bias": {str(LAST_ID + 1): 1}}, InvalidRequest, "logit_bias"),
     ],
 )
-def test_a_token_that_the_model_does_not_have_is_refused(fields: dict[str, Any], param: str) -> None:
-    with pytest.raises(InvalidRequest, match=f"token id {LAST_ID + 1}; m has 0 to {LAST_ID}") as refused:
+def test_what_model_and_context_do_not_allow_is_refused(
+    fields: dict[str, Any], kind: type[InvalidRequest], param: str
+) -> None:
+    with pytest.raises(kind) as refused:
         sampling(**fields)
     assert refused.value.param == param
 
@@ -131,6 +120,8 @@ def test_each_choice_of_each_prompt_is_a_request_of_its_own() -> None:
         ("r-0", [1], 0), ("r-1", [1], 1), ("r-2", [2], 0), ("r-3", [2], 1),
     ]  # fmt: skip
     assert {(r.model, r.deadline_s, r.priority) for r in requests} == {("m", 7.0, -5)}
+    (request,) = made(asked({}, [1]))
+    assert (request.request_id, request.priority) == ("r", 0)
 
 
 def test_the_longest_prompt_leaves_the_room_of_all_answers() -> None:
@@ -167,16 +158,6 @@ def test_prompts_of_8192_tokens_can_be_scored_and_longer_ones_not() -> None:
         fitted(scored, served, num_prompt_tokens=8193)
 
 
-def test_zero_is_a_seed_too() -> None:
-    assert sampling(seed=0).is_seeded
-    assert not sampling().is_seeded
-
-
-def test_a_single_request_keeps_the_id_that_it_was_given() -> None:
-    (request,) = made(asked({}, [1]))
-    assert (request.request_id, request.priority) == ("r", 0)
-
-
 def test_a_request_is_refused_for_load_before_its_prompt_is_looked_at() -> None:
     checked: list[tuple[str, str, float]] = []
 
@@ -191,21 +172,14 @@ def test_a_request_is_refused_for_load_before_its_prompt_is_looked_at() -> None:
 
 @pytest.mark.parametrize(
     ("key", "user", "caller"),
-    [
-        ("", None, "10.0.0.1"),
-        ("k", None, "k "),
-        ("", "u", " u"),
-        ("k", "u", "k u"),
-    ],
+    [("", None, "10.0.0.1"), ("k", None, "k "), ("", "u", " u"), ("k", "u", "k u")],
 )
-def test_callers_are_told_apart_by_key_and_user_or_else_by_address(
-    key: str, user: str | None, caller: str
-) -> None:
+def test_a_caller_is_a_key_and_a_user_or_else_an_address(key: str, user: str | None, caller: str) -> None:
     client = Client(request_id="r", deadline_s=7.0, owner=key, address="10.0.0.1")
     assert client.caller(user) == caller
 
 
 def test_more_choices_than_are_served_are_refused() -> None:
-    with pytest.raises(InvalidRequest, match="makes 6 choices; at most 4 are allowed") as refused:
+    with pytest.raises(InvalidRequest) as refused:
         made(asked({}, [1], [2], num_choices=3))
     assert refused.value.param == "n"

@@ -2,14 +2,11 @@
 
 import asyncio
 import json
-import threading
 from typing import Any
 
-import msgspec
 import pytest
 
-from frontend.text.served import COUNTED_CONTEXTS, ServedModel
-from frontend.text.tokenizer import ModelTokenizer
+from frontend.text.served import COUNTED_CONTEXTS
 from tests.scripted_frontend import (
     CONTEXT_LENGTH,
     MODEL,
@@ -37,76 +34,20 @@ def test_a_prompt_is_tokenised_with_its_control_tokens_and_comes_back() -> None:
 
 
 @pytest.mark.parametrize("field", ["chat_template_args", "chat_template_kwargs"])
-def test_messages_are_tokenised_as_chat_completions_render_them(field: str) -> None:
+async def test_messages_are_tokenised_as_chat_completions_render_them(field: str) -> None:
     more = {"tools": [{"type": "function", "function": {"name": "f"}}], field: {"model_identity": "Ada"}}
 
-    async def prompts() -> tuple[list[int], list[int], list[int]]:
-        client = Client(ScriptedTokens("<|return|>"))
-        await client.chat(messages=MESSAGES, reasoning_effort="low", **more)
-        body = {"messages": MESSAGES, "reasoning_effort": "low", **more}
-        whole = (await client.post("/tokenize", body)).json["tokens"]
-        short = (await client.post("/tokenize", body | {"add_generation_prompt": False})).json["tokens"]
-        return list(client.tokens.requests[0].token_ids), whole, short
-
-    sent, whole, short = asyncio.run(prompts())
-    assert whole == sent
+    client = Client(ScriptedTokens("<|return|>"))
+    body = {"messages": MESSAGES, "reasoning_effort": "low", **more}
+    await client.chat(**body)
+    whole = (await client.post("/tokenize", body)).json["tokens"]
+    short = (await client.post("/tokenize", body | {"add_generation_prompt": False})).json["tokens"]
+    assert whole == list(client.tokens.requests[0].token_ids)
     assert whole == short + TOKENIZER.encode_text("<|start|>assistant", allow_special=True)
-
-
-@pytest.mark.parametrize("field", ["chat_template_args", "chat_template_kwargs"])
-def test_the_effort_may_be_an_argument_of_the_template(field: str) -> None:
-    low, high = (
-        post("/tokenize", messages=MESSAGES, **{field: {"reasoning_effort": effort}}).json["tokens"]
-        for effort in ("low", "high")
-    )
-    assert low != high == post("/tokenize", messages=MESSAGES, reasoning_effort="high").json["tokens"]
 
 
 def test_the_tokens_can_be_had_as_text() -> None:
     assert post("/tokenize", prompt="a<|end|>", return_token_strs=True).json["token_strs"] == ["a", "<|end|>"]
-
-
-class ApartTokenizer(ModelTokenizer):
-    """Refuses to look at tokens in the thread of the event loop."""
-
-    def __init__(self) -> None:
-        self.__dict__ |= vars(TOKENIZER)
-        self.num_seen = 0
-
-    def token_bytes(self, token_id: int) -> bytes:
-        self._note()
-        return super().token_bytes(token_id)
-
-    def checked(self, token_ids: list[int], model: str, path: str) -> list[int]:
-        self._note()
-        return super().checked(token_ids, model, path)
-
-    def _note(self) -> None:
-        assert threading.current_thread() is not threading.main_thread()
-        self.num_seen += 1
-
-
-class ApartFleet(ScriptedFleet):
-    def __init__(self) -> None:
-        super().__init__()
-        self.tokenizer = ApartTokenizer()
-
-    def served(self, model: str) -> ServedModel:
-        return msgspec.structs.replace(super().served(model), tokenizer=self.tokenizer)
-
-
-@pytest.mark.parametrize(
-    ("path", "body", "num_seen"),
-    [
-        ("/tokenize", {"prompt": "abc", "return_token_strs": True}, 3),
-        ("/detokenize", {"tokens": [1, 2, 3]}, 4),
-    ],
-)
-def test_the_event_loop_looks_at_no_tokens(path: str, body: dict[str, Any], num_seen: int) -> None:
-    fleet = ApartFleet()
-    reply = asyncio.run(Client(ScriptedTokens(""), fleet).post(path, body))
-    assert reply.status == 200, reply.json
-    assert fleet.tokenizer.num_seen == num_seen
 
 
 COUNTED = COUNTED_CONTEXTS * CONTEXT_LENGTH
@@ -194,32 +135,14 @@ def test_of_several_models_one_must_be_named() -> None:
     assert asyncio.run(client.post("/tokenize", {"prompt": "x", "model": MODEL})).status == 200
 
 
-@pytest.mark.parametrize("path", ["/tokenize", "/v1/messages/count_tokens"])
-def test_remembered_thoughts_are_counted_for_their_owner_only(path: str) -> None:
+async def test_kept_reasoning_is_counted_for_its_owner_only() -> None:
     call = "<|channel|>commentary to=functions.f<|message|>{}<|call|>"
     client = Client(ScriptedTokens(f"<|channel|>analysis<|message|>Think.<|end|><|start|>assistant{call}"))
     mine, theirs = ({"authorization": f"Bearer {key}"} for key in ("mine", "theirs"))
     chat: dict[str, Any] = {"model": MODEL, "messages": MESSAGES, "tools": [{"function": {"name": "f"}}]}
-    asked: dict[str, Any] = {
-        "model": MODEL,
-        "messages": MESSAGES,
-        "max_tokens": 500,
-        "tools": [{"name": "f", "input_schema": {}}],
-    }
-
-    async def counts() -> list[int]:
-        if path == "/tokenize":
-            reply = await client.post("/v1/chat/completions", chat, mine)
-            [called] = reply.json["choices"][0]["message"]["tool_calls"]
-            result = {"role": "tool", "tool_call_id": called["id"], "content": "ok"}
-            later = {**chat, "messages": [*MESSAGES, {"role": "assistant", "tool_calls": [called]}, result]}
-        else:
-            called = (await client.post("/v1/messages", asked, mine)).json["content"][-1]
-            result = {"type": "tool_result", "tool_use_id": called["id"], "content": "ok"}
-            said = [{"role": "assistant", "content": [called]}, {"role": "user", "content": [result]}]
-            later = {**asked, "messages": [*MESSAGES, *said]}
-        replies = [(await client.post(path, later, headers)).json for headers in (mine, theirs)]
-        return [reply.get("count") or reply["input_tokens"] for reply in replies]
-
-    of_mine, of_theirs = asyncio.run(counts())
-    assert of_mine > of_theirs
+    reply = await client.post("/v1/chat/completions", chat, mine)
+    [called] = reply.json["choices"][0]["message"]["tool_calls"]
+    result = {"role": "tool", "tool_call_id": called["id"], "content": "ok"}
+    later = {**chat, "messages": [*MESSAGES, {"role": "assistant", "tool_calls": [called]}, result]}
+    counts = [(await client.post("/tokenize", later, key)).json["count"] for key in (mine, theirs)]
+    assert counts[0] > counts[1]
