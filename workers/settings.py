@@ -46,7 +46,7 @@ class Field:
 
     def convert(self, value: object) -> object:
         """Check plain numbers, switches, text and closed lists of words, whose letter case is corrected
-        (`ucx`, `UCX`). All else passes unchanged: an engine's own checks know more than its annotations.
+        (`ucx`, `UCX`). All else passes unchanged: an engine checks more than its annotations say.
 
         Raises ValueError.
         """
@@ -259,11 +259,10 @@ def _effective(schema: Schema, prefix: str, given: Given) -> Iterator[tuple[str,
     """Every leaf's value and source. A null nested mapping is a leaf: `cuda_graph_config=None`."""
     for name, field in schema.fields.items():
         path = prefix + name
-        is_leaf = field.nested is None or (field.default is None and not _has_below(given, path))
-        if path in given or field.nested is None or is_leaf:
-            yield path, given.get(path, (field.default, "default"))
-        else:
+        if field.nested is not None and (_has_below(given, path) or (path not in given and field.default)):
             yield from _effective(field.nested, f"{path}.", given)
+        else:
+            yield path, given.get(path, (field.default, "default"))
 
 
 def _has_below(given: Given, path: str) -> bool:

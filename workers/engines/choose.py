@@ -13,7 +13,7 @@ from workers.flags import EngineName, WorkerSettings
 from workers.settings import read
 from workers.settings_text import SettingsError
 
-# Enough of the libraries' hundreds of keys to tell their YAMLs from others.
+# Enough of the libraries' hundreds of keys to distinguish their YAMLs from others.
 _TRTLLM_KEYS = """
 attention_dp_config backend cache_transceiver_config cuda_graph_config disable_overlap_scheduler
 enable_attention_dp enable_autotuner enable_chunked_prefill enable_iter_perf_stats enable_min_latency
@@ -63,7 +63,7 @@ def with_engine(
 ) -> Parsed[WorkerSettings]:
     """The settings with the given engine, or else the one that fits. Raises SettingsError.
 
-    The engines that know the most keys of the YAML fit; without a YAML all do. Among those that fit and are
+    The engines that have the most keys of the YAML fit; without a YAML all do. Among those that fit and are
     installed, the embedded one comes last; between TensorRT-LLM and vLLM the user has to choose.
     """
     if parsed.settings.engine is not None:

@@ -1,4 +1,4 @@
-"""Keys of prompts' beginnings, and what an engine that does not tell probably has cached."""
+"""Keys of prompts' beginnings, and an estimate of what an engine has cached that does not report it."""
 
 import hashlib
 from array import array

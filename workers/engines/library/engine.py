@@ -1,4 +1,4 @@
-"""A third-party library as an engine, in one role; an adapter knows the library."""
+"""A third-party library as an engine, in one role, behind an adapter."""
 
 import asyncio
 import functools

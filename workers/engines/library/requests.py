@@ -37,12 +37,12 @@ def check_request(request: GenerateRequest, facts: ModelFacts, context_length: i
         raise NotResumable(
             "the engine cannot go on in the middle of an answer with a demanded form; send the request again"
         )
-    asked = request.sampling
-    if asked.choice < 0 or (asked.logprobs or 0) < 0:
+    sampling = request.sampling
+    if sampling.choice < 0 or (sampling.logprobs or 0) < 0:
         raise InvalidRequest("choice and logprobs must not be negative")
-    if asked.prompt_logprobs is not None and asked.max_tokens > 1:
+    if sampling.prompt_logprobs is not None and sampling.max_tokens > 1:
         raise InvalidRequest("prompt_logprobs are given with an answer of one token", param="max_tokens")
-    token_ids = (*request.token_ids, *asked.logit_bias, *asked.stop_token_ids)
+    token_ids = (*request.token_ids, *sampling.logit_bias, *sampling.stop_token_ids)
     for token_id in (min(token_ids), max(token_ids)):
         if not 0 <= token_id < facts.vocab_size:
             raise InvalidRequest(

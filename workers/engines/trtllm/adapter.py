@@ -288,10 +288,10 @@ class TrtllmAnswer:
         """Whether a stop token ended the answer. TensorRT-LLM checks max_tokens before stop tokens other than
         `end_id`: prefill, whose max_tokens is 1, reports `length`.
         """
-        asked = self._call.request.sampling
+        sampling = self._call.request.sampling
         num_tokens = self._call.request.num_generated + len(output.token_ids)
-        is_heeded = not asked.ignore_eos and num_tokens > asked.min_tokens
-        return is_heeded and bool(output.token_ids) and output.token_ids[-1] in asked.stop_token_ids
+        is_heeded = not sampling.ignore_eos and num_tokens > sampling.min_tokens
+        return is_heeded and bool(output.token_ids) and output.token_ids[-1] in sampling.stop_token_ids
 
     def _with_stop_token(self, token_ids: list[int], output: Any) -> list[int]:
         """Add the stop token that ended the answer if this build omits it from the ids."""

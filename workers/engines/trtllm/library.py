@@ -73,8 +73,8 @@ def is_healthy(llm: Any) -> bool:
 def kv_capacity(llm: Any) -> tuple[int, int]:
     """Blocks and tokens of one rank's KV pool; zeros if this build does not report them."""
     capacity = getattr(llm, "get_kv_cache_capacity", None)
-    told = capacity() if callable(capacity) else {}
-    return int(told.get("maxNumBlocks", 0)), int(told.get("maxNumTokens", 0))
+    reported = capacity() if callable(capacity) else {}
+    return int(reported.get("maxNumBlocks", 0)), int(reported.get("maxNumTokens", 0))
 
 
 def embedding_bias(biases: dict[int, float], vocab_size: int) -> Any:

@@ -47,7 +47,7 @@ OPTIONAL = {
 
 def manager(runtime: object, manager_v2: object) -> str:
     """The KV cache manager, `v1` or `v2`, that a worker with these settings runs gpt-oss with; empty if only
-    the build can tell.
+    the build decides.
     """
     if isinstance(manager_v2, bool):
         return "v2" if manager_v2 else "v1"

@@ -121,7 +121,7 @@ class VllmAdapter:
         return self._figures.stats(sum(call.kept.num_blocks for call in calls if call.kept is not None))
 
     async def died(self) -> str:
-        """See `Adapter.died`: vLLM reports its core's death only when it is asked."""
+        """See `Adapter.died`: vLLM reports its core's death only to a health check."""
         while True:
             await asyncio.sleep(_POLL_S)
             try:
@@ -211,15 +211,15 @@ class VllmAnswer:
         (output,) = result.outputs
         reason = self._finish_reason(output)
         self._transfer = result.kv_transfer_params
-        asked = self._call.request.sampling
-        if asked.prompt_logprobs is not None and result.prompt_logprobs:
+        sampling = self._call.request.sampling
+        if sampling.prompt_logprobs is not None and result.prompt_logprobs:
             reported = [entries or {} for entries in result.prompt_logprobs[1:]]
             self._prompt_logprobs = token_logprobs(
-                self._call.request.token_ids[1:], reported, asked.prompt_logprobs
+                self._call.request.token_ids[1:], reported, sampling.prompt_logprobs
             )
         logprobs = None
-        if asked.logprobs is not None:
-            logprobs = token_logprobs(output.token_ids, output.logprobs, asked.logprobs)
+        if sampling.logprobs is not None:
+            logprobs = token_logprobs(output.token_ids, output.logprobs, sampling.logprobs)
         scored = self._prompt_logprobs if reason is not None else None
         return self._call.chunk(output.token_ids, reason, result.num_cached_tokens or 0, logprobs, scored)
 
@@ -253,7 +253,7 @@ class VllmAnswer:
                 return "length"
             case "error" if self._call.transfer is not None and not self._call.num_new_tokens:
                 raise HandoffFailed("the KV did not arrive: its source is gone or has dropped it")
-            case "abort":  # Baton does not read what it aborts: a signal told the engine to end
+            case "abort":  # Baton does not read what it aborts: a signal ended the engine
                 raise WorkerLost("vLLM aborted the request as it shut down")
             case reason:
                 raise EngineFailure(f"vLLM ended the request with {reason!r}; its log says why")

@@ -29,23 +29,23 @@ def sampling_params(
     For a resumed answer, `max_tokens` and `min_tokens` are what is left. vLLM's frequency and presence
     penalties ignore the existing tokens. `is_positional`: what a seed draws depends on a token's place.
     """
-    asked = request.sampling
-    params = {name: getattr(asked, name) for name in _SAME} | {
+    sampling = request.sampling
+    params = {name: getattr(sampling, name) for name in _SAME} | {
         "max_tokens": max_tokens,
-        "min_tokens": min(max_tokens, max(0, asked.min_tokens - request.num_generated)),
-        "seed": seed_of_attempt(asked, 0 if is_positional else request.num_generated),
-        "top_k": max(0, asked.top_k),
-        "logit_bias": asked.logit_bias or None,
+        "min_tokens": min(max_tokens, max(0, sampling.min_tokens - request.num_generated)),
+        "seed": seed_of_attempt(sampling, 0 if is_positional else request.num_generated),
+        "top_k": max(0, sampling.top_k),
+        "logit_bias": sampling.logit_bias or None,
         # Only the request's stop tokens end it; vLLM's own end token is the model's.
         "ignore_eos": True,
-        "stop_token_ids": [] if asked.ignore_eos else list(asked.stop_token_ids),
+        "stop_token_ids": [] if sampling.ignore_eos else list(sampling.stop_token_ids),
         "detokenize": False,
         "output_kind": lib.delta,
     }
     if transfer is not None:
         params["extra_args"] = {"kv_transfer_params": transfer}
-    if asked.guided is not None:
-        tag = structural_tag(asked.guided, facts.control_ids)
+    if sampling.guided is not None:
+        tag = structural_tag(sampling.guided, facts.control_ids)
         # `min_tokens` would forbid the end even where the form allows nothing else.
         params |= {"structured_outputs": lib.structured_outputs(structural_tag=tag), "min_tokens": 0}
     try:
@@ -54,10 +54,10 @@ def sampling_params(
         raise InvalidRequest(f"vLLM refuses the sampling: {error}") from error
 
 
-def is_continued_exactly(asked: Sampling, *, is_positional: bool) -> bool:
+def is_continued_exactly(sampling: Sampling, *, is_positional: bool) -> bool:
     """Whether an answer that prefill began can be continued as if one worker had sampled all of it: nothing
     counts generated tokens from the first one, and a seed that the client chose is not used anew.
     """
-    is_counted = asked.guided is not None or asked.frequency_penalty or asked.presence_penalty
-    is_drawn_anew = asked.is_seeded and asked.temperature and not is_positional
-    return not is_counted and asked.prompt_logprobs is None and not is_drawn_anew
+    is_counted = sampling.guided is not None or sampling.frequency_penalty or sampling.presence_penalty
+    is_drawn_anew = sampling.is_seeded and sampling.temperature and not is_positional
+    return not is_counted and sampling.prompt_logprobs is None and not is_drawn_anew

@@ -2,7 +2,7 @@
 
 NIXL posts a descriptor for each half of each block of each layer from the engine's own thread, during which
 no stream gets a token; here one kernel reads over NVLink while decode goes on. NIXL still introduces the
-workers to each other, tells prefill what has been read, and moves KV between hosts.
+workers to each other, notifies prefill of what has been read, and moves KV between hosts.
 """
 
 import dataclasses
@@ -43,8 +43,8 @@ class PeerConnector(NixlPullConnector):  # type: ignore[misc]  # vLLM is not ins
         if params.get("do_remote_prefill") and params.get(NUM_TOKENS):
             num_lacking = max(0, min(params[NUM_TOKENS], request.num_prompt_tokens) - num_computed_tokens)
             return num_lacking, num_lacking > 0
-        asked: tuple[int | None, bool] = super().get_num_new_matched_tokens(request, num_computed_tokens)
-        return asked
+        matched: tuple[int | None, bool] = super().get_num_new_matched_tokens(request, num_computed_tokens)
+        return matched
 
 
 @dataclasses.dataclass
@@ -136,11 +136,11 @@ class PeerWorker(NixlPullConnectorWorker):  # type: ignore[misc]  # as above
         elif not peer.memory.is_alive():
             self._handle_failed_transfer(request_id, None)
         else:
-            told = self.transfer_topo.get_engine_info(dst_engine_id)
+            remote = self.transfer_topo.get_engine_info(dst_engine_id)
             paired = self._apply_prefix_caching(
                 read_spec.local_block_ids,
                 read_spec.remote_block_ids,
-                told.remote_physical_blocks_per_logical,
+                remote.remote_physical_blocks_per_logical,
             )
             copy = peer.regions.copy(*(list(chain.from_iterable(groups)) for groups in paired))
             notice = f"{remote_request_id}:{self.world_size}".encode()
@@ -161,7 +161,7 @@ class PeerWorker(NixlPullConnectorWorker):  # type: ignore[misc]  # as above
         return done
 
     def _arrived(self, read: _Read) -> bool:
-        """Whether the prefill worker outlived the copy; if so, tell it that its KV has been read."""
+        """Whether the prefill worker outlived the copy; if so, notify it that its KV has been read."""
         if not read.peer.memory.is_alive():
             return False
         self.nixl_wrapper.send_notif(read.peer.agent, notif_msg=read.notice)
@@ -185,8 +185,8 @@ class PeerWorker(NixlPullConnectorWorker):  # type: ignore[misc]  # as above
     def _mapped(self, offered: Exported, engine_id: str, rank: int) -> Peer:
         """Raises PeerMemoryError, ValueError."""
         topology = self.transfer_topo
-        told = topology.get_engine_info(engine_id)
-        if topology.tp_ratio(told.remote_tp_size) != 1 or told.remote_block_size != self.block_size:
+        remote = topology.get_engine_info(engine_id)
+        if topology.tp_ratio(remote.remote_tp_size) != 1 or remote.remote_block_size != self.block_size:
             raise ValueError("its tensor parallelism or its block size differs")
         memory = PeerMemory(offered)
         try:

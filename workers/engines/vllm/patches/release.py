@@ -29,9 +29,9 @@ class KvPins:
 
 def _own_ids(request_ids: list[str], known: Iterable[str]) -> dict[str, str]:
     """vLLM's internal ids of these requests, if known: it appends a dash and eight characters."""
-    asked = set(request_ids)
+    wanted = set(request_ids)
     return {
-        request_id: own_id for own_id in known for request_id in (own_id, own_id[:-9]) if request_id in asked
+        request_id: own_id for own_id in known for request_id in (own_id, own_id[:-9]) if request_id in wanted
     }
 
 
