@@ -1,13 +1,13 @@
 """vLLM's double against the recorded facts of the real one, including its traps."""
 
-import asyncio
 import dataclasses
 import inspect
 import itertools
 import os
 import re
 import socket
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -50,15 +50,13 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_checkpoint(tmp_path_factory.mktemp("tiny"))
 
 
-def with_llm(checkpoint: Path, use: Callable[[AsyncLLM], Coroutine[Any, Any, object]], **config: Any) -> None:
-    async def main() -> None:
-        llm = AsyncLLM.from_engine_args(AsyncEngineArgs(model=str(checkpoint), **config))
-        try:
-            await use(llm)
-        finally:
-            llm.shutdown()
-
-    asyncio.run(main())
+@asynccontextmanager
+async def running(checkpoint: Path, **config: Any) -> AsyncIterator[AsyncLLM]:
+    llm = AsyncLLM.from_engine_args(AsyncEngineArgs(model=str(checkpoint), **config))
+    try:
+        yield llm
+    finally:
+        llm.shutdown()
 
 
 async def outputs(llm: AsyncLLM, token_ids: list[int] | None = None, **params: Any) -> list[Any]:
@@ -233,18 +231,16 @@ def test_a_host_that_is_not_here_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
         load_library("192.0.2.1")
 
 
-def test_without_delta_each_output_repeats_what_came_before(checkpoint: Path) -> None:
-    async def use(llm: AsyncLLM) -> None:
+async def test_without_delta_each_output_repeats_what_came_before(checkpoint: Path) -> None:
+    async with running(checkpoint) as llm:
         cumulative = [output.outputs[0].token_ids for output in await outputs(llm)]
         deltas = [o.outputs[0].token_ids for o in await outputs(llm, output_kind=RequestOutputKind.DELTA)]
         assert cumulative[-1] == [token_id for ids in deltas for token_id in ids]
         assert all(later[: len(ids)] == ids for ids, later in itertools.pairwise(cumulative))
 
-    with_llm(checkpoint, use)
 
-
-def test_the_stop_token_is_reported_and_min_tokens_defers_it(checkpoint: Path) -> None:
-    async def use(llm: AsyncLLM) -> None:
+async def test_the_stop_token_is_reported_and_min_tokens_defers_it(checkpoint: Path) -> None:
+    async with running(checkpoint) as llm:
         (*_, whole) = await outputs(llm)
         stop = whole.outputs[0].token_ids[2]
         (*_, stopped) = await outputs(llm, stop_token_ids=[stop])
@@ -252,8 +248,6 @@ def test_the_stop_token_is_reported_and_min_tokens_defers_it(checkpoint: Path) -
         assert stopped.outputs[0].finish_reason == "stop"
         (*_, later) = await outputs(llm, stop_token_ids=[stop], min_tokens=5)
         assert stop not in later.outputs[0].token_ids[:4]
-
-    with_llm(checkpoint, use)
 
 
 @pytest.mark.parametrize(
@@ -273,10 +267,10 @@ def test_sampling_that_vllm_refuses_is_refused(params: dict[str, Any]) -> None:
         SamplingParams(**{"max_tokens": 5} | params)
 
 
-def test_prompts_and_wishes_that_vllm_refuses_are_refused(checkpoint: Path) -> None:
+async def test_prompts_and_wishes_that_vllm_refuses_are_refused(checkpoint: Path) -> None:
     form = StructuredOutputsParams(structural_tag="{}")
 
-    async def use(llm: AsyncLLM) -> None:
+    async with running(checkpoint, skip_tokenizer_init=True) as llm:
         for token_ids, params in (
             ([], {}),
             (prompt(512), {}),
@@ -288,5 +282,3 @@ def test_prompts_and_wishes_that_vllm_refuses_are_refused(checkpoint: Path) -> N
             with pytest.raises(ValueError, match=r"\w"):
                 await outputs(llm, token_ids, **params)
         assert await outputs(llm)
-
-    with_llm(checkpoint, use, skip_tokenizer_init=True)
