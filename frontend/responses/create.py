@@ -8,14 +8,9 @@ from typing import NamedTuple
 import msgspec
 
 from baton.errors import BatonError, InvalidRequest
-from frontend.harmony.conversation import (
-    Conversation,
-    Instructions,
-)
 from frontend.http.body import decode, read
 from frontend.http.services import Services
 from frontend.responses.body import (
-    LOGPROBS,
     RUNNING,
     SEALED,
     ResponseBody,
@@ -24,16 +19,16 @@ from frontend.responses.body import (
     initial_response,
     summary_of,
 )
-from frontend.responses.input import InputReader, OfferedTools, Reference, call_choice, offered_tools
-from frontend.responses.items import Item, OutputItem, turns
+from frontend.responses.input import InputReader, OfferedTools, Reference, effort, offered_tools, turn_request
+from frontend.responses.items import Item, OutputItem
 from frontend.responses.output import EventWriter, OutputShape, OutputWriter, ResponseAnswer
 from frontend.responses.runs import ResponseState, Run
 from frontend.responses.store import ResponseStore, StoredResponse
 from frontend.text.served import ContextTooLong
-from frontend.turn.fields import GPT_OSS_EFFORTS, NEAREST_EFFORT, AnyEffort, effort_of, identity_of
+from frontend.turn.fields import GPT_OSS_EFFORTS, NEAREST_EFFORT
 from frontend.turn.ids import vary
 from frontend.turn.prepare import LONG_BYTES, encode, prepare
-from frontend.turn.request import Client, TurnRequest, answer_format
+from frontend.turn.request import Client, TurnRequest
 from frontend.turn.seal import Seal
 
 MAX_REFERENCES = 1000
@@ -100,46 +95,6 @@ async def resolved(given: Sequence[Item | Reference], store: ResponseStore, key_
     return items
 
 
-def turn_request(
-    body: ResponseBody,
-    offered: OfferedTools,
-    earlier: Sequence[Item],
-    items: Sequence[Item],
-    num_bytes: int,
-) -> TurnRequest:
-    """The request of the body after `earlier` items; `items` are its `input`, `num_bytes` the length of both.
-    Instructions are those of this body only: the API does not carry them over."""
-
-    def path_of(i: int) -> str:
-        return "previous_response_id" if i < len(earlier) else f"input[{i - len(earlier)}]"
-
-    leading = () if body.instructions is None else (Instructions(body.instructions),)
-    conversation = Conversation(
-        turns=(*leading, *turns([*earlier, *items], path_of)),
-        tools=tuple(offered.tools),
-        namespaces=tuple(offered.namespaces),
-        reasoning_effort=NEAREST_EFFORT[_effort(body)],
-        model_identity=identity_of(body.chat_template_args, body.chat_template_kwargs),
-        answer_format=answer_format(None if body.text is None else body.text.format, "text.format"),
-    )
-    gives_logprobs = LOGPROBS in (body.include or ()) or body.top_logprobs is not None
-    return TurnRequest.of(
-        body,
-        conversation,
-        call_choice(body, offered),
-        path="input",
-        num_bytes=num_bytes,
-        max_tokens=body.max_output_tokens,
-        max_calls=1 if body.parallel_tool_calls is False else None,
-        logprobs=(body.top_logprobs or 0) if gives_logprobs else None,
-    )
-
-
-def _effort(body: ResponseBody) -> AnyEffort:
-    given = None if body.reasoning is None else body.reasoning.effort
-    return effort_of(given, body.chat_template_args, body.chat_template_kwargs)
-
-
 class FailedAtOnce(Exception):
     """A streamed response whose prompt is too long: its `events` say so, as agents that then compact their
     history expect, instead of a status."""
@@ -170,7 +125,7 @@ async def prepare_response(
     """The answer to a body, ready to be generated. Raises a BatonError if the body is refused."""
     body, items, offered, request, ignored = await _parsed(raw, client, services, state, seal)
     served = services.fleet.served(body.model)
-    response = initial_response(body, NEAREST_EFFORT[_effort(body)])
+    response = initial_response(body, NEAREST_EFFORT[effort(body)])
     try:
         (choice,) = await prepare(
             request, client, served, services.thoughts, services.generator.check, max_choices=1
@@ -226,7 +181,7 @@ async def _parsed(
 
     offered, request = await asyncio.to_thread(made) if num_bytes > LONG_BYTES else made()
     left_out = (*sorted(given.left_out), *dict.fromkeys(offered.left_out))
-    inexact = () if _effort(body) in GPT_OSS_EFFORTS else ("reasoning.effort",)
+    inexact = () if effort(body) in GPT_OSS_EFFORTS else ("reasoning.effort",)
     return _Parsed(body, items, offered, request, (*unknown, *left_out, *inexact))
 
 

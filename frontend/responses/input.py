@@ -1,14 +1,29 @@
-"""Reads what a body sends to the model: its input items, and its tools with their choice."""
+"""Reads what a body sends to the model: its items, its tools and their choice, and the request they make."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import msgspec
 
 from baton.errors import InvalidRequest
-from frontend.harmony.conversation import FUNCTIONS, Namespace, TextGrammar, Tool, called_name
+from frontend.harmony.conversation import (
+    FUNCTIONS,
+    Conversation,
+    Instructions,
+    Namespace,
+    TextGrammar,
+    Tool,
+    called_name,
+)
 from frontend.http.body import convert
-from frontend.responses.body import AdditionalTools, NamedTool, ResponseBody, ResponseTool, ToolChoice
+from frontend.responses.body import (
+    LOGPROBS,
+    AdditionalTools,
+    NamedTool,
+    ResponseBody,
+    ResponseTool,
+    ToolChoice,
+)
 from frontend.responses.items import (
     ITEMS,
     MACHINE_TOOLS,
@@ -16,10 +31,11 @@ from frontend.responses.items import (
     ReasoningItem,
     ReasoningText,
     ToolSearchOutputItem,
+    turns,
 )
-from frontend.turn.fields import Part, required
+from frontend.turn.fields import NEAREST_EFFORT, AnyEffort, Part, effort_of, identity_of, required
 from frontend.turn.ids import new_id
-from frontend.turn.request import CallChoice, left_out, text_of_part
+from frontend.turn.request import CallChoice, TurnRequest, answer_format, left_out, text_of_part
 from frontend.turn.seal import Changed, Seal
 
 
@@ -278,3 +294,44 @@ def _called(tool: NamedTool | ToolChoice) -> str:
     if tool.type in MACHINE_TOOLS:
         return tool.type
     return called_name(tool.namespace or FUNCTIONS, tool.name or "")
+
+
+def turn_request(
+    body: ResponseBody,
+    offered: OfferedTools,
+    earlier: Sequence[Item],
+    items: Sequence[Item],
+    num_bytes: int,
+) -> TurnRequest:
+    """The request of the body after `earlier` items; `items` are its `input`, `num_bytes` the length of both.
+    Instructions are those of this body only: the API does not carry them over."""
+
+    def path_of(i: int) -> str:
+        return "previous_response_id" if i < len(earlier) else f"input[{i - len(earlier)}]"
+
+    leading = () if body.instructions is None else (Instructions(body.instructions),)
+    conversation = Conversation(
+        turns=(*leading, *turns([*earlier, *items], path_of)),
+        tools=tuple(offered.tools),
+        namespaces=tuple(offered.namespaces),
+        reasoning_effort=NEAREST_EFFORT[effort(body)],
+        model_identity=identity_of(body.chat_template_args, body.chat_template_kwargs),
+        answer_format=answer_format(None if body.text is None else body.text.format, "text.format"),
+    )
+    gives_logprobs = LOGPROBS in (body.include or ()) or body.top_logprobs is not None
+    return TurnRequest.of(
+        body,
+        conversation,
+        call_choice(body, offered),
+        path="input",
+        num_bytes=num_bytes,
+        max_tokens=body.max_output_tokens,
+        max_calls=1 if body.parallel_tool_calls is False else None,
+        logprobs=(body.top_logprobs or 0) if gives_logprobs else None,
+    )
+
+
+def effort(body: ResponseBody) -> AnyEffort:
+    """The reasoning effort, from whichever field gives it."""
+    given = None if body.reasoning is None else body.reasoning.effort
+    return effort_of(given, body.chat_template_args, body.chat_template_kwargs)

@@ -11,6 +11,7 @@ import pytest
 
 from frontend.http.body import LONG_BYTES, MAX_EXPLAINED_BYTES, read
 from frontend.responses import create
+from frontend.responses import input as responses_input
 from frontend.text.served import ServedModel
 from frontend.turn.request import TurnRequest
 from tests.scripted_frontend import MODEL, TOKENIZER, Client, ScriptedFleet, ScriptedTokens
@@ -88,7 +89,7 @@ async def test_short_bodies_that_recall_stored_text_are_handled_in_a_thread(
     recall: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     threads: set[int] = set()
-    real = create.turn_request
+    real = responses_input.turn_request
 
     def noting(*given: Any) -> TurnRequest:
         threads.add(threading.get_ident())
