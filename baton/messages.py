@@ -12,6 +12,8 @@ class Role(enum.Enum):
     PREFILL = "prefill"
     DECODE = "decode"
 
+    __hash__ = object.__hash__  # Enum's own is written in Python
+
 
 Syntax = Literal["json_schema", "regex", "lark", "ebnf"]
 

@@ -59,10 +59,10 @@ class Wakeup:
     def __init__(self) -> None:
         self._waiter: asyncio.Future[None] | None = None
 
-    async def wait(self) -> None:
-        """Wait for the next `set`."""
+    def wait(self) -> asyncio.Future[None]:
+        """Is done at the next `set`."""
         self._waiter = asyncio.get_running_loop().create_future()
-        await self._waiter
+        return self._waiter
 
     def set(self) -> None:
         """Wake the waiting task."""

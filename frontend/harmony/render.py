@@ -48,7 +48,7 @@ def render(conversation: Conversation) -> list[Segment]:
             break
         leading.append(turn.text)
 
-    segments = [*_message("system", _system_text(conversation))]
+    segments = _message("system", _system_text(conversation))
     developer = _developer_text(conversation, "\n\n".join(filter(None, leading)))
     if developer:
         segments += _message("developer", developer)
@@ -56,20 +56,22 @@ def render(conversation: Conversation) -> list[Segment]:
     return [*segments, SpecialToken.START, "assistant"]
 
 
-def _history(turns: tuple[Turn, ...]) -> Iterator[Segment]:
+def _history(turns: tuple[Turn, ...]) -> list[Segment]:
     last_final = max((i for i, turn in enumerate(turns) if _is_final(turn)), default=-1)
     called: dict[str, str] = {}
+    segments: list[Segment] = []
     for i, turn in enumerate(turns):
         match turn:
             case Instructions(text=text):
-                yield from _message("developer", f"# Instructions\n\n{text}")
+                segments += _message("developer", f"# Instructions\n\n{text}")
             case UserTurn(text=text):
-                yield from _message("user", text)
+                segments += _message("user", text)
             case AssistantTurn():
                 called |= {call.call_id: _recipient(call) for call in turn.tool_calls}
-                yield from _assistant(turn, called, keeps_reasoning=i > last_final)
+                segments += _assistant(turn, called, keeps_reasoning=i > last_final)
             case ToolResult():
-                yield from _tool_result(turn, called)
+                segments += _tool_result(turn, called)
+    return segments
 
 
 def _is_final(turn: Turn) -> bool:
@@ -111,12 +113,12 @@ def _written(messages: Sequence[WrittenMessage], *, keeps_reasoning: bool) -> It
         yield message.token_ids
 
 
-def _tool_result(turn: ToolResult, called: dict[str, str]) -> Iterator[Segment]:
+def _tool_result(turn: ToolResult, called: dict[str, str]) -> list[Segment]:
     recipient = called.get(turn.call_id)
     if recipient is None:
         raise InvalidRequest(f"`{turn.path}`: no earlier tool call has id {turn.call_id!r}.", param=turn.path)
     channel = "analysis" if is_builtin(recipient) else "commentary"
-    yield from _message(f"{recipient} to=assistant", turn.text, channel=channel)
+    return _message(f"{recipient} to=assistant", turn.text, channel=channel)
 
 
 def _recipient(call: ToolCall) -> str:
@@ -133,17 +135,10 @@ def _message(
     channel: str | None = None,
     content_type: tuple[Segment, ...] = (),
     end: SpecialToken = SpecialToken.END,
-) -> Iterator[Segment]:
-    yield SpecialToken.START
-    yield author
-    if channel:
-        yield SpecialToken.CHANNEL
-        yield channel
-    yield from content_type
-    yield SpecialToken.MESSAGE
-    if text:
-        yield text
-    yield end
+) -> list[Segment]:
+    marked = (SpecialToken.CHANNEL, channel) if channel else ()
+    body = (text,) if text else ()
+    return [SpecialToken.START, author, *marked, *content_type, SpecialToken.MESSAGE, *body, end]
 
 
 def _system_text(conversation: Conversation) -> str:

@@ -176,7 +176,10 @@ def identity_of(*args: TemplateArgs | None) -> str:
 
 def first_given(*values: T | None, default: T) -> T:
     """The first value that is not None."""
-    return next((value for value in values if value is not None), default)
+    for value in values:
+        if value is not None:
+            return value
+    return default
 
 
 def required(value: T | None, path: str) -> T:
