@@ -129,27 +129,24 @@ def _explained(error: Exception, repo: str, folder: Path) -> str:
     from huggingface_hub import errors  # noqa: PLC0415  an extra
 
     hub = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
-    if isinstance(error, errors.HfHubHTTPError):
-        fallback = f"{hub}: {_refused(error.response.status_code)}"
-    elif isinstance(error, OSError) and error.errno == errno.ENOSPC:
-        fallback = f"the disk of {folder} is full; make room, then run the same command again to resume"
-    else:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        fallback = f"{hub} cannot be reached ({reason}); check the network and the proxy (HTTPS_PROXY)"
-    known: dict[type[Exception], str] = {
-        errors.GatedRepoError: f"{repo} requires consent: agree at {hub}/{repo}, then export HF_TOKEN=...",
-        errors.RevisionNotFoundError: f"{repo} has no such revision: correct or omit --revision",
-        errors.RepositoryNotFoundError: f"{repo} is private or not on {hub}: check the name and HF_TOKEN",
-        errors.HFValidationError: f"{repo} is not a repository name; write owner/name",
-        errors.OfflineModeIsEnabled: "HF_HUB_OFFLINE is set: unset it to download",
-        PermissionError: f"{folder} is not writable",
-    }
-    return next((text for kind, text in known.items() if isinstance(error, kind)), fallback)
-
-
-def _refused(status: int) -> str:
-    if status == 429:
-        return "too many requests (HTTP 429): wait, or export HF_TOKEN=..."
-    if status in (401, 403):
-        return f"the token is refused (HTTP {status}): check HF_TOKEN"
-    return f"answers HTTP {status}; run the same command again to resume"
+    status = error.response.status_code if isinstance(error, errors.HfHubHTTPError) else 0
+    is_full = isinstance(error, OSError) and error.errno == errno.ENOSPC
+    again = "run the same command again to resume"
+    known = (
+        (errors.GatedRepoError, f"{repo} requires consent: agree at {hub}/{repo}, then export HF_TOKEN=..."),
+        (errors.RevisionNotFoundError, f"{repo} has no such revision: correct or omit --revision"),
+        (errors.RepositoryNotFoundError, f"{repo} is private or not on {hub}: check the name and HF_TOKEN"),
+        (errors.HFValidationError, f"{repo} is not a repository name; write owner/name"),
+        (errors.OfflineModeIsEnabled, "HF_HUB_OFFLINE is set: unset it to download"),
+        (PermissionError, f"{folder} is not writable"),
+        (status == 429, f"{hub}: too many requests (HTTP 429): wait, or export HF_TOKEN=..."),
+        (status in (401, 403), f"{hub}: the token is refused (HTTP {status}): check HF_TOKEN"),
+        (status, f"{hub}: answers HTTP {status}; {again}"),
+        (is_full, f"the disk of {folder} is full; make room, then {again}"),
+    )
+    reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+    unreached = f"{hub} cannot be reached ({reason}); check the network and the proxy (HTTPS_PROXY)"
+    found = (
+        text for cause, text in known if (isinstance(error, cause) if isinstance(cause, type) else cause)
+    )
+    return next(found, unreached)
