@@ -6,8 +6,8 @@ import math
 import os
 import re
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -228,26 +228,43 @@ class Bodies:
         self.num_bytes = 0
         self._max_bytes = max_bytes
 
-    @asynccontextmanager
-    async def read(self, exchange: Exchange, max_body_bytes: int) -> AsyncIterator[bytes]:
-        """The body, which counts during the context. Raises BodiesFull, or as `Exchange.read_body` does."""
-        counted = 0
+    def read(self, exchange: Exchange, max_body_bytes: int) -> "_Reading":
+        """A context: the body, counted until its end. Raises BodiesFull, or as `Exchange.read_body` does."""
+        return _Reading(self, exchange, max_body_bytes)
 
-        def count(num_bytes: int) -> None:
-            nonlocal counted
-            more = max(0, num_bytes - FREE_BYTES) - counted
-            has_company = self.num_bytes > counted
-            if more and has_company and self.num_bytes + more > self._max_bytes:
-                raise BodiesFull(
-                    "The server reads as many long bodies as it can; retry later.", retry_after_s=1
-                )
-            counted += more
-            self.num_bytes += more
+    def add(self, more: int, counted: int) -> None:
+        """Count more bytes of a body that has `counted`. Raises BodiesFull."""
+        has_company = self.num_bytes > counted
+        if has_company and self.num_bytes + more > self._max_bytes:
+            raise BodiesFull("The server reads as many long bodies as it can; retry later.", retry_after_s=1)
+        self.num_bytes += more
 
+
+class _Reading:
+    """See `Bodies.read`."""
+
+    __slots__ = ("_bodies", "_counted", "_exchange", "_max_body_bytes")
+
+    def __init__(self, bodies: Bodies, exchange: Exchange, max_body_bytes: int) -> None:
+        self._bodies = bodies
+        self._exchange = exchange
+        self._max_body_bytes = max_body_bytes
+        self._counted = 0
+
+    async def __aenter__(self) -> bytes:
         try:
-            yield await exchange.read_body(max_body_bytes, count)
-        finally:
-            self.num_bytes -= counted
+            return await self._exchange.read_body(self._max_body_bytes, self._count)
+        except BaseException:
+            await self.__aexit__()
+            raise
+
+    async def __aexit__(self, *_: object) -> None:
+        self._bodies.num_bytes -= self._counted
+
+    def _count(self, num_bytes: int) -> None:
+        if more := num_bytes - FREE_BYTES - self._counted if num_bytes > FREE_BYTES else 0:
+            self._bodies.add(more, self._counted)
+            self._counted += more
 
 
 def default_bytes() -> int:

@@ -4,8 +4,8 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import AbstractContextManager, aclosing, asynccontextmanager, nullcontext
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import AbstractContextManager, aclosing, nullcontext
 from functools import partial
 from typing import TypeVar
 
@@ -162,7 +162,7 @@ async def generate(exchange: Exchange, answer: Answer, services: Services, tally
         services.request_timeout_s, outbox.fail, DeadlineExceeded()
     )
     try:
-        async with _tasks(
+        async with _Tasks(
             _watch_client(exchange, answer, outbox),
             *(_pump(answer, index, services, outbox, tally) for index in range(len(answer.choices))),
         ):
@@ -179,16 +179,21 @@ async def generate(exchange: Exchange, answer: Answer, services: Services, tally
         exchange.quota.take_answer(tally.num_completion_tokens)
 
 
-@asynccontextmanager
-async def _tasks(*works: Awaitable[None]) -> AsyncGenerator[None, None]:
-    """Run tasks during the context; cancel them on exit."""
-    tasks = [asyncio.ensure_future(work) for work in works]
-    try:
-        yield
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+class _Tasks:
+    """Tasks that run during the context and are cancelled at its end."""
+
+    def __init__(self, *works: Coroutine[None, None, None]) -> None:
+        self._works = works
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def __aenter__(self) -> None:
+        self._tasks = list(map(asyncio.get_running_loop().create_task, self._works))
+
+    async def __aexit__(self, *_: object) -> None:
+        if running := [task for task in self._tasks if not task.done()]:
+            for task in running:
+                task.cancel()
+            await asyncio.wait(running)
 
 
 async def _watch_client(exchange: Exchange, answer: Answer, outbox: sse.Outbox) -> None:
@@ -241,7 +246,7 @@ async def relay(
 ) -> None:
     """Send the outbox of a background run, until it ends or the client disconnects."""
     outbox.taken(services.first_event_wait_s, answer.keep_alive)
-    async with _tasks(_watch_client(exchange, answer, outbox)):
+    async with _Tasks(_watch_client(exchange, answer, outbox)):
         await _stream(exchange, answer, outbox, services, tally)
 
 
@@ -252,7 +257,7 @@ async def _stream(
     first = await outbox.take()
     await exchange.start(200, sse.CONTENT_TYPE, [*sse.HEADERS, *ignored_header(answer.ignored)])
     await exchange.write(answer.opening() + first)
-    async with _tasks(outbox.keep_alive(services.keep_alive_s, answer.keep_alive)):
+    async with _Tasks(outbox.keep_alive(services.keep_alive_s, answer.keep_alive)):
         try:
             while data := await outbox.take(exchange.write):
                 if outbox.is_over:
