@@ -162,8 +162,8 @@ class CallerLink:
         self._num_idle = 0
         num_heard = self._reader.num_heard
         # A worker answers the first frame of a link at once, and a retry.
-        says_so = not num_heard or self._is_silent or is_retry(request)
-        call = self._calls[self._num_opened] = _Call(self._num_opened, num_heard if says_so else None)
+        answers_at_once = not num_heard or self._is_silent or is_retry(request)
+        call = self._calls[self._num_opened] = _Call(self._num_opened, num_heard if answers_at_once else None)
         self._writer.put(Open(call.number, request))
         if self._is_silent:
             self._on_silence()
