@@ -98,8 +98,10 @@ class Operation(msgspec.Struct, frozen=True):
         if self.is_streamed:
             answer["description"] = _STREAMED
             answer["content"]["text/event-stream"] = {}
+        refusals = _refusals(self.envelope)
         if self.is_open:
             extra["security"] = []
+            refusals["503"] = answer
         if self.body is not None:
             extra["requestBody"] = {"required": True, "content": _json(self.body)}
             extra["requestBody"]["content"]["application/json"]["example"] = {
@@ -111,7 +113,7 @@ class Operation(msgspec.Struct, frozen=True):
         return {
             "summary": self.summary,
             "operation_id": re.sub(r"\W+", "_", self.summary.lower()),
-            "responses": {"200": answer, **_refusals(self.envelope)},
+            "responses": {"200": answer, **refusals},
             "openapi_extra": extra,
         }
 

@@ -58,9 +58,11 @@ def narrowed(stack: Stack, response_ids: list[str]) -> dict[str, Any]:
         if "model" in schema.get("properties", {}):
             schema["properties"]["model"] = {"enum": [MODEL]}
     known = {"response_id": [*response_ids, "resp_unknown"], "model": [MODEL, "unknown"]}
-    for path in page["paths"].values():
-        for parameter in path.get("parameters", []):
-            parameter["schema"] = {"enum": known[parameter["name"]]}
+    for operations in page["paths"].values():
+        for operation in operations.values():
+            for parameter in operation.get("parameters", []):
+                if parameter["in"] == "path":
+                    parameter["schema"] = {"enum": known[parameter["name"]]}
     return page
 
 
