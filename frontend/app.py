@@ -12,6 +12,7 @@ from starlette.convertors import StringConvertor, register_url_convertor
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Route
 
 from baton.errors import BatonError, InvalidRequest
 from frontend.chat.answer import prepare_chat
@@ -155,9 +156,11 @@ async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     kind = {404: RouteNotFound, 405: MethodNotAllowed}.get(error.status_code, InvalidRequest)
     path = request.url.path
-    served = {getattr(route, "path", "") for route in request.app.routes}
-    refusal = kind(f"{request.method} {path}: {error.detail}.{hint(path, served)}")
-    return _refusal(request, refusal, error.headers or {})
+    routes = [route for route in request.app.routes if isinstance(route, Route)]
+    refusal = kind(f"{request.method} {path}: {error.detail}.{hint(path, {route.path for route in routes})}")
+    # Of all routes of the path: the framework names those of the first.
+    methods = {method for route in routes if route.path_regex.match(path) for method in route.methods or ()}
+    return _refusal(request, refusal, {"allow": ", ".join(sorted(methods))} if methods else {})
 
 
 async def _baton_error(request: Request, error: Exception) -> Response:
