@@ -227,11 +227,10 @@ def turn_request(body: Counted, num_bytes: int, seal: Seal) -> tuple[TurnRequest
     ignored: set[str] = set()
     tools = _offered_tools(body, ignored)
     chosen = _call_choice(body, ignored)
-    talk = _conversation(body, tools, seal, ignored)
     choice = body.tool_choice
     request = TurnRequest.of(
         CommonFields(model=body.model, temperature=body.temperature, top_p=body.top_p, top_k=body.top_k),
-        talk,
+        _conversation(body, tools, seal, ignored),
         chosen,
         path="messages",
         num_bytes=num_bytes,
