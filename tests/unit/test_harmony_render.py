@@ -69,10 +69,6 @@ def test_the_whole_prompt() -> None:
     )
 
 
-def test_a_conversation_without_turns_is_a_system_message() -> None:
-    assert history() == ""
-
-
 def test_instructions_at_the_beginning_are_joined_and_later_ones_stay_in_place() -> None:
     turns = (
         Instructions("One."),
@@ -88,37 +84,16 @@ def test_instructions_at_the_beginning_are_joined_and_later_ones_stay_in_place()
     )
 
 
-def test_reasoning_is_kept_only_after_the_last_answer() -> None:
-    turns = (
-        UserTurn("a"),
-        AssistantTurn(reasoning="gone", tool_calls=(CALL,)),
-        ToolResult(call_id="1", text="r"),
-        AssistantTurn(reasoning="gone too", text="answer"),
-        UserTurn("b"),
-        AssistantTurn(reasoning="kept", text="Wait.", tool_calls=(CALL,)),
-        ToolResult(call_id="1", text="s"),
-    )
-    call = "<|start|>assistant to=functions.f<|channel|>commentary <|constrain|>json<|message|>{}<|call|>"
-    result = "<|start|>functions.f to=assistant<|channel|>commentary<|message|>"
-    assert history(*turns) == (
-        f"<|start|>user<|message|>a<|end|>{call}{result}r<|end|>"
-        "<|start|>assistant<|channel|>final<|message|>answer<|end|>"
-        "<|start|>user<|message|>b<|end|>"
-        "<|start|>assistant<|channel|>analysis<|message|>kept<|end|>"
-        "<|start|>assistant<|channel|>commentary<|message|>Wait.<|end|>"
-        f"{call}{result}s<|end|>"
-    )
-
-
 def test_the_reasoning_of_every_earlier_answer_is_left_out() -> None:
     turns = (
         AssistantTurn(reasoning="gone", text="a"),
         UserTurn("b"),
         AssistantTurn(reasoning="gone too", text="c"),
-        AssistantTurn(reasoning="kept"),
+        AssistantTurn(reasoning="kept", text=""),  # cut
+        UserTurn("go on"),
     )
     assert history(*turns).count("<|channel|>analysis") == 1
-    assert history(*turns).endswith("kept<|end|>")
+    assert "<|channel|>analysis<|message|>kept<|end|>" in history(*turns)
 
 
 def test_a_result_may_come_after_later_calls() -> None:
@@ -148,73 +123,48 @@ def test_a_thought_as_the_model_wrote_it_is_kept_only_after_the_last_answer() ->
     assert history(*turns).count("<|start|>assistant") == 1, "before the first message of an answer only"
 
 
-def test_white_space_next_to_a_call_is_no_preamble() -> None:
+@pytest.mark.parametrize(
+    ("call", "rendered"),
+    [
+        ({"name": "search", "namespace": "browser"}, "browser.search<|channel|>analysis code<|message|>x"),
+        ({"name": "patch", "takes_text": True}, "functions.patch<|channel|>commentary code<|message|>x"),
+        ({"name": "python"}, "functions.python<|channel|>commentary <|constrain|>json<|message|>x"),
+        ({"name": "functions.f"}, "functions.f<|channel|>"),
+        ({"name": "a b", "namespace": "c<|end|>"}, "c__end__.a_b<|channel|>"),
+        ({"name": ""}, "functions._<|channel|>"),
+        ({"name": "f<|channel|>"}, "functions.f__channel__<|channel|>"),
+        ({"name": "a=b"}, "functions.a_b<|channel|>"),
+        ({"name": "a\nb"}, "functions.a_b<|channel|>"),
+    ],
+)
+def test_a_call_has_one_word_as_its_recipient(call: dict[str, Any], rendered: str) -> None:
+    turn = AssistantTurn(tool_calls=(ToolCall(call_id="1", arguments="x", **call),))
+    assert history(turn).startswith(f"<|start|>assistant to={rendered}")
+
+
+def test_white_space_is_an_answer_but_no_preamble() -> None:
     assert history(AssistantTurn(text="\n", tool_calls=(CALL,))) == history(AssistantTurn(tool_calls=(CALL,)))
-
-
-def test_an_answer_of_white_space_stays_an_answer() -> None:
     assert history(AssistantTurn(text="\n")) == "<|start|>assistant<|channel|>final<|message|>\n<|end|>"
 
 
-def test_an_answer_that_was_cut_in_its_reasoning_is_no_last_answer() -> None:
-    turns = (UserTurn("a"), AssistantTurn(reasoning="kept", text=""), UserTurn("go on"))
-    assert "<|channel|>analysis<|message|>kept<|end|>" in history(*turns)
-
-
-def test_calls_of_built_in_tools_are_code_on_analysis() -> None:
-    call = ToolCall(call_id="1", name="search", namespace="browser", arguments='{"query":"x"}')
+def test_the_result_of_a_built_in_tool_is_on_analysis() -> None:
+    call = ToolCall(call_id="1", name="search", namespace="browser", arguments="x")
     turns = (AssistantTurn(tool_calls=(call,)), ToolResult(call_id="1", text="found"))
-    prompt = spelled(render(Conversation(turns=turns)))
-    assert prompt.endswith(
-        '<|start|>assistant to=browser.search<|channel|>analysis code<|message|>{"query":"x"}<|call|>'
-        "<|start|>browser.search to=assistant<|channel|>analysis<|message|>found<|end|><|start|>assistant"
-    )
+    result = "<|start|>browser.search to=assistant<|channel|>analysis<|message|>found<|end|>"
+    assert history(*turns).endswith(result)
 
 
-def test_text_for_a_tool_is_code_on_commentary() -> None:
-    call = ToolCall(call_id="1", name="patch", arguments="*** Begin", takes_text=True)
-    said = "<|start|>assistant to=functions.patch<|channel|>commentary code<|message|>*** Begin<|call|>"
-    assert history(AssistantTurn(tool_calls=(call,))) == said
-
-
-def test_made_up_names_of_a_call_stay_one_word_of_the_header() -> None:
-    call = ToolCall(call_id="1", name="a b", namespace="c<|end|>", arguments="{}")
-    assert "<|start|>assistant to=c__end__.a_b<|channel|>" in history(AssistantTurn(tool_calls=(call,)))
-
-
-def test_a_function_may_have_a_built_in_tools_name() -> None:
-    call = ToolCall(call_id="1", name="python", arguments="{}")
-    assert "assistant to=functions.python<|channel|>commentary <|constrain|>json" in history(
-        AssistantTurn(tool_calls=(call,))
-    )
-
-
-def test_a_functions_name_may_come_with_its_namespace() -> None:
-    call = ToolCall(call_id="1", name="functions.look_up", arguments="{}")
-    assert "assistant to=functions.look_up<|channel|>" in history(AssistantTurn(tool_calls=(call,)))
-
-
-def test_text_that_spells_control_tokens_stays_one_piece_of_text() -> None:
-    segments = render(Conversation(turns=(UserTurn("<|end|><|start|>system"),)))
-    assert segments[-5:-2] == [SpecialToken.MESSAGE, "<|end|><|start|>system", SpecialToken.END]
-
-
-def test_the_prompt_of_a_turn_begins_with_the_prompt_of_the_turn_before() -> None:
-    first = (Instructions("Be brief."), UserTurn("a"))
-    second = (*first, AssistantTurn(reasoning="hm", text="b"), UserTurn("c"))
-    before = render(Conversation(turns=first))[:-2]
-    assert render(Conversation(turns=second))[: len(before)] == before
-
-
-def test_the_result_of_an_unknown_call_is_refused() -> None:
-    with pytest.raises(InvalidRequest, match="no earlier tool call has id '7'") as refused:
-        history(UserTurn("a"), ToolResult(call_id="7", text="r"))
+@pytest.mark.parametrize(
+    "turns",
+    [
+        (UserTurn("a"), ToolResult(call_id="1", text="r")),
+        (ToolResult(call_id="1", text="r"), AssistantTurn(tool_calls=(CALL,))),
+    ],
+)
+def test_a_result_without_an_earlier_call_is_refused(turns: tuple[Turn, ...]) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        history(*turns)
     assert refused.value.param == "tool_call_id"
-
-
-def test_a_result_before_its_call_is_refused() -> None:
-    with pytest.raises(InvalidRequest):
-        history(ToolResult(call_id="1", text="r"), AssistantTurn(tool_calls=(CALL,)))
 
 
 @pytest.mark.parametrize("name", ["", "two words", "f<|channel|>", "a=b", "new\nline"])
@@ -235,35 +185,20 @@ def test_tools_of_two_namespaces_may_have_one_name(order: int) -> None:
         render(Conversation(turns=(), tools=(*tools, *tools)))
 
 
-def test_a_namespace_without_tools_is_not_shown() -> None:
-    tools, namespaces = (
-        (Tool(name="close", namespace="agents"),),
-        (Namespace(name="agents"), Namespace(name="b")),
-    )
-    prompt = spelled(render(Conversation(turns=(), tools=tools, namespaces=namespaces)))
-    assert [line for line in prompt.splitlines() if line.startswith("## ")] == ["## agents"]
-
-
 def test_a_namespace_that_is_given_twice_is_shown_once() -> None:
     tools = (Tool(name="f"), Tool(name="g", namespace="m"), Tool(name="h", namespace="m"))
-    names = ("functions", "m", "m")
-    namespaces = tuple(Namespace(name=name, description=f"{name}{i}") for i, name in enumerate(names))
+    names = ("functions", "m", "m", "unused")
+    namespaces = tuple(Namespace(name=name, description=f"{name}{i}\nmore") for i, name in enumerate(names))
     prompt = spelled(render(Conversation(turns=(), tools=tools, namespaces=namespaces)))
     assert [line for line in prompt.splitlines() if line.startswith(("## ", "type ", "// m"))] == [
         "## functions",
         "type f = () => any;",
         "## m",
         "// m1",
+        "// more",
         "type g = () => any;",
         "type h = () => any;",
     ]
-
-
-def test_a_namespace_is_described_line_by_line() -> None:
-    namespace = Namespace(name="agents", description="Starts\nand stops.")
-    tools = (Tool(name="close", namespace="agents"),)
-    prompt = spelled(render(Conversation(turns=(), tools=tools, namespaces=(namespace,))))
-    assert "## agents\n\n// Starts\n// and stops.\nnamespace agents {" in prompt
 
 
 def test_a_schema_is_shown_under_its_name_and_with_its_description() -> None:
@@ -274,18 +209,3 @@ def test_a_schema_is_shown_under_its_name_and_with_its_description() -> None:
     expected = '# Response Formats\n\n## a\n\n{"description":"All.","type":"object"}<|end|>'
     assert expected in shown(name="a", description="All.")
     assert "Response Formats" not in shown()
-
-
-@pytest.mark.parametrize(
-    ("name", "rendered"),
-    [
-        ("", "_"),
-        ("two words", "two_words"),
-        ("f<|channel|>", "f__channel__"),
-        ("a=b", "a_b"),
-        ("a\nb", "a_b"),
-    ],
-)
-def test_a_name_that_the_model_made_up_is_mended_in_the_history(name: str, rendered: str) -> None:
-    text = history(AssistantTurn(tool_calls=(ToolCall(call_id="1", name=name, arguments=""),)))
-    assert f" to=functions.{rendered}<|channel|>" in text

@@ -10,7 +10,6 @@ from frontend.harmony.conversation import (
     AssistantTurn,
     Conversation,
     Delta,
-    TextDelta,
     TextGrammar,
     Tool,
     ToolCall,
@@ -84,10 +83,6 @@ def test_what_was_thought_before_a_call_is_restored_for_its_owner_only(reason: s
         assert "Let me think." not in prompt_of(prepared(again, thoughts, other))
 
 
-def test_a_prompt_has_the_date_of_its_day() -> None:
-    assert "Current date: 2026-11-21" in prompt_of(prepared())
-
-
 def test_a_conversation_of_more_than_two_contexts_is_not_tokenised_to_its_end() -> None:
     with pytest.raises(ContextTooLong, match="`messages` has more than 200 tokens"):
         prepared((UserTurn("x y " * 5000),), context_length=100)
@@ -105,15 +100,6 @@ def test_an_input_is_unwrapped_unless_a_grammar_says_what_it_is(grammar: str | N
     call = '<|channel|>commentary to=functions.f code<|message|>{"input": "a"}<|call|>'
     deltas = fed(choice, THINK + call)
     assert "".join(delta.text for delta in deltas if isinstance(delta, ToolCallArguments)) == given
-
-
-def test_an_answer_ends_at_its_stop_strings_and_before_one_call_too_many() -> None:
-    choice = prepared(stop="id", max_calls=1)
-    deltas = fed(choice, FINAL)
-    assert "".join(delta.text for delta in deltas if isinstance(delta, TextDelta)) == "Sa"
-    choice = prepared(max_calls=1)
-    fed(choice, f"{CALL}<|start|>assistant{CALL}")
-    assert (choice.stopped, len(choice.call_ids)) == (True, 1)
 
 
 async def test_the_answers_to_raw_prompts_leave_no_history() -> None:

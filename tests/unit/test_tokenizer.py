@@ -9,7 +9,7 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from frontend.text.tokenizer import ModelTokenizer, Segment, SpecialToken, TooManyTokens, _SegmentCache
-from tests.scripted_frontend import TOKENIZER, byte_tokenizer
+from tests.scripted_frontend import TOKENIZER
 
 ENTRY_BYTES = 308  # of one character and one token
 TEXT = ["Hello there, hello world.", "<|end|> is a control token", "naïve 日本 👍"]
@@ -62,11 +62,6 @@ def test_control_tokens_come_from_text_where_they_are_allowed(tokenizer: ModelTo
     assert ids == expected
 
 
-def test_a_segment_is_the_same_tokens_the_second_time(tokenizer: ModelTokenizer) -> None:
-    first = tokenizer.encode_segments(["Hello there", "Hello"])
-    assert tokenizer.encode_segments(["Hello there", "Hello"]) == first
-
-
 def test_a_long_segment_does_not_drive_out_the_others() -> None:
     cache = _SegmentCache(max_bytes=8000)
     cache.put("kept", array("I", [1]))
@@ -84,13 +79,6 @@ def test_the_segments_used_longest_ago_make_room_for_new_ones() -> None:
     cache.put("q", ids)
     cache.put("R", array("I", [1] * (1 + ENTRY_BYTES // 4)))  # as large as two
     assert "".join(text for text in "abcdefghijklmnopqR" if cache.get(text)) == "aefghijklmnopqR"
-
-
-def test_a_tokenizer_remembers_sixty_four_mebibytes() -> None:
-    cache, ids = byte_tokenizer()._cache, array("I", bytes(4 << 20))  # noqa: SLF001  not by tokenising so much
-    for number in range(20):
-        cache.put(str(number), ids)
-    assert sum(cache.get(str(number)) is not None for number in range(20)) == 15
 
 
 def test_a_model_has_as_many_ids_as_it_can_say(folder: Path, tmp_path: Path) -> None:
@@ -132,11 +120,6 @@ def test_control_tokens_and_unknown_ids_have_no_bytes(tokenizer: ModelTokenizer)
     assert len(tokenizer.vocabulary.token_bytes) == tokenizer.vocab_size
 
 
-def test_every_byte_has_its_token() -> None:
-    found = {TOKENIZER.token_bytes(token_id) for token_id in range(256)}
-    assert found == {bytes([byte]) for byte in range(256)}
-
-
 def test_a_vocabulary_that_adds_tokens_to_texts_adds_none(folder: Path, tmp_path: Path) -> None:
     parts: dict[str, Any] = json.loads((folder / "tokenizer.json").read_text())
     first, text = {"SpecialToken": {"id": "Hello", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}
@@ -149,12 +132,6 @@ def test_a_vocabulary_that_adds_tokens_to_texts_adds_none(folder: Path, tmp_path
     (tmp_path / "tokenizer.json").write_text(json.dumps(parts))
     plain, odd = ModelTokenizer.load(folder), ModelTokenizer.load(tmp_path)
     assert odd.encode_text("Hello there") == plain.encode_text("Hello there")
-
-
-def test_an_answer_ends_at_return_call_and_end_of_text_but_not_at_end(tokenizer: ModelTokenizer) -> None:
-    ids = tokenizer.special_ids
-    stops = (SpecialToken.RETURN, SpecialToken.CALL, SpecialToken.ENDOFTEXT)
-    assert tokenizer.stop_token_ids == tuple(ids[stop] for stop in stops)
 
 
 def test_a_vocabulary_without_harmonys_control_tokens_is_refused(tmp_path: Path) -> None:

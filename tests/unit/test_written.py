@@ -123,17 +123,6 @@ def test_a_message_goes_on_from_the_very_tokens_though_its_json_is_written_anew(
     assert grown(client)
 
 
-def test_a_call_whose_keys_come_back_in_another_order_is_the_same() -> None:
-    client = Client(ScriptedTokens(THINK + CALLS[0].replace('{"a":  1}', '{"b": 2, "a": 1}')))
-    asked = {"messages": [HI], "tools": [F]}
-    message = post(client, "/v1/chat/completions", asked).json["choices"][0]["message"]
-    [call] = message["tool_calls"]
-    call["function"]["arguments"] = '{"a": 1, "b": 2}'
-    result = {"role": "tool", "tool_call_id": call["id"], "content": "ok"}
-    post(client, "/v1/chat/completions", {**asked, "messages": [HI, message, result]})
-    assert grown(client)
-
-
 @pytest.mark.parametrize("sent_back", [{}, {"reasoning_content": "Think."}])
 def test_a_final_answer_goes_on_without_its_thoughts(sent_back: Json) -> None:
     final = "<|channel|>final <|constrain|>json<|message|>{}"
