@@ -143,7 +143,6 @@ class MessageWriter:
         self._calls: list[ToolCallBody] = []
         self._open: type[Delta] | None = None
         self._begun: set[type[Delta]] = set()
-        self._is_plain = gives_reasoning and choice.logprobs is None
         self._head = envelope.head + b'{"index":%d,"delta":' % index
         self._tail = envelope.tail
         self._text_head = self._head + b'{"content":'
@@ -156,15 +155,28 @@ class MessageWriter:
 
     def write(self, deltas: Sequence[Delta]) -> bytes:
         """The chunks of these deltas."""
-        if len(deltas) != 1:
-            return b"".join([self._chunk(delta) for delta in deltas])
-        delta = deltas[0]
-        if self._is_plain and self._open is type(delta):  # the hot path
-            if type(delta) is TextDelta:
-                return b"".join((self._text_head, _encode(delta.text), self._plain_tail))
-            if type(delta) is ReasoningDelta:
-                return self._reasoning_chunk(delta.text)
-        return self._chunk(delta)
+        chunks: list[bytes] = []
+        for delta in deltas:
+            match delta:
+                case TextDelta():
+                    text = _encode(delta.text if self._open is TextDelta else self._separated(delta))
+                    tail = self._plain_tail if self._choice.logprobs is None else self._scored_tail(delta)
+                    chunks += (self._text_head, text, tail)
+                case ReasoningDelta() if self._gives_reasoning:
+                    text = _encode(delta.text if self._open is ReasoningDelta else self._separated(delta))
+                    # Under both field names that clients read.
+                    chunks += (self._reasoning_head, text, b',"reasoning_content":', text, self._plain_tail)
+                case ToolCallStart():
+                    # Inserts the index as the object's first field.
+                    call = b'{"index":%d,' % delta.index + _encode(self._begin_call(delta))[1:]
+                    chunks += (self._head, b'{"tool_calls":[', call, b"]", self._plain_tail)
+                case ToolCallArguments():
+                    shape = _MORE_ARGUMENTS if self._calls[delta.index].custom is None else _MORE_INPUT
+                    call = shape % (delta.index, _encode(delta.text))
+                    chunks += (self._head, b'{"tool_calls":[', call, b"]", self._plain_tail)
+                case MessageEnd():
+                    self._open = None
+        return b"".join(chunks)
 
     def end(self) -> bytes:
         """The last chunk of the choice."""
@@ -209,36 +221,9 @@ class MessageWriter:
             logprobs=ChatLogprobs(content=logprobs) if has_logprobs else None,
         )
 
-    def _chunk(self, delta: Delta) -> bytes:
-        match delta:
-            case TextDelta():
-                return self._text_chunk(delta)
-            case ReasoningDelta():
-                return self._reasoning_chunk(self._separated(delta)) if self._gives_reasoning else b""
-            case ToolCallArguments():
-                shape = _MORE_ARGUMENTS if self._calls[delta.index].custom is None else _MORE_INPUT
-                return self._call_chunk(shape % (delta.index, _encode(delta.text)))
-            case ToolCallStart():
-                # Inserts the index as the object's first field.
-                return self._call_chunk(b'{"index":%d,' % delta.index + _encode(self._begin_call(delta))[1:])
-            case MessageEnd():
-                self._open = None
-                return b""
-
-    def _text_chunk(self, delta: TextDelta) -> bytes:
-        text = _encode(self._separated(delta))
-        if self._choice.logprobs is None:
-            return b"".join((self._text_head, text, self._plain_tail))
+    def _scored_tail(self, delta: TextDelta) -> bytes:
         logprobs = _encode(ChatLogprobs(content=self._logprobs(delta)))
-        return self._text_head + text + b'},"logprobs":' + logprobs + b',"finish_reason":null}' + self._tail
-
-    def _reasoning_chunk(self, text: str) -> bytes:
-        """More reasoning text, under both field names that clients read."""
-        data = _encode(text)
-        return b"".join((self._reasoning_head, data, b',"reasoning_content":', data, self._plain_tail))
-
-    def _call_chunk(self, call: bytes) -> bytes:
-        return b"".join((self._head, b'{"tool_calls":[', call, b"]", self._plain_tail))
+        return b'},"logprobs":' + logprobs + b',"finish_reason":null}' + self._tail
 
     def _begin_call(self, delta: ToolCallStart) -> ToolCallBody:
         if delta.name in self._text_tools:
