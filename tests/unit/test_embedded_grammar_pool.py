@@ -15,7 +15,7 @@ from baton.errors import InvalidRequest, NotReady, Overloaded
 from frontend.text.tokenizer import ModelTokenizer
 from tests.alive import is_running
 from tests.guided import CASES, ENDLESS, Json, allowed_after, answer_form, slow_inside, text_form
-from tests.waiting import signal_process, until
+from tests.waiting import scaled, signal_process, until
 from workers.engines.embedded.grammar import Grammars
 
 DEMO = Path("models/demo")
@@ -101,7 +101,7 @@ async def test_an_answer_whose_next_step_takes_too_long_ends_alone(
     slow, other = [await grammars.matcher(answer_form(slow_inside())) for _ in range(2)]
     before = await allowed_after(other, head[:-2])
     following = slow.follow(head, 0)
-    after = await allowed_after(other, head[:-1])  # of the same form, so in the same process
+    after = await allowed_after(other, head[:-1])  # does not wait for the slow call of the same form
     await following
     assert isinstance(slow.error, InvalidRequest)
     assert "CPU time" in slow.error.message
@@ -125,7 +125,7 @@ async def test_many_slow_schemas_at_once_keep_no_other_waiting_for_more_than_a_s
             assert await allowed_after(matcher, head[:3]) is not None
             waits_s.append(time.monotonic() - began_s)
     assert all("CPU time" in message for message in await asyncio.gather(*slow))
-    assert sorted(waits_s)[len(waits_s) // 2] < 0.1
+    assert max(waits_s) < scaled(1.0)
     assert all(matcher.error is None for matcher in running)
 
 

@@ -22,6 +22,7 @@ from workers.engines.embedded.grammar_process import (
     MAX_FORM_BYTES,
     MAX_MESSAGE_BYTES,
     MEMORY_BYTES,
+    NOT_HELD,
     READY,
     SERVER_MODULE,
     Ask,
@@ -34,7 +35,8 @@ _NUM_PROCESSES = 8
 _NUM_REFUSED = 32
 _TOKENS_AT_ONCE = 16_384
 _RETRY_AFTER_S = 1.0
-# The process that held the answer may be gone, and other answers may have used up the memory of the next one.
+_SLOW_S = 0.05
+# Other answers may have used up the memory of the first process.
 _NUM_ATTEMPTS = 3
 _TOO_SLOW = (
     f"The schemas take more than {CPU_S:g} s of CPU time or {MEMORY_BYTES >> 20} MiB of memory, "
@@ -43,10 +45,10 @@ _TOO_SLOW = (
 
 
 class Grammars:
-    """Enforces forms for the tokenizer of one model; answers of one form share a process.
+    """Enforces forms for the tokenizer of one model.
 
-    A call that exhausts its CPU time or crashes ends its process and its own request only: other answers go
-    on in the process that replaces it.
+    Answers of one form share a process, but go to another one rather than wait for a slow call. A call that
+    exhausts its CPU time or crashes ends its process and its own request only.
     """
 
     def __init__(self, model_path: Path, vocab_size: int) -> None:
@@ -101,7 +103,12 @@ class Grammars:
                 except (OSError, ValueError) as error:
                     _LOG.warning("no grammar process: %s", error)
                     raise _overloaded() from error
-        return await self._lanes[hash(form) % _NUM_PROCESSES].call(ask)
+        while True:
+            first = hash(form)
+            lanes = [self._lanes[(first + i) % _NUM_PROCESSES] for i in range(_NUM_PROCESSES)]
+            lane = next((lane for lane in lanes if not lane.is_slow), lanes[0])
+            if await lane.is_entered():
+                return await lane.call(ask)
 
     def _refuse(self, form: Guided, error: InvalidRequest) -> None:
         if len(self._refused) == _NUM_REFUSED:
@@ -140,7 +147,7 @@ class Grammars:
 
 
 class _Lane:
-    """Calls to one process of the pool, one at a time."""
+    """Calls to one process of the pool, one at a time; after `is_entered`, one `call`."""
 
     def __init__(self, end: socket.socket) -> None:
         end.setblocking(False)
@@ -148,23 +155,39 @@ class _Lane:
         self._end = end
         self._numbers = itertools.count()
         self._turn = asyncio.Lock()
+        self._began_s = 0.0
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether a call takes so long that others should not wait for it."""
+        now_s = asyncio.get_running_loop().time()
+        return self._turn.locked() and now_s - self._began_s > _SLOW_S
+
+    async def is_entered(self) -> bool:
+        """Wait briefly for the turn."""
+        try:
+            async with asyncio.timeout(_SLOW_S):
+                await self._turn.acquire()
+        except TimeoutError:
+            return False
+        self._began_s = asyncio.get_running_loop().time()
+        return True
 
     async def call(self, ask: Ask) -> Next:
         """The reply, or the signal that ended the process."""
-        loop = asyncio.get_running_loop()
-        async with self._turn:
-            number = next(self._numbers)
-            try:
-                await loop.sock_sendall(self._end, msgspec.msgpack.encode((number, ask)))
-                while message := await loop.sock_recv(self._end, MAX_MESSAGE_BYTES):
-                    replied_to, reply = msgspec.msgpack.decode(message, type=tuple[int, Next])
-                    if reply.signal or replied_to == number:
-                        return reply
-            except OSError:
-                pass
-            self.is_lost = True
-            self._end.close()
-            return Next(signal=signal.SIGKILL)
+        loop, number = asyncio.get_running_loop(), next(self._numbers)
+        try:
+            await loop.sock_sendall(self._end, msgspec.msgpack.encode((number, ask)))
+            while message := await loop.sock_recv(self._end, MAX_MESSAGE_BYTES):
+                replied_to, reply = msgspec.msgpack.decode(message, type=tuple[int, Next])
+                if reply.signal > 0 or replied_to == number:
+                    return reply
+        except OSError:
+            pass
+        finally:
+            self._turn.release()
+        self.close()
+        return Next(signal=signal.SIGKILL)
 
     def close(self) -> None:
         """End the process."""
@@ -213,14 +236,17 @@ class Matcher:
             form, size = (self._form, 0) if self._num_sent is None else (None, _TOKENS_AT_ONCE)
             piece = np.array(token_ids[start : start + size], "<u4")
             try:
-                reply = await self._grammars.call(self._form, Ask(self._id, piece.tobytes(), form))
+                reply = await self._grammars.call(
+                    self._form, Ask(self._id, self._num_sent or 0, piece.tobytes(), form)
+                )
             except BatonError as error:
                 self._end(error)
                 break
             if reply.signal:
                 self._num_sent = None
-                num_failures += 1
-                self._judge(reply.signal, num_failures)
+                if reply.signal != NOT_HELD:
+                    num_failures += 1
+                    self._judge(reply.signal, num_failures)
                 continue
             self._num_sent = (self._num_sent or 0) + len(piece)
             self._read(reply)

@@ -25,6 +25,7 @@ from baton.messages import Guided, MessageForm
 
 SERVER_MODULE: Final = "workers.engines.embedded.grammar_process"
 READY: Final = "ready"
+NOT_HELD: Final = -1
 MAX_MESSAGE_BYTES: Final = 192 << 10
 """The maximum message size of these sockets; the kernel's usual limit is 208 KiB."""
 MAX_FORM_BYTES: Final = MAX_MESSAGE_BYTES - 100
@@ -172,16 +173,18 @@ def _schema(message: MessageForm) -> dict[str, object]:
 
 
 class Ask(msgspec.Struct, frozen=True, array_like=True):
-    """The next tokens of an answer, little-endian u32, with its form if the process does not hold it yet."""
+    """Tokens of an answer that follow its first `num_sent`, little-endian u32; `form` at its beginning."""
 
     answer_id: int
+    num_sent: int
     token_ids: bytes
     form: Guided | None = None
 
 
 class Next(msgspec.Struct, frozen=True, array_like=True):
     """`mask` has a bit for each token that may follow. Empty: any may, since the form is complete or, with a
-    `refusal` of the field `param`, cannot be followed. `signal`: what ended the process that held the answer.
+    `refusal` of the field `param`, cannot be followed. `signal`: what ended the process, or
+    NOT_HELD: it must get the form and all tokens.
     """
 
     mask: bytes = b""
@@ -190,7 +193,7 @@ class Next(msgspec.Struct, frozen=True, array_like=True):
     signal: int = 0
 
 
-_LOST = Next(signal=signal.SIGKILL)
+_NOT_HELD = Next(signal=NOT_HELD)
 
 
 def main() -> None:
@@ -255,6 +258,7 @@ class _Answer(msgspec.Struct):
     matcher: LLMatcher
     shares: bool
     left_s: float = CPU_S
+    num_tokens: int = 0
 
 
 class _Holder:
@@ -273,21 +277,23 @@ class _Holder:
 
     def _reply(self, ask: Ask) -> Next:
         answer = self._answers.pop(ask.answer_id, None)
-        if ask.form is None and answer is None:
-            return _LOST
+        if ask.form is None and (answer is None or answer.num_tokens != ask.num_sent):
+            return _NOT_HELD
         signal.setitimer(signal.ITIMER_PROF, answer.left_s if answer is not None else CPU_S)  # then SIGPROF
         try:
             if ask.form is not None:
                 answer = self._begin(ask.form)
             assert answer is not None
-            reply = _next(answer.matcher, memoryview(ask.token_ids).cast("I").tolist())
+            token_ids = memoryview(ask.token_ids).cast("I").tolist()
+            answer.num_tokens += len(token_ids)
+            reply = _next(answer.matcher, token_ids)
         except InvalidRequest as error:
             return Next(refusal=error.message, param=error.param)
         finally:
             left_s, _ = signal.setitimer(signal.ITIMER_PROF, 0)
         if reply.refusal and answer.shares:
             self._compiled.pop(answer.form, None)
-            return _LOST  # to be followed again with a lexer of its own
+            return _NOT_HELD  # to be followed again with a lexer of its own
         answer.left_s = min(left_s + _STEP_CPU_S, CPU_S)
         self._answers[ask.answer_id] = answer
         if len(self._answers) > _NUM_ANSWERS:
