@@ -61,12 +61,12 @@ class _Call:
 
 async def _close(calls: list[_Call]) -> None:
     """Close the calls, the last first, even if one fails."""
-    while calls:
-        try:
+    try:
+        while calls:
             await calls.pop().close()
-        except BaseException:
+    finally:
+        if calls:
             await _close(calls)
-            raise
 
 
 class Prefilled(NamedTuple):
