@@ -138,7 +138,7 @@ def _unknown(raw: bytes, body_type: type[msgspec.Struct]) -> tuple[str, ...]:
     body = {name: msgspec.json.decode(item) if name in searched else None for name, item in fields.items()}
     unknown: dict[str, None] = {}
     _search(body, (_type_of(body_type),), "", "", unknown)
-    return tuple(sorted([*unknown][:MAX_UNKNOWN]))
+    return tuple(sorted(unknown))
 
 
 def _search(
@@ -156,7 +156,8 @@ def _search(
             _refuse(value[name], *fields.refused[name], _join(path, name))
         for name, item in value.items():
             if name not in fields.known:
-                unknown[_join(label, name)] = None
+                if len(unknown) < MAX_UNKNOWN:
+                    unknown[_join(label, name)] = None
             elif fields.inner.get(name):
                 _search(item, fields.inner[name], _join(path, name), _join(label, name), unknown)
 
