@@ -42,21 +42,6 @@ def test_a_call_that_ends_in_time_leaves_no_timer() -> None:
     assert left == []
 
 
-def test_a_call_that_takes_too_long_ends_the_process_as_a_failure() -> None:
-    left: list[int] = []
-    with leaving_after(0.001, left.append, "loading"):
-        wait_for(lambda: left)
-    assert left == [1]
-
-
-def test_a_slow_disk_is_given_an_hour_and_a_busy_engine_half_a_minute() -> None:
-    patience = Patience()
-    assert patience.load_s >= 1800  # 65 GB from a slow disk
-    assert 30 <= patience.health_s <= 60
-    assert 10 <= patience.shut_down_s <= 60
-    assert patience.poll_s <= 1
-
-
 def raises() -> bool:
     raise OSError("no such executor")
 
@@ -100,23 +85,3 @@ def test_the_threads_end_with_the_loop() -> None:
 
     asyncio.run(main())  # without a stop
     wait_for(lambda: not threads())
-
-
-async def test_a_health_check_that_hangs_is_reported() -> None:
-    may_end = threading.Event()
-    told: list[str] = []
-    dog = watched(lambda: may_end.wait(PATIENCE_S), told, Patience(poll_s=0.002, health_s=0.02))
-    await until(lambda: told)
-    may_end.set()
-    dog.stop()
-    assert told[0] == "TensorRT-LLM's health check did not end within 0.02 s"
-    await until(lambda: not threads())
-
-
-async def test_a_frozen_loop_ends_the_process() -> None:
-    told: list[str] = []
-    dog = watched(lambda: True, told, Patience(poll_s=0.002, health_s=0.02))
-    wait_for(lambda: told)  # which blocks the loop
-    dog.stop()
-    assert told[0] == "exit 1"
-    await until(lambda: not threads())

@@ -3,6 +3,7 @@
 import ctypes
 import os
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -127,11 +128,18 @@ def test_a_place_is_a_boot_of_a_host_and_a_namespace_of_ids(
     assert len(places) == 3
 
 
-def test_a_driver_that_is_old_or_refuses_is_told_by_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    libc = ctypes.CDLL(None)
-    monkeypatch.setattr(ctypes, "CDLL", lambda _: libc)
-    with pytest.raises(PeerMemoryError, match="cuNoSuchCall: "):
-        peer_memory._cuda("cuNoSuchCall")  # noqa: SLF001  a library without it
-    with pytest.raises(PeerMemoryError, match="abs failed with CUDA error 5"):
-        peer_memory._cuda("abs", 5)  # noqa: SLF001  a call with that status
-    peer_memory._cuda("abs", 0)  # noqa: SLF001  success
+def test_an_owner_is_alive_until_it_ends() -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as owner:
+        memory = PeerMemory(Exported(place(), owner.pid, [], []))
+        assert memory.is_alive()
+        assert memory.addresses == []
+        owner.kill()
+        owner.wait()
+        assert not memory.is_alive()
+        memory.close()
+        memory.close()
+
+
+def test_memory_that_is_not_a_gpus_cannot_be_exported() -> None:
+    with pytest.raises(PeerMemoryError, match="cuMemGetAddressRange_v2"):
+        export([4096])
