@@ -191,8 +191,8 @@ def _namespace_section(namespace: Namespace, tools: Sequence[Tool]) -> str:
 def _description(tool: Tool) -> str:
     if tool.grammar is None:
         return tool.description or ""
-    said = f"{tool.description}\n" if tool.description else ""
-    return f"{said}The input follows this grammar ({tool.grammar.syntax}):\n{tool.grammar.text}"
+    description = f"{tool.description}\n" if tool.description else ""
+    return f"{description}The input follows this grammar ({tool.grammar.syntax}):\n{tool.grammar.text}"
 
 
 def _signature(tool: Tool) -> str:

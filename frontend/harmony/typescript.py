@@ -72,8 +72,8 @@ def _one_of_property(name: str, schema: dict[str, object], indent: str, depth: i
     variants = schema["oneOf"]
     assert isinstance(variants, list)
     description = schema.get("description")
-    said_by_first = bool(variants) and description == _get(variants[0], "description")
-    above = [] if said_by_first else _comment(description, indent)
+    is_of_first = bool(variants) and description == _get(variants[0], "description")
+    above = [] if is_of_first else _comment(description, indent)
     lines = list(above)
     if "default" in schema:
         lines.append(f"{indent}// default: {_default(schema)}")
@@ -132,8 +132,8 @@ def _comment(text: object, indent: str) -> list[str]:
 def _examples(examples: object, indent: str) -> list[str]:
     if not isinstance(examples, list) or not examples:
         return []
-    said = [f'{indent}// - "{example}"' for example in examples if isinstance(example, str)]
-    return [f"{indent}// Examples:", *said]
+    listed = [f'{indent}// - "{example}"' for example in examples if isinstance(example, str)]
+    return [f"{indent}// Examples:", *listed]
 
 
 def _trailing(notes: list[str]) -> str:

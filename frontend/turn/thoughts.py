@@ -38,7 +38,7 @@ class WrittenTurn(msgspec.Struct, frozen=True, kw_only=True):
         return "".join(message.text for message in self.messages if message.kind == "thought")
 
     @property
-    def said(self) -> str:
+    def visible_text(self) -> str:
         """The visible text, as the chat API joins it."""
         return PARAGRAPH.join(message.text for message in self.messages if message.kind == "text")
 
@@ -53,7 +53,7 @@ class WrittenTurn(msgspec.Struct, frozen=True, kw_only=True):
         thoughts = [message.text for message in self.messages if message.kind == "thought"]
         if turn.tool_calls and turn.reasoning not in {None, "", "".join(thoughts), PARAGRAPH.join(thoughts)}:
             return False
-        if _visible(turn) != self.said:
+        if _visible(turn) != self.visible_text:
             return False
         called = [message.text for message in self.messages if message.kind == "call"]
         return len(called) == len(turn.tool_calls) and all(
@@ -164,10 +164,10 @@ class Thoughts:
         reasoning, which no later prompt shows."""
         if call_ids:
             self._keep(Kept(owner, tuple(call_ids), turn))
-        elif turn.said:
+        elif turn.visible_text:
             messages = tuple(message for message in turn.messages if message.kind != "thought")
             # Without a date: other conversations have answers of the same text.
-            self._keep(Kept(owner, (_key(turn.said),), WrittenTurn(messages=messages)))
+            self._keep(Kept(owner, (_key(turn.visible_text),), WrittenTurn(messages=messages)))
 
     def _keep(self, kept: Kept) -> None:
         if kept.value.num_bytes <= self._max_bytes // 8:
@@ -201,16 +201,18 @@ class Thoughts:
                 self._by_id.move_to_end(key)
             return value
 
-    def resumed(self, owner: str, talk: Conversation, today: str) -> Conversation:
+    def resumed(self, owner: str, conversation: Conversation, today: str) -> Conversation:
         """The conversation with its turns `completed` and the date on which it began, as Harmony has it: that
         of its last answer with calls if this is known here, otherwise `today`. Midnight would change every
         prompt near its start, and no worker's KV would be of use.
         """
-        answers = (turn for turn in reversed(talk.turns) if isinstance(turn, AssistantTurn))
+        answers = (turn for turn in reversed(conversation.turns) if isinstance(turn, AssistantTurn))
         last = next((answer for answer in answers if answer.tool_calls), None)
         known = self._known(owner, last) if last else None
         date = known.current_date if known else None
-        return replace(talk, turns=self.completed(owner, talk.turns), current_date=date or today)
+        return replace(
+            conversation, turns=self.completed(owner, conversation.turns), current_date=date or today
+        )
 
     def completed(self, owner: str, turns: Sequence[Turn]) -> tuple[Turn, ...]:
         """The turns, with the original tokens of answers that came back unchanged, and missing reasoning
@@ -219,16 +221,14 @@ class Thoughts:
         completed: list[Turn] = []
         shown: str | None = None
         for turn in turns:
-            written = self._known(owner, turn) if isinstance(turn, AssistantTurn) else None
-            if written is not None:
-                completed.append(replace(turn, written=written.messages))
-                continue
-            if isinstance(turn, AssistantTurn) and turn.tool_calls and not turn.reasoning:
-                thought = self.recall(owner, turn.tool_calls[0].call_id)
-                if thought and thought != shown:
-                    shown = thought
-                    completed.append(replace(turn, reasoning=thought))
-                    continue
+            if isinstance(turn, AssistantTurn):
+                if (known := self._known(owner, turn)) is not None:
+                    turn = replace(turn, written=known.messages)  # noqa: PLW2901  the completed one
+                elif turn.tool_calls and not turn.reasoning:
+                    thought = self.recall(owner, turn.tool_calls[0].call_id)
+                    if thought and thought != shown:
+                        shown = thought
+                        turn = replace(turn, reasoning=thought)  # noqa: PLW2901
             completed.append(turn)
         return tuple(completed)
 

@@ -78,7 +78,7 @@ def test_an_answer_is_told_and_written_down_whole(
     written = choice.written(TOKENIZER)
     assert written is not None
     assert written.thought == "Let me think."
-    assert written.said == expected[0]
+    assert written.visible_text == expected[0]
 
 
 @pytest.mark.parametrize("tokens_per_chunk", [1, 2, 7, 1000])
