@@ -3,15 +3,12 @@
 import re
 import time
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import accumulate, chain
 from typing import Literal, NamedTuple
 
 import msgspec
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import GaugeMetricFamily, Metric
-from prometheus_client.utils import floatToGoString
 
 from baton.messages import WorkerInfo, WorkerStats
 from baton.telemetry import num_lost_lines, unauthenticated
@@ -23,7 +20,10 @@ _TOKEN_S = (0.001, 0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2,
 _MOVED_BYTES = (0, *(4**power for power in range(7, 18)))  # 16 KiB to 16 GiB
 _FIELD = re.compile(r"[A-Za-z0-9_.\[\]]{1,64}")
 _MAX_FIELDS = 100
+_ESCAPES = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
 
+Samples = dict[str, dict[str, float]]
+"""Values by metric and sample, e.g. `{"requests": {'baton_requests_total{status="200"}': 1.0}}`."""
 
 Refusal = Literal["queue_full", "too_late", "waited", "workers"]
 """Why there is no place: the queue is full; the request would wait too long, or has; workers are full."""
@@ -86,8 +86,7 @@ _TABLE = {
 
 class Series:
     """The values of one metric with one set of label values: a number, or the counts of a histogram with
-    `bounds`. Used by the event loop's thread only: the library's own take a lock and ten calls for each.
-    """
+    `bounds`. Used by the event loop's thread only."""
 
     __slots__ = ("bounds", "counts", "value")
 
@@ -106,25 +105,11 @@ class Series:
         self.counts[bisect_left(self.bounds, value)] += 1
         self.value += value
 
-    def add_to(self, metric: Metric, labels: dict[str, str]) -> None:
-        """Add the samples that Prometheus has for it."""
-        if metric.type != "histogram":
-            metric.add_sample(metric.name + "_total" * (metric.type == "counter"), labels, self.value)
-            return
-        ends = [*map(floatToGoString, self.bounds), "+Inf"]
-        totals = list(accumulate(self.counts))
-        for end, total in zip(ends, totals, strict=True):
-            metric.add_sample(f"{metric.name}_bucket", labels | {"le": end}, total)
-        metric.add_sample(f"{metric.name}_count", labels, totals[-1])
-        metric.add_sample(f"{metric.name}_sum", labels, self.value)
-
 
 class Metrics:
-    """One app's metrics, in its own registry. Labels are bounded: routes, served models, statuses."""
+    """One app's metrics. Labels are bounded: routes, served models, statuses."""
 
     def __init__(self) -> None:
-        self.registry = CollectorRegistry(auto_describe=False)
-        self.registry.register(self)
         self._series: dict[tuple[str, ...], Series] = {}
         self._seen_fields: set[str] = set()
         self.of = cache(self._of)
@@ -136,17 +121,6 @@ class Metrics:
     def _of(self, name: str, *labels: str) -> Series:
         series = self._series[name, *labels] = Series(_TABLE[name].bounds)
         return series
-
-    def collect(self) -> Iterable[Metric]:
-        """The metrics with their samples, for the registry."""
-        self.of("frontend_strange_messages").value = unauthenticated.num_messages
-        self.of("frontend_lost_log_lines").value = num_lost_lines()
-        for name, kind in _TABLE.items():
-            metric = Metric(f"baton_{name}", kind.help, kind.type)
-            for (of, *labels), series in self._series.items():
-                if of == name:
-                    series.add_to(metric, dict(zip(kind.labels, labels, strict=True)))
-            yield metric
 
     def begin(self, route: str) -> "Tally":
         """Record a request's arrival."""
@@ -185,27 +159,61 @@ class Metrics:
                 seen.add(field)
             self.of("ignored_fields", field if field in seen else "other").inc()
 
-    def samples(self) -> list["Sampled"]:
+    def samples(self) -> Samples:
         """The current values."""
-        return [
-            Sampled(m.name, m.documentation, m.type, [(s.name, s.labels, s.value) for s in m.samples])
-            for m in self.registry.collect()
-        ]
+        self.of("frontend_strange_messages").value = unauthenticated.num_messages
+        self.of("frontend_lost_log_lines").value = num_lost_lines()
+        found: Samples = {name: {} for name in _TABLE}
+        for (name, *values), series in self._series.items():
+            found[name] |= _samples_of(name, dict(zip(_TABLE[name].labels, values, strict=True)), series)
+        return found
 
     def page(
-        self,
-        workers: Iterable[tuple[WorkerInfo, WorkerStats]],
-        others: Sequence[Sequence["Sampled"]] = (),
+        self, workers: Iterable[tuple[WorkerInfo, WorkerStats]], others: Sequence[Samples] = ()
     ) -> bytes:
         """The text of /metrics: the frontend's metrics, added to those of its other processes, and a gauge
         `baton_<field>` per WorkerStats field."""
-        scrape = CollectorRegistry(auto_describe=False)
-        scrape.register(_WorkerGauges(list(workers)))
-        if not others:
-            return generate_latest(self.registry) + generate_latest(scrape)
-        added = CollectorRegistry(auto_describe=False)
-        added.register(_Added([self.samples(), *others]))
-        return generate_latest(added) + generate_latest(scrape)
+        lines: list[str] = []
+        processes = [self.samples(), *others]
+        for name, kind in _TABLE.items():
+            total: dict[str, float] = {}
+            for sample, value in chain.from_iterable(samples[name].items() for samples in processes):
+                total[sample] = total.get(sample, 0.0) + value
+            lines += _family(name, kind.type, kind.help, total)
+        known = list(workers)
+        for field in WorkerStats.__struct_fields__:
+            gauges = {
+                sample_name(field, {"worker": info.worker_id, "role": info.role.value}): getattr(stats, field)
+                for info, stats in known
+            }
+            lines += _family(field, "gauge", f"WorkerStats.{field}", gauges)
+        return "".join(f"{line}\n" for line in lines).encode()
+
+
+def _samples_of(name: str, labels: dict[str, str], series: Series) -> Iterator[tuple[str, float]]:
+    kind = _TABLE[name].type
+    if kind != "histogram":
+        yield sample_name(f"{name}_total" if kind == "counter" else name, labels), series.value
+        return
+    totals = list(accumulate(series.counts))
+    for bound, total in zip((*series.bounds, float("inf")), totals, strict=True):
+        end = "+Inf" if bound == float("inf") else str(float(bound))
+        yield sample_name(f"{name}_bucket", labels | {"le": end}), total
+    yield sample_name(f"{name}_count", labels), totals[-1]
+    yield sample_name(f"{name}_sum", labels), series.value
+
+
+def sample_name(name: str, labels: Mapping[str, str]) -> str:
+    """A sample as Prometheus' text format names it: `baton_<name>{label="value",...}`."""
+    pairs = ",".join(f'{label}="{value.translate(_ESCAPES)}"' for label, value in sorted(labels.items()))
+    return f"baton_{name}{{{pairs}}}" if pairs else f"baton_{name}"
+
+
+def _family(name: str, kind: str, text: str, samples: Mapping[str, float]) -> Iterator[str]:
+    name = f"baton_{name}_total" if kind == "counter" else f"baton_{name}"
+    yield f"# HELP {name} {text}"
+    yield f"# TYPE {name} {kind}"
+    yield from (f"{sample} {float(value)}" for sample, value in samples.items())
 
 
 class Tally(msgspec.Struct, kw_only=True):
@@ -223,47 +231,3 @@ class Tally(msgspec.Struct, kw_only=True):
     repairs: Mapping[str, int] = {}
     history: Mapping[str, int] = {}
     disconnected: bool = False
-
-
-class Sampled(msgspec.Struct, frozen=True):
-    """A metric's values in one process: (name, labels, value)."""
-
-    name: str
-    help: str
-    kind: str
-    values: list[tuple[str, dict[str, str], float]]
-
-
-class _Added:
-    """The metrics of several processes as one."""
-
-    def __init__(self, processes: Sequence[Sequence[Sampled]]) -> None:
-        self._processes = processes
-
-    def collect(self) -> Iterable[Metric]:
-        """Each metric with its sums."""
-        found: dict[str, Metric] = {}
-        values: dict[tuple[str, str, tuple[tuple[str, str], ...]], float] = {}
-        for sampled in chain.from_iterable(self._processes):
-            found.setdefault(sampled.name, Metric(sampled.name, sampled.help, sampled.kind))
-            for name, labels, value in sampled.values:
-                key = sampled.name, name, tuple(labels.items())
-                values[key] = values.get(key, 0.0) + value
-        for (metric, name, pairs), value in values.items():
-            found[metric].add_sample(name, dict(pairs), value)
-        return found.values()
-
-
-class _WorkerGauges:
-    """The workers' statistics for one scrape."""
-
-    def __init__(self, workers: list[tuple[WorkerInfo, WorkerStats]]) -> None:
-        self._workers = workers
-
-    def collect(self) -> Iterable[GaugeMetricFamily]:
-        """One family per field of WorkerStats."""
-        for field in WorkerStats.__struct_fields__:
-            family = GaugeMetricFamily(f"baton_{field}", f"WorkerStats.{field}", labels=("worker", "role"))
-            for info, stats in self._workers:
-                family.add_metric([info.worker_id, info.role.value], getattr(stats, field))
-            yield family

@@ -21,6 +21,7 @@ from frontend.routing.health import Health
 from frontend.text.served import ServedModel
 from frontend.text.tokenizer import ModelTokenizer, SpecialToken
 from frontend.turn.seal import Seal
+from tests.scripted_workers import sampled
 
 MODEL = "toy/gpt-oss"
 CONTEXT_LENGTH = 4096
@@ -234,7 +235,7 @@ class Client:
         return await self.request("GET", path, b"")
 
     def metric(self, name: str, **labels: str) -> float:
-        value = self.services.metrics.registry.get_sample_value(name, labels)
+        value = sampled(self.services.metrics, name, **labels)
         return 0.0 if value is None else value
 
     async def request(

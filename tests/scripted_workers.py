@@ -6,6 +6,7 @@ from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanage
 from pathlib import Path
 
 import msgspec
+from prometheus_client.parser import text_string_to_metric_families
 
 from baton.errors import BatonError, WorkerLost
 from baton.messages import (
@@ -27,6 +28,16 @@ from frontend.routing.router import RouterMode
 from tests.waiting import until
 
 Script = Callable[[GenerateRequest], AsyncGenerator[Reply, None]]
+
+
+def sampled(metrics: Metrics, name: str, **labels: str) -> float | None:
+    """The value of a sample on the page of /metrics, if it is there."""
+    samples = (
+        sample
+        for family in text_string_to_metric_families(metrics.page([]).decode())
+        for sample in family.samples
+    )
+    return next((each.value for each in samples if each.name == name and each.labels == labels), None)
 
 
 class PlaneDouble:

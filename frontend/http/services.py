@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Awaitable, Callable, Sequence
 
 from frontend.http.exchange import Bodies
-from frontend.metrics import Metrics, Sampled
+from frontend.metrics import Metrics, Samples
 from frontend.routing.fleet import Fleet
 from frontend.routing.generate import Generator
 from frontend.text.served import ServedModel
@@ -13,11 +13,11 @@ from frontend.turn.prepare import prepare
 from frontend.turn.request import Client, TurnRequest
 from frontend.turn.thoughts import Thoughts
 
-OtherMetrics = Callable[[], Awaitable[Sequence[Sequence[Sampled]]]]
+OtherMetrics = Callable[[], Awaitable[Sequence[Samples]]]
 """The metrics of the frontend's other processes."""
 
 
-async def _no_other_metrics() -> Sequence[Sequence[Sampled]]:
+async def _no_other_metrics() -> Sequence[Samples]:
     return ()
 
 

@@ -5,7 +5,7 @@ import dataclasses
 import logging
 import secrets
 from array import array
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,7 @@ from baton.errors import BatonError, NotReady, WorkerLost
 from baton.messages import FrontendReply, FrontendRequest, Reply, Request
 from baton.tcp import UnixTransport
 from frontend.http.limits import Quotas, Used
-from frontend.metrics import Metrics, Sampled
+from frontend.metrics import Metrics, Samples
 from frontend.responses.runs import UNREACHED, ResponseState
 from frontend.turn.thoughts import Kept, Thoughts
 
@@ -64,7 +64,7 @@ def _token_ids(kind: type, value: object) -> object:
 
 _ENCODER = msgspec.msgpack.Encoder(enc_hook=list)
 _MESSAGES: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(SiblingRequest, dec_hook=_token_ids)
-_METRICS = msgspec.msgpack.Decoder(list[Sampled])
+_METRICS = msgspec.msgpack.Decoder(Samples)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,7 +119,7 @@ class Siblings:
         """Report the use of an API key to all processes that are running."""
         self._notify(Spend(used))
 
-    async def metrics(self) -> list[Sequence[Sampled]]:
+    async def metrics(self) -> list[Samples]:
         """The metrics of the processes that answer in time."""
         found = await asyncio.gather(*map(self._scrape, self._others))
         return [samples for samples in found if samples is not None]
@@ -152,7 +152,7 @@ class Siblings:
             async with aclosing(self._ask(address, message)) as replies:
                 await anext(replies, None)
 
-    async def _scrape(self, address: str) -> Sequence[Sampled] | None:
+    async def _scrape(self, address: str) -> Samples | None:
         with suppress(BatonError, TimeoutError):  # it is ending, or hangs
             async with asyncio.timeout(SCRAPE_TIMEOUT_S), aclosing(self._ask(address, Scrape())) as replies:
                 return _METRICS.decode(await anext(replies))

@@ -21,7 +21,7 @@ from operations.doctor.facts import Gpu, Host, Model, Nvidia, Shape, Shard
 
 TIMEOUT_S = 20
 _CAP_SYS_PTRACE = 19
-_FRONTEND_PACKAGES = ("httptools", "prometheus_client", "starlette", "tokenizers", "uvicorn")
+_FRONTEND_PACKAGES = ("httptools", "starlette", "tokenizers", "uvicorn")
 _VARIABLES = re.compile(
     r"(CUDA|NCCL|BATON_PEER|NVIDIA|UCX|TRTLLM|TRT_LLM)_\w+|(https?|all|no)_proxy", re.IGNORECASE
 )

@@ -9,7 +9,7 @@ from baton.errors import Overloaded
 from frontend.metrics import Metrics
 from frontend.routing.admission import MAX_WAIT_S, Admission, Capacity
 from tests.clock import jumping, run_jumping
-from tests.scripted_workers import request
+from tests.scripted_workers import request, sampled
 
 
 class Load:
@@ -49,7 +49,7 @@ class Load:
         self.started.clear()
 
     def metric(self, name: str, **labels: str) -> float:
-        value = self.metrics.registry.get_sample_value(name, labels)
+        value = sampled(self.metrics, name, **labels)
         return 0.0 if value is None else value
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from baton.errors import (
     BatonError,
@@ -295,8 +296,8 @@ def test_a_request_whose_time_is_over_is_not_tried_again() -> None:
 
 def prefills(fleet: ScriptedWorkers) -> dict[tuple[str, str], float]:
     """Counted prompts by where they were computed and why."""
-    families = [f for f in fleet.metrics.registry.collect() if f.name == "baton_prefills"]
-    samples = [s for f in families for s in f.samples if s.name.endswith("_total")]
+    families = text_string_to_metric_families(fleet.metrics.page([]).decode())
+    samples = [s for family in families for s in family.samples if s.name == "baton_prefills_total"]
     return {(s.labels["where"], s.labels["reason"]): s.value for s in samples}
 
 

@@ -23,6 +23,7 @@ from tests.scripted_workers import (
     hand_off,
     in_turn,
     request,
+    sampled,
 )
 from tests.waiting import until
 
@@ -119,8 +120,8 @@ async def test_the_kv_that_moved_for_an_answer_is_counted_once(
 
 def moved(fleet: ScriptedWorkers) -> tuple[float | None, float | None]:
     """(requests whose moved KV is counted, its bytes)."""
-    sample = fleet.metrics.registry.get_sample_value
-    return sample("baton_request_moved_kv_bytes_count"), sample("baton_request_moved_kv_bytes_sum")
+    name = "baton_request_moved_kv_bytes"
+    return sampled(fleet.metrics, f"{name}_count"), sampled(fleet.metrics, f"{name}_sum")
 
 
 async def test_the_kv_that_moved_is_counted_though_the_answer_is_not_read_to_its_end() -> None:
