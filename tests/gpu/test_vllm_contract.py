@@ -94,8 +94,7 @@ class Lender:
 def kept() -> Iterator[dict[Any, Lent]]:
     """The vLLMs started so far, by their settings."""
     kept: dict[Any, Lent] = {}
-    with asyncio.Runner() as runner, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(asyncio, "run", runner.run)
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(contract, "LOGPROB_TOLERANCE", LOGPROB_TOLERANCE)
         yield kept
         for lent in kept.values():
@@ -129,32 +128,29 @@ globals().update({name: test for name, test in vars(contract).items() if name.st
 del globals()["test_a_pull_of_kv_that_was_given_back_fails"]
 
 
-def test_a_source_that_is_gone_fails_the_handoff_and_no_more(build: contract.Build) -> None:
-    async def main() -> None:
-        others = descendants(os.getpid())
-        doomed, decode = (
-            build(Role.PREFILL, contract.Limits(max_batch_size=3)),
-            build(Role.DECODE, contract.Limits()),
-        )
-        await doomed.start()
-        own = descendants(os.getpid()) - others
-        await decode.start()
-        request = contract.ask(prompt(40))
-        expected = await contract.alone(decode, request)
-        assert contract.tokens(await contract.disaggregated(doomed, decode, request)) == expected
+async def test_a_source_that_is_gone_fails_the_handoff_and_no_more(build: contract.Build) -> None:
+    others = descendants(os.getpid())
+    doomed, decode = (
+        build(Role.PREFILL, contract.Limits(max_batch_size=3)),
+        build(Role.DECODE, contract.Limits()),
+    )
+    await doomed.start()
+    own = descendants(os.getpid()) - others
+    await decode.start()
+    request = contract.ask(prompt(40))
+    expected = await contract.alone(decode, request)
+    assert contract.tokens(await contract.disaggregated(doomed, decode, request)) == expected
 
-        replies = doomed.prefill(request)
-        handoff = await contract.next_handoff(replies)
-        for pid in own:
-            os.kill(pid, signal.SIGKILL)
-        await contract.expect(
-            HandoffFailed, None, decode.decode(msgspec.structs.replace(request, handoff=handoff))
-        )
+    replies = doomed.prefill(request)
+    handoff = await contract.next_handoff(replies)
+    for pid in own:
+        os.kill(pid, signal.SIGKILL)
+    await contract.expect(
+        HandoffFailed, None, decode.decode(msgspec.structs.replace(request, handoff=handoff))
+    )
 
-        await replies.aclose()
-        assert await contract.alone(decode, request) == expected
-        assert await asyncio.wait_for(doomed.failed(), 20)
-        await contract.until_idle(decode)
-        await asyncio.gather(doomed.stop(), decode.stop())
-
-    asyncio.run(main())
+    await replies.aclose()
+    assert await contract.alone(decode, request) == expected
+    assert await asyncio.wait_for(doomed.failed(), 20)
+    await contract.until_idle(decode)
+    await asyncio.gather(doomed.stop(), decode.stop())
