@@ -4,10 +4,11 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from frontend.harmony.conversation import (
     Delta,
+    Kind,
     MessageEnd,
     ReasoningDelta,
     TextDelta,
@@ -118,28 +119,40 @@ class RawHeader:
 
 
 # How a message appears to the client; `dropped` was written as another author.
-_Kind = Literal["reasoning", "text", "preamble", "call", "dropped"]
+_Kind = Literal["thought", "text", "preamble", "call", "dropped"]
 _KIND_OF_CHANNEL: dict[str | None, _Kind] = {
-    "analysis": "reasoning",
+    "analysis": "thought",
     "commentary": "preamble",
     "final": "text",
 }
 
 
+class ReadMessage(NamedTuple):
+    """A message that has ended with its own token: the call's name, if it is one, and the positions of its
+    first body token and after its last token."""
+
+    kind: Kind
+    call: str | None
+    start: int
+    stop: int
+
+
 class OpenMessage:
-    """`call_index` is the call's index in the answer, `position` that of the message's first token.
+    """`call_index` is the call's index in the answer, `call` its name, `start` the message's first position.
 
     Every token belongs to the delta that contains its last byte, so a delta's tokens start where those of the
     previous delta ended. `has_text` is set after any text; `num_tokens` includes tokens without text.
     """
 
-    def __init__(self, kind: _Kind, call_index: int, position: int) -> None:
+    def __init__(self, kind: _Kind, call_index: int, call: str | None, start: int) -> None:
         self.kind = kind
+        self.call = call
+        self.start = start
         self.has_text = False
         self.num_tokens = 0
         self._call_index = call_index
-        self._first_unsent = position
-        self._last_read = position  # position after the last token that had any bytes
+        self._first_unsent = start
+        self._last_read = start  # position after the last token that had any bytes
         self._decoder = IncrementalDecoder()
 
     def read(
@@ -158,7 +171,7 @@ class OpenMessage:
             return
         self.has_text = True
         start, self._first_unsent = self._first_unsent, self._last_read
-        if self.kind == "reasoning":
+        if self.kind == "thought":
             deltas.append(ReasoningDelta(text, start, self._last_read))
         elif self.kind == "call":
             deltas.append(ToolCallArguments(self._call_index, text))
@@ -182,13 +195,14 @@ class HarmonyParser:
     A recipient makes a message a tool call on any channel. Calls of built-in tools that were not offered
     (`browser.*`, `python`) become reasoning, as does every call without `may_call`. Text without a channel is
     visible, except without `<|message|>` and before another message; then it is reasoning. `repairs` counts
-    repairs by kind.
+    repairs by kind; `messages` are those that have ended, whole if there are no repairs.
     """
 
     def __init__(
         self, vocabulary: Vocabulary, offered_tools: frozenset[str], *, may_call: bool = True
     ) -> None:
         self.repairs: Counter[str] = Counter()
+        self.messages: list[ReadMessage] = []
         self._num_ended_reasoning_tokens = 0
         self._token_bytes = vocabulary.token_bytes
         self._controls = {token_id: token for token, token_id in vocabulary.special_ids.items()}
@@ -239,7 +253,7 @@ class HarmonyParser:
     def num_reasoning_tokens(self) -> int:
         """Reasoning tokens so far, without headers and control tokens."""
         num_tokens = self._num_ended_reasoning_tokens
-        if self._message is not None and self._message.kind == "reasoning":
+        if self._message is not None and self._message.kind == "thought":
             num_tokens += self._message.num_tokens
         return num_tokens
 
@@ -248,8 +262,12 @@ class HarmonyParser:
             if control not in _ENDS and control not in _INTERRUPTS:
                 self.repairs["stray_control"] += 1
                 return
-            self._end_message(self._message, deltas)
+            message = self._message
+            self._end_message(message, deltas)
             if control in _ENDS:
+                if message.kind != "dropped" and control is not SpecialToken.ENDOFTEXT:
+                    kind = "text" if message.kind == "preamble" else message.kind
+                    self.messages.append(ReadMessage(kind, message.call, message.start, self._position + 1))
                 return
             self.repairs["missing_end"] += 1
         if control is SpecialToken.START:
@@ -300,7 +318,7 @@ class HarmonyParser:
             if tokens or has_call or "noise_in_header" in header.repairs:
                 self._count_repairs(header)
             if tokens or (has_call and not more_follows):
-                otherwise: _Kind = "reasoning" if more_follows else "text"
+                otherwise: _Kind = "thought" if more_follows else "text"
                 message = self._open_message(header, tokens, deltas, otherwise=otherwise)
                 self._end_message(message, deltas, is_complete=not is_cut)
         self._header = self._new_header(is_started=False, expects_role=False)
@@ -333,10 +351,10 @@ class HarmonyParser:
         """Starts a message with the text of its header; `otherwise` is its kind without a channel."""
         kind = _kind_of(header, otherwise)
         if kind == "call" and not self._may_call:
-            kind = "reasoning"
+            kind = "thought"
             self.repairs["forbidden_call"] += 1
         position = tokens[0][0] if tokens else self._position + 1
-        message = self._message = OpenMessage(kind, self._num_calls, position)
+        message = self._message = OpenMessage(kind, self._num_calls, header.call, position)
         if header.call is not None and kind == "call":
             deltas.append(ToolCallStart(self._num_calls, header.call))
             self._num_calls += 1
@@ -346,7 +364,7 @@ class HarmonyParser:
 
     def _end_message(self, message: OpenMessage, deltas: list[Delta], *, is_complete: bool = True) -> None:
         message.read((), self._position, deltas, is_last=True)
-        if message.kind == "reasoning":
+        if message.kind == "thought":
             self._num_ended_reasoning_tokens += message.num_tokens
         if message.has_text or message.kind == "call":
             deltas.append(MessageEnd(is_complete))
@@ -358,5 +376,5 @@ def _kind_of(header: Header, otherwise: _Kind) -> _Kind:
     if header.is_foreign:
         return "dropped"
     if header.is_hidden:
-        return "reasoning"
+        return "thought"
     return "call" if header.call is not None else _KIND_OF_CHANNEL.get(header.channel, otherwise)

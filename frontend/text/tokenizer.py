@@ -46,23 +46,6 @@ class Vocabulary(msgspec.Struct, frozen=True, kw_only=True):
 
 PIECE_CHARS = 1 << 15
 
-# No pre-token of o200k has anything but white space before a space or tab, anything beside digits, a line
-# break before a letter, or a letter before punctuation other than an apostrophe. What is before such a place
-# has the same pre-tokens without the rest: only those of white space depend on what follows.
-_CUT = re.compile(
-    r"(?<=\S)(?=[ \t])|(?<=[0-9])(?=[\x00-/:-\x7f])|(?<=[\n!-/:-~])(?=[0-9])|(?<=\n)(?=[A-Za-z])"
-    r"|(?<=[A-Za-z])(?=[\x00-&(-/:-@\[-`{-\x7f])"
-)
-
-
-def cut(text: str, start: int, stop: int) -> int | None:
-    """The first place between `start` and `stop` where the tokens of the text are those of its two parts, for
-    gpt-oss's pre-tokenizer; None if there is none that is known to be one.
-    """
-    found = _CUT.search(text, start, stop)
-    return None if found is None else found.start()
-
-
 _CACHE_BYTES = 64 << 20
 _UNSURE_TOKENS = 32
 """At the end of a text that goes on: they may depend on the rest."""
@@ -201,15 +184,10 @@ class ModelTokenizer:
         ids: list[int] = []
         start, run, of_run = 0, "", ([0], 0)
         while len(text) - start > 2 * PIECE_CHARS:
-            stop = cut(text, start + PIECE_CHARS, start + 2 * PIECE_CHARS)
-            if stop is not None:
-                ids += self._encode_piece(text[start:stop])
-                start = stop
-            else:
-                if (part := text[start : start + 2 * PIECE_CHARS]) != run:  # else of spaces, say
-                    run, of_run = part, self._encode_part(part)
-                ids += of_run[0]
-                start += of_run[1]
+            if (part := text[start : start + 2 * PIECE_CHARS]) != run:  # else of spaces, say
+                run, of_run = part, self._encode_part(part)
+            ids += of_run[0]
+            start += of_run[1]
             _rest(limit, ids)
         return ids + self._encode_piece(text[start:])
 

@@ -12,14 +12,13 @@ from baton.messages import FinishReason as WorkerFinishReason
 from baton.messages import GenerateRequest, TokenChunk, TokenLogprob
 from frontend.harmony.conversation import (
     Delta,
-    Kind,
     MessageEnd,
     ReasoningDelta,
     TextDelta,
     ToolCallArguments,
     ToolCallStart,
 )
-from frontend.harmony.parse import HarmonyParser
+from frontend.harmony.parse import HarmonyParser, ReadMessage
 from frontend.text.detokenize import IncrementalDecoder, StopStrings
 from frontend.text.tokenizer import ModelTokenizer
 from frontend.turn.ids import new_call_id
@@ -33,6 +32,7 @@ class RawText:
     tokens."""
 
     num_reasoning_tokens = 0
+    messages: Sequence[ReadMessage] = ()
 
     def __init__(self, tokenizer: ModelTokenizer, *, shows_special: bool = False) -> None:
         self.repairs: Counter[str] = Counter()
@@ -169,9 +169,6 @@ class Choice:
         self._on_finish = on_finish
         self._reason: WorkerFinishReason = "stop"
         self._token_ids: list[int] = []
-        self._kind: Kind | None = None  # of the open message
-        self._kinds: list[Kind | None] = []
-        self._call_names: list[str] = []
         self._thought: list[str] = []
 
     @property
@@ -202,7 +199,8 @@ class Choice:
 
     def written(self, tokenizer: ModelTokenizer) -> WrittenTurn | None:
         """The answer as the model wrote it, if it is complete and was read as it is written."""
-        return written_turn(self._token_ids, self._kinds, self._call_names, tokenizer)
+        is_whole = not (self.is_cut or self.stopped or self.repairs)
+        return written_turn(self._token_ids, self._reader.messages, tokenizer) if is_whole else None
 
     def feed(self, chunk: TokenChunk) -> list[Delta]:
         """The deltas that a chunk completes."""
@@ -238,18 +236,9 @@ class Choice:
         if self._text_calls is not None:
             deltas = list(self._text_calls.pass_on(deltas))
         for i, delta in enumerate(deltas):
-            kind = type(delta)
-            if kind is TextDelta:
-                self._kind = "text"
-            elif isinstance(delta, ReasoningDelta):
-                self._kind = "thought"
+            if isinstance(delta, ReasoningDelta):
                 self._thought.append(delta.text)
-            elif kind is MessageEnd:
-                self._kinds.append(self._kind)
-                self._kind = None
             elif isinstance(delta, ToolCallStart):
-                self._kind = "call"
-                self._call_names.append(delta.name)
                 self.call_ids.append(new_call_id())
                 deltas[i] = replace(delta, call_id=self.call_ids[-1])
         return deltas

@@ -15,12 +15,13 @@ from frontend.text.served import ContextTooLong, ServedModel
 from frontend.text.tokenizer import ModelTokenizer, Segment, SpecialToken, TooManyTokens
 from frontend.turn.choice import Choice, RawText
 from frontend.turn.request import Client, RawPrompts, TurnRequest
-from frontend.turn.thoughts import ENDS, Thoughts
+from frontend.turn.thoughts import Thoughts
 
 # Prompt log probabilities travel in one worker message, and NATS limits those to 1 MB.
 MAX_SCORED_TOKENS = 8192
 # Longer prompts are rendered and tokenised in a thread, so that running streams do not stall.
 LONG_BYTES = 8192
+_ENDS = (SpecialToken.END, SpecialToken.CALL, SpecialToken.RETURN)
 
 
 def fitted(request: TurnRequest, served: ServedModel, *, num_prompt_tokens: int) -> Sampling:
@@ -78,7 +79,7 @@ def encoded(segments: Iterable[Segment], tokenizer: ModelTokenizer, limit: int) 
             if segment is SpecialToken.START:
                 start = len(token_ids)
             token_ids.append(special_ids[segment])
-            if is_assistant and segment in ENDS:
+            if is_assistant and segment in _ENDS:
                 num_rendered += len(token_ids) - start
             is_author = segment is SpecialToken.START
             continue
@@ -151,8 +152,7 @@ def _choice(
 def _keep(
     thoughts: Thoughts, owner: str, current_date: str | None, tokenizer: ModelTokenizer, choice: Choice
 ) -> None:
-    is_whole = choice.finish_reason != "length" and not choice.repairs
-    turn = choice.written(tokenizer) if is_whole else None
+    turn = choice.written(tokenizer)
     if turn is not None:
         thoughts.keep_turn(owner, choice.call_ids, msgspec.structs.replace(turn, current_date=current_date))
     else:

@@ -13,16 +13,15 @@ from msgspec.structs import replace
 from frontend.harmony.conversation import (
     AssistantTurn,
     Conversation,
-    Kind,
     ToolCall,
     Turn,
     WrittenMessage,
 )
+from frontend.harmony.parse import ReadMessage
 from frontend.text.tokenizer import ModelTokenizer, SpecialToken
 
 # Separates two Harmony messages of one kind, such as a preamble and the answer.
 PARAGRAPH = "\n\n"
-ENDS = (SpecialToken.END, SpecialToken.CALL, SpecialToken.RETURN)
 
 
 class WrittenTurn(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,41 +62,26 @@ class WrittenTurn(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def written_turn(
-    token_ids: Sequence[int],
-    kinds: Sequence[Kind | None],
-    call_names: Iterable[str],
-    tokenizer: ModelTokenizer,
+    token_ids: Sequence[int], read: Sequence[ReadMessage], tokenizer: ModelTokenizer
 ) -> WrittenTurn | None:
-    """An answer whose messages were parsed as these `kinds`; None if its tokens do not match them, e.g. if
-    the last message is cut."""
+    """An answer that was parsed as the messages `read`; None if it has other tokens, e.g. those of a cut
+    message."""
     special = tokenizer.special_ids
-    ends = frozenset(special[end] for end in ENDS)
-    parts = list(_split(token_ids, ends))
-    body = special[SpecialToken.MESSAGE]
-    if not parts or len(parts) != len(kinds) or not all(body in part for part in parts):
+    if not read or read[-1].stop != len(token_ids):
         return None
-    if parts[-1][-1] not in ends:  # ended by another stop token
-        return None
-    if parts[-1][-1] == special[SpecialToken.RETURN]:
-        parts[-1][-1] = special[SpecialToken.END]  # as Harmony has it in a history
     messages = []
-    for i, (kind, part) in enumerate(zip(kinds, parts, strict=True)):
-        if kind is None:
-            return None
-        text = tokenizer.decode(part[part.index(body) + 1 :])
-        messages.append(WrittenMessage(kind=kind, text=text, token_ids=part, is_first=i == 0))
-    return WrittenTurn(messages=tuple(messages), call_names=tuple(call_names))
-
-
-def _split(token_ids: Sequence[int], ends: frozenset[int]) -> Iterator["array[int]"]:
-    """The messages, each with its end token; the last one may be cut."""
     start = 0
-    for i, token_id in enumerate(token_ids):
-        if token_id in ends:
-            yield array("I", token_ids[start : i + 1])
-            start = i + 1
-    if start < len(token_ids):
-        yield array("I", token_ids[start:])
+    for message in read:
+        part = array("I", token_ids[start : message.stop])
+        if start and part[0] != special[SpecialToken.START]:
+            return None
+        if part[-1] == special[SpecialToken.RETURN]:
+            part[-1] = special[SpecialToken.END]  # as Harmony has it in a history
+        text = tokenizer.decode(part[message.start - start :])
+        messages.append(WrittenMessage(kind=message.kind, text=text, token_ids=part, is_first=not start))
+        start = message.stop
+    names = tuple(message.call for message in read if message.call is not None)
+    return WrittenTurn(messages=tuple(messages), call_names=names)
 
 
 def _is_same_call(call: ToolCall, written: str) -> bool:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frontend.text.tokenizer import PIECE_CHARS, ModelTokenizer, cut
+from frontend.text.tokenizer import PIECE_CHARS, ModelTokenizer
 
 pytest_plugins = ["tests.oracle"]
 
@@ -20,17 +20,6 @@ def test_text_becomes_the_same_tokens(
     ids = tokenizer.encode_text(text)
     assert ids == oracle.encode(text, disallowed_special=())
     assert tokenizer.decode(ids) == text
-
-
-@given(
-    st.one_of(st.text(), st.text("aB1 '\n\r\t.,-/sS\u00a0\x1c\u0301é日²", max_size=60)), st.integers(1, 60)
-)
-def test_the_parts_of_text_become_the_same_tokens(tokenizer: ModelTokenizer, text: str, start: int) -> None:
-    stop = cut(text, start, len(text))
-    if stop is not None:
-        assert tokenizer.encode_text(text[:stop]) + tokenizer.encode_text(text[stop:]) == (
-            tokenizer.encode_text(text)
-        )
 
 
 def _random(alphabet: str, num_chars: int = 5 * PIECE_CHARS) -> str:
@@ -46,10 +35,11 @@ def _random(alphabet: str, num_chars: int = 5 * PIECE_CHARS) -> str:
         _random("0123456789"), _random(ascii_letters), _random(ascii_letters + digits + "+/"),
         _random(ascii_lowercase), _random(ascii_uppercase), _random(punctuation), _random("日本語、。中文字"),
         _random("กขคงจฉชซ่้"), _random("👍👎😀é"), _random(" \t\n\r"), _random("aé日B1 -.\n"),
+        "It's a long text, isn't it?\n" * PIECE_CHARS, _random("aB1 '\n\r\t.,-/sS\u00a0\x1c\u0301é日²"),
     ],
     ids=lambda text: ascii(text[:6]),
 )  # fmt: skip
-def test_runs_without_a_place_to_cut_become_the_same_tokens(tokenizer: ModelTokenizer, text: str) -> None:
+def test_long_texts_become_the_same_tokens(tokenizer: ModelTokenizer, text: str) -> None:
     whole = tokenizer._ordinary.encode_batch_fast([text], add_special_tokens=False)[0].ids  # noqa: SLF001
     assert tokenizer.encode_text(text) == whole
 

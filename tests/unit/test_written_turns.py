@@ -12,6 +12,7 @@ from frontend.harmony.conversation import (
     UserTurn,
     WrittenMessage,
 )
+from frontend.harmony.parse import HarmonyParser
 from frontend.harmony.render import render
 from frontend.text.tokenizer import TooManyTokens
 from frontend.turn.prepare import encoded
@@ -87,12 +88,15 @@ def test_a_call_is_the_same_if_its_arguments_say_the_same(
     assert calling(written).matches(turn) is is_same
 
 
-def written(text: str, *kinds: Kind | None) -> WrittenTurn | None:
-    return written_turn(TOKENIZER.encode_text(text, allow_special=True), kinds, (), TOKENIZER)
+def written(text: str) -> WrittenTurn | None:
+    parser = HarmonyParser(TOKENIZER.vocabulary, frozenset())
+    token_ids = TOKENIZER.encode_text(text, allow_special=True)
+    parser.feed(token_ids)
+    return written_turn(token_ids, parser.messages, TOKENIZER)
 
 
 def test_an_answer_is_recorded_as_a_history_has_it() -> None:
-    turn = written(THINK + FINAL, "thought", "text")
+    turn = written(THINK + FINAL)
     assert turn is not None
     assert [(m.kind, m.text, m.is_first) for m in turn.messages] == [
         ("thought", "Think.", True),
@@ -103,21 +107,18 @@ def test_an_answer_is_recorded_as_a_history_has_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "kinds"),
+    "text",
     [
-        ("", ()),
-        (THINK + FINAL.removesuffix("<|return|>"), ("thought",)),  # cut
-        (THINK + FINAL.removesuffix("<|return|>"), ("thought", "text")),  # without its end token
-        (THINK + FINAL, ("thought",)),  # of the last message the parser saw no end
-        (THINK + FINAL, ("thought", "text", None)),
-        (THINK + FINAL, ("thought", None)),  # of which nothing was shown
-        (THINK + "<|start|>assistant<|channel|>final<|end|>", ("thought", "text")),
+        "",
+        THINK + FINAL.removesuffix("<|return|>"),
+        THINK + FINAL.replace("<|return|>", "<|endoftext|>"),
+        THINK + "<|end|>" + FINAL,
+        THINK + FINAL.removeprefix("<|start|>assistant"),
+        THINK + "<|start|>assistant<|channel|>final<|end|>",
     ],
 )
-def test_an_answer_that_was_not_read_as_it_is_written_is_not_recorded(
-    text: str, kinds: tuple[Kind | None, ...]
-) -> None:
-    assert written(text, *kinds) is None
+def test_an_answer_that_was_not_read_as_it_is_written_is_not_recorded(text: str) -> None:
+    assert written(text) is None
 
 
 @pytest.mark.parametrize("texts", [("x" * 300,), ("Hi",) * 30])
