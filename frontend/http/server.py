@@ -182,7 +182,8 @@ class Connection(HttpToolsProtocol):
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as offer:
-            self._ignore_offer(data[offer.args[0] :])
+            if self._reading is _Reading.BODY:  # else of a request behind another offer, which is not read
+                self._ignore_offer(data[offer.args[0] :])
         except httptools.HttpParserError:
             self._refuse(InvalidRequest("Invalid HTTP request received. Send HTTP/1.1."))
         if self._num_odd_bytes > MAX_HEAD_BYTES:

@@ -119,6 +119,19 @@ def test_an_offer_changes_nothing_wherever_the_data_is_cut(
     play(part)
 
 
+def test_requests_behind_an_offer_are_not_read() -> None:
+    async def part(app: Heard, port: int) -> None:
+        failures: list[dict[str, object]] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: failures.append(context))
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(800 * b"GET / HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n")
+        assert (await reader.read()).endswith(b"\r\n\r\n0")
+        assert (len(app.asked), failures) == (1, [])
+        writer.close()
+
+    play(part)
+
+
 @pytest.mark.skipif(shutil.which("java") is None, reason="needs java")
 def test_javas_client_is_served_with_its_defaults(tmp_path: Path) -> None:
     source = tmp_path / "Post.java"
