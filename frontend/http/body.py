@@ -174,7 +174,35 @@ def _join(path: str, name: str) -> str:
 
 _MISSING = re.compile(r"Object missing required field `(.+)`")
 _STEP = re.compile(r"\.([^.\[`]+)|\[(\d+|\.{3})\]")
-_WORDS = {"int": "integer", "float": "number", "str": "string", "bool": "boolean"}
+_WORDS: dict[type[inspect.Type], str] = {
+    inspect.BoolType: "true or false",
+    inspect.IntType: "an integer",
+    inspect.FloatType: "a number",
+    inspect.StrType: "a string",
+    inspect.ListType: "an array",
+    inspect.DictType: "an object",
+    inspect.StructType: "an object",
+}
+_LIMITS = {
+    "gt": "above",
+    "ge": "at least",
+    "le": "at most",
+    "min_length": "length at least",
+    "max_length": "length at most",
+    "pattern": "pattern",
+}
+
+
+def _allowed(kinds: Iterable[inspect.Type]) -> str:
+    """What a value may be, as in `one of auto, none or an object`; empty if anything."""
+    values = sorted(str(v) for kind in kinds if isinstance(kind, inspect.LiteralType) for v in kind.values)
+    found = [f"one of {', '.join(values)}"] if values else []
+    for kind in kinds:
+        if (word := _WORDS.get(type(kind))) is not None:
+            given = {name: getattr(kind, name, None) for name in _LIMITS}
+            limits = [f"{_LIMITS[name]} {value}" for name, value in given.items() if value is not None]
+            found.append(f"{word} ({', '.join(limits)})" if limits else word)
+    return " or ".join(dict.fromkeys(found))
 
 
 def _explained(error: msgspec.ValidationError, value: Any, struct: type, path: str = "") -> InvalidRequest:
@@ -196,19 +224,23 @@ def _explained(error: msgspec.ValidationError, value: Any, struct: type, path: s
             path = _join(path, name)
         elif index == "...":
             path = _join(path, _wrong_key(value, struct, field))
+            kinds = tuple(
+                k for kind in kinds if isinstance(kind, inspect.DictType) for k in _kinds(kind.value_type)
+            )
         else:
             lists = (kind for kind in kinds if isinstance(kind, inspect.ListType))
             kinds = tuple(kind for each in lists for kind in _kinds(each.item_type))
             value = value[int(index)] if value else None
             path += f"[{index}]"
-    values = {v for kind in kinds if isinstance(kind, inspect.LiteralType) for v in kind.values}
-    allowed = ", ".join(sorted(map(str, values)))
+    if place.startswith("`key`"):
+        kinds = tuple(kind.key_type for kind in kinds if isinstance(kind, inspect.DictType))
+        return InvalidRequest(f"Each key of `{path}` must be {_allowed(kinds)}.", param=path)
+    allowed = _allowed(kinds)
     if missing:
-        return InvalidRequest(f"`{path}` is missing{allowed and '; allowed values: '}{allowed}.", param=path)
-    if allowed and text.startswith("Invalid"):
-        return InvalidRequest(f"`{path}` must be one of {allowed}.", param=path)
-    text = re.sub(r"\b(int|float|str|bool)\b", lambda found: _WORDS[found[0]], text)
-    return InvalidRequest(f"`{path}`: {text}.", param=path)
+        what = f"is missing; it must be {allowed}" if allowed else "is missing"
+    else:
+        what = f"must be {allowed}" if allowed else f"is not valid: {text}"
+    return InvalidRequest(f"`{path}` {what}.", param=path)
 
 
 def _field_kinds(

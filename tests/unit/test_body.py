@@ -187,22 +187,25 @@ class Home(msgspec.Struct):
 
 
 DOG = {"kind": "dog", "name": "Rex"}
+NAME = "a string (length at least 1, length at most 5)"
 
 
 @pytest.mark.parametrize("is_part", [False, True])
 @pytest.mark.parametrize(
     ("fields", "path", "why"),
     [
-        ({"pets": [DOG, {"kind": "cat", "lives": 10}]}, "pets[1].lives", "`integer` <= 9"),
+        ({"pets": [DOG, {"kind": "cat", "lives": 10}]}, "pets[1].lives", "integer (at least 1, at most 9)."),
         ({"pets": [{"kind": "cow"}]}, "pets[0].kind", "must be one of cat, dog."),
-        ({"pets": [{"name": "Rex"}]}, "pets[0].kind", "is missing; allowed values: cat, dog."),
-        ({"pets": [{"kind": "dog"}]}, "pets[0].name", "is missing."),
-        ({"pets": [{"kind": "dog", "name": "Goofys"}]}, "pets[0].name", "`string` of length <= 5"),
-        ({"pets": {}}, "pets", "`array`, got `object`"),
+        ({"pets": [{"name": "Rex"}]}, "pets[0].kind", "is missing; it must be one of cat, dog."),
+        ({"pets": [{"kind": "dog"}]}, "pets[0].name", f"is missing; it must be {NAME}."),
+        ({"pets": [{"kind": "dog", "name": "Goofys"}]}, "pets[0].name", f"must be {NAME}."),
+        ({"pets": {}}, "pets", "must be an array (length at least 1, length at most 3)."),
         ({"size": "huge"}, "size", "must be one of large, small."),
-        ({"rooms": {"Hall": 1}}, "rooms", "'^[a-z]+$'"),
-        ({"rooms": {"hall": 1, "bath": 1.5}}, "rooms.bath", "`integer`, got `number`"),
-        ({"stop": [None]}, "stop[0]", "`string`, got `null`"),
+        ({"rooms": {"Hall": 1}}, "rooms", "Each key of `rooms` must be a string (pattern ^[a-z]+$)."),
+        ({"rooms": {"hall": 1, "bath": 1.5}}, "rooms.bath", "must be an integer."),
+        ({"stop": [None]}, "stop[0]", "must be a string."),
+        ({"stop": 1}, "stop", "must be a string or an array."),
+        ({"owner": 1}, "owner", "must be one of none or an object."),
         ({"owner": {"kind": "cow"}}, "owner.kind", "must be one of cat, dog."),
     ],
 )  # fmt: skip
@@ -214,8 +217,8 @@ def test_a_fault_is_named_by_its_path_and_what_is_allowed(
         convert(value, Home, "input[2]") if is_part else decode(json.dumps(value).encode(), Home)
     path = f"input[2].{path}" if is_part else path
     assert error.value.param == path
-    assert error.value.message.startswith(f"`{path}`")
-    assert why in error.value.message
+    assert why.replace("`rooms`", f"`{path}`") in error.value.message
+    assert f"`{path}`" in error.value.message
 
 
 def test_what_fits_has_no_fault() -> None:
