@@ -199,11 +199,12 @@ class ResponseStore:
 
     async def delete(self, response_id: str) -> bool:
         """Delete a response; returns whether it existed."""
+        is_unwritten = response_id in self._unwritten
         was_written = await self._in_thread(self._file.delete, response_id)
-        if self._discard(response_id) is None:
-            return was_written
-        await self._in_thread(self._file.delete, response_id)  # it may have been written meanwhile
-        return True
+        if is_unwritten:
+            self._discard(response_id)
+            await self._in_thread(self._file.delete, response_id)  # it may have been written meanwhile
+        return is_unwritten or was_written
 
     async def _in_thread(
         self, work: Callable[..., T], *arguments: object, limit_s: float | None = _ANSWER_S
@@ -311,8 +312,8 @@ class _File:
         next_id: str | None = response_id
         num_bytes = 0
         while next_id is not None:
-            if next_id in unwritten:
-                found = unwritten[next_id].response
+            if (entry := unwritten.get(next_id)) is not None:  # the loop's thread may remove it
+                found = entry.response
             elif (row := self._row(next_id, _COLUMNS)) is not None:
                 found = _stored(row)
             else:
