@@ -160,6 +160,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
     refusal = kind(f"{request.method} {path}: {error.detail}.{hint(path, {route.path for route in routes})}")
     # Of all routes of the path: the framework names those of the first.
     methods = {method for route in routes if route.path_regex.match(path) for method in route.methods or ()}
+    methods |= {"HEAD"} if "GET" in methods else set()
     return _refusal(request, refusal, {"allow": ", ".join(sorted(methods))} if methods else {})
 
 

@@ -205,6 +205,14 @@ def test_what_no_route_answers_is_an_envelope_too(path: str, status: int) -> Non
     assert reply.headers.get("allow") == ("POST" if status == 405 else None)
 
 
+@pytest.mark.parametrize(
+    ("path", "allow"), [("/health", "GET, HEAD"), ("/v1/responses/x", "DELETE, GET, HEAD")]
+)
+async def test_a_wrong_method_is_answered_with_all_that_are_allowed(path: str, allow: str) -> None:
+    reply = await Client(ScriptedTokens("")).request("PUT", path, b"")
+    assert (reply.status, reply.headers["allow"]) == (405, allow)
+
+
 def test_a_model_that_is_not_ready_says_when_to_ask_again() -> None:
     reply = get(f"/v1/models/{MODEL}", ScriptedFleet(NoWorkers("Nobody.")))
     assert (reply.status, int(reply.headers["retry-after"]) >= 1) == (503, True)
