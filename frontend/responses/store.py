@@ -9,7 +9,7 @@ import secrets
 import sqlite3
 import time
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Any, NamedTuple, TypeVar
@@ -39,7 +39,6 @@ _FLUSH_S = 5.0
 _RETRY_S = 1.0
 _BATCH = 32
 _VERSION = 1
-_COLUMNS = "id, previous_id, status, is_background, body, items, NULL AS events, key_name"
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS responses (
     id TEXT PRIMARY KEY, previous_id TEXT, status TEXT NOT NULL, is_background INTEGER NOT NULL,
@@ -67,6 +66,13 @@ DELETE FROM responses WHERE status != 'in_progress' AND id IN (
         FROM responses WINDOW latest AS (ORDER BY used_s DESC, rowid DESC)
     ) WHERE used_s < ? OR num > ? OR total_bytes > ?
 )
+"""
+_BY_ID = "SELECT * FROM responses WHERE id = ?"
+_RUNNING = "SELECT id FROM responses WHERE status = 'in_progress'"
+_FAIL = "UPDATE responses SET status = 'failed', body = ?, events = NULL WHERE id = ?"
+_WITHOUT_EVENTS = """
+SELECT id, previous_id, status, is_background, body, items, NULL AS events, key_name
+FROM responses WHERE id = ?
 """
 _WITH_ITEM = """
 SELECT responses.* FROM item_ids JOIN responses ON id = response_id
@@ -137,15 +143,20 @@ class ResponseStore:
         """`address`: where other frontends reach this process."""
         self.path = path if path == MEMORY else os.path.expanduser(path)
         self.is_failing = False  # new responses stay in memory only
-        self._file = _File(self.path, retention or Retention(), clock, address)
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="responses")
+        self._retention = retention or Retention()
+        self._clock = clock
         self._unwritten: dict[str, _Entry] = {}
         self._num_unwritten_bytes = 0
         self._writing: asyncio.Task[None] | None = None
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="responses")
+        # Only the thread uses these.
+        self._owner = Owner(self.path, address)
+        self._open_db: sqlite3.Connection | None = None
+        self._num_saves = 0
 
     async def open(self) -> None:
         """Create or open the file, and mark responses of dead frontends as failed."""
-        await self._in_thread(self._file.fail_orphans, limit_s=None)
+        await self._in_thread(self._fail_orphans, limit_s=None)
 
     async def close(self) -> None:
         """Write what is left, unless that takes longer than 5 s, and close the file."""
@@ -154,7 +165,7 @@ class ResponseStore:
             self._writing.cancel()
         if self._unwritten:
             log.error("responses lost num=%d", len(self._unwritten))
-        await self._in_thread(self._file.close)
+        await self._in_thread(self._close)
         self._thread.shutdown(wait=False)
 
     async def save(self, response: StoredResponse, item_ids: Iterable[str]) -> None:
@@ -181,29 +192,28 @@ class ResponseStore:
         """The response, or None unless it is of that API key. A running response of a dead frontend becomes
         failed, as does one of this frontend: the caller must check its own runs first."""
         entry = self._unwritten.get(response_id)
-        if entry is not None:
-            return entry.response if entry.response.key_name == key_name else None
-        return await self._in_thread(self._file.load, response_id, key_name)
+        found = entry.response if entry else await self._in_thread(self._load, response_id)
+        return found if found is not None and found.key_name == key_name else None
 
     async def chain(self, response_id: str, key_name: str = "") -> list[StoredResponse] | None:
         """The response and all that it continues, oldest first, without events; None if one is missing or not
         of that key. Marks them as used."""
-        return await self._in_thread(self._file.chain, response_id, key_name, self._unwritten)
+        return await self._in_thread(self._chain, response_id, key_name)
 
     async def with_item(self, item_id: str, key_name: str = "") -> StoredResponse | None:
         """The latest response of that key with this item in its input or output."""
         for entry in reversed(self._unwritten.values()):
             if item_id in entry.item_ids and entry.response.key_name == key_name:
                 return entry.response
-        return await self._in_thread(self._file.with_item, item_id, key_name)
+        return _stored(await self._in_thread(self._row, _WITH_ITEM, item_id, key_name))
 
     async def delete(self, response_id: str) -> bool:
         """Delete a response; returns whether it existed."""
         is_unwritten = response_id in self._unwritten
-        was_written = await self._in_thread(self._file.delete, response_id)
+        was_written = await self._in_thread(self._delete, response_id)
         if is_unwritten:
             self._discard(response_id)
-            await self._in_thread(self._file.delete, response_id)  # it may have been written meanwhile
+            await self._in_thread(self._delete, response_id)  # it may have been written meanwhile
         return is_unwritten or was_written
 
     async def _in_thread(
@@ -221,7 +231,7 @@ class ResponseStore:
         while self._unwritten:
             batch = list(self._unwritten.values())[:_BATCH]
             try:
-                await self._in_thread(self._file.save, batch, limit_s=None)
+                await self._in_thread(self._write, batch, limit_s=None)
             except StoreFailure as error:
                 self._note_failure(error.message)
                 for entry in batch:
@@ -247,124 +257,93 @@ class ResponseStore:
             self.is_failing = True
             log.error("response_store=failing responses are kept in memory only error=%s", failure)
 
+    # The rest runs in the thread, and raises OSError or sqlite3.Error.
 
-class _File:
-    """The SQLite file, in one thread. Its methods raise OSError or sqlite3.Error."""
+    @property
+    def _db(self) -> sqlite3.Connection:
+        if self._open_db is None:
+            self._open_db = connect(self.path)
+        return self._open_db
 
-    def __init__(self, path: str, retention: Retention, clock: Callable[[], float], address: str) -> None:
-        self._path = path
-        self._retention = retention
-        self._clock = clock
-        self._owner = Owner(None if path == MEMORY else path, address)
-        self._db: sqlite3.Connection | None = None
-        self._num_saves = 0
-
-    def close(self) -> None:
-        """Close the file, and release the lock of this frontend's runs."""
-        if self._db is not None:
-            self._db.close()
-            self._db = None
+    def _close(self) -> None:
+        if self._open_db is not None:
+            self._open_db.close()
+            self._open_db = None
         self._owner.close()
 
-    def save(self, entries: Sequence[_Entry]) -> None:
+    def _write(self, entries: Sequence[_Entry]) -> None:
         """Write all of them, or none."""
         kept = self._retention
-        with self._connection() as db:
-            for num_saved, entry in enumerate(entries, self._num_saves):
-                self._save(db, entry)
+        with self._db as db:
+            for num_saved, (response, item_ids, _) in enumerate(entries, self._num_saves):
+                if response.status == RUNNING:
+                    self._owner.claim()
+                events = None if response.events is None else zlib.compress(response.events, 1)
+                num_bytes = len(response.body) + len(response.items) + len(events or b"")
+                values = (
+                    response.id, response.previous_id, response.status, response.is_background,
+                    self._owner.name, self._clock(), num_bytes, response.body, response.items, events,
+                    response.key_name,
+                )  # fmt: skip
+                db.execute(_SAVE, values)
+                pairs = [(item_id, response.id) for item_id in item_ids]
+                db.executemany("INSERT OR IGNORE INTO item_ids VALUES (?, ?)", pairs)
                 if num_saved % kept.prune_every == 0:
                     oldest_s = self._clock() - kept.max_age_s
                     db.execute(_PRUNE, (oldest_s, kept.max_responses, kept.max_bytes))
         self._num_saves += len(entries)
 
-    def _save(self, db: sqlite3.Connection, entry: _Entry) -> None:
-        response = entry.response
-        if response.status == RUNNING:
-            self._owner.claim()
-        events = None if response.events is None else zlib.compress(response.events, 1)
-        num_bytes = len(response.body) + len(response.items) + len(events or b"")
-        values = (
-            response.id, response.previous_id, response.status, response.is_background, self._owner.name,
-            self._clock(), num_bytes, response.body, response.items, events, response.key_name,
-        )  # fmt: skip
-        db.execute(_SAVE, values)
-        pairs = [(item_id, response.id) for item_id in entry.item_ids]
-        db.executemany("INSERT OR IGNORE INTO item_ids VALUES (?, ?)", pairs)
+    def _row(self, query: str, *values: str) -> sqlite3.Row | None:
+        row: sqlite3.Row | None = self._db.execute(query, values).fetchone()
+        return row
 
-    def load(self, response_id: str, key_name: str) -> StoredResponse | None:
-        """`ResponseStore.load`."""
-        row = self._row(response_id)
-        if row is None or row["key_name"] != key_name:
-            return None
-        if row["status"] == RUNNING:
-            address = self._owner.address_of(row["owner"])
-            if address is not None:
-                return _stored(row, runs_at=address)
-            self._fail(row)
-            row = self._row(response_id)
-        return None if row is None else _stored(row)
+    def _load(self, response_id: str) -> StoredResponse | None:
+        row = self._row(_BY_ID, response_id)
+        found = _stored(row)
+        if row is None or found is None or found.status != RUNNING:
+            return found
+        address = self._owner.address_of(row["owner"])
+        if address is not None:
+            return msgspec.structs.replace(found, runs_at=address)
+        body = msgspec.json.decode(found.body, type=dict[str, Any])
+        body |= {"status": "failed", "error": {"code": "server_error", "message": DIED}}
+        # The stored events lack the last one.
+        failed = msgspec.structs.replace(found, status="failed", body=msgspec.json.encode(body), events=None)
+        with contextlib.suppress(sqlite3.OperationalError), self._db as db:  # full or locked
+            db.execute(_FAIL, (failed.body, failed.id))
+        return failed
 
-    def chain(
-        self, response_id: str, key_name: str, unwritten: Mapping[str, _Entry]
-    ) -> list[StoredResponse] | None:
-        """`ResponseStore.chain`, of responses in the file and unwritten ones."""
+    def _chain(self, response_id: str, key_name: str) -> list[StoredResponse] | None:
         chain: list[StoredResponse] = []
         next_id: str | None = response_id
         num_bytes = 0
         while next_id is not None:
-            if (entry := unwritten.get(next_id)) is not None:  # the loop's thread may remove it
-                found = entry.response
-            elif (row := self._row(next_id, _COLUMNS)) is not None:
-                found = _stored(row)
-            else:
+            entry = self._unwritten.get(next_id)  # the loop's thread may remove it
+            found = entry.response if entry else _stored(self._row(_WITHOUT_EVENTS, next_id))
+            if found is None or found.key_name != key_name:
                 return None
             num_bytes += len(found.body) + len(found.items)
-            if found.key_name != key_name or len(chain) == MAX_CHAIN or num_bytes > MAX_CHAIN_BYTES:
+            if len(chain) == MAX_CHAIN or num_bytes > MAX_CHAIN_BYTES:
                 return None
             chain.append(found)
             next_id = found.previous_id
-        with contextlib.suppress(sqlite3.OperationalError), self._connection() as db:  # full or locked
+        with contextlib.suppress(sqlite3.OperationalError), self._db as db:  # full or locked
             used = [(self._clock(), response.id) for response in chain]
             db.executemany("UPDATE responses SET used_s = ? WHERE id = ?", used)
         return chain[::-1]
 
-    def with_item(self, item_id: str, key_name: str) -> StoredResponse | None:
-        """`ResponseStore.with_item`."""
-        row = self._connection().execute(_WITH_ITEM, (item_id, key_name)).fetchone()
-        return None if row is None else _stored(row)
-
-    def delete(self, response_id: str) -> bool:
-        """`ResponseStore.delete`."""
-        with self._connection() as db:
+    def _delete(self, response_id: str) -> bool:
+        with self._db as db:
             return db.execute("DELETE FROM responses WHERE id = ?", (response_id,)).rowcount > 0
 
-    def fail_orphans(self) -> None:
-        """Mark responses of dead frontends as failed."""
-        rows = self._connection().execute("SELECT * FROM responses WHERE status = 'in_progress'").fetchall()
-        for row in rows:
-            if self._owner.address_of(row["owner"]) is None:
-                self._fail(row)
-
-    def _connection(self) -> sqlite3.Connection:
-        if self._db is None:
-            self._db = connect(self._path)
-        return self._db
-
-    def _row(self, response_id: str, columns: str = "*") -> sqlite3.Row | None:
-        query = f"SELECT {columns} FROM responses WHERE id = ?"  # noqa: S608 the columns are ours
-        row: sqlite3.Row | None = self._connection().execute(query, (response_id,)).fetchone()
-        return row
-
-    def _fail(self, row: sqlite3.Row) -> None:
-        body = msgspec.json.decode(row["body"], type=dict[str, Any])
-        body |= {"status": "failed", "error": {"code": "server_error", "message": DIED}}
-        with contextlib.suppress(sqlite3.OperationalError), self._connection() as db:  # full or locked
-            values = (msgspec.json.encode(body), row["id"])
-            # Its events lack the last one.
-            db.execute("UPDATE responses SET status = 'failed', body = ?, events = NULL WHERE id = ?", values)
+    def _fail_orphans(self) -> None:
+        for (response_id,) in self._db.execute(_RUNNING).fetchall():
+            self._load(response_id)
 
 
-def _stored(row: sqlite3.Row, runs_at: str = "") -> StoredResponse:
+def _stored(row: sqlite3.Row | None) -> StoredResponse | None:
+    if row is None:
+        return None
     return StoredResponse(
         id=row["id"],
         previous_id=row["previous_id"],
@@ -374,7 +353,6 @@ def _stored(row: sqlite3.Row, runs_at: str = "") -> StoredResponse:
         items=row["items"],
         events=None if row["events"] is None else zlib.decompress(row["events"]),
         key_name=row["key_name"],
-        runs_at=runs_at,
     )
 
 
@@ -418,13 +396,11 @@ def _set_up(db: sqlite3.Connection) -> sqlite3.Connection:
 
 
 class Owner:
-    """This frontend, among those that share the store at `path` (None: not shared).
+    """This frontend, among those that share the store at `path`. The lock file exists from the first
+    background response on, and contains the `address` of this process; the kernel releases the lock when the
+    process dies."""
 
-    The lock file exists from the first background response on, and contains the `address` of this process;
-    the kernel releases the lock when the process dies.
-    """
-
-    def __init__(self, path: str | None, address: str = "") -> None:
+    def __init__(self, path: str, address: str) -> None:
         self.name = secrets.token_hex(8)
         self._address = address
         self._path = path
@@ -432,8 +408,8 @@ class Owner:
 
     def claim(self) -> None:
         """Take the lock that shows that this frontend is alive. Raises OSError."""
-        if self._path is not None and self._lock is None:
-            lock = self._lock_file(self.name).open("wb", buffering=0)
+        if self._path != MEMORY and self._lock is None:
+            lock = self._file(self.name).open("wb", buffering=0)
             fcntl.flock(lock, fcntl.LOCK_EX)
             lock.write(self._address.encode())
             self._lock = lock
@@ -441,9 +417,9 @@ class Owner:
     def address_of(self, name: str) -> str | None:
         """The address of another frontend, empty if it has none; None if no other frontend of this name is
         alive."""
-        if self._path is None or name == self.name:
+        if self._path == MEMORY or name == self.name:
             return None
-        path = self._lock_file(name)
+        path = self._file(name)
         with contextlib.suppress(FileNotFoundError), path.open("rb") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -455,9 +431,9 @@ class Owner:
     def close(self) -> None:
         """Release and remove the lock file."""
         if self._lock is not None:
-            self._lock_file(self.name).unlink(missing_ok=True)
+            self._file(self.name).unlink(missing_ok=True)
             self._lock.close()
             self._lock = None
 
-    def _lock_file(self, name: str) -> Path:
+    def _file(self, name: str) -> Path:
         return Path(f"{self._path}.{name}.lock")
