@@ -17,11 +17,10 @@ from frontend.responses.body import (
     ResponseError,
     ResponseObject,
     initial_response,
-    summary_of,
 )
 from frontend.responses.input import InputReader, OfferedTools, Reference, effort, offered_tools, turn_request
 from frontend.responses.items import Item, OutputItem
-from frontend.responses.output import EventWriter, OutputShape, OutputWriter, ResponseAnswer
+from frontend.responses.output import EventWriter, OutputShape, ResponseAnswer
 from frontend.responses.runs import ResponseState, Run
 from frontend.responses.store import ResponseStore, StoredResponse
 from frontend.text.served import ContextTooLong
@@ -138,7 +137,6 @@ async def prepare_response(
         tools={tool.called: tool for tool in offered.tools},
         machine_tools=frozenset(offered.machine),
         keep=lambda item_id, text: services.thoughts.keep(client.owner, [item_id], text),
-        as_summary=summary_of(body) is not None,
         seal=seal if SEALED in (body.include or ()) else None,
     )
     unstored = ("store",) if response.store and state.store.is_failing else ()
@@ -146,7 +144,9 @@ async def prepare_response(
         response,
         items,
         choice,
-        OutputWriter(choice, served.tokenizer, shape, EventWriter(streams=bool(body.stream))),
+        served.tokenizer,
+        shape,
+        stream=bool(body.stream),
         store=state.store,
         key_name=client.key_name,
         ignored=(*ignored, *unstored),

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 from msgspec import UNSET
@@ -35,7 +35,6 @@ from frontend.responses.items import (
     Item,
     ItemStatus,
     MessageItem,
-    OutputItem,
     OutputText,
     Phase,
     ReasoningItem,
@@ -199,135 +198,49 @@ def _without_bytes(logprobs: Sequence[ContentLogprob]) -> list[EventLogprob]:
 
 class OutputShape(msgspec.Struct, frozen=True, kw_only=True):
     """How the output is formatted: `tools` by called name; calls of `machine_tools` become items of the
-    tool's type. `as_summary` outputs reasoning as summaries, `seal` fills `encrypted_content`. `keep` gets
-    each reasoning item's id and text."""
+    tool's type. `seal` fills `encrypted_content`. `keep` gets each reasoning item's id and text."""
 
     tools: Mapping[str, Tool]
     keep: Callable[[str, str], None]
     machine_tools: frozenset[str] = frozenset()
-    as_summary: bool = False
     seal: Seal | None = None
 
 
-class OutputWriter:
-    """Builds the items, one per Harmony message."""
-
-    def __init__(
-        self, choice: Choice, tokenizer: ModelTokenizer, shape: OutputShape, writer: EventWriter
-    ) -> None:
-        self.items: list[OutputItem] = []
-        self.writer = writer
-        self._choice = choice
-        self._tokenizer = tokenizer
-        self._shape = shape
-        self._open: OpenItem | None = None
-        self._gives_logprobs = choice.request.sampling.logprobs is not None
-        self._is_machine_call = False  # the open item is one, which is output as a whole
-
-    def write(self, deltas: Sequence[Delta]) -> bytes:
-        """The events of these deltas."""
-        if len(deltas) == 1:  # the hot path
-            return self._delta(deltas[0])
-        return b"".join([self._delta(delta) for delta in deltas])
-
-    def fill(self) -> None:
-        """Store the text so far in the open item."""
-        if self._open is not None:
-            self._open.fill()
-
-    def interrupt(self) -> None:
-        """Leave the open item incomplete."""
-        if self._open is not None:
-            self._open.fill()
-            self._open.item.status = "incomplete"
-            self._open = None
-
-    def _delta(self, delta: Delta) -> bytes:
-        begun, logprobs = b"", []
-        match delta:
-            case ToolCallStart():
-                return self._begin_call(delta)
-            case MessageEnd():
-                return self._end(is_cut=not delta.complete and self._choice.is_cut)
-            case TextDelta():
-                if self._open is None:
-                    phase: Phase = "commentary" if delta.preamble else "final_answer"
-                    message = MessageItem(id=new_id("msg"), role="assistant", content=[], phase=phase)
-                    begun = self._begin(message, _TEXT)
-                if self._gives_logprobs:
-                    logprobs = content_logprobs(self._choice.logprobs_of(delta) or (), self._tokenizer)
-            case ReasoningDelta() if self._open is None:
-                shape = _SUMMARY if self._shape.as_summary else _THOUGHT
-                begun = self._begin(ReasoningItem(id=new_id("rs")), shape)
-        assert self._open is not None, "text follows the start of its item"
-        return begun + self._open.write(delta.text, logprobs)
-
-    def _begin(self, item: WrittenItem, shape: _Shape) -> bytes:
-        item.status = "in_progress"
-        self._open = OpenItem(item, shape, len(self.items), self.writer)
-        self.items.append(item)
-        return self._open.begin()
-
-    def _begin_call(self, delta: ToolCallStart) -> bytes:
-        self._is_machine_call = delta.name in self._shape.machine_tools
-        if self._is_machine_call:
-            whole = FunctionCallItem(call_id=delta.call_id, name=delta.name, arguments="")
-            self._open = OpenItem(whole, _CALL, len(self.items), EventWriter(streams=False))
-            return b""
-        tool = self._shape.tools.get(delta.name, Tool(name=delta.name))
-        call: CustomCallItem | FunctionCallItem
-        if tool.takes_text:
-            call = CustomCallItem(id=new_id("ctc"), call_id=delta.call_id, name=tool.name, input="")
-        else:
-            call = FunctionCallItem(id=new_id("fc"), call_id=delta.call_id, name=tool.name, arguments="")
-        call.namespace = UNSET if tool.namespace == FUNCTIONS else tool.namespace
-        return self._begin(call, _CUSTOM_CALL if tool.takes_text else _CALL)
-
-    def _end(self, *, is_cut: bool) -> bytes:
-        ended, self._open = self._open, None
-        if ended is None:
-            return b""
-        text = ended.fill()
-        if isinstance(ended.item, FunctionCallItem) and self._is_machine_call:
-            item = machine_call(ended.item.name, ended.item.call_id, text, is_cut=is_cut)
-            place = {"output_index": len(self.items), "item": item}
-            self.items.append(item)
-            added = self.writer.event("response.output_item.added", **place)
-            return added + self.writer.event("response.output_item.done", **place)
-        if isinstance(ended.item, ReasoningItem):
-            self._shape.keep(ended.item.id, text)
-            if self._shape.seal is not None:
-                ended.item.encrypted_content = self._shape.seal.close(text)
-        return ended.end("incomplete" if is_cut else "completed")
-
-
 class ResponseAnswer(Answer):
-    """An answer that stores its events. It belongs to the key `key_name`."""
+    """An answer of one choice, with an output item for each Harmony message. It stores its events, and
+    belongs to the key `key_name`."""
 
     def __init__(
         self,
         response: ResponseObject,
         items: Sequence[Item],
         choice: Choice,
-        output: OutputWriter,
+        tokenizer: ModelTokenizer,
+        shape: OutputShape,
         *,
+        stream: bool,
         store: ResponseStore,
         key_name: str = "",
         ignored: tuple[str, ...] = (),
     ) -> None:
         self.model = choice.request.model
-        self.stream = output.writer.streams
+        self.stream = stream
         self.ignored = ignored
         self.response = response
         self.key_name = key_name
         self.choice = choice
         self.choices = [choice]
         self._items = items
-        self._output = output
+        self._tokenizer = tokenizer
+        self._shape = shape
+        self._open: OpenItem | None = None
+        self._gives_logprobs = choice.request.sampling.logprobs is not None
+        self._is_machine_call = False  # the open item is one, which is output as a whole
+        self._writer = EventWriter(streams=stream)
         self._store = store
-        self._kept: list[bytes] | None = [] if self.stream and response.store else None
+        self._kept: list[bytes] | None = [] if stream and response.store else None
         self._num_kept_bytes = 0
-        self._opening = self._keep(output.writer.opening(response))
+        self._opening = self._keep(self._writer.opening(response))
 
     @property
     def kept_stream(self) -> bytes | None:
@@ -340,7 +253,7 @@ class ResponseAnswer(Answer):
 
     def feed(self, index: int, chunk: TokenChunk) -> bytes:  # noqa: ARG002  there is one choice
         """The events of a chunk."""
-        return self._keep(self._output.write(self.choice.feed(chunk)))
+        return self.write(self.choice.feed(chunk))
 
     def finish(self, index: int) -> bytes:  # noqa: ARG002  there is one choice
         """The choice's last events; `closing` ends the response."""
@@ -348,7 +261,9 @@ class ResponseAnswer(Answer):
 
     def write(self, deltas: Sequence[Delta]) -> bytes:
         """The events of these deltas."""
-        return self._keep(self._output.write(deltas))
+        if len(deltas) == 1:  # the hot path
+            return self._keep(self._delta(deltas[0]))
+        return self._keep(b"".join([self._delta(delta) for delta in deltas]))
 
     def closing(self) -> bytes:
         """The event that ends a completed or incomplete response."""
@@ -362,22 +277,18 @@ class ResponseAnswer(Answer):
 
     def failure(self, error: BatonError) -> bytes:
         """The event that ends a failed response."""
-        self._output.interrupt()
-        self.response.status = "failed"
         self.response.error = ResponseError.of(error)
-        return self._end()
+        return self._interrupt("failed")
 
     def cancelled(self) -> bytes:
         """The event that ends a cancelled response: OpenAI defines no event for it, so it is
         `response.incomplete` with status `cancelled`."""
-        self._output.interrupt()
-        self.response.status = "cancelled"
-        return self._end()
+        return self._interrupt("cancelled")
 
     def body(self) -> ResponseObject:
         """The response so far."""
-        self._output.fill()
-        self.response.output = self._output.items
+        if self._open is not None:
+            self._open.fill()
         return self.response
 
     async def settle(self) -> None:
@@ -403,11 +314,86 @@ class ResponseAnswer(Answer):
         )
         await self._store.save(kept, [item.id for item in (*self._items, *body.output)])
 
+    def _delta(self, delta: Delta) -> bytes:
+        begun, logprobs = b"", []
+        match delta:
+            case ToolCallStart():
+                return self._begin_call(delta)
+            case MessageEnd():
+                return self._end_item(is_cut=not delta.complete and self.choice.is_cut)
+            case TextDelta():
+                if self._open is None:
+                    phase: Phase = "commentary" if delta.preamble else "final_answer"
+                    message = MessageItem(id=new_id("msg"), role="assistant", content=[], phase=phase)
+                    begun = self._begin(message, _TEXT)
+                if self._gives_logprobs:
+                    logprobs = content_logprobs(self.choice.logprobs_of(delta) or (), self._tokenizer)
+            case ReasoningDelta() if self._open is None:
+                shape = _THOUGHT if self.response.reasoning.summary is None else _SUMMARY
+                begun = self._begin(ReasoningItem(id=new_id("rs")), shape)
+        assert self._open is not None, "text follows the start of its item"
+        return begun + self._open.write(delta.text, logprobs)
+
+    def _begin(self, item: WrittenItem, shape: _Shape) -> bytes:
+        item.status = "in_progress"
+        output = self.response.output
+        self._open = OpenItem(item, shape, len(output), self._writer)
+        output.append(item)
+        return self._open.begin()
+
+    def _begin_call(self, delta: ToolCallStart) -> bytes:
+        self._is_machine_call = delta.name in self._shape.machine_tools
+        if self._is_machine_call:
+            whole = FunctionCallItem(call_id=delta.call_id, name=delta.name, arguments="")
+            self._open = OpenItem(whole, _CALL, len(self.response.output), EventWriter(streams=False))
+            return b""
+        tool = self._shape.tools.get(delta.name, Tool(name=delta.name))
+        call: CustomCallItem | FunctionCallItem
+        if tool.takes_text:
+            call = CustomCallItem(id=new_id("ctc"), call_id=delta.call_id, name=tool.name, input="")
+        else:
+            call = FunctionCallItem(id=new_id("fc"), call_id=delta.call_id, name=tool.name, arguments="")
+        call.namespace = UNSET if tool.namespace == FUNCTIONS else tool.namespace
+        return self._begin(call, _CUSTOM_CALL if tool.takes_text else _CALL)
+
+    def _end_item(self, *, is_cut: bool) -> bytes:
+        ended, self._open = self._open, None
+        if ended is None:
+            return b""
+        text = ended.fill()
+        if isinstance(ended.item, FunctionCallItem) and self._is_machine_call:
+            item = machine_call(ended.item.name, ended.item.call_id, text, is_cut=is_cut)
+            place = {"output_index": len(self.response.output), "item": item}
+            self.response.output.append(item)
+            added = self._writer.event("response.output_item.added", **place)
+            return added + self._writer.event("response.output_item.done", **place)
+        if isinstance(ended.item, ReasoningItem):
+            self._shape.keep(ended.item.id, text)
+            if self._shape.seal is not None:
+                ended.item.encrypted_content = self._shape.seal.close(text)
+        return ended.end("incomplete" if is_cut else "completed")
+
+    def _interrupt(self, status: Literal["failed", "cancelled"]) -> bytes:
+        """End the response and leave its open item incomplete."""
+        if self._open is not None:
+            self._open.fill()
+            self._open.item.status = "incomplete"
+            self._open = None
+        self.response.status = status
+        return self._end()
+
     def _end(self) -> bytes:
-        self.response.usage = self._usage()
+        choice, num_prompt_tokens = self.choice, len(self.choice.request.token_ids)
+        self.response.usage = ResponseUsage(
+            input_tokens=num_prompt_tokens,
+            input_tokens_details=InputDetails(cached_tokens=choice.num_cached_tokens),
+            output_tokens=choice.num_tokens,
+            output_tokens_details=OutputDetails(reasoning_tokens=choice.num_reasoning_tokens),
+            total_tokens=num_prompt_tokens + choice.num_tokens,
+        )
         response = self.body()
         status = "incomplete" if response.status == "cancelled" else response.status
-        return self._keep(self._output.writer.event(f"response.{status}", response=response))
+        return self._keep(self._writer.event(f"response.{status}", response=response))
 
     def _keep(self, data: bytes) -> bytes:
         if self._kept is not None and data:
@@ -416,13 +402,3 @@ class ResponseAnswer(Answer):
             if self._num_kept_bytes > MAX_KEPT_STREAM_BYTES:
                 self._kept = None
         return data
-
-    def _usage(self) -> ResponseUsage:
-        choice, num_prompt_tokens = self.choice, len(self.choice.request.token_ids)
-        return ResponseUsage(
-            input_tokens=num_prompt_tokens,
-            input_tokens_details=InputDetails(cached_tokens=choice.num_cached_tokens),
-            output_tokens=choice.num_tokens,
-            output_tokens_details=OutputDetails(reasoning_tokens=self.choice.num_reasoning_tokens),
-            total_tokens=num_prompt_tokens + choice.num_tokens,
-        )
