@@ -30,6 +30,7 @@ pytest.register_assert_rewrite("tests.contract.test_engine")
 from tests.contract import test_engine as contract  # noqa: E402  after the line above
 
 pytestmark = [
+    pytest.mark.asyncio(loop_scope="module"),  # each vLLM is lent from one test to the next
     pytest.mark.gpu,
     pytest.mark.timeout(600),
     pytest.mark.filterwarnings("default"),  # vLLM's own
