@@ -283,10 +283,9 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     """A worker in discovery. `incarnation` is new with every process start.
 
     `kv_transfer` names the transceiver (`ucx` or `tcp`, with its transport); `baton.pairing` decides who is
-    paired. `kv_timeout_s` is how long the engine may take to notice that a handoff's source died; None: at
-    once. A worker gets no requests until `is_ready`, after its warm-up; `cold_peers` are the ids of the peers
-    with which that failed. `max_batch_size` requests run at a time (None: unknown), `max_queue_size` more
-    may wait. `checkpoint` is the fingerprint of its weights; empty: unknown.
+    paired. A worker gets no requests until `is_ready`, after its warm-up; `cold_peers` are the ids of the
+    peers with which that failed. `max_batch_size` requests run at a time (None: unknown), `max_queue_size`
+    more may wait. `checkpoint` is the fingerprint of its weights; empty: unknown.
     """
 
     worker_id: str
@@ -301,7 +300,6 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     engine_version: str
     kv_layout: KvLayout | None = None
     kv_transfer: str = ""
-    kv_timeout_s: float | None = None
     is_ready: bool = True
     cold_peers: tuple[str, ...] = ()
     max_batch_size: int | None = None

@@ -207,7 +207,6 @@ def _services(
         discovery,
         transport,
         model_path=settings.model_path,
-        request_timeout_s=settings.request_timeout_s,
         aliases=parse_aliases(settings.model_alias),
         no_progress_s=settings.no_progress_s,
         current_date=settings.current_date,

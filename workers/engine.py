@@ -20,7 +20,6 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     kv_layout: KvLayout | None = None
     kv_transfer: str = ""
     kv_paths: Callable[[], str] = lambda: ""
-    kv_timeout_s: float | None = None
     max_batch_size: int | None = None
     max_queue_size: int = 0
 

@@ -184,7 +184,6 @@ def _card(
         engine_version=info.version,
         kv_layout=info.kv_layout,
         kv_transfer=info.kv_transfer,
-        kv_timeout_s=info.kv_timeout_s,
         max_batch_size=info.max_batch_size,
         max_queue_size=info.max_queue_size,
         checkpoint=checkpoint,

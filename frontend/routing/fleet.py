@@ -5,7 +5,7 @@ import fnmatch
 import logging
 import math
 import random
-from collections.abc import AsyncGenerator, Collection, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Collection, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,10 +25,6 @@ log = logging.getLogger(__name__)
 Alias = tuple[str, str]
 """(name pattern such as `claude-*`, model)."""
 STATS_TIMEOUT_S = 1.0
-_TOO_SHORT = (
-    "--request-timeout-s %g is not above the KV timeout of %g s of worker=%s: when a prefill worker is lost, "
-    "requests fail with deadline_exceeded instead of being retried"
-)
 
 
 class Fleet:
@@ -42,7 +38,6 @@ class Fleet:
         transport: Transport,
         *,
         model_path: Path | None = None,
-        request_timeout_s: float = math.inf,
         aliases: Sequence[Alias] = (),
         no_progress_s: float = NO_PROGRESS_S,
         current_date: str = "",
@@ -51,7 +46,6 @@ class Fleet:
         self._current_date = current_date
         self._discovery = discovery
         self._transport = transport
-        self._request_timeout_s = request_timeout_s
         self.table = Workers(self._probe)
         self._tokenizers = Tokenizers(model_path)
         self.cut = CutPairs(transport, self.table.has)
@@ -204,7 +198,6 @@ class Fleet:
     async def _follow(self) -> None:
         async with aclosing(self._discovery.watch()) as snapshots:
             async for workers in snapshots:
-                self._warn_of_timeouts(workers)
                 self._tokenizers.load(workers)
                 self.table.update(workers)
 
@@ -213,13 +206,6 @@ class Fleet:
         await self._tokenizers.tried()
         await self.table.probed(STATS_TIMEOUT_S)
         self.synced.set()
-
-    def _warn_of_timeouts(self, workers: Iterable[WorkerInfo]) -> None:
-        known = {worker.address for worker in self.table.all()}
-        for worker in workers:
-            timeout_s = worker.kv_timeout_s
-            if worker.address not in known and timeout_s is not None and timeout_s >= self._request_timeout_s:
-                log.warning(_TOO_SHORT, self._request_timeout_s, timeout_s, worker.worker_id)
 
 
 def _computed(stats: WorkerStats) -> tuple[int, int, int]:

@@ -339,18 +339,6 @@ async def test_health_names_pairs_that_are_refused_and_those_that_did_not_warm_u
         assert [w.worker_id for w in fleet.workers("m", Role.PREFILL)] == ["p1"]
 
 
-@pytest.mark.parametrize(("request_timeout_s", "warned"), [(60.0, 1), (60.1, 0)])
-async def test_a_request_timeout_within_the_kv_timeout_is_warned_of_once(
-    request_timeout_s: float, warned: int, caplog: pytest.LogCaptureFixture
-) -> None:
-    slow = worker("d1", kv_timeout_s=60.0)
-    async with fleet_of(slow, request_timeout_s=request_timeout_s) as (registry, fleet):
-        await until(lambda: len(fleet.health().instances) == 1)
-        registry.show(slow, worker("d2"))
-        await until(lambda: len(fleet.health().instances) == 2)
-    assert caplog.text.count("not above the KV timeout of 60 s of worker=d1") == warned
-
-
 async def test_a_model_whose_workers_are_all_lost_is_still_accepted() -> None:
     lost = worker("d1")
     async with fleet_of(lost) as (registry, fleet):

@@ -72,7 +72,6 @@ class ScriptedEngine:
             kv_layout=LAYOUT,
             kv_transfer=self.kv_transfer,
             kv_paths=self.kv_paths,
-            kv_timeout_s=7.0,
             max_batch_size=3,
             max_queue_size=5,
         )
@@ -274,7 +273,7 @@ async def test_a_worker_shows_what_its_engine_says_of_itself(tmp_path: Path, is_
     assert (shown.max_batch_size, shown.max_queue_size) == (3, 5)
     assert (shown.worker_id, shown.incarnation, shown.role) == ("w1", "i1", Role.DECODE)
     assert (shown.engine, shown.engine_version, shown.kv_transfer) == ("scripted", "1", "tcp")
-    assert (shown.context_length, shown.kv_layout, shown.kv_timeout_s) == (10, LAYOUT, 7.0)
+    assert (shown.context_length, shown.kv_layout) == (10, LAYOUT)
     assert shown.cold_peers == ()
     assert shown.checkpoint == (fingerprint(tmp_path) if is_readable else "")
     shutdown.ask()

@@ -69,7 +69,6 @@ class TrtllmAdapter:
         self.loaded = loaded
         self._leave = leave
         self._patience = patience
-        self._kv_timeout_s = (loaded.values.get(TIMEOUT) or 0) / 1000
         self._options = _options(loaded.values)
         values = loaded.values
         self._num_ranks = int(values["tensor_parallel_size"]) if values["enable_attention_dp"] else 1
@@ -94,7 +93,8 @@ class TrtllmAdapter:
         await self.llm.generate_async([0, 1, 2, 3], params, **self._options).aresult()
         self._num_blocks, num_tokens = kv_capacity(self.llm)
         is_reused = self.loaded.values["kv_cache_config.enable_block_reuse"]
-        return Facts(self._info(num_tokens), self._kv_timeout_s, num_tokens if is_reused else 0)
+        timeout_s = (self.loaded.values.get(TIMEOUT) or 0) / 1000
+        return Facts(self._info(num_tokens), timeout_s, num_tokens if is_reused else 0)
 
     def submit(self, call: Call) -> "TrtllmAnswer":
         """See `Adapter.submit`."""
@@ -212,7 +212,6 @@ class TrtllmAdapter:
                 max_handoff_tokens=values.get(BUFFER),
             ),
             kv_transfer=_kv_transfer(values) if is_paired else "",
-            kv_timeout_s=self._kv_timeout_s if is_paired else None,
             max_batch_size=self._num_slots,
             max_queue_size=values[QUEUE_SIZE],
         )
