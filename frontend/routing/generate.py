@@ -5,7 +5,7 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sized
 from functools import partial
 from typing import NamedTuple
 
@@ -26,47 +26,11 @@ from baton.transport import Transport
 from frontend.metrics import Metrics
 from frontend.routing.admission import MAX_WAIT_S, Admission, Capacity, capacity_of
 from frontend.routing.fleet import Fleet
-from frontend.routing.progress import Progress, UnknownToken
+from frontend.routing.progress import Call, Progress, UnknownToken
 from frontend.routing.router import Locality, RouterMode, make_router
-from frontend.routing.workers import Event, Waiting
+from frontend.routing.workers import Event
 
 log = logging.getLogger(__name__)
-
-
-class _Call:
-    """A running call, which counts as one of its worker's requests until it is closed."""
-
-    __slots__ = ("_num_running", "_waiting", "_worker_id", "replies")
-
-    def __init__(
-        self,
-        replies: AsyncGenerator[Reply, None],
-        worker_id: str,
-        num_running: Counter[str],
-        waiting: Waiting | None,
-    ) -> None:
-        self.replies = replies
-        self._worker_id = worker_id
-        self._num_running = num_running
-        self._waiting = waiting
-        num_running[worker_id] += 1
-
-    async def close(self) -> None:
-        """Cancel the call if it runs; once."""
-        self._num_running[self._worker_id] -= 1
-        if self._waiting is not None:
-            self._waiting.end()
-        await self.replies.aclose()
-
-
-async def _close(calls: list[_Call]) -> None:
-    """Close the calls, the last first, even if one fails."""
-    try:
-        while calls:
-            await calls.pop().close()
-    finally:
-        if calls:
-            await _close(calls)
 
 
 class Prefilled(NamedTuple):
@@ -76,7 +40,7 @@ class Prefilled(NamedTuple):
 
     request: GenerateRequest
     handoff: KvHandoff
-    pinning: _Call
+    pinning: Call
     decode: WorkerInfo | None
 
     async def decoded(self, tokens: AsyncGenerator[Reply, None]) -> Reply | None:
@@ -166,15 +130,14 @@ class Generator:
                     await self._find_worker(progress)
                     if progress.error is None:
                         on_taken()
-                    calls: list[_Call] = []
                     try:
-                        started = await self._start(progress, calls)
+                        started = await self._start(progress)
                         if isinstance(started, Prefilled):
                             if (first := started.handoff.first_chunk) is not None:
                                 on_start()
                                 if (fresh := progress.take(first)) is not None:
                                     yield fresh
-                            started = await self._hand_over(progress, started, calls)
+                            started = await self._hand_over(progress, started)
                         on_start()
                         chunk, rest = started
                         while isinstance(chunk, TokenChunk):
@@ -187,7 +150,7 @@ class Generator:
                     except BatonError as error:
                         self._note_failure(error, progress)
                     finally:
-                        await _close(calls)
+                        await progress.close()
         finally:
             self._note_usage(progress)
 
@@ -245,9 +208,9 @@ class Generator:
         except TimeoutError:
             raise progress.ended_by(self._no_decode(progress.request)) from None
 
-    async def _start(self, progress: Progress, calls: list[_Call]) -> _Stream | Prefilled:
+    async def _start(self, progress: Progress) -> _Stream | Prefilled:
         """Send the remaining request to workers; returns the first chunk and the rest, or what prefill hands
-        over. `calls` closes the calls.
+        over.
         """
         request = progress.remaining()
         decode = self._choose(Role.DECODE, progress) if self._local_prefill.max_tokens else None
@@ -255,32 +218,21 @@ class Generator:
         if prefill is None:
             reason = "stalled" if progress.prefills_locally else "no_prefill_worker"
             self._metrics.of("prefills", "decode", reason).inc()
-            decode = decode or self._choose(Role.DECODE, progress)
-            tokens = self._decode(request, progress, calls, decode)
-            return await anext(tokens, None), tokens
+            return await self._decode(request, progress, decode or self._choose(Role.DECODE, progress))
         if decode is None:
             reason = "always"
         elif self._fleet.watchdog.longest_wait_s(prefill) < self._local_prefill.after_s:
             reason = "free"
         else:
-            first, tokens = await self._locally(request, decode, progress, calls)
+            local = msgspec.structs.replace(request, local_prefill_tokens=self._local_prefill.max_tokens)
+            first, tokens = await self._decode(local, progress, decode)
             if not isinstance(first, PrefillFirst):
                 self._metrics.of("prefills", "decode", "cached").inc()
                 return first, tokens
+            await progress.calls.pop().close()
             reason = "busy" if first.is_busy else "long"
         self._metrics.of("prefills", "prefill", reason).inc()
-        return await self._prefill(request, prefill, decode, progress, calls)
-
-    async def _locally(
-        self, request: GenerateRequest, decode: WorkerInfo, progress: Progress, calls: list[_Call]
-    ) -> _Stream:
-        """The answer of a decode worker, PrefillFirst if it lacks too much of the prompt."""
-        request = msgspec.structs.replace(request, local_prefill_tokens=self._local_prefill.max_tokens)
-        tokens = self._decode(request, progress, calls, decode)
-        first = await anext(tokens, None)
-        if isinstance(first, PrefillFirst):
-            await calls.pop().close()
-        return first, tokens
+        return await self._prefill(request, prefill, decode, progress)
 
     async def _prefill(
         self,
@@ -288,15 +240,15 @@ class Generator:
         prefill: WorkerInfo,
         decode: WorkerInfo | None,
         progress: Progress,
-        calls: list[_Call],
     ) -> _Stream | Prefilled:
         """What the prefill worker answers: a handoff, or the whole answer if that is so short."""
         progress.prefill = prefill
-        pinning = self._call(prefill, request, progress, calls)
+        arrived: list[Reply | None] = []
+        pinning = self._call(prefill, request, progress, arrived)
         began_s = time.perf_counter()
-        with self._fleet.watchdog.waiting(prefill, arrived := []):
-            first = await anext(pinning.replies, None)
-            arrived.append(first)
+        first = await anext(pinning.replies, None)
+        arrived.append(first)
+        pinning.answered()
         self._metrics.of("prefill_seconds").observe(time.perf_counter() - began_s)
         if isinstance(first, TokenChunk):
             return first, pinning.replies
@@ -305,7 +257,7 @@ class Generator:
         progress.check((first.first_token,))
         return Prefilled(request, first, pinning, decode)
 
-    async def _hand_over(self, progress: Progress, prefilled: Prefilled, calls: list[_Call]) -> _Stream:
+    async def _hand_over(self, progress: Progress, prefilled: Prefilled) -> _Stream:
         """Decode what prefill hands over.
 
         The prefill call stays open until decode's first chunk, since not every engine reports when the KV
@@ -313,25 +265,26 @@ class Generator:
         """
         request = after_handoff(prefilled.request, prefilled.handoff)
         decode = prefilled.decode or self._choose(Role.DECODE, progress, paired_with=progress.prefill)
-        tokens = self._decode(request, progress, calls, decode)
+        tokens = self._tokens(request, progress, decode)
         began_s = time.perf_counter()
         chunk = await prefilled.decoded(tokens)
         self._metrics.of("handoff_seconds").observe(time.perf_counter() - began_s)
-        calls.remove(prefilled.pinning)
+        progress.calls.remove(prefilled.pinning)
         await prefilled.pinning.close()
         return chunk, tokens
 
-    def _decode(
-        self,
-        request: GenerateRequest,
-        progress: Progress,
-        calls: list[_Call],
-        decode: WorkerInfo | None,
+    async def _decode(
+        self, request: GenerateRequest, progress: Progress, decode: WorkerInfo | None
+    ) -> _Stream:
+        tokens = self._tokens(request, progress, decode)
+        return await anext(tokens, None), tokens
+
+    def _tokens(
+        self, request: GenerateRequest, progress: Progress, decode: WorkerInfo | None
     ) -> AsyncGenerator[Reply, None]:
         if decode is None:
             raise self._no_decode(request)
-        waiting = self._fleet.watchdog.waiting(decode, progress.token_ids)
-        return self._call(decode, request, progress, calls, waiting).replies
+        return self._call(decode, request, progress, progress.token_ids).replies
 
     def _no_decode(self, request: GenerateRequest) -> NoWorkers:
         return NoWorkers(f"No decode worker is available for {request.model}.", retry_after_s=1)
@@ -350,15 +303,9 @@ class Generator:
         live = self._fleet.workers(progress.request.model, role, paired_with=paired_with)
         return [worker for worker in live if worker.incarnation not in progress.avoided]
 
-    def _call(
-        self,
-        worker: WorkerInfo,
-        request: GenerateRequest,
-        progress: Progress,
-        calls: list[_Call],
-        waiting: Waiting | None = None,
-    ) -> _Call:
+    def _call(self, worker: WorkerInfo, request: GenerateRequest, progress: Progress, arrived: Sized) -> Call:
         progress.called.append(worker)
         replies = self._transport.call(worker.address, request)
-        calls.append(_Call(replies, worker.worker_id, self._num_running, waiting))
-        return calls[-1]
+        waiting = self._fleet.watchdog.waiting(worker, arrived)
+        progress.calls.append(Call(replies, worker.worker_id, self._num_running, waiting))
+        return progress.calls[-1]

@@ -1,7 +1,8 @@
 """One request across its attempts: its tokens so far, the workers to avoid, and when it is given up."""
 
 import asyncio
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import AsyncGenerator, Sequence
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -20,7 +21,8 @@ from baton.errors import (
     WorkerLost,
     WorkerUnreached,
 )
-from baton.messages import GenerateRequest, TokenChunk, Usage, WorkerInfo
+from baton.messages import GenerateRequest, Reply, TokenChunk, Usage, WorkerInfo
+from frontend.routing.workers import Waiting
 
 MAX_ATTEMPTS = 4
 """A request is given up when this many attempts have failed: it may be what kills the workers."""
@@ -66,6 +68,37 @@ def retry_after(error: BatonError) -> Retry | None:
     return next((RETRIES[kind] for kind in type(error).__mro__ if kind in RETRIES), None)
 
 
+class Call:
+    """A running call, which counts as one of its worker's requests until it is closed."""
+
+    __slots__ = ("_num_running", "_waiting", "_worker_id", "replies")
+
+    def __init__(
+        self,
+        replies: AsyncGenerator[Reply, None],
+        worker_id: str,
+        num_running: Counter[str],
+        waiting: Waiting,
+    ) -> None:
+        self.replies = replies
+        self._worker_id = worker_id
+        self._num_running = num_running
+        self._waiting: Waiting | None = waiting
+        num_running[worker_id] += 1
+
+    def answered(self) -> None:
+        """Nothing more is expected of the worker: the watchdog leaves this call out."""
+        if self._waiting is not None:
+            self._waiting.end()
+            self._waiting = None
+
+    async def close(self) -> None:
+        """Cancel the call if it runs; once."""
+        self._num_running[self._worker_id] -= 1
+        self.answered()
+        await self.replies.aclose()
+
+
 class Progress:
     """The state of one request across its attempts. `error` is how the last one ended; `num_ids` is how many
     token ids the model has; `usage` is the latest that a worker reported.
@@ -77,6 +110,7 @@ class Progress:
         self.token_ids: list[int] = []
         self.usage: Usage | None = None
         self.called: list[WorkerInfo] = []  # in this attempt
+        self.calls: list[Call] = []  # those that are open
         self.prefill: WorkerInfo | None = None  # whose handoff this attempt uses
         self.avoided: set[str] = set()
         self.error: BatonError | None = None
@@ -140,6 +174,15 @@ class Progress:
             raise UnknownToken(
                 f"the worker sent the token id {max(token_ids)}, which {self.request.model} does not have"
             )
+
+    async def close(self) -> None:
+        """Close the attempt's calls, the last first, even if one fails."""
+        try:
+            while self.calls:
+                await self.calls.pop().close()
+        finally:
+            if self.calls:
+                await self.close()
 
     @property
     def _is_running(self) -> bool:

@@ -321,7 +321,7 @@ class Watchdog:
         self._held: dict[str, _Held] = {}
         self._judging: dict[str, asyncio.Task[None]] = {}
 
-    def waiting(self, worker: WorkerInfo, tokens: Sized) -> "Waiting":
+    def waiting(self, worker: WorkerInfo, tokens: Sized) -> Waiting:
         """Note that a request waits for this worker, until `end`, or in a context. Its progress is the growth
         of `tokens`. An error is not progress: a hung engine also rejects requests because its queue is full.
         """
