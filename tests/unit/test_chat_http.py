@@ -18,7 +18,7 @@ from tests.scripted_frontend import (
     ScriptedFleet,
     ScriptedTokens,
 )
-from tests.waiting import PATIENCE_S, scaled
+from tests.waiting import PATIENCE_S
 
 Json = dict[str, Any]
 
@@ -155,13 +155,17 @@ async def test_calls_have_an_id_and_their_own_arguments(stream: bool) -> None:
         (PATCH, '{"input": "*** Begin"}', "*** Begin"),
         (PATCH, '{"other": 1}', '{"other": 1}'),
         (PATCH, '{"input": "a", "other": 1}', '{"input": "a", "other": 1}'),
+        (PATCH, '{"input": 1}', '{"input": 1}'),
+        (PATCH, '{"a":' * 900 + "1" + "}" * 900, '{"a":' * 900 + "1" + "}" * 900),
         (HELD, '{"input": "a"}', '{"input": "a"}'),
     ],
 )
 async def test_the_input_of_a_custom_call_is_unwrapped_without_a_grammar(
     tool: Json, written: str, given: str, stream: bool
 ) -> None:
-    reply = await chat(PATCH_CALL.replace("{}", written), tools=[tool, F], stream=stream)
+    tokens = ScriptedTokens(PATCH_CALL.replace("{}", written), tokens_per_chunk=2000)
+    client = Client(tokens, ScriptedFleet(context_length=99_999))
+    reply = await client.chat(tools=[tool, F], stream=stream, max_tokens=20_000)
     [call] = message_of(reply).calls
     assert call["custom"]["input"] == given
 
@@ -181,28 +185,6 @@ async def test_a_grammar_is_enforced_and_shown() -> None:
     assert (call.grammar, call.syntax) == ('start: "a"+', "lark")
     assert call.param == "tools[0].custom.format.grammar.definition"
     assert '// start: "a"+\ntype patch = (input: string)' in TOKENIZER.decode(request.token_ids)
-
-
-async def test_a_custom_call_of_the_history_is_text_in_the_prompt() -> None:
-    call = {"id": "c", "type": "custom", "custom": {"name": "patch", "input": "*** Begin"}}
-    result = {"role": "tool", "tool_call_id": "c", "content": "done"}
-    client = Client(ScriptedTokens(SHORT))
-    await client.chat(messages=[HI, {"role": "assistant", "tool_calls": [call]}, result], tools=[PATCH])
-    prompt = TOKENIZER.decode(client.tokens.requests[0].token_ids)
-    assert "assistant to=functions.patchcommentary code*** Begin" in prompt
-
-
-async def test_kept_reasoning_belongs_to_its_key() -> None:
-    client = Client(ScriptedTokens(THINK + CALL))
-    body = {"model": MODEL, "messages": [HI], "tools": [F]}
-    mine, theirs = ({"authorization": f"Bearer {key}"} for key in ("mine", "theirs"))
-    [called] = message_of(await client.post(ROUTE, body, mine)).calls
-    result = {"role": "tool", "tool_call_id": called["id"], "content": "ok"}
-    later = body | {"messages": [HI, {"role": "assistant", "tool_calls": [called]}, result]}
-    for headers in (mine, theirs):
-        await client.post(ROUTE, later, headers)
-    prompts = [TOKENIZER.decode(request.token_ids) for request in client.tokens.requests[1:]]
-    assert ["Think." in prompt for prompt in prompts] == [True, False]
 
 
 @pytest.mark.parametrize(
@@ -257,11 +239,6 @@ async def test_the_text_ends_where_it_should(
     assert client.tokens.num_ended == 1
 
 
-async def test_content_is_null_if_there_are_calls_only() -> None:
-    message = message_of(await chat(CALL, tools=[F]))
-    assert (message.content, message.reasoning) == (None, "")
-
-
 @pytest.mark.parametrize(
     ("fields", "reasoning"),
     [
@@ -275,6 +252,11 @@ async def test_reasoning_is_given_in_paragraphs_unless_excluded(
 ) -> None:
     message = message_of(await chat(THINK + ANSWER, **fields, stream=stream))
     assert (message.content, message.reasoning) == ("Hello wörld", reasoning)
+
+
+async def test_content_is_null_if_there_are_calls_only() -> None:
+    message = message_of(await chat(CALL, tools=[F]))
+    assert (message.content, message.reasoning) == (None, "")
 
 
 async def test_choices_run_side_by_side_and_share_the_prompt(stream: bool) -> None:
@@ -342,12 +324,6 @@ async def test_ignored_fields_are_named_in_a_header_and_counted() -> None:
     assert reply.headers["x-baton-ignored"] == "foo, nvext.annotations, reasoning_effort"
 
 
-async def test_a_full_fleet_refuses_a_request_before_its_prompt_is_tokenised() -> None:
-    full = {"refuses_with": Overloaded("Full.", retry_after_s=3)}
-    too_long = [{"role": "user", "content": "x " * CONTEXT_LENGTH}]
-    assert (await chat(ANSWER, script=full, messages=too_long)).status == 429
-
-
 @pytest.mark.parametrize(
     ("error", "retry_after"),
     [
@@ -365,12 +341,6 @@ async def test_a_failure_before_the_first_token_is_a_status(
     assert (reply.status, reply.error["code"]) == (error.status, error.code)
     assert reply.headers.get("retry-after") == retry_after
     assert client.metric("baton_requests_total", route=ROUTE, model=MODEL, status=str(error.status)) == 1
-
-
-async def test_no_worker_is_a_503_before_anything_is_generated() -> None:
-    client = Client(ScriptedTokens(ANSWER), ScriptedFleet(NoWorkers("Nobody.", retry_after_s=1)))
-    assert (await client.chat(stream=True)).status == 503
-    assert client.tokens.requests == []
 
 
 async def test_a_failure_in_mid_stream_is_an_error_event_and_the_end() -> None:
@@ -400,13 +370,6 @@ async def test_a_client_that_disconnects_ends_the_generation_at_once(stream: boo
     assert client.metric("baton_disconnects_total", route=ROUTE) == 1
     assert client.metric("baton_requests_total", route=ROUTE, model=MODEL, status="499") == 1
     assert client.metric("baton_running_requests", route=ROUTE) == 0
-
-
-async def test_a_deadline_that_passes_is_a_504_or_an_error_event() -> None:
-    late = Client(ScriptedTokens(ANSWER, pause_at=0), request_timeout_s=0.01)
-    assert (await late.chat()).status == 504
-    later = Client(ScriptedTokens(ANSWER, pause_at=30), request_timeout_s=scaled(0.1))
-    assert (await later.chat(stream=True)).events[-1]["error"]["code"] == "deadline_exceeded"
 
 
 async def test_the_request_id_goes_from_header_to_worker_and_back() -> None:

@@ -8,17 +8,14 @@ from msgspec.structs import replace
 
 from baton.messages import Sampling, TokenChunk, TokenLogprob
 from frontend.harmony.conversation import (
-    AssistantTurn,
     Delta,
-    MessageEnd,
     ReasoningDelta,
     TextDelta,
-    ToolCall,
     ToolCallArguments,
     ToolCallStart,
 )
 from frontend.harmony.parse import HarmonyParser
-from frontend.turn.choice import Choice, RawText, TextCalls
+from frontend.turn.choice import Choice, RawText
 from tests.scripted_frontend import TOKENIZER
 from tests.scripted_workers import request
 
@@ -109,12 +106,6 @@ def test_nothing_is_told_after_the_last_call_that_is_allowed(tokens_per_chunk: i
 
 
 @pytest.mark.parametrize("tokens_per_chunk", [1, 1000])
-def test_raw_text_that_might_have_become_a_stop_string_is_told_at_the_end(tokens_per_chunk: int) -> None:
-    choice = Choice(request(), RawText(TOKENIZER), stop_strings=("more.X",))
-    assert shown(fed(choice, "Hello and more.", tokens_per_chunk))[0] == "Hello and more."
-
-
-@pytest.mark.parametrize("tokens_per_chunk", [1, 1000])
 def test_a_stop_string_does_not_span_two_messages(tokens_per_chunk: int) -> None:
     choice = choice_of("hereHello")
     preamble = "<|channel|>commentary<|message|>Look here<|end|><|start|>assistant"
@@ -167,50 +158,3 @@ def test_an_answer_that_is_cut_after_a_call_was_cut() -> None:
     choice.feed(TokenChunk(tuple(TOKENIZER.encode_text(THINK + CALL, allow_special=True)), "length"))
     choice.finish()
     assert (choice.finish_reason, choice.is_cut) == ("length", True)
-
-
-def test_an_answer_of_which_a_call_is_left_out_was_not_told() -> None:
-    choice = choice_of()
-    fed(choice, TWO_CALLS, 7)
-    written = choice.written(TOKENIZER)
-    assert written is not None
-    call = ToolCall(call_id="a", name="f", arguments='{"x":1}')
-    assert written.matches(AssistantTurn(tool_calls=(call, call)))
-    assert not written.matches(AssistantTurn(tool_calls=(call,)))
-
-
-def test_the_input_of_a_custom_tool_is_unwrapped_and_that_of_others_is_not_held_back() -> None:
-    held: list[Delta] = [
-        ToolCallStart(0, "patch"),
-        ToolCallArguments(0, '{"input":'),
-        ToolCallArguments(0, ' "x"}'),
-    ]
-    passed: list[Delta] = [
-        ToolCallStart(1, "f"),
-        ToolCallArguments(1, '{"input":'),
-        ToolCallArguments(1, ' "x"}'),
-    ]
-    calls = TextCalls(frozenset({"patch"}))
-    assert list(calls.pass_on(held)) == [held[0]]
-    assert list(calls.pass_on([MessageEnd()])) == [ToolCallArguments(0, "x"), MessageEnd()]
-    assert list(calls.pass_on([*passed, MessageEnd()])) == [*passed, MessageEnd()]
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    ['{"input": "x", "more": 1}', "plain text", '{"input": 1}', '{"a":' * 2000 + "1" + "}" * 2000],
-)
-def test_what_is_not_a_wrapped_input_is_the_input_itself(arguments: str) -> None:
-    calls = TextCalls(frozenset({"patch"}))
-    given: list[Delta] = [ToolCallStart(0, "patch"), ToolCallArguments(0, arguments), MessageEnd()]
-    assert list(calls.pass_on(given)) == given
-
-
-def test_the_next_call_is_held_back_only_if_it_is_of_a_custom_tool() -> None:
-    calls = TextCalls(frozenset({"patch"}))
-    assert list(calls.pass_on([ToolCallStart(0, "patch"), MessageEnd()])) == [
-        ToolCallStart(0, "patch"),
-        MessageEnd(),
-    ]
-    text = ToolCallArguments(1, "{")
-    assert list(calls.pass_on([ToolCallStart(1, "f"), text])) == [ToolCallStart(1, "f"), text]

@@ -1,6 +1,5 @@
 """Raw completions, and the routes beside the generating ones, through the whole app with a scripted model."""
 
-import asyncio
 import time
 from typing import Any
 
@@ -24,118 +23,107 @@ TEXT = "Once upon a time"
 ENDED = TEXT + "<|return|>"
 
 
-def complete(prompt: object, *, text: str = ENDED, **fields: Any) -> Reply:
-    return asyncio.run(Client(ScriptedTokens(text)).complete(prompt, **fields))
+async def complete(prompt: object, *, text: str = ENDED, **fields: Any) -> Reply:
+    return await Client(ScriptedTokens(text)).complete(prompt, **fields)
 
 
-def get(path: str, fleet: ScriptedFleet | None = None) -> Reply:
-    return asyncio.run(Client(ScriptedTokens(ENDED), fleet).get(path))
+async def get(path: str, fleet: ScriptedFleet | None = None) -> Reply:
+    return await Client(ScriptedTokens(ENDED), fleet).get(path)
 
 
-def test_a_completion_is_the_raw_text_of_the_answer() -> None:
-    reply = complete("x", max_tokens=100)
+async def test_a_completion_is_the_raw_text_of_the_answer() -> None:
+    reply = await complete("x", max_tokens=100)
     Completion.model_validate(reply.json)
     assert reply.json["choices"] == [{"index": 0, "text": TEXT, "finish_reason": "stop", "logprobs": None}]
     assert reply.json["usage"]["completion_tokens"] == len(TEXT) + 1
 
 
-def test_a_stop_token_that_did_not_end_the_answer_is_text() -> None:
+async def test_a_stop_token_that_did_not_end_the_answer_is_text() -> None:
     [last_id] = TOKENIZER.encode_text("c")
-    reply = complete("x", text="Once upon", stop_token_ids=[last_id], ignore_eos=True, max_tokens=3)
+    reply = await complete("x", text="Once upon", stop_token_ids=[last_id], ignore_eos=True, max_tokens=3)
     assert reply.json["choices"][0]["text"] == "Onc"
 
 
-def test_sixteen_tokens_are_the_default() -> None:
-    assert complete("x", text="y" * 50).json["choices"][0]["text"] == "y" * 16
+async def test_sixteen_tokens_are_the_default() -> None:
+    assert (await complete("x", text="y" * 50)).json["choices"][0]["text"] == "y" * 16
 
 
-def test_a_stream_of_a_completion_ends_with_its_reason_and_usage() -> None:
-    reply = complete("x", max_tokens=100, stream=True, stream_options={"include_usage": True})
+async def test_a_stream_of_a_completion_ends_with_its_reason_and_usage() -> None:
+    reply = await complete("x", max_tokens=100, stream=True, stream_options={"include_usage": True})
     *chunks, usage, done = reply.events
     assert [chunk["choices"][0]["text"] for chunk in chunks] == ["Onc", "e u", "pon", " a ", "tim", "e", ""]
     assert [chunk["choices"][0]["finish_reason"] for chunk in chunks] == [None] * 6 + ["stop"]
     assert usage["choices"] == []
     assert usage["usage"]["prompt_tokens"] == 1
     assert done == "[DONE]"
-    unasked = complete("x", max_tokens=100, stream=True, stream_options={"include_usage": False})
+    unasked = await complete("x", max_tokens=100, stream=True, stream_options={"include_usage": False})
     assert [event["choices"][0]["index"] for event in unasked.events[:-1]] == [0] * 7
 
 
-def test_a_list_of_prompts_gives_n_choices_for_each() -> None:
+async def test_a_list_of_prompts_gives_n_choices_for_each() -> None:
     client = Client(ScriptedTokens(ENDED))
-    reply = asyncio.run(client.complete(["a", "bc"], n=2))
+    reply = await client.complete(["a", "bc"], n=2)
     assert [choice["index"] for choice in reply.json["choices"]] == [0, 1, 2, 3]
     assert [len(r.token_ids) for r in client.tokens.requests] == [1, 1, 2, 2]
     assert reply.json["usage"]["prompt_tokens"] == 3
 
 
-def test_the_choices_of_all_prompts_together_are_limited() -> None:
-    assert len(complete(["a", "b"], n=8).json["choices"]) == 16
-    reply = complete(["a", "b"], n=9)
-    assert (reply.status, reply.error["param"]) == (400, "n")
-
-
-def test_token_ids_and_spelled_control_tokens_are_the_prompt() -> None:
+async def test_token_ids_and_spelled_control_tokens_are_the_prompt() -> None:
     client = Client(ScriptedTokens(ENDED))
     start = TOKENIZER.encode_text("<|start|>", allow_special=True)
     for prompt in ([1, 2, 3], [[4], [5, 6]], "<|start|>"):
-        asyncio.run(client.complete(prompt))
+        await client.complete(prompt)
     assert [r.token_ids for r in client.tokens.requests] == [[1, 2, 3], [4], [5, 6], start]
 
 
-def test_control_tokens_of_the_answer_are_shown_when_asked_for() -> None:
+async def test_control_tokens_of_the_answer_are_shown_when_asked_for() -> None:
     raw = "<|channel|>final<|message|>Hi<|return|>"
-    assert complete("x", text=raw).json["choices"][0]["text"] == "finalHi"
-    shown = complete("x", text=raw, skip_special_tokens=False).json["choices"][0]["text"]
+    assert (await complete("x", text=raw)).json["choices"][0]["text"] == "finalHi"
+    shown = (await complete("x", text=raw, skip_special_tokens=False)).json["choices"][0]["text"]
     assert shown == "<|channel|>final<|message|>Hi"
 
 
 @pytest.mark.parametrize(
     "prompt", ["", [], [[]], ["a", 1], [1, "a"], [99999], [[1], [99999]], [-1], {"a": 1}, ["a", ""]]
 )
-def test_a_prompt_that_is_none_is_refused(prompt: object) -> None:
-    reply = complete(prompt)
+async def test_a_prompt_that_is_none_is_refused(prompt: object) -> None:
+    reply = await complete(prompt)
     assert reply.status == 400
     assert reply.error["param"].startswith("prompt")
 
 
-def test_a_stop_string_cuts_the_text() -> None:
-    choice = complete("x", max_tokens=50, stop=["?", "!", ";", ":", " a"]).json["choices"][0]
-    assert (choice["text"], choice["finish_reason"]) == ("Once upon", "stop")
-
-
-def test_logprobs_come_as_parallel_lists() -> None:
+async def test_logprobs_come_as_parallel_lists() -> None:
     client = Client(ScriptedTokens(ENDED))
-    reply = asyncio.run(client.complete("x", logprobs=1, max_tokens=4))
+    reply = await client.complete("x", logprobs=1, max_tokens=4)
     assert client.tokens.requests[0].sampling.prompt_logprobs is None  # which would cost a lot
     logprobs = reply.json["choices"][0]["logprobs"]
     assert logprobs["tokens"] == ["O", "n", "c", "e"]
     assert logprobs["text_offset"] == [0, 1, 2, 3]
     assert logprobs["top_logprobs"][0] == {"O": -0.5}
-    chunks = complete("x", logprobs=1, max_tokens=4, stream=True).events[:-1]
+    chunks = (await complete("x", logprobs=1, max_tokens=4, stream=True)).events[:-1]
     told = [chunk["choices"][0]["logprobs"] for chunk in chunks]
     assert [offset for each in told if each for offset in each["text_offset"]] == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("prompt", ["Say: <|start|>ü", [9, 8, 7]])
-def test_the_prompt_is_echoed(prompt: object) -> None:
+async def test_the_prompt_is_echoed(prompt: object) -> None:
     said = "Say: <|start|>ü" if isinstance(prompt, str) else TOKENIZER.decode([9, 8, 7])
-    assert complete(prompt, echo=True).json["choices"][0]["text"] == said + TEXT
-    chunks = complete(prompt, echo=True, stream=True).events[:-1]
+    assert (await complete(prompt, echo=True)).json["choices"][0]["text"] == said + TEXT
+    chunks = (await complete(prompt, echo=True, stream=True)).events[:-1]
     assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == said + TEXT
 
 
-def test_each_choice_begins_with_its_own_prompt() -> None:
-    chunks = complete(["ab", "cd"], echo=True, stream=True).events[:2]
+async def test_each_choice_begins_with_its_own_prompt() -> None:
+    chunks = (await complete(["ab", "cd"], echo=True, stream=True)).events[:2]
     assert [tuple(each["choices"][0][name] for name in ("index", "text")) for each in chunks] == [
         (0, "ab"), (1, "cd"),
     ]  # fmt: skip
 
 
 @pytest.mark.parametrize("max_tokens", [0, 1])
-def test_an_echoed_prompt_comes_with_its_log_probabilities(max_tokens: int) -> None:
-    [choice] = complete("abc", echo=True, logprobs=1, max_tokens=max_tokens).json["choices"]
-    Completion.model_validate(complete("abc", echo=True, max_tokens=max_tokens).json)
+async def test_an_echoed_prompt_comes_with_its_log_probabilities(max_tokens: int) -> None:
+    [choice] = (await complete("abc", echo=True, logprobs=1, max_tokens=max_tokens)).json["choices"]
+    Completion.model_validate((await complete("abc", echo=True, max_tokens=max_tokens)).json)
     answer = TEXT[:max_tokens]
     assert choice["text"] == "abc" + answer
     assert choice["finish_reason"] == "length"
@@ -146,16 +134,9 @@ def test_an_echoed_prompt_comes_with_its_log_probabilities(max_tokens: int) -> N
     assert told["text_offset"] == [0, 1, 2, 3][: 3 + max_tokens]
 
 
-def test_a_failure_in_mid_stream_is_an_event() -> None:
-    tokens = ScriptedTokens(ENDED, fail_at=6, error=NoWorkers("Nobody."))
-    reply = asyncio.run(Client(tokens).complete("x", stream=True))
-    assert reply.status == 200
-    assert reply.events[-1]["error"]["message"] == "Nobody."
-
-
-def test_an_echo_without_an_answer_costs_one_token() -> None:
+async def test_an_echo_without_an_answer_costs_one_token() -> None:
     client = Client(ScriptedTokens(ENDED))
-    chunks = asyncio.run(client.complete("abc", echo=True, max_tokens=0, stream=True)).events[:-1]
+    chunks = (await client.complete("abc", echo=True, max_tokens=0, stream=True)).events[:-1]
     assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == "abc"
     assert client.tokens.requests[0].sampling.max_tokens == 1
 
@@ -173,32 +154,32 @@ def test_an_echo_without_an_answer_costs_one_token() -> None:
         ({"bad_words": ["x"]}, "bad_words"),
     ],
 )
-def test_what_cannot_be_echoed_is_refused(fields: dict[str, Any], param: str) -> None:
-    reply = complete("abc", **fields)
+async def test_what_cannot_be_echoed_is_refused(fields: dict[str, Any], param: str) -> None:
+    reply = await complete("abc", **fields)
     assert (reply.status, reply.error["param"]) == (400, param)
 
 
-def test_models_are_listed_and_found_by_a_name_with_a_slash() -> None:
-    [model] = get("/v1/models").json["data"]
+async def test_models_are_listed_and_found_by_a_name_with_a_slash() -> None:
+    [model] = (await get("/v1/models")).json["data"]
     assert model["id"] == MODEL
     assert model["context_length"] == model["max_model_len"] == CONTEXT_LENGTH
     assert abs(model["created"] - time.time()) < 3600
-    assert get(f"/v1/models/{MODEL}").json["id"] == MODEL
-    assert get("/v1/models/other").error["code"] == "model_not_found"
+    assert (await get(f"/v1/models/{MODEL}")).json["id"] == MODEL
+    assert (await get("/v1/models/other")).error["code"] == "model_not_found"
 
 
-def test_health_is_200_when_a_request_could_be_served_and_else_503() -> None:
-    assert get("/health").status == 200
-    unhealthy = get("/health", ScriptedFleet(NoWorkers("Nobody.")))
+async def test_health_is_200_when_a_request_could_be_served_and_else_503() -> None:
+    assert (await get("/health")).status == 200
+    unhealthy = await get("/health", ScriptedFleet(NoWorkers("Nobody.")))
     assert (unhealthy.status, unhealthy.json["status"]) == (503, "unhealthy")
-    assert get("/live").status == 200
+    assert (await get("/live")).status == 200
 
 
 @pytest.mark.parametrize(
     ("path", "status"), [("/v1/nothing", 404), ("/v1/models/", 404), ("/v1/completions", 405)]
 )
-def test_what_no_route_answers_is_an_envelope_too(path: str, status: int) -> None:
-    reply = get(path)
+async def test_what_no_route_answers_is_an_envelope_too(path: str, status: int) -> None:
+    reply = await get(path)
     assert reply.status == status
     assert set(reply.error) == {"message", "type", "param", "code"}
     assert reply.error["code"] == ("method_not_allowed" if status == 405 else reply.error["code"])
@@ -213,26 +194,12 @@ async def test_a_wrong_method_is_answered_with_all_that_are_allowed(path: str, a
     assert (reply.status, reply.headers["allow"]) == (405, allow)
 
 
-def test_a_model_that_is_not_ready_says_when_to_ask_again() -> None:
-    reply = get(f"/v1/models/{MODEL}", ScriptedFleet(NoWorkers("Nobody.")))
+async def test_a_model_that_is_not_ready_says_when_to_ask_again() -> None:
+    reply = await get(f"/v1/models/{MODEL}", ScriptedFleet(NoWorkers("Nobody.")))
     assert (reply.status, int(reply.headers["retry-after"]) >= 1) == (503, True)
 
 
-def test_metrics_count_tokens_and_times() -> None:
-    client = Client(ScriptedTokens(ENDED))
-
-    async def scenario() -> Reply:
-        await client.complete("abc")
-        return await client.get("/metrics")
-
-    page = asyncio.run(scenario()).body.decode()
-    assert f'baton_prompt_tokens_total{{model="{MODEL}"}} 3.0' in page
-    assert f'baton_completion_tokens_total{{model="{MODEL}"}} 16.0' in page
-    assert "baton_time_to_first_token_seconds_count" in page
-    assert "baton_num_running" in page
-
-
-def test_a_page_that_fails_does_not_say_why() -> None:
+async def test_a_page_that_fails_does_not_say_why() -> None:
     class Broken(ScriptedFleet):
         def health(self) -> Health:
             raise RuntimeError("secret")
@@ -240,12 +207,12 @@ def test_a_page_that_fails_does_not_say_why() -> None:
     client, said = Client(ScriptedTokens(ENDED), Broken()), bytearray()
     client.on_write = said.extend
     with pytest.raises(RuntimeError, match="secret"):  # for the server's log
-        asyncio.run(client.get("/health"))
+        await client.get("/health")
     assert msgspec.json.decode(bytes(said))["error"]["message"].startswith("Internal server error")
     assert b"secret" not in said
 
 
-def test_the_tokenizers_control_tokens_are_told() -> None:
-    info = get("/tokenizer_info").json
+async def test_the_tokenizers_control_tokens_are_told() -> None:
+    info = (await get("/tokenizer_info")).json
     assert (info["eos_token"], info["bos_token"], info["model_max_length"]) == ("<|return|>", None, 4096)
     assert info["pad_token"] == "<|endoftext|>"

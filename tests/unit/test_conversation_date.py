@@ -1,6 +1,5 @@
 """A conversation's prompt names the date on which it began, so that midnight does not change it."""
 
-import asyncio
 from typing import Any
 
 from tests.scripted_frontend import MODEL, TOKENIZER, Client, ScriptedFleet, ScriptedTokens
@@ -15,50 +14,50 @@ CALL = (
 )
 
 
-def test_a_conversation_with_calls_keeps_the_date_of_its_beginning() -> None:
+async def test_a_conversation_with_calls_keeps_the_date_of_its_beginning() -> None:
     client, fleet = on_a_fleet(CALL)
     said = [HI]
     for day in ("2026-11-21", "2026-11-22", "2026-11-23"):
         fleet.current_date = day
-        said += turn_of(client, said)
-    turn_of(client, [HI])
+        said += await turn_of(client, said)
+    await turn_of(client, [HI])
     assert dates(client) == ["2026-11-21"] * 3 + ["2026-11-23"]
-    counted = asyncio.run(client.post("/tokenize", {"model": MODEL, "messages": said[:-2], "tools": [F]}))
+    counted = await client.post("/tokenize", {"model": MODEL, "messages": said[:-2], "tools": [F]})
     assert counted.json["tokens"] == client.tokens.requests[2].token_ids
 
 
-def test_an_answer_that_any_conversation_may_have_gives_no_date() -> None:
+async def test_an_answer_that_any_conversation_may_have_gives_no_date() -> None:
     client, fleet = on_a_fleet("<|channel|>final<|message|>Hello.<|return|>")
-    said = [HI, *turn_of(client, [HI])]
+    said = [HI, *(await turn_of(client, [HI]))]
     fleet.current_date = "2026-11-22"
-    turn_of(client, said)
+    await turn_of(client, said)
     assert dates(client) == ["2026-11-21", "2026-11-22"]
 
 
-def test_an_answer_of_another_conversation_gives_no_date() -> None:
+async def test_an_answer_of_another_conversation_gives_no_date() -> None:
     client, fleet = on_a_fleet(CALL)
-    said = [HI, *turn_of(client, [HI])]
+    said = [HI, *(await turn_of(client, [HI]))]
     fleet.current_date = "2026-11-22"
     said[1]["content"] = "Changed."
-    turn_of(client, said)
+    await turn_of(client, said)
     assert dates(client) == ["2026-11-21", "2026-11-22"]
 
 
-def test_frontends_that_do_not_know_each_other_agree_after_a_turn_each() -> None:
+async def test_frontends_that_do_not_know_each_other_agree_after_a_turn_each() -> None:
     here, there = on_a_fleet(CALL), on_a_fleet(CALL)
-    said = [HI, *turn_of(here[0], [HI])]
+    said = [HI, *(await turn_of(here[0], [HI]))]
     for client, fleet in (there, here, there):
         fleet.current_date = "2026-11-22"
-        said += turn_of(client, said)
+        said += await turn_of(client, said)
     assert dates(here[0]) == ["2026-11-21", "2026-11-22"]
     assert dates(there[0]) == ["2026-11-22"] * 2
 
 
-def test_a_final_answer_between_calls_changes_no_date() -> None:
+async def test_a_final_answer_between_calls_changes_no_date() -> None:
     client, fleet = on_a_fleet(CALL)
-    said = [HI, *turn_of(client, [HI])]
+    said = [HI, *(await turn_of(client, [HI]))]
     fleet.current_date = "2026-11-22"
-    turn_of(client, [*said, {"role": "assistant", "content": "Done."}, HI])
+    await turn_of(client, [*said, {"role": "assistant", "content": "Done."}, HI])
     assert dates(client) == ["2026-11-21"] * 2
 
 
@@ -67,9 +66,9 @@ def on_a_fleet(text: str) -> tuple[Client, ScriptedFleet]:
     return Client(ScriptedTokens(text), fleet), fleet
 
 
-def turn_of(client: Client, said: list[Json]) -> list[Json]:
+async def turn_of(client: Client, said: list[Json]) -> list[Json]:
     """The answer to what was said so far, as a client keeps it, and what is said next."""
-    reply = asyncio.run(client.chat(messages=said, tools=[F]))
+    reply = await client.chat(messages=said, tools=[F])
     message = reply.json["choices"][0]["message"]
     told = {key: message[key] for key in ("role", "content", "tool_calls") if message.get(key)}
     calls = told.get("tool_calls")

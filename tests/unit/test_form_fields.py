@@ -1,6 +1,5 @@
 """Other servers' names for an answer's form: one form in every API, or a refusal by name."""
 
-import asyncio
 import json
 from typing import Any
 
@@ -36,17 +35,17 @@ FORMS = [
 ]  # fmt: skip
 
 
-def ask(path: str, **fields: Any) -> tuple[Reply, ScriptedTokens]:
+async def ask(path: str, **fields: Any) -> tuple[Reply, ScriptedTokens]:
     tokens = ScriptedTokens("<|channel|>final<|message|>ok<|return|>")
-    return asyncio.run(Client(tokens).post(path, {"model": MODEL, **BODIES[path], **fields})), tokens
+    return (await Client(tokens).post(path, {"model": MODEL, **BODIES[path], **fields})), tokens
 
 
 @pytest.mark.parametrize("path", BODIES)
 @pytest.mark.parametrize(("fields", "param", "syntax", "grammar"), FORMS)
-def test_a_form_is_demanded_under_any_name(
+async def test_a_form_is_demanded_under_any_name(
     path: str, fields: Json, param: str, syntax: str, grammar: str
 ) -> None:
-    reply, tokens = ask(path, **fields)
+    reply, tokens = await ask(path, **fields)
     assert (reply.status, reply.headers.get("x-baton-ignored")) == (200, None), reply.body
     form = tokens.requests[0].sampling.guided
     assert form is not None
@@ -80,18 +79,18 @@ def test_a_form_is_demanded_under_any_name(
         ({"add_generation_prompt": False}, "add_generation_prompt"),
     ],
 )
-def test_what_cannot_be_is_refused_by_name(fields: Json, param: str) -> None:
-    reply, tokens = ask("/v1/chat/completions", **fields)
+async def test_what_cannot_be_is_refused_by_name(fields: Json, param: str) -> None:
+    reply, tokens = await ask("/v1/chat/completions", **fields)
     assert (reply.status, reply.error["param"], tokens.requests) == (400, param, [])
 
 
 @pytest.mark.parametrize("path", BODIES)
-def test_a_grammar_that_is_too_large_is_refused(path: str) -> None:
-    reply, tokens = ask(path, guided_grammar="start: /" + "a" * (128 << 10) + "/")
+async def test_a_grammar_that_is_too_large_is_refused(path: str) -> None:
+    reply, tokens = await ask(path, guided_grammar="start: /" + "a" * (128 << 10) + "/")
     assert (reply.status, reply.error["param"], tokens.requests) == (400, "guided_grammar", [])
 
 
-def test_what_asks_for_nothing_is_neither_refused_nor_named() -> None:
+async def test_what_asks_for_nothing_is_neither_refused_nor_named() -> None:
     fields = {
         "bad_words": [],
         "continue_final_message": False,
@@ -100,7 +99,7 @@ def test_what_asks_for_nothing_is_neither_refused_nor_named() -> None:
         "guided_decoding_backend": "xgrammar",
         "structured_outputs": {"disable_fallback": True, "json_object": False},
     }
-    reply, tokens = ask("/v1/chat/completions", **fields)
+    reply, tokens = await ask("/v1/chat/completions", **fields)
     assert (reply.status, reply.headers.get("x-baton-ignored")) == (200, None)
     assert tokens.requests[0].sampling.guided is None
 

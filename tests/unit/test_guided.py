@@ -10,8 +10,8 @@ import pytest
 from baton.errors import InvalidRequest
 from baton.messages import GenerateRequest, Guided, MessageForm
 from frontend.harmony.conversation import AnswerFormat, Tool
-from frontend.turn.request import MAX_SCHEMA_BYTES, CallChoice, guided
-from tests.scripted_frontend import TOKENIZER, Client, Reply, ScriptedTokens
+from frontend.turn.request import MAX_SCHEMA_BYTES, guided
+from tests.scripted_frontend import Client, Reply, ScriptedTokens
 
 Json = dict[str, Any]
 
@@ -91,87 +91,48 @@ def test_a_schema_is_the_form_of_the_final_message_and_thinking_is_free() -> Non
     )  # fmt: skip
 
 
-def test_with_tool_choice_none_a_demanded_form_has_no_calls() -> None:
-    tools = [tool("f", strict=True)]
-    form = demanded(response_format=NAMED_SCHEMA, tools=tools, tool_choice="none")
-    assert form == demanded(response_format=NAMED_SCHEMA)
+FREE = None
+STRICT = (CLOSED, False)
+LOOSE = (SCHEMA, True)
+OBJECT = ({"type": "object"}, True)
+F, G, STRICT_F = tool("f"), tool("g"), tool("f", strict=True)
+CUSTOM: Json = {"type": "custom", "custom": {"name": "c"}}
 
 
-def test_a_schema_that_is_not_strict_is_enforced_as_far_as_it_goes() -> None:
-    loose = {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA}}
-    assert demanded(response_format=loose).last[0].lenient
-
-
-@pytest.mark.parametrize(
-    ("response_format", "param"),
-    [
-        ({"type": "json_object"}, "response_format"),
-        ({"type": "json_schema", "json_schema": {"name": "n"}}, "response_format.json_schema.schema"),
-    ],
-)
-def test_without_a_schema_the_answer_is_any_object(response_format: Json, param: str) -> None:
-    [final] = demanded(response_format=response_format).last
-    assert (json.loads(final.grammar or ""), final.param) == ({"type": "object"}, param)
-
-
-def test_the_prompt_shows_the_schema_with_its_description() -> None:
-    described = msgspec.json.decode(msgspec.json.encode(NAMED_SCHEMA))
-    described["json_schema"]["description"] = "What it is."
-    _, [request] = send(response_format=described)
-    prompt = TOKENIZER.decode(request.token_ids)
-    assert '# Response Formats\n\n## n\n\n{"description":"What it is.","type":"object"' in prompt
-    _, [request] = send(response_format={"type": "json_object"})
-    assert "# Response Formats" not in TOKENIZER.decode(request.token_ids)
+def held(message: MessageForm) -> tuple[Json, bool] | None:
+    """The schema of a message, and whether keywords that cannot be enforced are ignored."""
+    return None if message.grammar is None else (json.loads(message.grammar), message.lenient)
 
 
 @pytest.mark.parametrize(
-    ("tool_choice", "names"),
+    ("fields", "calls", "answers"),
     [
-        ("required", {"f", "g"}),
-        (named("g"), {"g"}),
-        (allowed("required", "f"), {"f"}),
+        ({"response_format": NAMED_SCHEMA}, {}, [STRICT]),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA}}},
+         {}, [LOOSE]),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "n"}}}, {}, [OBJECT]),
+        ({"response_format": {"type": "json_object"}}, {}, [OBJECT]),
+        ({"response_format": NAMED_SCHEMA, "tools": [STRICT_F], "tool_choice": "none"}, {}, [STRICT]),
+        ({"response_format": NAMED_SCHEMA, "tools": [F]}, {"f": FREE}, [STRICT]),
+        ({"response_format": NAMED_SCHEMA, "tools": [F], "tool_choice": "required"}, {"f": LOOSE}, []),
+        ({"tools": [F, G], "tool_choice": "required"}, {"f": LOOSE, "g": LOOSE}, []),
+        ({"tools": [F, G], "tool_choice": named("g")}, {"g": LOOSE}, []),
+        ({"tools": [F, G], "tool_choice": allowed("required", "f")}, {"f": LOOSE}, []),
+        ({"tools": [STRICT_F], "tool_choice": "required"}, {"f": STRICT}, []),
+        ({"tools": [CUSTOM], "tool_choice": "required"}, {"c": FREE}, []),
+        ({"tools": [F, G], "tool_choice": allowed("auto", "g")}, {"g": FREE}, [FREE]),
+        ({"tools": [STRICT_F, G]}, {"f": STRICT, "g": FREE}, [FREE]),
     ],
-)
-def test_a_demanded_call_is_all_that_may_come_after_thinking(tool_choice: object, names: set[str]) -> None:
-    form = demanded(tools=[tool("f"), tool("g")], tool_choice=tool_choice)
-    assert set(called(form)) == names
-    assert not finals(form)
-    assert len(form.leading) == 1
-    assert all(json.loads(message.grammar or "") == SCHEMA for message in form.last)
-
-
-def test_what_is_demanded_is_not_put_off_by_thinking_again() -> None:
-    assert demanded(tools=[tool("f")], tool_choice="required").leads_once
-    assert demanded(response_format={"type": "json_object"}).leads_once
-    assert not demanded(tools=[tool("f", strict=True)]).leads_once
-
-
-def test_a_demanded_call_wins_over_the_form_of_the_answer() -> None:
-    form = demanded(tools=[tool("f")], tool_choice="required", response_format=NAMED_SCHEMA)
-    assert not finals(form)
-
-
-def test_tools_that_are_merely_allowed_leave_the_answer_free() -> None:
-    form = demanded(tools=[tool("f"), tool("g")], tool_choice=allowed("auto", "g"))
-    assert {name: message.grammar for name, message in called(form).items()} == {"g": None}
-    assert [final.grammar for final in finals(form)] == [None]
-    assert [message.headers[0] for message in form.leading] == list(FREE_HEADERS.values())
-
-
-def test_strict_tools_are_held_to_their_schema_and_others_are_not() -> None:
-    form = demanded(tools=[tool("f", strict=True), tool("g")])
-    calls = called(form)
-    assert json.loads(calls["f"].grammar or "") == CLOSED
-    assert (calls["f"].param, calls["f"].lenient) == ("tools[0].function.parameters", False)
-    assert calls["g"].grammar is None
-    assert [final.grammar for final in finals(form)] == [None]
-
-
-def test_with_tools_an_answer_in_a_form_may_still_be_a_call() -> None:
-    form = demanded(tools=[tool("f")], response_format=NAMED_SCHEMA)
-    assert set(called(form)) == {"f"}
-    assert json.loads(finals(form)[0].grammar or "") == CLOSED
-    assert len(form.leading) == 1, "a preamble would be text beside the JSON"
+)  # fmt: skip
+def test_what_may_come_after_thinking(fields: Json, calls: Json, answers: list[object]) -> None:
+    form = demanded(**fields)
+    assert {name: held(message) for name, message in called(form).items()} == calls
+    assert [held(message) for message in finals(form)] == answers
+    # Neither a second thought nor a preamble may evade what is demanded.
+    assert form.leads_once == (answers != [FREE])
+    headers = list(FREE_HEADERS.values())
+    assert [message.headers[0] for message in form.leading] == (headers[:1] if form.leads_once else headers)
+    assert {message.grammar for message in form.leading} == {None}
 
 
 def test_calls_may_be_written_in_every_way_the_model_writes_them() -> None:
@@ -187,13 +148,6 @@ def test_calls_may_be_written_in_every_way_the_model_writes_them() -> None:
 def test_arguments_are_an_object_whatever_the_schema_says(parameters: Json | None) -> None:
     form = demanded(tools=[tool("f", parameters=parameters)], tool_choice="required")
     assert json.loads(called(form)["f"].grammar or "")["type"] == "object"
-
-
-def test_a_demanded_call_finishes_as_tool_calls() -> None:
-    reply, _ = send(tools=[tool("f")], tool_choice=named("f"))
-    [choice] = reply.json["choices"]
-    assert choice["finish_reason"] == "tool_calls"
-    assert choice["message"]["tool_calls"][0]["function"] == {"name": "f", "arguments": "{}"}
 
 
 @pytest.mark.parametrize(
@@ -245,19 +199,6 @@ def test_the_schemas_of_a_request_have_128_kib_together() -> None:
     assert refused.value.param == "b.parameters"
 
 
-@pytest.mark.parametrize(
-    ("tools", "choice", "says"),
-    [
-        ([Tool(name="f")], CallChoice(names=frozenset()), "names no tool"),
-        ([Tool(name="f")], CallChoice(names=frozenset({"f", "g"})), "'g', which is not in"),
-        ([], CallChoice(must_call=True), "`tools` is empty"),
-    ],
-)
-def test_a_choice_of_no_tool_is_refused(tools: list[Tool], choice: CallChoice, says: str) -> None:
-    with pytest.raises(InvalidRequest, match=says):
-        guided(tools, choice)
-
-
 @pytest.mark.parametrize("num_nested", [5_000, 100_000, 0])
 def test_a_schema_that_json_cannot_encode_is_refused_by_its_field(num_nested: int) -> None:
     schema: object = {"description": "\ud800"}
@@ -266,19 +207,6 @@ def test_a_schema_that_json_cannot_encode_is_refused_by_its_field(num_nested: in
     with pytest.raises(InvalidRequest) as refused:
         guided([], None, AnswerFormat(schema=schema, path="response_format"))
     assert refused.value.param == "response_format"
-
-
-def test_a_demanded_call_of_a_free_text_tool_may_be_any_text() -> None:
-    form = guided([Tool(name="f", takes_text=True)], CallChoice(must_call=True))
-    assert form is not None
-    assert form.last[0].grammar is None
-
-
-@pytest.mark.parametrize("is_strict", [True, False])
-def test_a_demanded_call_is_as_strict_as_its_tool(is_strict: bool) -> None:
-    form = guided([Tool(name="f", parameters=schema_of(100), strict=is_strict)], CallChoice(must_call=True))
-    assert form is not None
-    assert form.last[0].lenient is not is_strict
 
 
 def test_the_form_crosses_the_wire() -> None:

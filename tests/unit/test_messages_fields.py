@@ -47,22 +47,23 @@ def talk(*messages: Json, **fields: Any) -> Conversation:
     return prompt
 
 
+def user(*blocks: Json) -> Json:
+    return {"role": "user", "content": list(blocks)}
+
+
+def assistant(*blocks: Json) -> Json:
+    return {"role": "assistant", "content": list(blocks)}
+
+
 def said(*blocks: Json) -> AssistantTurn:
-    turns = talk(HI, {"role": "assistant", "content": list(blocks)}, HI).turns
+    turns = talk(HI, assistant(*blocks), HI).turns
     (turn,) = turns[1:-1]
     assert isinstance(turn, AssistantTurn)
     return turn
 
 
 def test_limits_and_sampling_are_the_clients() -> None:
-    fields: Json = {
-        "max_tokens": 7,
-        "stop_sequences": ["a", "b"],
-        "temperature": 0.5,
-        "top_p": 0.25,
-        "top_k": 3,
-    }
-    request, _ = read(**fields)
+    request, _ = read(max_tokens=7, stop_sequences=["a", "b"], temperature=0.5, top_p=0.25, top_k=3)
     assert (request.sampling.max_tokens, request.stop_strings, request.path) == (7, ("a", "b"), "messages")
     sampling = request.sampling
     assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.5, 0.25, 3)
@@ -110,7 +111,7 @@ def test_each_role_becomes_its_turn_in_order() -> None:
     results = [
         {"type": "text", "text": "Here"},
         {"type": "tool_result", "tool_use_id": "c", "content": [{"type": "text", "text": "18"}]},
-        {"type": "tool_result", "tool_use_id": "d"},
+        {"type": "tool_result", "tool_use_id": "d", "is_error": True},
         {"type": "text", "text": "you are."},
     ]
     turns = talk(
@@ -132,7 +133,7 @@ def test_each_role_becomes_its_turn_in_order() -> None:
         UserTurn("Hi"),
         AssistantTurn(text="One moment.", tool_calls=calls),
         ToolResult(call_id="c", text="18", path="messages[3].content[1].tool_use_id"),
-        ToolResult(call_id="d", text="", path="messages[3].content[2].tool_use_id"),
+        ToolResult(call_id="d", text="Error: ", path="messages[3].content[2].tool_use_id"),
         UserTurn("Here\n\nyou are."),
         Instructions("Be brief."),
         ToolResult(call_id="c", text="", path="messages[6].content[0].tool_use_id"),
@@ -140,41 +141,22 @@ def test_each_role_becomes_its_turn_in_order() -> None:
 
 
 def test_only_this_services_reasoning_goes_back_into_the_prompt() -> None:
-    text = {"type": "text", "text": "Yes."}
-    ours = {"type": "thinking", "thinking": "Hm.", "signature": SEAL.sign("Hm.")}
-    assert said(ours, text) == AssistantTurn(reasoning="Hm.", text="Yes.")
+    assert said(OURS, TEXT_A) == AssistantTurn(reasoning="Hm.", text="A")
     for signature in (None, "", Seal(b"o" * 32).sign("Hm.")):
-        assert said(ours | {"signature": signature}, text) == AssistantTurn(text="Yes.")
+        assert said(OURS | {"signature": signature}, TEXT_A) == AssistantTurn(text="A")
+
+
+def document(source: Json, **fields: Any) -> Json:
+    return {"type": "document", "source": source, **fields}
 
 
 @pytest.mark.parametrize(
     ("block", "text", "left_out"),
     [
-        ({"type": "document", "source": {"type": "text", "data": "Plain."}}, "Plain.", ""),
-        (
-            {"type": "document", "source": {"type": "base64", "data": "eA=="}},
-            "[document left out",
-            "document",
-        ),
-        (
-            {
-                "type": "document",
-                "title": "T",
-                "context": "C",
-                "source": {"type": "content", "content": [{"type": "text", "text": "Plain."}]},
-            },
-            "T\n\nC\n\nPlain.",
-            "",
-        ),
-        (
-            {
-                "type": "document",
-                "title": None,
-                "source": {"type": "content", "content": [{"type": "image"}]},
-            },
-            "[image left out",
-            "image",
-        ),
+        (document({"type": "text", "data": "Plain."}), "Plain.", ""),
+        (document({"type": "base64", "data": "eA=="}), "[document left out", "document"),
+        (document({"type": "content", "content": [TEXT_A]}, title="T", context="C"), "T\n\nC\n\nA", ""),
+        (document({"type": "content", "content": [{"type": "image"}]}, title=None), "[image left", "image"),
         ({"type": "image"}, "[image left out", "image"),
         ({"type": "k" * 99}, f"[{'k' * 40} left out", "k" * 59),
         ({"type": "thinking", "thinking": "Hm."}, None, "thinking"),
@@ -191,41 +173,34 @@ def test_content_that_is_not_text_leaves_a_note(block: Json, text: str | None, l
     )
 
 
+CALLED = (ToolCall(call_id="c", name="f", arguments="{}"),)
+
+
 @pytest.mark.parametrize(
     ("blocks", "turn"),
     [
         ([TEXT_A, TEXT_B], AssistantTurn(text="A\n\nB")),
-        (
-            [OURS, TEXT_A, {"type": "redacted_thinking"}, TEXT_B],
-            AssistantTurn(reasoning="Hm.", text="A\n\nB"),
-        ),
-        (
-            [TEXT_A, TEXT_B, USE],
-            AssistantTurn(
-                preamble="A", text="B", tool_calls=(ToolCall(call_id="c", name="f", arguments="{}"),)
-            ),
-        ),
+        ([OURS, TEXT_A, {"type": "redacted_thinking"}, TEXT_B],
+         AssistantTurn(reasoning="Hm.", text="A\n\nB")),
+        ([TEXT_A, TEXT_B, USE], AssistantTurn(preamble="A", text="B", tool_calls=CALLED)),
+        ([OURS, TEXT_A, USE], AssistantTurn(reasoning="Hm.", text="A", tool_calls=CALLED)),
     ],
-)
+)  # fmt: skip
 def test_texts_of_one_message_are_one_answer_unless_a_call_follows(
     blocks: list[Json], turn: AssistantTurn
 ) -> None:
     assert said(*blocks) == turn
 
 
-SERVER_BLOCKS: list[Json] = [
-    {"type": "server_tool_use", "id": "s", "name": "web_search", "input": {"query": "x"}},
-    {"type": "web_search_tool_result", "tool_use_id": "s", "content": [{"type": "web_search_result"}]},
-    {
-        "type": "web_fetch_tool_result",
-        "tool_use_id": "s",
-        "content": {"type": "web_fetch_result", "url": "u"},
-    },
-    {"type": "from_a_later_year", "source": "s"},
-]
-
-
-@pytest.mark.parametrize("block", SERVER_BLOCKS)
+@pytest.mark.parametrize(
+    "block",
+    [
+        {"type": "server_tool_use", "id": "s", "name": "web_search", "input": {"query": "x"}},
+        {"type": "web_search_tool_result", "tool_use_id": "s", "content": [{"type": "web_search_result"}]},
+        {"type": "web_fetch_tool_result", "tool_use_id": "s", "content": {"type": "web_fetch_result"}},
+        {"type": "from_a_later_year", "source": "s"},
+    ],
+)
 def test_blocks_of_anthropics_servers_leave_a_note(block: Json) -> None:
     note = f"[{block['type']} left out: this model reads text only]"
     assert said(block).text == note
@@ -281,14 +256,6 @@ def test_a_block_without_text_is_no_turn_of_its_own(block: Json) -> None:
     assert talk(HI, {"role": "assistant", "content": [block]}, HI).turns == (UserTurn("Hi"), UserTurn("Hi"))
 
 
-@pytest.mark.parametrize("fields", [{"output_config": {"format": SCHEMA}}, {"output_format": SCHEMA}])
-def test_a_format_is_shown_and_strict(fields: Json) -> None:
-    answer = talk(**fields).answer_format
-    assert answer is not None
-    assert (answer.name, answer.strict, answer.schema) == ("answer", True, {"type": "object"})
-    assert talk().answer_format is None
-
-
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
@@ -302,10 +269,7 @@ def test_a_format_is_shown_and_strict(fields: Json) -> None:
         ({"tool_choice": {"type": "tool", "name": "nope"}, "tools": [TOOL]}, "tool_choice"),
         ({"tools": [{"type": "bash_20250124"}]}, "tools[0].name"),
         ({"tools": [{"name": "f"}]}, "tools[0].input_schema"),
-        (
-            {"messages": [{"role": "user", "content": [{"type": "tool_result"}]}]},
-            "messages[0].content[0].tool_use_id",
-        ),
+        ({"messages": [user({"type": "tool_result"})]}, "messages[0].content[0].tool_use_id"),
         ({"model": ""}, "model"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"top_k": -1}, "top_k"),
@@ -318,15 +282,10 @@ def test_a_format_is_shown_and_strict(fields: Json) -> None:
         ({"tools": [{**TOOL, "type": "custom", "input_schema": None}]}, "tools[0].input_schema"),
         ({"container": "c"}, "container"),
         ({"tools": [SEARCH], "tool_choice": {"type": "tool", "name": "web_search"}}, "tool_choice"),
-        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
-        (
-            {"messages": [HI, {"role": "assistant", "content": [{"type": "tool_use", "name": "f"}]}, HI]},
-            "messages[1].content[0].id",
-        ),
-        (
-            {"messages": [HI, {"role": "assistant", "content": [{"type": "tool_use", "id": "c"}]}, HI]},
-            "messages[1].content[0].name",
-        ),
+        ({"messages": [user({"type": "text"})]}, "messages[0].content[0].text"),
+        ({"messages": [HI, assistant({"type": "tool_use", "name": "f"}), HI]}, "messages[1].content[0].id"),
+        ({"messages": [HI, assistant({"type": "tool_use", "id": "c"}), HI]}, "messages[1].content[0].name"),
+        ({"messages": [HI, assistant(OURS | {"thinking": "No."}), HI]}, "messages[1].content[0].signature"),
     ],
 )
 def test_a_refused_field_is_named(fields: Json, param: str) -> None:

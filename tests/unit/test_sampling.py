@@ -1,7 +1,6 @@
 """A body's sampling fields as token requests: defaults, limits, whose word counts when two speak."""
 
 import asyncio
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +8,7 @@ import msgspec
 import pytest
 
 from baton.errors import InvalidRequest, Overloaded
-from baton.messages import GenerateRequest, Sampling
+from baton.messages import GenerateRequest, Sampling, TokenChunk
 from frontend.text.served import ContextTooLong, ServedModel
 from frontend.turn.fields import CommonFields
 from frontend.turn.prepare import fitted, prepare
@@ -128,28 +127,6 @@ def test_the_longest_prompt_leaves_the_room_of_all_answers() -> None:
     assert {r.sampling.max_tokens for r in made(asked({}, [1], [1] * 60, [1]))} == {40}
 
 
-@pytest.mark.parametrize(("num_bytes", "is_apart"), [(8192, False), (8193, True)])
-def test_a_long_prompt_is_encoded_in_a_thread_so_that_streams_go_on(
-    num_bytes: int, is_apart: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    threads: list[threading.Thread] = []
-    encode = TOKENIZER.encode_text
-
-    def noted(*args: Any, **options: Any) -> list[int]:
-        threads.append(threading.current_thread())
-        return encode(*args, **options)
-
-    monkeypatch.setattr(TOKENIZER, "encode_text", noted)
-    made(msgspec.structs.replace(asked({}), num_bytes=num_bytes))
-    assert [thread is not threading.main_thread() for thread in threads] == [is_apart]
-
-
-def test_a_text_of_more_than_two_contexts_is_not_tokenised_to_its_end() -> None:
-    long = asked({}, "x y " * 50_000)
-    with pytest.raises(ContextTooLong, match="`prompt` has more than 200 tokens"):
-        made(long)
-
-
 def test_prompts_of_8192_tokens_can_be_scored_and_longer_ones_not() -> None:
     served = ServedModel("m", 10_000, TOKENIZER, "2026-11-21")
     scored = asked({}, prompt_logprobs=0)
@@ -183,3 +160,11 @@ def test_more_choices_than_are_served_are_refused() -> None:
     with pytest.raises(InvalidRequest) as refused:
         made(asked({}, [1], [2], num_choices=3))
     assert refused.value.param == "n"
+
+
+async def test_the_answers_to_raw_prompts_leave_no_history() -> None:
+    client, thoughts = Client(request_id="r", deadline_s=7.0), Thoughts()
+    (choice,) = await prepare(asked({}), client, SERVED, thoughts, lambda *_: None, max_choices=1)
+    choice.feed(TokenChunk(tuple(TOKENIZER.encode_text("plain")), "stop"))
+    choice.finish()
+    assert thoughts.num_bytes == 0

@@ -74,13 +74,6 @@ def test_a_call_without_its_reasoning_gets_it(turns: list[Turn], restored: list[
     assert reasonings(thoughts.completed("", turns)) == restored
 
 
-def test_nobody_gets_the_thoughts_of_another_owner() -> None:
-    thoughts = Thoughts()
-    thoughts.keep("alice", ["a"], "Think.")
-    assert thoughts.recall("bob", "a") is None
-    assert thoughts.recall("alice", "a") == "Think."
-
-
 def test_thoughts_are_bounded_in_bytes_and_those_not_used_for_longest_go() -> None:
     thoughts = Thoughts(max_bytes=40_000)
     for i in range(100):
@@ -103,17 +96,6 @@ def test_no_thought_is_not_kept() -> None:
     assert (thoughts.num_bytes, shared) == (0, [])
 
 
-def test_of_a_final_answer_no_thought_is_kept() -> None:
-    shared: list[Kept] = []
-    thoughts = Thoughts(share=shared.append)
-    thoughts.keep_turn("", [], WrittenTurn(messages=(written("thought", "Think."), written("text", "Said."))))
-    (kept,) = shared
-    assert kept.value == WrittenTurn(messages=(written("text", "Said."),))
-    (turn,) = thoughts.completed("", [AssistantTurn(text="Said.")])
-    assert isinstance(turn, AssistantTurn)
-    assert [message.text for message in turn.written] == ["Said."]
-
-
 def test_a_call_that_came_back_changed_is_not_as_it_was_written() -> None:
     thoughts = Thoughts()
     turn = WrittenTurn(messages=(written("thought", "Think."), written("call", "{}")), call_names=("f",))
@@ -133,13 +115,6 @@ def test_any_text_can_be_an_answer() -> None:
     (turn,) = thoughts.completed("", [AssistantTurn(text="\ud800")])
     assert isinstance(turn, AssistantTurn)
     assert turn.written
-
-
-def test_what_an_entry_takes_besides_its_text_counts_too_but_once() -> None:
-    thoughts = Thoughts()
-    for _ in range(2):
-        thoughts.keep("", ["a", "b"], "x" * 100)
-    assert thoughts.num_bytes == 2 * (4 * 100 + 400)
 
 
 def test_a_thought_is_forgotten_when_it_is_too_old() -> None:

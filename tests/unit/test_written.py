@@ -1,7 +1,7 @@
 """A conversation's prompt grows at its end only: earlier answers are in it as the model wrote them."""
 
-import asyncio
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -29,6 +29,7 @@ from tests.scripted_frontend import MODEL, TOKENIZER, Client, Reply, ScriptedTok
 
 Json = dict[str, Any]
 
+CHAT = "/v1/chat/completions"
 HI = {"role": "user", "content": "Hi"}
 F: Json = {"type": "function", "function": {"name": "f"}}
 START = "<|start|>assistant"
@@ -54,82 +55,81 @@ def grown(client: Client) -> bool:
     return second[: len(first) + len(answer)] == first + answer
 
 
-def post(client: Client, path: str, body: Json) -> Reply:
-    reply = asyncio.run(client.post(path, {"model": MODEL, **body}))
+async def post(client: Client, path: str, body: Json) -> Reply:
+    reply = await client.post(path, {"model": MODEL, **body})
     assert reply.status == 200, reply.body
     return reply
 
 
-@pytest.mark.parametrize("call", CALLS)
-def test_a_chat_goes_on_from_the_very_tokens(call: str) -> None:
-    client = Client(ScriptedTokens(THINK + call))
-    message = post(client, "/v1/chat/completions", {"messages": [HI], "tools": [F]}).json["choices"][0][
-        "message"
-    ]
+async def chat_round(client: Client, change: Callable[[Json], object], tools: list[Json]) -> Json:
+    """The message that was sent back, changed, with the result of its call."""
+    reply = await post(client, CHAT, {"messages": [HI], "tools": tools})
+    message: Json = reply.json["choices"][0]["message"]
+    change(message)
     result = {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "ok"}
-    told = {key: message[key] for key in ("role", "content", "tool_calls")}
-    post(client, "/v1/chat/completions", {"messages": [HI, told, result], "tools": [F]})
+    await post(client, CHAT, {"messages": [HI, message, result], "tools": tools})
+    return message
+
+
+def unchanged(message: Json) -> None:
+    pass
+
+
+def without_reasoning(message: Json) -> None:
+    del message["reasoning"], message["reasoning_content"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "sent_back"),
+    [
+        *((THINK + call, without_reasoning) for call in CALLS),
+        (THINK + THINK + CALLS[0], unchanged),
+        (THINK + '<|channel|>commentary to=functions.patch code<|message|>{"input": "a"}<|call|>', unchanged),
+    ],
+)
+async def test_a_chat_goes_on_from_the_very_tokens(answer: str, sent_back: Callable[[Json], None]) -> None:
+    client = Client(ScriptedTokens(answer))
+    await chat_round(client, sent_back, [F, {"type": "custom", "custom": {"name": "patch"}}])
     assert grown(client)
     assert client.metric("baton_history_tokens_total", source="written") > 0
     assert client.metric("baton_history_tokens_total", source="rendered") == 0
 
 
-def test_a_client_may_send_the_thoughts_back_as_it_got_them() -> None:
-    client = Client(ScriptedTokens(THINK + THINK + CALLS[0]))
-    reply = post(client, "/v1/chat/completions", {"messages": [HI], "tools": [F]})
-    message = reply.json["choices"][0]["message"]
-    result = {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "ok"}
-    post(client, "/v1/chat/completions", {"messages": [HI, message, result], "tools": [F]})
-    assert grown(client)
-
-
-def test_an_input_that_the_model_wrapped_in_json_comes_back_as_it_was() -> None:
-    call = '<|channel|>commentary to=functions.patch code<|message|>{"input": "a"}<|call|>'
-    client = Client(ScriptedTokens(THINK + call))
-    tools = [{"type": "custom", "custom": {"name": "patch"}}]
-    reply = post(client, "/v1/chat/completions", {"messages": [HI], "tools": tools})
-    message = reply.json["choices"][0]["message"]
-    assert message["tool_calls"][0]["custom"]["input"] == "a"
-    result = {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "ok"}
-    post(client, "/v1/chat/completions", {"messages": [HI, message, result], "tools": tools})
-    assert grown(client)
-
-
 @pytest.mark.parametrize("has_phase", [True, False])
 @pytest.mark.parametrize("call", CALLS)
-def test_a_response_goes_on_from_the_very_tokens(call: str, has_phase: bool) -> None:
+async def test_a_response_goes_on_from_the_very_tokens(call: str, has_phase: bool) -> None:
     client = Client(ScriptedTokens(THINK + call))
     tools = [{"type": "function", "name": "f"}]
-    output = post(client, "/v1/responses", {"input": [HI], "tools": tools}).json["output"]
+    output = (await post(client, "/v1/responses", {"input": [HI], "tools": tools})).json["output"]
     if not has_phase:  # as older clients send it back
         output = [{key: item[key] for key in item if key != "phase"} for item in output]
     result = {"type": "function_call_output", "call_id": output[-1]["call_id"], "output": "ok"}
-    post(client, "/v1/responses", {"input": [HI, *output, result], "tools": tools})
+    await post(client, "/v1/responses", {"input": [HI, *output, result], "tools": tools})
     assert grown(client)
 
 
 @pytest.mark.parametrize("shown", [{}, {"thinking": {"type": "enabled", "budget_tokens": 1024}}])
 @pytest.mark.parametrize("call", CALLS)
-def test_a_message_goes_on_from_the_very_tokens_though_its_json_is_written_anew(
+async def test_a_message_goes_on_from_the_very_tokens_though_its_json_is_written_anew(
     call: str, shown: Json
 ) -> None:
     client = Client(ScriptedTokens(THINK + call))
     tools = [{"name": "f", "input_schema": {"type": "object"}}]
     body = {"max_tokens": 1000, "tools": tools, **shown}
-    content = post(client, "/v1/messages", {"messages": [HI], **body}).json["content"]
+    content = (await post(client, "/v1/messages", {"messages": [HI], **body})).json["content"]
     result = {"type": "tool_result", "tool_use_id": content[-1]["id"], "content": "ok"}
     said = [HI, {"role": "assistant", "content": content}, {"role": "user", "content": [result]}]
-    post(client, "/v1/messages", {"messages": said, **body})
+    await post(client, "/v1/messages", {"messages": said, **body})
     assert grown(client)
 
 
 @pytest.mark.parametrize("sent_back", [{}, {"reasoning_content": "Think."}])
-def test_a_final_answer_goes_on_without_its_thoughts(sent_back: Json) -> None:
+async def test_a_final_answer_goes_on_without_its_thoughts(sent_back: Json) -> None:
     final = "<|channel|>final <|constrain|>json<|message|>{}"
     client = Client(ScriptedTokens(f"{THINK}{final}<|return|>"))
-    post(client, "/v1/chat/completions", {"messages": [HI]})
+    await post(client, CHAT, {"messages": [HI]})
     said = [HI, {"role": "assistant", "content": "{}", **sent_back}, HI]
-    post(client, "/v1/chat/completions", {"messages": said})
+    await post(client, CHAT, {"messages": said})
     first, second = (
         TOKENIZER.decode(request.token_ids, shows_special=True) for request in client.tokens.requests
     )
@@ -147,14 +147,9 @@ def test_a_final_answer_goes_on_without_its_thoughts(sent_back: Json) -> None:
         lambda told: told.update(reasoning_content="Other thoughts."),
     ],
 )
-def test_what_the_client_changed_is_rendered(change: Any) -> None:
+async def test_what_the_client_changed_is_rendered(change: Any) -> None:
     client = Client(ScriptedTokens(THINK + CALLS[0]))
-    message = post(client, "/v1/chat/completions", {"messages": [HI], "tools": [F]}).json["choices"][0][
-        "message"
-    ]
-    change(message)
-    result = {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "ok"}
-    post(client, "/v1/chat/completions", {"messages": [HI, message, result], "tools": [F]})
+    message = await chat_round(client, change, [F])
     assert not grown(client)
     assert client.metric("baton_history_tokens_total", source="written") == 0
     call = message["tool_calls"][0]["function"]
@@ -167,23 +162,19 @@ def test_what_the_client_changed_is_rendered(change: Any) -> None:
 
 
 @pytest.mark.parametrize("max_tokens", [20, 60])
-def test_an_answer_that_was_cut_is_rendered(max_tokens: int) -> None:
+async def test_an_answer_that_was_cut_is_rendered(max_tokens: int) -> None:
     client = Client(ScriptedTokens(THINK + "<|channel|>final<|message|>" + "x" * 100 + "<|return|>"))
-    body = {"messages": [HI], "max_tokens": max_tokens}
-    content = post(client, "/v1/chat/completions", body).json["choices"][0]["message"]["content"]
-    post(client, "/v1/chat/completions", {"messages": [HI, {"role": "assistant", "content": content}, HI]})
+    reply = await post(client, CHAT, {"messages": [HI], "max_tokens": max_tokens})
+    said = {"role": "assistant", "content": reply.json["choices"][0]["message"]["content"]}
+    await post(client, CHAT, {"messages": [HI, said, HI]})
     assert client.metric("baton_history_tokens_total", source="written") == 0
 
 
 @pytest.mark.parametrize("tokens_per_chunk", [1, 1000])
-def test_an_answer_that_was_repaired_is_rendered_with_its_thoughts(tokens_per_chunk: int) -> None:
+async def test_an_answer_that_was_repaired_is_rendered_with_its_thoughts(tokens_per_chunk: int) -> None:
     answer = f"{THINK}<|channel|>commentary functions.f<|message|>{{}}<|call|>"  # no `to=`
     client = Client(ScriptedTokens(answer, tokens_per_chunk=tokens_per_chunk))
-    reply = post(client, "/v1/chat/completions", {"messages": [HI], "tools": [F]})
-    message = reply.json["choices"][0]["message"]
-    del message["reasoning"], message["reasoning_content"]
-    result = {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "ok"}
-    post(client, "/v1/chat/completions", {"messages": [HI, message, result], "tools": [F]})
+    await chat_round(client, without_reasoning, [F])
     assert client.metric("baton_history_tokens_total", source="written") == 0
     assert THINK in TOKENIZER.decode(client.tokens.requests[1].token_ids, shows_special=True)
 
