@@ -14,17 +14,15 @@ from baton.errors import (
     BatonError,
     DeadlineExceeded,
     HandoffFailed,
-    HandoffStalled,
     InvalidRequest,
     NoWorkers,
     Overloaded,
     WorkerLost,
 )
-from baton.messages import NO_TOKEN, GenerateRequest, KvHandoff, PrefillFirst, Reply, TokenChunk
+from baton.messages import GenerateRequest, KvHandoff, PrefillFirst, Reply, TokenChunk
 from frontend.routing.fleet import Fleet
 from frontend.routing.generate import Generator
-from frontend.routing.health import Health
-from tests.clock import run_jumping
+from tests.clock import jumping
 from tests.generators import none_abandoned
 from tests.scripted_workers import (
     Script,
@@ -246,17 +244,21 @@ async def test_only_a_lost_worker_is_avoided_by_others() -> None:
     assert fleet.asked == ["d1", "d2", "d1"]
 
 
-def test_leaving_closes_the_calls_to_both_workers_in_any_phase() -> None:
-    async def silent(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
-        await asyncio.Event().wait()
-        yield TokenChunk(())
+async def silent(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
+    await asyncio.Event().wait()
+    yield TokenChunk(())
 
-    async def leave(fleet: ScriptedWorkers, open_calls: list[str], local: int = 0) -> None:
-        with none_abandoned():
-            await leave_while_open(fleet, open_calls, local)
 
-    async def leave_while_open(fleet: ScriptedWorkers, open_calls: list[str], local: int) -> None:
-        over = generator_over(fleet, local_prefill_tokens=local)
+@pytest.mark.parametrize(
+    ("prefill", "decode", "local_prefill_tokens", "open_calls"),
+    [(silent, answer, 0, ["p1"]), (hand_off, silent, 0, ["p1", "d1"]), (hand_off, silent, 50, ["d1"])],
+)
+async def test_leaving_closes_the_calls_to_both_workers_in_any_phase(
+    prefill: Script, decode: Script, local_prefill_tokens: int, open_calls: list[str]
+) -> None:
+    fleet = ScriptedWorkers(p1=prefill, d1=decode)
+    with none_abandoned():
+        over = generator_over(fleet, local_prefill_tokens=local_prefill_tokens)
         async with over as generator, aclosing(generator.generate(request())) as chunks:
             first = asyncio.ensure_future(anext(chunks))
             await until(lambda: fleet.open == open_calls)
@@ -264,24 +266,9 @@ def test_leaving_closes_the_calls_to_both_workers_in_any_phase() -> None:
             await asyncio.wait([first])
         assert fleet.open == []
 
-    asyncio.run(leave(ScriptedWorkers(p1=silent, d1=answer), ["p1"]))
-    asyncio.run(leave(ScriptedWorkers(p1=hand_off, d1=silent), ["p1", "d1"]))
-    asyncio.run(leave(ScriptedWorkers(p1=hand_off, d1=silent), ["d1"], local=50))
 
-
-def test_later_attempts_get_what_the_first_left_of_the_time() -> None:
-    async def slowly_lost(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
-        await asyncio.sleep(2)  # of the five seconds that the request has
-        raise WorkerLost("gone")
-        yield TokenChunk(())  # type: ignore[unreachable]  # makes it a generator
-
-    fleet = ScriptedWorkers(d1=slowly_lost, d2=answer)
-
-    assert run_jumping(generate(fleet)) == WHOLE
-    assert [asked.deadline_s for _, asked in fleet.calls] == pytest.approx([5, 3])
-
-
-def test_a_request_whose_time_is_over_is_not_tried_again() -> None:
+@jumping
+async def test_a_request_whose_time_is_over_is_not_tried_again() -> None:
     async def lost_too_late(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
         await asyncio.sleep(asked.deadline_s)  # all of its time
         raise WorkerLost("gone")
@@ -290,7 +277,7 @@ def test_a_request_whose_time_is_over_is_not_tried_again() -> None:
     fleet = ScriptedWorkers(d1=lost_too_late, d2=answer)
 
     with pytest.raises(DeadlineExceeded):
-        run_jumping(generate(fleet))
+        await generate(fleet)
     assert fleet.asked == ["d1"]
 
 
@@ -315,19 +302,6 @@ async def test_what_it_lacks_more_is_prefilled_and_handed_to_the_same_worker(
     assert prefills(fleet) == {("prefill", reason): 2}
 
 
-async def test_a_handoff_without_its_first_token_is_one_like_others() -> None:
-    async def untold(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
-        async with aclosing(hand_off(asked)) as replies:
-            async for reply in replies:
-                yield msgspec.structs.replace(reply, first_token=NO_TOKEN)
-
-    fleet = ScriptedWorkers(p1=untold, d1=answer)
-    async with generator_over(fleet) as generator:
-        assert [i async for c in generator.generate(request()) for i in c.token_ids] == WHOLE
-    assert fleet.asked == ["p1", "d1"]
-    assert fleet.calls[1][1].num_generated == 0
-
-
 @pytest.mark.parametrize("role", ["decode", "prefill", "first chunk"])
 async def test_a_worker_that_sends_unknown_tokens_is_refused_and_the_answer_is_right(role: str) -> None:
     async def strange(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
@@ -345,19 +319,15 @@ async def test_a_worker_that_sends_unknown_tokens_is_refused_and_the_answer_is_r
     genuine = {"d2": answer} if role == "decode" else {"d1": answer, "p2": hand_off}
     fleet = ScriptedWorkers(**genuine, **{"d1" if role == "decode" else "p1": strange})
 
-    async def main() -> Health:
-        live = Fleet(fleet, fleet, model_path=DEMO)
-        async with live.keep_current():
-            await live.synced.wait()
-            generator = Generator(fleet, live, "round-robin", fleet.metrics)
-            for _ in range(3):
-                assert [i async for c in generator.generate(request()) for i in c.token_ids] == WHOLE
-            return live.health()
-
-    health = await main()
+    live = Fleet(fleet, fleet, model_path=DEMO)
     name = "d1" if role == "decode" else "p1"
-    assert fleet.asked.count(name) == 1
-    assert [reason.partition(":")[0] for reason in health.refused] == [name]
+    async with live.keep_current():
+        await live.synced.wait()
+        generator = Generator(fleet, live, "round-robin", fleet.metrics)
+        for _ in range(3):
+            assert [i async for c in generator.generate(request()) for i in c.token_ids] == WHOLE
+        assert fleet.asked.count(name) == 1
+        assert [reason.partition(":")[0] for reason in live.health().refused] == [name]
 
 
 async def test_a_short_prompt_joins_decode_only_while_prefill_keeps_others_waiting() -> None:
@@ -393,13 +363,3 @@ async def test_without_a_prefill_worker_no_limit_is_set() -> None:
     assert await generate(fleet, local_prefill_tokens=50) == WHOLE
     assert prefills(fleet) == {("decode", "no_prefill_worker"): 1}
     assert fleet.calls[0][1].local_prefill_tokens is None
-
-
-async def test_when_no_kv_arrives_decode_prefills_by_itself_and_the_pair_is_left_out() -> None:
-    stalling = in_turn(failing(HandoffStalled("nothing came")), answer)
-    fleet = ScriptedWorkers(p1=hand_off, p2=hand_off, d1=stalling)
-    async with generator_over(fleet) as generator:
-        for _ in range(2):
-            assert [chunk async for chunk in generator.generate(request())]
-    assert fleet.asked == ["p1", "d1", "d1", "p2", "d1"]
-    assert prefills(fleet) == {("prefill", "always"): 2, ("decode", "stalled"): 1}

@@ -123,29 +123,6 @@ async def test_a_follower_of_a_silent_run_soon_gets_a_comment() -> None:
         await making
 
 
-async def test_the_events_of_another_process_wait_for_a_slow_client() -> None:
-    num_asked = 0
-
-    async def call_run(
-        address: str, response_id: str, sequence_number: int | None
-    ) -> AsyncGenerator[bytes, None]:
-        nonlocal num_asked
-        for _ in range(10):
-            num_asked += 1
-            yield b"x" * MAX_UNSENT_BYTES + b"\n\n" if num_asked > 1 else b""
-
-    state = ResponseState(call_run=call_run)
-    stored = response("theirs", status=RUNNING, runs_at="unix:@theirs")
-    async with state.follow_elsewhere(stored, -1) as followed:
-        assert followed is not None
-        for _ in range(20):
-            await asyncio.sleep(0)  # turns for what must not happen
-        assert num_asked == 2
-        await followed.outbox.take()
-        await until(lambda: num_asked == 3)
-    await state.close()
-
-
 async def test_every_follower_of_a_run_gets_its_end() -> None:
     async with frontend(ANSWER, script={"pause_at": 5}) as client:
         streams = [asyncio.create_task(client.respond(stream=True, background=True))]

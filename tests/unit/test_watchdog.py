@@ -54,14 +54,6 @@ async def test_a_worker_whose_requests_make_no_progress_is_judged(no_progress_s:
 
 
 @jumping
-async def test_a_worker_that_is_not_stuck_is_judged_again_after_as_long() -> None:
-    async with Scene(is_stuck=False) as scene:
-        with scene.watchdog.waiting(D1, []):
-            await asyncio.sleep(25)
-    assert ([at for _, at in scene.judged], scene.given_up) == ([10, 20], [])
-
-
-@jumping
 async def test_progress_of_one_request_is_enough_and_each_worker_is_watched_alone() -> None:
     again = msgspec.structs.replace(D1, incarnation="d1 again")
     async with Scene() as scene:
