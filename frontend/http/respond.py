@@ -5,7 +5,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from contextlib import AbstractContextManager, aclosing, nullcontext
+from contextlib import AbstractContextManager, aclosing, nullcontext, suppress
 from functools import partial
 from typing import TypeVar
 
@@ -63,12 +63,12 @@ class Endpoint:
                 await self._serve(exchange, services, tally)
         except ClientGone:
             tally.disconnected = True
-        except asyncio.CancelledError:
+        except asyncio.CancelledError:  # by the drain; the server would log it as a failure if it were raised
             tally.status = SHUTTING_DOWN.status
             if not exchange.started:
-                async with asyncio.timeout(GOODBYE_S):
-                    await exchange.answer_error(SHUTTING_DOWN)
-            raise
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(GOODBYE_S):
+                        await exchange.answer_error(SHUTTING_DOWN)
         except Exception as error:  # noqa: BLE001 every failure becomes an error response
             # In its own function: a local variable with the error would be a reference cycle through its
             # traceback, which keeps the request's body in memory until garbage collection.
