@@ -40,6 +40,7 @@ class Browsers:
             allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["*"],
             expose_headers=["*"],
+            allow_private_network=True,
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
