@@ -13,6 +13,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from baton.errors import BatonError, ModelNotFound
 from baton.messages import GenerateRequest, TokenChunk, TokenLogprob, Usage, WorkerInfo, WorkerStats
 from frontend.app import ServerState, create_app
+from frontend.harmony.conversation import Conversation
+from frontend.harmony.render import render
 from frontend.http.exchange import AsgiApp
 from frontend.http.services import Services
 from frontend.responses.runs import ResponseState
@@ -20,6 +22,7 @@ from frontend.responses.store import ResponseStore
 from frontend.routing.health import Health
 from frontend.text.served import ServedModel
 from frontend.text.tokenizer import ModelTokenizer, SpecialToken
+from frontend.turn.prepare import encoded
 from frontend.turn.seal import Seal
 from tests.scripted_workers import sampled
 
@@ -192,6 +195,11 @@ class Reply(msgspec.Struct):
         lines = self.body.decode().split("\n")
         datas = [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
         return [data if data == "[DONE]" else json.loads(data) for data in datas]
+
+
+def prompt_ids(conversation: Conversation, tokenizer: ModelTokenizer) -> list[int]:
+    """The tokens of a conversation's prompt."""
+    return encoded(render(conversation), tokenizer, limit=1 << 30).token_ids
 
 
 class Client:

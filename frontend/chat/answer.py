@@ -185,29 +185,26 @@ class MessageWriter:
 
     def body(self, deltas: Sequence[Delta]) -> ChatChoiceBody:
         """The whole choice; `content` is null if there are calls and no visible text."""
-        texts: dict[type[Delta], list[str]] = {TextDelta: [], ReasoningDelta: []}
-        arguments: list[list[str]] = []
+        texts: dict[type[Delta], str] = {TextDelta: "", ReasoningDelta: ""}
         logprobs: list[ContentLogprob] = []
         for delta in deltas:
             match delta:
                 case TextDelta():
-                    texts[TextDelta].append(self._separated(delta))
+                    texts[TextDelta] += self._separated(delta)
                     logprobs += self._logprobs(delta)
                 case ReasoningDelta() if self._gives_reasoning:
-                    texts[ReasoningDelta].append(self._separated(delta))
+                    texts[ReasoningDelta] += self._separated(delta)
                 case ToolCallStart():
                     self._begin_call(delta)
-                    arguments.append([])
                 case ToolCallArguments():
-                    arguments[delta.index].append(delta.text)
+                    call = self._calls[delta.index]
+                    if call.custom is not None:
+                        call.custom.input += delta.text
+                    elif call.function is not None:
+                        call.function.arguments += delta.text
                 case MessageEnd():
                     self._open = None
-        for call, parts in zip(self._calls, arguments, strict=True):
-            if call.custom is not None:
-                call.custom.input = "".join(parts)
-            elif call.function is not None:
-                call.function.arguments = "".join(parts)
-        text, reasoning = "".join(texts[TextDelta]), "".join(texts[ReasoningDelta]) or UNSET
+        text, reasoning = texts[TextDelta], texts[ReasoningDelta] or UNSET
         has_logprobs = bool(text) and self._choice.logprobs is not None
         return ChatChoiceBody(
             index=self._index,

@@ -1,6 +1,6 @@
 """The chat completion body, and its conversion into a TurnRequest."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
@@ -250,14 +250,15 @@ def conversation(body: ChatBody) -> Conversation:
 
     Raises InvalidRequest, naming the field, for content that is not text.
     """
+    offered = None if body.tool_choice == "none" else body.tools
     form, path = body.response_format, "response_format"
     if isinstance(form, JsonSchemaFormat):
         answer = answer_format(form.json_schema, f"{path}.json_schema")
     else:
         answer = answer_format(form, path)
     return Conversation(
-        turns=turns(body.messages),
-        tools=() if body.tool_choice == "none" else tools(body.tools or ()),
+        turns=tuple(_turn(message, f"messages[{i}]") for i, message in enumerate(body.messages)),
+        tools=tuple(_tool(tool, f"tools[{i}]") for i, tool in enumerate(offered or ())),
         reasoning_effort=NEAREST_EFFORT[_effort(body)],
         model_identity=identity_of(body.chat_template_args, body.chat_template_kwargs),
         answer_format=answer,
@@ -267,11 +268,6 @@ def conversation(body: ChatBody) -> Conversation:
 def _effort(body: ChatBody) -> AnyEffort:
     given = body.reasoning_effort or (None if body.reasoning is None else body.reasoning.effort)
     return effort_of(given, body.chat_template_args, body.chat_template_kwargs)
-
-
-def tools(given: Sequence[ToolDefinition]) -> tuple[Tool, ...]:
-    """The tools for the prompt. Raises InvalidRequest if one lacks the field that its type names."""
-    return tuple(_tool(tool, f"tools[{i}]") for i, tool in enumerate(given))
 
 
 def _tool(given: ToolDefinition, path: str) -> Tool:
@@ -319,21 +315,15 @@ def _call_choice(body: ChatBody) -> CallChoice:
     return CallChoice(must_call=named.mode == "required", names=frozenset(allowed))
 
 
-def turns(messages: Sequence[InputMessage]) -> tuple[Turn, ...]:
-    """The messages as turns. Raises InvalidRequest, naming the field, for content that is not text."""
-    return tuple(_turn(message, f"messages[{i}]") for i, message in enumerate(messages))
-
-
 def _turn(message: InputMessage, path: str) -> Turn:
-    if message.role == "assistant":
-        return _assistant_turn(message, path)
     match message.role:
+        case "assistant":
+            return _assistant_turn(message, path)
         case "tool":
             path_of_id = f"{path}.tool_call_id"
             call_id = required(message.tool_call_id, path_of_id)
-            return ToolResult(
-                call_id=call_id, text=_text(message.content, path, reads_others=True), path=path_of_id
-            )
+            text = _text(message.content, path, reads_others=True)
+            return ToolResult(call_id=call_id, text=text, path=path_of_id)
         case "user":
             return UserTurn(_text(message.content, path))
         case _:

@@ -24,7 +24,7 @@ from frontend.turn.fields import CommonFields, Count, Refused, StopText, TokenId
 from frontend.turn.request import Client, RawPrompts, TurnRequest
 
 
-class CompletionChoiceBody(msgspec.Struct, kw_only=True):
+class CompletionChoiceBody(msgspec.Struct):
     """One of the `n` answers; `finish_reason` is null in all but the last chunk of a stream."""
 
     index: int
@@ -105,7 +105,7 @@ def _read(raw: bytes) -> tuple[CompletionBody, tuple[str, ...], TurnRequest]:
 
 def turn_request(body: CompletionBody, num_bytes: int) -> TurnRequest:
     """The request of a body of `num_bytes`. Raises InvalidRequest for fields that contradict each other."""
-    prompts = RawPrompts(tuple(prompts_of(body)), shows_special=body.skip_special_tokens is False)
+    prompts = RawPrompts(tuple(_prompts(body)), shows_special=body.skip_special_tokens is False)
     return TurnRequest.of(
         body,
         prompts,
@@ -119,8 +119,7 @@ def turn_request(body: CompletionBody, num_bytes: int) -> TurnRequest:
     )
 
 
-def prompts_of(body: CompletionBody) -> list[str | list[int]]:
-    """The prompts, each text or token ids. Raises InvalidRequest for empty prompts and mixed lists."""
+def _prompts(body: CompletionBody) -> list[str | list[int]]:
     prompt = body.prompt
     prompts: list[str | list[int]] = []
     if isinstance(prompt, str):
@@ -178,7 +177,7 @@ class TextWriter:
         """The whole choice."""
         texts = [] if self._is_silent else [delta.text for delta in deltas if isinstance(delta, TextDelta)]
         text = self._echo + "".join(texts)
-        return self._choice_body(text, self._all_logprobs(), self._finish_reason)
+        return CompletionChoiceBody(self._index, text, self._finish_reason, self._all_logprobs())
 
     @property
     def _finish_reason(self) -> FinishReason:
@@ -192,15 +191,8 @@ class TextWriter:
     def _encoded(
         self, text: str, logprobs: LegacyLogprobs | None = None, finish_reason: FinishReason | None = None
     ) -> bytes:
-        choice = self._choice_body(text, logprobs, finish_reason)
+        choice = CompletionChoiceBody(self._index, text, finish_reason, logprobs)
         return self._envelope.head + _encode(choice) + self._envelope.tail
-
-    def _choice_body(
-        self, text: str, logprobs: LegacyLogprobs | None, finish_reason: FinishReason | None
-    ) -> CompletionChoiceBody:
-        return CompletionChoiceBody(
-            index=self._index, text=text, finish_reason=finish_reason, logprobs=logprobs
-        )
 
     def _next_logprobs(self, stop: int | None) -> LegacyLogprobs | None:
         """Those up to a token; None: of all that are left."""

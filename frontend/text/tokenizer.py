@@ -121,22 +121,9 @@ class ModelTokenizer:
         tokenizer.num_token_ids = max(tokenizer.vocab_size, _num_outputs(folder))
         return tokenizer
 
-    def encode_segments(self, segments: Iterable[Segment], *, limit: int | None = None) -> list[int]:
-        """The prompt's token ids; text that spells a control token stays plain text. Raises TooManyTokens as
-        soon as there are more than `limit`."""
-        ids: list[int] = []
-        for segment in segments:
-            if isinstance(segment, SpecialToken):
-                ids.append(self.special_ids[segment])
-            elif isinstance(segment, str):
-                ids += self.encode_text_segment(segment, _rest(limit, ids))
-            else:
-                ids += segment
-        _rest(limit, ids)
-        return ids
-
     def encode_text_segment(self, text: str, limit: int | None = None) -> Sequence[int]:
-        """See `encode_segments`; only a text of several pieces is compared with `limit`."""
+        """Token ids of a prompt's text; text that spells a control token stays plain text. Only a text of
+        several pieces is compared with `limit`, see `encode_text`."""
         ids = self._words.get(text) or self._cache.get(text)
         if ids is None:
             ids = array("I", self._encode(text, limit))
@@ -205,14 +192,12 @@ class ModelTokenizer:
         return ids, len(text)
 
     def _encode_piece(self, text: str) -> list[int]:
-        try:
-            return self._encode_valid(text)
-        except TypeError:  # the library raises it for lone surrogates
-            return self._encode_valid(text.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))
-
-    def _encode_valid(self, text: str) -> list[int]:
         # `encode` would hold the GIL and compute unused offsets.
-        ids: list[int] = self._ordinary.encode_batch_fast([text], add_special_tokens=False)[0].ids
+        try:
+            encoding = self._ordinary.encode_batch_fast([text], add_special_tokens=False)[0]
+        except TypeError:  # the library raises it for lone surrogates
+            return self._encode_piece(text.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))
+        ids: list[int] = encoding.ids
         return ids
 
 

@@ -114,7 +114,11 @@ async def prepare(
     """The choices, prompt by prompt, ready to be generated. Reasoning that the client did not send back with
     its calls is restored from `thoughts`, and new reasoning is kept there. Raises a BatonError for requests
     that cannot be served; `check_load` is `Generator.check`, before work is spent on the prompt."""
-    _check_num_choices(request, max_choices)
+    num_prompts = len(request.prompt.prompts) if isinstance(request.prompt, RawPrompts) else 1
+    if (num_choices := request.num_choices * num_prompts) > max_choices:
+        raise InvalidRequest(
+            f"`n` makes {num_choices} choices; at most {max_choices} are allowed.", param="n"
+        )
     caller = client.caller(request.user)
     check_load(served.name, caller, client.deadline_s)
     prompts = await encode(request, client.owner, served, thoughts)
@@ -185,24 +189,14 @@ def _raw(prompt: str | list[int], path: str, served: ServedModel) -> list[int]:
     return served.tokenizer.checked(prompt, served.name, path)
 
 
-def _check_num_choices(request: TurnRequest, max_choices: int) -> None:
-    num_prompts = len(request.prompt.prompts) if isinstance(request.prompt, RawPrompts) else 1
-    num_choices = request.num_choices * num_prompts
-    if num_choices > max_choices:
-        raise InvalidRequest(
-            f"`n` makes {num_choices} choices; at most {max_choices} are allowed.", param="n"
-        )
-
-
 def _token_requests(
     request: TurnRequest, client: Client, model: str, prompts: Sequence[Encoded], sampling: Sampling
 ) -> list[GenerateRequest]:
     """One per choice of each prompt. If there are several, their ids are `<request_id>-<index>`, since
     workers need unique ones."""
     num = request.num_choices
-    ids = [client.request_id]
-    if len(prompts) * num > 1:
-        ids = [f"{client.request_id}-{i}" for i in range(len(prompts) * num)]
+    total = len(prompts) * num
+    ids = [f"{client.request_id}-{i}" for i in range(total)] if total > 1 else [client.request_id]
     return [
         GenerateRequest(
             request_id=request_id,

@@ -14,10 +14,10 @@ import pytest
 from baton.errors import InvalidRequest
 from baton.messages import GenerateRequest, Guided, KvHandoff, Role, Sampling, TokenChunk
 from frontend.harmony.conversation import Conversation, Tool, UserTurn
-from frontend.harmony.render import render
 from frontend.text.tokenizer import ModelTokenizer, SpecialToken
 from frontend.turn.request import CallChoice, guided
 from tests.guided import CASES, ENDLESS, answer_form, check, parts_of, slow_inside
+from tests.scripted_frontend import prompt_ids
 from tests.waiting import PATIENCE_S, until
 from workers.engine import Engine
 from workers.engines.embedded.engine import EmbeddedEngine
@@ -82,7 +82,7 @@ def tokenizer() -> ModelTokenizer:
 @pytest.fixture(scope="module")
 def prompt(tokenizer: ModelTokenizer) -> list[int]:
     talk = Conversation(turns=(UserTurn("Is everything up and running?"),), reasoning_effort="low")
-    return tokenizer.encode_segments(render(talk))
+    return prompt_ids(talk, tokenizer)
 
 
 @asynccontextmanager

@@ -12,7 +12,6 @@ from transformers import DynamicCache, GptOssForCausalLM
 from baton.errors import InvalidRequest
 from baton.messages import Guided, MessageForm
 from frontend.harmony.conversation import AnswerFormat, Conversation, Tool, UserTurn
-from frontend.harmony.render import render
 from frontend.text.tokenizer import ModelTokenizer, SpecialToken
 from frontend.turn.request import CallChoice, guided
 from tests.guided import (
@@ -26,6 +25,7 @@ from tests.guided import (
     parts_of,
     text_form,
 )
+from tests.scripted_frontend import prompt_ids
 from tests.xgrammar_forms import XgrammarForms
 from workers.engines.embedded.grammar import Grammars
 from workers.engines.library.model_facts import read_model_facts
@@ -327,7 +327,7 @@ def test_the_demo_model_calls_a_tool_where_it_must(
     form = guided([OFFERED], choice)
     assert form is not None
 
-    answer = token_forms.answer_of(form, greedy(model, tokenizer.encode_segments(render(talk))))
+    answer = token_forms.answer_of(form, greedy(model, prompt_ids(talk, tokenizer)))
 
     _, said_aloud, [(name, arguments)] = parts_of(tokenizer, answer[:-1], {TOOL.name})
     assert (said_aloud, name) == ("", TOOL.name)
@@ -339,7 +339,7 @@ def test_the_demo_model_writes_json_where_it_must(
     name: str, model: GptOssForCausalLM, token_forms: XgrammarForms, tokenizer: ModelTokenizer
 ) -> None:
     talk = Conversation(turns=(UserTurn("Is everything up and running?"),), reasoning_effort="low")
-    prompt = tokenizer.encode_segments(render(talk))
+    prompt = prompt_ids(talk, tokenizer)
 
     answer = token_forms.answer_of(answer_form(CASES[name]), greedy(model, prompt))
 

@@ -21,8 +21,8 @@ from frontend.harmony.conversation import (
     Turn,
     UserTurn,
 )
-from frontend.harmony.render import render
 from frontend.text.tokenizer import ModelTokenizer
+from tests.scripted_frontend import prompt_ids
 
 pytest_plugins = ["tests.oracle"]
 
@@ -175,7 +175,7 @@ def test_the_library_drops_the_same_reasoning_after_one_answer(
         messages += _messages(turn, {}, is_past=False)
     whole = oh.Conversation.from_messages(messages)
     expected = oracle.render_conversation_for_completion(whole, oh.Role.ASSISTANT)
-    assert tokenizer.encode_segments(render(Conversation(turns=turns))) == expected
+    assert prompt_ids(Conversation(turns=turns), tokenizer) == expected
 
 
 json_leaves = st.one_of(st.none(), st.booleans(), st.integers(-(2**53), 2**53), st.text(max_size=5))
@@ -228,7 +228,7 @@ def test_any_schema_becomes_the_same_typescript(
 
 
 def _assert_same(tokenizer: ModelTokenizer, oracle: oh.HarmonyEncoding, conversation: Conversation) -> None:
-    ids = tokenizer.encode_segments(render(conversation))
+    ids = prompt_ids(conversation, tokenizer)
     expected = oracle_render(oracle, conversation)
     assert oracle.decode(ids) == oracle.decode(expected)
     assert ids == expected

@@ -12,7 +12,7 @@ from tests.scripted_frontend import TOKENIZER, byte_tokenizer
 def test_long_text_has_the_tokens_of_the_library(text: str) -> None:
     whole = TOKENIZER._ordinary.encode(text, add_special_tokens=False).ids  # noqa: SLF001  in one piece
     assert TOKENIZER.encode_text(text) == whole
-    assert TOKENIZER.encode_segments([text]) == whole
+    assert list(TOKENIZER.encode_text_segment(text)) == whole
 
 
 def test_text_beyond_the_limit_is_not_tokenised_to_its_end() -> None:
@@ -25,7 +25,7 @@ def test_text_beyond_the_limit_is_not_tokenised_to_its_end() -> None:
         with pytest.raises(TooManyTokens):
             TOKENIZER.encode_text("<|start|>" + text, allow_special=True, limit=limit + 1)
         with pytest.raises(TooManyTokens):
-            TOKENIZER.encode_segments(["Hello", text], limit=limit + len(TOKENIZER.encode_text("Hello")))
+            TOKENIZER.encode_text_segment(text + "!", limit // 2)
 
 
 @pytest.mark.parametrize("char", [" ", "-", "7", "a", "日", "👍", "\n"])
@@ -38,7 +38,7 @@ def test_the_library_gets_pieces_of_bounded_length_whatever_the_text(
         lengths.append(len(text))
         return list(text.encode())
 
-    monkeypatch.setattr(tokenizer, "_encode_valid", noting)
+    monkeypatch.setattr(tokenizer, "_encode_piece", noting)
     monkeypatch.setattr(tokenizer, "token_bytes", lambda token_id: bytes([token_id]))
     assert tokenizer.encode_text(char * 10 * PIECE_CHARS) == list(char.encode()) * 10 * PIECE_CHARS
     assert max(lengths) <= 2 * PIECE_CHARS

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
-from frontend.text.tokenizer import ModelTokenizer, Segment, SpecialToken, TooManyTokens, _SegmentCache
-from tests.scripted_frontend import TOKENIZER
+from frontend.text.tokenizer import ModelTokenizer, SpecialToken, _SegmentCache
 
 ENTRY_BYTES = 308  # of one character and one token
 TEXT = ["Hello there, hello world.", "<|end|> is a control token", "naïve 日本 👍"]
@@ -44,22 +43,15 @@ def tokenizer(folder: Path) -> ModelTokenizer:
 def test_text_goes_there_and_back_and_never_becomes_a_control_token(
     tokenizer: ModelTokenizer, text: str
 ) -> None:
-    for ids in (tokenizer.encode_text(text), tokenizer.encode_segments([text])):
+    for ids in (tokenizer.encode_text(text), tokenizer.encode_text_segment(text)):
         assert tokenizer.decode(ids) == text
         assert not set(ids) & set(tokenizer.special_ids.values())
 
 
-def test_control_tokens_come_from_segments(tokenizer: ModelTokenizer) -> None:
-    ids = tokenizer.encode_segments([SpecialToken.START, "Hello", SpecialToken.END])
-    assert ids[0] == tokenizer.special_ids[SpecialToken.START]
-    assert ids[-1] == tokenizer.special_ids[SpecialToken.END]
-    assert ids[1:-1] == tokenizer.encode_text("Hello")
-
-
 def test_control_tokens_come_from_text_where_they_are_allowed(tokenizer: ModelTokenizer) -> None:
     ids = tokenizer.encode_text("<|start|>Hello<|end|><|endo", allow_special=True)
-    expected = tokenizer.encode_segments([SpecialToken.START, "Hello", SpecialToken.END, "<|endo"])
-    assert ids == expected
+    start, end = (tokenizer.special_ids[token] for token in (SpecialToken.START, SpecialToken.END))
+    assert ids == [start, *tokenizer.encode_text("Hello"), end, *tokenizer.encode_text("<|endo")]
 
 
 def test_a_long_segment_does_not_drive_out_the_others() -> None:
@@ -98,20 +90,10 @@ def test_a_model_need_not_know_where_a_text_begins(tmp_path: Path) -> None:
     assert SpecialToken.STARTOFTEXT not in ModelTokenizer.load(tmp_path).special_ids
 
 
-def test_segments_up_to_the_limit_are_tokenised_and_no_more() -> None:
-    segments: list[Segment] = [SpecialToken.START, "ab", array("I", [1, 2]), SpecialToken.END]
-    assert len(TOKENIZER.encode_segments(segments, limit=6)) == 6
-    for limit in range(6):
-        with pytest.raises(TooManyTokens):
-            TOKENIZER.encode_segments(segments, limit=limit)
-    spelled = "<|start|>ab<|end|>"
-    assert len(TOKENIZER.encode_text(spelled, allow_special=True, limit=4)) == 4
-
-
 @pytest.mark.parametrize(("text", "expected"), [("a\ud800b", "a�b"), ("\ud83d\udc4d", "👍"), ("\udfff", "�")])
 def test_lone_surrogates_are_replaced(tokenizer: ModelTokenizer, text: str, expected: str) -> None:
     assert tokenizer.decode(tokenizer.encode_text(text)) == expected
-    assert tokenizer.decode(tokenizer.encode_segments([text])) == expected
+    assert tokenizer.decode(tokenizer.encode_text_segment(text)) == expected
 
 
 def test_control_tokens_and_unknown_ids_have_no_bytes(tokenizer: ModelTokenizer) -> None:

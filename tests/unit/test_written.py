@@ -22,10 +22,9 @@ from frontend.harmony.conversation import (
     UserTurn,
 )
 from frontend.harmony.parse import HarmonyParser
-from frontend.harmony.render import render
 from frontend.turn.choice import Choice
 from frontend.turn.thoughts import Thoughts
-from tests.scripted_frontend import MODEL, TOKENIZER, Client, Reply, ScriptedTokens
+from tests.scripted_frontend import MODEL, TOKENIZER, Client, Reply, ScriptedTokens, prompt_ids
 
 Json = dict[str, Any]
 
@@ -224,9 +223,9 @@ def test_any_answer_comes_back_in_its_own_tokens(  # noqa: PLR0917  drawn by nam
 
     tools = (Tool(name="f"),)
     asked: tuple[Turn, ...] = (UserTurn("Hi"),)
-    before = TOKENIZER.encode_segments(render(Conversation(turns=asked, tools=tools)))
+    before = prompt_ids(Conversation(turns=asked, tools=tools), TOKENIZER)
     later = store.completed("", (*asked, turn, ToolResult(call_id=choice.call_ids[0], text="ok")))
-    after = TOKENIZER.encode_segments(render(Conversation(turns=later, tools=tools)))
+    after = prompt_ids(Conversation(turns=later, tools=tools), TOKENIZER)
     assert after[: len(before) + len(ids)] == before + ids
 
 

@@ -124,7 +124,7 @@ def test_an_answer_that_was_not_read_as_it_is_written_is_not_recorded(text: str)
 @pytest.mark.parametrize("texts", [("x" * 300,), ("Hi",) * 30])
 def test_a_prompt_may_have_exactly_its_limit(texts: tuple[str, ...]) -> None:
     segments = list(render(Conversation(turns=tuple(UserTurn(text) for text in texts))))
-    num = len(TOKENIZER.encode_segments(segments))
+    num = len(encoded(segments, TOKENIZER, 10_000).token_ids)
     assert len(encoded(segments, TOKENIZER, num).token_ids) == num
     with pytest.raises(TooManyTokens):
         encoded(segments, TOKENIZER, num - 1)
@@ -136,7 +136,7 @@ def test_earlier_answers_are_counted_and_the_opening_ends_at_the_first() -> None
     talk = (*opening, first, UserTurn("Hi"), second, UserTurn("Hi"))
     made = encoded(render(Conversation(turns=talk)), TOKENIZER, 10_000)
     start = TOKENIZER.encode_text("<|start|>assistant", allow_special=True)
-    alone = TOKENIZER.encode_segments(render(Conversation(turns=opening)))
+    alone = encoded(render(Conversation(turns=opening)), TOKENIZER, 10_000).token_ids
     assert made.num_opening_tokens == len(alone) - len(start)
     answer = "<|start|>assistant<|channel|>final<|message|>One.<|end|>"
     num_answer = len(TOKENIZER.encode_text(answer, allow_special=True))
