@@ -23,6 +23,13 @@ log = logging.getLogger(__name__)
 
 MEMORY = ":memory:"
 DIED = "The server process stopped before the response was complete; send the request again."
+# Limits of the store; the least recently used responses are deleted first. Creating or continuing a response
+# marks it and all that it continues as used.
+MAX_RESPONSES = 10_000
+MAX_AGE_S = 30 * 86_400.0
+MAX_BYTES = 1 << 30
+PRUNE_EVERY = 32
+"""In saves."""
 # Limits of a conversation that can be continued.
 MAX_CHAIN = 1000
 MAX_CHAIN_BYTES = 64 << 20
@@ -110,16 +117,6 @@ class StoredResponse(msgspec.Struct, frozen=True, kw_only=True):
         return len(self.body) + len(self.items) + len(self.events or b"")
 
 
-class Retention(msgspec.Struct, frozen=True, kw_only=True):
-    """Limits of the store; the least recently used responses are deleted first. Creating or continuing a
-    response marks it and all that it continues as used. Pruning runs every `prune_every` saves."""
-
-    max_responses: int = 10_000
-    max_age_s: float = 30 * 86_400.0
-    max_bytes: int = 1 << 30
-    prune_every: int = 32
-
-
 class _Entry(NamedTuple):
     """A response to write. `tried` is set when it is written, cannot be, or need not be."""
 
@@ -136,14 +133,12 @@ class ResponseStore:
     def __init__(
         self,
         path: str = MEMORY,
-        retention: Retention | None = None,
         clock: Callable[[], float] = time.time,
         address: str = "",
     ) -> None:
         """`address`: where other frontends reach this process."""
         self.path = path if path == MEMORY else os.path.expanduser(path)
         self.is_failing = False  # new responses stay in memory only
-        self._retention = retention or Retention()
         self._clock = clock
         self._unwritten: dict[str, _Entry] = {}
         self._num_unwritten_bytes = 0
@@ -273,7 +268,6 @@ class ResponseStore:
 
     def _write(self, entries: Sequence[_Entry]) -> None:
         """Write all of them, or none."""
-        kept = self._retention
         with self._db as db:
             for num_saved, (response, item_ids, _) in enumerate(entries, self._num_saves):
                 if response.status == RUNNING:
@@ -288,9 +282,8 @@ class ResponseStore:
                 db.execute(_SAVE, values)
                 pairs = [(item_id, response.id) for item_id in item_ids]
                 db.executemany("INSERT OR IGNORE INTO item_ids VALUES (?, ?)", pairs)
-                if num_saved % kept.prune_every == 0:
-                    oldest_s = self._clock() - kept.max_age_s
-                    db.execute(_PRUNE, (oldest_s, kept.max_responses, kept.max_bytes))
+                if num_saved % PRUNE_EVERY == 0:
+                    db.execute(_PRUNE, (self._clock() - MAX_AGE_S, MAX_RESPONSES, MAX_BYTES))
         self._num_saves += len(entries)
 
     def _row(self, query: str, *values: str) -> sqlite3.Row | None:

@@ -56,47 +56,6 @@ def _total(workers: Sequence[WorkerInfo]) -> tuple[int, int]:
 
 Turn = asyncio.Future[None]
 
-
-class FairQueue:
-    """One future for each waiting request; `pop` returns that of the next one."""
-
-    def __init__(self) -> None:
-        self._waiting: dict[str, list[tuple[int, Turn]]] = {}  # by caller; the first one's turn is next
-
-    def __len__(self) -> int:
-        return sum(map(len, self._waiting.values()))
-
-    @property
-    def num_callers(self) -> int:
-        """How many callers have requests here."""
-        return len(self._waiting)
-
-    def num_of(self, caller: str) -> int:
-        """How many requests this caller has here."""
-        return len(self._waiting.get(caller, ()))
-
-    def add(self, caller: str, priority: int) -> Turn:
-        """Append a request; lower priorities go first among the same caller's."""
-        turn = asyncio.get_running_loop().create_future()
-        insort(self._waiting.setdefault(caller, []), (priority, turn), key=itemgetter(0))
-        return turn
-
-    def remove(self, caller: str, turn: Turn) -> None:
-        """Take out a request that no longer waits."""
-        entries = self._waiting[caller]
-        entries[:] = [entry for entry in entries if entry[1] is not turn]
-        if not entries:
-            del self._waiting[caller]
-
-    def pop(self) -> Turn:
-        """Take out the next request; its caller's other requests wait until all other callers had a turn."""
-        caller = next(iter(self._waiting))
-        (_, turn), *left = self._waiting.pop(caller)
-        if left:
-            self._waiting[caller] = left
-        return turn
-
-
 MAX_WAIT_S = 50.0
 """Of a request in the queue if nothing else is set, and of a client until its next try: proxies give up on a
 response without a byte after a minute, and SDKs ignore a longer Retry-After."""
@@ -123,7 +82,8 @@ class Admission:
         self._max_wait_s = max_wait_s or math.inf
         self._capacity: Capacity | None = None
         self._read_again_s = 0.0
-        self._waiting = FairQueue()
+        self._waiting: dict[str, list[tuple[int, Turn]]] = {}  # by caller; the first one's turn is next
+        self._num_waiting = 0
         self._num_starting = 0  # without a token
         self._num_running = 0  # in all
         self._mean_s: float | None = None  # of the time that a request has a place
@@ -143,12 +103,12 @@ class Admission:
         self._let_in()  # a worker may have joined
         if self._has_room():
             return
-        num_mine = self._waiting.num_of(caller)
-        num_callers = self._waiting.num_callers + (not num_mine)
+        num_mine = len(self._waiting.get(caller, ()))
+        num_callers = len(self._waiting) + (not num_mine)
         most = max(self._capacity.num_waiting if self._capacity else 0, round(_SHORTEST_QUEUE_S * self._rate))
-        if len(self._waiting) >= most and num_mine >= most // num_callers:
+        if self._num_waiting >= most and num_mine >= most // num_callers:
             raise self.refusal("queue_full")
-        wait_s = min(len(self._waiting), (num_mine + 1) * num_callers) / self._rate
+        wait_s = min(self._num_waiting, (num_mine + 1) * num_callers) / self._rate
         if wait_s > self._max_wait_s or wait_s + (self._mean_s or 0.0) > deadline_s:
             raise self.refusal("too_late")
 
@@ -159,7 +119,9 @@ class Admission:
             self._booked_s = 0.0  # the clients that were to come back did not, or will find a place
             self._count()
             return
-        turn = self._waiting.add(caller, request.priority)
+        turn: Turn = asyncio.get_running_loop().create_future()
+        insort(self._waiting.setdefault(caller, []), (request.priority, turn), key=itemgetter(0))
+        self._num_waiting += 1
         began_s = _now_s()
         ends_s = began_s + min(self._max_wait_s, request.deadline_s)
         self._metrics.of("queued_requests").inc()
@@ -175,7 +137,7 @@ class Admission:
             self._metrics.of("queued_requests").inc(-1)
             self._metrics.of("queue_seconds").observe(_now_s() - began_s)
             if not turn.done():
-                self._waiting.remove(caller, turn)
+                self._take_out(caller, turn)
         if not turn.done():
             raise self.refusal("waited")
 
@@ -197,7 +159,7 @@ class Admission:
         """
         self._metrics.of("refused_requests", reason).inc()
         now_s, rate = _now_s(), self._rate
-        earliest_s = max(self._booked_s, now_s + len(self._waiting) / 2 / rate)
+        earliest_s = max(self._booked_s, now_s + self._num_waiting / 2 / rate)
         self._booked_s = min(earliest_s + 1 / rate, now_s + MAX_WAIT_S)
         return Overloaded(
             "Too many requests are running and waiting; retry later.", retry_after_s=self._booked_s - now_s
@@ -238,8 +200,20 @@ class Admission:
 
     def _let_in(self) -> None:
         while self._waiting and self._has_room():
-            self._waiting.pop().set_result(None)
+            caller = next(iter(self._waiting))
+            _, turn = self._waiting[caller][0]
+            self._take_out(caller, turn)
+            if caller in self._waiting:  # its other requests wait until all other callers had a turn
+                self._waiting[caller] = self._waiting.pop(caller)
+            turn.set_result(None)
             self._count()
+
+    def _take_out(self, caller: str, turn: Turn) -> None:
+        entries = self._waiting[caller]
+        entries[:] = [entry for entry in entries if entry[1] is not turn]
+        if not entries:
+            del self._waiting[caller]
+        self._num_waiting -= 1
 
 
 class _Place:

@@ -10,6 +10,8 @@ from contextlib import aclosing, asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
+import msgspec
+
 from baton.discovery import Discovery
 from baton.errors import BatonError, EngineFailure, ModelNotFound, NoWorkers
 from baton.messages import Role, StatsRequest, WorkerInfo, WorkerStats
@@ -128,7 +130,7 @@ class Fleet:
         return Health(
             status="healthy" if ready else "unhealthy",
             endpoints=sorted({w.endpoint for w in live}),
-            instances=[_instance(w) for w in live],
+            instances=msgspec.convert(live, list[Instance], from_attributes=True),
             missing=sorted(set(missing)),
             warming=self._ids(State.WARMING) + self._ids(State.NEW),
             lost=self._ids(State.LOST),
@@ -210,18 +212,6 @@ class Fleet:
 
 def _computed(stats: WorkerStats) -> tuple[int, int, int]:
     return stats.num_prompt_tokens, stats.num_generated_tokens, stats.num_handoffs
-
-
-def _instance(worker: WorkerInfo) -> Instance:
-    return Instance(
-        worker_id=worker.worker_id,
-        role=worker.role,
-        endpoint=worker.endpoint,
-        model=worker.model,
-        engine=worker.engine,
-        engine_version=worker.engine_version,
-        kv_transfer=worker.kv_transfer,
-    )
 
 
 def model_of(asked: str, models: Collection[str], aliases: Sequence[Alias]) -> str | None:

@@ -17,7 +17,6 @@ from frontend.responses.store import (
     DIED,
     MAX_CHAIN_BYTES,
     ResponseStore,
-    Retention,
     StoreFailure,
     connect,
 )
@@ -107,9 +106,11 @@ async def test_nobody_but_the_user_can_read_what_is_stored(tmp_path: Path) -> No
     assert path.parent.stat().st_mode & 0o077 == path.stat().st_mode & 0o077 == 0
 
 
-async def test_the_responses_used_last_are_kept_up_to_a_number() -> None:
+async def test_the_responses_used_last_are_kept_up_to_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = [0.0]
-    store = ResponseStore(retention=Retention(max_responses=3, prune_every=1), clock=lambda: now_s[0])
+    monkeypatch.setattr(store_module, "MAX_RESPONSES", 3)
+    monkeypatch.setattr(store_module, "PRUNE_EVERY", 1)
+    store = ResponseStore(clock=lambda: now_s[0])
     for i, name in enumerate("abc"):
         now_s[0] = i
         await store.save(response(name, previous_id="a" if name == "b" else None), [])
@@ -120,10 +121,13 @@ async def test_the_responses_used_last_are_kept_up_to_a_number() -> None:
     await store.close()
 
 
-async def test_old_responses_go_and_so_do_those_beyond_the_bytes_but_never_a_running_one() -> None:
+async def test_old_responses_go_and_so_do_those_beyond_the_bytes_but_never_a_running_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     now_s = [0.0]
-    retention = Retention(max_age_s=10, max_bytes=1000, prune_every=1)
-    store = ResponseStore(retention=retention, clock=lambda: now_s[0])
+    for name, limit in {"MAX_AGE_S": 10, "MAX_BYTES": 1000, "PRUNE_EVERY": 1}.items():
+        monkeypatch.setattr(store_module, name, limit)
+    store = ResponseStore(clock=lambda: now_s[0])
     await store.save(response("running", status="in_progress"), [])
     await store.save(response("old"), [])
     now_s[0] = 11
