@@ -226,12 +226,11 @@ def turn_request(body: Counted, num_bytes: int, seal: Seal) -> tuple[TurnRequest
     such as images. Raises InvalidRequest, naming the field."""
     ignored: set[str] = set()
     tools = _offered_tools(body, ignored)
-    chosen = _call_choice(body, ignored)
     choice = body.tool_choice
     request = TurnRequest.of(
         CommonFields(model=body.model, temperature=body.temperature, top_p=body.top_p, top_k=body.top_k),
         _conversation(body, tools, seal, ignored),
-        chosen,
+        _call_choice(choice),
         path="messages",
         num_bytes=num_bytes,
         max_tokens=body.max_tokens,
@@ -255,19 +254,13 @@ def _conversation(body: Counted, tools: Sequence[Tool], seal: Seal, ignored: set
 def _offered_tools(body: Counted, ignored: set[str]) -> list[Tool]:
     """The tools that the model may see. Others are ignored, since Anthropic's servers run them or the model
     would have to see images. Raises InvalidRequest, also if there is no other tool."""
-    choice = body.tool_choice
-    kind = "auto" if choice is None else choice.type
+    kind = "auto" if body.tool_choice is None else body.tool_choice.type
     tools, idle = [], []
     for i, given in enumerate(body.tools or ()):
         tool = _tool(given, f"tools[{i}]")
         if tool is not None:
             tools.append(tool)
             continue
-        if kind == "tool" and choice is not None and choice.name == given.name:
-            raise InvalidRequest(
-                f"`tool_choice` requires {given.name!r}, but `tools[{i}]`, {given.type}, cannot run here.",
-                param="tool_choice",
-            )
         ignored.add(f"tools[].{given.type}"[:80])
         if f"tools[].{given.type}" not in _CONNECTIONS:
             idle.append(str(given.type)[:72])
@@ -299,12 +292,11 @@ def _tool(given: ToolParam, path: str) -> Tool | None:
     )
 
 
-def _call_choice(body: Counted, ignored: set[str]) -> CallChoice:
-    choice = body.tool_choice
+def _call_choice(choice: ToolChoiceParam | None) -> CallChoice:
     if choice is None or choice.type in {"auto", "none"}:
         return CallChoice()
     if choice.type == "any":
-        return CallChoice(must_call=True, left_out=tuple(sorted(ignored)))
+        return CallChoice(must_call=True)
     return CallChoice(must_call=True, names=frozenset({required(choice.name, "tool_choice.name")}))
 
 
@@ -357,17 +349,13 @@ def _part(block: Block, path: str, seal: Seal, ignored: set[str]) -> AssistantTu
 
 
 def _one_answer(parts: list[AssistantTurn]) -> list[AssistantTurn]:
-    """The parts of one message. Without a call, texts side by side, such as those of an answer with
-    citations, are one final answer."""
+    """The parts of one message. Without a call, its texts, such as those with citations, are one final
+    answer."""
     if any(part.tool_calls for part in parts):
         return parts
-    merged: list[AssistantTurn] = []
-    for part in parts:
-        if part.text and merged and merged[-1].text:
-            merged[-1] = AssistantTurn(text=f"{merged[-1].text}{PARAGRAPH}{part.text}")
-        elif part != AssistantTurn():
-            merged.append(part)
-    return merged
+    reasoning = PARAGRAPH.join(part.reasoning for part in parts if part.reasoning)
+    text = PARAGRAPH.join(part.text for part in parts if part.text)
+    return [AssistantTurn(reasoning=reasoning or None, text=text or None)]
 
 
 def _thought(block: Block, path: str, seal: Seal, ignored: set[str]) -> str | None:

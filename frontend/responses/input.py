@@ -275,11 +275,11 @@ def _grammar(tool: ResponseTool, path: str) -> TextGrammar | None:
     )
 
 
-def call_choice(body: ResponseBody, offered: OfferedTools) -> CallChoice:
+def call_choice(body: ResponseBody) -> CallChoice:
     """Which tools may be called, and whether a call is required. Raises InvalidRequest."""
     choice = body.tool_choice
     if not isinstance(choice, ToolChoice):
-        return CallChoice(must_call=choice == "required", left_out=tuple(offered.left_out))
+        return CallChoice(must_call=choice == "required")
     if choice.type == "allowed_tools":
         tools = required(choice.tools, "tool_choice.tools")
         must_call = required(choice.mode, "tool_choice.mode") == "required"
@@ -322,7 +322,7 @@ def turn_request(
     return TurnRequest.of(
         body,
         conversation,
-        call_choice(body, offered),
+        call_choice(body),
         path="input",
         num_bytes=num_bytes,
         max_tokens=body.max_output_tokens,

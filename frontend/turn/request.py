@@ -130,12 +130,10 @@ _TEXT_TYPES = (" code", "")
 
 class CallChoice(msgspec.Struct, frozen=True, kw_only=True):
     """`tool_choice`: whether a tool must be called, and which ones may be (None: all that are offered); those
-    of a namespace go by their own name, too. With `none` no tool is offered. `left_out` are the paths of the
-    tools that cannot run here."""
+    of a namespace go by their own name, too. With `none` no tool is offered."""
 
     must_call: bool = False
     names: frozenset[str] | None = None
-    left_out: tuple[str, ...] = ()
 
 
 def any_object(path: str) -> AnswerFormat:
@@ -196,16 +194,16 @@ def raw_guided(answer: AnswerFormat | None) -> Guided | None:
 
 def _callable(tools: Sequence[Tool], choice: CallChoice) -> list[Tool]:
     if choice.must_call and not tools:
-        left_out = ", ".join(path.removeprefix("tools[].") for path in choice.left_out)
-        what = f"{left_out} cannot run here, and there is no other tool" if left_out else "`tools` is empty"
-        raise InvalidRequest(f"`tool_choice` requires a call, but {what}.", param="tool_choice")
+        raise InvalidRequest(
+            "`tool_choice` requires a call, but `tools` has no tool that can run here.", param="tool_choice"
+        )
     if choice.names is None:
         return list(tools)
     missing = choice.names - {tool.called for tool in tools}
     inner = [tool for tool in tools if tool.name in missing]
     missing -= {tool.name for tool in inner}
     if missing or not choice.names:
-        what = f"{min(missing)!r}, which is not in `tools`" if missing else "no tool"
+        what = f"{min(missing)!r}, which is not in `tools` or cannot run here" if missing else "no tool"
         raise InvalidRequest(f"`tool_choice` names {what}.", param="tool_choice")
     return [tool for tool in tools if tool.called in choice.names or tool in inner]
 

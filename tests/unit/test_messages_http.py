@@ -306,18 +306,18 @@ async def test_what_cannot_be_used_is_left_out_and_named(path: str, fields: Json
 
 
 @pytest.mark.parametrize(
-    ("fields", "message"),
+    ("fields", "field"),
     [
-        ({"tools": [SEARCH], "tool_choice": {"type": "any"}}, "web_search_20250305 cannot run here"),
-        ({"tools": [SEARCH]}, "web_search_20250305 cannot run here"),
-        ({"tool_choice": {"type": "any"}}, "`tools` is empty"),
-        ({"tools": [TOOL, SEARCH], "tool_choice": {"type": "tool", "name": "web_search"}}, "`tools[1]`"),
+        ({"tools": [SEARCH], "tool_choice": {"type": "any"}}, "`tool_choice`"),
+        ({"tools": [SEARCH]}, "`tools`: web_search_20250305 cannot run here"),
+        ({"tool_choice": {"type": "any"}}, "`tool_choice`"),
+        ({"tools": [TOOL, SEARCH], "tool_choice": {"type": "tool", "name": "web_search"}}, "`tool_choice`"),
     ],
 )
-async def test_a_demand_that_no_tool_can_meet_is_refused(fields: Json, message: str) -> None:
+async def test_a_demand_that_no_tool_can_meet_is_refused(fields: Json, field: str) -> None:
     reply = await ask(**fields)
-    assert reply.status == 400
-    assert message in reply.error["message"]
+    assert (reply.status, reply.error["type"]) == (400, "invalid_request_error")
+    assert reply.error["message"].startswith(field)
 
 
 CLIENT_TOOLS = [

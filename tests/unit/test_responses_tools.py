@@ -179,7 +179,6 @@ async def test_a_tool_of_openais_servers_is_refused_only_where_it_is_demanded() 
     assert (reply.status, reply.error["param"]) == (400, "tool_choice.type")
     required = await client.post("/v1/responses", {**body, "tool_choice": "required"})
     assert (required.status, required.error["param"]) == (400, "tool_choice")
-    assert "web_search" in required.error["message"]
     hosted = [{"type": "web_search"}, {"type": "computer_use_preview", "environment": "browser"}]
     ignored = (await respond(client, tools=hosted)).headers["x-baton-ignored"]
     assert ignored == "tools[].web_search, tools[].computer_use_preview"
