@@ -203,9 +203,10 @@ def document(routes: Sequence[BaseRoute]) -> dict[str, Any]:
 
 
 def _errors(kind: type[BatonError]) -> Iterator[str]:
-    """A row of each error that this process knows; its meaning is its class's docstring."""
+    """A row of each code that this process knows; its meaning is its class's docstring."""
     meaning = "Internal server error." if kind is BatonError else " ".join((kind.__doc__ or "").split())
-    yield f"| {kind.status} | `{kind.code}` | {meaning} |"
+    if "code" in vars(kind):
+        yield f"| {kind.status} | `{kind.code}` | {meaning} |"
     for each in kind.__subclasses__():
         yield from _errors(each)
 
