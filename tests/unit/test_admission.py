@@ -8,7 +8,7 @@ import pytest
 from baton.errors import Overloaded
 from frontend.metrics import Metrics
 from frontend.routing.admission import MAX_WAIT_S, Admission, Capacity
-from tests.clock import jumping, run_jumping
+from tests.clock import jumping
 from tests.scripted_workers import request, sampled
 
 
@@ -33,8 +33,10 @@ class Load:
         self.started: list[tuple[str, float]] = []
         self.lasts_s = lasts_s
 
-    async def one(self, caller: str, deadline_s: float = 600, first_token_s: float = 0) -> None:
-        async with self.admission.place(request(deadline_s), caller) as start:
+    async def one(
+        self, caller: str, deadline_s: float = 600, first_token_s: float = 0, priority: int = 0
+    ) -> None:
+        async with self.admission.place(request(deadline_s, priority), caller) as start:
             self.started.append((caller, asyncio.get_running_loop().time()))
             await asyncio.sleep(first_token_s)
             start()
@@ -279,26 +281,13 @@ async def test_the_queue_is_bounded_for_any_number_of_callers() -> None:
     assert load.metric("baton_queued_requests") == 0
 
 
-def admission_of(num_running: int, num_starting: float, num_waiting: int = 9) -> Admission:
-    capacity = Capacity(num_running, num_starting, num_running, num_waiting)
-    return Admission(lambda _: capacity, Metrics())
+@jumping
+async def test_of_one_callers_requests_the_lower_priority_goes_first() -> None:
+    load, ended = Load(num_running=1), list[int]()
 
+    async def one(priority: int) -> None:
+        await load.one("a", priority=priority)
+        ended.append(priority)
 
-async def hold(admission: Admission, lasts_s: float, priority: int = 0, deadline_s: float = 600) -> float:
-    """When a request without a token was let in, which keeps its place for so long."""
-    async with admission.place(request(deadline_s, priority), "a"):
-        began_s = asyncio.get_running_loop().time()
-        await asyncio.sleep(lasts_s)
-    return began_s
-
-
-def test_of_one_callers_requests_the_lower_priority_goes_first() -> None:
-    async def main() -> tuple[float, ...]:
-        admission = admission_of(1, 1)
-        first = asyncio.create_task(hold(admission, 1))
-        await asyncio.sleep(0)
-        return tuple(
-            await asyncio.gather(first, hold(admission, 1, priority=2), hold(admission, 1, priority=1))
-        )
-
-    assert run_jumping(main()) == pytest.approx((0, 2, 1))
+    await asyncio.gather(*map(one, (0, 2, -1, 1)))
+    assert ended == [0, -1, 1, 2]

@@ -320,18 +320,6 @@ async def test_a_model_whose_workers_are_all_lost_is_still_accepted() -> None:
 
 
 @jumping
-async def test_a_new_worker_that_hangs_delays_no_other() -> None:
-    async with fleet_of(worker("d1")) as (registry, fleet):
-        registry.hung.add("d2")
-        await fleet.synced.wait()
-        began_s = asyncio.get_running_loop().time()
-        registry.show(worker("d1"), worker("d2"))
-        registry.show(worker("d1"), worker("d2"), worker("d3"))
-        await until(lambda: len(decodes(fleet)) == 2)
-        assert asyncio.get_running_loop().time() - began_s < 0.5
-
-
-@jumping
 async def test_at_the_start_all_that_answer_within_a_second_are_waited_for() -> None:
     class Slow(Registry):
         async def call(self, address: str, request: Request) -> AsyncGenerator[Reply, None]:

@@ -8,7 +8,6 @@ from baton.errors import (
     BatonError,
     BrokerLost,
     HandoffFailed,
-    HandoffStalled,
     NotResumable,
     NoWorkers,
     Overloaded,
@@ -90,18 +89,6 @@ async def test_a_failed_handoff_excludes_its_prefill_worker_or_else_decode(progr
     assert progress.lost_with(WorkerLost("gone")) is None, "no one is asked yet"
     fail(progress, HandoffFailed("of no one"))
     assert progress.avoided == {"p1.1", "d0.1"}
-
-
-async def test_a_handoff_that_no_decode_worker_takes_is_blamed_on_prefill(progress: Progress) -> None:
-    progress.prefill = worker("p1")
-    progress.note_failure(NoWorkers("none can take it"))
-    assert progress.avoided == {"p1.1"}
-
-
-async def test_who_once_waited_for_kv_in_vain_waits_for_none_again(progress: Progress) -> None:
-    fail(progress, HandoffStalled("nothing came"))
-    fail(progress, WorkerLost("gone"))
-    assert progress.prefills_locally
 
 
 @jumping

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from baton.errors import InvalidRequest, NotReady
+from baton.errors import NotReady
 from baton.messages import GenerateRequest, TokenChunk
 from frontend.harmony.conversation import TextDelta
-from frontend.http.sse import KEEP_ALIVE, MAX_UNSENT_BYTES
+from frontend.http.sse import KEEP_ALIVE
 from frontend.responses.body import RUNNING
 from frontend.responses.output import MAX_KEPT_STREAM_BYTES
 from frontend.responses.runs import MAX_RUNS, ResponseState
@@ -155,33 +155,6 @@ async def test_a_drain_lets_runs_end_and_fails_those_that_do_not_in_time() -> No
         assert client.tokens.num_ended == 2
 
 
-LARGE = TextDelta("x" * MAX_UNSENT_BYTES, 0, 1)
-
-
-async def test_nothing_is_kept_for_a_follower_that_has_left() -> None:
-    async with frontend(ANSWER, script={"pause_at": 0}) as client:
-        made = asyncio.create_task(client.respond(background=True, stream=True))
-        await client.tokens.paused.wait()
-        [(response_id, run)] = client.responses._runs.items()  # noqa: SLF001  its id is not known yet
-        url = f"/v1/responses/{response_id}?stream=true"
-        following = asyncio.create_task(client.get(url))
-        await until(lambda: len(run._followers) == 2)  # noqa: SLF001  nothing else shows it
-        client.leave.set()
-        await asyncio.gather(made, following)
-        assert not run._followers  # noqa: SLF001  nothing else shows it
-        with run.follow(-1) as left:
-            assert (await left.outbox.take()).startswith(b"event: response.created")
-        with run.follow(0) as stays:
-            await run._publish(run.answer.write([LARGE]))  # noqa: SLF001  a large part of an answer
-            assert (stays.outbox.full, left.outbox.full) == (True, False)
-        run.answer.write([TextDelta("x" * MAX_KEPT_STREAM_BYTES, 0, 1)])
-        with pytest.raises(InvalidRequest, match="not stored") as error, run.follow(-1):
-            pass
-        assert error.value.param == "stream"
-        assert not run._followers  # noqa: SLF001  nothing else shows it
-        client.tokens.go_on.set()
-
-
 class BrokenStore(ResponseStore):
     """Fails to save what has ended, as no store should."""
 
@@ -197,19 +170,6 @@ async def test_a_run_whose_end_cannot_be_saved_still_ends_for_its_followers() ->
     assert client.metric("baton_running_requests", route="background") == 0
     assert not client.responses._runs  # noqa: SLF001  no route shows how many there are
     await client.responses.close()
-
-
-async def test_the_text_so_far_is_shown_while_a_run_goes_on() -> None:
-    async with frontend(ANSWER, script={"pause_at": 9}) as client:
-        made = (await client.respond(background=True)).json
-        await client.tokens.paused.wait()
-        (message,) = (await client.get(f"/v1/responses/{made['id']}")).json["output"]
-        (part,) = message["content"]
-        assert message["status"] == "in_progress"
-        assert part["text"] == "He"
-        client.tokens.go_on.set()
-        (message,) = (await ended(client, made["id"]))["output"]
-        assert (message["status"], message["content"][0]["text"]) == ("completed", "Hello")
 
 
 class NotingTokens(ScriptedTokens):

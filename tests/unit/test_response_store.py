@@ -17,11 +17,18 @@ from frontend.responses.store import (
     DIED,
     MAX_CHAIN_BYTES,
     ResponseStore,
+    StoredResponse,
     StoreFailure,
     connect,
 )
 from tests.stored_responses import another_frontend, response, rows
 from tests.waiting import PATIENCE_S, until
+
+
+async def loaded(store: ResponseStore, name: str) -> StoredResponse:
+    found = await store.load(name)
+    assert found is not None
+    return found
 
 
 async def kept(store: ResponseStore, *names: str) -> list[str]:
@@ -54,28 +61,18 @@ async def test_what_is_saved_is_loaded_and_saved_again_and_deleted() -> None:
     await store.close()
 
 
-async def test_a_chain_is_given_from_its_beginning_and_only_whole() -> None:
-    store = ResponseStore()
-    for name, previous in (("a", None), ("b", "a"), ("c", "b")):
-        await store.save(response(name, previous_id=previous), [])
-    chain = await store.chain("c")
-    assert chain is not None
-    assert [r.id for r in chain] == ["a", "b", "c"]
-    await store.delete("b")
-    assert await store.chain("c") is None
-    await store.close()
-
-
-async def test_a_conversation_is_read_back_up_to_a_number_of_responses(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_chain_is_read_whole_up_to_a_number_of_responses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store_module, "MAX_CHAIN", 3)
     store = ResponseStore()
     for name, previous in (("a", None), ("b", "a"), ("c", "b"), ("d", "c"), ("e", "f"), ("f", "e")):
         await store.save(response(name, previous_id=previous), [])
-    assert await store.chain("c") is not None
+    chain = await store.chain("c")
+    assert chain is not None
+    assert [each.id for each in chain] == ["a", "b", "c"]
     assert await store.chain("d") is None
     assert await store.chain("e") is None  # without end
+    await store.delete("b")
+    assert await store.chain("c") is None
     await store.close()
 
 
@@ -368,7 +365,7 @@ async def test_a_store_in_memory_makes_no_file(tmp_path: Path, monkeypatch: pyte
     monkeypatch.chdir(tmp_path)
     store = ResponseStore()
     await store.save(response("a", status="in_progress", body=b"{}"), [])
-    assert await status_of(store, "a") == "failed"  # nobody else can run it
+    assert (await loaded(store, "a")).status == "failed"  # nobody else can run it
     await store.close()
     assert list(tmp_path.iterdir()) == []
 
@@ -377,23 +374,18 @@ def num_locks(folder: Path) -> int:
     return len(list(folder.glob("*.lock")))
 
 
-async def status_of(store: ResponseStore, name: str) -> str:
-    found = await store.load(name)
-    assert found is not None
-    return found.status
-
-
 async def test_what_a_dead_frontend_was_making_has_failed_and_a_living_ones_has_not(tmp_path: Path) -> None:
     path = tmp_path / "responses.sqlite3"
     with another_frontend(path):
         store = ResponseStore(str(path))
         await store.open()
-        assert await status_of(store, "theirs") == "in_progress"
+        assert (await loaded(store, "theirs")).status == "in_progress"
     await store.open()  # as the next frontend would
     assert rows(path, "SELECT status FROM responses") == [("failed",)]
-    found = await store.load("theirs")
-    assert found is not None
-    assert json.loads(found.body)["error"] == {"code": "server_error", "message": DIED}
+    assert json.loads((await loaded(store, "theirs")).body)["error"] == {
+        "code": "server_error",
+        "message": DIED,
+    }
     assert list(tmp_path.glob("*.lock")) == []
     await store.close()
 
@@ -405,7 +397,7 @@ async def test_a_response_of_its_own_that_nobody_makes_any_more_has_failed(tmp_p
     assert num_locks(tmp_path) == 0  # only what runs needs one
     await store.save(response("a", status="in_progress", body=b"{}"), [])
     assert num_locks(tmp_path) == 1
-    assert await status_of(store, "a") == "failed"
+    assert (await loaded(store, "a")).status == "failed"
     await store.close()
     assert num_locks(tmp_path) == 0
 
@@ -416,7 +408,7 @@ async def test_a_running_response_of_nobody_has_failed_in_a_locked_file_too(tmp_
     await store.open()
     await store.save(response("a", status="in_progress", body=b"{}"), [])
     with writing(path):
-        assert await status_of(store, "a") == "failed"
+        assert (await loaded(store, "a")).status == "failed"
     await store.close()
 
 
@@ -425,11 +417,10 @@ async def test_frontends_of_one_process_tell_their_own_runs_from_others(tmp_path
     one, other = ResponseStore(path, address="unix:@one"), ResponseStore(path, address="unix:@other")
     await one.save(response("a", status="in_progress", body=b"{}"), [])
     await one.save(response("b", status="in_progress", body=b"{}"), [])
-    found = await other.load("a")
-    assert found is not None
+    found = await loaded(other, "a")
     assert (found.status, found.runs_at) == ("in_progress", "unix:@one")
     await one.close()
-    assert await status_of(other, "b") == "failed"
+    assert (await loaded(other, "b")).status == "failed"
     await other.save(response("c", status="in_progress", body=b"{}"), [])
     for lock in tmp_path.glob("*.lock"):
         lock.unlink()
