@@ -54,7 +54,6 @@ _TABLE = {
     ),
     "prompt_tokens": _Kind("counter", "Prompt tokens.", _MODEL),
     "completion_tokens": _Kind("counter", "Generated tokens.", _MODEL),
-    "history_tokens": _Kind("counter", "Prompt tokens of earlier answers, by source.", ("source",)),
     "running_requests": _Kind("gauge", "Requests in progress.", _ROUTE),
     "disconnects": _Kind("counter", "Requests whose client disconnected.", _ROUTE),
     "harmony_repairs": _Kind("counter", "Repairs of malformed Harmony output.", ("kind",)),
@@ -145,9 +144,6 @@ class Metrics:
         if tally.num_prompt_tokens:
             self.of("prompt_tokens", tally.model).inc(tally.num_prompt_tokens)
             self.of("completion_tokens", tally.model).inc(tally.num_completion_tokens)
-        for source, count in tally.history.items():
-            if count:
-                self.of("history_tokens", source).inc(count)
         for kind, count in tally.repairs.items():
             self.of("harmony_repairs", kind).inc(count)
 
@@ -229,5 +225,4 @@ class Tally(msgspec.Struct, kw_only=True):
     num_prompt_tokens: int = 0
     num_completion_tokens: int = 0
     repairs: Mapping[str, int] = {}
-    history: Mapping[str, int] = {}
     disconnected: bool = False

@@ -237,7 +237,6 @@ def count(choices: Sequence[Choice], tally: Tally) -> None:
     tally.num_choices = len(choices)
     tally.num_prompt_tokens = num_prompt_tokens(choices)
     tally.num_completion_tokens = sum(choice.num_tokens for choice in choices)
-    tally.history = choices[0].history
     tally.repairs = sum((choice.repairs for choice in choices), Counter[str]())
 
 

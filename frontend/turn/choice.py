@@ -1,7 +1,7 @@
 """One choice of an answer: token chunks in; reasoning, text and tool calls out, up to the stop condition."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Literal
 
@@ -138,8 +138,8 @@ class Choice:
     """`request` goes to a worker. `stopped` is set once a stop string or the call limit has ended the answer.
     `call_ids` are the calls so far. `logprobs` has an entry per token, or is
     None if not requested; `prompt_logprobs` an entry per prompt token except the first. A final stop token in
-    `cut_ids` is counted, but is not part of the text. `history` counts the prompt's assistant tokens by
-    source. `text_tools` are the tools with free-text input. `caller`: see `Client.caller`."""
+    `cut_ids` is counted, but is not part of the text. `text_tools` are the tools with free-text input.
+    `caller`: see `Client.caller`."""
 
     def __init__(
         self,
@@ -160,7 +160,6 @@ class Choice:
         self.num_tokens = self.num_cached_tokens = 0
         self.logprobs: list[TokenLogprob] | None = None if request.sampling.logprobs is None else []
         self.prompt_logprobs: tuple[TokenLogprob, ...] = ()
-        self.history: Mapping[str, int] = {}
         self.repairs = reader.repairs  # of malformed output, by kind
         self._reader = reader
         self._limits = None if max_calls is None and not stop_strings else Limits(stop_strings, max_calls)

@@ -21,7 +21,6 @@ from frontend.turn.thoughts import Thoughts
 MAX_SCORED_TOKENS = 8192
 # Longer prompts are rendered and tokenised in a thread, so that running streams do not stall.
 LONG_BYTES = 8192
-_ENDS = (SpecialToken.END, SpecialToken.CALL, SpecialToken.RETURN)
 
 
 def fitted(request: TurnRequest, served: ServedModel, *, num_prompt_tokens: int) -> Sampling:
@@ -58,12 +57,10 @@ def fitted(request: TurnRequest, served: ServedModel, *, num_prompt_tokens: int)
 
 
 class Encoded(msgspec.Struct, frozen=True, kw_only=True):
-    """A rendered prompt's tokens: how many are before the first answer, and how many are the assistant's, by
-    source: `written` by the model, or `rendered` from text. `current_date` is the conversation's."""
+    """A prompt's tokens, and how many are before the first answer. `current_date` is the conversation's."""
 
     token_ids: list[int]
     num_opening_tokens: int = 0
-    history: dict[str, int] = {}
     current_date: str | None = None
 
 
@@ -71,35 +68,29 @@ def encoded(segments: Iterable[Segment], tokenizer: ModelTokenizer, limit: int) 
     """The tokens of a rendered prompt. Raises TooManyTokens if there are more than `limit`."""
     token_ids: list[int] = []
     special_ids = tokenizer.special_ids
-    num_opening = num_written = num_rendered = 0
-    start = 0  # of the message
-    is_author = is_assistant = False
+    start = num_opening = 0
+    is_author = False
     for segment in segments:
         if isinstance(segment, SpecialToken):
-            if segment is SpecialToken.START:
+            is_author = segment is SpecialToken.START
+            if is_author:
                 start = len(token_ids)
             token_ids.append(special_ids[segment])
-            if is_assistant and segment in _ENDS:
-                num_rendered += len(token_ids) - start
-            is_author = segment is SpecialToken.START
             continue
         if isinstance(segment, str):
-            if is_author:
-                is_assistant = segment.startswith("assistant")
+            is_answer = is_author and segment.startswith("assistant")
             token_ids += tokenizer.encode_text_segment(segment, limit)
-        else:  # only answers are given as tokens
-            is_assistant = True
-            num_written += len(segment)
+        else:  # only answers are rendered as tokens
+            is_answer = True
             if segment[0] == special_ids[SpecialToken.START]:
                 start = len(token_ids)
             token_ids += segment
-        if is_assistant and not num_opening:
-            num_opening = start
         is_author = False
+        if is_answer and not num_opening:
+            num_opening = start
         if len(token_ids) > limit:
             raise TooManyTokens
-    history = {"written": num_written, "rendered": num_rendered}
-    return Encoded(token_ids=token_ids, num_opening_tokens=num_opening, history=history)
+    return Encoded(token_ids=token_ids, num_opening_tokens=num_opening)
 
 
 async def prepare(
@@ -126,9 +117,7 @@ async def prepare(
 
     requests = _token_requests(request, client, served.name, prompts, sampling)
     keep = partial(_keep, thoughts, client.owner, prompts[0].current_date, served.tokenizer)
-    choices = [_choice(request, token_request, served, caller, keep) for token_request in requests]
-    choices[0].history = prompts[0].history
-    return choices
+    return [_choice(request, token_request, served, caller, keep) for token_request in requests]
 
 
 def _choice(

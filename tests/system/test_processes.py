@@ -21,10 +21,15 @@ from tests.stack import MODEL, ROOT, Process, Stack
 from tests.waiting import PATIENCE_S, wait_for
 
 TOOL: Any = {"type": "function", "function": {"name": "get_time", "parameters": {"type": "object"}}}
+# Rendered from its content, this call would be other text.
+CALL = (
+    "<|channel|>analysis<|message|>Look at the clock.<|end|>"
+    "<|start|>assistant to=functions.get_time<|channel|>commentary json<|message|>{ }<|call|>"
+)
 SCENE = {
     "when": "What time is it?",
     "answers": [
-        "<|channel|>commentary to=functions.get_time <|constrain|>json<|message|>{}<|call|>",
+        CALL,
         "<|channel|>final<|message|>It is noon.<|return|>",
     ],
 }
@@ -158,14 +163,13 @@ def test_an_answer_keeps_its_tokens_and_reasoning_in_the_other_process(client: h
     (call,) = first.json()["choices"][0]["message"]["tool_calls"]
     messages.append({"role": "assistant", "tool_calls": [call]})
     messages.append({"role": "tool", "tool_call_id": call["id"], "content": "12:00"})
-    written = counted(client, "baton_history_tokens_total", source="written")
+    body = {"model": MODEL, "messages": messages, "tools": [TOOL]}
     for _ in range(4):  # both processes
-        body = {"model": MODEL, "messages": messages, "tools": [TOOL]}
         second = client.post("/v1/chat/completions", json=body).json()
         assert second["choices"][0]["message"]["content"] == "It is noon."
-        before, written = written, counted(client, "baton_history_tokens_total", source="written")
-        assert written > before
-    assert counted(client, "baton_history_tokens_total", source="rendered") == 0
+        tokens = client.post("/tokenize", json=body).json()["tokens"]
+        text = client.post("/detokenize", json={"tokens": tokens}).json()["prompt"]
+        assert f"<|start|>assistant{CALL}<|start|>functions.get_time" in text
 
 
 def test_a_process_that_dies_is_replaced(frontend: Process, client: httpx.Client) -> None:

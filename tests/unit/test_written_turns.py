@@ -130,7 +130,7 @@ def test_a_prompt_may_have_exactly_its_limit(texts: tuple[str, ...]) -> None:
         encoded(segments, TOKENIZER, num - 1)
 
 
-def test_earlier_answers_are_counted_and_the_opening_ends_at_the_first() -> None:
+def test_the_opening_ends_at_the_first_answer() -> None:
     first, second = AssistantTurn(text="One."), AssistantTurn(text="Two.")
     opening = (UserTurn("assistant"),)
     talk = (*opening, first, UserTurn("Hi"), second, UserTurn("Hi"))
@@ -138,6 +138,3 @@ def test_earlier_answers_are_counted_and_the_opening_ends_at_the_first() -> None
     start = TOKENIZER.encode_text("<|start|>assistant", allow_special=True)
     alone = encoded(render(Conversation(turns=opening)), TOKENIZER, 10_000).token_ids
     assert made.num_opening_tokens == len(alone) - len(start)
-    answer = "<|start|>assistant<|channel|>final<|message|>One.<|end|>"
-    num_answer = len(TOKENIZER.encode_text(answer, allow_special=True))
-    assert made.history == {"written": 0, "rendered": 2 * num_answer}
