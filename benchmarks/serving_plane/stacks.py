@@ -56,8 +56,9 @@ def baton(folder: Path, plane: str, step_ms: float, num_processes: int = 1) -> I
 
 @contextmanager
 def dynamo(folder: Path, plane: str, step_ms: float) -> Iterator[Running]:
-    """Dynamo's frontend and mockers, whose steps take no time."""
-    assert (plane, step_ms) == ("tcp", 0.0), "its mocker's steps cannot be set to a time"
+    """Dynamo's frontend and mockers. Their steps take about 6.9 ms with 32 requests, divided by a ratio."""
+    assert plane == "tcp"
+    speedup = "1000" if not step_ms else f"{6.9 / step_ms:.2f}"
     with ExitStack() as stopping:
         etcd = _etcd(folder, stopping)
         environ = os.environ | {"ETCD_ENDPOINTS": etcd.url, "DYN_LOG": "warn", "HF_HUB_OFFLINE": "1"}
@@ -65,7 +66,14 @@ def dynamo(folder: Path, plane: str, step_ms: float) -> Iterator[Running]:
         model, port = _with_template(folder), free_port()
         wires = ["--discovery-backend", "etcd", "--request-plane", "tcp"]
         mocker = ["dynamo.mocker", "--model-path", str(model), "--model-name", MODEL, *wires]
-        mocker += ["--speedup-ratio", "1000", "--max-num-seqs", "1024", "--num-gpu-blocks-override", "200000"]
+        mocker += [
+            "--speedup-ratio",
+            speedup,
+            "--max-num-seqs",
+            "1024",
+            "--num-gpu-blocks-override",
+            "200000",
+        ]
         mocker += ["--no-enable-prefix-caching", "--disaggregation-mode"]
         commands = {
             "frontend": ["dynamo.frontend", "--http-host", "127.0.0.1", "--http-port", str(port), *wires],
