@@ -150,7 +150,7 @@ async def serve(
     responses = ResponseState(store, call_run=siblings.call_run)
     services = _services(settings, discovery, transport, siblings)
     fleet = services.fleet
-    quotas = Quotas(siblings.share_use)
+    quotas = Quotas(siblings.share)
     app = _app(settings, credentials, services, responses, quotas)
     server = HttpServer(app, settings.drain_timeout_s, tls=credentials.context)
     answering = siblings.answering(Shared(services.thoughts, services.metrics, responses, quotas))

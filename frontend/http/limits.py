@@ -40,7 +40,7 @@ class KeyLimits(msgspec.Struct, frozen=True):
 UNLIMITED = KeyLimits()
 
 
-class Used(msgspec.Struct, frozen=True, array_like=True):
+class Used(msgspec.Struct, frozen=True, array_like=True, tag=1):
     """What a key of that name and with these limits used."""
 
     name: str

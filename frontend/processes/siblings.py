@@ -30,18 +30,6 @@ MAX_SENDING = 10_000
 log = logging.getLogger(__name__)
 
 
-class Keep(msgspec.Struct, frozen=True, array_like=True, tag=0):
-    """Add an entry to the reasoning kept."""
-
-    kept: Kept
-
-
-class Spend(msgspec.Struct, frozen=True, array_like=True, tag=1):
-    """An API key was used."""
-
-    used: Used
-
-
 class Scrape(msgspec.Struct, frozen=True, array_like=True, tag=2):
     """Answered with the process's metrics."""
 
@@ -53,7 +41,7 @@ class CallRun(msgspec.Struct, frozen=True, array_like=True, tag=5):
     sequence_number: int | None
 
 
-SiblingRequest = Keep | Spend | Scrape | CallRun
+SiblingRequest = Kept | Used | Scrape | CallRun
 
 
 def _token_ids(kind: type, value: object) -> object:
@@ -111,13 +99,13 @@ class Siblings:
             await self._plane.close()
             await asyncio.gather(*self._sending)
 
-    def share(self, kept: Kept) -> None:
-        """Give an entry of reasoning to all processes that are running."""
-        self._notify(Keep(kept))
-
-    def share_use(self, used: Used) -> None:
-        """Report the use of an API key to all processes that are running."""
-        self._notify(Spend(used))
+    def share(self, message: Kept | Used) -> None:
+        """Report an entry of reasoning, or the use of an API key, to all processes that are running."""
+        for address in self._others:
+            if len(self._sending) < MAX_SENDING:
+                task = asyncio.get_running_loop().create_task(self._send(address, message))
+                self._sending.add(task)
+                task.add_done_callback(self._sending.discard)
 
     async def metrics(self) -> list[Samples]:
         """The metrics of the processes that answer in time."""
@@ -140,14 +128,7 @@ class Siblings:
         except WorkerLost as error:
             raise NotReady(UNREACHED, retry_after_s=1) from error
 
-    def _notify(self, message: Keep | Spend) -> None:
-        for address in self._others:
-            if len(self._sending) < MAX_SENDING:
-                task = asyncio.get_running_loop().create_task(self._send(address, message))
-                self._sending.add(task)
-                task.add_done_callback(self._sending.discard)
-
-    async def _send(self, address: str, message: Keep | Spend) -> None:
+    async def _send(self, address: str, message: Kept | Used) -> None:
         with suppress(BatonError):  # it is not running
             async with aclosing(self._ask(address, message)) as replies:
                 await anext(replies, None)
@@ -162,9 +143,9 @@ class Siblings:
 async def _answers(shared: Shared, request: Request) -> AsyncGenerator[Reply, None]:
     assert isinstance(request, FrontendRequest), "frontends ask frontends"
     match _MESSAGES.decode(request.data):
-        case Keep(kept):
+        case Kept() as kept:
             shared.thoughts.take(kept)
-        case Spend(used):
+        case Used() as used:
             shared.quotas.note(used)
         case Scrape():
             yield FrontendReply(_ENCODER.encode(shared.metrics.samples()))

@@ -109,7 +109,7 @@ MAX_AGE_S = 6 * 3600.0
 _ENTRY_BYTES = 400
 
 
-class Kept(msgspec.Struct, frozen=True):
+class Kept(msgspec.Struct, frozen=True, array_like=True, tag=0):
     """An entry: a whole answer, or its reasoning only."""
 
     owner: str

@@ -53,7 +53,7 @@ async def test_what_a_key_uses_counts_in_every_process(tmp_path: Path) -> None:
     @asynccontextmanager
     async def counting(index: int) -> AsyncIterator[Quotas]:
         own = Siblings(tmp_path, index, 3)
-        quotas = Quotas(own.share_use)
+        quotas = Quotas(own.share)
         async with own.answering(Shared(Thoughts(), Metrics(), ResponseState(), quotas)):
             yield quotas
 
