@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 from msgspec import UNSET
@@ -53,21 +53,6 @@ MAX_KEPT_STREAM_BYTES = 16 << 20
 """Longer streams are not stored and cannot be resumed; their responses are stored all the same."""
 
 _encode = msgspec.json.Encoder().encode
-
-
-class EventTopLogprob(msgspec.Struct):
-    """One of the most likely tokens."""
-
-    token: str
-    logprob: float
-
-
-class EventLogprob(msgspec.Struct):
-    """A token of the visible text in OpenAI's event format, which has no `bytes`."""
-
-    token: str
-    logprob: float
-    top_logprobs: list[EventTopLogprob]
 
 
 class EventWriter:
@@ -192,8 +177,16 @@ class OpenItem:
         return OutputText(text=text, logprobs=list(self._logprobs)) if part is OutputText else part(text=text)
 
 
-def _without_bytes(logprobs: Sequence[ContentLogprob]) -> list[EventLogprob]:
-    return msgspec.convert(logprobs, list[EventLogprob], from_attributes=True)
+def _without_bytes(logprobs: Sequence[ContentLogprob]) -> list[dict[str, Any]]:
+    """In the format of events; their SDK's types have no `bytes`."""
+    return [
+        {
+            "token": each.token,
+            "logprob": each.logprob,
+            "top_logprobs": [{"token": top.token, "logprob": top.logprob} for top in each.top_logprobs],
+        }
+        for each in logprobs
+    ]
 
 
 class OutputShape(msgspec.Struct, frozen=True, kw_only=True):
