@@ -62,8 +62,7 @@ class Tokenizers:
         self._model_path = model_path
         self._folders: dict[str, list[Path]] = {}
         self._loading: dict[str, asyncio.Task[None]] = {}
-        self._failures: dict[str, list[str]] = {}
-        self._trial = asyncio.Event()
+        self._tried: dict[str, asyncio.Event] = {}  # once, by models that are loading
 
     def load(self, workers: Iterable[WorkerInfo]) -> None:
         """Begin to load what these workers need, which are all that are registered."""
@@ -74,51 +73,44 @@ class Tokenizers:
             if folder not in folders:
                 folders.append(folder)
         for model in self._folders.keys() - self.loaded.keys() - self._loading.keys():
-            self._loading[model] = asyncio.create_task(self._load(model))
+            self._tried[model] = asyncio.Event()
+            self._loading[model] = asyncio.create_task(self._load(model, self._tried[model]))
 
     async def tried(self) -> None:
         """Return when every tokenizer that is needed is loaded, or could not be loaded once."""
-        while self._loading.keys() - self._failures.keys():
-            await self._trial.wait()
+        for tried in list(self._tried.values()):
+            await tried.wait()
 
     def of(self, model: str) -> ModelTokenizer:
         """The model's tokenizer. Raises NoWorkers while it is not loaded."""
         if (tokenizer := self.loaded.get(model)) is not None:
             return tokenizer
-        what = "could not be loaded yet" if model in self._failures else "is still loading"
-        raise NoWorkers(f"The tokenizer of {model!r} {what}; retry later.", retry_after_s=1)
+        raise NoWorkers(f"The tokenizer of {model!r} is not loaded yet; retry later.", retry_after_s=1)
 
     def tasks(self) -> list[asyncio.Task[None]]:
         """The running loads."""
         return list(self._loading.values())
 
-    async def _load(self, model: str) -> None:
+    async def _load(self, model: str, tried: asyncio.Event) -> None:
+        failures: set[str] = set()
         try:
-            while model in self._folders and not await self._try(model):
-                self._note_trial()
+            while model in self._folders and not await self._try(model, failures):
+                tried.set()
                 await asyncio.sleep(RETRY_S)
         finally:
-            del self._loading[model]
-            self._failures.pop(model, None)
-            self._note_trial()
+            tried.set()
+            del self._loading[model], self._tried[model]
 
-    async def _try(self, model: str) -> bool:
+    async def _try(self, model: str, failures: set[str]) -> bool:
         """Whether a folder of the model has its tokenizer. Logs each failure once, not at each retry."""
-        failures = []
         for folder in self._folders[model]:
             try:
                 self.loaded[model] = await asyncio.to_thread(ModelTokenizer.load, folder)
             except (OSError, ValueError) as error:
-                failures.append(f"folder={folder} error={error}")
+                if (failure := f"folder={folder} error={error}") not in failures:
+                    failures.add(failure)
+                    log.warning("no tokenizer yet model=%s %s", model, failure)
             else:
                 log.info("tokenizer model=%s folder=%s", model, folder)
                 return True
-        for failure in failures:
-            if failure not in self._failures.get(model, ()):
-                log.warning("no tokenizer yet model=%s %s", model, failure)
-        self._failures[model] = failures
         return False
-
-    def _note_trial(self) -> None:
-        self._trial.set()
-        self._trial = asyncio.Event()

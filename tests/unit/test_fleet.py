@@ -169,9 +169,7 @@ async def test_a_tokenizer_that_appears_after_its_worker_is_loaded_then(
     alone = asyncio.all_tasks()
     async with fleet_of(late) as (registry, fleet):
         await fleet.synced.wait()
-        with pytest.raises(
-            NoWorkers, match="tokenizer of 'late' could not be loaded yet; retry later"
-        ) as told:
+        with pytest.raises(NoWorkers, match="tokenizer of 'late' is not loaded yet; retry later") as told:
             fleet.served("late")
         assert told.value.retry_after_s == 1
         registry.show(late, worker("d2"))
@@ -200,7 +198,7 @@ async def test_a_tokenizer_that_loads_slowly_delays_no_other_model(monkeypatch: 
     async with fleet_of(slow) as (registry, fleet):
         try:
             await until(lambda: fleet.health().instances)
-            with pytest.raises(NoWorkers, match="tokenizer of 'slow' is still loading; retry later"):
+            with pytest.raises(NoWorkers, match="tokenizer of 'slow' is not loaded yet; retry later"):
                 fleet.served("slow")
             registry.show(slow, worker("d2"))
             await until(lambda: fleet.models() == ["m"])
