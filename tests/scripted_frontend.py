@@ -86,7 +86,8 @@ class AliasedFleet(ScriptedFleet):
 
 
 class ScriptedTokens:
-    """Yields `texts[choice]`, Harmony with control tokens, a few tokens per chunk; records the requests.
+    """Yields `texts[choice]`, Harmony with control tokens, a few tokens per chunk; records the requests
+    and their callers.
 
     `ends` counts closed generators. With `pause_at`, generation waits at that token for `go_on`; with
     `fail_at`, it raises `error` there.
@@ -105,6 +106,7 @@ class ScriptedTokens:
         self._all_ready = all_ready
         self._refuses_with = refuses_with
         self.requests: list[GenerateRequest] = []
+        self.callers: list[str] = []
         self.go_on = asyncio.Event()
         self.paused = asyncio.Event()
         self.num_ended = 0
@@ -123,6 +125,7 @@ class ScriptedTokens:
         self, request: GenerateRequest, caller: str, on_taken: Callable[[], None]
     ) -> AsyncGenerator[TokenChunk, None]:
         self.requests.append(request)
+        self.callers.append(caller)
         on_taken()
         text = self.texts[request.sampling.choice % len(self.texts)]
         token_ids = TOKENIZER.encode_text(text, allow_special=True)

@@ -234,16 +234,6 @@ async def test_what_cannot_be_repaired_ends_with_its_name(
     assert len(fleet.calls) == num_calls
 
 
-async def test_only_a_lost_worker_is_avoided_by_others() -> None:
-    fleet = ScriptedWorkers(d1=in_turn(failing(Overloaded("full")), answer), d2=LOST)
-    async with generator_over(fleet) as generator:
-        with pytest.raises(WorkerLost):
-            assert [chunk async for chunk in generator.generate(request())]
-        assert [chunk async for chunk in generator.generate(request())]
-
-    assert fleet.asked == ["d1", "d2", "d1"]
-
-
 async def silent(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
     await asyncio.Event().wait()
     yield TokenChunk(())

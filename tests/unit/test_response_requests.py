@@ -1,17 +1,12 @@
 """Requests of the Responses API: what reaches prompt and sampling, what runs in a thread, what is told."""
 
 import sqlite3
-import threading
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from frontend.http.body import LONG_BYTES
-from frontend.responses import create
-from frontend.turn import prepare
 from tests.scripted_frontend import TOKENIZER, Client, ScriptedTokens, frontend
 from tests.waiting import until
 
@@ -53,37 +48,6 @@ async def test_a_fault_after_the_history_names_its_place_in_the_body() -> None:
         result = {"type": "function_call_output", "call_id": "c", "output": "x"}
         reply = await client.respond([result], previous_response_id=made)
         assert (reply.status, reply.error["param"]) == (400, "input[0].call_id")
-
-
-async def test_long_bodies_and_what_continues_a_conversation_are_rendered_in_a_thread(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    own = threading.get_ident()
-    found: list[tuple[str, bool]] = []
-
-    def noted(module: Any, name: str) -> None:
-        work: Callable[..., Any] = getattr(module, name)
-
-        def noting(*args: Any) -> Any:
-            found.append((name, threading.get_ident() == own))
-            return work(*args)
-
-        monkeypatch.setattr(module, name, noting)
-
-    noted(create, "turn_request")
-    noted(prepare, "encoded")
-    async with frontend(ANSWER) as client:
-        made = (await client.respond()).json["id"]
-        await client.respond(previous_response_id=made)
-        await client.respond(user="x" * LONG_BYTES)
-    assert found == [
-        ("turn_request", True),
-        ("encoded", True),
-        ("turn_request", False),
-        ("encoded", False),
-        ("turn_request", False),
-        ("encoded", False),
-    ]
 
 
 async def test_a_response_that_is_in_memory_only_says_that_it_is_not_stored(tmp_path: Path) -> None:

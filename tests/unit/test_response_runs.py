@@ -2,13 +2,12 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import pytest
 
 from baton.errors import NotReady
-from baton.messages import GenerateRequest, TokenChunk
 from frontend.harmony.conversation import TextDelta
 from frontend.http.sse import KEEP_ALIVE
 from frontend.responses.body import RUNNING
@@ -172,28 +171,13 @@ async def test_a_run_whose_end_cannot_be_saved_still_ends_for_its_followers() ->
     await client.responses.close()
 
 
-class NotingTokens(ScriptedTokens):
-    """Notes who asks."""
-
-    def __init__(self, *texts: str) -> None:
-        super().__init__(*texts)
-        self.callers: list[str] = []
-
-    def generate(
-        self, request: GenerateRequest, caller: str, on_taken: Callable[[], None]
-    ) -> AsyncGenerator[TokenChunk, None]:
-        self.callers.append(caller)
-        return super().generate(request, caller, on_taken)
-
-
 async def test_a_run_waits_in_the_turn_of_the_user_who_asked_for_it() -> None:
-    tokens = NotingTokens(ANSWER)
-    client = Client(tokens)
+    client = Client(ScriptedTokens(ANSWER))
     for background in (False, True):
         for user in ("ann", "bob"):
             made = (await client.respond(user=user, background=background)).json
             await ended(client, made["id"])
-    first, second, *background_callers = tokens.callers
+    first, second, *background_callers = client.tokens.callers
     assert first != second
     assert background_callers == [first, second]
     await client.responses.close()

@@ -44,18 +44,6 @@ def test_each_event_has_a_next_state_or_cannot_happen(state: State, event: Event
 
 
 @jumping
-async def test_a_new_worker_gets_requests_once_it_answers() -> None:
-    scene = Scene()
-    assert scene.state() is State.NEW
-    await asyncio.sleep(0.1)
-    assert scene.state() is State.LOST
-    scene.outcomes[State.LOST] = Event.ANSWERED
-    await asyncio.sleep(1)
-    assert scene.state() is State.LIVE
-    assert not scene.workers.tasks()
-
-
-@jumping
 async def test_a_lost_worker_is_probed_by_one_task_at_a_time() -> None:
     scene = Scene()
     for _ in range(3):
@@ -113,12 +101,3 @@ async def test_a_worker_that_leaves_is_not_probed_and_is_new_when_it_returns() -
     assert scene.state() is State.NEW
     scene.workers.update([msgspec.structs.replace(D1, is_ready=False)])
     assert scene.state() is State.WARMING
-
-
-@jumping
-async def test_waiting_for_probes_ends_when_none_is_new_or_at_the_limit() -> None:
-    scene = Scene()
-    began_s = asyncio.get_running_loop().time()
-    await scene.workers.probed(5)
-    assert scene.state() is State.LOST
-    assert asyncio.get_running_loop().time() - began_s < 1
