@@ -158,8 +158,6 @@ def test_arguments_are_an_object_whatever_the_schema_says(parameters: Json | Non
         ({"tool_choice": named("h"), "tools": [tool("f")]}, "tool_choice"),
         ({"tool_choice": allowed("auto", "h"), "tools": [tool("f")]}, "tool_choice"),
         ({"tool_choice": {"type": "hosted"}, "tools": [tool("f")]}, "tool_choice.type"),
-        ({"tool_choice": {"type": "function"}, "tools": [tool("f")]}, "tool_choice.function"),
-        ({"response_format": {"type": "grammar"}}, "response_format.type"),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
         (
             {"response_format": {"type": "json_schema", "json_schema": {"name": "a b"}}},

@@ -228,8 +228,3 @@ def test_ids_outside_the_vocabulary_say_nothing() -> None:
     odd = [-1, -257, len(VOCABULARY.token_bytes), 10**9]
     ids = [*odd, *encode("<|channel|>final<|message|>H"), *odd, *encode("i<|return|>")]
     assert messages(parser.feed(ids)) == [{"text": "Hi"}]
-
-
-def test_ids_may_come_as_a_tuple() -> None:
-    parser = HarmonyParser(VOCABULARY, TOOLS)
-    assert messages(parser.feed(tuple(encode("<|channel|>final<|message|>Hi<|return|>")))) == [{"text": "Hi"}]
