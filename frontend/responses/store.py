@@ -82,7 +82,8 @@ SELECT id, previous_id, status, is_background, body, items, NULL AS events, key_
 FROM responses WHERE id = ?
 """
 _WITH_ITEM = """
-SELECT responses.* FROM item_ids JOIN responses ON id = response_id
+SELECT id, previous_id, status, is_background, body, items, NULL AS events, key_name
+FROM item_ids JOIN responses ON id = response_id
 WHERE item_id = ? AND key_name = ? ORDER BY responses.rowid DESC LIMIT 1
 """
 
@@ -196,7 +197,7 @@ class ResponseStore:
         return await self._in_thread(self._chain, response_id, key_name)
 
     async def with_item(self, item_id: str, key_name: str = "") -> StoredResponse | None:
-        """The latest response of that key with this item in its input or output."""
+        """The latest response of that key with this item in its input or output, perhaps without events."""
         for entry in reversed(self._unwritten.values()):
             if item_id in entry.item_ids and entry.response.key_name == key_name:
                 return entry.response
