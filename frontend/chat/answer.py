@@ -185,26 +185,30 @@ class MessageWriter:
 
     def body(self, deltas: Sequence[Delta]) -> ChatChoiceBody:
         """The whole choice; `content` is null if there are calls and no visible text."""
-        texts: dict[type[Delta], str] = {TextDelta: "", ReasoningDelta: ""}
+        # Joined at the end: each `+=` would copy all that came before.
+        texts: dict[type[Delta], list[str]] = {TextDelta: [], ReasoningDelta: []}
+        written: list[list[str]] = []  # by the calls
         logprobs: list[ContentLogprob] = []
         for delta in deltas:
             match delta:
                 case TextDelta():
-                    texts[TextDelta] += self._separated(delta)
+                    texts[TextDelta].append(self._separated(delta))
                     logprobs += self._logprobs(delta)
                 case ReasoningDelta() if self._gives_reasoning:
-                    texts[ReasoningDelta] += self._separated(delta)
+                    texts[ReasoningDelta].append(self._separated(delta))
                 case ToolCallStart():
                     self._begin_call(delta)
+                    written.append([])
                 case ToolCallArguments():
-                    call = self._calls[delta.index]
-                    if call.custom is not None:
-                        call.custom.input += delta.text
-                    elif call.function is not None:
-                        call.function.arguments += delta.text
+                    written[delta.index].append(delta.text)
                 case MessageEnd():
                     self._open = None
-        text, reasoning = texts[TextDelta], texts[ReasoningDelta] or UNSET
+        for call, parts in zip(self._calls, written, strict=True):
+            if call.custom is not None:
+                call.custom.input = "".join(parts)
+            elif call.function is not None:
+                call.function.arguments = "".join(parts)
+        text, reasoning = "".join(texts[TextDelta]), "".join(texts[ReasoningDelta]) or UNSET
         has_logprobs = bool(text) and self._choice.logprobs is not None
         return ChatChoiceBody(
             index=self._index,
