@@ -134,17 +134,17 @@ class Progress:
 
     def remaining(self) -> GenerateRequest:
         """The request for the next attempt."""
-        if self.error is None:
-            return msgspec.structs.replace(self.request, deadline_s=self.time_left_s)
-        if "replay" in self._modes:
+        is_replay = "replay" in self._modes
+        if is_replay:
             self._expected = self.token_ids.copy()
-            return msgspec.structs.replace(self.request, deadline_s=self.time_left_s, is_retry=True)
+        generated = [] if is_replay else self.token_ids
+        prompt = self.request.token_ids
         return msgspec.structs.replace(
             self.request,
-            token_ids=self.request.token_ids + self.token_ids,
-            num_generated=len(self.token_ids),
+            token_ids=prompt + generated if generated else prompt,
+            num_generated=len(generated),
             deadline_s=self.time_left_s,
-            is_retry=True,
+            is_retry=self.error is not None,
         )
 
     def take(self, chunk: TokenChunk) -> TokenChunk | None:
