@@ -275,7 +275,7 @@ class ResponseObject(msgspec.Struct, kw_only=True):
 
 def initial_response(body: ResponseBody, effort: Effort) -> ResponseObject:
     """The initial response to a body: its fields, or their defaults."""
-    given = {name: getattr(body, name, None) for name in ResponseObject.__struct_fields__}
+    echoed = {name: getattr(body, name, None) for name in ResponseObject.__struct_fields__}
     text_format = {"type": "text"} if body.text is None or body.text.format is None else body.text.format
     made = {
         "id": new_id("resp"),
@@ -284,14 +284,14 @@ def initial_response(body: ResponseBody, effort: Effort) -> ResponseObject:
         "text": {"format": text_format, "verbosity": "medium"},
         "tools": [_shown(tool) for tool in body.tools or ()],
     }
-    return ResponseObject(**{name: value for name, value in (given | made).items() if value is not None})
+    return ResponseObject(**{name: value for name, value in (echoed | made).items() if value is not None})
 
 
 def _shown(tool: ResponseTool) -> dict[str, Any]:
     """The tool as the body gave it; functions have all fields that the SDK's types require."""
-    given: dict[str, Any] = msgspec.to_builtins(tool)
+    fields: dict[str, Any] = msgspec.to_builtins(tool)
     required = ("name", "description", "parameters", "strict") if tool.type == "function" else ()
-    return {name: value for name, value in given.items() if value is not None or name in required}
+    return {name: value for name, value in fields.items() if value is not None or name in required}
 
 
 def summary_of(body: ResponseBody) -> Summary | None:

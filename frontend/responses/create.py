@@ -73,25 +73,25 @@ def items_of(chain: Sequence[StoredResponse], without_output_of: str = "") -> li
     return items
 
 
-async def resolved(given: Sequence[Item | Reference], store: ResponseStore, key_name: str) -> list[Item]:
+async def resolved(items: Sequence[Item | Reference], store: ResponseStore, key_name: str) -> list[Item]:
     """The items of `input`, with those that it refers to. Raises InvalidRequest if one is not stored."""
-    if sum(isinstance(item, Reference) for item in given) > MAX_REFERENCES:
+    if sum(isinstance(item, Reference) for item in items) > MAX_REFERENCES:
         raise InvalidRequest(
             f"`input` has more than {MAX_REFERENCES} item references; send the items.", param="input"
         )
-    items: list[Item] = []
-    for i, item in enumerate(given):
-        if not isinstance(item, Reference):
-            items.append(item)
-            continue
-        stored = await store.with_item(item.id, key_name)
-        known = [] if stored is None else await asyncio.to_thread(items_of, [stored])
-        found = next((each for each in known if each.id == item.id), None)
-        if found is None:
-            path = f"input[{i}].id"
-            raise InvalidRequest(f"`{path}`: no stored response has an item with id {item.id!r}.", param=path)
-        items.append(found)
-    return items
+    return [
+        await _referred(item.id, f"input[{i}].id", store, key_name) if isinstance(item, Reference) else item
+        for i, item in enumerate(items)
+    ]
+
+
+async def _referred(item_id: str, path: str, store: ResponseStore, key_name: str) -> Item:
+    stored = await store.with_item(item_id, key_name)
+    items = [] if stored is None else await asyncio.to_thread(items_of, [stored])
+    for item in items:
+        if item.id == item_id:
+            return item
+    raise InvalidRequest(f"`{path}`: no stored response has an item with id {item_id!r}.", param=path)
 
 
 class FailedAtOnce(Exception):
@@ -167,12 +167,12 @@ async def _parsed(
     raw: bytes, client: Client, services: Services, state: ResponseState, seal: Seal
 ) -> _Parsed:
     recall = partial(services.thoughts.recall, client.owner)
-    body, unknown, given = await read(raw, partial(_read, seal=seal, recall=recall))
-    items = await resolved(given.items, state.store, client.key_name)
+    body, unknown, reader = await read(raw, partial(_read, seal=seal, recall=recall))
+    items = await resolved(reader.items, state.store, client.key_name)
     previous_id = body.previous_response_id
     earlier = [] if previous_id is None else await history(previous_id, state, client.key_name)
     # A short body may continue a long conversation, or refer to long items.
-    recalls = bool(earlier) or any(isinstance(item, Reference) for item in given.items)
+    recalls = bool(earlier) or any(isinstance(item, Reference) for item in reader.items)
     num_bytes = len(raw) + (LONG_BYTES if recalls else 0)
 
     def made() -> tuple[OfferedTools, TurnRequest]:
@@ -180,7 +180,7 @@ async def _parsed(
         return offered, turn_request(body, offered, earlier, items, num_bytes)
 
     offered, request = await asyncio.to_thread(made) if num_bytes > LONG_BYTES else made()
-    left_out = (*sorted(given.left_out), *dict.fromkeys(offered.left_out))
+    left_out = (*sorted(reader.left_out), *dict.fromkeys(offered.left_out))
     inexact = () if effort(body) in GPT_OSS_EFFORTS else ("reasoning.effort",)
     return _Parsed(body, items, offered, request, (*unknown, *left_out, *inexact))
 

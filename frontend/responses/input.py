@@ -79,16 +79,16 @@ class InputReader:
     as images."""
 
     def __init__(
-        self, given: str | list[dict[str, Any]] | None, seal: Seal, recall: Callable[[str], str | None]
+        self, body_input: str | list[dict[str, Any]] | None, seal: Seal, recall: Callable[[str], str | None]
     ) -> None:
         """`recall` returns the text of a reasoning item by id, if still known. Raises InvalidRequest, naming
         the field."""
         self.left_out: set[str] = set()
         self._seal = seal
         self._recall = recall
-        if isinstance(given, str):
-            given = [{"role": "user", "content": given}]
-        read = (self._read(item, f"input[{i}]") for i, item in enumerate(given or ()))
+        if isinstance(body_input, str):
+            body_input = [{"role": "user", "content": body_input}]
+        read = (self._read(item, f"input[{i}]") for i, item in enumerate(body_input or ()))
         self.items = [item for item in read if item is not None]
 
     def _read(self, fields: dict[str, Any], path: str) -> Item | Reference | None:
@@ -130,23 +130,23 @@ class InputReader:
             fields["summary"] = [{"type": "summary_text", "text": part.text or ""} for part in parts]
 
     def _text(self, part: object, path: str) -> str:
-        given = convert(part, Part, path)
-        text = text_of_part(given, path)
+        read = convert(part, Part, path)
+        text = text_of_part(read, path)
         if text is None:
-            self.left_out.add(f"input[].{given.type}"[:80])
-            return left_out(given.type)
+            self.left_out.add(f"input[].{read.type}"[:80])
+            return left_out(read.type)
         return text
 
-    def _reasoning(self, given: ReasoningItem, path: str) -> ReasoningItem:
+    def _reasoning(self, item: ReasoningItem, path: str) -> ReasoningItem:
         """The item with its `content`, with its `encrypted_content` of this service, or recalled by id."""
-        content = given.content
-        if not content and given.encrypted_content:
-            content = self._opened(given.encrypted_content, f"{path}.encrypted_content")
-        if not content and given.id and (text := self._recall(given.id)) is not None:
+        content = item.content
+        if not content and item.encrypted_content:
+            content = self._opened(item.encrypted_content, f"{path}.encrypted_content")
+        if not content and item.id and (text := self._recall(item.id)) is not None:
             content = [ReasoningText(text=text)]
-        if not content and given.summary:
+        if not content and item.summary:
             self.left_out.add("input[].summary")
-        return ReasoningItem(id=given.id, content=content)
+        return ReasoningItem(id=item.id, content=content)
 
     def _opened(self, sealed: str, path: str) -> list[ReasoningText]:
         try:
@@ -192,12 +192,12 @@ def offered_tools(body: ResponseBody, earlier: Iterable[Item] = ()) -> OfferedTo
         _offer(tool, f"tools[{i}]", offered)
     for path, tool in _among_input(body, ADDITIONAL_TOOLS):
         _offer(tool, path, offered)
-    given = offered.tools.copy()
+    listed = offered.tools.copy()
     for path, tool in (*_found_before(earlier), *_among_input(body, "tool_search_output")):
         _offer(tool, path, offered)
-    known = {tool.called for tool in given}
-    found = {tool.called: tool for tool in offered.tools[len(given) :] if tool.called not in known}
-    offered.tools = [*given, *found.values()]
+    known = {tool.called for tool in listed}
+    found = {tool.called: tool for tool in offered.tools[len(listed) :] if tool.called not in known}
+    offered.tools = [*listed, *found.values()]
     return OfferedTools(left_out=offered.left_out) if body.tool_choice == "none" else offered
 
 
@@ -333,5 +333,5 @@ def turn_request(
 
 def effort(body: ResponseBody) -> AnyEffort:
     """The reasoning effort, from whichever field gives it."""
-    given = None if body.reasoning is None else body.reasoning.effort
-    return effort_of(given, body.chat_template_args, body.chat_template_kwargs)
+    requested = None if body.reasoning is None else body.reasoning.effort
+    return effort_of(requested, body.chat_template_args, body.chat_template_kwargs)

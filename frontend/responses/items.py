@@ -254,8 +254,8 @@ def machine_call(
     _, item, field, prefix = MACHINE_TOOLS[name]
     if not is_cut:
         try:
-            given = {field: msgspec.json.decode(arguments), "call_id": call_id, "id": new_id(prefix)}
-            return msgspec.convert(given, item)
+            fields = {field: msgspec.json.decode(arguments), "call_id": call_id, "id": new_id(prefix)}
+            return msgspec.convert(fields, item)
         except (msgspec.DecodeError, RecursionError):
             pass
     status: ItemStatus = "incomplete" if is_cut else "completed"
@@ -305,10 +305,10 @@ def _call(item: FunctionCallItem | CustomCallItem | MachineCallItem) -> ToolCall
             namespace=item.namespace or FUNCTIONS,
         )
     name, machine = next((n, m) for n, m in MACHINE_TOOLS.items() if isinstance(item, m.item))
-    given: dict[str, Any] = msgspec.to_builtins(getattr(item, machine.arguments))
+    fields: dict[str, Any] = msgspec.to_builtins(getattr(item, machine.arguments))
     # A client may give `tool_search` other parameters.
-    shown = given if name == "tool_search" else machine.tool.properties
-    arguments = {key: given[key] for key in shown if given.get(key) is not None}
+    names = fields if name == "tool_search" else machine.tool.properties
+    arguments = {key: fields[key] for key in names if fields.get(key) is not None}
     return ToolCall(call_id=item.call_id, name=name, arguments=msgspec.json.encode(arguments).decode())
 
 

@@ -215,7 +215,7 @@ def _query(exchange: Exchange, *names: str) -> dict[str, str]:
         values = parse_qs(exchange.query, max_num_fields=MAX_QUERY_FIELDS)
     except ValueError:
         raise InvalidRequest(f"The query string has more than {MAX_QUERY_FIELDS} parameters.") from None
-    query = {name: given[-1] for name, given in values.items()}
+    query = {name: each[-1] for name, each in values.items()}
     for name in names:
         pattern, allowed = _QUERY[name]
         if name in query and not re.fullmatch(pattern, query[name]):

@@ -214,16 +214,16 @@ def _computed(stats: WorkerStats) -> tuple[int, int, int]:
     return stats.num_prompt_tokens, stats.num_generated_tokens, stats.num_handoffs
 
 
-def model_of(asked: str, models: Collection[str], aliases: Sequence[Alias]) -> str | None:
-    """The model that `asked` refers to, or None: by name, by the first matching alias, or by the part of its
-    name after the last slash or before the first, if that is unambiguous."""
-    if asked in models:
-        return asked
-    meant = [model for pattern, model in aliases if fnmatch.fnmatchcase(asked, pattern)]
-    if meant:
-        return meant[0] if meant[0] in models else None
-    by_end = [model for model in models if model.endswith(f"/{asked}")]
-    by_start = [model for model in models if model.startswith(f"{asked}/")]
+def model_of(name: str, models: Collection[str], aliases: Sequence[Alias]) -> str | None:
+    """The model of this name or with this alias, of which the first that matches counts, or whose name has it
+    after the last slash or before the first, if that is unambiguous; else None."""
+    if name in models:
+        return name
+    aliased = [model for pattern, model in aliases if fnmatch.fnmatchcase(name, pattern)]
+    if aliased:
+        return aliased[0] if aliased[0] in models else None
+    by_end = [model for model in models if model.endswith(f"/{name}")]
+    by_start = [model for model in models if model.startswith(f"{name}/")]
     return next((named[0] for named in (by_end, by_start) if len(named) == 1), None)
 
 

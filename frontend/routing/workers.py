@@ -297,13 +297,13 @@ class _Held:
         self.worker = worker
         self.calls: dict[Waiting, None] = {}
         self.num_before = 0  # of calls that have ended
-        self.num_quiet = 0
+        self.num_stalled = 0
         self._num_seen = 0
 
     def check(self) -> None:
-        """Count a check as quiet if there are calls and none progressed."""
+        """Count a check as stalled if there are calls and none progressed."""
         num = self.num_before + sum(call.num_new for call in self.calls)
-        self.num_quiet = self.num_quiet + 1 if self.calls and num == self._num_seen else 0
+        self.num_stalled = self.num_stalled + 1 if self.calls and num == self._num_seen else 0
         self._num_seen = num
 
 
@@ -319,7 +319,7 @@ class Watchdog:
         self._on_stuck = on_stuck
         self._every_s = no_progress_s / _CHECKS
         self._held: dict[str, _Held] = {}
-        self._judging: dict[str, asyncio.Task[None]] = {}
+        self._examining: dict[str, asyncio.Task[None]] = {}
 
     def waiting(self, worker: WorkerInfo, tokens: Sized) -> Waiting:
         """Note that a request waits for this worker, until `end`, or in a context. Its progress is the growth
@@ -341,18 +341,18 @@ class Watchdog:
                 await asyncio.sleep(self._every_s)
                 for incarnation, held in tuple(self._held.items()):
                     held.check()
-                    if held.num_quiet >= _CHECKS and incarnation not in self._judging:
-                        self._judging[incarnation] = asyncio.create_task(self._judge(held))
+                    if held.num_stalled >= _CHECKS and incarnation not in self._examining:
+                        self._examining[incarnation] = asyncio.create_task(self._examine(held))
                     elif not (held.calls or is_registered(held.worker)):
                         del self._held[incarnation]
         finally:
-            for task in self._judging.values():
+            for task in self._examining.values():
                 task.cancel()
 
-    async def _judge(self, held: _Held) -> None:
+    async def _examine(self, held: _Held) -> None:
         is_stuck = await self._is_stuck(held.worker)
         log.warning("no_progress worker=%s stuck=%s", held.worker.worker_id, is_stuck)
-        if is_stuck and held.num_quiet >= _CHECKS:
+        if is_stuck and held.num_stalled >= _CHECKS:
             self._on_stuck(held.worker)
-        held.num_quiet = 0
-        del self._judging[held.worker.incarnation]
+        held.num_stalled = 0
+        del self._examining[held.worker.incarnation]
