@@ -232,13 +232,13 @@ class Splitter:
         buffer = self._buffer
         buffer += data
         frames: list[bytearray] = []
-        start = 0
-        while len(buffer) - start >= _LENGTH_BYTES:
+        start, num_bytes = 0, len(buffer)
+        while num_bytes - start >= _LENGTH_BYTES:
             begin = start + _LENGTH_BYTES
             size = int.from_bytes(buffer[start:begin], "big")
             if size > self._max_bytes:
                 raise LinkBroken(f"a frame of {size} bytes exceeds the limit of {self._max_bytes}")
-            if len(buffer) < begin + size:
+            if num_bytes < begin + size:
                 break
             self._max_bytes = MAX_FRAME_BYTES
             start = begin + size

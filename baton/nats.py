@@ -350,6 +350,14 @@ class NatsTransport:
             await client.close()
         return None
 
+    @property
+    def is_reachable(self) -> bool:
+        """`Transport.is_reachable`."""
+        task = self._connecting
+        if task is None or not task.done() or task.cancelled() or task.exception() is not None:
+            return False
+        return task.result().connected and task.result().answering
+
     async def reachable(self) -> None:
         """`Transport.reachable`."""
         while not self._closed:

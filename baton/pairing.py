@@ -4,7 +4,7 @@ import logging
 import random
 from collections.abc import Sequence
 from contextlib import aclosing
-from functools import partial
+from functools import cache, partial
 
 import msgspec
 
@@ -24,7 +24,7 @@ def why_not_paired(prefill: WorkerInfo, decode: WorkerInfo) -> str | None:
     for name, left, right in (
         ("engine", prefill.engine, decode.engine),
         ("engine version", prefill.engine_version, decode.engine_version),
-        ("kv transfer", _transceiver_kind(prefill), _transceiver_kind(decode)),
+        ("kv transfer", _transceiver_kind(prefill.kv_transfer), _transceiver_kind(decode.kv_transfer)),
         ("checkpoint", prefill.checkpoint or decode.checkpoint, decode.checkpoint or prefill.checkpoint),
     ):
         if left != right:
@@ -43,8 +43,9 @@ def refused_pairs(workers: Sequence[WorkerInfo]) -> list[str]:
     return [reason for reason in reasons if reason is not None]
 
 
-def _transceiver_kind(worker: WorkerInfo) -> str:
-    return worker.kv_transfer.split(" ")[0] or "none"
+@cache
+def _transceiver_kind(kv_transfer: str) -> str:
+    return kv_transfer.split(" ", maxsplit=1)[0] or "none"
 
 
 def _difference(prefill: KvLayout | None, decode: KvLayout | None) -> str:

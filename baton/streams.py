@@ -189,9 +189,9 @@ class CallerLink:
         return bool(self._calls) or not self.writable.is_set()
 
     def _push(self, signal: Next) -> None:
-        call = self._calls.get(signal.stream)
-        if call is None:
+        if signal.stream not in self._calls:
             return
+        call = self._calls[signal.stream]
         call.num_waiting += 1
         if call.num_waiting > WINDOW:
             raise frames.LinkBroken("it sent more replies than its window")

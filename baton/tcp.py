@@ -93,8 +93,11 @@ class TcpTransport:
         if (link := self._links.get(address)) is not None:
             link.lose(reason)
 
+    is_reachable = True
+    """`Transport.is_reachable`; workers are reached one by one."""
+
     async def reachable(self) -> None:
-        """`Transport.reachable`; workers are reached one by one."""
+        """`Transport.reachable`."""
 
     async def close(self) -> None:
         """`Transport.close`."""

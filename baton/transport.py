@@ -39,8 +39,13 @@ class Transport(Protocol):
         """End every running call to a worker with WorkerLost."""
         ...
 
+    @property
+    def is_reachable(self) -> bool:
+        """Whether workers can be called: no, if the plane has a broker and that is unreachable."""
+        ...
+
     async def reachable(self) -> None:
-        """Return when workers can be called: at once, unless the plane has a broker that is unreachable."""
+        """Return when workers can be called."""
         ...
 
     async def close(self) -> None:

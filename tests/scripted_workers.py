@@ -52,6 +52,8 @@ class PlaneDouble:
     def lose(self, address: str, reason: str) -> None:
         raise NotImplementedError
 
+    is_reachable = False
+
     async def reachable(self) -> None:
         pass
 
@@ -113,6 +115,8 @@ class ScriptedWorkers(PlaneDouble):
 
     def lose(self, address: str, reason: str) -> None:
         self.lost.append(address)
+
+    is_reachable = False
 
     async def reachable(self) -> None:
         while self.broker_is_away:

@@ -129,10 +129,10 @@ class UsageBody(msgspec.Struct, kw_only=True):
     def of(cls, choices: Sequence[Choice]) -> "UsageBody":
         """The counts of these choices so far."""
         num_prompt = num_prompt_tokens(choices)
-        num_completion = sum(choice.num_tokens for choice in choices)
-        firsts = (choice for choice in choices if choice.request.sampling.choice == 0)
-        num_cached = sum(choice.num_cached_tokens for choice in firsts)
-        num_reasoning = sum(choice.num_reasoning_tokens for choice in choices)
+        num_completion = sum([choice.num_tokens for choice in choices])
+        firsts = [choice for choice in choices if choice.request.sampling.choice == 0]
+        num_cached = sum([choice.num_cached_tokens for choice in firsts])
+        num_reasoning = sum([choice.num_reasoning_tokens for choice in choices])
         return cls(
             prompt_tokens=num_prompt,
             completion_tokens=num_completion,

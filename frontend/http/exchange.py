@@ -108,45 +108,50 @@ class Exchange:
         headers = dict(scope["headers"])
         given = headers.get(b"x-request-id", b"")
         self.request_id = given.decode() if _REQUEST_ID.fullmatch(given) else secrets.token_hex(16)
-        self._idempotency_key: bytes = headers.get(b"idempotency-key", b"")
-        self.last_event_id: str = headers.get(b"last-event-id", b"").decode(errors="replace")
+        self._headers: dict[bytes, bytes] = headers
         self.path_params: Mapping[str, str] = scope.get("path_params", {})
         self.query: str = scope["query_string"].decode(errors="replace")
         self.started = False
-        self._encoding: bytes = headers.get(b"content-encoding", b"identity")
         key: ApiKey | None = scope.get("api_key")
         self.key_name = "" if key is None else key.name
         self.quota: Quota = scope.get("quota") or NO_QUOTA
-        self._key: bytes = headers.get(b"authorization") or headers.get(b"x-api-key", b"")
         self.address: str = (scope.get("client") or ("",))[0]
-        self._declared_bytes = headers.get(b"content-length", b"0")
         self._receive = receive
         self._send = send
 
     @property
     def idempotency_key(self) -> str:
         """The client's; empty without one. Raises InvalidRequest."""
-        if not _IDEMPOTENCY_KEY.fullmatch(self._idempotency_key):
+        given = self._headers.get(b"idempotency-key", b"")
+        if not _IDEMPOTENCY_KEY.fullmatch(given):
             raise InvalidRequest(
                 "`Idempotency-Key` is limited to 255 printable ASCII characters.", param="Idempotency-Key"
             )
-        return self._idempotency_key.decode()
+        return given.decode()
+
+    @property
+    def last_event_id(self) -> str:
+        """The client's; empty without one."""
+        return self._headers.get(b"last-event-id", b"").decode(errors="replace")
 
     @property
     def owner(self) -> str:
         """The name of the client's API key or, if keys are not checked, a digest; empty without a key."""
         if self.key_name:
             return f"key {self.key_name}"
-        return hashlib.sha256(self._key).hexdigest() if self._key else ""
+        key = self._headers.get(b"authorization") or self._headers.get(b"x-api-key")
+        return hashlib.sha256(key).hexdigest() if key else ""
 
     async def read_body(self, max_bytes: int, count: Callable[[int], object] = lambda _: None) -> bytes:
         """The whole body. Calls `count` with the number of bytes so far. Raises EncodedBody, BodyTooLarge
         (before reading if declared) or ClientGone.
         """
-        if self._encoding != b"identity":
-            encoding = self._encoding.decode(errors="replace")[:40]
-            raise EncodedBody(f"Content-Encoding {encoding!r} is not supported; send plain JSON.")
-        if self._declared_bytes.isdigit() and int(self._declared_bytes) > max_bytes:
+        encoding = self._headers.get(b"content-encoding", b"identity")
+        if encoding != b"identity":
+            shown = encoding.decode(errors="replace")[:40]
+            raise EncodedBody(f"Content-Encoding {shown!r} is not supported; send plain JSON.")
+        declared = self._headers.get(b"content-length", b"0")
+        if declared.isdigit() and int(declared) > max_bytes:
             raise _too_large(max_bytes)
         body = bytearray()
         while True:

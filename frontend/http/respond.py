@@ -3,13 +3,13 @@
 import asyncio
 import logging
 import time
-from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import AbstractContextManager, aclosing, nullcontext, suppress
 from functools import partial
 from typing import TypeVar
 
 from baton.errors import DeadlineExceeded, InvalidRequest, NotReady
+from baton.pace import first_done
 from frontend.http import sse
 from frontend.http.answer import Answer, Numbered
 from frontend.http.exchange import (
@@ -190,10 +190,11 @@ class _Tasks:
         self._tasks = list(map(asyncio.get_running_loop().create_task, self._works))
 
     async def __aexit__(self, *_: object) -> None:
-        if running := [task for task in self._tasks if not task.done()]:
-            for task in running:
-                task.cancel()
-            await asyncio.wait(running)
+        for task in self._tasks:
+            task.cancel()
+        for task in self._tasks:
+            if not task.done():
+                await first_done(task)
 
 
 async def _watch_client(exchange: Exchange, answer: Answer, outbox: sse.Outbox) -> None:
@@ -236,8 +237,9 @@ def count(choices: Sequence[Choice], tally: Tally) -> None:
     """Record the choices' counts in the tally."""
     tally.num_choices = len(choices)
     tally.num_prompt_tokens = num_prompt_tokens(choices)
-    tally.num_completion_tokens = sum(choice.num_tokens for choice in choices)
-    tally.repairs = sum((choice.repairs for choice in choices), Counter[str]())
+    tally.num_completion_tokens = sum([choice.num_tokens for choice in choices])
+    first, *others = choices
+    tally.repairs = sum((choice.repairs for choice in others), first.repairs) if others else first.repairs
 
 
 async def relay(

@@ -32,7 +32,7 @@ class Outbox:
         self._num_puts = 0
         self._error: BaseException | None = None
         self._reader: asyncio.Future[None] | None = None
-        self._drained = asyncio.Event()
+        self._drained: asyncio.Event | None = None  # for writers that wait
         self._write: Callable[[bytes], Awaitable[None]] | None = None
 
     def taken(self, wait_s: float, comment: bytes) -> None:
@@ -90,7 +90,8 @@ class Outbox:
         self._parts.clear()
         self._num_bytes = 0
         self.full = False
-        self._drained.set()
+        if self._drained is not None:
+            self._drained.set()
         return data
 
     @property
@@ -101,7 +102,8 @@ class Outbox:
     async def room(self) -> None:
         """Wait until the reader has taken the buffered bytes."""
         while self.full:
-            self._drained.clear()
+            if self._drained is None or self._drained.is_set():
+                self._drained = asyncio.Event()
             await self._drained.wait()
 
     async def keep_alive(self, every_s: float, comment: bytes = KEEP_ALIVE) -> None:

@@ -22,6 +22,7 @@ from baton.messages import (
     WorkerInfo,
     after_handoff,
 )
+from baton.pace import first_done
 from baton.transport import Transport
 from frontend.metrics import Metrics
 from frontend.routing.admission import MAX_WAIT_S, Admission, Capacity, capacity_of
@@ -47,10 +48,11 @@ class Prefilled(NamedTuple):
         """Decode's first reply. Raises HandoffFailed as soon as prefill fails, since the KV is lost with it,
         BrokerLost.
         """
-        arriving = asyncio.ensure_future(anext(tokens, None))
-        moved = asyncio.ensure_future(anext(self.pinning.replies, None))
+        loop = asyncio.get_running_loop()
+        arriving = loop.create_task(_next(tokens))
+        moved = loop.create_task(_next(self.pinning.replies))
         try:
-            await asyncio.wait((arriving, moved), return_when=asyncio.FIRST_COMPLETED)
+            await first_done(arriving, moved)
             if not arriving.done() and (error := moved.exception()) is not None:
                 if isinstance(error, BrokerLost):
                     raise error
@@ -58,9 +60,16 @@ class Prefilled(NamedTuple):
                 raise HandoffFailed(failed) from error
             return await arriving
         finally:
-            arriving.cancel()
-            moved.cancel()
-            await asyncio.gather(arriving, moved, return_exceptions=True)
+            for task in (arriving, moved):
+                if not task.done():
+                    task.cancel()
+                    await first_done(task)
+            if not moved.cancelled():
+                moved.exception()  # it is not the request's: asyncio would log it
+
+
+async def _next(replies: AsyncGenerator[Reply, None]) -> Reply | None:
+    return await anext(replies, None)
 
 
 class LocalPrefill(NamedTuple):
@@ -186,6 +195,8 @@ class Generator:
 
     async def _reach_broker(self, progress: Progress) -> None:
         """Wait for the plane's broker: until the deadline if the request was running when it went away."""
+        if self._transport.is_reachable:
+            return
         limit_s = math.inf if progress.error else self._wait_for_worker_s
         try:
             async with asyncio.timeout(min(limit_s, progress.time_left_s)):

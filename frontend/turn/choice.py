@@ -235,14 +235,15 @@ class Choice:
         if self._text_calls is not None:
             deltas = list(self._text_calls.pass_on(deltas))
         for i, delta in enumerate(deltas):
-            if isinstance(delta, ReasoningDelta):
-                self._thought.append(delta.text)
-            elif isinstance(delta, ToolCallStart):
-                self.call_ids.append(new_call_id())
-                deltas[i] = replace(delta, call_id=self.call_ids[-1])
+            match delta:
+                case ReasoningDelta():
+                    self._thought.append(delta.text)
+                case ToolCallStart():
+                    self.call_ids.append(new_call_id())
+                    deltas[i] = replace(delta, call_id=self.call_ids[-1])
         return deltas
 
 
 def num_prompt_tokens(choices: Iterable[Choice]) -> int:
     """Tokens of all prompts; a prompt shared by several choices counts once."""
-    return sum(len(c.request.token_ids) for c in choices if c.request.sampling.choice == 0)
+    return sum([len(c.request.token_ids) for c in choices if c.request.sampling.choice == 0])

@@ -71,20 +71,21 @@ def encoded(segments: Iterable[Segment], tokenizer: ModelTokenizer, limit: int) 
     start = num_opening = 0
     is_author = False
     for segment in segments:
-        if isinstance(segment, SpecialToken):
-            is_author = segment is SpecialToken.START
-            if is_author:
-                start = len(token_ids)
-            token_ids.append(special_ids[segment])
-            continue
-        if isinstance(segment, str):
-            is_answer = is_author and segment.startswith("assistant")
-            token_ids += tokenizer.encode_text_segment(segment, limit)
-        else:  # only answers are rendered as tokens
-            is_answer = True
-            if segment[0] == special_ids[SpecialToken.START]:
-                start = len(token_ids)
-            token_ids += segment
+        match segment:
+            case SpecialToken():
+                is_author = segment is SpecialToken.START
+                if is_author:
+                    start = len(token_ids)
+                token_ids.append(special_ids[segment])
+                continue
+            case str():
+                is_answer = is_author and segment.startswith("assistant")
+                token_ids += tokenizer.encode_text_segment(segment, limit)
+            case _:  # only answers are rendered as tokens
+                is_answer = True
+                if segment[0] == special_ids[SpecialToken.START]:
+                    start = len(token_ids)
+                token_ids += segment
         is_author = False
         if is_answer and not num_opening:
             num_opening = start

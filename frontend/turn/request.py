@@ -83,10 +83,9 @@ def demanded_format(fields: CommonFields, response_format: AnswerFormat | None =
 def _aliased(fields: CommonFields) -> Iterator[AnswerFormat]:
     holders = {"": fields, "nvext.": fields.nvext, "structured_outputs.": fields.structured_outputs}
     for prefix, holder in holders.items():
-        for name, kind in _ALIASES.items() if holder is not None else ():
-            value = getattr(holder, name, None)
-            if value is not None and value is not False:
-                yield _format(kind, value, prefix + name)
+        for name in holder.__struct_fields__ if holder is not None else ():
+            if name in _ALIASES and (value := getattr(holder, name)) is not None and value is not False:
+                yield _format(_ALIASES[name], value, prefix + name)
 
 
 def _format(kind: str, value: Any, path: str) -> AnswerFormat:

@@ -325,6 +325,8 @@ class Noting:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
+    is_reachable = False
+
     async def reachable(self) -> None:
         if self._is_mute:
             await asyncio.Event().wait()
