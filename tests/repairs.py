@@ -1,4 +1,15 @@
-"""The kinds of repairs of malformed Harmony output: the labels of `baton_harmony_repairs_total`."""
+"""The messages of deltas, and the kinds of repairs: the labels of `baton_harmony_repairs_total`."""
+
+from collections.abc import Sequence
+
+from frontend.harmony.conversation import (
+    Delta,
+    MessageEnd,
+    ReasoningDelta,
+    TextDelta,
+    ToolCallArguments,
+    ToolCallStart,
+)
 
 REPAIRS = {
     "missing_start": "no `<|start|>` before a header",
@@ -24,3 +35,30 @@ REPAIRS = {
     "forbidden_call": "a call although `tool_choice` is none; its arguments are output as reasoning",
     "stray_control": "a control token without meaning at its position",
 }
+
+
+def messages(deltas: Sequence[Delta]) -> list[dict[str, str]]:
+    """One dict a message, as in the table of cases."""
+    found: list[dict[str, str]] = []
+    is_open = False
+    for delta in deltas:
+        key, text = "", ""
+        match delta:
+            case MessageEnd():
+                is_open = False
+                continue
+            case ToolCallStart(name=name):
+                found.append({"call": name, "arguments": ""})
+                is_open = True
+                continue
+            case ToolCallArguments(text=text):
+                key = "arguments"
+            case ReasoningDelta(text=text):
+                key = "reasoning"
+            case TextDelta(text=text, preamble=preamble):
+                key = "preamble" if preamble else "text"
+        if not is_open:
+            found.append({})
+            is_open = True
+        found[-1][key] = found[-1].get(key, "") + text
+    return found

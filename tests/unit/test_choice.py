@@ -103,6 +103,7 @@ def test_nothing_is_told_after_the_last_call_that_is_allowed(tokens_per_chunk: i
     assert shown(fed(choice, TWO_CALLS + more, tokens_per_chunk)) == ("", "Let me think.", ' f:{"x": 1}')
     assert choice.stopped
     assert len(choice.call_ids) == 1
+    assert choice.written(TOKENIZER) is None
 
 
 @pytest.mark.parametrize("tokens_per_chunk", [1, 1000])

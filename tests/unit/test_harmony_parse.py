@@ -1,7 +1,6 @@
 """The parser, case by case: tests/data/harmony_cases.yaml says what it makes of an answer."""
 
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +10,11 @@ import yaml
 from frontend.harmony.conversation import (
     Delta,
     MessageEnd,
-    ReasoningDelta,
     TextDelta,
-    ToolCallArguments,
-    ToolCallStart,
 )
 from frontend.harmony.parse import MAX_HEADER_BYTES, MAX_HEADER_BYTES_AFTER_CHANNEL, HarmonyParser
 from frontend.text.tokenizer import SpecialToken, Vocabulary
-from tests.repairs import REPAIRS
+from tests.repairs import REPAIRS, messages
 
 CASES = yaml.safe_load((Path(__file__).parents[1] / "data" / "harmony_cases.yaml").read_text())
 TOOLS = frozenset({"get_weather", "bash"})
@@ -56,51 +52,17 @@ def parse(text: str) -> tuple[list[Delta], HarmonyParser]:
     return parser.feed(encode(text)) + parser.finish(), parser
 
 
-def messages(deltas: Sequence[Delta]) -> list[dict[str, str]]:
-    """One dict a message, as in the table."""
-    found: list[dict[str, str]] = []
-    is_open = False
-    for delta in deltas:
-        key, text = "", ""
-        match delta:
-            case MessageEnd():
-                is_open = False
-                continue
-            case ToolCallStart(name=name):
-                found.append({"call": name, "arguments": ""})
-                is_open = True
-                continue
-            case ToolCallArguments(text=text):
-                key = "arguments"
-            case ReasoningDelta(text=text):
-                key = "reasoning"
-            case TextDelta(text=text, preamble=preamble):
-                key = "preamble" if preamble else "text"
-        if not is_open:
-            found.append({})
-            is_open = True
-        found[-1][key] = found[-1].get(key, "") + text
-    return found
-
-
+@pytest.mark.parametrize("is_whole", [True, False], ids=["whole", "token by token"])
 @pytest.mark.parametrize("case", CASES, ids=[case["name"] for case in CASES])
-def test_an_answer_becomes_its_messages(case: dict[str, Any]) -> None:
-    parser = parser_of(case)
-    deltas = parser.feed(encode(case["tokens"])) + parser.finish()
+def test_an_answer_becomes_its_messages(case: dict[str, Any], is_whole: bool) -> None:
+    parser, ids = parser_of(case), encode(case["tokens"])
+    chunks = [ids] if is_whole else [[token_id] for token_id in ids]
+    deltas = [delta for chunk in chunks for delta in parser.feed(chunk)] + parser.finish()
 
     assert messages(deltas) == case["gives"]
     ends = [delta.complete for delta in deltas if isinstance(delta, MessageEnd)]
     is_cut = case.get("cut", False)
     assert ends == [True] * (len(ends) - is_cut) + [False] * is_cut
-    assert dict(parser.repairs) == case.get("repairs", {})
-
-
-@pytest.mark.parametrize("case", CASES, ids=[case["name"] for case in CASES])
-def test_an_answer_token_by_token_becomes_the_same_messages(case: dict[str, Any]) -> None:
-    parser = parser_of(case)
-    deltas = [delta for token_id in encode(case["tokens"]) for delta in parser.feed([token_id])]
-
-    assert messages(deltas + parser.finish()) == case["gives"]
     assert dict(parser.repairs) == case.get("repairs", {})
 
 

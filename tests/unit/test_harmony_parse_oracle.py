@@ -6,16 +6,9 @@ import openai_harmony as oh  # type: ignore[import-untyped]  # no types
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frontend.harmony.conversation import (
-    Delta,
-    MessageEnd,
-    ReasoningDelta,
-    TextDelta,
-    ToolCallArguments,
-    ToolCallStart,
-)
 from frontend.harmony.parse import HarmonyParser
 from frontend.text.tokenizer import ModelTokenizer
+from tests.repairs import messages
 
 pytest_plugins = ["tests.oracle"]
 
@@ -51,36 +44,19 @@ def test_a_well_formed_answer_becomes_the_same_messages(
         ids += oracle.encode(end, allowed_special="all")
 
     parser = HarmonyParser(tokenizer.vocabulary, frozenset({"f"}))
-    found = _said(parser.feed(ids) + parser.finish())
-    assert found == list(_oracle_said(oracle, ids))
+    found = messages(parser.feed(ids) + parser.finish())
+    assert found == list(_oracle_messages(oracle, ids))
     assert not parser.repairs
 
 
-def _oracle_said(oracle: oh.HarmonyEncoding, ids: list[int]) -> Iterator[tuple[str, str]]:
+_KEYS = {"analysis": "reasoning", "commentary": "preamble", "final": "text"}
+
+
+def _oracle_messages(oracle: oh.HarmonyEncoding, ids: list[int]) -> Iterator[dict[str, str]]:
     for message in oracle.parse_messages_from_completion_tokens(ids, oh.Role.ASSISTANT, strict=False):
         content = message.content[0]
         assert isinstance(content, oh.TextContent)
-        kind = message.recipient or message.channel or ""
-        if content.text or message.recipient:
-            yield kind, content.text
-
-
-def _said(deltas: list[Delta]) -> list[tuple[str, str]]:
-    found: list[tuple[str, str]] = []
-    kind, text = "", ""
-    for delta in deltas:
-        match delta:
-            case MessageEnd():
-                found.append((kind, text))
-                text = ""
-            case ToolCallStart(name=name):
-                kind = f"functions.{name}"
-            case ToolCallArguments():
-                text += delta.text
-            case ReasoningDelta():
-                kind = "analysis"
-                text += delta.text
-            case TextDelta(preamble=preamble):
-                kind = "commentary" if preamble else "final"
-                text += delta.text
-    return found
+        if message.recipient:
+            yield {"call": message.recipient.removeprefix("functions."), "arguments": content.text}
+        elif content.text:
+            yield {_KEYS[message.channel or ""]: content.text}
