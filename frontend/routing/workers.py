@@ -113,7 +113,7 @@ class Workers:
         for address, entry in entries.items():
             entry.worker = workers[address]
             self.note(entry.worker, Event.READY if entry.worker.is_ready else Event.WARMS)
-        self.note_change()
+        self._note_change()
 
     def note(self, worker: WorkerInfo, event: Event, reason: str = "") -> None:
         """Record an event of a worker; nothing if it is no longer registered."""
@@ -130,7 +130,7 @@ class Workers:
             _stop(entry)
         elif entry.probe is None:
             entry.probe = asyncio.create_task(self._probe_until_live(entry))
-        self.note_change()
+        self._note_change()
 
     def all(self) -> list[WorkerInfo]:
         """Every registered worker."""
@@ -157,8 +157,7 @@ class Workers:
         """Return when a worker registers, leaves or changes its state."""
         await self._change.wait()
 
-    def note_change(self) -> None:
-        """Wake the tasks that wait for a change."""
+    def _note_change(self) -> None:
         self._change.set()
         self._change = asyncio.Event()
 

@@ -105,12 +105,12 @@ async def test_a_follower_that_reads_slowly_gets_all_events(tmp_path: Path) -> N
             for _ in range(10):
                 await asyncio.sleep(0)  # turns in which they could be sent
         client.tokens.go_on.set()
-        told = b""
+        events = b""
         while data := await followed.outbox.take():
-            told += data
-        last = int(told.rpartition(b'"sequence_number":')[2].partition(b"}")[0])
-        assert told.count(b"\n\n") == last
-        assert told.count(b"x") > 4 * num_said << 18  # in deltas, and in what ends them
+            events += data
+        last = int(events.rpartition(b'"sequence_number":')[2].partition(b"}")[0])
+        assert events.count(b"\n\n") == last
+        assert events.count(b"x") > 4 * num_said << 18  # in deltas, and in what ends them
         error = json.loads(followed.failure(NotReady("Gone.")).partition(b"data: ")[2])
         assert error["sequence_number"] == last + 1
 

@@ -175,32 +175,32 @@ async def test_refused_requests_come_back_one_after_the_other_as_places_become_f
     await load.measured()
     tasks = load.several("a", 6)
     await turn()
-    told: list[float] = []
+    waits_s: list[float] = []
     for _ in range(12):
         with pytest.raises(Overloaded) as refused:
             await load.one("a")
         assert refused.value.retry_after_s is not None
-        told.append(refused.value.retry_after_s)
+        waits_s.append(refused.value.retry_after_s)
     await asyncio.gather(*tasks)
     # From when the queue is half empty on; 50 s at most.
-    assert told[:3] == pytest.approx([10 + 5, 10 + 10, 10 + 15])
-    assert told[-3:] == [50, 50, 50]
+    assert waits_s[:3] == pytest.approx([10 + 5, 10 + 10, 10 + 15])
+    assert waits_s[-3:] == [50, 50, 50]
 
 
 @jumping
 async def test_who_was_told_to_come_back_and_did_not_delays_no_one() -> None:
     load = Load(num_running=1, num_waiting=2, lasts_s=2)
     await load.measured()
-    told: list[float] = []
+    waits_s: list[float] = []
     for _ in range(2):
         tasks = load.several("a", 3)
         await turn()
         for _ in range(5):
             with pytest.raises(Overloaded) as refused:
                 await load.one("a")
-        told.append(refused.value.retry_after_s or 0)
+        waits_s.append(refused.value.retry_after_s or 0)
         await asyncio.gather(*tasks)
-    first, second = told
+    first, second = waits_s
     assert first == pytest.approx(second, rel=0.1)
 
 

@@ -85,9 +85,9 @@ def decodes(fleet: Fleet) -> list[str]:
 
 async def test_a_model_is_served_as_soon_as_it_has_a_decode_worker() -> None:
     async with fleet_of() as (registry, fleet):
-        with pytest.raises(NoWorkers, match="start prefill and decode workers") as told:
+        with pytest.raises(NoWorkers, match="start prefill and decode workers") as raised:
             fleet.served("m")
-        assert told.value.retry_after_s == 1
+        assert raised.value.retry_after_s == 1
         assert fleet.health().missing == ["decode", "prefill"]
 
         registry.show(worker("p1"))
@@ -155,9 +155,9 @@ async def test_workers_of_another_model_do_not_count() -> None:
         registry.show(worker("d1"), worker("p1", model="n"))
         await until(lambda: fleet.models() == ["m"])
         assert not fleet.workers("n", Role.PREFILL)
-        with pytest.raises(NoWorkers, match="No decode worker of 'n' is available") as told:
+        with pytest.raises(NoWorkers, match="No decode worker of 'n' is available") as raised:
             fleet.served("n")
-        assert told.value.retry_after_s == 1
+        assert raised.value.retry_after_s == 1
 
 
 @jumping
@@ -169,9 +169,9 @@ async def test_a_tokenizer_that_appears_after_its_worker_is_loaded_then(
     alone = asyncio.all_tasks()
     async with fleet_of(late) as (registry, fleet):
         await fleet.synced.wait()
-        with pytest.raises(NoWorkers, match="tokenizer of 'late' is not loaded yet; retry later") as told:
+        with pytest.raises(NoWorkers, match="tokenizer of 'late' is not loaded yet; retry later") as raised:
             fleet.served("late")
-        assert told.value.retry_after_s == 1
+        assert raised.value.retry_after_s == 1
         registry.show(late, worker("d2"))
         await until(lambda: fleet.models() == ["m"])
         await asyncio.sleep(10)  # time for several tries

@@ -227,17 +227,17 @@ async def test_a_new_request_waits_for_the_broker_as_long_as_for_a_worker(
 ) -> None:
     fleet = ScriptedWorkers(d1=answer)
     fleet.broker_is_away = True
-    with pytest.raises(raised) as told:
+    with pytest.raises(raised) as failure:
         await generate(fleet, wait_for_worker_s=5, deadline_s=deadline_s)
-    assert raised is DeadlineExceeded or told.value.retry_after_s == 1
+    assert raised is DeadlineExceeded or failure.value.retry_after_s == 1
     assert asyncio.get_running_loop().time() == pytest.approx(min(5, deadline_s), abs=0.1)
     assert not fleet.asked
 
 
 def test_without_any_decode_worker_a_request_says_so() -> None:
-    with pytest.raises(NoWorkers, match="No decode worker") as told:
+    with pytest.raises(NoWorkers, match="No decode worker") as failure:
         run_jumping(generate(ScriptedWorkers(p1=hand_off), wait_for_worker_s=3))
-    assert told.value.retry_after_s == 1
+    assert failure.value.retry_after_s == 1
 
 
 @pytest.mark.parametrize(
