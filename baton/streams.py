@@ -87,10 +87,10 @@ class _Call:
         self.replies: list[Reply] = []
         self.num_waiting = 0
         self.ended = False
-        self.error: BatonError | None = None
+        self.error: BatonError | type[BatonError] | None = None
         self.wakeup = Wakeup()
 
-    def end(self, error: BatonError | None) -> None:
+    def end(self, error: BatonError | type[BatonError] | None) -> None:
         self.ended = True
         self.error = error
         self.wakeup.set()
@@ -243,7 +243,7 @@ async def call_over(
         link = await _writable(link_to, due_s)
     call = link.open(request)
     # Ends the call even if the worker hangs.
-    overdue = None if due_s is None else loop.call_at(due_s, call.end, DeadlineExceeded())
+    overdue = None if due_s is None else loop.call_at(due_s, call.end, DeadlineExceeded)
     num_consumed = 0
     try:
         while True:

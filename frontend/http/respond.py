@@ -158,9 +158,7 @@ async def generate(exchange: Exchange, answer: Answer, services: Services, tally
     """
     answer = numbered(exchange, answer)
     outbox = sse.Outbox(len(answer.choices))
-    overdue = asyncio.get_running_loop().call_later(
-        services.request_timeout_s, outbox.fail, DeadlineExceeded()
-    )
+    overdue = asyncio.get_running_loop().call_later(services.request_timeout_s, outbox.fail, DeadlineExceeded)
     try:
         async with _Tasks(
             _watch_client(exchange, answer, outbox),

@@ -137,7 +137,7 @@ class Connection(HttpToolsProtocol):
     @property
     def _num_open(self) -> int:
         """Requests whose headers were read and whose answer is not complete."""
-        cycle = cast("RequestResponseCycle | None", self.cycle)  # uvicorn's types leave the start out
+        cycle: RequestResponseCycle | None = self.cycle
         return len(self.pipeline) + (cycle is not None and not cycle.response_complete)
 
     def evict(self) -> None:

@@ -30,7 +30,7 @@ class Outbox:
         self._parts: list[bytes] = []
         self._num_bytes = 0
         self._num_puts = 0
-        self._error: BaseException | None = None
+        self._error: BaseException | type[BaseException] | None = None
         self._reader: asyncio.Future[None] | None = None
         self._drained: asyncio.Event | None = None  # for writers that wait
         self._write: Callable[[bytes], Awaitable[None]] | None = None
@@ -62,13 +62,13 @@ class Outbox:
             self.full = self._num_bytes > MAX_UNSENT_BYTES
             self._wake()
 
-    def close(self, error: BaseException | None = None) -> None:
+    def close(self, error: BaseException | type[BaseException] | None = None) -> None:
         """End one writer. The first error ends the whole answer, after the bytes put before it."""
         self._num_writers -= 1
         self._error = self._error or error
         self._wake()
 
-    def fail(self, error: BaseException) -> None:
+    def fail(self, error: BaseException | type[BaseException]) -> None:
         """End the answer now and discard bytes that were not taken."""
         self._parts.clear()
         self.close(error)
