@@ -1,8 +1,6 @@
 """Chat completions through the whole app, with a scripted model: answers streamed and whole, failures."""
 
 import asyncio
-import time
-from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -10,11 +8,6 @@ import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from baton.errors import BatonError, EngineFailure, NoWorkers, Overloaded, WorkerLost
-from frontend.chat.answer import MessageWriter
-from frontend.harmony.conversation import Delta, ReasoningDelta, TextDelta, ToolCallArguments, ToolCallStart
-from frontend.harmony.parse import HarmonyParser
-from frontend.http.chunks import Envelope
-from frontend.turn.choice import Choice
 from tests.scripted_frontend import (
     CONTEXT_LENGTH,
     MODEL,
@@ -25,7 +18,6 @@ from tests.scripted_frontend import (
     ScriptedFleet,
     ScriptedTokens,
 )
-from tests.scripted_workers import request
 from tests.waiting import PATIENCE_S
 
 Json = dict[str, Any]
@@ -386,22 +378,3 @@ async def test_the_request_id_goes_from_header_to_worker_and_back() -> None:
         reply = await client.post(ROUTE, {"model": MODEL, "messages": [HI]}, {"x-request-id": given})
         assert client.tokens.requests[-1].request_id == reply.headers["x-request-id"]
         assert (reply.headers["x-request-id"] == given) is is_kept
-
-
-@pytest.mark.parametrize(
-    "delta",
-    [lambda i: TextDelta("abcd", i, i + 1), lambda i: ReasoningDelta("abcd", i, i + 1),
-     lambda i: ToolCallArguments(0, "abcd") if i else ToolCallStart(0, "f")],
-)  # fmt: skip
-def test_the_time_to_make_a_whole_answer_grows_with_its_length_only(delta: Callable[[int], Delta]) -> None:
-    def needed_s(num_deltas: int) -> float:
-        deltas = [delta(i) for i in range(num_deltas)]
-        choice = Choice(request(), HarmonyParser(TOKENIZER.vocabulary, frozenset()))
-        envelope = Envelope("chat.completion", "chatcmpl", MODEL, has_usage=False)
-        writer = MessageWriter(0, choice, TOKENIZER, envelope, gives_reasoning=True)
-        began_s = time.process_time()
-        writer.body(deltas)
-        return time.process_time() - began_s
-
-    short_s = min(needed_s(1 << 14) for _ in range(3))
-    assert min(needed_s(1 << 17) for _ in range(3)) < 3 * 8 * short_s
