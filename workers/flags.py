@@ -36,7 +36,7 @@ _ENGINE_FLAGS = {
 class WorkerSettings:
     """The flags of `python -m workers`."""
 
-    engine: EngineName | None = flag(None, "inference engine [by the YAML and installed packages]")
+    engine: EngineName | None = flag(None, "inference engine [the installed one]")
     model_path: Path = flag(
         Path("models/demo"),
         "folder with config.json, weights, tokenizer.json, or its id in the hub's cache",

@@ -2,7 +2,6 @@
 
 import dataclasses
 import difflib
-import logging
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import UnionType
@@ -14,7 +13,6 @@ from baton.flags import without_secrets
 from workers.settings_text import Node, SettingsError, read_json, read_yaml
 
 T = TypeVar("T")
-log = logging.getLogger(__name__)
 
 Given = dict[str, tuple[object, str]]
 """Given values, by key path of the leaf, with their sources."""
@@ -131,21 +129,18 @@ def read(
     yaml_path: Path | None,
     typed: Mapping[str, object],
     override: str | None = None,
-    *,
-    renamed: Mapping[str, str] | None = None,
-    optional: Mapping[str, str] | None = None,
 ) -> Given:
     """Merge all given values, leaf by leaf.
 
     `typed` has the values of flags, by key path (`kv_cache_config.free_gpu_memory_fraction`); `override` is a
-    JSON object; `renamed` gives hints for unknown keys, `optional` the reasons why some keys may be dropped.
-    Without a schema, for a library that is not installed, any other key is accepted. Raises SettingsError.
+    JSON object. Without a schema, for a library that is not installed, any key is accepted. Raises
+    SettingsError.
     """
     given: Given = {}
     texts = [read_yaml(yaml_path)] if yaml_path is not None else []
     texts += [read_json(override)] if override is not None else []
     for root in texts:
-        for path, value, place in _leaves(schema, root, "", renamed or {}, optional or {}):
+        for path, value, place in _leaves(schema, root, ""):
             put(given, path, value, place)
     for path, value in typed.items():
         if schema is not None and schema.at(path) is None:
@@ -201,9 +196,7 @@ def first_invalid(error: ValueError) -> ValueError:
     return InvalidField(path, f"{finding['input']!r}: {message}") if path else ValueError(message)
 
 
-def _leaves(
-    schema: Schema | None, node: Node, prefix: str, renamed: Mapping[str, str], optional: Mapping[str, str]
-) -> Iterator[tuple[str, object, str]]:
+def _leaves(schema: Schema | None, node: Node, prefix: str) -> Iterator[tuple[str, object, str]]:
     """Path, value and place of each leaf under a node, checked against its field."""
     if node.entries is None:
         place = f"{node.place}: {prefix.rstrip('.')}".removesuffix(": ")
@@ -214,28 +207,22 @@ def _leaves(
         if name in seen:
             raise SettingsError(f"{child.place}: {path}: given twice")
         seen.add(name)
-        field = schema.fields.get(name) if schema is not None else None
-        if field is None and (schema is not None or path in renamed):
-            if path not in optional:
-                hint = renamed.get(path) or _nearest(schema, prefix, name)
-                raise SettingsError(f"{child.place}: {path}: unknown key; {hint}")
-            log.warning("dropped %s=%s (%s): %s", path, child.value, child.place, optional[path])
-        elif field is None:
-            nested = _leaves(None, child, f"{path}.", renamed, optional)
+        if schema is None:
+            nested = _leaves(None, child, f"{path}.")
             yield from nested if child.entries is not None else [(path, child.value, child.place)]
-        elif field.nested is not None and not (child.value is None and field.is_nullable):
-            yield from _leaves(field.nested, child, f"{path}.", renamed, optional)
+            continue
+        if (field := schema.fields.get(name)) is None:
+            known = sorted(schema.fields)
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {prefix}{near[0]}?" if near else f"known: {', '.join(known)}"
+            raise SettingsError(f"{child.place}: {path}: unknown key; {hint}")
+        if field.nested is not None and not (child.value is None and field.is_nullable):
+            yield from _leaves(field.nested, child, f"{path}.")
         else:
             try:
                 yield path, field.convert(child.value), child.place
             except ValueError as error:
                 raise SettingsError(f"{child.place}: {path}: {child.value!r}: {error}") from error
-
-
-def _nearest(schema: Schema | None, prefix: str, name: str) -> str:
-    fields = schema.fields if schema is not None else {}
-    near = difflib.get_close_matches(name, fields, n=1)
-    return f"did you mean {prefix}{near[0]}?" if near else f"known: {', '.join(sorted(fields))}"
 
 
 def _build(schema: Schema, prefix: str, given: Given, origin: str) -> Any:

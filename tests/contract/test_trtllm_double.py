@@ -184,15 +184,6 @@ async def test_a_context_that_is_aborted_as_its_response_comes_stays_until_the_k
     llm.shutdown()
 
 
-async def test_ranks_of_an_old_context_worker_die_with_the_overlap_scheduler(checkpoint: Path) -> None:
-    llm = LLM(str(checkpoint), **CONFIG | {"disable_overlap_scheduler": False})
-    params = DisaggregatedParams(request_type="context_only", disagg_request_id=1 << 40)
-    with sprung(build="1.2.1"):
-        llm.generate_async(prompt(9), SamplingParams(end_id=-1), disaggregated_params=params)
-        await until(functools.partial(is_broken, llm))
-    llm.shutdown()
-
-
 async def test_the_double_breaks_when_a_transfer_is_aborted_or_an_id_comes_twice(checkpoint: Path) -> None:
     for misuse in ("abort", "twice"):
         llm = LLM(str(checkpoint), **CONFIG)

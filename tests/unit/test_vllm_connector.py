@@ -1,21 +1,26 @@
 """Baton's connector for vLLM: what it reads from mapped memory, what goes over NIXL, and failed reads."""
 
+import contextlib
 import dataclasses
-import os
+import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import NixlHandshakePayload
 
-from workers.engines.vllm.patches import NUM_TOKENS
-from workers.engines.vllm.patches.connector import Peer, PeerConnector, PeerHandshake, PeerWorker
-from workers.engines.vllm.patches.peer_memory import Exported, PeerMemory, place
+from tests.waiting import PATIENCE_S
+from workers.engines.vllm.patches import NUM_TOKENS, connector
+from workers.engines.vllm.patches.connector import PeerConnector, PeerHandshake, PeerWorker, offered_memory
+from workers.engines.vllm.patches.peer_memory import Exported, place
 
+HOST = "127.0.0.1"
 OWN, BLOCK_BYTES = [4096, 8192], [32, 64]
 
 
@@ -38,14 +43,10 @@ class Copied:
 class Regions:
     def __init__(self) -> None:
         self.copies: list[Copied] = []
-        self.waited = False
 
     def copy(self, to_blocks: list[int], from_blocks: list[int]) -> Copied:
         self.copies.append(Copied(to_blocks, from_blocks))
         return self.copies[-1]
-
-    def wait(self) -> None:
-        self.waited = True
 
 
 class Decode(PeerWorker):
@@ -82,10 +83,6 @@ class Decode(PeerWorker):
     @property
     def over_nixl(self) -> list[str]:
         return list(self._recving_transfers)
-
-    @property
-    def peers(self) -> list[Peer]:
-        return list(self._peers.values())
 
 
 @pytest.fixture
@@ -144,64 +141,6 @@ def test_a_read_fails_if_prefill_ends_before_it_is_done(prefill: subprocess.Pope
     assert decode.over_nixl == ["two"]  # its memory is unmapped
 
 
-def test_memory_of_a_worker_that_has_ended_is_unmapped_once_it_is_not_being_read(
-    prefill: subprocess.Popen[bytes],
-) -> None:
-    decode = Decode()
-    decode.introduce(prefill.pid)
-    decode.read("one", [[1]], [[1]])
-    prefill.kill()
-    prefill.wait()
-    decode.get_finished()
-    assert len(decode.peers) == 1  # it is being read
-    decode.regions.copies[0].done = True
-    decode.get_finished()
-    assert decode.peers == []
-    decode.introduce(os.getpid())
-    decode.read("two", [[2]], [[2]])
-    assert len(decode.peers) == 1
-
-
-@pytest.fixture
-def unmapped(monkeypatch: pytest.MonkeyPatch) -> list[PeerMemory]:
-    """The memory that was unmapped."""
-    closed: list[PeerMemory] = []
-    close = PeerMemory.close
-
-    def noted(memory: PeerMemory) -> None:
-        closed.append(memory)
-        close(memory)
-
-    monkeypatch.setattr(PeerMemory, "close", noted)
-    return closed
-
-
-def test_a_shutdown_unmaps_what_is_no_longer_read(
-    prefill: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    decode = Decode()
-    decode.introduce(prefill.pid)
-    decode.read("one", [[1]], [[1]])
-    had_waited: list[bool] = []
-    monkeypatch.setattr(PeerMemory, "close", lambda _: had_waited.append(decode.regions.waited))
-    decode.shutdown()
-    assert had_waited == [True]
-
-
-def test_memory_that_does_not_fit_is_unmapped_and_its_kv_moves_over_nixl(
-    prefill: subprocess.Popen[bytes], unmapped: list[PeerMemory]
-) -> None:
-    class Other(Decode):
-        def _regions(self, targets: list[int], sources: list[int], block_bytes: list[int]) -> Any:
-            raise ValueError("their layers differ")
-
-    decode = Other()
-    decode.introduce(prefill.pid)
-    decode.read("one", [[1]], [[1]])
-    assert decode.over_nixl == ["one"]
-    assert len(unmapped) == 1
-
-
 @pytest.mark.parametrize(
     ("num_kept", "num_computed", "num_lacking"), [(12, 4, 6), (8, 4, 4), (8, 8, 0), (4, 8, 0)]
 )
@@ -213,12 +152,62 @@ def test_what_decode_lacks_of_the_prompt_is_read(num_kept: int, num_computed: in
 def to_be_read(params: dict[str, Any] | None, num_computed: int) -> tuple[int | None, bool]:
     """What decode reads of a prompt of 10 tokens."""
     config = SimpleNamespace(kv_transfer_config=SimpleNamespace(engine_id="engine"))
-    connector = PeerConnector(config, KVConnectorRole.SCHEDULER, None)
+    scheduler = PeerConnector(config, KVConnectorRole.SCHEDULER, None)
     request = SimpleNamespace(kv_transfer_params=params, num_prompt_tokens=10)
-    return connector.get_num_new_matched_tokens(request, num_computed)
+    return scheduler.get_num_new_matched_tokens(request, num_computed)
 
 
 def test_a_handshake_tells_nixls_readers_and_ours() -> None:
     told = msgspec.msgpack.encode(PeerHandshake("hash", b"metadata", Exported("here", 1, [b"h"], [])))
     assert msgspec.msgpack.decode(told, type=PeerHandshake).memory == Exported("here", 1, [b"h"], [])
     assert msgspec.msgpack.decode(told, type=PeerHandshake.__base__).agent_metadata_bytes == b"metadata"
+
+
+@contextlib.contextmanager
+def side_channel(answer: Callable[[Any], bytes | None]) -> Iterator[int]:
+    """A port where each question gets this answer; None: no answer."""
+    with socket.create_server((HOST, 0)) as listener:
+
+        def serve() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    peer, _ = listener.accept()
+                    with peer:
+                        asked = peer.recv(int.from_bytes(peer.recv(4, socket.MSG_WAITALL), "big"))
+                        if (told := answer(msgspec.msgpack.decode(asked))) is not None:
+                            peer.sendall(len(told).to_bytes(4, "big") + told)
+                        peer.recv(1)  # until it is closed
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        yield listener.getsockname()[1]
+        listener.shutdown(socket.SHUT_RDWR)
+    thread.join(PATIENCE_S)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [b"", b"\xc1", b"\xff\xff", msgspec.msgpack.encode({"memory": 7}), None],
+    ids=["empty", "no msgpack", "rest", "odd", "silent"],
+)
+def test_a_peer_that_tells_nothing_usable_offers_nothing(
+    answer: bytes | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connector, "_ANSWER_MS", 50 if answer is None else PATIENCE_S * 1000)
+    with side_channel(lambda _: answer) as port:
+        assert offered_memory(HOST, port, 0) is None
+        worker = PeerWorker(None, "decode", None)
+        assert worker._nixl_handshake(HOST, port, 1, "prefill") == {0: "prefill-0"}  # noqa: SLF001  NIXL's
+    assert not worker._offered  # noqa: SLF001  as above
+
+
+def test_a_worker_of_nixls_own_offers_nothing() -> None:
+    plain = msgspec.msgpack.encode(NixlHandshakePayload("hash", b"metadata"))
+    with side_channel(lambda _: plain) as port:
+        assert offered_memory(HOST, port, 0) is None
+
+
+def test_a_peer_that_is_gone_is_not_waited_for() -> None:
+    with socket.create_server((HOST, 0)) as listener:
+        port = listener.getsockname()[1]
+    assert offered_memory(HOST, port, 0) is None

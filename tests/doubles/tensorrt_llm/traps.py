@@ -14,10 +14,6 @@ class Traps:
 
     * `build`: what `tensorrt_llm.__version__` is. From 1.4 on, Python and KV cache manager V2 are the
       default for every backend (#17495); 1.5 stands for a release without the C++ transceiver (#18248).
-      1.2 brings what 1.3 no longer has: `ignore_eos` does not switch `stop_token_ids` off, the logprob of the
-      first token gets lost between context and generation (its
-      `assert len(output.logprobs) == output.length`, executor/result.py), and ranks of a context worker die
-      with the overlap scheduler.
     * `dies_after`: the executor breaks after so many responses.
     * `gives_no_params`: a context_only result has no DisaggregatedParams.
     * `loads_s`: how long the constructor blocks. `prefill_s_a_token`: how slow a context_only request is.
@@ -32,11 +28,6 @@ class Traps:
     prefill_s_a_token: float = 0.0
     health_hangs: bool = False
     shutdown_hangs: bool = False
-
-    @property
-    def is_old(self) -> bool:
-        """Whether 1.2 is selected."""
-        return self.build.startswith("1.2")
 
     @property
     def prefers_python(self) -> bool:

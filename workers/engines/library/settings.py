@@ -25,14 +25,12 @@ class Rules:
     """What Baton adds to one library's settings.
 
     `names`: keys of flags that the library calls differently; `no_flag`: flags that it cannot have, and what
-    to do instead; `renamed`, `optional`: see `workers.settings.read`. `counts` are whole numbers above 0,
-    `share` is one above 0 and at most 1. `complete` chooses and checks values for a mode.
+    to do instead. `counts` are whole numbers above 0, `share` is one above 0 and at most 1. `complete`
+    chooses and checks values for a mode.
     """
 
     names: Mapping[str, str] = dataclasses.field(default_factory=dict)
     no_flag: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    renamed: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    optional: Mapping[str, str] = dataclasses.field(default_factory=dict)
     counts: tuple[str, ...]
     share: str
     complete: Callable[[Given, DisaggregationMode, Schema | None], None]
@@ -73,7 +71,7 @@ def give(
         if path in rules.no_flag:
             raise SettingsError(rules.no_flag[path])
     flags = {rules.names.get(path, path): value for path, value in (typed or {}).items()}
-    given = read(schema, yaml_path, flags, override, renamed=rules.renamed, optional=rules.optional)
+    given = read(schema, yaml_path, flags, override)
     _check_numbers(rules, given)
     rules.complete(given, mode, schema)
     return given

@@ -1,4 +1,4 @@
-"""TensorRT-LLM's DisaggregatedParams: as plain fields that another build can read, and their ids."""
+"""TensorRT-LLM's DisaggregatedParams as plain fields, which the other side's same release reads."""
 
 import dataclasses
 import secrets
@@ -14,30 +14,25 @@ _LOG_PROBS = "first_gen_log_probs"
 
 def travelling(params: Any) -> dict[str, Any]:
     """The fields that are set (`opaque_state` is bytes), without TensorRT-LLM's own classes."""
-    fields = {field.name: getattr(params, field.name) for field in dataclasses.fields(params)}
-    flat = {name: value for name, value in fields.items() if value is not None and name not in _STAYS}
-    if flat.get(_LOG_PROBS):
-        flat[_LOG_PROBS] = [
+    values = {field.name: getattr(params, field.name) for field in dataclasses.fields(params)}
+    fields = {name: value for name, value in values.items() if value is not None and name not in _STAYS}
+    if fields.get(_LOG_PROBS):
+        fields[_LOG_PROBS] = [
             [(token_id, float(e.logprob), getattr(e, "rank", None)) for token_id, e in entries.items()]
-            for entries in flat[_LOG_PROBS]
+            for entries in fields[_LOG_PROBS]
         ]
-    return flat
+    return fields
 
 
 def generation_params(fields: dict[str, Any], lib: Library) -> Any:
-    """DisaggregatedParams for decode, from the fields that this build has: others would raise TypeError.
-
-    Raises HandoffFailed.
-    """
-    known = {field.name for field in dataclasses.fields(lib.disaggregated_params)}
-    values = {name: value for name, value in fields.items() if name in known}
+    """DisaggregatedParams for decode. Raises HandoffFailed."""
     try:
-        if values.get(_LOG_PROBS):
-            values[_LOG_PROBS] = [
-                {token_id: lib.logprob(logprob, rank) for token_id, logprob, rank in entries}
-                for entries in values[_LOG_PROBS]
-            ]
-        return lib.disaggregated_params(**(values | {"request_type": "generation_only"}))
+        log_probs = [
+            {token_id: lib.logprob(logprob, rank) for token_id, logprob, rank in entries}
+            for entries in fields.get(_LOG_PROBS) or ()
+        ]
+        decoded = fields | {"request_type": "generation_only", _LOG_PROBS: log_probs or None}
+        return lib.disaggregated_params(**decoded)
     except (TypeError, ValueError) as error:
         raise HandoffFailed(f"TensorRT-LLM refuses the handoff: {error}") from error
 

@@ -22,28 +22,6 @@ KV_TIMEOUT_MS = 60_000
 # What `auto` resolves to for gpt-oss; explicit, so that the two sides of a pair can be compared.
 RUNTIMES = {"UCX": "CPP", "MOONCAKE": "CPP", "MPI": "CPP", "NIXL": "PYTHON"}
 
-# Keys of older YAMLs and their successors, which TensorRT-LLM's errors do not name.
-RENAMED = {
-    "kv_cache_free_gpu_memory_fraction": "it is now kv_cache_config.free_gpu_memory_fraction",
-    "kv_cache_dtype": "it is now kv_cache_config.dtype",
-    "moe_backend": "it is now moe_config.backend",
-    "use_cuda_graph": "leave it out, or set cuda_graph_config: null to disable graphs",
-    "cuda_graph_max_batch_size": "it is now cuda_graph_config.max_batch_size",
-    "cuda_graph_padding_enabled": "it is now cuda_graph_config.enable_padding",
-    "pytorch_backend_config": "its keys are now at the top level",
-    "build_config": "its keys are now at the top level",
-    "enable_mixed_sampler": "leave it out; the sampler now mixes automatically",
-    "autotuner_enabled": "it is now enable_autotuner",
-    "torch_compile_enabled": "it is now torch_compile_config",
-}
-# Settings that a build may lack without harm, and why.
-OPTIONAL = {
-    RUNTIME: "this build has the C++ runtime only",
-    MANAGER_V2: "this build has one KV cache manager only",
-    "num_postprocess_workers": "nothing is detokenised in the worker",
-    "enable_min_latency": "it affects Llama 4 only",
-}
-
 
 def manager(runtime: object, manager_v2: object) -> str:
     """The KV cache manager, `v1` or `v2`, that a worker with these settings runs gpt-oss with; empty if only
@@ -106,8 +84,6 @@ def _check_transfer(given: Given) -> None:
 
 
 _RULES = Rules(
-    renamed=RENAMED,
-    optional=OPTIONAL,
     counts=(
         "max_batch_size", "max_num_tokens", "max_seq_len", "max_input_len", "max_beam_width",
         "stream_interval", "tensor_parallel_size", "pipeline_parallel_size", "moe_expert_parallel_size",

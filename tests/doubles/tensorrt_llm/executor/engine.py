@@ -137,8 +137,6 @@ class Executor:
         if disagg_id in self._seen_ids:
             self.die("two requests have the same disagg_request_id: their KV is mixed up")
         self._seen_ids.add(disagg_id)
-        if TRAPS.is_old and not self._args.disable_overlap_scheduler:
-            self.die("a rank of a context worker died with the overlap scheduler")
 
     def _abort(self, request_id: int, was_answered: bool) -> None:
         job = self._jobs.get(request_id)
@@ -209,7 +207,7 @@ class Executor:
             self.die("injected death")
             return
         self._responses_left -= 1
-        job.result.put(response_of(job.request, chunk, params, is_first=not job.has_answered))
+        job.result.put(response_of(job.request, chunk, params))
         job.has_answered = True
 
     def _embedded(self) -> "EmbeddedEngine":

@@ -9,7 +9,6 @@ import msgspec
 from baton.messages import GenerateRequest, KvHandoff, Sampling, TokenChunk, TokenLogprob
 from tensorrt_llm.executor.result import Logprob, Response
 from tensorrt_llm.params import DisaggregatedParams
-from tensorrt_llm.traps import TRAPS
 from workers.engines.embedded.transfer import HandoffState
 
 FOREVER_S = 1e6
@@ -35,7 +34,7 @@ def stops_of(job: Request) -> list[int | None]:
     asked = job.sampling
     words = [] if job.kind == "context_only" else [*(asked.stop_token_ids or ())]
     if asked.ignore_eos:
-        return words if TRAPS.is_old else []
+        return []
     return [*words, asked.end_id]
 
 
@@ -75,7 +74,7 @@ def request_of(job: Request, *, max_tokens: int, stops: list[int | None]) -> Gen
     )
 
 
-def response_of(job: Request, chunk: TokenChunk, params: Any, *, is_first: bool) -> Response:
+def response_of(job: Request, chunk: TokenChunk, params: Any) -> Response:
     """The response of one step."""
     sampling = job.sampling
     token_ids, stop_reason = list(chunk.token_ids), None
@@ -86,8 +85,6 @@ def response_of(job: Request, chunk: TokenChunk, params: Any, *, is_first: bool)
     logprobs = None
     if chunk.logprobs is not None:
         logprobs = [_logprobs(entry) for entry in chunk.logprobs[: len(token_ids)]]
-        if TRAPS.is_old and job.kind == "generation_only" and is_first:
-            del logprobs[0]  # the context's logprobs, which 1.2 does not transfer
     return Response(token_ids, logprobs, chunk.finish_reason, stop_reason, params)
 
 
