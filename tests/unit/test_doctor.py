@@ -336,8 +336,6 @@ BROKEN: list[tuple[str, str, Severity, Callable[[Facts], Facts]]] = [
     ("list for a YAML", "settings-refused", E, lambda f: _yaml_text(f, "- max_batch_size: 128\n")),
     ("no such YAML", "settings-refused", E,
      lambda f: _reread(f, "decode", lambda w: _worker(w.mode, w.gpus, Path("none.yaml")))),
-    ("key of an old release", "settings-refused", E,
-     lambda f: _yaml(f, "decode", {"enable_mixed_sampler": True})),
     ("TP as a word", "settings-refused", E, lambda f: _yaml(f, "decode", {"tensor_parallel_size": "four"})),
     ("TP 3", "tp-heads", E,
      lambda f: _set(_yaml(f, "decode", {"tensor_parallel_size": 3}), "decode", gpus="4,5,6")),

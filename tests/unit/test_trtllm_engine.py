@@ -34,12 +34,6 @@ class Recording(LLM):  # type: ignore[misc]  # the double is not typed
         return super().generate_async(inputs, sampling_params, **options)
 
 
-class Silent(LLM):  # type: ignore[misc]  # the double is not typed
-    """Does not report the capacity of its KV cache."""
-
-    get_kv_cache_capacity = None
-
-
 def library(engine: LibraryEngine) -> Any:
     """The double's LLM in the engine."""
     adapter: Any = engine.adapter
@@ -85,14 +79,6 @@ async def test_without_a_transceiver_a_worker_answers_and_hands_nothing_over(che
             handed = msgspec.structs.replace(ask(), handoff=await next_handoff(replies))
             with pytest.raises(HandoffFailed, match="does not transfer KV"):
                 await tokens(engine.decode(handed))
-    finally:
-        await engine.stop()
-
-
-async def test_a_build_that_does_not_report_its_capacity_keeps_the_models_context(checkpoint: Path) -> None:
-    engine = new_engine(checkpoint, classes={"llm": Silent})
-    try:
-        assert (await engine.start()).context_length == CONTEXT_LENGTH
     finally:
         await engine.stop()
 

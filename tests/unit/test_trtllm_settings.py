@@ -198,31 +198,3 @@ def test_what_cannot_work_is_one_line_with_its_place(tmp_path: Path, text: str, 
 
     assert says in str(refused.value)
     assert "\n" not in str(refused.value)
-
-
-@pytest.mark.parametrize(
-    ("override", "says"),
-    [
-        ("{", "--override-engine-args: not valid JSON"),
-        ("[]", "--override-engine-args: must be a mapping"),
-        (
-            '{"kv_cache_config": {"free_gpu_memory_fraction": null}}',
-            "engine settings: ",
-        ),
-        ('{"max_batch_sise": 1}', "max_batch_sise: unknown key; did you mean max_batch_size?"),
-    ],
-)
-def test_a_wrong_override_is_one_line(override: str, says: str) -> None:
-    with pytest.raises(SettingsError) as refused:
-        load_trtllm_settings(TorchLlmArgs, "agg", override=override)
-
-    assert says in str(refused.value)
-
-
-@pytest.mark.parametrize(("mode", "is_warned"), [("prefill", True), ("decode", True), ("agg", False)])
-def test_a_worker_that_moves_kv_without_a_buffer_size_is_warned(
-    mode: DisaggregationMode, is_warned: bool, caplog: pytest.LogCaptureFixture
-) -> None:
-    override = '{"cache_transceiver_config": {"backend": "UCX"}}'
-    load_trtllm_settings(TorchLlmArgs, mode, override=override)
-    assert ("max_tokens_in_buffer is not set" in caplog.text) == is_warned

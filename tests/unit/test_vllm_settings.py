@@ -167,14 +167,6 @@ def test_what_baton_merely_chooses_can_be_set() -> None:
     assert {key: settings[key] for key in given} == given
 
 
-@pytest.mark.parametrize("mode", ["prefill", "decode", "agg"])
-def test_a_demanded_form_holds_from_the_first_token_on(mode: DisaggregationMode) -> None:
-    """By default vLLM skips gpt-oss's reasoning and would wait for `final`."""
-    forms = load_vllm_settings(AsyncEngineArgs, mode).settings["structured_outputs_config"]
-
-    assert (forms.backend, forms.enable_in_reasoning) == ("xgrammar", True)
-
-
 def test_without_its_connector_kv_moves_over_nixls_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BATON_VLLM_WITHOUT", "connector")
     transfer = load_vllm_settings(AsyncEngineArgs, "decode").settings["kv_transfer_config"]
@@ -197,19 +189,6 @@ def test_an_aggregated_worker_takes_no_handoff(tmp_path: Path) -> None:
     ):
         load_vllm_settings(AsyncEngineArgs, "agg", yaml_path=given)
     load_vllm_settings(AsyncEngineArgs, "agg", yaml_path=write(tmp_path, "kv_transfer_config: null"))
-
-
-@pytest.mark.parametrize(
-    ("flag", "says"),
-    [
-        ("kv_cache_config.free_gpu_memory_fraction", "vLLM's gpu_memory_utilization"),
-        ("moe_expert_parallel_size", "enable_expert_parallel: true"),
-        ("no_such_flag", "this engine has no such setting"),
-    ],
-)
-def test_a_flag_that_means_something_else_here_is_refused(flag: str, says: str) -> None:
-    with pytest.raises(SettingsError, match=says):
-        load_vllm_settings(AsyncEngineArgs, "agg", typed={flag: 1})
 
 
 def test_the_common_flags_have_vllms_names() -> None:

@@ -66,22 +66,23 @@ def test_no_yaml_and_an_empty_yaml_give_the_defaults(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "value"),
-    [("1e9", 10**9), ("1.5e3", 1500), ("1E+2", 100), ("2.e1", 20), ("4_000", 4000), ("0x10", 16)],
+    ("text", "size", "fraction"),
+    [
+        ("1e9", 10**9, ".5"),
+        ("1.5e3", 1500, "5e-1"),
+        ("1E+2", 100, "5.E-1"),
+        ("2.e1", 20, "+.05e1"),
+        ("4_000", 4000, "50e-2"),
+        ("0x10", 16, "0.5"),
+    ],
 )
-def test_a_whole_number_may_be_written_with_an_exponent(tmp_path: Path, text: str, value: int) -> None:
-    path = write(tmp_path, f"max_batch_size: {text}\n")
+def test_numbers_are_those_of_yaml_1_2(tmp_path: Path, text: str, size: int, fraction: str) -> None:
+    path = write(tmp_path, f"max_batch_size: {text}\ncache:\n  fraction: {fraction}\n")
 
-    size = load_settings(Engine, path, {}).settings.max_batch_size
+    settings = load_settings(Engine, path, {}).settings
 
-    assert (size, type(size)) == (value, int)
-
-
-@pytest.mark.parametrize("text", [".5", "0.5", "5e-1", "5.E-1", "+.05e1", "50e-2"])
-def test_a_fraction_may_be_written_as_in_yaml_1_2(tmp_path: Path, text: str) -> None:
-    path = write(tmp_path, f"cache:\n  fraction: {text}\n")
-
-    assert load_settings(Engine, path, {}).settings.cache.fraction == 0.5
+    assert (settings.max_batch_size, settings.cache.fraction) == (size, 0.5)
+    assert type(settings.max_batch_size) is int
 
 
 def test_an_override_may_be_written_with_an_exponent() -> None:

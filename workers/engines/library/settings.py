@@ -24,16 +24,14 @@ _DEFAULT_QUEUE_SIZE = 256
 class Rules:
     """What Baton adds to one library's settings.
 
-    `names`: keys of flags that the library calls differently; `no_flag`: flags that it cannot have, and what
-    to do instead. `counts` are whole numbers above 0, `share` is one above 0 and at most 1. `complete`
-    chooses and checks values for a mode.
+    `names`: keys of flags that the library calls differently. `counts` are whole numbers above 0, `share` is
+    one above 0 and at most 1. `complete` chooses and checks values for a mode.
     """
 
     names: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    no_flag: Mapping[str, str] = dataclasses.field(default_factory=dict)
     counts: tuple[str, ...]
     share: str
-    complete: Callable[[Given, DisaggregationMode, Schema | None], None]
+    complete: Callable[[Given, DisaggregationMode], None]
 
 
 def load(
@@ -67,13 +65,10 @@ def give(
     """The given values and Baton's choices, before a build validates them. Without a schema (no build is
     installed) keys and types are not checked. Raises SettingsError for what no build can do in `mode`.
     """
-    for path in typed or {}:
-        if path in rules.no_flag:
-            raise SettingsError(rules.no_flag[path])
     flags = {rules.names.get(path, path): value for path, value in (typed or {}).items()}
     given = read(schema, yaml_path, flags, override)
     _check_numbers(rules, given)
-    rules.complete(given, mode, schema)
+    rules.complete(given, mode)
     return given
 
 

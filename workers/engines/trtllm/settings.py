@@ -1,14 +1,11 @@
 """The keywords for LLM(): flags, override, YAML, and the few values that Baton sets by default."""
 
 import functools
-import logging
 
 from workers.engines.library.settings import NO_SPECULATION, Rules, choose, give, load, value_of
 from workers.flags import DisaggregationMode
-from workers.settings import Given, Schema, refuse
+from workers.settings import Given, refuse
 from workers.settings_text import SettingsError
-
-log = logging.getLogger(__name__)
 
 TRANSCEIVER = "cache_transceiver_config"
 BACKEND = f"{TRANSCEIVER}.backend"
@@ -39,7 +36,7 @@ def _drop_backend(given: Given) -> None:
         raise SettingsError(f"{source}: backend: {value!r}: the engine runs with 'pytorch' only")
 
 
-def _complete(given: Given, mode: DisaggregationMode, schema: Schema | None) -> None:
+def _complete(given: Given, mode: DisaggregationMode) -> None:
     _drop_backend(given)
     choose(given, "guided_decoding_backend", "xgrammar")
     if mode == "prefill":
@@ -59,8 +56,6 @@ def _complete(given: Given, mode: DisaggregationMode, schema: Schema | None) -> 
             f"{given[OVERLAP_OFF][1]}: {OVERLAP_OFF}: false: TensorRT-LLM does not support the overlap "
             "scheduler on prefill workers; leave it out"
         )
-    if schema is not None and value_of(given, BUFFER) is None:
-        log.warning("%s is not set: set it to the longest prompt's token count", BUFFER)
 
 
 def _check_transfer(given: Given) -> None:

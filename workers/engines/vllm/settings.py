@@ -15,7 +15,7 @@ from workers.engines.library.settings import (
 )
 from workers.engines.vllm.patches import CONNECTOR, turned_off
 from workers.flags import DisaggregationMode
-from workers.settings import Given, Schema, put, refuse
+from workers.settings import Given, put, refuse
 from workers.settings_text import SettingsError
 
 TRANSFER = "kv_transfer_config"
@@ -47,7 +47,7 @@ NAMES = {
 }
 
 
-def _complete(given: Given, mode: DisaggregationMode, _: Schema | None) -> None:
+def _complete(given: Given, mode: DisaggregationMode) -> None:
     if value_of(given, "max_model_len") != -1:  # the longest that fits
         check_count(given, "max_model_len")
     choose(given, "scheduling_policy", "priority")  # first come, first served among equals
@@ -87,16 +87,6 @@ def _complete_lease(given: Given) -> None:
 
 _RULES = Rules(
     names=NAMES,
-    no_flag={
-        "kv_cache_config.free_gpu_memory_fraction": (
-            "--free-gpu-memory-fraction is a share of the memory that the model leaves free, vLLM's "
-            "gpu_memory_utilization one of all memory: set that in the YAML"
-        ),
-        "moe_expert_parallel_size": (
-            "--expert-parallel-size: vLLM distributes experts over all GPUs or none: set "
-            "enable_expert_parallel: true in the YAML"
-        ),
-    },
     counts=(
         "max_num_seqs", "max_num_batched_tokens", "tensor_parallel_size", "pipeline_parallel_size",
         "block_size", "stream_interval",
