@@ -757,7 +757,6 @@ def test_the_sparks_kv_comes_near_what_the_guides_log_measured() -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "build_config:\n  max_batch_size: 3",
         "cache_transceiver_config: {backend: UCX}\nkv_cache_config: {use_kv_cache_manager_v2: true}",
         "kv_cache_config:\n\tdtype: auto",
     ],

@@ -16,7 +16,6 @@ from baton.errors import (
     HandoffFailed,
     InvalidRequest,
     NotReady,
-    Overloaded,
     WorkerLost,
 )
 from baton.messages import GenerateRequest, KvHandoff, KvLayout, TokenChunk, WorkerStats, after_handoff
@@ -174,39 +173,6 @@ async def test_a_handoff_and_its_answer_are_counted_once_each() -> None:
     assert decode.num_lacking_tokens(ask(token_ids=[1] * 70)) == 70
 
 
-async def test_a_prompt_whose_kv_is_not_kept_is_a_failed_handoff(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Scripted, "kept", lambda _: None)
-    with pytest.raises(HandoffFailed):
-        await next_handoff((await started(Library(4))).prefill(ask()))
-
-
-async def test_a_response_without_a_token_is_handed_over_without_one() -> None:
-    handoff = await next_handoff((await started(Library(""))).prefill(ask()))
-    assert handoff.first_token == -1
-
-
-async def test_what_was_answered_is_expected_in_the_cache() -> None:
-    engine = await started(Library(*range(20)))
-    asked = ask(token_ids=[1] * 117, sampling=replace(ask().sampling, max_tokens=12))
-    answer = await tokens(engine.decode(asked))
-    assert engine.num_lacking_tokens(asked) == 117 - 64
-    again = [*asked.token_ids, *answer]
-    assert engine.num_lacking_tokens(ask(token_ids=[*again, 1])) == 130 - 128  # the last had no KV yet
-    assert engine.num_lacking_tokens(ask(token_ids=again, cache_salt="other")) == 129
-
-
-async def test_an_open_call_takes_a_place_and_a_pinned_one_none() -> None:
-    engine = await started(Library(4, slots=1))
-    async with aclosing(engine.prefill(ask())) as pinned:
-        await next_handoff(pinned)
-        async with aclosing(engine.decode(ask())) as answer:
-            await anext(answer)
-            for other in (engine.decode(ask()), engine.prefill(ask())):
-                with pytest.raises(Overloaded) as refused:
-                    await anext(other)
-                assert (refused.value.retry_after_s or 0) > 0
-
-
 @pytest.mark.parametrize(
     ("error", "kind", "breaks"),
     [
@@ -317,29 +283,6 @@ async def test_a_stopped_engine_leaves_nothing_running() -> None:
     assert library.stops == [False, False]
     left = {task.get_name() for task in asyncio.all_tasks() - before}
     assert left <= {"library-health"}  # of the engine that handed over
-
-
-@jumping
-async def test_a_request_ends_at_its_deadline_which_counts_from_its_submission() -> None:
-    engine = await started(Library(4))
-    async with aclosing(engine.decode(ask(deadline_s=30))) as answer:
-        await anext(answer)
-        await asyncio.sleep(10)  # in the clock of the test
-        with pytest.raises(DeadlineExceeded):
-            await anext(answer)
-        assert asyncio.get_running_loop().time() == pytest.approx(30, abs=0.1)
-
-
-@pytest.mark.parametrize(("deadline_s", "ttl_s"), [(30, 30), (600, KEEP_S)])
-@jumping
-async def test_a_pin_ends_with_its_request_or_when_its_kv_is_freed(deadline_s: float, ttl_s: float) -> None:
-    engine = await started(Library(4))
-    replies = engine.prefill(ask(deadline_s=deadline_s))
-    await next_handoff(replies)
-    with pytest.raises(HandoffFailed):
-        await anext(replies)
-    assert asyncio.get_running_loop().time() == pytest.approx(ttl_s)
-    assert engine.stats().num_handoffs_expired == 1
 
 
 async def test_a_transfer_is_finished_in_the_background_before_its_rest_is_aborted() -> None:

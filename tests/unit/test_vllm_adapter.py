@@ -189,14 +189,6 @@ async def chunks_of(call: Call, *results: RequestOutput) -> list[TokenChunk]:
     return [await answer.step() for _ in results]
 
 
-async def test_a_request_that_is_left_ends_in_vllm_at_once() -> None:
-    answer = adapter_of(llm := Llm(output())).submit(call_of(ask()))
-    await answer.step()
-    assert llm.num_open == 1
-    assert await answer.abort()
-    assert llm.num_open == 0  # although `answer` still refers to it
-
-
 async def test_vllm_is_given_the_salt_the_priority_and_no_id_twice() -> None:
     adapter = adapter_of(llm := Llm(output()))
     request = ask()
