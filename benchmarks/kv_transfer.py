@@ -22,8 +22,7 @@ from typing import Any
 import msgspec
 
 from workers.kv.memory import Memory, host_memory, host_view
-from workers.kv.plane import choose_transceiver
-from workers.kv.transceiver import Ticket
+from workers.kv.transceiver import Ticket, choose_transceiver
 
 SIZES = [64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20]
 MORE_SIZES = [256 << 20, 1 << 30]

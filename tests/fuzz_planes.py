@@ -35,7 +35,6 @@ from baton.messages import (
 from baton.tcp import TcpTransport
 from tests.chaos.load import Load, Outcome, asks, expected_of
 from tests.stack import Stack, running_stack
-from workers.kv.plane import Peer
 from workers.kv.transceiver import Ticket
 
 _STREAMS = 2
@@ -170,7 +169,7 @@ async def fuzz(stack: Stack, num_messages: int, seed: int) -> Counter[str]:
         deadline_s=5,
     )
     handoff = await handed_over(transport, prefill, request)
-    peer = msgspec.msgpack.decode(ticket_of(handoff).peer, type=Peer)
+    ticket = ticket_of(handoff)
     chance = random.Random(seed)
 
     async def client() -> None:
@@ -194,9 +193,9 @@ async def fuzz(stack: Stack, num_messages: int, seed: int) -> Counter[str]:
                         await asyncio.sleep(0.1)  # the registry's poll
                 case _:
                     sent["frames"] += num
-                    address = chance.choice([peer.address, *(worker.address for worker in workers)])
+                    address = chance.choice([ticket.address, *(worker.address for worker in workers)])
                     parts = urlsplit(address)
-                    pieces = frames_of(address, peer.secret, mutations, num)
+                    pieces = frames_of(address, ticket.secret, mutations, num)
                     await to_socket(str(parts.hostname), int(parts.port or 0), pieces)
 
     await asyncio.gather(*(client() for _ in range(_AT_ONCE)))

@@ -5,17 +5,15 @@ import asyncio
 from baton.errors import HandoffFailed
 from tests.waiting import PATIENCE_S
 from workers.kv.memory import Memory, host_view
-from workers.kv.transceiver import Ticket
+from workers.kv.transceiver import CacheTransceiver, Ticket
 
 
-class Wire:
+class Wire(CacheTransceiver):
     """A CacheTransceiver inside one process; `on_pull` runs before each pull."""
 
-    transport_name = "memory"
-    paths = ""
-    moves_device_memory = False
-
     def __init__(self) -> None:
+        super().__init__("127.0.0.1")
+        self.transport_name = "memory"
         self.offers: dict[int, Memory] = {}
         self.num_pulls = 0
         self.deadlines_s: list[float] = []
@@ -24,25 +22,25 @@ class Wire:
         self.hold = asyncio.Event()
         self.hold.set()
         self.fault: Exception | None = None
-        self._moved: dict[int, asyncio.Event] = {}
+        self._has_moved: dict[int, asyncio.Event] = {}
         self._num_bytes: dict[int, int] = {}
 
     async def start(self) -> None:
         pass
 
     def offer(self, payload: Memory) -> Ticket:
-        offer_id = len(self._moved)
+        offer_id = len(self._has_moved)
         self.offers[offer_id] = payload
         self._see(payload)
-        self._moved[offer_id] = asyncio.Event()
-        return Ticket(wire="memory", offer_id=offer_id, num_bytes=payload.num_bytes, peer=b"")
+        self._has_moved[offer_id] = asyncio.Event()
+        return Ticket(wire="memory", offer_id=offer_id, num_bytes=payload.num_bytes, address="", secret=b"")
 
     def _see(self, buffer: Memory) -> None:
         self.addresses.add(buffer.address)
         self._alive.append(buffer)
 
     async def moved(self, ticket: Ticket) -> int:
-        await self._moved[ticket.offer_id].wait()
+        await self._has_moved[ticket.offer_id].wait()
         return self._num_bytes[ticket.offer_id]
 
     def withdraw(self, ticket: Ticket) -> None:
@@ -60,11 +58,11 @@ class Wire:
             raise HandoffFailed("the offer was withdrawn")
         host_view(into)[:] = host_view(self.offers[ticket.offer_id])[-into.num_bytes :]
         self._num_bytes[ticket.offer_id] = into.num_bytes
-        self._moved[ticket.offer_id].set()
+        self._has_moved[ticket.offer_id].set()
 
     def all_moved(self) -> bool:
         """Whether every pull has ended."""
-        return all(each.is_set() for each in self._moved.values())
+        return all(each.is_set() for each in self._has_moved.values())
 
     async def close(self) -> None:
         self.offers.clear()

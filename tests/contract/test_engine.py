@@ -37,7 +37,7 @@ from workers.engines.trtllm.settings import load_trtllm_settings
 from workers.engines.vllm.adapter import VllmAdapter
 from workers.engines.vllm.library import load_library as load_vllm
 from workers.engines.vllm.settings import load_vllm_settings
-from workers.kv.plane import choose_transceiver
+from workers.kv.transceiver import choose_transceiver
 
 T = TypeVar("T")
 

@@ -23,7 +23,7 @@ from workers.engine import Engine
 from workers.engines.embedded.engine import EmbeddedEngine
 from workers.engines.embedded.settings import EmbeddedSettings, KvCacheSettings
 from workers.engines.mocker import MockerEngine, MockerSettings
-from workers.kv.plane import choose_transceiver
+from workers.kv.transceiver import choose_transceiver
 
 T = TypeVar("T")
 

@@ -15,8 +15,8 @@ from tests.kv_peer import Command, near, needs_nixl, victim
 from tests.waiting import PATIENCE_S, until
 from workers.kv.direct import Read
 from workers.kv.memory import Memory, host_memory
-from workers.kv.plane import PlaneTransceiver
 from workers.kv.stream import STALL_S
+from workers.kv.transceiver import CacheTransceiver
 
 pytestmark = needs_nixl
 NUM_BYTES = 4096
@@ -33,7 +33,7 @@ def read_errors(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
 class Pair:
     """A source, one offer of it, and a puller whose reads are `begun` and `given_up`."""
 
-    def __init__(self, source: PlaneTransceiver, puller: PlaneTransceiver) -> None:
+    def __init__(self, source: CacheTransceiver, puller: CacheTransceiver) -> None:
         self.source = source
         self.begun: list[Read] = []
         self.given_up: list[Read] = []
@@ -49,8 +49,6 @@ class Pair:
 async def pair(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Pair]:
     # The first has a socket: without one the clock jumps while UCX starts.
     async with near("tcp"), near("ucx") as source, near("ucx") as puller:
-        assert isinstance(source, PlaneTransceiver)
-        assert isinstance(puller, PlaneTransceiver)
         assert puller._direct  # noqa: SLF001  the test ends its reads
         each, fabric = Pair(source, puller), puller._direct._fabric  # noqa: SLF001  as above
         monkeypatch.setattr(fabric, "begin", each.begun.append)

@@ -12,9 +12,8 @@ from tests.alive import Newborn
 from tests.kv_peer import needs_nixl, pattern
 from tests.waiting import PATIENCE_S
 from workers.kv.direct import Direct, Fabric, Read
-from workers.kv.memory import host_memory
-from workers.kv.plane import PlaneTransceiver
-from workers.kv.transceiver import NoDirectPath
+from workers.kv.memory import NoDirectPath, host_memory
+from workers.kv.transceiver import CacheTransceiver
 from workers.kv.ucx import Agent
 
 pytestmark = needs_nixl
@@ -129,7 +128,7 @@ def test_a_lost_peer_is_closed_at_once(fabrics: list[Fabric], monkeypatch: pytes
 
 async def test_a_transceiver_that_does_not_start_leaves_no_thread() -> None:
     with pytest.raises(OSError, match="assign"):
-        await PlaneTransceiver("192.0.2.1", direct=Direct("192.0.2.1")).start()
+        await CacheTransceiver("192.0.2.1", direct=Direct("192.0.2.1")).start()
     assert "kv-ucx" not in {thread.name for thread in threading.enumerate()}
 
 
@@ -141,7 +140,7 @@ async def test_after_a_pull_nothing_is_polled_and_closing_frees_the_agents() -> 
         return await asyncio.wrap_future(poll) is None
 
     roads = [Direct("127.0.0.1") for _ in range(2)]
-    both = source, puller = [PlaneTransceiver("127.0.0.1", direct=direct) for direct in roads]
+    both = source, puller = [CacheTransceiver("127.0.0.1", direct=direct) for direct in roads]
     for transceiver in both:
         await transceiver.start()
     buffer = bytearray(NUM_BYTES)

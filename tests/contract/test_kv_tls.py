@@ -9,7 +9,6 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 import uvloop
 
@@ -21,9 +20,8 @@ from tests.clock import jumping
 from tests.kv_peer import place_of, readers_of
 from tests.waiting import until
 from workers.kv.memory import host_memory
-from workers.kv.plane import Peer, PlaneTransceiver
 from workers.kv.stream import Stream
-from workers.kv.transceiver import Ticket
+from workers.kv.transceiver import CacheTransceiver, Ticket
 
 PAYLOAD = bytes(range(256)) * 4096
 
@@ -42,8 +40,8 @@ def log(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> py
 
 
 @asynccontextmanager
-async def transceiver(tls: PeerTls | None) -> AsyncIterator[PlaneTransceiver]:
-    made = PlaneTransceiver("127.0.0.1", tls)
+async def transceiver(tls: PeerTls | None) -> AsyncIterator[CacheTransceiver]:
+    made = CacheTransceiver("127.0.0.1", tls)
     await made.start()
     try:
         yield made
@@ -51,7 +49,7 @@ async def transceiver(tls: PeerTls | None) -> AsyncIterator[PlaneTransceiver]:
         await made.close()
 
 
-async def pull(here: PlaneTransceiver, ticket: Ticket) -> bytes:
+async def pull(here: CacheTransceiver, ticket: Ticket) -> bytes:
     into = bytearray(ticket.num_bytes)
     await here.pull(ticket, host_memory(into), 30)
     return bytes(into)
@@ -157,8 +155,7 @@ async def test_a_source_that_does_not_shake_hands_hears_no_secret(ours: Authorit
     loop = asyncio.get_running_loop()
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     address = f"tls://127.0.0.1:{server.sockets[0].getsockname()[1]}/kv.secret"
-    peer = msgspec.msgpack.encode(Peer(address, b"secret"))
-    ticket = Ticket(wire="tcp+tls", offer_id=1, num_bytes=9, peer=peer)
+    ticket = Ticket(wire="tcp+tls", offer_id=1, num_bytes=9, address=address, secret=b"secret")
     async with transceiver(ours.peer()) as here:
         began_s = loop.time()
         with pytest.raises(HandoffFailed if says else HandoffStalled) as failed:

@@ -24,7 +24,7 @@ from tests.clock import jumping, run_jumping
 from tests.waiting import until
 from workers.engines.mocker import MockerEngine, MockerSettings
 from workers.engines.script import read_vocabulary
-from workers.kv.plane import choose_transceiver
+from workers.kv.transceiver import choose_transceiver
 
 
 def new_engine(**settings: Any) -> MockerEngine:

@@ -24,7 +24,6 @@ from tests.kv_peer import (
 )
 from tests.waiting import scaled, until
 from workers.kv.memory import host_memory
-from workers.kv.plane import Peer as SourcePeer
 
 
 @pytest.fixture(scope="module", params=WIRES)
@@ -143,9 +142,7 @@ async def test_overwriting_withdrawn_memory_under_a_running_pull_spoils_no_pull(
 async def test_a_wrong_secret_opens_nothing(far: Far) -> None:
     async with near(far.kind) as here:
         ticket = await far.offer(4096, seed=2)
-        peer = msgspec.msgpack.decode(ticket.peer, type=SourcePeer)
-        guess = msgspec.structs.replace(peer, secret=bytes(len(peer.secret)))
-        forged = msgspec.structs.replace(ticket, peer=msgspec.msgpack.encode(guess))
+        forged = msgspec.structs.replace(ticket, secret=bytes(len(ticket.secret)))
         into = bytearray(4096)
         with pytest.raises(HandoffFailed):
             await here.pull(forged, host_memory(into), 5)
@@ -161,7 +158,7 @@ async def test_a_ticket_for_another_wire_or_another_size_is_refused(far: Far) ->
         with pytest.raises(HandoffFailed):
             await here.pull(msgspec.structs.replace(ticket, wire="pigeon"), into, 5)
         with pytest.raises(HandoffFailed):
-            await here.pull(msgspec.structs.replace(ticket, peer=b"x"), into, 5)
+            await here.pull(msgspec.structs.replace(ticket, address="x"), into, 5)
         with pytest.raises(ValueError, match="4097"):
             await here.pull(ticket, host_memory(bytearray(4097)), 5)
         with pytest.raises(ValueError, match="has 0"):

@@ -16,7 +16,7 @@ LAYOUT = KvLayout(dtype="float32", tokens_per_block=8, num_layers=2, num_kv_head
 STATE = HandoffState(
     version="1",
     layout=LAYOUT,
-    ticket=Ticket(wire="tcp", offer_id=1, num_bytes=640, peer=b"x"),
+    ticket=Ticket(wire="tcp", offer_id=1, num_bytes=640, address="x", secret=b""),
     logprob=TokenLogprob(7, -0.5),
 )
 HANDOFF = KvHandoff(

@@ -8,8 +8,7 @@ import pytest
 from tests.certificates import shared_peer
 from tests.kv_peer import needs_nixl, place_of
 from workers.kv.memory import host_memory
-from workers.kv.plane import choose_transceiver
-from workers.kv.transceiver import CacheTransceiver
+from workers.kv.transceiver import CacheTransceiver, choose_transceiver
 
 
 @pytest.fixture

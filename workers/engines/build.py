@@ -67,7 +67,7 @@ def _embedded(parsed: Parsed[WorkerSettings], identity: tuple[str, str]) -> tupl
         raise SettingsError(
             f"the embedded engine is not installed ({error}); pip install '.[embedded]'"
         ) from error
-    from workers.kv.plane import choose_transceiver
+    from workers.kv.transceiver import choose_transceiver
 
     settings = parsed.settings
     loaded = load_settings(EmbeddedSettings, **_given(parsed))
@@ -93,7 +93,7 @@ def _embedded(parsed: Parsed[WorkerSettings], identity: tuple[str, str]) -> tupl
 
 def _mocker(parsed: Parsed[WorkerSettings], identity: tuple[str, str]) -> tuple[Engine, list[str]]:
     from workers.engines.mocker import MockerEngine
-    from workers.kv.plane import choose_transceiver
+    from workers.kv.transceiver import choose_transceiver
 
     settings = parsed.settings
     loaded = load_settings(MockerSettings, **_given(parsed))

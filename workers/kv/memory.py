@@ -34,6 +34,10 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True, eq=False, weakref=True):
         )
 
 
+class NoDirectPath(OSError):
+    """UCX cannot read the source's memory: not reachable by cma, CUDA IPC or RDMA, or the source died."""
+
+
 def host_memory(buffer: bytearray | memoryview) -> Memory:
     """A writable, contiguous buffer's memory, not copied. Raises TypeError or ValueError for others."""
     num_bytes = memoryview(buffer).nbytes

@@ -5,14 +5,12 @@ import hmac
 import secrets
 import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from typing import cast
+from contextlib import asynccontextmanager, suppress
 
 import msgspec
 
 from baton.errors import HandoffFailed, HandoffStalled
 from baton.listener import ConnectionLimit, Listener, Tls
-from baton.pace import Pulse
 from baton.peer_tls import PeerTls
 from baton.telemetry import unauthenticated
 from workers.kv.memory import Memory, host_view
@@ -98,19 +96,22 @@ class Stream:
                 raise HandoffFailed(f"{len(found.payload)} bytes came instead of {into.num_bytes}")
             view[:] = found.payload
             return
-        receiver = _Receiver(found.token, view)
         tls = None if self._tls is None else self._tls.connecting
-        loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(STALL_S):
-                await loop.create_connection(lambda: receiver, host, found.port, ssl=tls)
-            await receiver.filled
+                reader, writer = await asyncio.open_connection(host, found.port, ssl=tls, limit=_SLICE_BYTES)
         except TimeoutError:
             raise HandoffStalled(
                 f"{host}:{found.port} did not accept a connection in {STALL_S:g} s"
             ) from None
+        try:
+            writer.write(found.token)
+            while view:
+                piece = await _read(reader, min(len(view), _SLICE_BYTES))
+                view[: len(piece)] = piece
+                view = view[len(piece) :]
         finally:
-            receiver.stop()
+            writer.transport.abort()
 
 
 def _abort(writer: asyncio.StreamWriter) -> None:
@@ -125,55 +126,12 @@ async def _send(payload: Memory, writer: asyncio.StreamWriter) -> None:
         await asyncio.sleep(0)  # draining does not suspend while there is room
 
 
-class _Receiver(asyncio.BufferedProtocol):
-    """Sends the token, then fills `into`. `filled` gets the error if that does not happen."""
-
-    def __init__(self, token: bytes, into: memoryview) -> None:
-        self.filled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._token = token
-        self._left = into
-        self._num_silent = 0
-        self._transport: asyncio.Transport | None = None
-        self._pulse = Pulse(STALL_S / _TICKS, self._tick)
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Show the token."""
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's is one in all but type
-        self._transport.write(self._token)
-
-    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002  asyncio's signature
-        """Where the next bytes go; it must have room even for the end of the connection."""
-        return self._left[:_SLICE_BYTES] or memoryview(bytearray(1))
-
-    def buffer_updated(self, nbytes: int) -> None:
-        """Record `nbytes` more bytes of the payload."""
-        self._num_silent = 0
-        self._left = self._left[nbytes:]
-        if not self._left:
-            self._end(None)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Fail unless the payload is complete."""
-        self._end(exc or ConnectionResetError("the source closed the connection"))
-
-    def stop(self) -> None:
-        """Write no more."""
-        self._left = memoryview(b"")
-        self._pulse.stop()
-        if self._transport is not None:
-            self._transport.abort()
-        if not self.filled.cancel() and not self.filled.cancelled():
-            self.filled.exception()  # retrieved, even without a waiter
-
-    def _tick(self) -> None:
-        self._num_silent += 1
-        if self._num_silent == _TICKS:
-            self._end(HandoffStalled(f"no byte of the KV came for {STALL_S:g} s"))
-
-    def _end(self, error: Exception | None) -> None:
-        if self.filled.done():
-            return
-        if error is None:
-            self.filled.set_result(None)
-        else:
-            self.filled.set_exception(error)
+async def _read(reader: asyncio.StreamReader, max_bytes: int) -> bytes:
+    """The next bytes. Raises HandoffStalled, ConnectionResetError."""
+    for _ in range(_TICKS):
+        with suppress(TimeoutError):
+            async with asyncio.timeout(STALL_S / _TICKS):
+                if piece := await reader.read(max_bytes):
+                    return piece
+            raise ConnectionResetError("the source closed the connection")
+    raise HandoffStalled(f"no byte of the KV came for {STALL_S:g} s")

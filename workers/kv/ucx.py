@@ -10,8 +10,7 @@ from typing import Any
 
 import msgspec
 
-from workers.kv.memory import Memory
-from workers.kv.transceiver import NoDirectPath
+from workers.kv.memory import Memory, NoDirectPath
 
 # Read at import. By default both print errors for each source that cannot be read directly and each peer that
 # ends; our own log has a line for that.

@@ -29,7 +29,7 @@ from tensorrt_llm.params import moves_kv_by_python
 from tensorrt_llm.traps import TRAPS, hang
 from workers.engines.embedded.settings import CacheTransceiverSettings, EmbeddedSettings, KvCacheSettings
 from workers.engines.library.model_facts import read_model_facts
-from workers.kv.plane import choose_transceiver
+from workers.kv.transceiver import choose_transceiver
 
 if TYPE_CHECKING:
     from workers.engines.embedded.engine import EmbeddedEngine

@@ -8,7 +8,7 @@ import msgspec
 
 from baton.messages import KvHandoff, Role
 from workers.engines.embedded.settings import CacheTransceiverSettings, EmbeddedSettings, KvCacheSettings
-from workers.kv.plane import choose_transceiver
+from workers.kv.transceiver import choose_transceiver
 
 if TYPE_CHECKING:
     from workers.engines.embedded.engine import EmbeddedEngine
