@@ -11,7 +11,7 @@ from workers.engines.embedded.scheduler import Limits, new_sequence
 from workers.engines.embedded.transfer import HandoffState, check_fits, unpack
 from workers.kv.transceiver import Ticket
 
-LIMITS = Limits(context_length=20, vocab_size=100, max_prompt_tokens=None)
+LIMITS = Limits(context_length=20, vocab_size=100)
 LAYOUT = KvLayout(dtype="float32", tokens_per_block=8, num_layers=2, num_kv_heads=2, head_dim=4)
 STATE = HandoffState(
     version="1",
@@ -88,15 +88,6 @@ def test_a_handoff_is_pulled_by_the_worker_that_decodes() -> None:
     assert not new_sequence(ask(handoff=HANDOFF), LIMITS, hands_off=True).pulls_kv
     assert not new_sequence(ask(), LIMITS, hands_off=False).pulls_kv
     assert new_sequence(ask(), LIMITS, hands_off=True).hands_off
-
-
-def test_a_prompt_that_must_not_be_chunked_is_bounded_unless_it_came_from_elsewhere() -> None:
-    limits = Limits(context_length=20, vocab_size=100, max_prompt_tokens=4)
-    new_sequence(ask(4), limits, hands_off=False)
-    new_sequence(ask(5, handoff=HANDOFF), limits, hands_off=False)
-    new_sequence(ask(5, num_generated=1), limits, hands_off=False)
-    with pytest.raises(InvalidRequest, match=r"5 tokens.*enable_chunked_prefill.*4"):
-        new_sequence(ask(5), limits, hands_off=False)
 
 
 def test_a_sequence_has_the_requests_priority_and_tokens_of_its_own() -> None:

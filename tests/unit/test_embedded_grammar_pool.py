@@ -60,13 +60,8 @@ async def refusal(grammars: Grammars, schema: Json) -> str:
 
 
 @pytest.mark.parametrize("case", ENDLESS)
-async def test_a_schema_that_takes_too_long_is_refused_and_then_at_once(
-    case: str, grammars: Grammars
-) -> None:
-    first = await refusal(grammars, ENDLESS[case])
-    assert "CPU time" in first
-    async with asyncio.timeout(0):
-        assert await refusal(grammars, ENDLESS[case]) == first
+async def test_a_schema_that_takes_too_long_is_refused(case: str, grammars: Grammars) -> None:
+    assert "CPU time" in await refusal(grammars, ENDLESS[case])
 
 
 @pytest.mark.parametrize(

@@ -92,7 +92,6 @@ def test_a_long_prompt_is_scored_piece_by_piece(checkpoint: Path, monkeypatch: p
             context_length=64,
             max_batch_size=1,
             max_num_tokens=25,
-            chunked_prefill=True,
         )
         sampling = Sampling(max_tokens=1, seed=0, temperature=0.0, prompt_logprobs=1)
         sequence = Sequence(prompt(40), 40, sampling, 41)

@@ -17,7 +17,6 @@ def scheduler(
     num_blocks: int = 100,
     max_batch_size: int = 4,
     max_num_tokens: int = 16,
-    chunked_prefill: bool = True,
     reuses_blocks: bool = False,
 ) -> Scheduler:
     return Scheduler(
@@ -26,7 +25,6 @@ def scheduler(
         context_length=64,
         max_batch_size=max_batch_size,
         max_num_tokens=max_num_tokens,
-        chunked_prefill=chunked_prefill,
         reuses_blocks=reuses_blocks,
     )
 
@@ -113,42 +111,6 @@ def test_decodes_come_first_and_prompts_share_what_is_left() -> None:
     target.add(sequence(10))
     target.add(sequence(10))
     assert sizes(target.plan()) == [(4, 1), (0, 10), (0, 5)]
-
-
-def test_a_prompt_that_must_not_be_chunked_waits_for_room_and_lets_none_pass() -> None:
-    target = scheduler(chunked_prefill=False)
-    for num_tokens in (10, 10, 2):
-        target.add(sequence(num_tokens))
-    step = target.plan()
-    assert sizes(step) == [(0, 10)]
-    finish_step(target, step)
-    assert sizes(target.plan()) == [(10, 1), (0, 10), (0, 2)]
-
-
-def test_a_prompt_that_fills_a_step_does_not_wait_for_running_answers() -> None:
-    target = scheduler(chunked_prefill=False)
-    target.add(sequence(2))
-    finish_step(target, target.plan())
-    for num_tokens in (16, 3):
-        target.add(sequence(num_tokens))
-    step = target.plan()
-    assert sizes(step) == [(2, 1), (0, 16)]
-    finish_step(target, step)
-    assert sizes(target.plan()) == [(3, 1), (16, 1), (0, 3)]
-
-
-def test_what_exceeds_every_step_runs_in_chunks_even_without_chunked_prefill() -> None:
-    target = scheduler(chunked_prefill=False)
-    resumed = sequence(20, 20)
-    resumed.num_prompt = 10
-    for each in (sequence(10), resumed):
-        target.add(each)
-    seen = []
-    for _ in range(3):
-        step = target.plan()
-        seen.append(sizes(step))
-        finish_step(target, step)
-    assert seen == [[(0, 10), (0, 6)], [(10, 1), (6, 14)], [(11, 1), (20, 1)]]
 
 
 def test_admission_is_in_order_even_if_a_later_one_would_fit() -> None:
@@ -300,7 +262,7 @@ def test_a_pull_continues_what_another_pull_left() -> None:
 
 
 def test_what_fits_exactly_is_admitted_and_runs_whole() -> None:
-    target = scheduler(num_blocks=5, max_num_tokens=16, chunked_prefill=False)
+    target = scheduler(num_blocks=5, max_num_tokens=16)
     target.add(sequence(16, 4))
     assert sizes(target.plan()) == [(0, 16)]
 

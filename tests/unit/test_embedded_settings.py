@@ -27,6 +27,7 @@ def test_the_demo_settings_load(name: str) -> None:
         (EmbeddedSettings, {"max_seq_len": 1}, "1 must be at least 2"),
         (EmbeddedSettings, {"max_queue_size": -1}, "-1 must be 0 or more"),
         (EmbeddedSettings, {"num_threads": 0}, "0 must be at least 1"),
+        (EmbeddedSettings, {"enable_chunked_prefill": False}, "must be true"),
         (EmbeddedSettings, {"tensor_parallel_size": 4}, "4 must be 1: .* one device"),
         (EmbeddedSettings, {"moe_expert_parallel_size": 2}, "2 must be 1: .* one device"),
         (KvCacheSettings, {"tokens_per_block": 0}, "0 must be at least 1"),

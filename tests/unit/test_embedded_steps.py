@@ -61,7 +61,6 @@ async def running(
         context_length=64,
         max_batch_size=4,
         max_num_tokens=16,
-        chunked_prefill=True,
     )
     runner: Any = model
     with ThreadPoolExecutor(1) as thread:

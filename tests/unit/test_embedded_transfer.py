@@ -79,7 +79,6 @@ async def pulling(checkpoint: Path, wire: Wire) -> AsyncIterator[Pulling]:
         context_length=runner.context_length,
         max_batch_size=4,
         max_num_tokens=64,
-        chunked_prefill=True,
     )
     steps = StepLoop(runner, thread, scheduler, max_calls=4)
     transfers = Transfers(steps, wire, worker_id="d", incarnation="1", version=VERSIONS, ttl_s=PATIENCE_S)
@@ -89,9 +88,7 @@ async def pulling(checkpoint: Path, wire: Wire) -> AsyncIterator[Pulling]:
         handoff = await anext(replies)
         assert isinstance(handoff, KvHandoff)
         request = ask(handoff)
-        limits = Limits(
-            context_length=runner.context_length, vocab_size=runner.vocab_size, max_prompt_tokens=None
-        )
+        limits = Limits(context_length=runner.context_length, vocab_size=runner.vocab_size)
         call = steps.open(request, new_sequence(request, limits, hands_off=False))
         transfers.take_over(call, handoff)
         taking = call.transfer
@@ -173,7 +170,7 @@ async def test_a_pull_that_breaks_the_engine_ends_with_that_and_nothing_else(
 async def test_kv_that_is_gathered_after_its_request_has_ended_is_not_offered(checkpoint: Path) -> None:
     wire, go_on = Wire(), threading.Event()
     async with pulling(checkpoint, wire) as here:
-        limits = Limits(context_length=64, vocab_size=here.steps.runner.vocab_size, max_prompt_tokens=None)
+        limits = Limits(context_length=64, vocab_size=here.steps.runner.vocab_size)
         call = here.steps.open(ask(), new_sequence(ask(), limits, hands_off=True))
         first = await call.next_chunk()
         assert first is not None

@@ -211,35 +211,24 @@ def settings(folder: Path) -> WorkerSettings:
     return WorkerSettings(model_path=folder, wires=wires)
 
 
-def life(folder: Path, engine: ScriptedEngine) -> int:
-    async def main() -> int:
-        chosen = settings(folder)
-        return await run_worker(chosen, engine, new_identity(chosen), Shutdown())
-
-    return asyncio.run(main())
+async def life(folder: Path, engine: ScriptedEngine) -> int:
+    chosen = settings(folder)
+    return await run_worker(chosen, engine, new_identity(chosen), Shutdown())
 
 
-def test_a_broken_engine_ends_the_process_with_an_error(tmp_path: Path) -> None:
+async def test_a_broken_engine_ends_the_process_with_an_error(tmp_path: Path) -> None:
     engine = ScriptedEngine()
     engine.broken.set()
 
-    assert life(tmp_path, engine) == 1
+    assert await life(tmp_path, engine) == 1
     assert engine.stopped
 
 
 @pytest.mark.parametrize("kind", [OSError, ValueError, ImportError])
-def test_an_engine_that_does_not_start_is_an_error_not_a_traceback(
+async def test_an_engine_that_does_not_start_is_an_error_not_a_traceback(
     tmp_path: Path, kind: type[Exception]
 ) -> None:
-    assert life(tmp_path, ScriptedEngine(kind("no weights"))) == 1
-
-
-async def test_an_asked_shutdown_drains_and_ends_well(tmp_path: Path) -> None:
-    chosen, shutdown = settings(tmp_path), Shutdown()
-    running = asyncio.create_task(run_worker(chosen, ScriptedEngine(), new_identity(chosen), shutdown))
-    await waiting.until(lambda: list((tmp_path / "registry").glob("*.json")))
-    shutdown.ask()
-    assert (await running) == 0
+    assert await life(tmp_path, ScriptedEngine(kind("no weights"))) == 1
 
 
 async def test_what_runs_when_a_shutdown_is_asked_for_ends_well(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from workers.kv.transceiver import CacheTransceiver
 
 
 class EmbeddedEngine:
-    """Continuous batching, chunked prefill and paged KV on a CPU or one GPU.
+    """Continuous batching, prefill in pieces and paged KV on a CPU or one GPU.
 
     `worker_id` and `incarnation` go into handoffs. A prefill worker needs a `transceiver`, which the engine
     starts and closes. A request gives the same tokens alone or batched, chunked or not, prefilled here or
@@ -70,13 +70,7 @@ class EmbeddedEngine:
                 version=VERSIONS,
                 ttl_s=self._settings.cache_transceiver_config.kv_transfer_timeout_ms / 1000,
             )
-        self._limits = Limits(
-            context_length=runner.context_length,
-            vocab_size=runner.vocab_size,
-            max_prompt_tokens=None
-            if self._settings.enable_chunked_prefill
-            else self._settings.max_num_tokens,
-        )
+        self._limits = Limits(context_length=runner.context_length, vocab_size=runner.vocab_size)
         steps.start()
         self._started.set()
         return EngineInfo(
@@ -203,7 +197,6 @@ class EmbeddedEngine:
             context_length=runner.context_length,
             max_batch_size=settings.max_batch_size,
             max_num_tokens=settings.max_num_tokens,
-            chunked_prefill=settings.enable_chunked_prefill,
             reuses_blocks=settings.kv_cache_config.enable_block_reuse,
         )
         return StepLoop(

@@ -32,7 +32,6 @@ from workers.engines.embedded.grammar_process import (
 
 _LOG = logging.getLogger(__name__)
 _NUM_PROCESSES = 8
-_NUM_REFUSED = 32
 _TOKENS_AT_ONCE = 16_384
 _RETRY_AFTER_S = 1.0
 _SLOW_S = 0.05
@@ -58,7 +57,6 @@ class Grammars:
         """
         self._tokenizer = model_path / "tokenizer.json"
         self._vocab_size = vocab_size
-        self._refused: dict[Guided, InvalidRequest] = {}
         self._starting = asyncio.Lock()
         self._is_closed = False
         self._lanes: list[_Lane] = []
@@ -72,14 +70,9 @@ class Grammars:
         """
         if not self._lanes:
             raise InvalidRequest("The model folder has no tokenizer.json, so forms cannot be enforced.")
-        if refused := self._refused.get(form):
-            raise InvalidRequest(refused.message, param=refused.param)
         if len(msgspec.msgpack.encode(form)) > MAX_FORM_BYTES:
             raise InvalidRequest(f"The schemas exceed {MAX_FORM_BYTES} bytes.", param=schema_param(form))
         matcher = Matcher(self, form, self._vocab_size)
-        await matcher.follow((), 0)
-        if isinstance(matcher.error, InvalidRequest):
-            self._refuse(form, matcher.error)
         await matcher.follow(answer, 0)
         if matcher.error is not None:
             raise matcher.error
@@ -109,11 +102,6 @@ class Grammars:
             lane = next((lane for lane in lanes if not lane.is_slow), lanes[0])
             if await lane.is_entered():
                 return await lane.call(ask)
-
-    def _refuse(self, form: Guided, error: InvalidRequest) -> None:
-        if len(self._refused) == _NUM_REFUSED:
-            self._refused.clear()
-        self._refused[form] = error
 
     def _end(self) -> None:
         for lane in self._lanes:

@@ -113,19 +113,14 @@ class Scheduler:
         context_length: int,
         max_batch_size: int,
         max_num_tokens: int,
-        chunked_prefill: bool,
         reuses_blocks: bool = False,
     ) -> None:
-        """Without `chunked_prefill`, only what exceeds `max_num_tokens` is chunked, as a resumed answer with
-        its prompt may.
-        """
         self.ledger = BlockLedger(num_blocks)
         self.num_cached_tokens = 0
         self._tokens_per_block = tokens_per_block
         self._context_length = context_length
         self._max_batch_size = max_batch_size
         self._max_num_tokens = max_num_tokens
-        self._chunked_prefill = chunked_prefill
         self._reuses_blocks = reuses_blocks
         self._waiting: deque[Sequence] = deque()
         self._admitted: dict[Sequence, None] = {}  # in order of admission; running or pulling
@@ -157,11 +152,10 @@ class Scheduler:
         for sequence in running:
             if len(sequence.token_ids) - sequence.num_computed == 1 and sequence.may_sample:
                 step.work.append(_next_work(sequence, 1))
-        # What must not be chunked would otherwise wait until running answers end.
-        budget = self._max_num_tokens - (len(step.work) if self._chunked_prefill else 0)
+        budget = self._max_num_tokens - len(step.work)
         for sequence in prompts:
             num_left = len(sequence.token_ids) - sequence.num_computed
-            if budget <= 0 or (budget < num_left <= self._max_num_tokens and not self._chunked_prefill):
+            if budget <= 0:
                 break  # the oldest prompt first, so that later ones cannot starve it
             if num_left <= budget and not sequence.may_sample:
                 continue
@@ -271,13 +265,10 @@ def _next_work(sequence: Sequence, num_tokens: int) -> Work:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
-    """The limits of one request. `max_prompt_tokens` None: prompts are chunked, so any length fits. It
-    does not hold for a resumed answer, whose prompt was accepted before.
-    """
+    """The limits of one request: prompt and answer, and its token ids."""
 
     context_length: int
     vocab_size: int
-    max_prompt_tokens: int | None
 
 
 def new_sequence(request: GenerateRequest, limits: Limits, *, hands_off: bool) -> Sequence:
@@ -317,13 +308,6 @@ def _check_lengths(request: GenerateRequest, limits: Limits) -> None:
         raise InvalidRequest(
             f"the prompt has {num_tokens} tokens; with a context length of {limits.context_length} "
             f"at most {limits.context_length - 1} are allowed",
-        )
-    longest = limits.max_prompt_tokens
-    is_new = request.num_generated == 0 and request.handoff is None
-    if longest is not None and num_tokens > longest and is_new:
-        raise InvalidRequest(
-            f"the prompt has {num_tokens} tokens; without enable_chunked_prefill at most max_num_tokens "
-            f"({longest}) are allowed",
         )
     if request.sampling.max_tokens <= request.num_generated:
         raise InvalidRequest(

@@ -47,12 +47,11 @@ class CacheTransceiverSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class EmbeddedSettings:
-    """A step runs at most `max_batch_size` requests and `max_num_tokens` tokens; without
-    `enable_chunked_prefill`, one token of each running answer comes on top.
+    """A step runs at most `max_batch_size` requests and `max_num_tokens` tokens; longer prompts run in parts.
 
     `max_seq_len` None is the model's context length. `max_queue_size` requests may wait. `dtype` "auto" is
-    float32 on a CPU, bfloat16 on a GPU. `num_threads` is for torch on the compute thread. The parallel sizes
-    must be 1.
+    float32 on a CPU, bfloat16 on a GPU. `num_threads` is for torch on the compute thread.
+    `enable_chunked_prefill` must be true, the parallel sizes 1.
     """
 
     max_batch_size: int = 32
@@ -80,6 +79,9 @@ class EmbeddedSettings:
             self.max_seq_len is None or self.max_seq_len >= 2, "max_seq_len", self.max_seq_len, "at least 2"
         )
         require(self.max_queue_size >= 0, "max_queue_size", self.max_queue_size, "0 or more")
+        require(
+            self.enable_chunked_prefill, "enable_chunked_prefill", False, "true: long prompts run in parts"
+        )
         for key in ("tensor_parallel_size", "moe_expert_parallel_size"):
             size = getattr(self, key)
             require(size == 1, key, size, "1: the embedded engine runs on one device")
