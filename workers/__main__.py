@@ -9,8 +9,7 @@ from baton.process import Shutdown, leave_start_uncollected, run
 from baton.registry_folder import UnsafeFolder
 from baton.telemetry import configure_logging, print_error
 from baton.tls import CredentialError
-from workers.engines.build import build_engine
-from workers.engines.choose import with_engine
+from workers.engines.build import build_engine, with_engine
 from workers.flags import WorkerSettings, with_model_folder
 from workers.registration import clear
 from workers.settings_text import SettingsError

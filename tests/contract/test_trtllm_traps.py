@@ -21,7 +21,7 @@ from tests.engine_calls import next_handoff, tokens
 from tests.tiny_gpt_oss import write_checkpoint
 from tests.trtllm_engine import KV_TIMEOUT_S, NO_WATCHDOG, ask, executor, new_engine, started
 from tests.waiting import PATIENCE_S, until
-from workers.engines.library.handoff import opened, sealed
+from workers.engines.library.engine import opened, sealed
 from workers.engines.trtllm.library import load_library
 from workers.engines.trtllm.params import generation_params, travelling
 from workers.engines.trtllm.watchdog import Patience, Watchdog

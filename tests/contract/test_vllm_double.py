@@ -24,7 +24,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from tests.engine_calls import next_handoff
 from tests.tiny_gpt_oss import VOCAB_SIZE, prompt, write_checkpoint
 from tests.vllm_engine import ask, new_engine, started
-from workers.engines.library.handoff import opened
+from workers.engines.library.engine import opened
 from workers.engines.vllm.adapter import KEEP
 from workers.engines.vllm.library import SECOND_RUNNER, WORKER_PID, load_library
 from workers.flags import DisaggregationMode

@@ -5,7 +5,7 @@ import shlex
 import pytest
 
 from baton.flags import parse
-from workers.engines.choose import CHOSEN, with_engine
+from workers.engines.build import CHOSEN, with_engine
 from workers.flags import WorkerSettings
 from workers.settings_text import SettingsError
 

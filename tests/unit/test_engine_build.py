@@ -13,9 +13,8 @@ import pytest
 from baton.flags import parse
 from tests.certificates import Authority
 from tests.kv_peer import place_of
-from workers.engines.build import build_engine, given_settings
-from workers.engines.choose import with_engine
-from workers.engines.loading import dying_at_once, importing
+from workers.engines.build import build_engine, given_settings, importing, with_engine
+from workers.engines.library.engine import dying_at_once
 from workers.flags import WorkerSettings
 from workers.kv.memory import host_memory
 from workers.kv.transceiver import CacheTransceiver

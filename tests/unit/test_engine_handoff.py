@@ -7,7 +7,7 @@ import pytest
 
 from baton.errors import HandoffFailed
 from baton.messages import KvHandoff, TokenChunk
-from workers.engines.library.handoff import Envelope, opened, sealed
+from workers.engines.library.engine import Envelope, opened, sealed
 
 PARAMS = {"remote_request_id": "r-1-0a0b0c0d", "remote_block_ids": ((1, 2, 3),), "remote_port": 5600}
 

@@ -78,60 +78,44 @@ def test_each_role_has_its_side_of_the_transfer(mode: DisaggregationMode, role: 
     assert ("kv_transfer_config" in loaded.settings) == (role is not None)
 
 
+EXTRA = "kv_transfer_config: {kv_connector_extra_config: %s}"
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("max_num_seq: 8", r"engine.yaml:1: max_num_seq: unknown key; did you mean max_num_seqs\?"),
-        (
-            "kv_transfer_config: {kv_conector: NixlConnector}",
-            r"kv_transfer_config.kv_conector: unknown key; did you mean kv_transfer_config.kv_connector",
-        ),
-        ("max_num_seqs: many", r"engine.yaml:1: max_num_seqs: 'many': "),
-        ("dtype: int4", r"engine.yaml:1: dtype: 'int4': must be one of auto, half"),
-        ("enforce_eager: 1", r"engine.yaml:1: enforce_eager: 1: "),
-        ("_api_process_count: 2", r"_api_process_count: unknown key"),
-        ("worker_extension_cls: mine.Own", r"worker_extension_cls: mine.Own: must be workers.*: it releases"),
-        (
-            "structured_outputs_config: {backend: guidance}",
-            r"engine.yaml:1: structured_outputs_config.backend: guidance: must be xgrammar: structural tags",
-        ),
-        (
-            "structured_outputs_config: {enable_in_reasoning: false}",
-            r"enable_in_reasoning: False: must be True: guided decoding starts at the first token",
-        ),
-        ("data_parallel_size: 2", r"data_parallel_size: 2: must be 1: start one worker per replica"),
-        ("\nkv_transfer_config: null", r"engine.yaml:2: kv_transfer_config: None: a prefill worker needs it"),
-        (
-            "kv_transfer_config: {kv_connector: Mooncake}",
-            "Mooncake: must be PeerConnector: KV moves over NVLink or NIXL",
-        ),
-        ("kv_transfer_config: {kv_role: kv_both}", "kv_role: kv_both: must be kv_producer: it is a prefill"),
-        (
-            "kv_transfer_config: {kv_load_failure_policy: recompute}",
-            "recompute: must be fail: so that another",
-        ),
-        ("kv_transfer_config: {kv_connector_extra_config: 7}", "must be a mapping"),
-        ("max_model_len: -7", "max_model_len: -7: must be a whole number of at least 1"),
+        ("max_num_seq: 8", "max_num_seq: unknown key; did you mean max_num_seqs?"),
+        ("kv_transfer_config: {kv_conector: Nixl}", "did you mean kv_transfer_config.kv_connector?"),
+        ("max_num_seqs: many", "max_num_seqs: 'many'"),
+        ("dtype: int4", "dtype: 'int4': must be one of auto, half"),
+        ("enforce_eager: 1", "enforce_eager: 1"),
+        ("_api_process_count: 2", "_api_process_count: unknown key"),
+        ("worker_extension_cls: mine.Own", "worker_extension_cls: mine.Own"),
+        ("structured_outputs_config: {backend: guidance}", "structured_outputs_config.backend: guidance"),
+        ("structured_outputs_config: {enable_in_reasoning: false}", "enable_in_reasoning: False"),
+        ("data_parallel_size: 2", "data_parallel_size: 2: must be 1"),
+        ("kv_transfer_config: null", "kv_transfer_config: None"),
+        ("kv_transfer_config: {kv_connector: Mooncake}", "kv_connector: Mooncake"),
+        ("kv_transfer_config: {kv_role: kv_both}", "kv_role: kv_both"),
+        ("kv_transfer_config: {kv_load_failure_policy: recompute}", "kv_load_failure_policy: recompute"),
+        ("max_model_len: -7", "max_model_len: -7"),
+        ("speculative_config: {method: eagle3}", "speculative_config: prefill and decode"),
+        ("spec_method: ngram", "spec_method"),
+        ("spec_tokens: 3", "spec_tokens"),
+        (EXTRA % "7", "kv_connector_extra_config: must be a mapping"),
+        (EXTRA % "{bidirectional_kv_xfer: true}", "bidirectional_kv_xfer"),
         *(
-            (text, r"engine.yaml:1: spec.*: prefill and decode workers cannot speculate: .* leave it out")
-            for text in ("speculative_config: {method: eagle3}", "spec_method: ngram", "spec_tokens: 3")
-        ),
-        (
-            "kv_transfer_config: {kv_connector_extra_config: {bidirectional_kv_xfer: true}}",
-            "KV goes from prefill to decode only",
-        ),
-        *(
-            (
-                f"kv_transfer_config: {{kv_connector_extra_config: {{kv_lease_duration: {value}}}}}",
-                r"engine.yaml:1: kv_transfer.*kv_lease_duration: .*: must be a positive number of seconds",
-            )
+            (EXTRA % f"{{kv_lease_duration: {value}}}", "kv_lease_duration")
             for value in ("null", "abc", "'120'", "0", "-1", ".inf", ".nan", "true")
         ),
     ],
 )
 def test_what_cannot_work_is_refused_with_its_place(tmp_path: Path, text: str, says: str) -> None:
-    with pytest.raises(SettingsError, match=says):
-        load_vllm_settings(AsyncEngineArgs, "prefill", yaml_path=write(tmp_path, text))
+    path = write(tmp_path, text)
+    with pytest.raises(SettingsError) as refused:
+        load_vllm_settings(AsyncEngineArgs, "prefill", yaml_path=path)
+    assert str(refused.value).startswith(f"{path}:1: ")
+    assert says in str(refused.value)
 
 
 @dataclasses.dataclass

@@ -1,8 +1,12 @@
 """Builds the engine that the settings select; imports nothing of the others."""
 
+import dataclasses
 import functools
+import gc
+import importlib.util
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from baton.flags import Parsed
@@ -12,15 +16,26 @@ from workers.engines.embedded.settings import EmbeddedSettings
 from workers.engines.library.adapter import Adapter
 from workers.engines.library.engine import LibraryEngine
 from workers.engines.library.model_facts import ModelFacts, read_model_facts
-from workers.engines.loading import importing
 from workers.engines.mocker import MockerSettings
 from workers.engines.trtllm.settings import give_trtllm_settings, load_trtllm_settings
 from workers.engines.vllm.settings import give_vllm_settings, load_vllm_settings
-from workers.flags import WorkerSettings, typed_engine_flags
+from workers.flags import EngineName, WorkerSettings, typed_engine_flags
 from workers.settings import Given, load_settings
 from workers.settings_text import SettingsError
 
 log = logging.getLogger(__name__)
+
+
+@contextmanager
+def importing() -> Iterator[None]:
+    """Pause garbage collection: it frees nothing during imports, and takes a fifth of torch's time."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def build_engine(parsed: Parsed[WorkerSettings], identity: tuple[str, str]) -> tuple[Engine, list[str]]:
@@ -159,3 +174,33 @@ _BUILDERS: dict[str, Callable[[Parsed[WorkerSettings], tuple[str, str]], tuple[E
     "trtllm": _trtllm,
     "vllm": _vllm,
 }
+
+
+CHOSEN = "chosen"  # the source of an engine that was not given
+
+# In order of preference. Not the mocker, which generates no real answers and must be requested.
+_PACKAGES: dict[EngineName, str] = {"trtllm": "tensorrt_llm", "vllm": "vllm", "embedded": "transformers"}
+
+
+def _is_installed(package: str) -> bool:
+    return importlib.util.find_spec(package) is not None
+
+
+def with_engine(
+    parsed: Parsed[WorkerSettings], is_installed: Callable[[str], bool] = _is_installed
+) -> Parsed[WorkerSettings]:
+    """The settings with the given engine, or else the first that is installed; between TensorRT-LLM and vLLM
+    the user has to choose. Raises SettingsError.
+    """
+    if parsed.settings.engine is not None:
+        return parsed
+    installed = [name for name, package in _PACKAGES.items() if is_installed(package)]
+    if not installed:
+        raise SettingsError(
+            "no engine is installed: run this in the worker image (deploy/README.md), or "
+            "pip install '.[vllm]' or '.[embedded]'"
+        )
+    if {"trtllm", "vllm"} <= set(installed):
+        raise SettingsError("TensorRT-LLM and vLLM are both installed; set --engine trtllm or --engine vllm")
+    settings = dataclasses.replace(parsed.settings, engine=installed[0])
+    return Parsed(settings, parsed.sources | {"engine": CHOSEN})

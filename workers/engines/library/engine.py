@@ -3,11 +3,14 @@
 import asyncio
 import functools
 import logging
+import signal
+import threading
 from collections import Counter
-from collections.abc import AsyncGenerator
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from typing import Any
 
+import msgspec
 from msgspec.structs import replace
 
 from baton.errors import (
@@ -19,14 +22,12 @@ from baton.errors import (
     Overloaded,
     WorkerLost,
 )
-from baton.messages import NO_TOKEN, GenerateRequest, KvHandoff, TokenChunk, WorkerStats
+from baton.messages import NO_TOKEN, UNDECODABLE, GenerateRequest, KvHandoff, TokenChunk, WorkerStats
 from workers.engine import EngineInfo
 from workers.engines.library.adapter import Adapter, Call
-from workers.engines.library.handoff import Envelope, opened, sealed
 from workers.engines.library.model_facts import ModelFacts
 from workers.engines.library.requests import check_request, num_left
 from workers.engines.library.settings import explained
-from workers.engines.loading import dying_at_once
 from workers.engines.prefixes import HeldPrefixes
 
 log = logging.getLogger(__name__)
@@ -35,6 +36,66 @@ _RETRY_AFTER_S = 1.0
 _HELD_BLOCK = 64  # tokens
 _WARM_UP_S = 600.0
 _STUCK_AFTER_S = 600.0  # on top of the time that KV is kept: the request may first wait in a queue
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class Envelope(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="engine-1"):
+    """`KvHandoff.engine_state`: the library's own parameters, and the number of prompt tokens that prefill
+    found in its cache, since decode counts the whole transferred prompt as cached.
+    """
+
+    engine: str
+    version: str
+    num_cached_tokens: int
+    params: dict[str, Any]
+
+
+_ENCODER = msgspec.msgpack.Encoder()
+_DECODER = msgspec.msgpack.Decoder(Envelope)
+
+
+def sealed(envelope: Envelope) -> bytes:
+    """The envelope's bytes. Raises HandoffFailed for parameters that cannot be encoded."""
+    try:
+        return _ENCODER.encode(envelope)
+    except (TypeError, OverflowError) as error:
+        raise HandoffFailed(f"{envelope.engine}'s parameters cannot travel: {error}") from error
+
+
+def opened(handoff: KvHandoff, engine: str, version: str, num_tokens: int) -> Envelope:
+    """The envelope of a handoff for a request of `num_tokens`. Raises HandoffFailed, with both values, if it
+    is for another library, version or prompt.
+    """
+    source = handoff.worker_id
+    try:
+        envelope = _DECODER.decode(handoff.engine_state)
+    except UNDECODABLE as error:
+        raise HandoffFailed(f"the handoff of worker {source} is not {engine}'s: {error}") from error
+    num_handed_over = handoff.num_prompt_tokens + (handoff.first_chunk is not None)
+    for what, theirs, ours in (
+        ("library", envelope.engine, engine),
+        (f"{engine} version", envelope.version, version),
+        ("number of tokens", num_handed_over, num_tokens),
+    ):
+        if theirs != ours:
+            raise HandoffFailed(f"the {what} of prefill worker {source}'s handoff is {theirs}, here {ours}")
+    return envelope
+
+
+@contextmanager
+def dying_at_once() -> Iterator[None]:
+    """Let signals end the process directly: the blocked loop cannot handle them, and there is nothing to
+    drain.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in _SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 class LibraryEngine:
