@@ -149,8 +149,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, tag="generate")
     requests with a lower `priority` (-100 to 100) run first. Requests with different `cache_salt` share no
     cached KV. The first `num_opening_tokens`, before the conversation's first answer, are equal in all its
     turns; 0: unknown. `local_prefill_tokens`: a decode worker without a handoff computes at most so many
-    prompt tokens at a time, else it answers `PrefillFirst`; None: any number. `is_retry`: an earlier attempt
-    failed.
+    prompt tokens at a time, else it answers `PrefillFirst`; None: any number.
     """
 
     request_id: str
@@ -164,7 +163,6 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, tag="generate")
     cache_salt: str = ""
     num_opening_tokens: int = 0
     local_prefill_tokens: int | None = None
-    is_retry: bool = False
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -308,11 +306,6 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Request = GenerateRequest | StatsRequest | FrontendRequest | KvAsk | KvConfirm
-
-
-def is_retry(request: Request) -> bool:
-    """Whether it is another attempt."""
-    return isinstance(request, GenerateRequest) and request.is_retry
 
 
 Reply = TokenChunk | KvHandoff | PrefillFirst | WorkerStats | FrontendReply | KvGrant | KvWithdrawn

@@ -9,24 +9,19 @@ import msgspec
 LIVENESS_S = 2.0
 """A worker that is silent for this long is lost: its callers resume on another one."""
 TICK_S = 0.25
-IDLE_S = 60.0
-"""A caller drops a link after this time without a call."""
 
 
 class Pace(msgspec.Struct, frozen=True, kw_only=True):
-    """A plane's timing: a heartbeat each `tick_s`; a worker is lost after `num_silent` silent ticks; a caller
-    drops a link after `num_idle` ticks without a call.
-    """
+    """A plane's timing: a heartbeat each `tick_s`; a worker is lost after `num_silent` silent ticks."""
 
     tick_s: float
     num_silent: int
-    num_idle: int
 
     @classmethod
     def of(cls, liveness_s: float) -> "Pace":
         """A worker is lost after `liveness_s` of silence."""
         tick_s = min(TICK_S, liveness_s / 4)
-        return cls(tick_s=tick_s, num_silent=round(liveness_s / tick_s), num_idle=round(IDLE_S / tick_s))
+        return cls(tick_s=tick_s, num_silent=round(liveness_s / tick_s))
 
 
 class Pulse:

@@ -25,7 +25,7 @@ from baton.errors import (
     from_wire,
 )
 from baton.frames import Beat, Cancel, Credit, End, Fail, Goodbye, Hello, Next, Open, Signal
-from baton.messages import GenerateRequest, Reply, Request, TokenChunk, is_retry
+from baton.messages import GenerateRequest, Reply, Request, TokenChunk
 from baton.pace import Pace, Pulse
 from baton.telemetry import unauthenticated
 from baton.transport import Respond
@@ -113,7 +113,6 @@ class CallerLink:
         self._pace = pace
         self._calls: dict[int, _Call] = {}
         self._num_opened = 0
-        self._num_idle = 0
         self._reader = frames.FrameReader(frames.FROM_WORKER, worker)
         self._writer = frames.FrameWriter(wire, self._cannot_send)
         self._writer.put(Hello(frames.VERSION, worker))
@@ -159,11 +158,8 @@ class CallerLink:
         if self.lost is not None:
             raise WorkerUnreached(f"worker {self._name} was lost: {self.lost}")
         self._num_opened += 1
-        self._num_idle = 0
-        num_heard = self._reader.num_heard
-        # A worker answers the first frame of a link at once, and a retry.
-        answers_at_once = not num_heard or self._is_silent or is_retry(request)
-        call = self._calls[self._num_opened] = _Call(self._num_opened, num_heard if answers_at_once else None)
+        num_heard = self._reader.num_heard if self._is_silent or not self._reader.num_heard else None
+        call = self._calls[self._num_opened] = _Call(self._num_opened, num_heard)
         self._writer.put(Open(call.number, request))
         if self._is_silent:
             self._on_silence()
@@ -222,12 +218,9 @@ class CallerLink:
             self._end(signal.stream, InvalidRequest(error.message))
 
     def _tick(self) -> None:
-        self._num_idle = 0 if self._is_used else self._num_idle + 1
         self._reader.tick()
         if self._is_silent and self._is_used:
             self._on_silence()
-        elif self._num_idle >= self._pace.num_idle:
-            self.lose("idle")
         else:
             self._writer.put(Beat())
 
@@ -390,8 +383,6 @@ class WorkerLink:
             stream.task = asyncio.get_running_loop().create_task(self._answer(number, stream, request))
             stream.task.add_done_callback(functools.partial(self._closed, number))
             self._service.tasks.add(stream.task)
-            if is_retry(request):
-                self._writer.put(Beat())  # it is here: if this worker dies now, it may be the reason
 
     def _closed(self, number: int, task: asyncio.Task[None]) -> None:
         del self._streams[number]

@@ -12,7 +12,7 @@ from baton.messages import GenerateRequest, Reply, Request, Sampling, TokenChunk
 from baton.pace import Pace
 from baton.streams import CallerLink, Service, WorkerLink, call_over
 
-PACE = Pace(tick_s=60.0, num_silent=4, num_idle=4)
+PACE = Pace(tick_s=60.0, num_silent=4)
 
 
 def a_request(max_tokens: int = 1, seed: int = 0, deadline_s: float = 9.0) -> GenerateRequest:

@@ -144,7 +144,6 @@ class Progress:
             token_ids=prompt + generated if generated else prompt,
             num_generated=len(generated),
             deadline_s=self.time_left_s,
-            is_retry=self.error is not None,
         )
 
     def take(self, chunk: TokenChunk) -> TokenChunk | None:

@@ -10,9 +10,7 @@ import pytest
 from baton.errors import BrokerLost, WorkerLost
 from baton.messages import Reply, Request, TokenChunk
 from baton.nats import NatsTransport
-from baton.streams import CallerLink, WorkerLink
 from baton.transport import Transport
-from tests.alive import Newborn
 from tests.conftest import LaunchServer, ServerProcess, free_port
 from tests.planes import Endless, Plane, a_request, count_up, tokens
 from tests.waiting import scaled, until
@@ -25,18 +23,6 @@ PATIENT: dict[str, Any] = {"liveness_s": scaled(600.0), "ping_interval": 600}
 def own_nats(launch_nats: LaunchServer) -> ServerProcess:
     """A NATS server that the test may kill."""
     return launch_nats()
-
-
-def test_idle_links_are_forgotten(nats_server: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("baton.pace.IDLE_S", 0.5)
-    links, worker_links = Newborn(CallerLink), Newborn(WorkerLink)
-
-    async def scenario(caller: Transport, worker: Transport) -> None:
-        async with worker.serve("w", count_up) as address:
-            assert await tokens(caller.call(address, a_request(2))) == [0, 1]
-            await until(lambda: not (links.count() or worker_links.count()), pause_s=0.05)
-
-    Plane("nats-asyncio", nats_server).run(scenario, liveness_s=scaled(1.0))
 
 
 async def test_a_server_that_starts_later_is_found(launch_nats: LaunchServer) -> None:

@@ -82,20 +82,6 @@ async def test_closing_does_not_wait_for_a_connection_that_is_being_made() -> No
 
 
 @jumping
-async def test_a_connection_is_kept_between_calls_and_closed_after_an_idle_minute() -> None:
-    async with transports() as (caller, worker), worker.serve("w", count_up) as address:
-        for _ in range(2):
-            assert await tokens(caller.call(address, a_request(2))) == [0, 1]
-            (link,) = caller._links.values()  # noqa: SLF001  no public method tells
-            await asyncio.sleep(55)
-            assert list(caller._links.values()) == [link]  # noqa: SLF001  as above
-        await asyncio.sleep(7)
-        assert link.lost == "idle"
-        assert not caller._links  # noqa: SLF001  as above
-        assert not caller._sockets  # noqa: SLF001  as above
-
-
-@jumping
 async def test_a_peer_that_does_not_read_is_hung_up_on_after_a_second() -> None:
     async def flood(_: Request) -> AsyncGenerator[Reply, None]:
         while True:

@@ -239,7 +239,7 @@ async def test_an_answer_is_made_again_and_goes_on_where_the_client_is(
         assert tuple(each.token_id for each in chunk.logprobs or ()) == chunk.token_ids
     assert fleet.asked == ["d1", "d2", "d2"]
     asked = fleet.calls[-1][1]
-    assert (asked.token_ids, asked.num_generated, asked.is_retry) == ([1, 2], 0, True)
+    assert (asked.token_ids, asked.num_generated) == ([1, 2], 0)
 
 
 async def test_what_is_lost_again_while_it_is_made_again_is_made_once_more() -> None:

@@ -46,12 +46,6 @@ async def test_a_worker_that_was_gone_before_counts_for_nothing_but_is_avoided(p
         fail(progress, WorkerLost("gone"), 1)
 
 
-async def test_another_attempt_says_that_it_is_one(progress: Progress) -> None:
-    assert not progress.remaining().is_retry
-    fail(progress, WorkerLost("gone"), 1)
-    assert progress.remaining().is_retry
-
-
 async def test_only_tokens_since_the_last_failure_excuse_the_next(progress: Progress) -> None:
     progress.token_ids.extend(range(40))
     fail(progress, WorkerLost("gone"), MAX_ATTEMPTS - 1)

@@ -3,12 +3,11 @@
 import asyncio
 from contextlib import aclosing
 
-import msgspec
 import pytest
 
 from baton import frames
 from baton.errors import BatonError, BrokerLost, DeadlineExceeded, WorkerLost, WorkerUnreached
-from baton.frames import Beat, Cancel, Credit, End, Goodbye, Hello, Next, Open
+from baton.frames import Beat, Cancel, Credit, End, Goodbye, Hello, Next
 from baton.messages import TokenChunk
 from baton.pace import Pace
 from baton.streams import WINDOW, CallerLink, Service, call_over
@@ -48,7 +47,7 @@ async def test_the_caller_gives_no_more_credit_than_it_has_consumed() -> None:
 
 @jumping
 async def test_a_silent_worker_is_lost_after_some_ticks_a_caller_after_five_times_as_many() -> None:
-    pace = Pace(tick_s=1.0, num_silent=4, num_idle=100)
+    pace = Pace(tick_s=1.0, num_silent=4)
     link = CallerLink(Sent(), "w", pace)
     link.open(a_request())
     caller = RawCaller(Service("w", count_up, pace))
@@ -68,7 +67,7 @@ async def test_a_silent_worker_is_lost_after_some_ticks_a_caller_after_five_time
 
 @jumping
 async def test_a_call_on_a_link_that_has_been_silent_fails_at_once() -> None:
-    pace = Pace(tick_s=1.0, num_silent=4, num_idle=100)
+    pace = Pace(tick_s=1.0, num_silent=4)
     silent, frozen, heard = (CallerLink(Sent(), "w", pace) for _ in range(3))
     await asyncio.sleep(1.5)
     frozen.receive(frame(0, Hello(frames.VERSION, "w")))
@@ -85,39 +84,22 @@ async def test_a_call_on_a_link_that_has_been_silent_fails_at_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("num_before", "is_retry", "num_since", "error"),
-    [
-        (0, False, 0, WorkerUnreached),
-        (0, False, 1, WorkerLost),
-        (1, False, 0, WorkerLost),
-        (1, True, 0, WorkerUnreached),
-        (1, True, 1, WorkerLost),
-    ],
+    ("num_before", "num_since", "error"),
+    [(0, 0, WorkerUnreached), (0, 1, WorkerLost), (1, 0, WorkerLost), (1, 1, WorkerLost)],
 )
 @jumping
-async def test_a_worker_that_would_have_answered_at_once_and_did_not_never_got_the_request(
-    num_before: int, is_retry: bool, num_since: int, error: type[WorkerLost]
+async def test_a_worker_that_never_answered_on_a_new_link_never_got_the_request(
+    num_before: int, num_since: int, error: type[WorkerLost]
 ) -> None:
     link = CallerLink(Sent(), "w", PACE)
     said = [frame(0, Hello(frames.VERSION, "w")), frame(1, Beat())]
     for each in said[:num_before]:
         link.receive(each)
-    call = link.open(msgspec.structs.replace(a_request(), is_retry=is_retry))
+    call = link.open(a_request())
     for each in said[num_before : num_before + num_since]:
         link.receive(each)
     link.lose("it was killed")
     assert type(call.error) is error
-
-
-@jumping
-async def test_a_worker_says_at_once_that_it_has_a_retry() -> None:
-    caller = RawCaller(Service("w", silent, PACE))
-    caller.say(Hello(frames.VERSION, "w"), Open(1, a_request()))
-    await asyncio.sleep(0.1)
-    assert not caller.heard(Beat)
-    caller.say(Open(2, msgspec.structs.replace(a_request(), is_retry=True)))
-    await asyncio.sleep(0.1)
-    assert caller.heard(Beat) == [Beat()]
 
 
 @jumping
@@ -128,7 +110,7 @@ async def test_silence_counts_while_there_are_calls() -> None:
         nonlocal num_asked
         num_asked += 1
 
-    link = CallerLink(Sent(), "w", Pace(tick_s=1.0, num_silent=4, num_idle=100), on_silence=ask)
+    link = CallerLink(Sent(), "w", Pace(tick_s=1.0, num_silent=4), on_silence=ask)
     await asyncio.sleep(9.5)
     link.lose_if_silent()
     assert (num_asked, link.lost) == (0, None)
@@ -143,20 +125,6 @@ async def test_silence_counts_while_there_are_calls() -> None:
     assert num_asked == 3
     link.lose_if_silent()
     assert link.lost == "it does not respond"
-
-
-@jumping
-async def test_a_link_is_idle_only_while_it_has_no_call() -> None:
-    wire = Sent()
-    link = CallerLink(wire, "w", Pace(tick_s=1.0, num_silent=1000, num_idle=3))
-    call = link.open(a_request())
-    await asyncio.sleep(10)
-    link.leave(call)
-    reasons = []
-    for wait_s in (2, 1):
-        await asyncio.sleep(wait_s)
-        reasons.append(link.lost)
-    assert reasons == [None, "idle"]
 
 
 @jumping
@@ -200,7 +168,7 @@ async def test_a_call_that_waits_for_the_wire_ends_at_its_deadline() -> None:
 @jumping
 async def test_a_worker_is_silent_also_to_calls_that_wait_for_its_wire() -> None:
     wire = Sent()
-    link = CallerLink(wire, "w", Pace(tick_s=1.0, num_silent=2, num_idle=3))
+    link = CallerLink(wire, "w", Pace(tick_s=1.0, num_silent=2))
     await asyncio.sleep(2.5)
     assert link.lost is None  # no call needs it
     wire.writable.clear()
