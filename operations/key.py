@@ -5,7 +5,7 @@ import secrets
 import sys
 
 from baton.flags import flag, parse
-from frontend.http.limits import KeyLimits, line_of
+from frontend.http.limits import line_of
 
 _NUM_BYTES = 32
 
@@ -31,7 +31,7 @@ def key(argv: list[str]) -> int:
         return 2
     made = f"sk-baton-{secrets.token_urlsafe(_NUM_BYTES)}"
     try:
-        line = line_of(name, made, KeyLimits(settings.requests_per_minute, settings.tokens_per_minute))
+        line = line_of(name, made, requests=settings.requests_per_minute, tokens=settings.tokens_per_minute)
     except ValueError as error:
         sys.stderr.write(f"error: {error}\n")
         return 2

@@ -114,7 +114,7 @@ class Exchange:
         self.started = False
         key: ApiKey | None = scope.get("api_key")
         self.key_name = "" if key is None else key.name
-        self.quota: Quota = scope.get("quota") or NO_QUOTA
+        self.quota: Quota = scope.get("quota", NO_QUOTA)
         self.address: str = (scope.get("client") or ("",))[0]
         self._receive = receive
         self._send = send

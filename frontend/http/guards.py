@@ -182,7 +182,7 @@ class Authentication:
             )
         scope["api_key"] = key
         scope["quota"] = quota = self._quotas.of(key.name, key.limits)
-        if quota is not None and scope["method"] == "POST":
+        if scope["method"] == "POST":
             quota.admit()
 
     async def _refuse(self, error: BatonError, exchange: Exchange) -> None:

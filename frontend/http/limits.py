@@ -25,71 +25,24 @@ class RateLimited(BatonError):
     kind = "rate_limit_error"
 
 
-class KeyLimits(msgspec.Struct, frozen=True):
-    """What a key may use in a minute; None: any number."""
-
-    requests_per_minute: int | None = None
-    tokens_per_minute: int | None = None
-
-    def given(self) -> dict[str, int]:
-        """The limits that there are, by what they limit."""
-        limits = {"requests": self.requests_per_minute, "tokens": self.tokens_per_minute}
-        return {what: num for what, num in limits.items() if num is not None}
-
-
-UNLIMITED = KeyLimits()
+KeyLimits = dict[str, int]
+"""How many `requests` and `tokens` a key may use in a minute; what is absent is not limited."""
 
 
 class Used(msgspec.Struct, frozen=True, array_like=True, tag=1):
-    """What a key of that name and with these limits used."""
+    """How many requests or tokens a key of that name and with these limits used."""
 
     name: str
     limits: KeyLimits
-    num_requests: int = 0
-    num_tokens: int = 0
-
-
-class _Allowance:
-    """Fills up to `per_minute` within a minute. It may be overdrawn, as the length of an answer is known at
-    its end; then nothing is allowed until it has filled up again.
-    """
-
-    def __init__(self, what: str, per_minute: int, clock: Callable[[], float]) -> None:
-        self._what = what
-        self._per_minute = per_minute
-        self._clock = clock
-        self._left = float(per_minute)
-        self._since_s = clock()
-
-    def take(self, num: int) -> float:
-        """Take some; returns what is left."""
-        now_s = self._clock()
-        filled = self._left + (now_s - self._since_s) * self._per_minute / MINUTE_S
-        self._left = min(filled, float(self._per_minute)) - num
-        self._since_s = now_s
-        return self._left
-
-    def check(self, name: str) -> None:
-        """Raises RateLimited if nothing is left."""
-        left = self.take(0)
-        if left < 1:
-            wait_s = (1 - left) / self._per_minute * MINUTE_S
-            raise RateLimited(
-                f"The API key {name!r} has reached its limit of {self._per_minute} {self._what} per minute; "
-                f"retry in {math.ceil(wait_s)} s.",
-                retry_after_s=wait_s,
-            )
-
-    def headers(self) -> Headers:
-        """OpenAI's."""
-        left = self.take(0)
-        full_s = (self._per_minute - left) / self._per_minute * MINUTE_S
-        values = {"limit": self._per_minute, "remaining": max(0, int(left)), "reset": f"{full_s:.3f}s"}
-        return [(f"x-ratelimit-{name}-{self._what}".encode(), str(v).encode()) for name, v in values.items()]
+    what: str
+    num: int
 
 
 class Quota:
-    """What the keys of one name may still use. `share` tells the frontend's other processes what is used."""
+    """What the keys of one name may still use; it fills up within a minute. It may be overdrawn, as the
+    length of an answer is known at its end; then nothing is allowed until it has filled up again. `share`
+    sends what is used to the frontend's other processes.
+    """
 
     def __init__(
         self, name: str, limits: KeyLimits, share: Callable[[Used], None], clock: Callable[[], float]
@@ -97,38 +50,70 @@ class Quota:
         self.limits = limits
         self._name = name
         self._share = share
-        self._allowances = {what: _Allowance(what, most, clock) for what, most in limits.given().items()}
+        self._clock = clock
+        self._left: dict[str, float] = dict(limits)
+        self._since_s = clock()
 
     def admit(self) -> None:
         """Take a request. Raises RateLimited."""
-        for allowance in self._allowances.values():
-            allowance.check(self._name)
-        self._use(Used(self._name, self.limits, num_requests=1))
+        for what in self.limits:
+            self._check(what)
+        if "requests" in self.limits:
+            self._use("requests", 1)
 
     def take_prompt(self, num_tokens: int) -> None:
         """Take a prompt's tokens. Raises RateLimited if other requests have used them since `admit`."""
-        if "tokens" in self._allowances:
-            self._allowances["tokens"].check(self._name)
+        if "tokens" in self.limits:
+            self._check("tokens")
         self.take_answer(num_tokens)
 
     def take_answer(self, num_tokens: int) -> None:
         """Take an answer's tokens."""
-        if num_tokens and "tokens" in self._allowances:
-            self._use(Used(self._name, self.limits, num_tokens=num_tokens))
+        if num_tokens and "tokens" in self.limits:
+            self._use("tokens", num_tokens)
 
     def note(self, used: Used) -> None:
         """Take what was used, here or in another process."""
-        for what, num in (("requests", used.num_requests), ("tokens", used.num_tokens)):
-            if what in self._allowances:
-                self._allowances[what].take(num)
+        self._filled()[used.what] -= used.num
 
     def headers(self) -> Headers:
-        """The x-ratelimit headers of an answer."""
-        return [pair for allowance in self._allowances.values() for pair in allowance.headers()]
+        """OpenAI's x-ratelimit headers of an answer."""
+        headers = []
+        for what, most in self.limits.items():
+            left = self._filled()[what]
+            full_s = (most - left) / most * MINUTE_S
+            values = {"limit": most, "remaining": max(0, int(left)), "reset": f"{full_s:.3f}s"}
+            headers += [
+                (f"x-ratelimit-{name}-{what}".encode(), str(v).encode()) for name, v in values.items()
+            ]
+        return headers
 
-    def _use(self, used: Used) -> None:
+    def _use(self, what: str, num: int) -> None:
+        used = Used(self._name, self.limits, what, num)
         self.note(used)
         self._share(used)
+
+    def _check(self, what: str) -> None:
+        left, most = self._filled()[what], self.limits[what]
+        if left < 1:
+            wait_s = (1 - left) / most * MINUTE_S
+            raise RateLimited(
+                f"The API key {self._name!r} has reached its limit of {most} {what} per minute; "
+                f"retry in {math.ceil(wait_s)} s.",
+                retry_after_s=wait_s,
+            )
+
+    def _filled(self) -> dict[str, float]:
+        """What is left now."""
+        now_s = self._clock()
+        for what, most in self.limits.items():
+            self._left[what] = min(self._left[what] + (now_s - self._since_s) * most / MINUTE_S, most)
+        self._since_s = now_s
+        return self._left
+
+
+NO_QUOTA = Quota("", {}, lambda _: None, time.monotonic)
+"""Of a key without limits, or of no key."""
 
 
 class Quotas:
@@ -141,10 +126,10 @@ class Quotas:
         self._clock = clock
         self._quotas: dict[str, Quota] = {}
 
-    def of(self, name: str, limits: KeyLimits) -> Quota | None:
-        """The quota of that name; a new one if its limits have changed, None without any."""
-        if limits == UNLIMITED:
-            return None
+    def of(self, name: str, limits: KeyLimits) -> Quota:
+        """The quota of that name; a new one if its limits have changed."""
+        if not limits:
+            return NO_QUOTA
         quota = self._quotas.get(name)
         if quota is None or quota.limits != limits:
             quota = self._quotas[name] = Quota(name, limits, self._share, self._clock)
@@ -152,12 +137,7 @@ class Quotas:
 
     def note(self, used: Used) -> None:
         """Another process's use."""
-        if (quota := self.of(used.name, used.limits)) is not None:
-            quota.note(used)
-
-
-NO_QUOTA = Quota("", UNLIMITED, lambda _: None, time.monotonic)
-"""Of a key without limits, or of no key."""
+        self.of(used.name, used.limits).note(used)
 
 
 MAX_FILE_BYTES = 16 << 20
@@ -171,7 +151,7 @@ class ApiKey(msgspec.Struct, frozen=True):
     """What is known of a key. Keys with the same name are the same client's, e.g. its old and its new one."""
 
     name: str
-    limits: KeyLimits = UNLIMITED
+    limits: KeyLimits = {}
 
 
 Keys = Mapping[bytes, ApiKey]
@@ -227,13 +207,13 @@ def _key(words: list[str]) -> tuple[bytes, ApiKey]:
     found = {match[1]: int(match[2]) for word in limits if (match := _LIMIT.fullmatch(word))}
     if len(found) < len(limits):
         raise ValueError("only requests-per-minute=N and tokens-per-minute=N may follow, once each")
-    return bytes.fromhex(digest), ApiKey(name, KeyLimits(found.get("requests"), found.get("tokens")))
+    return bytes.fromhex(digest), ApiKey(name, found)
 
 
-def line_of(name: str, key: str, limits: KeyLimits = UNLIMITED) -> str:
+def line_of(name: str, key: str, **limits: int | None) -> str:
     """The line of a key in the file. Raises ValueError."""
     words = [name, _digest(key.encode()).hex()]
-    words += [f"{what}-per-minute={num}" for what, num in limits.given().items()]
+    words += [f"{what}-per-minute={num}" for what, num in limits.items() if num is not None]
     _key(words)
     return " ".join(words)
 

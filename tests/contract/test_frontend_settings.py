@@ -12,7 +12,7 @@ import pytest
 from baton.errors import DeadlineExceeded, WorkerLost
 from baton.messages import GenerateRequest, Reply, TokenChunk, Usage
 from frontend import __main__ as frontend_main
-from frontend.http.limits import KeyLimits, line_of
+from frontend.http.limits import line_of
 from frontend.processes.siblings import Siblings
 from frontend.turn.seal import Seal
 from tests.certificates import Authority
@@ -194,7 +194,7 @@ def of_two(workers: Workers, folder: Path, **settings: Any) -> list[AbstractAsyn
 
 async def test_processes_share_metrics_and_limits(tmp_path: Path) -> None:
     path = tmp_path / "keys"
-    path.write_text(line_of("alice", "a", KeyLimits(requests_per_minute=2)))
+    path.write_text(line_of("alice", "a", requests=2))
     path.chmod(0o600)
     one, two = of_two(Workers(d1=answer), tmp_path, api_keys_file=path)
     async with one as first, two as second:

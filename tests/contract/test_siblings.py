@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from frontend.harmony.conversation import AssistantTurn, WrittenMessage
-from frontend.http.limits import KeyLimits, Quotas, RateLimited
+from frontend.http.limits import Quotas, RateLimited
 from frontend.metrics import Metrics
 from frontend.processes import siblings
 from frontend.processes.siblings import SCRAPE_TIMEOUT_S, SILENCE_S, Shared, Siblings
@@ -48,7 +48,7 @@ async def test_entries_arrive_in_order_and_whole(tmp_path: Path) -> None:
 
 @jumping
 async def test_what_a_key_uses_counts_in_every_process(tmp_path: Path) -> None:
-    limits = KeyLimits(requests_per_minute=3)
+    limits = {"requests": 3}
 
     @asynccontextmanager
     async def counting(index: int) -> AsyncIterator[Quotas]:

@@ -5,7 +5,7 @@ from typing import Any
 
 from frontend.app import envelope_of
 from frontend.http.guards import Authentication
-from frontend.http.limits import KeyLimits, Quotas, line_of, parse_keys
+from frontend.http.limits import Quotas, line_of, parse_keys
 from tests.scripted_frontend import MODEL, TOKENIZER, Client, Reply, frontend
 
 ANSWER = "<|channel|>final<|message|>Hello<|return|>"
@@ -20,7 +20,7 @@ class Keyed:
     """A frontend where `alice` has limits, on a clock that stands still, and `bob` has none."""
 
     def __init__(self, client: Client, **limits: int) -> None:
-        keys = parse_keys(f"{line_of('alice', 'alice', KeyLimits(**limits))}\n{line_of('bob', 'bob')}")
+        keys = parse_keys(f"{line_of('alice', 'alice', **limits)}\n{line_of('bob', 'bob')}")
         self.client = client
         quotas = Quotas(clock=lambda: 0.0)
         client.app = Authentication(client.app, lambda: keys, envelope_of, quotas, client.services.metrics)
@@ -40,7 +40,7 @@ class Keyed:
 
 async def test_a_request_beyond_the_limit_is_a_429_in_the_words_of_the_api_asked() -> None:
     async with frontend(ANSWER) as client:
-        keyed = Keyed(client, requests_per_minute=2)
+        keyed = Keyed(client, requests=2)
         assert [(await keyed.post()).status, (await keyed.post("/v1/messages")).status] == [200, 200]
         openai, anthropic = await keyed.post(stream=True), await keyed.post("/v1/messages")
         assert openai.status == anthropic.status == 429
@@ -57,7 +57,7 @@ async def test_a_request_beyond_the_limit_is_a_429_in_the_words_of_the_api_asked
 
 async def test_the_tokens_of_prompts_and_answers_count_streamed_or_not() -> None:
     async with frontend(ANSWER) as client:
-        keyed = Keyed(client, tokens_per_minute=MANY)
+        keyed = Keyed(client, tokens=MANY)
         left = MANY
         for fields, num_answers in ({}, 1), ({"n": 3}, 3), ({"stream": True}, 1):
             assert (await keyed.post(**fields)).status == 200
@@ -67,7 +67,7 @@ async def test_the_tokens_of_prompts_and_answers_count_streamed_or_not() -> None
 
 async def test_a_background_response_counts_when_it_has_ended() -> None:
     async with frontend(ANSWER, script={"pause_at": 3}) as client:
-        keyed = Keyed(client, tokens_per_minute=MANY)
+        keyed = Keyed(client, tokens=MANY)
         body = {"model": MODEL, "input": "Hi", "background": True}
         made = await client.post("/v1/responses", body, ALICE)
         assert made.status == 200
@@ -82,7 +82,7 @@ async def test_a_background_response_counts_when_it_has_ended() -> None:
 
 async def test_tokens_that_are_used_up_refuse_the_next_request_and_not_the_running_one() -> None:
     async with frontend(ANSWER) as client:
-        keyed = Keyed(client, tokens_per_minute=1)
+        keyed = Keyed(client, tokens=1)
         assert (await keyed.post()).status == 200
         refused = await keyed.post()
         assert refused.status == 429
