@@ -14,7 +14,7 @@ from baton.own_address import AUTO, check_address, own_address
 from baton.pace import LIVENESS_S, TICK_S
 from baton.peer_tls import PeerTls, peer_tls
 from baton.registry_folder import default_registry, make_private
-from baton.tls import CredentialError, client_context
+from baton.tls import CredentialError, client_files
 from baton.transport import Transport
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ class Wires:
         """
         self.tls()
         if self._registry() == "etcd":
-            _check_etcd_tls()
+            client_files(*_ETCD_TLS)
         if self._registry() == "file":
             make_private(self._registry_folder())
         if self._plane() == "nats":
@@ -157,7 +157,7 @@ class Wires:
     def _etcd(self) -> "EtcdDiscovery":
         from baton.etcd import EtcdDiscovery
 
-        ca_file, cert_file, key_file = map(_path_from, _ETCD_TLS)
+        ca_file, cert_file, key_file = client_files(*_ETCD_TLS)
         return EtcdDiscovery(
             ",".join(self.etcd_urls),
             username=os.environ.get("ETCD_AUTH_USERNAME"),
@@ -196,18 +196,3 @@ def _check_address(named: str, url: str, schemes: Sequence[str]) -> None:
             f"{named} {without_secrets(url)}: must be {schemes[0]}://host:port or {schemes[1]}://host:port, "
             "with a port from 1 to 65535"
         )
-
-
-def _check_etcd_tls() -> None:
-    """Raises CredentialError."""
-    ca, cert, key = map(_path_from, _ETCD_TLS)
-    if (cert is None) != (key is None):
-        raise CredentialError(f"{_ETCD_TLS[1]} and {_ETCD_TLS[2]}: set both")
-    try:
-        client_context(ca, cert, key)
-    except ValueError as error:
-        raise CredentialError(f"{', '.join(filter(os.environ.get, _ETCD_TLS))}: {error}") from error
-
-
-def _path_from(variable: str) -> Path | None:
-    return Path(os.environ[variable]) if os.environ.get(variable) else None

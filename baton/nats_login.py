@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from baton.reread import Reread
-from baton.tls import CredentialError, client_context
+from baton.tls import CredentialError, client_context, client_files
 
 _LOGIN = {"user": "NATS_AUTH_USERNAME", "password": "NATS_AUTH_PASSWORD", "token": "NATS_AUTH_TOKEN"}
 NKEY, CREDENTIALS_FILE = "NATS_AUTH_NKEY", "NATS_AUTH_CREDENTIALS_FILE"
@@ -94,14 +94,7 @@ def _key_pair(seed: str, variable: str) -> Any:
 
 def _context() -> ssl.SSLContext | None:
     """Trusts only the authority in NATS_AUTH_CA; None without one."""
-    ca, cert, key = (Path(name) if (name := os.environ.get(each)) else None for each in (CA, CERT, KEY))
-    if (cert is None) != (key is None):
-        raise CredentialError(f"{CERT} and {KEY}: set both")
-    if ca is None:
-        if cert:
-            raise CredentialError(f"{CERT}: needs {CA}, the authority of the server's certificate")
-        return None
-    try:
-        return client_context(ca, cert, key)
-    except ValueError as error:
-        raise CredentialError(f"{CA}, {CERT}, {KEY}: {error}") from error
+    if os.environ.get(CERT) and os.environ.get(KEY) and not os.environ.get(CA):
+        raise CredentialError(f"{CERT}: needs {CA}, the authority of the server's certificate")
+    files = client_files(CA, CERT, KEY)
+    return None if files[0] is None else client_context(*files)

@@ -1,5 +1,6 @@
 """Builds every TLS context; explains why one cannot be built or a handshake failed."""
 
+import os
 import ssl
 from pathlib import Path
 
@@ -40,6 +41,20 @@ def client_context(
     if cert is not None:
         _show(context, cert, key)
     return context
+
+
+def client_files(ca: str, cert: str, key: str) -> tuple[Path | None, Path | None, Path | None]:
+    """The files that these variables name, of which `client_context` makes a context. Raises CredentialError
+    with the variables' names.
+    """
+    found = [Path(value) if (value := os.environ.get(name)) else None for name in (ca, cert, key)]
+    if (found[1] is None) != (found[2] is None):
+        raise CredentialError(f"{cert} and {key}: set both")
+    try:
+        client_context(*found)
+    except ValueError as error:
+        raise CredentialError(f"{ca}, {cert}, {key}: {error}") from error
+    return found[0], found[1], found[2]
 
 
 def reason(error: OSError) -> str:

@@ -42,16 +42,17 @@ def test_etcd_gets_its_login_and_certificates(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(
         "baton.etcd.EtcdDiscovery", lambda endpoints, **values: {"endpoints": endpoints, **values}
     )
-    for name in ("USERNAME", "PASSWORD", "CA", "CLIENT_CERT", "CLIENT_KEY"):
+    monkeypatch.setattr("baton.connect.client_files", lambda *names: names)
+    for name in ("USERNAME", "PASSWORD"):
         monkeypatch.setenv(f"ETCD_AUTH_{name}", name.lower())
     made: Any = Wires(discovery_backend="etcd", etcd_endpoints="http://e:1").discovery()
     assert made == {
         "endpoints": "http://e:1",
         "username": "username",
         "password": "password",
-        "ca_file": Path("ca"),
-        "cert_file": Path("client_cert"),
-        "key_file": Path("client_key"),
+        "ca_file": "ETCD_AUTH_CA",
+        "cert_file": "ETCD_AUTH_CLIENT_CERT",
+        "key_file": "ETCD_AUTH_CLIENT_KEY",
     }
 
 
