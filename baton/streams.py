@@ -107,7 +107,6 @@ class CallerLink:
         """A plane with a broker passes `on_silence`, checks the broker, and calls `lose_if_silent`."""
         self.lost: str | None = None
         self._on_silence = on_silence or self.lose_if_silent
-        self.writable = wire.writable
         self._wire = wire
         self._name = public_name(worker)
         self._pace = pace
@@ -131,7 +130,7 @@ class CallerLink:
 
     def lose_if_silent(self) -> None:
         """Drop a link in use if its worker has been silent for the liveness limit."""
-        if self._is_used and self._is_silent:
+        if self._calls and self._is_silent:
             self.lose(_SILENT)
 
     def lose(self, reason: str, error: type[BatonError] = WorkerLost) -> None:
@@ -179,11 +178,6 @@ class CallerLink:
     def _is_silent(self) -> bool:
         return self._reader.num_silent_ticks >= self._pace.num_silent
 
-    @property
-    def _is_used(self) -> bool:
-        """Whether calls run, or may wait until the wire takes them."""
-        return bool(self._calls) or not self.writable.is_set()
-
     def _push(self, signal: Next) -> None:
         if signal.stream not in self._calls:
             return
@@ -219,7 +213,7 @@ class CallerLink:
 
     def _tick(self) -> None:
         self._reader.tick()
-        if self._is_silent and self._is_used:
+        if self._is_silent and self._calls:
             self._on_silence()
         else:
             self._writer.put(Beat())
@@ -232,8 +226,6 @@ async def call_over(
     loop = asyncio.get_running_loop()
     due_s = loop.time() + request.deadline_s if isinstance(request, GenerateRequest) else None
     link = await link_to()
-    if not link.writable.is_set():
-        link = await _writable(link_to, due_s)
     call = link.open(request)
     # Ends the call even if the worker hangs.
     overdue = None if due_s is None else loop.call_at(due_s, call.end, DeadlineExceeded)
@@ -259,17 +251,6 @@ async def call_over(
         if overdue is not None:
             overdue.cancel()
         link.leave(call)
-
-
-async def _writable(link_to: Callable[[], Awaitable[CallerLink]], due_s: float | None) -> CallerLink:
-    """The link once it takes a call, or the next one if it is lost meanwhile. Raises DeadlineExceeded."""
-    try:
-        async with asyncio.timeout_at(due_s):
-            while not (link := await link_to()).writable.is_set():
-                await link.writable.wait()
-    except TimeoutError:
-        raise DeadlineExceeded from None
-    return link
 
 
 def _merged(first: Reply, then: Reply) -> TokenChunk | None:

@@ -1,9 +1,8 @@
-"""The limit of connections and their eviction; accepting continues after a lack of descriptors."""
+"""The limit of connections and their eviction; accepting goes on when it fails for a while, or for one."""
 
 import asyncio
 import errno
 import itertools
-import os
 import resource
 import socket
 import subprocess
@@ -42,41 +41,90 @@ def test_connections_that_wait_make_room(limit: int, steps: str, admitted: str, 
     assert "".join(gone) == evicted
 
 
-class Short(socket.socket):
-    """A listening socket whose first `num_errors` accepts fail for lack of descriptors."""
+class Failing(socket.socket):
+    """A listening socket of which the first accepts fail with these errors."""
 
-    num_errors = 3
-    num_calls = 0
+    def __init__(self, *errors: OSError) -> None:
+        super().__init__()
+        self.bind(("127.0.0.1", 0))
+        self.listen()
+        self._errors = list(errors)
 
     def accept(self) -> tuple[socket.socket, object]:
-        self.num_calls += 1
-        if self.num_errors:
-            self.num_errors -= 1
-            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        if self._errors:
+            raise self._errors.pop(0)
         return super().accept()
 
 
+class Taken:
+    """A client that connects, and what the listener takes."""
+
+    def __init__(self, failing: Failing) -> None:
+        self.failing = failing
+        self.socks: list[socket.socket] = []
+        self.num_evictions = 0
+        self.listener = Listener(failing, self._take, self._make_room)
+        self.client = socket.create_connection(failing.getsockname())
+
+    def close(self) -> None:
+        for sock in (self.client, *self.socks):
+            sock.close()
+
+    def _take(self, sock: socket.socket) -> None:
+        self.socks.append(sock)
+
+    def _make_room(self) -> None:
+        self.num_evictions += 1
+
+
+async def test_a_connection_that_was_reset_in_the_queue_holds_up_no_other(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    taken = Taken(Failing(ConnectionAbortedError(errno.ECONNABORTED, "reset")))
+    await until(lambda: taken.socks)
+    taken.listener.close()
+    taken.close()
+    assert "accept=paused" not in caplog.text
+
+
 async def test_without_descriptors_it_makes_room_pauses_and_goes_on() -> None:
-    taken: list[socket.socket] = []
-    num_asked = 0
+    taken = Taken(Failing(*[OSError(errno.EMFILE, "no descriptors")] * 3))
+    began_s = asyncio.get_running_loop().time()
+    await until(lambda: taken.socks)
+    assert taken.num_evictions == 3
+    assert asyncio.get_running_loop().time() - began_s > 0.2  # it does not spin
+    late = socket.create_connection(taken.failing.getsockname())
+    taken.listener.close()
+    assert len(taken.socks) == 2  # also after a pause, those that wait are accepted
+    late.close()
+    taken.close()
 
-    def make_room() -> None:
-        nonlocal num_asked
-        num_asked += 1
 
-    sock = Short(socket.AF_INET, socket.SOCK_STREAM)
-    sock.bind(("127.0.0.1", 0))
-    sock.listen()
-    listener = Listener(sock, taken.append, make_room)
-    began = asyncio.get_running_loop().time()
-    with socket.create_connection(sock.getsockname()):
-        await until(lambda: taken)
-    assert num_asked == 3
-    assert sock.num_calls <= 5  # it does not spin
-    assert asyncio.get_running_loop().time() - began > 0.2
-    listener.close()
-    for connection in taken:
-        connection.close()
+@pytest.mark.parametrize(
+    ("number", "num_evictions"),
+    [(errno.EMFILE, 1), (errno.ENFILE, 1), (errno.ENOBUFS, 0), (errno.ENOMEM, 0)],
+)
+async def test_connections_make_room_only_if_descriptors_lack(number: int, num_evictions: int) -> None:
+    taken = Taken(Failing(OSError(number, "no")))
+    await until(lambda: taken.socks)
+    assert taken.num_evictions == num_evictions
+    assert taken.socks[0].gettimeout() == 0  # it does not block
+    taken.listener.close()
+    taken.close()
+
+
+async def test_other_tasks_run_between_sixteen_connections_and_the_next() -> None:
+    taken = Taken(Failing())
+    clients = [socket.create_connection(taken.failing.getsockname()) for _ in range(40)]
+    numbers = set()
+    while len(taken.socks) < 41:
+        numbers.add(len(taken.socks))
+        await asyncio.sleep(0)  # a turn of the loop
+    assert numbers == {0, 16, 32}
+    taken.listener.close()
+    for each in clients:
+        each.close()
+    taken.close()
 
 
 async def test_closing_accepts_the_connections_that_wait() -> None:
@@ -104,16 +152,6 @@ async def test_processes_that_share_a_socket_get_as_many_connections_each() -> N
         listener.close()
     for each in (*clients, *itertools.chain(*taken), sock):
         each.close()
-
-
-class Ended(asyncio.Protocol):
-    """A protocol that records how its connection ended."""
-
-    def __init__(self) -> None:
-        self.errors: list[Exception | None] = []
-
-    def connection_lost(self, error: Exception | None) -> None:
-        self.errors.append(error)
 
 
 @pytest.mark.parametrize(

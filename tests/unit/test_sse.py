@@ -85,16 +85,6 @@ async def test_an_idle_outbox_sends_comments_at_its_pace() -> None:
     ticking.cancel()
 
 
-@jumping
-async def test_a_stream_that_has_begun_needs_no_comment() -> None:
-    outbox = Outbox(1)
-    outbox.taken(0.1, b": hello")
-    outbox.put(b"first")
-    assert await outbox.take() == b"first"
-    asyncio.get_running_loop().call_later(1, outbox.put, b"second")
-    assert await outbox.take() == b"second"
-
-
 class Reading:
     """An outbox with a reader, which waits; while the client is not `quick`, a write waits."""
 

@@ -12,7 +12,7 @@ from baton.messages import TokenChunk
 from baton.pace import Pace
 from baton.streams import WINDOW, CallerLink, Service, call_over
 from tests.clock import jumping
-from tests.links import PACE, Pair, RawCaller, Sent, a_request, frame, silent
+from tests.links import PACE, Pair, RawCaller, Sent, a_request, frame
 from tests.planes import count_up, first_tokens, tokens
 
 
@@ -124,55 +124,6 @@ async def test_silence_counts_while_there_are_calls() -> None:
     await asyncio.sleep(4)
     assert num_asked == 3
     link.lose_if_silent()
-    assert link.lost == "it does not respond"
-
-
-@jumping
-async def test_a_call_waits_until_the_wire_takes_it_and_goes_to_the_link_that_lives_by_then() -> None:
-    first, second = Pair(count_up), Pair(count_up)
-    links = [first.caller, second.caller]
-    for pair in (first, second):
-        pair.to_worker.writable.clear()
-
-    async def link_to() -> CallerLink:
-        return links[0]
-
-    running = asyncio.ensure_future(tokens(call_over(link_to, a_request(2))))
-    await asyncio.sleep(1)  # time for what must not be sent
-    assert len(first.to_worker.frames) == 1  # the hello
-    links.pop(0)
-    first.caller.lose("test")
-    first.to_worker.writable.set()
-    await asyncio.sleep(1)
-    assert len(second.to_worker.frames) == 1
-    second.to_worker.writable.set()
-    assert await running == [0, 1]
-
-
-@jumping
-async def test_a_call_that_waits_for_the_wire_ends_at_its_deadline() -> None:
-    pair = Pair(silent)
-    pair.to_worker.writable.clear()
-    with pytest.raises(DeadlineExceeded):
-        await tokens(pair.call(a_request(2, deadline_s=1.5)))
-    assert asyncio.get_running_loop().time() == 1.5
-
-    waiting = asyncio.ensure_future(tokens(pair.call(a_request(2, deadline_s=1.5))))
-    await asyncio.sleep(1)
-    pair.to_worker.writable.set()
-    with pytest.raises(DeadlineExceeded):  # since it was made, not since it was sent
-        await waiting
-    assert asyncio.get_running_loop().time() == 3
-
-
-@jumping
-async def test_a_worker_is_silent_also_to_calls_that_wait_for_its_wire() -> None:
-    wire = Sent()
-    link = CallerLink(wire, "w", Pace(tick_s=1.0, num_silent=2))
-    await asyncio.sleep(2.5)
-    assert link.lost is None  # no call needs it
-    wire.writable.clear()
-    await asyncio.sleep(1)
     assert link.lost == "it does not respond"
 
 
