@@ -53,7 +53,7 @@ def client_files(ca: str, cert: str, key: str) -> tuple[Path | None, Path | None
     try:
         client_context(*found)
     except ValueError as error:
-        raise CredentialError(f"{ca}, {cert}, {key}: {error}") from error
+        raise CredentialError(f"{', '.join(filter(os.environ.get, (ca, cert, key)))}: {error}") from error
     return found[0], found[1], found[2]
 
 

@@ -168,7 +168,7 @@ async def test_without_the_login_there_is_no_server(
     [
         ({"NATS_AUTH_USERNAME": "u"}, "NATS_AUTH_USERNAME and NATS_AUTH_PASSWORD: set both"),
         ({"NATS_AUTH_PASSWORD": "p"}, "NATS_AUTH_USERNAME and NATS_AUTH_PASSWORD: set both"),
-        ({"NATS_AUTH_CA": "/none"}, "NATS_AUTH_CA, .*: /none has no certificates in PEM: no such file"),
+        ({"NATS_AUTH_CA": "/none"}, "NATS_AUTH_CA: /none has no certificates in PEM: no such file"),
         ({"NATS_AUTH_CLIENT_CERT": "/x"}, "NATS_AUTH_CLIENT_CERT and NATS_AUTH_CLIENT_KEY: set both"),
         (
             {"NATS_AUTH_CLIENT_CERT": "/x", "NATS_AUTH_CLIENT_KEY": "/y"},
