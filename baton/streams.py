@@ -18,7 +18,6 @@ from baton.errors import (
     EngineFailure,
     ErrorInfo,
     InvalidRequest,
-    NotReady,
     Overloaded,
     WorkerLost,
     WorkerUnreached,
@@ -321,13 +320,6 @@ class WorkerLink:
         self._writer.close(Goodbye(reason))
         self._wire.close()
 
-    def stop_streams(self) -> None:
-        """Close every generator. Callers get WorkerLost at once; later output is dropped."""
-        stopped = WorkerLost(f"worker {public_name(self._service.worker)} has stopped").to_wire()
-        for number, stream in self._streams.items():
-            self._writer.put(Fail(number, stopped))
-            stream.cancel()
-
     def _take(self, signal: frames.ToWorker) -> None:
         match signal:
             case Hello():
@@ -354,9 +346,9 @@ class WorkerLink:
     def _open(self, number: int, request: Request) -> None:
         if number in self._streams:
             raise frames.LinkBroken(f"stream {number} was opened twice")
-        if self._service.stopping or self._lost:
-            self._writer.put(Fail(number, NotReady("the worker is stopping; use another one").to_wire()))
-        elif len(self._streams) >= MAX_STREAMS:
+        if self._lost:
+            return
+        if len(self._streams) >= MAX_STREAMS:
             full = Overloaded(f"{MAX_STREAMS} streams are open to this worker", retry_after_s=1.0)
             self._writer.put(Fail(number, full.to_wire()))
         else:
@@ -415,7 +407,6 @@ class Service:
         self.worker = worker
         self.respond = respond
         self.pace = pace
-        self.stopping = False
         self.stopped = False
         self.links: set[WorkerLink] = set()
         self.tasks: set[asyncio.Task[None]] = set()
@@ -427,15 +418,12 @@ class Service:
         return link
 
     async def stop(self) -> None:
-        """Refuse new calls, close every generator (callers get WorkerLost), then drop the links."""
-        self.stopping = True
-        for link in self.links:
-            link.stop_streams()
-        if self.tasks:
-            await asyncio.wait(self.tasks, timeout=STOP_S)
+        """Drop every link, which closes its generators (callers get WorkerLost), and accept no new one."""
         self.stopped = True
         for link in list(self.links):
             link.lose("the worker has stopped")
+        if self.tasks:
+            await asyncio.wait(self.tasks, timeout=STOP_S)
 
 
 def _name(request: Request) -> str:

@@ -230,18 +230,11 @@ class Bodies:
 
     def __init__(self, max_bytes: int = MIN_BYTES) -> None:
         self.num_bytes = 0
-        self._max_bytes = max_bytes
+        self.max_bytes = max_bytes
 
     def read(self, exchange: Exchange, max_body_bytes: int) -> "_Reading":
         """A context: the body, counted until its end. Raises BodiesFull, or as `Exchange.read_body` does."""
         return _Reading(self, exchange, max_body_bytes)
-
-    def add(self, more: int, counted: int) -> None:
-        """Count more bytes of a body that has `counted`. Raises BodiesFull."""
-        has_company = self.num_bytes > counted
-        if has_company and self.num_bytes + more > self._max_bytes:
-            raise BodiesFull("The server reads as many long bodies as it can; retry later.", retry_after_s=1)
-        self.num_bytes += more
 
 
 class _Reading:
@@ -266,9 +259,15 @@ class _Reading:
         self._bodies.num_bytes -= self._counted
 
     def _count(self, num_bytes: int) -> None:
-        if more := num_bytes - FREE_BYTES - self._counted if num_bytes > FREE_BYTES else 0:
-            self._bodies.add(more, self._counted)
-            self._counted += more
+        more = num_bytes - FREE_BYTES - self._counted
+        if more <= 0:
+            return
+        bodies = self._bodies
+        has_company = bodies.num_bytes > self._counted
+        if has_company and bodies.num_bytes + more > bodies.max_bytes:
+            raise BodiesFull("The server reads as many long bodies as it can; retry later.", retry_after_s=1)
+        bodies.num_bytes += more
+        self._counted += more
 
 
 def default_bytes() -> int:

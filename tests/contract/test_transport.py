@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from baton import errors, frames
-from baton.errors import BatonError, EngineFailure, InvalidRequest, NotReady, WorkerLost, WorkerUnreached
+from baton.errors import BatonError, EngineFailure, InvalidRequest, WorkerLost, WorkerUnreached
 from baton.messages import (
     GenerateRequest,
     Reply,
@@ -276,7 +276,7 @@ def test_a_worker_that_leaves_refuses_new_calls_and_ends_running_ones(plane: Pla
             await closing.wait()
             with pytest.raises(WorkerLost):
                 await anext(running)
-            with pytest.raises(NotReady):
+            with pytest.raises(WorkerLost):
                 await anext(caller.call(address, a_request()))
             may_close.set()
             await leaving
