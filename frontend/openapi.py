@@ -108,8 +108,6 @@ class Operation(msgspec.Struct, frozen=True):
                 "model": "openai/gpt-oss-120b",
                 **EXAMPLES[self.body],
             }
-            header = {"description": "Ignored fields of the request body.", "schema": {"type": "string"}}
-            answer["headers"] = {"x-baton-ignored": header}
         return {
             "summary": self.summary,
             "operation_id": re.sub(r"\W+", "_", self.summary.lower()),
@@ -137,10 +135,7 @@ def _ref(struct: Struct) -> dict[str, str]:
 def _refusals(envelope: Struct) -> dict[str, Any]:
     """Refusals by status; the document's description lists the codes."""
     refusal = {"content": _json(envelope)}
-    retry_after = {"retry-after": {"description": "Seconds to wait.", "schema": {"type": "integer"}}}
-    return {"4XX": refusal, "429": {**refusal, "headers": retry_after}, "5XX": refusal} | {
-        "503": {**refusal, "headers": retry_after}
-    }
+    return {"4XX": refusal, "5XX": refusal}
 
 
 def _generation(summary: str, answer: Struct, body: Struct, envelope: Struct = ErrorBody) -> Operation:

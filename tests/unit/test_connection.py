@@ -5,15 +5,13 @@ import socket
 
 import pytest
 
-from baton.listener import ConnectionLimit
-from frontend.http.server import MAX_HEAD_BYTES, Connection, Patience
+from frontend.http.server import MAX_HEAD_BYTES, Connection
 from tests.clock import jumping
 from tests.one_connection import GET, POST, Pipe, Scene, connected
 from tests.waiting import until
 
 CHUNKED = b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
 NO_CHUNK = b"xyz\r\n"
-PART = b"a" * 10 * Patience().bytes_a_s
 
 
 def checked() -> tuple[Connection, Pipe, float]:
@@ -59,17 +57,6 @@ async def test_what_is_not_stuck_is_not_judged() -> None:
     assert dropped_at(connection, pipe, *((at_s + 50 * i, 100 * i) for i in range(5))) is None
     pipe.closes = True  # and nothing is unsent
     assert dropped_at(connection, pipe, (at_s + 300, 0), (at_s + 400, 0)) is None
-
-
-@jumping
-async def test_a_client_that_catches_up_between_two_checks_has_read() -> None:
-    connection, pipe, at_s = checked()
-    connection.pause_writing()
-    assert dropped_at(connection, pipe, (at_s - 61, 100)) is None
-    connection.resume_writing()
-    connection.pause_writing()  # as full as before
-    assert dropped_at(connection, pipe, (at_s + 59, 100)) is None
-    assert dropped_at(connection, pipe, (at_s + 62, 100)) == at_s + 62
 
 
 @jumping
@@ -125,16 +112,6 @@ async def test_what_comes_after_a_refused_head_is_not_read() -> None:
 
 
 @jumping
-async def test_an_answer_that_begins_during_a_drain_tells_that_it_is_the_last() -> None:
-    scene = connected()
-    scene.say(GET)
-    scene.connection.shutdown()
-    await scene.answered()
-    assert b"\r\nconnection: close\r\n" in scene.pipe.written
-    assert scene.pipe.closes
-
-
-@jumping
 async def test_the_heads_of_all_requests_together_have_no_limit() -> None:
     scene = connected()
     scene.app.may_begin.set()
@@ -144,16 +121,6 @@ async def test_the_heads_of_all_requests_together_have_no_limit() -> None:
         scene.say(long)
         await until(lambda: scene.pipe.written.count(b"\r\n\r\n.") == num)  # noqa: B023  at once
     assert scene.statuses == [b"200"] * 3
-
-
-@jumping
-async def test_a_body_may_be_longer_than_a_head() -> None:
-    scene = connected()
-    scene.say(POST.replace(b"10", b"%d" % len(PART)))
-    for start in range(0, len(PART), MAX_HEAD_BYTES):
-        scene.say(PART[start : start + MAX_HEAD_BYTES])
-    await scene.answered()
-    assert scene.statuses == [b"200"]
 
 
 @jumping
@@ -189,16 +156,3 @@ async def test_a_connection_that_makes_room_may_have_ended_by_itself() -> None:
     gone.close()
     scene = Scene(sock=gone)
     scene.connection.evict()
-
-
-@jumping
-async def test_a_connection_makes_room_only_while_its_client_has_nothing_to_wait_for() -> None:
-    scene = connected()
-    limit = ConnectionLimit(1, Connection.evict)
-    assert limit.enter(scene.connection)
-    scene.connection.limit = limit
-    scene.say(GET)
-    assert not limit.make_room()
-    await scene.answered()
-    assert limit.make_room()
-    assert scene.pipe.is_aborted

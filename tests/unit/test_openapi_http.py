@@ -5,15 +5,12 @@ import json
 import re
 from typing import Any
 
-import msgspec
 import pytest
 
 import frontend.__main__  # noqa: F401  defines every error that a frontend sends
 from baton.errors import BatonError
 from frontend.app import ServerState, routes
 from frontend.chat.request import ChatBody
-from frontend.http.body import decode
-from frontend.openapi import EXAMPLES
 from tests.scripted_frontend import MODEL, Client, Reply, ScriptedTokens
 
 ROUTES = routes(ServerState())
@@ -67,12 +64,7 @@ def test_every_reference_leads_somewhere() -> None:
 def test_every_example_is_served(path: str) -> None:
     body = PAGE["paths"][path]["post"]["requestBody"]["content"]["application/json"]["example"]
     reply = asyncio.run(Client(ScriptedTokens(ANSWER)).post(path, body | {"model": MODEL}))
-    assert reply.status == 200, reply.json
-
-
-@pytest.mark.parametrize("kind", EXAMPLES)
-def test_no_example_has_a_field_that_nobody_knows(kind: type[msgspec.Struct]) -> None:
-    assert decode(json.dumps({"model": "m", **EXAMPLES[kind]}).encode(), kind)[1] == ()
+    assert (reply.status, reply.headers.get("x-baton-ignored")) == (200, None), reply.json
 
 
 def test_every_parameter_of_a_path_is_required_and_the_others_say_what_they_are_for() -> None:
@@ -93,16 +85,6 @@ def test_what_is_served_without_a_key_says_so() -> None:
         if operations[method].get("security") == []
     }
     assert free == {"/health", "/live", "/metrics"}
-
-
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages"])
-def test_the_headers_of_answers_are_shown(path: str) -> None:
-    responses = PAGE["paths"][path]["post"]["responses"]
-    assert {status: set(each["headers"]) for status, each in responses.items() if "headers" in each} == {
-        "200": {"x-baton-ignored"},
-        "429": {"retry-after"},
-        "503": {"retry-after"},
-    }
 
 
 def test_each_path_refuses_as_its_api_does() -> None:
