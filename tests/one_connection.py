@@ -6,6 +6,7 @@ import socket
 import uvicorn
 from uvicorn.server import ServerState
 
+from baton.listener import ConnectionLimit
 from frontend.http.exchange import Receive, Scope, Send
 from frontend.http.server import Connection, Patience
 from tests.waiting import until
@@ -80,11 +81,14 @@ class Pipe(asyncio.Transport):
 class Scene:
     """A connection to the app; seconds count from its beginning."""
 
-    def __init__(self, patience: Patience = PATIENCE, sock: socket.socket | None = None) -> None:
+    def __init__(self) -> None:
         self.app = App()
         config = uvicorn.Config(self.app, lifespan="off", log_config=None)
         config.load()
-        self.connection = Connection(config, ServerState(), patience, sock)
+        limit = ConnectionLimit(1, Connection.evict)
+        sock = socket.socket()
+        sock.close()
+        self.connection = Connection(config, ServerState(), PATIENCE, limit, sock)
         self.pipe = Pipe()
         self._begin_s = asyncio.get_running_loop().time()
 

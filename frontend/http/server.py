@@ -110,18 +110,19 @@ class _Reading(enum.Enum):
 
 
 class Connection(HttpToolsProtocol):
-    """Counts as idle in its `limit`, if it has one, unless a complete request is being answered."""
+    """Counts as idle in its `limit` unless a complete request is being answered."""
 
     def __init__(
         self,
         config: uvicorn.Config,
         state: ServerState,
         patience: Patience,
-        sock: socket.socket | None = None,
+        limit: "ConnectionLimit[Connection]",
+        sock: socket.socket,
     ) -> None:
         """`sock` is the connection before it has a transport."""
         super().__init__(config, state, {})
-        self.limit: ConnectionLimit[Connection] | None = None
+        self.limit = limit
         self._sock = sock
         self._patience = patience
         self._reading = _Reading.NOTHING
@@ -143,7 +144,7 @@ class Connection(HttpToolsProtocol):
         transport = cast("asyncio.Transport | None", self.transport)
         if transport is not None:
             transport.abort()
-        elif self._sock is not None:
+        else:
             with suppress(OSError):
                 self._sock.shutdown(socket.SHUT_RDWR)  # which ends the TLS handshake, or the connection
 
@@ -168,8 +169,7 @@ class Connection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Leave the limit."""
-        if self.limit is not None:
-            self.limit.leave(self)
+        self.limit.leave(self)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -238,8 +238,7 @@ class Connection(HttpToolsProtocol):
             self._wait(self._patience.idle_s)
             return
         self._give_up_s = math.inf
-        if self.limit is not None:
-            self.limit.busy(self)
+        self.limit.busy(self)
 
     def on_response_complete(self) -> None:
         """The last byte of a response was handed to the transport. Replaces uvicorn's, whose timer for idle
@@ -279,8 +278,7 @@ class Connection(HttpToolsProtocol):
     def _wait(self, limit_s: float) -> None:
         """Wait for the client, for at most `limit_s`."""
         self._give_up_s = self.loop.time() + limit_s
-        if self.limit is not None:
-            self.limit.wait(self)
+        self.limit.wait(self)
 
     def _takes_nothing(self, now_s: float) -> bool:
         """Whether the client has stopped reading. Only judged while no data is added to the buffer."""
@@ -392,8 +390,7 @@ class HttpServer:
             self._pulse.stop()
 
     def _take(self, sock: socket.socket) -> Connection | None:
-        connection = Connection(self._config, self._state, self._patience, sock)
-        connection.limit = self._admitted
+        connection = Connection(self._config, self._state, self._patience, self._admitted, sock)
         is_full = not self._admitted.enter(connection)
         if is_full != self._is_full:
             self._is_full = is_full
