@@ -71,7 +71,8 @@ class Stream:
                 pass  # the reader closed the connection
             finally:
                 readers.leave(writer)
-                writer.close()
+                await _close(writer)
+                writers.discard(writer)  # asyncio cannot abort what it has flushed and closed
 
         def take(_: socket.socket) -> asyncio.Protocol:
             return asyncio.StreamReaderProtocol(asyncio.StreamReader(), serve)
@@ -112,6 +113,12 @@ class Stream:
                 view = view[len(piece) :]
         finally:
             writer.transport.abort()
+
+
+async def _close(writer: asyncio.StreamWriter) -> None:
+    writer.close()
+    with suppress(OSError):
+        await writer.wait_closed()
 
 
 def _abort(writer: asyncio.StreamWriter) -> None:
