@@ -99,18 +99,17 @@ class EtcdDiscovery:
                     yield shown
                 await asyncio.sleep(_RETRY_S)  # etcd is unreachable: retry after a pause
 
+    async def check_access(self) -> None:
+        """Read the registry. Raises EtcdError; it is `refused` if this user may not."""
+        await self._rpc.list_prefix(PREFIX, 1)
+
     async def refusal(self) -> str | None:
         """Why etcd does not let this user read the registry; None if it does, or if it is unreachable."""
         try:
-            await self._rpc.list_prefix(PREFIX, 1)
+            await self.check_access()
         except EtcdError as error:
             return str(error) if error.refused else None
         return None
-
-    async def version(self) -> str:
-        """etcd's version. Raises EtcdError; it is `refused` if this user may not read the registry."""
-        await self._rpc.list_prefix(PREFIX, 1)
-        return await self._rpc.version()
 
     async def close(self) -> None:
         """See `Discovery`. Ends all watches."""

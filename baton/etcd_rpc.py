@@ -28,8 +28,6 @@ LeaseKeepAliveRequest  ID:int64=1
 LeaseKeepAliveResponse ID:int64=2 TTL:int64=3
 AuthenticateRequest    name:string=1 password:string=2
 AuthenticateResponse   token:string=2
-StatusRequest
-StatusResponse         version:string=2
 WatchCreate            key:bytes=1 range_end:bytes=2 start_revision:int64=3
 WatchRequest           create_request:WatchCreate=1
 WatchResponse          canceled:bool=4 compact_revision:int64=5 cancel_reason:string=6 events:Event*=11
@@ -176,10 +174,6 @@ class EtcdRpc:
     async def revoke(self, lease: int) -> None:
         """Revoke a lease and delete its keys."""
         await self._call("Lease/LeaseRevoke", ID=lease)
-
-    async def version(self) -> str:
-        """The server's version."""
-        return str((await self._call("Maintenance/Status")).version)
 
     async def watch(
         self, prefix: bytes, revision: int, duration_s: float | None

@@ -11,7 +11,6 @@ def recorded_smi(folder: Path) -> None:
 case "$1 $2" in
     --query-gpu*) cat {RECORDINGS}/b200x8_query.csv ;;
     "topo -m") cat {RECORDINGS}/b200x8_topo.txt ;;
-    *) cat {RECORDINGS}/b200x8_p2p.txt ;;
 esac
 """
     (folder / "nvidia-smi").write_text(script)

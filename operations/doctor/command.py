@@ -1,6 +1,7 @@
 """`python -m baton doctor`: parses flags, gathers the facts, prints the findings."""
 
 import asyncio
+import contextlib
 import dataclasses
 import json
 import os
@@ -20,8 +21,8 @@ from operations.doctor import conditions
 from operations.doctor.facts import GIB, Facts, Worker
 from operations.doctor.findings import Report, Severity, text
 from operations.doctor.plan import planned, with_refusals
-from operations.doctor.probe_services import probe_services
-from operations.doctor.probes import bind_problem, probe_gpus, probe_host, probe_model
+from operations.doctor.probes import port_problem, probe_gpus, probe_host, probe_model
+from operations.doctor.services import probe_services
 from operations.doctor.table import findings
 from workers.flags import DisaggregationMode, EngineName
 
@@ -43,7 +44,9 @@ class DoctorSettings:
     prefill_flags: str = flag("", "flags of prefill workers, in quotes", metavar="FLAGS")
     decode_flags: str = flag("", "flags of decode workers", metavar="FLAGS")
     flags: str = flag("", "flags of aggregated workers", metavar="FLAGS")
-    http_port: int = flag(8000, "port of the frontend", env=HTTP_PORT, metavar="PORT")
+    http_port: int = flag(
+        8000, "port of the frontend", env=HTTP_PORT, metavar="PORT", at_least=0, at_most=65535
+    )
     http_host: str = flag("127.0.0.1", "address of the frontend", env=HTTP_HOST, metavar="IP")
     json: bool = flag(False, "findings as JSON")
     wires: Wires = dataclasses.field(default_factory=Wires)
@@ -69,28 +72,25 @@ def doctor(argv: list[str]) -> int:
 
 def gather(settings: DoctorSettings) -> Facts:
     """Run all probes. Takes a second or two; half a minute if the engine is installed."""
-    try:
+    model_path = settings.model_path
+    with contextlib.suppress(ValueError):  # a finding says so
         model_path = model_folder(settings.model_path)
-    except ValueError:  # a finding says so
-        model_path = settings.model_path
     wires, host, model = settings.wires, probe_host(), probe_model(model_path)
     workers = tuple(wanted_workers(settings, os.environ.get("CUDA_VISIBLE_DEVICES")))
     installed = {"trtllm": host.has_tensorrt_llm, "vllm": host.has_vllm}
     if installed.get(settings.engine) and model.shape is not None:
         workers = with_refusals(workers, model_path)
-    credential_problem = _problem(wires, CredentialError)
+    start_problem = _start_problem(wires)
     return Facts(
         host=host,
         nvidia=probe_gpus(),
         model=model,
         workers=workers,
-        services=() if credential_problem else asyncio.run(probe_services(wires)),
+        services=() if start_problem else asyncio.run(probe_services(wires)),
         bind_host=wires.host,
-        host_problem=_host_problem(wires),
-        registry_problem=_problem(wires, UnsafeFolder),
-        credential_problem=credential_problem,
+        start_problem=start_problem,
         http_port=settings.http_port,
-        http_port_problem=bind_problem(settings.http_host, settings.http_port),
+        http_port_problem=port_problem(settings.http_host, settings.http_port),
         engine=settings.engine,
     )
 
@@ -109,19 +109,12 @@ def wanted_workers(settings: DoctorSettings, visible_devices: str | None) -> Ite
         yield from planned(s.engine, mode, lists, path, line)
 
 
-def _problem(wires: Wires, kind: type[Exception]) -> str | None:
+def _start_problem(wires: Wires) -> str | None:
     try:
         wires.check()
     except (UnsafeFolder, CredentialError, WrongAddress) as problem:
-        return str(problem) if isinstance(problem, kind) else None
-    return None
-
-
-def _host_problem(wires: Wires) -> str | None:
-    try:
-        return bind_problem(wires.address(), 0)
-    except WrongAddress as problem:
         return str(problem)
+    return None
 
 
 def examine(facts: Facts) -> Report:
@@ -144,5 +137,4 @@ def _seen(facts: Facts) -> Iterator[str]:
             f"{model.shape.kv_bytes_per_token():,.0f} bytes of KV per token"
         )
     yield from map(str, conditions.budgets(facts))
-    for service in conditions.answering(facts):
-        yield f"{service.name} at {service.url} answers in {service.latency_s * 1e3:.1f} ms"
+    yield from (f"{each.name} at {each.url} answers" for each in facts.services if not each.problem)

@@ -12,15 +12,9 @@ _ABSURD = 1e15
 BIG_MODEL_BYTES = 4 * GIB
 """Larger weights are not a demo model's and need a GPU."""
 
-INITIAL_IPC_NAMESPACE = 0xEFFFFFFF
-INITIAL_PID_NAMESPACE = 0xEFFFFFFC
-"""Fixed numbers of Linux's initial namespaces (include/linux/proc_ns.h); containers have others."""
-
 
 class Gpu(msgspec.Struct, frozen=True, kw_only=True):
-    """One row of nvidia-smi. Bytes are None if not reported (unified memory: DGX Spark); the health fields
-    below `mig` are empty, None or `N/A` if the GPU or the driver does not support them.
-    """
+    """One row of nvidia-smi. Bytes are None if not reported (unified memory: DGX Spark)."""
 
     index: int
     uuid: str
@@ -29,22 +23,14 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     free_bytes: int | None
     driver: str
     compute: tuple[int, int]
-    mig: bool = False
-    persistence_mode: str = ""
-    compute_mode: str = ""
-    num_ecc_errors: int | None = None
-    remap_pending: str = ""
-    remap_failure: str = ""
-    fabric_state: str = ""
 
 
 class Nvidia(msgspec.Struct, frozen=True, kw_only=True):
-    """nvidia-smi's report. `links` (`NV18`, `PIX`, `SYS`) and `peers` (`OK`, `NS`) are by (index, index)."""
+    """nvidia-smi's report. `links` (`NV18`, `PIX`, `SYS`) are by (index, index)."""
 
     gpus: tuple[Gpu, ...] = ()
     problem: str | None = None
     links: dict[tuple[int, int], str] = {}
-    peers: dict[tuple[int, int], str] = {}
 
 
 class Shard(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,14 +42,12 @@ class Shard(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Shape(msgspec.Struct, frozen=True, kw_only=True):
-    """The fields of config.json that memory and parallelism depend on."""
+    """The fields of config.json that memory depends on."""
 
     model_type: str
     num_layers: int
-    num_heads: int
     num_kv_heads: int
     head_dim: int
-    num_experts: int
     max_positions: int
     dtype_bytes: int = 2
 
@@ -74,7 +58,9 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Model(msgspec.Struct, frozen=True, kw_only=True):
-    """The model folder; `snapshot` is the model's subfolder if `path` is a Hugging Face cache folder."""
+    """The model folder; `snapshot` is the model's subfolder if `path` is a Hugging Face cache folder.
+    `bad_files` has what is wrong with each of its JSON files.
+    """
 
     path: str
     is_folder: bool
@@ -82,9 +68,7 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     snapshot: str | None = None
     files: frozenset[str] = frozenset()
     shape: Shape | None = None
-    config_problem: str | None = None
-    index_problem: str | None = None
-    tokenizer_problem: str | None = None
+    bad_files: dict[str, str] = {}
     shards: tuple[Shard, ...] = ()
 
     @property
@@ -146,47 +130,37 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Service(msgspec.Struct, frozen=True, kw_only=True):
-    """etcd or NATS at one address. `problem`: why it does not answer. `refusal`: why it denies this user
-    access.
+    """etcd or NATS at one address. `problem`: why it cannot be used; `is_refusal`: it answers, but denies
+    this user access.
     """
 
     name: Literal["etcd", "NATS"]
     url: str
     problem: str | None = None
-    refusal: str | None = None
-    version: tuple[int, ...] = ()
-    latency_s: float = 0.0
-    max_payload_bytes: int | None = None
+    is_refusal: bool = False
 
 
 class Host(msgspec.Struct, frozen=True, kw_only=True):
-    """This machine or container. A limit of None is unlimited; `ptrace_scope` is None without Yama;
-    `tensorrt_llm_version` is empty if it is not known.
+    """This machine or container. `memlock_bytes` None is unlimited. `namespaces`: which kinds are not the
+    machine's own.
     """
 
     memory_bytes: int
     memory_free_bytes: int
     memlock_bytes: int | None = None
-    nofile: int | None = None
     shm_bytes: int = 0
     in_container: bool = False
-    ipc_namespace: int = INITIAL_IPC_NAMESPACE
-    pid_namespace: int = INITIAL_PID_NAMESPACE
-    ptrace_scope: int | None = None
-    can_ptrace: bool = False
+    namespaces: tuple[str, ...] = ()
     has_tensorrt_llm: bool = False
-    tensorrt_llm_version: str = ""
     has_vllm: bool = False
     has_docker: bool = False
     container_toolkit: str | None = None
     environment: dict[str, str] = {}
-    missing_packages: tuple[str, ...] = ()
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
-    """All facts. `http_port_problem`: why the port is not free; `host_problem`: why --host cannot be bound;
-    `registry_problem`: why the file registry, if in use, cannot be trusted. `credential_problem`: which login
-    or certificate of the environment is not usable.
+    """All facts. `http_port_problem`: why the port is not free; `start_problem`: why no process would start:
+    an address, the file registry, a login or a certificate.
     """
 
     host: Host
@@ -195,9 +169,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     workers: tuple[Worker, ...] = ()
     services: tuple[Service, ...] = ()
     bind_host: str = "127.0.0.1"
-    host_problem: str | None = None
-    registry_problem: str | None = None
-    credential_problem: str | None = None
+    start_problem: str | None = None
     http_port: int = 8000
     http_port_problem: str | None = None
     engine: EngineName = "trtllm"
@@ -224,12 +196,6 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     def has_ranks(self) -> bool:
         """True if a worker has several ranks, on GPUs."""
         return self.wants_gpus and any(worker.tensor_parallel_size > 1 for worker in self.workers)
-
-    @property
-    def build(self) -> str:
-        """The installed build of TensorRT-LLM, if known, for messages."""
-        version = self.host.tensorrt_llm_version
-        return f" (TensorRT-LLM {version})" if version else ""
 
     @property
     def context(self) -> int:

@@ -5,7 +5,6 @@ import msgspec
 from operations.doctor.facts import GIB, Facts, Gpu, Worker
 
 _DEFAULT_FRACTION = 0.9
-_THIN_TOKENS = 512
 # Activations, CUDA graphs, NCCL and cuBLAS workspaces, per GPU: a rough, low estimate.
 _RESERVE_BYTES = 3 * GIB
 # In unified memory, the page cache of the files just read counts as used: in the guide's DGX Spark log,
@@ -23,11 +22,8 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
     gpu: Gpu
     weight_bytes: int
     free_bytes: int
-    total_bytes: int
     bytes_per_token: float
     kv_bytes: int
-    headroom_bytes: int
-    buffer_bytes: int
     kv_tokens: int
     request_tokens: int
 
@@ -47,19 +43,10 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
         """The longest request that fits, in blocks."""
         return self.request_tokens // 32 * 32
 
-    def has_room(self, memory_bytes: int) -> bool:
+    @property
+    def has_room(self) -> bool:
         """Whether weights and working memory fit."""
-        return self.weight_bytes + _RESERVE_BYTES <= memory_bytes
-
-    def thin(self) -> tuple[int, int] | None:
-        """The concurrent requests and a better max_batch_size, if each would have few tokens."""
-        worker = self.worker
-        # The setting counts per GPU with attention data parallelism.
-        num_counted = worker.tensor_parallel_size if worker.value("enable_attention_dp") is True else 1
-        batch = (worker.number("max_batch_size") or 1) * num_counted
-        if self.kv_tokens / batch >= _THIN_TOKENS:
-            return None
-        return int(batch), max(1, int(self.kv_tokens / 2048 / num_counted))
+        return self.weight_bytes + _RESERVE_BYTES <= self.free_bytes
 
     def __str__(self) -> str:
         return (
@@ -88,17 +75,13 @@ def budget(facts: Facts, worker: Worker) -> Budget | None:
     tokens_per_gpu = int(left * fraction / per_rank)
     limit = worker.number("kv_cache_config.max_tokens")
     tokens_per_gpu = min(tokens_per_gpu, int(limit)) if limit else tokens_per_gpu
-    buffer_tokens = worker.number("cache_transceiver_config.max_tokens_in_buffer") or 0
     return Budget(
         worker=worker,
         gpu=gpu,
         weight_bytes=weight_bytes,
         free_bytes=facts.free_bytes(gpu),
-        total_bytes=facts.total_bytes(gpu),
         bytes_per_token=per_token,
         kv_bytes=int(tokens_per_gpu * per_rank),
-        headroom_bytes=int(left * (1 - fraction)) + _RESERVE_BYTES,
-        buffer_bytes=int(2 * buffer_tokens * per_rank),  # one per direction
         kv_tokens=tokens_per_gpu * (tensor_ranks if attention_dp else 1),
         request_tokens=tokens_per_gpu,
     )

@@ -1,7 +1,6 @@
 """Reads this machine, its GPUs and the model folder. Nothing here raises, or waits for a tool that hangs."""
 
 import contextlib
-import importlib.metadata
 import importlib.util
 import json
 import os
@@ -11,30 +10,24 @@ import shutil
 import socket
 import subprocess
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, TypeVar
 
 import msgspec
-from msgspec.structs import replace
 
 from baton.model_folder import snapshot_in
 from operations.doctor.facts import Gpu, Host, Model, Nvidia, Shape, Shard
 
 TIMEOUT_S = 20
-_CAP_SYS_PTRACE = 19
-_FRONTEND_PACKAGES = ("httptools", "starlette", "tokenizers", "uvicorn")
-_VARIABLES = re.compile(
-    r"(CUDA|NCCL|BATON_PEER|NVIDIA|UCX|TRTLLM|TRT_LLM)_\w+|(https?|all|no)_proxy", re.IGNORECASE
-)
-_FIELDS = "index,uuid,name,memory.total,memory.free,driver_version,compute_cap,mig.mode.current"
-_HEALTH_FIELDS = (
-    "index,persistence_mode,compute_mode,ecc.errors.uncorrected.volatile.total,"
-    "remapped_rows.pending,remapped_rows.failure,fabric.state"
-)
+# Fixed numbers of Linux's initial namespaces (include/linux/proc_ns.h); containers have others.
+_INITIAL_NAMESPACES = {"ipc": 0xEFFFFFFF, "pid": 0xEFFFFFFC}
+_VARIABLES = ("BATON_PEER_CERT", "NVIDIA_VISIBLE_DEVICES", "UCX_TLS")
+_FIELDS = "index,uuid,name,memory.total,memory.free,driver_version,compute_cap"
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 _MAX_JSON_BYTES = 64 << 20
 _MAX_HEADER_BYTES = 100 << 20
 _INDEX = "model.safetensors.index.json"
 _DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+T = TypeVar("T")
 _Count = Annotated[int, msgspec.Meta(ge=1, le=1 << 30)]
 
 
@@ -47,56 +40,40 @@ def probe_host() -> Host:
         name: int(kib) * 1024
         for name, kib in re.findall(r"^(\w+):\s+(\d+) kB$", _text("/proc/meminfo"), re.MULTILINE)
     }
-    capabilities = re.search(r"^CapEff:\s+([0-9a-f]+)$", _text("/proc/self/status"), re.MULTILINE)
-    scope = _text("/proc/sys/kernel/yama/ptrace_scope").strip()
+    memlock, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     toolkit = _output("nvidia-ctk", "--version")
     return Host(
         memory_bytes=memory.get("MemTotal", 0),
         memory_free_bytes=memory.get("MemAvailable", 0),
-        memlock_bytes=_limit(resource.RLIMIT_MEMLOCK),
-        nofile=_limit(resource.RLIMIT_NOFILE, is_hard=True),
+        memlock_bytes=None if memlock == resource.RLIM_INFINITY else memlock,
         shm_bytes=shutil.disk_usage("/dev/shm").total if Path("/dev/shm").is_dir() else 0,  # noqa: S108  its size
         in_container=_in_container(),
-        ipc_namespace=_namespace("ipc"),
-        pid_namespace=_namespace("pid"),
-        ptrace_scope=int(scope) if scope.isdigit() else None,
-        can_ptrace=bool(capabilities and int(capabilities[1], 16) >> _CAP_SYS_PTRACE & 1),
+        namespaces=tuple(kind for kind, number in _INITIAL_NAMESPACES.items() if _namespace(kind) != number),
         has_tensorrt_llm=_is_installed("tensorrt_llm"),
-        tensorrt_llm_version=_version("tensorrt-llm"),
         has_vllm=_is_installed("vllm"),
         has_docker=shutil.which("docker") is not None,
         container_toolkit=toolkit.strip() if isinstance(toolkit, str) else None,
-        environment={name: value for name, value in os.environ.items() if _VARIABLES.fullmatch(name)},
-        missing_packages=tuple(name for name in _FRONTEND_PACKAGES if not _is_installed(name)),
+        environment={name: os.environ[name] for name in _VARIABLES if name in os.environ},
     )
 
 
-def bind_problem(host: str, port: int) -> str | None:
-    """Why this process could not listen there, or None. Port 0: any."""
+def port_problem(host: str, port: int) -> str | None:
+    """Why the frontend could not listen there, or None. Port 0: any."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        with socket.create_server((host, port), family=family):
-            return None
+        with socket.socket(family) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the frontend
+            probe.bind((host, port))
+            probe.listen()
     except OSError as error:
         return os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
-    except (OverflowError, TypeError, ValueError) as error:  # an invalid port or name
+    except (TypeError, ValueError) as error:  # a name that cannot be encoded
         return str(error)
+    return None
 
 
 def _is_installed(package: str) -> bool:
     return importlib.util.find_spec(package) is not None
-
-
-def _version(distribution: str) -> str:
-    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-        return importlib.metadata.version(distribution)
-    return ""
-
-
-def _limit(which: int, *, is_hard: bool = False) -> int | None:
-    """The soft limit, or the hard one for limits that processes raise themselves."""
-    limit = resource.getrlimit(which)[is_hard]
-    return None if limit == resource.RLIM_INFINITY else limit
 
 
 def _text(path: str) -> str:
@@ -130,19 +107,12 @@ def _output(*command: str) -> str | OSError | subprocess.SubprocessError:
 
 
 def probe_gpus() -> Nvidia:
-    """Call nvidia-smi four times; `problem` says why it failed. Health and topology are optional: a
-    driver that does not support one of the fields refuses the whole call.
-    """
+    """Call nvidia-smi twice; `problem` says why the first call failed. Topology is optional."""
     listed = _output("nvidia-smi", f"--query-gpu={_FIELDS}", "--format=csv,noheader,nounits")
     if not isinstance(listed, str):
         return Nvidia(problem=_reason(listed))
-    extras = _output("nvidia-smi", f"--query-gpu={_HEALTH_FIELDS}", "--format=csv,noheader,nounits")
-    links, peers = _output("nvidia-smi", "topo", "-m"), _output("nvidia-smi", "topo", "-p2p", "r")
-    return Nvidia(
-        gpus=parse_gpus(listed, extras if isinstance(extras, str) else ""),
-        links=parse_matrix(links) if isinstance(links, str) else {},
-        peers=parse_matrix(peers) if isinstance(peers, str) else {},
-    )
+    links = _output("nvidia-smi", "topo", "-m")
+    return Nvidia(gpus=parse_gpus(listed), links=parse_links(links) if isinstance(links, str) else {})
 
 
 def _reason(error: OSError | subprocess.SubprocessError) -> str:
@@ -156,44 +126,28 @@ def _reason(error: OSError | subprocess.SubprocessError) -> str:
     return f"nvidia-smi: {error}"
 
 
-def parse_gpus(csv: str, health: str = "") -> tuple[Gpu, ...]:
-    """Parse two `--query-gpu` with `noheader,nounits`; unknown values are `[N/A]`."""
-    found = []
-    states = {row[0]: row[1:] for row in _rows(health, 7)}
-    for index, uuid, name, total, free, driver, compute, mig in _rows(csv, 8):
-        major, _, minor = compute.partition(".")
-        gpu = Gpu(
-            index=int(index),
-            uuid=uuid,
-            name=name,
-            total_bytes=int(total) << 20 if total.isdecimal() else None,
-            free_bytes=int(free) << 20 if free.isdecimal() else None,
-            driver=driver,
-            compute=(int(major) if major.isdecimal() else 0, int(minor) if minor.isdecimal() else 0),
-            mig=mig == "Enabled",
-        )
-        if index in states:
-            persistence, mode, ecc, pending, failure, fabric = states[index]
-            gpu = replace(
-                gpu,
-                persistence_mode=persistence,
-                compute_mode=mode,
-                num_ecc_errors=int(ecc) if ecc.isdecimal() else None,
-                remap_pending=pending,
-                remap_failure=failure,
-                fabric_state=fabric,
-            )
-        found.append(gpu)
-    return tuple(found)
-
-
-def _rows(csv: str, num_cells: int) -> list[list[str]]:
+def parse_gpus(csv: str) -> tuple[Gpu, ...]:
+    """Parse `--query-gpu` with `noheader,nounits`; unknown values are `[N/A]`. Other lines are skipped."""
     rows = [[cell.strip() for cell in line.split(",")] for line in csv.splitlines()]
-    return [row for row in rows if len(row) == num_cells and row[0].isdecimal()]
+    return tuple(_gpu(row) for row in rows if len(row) == 7 and row[0].isdecimal())
 
 
-def parse_matrix(table: str) -> dict[tuple[int, int], str]:
-    """Parse `nvidia-smi topo -m` or `-p2p`, by GPU indices; skips network cards and affinities."""
+def _gpu(row: list[str]) -> Gpu:
+    index, uuid, name, total, free, driver, compute = row
+    major, _, minor = compute.partition(".")
+    return Gpu(
+        index=int(index),
+        uuid=uuid,
+        name=name,
+        total_bytes=int(total) << 20 if total.isdecimal() else None,
+        free_bytes=int(free) << 20 if free.isdecimal() else None,
+        driver=driver,
+        compute=(int(major) if major.isdecimal() else 0, int(minor) if minor.isdecimal() else 0),
+    )
+
+
+def parse_links(table: str) -> dict[tuple[int, int], str]:
+    """Parse `nvidia-smi topo -m`, by GPU indices; skips network cards and affinities."""
     columns: list[int] = []
     found: dict[tuple[int, int], str] = {}
     for line in _ESCAPES.sub("", table).splitlines():
@@ -218,7 +172,6 @@ class _Config(msgspec.Struct):
     max_position_embeddings: _Count
     head_dim: _Count | None = None
     hidden_size: _Count = 1
-    num_local_experts: Annotated[int, msgspec.Meta(ge=0, le=1 << 30)] = 0
     dtype: str | None = None
     torch_dtype: str | None = None
 
@@ -240,9 +193,10 @@ def probe_model(path: Path) -> Model:
 
 
 def _model(path: Path) -> Model:
-    config, config_problem = _read(path / "config.json", _Config)
-    index, index_problem = _read(path / _INDEX, _Index)
-    _, tokenizer_problem = _read(path / "tokenizer.json", _Tokenizer)
+    bad_files: dict[str, str] = {}
+    config = _read(path / "config.json", _Config, bad_files)
+    index = _read(path / _INDEX, _Index, bad_files)
+    _read(path / "tokenizer.json", _Tokenizer, bad_files)
     names = set(index.weight_map.values()) if index else {p.name for p in path.glob("*.safetensors")}
     return Model(
         path=str(path),
@@ -250,35 +204,32 @@ def _model(path: Path) -> Model:
         snapshot=str(snapshot_in(path) or "") or None,
         files=frozenset(p.name for p in path.iterdir() if p.is_file()),
         shape=_shape(config) if config else None,
-        config_problem=config_problem,
-        index_problem=index_problem,
-        tokenizer_problem=tokenizer_problem,
+        bad_files=bad_files,
         shards=tuple(_shard(path, name) for name in sorted(names)),
     )
 
 
-def _read(path: Path, kind: type[Any]) -> tuple[Any, str | None]:
-    """(content, None) or (None, problem); (None, None) if there is no such file."""
+def _read(path: Path, kind: type[T], bad_files: dict[str, str]) -> T | None:
+    """Its content; None if there is no such file, or if `bad_files` gets what is wrong with it."""
     if not path.is_file():  # a pipe may never end
-        return None, None
+        return None
     try:
-        if path.stat().st_size > _MAX_JSON_BYTES:
-            return None, f"larger than {_MAX_JSON_BYTES} bytes"
-        return msgspec.json.decode(path.read_bytes(), type=kind), None
+        if path.stat().st_size <= _MAX_JSON_BYTES:
+            return msgspec.json.decode(path.read_bytes(), type=kind)
+        bad_files[path.name] = f"larger than {_MAX_JSON_BYTES} bytes"
     except OSError as error:
-        return None, error.strerror or str(error)
+        bad_files[path.name] = error.strerror or str(error)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-        return None, str(error)
+        bad_files[path.name] = str(error)
+    return None
 
 
 def _shape(config: _Config) -> Shape:
     return Shape(
         model_type=config.model_type,
         num_layers=config.num_hidden_layers,
-        num_heads=config.num_attention_heads,
         num_kv_heads=config.num_key_value_heads,
         head_dim=config.head_dim or max(1, config.hidden_size // config.num_attention_heads),
-        num_experts=config.num_local_experts,
         max_positions=config.max_position_embeddings,
         dtype_bytes=_DTYPE_BYTES.get(config.dtype or config.torch_dtype or "bfloat16", 2),
     )

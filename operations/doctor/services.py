@@ -1,10 +1,8 @@
-"""Asks etcd and NATS for access, latency and version, with the clients of frontend and workers."""
+"""Asks etcd and NATS for access, with the clients of frontend and workers."""
 
 import asyncio
 import dataclasses
 import os
-import time
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import nats.errors
@@ -19,8 +17,7 @@ from baton.nats_login import nats_options
 from operations.doctor.facts import Service
 
 TIMEOUT_S = 10.0
-"""Limit for all questions to a server: a name server may hang, a peer may send a byte a second."""
-_NUM_QUESTIONS = 3
+"""Limit for one server: a name server may hang, a peer may send a byte a second."""
 _ONCE: dict[str, Any] = {
     "allow_reconnect": False,
     "max_reconnect_attempts": 1,
@@ -32,32 +29,28 @@ _NATS_ERRORS = (OSError, EOFError, ValueError, TypeError, LookupError, Attribute
 
 
 async def probe_services(wires: Wires) -> tuple[Service, ...]:
-    """Ask every etcd and NATS server in use, all at a time. A login that cannot be used asks nothing."""
+    """Ask every etcd and NATS server in use, all at a time."""
     used = str(wires)
-    asked = [probe_etcd(wires, url) for url in wires.etcd_urls if "discovery=etcd" in used]
-    asked += [probe_nats(url) for url in wires.nats_urls if "plane=nats" in used]
-    return tuple(await asyncio.gather(*asked))
+    probes = [probe_etcd(wires, url) for url in wires.etcd_urls if "discovery=etcd" in used]
+    probes += [probe_nats(url) for url in wires.nats_urls if "plane=nats" in used]
+    return tuple(await asyncio.gather(*probes))
 
 
 async def probe_etcd(wires: Wires, url: str) -> Service:
-    """Read the registry and the version at this member of the cluster."""
+    """Read the registry at this member of the cluster."""
     service = Service(name="etcd", url=without_secrets(url))
-    try:
-        etcd = dataclasses.replace(wires, discovery_backend="etcd", etcd_endpoints=url).discovery()
-    except (OSError, ValueError) as error:
-        return replace(service, problem=str(error))
+    etcd = dataclasses.replace(wires, discovery_backend="etcd", etcd_endpoints=url).discovery()
     assert isinstance(etcd, EtcdDiscovery)
     try:
         async with asyncio.timeout(TIMEOUT_S):
-            version = await etcd.version()
-            latency_s = await _latency_s(etcd.version)
+            await etcd.check_access()
     except EtcdError as error:
-        return replace(service, **{"refusal" if error.refused else "problem": str(error)})
+        return replace(service, problem=str(error), is_refusal=error.refused)
     except TimeoutError:
         return replace(service, problem=f"no answer in {TIMEOUT_S:.0f} s")
     finally:
         await etcd.close()
-    return replace(service, latency_s=latency_s, version=tuple(map(int, version.split(".")[:2])))
+    return service
 
 
 async def probe_nats(url: str) -> Service:
@@ -72,31 +65,13 @@ async def probe_nats(url: str) -> Service:
     try:
         async with asyncio.timeout(TIMEOUT_S):
             await client.connect([url], error_cb=note, **_ONCE, **nats_options())
-            latency_s = await _latency_s(client.flush)
     except TimeoutError:
         return replace(service, problem=f"no answer in {TIMEOUT_S:.0f} s")
     except _NATS_ERRORS as error:
         if not isinstance(error, nats.errors.NoServersError):
             await note(error)
         why = without_secrets(errors[-1])
-        return replace(service, **{"refusal" if "authorization" in why.lower() else "problem": why})
-    else:
-        version = client.connected_server_version
-        return replace(
-            service,
-            latency_s=latency_s,
-            version=(version.major, version.minor),
-            max_payload_bytes=client.max_payload,
-        )
+        return replace(service, problem=why, is_refusal="authorization" in why.lower())
     finally:
         await client.close()
-
-
-async def _latency_s(ask: Callable[[], Awaitable[object]]) -> float:
-    """The best of three."""
-    latencies_s = []
-    for _ in range(_NUM_QUESTIONS):
-        begin_s = time.perf_counter()
-        await ask()
-        latencies_s.append(time.perf_counter() - begin_s)
-    return min(latencies_s)
+    return service
