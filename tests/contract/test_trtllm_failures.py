@@ -184,6 +184,20 @@ async def test_a_release_with_another_signature_ends_the_worker(checkpoint: Path
             assert "TypeError" in await engine.failed()
 
 
+async def test_a_request_that_cannot_be_converted_ends_alone(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise KeyError("odd schema")
+
+    async with started(checkpoint) as engine:
+        with monkeypatch.context() as patched:
+            patched.setattr("workers.engines.trtllm.adapter.sampling_params", fail)
+            with pytest.raises(KeyError):
+                await tokens(engine.decode(ask()))
+        assert await served(engine)
+
+
 @pytest.mark.parametrize(
     ("build", "backend", "kind"),
     [

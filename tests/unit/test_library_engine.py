@@ -110,8 +110,10 @@ class Library:
         return Facts(info, KEEP_S, 640)
 
     def submit(self, call: Call) -> Scripted:
-        if self.refusal is not None:
+        if isinstance(self.refusal, BatonError):
             raise self.refusal
+        if self.refusal is not None:
+            raise self.failure(self.refusal, call)
         answer = Scripted(call, list(self._steps), may_abort=self._may_abort)
         self.answers.append(answer)
         return answer
@@ -298,6 +300,15 @@ async def test_a_transfer_is_finished_in_the_background_before_its_rest_is_abort
     while engine.stats().num_running:
         await asyncio.sleep(0)
     assert answer.num_aborts == 1
+
+
+async def test_a_transfer_that_the_library_ends_breaks_nothing() -> None:
+    engine = await started(Library(DeadlineExceeded(), DeadlineExceeded(), may_abort=False))
+    for asked in (await handed_over(), ask()):
+        with pytest.raises(DeadlineExceeded):
+            await tokens(engine.decode(asked))
+        while engine.stats().num_running:
+            await asyncio.sleep(0)
 
 
 @jumping

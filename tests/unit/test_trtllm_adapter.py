@@ -188,6 +188,8 @@ async def test_an_answer_that_did_not_end_by_itself_is_an_error(reason: str, kin
         (NotImplementedError("no beams"), SENDS, InvalidRequest),
         (load_library().request_error("too long"), ANY_TIME, InvalidRequest),
         (ValueError("no such endpoint"), RECEIVES, HandoffFailed),
+        (AssertionError("odd"), ANY_TIME, EngineFailure),
+        (TypeError("another signature"), ANY_TIME, WorkerLost),
     ],
     ids=repr,
 )
@@ -241,15 +243,23 @@ def test_an_error_is_the_forms_the_handoffs_the_requests_or_the_engines(
     assert isinstance(fatal.failure(error, call_of(asked, **role)), WorkerLost)
 
 
+def test_a_priority_that_the_build_lacks_is_the_clients_fault() -> None:
+    adapter = adapter_of(None)
+    adapter.llm = SimpleNamespace(generate_async=lambda inputs, sampling_params, streaming: None)  # noqa: ARG005
+    with pytest.raises(InvalidRequest) as refused:
+        adapter.submit(call_of({"priority": 5}))
+    assert refused.value.param == "priority"
+
+
 REUSES_APART = '{"cache_transceiver_config": {"backend": "UCX"}}'
 
 
 @pytest.mark.parametrize(
     ("call", "told"),
     [
-        (call_of(), {"streaming": True, "cache_salt": "baton", "priority": 0.5}),
-        (call_of(**SENDS), {"streaming": False, "cache_salt": "baton", "priority": 0.5}),
-        (call_of(salt="own"), {"streaming": True, "cache_salt": "own", "priority": 0.5}),
+        (call_of(), {"streaming": True, "cache_salt": "baton"}),  # a build may have no priorities
+        (call_of(**SENDS), {"streaming": False, "cache_salt": "baton"}),
+        (call_of(salt="own"), {"streaming": True, "cache_salt": "own"}),
         (call_of({"priority": 100}), {"streaming": True, "cache_salt": "baton", "priority": 0.0}),
         (call_of({"priority": -50}), {"streaming": True, "cache_salt": "baton", "priority": 0.75}),
     ],

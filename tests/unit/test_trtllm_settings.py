@@ -176,6 +176,10 @@ def test_null_turns_a_mapping_off_and_a_later_leaf_turns_it_on_again(tmp_path: P
         (UCX + "  transceiver_runtime: PYTHON", ":4: cache_transceiver_config.transceiver_runtime: PYTHON"),
         ("kv_cache_config:\n  free_gpu_memory_fraction: null\n" + UCX, "refuses the settings: '<='"),
         (
+            "kv_cache_config:\n  free_gpu_memory_fraction: true",
+            ":2: kv_cache_config.free_gpu_memory_fraction: ",
+        ),
+        (
             "cuda_graph_config:\n  batch_sizes: [1]\n  max_batch_size: 8\n" + UCX,
             "must equal max(batch",
         ),

@@ -105,9 +105,9 @@ class Call:
     ending: Ending = dataclasses.field(default_factory=Ending)
     answer: Answer = dataclasses.field(init=False)
 
-    async def step(self) -> TokenChunk:
-        """The next chunk. Raises DeadlineExceeded, the error that ended the call, or the answer's."""
-        chunk = await self.ending.wait(self.answer.step(), self.deadline, DeadlineExceeded)
+    async def step(self, late: Callable[[], BatonError] = DeadlineExceeded) -> TokenChunk:
+        """The next chunk. Raises `late()` at the deadline, the error that ended the call, or the answer's."""
+        chunk = await self.ending.wait(self.answer.step(), self.deadline, late)
         self.has_answered = True
         return chunk
 
@@ -173,7 +173,9 @@ class Adapter(Protocol):
         ...
 
     def submit(self, call: Call) -> Answer:
-        """Start a request. Raises BatonError, or whatever the library raises."""
+        """Start a request. Raises BatonError, WorkerLost if the library failed and no single request is the
+        cause. Any other error ends this request only.
+        """
         ...
 
     def failure(self, error: Exception, call: Call) -> BatonError:

@@ -6,7 +6,7 @@ import logging
 import signal
 import threading
 from collections import Counter
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from typing import Any
 
@@ -258,10 +258,9 @@ class LibraryEngine:
         )
         try:
             call.answer = self.adapter.submit(call)
-        except BatonError:
+        except WorkerLost as error:
+            self._break_off(error.message)
             raise
-        except Exception as error:
-            raise self._failure(error, call) from error
         self._calls.add(call)
         try:
             yield call
@@ -275,9 +274,9 @@ class LibraryEngine:
                 self._leaving.add(task)
                 task.add_done_callback(self._leaving.discard)
 
-    async def _step(self, call: Call) -> TokenChunk:
+    async def _step(self, call: Call, late: Callable[[], BatonError] = DeadlineExceeded) -> TokenChunk:
         try:
-            return await call.step()
+            return await call.step(late)
         except BatonError:
             raise
         except Exception as error:
@@ -298,10 +297,13 @@ class LibraryEngine:
         limit_s = self._keep_s + _STUCK_AFTER_S
         call.deadline = asyncio.get_running_loop().time() + limit_s
         request_id = call.request.request_id
-        try:
-            await self._step(call)
-        except DeadlineExceeded:
+
+        def stuck() -> BatonError:
             self._break_off(f"request {request_id} did not end within {limit_s:g} s after it was abandoned")
+            return WorkerLost(self._reason)
+
+        try:
+            await self._step(call, stuck)
         except BatonError as error:
             log.info("abandoned request ended request_id=%s error=%r", request_id, error)
         finally:

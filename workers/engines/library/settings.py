@@ -112,5 +112,5 @@ def _check_numbers(rules: Rules, given: Given) -> None:
         check_count(given, path)
     check_count(given, QUEUE_SIZE, 0)
     value, source = given.get(rules.share, (None, ""))
-    if value is not None and not (isinstance(value, (int, float)) and 0 < value <= 1):
+    if value is not None and not (type(value) in {int, float} and 0 < value <= 1):  # type: ignore[operator]  # a number
         raise SettingsError(f"{source}: {rules.share}: {value!r}: must be a number above 0 and at most 1")

@@ -1,6 +1,7 @@
 """TensorRT-LLM for the library engine: one LLM in this process."""
 
 import asyncio
+import inspect
 import logging
 import threading
 from collections.abc import Callable, Mapping, Set
@@ -107,18 +108,20 @@ class TrtllmAdapter:
             params = generation_params(call.transfer, self.lib)
         sampling = sampling_params(call.request, self.lib, self.model, max_tokens=call.max_tokens)
         salt = {"cache_salt": call.cache_salt} if call.cache_salt else {}
+        priority = self._priority(call.request.priority)
         try:
             result = self.llm.generate_async(
                 call.request.token_ids,
                 sampling,
                 streaming=not call.hands_over,
                 disaggregated_params=params,
-                priority=0.5 - call.request.priority / 200,  # from 0 to 1, higher is sooner
-                **{**self._options, **salt},
+                **{**self._options, **priority, **salt},
             )
         except (ValueError, NotImplementedError, self.lib.request_error) as error:
             kind = HandoffFailed if call.transfer is not None else InvalidRequest
             raise kind(f"TensorRT-LLM refuses the request: {error}") from error
+        except Exception as error:  # a library may fail in any way
+            raise self.failure(error, call) from error
         log.debug(
             "request_id=%s trtllm_id=%s disagg_id=%s",
             call.request.request_id,
@@ -184,6 +187,15 @@ class TrtllmAdapter:
         elif llm is not None:
             with leaving_after(self._patience.shut_down_s, self._leave, "shutting down"):
                 await asyncio.to_thread(llm.shutdown)
+
+    def _priority(self, priority: int) -> dict[str, float]:
+        """From 0 to 1, higher is sooner, 0.5 by default. Early candidates of 1.3 have none."""
+        if not priority:
+            return {}
+        parameters = inspect.signature(self.llm.generate_async).parameters
+        if not any(name == "priority" or each.kind is each.VAR_KEYWORD for name, each in parameters.items()):
+            raise InvalidRequest("this build of TensorRT-LLM does not support priority", param="priority")
+        return {"priority": 0.5 - priority / 200}
 
     def _note_death(self, reason: str) -> None:
         if self._death is not None and not self._death.done():
