@@ -161,7 +161,7 @@ async def generate(exchange: Exchange, answer: Answer, services: Services, tally
     overdue = asyncio.get_running_loop().call_later(services.request_timeout_s, outbox.fail, DeadlineExceeded)
     try:
         async with _Tasks(
-            _watch_client(exchange, outbox),
+            _watch_client(exchange, answer, outbox),
             *(_pump(answer, index, services, outbox, tally) for index in range(len(answer.choices))),
         ):
             if answer.stream:
@@ -195,8 +195,8 @@ class _Tasks:
                 await first_done(task)
 
 
-async def _watch_client(exchange: Exchange, outbox: sse.Outbox) -> None:
-    await exchange.client_gone()
+async def _watch_client(exchange: Exchange, answer: Answer, outbox: sse.Outbox) -> None:
+    await exchange.client_gone(lambda: outbox.put(answer.keep_alive if exchange.started else b""))
     outbox.fail(ClientGone())
 
 
@@ -245,7 +245,7 @@ async def relay(
 ) -> None:
     """Send the outbox of a background run, until it ends or the client disconnects."""
     outbox.taken(services.first_event_wait_s, answer.keep_alive)
-    async with _Tasks(_watch_client(exchange, outbox)):
+    async with _Tasks(_watch_client(exchange, answer, outbox)):
         await _stream(exchange, answer, outbox, services, tally)
 
 

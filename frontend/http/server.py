@@ -28,6 +28,8 @@ MAX_HEAD_BYTES = 64 << 10
 """Limit of the request line and headers, and of framing bytes between two parts of a body."""
 MAX_PIPELINED = 8
 """Requests that a client may pipeline."""
+_PROBE_S, _MAX_PROBE_S = 0.25, 2.0
+"""How often a client that sends no more is written to, at first and later."""
 _FRAMING = frozenset({b"content-length", b"transfer-encoding"})
 
 
@@ -197,6 +199,28 @@ class Connection(HttpToolsProtocol):
         self.parser = httptools.HttpRequestParser(body)
         framing = [name + b": " + value + b"\r\n" for name, value in self.headers if name in _FRAMING]
         self.data_received(b"POST / HTTP/1.1\r\n" + b"".join(framing) + b"\r\n" + rest)
+
+    def eof_received(self) -> bool:  # type: ignore[override]  # asyncio allows it
+        """The client has closed the connection, or only its side (not over TLS) and waits for its answer:
+        both look the same until something is written. Returns whether to keep our side open.
+        """
+        is_asking = self._num_open > 0 and self._reading is _Reading.NOTHING
+        # HTTP/1.0 has no interim responses.
+        if not is_asking or self.scope["http_version"] != "1.1" or not self.transport.can_write_eof():
+            return False
+        self.cycle.keep_alive = False
+        self.loop.call_later(_PROBE_S, self._probe, _PROBE_S)
+        return True
+
+    def _probe(self, next_s: float) -> None:
+        """Write what the client skips, so that a closed one answers with a reset, which ends the request."""
+        if self._num_open == 0 or self.transport.is_closing():
+            return
+        if self._num_open == 1:  # else the next answer is written soon
+            if not self.cycle.response_started:
+                self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            self.cycle.message_event.set()  # to the app a part of the body without bytes
+        self.loop.call_later(next_s, self._probe, min(2 * next_s, _MAX_PROBE_S))
 
     def on_message_begin(self) -> None:
         """The first byte of a request."""
