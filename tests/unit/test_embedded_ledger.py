@@ -6,7 +6,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from workers.engines.embedded.ledger import BlockLedger, Hold, Lease
+from workers.engines.embedded.ledger import BlockLedger, End, Hold, Lease, Prefix, first_whole_block
 from workers.engines.prefixes import first_key, next_key
 
 NUM_BLOCKS = 12
@@ -17,20 +17,28 @@ def chain(token_ids: list[int]) -> list[bytes]:
     keys = [first_key("")]
     for start in range(0, len(token_ids) - SIZE + 1, SIZE):
         keys.append(next_key(keys[-1], array("I", token_ids[start : start + SIZE])))
-    return keys[1:]
+    return keys
 
 
-def fill(ledger: BlockLedger, lease: Lease, token_ids: list[int]) -> None:
-    """All the tokens were computed or pulled."""
-    for i, key in enumerate(chain(token_ids)):
-        if i >= lease.num_found:
-            ledger.keep(lease, i, key)
+def prefix(token_ids: list[int], first_whole: int = 0) -> Prefix:
+    return Prefix(
+        chain(token_ids), token_ids, len(token_ids), lambda num_blocks: min(first_whole, num_blocks)
+    )
 
 
-def filled(ledger: BlockLedger, token_ids: list[int]) -> Lease:
+def fill(ledger: BlockLedger, lease: Lease, token_ids: list[int], num_partial: int = 0) -> None:
+    """All the tokens were computed or pulled, the first blocks without sliding-window layers."""
+    keys = chain(token_ids)
+    for i in range(len(keys) - 1):
+        ledger.keep(lease, i, keys[i + 1], is_whole=i >= num_partial)
+    rest = token_ids[(len(keys) - 1) * SIZE :]
+    lease.end = End(len(keys) - 1, keys[-1], rest) if rest else None
+
+
+def filled(ledger: BlockLedger, token_ids: list[int], num_partial: int = 0) -> Lease:
     lease = ledger.reserve(-(-len(token_ids) // SIZE))
     assert lease is not None
-    fill(ledger, lease, token_ids)
+    fill(ledger, lease, token_ids, num_partial)
     return lease
 
 
@@ -39,28 +47,38 @@ class LedgerMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.ledger = BlockLedger(NUM_BLOCKS)
+        self.ledger = BlockLedger(NUM_BLOCKS, SIZE)
         self.leases: list[Lease] = []
-        self.written: dict[int, list[int]] = {}
+        self.written: dict[int, tuple[list[int], bool]] = {}
 
-    @rule(num_more=st.integers(0, 3), token_ids=st.lists(st.integers(0, 1), max_size=9))
-    def reserve(self, num_more: int, token_ids: list[int]) -> None:
+    @rule(
+        num_more=st.integers(0, 3),
+        token_ids=st.lists(st.integers(0, 1), max_size=9),
+        num_partial=st.integers(0, 3),
+        first_whole=st.integers(0, 4),
+    )
+    def reserve(self, num_more: int, token_ids: list[int], num_partial: int, first_whole: int) -> None:
         """A prompt, all of whose tokens are written, and blocks for its answer."""
+        num_full = len(token_ids) // SIZE
         num_blocks = -(-len(token_ids) // SIZE) + num_more
         num_free, num_held = self.ledger.num_free, self.num_held()
-        lease = self.ledger.reserve(num_blocks, chain(token_ids))
+        lease = self.ledger.reserve(num_blocks, prefix(token_ids, first_whole))
         if lease is None:
             assert num_blocks > num_free or token_ids
             return
         assert len(set(lease.blocks)) == len(lease.blocks) == num_blocks
-        assert self.num_held() - num_held >= num_blocks - lease.num_found
-        for i, block in enumerate(lease.blocks):
-            written = token_ids[: (i + 1) * SIZE]
-            assert i >= lease.num_found or self.written[block] == written, (
-                "found KV is that of the same tokens"
-            )
-            self.written[block] = written
-        fill(self.ledger, lease, token_ids)
+        num_found = lease.num_found // SIZE
+        assert self.num_held() - num_held >= num_blocks - num_found
+        assert lease.num_found <= len(token_ids)
+        for i in range(-(-lease.num_found // SIZE)):
+            held, is_whole = self.written[lease.blocks[i]]
+            end = min((i + 1) * SIZE, lease.num_found)
+            assert held[:end] == token_ids[:end], "found KV is that of the same tokens"
+            assert is_whole or i < min(first_whole, num_found)
+        for i in range(num_found, num_blocks):
+            is_whole = i >= num_partial or i >= num_full
+            self.written[lease.blocks[i]] = (token_ids[: (i + 1) * SIZE], is_whole)
+        fill(self.ledger, lease, token_ids, num_partial)
         self.leases.append(lease)
 
     def num_held(self) -> int:
@@ -94,7 +112,7 @@ TestLedger = LedgerMachine.TestCase
 
 
 def test_only_used_blocks_can_be_pinned() -> None:
-    ledger = BlockLedger(2)
+    ledger = BlockLedger(2, SIZE)
     lease = ledger.reserve(1)
     assert lease is not None
     ledger.pin(lease)
@@ -105,38 +123,140 @@ def test_only_used_blocks_can_be_pinned() -> None:
         ledger.pin(lease)
 
 
-def test_what_was_used_least_recently_goes_first_and_of_one_prompt_its_end() -> None:
-    ledger = BlockLedger(4)
+def test_what_was_used_least_recently_is_forgotten_first_and_of_one_prompt_its_end() -> None:
+    ledger = BlockLedger(4, SIZE)
     for token_ids in ([1, 1, 2, 2], [3, 3, 4, 4]):
         ledger.free(filled(ledger, token_ids))
     assert ledger.num_kept == ledger.num_free == 4
     new = ledger.reserve(3)
     assert new is not None
     ledger.free(new)
-    again = [ledger.reserve(2, chain(token_ids)) for token_ids in ([3, 3, 4, 4], [1, 1, 2, 2])]
-    assert [lease.num_found for lease in again if lease is not None] == [1, 0]
+    again = [ledger.reserve(2, prefix(token_ids)) for token_ids in ([3, 3, 4, 4], [1, 1, 2, 2])]
+    assert [lease.num_found for lease in again if lease is not None] == [SIZE, 0]
 
 
 def test_a_lease_that_does_not_fit_changes_nothing() -> None:
-    ledger = BlockLedger(3)
-    ledger.free(filled(ledger, [1, 1, 2, 2]))
+    ledger = BlockLedger(3, SIZE)
+    ledger.free(filled(ledger, [1, 1, 2]))
     held = ledger.reserve(1)
     assert held is not None
-    assert ledger.reserve(3, chain([1, 1, 2, 2])) is None
-    found = ledger.reserve(2, chain([1, 1, 2, 2]))
+    assert ledger.reserve(3, prefix([1, 1, 2, 2])) is None
+    found = ledger.reserve(2, prefix([1, 1, 2, 2]))
     assert found is not None
-    assert found.num_found == 2
+    assert found.num_found == 3
 
 
-def test_equal_blocks_are_found_once() -> None:
-    ledger = BlockLedger(4)
-    first, second = filled(ledger, [1, 1]), filled(ledger, [1, 1])
-    ledger.free(second)
+def test_the_end_of_a_sequence_is_continued_by_one() -> None:
+    ledger = BlockLedger(6, SIZE)
+    first = filled(ledger, [1, 1, 2])
+    unshared = ledger.reserve(2, prefix([1, 1, 2, 2]))  # its last block is still written
+    assert unshared is not None
+    assert unshared.num_found == SIZE
     ledger.free(first)
-    assert (ledger.find(chain([1, 1])), ledger.num_kept) == ([first.blocks[0]], 1)
+    ledger.free(unshared)
+    leases = [ledger.reserve(2, prefix([1, 1, 2, 5])) for _ in range(2)]
+    assert [lease.num_found for lease in leases if lease is not None] == [3, SIZE]
+    assert leases[0] is not None
+    assert leases[0].blocks[1] == first.blocks[1]
+
+
+def test_an_end_gives_no_more_tokens_than_are_looked_for() -> None:
+    ledger = BlockLedger(2, SIZE)
+    ledger.free(filled(ledger, [1, 1, 2]))
+    keys, tokens = chain([1, 1]), [1, 1, 2]
+    assert [ledger.num_found(Prefix(keys, tokens, n, lambda num_blocks: num_blocks)) for n in (2, 3)] == [
+        2,
+        3,
+    ]
+
+
+def test_of_two_ends_the_later_is_found_and_of_an_end_what_is_equal() -> None:
+    ledger = BlockLedger(8, 3)
+    for token_ids in ([7, 8], [7, 9], [7, 9]):
+        lease = ledger.reserve(1)
+        assert lease is not None
+        lease.end = End(0, first_key(""), token_ids)
+        ledger.free(lease)
+    assert ledger.num_kept == 1
+    wanted = Prefix([first_key("")], [7, 8, 9], 3, lambda num_blocks: num_blocks)
+    found = ledger.reserve(1, wanted)
+    assert found is not None
+    assert found.num_found == 1
+    assert ledger.num_kept == 0
+    ledger.free(found)
+    everything = ledger.reserve(8)
+    assert everything is not None
+    ledger.free(everything)
+    assert ledger.num_kept == 0, "no block is taken for what it held before"
+
+
+def test_blocks_without_sliding_window_layers_are_found_where_these_are_not_needed() -> None:
+    ledger = BlockLedger(8, SIZE)
+    ledger.free(filled(ledger, [1, 1, 2, 2, 3, 3, 4], num_partial=2))
+    tokens = [1, 1, 2, 2, 3, 3, 4, 4]
+    for first_whole, num_found in ((0, 0), (1, SIZE), (2, 7)):
+        lease = ledger.reserve(4, prefix(tokens, first_whole))
+        assert lease is not None
+        assert lease.num_found == num_found
+        lease.end = End(3, chain(tokens[:6])[-1], [4])
+        ledger.free(lease)
+    whole = filled(ledger, [1, 1, 2, 2])
+    ledger.free(whole)  # takes the place of those that are not
+    lease = ledger.reserve(4, prefix(tokens))
+    assert lease is not None
+    assert (lease.num_found, lease.blocks[:2]) == (7, whole.blocks)
+    ledger.free(lease)
+    everything = ledger.reserve(8)
+    assert everything is not None
+    ledger.free(everything)
+    assert ledger.num_kept == 0, "no block is taken for what it held before"
+
+
+def test_a_block_that_lacks_sliding_window_layers_replaces_none_that_has_them() -> None:
+    ledger = BlockLedger(4, SIZE)
+    whole = filled(ledger, [1, 1])
+    ledger.free(filled(ledger, [1, 1], num_partial=1))
+    ledger.free(whole)
+    found = ledger.reserve(1, prefix([1, 1]))
+    assert found is not None
+    assert (found.num_found, found.blocks) == (SIZE, whole.blocks)
+
+
+def test_found_blocks_do_not_gain_sliding_window_layers_by_being_used() -> None:
+    ledger = BlockLedger(4, SIZE)
+    ledger.free(filled(ledger, [1, 1, 2, 2], num_partial=2))
+    lease = ledger.reserve(3, prefix([1, 1, 2, 2, 3], first_whole=2))
+    assert lease is not None
+    assert lease.num_found == 4
+    fill(ledger, lease, [1, 1, 2, 2, 3])
+    ledger.free(lease)
+    assert ledger.num_found(prefix([1, 1, 2, 2, 3])) == 0
+    assert ledger.num_found(prefix([1, 1, 2, 2, 3], first_whole=2)) == 5
+
+
+def test_what_fewer_blocks_need_is_checked_again() -> None:
+    """Of four blocks all but the first lack sliding-window layers, which each continuation needs in one."""
+    ledger = BlockLedger(8, SIZE)
+    lease = filled(ledger, [1, 1])
+    tokens = [1, 1, 2, 2, 3, 3, 4, 4]
+    ledger.free(lease)
+    rest = ledger.reserve(4, prefix(tokens))
+    assert rest is not None
+    fill(ledger, rest, tokens, num_partial=4)
+    ledger.free(rest)
+    needs_one = Prefix(chain(tokens), tokens, len(tokens), lambda num_blocks: num_blocks - 1)
+    assert ledger.num_found(needs_one) == SIZE
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "window", "first"),
+    [(1, 5, 0), (16, 5, 2), (17, 5, 3), (17, 1, 4), (17, 0, 0), (20, 4, 3), (4, 128, 0)],
+)
+def test_the_first_block_that_a_later_turn_may_need(num_tokens: int, window: int, first: int) -> None:
+    assert first_whole_block(num_tokens, window=window, tokens_per_block=4) == first
 
 
 def test_keys_tell_prompts_and_salts_apart() -> None:
     keys = {first_key("a"), *chain([1, 1]), *chain([2, 1]), *chain([1, 1, 2, 2]), *chain([2, 2, 1, 1])}
-    assert len(keys) == 1 + 2 + 1 + 2
+    assert len(keys) == 2 + 2 + 1 + 2
     assert next_key(first_key("a"), array("I", [1, 1])) not in keys

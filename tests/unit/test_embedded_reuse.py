@@ -105,7 +105,7 @@ async def test_a_conversation_computes_its_new_tokens_only_and_answers_the_same(
             assert num_cached + num_computed == len(history)
             assert num_cached == num_known
             assert reusing.stats().num_cached_tokens - before.num_cached_tokens == num_cached
-            num_known = (len(history) + len(tokens) - 1) // BLOCK * BLOCK  # the last token was not computed
+            num_known = len(history) + len(tokens) - 1  # the last token was not computed
             history = history + tokens + prompt(7, seed=turn)
 
 
@@ -151,6 +151,7 @@ async def test_prefill_reuses_blocks_and_decode_says_so(checkpoint: Path) -> Non
 async def test_a_conversation_over_handoffs_moves_its_new_tokens_only(
     checkpoint: Path, sampling: dict[str, Any], num_first: int
 ) -> None:
+    """The model's window is 16 tokens, so that the first handoffs lack some layers of the first blocks."""
     async with pair(checkpoint) as (prefill, decode), engine(checkpoint, reuse=False) as other:
         history, num_held, num_computed = prompt(num_first), 0, 0
         for turn in range(5):
@@ -158,9 +159,11 @@ async def test_a_conversation_over_handoffs_moves_its_new_tokens_only(
             tokens, num_cached = await handed_over(prefill, decode, request)
             assert tokens == (await answer(other, request))[0]
             assert num_cached == num_computed
-            assert decode.stats().kv_moved_bytes - moved == (len(history) - num_held) * TOKEN_BYTES
-            num_computed = len(history) // BLOCK * BLOCK
-            num_held = (len(history) + len(tokens) - 1) // BLOCK * BLOCK
+            moved = decode.stats().kv_moved_bytes - moved
+            assert moved <= (len(history) - num_held) * TOKEN_BYTES
+            if turn:
+                assert moved == (len(history) - num_held) * TOKEN_BYTES, "new tokens are in the window"
+            num_computed, num_held = len(history), len(history) + len(tokens) - 1
             history = history + tokens + prompt(11, seed=turn)
         assert prefill.stats().kv_moved_bytes == decode.stats().kv_moved_bytes
 

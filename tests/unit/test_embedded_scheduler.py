@@ -18,6 +18,7 @@ def scheduler(
     max_batch_size: int = 4,
     max_num_tokens: int = 16,
     reuses_blocks: bool = False,
+    window: int = 0,
 ) -> Scheduler:
     return Scheduler(
         num_blocks=num_blocks,
@@ -26,6 +27,7 @@ def scheduler(
         max_batch_size=max_batch_size,
         max_num_tokens=max_num_tokens,
         reuses_blocks=reuses_blocks,
+        window=window,
     )
 
 
@@ -251,8 +253,40 @@ def test_pieces_of_one_token_come_first_in_a_step() -> None:
     assert [len(work.token_ids) for work in target.plan().work] == [1, 15]
 
 
-def test_a_pull_continues_what_another_pull_left() -> None:
-    target = scheduler(reuses_blocks=True)
+def test_pulled_blocks_without_the_layers_of_the_window_are_not_continued() -> None:
+    target = scheduler(reuses_blocks=True, window=4)
+    pulling = sequence(40, pulls_kv=True)
+    target.add(pulling)
+    assert target.plan().to_pull == [pulling]
+    target.pulled(pulling, 7)
+    assert target.num_lacking(sequence(41)) == 1
+    assert target.num_lacking(sequence(21)) == 21
+
+
+def test_blocks_that_were_only_found_do_not_become_whole() -> None:
+    target = scheduler(num_blocks=14, max_num_tokens=8, reuses_blocks=True, window=4)
+    pulling = sequence(21, 1, pulls_kv=True)
+    target.add(pulling)
+    target.plan()
+    target.pulled(pulling, 7)
+    replacing, other, finding = sequence(8, 1), sequence(16, 1), sequence(22, 1)
+    replacing.token_ids[4:] = range(50, 54)
+    other.token_ids[:] = range(60, 76)
+    finding.token_ids[20:] = 54, 55
+    for each in (replacing, other, finding):  # `finding` finds 5 blocks now and runs last
+        target.add(each)
+    finish_step(target, target.plan())
+    evicting = sequence(20, 1)
+    evicting.token_ids[:] = range(80, 100)
+    target.add(evicting)
+    while (step := target.plan()).work:
+        finish_step(target, step)
+    assert finding.num_cached == 20
+    assert target.num_lacking(sequence(5)) == 5
+
+
+def test_a_pull_continues_what_another_pull_left_as_prefill_sends_the_window_anew() -> None:
+    target = scheduler(reuses_blocks=True, window=8)
     first, again = sequence(24, pulls_kv=True), sequence(40, pulls_kv=True)
     again.token_ids[16:] = range(60, 84)
     target.add(first)
@@ -275,7 +309,7 @@ def test_a_prompt_that_fits_the_step_exactly_waits_for_its_mask_too() -> None:
     assert sizes(target.plan()) == []
 
 
-def test_full_blocks_are_found_while_their_sequence_runs_and_after_its_end() -> None:
+def test_full_blocks_are_found_while_their_sequence_runs_and_the_rest_at_its_end() -> None:
     target = scheduler(reuses_blocks=True)
     assert target.num_cached_tokens == 0
     target.add(sequence(9, 3))
@@ -284,7 +318,7 @@ def test_full_blocks_are_found_while_their_sequence_runs_and_after_its_end() -> 
     for _ in range(2):
         finish_step(target, target.plan())
     assert target.num_running == 0
-    assert target.num_lacking(sequence(12)) == 4  # the ninth token's block was not full
+    assert target.num_lacking(sequence(12)) == 3  # the ninth token's block was not full
     assert target.num_lacking(sequence(8)) >= 1  # the last token is computed anyhow
 
     scored = sequence(12)
@@ -293,8 +327,8 @@ def test_full_blocks_are_found_while_their_sequence_runs_and_after_its_end() -> 
 
     again = sequence(12)
     target.add(again)
-    assert sizes(target.plan()) == [(8, 4)]
-    assert (again.num_cached, target.num_cached_tokens) == (8, 8)
+    assert sizes(target.plan()) == [(9, 3)]
+    assert (again.num_cached, target.num_cached_tokens) == (9, 9)
 
 
 def test_without_reuse_nothing_is_found() -> None:

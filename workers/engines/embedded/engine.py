@@ -198,6 +198,7 @@ class EmbeddedEngine:
             max_batch_size=settings.max_batch_size,
             max_num_tokens=settings.max_num_tokens,
             reuses_blocks=settings.kv_cache_config.enable_block_reuse,
+            window=runner.pool.shape.window,
         )
         return StepLoop(
             runner, self._thread, scheduler, max_calls=settings.max_batch_size + settings.max_queue_size

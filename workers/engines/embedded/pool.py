@@ -1,11 +1,13 @@
 """The KV pool's tensors: paged access for attention, gather and scatter for handoffs."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from baton.messages import KvLayout
+from workers.engines.embedded.ledger import first_whole_block
 from workers.kv.memory import Memory
 
 
@@ -16,6 +18,11 @@ class KvShape:
     num_kv_heads: int
     head_dim: int
     windows: tuple[int | None, ...]
+
+    @property
+    def window(self) -> int:
+        """The longest sliding window in tokens; 0 without any."""
+        return max((window for window in self.windows if window is not None), default=0)
 
 
 class KvPool:
@@ -47,12 +54,6 @@ class KvPool:
         self._slots = self._blocks.flatten(3, 4)  # the same memory, token by token
 
     @property
-    def token_bytes(self) -> int:
-        """Size of one token's KV in all layers."""
-        shape = self.shape
-        return len(shape.windows) * 2 * shape.num_kv_heads * shape.head_dim * self.dtype.itemsize
-
-    @property
     def layout(self) -> KvLayout:
         """The pool's shape, for comparison between workers."""
         return KvLayout(
@@ -82,27 +83,54 @@ class KvPool:
     def gather(self, blocks: tuple[int, ...], num_tokens: int, into: torch.Tensor) -> None:
         """Copy the KV of the first `num_tokens` to the front of `into`, uint8.
 
-        Token by token, each [layers, 2, kv heads, head dim].
+        Token by token, each [layers, 2, kv heads, head dim]. The first tokens have only the layers with full
+        attention; those from `first_whole_block` on have all, so that any later turn can continue from them.
         """
-        tokens, slots = self._by_token(into, num_tokens), self._token_slots(blocks)[:num_tokens]
-        for layer, layer_slots in enumerate(self._slots):
-            tokens[:, layer].copy_(layer_slots.index_select(2, slots).permute(2, 0, 1, 3))
+        for piece, layers, slots in self._pieces(into, blocks, 0, num_tokens):
+            for i, layer in enumerate(layers):
+                piece[:, i].copy_(self._slots[layer].index_select(2, slots).permute(2, 0, 1, 3))
         self._synchronize()
 
     def scatter(self, payload: torch.Tensor, blocks: tuple[int, ...], start: int, num_tokens: int) -> None:
         """The reverse of `gather` from token `start` on: store a pulled `payload` into `blocks`."""
-        tokens, slots = (
-            self._by_token(payload, num_tokens - start),
-            self._token_slots(blocks)[start:num_tokens],
-        )
-        for layer, layer_slots in enumerate(self._slots):
-            layer_slots.index_copy_(2, slots, tokens[:, layer].to(self.device).permute(1, 2, 0, 3))
+        for piece, layers, slots in self._pieces(payload, blocks, start, num_tokens):
+            for i, layer in enumerate(layers):
+                self._slots[layer].index_copy_(2, slots, piece[:, i].to(self.device).permute(1, 2, 0, 3))
         self._synchronize()
 
-    def _by_token(self, buffer: torch.Tensor, num_tokens: int) -> torch.Tensor:
-        """The front of the buffer as [num_tokens, layers, 2, kv heads, head dim]."""
-        sizes = (num_tokens, len(self.shape.windows), 2, self.shape.num_kv_heads, self.shape.head_dim)
-        return buffer[: num_tokens * self.token_bytes].view(self.dtype).view(sizes)
+    def num_handoff_bytes(self, num_tokens: int, start: int = 0) -> int:
+        """Size of the KV from token `start` on in a handoff of `num_tokens`."""
+        return sum(
+            len(tokens) * self._token_bytes(layers) for tokens, layers in self._parts(start, num_tokens)
+        )
+
+    def _token_bytes(self, layers: list[int]) -> int:
+        return len(layers) * 2 * self.shape.num_kv_heads * self.shape.head_dim * self.dtype.itemsize
+
+    def _parts(self, start: int, num_tokens: int) -> list[tuple[range, list[int]]]:
+        """The tokens from `start` on with the layers that a handoff of `num_tokens` has of each."""
+        windows = self.shape.windows
+        size = self.tokens_per_block
+        whole = size * first_whole_block(num_tokens, window=self.shape.window, tokens_per_block=size)
+        full = [layer for layer, window in enumerate(windows) if window is None]
+        return [
+            (range(start, max(start, whole)), full),
+            (range(max(start, whole), num_tokens), list(range(len(windows)))),
+        ]
+
+    def _pieces(
+        self, buffer: torch.Tensor, blocks: tuple[int, ...], start: int, num_tokens: int
+    ) -> Iterator[tuple[torch.Tensor, list[int], torch.Tensor]]:
+        """(part of the buffer [tokens, layers, 2, kv heads, head dim], its layers, the tokens' slots)."""
+        slots = self._token_slots(blocks)
+        sides = (2, self.shape.num_kv_heads, self.shape.head_dim)
+        at = 0
+        for tokens, layers in self._parts(start, num_tokens):
+            end = at + len(tokens) * self._token_bytes(layers)
+            piece = buffer[at:end].view(self.dtype).view(len(tokens), len(layers), *sides)
+            at = end
+            if piece.numel():
+                yield piece, layers, slots[tokens.start : tokens.stop]
 
     def _token_slots(self, blocks: tuple[int, ...]) -> torch.Tensor:
         size = self.tokens_per_block

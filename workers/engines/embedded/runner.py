@@ -79,7 +79,7 @@ class Runner:
     def gather(self, sequence: Sequence) -> Buffer:
         """Gather the KV of all computed tokens of `sequence` into a contiguous staging buffer."""
         assert sequence.lease is not None
-        buffer = self.staging.take(sequence.num_computed * self.pool.token_bytes)
+        buffer = self.staging.take(self.pool.num_handoff_bytes(sequence.num_computed))
         self.pool.gather(sequence.lease.blocks, sequence.num_computed, buffer.tensor)
         return buffer
 

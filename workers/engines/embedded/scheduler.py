@@ -5,11 +5,12 @@ from array import array
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
 from baton.errors import InvalidRequest
 from baton.messages import FinishReason, GenerateRequest, Sampling, TokenLogprob
 from workers.engines.embedded.grammar import Matcher
-from workers.engines.embedded.ledger import BlockLedger, Lease
+from workers.engines.embedded.ledger import BlockLedger, End, Lease, Prefix, first_whole_block
 from workers.engines.prefixes import first_key, next_key
 
 
@@ -36,8 +37,9 @@ class Sequence:
     its blocks are reserved at admission, so that nothing running is evicted. `pulls_kv`: its prompt's KV
     comes from a prefill worker; `hands_off`: it goes to a decode worker. `matcher` constrains the answer; the
     next token is not sampled before it `is_ready`. `prompt_logprobs` are those of the prompt's computed part,
-    if requested. `keys` are those of its salt and its full blocks; `num_kept` blocks can be found by others.
-    The KV of its first `num_cached` tokens was found; `num_moved_bytes` were pulled.
+    if requested. `keys` are those of its salt and its full blocks, see `Prefix`; `num_kept` blocks can be
+    found by others, the first `num_partial` without the KV of sliding-window layers. The KV of its first
+    `num_cached` tokens was found; `num_moved_bytes` were pulled.
     """
 
     token_ids: list[int]
@@ -56,6 +58,7 @@ class Sequence:
     keys: list[bytes] = field(default_factory=list)
     num_cached: int = 0
     num_kept: int = 0
+    num_partial: int = 0
     num_moved_bytes: int = 0
 
     @property
@@ -114,9 +117,12 @@ class Scheduler:
         max_batch_size: int,
         max_num_tokens: int,
         reuses_blocks: bool = False,
+        window: int = 0,
     ) -> None:
-        self.ledger = BlockLedger(num_blocks)
+        """`window`: the model's longest sliding window in tokens, 0 without any."""
+        self.ledger = BlockLedger(num_blocks, tokens_per_block)
         self.num_cached_tokens = 0
+        self._window = window
         self._tokens_per_block = tokens_per_block
         self._context_length = context_length
         self._max_batch_size = max_batch_size
@@ -186,6 +192,7 @@ class Scheduler:
     def pulled(self, sequence: Sequence, first_token: int) -> FinishReason | None:
         """The rest of the prompt's KV has arrived: continue from `first_token`."""
         sequence.num_computed = len(sequence.token_ids)
+        sequence.num_partial = self._first_whole_block(len(sequence.token_ids))
         self._keep_blocks(sequence)
         sequence.phase = Phase.RUNNING
         return self._append(sequence, first_token)
@@ -204,20 +211,31 @@ class Scheduler:
         self._admitted.pop(sequence, None)
         sequence.phase = Phase.DONE
         if sequence.lease is not None:
+            sequence.lease.end = self._end(sequence)
             self.ledger.free(sequence.lease)
 
-    def _sought(self, sequence: Sequence) -> list[bytes]:
-        """The keys of the full blocks before the last token, whose logits are needed."""
+    def _prefix(self, sequence: Sequence) -> Prefix | None:
+        """What the sequence need not compute or pull, if it is found: all tokens but the last."""
         if not self._reuses_blocks or sequence.sampling.prompt_logprobs is not None:
-            return []
-        num_blocks = (len(sequence.token_ids) - 1) // self._tokens_per_block
-        self._extend_keys(sequence, num_blocks)
-        return sequence.keys[1 : num_blocks + 1]
+            return None
+        num_tokens = len(sequence.token_ids) - 1
+        self._extend_keys(sequence, num_tokens // self._tokens_per_block)
+        first_whole = partial(self._first_needed, sequence)
+        return Prefix(sequence.keys, sequence.token_ids, num_tokens, first_whole)
 
     def num_lacking(self, sequence: Sequence) -> int:
         """How many tokens the sequence would compute if it were admitted now."""
-        found = self.ledger.find(self._sought(sequence))
-        return len(sequence.token_ids) - len(found) * self._tokens_per_block
+        prefix = self._prefix(sequence)
+        return len(sequence.token_ids) - (self.ledger.num_found(prefix) if prefix is not None else 0)
+
+    def _first_needed(self, sequence: Sequence, num_blocks: int) -> int:
+        """What a handoff carries in all layers, or what computing after `num_blocks` needs."""
+        if sequence.pulls_kv:
+            return self._first_whole_block(len(sequence.token_ids))
+        return self._first_whole_block(num_blocks * self._tokens_per_block + 1)
+
+    def _first_whole_block(self, num_tokens: int) -> int:
+        return first_whole_block(num_tokens, window=self._window, tokens_per_block=self._tokens_per_block)
 
     def _keep_blocks(self, sequence: Sequence) -> None:
         """Let the full blocks that have been computed or pulled be found."""
@@ -227,8 +245,16 @@ class Scheduler:
         num_blocks = sequence.num_computed // self._tokens_per_block
         self._extend_keys(sequence, num_blocks)
         for i in range(sequence.num_kept, num_blocks):
-            self.ledger.keep(sequence.lease, i, sequence.keys[i + 1])
+            self.ledger.keep(sequence.lease, i, sequence.keys[i + 1], is_whole=i >= sequence.num_partial)
         sequence.num_kept = num_blocks
+
+    def _end(self, sequence: Sequence) -> End | None:
+        """What the sequence leaves in a block that is not full."""
+        index = sequence.num_computed // self._tokens_per_block
+        token_ids = sequence.token_ids[index * self._tokens_per_block : sequence.num_computed]
+        if not self._reuses_blocks or not token_ids:
+            return None
+        return End(index, sequence.keys[index], token_ids)
 
     def _extend_keys(self, sequence: Sequence, num_blocks: int) -> None:
         size, keys = self._tokens_per_block, sequence.keys
@@ -243,14 +269,14 @@ class Scheduler:
     def _admit(self) -> Iterator[Sequence]:
         while self._waiting and len(self._admitted) < self._max_batch_size:
             sequence = self._waiting[0]
-            lease = self.ledger.reserve(self._num_blocks(sequence), self._sought(sequence))
+            lease = self.ledger.reserve(self._num_blocks(sequence), self._prefix(sequence))
             if lease is None:
                 return
             self._waiting.popleft()
             sequence.lease = lease
-            sequence.num_computed = sequence.num_cached = lease.num_found * self._tokens_per_block
-            sequence.num_kept = lease.num_found
-            self.num_cached_tokens += sequence.num_cached
+            sequence.num_computed = sequence.num_cached = lease.num_found
+            sequence.num_kept = lease.num_found // self._tokens_per_block  # found, so not its own to keep
+            self.num_cached_tokens += lease.num_found
             self._admitted[sequence] = None
             sequence.phase = Phase.PULLING if sequence.pulls_kv else Phase.RUNNING
             if sequence.pulls_kv:

@@ -115,7 +115,7 @@ class Transfers:
         runner, num_tokens = self._steps.runner, len(call.sequence.token_ids)
         loop = asyncio.get_running_loop()
         state = unpack(handoff, version=self._version, layout=runner.pool.layout)
-        num_bytes = num_tokens * runner.pool.token_bytes
+        num_bytes = runner.pool.num_handoff_bytes(num_tokens)
         check_fits(handoff, state, num_tokens=num_tokens, num_bytes=num_bytes, vocab_size=runner.vocab_size)
         expires_at = loop.time() + handoff.ttl_s
         try:
@@ -123,7 +123,7 @@ class Transfers:
                 await call.admitted.wait()
         except TimeoutError:
             raise HandoffFailed(f"the handoff's {handoff.ttl_s:.3g} s expired in the queue") from None
-        num_lacking_bytes = (num_tokens - call.sequence.num_computed) * runner.pool.token_bytes
+        num_lacking_bytes = runner.pool.num_handoff_bytes(num_tokens, call.sequence.num_computed)
         buffer = await self._steps.on_thread(runner.staging.take, num_lacking_bytes)
         try:
             began_at = loop.time()
@@ -142,7 +142,7 @@ class Transfers:
             self._steps.resume(call, Sampled(handoff.first_token, state.logprob))
 
 
-class HandoffState(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="embedded-2"):
+class HandoffState(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="embedded-1"):
     """The KV's location and shape, the first token's log-probability if the request asked for it, and how
     many of the prompt's tokens prefill found in its cache.
 
