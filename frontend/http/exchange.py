@@ -250,11 +250,13 @@ class _Reading:
         self._counted = 0
 
     async def __aenter__(self) -> bytes:
+        body = None
         try:
-            return await self._exchange.read_body(self._max_body_bytes, self._count)
-        except BaseException:
-            await self.__aexit__()
-            raise
+            body = await self._exchange.read_body(self._max_body_bytes, self._count)
+        finally:
+            if body is None:
+                await self.__aexit__()
+        return body
 
     async def __aexit__(self, *_: object) -> None:
         self._bodies.num_bytes -= self._counted
