@@ -28,12 +28,10 @@ class QueuedTokens(ScriptedTokens):
         super().__init__(TEXT)
         self.waits_s = waits_s
         self.refusal = refusal
-        self.callers: list[str] = []
 
     async def generate(
         self, request: GenerateRequest, caller: str, on_taken: Callable[[], None]
     ) -> AsyncGenerator[TokenChunk, None]:
-        self.callers.append(caller)
         await asyncio.sleep(self.waits_s[request.sampling.choice])
         if self.refusal is not None:
             raise self.refusal
