@@ -212,7 +212,7 @@ class Thoughts:
                     thought = self.recall(owner, turn.tool_calls[0].call_id)
                     if thought and thought != shown:
                         shown = thought
-                        turn = replace(turn, reasoning=thought)  # noqa: PLW2901
+                        turn = replace(turn, reasoning=thought)  # noqa: PLW2901  as above
             completed.append(turn)
         return tuple(completed)
 

@@ -156,7 +156,7 @@ async def test_killed_processes_are_replaced_and_no_form_is_blamed(own: tuple[Gr
         for process in killed:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)
-        await until(lambda killed=killed: not any(is_running(process) for process in killed))  # type: ignore[misc]
+        await until(lambda killed=killed: not any(is_running(process) for process in killed))  # type: ignore[misc]  # of a loop
         after = await allowed_after(matcher, [])
         assert matcher.error is None
         assert np.array_equal(before, after if after is not None else [])

@@ -279,7 +279,7 @@ class LibraryEngine:
             return await call.step(late)
         except BatonError:
             raise
-        except Exception as error:
+        except Exception as error:  # a library may raise anything
             raise self._failure(error, call) from error
 
     def _failure(self, error: Exception, call: Call) -> BatonError:

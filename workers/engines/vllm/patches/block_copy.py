@@ -12,7 +12,7 @@ _TILE_WORDS = 4096  # 32 KiB in flight per program
 _NUM_PROGRAMS = 24  # of an H200's 132 multiprocessors: enough for NVLink, and decode's steps hardly feel them
 
 
-@triton.jit(do_not_specialize=["num_blocks", "num_copies"])  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["num_blocks", "num_copies"])  # type: ignore[untyped-decorator]  # Triton's
 def _copy(targets, sources, words, blocks, num_blocks, num_copies, TILE: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803, PLR0917  Triton's ways
     for copy in range(tl.program_id(0), num_copies, tl.num_programs(0)):
         region = copy // num_blocks
