@@ -1,4 +1,4 @@
-"""How often links beat, and after how much silence a worker is lost."""
+"""How often links beat, after how much silence a worker is lost, and a wait for tasks."""
 
 import asyncio
 from collections.abc import Callable
@@ -43,7 +43,7 @@ class Pulse:
 
 
 async def first_done(*tasks: "asyncio.Task[Any]") -> None:
-    """Wait until one of the tasks has ended; a quarter of the calls of `asyncio.wait`."""
+    """Wait until one of the tasks has ended, with fewer calls than `asyncio.wait`."""
     ended = asyncio.get_running_loop().create_future()
 
     def end(_: object) -> None:
