@@ -5,7 +5,7 @@ A function returns what its row's texts show as `found`; nothing, if there is no
 
 import itertools
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from urllib.parse import urlsplit
 
 from operations.doctor.facts import GIB, Facts, Gpu, Host, Model, Service, Worker
@@ -22,6 +22,7 @@ SHARED_SETTINGS = {
     "pair-manager": (MANAGER_V2, "auto"),
 }
 _ENTRY = re.compile(r"\d+|GPU-[0-9a-fA-F-]+|MIG-[0-9a-fA-F/-]+")
+_FINAL = 1 << 30  # sorts after every release candidate
 _LOOPBACK = ("127.", "localhost", "::1")
 _INDEX = "model.safetensors.index.json"
 
@@ -48,6 +49,34 @@ def down(facts: Facts) -> Iterable[Service]:
 
 def refusing(facts: Facts) -> Iterable[Service]:
     return [service for service in facts.services if service.is_refusal]
+
+
+def built(*, since: str = "", before: str = "", if_unknown: bool = False) -> Callable[[Facts], list[Worker]]:
+    """TensorRT-LLM's workers of the builds from `since` on and before `before`; `if_unknown`: also if
+    TensorRT-LLM is not installed here.
+    """
+
+    def each(facts: Facts) -> list[Worker]:
+        build, low, high = (_build(text) for text in (facts.host.tensorrt_llm_version, since, before))
+        is_in = (not low or build >= low) and (not high or build < high) if build else if_unknown
+        return [w for w in facts.workers if is_in and w.given and facts.wants_tensorrt_llm]
+
+    return each
+
+
+def _build(version: str) -> tuple[int, ...]:
+    found = re.match(r"(\d+)\.(\d+)(?:\.(\d+))?(?:\.?rc(\d+))?", version)
+    if found is None:
+        return ()
+    major, minor, patch, candidate = found.groups()
+    return int(major), int(minor), int(patch or 0), int(candidate) if candidate else _FINAL
+
+
+def experts(facts: Facts, worker: Worker, word: str, compute: int = 0) -> bool:
+    """Whether the worker asks for these experts; with `compute`, on a GPU of this major capability."""
+    is_asked = worker.text("moe_config.backend", "AUTO").upper() == word
+    gpus = facts.gpus_of(worker)[:1]
+    return is_asked and (not compute or any(gpu.compute[0] == compute for gpu in gpus))
 
 
 def both(facts: Facts) -> Iterable[tuple[Worker, Worker]]:

@@ -152,6 +152,8 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
     in_container: bool = False
     namespaces: tuple[str, ...] = ()
     has_tensorrt_llm: bool = False
+    tensorrt_llm_version: str = ""
+    """Empty if it is not known."""
     has_vllm: bool = False
     has_docker: bool = False
     container_toolkit: str | None = None
@@ -196,6 +198,12 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     def has_ranks(self) -> bool:
         """True if a worker has several ranks, on GPUs."""
         return self.wants_gpus and any(worker.tensor_parallel_size > 1 for worker in self.workers)
+
+    @property
+    def build(self) -> str:
+        """The installed build of TensorRT-LLM, if known, for messages."""
+        version = self.host.tensorrt_llm_version
+        return f" (TensorRT-LLM {version})" if version else ""
 
     @property
     def context(self) -> int:

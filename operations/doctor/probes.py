@@ -1,6 +1,7 @@
 """Reads this machine, its GPUs and the model folder. Nothing here raises, or waits for a tool that hangs."""
 
 import contextlib
+import importlib.metadata
 import importlib.util
 import json
 import os
@@ -50,6 +51,7 @@ def probe_host() -> Host:
         in_container=_in_container(),
         namespaces=tuple(kind for kind, number in _INITIAL_NAMESPACES.items() if _namespace(kind) != number),
         has_tensorrt_llm=_is_installed("tensorrt_llm"),
+        tensorrt_llm_version=_version("tensorrt-llm"),
         has_vllm=_is_installed("vllm"),
         has_docker=shutil.which("docker") is not None,
         container_toolkit=toolkit.strip() if isinstance(toolkit, str) else None,
@@ -70,6 +72,12 @@ def port_problem(host: str, port: int) -> str | None:
     except (TypeError, ValueError) as error:  # a name that cannot be encoded
         return str(error)
     return None
+
+
+def _version(distribution: str) -> str:
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        return importlib.metadata.version(distribution)
+    return ""
 
 
 def _is_installed(package: str) -> bool:

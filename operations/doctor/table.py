@@ -7,10 +7,12 @@ from baton.peer_tls import CERT
 from operations.doctor import conditions as c
 from operations.doctor.facts import GIB, Facts
 from operations.doctor.findings import Finding, Severity
-from workers.engines.trtllm.settings import BUFFER
+from workers.engines.trtllm.settings import BUFFER, MANAGER_V2, RUNTIME
 
 E, W, N = Severity.ERROR, Severity.WARNING, Severity.NOTE
 _GRAPHS = "cuda_graph_config.max_batch_size"
+_MOE = "moe_config.backend"
+_REUSE = "kv_cache_config.enable_block_reuse"
 # TensorRT-LLM runs gpt-oss on Hopper or newer.
 _OLDEST_COMPUTE = (9, 0)
 _PROCESSES = "nvidia-smi --id={it.index} --query-compute-apps=pid,name,used_memory --format=csv"
@@ -191,6 +193,45 @@ TABLE = (
         "docker is installed, but the NVIDIA Container Toolkit is not",
         "docker run --gpus all: could not select device driver",
         "apt-get install nvidia-container-toolkit && nvidia-ctk runtime configure; restart docker"),
+    # Settings by TensorRT-LLM's build
+    Row(W, "reuse-prefill", c.built(before="1.3.0rc11"),
+        lambda _, it: it.mode == "prefill" and it.value(_REUSE) is not False,
+        "{it.mode}: blocks are reused{f.build}",
+        "a reused block can be evicted before it is sent: the request hangs (TensorRT-LLM #12542)",
+        f"{_REUSE}: false on both sides, or a build from 1.3.0rc11 on"),
+    Row(W, "accuracy", c.built(since="1.3.0rc24"), lambda _, it: it.tensor_parallel_size > 1,
+        "{it.mode}: tensor_parallel_size {it.tensor_parallel_size} and low-precision experts: a known issue "
+        "since 1.3.0rc24{f.build}",
+        "answers may be much less accurate; no release notes read so far say that it is fixed",
+        "compare an evaluation with published scores before use: docs/from-the-guides.md"),
+    Row(N, "nixl-crash", c.built(since="1.3.0rc24"),
+        lambda _, it: it.mode != "agg" and it.text(RUNTIME, "") == "PYTHON",
+        "{it.mode}: KV over NIXL with UCX 1.21 has a known issue since 1.3.0rc24{f.build}",
+        "the worker may crash with many transfers at a time; its requests go on elsewhere",
+        "UCX 1.20, or the files with backend: UCX"),
+    Row(N, "cpp-deprecated", c.built(since="1.4.0rc0"),
+        lambda _, it: it.mode != "agg" and it.text(RUNTIME, "") == "CPP",
+        "{it.mode}: the C++ transceiver is deprecated (#18248){f.build}",
+        "nothing yet: a later release refuses it", "engine_configs/gpt-oss-*/*_nixl.yaml on both sides"),
+    Row(N, "manager-memory", c.built(since="1.3.0rc26"),
+        lambda _, it: it.mode == "agg" and it.value(MANAGER_V2) is not False,
+        "{it.mode}: KV cache manager V2 asks for too much memory: a known issue of 1.3.0rc26{f.build}",
+        "the engine may exit at start for lack of memory that is there",
+        f"if it does: {MANAGER_V2}: false"),
+    Row(E, "moe-hopper", c.built(if_unknown=True), lambda f, it: c.experts(f, it, "TRTLLM", 9),
+        f"{{it.mode}}: {_MOE}: TRTLLM on a Hopper GPU{{f.build}}",
+        "these kernels exist for Blackwell only: the engine exits at start", f"{_MOE}: AUTO"),
+    Row(W, "moe-hopper", c.built(before="1.4.0rc0", if_unknown=True),
+        lambda f, it: c.experts(f, it, "CUTLASS", 9),
+        f"{{it.mode}}: {_MOE}: CUTLASS on a Hopper GPU{{f.build}}",
+        "MXFP4 experts run slowly or not at all: these builds have Triton kernels for Hopper",
+        f"{_MOE}: AUTO"),
+    Row(N, "moe-triton", c.built(if_unknown=True), lambda f, it: c.experts(f, it, "TRITON"),
+        f"{{it.mode}}: {_MOE}: TRITON is deprecated (#19035){{f.build}}",
+        "nothing yet: a later release refuses it", f"{_MOE}: AUTO, the build's choice"),
+    Row(N, "moe-blackwell", c.built(since="1.3.0rc24"), lambda f, it: c.experts(f, it, "CUTLASS", 10),
+        f"{{it.mode}}: {_MOE}: CUTLASS; NVIDIA now recommends TRTLLM on this GPU{{f.build}}",
+        "nothing: one of the two is faster for your load", f"measure {_MOE}: AUTO as well"),
     # Inherited variables
     Row(W, "kv-plain", c.one,
         lambda f, _: f.host.environment.get(CERT) and f.modes - {"agg"} and f.engine != "embedded",

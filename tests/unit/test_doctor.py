@@ -303,6 +303,11 @@ BROKEN: list[tuple[str, str, Severity, Callable[[Facts], Facts]]] = [
      lambda f: _yaml(f, "prefill", {f"{CACHE}.max_tokens_in_buffer": 8192})),
     ("buffer below the context", "buffer-short", E, lambda f: _yaml(f, "prefill", {"max_seq_len": None})),
     ("no buffer", "buffer-unset", W, lambda f: _yaml(f, "prefill", {f"{CACHE}.max_tokens_in_buffer": None})),
+    ("block reuse before its repair", "reuse-prefill", W, lambda f: _build(f, "1.3.0rc10")),
+    ("TP in a build with an accuracy loss", "accuracy", W, lambda f: _build(f, "1.3.0rc24")),
+    ("many transfers over NIXL", "nixl-crash", N, lambda f: _build(_pair_of("nixl", f), "1.3.0rc29")),
+    ("the C++ transceiver in 1.4", "cpp-deprecated", N, lambda f: _build(f, "1.4.0rc1")),
+    ("CUTLASS on Blackwell", "moe-blackwell", N, lambda f: _build(_pair_of("guide", f), "1.3.0rc29")),
     ("managers differ", "pair-manager", E,
      lambda f: _yaml(_pair_of("nixl", f), "decode", {f"{KV}.use_kv_cache_manager_v2": False})),
     ("dtypes differ", "pair-dtype", E, lambda f: _yaml(f, "decode", {f"{KV}.dtype": "fp8"})),
@@ -342,6 +347,13 @@ BROKEN: list[tuple[str, str, Severity, Callable[[Facts], Facts]]] = [
 ]  # fmt: skip
 
 OTHERS: list[tuple[str, str, Severity, Callable[[], Facts]]] = [
+    ("TRTLLM kernels on Hopper", "moe-hopper", E, lambda: _experts_on_h200("TRTLLM")),
+    ("CUTLASS on Hopper", "moe-hopper", W, lambda: _experts_on_h200("CUTLASS")),
+    ("CUTLASS on Hopper in 1.3", "moe-hopper", W, lambda: _build(_experts_on_h200("CUTLASS"), "1.3.0rc29")),
+    ("TRITON", "moe-triton", N, lambda: _experts_on_h200("TRITON")),
+    ("block reuse by default", "reuse-prefill", W,
+     lambda: _build(_yaml(b200_node(), "prefill", {}, without=f"{KV}.enable_block_reuse"), "1.3.0rc2")),
+    ("V2 that asks for too much", "manager-memory", N, lambda: _build(h200_agg(), "1.3.0rc26")),
     ("Spark with its memory taken", "memory-short", E, lambda: _host(spark(), memory_free_bytes=40 * GIB)),
     ("120b on a laptop", "gpu-none", E, lambda: replace(laptop(), model=MODEL_120B)),
     ("demo pair of two block sizes", "pair-block", E,
@@ -371,6 +383,14 @@ def _cut(facts: Facts, one: int, other: int) -> Facts:
     return replace(facts, nvidia=replace(nvidia, links=nvidia.links | {(one, other): "SYS"}))
 
 
+def _build(facts: Facts, version: str) -> Facts:
+    return _host(facts, tensorrt_llm_version=version)
+
+
+def _experts_on_h200(backend: str) -> Facts:
+    return _yaml(h200_agg(), "agg", {"moe_config.backend": backend})
+
+
 def _peer_tls(facts: Facts) -> Facts:
     return _env(facts, BATON_PEER_CERT="/x")
 
@@ -395,6 +415,13 @@ SPARED: list[tuple[str, str, Callable[[Facts], Facts]]] = [
      lambda f: _gpu(f, 6, free_bytes=10 * GIB)),
     ("one file of weights without an index", "file-missing",
      lambda _: _model(laptop(), files=FILES - {"model.safetensors.index.json"})),
+    ("TRTLLM kernels on Blackwell", "moe-hopper",
+     lambda f: _yaml(f, "decode", {"moe_config.backend": "TRTLLM"})),
+    ("CUTLASS on Hopper in 1.4, which has no TRITON", "moe-hopper",
+     lambda _: _build(_experts_on_h200("CUTLASS"), "1.4.0rc1")),
+    ("block reuse since its repair", "reuse-prefill", lambda f: _build(f, "1.3.0rc11")),
+    ("the guide's pair before the repair", "reuse-prefill",
+     lambda f: _build(_pair_of("guide", f), "1.3.0rc10")),
     ("V2 by name and by default", "pair-manager",
      lambda f: _yaml(_pair_of("nixl", f), "decode", {f"{KV}.use_kv_cache_manager_v2": "auto"})),
     ("FP8 on both sides in two letter cases", "pair-dtype",
