@@ -153,14 +153,15 @@ class Envelope:
     everything after that list."""
 
     def __init__(self, kind: str, id_prefix: str, model: str, *, has_usage: bool) -> None:
+        answer_id = new_id(id_prefix, "-")
         self.fields = {
-            "id": new_id(id_prefix, "-"),
+            "id": answer_id,
             "created": int(time.time()),
             "model": model,
             "system_fingerprint": SYSTEM_FINGERPRINT,
         }
         self.has_usage = has_usage
-        self.head = b"data: " + _encode({"object": kind, **self.fields})[:-1] + b',"choices":['
+        self.head = b"data: " + _encode({"id": answer_id, "object": kind, **self.fields})[:-1] + b',"choices":['
         self.tail = b'],"usage":null}\n\n' if has_usage else b"]}\n\n"
 
 
