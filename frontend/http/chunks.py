@@ -161,7 +161,8 @@ class Envelope:
             "system_fingerprint": SYSTEM_FINGERPRINT,
         }
         self.has_usage = has_usage
-        self.head = b"data: " + _encode({"id": answer_id, "object": kind, **self.fields})[:-1] + b',"choices":['
+        head = {"id": answer_id, "object": kind, **self.fields}
+        self.head = b"data: " + _encode(head)[:-1] + b',"choices":['
         self.tail = b'],"usage":null}\n\n' if has_usage else b"]}\n\n"
 
 
