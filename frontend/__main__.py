@@ -24,7 +24,6 @@ from frontend.app import ServerState, create_app, envelope_of
 from frontend.flags import Credentials, FrontendSettings, parse_aliases, read_credentials
 from frontend.http.exchange import AsgiApp, Bodies, default_bytes
 from frontend.http.guards import Authentication, Browsers, Hosts
-from frontend.http.limits import Quotas
 from frontend.http.server import HttpServer
 from frontend.http.services import Services
 from frontend.metrics import Metrics
@@ -150,10 +149,9 @@ async def serve(
     responses = ResponseState(store, call_run=siblings.call_run)
     services = _services(settings, discovery, transport, siblings)
     fleet = services.fleet
-    quotas = Quotas(siblings.share)
-    app = _app(settings, credentials, services, responses, quotas)
+    app = _app(settings, credentials, services, responses)
     server = HttpServer(app, settings.drain_timeout_s, tls=credentials.context)
-    answering = siblings.answering(Shared(services.thoughts, services.metrics, responses, quotas))
+    answering = siblings.answering(Shared(services.thoughts, services.metrics, responses))
     async with fleet.keep_current() as following, answering, kept_current(credentials.rereadable):
         leave_start_uncollected()
         ready = ready_to_serve(settings, fleet, transport)
@@ -190,11 +188,10 @@ def _app(
     credentials: Credentials,
     services: Services,
     responses: ResponseState,
-    quotas: Quotas,
 ) -> AsgiApp:
     app: AsgiApp = create_app(services, ServerState(responses, credentials.seal))
     if (keys := credentials.keys) is not None:
-        app = Authentication(app, lambda: keys.value, envelope_of, quotas, services.metrics)
+        app = Authentication(app, lambda: keys.value, envelope_of, services.metrics)
     app = Browsers(app, settings.cors_origins)
     return app if settings.authenticates else Hosts(app, settings.allowed_hosts)
 

@@ -15,7 +15,7 @@ from baton.model_folder import model_folder
 from baton.reread import Reread
 from baton.telemetry import LogLevel
 from baton.tls import server_context
-from frontend.http.limits import Keys, read_keys
+from frontend.http.keys import Keys, read_keys
 from frontend.routing.admission import MAX_WAIT_S
 from frontend.routing.router import RouterMode
 from frontend.routing.workers import NO_PROGRESS_S

@@ -6,7 +6,7 @@ import math
 import os
 import re
 import secrets
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,15 @@ from typing import Any
 import msgspec
 
 from baton.errors import BatonError, DeadlineExceeded, InvalidRequest
-from frontend.http.limits import NO_QUOTA, ApiKey, Headers, Quota
 
 log = logging.getLogger(__name__)
+
+Headers = Sequence[tuple[bytes, bytes]]
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+AsgiApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 class ErrorDetail(msgspec.Struct, kw_only=True):
@@ -80,12 +86,6 @@ def error_headers(error: BatonError) -> Headers:
     return [(b"retry-after", b"%d" % max(1, math.ceil(error.retry_after_s or 1)))]
 
 
-Scope = MutableMapping[str, Any]
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-AsgiApp = Callable[[Scope, Receive, Send], Awaitable[None]]
-
 _IDEMPOTENCY_KEY = re.compile(rb"[ -~]{0,255}")
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/-]{1,128}")
 
@@ -99,8 +99,7 @@ class Exchange:
 
     `request_id` is the client's `x-request-id` if valid, else a new one. `started` is set once the status is
     sent; a later failure cannot change it. `path_params` are the route's path parameters, `query` is the raw
-    query string, `address` the client's, `key_name` that of its API key (empty if keys are not checked),
-    `quota` what the key may still use.
+    query string, `address` the client's, `key_name` that of its API key (empty if keys are not checked).
     """
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, envelope: Envelope = ErrorBody.of) -> None:
@@ -112,9 +111,7 @@ class Exchange:
         self.path_params: Mapping[str, str] = scope.get("path_params", {})
         self.query: str = scope["query_string"].decode(errors="replace")
         self.started = False
-        key: ApiKey | None = scope.get("api_key")
-        self.key_name = "" if key is None else key.name
-        self.quota: Quota = scope.get("quota", NO_QUOTA)
+        self.key_name: str = scope.get("key_name", "")
         self.address: str = (scope.get("client") or ("",))[0]
         self._receive = receive
         self._send = send
@@ -177,8 +174,7 @@ class Exchange:
         request_id = self.request_id.encode()
         # OpenAI's name of the header, and Anthropic's.
         fixed = [(b"content-type", content_type), (b"x-request-id", request_id), (b"request-id", request_id)]
-        headers = [*fixed, *headers, *self.quota.headers()]
-        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+        await self._send({"type": "http.response.start", "status": status, "headers": [*fixed, *headers]})
 
     async def write(self, data: bytes) -> None:
         """Send more of the body."""

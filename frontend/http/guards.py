@@ -10,7 +10,7 @@ from starlette.middleware.cors import CORSMiddleware
 
 from baton.errors import BatonError, InvalidRequest
 from frontend.http.exchange import AsgiApp, Envelope, ErrorBody, Exchange, Receive, Scope, Send
-from frontend.http.limits import Keys, Quotas, known, presented
+from frontend.http.keys import Keys, name_of, presented
 from frontend.metrics import Metrics
 
 log = logging.getLogger(__name__)
@@ -142,23 +142,19 @@ class InvalidApiKey(InvalidRequest):
 
 
 class Authentication:
-    """ASGI middleware. Every path but OPEN_PATHS needs one of `keys()`; the app finds it and its quota in the
-    scope. Each POST takes a request from the quota.
-    """
+    """ASGI middleware. Every path but OPEN_PATHS needs one of `keys()`, whose name goes into the scope."""
 
     def __init__(
         self,
         app: AsgiApp,
         keys: Callable[[], Keys],
         envelope_of: Callable[[str], Envelope],
-        quotas: Quotas,
         metrics: Metrics,
     ) -> None:
         """`envelope_of` gives the error format of a path."""
         self._app = app
         self._keys = keys
         self._envelope_of = envelope_of
-        self._quotas = quotas
         self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -172,18 +168,15 @@ class Authentication:
         await self._app(scope, receive, send)
 
     def _admit(self, scope: Scope) -> None:
-        """Raises InvalidApiKey or RateLimited."""
-        key = known(self._keys(), scope["headers"])
-        if key is None:
+        """Raises InvalidApiKey."""
+        name = name_of(self._keys(), scope["headers"])
+        if name is None:
             raise InvalidApiKey(
                 "This API key is not known here; check it, or ask the operator for a new one."
                 if presented(scope["headers"])
                 else "An API key is needed: send `Authorization: Bearer KEY` or `x-api-key: KEY`."
             )
-        scope["api_key"] = key
-        scope["quota"] = quota = self._quotas.of(key.name, key.limits)
-        if scope["method"] == "POST":
-            quota.admit()
+        scope["key_name"] = name
 
     async def _refuse(self, error: BatonError, exchange: Exchange) -> None:
         tally = self._metrics.begin(ROUTE)

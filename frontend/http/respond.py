@@ -121,7 +121,6 @@ async def prepared(
     """Read the body and build its answer, ready to be generated."""
     async with services.bodies.read(exchange, services.max_body_bytes) as body:
         answer = await prepare(body, client_of(exchange, services), services)
-    exchange.quota.take_prompt(num_prompt_tokens(answer.choices))
     services.metrics.count_ignored(answer.ignored)
     tally.model = answer.model
     return answer
@@ -174,7 +173,6 @@ async def generate(exchange: Exchange, answer: Answer, services: Services, tally
     finally:
         overdue.cancel()
         count(answer.choices, tally)
-        exchange.quota.take_answer(tally.num_completion_tokens)
 
 
 class _Tasks:

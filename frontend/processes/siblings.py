@@ -1,4 +1,4 @@
-"""Calls between frontend processes: metrics, background runs, reasoning, the use of API keys."""
+"""Calls between frontend processes: metrics, background runs, reasoning."""
 
 import asyncio
 import dataclasses
@@ -16,7 +16,6 @@ import msgspec
 from baton.errors import BatonError, NotReady, WorkerLost
 from baton.messages import FrontendReply, FrontendRequest, Reply, Request
 from baton.tcp import UnixTransport
-from frontend.http.limits import Quotas, Used
 from frontend.metrics import Metrics, Samples
 from frontend.responses.runs import UNREACHED, ResponseState
 from frontend.turn.thoughts import Kept, Thoughts
@@ -35,13 +34,13 @@ class Scrape(msgspec.Struct, frozen=True, array_like=True, tag=2):
 
 
 class CallRun(msgspec.Struct, frozen=True, array_like=True, tag=5):
-    """Answered by `ResponseState.answer`. Tags 3 and 4 were other messages."""
+    """Answered by `ResponseState.answer`. Tags 1, 3 and 4 were other messages."""
 
     response_id: str
     sequence_number: int | None
 
 
-SiblingRequest = Kept | Used | Scrape | CallRun
+SiblingRequest = Kept | Scrape | CallRun
 
 
 def _token_ids(kind: type, value: object) -> object:
@@ -62,7 +61,6 @@ class Shared:
     thoughts: Thoughts
     metrics: Metrics
     responses: ResponseState
-    quotas: Quotas
 
 
 class Siblings:
@@ -99,8 +97,8 @@ class Siblings:
             await self._plane.close()
             await asyncio.gather(*self._sending)
 
-    def share(self, message: Kept | Used) -> None:
-        """Report an entry of reasoning, or the use of an API key, to all processes that are running."""
+    def share(self, message: Kept) -> None:
+        """Report an entry of reasoning to all processes that are running."""
         for address in self._others:
             if len(self._sending) < MAX_SENDING:
                 task = asyncio.get_running_loop().create_task(self._send(address, message))
@@ -128,7 +126,7 @@ class Siblings:
         except WorkerLost as error:
             raise NotReady(UNREACHED, retry_after_s=1) from error
 
-    async def _send(self, address: str, message: Kept | Used) -> None:
+    async def _send(self, address: str, message: Kept) -> None:
         with suppress(BatonError):  # it is not running
             async with aclosing(self._ask(address, message)) as replies:
                 await anext(replies, None)
@@ -145,8 +143,6 @@ async def _answers(shared: Shared, request: Request) -> AsyncGenerator[Reply, No
     match _MESSAGES.decode(request.data):
         case Kept() as kept:
             shared.thoughts.take(kept)
-        case Used() as used:
-            shared.quotas.note(used)
         case Scrape():
             yield FrontendReply(_ENCODER.encode(shared.metrics.samples()))
         case CallRun(response_id, sequence_number):

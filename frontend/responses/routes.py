@@ -74,7 +74,7 @@ class ResponseRoutes:
                 return
         _check_absent("Idempotency-Key", exchange.idempotency_key)
         _check_absent("Last-Event-ID", exchange.last_event_id)
-        run = await self._state.start(answer, services, exchange.quota)
+        run = await self._state.start(answer, services)
         if answer.stream:
             with run.follow(-1, answer.ignored) as followed:
                 await relay(exchange, followed, followed.outbox, services, tally)

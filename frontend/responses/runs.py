@@ -8,7 +8,6 @@ from contextlib import aclosing, asynccontextmanager, contextmanager
 from baton.errors import BatonError, InvalidRequest, NotReady, Overloaded
 from frontend.http.answer import Answer
 from frontend.http.exchange import as_baton_error
-from frontend.http.limits import Quota
 from frontend.http.respond import count, feed
 from frontend.http.services import Services
 from frontend.http.sse import Outbox
@@ -53,10 +52,9 @@ class Followed(Answer):
 class Run:
     """One background response, running from construction until it ends or is stopped."""
 
-    def __init__(self, answer: ResponseAnswer, services: Services, quota: Quota) -> None:
+    def __init__(self, answer: ResponseAnswer, services: Services) -> None:
         self.answer = answer
         self._metrics = services.metrics
-        self._quota = quota
         self._followers: list[Followed] = []
         self._reason: BatonError | None = None
         self._tally = services.metrics.begin(ROUTE)
@@ -100,7 +98,6 @@ class Run:
                 followed.outbox.close()
             self._tally.model = self.answer.model
             count(self.answer.choices, self._tally)
-            self._quota.take_answer(self._tally.num_completion_tokens)
             self._metrics.end(self._tally)
 
     async def _last_event(self) -> bytes:
@@ -147,7 +144,7 @@ class ResponseState:
         await asyncio.wait([run.task])
         return None
 
-    async def start(self, answer: ResponseAnswer, services: Services, quota: Quota) -> Run:
+    async def start(self, answer: ResponseAnswer, services: Services) -> Run:
         """Store the response, then generate it. Raises Overloaded."""
         if len(self._runs) + self._num_starting >= MAX_RUNS:
             raise Overloaded(
@@ -159,7 +156,7 @@ class ResponseState:
             await answer.save()
         finally:
             self._num_starting -= 1
-        run = Run(answer, services, quota)
+        run = Run(answer, services)
         self._runs[answer.response.id] = run
         run.task.add_done_callback(lambda _: self._runs.pop(answer.response.id, None))
         return run

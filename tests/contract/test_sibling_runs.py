@@ -12,7 +12,6 @@ import pytest
 
 from baton.errors import InvalidRequest, NotReady
 from frontend.harmony.conversation import TextDelta
-from frontend.http.limits import Quotas
 from frontend.metrics import Metrics
 from frontend.processes.siblings import Shared, Siblings
 from frontend.responses import store
@@ -31,7 +30,7 @@ ANSWER = "<|channel|>final<|message|>Hello<|return|>"
 async def processes(run: Run, runs: ResponseState) -> AsyncIterator[tuple[ResponseState, StoredResponse]]:
     """A frontend, and what the store says about this run of another one, which has these runs."""
     ours, theirs = Siblings(), Siblings()
-    shared = [Shared(Thoughts(), Metrics(), each, Quotas()) for each in (ResponseState(), runs)]
+    shared = [Shared(Thoughts(), Metrics(), each) for each in (ResponseState(), runs)]
     async with ours.answering(shared[0]), theirs.answering(shared[1]):
         state = ResponseState(call_run=ours.call_run)
         yield state, at(theirs, run)
@@ -146,7 +145,7 @@ async def test_a_follower_gets_an_error_when_the_process_that_runs_it_is_lost(tm
     theirs = Siblings()
     async with running(stream=True) as (client, run):
         ours = Siblings()
-        shared = Shared(Thoughts(), Metrics(), client.responses, Quotas())
+        shared = Shared(Thoughts(), Metrics(), client.responses)
         async with AsyncExitStack() as other, ours.answering(shared):
             await other.enter_async_context(theirs.answering(shared))
             state, stored = ResponseState(call_run=ours.call_run), at(theirs, run)
@@ -173,7 +172,7 @@ async def test_what_one_frontend_deletes_another_one_neither_runs_nor_has(
     async with running(store, stream=is_streamed) as (client, run):
         state = ResponseState(ResponseStore(path, address=ours.address), call_run=ours.call_run)
         other = Client(ScriptedTokens(), responses=state)
-        shared = [Shared(Thoughts(), Metrics(), each.responses, Quotas()) for each in (client, other)]
+        shared = [Shared(Thoughts(), Metrics(), each.responses) for each in (client, other)]
         async with theirs.answering(shared[0]), ours.answering(shared[1]):
             url = f"/v1/responses/{run.answer.response.id}"
             assert (await other.get(url)).json["status"] == "in_progress"

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from frontend.harmony.conversation import AssistantTurn, WrittenMessage
-from frontend.http.limits import Quotas, RateLimited
 from frontend.metrics import Metrics
 from frontend.processes import siblings
 from frontend.processes.siblings import SCRAPE_TIMEOUT_S, SILENCE_S, Shared, Siblings
@@ -29,7 +28,7 @@ async def process(folder: Path, index: int) -> AsyncIterator[tuple[Siblings, Tho
     """Process `index` of two."""
     own = Siblings(folder, index, 2)
     thoughts, metrics = Thoughts(share=own.share), Metrics()
-    async with own.answering(Shared(thoughts, metrics, ResponseState(), Quotas())):
+    async with own.answering(Shared(thoughts, metrics, ResponseState())):
         yield own, thoughts, metrics
 
 
@@ -44,38 +43,6 @@ async def test_entries_arrive_in_order_and_whole(tmp_path: Path) -> None:
         (told,) = other.completed("key", [AssistantTurn(text="Hello")])
         assert isinstance(told, AssistantTurn)
         assert told.written == (MESSAGE,)
-
-
-@jumping
-async def test_what_a_key_uses_counts_in_every_process(tmp_path: Path) -> None:
-    limits = {"requests": 3}
-
-    @asynccontextmanager
-    async def counting(index: int) -> AsyncIterator[Quotas]:
-        own = Siblings(tmp_path, index, 3)
-        quotas = Quotas(own.share)
-        async with own.answering(Shared(Thoughts(), Metrics(), ResponseState(), quotas)):
-            yield quotas
-
-    def is_used_up(quotas: Quotas) -> bool:
-        quota = quotas.of("alice", limits)
-        assert quota is not None
-        return (b"x-ratelimit-remaining-requests", b"0") in quota.headers()
-
-    async with counting(0) as first, counting(1) as second, counting(2) as third:
-        for quotas in (first, first, second):
-            quota = quotas.of("alice", limits)
-            assert quota is not None
-            quota.admit()
-        for quotas in (first, second, third):
-            await until(lambda quotas=quotas: is_used_up(quotas))  # type: ignore[misc]  # bound now
-        other = third.of("bob", limits)
-        assert other is not None
-        other.admit()
-        last = third.of("alice", limits)
-        assert last is not None
-        with pytest.raises(RateLimited):
-            last.admit()
 
 
 @jumping

@@ -7,7 +7,7 @@ import pytest
 
 from frontend.app import ServerState, envelope_of, routes
 from frontend.http.guards import OPEN_PATHS, Authentication, Browsers
-from frontend.http.limits import Keys, Quotas, line_of, parse_keys
+from frontend.http.keys import Keys, line_of, parse_keys
 from tests.scripted_frontend import MODEL, Client, Reply, ScriptedTokens
 
 ANSWER = "<|channel|>final<|message|>Hello<|return|>"
@@ -20,9 +20,7 @@ ALICE = {"authorization": "Bearer sk-alice"}
 
 def client(keys: Keys = KEYS) -> Client:
     made = Client(ScriptedTokens(ANSWER))
-    made.app = Browsers(
-        Authentication(made.app, lambda: keys, envelope_of, Quotas(), made.services.metrics), [PAGE]
-    )
+    made.app = Browsers(Authentication(made.app, lambda: keys, envelope_of, made.services.metrics), [PAGE])
     return made
 
 
@@ -114,7 +112,7 @@ def test_an_allowed_page_asks_first_without_a_key_and_can_read_the_refusal() -> 
 
 def test_a_key_that_is_taken_out_of_the_file_is_refused() -> None:
     made, keys = Client(ScriptedTokens(ANSWER)), [KEYS]
-    made.app = Authentication(made.app, lambda: keys[0], envelope_of, Quotas(), made.services.metrics)
+    made.app = Authentication(made.app, lambda: keys[0], envelope_of, made.services.metrics)
     assert asyncio.run(made.post(CHAT, BODY, ALICE)).status == 200
     keys[0] = parse_keys(line_of("bob", "sk-bob"))
     assert asyncio.run(made.post(CHAT, BODY, ALICE)).status == 401

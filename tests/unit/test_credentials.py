@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from frontend.flags import FrontendSettings, read_credentials
-from frontend.http.limits import ApiKey, line_of
+from frontend.http.keys import line_of
 from tests.certificates import Authority
 
 
@@ -38,7 +38,7 @@ def test_keys_certificates_and_client_authorities_that_change_are_in_use_after_a
     for each in credentials.rereadable:
         each.check()
 
-    assert list(credentials.keys.value.values()) == [ApiKey("robert")]
+    assert list(credentials.keys.value.values()) == ["robert"]
     second = credentials.context()
     assert second is not None
     assert second.get_ca_certs(binary_form=True) != [trusted]

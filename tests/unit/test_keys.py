@@ -11,11 +11,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from baton.reread import Reread, kept_current
-from frontend.http.limits import (
+from frontend.http.keys import (
     MAX_FILE_BYTES,
-    ApiKey,
-    known,
     line_of,
+    name_of,
     parse_keys,
     presented,
     read_keys,
@@ -38,27 +37,22 @@ def keys_file(folder: Path, text: str | bytes, mode: int = 0o600) -> Path:
 
 
 secrets = st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=1)
-clients = st.builds(
-    ApiKey, names, st.dictionaries(st.sampled_from(["requests", "tokens"]), st.integers(1, 10**12 - 1))
-)
 
 
 @given(
-    st.lists(st.tuples(clients, st.sets(secrets)), unique_by=lambda made: made[0].name),
+    st.dictionaries(names, st.sets(secrets)),
     st.sampled_from(["\n", "\r\n", "\n\n# a comment\n \t\n"]),
 )
-def test_every_key_is_found_under_its_name_and_no_other(
-    clients: list[tuple[ApiKey, set[str]]], between: str
-) -> None:
-    made = {key: client for client, keys in clients for key in keys}
-    text = between.join(line_of(client.name, key, **client.limits) for key, client in made.items())
+def test_every_key_is_found_under_its_name_and_no_other(clients: dict[str, set[str]], between: str) -> None:
+    made = {key: name for name, keys in clients.items() for key in keys}
+    text = between.join(line_of(name, key) for key, name in made.items())
 
     keys = parse_keys(text)
 
-    assert keys == {digest(key): client for key, client in made.items()}
-    for key, client in made.items():
-        assert known(keys, [(b"x-api-key", key.encode())]) == client
-        assert known(keys, [(b"x-api-key", digest(key).hex().encode())]) is None
+    assert keys == {digest(key): name for key, name in made.items()}
+    for key, name in made.items():
+        assert name_of(keys, [(b"x-api-key", key.encode())]) == name
+        assert name_of(keys, [(b"x-api-key", digest(key).hex().encode())]) is None
 
 
 @given(st.text() | st.lists(st.text(alphabet="ab0 #=\n\t")).map("".join))
@@ -81,19 +75,8 @@ def test_any_text_is_read_or_refused_by_line_without_quoting_it(text: str) -> No
         ("alice sk-a-secret", "line 1: the second word must be the key's SHA-256: 64 hexadecimal digits"),
         ("alice", "line 1: the second word must be the key's SHA-256: 64 hexadecimal digits"),
         ("\n-a " + "0" * 64, "line 2: the name must be 1 to 64 letters, digits or ._@-, and begin with a le"),
-        (
-            "a " + "0" * 64 + " b",
-            "line 1: only requests-per-minute=N and tokens-per-minute=N may follow, once",
-        ),
-        (f"a {'0' * 64} requests-per-minute=0", "line 1: only requests-per-minute=N and tokens-per-minute=N"),
-        (
-            f"a {'0' * 64} {'requests-per-minute=1 ' * 2}",
-            "line 1: only requests-per-minute=N and tokens-per-",
-        ),
-        (
-            f"a {'0' * 64} tokens-per-minute=1\na {'1' * 64}",
-            "line 2: an earlier line of this name has other limits",
-        ),
+        (f"a {'0' * 64} b", "line 1: only NAME SHA256 is allowed"),
+        (f"a {'0' * 64} requests-per-minute=9", "limits per minute are no longer supported"),
         (f"a {'0' * 64}\nb {'0' * 64}", "line 2: this key is already in the file"),
         (b"\xff", "is not UTF-8 text"),
     ],
@@ -131,7 +114,7 @@ def test_a_key_comes_as_bearer_or_in_anthropics_header() -> None:
     )
     keys = parse_keys(line_of("alice", "a"))
     both = [(b"authorization", b"Bearer stale"), (b"x-api-key", b"a")]
-    assert known(keys, both) == ApiKey("alice")
+    assert name_of(keys, both) == "alice"
 
 
 async def test_files_are_kept_current_during_a_context_only(tmp_path: Path) -> None:
@@ -139,7 +122,7 @@ async def test_files_are_kept_current_during_a_context_only(tmp_path: Path) -> N
     keys = Reread([path], partial(read_keys, path))
     async with kept_current([keys], every_s=0.01):
         keys_file(tmp_path, line_of("robert", "b"))
-        await until(lambda: list(keys.value.values()) == [ApiKey("robert")])
+        await until(lambda: list(keys.value.values()) == ["robert"])
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
@@ -150,14 +133,14 @@ def test_a_changed_file_is_read_again_and_a_broken_one_changes_nothing(
     keys = Reread([path], partial(read_keys, path))
     keys_file(tmp_path, line_of("bob", "b"))
     keys.check()
-    assert list(keys.value.values()) == [ApiKey("bob")]
+    assert list(keys.value.values()) == ["bob"]
 
     with caplog.at_level(logging.INFO):
         for break_it in (lambda: path.write_text("carol sk-secret"), lambda: path.chmod(0o666), path.unlink):
             break_it()
             keys.check()
             keys.check()
-            assert list(keys.value.values()) == [ApiKey("bob")]
+            assert list(keys.value.values()) == ["bob"]
     errors = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
     assert len(errors) == 3
     assert "line 1: the second word" in errors[0]
@@ -165,20 +148,16 @@ def test_a_changed_file_is_read_again_and_a_broken_one_changes_nothing(
 
     keys_file(tmp_path, line_of("carol", "c"))
     keys.check()
-    assert list(keys.value.values()) == [ApiKey("carol")]
+    assert list(keys.value.values()) == ["carol"]
 
 
 def test_the_tool_makes_a_key_and_its_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert key_tool(["alice"]) == 0
     out, err = capsys.readouterr()
     made = err.split()[-1]
-    assert parse_keys(out) == {digest(made): ApiKey("alice")}
+    assert parse_keys(out) == {digest(made): "alice"}
     assert len(made) > 43  # 256 bits
-    assert key_tool(["alice", "--requests-per-minute", "2", "--tokens-per-minute", "30"]) == 0
-    out, err = capsys.readouterr()
-    assert made not in err
-    assert list(parse_keys(out).values()) == [ApiKey("alice", {"requests": 2, "tokens": 30})]
-    assert key_tool(["alice", "--requests-per-minute", "0"]) == 2
-    assert capsys.readouterr().err.startswith("error: only requests-per-minute=N")
-    assert key_tool(["two words"]) == key_tool([]) == 2
-    assert capsys.readouterr().err.startswith("error: the name must be")
+    for argv in (["two words"], []):
+        with pytest.raises(SystemExit) as ended:
+            key_tool(argv)
+        assert ended.value.code == 2

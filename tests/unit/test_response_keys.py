@@ -6,7 +6,7 @@ from typing import Any
 
 from frontend.app import envelope_of
 from frontend.http.guards import Authentication
-from frontend.http.limits import Quotas, line_of, parse_keys
+from frontend.http.keys import line_of, parse_keys
 from tests.scripted_frontend import MODEL, Client, Reply, frontend
 
 ANSWER = "<|channel|>analysis<|message|>Hm<|end|><|start|>assistant<|channel|>final<|message|>Hello<|return|>"
@@ -19,7 +19,7 @@ PATH = "/v1/responses"
 @asynccontextmanager
 async def keyed(**settings: Any) -> AsyncIterator[Client]:
     async with frontend(ANSWER, **settings) as client:
-        client.app = Authentication(client.app, lambda: KEYS, envelope_of, Quotas(), client.services.metrics)
+        client.app = Authentication(client.app, lambda: KEYS, envelope_of, client.services.metrics)
         yield client
 
 
@@ -77,7 +77,7 @@ async def test_responses_from_before_there_were_keys_belong_to_none_of_them() ->
     async with frontend(ANSWER) as client:
         made = (await client.post(PATH, BODY, ALICE)).json  # not checked
         assert (await client.get(f"{PATH}/{made['id']}")).status == 200
-        client.app = Authentication(client.app, lambda: KEYS, envelope_of, Quotas(), client.services.metrics)
+        client.app = Authentication(client.app, lambda: KEYS, envelope_of, client.services.metrics)
         assert (await client.request("GET", f"{PATH}/{made['id']}", b"", ALICE)).status == 404
 
 

@@ -1,0 +1,94 @@
+"""API keys: the file with their digests, and the key that a request presents."""
+
+import hashlib
+import os
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+MAX_FILE_BYTES = 16 << 20
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
+_DIGEST = re.compile(r"[0-9a-fA-F]{64}")
+_WRITABLE_BY_OTHERS = 0o022
+
+Keys = Mapping[bytes, str]
+"""The name of each key by its SHA-256. Keys with one name belong to one client, e.g. its old and new one."""
+
+
+def read_keys(path: Path) -> Keys:
+    """The keys in the file. Raises OSError, or ValueError with a sentence that quotes nothing of the file."""
+    with path.open("rb") as file:
+        if os.fstat(file.fileno()).st_mode & _WRITABLE_BY_OTHERS:
+            raise ValueError(f"others can write to {path} and add keys; run: chmod go-w {path}")
+        raw = file.read(MAX_FILE_BYTES + 1)
+    if len(raw) > MAX_FILE_BYTES:
+        raise ValueError(f"{path} has more than {MAX_FILE_BYTES} bytes")
+    try:
+        return parse_keys(raw.decode())
+    except UnicodeDecodeError:
+        raise ValueError(f"{path} is not UTF-8 text") from None
+    except ValueError as error:
+        raise ValueError(f"{path}, {error}") from None
+
+
+def parse_keys(text: str) -> Keys:
+    """The keys of the lines `NAME SHA256`; empty lines and those that begin with # are skipped. Raises
+    ValueError: `line 3: why`.
+    """
+    keys: dict[bytes, str] = {}
+    for number, line in enumerate(text.split("\n"), 1):
+        words = line.split()
+        if not words or words[0].startswith("#"):
+            continue
+        if wrong := _fault(words):
+            raise ValueError(f"line {number}: {wrong}")
+        digest = bytes.fromhex(words[1])
+        if digest in keys:
+            raise ValueError(f"line {number}: this key is already in the file")
+        keys[digest] = words[0]
+    return keys
+
+
+def _fault(words: list[str]) -> str:
+    """What is wrong with a line, if anything. Its words are not quoted: one of them may be a key."""
+    if not _NAME.fullmatch(words[0]):
+        return "the name must be 1 to 64 letters, digits or ._@-, and begin with a letter or digit"
+    if len(words) == 1 or not _DIGEST.fullmatch(words[1]):
+        return "the second word must be the key's SHA-256: 64 hexadecimal digits"
+    if len(words) > 2:
+        return (
+            "only NAME SHA256 is allowed; limits per minute are no longer supported, use a gateway for them"
+        )
+    return ""
+
+
+def line_of(name: str, key: str) -> str:
+    """The line of a key in the file. Raises ValueError."""
+    words = [name, _digest(key.encode()).hex()]
+    if wrong := _fault(words):
+        raise ValueError(wrong)
+    return " ".join(words)
+
+
+def presented(headers: Iterable[tuple[bytes, bytes]]) -> list[bytes]:
+    """The keys that a request presents: as `Authorization: Bearer KEY`, as `x-api-key: KEY`, or both."""
+    found = []
+    for name, value in headers:
+        if name == b"authorization":
+            scheme, _, credentials = value.partition(b" ")
+            if scheme.lower() == b"bearer":
+                found.append(credentials.strip())
+        elif name == b"x-api-key":
+            found.append(value.strip())
+    return [key for key in found if key]
+
+
+def name_of(keys: Keys, headers: Iterable[tuple[bytes, bytes]]) -> str | None:
+    """The name of the first presented key that is in the file. Its digest is looked up, which takes a time
+    that depends on the digest only, and a guesser cannot choose that.
+    """
+    return next((name for key in presented(headers) if (name := keys.get(_digest(key)))), None)
+
+
+def _digest(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()
