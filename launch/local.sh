@@ -3,8 +3,8 @@
 #   launch/local.sh             file registry and TCP; nothing else to install
 #   launch/local.sh --cluster   etcd and NATS: those of ETCD_ENDPOINTS and NATS_SERVER, else started from the PATH
 # Environment variables: PREFILL_WORKERS DECODE_WORKERS MODEL_PATH SERVED_MODEL_NAME ENGINE PREFILL_ENGINE_ARGS
-# DECODE_ENGINE_ARGS START_TIMEOUT_S; PREFILL_FLAGS and DECODE_FLAGS, flags of the workers; those at the top of
-# launch/processes.sh.
+# DECODE_ENGINE_ARGS START_TIMEOUT_S RESTART_WORKERS; PREFILL_FLAGS and DECODE_FLAGS, flags of the workers; those at
+# the top of launch/processes.sh.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -21,6 +21,7 @@ START_TIMEOUT_S=${START_TIMEOUT_S:-120}
 PYTHON=${PYTHON:-$([[ -x .venv/bin/python ]] && echo .venv/bin/python || echo python3)}
 
 STOP_STATUS=0 # Ctrl-C is the normal end of `make up`
+RESTART_WORKERS=${RESTART_WORKERS-1} # empty: the stack ends with the first worker that ends
 . launch/processes.sh
 
 start_cluster() { # starts etcd and NATS unless their addresses are given; returns when they listen

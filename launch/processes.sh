@@ -1,4 +1,5 @@
 # Sourced by the launch scripts: starts processes, waits until they serve, stops all of them when one ends.
+# With RESTART_WORKERS=1 a worker that ends while the stack serves is started again instead.
 # Logs go to $RUN_DIR (a new folder under .run/), one file per process. Set before sourcing:
 #   DRY_RUN=1       print each command instead of starting it
 #   FOLLOW=1        print the logs as they grow, prefixed with the process's name
@@ -17,8 +18,10 @@ RUN_DIR=${RUN_DIR:-$PWD/.run/$(date +%H%M%S)-$$}
 HTTP_HOST=${DYN_HTTP_HOST:-${HTTP_HOST:-127.0.0.1}}
 HTTP_PORT=${DYN_HTTP_PORT:-${HTTP_PORT:-8000}}
 [[ -n ${DRY_RUN:-} ]] || mkdir -p "$RUN_DIR"
-declare -A NAMES=()
+declare -A NAMES=() COMMANDS=() RESTARTED=() # by process id; by name; the time by name
 FOLLOWERS=()
+exec {STDERR}>&2
+MIN_RUN_S=5 # a worker that ends sooner after a restart is not restarted again
 
 start() { # start NAME COMMAND... (`env VAR=value COMMAND...` sets its variables)
     local name=$1; shift
@@ -27,14 +30,20 @@ start() { # start NAME COMMAND... (`env VAR=value COMMAND...` sets its variables
         return
     fi
     : >"$RUN_DIR/$name.log"
-    # Its own process group: Ctrl-C in the terminal reaches only this script, which stops the processes in order.
-    setsid "$@" >"$RUN_DIR/$name.log" 2>&1 </dev/null &
-    NAMES[$!]=$name
+    COMMANDS[$name]=$(printf '%q ' "$@")
+    run "$name" "$@"
     if [[ -n ${FOLLOW:-} ]]; then
         # shellcheck disable=SC2016 # expanded by the inner shell
         setsid bash -c 'tail -n +1 -f "$0" | sed -u "s/^/$1 | /"' "$RUN_DIR/$name.log" "$name" &
         FOLLOWERS+=("$!")
     fi
+}
+
+run() { # run NAME COMMAND...: start it, with its output at the end of its log
+    local name=$1; shift
+    # Its own process group: Ctrl-C in the terminal reaches only this script, which stops the processes in order.
+    setsid "$@" >>"$RUN_DIR/$name.log" 2>&1 </dev/null {STDERR}>&- &
+    NAMES[$!]=$name
 }
 
 quoted() { # prints a command line that can be pasted into a shell
@@ -102,28 +111,40 @@ check_alive() { # stops everything if a process has ended
     for pid in "${!NAMES[@]}"; do
         kill -0 "$pid" 2>/dev/null && continue
         status=0; wait "$pid" || status=$?
-        died "$pid" "$status"
+        died "$pid" "$status" 2>&"$STDERR"
     done
 }
 
 wait_for_the_end() { # polls, since `wait -n` misses a process that ended just before the call
-    while true; do check_alive; sleep 0.3; done
+    SERVES=1
+    while true; do check_alive; sleep 0.3; done 2>/dev/null # bash prints a line about each killed job
 }
 
 died() { # died PID STATUS
     local name=${NAMES[$1]}
     unset "NAMES[$1]"
     kill -KILL -- "-$1" 2>/dev/null || true # its children may hold GPUs
+    if [[ -n ${RESTART_WORKERS:-} && -n ${SERVES:-} && $name == *-* ]] &&
+        ((SECONDS - ${RESTARTED[$name]:--$MIN_RUN_S} >= MIN_RUN_S)); then
+        echo "$name $(ended "$2"); it starts again (log: $RUN_DIR/$name.log)"
+        RESTARTED[$name]=$SECONDS
+        eval "run $name ${COMMANDS[$name]}"
+        return
+    fi
     stop_following
     local last; last=$(tail -n 1 "$RUN_DIR/$name.log")
     if [[ $last == *error:\ * ]]; then # the process explains its failure
         echo "$name: $last" >&2
     else
-        echo "$name exited with status $2; its last lines (full log: $RUN_DIR/$name.log):" >&2
+        echo "$name $(ended "$2"); its last lines (full log: $RUN_DIR/$name.log):" >&2
         tail -n 15 "$RUN_DIR/$name.log" | sed "s/^/  $name | /" >&2
     fi
     end_all
     exit 1
+}
+
+ended() { # ended STATUS, in words
+    if (($1 > 128)); then echo "was killed by SIG$(kill -l $(($1 - 128)))"; else echo "exited with status $1"; fi
 }
 
 end_all() { # frontend, workers, then etcd and NATS, so that each can finish its requests

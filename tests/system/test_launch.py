@@ -96,22 +96,48 @@ def test_a_registry_with_other_workers_is_shared(
         wait_for(partial(knows, url, 2 * num))
 
 
-def test_a_process_that_dies_later_ends_the_run_with_its_last_lines(
+def kill_process(launch: Launch, words: str) -> None:
+    os.kill(next(pid for pid, command in launch.processes().items() if words in command), signal.SIGKILL)
+
+
+def test_a_worker_that_is_killed_starts_again_and_without_the_frontend_all_ends(
     launches: list[Launch], tmp_path: Path
 ) -> None:
     launch = Launch(tmp_path / "run")
     launches.append(launch)
-    launch.read_until("ready:")
+    launch.read_until("try:")
 
-    victim = next(
-        pid for pid, command in launch.processes().items() if "--disaggregation-mode decode" in command
+    kill_process(launch, "--disaggregation-mode decode")
+    output = launch.read_until("again")
+    assert (
+        output.strip()
+        == f"decode-0 was killed by SIGKILL; it starts again (log: {tmp_path}/run/decode-0.log)"
     )
-    os.kill(victim, signal.SIGKILL)
-    status, output = launch.end()
+    body = {"model": MODEL, "prompt": "hi", "max_tokens": 6}
+    url = f"http://127.0.0.1:{launch.port}/v1/completions"
+    wait_for(lambda: httpx.post(url, json=body, timeout=PATIENCE_S).status_code == 200)
 
+    kill_process(launch, "-m frontend")
+    status, output = launch.end()
     assert status == 1
-    assert "decode-0 exited with status 137; its last lines" in output
+    assert "frontend was killed by SIGKILL; its last lines" in output
     assert launch.processes() == {}
+
+
+def test_a_worker_that_ends_right_after_its_restart_ends_the_run(
+    launches: list[Launch], tmp_path: Path
+) -> None:
+    launch = Launch(tmp_path / "run")
+    launches.append(launch)
+    launch.read_until("try:")
+
+    kill_process(launch, "--disaggregation-mode prefill")
+    launch.read_until("again")
+    wait_for(lambda: any("--disaggregation-mode prefill" in each for each in launch.processes().values()))
+    kill_process(launch, "--disaggregation-mode prefill")
+    status, output = launch.end()
+    assert status == 1
+    assert "prefill-0 was killed by SIGKILL; its last lines" in output
 
 
 def test_a_port_in_use_is_one_clear_line(launches: list[Launch], tmp_path: Path) -> None:

@@ -140,7 +140,7 @@ def test_a_worker_that_dies_ends_the_run_with_its_last_lines(run: Run, mode: str
     status, output = launch.end()
 
     assert status == 1
-    assert f"{mode}-0 exited with status 137; its last lines" in output
+    assert f"{mode}-0 was killed by SIGKILL; its last lines" in output
     assert launch.processes() == {}
 
 
