@@ -1,8 +1,8 @@
 """Scripted workers and a Generator over them; records requests and open calls."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
-from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, Callable, Iterator, Sized
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, contextmanager
 from pathlib import Path
 
 import msgspec
@@ -25,6 +25,7 @@ from frontend.metrics import Metrics
 from frontend.routing.fleet import Fleet
 from frontend.routing.generate import Generator, LocalPrefill
 from frontend.routing.router import RouterMode
+from frontend.routing.workers import Calls
 from tests.waiting import until
 
 Script = Callable[[GenerateRequest], AsyncGenerator[Reply, None]]
@@ -218,6 +219,16 @@ async def generate(
         finally:
             assert not fleet.open, "every call is closed with the request"
     return tokens
+
+
+@contextmanager
+def waiting(calls: Calls, worker: WorkerInfo, tokens: Sized) -> Iterator[None]:
+    """A call that waits for this worker."""
+    call = calls.begin(worker, answer(request()), tokens)
+    try:
+        yield
+    finally:
+        call.answered()
 
 
 def in_turn(*scripts: Script) -> Script:

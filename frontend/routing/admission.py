@@ -54,8 +54,6 @@ def _total(workers: Sequence[WorkerInfo]) -> tuple[int, int]:
     return sum(w.max_batch_size or 0 for w in workers), sum(w.max_queue_size for w in workers)
 
 
-Turn = asyncio.Future[None]
-
 MAX_WAIT_S = 50.0
 """Of a request in the queue if nothing else is set, and of a client until its next try: proxies give up on a
 response without a byte after a minute, and SDKs ignore a longer Retry-After."""
@@ -64,6 +62,19 @@ _NEWEST = 0.1  # the weight of the newest duration in their mean
 _SHORTEST_QUEUE_S = 2.0  # a Retry-After has whole seconds, so clients come back in bunches
 _CAPACITY_KEPT_S = 0.1
 _LOOK_EVERY_S = 1.0
+
+
+class Place:
+    """One request's place, since `began_s`; `is_starting`: it has no token yet."""
+
+    __slots__ = ("began_s", "is_starting")
+
+    def __init__(self) -> None:
+        self.began_s = _now_s()
+        self.is_starting = True
+
+
+Turn = asyncio.Future[Place]
 
 
 class Admission:
@@ -89,13 +100,6 @@ class Admission:
         self._mean_s: float | None = None  # of the time that a request has a place
         self._booked_s = 0.0  # the last Retry-After ends then
 
-    def place(self, request: GenerateRequest, caller: str) -> "_Place":
-        """A context: a place for the caller's request, after waiting in turn. Call what it yields at the
-        first token. Raises Overloaded as `check` does, when it has waited too long, and in place of the
-        workers' own.
-        """
-        return _Place(self, request, caller)
-
     def check(self, caller: str, deadline_s: float) -> None:
         """Raises Overloaded if a request would be refused now: the queue is full and the caller has its share
         of it, or it would wait too long.
@@ -112,13 +116,14 @@ class Admission:
         if wait_s > self._max_wait_s or wait_s + (self._mean_s or 0.0) > deadline_s:
             raise self.refusal("too_late")
 
-    async def enter(self, request: GenerateRequest, caller: str) -> None:
-        """Wait for a place. Raises Overloaded."""
+    async def enter(self, request: GenerateRequest, caller: str) -> Place:
+        """A place for the caller's request, after waiting in turn: `start` it at the first token, `leave` it
+        at the end. Raises Overloaded as `check` does, or when it has waited too long.
+        """
         self.check(caller, request.deadline_s)
         if self._has_room():
             self._booked_s = 0.0  # the clients that were to come back did not, or will find a place
-            self._count()
-            return
+            return self._take_place()
         turn: Turn = asyncio.get_running_loop().create_future()
         insort(self._waiting.setdefault(caller, []), (request.priority, turn), key=itemgetter(0))
         self._num_waiting += 1
@@ -131,7 +136,7 @@ class Admission:
                 self._let_in()  # a worker may have joined
         except asyncio.CancelledError:
             if turn.done():
-                self.leave()
+                self.leave(turn.result())
             raise
         finally:
             self._metrics.of("queued_requests").inc(-1)
@@ -140,16 +145,25 @@ class Admission:
                 self._take_out(caller, turn)
         if not turn.done():
             raise self.refusal("waited")
+        return turn.result()
 
-    def _has_room(self) -> bool:
-        now_s = _now_s()
-        if now_s >= self._read_again_s:
-            self._capacity = self._read_capacity(self._num_running - self._num_starting)
-            self._read_again_s = now_s + _CAPACITY_KEPT_S
-        most = self._capacity
-        return most is None or (
-            self._num_running < most.num_running and self._num_starting < most.num_starting
-        )
+    def start(self, place: Place) -> None:
+        """The request has its first token."""
+        if place.is_starting:
+            place.is_starting = False
+            self._num_starting -= 1
+            self._let_in()
+
+    def leave(self, place: Place) -> None:
+        """The request has ended. How long it had the place counts if it has a token."""
+        if not place.is_starting:
+            # Without its time in the workers' own queues.
+            place_s = (_now_s() - place.began_s) * min(1.0, self._num_places / self._num_running)
+            mean_s = place_s if self._mean_s is None else self._mean_s
+            self._mean_s = mean_s + _NEWEST * (place_s - mean_s)
+        self._num_running -= 1
+        self._num_starting -= place.is_starting
+        self._let_in()
 
     def refusal(self, reason: Refusal) -> Overloaded:
         """The error of a request without a place.
@@ -165,12 +179,6 @@ class Admission:
             "Too many requests are running and waiting; retry later.", retry_after_s=self._booked_s - now_s
         )
 
-    def _note_duration(self, lasted_s: float) -> None:
-        """Count the time that a request had a place, without its time in the workers' own queues."""
-        place_s = lasted_s * min(1.0, self._num_places / self._num_running)
-        mean_s = place_s if self._mean_s is None else self._mean_s
-        self._mean_s = mean_s + _NEWEST * (place_s - mean_s)
-
     @property
     def _rate(self) -> float:
         """Places that become free in a second (Little's law)."""
@@ -181,22 +189,20 @@ class Admission:
     def _num_places(self) -> float:
         return self._capacity.num_places if self._capacity else math.inf
 
-    def _count(self) -> None:
+    def _has_room(self) -> bool:
+        now_s = _now_s()
+        if now_s >= self._read_again_s:
+            self._capacity = self._read_capacity(self._num_running - self._num_starting)
+            self._read_again_s = now_s + _CAPACITY_KEPT_S
+        most = self._capacity
+        return most is None or (
+            self._num_running < most.num_running and self._num_starting < most.num_starting
+        )
+
+    def _take_place(self) -> Place:
         self._num_running += 1
         self._num_starting += 1
-
-    def leave(self, began_s: float | None = None) -> None:
-        """Free the place; `began_s`: when it was taken, None if there was no token since."""
-        if began_s is not None:
-            self._note_duration(_now_s() - began_s)
-        self._num_running -= 1
-        self._num_starting -= began_s is None
-        self._let_in()
-
-    def started(self) -> None:
-        """The request of a place has its first token."""
-        self._num_starting -= 1
-        self._let_in()
+        return Place()
 
     def _let_in(self) -> None:
         while self._waiting and self._has_room():
@@ -205,8 +211,7 @@ class Admission:
             self._take_out(caller, turn)
             if caller in self._waiting:  # its other requests wait until all other callers had a turn
                 self._waiting[caller] = self._waiting.pop(caller)
-            turn.set_result(None)
-            self._count()
+            turn.set_result(self._take_place())
 
     def _take_out(self, caller: str, turn: Turn) -> None:
         entries = self._waiting[caller]
@@ -214,35 +219,6 @@ class Admission:
         if not entries:
             del self._waiting[caller]
         self._num_waiting -= 1
-
-
-class _Place:
-    """See `Admission.place`."""
-
-    __slots__ = ("_admission", "_began_s", "_caller", "_is_starting", "_request")
-
-    def __init__(self, admission: Admission, request: GenerateRequest, caller: str) -> None:
-        self._admission = admission
-        self._request = request
-        self._caller = caller
-        self._began_s = 0.0
-        self._is_starting = True
-
-    async def __aenter__(self) -> Callable[[], None]:
-        await self._admission.enter(self._request, self._caller)
-        self._began_s = _now_s()
-        return self._start
-
-    def _start(self) -> None:
-        if self._is_starting:
-            self._is_starting = False
-            self._admission.started()
-
-    async def __aexit__(self, _: object, error: BaseException | None, __: object) -> None:
-        refusal = self._admission.refusal("workers") if isinstance(error, Overloaded) else None
-        self._admission.leave(None if self._is_starting else self._began_s)
-        if refusal is not None:
-            raise refusal from None
 
 
 def _now_s() -> float:

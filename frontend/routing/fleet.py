@@ -19,7 +19,7 @@ from baton.pairing import refused_pairs, why_not_paired, works
 from baton.peer_tls import PeerDistrusted
 from baton.transport import Transport
 from frontend.routing.health import Health, Instance
-from frontend.routing.workers import NO_PROGRESS_S, CutPairs, Event, State, Watchdog, Workers
+from frontend.routing.workers import NO_PROGRESS_S, Calls, CutPairs, Event, State, Workers
 from frontend.text.served import ServedModel, Tokenizers
 
 log = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ class Fleet:
         self._tokenizers = Tokenizers(model_path)
         self.cut = CutPairs(transport, self.table.has)
         self._no_progress_s = no_progress_s
-        self.watchdog = Watchdog(self._is_stuck, self._give_up, no_progress_s)
+        self.calls = Calls(self._is_stuck, self._give_up, no_progress_s)
         self.synced = asyncio.Event()
         """Set once the workers registered at the start are known."""
 
@@ -61,7 +61,7 @@ class Fleet:
         """Follow discovery during the context; yields the task that does, which ends only if it fails."""
         sync = asyncio.create_task(self._sync())  # first, to see the first change
         follow = asyncio.create_task(self._follow())
-        watch = asyncio.create_task(self.watchdog.check(self.table.has))
+        watch = asyncio.create_task(self.calls.watch(self.table.has))
         try:
             yield follow
         finally:

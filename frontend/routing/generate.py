@@ -4,14 +4,21 @@ import asyncio
 import logging
 import math
 import time
-from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Sized
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sized
 from functools import partial
 from typing import NamedTuple
 
 import msgspec
 
-from baton.errors import BatonError, BrokerLost, HandoffFailed, HandoffStalled, NoWorkers, WorkerLost
+from baton.errors import (
+    BatonError,
+    BrokerLost,
+    HandoffFailed,
+    HandoffStalled,
+    NoWorkers,
+    Overloaded,
+    WorkerLost,
+)
 from baton.messages import (
     GenerateRequest,
     KvHandoff,
@@ -19,6 +26,7 @@ from baton.messages import (
     Reply,
     Role,
     TokenChunk,
+    Usage,
     WorkerInfo,
     after_handoff,
 )
@@ -27,9 +35,9 @@ from baton.transport import Transport
 from frontend.metrics import Metrics
 from frontend.routing.admission import MAX_WAIT_S, Admission, Capacity, capacity_of
 from frontend.routing.fleet import Fleet
-from frontend.routing.progress import Call, Progress, UnknownToken
-from frontend.routing.router import Locality, RouterMode, make_router
-from frontend.routing.workers import Event
+from frontend.routing.progress import Progress, UnknownToken
+from frontend.routing.router import Locality, Router, RouterMode
+from frontend.routing.workers import Call, Event
 
 log = logging.getLogger(__name__)
 
@@ -113,8 +121,8 @@ class Generator:
         self._max_wait_s = max_wait_s
         self._num_processes = num_processes
         self._admissions: dict[str, Admission] = {}
-        self._num_running: Counter[str] = Counter()
-        self._pick = make_router(mode, self._num_running, self._count_route)
+        self._num_running = fleet.calls.num_running
+        self._router = Router(mode, self._num_running, self._count_route)
 
     def _count_route(self, role: Role, locality: Locality) -> None:
         self._metrics.of("prefix_routes", role.value, locality).inc()
@@ -131,41 +139,42 @@ class Generator:
         answer again if its engine cannot resume; no token is repeated or missing. If none is live, or the
         broker is away, it waits. Raises a BatonError: NoWorkers, Overloaded, DeadlineExceeded, ...
         """
-        progress = Progress(request, self._fleet.num_token_ids(request.model))
+        admission = self._admission(request.model)
+        progress = Progress(request, self._fleet.num_token_ids(request.model))  # its time includes the wait
+        place = await admission.enter(request, caller)
         try:
-            async with self._admission(request.model).place(request, caller) as on_start:
-                while True:
-                    await self._reach_broker(progress)
-                    await self._find_worker(progress)
-                    if progress.error is None:
-                        on_taken()
-                    try:
-                        started = await self._start(progress)
-                        if isinstance(started, Prefilled):
-                            if (first := started.handoff.first_chunk) is not None:
-                                on_start()
-                                if (fresh := progress.take(first)) is not None:
-                                    yield fresh
-                            started = await self._hand_over(progress, started)
-                        on_start()
-                        chunk, rest = started
-                        while isinstance(chunk, TokenChunk):
-                            if (fresh := progress.take(chunk)) is not None:
+            while True:
+                await self._find_workers(progress, on_taken)
+                try:
+                    started = await self._start(progress)
+                    if isinstance(started, Prefilled):
+                        if (first := started.handoff.first_chunk) is not None:
+                            admission.start(place)
+                            if (fresh := progress.take(first)) is not None:
                                 yield fresh
-                            if chunk.finish_reason:
-                                return
-                            chunk = await anext(rest, None)
-                        raise WorkerLost("The worker ended the stream before the answer was complete.")
-                    except BatonError as error:
-                        self._note_failure(error, progress)
-                    finally:
-                        await progress.close()
+                        started = await self._hand_over(progress, started)
+                    admission.start(place)
+                    chunk, rest = started
+                    while isinstance(chunk, TokenChunk):
+                        if (fresh := progress.take(chunk)) is not None:
+                            yield fresh
+                        if chunk.finish_reason:
+                            return
+                        chunk = await anext(rest, None)
+                    raise WorkerLost("The worker ended the stream before the answer was complete.")
+                except BatonError as error:
+                    self._note_failure(error, progress)
+                finally:
+                    await progress.close()
+        except Overloaded:
+            raise admission.refusal("workers") from None
         finally:
-            self._note_usage(progress)
+            admission.leave(place)
+            self._note_usage(progress.usage)
 
-    def _note_usage(self, progress: Progress) -> None:
-        if progress.usage is not None and progress.usage.num_moved_bytes is not None:
-            self._metrics.of("request_moved_kv_bytes").observe(progress.usage.num_moved_bytes)
+    def _note_usage(self, usage: Usage | None) -> None:
+        if usage is not None and usage.num_moved_bytes is not None:
+            self._metrics.of("request_moved_kv_bytes").observe(usage.num_moved_bytes)
 
     def _note_failure(self, error: BatonError, progress: Progress) -> None:
         """Record a failed attempt. Raises the error if the request cannot be retried."""
@@ -193,31 +202,26 @@ class Generator:
             return capacity
         return capacity._replace(num_running=capacity.num_running + num_leaving)
 
-    async def _reach_broker(self, progress: Progress) -> None:
-        """Wait for the plane's broker: until the deadline if the request was running when it went away."""
-        if self._transport.is_reachable:
-            return
-        limit_s = math.inf if progress.error else self._wait_for_worker_s
-        try:
-            async with asyncio.timeout(min(limit_s, progress.time_left_s)):
-                await self._transport.reachable()
-        except TimeoutError:
+    async def _find_workers(self, progress: Progress, on_taken: Callable[[], None]) -> None:
+        """Wait for the plane's broker, until the deadline if the request was running when it went away; then
+        for a decode worker that may get the request. `on_taken` is called before the first attempt.
+        """
+        if not self._transport.is_reachable:
             away = BrokerLost("The request plane's broker is unreachable; retry later.", retry_after_s=1)
-            raise progress.ended_by(away) from None
+            limit_s = math.inf if progress.error else self._wait_for_worker_s
+            await _wait(progress, self._transport.reachable(), limit_s, away)
+        if not self._eligible(Role.DECODE, progress):
+            absent = self._no_decode(progress.request)
+            await _wait(progress, self._decode_worker(progress), self._wait_for_worker_s, absent)
+        if progress.error is None:
+            on_taken()
 
-    async def _find_worker(self, progress: Progress) -> None:
-        """Wait for a decode worker that may get the request."""
-        if self._eligible(Role.DECODE, progress):
-            return
-        try:
-            async with asyncio.timeout(min(self._wait_for_worker_s, progress.time_left_s)):
-                while not self._eligible(Role.DECODE, progress):
-                    if self._fleet.workers(progress.request.model, Role.DECODE):
-                        await progress.clear_avoided()  # all that are live have failed this request
-                    else:
-                        await self._fleet.table.changed()
-        except TimeoutError:
-            raise progress.ended_by(self._no_decode(progress.request)) from None
+    async def _decode_worker(self, progress: Progress) -> None:
+        while not self._eligible(Role.DECODE, progress):
+            if self._fleet.workers(progress.request.model, Role.DECODE):
+                await progress.clear_avoided()  # all that are live have failed this request
+            else:
+                await self._fleet.table.changed()
 
     async def _start(self, progress: Progress) -> _Stream | Prefilled:
         """Send the remaining request to workers; returns the first chunk and the rest, or what prefill hands
@@ -232,7 +236,7 @@ class Generator:
             return await self._decode(request, progress, decode or self._choose(Role.DECODE, progress))
         if decode is None:
             reason = "always"
-        elif self._fleet.watchdog.longest_wait_s(prefill) < self._local_prefill.after_s:
+        elif self._fleet.calls.longest_wait_s(prefill) < self._local_prefill.after_s:
             reason = "free"
         else:
             local = msgspec.structs.replace(request, local_prefill_tokens=self._local_prefill.max_tokens)
@@ -304,7 +308,7 @@ class Generator:
         self, role: Role, progress: Progress, *, paired_with: WorkerInfo | None = None
     ) -> WorkerInfo | None:
         eligible = self._eligible(role, progress, paired_with)
-        return self._pick(role, progress.request, eligible) if eligible else None
+        return self._router.pick(role, progress.request, eligible) if eligible else None
 
     def _eligible(
         self, role: Role, progress: Progress, paired_with: WorkerInfo | None = None
@@ -317,6 +321,14 @@ class Generator:
     def _call(self, worker: WorkerInfo, request: GenerateRequest, progress: Progress, arrived: Sized) -> Call:
         progress.called.append(worker)
         replies = self._transport.call(worker.address, request)
-        waiting = self._fleet.watchdog.waiting(worker, arrived)
-        progress.calls.append(Call(replies, worker.worker_id, self._num_running, waiting))
+        progress.calls.append(self._fleet.calls.begin(worker, replies, arrived))
         return progress.calls[-1]
+
+
+async def _wait(progress: Progress, arrival: Awaitable[None], limit_s: float, error: BatonError) -> None:
+    """Raises the request's last error, or this one, after `limit_s`; DeadlineExceeded."""
+    try:
+        async with asyncio.timeout(min(limit_s, progress.time_left_s)):
+            await arrival
+    except TimeoutError:
+        raise progress.ended_by(error) from None

@@ -1,8 +1,7 @@
 """One request across its attempts: its tokens so far, the workers to avoid, and when it is given up."""
 
 import asyncio
-from collections import Counter
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -21,8 +20,8 @@ from baton.errors import (
     WorkerLost,
     WorkerUnreached,
 )
-from baton.messages import GenerateRequest, Reply, TokenChunk, Usage, WorkerInfo
-from frontend.routing.workers import Waiting
+from baton.messages import GenerateRequest, TokenChunk, Usage, WorkerInfo
+from frontend.routing.workers import Call
 
 MAX_ATTEMPTS = 4
 """A request is given up when this many attempts have failed: it may be what kills the workers."""
@@ -66,37 +65,6 @@ RETRIES: dict[type[BatonError], Retry] = {
 def retry_after(error: BatonError) -> Retry | None:
     """How a request goes on after this error; None if it does not."""
     return next((RETRIES[kind] for kind in type(error).__mro__ if kind in RETRIES), None)
-
-
-class Call:
-    """A running call, which counts as one of its worker's requests until it is closed."""
-
-    __slots__ = ("_num_running", "_waiting", "_worker_id", "replies")
-
-    def __init__(
-        self,
-        replies: AsyncGenerator[Reply, None],
-        worker_id: str,
-        num_running: Counter[str],
-        waiting: Waiting,
-    ) -> None:
-        self.replies = replies
-        self._worker_id = worker_id
-        self._num_running = num_running
-        self._waiting: Waiting | None = waiting
-        num_running[worker_id] += 1
-
-    def answered(self) -> None:
-        """Nothing more is expected of the worker: the watchdog leaves this call out."""
-        if self._waiting is not None:
-            self._waiting.end()
-            self._waiting = None
-
-    async def close(self) -> None:
-        """Cancel the call if it runs; once."""
-        self._num_running[self._worker_id] -= 1
-        self.answered()
-        await self.replies.aclose()
 
 
 class Progress:

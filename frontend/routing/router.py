@@ -12,9 +12,6 @@ from baton.messages import GenerateRequest, Role, WorkerInfo
 
 RouterMode = Literal["round-robin", "random", "least-loaded", "prefix"]
 
-Pick = Callable[[Role, GenerateRequest, Sequence[WorkerInfo]], WorkerInfo]
-"""A policy: picks one of `workers` (not empty, ordered by id) for the request."""
-
 # Of a raw prompt, which has no marked opening.
 _RAW_OPENING_TOKENS = 256
 # How much more than the mean load a conversation's own worker may have.
@@ -25,70 +22,50 @@ Locality = Literal["own", "other"]
 """Whether a conversation stayed on its worker, or spilled over to another."""
 
 
-def make_router(
-    mode: RouterMode,
-    num_running: Mapping[str, int],
-    count: Callable[[Role, Locality], None] = lambda _role, _place: None,
-) -> Pick:
-    """The policy of that name. `num_running` is a live count of this frontend's calls by worker id; `count`
-    is called with each choice by prefix.
+class Router:
+    """One policy. `num_running` is a live count of this frontend's calls by worker id; `count` is called with
+    each choice by prefix.
     """
-    if mode == "prefix":
-        return _prefix(num_running, count)
-    if mode == "random":
-        return _free_first(_pick_random, num_running)
-    return _free_first(_least_loaded(num_running) if mode == "least-loaded" else _round_robin(), num_running)
 
+    def __init__(
+        self,
+        mode: RouterMode,
+        num_running: Mapping[str, int],
+        count: Callable[[Role, Locality], None] = lambda _role, _place: None,
+    ) -> None:
+        self._mode = mode
+        self._num_running = num_running
+        self._count = count
+        self._turns: Counter[tuple[str, Role]] = Counter()
 
-def _free_first(policy: Pick, num_running: Mapping[str, int]) -> Pick:
-    """A request does not queue at one worker while another has a free place."""
+    def pick(self, role: Role, request: GenerateRequest, workers: Sequence[WorkerInfo]) -> WorkerInfo:
+        """One of `workers` (not empty, ordered by id) for the request. Unless the mode is `prefix`, it does
+        not queue at one of them while another has a free place.
+        """
+        if self._mode == "prefix":
+            return self._by_prefix(role, request, workers)
+        loads = self._num_running
+        free = [w for w in workers if loads.get(w.worker_id, 0) < (w.max_batch_size or math.inf)] or workers
+        if self._mode == "random":
+            return random.choice(free)  # noqa: S311  not security-relevant
+        if self._mode == "least-loaded":
+            least = min(loads.get(worker.worker_id, 0) for worker in free)
+            free = [worker for worker in free if loads.get(worker.worker_id, 0) == least]
+        turn = self._turns[request.model, role]
+        self._turns[request.model, role] += 1
+        return free[turn % len(free)]
 
-    def pick(role: Role, request: GenerateRequest, workers: Sequence[WorkerInfo]) -> WorkerInfo:
-        free = [w for w in workers if num_running.get(w.worker_id, 0) < (w.max_batch_size or math.inf)]
-        return policy(role, request, free or workers)
-
-    return pick
-
-
-def _round_robin() -> Pick:
-    turns: Counter[tuple[str, Role]] = Counter()
-
-    def pick(role: Role, request: GenerateRequest, workers: Sequence[WorkerInfo]) -> WorkerInfo:
-        turn = turns[request.model, role]
-        turns[request.model, role] += 1
-        return workers[turn % len(workers)]
-
-    return pick
-
-
-def _pick_random(_role: Role, _request: GenerateRequest, workers: Sequence[WorkerInfo]) -> WorkerInfo:
-    return random.choice(workers)  # noqa: S311  not security-relevant
-
-
-def _least_loaded(num_running: Mapping[str, int]) -> Pick:
-    ties = _round_robin()
-
-    def pick(role: Role, request: GenerateRequest, workers: Sequence[WorkerInfo]) -> WorkerInfo:
-        least = min(num_running.get(worker.worker_id, 0) for worker in workers)
-        return ties(role, request, [w for w in workers if num_running.get(w.worker_id, 0) == least])
-
-    return pick
-
-
-def _prefix(num_running: Mapping[str, int], count: Callable[[Role, Locality], None]) -> Pick:
-    """Each conversation has its own order of workers (rendezvous hashing over its opening tokens), the same
-    in every frontend; the first whose load is bounded gets the request (Mirrokni et al., 2018)."""
-
-    def pick(role: Role, request: GenerateRequest, workers: Sequence[WorkerInfo]) -> WorkerInfo:
+    def _by_prefix(self, role: Role, request: GenerateRequest, workers: Sequence[WorkerInfo]) -> WorkerInfo:
+        """Each conversation has its own order of workers (rendezvous hashing over its opening tokens), the
+        same in every frontend; the first whose load is bounded gets the request (Mirrokni et al., 2018).
+        """
         opening = _opening(request)
         ordered = sorted(workers, key=lambda worker: _score(opening, worker), reverse=True)
-        loads = [num_running.get(worker.worker_id, 0) for worker in ordered]
+        loads = [self._num_running.get(worker.worker_id, 0) for worker in ordered]
         allowed = math.ceil(_MAX_LOAD * (sum(loads) + 1) / len(ordered))
         chosen = next(i for i, load in enumerate(loads) if load < allowed)
-        count(role, "other" if chosen else "own")
+        self._count(role, "other" if chosen else "own")
         return ordered[chosen]
-
-    return pick
 
 
 def _opening(request: GenerateRequest) -> bytes:

@@ -1,11 +1,12 @@
-"""Which workers get requests: a table of their states, probes of workers and pairs, the watchdog."""
+"""Which workers get requests: a table of their states, probes of workers and pairs, the watchdog of calls."""
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Sized
+from collections import Counter
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sized
 from enum import Enum
 
-from baton.messages import WorkerInfo
+from baton.messages import Reply, WorkerInfo
 from baton.pairing import works
 from baton.transport import Transport
 
@@ -251,33 +252,41 @@ class CutPairs:
         log.info("uncut pair %s registered=%s", name, not is_gone)
 
 
-class Waiting:
-    """One running call: its tokens, which grow, and when it began."""
+class Call:
+    """A running call. Its worker counts it until it is closed, the watchdog until it is answered; its
+    progress is the growth of `tokens`.
+    """
 
-    __slots__ = ("_held", "_num_before", "_tokens", "since_s")
+    __slots__ = ("_held", "_num_before", "_num_running", "_tokens", "replies", "since_s")
 
-    def __init__(self, held: "_Held", tokens: Sized) -> None:
-        self._held = held
+    def __init__(
+        self, replies: AsyncGenerator[Reply, None], tokens: Sized, held: "_Held", num_running: Counter[str]
+    ) -> None:
+        self.replies = replies
+        self.since_s = asyncio.get_running_loop().time()
         self._tokens = tokens
         self._num_before = len(tokens)
-        self.since_s = asyncio.get_running_loop().time()
-        held.calls[self] = None
+        self._held = held
+        self._num_running = num_running
+        held.waiting[self] = None
+        num_running[held.worker.worker_id] += 1
 
     @property
     def num_new(self) -> int:
         """Tokens since it began."""
         return len(self._tokens) - self._num_before
 
-    def end(self) -> None:
-        """The call has ended."""
-        self._held.num_before += self.num_new
-        del self._held.calls[self]
+    def answered(self) -> None:
+        """Nothing more is expected of the worker: the watchdog leaves this call out."""
+        if self in self._held.waiting:
+            del self._held.waiting[self]
+            self._held.num_before += self.num_new
 
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, *_: object) -> None:
-        self.end()
+    async def close(self) -> None:
+        """Cancel the call if it runs; once."""
+        self._num_running[self._held.worker.worker_id] -= 1
+        self.answered()
+        await self.replies.aclose()
 
 
 NO_PROGRESS_S = 10.0
@@ -288,65 +297,70 @@ IsStuck = Callable[[WorkerInfo], Awaitable[bool]]
 
 
 class _Held:
-    """One worker's running calls, the oldest first. Counts checks, not seconds: a frontend that stood still
-    has not waited for anything.
+    """The calls that wait for one worker, the oldest first. Counts checks, not seconds: a frontend that stood
+    still has not waited for anything.
     """
 
     def __init__(self, worker: WorkerInfo) -> None:
         self.worker = worker
-        self.calls: dict[Waiting, None] = {}
-        self.num_before = 0  # of calls that have ended
+        self.waiting: dict[Call, None] = {}
+        self.num_before = 0  # tokens of calls that are answered
         self.num_stalled = 0
+        self.examining: asyncio.Task[None] | None = None
         self._num_seen = 0
 
     def check(self) -> None:
         """Count a check as stalled if there are calls and none progressed."""
-        num = self.num_before + sum(call.num_new for call in self.calls)
-        self.num_stalled = self.num_stalled + 1 if self.calls and num == self._num_seen else 0
+        num = self.num_before + sum(call.num_new for call in self.waiting)
+        self.num_stalled = self.num_stalled + 1 if self.waiting and num == self._num_seen else 0
         self._num_seen = num
 
 
-class Watchdog:
-    """Detects stuck workers: heartbeats arrive, but none of their requests makes progress. `on_stuck` is
-    called for a worker without progress for `no_progress_s` that `is_stuck` then finds stuck.
+class Calls:
+    """The running calls to workers. Detects stuck workers: heartbeats arrive, but none of their requests
+    makes progress. `on_stuck` is called for a worker without progress for `no_progress_s` that `is_stuck`
+    then finds stuck. An error is not progress: a hung engine also rejects requests as its queue is full.
     """
 
     def __init__(
         self, is_stuck: IsStuck, on_stuck: Callable[[WorkerInfo], None], no_progress_s: float
     ) -> None:
+        self.num_running: Counter[str] = Counter()
+        """By worker id."""
         self._is_stuck = is_stuck
         self._on_stuck = on_stuck
         self._every_s = no_progress_s / _CHECKS
         self._held: dict[str, _Held] = {}
-        self._examining: dict[str, asyncio.Task[None]] = {}
 
-    def waiting(self, worker: WorkerInfo, tokens: Sized) -> Waiting:
-        """Note that a request waits for this worker, until `end`, or in a context. Its progress is the growth
-        of `tokens`. An error is not progress: a hung engine also rejects requests because its queue is full.
-        """
-        return Waiting(self._held.setdefault(worker.incarnation, _Held(worker)), tokens)
+    def begin(self, worker: WorkerInfo, replies: AsyncGenerator[Reply, None], tokens: Sized) -> Call:
+        """Note a call to this worker."""
+        held = self._held.get(worker.incarnation)
+        if held is None:
+            held = self._held[worker.incarnation] = _Held(worker)
+        return Call(replies, tokens, held, self.num_running)
 
     def longest_wait_s(self, worker: WorkerInfo) -> float:
-        """How long the oldest of the requests that wait for this worker has waited; 0 if there is none."""
+        """How long the oldest of the calls that wait for this worker has waited; 0 if there is none."""
         held = self._held.get(worker.incarnation)
-        if held is None or not held.calls:
+        if held is None or not held.waiting:
             return 0.0
-        return asyncio.get_running_loop().time() - next(iter(held.calls)).since_s
+        return asyncio.get_running_loop().time() - next(iter(held.waiting)).since_s
 
-    async def check(self, is_registered: Callable[[WorkerInfo], bool]) -> None:
+    async def watch(self, is_registered: Callable[[WorkerInfo], bool]) -> None:
         """Check every worker, until cancelled."""
         try:
             while True:
                 await asyncio.sleep(self._every_s)
                 for incarnation, held in tuple(self._held.items()):
                     held.check()
-                    if held.num_stalled >= _CHECKS and incarnation not in self._examining:
-                        self._examining[incarnation] = asyncio.create_task(self._examine(held))
-                    elif not (held.calls or is_registered(held.worker)):
+                    if held.examining is None and held.num_stalled >= _CHECKS:
+                        held.examining = asyncio.create_task(self._examine(held))
+                    elif not (held.examining or held.waiting or is_registered(held.worker)):
                         del self._held[incarnation]
         finally:
-            for task in self._examining.values():
-                task.cancel()
+            for held in self._held.values():
+                if held.examining is not None:
+                    held.examining.cancel()
 
     async def _examine(self, held: _Held) -> None:
         is_stuck = await self._is_stuck(held.worker)
@@ -354,4 +368,4 @@ class Watchdog:
         if is_stuck and held.num_stalled >= _CHECKS:
             self._on_stuck(held.worker)
         held.num_stalled = 0
-        del self._examining[held.worker.incarnation]
+        held.examining = None

@@ -36,11 +36,14 @@ class Load:
     async def one(
         self, caller: str, deadline_s: float = 600, first_token_s: float = 0, priority: int = 0
     ) -> None:
-        async with self.admission.place(request(deadline_s, priority), caller) as start:
+        place = await self.admission.enter(request(deadline_s, priority), caller)
+        try:
             self.started.append((caller, asyncio.get_running_loop().time()))
             await asyncio.sleep(first_token_s)
-            start()
+            self.admission.start(place)
             await asyncio.sleep(self.lasts_s - first_token_s)
+        finally:
+            self.admission.leave(place)
 
     def several(self, caller: str, num: int) -> list[asyncio.Task[None]]:
         return [asyncio.create_task(self.one(caller)) for _ in range(num)]
@@ -209,11 +212,11 @@ async def test_the_workers_own_refusal_gets_the_time_to_come_back() -> None:
     load = Load(num_running=1, lasts_s=20)
     await load.measured()
     for _ in range(3):
-        with pytest.raises(Overloaded) as refused:
-            async with load.admission.place(request(600), "a"):
-                raise Overloaded("full", retry_after_s=1)
+        place = await load.admission.enter(request(600), "a")
+        refused = load.admission.refusal("workers")
+        load.admission.leave(place)
         await turn()  # how soon they refuse says nothing about how long requests last
-        assert refused.value.retry_after_s == pytest.approx(20, rel=0.01)
+        assert refused.retry_after_s == pytest.approx(20, rel=0.01)
     assert load.metric("baton_refused_requests_total", reason="workers") == 3
 
 

@@ -11,7 +11,7 @@ from baton.errors import WorkerLost
 from baton.messages import GenerateRequest, Reply, Request, Role, StatsRequest, WorkerInfo, WorkerStats
 from frontend.routing.fleet import Fleet
 from tests.clock import jumping
-from tests.scripted_workers import PlaneDouble, answer, hand_off, worker
+from tests.scripted_workers import PlaneDouble, answer, hand_off, waiting, worker
 from tests.waiting import until
 
 
@@ -72,7 +72,7 @@ async def test_a_worker_whose_engine_hangs_is_left_out_until_a_request_passes_th
 ) -> None:
     async with fleet_of("d1", "p1") as (engines, fleet):
         engines.hung.add(name)
-        with fleet.watchdog.waiting(worker(name), []):
+        with waiting(fleet.calls, worker(name), []):
             await asyncio.sleep(19)
             assert not engines.lost
             await asyncio.sleep(2)
@@ -92,7 +92,7 @@ async def test_a_worker_whose_engine_hangs_is_left_out_until_a_request_passes_th
 @jumping
 async def test_a_worker_that_answers_a_request_of_our_own_is_only_slow() -> None:
     async with fleet_of("d1", "p1") as (engines, fleet):
-        with fleet.watchdog.waiting(worker("d1"), []):
+        with waiting(fleet.calls, worker("d1"), []):
             await asyncio.sleep(45)
         assert len(engines.asked) == 4
         assert (engines.lost, live(fleet)) == ([], ["p1", "d1"])
@@ -105,7 +105,7 @@ async def test_a_worker_that_computes_for_others_is_only_busy(figure_name: str) 
         engines.figure_name = figure_name
         engines.hung.add("d1")  # our own request waits in its queue
         engines.figure = lambda: round(asyncio.get_running_loop().time())
-        with fleet.watchdog.waiting(worker("d1"), []):
+        with waiting(fleet.calls, worker("d1"), []):
             await asyncio.sleep(60)
         assert engines.asked
         assert (engines.lost, live(fleet)) == ([], ["p1", "d1"])
@@ -115,7 +115,7 @@ async def test_a_worker_that_computes_for_others_is_only_busy(figure_name: str) 
 async def test_a_worker_that_does_not_answer_at_all_is_left_to_the_liveness_limit() -> None:
     async with fleet_of("d1", "p1") as (engines, fleet):
         engines.silent.add("d1")
-        with fleet.watchdog.waiting(worker("d1"), []):
+        with waiting(fleet.calls, worker("d1"), []):
             await asyncio.sleep(60)
         assert (engines.lost, fleet.health().stuck, engines.asked) == ([], [], [])
 
@@ -124,7 +124,7 @@ async def test_a_worker_that_does_not_answer_at_all_is_left_to_the_liveness_limi
 async def test_a_stuck_worker_is_tried_with_one_that_it_can_be_paired_with() -> None:
     async with fleet_of("d1", "p1", "p2x", "p3x", "p4x") as (engines, fleet):
         engines.hung.add("d1")
-        with fleet.watchdog.waiting(worker("d1"), []):
+        with waiting(fleet.calls, worker("d1"), []):
             await until(lambda: engines.lost)
         engines.asked.clear()
         await asyncio.sleep(120)
