@@ -8,7 +8,7 @@ import os
 import re
 import sys
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Generic, Literal, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
@@ -102,28 +102,44 @@ def read(cls: type[T], argv: Sequence[str]) -> Parsed[T]:
 def _read(
     parser: argparse.ArgumentParser, cls: type[T], argv: Sequence[str], environ: Mapping[str, str]
 ) -> Parsed[T]:
-    for field, kind in _leaves(cls):
+    flags = list(_leaves(cls))
+    for field, kind in flags:
         _add_flag(parser, field, kind)
+    typed = vars(parser.parse_args(argv))
+    values: dict[str, Any] = {}
     sources: dict[str, str] = {}
-    return Parsed(_build(cls, vars(parser.parse_args(argv)), environ, sources), sources)
+    for field, kind in flags:
+        name, value, source = field.name, field.default, "default"
+        env = next((each for each in field.metadata["env"] if environ.get(each)), None)
+        if name in typed:
+            value, source = typed[name], "flag"
+            _check_limits(f"{_option(field)} ", value, field)
+        elif env is not None:
+            value, source = _from_env(parser, env, environ[env], field, kind), env
+            _check_limits(f"{env}=", value, field)
+        values[name], sources[name] = value, source
+    return Parsed(_build(cls, values), sources)
 
 
-def _leaves(cls: type) -> list[tuple[dataclasses.Field[Any], Any]]:
+def _leaves(cls: type) -> Iterator[tuple[dataclasses.Field[Any], Any]]:
+    """Each flag with its type, `X` for `X | None`; those of a group in its place."""
     hints = get_type_hints(cls)
-    found: list[tuple[dataclasses.Field[Any], Any]] = []
     for field in dataclasses.fields(cls):
         kind = hints[field.name]
         if dataclasses.is_dataclass(kind):
-            found += _leaves(kind)  # type: ignore[arg-type]  # is_dataclass does not narrow to a type
+            yield from _leaves(kind)  # type: ignore[arg-type]  # is_dataclass does not narrow to a type
+        elif get_origin(kind) in (Union, types.UnionType):
+            yield field, next(arg for arg in get_args(kind) if arg is not type(None))
         else:
-            found.append((field, kind))
-    return found
+            yield field, kind
+
+
+def _option(field: dataclasses.Field[Any]) -> str:
+    return "--" + field.name.replace("_", "-")
 
 
 def _add_flag(parser: argparse.ArgumentParser, field: dataclasses.Field[Any], kind: Any) -> None:
-    names = ["--" + field.name.replace("_", "-")]
-    if field.metadata["alias"]:
-        names.append(field.metadata["alias"])
+    names = [name for name in (_option(field), field.metadata["alias"]) if name]
     text = field.metadata["text"]
     if field.default not in (None, "", False):
         text += f" [{field.default}]"
@@ -132,11 +148,11 @@ def _add_flag(parser: argparse.ArgumentParser, field: dataclasses.Field[Any], ki
     if kind is bool:
         parser.add_argument(*names, action="store_true", default=argparse.SUPPRESS, help=text)
         return
-    plain = _plain(kind)
+    words = get_args(kind) if get_origin(kind) is Literal else None
     parser.add_argument(
         *names,
-        type=functools.partial(_word, get_args(plain)) if get_origin(plain) is Literal else plain,
-        choices=get_args(plain) if get_origin(plain) is Literal else None,
+        type=functools.partial(_word, words) if words else kind,
+        choices=words,
         metavar=field.metadata["metavar"],
         default=argparse.SUPPRESS,
         help=text.replace("%", "%%"),
@@ -148,31 +164,15 @@ def _word(words: tuple[str, ...], text: str) -> str:
     return next((word for word in words if word.lower() == text.lower()), text)
 
 
-def _plain(kind: Any) -> Any:
-    """The `X` of `X | None`."""
-    if get_origin(kind) in (Union, types.UnionType):
-        return next(arg for arg in get_args(kind) if arg is not type(None))
-    return kind
-
-
-def _build(cls: type[T], given: Mapping[str, Any], environ: Mapping[str, str], sources: dict[str, str]) -> T:
-    hints = get_type_hints(cls)
-    values: dict[str, Any] = {}
-    for field in dataclasses.fields(cls):  # type: ignore[arg-type]  # T is a dataclass by contract
-        kind = hints[field.name]
-        if dataclasses.is_dataclass(kind):
-            values[field.name] = _build(kind, given, environ, sources)  # type: ignore[arg-type]  # a dataclass, as asked above
-            continue
-        env = next((name for name in field.metadata["env"] if environ.get(name)), None)
-        if field.name in given:
-            values[field.name], sources[field.name] = given[field.name], "flag"
-            _check_limits(f"--{field.name.replace('_', '-')} ", values[field.name], field)
-        elif env is not None:
-            values[field.name], sources[field.name] = _from_env(env, environ[env], kind), env
-            _check_limits(f"{env}=", values[field.name], field)
-        else:
-            values[field.name], sources[field.name] = field.default, "default"
-    return cls(**values)
+def _from_env(
+    parser: argparse.ArgumentParser, env: str, text: str, field: dataclasses.Field[Any], kind: Any
+) -> Any:
+    if kind is bool:
+        return text.lower() in ("1", "true", "yes", "on")
+    try:
+        return getattr(parser.parse_args([f"{_option(field)}={text}"]), field.name)
+    except ValueError as error:
+        raise ValueError(f"{env}={text}, as {error}") from None
 
 
 def _check_limits(named: str, value: object, field: dataclasses.Field[Any]) -> None:
@@ -188,19 +188,11 @@ def _check_limits(named: str, value: object, field: dataclasses.Field[Any]) -> N
         raise ValueError(f"{named}{value:g}: must be {low}{high}")
 
 
-def _from_env(env: str, text: str, kind: Any) -> Any:
-    plain = _plain(kind)
-    if get_origin(plain) is Literal:
-        text = _word(get_args(plain), text)
-        if text in get_args(plain):
-            return text
-        raise ValueError(f"{env}={text}: allowed are {', '.join(get_args(plain))}")
-    if plain is bool:
-        return text.lower() in ("1", "true", "yes", "on")
-    try:
-        return plain(text)
-    except ValueError:
-        raise ValueError(f"{env}={text}: not a valid {plain.__name__}") from None
+def _build(cls: type[T], values: Mapping[str, Any]) -> T:
+    hints = get_type_hints(cls)
+    groups = {name: _build(kind, values) for name, kind in hints.items() if dataclasses.is_dataclass(kind)}
+    own = {field.name for field in dataclasses.fields(cls)}  # type: ignore[arg-type]  # T is a dataclass by contract
+    return cls(**{name: value for name, value in (values | groups).items() if name in own})
 
 
 def _flatten(settings: Any) -> dict[str, Any]:

@@ -119,8 +119,8 @@ def test_an_alias_a_switch_and_a_group_are_read() -> None:
         (["--nope"], {}, "unrecognized arguments: --nope"),
         (["--por", "1"], {}, "unrecognized arguments"),
         (["--port", "-1"], {}, "--port: not below 0"),
-        ([], {"TEST_BATON_MODE": "c"}, "TEST_BATON_MODE=c: allowed are a, b"),
-        ([], {"TEST_BATON_PORT": "x"}, "TEST_BATON_PORT=x: not a valid int"),
+        ([], {"TEST_BATON_MODE": "c"}, "TEST_BATON_MODE=c, as --mode: invalid choice"),
+        ([], {"TEST_BATON_PORT": "x"}, "TEST_BATON_PORT=x, as --port: invalid int value"),
     ],
 )
 def test_a_mistake_ends_with_status_2_and_says_what_is_wrong(
