@@ -1,11 +1,14 @@
 """Registry and request plane flags of both processes, and the objects they select."""
 
+import asyncio
 import dataclasses
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
+
+import msgspec
 
 from baton.discovery import Discovery
 from baton.flags import flag, without_secrets
@@ -25,7 +28,29 @@ HTTP_HOST = ("DYN_HTTP_HOST", "HTTP_HOST")
 HTTP_PORT = ("DYN_HTTP_PORT", "HTTP_PORT")
 _ETCD = "http://127.0.0.1:2379"
 _NATS = "nats://127.0.0.1:4222"
+ACCESS_S = 5.0
+_ONCE: dict[str, Any] = {
+    "allow_reconnect": False,
+    "max_reconnect_attempts": 1,
+    "reconnect_time_wait": 0,
+    "connect_timeout": 3,
+}
+_LOGINS = {
+    "etcd": "ETCD_AUTH_USERNAME and ETCD_AUTH_PASSWORD to a user of v1/instances/",
+    "NATS": "NATS_AUTH_USERNAME and NATS_AUTH_PASSWORD, or another NATS_AUTH_...",
+}
 _ETCD_TLS = ("ETCD_AUTH_CA", "ETCD_AUTH_CLIENT_CERT", "ETCD_AUTH_CLIENT_KEY")
+
+
+class Service(msgspec.Struct, frozen=True, kw_only=True):
+    """etcd or NATS at one address. `problem`: why it cannot be used; `is_refusal`: it answers, but denies
+    this user access.
+    """
+
+    name: Literal["etcd", "NATS"]
+    url: str
+    problem: str | None = None
+    is_refusal: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -63,9 +88,9 @@ class Wires:
             )
         if self.host in ("", "0.0.0.0", "::"):  # noqa: S104  refused here
             raise ValueError(f"--host {self.host!r}: peers cannot reach it; use this machine's own address")
-        for url in self.etcd_urls if self._registry() == "etcd" else ():
+        for url in self.etcd_urls if self.registry == "etcd" else ():
             _check_address("--etcd-endpoints (ETCD_ENDPOINTS)", url, ("http", "https"))
-        for url in self.nats_urls if self._plane() == "nats" else ():
+        for url in self.nats_urls if self.plane == "nats" else ():
             _check_address("--nats-server (NATS_SERVER)", url, ("nats", "tls", "ws", "wss"))
 
     @property
@@ -80,15 +105,15 @@ class Wires:
 
     def discovery(self) -> Discovery:
         """The selected registry; connects on first use."""
-        if self._registry() == "etcd":
-            return self._etcd()
+        if self.registry == "etcd":
+            return _etcd(",".join(self.etcd_urls))
         from baton.files import FilesDiscovery
 
         return FilesDiscovery(self._registry_folder())
 
     def transport(self) -> Transport:
         """The selected request plane; connects on first use."""
-        if self._plane() == "nats":
+        if self.plane == "nats":
             from baton.nats import NatsTransport
 
             return NatsTransport(",".join(self.nats_urls), liveness_s=self.liveness_s, **nats_options())
@@ -98,10 +123,7 @@ class Wires:
 
     def address(self) -> str:
         """The address to bind and to announce. Raises WrongAddress."""
-        if self.host != AUTO:
-            return self.host
-        servers = self.etcd_urls if self._registry() == "etcd" else []
-        return own_address([*servers, *(self.nats_urls if self._plane() == "nats" else [])])
+        return own_address([url for _, url in self._servers]) if self.host == AUTO else self.host
 
     def tls(self) -> PeerTls | None:
         """TLS of connections between processes, if the environment demands it."""
@@ -109,11 +131,11 @@ class Wires:
 
     def plane_name(self) -> str:
         """The request plane, for messages."""
-        return f"NATS at {without_secrets(','.join(self.nats_urls))}" if self._plane() == "nats" else "TCP"
+        return f"NATS at {without_secrets(','.join(self.nats_urls))}" if self.plane == "nats" else "TCP"
 
     def registry_name(self) -> str:
         """The registry, for messages."""
-        if self._registry() == "etcd":
+        if self.registry == "etcd":
             return f"etcd at {without_secrets(','.join(self.etcd_urls))}"
         return f"the registry {self._registry_folder()}"
 
@@ -122,65 +144,111 @@ class Wires:
         if a login or a certificate for NATS, etcd or peers is not complete; WrongAddress.
         """
         self.tls()
-        if self._registry() == "etcd":
+        if self.registry == "etcd":
             client_files(*_ETCD_TLS)
-        if self._registry() == "file":
+        else:
             make_private(self._registry_folder())
-        if self._plane() == "nats":
+        if self.plane == "nats":
             nats_options()
         check_address(self.address())
 
+    async def probe(self, limit_s: float) -> list[Service]:
+        """Ask every etcd and NATS server in use for access, all at a time."""
+        return await asyncio.gather(*(_probe(name, url, limit_s) for name, url in self._servers))
+
     async def check_access(self) -> None:
         """Raise CredentialError if etcd or NATS is there and refuses this user."""
-        if self._registry() == "etcd":
-            etcd = self._etcd()
-            try:
-                _accept(
-                    self.registry_name(),
-                    await etcd.refusal(),
-                    "ETCD_AUTH_USERNAME and ETCD_AUTH_PASSWORD to a user of v1/instances/",
+        for service in await self.probe(ACCESS_S):
+            if service.is_refusal:
+                raise CredentialError(
+                    f"{service.name} at {service.url} refuses this user: {service.problem}; "
+                    f"set {_LOGINS[service.name]}"
                 )
-            finally:
-                await etcd.close()
-        if self._plane() == "nats":
-            from baton.nats import NatsTransport
 
-            _accept(
-                self.plane_name(),
-                await NatsTransport(",".join(self.nats_urls), **nats_options()).refusal(),
-                "NATS_AUTH_USERNAME and NATS_AUTH_PASSWORD, or another NATS_AUTH_...",
-            )
+    @property
+    def registry(self) -> str:
+        """`etcd` or `file`."""
+        return self.discovery_backend or ("etcd" if self.etcd_endpoints else "file")
+
+    @property
+    def plane(self) -> str:
+        """`nats` or `tcp`."""
+        return self.request_plane or ("nats" if self.nats_server else "tcp")
 
     def __str__(self) -> str:
-        return f"discovery={self._registry()} plane={self._plane()}"
+        return f"discovery={self.registry} plane={self.plane}"
 
-    def _etcd(self) -> "EtcdDiscovery":
-        from baton.etcd import EtcdDiscovery
-
-        ca_file, cert_file, key_file = client_files(*_ETCD_TLS)
-        return EtcdDiscovery(
-            ",".join(self.etcd_urls),
-            username=os.environ.get("ETCD_AUTH_USERNAME"),
-            password=os.environ.get("ETCD_AUTH_PASSWORD"),
-            ca_file=ca_file,
-            cert_file=cert_file,
-            key_file=key_file,
-        )
+    @property
+    def _servers(self) -> list[tuple[Literal["etcd", "NATS"], str]]:
+        """The name and the URL of each server in use."""
+        etcd = self.etcd_urls if self.registry == "etcd" else []
+        nats = self.nats_urls if self.plane == "nats" else []
+        return [*(("etcd", url) for url in etcd), *(("NATS", url) for url in nats)]
 
     def _registry_folder(self) -> Path:
         return self.file_registry or default_registry()
 
-    def _registry(self) -> str:
-        return self.discovery_backend or ("etcd" if self.etcd_endpoints else "file")
 
-    def _plane(self) -> str:
-        return self.request_plane or ("nats" if self.nats_server else "tcp")
+def _etcd(endpoints: str) -> "EtcdDiscovery":
+    from baton.etcd import EtcdDiscovery
+
+    ca_file, cert_file, key_file = client_files(*_ETCD_TLS)
+    return EtcdDiscovery(
+        endpoints,
+        username=os.environ.get("ETCD_AUTH_USERNAME"),
+        password=os.environ.get("ETCD_AUTH_PASSWORD"),
+        ca_file=ca_file,
+        cert_file=cert_file,
+        key_file=key_file,
+    )
 
 
-def _accept(server: str, refusal: str | None, to_set: str) -> None:
-    """Raises CredentialError with advice if there is a refusal."""
-    if refusal is not None:
-        raise CredentialError(f"{server} refuses this user: {refusal}; set {to_set}")
+async def _probe(name: Literal["etcd", "NATS"], url: str, limit_s: float) -> Service:
+    ask = _ask_etcd if name == "etcd" else _ask_nats
+    try:
+        async with asyncio.timeout(limit_s):
+            problem, is_refusal = await ask(url)
+    except TimeoutError:
+        problem, is_refusal = f"no answer in {limit_s:.0f} s", False
+    return Service(name=name, url=without_secrets(url), problem=problem, is_refusal=is_refusal)
+
+
+async def _ask_etcd(url: str) -> tuple[str | None, bool]:
+    """Read the registry at this member of the cluster."""
+    from baton.etcd_rpc import EtcdError
+
+    etcd = _etcd(url)
+    try:
+        await etcd.check_access()
+    except EtcdError as error:
+        return str(error), error.refused
+    finally:
+        await etcd.close()
+    return None, False
+
+
+async def _ask_nats(url: str) -> tuple[str | None, bool]:
+    """Connect and log in to this server."""
+    from nats.aio.client import Client
+    from nats.errors import Error, NoServersError
+
+    client, errors = Client(), ["no answer"]
+
+    async def note(error: Exception) -> None:
+        number = getattr(error, "errno", None)
+        errors.append(os.strerror(number) if number else str(error) or type(error).__name__)
+
+    try:
+        await client.connect([url], error_cb=note, **_ONCE, **nats_options())
+    # nats-py's own errors, and those of its parser: another program may listen there.
+    except (OSError, EOFError, ValueError, TypeError, LookupError, AttributeError, Error) as error:
+        if not isinstance(error, NoServersError):
+            await note(error)
+        problem = without_secrets(errors[-1])
+        return problem, "authorization" in problem.lower()
+    finally:
+        await client.close()
+    return None, False
 
 
 def _check_address(named: str, url: str, schemes: Sequence[str]) -> None:

@@ -69,7 +69,8 @@ class EtcdDiscovery:
         registration = _Registration(self._rpc, info, self._ttl_s)
         keeper: asyncio.Task[None] | None = None
         try:
-            await self._enrol(registration)
+            while not await self._holds(registration, is_new=True):  # noqa: ASYNC110  etcd does not notify
+                await asyncio.sleep(_RETRY_S)  # etcd is unreachable: retry after a pause
             keeper = asyncio.create_task(self._keep(registration))
             yield
         finally:
@@ -103,14 +104,6 @@ class EtcdDiscovery:
         """Read the registry. Raises EtcdError; it is `refused` if this user may not."""
         await self._rpc.list_prefix(PREFIX, 1)
 
-    async def refusal(self) -> str | None:
-        """Why etcd does not let this user read the registry; None if it does, or if it is unreachable."""
-        try:
-            await self.check_access()
-        except EtcdError as error:
-            return str(error) if error.refused else None
-        return None
-
     async def close(self) -> None:
         """See `Discovery`. Ends all watches."""
         await self._rpc.close()
@@ -137,32 +130,25 @@ class EtcdDiscovery:
                         fleet.pop(change.key, None)
                 yield tuple(sorted(fleet.values(), key=lambda info: info.worker_id))
 
-    async def _enrol(self, registration: "_Registration") -> None:
-        while True:
-            try:
-                await registration.hold()
-            except EtcdError as error:
-                if error.refused or self._rpc.closed:
-                    raise
-                self._note(error)
-                await asyncio.sleep(_RETRY_S)  # etcd is unreachable: retry after a pause
-            else:
-                self._note(None)
-                return
-
     async def _keep(self, registration: "_Registration") -> None:
         """Renew the lease three times per lifetime, and write again what etcd lost."""
-        beat_s = pause_s = self._ttl_s / 3
+        pause_s = self._ttl_s / 3
         while not self._rpc.closed:
             await asyncio.sleep(pause_s)  # until the lease needs renewal
-            try:
-                await registration.hold()
-            except EtcdError as error:
-                self._note(error)
-                pause_s = min(beat_s, _RETRY_S)
-            else:
-                self._note(None)
-                pause_s = beat_s
+            is_held = await self._holds(registration)
+            pause_s = self._ttl_s / 3 if is_held else min(self._ttl_s / 3, _RETRY_S)
+
+    async def _holds(self, registration: "_Registration", *, is_new: bool = False) -> bool:
+        """Whether etcd has the registration now. Raises EtcdError for a new one if etcd refuses it."""
+        try:
+            await registration.hold()
+        except EtcdError as error:
+            if is_new and (error.refused or self._rpc.closed):
+                raise
+            self._note(error)
+            return False
+        self._note(None)
+        return True
 
     def _note(self, error: EtcdError | None) -> None:
         """Log once when etcd becomes unreachable and once when it is back."""
@@ -180,28 +166,30 @@ class _Registration:
         self._rpc = rpc
         self._key = instance_key(info)
         self._value = msgspec.json.encode(info)
-        self._ttl_s = math.ceil(ttl_s)
-        self._lease: int | None = None
+        self._ttl_s = math.ceil(ttl_s)  # etcd's minimum is 2
+        self._lease = 0
 
     async def hold(self) -> None:
         """Keep the lease alive; write the key if it or the lease was lost."""
-        if self._lease is not None and not await self._rpc.keep_alive(self._lease):
-            self._lease = None
-        if self._lease is None:
-            self._lease = await self._rpc.grant(self._ttl_s)
-        elif await self._rpc.has(self._key):
+        call = self._rpc.call
+        # A lease that expired, with all of its keys, has TTL 0, which is no error.
+        if self._lease and (await call("Lease/LeaseKeepAlive", ID=self._lease)).TTL <= 0:
+            self._lease = 0
+        if not self._lease:
+            self._lease = (await call("Lease/LeaseGrant", TTL=self._ttl_s)).ID
+        elif (await call("KV/Range", key=self._key)).kvs:
             return
-        await self._rpc.put(self._key, self._value, self._lease)
+        await call("KV/Put", key=self._key, value=self._value, lease=self._lease)
         log.info("registration=written key=%s", self._key.decode())
 
     async def withdraw(self) -> None:
         """Delete the key, unless it was rewritten with another lease; if etcd is unreachable, the lease
         expires.
         """
-        if self._lease is None:
+        if not self._lease:
             return
         try:
-            await self._rpc.revoke(self._lease)
+            await self._rpc.call("Lease/LeaseRevoke", ID=self._lease)
         except EtcdError as error:
             log.warning("registration=not_withdrawn key=%s error=%s", self._key.decode(), error)
 

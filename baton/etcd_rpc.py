@@ -1,8 +1,8 @@
 """A minimal etcd v3 client: the calls that a registry needs, as coroutines over grpc.aio."""
 
 import asyncio
-import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import contextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -110,9 +110,7 @@ def _codecs(name: str) -> tuple[Any, Any]:
 def _target(endpoint: str) -> tuple[str, bool]:
     """`http://host:port` -> (gRPC target, TLS?)."""
     url = urlsplit(endpoint.strip())
-    if url.scheme not in {"http", "https"} or not url.hostname or url.path.strip("/"):
-        raise ValueError(f"{endpoint!r} is not an etcd endpoint; use http://host:port or https://host:port")
-    host = f"[{url.hostname}]" if ":" in url.hostname else url.hostname
+    host = f"[{url.hostname}]" if ":" in (url.hostname or "") else url.hostname
     return f"{host}:{url.port or 2379}", url.scheme == "https"
 
 
@@ -146,34 +144,22 @@ class EtcdRpc:
         self._current = 0
         self._channels: dict[int, grpc.aio.Channel] = {}
 
+    async def call(self, path: str, **fields: Any) -> Any:
+        """etcd's response to one request, such as `KV/Put`. `Lease/LeaseKeepAlive`, a stream in both
+        directions, looks the same on the wire with one request and one reply.
+        """
+        try:
+            return await self._send(path, await self._metadata(), fields)
+        except EtcdError as error:
+            if self._login is None or not str(error).endswith(_STALE_TOKEN):
+                raise
+        self._token = None
+        return await self._send(path, await self._metadata(), fields)
+
     async def list_prefix(self, prefix: bytes, limit: int) -> tuple[dict[bytes, bytes], int]:
         """At most `limit` values whose keys start with `prefix`, and their revision."""
-        response = await self._call("KV/Range", key=prefix, range_end=prefix_end(prefix), limit=limit)
+        response = await self.call("KV/Range", key=prefix, range_end=prefix_end(prefix), limit=limit)
         return {pair.key: pair.value for pair in response.kvs}, response.header.revision
-
-    async def has(self, key: bytes) -> bool:
-        """Whether the key exists."""
-        response = await self._call("KV/Range", key=key)
-        return bool(response.kvs)
-
-    async def put(self, key: bytes, value: bytes, lease: int) -> None:
-        """Write a key that expires with `lease`."""
-        await self._call("KV/Put", key=key, value=value, lease=lease)
-
-    async def grant(self, ttl_s: int) -> int:
-        """Create a lease and return its id; etcd's minimum is 2 s."""
-        response = await self._call("Lease/LeaseGrant", TTL=ttl_s)
-        return int(response.ID)
-
-    async def keep_alive(self, lease: int) -> bool:
-        """Renew a lease. False if it expired, with all of its keys (etcd returns TTL 0, not an error)."""
-        # etcd defines a bidirectional stream; one request and one reply look the same on the wire.
-        response = await self._call("Lease/LeaseKeepAlive", ID=lease)
-        return bool(response.TTL > 0)
-
-    async def revoke(self, lease: int) -> None:
-        """Revoke a lease and delete its keys."""
-        await self._call("Lease/LeaseRevoke", ID=lease)
 
     async def watch(
         self, prefix: bytes, revision: int, duration_s: float | None
@@ -188,28 +174,25 @@ class EtcdRpc:
         metadata = (*await self._metadata(), ("hasleader", "true"))
         channel = self._channel()
         stub = channel.unary_stream("/etcdserverpb.Watch/Watch", *_codecs("Watch"))
-        end = time.monotonic() + (duration_s or 0)
-        call = stub(_MESSAGES["WatchRequest"](create_request=create), timeout=duration_s, metadata=metadata)
+        now_s = asyncio.get_running_loop().time()
+        limit_s: float | None = now_s + self._timeout_s
+        call = stub(_MESSAGES["WatchRequest"](create_request=create), metadata=metadata)
         responses = aiter(call)
+        changes: list[Change] | None = None
         try:
-            async with asyncio.timeout(self._timeout_s):  # Python 3.11's wait_for can swallow a cancellation
-                first = await anext(responses)
-            yield self._changes(first)
-            async for response in responses:
-                yield self._changes(response)
-            raise EtcdError("etcd ended the watch")
-        except StopAsyncIteration:  # before its first message
-            raise EtcdError("etcd ended the watch") from None
+            while True:
+                with self._failures(channel):
+                    async with asyncio.timeout_at(limit_s):
+                        response = await anext(responses, None)
+                if response is None:
+                    raise EtcdError("etcd ended the watch")
+                changes = _changes(response)
+                yield changes
+                limit_s = None if duration_s is None else now_s + duration_s
         except TimeoutError:
-            self._leave(channel)
-            raise EtcdError("etcd did not answer a watch") from None
-        except asyncio.CancelledError:
-            self._raise_if_closed()
-            raise
-        except grpc.aio.AioRpcError as error:
-            # Several error codes can report an exceeded deadline, so check the clock.
-            if duration_s is None or time.monotonic() < end - 0.5:
-                raise self._failure(channel, error) from error
+            if changes is None:
+                self._leave(channel)
+                raise EtcdError("etcd did not answer a watch") from None
         finally:
             call.cancel()
 
@@ -218,29 +201,6 @@ class EtcdRpc:
         self.closed = True
         for channel in self._channels.values():
             await channel.close(None)
-
-    def _raise_if_closed(self) -> None:
-        """Raise EtcdError after `close`: grpc.aio would raise CancelledError in tasks that were not
-        cancelled.
-        """
-        task = asyncio.current_task()
-        if self.closed and (task is None or not task.cancelling()):
-            raise EtcdError("this client is closed")
-
-    def _changes(self, response: Any) -> list[Change]:
-        if response.canceled:
-            reason = response.cancel_reason or f"compacted up to revision {response.compact_revision}"
-            raise EtcdError(f"etcd cancelled the watch: {reason}")
-        return [Change(e.kv.key, None if e.type == _DELETE else e.kv.value) for e in response.events]
-
-    async def _call(self, path: str, **fields: Any) -> Any:
-        try:
-            return await self._send(path, await self._metadata(), fields)
-        except EtcdError as error:
-            if self._login is None or not str(error).endswith(_STALE_TOKEN):
-                raise
-        self._token = None
-        return await self._send(path, await self._metadata(), fields)
 
     async def _metadata(self) -> tuple[tuple[str, str], ...]:
         """The user's token; logs in if there is none."""
@@ -261,14 +221,32 @@ class EtcdRpc:
         name = path.partition("/")[2]
         channel = self._channel()
         stub = channel.unary_unary(f"/etcdserverpb.{path}", *_codecs(name))
-        request = _MESSAGES[f"{name}Request"](**fields)
+        with self._failures(channel):
+            return await stub(
+                _MESSAGES[f"{name}Request"](**fields), timeout=self._timeout_s, metadata=metadata
+            )
+
+    @contextmanager
+    def _failures(self, channel: grpc.aio.Channel) -> Iterator[None]:
+        """Raise EtcdError for a failure of the wait inside, or because of `close`: then grpc.aio raises
+        CancelledError in tasks that were not cancelled. After a failure the next endpoint is used.
+        """
         try:
-            return await stub(request, timeout=self._timeout_s, metadata=metadata)
+            yield
         except grpc.aio.AioRpcError as error:
-            raise self._failure(channel, error) from error
+            is_refused = error.code() in _REFUSALS
+            if not is_refused:
+                self._leave(channel)
+            message = f"{error.code().name} {error.details() or ''}".strip()
+            raise EtcdError(message, refused=is_refused) from error
         except asyncio.CancelledError:
             self._raise_if_closed()
             raise
+
+    def _raise_if_closed(self) -> None:
+        task = asyncio.current_task()
+        if self.closed and (task is None or not task.cancelling()):
+            raise EtcdError("this client is closed")
 
     def _channel(self) -> grpc.aio.Channel:
         """The channel to the current endpoint; opened lazily, as it belongs to the running event loop."""
@@ -287,8 +265,9 @@ class EtcdRpc:
         if channel is self._channels.get(self._current):
             self._current = (self._current + 1) % len(self._targets)
 
-    def _failure(self, channel: grpc.aio.Channel, error: grpc.aio.AioRpcError) -> EtcdError:
-        refused = error.code() in _REFUSALS
-        if not refused:
-            self._leave(channel)
-        return EtcdError(f"{error.code().name} {error.details() or ''}".strip(), refused=refused)
+
+def _changes(response: Any) -> list[Change]:
+    if response.canceled:
+        reason = response.cancel_reason or f"compacted up to revision {response.compact_revision}"
+        raise EtcdError(f"etcd cancelled the watch: {reason}")
+    return [Change(e.kv.key, None if e.type == _DELETE else e.kv.value) for e in response.events]

@@ -274,13 +274,6 @@ _OPTIONS: dict[str, Any] = {
     "ping_interval": 1, "max_outstanding_pings": 2,
 }  # fmt: skip
 
-
-async def _ignore(error: Exception) -> None:
-    """An error that is raised as well."""
-
-
-_ONCE: dict[str, Any] = {"allow_reconnect": False, "error_cb": _ignore}
-
 # nats-py reports these with every attempt to connect.
 _OUTAGES = (OSError, TimeoutError, nats.errors.UnexpectedEOF, nats.errors.StaleConnectionError)
 _LATER_THAN_LIVENESS_S = 1.0  # short pauses of the server are tolerated
@@ -337,18 +330,6 @@ class NatsTransport:
         """`Transport.lose`."""
         if (link := self._links.get(address)) is not None:
             link.lose(reason)
-
-    async def refusal(self) -> str | None:
-        """Why the server does not let this process in; None if it does, or if it is unreachable."""
-        client = Client()
-        try:
-            async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                await client.connect(self._server_urls, **self._options | _ONCE)
-        except (OSError, TimeoutError, nats.errors.Error) as error:
-            return str(error) if "authorization" in str(error).lower() else None
-        finally:
-            await client.close()
-        return None
 
     @property
     def is_reachable(self) -> bool:

@@ -78,7 +78,9 @@ class Registry:
             (Path(self.where) / f"{name}.json").write_bytes(value)
             return
         rpc = EtcdRpc(self.where, timeout_s=scaled(3))
-        await rpc.put(PREFIX + f"other/program/x/{name}".encode(), value, await rpc.grant(2))
+        lease = (await rpc.call("Lease/LeaseGrant", TTL=2)).ID
+        key = PREFIX + f"other/program/x/{name}".encode()
+        await rpc.call("KV/Put", key=key, value=value, lease=lease)
         await rpc.close()
 
     def delete_everything(self) -> None:

@@ -12,18 +12,27 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from baton.connect import Wires
-from operations.doctor import services as probing
-from operations.doctor.services import probe_etcd, probe_nats, probe_services
+from baton.connect import Service, Wires
 from tests.certificates import Authority
 from tests.conftest import LaunchServer, free_port
 from tests.registry import etcd_api
+from tests.waiting import scaled
 
-WIRES = Wires()
+LIMIT_S = scaled(10.0)
+
+
+async def probe_etcd(url: str, limit_s: float = LIMIT_S) -> Service:
+    (service,) = await Wires(etcd_endpoints=url).probe(limit_s)
+    return service
+
+
+async def probe_nats(url: str, limit_s: float = LIMIT_S) -> Service:
+    (service,) = await Wires(nats_server=url).probe(limit_s)
+    return service
 
 
 async def test_servers_that_answer_have_no_problem(etcd_server: str, nats_server: str) -> None:
-    assert (await probe_etcd(WIRES, etcd_server)).problem is None
+    assert (await probe_etcd(etcd_server)).problem is None
     assert (await probe_nats(nats_server)).problem is None
 
 
@@ -49,14 +58,14 @@ async def test_etcd_lets_in_who_has_the_password(
     etcd_api(url, "auth/user/add", name="root", password="sesame")
     etcd_api(url, "auth/user/grant", user="root", role="root")
     etcd_api(url, "auth/enable")
-    refused = await probe_etcd(WIRES, url)
+    refused = await probe_etcd(url)
     assert refused.is_refusal
     assert "user name is empty" in (refused.problem or "")
     monkeypatch.setenv("ETCD_AUTH_USERNAME", "root")
     monkeypatch.setenv("ETCD_AUTH_PASSWORD", "wrong")
-    assert (await probe_etcd(WIRES, url)).is_refusal
+    assert (await probe_etcd(url)).is_refusal
     monkeypatch.setenv("ETCD_AUTH_PASSWORD", "sesame")
-    assert (await probe_etcd(WIRES, url)).problem is None
+    assert (await probe_etcd(url)).problem is None
 
 
 async def test_etcd_gets_the_certificate_of_this_process(
@@ -67,22 +76,22 @@ async def test_etcd_gets_the_certificate_of_this_process(
     flags = [f"--cert-file={server.cert}", f"--key-file={server.key}"]
     flags += [f"--trusted-ca-file={authority.ca}", "--client-cert-auth"]
     url = launch_etcd(*flags, scheme="https").url
-    assert (await probe_etcd(WIRES, url)).problem
+    assert (await probe_etcd(url)).problem
     monkeypatch.setenv("ETCD_AUTH_CA", str(authority.ca))
     monkeypatch.setenv("ETCD_AUTH_CLIENT_CERT", str(own.cert))
     monkeypatch.setenv("ETCD_AUTH_CLIENT_KEY", str(own.key))
-    assert (await probe_etcd(WIRES, url)).problem is None
+    assert (await probe_etcd(url)).problem is None
 
 
 async def test_no_proxy_is_asked_for_etcd(etcd_server: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{free_port()}")
-    assert (await probe_etcd(WIRES, etcd_server)).problem is None
+    assert (await probe_etcd(etcd_server)).problem is None
 
 
 async def test_a_closed_port_is_a_problem_that_shows_no_password() -> None:
     port = free_port()
     wires = Wires(etcd_endpoints=f"http://127.0.0.1:{port}", nats_server=f"nats://u:sesame@127.0.0.1:{port}")
-    etcd, nats = await probe_services(wires)
+    etcd, nats = await wires.probe(LIMIT_S)
     assert "Connection refused" in (etcd.problem or "")
     assert not etcd.is_refusal
     assert nats.problem == "Connection refused"
@@ -91,7 +100,7 @@ async def test_a_closed_port_is_a_problem_that_shows_no_password() -> None:
 
 async def test_swapped_addresses_are_problems(etcd_server: str, nats_server: str) -> None:
     assert (await probe_nats(etcd_server.replace("http", "nats"))).problem
-    assert (await probe_etcd(WIRES, nats_server.replace("nats", "http"))).problem
+    assert (await probe_etcd(nats_server.replace("nats", "http"))).problem
 
 
 @contextlib.contextmanager
@@ -112,8 +121,7 @@ def _server(serve: Callable[[socket.socket], None]) -> Iterator[int]:
         listener.shutdown(socket.SHUT_RDWR)
 
 
-async def test_a_server_that_drips_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probing, "TIMEOUT_S", 1.0)
+async def test_a_server_that_drips_is_not_waited_for() -> None:
     has_ended = threading.Event()
 
     def drip(connection: socket.socket) -> None:
@@ -125,7 +133,7 @@ async def test_a_server_that_drips_is_not_waited_for(monkeypatch: pytest.MonkeyP
 
     with _server(drip) as port:
         etcd, nats = await asyncio.gather(
-            probe_etcd(WIRES, f"http://127.0.0.1:{port}"), probe_nats(f"nats://127.0.0.1:{port}")
+            probe_etcd(f"http://127.0.0.1:{port}", 1.0), probe_nats(f"nats://127.0.0.1:{port}", 1.0)
         )
         assert not has_ended.is_set()
     assert etcd.problem
@@ -148,7 +156,7 @@ def test_no_answer_makes_the_probes_fail(head: bytes, body: bytes) -> None:
                 pass
 
     async def probe(port: int) -> None:
-        await probe_etcd(WIRES, f"http://127.0.0.1:{port}")
+        await probe_etcd(f"http://127.0.0.1:{port}")
         await probe_nats(f"nats://127.0.0.1:{port}")
 
     with _server(answer) as port:

@@ -102,13 +102,13 @@ async def test_a_refusal_is_told_apart_and_leaves_no_endpoint(
     first, second = Scripted(lambda _method, _metadata: code), Scripted()
     async with serving(first) as url, serving(second) as other, client(url, other) as rpc:
         with pytest.raises(EtcdError, match=code.name) as failed:
-            await rpc.has(KEY)
+            await rpc.call("KV/Range", key=KEY)
         assert failed.value.refused == is_refused
         if is_refused:
             with pytest.raises(EtcdError):
-                await rpc.has(KEY)
+                await rpc.call("KV/Range", key=KEY)
         else:
-            assert not await rpc.has(KEY)
+            await rpc.call("KV/Range", key=KEY)
         assert len(second.asked) == (not is_refused)
 
 
@@ -126,7 +126,7 @@ async def test_a_stale_token_is_renewed_once(words: str) -> None:
         return b"" if metadata["token"] == "2" else (grpc.StatusCode.UNAUTHENTICATED, words)
 
     async with serving(Scripted(answer)) as url, client(url, username="root") as rpc:
-        assert not await rpc.has(KEY)
+        await rpc.call("KV/Range", key=KEY)
     assert num_logins == 2
 
 
@@ -204,14 +204,14 @@ async def test_the_endpoint_of_a_watch_without_an_answer_is_left() -> None:
     ):
         with pytest.raises(EtcdError, match="did not answer"):
             _ = [batch async for batch in rpc.watch(KEY, 1, None)]
-        assert not await rpc.has(KEY)
+        await rpc.call("KV/Range", key=KEY)
     assert [method for method, _ in second.asked] == ["Range"]
 
 
 async def test_closing_ends_a_call_without_an_answer() -> None:
     handler = Scripted(lambda _method, _metadata: None)
     async with serving(handler) as url, client(url) as rpc:
-        asking = asyncio.ensure_future(rpc.has(KEY))
+        asking = asyncio.ensure_future(rpc.call("KV/Range", key=KEY))
         await until(lambda: handler.asked)
         await rpc.close()
         with pytest.raises(EtcdError, match="closed"):
@@ -236,14 +236,14 @@ async def test_no_proxy_is_asked_for_the_registry(monkeypatch: pytest.MonkeyPatc
     for name in ("http_proxy", "https_proxy", "grpc_proxy"):
         monkeypatch.setenv(name, f"http://127.0.0.1:{free_port()}")
     async with serving(Scripted()) as url, client(url) as rpc:
-        assert not await rpc.has(KEY)
+        await rpc.call("KV/Range", key=KEY)
 
 
 async def test_a_large_fleet_is_listed(own_etcd: str) -> None:
     async with client(own_etcd) as rpc:
-        lease = await rpc.grant(600)
+        lease = (await rpc.call("Lease/LeaseGrant", TTL=600)).ID
         for i in range(5):
-            await rpc.put(b"%b/%d" % (KEY, i), bytes(1 << 20), lease)
+            await rpc.call("KV/Put", key=b"%b/%d" % (KEY, i), value=bytes(1 << 20), lease=lease)
         values, _ = await rpc.list_prefix(KEY, 9)
         assert len(values) == 5
 
@@ -285,9 +285,9 @@ async def test_a_worker_is_shown_once_and_only_while_its_registration_can_be_rea
             assert len(await anext(snapshots)) == 1
             values, _ = await rpc.list_prefix(b"v1/", 9)
             ((key, value),) = values.items()
-            lease = await rpc.grant(600)
-            await rpc.put(key, value, lease)  # the same again, which is no change
-            await rpc.put(key, b"garbage", lease)
+            lease = (await rpc.call("Lease/LeaseGrant", TTL=600)).ID
+            await rpc.call("KV/Put", key=key, value=value, lease=lease)  # the same again, which is no change
+            await rpc.call("KV/Put", key=key, value=b"garbage", lease=lease)
             assert await anext(snapshots) == ()
     await discovery.close()
     server.kill()

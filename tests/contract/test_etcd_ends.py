@@ -40,7 +40,7 @@ async def test_a_refusal_of_a_fresh_token_is_not_tried_again() -> None:
     handler = Scripted(answer)
     async with serving(handler) as url, client(url, username="root") as rpc:
         with pytest.raises(EtcdError, match="denied"):
-            await rpc.has(KEY)
+            await rpc.call("KV/Range", key=KEY)
     assert [method for method, _ in handler.asked] == ["Authenticate", "Range"]
 
 
@@ -48,4 +48,4 @@ async def test_a_call_without_an_answer_fails_in_time() -> None:
     handler = Scripted(lambda _method, _metadata: None)
     async with serving(handler) as url, client(url, timeout_s=0.1) as rpc, asyncio.timeout(PATIENCE_S):
         with pytest.raises(EtcdError, match="DEADLINE_EXCEEDED"):
-            await rpc.has(KEY)
+            await rpc.call("KV/Range", key=KEY)

@@ -16,16 +16,17 @@ KEY = b"test_etcd_rpc"
 
 async def test_calls_that_fail_together_leave_the_dead_endpoint_once(etcd_server: str) -> None:
     rpc = EtcdRpc(f"http://127.0.0.1:{free_port()},{etcd_server}", timeout_s=scaled(3))
-    failures = await asyncio.gather(rpc.has(KEY), rpc.has(KEY), return_exceptions=True)
+    calls = [rpc.call("KV/Range", key=KEY) for _ in range(2)]
+    failures = await asyncio.gather(*calls, return_exceptions=True)
     assert all(isinstance(failure, EtcdError) for failure in failures)
-    assert not await rpc.has(KEY)
+    await rpc.call("KV/Range", key=KEY)
     await rpc.close()
 
 
 async def test_a_watch_that_gets_no_answer_fails_in_time(launch_etcd: LaunchServer) -> None:
     etcd = launch_etcd()
     rpc = EtcdRpc(etcd.url, timeout_s=scaled(0.5))
-    assert not await rpc.has(KEY)
+    await rpc.call("KV/Range", key=KEY)
     etcd.freeze()
     try:
         async with asyncio.timeout(PATIENCE_S), aclosing(rpc.watch(KEY, 1, None)) as batches:
@@ -46,7 +47,7 @@ async def test_closing_ends_running_watches_and_later_calls(etcd_server: str) ->
         with pytest.raises(EtcdError):
             await waiting
     with pytest.raises(EtcdError, match="closed"):
-        await rpc.has(KEY)
+        await rpc.call("KV/Range", key=KEY)
 
 
 async def test_an_outage_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -15,7 +15,6 @@ from baton.connect import Wires
 from baton.errors import BrokerLost
 from baton.nats_login import nats_options
 from baton.tls import CredentialError
-from operations.doctor.services import probe_nats
 from tests.certificates import Authority
 from tests.conftest import LaunchServer, ServerProcess
 from tests.planes import a_request, count_up, tokens
@@ -214,13 +213,14 @@ def test_a_key_that_does_not_fit_is_told(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("set_up", [nkey, jwt])
-async def test_the_doctor_has_the_same_key(
+async def test_the_check_at_start_has_the_same_key(
     set_up: SetUp, launch_nats: LaunchServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as own:
         server = set_up(launch_nats, tmp_path, own)
-        assert (await probe_nats(server.url)).problem is None
-    assert (await probe_nats(server.url)).is_refusal
+        await wires(server).check_access()
+    with pytest.raises(CredentialError, match="NATS_AUTH_"):
+        await wires(server).check_access()
 
 
 def test_without_the_package_the_variable_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
