@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,12 +20,12 @@ from baton.registry_folder import UnsafeFolder
 from baton.tls import CredentialError
 from operations.doctor import conditions
 from operations.doctor.facts import GIB, Facts, Worker
-from operations.doctor.findings import Report, Severity, text
 from operations.doctor.plan import planned, with_refusals
 from operations.doctor.probes import port_problem, probe_gpus, probe_host, probe_model
-from operations.doctor.services import probe_services
-from operations.doctor.table import findings
+from operations.doctor.table import Finding, Severity, findings
 from workers.flags import DisaggregationMode, EngineName
+
+_SERVER_S = 10.0  # for one server: a name server may hang, a peer may send a byte a second
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -50,6 +51,33 @@ class DoctorSettings:
     http_host: str = flag("127.0.0.1", "address of the frontend", env=HTTP_HOST, metavar="IP")
     json: bool = flag(False, "findings as JSON")
     wires: Wires = dataclasses.field(default_factory=Wires)
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """The content of `--json`: one line per thing examined, and the findings, worst first."""
+
+    seen: tuple[str, ...]
+    findings: tuple[Finding, ...]
+
+    @property
+    def exit_status(self) -> int:
+        """0 for nothing worse than notes, 1 for warnings, 2 for errors."""
+        found = {finding.severity for finding in self.findings}
+        return 2 if Severity.ERROR in found else 1 if Severity.WARNING in found else 0
+
+
+def text(report: Report) -> str:
+    """The report for humans: what was examined, three aligned lines per finding, and the count."""
+    lines = [f"{'seen':<8} {line}" for line in report.seen]
+    for finding in report.findings:
+        lines += [
+            f"{finding.severity:<8} {finding.fact}  [{finding.code}]",
+            f"{'breaks':>8} {finding.breaks}",
+            f"{'repair':>8} {finding.repair}",
+        ]
+    counts = Counter(finding.severity for finding in report.findings)
+    count = ", ".join(f"{counts[each]} {each}{'s' * (counts[each] > 1)}" for each in Severity if counts[each])
+    return "\n".join([*lines, f"{'result':<8} {count or 'nothing found'}"]) + "\n"
 
 
 def doctor(argv: list[str]) -> int:
@@ -86,7 +114,7 @@ def gather(settings: DoctorSettings) -> Facts:
         nvidia=probe_gpus(),
         model=model,
         workers=workers,
-        services=() if start_problem else asyncio.run(probe_services(wires)),
+        services=() if start_problem else tuple(asyncio.run(wires.probe(_SERVER_S))),
         bind_host=wires.host,
         start_problem=start_problem,
         http_port=settings.http_port,

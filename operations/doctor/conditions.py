@@ -8,7 +8,8 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from urllib.parse import urlsplit
 
-from operations.doctor.facts import GIB, Facts, Gpu, Host, Model, Service, Worker
+from baton.connect import Service
+from operations.doctor.facts import GIB, Facts, Gpu, Host, Model, Worker
 from operations.doctor.memory import Budget, budget
 from workers.engines.trtllm.settings import BACKEND, BUFFER, MANAGER_V2, RUNTIME, manager
 
@@ -25,30 +26,6 @@ _ENTRY = re.compile(r"\d+|GPU-[0-9a-fA-F-]+|MIG-[0-9a-fA-F/-]+")
 _FINAL = 1 << 30  # sorts after every release candidate
 _LOOPBACK = ("127.", "localhost", "::1")
 _INDEX = "model.safetensors.index.json"
-
-
-def one(facts: Facts) -> Iterable[Facts]:
-    return (facts,)
-
-
-def hosts(facts: Facts) -> Iterable[Host]:
-    return (facts.host,)
-
-
-def models(facts: Facts) -> Iterable[Model]:
-    return (facts.model,)
-
-
-def workers(facts: Facts) -> Iterable[Worker]:
-    return facts.workers
-
-
-def down(facts: Facts) -> Iterable[Service]:
-    return [service for service in facts.services if service.problem and not service.is_refusal]
-
-
-def refusing(facts: Facts) -> Iterable[Service]:
-    return [service for service in facts.services if service.is_refusal]
 
 
 def built(*, since: str = "", before: str = "", if_unknown: bool = False) -> Callable[[Facts], list[Worker]]:
@@ -126,10 +103,6 @@ def budgets(facts: Facts) -> Iterable[Budget]:
     return filter(None, (budget(facts, worker) for worker in facts.workers))
 
 
-def loadable(facts: Facts) -> Iterable[Budget]:
-    return [each for each in budgets(facts) if each.has_room]
-
-
 def no_gpu(facts: Facts) -> str | None:
     return None if facts.nvidia.gpus else facts.nvidia.problem or "nvidia-smi lists none"
 
@@ -171,31 +144,23 @@ def shared_gpus(facts: Facts, worker: Worker) -> str | None:
     return ", ".join(str(gpu.index) for gpu in facts.gpus_of(worker) if gpu.index in used)
 
 
-def _ranks_gpus(facts: Facts, worker: Worker) -> list[Gpu]:
-    return facts.gpus_of(worker)[: worker.tensor_parallel_size]
-
-
-Link = tuple[str, str, list[tuple[int, int]]]  # the pairs of GPUs that exchange data: what, if slow, indices
-
-
-def links(facts: Facts) -> Iterator[Link]:
-    slow = "all-reduce runs over PCIe: several times slower"
+def slow_links(facts: Facts) -> Iterator[tuple[str, str, int, int, str]]:
+    """Who exchanges data over PCIe, what that costs, and between which GPUs: the first pair, as eight GPUs
+    have 28.
+    """
+    groups: list[tuple[str, str, Iterable[tuple[Gpu, Gpu]]]] = []
     for worker in facts.workers:
-        yield worker.mode, slow, _indices(itertools.combinations(_ranks_gpus(facts, worker), 2))
-    slow = "KV moves over PCIe or host memory: a longer time to first token"
+        ranks = facts.gpus_of(worker)[: worker.tensor_parallel_size]
+        cost = "all-reduce runs over PCIe: several times slower"
+        groups.append((worker.mode, cost, itertools.combinations(ranks, 2)))
     for prefill, decode in both(facts) if facts.wants_gpus else ():
-        pairs = itertools.product(facts.gpus_of(prefill), facts.gpus_of(decode))
-        yield "prefill to decode", slow, _indices(pairs)
-
-
-def _indices(pairs: Iterable[tuple[Gpu, Gpu]]) -> list[tuple[int, int]]:
-    return [(a.index, b.index) for a, b in pairs if a.index != b.index]
-
-
-def no_nvlink(facts: Facts, link: Link) -> tuple[int, int, str] | None:
-    """The first pair without NVLink: one is enough, as eight GPUs have 28."""
-    found = ((a, b, facts.nvidia.links.get((a, b), "NV")) for a, b in link[2])
-    return next((pair for pair in found if not pair[2].startswith("NV")), None)
+        cost = "KV moves over PCIe or host memory: a longer time to first token"
+        ends = itertools.product(facts.gpus_of(prefill), facts.gpus_of(decode))
+        groups.append(("prefill to decode", cost, ends))
+    for who, cost, found in groups:
+        links = ((a.index, b.index, facts.nvidia.links.get((a.index, b.index), "NV")) for a, b in found)
+        slow = (link for link in links if link[0] != link[1] and not link[2].startswith("NV"))
+        yield from ((who, cost, *link) for link in itertools.islice(slow, 1))
 
 
 def is_cache(model: Model) -> bool:
@@ -220,7 +185,7 @@ def above(worker: Worker, large: str, small: str, other: Worker | None = None) -
 def unchunked(facts: Facts, worker: Worker) -> bool:
     """Whether the longest prompt takes more tokens than a step has."""
     room = worker.number("max_num_tokens") or 8192
-    is_chunked = worker.value("enable_chunked_prefill") is True
+    is_chunked = worker.given.get("enable_chunked_prefill") is True
     return facts.wants_tensorrt_llm and not is_chunked and room < (worker.number("max_seq_len") or 0)
 
 
@@ -240,7 +205,7 @@ def differ(pair: tuple[Worker, Worker], code: str) -> tuple[str, str] | None:
 
 def _word(worker: Worker, key: str, default: str) -> str:
     if key == MANAGER_V2:
-        return manager(worker.text(RUNTIME, "auto"), worker.given.get(key, ("auto", ""))[0])
+        return manager(worker.text(RUNTIME, "auto"), worker.given.get(key, "auto"))
     return worker.text(key, default).lower()
 
 
@@ -264,10 +229,6 @@ def isolation(facts: Facts) -> str | None:
     barriers = [f"its own {kind.upper()} namespace" for kind in facts.host.namespaces]
     barriers += [] if seen in ("all", "void", "none", "") else [f"only GPU {seen}"]
     return " and ".join(barriers)
-
-
-def can_run_image(host: Host) -> bool:
-    return host.has_docker and not host.in_container
 
 
 def lacks_trtllm(facts: Facts) -> bool:

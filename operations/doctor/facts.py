@@ -1,10 +1,10 @@
 """The facts about a deployment: gathered once by the probes, judged by the table of findings."""
 
 import re
-from typing import Literal
 
 import msgspec
 
+from baton.connect import Service
 from workers.flags import DisaggregationMode, EngineName
 
 GIB = 1 << 30
@@ -87,14 +87,14 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
 class Worker(msgspec.Struct, frozen=True, kw_only=True):
     """A worker to be started. `gpus` is its list as written, None if not given.
 
-    `argv` is its command line, `given` the resulting engine settings: (value, source) by key path.
-    `refusal` is the error at its start, if any.
+    `argv` is its command line, `given` the resulting engine settings by key path. `refusal` is the error at
+    its start, if any.
     """
 
     mode: DisaggregationMode
     gpus: str | None = None
     argv: tuple[str, ...] = ()
-    given: dict[str, tuple[object, str]] = {}
+    given: dict[str, object] = {}
     refusal: str | None = None
 
     @property
@@ -102,19 +102,15 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True):
         """The entries of `gpus`."""
         return [] if self.gpus is None else self.gpus.split(",")
 
-    def value(self, path: str) -> object:
-        """A setting; None if not given."""
-        return self.given.get(path, (None, ""))[0]
-
     def text(self, path: str, default: str) -> str:
         """A setting as text."""
-        value = self.value(path)
+        value = self.given.get(path)
         return default if value is None else str(value)
 
     def number(self, path: str) -> float | None:
         """A setting; None if not given, or not a plausible number."""
-        value = self.value(path)
-        if not isinstance(value, int | float) or isinstance(value, bool):
+        value = self.given.get(path)
+        if isinstance(value, bool) or not isinstance(value, int | float):
             return None
         return value if abs(value) < _ABSURD else None
 
@@ -127,17 +123,6 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True):
     def num_ranks(self) -> int:
         """Tensor times pipeline parallelism: the GPUs that it needs."""
         return self.tensor_parallel_size * max(1, int(self.number("pipeline_parallel_size") or 1))
-
-
-class Service(msgspec.Struct, frozen=True, kw_only=True):
-    """etcd or NATS at one address. `problem`: why it cannot be used; `is_refusal`: it answers, but denies
-    this user access.
-    """
-
-    name: Literal["etcd", "NATS"]
-    url: str
-    problem: str | None = None
-    is_refusal: bool = False
 
 
 class Host(msgspec.Struct, frozen=True, kw_only=True):
@@ -195,11 +180,6 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
         return {worker.mode for worker in self.workers}
 
     @property
-    def has_ranks(self) -> bool:
-        """True if a worker has several ranks, on GPUs."""
-        return self.wants_gpus and any(worker.tensor_parallel_size > 1 for worker in self.workers)
-
-    @property
     def build(self) -> str:
         """The installed build of TensorRT-LLM, if known, for messages."""
         version = self.host.tensorrt_llm_version
@@ -223,8 +203,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
         """The GPUs this worker would see: the listed ones that exist, in order; all without a list."""
         if worker.gpus is None:
             return list(self.nvidia.gpus)
-        found = (self.gpu(entry) for entry in worker.gpu_list)
-        return [gpu for gpu in found if gpu is not None]
+        return [gpu for entry in worker.gpu_list if (gpu := self.gpu(entry)) is not None]
 
     def used_gpus(self) -> list[Gpu]:
         """The GPUs that the workers will see, without duplicates; empty if no GPU is wanted."""
@@ -233,11 +212,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
 
     def gpu(self, entry: str) -> Gpu | None:
         """The GPU of an index or UUID in CUDA_VISIBLE_DEVICES; a UUID prefix must be unambiguous."""
-        found = [
-            gpu
-            for gpu in self.nvidia.gpus
-            if entry == str(gpu.index) or (entry.startswith("GPU-") and gpu.uuid.startswith(entry))
-        ]
+        gpus, is_uuid = self.nvidia.gpus, entry.startswith("GPU-")
+        found = [g for g in gpus if entry == str(g.index) or (is_uuid and g.uuid.startswith(entry))]
         return found[0] if len(found) == 1 else None
 
     def free_bytes(self, gpu: Gpu) -> int:

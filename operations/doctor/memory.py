@@ -69,7 +69,7 @@ def budget(facts: Facts, worker: Worker) -> Budget | None:
     fraction = worker.number("kv_cache_config.free_gpu_memory_fraction") or _DEFAULT_FRACTION
     fraction = min(max(fraction, 0.0), 1.0)
     per_token = shape.kv_bytes_per_token(worker.text("kv_cache_config.dtype", "auto"))
-    attention_dp = worker.value("enable_attention_dp") is True
+    attention_dp = worker.given.get("enable_attention_dp") is True
     # With more ranks than KV heads, heads are replicated.
     per_rank = per_token if attention_dp else per_token / min(tensor_ranks, shape.num_kv_heads)
     tokens_per_gpu = int(left * fraction / per_rank)

@@ -29,9 +29,9 @@ def planned(
     worker = Worker(mode=mode)
     try:
         argv += shlex.split(line)
-        given = given_settings(read_flags(WorkerSettings, argv))
+        found = given_settings(read_flags(WorkerSettings, argv))
         # Settings that all engines share have vLLM's names there, and the flags' names here.
-        given = {_COMMON_NAMES.get(key, key): value for key, value in given.items()}
+        given = {_COMMON_NAMES.get(key, key): value for key, (value, _) in found.items()}
         worker = replace(worker, argv=tuple(argv), given=given)
     except (ValueError, SettingsError) as refusal:
         worker = replace(worker, refusal=" ".join(str(refusal).split()))

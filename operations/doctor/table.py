@@ -1,13 +1,36 @@
 """All findings in one table: when a finding holds, its fact, what it breaks, and the repair."""
 
+import enum
+import operator
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
+import msgspec
+
+from baton.connect import Service
 from baton.peer_tls import CERT
 from operations.doctor import conditions as c
-from operations.doctor.facts import GIB, Facts
-from operations.doctor.findings import Finding, Severity
+from operations.doctor.facts import GIB, Facts, Worker
 from workers.engines.trtllm.settings import BUFFER, MANAGER_V2, RUNTIME
+
+
+class Severity(enum.StrEnum):
+    """Error: it will not run. Warning: it runs badly or not always. Note: information."""
+
+    ERROR = "error"
+    WARNING = "warning"
+    NOTE = "note"
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
+    """One problem: the fact, what it breaks, and the command or edit that repairs it."""
+
+    severity: Severity
+    code: str
+    fact: str
+    breaks: str
+    repair: str
+
 
 E, W, N = Severity.ERROR, Severity.WARNING, Severity.NOTE
 _GRAPHS = "cuda_graph_config.max_batch_size"
@@ -33,6 +56,14 @@ class Row(NamedTuple):
     repair: str
 
 
+def _here(facts: Facts) -> Iterable[Facts]:
+    return (facts,)
+
+
+_workers: Callable[[Facts], Iterable[Worker]] = operator.attrgetter("workers")
+_services: Callable[[Facts], Iterable[Service]] = operator.attrgetter("services")
+
+
 def _shared(code: str) -> Row:
     key, _ = c.SHARED_SETTINGS[code]
     return Row(
@@ -45,11 +76,11 @@ def _shared(code: str) -> Row:
 
 TABLE = (
     # GPUs and driver
-    Row(E, "gpu-none", c.one, lambda f, _: f.wants_gpus and c.no_gpu(f),
+    Row(E, "gpu-none", _here, lambda f, _: f.wants_gpus and c.no_gpu(f),
         "no NVIDIA GPU: {found}",
         "the engine exits at start; on the CPU, only the demo model runs",
         "nvidia-smi (in a container: docker run --gpus all ...; else install the driver)"),
-    Row(N, "gpu-none", c.one, lambda f, _: not f.wants_gpus and c.no_gpu(f),
+    Row(N, "gpu-none", _here, lambda f, _: not f.wants_gpus and c.no_gpu(f),
         "no NVIDIA GPU ({found}): checks of GPUs, driver and container limits are skipped",
         "nothing: the demo model runs on the CPU; gpt-oss-20b and 120b need a GPU",
         "none needed: make up serves the demo model"),
@@ -64,34 +95,34 @@ TABLE = (
     Row(W, "gpu-busy", Facts.used_gpus, lambda _, it: c.taken_gib(it),
         "{found:.1f} GiB of GPU {it.index} are in use",
         "less memory for the KV cache, and out of memory when the other process grows", _PROCESSES),
-    Row(E, "gpu-list", c.workers, c.bad_list,
+    Row(E, "gpu-list", _workers, c.bad_list,
         "{it.mode}: CUDA_VISIBLE_DEVICES={found} is not a list of different indices or UUIDs",
         "CUDA stops at an entry that it cannot parse, and rejects a list with a GPU twice",
         "list each index once, without ranges and spaces: 0,1,2,3 (nvidia-smi --list-gpus)"),
-    Row(E, "gpu-absent", c.workers, c.absent,
+    Row(E, "gpu-absent", _workers, c.absent,
         "{it.mode}: no GPU {found} (listed: {it.gpus}; have {f.gpu_indices})",
         "CUDA hides it and every GPU after it in the list",
         "nvidia-smi --list-gpus; in a container: docker run --gpus all"),
-    Row(E, "gpu-too-few", c.workers, c.lacking_gpus,
+    Row(E, "gpu-too-few", _workers, c.lacking_gpus,
         "{it.mode}: TP x PP = {it.num_ranks} GPUs, which are {found} more than there are",
         "TensorRT-LLM exits at start", "list {it.num_ranks} GPUs, or set tensor_parallel_size"),
-    Row(E, "gpu-shared", c.workers, c.shared_gpus,
+    Row(E, "gpu-shared", _workers, c.shared_gpus,
         "{it.mode} and another worker both use GPU {found}",
         "the second worker to load finds too little memory, or both run out later",
         "give each its own: --prefill-gpus 0,1,2,3 --decode-gpus 4,5,6,7"),
-    Row(W, "gpu-no-nvlink", c.links, c.no_nvlink,
-        "{it[0]}: no NVLink between GPU {found[0]} and GPU {found[1]} ({found[2]})", "{it[1]}",
+    Row(W, "gpu-no-nvlink", c.slow_links, lambda *_: True,
+        "{it[0]}: no NVLink between GPU {it[2]} and GPU {it[3]} ({it[4]})", "{it[1]}",
         "nvidia-smi topo -m; choose GPUs joined by NV#"),
     # The model folder
-    Row(E, "model-unreadable", c.models, lambda _, it: it.folder_problem,
-        "{it.path}: {found}", "workers exit at start",
-        "ls -ld {it.path}; chmod -R a+rX {it.path}, or run as its owner"),
-    Row(E, "model-absent", c.models, lambda _, it: not it.is_folder and not it.folder_problem,
-        "{it.path} is not a folder, nor a model in the hub's cache",
-        "workers exit at start; nothing is downloaded automatically", "{it.download}"),
-    Row(E, "model-cache", c.models, lambda _, it: c.is_cache(it),
-        "{it.path} is a Hugging Face cache folder; the model is in a subfolder",
-        "workers exit at start: no config.json", "--model-path {it.snapshot}"),
+    Row(E, "model-unreadable", _here, lambda f, _: f.model.folder_problem,
+        "{f.model.path}: {found}", "workers exit at start",
+        "ls -ld {f.model.path}; chmod -R a+rX {f.model.path}, or run as its owner"),
+    Row(E, "model-absent", _here, lambda f, _: not f.model.is_folder and not f.model.folder_problem,
+        "{f.model.path} is not a folder, nor a model in the hub's cache",
+        "workers exit at start; nothing is downloaded automatically", "{f.model.download}"),
+    Row(E, "model-cache", _here, lambda f, _: c.is_cache(f.model),
+        "{f.model.path} is a Hugging Face cache folder; the model is in a subfolder",
+        "workers exit at start: no config.json", "--model-path {f.model.snapshot}"),
     Row(E, "file-missing", c.missing_files, lambda *_: True,
         "{f.model.path} has no {it[0]}", "{it[1]}", "{f.model.download}"),
     Row(E, "file-bad", c.bad_files, lambda *_: True,
@@ -108,31 +139,32 @@ TABLE = (
         "{it.need}, but less is free on GPU {it.gpu.index}",
         "CUDA out of memory while loading",
         "stop what is on that GPU (nvidia-smi), more GPUs for this worker, or gpt-oss-20b"),
-    Row(E, "kv-one-request", c.loadable, lambda _, it: it.request_tokens < (it.max_seq_len or 0),
+    Row(E, "kv-one-request", c.budgets,
+        lambda _, it: it.has_room and it.request_tokens < (it.max_seq_len or 0),
         "{it.worker.mode}: KV cache for {it.request_tokens:,} tokens of one request, but max_seq_len is "
         "{it.max_seq_len:,.0f}",
         "TensorRT-LLM lowers max_seq_len: longer requests are refused",
         "max_seq_len: {it.fitting_length}, a larger fraction, or more GPUs"),
-    Row(W, "kv-below-context", c.loadable,
-        lambda f, it: it.max_seq_len is None and it.request_tokens < f.context,
+    Row(W, "kv-below-context", c.budgets,
+        lambda f, it: it.has_room and it.max_seq_len is None and it.request_tokens < f.context,
         "{it.worker.mode}: KV cache for {it.request_tokens:,} tokens, the model's context is {f.context:,}, "
         "and max_seq_len is not set",
         "TensorRT-LLM lowers max_seq_len, differently on prefill and decode",
         "max_seq_len: {it.fitting_length} in the engine YAML of every worker"),
     # Each worker's settings
-    Row(E, "settings-refused", c.workers, lambda _, it: it.refusal,
+    Row(E, "settings-refused", _workers, lambda _, it: it.refusal,
         "{it.mode}: {found}",
         "the {it.mode} worker exits at start with this error",
         "change or remove the named setting; engine_configs/README.md lists the keys"),
-    Row(W, "kv-greedy", c.workers, lambda _, it: (it.number(c.FRACTION) or 0) > 0.95,
+    Row(W, "kv-greedy", _workers, lambda _, it: (it.number(c.FRACTION) or 0) > 0.95,
         f"{{it.mode}}: {c.FRACTION} above 0.95 leaves little memory",
         "CUDA out of memory when a long prompt or a transfer needs room",
         f"{c.FRACTION}: 0.9, or 0.85 with a transceiver"),
-    Row(W, "batch-graphs", c.workers, lambda _, it: c.above(it, "max_batch_size", _GRAPHS),
+    Row(W, "batch-graphs", _workers, lambda _, it: c.above(it, "max_batch_size", _GRAPHS),
         "{it.mode}: max_batch_size {found[0]}, CUDA graphs up to {found[1]}",
         "larger batches run without graphs: tokens take longer exactly under full load",
         f"{_GRAPHS}: {{found[0]}}, or max_batch_size: {{found[1]}}"),
-    Row(W, "prompt-chunks", c.workers, c.unchunked,
+    Row(W, "prompt-chunks", _workers, c.unchunked,
         "{it.mode}: max_num_tokens is below max_seq_len, and enable_chunked_prefill is not true",
         "prompts longer than max_num_tokens are refused", "enable_chunked_prefill: true"),
     # Prefill and decode together
@@ -150,52 +182,56 @@ TABLE = (
         "decode refuses requests that prefill has already processed",
         "max_seq_len: {found[0]} in decode's file"),
     # etcd and NATS
-    Row(E, "server-down", c.down, lambda f, it: not c.has_other(f, it),
+    Row(E, "server-down", _services,
+        lambda f, it: it.problem and not it.is_refusal and not c.has_other(f, it),
         "{it.name} at {it.url}: {it.problem}", "workers cannot register, or requests cannot reach them",
         "docker compose -f deploy/docker-compose.yml up -d, or set ETCD_ENDPOINTS or NATS_SERVER"),
-    Row(W, "member-down", c.down, c.has_other,
+    Row(W, "member-down", _services,
+        lambda f, it: it.problem and not it.is_refusal and c.has_other(f, it),
         "{it.name} at {it.url}: {it.problem}", "nothing while the other members are a majority",
         "restart it, or remove it from ETCD_ENDPOINTS or NATS_SERVER"),
-    Row(E, "login", c.refusing, lambda *_: True,
+    Row(E, "login", _services, lambda _, it: it.is_refusal,
         "{it.name} at {it.url} denies access: {it.problem}", "frontend and workers exit at start",
         "ETCD_AUTH_... or NATS_AUTH_... of a user, a token or a key: deploy/README.md, Security"),
     # The machine or container
-    Row(E, "start", c.one, lambda f, _: f.start_problem,
+    Row(E, "start", _here, lambda f, _: f.start_problem,
         "{found}", "frontend and workers exit at start with this error", "deploy/README.md, Security"),
-    Row(E, "port-taken", c.one, lambda f, _: f.http_port_problem,
+    Row(E, "port-taken", _here, lambda f, _: f.http_port_problem,
         "port {f.http_port}: {found}",
         "the frontend exits at start, or another program answers in its place",
         "ss -ltnp 'sport = :{f.http_port}'; stop it, or choose another --http-port"),
-    Row(W, "host-loopback", c.one, lambda f, _: c.far_from_loopback(f),
+    Row(W, "host-loopback", _here, lambda f, _: c.far_from_loopback(f),
         "--host {f.bind_host}, but {found} is on another machine",
         "workers advertise an address that other nodes cannot reach",
         "--host (or BATON_HOST) with this machine's address: ip -brief address"),
-    Row(W, "memlock", c.hosts, lambda f, it: f.wants_gpus and it.memlock_bytes is not None,
-        "locked memory is limited to {it.memlock_bytes} bytes",
+    Row(W, "memlock", _here, lambda f, _: f.wants_gpus and f.host.memlock_bytes is not None,
+        "locked memory is limited to {f.host.memlock_bytes} bytes",
         "UCX cannot register memory with the network card: KV goes over TCP",
         "docker run --ulimit memlock=-1; outside: ulimit -l unlimited (limits.conf)"),
-    Row(E, "shm", c.hosts, lambda f, it: f.has_ranks and it.shm_bytes < GIB,
-        "shared memory (/dev/shm) is {it.shm_bytes} bytes",
+    Row(E, "shm", _here, lambda f, _: f.host.shm_bytes < GIB and f.wants_gpus
+        and any(worker.tensor_parallel_size > 1 for worker in f.workers),
+        "shared memory (/dev/shm) is {f.host.shm_bytes} bytes",
         "NCCL and MPI ranks communicate through it: bus errors at start",
         "docker run --ipc host (or --shm-size=10G)"),
-    Row(W, "container-isolated", c.one, lambda f, _: c.isolation(f),
+    Row(W, "container-isolated", _here, lambda f, _: c.isolation(f),
         "this container has {found}, and only prefill or decode",
         "no CUDA IPC with a worker in another container: KV goes over TCP",
         "docker run --pid host --ipc host --gpus all (both; select GPUs with CUDA_VISIBLE_DEVICES), or both "
         "workers in one container"),
-    Row(W, "trtllm-missing", c.hosts,
-        lambda f, it: c.lacks_trtllm(f) and not c.can_run_image(it),
+    Row(W, "trtllm-missing", _here,
+        lambda f, _: c.lacks_trtllm(f) and (f.host.in_container or not f.host.has_docker),
         "tensorrt_llm is not installed, nor can its image be run from here",
         "--engine trtllm exits at start",
         "the worker image, with Docker and the NVIDIA Container Toolkit: deploy/README.md"),
-    Row(E, "toolkit-missing", c.hosts,
-        lambda f, it: c.lacks_trtllm(f) and c.can_run_image(it) and not it.container_toolkit,
+    Row(E, "toolkit-missing", _here,
+        lambda f, _: c.lacks_trtllm(f) and f.host.has_docker
+        and not (f.host.in_container or f.host.container_toolkit),
         "docker is installed, but the NVIDIA Container Toolkit is not",
         "docker run --gpus all: could not select device driver",
         "apt-get install nvidia-container-toolkit && nvidia-ctk runtime configure; restart docker"),
     # Settings by TensorRT-LLM's build
     Row(W, "reuse-prefill", c.built(before="1.3.0rc11"),
-        lambda _, it: it.mode == "prefill" and it.value(_REUSE) is not False,
+        lambda _, it: it.mode == "prefill" and it.given.get(_REUSE) is not False,
         "{it.mode}: blocks are reused{f.build}",
         "a reused block can be evicted before it is sent: the request hangs (TensorRT-LLM #12542)",
         f"{_REUSE}: false on both sides, or a build from 1.3.0rc11 on"),
@@ -214,7 +250,7 @@ TABLE = (
         "{it.mode}: the C++ transceiver is deprecated (#18248){f.build}",
         "nothing yet: a later release refuses it", "engine_configs/gpt-oss-*/*_nixl.yaml on both sides"),
     Row(N, "manager-memory", c.built(since="1.3.0rc26"),
-        lambda _, it: it.mode == "agg" and it.value(MANAGER_V2) is not False,
+        lambda _, it: it.mode == "agg" and it.given.get(MANAGER_V2) is not False,
         "{it.mode}: KV cache manager V2 asks for too much memory: a known issue of 1.3.0rc26{f.build}",
         "the engine may exit at start for lack of memory that is there",
         f"if it does: {MANAGER_V2}: false"),
@@ -233,12 +269,12 @@ TABLE = (
         f"{{it.mode}}: {_MOE}: CUTLASS; NVIDIA now recommends TRTLLM on this GPU{{f.build}}",
         "nothing: one of the two is faster for your load", f"measure {_MOE}: AUTO as well"),
     # Inherited variables
-    Row(W, "kv-plain", c.one,
+    Row(W, "kv-plain", _here,
         lambda f, _: f.host.environment.get(CERT) and f.modes - {"agg"} and f.engine != "embedded",
         f"{CERT} is set, and {{f.engine}} moves KV itself, without TLS",
         "who can read the network between prefill and decode can read the KV of prompts",
         "a network of their own for the workers"),
-    Row(W, "ucx-tls", c.hosts, lambda f, it: f.wants_gpus and c.without_cuda_ipc(it),
+    Row(W, "ucx-tls", _here, lambda f, _: f.wants_gpus and c.without_cuda_ipc(f.host),
         "UCX_TLS={found} excludes cuda_ipc",
         "KV moves through host memory and TCP instead of NVLink: 10 to 100 times slower",
         "unset UCX_TLS, or add cuda_copy,cuda_ipc"),

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from tensorrt_llm.llmapi import TorchLlmArgs
 
-from operations.doctor.command import examine
+from baton.connect import Service
+from operations.doctor.command import examine, text
 from operations.doctor.facts import (
     GIB,
     Facts,
@@ -20,16 +21,14 @@ from operations.doctor.facts import (
     Host,
     Model,
     Nvidia,
-    Service,
     Shape,
     Shard,
     Worker,
 )
-from operations.doctor.findings import Finding, Severity, text
 from operations.doctor.memory import budget
 from operations.doctor.plan import planned, with_refusals
 from operations.doctor.probes import parse_gpus, parse_links
-from operations.doctor.table import TABLE
+from operations.doctor.table import TABLE, Finding, Severity
 from workers.engines.trtllm.settings import load_trtllm_settings
 from workers.flags import DisaggregationMode as Mode
 from workers.flags import EngineName
@@ -76,11 +75,6 @@ B200X8 = Nvidia(
 def _worker(mode: Mode, gpus: str | None, path: Path, engine: EngineName = "trtllm") -> Worker:
     (worker,) = planned(engine, mode, [gpus], path, "")
     return worker
-
-
-def _leaves(worker: Worker) -> dict[str, object]:
-    """What its YAML gives, by key path."""
-    return {key: value for key, (value, source) in worker.given.items() if ".yaml:" in source}
 
 
 def _with_yaml(worker: Worker, text: str, line: str = "") -> Worker:
@@ -174,14 +168,14 @@ def _yaml(facts: Facts, mode: Mode, values: dict[str, object], *, without: str =
     """The worker's YAML with other leaves, or with all leaves of one section taken out."""
 
     def reread(worker: Worker) -> Worker:
-        kept = {k: v for k, v in _leaves(worker).items() if not (without and k.startswith(without))}
+        kept = {k: v for k, v in worker.given.items() if not (without and k.startswith(without))}
         return _with_yaml(worker, _as_yaml(kept | values))
 
     return _reread(facts, mode, reread)
 
 
 def _typed(facts: Facts, mode: Mode, line: str) -> Facts:
-    return _reread(facts, mode, lambda worker: _with_yaml(worker, _as_yaml(_leaves(worker)), line))
+    return _reread(facts, mode, lambda worker: _with_yaml(worker, _as_yaml(worker.given), line))
 
 
 def _nixl(facts: Facts, mode: Mode, runtime: str) -> Facts:
@@ -568,8 +562,8 @@ def test_each_row_of_the_table_is_found_somewhere() -> None:
 
 
 _KEYS = sorted(
-    {key for path in CONFIGS.glob("agg_*.yaml") for key in _leaves(_worker("agg", None, path))}
-    | set(_leaves(_worker("prefill", None, CONFIGS / "prefill.yaml")))
+    {key for path in CONFIGS.glob("agg_*.yaml") for key in _worker("agg", None, path).given}
+    | set(_worker("prefill", None, CONFIGS / "prefill.yaml").given)
     | {"pipeline_parallel_size", "max_beam_width", f"{KV}.max_tokens", f"{KV}.tokens_per_block"}
 )
 _NUMBERS = st.integers() | st.just(10**400) | st.floats()
