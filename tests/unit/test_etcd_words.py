@@ -36,12 +36,6 @@ def test_an_endpoint_becomes_a_grpc_target(endpoint: str, target: tuple[str, boo
     assert _target(endpoint) == target
 
 
-@pytest.mark.parametrize("endpoint", ["", "localhost:2379", "ftp://x:1", "http://", "http://x:1/path"])
-def test_what_is_no_endpoint_is_refused_with_the_form_to_write(endpoint: str) -> None:
-    with pytest.raises(ValueError, match="use http://host:port"):
-        _target(endpoint)
-
-
 @pytest.mark.parametrize(
     "junk", [b"x" * 70_000, b"", b"{", b"{}", b"[" * 60_000, b'"\xff"', b"null", b'{"x": ' + b"[" * 60_000]
 )
