@@ -39,7 +39,7 @@ VOCABULARY = Vocabulary(
     special_ids=_ID,
     token_bytes=[
         *(*_WORDS, *BROKEN),
-        *(b" ~%d " % i for i in range(NUM_MARKS)),
+        *(b" ~%d; " % i for i in range(NUM_MARKS)),
         *[b""] * (len(SpecialToken) + 1),  # the last one has no meaning
     ],
 )
@@ -55,7 +55,7 @@ _TAKES_A_WORD = {_ID[SpecialToken.START], _ID[SpecialToken.CHANNEL], _ID[Special
 _OTHER_NAMES = (b"user", b"tool", b"bash", b"search", b"functions.", b"to=", b" to=assistant")
 _NAMES = frozenset(i for i, word in enumerate(_WORDS) if word.endswith(_OTHER_NAMES))
 _SPELLED_IDS = frozenset(i for i, word in enumerate(_WORDS) if b"<" in word or b"|" in word)
-_MARKS = re.compile(r"~(\d+)")
+_MARKS = re.compile(r"~(\d+);")  # the end keeps a number that follows apart
 
 # A message needs a tokenizer only for log probabilities.
 _TOKENIZER = cast("ModelTokenizer", SimpleNamespace(vocabulary=VOCABULARY))
