@@ -1,23 +1,25 @@
 """`POST /tokenize` and `/detokenize`, and `GET /tokenizer_info`, in vLLM's shapes."""
 
 import asyncio
+from collections.abc import Callable
 from functools import partial
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
 
 from baton.errors import InvalidRequest
 from frontend.chat.request import ChatBody, InputMessage, ToolDefinition, conversation
-from frontend.harmony.conversation import Conversation
 from frontend.http.body import decode, read
 from frontend.http.exchange import Exchange, ignored_header
+from frontend.http.respond import Serve
 from frontend.http.services import Services
 from frontend.metrics import Tally
 from frontend.text.served import ServedModel
 from frontend.text.tokenizer import SpecialToken
-from frontend.turn.fields import AnyEffort, CommonFields, TemplateArgs, TokenId
-from frontend.turn.prepare import encode
-from frontend.turn.request import RawPrompts, TurnRequest
+from frontend.turn.fields import AnyEffort, TemplateArgs, TokenId
+from frontend.turn.prepare import encode_prompt
+from frontend.turn.request import RawPrompts
+from frontend.turn.thoughts import Thoughts
 
 
 class TokenizeBody(msgspec.Struct, kw_only=True):
@@ -70,27 +72,6 @@ class TokenizerInfo(msgspec.Struct, kw_only=True):
     tokenizer_class: Literal["PreTrainedTokenizerFast"] = "PreTrainedTokenizerFast"
 
 
-async def tokenize(exchange: Exchange, services: Services, tally: Tally) -> None:
-    """`POST /tokenize`."""
-    async with services.bodies.read(exchange, services.max_body_bytes) as raw:
-        body, ignored, request = await read(raw, _read)
-    served = _served(body.model, services, tally)
-    (encoded,) = await encode(request, exchange.owner, served, services.thoughts)
-    answer = await asyncio.to_thread(_tokenized, encoded.token_ids, served, body)
-    services.metrics.count_ignored(ignored)
-    await exchange.answer(200, answer, ignored_header(ignored))
-
-
-async def detokenize(exchange: Exchange, services: Services, tally: Tally) -> None:
-    """`POST /detokenize`."""
-    async with services.bodies.read(exchange, services.max_body_bytes) as raw:
-        body, ignored = await read(raw, partial(decode, body_type=DetokenizeBody))
-    served = _served(body.model, services, tally)
-    answer = DetokenizeAnswer(prompt=await asyncio.to_thread(_text, body.tokens, served))
-    services.metrics.count_ignored(ignored)
-    await exchange.answer(200, answer, ignored_header(ignored))
-
-
 async def tokenizer_info(exchange: Exchange, services: Services, tally: Tally) -> None:
     """`GET /tokenizer_info`."""
     length = _served(None, services, tally).context_length
@@ -111,47 +92,56 @@ def _served(model: str | None, services: Services, tally: Tally) -> ServedModel:
     return served
 
 
-def _read(raw: bytes) -> tuple[TokenizeBody, tuple[str, ...], TurnRequest]:
-    body, ignored = decode(raw, TokenizeBody)
-    prompt: RawPrompts | Conversation
-    match body.prompt, body.messages:
-        case str() as text, None:
-            prompt, path = RawPrompts((text,)), "prompt"
-        case None, list() as messages:
-            chat = ChatBody(
-                model="",
-                messages=messages,
-                tools=body.tools,
-                reasoning_effort=body.reasoning_effort,
-                chat_template_args=body.chat_template_args,
-                chat_template_kwargs=body.chat_template_kwargs,
-            )
-            prompt, path = conversation(chat), "messages"
-        case _:
-            raise InvalidRequest("Send either `prompt` or `messages`.", param="prompt")
-    request = TurnRequest.of(CommonFields(model=""), prompt, path=path, num_bytes=len(raw))
-    return body, ignored, request
+Body = TypeVar("Body", TokenizeBody, DetokenizeBody)
 
 
-def _tokenized(tokens: list[int], served: ServedModel, body: TokenizeBody) -> TokenizeAnswer:
+def _route(
+    body_type: type[Body], answer: Callable[[Body, str, ServedModel, Thoughts], msgspec.Struct]
+) -> Serve:
+    """The Serve of a body that `answer` answers in a thread, given the owner of the request."""
+
+    async def serve(exchange: Exchange, services: Services, tally: Tally) -> None:
+        async with services.bodies.read(exchange, services.max_body_bytes) as raw:
+            body, ignored = await read(raw, partial(decode, body_type=body_type))
+        served = _served(body.model, services, tally)
+        answered = await asyncio.to_thread(answer, body, exchange.owner, served, services.thoughts)
+        services.metrics.count_ignored(ignored)
+        await exchange.answer(200, answered, ignored_header(ignored))
+
+    return serve
+
+
+_CHAT_FIELDS = ("messages", "tools", "reasoning_effort", "chat_template_args", "chat_template_kwargs")
+
+
+def _tokenized(body: TokenizeBody, owner: str, served: ServedModel, thoughts: Thoughts) -> TokenizeAnswer:
     tokenizer = served.tokenizer
+    if (body.prompt is None) == (body.messages is None):
+        raise InvalidRequest("Send either `prompt` or `messages`.", param="prompt")
+    if body.prompt is not None:
+        (encoded,) = encode_prompt(RawPrompts((body.prompt,)), "prompt", owner, served, thoughts)
+    else:
+        chat = ChatBody(model="", **{name: getattr(body, name) for name in _CHAT_FIELDS})
+        (encoded,) = encode_prompt(conversation(chat), "messages", owner, served, thoughts)
+    tokens = encoded.token_ids
     if body.messages is not None and body.add_generation_prompt is False:
-        generation = tokenizer.encode_text("<|start|>assistant", allow_special=True)
-        tokens = tokens[: -len(generation)]
+        tokens = tokens[: -len(tokenizer.encode_text("<|start|>assistant", allow_special=True))]
     return TokenizeAnswer(
         count=len(tokens),
         max_model_len=served.context_length,
         tokens=tokens,
-        token_strs=(
-            [tokenizer.decode([token_id], shows_special=True) for token_id in tokens]
-            if body.return_token_strs
-            else None
-        ),
+        token_strs=[tokenizer.decode([token_id], shows_special=True) for token_id in tokens]
+        if body.return_token_strs
+        else None,
     )
 
 
-def _text(token_ids: list[int], served: ServedModel) -> str:
-    if len(token_ids) > served.max_counted_tokens:
+def _text(body: DetokenizeBody, _owner: str, served: ServedModel, _thoughts: Thoughts) -> DetokenizeAnswer:
+    if len(body.tokens) > served.max_counted_tokens:
         raise served.too_long("tokens")
-    token_ids = served.tokenizer.checked(token_ids, served.name, "tokens")
-    return served.tokenizer.decode(token_ids, shows_special=True)
+    token_ids = served.tokenizer.checked(body.tokens, served.name, "tokens")
+    return DetokenizeAnswer(prompt=served.tokenizer.decode(token_ids, shows_special=True))
+
+
+tokenize = _route(TokenizeBody, _tokenized)
+detokenize = _route(DetokenizeBody, _text)

@@ -178,7 +178,7 @@ def check_answer(ids: Sequence[int], sizes: Sequence[int], finish_reason: Finish
 
 def _message() -> tuple[Choice, MessageWriter]:
     choice = Choice(_REQUEST, HarmonyParser(VOCABULARY, TOOLS))
-    return choice, MessageWriter(0, choice, _TOKENIZER, _ENVELOPE, gives_reasoning=True)
+    return choice, MessageWriter(0, choice, _ENVELOPE, tokenizer=_TOKENIZER, gives_reasoning=True)
 
 
 def _deltas(

@@ -24,7 +24,14 @@ from frontend.harmony.conversation import (
     ToolCallStart,
 )
 from frontend.http.body import decode, read
-from frontend.http.chunks import ChunkedAnswer, ContentLogprob, Envelope, UsageBody, content_logprobs
+from frontend.http.chunks import (
+    ChoiceWriter,
+    ChunkedAnswer,
+    ContentLogprob,
+    Envelope,
+    UsageBody,
+    content_logprobs,
+)
 from frontend.http.services import Services
 from frontend.text.tokenizer import ModelTokenizer
 from frontend.turn.choice import Choice, FinishReason
@@ -36,25 +43,17 @@ async def prepare_chat(raw: bytes, client: Client, services: Services) -> Chunke
     """The answer to a body, ready to be generated. Raises a BatonError if the body is refused."""
     body, unknown, request = await read(raw, _read)
     served, choices = await services.prepare(request, client)
-    envelope = Envelope("chat.completion.chunk", "chatcmpl", served.name, has_usage=body.gives_usage)
-    text_tools = frozenset(tool.custom.name for tool in body.tools or () if tool.custom is not None)
-    writers = [
-        MessageWriter(
-            index,
-            choice,
-            served.tokenizer,
-            envelope,
-            gives_reasoning=gives_reasoning(body),
-            text_tools=text_tools,
-        )
-        for index, choice in enumerate(choices)
-    ]
-    metadata = UNSET if body.metadata is None else body.metadata
+    writer = partial(
+        MessageWriter,
+        tokenizer=served.tokenizer,
+        gives_reasoning=gives_reasoning(body),
+        text_tools=frozenset(tool.custom.name for tool in body.tools or () if tool.custom is not None),
+    )
     return ChunkedAnswer(
-        envelope,
+        Envelope("chat.completion.chunk", "chatcmpl", served.name, has_usage=body.gives_usage),
         choices,
-        writers,
-        partial(ChatCompletion, metadata=metadata),
+        writer,
+        partial(ChatCompletion, metadata=UNSET if body.metadata is None else body.metadata),
         stream=bool(body.stream),
         ignored=(*unknown, *not_enforced(body)),
     )
@@ -122,32 +121,30 @@ _MORE_INPUT = b'{"index":%d,"custom":{"input":%b}}'
 _NO_LOGPROBS = b',"logprobs":null,"finish_reason":null}'
 
 
-class MessageWriter:
+class MessageWriter(ChoiceWriter):
     """Builds the message of one choice. Calls of `text_tools` are output as custom tool calls."""
 
     def __init__(
         self,
         index: int,
         choice: Choice,
-        tokenizer: ModelTokenizer,
         envelope: Envelope,
         *,
+        tokenizer: ModelTokenizer,
         gives_reasoning: bool,
         text_tools: frozenset[str] = frozenset(),
     ) -> None:
-        self._index = index
-        self._choice = choice
+        super().__init__(index, choice, envelope)
         self._tokenizer = tokenizer
         self._gives_reasoning = gives_reasoning
         self._text_tools = text_tools
-        self._calls: list[ToolCallBody] = []
+        self._more_shapes: list[bytes] = []  # by the calls: how more of their arguments is written
         self._open: type[Delta] | None = None
         self._begun: set[type[Delta]] = set()
-        self._head = envelope.head + b'{"index":%d,"delta":' % index
-        self._tail = envelope.tail
+        self._head = self.head + b'{"index":%d,"delta":' % index
         self._text_head = self._head + b'{"content":'
         self._reasoning_head = self._head + b'{"reasoning":'
-        self._plain_tail = b"}" + _NO_LOGPROBS + self._tail
+        self._plain_tail = b"}" + _NO_LOGPROBS + self.tail
 
     def opening(self) -> bytes:
         """The first chunk, with the role."""
@@ -160,81 +157,74 @@ class MessageWriter:
             match delta:
                 case TextDelta():
                     text = _encode(delta.text if self._open is TextDelta else self._separated(delta))
-                    tail = self._plain_tail if self._choice.logprobs is None else self._scored_tail(delta)
+                    tail = self._plain_tail if self.choice.logprobs is None else self._scored_tail(delta)
                     chunks += (self._text_head, text, tail)
                 case ReasoningDelta() if self._gives_reasoning:
                     text = _encode(delta.text if self._open is ReasoningDelta else self._separated(delta))
                     # Under both field names that clients read.
                     chunks += (self._reasoning_head, text, b',"reasoning_content":', text, self._plain_tail)
                 case ToolCallStart():
+                    call = self._call(delta)
+                    self._more_shapes.append(_MORE_ARGUMENTS if call.custom is None else _MORE_INPUT)
                     # Inserts the index as the object's first field.
-                    call = b'{"index":%d,' % delta.index + _encode(self._begin_call(delta))[1:]
-                    chunks += (self._head, b'{"tool_calls":[', call, b"]", self._plain_tail)
+                    begun = b'{"index":%d,' % delta.index + _encode(call)[1:]
+                    chunks += (self._head, b'{"tool_calls":[', begun, b"]", self._plain_tail)
                 case ToolCallArguments():
-                    shape = _MORE_ARGUMENTS if self._calls[delta.index].custom is None else _MORE_INPUT
-                    call = shape % (delta.index, _encode(delta.text))
-                    chunks += (self._head, b'{"tool_calls":[', call, b"]", self._plain_tail)
+                    more = self._more_shapes[delta.index] % (delta.index, _encode(delta.text))
+                    chunks += (self._head, b'{"tool_calls":[', more, b"]", self._plain_tail)
                 case MessageEnd():
                     self._open = None
         return b"".join(chunks)
 
     def end(self) -> bytes:
         """The last chunk of the choice."""
-        reason = self._choice.finish_reason.encode()
-        return self._head + b'{},"logprobs":null,"finish_reason":"%b"}' % reason + self._tail
+        reason = self.choice.finish_reason.encode()
+        return self._head + b'{},"logprobs":null,"finish_reason":"%b"}' % reason + self.tail
 
     def body(self, deltas: Sequence[Delta]) -> ChatChoiceBody:
         """The whole choice; `content` is null if there are calls and no visible text."""
         # Joined at the end: each `+=` would copy all that came before.
-        texts: dict[type[Delta], list[str]] = {TextDelta: [], ReasoningDelta: []}
-        written: list[list[str]] = []  # by the calls
+        texts: list[str] = []
+        reasonings: list[str] = []
+        calls: list[tuple[ToolCallStart, list[str]]] = []
         logprobs: list[ContentLogprob] = []
         for delta in deltas:
             match delta:
                 case TextDelta():
-                    texts[TextDelta].append(self._separated(delta))
+                    texts.append(self._separated(delta))
                     logprobs += self._logprobs(delta)
                 case ReasoningDelta() if self._gives_reasoning:
-                    texts[ReasoningDelta].append(self._separated(delta))
+                    reasonings.append(self._separated(delta))
                 case ToolCallStart():
-                    self._begin_call(delta)
-                    written.append([])
+                    calls.append((delta, []))
                 case ToolCallArguments():
-                    written[delta.index].append(delta.text)
+                    calls[delta.index][1].append(delta.text)
                 case MessageEnd():
                     self._open = None
-        for call, parts in zip(self._calls, written, strict=True):
-            if call.custom is not None:
-                call.custom.input = "".join(parts)
-            elif call.function is not None:
-                call.function.arguments = "".join(parts)
-        text, reasoning = "".join(texts[TextDelta]), "".join(texts[ReasoningDelta]) or UNSET
-        has_logprobs = bool(text) and self._choice.logprobs is not None
+        text, reasoning = "".join(texts), "".join(reasonings) or UNSET
+        has_logprobs = bool(text) and self.choice.logprobs is not None
         return ChatChoiceBody(
-            index=self._index,
+            index=self.index,
             message=ChatMessage(
-                content=text if text or not self._calls else None,
+                content=text if text or not calls else None,
                 reasoning=reasoning,
                 reasoning_content=reasoning,
-                tool_calls=self._calls or UNSET,
+                tool_calls=[self._call(start, "".join(parts)) for start, parts in calls] or UNSET,
             ),
-            finish_reason=self._choice.finish_reason,
+            finish_reason=self.choice.finish_reason,
             logprobs=ChatLogprobs(content=logprobs) if has_logprobs else None,
         )
 
     def _scored_tail(self, delta: TextDelta) -> bytes:
         logprobs = _encode(ChatLogprobs(content=self._logprobs(delta)))
-        return b'},"logprobs":' + logprobs + b',"finish_reason":null}' + self._tail
+        return b'},"logprobs":' + logprobs + b',"finish_reason":null}' + self.tail
 
-    def _begin_call(self, delta: ToolCallStart) -> ToolCallBody:
-        if delta.name in self._text_tools:
-            custom = CustomCall(name=delta.name, input="")
-            call = ToolCallBody(id=delta.call_id, type="custom", custom=custom)
-        else:
-            function = FunctionCall(name=delta.name, arguments="")
-            call = ToolCallBody(id=delta.call_id, type="function", function=function)
-        self._calls.append(call)
-        return call
+    def _call(self, start: ToolCallStart, text: str = "") -> ToolCallBody:
+        if start.name in self._text_tools:
+            custom = CustomCall(name=start.name, input=text)
+            return ToolCallBody(id=start.call_id, type="custom", custom=custom)
+        function = FunctionCall(name=start.name, arguments=text)
+        return ToolCallBody(id=start.call_id, type="function", function=function)
 
     def _separated(self, delta: TextDelta | ReasoningDelta) -> str:
         """The delta's text, after a paragraph break if it starts another message of its kind."""
@@ -245,4 +235,4 @@ class MessageWriter:
         return text
 
     def _logprobs(self, delta: TextDelta) -> list[ContentLogprob]:
-        return content_logprobs(self._choice.logprobs_of(delta) or (), self._tokenizer)
+        return content_logprobs(self.choice.logprobs_of(delta) or (), self._tokenizer)

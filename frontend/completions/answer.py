@@ -1,6 +1,7 @@
 """A raw completion: from the body to the answer, streamed or whole."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Annotated, ClassVar, Literal, cast
 
 import msgspec
@@ -10,11 +11,11 @@ from baton.messages import FinishReason
 from frontend.harmony.conversation import Delta, TextDelta
 from frontend.http.body import decode, read
 from frontend.http.chunks import (
+    ChoiceWriter,
     ChunkedAnswer,
     Envelope,
     LegacyLogprobs,
     UsageBody,
-    echoed_logprobs,
     legacy_logprobs,
 )
 from frontend.http.services import Services
@@ -93,9 +94,8 @@ async def prepare_completion(raw: bytes, client: Client, services: Services) -> 
     body, unknown, request = await read(raw, _read)
     served, choices = await services.prepare(request, client)
     envelope = Envelope("text_completion", "cmpl", served.name, has_usage=body.gives_usage)
-    writers = [TextWriter(i, choice, served.tokenizer, body, envelope) for i, choice in enumerate(choices)]
-    stream = bool(body.stream)
-    return ChunkedAnswer(envelope, choices, writers, Completion, stream=stream, ignored=unknown)
+    writer = partial(TextWriter, tokenizer=served.tokenizer, body=body)
+    return ChunkedAnswer(envelope, choices, writer, Completion, stream=bool(body.stream), ignored=unknown)
 
 
 def _read(raw: bytes) -> tuple[CompletionBody, tuple[str, ...], TurnRequest]:
@@ -137,7 +137,7 @@ def _prompts(body: CompletionBody) -> list[str | list[int]]:
     return prompts
 
 
-class TextWriter:
+class TextWriter(ChoiceWriter):
     """Builds one choice's text, without stop string or stop token, and its log probabilities, after the text
     of the echoed prompt, if requested. With `max_tokens` 0 that is all."""
 
@@ -145,68 +145,65 @@ class TextWriter:
         self,
         index: int,
         choice: Choice,
+        envelope: Envelope,
+        *,
         tokenizer: ModelTokenizer,
         body: CompletionBody,
-        envelope: Envelope,
     ) -> None:
-        self._index = index
-        self._choice = choice
+        super().__init__(index, choice, envelope)
         self._tokenizer = tokenizer
         self._echo = tokenizer.decode(choice.request.token_ids, shows_special=True) if body.echo else ""
         self._is_silent = body.max_tokens == 0
-        self._envelope = envelope
         self._num_chars = 0
         self._num_given = 0  # tokens whose log probabilities were output
 
     def opening(self) -> bytes:
         """The echoed prompt, if requested."""
-        return self._encoded(self._echo) if self._echo else b""
+        return self._chunk(self._echo, None) if self._echo else b""
 
     def write(self, deltas: Sequence[Delta]) -> bytes:
         """The chunks of these deltas."""
-        if self._is_silent:
-            return b""
-        return b"".join([self._chunk(delta) for delta in deltas if isinstance(delta, TextDelta)])
+        chunks = []
+        for delta in self._texts(deltas):
+            chunks.append(self._chunk(delta.text, self._logprobs(delta.stop)))
+            self._num_chars += len(delta.text)
+        return b"".join(chunks)
 
     def end(self) -> bytes:
         """The last chunk, with the log probabilities of trailing tokens without text."""
-        logprobs = self._next_logprobs(None) if not self._is_silent else None
-        return self._encoded("", logprobs, self._finish_reason)
+        logprobs = None if self._is_silent else self._logprobs(None)
+        return self._chunk("", logprobs, self._finish_reason)
 
     def body(self, deltas: Sequence[Delta]) -> CompletionChoiceBody:
         """The whole choice."""
-        texts = [] if self._is_silent else [delta.text for delta in deltas if isinstance(delta, TextDelta)]
-        text = self._echo + "".join(texts)
-        return CompletionChoiceBody(self._index, text, self._finish_reason, self._all_logprobs())
+        text = self._echo + "".join([delta.text for delta in self._texts(deltas)])
+        logprobs = self._echoed_logprobs() if self._echo else self._logprobs(None)
+        return CompletionChoiceBody(self.index, text, self._finish_reason, logprobs)
 
     @property
     def _finish_reason(self) -> FinishReason:
-        return "length" if self._choice.is_cut else "stop"
+        return "length" if self.choice.is_cut else "stop"
 
-    def _chunk(self, delta: TextDelta) -> bytes:
-        logprobs = self._next_logprobs(delta.stop)
-        self._num_chars += len(delta.text)
-        return self._encoded(delta.text, logprobs)
+    def _texts(self, deltas: Sequence[Delta]) -> list[TextDelta]:
+        return [] if self._is_silent else [delta for delta in deltas if isinstance(delta, TextDelta)]
 
-    def _encoded(
-        self, text: str, logprobs: LegacyLogprobs | None = None, finish_reason: FinishReason | None = None
+    def _chunk(
+        self, text: str, logprobs: LegacyLogprobs | None, finish_reason: FinishReason | None = None
     ) -> bytes:
-        choice = CompletionChoiceBody(self._index, text, finish_reason, logprobs)
-        return self._envelope.head + _encode(choice) + self._envelope.tail
+        choice = CompletionChoiceBody(self.index, text, finish_reason, logprobs)
+        return self.head + _encode(choice) + self.tail
 
-    def _next_logprobs(self, stop: int | None) -> LegacyLogprobs | None:
-        """Those up to a token; None: of all that are left."""
-        entries = self._choice.logprobs
+    def _logprobs(self, stop: int | None) -> LegacyLogprobs | None:
+        """The next ones, up to a token; None: of all that are left."""
+        entries = self.choice.logprobs
         if entries is None:
             return None
         start, self._num_given = self._num_given, len(entries) if stop is None else stop
         return legacy_logprobs(entries[start : self._num_given], self._tokenizer, self._num_chars)
 
-    def _all_logprobs(self) -> LegacyLogprobs | None:
-        entries = self._choice.logprobs
+    def _echoed_logprobs(self) -> LegacyLogprobs | None:
+        entries = self.choice.logprobs
         if entries is None:
             return None
-        if not self._echo:
-            return legacy_logprobs(entries, self._tokenizer, 0)
-        of_all = [*self._choice.prompt_logprobs, *([] if self._is_silent else entries)]
-        return echoed_logprobs(self._choice.request.token_ids[0], of_all, self._tokenizer)
+        of_all = [*self.choice.prompt_logprobs, *(() if self._is_silent else entries)]
+        return legacy_logprobs(of_all, self._tokenizer, first_id=self.choice.request.token_ids[0])

@@ -3,7 +3,7 @@
 import importlib.metadata
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from itertools import accumulate
 
 import msgspec
 
@@ -47,51 +47,44 @@ class LegacyLogprobs(msgspec.Struct, kw_only=True):
 
 def content_logprobs(entries: Sequence[TokenLogprob], tokenizer: ModelTokenizer) -> list[ContentLogprob]:
     """The chat API's shape: one object per token."""
-    return [_content_logprob(entry, tokenizer) for entry in entries]
 
+    def fields(token_id: int, logprob: float) -> tuple[str, float, list[int]]:
+        data = tokenizer.token_bytes(token_id)
+        return _text(data), _finite(logprob), list(data)
 
-def _content_logprob(entry: TokenLogprob, tokenizer: ModelTokenizer) -> ContentLogprob:
-    data = tokenizer.token_bytes(entry.token_id)
-    top = [(tokenizer.token_bytes(token_id), logprob) for token_id, logprob in entry.top]
-    return ContentLogprob(
-        token=_text(data),
-        logprob=_finite(entry.logprob),
-        bytes=list(data),
-        top_logprobs=[TopLogprob(_text(data), _finite(logprob), list(data)) for data, logprob in top],
-    )
+    return [
+        ContentLogprob(
+            *fields(entry.token_id, entry.logprob), [TopLogprob(*fields(*pair)) for pair in entry.top]
+        )
+        for entry in entries
+    ]
 
 
 def legacy_logprobs(
-    entries: Sequence[TokenLogprob], tokenizer: ModelTokenizer, offset: int
+    entries: Sequence[TokenLogprob],
+    tokenizer: ModelTokenizer,
+    offset: int = 0,
+    *,
+    first_id: int | None = None,
 ) -> LegacyLogprobs:
-    """The completions API's shape; `offset` is the first token's, in characters of the choice's text."""
-    texts = [_text(tokenizer.token_bytes(entry.token_id)) for entry in entries]
-    offsets = []
-    for text in texts:
-        offsets.append(offset)
-        offset += len(text)
+    """The completions API's shape; `offset` is the first token's, in characters of the choice's text. An
+    echoed prompt starts with `first_id`, which has no entry."""
+
+    def text(token_id: int) -> str:
+        return _text(tokenizer.token_bytes(token_id))
+
+    unscored = [] if first_id is None else [None]
+    texts = [
+        text(token_id) for token_id in (first_id, *(e.token_id for e in entries)) if token_id is not None
+    ]
     return LegacyLogprobs(
         tokens=texts,
-        token_logprobs=[_finite(entry.logprob) for entry in entries],
+        token_logprobs=[*unscored, *(_finite(entry.logprob) for entry in entries)],
         top_logprobs=[
-            {_text(tokenizer.token_bytes(token_id)): _finite(logprob) for token_id, logprob in entry.top}
-            for entry in entries
+            *unscored,
+            *({text(token_id): _finite(logprob) for token_id, logprob in entry.top} for entry in entries),
         ],
-        text_offset=offsets,
-    )
-
-
-def echoed_logprobs(
-    first_id: int, entries: Sequence[TokenLogprob], tokenizer: ModelTokenizer
-) -> LegacyLogprobs:
-    """The completions API's shape for an echoed prompt, which starts with `first_id`, and its answer."""
-    first = _text(tokenizer.token_bytes(first_id))
-    rest = legacy_logprobs(entries, tokenizer, len(first))
-    return LegacyLogprobs(
-        tokens=[first, *rest.tokens],
-        token_logprobs=[None, *rest.token_logprobs],
-        top_logprobs=[None, *rest.top_logprobs],
-        text_offset=[0, *rest.text_offset],
+        text_offset=list(accumulate(map(len, texts), initial=offset))[:-1],
     )
 
 
@@ -153,48 +146,52 @@ class Envelope:
     everything after that list."""
 
     def __init__(self, kind: str, id_prefix: str, model: str, *, has_usage: bool) -> None:
-        answer_id = new_id(id_prefix, "-")
         self.fields = {
-            "id": answer_id,
+            "id": new_id(id_prefix, "-"),
             "created": int(time.time()),
             "model": model,
             "system_fingerprint": SYSTEM_FINGERPRINT,
         }
         self.has_usage = has_usage
-        head = {"id": answer_id, "object": kind, **self.fields}
+        head = {"id": self.fields["id"], "object": kind, **self.fields}
         self.head = b"data: " + _encode(head)[:-1] + b',"choices":['
         self.tail = b'],"usage":null}\n\n' if has_usage else b"]}\n\n"
 
 
-class ChoiceWriter(Protocol):
+class ChoiceWriter:
     """Builds one choice of an answer, as chunks or whole."""
+
+    def __init__(self, index: int, choice: Choice, envelope: Envelope) -> None:
+        self.index = index
+        self.choice = choice
+        self.head, self.tail = envelope.head, envelope.tail
 
     def opening(self) -> bytes:
         """The first chunk, if there is one before the first token."""
-        ...
+        return b""
 
     def write(self, deltas: Sequence[Delta]) -> bytes:
         """The chunks of these deltas."""
-        ...
+        raise NotImplementedError
 
     def end(self) -> bytes:
         """The last chunk."""
-        ...
+        raise NotImplementedError
 
     def body(self, deltas: Sequence[Delta]) -> msgspec.Struct:
         """The whole choice, from all its deltas."""
-        ...
+        raise NotImplementedError
 
 
 class ChunkedAnswer(Answer):
-    """The answer to a chat or completion body. `whole` makes its body of the envelope's fields, the choices
-    and the usage."""
+    """The answer to a chat or completion body, with a `writer` for each choice. `whole` makes its body of the
+    envelope's fields, the choices and the usage."""
 
     def __init__(
         self,
         envelope: Envelope,
         choices: Sequence[Choice],
-        writers: Sequence[ChoiceWriter],
+        writer: Callable[[int, Choice, Envelope], ChoiceWriter],
         whole: Callable[..., msgspec.Struct],
         *,
         stream: bool,
@@ -205,7 +202,7 @@ class ChunkedAnswer(Answer):
         self.ignored = ignored
         self.choices = choices
         self._envelope = envelope
-        self._writers = writers
+        self._writers = [writer(index, choice, envelope) for index, choice in enumerate(choices)]
         self._whole = whole
         self._deltas: list[list[Delta]] = [[] for _ in choices]
 

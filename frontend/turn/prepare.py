@@ -1,7 +1,7 @@
 """Prepares a request for generation: renders and tokenises the prompt, resolves sampling and constraints."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import partial
 
 import msgspec
@@ -106,38 +106,54 @@ async def prepare(
     """The choices, prompt by prompt, ready to be generated. Reasoning that the client did not send back with
     its calls is restored from `thoughts`, and new reasoning is kept there. Raises a BatonError for requests
     that cannot be served; `check_load` is `Generator.check`, before work is spent on the prompt."""
-    num_prompts = len(request.prompt.prompts) if isinstance(request.prompt, RawPrompts) else 1
-    if (num_choices := request.num_choices * num_prompts) > max_choices:
-        raise InvalidRequest(
-            f"`n` makes {num_choices} choices; at most {max_choices} are allowed.", param="n"
-        )
+    num = request.num_choices
+    total = num * (len(request.prompt.prompts) if isinstance(request.prompt, RawPrompts) else 1)
+    if total > max_choices:
+        raise InvalidRequest(f"`n` makes {total} choices; at most {max_choices} are allowed.", param="n")
     caller = client.caller(request.user)
     check_load(served.name, caller, client.deadline_s)
     prompts = await encode(request, client.owner, served, thoughts)
     sampling = fitted(request, served, num_prompt_tokens=max(len(prompt.token_ids) for prompt in prompts))
 
-    requests = _token_requests(request, client, served.name, prompts, sampling)
     keep = partial(_keep, thoughts, client.owner, prompts[0].current_date, served.tokenizer)
-    return [_choice(request, token_request, served, caller, keep) for token_request in requests]
+    return [
+        _choice(
+            GenerateRequest(
+                # Workers need unique ids.
+                request_id=client.request_id if total == 1 else f"{client.request_id}-{i}",
+                model=served.name,
+                token_ids=prompts[i // num].token_ids,
+                num_opening_tokens=prompts[i // num].num_opening_tokens,
+                sampling=msgspec.structs.replace(sampling, choice=i % num),
+                deadline_s=client.deadline_s,
+                priority=request.priority,
+                cache_salt=client.cache_salt(request.cache_salt),
+            ),
+            request,
+            served.tokenizer,
+            caller=caller,
+            on_finish=keep,
+        )
+        for i in range(total)
+    ]
 
 
 def _choice(
-    request: TurnRequest,
     token_request: GenerateRequest,
-    served: ServedModel,
+    request: TurnRequest,
+    tokenizer: ModelTokenizer,
+    *,
     caller: str,
     on_finish: Callable[[Choice], None],
 ) -> Choice:
-    prompt = request.prompt
-    choice = partial(
-        Choice, token_request, stop_strings=request.stop_strings, caller=caller, on_finish=on_finish
-    )
+    prompt, stop_strings = request.prompt, request.stop_strings
+    choice = partial(Choice, token_request, stop_strings=stop_strings, caller=caller, on_finish=on_finish)
     if isinstance(prompt, RawPrompts):  # any stop token is left out of the text
-        reader = RawText(served.tokenizer, shows_special=prompt.shows_special)
+        reader = RawText(tokenizer, shows_special=prompt.shows_special)
         return choice(reader, cut_ids=token_request.sampling.stop_token_ids)
-    text_tools = frozenset(t.called for t in prompt.tools if t.takes_text and t.grammar is None)
+    text_tools = frozenset(tool.called for tool in prompt.tools if tool.takes_text and tool.grammar is None)
     offered = frozenset(tool.called for tool in prompt.tools)
-    parser = HarmonyParser(served.tokenizer.vocabulary, offered, may_call=bool(prompt.tools))
+    parser = HarmonyParser(tokenizer.vocabulary, offered, may_call=bool(prompt.tools))
     # The parser consumes the model's own stop tokens.
     cut_ids = request.sampling.stop_token_ids
     return choice(parser, max_calls=request.max_calls, cut_ids=cut_ids, text_tools=text_tools)
@@ -154,49 +170,29 @@ def _keep(
 
 
 async def encode(request: TurnRequest, owner: str, served: ServedModel, thoughts: Thoughts) -> list[Encoded]:
-    """The tokens of each prompt. Raises InvalidRequest if it cannot be rendered."""
-
-    def encode_now() -> list[Encoded]:
-        try:
-            if isinstance(request.prompt, Conversation):
-                return [_conversation(thoughts.resumed(owner, request.prompt, served.current_date), served)]
-            prompts = request.prompt.prompts
-            return [Encoded(token_ids=_raw(prompt, request.path, served)) for prompt in prompts]
-        except TooManyTokens:
-            raise served.too_long(request.path) from None
-
+    """The tokens of each prompt of a request, as `encode_prompt` makes them, in a thread if they are many."""
+    encode_now = partial(encode_prompt, request.prompt, request.path, owner, served, thoughts)
     return await asyncio.to_thread(encode_now) if request.num_bytes > LONG_BYTES else encode_now()
 
 
-def _conversation(conversation: Conversation, served: ServedModel) -> Encoded:
-    prompt = encoded(render(conversation), served.tokenizer, served.max_counted_tokens)
-    return msgspec.structs.replace(prompt, current_date=conversation.current_date)
-
-
-def _raw(prompt: str | list[int], path: str, served: ServedModel) -> list[int]:
-    if isinstance(prompt, str):
-        return served.tokenizer.encode_text(prompt, allow_special=True, limit=served.max_counted_tokens)
-    return served.tokenizer.checked(prompt, served.name, path)
-
-
-def _token_requests(
-    request: TurnRequest, client: Client, model: str, prompts: Sequence[Encoded], sampling: Sampling
-) -> list[GenerateRequest]:
-    """One per choice of each prompt. If there are several, their ids are `<request_id>-<index>`, since
-    workers need unique ones."""
-    num = request.num_choices
-    total = len(prompts) * num
-    ids = [f"{client.request_id}-{i}" for i in range(total)] if total > 1 else [client.request_id]
-    return [
-        GenerateRequest(
-            request_id=request_id,
-            model=model,
-            token_ids=prompts[i // num].token_ids,
-            num_opening_tokens=prompts[i // num].num_opening_tokens,
-            sampling=msgspec.structs.replace(sampling, choice=i % num),
-            deadline_s=client.deadline_s,
-            priority=request.priority,
-            cache_salt=client.cache_salt(request.cache_salt),
-        )
-        for i, request_id in enumerate(ids)
-    ]
+def encode_prompt(
+    prompt: Conversation | RawPrompts, path: str, owner: str, served: ServedModel, thoughts: Thoughts
+) -> list[Encoded]:
+    """The tokens of a conversation, or of each raw prompt, in the field `path`. Raises InvalidRequest if it
+    cannot be rendered, ContextTooLong if it is too long to be counted."""
+    limit = served.max_counted_tokens
+    try:
+        if isinstance(prompt, Conversation):
+            conversation = thoughts.resumed(owner, prompt, served.current_date)
+            made = encoded(render(conversation), served.tokenizer, limit)
+            return [msgspec.structs.replace(made, current_date=conversation.current_date)]
+        return [
+            Encoded(
+                token_ids=served.tokenizer.encode_text(each, allow_special=True, limit=limit)
+                if isinstance(each, str)
+                else served.tokenizer.checked(each, served.name, path)
+            )
+            for each in prompt.prompts
+        ]
+    except TooManyTokens:
+        raise served.too_long(path) from None

@@ -60,6 +60,27 @@ async def test_a_stream_of_a_completion_ends_with_its_reason_and_usage() -> None
     assert [event["choices"][0]["index"] for event in unasked.events[:-1]] == [0] * 7
 
 
+@pytest.mark.parametrize(
+    ("path", "prompt", "in_choice"),
+    [
+        ("/v1/completions", {"prompt": "x"}, ["index", "text", "finish_reason", "logprobs"]),
+        (
+            "/v1/chat/completions",
+            {"messages": [{"role": "user", "content": "x"}]},
+            ["index", "delta", "logprobs", "finish_reason"],
+        ),
+    ],
+)
+async def test_the_keys_of_chunks_keep_their_order(
+    path: str, prompt: dict[str, Any], in_choice: list[str]
+) -> None:
+    body = {"model": MODEL, "stream": True, "stream_options": {"include_usage": True}, **prompt}
+    *chunks, usage, _ = (await Client(ScriptedTokens("<|channel|>final<|message|>x")).post(path, body)).events
+    in_chunk = ["id", "object", "created", "model", "system_fingerprint", "choices", "usage"]
+    assert [list(chunk) for chunk in (*chunks, usage)] == [in_chunk] * (len(chunks) + 1)
+    assert [list(chunk["choices"][0]) for chunk in chunks] == [in_choice] * len(chunks)
+
+
 async def test_a_list_of_prompts_gives_n_choices_for_each() -> None:
     client = Client(ScriptedTokens(ENDED))
     reply = await client.complete(["a", "bc"], n=2)

@@ -5,7 +5,7 @@ from itertools import accumulate
 from pathlib import Path
 
 from baton.messages import TokenLogprob
-from frontend.http.chunks import content_logprobs, echoed_logprobs, legacy_logprobs
+from frontend.http.chunks import content_logprobs, legacy_logprobs
 from frontend.text.tokenizer import ModelTokenizer
 
 TOKENIZER = ModelTokenizer.load(Path(__file__).parents[2] / "models/demo")
@@ -24,7 +24,7 @@ def test_offsets_count_the_characters_of_the_tokens_before() -> None:
 
 def test_an_echo_begins_with_a_token_without_a_probability() -> None:
     first, *rest = entries("Hello, wonderful world")
-    made = echoed_logprobs(first.token_id, rest, TOKENIZER)
+    made = legacy_logprobs(rest, TOKENIZER, first_id=first.token_id)
     assert made.token_logprobs == [None, *[-0.5] * len(rest)]
     assert (made.top_logprobs[0], len(made.top_logprobs)) == (None, len(made.tokens))
     assert made.text_offset[:2] == [0, len(made.tokens[0])]
@@ -35,7 +35,7 @@ def test_a_probability_of_zero_is_a_number_that_json_has() -> None:
     never = [TokenLogprob(5, -math.inf, ((5, -math.inf),))]
     (content,) = content_logprobs(never, TOKENIZER)
     assert (content.logprob, content.top_logprobs[0].logprob) == (-9999, -9999)
-    legacy = legacy_logprobs(never, TOKENIZER, 0)
+    legacy = legacy_logprobs(never, TOKENIZER)
     assert (legacy.token_logprobs, list((legacy.top_logprobs[0] or {}).values())) == ([-9999], [-9999])
 
 
@@ -48,5 +48,5 @@ def test_a_part_of_a_character_is_told_by_its_bytes() -> None:
 
 
 def test_offsets_count_characters_and_not_bytes() -> None:
-    made = legacy_logprobs(entries("ü and ü"), TOKENIZER, 0)
+    made = legacy_logprobs(entries("ü and ü"), TOKENIZER)
     assert made.text_offset == list(accumulate(map(len, made.tokens[:-1]), initial=0))
