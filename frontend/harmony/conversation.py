@@ -96,12 +96,13 @@ else:
 
 class WrittenMessage(msgspec.Struct, frozen=True, kw_only=True):
     """A message as the model wrote it: the tokens after `<|start|>assistant` for the first one of an answer,
-    else from `<|start|>` on; `text` is its body."""
+    else from `<|start|>` on; `text` is its body, `call` the tool that it calls."""
 
     kind: Kind
     text: str
     token_ids: TokenIds
     is_first: bool
+    call: str | None = None
 
 
 class AssistantTurn(msgspec.Struct, frozen=True, kw_only=True, tag="assistant"):

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from frontend.harmony.conversation import (
     AssistantTurn,
     Conversation,
+    Kind,
     ToolCall,
     Turn,
     WrittenMessage,
@@ -25,21 +26,20 @@ PARAGRAPH = "\n\n"
 
 
 class WrittenTurn(msgspec.Struct, frozen=True, kw_only=True):
-    """A complete answer: its messages, the names of the tools they call, in order, and its prompt's date."""
+    """A complete answer: its messages, and its prompt's date."""
 
     messages: tuple[WrittenMessage, ...]
-    call_names: tuple[str, ...] = ()
     current_date: str | None = None
 
     @property
     def thought(self) -> str:
         """The reasoning text."""
-        return "".join(message.text for message in self.messages if message.kind == "thought")
+        return "".join(self._texts("thought"))
 
     @property
     def visible_text(self) -> str:
         """The visible text, as the chat API joins it."""
-        return PARAGRAPH.join(message.text for message in self.messages if message.kind == "text")
+        return PARAGRAPH.join(self._texts("text"))
 
     @property
     def num_bytes(self) -> int:
@@ -49,16 +49,14 @@ class WrittenTurn(msgspec.Struct, frozen=True, kw_only=True):
     def matches(self, turn: AssistantTurn) -> bool:
         """Whether a turn of the history has the same content. Clients may omit the reasoning, and that of a
         final answer is never shown again."""
-        thoughts = [message.text for message in self.messages if message.kind == "thought"]
-        if turn.tool_calls and turn.reasoning not in {None, "", "".join(thoughts), PARAGRAPH.join(thoughts)}:
+        reasonings = {None, "", self.thought, PARAGRAPH.join(self._texts("thought"))}
+        if _visible(turn) != self.visible_text or (turn.tool_calls and turn.reasoning not in reasonings):
             return False
-        if _visible(turn) != self.visible_text:
-            return False
-        called = [message.text for message in self.messages if message.kind == "call"]
-        return len(called) == len(turn.tool_calls) and all(
-            call.called == name and _is_same_call(call, arguments)
-            for call, name, arguments in zip(turn.tool_calls, self.call_names, called, strict=True)
-        )
+        calls = [message for message in self.messages if message.kind == "call"]
+        return len(calls) == len(turn.tool_calls) and all(map(_is_same_call, turn.tool_calls, calls))
+
+    def _texts(self, kind: Kind) -> list[str]:
+        return [message.text for message in self.messages if message.kind == kind]
 
 
 def written_turn(
@@ -78,19 +76,21 @@ def written_turn(
         if part[-1] == special[SpecialToken.RETURN]:
             part[-1] = special[SpecialToken.END]  # as Harmony has it in a history
         text = tokenizer.decode(part[message.start - start :])
-        messages.append(WrittenMessage(kind=message.kind, text=text, token_ids=part, is_first=not start))
+        made = WrittenMessage(
+            kind=message.kind, text=text, token_ids=part, is_first=not start, call=message.call
+        )
+        messages.append(made)
         start = message.stop
-    names = tuple(message.call for message in read if message.call is not None)
-    return WrittenTurn(messages=tuple(messages), call_names=names)
+    return WrittenTurn(messages=tuple(messages))
 
 
-def _is_same_call(call: ToolCall, written: str) -> bool:
-    """Whether the arguments are the same text or JSON, which clients reformat, or the input of a custom tool
-    that the model wrapped in JSON."""
-    if call.arguments == written:
-        return True
+def _is_same_call(call: ToolCall, written: WrittenMessage) -> bool:
+    """Whether the tool is the same, and the arguments are the same text or JSON, which clients reformat, or
+    the input of a custom tool that the model wrapped in JSON."""
+    if call.called != written.call or call.arguments == written.text:
+        return call.called == written.call
     try:
-        value = msgspec.json.decode(written)
+        value = msgspec.json.decode(written.text)
         if call.takes_text:
             return bool(value == {"input": call.arguments})
         # As text: to Python, 1, 1.0 and true are equal.

@@ -39,7 +39,9 @@ class Clock:
 
 
 def written(kind: Kind, text: str) -> WrittenMessage:
-    return WrittenMessage(kind=kind, text=text, token_ids=array("I", [1]), is_first=False)
+    return WrittenMessage(
+        kind=kind, text=text, token_ids=array("I", [1]), is_first=False, call="f" if kind == "call" else None
+    )
 
 
 def reasonings(turns: tuple[Turn, ...]) -> list[str | None]:
@@ -98,7 +100,7 @@ def test_no_thought_is_not_kept() -> None:
 
 def test_a_call_that_came_back_changed_is_not_as_it_was_written() -> None:
     thoughts = Thoughts()
-    turn = WrittenTurn(messages=(written("thought", "Think."), written("call", "{}")), call_names=("f",))
+    turn = WrittenTurn(messages=(written("thought", "Think."), written("call", "{}")))
     thoughts.keep_turn("", ["a"], turn)
     (same,) = thoughts.completed("", [called("a")])
     assert isinstance(same, AssistantTurn)

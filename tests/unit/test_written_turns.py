@@ -25,7 +25,9 @@ DEEP = "[" * 5000 + "]" * 5000
 
 
 def message(kind: Kind, text: str) -> WrittenMessage:
-    return WrittenMessage(kind=kind, text=text, token_ids=array("I", [1]), is_first=False)
+    return WrittenMessage(
+        kind=kind, text=text, token_ids=array("I", [1]), is_first=False, call="f" if kind == "call" else None
+    )
 
 
 def call(arguments: str = "{}", name: str = "f", *, takes_text: bool = False) -> ToolCall:
@@ -35,7 +37,7 @@ def call(arguments: str = "{}", name: str = "f", *, takes_text: bool = False) ->
 def calling(arguments: str) -> WrittenTurn:
     thoughts = [message("thought", "One."), message("thought", "Two.")]
     said = [message("text", "Now."), message("call", arguments)]
-    return WrittenTurn(messages=(*thoughts, *said), call_names=("f",))
+    return WrittenTurn(messages=(*thoughts, *said))
 
 
 @pytest.mark.parametrize(
