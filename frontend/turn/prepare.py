@@ -114,28 +114,22 @@ async def prepare(
     check_load(served.name, caller, client.deadline_s)
     prompts = await encode(request, client.owner, served, thoughts)
     sampling = fitted(request, served, num_prompt_tokens=max(len(prompt.token_ids) for prompt in prompts))
-
     keep = partial(_keep, thoughts, client.owner, prompts[0].current_date, served.tokenizer)
-    return [
-        _choice(
-            GenerateRequest(
-                # Workers need unique ids.
-                request_id=client.request_id if total == 1 else f"{client.request_id}-{i}",
-                model=served.name,
-                token_ids=prompts[i // num].token_ids,
-                num_opening_tokens=prompts[i // num].num_opening_tokens,
-                sampling=msgspec.structs.replace(sampling, choice=i % num),
-                deadline_s=client.deadline_s,
-                priority=request.priority,
-                cache_salt=client.cache_salt(request.cache_salt),
-            ),
-            request,
-            served.tokenizer,
-            caller=caller,
-            on_finish=keep,
+    requests = [
+        GenerateRequest(
+            # Workers need unique ids.
+            request_id=client.request_id if total == 1 else f"{client.request_id}-{i}",
+            model=served.name,
+            token_ids=prompts[i // num].token_ids,
+            num_opening_tokens=prompts[i // num].num_opening_tokens,
+            sampling=msgspec.structs.replace(sampling, choice=i % num),
+            deadline_s=client.deadline_s,
+            priority=request.priority,
+            cache_salt=client.cache_salt(request.cache_salt),
         )
         for i in range(total)
     ]
+    return [_choice(each, request, served.tokenizer, caller=caller, on_finish=keep) for each in requests]
 
 
 def _choice(
