@@ -68,10 +68,11 @@ def _decoded(raw: bytes, body_type: type[AnyBody]) -> tuple[AnyBody, tuple[str, 
         raise _explained(error, value, body_type) from None
 
 
-def convert(value: object, struct: type[AnyBody], path: str) -> AnyBody:
-    """The struct of a part of a body; `path` is its place. Raises InvalidRequest."""
+def convert(value: object, struct: type[AnyBody], path: str, *, strict: bool = True) -> AnyBody:
+    """The struct of a part of a body; `path` is its place. Unless `strict`, numbers may be texts, as in
+    query strings. Raises InvalidRequest."""
     try:
-        return msgspec.convert(value, struct)
+        return msgspec.convert(value, struct, strict=strict)
     except msgspec.ValidationError as error:
         raise _explained(error, value, struct, path) from None
 

@@ -239,12 +239,27 @@ def count(choices: Sequence[Choice], tally: Tally) -> None:
 
 
 async def relay(
-    exchange: Exchange, answer: Answer, outbox: sse.Outbox, services: Services, tally: Tally
+    exchange: Exchange,
+    answer: Answer,
+    fill: Callable[[sse.Outbox], Awaitable[None]],
+    services: Services,
+    tally: Tally,
 ) -> None:
-    """Send the outbox of a background run, until it ends or the client disconnects."""
+    """Send the events of a background run, which `fill` puts into an outbox, until it ends or the client
+    disconnects."""
+    outbox = sse.Outbox(1)
     outbox.taken(services.first_event_wait_s, answer.keep_alive)
-    async with _Tasks(_watch_client(exchange, answer, outbox)):
+    async with _Tasks(_watch_client(exchange, answer, outbox), _fill(outbox, fill)):
         await _stream(exchange, answer, outbox, services, tally)
+
+
+async def _fill(outbox: sse.Outbox, fill: Callable[[sse.Outbox], Awaitable[None]]) -> None:
+    try:
+        await fill(outbox)
+    except Exception as error:  # noqa: BLE001 handed to the reader, which raises it
+        outbox.close(error)
+    else:
+        outbox.close()
 
 
 async def _stream(

@@ -21,7 +21,7 @@ from frontend.responses.body import (
 from frontend.responses.input import InputReader, OfferedTools, Reference, effort, offered_tools, turn_request
 from frontend.responses.items import Item, OutputItem
 from frontend.responses.output import EventWriter, OutputShape, ResponseAnswer
-from frontend.responses.runs import ResponseState, Run
+from frontend.responses.runs import ResponseState
 from frontend.responses.store import ResponseStore, StoredResponse
 from frontend.text.served import ContextTooLong
 from frontend.turn.fields import GPT_OSS_EFFORTS, NEAREST_EFFORT
@@ -49,7 +49,7 @@ class _Output(msgspec.Struct):
 async def history(response_id: str, responses: ResponseState, key_name: str) -> list[Item]:
     """All input and output items up to the end of the previous response, one of that key."""
     previous = await responses.find(response_id, key_name)
-    if isinstance(previous, Run) or (previous is not None and previous.status == RUNNING):
+    if previous is not None and previous.status == RUNNING:
         raise InvalidRequest(
             f"`previous_response_id`: response {response_id!r} is still in progress; wait until it ends.",
             param="previous_response_id",

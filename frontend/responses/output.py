@@ -292,20 +292,23 @@ class ResponseAnswer(Answer):
 
     async def save(self) -> None:
         """Store the response so far, unless `store` is false."""
-        if not self.response.store:
-            return
+        if self.response.store:
+            item_ids = [item.id for item in (*self._items, *self.response.output)]
+            await self._store.save(self.stored(self.kept_stream), item_ids)
+
+    def stored(self, events: bytes | None = None) -> StoredResponse:
+        """The response so far, with these events."""
         body = self.body()
-        kept = StoredResponse(
+        return StoredResponse(
             id=body.id,
             status=body.status,
             body=msgspec.json.encode(body),
             items=msgspec.json.encode(self._items),
             previous_id=body.previous_response_id,
             is_background=body.background,
-            events=self.kept_stream,
+            events=events,
             key_name=self.key_name,
         )
-        await self._store.save(kept, [item.id for item in (*self._items, *body.output)])
 
     def _delta(self, delta: Delta) -> bytes:
         begun, logprobs = b"", []

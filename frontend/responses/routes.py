@@ -1,36 +1,45 @@
 """The Responses API's routes: create, retrieve, delete, cancel, list input items, count input tokens."""
 
 import asyncio
-import re
-from collections.abc import Sequence
 from functools import partial
-from urllib.parse import parse_qs
+from typing import Annotated, Literal, TypeVar
+from urllib.parse import parse_qsl
 
 import msgspec
 
 from baton.errors import BatonError, InvalidRequest, NotReady
 from frontend.http import sse
+from frontend.http.body import convert
 from frontend.http.exchange import Exchange, ignored_header
 from frontend.http.respond import Serve, client_of, generate, prepared, relay, repeated
 from frontend.http.services import Services
 from frontend.metrics import Tally
 from frontend.responses.body import RUNNING, DeletedResponse, InputTokens, ItemList
 from frontend.responses.create import FailedAtOnce, count_input_tokens, items_of, prepare_response
-from frontend.responses.items import Item
 from frontend.responses.output import EventWriter, after
-from frontend.responses.runs import UNREACHED, ResponseState, Run, events_not_stored
+from frontend.responses.runs import UNREACHED, ResponseState, events_not_stored
 from frontend.responses.store import StoredResponse
 from frontend.turn.seal import Seal
 
-DEFAULT_PAGE = 20
 MAX_QUERY_FIELDS = 100
-# The pattern of each parameter's values, and what it allows.
-_QUERY = {
-    "stream": (r"(?i:true|false|0|1)", "true or false"),
-    "starting_after": (r"[0-9]{1,9}", "the sequence number of an event"),
-    "limit": (r"0{0,2}[1-9]|0?[1-9][0-9]|100", "between 1 and 100"),
-    "order": (r"asc|desc", "asc or desc"),
-}
+
+
+class EventsQuery(msgspec.Struct):
+    """The query of `GET /v1/responses/{response_id}`."""
+
+    stream: bool = False
+    starting_after: Annotated[int, msgspec.Meta(ge=0, le=999_999_999)] = -1
+
+
+class PageQuery(msgspec.Struct):
+    """The query of `GET /v1/responses/{response_id}/input_items`."""
+
+    limit: Annotated[int, msgspec.Meta(ge=1, le=100)] = 20
+    order: Literal["asc", "desc"] = "desc"
+    after: str | None = None
+
+
+Query = TypeVar("Query", EventsQuery, PageQuery)
 
 
 class ResponseNotFound(BatonError):
@@ -74,12 +83,13 @@ class ResponseRoutes:
                 return
         _check_absent("Idempotency-Key", exchange.idempotency_key)
         _check_absent("Last-Event-ID", exchange.last_event_id)
-        run = await self._state.start(answer, services)
-        if answer.stream:
-            with run.follow(-1, answer.ignored) as followed:
-                await relay(exchange, followed, followed.outbox, services, tally)
-        else:
+        await self._state.start(answer, services)
+        if not answer.stream:
             await exchange.answer(200, answer.body(), ignored_header(answer.ignored))
+            return
+        async with self._state.follow(answer.stored(), -1, answer.ignored) as followed:
+            assert followed is not None, "it has just begun"
+            await relay(exchange, followed, followed.fill, services, tally)
 
     async def input_tokens(self, exchange: Exchange, services: Services, tally: Tally) -> None:
         """`POST /v1/responses/input_tokens`."""
@@ -92,85 +102,79 @@ class ResponseRoutes:
     async def retrieve(self, exchange: Exchange, services: Services, tally: Tally) -> None:
         """`GET /v1/responses/{response_id}`; with `stream`, the events after `starting_after`."""
         _check_absent("Last-Event-ID", exchange.last_event_id)
-        query = _query(exchange, "stream", "starting_after")
+        query = _query(exchange, EventsQuery)
         found = await self._find(exchange)
-        if query.get("stream", "0").lower() not in {"true", "1"}:
-            await _show(exchange, found)
-            return
-        sequence_number = int(query.get("starting_after", "-1"))
-        if isinstance(found, Run):
-            with found.follow(sequence_number) as followed:
-                await relay(exchange, followed, followed.outbox, services, tally)
+        if not query.stream:
+            await exchange.answer(200, msgspec.Raw(found.body))
             return
         if found.status == RUNNING:
-            async with self._state.follow_elsewhere(found, sequence_number) as other:
-                if other is not None:
-                    await relay(exchange, other, other.outbox, services, tally)
+            async with self._state.follow(found, query.starting_after) as followed:
+                if followed is not None:
+                    await relay(exchange, followed, followed.fill, services, tally)
                     return
             found = await self._ended(exchange)
-        await _send(exchange, _rest_of(found, sequence_number))
+        await _send(exchange, _rest_of(found, query.starting_after))
 
     async def delete(self, exchange: Exchange, services: Services, tally: Tally) -> None:  # noqa: ARG002  a Serve
         """`DELETE /v1/responses/{response_id}`; a running response is cancelled first."""
-        await self._stop(exchange)
-        response_id = exchange.path_params["response_id"]
-        await self._state.store.delete(response_id)
-        await exchange.answer(200, DeletedResponse(id=response_id))
+        found = await self._stopped(exchange)
+        await self._state.store.delete(found.id)
+        await exchange.answer(200, DeletedResponse(id=found.id))
 
     async def cancel(self, exchange: Exchange, services: Services, tally: Tally) -> None:  # noqa: ARG002  a Serve
         """`POST /v1/responses/{response_id}/cancel`; a response that has ended is returned unchanged."""
-        found = await self._stop(exchange)
-        if isinstance(found, StoredResponse) and not found.is_background:
+        found = await self._stopped(exchange)
+        if not found.is_background:
             raise InvalidRequest(
                 f"`response_id`: {found.id!r} is not a background response; only those can be cancelled.",
                 param="response_id",
             )
-        await _show(exchange, found)
+        await exchange.answer(200, msgspec.Raw(found.body))
 
     async def input_items(self, exchange: Exchange, services: Services, tally: Tally) -> None:  # noqa: ARG002  a Serve
         """`GET /v1/responses/{response_id}/input_items`, latest first by default."""
-        query = _query(exchange, "limit", "order")
-        limit = int(query.get("limit", DEFAULT_PAGE))
+        query = _query(exchange, PageQuery)
         response_id = exchange.path_params["response_id"]
         chain = await self._state.store.chain(response_id, exchange.key_name)
         if chain is None:  # it, or one that it continues
             raise _not_found(response_id)
         items = await asyncio.to_thread(items_of, chain, response_id)
-        items = items if query.get("order") == "asc" else items[::-1]
-        start = _place_after(query["after"], items) if "after" in query else 0
-        page = items[start : start + limit]
+        items = items if query.order == "asc" else items[::-1]
+        start = 0
+        if query.after is not None:
+            ids = [item.id for item in items]
+            if query.after not in ids:
+                raise InvalidRequest(
+                    f"`after`: the response has no input item with id {query.after!r}.", param="after"
+                )
+            start = ids.index(query.after) + 1
+        page = items[start : start + query.limit]
         first, last = (page[0].id, page[-1].id) if page else ("", "")
-        has_more = len(items) > start + limit
+        has_more = len(items) > start + query.limit
         await exchange.answer(200, ItemList(data=page, first_id=first, last_id=last, has_more=has_more))
 
-    async def _stop(self, exchange: Exchange) -> Run | StoredResponse:
-        """`_find`, after cancelling the run, wherever it is. Raises NotReady if that cannot be done now."""
-        found = await self._find(exchange)
-        if isinstance(found, Run):
-            await found.stop()
-        elif found.status == RUNNING:
-            await self._state.stop_elsewhere(found)
-            found = await self._ended(exchange)
-        return found
-
-    async def _ended(self, exchange: Exchange) -> StoredResponse:
-        """The stored response whose run, in another process, has just ended."""
-        found = await self._find(exchange)
-        if isinstance(found, Run) or found.status == RUNNING:  # the other process could not store it
-            raise NotReady(UNREACHED, retry_after_s=1)
-        return found
-
-    async def _find(self, exchange: Exchange) -> Run | StoredResponse:
-        """The run or the stored response of the path's id. Raises ResponseNotFound."""
+    async def _find(self, exchange: Exchange) -> StoredResponse:
+        """The response of the path's id. Raises ResponseNotFound."""
         response_id = exchange.path_params["response_id"]
         found = await self._state.find(response_id, exchange.key_name)
         if found is None:
             raise _not_found(response_id)
         return found
 
+    async def _stopped(self, exchange: Exchange) -> StoredResponse:
+        """`_find`, after cancelling the run, wherever it is. Raises NotReady if that cannot be done now."""
+        found = await self._find(exchange)
+        if found.status == RUNNING:
+            await self._state.stop(found)
+            found = await self._ended(exchange)
+        return found
 
-async def _show(exchange: Exchange, found: Run | StoredResponse) -> None:
-    await exchange.answer(200, found.answer.body() if isinstance(found, Run) else msgspec.Raw(found.body))
+    async def _ended(self, exchange: Exchange) -> StoredResponse:
+        """The response whose run has just ended."""
+        found = await self._find(exchange)
+        if found.status == RUNNING:  # the process that ran it could not store it
+            raise NotReady(UNREACHED, retry_after_s=1)
+        return found
 
 
 async def _send(exchange: Exchange, events: bytes) -> None:
@@ -194,7 +198,7 @@ def _not_found(response_id: str) -> ResponseNotFound:
 
 def _rest_of(stored: StoredResponse, sequence_number: int) -> bytes:
     """The events after that number. If the frontend died, only `response.failed` is left."""
-    if stored.events is not None and stored.status != RUNNING:
+    if stored.events is not None:
         return after(stored.events, sequence_number)
     if stored.status == "failed":
         writer = EventWriter(sequence_number + 1)
@@ -202,22 +206,10 @@ def _rest_of(stored: StoredResponse, sequence_number: int) -> bytes:
     raise events_not_stored(stored.id)
 
 
-def _place_after(item_id: str, items: Sequence[Item]) -> int:
-    for i, item in enumerate(items):
-        if item.id == item_id:
-            return i + 1
-    raise InvalidRequest(f"`after`: the response has no input item with id {item_id!r}.", param="after")
-
-
-def _query(exchange: Exchange, *names: str) -> dict[str, str]:
-    """The last value of each query parameter. Raises InvalidRequest if one of these names is invalid."""
+def _query(exchange: Exchange, query: type[Query]) -> Query:
+    """The query string, of each parameter the last value. Raises InvalidRequest."""
     try:
-        values = parse_qs(exchange.query, max_num_fields=MAX_QUERY_FIELDS)
+        fields = dict(parse_qsl(exchange.query, max_num_fields=MAX_QUERY_FIELDS))
     except ValueError:
         raise InvalidRequest(f"The query string has more than {MAX_QUERY_FIELDS} parameters.") from None
-    query = {name: each[-1] for name, each in values.items()}
-    for name in names:
-        pattern, allowed = _QUERY[name]
-        if name in query and not re.fullmatch(pattern, query[name]):
-            raise InvalidRequest(f"`{name}`: must be {allowed}, not {query[name]!r:.80}.", param=name)
-    return query
+    return convert(fields, query, "", strict=False)

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
-from contextlib import aclosing, asynccontextmanager, contextmanager
+from contextlib import aclosing, asynccontextmanager
 
 from baton.errors import BatonError, InvalidRequest, NotReady, Overloaded
 from frontend.http.answer import Answer
@@ -33,15 +33,16 @@ the process cannot be reached."""
 class Followed(Answer):
     """The events of a run, here or in another process, from number `num_events` on, for one client."""
 
-    def __init__(self, num_events: int, ignored: tuple[str, ...] = ()) -> None:
+    def __init__(self, events: AsyncIterator[bytes], num_events: int, ignored: tuple[str, ...]) -> None:
         self.ignored = ignored
-        self.outbox = Outbox(1)
+        self._events = events
         self._num_events = num_events
 
-    def put(self, data: bytes) -> None:
-        """Add whole events."""
-        self._num_events += data.count(b"\n\n")
-        self.outbox.put(data)
+    async def fill(self, outbox: Outbox) -> None:
+        """Put all events into the outbox."""
+        async for data in self._events:
+            self._num_events += data.count(b"\n\n")
+            await outbox.send(data)
 
     def failure(self, error: BatonError) -> bytes:
         """An error event; the run itself may continue."""
@@ -55,27 +56,29 @@ class Run:
     def __init__(self, answer: ResponseAnswer, services: Services) -> None:
         self.answer = answer
         self._metrics = services.metrics
-        self._followers: list[Followed] = []
+        self._followers: list[Outbox] = []
         self._reason: BatonError | None = None
         self._tally = services.metrics.begin(ROUTE)
         # Only this task is ever cancelled, so that `_finish` always runs.
         self._making = asyncio.create_task(self._make(services))
         self.task = asyncio.create_task(self._finish())
 
-    @contextmanager
-    def follow(self, sequence_number: int, ignored: tuple[str, ...] = ()) -> Iterator[Followed]:
-        """The events after this sequence number, including future ones. Raises InvalidRequest if they are not
-        stored."""
+    async def events(self, sequence_number: int) -> AsyncGenerator[bytes, None]:
+        """Empty bytes, then the events after this sequence number, including future ones. Raises
+        InvalidRequest if they are not stored."""
         stream = self.answer.kept_stream
         if stream is None:
             raise events_not_stored(self.answer.response.id)
-        followed = Followed(sequence_number + 1, ignored)
-        followed.put(after(stream, sequence_number))
-        self._followers.append(followed)
+        outbox = Outbox(1)
+        outbox.put(after(stream, sequence_number))
+        self._followers.append(outbox)
         try:
-            yield followed
+            yield b""
+            while data := await outbox.take():
+                for piece in _pieces(data):
+                    yield piece
         finally:
-            self._followers.remove(followed)
+            self._followers.remove(outbox)
 
     async def stop(self, reason: BatonError | None = None) -> None:
         """End the run now, as failed if there is a reason, else as cancelled, and wait until it is stored."""
@@ -90,33 +93,33 @@ class Run:
 
     async def _finish(self) -> None:
         try:
-            last = await self._last_event()
+            await asyncio.wait([self._making])
+            last = self._last_event()
             await self.answer.settle()
             await self._publish(last)
         finally:
-            for followed in self._followers:
-                followed.outbox.close()
+            for outbox in self._followers:
+                outbox.close()
             self._tally.model = self.answer.model
             count(self.answer.choices, self._tally)
             self._metrics.end(self._tally)
 
-    async def _last_event(self) -> bytes:
-        """Wait until generation ends; returns the terminal event."""
+    def _last_event(self) -> bytes:
         answer = self.answer
-        try:
-            await self._making
-            return answer.closing()
-        except asyncio.CancelledError:  # by `stop`: the answer so far is stored
+        if self._making.cancelled():
             return answer.cancelled() if self._reason is None else answer.failure(self._reason)
-        except Exception as error:  # noqa: BLE001 every failure becomes the response's error
-            failure = as_baton_error(error, answer.choice.request.request_id)
-            self._tally.status = failure.status
-            log.info("failed response_id=%s code=%s", answer.response.id, failure.code)
-            return answer.failure(failure)
+        error = self._making.exception()
+        if error is None:
+            return answer.closing()
+        assert isinstance(error, Exception)
+        failure = as_baton_error(error, answer.choice.request.request_id)
+        self._tally.status = failure.status
+        log.info("failed response_id=%s code=%s", answer.response.id, failure.code)
+        return answer.failure(failure)
 
     async def _publish(self, data: bytes) -> None:
-        for followed in self._followers:
-            followed.put(data)
+        for outbox in self._followers:
+            outbox.put(data)
 
 
 class ResponseState:
@@ -129,12 +132,12 @@ class ResponseState:
         self._runs: dict[str, Run] = {}
         self._num_starting = 0
 
-    async def find(self, response_id: str, key_name: str) -> Run | StoredResponse | None:
-        """The run of this process, or the stored response, of that key."""
+    async def find(self, response_id: str, key_name: str) -> StoredResponse | None:
+        """The response of that key, without events while it runs here."""
         run = await self._run(response_id)
-        if run is not None and run.answer.key_name == key_name:
-            return run
-        return await self.store.load(response_id, key_name)
+        if run is None:
+            return await self.store.load(response_id, key_name)
+        return run.answer.stored() if run.answer.key_name == key_name else None
 
     async def _run(self, response_id: str) -> Run | None:
         """The run, or None if it has ended. Waits for a run that is about to end, until it is stored."""
@@ -156,25 +159,43 @@ class ResponseState:
             await answer.save()
         finally:
             self._num_starting -= 1
-        run = Run(answer, services)
-        self._runs[answer.response.id] = run
+        run = self._runs[answer.response.id] = Run(answer, services)
         run.task.add_done_callback(lambda _: self._runs.pop(answer.response.id, None))
         return run
 
     async def answer(self, response_id: str, sequence_number: int | None) -> AsyncGenerator[bytes, None]:
-        """Empty bytes and the run's events after this sequence number, for another process; none if the run
-        has ended. Without a number, cancel the run, and end once it has ended and is stored."""
+        """Empty bytes and the run's events after this sequence number; none if the run has ended. Without a
+        number, cancel the run, and end once it has ended and is stored."""
         run = await self._run(response_id)
-        if run is None:
-            return
-        if sequence_number is None:
+        if run is not None and sequence_number is None:
             await run.stop()
-            return
-        with run.follow(sequence_number) as followed:
-            yield b""
-            while data := await followed.outbox.take():
-                for piece in _pieces(data):
-                    yield piece
+        elif run is not None and sequence_number is not None:
+            async with aclosing(run.events(sequence_number)) as events:
+                async for data in events:
+                    yield data
+
+    def _call(self, found: StoredResponse, sequence_number: int | None) -> AsyncGenerator[bytes, None]:
+        """`answer` of the process that runs a response."""
+        if found.id in self._runs:
+            return self.answer(found.id, sequence_number)
+        if self._call_run is None or not found.runs_at:
+            raise NotReady(UNREACHED, retry_after_s=1)
+        return self._call_run(found.runs_at, found.id, sequence_number)
+
+    async def stop(self, found: StoredResponse) -> None:
+        """Cancel a run, here or in another process, and wait until it is stored. Raises NotReady."""
+        async with aclosing(self._call(found, None)) as replies:
+            await anext(replies, None)
+
+    @asynccontextmanager
+    async def follow(
+        self, found: StoredResponse, sequence_number: int, ignored: tuple[str, ...] = ()
+    ) -> AsyncIterator[Followed | None]:
+        """The events of a run, here or in another process, after this sequence number; None if it has ended.
+        Raises InvalidRequest if they are not stored, or NotReady."""
+        async with aclosing(self._call(found, sequence_number)) as events:
+            has_begun = await anext(events, None) is not None
+            yield Followed(events, sequence_number + 1, ignored) if has_begun else None
 
     async def drain(self, timeout_s: float) -> None:
         """Wait for runs to end within the timeout, then fail the rest."""
@@ -184,49 +205,10 @@ class ResponseState:
         reason = NotReady("The server shut down before the response was complete; send the request again.")
         await asyncio.gather(*(run.stop(reason) for run in list(self._runs.values())))
 
-    async def stop_elsewhere(self, stored: StoredResponse) -> None:
-        """Cancel the run of another process, and wait until it has ended and is stored. Raises NotReady."""
-        async with aclosing(self._call(stored, None)) as replies:
-            await anext(replies, None)
-
-    @asynccontextmanager
-    async def follow_elsewhere(
-        self, stored: StoredResponse, sequence_number: int
-    ) -> AsyncIterator[Followed | None]:
-        """The events of another process's run, see `Run.follow`; None if it has ended. Raises InvalidRequest
-        or NotReady."""
-        async with aclosing(self._call(stored, sequence_number)) as events:
-            if await anext(events, None) is None:
-                yield None
-                return
-            followed = Followed(sequence_number + 1)
-            relaying = asyncio.create_task(_relay(events, followed))
-            try:
-                yield followed
-            finally:
-                relaying.cancel()
-                await asyncio.wait([relaying])
-
-    def _call(self, stored: StoredResponse, sequence_number: int | None) -> AsyncGenerator[bytes, None]:
-        if self._call_run is None or not stored.runs_at:
-            raise NotReady(UNREACHED, retry_after_s=1)
-        return self._call_run(stored.runs_at, stored.id, sequence_number)
-
     async def close(self) -> None:
         """Stop all runs and close the store."""
         await self.drain(0)
         await self.store.close()
-
-
-async def _relay(events: AsyncGenerator[bytes, None], followed: Followed) -> None:
-    try:
-        async for data in events:
-            followed.put(data)
-            await followed.outbox.room()
-    except BatonError as error:
-        followed.outbox.close(error)
-    else:
-        followed.outbox.close()
 
 
 def _pieces(events: bytes) -> Iterator[bytes]:

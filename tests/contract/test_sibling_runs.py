@@ -12,10 +12,11 @@ import pytest
 
 from baton.errors import InvalidRequest, NotReady
 from frontend.harmony.conversation import TextDelta
+from frontend.http.sse import Outbox
 from frontend.metrics import Metrics
 from frontend.processes.siblings import Shared, Siblings
 from frontend.responses import store
-from frontend.responses.runs import ResponseState, Run
+from frontend.responses.runs import Followed, ResponseState, Run
 from frontend.responses.store import ResponseStore, StoredResponse
 from frontend.turn.thoughts import Thoughts
 from tests.generators import none_abandoned
@@ -55,6 +56,20 @@ async def running(store: ResponseStore | None = None, **fields: bool) -> AsyncIt
     await state.close()
 
 
+@asynccontextmanager
+async def read(followed: Followed | None) -> AsyncIterator[Outbox]:
+    """The outbox of a client that reads these events."""
+    assert followed is not None
+    outbox = Outbox(1)
+    filling = asyncio.create_task(followed.fill(outbox))
+    filling.add_done_callback(lambda task: outbox.close(None if task.cancelled() else task.exception()))
+    try:
+        yield outbox
+    finally:
+        filling.cancel()
+        await asyncio.wait([filling])
+
+
 async def say(run: Run, num_bytes: int) -> None:
     """As if the model had said so much."""
     await run._publish(run.answer.write([TextDelta("x" * num_bytes, 0, 1)]))  # noqa: SLF001  much at once
@@ -77,7 +92,7 @@ async def test_a_run_is_stopped_by_whichever_process_is_asked_once_that_is_store
     ):
         made = run.answer.response
         can_save.clear()
-        stopping = asyncio.create_task(ours.stop_elsewhere(theirs))
+        stopping = asyncio.create_task(ours.stop(theirs))
         await until(lambda: made.status == "cancelled")
         for _ in range(20):
             await asyncio.sleep(0)  # turns for what must not happen
@@ -87,14 +102,15 @@ async def test_a_run_is_stopped_by_whichever_process_is_asked_once_that_is_store
         stored = await client.responses.store.load(made.id)
         assert stored is not None
         assert stored.status == "cancelled"
-        await ours.stop_elsewhere(theirs)  # it has ended
+        await ours.stop(theirs)  # it has ended
 
 
 async def test_a_follower_that_reads_slowly_gets_all_events(tmp_path: Path) -> None:
     async with (
         running(stream=True) as (client, run),
         processes(run, client.responses) as (ours, theirs),
-        ours.follow_elsewhere(theirs, 0) as followed,
+        ours.follow(theirs, 0) as followed,
+        read(followed) as outbox,
     ):
         assert followed is not None
         await until(lambda: len(run._followers) == 2)  # noqa: SLF001  nothing else shows it
@@ -105,7 +121,7 @@ async def test_a_follower_that_reads_slowly_gets_all_events(tmp_path: Path) -> N
                 await asyncio.sleep(0)  # turns in which they could be sent
         client.tokens.go_on.set()
         events = b""
-        while data := await followed.outbox.take():
+        while data := await outbox.take():
             events += data
         last = int(events.rpartition(b'"sequence_number":')[2].partition(b"}")[0])
         assert events.count(b"\n\n") == last
@@ -120,9 +136,8 @@ async def test_a_follower_elsewhere_that_has_left_is_forgotten(tmp_path: Path) -
         processes(run, client.responses) as (ours, theirs),
     ):
         with none_abandoned():
-            async with ours.follow_elsewhere(theirs, -1) as followed:
-                assert followed is not None
-                assert await followed.outbox.take()
+            async with ours.follow(theirs, -1) as followed, read(followed) as outbox:
+                assert await outbox.take()
                 assert len(run._followers) == 2  # noqa: SLF001  nothing else shows it
 
             async with asyncio.timeout(PATIENCE_S):
@@ -134,10 +149,10 @@ async def test_a_follower_elsewhere_that_has_left_is_forgotten(tmp_path: Path) -
 async def test_a_run_without_a_stream_cannot_be_followed_elsewhere_either(tmp_path: Path) -> None:
     async with running() as (client, run), processes(run, client.responses) as (ours, theirs):
         with pytest.raises(InvalidRequest, match="not stored") as error:
-            async with ours.follow_elsewhere(theirs, -1):
+            async with ours.follow(theirs, -1):
                 pass
         assert error.value.param == "stream"
-        async with ours.follow_elsewhere(msgspec.structs.replace(theirs, id="resp_none"), -1) as nothing:
+        async with ours.follow(msgspec.structs.replace(theirs, id="resp_none"), -1) as nothing:
             assert nothing is None
 
 
@@ -149,16 +164,15 @@ async def test_a_follower_gets_an_error_when_the_process_that_runs_it_is_lost(tm
         async with AsyncExitStack() as other, ours.answering(shared):
             await other.enter_async_context(theirs.answering(shared))
             state, stored = ResponseState(call_run=ours.call_run), at(theirs, run)
-            async with state.follow_elsewhere(stored, -1) as followed:
-                assert followed is not None
-                assert await followed.outbox.take()
+            async with state.follow(stored, -1) as followed, read(followed) as outbox:
+                assert await outbox.take()
                 await other.aclose()
                 with pytest.raises(NotReady):
-                    await followed.outbox.take()
+                    await outbox.take()
             with pytest.raises(NotReady):
-                await state.stop_elsewhere(stored)
+                await state.stop(stored)
             with pytest.raises(NotReady):  # it has no address
-                await state.stop_elsewhere(msgspec.structs.replace(stored, runs_at=""))
+                await state.stop(msgspec.structs.replace(stored, runs_at=""))
             await state.close()
 
 
