@@ -18,7 +18,7 @@ from frontend.messages.answer import MessageObject, MessagesError, TokenCount
 from frontend.messages.request import Counted, MessagesBody
 from frontend.pages import ModelBody, ModelInfo, ModelList, ModelPage
 from frontend.responses.body import DeletedResponse, InputTokens, ItemList, ResponseBody, ResponseObject
-from frontend.responses.input import INPUT_ITEMS
+from frontend.responses.items import INPUT_ITEMS
 from frontend.routing.health import Health
 from frontend.tokenization import (
     DetokenizeAnswer,
@@ -213,7 +213,7 @@ def _schemas() -> dict[str, Any]:
     _, schemas = msgspec.json.schema_components(structs, ref_template=_REF)
     for schema in schemas.values():
         schema["description"] = " ".join(schema["description"].split())
-    # `frontend.responses.input` validates items, after the body's types.
+    # `frontend.responses.items` validates items, after the body's types.
     items = [_item(kind, struct) for kind, struct in INPUT_ITEMS.items()]
     either = [{"type": "string"}, {"type": "array", "items": {"anyOf": items}}, {"type": "null"}]
     schemas["ResponseBody"]["properties"]["input"] = {"anyOf": either, "default": None}

@@ -153,7 +153,7 @@ class ResponseBody(CommonFields, kw_only=True):
         }
     )  # fmt: skip
 
-    # `frontend.responses.input` validates the items.
+    # `frontend.responses.items` validates the items.
     input: str | list[dict[str, Any]] | None = None
     instructions: str | None = None
     previous_response_id: str | None = None

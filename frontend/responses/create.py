@@ -18,9 +18,9 @@ from frontend.responses.body import (
     ResponseObject,
     initial_response,
 )
-from frontend.responses.input import InputReader, OfferedTools, Reference, effort, offered_tools, turn_request
-from frontend.responses.items import Item, OutputItem
+from frontend.responses.items import InputReader, Item, OutputItem, Reference
 from frontend.responses.output import EventWriter, OutputShape, ResponseAnswer
+from frontend.responses.request import OfferedTools, effort, offered_tools, turn_request
 from frontend.responses.runs import ResponseState
 from frontend.responses.store import ResponseStore, StoredResponse
 from frontend.text.served import ContextTooLong

@@ -1,10 +1,11 @@
-"""The items of a response's input and output: as stored and returned, and as turns of a conversation."""
+"""The items of a response's input and output: read from bodies, stored, and as turns of a conversation."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, cast, get_args
 
 import msgspec
 
+from baton.errors import InvalidRequest
 from frontend.harmony.conversation import (
     FUNCTIONS,
     AssistantTurn,
@@ -14,9 +15,12 @@ from frontend.harmony.conversation import (
     Turn,
     UserTurn,
 )
+from frontend.http.body import convert
 from frontend.http.chunks import ContentLogprob
+from frontend.turn.fields import Part
 from frontend.turn.ids import new_id
-from frontend.turn.request import NUMBER, TEXT, TEXTS, ClientTool
+from frontend.turn.request import NUMBER, TEXT, TEXTS, ClientTool, left_out, text_of_part
+from frontend.turn.seal import Changed, Seal
 from frontend.turn.thoughts import joined
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
@@ -200,6 +204,12 @@ ITEMS: Mapping[str, type[msgspec.Struct]] = {item.__struct_config__.tag: item fo
 """The items by their types."""
 
 
+class Reference(msgspec.Struct, kw_only=True):
+    """A reference to an item of a stored response."""
+
+    id: str
+
+
 class MachineTool(NamedTuple):
     """A tool of OpenAI's that the client runs. The model sees it as a function; its calls are items of a type
     of their own, whose field `arguments` has the function's."""
@@ -260,6 +270,135 @@ def machine_call(
             pass
     status: ItemStatus = "incomplete" if is_cut else "completed"
     return FunctionCallItem(id=new_id("fc"), call_id=call_id, name=name, arguments=arguments, status=status)
+
+
+INPUT_ITEMS: Mapping[str, type[msgspec.Struct]] = {**ITEMS, "item_reference": Reference}
+# Items made by OpenAI's hosted tools or by other models, which agents send back when a session moves.
+LEFT_OUT = frozenset(
+    {
+        "web_search_call", "file_search_call", "computer_call", "computer_call_output",
+        "image_generation_call", "code_interpreter_call", "mcp_list_tools", "mcp_approval_request",
+        "mcp_approval_response", "mcp_call", "compaction", "compaction_summary", "configuration_update",
+        "program", "program_output",
+    }
+)  # fmt: skip
+ADDITIONAL_TOOLS = "additional_tools"
+"""An item with tools instead of content, as Codex sends them: see `offered_tools`."""
+_KINDS = frozenset({*INPUT_ITEMS, *LEFT_OUT, ADDITIONAL_TOOLS})
+
+
+class _Texts(NamedTuple):
+    """How items with text are read: the prefix of a new id, the field with text, and the type of its parts.
+    These items are complete, whatever `status` they come back with."""
+
+    prefix: str
+    field: str = ""
+    part: str = ""
+
+
+_TEXTS = {
+    "message": _Texts("msg", "content", "input_text"),
+    "reasoning": _Texts("rs", "content", "reasoning_text"),
+    "function_call": _Texts("fc"),
+    "function_call_output": _Texts("fco", "output", "input_text"),
+    "custom_tool_call": _Texts("ctc"),
+    "custom_tool_call_output": _Texts("ctco", "output", "input_text"),
+}
+
+
+class InputReader:
+    """The items of one body's `input`, each with an id; `left_out` are the paths of unsupported content, such
+    as images."""
+
+    def __init__(
+        self, body_input: str | list[dict[str, Any]] | None, seal: Seal, recall: Callable[[str], str | None]
+    ) -> None:
+        """`recall` returns the text of a reasoning item by id, if still known. Raises InvalidRequest, naming
+        the field."""
+        self.left_out: set[str] = set()
+        self._seal = seal
+        self._recall = recall
+        if isinstance(body_input, str):
+            body_input = [{"role": "user", "content": body_input}]
+        read = (self._read(item, f"input[{i}]") for i, item in enumerate(body_input or ()))
+        self.items = [item for item in read if item is not None]
+
+    def _read(self, fields: dict[str, Any], path: str) -> Item | Reference | None:
+        kind = fields.get("type")
+        if kind is None:  # optional for these two
+            kind = "message" if "role" in fields else "item_reference"
+        if not isinstance(kind, str) or kind not in _KINDS:
+            allowed = ", ".join(sorted(_KINDS - LEFT_OUT))
+            raise InvalidRequest(
+                f"`{path}.type` {kind!r:.80} is not supported; allowed values: {allowed}.",
+                param=f"{path}.type",
+            )
+        if kind == ADDITIONAL_TOOLS:
+            return None
+        if kind in LEFT_OUT or _is_hosted_search(fields):
+            self.left_out.add(f"input[].{kind}")
+            return None
+        # OpenAI's types allow null for absent fields.
+        fields = {name: value for name, value in fields.items() if value is not None}
+        texts = _TEXTS.get(kind, _Texts("item"))
+        if kind in _TEXTS:
+            fields.pop("status", None)
+            self._read_texts(fields, kind, texts, path)
+        item: Any = convert(fields, INPUT_ITEMS[kind], path)
+        if isinstance(item, ReasoningItem):
+            item = self._reasoning(item, path)
+        item.id = item.id or new_id(texts.prefix)
+        return cast("Item | Reference", item)
+
+    def _read_texts(self, fields: dict[str, Any], kind: str, texts: _Texts, path: str) -> None:
+        """Replace content parts by parts of the item's own type, or by notes about what cannot be read."""
+        part_type, content = texts.part, fields.get(texts.field)
+        if kind == "message":
+            part_type = "output_text" if fields.get("role") == "assistant" else part_type
+            content = [{"type": "text", "text": content}] if isinstance(content, str) else content
+        if isinstance(content, list):
+            read = (self._text(part, f"{path}.{texts.field}[{i}]") for i, part in enumerate(content))
+            fields[texts.field] = [{"type": part_type, "text": text} for text in read]
+        if kind == "reasoning" and isinstance(fields.get("summary"), list):
+            parts = (convert(part, Part, f"{path}.summary[{i}]") for i, part in enumerate(fields["summary"]))
+            fields["summary"] = [{"type": "summary_text", "text": part.text or ""} for part in parts]
+
+    def _text(self, part: object, path: str) -> str:
+        read = convert(part, Part, path)
+        text = text_of_part(read, path)
+        if text is None:
+            self.left_out.add(f"input[].{read.type}"[:80])
+            return left_out(read.type)
+        return text
+
+    def _reasoning(self, item: ReasoningItem, path: str) -> ReasoningItem:
+        """The item with its `content`, with its `encrypted_content` of this service, or recalled by id."""
+        content = item.content
+        if not content and item.encrypted_content:
+            content = self._opened(item.encrypted_content, f"{path}.encrypted_content")
+        if not content and item.id and (text := self._recall(item.id)) is not None:
+            content = [ReasoningText(text=text)]
+        if not content and item.summary:
+            self.left_out.add("input[].summary")
+        return ReasoningItem(id=item.id, content=content)
+
+    def _opened(self, sealed: str, path: str) -> list[ReasoningText]:
+        try:
+            text = self._seal.open(sealed)
+        except Changed:
+            raise InvalidRequest(
+                f"`{path}` was changed; send it back unchanged, or leave it out.", param=path
+            ) from None
+        if text is None:
+            self.left_out.add("input[].encrypted_content")
+            return []
+        return [ReasoningText(text=text)]
+
+
+def _is_hosted_search(fields: dict[str, Any]) -> bool:
+    """Whether the item is of a `tool_search` that OpenAI's servers ran."""
+    is_search = fields.get("type") in {"tool_search_call", "tool_search_output"}
+    return is_search and (fields.get("execution") == "server" or fields.get("call_id") is None)
 
 
 def turns(items: Iterable[Item], path_of: Callable[[int], str]) -> Iterable[Turn]:

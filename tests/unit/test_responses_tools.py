@@ -11,9 +11,9 @@ from openai.types.responses import Response
 
 from baton.errors import InvalidRequest
 from frontend.harmony.conversation import ToolResult
-from frontend.responses.input import InputReader
 from frontend.responses.items import (
     FunctionCallItem,
+    InputReader,
     OutputText,
     PatchOutputItem,
     ReasoningItem,
