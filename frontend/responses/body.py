@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 
-from baton.errors import BatonError
+from baton.errors import BatonError, InvalidRequest
 from frontend.harmony.conversation import ReasoningEffort as Effort
 from frontend.responses.items import Item, OutputItem
 from frontend.text.served import ContextTooLong
@@ -172,6 +172,16 @@ class ResponseBody(CommonFields, kw_only=True):
     prompt_cache_key: str | None = None
     chat_template_args: TemplateArgs | None = None
     chat_template_kwargs: TemplateArgs | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.background and self.store is False:
+            raise InvalidRequest("`background` needs `store`: true.", param="background")
+        if not (self.input or self.instructions or self.previous_response_id):
+            raise InvalidRequest(
+                "`input` is missing; it is required without `instructions` or `previous_response_id`.",
+                param="input",
+            )
 
 
 ResponseStatus = Literal["in_progress", "completed", "incomplete", "failed", "cancelled"]

@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple
 
 import msgspec
 
@@ -12,21 +11,20 @@ from frontend.http.body import decode, read
 from frontend.http.services import Services
 from frontend.responses.body import (
     RUNNING,
-    SEALED,
     ResponseBody,
     ResponseError,
     ResponseObject,
     initial_response,
 )
 from frontend.responses.items import InputReader, Item, OutputItem, Reference
-from frontend.responses.output import EventWriter, OutputShape, ResponseAnswer
-from frontend.responses.request import OfferedTools, effort, offered_tools, turn_request
+from frontend.responses.output import EventWriter, ResponseAnswer
+from frontend.responses.request import OfferedTools, ParsedBody, effort, offered_tools, turn_request
 from frontend.responses.runs import ResponseState
 from frontend.responses.store import ResponseStore, StoredResponse
 from frontend.text.served import ContextTooLong
 from frontend.turn.fields import GPT_OSS_EFFORTS, NEAREST_EFFORT
 from frontend.turn.ids import vary
-from frontend.turn.prepare import LONG_BYTES, encode, prepare
+from frontend.turn.prepare import LONG_BYTES, encode
 from frontend.turn.request import Client, TurnRequest
 from frontend.turn.seal import Seal
 
@@ -108,48 +106,27 @@ class FailedAtOnce(Exception):
         self.events = writer.opening(response) + writer.event("response.failed", response=failed)
 
 
-class _Parsed(NamedTuple):
-    """What a body asks for. `ignored` are the paths of unsupported fields and content."""
-
-    body: ResponseBody
-    items: list[Item]
-    offered: OfferedTools
-    request: TurnRequest
-    ignored: tuple[str, ...]
-
-
 async def prepare_response(
     raw: bytes, client: Client, services: Services, state: ResponseState, seal: Seal
 ) -> ResponseAnswer:
     """The answer to a body, ready to be generated. Raises a BatonError if the body is refused."""
-    body, items, offered, request, ignored = await _parsed(raw, client, services, state, seal)
-    served = services.fleet.served(body.model)
-    response = initial_response(body, NEAREST_EFFORT[effort(body)])
+    parsed = await _parsed(raw, client, services, state, seal)
+    response = initial_response(parsed.body, NEAREST_EFFORT[effort(parsed.body)])
     try:
-        (choice,) = await prepare(
-            request, client, served, services.thoughts, services.generator.check, max_choices=1
-        )
+        served, (choice,) = await services.prepare(parsed.request, client)
     except ContextTooLong as error:
-        if not body.stream:
+        if not parsed.body.stream:
             raise
         raise FailedAtOnce(error, response) from None
-    shape = OutputShape(
-        tools={tool.called: tool for tool in offered.tools},
-        machine_tools=frozenset(offered.machine),
-        keep=lambda item_id, text: services.thoughts.keep(client.owner, [item_id], text),
-        seal=seal if SEALED in (body.include or ()) else None,
-    )
-    unstored = ("store",) if response.store and state.store.is_failing else ()
     return ResponseAnswer(
         response,
-        items,
+        parsed,
         choice,
         served.tokenizer,
-        shape,
-        stream=bool(body.stream),
-        store=state.store,
+        state.store,
         key_name=client.key_name,
-        ignored=(*ignored, *unstored),
+        seal=seal,
+        keep=lambda item_id, text: services.thoughts.keep(client.owner, [item_id], text),
     )
 
 
@@ -165,7 +142,7 @@ async def count_input_tokens(
 
 async def _parsed(
     raw: bytes, client: Client, services: Services, state: ResponseState, seal: Seal
-) -> _Parsed:
+) -> ParsedBody:
     recall = partial(services.thoughts.recall, client.owner)
     body, unknown, reader = await read(raw, partial(_read, seal=seal, recall=recall))
     items = await resolved(reader.items, state.store, client.key_name)
@@ -182,7 +159,7 @@ async def _parsed(
     offered, request = await asyncio.to_thread(made) if num_bytes > LONG_BYTES else made()
     left_out = (*sorted(reader.left_out), *dict.fromkeys(offered.left_out))
     inexact = () if effort(body) in GPT_OSS_EFFORTS else ("reasoning.effort",)
-    return _Parsed(body, items, offered, request, (*unknown, *left_out, *inexact))
+    return ParsedBody(body, items, offered, request, (*unknown, *left_out, *inexact))
 
 
 def _read(
@@ -190,11 +167,4 @@ def _read(
 ) -> tuple[ResponseBody, tuple[str, ...], InputReader]:
     vary(raw)  # so that no other response is stored under the id of this one
     body, unknown = decode(raw, ResponseBody)
-    if body.background and body.store is False:
-        raise InvalidRequest("`background` needs `store`: true.", param="background")
-    if not (body.input or body.instructions or body.previous_response_id):
-        raise InvalidRequest(
-            "`input` is missing; it is required without `instructions` or `previous_response_id`.",
-            param="input",
-        )
     return body, unknown, InputReader(body.input, seal, recall)

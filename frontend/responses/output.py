@@ -1,7 +1,7 @@
 """The answer of the Responses API: its output items, its events from created to the last, and its storage."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -22,6 +22,7 @@ from frontend.http.answer import Answer
 from frontend.http.chunks import ContentLogprob, content_logprobs
 from frontend.responses.body import (
     RUNNING,
+    SEALED,
     IncompleteDetails,
     InputDetails,
     OutputDetails,
@@ -32,7 +33,6 @@ from frontend.responses.body import (
 from frontend.responses.items import (
     CustomCallItem,
     FunctionCallItem,
-    Item,
     ItemStatus,
     MessageItem,
     OutputText,
@@ -43,6 +43,7 @@ from frontend.responses.items import (
     WrittenItem,
     machine_call,
 )
+from frontend.responses.request import ParsedBody
 from frontend.responses.store import ResponseStore, StoredResponse
 from frontend.text.tokenizer import ModelTokenizer
 from frontend.turn.choice import Choice
@@ -189,16 +190,6 @@ def _without_bytes(logprobs: Sequence[ContentLogprob]) -> list[dict[str, Any]]:
     ]
 
 
-class OutputShape(msgspec.Struct, frozen=True, kw_only=True):
-    """How the output is formatted: `tools` by called name; calls of `machine_tools` become items of the
-    tool's type. `seal` fills `encrypted_content`. `keep` gets each reasoning item's id and text."""
-
-    tools: Mapping[str, Tool]
-    keep: Callable[[str, str], None]
-    machine_tools: frozenset[str] = frozenset()
-    seal: Seal | None = None
-
-
 class ResponseAnswer(Answer):
     """An answer of one choice, with an output item for each Harmony message. It stores its events, and
     belongs to the key `key_name`."""
@@ -206,39 +197,42 @@ class ResponseAnswer(Answer):
     def __init__(
         self,
         response: ResponseObject,
-        items: Sequence[Item],
+        parsed: ParsedBody,
         choice: Choice,
         tokenizer: ModelTokenizer,
-        shape: OutputShape,
-        *,
-        stream: bool,
         store: ResponseStore,
-        key_name: str = "",
-        ignored: tuple[str, ...] = (),
+        *,
+        key_name: str,
+        seal: Seal,
+        keep: Callable[[str, str], None],
     ) -> None:
+        """`seal` fills `encrypted_content` if it is requested, `keep` gets each reasoning item's id and
+        text."""
+        body = parsed.body
         self.model = choice.request.model
-        self.stream = stream
-        self.ignored = ignored
+        self.stream = bool(body.stream)
+        self.ignored = (*parsed.ignored, *(["store"] if response.store and store.is_failing else ()))
         self.response = response
         self.key_name = key_name
         self.choice = choice
         self.choices = [choice]
-        self._items = items
+        self._items = parsed.items
+        self._tools = {tool.called: tool for tool in parsed.offered.tools}
+        self._machine_tools = frozenset(parsed.offered.machine)
         self._tokenizer = tokenizer
-        self._shape = shape
-        self._open: OpenItem | None = None
-        self._gives_logprobs = choice.request.sampling.logprobs is not None
-        self._is_machine_call = False  # the open item is one, which is output as a whole
-        self._writer = EventWriter(streams=stream)
         self._store = store
-        self._kept: list[bytes] | None = [] if stream and response.store else None
-        self._num_kept_bytes = 0
+        self._seal = seal if SEALED in (body.include or ()) else None
+        self._keep_reasoning = keep
+        self._open: OpenItem | None = None
+        self._is_machine_call = False  # the open item is one, which is output as a whole
+        self._writer = EventWriter(streams=self.stream)
+        self._kept = bytearray() if self.stream and response.store else None
         self._opening = self._keep(self._writer.opening(response))
 
     @property
     def kept_stream(self) -> bytes | None:
         """All events so far; None if they are not stored or exceed the limit."""
-        return None if self._kept is None else b"".join(self._kept)
+        return None if self._kept is None else bytes(self._kept)
 
     def opening(self) -> bytes:
         """`response.created` and `response.in_progress`."""
@@ -261,22 +255,20 @@ class ResponseAnswer(Answer):
     def closing(self) -> bytes:
         """The event that ends a completed or incomplete response."""
         if self.choice.is_cut:
-            self.response.status = "incomplete"
             self.response.incomplete_details = IncompleteDetails(reason="max_output_tokens")
-        else:
-            self.response.status = "completed"
-            self.response.completed_at = int(time.time())
-        return self._end()
+            return self._end("incomplete")
+        self.response.completed_at = int(time.time())
+        return self._end("completed")
 
     def failure(self, error: BatonError) -> bytes:
         """The event that ends a failed response."""
         self.response.error = ResponseError.of(error)
-        return self._interrupt("failed")
+        return self._end("failed")
 
     def cancelled(self) -> bytes:
         """The event that ends a cancelled response: OpenAI defines no event for it, so it is
         `response.incomplete` with status `cancelled`."""
-        return self._interrupt("cancelled")
+        return self._end("cancelled")
 
     def body(self) -> ResponseObject:
         """The response so far."""
@@ -322,7 +314,7 @@ class ResponseAnswer(Answer):
                     phase: Phase = "commentary" if delta.preamble else "final_answer"
                     message = MessageItem(id=new_id("msg"), role="assistant", content=[], phase=phase)
                     begun = self._begin(message, _TEXT)
-                if self._gives_logprobs:
+                if self.choice.logprobs is not None:
                     logprobs = content_logprobs(self.choice.logprobs_of(delta) or (), self._tokenizer)
             case ReasoningDelta() if self._open is None:
                 shape = _THOUGHT if self.response.reasoning.summary is None else _SUMMARY
@@ -338,12 +330,12 @@ class ResponseAnswer(Answer):
         return self._open.begin()
 
     def _begin_call(self, delta: ToolCallStart) -> bytes:
-        self._is_machine_call = delta.name in self._shape.machine_tools
+        self._is_machine_call = delta.name in self._machine_tools
         if self._is_machine_call:
             whole = FunctionCallItem(call_id=delta.call_id, name=delta.name, arguments="")
             self._open = OpenItem(whole, _CALL, len(self.response.output), EventWriter(streams=False))
             return b""
-        tool = self._shape.tools.get(delta.name, Tool(name=delta.name))
+        tool = self._tools.get(delta.name, Tool(name=delta.name))
         call: CustomCallItem | FunctionCallItem
         if tool.takes_text:
             call = CustomCallItem(id=new_id("ctc"), call_id=delta.call_id, name=tool.name, input="")
@@ -364,37 +356,33 @@ class ResponseAnswer(Answer):
             added = self._writer.event("response.output_item.added", **place)
             return added + self._writer.event("response.output_item.done", **place)
         if isinstance(ended.item, ReasoningItem):
-            self._shape.keep(ended.item.id, text)
-            if self._shape.seal is not None:
-                ended.item.encrypted_content = self._shape.seal.close(text)
+            self._keep_reasoning(ended.item.id, text)
+            if self._seal is not None:
+                ended.item.encrypted_content = self._seal.close(text)
         return ended.end("incomplete" if is_cut else "completed")
 
-    def _interrupt(self, status: Literal["failed", "cancelled"]) -> bytes:
-        """End the response and leave its open item incomplete."""
+    def _end(self, status: Literal["completed", "incomplete", "failed", "cancelled"]) -> bytes:
+        """End the response. An item that is still open, since generation was interrupted, is incomplete."""
         if self._open is not None:
             self._open.fill()
             self._open.item.status = "incomplete"
             self._open = None
-        self.response.status = status
-        return self._end()
-
-    def _end(self) -> bytes:
         choice, num_prompt_tokens = self.choice, len(self.choice.request.token_ids)
-        self.response.usage = ResponseUsage(
+        response = self.response
+        response.status = status
+        response.usage = ResponseUsage(
             input_tokens=num_prompt_tokens,
             input_tokens_details=InputDetails(cached_tokens=choice.num_cached_tokens),
             output_tokens=choice.num_tokens,
             output_tokens_details=OutputDetails(reasoning_tokens=choice.num_reasoning_tokens),
             total_tokens=num_prompt_tokens + choice.num_tokens,
         )
-        response = self.body()
-        status = "incomplete" if response.status == "cancelled" else response.status
-        return self._keep(self._writer.event(f"response.{status}", response=response))
+        kind = "incomplete" if status == "cancelled" else status
+        return self._keep(self._writer.event(f"response.{kind}", response=response))
 
     def _keep(self, data: bytes) -> bytes:
-        if self._kept is not None and data:
-            self._kept.append(data)
-            self._num_kept_bytes += len(data)
-            if self._num_kept_bytes > MAX_KEPT_STREAM_BYTES:
+        if self._kept is not None:
+            self._kept += data
+            if len(self._kept) > MAX_KEPT_STREAM_BYTES:
                 self._kept = None
         return data

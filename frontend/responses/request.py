@@ -1,6 +1,7 @@
 """The request that a Responses body makes: its tools, which of them may be called, and its conversation."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -36,6 +37,17 @@ class OfferedTools(msgspec.Struct):
     machine: list[str] = []
     namespaces: list[Namespace] = []
     left_out: list[str] = []
+
+
+class ParsedBody(NamedTuple):
+    """What a body asks for: `items` are its `input`, `ignored` the paths of unsupported fields and
+    content."""
+
+    body: ResponseBody
+    items: list[Item]
+    offered: OfferedTools
+    request: TurnRequest
+    ignored: tuple[str, ...]
 
 
 def offered_tools(body: ResponseBody, earlier: Iterable[Item] = ()) -> OfferedTools:
