@@ -100,10 +100,8 @@ class ScriptedTokens:
         pause_at: int | None = None,
         fail_at: int | None = None,
         error: Exception | None = None,
-        all_ready: bool = False,
         refuses_with: Exception | None = None,
     ) -> None:
-        self._all_ready = all_ready
         self._refuses_with = refuses_with
         self.requests: list[GenerateRequest] = []
         self.callers: list[str] = []
@@ -135,8 +133,7 @@ class ScriptedTokens:
         usage = Usage(len(request.token_ids), 2, len(token_ids))
         try:
             for start in range(0, len(token_ids), self._tokens_per_chunk):
-                if not self._all_ready:
-                    await asyncio.sleep(0)  # chunks arrive one at a time, as over a request plane
+                await asyncio.sleep(0)  # chunks arrive one at a time, as over a request plane
                 await self._reach(start)
                 ids = token_ids[start : start + self._tokens_per_chunk]
                 told = None if start else Usage(len(request.token_ids), 2, len(ids))

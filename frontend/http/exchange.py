@@ -98,8 +98,9 @@ class Exchange:
     """A request and its single response, sent whole or in pieces.
 
     `request_id` is the client's `x-request-id` if valid, else a new one. `started` is set once the status is
-    sent; a later failure cannot change it. `path_params` are the route's path parameters, `query` is the raw
-    query string, `address` the client's, `key_name` that of its API key (empty if keys are not checked).
+    sent; a later failure cannot change it, and a stream has `end_failed` for that. `path_params` are the
+    route's path parameters, `query` is the raw query string, `address` the client's, `key_name` that of its
+    API key (empty if keys are not checked).
     """
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, envelope: Envelope = ErrorBody.of) -> None:
@@ -111,6 +112,7 @@ class Exchange:
         self.path_params: Mapping[str, str] = scope.get("path_params", {})
         self.query: str = scope["query_string"].decode(errors="replace")
         self.started = False
+        self.end_failed: Callable[[BatonError], Awaitable[None]] | None = None
         self.key_name: str = scope.get("key_name", "")
         self.address: str = (scope.get("client") or ("",))[0]
         self._receive = receive
@@ -162,11 +164,12 @@ class Exchange:
             if not message.get("more_body", False):
                 return bytes(body)
 
-    async def client_gone(self, probe: Callable[[], object] = lambda: None) -> None:
+    async def client_gone(self, probe: Callable[[], Awaitable[None]] | None = None) -> None:
         """Returns when the client has disconnected or the response is complete. Calls `probe` now and then if
         the client sends no more: only a write shows whether it still reads."""
         while (await self._receive())["type"] != "http.disconnect":
-            probe()
+            if probe is not None:
+                await probe()
 
     async def start(self, status: int, content_type: bytes, headers: Headers) -> None:
         """Send status and headers."""
@@ -190,9 +193,17 @@ class Exchange:
         await self.start(status, b"application/json", [(b"content-length", b"%d" % len(data)), *headers])
         await self.end(data)
 
-    async def answer_error(self, error: BatonError) -> None:
-        """Send an error response, with the headers that its status needs."""
-        await self.answer(error.status, self._envelope(error), error_headers(error))
+    async def fail(self, error: BatonError) -> bool:
+        """Send an error response, with the headers that its status needs, or the event that ends a stream.
+        Returns whether it was possible.
+        """
+        if not self.started:
+            await self.answer(error.status, self._envelope(error), error_headers(error))
+        elif self.end_failed is not None:
+            await self.end_failed(error)
+        else:
+            return False
+        return True
 
 
 def ignored_header(ignored: tuple[str, ...]) -> Headers:

@@ -186,6 +186,6 @@ class Authentication:
             exchange.request_id, error.status, exchange.address, exchange.key_name or "unknown",
         )  # fmt: skip
         try:
-            await exchange.answer_error(error)
+            await exchange.fail(error)
         finally:
             self._metrics.end(tally)

@@ -3,12 +3,11 @@
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from contextlib import AbstractContextManager, aclosing, nullcontext, suppress
-from functools import partial
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractContextManager, aclosing, nullcontext
 from typing import TypeVar
 
-from baton.errors import DeadlineExceeded, InvalidRequest, NotReady
+from baton.errors import BatonError, DeadlineExceeded, InvalidRequest, NotReady
 from baton.pace import first_done
 from frontend.http import sse
 from frontend.http.answer import Answer, Numbered
@@ -43,7 +42,9 @@ Serve = Callable[[Exchange, Services, Tally], Awaitable[None]]
 
 
 class Endpoint:
-    """The ASGI app of one route. Failures become error responses and are counted by route."""
+    """The ASGI app of one route. Failures become error responses, or a stream's last event, and are counted
+    by route.
+    """
 
     def __init__(
         self, route: str, serve: Serve, services: Services, envelope: Envelope = ErrorBody.of
@@ -64,15 +65,11 @@ class Endpoint:
         except ClientGone:
             tally.disconnected = True
         except asyncio.CancelledError:  # by the drain; the server would log it as a failure if it were raised
-            tally.status = SHUTTING_DOWN.status
-            if not exchange.started:
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(GOODBYE_S):
-                        await exchange.answer_error(SHUTTING_DOWN)
+            await _fail(SHUTTING_DOWN, exchange, tally, GOODBYE_S)
         except Exception as error:  # noqa: BLE001 every failure becomes an error response
             # In its own function: a local variable with the error would be a reference cycle through its
             # traceback, which keeps the request's body in memory until garbage collection.
-            await _report(error, exchange, tally)
+            await _fail(as_baton_error(error, exchange.request_id), exchange, tally, GRACE_S)
         finally:
             if tally.disconnected:
                 tally.status = CLIENT_GONE_STATUS
@@ -80,14 +77,15 @@ class Endpoint:
             services.metrics.end(tally)
 
 
-async def _report(error: Exception, exchange: Exchange, tally: Tally) -> None:
-    failure = as_baton_error(error, exchange.request_id)
+async def _fail(failure: BatonError, exchange: Exchange, tally: Tally, limit_s: float) -> None:
+    """Send the error to a client that reads it within `limit_s`."""
     tally.status = failure.status
-    log.info("refused request_id=%s status=%d code=%s", exchange.request_id, failure.status, failure.code)
-    if exchange.started:  # the client has not read for the whole grace period
+    log.info("failed request_id=%s status=%d code=%s", exchange.request_id, failure.status, failure.code)
+    try:
+        async with asyncio.timeout(limit_s):
+            tally.disconnected = not await exchange.fail(failure)
+    except TimeoutError:
         tally.disconnected = True
-    else:
-        await exchange.answer_error(failure)
 
 
 AnyAnswer = TypeVar("AnyAnswer", bound=Answer)
@@ -156,58 +154,140 @@ async def generate(exchange: Exchange, answer: Answer, services: Services, tally
     has a part of the stream and it cannot be continued.
     """
     answer = numbered(exchange, answer)
-    outbox = sse.Outbox(len(answer.choices))
-    overdue = asyncio.get_running_loop().call_later(services.request_timeout_s, outbox.fail, DeadlineExceeded)
+    delivery = Delivery(exchange, answer, services)
     try:
-        async with _Tasks(
-            _watch_client(exchange, answer, outbox),
-            *(_pump(answer, index, services, outbox, tally) for index in range(len(answer.choices))),
-        ):
-            if answer.stream:
-                await _stream(exchange, answer, outbox, services, tally)
-            else:
-                nothing = await outbox.take()
-                assert not nothing, "an answer that is not streamed produces no bytes"
-                await answer.settle()
-                await exchange.answer(200, answer.body(), ignored_header(answer.ignored))
+        async with delivery:
+            last = await _choices(answer, services, tally, delivery)
+        if answer.stream:
+            last += answer.closing()
+        await answer.settle()
+        if answer.stream:
+            await delivery.end(last)
+        else:
+            await exchange.answer(200, answer.body(), ignored_header(answer.ignored))
     finally:
-        overdue.cancel()
         count(answer.choices, tally)
 
 
-class _Tasks:
-    """Tasks that run during the context and are cancelled at its end."""
+class Delivery:
+    """An answer on its way to the client. A stream's headers go out with its first events, and comments while
+    it is idle; who sends events waits for a slow client.
 
-    def __init__(self, *works: Coroutine[None, None, None]) -> None:
-        self._works = works
+    As a context it ends with ClientGone when the client disconnects, with DeadlineExceeded at the deadline.
+    """
+
+    def __init__(self, exchange: Exchange, answer: Answer, services: Services) -> None:
+        self._exchange = exchange
+        self._answer = answer
+        self._services = services
+        self._num_sent = 0
         self._tasks: list[asyncio.Task[None]] = []
+        self._interruption: Callable[[], Exception] | None = None
 
     async def __aenter__(self) -> None:
-        self._tasks = list(map(asyncio.get_running_loop().create_task, self._works))
+        loop = asyncio.get_running_loop()
+        answering = asyncio.current_task()
+        assert answering is not None, "the server runs a task for each request"
+        self._answering = answering
+        limit_s = self._services.request_timeout_s
+        self._overdue = loop.call_later(limit_s, self._interrupt, DeadlineExceeded)
+        self._tasks.append(loop.create_task(self._watch_client()))
 
-    async def __aexit__(self, *_: object) -> None:
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._overdue.cancel()
         for task in self._tasks:
             task.cancel()
         for task in self._tasks:
             if not task.done():
                 await first_done(task)
+        if self._interruption is not None:
+            others = self._answering.uncancel()  # the server's drain cancels too
+            if kind is asyncio.CancelledError and not others:
+                raise self._interruption() from None
+
+    def keep_alive(self) -> None:
+        """Send comments from now on, the first one soon, whenever a stream is idle."""
+        if self._answer.stream:
+            self._tasks.append(asyncio.get_running_loop().create_task(self._comment()))
+
+    async def send(self, events: bytes) -> None:
+        """Send events."""
+        self._num_sent += 1
+        if not self._exchange.started:
+            events = await self._begin() + events
+        await self._exchange.write(events)
+
+    async def end(self, events: bytes) -> None:
+        """Send the last events."""
+        if not self._exchange.started:
+            events = await self._begin() + events
+        await self._exchange.end(events)
+
+    async def _begin(self) -> bytes:
+        """Send the headers; returns the first events."""
+        self._exchange.end_failed = self._end_failed
+        opening = self._answer.opening()
+        headers = [*sse.HEADERS, *ignored_header(self._answer.ignored)]
+        await self._exchange.start(200, sse.CONTENT_TYPE, headers)
+        return opening
+
+    async def _end_failed(self, error: BatonError) -> None:
+        last = self._answer.failure(error)
+        await self._answer.settle()
+        await self._exchange.end(last)
+
+    async def _comment(self) -> None:
+        wait_s = self._services.first_event_wait_s
+        while True:
+            num_sent = self._num_sent
+            await asyncio.sleep(wait_s)
+            if self._num_sent == num_sent:
+                await self.send(self._answer.keep_alive)
+            wait_s = self._services.keep_alive_s
+
+    async def _watch_client(self) -> None:
+        await self._exchange.client_gone(self._probe)
+        self._interrupt(ClientGone)
+
+    async def _probe(self) -> None:
+        if self._exchange.started:
+            await self._exchange.write(self._answer.keep_alive)
+
+    def _interrupt(self, error: Callable[[], Exception]) -> None:
+        if self._interruption is None:
+            self._interruption = error
+            self._answering.cancel()
 
 
-async def _watch_client(exchange: Exchange, answer: Answer, outbox: sse.Outbox) -> None:
-    await exchange.client_gone(lambda: outbox.put(answer.keep_alive if exchange.started else b""))
-    outbox.fail(ClientGone())
+async def _choices(answer: Answer, services: Services, tally: Tally, delivery: Delivery) -> bytes:
+    """Generate all choices and send their events, but the last ones, which are returned."""
+    num_untaken = num_running = len(answer.choices)
+    last = b""
 
+    def on_taken() -> None:
+        nonlocal num_untaken
+        num_untaken -= 1
+        if not num_untaken:
+            delivery.keep_alive()
 
-async def _pump(answer: Answer, index: int, services: Services, outbox: sse.Outbox, tally: Tally) -> None:
-    """Feed a choice's chunks to the outbox; the reader reports failures."""
-    taken = partial(outbox.taken, services.first_event_wait_s, answer.keep_alive if answer.stream else b"")
+    async def choice(index: int) -> None:
+        nonlocal num_running, last
+        await feed(answer, index, services, tally, on_taken, delivery.send)
+        num_running -= 1
+        last = answer.finish(index)
+        if num_running and last:
+            await delivery.send(last)
+
+    if num_running == 1:
+        await choice(0)
+        return last
     try:
-        await feed(answer, index, services, tally, taken, outbox.send)
-        outbox.put(answer.finish(index))
-    except Exception as error:  # noqa: BLE001 handed to the reader, which raises it
-        outbox.close(error)
-    else:
-        outbox.close()
+        async with asyncio.TaskGroup() as tasks:
+            for index in range(num_running):
+                tasks.create_task(choice(index))
+    except ExceptionGroup as failures:
+        raise failures.exceptions[0] from None
+    return last
 
 
 async def feed(  # noqa: PLR0917  one call
@@ -224,7 +304,8 @@ async def feed(  # noqa: PLR0917  one call
         async for chunk in chunks:
             if tally.first_token_s is None:
                 tally.first_token_s = time.perf_counter()
-            await send(answer.feed(index, chunk))
+            if events := answer.feed(index, chunk):
+                await send(events)
             if choice.stopped:
                 break
 
@@ -239,53 +320,14 @@ def count(choices: Sequence[Choice], tally: Tally) -> None:
 
 
 async def relay(
-    exchange: Exchange,
-    answer: Answer,
-    fill: Callable[[sse.Outbox], Awaitable[None]],
-    services: Services,
-    tally: Tally,
+    exchange: Exchange, answer: Answer, take: Callable[[], Awaitable[bytes]], services: Services
 ) -> None:
-    """Send the events of a background run, which `fill` puts into an outbox, until it ends or the client
-    disconnects."""
-    outbox = sse.Outbox(1)
-    outbox.taken(services.first_event_wait_s, answer.keep_alive)
-    async with _Tasks(_watch_client(exchange, answer, outbox), _fill(outbox, fill)):
-        await _stream(exchange, answer, outbox, services, tally)
-
-
-async def _fill(outbox: sse.Outbox, fill: Callable[[sse.Outbox], Awaitable[None]]) -> None:
-    try:
-        await fill(outbox)
-    except Exception as error:  # noqa: BLE001 handed to the reader, which raises it
-        outbox.close(error)
-    else:
-        outbox.close()
-
-
-async def _stream(
-    exchange: Exchange, answer: Answer, outbox: sse.Outbox, services: Services, tally: Tally
-) -> None:
-    """Send headers with the first bytes; from then on errors are sent as events."""
-    first = await outbox.take()
-    await exchange.start(200, sse.CONTENT_TYPE, [*sse.HEADERS, *ignored_header(answer.ignored)])
-    await exchange.write(answer.opening() + first)
-    async with _Tasks(outbox.keep_alive(services.keep_alive_s, answer.keep_alive)):
-        try:
-            while data := await outbox.take(exchange.write):
-                if outbox.is_over:
-                    break  # the last bytes go out with the closing events
-                await exchange.write(data)
-        except ClientGone:
-            raise
-        except asyncio.CancelledError:
-            async with asyncio.timeout(GOODBYE_S):
-                await exchange.end(answer.failure(SHUTTING_DOWN))
-            raise
-        except Exception as error:  # noqa: BLE001 every failure becomes an error event
-            failure = as_baton_error(error, exchange.request_id)
-            tally.status = failure.status
-            data = answer.failure(failure)
-        else:
-            data += answer.closing()
-        await answer.settle()
-    await exchange.end(data)
+    """Send the events of a background run, which `take` returns, until there are none or the client
+    disconnects.
+    """
+    delivery = Delivery(exchange, answer, services)
+    async with delivery:
+        delivery.keep_alive()
+        while events := await take():
+            await delivery.send(events)
+    await delivery.end(answer.closing())

@@ -89,7 +89,7 @@ class ResponseRoutes:
             return
         async with self._state.follow(answer.stored(), -1, answer.ignored) as followed:
             assert followed is not None, "it has just begun"
-            await relay(exchange, followed, followed.fill, services, tally)
+            await relay(exchange, followed, followed.take, services)
 
     async def input_tokens(self, exchange: Exchange, services: Services, tally: Tally) -> None:
         """`POST /v1/responses/input_tokens`."""
@@ -99,7 +99,7 @@ class ResponseRoutes:
             )
         await exchange.answer(200, InputTokens(input_tokens=num_tokens))
 
-    async def retrieve(self, exchange: Exchange, services: Services, tally: Tally) -> None:
+    async def retrieve(self, exchange: Exchange, services: Services, tally: Tally) -> None:  # noqa: ARG002  a Serve
         """`GET /v1/responses/{response_id}`; with `stream`, the events after `starting_after`."""
         _check_absent("Last-Event-ID", exchange.last_event_id)
         query = _query(exchange, EventsQuery)
@@ -110,7 +110,7 @@ class ResponseRoutes:
         if found.status == RUNNING:
             async with self._state.follow(found, query.starting_after) as followed:
                 if followed is not None:
-                    await relay(exchange, followed, followed.fill, services, tally)
+                    await relay(exchange, followed, followed.take, services)
                     return
             found = await self._ended(exchange)
         await _send(exchange, _rest_of(found, query.starting_after))

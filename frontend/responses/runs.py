@@ -10,7 +10,6 @@ from frontend.http.answer import Answer
 from frontend.http.exchange import as_baton_error
 from frontend.http.respond import count, feed
 from frontend.http.services import Services
-from frontend.http.sse import Outbox
 from frontend.responses.body import RUNNING
 from frontend.responses.output import EventWriter, ResponseAnswer, after
 from frontend.responses.store import ResponseStore, StoredResponse
@@ -33,16 +32,18 @@ the process cannot be reached."""
 class Followed(Answer):
     """The events of a run, here or in another process, from number `num_events` on, for one client."""
 
+    stream = True
+
     def __init__(self, events: AsyncIterator[bytes], num_events: int, ignored: tuple[str, ...]) -> None:
         self.ignored = ignored
         self._events = events
         self._num_events = num_events
 
-    async def fill(self, outbox: Outbox) -> None:
-        """Put all events into the outbox."""
-        async for data in self._events:
-            self._num_events += data.count(b"\n\n")
-            await outbox.send(data)
+    async def take(self) -> bytes:
+        """Wait for the next events; empty at the end."""
+        events = await anext(self._events, b"")
+        self._num_events += events.count(b"\n\n")
+        return events
 
     def failure(self, error: BatonError) -> bytes:
         """An error event; the run itself may continue."""
@@ -56,7 +57,7 @@ class Run:
     def __init__(self, answer: ResponseAnswer, services: Services) -> None:
         self.answer = answer
         self._metrics = services.metrics
-        self._followers: list[Outbox] = []
+        self._followers: list[asyncio.Queue[bytes]] = []
         self._reason: BatonError | None = None
         self._tally = services.metrics.begin(ROUTE)
         # Only this task is ever cancelled, so that `_finish` always runs.
@@ -69,16 +70,17 @@ class Run:
         stream = self.answer.kept_stream
         if stream is None:
             raise events_not_stored(self.answer.response.id)
-        outbox = Outbox(1)
-        outbox.put(after(stream, sequence_number))
-        self._followers.append(outbox)
+        queue: asyncio.Queue[bytes] = asyncio.Queue()
+        self._followers.append(queue)
         try:
             yield b""
-            while data := await outbox.take():
+            data = after(stream, sequence_number) or await queue.get()
+            while data:
                 for piece in _pieces(data):
                     yield piece
+                data = await queue.get()
         finally:
-            self._followers.remove(outbox)
+            self._followers.remove(queue)
 
     async def stop(self, reason: BatonError | None = None) -> None:
         """End the run now, as failed if there is a reason, else as cancelled, and wait until it is stored."""
@@ -98,8 +100,8 @@ class Run:
             await self.answer.settle()
             await self._publish(last)
         finally:
-            for outbox in self._followers:
-                outbox.close()
+            for queue in self._followers:
+                queue.put_nowait(b"")
             self._tally.model = self.answer.model
             count(self.answer.choices, self._tally)
             self._metrics.end(self._tally)
@@ -118,8 +120,8 @@ class Run:
         return answer.failure(failure)
 
     async def _publish(self, data: bytes) -> None:
-        for outbox in self._followers:
-            outbox.put(data)
+        for queue in self._followers if data else ():
+            queue.put_nowait(data)
 
 
 class ResponseState:

@@ -46,7 +46,7 @@ class Slow:
                 await exchange.write(b": ")
 
         ending = asyncio.ensure_future(self.may_end.wait())
-        leaving = asyncio.ensure_future(exchange.client_gone(lambda: asyncio.ensure_future(comment())))
+        leaving = asyncio.ensure_future(exchange.client_gone(comment))
         await asyncio.wait([ending, leaving], return_when=asyncio.FIRST_COMPLETED)
         ending.cancel()
         if leaving.done():

@@ -12,11 +12,10 @@ import pytest
 
 from baton.errors import InvalidRequest, NotReady
 from frontend.harmony.conversation import TextDelta
-from frontend.http.sse import Outbox
 from frontend.metrics import Metrics
 from frontend.processes.siblings import Shared, Siblings
 from frontend.responses import store
-from frontend.responses.runs import Followed, ResponseState, Run
+from frontend.responses.runs import ResponseState, Run
 from frontend.responses.store import ResponseStore, StoredResponse
 from frontend.turn.thoughts import Thoughts
 from tests.generators import none_abandoned
@@ -54,20 +53,6 @@ async def running(store: ResponseStore | None = None, **fields: bool) -> AsyncIt
     client.tokens.go_on.set()
     await asking
     await state.close()
-
-
-@asynccontextmanager
-async def read(followed: Followed | None) -> AsyncIterator[Outbox]:
-    """The outbox of a client that reads these events."""
-    assert followed is not None
-    outbox = Outbox(1)
-    filling = asyncio.create_task(followed.fill(outbox))
-    filling.add_done_callback(lambda task: outbox.close(None if task.cancelled() else task.exception()))
-    try:
-        yield outbox
-    finally:
-        filling.cancel()
-        await asyncio.wait([filling])
 
 
 async def say(run: Run, num_bytes: int) -> None:
@@ -110,7 +95,6 @@ async def test_a_follower_that_reads_slowly_gets_all_events(tmp_path: Path) -> N
         running(stream=True) as (client, run),
         processes(run, client.responses) as (ours, theirs),
         ours.follow(theirs, 0) as followed,
-        read(followed) as outbox,
     ):
         assert followed is not None
         await until(lambda: len(run._followers) == 2)  # noqa: SLF001  nothing else shows it
@@ -121,7 +105,7 @@ async def test_a_follower_that_reads_slowly_gets_all_events(tmp_path: Path) -> N
                 await asyncio.sleep(0)  # turns in which they could be sent
         client.tokens.go_on.set()
         events = b""
-        while data := await outbox.take():
+        while data := await followed.take():
             events += data
         last = int(events.rpartition(b'"sequence_number":')[2].partition(b"}")[0])
         assert events.count(b"\n\n") == last
@@ -136,8 +120,9 @@ async def test_a_follower_elsewhere_that_has_left_is_forgotten(tmp_path: Path) -
         processes(run, client.responses) as (ours, theirs),
     ):
         with none_abandoned():
-            async with ours.follow(theirs, -1) as followed, read(followed) as outbox:
-                assert await outbox.take()
+            async with ours.follow(theirs, -1) as followed:
+                assert followed is not None
+                assert await followed.take()
                 assert len(run._followers) == 2  # noqa: SLF001  nothing else shows it
 
             async with asyncio.timeout(PATIENCE_S):
@@ -164,11 +149,12 @@ async def test_a_follower_gets_an_error_when_the_process_that_runs_it_is_lost(tm
         async with AsyncExitStack() as other, ours.answering(shared):
             await other.enter_async_context(theirs.answering(shared))
             state, stored = ResponseState(call_run=ours.call_run), at(theirs, run)
-            async with state.follow(stored, -1) as followed, read(followed) as outbox:
-                assert await outbox.take()
+            async with state.follow(stored, -1) as followed:
+                assert followed is not None
+                assert await followed.take()
                 await other.aclose()
                 with pytest.raises(NotReady):
-                    await outbox.take()
+                    await followed.take()
             with pytest.raises(NotReady):
                 await state.stop(stored)
             with pytest.raises(NotReady):  # it has no address

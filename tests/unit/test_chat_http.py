@@ -123,12 +123,6 @@ async def test_a_stream_has_openais_chunks_in_order() -> None:
     assert not any("usage" in event for event in without.events)
 
 
-async def test_chunks_that_are_ready_together_go_out_in_one_write() -> None:
-    reply = await chat(ANSWER, stream=True, script={"tokens_per_chunk": 1, "all_ready": True})
-    assert len(reply.writes) <= 3
-    assert len(reply.events) > 10
-
-
 async def test_a_model_called_by_an_alias_is_named_and_counted_as_itself(stream: bool) -> None:
     client = Client(ScriptedTokens(ANSWER), AliasedFleet())
     reply = await client.chat(model="mine", stream=stream)

@@ -38,7 +38,7 @@ def streamed(
     headers = KEY | ({"last-event-id": after} if after else {})
     tokens = ScriptedTokens(text, tokens_per_chunk=tokens_per_chunk)
     body = {"model": MODEL, "stream": True, **BODIES[path], **fields}
-    return asyncio.run(Client(tokens).post(path, body, headers=headers))
+    return asyncio.run(Client(tokens, first_event_wait_s=60.0).post(path, body, headers=headers))
 
 
 def events(reply: Reply) -> list[str]:

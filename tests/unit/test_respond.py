@@ -8,7 +8,8 @@ import msgspec
 import pytest
 
 from baton.errors import EngineFailure
-from frontend.http.sse import KEEP_ALIVE, Outbox
+from frontend.http.respond import Delivery
+from frontend.http.sse import KEEP_ALIVE
 from tests.alive import Newborn
 from tests.clock import jumping
 from tests.generators import none_abandoned
@@ -196,13 +197,13 @@ async def test_a_stream_begins_soon_and_says_every_so_often_that_it_is_alive() -
 @pytest.mark.parametrize("stream", [False, True])
 @jumping
 async def test_an_answer_that_has_ended_leaves_nothing_behind(stream: bool) -> None:
-    alone, outboxes = asyncio.all_tasks(), Newborn(Outbox)
+    alone, deliveries = asyncio.all_tasks(), Newborn(Delivery)
     client = Client(ScriptedTokens(ANSWER), request_timeout_s=1000.0)
     with none_abandoned():
         await ask(client, Slow(num_taken=1000), stream=stream)
     assert asyncio.all_tasks() == alone
     await asyncio.sleep(1)  # a cancelled task lets go of its frame a turn later
-    assert outboxes.count() == 0
+    assert deliveries.count() == 0
 
 
 @jumping
@@ -258,6 +259,19 @@ async def test_a_failure_in_mid_stream_is_counted_under_its_status() -> None:
     await ask(client, Slow(num_taken=1000), stream=True)
     assert requests(client, "500") == 1
     assert requests(client, "200") == 0
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@jumping
+async def test_a_choice_that_fails_ends_the_others_and_the_answer(stream: bool) -> None:
+    client = Client(ScriptedTokens(ANSWER, fail_at=0, error=EngineFailure("Broken.")))
+    slow = Slow(num_taken=1000)
+    with none_abandoned():
+        await ask(client, slow, stream=stream, n=3)
+    assert slow.messages[0]["status"] == 500
+    assert slow.body.count(b"Broken.") == 1
+    assert client.tokens.num_ended == 3
+    assert requests(client, "500") == 1
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -264,9 +264,3 @@ async def test_without_parallel_tool_calls_a_second_call_ends_the_answer() -> No
     assert last["type"] == "response.completed"
     assert [item["name"] for item in last["response"]["output"]] == ["get_time"]
     assert client.tokens.num_ended == 1
-
-
-async def test_events_that_are_ready_together_go_out_in_one_write() -> None:
-    reply = await respond(THINK + FINAL, stream=True, script={"tokens_per_chunk": 1, "all_ready": True})
-    assert len(reply.writes) <= 3
-    assert len(reply.events) > 20
