@@ -14,7 +14,7 @@ import re
 import secrets
 import socket
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable
 from hashlib import blake2b
 from typing import Any
 
@@ -26,9 +26,8 @@ from nats.aio.transport import TcpTransport
 
 from baton import frames
 from baton.errors import BrokerLost, WorkerLost
-from baton.messages import Reply, Request
-from baton.pace import LIVENESS_S, TICK_S, Pace
-from baton.streams import CallerLink, Service, WorkerLink, call_over
+from baton.pace import LIVENESS_S, TICK_S
+from baton.streams import CLOSED, CallerLink, Plane, Service, WorkerLink
 from baton.telemetry import unauthenticated
 from baton.transport import Respond
 
@@ -265,7 +264,6 @@ _SCHEME = "nats://"
 _CALLER = "baton.v1.caller."
 _WORKER = "baton.v1.worker."
 _UNFIT = re.compile(r"[^A-Za-z0-9_-]")
-_CLOSED = "this process closed its transport"
 _AWAY = "the NATS server is unreachable"
 # By default nats-py gives up after 60 attempts and notices a hung server after 4 minutes, here in 2 to 3 s.
 _OPTIONS: dict[str, Any] = {
@@ -279,7 +277,7 @@ _OUTAGES = (OSError, TimeoutError, nats.errors.UnexpectedEOF, nats.errors.StaleC
 _LATER_THAN_LIVENESS_S = 1.0  # short pauses of the server are tolerated
 
 
-class NatsTransport:
+class NatsTransport(Plane):
     """`Transport` over a NATS server or cluster; addresses are `nats://SUBJECT#KEY`, both new for each
     `serve`. `server_urls`: comma-separated.
 
@@ -288,7 +286,7 @@ class NatsTransport:
     """
 
     def __init__(self, server_urls: str, *, liveness_s: float = LIVENESS_S, **options: Any) -> None:
-        self._pace = Pace.of(liveness_s)
+        super().__init__(liveness_s)
         self._untaken_s = liveness_s + _LATER_THAN_LIVENESS_S
         self._server_urls = [url.strip() for url in server_urls.split(",")]
         callbacks = {"error_cb": _on_error, "disconnected_cb": self._on_disconnect}
@@ -296,9 +294,7 @@ class NatsTransport:
         self._connecting: asyncio.Task[Publisher] | None = None
         self._asking: asyncio.Task[None] | None = None
         self._inbox = Mailbox(f"{_CALLER}{secrets.token_hex(8)}")
-        self._links: dict[str, CallerLink] = {}
         self._mailboxes = [self._inbox]
-        self._closed = False
 
     @contextlib.asynccontextmanager
     async def serve(self, worker_id: str, respond: Respond) -> AsyncIterator[str]:
@@ -321,15 +317,6 @@ class NatsTransport:
             self._mailboxes.remove(mailbox)
             with contextlib.suppress(nats.errors.Error):
                 await subscription.unsubscribe()
-
-    def call(self, address: str, request: Request) -> AsyncGenerator[Reply, None]:
-        """`Transport.call`."""
-        return call_over(functools.partial(self._link_to, address), request)
-
-    def lose(self, address: str, reason: str) -> None:
-        """`Transport.lose`."""
-        if (link := self._links.get(address)) is not None:
-            link.lose(reason)
 
     @property
     def is_reachable(self) -> bool:
@@ -354,19 +341,15 @@ class NatsTransport:
         self._closed = True
         if self._asking is not None:
             self._asking.cancel()
-        for link in list(self._links.values()):
-            link.lose(_CLOSED)
+        self._lose_all(CLOSED)
         if self._connecting is not None:
             with contextlib.suppress(ConnectionError):
                 await (await self._connecting).close()
 
-    async def _link_to(self, address: str) -> CallerLink:
-        """The live link to `address`. Raises WorkerLost or BrokerLost if it cannot be made."""
-        link = self._links.get(address)
-        if link is not None:
-            return link
+    async def _connect(self, address: str) -> CallerLink:
+        """Raises WorkerLost or BrokerLost."""
         if self._closed:
-            raise WorkerLost(_CLOSED)
+            raise WorkerLost(CLOSED)
         subject, _, key = address.removeprefix(_SCHEME).partition("#")
         if not subject.startswith(_WORKER):
             raise WorkerLost(f"{address!r} is not a NATS worker address")
@@ -393,9 +376,9 @@ class NatsTransport:
     async def _connected(self) -> Publisher:
         """The connection, made on first use. Raises ConnectionError."""
         if self._closed:
-            raise ConnectionError(_CLOSED)
+            raise ConnectionError(CLOSED)
         if self._connecting is None:
-            self._connecting = asyncio.get_running_loop().create_task(self._connect())
+            self._connecting = asyncio.get_running_loop().create_task(self._log_in())
             self._connecting.add_done_callback(self._on_connect)
         publisher = await asyncio.shield(self._connecting)
         if not (publisher.connected and publisher.answering):
@@ -406,7 +389,7 @@ class NatsTransport:
         if task.cancelled() or task.exception() is not None:
             self._connecting = None  # the next caller tries again
 
-    async def _connect(self) -> Publisher:
+    async def _log_in(self) -> Publisher:
         client = Client()
 
         async def reconnected() -> None:
@@ -450,8 +433,7 @@ class NatsTransport:
             log.warning("plane=unreachable kind=nats")
         publisher.answering = False
         publisher.forget_all()
-        for link in list(self._links.values()):
-            link.lose(_AWAY, BrokerLost)
+        self._lose_all(_AWAY, BrokerLost)
         for mailbox in self._mailboxes:
             for served, _ in list(mailbox.links.values()):
                 served.lose(_AWAY)

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import functools
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Callable
 
 from baton import frames
 from baton.errors import (
@@ -43,6 +43,7 @@ STOP_S = 5.0
 """How long `Service.stop` waits for generators to close."""
 _MOST_MERGED_TOKENS = 64
 _SILENT = "it does not respond"
+CLOSED = "this process closed its transport"
 
 
 def public_name(worker: str) -> str:
@@ -218,38 +219,57 @@ class CallerLink:
             self._writer.put(Beat())
 
 
-async def call_over(
-    link_to: Callable[[], Awaitable[CallerLink]], request: Request
-) -> AsyncGenerator[Reply, None]:
-    """`Transport.call` for a plane that can make a link to the worker."""
-    loop = asyncio.get_running_loop()
-    due_s = loop.time() + request.deadline_s if isinstance(request, GenerateRequest) else None
-    link = await link_to()
-    call = link.open(request)
-    # Ends the call even if the worker hangs.
-    overdue = None if due_s is None else loop.call_at(due_s, call.end, DeadlineExceeded)
-    num_consumed = 0
-    try:
-        while True:
-            replies, call.replies = call.replies, []
-            num_taken, call.num_waiting = call.num_waiting, 0
-            for reply in replies:
-                yield reply
-            num_consumed += num_taken
-            if num_consumed >= WINDOW // 2:
-                link.consumed(call, num_consumed)
-                num_consumed = 0
-            if call.replies:
-                continue
-            if call.ended:
-                break
-            await call.wakeup.wait()
-        if call.error is not None:
-            raise call.error
-    finally:
-        if overdue is not None:
-            overdue.cancel()
-        link.leave(call)
+class Plane:
+    """What every request plane does for its callers: one link to each worker, made for the first call."""
+
+    def __init__(self, liveness_s: float) -> None:
+        self._pace = Pace.of(liveness_s)
+        self._links: dict[str, CallerLink] = {}
+        self._closed = False
+
+    async def _connect(self, address: str) -> CallerLink:
+        """The new link to `address`, in `_links` until it is lost. Raises a BatonError if there is none."""
+        raise NotImplementedError
+
+    async def call(self, address: str, request: Request) -> AsyncGenerator[Reply, None]:
+        """`Transport.call`."""
+        loop = asyncio.get_running_loop()
+        due_s = loop.time() + request.deadline_s if isinstance(request, GenerateRequest) else None
+        link = self._links.get(address) or await self._connect(address)
+        call = link.open(request)
+        # Ends the call even if the worker hangs.
+        overdue = None if due_s is None else loop.call_at(due_s, call.end, DeadlineExceeded)
+        num_consumed = 0
+        try:
+            while True:
+                replies, call.replies = call.replies, []
+                num_taken, call.num_waiting = call.num_waiting, 0
+                for reply in replies:
+                    yield reply
+                num_consumed += num_taken
+                if num_consumed >= WINDOW // 2:
+                    link.consumed(call, num_consumed)
+                    num_consumed = 0
+                if call.replies:
+                    continue
+                if call.ended:
+                    break
+                await call.wakeup.wait()
+            if call.error is not None:
+                raise call.error
+        finally:
+            if overdue is not None:
+                overdue.cancel()
+            link.leave(call)
+
+    def lose(self, address: str, reason: str) -> None:
+        """`Transport.lose`."""
+        if (link := self._links.get(address)) is not None:
+            link.lose(reason)
+
+    def _lose_all(self, reason: str, error: type[BatonError] = WorkerLost) -> None:
+        for link in list(self._links.values()):
+            link.lose(reason, error)
 
 
 def _merged(first: Reply, then: Reply) -> TokenChunk | None:

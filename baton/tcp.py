@@ -9,16 +9,15 @@ import socket
 import ssl
 import struct
 import urllib.parse
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import cast
 
 from baton import frames
 from baton.errors import WorkerLost
 from baton.listener import ConnectionLimit, Listener, num_connections
-from baton.messages import Reply, Request
-from baton.pace import LIVENESS_S, Pace
+from baton.pace import LIVENESS_S
 from baton.peer_tls import CERT, PeerDistrusted, PeerTls
-from baton.streams import MAX_CALLERS, CallerLink, Service, WorkerLink, call_over
+from baton.streams import CLOSED, MAX_CALLERS, CallerLink, Plane, Service, WorkerLink
 from baton.telemetry import unauthenticated
 from baton.tls import peers_fault
 from baton.transport import Respond
@@ -38,7 +37,7 @@ _HIGH_WATER_BYTES = 1024 * 1024
 """With more than this unsent, generators wait; the frame of one turn may exceed it."""
 
 
-class TcpTransport:
+class TcpTransport(Plane):
     """`Transport` over TCP; addresses are `tcp://HOST:PORT/WORKER.TOKEN`, with a new token each time, and
     `tls://` with `tls`. A process of one kind does not connect to one of the other.
 
@@ -49,14 +48,12 @@ class TcpTransport:
     def __init__(
         self, *, host: str = "127.0.0.1", liveness_s: float = LIVENESS_S, tls: PeerTls | None = None
     ) -> None:
+        super().__init__(liveness_s)
         self._host = host
         self._tls = tls
         self._scheme = "tcp" if tls is None else "tls"
-        self._pace = Pace.of(liveness_s)
-        self._links: dict[str, CallerLink] = {}
         self._connecting: set[asyncio.Task[None]] = set()
         self._sockets: set[asyncio.Future[None]] = set()
-        self._closed = False
 
     @contextlib.asynccontextmanager
     async def serve(self, worker_id: str, respond: Respond) -> AsyncIterator[str]:
@@ -84,15 +81,6 @@ class TcpTransport:
             await service.stop()
             await _all_closed(sockets)
 
-    def call(self, address: str, request: Request) -> AsyncGenerator[Reply, None]:
-        """`Transport.call`."""
-        return call_over(functools.partial(self._link_to, address), request)
-
-    def lose(self, address: str, reason: str) -> None:
-        """`Transport.lose`."""
-        if (link := self._links.get(address)) is not None:
-            link.lose(reason)
-
     is_reachable = True
     """`Transport.is_reachable`; workers are reached one by one."""
 
@@ -102,20 +90,16 @@ class TcpTransport:
     async def close(self) -> None:
         """`Transport.close`."""
         self._closed = True
-        for link in list(self._links.values()):
-            link.lose("this process closed its transport")
+        self._lose_all(CLOSED)
         for task in self._connecting:
             task.cancel()
         await asyncio.gather(*self._connecting, return_exceptions=True)
         await _all_closed(self._sockets)
 
-    async def _link_to(self, address: str) -> CallerLink:
-        """The live or connecting link to `address`."""
-        link = self._links.get(address)
-        if link is not None:
-            return link
+    async def _connect(self, address: str) -> CallerLink:
+        """A connecting link."""
         if self._closed:
-            raise WorkerLost("this process closed its transport")
+            raise WorkerLost(CLOSED)
         worker, where, connect = self._target(address)
         connection = TcpWire(self._sockets, forget=functools.partial(self._links.pop, address, None))
         link = self._links[address] = connection.link = CallerLink(connection, worker, self._pace)

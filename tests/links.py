@@ -10,7 +10,7 @@ from baton import frames
 from baton.frames import Signal
 from baton.messages import GenerateRequest, Reply, Request, Sampling, TokenChunk
 from baton.pace import Pace
-from baton.streams import CallerLink, Service, WorkerLink, call_over
+from baton.streams import CallerLink, Plane, Service, WorkerLink
 
 PACE = Pace(tick_s=60.0, num_silent=4)
 
@@ -47,6 +47,14 @@ class Back(Sent):
         asyncio.get_running_loop().call_soon(self.other.receive, frame)
 
 
+class Linked(Plane):
+    """A plane with this link, to `w`."""
+
+    def __init__(self, link: CallerLink) -> None:
+        super().__init__(liveness_s=9.0)
+        self._links["w"] = link
+
+
 class Pair:
     """A connected caller and worker."""
 
@@ -57,10 +65,7 @@ class Pair:
         self.worker = self.to_worker.other = self.service.accept(self.to_caller)
 
     def call(self, request: Request) -> AsyncGenerator[Reply, None]:
-        async def link() -> CallerLink:
-            return self.caller
-
-        return call_over(link, request)
+        return Linked(self.caller).call("w", request)
 
 
 def frame(number: int, *signals: Signal) -> bytes:

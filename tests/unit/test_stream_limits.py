@@ -10,9 +10,9 @@ from baton.errors import BatonError, BrokerLost, DeadlineExceeded, WorkerLost, W
 from baton.frames import Beat, Cancel, Credit, End, Goodbye, Hello, Next
 from baton.messages import TokenChunk
 from baton.pace import Pace
-from baton.streams import WINDOW, CallerLink, Service, call_over
+from baton.streams import WINDOW, CallerLink, Service
 from tests.clock import jumping
-from tests.links import PACE, Pair, RawCaller, Sent, a_request, frame
+from tests.links import PACE, Linked, Pair, RawCaller, Sent, a_request, frame
 from tests.planes import count_up, first_tokens, tokens
 
 
@@ -20,14 +20,10 @@ from tests.planes import count_up, first_tokens, tokens
 async def test_the_caller_keeps_the_deadline_of_a_worker_that_hangs() -> None:
     wire = Sent()
     link = CallerLink(wire, "w", PACE)
-
-    async def here() -> CallerLink:
-        return link
-
     loop = asyncio.get_running_loop()
     began_s = loop.time()
     with pytest.raises(DeadlineExceeded):
-        await tokens(call_over(here, a_request(deadline_s=7.0)))
+        await tokens(Linked(link).call("w", a_request(deadline_s=7.0)))
     assert loop.time() - began_s == pytest.approx(7.0)
     await asyncio.sleep(0)  # frames leave at the end of a turn
     assert Cancel(1) in frames.FROM_CALLER.decode(wire.frames[-1])[1]
