@@ -166,7 +166,7 @@ class Connection(HttpToolsProtocol):
         """Start the idle timeout."""
         super().connection_made(cast("asyncio.Transport", transport))
         self._joined = JoinedHead(self.transport)
-        self._since_s = self.loop.time()
+        self._since_s = self._taken_s = self.loop.time()
         self._wait(self._patience.idle_s)
 
     def connection_lost(self, exc: Exception | None) -> None:
