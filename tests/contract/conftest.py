@@ -1,11 +1,20 @@
-"""Fixtures of several contract tests."""
+"""Fixtures and event loops of several contract tests."""
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import uvloop
 
 from tests.supervisors import Start, Supervised
+
+
+def pytest_asyncio_loop_factories(item: pytest.Item) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """Tests with the mark run on uvloop."""
+    if item.get_closest_marker("uvloop"):
+        return {"uvloop": uvloop.new_event_loop}
+    return {"asyncio": asyncio.new_event_loop}
 
 
 @pytest.fixture

@@ -2,17 +2,17 @@
 
 import asyncio
 import socket
-from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from typing import Self
 
 import msgspec
 import pytest
-import uvloop
 
 from frontend.http.exchange import Receive, Scope, Send
 from frontend.http.server import HttpServer, Patience
 from tests.waiting import PATIENCE_S, until
 
+pytestmark = pytest.mark.uvloop
 GET = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
 # Long, so that what is served is served because of the drain's rules and not of a deadline.
 PATIENT = Patience(request_s=PATIENCE_S, idle_s=PATIENCE_S, rest_s=PATIENCE_S, linger_s=0.0)
@@ -20,12 +20,12 @@ LINGERING = msgspec.structs.replace(PATIENT, linger_s=PATIENCE_S)
 
 
 class Scene:
-    """A server that says how often it was asked."""
+    """A server that counts its requests."""
 
-    def __init__(self, patience: Patience, drain_timeout_s: float) -> None:
+    def __init__(self, patience: Patience = PATIENT, drain_timeout_s: float = PATIENCE_S) -> None:
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.port = self.listener.getsockname()[1]
-        self.num_asked = 0
+        self.num_requests = 0
         self.may_finish = asyncio.Event()
         self.may_finish.set()
         self._clients: list[asyncio.StreamWriter] = []
@@ -33,8 +33,8 @@ class Scene:
         self.server.start(self.listener)
 
     async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
-        self.num_asked += 1
-        body = b"%d" % self.num_asked
+        self.num_requests += 1
+        body = b"%d" % self.num_requests
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"1")]})
         await self.may_finish.wait()
         await send({"type": "http.response.body", "body": body})
@@ -45,8 +45,10 @@ class Scene:
         self._clients.append(writer)
         return reader, writer
 
-    async def hang_up(self) -> None:
-        """Close the clients."""
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
         for client in self._clients:
             client.close()
             with suppress(ConnectionError):
@@ -67,24 +69,9 @@ async def to_end(reader: asyncio.StreamReader) -> bytes:
     return found
 
 
-def play(
-    part: Callable[[Scene], Awaitable[None]],
-    patience: Patience = PATIENT,
-    drain_timeout_s: float = PATIENCE_S,
-) -> None:
-    async def main() -> None:
-        scene = Scene(patience, drain_timeout_s)
-        try:
-            await part(scene)
-        finally:
-            await scene.hang_up()
-
-    uvloop.run(main())
-
-
 @pytest.mark.parametrize("sent", [b"", GET[:1], GET[:-2]], ids=["nothing", "a byte", "almost all"])
-def test_a_connection_whose_first_request_comes_during_the_drain_is_served(sent: bytes) -> None:
-    async def part(scene: Scene) -> None:
+async def test_a_connection_whose_first_request_comes_during_the_drain_is_served(sent: bytes) -> None:
+    async with Scene(LINGERING) as scene:
         reader, writer = await scene.connect(sent)
         await until(lambda: scene.num_connections == 1)
         await asyncio.sleep(0)
@@ -97,11 +84,9 @@ def test_a_connection_whose_first_request_comes_during_the_drain_is_served(sent:
         assert answer.endswith(b"\r\n\r\n1")
         await draining
 
-    play(part, LINGERING)
 
-
-def test_a_connection_that_waits_to_be_accepted_is_served() -> None:
-    async def part(scene: Scene) -> None:
+async def test_a_connection_that_waits_to_be_accepted_is_served() -> None:
+    async with Scene(msgspec.structs.replace(PATIENT, linger_s=1.0)) as scene:
         with socket.create_connection(("127.0.0.1", scene.port)) as client:  # the loop does not run meanwhile
             client.sendall(GET)
             draining = asyncio.ensure_future(scene.server.drain())
@@ -109,23 +94,19 @@ def test_a_connection_that_waits_to_be_accepted_is_served() -> None:
             assert answer.endswith(b"\r\n\r\n1")
             await draining
 
-    play(part, msgspec.structs.replace(PATIENT, linger_s=1.0))
 
-
-def test_the_next_request_of_a_client_whose_answer_has_just_ended_is_served() -> None:
-    async def part(scene: Scene) -> None:
+async def test_the_next_request_of_a_client_whose_answer_has_just_ended_is_served() -> None:
+    async with Scene(LINGERING) as scene:
         reader, writer = await scene.connect(GET)
         assert (await reader.readuntil(b"\r\n\r\n1")).startswith(b"HTTP/1.1 200")
         draining = asyncio.ensure_future(scene.server.drain())
         await until(lambda: scene.listener.fileno() < 0)
-        await asks_for_the_last_time(reader, writer)
+        await check_last_request(reader, writer)
         await draining
 
-    play(part, LINGERING)
 
-
-def test_the_next_request_of_a_client_that_was_promised_more_is_served() -> None:
-    async def part(scene: Scene) -> None:
+async def test_the_next_request_of_a_client_that_was_promised_more_is_served() -> None:
+    async with Scene(LINGERING) as scene:
         scene.may_finish.clear()
         reader, writer = await scene.connect(GET)
         assert b"connection: close" not in await reader.readuntil(b"\r\n\r\n")
@@ -133,21 +114,19 @@ def test_the_next_request_of_a_client_that_was_promised_more_is_served() -> None
         await until(lambda: scene.listener.fileno() < 0)
         scene.may_finish.set()
         assert await reader.readexactly(1) == b"1"
-        await asks_for_the_last_time(reader, writer)
+        await check_last_request(reader, writer)
         await draining
 
-    play(part, LINGERING)
 
-
-async def asks_for_the_last_time(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def check_last_request(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     writer.write(GET)
     answer = await to_end(reader)
     assert b"connection: close\r\n" in answer.lower()
     assert answer.endswith(b"\r\n\r\n2")
 
 
-def test_a_connection_that_was_idle_for_long_is_closed_at_once() -> None:
-    async def part(scene: Scene) -> None:
+async def test_a_connection_that_was_idle_for_long_is_closed_at_once() -> None:
+    async with Scene() as scene:
         reader, _ = await scene.connect(GET)
         async with asyncio.timeout(PATIENCE_S):
             assert (await reader.readuntil(b"\r\n\r\n1")).startswith(b"HTTP/1.1 200")
@@ -155,27 +134,21 @@ def test_a_connection_that_was_idle_for_long_is_closed_at_once() -> None:
             await scene.server.drain()
         assert await to_end(reader) == b""
 
-    play(part)
 
-
-def test_a_new_connection_that_asks_for_nothing_ends_the_drain_soon() -> None:
-    async def part(scene: Scene) -> None:
+async def test_a_new_connection_that_asks_for_nothing_ends_the_drain_soon() -> None:
+    async with Scene(Patience(linger_s=0.1, idle_s=PATIENCE_S)) as scene:
         reader, _ = await scene.connect()
         await until(lambda: scene.num_connections == 1)
         async with asyncio.timeout(PATIENCE_S / 2):  # an idle one would have twice as long
             await scene.server.drain()
         assert await to_end(reader) == b""
-        assert scene.num_asked == 0
-
-    play(part, Patience(linger_s=0.1, idle_s=PATIENCE_S))
+        assert scene.num_requests == 0
 
 
-def test_an_answer_that_does_not_end_ends_with_the_drains_time() -> None:
-    async def part(scene: Scene) -> None:
+async def test_an_answer_that_does_not_end_ends_with_the_drains_time() -> None:
+    async with Scene(drain_timeout_s=0.0) as scene:
         scene.may_finish.clear()
         reader, _ = await scene.connect(GET)
         await reader.readuntil(b"\r\n\r\n")
         await scene.server.drain()
         assert await to_end(reader) == b""
-
-    play(part, drain_timeout_s=0.0)

@@ -2,16 +2,16 @@
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
-import uvloop
 
 from frontend.http.exchange import ClientGone, Exchange, Receive, Scope, Send
 from frontend.http.server import HttpServer
 from tests.waiting import PATIENCE_S, until
 
+pytestmark = pytest.mark.uvloop
 HEAD = b"POST / HTTP/%b\r\nhost: x\r\ncontent-length: 2\r\n\r\nab"
 STREAM = HEAD.replace(b"/ ", b"/?stream ", 1)
 
@@ -21,13 +21,13 @@ class Slow:
 
     def __init__(self) -> None:
         self.may_end = asyncio.Event()
-        self.num_running = self.num_gone = self.num_asked = 0
+        self.num_running = self.num_gone = self.num_requests = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.num_running += 1
         exchange = Exchange(scope, receive, send)
         body = await exchange.read_body(100)
-        self.num_asked += 1
+        self.num_requests += 1
         try:
             await self._answer(exchange, body)
         except ClientGone:
@@ -58,7 +58,7 @@ class Slow:
 
 
 class Peer:
-    """A client, and the app that it asks."""
+    """A client, and its app."""
 
     def __init__(self, app: Slow, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.app = app
@@ -66,9 +66,9 @@ class Peer:
         self._reader = reader
 
     async def ask(self, request: bytes) -> None:
-        num_before = self.app.num_asked
+        num_before = self.app.num_requests
         self.writer.write(request)
-        await until(lambda: self.app.num_asked > num_before)
+        await until(lambda: self.app.num_requests > num_before)
 
     async def rest(self) -> bytes:
         async with asyncio.timeout(PATIENCE_S):
@@ -89,17 +89,9 @@ async def serving() -> AsyncIterator[Peer]:
         await server.drain()
 
 
-def play(part: Callable[[Peer], Awaitable[None]]) -> None:
-    async def main() -> None:
-        async with serving() as peer:
-            await part(peer)
-
-    uvloop.run(main())
-
-
 @pytest.mark.parametrize("request_", [HEAD % b"1.1", STREAM % b"1.1"], ids=["whole", "streamed"])
-def test_a_client_that_only_ends_its_side_gets_its_answer(request_: bytes) -> None:
-    async def part(peer: Peer) -> None:
+async def test_a_client_that_only_ends_its_side_gets_its_answer(request_: bytes) -> None:
+    async with serving() as peer:
         await peer.ask(request_)
         peer.writer.write_eof()
         await asyncio.sleep(0.7)  # longer than it takes to find out that nobody is there
@@ -109,42 +101,34 @@ def test_a_client_that_only_ends_its_side_gets_its_answer(request_: bytes) -> No
         assert b"HTTP/1.1 200 OK" in answer
         assert b"ab" in answer
 
-    play(part)
-
 
 @pytest.mark.parametrize(
     "request_", [HEAD % b"1.1", STREAM % b"1.1", HEAD % b"1.0"], ids=["whole", "streamed", "1.0"]
 )
-def test_a_client_that_closes_is_gone_before_its_answer_is_ready(request_: bytes) -> None:
-    async def part(peer: Peer) -> None:
+async def test_a_client_that_closes_is_gone_before_its_answer_is_ready(request_: bytes) -> None:
+    async with serving() as peer:
         await peer.ask(request_)
         peer.writer.close()
         await until(lambda: peer.app.num_gone == 1)
 
-    play(part)
 
-
-def test_a_client_that_ends_its_side_within_a_request_gets_nothing() -> None:
-    async def part(peer: Peer) -> None:
+async def test_a_client_that_ends_its_side_within_a_request_gets_nothing() -> None:
+    async with serving() as peer:
         peer.writer.write((HEAD % b"1.1")[:-1])
         peer.writer.write_eof()
         assert await peer.rest() == b""
-
-    play(part)
 
 
 @pytest.mark.parametrize(
     ("request_", "body"), [(HEAD, b"ab"), (STREAM, b"begun ab")], ids=["whole", "streamed"]
 )
-def test_an_answer_over_http_1_0_is_not_chunked_and_ends_with_the_connection(
+async def test_an_answer_over_http_1_0_is_not_chunked_and_ends_with_the_connection(
     request_: bytes, body: bytes
 ) -> None:
-    async def part(peer: Peer) -> None:
+    async with serving() as peer:
         peer.app.may_end.set()
         await peer.ask(request_ % b"1.0")
         head, _, rest = (await peer.rest()).partition(b"\r\n\r\n")
         assert rest == body
         assert b"chunked" not in head
         assert b"connection: close" in head
-
-    play(part)

@@ -2,17 +2,17 @@
 
 import asyncio
 import errno
+import functools
 import gc
 import json
 import socket
 import struct
 import tracemalloc
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from typing import Any, cast
 
 import pytest
-import uvloop
 
 from baton.tls import server_context
 from frontend.http.exchange import ClientGone, Exchange, Receive, Scope, Send
@@ -24,10 +24,10 @@ from tests.certificates import Authority
 from tests.scripted_frontend import Client, ScriptedTokens
 from tests.waiting import PATIENCE_S, until
 
+pytestmark = pytest.mark.uvloop
 MAX_BODY_BYTES = 1 << 20
 HURRIED = Patience(request_s=0.5, idle_s=1.5, unread_s=0.5, rest_s=0.3)
-# Deadlines are checked once a second; the rest is for a busy machine.
-SLACK_S = 8.0
+SLACK_S = 8.0  # for a busy machine
 GET = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
 
 
@@ -112,15 +112,14 @@ class Scene:
 
 @asynccontextmanager
 async def serving(
-    patience: Patience, max_connections: int | None, authority: Authority | None
+    authority: Authority | None, patience: Patience = HURRIED, max_connections: int | None = None
 ) -> AsyncIterator[Scene]:
     app = Echo()
     listener = socket.create_server(("127.0.0.1", 0), backlog=128)
     context = None if authority is None else server_context(*authority.sign("server"))
     server = HttpServer(app, 1.0, patience, max_connections, lambda: context)
-    port = listener.getsockname()[1]
+    scene = Scene(app, listener.getsockname()[1], authority)
     server.start(listener)
-    scene = Scene(app, port, authority)
     try:
         yield scene
     finally:
@@ -130,28 +129,19 @@ async def serving(
         await until(lambda: app.num_running == 0)
 
 
-class Play:
-    """Runs a part with a server and its clients; over TLS if there is an authority."""
+Serve = Callable[..., AbstractAsyncContextManager[Scene]]
 
-    def __init__(self, authority: Authority | None) -> None:
-        self.authority = authority
 
-    def __call__(
-        self,
-        part: Callable[[Scene], Awaitable[None]],
-        patience: Patience = HURRIED,
-        max_connections: int | None = None,
-    ) -> None:
-        async def main() -> None:
-            async with serving(patience, max_connections, self.authority) as scene:
-                await part(scene)
-
-        uvloop.run(main())
+@pytest.fixture(autouse=True)
+def _checked_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("frontend.http.server._CHECK_EVERY_S", 0.1)
 
 
 @pytest.fixture(scope="module", params=["http", "https"])
-def play(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Play:
-    return Play(Authority(tmp_path_factory.mktemp("tls")) if request.param == "https" else None)
+def serve(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Serve:
+    """Starts a server, over TLS or not."""
+    authority = Authority(tmp_path_factory.mktemp("tls")) if request.param == "https" else None
+    return functools.partial(serving, authority)
 
 
 def error_code(answer: bytes) -> tuple[int, str]:
@@ -178,37 +168,31 @@ async def drip(peer: Peer, data: bytes = b"a", every_s: float = 0.05) -> bytes:
     ],
     ids=["headers", "body", "chunk"],
 )
-def test_a_request_that_comes_by_drops_is_a_408(play: Play, start: bytes) -> None:
-    async def part(scene: Scene) -> None:
+async def test_a_request_that_comes_by_drops_is_a_408(serve: Serve, start: bytes) -> None:
+    async with serve() as scene:
         assert error_code(await drip(await scene.peer(start))) == (408, "request_timeout")
 
-    play(part)
 
-
-def test_a_request_that_is_refused_in_its_body_ends_before_its_connection(play: Play) -> None:
-    async def part(scene: Scene) -> None:
+async def test_a_request_that_is_refused_in_its_body_ends_before_its_connection(serve: Serve) -> None:
+    async with serve(Patience(request_s=0.2, rest_s=60.0)) as scene:
         await scene.peer(b"POST / HTTP/1.1\r\ncontent-length: 100000\r\n\r\n")
         await until(lambda: scene.app.num_running == 1)
         await until(lambda: scene.app.num_running == 0)
 
-    play(part, Patience(request_s=0.2, rest_s=60.0))
 
-
-def test_a_large_body_gets_the_time_it_needs(play: Play) -> None:
+async def test_a_large_body_gets_the_time_it_needs(serve: Serve) -> None:
     """At twice the minimum rate, much longer than `request_s` alone would allow."""
 
-    async def part(scene: Scene) -> None:
-        peer = await scene.peer(b"POST / HTTP/1.1\r\ncontent-length: 40000\r\n\r\n")
-        for _ in range(20):
+    async with serve(Patience(request_s=0.5, bytes_a_s=10_000)) as scene:
+        peer = await scene.peer(b"POST / HTTP/1.1\r\ncontent-length: 20000\r\n\r\n")
+        for _ in range(10):
             peer.say(bytes(2000))
             await asyncio.sleep(0.1)  # the pace of a slow client
-        assert await peer.answer() == b"40000"
-
-    play(part, Patience(request_s=0.5, bytes_a_s=10_000))
+        assert await peer.answer() == b"20000"
 
 
-def test_an_idle_connection_is_closed_silently_and_an_active_one_is_kept(play: Play) -> None:
-    async def part(scene: Scene) -> None:
+async def test_an_idle_connection_is_closed_silently_and_an_active_one_is_kept(serve: Serve) -> None:
+    async with serve() as scene:
         silent, used, asking = [await scene.peer() for _ in range(3)]
         used.say(GET)
         assert await used.answer() == b"0"
@@ -223,30 +207,24 @@ def test_an_idle_connection_is_closed_silently_and_an_active_one_is_kept(play: P
         asking.say(GET)
         assert await asking.answer() == b"0"
 
-    play(part)
 
-
-def test_a_client_that_does_not_read_its_answer_is_dropped(play: Play) -> None:
-    async def part(scene: Scene) -> None:
+async def test_a_client_that_does_not_read_its_answer_is_dropped(serve: Serve) -> None:
+    async with serve() as scene:
         peer = await scene.peer()
         peer.mute()
         peer.say(b"GET /?endless HTTP/1.1\r\nhost: x\r\n\r\n")
         await until(lambda: scene.app.num_running == 1)
         await until(lambda: scene.app.num_running == 0)
 
-    play(part)
 
-
-def test_a_client_that_reads_slowly_or_asked_ahead_is_not(play: Play) -> None:
-    async def part(scene: Scene) -> None:
+async def test_a_client_that_reads_slowly_or_asked_ahead_is_not(serve: Serve) -> None:
+    async with serve(Patience(request_s=0.5, idle_s=0.5, unread_s=1.0)) as scene:
         peer = await scene.peer(GET + b"GET /?endless HTTP/1.1\r\nhost: x\r\n\r\n")
         assert await peer.answer() == b"0"
-        for _ in range(40):
+        for _ in range(20):
             await peer.reader.readexactly(1 << 20)
             await asyncio.sleep(0.1)  # the pace of a slow client
         assert scene.app.num_running == 1
-
-    play(part, Patience(request_s=0.5, idle_s=0.5, unread_s=2.0))
 
 
 @pytest.mark.parametrize(
@@ -262,67 +240,57 @@ def test_a_client_that_reads_slowly_or_asked_ahead_is_not(play: Play) -> None:
     ],
     ids=["bytes", "TLS", "version", "negative length", "two lengths", "chunk", "path"],
 )
-def test_garbage_instead_of_http_is_a_400(play: Play, garbage: bytes) -> None:
-    async def part(scene: Scene) -> None:
+async def test_garbage_instead_of_http_is_a_400(serve: Serve, garbage: bytes) -> None:
+    async with serve() as scene:
         assert error_code(await (await scene.peer(garbage)).rest()) == (400, "invalid_request")
-
-    play(part)
 
 
 @pytest.mark.parametrize("start", [b"GET / HTTP/1.1\r\nx: ", b"GET /"], ids=["header", "path"])
-def test_a_head_without_end_is_a_431(play: Play, start: bytes) -> None:
-    async def part(scene: Scene) -> None:
+async def test_a_head_without_end_is_a_431(serve: Serve, start: bytes) -> None:
+    async with serve() as scene:
         peer = await scene.peer(start + b"a" * (MAX_HEAD_BYTES + 1))
         assert error_code(await peer.rest()) == (431, "headers_too_large")
 
-    play(part)
 
-
-def test_a_head_at_its_limit_is_served(play: Play) -> None:
-    async def part(scene: Scene) -> None:
+async def test_a_head_at_its_limit_is_served(serve: Serve) -> None:
+    async with serve() as scene:
         peer = await scene.peer(b"GET / HTTP/1.1\r\nx: " + b"a" * (MAX_HEAD_BYTES - 100) + b"\r\n\r\n")
         assert await peer.answer() == b"0"
-
-    play(part)
 
 
 @pytest.mark.parametrize(
     "odd", [b"1;" + b"x" * 200_000, b"0\r\nx: " + b"y" * 200_000], ids=["extension", "trailer"]
 )
-def test_what_is_no_body_ends_within_a_body_too(play: Play, odd: bytes) -> None:
-    async def part(scene: Scene) -> None:
+async def test_what_is_no_body_ends_within_a_body_too(serve: Serve, odd: bytes) -> None:
+    async with serve(Patience(request_s=60)) as scene:
         peer = await scene.peer(b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n" + odd)
         assert error_code(await peer.rest()) == (431, "headers_too_large")
 
-    play(part, Patience(request_s=60))
-
 
 @pytest.mark.parametrize("size", [b"content-length: 99999999", b"transfer-encoding: chunked"])
-def test_a_body_over_the_limit_is_a_413_and_its_rest_is_not_read_for_long(play: Play, size: bytes) -> None:
-    async def part(scene: Scene) -> None:
+async def test_a_body_over_the_limit_is_a_413_and_its_rest_is_not_read_for_long(
+    serve: Serve, size: bytes
+) -> None:
+    async with serve(Patience(request_s=60, rest_s=0.3)) as scene:
         peer = await scene.peer(b"POST / HTTP/1.1\r\n" + size + b"\r\n\r\n")
         chunk = b"10000\r\n" + bytes(0x10000) + b"\r\n"
         answer = await drip(peer, chunk, every_s=0.01)
         assert answer.startswith(b"HTTP/1.1 413")
 
-    play(part, Patience(request_s=60, rest_s=0.3))
 
-
-def test_requests_sent_ahead_are_answered_in_order_but_not_any_number_of_them(play: Play) -> None:
-    async def part(scene: Scene) -> None:
+async def test_requests_sent_ahead_are_answered_in_order_but_not_any_number_of_them(serve: Serve) -> None:
+    async with serve() as scene:
         few = await scene.peer(GET * MAX_PIPELINED)
         assert [await few.answer() for _ in range(MAX_PIPELINED)] == [b"0"] * MAX_PIPELINED
 
         many = await scene.peer(GET * 10_000)
         assert (await many.rest()).count(b"HTTP/1.1 200") <= MAX_PIPELINED + 1
 
-    play(part)
 
-
-def test_clients_that_reset_their_connections_leave_nothing_behind(play: Play) -> None:
+async def test_clients_that_reset_their_connections_leave_nothing_behind(serve: Serve) -> None:
     connections = Newborn(Connection)
 
-    async def part(scene: Scene) -> None:
+    async with serve() as scene:
         for _ in range(5):
             peer = await scene.peer(GET)
             assert await peer.answer() == b"0"
@@ -330,8 +298,6 @@ def test_clients_that_reset_their_connections_leave_nothing_behind(play: Play) -
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             peer.writer.transport.abort()
         await until(lambda: connections.count() == 0, 30.0, pause_s=0.1)
-
-    play(part)
 
 
 async def test_a_refused_body_is_not_kept_until_the_garbage_collector_comes() -> None:
@@ -348,40 +314,35 @@ async def test_a_refused_body_is_not_kept_until_the_garbage_collector_comes() ->
         gc.enable()
 
 
-def test_garbage_after_a_request_ends_the_connection_and_not_the_server(play: Play) -> None:
-    async def part(scene: Scene) -> None:
+async def test_garbage_after_a_request_ends_the_connection_and_not_the_server(serve: Serve) -> None:
+    async with serve() as scene:
         peer = await scene.peer(b"GET /?endless HTTP/1.1\r\nhost: x\r\n\r\n")
         await peer.reader.readexactly(100)
         peer.say(b"\x00\xff")
         assert b"HTTP/1.1 400" not in await peer.rest()
         await until(lambda: scene.app.num_running == 0)
 
-    play(part)
+
+async def test_a_server_that_has_drained_refuses_connections_and_is_freed() -> None:
+    listener = socket.create_server(("127.0.0.1", 0))
+    port = listener.getsockname()[1]
+    servers = Newborn(HttpServer)
+    server = HttpServer(Echo(), 1.0)
+    server.start(listener)
+    await server.drain()
+    del server
+    assert servers.count() == 0
+    with pytest.raises(ConnectionRefusedError):
+        await asyncio.open_connection("127.0.0.1", port)
 
 
-def test_a_server_that_has_drained_refuses_connections_and_is_forgotten() -> None:
-    async def main() -> None:
-        listener = socket.create_server(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
-        servers = Newborn(HttpServer)
-        server = HttpServer(Echo(), 1.0)
-        server.start(listener)
-        await server.drain()
-        del server
-        assert servers.count() == 0
-        with pytest.raises(ConnectionRefusedError):
-            await asyncio.open_connection("127.0.0.1", port)
-
-    uvloop.run(main())
-
-
-def test_all_but_the_reserved_descriptors_are_for_clients(
-    play: Play, monkeypatch: pytest.MonkeyPatch
+async def test_all_but_the_reserved_descriptors_are_for_clients(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("frontend.http.server.RESERVED_DESCRIPTORS", 2)
     monkeypatch.setattr("baton.listener.resource.getrlimit", lambda _: (16, 16))
 
-    async def part(scene: Scene) -> None:
+    async with serve(Patience()) as scene:
         for _ in range(14):
             await scene.peer(b"GET /?endless HTTP/1.1\r\nhost: x\r\n\r\n")
         await until(lambda: scene.app.num_running == 14)
@@ -389,11 +350,9 @@ def test_all_but_the_reserved_descriptors_are_for_clients(
         first, *_ = [await scene.peer() for _ in range(3)]  # an eighth of them may be turned away at a time
         assert await first.rest() == b""
 
-    play(part, Patience())
 
-
-def test_connections_beyond_the_limit_get_a_503_if_all_others_are_busy(play: Play) -> None:
-    async def part(scene: Scene) -> None:
+async def test_connections_beyond_the_limit_get_a_503_if_all_others_are_busy(serve: Serve) -> None:
+    async with serve(Patience(), max_connections=4) as scene:
         streams = [await scene.peer(b"GET /?endless HTTP/1.1\r\nhost: x\r\n\r\n") for _ in range(4)]
         await until(lambda: scene.app.num_running == 4)
 
@@ -405,33 +364,29 @@ def test_connections_beyond_the_limit_get_a_503_if_all_others_are_busy(play: Pla
         await until(lambda: scene.app.num_running == 3)
         assert await (await scene.peer(GET)).answer() == b"0"
 
-    play(part, Patience(), max_connections=4)
 
-
-def test_connections_far_beyond_the_limit_are_closed(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_connections_far_beyond_the_limit_are_closed(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("frontend.http.server.MOST_TURNED_AWAY", 0)
 
-    async def part(scene: Scene) -> None:
+    async with serve(Patience(), max_connections=1) as scene:
         await scene.peer(b"GET /?endless HTTP/1.1\r\nhost: x\r\n\r\n")
         await until(lambda: scene.app.num_running == 1)
         with suppress(ConnectionError):  # of the TLS handshake
             assert await (await scene.peer(GET)).rest() == b""
 
-    play(part, Patience(), max_connections=1)
 
-
-def test_few_connections_beyond_the_limit_are_waited_for(play: Play) -> None:
-    async def part(scene: Scene) -> None:
+async def test_few_connections_beyond_the_limit_are_waited_for(serve: Serve) -> None:
+    async with serve(Patience(), max_connections=1) as scene:
         await scene.peer(b"GET /?endless HTTP/1.1\r\nhost: x\r\n\r\n")
         await until(lambda: scene.app.num_running == 1)
         first, *_ = [await scene.peer() for _ in range(65)]
         assert await first.rest() == b""
 
-    play(part, Patience(), max_connections=1)
 
-
-def test_the_longest_waiting_connection_makes_room(play: Play) -> None:
-    async def part(scene: Scene) -> None:
+async def test_the_longest_waiting_connection_makes_room(serve: Serve) -> None:
+    async with serve(Patience(), max_connections=3) as scene:
         streaming = await scene.peer(b"GET /?endless HTTP/1.1\r\nhost: x\r\n\r\n")
         oldest = await scene.peer(b"POST / HTTP/1.1\r\n")
         asking = await scene.peer(GET)
@@ -443,8 +398,6 @@ def test_the_longest_waiting_connection_makes_room(play: Play) -> None:
         asking.say(GET)
         assert await asking.answer() == b"0"
         await streaming.reader.readexactly(1 << 20)
-
-    play(part, Patience(), max_connections=3)
 
 
 class Descriptors(socket.socket):
@@ -458,34 +411,29 @@ class Descriptors(socket.socket):
         return super().accept()
 
 
-def test_a_waiting_connection_makes_room_when_descriptors_run_out() -> None:
-    async def main() -> None:
-        listener, server = Descriptors(), HttpServer(Echo(), 1.0)
-        listener.bind(("127.0.0.1", 0))
-        listener.listen()
-        server.start(listener)
-        address: tuple[str, int] = listener.getsockname()
-        waiting, first = await asyncio.open_connection(*address)
-        first.write(GET)
-        await waiting.readuntil(b"\r\n\r\n0")
-        listener.are_left = False
-        _, second = await asyncio.open_connection(*address)
-        async with asyncio.timeout(PATIENCE_S / 2):  # its own deadline is longer
-            assert await waiting.read() == b""
-        for writer in (first, second):
-            writer.transport.abort()
-        await server.drain()
-
-    uvloop.run(main())
+async def test_a_waiting_connection_makes_room_when_descriptors_run_out() -> None:
+    listener, server = Descriptors(), HttpServer(Echo(), 1.0)
+    listener.bind(("127.0.0.1", 0))
+    listener.listen()
+    server.start(listener)
+    address: tuple[str, int] = listener.getsockname()
+    waiting, first = await asyncio.open_connection(*address)
+    first.write(GET)
+    await waiting.readuntil(b"\r\n\r\n0")
+    listener.are_left = False
+    _, second = await asyncio.open_connection(*address)
+    async with asyncio.timeout(PATIENCE_S / 2):  # its own deadline is longer
+        assert await waiting.read() == b""
+    for writer in (first, second):
+        writer.transport.abort()
+    await server.drain()
 
 
-def test_a_client_that_does_not_read_makes_room_too(play: Play) -> None:
-    async def part(scene: Scene) -> None:
+async def test_a_client_that_does_not_read_makes_room_too(serve: Serve) -> None:
+    async with serve(Patience(), max_connections=3) as scene:
         for _ in range(10):
             peer = await scene.peer()
             peer.mute()
             peer.say(GET)
         await until(lambda: scene.app.num_answered == 10)
         assert await (await scene.peer(GET)).answer() == b"0"
-
-    play(part, Patience(), max_connections=3)

@@ -6,13 +6,12 @@ import socket
 import ssl
 import struct
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import ExitStack, asynccontextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
-import uvloop
 
 from baton.reread import Reread
 from baton.tls import server_context
@@ -22,6 +21,7 @@ from tests.alive import Newborn
 from tests.certificates import Authority
 from tests.waiting import scaled, until
 
+pytestmark = pytest.mark.uvloop
 GET = b"GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
 
 
@@ -39,11 +39,18 @@ def authority(tmp_path: Path) -> Authority:
 class Door:
     """A server that serves HTTPS at `port`."""
 
-    def __init__(self, tls: Callable[[], ssl.SSLContext], max_connections: int | None) -> None:
-        listener = socket.create_server(("127.0.0.1", 0), backlog=128)
-        self.port: int = listener.getsockname()[1]
+    def __init__(self, tls: Callable[[], ssl.SSLContext], max_connections: int | None = None) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0), backlog=128)
+        self.port: int = self._listener.getsockname()[1]
         self._server: HttpServer | None = HttpServer(app, 5.0, max_connections=max_connections, tls=tls)
-        self._server.start(listener)
+
+    async def __aenter__(self) -> Self:
+        assert self._server is not None
+        self._server.start(self._listener)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.drain()
 
     async def drain(self) -> None:
         if self._server is not None:
@@ -62,34 +69,16 @@ class Door:
         return answer
 
 
-def play(
-    tls: Callable[[], ssl.SSLContext],
-    part: Callable[[Door], Awaitable[None]],
-    max_connections: int | None = None,
-) -> None:
-    @asynccontextmanager
-    async def opened() -> AsyncIterator[Door]:
-        door = Door(tls, max_connections)
-        try:
-            yield door
-        finally:
-            await door.drain()
-
-    async def main() -> None:
-        async with opened() as door:
-            await part(door)
-
-    uvloop.run(main())
-
-
 def num_descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-def test_a_client_that_trusts_the_authority_is_answered_and_a_plain_one_is_not(authority: Authority) -> None:
+async def test_a_client_that_trusts_the_authority_is_answered_and_a_plain_one_is_not(
+    authority: Authority,
+) -> None:
     context = server_context(*authority.sign("server"))
 
-    async def part(door: Door) -> None:
+    async with Door(lambda: context) as door:
         assert (await door.get(authority.client())).endswith(b"\r\n\r\nhttps")
         assert await door.get(None) == b""
         old = authority.client()
@@ -97,29 +86,27 @@ def test_a_client_that_trusts_the_authority_is_answered_and_a_plain_one_is_not(a
             old.minimum_version = old.maximum_version = ssl.TLSVersion.TLSv1_1
         assert await door.get(old) == b""
 
-    play(lambda: context, part)
 
-
-def test_with_a_clients_authority_only_its_clients_are_answered(authority: Authority, tmp_path: Path) -> None:
+async def test_with_a_clients_authority_only_its_clients_are_answered(
+    authority: Authority, tmp_path: Path
+) -> None:
     context = server_context(*authority.sign("server"), authority.ca)
     stranger = Authority(tmp_path / "theirs").sign("client")
 
-    async def part(door: Door) -> None:
+    async with Door(lambda: context) as door:
         assert await door.get(authority.client()) == b""
         assert await door.get(authority.client(stranger)) == b""
         assert (await door.get(authority.client(authority.sign("client")))).endswith(b"https")
 
-    play(lambda: context, part)
 
-
-def test_a_changed_certificate_is_for_new_connections_and_a_broken_one_for_none(
+async def test_a_changed_certificate_is_for_new_connections_and_a_broken_one_for_none(
     authority: Authority, tmp_path: Path
 ) -> None:
     cert, key = authority.sign("server")
     another = Authority(tmp_path / "another")
     tls = Reread([cert, key], lambda: server_context(cert, key))
 
-    async def part(door: Door) -> None:
+    async with Door(lambda: tls.value) as door:
         assert await door.get(authority.client())
         renewed = another.sign("server")
         cert.write_bytes(renewed.cert.read_bytes())
@@ -130,15 +117,13 @@ def test_a_changed_certificate_is_for_new_connections_and_a_broken_one_for_none(
         assert not await door.get(authority.client())
         assert await door.get(another.client())
 
-    play(lambda: tls.value, part)
 
-
-def test_clients_that_do_not_shake_hands_leave_nothing_behind_and_hold_up_nothing(
+async def test_clients_that_do_not_shake_hands_leave_nothing_behind_and_hold_up_nothing(
     authority: Authority,
 ) -> None:
     context, connections = server_context(*authority.sign("server")), Newborn(Connection)
 
-    async def part(door: Door) -> None:
+    async with Door(lambda: context) as door:
         assert await door.get(authority.client())  # which opens what stays open
         before = num_descriptors()
         for first in (b"", b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01", bytes(1000)):
@@ -150,13 +135,11 @@ def test_clients_that_do_not_shake_hands_leave_nothing_behind_and_hold_up_nothin
         await until(lambda: num_descriptors() <= before, 30.0, pause_s=0.1)
         await until(lambda: connections.count() == 0, 30.0, pause_s=0.1)
 
-    play(lambda: context, part)
 
-
-def test_the_longest_handshake_makes_room(authority: Authority) -> None:
+async def test_the_longest_handshake_makes_room(authority: Authority) -> None:
     context = server_context(*authority.sign("server"))
 
-    async def part(door: Door) -> None:
+    async with Door(lambda: context, max_connections=3) as door:
         with ExitStack() as opened:
             waiting = [
                 opened.enter_context(socket.create_connection(("127.0.0.1", door.port))) for _ in range(10)
@@ -166,13 +149,11 @@ def test_the_longest_handshake_makes_room(authority: Authority) -> None:
                 sock.settimeout(scaled(5.0))  # a handshake may take ten
                 assert await asyncio.to_thread(sock.recv, 1) == b""
 
-    play(lambda: context, part, max_connections=3)
 
-
-def test_a_drain_does_not_wait_long_for_a_handshake(authority: Authority) -> None:
+async def test_a_drain_does_not_wait_long_for_a_handshake(authority: Authority) -> None:
     context = server_context(*authority.sign("server"))
 
-    async def part(door: Door) -> None:
+    async with Door(lambda: context) as door:
         with socket.create_connection(("127.0.0.1", door.port)) as silent:
             assert await door.get(authority.client())  # accepted after it
             begin_s = time.monotonic()
@@ -180,8 +161,6 @@ def test_a_drain_does_not_wait_long_for_a_handshake(authority: Authority) -> Non
             assert time.monotonic() - begin_s < scaled(5.0)
             silent.settimeout(scaled(5.0))
             assert await asyncio.to_thread(silent.recv, 1) == b""
-
-    play(lambda: context, part)
 
 
 @pytest.mark.parametrize("broken", ["cert", "key", "both", "missing", "encrypted", "ca"])

@@ -4,17 +4,17 @@ import asyncio
 import shutil
 import socket
 import subprocess
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-import uvloop
 
 from frontend.http.exchange import Exchange, Receive, Scope, Send
 from frontend.http.server import HttpServer
 from tests.waiting import PATIENCE_S, until
 
+pytestmark = pytest.mark.uvloop
 HEAD = (
     b"POST /first HTTP/1.1\r\nhost: x\r\nconnection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\n"
     b"http2-settings: AAEAAEAAAAIAAAABAAMAAABkAAQBAAAAAAUAAEAA\r\ncontent-length: %d\r\n\r\n"
@@ -38,15 +38,15 @@ class Post {
 """
 
 
-class Heard:
-    """An app that returns the length of each body, and keeps what it was asked."""
+class App:
+    """An app that returns the length of each body, and keeps its requests."""
 
     def __init__(self) -> None:
-        self.asked: list[tuple[str, str]] = []
+        self.requests: list[tuple[str, str]] = []
         self.bodies: list[bytes] = []
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self.asked.append((scope["method"], scope["path"]))
+        self.requests.append((scope["method"], scope["path"]))
         exchange = Exchange(scope, receive, send)
         self.bodies.append(await exchange.read_body(1 << 20))
         length = b"%d" % len(self.bodies[-1])
@@ -55,42 +55,33 @@ class Heard:
 
 
 @asynccontextmanager
-async def serving() -> AsyncIterator[tuple[Heard, int]]:
-    app = Heard()
+async def serving() -> AsyncIterator[tuple[App, int]]:
+    app = App()
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
     server = HttpServer(app, 1.0)
     server.start(listener)
     try:
-        yield app, port
+        async with asyncio.timeout(PATIENCE_S):
+            yield app, port
     finally:
         await server.drain()
 
 
-def play(part: Callable[[Heard, int], Awaitable[None]]) -> None:
-    async def main() -> None:
-        async with serving() as (app, port), asyncio.timeout(PATIENCE_S):
-            await part(app, port)
-
-    uvloop.run(main())
-
-
-def test_a_body_that_comes_after_its_head_is_not_the_next_request() -> None:
-    async def part(app: Heard, port: int) -> None:
+async def test_a_body_that_comes_after_its_head_is_not_the_next_request() -> None:
+    async with serving() as (app, port):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(HEAD % len(BODY))
-        await until(lambda: app.asked)
+        await until(lambda: app.requests)
         writer.write(BODY[:20])
         await asyncio.sleep(0.3)
         writer.write(BODY[20:])
         answer = await reader.read()
         assert b"\r\nconnection: close\r\n" in answer
         assert answer.endswith(b"\r\n\r\n%d" % len(BODY))
-        assert app.asked == [("POST", "/first")]
+        assert app.requests == [("POST", "/first")]
         assert app.bodies == [BODY]
         writer.close()
-
-    play(part)
 
 
 @pytest.mark.parametrize("num_bytes", [1, 7, 1000])
@@ -103,60 +94,52 @@ def test_a_body_that_comes_after_its_head_is_not_the_next_request() -> None:
     ],
     ids=["length", "chunks", "no body"],
 )
-def test_an_offer_changes_nothing_wherever_the_data_is_cut(
+async def test_an_offer_changes_nothing_wherever_the_data_is_cut(
     head: bytes, body: bytes, length: int, num_bytes: int
 ) -> None:
-    async def part(app: Heard, port: int) -> None:
+    async with serving() as (app, port):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        said = head + body
-        for i in range(0, len(said), num_bytes):
-            writer.write(said[i : i + num_bytes])
+        data = head + body
+        for i in range(0, len(data), num_bytes):
+            writer.write(data[i : i + num_bytes])
             await asyncio.sleep(0)
         assert (await reader.read()).endswith(b"\r\n\r\n%d" % length)
-        assert len(app.asked) == 1
+        assert len(app.requests) == 1
         writer.close()
 
-    play(part)
 
-
-def test_requests_behind_an_offer_are_not_read() -> None:
-    async def part(app: Heard, port: int) -> None:
+async def test_requests_behind_an_offer_are_not_read() -> None:
+    async with serving() as (app, port):
         failures: list[dict[str, object]] = []
         asyncio.get_running_loop().set_exception_handler(lambda _, context: failures.append(context))
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(800 * b"GET / HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n")
         assert (await reader.read()).endswith(b"\r\n\r\n0")
-        assert (len(app.asked), failures) == (1, [])
+        assert (len(app.requests), failures) == (1, [])
         writer.close()
-
-    play(part)
 
 
 @pytest.mark.skipif(shutil.which("java") is None, reason="needs java")
-def test_javas_client_is_served_with_its_defaults(tmp_path: Path) -> None:
+async def test_javas_client_is_served_with_its_defaults(tmp_path: Path) -> None:
     source = tmp_path / "Post.java"
     source.write_text(JAVA)
 
-    async def part(app: Heard, port: int) -> None:
+    async with serving() as (app, port):
         process = await asyncio.create_subprocess_exec(
             "java", str(source), f"http://127.0.0.1:{port}", stdout=subprocess.PIPE, stderr=subprocess.STDOUT
         )
-        said, _ = await process.communicate()
-        assert said.decode().splitlines() == [f"200 HTTP_1_1 {num}" for num in (5, 100_000, 5)]
-        assert app.asked == [("POST", "/java")] * 3
-
-    play(part)
+        output, _ = await process.communicate()
+        assert output.decode().splitlines() == [f"200 HTTP_1_1 {num}" for num in (5, 100_000, 5)]
+        assert app.requests == [("POST", "/java")] * 3
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
-def test_curl_is_served_when_it_offers_http_2() -> None:
-    async def part(app: Heard, port: int) -> None:
+async def test_curl_is_served_when_it_offers_http_2() -> None:
+    async with serving() as (app, port):
         url = f"http://127.0.0.1:{port}/curl"
         process = await asyncio.create_subprocess_exec(
             "curl", "-s", "--http2", "-d", "hello", url, url, stdout=subprocess.PIPE
         )
-        said, _ = await process.communicate()
-        assert said == b"55"
-        assert app.asked == [("POST", "/curl")] * 2
-
-    play(part)
+        output, _ = await process.communicate()
+        assert output == b"55"
+        assert app.requests == [("POST", "/curl")] * 2
