@@ -213,3 +213,11 @@ def pytest_collection_finish() -> None:
     """Keep what the tests' imports made out of garbage collections, which tests that look for leaks force."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random gpt-oss checkpoint, shared by the session: don't change it."""
+    from tests.tiny_gpt_oss import write_checkpoint  # noqa: PLC0415  slow to load
+
+    return write_checkpoint(tmp_path_factory.mktemp("tiny"))

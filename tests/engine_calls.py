@@ -1,11 +1,29 @@
-"""Test calls for any engine: take a handoff, read tokens, wait."""
+"""Test calls for any engine: requests, handoffs, tokens."""
 
 import asyncio
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
+from typing import Any
 
-from baton.messages import KvHandoff, TokenChunk
+from baton.messages import GenerateRequest, KvHandoff, Sampling, TokenChunk
+from tests.tiny_gpt_oss import prompt
 from tests.waiting import PATIENCE_S
+from workers.engine import Engine
+
+
+def ask(tokens: list[int] | int = 40, **options: Any) -> GenerateRequest:
+    """A greedy request for 12 tokens; `options` set fields of the request or its sampling."""
+    fields = {name: options.pop(name) for name in options.keys() & set(GenerateRequest.__struct_fields__)}
+    return GenerateRequest(
+        **{
+            "request_id": "r1",
+            "model": "m",
+            "token_ids": prompt(tokens) if isinstance(tokens, int) else tokens,
+            "deadline_s": PATIENCE_S,
+            "sampling": Sampling(**{"max_tokens": 12, "seed": 0, "temperature": 0.0} | options),
+            **fields,
+        }
+    )
 
 
 async def next_handoff(replies: AsyncGenerator[KvHandoff | TokenChunk, None]) -> KvHandoff:
@@ -13,6 +31,19 @@ async def next_handoff(replies: AsyncGenerator[KvHandoff | TokenChunk, None]) ->
         handoff = await anext(replies)
     assert isinstance(handoff, KvHandoff)
     return handoff
+
+
+@asynccontextmanager
+async def handed_over(engine: Engine, request: GenerateRequest) -> AsyncGenerator[KvHandoff, None]:
+    """A handoff whose prefill is closed at the end."""
+    async with aclosing(engine.prefill(request)) as replies:
+        yield await next_handoff(replies)
+
+
+async def left_handoff(engine: Engine, request: GenerateRequest) -> KvHandoff:
+    """A handoff whose prefill is closed at once."""
+    async with handed_over(engine, request) as handoff:
+        return handoff
 
 
 async def tokens(answer: AsyncGenerator[TokenChunk, None]) -> list[int]:

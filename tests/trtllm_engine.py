@@ -7,8 +7,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from baton.messages import GenerateRequest, Sampling
-from tests.tiny_gpt_oss import prompt
 from tests.waiting import scaled
 from workers.engines.library.engine import LibraryEngine
 from workers.engines.library.model_facts import read_model_facts
@@ -74,10 +72,3 @@ async def started(checkpoint: Path, **options: Any) -> AsyncGenerator[LibraryEng
         yield engine
     finally:
         await engine.stop()
-
-
-def ask(num_tokens: int = 40, **sampling: Any) -> GenerateRequest:
-    options = {"max_tokens": 12, "seed": 0, "temperature": 0.0} | sampling
-    return GenerateRequest(
-        request_id="r", model="m", token_ids=prompt(num_tokens), deadline_s=9, sampling=Sampling(**options)
-    )

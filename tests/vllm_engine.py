@@ -6,8 +6,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from baton.messages import GenerateRequest, Sampling
-from tests.tiny_gpt_oss import prompt
 from tests.waiting import until
 from workers.engines.library.engine import LibraryEngine
 from workers.engines.library.model_facts import read_model_facts
@@ -62,16 +60,3 @@ def core(engine: LibraryEngine) -> Any:
     """The double's core in the engine."""
     adapter: Any = engine.adapter
     return adapter.llm._core  # noqa: SLF001  only tests need it
-
-
-def ask(num_tokens: int = 40, **options: Any) -> GenerateRequest:
-    """A greedy request for 12 tokens; `options` set its sampling, deadline or handoff."""
-    sampling = {"max_tokens": 12, "seed": 0, "temperature": 0.0} | options
-    return GenerateRequest(
-        request_id="r",
-        model="m",
-        token_ids=prompt(num_tokens),
-        deadline_s=sampling.pop("deadline_s", 9),
-        handoff=sampling.pop("handoff", None),
-        sampling=Sampling(**sampling),
-    )

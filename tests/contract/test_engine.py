@@ -14,15 +14,14 @@ import pytest
 from baton.errors import DeadlineExceeded, HandoffFailed, InvalidRequest, NotReady, Overloaded, WorkerLost
 from baton.messages import (
     GenerateRequest,
-    KvHandoff,
     Role,
-    Sampling,
     TokenChunk,
     TokenLogprob,
     Usage,
     after_handoff,
 )
-from tests.tiny_gpt_oss import CONTEXT_LENGTH, prompt, write_checkpoint
+from tests.engine_calls import ask, handed_over, left_handoff, next_handoff
+from tests.tiny_gpt_oss import CONTEXT_LENGTH, prompt
 from tests.waiting import PATIENCE_S, until
 from workers.engine import Engine
 from workers.engines.embedded.engine import EmbeddedEngine
@@ -156,40 +155,25 @@ def _vllm(checkpoint: Path) -> Build:
 
 
 ENGINES = {"embedded": _embedded, "mocker": _mocker, "trtllm": _trtllm, "vllm": _vllm}
-WITHOUT_MODEL = {"mocker"}  # engines with meaningless tokens: no stop tokens, logprobs or vocabulary
-WITHOUT_RELEASE = {"trtllm"}  # engines that cannot release a pin: it expires
-# Engines on which a late pull does not fail: it is not too late (trtllm), or it reads the memory's new
-# contents (vllm).
-WITHOUT_LATE_PULL = {"trtllm", "vllm"}
 
 
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_checkpoint(tmp_path_factory.mktemp("tiny"))
+def _engines(*without: str) -> Any:
+    """A fixture that makes engines of one kind; a line in ENGINES adds another one to the suite."""
+
+    @pytest.fixture(params=[name for name in ENGINES if name not in without])
+    def build(request: pytest.FixtureRequest, checkpoint: Path) -> Build:
+        return ENGINES[request.param](checkpoint)
+
+    return build
 
 
-@pytest.fixture(params=list(ENGINES))
-def build(request: pytest.FixtureRequest, checkpoint: Path) -> Build:
-    """Makes engines of one kind; a line in ENGINES adds another engine to the suite."""
-    return ENGINES[request.param](checkpoint)
-
-
-@pytest.fixture(params=[name for name in ENGINES if name not in WITHOUT_MODEL])
-def build_sampling(request: pytest.FixtureRequest, checkpoint: Path) -> Build:
-    """Makes engines of a kind that runs the model."""
-    return ENGINES[request.param](checkpoint)
-
-
-@pytest.fixture(params=[name for name in ENGINES if name not in WITHOUT_RELEASE])
-def build_releasing(request: pytest.FixtureRequest, checkpoint: Path) -> Build:
-    """Makes engines of a kind that can release a pin."""
-    return ENGINES[request.param](checkpoint)
-
-
-@pytest.fixture(params=[name for name in ENGINES if name not in WITHOUT_LATE_PULL])
-def build_guarding(request: pytest.FixtureRequest, checkpoint: Path) -> Build:
-    """Makes engines of a kind that refuses a late pull."""
-    return ENGINES[request.param](checkpoint)
+build = _engines()
+# Without the mocker, whose tokens have no meaning: no stop tokens, log probabilities or vocabulary.
+build_sampling = _engines("mocker")
+# TensorRT-LLM cannot release a pin: it expires.
+build_releasing = _engines("trtllm")
+# A late pull does not fail: it is not too late (trtllm), or it reads the memory's new contents (vllm).
+build_guarding = _engines("trtllm", "vllm")
 
 
 @asynccontextmanager
@@ -212,25 +196,10 @@ async def until_idle(engine: Engine) -> None:
 
     def idle() -> bool:
         stats = engine.stats()
-        return (stats.num_running, stats.num_waiting, stats.kv_used_blocks, stats.kv_pinned_blocks) == (
-            0,
-        ) * 4
+        held = (stats.num_running, stats.num_waiting, stats.kv_used_blocks, stats.kv_pinned_blocks)
+        return not any(held)
 
     await until(idle)
-
-
-def ask(token_ids: list[int], **options: Any) -> GenerateRequest:
-    """A greedy request for 12 tokens; `options` set fields of the request or its sampling."""
-    sampling = {"max_tokens": 12, "seed": 0, "temperature": 0.0} | options
-    return GenerateRequest(
-        request_id="r1",
-        model="m",
-        token_ids=token_ids,
-        deadline_s=sampling.pop("deadline_s", PATIENCE_S),
-        num_generated=sampling.pop("num_generated", 0),
-        handoff=sampling.pop("handoff", None),
-        sampling=Sampling(**sampling),
-    )
 
 
 async def chunks(answer: AsyncGenerator[T, None]) -> list[T]:
@@ -248,7 +217,7 @@ def is_trtllm(engine: Engine) -> bool:
 
 
 def tokens(answer: list[TokenChunk]) -> list[int]:
-    """The token ids; checks that only the last chunk has a finish reason, and what tells of the prompt."""
+    """The token ids; checks finish reasons and the prompt's usage."""
     assert [chunk.finish_reason is not None for chunk in answer] == [False] * (len(answer) - 1) + [True]
     first, last = answer[0].usage, answer[-1].usage
     assert first is not None
@@ -270,13 +239,6 @@ def counted(last: TokenChunk) -> tuple[int, int]:
 
 async def alone(engine: Engine, request: GenerateRequest) -> list[int]:
     return tokens(await chunks(engine.decode(request)))
-
-
-async def next_handoff(replies: AsyncGenerator[KvHandoff | TokenChunk, None]) -> KvHandoff:
-    async with asyncio.timeout(PATIENCE_S):
-        handoff = await anext(replies)
-    assert isinstance(handoff, KvHandoff)
-    return handoff
 
 
 async def disaggregated(prefill: Engine, decode: Engine, request: GenerateRequest) -> list[TokenChunk]:
@@ -311,20 +273,20 @@ async def expect(error: type[Exception], match: str | None, answer: AsyncGenerat
 
 async def test_start_tells_what_the_engine_is_and_stop_ends_it(build: Build) -> None:
     engine = build(Role.DECODE, Limits())
-    await expect(NotReady, None, engine.decode(ask(prompt(5))))
+    await expect(NotReady, None, engine.decode(ask(5)))
     info = await engine.start()
     assert info.name
     assert info.version
     assert info.context_length == CONTEXT_LENGTH
-    await alone(engine, ask(prompt(5)))
+    await alone(engine, ask(5))
     await engine.stop()
     await engine.stop()
-    await expect(NotReady, None, engine.decode(ask(prompt(5))))
+    await expect(NotReady, None, engine.decode(ask(5)))
 
 
 async def test_an_answer_ends_at_max_tokens_with_its_usage(build: Build) -> None:
     async with started(build, Role.DECODE) as (engine,):
-        answer = await chunks(engine.decode(ask(prompt(20))))
+        answer = await chunks(engine.decode(ask(20)))
         assert len(tokens(answer)) == 12
         assert answer[-1].finish_reason == "length"
         assert answer[-1].usage is not None
@@ -335,7 +297,7 @@ async def test_an_answer_ends_at_max_tokens_with_its_usage(build: Build) -> None
 
 async def test_a_conversation_lacks_only_what_is_new(build: Build) -> None:
     async with started(build, Role.PREFILL, Role.DECODE) as (prefill, decode):
-        first = ask(prompt(150))
+        first = ask(150)
         assert decode.num_lacking_tokens(first) == 150
         handed_over = await disaggregated(prefill, decode, first)
         first_answer, usage = tokens(handed_over), handed_over[-1].usage
@@ -360,15 +322,15 @@ async def test_a_conversation_lacks_only_what_is_new(build: Build) -> None:
 
 async def test_a_stop_token_ends_the_answer_and_is_its_last(build_sampling: Build) -> None:
     async with started(build_sampling, Role.DECODE) as (engine,):
-        whole = await alone(engine, ask(prompt(20)))
+        whole = await alone(engine, ask(20))
         stop = whole[3]
         end = whole.index(stop) + 1
-        answer = await chunks(engine.decode(ask(prompt(20), stop_token_ids=(stop,))))
+        answer = await chunks(engine.decode(ask(20, stop_token_ids=(stop,))))
         assert tokens(answer) == whole[:end]
         assert (answer[-1].finish_reason, counted(answer[-1])) == ("stop", (20, end))
-        ignoring = ask(prompt(20), stop_token_ids=(stop,), ignore_eos=True)
+        ignoring = ask(20, stop_token_ids=(stop,), ignore_eos=True)
         assert await alone(engine, ignoring) == whole
-        later = await alone(engine, ask(prompt(20), stop_token_ids=(stop,), min_tokens=6))
+        later = await alone(engine, ask(20, stop_token_ids=(stop,), min_tokens=6))
         assert len(later) > 6
         assert stop not in later[:6]
 
@@ -403,11 +365,10 @@ async def test_the_prompts_log_probabilities_are_those_that_its_tokens_had_as_an
 ) -> None:
     async with started(build_sampling, Role.PREFILL, Role.DECODE) as (prefill, decode):
         if is_trtllm(prefill):
-            await expect(
-                InvalidRequest, None, prefill.prefill(ask(prompt(5), prompt_logprobs=0, max_tokens=1))
-            )
+            refused = ask(5, prompt_logprobs=0, max_tokens=1)
+            await expect(InvalidRequest, None, prefill.prefill(refused))
             return
-        answer = await chunks(decode.decode(ask(prompt(40), logprobs=2)))
+        answer = await chunks(decode.decode(ask(40, logprobs=2)))
         given = ask(prompt(40) + tokens(answer), prompt_logprobs=2, max_tokens=1)
         for engine_calls in (prefill.prefill, decode.decode):
             [scored] = await chunks(engine_calls(given))
@@ -421,7 +382,7 @@ async def test_the_prompts_log_probabilities_are_those_that_its_tokens_had_as_an
 
 async def test_the_prompts_log_probabilities_need_an_answer_of_one_token(build: Build) -> None:
     async with started(build, Role.DECODE) as (engine,):
-        several = ask(prompt(5), prompt_logprobs=0, max_tokens=2)
+        several = ask(5, prompt_logprobs=0, max_tokens=2)
         await expect(InvalidRequest, None, engine.decode(several))
 
 
@@ -441,9 +402,9 @@ async def test_a_mixed_crowd_gets_what_each_gets_alone(build: Build) -> None:
 
 async def test_a_first_token_that_ends_the_answer_needs_no_handoff(build_sampling: Build) -> None:
     async with started(build_sampling, Role.PREFILL, Role.DECODE) as (prefill, decode):
-        (first,) = await alone(decode, ask(prompt(20), max_tokens=1))
+        (first,) = await alone(decode, ask(20, max_tokens=1))
         for options in ({"max_tokens": 1}, {"stop_token_ids": (first,)}):
-            (reply,) = await chunks(prefill.prefill(ask(prompt(20), **options)))
+            (reply,) = await chunks(prefill.prefill(ask(20, **options)))
             assert isinstance(reply, TokenChunk)
             assert tokens([reply]) == [first]
             assert counted(reply) == (20, 1)
@@ -458,7 +419,7 @@ async def test_a_resumed_answer_goes_on_exactly(
     async with started(build, Role.PREFILL, Role.DECODE) as (prefill, decode):
         if not is_positional(decode) and sampling is SEEDED:
             pytest.skip("its sampling is not positional")
-        whole = await alone(decode, ask(prompt(30), **sampling))
+        whole = await alone(decode, ask(30, **sampling))
         so_far = prompt(30) + whole[:num_generated]
         rest = ask(so_far, num_generated=num_generated, **sampling)
         answer = await chunks(decode.decode(rest))
@@ -471,7 +432,7 @@ async def test_a_resumed_answer_goes_on_exactly(
 
 async def test_closing_while_it_waits_or_prefills_or_decodes_frees_everything(build: Build) -> None:
     async with started(build, Role.DECODE, limits=Limits(max_batch_size=1)) as (engine,):
-        long = ask(prompt(400), max_tokens=100)
+        long = ask(400, max_tokens=100)
         prefilling = chunks(engine.decode(long))
         await cancelled(prefilling, lambda: engine.stats().num_running == 1)
         await until_idle(engine)
@@ -487,22 +448,20 @@ async def test_closing_while_it_waits_or_prefills_or_decodes_frees_everything(bu
 
 async def test_closing_a_prefill_before_its_handoff_frees_everything(build: Build) -> None:
     async with started(build, Role.PREFILL, limits=Limits(ttl_s=1)) as (engine,):
-        work = next_handoff(engine.prefill(ask(prompt(400))))
+        work = next_handoff(engine.prefill(ask(400)))
         await cancelled(work, lambda: engine.stats().num_running == 1)
         await until_idle(engine)
 
 
 async def test_a_handoff_lives_no_longer_than_its_request(build: Build) -> None:
     async with started(build, Role.PREFILL) as (engine,):
-        request = msgspec.structs.replace(ask(prompt(40)), deadline_s=20.0)  # its KV is kept for 30 s
-        async with aclosing(engine.prefill(request)) as replies:
-            assert (await next_handoff(replies)).ttl_s <= 20.0
+        handoff = await left_handoff(engine, ask(40, deadline_s=20.0))  # its KV is kept for 30 s
+        assert handoff.ttl_s <= 20.0
 
 
 async def test_closing_a_prefill_after_its_handoff_frees_the_pin(build_releasing: Build) -> None:
     async with started(build_releasing, Role.PREFILL) as (engine,):
-        async with aclosing(engine.prefill(ask(prompt(40)))) as replies:
-            await next_handoff(replies)
+        async with handed_over(engine, ask(40)):
             assert engine.stats().kv_pinned_blocks > 0
         assert engine.stats().kv_pinned_blocks == 0
         await until_idle(engine)
@@ -510,15 +469,13 @@ async def test_closing_a_prefill_after_its_handoff_frees_the_pin(build_releasing
 
 async def test_a_pull_of_kv_that_was_given_back_fails(build_guarding: Build) -> None:
     async with started(build_guarding, Role.PREFILL, Role.DECODE) as (prefill, decode):
-        async with aclosing(prefill.prefill(ask(prompt(40)))) as replies:
-            handoff = await next_handoff(replies)
-        late = ask(prompt(40), handoff=handoff)
-        await expect(HandoffFailed, None, decode.decode(late))
+        handoff = await left_handoff(prefill, ask(40))
+        await expect(HandoffFailed, None, decode.decode(ask(40, handoff=handoff)))
 
 
 async def test_a_handoff_that_nobody_pulls_expires(build: Build) -> None:
     async with started(build, Role.PREFILL, limits=Limits(ttl_s=0.1)) as (engine,):
-        replies = engine.prefill(ask(prompt(40)))
+        replies = engine.prefill(ask(40))
         handoff = await next_handoff(replies)
         assert handoff.ttl_s <= 0.1
         with pytest.raises(HandoffFailed):
@@ -528,17 +485,15 @@ async def test_a_handoff_that_nobody_pulls_expires(build: Build) -> None:
 
 async def test_a_handoff_of_another_prompt_or_engine_is_refused(build: Build) -> None:
     async with started(build, Role.PREFILL, Role.DECODE) as (prefill, decode):
-        async with aclosing(prefill.prefill(ask(prompt(40)))) as replies:
-            handoff = await next_handoff(replies)
-            other = ask(prompt(43), handoff=handoff)
-            await expect(HandoffFailed, None, decode.decode(other))
+        async with handed_over(prefill, ask(40)) as handoff:
+            await expect(HandoffFailed, None, decode.decode(ask(43, handoff=handoff)))
         foreign = msgspec.structs.replace(handoff, engine_state=b"\x01not ours")
-        await expect(HandoffFailed, None, decode.decode(after_handoff(ask(prompt(40)), foreign)))
+        await expect(HandoffFailed, None, decode.decode(after_handoff(ask(40), foreign)))
 
 
 async def test_the_deadline_ends_what_waits_and_what_runs(build: Build) -> None:
     async with started(build, Role.DECODE, limits=Limits(max_batch_size=1)) as (engine,):
-        slow = ask(prompt(10), max_tokens=CONTEXT_LENGTH - 10, deadline_s=0.15)
+        slow = ask(10, max_tokens=CONTEXT_LENGTH - 10, deadline_s=0.15)
         await asyncio.gather(*[expect(DeadlineExceeded, None, engine.decode(slow)) for _ in range(2)])
         await until_idle(engine)
 
@@ -557,16 +512,16 @@ async def test_a_token_that_the_model_does_not_have_harms_nobody(build_sampling:
         for token_ids in ([1, 10_000_000], [1, -1]):
             await expect(InvalidRequest, str(token_ids[1]), engine.decode(ask(token_ids)))
         await expect(InvalidRequest, "prompt is empty", engine.decode(ask([])))
-        await alone(engine, ask(prompt(5)))
+        await alone(engine, ask(5))
 
 
 async def test_a_full_queue_says_when_to_come_back(build: Build) -> None:
     limits = Limits(max_batch_size=1, max_queue_size=1)
     async with started(build, Role.DECODE, limits=limits) as (engine,):
-        crowd = [asyncio.create_task(alone(engine, ask(prompt(10), max_tokens=60))) for _ in range(2)]
+        crowd = [asyncio.create_task(alone(engine, ask(10, max_tokens=60))) for _ in range(2)]
         await until(lambda: engine.stats().num_running + engine.stats().num_waiting == 2)
         with pytest.raises(Overloaded) as caught:
-            await alone(engine, ask(prompt(10)))
+            await alone(engine, ask(10))
         assert caught.value.retry_after_s is not None
         await asyncio.gather(*crowd)
 
@@ -574,7 +529,7 @@ async def test_a_full_queue_says_when_to_come_back(build: Build) -> None:
 async def test_stop_ends_what_still_runs(build: Build) -> None:
     engine = build(Role.DECODE, Limits())
     await engine.start()
-    running = asyncio.create_task(expect(WorkerLost, None, engine.decode(ask(prompt(10), max_tokens=400))))
+    running = asyncio.create_task(expect(WorkerLost, None, engine.decode(ask(10, max_tokens=400))))
     await until(lambda: engine.stats().num_generated_tokens > 2)
     await engine.stop()
     await running

@@ -9,18 +9,18 @@ from typing import Any
 import msgspec
 import pytest
 
-from baton.errors import DeadlineExceeded, HandoffFailed, InvalidRequest, NotReady, WorkerLost
+from baton.errors import DeadlineExceeded, HandoffFailed, InvalidRequest, WorkerLost
 from baton.messages import (
     GenerateRequest,
     Guided,
-    KvHandoff,
     MessageForm,
     Sampling,
     TokenChunk,
     Usage,
     after_handoff,
 )
-from tests.clock import jumping, run_jumping
+from tests.clock import jumping
+from tests.engine_calls import next_handoff
 from tests.waiting import until
 from workers.engines.mocker import MockerEngine, MockerSettings
 from workers.engines.script import read_vocabulary
@@ -105,8 +105,7 @@ async def test_an_answer_takes_its_prompt_and_its_steps() -> None:
 async def test_an_engine_that_hangs_takes_no_handoff_over(tmp_path: Path) -> None:
     hang = tmp_path / "hang"
     async with started(hang_while=str(hang)) as engine, aclosing(engine.prefill(ask())) as replies:
-        handoff = await anext(replies)
-        assert isinstance(handoff, KvHandoff)
+        handoff = await next_handoff(replies)
         hang.touch()
         async with aclosing(engine.decode(ask(handoff=handoff))) as chunks:
             first = asyncio.ensure_future(anext(chunks))
@@ -120,8 +119,7 @@ async def test_an_engine_that_hangs_takes_no_handoff_over(tmp_path: Path) -> Non
 @jumping
 async def test_a_transfer_takes_its_time() -> None:
     async with started(kv_transfer_ms=3000) as engine, aclosing(engine.prefill(ask())) as replies:
-        handoff = await anext(replies)
-        assert isinstance(handoff, KvHandoff)
+        handoff = await next_handoff(replies)
         began_s = now_s()
         async with aclosing(engine.decode(ask(handoff=handoff))) as chunks:
             await anext(chunks)
@@ -134,15 +132,13 @@ async def test_prefills_first_token_may_be_sent_before_the_kv_moves() -> None:
     async with started(prefill_sends_first=True) as engine:
         alone = await answer(engine, ask())
         async with aclosing(engine.prefill(ask())) as replies:
-            handoff = await anext(replies)
-            assert isinstance(handoff, KvHandoff)
+            handoff = await next_handoff(replies)
             assert handoff.first_chunk is not None
             rest = await answer(engine, after_handoff(ask(), handoff))
             assert await anext(replies, None) is None
-        told = [handoff.first_chunk, *rest]
-        assert [chunk.token_ids for chunk in told] == [chunk.token_ids for chunk in alone]
-        told_first = [chunk.usage for chunk in (handoff.first_chunk, rest[0])]
-        assert told_first == [Usage(20, 16, 1), Usage(20, 16, 2, 16)]
+        chunks = [handoff.first_chunk, *rest]
+        assert [chunk.token_ids for chunk in chunks] == [chunk.token_ids for chunk in alone]
+        assert [chunk.usage for chunk in chunks[:2]] == [Usage(20, 16, 1), Usage(20, 16, 2, 16)]
         assert rest[-1].usage == Usage(20, 16, len(alone), 16)
 
 
@@ -158,8 +154,7 @@ async def test_all_but_the_last_token_of_an_answer_is_cached_when_it_ends() -> N
 @jumping
 async def test_a_pulled_prompt_is_cached() -> None:
     async with started() as prefill, started() as decode, aclosing(prefill.prefill(ask())) as replies:
-        handoff = await anext(replies)
-        assert isinstance(handoff, KvHandoff)
+        handoff = await next_handoff(replies)
         async with aclosing(decode.decode(ask(handoff=handoff))) as chunks:
             await anext(chunks)
             assert decode.num_lacking_tokens(ask()) == 4
@@ -186,8 +181,7 @@ async def test_a_pull_takes_no_longer_than_the_pin_or_the_request() -> None:
 
     wire: Any = Stuck()
     async with started() as source, aclosing(source.prefill(ask())) as replies:
-        handoff = await anext(replies)
-        assert isinstance(handoff, KvHandoff)
+        handoff = await next_handoff(replies)
         engine = MockerEngine(
             MockerSettings(),
             model_path=Path("models/demo"),
@@ -221,30 +215,17 @@ async def test_a_deadline_ends_a_request_in_the_queue_in_its_prompt_and_between_
 
 
 @jumping
-async def test_the_context_bounds_prompt_and_answer() -> None:
-    async with started(max_seq_len=20) as engine:
-        with pytest.raises(InvalidRequest, match=r"20 tokens.*20"):
-            await answer(engine, ask(20))
-        chunks = await answer(engine, ask(19))
-        assert (len(chunks), chunks[-1].finish_reason) == (1, "length")
-
-
-@jumping
 async def test_each_side_of_a_handoff_counts_it_and_what_was_cached() -> None:
     async with started() as prefill, started() as decode:
         for _ in range(2):
             async with aclosing(prefill.prefill(ask())) as replies:
-                handoff = await anext(replies)
-                assert isinstance(handoff, KvHandoff)
+                handoff = await next_handoff(replies)
                 assert (prefill.stats().num_running, prefill.stats().kv_used_blocks) == (1, 1)
                 await answer(decode, ask(handoff=handoff))
                 assert await anext(replies, None) is None
-        told = prefill.stats()
-        assert (told.num_handoffs, told.num_prompt_tokens, told.num_cached_tokens) == (2, 24, 16)
-        assert (told.kv_moved_bytes, told.num_generated_tokens) == (80 + 16, 0)
-        told = decode.stats()
-        assert (told.num_handoffs, told.num_prompt_tokens, told.num_cached_tokens) == (2, 0, 0)
-        assert (told.kv_moved_bytes, told.num_generated_tokens) == (80 + 16, 10)
+        for stats, counts in ((prefill.stats(), (24, 16, 0)), (decode.stats(), (0, 0, 10))):
+            assert (stats.num_handoffs, stats.kv_moved_bytes) == (2, 80 + 16)
+            assert (stats.num_prompt_tokens, stats.num_cached_tokens, stats.num_generated_tokens) == counts
         assert decode.num_lacking_tokens(ask(16)) == 16, "the last token is always computed"
 
 
@@ -266,20 +247,18 @@ async def test_a_short_prompt_has_the_same_answer_when_it_is_resumed_and_another
         assert [chunk.token_ids[0] for chunk in await answer(engine, second)] != whole
 
 
-def test_all_answers_share_the_steps_and_one_that_ends_leaves_the_others() -> None:
-    async def main() -> None:
-        async with started() as engine:
-            began_s = now_s()
-            first, gone = (asyncio.create_task(answer(engine, ask(1, 9))) for _ in range(2))
-            await asyncio.sleep(0.6)
-            second = asyncio.create_task(answer(engine, ask(1, 9)))
-            await asyncio.sleep(2.1)
-            gone.cancel()
-            assert len(await first) == 9
-            assert now_s() - began_s == pytest.approx(0.1 + 8, abs=0.05)
-            assert len(await second) == 9
-
-    run_jumping(main(), limit_s=200)
+@jumping
+async def test_all_answers_share_the_steps_and_one_that_ends_leaves_the_others() -> None:
+    async with started() as engine:
+        began_s = now_s()
+        first, gone = (asyncio.create_task(answer(engine, ask(1, 9))) for _ in range(2))
+        await asyncio.sleep(0.6)
+        second = asyncio.create_task(answer(engine, ask(1, 9)))
+        await asyncio.sleep(2.1)
+        gone.cancel()
+        assert len(await first) == 9
+        assert now_s() - began_s == pytest.approx(0.1 + 8, abs=0.05)
+        assert len(await second) == 9
 
 
 @jumping
@@ -290,35 +269,31 @@ async def test_steps_take_up_to_the_jitter_longer() -> None:
         assert 2 + 8 + 0.5 < now_s() - began_s < 2 + 8 + 8 * 0.5
 
 
-def test_a_hanging_engine_keeps_deadlines_and_stops(tmp_path: Path) -> None:
-    async def main() -> None:
-        hang = tmp_path / "hang"
-        async with started(hang_while=str(hang)) as engine:
-            running = asyncio.create_task(answer(engine, ask(1, 1000)))
-            await until(lambda: engine.stats().num_generated_tokens > 2)
-            hang.touch()
-            await asyncio.sleep(2)  # the step that runs may end
-            num_before, began_s = engine.stats().num_generated_tokens, now_s()
-            with pytest.raises(DeadlineExceeded):
-                await answer(engine, ask(deadline_s=5.0))
-            assert now_s() - began_s == pytest.approx(5, abs=0.2)
-            assert engine.stats().num_generated_tokens == num_before
-            await engine.stop()
-            with pytest.raises(WorkerLost):
-                await running
-
-    run_jumping(main(), limit_s=200)
+@jumping
+async def test_a_hanging_engine_keeps_deadlines_and_stops(tmp_path: Path) -> None:
+    hang = tmp_path / "hang"
+    async with started(hang_while=str(hang)) as engine:
+        running = asyncio.create_task(answer(engine, ask(1, 1000)))
+        await until(lambda: engine.stats().num_generated_tokens > 2)
+        hang.touch()
+        await asyncio.sleep(2)  # the step that runs may end
+        num_before, began_s = engine.stats().num_generated_tokens, now_s()
+        with pytest.raises(DeadlineExceeded):
+            await answer(engine, ask(deadline_s=5.0))
+        assert now_s() - began_s == pytest.approx(5, abs=0.2)
+        assert engine.stats().num_generated_tokens == num_before
+        await engine.stop()
+        with pytest.raises(WorkerLost):
+            await running
 
 
-def test_stopping_withdraws_what_is_pinned() -> None:
-    async def main() -> None:
-        async with started() as engine, aclosing(engine.prefill(ask())) as replies:
+@jumping
+async def test_stopping_withdraws_what_is_pinned() -> None:
+    async with started() as engine, aclosing(engine.prefill(ask())) as replies:
+        await anext(replies)
+        await engine.stop()
+        with pytest.raises(HandoffFailed, match="withdrawn"):
             await anext(replies)
-            await engine.stop()
-            with pytest.raises(HandoffFailed, match="withdrawn"):
-                await anext(replies)
-
-    run_jumping(main(), limit_s=200)
 
 
 FINAL = "<|channel|>final<|message|>Done.<|return|>"
@@ -340,30 +315,31 @@ async def test_a_scripted_answer_stops_at_its_end_and_at_the_limit(
         assert chunks[-1].finish_reason == finish_reason
 
 
-@pytest.mark.parametrize("state", [b"", b"\x01not ours", b"\x92\x94\xa1\xff"])
-@jumping
-async def test_a_handoff_that_cannot_be_read_fails(state: bytes) -> None:
-    async with started() as engine, aclosing(engine.prefill(ask())) as replies:
-        handoff = await anext(replies)
-        assert isinstance(handoff, KvHandoff)
-        broken = msgspec.structs.replace(handoff, engine_state=state)
-        with pytest.raises(HandoffFailed, match="not written by a mocker"):
-            await answer(engine, ask(handoff=broken))
-
-
-OTHER = msgspec.structs.replace(ask(20), token_ids=list(range(1, 21)))
+OTHER = msgspec.structs.replace(ask(), token_ids=list(range(1, 21)))
 
 
 @pytest.mark.parametrize(
-    "wrong", [ask(21), ask(20, num_generated=1), OTHER], ids=["longer", "resumed", "other"]
+    ("request_", "state", "says"),
+    [
+        (ask(), b"", "not written by a mocker"),
+        (ask(), b"\x01not ours", "not written by a mocker"),
+        (ask(), b"\x92\x94\xa1\xff", "not written by a mocker"),
+        (ask(21), None, "another prompt"),
+        (ask(num_generated=1), None, "another prompt"),
+        (OTHER, None, "another prompt"),
+    ],
+    ids=["empty", "foreign", "broken", "longer", "resumed", "other"],
 )
 @jumping
-async def test_a_handoff_is_taken_for_its_own_prompt_only(wrong: GenerateRequest) -> None:
-    async with started() as engine, aclosing(engine.prefill(ask(20))) as replies:
-        handoff = await anext(replies)
-        assert isinstance(handoff, KvHandoff)
-        with pytest.raises(HandoffFailed, match="another prompt"):
-            await answer(engine, msgspec.structs.replace(wrong, handoff=handoff))
+async def test_a_handoff_is_taken_by_a_mocker_for_its_own_prompt(
+    request_: GenerateRequest, state: bytes | None, says: str
+) -> None:
+    async with started() as engine, aclosing(engine.prefill(ask())) as replies:
+        handoff = await next_handoff(replies)
+        if state is not None:
+            handoff = msgspec.structs.replace(handoff, engine_state=state)
+        with pytest.raises(HandoffFailed, match=says):
+            await answer(engine, msgspec.structs.replace(request_, handoff=handoff))
 
 
 @jumping
@@ -383,34 +359,11 @@ async def test_a_form_that_its_answers_do_not_happen_to_have_is_refused_by_its_f
 
 
 @jumping
-async def test_stopping_ends_what_runs_and_nothing_begins_after_it() -> None:
-    engine = new_engine()
-    with pytest.raises(NotReady):
-        await answer(engine, ask())
-    await engine.start()
-    running = asyncio.create_task(answer(engine, ask(1, 1000)))
-    await until(lambda: engine.stats().num_generated_tokens > 2)
-    began_s = now_s()
-    await engine.stop()
-    with pytest.raises(WorkerLost):
-        await running
-    assert now_s() - began_s < 0.5
-    with pytest.raises(NotReady):
-        await answer(engine, ask())
-    assert engine.stats().num_running == 0
-
-
-def changed(name: str, value: int) -> dict[str, Any]:
-    return {name: value}
-
-
-@jumping
 async def test_prompts_are_logged_where_they_are_run(tmp_path: Path) -> None:
     log = tmp_path / "prompts.jsonl"
     async with started(prompt_log=str(log)) as engine:
         async with aclosing(engine.prefill(ask(3))) as replies:
-            handoff = await anext(replies)
-            assert isinstance(handoff, KvHandoff)
+            handoff = await next_handoff(replies)
             await answer(engine, ask(3, handoff=handoff))
         await answer(engine, ask(4, num_generated=2))
     assert log.read_text() == "[0,1,2]\n[0,1]\n"

@@ -15,18 +15,13 @@ from tensorrt_llm.executor.utils import RequestError
 from tensorrt_llm.llmapi import LLM, DisaggregatedParams, SamplingParams, TorchLlmArgs, llm_args
 from tensorrt_llm.traps import sprung
 
-from tests.tiny_gpt_oss import prompt, write_checkpoint
+from tests.tiny_gpt_oss import prompt
 from tests.trtllm_engine import CONFIG
 from tests.waiting import until
 from workers.engines.trtllm.library import is_healthy
 
 ROOT = Path(__file__).parents[2]
 FACTS = json.loads((ROOT / "tests/doubles/trtllm_contract.json").read_text())
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_checkpoint(tmp_path_factory.mktemp("tiny"))
 
 
 V2 = {"kv_cache_config": {"use_kv_cache_manager_v2": True}}

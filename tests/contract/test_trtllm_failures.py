@@ -12,9 +12,8 @@ from tensorrt_llm.traps import sprung
 
 from baton.errors import InvalidRequest, WorkerLost
 from baton.messages import Guided, MessageForm
-from tests.engine_calls import next_handoff, tokens
-from tests.tiny_gpt_oss import write_checkpoint
-from tests.trtllm_engine import CONFIG, NO_WATCHDOG, ask, executor, new_engine, started
+from tests.engine_calls import ask, next_handoff, tokens
+from tests.trtllm_engine import CONFIG, NO_WATCHDOG, executor, new_engine, started
 from tests.waiting import PATIENCE_S, scaled, until
 from workers.engines.library.engine import LibraryEngine
 from workers.engines.trtllm.library import load_library
@@ -22,11 +21,6 @@ from workers.engines.trtllm.watchdog import Patience
 from workers.settings_text import SettingsError
 
 FOREVER_S = 3600.0
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_checkpoint(tmp_path_factory.mktemp("tiny"))
 
 
 def num_jobs(engine: LibraryEngine) -> int:
@@ -143,7 +137,7 @@ async def test_with_attention_dp_capacity_and_use_are_those_of_all_ranks(checkpo
 async def test_with_attention_dp_no_prompt_is_taken_for_a_dummy_request(checkpoint: Path) -> None:
     ranks = {"enable_attention_dp": True, "tensor_parallel_size": 4}
     async with started(checkpoint, **ranks) as engine:
-        ones = msgspec.structs.replace(ask(), token_ids=[1] * 9)
+        ones = ask(token_ids=[1] * 9)
         assert len(await tokens(engine.decode(ones))) == 12
         async with aclosing(engine.prefill(ones)) as replies:
             handed = msgspec.structs.replace(ones, handoff=await next_handoff(replies))

@@ -17,19 +17,13 @@ from tensorrt_llm.traps import sprung
 from baton.errors import DeadlineExceeded, EngineFailure, HandoffFailed, InvalidRequest, WorkerLost
 from baton.frames import FROM_CALLER, FROM_WORKER, Next, Open
 from baton.messages import NO_TOKEN, GenerateRequest, KvHandoff, TokenChunk, after_handoff
-from tests.engine_calls import next_handoff, tokens
-from tests.tiny_gpt_oss import write_checkpoint
-from tests.trtllm_engine import KV_TIMEOUT_S, NO_WATCHDOG, ask, executor, new_engine, started
+from tests.engine_calls import ask, handed_over, left_handoff, next_handoff, tokens
+from tests.trtllm_engine import KV_TIMEOUT_S, NO_WATCHDOG, executor, new_engine, started
 from tests.waiting import PATIENCE_S, until
 from workers.engines.library.engine import opened, sealed
 from workers.engines.trtllm.library import load_library
 from workers.engines.trtllm.params import generation_params, travelling
 from workers.engines.trtllm.watchdog import Patience, Watchdog
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_checkpoint(tmp_path_factory.mktemp("tiny"))
 
 
 def lost(handoff: KvHandoff) -> KvHandoff:
@@ -46,9 +40,8 @@ def lost(handoff: KvHandoff) -> KvHandoff:
 
 async def test_decode_that_is_given_up_during_its_transfer_is_not_aborted(checkpoint: Path) -> None:
     async with started(checkpoint) as engine:
-        async with aclosing(engine.prefill(ask())) as replies:
-            handoff = lost(await next_handoff(replies))
-        answer = asyncio.create_task(tokens(engine.decode(msgspec.structs.replace(ask(), handoff=handoff))))
+        handoff = lost(await left_handoff(engine, ask()))
+        answer = asyncio.create_task(tokens(engine.decode(ask(handoff=handoff))))
         await until(lambda: engine.stats().num_running == 1)
         answer.cancel()
         await asyncio.wait([answer])
@@ -59,11 +52,10 @@ async def test_decode_that_is_given_up_during_its_transfer_is_not_aborted(checkp
 
 async def test_a_handoff_whose_source_is_gone_fails_when_the_kv_timeout_is_over(checkpoint: Path) -> None:
     async with started(checkpoint) as engine:
-        async with aclosing(engine.prefill(ask())) as replies:
-            handoff = lost(await next_handoff(replies))
+        handoff = lost(await left_handoff(engine, ask()))
         began = time.monotonic()
         with pytest.raises(HandoffFailed, match="the KV did not arrive"):
-            await tokens(engine.decode(msgspec.structs.replace(ask(), handoff=handoff)))
+            await tokens(engine.decode(ask(handoff=handoff)))
         assert time.monotonic() - began >= KV_TIMEOUT_S
         assert len(await tokens(engine.decode(ask()))) == 12
 
@@ -72,10 +64,9 @@ async def test_a_deadline_below_the_kv_timeout_ends_the_request_and_leaves_the_t
     checkpoint: Path,
 ) -> None:
     async with started(checkpoint) as engine:
-        async with aclosing(engine.prefill(ask())) as replies:
-            handoff = lost(await next_handoff(replies))
+        handoff = lost(await left_handoff(engine, ask()))
         began = time.monotonic()
-        hurried = msgspec.structs.replace(ask(), handoff=handoff, deadline_s=KV_TIMEOUT_S / 5)
+        hurried = ask(handoff=handoff, deadline_s=KV_TIMEOUT_S / 5)
         with pytest.raises(DeadlineExceeded, match="The request exceeded its deadline"):
             await tokens(engine.decode(hurried))
         assert time.monotonic() - began < KV_TIMEOUT_S
@@ -87,7 +78,7 @@ async def test_a_deadline_below_the_kv_timeout_ends_the_request_and_leaves_the_t
 
 async def test_a_deadline_below_the_kv_timeout_ends_the_prefills_pin(checkpoint: Path) -> None:
     async with started(checkpoint) as engine:
-        replies = engine.prefill(msgspec.structs.replace(ask(), deadline_s=KV_TIMEOUT_S / 2))
+        replies = engine.prefill(ask(deadline_s=KV_TIMEOUT_S / 2))
         handoff = await next_handoff(replies)
         assert handoff.ttl_s < KV_TIMEOUT_S / 2
         with pytest.raises(HandoffFailed, match="no decode worker took the KV"):
@@ -99,9 +90,8 @@ async def test_a_deadline_below_the_kv_timeout_ends_the_prefills_pin(checkpoint:
 
 async def test_a_prefill_that_is_closed_leaves_its_pin_to_the_timeout(checkpoint: Path) -> None:
     async with started(checkpoint) as engine:
-        async with aclosing(engine.prefill(ask())) as replies:
-            handoff = await next_handoff(replies)
-        late = msgspec.structs.replace(ask(), handoff=handoff)
+        handoff = await left_handoff(engine, ask())
+        late = ask(handoff=handoff)
         assert await tokens(engine.decode(late)) == await tokens(engine.decode(ask()))
 
 
@@ -143,8 +133,7 @@ async def test_a_context_response_without_its_token_is_a_handoff_whose_token_dec
     checkpoint: Path,
 ) -> None:
     async with started(checkpoint, classes={"llm": Wordless}) as engine:
-        async with aclosing(engine.prefill(ask())) as replies:
-            handoff = await next_handoff(replies)
+        async with handed_over(engine, ask()) as handoff:
             answer = await tokens(engine.decode(over_the_wire(handoff)))
         assert handoff.first_token == NO_TOKEN
         assert answer == await tokens(engine.decode(ask()))

@@ -21,9 +21,9 @@ from vllm.outputs import CompletionOutput, RequestOutput, SchedulerStats
 from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from tests.engine_calls import next_handoff
-from tests.tiny_gpt_oss import VOCAB_SIZE, prompt, write_checkpoint
-from tests.vllm_engine import ask, new_engine, started
+from tests.engine_calls import ask, next_handoff
+from tests.tiny_gpt_oss import VOCAB_SIZE, prompt
+from tests.vllm_engine import new_engine, started
 from workers.engines.library.engine import opened
 from workers.engines.vllm.adapter import KEEP
 from workers.engines.vllm.library import SECOND_RUNNER, WORKER_PID, load_library
@@ -43,11 +43,6 @@ READ = {
     "CompletionOutput": CompletionOutput,
     "SchedulerStats": SchedulerStats,
 }
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_checkpoint(tmp_path_factory.mktemp("tiny"))
 
 
 @asynccontextmanager

@@ -13,16 +13,11 @@ from vllm.v1.engine.async_llm import AsyncLLM
 
 from baton.errors import HandoffFailed, InvalidRequest, WorkerLost
 from baton.messages import KvHandoff, after_handoff
-from tests.engine_calls import next_handoff, tokens
-from tests.tiny_gpt_oss import CONTEXT_LENGTH, write_checkpoint
-from tests.vllm_engine import ask, core, is_idle, new_engine, started
+from tests.engine_calls import ask, handed_over, left_handoff, next_handoff, tokens
+from tests.tiny_gpt_oss import CONTEXT_LENGTH
+from tests.vllm_engine import core, is_idle, new_engine, started
 from tests.waiting import PATIENCE_S, scaled, until
 from workers.engines.vllm.patches.release import NOTICE_S
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_checkpoint(tmp_path_factory.mktemp("tiny"))
 
 
 def lost(handoff: KvHandoff) -> KvHandoff:
@@ -42,8 +37,7 @@ async def test_decode_samples_the_first_token_itself_where_it_would_show(
 ) -> None:
     monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "0")  # its seeds have no positions
     async with started(checkpoint) as prefill, started(checkpoint, "decode") as decode:
-        async with aclosing(prefill.prefill(ask(**options))) as replies:
-            handoff = await next_handoff(replies)
+        async with handed_over(prefill, ask(**options)) as handoff:
             assert handoff.first_chunk is None
             other = msgspec.structs.replace(handoff, first_token=handoff.first_token ^ 1)
             answer = await tokens(decode.decode(ask(handoff=other, **options)))
@@ -56,8 +50,7 @@ async def test_decode_samples_the_first_token_itself_where_it_would_show(
 )
 async def test_decode_goes_on_after_prefills_first_token(checkpoint: Path, options: dict[str, Any]) -> None:
     async with started(checkpoint) as prefill, started(checkpoint, "decode") as decode:
-        async with aclosing(prefill.prefill(ask(**options))) as replies:
-            handoff = await next_handoff(replies)
+        async with handed_over(prefill, ask(**options)) as handoff:
             first = handoff.first_chunk
             assert first is not None
             assert first.token_ids == (handoff.first_token,)
@@ -83,8 +76,7 @@ async def test_seeded_answers_go_on_exactly(checkpoint: Path, num_generated: int
             asked, token_ids=asked.token_ids + whole[:num_generated], num_generated=num_generated
         )
         assert await tokens(decode.decode(asked)) == whole[num_generated:]
-        async with aclosing(prefill.prefill(asked)) as replies:
-            handoff = await next_handoff(replies)
+        async with handed_over(prefill, asked) as handoff:
             assert handoff.first_chunk is not None
             rest = await tokens(decode.decode(after_handoff(asked, handoff)))
         assert [*handoff.first_chunk.token_ids, *rest] == whole[num_generated:]
@@ -108,8 +100,7 @@ async def test_a_source_that_is_gone_fails_the_handoff_and_no_more(
     checkpoint: Path, config: dict[str, bool]
 ) -> None:
     async with started(checkpoint) as prefill, started(checkpoint, "decode", **config) as decode:
-        async with aclosing(prefill.prefill(ask())) as replies:
-            handoff = lost(await next_handoff(replies))
+        handoff = lost(await left_handoff(prefill, ask()))
         with pytest.raises(HandoffFailed, match="its source is gone"):
             await tokens(decode.decode(after_handoff(ask(), handoff)))
         assert await tokens(decode.decode(ask())) == await tokens(decode.decode(ask()))
@@ -117,8 +108,7 @@ async def test_a_source_that_is_gone_fails_the_handoff_and_no_more(
 
 async def test_kv_that_was_given_back_is_garbage_which_the_double_dies_of(checkpoint: Path) -> None:
     async with started(checkpoint) as prefill, started(checkpoint, "decode") as decode:
-        async with aclosing(prefill.prefill(ask())) as replies:
-            handoff = await next_handoff(replies)
+        handoff = await left_handoff(prefill, ask())
         await until(lambda: is_idle(prefill))
         with pytest.raises(WorkerLost):
             await tokens(decode.decode(after_handoff(ask(), handoff)))
@@ -126,9 +116,8 @@ async def test_kv_that_was_given_back_is_garbage_which_the_double_dies_of(checkp
 
 async def test_what_a_failed_pull_left_in_the_cache_is_never_found(checkpoint: Path) -> None:
     async with started(checkpoint) as prefill, started(checkpoint, "decode") as decode:
-        async with aclosing(prefill.prefill(ask())) as replies:
-            handoff = lost(await next_handoff(replies))
-        salted = msgspec.structs.replace(ask(), cache_salt="own")
+        handoff = lost(await left_handoff(prefill, ask()))
+        salted = ask(cache_salt="own")
         for request in (ask(), salted):
             with pytest.raises(HandoffFailed):
                 await tokens(decode.decode(after_handoff(request, handoff)))
@@ -242,8 +231,7 @@ async def test_a_vllm_that_dies_or_stops_ends_what_is_pinned_and_is_asked_no_mor
 
 async def test_a_worker_that_hands_nothing_over_says_so(checkpoint: Path) -> None:
     async with started(checkpoint) as prefill, started(checkpoint, "agg") as agg:
-        async with aclosing(prefill.prefill(ask())) as replies:
-            handoff = await next_handoff(replies)
+        handoff = await left_handoff(prefill, ask())
         with pytest.raises(HandoffFailed, match="--disaggregation-mode agg"):
             await tokens(agg.decode(ask(handoff=handoff)))
         with pytest.raises(HandoffFailed, match="--disaggregation-mode agg"):
@@ -264,7 +252,7 @@ async def test_a_priority_reaches_vllm_and_among_equals_short_prompts_overtake_l
     async def main() -> None:
         async with started(checkpoint, "decode") as engine:
             monkeypatch.setattr("vllm.v1.engine.async_llm.AsyncLLM.generate", spying)
-            sooner, later = (msgspec.structs.replace(ask(), priority=p) for p in (-3, 1))
+            sooner, later = (ask(priority=p) for p in (-3, 1))
             for request in (later, ask(400), ask(40), sooner, ask(400)):
                 await tokens(engine.decode(request))
 

@@ -19,8 +19,9 @@ import pytest
 from baton.errors import HandoffFailed
 from baton.messages import Role
 from tests.conftest import free_port
+from tests.engine_calls import ask, next_handoff
 from tests.gpu.vllm_scene import descendants
-from tests.tiny_gpt_oss import CONTEXT_LENGTH, prompt
+from tests.tiny_gpt_oss import CONTEXT_LENGTH
 from workers.engine import Engine
 from workers.engines.vllm.adapter import VllmAdapter
 from workers.engines.vllm.library import Library, load_library
@@ -124,7 +125,7 @@ def build(kept: dict[Any, Lent]) -> contract.Build:
 
 build_sampling = build_releasing = build
 
-# All except the one that vLLM does not keep; see WITHOUT_LATE_PULL there.
+# All except the one that vLLM does not keep; see `build_guarding` there.
 globals().update({name: test for name, test in vars(contract).items() if name.startswith("test_")})
 del globals()["test_a_pull_of_kv_that_was_given_back_fails"]
 
@@ -138,12 +139,12 @@ async def test_a_source_that_is_gone_fails_the_handoff_and_no_more(build: contra
     await doomed.start()
     own = descendants(os.getpid()) - others
     await decode.start()
-    request = contract.ask(prompt(40))
+    request = ask(40)
     expected = await contract.alone(decode, request)
     assert contract.tokens(await contract.disaggregated(doomed, decode, request)) == expected
 
     replies = doomed.prefill(request)
-    handoff = await contract.next_handoff(replies)
+    handoff = await next_handoff(replies)
     for pid in own:
         os.kill(pid, signal.SIGKILL)
     await contract.expect(

@@ -14,7 +14,7 @@ from baton.errors import DeadlineExceeded, HandoffFailed, NotReady, WorkerLost
 from baton.messages import GenerateRequest, Guided, KvHandoff, Role, Sampling, WorkerStats
 from tests.clock import jumping
 from tests.memory_wire import Wire
-from tests.tiny_gpt_oss import CONTEXT_LENGTH, prompt, write_checkpoint
+from tests.tiny_gpt_oss import CONTEXT_LENGTH, prompt
 from tests.waiting import PATIENCE_S, scaled, until
 from workers.engines.embedded.engine import EmbeddedEngine
 from workers.engines.embedded.runner import Runner
@@ -23,11 +23,6 @@ from workers.engines.embedded.scheduler import Work
 from workers.engines.embedded.settings import CacheTransceiverSettings, EmbeddedSettings, KvCacheSettings
 from workers.kv.memory import Memory
 from workers.kv.transceiver import CacheTransceiver, Ticket
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_checkpoint(tmp_path_factory.mktemp("tiny"))
 
 
 def new_engine(

@@ -7,7 +7,7 @@ import torch
 from transformers import GptOssForCausalLM
 
 from baton.messages import KvLayout
-from tests.tiny_gpt_oss import VOCAB_SIZE, WINDOW, prompt, write_checkpoint, write_mxfp4_checkpoint
+from tests.tiny_gpt_oss import VOCAB_SIZE, WINDOW, prompt, write_mxfp4_checkpoint
 from workers.engines.embedded.attention import Span, plan_attention
 from workers.engines.embedded.pool import KvPool, KvShape
 from workers.engines.embedded.runner import GptOss
@@ -15,11 +15,6 @@ from workers.engines.embedded.runner import GptOss
 CPU = torch.device("cpu")
 TOLERANCE = 1e-4
 TOKENS_PER_BLOCK = 8
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_checkpoint(tmp_path_factory.mktemp("tiny"))
 
 
 class Paged:

@@ -12,7 +12,7 @@ import pytest
 from baton.errors import HandoffFailed
 from baton.messages import GenerateRequest, KvHandoff, Role, Sampling, TokenChunk
 from tests.memory_wire import Wire
-from tests.tiny_gpt_oss import prompt, write_checkpoint
+from tests.tiny_gpt_oss import prompt
 from tests.waiting import PATIENCE_S, until
 from workers.engines.embedded.engine import EmbeddedEngine
 from workers.engines.embedded.settings import EmbeddedSettings, KvCacheSettings
@@ -21,11 +21,6 @@ BLOCK = 8
 TOKEN_BYTES = 4 * 2 * 2 * 16 * 4  # layers, K and V, heads, head dim, float32
 GREEDY: dict[str, Any] = {"temperature": 0.0}
 SEEDED: dict[str, Any] = {"temperature": 1.0, "seed": 5}
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_checkpoint(tmp_path_factory.mktemp("tiny"))
 
 
 @contextlib.asynccontextmanager

@@ -8,18 +8,13 @@ import pytest
 import torch
 
 from baton.messages import Sampling
-from tests.tiny_gpt_oss import CONTEXT_LENGTH, prompt, write_checkpoint
+from tests.tiny_gpt_oss import CONTEXT_LENGTH, prompt
 from workers.engines.embedded.pool import KvPool, KvShape
 from workers.engines.embedded.runner import Runner
 from workers.engines.embedded.scheduler import Scheduler, Sequence
 from workers.engines.embedded.settings import EmbeddedSettings, KvCacheSettings
 
 TOKEN_BYTES = 4 * 2 * 2 * 16 * 4  # layers, K and V, heads, head dim, float32
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_checkpoint(tmp_path_factory.mktemp("tiny"))
 
 
 def runner(checkpoint: Path, max_tokens: int | None = 1024, **options: Any) -> Runner:

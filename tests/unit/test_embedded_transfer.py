@@ -14,7 +14,7 @@ import torch
 from baton.errors import DeadlineExceeded, WorkerLost
 from baton.messages import GenerateRequest, KvHandoff, Role, Sampling
 from tests.memory_wire import Wire
-from tests.tiny_gpt_oss import prompt, write_checkpoint
+from tests.tiny_gpt_oss import prompt
 from tests.waiting import PATIENCE_S, until
 from workers.engines.embedded.engine import EmbeddedEngine
 from workers.engines.embedded.pool import Staging
@@ -41,11 +41,6 @@ class Pulling(NamedTuple):
         pool, lease = self.steps.runner.pool, self.call.sequence.lease
         assert lease is not None
         return torch.stack(list(pool.read(0, torch.tensor(lease.blocks), 1))).clone()
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_checkpoint(tmp_path_factory.mktemp("tiny"))
 
 
 def ask(handoff: KvHandoff | None = None) -> GenerateRequest:

@@ -9,19 +9,14 @@ import msgspec
 import pytest
 
 from baton.errors import HandoffFailed, WorkerLost
-from tests.engine_calls import next_handoff, tokens
-from tests.tiny_gpt_oss import CONTEXT_LENGTH, write_checkpoint
-from tests.trtllm_engine import CONFIG, NO_WATCHDOG, ask, new_engine, started
+from tests.engine_calls import ask, next_handoff, tokens
+from tests.tiny_gpt_oss import CONTEXT_LENGTH
+from tests.trtllm_engine import CONFIG, NO_WATCHDOG, new_engine, started
 from tests.waiting import PATIENCE_S
 from workers.engines.library.engine import LibraryEngine
 from workers.engines.trtllm.watchdog import Patience
 
 AGGREGATED: dict[str, Any] = {"mode": "agg", "cache_transceiver_config": None}
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_checkpoint(tmp_path_factory.mktemp("tiny"))
 
 
 def library(engine: LibraryEngine) -> Any:

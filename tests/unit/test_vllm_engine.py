@@ -7,16 +7,11 @@ from urllib.parse import quote
 import pytest
 
 from baton.messages import KvLayout
-from tests.engine_calls import tokens
-from tests.tiny_gpt_oss import CONTEXT_LENGTH, write_checkpoint
-from tests.vllm_engine import CONFIG, ask, new_engine, started
+from tests.engine_calls import ask, tokens
+from tests.tiny_gpt_oss import CONTEXT_LENGTH
+from tests.vllm_engine import CONFIG, new_engine, started
 from workers.engine import EngineInfo
 from workers.flags import DisaggregationMode
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_checkpoint(tmp_path_factory.mktemp("tiny"))
 
 
 async def info_of(checkpoint: Path, mode: DisaggregationMode, **config: Any) -> EngineInfo:
