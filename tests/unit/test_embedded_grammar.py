@@ -1,10 +1,11 @@
 """The grammar allows exactly the requested form: random answers over the demo model's vocabulary."""
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import msgspec
 import pytest
+import pytest_asyncio
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -27,6 +28,7 @@ from tests.guided import (
 )
 from workers.engines.embedded.grammar import Grammars
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 DEMO = Path("models/demo")
 VOCAB_SIZE = 3200  # logits may be wider than the vocabulary
 
@@ -36,8 +38,8 @@ def tokenizer() -> ModelTokenizer:
     return ModelTokenizer.load(DEMO)
 
 
-@pytest.fixture(scope="module")
-def grammars() -> Iterator[Grammars]:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def grammars() -> AsyncIterator[Grammars]:
     grammars = Grammars(DEMO, VOCAB_SIZE)
     yield grammars
     grammars.close()

@@ -2,10 +2,11 @@
 
 import random
 import re
-from collections.abc import Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 
 from baton.errors import InvalidRequest
 from baton.messages import Guided, Syntax
@@ -15,6 +16,7 @@ from frontend.turn.request import CallChoice, guided, raw_guided
 from tests.guided import MAX_TOKENS, allowed_after, answer_of, chooser, parts_of, text_form
 from workers.engines.embedded.grammar import Grammars
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 DEMO = Path("models/demo")
 DATE = TextGrammar(syntax="regex", text="[0-9]{4}-[01][0-9]", path="p")
 SUM = """start: NUMBER ("+" NUMBER)*  // <a> sum
@@ -28,8 +30,8 @@ def tokenizer() -> ModelTokenizer:
     return ModelTokenizer.load(DEMO)
 
 
-@pytest.fixture(scope="module")
-def grammars() -> Iterator[Grammars]:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def grammars() -> AsyncIterator[Grammars]:
     grammars = Grammars(DEMO, 3200)
     yield grammars
     grammars.close()

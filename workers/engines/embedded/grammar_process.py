@@ -1,11 +1,10 @@
 """The processes that compile forms and follow answers, so that no schema can stop or slow the engine.
 
-`python -m workers.engines.embedded.grammar_process TOKENIZER VOCAB_SIZE FD...` loads the tokenizer and forks
-a process for each socket. A small schema can crash the library or keep it busy for hours: such a process
-ends, its parent replies for it and forks another, which holds nothing.
+`python -m workers.engines.embedded.grammar_process TOKENIZER VOCAB_SIZE` loads the tokenizer and forks a
+process for each socket that it receives over its standard input. A small schema can crash the library or keep
+it busy for hours: then the process ends, and with it the connection.
 """
 
-import contextlib
 import json
 import os
 import re
@@ -13,8 +12,8 @@ import resource
 import signal
 import socket
 import sys
-import traceback
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Final
 
 import msgspec
@@ -25,10 +24,6 @@ from baton.messages import Guided, MessageForm
 
 SERVER_MODULE: Final = "workers.engines.embedded.grammar_process"
 READY: Final = "ready"
-NOT_HELD: Final = -1
-MAX_MESSAGE_BYTES: Final = 192 << 10
-"""The maximum message size of these sockets; the kernel's usual limit is 208 KiB."""
-MAX_FORM_BYTES: Final = MAX_MESSAGE_BYTES - 100
 MEMORY_BYTES: Final = 256 << 20
 CPU_S: Final = 0.5
 """CPU time of one answer at once; `_STEP_CPU_S` of it come back with each call."""
@@ -173,73 +168,53 @@ def _schema(message: MessageForm) -> dict[str, object]:
 
 
 class Ask(msgspec.Struct, frozen=True, array_like=True):
-    """Tokens of an answer that follow its first `num_sent`, little-endian u32; `form` at its beginning."""
+    """An answer's encoded `Guided` and all its tokens, native u32."""
 
     answer_id: int
-    num_sent: int
+    form: msgspec.Raw
     token_ids: bytes
-    form: Guided | None = None
 
 
 class Next(msgspec.Struct, frozen=True, array_like=True):
     """`mask` has a bit for each token that may follow. Empty: any may, since the form is complete or, with a
-    `refusal` of the field `param`, cannot be followed. `signal`: what ended the process, or
-    NOT_HELD: it must get the form and all tokens.
+    `refusal` of the field `param`, cannot be followed.
     """
 
     mask: bytes = b""
     refusal: str = ""
     param: str | None = None
-    signal: int = 0
 
 
-_NOT_HELD = Next(signal=NOT_HELD)
+def framed(message: Ask | Next) -> bytes:
+    """The message after its length, 4 bytes."""
+    encoded = msgspec.msgpack.encode(message)
+    return len(encoded).to_bytes(4, "little") + encoded
 
 
 def main() -> None:
-    """Serve the sockets until their other ends are closed. The first line of output is READY, or says what is
-    wrong with the tokenizer.
+    """Fork a process for each socket until the other end is closed. First replies READY, or what is wrong
+    with the tokenizer.
     """
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    control = socket.socket(fileno=sys.stdin.fileno())
     try:
         tokenizer = LLTokenizer(sys.argv[1], n_vocab=int(sys.argv[2]))
     except ValueError as error:
-        _print(str(error))
+        control.sendall(str(error).encode())
         return
-    sockets = [socket.socket(fileno=int(fileno)) for fileno in sys.argv[3:]]
-    served = {_fork(connection, sockets, tokenizer): connection for connection in sockets}
-    _print(READY)
-    while served:
-        process, status = os.wait()
-        connection = served.pop(process)
-        if status:  # else its socket was closed
-            ended_by = os.WTERMSIG(status) if os.WIFSIGNALED(status) else signal.SIGABRT
-            connection.send(msgspec.msgpack.encode((-1, Next(signal=ended_by))))
-            served[_fork(connection, sockets, tokenizer)] = connection
-
-
-def _print(line: str) -> None:
-    sys.stdout.write(f"{line}\n")
-    sys.stdout.flush()
-
-
-def _fork(connection: socket.socket, sockets: list[socket.socket], tokenizer: LLTokenizer) -> int:
-    process = os.fork()
-    if process:
-        return process
-    status = 1
-    try:
-        for other in sockets:
-            if other is not connection:
-                other.close()
-        _limit_memory()
-        with contextlib.suppress(OSError):  # the other end is closed
-            _Holder(tokenizer).serve(connection)
-        status = 0
-    except BaseException:  # noqa: BLE001 process edge
-        traceback.print_exc()
-    finally:
-        os._exit(status)  # skip the parent's buffers and exit handlers
+    control.sendall(READY.encode())
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps
+    while filenos := socket.recv_fds(control, 1, 1)[1]:
+        connection = socket.socket(fileno=filenos[0])
+        if os.fork() == 0:
+            control.close()
+            _limit_memory()
+            connection.sendall(b"+")
+            # The engine may close its end at any time.
+            with suppress(OSError), connection:
+                _Holder(tokenizer).serve(connection)
+            return
+        connection.close()
 
 
 def _limit_memory() -> None:
@@ -250,11 +225,10 @@ def _limit_memory() -> None:
 
 
 class _Answer(msgspec.Struct):
-    """An answer's matcher, and the CPU time that it has left. If it `shares` its lexer with earlier answers,
-    these count towards the lexer's limits.
+    """An answer's matcher after `num_tokens`, and the CPU time that it has left. If it `shares` its lexer
+    with earlier answers, these count towards the lexer's limits.
     """
 
-    form: Guided
     matcher: LLMatcher
     shares: bool
     left_s: float = CPU_S
@@ -266,54 +240,54 @@ class _Holder:
 
     def __init__(self, tokenizer: LLTokenizer) -> None:
         self._tokenizer = tokenizer
-        self._compiled: dict[Guided, LLMatcher] = {}
+        self._compiled: dict[bytes, LLMatcher] = {}
         self._answers: dict[int, _Answer] = {}
 
     def serve(self, connection: socket.socket) -> None:
         """Reply to each message until the other end is closed."""
-        while message := connection.recv(MAX_MESSAGE_BYTES):
-            number, ask = msgspec.msgpack.decode(message, type=tuple[int, Ask])
-            connection.send(msgspec.msgpack.encode((number, self._reply(ask))))
+        stream = connection.makefile("rwb")
+        while size := stream.read(4):
+            ask = msgspec.msgpack.decode(stream.read(int.from_bytes(size, "little")), type=Ask)
+            stream.write(framed(self._reply(ask)))
+            stream.flush()
 
     def _reply(self, ask: Ask) -> Next:
         answer = self._answers.pop(ask.answer_id, None)
-        if ask.form is None and (answer is None or answer.num_tokens != ask.num_sent):
-            return _NOT_HELD
-        signal.setitimer(signal.ITIMER_PROF, answer.left_s if answer is not None else CPU_S)  # then SIGPROF
+        signal.setitimer(signal.ITIMER_PROF, answer.left_s if answer else CPU_S)  # then SIGPROF
         try:
-            if ask.form is not None:
+            answer = answer or self._begin(ask.form)
+            reply = _next(answer, ask)
+            if reply.refusal and answer.shares:
+                self._compiled.pop(bytes(ask.form), None)
                 answer = self._begin(ask.form)
-            assert answer is not None
-            token_ids = memoryview(ask.token_ids).cast("I").tolist()
-            answer.num_tokens += len(token_ids)
-            reply = _next(answer.matcher, token_ids)
+                reply = _next(answer, ask)
         except InvalidRequest as error:
             return Next(refusal=error.message, param=error.param)
         finally:
             left_s, _ = signal.setitimer(signal.ITIMER_PROF, 0)
-        if reply.refusal and answer.shares:
-            self._compiled.pop(answer.form, None)
-            return _NOT_HELD  # to be followed again with a lexer of its own
         answer.left_s = min(left_s + _STEP_CPU_S, CPU_S)
         self._answers[ask.answer_id] = answer
         if len(self._answers) > _NUM_ANSWERS:
             del self._answers[next(iter(self._answers))]
         return reply
 
-    def _begin(self, form: Guided) -> _Answer:
-        compiled = self._compiled.pop(form, None)
+    def _begin(self, form: msgspec.Raw) -> _Answer:
+        key = bytes(form)
+        compiled = self._compiled.pop(key, None)
         shares = compiled is not None
         if compiled is None:
-            compiled = compile_form(self._tokenizer, form)
-        self._compiled[form] = compiled
+            compiled = compile_form(self._tokenizer, msgspec.msgpack.decode(form, type=Guided))
+        self._compiled[key] = compiled
         if len(self._compiled) > _NUM_COMPILED:
             del self._compiled[next(iter(self._compiled))]
-        return _Answer(form, compiled.deep_copy(), shares)
+        return _Answer(compiled.deep_copy(), shares)
 
 
-def _next(matcher: LLMatcher, token_ids: list[int]) -> Next:
-    num_fitting = matcher.try_consume_tokens(token_ids)
-    is_followed = num_fitting == len(token_ids)
+def _next(answer: _Answer, ask: Ask) -> Next:
+    matcher = answer.matcher
+    token_ids = memoryview(ask.token_ids).cast("I")[answer.num_tokens :].tolist()
+    answer.num_tokens += len(token_ids)
+    is_followed = matcher.try_consume_tokens(token_ids) == len(token_ids)
     mask = b"" if matcher.is_stopped() or not is_followed else matcher.compute_bitmask()
     if matcher.is_error():
         problem = reason(matcher)

@@ -104,8 +104,6 @@ class StepLoop:
     def free(self, call: Call) -> None:
         """Remove the call's sequence, in any phase. Idempotent."""
         self.scheduler.remove(call.sequence)
-        if call.sequence.matcher is not None:
-            call.sequence.matcher.close()
         self._wake.set()
 
     def fail(self, call: Call, error: BatonError) -> None:
