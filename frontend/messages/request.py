@@ -33,11 +33,6 @@ from frontend.turn.request import NUMBER, TEXT, CallChoice, ClientTool, TurnRequ
 from frontend.turn.seal import Changed, Seal
 from frontend.turn.thoughts import PARAGRAPH, joined
 
-# Fields that control Anthropic's servers; accepted without effect.
-_HINTS = frozenset(
-    {"metadata", "service_tier", "betas", "anthropic_beta", "inference_geo", "speed", "cache_control"}
-)
-
 
 class Source(msgspec.Struct, kw_only=True):
     """Where the content of an image or a document is: `data` if it is text, `content` if it is blocks."""
@@ -59,7 +54,7 @@ class Block(msgspec.Struct, kw_only=True):
     name: str | None = None
     input: dict[str, Any] | None = None
     tool_use_id: str | None = None
-    content: "str | list[Block] | dict[str, Any] | None" = None
+    content: "AnyContent" = None
     is_error: bool | None = None
     source: str | Source | None = None
     title: Any = None
@@ -67,6 +62,7 @@ class Block(msgspec.Struct, kw_only=True):
 
 
 Content = str | list[Block]
+AnyContent = Content | dict[str, Any] | None
 
 
 class MessageParam(msgspec.Struct, kw_only=True):
@@ -134,10 +130,14 @@ class ThreadNotFound(BatonError):
 class Counted(msgspec.Struct, kw_only=True):
     """`POST /v1/messages/count_tokens`: as `POST /v1/messages`, whose answer's fields have no effect."""
 
-    refused: ClassVar[Refused] = {
-        "container": ((), "Code execution is not available."),
-    }
-    hints: ClassVar[frozenset[str]] = _HINTS | {"context_management"}
+    refused: ClassVar[Refused] = {"container": ((), "Code execution is not available.")}
+    # They control Anthropic's servers.
+    hints: ClassVar[frozenset[str]] = frozenset(
+        {
+            "metadata", "service_tier", "betas", "anthropic_beta", "inference_geo", "speed", "cache_control",
+            "context_management",
+        }
+    )  # fmt: skip
     deep: ClassVar[frozenset[str]] = frozenset({"tool_choice", "thinking", "output_config"})
 
     model: Annotated[str, msgspec.Meta(min_length=1)]
@@ -178,13 +178,10 @@ class MessagesBody(Counted, kw_only=True):
             )
 
 
-# Thinking budgets, in tokens, up to which the effort is low or medium.
-_LOW_BUDGET = 2048
-_MEDIUM_BUDGET = 12_000
+# Thinking budgets, in tokens, up to which the effort is lower than high.
+_BUDGETS: tuple[tuple[int, ReasoningEffort], ...] = ((2048, "low"), (12_000, "medium"))
 # Claude Code's first line, for Anthropic, has a new checksum in each request: no cached KV would be found.
 _BILLING = re.compile(r"\Ax-anthropic-billing-header:[^\n]*\n*")
-# Connections of the whole session. Other tools that cannot run here may be all that a request is about.
-_CONNECTIONS = frozenset({"mcp_servers", "tools[].mcp_toolset"})
 _COMMANDS = ["view", "create", "str_replace", "insert"]
 _EDITS = {
     "path": TEXT,
@@ -224,12 +221,20 @@ _CLIENT_TOOLS = {
 def turn_request(body: Counted, num_bytes: int, seal: Seal) -> tuple[TurnRequest, list[str]]:
     """The request of a body of `num_bytes`, and the paths of the tools and the content that it leaves out,
     such as images. Raises InvalidRequest, naming the field."""
-    ignored: set[str] = set()
-    tools = _offered_tools(body, ignored)
+    reader = _Reader(seal)
+    tools = _offered_tools(body, reader.ignored)
+    system = _BILLING.sub("", reader.text(body.system, "system"), count=1)
+    instructions = [Instructions(system)] if system else []
+    conversation = Conversation(
+        turns=(*instructions, *joined(reader.turns(body.messages))),
+        tools=tuple(tools),
+        reasoning_effort=_effort(body),
+        answer_format=_answer_format(body),
+    )
     choice = body.tool_choice
     request = TurnRequest.of(
         CommonFields(model=body.model, temperature=body.temperature, top_p=body.top_p, top_k=body.top_k),
-        _conversation(body, tools, seal, ignored),
+        conversation,
         _call_choice(choice),
         path="messages",
         num_bytes=num_bytes,
@@ -237,18 +242,7 @@ def turn_request(body: Counted, num_bytes: int, seal: Seal) -> tuple[TurnRequest
         stop=body.stop_sequences,
         max_calls=1 if choice is not None and choice.disable_parallel_tool_use else None,
     )
-    return request, sorted(ignored)
-
-
-def _conversation(body: Counted, tools: Sequence[Tool], seal: Seal, ignored: set[str]) -> Conversation:
-    system = _BILLING.sub("", _text(body.system or "", "system", ignored), count=1)
-    instructions = [Instructions(system)] if system else []
-    return Conversation(
-        turns=(*instructions, *joined(_turns(body, seal, ignored))),
-        tools=tuple(tools),
-        reasoning_effort=_effort(body),
-        answer_format=_answer_format(body),
-    )
+    return request, sorted(reader.ignored)
 
 
 def _offered_tools(body: Counted, ignored: set[str]) -> list[Tool]:
@@ -262,7 +256,7 @@ def _offered_tools(body: Counted, ignored: set[str]) -> list[Tool]:
             tools.append(tool)
             continue
         ignored.add(f"tools[].{given.type}"[:80])
-        if f"tools[].{given.type}" not in _CONNECTIONS:
+        if given.type != "mcp_toolset":  # a connection of the session, not what this request is about
             idle.append(str(given.type)[:72])
     if body.mcp_servers:
         ignored.add("mcp_servers")
@@ -295,135 +289,11 @@ def _tool(given: ToolParam, path: str) -> Tool | None:
 def _call_choice(choice: ToolChoiceParam | None) -> CallChoice:
     if choice is None or choice.type in {"auto", "none"}:
         return CallChoice()
-    if choice.type == "any":
-        return CallChoice(must_call=True)
-    return CallChoice(must_call=True, names=frozenset({required(choice.name, "tool_choice.name")}))
-
-
-def _turns(body: Counted, seal: Seal, ignored: set[str]) -> Iterator[Turn]:
-    for i, message in enumerate(body.messages):
-        path, content = f"messages[{i}].content", message.content
-        match message.role:
-            case "system":
-                yield Instructions(_text(content, path, ignored))
-            case role if isinstance(content, str):
-                yield UserTurn(content) if role == "user" else AssistantTurn(text=content or None)
-            case "user":
-                yield from _user_turns(content, path, ignored)
-            case _:
-                yield from _one_answer(
-                    [_part(block, f"{path}[{j}]", seal, ignored) for j, block in enumerate(content)]
-                )
-
-
-def _user_turns(content: Sequence[Block], path: str, ignored: set[str]) -> Iterator[Turn]:
-    """Tool results, then the user's text."""
-    texts: list[str] = []
-    for i, block in enumerate(content):
-        where = f"{path}[{i}]"
-        if block.type != "tool_result":
-            texts += _texts(block, where, ignored)
-            continue
-        call_id = required(block.tool_use_id, f"{where}.tool_use_id")
-        text = _text(_content(block, where) or "", f"{where}.content", ignored)
-        result = f"Error: {text}" if block.is_error else text
-        yield ToolResult(call_id=call_id, text=result, path=f"{where}.tool_use_id")
-    if texts:
-        yield UserTurn(PARAGRAPH.join(texts))
-
-
-def _part(block: Block, path: str, seal: Seal, ignored: set[str]) -> AssistantTurn:
-    """A block of an earlier answer."""
-    match block.type:
-        case "thinking":
-            return AssistantTurn(reasoning=_thought(block, path, seal, ignored))
-        case "tool_use":
-            call = ToolCall(
-                call_id=required(block.id, f"{path}.id"),
-                name=required(block.name, f"{path}.name"),
-                arguments=msgspec.json.encode(block.input or {}).decode(),
-            )
-            return AssistantTurn(tool_calls=(call,))
-        case _:
-            return AssistantTurn(text=PARAGRAPH.join(_texts(block, path, ignored)) or None)
-
-
-def _one_answer(parts: list[AssistantTurn]) -> list[AssistantTurn]:
-    """The parts of one message. Without a call, its texts, such as those with citations, are one final
-    answer."""
-    if any(part.tool_calls for part in parts):
-        return parts
-    reasoning = PARAGRAPH.join(part.reasoning for part in parts if part.reasoning)
-    text = PARAGRAPH.join(part.text for part in parts if part.text)
-    return [AssistantTurn(reasoning=reasoning or None, text=text or None)]
-
-
-def _thought(block: Block, path: str, seal: Seal, ignored: set[str]) -> str | None:
-    """This service's own reasoning, or None for another's. Raises InvalidRequest if it was changed."""
-    text = block.thinking or ""
-    try:
-        if seal.is_ours(text, block.signature or ""):
-            return text
-    except Changed:
-        raise InvalidRequest(
-            f"`{path}.signature` does not match `{path}.thinking`; send thinking blocks back unchanged, or "
-            "leave them out.",
-            param=f"{path}.signature",
-        ) from None
-    ignored.add("messages[].content[].thinking")
-    return None
-
-
-def _text(content: Content, path: str, ignored: set[str]) -> str:
-    if isinstance(content, str):
-        return content
-    return PARAGRAPH.join(
-        text for i, block in enumerate(content) for text in _texts(block, f"{path}[{i}]", ignored)
+    is_one = choice.type == "tool"
+    return CallChoice(
+        must_call=True,
+        names=frozenset({required(choice.name, "tool_choice.name")}) if is_one else None,
     )
-
-
-def _texts(block: Block, path: str, ignored: set[str]) -> Iterator[str]:
-    """The block's text, if any; other content is replaced by a note."""
-    match block.type, block.source:
-        case "text", _:
-            yield required(block.text, f"{path}.text")
-        case "document", Source(type="text", data=str(text)):
-            yield from _headings(block)
-            yield text
-        case "document", Source(type="content", content=str() | list() as content):
-            yield from _headings(block)
-            yield _text(content, f"{path}.source.content", ignored)
-        case "search_result", _:
-            yield _found(block, path)
-        case "redacted_thinking" | "thinking", _:
-            ignored.add("messages[].content[].thinking")
-        case kind, _:
-            ignored.add(f"messages[].content[].{kind}"[:80])
-            yield left_out(kind)
-
-
-def _headings(document: Block) -> Iterator[str]:
-    """The title and the context of a document, if it has them."""
-    yield from (text for text in (document.title, document.context) if isinstance(text, str) and text)
-
-
-def _found(block: Block, path: str) -> str:
-    """The text of a search result; all its blocks must be text."""
-    content = _content(block, path)
-    if not isinstance(content, list):
-        return required(content, f"{path}.content")
-    texts = (required(part.text, f"{path}.content[{i}].text") for i, part in enumerate(content))
-    return PARAGRAPH.join(texts)
-
-
-def _content(block: Block, path: str) -> Content | None:
-    """The content of a client's block: only blocks of Anthropic's servers, which are left out, may have an
-    object there."""
-    if isinstance(block.content, dict):
-        raise InvalidRequest(
-            f"`{path}.content`: must be a string or an array, not an object.", param=f"{path}.content"
-        )
-    return block.content
 
 
 def _effort(body: Counted) -> ReasoningEffort:
@@ -435,16 +305,130 @@ def _effort(body: Counted) -> ReasoningEffort:
         return "low"
     if thinking is None or thinking.type == "adaptive" or thinking.budget_tokens is None:
         return "medium"
-    if thinking.budget_tokens <= _LOW_BUDGET:
-        return "low"
-    return "medium" if thinking.budget_tokens <= _MEDIUM_BUDGET else "high"
+    return next((effort for budget, effort in _BUDGETS if thinking.budget_tokens <= budget), "high")
 
 
 def _answer_format(body: Counted) -> AnswerFormat | None:
     config = body.output_config
-    given, path = (None, "") if config is None else (config.format, "output_config.format.schema")
-    if given is None:
-        given, path = body.output_format, "output_format.schema"
-    if given is None:
+    formats = {
+        "output_config.format": None if config is None else config.format,
+        "output_format": body.output_format,
+    }
+    for path, given in formats.items():
+        if given is not None:
+            return AnswerFormat(schema=given.schema, name="answer", strict=True, path=f"{path}.schema")
+    return None
+
+
+class _Reader:
+    """Reads a body's content; `ignored` are the paths of what it leaves out. Raises InvalidRequest, naming
+    the field."""
+
+    def __init__(self, seal: Seal) -> None:
+        self.ignored: set[str] = set()
+        self._seal = seal
+
+    def turns(self, messages: Sequence[MessageParam]) -> Iterator[Turn]:
+        """The turns of all messages; those of one answer are not joined."""
+        for i, message in enumerate(messages):
+            path = f"messages[{i}].content"
+            match message.role:
+                case "system":
+                    yield Instructions(self.text(message.content, path))
+                case "user":
+                    yield from self._user_turns(message.content, path)
+                case _:
+                    yield from self._answer(message.content, path)
+
+    def text(self, content: AnyContent, path: str) -> str:
+        """The text of a content; notes stand for what is not text."""
+        return PARAGRAPH.join(
+            text for block, where in _blocks(content, path) for text in self._texts(block, where)
+        )
+
+    def _user_turns(self, content: Content, path: str) -> Iterator[Turn]:
+        """Tool results, then the user's text."""
+        texts: list[str] = []
+        for block, where in _blocks(content, path):
+            if block.type != "tool_result":
+                texts += self._texts(block, where)
+                continue
+            text = self.text(block.content, f"{where}.content")
+            yield ToolResult(
+                call_id=required(block.tool_use_id, f"{where}.tool_use_id"),
+                text=f"Error: {text}" if block.is_error else text,
+                path=f"{where}.tool_use_id",
+            )
+        if texts:
+            yield UserTurn(PARAGRAPH.join(texts))
+
+    def _answer(self, content: Content, path: str) -> list[AssistantTurn]:
+        """The parts of an earlier answer. Without a call, its texts, such as those with citations, are one
+        final answer."""
+        parts = [self._part(block, where) for block, where in _blocks(content, path)]
+        if any(part.tool_calls for part in parts):
+            return parts
+        reasoning = PARAGRAPH.join(part.reasoning for part in parts if part.reasoning)
+        text = PARAGRAPH.join(part.text for part in parts if part.text)
+        return [AssistantTurn(reasoning=reasoning or None, text=text or None)]
+
+    def _part(self, block: Block, path: str) -> AssistantTurn:
+        match block.type:
+            case "thinking":
+                return AssistantTurn(reasoning=self._thought(block, path))
+            case "tool_use":
+                call = ToolCall(
+                    call_id=required(block.id, f"{path}.id"),
+                    name=required(block.name, f"{path}.name"),
+                    arguments=msgspec.json.encode(block.input or {}).decode(),
+                )
+                return AssistantTurn(tool_calls=(call,))
+            case _:
+                return AssistantTurn(text=PARAGRAPH.join(self._texts(block, path)) or None)
+
+    def _thought(self, block: Block, path: str) -> str | None:
+        """This service's own reasoning, or None for another's."""
+        text = block.thinking or ""
+        try:
+            if self._seal.is_ours(text, block.signature or ""):
+                return text
+        except Changed:
+            raise InvalidRequest(
+                f"`{path}.signature` does not match `{path}.thinking`; send thinking blocks back unchanged, "
+                "or leave them out.",
+                param=f"{path}.signature",
+            ) from None
+        self.ignored.add("messages[].content[].thinking")
         return None
-    return AnswerFormat(schema=given.schema, name="answer", strict=True, path=path)
+
+    def _texts(self, block: Block, path: str) -> Iterator[str]:
+        """The block's text, if any; other content is replaced by a note."""
+        match block.type, block.source:
+            case "text", _:
+                yield required(block.text, f"{path}.text")
+            case "document", (
+                Source(type="text", data=str() as content)
+                | Source(type="content", content=str() | list() as content)
+            ):
+                yield from (text for text in (block.title, block.context) if isinstance(text, str) and text)
+                yield self.text(content, f"{path}.source.content")
+            case "search_result", _:
+                found: Content | dict[str, Any] = required(block.content, f"{path}.content")
+                parts = _blocks(found, f"{path}.content")
+                yield PARAGRAPH.join(required(part.text, f"{where}.text") for part, where in parts)
+            case "redacted_thinking" | "thinking", _:
+                self.ignored.add("messages[].content[].thinking")
+            case kind, _:
+                self.ignored.add(f"messages[].content[].{kind}"[:80])
+                yield left_out(kind)
+
+
+def _blocks(content: AnyContent, path: str) -> Iterator[tuple[Block, str]]:
+    """The blocks with their paths; text is one block. Only blocks of Anthropic's servers, which are left out,
+    may have an object."""
+    if isinstance(content, str):
+        yield Block(type="text", text=content), path
+    elif isinstance(content, dict):
+        raise InvalidRequest(f"`{path}`: must be a string or an array, not an object.", param=path)
+    else:
+        yield from ((block, f"{path}[{i}]") for i, block in enumerate(content or ()))

@@ -59,10 +59,16 @@ CREATE TABLE IF NOT EXISTS item_ids (
 ) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS item_ids_by_response ON item_ids (response_id);
 """
+# Without the events: reading a long stream takes long.
+_SUMMARIES = """
+CREATE TEMP VIEW summaries AS
+SELECT rowid, id, previous_id, status, is_background, body, items, key_name FROM responses
+"""
 _SAVE = """
 INSERT INTO responses
     (id, previous_id, status, is_background, owner, used_s, num_bytes, body, items, events, key_name)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+VALUES
+    (:id, :previous_id, :status, :is_background, :owner, :used_s, :num_bytes, :body, :items, :events, :key_name)
 ON CONFLICT (id) DO UPDATE SET status = excluded.status, used_s = excluded.used_s,
     num_bytes = excluded.num_bytes, body = excluded.body, events = excluded.events
 """
@@ -77,14 +83,10 @@ DELETE FROM responses WHERE status != 'in_progress' AND id IN (
 _BY_ID = "SELECT * FROM responses WHERE id = ?"
 _RUNNING = "SELECT id FROM responses WHERE status = 'in_progress'"
 _FAIL = "UPDATE responses SET status = 'failed', body = ?, events = NULL WHERE id = ?"
-_WITHOUT_EVENTS = """
-SELECT id, previous_id, status, is_background, body, items, NULL AS events, key_name
-FROM responses WHERE id = ?
-"""
+_SUMMARY = "SELECT * FROM summaries WHERE id = ?"
 _WITH_ITEM = """
-SELECT id, previous_id, status, is_background, body, items, NULL AS events, key_name
-FROM item_ids JOIN responses ON id = response_id
-WHERE item_id = ? AND key_name = ? ORDER BY responses.rowid DESC LIMIT 1
+SELECT summaries.* FROM item_ids JOIN summaries ON id = response_id
+WHERE item_id = ? AND key_name = ? ORDER BY summaries.rowid DESC LIMIT 1
 """
 
 T = TypeVar("T")
@@ -241,12 +243,11 @@ class ResponseStore:
                 if self._unwritten.get(entry.response.id) is entry:
                     self._discard(entry.response.id)
 
-    def _discard(self, response_id: str) -> _Entry | None:
+    def _discard(self, response_id: str) -> None:
         entry = self._unwritten.pop(response_id, None)
         if entry is not None:
             entry.tried.set()
             self._num_unwritten_bytes -= entry.response.num_bytes
-        return entry
 
     def _note_failure(self, failure: str) -> None:
         if not self.is_failing:
@@ -274,13 +275,9 @@ class ResponseStore:
                 if response.status == RUNNING:
                     self._owner.claim()
                 events = None if response.events is None else zlib.compress(response.events, 1)
-                num_bytes = len(response.body) + len(response.items) + len(events or b"")
-                values = (
-                    response.id, response.previous_id, response.status, response.is_background,
-                    self._owner.name, self._clock(), num_bytes, response.body, response.items, events,
-                    response.key_name,
-                )  # fmt: skip
-                db.execute(_SAVE, values)
+                packed = msgspec.structs.replace(response, events=events)
+                owned = {"owner": self._owner.name, "used_s": self._clock(), "num_bytes": packed.num_bytes}
+                db.execute(_SAVE, msgspec.structs.asdict(packed) | owned)
                 pairs = [(item_id, response.id) for item_id in item_ids]
                 db.executemany("INSERT OR IGNORE INTO item_ids VALUES (?, ?)", pairs)
                 if num_saved % PRUNE_EVERY == 0:
@@ -313,7 +310,7 @@ class ResponseStore:
         num_bytes = 0
         while next_id is not None:
             entry = self._unwritten.get(next_id)  # the loop's thread may remove it
-            found = entry.response if entry else _stored(self._row(_WITHOUT_EVENTS, next_id))
+            found = entry.response if entry else _stored(self._row(_SUMMARY, next_id))
             if found is None or found.key_name != key_name:
                 return None
             num_bytes += len(found.body) + len(found.items)
@@ -338,16 +335,10 @@ class ResponseStore:
 def _stored(row: sqlite3.Row | None) -> StoredResponse | None:
     if row is None:
         return None
-    return StoredResponse(
-        id=row["id"],
-        previous_id=row["previous_id"],
-        status=row["status"],
-        is_background=bool(row["is_background"]),
-        body=row["body"],
-        items=row["items"],
-        events=None if row["events"] is None else zlib.decompress(row["events"]),
-        key_name=row["key_name"],
-    )
+    fields = dict(row)
+    if fields.get("events") is not None:
+        fields["events"] = zlib.decompress(fields["events"])
+    return msgspec.convert(fields, StoredResponse, strict=False)  # SQLite has no truth values
 
 
 def connect(path: str) -> sqlite3.Connection:
@@ -372,9 +363,7 @@ def connect(path: str) -> sqlite3.Connection:
 
 def _set_up(db: sqlite3.Connection) -> sqlite3.Connection:
     db.row_factory = sqlite3.Row
-    db.execute("PRAGMA journal_mode = WAL")
-    db.execute("PRAGMA synchronous = NORMAL")
-    db.execute("PRAGMA foreign_keys = ON")
+    db.executescript("PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL; PRAGMA foreign_keys = ON")
     version = db.execute("PRAGMA user_version").fetchone()[0]
     if version not in {0, _VERSION}:
         raise sqlite3.DatabaseError(f"its schema has version {version}; this server needs {_VERSION}")
@@ -384,6 +373,7 @@ def _set_up(db: sqlite3.Connection) -> sqlite3.Connection:
         # Release 0.1 has no such column; it can still use the file.
         if "key_name" not in {row["name"] for row in db.execute("PRAGMA table_info(responses)")}:
             db.execute("ALTER TABLE responses ADD COLUMN key_name TEXT NOT NULL DEFAULT ''")
+    db.execute(_SUMMARIES)
     db.execute(f"PRAGMA user_version = {_VERSION}")
     db.execute(f"PRAGMA busy_timeout = {round(_BUSY_S * 1000)}")
     return db
