@@ -413,8 +413,8 @@ class _Reader:
                 yield from (text for text in (block.title, block.context) if isinstance(text, str) and text)
                 yield self.text(content, f"{path}.source.content")
             case "search_result", _:
-                found: Content | dict[str, Any] = required(block.content, f"{path}.content")
-                parts = _blocks(found, f"{path}.content")
+                required(block.content, f"{path}.content")
+                parts = _blocks(block.content, f"{path}.content")
                 yield PARAGRAPH.join(required(part.text, f"{where}.text") for part, where in parts)
             case "redacted_thinking" | "thinking", _:
                 self.ignored.add("messages[].content[].thinking")

@@ -67,8 +67,8 @@ SELECT rowid, id, previous_id, status, is_background, body, items, key_name FROM
 _SAVE = """
 INSERT INTO responses
     (id, previous_id, status, is_background, owner, used_s, num_bytes, body, items, events, key_name)
-VALUES
-    (:id, :previous_id, :status, :is_background, :owner, :used_s, :num_bytes, :body, :items, :events, :key_name)
+VALUES (:id, :previous_id, :status, :is_background, :owner, :used_s, :num_bytes,
+    :body, :items, :events, :key_name)
 ON CONFLICT (id) DO UPDATE SET status = excluded.status, used_s = excluded.used_s,
     num_bytes = excluded.num_bytes, body = excluded.body, events = excluded.events
 """
