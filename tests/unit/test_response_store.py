@@ -61,30 +61,22 @@ async def test_what_is_saved_is_loaded_and_saved_again_and_deleted() -> None:
     await store.close()
 
 
-async def test_a_chain_is_read_whole_up_to_a_number_of_responses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store_module, "MAX_CHAIN", 3)
+async def test_a_chain_is_read_whole_up_to_a_number_of_responses_and_bytes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     store = ResponseStore()
+    third = b"x" * (MAX_CHAIN_BYTES // 3 - len(response("a").body))
     for name, previous in (("a", None), ("b", "a"), ("c", "b"), ("d", "c"), ("e", "f"), ("f", "e")):
-        await store.save(response(name, previous_id=previous), [])
+        await store.save(response(name, previous_id=previous, items=third), [])
     chain = await store.chain("c")
     assert chain is not None
     assert [each.id for each in chain] == ["a", "b", "c"]
     assert await store.chain("d") is None
     assert await store.chain("e") is None  # without end
-    await store.delete("b")
+    monkeypatch.setattr(store_module, "MAX_CHAIN", 2)
     assert await store.chain("c") is None
-    await store.close()
-
-
-async def test_a_conversation_is_read_back_up_to_a_number_of_bytes() -> None:
-    store = ResponseStore()
-    quarter = b"x" * (MAX_CHAIN_BYTES // 4 - len(response("a").body))
-    for name, previous in (("a", None), ("b", "a"), ("c", "b"), ("d", "c"), ("e", "d")):
-        await store.save(response(name, previous_id=previous, items=quarter), [])
-    chain = await store.chain("d")
-    assert chain is not None
-    assert sum(len(each.body) + len(each.items) for each in chain) == MAX_CHAIN_BYTES == 64 << 20
-    assert await store.chain("e") is None
+    await store.delete("a")
+    assert await store.chain("b") is None
     await store.close()
 
 
@@ -103,36 +95,25 @@ async def test_nobody_but_the_user_can_read_what_is_stored(tmp_path: Path) -> No
     assert path.parent.stat().st_mode & 0o077 == path.stat().st_mode & 0o077 == 0
 
 
-async def test_the_responses_used_last_are_kept_up_to_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    now_s = [0.0]
-    monkeypatch.setattr(store_module, "MAX_RESPONSES", 3)
-    monkeypatch.setattr(store_module, "PRUNE_EVERY", 1)
-    store = ResponseStore(clock=lambda: now_s[0])
-    for i, name in enumerate("abc"):
-        now_s[0] = i
-        await store.save(response(name, previous_id="a" if name == "b" else None), [])
-    now_s[0] = 3
-    await store.chain("b")  # uses a, too
-    await store.save(response("d"), [])
-    assert await kept(store, *"abcd") == ["a", "b", "d"]
-    await store.close()
-
-
-async def test_old_responses_go_and_so_do_those_beyond_the_bytes_but_never_a_running_one(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(
+    ("limits", "kept_names"),
+    [({"MAX_RESPONSES": 3}, "ade"), ({"MAX_AGE_S": 2}, "ade"), ({"MAX_BYTES": 1000}, "e")],
+)
+async def test_the_responses_used_last_are_kept_and_running_ones(
+    limits: dict[str, int], kept_names: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now_s = [0.0]
-    for name, limit in {"MAX_AGE_S": 10, "MAX_BYTES": 1000, "PRUNE_EVERY": 1}.items():
-        monkeypatch.setattr(store_module, name, limit)
     store = ResponseStore(clock=lambda: now_s[0])
     await store.save(response("running", status="in_progress"), [])
-    await store.save(response("old"), [])
-    now_s[0] = 11
-    await store.save(response("large", items=b"x" * 900), [])
-    assert await kept(store, "old", "large") == ["large"]
-    now_s[0] = 12
-    await store.save(response("larger", items=b"x" * 950), [])
-    assert await kept(store, "large", "larger") == ["larger"]
+    for name, previous in {"a": None, "b": None, "c": None, "d": "a"}.items():
+        now_s[0] += 1
+        await store.save(response(name, previous_id=previous), [])
+    await store.chain("d")  # uses a, too
+    now_s[0] += 2
+    for name, limit in {"PRUNE_EVERY": 1, **limits}.items():
+        monkeypatch.setattr(store_module, name, limit)
+    await store.save(response("e", items=b"x" * 980), [])
+    assert await kept(store, *"abcde") == list(kept_names)
     assert await store.delete("running")
     await store.close()
 
@@ -352,24 +333,6 @@ async def test_the_newest_unwritten_responses_are_kept_up_to_a_number_of_bytes(
     assert "responses lost num=1" in caplog.text
 
 
-async def test_closing_ends_the_thread() -> None:
-    before = set(threading.enumerate())
-    store = ResponseStore()
-    await store.save(response("a"), [])
-    (own,) = set(threading.enumerate()) - before
-    await store.close()
-    await until(lambda: not own.is_alive())
-
-
-async def test_a_store_in_memory_makes_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    store = ResponseStore()
-    await store.save(response("a", status="in_progress", body=b"{}"), [])
-    assert (await loaded(store, "a")).status == "failed"  # nobody else can run it
-    await store.close()
-    assert list(tmp_path.iterdir()) == []
-
-
 def num_locks(folder: Path) -> int:
     return len(list(folder.glob("*.lock")))
 
@@ -390,26 +353,18 @@ async def test_what_a_dead_frontend_was_making_has_failed_and_a_living_ones_has_
     await store.close()
 
 
-async def test_a_response_of_its_own_that_nobody_makes_any_more_has_failed(tmp_path: Path) -> None:
-    store = ResponseStore(str(tmp_path / "responses.sqlite3"))
+async def test_a_running_response_of_nobody_has_failed_in_a_locked_file_too(tmp_path: Path) -> None:
+    path = tmp_path / "responses.sqlite3"
+    store = ResponseStore(str(path))
     await store.open()
     await store.save(response("b"), [])
     assert num_locks(tmp_path) == 0  # only what runs needs one
     await store.save(response("a", status="in_progress", body=b"{}"), [])
     assert num_locks(tmp_path) == 1
-    assert (await loaded(store, "a")).status == "failed"
-    await store.close()
-    assert num_locks(tmp_path) == 0
-
-
-async def test_a_running_response_of_nobody_has_failed_in_a_locked_file_too(tmp_path: Path) -> None:
-    path = tmp_path / "responses.sqlite3"
-    store = ResponseStore(str(path))
-    await store.open()
-    await store.save(response("a", status="in_progress", body=b"{}"), [])
     with writing(path):
         assert (await loaded(store, "a")).status == "failed"
     await store.close()
+    assert num_locks(tmp_path) == 0
 
 
 async def test_frontends_of_one_process_tell_their_own_runs_from_others(tmp_path: Path) -> None:
