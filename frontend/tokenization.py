@@ -101,8 +101,10 @@ def _route(
     """The Serve of a body that `answer` answers in a thread, given the owner of the request."""
 
     async def serve(exchange: Exchange, services: Services, tally: Tally) -> None:
-        async with services.bodies.read(exchange, services.max_body_bytes) as raw:
-            body, ignored = await read(raw, partial(decode, body_type=body_type))
+        reading = partial(decode, body_type=body_type)
+        body, ignored = await services.bodies.use(
+            exchange, services.max_body_bytes, lambda raw: read(raw, reading)
+        )
         served = _served(body.model, services, tally)
         answered = await asyncio.to_thread(answer, body, exchange.owner, served, services.thoughts)
         services.metrics.count_ignored(ignored)

@@ -9,13 +9,15 @@ import secrets
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from baton.errors import BatonError, DeadlineExceeded, InvalidRequest
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 Headers = Sequence[tuple[bytes, bytes]]
 Scope = MutableMapping[str, Any]
@@ -233,51 +235,35 @@ class BodiesFull(BatonError):
 
 
 class Bodies:
-    """Counts the bytes of bodies that are being read or prepared, beyond FREE_BYTES each. One body is always
-    read: a retry must be able to succeed."""
+    """Counts the bytes of bodies that are being read or used, beyond FREE_BYTES each. One body is always read:
+    a retry must be able to succeed."""
 
     def __init__(self, max_bytes: int = MIN_BYTES) -> None:
         self.num_bytes = 0
         self.max_bytes = max_bytes
 
-    def read(self, exchange: Exchange, max_body_bytes: int) -> "_Reading":
-        """A context: the body, counted until its end. Raises BodiesFull, or as `Exchange.read_body` does."""
-        return _Reading(self, exchange, max_body_bytes)
+    async def use(self, exchange: Exchange, max_body_bytes: int, make: Callable[[bytes], Awaitable[T]]) -> T:
+        """What `make` makes of the body, which counts until then. Raises BodiesFull, or as
+        `Exchange.read_body` does.
+        """
+        counted = 0
 
+        def count(num_bytes: int) -> None:
+            nonlocal counted
+            more = num_bytes - FREE_BYTES - counted
+            if more <= 0:
+                return
+            if self.num_bytes > counted and self.num_bytes + more > self.max_bytes:
+                raise BodiesFull(
+                    "The server reads as many long bodies as it can; retry later.", retry_after_s=1
+                )
+            self.num_bytes += more
+            counted += more
 
-class _Reading:
-    """See `Bodies.read`."""
-
-    __slots__ = ("_bodies", "_counted", "_exchange", "_max_body_bytes")
-
-    def __init__(self, bodies: Bodies, exchange: Exchange, max_body_bytes: int) -> None:
-        self._bodies = bodies
-        self._exchange = exchange
-        self._max_body_bytes = max_body_bytes
-        self._counted = 0
-
-    async def __aenter__(self) -> bytes:
-        body = None
         try:
-            body = await self._exchange.read_body(self._max_body_bytes, self._count)
+            return await make(await exchange.read_body(max_body_bytes, count))
         finally:
-            if body is None:
-                await self.__aexit__()
-        return body
-
-    async def __aexit__(self, *_: object) -> None:
-        self._bodies.num_bytes -= self._counted
-
-    def _count(self, num_bytes: int) -> None:
-        more = num_bytes - FREE_BYTES - self._counted
-        if more <= 0:
-            return
-        bodies = self._bodies
-        has_company = bodies.num_bytes > self._counted
-        if has_company and bodies.num_bytes + more > bodies.max_bytes:
-            raise BodiesFull("The server reads as many long bodies as it can; retry later.", retry_after_s=1)
-        bodies.num_bytes += more
-        self._counted += more
+            self.num_bytes -= counted
 
 
 def default_bytes() -> int:

@@ -117,8 +117,10 @@ async def prepared(
     tally: Tally,
 ) -> AnyAnswer:
     """Read the body and build its answer, ready to be generated."""
-    async with services.bodies.read(exchange, services.max_body_bytes) as body:
-        answer = await prepare(body, client_of(exchange, services), services)
+    client = client_of(exchange, services)
+    answer = await services.bodies.use(
+        exchange, services.max_body_bytes, lambda body: prepare(body, client, services)
+    )
     services.metrics.count_ignored(answer.ignored)
     tally.model = answer.model
     return answer

@@ -156,8 +156,10 @@ class MessagesRoutes:
 
     async def count_tokens(self, exchange: Exchange, services: Services, tally: Tally) -> None:
         """`POST /v1/messages/count_tokens`."""
-        async with services.bodies.read(exchange, services.max_body_bytes) as raw:
-            _, request, ignored = await read(raw, partial(self._read, body_type=Counted))
+        reading = partial(self._read, body_type=Counted)
+        _, request, ignored = await services.bodies.use(
+            exchange, services.max_body_bytes, lambda raw: read(raw, reading)
+        )
         served = services.fleet.served(request.model)
         tally.model = served.name
         (prompt,) = await encode(request, exchange.owner, served, services.thoughts)

@@ -93,10 +93,12 @@ class ResponseRoutes:
 
     async def input_tokens(self, exchange: Exchange, services: Services, tally: Tally) -> None:
         """`POST /v1/responses/input_tokens`."""
-        async with services.bodies.read(exchange, services.max_body_bytes) as raw:
-            tally.model, num_tokens = await count_input_tokens(
-                raw, client_of(exchange, services), services, self._state, self._seal
-            )
+        client = client_of(exchange, services)
+        tally.model, num_tokens = await services.bodies.use(
+            exchange,
+            services.max_body_bytes,
+            lambda raw: count_input_tokens(raw, client, services, self._state, self._seal),
+        )
         await exchange.answer(200, InputTokens(input_tokens=num_tokens))
 
     async def retrieve(self, exchange: Exchange, services: Services, tally: Tally) -> None:  # noqa: ARG002  a Serve

@@ -31,9 +31,12 @@ class Sender:
             raise AssertionError
 
         exchange = Exchange({"headers": [], "query_string": b""}, self._parts.get, send)
-        async with bodies.read(exchange, 10 * FREE_BYTES) as body:
+
+        async def use(body: bytes) -> int:
             await self.may_end.wait()
             return len(body)
+
+        return await bodies.use(exchange, 10 * FREE_BYTES, use)
 
     async def send(self, num_bytes: int, *, more: bool = True) -> None:
         self._parts.put_nowait({"type": "http.request", "body": bytes(num_bytes), "more_body": more})
