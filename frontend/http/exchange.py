@@ -235,8 +235,8 @@ class BodiesFull(BatonError):
 
 
 class Bodies:
-    """Counts the bytes of bodies that are being read or used, beyond FREE_BYTES each. One body is always read:
-    a retry must be able to succeed."""
+    """Counts the bytes of bodies that are being read or used, beyond FREE_BYTES each. One body is always
+    read: a retry must be able to succeed."""
 
     def __init__(self, max_bytes: int = MIN_BYTES) -> None:
         self.num_bytes = 0

@@ -281,7 +281,8 @@ async def _choices(answer: Answer, services: Services, tally: Tally, delivery: D
             await delivery.send(last)
 
     if num_running == 1:
-        await choice(0)
+        # A task of its own: a wake-up for each token need not pass through all callers of this function.
+        await asyncio.get_running_loop().create_task(choice(0))
         return last
     try:
         async with asyncio.TaskGroup() as tasks:
