@@ -47,12 +47,19 @@ def _route(url: str) -> str:
 
 def check_address(host: str) -> None:
     """Raise WrongAddress unless a process can listen on this address."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        with socket.socket(family) as probe:
-            probe.bind((host, 0))
-    except (OSError, UnicodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else str(error)
+    if why := why_not_bound(host, 0):
         raise WrongAddress(
             f"--host (BATON_HOST) {host!r}: {why}; give one address of this machine, or {AUTO}"
-        ) from error
+        )
+
+
+def why_not_bound(host: str, port: int) -> str | None:
+    """Why no process can listen there now, or None. Port 0: any."""
+    try:
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the frontend
+            probe.bind((host, port))
+            probe.listen()
+    except (OSError, TypeError, ValueError) as error:  # also a name that cannot be encoded
+        return (isinstance(error, OSError) and error.strerror) or str(error)
+    return None

@@ -15,13 +15,13 @@ import msgspec
 from baton.connect import HTTP_HOST, HTTP_PORT, Wires
 from baton.flags import flag, parse
 from baton.model_folder import model_folder
-from baton.own_address import WrongAddress
+from baton.own_address import WrongAddress, why_not_bound
 from baton.registry_folder import UnsafeFolder
 from baton.tls import CredentialError
 from operations.doctor import conditions
 from operations.doctor.facts import GIB, Facts, Worker
 from operations.doctor.plan import planned, with_refusals
-from operations.doctor.probes import port_problem, probe_gpus, probe_host, probe_model
+from operations.doctor.probes import probe_gpus, probe_host, probe_model
 from operations.doctor.table import Finding, Severity, findings
 from workers.flags import DisaggregationMode, EngineName
 
@@ -118,7 +118,7 @@ def gather(settings: DoctorSettings) -> Facts:
         bind_host=wires.host,
         start_problem=start_problem,
         http_port=settings.http_port,
-        http_port_problem=port_problem(settings.http_host, settings.http_port),
+        http_port_problem=why_not_bound(settings.http_host, settings.http_port),
         engine=settings.engine,
     )
 

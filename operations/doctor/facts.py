@@ -1,6 +1,7 @@
 """The facts about a deployment: gathered once by the probes, judged by the table of findings."""
 
 import re
+from typing import Annotated
 
 import msgspec
 
@@ -9,6 +10,7 @@ from workers.flags import DisaggregationMode, EngineName
 
 GIB = 1 << 30
 _ABSURD = 1e15
+_Count = Annotated[int, msgspec.Meta(ge=1, le=1 << 30)]
 BIG_MODEL_BYTES = 4 * GIB
 """Larger weights are not a demo model's and need a GPU."""
 
@@ -41,20 +43,35 @@ class Shard(msgspec.Struct, frozen=True, kw_only=True):
     whole_bytes: int | None
 
 
-class Shape(msgspec.Struct, frozen=True, kw_only=True):
+class Shape(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    rename={
+        "num_layers": "num_hidden_layers",
+        "num_heads": "num_attention_heads",
+        "num_kv_heads": "num_key_value_heads",
+        "max_positions": "max_position_embeddings",
+    },
+):
     """The fields of config.json that memory depends on."""
 
     model_type: str
-    num_layers: int
-    num_kv_heads: int
-    head_dim: int
-    max_positions: int
-    dtype_bytes: int = 2
+    num_layers: _Count
+    num_heads: _Count
+    num_kv_heads: _Count
+    max_positions: _Count
+    head_dim: _Count | None = None
+    hidden_size: _Count = 1
+    dtype: str | None = None
+    torch_dtype: str | None = None
 
     def kv_bytes_per_token(self, dtype: str = "auto") -> float:
         """Key and value of one token over all layers: 73,728 for gpt-oss-120b in bfloat16."""
-        per_value = {"auto": self.dtype_bytes, "fp8": 1.0, "nvfp4": 0.5, "float32": 4.0}.get(dtype, 2.0)
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * per_value
+        own = self.dtype or self.torch_dtype or "bfloat16"
+        per_value = {"fp8": 1.0, "nvfp4": 0.5, "float32": 4.0}.get(own if dtype == "auto" else dtype, 2.0)
+        head_dim = self.head_dim or max(1, self.hidden_size // self.num_heads)
+        return 2 * self.num_layers * self.num_kv_heads * head_dim * per_value
 
 
 class Model(msgspec.Struct, frozen=True, kw_only=True):

@@ -3,15 +3,13 @@
 import contextlib
 import importlib.metadata
 import importlib.util
-import json
 import os
 import re
 import resource
 import shutil
-import socket
 import subprocess
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -27,9 +25,7 @@ _ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 _MAX_JSON_BYTES = 64 << 20
 _MAX_HEADER_BYTES = 100 << 20
 _INDEX = "model.safetensors.index.json"
-_DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 T = TypeVar("T")
-_Count = Annotated[int, msgspec.Meta(ge=1, le=1 << 30)]
 
 
 # This machine
@@ -50,38 +46,19 @@ def probe_host() -> Host:
         shm_bytes=shutil.disk_usage("/dev/shm").total if Path("/dev/shm").is_dir() else 0,  # noqa: S108  its size
         in_container=_in_container(),
         namespaces=tuple(kind for kind, number in _INITIAL_NAMESPACES.items() if _namespace(kind) != number),
-        has_tensorrt_llm=_is_installed("tensorrt_llm"),
+        has_tensorrt_llm=importlib.util.find_spec("tensorrt_llm") is not None,
         tensorrt_llm_version=_version("tensorrt-llm"),
-        has_vllm=_is_installed("vllm"),
+        has_vllm=importlib.util.find_spec("vllm") is not None,
         has_docker=shutil.which("docker") is not None,
         container_toolkit=toolkit.strip() if isinstance(toolkit, str) else None,
         environment={name: os.environ[name] for name in _VARIABLES if name in os.environ},
     )
 
 
-def port_problem(host: str, port: int) -> str | None:
-    """Why the frontend could not listen there, or None. Port 0: any."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        with socket.socket(family) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the frontend
-            probe.bind((host, port))
-            probe.listen()
-    except OSError as error:
-        return os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
-    except (TypeError, ValueError) as error:  # a name that cannot be encoded
-        return str(error)
-    return None
-
-
 def _version(distribution: str) -> str:
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         return importlib.metadata.version(distribution)
     return ""
-
-
-def _is_installed(package: str) -> bool:
-    return importlib.util.find_spec(package) is not None
 
 
 def _text(path: str) -> str:
@@ -172,16 +149,8 @@ def parse_links(table: str) -> dict[tuple[int, int], str]:
 # The model
 
 
-class _Config(msgspec.Struct):
-    model_type: str
-    num_hidden_layers: _Count
-    num_attention_heads: _Count
-    num_key_value_heads: _Count
-    max_position_embeddings: _Count
-    head_dim: _Count | None = None
-    hidden_size: _Count = 1
-    dtype: str | None = None
-    torch_dtype: str | None = None
+class _Header(msgspec.Struct):
+    data_offsets: tuple[int, int] = (0, 0)  # of a tensor; `__metadata__` has none
 
 
 class _Index(msgspec.Struct):
@@ -202,7 +171,7 @@ def probe_model(path: Path) -> Model:
 
 def _model(path: Path) -> Model:
     bad_files: dict[str, str] = {}
-    config = _read(path / "config.json", _Config, bad_files)
+    shape = _read(path / "config.json", Shape, bad_files)
     index = _read(path / _INDEX, _Index, bad_files)
     _read(path / "tokenizer.json", _Tokenizer, bad_files)
     names = set(index.weight_map.values()) if index else {p.name for p in path.glob("*.safetensors")}
@@ -211,7 +180,7 @@ def _model(path: Path) -> Model:
         is_folder=True,
         snapshot=str(snapshot_in(path) or "") or None,
         files=frozenset(p.name for p in path.iterdir() if p.is_file()),
-        shape=_shape(config) if config else None,
+        shape=shape,
         bad_files=bad_files,
         shards=tuple(_shard(path, name) for name in sorted(names)),
     )
@@ -232,17 +201,6 @@ def _read(path: Path, kind: type[T], bad_files: dict[str, str]) -> T | None:
     return None
 
 
-def _shape(config: _Config) -> Shape:
-    return Shape(
-        model_type=config.model_type,
-        num_layers=config.num_hidden_layers,
-        num_kv_heads=config.num_key_value_heads,
-        head_dim=config.head_dim or max(1, config.hidden_size // config.num_attention_heads),
-        max_positions=config.max_position_embeddings,
-        dtype_bytes=_DTYPE_BYTES.get(config.dtype or config.torch_dtype or "bfloat16", 2),
-    )
-
-
 def _shard(folder: Path, name: str) -> Shard:
     path = folder / name
     with contextlib.suppress(OSError):  # not readable, or the name is invalid
@@ -258,8 +216,7 @@ def _promised_bytes(path: Path) -> int | None:
         if not 0 < length <= _MAX_HEADER_BYTES:
             return None
         try:
-            header = json.loads(file.read(length))
-            ends = [int(entry["data_offsets"][1]) for name, entry in header.items() if name != "__metadata__"]
-        except (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError):
+            header = msgspec.json.decode(file.read(length), type=dict[str, _Header])
+        except (msgspec.DecodeError, UnicodeError, RecursionError):
             return None
-    return 8 + length + max(ends, default=0)
+    return 8 + length + max((entry.data_offsets[1] for entry in header.values()), default=0)

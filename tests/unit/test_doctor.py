@@ -37,7 +37,7 @@ from workers.settings_text import SettingsError
 CONFIGS = Path("engine_configs/gpt-oss-120b")
 SMI = Path("tests/data/nvidia_smi")
 SHAPE_120B = Shape(
-    model_type="gpt_oss", num_layers=36, num_kv_heads=8, head_dim=64, max_positions=131_072
+    model_type="gpt_oss", num_layers=36, num_heads=64, num_kv_heads=8, head_dim=64, max_positions=131_072
 )  # fmt: skip
 NUM_SHARDS = 15
 SHARD_BYTES = 65_248_815_744 // NUM_SHARDS
@@ -51,7 +51,8 @@ MODEL_120B = Model(
 )  # fmt: skip
 DEMO = Model(
     path="models/demo", is_folder=True, files=FILES,
-    shape=Shape(model_type="gpt_oss", num_layers=8, num_kv_heads=2, head_dim=64, max_positions=4096),
+    shape=Shape(model_type="gpt_oss", num_layers=8, num_heads=8, num_kv_heads=2, head_dim=64,
+                max_positions=4096),
     shards=(Shard(name="model.safetensors", size_bytes=17_923_272, whole_bytes=17_923_272),),
 )  # fmt: skip
 NODE_HOST = Host(

@@ -14,6 +14,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from baton.flags import parse
+from baton.own_address import why_not_bound
 from operations.doctor import command, plan, probes
 from operations.doctor.command import DoctorSettings, gather, wanted_workers
 from operations.doctor.facts import GIB, Facts
@@ -148,7 +149,7 @@ def test_what_a_config_leaves_out_is_derived(
     (tmp_path / "config.json").write_text(json.dumps(whole | {"dtype": "bfloat16"} | config))
     shape = probe_model(tmp_path).shape
     assert shape is not None
-    assert (shape.head_dim, shape.dtype_bytes) == (head_dim, dtype_bytes)
+    assert shape.kv_bytes_per_token() == 2 * shape.num_layers * shape.num_kv_heads * head_dim * dtype_bytes
 
 
 def test_a_file_that_is_too_large_is_not_read(tmp_path: Path) -> None:
@@ -348,7 +349,7 @@ def test_a_worker_that_does_not_tell_is_given_up(tmp_path: Path, monkeypatch: py
 
 
 def test_a_host_that_is_not_text_cannot_be_listened_on() -> None:
-    assert probes.port_problem("\udcff", 0)
+    assert why_not_bound("\udcff", 0)
 
 
 def gathered(*arguments: str) -> Facts:
