@@ -2,19 +2,18 @@
 
 import dataclasses
 import errno
-import fnmatch
 import os
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from baton.flags import flag, parse
 from baton.model_folder import cached, hub_cache
 
 if TYPE_CHECKING:
-    from huggingface_hub import HfApi
-    from huggingface_hub.hf_api import RepoFile
+    from huggingface_hub import DryRunFileInfo
 
 GIB = 1 << 30
 EXCLUDES = ("original/*", "metal/*")
@@ -62,23 +61,23 @@ def download(argv: list[str]) -> int:
 
 def _fetch(repo: str, local_dir: Path | None, settings: DownloadSettings) -> None:
     try:
-        from huggingface_hub import HfApi, snapshot_download  # noqa: PLC0415  an extra
+        from huggingface_hub import HfApi  # noqa: PLC0415  an extra
     except ImportError as missing:
         raise DownloadError(f"huggingface_hub is not installed: {_INSTALL}") from missing
-    patterns = [*EXCLUDES, *([settings.exclude] if settings.exclude else [])]
-    api = HfApi()
+    api, cache = HfApi(), None if local_dir else hub_cache()
     try:
         # Not left to snapshot_download: without network it accepts a partly filled folder as the model.
         commit = api.model_info(repo, revision=settings.revision).sha
-        files = _listed(api, repo, commit, patterns)
         folder = local_dir or cached(repo) / "snapshots" / str(commit)
+        place: dict[str, Any] = {"revision": commit, "cache_dir": cache, "local_dir": local_dir}
+        patterns = [*EXCLUDES, *([settings.exclude] if settings.exclude else [])]
+        files = api.snapshot_download(repo, **place, ignore_patterns=patterns, dry_run=True)
         _check_room(files, folder)
-        cache = None if local_dir else hub_cache()
-        snapshot_download(
-            repo, revision=commit, cache_dir=cache, local_dir=local_dir, ignore_patterns=patterns
-        )
+        api.snapshot_download(repo, **place, ignore_patterns=patterns)
         if not settings.skip_checksums:
-            _check_sums(api, repo, commit, folder, {file.path for file in files}, cache)
+            sys.stderr.write("verifying checksums\n")
+            verdict = api.verify_repo_checksums(repo, **place)
+            _check_sums(verdict, {file.filename for file in files}, repo, folder)
     except DownloadError:
         raise
     except Exception as error:  # the exceptions of the hub's HTTP client are not part of its API
@@ -86,17 +85,8 @@ def _fetch(repo: str, local_dir: Path | None, settings: DownloadSettings) -> Non
     sys.stdout.write(f"{folder}: {len(files)} files of {repo} at {commit}\n")
 
 
-def _listed(api: "HfApi", repo: str, commit: str | None, patterns: list[str]) -> list["RepoFile"]:
-    from huggingface_hub.hf_api import RepoFile  # noqa: PLC0415  an extra
-
-    entries = api.list_repo_tree(repo, recursive=True, revision=commit)
-    files = [entry for entry in entries if isinstance(entry, RepoFile)]
-    return [file for file in files if not any(fnmatch.fnmatch(file.path, p) for p in patterns)]
-
-
-def _check_room(files: list["RepoFile"], folder: Path) -> None:
-    have = {file.path: folder / file.path for file in files if (folder / file.path).is_file()}
-    needed = sum(file.size for file in files) - sum(path.stat().st_size for path in have.values())
+def _check_room(files: Sequence["DryRunFileInfo"], folder: Path) -> None:
+    needed = sum(file.file_size or 0 for file in files if file.will_download)
     unfinished = folder.glob(".cache/huggingface/download/**/*.incomplete")
     needed -= sum(path.stat().st_size for path in unfinished)
     disk = next(path for path in (folder, *folder.absolute().parents) if path.exists())
@@ -109,17 +99,10 @@ def _check_room(files: list["RepoFile"], folder: Path) -> None:
     sys.stderr.write(f"{len(files)} files, {max(0, needed) / GIB:.1f} GiB to fetch into {folder}\n")
 
 
-def _check_sums(  # noqa: PLR0917  one call
-    api: "HfApi", repo: str, commit: str | None, folder: Path, names: set[str], cache: Path | None
-) -> None:
-    """Compare every file with the hub's SHA-256 (large files) or git hash (small ones)."""
-    sys.stderr.write("verifying checksums\n")
-    verdict = api.verify_repo_checksums(
-        repo, revision=commit, cache_dir=cache, local_dir=None if cache else folder
-    )
-    wrong = [mismatch["path"] for mismatch in verdict.mismatches if mismatch["path"] in names]
-    wrong += [path for path in verdict.missing_paths if path in names]
-    if wrong:
+def _check_sums(verdict: Any, names: set[str], repo: str, folder: Path) -> None:
+    """Every file has the hub's SHA-256 (large files) or git hash (small ones)."""
+    wrong = [mismatch["path"] for mismatch in verdict.mismatches] + list(verdict.missing_paths)
+    if wrong := [path for path in wrong if path in names]:
         paths = " ".join(str((folder / path).resolve()) for path in wrong)  # the cache's are links
         raise DownloadError(f"these files differ from those of {repo}: rm -f {paths}, then run this again")
 

@@ -95,7 +95,10 @@ class _Answers(BaseHTTPRequestHandler):
         etag = self.server.sums[name] if name == LARGE else _git_hash(FILES[name])
         headers = {"ETag": f'"{etag}"', "X-Repo-Commit": COMMIT, "Accept-Ranges": "bytes"}
         if name == LARGE:
-            headers |= {"X-Linked-Etag": f'"{etag}"', "X-Linked-Size": str(len(data))}
+            headers |= {
+                "X-Linked-Etag": f'"{etag}"',
+                "X-Linked-Size": str(self.server.sizes.get(name, len(data))),
+            }
         status = 200
         if self.command == "GET":
             self.server.served.append((name, wanted))
@@ -202,7 +205,7 @@ def test_too_little_room_is_told_before_a_byte_is_fetched(hub: Hub, tmp_path: Pa
 
 def test_what_an_earlier_try_fetched_needs_no_room_again(tmp_path: Path) -> None:
     free_bytes = shutil.disk_usage(tmp_path).free
-    file: Any = SimpleNamespace(path=LARGE, size=free_bytes + free_bytes // 2)
+    file: Any = SimpleNamespace(file_size=free_bytes + free_bytes // 2, will_download=True)
     with pytest.raises(DownloadError, match="make room"):
         _check_room([file], tmp_path)
     fetched = tmp_path / ".cache" / "huggingface" / "download" / "x.incomplete"
@@ -210,17 +213,17 @@ def test_what_an_earlier_try_fetched_needs_no_room_again(tmp_path: Path) -> None
     fetched.touch()
     os.truncate(fetched, free_bytes)  # without using the disk
     _check_room([file], tmp_path)
-    fetched.rename(tmp_path / LARGE)
+    fetched.unlink()
+    file.will_download = False
     _check_room([file], tmp_path)
 
 
 def test_the_models_own_files_are_verified_and_no_others(tmp_path: Path) -> None:
     verdict = SimpleNamespace(mismatches=[{"path": "metal/model.bin"}], missing_paths=["original/model.bin"])
-    hub: Any = SimpleNamespace(verify_repo_checksums=lambda *_, **__: verdict)
-    _check_sums(hub, REPO, COMMIT, tmp_path, {LARGE}, None)
+    _check_sums(verdict, {LARGE}, REPO, tmp_path)
     verdict.missing_paths.append(LARGE)
     with pytest.raises(DownloadError, match=f"rm -f {tmp_path}/{LARGE}, then"):
-        _check_sums(hub, REPO, COMMIT, tmp_path, {LARGE}, None)
+        _check_sums(verdict, {LARGE}, REPO, tmp_path)
 
 
 @pytest.mark.parametrize(
