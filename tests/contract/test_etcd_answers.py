@@ -1,7 +1,7 @@
-"""What the etcd client makes of each answer: refusals, stale tokens, and watches that end."""
+"""The etcd client and each answer: refusals, stale tokens, dead endpoints, watches and calls that end."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
 
 import grpc
@@ -27,12 +27,12 @@ class Scripted(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # only the st
     ) -> None:
         self._answer = answer
         self._watched = watched
-        self.asked: list[tuple[str, dict[str, str]]] = []
+        self.calls: list[tuple[str, dict[str, str]]] = []
 
     def service(self, details: grpc.HandlerCallDetails) -> "grpc.RpcMethodHandler[bytes, bytes]":
         method = details.method.rpartition("/")[2]
         metadata = {str(key): str(value) for key, value in details.invocation_metadata}
-        self.asked.append((method, metadata))
+        self.calls.append((method, metadata))
 
         async def one(_: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
             answer = self._answer(method, metadata)
@@ -96,7 +96,7 @@ async def client(
         (grpc.StatusCode.UNKNOWN, False),
     ],
 )
-async def test_a_refusal_is_told_apart_and_leaves_no_endpoint(
+async def test_a_refusal_is_recognised_and_leaves_no_endpoint(
     code: grpc.StatusCode, is_refused: bool
 ) -> None:
     first, second = Scripted(lambda _method, _metadata: code), Scripted()
@@ -109,7 +109,7 @@ async def test_a_refusal_is_told_apart_and_leaves_no_endpoint(
                 await rpc.call("KV/Range", key=KEY)
         else:
             await rpc.call("KV/Range", key=KEY)
-        assert len(second.asked) == (not is_refused)
+        assert len(second.calls) == (not is_refused)
 
 
 @pytest.mark.parametrize(
@@ -150,24 +150,13 @@ async def silent() -> AsyncIterator[bytes]:
     yield b""
 
 
-def watching(watched: Watched, check: Callable[[EtcdRpc, Scripted], Awaitable[None]]) -> None:
-    async def main() -> None:
-        handler = Scripted(watched=watched)
-        async with serving(handler) as url, client(url) as rpc:
-            await check(rpc, handler)
-
-    asyncio.run(main())
-
-
-def test_a_watch_needs_a_leader_and_says_when_etcd_ends_it() -> None:
-    async def check(rpc: EtcdRpc, handler: Scripted) -> None:
-        async with aclosing(rpc.watch(KEY, 1, None)) as batches:
-            assert await anext(batches) == []
-            with pytest.raises(EtcdError, match="ended the watch"):
-                await anext(batches)
-        assert [metadata["hasleader"] for _, metadata in handler.asked] == ["true"]
-
-    watching(confirmed, check)
+async def test_a_watch_needs_a_leader_and_says_when_etcd_ends_it() -> None:
+    handler = Scripted(watched=confirmed)
+    async with serving(handler) as url, client(url) as rpc, aclosing(rpc.watch(KEY, 1, None)) as batches:
+        assert await anext(batches) == []
+        with pytest.raises(EtcdError, match="ended the watch"):
+            await anext(batches)
+    assert [metadata["hasleader"] for _, metadata in handler.calls] == ["true"]
 
 
 async def test_a_fleet_outlives_a_watch_that_ends_before_its_first_message() -> None:
@@ -181,11 +170,9 @@ async def test_a_fleet_outlives_a_watch_that_ends_before_its_first_message() -> 
         await discovery.close()
 
 
-def test_a_watch_of_limited_time_ends_quietly() -> None:
-    async def check(rpc: EtcdRpc, _: Scripted) -> None:
-        assert [batch async for batch in rpc.watch(KEY, 1, 1.0)] == [[]]
-
-    watching(confirmed_and_silent, check)
+async def test_a_watch_of_limited_time_ends_without_an_error() -> None:
+    async with serving(Scripted(watched=confirmed_and_silent)) as url, client(url) as rpc:
+        assert [batch async for batch in rpc.watch(KEY, 1, 0.2)] == [[]]
 
 
 async def test_a_watch_of_limited_time_that_breaks_early_fails() -> None:
@@ -205,34 +192,94 @@ async def test_the_endpoint_of_a_watch_without_an_answer_is_left() -> None:
         with pytest.raises(EtcdError, match="did not answer"):
             _ = [batch async for batch in rpc.watch(KEY, 1, None)]
         await rpc.call("KV/Range", key=KEY)
-    assert [method for method, _ in second.asked] == ["Range"]
+    assert [method for method, _ in second.calls] == ["Range"]
+
+
+@pytest.mark.parametrize("is_refused", [False, True])
+async def test_a_watch_that_is_left_or_refused_ends_at_the_server(is_refused: bool) -> None:
+    has_ended = asyncio.Event()
+
+    async def watched() -> AsyncIterator[bytes]:
+        try:
+            yield b"\x20\x01" if is_refused else b""
+            await asyncio.Event().wait()
+        finally:
+            has_ended.set()
+
+    async with serving(Scripted(watched=watched)) as url, client(url) as rpc:
+        async with aclosing(rpc.watch(KEY, 1, None)) as batches:
+            outcome = await asyncio.gather(anext(batches), return_exceptions=True)
+        async with asyncio.timeout(PATIENCE_S):
+            await has_ended.wait()
+    assert isinstance(outcome[0], EtcdError) if is_refused else not outcome[0]
+
+
+async def test_a_refusal_of_a_fresh_token_is_not_tried_again() -> None:
+    def answer(method: str, _: dict[str, str]) -> tuple[grpc.StatusCode, str] | bytes:
+        return b"\x12\x01t" if method == "Authenticate" else (grpc.StatusCode.PERMISSION_DENIED, "denied")
+
+    handler = Scripted(answer)
+    async with serving(handler) as url, client(url, username="root") as rpc:
+        with pytest.raises(EtcdError, match="denied"):
+            await rpc.call("KV/Range", key=KEY)
+    assert [method for method, _ in handler.calls] == ["Authenticate", "Range"]
+
+
+async def test_a_call_without_an_answer_fails_in_time() -> None:
+    handler = Scripted(lambda _method, _metadata: None)
+    async with serving(handler) as url, client(url, timeout_s=0.1) as rpc, asyncio.timeout(PATIENCE_S):
+        with pytest.raises(EtcdError, match="DEADLINE_EXCEEDED"):
+            await rpc.call("KV/Range", key=KEY)
+
+
+async def test_calls_that_fail_together_leave_the_dead_endpoint_once(etcd_server: str) -> None:
+    rpc = EtcdRpc(f"http://127.0.0.1:{free_port()},{etcd_server}", timeout_s=scaled(3))
+    calls = [rpc.call("KV/Range", key=KEY) for _ in range(2)]
+    failures = await asyncio.gather(*calls, return_exceptions=True)
+    assert all(isinstance(failure, EtcdError) for failure in failures)
+    await rpc.call("KV/Range", key=KEY)
+    await rpc.close()
+
+
+async def test_closing_ends_running_watches_and_later_calls(etcd_server: str) -> None:
+    rpc = EtcdRpc(etcd_server, timeout_s=scaled(3))
+    async with asyncio.timeout(PATIENCE_S), aclosing(rpc.watch(KEY, 1, None)) as batches:
+        assert await anext(batches) == []
+        waiting = asyncio.ensure_future(anext(batches))
+        await asyncio.sleep(0)  # `anext` waits now
+        await rpc.close()
+        with pytest.raises(EtcdError):
+            await waiting
+    with pytest.raises(EtcdError, match="closed"):
+        await rpc.call("KV/Range", key=KEY)
 
 
 async def test_closing_ends_a_call_without_an_answer() -> None:
     handler = Scripted(lambda _method, _metadata: None)
     async with serving(handler) as url, client(url) as rpc:
         asking = asyncio.ensure_future(rpc.call("KV/Range", key=KEY))
-        await until(lambda: handler.asked)
+        await until(lambda: handler.calls)
         await rpc.close()
         with pytest.raises(EtcdError, match="closed"):
             await asking
 
 
-def test_one_who_is_cancelled_while_the_client_closes_is_cancelled() -> None:
-    async def check(rpc: EtcdRpc, _: Scripted) -> None:
-        async with aclosing(rpc.watch(KEY, 1, None)) as batches:
-            await anext(batches)
-            waiting = asyncio.ensure_future(anext(batches))
-            await asyncio.sleep(0)  # `anext` waits now
-            rpc.closed = True
-            waiting.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await waiting
+async def test_a_caller_that_is_cancelled_while_the_client_closes_is_cancelled() -> None:
+    async with (
+        serving(Scripted(watched=confirmed_and_silent)) as url,
+        client(url) as rpc,
+        aclosing(rpc.watch(KEY, 1, None)) as batches,
+    ):
+        await anext(batches)
+        waiting = asyncio.ensure_future(anext(batches))
+        await asyncio.sleep(0)  # `anext` waits now
+        rpc.closed = True
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
 
-    watching(confirmed_and_silent, check)
 
-
-async def test_no_proxy_is_asked_for_the_registry(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_proxy_is_used_for_the_registry(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("http_proxy", "https_proxy", "grpc_proxy"):
         monkeypatch.setenv(name, f"http://127.0.0.1:{free_port()}")
     async with serving(Scripted()) as url, client(url) as rpc:
