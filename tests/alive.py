@@ -1,6 +1,9 @@
-"""Detects leaks: living objects of a type, and running processes."""
+"""Detects leaks: living objects of a type, and running processes; a lack of descriptors."""
 
 import gc
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -34,3 +37,14 @@ def is_running(pid: int) -> bool:
     except (FileNotFoundError, ProcessLookupError):
         return False
     return state not in "ZX"
+
+
+@contextmanager
+def no_descriptors() -> Iterator[None]:
+    """This process can open nothing."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -1,14 +1,16 @@
-"""The file registry's folder: who may write to it, and what is cleaned up."""
+"""The file registry: its files as they age, change and are not ours, and what is cleaned up."""
 
 import asyncio
+import errno
 import fcntl
 import os
 import resource
 import subprocess
 import sys
 import time
+import tracemalloc
 from collections.abc import Callable, Iterator
-from contextlib import AsyncExitStack, aclosing, contextmanager
+from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 
 import msgspec
@@ -17,73 +19,62 @@ import pytest
 from baton.discovery import MAX_WORKERS
 from baton.files import FilesDiscovery, _View
 from baton.messages import WorkerInfo
+from tests.alive import no_descriptors
 from tests.clock import jumping
 from tests.registry import Snapshot, onlooker, worker
-from tests.waiting import scaled, until
+from tests.waiting import scaled, until, wait_for
 
 
 def look(folder: Path) -> Snapshot:
-    async def main() -> Snapshot:
-        async with aclosing(FilesDiscovery(folder).watch()) as snapshots:
-            return await anext(snapshots)
+    """What a new watcher shows first."""
+    view = _View(folder, 10.0)
+    try:
+        return view.look()
+    finally:
+        view.close()
 
-    return asyncio.run(main())
+
+@contextmanager
+def held(path: Path, info: WorkerInfo | None = None) -> Iterator[None]:
+    """A registration whose owner lives."""
+    path.write_bytes(msgspec.json.encode(info or worker("w1")))
+    with path.open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
-def test_only_the_user_can_read_a_registration(tmp_path: Path) -> None:
-    async def main() -> int:
-        async with FilesDiscovery(tmp_path).register(worker("w1")):
-            return (tmp_path / "w1.json").stat().st_mode
+def num_open() -> int:
+    return len(os.listdir("/proc/self/fd"))
 
+
+async def test_only_the_user_can_read_a_registration(tmp_path: Path) -> None:
     umask = os.umask(0)
     try:
-        assert asyncio.run(main()) & 0o077 == 0
+        async with FilesDiscovery(tmp_path).register(worker("w1")):
+            assert (tmp_path / "w1.json").stat().st_mode & 0o077 == 0
     finally:
         os.umask(umask)
 
 
-@pytest.mark.parametrize("place", ["link", "unfinished"])
-def test_no_link_leads_out_of_the_folder(tmp_path: Path, place: str) -> None:
+async def test_no_link_leads_out_of_the_folder(tmp_path: Path) -> None:
     folder, outside = tmp_path / "registry", tmp_path / "outside"
     folder.mkdir(mode=0o700)
-    outside.write_bytes(msgspec.json.encode(worker("w1")))
-    with outside.open() as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        if place == "link":
-            (folder / "w1.json").symlink_to(outside)
-            assert look(folder) == ()
-            return
+    with held(outside):
+        (folder / "w1.json").symlink_to(outside)
         (folder / f"w2.{os.getpid()}.tmp").symlink_to(outside)
+        assert look(folder) == ()
         with pytest.raises(OSError, match="symbolic links"):
-            register(folder, "w2")
+            await FilesDiscovery(folder).register(worker("w2")).__aenter__()
     assert msgspec.json.decode(outside.read_bytes(), type=WorkerInfo) == worker("w1")
 
 
-def register(folder: Path, name: str) -> None:
-    """Register for a moment."""
-
-    async def main() -> None:
-        async with FilesDiscovery(folder).register(worker(name)):
-            pass
-
-    asyncio.run(main())
-
-
-def test_a_registration_that_cannot_be_written_leaves_nothing_behind(tmp_path: Path) -> None:
+async def test_a_registration_that_cannot_be_written_leaves_nothing_behind(tmp_path: Path) -> None:
     (tmp_path / "w1.json").mkdir()
+    num_before = num_open()
     with pytest.raises(OSError, match=r"w1\.json"):
-        register(tmp_path, "w1")
+        await FilesDiscovery(tmp_path).register(worker("w1")).__aenter__()
     assert [path.name for path in tmp_path.iterdir()] == ["w1.json"]
-
-
-async def test_an_older_registration_withdraws_its_own_file_only(tmp_path: Path) -> None:
-    older, newer = FilesDiscovery(tmp_path), FilesDiscovery(tmp_path)
-    async with newer.register(worker("other")), AsyncExitStack() as stack:
-        await stack.enter_async_context(older.register(worker("w1")))
-        async with newer.register(worker("w1", incarnation="second")):
-            await stack.aclose()
-            assert (tmp_path / "w1.json").exists()
-        assert not (tmp_path / "w1.json").exists()
+    assert num_open() == num_before
 
 
 @pytest.mark.parametrize(("age_s", "is_shown"), [(8, True), (12, False)])
@@ -91,9 +82,7 @@ def test_a_file_that_was_not_touched_for_ten_seconds_is_not_shown(
     tmp_path: Path, age_s: float, is_shown: bool
 ) -> None:
     path = tmp_path / "w1.json"
-    path.write_bytes(msgspec.json.encode(worker("w1")))
-    with path.open() as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    with held(path):
         os.utime(path, (time.time() - age_s,) * 2)
         assert (look(tmp_path) == (worker("w1"),)) == is_shown
 
@@ -134,17 +123,6 @@ def test_what_is_not_ours_is_skipped_and_left_alone(tmp_path: Path, make: Callab
     assert os.path.lexists(path)
 
 
-def test_a_locked_but_untouched_file_is_not_shown(tmp_path: Path) -> None:
-    path = tmp_path / "w1.json"
-    path.write_bytes(msgspec.json.encode(worker("w1")))
-    with path.open() as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        assert look(tmp_path) == (worker("w1"),)
-        os.utime(path, (0, 0))
-        assert look(tmp_path) == ()
-        assert path.exists()
-
-
 async def test_a_deleted_folder_is_made_again_and_loses_no_worker(tmp_path: Path) -> None:
     folder = tmp_path / "registry"
     discovery = FilesDiscovery(folder, ttl_s=scaled(0.3))
@@ -171,19 +149,6 @@ async def test_without_descriptors_it_keeps_whom_it_knows_and_goes_on(tmp_path: 
         assert looker.lost == set()
 
 
-@contextmanager
-def no_descriptors() -> Iterator[None]:
-    """Every attempt of this process to open something fails with EMFILE."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
-    try:
-        with pytest.raises(OSError, match="Too many open files"):
-            os.open("/", os.O_RDONLY)
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-
 class _Raced(_View):
     """A view that a new owner overtakes: it takes the name after the folder was listed."""
 
@@ -197,17 +162,14 @@ class _Raced(_View):
 
 def test_the_file_of_a_new_owner_is_not_taken_for_the_dead_ones(tmp_path: Path) -> None:
     path, newer = tmp_path / "w1.json", tmp_path / "w1.tmp"
-    path.write_bytes(msgspec.json.encode(worker("w1", incarnation="dead")))
-    newer.write_bytes(msgspec.json.encode(worker("w1", incarnation="alive")))
+    dead, alive = worker("w1", incarnation="dead"), worker("w1", incarnation="alive")
     view = _Raced(tmp_path, 10.0)
-    with path.open() as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        assert view.look() == (worker("w1", incarnation="dead"),)
-    with newer.open() as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    with held(path, dead):
+        assert view.look() == (dead,)
+    with held(newer, alive):
         view.take_over = lambda: newer.rename(path) if newer.exists() else None
         assert view.look() == ()
-        assert view.look() == (worker("w1", incarnation="alive"),)
+        assert view.look() == (alive,)
     view.close()
 
 
@@ -216,22 +178,115 @@ def test_no_more_names_are_read_than_there_can_be_workers(tmp_path: Path) -> Non
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     for i in range(MAX_WORKERS + 3):
         (tmp_path / f"{i}.json").touch()
-    before = len(os.listdir("/proc/self/fd"))
+    before = num_open()
     view = _View(tmp_path, 10.0)
     assert view.look() == ()
-    assert len(os.listdir("/proc/self/fd")) - before <= MAX_WORKERS
+    assert num_open() - before <= MAX_WORKERS
     view.close()
 
 
-@jumping
-async def test_a_change_is_seen_within_a_tenth_of_a_second(tmp_path: Path) -> None:
-    loop = asyncio.get_running_loop()
-    async with aclosing(FilesDiscovery(tmp_path).watch()) as snapshots:
-        assert await anext(snapshots) == ()
-        async with FilesDiscovery(tmp_path).register(worker("w1")):
-            began_s = loop.time()
-            assert await anext(snapshots) == (worker("w1"),)
-            assert 0.01 < loop.time() - began_s < 0.1
+def test_a_file_from_the_future_ages_from_when_it_is_seen(tmp_path: Path) -> None:
+    path, view = tmp_path / "w1.json", _View(tmp_path, 0.1)
+    with held(path):
+        os.utime(path, (time.time() + 3600,) * 2)
+        wait_for(lambda: not view.look(), 10)
+        view.close()
+
+
+def test_a_touched_file_ages_again(tmp_path: Path) -> None:
+    path, view = tmp_path / "w1.json", _View(tmp_path, 0.5)
+    with held(path):
+        os.utime(path, (0, 0))
+        assert not view.look()
+        os.utime(path)
+        assert view.look()
+        wait_for(lambda: not view.look(), 10)
+        view.close()
+
+
+def test_what_is_no_registration_is_logged_once_and_closed_with_its_file(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path, view = tmp_path / "w1.json", _View(tmp_path, 10.0)
+    num_before = num_open()
+    path.write_text("junk")
+    for _ in range(3):
+        assert not view.look()
+    assert caplog.text.count("registration=skipped") == 1
+    path.unlink()
+    assert not view.look()
+    assert num_open() == num_before
+
+
+def test_a_folder_that_cannot_be_listed_is_logged_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "registry"
+    folder.write_text("no folder")
+    view = _View(folder, 10.0)
+    for _ in range(3):
+        assert not view.look()
+    assert caplog.text.count("registry=unreachable") == 1
+    folder.unlink()
+    assert not view.look()
+    folder.write_text("no folder")
+    assert not view.look()
+    assert caplog.text.count("registry=unreachable") == 2
+
+
+async def test_what_a_process_that_was_killed_left_unfinished_is_overwritten(tmp_path: Path) -> None:
+    (tmp_path / f"w1.{os.getpid()}.tmp").write_bytes(b"x" * 10_000)
+    async with FilesDiscovery(tmp_path).register(worker("w1")):
+        assert look(tmp_path) == (worker("w1"),)
+
+
+async def test_a_registration_is_complete_as_soon_as_it_can_be_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    view, replace, seen = _View(tmp_path, 10.0), Path.replace, []
+
+    def replace_and_look(path: Path, target: Path) -> Path:
+        replaced = replace(path, target)
+        seen.append(view.look())
+        return replaced
+
+    monkeypatch.setattr(Path, "replace", replace_and_look)
+    async with FilesDiscovery(tmp_path).register(worker("w1")):
+        assert seen == [(worker("w1"),)]
+    view.close()
+
+
+def test_no_more_of_a_file_is_read_than_a_registration_may_have(tmp_path: Path) -> None:
+    path, view = tmp_path / "w1.json", _View(tmp_path, 10.0)
+    path.touch()
+    os.truncate(path, 64 << 20)
+    tracemalloc.start()
+    try:
+        assert not view.look()
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+    view.close()
+
+
+def test_a_dead_workers_file_is_dead_for_all_who_look_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "w1.json"
+    path.write_bytes(msgspec.json.encode(worker("w1")))
+    with path.open() as other:
+        fcntl.flock(other, fcntl.LOCK_SH)
+        assert look(tmp_path) == ()
+
+
+def test_a_dead_workers_file_that_cannot_be_deleted_is_not_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: Path) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    (tmp_path / "w1.json").write_bytes(msgspec.json.encode(worker("w1")))
+    monkeypatch.setattr(Path, "unlink", refuse)
+    for _ in range(2):
+        assert look(tmp_path) == ()
 
 
 FULL = """

@@ -2,16 +2,14 @@
 
 import asyncio
 import os
-import resource
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from baton.reread import Reread, kept_current
 from baton.tls import server_context
+from tests.alive import no_descriptors
 from tests.certificates import Authority
 from tests.waiting import until
 
@@ -64,17 +62,6 @@ async def test_each_of_several_files_is_kept_current_in_another_thread(tmp_path:
         await until(lambda: [file.value for file in files] == ["22"] * 2)
     assert threading.get_ident() not in threads
     assert asyncio.all_tasks() == {asyncio.current_task()}
-
-
-@contextmanager
-def no_descriptors() -> Iterator[None]:
-    """This process can open no file."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_a_failure_that_passes_is_logged_once_and_tried_again(
