@@ -14,7 +14,6 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from baton.flags import parse
-from baton.own_address import why_not_bound
 from operations.doctor import command, plan, probes
 from operations.doctor.command import DoctorSettings, gather, wanted_workers
 from operations.doctor.facts import GIB, Facts
@@ -32,40 +31,30 @@ from tests.waiting import PATIENCE_S
 DEMO = Path("models/demo")
 
 
-def test_an_h200_is_read_as_recorded() -> None:
-    (gpu,) = parse_gpus((SMI / "h200_query.csv").read_text())
-    assert (gpu.name, gpu.driver, gpu.compute) == ("NVIDIA H200", "580.159.04", (9, 0))
-    assert gpu.total_bytes is not None
-    assert gpu.total_bytes // GIB == 140
+def script(folder: Path, name: str, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program that PATH has first."""
+    (folder / name).write_text(f"#!/bin/sh\n{text}\n")
+    (folder / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
 
 
-def test_lines_that_are_not_a_gpu_are_skipped() -> None:
+def test_recorded_gpus_are_read_and_other_lines_skipped() -> None:
     noise = "No devices were found\n\nNVIDIA-SMI has failed, because\n"
-    assert (parse_gpus(noise), parse_links(noise)) == ((), {})
-    assert len(parse_gpus(noise + (SMI / "h200_query.csv").read_text())) == 1
+    (gpu,) = parse_gpus(noise + (SMI / "h200_query.csv").read_text())
+    assert (gpu.name, gpu.driver, gpu.compute) == ("NVIDIA H200", "580.159.04", (9, 0))
+    assert (gpu.total_bytes or 0) // GIB == 140
+    assert (parse_gpus(noise), parse_links(noise), parse_links("")) == ((), {}, {})
 
 
 def test_a_matrix_is_read_without_its_network_cards() -> None:
     links = parse_links((SMI / "b200x8_topo.txt").read_text())
     assert len(links) == 64
     assert {links[i, j] for i in range(8) for j in range(8) if i != j} == {"NV18"}
-
-
-def test_a_matrix_of_one_gpu_or_of_nothing_is_no_problem() -> None:
     assert parse_links((SMI / "h200_topo.txt").read_text()) == {(0, 0): "X"}
-    assert parse_links("") == {}
-
-
-def test_a_node_is_read_with_its_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    recorded_smi(tmp_path)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    node = probe_gpus()
-    assert (len(node.gpus), node.problem) == (8, None)
-    assert node.links[0, 7] == "NV18"
 
 
 @pytest.mark.parametrize(
-    ("script", "num_gpus", "problem"),
+    ("text", "num_gpus", "problem"),
     [
         ("echo 'No devices were found'; exit 6", 0, "No devices were found"),
         ("echo 'cannot talk to the driver' >&2; exit 9", 0, "cannot talk to the driver"),
@@ -73,16 +62,20 @@ def test_a_node_is_read_with_its_links(tmp_path: Path, monkeypatch: pytest.Monke
         (f'case "$1" in *memory*) cat {SMI}/h200_query.csv;; topo) exit 2;; esac', 1, None),
     ],
 )
-def test_what_nvidia_smi_refuses_is_told_or_done_without(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, num_gpus: int, problem: str | None
+def test_a_failure_of_nvidia_smi_is_a_problem_and_one_of_its_matrix_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, num_gpus: int, problem: str | None
 ) -> None:
-    (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{script}\n")
-    (tmp_path / "nvidia-smi").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    script(tmp_path, "nvidia-smi", text, monkeypatch)
     seen = probe_gpus()
     assert (len(seen.gpus), seen.problem, seen.links) == (num_gpus, problem, {})
     monkeypatch.setenv("PATH", str(tmp_path / "none"))
     assert probe_gpus().problem == "nvidia-smi is not installed"
+
+
+def test_an_nvidia_smi_that_hangs_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probes, "TIMEOUT_S", 0.05)
+    script(tmp_path, "nvidia-smi", "exec sleep 60", monkeypatch)
+    assert (probes.probe_gpus().problem or "").startswith("nvidia-smi hangs")
 
 
 def test_the_demo_model_is_whole() -> None:
@@ -186,12 +179,17 @@ def test_a_folder_of_the_hubs_cache_is_known_by_what_lies_in_it(tmp_path: Path) 
     assert probe_model(tmp_path).snapshot == str(newer)
 
 
-def test_workers_come_from_the_flags() -> None:
+def wanted(settings: DoctorSettings, visible: str | None = None) -> list[tuple[str, str | None]]:
+    return [(worker.mode, worker.gpus) for worker in wanted_workers(settings, visible)]
+
+
+def test_workers_come_from_the_flags_else_one_is_on_the_visible_devices() -> None:
     settings = DoctorSettings(
         prefill_gpus="0,1;2,3", decode_engine_args=Path("engine_configs/demo/decode.yaml")
     )
-    found = [(worker.mode, worker.gpus) for worker in wanted_workers(settings, None)]
-    assert found == [("prefill", "0,1"), ("prefill", "2,3"), ("decode", None)]
+    assert wanted(settings) == [("prefill", "0,1"), ("prefill", "2,3"), ("decode", None)]
+    assert wanted(DoctorSettings(), "1,2") == [("agg", "1,2")]
+    assert wanted(DoctorSettings(), "") == [("agg", None)]
 
 
 @pytest.mark.parametrize("mode", ["prefill", "decode", "agg"])
@@ -206,19 +204,14 @@ def test_one_flag_is_enough_for_a_worker_of_its_kind(mode: str, name: str, value
     assert (worker.refusal is not None) == (name == "engine_args")
 
 
-def test_a_typed_flag_wins_over_the_yaml_and_the_last_one_counts() -> None:
+def test_a_typed_flag_overrides_the_yaml_and_the_last_one_counts() -> None:
     yaml = Path("engine_configs/gpt-oss-120b/prefill.yaml")
     line = "--log-level info --tensor-parallel-size 8 --tensor-parallel-size=2 --free-gpu-memory-fraction 0.7"
-    settings = DoctorSettings(prefill_gpus="0,1;2,3", prefill_flags=line, prefill_engine_args=yaml)
-    found = list(wanted_workers(settings, None))
-    assert [(worker.gpus, worker.tensor_parallel_size) for worker in found] == [("0,1", 2), ("2,3", 2)]
-    assert found[0].number("kv_cache_config.free_gpu_memory_fraction") == 0.7
-    assert found[0].number("max_batch_size") == 32
-
-
-def test_with_no_flags_there_is_one_worker_on_the_visible_devices() -> None:
-    assert [(w.mode, w.gpus) for w in wanted_workers(DoctorSettings(), "1,2")] == [("agg", "1,2")]
-    assert [(w.mode, w.gpus) for w in wanted_workers(DoctorSettings(), "")] == [("agg", None)]
+    settings = DoctorSettings(prefill_gpus="0,1", prefill_flags=line, prefill_engine_args=yaml)
+    (worker,) = wanted_workers(settings, None)
+    assert worker.tensor_parallel_size == 2
+    assert worker.number("kv_cache_config.free_gpu_memory_fraction") == 0.7
+    assert worker.number("max_batch_size") == 32
 
 
 def test_vllms_settings_have_the_names_of_the_flags() -> None:
@@ -270,12 +263,8 @@ def test_doctor_prints_names_that_are_no_text() -> None:
     assert r"\udcff\udcfe is not a folder" in done.stdout
 
 
-def test_an_unknown_flag_is_status_2() -> None:
-    assert _doctor("--prefil-gpus", "0").returncode == 2
-
-
 @pytest.mark.parametrize(
-    ("script", "says"),
+    ("text", "says"),
     [
         ("echo noise >&2; exit 0", None),
         ("echo 'error: first' >&2; echo 'error: last' >&2; echo noise >&2; exit 2", "last"),
@@ -285,40 +274,33 @@ def test_an_unknown_flag_is_status_2() -> None:
     ],
 )
 def test_the_workers_last_error_is_its_refusal(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, says: str | None
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, says: str | None
 ) -> None:
-    program = tmp_path / "python"
-    program.write_text(f'#!/bin/sh\n[ "$*" = "-m workers --check --engine x" ] || exit 99\n{script}\n')
-    program.chmod(0o700)
-    monkeypatch.setattr(sys, "executable", str(program))
+    script(tmp_path, "python", f'[ "$*" = "-m workers --check --engine x" ] || exit 99\n{text}', monkeypatch)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     assert ask_worker(["--engine", "x"]) == says
 
 
-def test_a_worker_that_cannot_be_asked_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "executable", str(tmp_path / "none"))
+def test_a_worker_that_hangs_or_cannot_run_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     assert "cannot be read" in (ask_worker([]) or "")
     assert "cannot be read" in (ask_worker(["a\0b"]) or "")
+    script(tmp_path, "python", "exec sleep 60", monkeypatch)
+    monkeypatch.setattr(plan, "_TIMEOUT_S", 0.05)
+    assert "takes longer than" in (ask_worker([]) or "")
 
 
-@pytest.mark.parametrize(
-    ("engine", "text", "says"),
-    [
-        ("trtllm", "max_batchsize: 8", "max_batchsize: unknown key; did you mean max_batch_size?"),
-        ("trtllm", "enable_chunked_prefill: many", "enable_chunked_prefill: 'many': Expected `bool`"),
-        ("vllm", "max_num_seq: 8", "max_num_seq: unknown key; did you mean max_num_seqs?"),
-    ],
-)
-def test_what_the_installed_build_refuses_is_an_error(
-    tmp_path: Path, engine: str, text: str, says: str
-) -> None:
+def test_what_the_installed_build_refuses_is_an_error(tmp_path: Path) -> None:
     yaml = tmp_path / "engine.yaml"
-    yaml.write_text(text)
+    yaml.write_text("max_batchsize: 8")
     doubles = str(Path("tests/doubles").absolute())
 
-    done = _doctor("--engine", engine, "--engine-args", str(yaml), "--json", PYTHONPATH=doubles)
+    done = _doctor("--engine", "trtllm", "--engine-args", str(yaml), "--json", PYTHONPATH=doubles)
 
     found = {finding["code"]: finding for finding in json.loads(done.stdout)["findings"]}
-    assert found["settings-refused"]["fact"].startswith(f"agg: {yaml}:1: {says}")
+    assert found["settings-refused"]["fact"].startswith(f"agg: {yaml}:1: max_batchsize: unknown key")
 
 
 def test_memory_is_that_of_proc(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -326,30 +308,6 @@ def test_memory_is_that_of_proc(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probes, "_text", {"/proc/meminfo": text}.__getitem__)
     host = probes.probe_host()
     assert (host.memory_bytes, host.memory_free_bytes) == (1000 * 1024, 600 * 1024)
-
-
-def script(folder: Path, name: str, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A program that PATH has first."""
-    (folder / name).write_text(f"#!/bin/sh\n{text}\n")
-    (folder / name).chmod(0o755)
-    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
-
-
-def test_an_nvidia_smi_that_hangs_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probes, "TIMEOUT_S", 0.05)
-    script(tmp_path, "nvidia-smi", "exec sleep 60", monkeypatch)
-    assert (probes.probe_gpus().problem or "").startswith("nvidia-smi hangs")
-
-
-def test_a_worker_that_does_not_tell_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    script(tmp_path, "python", "exec sleep 60", monkeypatch)
-    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
-    monkeypatch.setattr(plan, "_TIMEOUT_S", 0.05)
-    assert "takes longer than" in (ask_worker([]) or "")
-
-
-def test_a_host_that_is_not_text_cannot_be_listened_on() -> None:
-    assert why_not_bound("\udcff", 0)
 
 
 def gathered(*arguments: str) -> Facts:
@@ -362,17 +320,15 @@ def test_what_keeps_a_process_from_its_start_is_found(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))  # no tools
     monkeypatch.setattr(command, "with_refusals", pytest.fail)  # without a model no worker is started
-    own = ("--file-registry", str(tmp_path / "own"))
-    shared = tmp_path / "shared"
+    own, shared = ("--file-registry", str(tmp_path / "own")), tmp_path / "shared"
     shared.mkdir()
     shared.chmod(0o777)
-    assert gathered(*own).start_problem is None
-    assert gathered(*own).http_port_problem is None
-    assert gathered(*own, "--http-host", "192.0.2.1").http_port_problem
-    assert "192.0.2.1" in (gathered(*own, "--host", "192.0.2.1").start_problem or "")
+    facts = gathered(*own)
+    assert (facts.start_problem, facts.http_port_problem) == (None, None)
+    facts = gathered(*own, "--http-host", "192.0.2.1", "--host", "192.0.2.1")
+    assert facts.http_port_problem
+    assert "192.0.2.1" in (facts.start_problem or "")
     assert str(shared) in (gathered("--file-registry", str(shared)).start_problem or "")
-    monkeypatch.setenv("BATON_PEER_CERT", str(tmp_path / "none"))
-    assert "BATON_PEER_CERT" in (gathered(*own).start_problem or "")
 
 
 def test_each_server_in_use_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
