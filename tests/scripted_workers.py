@@ -157,11 +157,33 @@ def request(deadline_s: float = 5.0, priority: int = 0) -> GenerateRequest:
     )
 
 
-async def hand_off(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
-    yield KvHandoff(
-        worker_id="p", incarnation="p", first_token=10, num_prompt_tokens=2, ttl_s=9, engine_state=b"kv"
-    )
-    await asyncio.Event().wait()  # pinned until closed
+HANDOFF = KvHandoff(
+    worker_id="p", incarnation="p", first_token=10, num_prompt_tokens=2, ttl_s=9, engine_state=b"kv"
+)
+
+
+def script(*steps: Reply | BatonError | None) -> Script:
+    """A worker that sends these replies and raises these errors; None: it hangs."""
+
+    async def run(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
+        for step in steps:
+            if step is None:
+                await asyncio.Event().wait()
+            elif isinstance(step, BatonError):
+                raise step
+            else:
+                yield step
+
+    return run
+
+
+hand_off = script(HANDOFF, None)  # pinned until closed
+hang = script(None)
+
+
+async def hand_off_with_first(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
+    yield msgspec.structs.replace(HANDOFF, first_chunk=TokenChunk((10 + asked.num_generated,)))
+    await asyncio.Event().wait()
 
 
 async def answer(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
@@ -239,3 +261,8 @@ def in_turn(*scripts: Script) -> Script:
         return (left.pop(0) if len(left) > 1 else left[0])(asked)
 
     return script
+
+
+async def token_ids_of(generator: Generator, deadline_s: float = 5.0) -> list[int]:
+    """The answer to one request."""
+    return [i async for chunk in generator.generate(request(deadline_s)) for i in chunk.token_ids]

@@ -19,12 +19,13 @@ from baton.errors import (
     Overloaded,
     WorkerLost,
 )
-from baton.messages import GenerateRequest, KvHandoff, PrefillFirst, Reply, TokenChunk
+from baton.messages import GenerateRequest, PrefillFirst, Reply, TokenChunk
 from frontend.routing.fleet import Fleet
 from frontend.routing.generate import Generator
 from tests.clock import jumping
 from tests.generators import none_abandoned
 from tests.scripted_workers import (
+    HANDOFF,
     Script,
     ScriptedWorkers,
     answer,
@@ -32,23 +33,18 @@ from tests.scripted_workers import (
     generate,
     generator_over,
     hand_off,
+    hand_off_with_first,
+    hang,
     in_turn,
     request,
+    script,
+    token_ids_of,
 )
 from tests.waiting import until
 
 WHOLE = [10, 11, 12, 13]
 DEMO = Path("models/demo")
 NUM_IDS = 3072  # of the demo model
-
-
-async def nothing(_: GenerateRequest) -> AsyncGenerator[Reply, None]:
-    return
-    yield TokenChunk(())  # type: ignore[unreachable]  # makes it a generator
-
-
-async def cut(_: GenerateRequest) -> AsyncGenerator[Reply, None]:
-    yield TokenChunk((10,))
 
 
 def lacking(num_tokens: int, *, is_busy: bool = False) -> Script:
@@ -59,9 +55,8 @@ def lacking(num_tokens: int, *, is_busy: bool = False) -> Script:
         if asked.handoff is None and limit is not None and (is_busy or num_tokens > limit):
             yield PrefillFirst(num_tokens, is_busy)
             return
-        async with aclosing(answer(asked)) as chunks:
-            async for chunk in chunks:
-                yield chunk
+        async for chunk in answer(asked):
+            yield chunk
 
     return script
 
@@ -75,7 +70,7 @@ LOST, EXPIRED = failing(WorkerLost("gone")), failing(HandoffFailed("expired"))
         pytest.param({"p1": hand_off, "d1": answer}, "p1 d1", id="prefill, then decode"),
         pytest.param({"d1": answer}, "d1", id="no prefill worker"),
         pytest.param({"p1": LOST, "p2": hand_off, "d1": answer}, "p1 p2 d1", id="lost prefill worker"),
-        pytest.param({"p1": nothing, "p2": hand_off, "d1": answer}, "p1 p2 d1", id="no handoff"),
+        pytest.param({"p1": script(), "p2": hand_off, "d1": answer}, "p1 p2 d1", id="no handoff"),
         pytest.param({"p1": LOST, "d1": answer}, "p1 d1", id="every prefill worker lost"),
         pytest.param(
             {"p1": hand_off, "p2": hand_off, "d1": in_turn(EXPIRED, answer)},
@@ -87,7 +82,7 @@ LOST, EXPIRED = failing(WorkerLost("gone")), failing(HandoffFailed("expired"))
             "p1 d1 p2 d1 d1",
             id="each failed handoff excludes its prefill worker",
         ),
-        pytest.param({"d1": cut, "d2": answer}, "d1 d2", id="incomplete stream"),
+        pytest.param({"d1": script(TokenChunk((10,))), "d2": answer}, "d1 d2", id="incomplete stream"),
         pytest.param({"d1": LOST, "d2": LOST, "d3": LOST, "d4": answer}, "d1 d3 d2 d4", id="fourth worker"),
         pytest.param({"d1": failing(Overloaded("full")), "d2": answer}, "d1 d2", id="full worker"),
         pytest.param({"p1x": hand_off, "d1": answer}, "d1", id="prefill worker without a pair"),
@@ -123,12 +118,6 @@ async def test_with_local_prefill_decode_is_asked_first(scripts: dict[str, Scrip
 
     assert await generate(fleet, local_prefill_tokens=50) == WHOLE
     assert fleet.asked == asked.split()
-
-
-async def hand_off_with_first(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
-    async for reply in hand_off(asked):
-        assert isinstance(reply, KvHandoff)
-        yield msgspec.structs.replace(reply, first_chunk=TokenChunk((10 + asked.num_generated,)))
 
 
 async def test_prefills_first_token_is_sent_before_decode_is_asked() -> None:
@@ -168,10 +157,9 @@ async def test_a_prefill_worker_lost_in_the_moment_of_the_first_chunk_is_not_mis
     arrived = asyncio.Event()
 
     async def lost_then(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
-        async for handoff in hand_off(asked):
-            yield handoff
-            await arrived.wait()
-            raise WorkerLost("gone")
+        yield HANDOFF
+        await arrived.wait()
+        raise WorkerLost("gone")
 
     async def arriving(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
         await asyncio.sleep(0)  # both are waited for now
@@ -186,18 +174,13 @@ async def test_a_prefill_worker_lost_in_the_moment_of_the_first_chunk_is_not_mis
 
 
 async def test_a_prefill_worker_lost_before_the_kv_has_moved_is_replaced_at_once() -> None:
-    async def lost_later(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
-        async for handoff in hand_off(asked):
-            yield handoff
-            raise WorkerLost("gone")
-
     async def waiting(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
         if asked.handoff is not None and len(fleet.calls) == 2:
             await asyncio.Event().wait()  # for KV that does not come
         async for chunk in answer(asked):
             yield chunk
 
-    fleet = ScriptedWorkers(p1=lost_later, p2=hand_off, d1=waiting)
+    fleet = ScriptedWorkers(p1=script(HANDOFF, WorkerLost("gone")), p2=hand_off, d1=waiting)
 
     assert await generate(fleet) == WHOLE
     assert fleet.asked == ["p1", "d1", "p2", "d1"]
@@ -234,14 +217,9 @@ async def test_what_cannot_be_repaired_ends_with_its_name(
     assert len(fleet.calls) == num_calls
 
 
-async def silent(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
-    await asyncio.Event().wait()
-    yield TokenChunk(())
-
-
 @pytest.mark.parametrize(
     ("prefill", "decode", "local_prefill_tokens", "open_calls"),
-    [(silent, answer, 0, ["p1"]), (hand_off, silent, 0, ["p1", "d1"]), (hand_off, silent, 50, ["d1"])],
+    [(hang, answer, 0, ["p1"]), (hand_off, hang, 0, ["p1", "d1"]), (hand_off, hang, 50, ["d1"])],
 )
 async def test_leaving_closes_the_calls_to_both_workers_in_any_phase(
     prefill: Script, decode: Script, local_prefill_tokens: int, open_calls: list[str]
@@ -261,8 +239,8 @@ async def test_leaving_closes_the_calls_to_both_workers_in_any_phase(
 async def test_a_request_whose_time_is_over_is_not_tried_again() -> None:
     async def lost_too_late(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
         await asyncio.sleep(asked.deadline_s)  # all of its time
-        raise WorkerLost("gone")
-        yield TokenChunk(())  # type: ignore[unreachable]  # makes it a generator
+        async for reply in LOST(asked):
+            yield reply
 
     fleet = ScriptedWorkers(d1=lost_too_late, d2=answer)
 
@@ -286,7 +264,7 @@ async def test_what_it_lacks_more_is_prefilled_and_handed_to_the_same_worker(
     fleet = ScriptedWorkers(p1=hand_off, **decodes)
     async with generator_over(fleet, local_prefill_tokens=50) as generator:
         for _ in range(2):
-            assert [i async for c in generator.generate(request()) for i in c.token_ids] == WHOLE
+            assert await token_ids_of(generator) == WHOLE
     assert fleet.asked == ["d1", "p1", "d1", "d2", "p1", "d2"]
     assert [call.handoff is not None for _, call in fleet.calls] == [False, False, True] * 2
     assert prefills(fleet) == {("prefill", reason): 2}
@@ -294,18 +272,12 @@ async def test_what_it_lacks_more_is_prefilled_and_handed_to_the_same_worker(
 
 @pytest.mark.parametrize("role", ["decode", "prefill", "first chunk"])
 async def test_a_worker_that_sends_unknown_tokens_is_refused_and_the_answer_is_right(role: str) -> None:
-    async def strange(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
-        if role == "decode":
-            yield TokenChunk((10 + asked.num_generated, NUM_IDS))
-            return
-        async with aclosing(hand_off(asked)) as replies:
-            async for reply in replies:
-                assert isinstance(reply, KvHandoff)
-                changed: dict[str, Any] = {"first_token": NUM_IDS}
-                if role == "first chunk":
-                    changed = {"first_chunk": TokenChunk((NUM_IDS,))}
-                yield msgspec.structs.replace(reply, **changed)
-
+    changed: dict[str, Any] = {"first_token": NUM_IDS}
+    if role == "first chunk":
+        changed = {"first_chunk": TokenChunk((NUM_IDS,))}
+    strange = script(msgspec.structs.replace(HANDOFF, **changed), None)
+    if role == "decode":
+        strange = script(TokenChunk((10, NUM_IDS)))
     genuine = {"d2": answer} if role == "decode" else {"d1": answer, "p2": hand_off}
     fleet = ScriptedWorkers(**genuine, **{"d1" if role == "decode" else "p1": strange})
 
@@ -315,7 +287,7 @@ async def test_a_worker_that_sends_unknown_tokens_is_refused_and_the_answer_is_r
         await live.synced.wait()
         generator = Generator(fleet, live, "round-robin", fleet.metrics)
         for _ in range(3):
-            assert [i async for c in generator.generate(request()) for i in c.token_ids] == WHOLE
+            assert await token_ids_of(generator) == WHOLE
         assert fleet.asked.count(name) == 1
         assert [reason.partition(":")[0] for reason in live.health().refused] == [name]
 
@@ -325,24 +297,19 @@ async def test_a_short_prompt_joins_decode_only_while_prefill_keeps_others_waiti
 
     async def slow(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
         await released.wait()
-        async with aclosing(hand_off(asked)) as replies:
-            async for reply in replies:
-                yield reply
+        yield HANDOFF
+        await asyncio.Event().wait()
 
     fleet = ScriptedWorkers(p1=slow, d1=lacking(50))
     async with generator_over(fleet, local_prefill_tokens=50, local_prefill_after_s=0.01) as generator:
-
-        async def answer_of() -> list[int]:
-            return [i async for c in generator.generate(request()) for i in c.token_ids]
-
-        first = asyncio.create_task(answer_of())
+        first = asyncio.create_task(token_ids_of(generator))
         await until(lambda: fleet.asked == ["p1"])
         await asyncio.sleep(0.02)  # longer than the limit
-        assert await answer_of() == WHOLE
+        assert await token_ids_of(generator) == WHOLE
         assert fleet.asked == ["p1", "d1"]
         released.set()
         assert await first == WHOLE
-        assert await answer_of() == WHOLE
+        assert await token_ids_of(generator) == WHOLE
         assert fleet.asked == ["p1", "d1", "d1", "p1", "d1"]
     assert prefills(fleet) == {("prefill", "free"): 2, ("decode", "cached"): 1}
 

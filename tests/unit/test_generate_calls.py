@@ -11,7 +11,6 @@ import pytest
 from baton.errors import EngineFailure, HandoffFailed, HandoffStalled, NotResumable, WorkerLost
 from baton.messages import (
     GenerateRequest,
-    KvHandoff,
     PrefillFirst,
     Reply,
     TokenChunk,
@@ -30,29 +29,17 @@ from tests.scripted_workers import (
     generate,
     generator_over,
     hand_off,
+    hand_off_with_first,
+    hang,
     in_turn,
     request,
     sampled,
+    script,
+    token_ids_of,
 )
 from tests.waiting import until
 
 WHOLE = [10, 11, 12, 13]
-
-
-async def hang(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
-    await asyncio.Event().wait()
-    yield TokenChunk(())
-
-
-async def token_then_hang(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
-    yield TokenChunk((10,))
-    await asyncio.Event().wait()
-
-
-async def hand_off_with_first(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
-    async for reply in hand_off(asked):
-        assert isinstance(reply, KvHandoff)
-        yield msgspec.structs.replace(reply, first_chunk=TokenChunk((10,)))
 
 
 async def test_the_question_to_decode_is_closed_before_prefill_is_asked() -> None:
@@ -72,13 +59,17 @@ async def test_the_question_to_decode_is_closed_before_prefill_is_asked() -> Non
 
     fleet = ScriptedWorkers(p1=noting, d1=lacking)
     async with generator_over(fleet, local_prefill_tokens=50) as generator:
-        assert [i async for c in generator.generate(request()) for i in c.token_ids] == WHOLE
+        assert await token_ids_of(generator) == WHOLE
     assert open_calls == [["p1"]]
 
 
 @pytest.mark.parametrize(
     ("prefill", "decode", "is_let_in"),
-    [(hand_off, hang, False), (hand_off, token_then_hang, True), (hand_off_with_first, hang, True)],
+    [
+        (hand_off, hang, False),
+        (hand_off, script(TokenChunk((10,)), None), True),
+        (hand_off_with_first, hang, True),
+    ],
 )
 @jumping
 async def test_the_next_request_goes_to_prefill_when_this_one_has_a_token(
@@ -87,12 +78,7 @@ async def test_the_next_request_goes_to_prefill_when_this_one_has_a_token(
     fleet = ScriptedWorkers(p1=prefill, d1=decode, d2=decode)
     fleet.max_batch_size = 1
     async with generator_over(fleet) as generator:
-
-        async def one() -> None:
-            async for _ in generator.generate(request(deadline_s=600)):
-                pass
-
-        tasks = [asyncio.create_task(one()) for _ in range(2)]
+        tasks = [asyncio.create_task(token_ids_of(generator, 600)) for _ in range(2)]
         await asyncio.sleep(5)
         assert fleet.asked.count("p1") == 1 + is_let_in
         for task in tasks:
@@ -114,37 +100,25 @@ async def test_only_a_pair_between_which_nothing_moves_is_left_out(
     assert fleet.asked == ["p1", "d1", "d1", *asked_later]
 
 
-@pytest.mark.parametrize(("num_moved_bytes", "num_observed"), [(4096, 1), (0, 1), (None, 0)])
+@pytest.mark.parametrize(
+    ("num_moved_bytes", "is_read_to_its_end", "num_observed"),
+    [(4096, True, 1), (0, True, 1), (None, True, 0), (4096, False, 1)],
+)
 async def test_the_kv_that_moved_for_an_answer_is_counted_once(
-    num_moved_bytes: int | None, num_observed: int
+    num_moved_bytes: int | None, is_read_to_its_end: bool, num_observed: int
 ) -> None:
-    async def telling(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
-        yield TokenChunk((10,), None, Usage(2, 0, 1, num_moved_bytes))
-        yield TokenChunk((11,), "stop", Usage(2, 0, 2, num_moved_bytes))
-
-    fleet = ScriptedWorkers(p1=hand_off, d1=telling)
-    assert await generate(fleet) == [10, 11]
-    assert moved(fleet) == (num_observed, num_moved_bytes or 0)
-
-
-def moved(fleet: ScriptedWorkers) -> tuple[float | None, float | None]:
-    """(requests whose moved KV is counted, its bytes)."""
+    chunks = [
+        TokenChunk((10,), None, Usage(2, 0, 1, num_moved_bytes)),
+        TokenChunk((11,), "stop", Usage(2, 0, 2, num_moved_bytes)),
+    ]
+    fleet = ScriptedWorkers(p1=hand_off, d1=script(*chunks))
+    async with generator_over(fleet) as generator, aclosing(generator.generate(request())) as answered:
+        async for _ in answered:
+            if not is_read_to_its_end:
+                break
     name = "baton_request_moved_kv_bytes"
-    return sampled(fleet.metrics, f"{name}_count"), sampled(fleet.metrics, f"{name}_sum")
-
-
-async def test_the_kv_that_moved_is_counted_though_the_answer_is_not_read_to_its_end() -> None:
-    async def telling(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
-        yield TokenChunk((10,), None, Usage(2, 0, 1, 4096))
-        await asyncio.Event().wait()
-
-    fleet = ScriptedWorkers(p1=hand_off, d1=telling)
-    async with (
-        generator_over(fleet) as generator,
-        aclosing(generator.generate(request())) as chunks,
-    ):
-        assert (await anext(chunks)).token_ids == (10,)
-    assert moved(fleet) == (1, 4096)
+    counted = sampled(fleet.metrics, f"{name}_count"), sampled(fleet.metrics, f"{name}_sum")
+    assert counted == (num_observed, num_moved_bytes or 0)
 
 
 async def test_the_last_worker_that_a_request_loses_gets_no_other_request() -> None:
@@ -259,14 +233,8 @@ async def test_a_first_chunk_of_prefill_is_not_sent_twice() -> None:
         async for handoff in hand_off_with_first(asked):
             yield handoff
 
-    async def rest(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
-        for token_id in (11, 12, 13):
-            yield TokenChunk((token_id,), "length" if token_id == 13 else None)
-
-    async def lost(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
-        yield TokenChunk((11,))
-        raise WorkerLost("gone")
-
+    lost = script(TokenChunk((11,)), WorkerLost("gone"))
+    rest = script(TokenChunk((11,)), TokenChunk((12,)), TokenChunk((13,), "length"))
     fleet = ScriptedWorkers(p1=with_first, d1=lost, d2=rest)
     assert await generate(fleet) == WHOLE
     assert fleet.asked == ["p1", "d1", "p1", "p1", "d2"]

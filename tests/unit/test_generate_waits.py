@@ -20,6 +20,7 @@ from baton.messages import GenerateRequest, Reply, TokenChunk
 from frontend.routing.generate import Generator
 from tests.clock import jumping, run_jumping
 from tests.scripted_workers import (
+    HANDOFF,
     Script,
     ScriptedWorkers,
     answer,
@@ -27,8 +28,10 @@ from tests.scripted_workers import (
     generate,
     generator_over,
     hand_off,
+    hang,
     in_turn,
     request,
+    script,
 )
 
 WHOLE = [10, 11, 12, 13]
@@ -76,8 +79,8 @@ def test_workers_that_answer_probes_only_are_tried_four_times_with_growing_pause
 
     async def lost(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
         at_s.append(asyncio.get_running_loop().time())
-        raise WorkerLost("gone")
-        yield TokenChunk(())  # type: ignore[unreachable]  # makes it a generator
+        async for chunk in failing(WorkerLost("gone"))(asked):
+            yield chunk
 
     fleet = ScriptedWorkers(d1=lost)
     fleet.answering.add("d1")
@@ -90,25 +93,24 @@ def test_workers_that_answer_probes_only_are_tried_four_times_with_growing_pause
 def test_failures_are_counted_anew_after_many_tokens() -> None:
     """Rolling restarts during a long answer are more than four losses."""
 
-    def some(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
-        return failing(WorkerLost("gone"), after=32)(asked)
-
-    async def rest(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
-        yield TokenChunk((1,), "stop")
-
-    fleet = ScriptedWorkers(d1=in_turn(*[some] * 9, rest))
+    some = failing(WorkerLost("gone"), after=32)
+    fleet = ScriptedWorkers(d1=in_turn(*[some] * 9, script(TokenChunk((1,), "stop"))))
     fleet.answering.add("d1")
 
     assert len(run_jumping(generate(fleet, wait_for_worker_s=5, deadline_s=60))) == 9 * 32 + 1
 
 
+@pytest.mark.parametrize(("retry_after_s", "pause_s"), [(2, 2), (None, 1)])
 @jumping
-async def test_a_running_answer_that_is_refused_waits_for_room() -> None:
-    full = failing(Overloaded("full", retry_after_s=2))
+async def test_a_running_answer_that_is_refused_waits_for_room(
+    retry_after_s: float | None, pause_s: float
+) -> None:
+    full = failing(Overloaded("full", retry_after_s=retry_after_s))
     fleet = ScriptedWorkers(d1=in_turn(LOST, answer), d2=in_turn(*[full] * 6, answer))
     assert await generate(fleet, wait_for_worker_s=5, deadline_s=60) == WHOLE
-    assert asyncio.get_running_loop().time() == pytest.approx(6 * 2, abs=1)
+    assert asyncio.get_running_loop().time() == pytest.approx(6 * pause_s, abs=1)
     assert fleet.asked == ["d1"] + ["d2"] * 7
+    assert fleet.calls[-1][1].deadline_s == pytest.approx(60 - 6 * pause_s, abs=1)
 
 
 @pytest.mark.parametrize("error", [Overloaded("full"), NotReady("draining")])
@@ -150,10 +152,7 @@ async def test_a_request_is_taken_once_when_a_worker_is_there() -> None:
 
 @jumping
 async def test_answers_on_workers_that_leave_take_no_places_of_the_others() -> None:
-    async def endless(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
-        yield TokenChunk((1,))
-        await asyncio.Event().wait()
-
+    endless = script(TokenChunk((1,)), None)
     fleet = ScriptedWorkers(d1=endless)
     fleet.max_batch_size = 2
 
@@ -206,15 +205,11 @@ def test_a_handoff_that_the_broker_breaks_is_not_the_prefill_workers_fault() -> 
     loses = losing_broker(fleet, 1)
 
     async def handing(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
-        async for handoff in hand_off(asked):
-            yield handoff
-            async for _ in loses(asked):
-                pass
+        yield HANDOFF
+        async for _ in loses(asked):
+            pass
 
-    async def waiting(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
-        await asyncio.Event().wait()  # for KV that does not come
-        yield TokenChunk(())
-
+    waiting = hang  # for KV that does not come
     fleet.scripts |= {"p1": in_turn(handing, hand_off), "d1": in_turn(waiting, answer)}
 
     assert run_jumping(generate(fleet, wait_for_worker_s=5)) == WHOLE
@@ -249,12 +244,12 @@ def test_without_any_decode_worker_a_request_says_so() -> None:
 async def test_a_worker_that_makes_no_progress_with_it_is_given_up(
     stuck: str, local_prefill_tokens: int, asked: list[str]
 ) -> None:
-    async def hang(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
+    async def overdue(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
         await asyncio.sleep(asked.deadline_s)
-        raise DeadlineExceeded
-        yield TokenChunk(())  # type: ignore[unreachable]  # makes it a generator
+        async for chunk in failing(DeadlineExceeded())(asked):
+            yield chunk
 
-    fleet = ScriptedWorkers(**{"p1": hand_off, "d1": answer, stuck: hang})
+    fleet = ScriptedWorkers(**{"p1": hand_off, "d1": answer, stuck: overdue})
     fleet.answering = {"p1", "d1"}
     async with generator_over(fleet, local_prefill_tokens=local_prefill_tokens) as generator:
         chunks = generator.generate(request(deadline_s=60))

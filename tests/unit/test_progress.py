@@ -1,7 +1,5 @@
 """One request's attempts: which failures count, and what it ends with."""
 
-import asyncio
-
 import pytest
 
 from baton.errors import (
@@ -10,13 +8,11 @@ from baton.errors import (
     HandoffFailed,
     NotResumable,
     NoWorkers,
-    Overloaded,
     WorkerLost,
     WorkerUnreached,
 )
 from baton.messages import TokenChunk
 from frontend.routing.progress import MAX_ATTEMPTS, Progress
-from tests.clock import jumping
 from tests.scripted_workers import request, worker
 
 
@@ -29,13 +25,6 @@ def fail(progress: Progress, error: BatonError, num: int = 1) -> None:
     for i in range(num):
         progress.called.append(worker(f"d{i}"))
         progress.note_failure(error)
-
-
-@pytest.mark.parametrize("error", [Overloaded("full"), WorkerLost("gone")])
-async def test_a_new_request_is_tried_on_four_workers(progress: Progress, error: BatonError) -> None:
-    fail(progress, error, MAX_ATTEMPTS - 1)
-    with pytest.raises(type(error)):
-        fail(progress, error, 1)
 
 
 async def test_a_worker_that_was_gone_before_counts_for_nothing_but_is_avoided(progress: Progress) -> None:
@@ -85,17 +74,6 @@ async def test_a_failed_handoff_excludes_its_prefill_worker_or_else_decode(progr
     assert progress.avoided == {"p1.1", "d0.1"}
 
 
-@jumping
-async def test_every_attempt_gets_what_is_left_of_the_time() -> None:
-    progress, left_s = Progress(request(10), 100), []
-    for error in (WorkerLost("gone"), NotResumable("no"), WorkerLost("gone")):
-        await asyncio.sleep(2)
-        left_s.append(progress.remaining().deadline_s)
-        fail(progress, error)
-    await asyncio.sleep(2)
-    assert [*left_s, progress.remaining().deadline_s] == pytest.approx([8, 6, 4, 2])
-
-
 async def test_an_answer_made_again_may_end_with_the_last_token_that_is_known(progress: Progress) -> None:
     progress.take(TokenChunk((10, 11)))
     fail(progress, WorkerLost("gone"))
@@ -105,16 +83,3 @@ async def test_an_answer_made_again_may_end_with_the_last_token_that_is_known(pr
     last = progress.take(TokenChunk((11,), "stop"))
     assert last is not None
     assert (last.token_ids, last.finish_reason, progress.token_ids) == ((), "stop", [10, 11])
-
-
-@pytest.mark.parametrize(("retry_after_s", "pause_s"), [(None, 1), (7, 7)])
-@jumping
-async def test_a_running_answer_that_is_refused_pauses_before_it_asks_again(
-    retry_after_s: float | None, pause_s: float
-) -> None:
-    progress = Progress(request(60), 100)
-    progress.take(TokenChunk((10,)))
-    fail(progress, Overloaded("full", retry_after_s=retry_after_s))
-    await progress.clear_avoided()
-    assert not progress.avoided
-    assert asyncio.get_running_loop().time() == pytest.approx(pause_s)
