@@ -1,9 +1,12 @@
-"""The TCP plane's time limits: connecting, idling, peers that do not read."""
+"""The TCP plane's connections: time limits, how they end, and more of them than it admits."""
 
 import asyncio
 import contextlib
+import os
+import resource
 import socket
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from urllib.parse import urlsplit
 
 import msgspec
 import pytest
@@ -11,9 +14,15 @@ import pytest
 from baton import frames
 from baton.errors import WorkerLost
 from baton.messages import Reply, Request, TokenChunk
+from baton.peer_tls import PeerDistrusted
 from baton.tcp import TcpTransport
+from baton.telemetry import unauthenticated
+from tests.certificates import shared_peer
 from tests.clock import jumping
-from tests.planes import a_request, count_up, tokens
+from tests.planes import Endless, Stream, a_request, count_up, tokens
+from tests.waiting import PATIENCE_S, until
+
+NUM_ADMITTED = 32
 
 
 def now_s() -> float:
@@ -28,6 +37,47 @@ async def transports(num: int = 2) -> AsyncIterator[list[TcpTransport]]:
     finally:
         for each in made:
             await each.close()
+
+
+def first_frame(address: str, *signals: frames.Signal) -> bytes:
+    """The Hello of a caller of this worker, and more."""
+    hello = frames.Hello(frames.VERSION, address.rpartition("/")[2])
+    return frames.with_length(msgspec.msgpack.encode((0, [hello, *signals])))
+
+
+def place_of(address: str) -> tuple[str, int]:
+    host, _, port = urlsplit(address).netloc.partition(":")
+    return host, int(port)
+
+
+@contextlib.asynccontextmanager
+async def raw_connection(address: str) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    reader, writer = await asyncio.open_connection(*place_of(address))
+    try:
+        yield reader, writer
+    finally:
+        writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
+
+
+@contextlib.contextmanager
+def descriptors(limit: int) -> Iterator[None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@contextlib.asynccontextmanager
+async def crowded(worker: TcpTransport, answer: Callable[[Request], Stream]) -> AsyncIterator[str]:
+    """The address of a worker that admits NUM_ADMITTED connections."""
+    async with asyncio.timeout(PATIENCE_S), contextlib.AsyncExitStack() as stack:
+        with descriptors(4 * NUM_ADMITTED):
+            address = await stack.enter_async_context(worker.serve("w", answer))
+        yield address
 
 
 @contextlib.contextmanager
@@ -90,13 +140,10 @@ async def test_a_peer_that_does_not_read_is_hung_up_on_after_a_second() -> None:
 
     async with transports(1) as (worker,):
         async with worker.serve("w", flood) as address:
-            place, _, name = address.removeprefix("tcp://").partition("/")
-            host, _, port = place.partition(":")
-            peer = socket.create_connection((host, int(port)))
-            hello = frames.Hello(frames.VERSION, name)
+            peer = socket.create_connection(place_of(address))
             opens = [frames.Open(number, a_request()) for number in range(20)]
-            for number, parts in enumerate(([hello], opens)):
-                peer.sendall(frames.with_length(msgspec.msgpack.encode((number, parts))))
+            peer.sendall(first_frame(address))
+            peer.sendall(frames.with_length(msgspec.msgpack.encode((1, opens))))
             await asyncio.sleep(5)
             began_s = now_s()
         assert now_s() - began_s == pytest.approx(1, abs=0.2)
@@ -115,12 +162,8 @@ async def test_a_generator_goes_on_when_its_peer_reads_again() -> None:
             await asyncio.sleep(0)  # let other tasks run
 
     async with transports(1) as (worker,), worker.serve("w", flood) as address:
-        place, _, name = address.removeprefix("tcp://").partition("/")
-        host, _, port = place.partition(":")
-        with socket.create_connection((host, int(port))) as peer:
-            hello = frames.Hello(frames.VERSION, name)
-            first = msgspec.msgpack.encode((0, [hello, frames.Open(1, a_request())]))
-            peer.sendall(frames.with_length(first))
+        with socket.create_connection(place_of(address)) as peer:
+            peer.sendall(first_frame(address, frames.Open(1, a_request())))
             await asyncio.sleep(5)
             assert num_made < 150
             peer.setblocking(False)
@@ -134,3 +177,155 @@ async def test_an_address_of_another_scheme_is_not_called() -> None:
     async with transports() as (caller, worker), worker.serve("w", count_up) as address:
         with pytest.raises(WorkerLost, match="is not a TCP worker address"):
             await tokens(caller.call(address.replace("tcp", "http"), a_request()))
+
+
+@jumping
+async def test_a_worker_that_takes_no_connection_is_lost_after_three_seconds() -> None:
+    with deaf_port() as port:
+        caller = TcpTransport(liveness_s=60)
+        with pytest.raises(WorkerLost, match=r"did not accept the connection within 3\.0 s"):
+            await tokens(caller.call(f"tcp://127.0.0.1:{port}/w", a_request()))
+        assert now_s() == pytest.approx(3, abs=0.3)
+        await caller.close()
+
+
+async def test_a_worker_that_stops_takes_no_new_connection() -> None:
+    closing, may_close = asyncio.Event(), asyncio.Event()
+
+    async def answer(_: Request) -> AsyncGenerator[Reply, None]:
+        try:
+            yield TokenChunk(token_ids=(1,))
+            await asyncio.Event().wait()
+        finally:
+            closing.set()
+            await may_close.wait()
+
+    async with transports() as (caller, worker), contextlib.AsyncExitStack() as context:
+        address = await context.enter_async_context(worker.serve("w", answer))
+        await anext(caller.call(address, a_request()))
+        leaving = asyncio.ensure_future(context.aclose())
+        await closing.wait()
+        with pytest.raises(ConnectionRefusedError):
+            await asyncio.open_connection(*place_of(address))
+        may_close.set()
+        await leaving
+
+
+async def test_a_link_that_is_lost_before_it_is_connected_hangs_up() -> None:
+    received = asyncio.get_running_loop().create_future()
+
+    async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        received.set_result(await reader.read())
+        writer.close()
+
+    async with transports(1) as (caller,), await asyncio.start_server(listen, "127.0.0.1") as server:
+        address = f"tcp://127.0.0.1:{server.sockets[0].getsockname()[1]}/w.1"
+        calling = asyncio.ensure_future(tokens(caller.call(address, a_request())))
+        await asyncio.sleep(0)  # it connects now
+        caller.lose(address, "its engine hangs")
+        with pytest.raises(WorkerLost, match="its engine hangs"):
+            await calling
+        async with asyncio.timeout(PATIENCE_S):
+            assert b"its engine hangs" in await received
+
+
+async def test_a_port_that_hangs_up_is_a_lost_worker_and_no_question_of_trust() -> None:
+    async with (
+        transports(1) as (caller,),
+        await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1") as server,
+    ):
+        address = f"tcp://127.0.0.1:{server.sockets[0].getsockname()[1]}/w.1"
+        with pytest.raises(WorkerLost, match="the connection") as lost:
+            await tokens(caller.call(address, a_request()))
+        assert not isinstance(lost.value, PeerDistrusted)
+
+
+async def test_a_known_caller_that_sends_too_much_is_lost_and_no_stranger() -> None:
+    async with transports(1) as (worker,), worker.serve("w", count_up) as address:
+        num_before = unauthenticated.num_messages
+        async with raw_connection(address) as (reader, writer):
+            writer.write(first_frame(address))
+            assert await reader.readexactly(1)
+            writer.write((frames.MAX_FRAME_BYTES + 1).to_bytes(4, "big"))
+            assert b"exceeds the limit" in await reader.read()
+        assert unauthenticated.num_messages == num_before
+
+
+async def test_one_more_than_all_places_is_disconnected_while_callers_have_them() -> None:
+    async with (
+        transports(1) as (worker,),
+        crowded(worker, count_up) as address,
+        contextlib.AsyncExitStack() as callers,
+    ):
+        for _ in range(NUM_ADMITTED):
+            reader, writer = await callers.enter_async_context(raw_connection(address))
+            writer.write(first_frame(address))
+            assert await reader.readexactly(1)
+        reader, writer = await callers.enter_async_context(raw_connection(address))
+        with contextlib.suppress(ConnectionResetError):
+            writer.write(first_frame(address))
+            assert await reader.read() == b""
+
+
+async def test_a_caller_that_sent_hello_keeps_its_place() -> None:
+    endless = Endless()
+    async with transports() as (caller, worker), crowded(worker, endless.answer) as address:
+        running = caller.call(address, a_request())
+        await anext(running)
+        async with contextlib.AsyncExitStack() as strangers:
+            for _ in range(2 * NUM_ADMITTED):
+                await strangers.enter_async_context(raw_connection(address))
+        assert not endless.closed.is_set()
+        await running.aclose()
+        await until(endless.closed.is_set)
+
+
+@pytest.mark.usefixtures("shared_authority")
+async def test_connections_that_do_not_shake_hands_make_room() -> None:
+    caller, worker = TcpTransport(tls=shared_peer()), TcpTransport(tls=shared_peer())
+    loop = asyncio.get_running_loop()
+    with contextlib.ExitStack() as opened:
+        async with crowded(worker, count_up) as address:
+            silent = [
+                opened.enter_context(socket.create_connection(place_of(address))) for _ in range(NUM_ADMITTED)
+            ]
+            for sock in silent:
+                sock.setblocking(False)
+            assert await tokens(caller.call(address, a_request(2))) == [0, 1]
+            assert await loop.sock_recv(silent[0], 1) == b""
+            with pytest.raises(BlockingIOError):
+                silent[-1].recv(1)
+        assert await loop.sock_recv(silent[-1], 1) == b""
+    await caller.close()
+    await worker.close()
+
+
+async def test_a_caller_that_left_frees_its_place() -> None:
+    async with transports() as (caller, worker), crowded(worker, count_up) as address:
+        for _ in range(2 * NUM_ADMITTED):
+            async with raw_connection(address) as (_, writer):
+                writer.write(first_frame(address))
+        assert await tokens(caller.call(address, a_request(2))) == [0, 1]
+
+
+def lowest_free() -> int:
+    """The next descriptor's number."""
+    lowest = os.open("/dev/null", os.O_RDONLY)
+    os.close(lowest)
+    return lowest
+
+
+async def test_without_descriptors_a_stranger_makes_room_for_a_caller() -> None:
+    loop = asyncio.get_running_loop()
+    async with transports(1) as (worker,), worker.serve("w", count_up) as address:
+        num_before = len(os.listdir("/proc/self/fd"))
+        with socket.create_connection(place_of(address)) as stranger, socket.socket() as caller:
+            await until(lambda: len(os.listdir("/proc/self/fd")) == num_before + 3)  # it is accepted
+            stranger.setblocking(False)
+            caller.setblocking(False)
+            with descriptors(lowest_free()):
+                await loop.sock_connect(caller, place_of(address))
+                await loop.sock_sendall(caller, first_frame(address))
+                async with asyncio.timeout(PATIENCE_S):
+                    assert await loop.sock_recv(caller, 1)
+                    assert b"others are waiting" in await loop.sock_recv(stranger, 1000)
