@@ -1,18 +1,261 @@
-"""Both ends of a link, connected without sockets: windows, limits, failures, ends."""
+"""Both ends of a link, connected without sockets: windows, limits, deadlines, silence, failures, ends."""
 
 import asyncio
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 
 import msgspec
 import pytest
 
 from baton import frames
-from baton.errors import BatonError, EngineFailure, InvalidRequest, Overloaded, WorkerLost
-from baton.frames import Hello, Next
+from baton.errors import (
+    BatonError,
+    BrokerLost,
+    DeadlineExceeded,
+    EngineFailure,
+    InvalidRequest,
+    Overloaded,
+    WorkerLost,
+    WorkerUnreached,
+)
+from baton.frames import Beat, Cancel, Credit, End, Goodbye, Hello, Next, Open, Signal
 from baton.messages import GenerateRequest, Reply, Request, TokenChunk, TokenLogprob, Usage, WorkerStats
-from baton.streams import MAX_STREAMS, WINDOW, CallerLink, public_name
-from tests.links import PACE, Pair, Sent, a_request, frame, turns
-from tests.planes import count_up, tokens
+from baton.pace import Pace
+from baton.streams import MAX_CALLERS, MAX_STREAMS, WINDOW, CallerLink, Service, public_name
+from baton.telemetry import unauthenticated
+from tests.clock import jumping
+from tests.generators import none_abandoned
+from tests.links import PACE, Linked, Pair, RawCaller, Sent, a_request, frame, silent, turns
+from tests.planes import count_up, first_tokens, tokens
+
+
+@jumping
+async def test_the_caller_keeps_the_deadline_of_a_worker_that_hangs() -> None:
+    wire = Sent()
+    link = CallerLink(wire, "w", PACE)
+    loop = asyncio.get_running_loop()
+    began_s = loop.time()
+    with pytest.raises(DeadlineExceeded):
+        await tokens(Linked(link).call("w", a_request(deadline_s=7.0)))
+    assert loop.time() - began_s == pytest.approx(7.0)
+    await asyncio.sleep(0)  # frames leave at the end of a turn
+    assert Cancel(1) in frames.FROM_CALLER.decode(wire.frames[-1])[1]
+
+
+@jumping
+async def test_the_caller_gives_no_more_credit_than_it_has_consumed() -> None:
+    pair = Pair(count_up)
+    async with aclosing(pair.call(a_request(10 * WINDOW))) as replies:
+        assert len(await first_tokens(replies, 5 * WINDOW)) == 5 * WINDOW
+    await asyncio.sleep(1)  # everything sent has arrived
+    sent = [each for one in pair.to_worker.frames for each in frames.FROM_CALLER.decode(one)[1]]
+    given = sum(each.num_replies for each in sent if isinstance(each, Credit))
+    assert 4 * WINDOW <= given <= 5 * WINDOW
+    assert WINDOW == 256
+
+
+@jumping
+async def test_a_silent_worker_is_lost_after_some_ticks_a_caller_after_five_times_as_many() -> None:
+    pace = Pace(tick_s=1.0, num_silent=4)
+    link = CallerLink(Sent(), "w", pace)
+    link.open(a_request())
+    caller = RawCaller(Service("w", count_up, pace))
+    await asyncio.sleep(2.5)
+    link.receive(frame(0, Hello(frames.VERSION, "w")))
+    caller.say(Hello(frames.VERSION, "w"))
+    reasons = []
+    for wait_s in (3, 1):
+        await asyncio.sleep(wait_s)
+        reasons.append(link.lost)
+    assert reasons == [None, "it does not respond"]  # 4 ticks after the frame
+    await asyncio.sleep(15)
+    assert not caller.heard(Goodbye)
+    await asyncio.sleep(1)
+    assert caller.heard(Goodbye) == [Goodbye("the caller is silent")]
+
+
+@jumping
+async def test_a_call_on_a_link_that_has_been_silent_fails_at_once() -> None:
+    pace = Pace(tick_s=1.0, num_silent=4)
+    silent, frozen, heard = (CallerLink(Sent(), "w", pace) for _ in range(3))
+    await asyncio.sleep(1.5)
+    frozen.receive(frame(0, Hello(frames.VERSION, "w")))
+    await asyncio.sleep(8)
+    assert silent.lost is frozen.lost is None
+    for link in (silent, frozen):
+        call = link.open(a_request())
+        assert type(call.error) is WorkerUnreached
+        with pytest.raises(WorkerUnreached, match="it does not respond"):
+            link.open(a_request())
+    heard.receive(frame(0, Hello(frames.VERSION, "w")))
+    heard.open(a_request())
+    assert heard.lost is None
+
+
+@pytest.mark.parametrize(
+    ("num_before", "num_since", "error"),
+    [(0, 0, WorkerUnreached), (0, 1, WorkerLost), (1, 0, WorkerLost), (1, 1, WorkerLost)],
+)
+@jumping
+async def test_a_worker_that_never_answered_on_a_new_link_never_got_the_request(
+    num_before: int, num_since: int, error: type[WorkerLost]
+) -> None:
+    link = CallerLink(Sent(), "w", PACE)
+    said = [frame(0, Hello(frames.VERSION, "w")), frame(1, Beat())]
+    for each in said[:num_before]:
+        link.receive(each)
+    call = link.open(a_request())
+    for each in said[num_before : num_before + num_since]:
+        link.receive(each)
+    link.lose("it was killed")
+    assert type(call.error) is error
+
+
+@jumping
+async def test_silence_counts_while_there_are_calls() -> None:
+    num_asked = 0
+
+    def ask() -> None:
+        nonlocal num_asked
+        num_asked += 1
+
+    link = CallerLink(Sent(), "w", Pace(tick_s=1.0, num_silent=4), on_silence=ask)
+    await asyncio.sleep(9.5)
+    link.lose_if_silent()
+    assert (num_asked, link.lost) == (0, None)
+    link.open(a_request())
+    assert num_asked == 1
+    await asyncio.sleep(1)
+    assert num_asked == 2
+    link.receive(frame(0, Hello(frames.VERSION, "w")))
+    link.lose_if_silent()
+    assert link.lost is None
+    await asyncio.sleep(4)
+    assert num_asked == 3
+    link.lose_if_silent()
+    assert link.lost == "it does not respond"
+
+
+@pytest.mark.parametrize("is_heard", [False, True])
+@pytest.mark.parametrize(("error", "unheard"), [(BrokerLost, BrokerLost), (WorkerLost, WorkerUnreached)])
+@jumping
+async def test_a_worker_is_not_blamed_for_its_broker(
+    error: type[BatonError], unheard: type[BatonError], is_heard: bool
+) -> None:
+    link = CallerLink(Sent(), "w", PACE)
+    call = link.open(a_request())
+    if is_heard:
+        link.receive(frame(0, Hello(frames.VERSION, "w")))
+    link.lose("gone", error)
+    assert type(call.error) is (error if is_heard else unheard)
+
+
+@jumping
+async def test_nothing_counts_that_a_worker_says_after_its_goodbye() -> None:
+    link = CallerLink(Sent(), "w", PACE)
+    call = link.open(a_request())
+    late = Next(call.number, TokenChunk(token_ids=(1,))), End(call.number)
+    link.receive(frame(0, Hello(frames.VERSION, "w"), Goodbye("I stop"), *late))
+    assert isinstance(call.error, WorkerLost)
+    assert not call.replies
+
+
+@jumping
+async def test_no_credit_lets_a_worker_send_more_than_one_window() -> None:
+    service = Service("w", count_up, PACE)
+    caller = RawCaller(service)
+    caller.say(Hello(frames.VERSION, "w"), Open(1, a_request(10 * WINDOW)), Credit(1, 5 * WINDOW))
+    await asyncio.sleep(1)  # time for what must not be sent
+    assert len(caller.heard(Next)) == WINDOW
+    caller.say(Credit(1, 5 * WINDOW))
+    await asyncio.sleep(1)
+    assert len(caller.heard(Next)) == 2 * WINDOW
+    caller.say(Credit(1, 3))
+    await asyncio.sleep(1)
+    assert len(caller.heard(Next)) == 2 * WINDOW + 3
+    caller.link.lose("test")
+    await turns(lambda: not service.tasks)
+
+
+@jumping
+async def test_credit_and_cancel_of_an_unknown_stream_are_ignored() -> None:
+    service = Service("w", count_up, PACE)
+    caller = RawCaller(service)
+    caller.say(Hello(frames.VERSION, "w"), Credit(9, 1), Cancel(9), Open(1, a_request()))
+    await turns(lambda: caller.heard(End) == [End(1)])
+
+
+@jumping
+async def test_a_generator_waits_before_its_second_reply_while_the_wire_is_full() -> None:
+    caller = RawCaller(Service("w", count_up, PACE))
+    caller.wire.writable.clear()
+    caller.say(Hello(frames.VERSION, "w"), Open(1, a_request(100)))
+    await asyncio.sleep(1)  # time for what must not be sent
+    assert len(caller.heard(Next)) == 1
+    caller.wire.writable.set()
+    await turns(lambda: caller.heard(End) == [End(1)])
+
+
+@pytest.mark.parametrize("last", [[Cancel(1)], [Cancel(1), Credit(1, 5)], [Goodbye("I leave")]])
+@jumping
+async def test_a_generator_that_waits_for_credit_is_closed_with_its_call(last: list[Signal]) -> None:
+    service = Service("w", count_up, PACE)
+    caller = RawCaller(service)
+    with none_abandoned():
+        caller.say(Hello(frames.VERSION, "w"), Open(1, a_request(10 * WINDOW)))
+        await turns(lambda: len(caller.heard(Next)) == WINDOW)
+        caller.say(*last)
+        await turns(lambda: not service.tasks)
+
+
+@jumping
+async def test_a_stream_number_that_is_used_twice_breaks_the_link_of_a_caller_that_is_no_stranger() -> None:
+    num_strange = unauthenticated.num_messages
+    service = Service("w", silent, PACE)
+    caller = RawCaller(service)
+    caller.say(Hello(frames.VERSION, "w"), Open(1, a_request()), Open(1, a_request()))
+    assert caller.wire.closed
+    assert caller.heard(Goodbye) == [Goodbye("stream 1 was opened twice")]
+    assert unauthenticated.num_messages == num_strange
+    await turns(lambda: not service.tasks)
+
+
+@jumping
+async def test_one_caller_more_than_the_limit_is_sent_away_and_the_others_stay() -> None:
+    service = Service("w", count_up, PACE)
+    callers = [RawCaller(service) for _ in range(MAX_CALLERS)]
+    for caller in callers:
+        caller.say(Hello(frames.VERSION, "w"))
+    one_more = RawCaller(service)
+    one_more.say(Hello(frames.VERSION, "w"))
+    assert one_more.heard(Goodbye) == [Goodbye("1024 callers are connected to this worker")]
+    assert not any(caller.wire.closed for caller in callers)
+    callers[0].say(Goodbye("I leave"))
+    next_one = RawCaller(service)
+    next_one.say(Hello(frames.VERSION, "w"))
+    assert not next_one.wire.closed
+
+
+@jumping
+async def test_a_generator_that_does_not_close_holds_up_the_end_for_five_seconds() -> None:
+    stuck = asyncio.Event()
+
+    async def stubborn(_: Request) -> AsyncGenerator[Reply, None]:
+        try:
+            yield TokenChunk(token_ids=(0,))
+            await asyncio.Event().wait()
+        finally:
+            await stuck.wait()
+
+    pair = Pair(stubborn)
+    await anext(pair.call(a_request()))
+    loop = asyncio.get_running_loop()
+    began_s = loop.time()
+    await pair.service.stop()
+    assert loop.time() - began_s == pytest.approx(5.0)
+    assert not pair.service.links
+    stuck.set()
+
 
 PLAIN, OTHER = TokenChunk(token_ids=(1,)), TokenChunk(token_ids=(2, 3))
 LAST = TokenChunk(token_ids=(4,), finish_reason="stop", usage=Usage(1, 0, 5))

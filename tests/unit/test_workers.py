@@ -1,17 +1,305 @@
-"""The states of registered workers, and the probes that bring them back."""
+"""Which workers get requests: their states and probes, the watchdog of their calls, pairs that are cut."""
 
 import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import ExitStack, asynccontextmanager
 from itertools import product
+from pathlib import Path
 
 import msgspec
 import pytest
 
-from baton.messages import WorkerInfo
-from frontend.routing.workers import TRANSITIONS, Event, State, Workers
+from baton.errors import HandoffStalled, WorkerLost
+from baton.messages import GenerateRequest, Reply, Request, Role, StatsRequest, WorkerInfo, WorkerStats
+from frontend.routing.fleet import Fleet
+from frontend.routing.workers import TRANSITIONS, Calls, CutPairs, Event, State, Workers
 from tests.clock import jumping
-from tests.scripted_workers import worker
+from tests.scripted_workers import (
+    PlaneDouble,
+    Script,
+    ScriptedWorkers,
+    answer,
+    failing,
+    hand_off,
+    waiting,
+    worker,
+)
+from tests.waiting import until
 
 D1 = worker("d1")
+
+
+class Engines(PlaneDouble):
+    """A transport and a discovery of these workers. A `hung` engine answers no request; `figure` counts what
+    d1 has computed, by the name of `figure_name`; a `silent` worker does not answer at all.
+    """
+
+    def __init__(self, *names: str) -> None:
+        self.names = names
+        self.figure_name = "num_generated_tokens"
+        self.hung: set[str] = set()
+        self.silent: set[str] = set()
+        self.figure: Callable[[], int] = lambda: 7
+        self.asked: list[str] = []
+        self.lost: list[tuple[str, str]] = []
+
+    async def call(self, address: str, request: Request) -> AsyncGenerator[Reply, None]:
+        if not isinstance(request, StatsRequest):
+            self.asked.append(address)
+        if address in self.silent:
+            raise WorkerLost("silent")
+        if isinstance(request, StatsRequest):
+            yield WorkerStats(**{self.figure_name: self.figure()})
+            return
+        assert isinstance(request, GenerateRequest)
+        if address in self.hung:
+            await asyncio.sleep(request.deadline_s)
+            raise WorkerLost("over")
+        async for reply in hand_off(request) if address == "p1" else answer(request):
+            yield reply
+
+    def lose(self, address: str, reason: str) -> None:
+        self.lost.append((address, reason))
+
+    async def watch(self) -> AsyncGenerator[tuple[WorkerInfo, ...], None]:
+        yield tuple(worker(name) for name in self.names)
+        await asyncio.Event().wait()
+
+
+@asynccontextmanager
+async def fleet_of(*names: str) -> AsyncIterator[tuple[Engines, Fleet]]:
+    engines = Engines(*names)
+    fleet = Fleet(engines, engines, model_path=Path("/none"))
+    async with fleet.keep_current():
+        await until(lambda: fleet.health().instances)
+        yield engines, fleet
+
+
+def live(fleet: Fleet) -> list[str]:
+    return [w.worker_id for role in Role for w in fleet.workers("m", role)]
+
+
+@pytest.mark.parametrize("name", ["d1", "p1"])
+@jumping
+async def test_a_worker_whose_engine_hangs_is_left_out_until_a_request_passes_through_a_pair(
+    name: str,
+) -> None:
+    async with fleet_of("d1", "p1") as (engines, fleet):
+        engines.hung.add(name)
+        with waiting(fleet.calls, worker(name), []):
+            await asyncio.sleep(19)
+            assert not engines.lost
+            await asyncio.sleep(2)
+        assert engines.lost == [(name, "its engine makes no progress")]
+        assert (fleet.health().stuck, fleet.health().lost) == ([name], [])
+        assert name not in live(fleet)
+        await asyncio.sleep(60)
+        assert fleet.health().stuck == [name]
+
+        engines.hung.clear()
+        engines.asked.clear()
+        await until(lambda: not fleet.health().stuck)
+        assert engines.asked[-2:] == ["p1", "d1"]
+        assert len(live(fleet)) == 2
+
+
+@jumping
+async def test_a_worker_that_answers_a_request_of_our_own_is_only_slow() -> None:
+    async with fleet_of("d1", "p1") as (engines, fleet):
+        with waiting(fleet.calls, worker("d1"), []):
+            await asyncio.sleep(45)
+        assert len(engines.asked) == 4
+        assert (engines.lost, live(fleet)) == ([], ["p1", "d1"])
+
+
+@pytest.mark.parametrize("figure_name", ["num_prompt_tokens", "num_generated_tokens", "num_handoffs"])
+@jumping
+async def test_a_worker_that_computes_for_others_is_only_busy(figure_name: str) -> None:
+    async with fleet_of("d1", "p1") as (engines, fleet):
+        engines.figure_name = figure_name
+        engines.hung.add("d1")  # our own request waits in its queue
+        engines.figure = lambda: round(asyncio.get_running_loop().time())
+        with waiting(fleet.calls, worker("d1"), []):
+            await asyncio.sleep(60)
+        assert engines.asked
+        assert (engines.lost, live(fleet)) == ([], ["p1", "d1"])
+
+
+@jumping
+async def test_a_worker_that_does_not_answer_at_all_is_left_to_the_liveness_limit() -> None:
+    async with fleet_of("d1", "p1") as (engines, fleet):
+        engines.silent.add("d1")
+        with waiting(fleet.calls, worker("d1"), []):
+            await asyncio.sleep(60)
+        assert (engines.lost, fleet.health().stuck, engines.asked) == ([], [], [])
+
+
+@jumping
+async def test_a_stuck_worker_is_tried_with_one_that_it_can_be_paired_with() -> None:
+    async with fleet_of("d1", "p1", "p2x", "p3x", "p4x") as (engines, fleet):
+        engines.hung.add("d1")
+        with waiting(fleet.calls, worker("d1"), []):
+            await until(lambda: engines.lost)
+        engines.asked.clear()
+        await asyncio.sleep(120)
+        assert engines.asked
+        assert not {"p2x", "p3x", "p4x"} & set(engines.asked)
+
+
+D2 = worker("d2")
+
+
+class Watch:
+    """The calls of a frontend whose judge finds `is_stuck`, after `takes_s`."""
+
+    def __init__(self, *, is_stuck: bool = True, takes_s: float = 0.0, no_progress_s: float = 10.0) -> None:
+        self.has_ended = False
+        self.judged: list[tuple[str, float]] = []
+        self.given_up: list[str] = []
+        self.is_stuck = is_stuck
+        self.takes_s = takes_s
+        self.calls = Calls(self._judge, lambda w: self.given_up.append(w.worker_id), no_progress_s)
+
+    async def _judge(self, worker: WorkerInfo) -> bool:
+        self.judged.append((worker.worker_id, round(asyncio.get_running_loop().time())))
+        try:
+            await asyncio.sleep(self.takes_s)
+        finally:
+            self.has_ended = True
+        return self.is_stuck
+
+    async def __aenter__(self) -> "Watch":
+        self._checking = asyncio.create_task(self.calls.watch(lambda _: True))
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._checking.cancel()
+        await asyncio.gather(self._checking, return_exceptions=True)
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("no_progress_s", [10, 20])
+@jumping
+async def test_a_worker_whose_requests_make_no_progress_is_judged(no_progress_s: float) -> None:
+    async with Watch(no_progress_s=no_progress_s) as watch:
+        with waiting(watch.calls, D1, []), waiting(watch.calls, D1, [1, 2]):
+            await asyncio.sleep(1.1 * no_progress_s)
+        await asyncio.sleep(60)  # without requests nothing is expected of it
+    assert (watch.judged, watch.given_up) == ([("d1", no_progress_s)], ["d1"])
+
+
+@jumping
+async def test_progress_of_one_request_is_enough_and_each_worker_is_watched_alone() -> None:
+    again = msgspec.structs.replace(D1, incarnation="d1 again")
+    async with Watch() as watch:
+        tokens: list[int] = []
+        with ExitStack() as stack:
+            for each, of in ((again, tokens), (again, []), (D1, []), (D2, [])):
+                stack.enter_context(waiting(watch.calls, each, of))
+            for _ in range(4):
+                await asyncio.sleep(5)
+                tokens.append(1)
+    assert {name for name, _ in watch.judged} == {"d1", "d2"}
+
+
+@jumping
+async def test_tokens_of_ended_requests_are_progress_but_errors_are_not() -> None:
+    async with Watch() as watch:
+        with waiting(watch.calls, D1, []):
+            for number in range(12):
+                tokens: list[int] = []
+                with waiting(watch.calls, D1, tokens):
+                    await asyncio.sleep(2)
+                    if number < 6:  # else the queue is full
+                        tokens.append(1)
+    ((_, at),) = watch.judged
+    assert at == pytest.approx(12 + 10, abs=1)
+
+
+@jumping
+async def test_tokens_from_an_earlier_attempt_are_no_progress() -> None:
+    async with Watch() as watch:
+        with waiting(watch.calls, D1, []):
+            await asyncio.sleep(5)
+            with waiting(watch.calls, D1, [1, 2]):
+                await asyncio.sleep(1)
+            await asyncio.sleep(5)
+    assert [at for _, at in watch.judged] == [10]
+
+
+@jumping
+async def test_judging_ends_with_the_watchdog() -> None:
+    async with Watch(takes_s=1000) as watch:
+        with waiting(watch.calls, D1, []):
+            await asyncio.sleep(11)
+    assert (len(watch.judged), watch.has_ended) == (1, True)
+
+
+@jumping
+async def test_a_worker_that_progresses_while_it_is_judged_is_not_given_up() -> None:
+    async with Watch(takes_s=10) as watch:
+        tokens: list[int] = []
+        with waiting(watch.calls, D1, tokens):
+            await asyncio.sleep(15)
+            tokens.append(1)
+            await asyncio.sleep(6)
+    assert (len(watch.judged), watch.given_up) == (1, [])
+
+
+@jumping
+async def test_the_longest_wait_is_that_of_the_oldest_request_that_still_waits() -> None:
+    async with Watch() as watch:
+        assert watch.calls.longest_wait_s(D1) == 0
+        with waiting(watch.calls, D1, []):
+            await asyncio.sleep(2)
+            with waiting(watch.calls, D1, []):
+                await asyncio.sleep(1)
+                assert watch.calls.longest_wait_s(D1) == pytest.approx(3)
+                assert watch.calls.longest_wait_s(D2) == 0
+        assert watch.calls.longest_wait_s(D1) == 0
+
+
+P1, P2 = worker("p1"), worker("p2")
+
+
+def cut_pairs(d1: Script, registered: list[WorkerInfo]) -> tuple[ScriptedWorkers, CutPairs]:
+    fleet = ScriptedWorkers(p1=hand_off, d1=d1)
+    return fleet, CutPairs(fleet, registered.__contains__)
+
+
+@jumping
+async def test_a_cut_pair_is_tried_after_ten_seconds_then_less_and_less_often() -> None:
+    loop_s: list[float] = []
+
+    async def stalling(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
+        loop_s.append(asyncio.get_running_loop().time())
+        works = answer if len(loop_s) == 6 else failing(HandoffStalled("nothing came"))
+        async for reply in works(asked):
+            yield reply
+
+    fleet, pairs = cut_pairs(stalling, [P1, D1])
+    pairs.add(P1, D1)
+    pairs.add(P1, D1)
+    assert (pairs.has(P1, D1), pairs.has(P2, D1), pairs.names()) == (True, False, ["p1 -> d1"])
+    assert not pairs.has(msgspec.structs.replace(P1, incarnation="p1.2"), D1), "it was started again"
+    (trial,) = pairs.trials
+    await trial
+    assert loop_s == pytest.approx([10, 30, 70, 130, 190, 250])
+    assert fleet.asked == ["p1", "d1"] * 6
+    assert {asked.deadline_s for _, asked in fleet.calls} == {5}
+    assert (pairs.has(P1, D1), pairs.names(), fleet.open) == (False, [], [])
+
+
+@pytest.mark.parametrize("left", [P1, D1])
+@jumping
+async def test_a_pair_of_which_one_worker_has_left_is_forgotten(left: WorkerInfo) -> None:
+    fleet, pairs = cut_pairs(answer, [left])
+    pairs.add(P1, D1)
+    await asyncio.gather(*pairs.trials)
+    assert not pairs.names()
+    assert not fleet.calls
+
+
 PROBES = {Event.ANSWERED, Event.SILENT, Event.UNTRUSTED}
 
 
