@@ -47,6 +47,14 @@ _NUMBER = re.compile(r"\d+")
 _STRAY_KINDS = frozenset({"Pd", "Pc", "Po"})
 _STRAY_SIGNS = frozenset("|>")
 _NO_STRAY_SIGNS = frozenset("\"'")
+# The kinds of parts that name a channel.
+_CHANNEL_KINDS = frozenset({"channel", "bare", "glued"})
+_MIN_CHANNEL_CHARS = 4  # enough to recognise a channel by the start of its name
+_NAMELESS = frozenset({"", "functions", "functions."})
+_UNCALLABLE = _NAMELESS | {"all", *ROLES, *CHANNELS, *CONTENT_TYPES}
+_PUNCTUATION = string.punctuation + "–—…"
+# Header words attached to a tool's name, where the model omitted the space.
+_GLUE = re.compile(r"\W*(?:commentary|analysis|final|json|code|text|assistant|channel|constrain|message|to=)")
 
 
 class Part(msgspec.Struct):
@@ -57,157 +65,6 @@ class Part(msgspec.Struct):
     start: int
     value_start: int
     stop: int
-
-
-def split(raw: bytes, offered: frozenset[str], *, expects_role: bool) -> list[Part]:
-    """The parts of a header in order, without whitespace. `expects_role`: it follows `<|start|>`."""
-    parts: list[Part] = []
-    role = _STARTED_ROLE.match(raw) if expects_role else None
-    if role is not None:
-        parts.append(Part("role", "assistant", role.start(), role.start(1), role.end()))
-    for match in _PARTS.finditer(raw, role.end() if role is not None else 0):
-        kind = match.lastgroup or "word"
-        if kind == "space":
-            continue
-        part = Part(kind, match[kind].decode(errors="replace"), match.start(), match.start(kind), match.end())
-        if kind == "word":
-            _name_word(part, parts, offered, expects_role=expects_role)
-        parts.append(part)
-    return parts
-
-
-def _name_word(part: Part, before: list[Part], offered: frozenset[str], *, expects_role: bool) -> None:
-    """Classifies a word outside the header grammar, given the parts before it."""
-    is_author = expects_role and not before
-    if names_tool(part.value, offered) or (is_author and _looks_like_tool(part.value)):
-        part.kind = "tool"
-    elif is_author and part.value.lower() in ROLES:
-        part.kind, part.value = "role", part.value.lower()
-    elif before and is_noise(part.value, channel_of(before)):
-        part.kind = "noise"
-
-
-def names_tool(word: str, offered: frozenset[str]) -> bool:
-    """Whether a word without `to=` names a tool."""
-    return word in offered or (word.startswith("functions.") and word != "functions.")
-
-
-def _looks_like_tool(author: str) -> bool:
-    return is_builtin(author) or all(author.partition("."))
-
-
-def channel_of(parts: list[Part]) -> str | None:
-    """The last valid channel so far."""
-    named = (p.value for p in reversed(parts) if p.kind in ("channel", "bare", "glued"))
-    return next((value for value in named if value in CHANNELS), None)
-
-
-def is_noise(text: str, channel: str | None) -> bool:
-    """Whether text in a header consists only of header words and stray punctuation: `?commentary?`, `––`.
-
-    A role or content type alone may be an answer, except on analysis and commentary; on commentary, where
-    the model writes sentences, numbers are noise, too: `2?`.
-    """
-    rest = _CHANNEL_WORD.sub("", text)
-    if channel in ("analysis", "commentary") or len(rest) < len(text):
-        rest = _OTHER_WORD.sub("", rest)
-    if channel == "commentary":
-        rest = _NUMBER.sub("", rest)
-    return all(_is_stray(sign) for sign in rest)
-
-
-def is_channel_noise(part: Part) -> bool:
-    """Whether a word is noise that contains a channel's name, which no sentence starts with."""
-    return part.kind == "noise" and _CHANNEL_WORD.search(part.value) is not None
-
-
-def is_unfinished(part: Part) -> bool:
-    """Whether the part could have become header words if the stream had not ended in it."""
-    if part.kind == "channel":
-        return any(name.startswith(part.value) for name in CHANNELS)
-    rest = "".join(itertools.dropwhile(_is_stray, _CHANNEL_WORD.sub("", part.value)))
-    return any(word.startswith(rest) for word in (*CHANNELS, *CONTENT_TYPES, *ROLES, "to="))
-
-
-def _is_stray(sign: str) -> bool:
-    is_punctuation = unicodedata.category(sign) in _STRAY_KINDS and sign not in _NO_STRAY_SIGNS
-    return is_punctuation or sign.isspace() or sign in _STRAY_SIGNS
-
-
-_NAMELESS = frozenset({"", "functions", "functions."})
-_UNCALLABLE = _NAMELESS | {"all", *ROLES, *CHANNELS, *CONTENT_TYPES}
-_PUNCTUATION = string.punctuation + "–—…"
-# Header words attached to a tool's name, where the model omitted the space.
-_GLUE = re.compile(r"\W*(?:commentary|analysis|final|json|code|text|assistant|channel|constrain|message|to=)")
-
-
-def is_uncallable(recipient: str) -> bool:
-    """Whether a recipient cannot be a tool: it is a header word or punctuation."""
-    bare = recipient.strip(_PUNCTUATION)
-    return bare in _UNCALLABLE or is_noise(recipient, "analysis")
-
-
-def recipient_of(
-    parts: list[Part], explicit: list[str], named: list[str], offered: frozenset[str], repairs: list[str]
-) -> str | None:
-    """The recipient as written, or None."""
-    if len(explicit) > 1:
-        repairs.append("repeated_recipient")
-    if named:
-        return named[0]
-    if any(value.strip(_PUNCTUATION) in _NAMELESS for value in explicit):
-        repairs.append("missing_recipient")
-    if any(value.startswith(ROLES) for value in explicit):
-        return None
-    for part in parts:
-        if part.kind == "tool":
-            repairs.append("bare_recipient")
-            return part.value
-        if (
-            part.kind in ("channel", "constrain")
-            and part.value not in _UNCALLABLE
-            and names_tool(part.value, offered)
-        ):
-            repairs.append(f"{part.kind}_as_recipient")
-            return part.value
-    return None
-
-
-def call_name(recipient: str, offered: frozenset[str], repairs: list[str]) -> str | None:
-    """The tool that the recipient refers to, or None for a built-in tool that was not offered.
-
-    An unknown name is returned unchanged, unless it is an offered name with header words attached.
-    """
-    if is_builtin(recipient):
-        return recipient if {recipient, recipient.partition(".")[0]} & offered else None
-    name = recipient.removeprefix("functions.")
-    is_of_namespace = recipient in offered and "." in recipient
-    if name == recipient and not is_of_namespace and "bare_recipient" not in repairs:
-        repairs.append("bare_recipient")
-    if name in offered:
-        return name
-    meant = _unglued(name, offered)
-    if meant is None:
-        return name
-    repairs.append("glued_name")
-    return meant
-
-
-def _unglued(name: str, offered: frozenset[str]) -> str | None:
-    """The longest offered name that equals `name` without trailing header words, namespaces, punctuation."""
-    bare = name.strip(_PUNCTUATION)
-    meant = [
-        tool
-        for tool in offered
-        if tool == bare
-        or (name.startswith(tool) and _GLUE.match(name, len(tool)))
-        or bare.endswith((f".{tool}", f"/{tool}", f":{tool}"))
-    ]
-    return max(meant, key=lambda tool: (len(tool), tool), default=None)
-
-
-_CACHED_HEADERS = 512  # most answers have the same few
-_MIN_CHANNEL_CHARS = 4  # enough to recognise a channel by the start of its name
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True):
@@ -226,18 +83,21 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     repairs: tuple[str, ...] = ()
 
 
+_CACHED_HEADERS = 512  # most answers have the same few
+
+
 @lru_cache(maxsize=_CACHED_HEADERS)
 def read_header(raw: bytes, offered: frozenset[str], *, expects_role: bool) -> Header:
     """Parses a header that ended with `<|message|>`; control tokens are spelled out in `raw`.
 
-    Of the unknown words, the first may be a role if one is expected, and a single last one may be a content
-    type; noise is dropped, and all others are text.
+    Of the unknown words, the first may be a role if one is expected (after `<|start|>`), and a single last
+    one may be a content type; noise is dropped, and all others are text.
     """
-    parts = split(raw, offered, expects_role=expects_role)
+    reading = _Reading(raw, offered, expects_role=expects_role)
+    parts, repairs = reading.parts, reading.repairs
     words = [part for part in parts if part.kind == "word"]
     noise = [part for part in parts if part.kind == "noise"]
-    repairs = []
-    if expects_role and words and words[0] is parts[0] and _kind_after(parts, 0) in ("channel", "to", None):
+    if expects_role and words and words[0] is parts[0] and reading.kind_after(0) in ("channel", "to", None):
         words.pop(0)
         repairs.append("wrong_role")
     if len(parts) > 1 and (words == parts[-1:] or (not words and noise[-1:] == parts[-1:])):
@@ -247,7 +107,7 @@ def read_header(raw: bytes, offered: frozenset[str], *, expects_role: bool) -> H
         repairs.append("noise_in_header")
     if any(part.kind == "control" for part in parts):
         repairs.append("control_text")
-    return _fold(parts, offered, repairs, _ranges(words, parts), expects_role=expects_role)
+    return reading.header(parts, _ranges(words, parts))
 
 
 @lru_cache(maxsize=_CACHED_HEADERS)
@@ -260,25 +120,267 @@ def read_unended_header(
     Noise up to the next marker or the end is not text. `is_cut` means that the stream ended here; then the
     unfinished start of a header word at the end is not text. `ends_call` means that `<|call|>` ended it.
     """
-    parts = split(raw, offered, expects_role=expects_role)
+    reading = _Reading(raw, offered, expects_role=expects_role)
+    reading.repairs.append("missing_message")
+    parts = reading.parts
     kept: list[Part] = []
-    repairs = ["missing_message"]
     start, i = len(raw), 0
     while i < len(parts):
-        part = parts[i]
-        is_header = _is_header(parts, i, raw, expects_role=expects_role)
-        if is_cut and not is_header and i == len(parts) - 1 and is_unfinished(part):
+        part, is_header = parts[i], reading.is_header(i)
+        if is_cut and not is_header and i == len(parts) - 1 and _is_unfinished(part):
             break
         if is_header or part.kind == "channel":
             kept.append(part)
-        num_noise = 0 if is_header else _num_noise(parts, i, kept, raw, is_cut=is_cut)
+        num_noise = 0 if is_header else reading.num_noise(i, kept, is_cut=is_cut)
         if not is_header and not num_noise:
-            start = _text_start(parts, i, kept, raw)
+            start = reading.text_start(i, kept)
             break
         if num_noise or part.kind == "control":
-            repairs.append("noise_in_header")
+            reading.repairs.append("noise_in_header")
         i += num_noise or 1
-    return _fold(kept, offered, repairs, ((start, len(raw)),), expects_role=expects_role, ends_call=ends_call)
+    return reading.header(kept, ((start, len(raw)),), ends_call=ends_call)
+
+
+class _Reading:
+    """The parts of a header in order, without whitespace, and its repairs. `expects_role`: it follows
+    `<|start|>`."""
+
+    def __init__(self, raw: bytes, offered: frozenset[str], *, expects_role: bool) -> None:
+        self.parts: list[Part] = []
+        self.repairs: list[str] = []
+        self._raw = raw
+        self._offered = offered
+        self._expects_role = expects_role
+        role = _STARTED_ROLE.match(raw) if expects_role else None
+        if role is not None:
+            self.parts.append(Part("role", "assistant", role.start(), role.start(1), role.end()))
+        for match in _PARTS.finditer(raw, role.end() if role is not None else 0):
+            kind = match.lastgroup or "word"
+            value = match[kind].decode(errors="replace")
+            if kind != "space":
+                part = Part(kind, value, match.start(), match.start(kind), match.end())
+                self.parts.append(self._named(part) if kind == "word" else part)
+
+    def _named(self, word: Part) -> Part:
+        """A word outside the header grammar, with its kind after the parts before it."""
+        is_author = self._expects_role and not self.parts
+        if self._names_tool(word.value) or (is_author and _looks_like_tool(word.value)):
+            word.kind = "tool"
+        elif is_author and word.value.lower() in ROLES:
+            word.kind, word.value = "role", word.value.lower()
+        elif self.parts and _is_noise(word.value, _channel_of(self.parts)):
+            word.kind = "noise"
+        return word
+
+    def _names_tool(self, word: str) -> bool:
+        """Whether a word without `to=` names a tool."""
+        return word in self._offered or (word.startswith("functions.") and word != "functions.")
+
+    def kind_after(self, i: int) -> str | None:
+        return self.parts[i + 1].kind if i + 1 < len(self.parts) else None
+
+    def is_header(self, i: int) -> bool:
+        """Whether part `i` can belong to a header without `<|message|>`."""
+        part, following = self.parts[i], self.kind_after(i)
+        is_known = following in MARKERS
+        match part.kind:
+            case "channel":
+                is_known |= part.value in ("", *CHANNELS) or part.value.startswith("functions.")
+                is_begun = len(part.value) >= _MIN_CHANNEL_CHARS and _meant_channel(part.value) is not None
+                is_known |= following is None and is_begun
+            case "constrain":
+                is_known |= part.value in ("", *CONTENT_TYPES) or part.value.startswith("functions.")
+            case "to" | "glued":
+                is_known = True
+            case "role":
+                is_known = i == 0 and (is_known or self._expects_role or part.value == "assistant")
+            case "type":
+                is_known = following == "to" or _has_recipient(self.parts[:i])
+            case "tool":
+                is_known |= part.value.startswith("functions.")
+                is_known |= self._raw[part.stop :].lstrip()[:1] == b"{"
+            case "control":
+                is_known = i > 0 or part.value == "<|message|>"
+            case "word" | "noise":
+                is_name = i == 0 or (i == 1 and self.parts[0].value == "tool")
+                is_known = self._expects_role and is_name and following in ("channel", "to")
+        return is_known
+
+    def num_noise(self, i: int, kept: list[Part], *, is_cut: bool) -> int:
+        """The number of noise parts from `i` on: all up to the next marker, or one that contains a channel's
+        name, which no sentence starts with."""
+        parts = self.parts
+        stop = next(
+            (j for j in range(i + 1, len(parts)) if parts[j].kind in (*MARKERS, "control")), len(parts)
+        )
+        if is_cut and stop == len(parts) > i + 1 and _is_unfinished(parts[-1]):
+            stop -= 1
+        text = self._raw[parts[i].value_start : parts[stop - 1].stop].decode(errors="replace")
+        if kept and _is_noise(text, _channel_of(kept)):
+            return stop - i
+        return int(parts[i].kind == "noise" and _CHANNEL_WORD.search(parts[i].value) is not None)
+
+    def text_start(self, i: int, kept: list[Part]) -> int:
+        """Where the text starts that part `i` belongs to; words before JSON arguments are skipped."""
+        for part in self.parts[i:] if _has_recipient(kept) else ():
+            if self._raw[part.start : part.start + 1] in (b"{", b"[", b'"'):
+                return part.start
+            if part.kind not in ("noise", "bare", "type"):
+                break
+        return self.parts[i].value_start
+
+    def header(
+        self, parts: list[Part], texts: tuple[tuple[int, int], ...], *, ends_call: bool = False
+    ) -> Header:
+        """The header that these parts make, whose other ranges are `texts`."""
+        channel = self._channel(parts)
+        explicit = [part.value for part in parts if part.kind == "to"]
+        named = [value for value in explicit if value in self._offered or not _is_uncallable(value)]
+        if not named and channel != "final" and self._is_foreign(parts, ends_call=ends_call):
+            repairs = (*self.repairs, "foreign_author")
+            return Header(has_role=True, is_foreign=True, texts=texts, repairs=repairs)
+        if len(explicit) > 1:
+            self.repairs.append("repeated_recipient")
+        recipient = named[0] if named else self._unmarked_recipient(parts, explicit)
+        types = [part.value for part in parts if part.kind == "constrain" and part.value != recipient]
+        if any(value and value not in CONTENT_TYPES for value in types):
+            self.repairs.append("unknown_content_type")
+        call = None if recipient is None else self._call_name(recipient)
+        if channel is None and recipient is None:
+            self.repairs.append("missing_channel")
+        return Header(
+            has_role=bool(parts) and parts[0].kind in ("role", "tool", "word"),
+            channel=channel,
+            call=call,
+            is_hidden=recipient is not None and call is None,
+            texts=texts,
+            repairs=tuple(self.repairs),
+        )
+
+    def _channel(self, parts: list[Part]) -> str | None:
+        """The last valid channel: if the model writes two, the second is its decision."""
+        named = [part for part in parts if part.kind in _CHANNEL_KINDS]
+        if any(part.kind != "channel" for part in named):
+            self.repairs.append("missing_channel_marker")
+        if len(named) > 1:
+            self.repairs.append("repeated_channel")
+        known = _channel_of(parts)
+        if known is not None or not named:
+            return known
+        self.repairs.append("unknown_channel")
+        return _meant_channel(named[-1].value)
+
+    def _is_foreign(self, parts: list[Part], *, ends_call: bool) -> bool:
+        """Whether the model writes as the user, the system or a tool. A leading name is the author, unless
+        the message ends as a call; a tool's result has no content type, and is mostly `to=assistant`."""
+        is_author = self._expects_role and not ends_call
+        is_result = any(part.kind == "to" and part.value.startswith(ROLES) for part in parts)
+        match parts[:1]:
+            case [Part(kind="role", value=role)]:
+                return role != "assistant"
+            case [Part(kind="tool")]:
+                has_type = any(part.kind in ("type", "constrain") for part in parts)
+                return is_result or (is_author and not has_type)
+            case [Part(kind="word", value=word)]:
+                return is_author and is_result and not word.startswith("assistant")
+        return False
+
+    def _unmarked_recipient(self, parts: list[Part], explicit: list[str]) -> str | None:
+        """The recipient that no `to=` names, as written."""
+        if any(value.strip(_PUNCTUATION) in _NAMELESS for value in explicit):
+            self.repairs.append("missing_recipient")
+        if any(value.startswith(ROLES) for value in explicit):
+            return None
+        for part in parts:
+            if part.kind == "tool":
+                self.repairs.append("bare_recipient")
+                return part.value
+            is_marked = part.kind in ("channel", "constrain") and part.value not in _UNCALLABLE
+            if is_marked and self._names_tool(part.value):
+                self.repairs.append(f"{part.kind}_as_recipient")
+                return part.value
+        return None
+
+    def _call_name(self, recipient: str) -> str | None:
+        """The tool that the recipient refers to, or None for a built-in tool that was not offered.
+
+        An unknown name is returned unchanged, unless it is an offered name with header words attached.
+        """
+        if is_builtin(recipient):
+            return recipient if {recipient, recipient.partition(".")[0]} & self._offered else None
+        name = recipient.removeprefix("functions.")
+        is_of_namespace = recipient in self._offered and "." in recipient
+        if name == recipient and not is_of_namespace and "bare_recipient" not in self.repairs:
+            self.repairs.append("bare_recipient")
+        if name in self._offered:
+            return name
+        meant = self._unglued(name)
+        if meant is not None:
+            self.repairs.append("glued_name")
+        return meant or name
+
+    def _unglued(self, name: str) -> str | None:
+        """The longest offered name that equals `name` without trailing header words, namespaces,
+        punctuation."""
+        bare = name.strip(_PUNCTUATION)
+        meant = [
+            tool
+            for tool in self._offered
+            if tool == bare
+            or (name.startswith(tool) and _GLUE.match(name, len(tool)))
+            or bare.endswith((f".{tool}", f"/{tool}", f":{tool}"))
+        ]
+        return max(meant, key=lambda tool: (len(tool), tool), default=None)
+
+
+def _looks_like_tool(author: str) -> bool:
+    return is_builtin(author) or all(author.partition("."))
+
+
+def _channel_of(parts: list[Part]) -> str | None:
+    """The last valid channel so far."""
+    named = (part.value for part in reversed(parts) if part.kind in _CHANNEL_KINDS)
+    return next((value for value in named if value in CHANNELS), None)
+
+
+def _meant_channel(word: str) -> str | None:
+    return next((name for name in CHANNELS if word and name.startswith(word.lower())), None)
+
+
+def _has_recipient(parts: list[Part]) -> bool:
+    return any(part.kind in ("to", "tool") for part in parts)
+
+
+def _is_uncallable(recipient: str) -> bool:
+    """Whether a recipient cannot be a tool: it is a header word or punctuation."""
+    return recipient.strip(_PUNCTUATION) in _UNCALLABLE or _is_noise(recipient, "analysis")
+
+
+def _is_noise(text: str, channel: str | None) -> bool:
+    """Whether text in a header consists only of header words and stray punctuation: `?commentary?`, `––`.
+
+    A role or content type alone may be an answer, except on analysis and commentary; on commentary, where
+    the model writes sentences, numbers are noise, too: `2?`.
+    """
+    rest = _CHANNEL_WORD.sub("", text)
+    if channel in ("analysis", "commentary") or len(rest) < len(text):
+        rest = _OTHER_WORD.sub("", rest)
+    if channel == "commentary":
+        rest = _NUMBER.sub("", rest)
+    return all(_is_stray(sign) for sign in rest)
+
+
+def _is_unfinished(part: Part) -> bool:
+    """Whether the part could have become header words if the stream had not ended in it."""
+    if part.kind == "channel":
+        return any(name.startswith(part.value) for name in CHANNELS)
+    rest = "".join(itertools.dropwhile(_is_stray, _CHANNEL_WORD.sub("", part.value)))
+    return any(word.startswith(rest) for word in (*CHANNELS, *CONTENT_TYPES, *ROLES, "to="))
+
+
+def _is_stray(sign: str) -> bool:
+    is_punctuation = unicodedata.category(sign) in _STRAY_KINDS and sign not in _NO_STRAY_SIGNS
+    return is_punctuation or sign.isspace() or sign in _STRAY_SIGNS
 
 
 def _ranges(words: list[Part], parts: list[Part]) -> tuple[tuple[int, int], ...]:
@@ -293,130 +395,3 @@ def _ranges(words: list[Part], parts: list[Part]) -> tuple[tuple[int, int], ...]
         else:
             ranges.append((parts[i - 1].stop if ranges else part.start, part.stop))
     return tuple(ranges)
-
-
-def _kind_after(parts: list[Part], i: int) -> str | None:
-    return parts[i + 1].kind if i + 1 < len(parts) else None
-
-
-def _is_header(parts: list[Part], i: int, raw: bytes, *, expects_role: bool) -> bool:
-    """Whether part `i` can belong to a header without `<|message|>`."""
-    part, following = parts[i], _kind_after(parts, i)
-    is_known = following in MARKERS
-    match part.kind:
-        case "channel":
-            is_known |= part.value in ("", *CHANNELS) or part.value.startswith("functions.")
-            is_begun = len(part.value) >= _MIN_CHANNEL_CHARS and _meant_channel(part.value) is not None
-            is_known |= following is None and is_begun
-        case "constrain":
-            is_known |= part.value in ("", *CONTENT_TYPES) or part.value.startswith("functions.")
-        case "to" | "glued":
-            is_known = True
-        case "role":
-            is_known = i == 0 and (is_known or expects_role or part.value == "assistant")
-        case "type":
-            is_known = following == "to" or _has_recipient(parts[:i])
-        case "tool":
-            is_known |= part.value.startswith("functions.") or raw[part.stop :].lstrip()[:1] == b"{"
-        case "control":
-            is_known = i > 0 or part.value == "<|message|>"
-        case "word" | "noise":
-            is_name = i == 0 or (i == 1 and parts[0].value == "tool")
-            is_known = expects_role and is_name and following in ("channel", "to")
-    return is_known
-
-
-def _num_noise(parts: list[Part], i: int, kept: list[Part], raw: bytes, *, is_cut: bool) -> int:
-    """The number of noise parts from `i` on: all up to the next marker, or one that contains a channel's
-    name."""
-    stop = next((j for j in range(i + 1, len(parts)) if parts[j].kind in (*MARKERS, "control")), len(parts))
-    if is_cut and stop == len(parts) > i + 1 and is_unfinished(parts[-1]):
-        stop -= 1
-    text = raw[parts[i].value_start : parts[stop - 1].stop].decode(errors="replace")
-    if kept and is_noise(text, channel_of(kept)):
-        return stop - i
-    return int(is_channel_noise(parts[i]))
-
-
-def _text_start(parts: list[Part], i: int, kept: list[Part], raw: bytes) -> int:
-    """Where the text starts that part `i` belongs to; words before JSON arguments are skipped."""
-    if _has_recipient(kept):
-        for part in parts[i:]:
-            if raw[part.start : part.start + 1] in (b"{", b"[", b'"'):
-                return part.start
-            if part.kind not in ("noise", "bare", "type"):
-                break
-    return parts[i].value_start
-
-
-def _has_recipient(parts: list[Part]) -> bool:
-    return any(part.kind in ("to", "tool") for part in parts)
-
-
-def _fold(
-    parts: list[Part],
-    offered: frozenset[str],
-    repairs: list[str],
-    texts: tuple[tuple[int, int], ...],
-    *,
-    expects_role: bool,
-    ends_call: bool = False,
-) -> Header:
-    channel = _channel(parts, repairs)
-    explicit = [part.value for part in parts if part.kind == "to"]
-    named = [value for value in explicit if value in offered or not is_uncallable(value)]
-    is_author = not ends_call and expects_role
-    is_foreign = not named and channel != "final" and _is_foreign(parts, is_author=is_author)
-    if is_foreign:
-        return Header(has_role=True, is_foreign=True, texts=texts, repairs=(*repairs, "foreign_author"))
-    recipient = recipient_of(parts, explicit, named, offered, repairs)
-    types = [part.value for part in parts if part.kind == "constrain" and part.value != recipient]
-    if any(value and value not in CONTENT_TYPES for value in types):
-        repairs.append("unknown_content_type")
-    call = None if recipient is None else call_name(recipient, offered, repairs)
-    if channel is None and recipient is None:
-        repairs.append("missing_channel")
-    return Header(
-        has_role=bool(parts) and parts[0].kind in ("role", "tool", "word"),
-        channel=channel,
-        call=call,
-        is_hidden=recipient is not None and call is None,
-        texts=texts,
-        repairs=tuple(repairs),
-    )
-
-
-def _is_foreign(parts: list[Part], *, is_author: bool) -> bool:
-    """Whether the model writes as the user, the system or a tool. `is_author` means that a leading name is
-    the author; a tool's result has no content type, and is mostly `to=assistant`."""
-    if not parts:
-        return False
-    is_result = any(part.kind == "to" and part.value.startswith(ROLES) for part in parts)
-    match parts[0].kind:
-        case "role":
-            return parts[0].value != "assistant"
-        case "tool":
-            has_type = any(part.kind in ("type", "constrain") for part in parts)
-            return is_result or (is_author and not has_type)
-        case "word":
-            return is_author and is_result and not parts[0].value.startswith("assistant")
-        case _:
-            return False
-
-
-def _channel(parts: list[Part], repairs: list[str]) -> str | None:
-    """The last valid channel: if the model writes two, the second is its decision."""
-    named = [part for part in parts if part.kind in ("channel", "bare", "glued")]
-    if any(part.kind != "channel" for part in named):
-        repairs.append("missing_channel_marker")
-    if len(named) > 1:
-        repairs.append("repeated_channel")
-    known = channel_of(parts)
-    if known is not None or not named:
-        return known
-    repairs.append("unknown_channel")
-    return _meant_channel(named[-1].value)
-
-
-def _meant_channel(word: str) -> str | None:
-    return next((name for name in CHANNELS if word and name.startswith(word.lower())), None)
