@@ -182,6 +182,8 @@ class OpenMessage:
 _ENDS = (SpecialToken.END, SpecialToken.CALL, SpecialToken.RETURN, SpecialToken.ENDOFTEXT)
 # In a body, these end a message that lacks its end token; all others are ignored there.
 _INTERRUPTS = (SpecialToken.START, SpecialToken.CHANNEL)
+# After these, another message follows.
+_FOLLOWED = (SpecialToken.END, *_INTERRUPTS)
 
 
 class HarmonyParser:
@@ -207,6 +209,7 @@ class HarmonyParser:
         self._token_bytes = vocabulary.token_bytes
         self._controls = {token_id: token for token, token_id in vocabulary.special_ids.items()}
         self._may_call = may_call
+        self._deltas: list[Delta] = []  # completed by the tokens being read
         self._position = 0  # of the next token in the answer
         self._num_calls = 0
         self._message: OpenMessage | None = None  # None: in a header
@@ -216,7 +219,7 @@ class HarmonyParser:
 
     def feed(self, token_ids: Sequence[int]) -> list[Delta]:
         """The deltas that these tokens complete."""
-        deltas: list[Delta] = []
+        deltas = self._deltas = []
         pieces: list[bytes] = []  # of the open message
         size = len(self._token_bytes)
         for token_id in token_ids:
@@ -231,9 +234,9 @@ class HarmonyParser:
                 pieces = []
             if control is None:
                 self._header.append(data, self._position)
-                self._limit_header(deltas)
+                self._limit_header()
             else:
-                self._obey(control, deltas)
+                self._obey(control)
             self._position += 1
         if self._message is not None:
             self._message.read(pieces, self._position, deltas)
@@ -242,12 +245,12 @@ class HarmonyParser:
 
     def finish(self) -> list[Delta]:
         """The remaining deltas at the end of the stream."""
-        deltas: list[Delta] = []
+        self._deltas = []
         if self._message is not None:
-            self._end_message(self._message, deltas, is_complete=False)
+            self._end_message(self._message, is_complete=False)
         else:
-            self._end_header(deltas, is_cut=True)
-        return deltas
+            self._end_header(None)
+        return self._deltas
 
     @property
     def num_reasoning_tokens(self) -> int:
@@ -257,38 +260,33 @@ class HarmonyParser:
             num_tokens += self._message.num_tokens
         return num_tokens
 
-    def _obey(self, control: SpecialToken, deltas: list[Delta]) -> None:
-        if self._message is not None:
-            if control not in _ENDS and control not in _INTERRUPTS:
-                self.repairs["stray_control"] += 1
-                return
-            message = self._message
-            self._end_message(message, deltas)
+    def _obey(self, control: SpecialToken) -> None:
+        message = self._message
+        if message is not None and (control in _ENDS or control in _INTERRUPTS):
+            self._end_message(message)
             if control in _ENDS:
                 if message.kind != "dropped" and control is not SpecialToken.ENDOFTEXT:
                     kind = "text" if message.kind == "preamble" else message.kind
                     self.messages.append(ReadMessage(kind, message.call, message.start, self._position + 1))
                 return
             self.repairs["missing_end"] += 1
-        if control is SpecialToken.START:
-            self._end_header(deltas, more_follows=True)
-            self._header = self._new_header(is_started=True, expects_role=True)
-        elif control is SpecialToken.CHANNEL or control is SpecialToken.CONSTRAIN:
+        elif message is not None or control is SpecialToken.STARTOFTEXT:
+            self.repairs["stray_control"] += 1
+            return
+        if control in _ENDS or control is SpecialToken.START:
+            self._end_header(control)
+            if control is SpecialToken.START:
+                self._header = self._new_header(is_started=True, expects_role=True)
+        elif control is SpecialToken.MESSAGE:
+            self._open_body()
+        else:
             # Text before a channel is a message without its end token.
             if control is SpecialToken.CHANNEL and self._header.is_text():
-                self._end_header(deltas, more_follows=True)
+                self._end_header(control)
             self._header.append_marker(control)
-            self._limit_header(deltas)
-        elif control is SpecialToken.MESSAGE:
-            self._open_body(deltas)
-        elif control in _ENDS:
-            self._end_header(
-                deltas, more_follows=control is SpecialToken.END, ends_call=control is SpecialToken.CALL
-            )
-        else:
-            self.repairs["stray_control"] += 1
+            self._limit_header()
 
-    def _limit_header(self, deltas: list[Delta]) -> None:
+    def _limit_header(self) -> None:
         """Stops waiting for `<|message|>` in an overlong header: outputs its text and drops noise."""
         if not self._header.is_too_long:
             return
@@ -296,42 +294,37 @@ class HarmonyParser:
         tokens = self._header.text_tokens(header)
         if tokens:
             self._count_repairs(header)
-            self._open_message(header, tokens, deltas)
+            self._open_message(header, tokens)
         else:
             self.repairs["noise_in_header"] += 1
             self._header = self._header.rest(header)
 
-    def _end_header(
-        self,
-        deltas: list[Delta],
-        *,
-        more_follows: bool = False,
-        is_cut: bool = False,
-        ends_call: bool = False,
-    ) -> None:
-        """Ends a header without `<|message|>`: its text becomes the message's. A recipient without text is a
-        call, unless another header follows, which replaces this one."""
+    def _end_header(self, control: SpecialToken | None) -> None:
+        """Ends a header without `<|message|>` at a control token or the end of the stream: its text becomes
+        the message's. A recipient without text is a call, unless another header follows, which replaces this
+        one."""
         if not self._header.is_blank:
-            header = self._header.read_unended(is_cut=is_cut, ends_call=ends_call)
+            is_cut = control is None
+            header = self._header.read_unended(is_cut=is_cut, ends_call=control is SpecialToken.CALL)
             tokens = self._header.text_tokens(header)
             has_call = header.call is not None and not is_cut
             if tokens or has_call or "noise_in_header" in header.repairs:
                 self._count_repairs(header)
-            if tokens or (has_call and not more_follows):
-                otherwise: _Kind = "thought" if more_follows else "text"
-                message = self._open_message(header, tokens, deltas, otherwise=otherwise)
-                self._end_message(message, deltas, is_complete=not is_cut)
+            if tokens or (has_call and control not in _FOLLOWED):
+                otherwise: _Kind = "thought" if control in _FOLLOWED else "text"
+                message = self._open_message(header, tokens, otherwise)
+                self._end_message(message, is_complete=not is_cut)
         self._header = self._new_header(is_started=False, expects_role=False)
 
-    def _open_body(self, deltas: list[Delta]) -> None:
+    def _open_body(self) -> None:
         header = self._header.read()
         self._count_repairs(header)
         tokens = self._header.text_tokens(header)
         if tokens:
             self.repairs["text_in_header"] += 1
-            aside = self._open_message(Header(is_hidden=True, is_foreign=header.is_foreign), tokens, deltas)
-            self._end_message(aside, deltas)
-        self._open_message(header, [], deltas)
+            aside = Header(is_hidden=True, is_foreign=header.is_foreign)
+            self._end_message(self._open_message(aside, tokens))
+        self._open_message(header, [])
 
     def _count_repairs(self, header: Header) -> None:
         self.repairs.update(header.repairs)
@@ -341,12 +334,7 @@ class HarmonyParser:
             self.repairs["missing_role"] += 1
 
     def _open_message(
-        self,
-        header: Header,
-        tokens: Sequence[tuple[int, bytes]],
-        deltas: list[Delta],
-        *,
-        otherwise: _Kind = "text",
+        self, header: Header, tokens: Sequence[tuple[int, bytes]], otherwise: _Kind = "text"
     ) -> OpenMessage:
         """Starts a message with the text of its header; `otherwise` is its kind without a channel."""
         kind = _kind_of(header, otherwise)
@@ -356,18 +344,18 @@ class HarmonyParser:
         position = tokens[0][0] if tokens else self._position + 1
         message = self._message = OpenMessage(kind, self._num_calls, header.call, position)
         if header.call is not None and kind == "call":
-            deltas.append(ToolCallStart(self._num_calls, header.call))
+            self._deltas.append(ToolCallStart(self._num_calls, header.call))
             self._num_calls += 1
         if tokens:
-            message.read([data for _, data in tokens], tokens[-1][0] + 1 - len(tokens), deltas)
+            message.read([data for _, data in tokens], tokens[-1][0] + 1 - len(tokens), self._deltas)
         return message
 
-    def _end_message(self, message: OpenMessage, deltas: list[Delta], *, is_complete: bool = True) -> None:
-        message.read((), self._position, deltas, is_last=True)
+    def _end_message(self, message: OpenMessage, *, is_complete: bool = True) -> None:
+        message.read((), self._position, self._deltas, is_last=True)
         if message.kind == "thought":
             self._num_ended_reasoning_tokens += message.num_tokens
         if message.has_text or message.kind == "call":
-            deltas.append(MessageEnd(is_complete))
+            self._deltas.append(MessageEnd(is_complete))
         self._message = None
         self._header = self._new_header(is_started=False, expects_role=False)
 
