@@ -2,7 +2,8 @@
 formats demand of the answer. A `path` names a field of the body."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -52,67 +53,58 @@ def _closed_inside(key: str, value: Any) -> Any:
     return closed(value) if key in _ONE else value
 
 
+def any_object(path: str) -> AnswerFormat:
+    """The format of any JSON object."""
+    return AnswerFormat(schema={"type": "object"}, path=path)
+
+
+def _schema(value: JsonSchema, path: str) -> AnswerFormat:
+    if isinstance(value, dict):
+        return AnswerFormat(schema=value, path=path)
+    try:
+        return AnswerFormat(schema=msgspec.json.decode(value, type=dict[str, Any]), path=path)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise InvalidRequest(f"`{path}` is not a valid JSON schema: {error}.", param=path) from None
+
+
+def _grammar(syntax: Syntax, text: str, path: str) -> AnswerFormat:
+    return AnswerFormat(schema=None, grammar=TextGrammar(syntax=syntax, text=text, path=path), path=path)
+
+
 _META = re.compile(r"[\\.+*?()|\[\]{}^$/-]")
-# The fields that demand a form, in the body, `nvext` or `structured_outputs`, with what they contain.
-_ALIASES = {
-    "guided_json": "json",
-    "guided_regex": "regex",
-    "guided_choice": "choice",
-    "guided_grammar": "grammar",
-    "regex": "regex",
-    "ebnf": "ebnf",
-    "json": "json",
-    "choice": "choice",
-    "grammar": "grammar",
-    "json_object": "json_object",
+# What each field that demands a format contains.
+_NAMED_FORMATS: dict[str, Callable[[Any, str], AnswerFormat]] = {
+    "json": _schema,
+    "json_object": lambda _, path: any_object(path),
+    "regex": partial(_grammar, "regex"),
+    "ebnf": partial(_grammar, "ebnf"),
+    "grammar": lambda text, path: _grammar("ebnf" if "::=" in text else "lark", text, path),
+    "choice": lambda choices, path: _grammar("regex", "|".join(map(_literal, choices)), path),
 }
+# Under vLLM's older names, too.
+_FORMATS = _NAMED_FORMATS | {f"guided_{name}": value for name, value in _NAMED_FORMATS.items()}
+
+
+def _literal(choice: str) -> str:
+    return _META.sub(r"\\\g<0>", choice)
 
 
 def demanded_format(fields: CommonFields, response_format: AnswerFormat | None = None) -> AnswerFormat | None:
     """The format that the body demands. Raises InvalidRequest, naming the second, if it demands two."""
     formats = [] if response_format is None else [response_format]
-    formats += _aliased(fields)
+    holders = {"": fields, "nvext.": fields.nvext, "structured_outputs.": fields.structured_outputs}
+    formats += [
+        _FORMATS[name](value, prefix + name)
+        for prefix, holder in holders.items()
+        for name in (holder.__struct_fields__ if holder is not None else ())
+        if name in _FORMATS and (value := getattr(holder, name)) is not None and value is not False
+    ]
     if len(formats) > 1:
         raise InvalidRequest(
             f"`{formats[1].path}` cannot be combined with `{formats[0].path}`; send only one output format.",
             param=formats[1].path,
         )
     return formats[0] if formats else None
-
-
-def _aliased(fields: CommonFields) -> Iterator[AnswerFormat]:
-    holders = {"": fields, "nvext.": fields.nvext, "structured_outputs.": fields.structured_outputs}
-    for prefix, holder in holders.items():
-        for name in holder.__struct_fields__ if holder is not None else ():
-            if name in _ALIASES and (value := getattr(holder, name)) is not None and value is not False:
-                yield _format(_ALIASES[name], value, prefix + name)
-
-
-def _format(kind: str, value: Any, path: str) -> AnswerFormat:
-    match kind:
-        case "json":
-            return AnswerFormat(schema=_schema(value, path), path=path)
-        case "json_object":
-            return any_object(path)
-        case "choice":
-            return _text_form("regex", "|".join(_META.sub(r"\\\g<0>", choice) for choice in value), path)
-        case "grammar":
-            return _text_form("ebnf" if "::=" in value else "lark", value, path)
-        case _:
-            return _text_form("ebnf" if kind == "ebnf" else "regex", value, path)
-
-
-def _text_form(syntax: Syntax, text: str, path: str) -> AnswerFormat:
-    return AnswerFormat(schema=None, grammar=TextGrammar(syntax=syntax, text=text, path=path), path=path)
-
-
-def _schema(value: JsonSchema, path: str) -> dict[str, Any]:
-    if isinstance(value, dict):
-        return value
-    try:
-        return msgspec.json.decode(value, type=dict[str, Any])
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise InvalidRequest(f"`{path}` is not a valid JSON schema: {error}.", param=path) from None
 
 
 MAX_SCHEMA_BYTES = 128 << 10
@@ -133,11 +125,6 @@ class CallChoice(msgspec.Struct, frozen=True, kw_only=True):
 
     must_call: bool = False
     names: frozenset[str] | None = None
-
-
-def any_object(path: str) -> AnswerFormat:
-    """The format of any JSON object."""
-    return AnswerFormat(schema={"type": "object"}, path=path)
 
 
 def answer_format(
@@ -213,18 +200,10 @@ def _is_held(tool: Tool) -> bool:
 
 def _call(tool: Tool, *, is_enforced: bool) -> MessageForm:
     form = MessageForm(headers=tuple(_call_headers(tool)), end="<|call|>")
-    if tool.grammar is not None:
-        return _held(form, tool.grammar)
-    if not is_enforced or tool.takes_text:
+    if tool.grammar is None and (tool.takes_text or not is_enforced):
         return form
     path = f"{tool.path}.parameters"
-    return replace(
-        form, grammar=_text(_arguments(tool), path, tool.strict), lenient=not tool.strict, param=path
-    )
-
-
-def _held(form: MessageForm, grammar: TextGrammar) -> MessageForm:
-    return replace(form, grammar=grammar.text, syntax=grammar.syntax, param=grammar.path)
+    return _constrained(form, tool.grammar, _arguments(tool), path, is_strict=tool.strict)
 
 
 def _call_headers(tool: Tool) -> Iterator[str]:
@@ -243,24 +222,24 @@ def _arguments(tool: Tool) -> object:
 
 
 def _final(answer: AnswerFormat) -> MessageForm:
-    if answer.grammar is not None:
-        return _held(_FINAL, answer.grammar)
-    return MessageForm(
-        headers=(*_FINAL.headers, "<|channel|>final <|constrain|>json<|message|>"),
-        end=_FINAL.end,
-        grammar=_text(answer.schema, answer.path, answer.strict),
-        lenient=not answer.strict,
-        param=answer.path,
-    )
+    json_headers = () if answer.grammar is not None else ("<|channel|>final <|constrain|>json<|message|>",)
+    form = replace(_FINAL, headers=(*_FINAL.headers, *json_headers))
+    return _constrained(form, answer.grammar, answer.schema, answer.path, is_strict=answer.strict)
 
 
-def _text(schema: object, param: str, strict: bool) -> str:
+def _constrained(
+    form: MessageForm, grammar: TextGrammar | None, schema: object, path: str, *, is_strict: bool
+) -> MessageForm:
+    """The form of a message that follows the grammar, if there is one, else the schema at `path`."""
+    if grammar is not None:
+        return replace(form, grammar=grammar.text, syntax=grammar.syntax, param=grammar.path)
     try:
-        return msgspec.json.encode(closed(schema) if strict else schema).decode()
+        text = msgspec.json.encode(closed(schema) if is_strict else schema).decode()
     except (RecursionError, UnicodeEncodeError) as error:
         raise InvalidRequest(
-            f"`{param}`: the schema cannot be encoded as JSON: {error}.", param=param
+            f"`{path}`: the schema cannot be encoded as JSON: {error}.", param=path
         ) from None
+    return replace(form, grammar=text, lenient=not is_strict, param=path)
 
 
 def _checked(form: Guided) -> Guided:
