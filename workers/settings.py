@@ -10,7 +10,7 @@ from typing import Annotated, Any, Generic, Literal, TypeVar, Union, get_args, g
 import msgspec
 
 from baton.flags import without_secrets
-from workers.settings_text import Node, SettingsError, read_json, read_yaml
+from workers.settings_text import OVERRIDE, SettingsError, read_json, read_yaml
 
 T = TypeVar("T")
 
@@ -29,7 +29,9 @@ class InvalidField(ValueError):
 
 
 class Field:
-    """A setting: its annotation and its default. `is_checked`: its class checks values itself."""
+    """A setting: its annotation and its default. `is_checked`: its class checks values itself. `cls` and
+    `fields`: the settings class of its values, if there is one, and what that consists of.
+    """
 
     def __init__(self, hint: Any, default: object, *, is_checked: bool = False) -> None:
         self.default = getattr(default, "value", default)  # of an enum
@@ -37,10 +39,10 @@ class Field:
         self._hint = hint
         self._is_checked = is_checked
         classes = [kind for kind in self._kinds if _is_settings(kind)]
-        chosen = classes[0] if len(classes) == 1 else type(default) if type(default) in classes else None
-        self.nested = Schema(chosen) if chosen is not None else None
+        self.cls = classes[0] if len(classes) == 1 else type(default) if type(default) in classes else None
+        self.fields: Fields = fields_of(self.cls) if self.cls is not None else {}
         self.is_nullable = type(None) in self._kinds or default is None
-        self.words = [word for kind in self._kinds if get_origin(kind) is Literal for word in get_args(kind)]
+        self._words = [word for kind in self._kinds if get_origin(kind) is Literal for word in get_args(kind)]
 
     def convert(self, value: object) -> object:
         """Check plain numbers, switches, text and closed lists of words, whose letter case is corrected
@@ -52,55 +54,41 @@ class Field:
             return None
         if set(self._kinds) <= _PLAIN:
             return msgspec.convert(value, self._hint)
-        if not isinstance(value, str) or value in self.words or not self.words or str in self._kinds:
+        if not isinstance(value, str) or value in self._words or not self._words or str in self._kinds:
             return value
-        for word in self.words:
+        for word in self._words:
             if str(word).lower() == value.lower():
                 return word
         if not self._is_checked:
-            raise ValueError(f"must be one of {', '.join(map(str, self.words))}")
+            raise ValueError(f"must be one of {', '.join(map(str, self._words))}")
         return value
 
 
-class Schema:
-    """A settings class, a dataclass or a pydantic model, read through its fields: all other keys are unknown.
+Fields = dict[str, Field]
+"""What a settings class, a dataclass or a pydantic model, consists of. All other keys are unknown."""
 
-    `is_root`: the engine builds it, so that it stays a dict, without the settings `own`, which are Baton's.
-    """
 
-    def __init__(self, cls: Any, *, is_root: bool = False, own: Mapping[str, Field] | None = None) -> None:
-        self._cls = cls
-        self._is_root = is_root
-        self._own = own or {}
-        self.fields: dict[str, Field] = dict(_fields(cls)) | dict(self._own)
-
-    def at(self, path: str) -> Field | None:
-        """The leaf at this key path."""
-        name, _, rest = path.partition(".")
-        field = self.fields.get(name)
-        if field is None or (field.nested is None) == bool(rest):
-            return None
-        return field.nested.at(rest) if field.nested is not None else field
-
-    def build(self, values: dict[str, object]) -> Any:
-        """The settings. Raises ValueError, or InvalidField for a specific field."""
-        if self._is_root:
-            return {name: value for name, value in values.items() if name not in self._own}
-        try:
-            return self._cls(**values)
-        except InvalidField:
-            raise
-        except ValueError as error:
-            raise first_invalid(error) from error
-        except TypeError as error:  # null crashes some validators
-            raise ValueError(f"the engine refuses the settings: {error}") from error
+def fields_of(cls: Any) -> Fields:
+    """The fields of a settings class, by name."""
+    found = {}
+    for name, field in getattr(cls, "model_fields", {}).items():
+        default = None if field.is_required() else field.get_default(call_default_factory=True)
+        found[name] = Field(field.annotation, default, is_checked=True)
+    for field in dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ():
+        if field.init and not field.name.startswith("_"):
+            default = None if field.default is dataclasses.MISSING else field.default
+            if field.default_factory is not dataclasses.MISSING:
+                default = field.default_factory()
+            # An annotation given as text names a class that is imported for type checkers only.
+            found[field.name] = Field(Any if isinstance(field.type, str) else field.type, default)
+    return found
 
 
 @dataclasses.dataclass(frozen=True)
 class Loaded(Generic[T]):
     """The settings, with each leaf's effective value and source by key path.
 
-    A source is `flag`, `FILE:LINE`, `--override-engine-args`, `baton` or `default`.
+    A source is `flag`, the YAML's path, `--override-engine-args`, `baton` or `default`.
     """
 
     settings: T
@@ -119,13 +107,14 @@ def load_settings(
     cls: type[T], yaml_path: Path | None, typed: Mapping[str, object], override: str | None = None
 ) -> Loaded[T]:
     """Build the dataclass `cls`; see `read` and `build`. Raises SettingsError."""
-    schema = Schema(cls)
-    given = read(schema, yaml_path, typed, override)
-    return build(schema, given, str(yaml_path or "engine settings"))
+    fields = fields_of(cls)
+    given = read(fields, yaml_path, typed, override)
+    loaded = build(fields, given)
+    return Loaded(_built(cls, loaded.settings, "", given), given, loaded.values, loaded.sources)
 
 
 def read(
-    schema: Schema | None,
+    fields: Fields | None,
     yaml_path: Path | None,
     typed: Mapping[str, object],
     override: str | None = None,
@@ -133,19 +122,16 @@ def read(
     """Merge all given values, leaf by leaf.
 
     `typed` has the values of flags, by key path (`kv_cache_config.free_gpu_memory_fraction`); `override` is a
-    JSON object. Without a schema, for a library that is not installed, any key is accepted. Raises
+    JSON object. Without fields, for a library that is not installed, any key is accepted. Raises
     SettingsError.
     """
     given: Given = {}
-    texts = [read_yaml(yaml_path)] if yaml_path is not None else []
-    texts += [read_json(override)] if override is not None else []
-    for root in texts:
-        for path, value, place in _leaves(schema, root, ""):
-            put(given, path, value, place)
-    for path, value in typed.items():
-        if schema is not None and schema.at(path) is None:
-            raise SettingsError(f"flag for {path}: this engine has no such setting; remove the flag")
-        put(given, path, value, "flag")
+    sources = [(str(yaml_path), read_yaml(yaml_path) or {})] if yaml_path is not None else []
+    sources += [(OVERRIDE, read_json(override))] if override is not None else []
+    sources += [("flag", _nested(path, value)) for path, value in typed.items()]
+    for source, values in sources:
+        for path, value in _leaves(fields, values, "", source):
+            put(given, path, value, source)
     return given
 
 
@@ -166,25 +152,21 @@ def refuse(given: Given, names: Iterable[str], why: str) -> None:
     """Raise SettingsError if one of these keys, or one below it, has a value other than null."""
     for path, (value, source) in given.items():
         if value is not None and any(path == name or path.startswith(f"{name}.") for name in names):
-            raise SettingsError(f"{source}: {path}: {why}")
+            raise _refusal(source, path, why)
 
 
-def build(schema: Schema, given: Given, origin: str) -> Loaded[Any]:
-    """Build the settings. `origin` is named in errors that concern no single key.
-
-    Raises SettingsError.
-    """
-    settings = _build(schema, "", given, origin)
-    effective = dict(_effective(schema, "", given))
+def build(fields: Fields, given: Given) -> Loaded[dict[str, Any]]:
+    """The keywords for a class with these fields, the settings below them built. Raises SettingsError."""
+    effective = dict(_effective(fields, "", given))
     return Loaded(
-        settings,
+        _keywords(fields, "", given),
         given,
         {path: value for path, (value, _) in effective.items()},
         {path: source for path, (_, source) in effective.items()},
     )
 
 
-def first_invalid(error: ValueError) -> ValueError:
+def first_invalid(error: Exception) -> Exception:
     """The first finding of a pydantic ValidationError, on one line, as an InvalidField if it names a field.
     Other errors are returned unchanged.
     """
@@ -196,77 +178,78 @@ def first_invalid(error: ValueError) -> ValueError:
     return InvalidField(path, f"{finding['input']!r}: {message}") if path else ValueError(message)
 
 
-def _leaves(schema: Schema | None, node: Node, prefix: str) -> Iterator[tuple[str, object, str]]:
-    """Path, value and place of each leaf under a node, checked against its field."""
-    if node.entries is None:
-        place = f"{node.place}: {prefix.rstrip('.')}".removesuffix(": ")
-        raise SettingsError(f"{place}: must be a mapping")
-    seen: set[str] = set()
-    for name, child in node.entries:
-        path = prefix + name
-        if name in seen:
-            raise SettingsError(f"{child.place}: {path}: given twice")
-        seen.add(name)
-        if schema is None:
-            nested = _leaves(None, child, f"{path}.")
-            yield from nested if child.entries is not None else [(path, child.value, child.place)]
+def _nested(path: str, value: object) -> dict[str, object]:
+    for name in reversed(path.split(".")):
+        value = {name: value}
+    assert isinstance(value, dict)
+    return value
+
+
+def _leaves(fields: Fields | None, values: object, prefix: str, source: str) -> Iterator[tuple[str, object]]:
+    """Path and value of each leaf below `prefix`, checked against its field."""
+    if not isinstance(values, dict):
+        raise _refusal(source, prefix.rstrip("."), "must be a mapping")
+    for name, value in values.items():
+        path = f"{prefix}{name}"
+        if fields is None:
+            yield from (
+                _leaves(None, value, f"{path}.", source) if isinstance(value, dict) else [(path, value)]
+            )
             continue
-        if (field := schema.fields.get(name)) is None:
-            known = sorted(schema.fields)
-            near = difflib.get_close_matches(name, known, n=1)
+        if (field := fields.get(name)) is None:
+            known = sorted(fields)
+            near = difflib.get_close_matches(str(name), known, n=1)
             hint = f"did you mean {prefix}{near[0]}?" if near else f"known: {', '.join(known)}"
-            raise SettingsError(f"{child.place}: {path}: unknown key; {hint}")
-        if field.nested is not None and not (child.value is None and field.is_nullable):
-            yield from _leaves(field.nested, child, f"{path}.")
+            raise _refusal(source, path, f"unknown key; {hint}")
+        if field.cls is not None and not (value is None and field.is_nullable):
+            yield from _leaves(field.fields, value, f"{path}.", source)
         else:
             try:
-                yield path, field.convert(child.value), child.place
+                yield path, field.convert(value)
             except ValueError as error:
-                raise SettingsError(f"{child.place}: {path}: {child.value!r}: {error}") from error
+                raise _refusal(source, path, f"{value!r}: {error}") from error
 
 
-def _build(schema: Schema, prefix: str, given: Given, origin: str) -> Any:
+def _refusal(source: str, path: str, problem: str) -> SettingsError:
+    """Without a path if the problem is the whole source."""
+    return SettingsError(": ".join(filter(None, (source, path, problem))))
+
+
+def _keywords(fields: Fields, prefix: str, given: Given) -> dict[str, Any]:
     values: dict[str, object] = {}
-    for name, field in schema.fields.items():
+    for name, field in fields.items():
         path = prefix + name
         if path in given:
             values[name] = given[path][0]
-        elif field.nested is not None and _has_below(given, path):
-            values[name] = _build(field.nested, f"{path}.", given, origin)
+        elif field.cls is not None and _has_below(given, path):
+            values[name] = _built(field.cls, _keywords(field.fields, f"{path}.", given), f"{path}.", given)
+    return values
+
+
+def _built(cls: Any, keywords: dict[str, Any], prefix: str, given: Given) -> Any:
+    """The settings of a class. Raises SettingsError."""
     try:
-        return schema.build(values)
-    except InvalidField as error:
-        path = prefix + error.name
-        raise SettingsError(f"{given[path][1] if path in given else origin}: {path}: {error}") from error
-    except ValueError as error:
-        raise SettingsError(f"{origin}: {error}") from error
+        return cls(**keywords)
+    except (ValueError, TypeError) as error:  # TypeError: null crashes some validators
+        invalid = first_invalid(error)
+        path = prefix + invalid.name if isinstance(invalid, InvalidField) else prefix.rstrip(".")
+        below = (source for other, (_, source) in given.items() if other.startswith(prefix))
+        source = given[path][1] if path in given else next(below, "engine settings")
+        raise _refusal(source, path, str(invalid)) from error
 
 
-def _effective(schema: Schema, prefix: str, given: Given) -> Iterator[tuple[str, tuple[object, str]]]:
+def _effective(fields: Fields, prefix: str, given: Given) -> Iterator[tuple[str, tuple[object, str]]]:
     """Every leaf's value and source. A null nested mapping is a leaf: `cuda_graph_config=None`."""
-    for name, field in schema.fields.items():
+    for name, field in fields.items():
         path = prefix + name
-        if field.nested is not None and (_has_below(given, path) or (path not in given and field.default)):
-            yield from _effective(field.nested, f"{path}.", given)
+        if field.cls is not None and (_has_below(given, path) or (path not in given and field.default)):
+            yield from _effective(field.fields, f"{path}.", given)
         else:
             yield path, given.get(path, (field.default, "default"))
 
 
 def _has_below(given: Given, path: str) -> bool:
     return any(other.startswith(f"{path}.") for other in given)
-
-
-def _fields(cls: Any) -> Iterator[tuple[str, Field]]:
-    for name, field in getattr(cls, "model_fields", {}).items():
-        default = None if field.is_required() else field.get_default(call_default_factory=True)
-        yield name, Field(field.annotation, default, is_checked=True)
-    for field in dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ():
-        if field.init and not field.name.startswith("_"):
-            default = None if field.default is dataclasses.MISSING else field.default
-            if field.default_factory is not dataclasses.MISSING:
-                default = field.default_factory()
-            # An annotation given as text names a class that is imported for type checkers only.
-            yield field.name, Field(Any if isinstance(field.type, str) else field.type, default)
 
 
 def _is_settings(kind: Any) -> bool:

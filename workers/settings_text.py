@@ -1,33 +1,59 @@
-"""Engine settings as written in YAML or JSON: a tree of values with their sources."""
+"""Engine settings as written in YAML or JSON."""
 
-import dataclasses
 import json
-from collections.abc import Sequence
+import re
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import yaml
 
-from baton.yaml12 import Yaml12Loader, number
-
 MAX_YAML_BYTES = 1 << 20
 OVERRIDE = "--override-engine-args"
+_FLOAT = "tag:yaml.org,2002:float"
 
 
 class SettingsError(Exception):
-    """An invalid setting. The message names the file, line and key path, and what is allowed."""
+    """An invalid setting. The message names its source and key path, and what is allowed."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Node:
-    """A value and its source; a mapping has `entries`, in the order of the text."""
-
-    place: str
-    value: object
-    entries: Sequence[tuple[str, "Node"]] | None = None
+def _number(text: str) -> int | float:
+    """A number with a point or an exponent. `1e4` is an int, so that token counts may be written so."""
+    value = float(text)
+    return int(value) if "e" in text.lower() and value.is_integer() else value
 
 
-def read_yaml(path: Path) -> Node:
-    """The file's root. Never blocks; takes time in proportion to its size. Raises SettingsError."""
+class _Loader(yaml.SafeLoader):
+    """PyYAML reads YAML 1.1, in which 1e9 is text: adds the floats of YAML 1.2's core schema. Refuses aliases
+    (nine lines of them make millions of values) and repeated keys.
+    """
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            raise ValueError("an alias (*name): write the values out")
+        return super().compose_node(parent, index)
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        names = Counter(name.value for name, _ in node.value if isinstance(name, yaml.ScalarNode))
+        if repeated := [name for name, count in names.items() if count > 1]:
+            raise ValueError(f"{repeated[0]} is given twice")
+        return super().construct_mapping(node, deep)
+
+    def construct_yaml_float(self, node: yaml.ScalarNode) -> int | float:
+        if "e" in node.value.lower():
+            return _number(node.value)
+        value: float = super().construct_yaml_float(node)  # `.inf`, `1_000.5` and the like as YAML 1.1
+        return value
+
+
+_Loader.add_constructor(_FLOAT, _Loader.construct_yaml_float)
+_Loader.add_implicit_resolver(
+    _FLOAT, re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)$"), list("-+.0123456789")
+)
+
+
+def read_yaml(path: Path) -> object:
+    """The file's value. Never blocks; takes time in proportion to its size. Raises SettingsError."""
     try:
         if path.exists() and not path.is_file():  # a pipe may never end
             raise SettingsError(f"{path}: is not a file")
@@ -37,40 +63,14 @@ def read_yaml(path: Path) -> Node:
     if len(text) > MAX_YAML_BYTES:
         raise SettingsError(f"{path}: {len(text)} bytes; at most {MAX_YAML_BYTES} are allowed")
     try:
-        if b"*" in text and any(
-            isinstance(e, yaml.AliasEvent) for e in yaml.parse(text, Loader=Yaml12Loader)
-        ):
-            # Nine lines of them make millions of values.
-            raise SettingsError(f"{path}: has an alias (*name): write the values out")
-        root = yaml.compose(text, Loader=Yaml12Loader)
-        return Node(f"{path}:1", None, ()) if root is None else _from_yaml(root, path, root)
-    except (yaml.YAMLError, RecursionError, ValueError, OverflowError) as error:
+        return yaml.load(text, Loader=_Loader)  # noqa: S506  a safe one
+    except Exception as error:  # PyYAML does not wrap its constructors' errors
         raise SettingsError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from error
 
 
-def _from_yaml(node: yaml.Node, path: Path, key: yaml.Node) -> Node:
-    place, entries = f"{path}:{key.start_mark.line + 1}", None
-    if isinstance(node, yaml.MappingNode):
-        if not all(isinstance(name, yaml.ScalarNode) for name, _ in node.value):
-            raise SettingsError(f"{place}: a key must be a word")
-        entries = [(str(name.value), _from_yaml(value, path, name)) for name, value in node.value]
+def read_json(text: str) -> object:
+    """The value of the override. Raises SettingsError."""
     try:
-        value = Yaml12Loader("").construct_document(node)
-    except Exception as error:  # PyYAML does not wrap its constructors' errors
-        raise SettingsError(f"{place}: not valid YAML: {' '.join(str(error).split())}") from error
-    return Node(place, value, entries)
-
-
-def read_json(text: str) -> Node:
-    """A JSON object's root. Raises SettingsError."""
-    try:
-        return _from_json(json.loads(text, parse_float=number))
+        return json.loads(text, parse_float=_number)
     except (ValueError, RecursionError, OverflowError) as error:
         raise SettingsError(f"{OVERRIDE}: not valid JSON: {error}") from error
-
-
-def _from_json(value: object) -> Node:
-    entries = None
-    if isinstance(value, dict):
-        entries = [(str(name), _from_json(nested)) for name, nested in value.items()]
-    return Node(OVERRIDE, value, entries)

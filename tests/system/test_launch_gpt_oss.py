@@ -151,7 +151,7 @@ def test_a_mistake_in_the_yaml_ends_the_start(run: Run, tmp_path: Path) -> None:
     status, output = launch.end()
 
     assert status == 1
-    assert f"{wrong}:1: decode_step: unknown key" in output
+    assert f"{wrong}: decode_step: unknown key" in output
     assert launch.processes() == {}
 
 

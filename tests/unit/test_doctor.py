@@ -675,7 +675,7 @@ def test_the_installed_build_is_asked_once_for_each_command_line() -> None:
 
     def refuse(argv: Sequence[str]) -> str:
         asked.append(list(argv))
-        return "prefill.yaml:3: warp_drive: unknown key"
+        return "prefill.yaml: warp_drive: unknown key"
 
     prefill = planned("trtllm", "prefill", ["0,1", "2,3"], CONFIGS / "prefill.yaml", "--max-seq-len 9000")
     unread = Worker(mode="decode", refusal="none.yaml: cannot be read")

@@ -89,7 +89,7 @@ class Library:
         self.fail_pulls: Callable[[], None] = lambda: None
         self.refusal: Exception | None = None
         self.first: Callable[[], Awaitable[object]] | None = None
-        self.loaded = Loaded[dict[str, Any]]({"model": "m"}, {}, {}, {"max_batch_size": "engine.yaml:3"})
+        self.loaded = Loaded[dict[str, Any]]({"model": "m"}, {}, {}, {"max_batch_size": "engine.yaml"})
         self.death: asyncio.Future[str] = asyncio.Future()
         self._steps = steps
         self._may_abort = may_abort
@@ -236,7 +236,7 @@ def invalid() -> Exception:
 @pytest.mark.parametrize(
     ("refusal", "says"),
     [
-        (invalid(), r"^engine\.yaml:3: max_batch_size: 'many': .*integer"),
+        (invalid(), r"^engine\.yaml: max_batch_size: 'many': .*integer"),
         (ValueError("tp_size and ep_size do not fit"), "^Library refuses the settings: tp_size and ep_size"),
         (RuntimeError("CUDA out of memory"), "^Library did not start: RuntimeError: CUDA out of memory$"),
     ],

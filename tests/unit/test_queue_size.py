@@ -30,7 +30,7 @@ def test_a_library_does_not_get_the_queues_size(load: Load, tmp_path: Path) -> N
 
     loaded = load(yaml_path=yaml)
     assert loaded.values["max_queue_size"] == 4096
-    assert f"max_queue_size=4096 ({yaml}:1)" in loaded.lines()
+    assert f"max_queue_size=4096 ({yaml})" in loaded.lines()
     assert "max_queue_size" not in loaded.settings
     assert load().values["max_queue_size"] == 256
     assert load(yaml_path=yaml, typed={"max_queue_size": 0}).values["max_queue_size"] == 0

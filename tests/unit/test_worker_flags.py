@@ -75,7 +75,7 @@ def test_flags_that_were_typed_are_settings_of_the_engine_and_no_others() -> Non
             "max_batchsize: 4",
             {},
             2,
-            "engine.yaml:1: max_batchsize: unknown key; did you mean max_batch_size?",
+            "engine.yaml: max_batchsize: unknown key; did you mean max_batch_size?",
         ),
         ("max_batch_size: 4", {"BATON_PEER_CERT": "cert.pem"}, 2, "BATON_PEER_CA: set all three, or none"),
         (

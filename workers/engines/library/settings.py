@@ -6,7 +6,18 @@ from pathlib import Path
 from typing import Any
 
 from workers.flags import DisaggregationMode
-from workers.settings import Field, Given, InvalidField, Loaded, Schema, build, first_invalid, put, read
+from workers.settings import (
+    Field,
+    Fields,
+    Given,
+    InvalidField,
+    Loaded,
+    build,
+    fields_of,
+    first_invalid,
+    put,
+    read,
+)
 from workers.settings_text import SettingsError
 
 QUEUE_SIZE = "max_queue_size"
@@ -34,39 +45,32 @@ class Rules:
     complete: Callable[[Given, DisaggregationMode], None]
 
 
-def load(
-    rules: Rules,
-    args: Any,
-    mode: DisaggregationMode,
-    *,
-    yaml_path: Path | None = None,
-    override: str | None = None,
-    typed: Mapping[str, object] | None = None,
-) -> Loaded[dict[str, Any]]:
-    """The keywords for the library; `args` is the build's settings class.
+def load(rules: Rules, args: Any, mode: DisaggregationMode, **sources: Any) -> Loaded[dict[str, Any]]:
+    """The keywords for the library; `args` is the build's settings class, `sources` are `give`'s.
 
     Per leaf: flag > override > YAML > Baton's choice > the build's default; `settings` has only given and
     chosen values. Raises SettingsError, also for what cannot work in `mode`.
     """
-    schema = Schema(args, is_root=True, own={QUEUE_SIZE: Field(int, _DEFAULT_QUEUE_SIZE)})
-    given = give(rules, schema, mode, yaml_path=yaml_path, override=override, typed=typed)
-    return build(schema, given, str(yaml_path or "engine settings"))
+    fields = fields_of(args) | {QUEUE_SIZE: Field(int, _DEFAULT_QUEUE_SIZE)}
+    loaded = build(fields, give(rules, fields, mode, **sources))
+    loaded.settings.pop(QUEUE_SIZE, None)
+    return loaded
 
 
 def give(
     rules: Rules,
-    schema: Schema | None,
+    fields: Fields | None,
     mode: DisaggregationMode,
     *,
     yaml_path: Path | None = None,
     override: str | None = None,
     typed: Mapping[str, object] | None = None,
 ) -> Given:
-    """The given values and Baton's choices, before a build validates them. Without a schema (no build is
+    """The given values and Baton's choices, before a build validates them. Without fields (no build is
     installed) keys and types are not checked. Raises SettingsError for what no build can do in `mode`.
     """
     flags = {rules.names.get(path, path): value for path, value in (typed or {}).items()}
-    given = read(schema, yaml_path, flags, override)
+    given = read(fields, yaml_path, flags, override)
     _check_numbers(rules, given)
     rules.complete(given, mode)
     return given
