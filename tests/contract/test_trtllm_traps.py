@@ -199,12 +199,12 @@ async def test_a_recorded_fatal_error_is_noticed_without_a_request(checkpoint: P
 async def test_a_frozen_event_loop_ends_the_process() -> None:
     left: list[int] = []
     patience = Patience(poll_s=0.01, health_s=0.5)
-    dog = Watchdog(object(), left.append, leave=left.append, patience=patience)  # type: ignore[arg-type]  # no LLM
+    watching = asyncio.create_task(Watchdog(object(), leave=left.append, patience=patience).broken())
     await asyncio.sleep(0.05)  # several watchdog checks
     assert left == []
     while not left:  # no await, so the loop does not run
         time.sleep(0.01)  # noqa: ASYNC251  that is the point
-    dog.stop()
+    watching.cancel()
     assert set(left) == {1}
 
 

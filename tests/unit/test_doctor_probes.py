@@ -300,7 +300,7 @@ def test_what_the_installed_build_refuses_is_an_error(tmp_path: Path) -> None:
     done = _doctor("--engine", "trtllm", "--engine-args", str(yaml), "--json", PYTHONPATH=doubles)
 
     found = {finding["code"]: finding for finding in json.loads(done.stdout)["findings"]}
-    assert found["settings-refused"]["fact"].startswith(f"agg: {yaml}:1: max_batchsize: unknown key")
+    assert found["settings-refused"]["fact"].startswith(f"agg: {yaml}: max_batchsize: unknown key")
 
 
 def test_memory_is_that_of_proc(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,7 @@ from tests.clock import jumping
 from tests.engine_calls import next_handoff, tokens
 from tests.planes import a_request
 from workers.engine import EngineInfo
-from workers.engines.library.adapter import Call, Ending, Facts, Kept
+from workers.engines.library.adapter import Call, Facts, Kept
 from workers.engines.library.engine import LibraryEngine
 from workers.engines.library.model_facts import ModelFacts
 from workers.settings import Loaded
@@ -43,39 +43,13 @@ KEEP_S = 60.0
 
 
 class Scripted:
-    """An answer that yields these chunks, waits at None, and raises errors."""
+    """What the library holds of a call, which yields these steps, waits at None, and raises errors."""
 
-    def __init__(self, call: Call, steps: list[Any], *, may_abort: bool = True) -> None:
+    def __init__(self, call: Call, steps: list[Any]) -> None:
         self.call = call
-        self.is_released = False
         self.num_aborts = 0
         self.may_go_on = asyncio.Event()
-        self._steps = steps
-        self._may_abort = may_abort
-
-    async def step(self) -> TokenChunk:
-        step = self._steps.pop(0) if self._steps else None
-        if step is None:
-            await self.may_go_on.wait()
-            step = 7
-        if isinstance(step, Exception):
-            raise step
-        if step == "":
-            return self.call.chunk([], None, 1)
-        is_last = not self.call.hands_over and self.call.num_new_tokens + 1 == self.call.max_tokens
-        return self.call.chunk([step], "length" if is_last else None, 1)
-
-    def kept(self) -> Kept | None:
-        return Kept({"id": 5}, 2, is_continued=True)
-
-    def release(self) -> None:
-        self.is_released = True
-
-    async def abort(self) -> bool:
-        if self.call.ending.error is None and self.call.transfer is not None and not self.call.has_answered:
-            return self._may_abort
-        self.num_aborts += 1
-        return True
+        self.steps = steps
 
 
 class Library:
@@ -83,7 +57,7 @@ class Library:
 
     label, version, is_positional = "Library", "1", True
 
-    def __init__(self, *steps: Any, may_abort: bool = True, slots: int = 8) -> None:
+    def __init__(self, *steps: Any, may_abort: bool = True) -> None:
         self.answers: list[Scripted] = []
         self.stops: list[bool] = []
         self.fail_pulls: Callable[[], None] = lambda: None
@@ -91,9 +65,8 @@ class Library:
         self.first: Callable[[], Awaitable[object]] | None = None
         self.loaded = Loaded[dict[str, Any]]({"model": "m"}, {}, {}, {"max_batch_size": "engine.yaml"})
         self.death: asyncio.Future[str] = asyncio.Future()
-        self._steps = steps
+        self.steps = steps
         self._may_abort = may_abort
-        self._slots = slots
 
     def load(self, on_failed_pull: Callable[[], None]) -> None:
         self.fail_pulls = on_failed_pull
@@ -105,18 +78,37 @@ class Library:
             await self.first()
         info = EngineInfo(
             name="library", version="1", context_length=500, kv_layout=LAYOUT, kv_transfer="wire",
-            max_batch_size=self._slots, max_queue_size=0,
+            max_batch_size=8, max_queue_size=0,
         )  # fmt: skip
         return Facts(info, KEEP_S, 640)
 
-    def submit(self, call: Call) -> Scripted:
+    def submit(self, call: Call) -> None:
         if isinstance(self.refusal, BatonError):
             raise self.refusal
         if self.refusal is not None:
             raise self.failure(self.refusal, call)
-        answer = Scripted(call, list(self._steps), may_abort=self._may_abort)
-        self.answers.append(answer)
-        return answer
+        call.result = Scripted(call, list(self.steps))
+        self.answers.append(call.result)
+
+    async def step(self, call: Call) -> TokenChunk:
+        step = call.result.steps.pop(0) if call.result.steps else None
+        if step is None:
+            await call.result.may_go_on.wait()
+            step = 7
+        if isinstance(step, Exception):
+            raise step
+        if call.hands_over:
+            call.kept = Kept({"id": 5}, 2, is_continued=True)
+        if step == "":
+            return call.chunk([], None, 1)
+        is_last = not call.hands_over and call.num_new_tokens + 1 == call.max_tokens
+        return call.chunk([step], "length" if is_last else None, 1)
+
+    async def abort(self, call: Call) -> bool:
+        if call.error is None and call.transfer is not None and not call.has_answered:
+            return self._may_abort
+        call.result.num_aborts += 1
+        return True
 
     def failure(self, error: Exception, _: Call) -> BatonError:
         if isinstance(error, ValueError):
@@ -161,7 +153,7 @@ async def test_a_handoff_and_its_answer_are_counted_once_each() -> None:
         assert handoff.first_chunk is not None
         assert (handoff.first_token, handoff.first_chunk.token_ids) == (4, (4,))
         assert handoff.ttl_s == pytest.approx(min(KEEP_S, ask().deadline_s), abs=1)
-    assert library.answers[0].is_released
+    assert library.answers[0].num_aborts == 1
     stats = engine.stats()
     assert (stats.num_prompt_tokens, stats.num_cached_tokens, stats.num_handoffs) == (2, 1, 1)
     assert (stats.num_generated_tokens, stats.num_running) == (0, 0)
@@ -196,7 +188,7 @@ async def test_an_error_ends_its_request_or_the_engine(
     if at_once:
         library.refusal = error
     else:
-        library._steps = (error,)  # noqa: SLF001  the library is ours
+        library.steps = (error,)
     with pytest.raises(kind):
         await tokens(engine.decode(ask()))
     assert engine.stats().num_running == 1
@@ -219,7 +211,6 @@ async def test_a_library_that_dies_ends_every_call_without_a_request() -> None:
         library.death.set_result("its core died")
         with pytest.raises(WorkerLost, match="its core died"):
             await anext(replies)
-    assert not library.answers[0].is_released
     assert "its core died" in await engine.failed()
 
 
@@ -329,7 +320,7 @@ async def test_a_failed_transfer_ends_requests_that_may_have_found_what_it_left(
     engine = await started(library)
     async with aclosing(engine.decode(ask())) as answered:
         await anext(answered)
-        library._steps = (None,)  # noqa: SLF001  the library is ours
+        library.steps = (None,)
         both = ask(), await handed_over()
         waiting = [asyncio.create_task(tokens(engine.decode(asked))) for asked in both]
         await asyncio.sleep(0)
@@ -339,7 +330,7 @@ async def test_a_failed_transfer_ends_requests_that_may_have_found_what_it_left(
                 await task
         library.answers[0].may_go_on.set()
         assert (await anext(answered)).token_ids == (7,)
-    library._steps = (4, 5, 6)  # noqa: SLF001  as above
+    library.steps = (4, 5, 6)
     for salt in ("", "own"):
         await tokens(engine.decode(ask(cache_salt=salt)))
     salts = {answer.call.cache_salt for answer in library.answers}
@@ -349,14 +340,18 @@ async def test_a_failed_transfer_ends_requests_that_may_have_found_what_it_left(
     assert len(salts) == 3  # none, and both after the first failure
 
 
+def waiting_call() -> Call:
+    return Call(id="r", request=ask(), max_tokens=3, deadline=0, cache_salt="", num_lacking=lambda: 3)
+
+
 async def test_a_wait_that_is_being_ended_may_be_ended_again() -> None:
     """As by two steps that count failed pulls; vLLM dies of an error that a stat logger raises."""
-    ending, loop = Ending(), asyncio.get_running_loop()
-    waiting = asyncio.create_task(ending.wait(asyncio.Event().wait(), loop.time() + 60, DeadlineExceeded))
+    call, until = waiting_call(), asyncio.get_running_loop().time() + 60
+    waiting = asyncio.create_task(call.wait(asyncio.Event().wait(), until))
     await asyncio.sleep(0)  # it waits
-    ending.end_with(HandoffFailed("the first"))
+    call.end_with(HandoffFailed("the first"))
     await asyncio.sleep(0)  # its timeout has begun to expire
-    ending.end_with(WorkerLost("the second"))
+    call.end_with(WorkerLost("the second"))
     with pytest.raises(WorkerLost):
         await waiting
 
@@ -366,18 +361,18 @@ async def test_a_librarys_own_timeout_is_no_deadline() -> None:
         raise TimeoutError("the library's")
 
     with pytest.raises(TimeoutError, match="the library's"):
-        await Ending().wait(broken(), asyncio.get_running_loop().time() + 60, DeadlineExceeded)
+        await waiting_call().wait(broken(), asyncio.get_running_loop().time() + 60)
 
 
 async def test_a_result_that_comes_with_the_end_is_not_yielded_and_no_other_begins() -> None:
-    ending, until = Ending(), asyncio.get_running_loop().time() + 60
+    call, until = waiting_call(), asyncio.get_running_loop().time() + 60
     begun: list[str] = []
 
     async def answer() -> None:
         begun.append("answer")
-        ending.end_with(HandoffFailed("the KV did not arrive"))
+        call.end_with(HandoffFailed("the KV did not arrive"))
 
     for _ in range(2):
         with pytest.raises(HandoffFailed):
-            await ending.wait(answer(), until, DeadlineExceeded)
+            await call.wait(answer(), until)
     assert begun == ["answer"]

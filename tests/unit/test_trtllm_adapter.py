@@ -31,6 +31,9 @@ RECEIVES: dict[str, Any] = {"transfer": {}}
 SENDS: dict[str, Any] = {"hands_over": True}
 
 
+FIELDS = "finish_reason", "stop_reason", "logprobs", "disaggregated_params"
+
+
 class Result:
     """The object of every step: each sets these fields of its output, or raises; then it waits."""
 
@@ -38,7 +41,7 @@ class Result:
     cached_tokens = 0
 
     def __init__(self, *steps: Any) -> None:
-        self.outputs = [SimpleNamespace(finish_reason=None, token_ids=[], stop_reason=None, logprobs=None)]
+        self.outputs = [SimpleNamespace(**dict.fromkeys(FIELDS), token_ids=[])]
         self.num_aborts = 0
         self._steps = list(steps)
 
@@ -77,12 +80,15 @@ def call_of(changes: dict[str, Any] | None = None, salt: str = "", **role: Any) 
     changes = dict(changes or {})
     fields = {name: changes.pop(name) for name in ("num_generated", "priority") if name in changes}
     request = replace(request, sampling=replace(request.sampling, **changes), **fields)
-    return Call(request=request, max_tokens=3, deadline=0, cache_salt=salt, num_lacking=lambda: 3, **role)
+    return Call(
+        id="r-1", request=request, max_tokens=3, deadline=0, cache_salt=salt, num_lacking=lambda: 3, **role
+    )
 
 
 async def chunks_of(call: Call, *steps: Any) -> list[TokenChunk]:
-    answer = adapter_of(Result(*steps)).submit(call)
-    return [await answer.step() for _ in steps]
+    adapter = adapter_of(Result(*steps))
+    adapter.submit(call)
+    return [await adapter.step(call) for _ in steps]
 
 
 @pytest.mark.parametrize(
@@ -102,31 +108,34 @@ async def test_a_request_is_aborted_once_if_that_is_safe(
     response: Any, role: dict[str, Any], num_aborts: int
 ) -> None:
     result, call = Result(response), call_of(**role)
-    answer = adapter_of(result).submit(call)
+    adapter = adapter_of(result)
+    adapter.submit(call)
     if response is not None:
         with contextlib.suppress(OSError, AssertionError):
-            await answer.step()
-    assert await answer.abort()
-    assert await answer.abort()
+            await adapter.step(call)
+    assert await adapter.abort(call)
+    assert await adapter.abort(call)
     assert result.num_aborts == num_aborts
 
 
 @pytest.mark.parametrize("response", [{}, AssertionError("rejected")])
 async def test_a_request_that_receives_kv_is_aborted_from_its_first_response_on(response: Any) -> None:
     result, call = Result(response), call_of(transfer={})
-    answer = adapter_of(result).submit(call)
-    assert not await answer.abort()
+    adapter = adapter_of(result)
+    adapter.submit(call)
+    assert not await adapter.abort(call)
     with contextlib.suppress(AssertionError):
-        await answer.step()
-    assert await answer.abort()
+        await adapter.step(call)
+    assert await adapter.abort(call)
     assert result.num_aborts == 1
 
 
 async def test_nothing_is_aborted_or_waited_for_in_an_engine_that_broke_or_stopped() -> None:
     result, call = Result(), call_of(transfer={})
-    answer = adapter_of(result).submit(call)
-    call.ending.end_with(WorkerLost("a rank died"))
-    assert await answer.abort()
+    adapter = adapter_of(result)
+    adapter.submit(call)
+    call.end_with(WorkerLost("a rank died"))
+    assert await adapter.abort(call)
     assert result.num_aborts == 0
 
 

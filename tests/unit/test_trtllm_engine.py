@@ -12,7 +12,7 @@ from baton.errors import HandoffFailed, WorkerLost
 from tests.engine_calls import ask, next_handoff, tokens
 from tests.tiny_gpt_oss import CONTEXT_LENGTH
 from tests.trtllm_engine import CONFIG, NO_WATCHDOG, new_engine, started
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, until
 from workers.engines.library.engine import LibraryEngine
 from workers.engines.trtllm.watchdog import Patience
 
@@ -101,7 +101,7 @@ async def test_requests_are_salted_where_a_dummy_request_could_share_their_block
 
 async def test_a_stopped_engine_is_shut_down_and_watched_no_more(checkpoint: Path) -> None:
     def watching() -> bool:
-        return "trtllm-watchdog" in {thread.name for thread in threading.enumerate()}
+        return "trtllm-loop" in {thread.name for thread in threading.enumerate()}
 
     left: list[int] = []
     engine = new_engine(checkpoint, leave=left.append, patience=Patience(shut_down_s=PATIENCE_S))
@@ -109,7 +109,7 @@ async def test_a_stopped_engine_is_shut_down_and_watched_no_more(checkpoint: Pat
     llm = library(engine)
     assert watching()
     await engine.stop()
-    assert not watching()
+    await until(lambda: not watching())
     assert llm._executor is None  # noqa: SLF001  the double is ours
     await engine.stop()
     assert left == []

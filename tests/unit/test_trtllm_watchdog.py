@@ -4,26 +4,19 @@ import asyncio
 import threading
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
-from tests.waiting import PATIENCE_S, until, wait_for
+from tests.waiting import PATIENCE_S, until
 from workers.engines.trtllm.watchdog import Patience, Watchdog, leaving_after
 
-THREADS = {"trtllm-watchdog", "trtllm-health"}
+THREADS = {"trtllm-loop", "trtllm-health"}
 
 
-def watched(check: Callable[[], bool], told: list[str], patience: Patience) -> Watchdog:
-    """A watchdog of an LLM with this health check; `told` gets its reports, also an exit."""
-    llm: Any = SimpleNamespace(_executor=SimpleNamespace(check_health=check))
-    leave: Any = lambda status: told.append(f"exit {status}")  # noqa: E731  one expression
-
-    def on_broken(reason: str) -> None:
-        assert threading.current_thread() is threading.main_thread()  # the loop's
-        told.append(reason)
-
-    return Watchdog(llm, on_broken, leave=leave, patience=patience)
+def watchdog(check: Callable[[], bool], left: list[int], patience: Patience) -> Watchdog:
+    """A watchdog of an LLM with this health check."""
+    llm = SimpleNamespace(_executor=SimpleNamespace(check_health=check))
+    return Watchdog(llm, leave=left.append, patience=patience)
 
 
 def threads() -> dict[str, bool]:
@@ -54,34 +47,23 @@ def raises() -> bool:
     ],
 )
 async def test_a_failed_health_check_is_reported(check: Callable[[], bool], reason: str) -> None:
-    told: list[str] = []
-    dog = watched(check, told, Patience(poll_s=0.001))
-    await until(lambda: told)
-    dog.stop()
-    assert set(told) == {reason}
+    async with asyncio.timeout(PATIENCE_S):
+        assert await watchdog(check, [], Patience(poll_s=0.001)).broken() == reason
+    await until(lambda: not threads())
 
 
 async def test_a_healthy_engine_is_left_alone_for_longer_than_the_limit() -> None:
-    told: list[str] = []
-    checks: list[int] = []
+    left, checks = list[int](), list[int]()
     patience = Patience(poll_s=0.002, health_s=0.4)
 
     def check() -> bool:
         checks.append(1)
         return True
 
-    dog = watched(check, told, patience)
-    assert threads() == dict.fromkeys(THREADS, True)
+    watching = asyncio.create_task(watchdog(check, left, patience).broken())
     await until(lambda: len(checks) * 4 * patience.poll_s > 1.5 * patience.health_s)
-    dog.stop()
-    assert "trtllm-watchdog" not in threads()  # the health check may hang
+    assert threads() == dict.fromkeys(THREADS, True)
+    assert not watching.done()
+    watching.cancel()
     await until(lambda: not threads())
-    assert told == []
-
-
-def test_the_threads_end_with_the_loop() -> None:
-    async def main() -> None:
-        watched(lambda: True, [], Patience(poll_s=0.001))
-
-    asyncio.run(main())  # without a stop
-    wait_for(lambda: not threads())
+    assert left == []

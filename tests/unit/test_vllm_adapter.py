@@ -42,7 +42,9 @@ def ask(num_generated: int = 0, **options: Any) -> GenerateRequest:
 
 
 def call_of(request: GenerateRequest, **role: Any) -> Call:
-    return Call(request=request, max_tokens=10, deadline=0, cache_salt="", num_lacking=lambda: 5, **role)
+    return Call(
+        id="r-1", request=request, max_tokens=10, deadline=0, cache_salt="", num_lacking=lambda: 5, **role
+    )
 
 
 def params(request: GenerateRequest, **told: Any) -> dict[str, Any]:
@@ -185,18 +187,26 @@ def output(reason: str | None = None, num_cached: int | None = 4, **given: Any) 
 
 
 async def chunks_of(call: Call, *results: RequestOutput) -> list[TokenChunk]:
-    answer = adapter_of(Llm(*results)).submit(call)
-    return [await answer.step() for _ in results]
+    adapter = adapter_of(Llm(*results))
+    adapter.submit(call)
+    return [await adapter.step(call) for _ in results]
 
 
-async def test_vllm_is_given_the_salt_the_priority_and_no_id_twice() -> None:
+async def submitted(adapter: VllmAdapter, call: Call) -> Call:
+    """The call after its first step."""
+    adapter.submit(call)
+    await adapter.step(call)
+    return call
+
+
+async def test_vllm_gets_the_salt_the_priority_and_the_id_of_the_call() -> None:
     adapter = adapter_of(llm := Llm(output()))
     request = ask()
     for salt in ("", "own"):
-        await adapter.submit(dataclasses.replace(call_of(request), cache_salt=salt)).step()
+        await submitted(adapter, dataclasses.replace(call_of(request), cache_salt=salt))
     prompt = {"prompt_token_ids": request.token_ids}
     assert [given[0] for given in llm.submitted] == [prompt, prompt | {"cache_salt": "own"}]
-    assert [given[2:] for given in llm.submitted] == [("r-1", 0), ("r-2", 0)]
+    assert [given[2:] for given in llm.submitted] == [("r-1", 0), ("r-1", 0)]
 
 
 async def test_a_prompt_whose_kv_comes_from_elsewhere_overtakes_one_that_is_computed() -> None:
@@ -204,7 +214,7 @@ async def test_a_prompt_whose_kv_comes_from_elsewhere_overtakes_one_that_is_comp
     adapter._has_priorities = True  # noqa: SLF001  loaded so
     roles: tuple[dict[str, Any], ...] = ({"num_lacking": lambda: 200_000}, {"transfer": {}})
     for role in roles:
-        await adapter.submit(dataclasses.replace(call_of(ask()), **role)).step()
+        await submitted(adapter, dataclasses.replace(call_of(ask()), **role))
     computed, pulled = (given[3] for given in llm.submitted)
     assert 90_000 < computed - pulled <= 100_000  # milliseconds
 
@@ -215,14 +225,11 @@ async def test_a_prompt_that_is_handed_over_has_its_parameters_and_its_blocks_ar
         result = output("length", token_ids=[8])
         result.kv_transfer_params = {"remote_block_ids": groups}
         llm._results = (result,)  # noqa: SLF001  the library is ours
-        answer = adapter.submit(call_of(ask(), hands_over=True))
-        await answer.step()
+        call = await submitted(adapter, call_of(ask(), hands_over=True))
         assert llm.submitted[-1][1].extra_args == {"kv_transfer_params": KEEP}
-        assert answer.kept() == Kept({"remote_block_ids": groups}, count, is_continued=True)
+        assert call.kept == Kept({"remote_block_ids": groups}, count, is_continued=True)
     llm._results = (output("length"),)  # noqa: SLF001  as above
-    answer = adapter.submit(call_of(ask(), hands_over=True))
-    await answer.step()
-    assert answer.kept() is None
+    assert (await submitted(adapter, call_of(ask(), hands_over=True))).kept is None
 
 
 async def test_without_its_connector_decode_samples_the_first_token_again(
@@ -232,10 +239,9 @@ async def test_without_its_connector_decode_samples_the_first_token_again(
     result = output("length", token_ids=[8])
     result.kv_transfer_params = {"remote_block_ids": [[1]]}
     adapter = adapter_of(llm := Llm(result))
-    answer = adapter.submit(call_of(ask(), hands_over=True))
-    await answer.step()
-    assert answer.kept() == Kept({"remote_block_ids": [[1]]}, 1, is_continued=False)
-    answer.release()
+    call = await submitted(adapter, call_of(ask(), hands_over=True))
+    assert call.kept == Kept({"remote_block_ids": [[1]]}, 1, is_continued=False)
+    await adapter.abort(call)
     await asyncio.sleep(0)
     assert llm.released == []
 
@@ -344,40 +350,49 @@ def test_figures_are_those_of_the_last_step_and_all_transfers() -> None:
     )
 
 
-async def released(llm: Llm, num_messages: int) -> None:
-    await until(lambda: len(llm.released) >= num_messages)
-    llm.may_release.set()
+async def release(adapter: VllmAdapter, *ids: str) -> None:
+    """Close prefill calls with these ids."""
+    for call_id in ids:
+        adapter.submit(call := dataclasses.replace(call_of(ask(), hands_over=True), id=call_id))
+        await adapter.abort(call)
 
 
 @pytest.mark.parametrize("answer", [[], TimeoutError()], ids=repr)
 @jumping
 async def test_pins_that_end_while_vllm_answers_or_fails_go_with_the_next_message(answer: Any) -> None:
     adapter = adapter_of(llm := Llm(releases=(answer,)))
-    adapter.release("a")
+    await release(adapter, "a")
     await until(lambda: llm.released)
-    for request_id in ("b", "c"):
-        adapter.release(request_id)
-    await released(llm, 1)
-    await released(llm, 2)
+    await release(adapter, "b", "c")
+    llm.may_release.set()
+    await until(lambda: len(llm.released) >= 2)
     assert llm.released == [["a"], ["b", "c"]]
 
 
 async def test_a_worker_stops_while_vllm_does_not_answer() -> None:
     adapter = adapter_of(llm := Llm())
-    adapter.release("a")
-    await asyncio.sleep(0)
-    adapter.release("b")
+    await release(adapter, "a")
+    await until(lambda: llm.released)
+    await release(adapter, "b")
     await adapter.stop(is_broken=False)
     assert llm.released == [["a"]]
     assert "release-kv" not in {task.get_name() for task in asyncio.all_tasks()}
+
+
+async def test_pins_of_a_dead_engine_are_left_to_their_leases() -> None:
+    adapter = adapter_of(llm := Llm())
+    adapter.submit(call := call_of(ask(), hands_over=True))
+    call.end_with(WorkerLost("its core died"))
+    await adapter.abort(call)
+    await asyncio.sleep(0)
+    assert llm.released == []
 
 
 @jumping
 async def test_a_pin_without_a_lease_is_released_again_but_not_for_ever() -> None:
     adapter = adapter_of(llm := Llm(releases=tuple([["a"]] * 100)))
     llm.may_release.set()
-    for request_id in ("a", "b"):
-        adapter.release(request_id)
+    await release(adapter, "a", "b")
     await asyncio.sleep(60)  # in the clock of the test
     assert llm.released == [["a", "b"], *[["a"]] * 39]
     assert min(b - a for a, b in itertools.pairwise(llm.released_at_s)) > 0.01  # a step of vLLM's

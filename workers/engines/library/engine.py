@@ -2,11 +2,11 @@
 
 import asyncio
 import functools
+import itertools
 import logging
 import signal
-import threading
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from typing import Any
 
@@ -87,9 +87,6 @@ def dying_at_once() -> Iterator[None]:
     """Let signals end the process directly: the blocked loop cannot handle them, and there is nothing to
     drain.
     """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
     before = {number: signal.signal(number, signal.SIG_DFL) for number in _SIGNALS}
     try:
         yield
@@ -115,6 +112,7 @@ class LibraryEngine:
         self._identity = worker_id, incarnation
         self._held = HeldPrefixes(_HELD_BLOCK, 0)
         self._calls: set[Call] = set()
+        self._numbers = itertools.count(1)
         self._counts: Counter[str] = Counter()
         self._num_failed_pulls = 0
         self._is_running = False
@@ -126,6 +124,7 @@ class LibraryEngine:
     async def start(self) -> EngineInfo:
         """Load and warm up; loading blocks the loop. Raises ValueError with one line for the user."""
         self._load()
+        self._watching = asyncio.create_task(self._watch(), name="library-health")
         try:
             async with asyncio.timeout(_WARM_UP_S):
                 facts = await self.adapter.start()
@@ -136,7 +135,6 @@ class LibraryEngine:
         self._info, self._keep_s = facts.info, facts.keep_s
         self._held.max_blocks = facts.num_reused_tokens // _HELD_BLOCK
         self._is_running = True
-        self._watching = asyncio.create_task(self._watch(), name="library-health")
         return self._info
 
     def _load(self) -> None:
@@ -153,7 +151,6 @@ class LibraryEngine:
 
     async def prefill(self, request: GenerateRequest) -> AsyncGenerator[KvHandoff | TokenChunk, None]:
         """Yield the handoff, or the finished answer. See `Engine.prefill`, and above for its end."""
-        self._check(request, moves_kv=True)
         if num_left(request, self._info.context_length) == 1:  # nothing to hand over, so nothing is pinned
             async with aclosing(self.decode(request)) as chunks:
                 async for chunk in chunks:
@@ -162,7 +159,6 @@ class LibraryEngine:
         async with self._opened(request, max_tokens=1, hands_over=True) as call:
             chunk = await self._step(call)
             self._note_prompt(call)
-            call.kept = call.answer.kept()
             if chunk.finish_reason == "stop":
                 self._counts["num_generated_tokens"] += len(chunk.token_ids)
                 yield chunk
@@ -170,14 +166,13 @@ class LibraryEngine:
             handoff = self._handoff(call, chunk)
             yield handoff
             try:
-                await call.stay_pinned(handoff.ttl_s)
-            except HandoffFailed:
+                await call.wait(asyncio.Event().wait(), asyncio.get_running_loop().time() + handoff.ttl_s)
+            except DeadlineExceeded:
                 self._counts["num_handoffs_expired"] += 1
-                raise
+                raise HandoffFailed(f"no decode worker took the KV within {handoff.ttl_s:.3g} s") from None
 
     async def decode(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
         """Yield the answer's chunks. See `Engine.decode`."""
-        self._check(request, moves_kv=request.handoff is not None)
         kept: dict[str, Any] = {}
         if request.handoff is not None:
             label, version = self.adapter.label, self.adapter.version
@@ -248,7 +243,9 @@ class LibraryEngine:
         self, request: GenerateRequest, *, max_tokens: int, **role: Any
     ) -> AsyncGenerator[Call, None]:
         """Submit the request; on exit it is over, aborted, or finished in the background."""
+        self._check(request, moves_kv=bool(role))
         call = Call(
+            id=f"{request.request_id}-{next(self._numbers)}",
             request=request,
             max_tokens=max_tokens,
             deadline=asyncio.get_running_loop().time() + request.deadline_s,
@@ -257,7 +254,7 @@ class LibraryEngine:
             **role,
         )
         try:
-            call.answer = self.adapter.submit(call)
+            self.adapter.submit(call)
         except WorkerLost as error:
             self._break_off(error.message)
             raise
@@ -266,27 +263,24 @@ class LibraryEngine:
             yield call
         finally:
             self._calls.discard(call)
-            if call.hands_over and self._is_running and not self._broke.is_set():
-                call.answer.release()
-            if not await call.answer.abort():
+            if not await self.adapter.abort(call):
                 self._calls.add(call)
-                task = asyncio.create_task(self._finish(call), name=f"finish-{request.request_id}")
+                task = asyncio.create_task(self._finish(call), name=f"finish-{call.id}")
                 self._leaving.add(task)
                 task.add_done_callback(self._leaving.discard)
 
-    async def _step(self, call: Call, late: Callable[[], BatonError] = DeadlineExceeded) -> TokenChunk:
+    async def _step(self, call: Call) -> TokenChunk:
         try:
-            return await call.step(late)
+            chunk = await call.wait(self.adapter.step(call), call.deadline)
         except BatonError:
             raise
         except Exception as error:  # a library may raise anything
-            raise self._failure(error, call) from error
-
-    def _failure(self, error: Exception, call: Call) -> BatonError:
-        failure = self.adapter.failure(error, call)
-        if isinstance(failure, WorkerLost):
-            self._break_off(failure.message)
-        return failure
+            failure = self.adapter.failure(error, call)
+            if isinstance(failure, WorkerLost):
+                self._break_off(failure.message)
+            raise failure from error
+        call.has_answered = True
+        return chunk
 
     async def _finish(self, call: Call) -> None:
         """Wait for the first response of an abandoned call, then abort the rest.
@@ -294,21 +288,18 @@ class LibraryEngine:
         A transfer that takes much longer than KV is kept has blocked the library for good (TensorRT-LLM's
         issues 12313, 13713).
         """
+        now_s = asyncio.get_running_loop().time
         limit_s = self._keep_s + _STUCK_AFTER_S
-        call.deadline = asyncio.get_running_loop().time() + limit_s
-        request_id = call.request.request_id
-
-        def stuck() -> BatonError:
-            self._break_off(f"request {request_id} did not end within {limit_s:g} s after it was abandoned")
-            return WorkerLost(self._reason)
-
+        call.deadline = now_s() + limit_s
         try:
-            await self._step(call, stuck)
+            await self._step(call)
         except BatonError as error:
-            log.info("abandoned request ended request_id=%s error=%r", request_id, error)
+            log.info("abandoned request ended id=%s error=%r", call.id, error)
+            if isinstance(error, DeadlineExceeded) and now_s() >= call.deadline:  # not the library's
+                self._break_off(f"request {call.id} did not end within {limit_s:g} s after it was abandoned")
         finally:
             self._calls.discard(call)
-            await call.answer.abort()
+            await self.adapter.abort(call)
 
     def _note_prompt(self, call: Call) -> Any:
         """Count the prompt of an answered call, and expect its KV in the cache."""
@@ -356,9 +347,7 @@ class LibraryEngine:
         self._num_failed_pulls += 1
         for call in self._calls:
             if not call.has_answered:
-                call.ending.end_with(
-                    HandoffFailed("the KV did not arrive: its source is gone or has dropped it")
-                )
+                call.end_with(HandoffFailed("the KV did not arrive: its source is gone or has dropped it"))
 
     async def _watch(self) -> None:
         self._break_off(await self.adapter.died())
@@ -374,4 +363,4 @@ class LibraryEngine:
 
     def _end_calls(self, reason: str) -> None:
         for call in self._calls:
-            call.ending.end_with(WorkerLost(reason))
+            call.end_with(WorkerLost(reason))

@@ -16,11 +16,10 @@ from baton.errors import (
     InvalidRequest,
     WorkerLost,
 )
-from baton.messages import FinishReason, KvLayout, TokenChunk, TokenLogprob, WorkerStats
+from baton.messages import FinishReason, KvLayout, TokenChunk, WorkerStats
 from workers.engine import EngineInfo
 from workers.engines.library.adapter import Call, Facts, Kept
 from workers.engines.library.model_facts import ModelFacts
-from workers.engines.library.requests import token_logprobs
 from workers.engines.library.settings import QUEUE_SIZE
 from workers.engines.trtllm.library import Library, fatal_error, kv_capacity
 from workers.engines.trtllm.params import generation_params, new_handoff_id, travelling
@@ -75,8 +74,6 @@ class TrtllmAdapter:
         self._num_ranks = int(values["tensor_parallel_size"]) if values["enable_attention_dp"] else 1
         self._num_slots = int(values["max_batch_size"] or _DEFAULT_BATCH_SIZE) * self._num_ranks
         self._num_blocks = 0
-        self._death: asyncio.Future[str] | None = None
-        self._watchdog: Watchdog | None = None
 
     def load(self, on_failed_pull: Callable[[], None]) -> None:  # noqa: ARG002  failed pulls are errors
         """See `Adapter.load`. TensorRT-LLM starts MPI and sets signal handlers: in the main thread only."""
@@ -85,8 +82,6 @@ class TrtllmAdapter:
 
     async def start(self) -> Facts:
         """See `Adapter.start`."""
-        self._death = asyncio.get_running_loop().create_future()
-        self._watchdog = Watchdog(self.llm, self._note_death, leave=self._leave, patience=self._patience)
         end = self.model.eos_token_id
         params = self.lib.sampling_params(
             max_tokens=2, end_id=end, pad_id=end, ignore_eos=True, detokenize=False
@@ -97,7 +92,7 @@ class TrtllmAdapter:
         timeout_s = (self.loaded.values.get(TIMEOUT) or 0) / 1000
         return Facts(self._info(num_tokens), timeout_s, num_tokens if is_reused else 0)
 
-    def submit(self, call: Call) -> "TrtllmAnswer":
+    def submit(self, call: Call) -> None:
         """See `Adapter.submit`."""
         params = None
         if call.hands_over:
@@ -110,7 +105,7 @@ class TrtllmAdapter:
         salt = {"cache_salt": call.cache_salt} if call.cache_salt else {}
         priority = self._priority(call.request.priority)
         try:
-            result = self.llm.generate_async(
+            call.result = self.llm.generate_async(
                 call.request.token_ids,
                 sampling,
                 streaming=not call.hands_over,
@@ -123,12 +118,49 @@ class TrtllmAdapter:
         except Exception as error:  # a library may fail in any way
             raise self.failure(error, call) from error
         log.debug(
-            "request_id=%s trtllm_id=%s disagg_id=%s",
-            call.request.request_id,
-            result.request_id,
+            "id=%s trtllm_id=%s disagg_id=%s",
+            call.id,
+            call.result.request_id,
             getattr(params, "disagg_request_id", None),
         )
-        return TrtllmAnswer(self, call, result)
+
+    async def step(self, call: Call) -> TokenChunk:
+        """See `Adapter.step`. The result is the same object at every step, its outputs are cumulative."""
+        try:
+            await call.result.__anext__()
+        except AssertionError:  # TensorRT-LLM rejects a response that arrived; the request goes on
+            call.has_answered = True
+            call.is_over = call.hands_over
+            raise
+        except Exception:  # re-raised; nothing is left to abort
+            call.is_over = True
+            raise
+        (output,) = call.result.outputs
+        # A handed-over prompt: the transfer may start with its only response, and its end is not reported.
+        call.is_over = output.finish_reason is not None or call.hands_over
+        call.has_answered = True
+        if call.hands_over and output.disaggregated_params is not None:
+            num_blocks = self.num_blocks(len(call.request.token_ids))
+            call.kept = Kept(travelling(output.disaggregated_params), num_blocks)
+        num_yielded = call.num_new_tokens
+        reason = _finish_reason(output, call)
+        token_ids = output.token_ids[num_yielded:]
+        if reason == "stop":
+            token_ids = _with_stop_token(token_ids, output, call)
+        reported = (output.logprobs or [])[num_yielded : num_yielded + len(token_ids)]
+        return call.chunk(token_ids, reason, call.result.cached_tokens, reported)
+
+    async def abort(self, call: Call) -> bool:
+        """See `Adapter.abort`. An abort that crosses a handoff's response is refused: TensorRT-LLM keeps the
+        KV until its timeout. Nothing is aborted in an engine that is dead or stopped.
+        """
+        if call.is_over or call.error is not None:
+            return True
+        if call.transfer is not None and not call.has_answered:
+            return False  # it receives KV: its first response means that all has arrived
+        call.result.abort()
+        call.is_over = True
+        return True
 
     def failure(self, error: Exception, call: Call) -> BatonError:
         """See `Adapter.failure`: undocumented errors, also a TypeError from another release's signature, are
@@ -170,15 +202,11 @@ class TrtllmAdapter:
 
     async def died(self) -> str:
         """See `Adapter.died`."""
-        assert self._death is not None
-        return await self._death
+        return await Watchdog(self.llm, leave=self._leave, patience=self._patience).broken()
 
     async def stop(self, *, is_broken: bool) -> None:
         """See `Adapter.stop`."""
         llm, self.llm = self.llm, None
-        if self._watchdog is not None:
-            self._watchdog.stop()
-            self._watchdog = None
         if is_broken:
             # Its own shutdown, which also runs at exit, may wait forever for a dead executor.
             timer = threading.Timer(self._patience.shut_down_s, self._leave, (1,))
@@ -196,10 +224,6 @@ class TrtllmAdapter:
         if not any(name == "priority" or each.kind is each.VAR_KEYWORD for name, each in parameters.items()):
             raise InvalidRequest("this build of TensorRT-LLM does not support priority", param="priority")
         return {"priority": 0.5 - priority / 200}
-
-    def _note_death(self, reason: str) -> None:
-        if self._death is not None and not self._death.done():
-            self._death.set_result(reason)
 
     def _info(self, num_kv_tokens: int) -> EngineInfo:
         values, model = self.loaded.values, self.model
@@ -229,93 +253,12 @@ class TrtllmAdapter:
         )
 
 
-class TrtllmAnswer:
-    """See `Answer`. TensorRT-LLM's `result` is the same object at every step, its outputs are cumulative."""
-
-    def __init__(self, adapter: TrtllmAdapter, call: Call, result: Any) -> None:
-        self._adapter = adapter
-        self._call = call
-        self._result = result
-        self._is_over = False
-
-    async def step(self) -> TokenChunk:
-        """See `Answer.step`."""
-        try:
-            await self._result.__anext__()
-        except AssertionError:  # TensorRT-LLM rejects a response that arrived; the request goes on
-            self._note_response(is_last=False)
-            raise
-        except Exception:  # re-raised; nothing is left to abort
-            self._is_over = True
-            raise
-        (output,) = self._result.outputs
-        self._note_response(is_last=output.finish_reason is not None)
-        return self._chunk(output)
-
-    def kept(self) -> Kept | None:
-        """See `Answer.kept`."""
-        (output,) = self._result.outputs
-        if output.disaggregated_params is None:
-            return None
-        num_blocks = self._adapter.num_blocks(len(self._call.request.token_ids))
-        return Kept(travelling(output.disaggregated_params), num_blocks)
-
-    def release(self) -> None:
-        """See `Answer.release`: TensorRT-LLM cannot."""
-
-    async def abort(self) -> bool:
-        """See `Answer.abort`. An abort that crosses a handoff's response is refused: TensorRT-LLM keeps the
-        KV until its timeout. Nothing is aborted in an engine that is dead or stopped.
-        """
-        if self._is_over or self._call.ending.error is not None:
-            return True
-        if self._call.transfer is not None and not self._call.has_answered:
-            return False  # it receives KV: its first response means that all has arrived
-        self._result.abort()
-        self._is_over = True
-        return True
-
-    def _note_response(self, *, is_last: bool) -> None:
-        self._call.has_answered = True
-        # A handed-over prompt: the transfer may start with its only response, and its end is not reported.
-        self._is_over = is_last or self._call.hands_over
-
-    def _chunk(self, output: Any) -> TokenChunk:
-        """The tokens since the last step. Raises the error of a failed finish reason."""
-        reason = _finish_reason(output)
-        if reason == "length" and self._ends_with_stop_token(output):
-            reason = "stop"  # the last allowed token was a stop token
-        num_yielded = self._call.num_new_tokens
-        token_ids = output.token_ids[num_yielded:]
-        if reason == "stop":
-            token_ids = self._with_stop_token(token_ids, output)
-        logprobs: tuple[TokenLogprob, ...] | None = None
-        if (num_top := self._call.request.sampling.logprobs) is not None:
-            reported = (output.logprobs or [])[num_yielded : num_yielded + len(token_ids)]
-            logprobs = token_logprobs(token_ids, reported, num_top)
-        return self._call.chunk(token_ids, reason, self._result.cached_tokens, logprobs)
-
-    def _ends_with_stop_token(self, output: Any) -> bool:
-        """Whether a stop token ended the answer. TensorRT-LLM checks max_tokens before stop tokens other than
-        `end_id`: prefill, whose max_tokens is 1, reports `length`.
-        """
-        sampling = self._call.request.sampling
-        num_tokens = self._call.request.num_generated + len(output.token_ids)
-        is_heeded = not sampling.ignore_eos and num_tokens > sampling.min_tokens
-        return is_heeded and bool(output.token_ids) and output.token_ids[-1] in sampling.stop_token_ids
-
-    def _with_stop_token(self, token_ids: list[int], output: Any) -> list[int]:
-        """Add the stop token that ended the answer if this build omits it from the ids."""
-        stops = self._call.request.sampling.stop_token_ids
-        if not stops or (output.token_ids and output.token_ids[-1] in stops):
-            return token_ids
-        return [*token_ids, output.stop_reason if isinstance(output.stop_reason, int) else stops[0]]
-
-
-def _finish_reason(output: Any) -> FinishReason | None:
+def _finish_reason(output: Any, call: Call) -> FinishReason | None:
     match output.finish_reason:
         case None | "not_finished":
             return None
+        case "length" if _ends_with_stop_token(output, call):  # the last allowed token was one
+            return "stop"
         case "stop":
             return "stop"
         case "length":
@@ -324,6 +267,24 @@ def _finish_reason(output: Any) -> FinishReason | None:
             raise DeadlineExceeded
         case other:
             raise WorkerLost(f"TensorRT-LLM ended the request: {other}")
+
+
+def _ends_with_stop_token(output: Any, call: Call) -> bool:
+    """Whether a stop token ended the answer. TensorRT-LLM checks max_tokens before stop tokens other than
+    `end_id`: prefill, whose max_tokens is 1, reports `length`.
+    """
+    sampling = call.request.sampling
+    num_tokens = call.request.num_generated + len(output.token_ids)
+    is_heeded = not sampling.ignore_eos and num_tokens > sampling.min_tokens
+    return is_heeded and bool(output.token_ids) and output.token_ids[-1] in sampling.stop_token_ids
+
+
+def _with_stop_token(token_ids: list[int], output: Any, call: Call) -> list[int]:
+    """Add the stop token that ended the answer if this build omits it from the ids."""
+    stops = call.request.sampling.stop_token_ids
+    if not stops or (output.token_ids and output.token_ids[-1] in stops):
+        return token_ids
+    return [*token_ids, output.stop_reason if isinstance(output.stop_reason, int) else stops[0]]
 
 
 def _kv_transfer(values: Mapping[str, Any]) -> str:

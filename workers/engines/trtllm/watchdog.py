@@ -43,68 +43,51 @@ def leaving_after(limit_s: float, leave: Leave, doing: str) -> Generator[None, N
 
 
 class Watchdog:
-    """Calls `on_broken` on the event loop if the executor recorded a fatal error, or a health check fails or
-    hangs. If the loop itself is frozen, ends the process with status 1 through `leave`.
+    """Notices that the executor recorded a fatal error, or that a health check fails or hangs. If the event
+    loop itself is frozen, ends the process with status 1 through `leave`.
     """
 
-    def __init__(
-        self,
-        llm: Any,
-        on_broken: Callable[[str], None],
-        *,
-        leave: Leave,
-        patience: Patience,
-    ) -> None:
+    def __init__(self, llm: Any, *, leave: Leave, patience: Patience) -> None:
         self._llm = llm
-        self._on_broken = on_broken
         self._leave = leave
         self._patience = patience
-        self._loop = asyncio.get_running_loop()
         self._stopped = threading.Event()
+        self._problem = ""
         # Polls without a sign of life: counted, not timed, so that a process that was suspended for a while
         # does not look frozen.
+        self._limit = patience.health_s / patience.poll_s
         self._loop_is_silent_for = 0
         self._health_is_silent_for = 0
-        self._thread = threading.Thread(target=self._watch, daemon=True, name="trtllm-watchdog")
-        self._thread.start()
-        threading.Thread(target=self._ask, daemon=True, name="trtllm-health").start()
 
-    def stop(self) -> None:
-        """End the threads, except one that hangs in a health check."""
-        self._stopped.set()
-        self._thread.join()
+    async def broken(self) -> str:
+        """Watch until the LLM is broken; the reason."""
+        for name, target in (("trtllm-loop", self._watch_loop), ("trtllm-health", self._check_health)):
+            threading.Thread(target=target, daemon=True, name=name).start()
+        try:
+            while not self._problem:
+                await asyncio.sleep(self._patience.poll_s)
+                self._loop_is_silent_for = 0
+                self._health_is_silent_for += 1
+                if (error := fatal_error(self._llm)) is not None:
+                    return f"TensorRT-LLM recorded a fatal error: {error}"
+                if self._health_is_silent_for > self._limit:
+                    return f"TensorRT-LLM's health check did not end within {self._patience.health_s:g} s"
+            return self._problem
+        finally:
+            self._stopped.set()
 
-    def _watch(self) -> None:
-        limit = self._patience.health_s / self._patience.poll_s
+    def _watch_loop(self) -> None:
         while not self._stopped.wait(self._patience.poll_s):
             self._loop_is_silent_for += 1
-            self._health_is_silent_for += 1
-            if (error := fatal_error(self._llm)) is not None:
-                self._tell(f"TensorRT-LLM recorded a fatal error: {error}")
-            elif self._health_is_silent_for > limit:
-                self._tell(f"TensorRT-LLM's health check did not end within {self._patience.health_s:g} s")
-            self._in_loop(self._loop_turns)
-            if self._loop_is_silent_for > limit:
+            if self._loop_is_silent_for > self._limit:
                 log.error("event loop frozen for %g s, exiting", self._patience.health_s)
                 self._leave(1)
 
-    def _ask(self) -> None:
+    def _check_health(self) -> None:
         while not self._stopped.wait(4 * self._patience.poll_s):
             try:
                 if not is_healthy(self._llm):
-                    self._tell("TensorRT-LLM reports that it is unhealthy")
+                    self._problem = "TensorRT-LLM reports that it is unhealthy"
             except Exception as error:  # noqa: BLE001  a private check may raise anything
-                self._tell(f"TensorRT-LLM's health check failed: {type(error).__name__}: {error}")
+                self._problem = f"TensorRT-LLM's health check failed: {type(error).__name__}: {error}"
             self._health_is_silent_for = 0
-
-    def _loop_turns(self) -> None:
-        self._loop_is_silent_for = 0
-
-    def _tell(self, reason: str) -> None:
-        self._in_loop(lambda: self._on_broken(reason))
-
-    def _in_loop(self, callback: Callable[[], None]) -> None:
-        try:
-            self._loop.call_soon_threadsafe(callback)
-        except RuntimeError:  # the loop is closed: the process is exiting
-            self._stopped.set()

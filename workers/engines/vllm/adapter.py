@@ -1,14 +1,15 @@
 """vLLM for the library engine: one AsyncLLM, with its core in separate processes."""
 
 import asyncio
-import itertools
 import logging
-from collections.abc import AsyncGenerator, Callable, Set
+from collections.abc import Callable, Set
 from typing import Any
 from urllib.parse import quote
 
+from msgspec.structs import replace
+
 from baton.errors import BatonError, EngineFailure, HandoffFailed, InvalidRequest, WorkerLost
-from baton.messages import FinishReason, KvLayout, TokenChunk, TokenLogprob, WorkerStats
+from baton.messages import FinishReason, KvLayout, TokenChunk, WorkerStats
 from workers.engine import EngineInfo
 from workers.engines.library.adapter import Call, Facts, Kept
 from workers.engines.library.model_facts import ModelFacts
@@ -62,7 +63,6 @@ class VllmAdapter:
         self._transfers = loaded.values.get(f"{TRANSFER}.kv_connector") is not None
         self._lease_s = float((loaded.values.get(LEASE) or {}).get("kv_lease_duration", 0))
         self._has_priorities = False
-        self._request_numbers = itertools.count(1)
         self._figures = _SchedulerFigures()
         self._releases = _Releases()
 
@@ -86,9 +86,8 @@ class VllmAdapter:
         await self._warm_up()
         return Facts(self._info(config), self._lease_s, self._num_reused_tokens(config.cache_config))
 
-    def submit(self, call: Call) -> "VllmAnswer":
+    def submit(self, call: Call) -> None:
         """See `Adapter.submit`."""
-        request_id = f"{call.request.request_id}-{next(self._request_numbers)}"
         transfer = None
         if call.hands_over:
             transfer = dict(KEEP)
@@ -105,8 +104,36 @@ class VllmAdapter:
         prompt: dict[str, Any] = {"prompt_token_ids": call.request.token_ids}
         if call.cache_salt:
             prompt["cache_salt"] = call.cache_salt
-        results = self.llm.generate(prompt, sampling, request_id, priority=self._place(call))
-        return VllmAnswer(self, call, results, request_id)
+        call.result = self.llm.generate(prompt, sampling, call.id, priority=self._place(call))
+
+    async def step(self, call: Call) -> TokenChunk:
+        """See `Adapter.step`. A result has the tokens since the last one; the first has `prompt_logprobs`,
+        whose first entry is None.
+        """
+        result = await anext(call.result)
+        (output,) = result.outputs
+        reason = _finish_reason(output.finish_reason, call)
+        if call.hands_over and result.kv_transfer_params:
+            call.kept = self._kept(call, result.kv_transfer_params)
+        if (num_top := call.request.sampling.prompt_logprobs) is not None and result.prompt_logprobs:
+            reported = [entries or {} for entries in result.prompt_logprobs[1:]]
+            call.prompt_logprobs = token_logprobs(call.request.token_ids[1:], reported, num_top)
+        return call.chunk(output.token_ids, reason, result.num_cached_tokens or 0, output.logprobs)
+
+    def _kept(self, call: Call, transfer: dict[str, Any]) -> Kept:
+        groups = transfer.get("remote_block_ids") or ()  # a list per group of layers
+        num_blocks = sum(len(group) if isinstance(group, (list, tuple)) else 1 for group in groups)
+        is_exact = is_continued_exactly(call.request.sampling, is_positional=self.is_positional)
+        return Kept(transfer, num_blocks, is_exact and is_on(CONNECTOR, self.version))
+
+    async def abort(self, call: Call) -> bool:
+        """See `Adapter.abort`: vLLM aborts what is no longer read. It may keep KV even if its output never
+        arrived.
+        """
+        if call.hands_over and not isinstance(call.error, WorkerLost) and is_on(RELEASE, self.version):
+            self._releases.add(self.llm, call.id)
+        await call.result.aclose()
+        return True
 
     def failure(self, error: Exception, call: Call) -> BatonError:  # noqa: ARG002  of any request
         """See `Adapter.failure`."""
@@ -118,7 +145,9 @@ class VllmAdapter:
 
     def figures(self, calls: Set[Call]) -> WorkerStats:
         """See `Adapter.figures`: those of the scheduler's last step, in which kept blocks are used ones."""
-        return self._figures.stats(sum(call.kept.num_blocks for call in calls if call.kept is not None))
+        num_kept = sum(call.kept.num_blocks for call in calls if call.kept is not None)
+        num_used = max(0, self._figures.last.kv_used_blocks - num_kept)
+        return replace(self._figures.last, kv_used_blocks=num_used, kv_pinned_blocks=num_kept)
 
     async def died(self) -> str:
         """See `Adapter.died`: vLLM reports its core's death only to a health check."""
@@ -135,11 +164,6 @@ class VllmAdapter:
         if llm is not None:
             await self._releases.stop()
             llm.shutdown()
-
-    def release(self, request_id: str) -> None:
-        """Free the KV that vLLM keeps of its `request_id`; it may do so even if its output never arrived."""
-        if is_on(RELEASE, self.version):
-            self._releases.add(self.llm, request_id)
 
     async def _warm_up(self) -> None:
         """Run the step sizes that compile new kernel variants, so that no client waits for them."""
@@ -190,73 +214,16 @@ class VllmAdapter:
         return call.request.priority * _PRIORITY_MS + round(due_s * 1000)
 
 
-class VllmAnswer:
-    """See `Answer`. `request_id` is the one given to vLLM. Results have the tokens since the last one, the
-    first `prompt_logprobs`, whose first entry is None, the last of a kept prompt `kv_transfer_params`.
-    """
-
-    def __init__(
-        self, adapter: VllmAdapter, call: Call, results: AsyncGenerator[Any, None], request_id: str
-    ) -> None:
-        self._adapter = adapter
-        self._call = call
-        self._results = results
-        self._request_id = request_id
-        self._transfer: dict[str, Any] | None = None
-        self._prompt_logprobs: tuple[TokenLogprob, ...] | None = None
-
-    async def step(self) -> TokenChunk:
-        """See `Answer.step`."""
-        result = await anext(self._results)
-        (output,) = result.outputs
-        reason = self._finish_reason(output)
-        self._transfer = result.kv_transfer_params
-        sampling = self._call.request.sampling
-        if sampling.prompt_logprobs is not None and result.prompt_logprobs:
-            reported = [entries or {} for entries in result.prompt_logprobs[1:]]
-            self._prompt_logprobs = token_logprobs(
-                self._call.request.token_ids[1:], reported, sampling.prompt_logprobs
-            )
-        logprobs = None
-        if sampling.logprobs is not None:
-            logprobs = token_logprobs(output.token_ids, output.logprobs, sampling.logprobs)
-        scored = self._prompt_logprobs if reason is not None else None
-        return self._call.chunk(output.token_ids, reason, result.num_cached_tokens or 0, logprobs, scored)
-
-    def kept(self) -> Kept | None:
-        """See `Answer.kept`. `remote_block_ids` has a list per group of layers."""
-        if not self._transfer:
-            return None
-        groups = self._transfer.get("remote_block_ids") or ()
-        num_blocks = sum(len(group) if isinstance(group, (list, tuple)) else 1 for group in groups)
-        is_exact = is_continued_exactly(
-            self._call.request.sampling, is_positional=self._adapter.is_positional
-        )
-        return Kept(self._transfer, num_blocks, is_exact and is_on(CONNECTOR, self._adapter.version))
-
-    def release(self) -> None:
-        """See `Answer.release`."""
-        self._adapter.release(self._request_id)
-
-    async def abort(self) -> bool:
-        """See `Answer.abort`: vLLM aborts what is no longer read."""
-        await self._results.aclose()
-        return True
-
-    def _finish_reason(self, output: Any) -> FinishReason | None:
-        match output.finish_reason:
-            case None:
-                return None
-            case "stop":
-                return "stop"
-            case "length":
-                return "length"
-            case "error" if self._call.transfer is not None and not self._call.num_new_tokens:
-                raise HandoffFailed("the KV did not arrive: its source is gone or has dropped it")
-            case "abort":  # Baton does not read what it aborts: a signal ended the engine
-                raise WorkerLost("vLLM aborted the request as it shut down")
-            case reason:
-                raise EngineFailure(f"vLLM ended the request with {reason!r}; its log says why")
+def _finish_reason(reason: str | None, call: Call) -> FinishReason | None:
+    match reason:
+        case None | "stop" | "length":
+            return reason
+        case "error" if call.transfer is not None and not call.num_new_tokens:
+            raise HandoffFailed("the KV did not arrive: its source is gone or has dropped it")
+        case "abort":  # Baton does not read what it aborts: a signal ended the engine
+            raise WorkerLost("vLLM aborted the request as it shut down")
+        case _:
+            raise EngineFailure(f"vLLM ended the request with {reason!r}; its log says why")
 
 
 class _SchedulerFigures:
@@ -269,23 +236,22 @@ class _SchedulerFigures:
     def __init__(self) -> None:
         self.on_failed_pull: Callable[[], None] = lambda: None
         self.num_blocks = 0
-        self._num_running = 0
-        self._num_waiting = 0
-        self._usage = 0.0
-        self._moved_bytes = 0
-        self._move_s = 0.0
+        self.last = WorkerStats()
 
     def record(self, scheduler_stats: Any, iteration_stats: Any, **_: Any) -> None:  # noqa: ARG002  vLLM's
         """Record vLLM's SchedulerStats of one step, or None."""
         if scheduler_stats is None:
             return
-        self._num_running = scheduler_stats.num_running_reqs
-        skipped = getattr(scheduler_stats, "num_skipped_waiting_reqs", 0)
-        self._num_waiting = scheduler_stats.num_waiting_reqs + skipped
-        self._usage = scheduler_stats.kv_cache_usage
         transfers = scheduler_stats.kv_connector_stats or {}
-        self._moved_bytes += int(sum(transfers.get("bytes_transferred", ())))
-        self._move_s += sum(transfers.get("transfer_duration", ()))
+        skipped = getattr(scheduler_stats, "num_skipped_waiting_reqs", 0)
+        self.last = WorkerStats(
+            num_running=scheduler_stats.num_running_reqs,
+            num_waiting=scheduler_stats.num_waiting_reqs + skipped,
+            kv_blocks=self.num_blocks,
+            kv_used_blocks=round(scheduler_stats.kv_cache_usage * self.num_blocks),
+            kv_moved_bytes=self.last.kv_moved_bytes + int(sum(transfers.get("bytes_transferred", ()))),
+            kv_move_s=self.last.kv_move_s + sum(transfers.get("transfer_duration", ())),
+        )
         if transfers.get("num_failed_transfers"):
             self.on_failed_pull()
 
@@ -297,17 +263,6 @@ class _SchedulerFigures:
 
     def record_sleep_state(self, is_awake: int, level: int) -> None:
         """Does nothing: Baton never puts an engine to sleep."""
-
-    def stats(self, num_kept_blocks: int) -> WorkerStats:
-        return WorkerStats(
-            num_running=self._num_running,
-            num_waiting=self._num_waiting,
-            kv_blocks=self.num_blocks,
-            kv_used_blocks=max(0, round(self._usage * self.num_blocks) - num_kept_blocks),
-            kv_pinned_blocks=num_kept_blocks,
-            kv_moved_bytes=self._moved_bytes,
-            kv_move_s=self._move_s,
-        )
 
 
 class _Releases:
