@@ -151,6 +151,7 @@ class LibraryEngine:
 
     async def prefill(self, request: GenerateRequest) -> AsyncGenerator[KvHandoff | TokenChunk, None]:
         """Yield the handoff, or the finished answer. See `Engine.prefill`, and above for its end."""
+        self._check(request, moves_kv=True)
         if num_left(request, self._info.context_length) == 1:  # nothing to hand over, so nothing is pinned
             async with aclosing(self.decode(request)) as chunks:
                 async for chunk in chunks:
@@ -173,6 +174,7 @@ class LibraryEngine:
 
     async def decode(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
         """Yield the answer's chunks. See `Engine.decode`."""
+        self._check(request, moves_kv=request.handoff is not None)
         kept: dict[str, Any] = {}
         if request.handoff is not None:
             label, version = self.adapter.label, self.adapter.version
@@ -243,7 +245,6 @@ class LibraryEngine:
         self, request: GenerateRequest, *, max_tokens: int, **role: Any
     ) -> AsyncGenerator[Call, None]:
         """Submit the request; on exit it is over, aborted, or finished in the background."""
-        self._check(request, moves_kv=bool(role))
         call = Call(
             id=f"{request.request_id}-{next(self._numbers)}",
             request=request,
