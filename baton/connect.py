@@ -11,12 +11,12 @@ from urllib.parse import urlsplit
 import msgspec
 
 from baton.discovery import Discovery
+from baton.files import FilesDiscovery, default_registry, make_private
 from baton.flags import flag, without_secrets
 from baton.nats_login import nats_options
 from baton.own_address import AUTO, check_address, own_address
 from baton.pace import LIVENESS_S, TICK_S
 from baton.peer_tls import PeerTls, peer_tls
-from baton.registry_folder import default_registry, make_private
 from baton.tls import CredentialError, client_files
 from baton.transport import Transport
 
@@ -107,8 +107,6 @@ class Wires:
         """The selected registry; connects on first use."""
         if self.registry == "etcd":
             return _etcd(",".join(self.etcd_urls))
-        from baton.files import FilesDiscovery
-
         return FilesDiscovery(self._registry_folder())
 
     def transport(self) -> Transport:

@@ -1,4 +1,4 @@
-"""Discovery on one machine: a folder with one locked file per worker."""
+"""Discovery on one machine: a folder with one locked file per worker, which no other user can change."""
 
 import asyncio
 import errno
@@ -7,7 +7,7 @@ import logging
 import os
 import stat
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from urllib.parse import quote
@@ -16,7 +16,6 @@ import msgspec
 
 from baton.discovery import MAX_WORKER_BYTES, MAX_WORKERS, decode_worker
 from baton.messages import WorkerInfo
-from baton.registry_folder import make_private
 
 log = logging.getLogger(__name__)
 
@@ -25,6 +24,48 @@ _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _FULL_RETRY_S = 1.0
 _SUFFIX = ".json"
 _UNFINISHED = ".tmp"
+_ADVICE = (
+    "Set --file-registry (BATON_FILE_REGISTRY) to a folder that you own, inside a folder that only you or "
+    "root can write to."
+)
+
+
+class UnsafeFolder(PermissionError):
+    """Another user could change the registry and have prompts sent to an address of theirs."""
+
+
+def default_registry(environ: Mapping[str, str] = os.environ) -> Path:
+    """`$XDG_RUNTIME_DIR/baton/registry` if that is this user's, else a folder in the user's home."""
+    runtime = Path(environ.get("XDG_RUNTIME_DIR", ""))
+    # It may be unset, deleted at logout, or another user's, as `su` keeps the variable.
+    if runtime.is_absolute() and runtime.is_dir() and runtime.stat().st_uid == os.getuid():
+        return runtime / "baton" / "registry"
+    try:
+        home = Path.home()
+    except RuntimeError:
+        raise UnsafeFolder(f"This user has no home folder for the file registry. {_ADVICE}") from None
+    return home / ".local" / "state" / "baton" / "registry"
+
+
+def make_private(folder: Path) -> None:
+    """Create the folder with mode 0700 if missing. Raises UnsafeFolder if others could write to it, or to the
+    folder that it is in. Folders further up are not checked: a watcher takes only files of this user.
+    """
+    folder = folder.absolute()
+    try:
+        for missing in reversed([each for each in (folder, *folder.parents) if not each.exists()]):
+            missing.mkdir(0o700, exist_ok=True)
+        own, parent = folder.stat(), folder.resolve().parent.stat()
+    except (OSError, RuntimeError) as error:  # RuntimeError: links in a circle
+        raise UnsafeFolder(f"The registry {folder} cannot be created: {error}. {_ADVICE}") from error
+    if not stat.S_ISDIR(own.st_mode):
+        raise UnsafeFolder(f"The registry {folder} is not a folder. {_ADVICE}")
+    if own.st_uid != os.getuid() or own.st_mode & 0o022:
+        raise UnsafeFolder(f"Others can write to the registry {folder}: own it and set mode 0700. {_ADVICE}")
+    # In a sticky folder such as /tmp others can add files, but not replace ours or root's.
+    is_shared = parent.st_mode & 0o002 and not parent.st_mode & stat.S_ISVTX
+    if is_shared or parent.st_uid not in (0, os.getuid()):
+        raise UnsafeFolder(f"Others can write to {folder.parent} and replace the registry. {_ADVICE}")
 
 
 class FilesDiscovery:
@@ -47,7 +88,8 @@ class FilesDiscovery:
         UnsafeFolder if others can write to it.
         """
         registration = _Registration(self._folder, info)
-        await self._write(registration)
+        while not registration.write():  # noqa: ASYNC110  a disk does not notify
+            await asyncio.sleep(_FULL_RETRY_S)  # the disk is full: retry after a pause
         keeper = asyncio.create_task(self._keep(registration))
         try:
             yield
@@ -75,16 +117,6 @@ class FilesDiscovery:
     async def close(self) -> None:
         """See `Discovery`. Does nothing."""
 
-    async def _write(self, registration: "_Registration") -> None:
-        while True:
-            try:
-                return registration.write()
-            except OSError as error:
-                if error.errno not in _FULL:
-                    raise
-                log.warning("registry=full kind=files error=%s", error)
-            await asyncio.sleep(_FULL_RETRY_S)  # files do not notify
-
     async def _keep(self, registration: "_Registration") -> None:
         while True:
             await asyncio.sleep(self._ttl_s / 3)  # until the file needs a touch
@@ -103,8 +135,10 @@ class _Registration:
         self._value = msgspec.json.encode(info)
         self._fd = -1
 
-    def write(self) -> None:
-        """Create the file, locked before it becomes visible; replaces an earlier owner of the name."""
+    def write(self) -> bool:
+        """Create the file, locked before it becomes visible; replaces an earlier owner of the name. False if
+        the disk is full.
+        """
         make_private(self._folder)
         unfinished = self._path.with_suffix(f".{os.getpid()}{_UNFINISHED}")
         fd = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
@@ -112,19 +146,22 @@ class _Registration:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             _write_all(fd, self._value)
             unfinished.replace(self._path)
-        except OSError:
+        except OSError as error:
             os.close(fd)
             unfinished.unlink(missing_ok=True)
-            raise
+            if error.errno not in _FULL:
+                raise
+            log.warning("registry=full kind=files error=%s", error)
+            return False
         if self._fd >= 0:
             os.close(self._fd)
         self._fd = fd
+        return True
 
     def renew(self) -> None:
         """Touch the file; write it again if its name is gone."""
         os.utime(self._fd)
-        if not self._path.exists():
-            self.write()
+        if not self._path.exists() and self.write():
             log.info("registration=written file=%s", self._path)
 
     def withdraw(self) -> None:
@@ -180,8 +217,12 @@ class _View:
     def look(self) -> tuple[WorkerInfo, ...]:
         """The live workers, ordered by id."""
         for name, inode in self._names():
-            if name not in self._seen or self._seen[name].inode != inode:
-                self._open(name)
+            known = self._seen.get(name)
+            if known is None or known.inode != inode:
+                with suppress(OSError):  # it is gone again, or there are no descriptors
+                    self._seen[name] = _Seen(self._folder / name)
+                    if known is not None:
+                        known.close()
         for name in [name for name, seen in self._seen.items() if self._gone(name, seen)]:
             self._seen.pop(name).close()
         live = [s.info for s in self._seen.values() if s.info is not None and s.age_s() < self._ttl_s]
@@ -195,26 +236,16 @@ class _View:
 
     def _names(self) -> list[tuple[str, int]]:
         """The files in the folder; empty if it cannot be listed, so that known workers stay known."""
-        names: list[tuple[str, int]] = []
         try:
-            with suppress(FileNotFoundError), os.scandir(self._folder) as entries:
-                names = [(entry.name, entry.inode()) for entry in entries if entry.name.endswith(_SUFFIX)]
-        except OSError as error:  # probably out of descriptors
-            if not self._away:
+            with os.scandir(self._folder) as entries:
+                found = [(entry.name, entry.inode()) for entry in entries if entry.name.endswith(_SUFFIX)]
+        except OSError as error:
+            was_away, self._away = self._away, not isinstance(error, FileNotFoundError)
+            if self._away and not was_away:  # probably out of descriptors
                 log.warning("registry=unreachable kind=files error=%s", error)
-            self._away = True
             return []
         self._away = False
-        return names[:MAX_WORKERS]
-
-    def _open(self, name: str) -> None:
-        try:
-            seen = _Seen(self._folder / name)
-        except OSError:
-            return
-        if name in self._seen:
-            self._seen[name].close()
-        self._seen[name] = seen
+        return found[:MAX_WORKERS]
 
     def _gone(self, name: str, seen: _Seen) -> bool:
         if seen.info is None:  # not a registration: kept, so that it is reported only once

@@ -14,9 +14,9 @@ from pathlib import Path
 import uvloop
 
 from baton.discovery import Discovery
+from baton.files import UnsafeFolder
 from baton.flags import parse
 from baton.process import Shutdown, first_of, leave_start_uncollected, needed, run
-from baton.registry_folder import UnsafeFolder
 from baton.reread import kept_current
 from baton.telemetry import configure_logging, print_error
 from baton.transport import Transport

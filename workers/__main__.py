@@ -3,10 +3,10 @@
 import logging
 import sys
 
+from baton.files import UnsafeFolder
 from baton.flags import parse
 from baton.own_address import WrongAddress
 from baton.process import Shutdown, leave_start_uncollected, run
-from baton.registry_folder import UnsafeFolder
 from baton.telemetry import configure_logging, print_error
 from baton.tls import CredentialError
 from workers.engines.build import build_engine, with_engine

@@ -13,10 +13,10 @@ from pathlib import Path
 import msgspec
 
 from baton.connect import HTTP_HOST, HTTP_PORT, Wires
+from baton.files import UnsafeFolder
 from baton.flags import flag, parse
 from baton.model_folder import model_folder
 from baton.own_address import WrongAddress, why_not_bound
-from baton.registry_folder import UnsafeFolder
 from baton.tls import CredentialError
 from operations.doctor import conditions
 from operations.doctor.facts import GIB, Facts, Worker

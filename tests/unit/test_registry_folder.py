@@ -10,8 +10,7 @@ import msgspec
 import pytest
 
 from baton.connect import Wires
-from baton.files import FilesDiscovery
-from baton.registry_folder import UnsafeFolder, default_registry, make_private
+from baton.files import FilesDiscovery, UnsafeFolder, default_registry, make_private
 from tests.registry import worker
 
 ANOTHER = 65534  # the uid of `nobody`
