@@ -5,6 +5,8 @@ from typing import ClassVar
 
 import msgspec
 
+_KINDS = {429: "rate_limit_error", 503: "service_unavailable_error", 504: "timeout_error"}
+
 
 class ErrorInfo(msgspec.Struct, frozen=True, kw_only=True):
     """An error on the wire; `code` selects the class on the receiving side."""
@@ -18,12 +20,11 @@ class ErrorInfo(msgspec.Struct, frozen=True, kw_only=True):
 class BatonError(Exception):
     """Base class. `message` is one sentence that tells the user what to do.
 
-    `status` is the HTTP status, `kind` OpenAI's `error.type`, `param` the offending field, if any.
+    `status` is the HTTP status, `param` the offending field, if any.
     """
 
     code: ClassVar[str] = "internal_error"
     status: ClassVar[int] = 500
-    kind: ClassVar[str] = "server_error"
     default: ClassVar[str] = ""
 
     def __init__(
@@ -33,6 +34,11 @@ class BatonError(Exception):
         super().__init__(self.message)
         self.param = param
         self.retry_after_s = retry_after_s
+
+    @property
+    def kind(self) -> str:
+        """OpenAI's `error.type`, which follows from the status."""
+        return _KINDS.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
 
     def to_wire(self) -> ErrorInfo:
         """Convert to the struct that crosses the process boundary."""
@@ -46,7 +52,6 @@ class InvalidRequest(BatonError):
 
     code = "invalid_request"
     status = 400
-    kind = "invalid_request_error"
 
 
 class ModelNotFound(BatonError):
@@ -54,7 +59,6 @@ class ModelNotFound(BatonError):
 
     code = "model_not_found"
     status = 404
-    kind = "invalid_request_error"
 
 
 class Overloaded(BatonError):
@@ -62,7 +66,6 @@ class Overloaded(BatonError):
 
     code = "overloaded"
     status = 429
-    kind = "rate_limit_error"
 
 
 class NoWorkers(BatonError):
@@ -70,7 +73,6 @@ class NoWorkers(BatonError):
 
     code = "no_workers"
     status = 503
-    kind = "service_unavailable_error"
 
 
 class NotReady(BatonError):
@@ -78,7 +80,6 @@ class NotReady(BatonError):
 
     code = "not_ready"
     status = 503
-    kind = "service_unavailable_error"
 
 
 class WorkerLost(BatonError):
@@ -100,7 +101,6 @@ class BrokerLost(BatonError):
 
     code = "broker_unavailable"
     status = 503
-    kind = "service_unavailable_error"
 
 
 class HandoffFailed(BatonError):
@@ -121,7 +121,6 @@ class DeadlineExceeded(BatonError):
 
     code = "deadline_exceeded"
     status = 504
-    kind = "timeout_error"
     default = "The request exceeded its deadline (the server's --request-timeout-s)."
 
 

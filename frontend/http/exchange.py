@@ -231,7 +231,6 @@ class BodiesFull(BatonError):
 
     code = "bodies_full"
     status = 503
-    kind = "service_unavailable_error"
 
 
 class Bodies:

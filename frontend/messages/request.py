@@ -124,7 +124,6 @@ class ThreadNotFound(BatonError):
 
     code = "thread_not_found"
     status = 404
-    kind = "invalid_request_error"
 
 
 class Counted(msgspec.Struct, kw_only=True):

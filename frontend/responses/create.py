@@ -37,7 +37,6 @@ class PreviousNotFound(BatonError):
 
     code = "previous_response_not_found"
     status = 400
-    kind = "invalid_request_error"
 
 
 class _Output(msgspec.Struct):

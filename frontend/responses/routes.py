@@ -47,7 +47,6 @@ class ResponseNotFound(BatonError):
 
     code = "response_not_found"
     status = 404
-    kind = "invalid_request_error"
 
 
 class ResponseRoutes:

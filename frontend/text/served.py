@@ -45,7 +45,6 @@ class ContextTooLong(BatonError):
 
     code = "context_length_exceeded"
     status = 400
-    kind = "invalid_request_error"
 
 
 RETRY_S = 1.0

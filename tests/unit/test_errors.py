@@ -26,7 +26,7 @@ TREE: dict[str, tuple[str, int, str]] = {
 
 def test_each_error_has_its_code_status_and_type() -> None:
     found = {
-        name: (each.code, each.status, each.kind)
+        name: (each.code, each.status, each().kind)
         for name, each in vars(errors).items()
         if isinstance(each, type) and issubclass(each, BatonError)
     }
