@@ -15,7 +15,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests.stack import Stack
-from tests.tool_conversation import Turn, converse, told
+from tests.tool_conversation import Turn, answers_of, converse
 
 NUM_TURNS = 10
 # Flags of the frontend, and whether requests may find KV.
@@ -67,7 +67,7 @@ def main() -> None:
             stack.wait_ready(2, 2)
             # KV of the ways before is another tenant's.
             turns = converse(stack, NUM_TURNS, salt=name if cached else None)
-            answers.append(told(turns))
+            answers.append(answers_of(turns))
             results[name] = figures(turns)
             print(name, json.dumps({k: v for k, v in results[name].items() if k != "turns"}))
     results["answers_are_equal"] = all(answer == answers[0] for answer in answers)

@@ -2,6 +2,7 @@
 
 import json
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 
@@ -62,3 +63,14 @@ def whole_answer(stack: Stack, num_tokens: int = LONG, prompt: str = "one two th
     stream = Stream(stack, num_tokens, prompt).read()
     assert (stream.finish_reason, stream.error, stream.done) == ("length", None, True)
     return stream.text
+
+
+def read_all(streams: list[Stream], expected: str) -> float:
+    """Read all streams to their ends at once, which must be those of an undisturbed run; returns the longest
+    gap between two events, in seconds.
+    """
+    with ThreadPoolExecutor(len(streams)) as pool:
+        list(pool.map(Stream.read, streams))
+    ends = [(stream.text, stream.finish_reason, stream.error) for stream in streams]
+    assert ends == [(expected, "length", None)] * len(streams)
+    return max(stream.longest_gap_s for stream in streams)

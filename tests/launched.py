@@ -4,7 +4,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from tests.conftest import free_port
@@ -81,6 +81,19 @@ class Launch:
         output, _ = self.popen.communicate(timeout=PATIENCE_S)
         return self.popen.returncode, output
 
+    def stop(self) -> None:
+        """End it, if it runs."""
+        self.popen.terminate()
+        self.popen.communicate(timeout=PATIENCE_S)
+
+    def pid_of(self, words: str) -> int:
+        """The process whose command line has these words."""
+        return next(pid for pid, command in self.processes().items() if words in command)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
     def processes(self) -> dict[int, str]:
         """Command lines of this run's processes by pid, found by the inherited RUN_DIR."""
         found = {}
@@ -92,3 +105,7 @@ class Launch:
             except (PermissionError, ProcessLookupError, FileNotFoundError):
                 continue
         return found
+
+
+Run = Callable[..., Launch]
+"""`run("SCRIPT ARGUMENTS", ENGINE, VARIABLE=value...)`"""

@@ -5,15 +5,15 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import httpx
 
 from tests.conftest import free_port
-from tests.waiting import scaled, signal_process, wait_for
+from tests.waiting import PATIENCE_S, scaled, signal_process, wait_for
 
 ROOT = Path(__file__).parents[1]
 MODEL = "openai/gpt-oss-120b"
@@ -79,6 +79,39 @@ class Stack:
             **(environ or {}),
         }
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    @property
+    def port(self) -> int:
+        """The frontend's."""
+        return int(self.url.rpartition(":")[2])
+
+    def post(self, path: str, headers: Mapping[str, str] | None = None, **body: Any) -> httpx.Response:
+        """A request for the model, on a connection of its own."""
+        # Without certificates, which take 45 ms of CPU to load.
+        return httpx.post(
+            f"{self.url}{path}",
+            json={"model": MODEL} | body,
+            headers=headers,
+            timeout=PATIENCE_S,
+            verify=False,
+        )
+
+    def answer(self, path: str, **body: Any) -> dict[str, Any]:
+        """The JSON of an answer with status 200."""
+        reply = self.post(path, **body)
+        assert reply.status_code == 200, reply.text
+        found: dict[str, Any] = reply.json()
+        return found
+
+    def get(self, path: str) -> httpx.Response:
+        """A GET on a connection of its own."""
+        return httpx.get(f"{self.url}{path}", timeout=PATIENCE_S, verify=False)
+
     def start(self, name: str, module: str, *arguments: str) -> Process:
         """`python -m MODULE ARGUMENTS`."""
         command = [*self.prefix, PYTHON, "-m", module, *arguments]
@@ -88,12 +121,13 @@ class Stack:
 
     def frontend(self, *arguments: str) -> Process:
         """The frontend at `url`."""
-        return self.start("frontend", "frontend", "--http-port", self.url.rpartition(":")[2], *arguments)
+        return self.start("frontend", "frontend", "--http-port", str(self.port), *arguments)
 
     def next_frontend(self, *arguments: str) -> Process:
         """Another frontend at `url`, which takes the port over."""
-        port = self.url.rpartition(":")[2]
-        return self.start("next-frontend", "frontend", "--http-port", port, "--take-over", *arguments)
+        return self.start(
+            "next-frontend", "frontend", "--http-port", str(self.port), "--take-over", *arguments
+        )
 
     def another_frontend(self, *arguments: str) -> tuple[Process, str]:
         """One more frontend of the same workers, ready: process and URL."""
@@ -106,18 +140,25 @@ class Stack:
     def worker(
         self,
         mode: str,
-        *,
+        *flags: str,
         engine: str = "mocker",
         yaml: Path | None = None,
         name: str = "",
         model_path: str = "models/demo",
     ) -> Process:
-        """A worker with the demo model; uses the mocker's or the demo's YAML unless `yaml` names another."""
+        """A worker with the demo model; `yaml` in place of the mocker's or the demo's."""
         demo = ROOT / "engine_configs/demo"
         yaml = yaml or demo / ("mocker.yaml" if engine == "mocker" else f"{mode}.yaml")
         arguments = ["--engine", engine, "--model-path", model_path, "--served-model-name", MODEL]
         arguments += ["--disaggregation-mode", mode, "--extra-engine-args", str(yaml)]
-        return self.start(name or f"{mode}-{len(self.processes)}", "workers", *arguments)
+        return self.start(name or f"{mode}-{len(self.processes)}", "workers", *arguments, *flags)
+
+    def serve(self, *modes: str, flags: Sequence[str] = (), **options: Any) -> list[Process]:
+        """A frontend with these flags and workers of these modes and `options`, ready: the workers."""
+        self.frontend(*flags)
+        workers = [self.worker(mode, **options) for mode in modes]
+        self.wait_ready(modes.count("prefill"), len(modes) - modes.count("prefill"))
+        return workers
 
     def wait_ready(self, num_prefill: int, num_decode: int, timeout_s: float = START_TIMEOUT_S) -> None:
         """Wait until that many workers of each role are live and a request can be served.
@@ -144,25 +185,21 @@ class Stack:
         """The body of /health; empty while the frontend does not listen."""
         return _health(self.url)
 
-    def _get(self, path: str) -> httpx.Response:
-        # Without certificates, which take 45 ms of CPU to load: a polling test used a whole core.
-        return httpx.get(f"{self.url}{path}", verify=False)
-
-    def gauge(self, name: str, role: str = "") -> float:
-        """The sum of a gauge over all workers, or those of one role, once each has reported it."""
+    def gauge(self, *names: str, role: str = "") -> float:
+        """The sum of gauges over all workers, or those of one role, once each has reported them."""
         found: list[tuple[str, str]] = []
+        pattern = rf'^(?:{"|".join(names)})\{{[^}}]*role="(\w+)"[^}}]*\}} (\S+)$'
 
-        def told_by_all() -> bool:
-            text = self._get("/metrics").text
-            found[:] = re.findall(rf'^{name}\{{[^}}]*role="(\w+)"[^}}]*\}} (\S+)$', text, re.MULTILINE)
-            return len(found) == len(self.health()["instances"]) > 0
+        def is_reported_by_all() -> bool:
+            found[:] = re.findall(pattern, self.get("/metrics").text, re.MULTILINE)
+            return len(found) == len(names) * len(self.health()["instances"]) > 0
 
-        wait_for(told_by_all)
+        wait_for(is_reported_by_all)
         return sum(float(value) for of_role, value in found if role in ("", of_role))
 
     def spent(self, name: str) -> tuple[float, int]:
         """Sum and count of one of the frontend's histograms, all labels together."""
-        text = self._get("/metrics").text
+        text = self.get("/metrics").text
         total, num = (
             sum(map(float, re.findall(rf"^{name}_{part}(?:{{.*}})? (\S+)$", text, re.MULTILINE)))
             for part in ("sum", "count")
@@ -171,8 +208,8 @@ class Stack:
 
     def wait_idle(self, timeout_s: float = 10.0) -> None:
         """Wait until no request runs and no block is used or pinned on any worker."""
-        names = ("num_running", "num_waiting", "kv_used_blocks", "kv_pinned_blocks")
-        wait_for(lambda: not any(self.gauge(f"baton_{name}") for name in names), timeout_s)
+        held = ("num_running", "num_waiting", "kv_used_blocks", "kv_pinned_blocks")
+        wait_for(lambda: not self.gauge(*(f"baton_{name}" for name in held)), timeout_s)
 
     def stop(self) -> None:
         """Close the clients that tests opened (`closing`) and kill running processes."""
@@ -197,10 +234,16 @@ def running_stack(
     folder: Path, engine: str = "embedded", environ: Mapping[str, str] | None = None
 ) -> Iterator[Stack]:
     """One prefill and one decode worker, ready."""
-    stack = Stack(folder, environ)
-    try:
-        stack.frontend(), stack.worker("prefill", engine=engine), stack.worker("decode", engine=engine)
-        stack.wait_ready(1, 1)
+    with Stack(folder, environ) as stack:
+        stack.serve("prefill", "decode", engine=engine)
         yield stack
-    finally:
-        stack.stop()
+
+
+def cluster(etcd_url: str, nats_url: str) -> dict[str, str]:
+    """The variables of processes that use etcd and NATS."""
+    return {
+        "BATON_DISCOVERY_BACKEND": "etcd",
+        "BATON_REQUEST_PLANE": "nats",
+        "ETCD_ENDPOINTS": etcd_url,
+        "NATS_SERVER": nats_url,
+    }

@@ -91,7 +91,7 @@ def _prompt(client: httpx.Client, messages: list[dict[str, Any]]) -> list[int]:
     return found
 
 
-def told(turns: list[Turn]) -> list[Any]:
+def answers_of(turns: list[Turn]) -> list[Any]:
     """The answers, without the ids of calls."""
     return [
         [turn.answer.get("content"), [call["function"] for call in turn.answer.get("tool_calls", ())]]
@@ -145,4 +145,4 @@ def _ask(
 
 def _counted(stack: Stack) -> dict[str, float]:
     stack.wait_idle(60)
-    return {name: stack.gauge(f"baton_{name}", role) for name, role in _COUNTED_OF.items()}
+    return {name: stack.gauge(f"baton_{name}", role=role) for name, role in _COUNTED_OF.items()}

@@ -11,7 +11,7 @@ import httpx
 
 from baton.etcd import PREFIX
 from baton.etcd_rpc import prefix_end
-from tests.chaos.injector import require
+from tests.chaos.injector import Injector, require
 from tests.chaos.scene import Scene
 from tests.chaos.schedule import Targets
 from tests.registry import etcd_api
@@ -22,7 +22,7 @@ _JUMP_S = 3600
 _REWRITTEN = "registration=written"
 
 
-class LoseLease:
+class LoseLease(Injector):
     """A worker's registration disappears: its lease is revoked, or its file deleted."""
 
     def __init__(self, scene: Scene, targets: Targets) -> None:
@@ -46,9 +46,6 @@ class LoseLease:
         require(self._is_gone, "the registration is still there")
         wait_for(lambda: self._worker.text().count(_REWRITTEN) > self._num_written)
         return "gone, and written again by its worker"
-
-    def end(self) -> None:
-        pass
 
     def _folder(self) -> Path:
         return Path(self._scene.stack.environ["BATON_FILE_REGISTRY"])

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from tests.alive import is_running
-from tests.chaos.injector import require
+from tests.chaos.injector import Injector, require
 from tests.chaos.scene import WORKERS, Scene
 from tests.chaos.schedule import Targets
 from tests.stack import Process
@@ -145,7 +145,7 @@ class Drain:
             self._scene.start(name)
 
 
-class Roll:
+class Roll(Injector):
     """Every worker is replaced, one after the other: a new one joins, then the old one drains."""
 
     def __init__(self, scene: Scene, targets: Targets) -> None:
@@ -164,11 +164,8 @@ class Roll:
     def proof(self) -> str:
         return _drained(self._old)
 
-    def end(self) -> None:
-        pass
 
-
-class TakeOver:
+class TakeOver(Injector):
     """A new frontend takes the port over while the old one drains."""
 
     def __init__(self, scene: Scene, _: Targets) -> None:
@@ -184,9 +181,6 @@ class TakeOver:
         said = _drained([self._old])
         require(self._new is not None and self._new.popen.poll() is None, "the new frontend ended")
         return said
-
-    def end(self) -> None:
-        pass
 
 
 def _drained(processes: list[Process]) -> str:

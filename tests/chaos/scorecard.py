@@ -60,45 +60,27 @@ class Episode:
         return f"{self.plane} {self.fault.row}"
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Score:
-    """A row of the table."""
-
-    name: str
-    faults: int
-    effective: int
-    streams: int
-    exact: int
-    lost: int
-    different: int
-    hung: int
-    orphaned: int
-    refused: int
-    resumed: int
-    longest_gap_s: float
-
-
-def score(name: str, episodes: Sequence[Episode]) -> Score:
-    """Add up; `orphaned` counts faults."""
+def score(name: str, episodes: Sequence[Episode]) -> dict[str, str | int | float]:
+    """A row of the table; `orphaned` counts faults."""
     outcomes = [outcome for episode in episodes for outcome in episode.outcomes]
     ends = Counter(outcome.end for outcome in outcomes)
-    return Score(
-        name=name,
-        faults=len(episodes),
-        effective=sum(not episode.problem for episode in episodes),
-        streams=len(outcomes),
-        exact=ends["exact"],
-        lost=ends["lost"],
-        different=ends["different"],
-        hung=ends["hung"],
-        orphaned=sum(bool(episode.orphans) for episode in episodes),
-        refused=sum(outcome.num_refused for outcome in outcomes),
-        resumed=sum(bool(outcome.num_resumed) for outcome in outcomes),
-        longest_gap_s=round(max((each.longest_gap_s for each in episodes), default=0.0), 2),
-    )
+    return {
+        "name": name,
+        "faults": len(episodes),
+        "effective": sum(not episode.problem for episode in episodes),
+        "streams": len(outcomes),
+        "exact": ends["exact"],
+        "lost": ends["lost"],
+        "different": ends["different"],
+        "hung": ends["hung"],
+        "orphaned": sum(bool(episode.orphans) for episode in episodes),
+        "refused": sum(outcome.num_refused for outcome in outcomes),
+        "resumed": sum(bool(outcome.num_resumed) for outcome in outcomes),
+        "longest_gap_s": round(max((each.longest_gap_s for each in episodes), default=0.0), 2),
+    }
 
 
-def scores(episodes: Sequence[Episode]) -> list[Score]:
+def scores(episodes: Sequence[Episode]) -> list[dict[str, str | int | float]]:
     """One row for each plane and kind, and one for all."""
     names = sorted({episode.row for episode in episodes})
     rows = [score(name, [each for each in episodes if each.row == name]) for name in names]
@@ -107,23 +89,22 @@ def scores(episodes: Sequence[Episode]) -> list[Score]:
 
 def printed(episodes: Sequence[Episode]) -> str:
     """The table, and every finding."""
-    columns = [field.name for field in dataclasses.fields(Score)]
-    rows = [columns, *([str(getattr(row, name)) for name in columns] for row in scores(episodes))]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(columns))]
-    table = [
-        "  ".join(
-            cell.rjust(width) if i else cell.ljust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in rows
-    ]
+    counted = scores(episodes)
+    rows = [list(counted[0]), *([str(value) for value in row.values()] for row in counted)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    table = []
+    for name, *figures in rows:
+        cells = [each.rjust(width) for each, width in zip(figures, widths[1:], strict=True)]
+        table.append("  ".join([name.ljust(widths[0]), *cells]))
     findings = [f"{episode.name}: {finding}" for episode in episodes for finding in episode.findings]
     return "\n".join([*table, "", *findings, f"findings: {len(findings)}"])
 
 
 def write(path: Path, episodes: Sequence[Episode]) -> None:
     """As JSON: the rows, and the episodes with findings, with their broken streams."""
-    told = [dataclasses.replace(episode, outcomes=episode.broken) for episode in episodes if episode.findings]
+    found = [
+        dataclasses.replace(episode, outcomes=episode.broken) for episode in episodes if episode.findings
+    ]
     seeds = sorted({episode.seed for episode in episodes})
-    content = {"seeds": seeds, "scores": scores(episodes), "findings": told}
+    content = {"seeds": seeds, "scores": scores(episodes), "findings": found}
     path.write_bytes(msgspec.json.format(msgspec.json.encode(content)) + b"\n")

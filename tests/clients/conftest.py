@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.clients.scene import OTHER_SESSIONS, SESSION, TOOL_ROUNDS, ScriptedStack
+from tests.stack import Stack, running_stack
 
 
 @pytest.fixture(scope="session")
@@ -13,6 +14,13 @@ def scripted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ScriptedStack
     scripted.start()
     yield scripted
     scripted.stack.stop()
+
+
+@pytest.fixture(scope="session")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """The demo model."""
+    with running_stack(tmp_path_factory.mktemp("stack")) as stack:
+        yield stack
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -23,6 +23,8 @@ CHECK = "from calc import add\n\nassert add(2, 3) == 5\nprint('calc is right')\n
 FIX = "sed -i 's/a - b/a + b/' calc.py"
 RUN_TEST = f"{sys.executable} check.py"
 RUN_AGAIN = f"{RUN_TEST} > again.txt"
+TEST = {"command": RUN_TEST, "description": "Run the test"}
+TEST_AGAIN = {"command": RUN_AGAIN, "description": "Run it again"}
 DONE = final("The bug is fixed.")
 STILL = final("It still passes.")
 MCP_SERVER = [str(HERE / "notes_mcp.py"), json.dumps(NOTES)]
@@ -31,7 +33,7 @@ pytestmark = pytest.mark.skipif(not BIN.is_dir(), reason="npm has installed no a
 
 
 class Agent:
-    """An agent in a project with a bug and a fresh home; its model says what `play` is told."""
+    """An agent in a project with a bug and a fresh home; its model says what is given to `play`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -64,12 +66,12 @@ class Agent:
         assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
         return done.stdout + done.stderr
 
-    def check(self, said: Sequence[str], num_rounds: int) -> None:
+    def check(self, printed: Sequence[str], num_rounds: int) -> None:
         """Both tasks are done, the model has read all results, and what it thought before each call."""
         assert "a + b" in (self.project / "calc.py").read_text()
         assert (self.project / "again.txt").read_text() == "calc is right\n"
-        assert "The bug is fixed." in said[0]
-        assert "It still passes." in said[1]
+        assert "The bug is fixed." in printed[0]
+        assert "It still passes." in printed[1]
         assert self.scripted is not None
         prompts = self.scripted.prompts()
         assert "calc is right" in prompts[-1]
@@ -108,15 +110,12 @@ def test_codex_fixes_a_bug_asks_an_mcp_server_and_goes_on(agent: Agent) -> None:
 
 
 def test_claude_code_fixes_a_bug_asks_an_mcp_server_and_goes_on(agent: Agent) -> None:
-    calc = str(agent.project / "calc.py")
+    calc = {"file_path": str(agent.project / "calc.py")}
     url = agent.play(
-        call(0, "Read", file_path=calc),
-        call(1, "Edit", file_path=calc, old_string="a - b", new_string="a + b"),
-        call(2, "Bash", command=RUN_TEST, description="Run the test"),
-        call(3, "mcp__notes__read_note", name="red"),
-        DONE,
-        call(4, "Bash", command=RUN_AGAIN, description="Run it again"),
-        STILL,
+        call(0, "Read", **calc),
+        call(1, "Edit", **calc, old_string="a - b", new_string="a + b"),
+        *(call(2, "Bash", **TEST), call(3, "mcp__notes__read_note", name="red"), DONE),
+        *(call(4, "Bash", **TEST_AGAIN), STILL),
     )
     environ = {
         "ANTHROPIC_BASE_URL": url,
@@ -134,15 +133,12 @@ def test_claude_code_fixes_a_bug_asks_an_mcp_server_and_goes_on(agent: Agent) ->
 
 
 def test_opencode_fixes_a_bug_asks_an_mcp_server_and_goes_on(agent: Agent) -> None:
-    calc = str(agent.project / "calc.py")
+    calc = {"filePath": str(agent.project / "calc.py")}
     url = agent.play(
-        call(0, "read", filePath=calc),
-        call(1, "edit", filePath=calc, oldString="a - b", newString="a + b"),
-        call(2, "bash", command=RUN_TEST, description="Run the test"),
-        call(3, "notes_read_note", name="red"),
-        DONE,
-        call(4, "bash", command=RUN_AGAIN, description="Run it again"),
-        STILL,
+        call(0, "read", **calc),
+        call(1, "edit", **calc, oldString="a - b", newString="a + b"),
+        *(call(2, "bash", **TEST), call(3, "notes_read_note", name="red"), DONE),
+        *(call(4, "bash", **TEST_AGAIN), STILL),
     )
     provider = {
         "npm": "@ai-sdk/openai-compatible",

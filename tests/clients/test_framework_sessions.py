@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -35,23 +36,8 @@ from tests.stack import MODEL
 Session = Callable[[str, bool], list[str]]
 
 
-def pydantic_ai_chat(url: str, streams: bool) -> list[str]:
-    provider = OpenAIProvider(base_url=f"{url}/v1", api_key="any")
-    return pydantic_ai(OpenAIChatModel(MODEL, provider=provider), streams)
-
-
-def pydantic_ai_responses(url: str, streams: bool) -> list[str]:
-    provider = OpenAIProvider(base_url=f"{url}/v1", api_key="any")
-    return pydantic_ai(PydanticResponsesModel(MODEL, provider=provider), streams)
-
-
-def pydantic_ai_anthropic(url: str, streams: bool) -> list[str]:
-    provider = AnthropicProvider(base_url=url, api_key="any")
-    return pydantic_ai(AnthropicModel(MODEL, provider=provider), streams)
-
-
-def pydantic_ai(model: Any, streams: bool) -> list[str]:
-    agent = Agent(model, tools=[read_note])
+def pydantic_ai(model: Any, provider: Any, path: str, url: str, streams: bool) -> list[str]:
+    agent = Agent(model(MODEL, provider=provider(base_url=url + path, api_key="any")), tools=[read_note])
 
     async def play() -> list[str]:
         answers, history = [], None
@@ -69,15 +55,7 @@ def pydantic_ai(model: Any, streams: bool) -> list[str]:
     return asyncio.run(play())
 
 
-def langgraph_chat(url: str, streams: bool) -> list[str]:
-    return langgraph(url, streams, use_responses_api=False)
-
-
-def langgraph_responses(url: str, streams: bool) -> list[str]:
-    return langgraph(url, streams, use_responses_api=True)
-
-
-def langgraph(url: str, streams: bool, *, use_responses_api: bool) -> list[str]:
+def langgraph(use_responses_api: bool, url: str, streams: bool) -> list[str]:
     model = ChatOpenAI(
         model=MODEL,
         base_url=f"{url}/v1",
@@ -118,47 +96,39 @@ def smolagents(url: str, streams: bool) -> list[str]:
     return [str(agent.run(question, reset=False)) for question in QUESTIONS]
 
 
-def openai_agents_chat(url: str, streams: bool) -> list[str]:
-    return openai_agents(OpenAIChatCompletionsModel, url, streams)
-
-
-def openai_agents_responses(url: str, streams: bool) -> list[str]:
-    return openai_agents(OpenAIResponsesModel, url, streams)
-
-
 def openai_agents(api: Any, url: str, streams: bool) -> list[str]:
     async def play() -> list[str]:
         model = api(MODEL, AsyncOpenAI(base_url=f"{url}/v1", api_key="any", max_retries=0))
         agent = OpenAIAgent(name="Reader", model=model, tools=[function_tool(read_note)])
-        asked: Any = {"session": SQLiteSession("1"), "run_config": RunConfig(tracing_disabled=True)}
+        fields: Any = {"session": SQLiteSession("1"), "run_config": RunConfig(tracing_disabled=True)}
         answers = []
         for question in QUESTIONS:
             if streams:
-                run = Runner.run_streamed(agent, question, **asked)
+                run = Runner.run_streamed(agent, question, **fields)
                 async for _ in run.stream_events():
                     pass
                 answers.append(run.final_output)
             else:
-                answers.append((await Runner.run(agent, question, **asked)).final_output)
+                answers.append((await Runner.run(agent, question, **fields)).final_output)
         return answers
 
     return asyncio.run(play())
 
 
-CLIENTS: list[Session] = [
-    pydantic_ai_chat,
-    pydantic_ai_responses,
-    pydantic_ai_anthropic,
-    langgraph_chat,
-    langgraph_responses,
-    llama_index,
-    openai_agents_chat,
-    openai_agents_responses,
-]
+CLIENTS: dict[str, Session] = {
+    "pydantic_ai_chat": partial(pydantic_ai, OpenAIChatModel, OpenAIProvider, "/v1"),
+    "pydantic_ai_responses": partial(pydantic_ai, PydanticResponsesModel, OpenAIProvider, "/v1"),
+    "pydantic_ai_anthropic": partial(pydantic_ai, AnthropicModel, AnthropicProvider, ""),
+    "langgraph_chat": partial(langgraph, False),
+    "langgraph_responses": partial(langgraph, True),
+    "llama_index": llama_index,
+    "openai_agents_chat": partial(openai_agents, OpenAIChatCompletionsModel),
+    "openai_agents_responses": partial(openai_agents, OpenAIResponsesModel),
+}
 
 
 @pytest.mark.parametrize("streams", [False, True], ids=["whole", "streamed"])
-@pytest.mark.parametrize("session", CLIENTS)
+@pytest.mark.parametrize("session", CLIENTS.values(), ids=CLIENTS)
 def test_a_session_with_a_tool(scripted: ScriptedStack, session: Session, streams: bool) -> None:
     scripted.prompts()
     answers = session(scripted.stack.url, streams)

@@ -1,6 +1,5 @@
 """LangChain's ChatOpenAI against the running stack: tools, streaming, structured output."""
 
-from collections.abc import Iterator
 from typing import Literal
 
 import pytest
@@ -9,7 +8,7 @@ from langchain_core.tools import StructuredTool
 from langchain_openai import ChatOpenAI
 from pydantic import BaseModel, Field
 
-from tests.stack import MODEL, Stack, running_stack
+from tests.stack import MODEL, Stack
 
 QUESTION = HumanMessage("Hey, quick check: is everything up and running?")
 # Both APIs that LangChain speaks.
@@ -31,12 +30,6 @@ def get_system_health() -> str:
 
 
 HEALTH = StructuredTool.from_function(get_system_health)
-
-
-@pytest.fixture(scope="module")
-def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    with running_stack(tmp_path_factory.mktemp("stack")) as stack:
-        yield stack
 
 
 @pytest.fixture(params=APIS)

@@ -1,12 +1,11 @@
 """LiteLLM's SDK against the running stack: completion, streaming, tools, Responses."""
 
 import os
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from tests.stack import MODEL, Stack, running_stack
+from tests.stack import MODEL, Stack
 
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = (
     "True"  # read at import; otherwise it asks the network for prices
@@ -28,12 +27,6 @@ SCHEMA = {
     "required": ["healthy"],
     "additionalProperties": False,
 }
-
-
-@pytest.fixture(scope="module")
-def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    with running_stack(tmp_path_factory.mktemp("stack")) as stack:
-        yield stack
 
 
 # LiteLLM's routes to an OpenAI-compatible server: its generic one, and the one for vLLM.

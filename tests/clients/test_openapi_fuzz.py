@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from tests.stack import MODEL, Stack
@@ -40,20 +39,16 @@ def engine(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def stack(engine: str, tmp_path: Path) -> Iterator[Stack]:
-    stack = Stack(tmp_path)
-    stack.frontend()
-    for mode in ("prefill", "decode"):
-        yaml = tmp_path / f"{mode}.yaml"
-        yaml.write_text(SETTINGS[engine])
-        stack.worker(mode, engine=engine, yaml=yaml)
-    stack.wait_ready(1, 1)
-    yield stack
-    stack.stop()
+    yaml = tmp_path / "engine.yaml"
+    yaml.write_text(SETTINGS[engine])
+    with Stack(tmp_path) as stack:
+        stack.serve("prefill", "decode", engine=engine, yaml=yaml)
+        yield stack
 
 
 def narrowed(stack: Stack, response_ids: list[str]) -> dict[str, Any]:
     """The page, with model names and response ids that exist (others never get past a 404)."""
-    page: dict[str, Any] = httpx.get(f"{stack.url}/openapi.json").json()
+    page: dict[str, Any] = stack.get("/openapi.json").json()
     for schema in page["components"]["schemas"].values():
         if "model" in schema.get("properties", {}):
             schema["properties"]["model"] = {"enum": [MODEL]}
@@ -68,7 +63,7 @@ def narrowed(stack: Stack, response_ids: list[str]) -> dict[str, Any]:
 
 def answered(stack: Stack, page: dict[str, Any]) -> dict[str, bool]:
     """For each operation that takes a body, whether one was good enough for an answer."""
-    text = httpx.get(f"{stack.url}/metrics").text
+    text = stack.get("/metrics").text
     routes = re.findall(r'^baton_requests_total{.*route="([^"]*)".*status="200"', text, re.MULTILINE)
     return {
         path: path in routes
@@ -79,9 +74,8 @@ def answered(stack: Stack, page: dict[str, Any]) -> dict[str, bool]:
 
 @pytest.mark.timeout(1860)  # scaled, like LIMIT_S
 def test_no_request_makes_a_server_error_or_hangs(engine: str, stack: Stack, tmp_path: Path) -> None:
-    body = {"model": MODEL, "input": "Hello there!", "max_output_tokens": 20}
-    answers = [httpx.post(f"{stack.url}/v1/responses", json=body, timeout=20) for _ in range(8)]
-    operations = narrowed(stack, [answer.json()["id"] for answer in answers])
+    body = {"input": "Hello there!", "max_output_tokens": 20}
+    operations = narrowed(stack, [stack.answer("/v1/responses", **body)["id"] for _ in range(8)])
     page = tmp_path / "openapi.json"
     page.write_text(json.dumps(operations))
 
@@ -105,5 +99,5 @@ def test_no_request_makes_a_server_error_or_hangs(engine: str, stack: Stack, tmp
     assert all(bodies.values()), bodies
     for process in stack.processes:
         assert "Traceback" not in process.text()
-    wait_for(lambda: httpx.get(f"{stack.url}/health").status_code == 200)
+    wait_for(lambda: stack.get("/health").status_code == 200)
     stack.wait_idle()

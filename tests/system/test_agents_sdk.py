@@ -1,8 +1,7 @@
 """openai-agents against the running stack: both of its models, tools over several turns, streamed and not."""
 
-import asyncio
-from collections.abc import Awaitable, Callable
-from typing import Literal, TypeVar
+from collections.abc import AsyncIterator
+from typing import Literal
 
 import pytest
 from agents import (
@@ -22,7 +21,6 @@ from pydantic import BaseModel
 from tests.stack import MODEL, Stack
 from tests.waiting import PATIENCE_S
 
-Found = TypeVar("Found")
 QUESTION = "Hey, quick check: is everything up and running?"
 LOCAL = RunConfig(tracing_disabled=True)
 SHORT = ModelSettings(temperature=0, max_tokens=300)
@@ -46,15 +44,11 @@ def get_system_health() -> str:
     return '{"status":"ok","uptime_seconds":372045}'
 
 
-def play(stack: Stack, api: str, scene: Callable[[Model], Awaitable[Found]]) -> Found:
-    """Run the scene with a model of that API, in its own event loop."""
-
-    async def run() -> Found:
-        url = f"{stack.url}/v1"
-        async with AsyncOpenAI(base_url=url, api_key="none", max_retries=0, timeout=PATIENCE_S) as client:
-            return await scene(APIS[api](MODEL, client))
-
-    return asyncio.run(run())
+@pytest.fixture
+async def model(stack: Stack, api: str) -> AsyncIterator[Model]:
+    url = f"{stack.url}/v1"
+    async with AsyncOpenAI(base_url=url, api_key="none", max_retries=0, timeout=PATIENCE_S) as client:
+        yield APIS[api](MODEL, client)
 
 
 def operator(model: Model, settings: ModelSettings = SHORT) -> Agent[None]:
@@ -62,71 +56,57 @@ def operator(model: Model, settings: ModelSettings = SHORT) -> Agent[None]:
 
 
 @pytest.mark.parametrize("api", APIS)
-def test_a_tool_turn_is_run_and_the_conversation_goes_on(stack: Stack, api: str) -> None:
-    async def scene(model: Model) -> None:
-        first = await Runner.run(operator(model), QUESTION, run_config=LOCAL)
-        history: list[TResponseInputItem] = first.to_input_list()
-        history.append({"role": "user", "content": QUESTION})
-        second = await Runner.run(operator(model), history, run_config=LOCAL)
+async def test_a_tool_turn_is_run_and_the_conversation_goes_on(model: Model) -> None:
+    first = await Runner.run(operator(model), QUESTION, run_config=LOCAL)
+    history: list[TResponseInputItem] = first.to_input_list()
+    history.append({"role": "user", "content": QUESTION})
+    second = await Runner.run(operator(model), history, run_config=LOCAL)
 
-        assert [item.type for item in first.new_items] == [*CALLED, *ANSWERED]
-        assert "372045" in first.final_output
-        assert second.final_output
-        usage = first.context_wrapper.usage
-        assert usage.requests == 2
-        assert 0 < usage.output_tokens_details.reasoning_tokens < usage.output_tokens
-
-    play(stack, api, scene)
+    assert [item.type for item in first.new_items] == [*CALLED, *ANSWERED]
+    assert "372045" in first.final_output
+    assert second.final_output
+    usage = first.context_wrapper.usage
+    assert usage.requests == 2
+    assert 0 < usage.output_tokens_details.reasoning_tokens < usage.output_tokens
 
 
 @pytest.mark.parametrize("api", MAINLY_RESPONSES)
-def test_a_streamed_tool_turn_gives_the_same_items_and_text(stack: Stack, api: str) -> None:
-    async def scene(model: Model) -> None:
-        whole = await Runner.run(operator(model), QUESTION, run_config=LOCAL)
-        run = Runner.run_streamed(operator(model), QUESTION, run_config=LOCAL)
-        raw = [event.data.type async for event in run.stream_events() if event.type == "raw_response_event"]
+async def test_a_streamed_tool_turn_gives_the_same_items_and_text(model: Model) -> None:
+    whole = await Runner.run(operator(model), QUESTION, run_config=LOCAL)
+    run = Runner.run_streamed(operator(model), QUESTION, run_config=LOCAL)
+    raw = [event.data.type async for event in run.stream_events() if event.type == "raw_response_event"]
 
-        assert [item.type for item in run.new_items] == [*CALLED, *ANSWERED]
-        assert run.final_output == whole.final_output
-        assert raw.count("response.completed") == 2
-        assert raw.count("response.output_text.delta") > 1
-        assert "response.reasoning_text.delta" in raw
-
-    play(stack, api, scene)
+    assert [item.type for item in run.new_items] == [*CALLED, *ANSWERED]
+    assert run.final_output == whole.final_output
+    assert raw.count("response.completed") == 2
+    assert raw.count("response.output_text.delta") > 1
+    assert "response.reasoning_text.delta" in raw
 
 
 @pytest.mark.parametrize("api", MAINLY_RESPONSES)
-def test_a_required_tool_is_called_and_then_the_agent_answers(stack: Stack, api: str) -> None:
-    async def scene(model: Model) -> None:
-        must = SHORT.resolve(ModelSettings(tool_choice="required"))
-        run = await Runner.run(operator(model, must), QUESTION, run_config=LOCAL)
+async def test_a_required_tool_is_called_and_then_the_agent_answers(model: Model) -> None:
+    must = SHORT.resolve(ModelSettings(tool_choice="required"))
+    run = await Runner.run(operator(model, must), QUESTION, run_config=LOCAL)
 
-        assert "tool_call_item" in [item.type for item in run.new_items]
-        assert run.final_output
-
-    play(stack, api, scene)
+    assert "tool_call_item" in [item.type for item in run.new_items]
+    assert run.final_output
 
 
 @pytest.mark.parametrize("api", MAINLY_RESPONSES)
-def test_an_agent_has_a_typed_output(stack: Stack, api: str) -> None:
-    async def scene(model: Model) -> None:
-        judge = Agent(name="Judge", model=model, output_type=Verdict, model_settings=SHORT)
-        run = await Runner.run(judge, "Hello there!", run_config=LOCAL)
+async def test_an_agent_has_a_typed_output(model: Model) -> None:
+    judge = Agent(name="Judge", model=model, output_type=Verdict, model_settings=SHORT)
+    run = await Runner.run(judge, "Hello there!", run_config=LOCAL)
 
-        assert isinstance(run.final_output, Verdict)
-
-    play(stack, api, scene)
+    assert isinstance(run.final_output, Verdict)
 
 
-def test_responses_carry_the_conversation_by_the_previous_ones_id(stack: Stack) -> None:
-    async def scene(model: Model) -> None:
-        keeper = operator(model)
-        first = await Runner.run(keeper, QUESTION, auto_previous_response_id=True, run_config=LOCAL)
-        last = first.raw_responses[-1]
-        second = await Runner.run(keeper, QUESTION, previous_response_id=last.response_id, run_config=LOCAL)
+@pytest.mark.parametrize("api", ["responses"])
+async def test_responses_carry_the_conversation_by_the_previous_ones_id(model: Model) -> None:
+    keeper = operator(model)
+    first = await Runner.run(keeper, QUESTION, auto_previous_response_id=True, run_config=LOCAL)
+    last = first.raw_responses[-1]
+    second = await Runner.run(keeper, QUESTION, previous_response_id=last.response_id, run_config=LOCAL)
 
-        assert [item.type for item in first.new_items] == [*CALLED, *ANSWERED]
-        assert second.final_output
-        assert second.raw_responses[0].usage.input_tokens > last.usage.input_tokens
-
-    play(stack, "responses", scene)
+    assert [item.type for item in first.new_items] == [*CALLED, *ANSWERED]
+    assert second.final_output
+    assert second.raw_responses[0].usage.input_tokens > last.usage.input_tokens

@@ -5,14 +5,15 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
-from tests.stack import MODEL, ROOT, Stack
+from tests.stack import ROOT, Stack
 from tests.waiting import PATIENCE_S, wait_for
 
-BODY = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3}
+BODY: Any = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3}
 CHAT = "/v1/chat/completions"
 
 
@@ -57,36 +58,26 @@ def alice(keys: Keys) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory, keys: Keys, alice: dict[str, str]) -> Iterator[Stack]:
-    made = Stack(tmp_path_factory.mktemp("stack"), {"BATON_API_KEYS_FILE": str(keys.path)})
-    try:
-        made.frontend("--http-host", "0.0.0.0", "--num-processes", "2")
-        made.worker("prefill"), made.worker("decode")
-        made.wait_ready(1, 1)
-        yield made
-    finally:
-        made.stop()
-
-
-def post(stack: Stack, headers: dict[str, str], path: str = CHAT) -> httpx.Response:
-    # A new connection each time, as the frontend's processes take turns.
-    return httpx.post(f"{stack.url}{path}", json=BODY, headers=headers, verify=False)
+    with Stack(tmp_path_factory.mktemp("stack"), {"BATON_API_KEYS_FILE": str(keys.path)}) as stack:
+        stack.serve("prefill", "decode", flags=["--http-host", "0.0.0.0", "--num-processes", "2"])
+        yield stack
 
 
 def statuses(stack: Stack, headers: dict[str, str]) -> set[int]:
-    return {post(stack, headers).status_code for _ in range(4)}
+    """Of both processes, which take turns."""
+    return {stack.post(CHAT, headers, **BODY).status_code for _ in range(4)}
 
 
 def test_only_a_known_key_is_served_in_every_process(stack: Stack, alice: dict[str, str]) -> None:
     assert statuses(stack, alice) == {200}
     assert statuses(stack, {}) == statuses(stack, {"x-api-key": "sk-baton-guess"}) == {401}
-    assert post(stack, {}, "/v1/messages").json()["error"]["type"] == "authentication_error"
-    assert httpx.get(f"{stack.url}/v1/models", verify=False).status_code == 401
-    assert httpx.get(f"{stack.url}/live", verify=False).status_code == 200
+    assert stack.post("/v1/messages", **BODY).json()["error"]["type"] == "authentication_error"
+    assert stack.get("/v1/models").status_code == 401
+    assert stack.get("/live").status_code == 200
 
 
 def test_the_refusal_comes_before_the_body(stack: Stack) -> None:
-    port = int(stack.url.rpartition(":")[2])
-    with socket.create_connection(("127.0.0.1", port), PATIENCE_S) as client:
+    with socket.create_connection(("127.0.0.1", stack.port), PATIENCE_S) as client:
         head = f"POST {CHAT} HTTP/1.1\r\nhost: b\r\nexpect: 100-continue\r\ncontent-length: 1000\r\n\r\n"
         client.sendall(head.encode())
         assert client.recv(4096).startswith(b"HTTP/1.1 401 ")
@@ -115,8 +106,7 @@ def test_a_response_is_found_with_its_key_only_by_every_process(
 ) -> None:
     dave = keys.add("dave")
     wait_for(lambda: statuses(stack, dave) == {200})
-    body = {"model": MODEL, "input": "Hi", "max_output_tokens": 3}
-    made = httpx.post(f"{stack.url}/v1/responses", json=body, headers=alice, verify=False).json()
+    made = stack.post("/v1/responses", alice, input="Hi", max_output_tokens=3).json()
     url = f"{stack.url}/v1/responses/{made['id']}"
     for headers, status in ((alice, 200), (dave, 404)):
         assert {httpx.get(url, headers=headers, verify=False).status_code for _ in range(4)} == {status}
@@ -125,13 +115,10 @@ def test_a_response_is_found_with_its_key_only_by_every_process(
 
 
 def test_a_frontend_for_other_machines_wants_keys_or_a_word_that_it_is_meant(tmp_path: Path) -> None:
-    stack = Stack(tmp_path, {"BATON_INSECURE": ""})
-    try:
+    with Stack(tmp_path, {"BATON_INSECURE": ""}) as stack:
         refused = stack.frontend("--http-host", "0.0.0.0")
         assert refused.wait() == 2
         assert "--api-keys-file" in refused.text().splitlines()[-1]
         stack.frontend("--http-host", "0.0.0.0", "--insecure")
         wait_for(lambda: "status" in stack.health())
-        assert httpx.get(f"{stack.url}/v1/models", verify=False).status_code == 200
-    finally:
-        stack.stop()
+        assert stack.get("/v1/models").status_code == 200

@@ -24,7 +24,7 @@ def other(stack: Stack) -> Iterator[tuple[Process, str]]:
 @pytest.fixture
 def balancer(stack: Stack, other: tuple[Process, str]) -> Iterator[tuple[str, TcpBalancer]]:
     """Its URL; each request that opens a connection goes to the next frontend."""
-    with balanced(*(int(url.rpartition(":")[2]) for url in (stack.url, other[1]))) as found:
+    with balanced(stack.port, int(other[1].rpartition(":")[2])) as found:
         yield found
 
 
@@ -58,7 +58,7 @@ def test_a_background_response_is_seen_and_streamed_by_either_frontend(
 
     here, there = (httpx.get(url + path, params={"stream": "true"}).text for url in (stack.url, other[1]))
     assert here == there
-    assert created.text == here
+    assert created.text.replace(": keep-alive\n\n", "") == here
 
 
 def test_a_stream_goes_on_through_the_balancer_when_its_frontend_is_killed(

@@ -4,12 +4,12 @@ Where there is no root, `tests/contract/test_transport_faults.py` cuts one conne
 """
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from tests.answers import Stream, whole_answer
+from tests.answers import Stream, read_all, whole_answer
 from tests.network import Network, why_not
 from tests.stack import Process, Stack
 from tests.waiting import scaled, wait_for
@@ -19,30 +19,21 @@ pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not())
 
 @pytest.fixture(scope="module")
 def network() -> Iterator[Network]:
-    network = Network("prefill", "decode-1", "decode-2")
-    yield network
-    network.close()
+    with closing(Network("prefill", "decode-1", "decode-2")) as network:
+        yield network
 
 
 @pytest.fixture(scope="module")
 def stack(network: Network, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """The frontend `here`, and the hosts prefill, decode-1 and decode-2 with a worker each."""
-    stack = Stack(tmp_path_factory.mktemp("stack"))
-    del stack.environ["BATON_LIVENESS_S"]
-    stack.frontend()
-    for name in ("prefill", "decode-1", "decode-2"):
-        stack.environ["BATON_HOST"], stack.prefix = network.hosts[name]
-        stack.worker(name.partition("-")[0], name=name)
-    stack.wait_ready(1, 2)
-    yield stack
-    stack.stop()
-
-
-def read_all(streams: list[Stream]) -> float:
-    """Read all streams to their ends at once; returns the longest gap between two events, in seconds."""
-    with ThreadPoolExecutor(len(streams)) as pool:
-        list(pool.map(Stream.read, streams))
-    return max(stream.longest_gap_s for stream in streams)
+    with Stack(tmp_path_factory.mktemp("stack")) as stack:
+        del stack.environ["BATON_LIVENESS_S"]
+        stack.frontend()
+        for name in ("prefill", "decode-1", "decode-2"):
+            stack.environ["BATON_HOST"], stack.prefix = network.hosts[name]
+            stack.worker(name.partition("-")[0], name=name)
+        stack.wait_ready(1, 2)
+        yield stack
 
 
 def heal(stack: Stack, network: Network) -> None:
@@ -60,8 +51,7 @@ def test_a_decode_worker_that_is_cut_off_is_replaced_within_three_seconds(
 
     network.cut("decode-1")
 
-    assert read_all(streams) < scaled(3)
-    assert [(stream.text, stream.error) for stream in streams] == [(expected, None)] * 4
+    assert read_all(streams, expected) < scaled(3)
     heal(stack, network)
 
 
@@ -74,8 +64,7 @@ def test_with_a_fifth_of_all_packets_lost_streams_pause_five_seconds_at_most(
 
     network.lose(0.2)
 
-    assert read_all(streams) < scaled(5)
-    assert [(stream.text, stream.error) for stream in streams] == [(expected, None)] * 16
+    assert read_all(streams, expected) < scaled(5)
     heal(stack, network)
 
 
@@ -87,11 +76,11 @@ def test_without_a_path_from_prefill_to_decode_the_first_token_comes_within_thre
 
     streams = [Stream(stack) for _ in range(4)]
 
-    assert read_all(streams) < scaled(3)
-    assert [(stream.text, stream.error) for stream in streams] == [(expected, None)] * 4
+    assert read_all(streams, expected) < scaled(3)
     assert len(stack.health()["cut_pairs"]) == 2
     assert len(stack.health()["instances"]) == 3
-    assert read_all([Stream(stack, prompt=f"prompt {i}") for i in range(2)]) < scaled(1)  # no pull is tried
+    for i in range(2):
+        assert Stream(stack, prompt=f"prompt {i}").read().longest_gap_s < scaled(1)  # no pull is tried
     heal(stack, network)
 
 
@@ -115,12 +104,9 @@ def test_streams_outlive_a_network_that_cuts_the_frontend_off_from_nats(tmp_path
     network = Network("nats", "workers")
     nats, workers = network.hosts["nats"], network.hosts["workers"]
     environ = {"BATON_REQUEST_PLANE": "nats", "NATS_SERVER": f"nats://{nats.address}:4222"}
-    stack = Stack(tmp_path, environ)
-    try:
-        server = Process(
-            "nats", [*nats.prefix, "nats-server", "-a", nats.address], tmp_path / "nats.log", stack.environ
-        )
-        stack.processes.append(server)
+    with closing(network), Stack(tmp_path, environ) as stack:
+        server = [*nats.prefix, "nats-server", "-a", nats.address]
+        stack.processes.append(Process("nats", server, tmp_path / "nats.log", stack.environ))
         frontend = stack.frontend()
         stack.environ["BATON_HOST"], stack.prefix = workers
         for role in ("prefill", "decode", "decode"):
@@ -133,9 +119,5 @@ def test_streams_outlive_a_network_that_cuts_the_frontend_off_from_nats(tmp_path
         wait_for(lambda: "plane=unreachable" in frontend.text())
         assert network.heal() > 0
 
-        read_all(streams)
-        assert [(stream.text, stream.error) for stream in streams] == [(expected, None)] * 4
+        read_all(streams, expected)
         stack.wait_idle()
-    finally:
-        stack.stop()
-        network.close()

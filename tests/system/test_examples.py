@@ -21,7 +21,7 @@ EXAMPLES = {
 @pytest.mark.parametrize(
     "example",
     [
-        pytest.param(each, marks=[pytest.mark.slow] if each == "agents_tools.py chat" else [])
+        pytest.param(each, marks=[pytest.mark.slow] if each.startswith("agents_tools.py") else [])
         for each in EXAMPLES
     ],
 )

@@ -6,37 +6,47 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import httpx
 import pytest
 
-from tests.answers import ENDLESS, Stream, whole_answer
-from tests.stack import MODEL, Stack
+from tests.answers import ENDLESS, Stream, read_all, whole_answer
+from tests.stack import MODEL, Stack, cluster
 from tests.waiting import scaled, wait_for
 
+NO_WAIT = ("--wait-for-worker-s", "0")
 
-@pytest.fixture(params=["tcp and files", "nats and etcd"])
+
+def lost_by(stream: Stream) -> str:
+    """The code of the error that ended it."""
+    assert stream.error is not None
+    return stream.error["code"]
+
+
+@pytest.fixture
 def planes(request: pytest.FixtureRequest) -> dict[str, str]:
     if request.param == "tcp and files":
         return {}
-    etcd, nats = request.getfixturevalue("own_etcd"), request.getfixturevalue("nats_server")
-    return {
-        "BATON_DISCOVERY_BACKEND": "etcd",
-        "BATON_REQUEST_PLANE": "nats",
-        "ETCD_ENDPOINTS": etcd,
-        "NATS_SERVER": nats,
-    }
+    return cluster(request.getfixturevalue("own_etcd"), request.getfixturevalue("nats_server"))
+
+
+def mainly(planes: str) -> pytest.MarkDecorator:
+    """On both kinds of planes, one of them among the slow tests: tests/chaos covers both as well."""
+    both = ("tcp and files", "nats and etcd")
+    marked = [pytest.param(each, marks=[pytest.mark.slow] if each != planes else []) for each in both]
+    return pytest.mark.parametrize("planes", marked, indirect=True)
+
+
+mainly_tcp, mainly_nats = mainly("tcp and files"), mainly("nats and etcd")
 
 
 @pytest.fixture
 def stack(tmp_path: Path, planes: dict[str, str]) -> Iterator[Stack]:
-    stack = Stack(tmp_path, planes)
-    yield stack
-    stack.stop()
+    with Stack(tmp_path, planes) as stack:
+        yield stack
 
 
+@mainly_nats
 def test_a_client_that_leaves_frees_both_sides(stack: Stack) -> None:
-    stack.frontend(), stack.worker("prefill"), stack.worker("decode")
-    stack.wait_ready(1, 1)
+    stack.serve("prefill", "decode")
 
     stream = Stream(stack, ENDLESS).read(3)
     assert stack.gauge("baton_num_running") >= 1
@@ -45,44 +55,36 @@ def test_a_client_that_leaves_frees_both_sides(stack: Stack) -> None:
     stack.wait_idle(5)
 
 
+@mainly_tcp
 def test_a_killed_decode_worker_ends_its_streams_with_a_named_error_within_a_second(stack: Stack) -> None:
-    stack.frontend("--wait-for-worker-s", "0"), stack.worker("prefill")
-    decode = stack.worker("decode")
-    stack.wait_ready(1, 1)
+    _, decode = stack.serve("prefill", "decode", flags=NO_WAIT)
     streams = [Stream(stack, ENDLESS).read(3) for _ in range(4)]
 
     decode.kill()
     killed = time.monotonic()
-    for stream in streams:
-        stream.read()
-        assert stream.error is not None
-        assert stream.error["code"] == "worker_lost"
+    assert {lost_by(stream.read()) for stream in streams} == {"worker_lost"}
     assert time.monotonic() - killed < scaled(1.0)
 
-    assert httpx.get(f"{stack.url}/health").status_code == 503
+    assert stack.get("/health").status_code == 503
     stack.worker("decode")
     stack.wait_ready(1, 1)
     whole_answer(stack, 5)
 
 
+@mainly_nats
 def test_a_stream_outlives_its_decode_worker_without_losing_a_token(stack: Stack) -> None:
-    stack.frontend(), stack.worker("prefill")
-    killed, _ = stack.worker("decode"), stack.worker("decode")
-    stack.wait_ready(1, 2)
+    _, killed, _ = stack.serve("prefill", "decode", "decode")
     expected = whole_answer(stack)
     streams = [Stream(stack).read(3) for _ in range(2)]  # round-robin: one on each
 
     killed.kill()
 
-    for stream in streams:
-        stream.read()
-        assert (stream.text, stream.finish_reason, stream.error) == (expected, "length", None)
+    read_all(streams, expected)
 
 
+@mainly_nats
 def test_a_killed_prefill_worker_loses_no_answer(stack: Stack) -> None:
-    stack.frontend(), stack.worker("decode")
-    prefills = [stack.worker("prefill"), stack.worker("prefill")]
-    stack.wait_ready(2, 1)
+    _, *prefills = stack.serve("decode", "prefill", "prefill")
     expected = whole_answer(stack)
 
     with ThreadPoolExecutor(8) as pool:
@@ -94,25 +96,21 @@ def test_a_killed_prefill_worker_loses_no_answer(stack: Stack) -> None:
     assert whole_answer(stack) == expected
 
 
+@mainly_tcp
 def test_a_frozen_decode_worker_is_given_up(stack: Stack) -> None:
-    stack.frontend("--wait-for-worker-s", "0"), stack.worker("prefill")
-    frozen = stack.worker("decode")
-    stack.wait_ready(1, 1)
+    _, frozen = stack.serve("prefill", "decode", flags=NO_WAIT)
 
     stream = Stream(stack, ENDLESS).read(3)
     frozen.signal(signal.SIGSTOP)
     began = time.monotonic()
-    stream.read()
 
-    assert stream.error is not None
-    assert stream.error["code"] == "worker_lost"
+    assert lost_by(stream.read()) == "worker_lost"
     assert time.monotonic() - began < scaled(15)
 
 
+@mainly_nats
 def test_a_drained_worker_finishes_what_it_holds_and_takes_nothing_new(stack: Stack) -> None:
-    stack.frontend(), stack.worker("prefill")
-    old = stack.worker("decode")
-    stack.wait_ready(1, 1)
+    _, old = stack.serve("prefill", "decode")
     expected = whole_answer(stack, 400)
     stream = Stream(stack, 400).read(3)
 
@@ -127,10 +125,9 @@ def test_a_drained_worker_finishes_what_it_holds_and_takes_nothing_new(stack: St
     assert newer.read().text == expected
 
 
+@mainly_tcp
 def test_a_drained_prefill_worker_waits_for_its_handoffs(stack: Stack) -> None:
-    stack.frontend(), stack.worker("decode")
-    prefill = stack.worker("prefill")
-    stack.wait_ready(1, 1)
+    _, prefill = stack.serve("decode", "prefill")
     whole_answer(stack, 5)
 
     prefill.signal(signal.SIGTERM)
@@ -139,39 +136,37 @@ def test_a_drained_prefill_worker_waits_for_its_handoffs(stack: Stack) -> None:
     whole_answer(stack, 5)
 
 
+@mainly_nats
 def test_a_drained_frontend_finishes_its_streams(stack: Stack) -> None:
-    frontend = stack.frontend()
-    stack.worker("prefill"), stack.worker("decode")
-    stack.wait_ready(1, 1)
+    stack.serve("prefill", "decode")
     expected = whole_answer(stack)
     stream = Stream(stack).read(3)
 
-    frontend.signal(signal.SIGTERM)
+    stack.processes[0].signal(signal.SIGTERM)
 
     assert stream.read().text == expected
     assert stream.done
-    assert frontend.wait() == 0
+    assert stack.processes[0].wait() == 0
 
 
+@mainly_tcp
 def test_a_killed_frontend_leaves_nothing_running(stack: Stack) -> None:
-    frontend = stack.frontend()
-    stack.worker("prefill"), stack.worker("decode")
-    stack.wait_ready(1, 1)
+    stack.serve("prefill", "decode")
     Stream(stack, ENDLESS).read(3)
 
-    frontend.kill()
+    stack.processes[0].kill()
     stack.frontend("--request-timeout-s", "60")
     wait_for(lambda: stack.health() != {})
 
     stack.wait_idle(15)
 
 
+@mainly_nats
 def test_without_a_decode_worker_the_503_says_what_is_missing(stack: Stack) -> None:
-    stack.frontend(), stack.worker("prefill")
-    stack.wait_ready(1, 0)
+    stack.serve("prefill")
 
-    health = httpx.get(f"{stack.url}/health")
-    answer = httpx.post(f"{stack.url}/v1/completions", json={"model": MODEL, "prompt": "x", "max_tokens": 1})
+    health = stack.get("/health")
+    answer = stack.post("/v1/completions", prompt="x", max_tokens=1)
 
     assert (health.status_code, health.json()["missing"]) == (503, [f"{MODEL}: decode"])
     assert answer.status_code == 503

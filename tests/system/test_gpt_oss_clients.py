@@ -1,17 +1,14 @@
 """openai/gpt-oss's own clients: the requests of its compatibility test and of its evals' samplers."""
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
-import httpx
 import jsonschema
 import openai
 import pytest
 import yaml
 
 from tests.stack import MODEL, ROOT, Stack
-from tests.waiting import PATIENCE_S
 
 Json = dict[str, Any]
 TOOLS: dict[str, Json] = yaml.safe_load((ROOT / "tests/data/compatibility_tools.yaml").read_text())
@@ -20,23 +17,6 @@ NAMES = [
     name if name in ("get_system_health", "get_weather") else pytest.param(name, marks=SLOW) for name in TOOLS
 ]
 MAX_TURNS = 10
-
-
-@pytest.fixture(scope="module")
-def client(stack: Stack) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(
-        base_url=f"{stack.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE_S
-    ) as client:
-        yield client
-
-
-def post(stack: Stack, path: str, **body: Any) -> Json:
-    answer = httpx.post(
-        f"{stack.url}{path}", json={"model": MODEL, "temperature": 0, **body}, timeout=PATIENCE_S
-    )
-    assert answer.status_code == 200, answer.text
-    found: Json = answer.json()
-    return found
 
 
 def chat_loop(stack: Stack, name: str, **extra: Any) -> tuple[list[Json], list[str]]:
@@ -48,7 +28,9 @@ def chat_loop(stack: Stack, name: str, **extra: Any) -> tuple[list[Json], list[s
     messages: list[Json] = []
     arguments: list[str] = []
     for _ in range(MAX_TURNS):
-        answer = post(stack, "/v1/chat/completions", messages=history, max_tokens=400, **body, **extra)
+        answer = stack.answer(
+            "/v1/chat/completions", messages=history, temperature=0, max_tokens=400, **body, **extra
+        )
         (choice,) = answer["choices"]
         message = choice["message"]
         messages.append(message)
@@ -72,10 +54,10 @@ def responses_loop(stack: Stack, name: str, **extra: Any) -> tuple[list[Json], l
     outputs: list[Json] = []
     arguments: list[str] = []
     for _ in range(MAX_TURNS):
-        answer = post(
-            stack,
+        answer = stack.answer(
             "/v1/responses",
             input=history,
+            temperature=0,
             tools=[{"type": "function", **function}],
             max_output_tokens=400,
             **extra,

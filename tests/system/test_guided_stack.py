@@ -60,15 +60,17 @@ TOOLS: list[Json] = [
     {"type": "function", "function": {"name": "get_weather", "parameters": WEATHER}},
     {"type": "function", "function": {"name": "get_system_health", "parameters": HEALTH}},
 ]
+ONLY_HEALTH = {
+    "mode": "required",
+    "tools": [{"type": "function", "function": {"name": "get_system_health"}}],
+}
 PARAMETERS: dict[str, Json] = {"get_weather": WEATHER, "get_system_health": HEALTH}
 
 
 def ask(stack: Stack, **fields: Any) -> Json:
     """The first choice of an answer at temperature 1."""
-    body = {"model": MODEL, "messages": QUESTION, "max_tokens": MAX_TOKENS, "temperature": 1, **fields}
-    reply = httpx.post(f"{stack.url}/v1/chat/completions", json=body, timeout=PATIENCE_S)
-    assert reply.status_code == 200, reply.text
-    choice: Json = reply.json()["choices"][0]
+    body = {"messages": QUESTION, "max_tokens": MAX_TOKENS, "temperature": 1, **fields}
+    choice: Json = stack.answer("/v1/chat/completions", **body)["choices"][0]
     return choice
 
 
@@ -79,6 +81,12 @@ def ask_all(stack: Stack, *, min_complete: int = len(SEEDS) // 2, **fields: Any)
     complete = [choice for choice in choices if choice["finish_reason"] != "length"]
     assert len(complete) >= min_complete
     return complete
+
+
+def check_arguments(call: Json) -> None:
+    """They validate."""
+    arguments = json.loads(call["function"]["arguments"])
+    jsonschema.validate(arguments, PARAMETERS[call["function"]["name"]])
 
 
 def json_schema(schema: Json, *, strict: bool) -> Json:
@@ -93,9 +101,8 @@ def test_an_answer_validates_against_its_schema(stack: Stack, strict: bool) -> N
 
 
 def test_a_json_object_is_one(stack: Stack) -> None:
-    for choice in ask_all(
-        stack, min_complete=1, response_format={"type": "json_object"}, frequency_penalty=1
-    ):
+    form = {"type": "json_object"}
+    for choice in ask_all(stack, min_complete=1, response_format=form, frequency_penalty=1):
         assert isinstance(json.loads(choice["message"]["content"]), dict)
 
 
@@ -104,16 +111,7 @@ def test_a_json_object_is_one(stack: Stack) -> None:
     [
         ("required", {"get_weather", "get_system_health"}),
         ({"type": "function", "function": {"name": "get_weather"}}, {"get_weather"}),
-        (
-            {
-                "type": "allowed_tools",
-                "allowed_tools": {
-                    "mode": "required",
-                    "tools": [{"type": "function", "function": {"name": "get_system_health"}}],
-                },
-            },
-            {"get_system_health"},
-        ),
+        ({"type": "allowed_tools", "allowed_tools": ONLY_HEALTH}, {"get_system_health"}),
     ],
     ids=["required", "named", "allowed"],
 )
@@ -124,16 +122,14 @@ def test_a_demanded_call_is_made_with_valid_arguments(
         assert choice["finish_reason"] == "tool_calls"
         [call] = choice["message"]["tool_calls"]
         assert call["function"]["name"] in expected
-        arguments = json.loads(call["function"]["arguments"])
-        jsonschema.validate(arguments, PARAMETERS[call["function"]["name"]])
+        check_arguments(call)
 
 
 def test_strict_tools_stay_a_choice_and_their_arguments_are_valid(stack: Stack) -> None:
     strict = [{"type": "function", "function": {**tool["function"], "strict": True}} for tool in TOOLS]
     for choice in ask_all(stack, tools=strict):
         for call in choice["message"].get("tool_calls") or ():
-            arguments = json.loads(call["function"]["arguments"])
-            jsonschema.validate(arguments, PARAMETERS[call["function"]["name"]])
+            check_arguments(call)
 
 
 class Disk(BaseModel):
@@ -150,8 +146,7 @@ class Machine(BaseModel):
     disk: Disk
 
 
-def test_the_openai_sdk_parses_into_a_model(stack: Stack) -> None:
-    client = openai.OpenAI(base_url=f"{stack.url}/v1", api_key="none")
+def test_the_openai_sdk_parses_into_a_model(client: openai.OpenAI) -> None:
     completion = client.chat.completions.parse(
         model=MODEL,
         messages=[{"role": "user", "content": "How is the machine?"}],
@@ -163,17 +158,11 @@ def test_the_openai_sdk_parses_into_a_model(stack: Stack) -> None:
     assert isinstance(parsed, Machine)
 
 
-def test_streamed_and_whole_are_the_same_json(stack: Stack) -> None:
+def test_streamed_and_whole_are_the_same_json(stack: Stack, client: openai.OpenAI) -> None:
     fields: Json = {"response_format": json_schema(REPORT, strict=True), "seed": 3, "model": MODEL}
     whole = ask(stack, **fields)["message"]["content"]
-    client = openai.OpenAI(base_url=f"{stack.url}/v1", api_key="none")
-    stream = client.chat.completions.create(
-        messages=[{"role": "user", "content": "Is everything up and running?"}],
-        max_tokens=MAX_TOKENS,
-        temperature=1,
-        stream=True,
-        **fields,
-    )
+    asked: Any = {"messages": QUESTION, "max_tokens": MAX_TOKENS, "temperature": 1, "stream": True}
+    stream = client.chat.completions.create(**asked, **fields)
     streamed = "".join(chunk.choices[0].delta.content or "" for chunk in stream)
     assert json.loads(streamed) == json.loads(whole)
 
@@ -184,11 +173,8 @@ def test_a_form_survives_the_worker_that_held_to_it(tmp_path: Path) -> None:
     disk = REPORT["properties"]["disks"]["items"]
     schema = {"type": "array", "items": disk, "minItems": 12, "maxItems": 12}
     fields: Json = {"seed": 5, "response_format": json_schema(schema, strict=True), "max_tokens": 600}
-    stack = Stack(tmp_path)
-    try:
-        frontend, _ = stack.frontend(), stack.worker("prefill", engine="embedded")
-        doomed, _ = [stack.worker("decode", engine="embedded") for _ in range(2)]
-        stack.wait_ready(1, 2)
+    with Stack(tmp_path) as stack:
+        _, doomed, _ = stack.serve("prefill", "decode", "decode", engine="embedded")
         expected = ask(stack, **fields)["message"]["content"]
         jsonschema.validate(json.loads(expected), schema)
         body = {"model": MODEL, "messages": QUESTION, "temperature": 1, "stream": True, **fields}
@@ -201,13 +187,9 @@ def test_a_form_survives_the_worker_that_held_to_it(tmp_path: Path) -> None:
             ]
             begun = [[next(stream) for _ in range(40)] for stream in lines]
             doomed.kill()
-            assert [content_of([*head, *rest]) for head, rest in zip(begun, lines, strict=True)] == [
-                expected,
-                expected,
-            ]
-        assert "retry request_id" in frontend.text(), "no stream was resumed"
-    finally:
-        stack.stop()
+            answers = [content_of([*head, *rest]) for head, rest in zip(begun, lines, strict=True)]
+        assert answers == [expected, expected]
+        assert "retry request_id" in stack.processes[0].text(), "no stream was resumed"
 
 
 def content_of(lines: Iterable[str]) -> str:
@@ -218,13 +200,9 @@ def content_of(lines: Iterable[str]) -> str:
 
 
 def test_a_schema_that_cannot_be_enforced_is_a_400_with_the_reason(stack: Stack) -> None:
-    body = {
-        "model": MODEL,
-        "messages": [{"role": "user", "content": "x"}],
-        "response_format": json_schema({"type": "object", "not": {"required": ["a"]}}, strict=True),
-    }
+    form = json_schema({"type": "object", "not": {"required": ["a"]}}, strict=True)
     for stream in (False, True):
-        reply = httpx.post(f"{stack.url}/v1/chat/completions", json={**body, "stream": stream})
+        reply = stack.post("/v1/chat/completions", messages=QUESTION, response_format=form, stream=stream)
         error = reply.json()["error"]
         assert (reply.status_code, error["param"]) == (400, "response_format.json_schema.schema")
         assert "not" in error["message"]
@@ -232,9 +210,8 @@ def test_a_schema_that_cannot_be_enforced_is_a_400_with_the_reason(stack: Stack)
 
 def test_a_slow_schema_is_its_own_clients_400(stack: Stack) -> None:
     def post(schema: Json) -> httpx.Response:
-        body = {"model": MODEL, "messages": QUESTION, "max_tokens": 5}
-        body["response_format"] = json_schema(schema, strict=True)
-        return httpx.post(f"{stack.url}/v1/chat/completions", json=body, timeout=PATIENCE_S)
+        form = json_schema(schema, strict=True)
+        return stack.post("/v1/chat/completions", messages=QUESTION, max_tokens=5, response_format=form)
 
     with ThreadPoolExecutor(4) as threads:
         slow, *others = threads.map(post, [ENDLESS["slow"], *({"const": i} for i in range(3))])

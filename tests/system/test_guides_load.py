@@ -8,7 +8,6 @@ import asyncio
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any
@@ -18,9 +17,8 @@ import openai
 import pytest
 import yaml
 
-from tests.launched import MOCKER, Launch
+from tests.launched import MOCKER, Run
 from tests.stack import MODEL, ROOT
-from tests.waiting import PATIENCE_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 CONFIGS = ROOT / "engine_configs/gpt-oss-120b"
@@ -29,12 +27,12 @@ CONFIGS = ROOT / "engine_configs/gpt-oss-120b"
 class Launches:
     """Runs launch scripts with the mocker in the engine's place."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, run: Run) -> None:
         self._folder = folder
-        self._launch: Launch | None = None
+        self._run = run
 
     def mocker(self, profile: str, num_ranks: int, **timing: Any) -> str:
-        """A mocker's YAML: batch and queue are those of the profile's file, on so many ranks."""
+        """A mocker's YAML: batch and queue are those of the profile's file, on this many ranks."""
         config = yaml.safe_load((CONFIGS / f"{profile}.yaml").read_text())
         num_batches = num_ranks if config["enable_attention_dp"] else 1
         sizes = {"max_batch_size": config["max_batch_size"] * num_batches}
@@ -45,23 +43,14 @@ class Launches:
 
     def ready(self, script: str, *arguments: str, **environ: str) -> str:
         """The URL, once it serves."""
-        self._launch = Launch(
-            self._folder / "run", *arguments, script=script, engine=MOCKER | environ, BATON_INSECURE="1"
-        )
-        assert "ready:" in (output := self._launch.read_until("try:")), output
-        return f"http://127.0.0.1:{self._launch.port}"
-
-    def stop(self) -> None:
-        if self._launch is not None:
-            self._launch.popen.terminate()
-            self._launch.popen.communicate(timeout=PATIENCE_S)
+        launch = self._run(" ".join((script, *arguments)), MOCKER | environ, BATON_INSECURE="1")
+        assert "ready:" in (output := launch.read_until("try:")), output
+        return launch.url
 
 
 @pytest.fixture
-def launches(tmp_path: Path) -> Iterator[Launches]:
-    made = Launches(tmp_path)
-    yield made
-    made.stop()
+def launches(tmp_path: Path, run: Run) -> Launches:
+    return Launches(tmp_path, run)
 
 
 class Load:

@@ -25,14 +25,8 @@ class Served:
 
     def __init__(self, folder: Path, authority: Authority) -> None:
         self.cert, self.key = authority.sign("server")
-        self._flags = (
-            "--num-processes",
-            "2",
-            "--tls-cert-file",
-            str(self.cert),
-            "--tls-key-file",
-            str(self.key),
-        )
+        tls = ("--tls-cert-file", str(self.cert), "--tls-key-file", str(self.key))
+        self._flags = ("--num-processes", "2", *tls)
         self.stack = Stack(folder)
         self.stack.url = self.stack.url.replace("http:", "https:")
         self.frontend = self.stack.frontend(*self._flags)
@@ -58,10 +52,8 @@ class Served:
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory, authority: Authority) -> Iterator[Served]:
     made = Served(tmp_path_factory.mktemp("stack"), authority)
-    try:
+    with made.stack:
         yield made
-    finally:
-        made.stack.stop()
 
 
 def test_streams_come_over_https_only(served: Served, authority: Authority) -> None:

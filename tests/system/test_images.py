@@ -72,7 +72,7 @@ def _variables(line: Line, image: Image, port: int) -> dict[str, str]:
 
 @pytest.mark.parametrize(
     "line",
-    [LINES[0], *(pytest.param(line, marks=pytest.mark.slow) for line in LINES[1:])],
+    [pytest.param(line, marks=[] if line.command[-1] == "spark" else pytest.mark.slow) for line in LINES],
     ids=lambda line: " ".join(line.command),
 )
 def test_the_command_of_a_docker_run_line_serves(line: Line, worker: Image, tmp_path: Path) -> None:

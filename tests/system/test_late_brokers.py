@@ -9,25 +9,16 @@ import pytest
 
 from tests.answers import whole_answer
 from tests.conftest import LaunchServer, free_port
-from tests.stack import Stack
+from tests.stack import Stack, cluster
 from tests.waiting import scaled, wait_for
 
 
 @pytest.fixture
 def stack(tmp_path: Path) -> Iterator[Stack]:
     """Over etcd and NATS that do not run yet."""
-    etcd, nats = free_port(), free_port()
-    stack = Stack(
-        tmp_path,
-        {
-            "BATON_DISCOVERY_BACKEND": "etcd",
-            "BATON_REQUEST_PLANE": "nats",
-            "ETCD_ENDPOINTS": f"http://127.0.0.1:{etcd}",
-            "NATS_SERVER": f"nats://127.0.0.1:{nats}",
-        },
-    )
-    yield stack
-    stack.stop()
+    environ = cluster(f"http://127.0.0.1:{free_port()}", f"nats://127.0.0.1:{free_port()}")
+    with Stack(tmp_path, environ) as stack:
+        yield stack
 
 
 def test_a_stack_starts_before_its_brokers(

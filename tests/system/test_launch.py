@@ -4,7 +4,6 @@ import os
 import shutil
 import signal
 import socket
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -12,35 +11,29 @@ import httpx
 import pytest
 
 from tests.certificates import Authority
-from tests.launched import MOCKER, Launch
+from tests.launched import MOCKER, Run
 from tests.stack import MODEL
 from tests.waiting import PATIENCE_S, wait_for
 
 
-@pytest.fixture
-def launches() -> Iterator[list[Launch]]:
-    started: list[Launch] = []
-    yield started
-    for launch in started:
-        launch.popen.terminate()
-        launch.popen.communicate(timeout=PATIENCE_S)
-
-
-@pytest.mark.parametrize("arguments", [(), ("--cluster",)])
-@pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGINT])
-def test_it_says_ready_serves_and_leaves_nothing_behind(
-    launches: list[Launch], tmp_path: Path, arguments: tuple[str, ...], stop: signal.Signals
-) -> None:
-    if arguments and not (shutil.which("etcd") and shutil.which("nats-server")):
-        pytest.fail("etcd and nats-server must be on the PATH: make servers")
+@pytest.mark.parametrize(
+    ("command", "stop"),
+    [
+        ("local.sh", signal.SIGINT),
+        ("local.sh --cluster", signal.SIGTERM),
+        pytest.param("local.sh", signal.SIGTERM, marks=pytest.mark.slow),
+        pytest.param("local.sh --cluster", signal.SIGINT, marks=pytest.mark.slow),
+    ],
+)
+def test_it_says_ready_serves_and_leaves_nothing_behind(run: Run, command: str, stop: signal.Signals) -> None:
     of_the_script = {"PREFILL_ENGINE_ARGS": "", "DECODE_ENGINE_ARGS": ""}
-    launch = Launch(tmp_path / "run", *arguments, engine=MOCKER | of_the_script, DECODE_WORKERS="2")
-    launches.append(launch)
+    launch = run(command, MOCKER | of_the_script, DECODE_WORKERS="2")
 
     assert f"ready: http://127.0.0.1:{launch.port} (1 prefill, 2 decode)" in launch.read_until("ready:")
     assert f"curl -s http://127.0.0.1:{launch.port}/v1/chat/completions" in launch.read_until("try:")
-    url = f"http://127.0.0.1:{launch.port}"
-    answer = httpx.post(f"{url}/v1/completions", json={"model": MODEL, "prompt": "hi", "max_tokens": 6})
+    answer = httpx.post(
+        f"{launch.url}/v1/completions", json={"model": MODEL, "prompt": "hi", "max_tokens": 6}
+    )
     assert answer.json()["usage"]["completion_tokens"] == 6
 
     launch.popen.send_signal(stop)
@@ -54,9 +47,7 @@ def test_it_says_ready_serves_and_leaves_nothing_behind(
     assert "nats_error" not in logs  # and has what it needs until it ends
 
 
-def test_every_process_gets_flags_and_a_frontend_with_https_is_waited_for(
-    launches: list[Launch], tmp_path: Path
-) -> None:
+def test_every_process_gets_flags_and_a_frontend_with_https_is_waited_for(run: Run, tmp_path: Path) -> None:
     authority = Authority(tmp_path / "authority")
     (cert, key), (own_cert, own_key) = authority.sign("server"), authority.sign("client")
     environ = {
@@ -65,86 +56,70 @@ def test_every_process_gets_flags_and_a_frontend_with_https_is_waited_for(
         "PREFILL_FLAGS": "--max-batch-size 7",
         "DECODE_FLAGS": "--max-batch-size 9\n--drain-timeout-s 1",
     }
-    launch = Launch(tmp_path / "run", engine=MOCKER | environ)
-    launches.append(launch)
+    launch = run("local.sh", MOCKER | environ)
 
     assert f"ready: https://127.0.0.1:{launch.port} (1 prefill, 1 decode)" in launch.read_until("ready:")
     for name, size in (("prefill-0", 7), ("decode-0", 9)):
         assert f" max_batch_size={size} (flag)" in (launch.run_dir / f"{name}.log").read_text()
 
 
-def test_a_slow_nats_server_is_waited_for(launches: list[Launch], tmp_path: Path) -> None:
-    (tmp_path / "nats-server").write_text(f'#!/bin/sh\nsleep 5\nexec {shutil.which("nats-server")} "$@"\n')
+def test_a_slow_nats_server_is_waited_for(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "nats-server").write_text(f'#!/bin/sh\nsleep 2\nexec {shutil.which("nats-server")} "$@"\n')
     (tmp_path / "nats-server").chmod(0o755)
-    launch = Launch(tmp_path / "run", "--cluster", PATH=f"{tmp_path}:{os.environ['PATH']}")
-    launches.append(launch)
+    launch = run("local.sh --cluster", PATH=f"{tmp_path}:{os.environ['PATH']}")
 
     assert "(1 prefill, 1 decode)" in launch.read_until("ready:")
 
 
-def knows(url: str, num_workers: int) -> bool:
+def has_workers(url: str, num_workers: int) -> bool:
     return len(httpx.get(f"{url}/health").json()["instances"]) == num_workers
 
 
-def test_a_registry_with_other_workers_is_shared(
-    launches: list[Launch], tmp_path: Path, own_etcd: str, nats_server: str
-) -> None:
+def test_a_registry_with_other_workers_is_shared(run: Run, own_etcd: str, nats_server: str) -> None:
+    services = {"ETCD_ENDPOINTS": own_etcd, "NATS_SERVER": nats_server}
     for name, num in (("first", 1), ("second", 2)):
-        launch = Launch(tmp_path / name, "--cluster", ETCD_ENDPOINTS=own_etcd, NATS_SERVER=nats_server)
-        launches.append(launch)
-        url = launch.read_until("ready:").split("ready: ")[1].split()[0]
-        wait_for(partial(knows, url, 2 * num))
+        launch = run("local.sh --cluster", FOLDER=name, **services)
+        assert "ready: " in launch.read_until("ready:")
+        wait_for(partial(has_workers, launch.url, 2 * num))
 
 
-def kill_process(launch: Launch, words: str) -> None:
-    os.kill(next(pid for pid, command in launch.processes().items() if words in command), signal.SIGKILL)
-
-
-def test_a_worker_that_is_killed_starts_again_and_without_the_frontend_all_ends(
-    launches: list[Launch], tmp_path: Path
-) -> None:
-    launch = Launch(tmp_path / "run")
-    launches.append(launch)
+def test_a_worker_that_is_killed_starts_again_and_without_the_frontend_all_ends(run: Run) -> None:
+    launch = run("local.sh")
     launch.read_until("try:")
 
-    kill_process(launch, "--disaggregation-mode decode")
-    output = launch.read_until("again")
-    assert (
-        output.strip()
-        == f"decode-0 was killed by SIGKILL; it starts again (log: {tmp_path}/run/decode-0.log)"
-    )
+    os.kill(launch.pid_of("--disaggregation-mode decode"), signal.SIGKILL)
+    log = launch.run_dir / "decode-0.log"
+    again = f"decode-0 was killed by SIGKILL; it starts again (log: {log})"
+    assert launch.read_until("again").strip() == again
     body = {"model": MODEL, "prompt": "hi", "max_tokens": 6}
-    url = f"http://127.0.0.1:{launch.port}/v1/completions"
+    url = f"{launch.url}/v1/completions"
     wait_for(lambda: httpx.post(url, json=body, timeout=PATIENCE_S).status_code == 200)
 
-    kill_process(launch, "-m frontend")
+    os.kill(launch.pid_of("-m frontend"), signal.SIGKILL)
     status, output = launch.end()
     assert status == 1
     assert "frontend was killed by SIGKILL; its last lines" in output
     assert launch.processes() == {}
 
 
-def test_a_worker_that_ends_right_after_its_restart_ends_the_run(
-    launches: list[Launch], tmp_path: Path
-) -> None:
-    launch = Launch(tmp_path / "run")
-    launches.append(launch)
+def test_a_worker_that_ends_right_after_its_restart_ends_the_run(run: Run) -> None:
+    launch = run("local.sh")
     launch.read_until("try:")
 
-    kill_process(launch, "--disaggregation-mode prefill")
+    mode = "--disaggregation-mode prefill"
+    os.kill(launch.pid_of(mode), signal.SIGKILL)
     launch.read_until("again")
-    wait_for(lambda: any("--disaggregation-mode prefill" in each for each in launch.processes().values()))
-    kill_process(launch, "--disaggregation-mode prefill")
+    wait_for(lambda: any(mode in each for each in launch.processes().values()))
+    os.kill(launch.pid_of(mode), signal.SIGKILL)
     status, output = launch.end()
     assert status == 1
     assert "prefill-0 was killed by SIGKILL; its last lines" in output
 
 
-def test_a_port_in_use_is_one_clear_line(launches: list[Launch], tmp_path: Path) -> None:
+def test_a_port_in_use_is_one_clear_line(run: Run) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        launch = Launch(tmp_path / "run", HTTP_PORT=str(port))
-        launches.append(launch)
+        launch = run("local.sh", HTTP_PORT=str(port))
         status, output = launch.end()
 
     assert status == 1
@@ -152,27 +127,34 @@ def test_a_port_in_use_is_one_clear_line(launches: list[Launch], tmp_path: Path)
     assert launch.processes() == {}
 
 
+WRONG_YAML = (
+    {"DECODE_ENGINE_ARGS": "{yaml}"},
+    "{yaml}: decode_step: unknown key; did you mean decode_step_ms?",
+)
+
+
 @pytest.mark.parametrize(
-    ("environ", "says"),
+    ("command", "environ", "says"),
     [
-        ({"MODEL_PATH": "/no/such/model"}, "error: --model-path /no/such/model: no config.json in"),
         (
-            {"DECODE_ENGINE_ARGS": "{yaml}"},
-            "{yaml}:1: decode_step: unknown key; did you mean decode_step_ms?",
+            "local.sh",
+            {"MODEL_PATH": "/no/such/model"},
+            "--model-path /no/such/model: no config.json in",
         ),
-        ({"ENGINE": "nope"}, "--engine: invalid choice: 'nope'"),
-        ({"START_TIMEOUT_S": "0"}, "error: not ready after 0 s"),
+        ("local.sh", *WRONG_YAML),
+        ("gpt_oss_disagg.sh", *WRONG_YAML),
+        ("local.sh", {"ENGINE": "nope"}, "--engine: invalid choice: 'nope'"),
+        ("local.sh", {"START_TIMEOUT_S": "0"}, "error: not ready after 0 s"),
     ],
 )
 def test_a_mistake_is_one_clear_line(
-    launches: list[Launch], tmp_path: Path, environ: dict[str, str], says: str
+    run: Run, tmp_path: Path, command: str, environ: dict[str, str], says: str
 ) -> None:
     yaml = tmp_path / "wrong.yaml"
     yaml.write_text("decode_step: 1\n")
     environ = {name: value.format(yaml=yaml) for name, value in environ.items()}
 
-    launch = Launch(tmp_path / "run", engine=MOCKER | environ)
-    launches.append(launch)
+    launch = run(command, MOCKER | environ)
     status, output = launch.end()
 
     assert status == 1
@@ -180,8 +162,5 @@ def test_a_mistake_is_one_clear_line(
     assert launch.processes() == {}
 
 
-def test_an_unknown_argument_is_refused(launches: list[Launch], tmp_path: Path) -> None:
-    launch = Launch(tmp_path / "run", "--wat")
-    launches.append(launch)
-
-    assert launch.end() == (2, "usage: launch/local.sh [--cluster]\n")
+def test_an_unknown_argument_is_refused(run: Run) -> None:
+    assert run("local.sh --wat").end() == (2, "usage: launch/local.sh [--cluster]\n")

@@ -5,13 +5,12 @@ import re
 import shlex
 import socket
 import subprocess
-from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from tests.launched import Launch
+from tests.launched import Run
 from tests.stack import ROOT
 from tests.waiting import PATIENCE_S
 
@@ -179,15 +178,11 @@ def test_dynamos_names_of_host_and_port_overrule_the_images(
 
 
 @pytest.mark.parametrize("flags", ["--http-port 9000", "--log-level debug\n--http-host=::"])
-def test_an_address_among_the_frontends_flags_is_refused(tmp_path: Path, flags: str) -> None:
+def test_an_address_among_the_frontends_flags_is_refused(run: Run, flags: str) -> None:
     """The script waits for the frontend at its own HTTP_HOST and HTTP_PORT."""
-    status, output = Launch(
-        tmp_path / "run", "--dry-run", script="gpt_oss_agg.sh", FRONTEND_FLAGS=flags
-    ).end()
-    assert (status, output.splitlines()[-1]) == (
-        1,
-        "error: set HTTP_HOST and HTTP_PORT, not their flags in FRONTEND_FLAGS",
-    )
+    status, output = run("gpt_oss_agg.sh --dry-run", FRONTEND_FLAGS=flags).end()
+    assert status == 1
+    assert output.endswith("error: set HTTP_HOST and HTTP_PORT, not their flags in FRONTEND_FLAGS\n")
 
 
 @pytest.mark.parametrize(
@@ -256,9 +251,8 @@ def test_a_dry_run_can_be_pasted_whatever_the_paths() -> None:
 
 
 @pytest.mark.parametrize("number", ["3", "0", "-1", "two"])
-def test_gpus_that_cannot_be_shared_out_are_refused(tmp_path: Path, number: str) -> None:
-    launch = Launch(tmp_path / "run", "--dry-run", script="gpt_oss_disagg.sh", engine={}, NUM_PREFILL=number)
-
+def test_gpus_that_cannot_be_shared_out_are_refused(run: Run, number: str) -> None:
+    launch = run("gpt_oss_disagg.sh --dry-run", {}, NUM_PREFILL=number)
     assert launch.end() == (1, f"error: 4 GPUs (0,1,2,3) cannot be divided evenly among {number} workers\n")
 
 
@@ -295,9 +289,8 @@ def test_an_aggregated_profile_serves_with_the_guides_values(
     assert served.items() <= config.items()
 
 
-def test_an_unknown_profile_gets_a_list_of_the_known_ones(tmp_path: Path) -> None:
-    launch = Launch(tmp_path / "run", "h100", script="gpt_oss_agg.sh", engine={})
-    status, output = launch.end()
+def test_an_unknown_profile_gets_a_list_of_the_known_ones(run: Run) -> None:
+    status, output = run("gpt_oss_agg.sh h100", {}).end()
 
     assert status == 2
     for path in (ROOT / "engine_configs/gpt-oss-120b").glob("agg_*.yaml"):

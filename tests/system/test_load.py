@@ -16,9 +16,8 @@ from tests.waiting import PATIENCE_S
 
 @pytest.fixture
 def stack(tmp_path: Path) -> Iterator[Stack]:
-    stack = Stack(tmp_path)
-    yield stack
-    stack.stop()
+    with Stack(tmp_path) as stack:
+        yield stack
 
 
 async def stream_of(client: httpx.AsyncClient, url: str, prompt: str, num_tokens: int) -> list[str]:
@@ -34,31 +33,24 @@ async def stream_of(client: httpx.AsyncClient, url: str, prompt: str, num_tokens
 
 
 async def test_a_hundred_streams_at_once_get_every_token_in_order(stack: Stack) -> None:
-    stack.frontend(), stack.worker("prefill"), stack.worker("decode")
-    stack.wait_ready(1, 1)
+    stack.serve("prefill", "decode")
+    limits = httpx.Limits(max_connections=None)
+    async with httpx.AsyncClient(timeout=PATIENCE_S, limits=limits) as client:
+        expected = "".join(await stream_of(client, stack.url, "the same prompt", 200))
+        together = [stream_of(client, stack.url, "the same prompt", 200) for _ in range(100)]
+        answers = ["".join(texts) for texts in await asyncio.gather(*together)]
 
-    async def run() -> tuple[list[str], list[list[str]]]:
-        limits = httpx.Limits(max_connections=None)
-        async with httpx.AsyncClient(timeout=PATIENCE_S, limits=limits) as client:
-            alone = await stream_of(client, stack.url, "the same prompt", 200)
-            together = [stream_of(client, stack.url, "the same prompt", 200) for _ in range(100)]
-            return alone, await asyncio.gather(*together)
-
-    alone, together = await run()
-
-    expected = "".join(alone)
     assert len(expected) > 200
-    assert all("".join(texts) == expected for texts in together)
+    assert set(answers) == {expected}
     stack.wait_idle()
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.slow
-def test_memory_stays_flat(stack: Stack, tmp_path: Path) -> None:
+async def test_memory_stays_flat(stack: Stack, tmp_path: Path) -> None:
     quick = tmp_path / "quick.yaml"
     quick.write_text("decode_step_ms: 1\nkv_transfer_ms: 0\n")
-    stack.frontend(), stack.worker("prefill", yaml=quick), stack.worker("decode", yaml=quick)
-    stack.wait_ready(1, 1)
+    stack.serve("prefill", "decode", yaml=quick)
 
     async def requests(num: int) -> None:
         async with httpx.AsyncClient(timeout=PATIENCE_S) as client:
@@ -70,9 +62,9 @@ def test_memory_stays_flat(stack: Stack, tmp_path: Path) -> None:
 
             await asyncio.gather(*(client_loop() for _ in range(16)))
 
-    asyncio.run(requests(1000))
+    await requests(1000)
     before = [process.rss_bytes for process in stack.processes]
-    asyncio.run(requests(4000))
+    await requests(4000)
     after = [process.rss_bytes for process in stack.processes]
 
     for process, first, last in zip(stack.processes, before, after, strict=True):
@@ -86,13 +78,11 @@ MOST_GROWTH_BYTES = 150_000_000
 
 
 def test_a_prompt_far_beyond_the_context_costs_no_more_memory_than_its_body(stack: Stack) -> None:
-    frontend = stack.frontend()
-    stack.worker("prefill"), stack.worker("decode")
-    stack.wait_ready(1, 1)
-    body = {"model": MODEL, "messages": [{"role": "user", "content": TOO_LONG}]}
+    stack.serve("prefill", "decode")
+    frontend = stack.processes[0]
     before = frontend.rss_bytes
     for _ in range(3):
-        refused = httpx.post(f"{stack.url}/v1/chat/completions", json=body, timeout=PATIENCE_S)
+        refused = stack.post("/v1/chat/completions", messages=[{"role": "user", "content": TOO_LONG}])
         assert (refused.status_code, refused.json()["error"]["code"]) == (400, "context_length_exceeded")
     assert frontend.rss_bytes - before < MOST_GROWTH_BYTES
 
@@ -110,12 +100,10 @@ async def test_ten_thousand_streams_are_open_at_once(stack: Stack, tmp_path: Pat
     slow = tmp_path / "slow.yaml"
     sizes = {"max_batch_size": num_streams + 1, "max_queue_size": num_streams + 1}
     slow.write_text(yaml.safe_dump({"decode_step_ms": 5000, "prefill_tokens_per_s": 1e7, **sizes}))
-    frontend = stack.frontend()
-    stack.worker("prefill", yaml=slow), stack.worker("decode", yaml=slow)
-    stack.wait_ready(1, 1)
+    stack.serve("prefill", "decode", yaml=slow)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     try:
-        await open_many(num_streams, frontend, int(stack.url.rpartition(":")[2]))
+        await open_many(num_streams, stack.processes[0], stack.port)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 

@@ -9,10 +9,9 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-import httpx
 import pytest
 
-from tests.stack import MODEL, Process, Stack
+from tests.stack import Process, Stack
 from tests.waiting import scaled, wait_for
 
 NUM_CONNECTIONS = 400
@@ -24,23 +23,17 @@ SOON_S = min(scaled(5.0), 20.0)  # who waited for an idle one to be closed would
 @pytest.fixture
 def stack(tmp_path: Path) -> Iterator[Stack]:
     """Ready, each process with a low, fixed limit of descriptors."""
-    stack = Stack(tmp_path)
-    stack.prefix = ("prlimit", f"--nofile={NUM_DESCRIPTORS}:{NUM_DESCRIPTORS}")
-    stack.frontend(), stack.worker("prefill", name="prefill"), stack.worker("decode", name="decode")
-    try:
-        stack.wait_ready(1, 1)
+    with Stack(tmp_path) as stack:
+        stack.prefix = ("prlimit", f"--nofile={NUM_DESCRIPTORS}:{NUM_DESCRIPTORS}")
+        stack.serve("prefill", "decode")
         yield stack
-    finally:
-        stack.stop()
 
 
 def ask(stack: Stack) -> float:
     """Seconds for a whole answer over a new connection."""
     began = time.monotonic()
-    body = {"model": MODEL, "prompt": "one two three", "max_tokens": 5}
-    answer = httpx.post(f"{stack.url}/v1/completions", json=body, timeout=30)
-    assert answer.status_code == 200, answer.text
-    assert answer.json()["usage"]["completion_tokens"] == 5
+    answer = stack.answer("/v1/completions", prompt="one two three", max_tokens=5)
+    assert answer["usage"]["completion_tokens"] == 5
     return time.monotonic() - began
 
 
@@ -70,10 +63,6 @@ def num_descriptors(process: Process) -> int:
     return len(os.listdir(f"/proc/{process.popen.pid}/fd"))
 
 
-def http_port(stack: Stack) -> int:
-    return int(stack.url.rpartition(":")[2])
-
-
 def plane_ports(folder: Path) -> set[int]:
     """The ports of the workers' TCP planes, from the registry."""
     cards = [json.loads(path.read_text()) for path in (folder / "registry").glob("*.json")]
@@ -94,10 +83,10 @@ def test_the_frontend_serves_others_while_many_hold_connections(stack: Stack, fi
     soon_s = SOON_S + max(ask(stack) for _ in range(3))
     num_before = num_descriptors(frontend)
 
-    with connections(http_port(stack), first_bytes):
+    with connections(stack.port, first_bytes):
         for _ in range(5):
             assert ask(stack) < soon_s
-        assert httpx.get(f"{stack.url}/health").status_code == 200
+        assert stack.get("/health").status_code == 200
         assert num_descriptors(frontend) < NUM_DESCRIPTORS - 50
 
     wait_for(lambda: num_descriptors(frontend) <= num_before + 1)
@@ -138,17 +127,13 @@ def test_a_new_frontend_gets_in_where_many_hold_a_workers_plane(stack: Stack, tm
 
 
 def test_the_soft_limit_is_raised_so_that_all_stay(tmp_path: Path) -> None:
-    stack = Stack(tmp_path)
-    stack.prefix = ("prlimit", f"--nofile={NUM_DESCRIPTORS}:4096")
-    try:
-        stack.frontend(), stack.worker("agg")
-        stack.wait_ready(0, 1)
-        with connections(http_port(stack)) as held:
+    with Stack(tmp_path) as stack:
+        stack.prefix = ("prlimit", f"--nofile={NUM_DESCRIPTORS}:4096")
+        stack.serve("agg")
+        with connections(stack.port) as held:
             for sock in held:
                 sock.sendall(b"GET /live HTTP/1.1\r\nHost: x\r\n\r\n")
             assert {sock.recv(12) for sock in held} == {b"HTTP/1.1 200"}
         for process in stack.processes:
             limits = Path(f"/proc/{process.popen.pid}/limits").read_text()
             assert re.search(r"Max open files +4096 +4096", limits)
-    finally:
-        stack.stop()

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.answers import whole_answer
+from tests.answers import read_all, whole_answer
 from tests.conftest import ServerProcess, binary, free_port
 from tests.stack import Stack
-from tests.system.test_outages import LONG, check_all, running, started
+from tests.system.test_outages import LONG, running, started
 from tests.waiting import wait_for
 
 NUM_SERVERS = 3
@@ -33,9 +33,8 @@ def servers(tmp_path: Path) -> Iterator[list[ServerProcess]]:
 def stack(servers: list[ServerProcess], tmp_path: Path) -> Iterator[Stack]:
     """Over files and the cluster."""
     urls = ",".join(server.url for server in servers)
-    stack = Stack(tmp_path, {"BATON_REQUEST_PLANE": "nats", "NATS_SERVER": urls})
-    yield stack
-    stack.stop()
+    with Stack(tmp_path, {"BATON_REQUEST_PLANE": "nats", "NATS_SERVER": urls}) as stack:
+        yield stack
 
 
 def test_streams_outlive_each_server_of_a_cluster(stack: Stack, servers: list[ServerProcess]) -> None:
@@ -45,14 +44,13 @@ def test_streams_outlive_each_server_of_a_cluster(stack: Stack, servers: list[Se
 
         server.kill()
 
-        check_all(streams, expected)
+        read_all(streams, expected)
         server.start()
     for process in stack.processes:
         assert "plane=unreachable" in process.text()  # it was connected to one of them
     wait_for(lambda: stack.health()["status"] == "healthy")
-    stack.wait_idle(
-        30
-    )  # workers whose own server lived keep a silent caller for three times the liveness limit
+    # Workers whose own server lived keep a silent caller for three times the liveness limit.
+    stack.wait_idle(30)
 
 
 @pytest.fixture
@@ -75,8 +73,7 @@ def hub_and_leaf(tmp_path: Path) -> Iterator[list[ServerProcess]]:
 
 def test_streams_cross_a_leaf_node_and_outlive_it(hub_and_leaf: list[ServerProcess], tmp_path: Path) -> None:
     hub, leaf = hub_and_leaf
-    stack = Stack(tmp_path, {"BATON_REQUEST_PLANE": "nats", "NATS_SERVER": hub.url})
-    try:
+    with Stack(tmp_path, {"BATON_REQUEST_PLANE": "nats", "NATS_SERVER": hub.url}) as stack:
         stack.frontend("--wait-for-worker-s", "60")
         stack.environ["NATS_SERVER"] = leaf.url
         for role in ("prefill", "decode") * 2:
@@ -89,7 +86,5 @@ def test_streams_cross_a_leaf_node_and_outlive_it(hub_and_leaf: list[ServerProce
         wait_for(lambda: all("plane=unreachable" in process.text() for process in stack.processes[1:]))
         leaf.start()
 
-        check_all(streams, expected)
+        read_all(streams, expected)
         stack.wait_idle(30)
-    finally:
-        stack.stop()

@@ -1,19 +1,19 @@
 """The OpenAI SDK against the running stack: chat, its streaming helper, structured output, Responses."""
 
 import json
-from collections.abc import Iterator
-from typing import Literal
+from typing import Any, Literal
 
 import openai
 import pytest
 from openai.types.chat import ChatCompletionFunctionToolParam, ChatCompletionMessageParam
-from openai.types.responses import FunctionToolParam, ResponseInputParam
+from openai.types.responses import FunctionToolParam
 from pydantic import BaseModel, Field
 
-from tests.stack import MODEL, Stack
-from tests.waiting import PATIENCE_S
+from tests.stack import MODEL
 
 QUESTION = "Hey, quick check: is everything up and running?"
+CHAT: Any = {"model": MODEL, "max_tokens": 300, "temperature": 0}
+RESPONSE: Any = {"model": MODEL, "max_output_tokens": 300, "temperature": 0}
 DESCRIPTION = (
     "Returns the current health status of the LLM runtime—use before critical operations to verify "
     "the service is live."
@@ -42,27 +42,15 @@ class Report(BaseModel):
     score: int = Field(ge=0, le=9)
 
 
-@pytest.fixture(scope="module")
-def client(stack: Stack) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(
-        base_url=f"{stack.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE_S
-    ) as client:
-        yield client
-
-
 def test_a_tool_is_called_and_its_result_answered_over_two_chat_rounds(client: openai.OpenAI) -> None:
     messages: list[ChatCompletionMessageParam] = [{"role": "user", "content": QUESTION}]
-    first = client.chat.completions.create(
-        model=MODEL, messages=messages, tools=[CHAT_TOOL], max_tokens=300, temperature=0
-    )
+    first = client.chat.completions.create(messages=messages, tools=[CHAT_TOOL], **CHAT)
     message = first.choices[0].message
     assert message.tool_calls
-    messages.append(message.to_dict())  # type: ignore[arg-type]  # the SDK's own way back into a request
+    messages.append(message.to_dict())  # the SDK's own way back into a request
     messages.append({"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": RESULT})
 
-    second = client.chat.completions.create(
-        model=MODEL, messages=messages, tools=[CHAT_TOOL], max_tokens=300, temperature=0
-    )
+    second = client.chat.completions.create(messages=messages, tools=[CHAT_TOOL], **CHAT)
 
     assert second.choices[0].message.content
     assert second.usage
@@ -70,22 +58,10 @@ def test_a_tool_is_called_and_its_result_answered_over_two_chat_rounds(client: o
 
 
 def test_the_chat_streaming_helper_gathers_what_create_answers(client: openai.OpenAI) -> None:
-    whole = client.chat.completions.create(
-        model=MODEL,
-        messages=[{"role": "user", "content": QUESTION}],
-        tools=[CHAT_TOOL],
-        max_tokens=300,
-        temperature=0,
-    ).choices[0]
+    body = CHAT | {"messages": [{"role": "user", "content": QUESTION}], "tools": [CHAT_TOOL]}
+    whole = client.chat.completions.create(**body).choices[0]
 
-    with client.chat.completions.stream(
-        model=MODEL,
-        messages=[{"role": "user", "content": QUESTION}],
-        tools=[CHAT_TOOL],
-        max_tokens=300,
-        temperature=0,
-        stream_options={"include_usage": True},
-    ) as stream:
+    with client.chat.completions.stream(**body, stream_options={"include_usage": True}) as stream:
         kinds = {event.type for event in stream}
         final = stream.get_final_completion()
 
@@ -101,12 +77,8 @@ def test_the_chat_streaming_helper_gathers_what_create_answers(client: openai.Op
 
 
 def test_chat_parse_gives_the_model_of_the_answer_streamed_or_not(client: openai.OpenAI) -> None:
-    parsed = client.chat.completions.parse(
-        model=MODEL, messages=[GREETING], response_format=Report, max_tokens=300, temperature=0
-    )
-    with client.chat.completions.stream(
-        model=MODEL, messages=[GREETING], response_format=Report, max_tokens=300, temperature=0
-    ) as stream:
+    parsed = client.chat.completions.parse(messages=[GREETING], response_format=Report, **CHAT)
+    with client.chat.completions.stream(messages=[GREETING], response_format=Report, **CHAT) as stream:
         streamed = stream.get_final_completion()
 
     assert isinstance(parsed.choices[0].message.parsed, Report)
@@ -114,14 +86,9 @@ def test_chat_parse_gives_the_model_of_the_answer_streamed_or_not(client: openai
 
 
 def test_a_tool_made_of_a_model_is_called_with_arguments_that_it_takes(client: openai.OpenAI) -> None:
-    answer = client.chat.completions.parse(
-        model=MODEL,
-        messages=[{"role": "user", "content": QUESTION}],
-        tools=[openai.pydantic_function_tool(Report, name="get_system_health", description=DESCRIPTION)],
-        tool_choice="required",
-        max_tokens=300,
-        temperature=0,
-    )
+    tool = openai.pydantic_function_tool(Report, name="get_system_health", description=DESCRIPTION)
+    asked: Any = {"messages": [{"role": "user", "content": QUESTION}], "tools": [tool]}
+    answer = client.chat.completions.parse(**asked, tool_choice="required", **CHAT)
 
     call = (answer.choices[0].message.tool_calls or [])[0]
     assert isinstance(call.function.parsed_arguments, Report)
@@ -138,21 +105,12 @@ def test_the_sdk_raises_its_typed_errors(client: openai.OpenAI) -> None:
 
 
 def test_a_tool_is_called_and_its_result_answered_over_two_responses(client: openai.OpenAI) -> None:
-    first = client.responses.create(
-        model=MODEL, input=QUESTION, tools=[RESPONSES_TOOL], max_output_tokens=300, temperature=0
-    )
+    first = client.responses.create(input=QUESTION, tools=[RESPONSES_TOOL], **RESPONSE)
     (call,) = [item for item in first.output if item.type == "function_call"]
-    results: ResponseInputParam = [
-        {"type": "function_call_output", "call_id": call.call_id, "output": RESULT}
-    ]
+    result: Any = {"type": "function_call_output", "call_id": call.call_id, "output": RESULT}
 
     second = client.responses.create(
-        model=MODEL,
-        input=results,
-        previous_response_id=first.id,
-        tools=[RESPONSES_TOOL],
-        max_output_tokens=300,
-        temperature=0,
+        input=[result], previous_response_id=first.id, tools=[RESPONSES_TOOL], **RESPONSE
     )
 
     assert first.output[0].type == "reasoning"
@@ -166,11 +124,9 @@ def test_a_tool_is_called_and_its_result_answered_over_two_responses(client: ope
 
 
 def test_the_responses_streaming_helper_gathers_what_create_answers(client: openai.OpenAI) -> None:
-    whole = client.responses.create(model=MODEL, input="Hello there!", max_output_tokens=300, temperature=0)
+    whole = client.responses.create(input="Hello there!", **RESPONSE)
 
-    with client.responses.stream(
-        model=MODEL, input="Hello there!", max_output_tokens=300, temperature=0
-    ) as stream:
+    with client.responses.stream(input="Hello there!", **RESPONSE) as stream:
         text = "".join(event.delta for event in stream if event.type == "response.output_text.delta")
         final = stream.get_final_response()
 
@@ -183,12 +139,8 @@ def test_the_responses_streaming_helper_gathers_what_create_answers(client: open
 
 
 def test_responses_parse_gives_the_model_of_the_answer_streamed_or_not(client: openai.OpenAI) -> None:
-    parsed = client.responses.parse(
-        model=MODEL, input="Hello there!", text_format=Report, max_output_tokens=300, temperature=0
-    )
-    with client.responses.stream(
-        model=MODEL, input="Hello there!", text_format=Report, max_output_tokens=300, temperature=0
-    ) as stream:
+    parsed = client.responses.parse(input="Hello there!", text_format=Report, **RESPONSE)
+    with client.responses.stream(input="Hello there!", text_format=Report, **RESPONSE) as stream:
         streamed = stream.get_final_response()
 
     assert isinstance(parsed.output_parsed, Report)
@@ -196,9 +148,7 @@ def test_responses_parse_gives_the_model_of_the_answer_streamed_or_not(client: o
 
 
 def test_a_background_response_can_be_polled_until_it_is_complete(client: openai.OpenAI) -> None:
-    found = client.responses.create(
-        model=MODEL, input="Hello there!", max_output_tokens=100, temperature=0, background=True
-    )
+    found = client.responses.create(input="Hello there!", background=True, **RESPONSE)
     while found.status in ("queued", "in_progress"):
         found = client.responses.retrieve(found.id)
 

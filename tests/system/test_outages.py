@@ -4,14 +4,13 @@ import asyncio
 import signal
 from collections.abc import Callable, Iterator
 
-import httpx
 import nats
 import pytest
 from nats.aio.msg import Msg
 
-from tests.answers import Stream, whole_answer
+from tests.answers import Stream, read_all, whole_answer
 from tests.conftest import LaunchServer, ServerProcess
-from tests.stack import MODEL, Stack
+from tests.stack import Stack
 from tests.waiting import PATIENCE_S, scaled, wait_for
 
 LONG = 300
@@ -32,37 +31,26 @@ def nats_stack(
 ) -> Iterator[tuple[Stack, str]]:
     """Over files and NATS, and the answer of an undisturbed run."""
     environ = {"BATON_REQUEST_PLANE": "nats", "NATS_SERVER": own_nats.url}
-    stack = Stack(tmp_path_factory.mktemp("nats"), environ)
-    yield stack, started(stack)
-    stack.stop()
+    with Stack(tmp_path_factory.mktemp("nats"), environ) as stack:
+        yield stack, started(stack)
 
 
 @pytest.fixture(scope="module")
 def tcp_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Stack, str]]:
     """Over files and TCP, and the answer of an undisturbed run."""
-    stack = Stack(tmp_path_factory.mktemp("tcp"), {"BATON_LIVENESS_S": str(scaled(1.0))})
-    yield stack, started(stack, "--wait-for-worker-s", "60")
-    stack.stop()
+    with Stack(tmp_path_factory.mktemp("tcp"), {"BATON_LIVENESS_S": str(scaled(1.0))}) as stack:
+        yield stack, started(stack, "--wait-for-worker-s", "60")
 
 
-def started(stack: Stack, *frontend: str) -> str:
+def started(stack: Stack, *flags: str) -> str:
     """Start two workers of each role; returns the answer of an undisturbed run."""
-    stack.frontend(*frontend)
-    for role in ("prefill", "decode") * 2:
-        stack.worker(role)
-    stack.wait_ready(2, 2)
+    stack.serve(*("prefill", "decode") * 2, flags=flags)
     return whole_answer(stack, LONG)
 
 
 def running(stack: Stack) -> list[Stream]:
     """Streams that have come to different points."""
     return [Stream(stack, LONG).read(1 + i) for i in range(NUM_STREAMS)]
-
-
-def check_all(streams: list[Stream], expected: str) -> None:
-    for stream in streams:
-        stream.read()
-        assert (stream.error, stream.finish_reason, stream.text == expected) == (None, "length", True)
 
 
 async def disturb(url: str, num_messages: int) -> None:
@@ -96,7 +84,7 @@ async def test_strangers_on_nats_do_not_disturb_streams(
 
     await disturb(own_nats.url, 100)
 
-    check_all(streams, expected)
+    read_all(streams, expected)
     frontend, *workers = stack.processes
     assert " retry " not in frontend.text()
     for process in frontend, *(worker for worker in workers if worker.name.startswith("decode")):
@@ -124,7 +112,7 @@ def test_streams_outlive_nats(
     wait_for(lambda: [process.text().count("plane=unreachable") for process in stack.processes] == away)
     repair(own_nats)
 
-    check_all(streams, expected)
+    read_all(streams, expected)
     stack.wait_idle()
 
 
@@ -137,10 +125,10 @@ def test_streams_wait_for_decode_workers_that_are_started_again(tcp_stack: tuple
         process.kill()
         stack.processes.remove(process)
     wait_for(lambda: stack.processes[0].text().count("left worker=decode") == num_left + 2)
-    refused = httpx.post(f"{stack.url}/v1/completions", json={"model": MODEL, "prompt": "x"})
+    refused = stack.post("/v1/completions", prompt="x")
     stack.worker("decode"), stack.worker("decode")
 
-    check_all(streams, expected)
+    read_all(streams, expected)
     assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
     stack.wait_ready(2, 2)
 
@@ -159,7 +147,7 @@ def test_streams_wait_for_a_whole_fleet_that_is_started_again(tcp_stack: tuple[S
     for role in ("prefill", "decode") * 2:
         stack.worker(role)
 
-    check_all(streams, expected)
+    read_all(streams, expected)
     stack.wait_ready(2, 2)
 
 
@@ -173,5 +161,5 @@ def test_streams_outlive_a_frontend_that_stands_still(tcp_stack: tuple[Stack, st
     wait_for(lambda: all("caller_lost" in decode.text() for decode in decodes))
     stack.processes[0].signal(signal.SIGCONT)
 
-    check_all(streams, expected)
+    read_all(streams, expected)
     stack.wait_idle()

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from baton.messages import WorkerInfo
-from tests.answers import ENDLESS, LONG, Stream, whole_answer
+from tests.answers import ENDLESS, LONG, Stream, read_all, whole_answer
 from tests.certificates import Authority
 from tests.conftest import free_port
 from tests.stack import Process, Stack, running_stack
@@ -138,6 +138,4 @@ def test_a_stream_outlives_its_decode_worker_without_losing_a_token(fleet: Fleet
 
     fleet.processes[2].kill()
 
-    for stream in streams:
-        stream.read()
-        assert (stream.text, stream.finish_reason, stream.error) == (expected, "length", None)
+    read_all(streams, expected)

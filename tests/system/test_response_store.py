@@ -11,18 +11,16 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.stack import MODEL, Stack
+from tests.stack import Stack
 from tests.stored_responses import rows
-from tests.waiting import PATIENCE_S, scaled, wait_for
+from tests.waiting import scaled, wait_for
 
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    stack = Stack(tmp_path_factory.mktemp("stack"))
-    stack.frontend(), stack.worker("agg")
-    stack.wait_ready(0, 1)
-    yield stack
-    stack.stop()
+    with Stack(tmp_path_factory.mktemp("stack")) as stack:
+        stack.serve("agg")
+        yield stack
 
 
 def file_of(stack: Stack) -> Path:
@@ -50,14 +48,13 @@ def full(stack: Stack) -> Iterator[None]:
 
 
 def respond(stack: Stack, **fields: Any) -> httpx.Response:
-    body = {"model": MODEL, "input": "Hello there!", "max_output_tokens": 20, **fields}
-    answer = httpx.post(f"{stack.url}/v1/responses", json=body, timeout=PATIENCE_S)
+    answer = stack.post("/v1/responses", input="Hello there!", max_output_tokens=20, **fields)
     assert answer.status_code == 200, answer.text
     return answer
 
 
 def found(stack: Stack, response_id: str) -> dict[str, Any]:
-    answer = httpx.get(f"{stack.url}/v1/responses/{response_id}", timeout=PATIENCE_S)
+    answer = stack.get(f"/v1/responses/{response_id}")
     assert answer.status_code == 200, answer.text
     body: dict[str, Any] = answer.json()
     return body

@@ -9,7 +9,7 @@ import openai
 import pytest
 
 from tests.stack import MODEL, Process, Stack
-from tests.waiting import PATIENCE_S, wait_for
+from tests.waiting import wait_for
 
 TOOL: Any = {
     "type": "function",
@@ -28,18 +28,9 @@ LONG: Any = {"model": MODEL, "input": "Hello there!", "max_output_tokens": 3000,
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """One prefill and one decode worker with the demo model; the test starts the frontend."""
-    stack = Stack(tmp_path_factory.mktemp("stack"))
-    stack.worker("prefill", engine="embedded"), stack.worker("decode", engine="embedded")
-    yield stack
-    stack.stop()
-
-
-@pytest.fixture
-def client(stack: Stack) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(
-        base_url=f"{stack.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE_S
-    ) as client:
-        yield client
+    with Stack(tmp_path_factory.mktemp("stack")) as stack:
+        stack.worker("prefill", engine="embedded"), stack.worker("decode", engine="embedded")
+        yield stack
 
 
 @pytest.fixture

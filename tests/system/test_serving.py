@@ -10,7 +10,7 @@ import httpx
 import openai
 import pytest
 
-from tests.stack import MODEL, Stack, running_stack
+from tests.stack import MODEL, Stack, cluster, running_stack
 from tests.waiting import PATIENCE_S, wait_for
 
 HEALTH_TOOL = {
@@ -52,12 +52,8 @@ def stack(
     if request.param == "tcp and files":
         yield stack
         return
-    environ = {
-        "BATON_DISCOVERY_BACKEND": "etcd",
-        "BATON_REQUEST_PLANE": "nats",
-        "ETCD_ENDPOINTS": request.getfixturevalue("launch_etcd")().url,
-        "NATS_SERVER": request.getfixturevalue("nats_server"),
-    }
+    etcd = request.getfixturevalue("launch_etcd")().url
+    environ = cluster(etcd, request.getfixturevalue("nats_server"))
     with running_stack(tmp_path_factory.mktemp("stack"), environ=environ) as other:
         yield other
 
@@ -65,18 +61,13 @@ def stack(
 @pytest.fixture(scope="module")
 def aggregated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """One aggregated worker."""
-    stack = Stack(tmp_path_factory.mktemp("aggregated"))
-    stack.frontend(), stack.worker("agg", engine="embedded")
-    stack.wait_ready(0, 1)
-    yield stack
-    stack.stop()
+    with Stack(tmp_path_factory.mktemp("aggregated")) as stack:
+        stack.serve("agg", engine="embedded")
+        yield stack
 
 
 def chat(stack: Stack, **body: Any) -> Json:
-    answer = httpx.post(f"{stack.url}/v1/chat/completions", json=body, timeout=PATIENCE_S)
-    assert answer.status_code == 200, answer.text
-    found: Json = answer.json()
-    return found
+    return stack.answer("/v1/chat/completions", **body)
 
 
 def streamed(stack: Stack, **body: Any) -> Json:
@@ -127,15 +118,14 @@ def test_the_guides_second_round_answers_with_the_tools_result(stack: Stack) -> 
     assert (whole["content"], whole["finish_reason"]) == (choice["message"]["content"], "stop")
 
 
-def test_the_openai_sdk_streams(stack: Stack) -> None:
-    with openai.OpenAI(base_url=f"{stack.url}/v1", api_key="none") as client:
-        stream = client.chat.completions.create(
-            model=MODEL,
-            messages=[{"role": "user", "content": "Hello there!"}],
-            stream=True,
-            stream_options={"include_usage": True},
-        )
-        chunks = list(stream)
+def test_the_openai_sdk_streams(client: openai.OpenAI) -> None:
+    stream = client.chat.completions.create(
+        model=MODEL,
+        messages=[{"role": "user", "content": "Hello there!"}],
+        stream=True,
+        stream_options={"include_usage": True},
+    )
+    chunks = list(stream)
 
     assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
     assert chunks[-1].usage is not None

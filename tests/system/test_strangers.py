@@ -2,14 +2,11 @@
 
 import asyncio
 import socket
-import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from pathlib import Path
 
-import httpx
 import msgspec
-import pytest
 
 from baton.files import FilesDiscovery
 from baton.messages import (
@@ -23,46 +20,11 @@ from baton.messages import (
     WorkerStats,
 )
 from baton.tcp import TcpTransport
-from tests.stack import MODEL, Stack
+from tests.stack import Stack
 from tests.waiting import PATIENCE_S, wait_for
 
 UNKNOWN = 1_000_000  # no token id of the demo model
 NAMES = ("p-silent", "d-silent", "p-closed", "d-closed", "p-odd", "d-odd")
-
-
-@pytest.fixture(scope="module")
-def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """One mocker of each role, and a frontend that started when the strangers were there."""
-    stack = Stack(tmp_path_factory.mktemp("stack"))
-    try:
-        for mode in ("prefill", "decode"):
-            stack.worker(mode)
-        with strangers(Path(stack.environ["BATON_FILE_REGISTRY"])):
-            stack.frontend()
-            wait_for(lambda: stack.health().get("status") == "healthy")
-            yield stack
-    finally:
-        stack.stop()
-
-
-@contextmanager
-def strangers(folder: Path) -> Iterator[None]:
-    """Registered as long as the context lasts, by a thread with its own event loop."""
-    ready, done = threading.Event(), threading.Event()
-
-    async def main() -> None:
-        async with registered(FilesDiscovery(folder)):
-            ready.set()
-            await asyncio.to_thread(done.wait)
-
-    thread = threading.Thread(target=asyncio.run, args=[main()])
-    thread.start()
-    try:
-        assert ready.wait(2 * PATIENCE_S)
-        yield
-    finally:
-        done.set()
-        thread.join()
 
 
 @asynccontextmanager
@@ -106,14 +68,19 @@ async def odd(request: Request) -> AsyncGenerator[Reply, None]:
         )
 
 
-def test_no_request_notices_strangers_and_health_names_them(stack: Stack) -> None:
-    asked = {"model": MODEL, "prompt": "one two three", "max_tokens": 20, "seed": 5}
-    answers = []
-    for _ in range(12):
-        answer = httpx.post(f"{stack.url}/v1/completions", json=asked, timeout=PATIENCE_S)
-        assert answer.status_code == 200, answer.text
-        answers.append(answer.json()["choices"][0]["text"])
-    assert len(set(answers)) == 1
+async def test_no_request_notices_strangers_and_health_names_them(tmp_path: Path) -> None:
+    with Stack(tmp_path) as stack:
+        stack.worker("prefill"), stack.worker("decode")
+        async with registered(FilesDiscovery(Path(stack.environ["BATON_FILE_REGISTRY"]))):
+            stack.frontend()  # which finds the strangers at its start
+            await asyncio.to_thread(check, stack)
+
+
+def check(stack: Stack) -> None:
+    wait_for(lambda: stack.health().get("status") == "healthy")
+    fields = {"prompt": "one two three", "max_tokens": 20, "seed": 5}
+    answers = [stack.answer("/v1/completions", **fields) for _ in range(12)]
+    assert len({answer["choices"][0]["text"] for answer in answers}) == 1
 
     wait_for(lambda: len(stack.health()["refused"]) == 2)
     health = stack.health()

@@ -1,12 +1,11 @@
 """An engine that hangs while its worker goes on sending heartbeats."""
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from tests.answers import Stream, whole_answer
+from tests.answers import Stream, read_all, whole_answer
 from tests.stack import Stack
 from tests.waiting import scaled
 
@@ -23,16 +22,15 @@ def hangs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.fixture(scope="module")
 def stack(hangs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     folder = tmp_path_factory.mktemp("stack")
-    stack = Stack(folder)
-    stack.frontend("--no-progress-s", f"{NO_PROGRESS_S:.2f}")
-    for mode, hang in hangs.items():
-        yaml = folder / f"{mode}.yaml"
-        yaml.write_text(f"hang_while: {hang}\n")
-        stack.worker(mode, yaml=yaml)
-        stack.worker(mode)
-    stack.wait_ready(2, 2)
-    yield stack
-    stack.stop()
+    with Stack(folder) as stack:
+        stack.frontend("--no-progress-s", f"{NO_PROGRESS_S:.2f}")
+        for mode, hang in hangs.items():
+            yaml = folder / f"{mode}.yaml"
+            yaml.write_text(f"hang_while: {hang}\n")
+            stack.worker(mode, yaml=yaml)
+            stack.worker(mode)
+        stack.wait_ready(2, 2)
+        yield stack
 
 
 @pytest.mark.parametrize("mode", ["decode", "prefill"])
@@ -44,11 +42,8 @@ def test_a_worker_that_only_beats_loses_its_requests_to_another(
 
     hangs[mode].touch()
     streams += [Stream(stack) for _ in range(4)]
-    with ThreadPoolExecutor(len(streams)) as pool:
-        list(pool.map(Stream.read, streams))
 
-    assert [(stream.text, stream.error) for stream in streams] == [(expected, None)] * 8
-    assert max(stream.longest_gap_s for stream in streams) < 2 * NO_PROGRESS_S + scaled(2)
+    assert read_all(streams, expected) < 2 * NO_PROGRESS_S + scaled(2)
     (stuck,) = stack.health()["stuck"]
     assert stuck.startswith(mode)
     assert stuck not in [instance["worker_id"] for instance in stack.health()["instances"]]

@@ -14,16 +14,13 @@ from tests.stack import ROOT, Stack
 
 @pytest.fixture
 def stack(tmp_path: Path) -> Iterator[Stack]:
-    stack = Stack(tmp_path)
-    stack.frontend()
-    yield stack
-    stack.stop()
+    with Stack(tmp_path) as stack:
+        yield stack
 
 
 @pytest.mark.parametrize("engine", [pytest.param("embedded", marks=pytest.mark.slow), "mocker"])
 def test_each_pair_has_moved_kv_before_it_is_ready(stack: Stack, engine: str) -> None:
-    workers = [stack.worker(mode, engine=engine) for mode in ("prefill", "prefill", "decode", "decode")]
-    stack.wait_ready(2, 2)
+    workers = stack.serve("prefill", "prefill", "decode", "decode", engine=engine)
 
     text = "".join(worker.text() for worker in workers)
     pairs = re.findall(r"warm pair worker=(\S+) peer=(\S+) ", text)
@@ -40,8 +37,7 @@ def test_unlike_workers_are_refused_by_the_worker_in_health_and_in_status(
     decode_yaml = tmp_path / "decode.yaml"
     text = (ROOT / "engine_configs/demo/decode.yaml").read_text()
     decode_yaml.write_text(text.replace("tokens_per_block: 16", "tokens_per_block: 32"))
-    stack.worker("prefill", engine="embedded")
-    stack.wait_ready(1, 0)
+    stack.serve("prefill", engine="embedded")
     decode = stack.worker("decode", engine="embedded", yaml=decode_yaml)
     stack.wait_ready(1, 1)
 
@@ -58,8 +54,7 @@ def test_workers_with_other_weights_of_the_same_shape_are_not_paired(stack: Stac
     weights = bytearray((fine_tune / "model.safetensors").read_bytes())
     weights[-(1 << 20) :] = bytes(1 << 20)
     (fine_tune / "model.safetensors").write_bytes(weights)
-    stack.worker("prefill")
-    stack.wait_ready(1, 0)
+    stack.serve("prefill")
     stack.worker("decode", model_path=str(fine_tune))
     stack.wait_ready(1, 1)
 

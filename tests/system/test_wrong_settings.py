@@ -1,6 +1,8 @@
 """Wrong settings of real processes: a sentence with the flag or variable, status 2, before anything loads."""
 
+import itertools
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -16,9 +18,11 @@ TRTLLM = ("workers", "--engine", "trtllm", "--disaggregation-mode", "decode")
 VLLM = ("workers", "--engine", "vllm")
 EMBEDDED = ("workers", "--engine", "embedded")
 FRONTEND = ("frontend", "--http-port", "0", "--response-store", ":memory:")
-ETCD = "http://127.0.0.1:2379"
+ETCD = "ETCD_ENDPOINTS=http://127.0.0.1:2379"
 UCX = '"cache_transceiver_config": {"backend": "UCX"}'
 OVERRIDE = "--override-engine-args"
+SMALL = '{"max_batch_size": -5}'
+FULL = '{"kv_cache_config": {"free_gpu_memory_fraction": 90}}'
 
 Environ = dict[str, str]
 
@@ -42,112 +46,46 @@ def start(folder: Path, program: tuple[str, ...], flags: list[str], environ: Env
     return done.returncode, [line for line in done.stderr.splitlines() if line.startswith("error: ")][-1]
 
 
+CASES = [
+    (WORKER, ["--etcd-endpoints", "h:2379"], "--etcd-endpoints (ETCD_ENDPOINTS) h:2379: must be http://"),
+    (FRONTEND, ["ETCD_ENDPOINTS=http://h:99999"], "(ETCD_ENDPOINTS) http://h:99999: must be http://"),
+    (WORKER, [ETCD, "ETCD_AUTH_CA=/no"], "ETCD_AUTH_CA: /no has no certificates"),
+    (WORKER, [ETCD, "ETCD_AUTH_CLIENT_CERT=/no"], "ETCD_AUTH_CLIENT_CERT and ETCD_AUTH_CLIENT_KEY: set both"),
+    (FRONTEND, ["--nats-server", "http://h:1"], "--nats-server (NATS_SERVER) http://h:1: must be nats://"),
+    (WORKER, ["--endpoint", "dyn://x"], "--endpoint dyn://x: must be dyn://namespace.component.endpoint"),
+    (WORKER, ["--log-level", "verbose"], "--log-level: invalid choice: 'verbose' (choose from 'debug'"),
+    (FRONTEND, ["BATON_LIVENESS_S=inf"], "BATON_LIVENESS_S=inf: must be a finite number"),
+    (WORKER, ["--drain-timeout-s", "-1"], "--drain-timeout-s -1: must be at least 0"),
+    (WORKER, ["--max-batch-size", "-5"], "--max-batch-size -5: must be at least 1"),
+    (EMBEDDED, [OVERRIDE, SMALL], "max_batch_size: -5 must be at least 1"),
+    (TRTLLM, [OVERRIDE, f"{SMALL[:-1]}, {UCX}}}"], "max_batch_size: -5: must be a whole number"),
+    (VLLM, [OVERRIDE, '{"max_num_seqs": -5}'], "max_num_seqs: -5: must be a whole number"),
+]
+# The same rules in the other program, or of the same engine.
+VARIANTS = [
+    (WORKER, ["--etcd-endpoints", "http://h:1/x"], "(ETCD_ENDPOINTS) http://h:1/x: must be http://"),
+    (FRONTEND, [ETCD, "ETCD_AUTH_CA=/no"], "ETCD_AUTH_CA: /no has no certificates"),
+    (WORKER, ["NATS_SERVER=nats://h:99999"], "--nats-server (NATS_SERVER) nats://h:99999: must be"),
+    (FRONTEND, ["--log-level", "verbose"], "--log-level: invalid choice: 'verbose' (choose from 'debug'"),
+    (WORKER, ["--liveness-s", "nan"], "--liveness-s nan: must be a finite number"),
+    (FRONTEND, ["--request-timeout-s", "inf"], "--request-timeout-s inf: must be a finite number"),
+    (WORKER, [OVERRIDE, SMALL], f"{OVERRIDE}: max_batch_size: -5 must be at least 1"),
+    (TRTLLM, [OVERRIDE, f"{FULL[:-1]}, {UCX}}}"], "90.0: must be a number above 0 and at most 1"),
+    (VLLM, [OVERRIDE, '{"gpu_memory_utilization": NaN}'], "gpu_memory_utilization: nan: must be a number"),
+]
+
+
 @pytest.mark.parametrize(
-    ("program", "flags", "environ", "says"),
-    [
-        (
-            WORKER,
-            ["--etcd-endpoints", "h:2379"],
-            {},
-            "--etcd-endpoints (ETCD_ENDPOINTS) h:2379: must be http://",
-        ),
-        (
-            FRONTEND,
-            [],
-            {"ETCD_ENDPOINTS": "http://h:99999"},
-            "(ETCD_ENDPOINTS) http://h:99999: must be http://",
-        ),
-        (
-            WORKER,
-            [],
-            {"ETCD_ENDPOINTS": ETCD, "ETCD_AUTH_CA": "/no"},
-            "ETCD_AUTH_CA: /no has no certificates",
-        ),
-        (
-            FRONTEND,
-            [],
-            {"ETCD_ENDPOINTS": ETCD, "ETCD_AUTH_CA": "/no"},
-            "ETCD_AUTH_CA: /no has no certificates",
-        ),
-        (
-            WORKER,
-            [],
-            {"ETCD_ENDPOINTS": ETCD, "ETCD_AUTH_CLIENT_CERT": "/no"},
-            "ETCD_AUTH_CLIENT_CERT and ETCD_AUTH_CLIENT_KEY: set both",
-        ),
-        (
-            WORKER,
-            [],
-            {"NATS_SERVER": "nats://h:99999"},
-            "--nats-server (NATS_SERVER) nats://h:99999: must be",
-        ),
-        (
-            FRONTEND,
-            ["--nats-server", "http://h:1"],
-            {},
-            "--nats-server (NATS_SERVER) http://h:1: must be nats://",
-        ),
-        (WORKER, ["--etcd-endpoints", "http://h:1/x"], {}, "(ETCD_ENDPOINTS) http://h:1/x: must be http://"),
-        (
-            WORKER,
-            ["--endpoint", "dyn://x"],
-            {},
-            "--endpoint dyn://x: must be dyn://namespace.component.endpoint",
-        ),
-        (
-            WORKER,
-            ["--log-level", "verbose"],
-            {},
-            "--log-level: invalid choice: 'verbose' (choose from 'debug'",
-        ),
-        (
-            FRONTEND,
-            ["--log-level", "verbose"],
-            {},
-            "--log-level: invalid choice: 'verbose' (choose from 'debug'",
-        ),
-        (WORKER, ["--liveness-s", "nan"], {}, "--liveness-s nan: must be a finite number"),
-        (FRONTEND, [], {"BATON_LIVENESS_S": "inf"}, "BATON_LIVENESS_S=inf: must be a finite number"),
-        (WORKER, ["--drain-timeout-s", "-1"], {}, "--drain-timeout-s -1: must be at least 0"),
-        (FRONTEND, ["--request-timeout-s", "inf"], {}, "--request-timeout-s inf: must be a finite number"),
-        (WORKER, ["--max-batch-size", "-5"], {}, "--max-batch-size -5: must be at least 1"),
-        (
-            WORKER,
-            [OVERRIDE, '{"max_batch_size": -5}'],
-            {},
-            f"{OVERRIDE}: max_batch_size: -5 must be at least 1",
-        ),
-        (EMBEDDED, [OVERRIDE, '{"max_batch_size": -5}'], {}, "max_batch_size: -5 must be at least 1"),
-        (
-            TRTLLM,
-            [OVERRIDE, f'{{"max_batch_size": -5, {UCX}}}'],
-            {},
-            f"{OVERRIDE}: max_batch_size: -5: must be a whole number of at least 1",
-        ),
-        (
-            TRTLLM,
-            [OVERRIDE, f'{{"kv_cache_config": {{"free_gpu_memory_fraction": 90}}, {UCX}}}'],
-            {},
-            "free_gpu_memory_fraction: 90.0: must be a number above 0 and at most 1",
-        ),
-        (
-            VLLM,
-            [OVERRIDE, '{"max_num_seqs": -5}'],
-            {},
-            "max_num_seqs: -5: must be a whole number of at least 1",
-        ),
-        (
-            VLLM,
-            [OVERRIDE, '{"gpu_memory_utilization": NaN}'],
-            {},
-            "gpu_memory_utilization: nan: must be a number",
-        ),
-    ],
+    ("program", "words", "says"),
+    [*CASES, *(pytest.param(*variant, marks=pytest.mark.slow) for variant in VARIANTS)],
 )
 def test_a_process_says_what_is_wrong_and_does_not_start(
-    tmp_path: Path, program: tuple[str, ...], flags: list[str], environ: Environ, says: str
+    tmp_path: Path, program: tuple[str, ...], words: list[str], says: str
 ) -> None:
-    status, line = start(tmp_path, program, flags, environ)
+    """`words` are flags, after variables."""
+    variables = list(itertools.takewhile(lambda word: re.match(r"[A-Z_]+=", word), words))
+    environ = dict(word.split("=", 1) for word in variables)
+    status, line = start(tmp_path, program, words[len(variables) :], environ)
     assert status == 2
     assert says in line
 
@@ -163,7 +101,9 @@ def test_a_user_that_nats_refuses_is_known_before_a_model_loads(
     assert line.startswith(f"error: NATS at {server.url} refuses this user: ")
 
 
-@pytest.mark.parametrize("program", [WORKER, FRONTEND, (*FRONTEND, "--num-processes", "2")])
+@pytest.mark.parametrize(
+    "program", [WORKER, (*FRONTEND, "--num-processes", "2"), pytest.param(FRONTEND, marks=pytest.mark.slow)]
+)
 def test_a_user_that_etcd_refuses_is_known_before_a_model_loads(
     tmp_path: Path, launch_etcd: LaunchServer, program: tuple[str, ...]
 ) -> None:

@@ -91,15 +91,7 @@ def episode(outcome: Outcome, *, problem: str = "") -> Episode:
         ([WHOLE[0], *WHOLE], "different"),
         ([data("2 ")], "different"),
     ],
-    ids=[
-        "whole",
-        "cut",
-        "without its last event",
-        "error",
-        "a token lost",
-        "a token repeated",
-        "cut, and wrong",
-    ],
+    ids=["whole", "cut", "no last event", "error", "a token lost", "a token repeated", "cut, and wrong"],
 )
 def test_the_client_notices_how_a_stream_ends(events: list[str], end: str) -> None:
     assert outcome_of(events).end == end
@@ -125,7 +117,7 @@ def test_a_fault_without_effect_is_a_finding() -> None:
     exact = outcome_of(WHOLE)
     episodes = [episode(exact), episode(exact, problem="NotEffectiveError: it lives")]
     row, _ = scores(episodes)
-    assert (row.faults, row.effective, row.exact) == (2, 1, 2)
+    assert (row["faults"], row["effective"], row["exact"]) == (2, 1, 2)
     assert "it lives" in printed(episodes)
     assert printed(episodes).endswith("findings: 1")
 
