@@ -1,12 +1,11 @@
-"""Shared parts of the request plane tests: planes on event loops, requests, answers."""
+"""Shared parts of the request plane tests: planes, requests, answers."""
 
 import asyncio
 import secrets
 import socket
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from typing import Any
-
-import uvloop
 
 from baton.messages import GenerateRequest, KvHandoff, Reply, Request, Sampling, TokenChunk
 from baton.nats import NatsTransport
@@ -30,39 +29,33 @@ class _ByNewNames(UnixTransport):
 
 
 class Plane:
-    """One plane on one event loop, such as `tcp-uvloop`, and how to make its transports."""
+    """One plane, such as `tcp`, and how to make its transports."""
 
-    def __init__(self, name: str, nats_url: str) -> None:
-        self.name = name
+    def __init__(self, kind: str, nats_url: str) -> None:
+        self.kind = kind
         self.nats_url = nats_url
-        self._kind, _, self._loop = name.partition("-")
 
     def transport(self, liveness_s: float = LIVENESS_S, **options: Any) -> Transport:
-        if self._kind in ("tcp", "tls"):
-            tls = shared_peer() if self._kind == "tls" else None
+        """`options`: nats-py's."""
+        if self.kind in ("tcp", "tls"):
+            tls = shared_peer() if self.kind == "tls" else None
             return TcpTransport(liveness_s=liveness_s, tls=tls)
-        if self._kind == "unix":
+        if self.kind == "unix":
             return _ByNewNames(liveness_s=liveness_s)
         return NatsTransport(self.nats_url, liveness_s=liveness_s, **options)
 
-    def run(
-        self,
-        scenario: Callable[[Transport, Transport], Awaitable[None]],
-        liveness_s: float = LIVENESS_S,
-        **options: Any,
-    ) -> None:
-        """Run `scenario(caller, worker)` with two transports, and close them. `options`: nats-py's."""
-
-        async def bounded() -> None:
-            caller, worker = (self.transport(liveness_s, **options) for _ in range(2))
-            async with asyncio.timeout(PATIENCE_S):
-                try:
-                    await scenario(caller, worker)
-                finally:
-                    await caller.close()
-                    await worker.close()
-
-        uvloop.run(bounded()) if self._loop == "uvloop" else asyncio.run(bounded())
+    @asynccontextmanager
+    async def ends(
+        self, liveness_s: float = LIVENESS_S, **options: Any
+    ) -> AsyncGenerator[tuple[Transport, Transport], None]:
+        """A caller and a worker."""
+        caller, worker = (self.transport(liveness_s, **options) for _ in range(2))
+        async with asyncio.timeout(PATIENCE_S):
+            try:
+                yield caller, worker
+            finally:
+                await caller.close()
+                await worker.close()
 
 
 def a_request(max_tokens: int = 3, token_ids: list[int] | None = None) -> GenerateRequest:

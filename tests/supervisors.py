@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tests.conftest import free_port
 from tests.stack import Process
-from tests.waiting import PATIENCE_S, thread_states, wait_for
+from tests.waiting import PATIENCE_S, wait_for
 
 
 class Supervised(Process):
@@ -50,10 +50,6 @@ class Supervised(Process):
 def answer(client: socket.socket) -> tuple[int, int]:
     index, pid = client.recv(64).split()
     return int(index), int(pid)
-
-
-def is_running(pid: int) -> bool:
-    return not thread_states(pid) <= set("ZX")
 
 
 Start = Callable[..., Supervised]

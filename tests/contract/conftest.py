@@ -1,20 +1,31 @@
 """Fixtures and event loops of several contract tests."""
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
 import uvloop
 
+from baton.transport import Transport
+from tests.certificates import Authority
+from tests.conftest import LaunchServer, ServerProcess
+from tests.kv_peer import WIRES, Far
+from tests.planes import Plane
 from tests.supervisors import Start, Supervised
 
 
 def pytest_asyncio_loop_factories(item: pytest.Item) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
-    """Tests with the mark run on uvloop."""
-    if item.get_closest_marker("uvloop"):
-        return {"uvloop": uvloop.new_event_loop}
-    return {"asyncio": asyncio.new_event_loop}
+    """Those of the mark `loops`."""
+    loops = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
+    mark = item.get_closest_marker("loops")
+    return {name: loops[name] for name in (mark.args if mark else ("asyncio",))}
+
+
+@pytest.fixture
+def own_nats(launch_nats: LaunchServer) -> ServerProcess:
+    """A NATS server that the test may kill."""
+    return launch_nats()
 
 
 @pytest.fixture
@@ -32,3 +43,27 @@ def start(tmp_path: Path) -> Iterator[Start]:
     yield start
     for each in started:
         each.kill()  # its processes end with it
+
+
+@pytest.fixture
+async def ends(plane: Plane) -> AsyncIterator[tuple[Transport, Transport]]:
+    async with plane.ends() as ends:
+        yield ends
+
+
+@pytest.fixture
+def caller(ends: tuple[Transport, Transport]) -> Transport:
+    return ends[0]
+
+
+@pytest.fixture
+def worker(ends: tuple[Transport, Transport]) -> Transport:
+    return ends[1]
+
+
+@pytest.fixture(scope="module", params=WIRES)
+def far(request: pytest.FixtureRequest, shared_authority: Authority) -> Iterator[Far]:
+    """One process for all tests that do not kill it."""
+    process = Far(request.param)
+    yield process.started()
+    process.end()

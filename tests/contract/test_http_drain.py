@@ -12,7 +12,7 @@ from frontend.http.exchange import Receive, Scope, Send
 from frontend.http.server import HttpServer, Patience
 from tests.waiting import PATIENCE_S, until
 
-pytestmark = pytest.mark.uvloop
+pytestmark = pytest.mark.loops("uvloop")
 GET = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
 # Long, so that what is served is served because of the drain's rules and not of a deadline.
 PATIENT = Patience(request_s=PATIENCE_S, idle_s=PATIENCE_S, rest_s=PATIENCE_S, linger_s=0.0)

@@ -11,7 +11,7 @@ from frontend.http.exchange import ClientGone, Exchange, Receive, Scope, Send
 from frontend.http.server import HttpServer
 from tests.waiting import PATIENCE_S, until
 
-pytestmark = pytest.mark.uvloop
+pytestmark = pytest.mark.loops("uvloop")
 HEAD = b"POST / HTTP/%b\r\nhost: x\r\ncontent-length: 2\r\n\r\nab"
 STREAM = HEAD.replace(b"/ ", b"/?stream ", 1)
 

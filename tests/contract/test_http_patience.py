@@ -24,7 +24,7 @@ from tests.certificates import Authority
 from tests.scripted_frontend import Client, ScriptedTokens
 from tests.waiting import PATIENCE_S, until
 
-pytestmark = pytest.mark.uvloop
+pytestmark = pytest.mark.loops("uvloop")
 MAX_BODY_BYTES = 1 << 20
 HURRIED = Patience(request_s=0.5, idle_s=1.5, unread_s=0.5, rest_s=0.3)
 SLACK_S = 8.0  # for a busy machine

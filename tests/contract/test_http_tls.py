@@ -21,7 +21,7 @@ from tests.alive import Newborn
 from tests.certificates import Authority
 from tests.waiting import scaled, until
 
-pytestmark = pytest.mark.uvloop
+pytestmark = pytest.mark.loops("uvloop")
 GET = b"GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
 
 

@@ -14,7 +14,7 @@ from frontend.http.exchange import Exchange, Receive, Scope, Send
 from frontend.http.server import HttpServer
 from tests.waiting import PATIENCE_S, until
 
-pytestmark = pytest.mark.uvloop
+pytestmark = pytest.mark.loops("uvloop")
 HEAD = (
     b"POST /first HTTP/1.1\r\nhost: x\r\nconnection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\n"
     b"http2-settings: AAEAAEAAAAIAAAABAAMAAABkAAQBAAAAAAUAAEAA\r\ncontent-length: %d\r\n\r\n"

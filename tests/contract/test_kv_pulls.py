@@ -4,14 +4,13 @@ import asyncio
 import gc
 import socket
 import weakref
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, ExitStack, aclosing, asynccontextmanager, suppress
 from functools import partial
 from typing import Any
 
 import msgspec
 import pytest
-import uvloop
 
 from baton.errors import HandoffFailed, HandoffStalled
 from baton.messages import KvAsk, KvConfirm, KvGrant, KvWithdrawn, Reply, StatsRequest
@@ -23,8 +22,6 @@ from tests.waiting import until
 from workers.kv.memory import Memory, host_memory
 from workers.kv.stream import STALL_S, Stream, Way
 from workers.kv.transceiver import CacheTransceiver, Ticket
-
-Run = Callable[[Coroutine[Any, Any, None]], None]
 
 PAYLOAD = bytes(range(256)) * 16
 LARGE_BYTES = 8 << 20  # over a socket of its own
@@ -161,29 +158,26 @@ async def test_withdrawn_memory_is_released_when_its_reader_has_closed_the_call(
             await until(lambda: gc.collect() >= 0 and lent() is None)
 
 
-@pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
-def test_only_who_shows_the_token_gets_bytes_from_the_socket_and_only_while_they_are_lent(run: Run) -> None:
-    async def main() -> None:
-        num_before, loop = unauthenticated.num_messages, asyncio.get_running_loop()
-        road, payload = Stream("127.0.0.1"), host_memory(bytearray(b"x" * LARGE_BYTES))
-        with socket.socket() as mute, socket.socket() as guessing:
-            async with road.lend(payload) as way:
-                for sock in (mute, guessing):
-                    sock.connect(("127.0.0.1", msgspec.msgpack.decode(way, type=Way).port))
-                    sock.setblocking(False)
-                await loop.sock_sendall(guessing, bytes(16))
-                assert await loop.sock_recv(guessing, 1) == b""
-                await road.fetch("127.0.0.1", way, host_memory(into := bytearray(LARGE_BYTES)))
-                assert into == b"x" * LARGE_BYTES
-                assert unauthenticated.num_messages == num_before + 1
-                with pytest.raises(BlockingIOError):
-                    mute.recv(1)
-            with suppress(ConnectionResetError):
-                assert await loop.sock_recv(mute, 1) == b""
-        with pytest.raises(ConnectionRefusedError):
-            await road.fetch("127.0.0.1", way, host_memory(bytearray(LARGE_BYTES)))
-
-    run(main())
+@pytest.mark.loops("asyncio", "uvloop")
+async def test_only_who_shows_the_token_gets_bytes_from_the_socket_and_only_while_they_are_lent() -> None:
+    num_before, loop = unauthenticated.num_messages, asyncio.get_running_loop()
+    road, payload = Stream("127.0.0.1"), host_memory(bytearray(b"x" * LARGE_BYTES))
+    with socket.socket() as mute, socket.socket() as guessing:
+        async with road.lend(payload) as way:
+            for sock in (mute, guessing):
+                sock.connect(("127.0.0.1", msgspec.msgpack.decode(way, type=Way).port))
+                sock.setblocking(False)
+            await loop.sock_sendall(guessing, bytes(16))
+            assert await loop.sock_recv(guessing, 1) == b""
+            await road.fetch("127.0.0.1", way, host_memory(into := bytearray(LARGE_BYTES)))
+            assert into == b"x" * LARGE_BYTES
+            assert unauthenticated.num_messages == num_before + 1
+            with pytest.raises(BlockingIOError):
+                mute.recv(1)
+        with suppress(ConnectionResetError):
+            assert await loop.sock_recv(mute, 1) == b""
+    with pytest.raises(ConnectionRefusedError):
+        await road.fetch("127.0.0.1", way, host_memory(bytearray(LARGE_BYTES)))
 
 
 async def test_readers_that_show_no_token_make_room() -> None:
@@ -201,31 +195,26 @@ async def test_readers_that_show_no_token_make_room() -> None:
 
 @pytest.mark.usefixtures("shared_authority")
 @pytest.mark.parametrize("kind", ["tcp", "tls"])
-@pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
-def test_a_pull_that_is_cancelled_at_any_moment_writes_no_more_and_the_offer_stands(
-    run: Run, kind: str
-) -> None:
-    async def main() -> None:
-        async with near(kind) as source, near(kind) as here:
-            ticket = source.offer(host_memory(bytearray(b"x" * LARGE_BYTES)))
-            for num_turns in range(24):
-                into = bytearray(LARGE_BYTES)
-                pull = asyncio.ensure_future(here.pull(ticket, host_memory(into), 60))
-                await until(partial(into.startswith, b"x"), pause_s=0)
-                for _ in range(num_turns):
-                    await asyncio.sleep(0)
-                if pull.done():
-                    break
-                pull.cancel()
-                with pytest.raises(asyncio.CancelledError):
-                    await pull
-                into[:] = b"y" * LARGE_BYTES
-                await asyncio.sleep(0.002)  # time for what must not happen
-                assert into == b"y" * LARGE_BYTES
-            assert num_turns
-            assert await pulled(here, source.offer(host_memory(bytearray(PAYLOAD)))) == PAYLOAD
-
-    run(main())
+@pytest.mark.loops("asyncio", "uvloop")
+async def test_a_pull_that_is_cancelled_at_any_moment_writes_no_more_and_the_offer_stands(kind: str) -> None:
+    async with near(kind) as source, near(kind) as here:
+        ticket = source.offer(host_memory(bytearray(b"x" * LARGE_BYTES)))
+        for num_turns in range(24):
+            into = bytearray(LARGE_BYTES)
+            pull = asyncio.ensure_future(here.pull(ticket, host_memory(into), 60))
+            await until(partial(into.startswith, b"x"), pause_s=0)
+            for _ in range(num_turns):
+                await asyncio.sleep(0)
+            if pull.done():
+                break
+            pull.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await pull
+            into[:] = b"y" * LARGE_BYTES
+            await asyncio.sleep(0.002)  # time for what must not happen
+            assert into == b"y" * LARGE_BYTES
+        assert num_turns
+        assert await pulled(here, source.offer(host_memory(bytearray(PAYLOAD)))) == PAYLOAD
 
 
 @asynccontextmanager

@@ -4,13 +4,11 @@ import asyncio
 import logging
 import math
 import socket
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
-import uvloop
 
 from baton.errors import HandoffFailed, HandoffStalled
 from baton.peer_tls import PeerTls
@@ -55,20 +53,15 @@ async def pull(here: CacheTransceiver, ticket: Ticket) -> bytes:
     return bytes(into)
 
 
-@pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
-def test_pulls_over_tls_share_a_connection_to_ask_on(
-    ours: Authority, run: Callable[[Coroutine[Any, Any, None]], None]
-) -> None:
-    async def main() -> None:
-        async with transceiver(ours.peer("one")) as one, transceiver(ours.peer("two")) as two:
-            for _ in range(3):
-                ticket = one.offer(host_memory(bytearray(PAYLOAD)))
-                assert ticket.wire == one.transport_name == "tcp+tls"
-                assert await pull(two, ticket) == PAYLOAD
-                assert await one.moved(ticket) == len(PAYLOAD)
-                assert len(two._transport._links) == 1  # noqa: SLF001  nothing public tells
-
-    run(main())
+@pytest.mark.loops("asyncio", "uvloop")
+async def test_pulls_over_tls_share_a_connection_to_ask_on(ours: Authority) -> None:
+    async with transceiver(ours.peer("one")) as one, transceiver(ours.peer("two")) as two:
+        for _ in range(3):
+            ticket = one.offer(host_memory(bytearray(PAYLOAD)))
+            assert ticket.wire == one.transport_name == "tcp+tls"
+            assert await pull(two, ticket) == PAYLOAD
+            assert await one.moved(ticket) == len(PAYLOAD)
+            assert len(two._transport._links) == 1  # noqa: SLF001  nothing public tells
 
 
 @pytest.mark.parametrize("source_has_it", [True, False])

@@ -21,7 +21,6 @@ from baton.nats import MAC_BYTES, Mac, Mailbox, NatsTransport, Publisher
 from baton.pace import TICK_S
 from baton.streams import WorkerLink
 from baton.telemetry import unauthenticated
-from baton.transport import Transport
 from tests.alive import Newborn
 from tests.conftest import LaunchServer, ServerProcess, free_port
 from tests.planes import Endless, Plane, a_request, count_up, tokens
@@ -31,12 +30,12 @@ LIVENESS_S = scaled(1.0)
 
 
 @pytest.mark.parametrize("harm", [ServerProcess.kill, ServerProcess.freeze])
-def test_an_outage_is_logged_once_when_it_begins_and_when_it_ends(
+async def test_an_outage_is_logged_once_when_it_begins_and_when_it_ends(
     own_nats: ServerProcess, harm: Callable[[ServerProcess], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "baton")
 
-    async def scenario(caller: Transport, worker: Transport) -> None:
+    async with Plane("nats", own_nats.url).ends(liveness_s=LIVENESS_S) as (caller, worker):
         endless = Endless()
         async with worker.serve("1", endless.answer) as first, worker.serve("2", endless.answer) as second:
             calls = [caller.call(address, a_request()) for address in (first, second)]
@@ -49,8 +48,6 @@ def test_an_outage_is_logged_once_when_it_begins_and_when_it_ends(
             await asyncio.to_thread(own_nats.thaw if harm is ServerProcess.freeze else own_nats.start)
             await caller.reachable()
             await worker.reachable()
-
-    Plane("nats-asyncio", own_nats.url).run(scenario, liveness_s=LIVENESS_S)
     num_outages = caplog.text.count("plane=unreachable")
     assert num_outages in {1, 2}  # the caller's; the worker may not have noticed one that was short
     assert caplog.text.count("plane=reachable") == num_outages
@@ -59,20 +56,20 @@ def test_an_outage_is_logged_once_when_it_begins_and_when_it_ends(
     ]
 
 
-def test_workers_get_time_to_return_before_calls_go_to_them(own_nats: ServerProcess) -> None:
-    async def scenario(caller: Transport, worker: Transport) -> None:
-        async with worker.serve("w", Endless().answer) as address:
-            running = caller.call(address, a_request())
+async def test_workers_get_time_to_return_before_calls_go_to_them(own_nats: ServerProcess) -> None:
+    async with (
+        Plane("nats", own_nats.url).ends(liveness_s=LIVENESS_S) as (caller, worker),
+        worker.serve("w", Endless().answer) as address,
+    ):
+        running = caller.call(address, a_request())
+        await anext(running)
+        own_nats.freeze()
+        with pytest.raises(BrokerLost):
             await anext(running)
-            own_nats.freeze()
-            with pytest.raises(BrokerLost):
-                await anext(running)
-            thawed_s = asyncio.get_running_loop().time()
-            own_nats.thaw()
-            await caller.reachable()
-            assert asyncio.get_running_loop().time() - thawed_s >= 2 * TICK_S
-
-    Plane("nats-asyncio", own_nats.url).run(scenario, liveness_s=LIVENESS_S)
+        thawed_s = asyncio.get_running_loop().time()
+        own_nats.thaw()
+        await caller.reachable()
+        assert asyncio.get_running_loop().time() - thawed_s >= 2 * TICK_S
 
 
 async def test_it_reconnects_after_any_number_of_attempts_and_is_limited_as_before(
@@ -165,12 +162,10 @@ async def test_a_connection_that_fails_is_closed(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     "address", ["tcp://127.0.0.1:1/w", "nats://baton.v1.caller.1234#k", "nats://$SYS.x#k"]
 )
-def test_nothing_is_published_to_what_is_no_worker(nats_server: str, address: str) -> None:
-    async def scenario(caller: Transport, _: Transport) -> None:
+async def test_nothing_is_published_to_what_is_no_worker(nats_server: str, address: str) -> None:
+    async with Plane("nats", nats_server).ends() as (caller, _):
         with pytest.raises(WorkerLost, match="is not a NATS worker address"):
             await tokens(caller.call(address, a_request()))
-
-    Plane("nats-asyncio", nats_server).run(scenario)
 
 
 HALF = bytes(600_000)
@@ -243,10 +238,10 @@ def test_a_frame_is_genuine_with_its_key_on_its_subject_only() -> None:
     assert Mac("another", "subject").opened(signed) is None
 
 
-def test_what_strangers_publish_is_counted_and_changes_nothing(nats_server: str) -> None:
+async def test_what_strangers_publish_is_counted_and_changes_nothing(nats_server: str) -> None:
     links = Newborn(WorkerLink)
 
-    async def scenario(caller: Transport, worker: Transport) -> None:
+    async with Plane("nats", nats_server).ends() as (caller, worker):
         endless = Endless()
         stranger = await nats.connect(nats_server)
         async with worker.serve("w", endless.answer) as address:
@@ -272,17 +267,9 @@ def test_what_strangers_publish_is_counted_and_changes_nothing(nats_server: str)
             await running.aclose()
         await stranger.close()
 
-    Plane("nats-asyncio", nats_server).run(scenario)
-
 
 # For tests whose server stands still, which is not to be noticed.
 PATIENT: dict[str, Any] = {"liveness_s": scaled(600.0), "ping_interval": 600}
-
-
-@pytest.fixture
-def own_nats(launch_nats: LaunchServer) -> ServerProcess:
-    """A NATS server that the test may kill."""
-    return launch_nats()
 
 
 async def test_a_server_that_starts_later_is_found(launch_nats: LaunchServer) -> None:
@@ -299,8 +286,8 @@ async def test_a_server_that_starts_later_is_found(launch_nats: LaunchServer) ->
     await worker.close()
 
 
-def test_a_worker_without_a_server_closes_its_generators_at_once(own_nats: ServerProcess) -> None:
-    async def scenario(caller: Transport, worker: Transport) -> None:
+async def test_a_worker_without_a_server_closes_its_generators_at_once(own_nats: ServerProcess) -> None:
+    async with Plane("nats", own_nats.url).ends(**PATIENT) as (caller, worker):
         endless = Endless()
         async with worker.serve("w", endless.answer) as address:
             running = caller.call(address, a_request())
@@ -308,8 +295,6 @@ def test_a_worker_without_a_server_closes_its_generators_at_once(own_nats: Serve
             own_nats.kill()
             await until(endless.closed.is_set, limit_s=5)  # not after the liveness limit
             await running.aclose()
-
-    Plane("nats-asyncio", own_nats.url).run(scenario, **PATIENT)
 
 
 @contextlib.asynccontextmanager
@@ -346,43 +331,40 @@ async def relayed(url: str) -> AsyncIterator[tuple[str, asyncio.Event]]:
         await asyncio.gather(*filter(None, serving))
 
 
-@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
-def test_a_process_that_is_cut_off_with_unsent_data_connects_again(nats_server: str, loop: str) -> None:
+@pytest.mark.loops("asyncio", "uvloop")
+async def test_a_process_that_is_cut_off_with_unsent_data_connects_again(nats_server: str) -> None:
     async def flood(_: Request) -> AsyncGenerator[Reply, None]:
         while True:
             yield TokenChunk(token_ids=(1,) * 100_000)
             await asyncio.sleep(0)  # let other tasks run
 
-    async def scenario(caller: Transport, _: Transport) -> None:
-        async with relayed(nats_server) as (url, is_cut):
-            worker = NatsTransport(url)
-            async with worker.serve("w", lambda r: count_up(r) if r == a_request() else flood(r)) as address:
-                running = caller.call(address, a_request(2))
-                await anext(running)
-                is_cut.set()
-                with pytest.raises(WorkerLost):
-                    await tokens(running)
-                async with asyncio.timeout(scaled(15)):
-                    await eventually(lambda: tokens(caller.call(address, a_request())))
-            await worker.close()
-
-    Plane(f"nats-{loop}", nats_server).run(scenario)
+    async with Plane("nats", nats_server).ends() as (caller, _), relayed(nats_server) as (url, is_cut):
+        worker = NatsTransport(url)
+        async with worker.serve("w", lambda r: count_up(r) if r == a_request() else flood(r)) as address:
+            running = caller.call(address, a_request(2))
+            await anext(running)
+            is_cut.set()
+            with pytest.raises(WorkerLost):
+                await tokens(running)
+            async with asyncio.timeout(scaled(15)):
+                await eventually(lambda: tokens(caller.call(address, a_request())))
+        await worker.close()
 
 
-def test_an_idle_process_that_is_cut_off_connects_again(nats_server: str) -> None:
-    async def scenario(caller: Transport, _: Transport) -> None:
-        async with relayed(nats_server) as (url, is_cut):
-            worker = NatsTransport(url)
-            async with worker.serve("w", count_up) as address:
-                is_cut.set()
-                with contextlib.suppress(WorkerLost):
-                    while True:  # until what the relay had begun to read is through
-                        await tokens(caller.call(address, a_request()))
-                async with asyncio.timeout(scaled(15)):
-                    await eventually(lambda: tokens(caller.call(address, a_request())))
-            await worker.close()
-
-    Plane("nats-asyncio", nats_server).run(scenario, liveness_s=scaled(1.0))
+async def test_an_idle_process_that_is_cut_off_connects_again(nats_server: str) -> None:
+    async with (
+        Plane("nats", nats_server).ends(liveness_s=scaled(1.0)) as (caller, _),
+        relayed(nats_server) as (url, is_cut),
+    ):
+        worker = NatsTransport(url)
+        async with worker.serve("w", count_up) as address:
+            is_cut.set()
+            with contextlib.suppress(WorkerLost):
+                while True:  # until what the relay had begun to read is through
+                    await tokens(caller.call(address, a_request()))
+            async with asyncio.timeout(scaled(15)):
+                await eventually(lambda: tokens(caller.call(address, a_request())))
+        await worker.close()
 
 
 async def eventually(attempt: Callable[[], Awaitable[object]]) -> None:
@@ -395,7 +377,7 @@ async def eventually(attempt: Callable[[], Awaitable[object]]) -> None:
             return
 
 
-def test_generators_wait_while_the_server_takes_nothing(own_nats: ServerProcess) -> None:
+async def test_generators_wait_while_the_server_takes_nothing(own_nats: ServerProcess) -> None:
     num_made = 0
     may_go_on = asyncio.Event()
 
@@ -408,18 +390,18 @@ def test_generators_wait_while_the_server_takes_nothing(own_nats: ServerProcess)
             yield TokenChunk(token_ids=(1,) * 100_000)
             await asyncio.sleep(0)  # let other tasks run
 
-    async def scenario(caller: Transport, worker: Transport) -> None:
-        async with worker.serve("w", flood) as address:
-            running = caller.call(address, a_request())
-            await anext(running)
-            own_nats.freeze()
-            may_go_on.set()
-            num_before = 0
-            while num_before != num_made or not num_made:
-                num_before = num_made
-                await asyncio.sleep(0.2)  # a message that does not come has no event
-            own_nats.thaw()
-            assert num_before < 150
-            assert len(await tokens(running)) == 200 * 100_000
-
-    Plane("nats-asyncio", own_nats.url).run(scenario, **PATIENT)
+    async with (
+        Plane("nats", own_nats.url).ends(**PATIENT) as (caller, worker),
+        worker.serve("w", flood) as address,
+    ):
+        running = caller.call(address, a_request())
+        await anext(running)
+        own_nats.freeze()
+        may_go_on.set()
+        num_before = 0
+        while num_before != num_made or not num_made:
+            num_before = num_made
+            await asyncio.sleep(0.2)  # a message that does not come has no event
+        own_nats.thaw()
+        assert num_before < 150
+        assert len(await tokens(running)) == 200 * 100_000

@@ -9,7 +9,8 @@ import pytest
 
 from frontend.processes import supervisor
 from frontend.processes.supervisor import Port
-from tests.supervisors import Start, answer, is_running
+from tests.alive import is_running
+from tests.supervisors import Start, answer
 from tests.waiting import PATIENCE_S, signal_process, wait_for
 
 

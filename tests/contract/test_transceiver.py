@@ -5,16 +5,13 @@ import contextlib
 import functools
 import socket
 import struct
-from collections.abc import Iterator
 
 import msgspec
 import pytest
 
 from baton.errors import HandoffFailed
-from tests.certificates import Authority
 from tests.kv_peer import (
     SOON_S,
-    WIRES,
     Command,
     Far,
     near,
@@ -24,14 +21,6 @@ from tests.kv_peer import (
 )
 from tests.waiting import scaled, until
 from workers.kv.memory import host_memory
-
-
-@pytest.fixture(scope="module", params=WIRES)
-def far(request: pytest.FixtureRequest, shared_authority: Authority) -> Iterator[Far]:
-    """One process for all tests that do not kill it."""
-    process = Far(request.param)
-    yield process.started()
-    process.end()
 
 
 @pytest.mark.parametrize("num_bytes", [1, 4096, 5 << 20, 64 << 20])

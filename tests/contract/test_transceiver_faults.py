@@ -5,13 +5,11 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Iterator
 from contextlib import ExitStack
 
 import pytest
 
 from baton.errors import HandoffFailed
-from tests.certificates import Authority
 from tests.kv_peer import (
     LARGE_BYTES,
     SOON_S,
@@ -28,14 +26,6 @@ from tests.kv_peer import (
 from tests.waiting import PATIENCE_S, until
 from workers.kv.memory import host_memory
 from workers.kv.transceiver import CacheTransceiver
-
-
-@pytest.fixture(scope="module", params=WIRES)
-def far(request: pytest.FixtureRequest, shared_authority: Authority) -> Iterator[Far]:
-    """One process for all tests that do not kill it."""
-    process = Far(request.param)
-    yield process.started()
-    process.end()
 
 
 async def test_a_frozen_source_costs_the_puller_its_deadline_and_never_writes_later(far: Far) -> None:

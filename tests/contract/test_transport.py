@@ -25,23 +25,15 @@ from tests.certificates import Authority
 from tests.planes import HANDOFF, Endless, Plane, Stream, a_request, count_up, first_tokens, tokens
 from tests.waiting import PATIENCE_S, until
 
+pytestmark = pytest.mark.loops("uvloop", "asyncio")
 
-@pytest.fixture(
-    params=[
-        "tcp-uvloop",
-        "tcp-asyncio",
-        "tls-uvloop",
-        "tls-asyncio",
-        "unix-uvloop",
-        "nats-uvloop",
-        "nats-asyncio",
-    ]
-)
+
+@pytest.fixture(params=["tcp", "tls", "unix", "nats"])
 def plane(request: pytest.FixtureRequest, nats_server: str, shared_authority: Authority) -> Plane:
     return Plane(request.param, nats_server)
 
 
-def test_request_and_replies_arrive_as_they_were_sent(plane: Plane) -> None:
+async def test_request_and_replies_arrive_as_they_were_sent(caller: Transport, worker: Transport) -> None:
     sent: list[Reply] = [
         HANDOFF,
         WorkerStats(num_running=3, kv_move_s=0.25),
@@ -60,43 +52,33 @@ def test_request_and_replies_arrive_as_they_were_sent(plane: Plane) -> None:
         for reply in sent:
             yield reply
 
-    async def scenario(caller: Transport, worker: Transport) -> None:
-        async with worker.serve("dots.and spaces>*/é", answer) as address:
-            assert [reply async for reply in caller.call(address, a_request())] == sent
-            assert [reply async for reply in caller.call(address, StatsRequest())] == sent
-        assert seen == [a_request(), StatsRequest()]
-
-    plane.run(scenario)
+    async with worker.serve("dots.and spaces>*/é", answer) as address:
+        assert [reply async for reply in caller.call(address, a_request())] == sent
+        assert [reply async for reply in caller.call(address, StatsRequest())] == sent
+    assert seen == [a_request(), StatsRequest()]
 
 
-def test_ten_thousand_replies_arrive_in_order(plane: Plane) -> None:
-    async def scenario(caller: Transport, worker: Transport) -> None:
-        async with worker.serve("w", count_up) as address:
-            assert await tokens(caller.call(address, a_request(10_000))) == list(range(10_000))
-
-    plane.run(scenario)
+async def test_ten_thousand_replies_arrive_in_order(caller: Transport, worker: Transport) -> None:
+    async with worker.serve("w", count_up) as address:
+        assert await tokens(caller.call(address, a_request(10_000))) == list(range(10_000))
 
 
-def test_256_streams_at_once_keep_apart(plane: Plane) -> None:
-    async def scenario(caller: Transport, worker: Transport) -> None:
-        async with worker.serve("w", count_up) as address:
-            streams = (tokens(caller.call(address, a_request(length))) for length in range(256))
-            assert await asyncio.gather(*streams) == [list(range(length)) for length in range(256)]
-
-    plane.run(scenario)
+async def test_256_streams_at_once_keep_apart(caller: Transport, worker: Transport) -> None:
+    async with worker.serve("w", count_up) as address:
+        streams = (tokens(caller.call(address, a_request(length))) for length in range(256))
+        assert await asyncio.gather(*streams) == [list(range(length)) for length in range(256)]
 
 
-def test_one_process_may_call_its_own_worker(plane: Plane) -> None:
-    async def scenario(caller: Transport, _: Transport) -> None:
-        async with caller.serve("a", count_up) as one, caller.serve("b", count_up) as other:
-            assert one != other
-            assert await tokens(caller.call(one, a_request(4))) == [0, 1, 2, 3]
-            assert await tokens(caller.call(other, a_request(2))) == [0, 1]
-
-    plane.run(scenario)
+async def test_one_process_may_call_its_own_worker(caller: Transport) -> None:
+    async with caller.serve("a", count_up) as one, caller.serve("b", count_up) as other:
+        assert one != other
+        assert await tokens(caller.call(one, a_request(4))) == [0, 1, 2, 3]
+        assert await tokens(caller.call(other, a_request(2))) == [0, 1]
 
 
-def test_everything_of_one_turn_travels_in_one_frame(plane: Plane, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_everything_of_one_turn_travels_in_one_frame(
+    plane: Plane, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sizes: list[int] = []
     really_open = frames.FrameReader.open
 
@@ -105,7 +87,8 @@ def test_everything_of_one_turn_travels_in_one_frame(plane: Plane, monkeypatch: 
         sizes.append(sum(isinstance(envelope, frames.Next) for envelope in envelopes))
         return envelopes
 
-    async def scenario(caller: Transport, worker: Transport) -> None:
+    monkeypatch.setattr(frames.FrameReader, "open", counting_open)
+    async with plane.ends() as (caller, worker):
         step = asyncio.Event()
         num_waiting = 0
 
@@ -123,28 +106,24 @@ def test_everything_of_one_turn_travels_in_one_frame(plane: Plane, monkeypatch: 
             assert await asyncio.gather(*running) == [[1, 2]] * 64
         assert [size for size in sizes if size] == [128]
 
-    monkeypatch.setattr(frames.FrameReader, "open", counting_open)
-    plane.run(scenario)
-
 
 @pytest.mark.parametrize("num_consumed", [0, 1, 50])
-def test_to_stop_iterating_closes_the_workers_generator(plane: Plane, num_consumed: int) -> None:
-    async def scenario(caller: Transport, worker: Transport) -> None:
-        endless = Endless(num_replies=num_consumed)
-        async with worker.serve("w", endless.answer) as address:
-            stream = caller.call(address, a_request())
-            assert await first_tokens(stream, num_consumed) == list(range(num_consumed))
-            if num_consumed:
-                await stream.aclose()
-            else:
-                waiting = asyncio.ensure_future(anext(stream))
-                await endless.running.wait()
-                waiting.cancel()
-                await asyncio.wait({waiting})
-            async with asyncio.timeout(PATIENCE_S):
-                await endless.closed.wait()
-
-    plane.run(scenario)
+async def test_to_stop_iterating_closes_the_workers_generator(
+    caller: Transport, worker: Transport, num_consumed: int
+) -> None:
+    endless = Endless(num_replies=num_consumed)
+    async with worker.serve("w", endless.answer) as address:
+        stream = caller.call(address, a_request())
+        assert await first_tokens(stream, num_consumed) == list(range(num_consumed))
+        if num_consumed:
+            await stream.aclose()
+        else:
+            waiting = asyncio.ensure_future(anext(stream))
+            await endless.running.wait()
+            waiting.cancel()
+            await asyncio.wait({waiting})
+        async with asyncio.timeout(PATIENCE_S):
+            await endless.closed.wait()
 
 
 @pytest.mark.parametrize(
@@ -157,172 +136,152 @@ def test_to_stop_iterating_closes_the_workers_generator(plane: Plane, num_consum
     ],
     ids=lambda failure: str(failure.code),
 )
-def test_an_error_arrives_as_the_class_it_was(plane: Plane, failure: BatonError) -> None:
+async def test_an_error_arrives_as_the_class_it_was(
+    caller: Transport, worker: Transport, failure: BatonError
+) -> None:
     async def answer(_: Request) -> Stream:
         yield TokenChunk(token_ids=(1,))
         raise failure
 
-    async def scenario(caller: Transport, worker: Transport) -> None:
-        async with worker.serve("w", answer) as address:
-            stream = caller.call(address, a_request())
-            assert await anext(stream) == TokenChunk(token_ids=(1,))
-            with pytest.raises(BatonError) as caught:
-                await anext(stream)
-            assert type(caught.value) is type(failure)
-            assert caught.value.to_wire() == failure.to_wire()
-
-    plane.run(scenario)
+    async with worker.serve("w", answer) as address:
+        stream = caller.call(address, a_request())
+        assert await anext(stream) == TokenChunk(token_ids=(1,))
+        with pytest.raises(BatonError) as caught:
+            await anext(stream)
+        assert type(caught.value) is type(failure)
+        assert caught.value.to_wire() == failure.to_wire()
 
 
-def test_any_other_exception_arrives_as_engine_failure_without_its_secrets(
+async def test_any_other_exception_arrives_as_engine_failure_without_its_secrets(
     plane: Plane, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def answer(_: Request) -> Stream:
         yield TokenChunk(token_ids=(1,))
         raise RuntimeError("password=hunter2")
 
-    async def scenario(caller: Transport, worker: Transport) -> None:
-        async with worker.serve("w", answer) as address:
+    with caplog.at_level(logging.ERROR):
+        async with plane.ends() as (caller, worker), worker.serve("w", answer) as address:
             with pytest.raises(EngineFailure) as caught:
                 await tokens(caller.call(address, a_request()))
             assert "r1" in caught.value.message
             assert "hunter2" not in caught.value.message
-
-    with caplog.at_level(logging.ERROR):
-        plane.run(scenario)
     assert "hunter2" in caplog.text
 
 
-def test_the_longest_context_travels_in_one_request(plane: Plane) -> None:
-    async def scenario(caller: Transport, worker: Transport) -> None:
-        async def answer(request: Request) -> Stream:
-            assert isinstance(request, GenerateRequest)
-            yield TokenChunk(token_ids=(sum(request.token_ids),))
+async def test_the_longest_context_travels_in_one_request(caller: Transport, worker: Transport) -> None:
+    async def answer(request: Request) -> Stream:
+        assert isinstance(request, GenerateRequest)
+        yield TokenChunk(token_ids=(sum(request.token_ids),))
 
-        token_ids = [200_000] * 131_072
-        async with worker.serve("w", answer) as address:
-            request = a_request(token_ids=token_ids)
-            assert await tokens(caller.call(address, request)) == [sum(token_ids)]
-            several = (tokens(caller.call(address, request)) for _ in range(4))
-            assert await asyncio.gather(*several) == [[sum(token_ids)]] * 4
-
-    plane.run(scenario)
+    token_ids = [200_000] * 131_072
+    async with worker.serve("w", answer) as address:
+        request = a_request(token_ids=token_ids)
+        assert await tokens(caller.call(address, request)) == [sum(token_ids)]
+        several = (tokens(caller.call(address, request)) for _ in range(4))
+        assert await asyncio.gather(*several) == [[sum(token_ids)]] * 4
 
 
-def test_a_request_too_big_for_the_plane_fails_alone(plane: Plane) -> None:
-    async def scenario(caller: Transport, worker: Transport) -> None:
-        async with worker.serve("w", count_up) as address:
-            running = caller.call(address, a_request(2))
-            first = await first_tokens(running, 1)
-            big = a_request(token_ids=[200_000] * 4_000_000)
-            with pytest.raises(InvalidRequest, match=r"\d+ bytes .* limit of \d+"):
-                await tokens(caller.call(address, big))
-            assert first + await tokens(running) == [0, 1]
-
-    plane.run(scenario)
+async def test_a_request_too_big_for_the_plane_fails_alone(caller: Transport, worker: Transport) -> None:
+    async with worker.serve("w", count_up) as address:
+        running = caller.call(address, a_request(2))
+        first = await first_tokens(running, 1)
+        big = a_request(token_ids=[200_000] * 4_000_000)
+        with pytest.raises(InvalidRequest, match=r"\d+ bytes .* limit of \d+"):
+            await tokens(caller.call(address, big))
+        assert first + await tokens(running) == [0, 1]
 
 
-def test_a_worker_that_goes_on_for_ever_ends_at_the_deadline(plane: Plane) -> None:
+async def test_a_worker_that_goes_on_for_ever_ends_at_the_deadline(
+    caller: Transport, worker: Transport
+) -> None:
     endless = Endless()
 
-    async def scenario(caller: Transport, worker: Transport) -> None:
-        async with worker.serve("w", endless.answer) as address:
-            overdue = msgspec.structs.replace(a_request(), deadline_s=0.2)
-            with pytest.raises(errors.DeadlineExceeded):
-                await tokens(caller.call(address, overdue))
-            await endless.closed.wait()
-
-    plane.run(scenario)
+    async with worker.serve("w", endless.answer) as address:
+        overdue = msgspec.structs.replace(a_request(), deadline_s=0.2)
+        with pytest.raises(errors.DeadlineExceeded):
+            await tokens(caller.call(address, overdue))
+        await endless.closed.wait()
 
 
-def test_a_slow_consumer_stops_its_own_generator_only(plane: Plane) -> None:
-    async def scenario(caller: Transport, worker: Transport) -> None:
-        num_made = dict.fromkeys(("slow", "fast"), 0)
+async def test_a_slow_consumer_stops_its_own_generator_only(caller: Transport, worker: Transport) -> None:
+    num_made = dict.fromkeys(("slow", "fast"), 0)
 
-        async def answer(request: Request) -> Stream:
-            assert isinstance(request, GenerateRequest)
-            async for reply in count_up(request):
-                num_made[request.request_id] += 1
-                yield reply
+    async def answer(request: Request) -> Stream:
+        assert isinstance(request, GenerateRequest)
+        async for reply in count_up(request):
+            num_made[request.request_id] += 1
+            yield reply
 
-        async with worker.serve("w", answer) as address:
-            slow = caller.call(address, msgspec.structs.replace(a_request(20_000), request_id="slow"))
-            first = await first_tokens(slow, 1)
-            fast = caller.call(address, msgspec.structs.replace(a_request(20_000), request_id="fast"))
-            assert await tokens(fast) == list(range(20_000))
-            assert num_made["slow"] <= WINDOW
-            assert first + await tokens(slow) == list(range(20_000))
-
-    plane.run(scenario)
+    async with worker.serve("w", answer) as address:
+        slow = caller.call(address, msgspec.structs.replace(a_request(20_000), request_id="slow"))
+        first = await first_tokens(slow, 1)
+        fast = caller.call(address, msgspec.structs.replace(a_request(20_000), request_id="fast"))
+        assert await tokens(fast) == list(range(20_000))
+        assert num_made["slow"] <= WINDOW
+        assert first + await tokens(slow) == list(range(20_000))
 
 
-def test_a_worker_that_leaves_refuses_new_calls_and_ends_running_ones(plane: Plane) -> None:
-    async def scenario(caller: Transport, worker: Transport) -> None:
-        closing, may_close = asyncio.Event(), asyncio.Event()
+async def test_a_worker_that_leaves_refuses_new_calls_and_ends_running_ones(
+    caller: Transport, worker: Transport
+) -> None:
+    closing, may_close = asyncio.Event(), asyncio.Event()
 
-        async def answer(_: Request) -> Stream:
-            try:
-                yield TokenChunk(token_ids=(1,))
-                await asyncio.Event().wait()
-            finally:
-                closing.set()
-                await may_close.wait()
+    async def answer(_: Request) -> Stream:
+        try:
+            yield TokenChunk(token_ids=(1,))
+            await asyncio.Event().wait()
+        finally:
+            closing.set()
+            await may_close.wait()
 
-        async with contextlib.AsyncExitStack() as context:
-            address = await context.enter_async_context(worker.serve("w", answer))
-            running = caller.call(address, a_request())
+    async with contextlib.AsyncExitStack() as context:
+        address = await context.enter_async_context(worker.serve("w", answer))
+        running = caller.call(address, a_request())
+        await anext(running)
+        leaving = asyncio.ensure_future(context.aclose())
+        await closing.wait()
+        with pytest.raises(WorkerLost):
             await anext(running)
-            leaving = asyncio.ensure_future(context.aclose())
-            await closing.wait()
-            with pytest.raises(WorkerLost):
-                await anext(running)
-            with pytest.raises(WorkerLost):
-                await anext(caller.call(address, a_request()))
-            may_close.set()
-            await leaving
         with pytest.raises(WorkerLost):
             await anext(caller.call(address, a_request()))
+        may_close.set()
+        await leaving
+    with pytest.raises(WorkerLost):
+        await anext(caller.call(address, a_request()))
 
-    plane.run(scenario)
 
-
-def test_a_worker_that_its_caller_gives_up_is_told_and_can_be_called_again(plane: Plane) -> None:
-    async def scenario(caller: Transport, worker: Transport) -> None:
-        endless = Endless()
-        async with worker.serve("w", endless.answer) as address:
-            running = caller.call(address, a_request())
+async def test_a_worker_that_its_caller_gives_up_is_told_and_can_be_called_again(
+    caller: Transport, worker: Transport
+) -> None:
+    endless = Endless()
+    async with worker.serve("w", endless.answer) as address:
+        running = caller.call(address, a_request())
+        await anext(running)
+        caller.lose("another", "no call runs there")
+        caller.lose(address, "its engine hangs")
+        with pytest.raises(WorkerLost, match="its engine hangs"):
             await anext(running)
-            caller.lose("another", "no call runs there")
-            caller.lose(address, "its engine hangs")
-            with pytest.raises(WorkerLost, match="its engine hangs"):
-                await anext(running)
-            await until(endless.closed.is_set)
-            again = caller.call(address, a_request())
-            await anext(again)
-            await again.aclose()
-
-    plane.run(scenario)
+        await until(endless.closed.is_set)
+        again = caller.call(address, a_request())
+        await anext(again)
+        await again.aclose()
 
 
 @pytest.mark.parametrize(
     "address", ["", "http://127.0.0.1:80/", "tcp://127.0.0.1:x/w", "tcp://h", "nats://x", "tcp://a..b:1/w"]
 )
-def test_an_address_of_another_plane_is_a_lost_worker(plane: Plane, address: str) -> None:
-    async def scenario(caller: Transport, _: Transport) -> None:
-        with pytest.raises(WorkerLost):
-            await anext(caller.call(address, a_request()))
-
-    plane.run(scenario)
+async def test_an_address_of_another_plane_is_a_lost_worker(caller: Transport, address: str) -> None:
+    with pytest.raises(WorkerLost):
+        await anext(caller.call(address, a_request()))
 
 
-def test_the_address_of_an_earlier_worker_is_a_lost_worker_at_once(plane: Plane) -> None:
-    async def scenario(caller: Transport, worker: Transport) -> None:
-        async with worker.serve("w", count_up) as address:
-            place, mark, key = address.partition("#")
-            stale = f"{place[:-4]}0000{mark}{key}"
-            async with asyncio.timeout(PATIENCE_S):
-                with pytest.raises(WorkerLost):
-                    await anext(caller.call(stale, a_request()))
-            assert await tokens(caller.call(address, a_request(1))) == [0]
-
-    plane.run(scenario)
+async def test_the_address_of_an_earlier_worker_is_a_lost_worker_at_once(
+    caller: Transport, worker: Transport
+) -> None:
+    async with worker.serve("w", count_up) as address:
+        place, mark, key = address.partition("#")
+        stale = f"{place[:-4]}0000{mark}{key}"
+        async with asyncio.timeout(PATIENCE_S):
+            with pytest.raises(WorkerLost):
+                await anext(caller.call(stale, a_request()))
+        assert await tokens(caller.call(address, a_request(1))) == [0]

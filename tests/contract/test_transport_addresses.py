@@ -12,46 +12,39 @@ from tests.planes import Plane, a_request, count_up, tokens
 from tests.waiting import PATIENCE_S, until
 
 
-@pytest.fixture(params=["tcp-asyncio", "nats-asyncio"])
+@pytest.fixture(params=["tcp", "nats"])
 def plane(request: pytest.FixtureRequest, nats_server: str) -> Plane:
     return Plane(request.param, nats_server)
 
 
-def test_each_address_is_new_and_its_secret_cannot_be_guessed(plane: Plane) -> None:
-    async def scenario(_: Transport, worker: Transport) -> None:
-        names, secrets = set(), set()
-        for _attempt in range(3):
-            async with worker.serve("w", count_up) as address:
-                place, _hash, key = address.partition("#")
-                name, _dot, token = place.rpartition(".")
-                assert name.endswith("w")
-                names.add(token)
-                secrets.add(key or token)
-        assert len(names) == len(secrets) == 3
-        assert all(len(bytes.fromhex(each)) >= 16 for each in secrets)
-
-    plane.run(scenario)
+async def test_each_address_is_new_and_its_secret_cannot_be_guessed(worker: Transport) -> None:
+    names, secrets = set(), set()
+    for _attempt in range(3):
+        async with worker.serve("w", count_up) as address:
+            place, _hash, key = address.partition("#")
+            name, _dot, token = place.rpartition(".")
+            assert name.endswith("w")
+            names.add(token)
+            secrets.add(key or token)
+    assert len(names) == len(secrets) == 3
+    assert all(len(bytes.fromhex(each)) >= 16 for each in secrets)
 
 
-def test_first_calls_that_come_together_share_a_link(plane: Plane) -> None:
+async def test_first_calls_that_come_together_share_a_link(caller: Transport, worker: Transport) -> None:
     links = Newborn(CallerLink)
 
-    async def scenario(caller: Transport, worker: Transport) -> None:
-        async with worker.serve("w", count_up) as address:
-            calls = (tokens(caller.call(address, a_request(2))) for _ in range(5))
-            assert await asyncio.gather(*calls) == [[0, 1]] * 5
-            assert links.count() == 1
-
-    plane.run(scenario)
+    async with worker.serve("w", count_up) as address:
+        calls = (tokens(caller.call(address, a_request(2))) for _ in range(5))
+        assert await asyncio.gather(*calls) == [[0, 1]] * 5
+        assert links.count() == 1
 
 
-def test_a_transport_that_is_closed_before_its_worker_leaves_lets_it_leave(plane: Plane) -> None:
-    async def scenario(caller: Transport, worker: Transport) -> None:
-        async with worker.serve("w", count_up) as address:
-            assert await tokens(caller.call(address, a_request(2))) == [0, 1]
-            await worker.close()
-
-    plane.run(scenario)
+async def test_a_transport_that_is_closed_before_its_worker_leaves_lets_it_leave(
+    caller: Transport, worker: Transport
+) -> None:
+    async with worker.serve("w", count_up) as address:
+        assert await tokens(caller.call(address, a_request(2))) == [0, 1]
+        await worker.close()
 
 
 async def test_a_closed_nats_transport_connects_no_more(nats_server: str) -> None:

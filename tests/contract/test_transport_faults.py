@@ -21,7 +21,7 @@ from baton.tcp import TcpTransport
 from baton.telemetry import unauthenticated
 from baton.transport import Transport
 from tests.certificates import Authority
-from tests.conftest import LaunchServer, ServerProcess, free_port
+from tests.conftest import ServerProcess, free_port
 from tests.planes import Endless, Plane, a_request, count_up, tokens
 from tests.waiting import PATIENCE_S, scaled, signal_process
 
@@ -29,9 +29,10 @@ SOON_S = scaled(1.0)
 LIVENESS_S = scaled(1.0)
 SHORT_LIVENESS_S = scaled(0.2)
 CALLER_LIVENESS_S = scaled(2.0)
+both_loops = pytest.mark.loops("uvloop", "asyncio")
 
 
-@pytest.fixture(params=["tcp-uvloop", "tcp-asyncio", "tls-uvloop", "tls-asyncio", "nats-uvloop"])
+@pytest.fixture(params=["tcp", "tls", "nats"])
 def plane(request: pytest.FixtureRequest, nats_server: str, shared_authority: Authority) -> Plane:
     return Plane(request.param, nats_server)
 
@@ -54,7 +55,7 @@ class Peer:
 @contextlib.asynccontextmanager
 async def peer(plane: Plane, *address: str, liveness_s: float = 10.0) -> AsyncIterator[Peer]:
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "tests.plane_peer", plane.name, plane.nats_url, str(liveness_s), *address),
+        *(sys.executable, "-m", "tests.plane_peer", plane.kind, plane.nats_url, str(liveness_s), *address),
         cwd=Path(__file__).parents[2],
         env={**os.environ, "PYTHONPATH": "."},
         stdout=asyncio.subprocess.PIPE,
@@ -79,60 +80,55 @@ async def within(limit_s: float) -> AsyncIterator[None]:
     assert took_s < limit_s, f"took {took_s:.2f} s"
 
 
-def test_a_killed_worker_is_noticed_at_once(plane: Plane) -> None:
-    async def scenario(caller: Transport, _: Transport) -> None:
-        async with peer(plane) as worker:
-            address = await worker.says()
-            running = [caller.call(address, a_request()) for _ in range(3)]
-            for call in running:
-                await anext(call)
-            worker.signal(signal.SIGKILL)
-            async with within(SOON_S):
-                for call in running:
-                    with pytest.raises(WorkerLost):
-                        await anext(call)
-            async with within(SOON_S):
-                with pytest.raises(WorkerLost):
-                    await anext(caller.call(address, a_request()))
-
-    plane.run(scenario)
-
-
-def test_a_frozen_worker_is_lost_after_the_liveness_limit_and_welcome_again(plane: Plane) -> None:
-    async def scenario(caller: Transport, _: Transport) -> None:
-        async with peer(plane) as worker:
-            address = await worker.says()
-            call = caller.call(address, a_request())
+@both_loops
+async def test_a_killed_worker_is_noticed_at_once(plane: Plane, caller: Transport) -> None:
+    async with peer(plane) as worker:
+        address = await worker.says()
+        running = [caller.call(address, a_request()) for _ in range(3)]
+        for call in running:
             await anext(call)
-            worker.signal(signal.SIGSTOP)
-            start_s = time.monotonic()
-            async with within(LIVENESS_S + SOON_S):
-                with pytest.raises(WorkerLost, match="does not respond"):
+        worker.signal(signal.SIGKILL)
+        async with within(SOON_S):
+            for call in running:
+                with pytest.raises(WorkerLost):
                     await anext(call)
-            assert time.monotonic() - start_s > LIVENESS_S / 2
-            worker.signal(signal.SIGCONT)
-            call = caller.call(address, a_request())
-            async with within(SOON_S):
+        async with within(SOON_S):
+            with pytest.raises(WorkerLost):
+                await anext(caller.call(address, a_request()))
+
+
+@both_loops
+async def test_a_frozen_worker_is_lost_after_the_liveness_limit_and_welcome_again(plane: Plane) -> None:
+    async with plane.ends(liveness_s=LIVENESS_S) as (caller, _), peer(plane) as worker:
+        address = await worker.says()
+        call = caller.call(address, a_request())
+        await anext(call)
+        worker.signal(signal.SIGSTOP)
+        start_s = time.monotonic()
+        async with within(LIVENESS_S + SOON_S):
+            with pytest.raises(WorkerLost, match="does not respond"):
                 await anext(call)
-            await call.aclose()
-
-    plane.run(scenario, liveness_s=LIVENESS_S)
-
-
-def test_a_killed_caller_frees_its_generators_at_once(plane: Plane) -> None:
-    async def scenario(_: Transport, worker: Transport) -> None:
-        endless = Endless()
-        async with worker.serve("w", endless.answer) as address, peer(plane, address) as caller:
-            assert "TokenChunk" in await caller.says()
-            caller.signal(signal.SIGKILL)
-            async with within(SOON_S):
-                await endless.closed.wait()
-
-    plane.run(scenario)
+        assert time.monotonic() - start_s > LIVENESS_S / 2
+        worker.signal(signal.SIGCONT)
+        call = caller.call(address, a_request())
+        async with within(SOON_S):
+            await anext(call)
+        await call.aclose()
 
 
-def test_a_frozen_caller_frees_its_generators_after_the_liveness_limit(plane: Plane) -> None:
-    async def scenario(_: Transport, worker: Transport) -> None:
+@both_loops
+async def test_a_killed_caller_frees_its_generators_at_once(plane: Plane, worker: Transport) -> None:
+    endless = Endless()
+    async with worker.serve("w", endless.answer) as address, peer(plane, address) as caller:
+        assert "TokenChunk" in await caller.says()
+        caller.signal(signal.SIGKILL)
+        async with within(SOON_S):
+            await endless.closed.wait()
+
+
+@both_loops
+async def test_a_frozen_caller_frees_its_generators_after_the_liveness_limit(plane: Plane) -> None:
+    async with plane.ends(liveness_s=CALLER_LIVENESS_S / 5) as (_, worker):
         endless = Endless()
         async with worker.serve("w", endless.answer) as address, peer(plane, address) as caller:
             assert "TokenChunk" in await caller.says()
@@ -140,11 +136,11 @@ def test_a_frozen_caller_frees_its_generators_after_the_liveness_limit(plane: Pl
             async with within(CALLER_LIVENESS_S + SOON_S):
                 await endless.closed.wait()
 
-    plane.run(scenario, liveness_s=CALLER_LIVENESS_S / 5)
 
+@both_loops
+async def test_a_long_silence_of_the_engine_is_no_fault(plane: Plane) -> None:
+    async with plane.ends(liveness_s=SHORT_LIVENESS_S) as (caller, worker):
 
-def test_a_long_silence_of_the_engine_is_no_fault(plane: Plane) -> None:
-    async def scenario(caller: Transport, worker: Transport) -> None:
         async def answer(_: Request) -> AsyncGenerator[Reply, None]:
             await asyncio.sleep(3 * SHORT_LIVENESS_S)  # silent for three times the liveness limit
             yield TokenChunk(token_ids=(1,))
@@ -152,39 +148,31 @@ def test_a_long_silence_of_the_engine_is_no_fault(plane: Plane) -> None:
         async with worker.serve("w", answer) as address:
             assert await tokens(caller.call(address, a_request())) == [1]
 
-    plane.run(scenario, liveness_s=SHORT_LIVENESS_S)
 
-
-def test_a_caller_that_closes_ends_its_calls_and_the_workers_generators(plane: Plane) -> None:
-    async def scenario(caller: Transport, worker: Transport) -> None:
-        endless = Endless()
-        async with worker.serve("w", endless.answer) as address:
-            running = caller.call(address, a_request())
-            await anext(running)
-            waiting = asyncio.ensure_future(anext(running))
-            await asyncio.sleep(0)  # `anext` waits now
-            async with within(SOON_S):
-                await caller.close()
-                with pytest.raises(WorkerLost):
-                    await waiting
-                await endless.closed.wait()
+@both_loops
+async def test_a_caller_that_closes_ends_its_calls_and_the_workers_generators(
+    caller: Transport, worker: Transport
+) -> None:
+    endless = Endless()
+    async with worker.serve("w", endless.answer) as address:
+        running = caller.call(address, a_request())
+        await anext(running)
+        waiting = asyncio.ensure_future(anext(running))
+        await asyncio.sleep(0)  # `anext` waits now
+        async with within(SOON_S):
+            await caller.close()
             with pytest.raises(WorkerLost):
-                await anext(caller.call(address, a_request()))
-
-    plane.run(scenario)
-
-
-@pytest.fixture
-def own_nats(launch_nats: LaunchServer) -> ServerProcess:
-    """A NATS server that the test may kill."""
-    return launch_nats()
+                await waiting
+            await endless.closed.wait()
+        with pytest.raises(WorkerLost):
+            await anext(caller.call(address, a_request()))
 
 
 @pytest.mark.parametrize("harm", [ServerProcess.kill, ServerProcess.freeze])
-def test_calls_fail_while_nats_is_away_and_work_when_it_is_back(
+async def test_calls_fail_while_nats_is_away_and_work_when_it_is_back(
     own_nats: ServerProcess, harm: Callable[[ServerProcess], None]
 ) -> None:
-    async def scenario(caller: Transport, worker: Transport) -> None:
+    async with Plane("nats", own_nats.url).ends(liveness_s=LIVENESS_S) as (caller, worker):
         endless = Endless()
 
         async def answer(request: Request) -> AsyncGenerator[Reply, None]:
@@ -207,8 +195,6 @@ def test_calls_fail_while_nats_is_away_and_work_when_it_is_back(
             async with within(scaled(5)):
                 await caller.reachable()
             assert await eventually(lambda: tokens(caller.call(address, a_request(2)))) == [0, 1]
-
-    Plane("nats-uvloop", own_nats.url).run(scenario, liveness_s=LIVENESS_S)
 
 
 async def eventually(attempt: Callable[[], Awaitable[list[int]]]) -> list[int]:

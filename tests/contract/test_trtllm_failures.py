@@ -12,7 +12,7 @@ from tensorrt_llm.traps import sprung
 
 from baton.errors import InvalidRequest, WorkerLost
 from baton.messages import Guided, MessageForm
-from tests.engine_calls import ask, next_handoff, tokens
+from tests.engine_calls import ask, handed_over, next_handoff, tokens
 from tests.trtllm_engine import CONFIG, NO_WATCHDOG, executor, new_engine, started
 from tests.waiting import PATIENCE_S, scaled, until
 from workers.engines.library.engine import LibraryEngine
@@ -203,21 +203,17 @@ async def test_a_request_that_cannot_be_converted_ends_alone(
 async def test_an_answer_is_the_same_apart(checkpoint: Path, build: str, backend: str, kind: str) -> None:
     wire = CONFIG["cache_transceiver_config"] | {"backend": backend}
 
-    async def main() -> None:
+    with sprung(build=build):
         engine = new_engine(checkpoint, cache_transceiver_config=wire)
         try:
             assert (await engine.start()).kv_transfer == f"{kind} (tp 1)"
-            asked = ask(logprobs=2)
-            expected = [chunk async for chunk in engine.decode(asked)]
-            async with aclosing(engine.prefill(asked)) as replies:
-                handed = msgspec.structs.replace(asked, handoff=await next_handoff(replies))
+            request = ask(logprobs=2)
+            expected = [chunk async for chunk in engine.decode(request)]
+            async with handed_over(engine, request) as handoff:
+                handed = msgspec.structs.replace(request, handoff=handoff)
                 answer = [chunk async for chunk in engine.decode(handed)]
             assert [c.token_ids for c in answer] == [c.token_ids for c in expected]
-            assert [[e.token_id for e in c.logprobs or ()] for c in answer] == [
-                list(c.token_ids) for c in expected
-            ]
+            logged = [tuple(entry.token_id for entry in c.logprobs or ()) for c in answer]
+            assert logged == [c.token_ids for c in expected]
         finally:
             await engine.stop()
-
-    with sprung(build=build):
-        await main()
