@@ -176,8 +176,15 @@ async def test_what_one_frontend_deletes_another_one_neither_runs_nor_has(
         async with theirs.answering(shared[0]), ours.answering(shared[1]):
             url = f"/v1/responses/{run.answer.response.id}"
             assert (await other.get(url)).json["status"] == "in_progress"
+            following = asyncio.create_task(other.get(f"{url}?stream=true&starting_after=0"))
+            await until(lambda: len(run._followers) == (2 if is_streamed else 0))  # noqa: SLF001  as above
             assert (await other.request("DELETE", url, b"")).json["deleted"] is True
             assert run.answer.response.status == "cancelled"
+            streamed = await following
+            assert streamed.status == (200 if is_streamed else 400)
+            if is_streamed:
+                types = [event["type"] for event in streamed.events]
+                assert types == ["response.in_progress", "response.incomplete"]
             for each in (client, other):
                 assert (await each.get(url)).status == 404
         await state.close()

@@ -30,6 +30,7 @@ RESULT = {"type": "function_call_output", "call_id": "c1", "output": "done"}
 CUSTOM = {"type": "custom", "name": "c"}
 SPACE = {"type": "namespace", "name": "space"}
 GRAMMAR = {"type": "grammar"}
+REFUSAL = {"type": "refusal", "text": "No."}
 LONG = "x" * 100
 NAMES = {token_id: token.value for token, token_id in TOKENIZER.special_ids.items()}
 
@@ -102,12 +103,12 @@ async def test_reasoning_before_a_final_answer_is_dropped_and_a_preamble_is_not(
     history = [
         thought("A."),
         {"role": "assistant", "content": "Wait.", "phase": "commentary"},
-        {"role": "assistant", "content": "There.", "phase": "final_answer"},
+        {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]},
         {"role": "user", "content": "And?"},
     ]
     assert await prompt_of(history) == (
         "<|start|>assistant<|channel|>commentary<|message|>Wait.<|end|>"
-        "<|start|>assistant<|channel|>final<|message|>There.<|end|>"
+        "<|start|>assistant<|channel|>final<|message|>No.<|end|>"
         "<|start|>user<|message|>And?<|end|>"
     )
 
@@ -226,6 +227,7 @@ async def test_what_gpt_oss_cannot_be_given_is_left_out_and_named(
         ({"input": [{"role": "tool", "content": "x"}]}, "input[0].role"),
         ({"input": [{"role": "user"}]}, "input[0].content"),
         ({"input": [{"role": "user", "content": [{"type": "input_text"}]}]}, "input[0].content[0].text"),
+        ({"input": [{"role": "assistant", "content": [REFUSAL]}]}, "input[0].content[0].refusal"),
         ({"input": [RESULT]}, "input[0].call_id"),
         ({"input": [{"type": "shell_call_output", "call_id": "x", "output": ""}]}, "input[0].call_id"),
         ({"input": [{"type": "local_shell_call_output", "id": "x", "output": ""}]}, "input[0].id"),

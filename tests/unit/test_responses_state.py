@@ -133,6 +133,8 @@ async def test_input_items_are_told_as_they_were_given() -> None:
         assert [
             {name: item[name] for name in asked} for item, asked in zip(told, given, strict=True)
         ] == given
+        prefixes = [item["id"].partition("_")[0] for item in told]
+        assert prefixes == ["msg", "msg", "fc", "fco", "ctc", "ctco", "item", "item"]
 
 
 @pytest.mark.parametrize(

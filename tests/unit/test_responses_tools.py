@@ -9,12 +9,10 @@ from typing import Any
 import pytest
 from openai.types.responses import Response
 
-from baton.errors import InvalidRequest
 from frontend.harmony.conversation import ToolResult
 from frontend.responses.items import (
     FunctionCallItem,
     InputReader,
-    OutputText,
     PatchOutputItem,
     ReasoningItem,
     machine_call,
@@ -130,39 +128,10 @@ async def test_the_events_of_a_custom_call_are_openais() -> None:
     assert [told[0]["delta"], told[1]["input"]] == ["*** Begin"] * 2
 
 
-def items_of(given: list[Json]) -> list[Any]:
-    return InputReader(given, Seal(b"key"), lambda _: "Remembered.").items
-
-
-@pytest.mark.parametrize(
-    ("item", "prefix"),
-    [
-        ({"role": "user", "content": "Hi"}, "msg"),
-        ({"type": "reasoning", "content": []}, "rs"),
-        ({"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}, "fc"),
-        ({"type": "function_call_output", "call_id": "c", "output": "ok"}, "fco"),
-        ({"type": "custom_tool_call", "call_id": "c", "name": "f", "input": ""}, "ctc"),
-        ({"type": "custom_tool_call_output", "call_id": "c", "output": "ok"}, "ctco"),
-        ({"type": "local_shell_call_output", "call_id": "c", "output": "ok"}, "item"),
-    ],
-)
-def test_an_input_item_keeps_its_id_or_gets_one(item: Json, prefix: str) -> None:
-    [made, named] = items_of([item, {**item, "id": "x"}])
-    assert made.id.startswith(f"{prefix}_")
-    assert named.id == "x"
-
-
-def test_a_refusal_of_an_earlier_answer_is_its_text() -> None:
-    said: Json = {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]}
-    [message] = items_of([said])
-    assert message.content == [OutputText(text="No.")]
-    with pytest.raises(InvalidRequest, match="refusal"):
-        items_of([said | {"content": [{"type": "refusal", "text": "No."}]}])
-
-
 def test_reasoning_that_is_sent_back_counts_more_than_what_is_remembered() -> None:
     sent: Json = {"type": "reasoning", "id": "rs_1", "content": [{"type": "reasoning_text", "text": "Sent."}]}
-    read = items_of([sent, sent | {"content": []}, sent | {"content": [], "id": None}])
+    given = [sent, sent | {"content": []}, sent | {"content": [], "id": None}]
+    read = InputReader(given, Seal(b"key"), lambda _: "Remembered.").items
     texts = [[part.text for part in item.content] for item in read if isinstance(item, ReasoningItem)]
     assert texts == [["Sent."], ["Remembered."], []]
 
