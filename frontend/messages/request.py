@@ -113,7 +113,7 @@ class OutputConfig(msgspec.Struct, kw_only=True):
 
 
 class Thread(msgspec.Struct, kw_only=True):
-    """Starts a thread, or continues it after a message that the server is to know."""
+    """Starts a thread, or continues it after a message that the server keeps."""
 
     type: Literal["create", "continue"]
     previous_message_id: str | None = None
@@ -249,14 +249,14 @@ def _offered_tools(body: Counted, ignored: set[str]) -> list[Tool]:
     would have to see images. Raises InvalidRequest, also if there is no other tool."""
     kind = "auto" if body.tool_choice is None else body.tool_choice.type
     tools, idle = [], []
-    for i, given in enumerate(body.tools or ()):
-        tool = _tool(given, f"tools[{i}]")
+    for i, param in enumerate(body.tools or ()):
+        tool = _tool(param, f"tools[{i}]")
         if tool is not None:
             tools.append(tool)
             continue
-        ignored.add(f"tools[].{given.type}"[:80])
-        if given.type != "mcp_toolset":  # a connection of the session, not what this request is about
-            idle.append(str(given.type)[:72])
+        ignored.add(f"tools[].{param.type}"[:80])
+        if param.type != "mcp_toolset":  # a connection of the session, not what this request is about
+            idle.append(str(param.type)[:72])
     if body.mcp_servers:
         ignored.add("mcp_servers")
     if kind == "auto" and idle and not tools:
@@ -268,19 +268,19 @@ def _offered_tools(body: Counted, ignored: set[str]) -> list[Tool]:
     return [] if kind == "none" else tools
 
 
-def _tool(given: ToolParam, path: str) -> Tool | None:
+def _tool(param: ToolParam, path: str) -> Tool | None:
     """The tool as the model sees it, or None if it cannot run here."""
-    defined = None if given.type is None else _CLIENT_TOOLS.get(given.type.rpartition("_")[0])
-    if defined is None and given.type not in {None, "custom"}:
+    defined = None if param.type is None else _CLIENT_TOOLS.get(param.type.rpartition("_")[0])
+    if defined is None and param.type not in {None, "custom"}:
         return None
-    name = required(given.name, f"{path}.name")
+    name = required(param.name, f"{path}.name")
     if defined is not None:
         return defined.function(name, path)
     return Tool(
         name=name,
-        description=given.description,
-        parameters=required(given.input_schema, f"{path}.input_schema"),
-        strict=bool(given.strict),
+        description=param.description,
+        parameters=required(param.input_schema, f"{path}.input_schema"),
+        strict=bool(param.strict),
         path=path,
     )
 
@@ -313,9 +313,9 @@ def _answer_format(body: Counted) -> AnswerFormat | None:
         "output_config.format": None if config is None else config.format,
         "output_format": body.output_format,
     }
-    for path, given in formats.items():
-        if given is not None:
-            return AnswerFormat(schema=given.schema, name="answer", strict=True, path=f"{path}.schema")
+    for path, form in formats.items():
+        if form is not None:
+            return AnswerFormat(schema=form.schema, name="answer", strict=True, path=f"{path}.schema")
     return None
 
 

@@ -83,46 +83,46 @@ def _found_before(items: Iterable[Item]) -> Iterator[tuple[str, ResponseTool]]:
 
 
 def _tools(
-    given: ResponseTool, path: str, offered: OfferedTools, namespace: str = FUNCTIONS
+    tool: ResponseTool, path: str, offered: OfferedTools, namespace: str = FUNCTIONS
 ) -> Iterator[Tool]:
     """The tools of a definition, which is noted in the other fields of `offered`."""
-    kind, is_outer = given.type, namespace == FUNCTIONS
-    is_hosted = isinstance(given.environment, dict) and "container" in str(given.environment.get("type"))
+    kind, is_outer = tool.type, namespace == FUNCTIONS
+    is_hosted = isinstance(tool.environment, dict) and "container" in str(tool.environment.get("type"))
     if kind in {"function", "custom"}:
-        yield _tool(given, path, namespace)
+        yield _tool(tool, path, namespace)
     elif kind == "namespace" and is_outer:
-        name = required(given.name, f"{path}.name")
-        offered.namespaces.append(Namespace(name=name, description=given.description, path=path))
-        for j, inner in enumerate(given.tools or ()):
+        name = required(tool.name, f"{path}.name")
+        offered.namespaces.append(Namespace(name=name, description=tool.description, path=path))
+        for j, inner in enumerate(tool.tools or ()):
             yield from _tools(inner, f"{path}.tools[{j}]", offered, name)
     elif is_hosted:
         offered.left_out.append(f"tools[].{kind}.environment"[:80])
-    elif is_outer and kind in MACHINE_TOOLS and (kind != "tool_search" or given.execution == "client"):
+    elif is_outer and kind in MACHINE_TOOLS and (kind != "tool_search" or tool.execution == "client"):
         offered.machine.append(kind)
-        yield _machine_tool(given, path)
+        yield _machine_tool(tool, path)
     else:
         offered.left_out.append(f"tools[].{kind}"[:80])
 
 
-def _machine_tool(given: ResponseTool, path: str) -> Tool:
-    made = MACHINE_TOOLS[given.type].tool.function(given.type, path)
-    if given.parameters is None:
+def _machine_tool(tool: ResponseTool, path: str) -> Tool:
+    made = MACHINE_TOOLS[tool.type].tool.function(tool.type, path)
+    if tool.parameters is None:
         return made
-    description = given.description or made.description
-    return msgspec.structs.replace(made, description=description, parameters=given.parameters, strict=False)
+    description = tool.description or made.description
+    return msgspec.structs.replace(made, description=description, parameters=tool.parameters, strict=False)
 
 
-def _tool(given: ResponseTool, path: str, namespace: str) -> Tool:
-    unsupported = "async" if given.is_async else "allowed_callers"
-    if given.is_async or "direct" not in (given.allowed_callers or ["direct"]):
+def _tool(tool: ResponseTool, path: str, namespace: str) -> Tool:
+    unsupported = "async" if tool.is_async else "allowed_callers"
+    if tool.is_async or "direct" not in (tool.allowed_callers or ["direct"]):
         raise InvalidRequest(f"`{path}.{unsupported}` is not supported.", param=f"{path}.{unsupported}")
     return Tool(
-        name=required(given.name, f"{path}.name"),
-        description=given.description,
-        parameters=given.parameters,
-        strict=bool(given.strict),
-        takes_text=given.type == "custom",
-        grammar=_grammar(given, f"{path}.format"),
+        name=required(tool.name, f"{path}.name"),
+        description=tool.description,
+        parameters=tool.parameters,
+        strict=bool(tool.strict),
+        takes_text=tool.type == "custom",
+        grammar=_grammar(tool, f"{path}.format"),
         namespace=namespace,
         path=path,
     )
