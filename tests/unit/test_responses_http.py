@@ -30,6 +30,9 @@ RESULT = {"type": "function_call_output", "call_id": "c1", "output": "done"}
 CUSTOM = {"type": "custom", "name": "c"}
 SPACE = {"type": "namespace", "name": "space"}
 GRAMMAR = {"type": "grammar"}
+LINES = {"commands": ["ls"]}
+ADDED: dict[str, Any] = {"type": "additional_tools"}
+FOUND: dict[str, Any] = {"type": "tool_search_output", "call_id": "c"}
 REFUSAL = {"type": "refusal", "text": "No."}
 LONG = "x" * 100
 NAMES = {token_id: token.value for token, token_id in TOKENIZER.special_ids.items()}
@@ -191,6 +194,10 @@ async def test_what_was_asked_for_is_echoed() -> None:
         ({"input": [{"role": "user", "content": [{"type": LONG}]}]}, f"input[].{LONG}"[:80]),
         ({"tools": [{"type": "web_search"}, TOOL, {"type": "web_search"}]}, "tools[].web_search"),
         ({"tools": [{"type": "web_search"}], "tool_choice": "none"}, "tools[].web_search"),
+        (
+            {"tools": [{"type": "computer_use_preview", "environment": "browser"}]},
+            "tools[].computer_use_preview",
+        ),
         ({"tools": [{"type": LONG}]}, f"tools[].{LONG}"[:80]),
         ({"tools": [{"type": LONG, "environment": {"type": "container_auto"}}]}, f"tools[].{LONG}"[:80]),
         ({"tools": [SPACE | {"tools": [TOOL, SPACE]}]}, "tools[].namespace"),
@@ -233,6 +240,12 @@ async def test_what_gpt_oss_cannot_be_given_is_left_out_and_named(
         ({"input": [{"type": "local_shell_call_output", "id": "x", "output": ""}]}, "input[0].id"),
         ({"input": [CALL | {"call_id": 3}]}, "input[0].call_id"),
         ({"input": [{"type": "item_reference", "id": "msg_x"}]}, "input[0].id"),
+        ({"input": [{"type": "shell_call", "action": LINES}]}, "input[0].call_id"),
+        ({"input": [{"type": "shell_call", "call_id": "c", "action": None}]}, "input[0].action"),
+        ({"input": [ADDED]}, "input[0].tools"),
+        ({"input": [ADDED | {"tools": [{"type": "function"}]}]}, "input[0].tools[0].name"),
+        ({"input": [ADDED | {"tools": [{"type": 1}]}]}, "input[0].tools[0].type"),
+        ({"input": [FOUND | {"tools": [{"type": "function"}]}]}, "input[0].tools[0].name"),
         ({"input": []}, "input"),
         ({"input": "x" * 10_000}, "input"),
         ({"input": 7}, "input"),
@@ -245,6 +258,7 @@ async def test_what_gpt_oss_cannot_be_given_is_left_out_and_named(
         ({"tools": [TOOL | {"allowed_callers": ["code_interpreter"]}]}, "tools[0].allowed_callers"),
         ({"tool_choice": "maybe"}, "tool_choice"),
         ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": "required", "tools": [{"type": "web_search"}]}, "tool_choice"),
         ({"tool_choice": {"type": "function", "name": "g"}, "tools": [TOOL]}, "tool_choice"),
         ({"tool_choice": {"type": "web_search"}}, "tool_choice.type"),
         ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
