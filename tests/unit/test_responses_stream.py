@@ -31,7 +31,6 @@ THOUGHT, ONCE_MORE = ("reasoning", "Think."), ("reasoning", "Once more.")
 MOMENT = ("commentary", "One moment.")
 HELLO, WEATHER = ("final_answer", "Hello wörld"), ("call get_weather", '{"city":"Rome"}')
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
-EMPTY: dict[str, Any] = {}
 CASES: list[tuple[str, list[Item]]] = [
     (FINAL, [HELLO]),
     (THINK + FINAL, [THOUGHT, HELLO]),
@@ -62,56 +61,45 @@ def without_ids(response: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_item(events: list[dict[str, Any]], index: int, kind: str, text: str, status: str) -> dict[str, Any]:
-    """Takes an item's events from the front of `events`; gives the item as it was at last."""
-    place: dict[str, Any] = {"output_index": index}
-    added = events.pop(0)
-    item = added["item"]
-    item_id = item["id"]
-    assert added == {"type": "response.output_item.added", "output_index": index, "item": item}
-    part, extra, last, whole = EMPTY, EMPTY, EMPTY, EMPTY
-    if kind == "reasoning":
-        assert item_id.startswith("rs_")
-        name, place["content_index"] = "response.reasoning_text", 0
-        part = {"type": "reasoning_text", "text": ""}
-        first = {"type": "reasoning", "id": item_id, "summary": [], "content": [], "status": "in_progress"}
-        whole = first | {"content": [part | {"text": text}], "status": status}
-        extra, last = {}, {"text": text}
-    elif kind.startswith("call "):
-        assert item_id.startswith("fc_")
+    """Takes an item's events from the front of `events`; returns the item at its end."""
+    item = events[0]["item"]
+    added: dict[str, Any] = {"id": item["id"], "status": "in_progress"}
+    part: dict[str, Any] = {"text": ""}
+    match kind.split():
+        case ["reasoning"]:
+            prefix, name = "rs", "response.reasoning_text"
+            added |= {"type": "reasoning", "summary": [], "content": []}
+            part |= {"type": "reasoning_text"}
+        case ["call", tool]:
+            prefix, name = "fc", "response.function_call_arguments"
+            added |= {"type": "function_call", "call_id": item["call_id"], "name": tool, "arguments": ""}
+        case _:
+            prefix, name = "msg", "response.output_text"
+            added |= {"type": "message", "role": "assistant", "content": [], "phase": kind}
+            part |= {"type": "output_text", "annotations": [], "logprobs": []}
+    assert item["id"].startswith(f"{prefix}_")
+    place = {"item_id": item["id"], "output_index": index}
+    filled: dict[str, Any] = {"content": [part | {"text": text}]}
+    parts: list[dict[str, Any]] = [part, part | {"text": text}]
+    logprobs: dict[str, Any] = {"logprobs": []} if prefix == "msg" else {}
+    last = {"text": text, **logprobs}
+    if prefix == "fc":
         assert item["call_id"].startswith("call_")
-        name = "response.function_call_arguments"
-        first = {
-            "type": "function_call", "id": item_id, "call_id": item["call_id"], "name": kind[5:],
-            "arguments": "", "status": "in_progress",
-        }  # fmt: skip
-        whole = first | {"arguments": text, "status": status}
-        extra, last = {}, {"name": kind[5:], "arguments": text}
+        filled, parts, last = {"arguments": text}, [], {"name": added["name"], "arguments": text}
     else:
-        assert item_id.startswith("msg_")
-        name, place["content_index"] = "response.output_text", 0
-        part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
-        first = {
-            "type": "message", "id": item_id, "role": "assistant", "status": "in_progress", "content": [],
-            "phase": kind,
-        }  # fmt: skip
-        whole = first | {"content": [part | {"text": text}], "status": status}
-        extra, last = {"logprobs": []}, {"text": text, "logprobs": []}
-    assert item == first
-    place["item_id"] = item_id
-    has_part = "content_index" in place
-    if has_part:
-        assert events.pop(0) == {"type": "response.content_part.added", **place, "part": part}
-    said = ""
-    while events[0]["type"] == f"{name}.delta":
-        said += events[0]["delta"]
-        assert events[0] == {"type": f"{name}.delta", **place, "delta": events[0]["delta"], **extra}
-        events.pop(0)
-    assert said == text
-    assert events.pop(0) == {"type": f"{name}.done", **place, **last}
-    if has_part:
-        done = {"type": "response.content_part.done", **place, "part": part | {"text": text}}
-        assert events.pop(0) == done
-    assert events.pop(0) == {"type": "response.output_item.done", "output_index": index, "item": whole}
+        place["content_index"] = 0
+    whole = added | filled | {"status": status}
+    deltas = [event["delta"] for event in events if event.get("item_id") == item["id"] and "delta" in event]
+    assert "".join(deltas) == text
+    expected = [
+        {"type": "response.output_item.added", "output_index": index, "item": added},
+        *({"type": "response.content_part.added", **place, "part": part} for part in parts[:1]),
+        *({"type": f"{name}.delta", **place, "delta": delta, **logprobs} for delta in deltas),
+        {"type": f"{name}.done", **place, **last},
+        *({"type": "response.content_part.done", **place, "part": part} for part in parts[1:]),
+        {"type": "response.output_item.done", "output_index": index, "item": whole},
+    ]
+    assert [events.pop(0) for _ in expected] == expected
     return whole
 
 
