@@ -4,7 +4,9 @@ import asyncio
 import gc
 import subprocess
 from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import Future
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
@@ -13,7 +15,6 @@ from baton.frames import FrameWriter
 from tests.clock import jumping
 from tests.kv_peer import Command, near, needs_nixl, victim
 from tests.waiting import PATIENCE_S, until
-from workers.kv.direct import Read
 from workers.kv.memory import Memory, host_memory
 from workers.kv.stream import STALL_S
 from workers.kv.transceiver import CacheTransceiver
@@ -31,28 +32,41 @@ def read_errors(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
 
 
 class Pair:
-    """A source, one offer of it, and a puller whose reads are `begun` and `given_up`."""
+    """A source, one offer of it, and a puller whose reads end when the test says so."""
 
     def __init__(self, source: CacheTransceiver, puller: CacheTransceiver) -> None:
         self.source = source
-        self.begun: list[Read] = []
-        self.given_up: list[Read] = []
+        self.begun: list[Any] = []
         self.ticket = source.offer(host_memory(bytearray(NUM_BYTES)))
         self._puller = puller
+        self._ended: Future[None] = Future()
+
+    @property
+    def is_given_up(self) -> bool:
+        return any(read.give_up_at < float("inf") for read in self.begun)
 
     def pull(self) -> "asyncio.Task[None]":
         into = host_memory(bytearray(NUM_BYTES))
         return asyncio.create_task(self._puller.pull(self.ticket, into, PATIENCE_S))
+
+    async def read(self, read: object) -> None:
+        """In place of UCX, on its thread."""
+        self.begun.append(read)
+        await asyncio.wrap_future(self._ended)
+
+    def end(self, *, is_complete: bool) -> None:
+        if is_complete:
+            self._ended.set_result(None)
+        else:
+            self._ended.set_exception(ConnectionAbortedError("given up"))
 
 
 @asynccontextmanager
 async def pair(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Pair]:
     # The first has a socket: without one the clock jumps while UCX starts.
     async with near("tcp"), near("ucx") as source, near("ucx") as puller:
-        assert puller._direct  # noqa: SLF001  the test ends its reads
-        each, fabric = Pair(source, puller), puller._direct._fabric  # noqa: SLF001  as above
-        monkeypatch.setattr(fabric, "begin", each.begun.append)
-        monkeypatch.setattr(fabric, "give_up", each.given_up.append)
+        each = Pair(source, puller)
+        monkeypatch.setattr(puller._direct, "_read", each.read)  # noqa: SLF001  the test ends its reads
         yield each
 
 
@@ -62,7 +76,7 @@ async def test_a_long_read_is_no_stall(monkeypatch: pytest.MonkeyPatch) -> None:
         pull = each.pull()
         await until(lambda: each.begun)
         await asyncio.sleep(STALL_S * 3)
-        each.begun[0].ended.set_result(None)
+        each.end(is_complete=True)
         await pull
         assert await each.source.moved(each.ticket) == NUM_BYTES
 
@@ -77,8 +91,8 @@ async def test_a_cancelled_pull_ends_when_its_memory_is_not_written_any_more(
         for _ in range(3):
             pull.cancel()
             assert await asyncio.wait([pull], timeout=1) == (set(), {pull})
-        assert each.given_up == each.begun
-        each.begun[0].ended.set_exception(ConnectionAbortedError("given up"))
+        assert each.is_given_up
+        each.end(is_complete=False)
         with pytest.raises(asyncio.CancelledError):
             await pull
 
@@ -89,9 +103,9 @@ async def test_a_read_of_a_withdrawn_offer_is_given_up(monkeypatch: pytest.Monke
         pull = each.pull()
         await until(lambda: each.begun)
         each.source.withdraw(each.ticket)
-        await until(lambda: each.given_up)
+        await until(lambda: each.is_given_up)
         assert not pull.done()
-        each.begun[0].ended.set_exception(ConnectionAbortedError("given up"))
+        each.end(is_complete=False)
         with pytest.raises(HandoffFailed, match="no longer offered"):
             await pull
 
@@ -103,7 +117,7 @@ async def test_bytes_of_an_offer_that_was_withdrawn_meanwhile_do_not_count(
     async with pair(monkeypatch) as each:
         pull = each.pull()
         await until(lambda: each.begun)
-        each.begun[0].ended.set_result(None)
+        each.end(is_complete=True)
         each.source.withdraw(each.ticket)
         with pytest.raises(HandoffFailed, match="no longer offered"):
             await pull
@@ -115,8 +129,8 @@ async def test_a_source_that_cannot_be_reached_any_more_is_a_stall(monkeypatch: 
         pull = each.pull()
         await until(lambda: each.begun)
         monkeypatch.setattr(FrameWriter, "put", lambda *_: None)  # no heartbeat leaves any more
-        await until(lambda: each.given_up)
-        each.begun[0].ended.set_exception(ConnectionAbortedError("given up"))
+        await until(lambda: each.is_given_up)
+        each.end(is_complete=False)
         with pytest.raises(HandoffStalled):
             await pull
 

@@ -1,129 +1,146 @@
-"""UCX reads, polled by the test itself: which peers are kept, what ends, when polling may stop."""
+"""UCX reads: which peers are kept, what ends, when polling stops."""
 
 import asyncio
 import threading
-import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import msgspec
 import pytest
 
 from tests.alive import Newborn
 from tests.kv_peer import needs_nixl, pattern
-from tests.waiting import PATIENCE_S
-from workers.kv.direct import Direct, Fabric, Read
+from workers.kv.direct import Direct
 from workers.kv.memory import NoDirectPath, host_memory
 from workers.kv.transceiver import CacheTransceiver
-from workers.kv.ucx import Agent
+from workers.kv.ucx import Agent, Reach
 
 pytestmark = needs_nixl
 NUM_BYTES = 4096
 
 
-@pytest.fixture
-def fabrics() -> Iterator[list[Fabric]]:
+@asynccontextmanager
+async def roads() -> AsyncIterator[list[Direct]]:
     """Three sources and a reader that keeps two peers."""
-    made = [Fabric("127.0.0.1", max_peers=2) for _ in range(4)]
-    for fabric in made:
-        fabric.open()
-    yield made
-    for fabric in made:
-        fabric.close()
+    async with AsyncExitStack() as stack:
+        made = [Direct("127.0.0.1", max_peers=2) for _ in range(4)]
+        for road in made:
+            await stack.enter_async_context(road.running())
+        yield made
 
 
-def ended(read: Read, *fabrics: Fabric) -> BaseException | None:
-    """Poll until the read has ended; returns its error."""
-    give_up = time.monotonic() + PATIENCE_S
-    while not read.ended.done():
-        assert time.monotonic() < give_up
-        for fabric in fabrics:
-            fabric.poll()
-    return read.ended.exception()
+async def moved(source: Direct, reader: Direct, seed: int = 1, later: int = 0) -> None:
+    """Move some bytes, after `later` changes of the source's registrations."""
+    payload, buffer = host_memory(pattern(NUM_BYTES, seed)), bytearray(NUM_BYTES)
+    async with source.lend(payload) as way:
+        reach = msgspec.msgpack.decode(way, type=Reach)
+        changed = msgspec.structs.replace(reach, epoch=reach.epoch + later)
+        await reader.fetch("", msgspec.msgpack.encode(changed), host_memory(buffer))
+    assert buffer == pattern(NUM_BYTES, seed)
 
 
-def test_a_source_with_new_registrations_is_met_again(fabrics: list[Fabric]) -> None:
-    source, *_, reader = fabrics
-    payload, into = host_memory(pattern(NUM_BYTES, 1)), host_memory(bytearray(NUM_BYTES))
-    source.lend()
-    first = source.reach(payload)
-    for reach in (first, first, msgspec.structs.replace(first, epoch=first.epoch + 1)):
-        read = Read(reach, into)
-        reader.begin(read)
-        assert ended(read, source, reader) is None
-    (peer,) = reader._peers.values()  # noqa: SLF001  nothing public tells
-    assert peer.epoch == first.epoch + 1
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How often some of the agents' methods were called."""
+    counted = Counter[str]()
+
+    def noted(name: str, method: Callable[..., None]) -> Callable[..., None]:
+        def call(*args: object) -> None:
+            counted[name] += 1
+            method(*args)
+
+        return call
+
+    for name in ("progress", "release", "close"):
+        monkeypatch.setattr(Agent, name, noted(name, getattr(Agent, name)))
+    return counted
 
 
-def test_every_read_that_has_ended_is_released(
-    fabrics: list[Fabric], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    released: list[object] = []
-    release = Agent.release
-
-    def noted(agent: Agent, handle: object) -> None:
-        released.append(handle)
-        release(agent, handle)
-
-    monkeypatch.setattr(Agent, "release", noted)
-    source, *_, reader = fabrics
-    source.lend()
-    reach = source.reach(host_memory(pattern(NUM_BYTES, 1)))
-    for number in (1, 2):
-        read = Read(reach, host_memory(bytearray(NUM_BYTES)))
-        reader.begin(read)
-        assert ended(read, source, reader) is None
-        assert len(released) == number
-
-
-def test_the_number_of_kept_peers_is_bounded(fabrics: list[Fabric]) -> None:
-    *sources, reader = fabrics
-    for seed, source in enumerate(sources):
-        buffer = bytearray(NUM_BYTES)
-        source.lend()
-        payload = host_memory(pattern(NUM_BYTES, seed))
-        read = Read(source.reach(payload), host_memory(buffer))
-        reader.begin(read)
-        assert ended(read, source, reader) is None
-        assert buffer == pattern(NUM_BYTES, seed)
-    assert len(reader._peers) == 2  # noqa: SLF001  nothing public tells
-
-
-def test_closing_ends_a_read_that_was_not_polled_yet(fabrics: list[Fabric]) -> None:
-    source, *_, reader = fabrics
-    payload = host_memory(pattern(NUM_BYTES, 1))
-    read = Read(source.reach(payload), host_memory(bytearray(NUM_BYTES)))
-    reader.begin(read)
-    reader.close()
-    assert isinstance(read.ended.exception(timeout=0), ConnectionAbortedError)
-
-
-def test_polling_stops_with_the_last_reader(fabrics: list[Fabric]) -> None:
-    source = fabrics[0]
-    assert source.poll() is None
-    source.lend()
-    source.lend()
-    source.take_back()
-    assert source.poll() is not None
-    source.take_back()
-    assert source.poll() is None
-
-
-def test_a_lost_peer_is_closed_at_once(fabrics: list[Fabric], monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_each_read_is_released_and_each_peer_closed_with_its_reader(calls: Counter[str]) -> None:
     """Not by the garbage collector: until then UCX may write into the reader's memory."""
-    source, *_, reader = fabrics
-    closed, close = list[Agent](), Agent.close
+    async with roads() as (source, *_, reader):
+        for number in (1, 2):
+            await moved(source, reader)
+            assert calls["release"] == number
+        assert calls["close"] == 0
+    assert calls["close"] == 5
 
-    def noted(agent: Agent) -> None:
-        closed.append(agent)
-        close(agent)
 
-    monkeypatch.setattr(Agent, "close", noted)
-    source.lend()
-    read = Read(source.reach(host_memory(pattern(NUM_BYTES, 1))), host_memory(bytearray(NUM_BYTES)))
-    reader.begin(read)
-    assert ended(read, source, reader) is None
-    reader.close()
-    assert len(closed) == 2  # its own, and the one of its peer
+async def test_a_source_with_new_registrations_is_met_again(calls: Counter[str]) -> None:
+    async with roads() as (source, *_, reader):
+        await moved(source, reader)
+        await moved(source, reader)
+        assert calls["close"] == 0
+        await moved(source, reader, later=1)
+        assert calls["close"] == 1
+
+
+async def test_the_number_of_kept_peers_is_bounded(calls: Counter[str]) -> None:
+    async with roads() as (*sources, reader):
+        for seed, source in enumerate(sources):
+            await moved(source, reader, seed)
+        assert calls["close"] == 1
+
+
+async def test_a_read_that_fails_ends_all_of_its_peer_and_the_next_one_meets_it_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    error: list[OSError] = []
+
+    def is_done(_agent: Agent, _handle: object) -> bool:
+        if error:
+            raise error.pop()
+        return False
+
+    async with roads() as (source, *_, reader):
+        with monkeypatch.context() as hanging:
+            hanging.setattr(Agent, "is_done", is_done)
+            pulls = [asyncio.create_task(moved(source, reader)) for _ in range(2)]
+            assert await asyncio.wait(pulls, timeout=0.2) == (set(), set(pulls))
+            error.append(NoDirectPath("lost"))
+            results = await asyncio.gather(*pulls, return_exceptions=True)
+        assert [isinstance(result, OSError) for result in results] == [True, True]
+        await moved(source, reader)
+
+
+async def test_an_abandoned_read_that_hangs_ends_with_its_peer(
+    monkeypatch: pytest.MonkeyPatch, calls: Counter[str]
+) -> None:
+    monkeypatch.setattr(Agent, "is_done", lambda *_: False)
+    async with roads() as (source, *_, reader):
+        pull = asyncio.create_task(moved(source, reader))
+        assert not (await asyncio.wait({pull}, timeout=0.2))[0]
+        pull.cancel()
+        await asyncio.wait({pull})
+        assert calls["close"] == 1
+
+
+async def test_closing_ends_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Agent, "is_done", lambda *_: False)
+    source, reader = Direct("127.0.0.1"), Direct("127.0.0.1")
+    async with source.running():
+        async with reader.running():
+            pull = asyncio.create_task(moved(source, reader))
+            assert not (await asyncio.wait({pull}, timeout=0.2))[0]
+        with pytest.raises(ConnectionAbortedError):
+            await pull
+
+
+async def test_a_source_is_polled_until_the_last_reader_has_ended(calls: Counter[str]) -> None:
+    async def is_polled() -> bool:
+        before = calls["progress"]
+        await asyncio.sleep(0.05)  # time for what must not happen
+        return calls["progress"] > before
+
+    async with roads() as (source, *_):
+        payload = host_memory(bytearray(NUM_BYTES))
+        assert not await is_polled()
+        async with source.lend(payload):
+            async with source.lend(payload):
+                assert await is_polled()
+            assert await is_polled()
+        assert not await is_polled()
 
 
 async def test_a_transceiver_that_does_not_start_leaves_no_thread() -> None:
@@ -132,31 +149,12 @@ async def test_a_transceiver_that_does_not_start_leaves_no_thread() -> None:
     assert "kv-ucx" not in {thread.name for thread in threading.enumerate()}
 
 
-async def test_after_a_pull_nothing_is_polled_and_closing_frees_the_agents() -> None:
+async def test_closing_frees_the_agents() -> None:
     agents = Newborn(Agent)
-
-    async def is_idle(direct: Direct) -> bool:
-        poll = direct._thread.submit(direct._fabric.poll)  # noqa: SLF001  nothing public tells
-        return await asyncio.wrap_future(poll) is None
-
-    roads = [Direct("127.0.0.1") for _ in range(2)]
-    both = source, puller = [CacheTransceiver("127.0.0.1", direct=direct) for direct in roads]
-    for transceiver in both:
-        await transceiver.start()
-    buffer = bytearray(NUM_BYTES)
-    ticket = source.offer(host_memory(pattern(NUM_BYTES, 1)))
-    moved = asyncio.ensure_future(source.moved(ticket))
-    await puller.pull(ticket, host_memory(buffer), PATIENCE_S)
-    await moved
-    assert buffer == pattern(NUM_BYTES, 1)
-    async with asyncio.timeout(PATIENCE_S):
-        for direct in roads:
-            while not await is_idle(direct):
-                await asyncio.sleep(0.01)  # the end of a read has no event
-    for transceiver in both:
-        await transceiver.close()
+    async with roads() as made:
+        await moved(made[0], made[-1])
     assert agents.count() == 0
-    assert len(both) == 2  # they live
+    assert len(made) == 4  # they live
 
 
 def test_memory_in_the_place_of_freed_memory_changes_the_epoch() -> None:

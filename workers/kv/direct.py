@@ -1,11 +1,10 @@
 """KV bytes over UCX: the reader reads the source's memory itself, at link speed."""
 
 import asyncio
-import contextlib
 import logging
+import threading
 import time
-from collections.abc import AsyncIterator, Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
@@ -25,226 +24,166 @@ MAX_PEERS = 64
 # of 0.1 ms, 1 GiB took 3.9 ms instead of 2.7 (H200s). Longer reads wait for the peer.
 _EAGER_S = 5e-3
 _PAUSE_S = 100e-6
-# New calls wait for the end of a slice of polling.
-_SLICE_S = 1e-3
 
 
-class Read:
-    """One read into `into`. `ended` is set, to None or the error, after the last write."""
+class _Read(msgspec.Struct):
+    """One read into `into`, until it is complete or nobody waits for it any more."""
 
-    def __init__(self, reach: Reach, into: Memory) -> None:
-        self.reach = reach
-        self.into = into
-        self.ended: Future[None] = Future()
-        self.handle: Any = None
-        self.give_up_at = float("inf")
+    reach: Reach
+    into: Memory
+    give_up_at: float = float("inf")
 
 
 class _Peer:
-    """A source, with its own agent, which can be dropped with its reads.
+    """A source, with its own agent, which can be closed with its reads.
 
     Nothing less stops a hanging read: after releasing its handle and disconnecting, UCX still wrote when the
     source woke up (measured). Reconnecting one agent leaked two file descriptors per side each time.
     """
 
-    def __init__(self, agent: Agent, epoch: int) -> None:
-        self.agent = agent
-        self.epoch = epoch
-        self.reads: list[Read] = []
-
-    def step(self, read: Read) -> bool:
-        """Post or advance the read; True when it is complete. Raises NoDirectPath."""
-        if read.handle is None:
-            self.reads.append(read)
-            read.handle = self.agent.read(read.reach, read.into)
-        return self.agent.is_done(read.handle)
-
-    def finish(self, read: Read) -> None:
-        """Complete a read."""
-        self.reads.remove(read)
-        self.agent.release(read.handle)
-        read.ended.set_result(None)
+    def __init__(self, host: str) -> None:
+        self.agent = Agent(host)
+        self.handles: list[Any] = []
+        self.error: OSError | None = None
 
     def close(self, error: OSError) -> None:
         """End every read with `error`; none of them writes after that."""
-        for read in self.reads:
-            if read.handle is not None:
-                self.agent.release(read.handle)
-                read.handle = None
+        self.error = error
+        while self.handles:
+            self.agent.release(self.handles.pop())
         self.agent.close()
-        for read in self.reads:
-            read.ended.set_exception(error)
-
-
-class Fabric:
-    """Lends memory to readers, and reads the memory of peers."""
-
-    def __init__(self, host: str, max_peers: int = MAX_PEERS) -> None:
-        self._host = host
-        self._max_peers = max_peers
-        self._num_lent = 0
-        self._eager_until = 0.0
-        self._waiting: list[Read] = []
-        self._peers: dict[str, _Peer] = {}
-        self._source: Agent | None = None
-
-    def open(self) -> None:
-        """Start UCX. Raises OSError."""
-        self._source = Agent(self._host)
-
-    def reach(self, payload: Memory) -> Reach:
-        """Register `payload` and return how to read it. Raises OSError."""
-        if self._source is None:
-            raise OSError("UCX is closed")
-        return self._source.reach(payload)
-
-    def lend(self) -> None:
-        """Serve a reader's connection until `take_back` has been called as often as this."""
-        self._num_lent += 1
-
-    def take_back(self) -> None:
-        """One reader has ended."""
-        self._num_lent -= 1
-
-    def begin(self, read: Read) -> None:
-        """Start a read; `read.ended` gets its result."""
-        self._waiting.append(read)
-        self._eager_until = time.monotonic() + _EAGER_S
-
-    def give_up(self, read: Read) -> None:
-        """Abandon a read, so that it ends soon."""
-        read.give_up_at = min(read.give_up_at, time.monotonic() + _GRACE_S)
-
-    def poll(self) -> float | None:
-        """Advance all reads; returns the seconds until the next poll, None if idle."""
-        if self._num_lent and self._source is not None:
-            self._source.progress()
-        for peer in tuple(self._peers.values()):
-            for read in tuple(peer.reads):
-                self._drive(peer, read)
-        for read in tuple(self._waiting):
-            self._start(read)
-        if not (self._num_lent or self._waiting or any(peer.reads for peer in self._peers.values())):
-            return None
-        return 0 if time.monotonic() < self._eager_until else _PAUSE_S
-
-    def close(self) -> None:
-        """End every read and free the agents."""
-        closed = ConnectionAbortedError("the transceiver was closed")
-        for name in tuple(self._peers):
-            self._lose(name, closed)
-        for read in self._waiting:
-            read.ended.set_exception(closed)
-        self._waiting.clear()
-        if self._source is not None:
-            self._source.close()
-            self._source = None
-
-    def _start(self, read: Read) -> None:
-        reach = read.reach
-        peer = self._peers.get(reach.agent)
-        if peer is not None and peer.epoch != reach.epoch:
-            if peer.reads and time.monotonic() < read.give_up_at:
-                return  # their registrations are still valid
-            self._lose(reach.agent, ConnectionAbortedError("the source changed its registrations"))
-            peer = None
-        self._waiting.remove(read)
-        try:
-            peer = peer or self._meet(reach)
-        except OSError as error:
-            read.ended.set_exception(error)
-        else:
-            self._drive(peer, read)
-
-    def _meet(self, reach: Reach) -> _Peer:
-        idle = [name for name, peer in self._peers.items() if not peer.reads]
-        if len(self._peers) >= self._max_peers and idle:
-            self._lose(idle[0], ConnectionAbortedError("too many peers"))  # probably an ended process
-        peer = self._peers[reach.agent] = _Peer(Agent(self._host), reach.epoch)
-        return peer
-
-    def _drive(self, peer: _Peer, read: Read) -> None:
-        if read.ended.done():
-            return  # lost together with another read of this peer
-        try:
-            if peer.step(read):
-                peer.finish(read)
-            elif time.monotonic() > read.give_up_at:
-                log.warning("ucx read aborted source=%s reason=hung", read.reach.agent)
-                self._lose(read.reach.agent, ConnectionAbortedError("a read from this source hung"))
-        except Exception as error:  # noqa: BLE001 the reader must get any error
-            lost = error if isinstance(error, OSError) else OSError(repr(error))
-            self._lose(read.reach.agent, lost)
-
-    def _lose(self, name: str, error: OSError) -> None:
-        if peer := self._peers.pop(name, None):
-            peer.close(error)
 
 
 class Direct:
     """A road for host and CUDA memory. `fetch` raises NoDirectPath if UCX cannot read the source's.
 
-    UCX has a thread of its own, which polls only while there is work: UCX sends no notifications.
+    UCX has a thread of its own, whose event loop polls only while there is work: UCX sends no notifications.
     """
 
-    def __init__(self, host: str) -> None:
-        self._thread = ThreadPoolExecutor(1, "kv-ucx")
-        self._fabric = Fabric(host)
-        self._is_polling = False
+    def __init__(self, host: str, max_peers: int = MAX_PEERS) -> None:
+        self._host = host
+        self._max_peers = max_peers
+        self._loop: asyncio.AbstractEventLoop  # while running
+        self._source: Agent | None = None
+        # By the agent's name and epoch: registrations of an earlier epoch stay valid for running reads.
+        self._peers: dict[tuple[str, int], _Peer] = {}
+        self._eager_until = 0.0
+        self._round: asyncio.Future[None] | None = None
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Run UCX during the context. Raises OSError."""
+        self._loop = asyncio.new_event_loop()
+        thread = threading.Thread(target=self._loop.run_forever, name="kv-ucx", daemon=True)
+        thread.start()
         try:
-            await asyncio.wrap_future(self._submit(self._fabric.open))
+            await self._on_thread(self._open())
             yield
         finally:
-            self._thread.submit(self._fabric.close)
-            await asyncio.to_thread(self._thread.shutdown)
+            await self._on_thread(self._close())
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            await asyncio.to_thread(thread.join)
+            self._loop.close()
 
     @asynccontextmanager
     async def lend(self, payload: Memory) -> AsyncIterator[bytes]:
         """Let one reader read this memory while the context is open; yields an encoded Reach."""
-        self._thread.submit(self._fabric.lend)
+        reach = await self._on_thread(self._register(payload))
+        connecting = self._on_thread(self._progress())
         try:
-            reach = await asyncio.wrap_future(self._submit(self._fabric.reach, payload))
             yield msgspec.msgpack.encode(reach)
         finally:
-            self._thread.submit(self._fabric.take_back)
+            connecting.cancel()
 
     async def fetch(self, host: str, way: bytes, into: Memory) -> None:  # noqa: ARG002  it is in the Reach
         """Read the source's memory. After it returns or raises, `into` is not written."""
-        read = Read(msgspec.msgpack.decode(way, type=Reach), into)
-        self._submit(self._fabric.begin, read)
-        ended = asyncio.wrap_future(read.ended)
+        read = _Read(msgspec.msgpack.decode(way, type=Reach), into)
+        ended = self._on_thread(self._read(read))
         try:
             await asyncio.wait({ended})
         finally:
             if not ended.done():
-                self._thread.submit(self._fabric.give_up, read)
+                read.give_up_at = time.monotonic() + _GRACE_S
                 await asyncio.wait({ended})
             error = ended.exception()  # retrieved, even if cancelled
         if error is not None:
             raise error
 
-    def _submit(self, call: Callable[..., T], *args: object) -> "Future[T]":
-        """Run a call on the thread, which then polls."""
-        result = self._thread.submit(call, *args)
-        self._thread.submit(self._start_polling)
-        return result
+    def _on_thread(self, work: Coroutine[None, None, T]) -> "asyncio.Future[T]":
+        return asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
 
-    def _start_polling(self) -> None:
-        if not self._is_polling:
-            self._is_polling = True
-            self._poll()
+    # The rest runs on the thread.
 
-    def _poll(self) -> None:
-        """Poll for a slice of time, so that other calls can run in between."""
-        until_s = time.monotonic() + _SLICE_S
-        while (pause_s := self._fabric.poll()) is not None:
-            if time.monotonic() > until_s:
-                with contextlib.suppress(RuntimeError):  # closed
-                    self._thread.submit(self._poll)
-                return
-            time.sleep(pause_s)
-        self._is_polling = False
+    async def _open(self) -> None:
+        self._source = Agent(self._host)
+
+    async def _close(self) -> None:
+        for key in tuple(self._peers):
+            self._lose(key, "the transceiver was closed")
+        if self._source is not None:
+            self._source.close()
+            self._source = None
+        if ending := asyncio.all_tasks() - {asyncio.current_task()}:
+            await asyncio.wait(ending)
+
+    async def _register(self, payload: Memory) -> Reach:
+        if self._source is None:
+            raise OSError("UCX is closed")
+        return self._source.reach(payload)
+
+    async def _progress(self) -> None:
+        while self._source is not None:
+            self._source.progress()
+            await self._next_round()
+
+    async def _read(self, read: _Read) -> None:
+        key = (read.reach.agent, read.reach.epoch)
+        peer = self._peers.get(key) or self._meet(key)
+        self._eager_until = time.monotonic() + _EAGER_S
+        try:
+            await self._complete(peer, read)
+        except BaseException as error:
+            if peer.error is None:
+                self._lose(key, f"another read from this source failed: {error}")
+            raise
+
+    async def _complete(self, peer: _Peer, read: _Read) -> None:
+        handle = peer.agent.read(read.reach, read.into)
+        peer.handles.append(handle)
+        while not peer.agent.is_done(handle):
+            if time.monotonic() > read.give_up_at:
+                log.warning("ucx read aborted source=%s reason=hung", read.reach.agent)
+                raise ConnectionAbortedError("a read from this source hung")
+            await self._next_round()
+            if peer.error is not None:
+                raise peer.error
+        peer.handles.remove(handle)
+        peer.agent.release(handle)
+
+    def _meet(self, key: tuple[str, int]) -> _Peer:
+        if self._source is None:
+            raise ConnectionAbortedError("the transceiver was closed")
+        idle = [each for each, peer in self._peers.items() if not peer.handles]
+        outdated = [each for each in idle if each[0] == key[0]]
+        if not outdated and len(self._peers) >= self._max_peers:
+            outdated = idle[:1]  # probably of an ended process
+        for each in outdated:
+            self._lose(each, "it was idle")
+        peer = self._peers[key] = _Peer(self._host)
+        return peer
+
+    def _lose(self, key: tuple[str, int], reason: str) -> None:
+        self._peers.pop(key).close(ConnectionAbortedError(reason))
+
+    async def _next_round(self) -> None:
+        """Wait until it is time to poll again, together with all others."""
+        if self._round is None:
+            self._round = self._loop.create_future()
+            self._loop.call_soon(self._begin_round, self._round)
+        await asyncio.shield(self._round)
+
+    def _begin_round(self, begun: "asyncio.Future[None]") -> None:
+        if time.monotonic() > self._eager_until:
+            time.sleep(_PAUSE_S)  # the loop's own timers are coarser: 1 ms
+        self._round = None
+        begun.set_result(None)
