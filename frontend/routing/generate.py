@@ -42,44 +42,6 @@ from frontend.routing.workers import Call, Event
 log = logging.getLogger(__name__)
 
 
-class Prefilled(NamedTuple):
-    """What prefill answered `request` with; closing `pinning`, its call, releases the KV. `decode`: the
-    decode worker, if it is already chosen.
-    """
-
-    request: GenerateRequest
-    handoff: KvHandoff
-    pinning: Call
-    decode: WorkerInfo | None
-
-    async def decoded(self, tokens: AsyncGenerator[Reply, None]) -> Reply | None:
-        """Decode's first reply. Raises HandoffFailed as soon as prefill fails, since the KV is lost with it,
-        BrokerLost.
-        """
-        loop = asyncio.get_running_loop()
-        arriving = loop.create_task(_next(tokens))
-        moved = loop.create_task(_next(self.pinning.replies))
-        try:
-            await first_done(arriving, moved)
-            if not arriving.done() and (error := moved.exception()) is not None:
-                if isinstance(error, BrokerLost):
-                    raise error
-                failed = f"The prefill worker failed before the KV was transferred: {error}"
-                raise HandoffFailed(failed) from error
-            return await arriving
-        finally:
-            for task in (arriving, moved):
-                if not task.done():
-                    task.cancel()
-                    await first_done(task)
-            if not moved.cancelled():
-                moved.exception()  # it is not the request's: asyncio would log it
-
-
-async def _next(replies: AsyncGenerator[Reply, None]) -> Reply | None:
-    return await anext(replies, None)
-
-
 class LocalPrefill(NamedTuple):
     """Prompts of which decode lacks at most `max_tokens` skip the prefill worker while that has kept a
     request of this process waiting for `after_s`; always if that is 0, never if `max_tokens` is 0.
@@ -146,21 +108,20 @@ class Generator:
             while True:
                 await self._find_workers(progress, on_taken)
                 try:
-                    started = await self._start(progress)
-                    if isinstance(started, Prefilled):
-                        if (first := started.handoff.first_chunk) is not None:
+                    reply, rest = await self._start(progress)
+                    if isinstance(reply, KvHandoff):
+                        if reply.first_chunk is not None:
                             admission.start(place)
-                            if (fresh := progress.take(first)) is not None:
+                            if (fresh := progress.take(reply.first_chunk)) is not None:
                                 yield fresh
-                        started = await self._hand_over(progress, started)
+                        reply, rest = await self._hand_over(progress, reply)
                     admission.start(place)
-                    chunk, rest = started
-                    while isinstance(chunk, TokenChunk):
-                        if (fresh := progress.take(chunk)) is not None:
+                    while isinstance(reply, TokenChunk):
+                        if (fresh := progress.take(reply)) is not None:
                             yield fresh
-                        if chunk.finish_reason:
+                        if reply.finish_reason:
                             return
-                        chunk = await anext(rest, None)
+                        reply = await anext(rest, None)
                     raise WorkerLost("The worker ended the stream before the answer was complete.")
                 except BatonError as error:
                     self._note_failure(error, progress)
@@ -223,80 +184,69 @@ class Generator:
             else:
                 await self._fleet.table.changed()
 
-    async def _start(self, progress: Progress) -> _Stream | Prefilled:
-        """Send the remaining request to workers; returns the first chunk and the rest, or what prefill hands
-        over.
-        """
+    async def _start(self, progress: Progress) -> _Stream:
+        """Send the remaining request to workers: prefill's handoff, or an answer without one."""
         request = progress.remaining()
-        decode = self._choose(Role.DECODE, progress) if self._local_prefill.max_tokens else None
-        prefill = self._choose(Role.PREFILL, progress, paired_with=decode)
+        if self._local_prefill.max_tokens:
+            progress.decode = self._choose(Role.DECODE, progress)
+        prefill = self._choose(Role.PREFILL, progress, paired_with=progress.decode)
         if prefill is None:
             reason = "stalled" if progress.prefills_locally else "no_prefill_worker"
             self._metrics.of("prefills", "decode", reason).inc()
-            return await self._decode(request, progress, decode or self._choose(Role.DECODE, progress))
-        if decode is None:
+            return await self._decode(request, progress)
+        if progress.decode is None:
             reason = "always"
         elif self._fleet.calls.longest_wait_s(prefill) < self._local_prefill.after_s:
             reason = "free"
         else:
             local = msgspec.structs.replace(request, local_prefill_tokens=self._local_prefill.max_tokens)
-            first, tokens = await self._decode(local, progress, decode)
+            first, tokens = await self._decode(local, progress)
             if not isinstance(first, PrefillFirst):
                 self._metrics.of("prefills", "decode", "cached").inc()
                 return first, tokens
             await progress.calls.pop().close()
             reason = "busy" if first.is_busy else "long"
         self._metrics.of("prefills", "prefill", reason).inc()
-        return await self._prefill(request, prefill, decode, progress)
+        return await self._prefill(request, prefill, progress)
 
-    async def _prefill(
-        self,
-        request: GenerateRequest,
-        prefill: WorkerInfo,
-        decode: WorkerInfo | None,
-        progress: Progress,
-    ) -> _Stream | Prefilled:
+    async def _prefill(self, request: GenerateRequest, prefill: WorkerInfo, progress: Progress) -> _Stream:
         """What the prefill worker answers: a handoff, or the whole answer if that is so short."""
         progress.prefill = prefill
         arrived: list[Reply | None] = []
-        pinning = self._call(prefill, request, progress, arrived)
+        call = self._call(prefill, request, progress, arrived)
         began_s = time.perf_counter()
-        first = await anext(pinning.replies, None)
+        first = await anext(call.replies, None)
         arrived.append(first)
-        pinning.answered()
+        call.answered()
         self._metrics.of("prefill_seconds").observe(time.perf_counter() - began_s)
-        if isinstance(first, TokenChunk):
-            return first, pinning.replies
-        if not isinstance(first, KvHandoff):
+        if isinstance(first, KvHandoff):
+            progress.check((first.first_token,))
+        elif not isinstance(first, TokenChunk):
             raise HandoffFailed(f"Prefill worker {prefill.worker_id} did not send a handoff.")
-        progress.check((first.first_token,))
-        return Prefilled(request, first, pinning, decode)
+        return first, call.replies
 
-    async def _hand_over(self, progress: Progress, prefilled: Prefilled) -> _Stream:
+    async def _hand_over(self, progress: Progress, handoff: KvHandoff) -> _Stream:
         """Decode what prefill hands over.
 
         The prefill call stays open until decode's first chunk, since not every engine reports when the KV
         has moved, and closing the call releases the pinned KV.
         """
-        request = after_handoff(prefilled.request, prefilled.handoff)
-        decode = prefilled.decode or self._choose(Role.DECODE, progress, paired_with=progress.prefill)
-        tokens = self._tokens(request, progress, decode)
+        pinning = progress.calls[-1]
+        tokens = self._tokens(after_handoff(progress.sent, handoff), progress)
         began_s = time.perf_counter()
-        chunk = await prefilled.decoded(tokens)
+        chunk = await _decoded(tokens, pinning)
         self._metrics.of("handoff_seconds").observe(time.perf_counter() - began_s)
-        progress.calls.remove(prefilled.pinning)
-        await prefilled.pinning.close()
+        progress.calls.remove(pinning)
+        await pinning.close()
         return chunk, tokens
 
-    async def _decode(
-        self, request: GenerateRequest, progress: Progress, decode: WorkerInfo | None
-    ) -> _Stream:
-        tokens = self._tokens(request, progress, decode)
+    async def _decode(self, request: GenerateRequest, progress: Progress) -> _Stream:
+        tokens = self._tokens(request, progress)
         return await anext(tokens, None), tokens
 
-    def _tokens(
-        self, request: GenerateRequest, progress: Progress, decode: WorkerInfo | None
-    ) -> AsyncGenerator[Reply, None]:
+    def _tokens(self, request: GenerateRequest, progress: Progress) -> AsyncGenerator[Reply, None]:
+        """A decode worker's replies. Raises NoWorkers."""
+        decode = progress.decode or self._choose(Role.DECODE, progress, paired_with=progress.prefill)
         if decode is None:
             raise self._no_decode(request)
         return self._call(decode, request, progress, progress.token_ids).replies
@@ -332,3 +282,30 @@ async def _wait(progress: Progress, arrival: Awaitable[None], limit_s: float, er
             await arrival
     except TimeoutError:
         raise progress.ended_by(error) from None
+
+
+async def _decoded(tokens: AsyncGenerator[Reply, None], pinning: Call) -> Reply | None:
+    """Decode's first reply. Raises HandoffFailed as soon as the prefill call fails, since the KV is lost with
+    it, BrokerLost.
+    """
+    loop = asyncio.get_running_loop()
+    arriving, moved = loop.create_task(_next(tokens)), loop.create_task(_next(pinning.replies))
+    try:
+        await first_done(arriving, moved)
+        if not arriving.done() and (error := moved.exception()) is not None:
+            if isinstance(error, BrokerLost):
+                raise error
+            failed = f"The prefill worker failed before the KV was transferred: {error}"
+            raise HandoffFailed(failed) from error
+        return await arriving
+    finally:
+        for task in (arriving, moved):
+            if not task.done():
+                task.cancel()
+                await first_done(task)
+        if not moved.cancelled():
+            moved.exception()  # it is not the request's: asyncio would log it
+
+
+async def _next(replies: AsyncGenerator[Reply, None]) -> Reply | None:
+    return await anext(replies, None)

@@ -80,6 +80,8 @@ class Progress:
         self.called: list[WorkerInfo] = []  # in this attempt
         self.calls: list[Call] = []  # those that are open
         self.prefill: WorkerInfo | None = None  # whose handoff this attempt uses
+        self.decode: WorkerInfo | None = None  # if it is chosen before prefill
+        self.sent = request  # to the first worker of this attempt
         self.avoided: set[str] = set()
         self.error: BatonError | None = None
         self._retry = Retry("none", "never")  # after that error
@@ -107,12 +109,13 @@ class Progress:
             self._expected = self.token_ids.copy()
         generated = [] if is_replay else self.token_ids
         prompt = self.request.token_ids
-        return msgspec.structs.replace(
+        self.sent = msgspec.structs.replace(
             self.request,
             token_ids=prompt + generated if generated else prompt,
             num_generated=len(generated),
             deadline_s=self.time_left_s,
         )
+        return self.sent
 
     def take(self, chunk: TokenChunk) -> TokenChunk | None:
         """Keep the chunk's tokens and usage; returns the tokens that are new to the client, or None. Raises
@@ -178,7 +181,7 @@ class Progress:
             self.avoided.add(source.incarnation)
         self._modes.add(retry.mode)
         self.called.clear()
-        self.prefill = None
+        self.prefill = self.decode = None
         self.error, self._retry = error, retry
 
     async def clear_avoided(self) -> None:
