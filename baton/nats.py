@@ -84,9 +84,7 @@ class Mac:
 
 
 Accept = Callable[[str, str, Callable[[], object]], WorkerLink]
-"""Makes the link to a new caller, given the caller's subject, the worker's subject, and a function to forget
-it.
-"""
+"""Makes the link to a new caller, given both subjects, the caller's first, and a function to forget it."""
 
 
 class Mailbox:
@@ -152,9 +150,9 @@ class Publisher:
         self._publisher = asyncio.get_running_loop().create_task(self._publish())
 
     @property
-    def connected(self) -> bool:
-        """Whether the server is connected."""
-        return bool(self._client.is_connected)
+    def is_up(self) -> bool:
+        """Whether the server is connected and answers."""
+        return self.answering and bool(self._client.is_connected)
 
     @property
     def max_frame_bytes(self) -> int:
@@ -166,7 +164,7 @@ class Publisher:
 
         nats-py's `flush` does not serve: a late answer to one that timed out ends its reading.
         """
-        if not self.connected:
+        if not self._client.is_connected:
             await asyncio.sleep(_RETRY_S)  # nats-py is reconnecting
             return False
         self._inbox.echo.clear()
@@ -190,7 +188,7 @@ class Publisher:
 
     def put(self, subject: str, frame: bytes, reply: str) -> None:
         """Publish `frame` soon. Ignored while disconnected, since every link is lost then."""
-        if not self.connected or self._closing:
+        if not self._client.is_connected or self._closing:
             return
         self._waiting.append((subject, frame, reply))
         self._waiting_bytes += len(frame)
@@ -292,6 +290,7 @@ class NatsTransport(Plane):
         callbacks = {"error_cb": _on_error, "disconnected_cb": self._on_disconnect}
         self._options: dict[str, Any] = {"flush_timeout": liveness_s, **callbacks, **_OPTIONS, **options}
         self._connecting: asyncio.Task[Publisher] | None = None
+        self._publisher: Publisher | None = None
         self._asking: asyncio.Task[None] | None = None
         self._inbox = Mailbox(f"{_CALLER}{secrets.token_hex(8)}")
         self._mailboxes = [self._inbox]
@@ -321,10 +320,7 @@ class NatsTransport(Plane):
     @property
     def is_reachable(self) -> bool:
         """`Transport.is_reachable`."""
-        task = self._connecting
-        if task is None or not task.done() or task.cancelled() or task.exception() is not None:
-            return False
-        return task.result().connected and task.result().answering
+        return self._publisher is not None and self._publisher.is_up
 
     async def reachable(self) -> None:
         """`Transport.reachable`."""
@@ -379,15 +375,10 @@ class NatsTransport(Plane):
             raise ConnectionError(CLOSED)
         if self._connecting is None:
             self._connecting = asyncio.get_running_loop().create_task(self._log_in())
-            self._connecting.add_done_callback(self._on_connect)
         publisher = await asyncio.shield(self._connecting)
-        if not (publisher.connected and publisher.answering):
+        if not publisher.is_up:
             raise ConnectionError(_AWAY)
         return publisher
-
-    def _on_connect(self, task: asyncio.Task[Publisher]) -> None:
-        if task.cancelled() or task.exception() is not None:
-            self._connecting = None  # the next caller tries again
 
     async def _log_in(self) -> Publisher:
         client = Client()
@@ -400,17 +391,20 @@ class NatsTransport(Plane):
                 await client.connect(self._server_urls, reconnected_cb=reconnected, **self._options)
                 limit_silence(client, self._untaken_s)
                 await client.subscribe(f"{self._inbox.subject}.*", cb=self._inbox.receive, **LIMITS)
+            publisher = self._publisher = Publisher(client, self._inbox)
         except (OSError, TimeoutError, nats.errors.Error) as error:
-            await client.close()
             place = ", ".join(url.rpartition("@")[2] for url in self._server_urls)  # without credentials
             raise ConnectionError(f"no NATS server at {place}: {error!r}") from error
-        return Publisher(client, self._inbox)
+        finally:
+            if self._publisher is None:
+                await client.close()
+                self._connecting = None  # the next caller tries again
+        return publisher
 
     async def _on_disconnect(self) -> None:
-        if self._connecting is not None and self._connecting.done() and not self._closed:
-            publisher = self._connecting.result()
-            self._lose_server(publisher)
-            self._ask(publisher)
+        if self._publisher is not None and not self._closed:
+            self._lose_server(self._publisher)
+            self._ask(self._publisher)
 
     def _ask(self, publisher: Publisher) -> None:
         """A link is silent, or the connection was lost: find out whether the server answers."""
