@@ -18,7 +18,7 @@ from baton.tls import CredentialError
 from tests.certificates import Authority
 from tests.conftest import LaunchServer, ServerProcess
 from tests.planes import a_request, count_up, tokens
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, scaled
 
 SetUp = Callable[[LaunchServer, Path, pytest.MonkeyPatch], ServerProcess]
 
@@ -155,6 +155,7 @@ async def test_without_the_login_there_is_no_server(
 ) -> None:
     with monkeypatch.context() as own:
         server = set_up(launch_nats, tmp_path, own)
+    monkeypatch.setattr("baton.nats.CONNECT_TIMEOUT_S", scaled(0.5))
     stranger = wires(server).transport()
     with pytest.raises(ConnectionError):
         async with asyncio.timeout(PATIENCE_S), stranger.serve("w", count_up):
