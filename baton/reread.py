@@ -14,10 +14,6 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 
-class UnreadableFile(ValueError):
-    """A sentence about an OSError, which may pass without a change of the file."""
-
-
 class Reread(Generic[T]):
     """The result of `load`, which reads some files, as `value`. Raises what `load` raises."""
 
@@ -29,8 +25,8 @@ class Reread(Generic[T]):
         self.value = load()
 
     def check(self) -> None:
-        """Read the files again if they have changed. If that fails, `value` stays; after an
-        OSError or UnreadableFile, the next check tries again.
+        """Read the files again if they have changed. While that fails, `value` stays, and each check tries
+        again: a file may become readable without a change.
         """
         stamps = self._stamps()
         if stamps == self._seen:
@@ -41,12 +37,9 @@ class Reread(Generic[T]):
             if self._failure != (stamps, str(error)):
                 self._failure = stamps, str(error)
                 log.error("reread=failed files=%s the content before stays in use: %s", self._names(), error)  # noqa: TRY400  the same sentence, once
-            if isinstance(error, OSError | UnreadableFile):
-                return
-        else:
-            self._failure = None
-            log.info("reread=done files=%s", self._names())
-        self._seen = stamps
+            return
+        self._failure, self._seen = None, stamps
+        log.info("reread=done files=%s", self._names())
 
     def _names(self) -> str:
         return ",".join(map(str, self._paths))

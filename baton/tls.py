@@ -4,8 +4,6 @@ import os
 import ssl
 from pathlib import Path
 
-from baton.reread import UnreadableFile
-
 _NO_TLS = frozenset({"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "HTTPS_PROXY_REQUEST", "RECORD_LAYER_FAILURE"})
 
 
@@ -79,7 +77,7 @@ def _show(context: ssl.SSLContext, cert: Path, key: Path | None) -> None:
     try:
         context.load_cert_chain(cert, key, password=_refuse_password)
     except OSError as error:
-        raise _fault(error)(
+        raise ValueError(
             f"{cert} and {key or cert} are not a certificate and its key in PEM: {reason(error)}"
         ) from None
 
@@ -88,11 +86,7 @@ def _trust(context: ssl.SSLContext, ca: Path) -> None:
     try:
         context.load_verify_locations(ca)
     except OSError as error:
-        raise _fault(error)(f"{ca} has no certificates in PEM: {reason(error)}") from None
-
-
-def _fault(error: OSError) -> type[ValueError]:
-    return ValueError if isinstance(error, ssl.SSLError) else UnreadableFile
+        raise ValueError(f"{ca} has no certificates in PEM: {reason(error)}") from None
 
 
 def _refuse_password() -> str:
