@@ -123,11 +123,11 @@ class EtcdDiscovery:
         duration_s = self._doubt_s if doubtful else None
         async with aclosing(self._rpc.watch(PREFIX, revision + 1, duration_s)) as batches:
             async for changes in batches:
-                for change in changes:
-                    if change.value is not None:
-                        _apply(fleet, change.key, change.value)
+                for key, value in changes:
+                    if value is not None:
+                        _apply(fleet, key, value)
                     elif not doubtful:
-                        fleet.pop(change.key, None)
+                        fleet.pop(key, None)
                 yield tuple(sorted(fleet.values(), key=lambda info: info.worker_id))
 
     async def _keep(self, registration: "_Registration") -> None:

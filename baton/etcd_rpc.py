@@ -7,7 +7,6 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import grpc
-import msgspec
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 # name:type=number of each field in use, from etcd's rpc.proto and kv.proto; `*` marks a list. Not generated,
@@ -71,11 +70,8 @@ class EtcdError(Exception):
         self.refused = refused
 
 
-class Change(msgspec.Struct, frozen=True):
-    """One watch event; `value` is None if the key was deleted or its lease expired."""
-
-    key: bytes
-    value: bytes | None
+Change = tuple[bytes, bytes | None]
+"""A key and its new value, None if it was deleted or its lease expired."""
 
 
 def _message_classes() -> dict[str, Any]:
@@ -270,4 +266,4 @@ def _changes(response: Any) -> list[Change]:
     if response.canceled:
         reason = response.cancel_reason or f"compacted up to revision {response.compact_revision}"
         raise EtcdError(f"etcd cancelled the watch: {reason}")
-    return [Change(e.kv.key, None if e.type == _DELETE else e.kv.value) for e in response.events]
+    return [(e.kv.key, None if e.type == _DELETE else e.kv.value) for e in response.events]
