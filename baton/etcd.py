@@ -118,8 +118,8 @@ class EtcdDiscovery:
         self._note(None)
         if not doubtful:
             fleet.clear()
-        for key, value in values.items():
-            _apply(fleet, key, value)
+        for key, listed in values.items():
+            _apply(fleet, key, listed)
         duration_s = self._doubt_s if doubtful else None
         async with aclosing(self._rpc.watch(PREFIX, revision + 1, duration_s)) as batches:
             async for changes in batches:
