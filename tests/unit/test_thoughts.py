@@ -1,8 +1,9 @@
-"""Thoughts that go round between a call and its result: remembered, or carried by the client under a seal."""
+"""Answers kept for later prompts, as the model wrote them; reasoning that clients carry under a seal."""
 
 import base64
 import zlib
 from array import array
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from frontend.harmony.conversation import (
     AssistantTurn,
+    Conversation,
     Kind,
     ToolCall,
     ToolResult,
@@ -17,63 +19,161 @@ from frontend.harmony.conversation import (
     UserTurn,
     WrittenMessage,
 )
+from frontend.harmony.parse import HarmonyParser
+from frontend.harmony.render import render
+from frontend.text.tokenizer import TooManyTokens
+from frontend.turn.prepare import encoded
 from frontend.turn.seal import Changed, Seal
-from frontend.turn.thoughts import Kept, Thoughts, WrittenTurn
+from frontend.turn.thoughts import Kept, Thoughts, WrittenTurn, joined, written_turn
+from tests.scripted_frontend import TOKENIZER
+
+HI = UserTurn("Hi")
+THINK = "<|channel|>analysis<|message|>Think.<|end|>"
+FINAL = "<|start|>assistant<|channel|>final<|message|>Said.<|return|>"
+DEEP = "[" * 5000 + "]" * 5000
 
 
-def called(*call_ids: str, reasoning: str | None = None) -> AssistantTurn:
-    calls = tuple(ToolCall(call_id=i, name="f", arguments="{}") for i in call_ids)
-    return AssistantTurn(reasoning=reasoning, tool_calls=calls)
+def called(*call_ids: str, arguments: str = "{}", takes_text: bool = False, **fields: Any) -> AssistantTurn:
+    """A turn with calls of `f`, or of `name`."""
+    name = fields.pop("name", "f")
+    calls = [
+        ToolCall(call_id=each, name=name, arguments=arguments, takes_text=takes_text) for each in call_ids
+    ]
+    return AssistantTurn(tool_calls=tuple(calls), **fields)
 
 
-def result(call_id: str) -> ToolResult:
-    return ToolResult(call_id=call_id, text="ok")
+def message(kind: Kind, text: str) -> WrittenMessage:
+    call = "f" if kind == "call" else None
+    return WrittenMessage(kind=kind, text=text, token_ids=array("I", [1]), is_first=False, call=call)
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now_s = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
+def turn_of(**texts: str) -> WrittenTurn:
+    kinds: dict[str, Kind] = {"thought": "thought", "more": "thought", "text": "text", "call": "call"}
+    return WrittenTurn(messages=tuple(message(kinds[name], text) for name, text in texts.items()))
 
 
-def written(kind: Kind, text: str) -> WrittenMessage:
-    return WrittenMessage(
-        kind=kind, text=text, token_ids=array("I", [1]), is_first=False, call="f" if kind == "call" else None
-    )
+def now(*call_ids: str, **fields: Any) -> AssistantTurn:
+    return called(*call_ids or ("a",), **{"preamble": "Now.", **fields})
 
 
-def reasonings(turns: tuple[Turn, ...]) -> list[str | None]:
-    return [turn.reasoning for turn in turns if isinstance(turn, AssistantTurn)]
+@pytest.mark.parametrize(
+    ("written", "turn", "is_same"),
+    [
+        ("{}", now(), True),
+        ("{}", now(reasoning=""), True),
+        ("{}", now(reasoning="One.Two."), True),
+        ("{}", now(reasoning="One.\n\nTwo."), True),
+        ("{}", now(reasoning="One."), False),
+        ("{}", now(preamble="Then."), False),
+        ("{}", called("a"), False),
+        ("{}", now(text="More."), False),
+        ("{}", now(name="g"), False),
+        ("{}", now("a", "a"), False),
+        ("{}", AssistantTurn(preamble="Now."), False),
+        ('{"a": 1, "b": 2}', now(arguments='{"b":2,"a":1}'), True),
+        ('{"a": 1}', now(arguments='{"a": 1.0}'), False),
+        ('{"a": 1}', now(arguments='{"a": true}'), False),
+        ('{"a": [1, 2]}', now(arguments='{"a": [2, 1]}'), False),
+        ("{", now(arguments="{ "), False),
+        (DEEP, now(arguments=DEEP + " "), False),
+        ("{", now(arguments="{"), True),
+        ('{"input": "x"}', now(arguments="x", takes_text=True), True),
+        ('{"input": "x", "more": 1}', now(arguments="x", takes_text=True), False),
+        ("x", now(arguments="y", takes_text=True), False),
+    ],
+)
+def test_a_turn_is_the_answer_if_its_content_is_the_same(
+    written: str, turn: AssistantTurn, is_same: bool
+) -> None:
+    assert turn_of(thought="One.", more="Two.", text="Now.", call=written).matches(turn) is is_same
 
 
-def test_a_thought_that_is_kept_is_shared_once() -> None:
-    there = Thoughts()
-    shared: list[Kept] = []
+def test_the_reasoning_before_a_final_answer_is_not_compared() -> None:
+    final = turn_of(thought="One.", text="Said.")
+    assert final.matches(AssistantTurn(text="Said.", reasoning="Other."))
+    assert not final.matches(AssistantTurn(text="Other."))
+
+
+def written(text: str) -> WrittenTurn | None:
+    parser = HarmonyParser(TOKENIZER.vocabulary, frozenset())
+    token_ids = TOKENIZER.encode_text(text, allow_special=True)
+    parser.feed(token_ids)
+    return written_turn(token_ids, parser.messages, TOKENIZER)
+
+
+def test_an_answer_is_recorded_as_a_history_has_it() -> None:
+    turn = written(THINK + FINAL)
+    assert turn is not None
+    assert [(m.kind, m.text, m.is_first) for m in turn.messages] == [
+        ("thought", "Think.", True),
+        ("text", "Said.", False),
+    ]
+    last = TOKENIZER.encode_text(FINAL.replace("<|return|>", "<|end|>"), allow_special=True)
+    assert list(turn.messages[1].token_ids) == last
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        THINK + FINAL.removesuffix("<|return|>"),
+        THINK + FINAL.replace("<|return|>", "<|endoftext|>"),
+        THINK + "<|end|>" + FINAL,
+        THINK + FINAL.removeprefix("<|start|>assistant"),
+        THINK + "<|start|>assistant<|channel|>final<|end|>",
+    ],
+)
+def test_an_answer_with_other_tokens_is_not_recorded(text: str) -> None:
+    assert written(text) is None
+
+
+@pytest.mark.parametrize("texts", [("x" * 300,), ("Hi",) * 30])
+def test_a_prompt_may_have_exactly_its_limit(texts: tuple[str, ...]) -> None:
+    segments = list(render(Conversation(turns=tuple(UserTurn(text) for text in texts))))
+    num = len(encoded(segments, TOKENIZER, 10_000).token_ids)
+    assert len(encoded(segments, TOKENIZER, num).token_ids) == num
+    with pytest.raises(TooManyTokens):
+        encoded(segments, TOKENIZER, num - 1)
+
+
+def test_the_opening_ends_at_the_first_answer() -> None:
+    opening = (UserTurn("assistant"),)
+    talk = (*opening, AssistantTurn(text="One."), HI, AssistantTurn(text="Two."), HI)
+    made = encoded(render(Conversation(turns=talk)), TOKENIZER, 10_000)
+    start = TOKENIZER.encode_text("<|start|>assistant", allow_special=True)
+    alone = encoded(render(Conversation(turns=opening)), TOKENIZER, 10_000).token_ids
+    assert made.num_opening_tokens == len(alone) - len(start)
+
+
+def test_an_entry_is_shared_once_unless_it_is_too_large_to_keep() -> None:
+    there, shared = Thoughts(), list[Kept]()
     here = Thoughts(share=shared.append, max_bytes=80_000)
     here.keep("alice", ["a"], "Think.")
-    here.keep("alice", ["b"], "x" * 10_000)  # too long to be kept
+    here.keep("alice", ["b"], "x" * 10_000)
+    here.keep("alice", ["c"], "")
+    here.keep_turn("alice", [], turn_of(thought="Think."))
     for kept in shared:
         there.take(kept)
         here.take(kept)
     assert [kept.ids for kept in shared] == [("a",)]
     assert there.recall("alice", "a") == "Think."
+    assert (there.recall("bob", "a"), here.num_bytes) == (None, there.num_bytes)
 
 
 @pytest.mark.parametrize(
     ("turns", "restored"),
     [
-        ([UserTurn("Hi"), called("a"), result("a")], ["Think."]),
+        ([HI, called("a"), ToolResult(call_id="a", text="ok")], ["Think."]),
         ([called("a", reasoning="")], ["Think."]),
         ([called("a", reasoning="Other.")], ["Other."]),
-        ([called("a"), result("a"), called("b"), result("b")], ["Think.", None]),  # of one answer
+        ([called("a"), ToolResult(call_id="a", text="ok"), called("b")], ["Think.", None]),  # of one answer
     ],
 )
 def test_a_call_without_its_reasoning_gets_it(turns: list[Turn], restored: list[str | None]) -> None:
     thoughts = Thoughts()
     thoughts.keep("", ["a", "b"], "Think.")
-    assert reasonings(thoughts.completed("", turns)) == restored
+    completed = thoughts.completed("", turns)
+    assert [turn.reasoning for turn in completed if isinstance(turn, AssistantTurn)] == restored
 
 
 def test_thoughts_are_bounded_in_bytes_and_those_not_used_for_longest_go() -> None:
@@ -90,95 +190,113 @@ def test_thoughts_are_bounded_in_bytes_and_those_not_used_for_longest_go() -> No
     assert (thoughts.recall("", "too large"), thoughts.recall("", "large")) == (None, "x" * 1_100)
 
 
-def test_no_thought_is_not_kept() -> None:
-    shared: list[Kept] = []
-    thoughts = Thoughts(share=shared.append)
-    thoughts.keep("", ["a"], "")
-    thoughts.keep_turn("", [], WrittenTurn(messages=(written("thought", "Think."),)))
-    assert (thoughts.num_bytes, shared) == (0, [])
-
-
-def test_a_call_that_came_back_changed_is_not_as_it_was_written() -> None:
-    thoughts = Thoughts()
-    turn = WrittenTurn(messages=(written("thought", "Think."), written("call", "{}")))
-    thoughts.keep_turn("", ["a"], turn)
-    (same,) = thoughts.completed("", [called("a")])
-    assert isinstance(same, AssistantTurn)
-    assert [message.text for message in same.written] == ["Think.", "{}"]
-    changed = AssistantTurn(tool_calls=(ToolCall(call_id="a", name="f", arguments='{"b": 1}'),))
-    (other,) = thoughts.completed("", [changed])
-    assert isinstance(other, AssistantTurn)
-    assert (other.written, other.reasoning) == ((), "Think.")
-
-
-def test_any_text_can_be_an_answer() -> None:
-    thoughts = Thoughts()
-    thoughts.keep_turn("", [], WrittenTurn(messages=(written("text", "\ud800"),)))
-    (turn,) = thoughts.completed("", [AssistantTurn(text="\ud800")])
-    assert isinstance(turn, AssistantTurn)
-    assert turn.written
-
-
-def test_a_thought_is_forgotten_when_it_is_too_old() -> None:
-    clock = Clock()
-    thoughts = Thoughts(max_age_s=10, clock=clock)
+def test_a_thought_that_is_too_old_is_dropped() -> None:
+    now_s = iter([0.0, 9.0, 11.0])
+    thoughts = Thoughts(max_age_s=10, clock=lambda: next(now_s))
     thoughts.keep("", ["a"], "Think.")
-    clock.now_s = 9
     assert thoughts.recall("", "a") == "Think."
-    clock.now_s = 11
-    assert thoughts.recall("", "a") is None
-    assert thoughts.num_bytes == 0
+    assert (thoughts.recall("", "a"), thoughts.num_bytes) == (None, 0)
+
+
+@pytest.mark.parametrize(
+    ("call_ids", "kept", "turn", "texts"),
+    [
+        (["a"], turn_of(thought="Think.", call="{}"), called("a"), ["Think.", "{}"]),
+        (["a"], turn_of(thought="Think.", call="{}"), called("a", arguments='{"b": 1}'), []),
+        ([], turn_of(text="\ud800"), AssistantTurn(text="\ud800"), ["\ud800"]),
+    ],
+)
+def test_an_answer_that_came_back_unchanged_is_as_it_was_written(
+    call_ids: list[str], kept: WrittenTurn, turn: AssistantTurn, texts: list[str]
+) -> None:
+    thoughts = Thoughts()
+    thoughts.keep_turn("", call_ids, kept)
+    (completed,) = thoughts.completed("", [turn])
+    assert isinstance(completed, AssistantTurn)
+    assert [each.text for each in completed.written] == texts
+    assert completed.reasoning == (None if texts else "Think.")
+
+
+CALL_A, CALL_B = called("a"), called("b")
+BOTH = (*CALL_A.tool_calls, *CALL_B.tool_calls)
+THOUGHT, MORE = AssistantTurn(reasoning="Think."), AssistantTurn(reasoning="More.")
+NOW, A, B = AssistantTurn(preamble="Now."), AssistantTurn(text="A."), AssistantTurn(text="B.")
+
+
+@pytest.mark.parametrize(
+    ("parts", "turns"),
+    [
+        ([THOUGHT, AssistantTurn(), NOW, A, CALL_A, CALL_B],
+         [AssistantTurn(reasoning="Think.", preamble="Now.", text="A.", tool_calls=BOTH)]),
+        # What comes again or too late begins a turn.
+        ([A, A], [A, A]),
+        ([A, B], [A, B]),
+        ([A, THOUGHT], [A, THOUGHT]),
+        ([A, NOW], [A, NOW]),
+        ([A, CALL_A, A], [called("a", text="A."), A]),
+        ([CALL_A, NOW], [CALL_A, NOW]),
+        ([CALL_A, A], [CALL_A, A]),
+        # The texts before a call are preambles of one answer.
+        ([A, B, CALL_A], [called("a", preamble="A.", text="B.")]),
+        ([A, B, A, CALL_A], [called("a", preamble="A.\n\nB.", text="A.")]),
+        ([NOW, NOW], [AssistantTurn(preamble="Now.\n\nNow.")]),
+        ([THOUGHT, A, MORE, B, CALL_A], [called("a", reasoning="Think.\n\nMore.", preamble="A.", text="B.")]),
+        ([THOUGHT, A, MORE, CALL_A], [called("a", reasoning="Think.\n\nMore.", preamble="A.")]),
+        ([A, HI, B, CALL_A], [A, HI, called("a", text="B.")]),
+        ([A, NOW, CALL_A], [A, now()]),  # a final answer, and the next answer
+        ([AssistantTurn(), HI, A, HI], [HI, A, HI]),
+    ],
+)  # fmt: skip
+def test_the_parts_of_an_answer_are_one_turn(parts: list[Turn], turns: list[Turn]) -> None:
+    assert list(joined(parts)) == turns
 
 
 @given(st.text())
-def test_what_is_closed_opens_again(text: str) -> None:
-    seal = Seal(b"key")
+def test_a_sealed_text_opens_with_its_key(text: str) -> None:
+    seal, other = Seal(b"key"), Seal(b"other")
     assert seal.open(seal.close(text)) == text
     assert Seal(b"key").is_ours(text, seal.sign(text))
+    assert seal.open(other.close(text)) is None
+    assert not seal.is_ours(text, other.sign(text))
 
 
-def test_what_an_earlier_release_made_is_still_ours() -> None:
+def test_a_seal_of_an_earlier_release_is_valid() -> None:
     closed = "bt1.7e738dfe.7b2b4a84b5bca75d0f2aed0e38b5c4c8.eJwLycjMy9YDAAf4Ai0="
     assert Seal(b"key").open(closed) == "Think."
     assert Seal(b"key").is_ours("Think.", "bt1.7e738dfe.c0900c623836fa5b677222f56b4b74de")
 
 
-def test_what_another_key_or_server_made_is_not_ours() -> None:
-    other = Seal(b"other")
-    assert Seal(b"key").open(other.close("Think.")) is None
-    assert not Seal(b"key").is_ours("Think.", other.sign("Think."))
-    for foreign in ("", "gAAAAABo", "bt1", "bt1.", "EqQBCkYIARgCKkA="):
-        assert Seal(b"key").open(foreign) is None
-        assert not Seal(b"key").is_ours("Think.", foreign)
+@pytest.mark.parametrize(
+    "foreign", ["", "gAAAAABo", "bt1", "bt1.", "EqQBCkYIARgCKkA=", Seal().close("Think.")]
+)
+def test_a_text_of_another_server_is_not_ours(foreign: str) -> None:
+    assert Seal(b"key").open(foreign) is None
+    assert Seal().open(foreign) is None
+    assert not Seal(b"key").is_ours("Think.", foreign)
 
 
-def test_what_was_changed_is_refused() -> None:
+def test_a_changed_text_is_refused() -> None:
     seal = Seal(b"key")
     closed = seal.close("Think.")
     data = closed.rpartition(".")[2]
     flipped = base64.urlsafe_b64encode(bytes(b ^ 1 for b in base64.urlsafe_b64decode(data))).decode()
-    with pytest.raises(Changed):
-        seal.is_ours("Think.", seal.sign("Think.")[:-1])
     for changed in (closed[:-1], closed + "A", closed.replace(data, flipped), closed.replace(data, "")):
         with pytest.raises(Changed):
             seal.open(changed)
-    with pytest.raises(Changed):
-        seal.is_ours("Other.", seal.sign("Think."))
+    for text, signature in (("Think.", seal.sign("Think.")[:-1]), ("Other.", seal.sign("Think."))):
+        with pytest.raises(Changed):
+            seal.is_ours(text, signature)
 
 
 @pytest.mark.parametrize(
     "data",
     [b"a", base64.urlsafe_b64encode(b"not compressed"), base64.urlsafe_b64encode(zlib.compress(b"\xff"))],
 )
-def test_what_a_model_wrote_and_was_signed_for_is_not_taken_for_a_sealed_text(data: bytes) -> None:
-    """Clients know the signature of any reasoning, and a client can make a model repeat its words."""
+def test_a_signed_text_is_not_a_sealed_one(data: bytes) -> None:
+    """Clients have the signature of any reasoning, and a client can make a model repeat its words."""
     seal = Seal(b"key")
     with pytest.raises(Changed):
         seal.open(f"{seal.sign(data.decode())}.{data.decode()}")
-
-
-def test_without_a_key_of_the_operators_a_seal_is_the_process_own() -> None:
-    assert Seal().open(Seal().close("Think.")) is None
 
 
 def test_no_more_than_four_mebibytes_of_a_sealed_text_are_unpacked() -> None:
