@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 import yaml
 
-from frontend.harmony.conversation import (
-    Delta,
-    MessageEnd,
-    TextDelta,
+from frontend.harmony.conversation import Delta, MessageEnd, TextDelta
+from frontend.harmony.parse import (
+    MAX_HEADER_BYTES,
+    MAX_HEADER_BYTES_AFTER_CHANNEL,
+    HarmonyParser,
+    RawHeader,
 )
-from frontend.harmony.parse import MAX_HEADER_BYTES, MAX_HEADER_BYTES_AFTER_CHANNEL, HarmonyParser
 from frontend.text.tokenizer import SpecialToken, Vocabulary
 from tests.repairs import REPAIRS, messages
 
@@ -70,35 +71,57 @@ def test_every_kind_of_repair_has_a_case() -> None:
     assert {kind for case in CASES for kind in case.get("repairs", {})} == set(REPAIRS)
 
 
-def test_deltas_say_which_tokens_they_are() -> None:
+@pytest.mark.parametrize(
+    "fed",
+    [
+        [("ab<|byte:C3|>", [("ab", 0, 3)]), ("<|byte:A9|>", [("é", 3, 4)]), ("<|byte:C3|>", []),
+         ("<|byte:A9|><|return|>", [("é", 4, 6)])],
+        [("a<|reserved|>", [("a", 0, 1)]), ("<|reserved|>", []), ("b", [("b", 1, 4)])],
+    ],
+)  # fmt: skip
+def test_every_token_belongs_to_the_delta_that_it_completes(fed: list[tuple[str, list[Any]]]) -> None:
     parser = HarmonyParser(VOCABULARY, TOOLS)
     header = encode("<|channel|>final<|message|>")
     num = len(header)
-
-    assert parser.feed(header) == []
-    assert parser.feed(encode("ab<|byte:C3|>")) == [TextDelta("ab", num, num + 3)]
-    assert parser.feed(encode("<|byte:A9|>")) == [TextDelta("é", num + 3, num + 4)]
-    assert parser.feed(encode("<|byte:C3|>")) == []
-    assert parser.feed(encode("<|byte:A9|><|return|>")) == [
-        TextDelta("é", num + 4, num + 6),
-        MessageEnd(),
-    ]
+    parser.feed(header)
+    for text, deltas in fed:
+        expected = [TextDelta(said, num + start, num + stop) for said, start, stop in deltas]
+        assert [delta for delta in parser.feed(encode(text)) if delta != MessageEnd()] == expected
 
 
-def test_a_token_without_text_belongs_to_the_text_after_it() -> None:
-    parser = HarmonyParser(VOCABULARY, TOOLS)
-    header = encode("<|channel|>final<|message|>")
-    num = len(header)
-    assert parser.feed([*header, *encode("a<|reserved|>")]) == [TextDelta("a", num, num + 1)]
-    assert parser.feed(encode("<|reserved|>")) == []
-    assert parser.feed(encode("b")) == [TextDelta("b", num + 1, num + 4)]
+CHANNEL = SpecialToken.CHANNEL
 
 
-def test_text_of_a_broken_header_says_which_tokens_it_is() -> None:
-    deltas, _ = parse("<|channel|>final  Hi<|return|>")
-    assert deltas == [TextDelta("Hi", 8, 10), MessageEnd()]
-    deltas, _ = parse("<|channel|>final  H<|reserved|>i<|return|>")
-    assert deltas == [TextDelta("Hi", 8, 11), MessageEnd()]
+@pytest.mark.parametrize(
+    ("parts", "texts"),
+    [
+        ([b"Hello there to=functions.f ", CHANNEL, b"commentary"], [(0, b"Hello there")]),
+        ([b"Hi", b" all", b" to", b"=functions.f", CHANNEL, b"commentary"], [(0, b"Hi"), (1, b" all")]),
+        ([CHANNEL, b"analysis Hello to=functions.f code"], [(1, b"Hello")]),
+        ([CHANNEL, b"analysis", b" ", b"\nHello", b" you"], [(3, b"Hello"), (4, b" you")]),
+        ([CHANNEL, b"fin", b"alHello", b" you"], [(2, b"Hello"), (3, b" you")]),
+        ([b" \nHi. ", CHANNEL, b"final", b" Hello"], [(0, b"Hi."), (3, b" Hello")]),
+        ([b"assistant", CHANNEL, b"final"], []),
+    ],
+)
+def test_text_of_a_broken_header_has_its_part_of_each_token(
+    parts: list[bytes | SpecialToken], texts: list[tuple[int, bytes]]
+) -> None:
+    raw = RawHeader(frozenset({"f"}), 10, is_started=False, expects_role=False)
+    for position, part in enumerate(parts):
+        if isinstance(part, SpecialToken):
+            raw.append_marker(part)
+        else:
+            raw.append(part, position)
+    assert raw.text_tokens(raw.read()) == texts
+
+
+def test_text_of_a_broken_header_has_its_tokens_positions() -> None:
+    for text, stop in (
+        ("<|channel|>final  Hi<|return|>", 10),
+        ("<|channel|>final  H<|reserved|>i<|return|>", 11),
+    ):
+        assert parse(text)[0] == [TextDelta("Hi", 8, stop), MessageEnd()]
 
 
 def test_reasoning_tokens_are_counted_without_headers_and_control_tokens() -> None:
