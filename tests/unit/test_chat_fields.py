@@ -111,26 +111,6 @@ def test_tools_keep_their_fields_and_are_not_offered_with_tool_choice_none() -> 
 
 
 @pytest.mark.parametrize(
-    ("choice", "calls"),
-    [
-        (None, None),
-        ("auto", None),
-        ("none", None),
-        ("required", {"f", "c"}),
-        (F, {"f"}),
-        (C, {"c"}),
-        (allowed("auto", F, C), {"f", "c"}),
-        (allowed("required", C), {"c"}),
-    ],
-)
-def test_tool_choice_limits_which_tools_may_be_called(choice: object, calls: set[str] | None) -> None:
-    form = request_of(tools=[F, C], tool_choice=choice).sampling.guided
-    headers = [] if form is None else [last.headers[0] for last in form.last if last.end == "<|call|>"]
-    called = {header.partition("functions.")[2][0] for header in headers}
-    assert (None if form is None else called) == calls
-
-
-@pytest.mark.parametrize(
     ("fields", "effort"),
     [
         ({}, "medium"),
