@@ -138,6 +138,17 @@ async def test_with_tool_choice_none_a_call_is_reasoning(stream: bool) -> None:
     assert client.metric("baton_harmony_repairs_total", kind="forbidden_call") == 1
 
 
+async def test_template_arguments_reach_the_prompt() -> None:
+    args = {"model_identity": "You are Bo.", "reasoning_effort": "low"}
+    client = Client(ScriptedTokens(ANSWER))
+    assert (await client.respond(chat_template_args=args)).json["reasoning"]["effort"] == "low"
+    prompt = TOKENIZER.decode(client.tokens.requests[0].token_ids)
+    assert "You are Bo." in prompt
+    assert "Reasoning: low" in prompt
+    reply = await client.respond(chat_template_kwargs={"reasoning_effort": "high"})
+    assert reply.json["reasoning"]["effort"] == "high"
+
+
 async def test_sampling_fields_reach_the_worker() -> None:
     client = Client(ScriptedTokens(ANSWER))
     await client.respond(

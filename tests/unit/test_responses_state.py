@@ -1,6 +1,8 @@
 """What outlives a request of the Responses API: stored responses, background runs, resumed streams."""
 
 import asyncio
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -9,7 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from baton.errors import WorkerLost
 from tests.scripted_frontend import (
     MODEL,
     TOKENIZER,
@@ -88,6 +89,9 @@ async def test_a_previous_response_may_be_continued_without_input(body: dict[str
         assert prompt_of(client).endswith("userOneassistantfinalHelloassistant")
         refused = await client.post("/v1/responses", {"model": MODEL, **body})
         assert (refused.status, refused.error["param"]) == (400, "input")
+        result = {"type": "function_call_output", "call_id": "c", "output": "x"}
+        fault = await client.respond([result], previous_response_id=first["id"])
+        assert (fault.status, fault.error["param"]) == (400, "input[0].call_id")
 
 
 async def test_the_input_items_are_all_that_the_response_was_made_from_page_by_page() -> None:
@@ -174,6 +178,18 @@ async def test_an_item_of_a_stored_response_can_be_meant_by_its_id() -> None:
         assert prompt_of(client).endswith("assistantfinalHelloassistantanalysisThink.userOneuserxassistant")
 
 
+async def test_a_response_that_is_in_memory_only_says_that_it_is_not_stored(tmp_path: Path) -> None:
+    path = tmp_path / "responses.sqlite3"
+    async with frontend(ANSWER, path=path) as client:
+        with closing(sqlite3.connect(path, isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            assert "x-baton-ignored" not in (await client.respond()).headers
+            await until(lambda: client.responses.store.is_failing)
+            assert (await client.respond()).headers["x-baton-ignored"] == "store"
+            assert "x-baton-ignored" not in (await client.respond(store=False)).headers
+            other.execute("COMMIT")
+
+
 async def test_a_background_response_is_answered_at_once_and_made_without_its_client() -> None:
     async with frontend(ANSWER, script={"pause_at": 13}) as client:
         made = (await client.respond(background=True, metadata={"a": "b"})).json
@@ -250,14 +266,6 @@ async def test_the_stream_of_a_response_whose_frontend_died_ends_with_its_failur
             [failed] = (await client.get(url)).events
             assert (failed["type"], failed["sequence_number"]) == ("response.failed", number + 1)
             assert failed["response"]["status"] == "failed"
-
-
-async def test_a_background_response_that_fails_says_why() -> None:
-    script = {"fail_at": 20, "error": WorkerLost("The worker died.")}
-    async with frontend(ANSWER, script=script) as client:
-        failed = await ended(client, (await client.respond(background=True)).json["id"])
-    assert failed["status"] == "failed"
-    assert failed["error"] == {"code": "server_error", "message": "The worker died."}
 
 
 async def test_cancelling_ends_a_background_response_and_its_generation() -> None:

@@ -228,21 +228,24 @@ async def test_a_failure_before_the_first_token_is_a_status(stream: bool) -> Non
     assert (reply.status, reply.error["code"]) == (500, "engine_failure")
 
 
-async def test_log_probabilities_stand_in_the_deltas_and_in_the_whole() -> None:
-    fields: dict[str, Any] = {"include": ["message.output_text.logprobs"], "top_logprobs": 1}
+@pytest.mark.parametrize(
+    ("fields", "num_top"),
+    [({"top_logprobs": 1}, 1), ({"include": ["message.output_text.logprobs"]}, 0), ({}, None)],
+)
+async def test_log_probabilities_stand_in_the_deltas_and_in_the_whole(
+    fields: dict[str, Any], num_top: int | None
+) -> None:
     client = Client(ScriptedTokens(FINAL))
-    reply = await client.respond(stream=True, **fields)
-    assert client.tokens.requests[0].sampling.logprobs == 1
-    events = numbered(reply)
+    events = numbered(await client.respond(stream=True, **fields))
+    assert client.tokens.requests[0].sampling.logprobs == num_top
     deltas = [e["logprobs"] for e in events if e["type"] == "response.output_text.delta"]
     (done,) = [e for e in events if e["type"] == "response.output_text.done"]
     part = events[-1]["response"]["output"][0]["content"][0]
     assert [entry for entries in deltas for entry in entries] == done["logprobs"]
     assert [entry["token"] for entry in done["logprobs"]] == [entry["token"] for entry in part["logprobs"]]
-    entry = part["logprobs"][0]
-    assert entry["token"] == "H"
-    assert entry["bytes"] == [72]
-    assert len(entry["top_logprobs"]) == 1
+    entries = [] if num_top is None else [("H", [72], num_top)]
+    shown = [(entry["token"], entry["bytes"], len(entry["top_logprobs"])) for entry in part["logprobs"]]
+    assert shown[:1] == entries
 
 
 async def test_without_parallel_tool_calls_a_second_call_ends_the_answer() -> None:
