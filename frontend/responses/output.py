@@ -112,6 +112,7 @@ _SUMMARY = _Shape(
 _TEXT = _Shape("response.output_text", "content", OutputText)
 _CALL = _Shape("response.function_call_arguments", "arguments")
 _CUSTOM_CALL = _Shape("response.custom_tool_call_input", "input")
+_MACHINE_CALL = _Shape("", "arguments")  # output as a whole
 
 
 class OpenItem:
@@ -119,13 +120,13 @@ class OpenItem:
 
     def __init__(self, item: WrittenItem, shape: _Shape, index: int, writer: EventWriter) -> None:
         self.item = item
+        self.shape = shape
         self._writer = writer
-        self._shape = shape
         self._texts: list[str] = []
-        self._logprobs: list[ContentLogprob] = []
+        self._part = None if shape.part is None else shape.part(text="")
         self._index = index
         self._place: dict[str, object] = {"item_id": item.id, "output_index": index}
-        if shape.part is not None:
+        if self._part is not None:
             self._place[shape.index_field] = 0
         self._delta_head = head(shape.event + ".delta", **self._place) + b',"delta":'
         self._delta_tail = b',"logprobs":[]' if shape is _TEXT else b""
@@ -133,14 +134,14 @@ class OpenItem:
     def begin(self) -> bytes:
         """The events that add the item and its single part."""
         added = self._writer.event("response.output_item.added", output_index=self._index, item=self.item)
-        return added + self._part_event("added", "")
+        return added + self._part_event("added")
 
     def write(self, text: str, logprobs: Sequence[ContentLogprob] = ()) -> bytes:
         """The event that adds text."""
         self._texts.append(text)
         tail = self._delta_tail
-        if logprobs:
-            self._logprobs += logprobs
+        if logprobs and isinstance(self._part, OutputText):
+            self._part.logprobs += logprobs
             tail = b',"logprobs":' + _encode(_without_bytes(logprobs))
         if not self._writer.streams:
             return b""
@@ -149,7 +150,9 @@ class OpenItem:
     def fill(self) -> str:
         """Store the text so far in the item; returns the text."""
         text = "".join(self._texts)
-        setattr(self.item, self._shape.field, text if self._shape.part is None else [self._part(text)])
+        if self._part is not None:
+            self._part.text = text
+        setattr(self.item, self.shape.field, text if self._part is None else [self._part])
         return text
 
     def end(self, status: ItemStatus) -> bytes:
@@ -159,23 +162,18 @@ class OpenItem:
         fields = dict(self._place)
         if isinstance(self.item, FunctionCallItem):
             fields["name"] = self.item.name
-        fields[self._shape.field if self._shape.part is None else "text"] = text
-        if self._shape is _TEXT:
-            fields["logprobs"] = _without_bytes(self._logprobs)
-        done = self._writer.event(self._shape.event + ".done", **fields) + self._part_event("done", text)
+        fields[self.shape.field if self._part is None else "text"] = text
+        if isinstance(self._part, OutputText):
+            fields["logprobs"] = _without_bytes(self._part.logprobs)
+        done = self._writer.event(self.shape.event + ".done", **fields) + self._part_event("done")
         return done + self._writer.event(
             "response.output_item.done", output_index=self._index, item=self.item
         )
 
-    def _part_event(self, name: str, text: str) -> bytes:
-        if self._shape.part is None:
+    def _part_event(self, name: str) -> bytes:
+        if self._part is None:
             return b""
-        return self._writer.event(f"{self._shape.part_event}.{name}", **self._place, part=self._part(text))
-
-    def _part(self, text: str) -> OutputText | ReasoningText | SummaryText:
-        part = self._shape.part
-        assert part is not None, "calls have no parts"
-        return OutputText(text=text, logprobs=list(self._logprobs)) if part is OutputText else part(text=text)
+        return self._writer.event(f"{self.shape.part_event}.{name}", **self._place, part=self._part)
 
 
 def _without_bytes(logprobs: Sequence[ContentLogprob]) -> list[dict[str, Any]]:
@@ -224,7 +222,6 @@ class ResponseAnswer(Answer):
         self._seal = seal if SEALED in (body.include or ()) else None
         self._keep_reasoning = keep
         self._open: OpenItem | None = None
-        self._is_machine_call = False  # the open item is one, which is output as a whole
         self._writer = EventWriter(streams=self.stream)
         self._kept = bytearray() if self.stream and response.store else None
         self._opening = self._keep(self._writer.opening(response))
@@ -330,10 +327,9 @@ class ResponseAnswer(Answer):
         return self._open.begin()
 
     def _begin_call(self, delta: ToolCallStart) -> bytes:
-        self._is_machine_call = delta.name in self._machine_tools
-        if self._is_machine_call:
+        if delta.name in self._machine_tools:
             whole = FunctionCallItem(call_id=delta.call_id, name=delta.name, arguments="")
-            self._open = OpenItem(whole, _CALL, len(self.response.output), EventWriter(streams=False))
+            self._open = OpenItem(whole, _MACHINE_CALL, 0, EventWriter(streams=False))
             return b""
         tool = self._tools.get(delta.name, Tool(name=delta.name))
         call: CustomCallItem | FunctionCallItem
@@ -349,7 +345,7 @@ class ResponseAnswer(Answer):
         if ended is None:
             return b""
         text = ended.fill()
-        if isinstance(ended.item, FunctionCallItem) and self._is_machine_call:
+        if isinstance(ended.item, FunctionCallItem) and ended.shape is _MACHINE_CALL:
             item = machine_call(ended.item.name, ended.item.call_id, text, is_cut=is_cut)
             place = {"output_index": len(self.response.output), "item": item}
             self.response.output.append(item)
