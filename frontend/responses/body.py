@@ -1,11 +1,12 @@
 """The Responses API's bodies: requests, as validating structs, and responses."""
 
 import time
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import msgspec
 
 from baton.errors import BatonError, InvalidRequest
+from frontend.harmony.conversation import Namespace, Tool
 from frontend.harmony.conversation import ReasoningEffort as Effort
 from frontend.responses.items import Item, OutputItem
 from frontend.text.served import ContextTooLong
@@ -23,6 +24,7 @@ from frontend.turn.fields import (
     TopLogprobs,
 )
 from frontend.turn.ids import new_id
+from frontend.turn.request import TurnRequest
 
 LOGPROBS = "message.output_text.logprobs"
 SEALED = "reasoning.encrypted_content"
@@ -182,6 +184,27 @@ class ResponseBody(CommonFields, kw_only=True):
                 "`input` is missing; it is required without `instructions` or `previous_response_id`.",
                 param="input",
             )
+
+
+class OfferedTools(msgspec.Struct):
+    """The tools that the prompt shows. `machine` are the types of machine tools among them, `left_out` the
+    paths of hosted tools, which only OpenAI's servers run."""
+
+    tools: list[Tool] = []
+    machine: list[str] = []
+    namespaces: list[Namespace] = []
+    left_out: list[str] = []
+
+
+class ParsedBody(NamedTuple):
+    """What a body asks for: `items` are its `input`, `ignored` the paths of unsupported fields and
+    content."""
+
+    body: ResponseBody
+    items: list[Item]
+    offered: OfferedTools
+    request: TurnRequest
+    ignored: tuple[str, ...]
 
 
 ResponseStatus = Literal["in_progress", "completed", "incomplete", "failed", "cancelled"]

@@ -1,94 +1,59 @@
 """`POST /v1/responses`: builds the answer from the body and the previous responses, or counts its tokens."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 
 import msgspec
 
 from baton.errors import BatonError, InvalidRequest
-from frontend.http.body import decode, read
+from frontend.harmony.conversation import (
+    FUNCTIONS,
+    Conversation,
+    Instructions,
+    Namespace,
+    TextGrammar,
+    Tool,
+    called_name,
+)
+from frontend.http.body import convert, decode, read
 from frontend.http.services import Services
 from frontend.responses.body import (
+    LOGPROBS,
     RUNNING,
+    AdditionalTools,
+    NamedTool,
+    OfferedTools,
+    ParsedBody,
     ResponseBody,
     ResponseError,
     ResponseObject,
+    ResponseTool,
+    ToolChoice,
     initial_response,
 )
-from frontend.responses.items import InputReader, Item, OutputItem, Reference
+from frontend.responses.items import (
+    ADDITIONAL_TOOLS,
+    MACHINE_TOOLS,
+    InputReader,
+    Item,
+    OutputItem,
+    Reference,
+    ToolSearchOutputItem,
+    turns,
+)
 from frontend.responses.output import EventWriter, ResponseAnswer
-from frontend.responses.request import OfferedTools, ParsedBody, effort, offered_tools, turn_request
 from frontend.responses.runs import ResponseState
 from frontend.responses.store import ResponseStore, StoredResponse
 from frontend.text.served import ContextTooLong
-from frontend.turn.fields import GPT_OSS_EFFORTS, NEAREST_EFFORT
+from frontend.turn.fields import GPT_OSS_EFFORTS, NEAREST_EFFORT, AnyEffort, effort_of, identity_of, required
 from frontend.turn.ids import vary
 from frontend.turn.prepare import LONG_BYTES, encode
-from frontend.turn.request import Client, TurnRequest
+from frontend.turn.request import CallChoice, Client, TurnRequest, answer_format
 from frontend.turn.seal import Seal
 
 MAX_REFERENCES = 1000
 """Each is looked up in the store."""
-
-
-class PreviousNotFound(BatonError):
-    """The previous response, or one that it continues, is not stored."""
-
-    code = "previous_response_not_found"
-    status = 400
-
-
-class _Output(msgspec.Struct):
-    output: list[OutputItem]
-
-
-async def history(response_id: str, responses: ResponseState, key_name: str) -> list[Item]:
-    """All input and output items up to the end of the previous response, one of that key."""
-    previous = await responses.find(response_id, key_name)
-    if previous is not None and previous.status == RUNNING:
-        raise InvalidRequest(
-            f"`previous_response_id`: response {response_id!r} is still in progress; wait until it ends.",
-            param="previous_response_id",
-        )
-    chain = await responses.store.chain(response_id, key_name)
-    if chain is None:
-        raise PreviousNotFound(
-            f"`previous_response_id`: response {response_id!r} or one that it continues is not stored.",
-            param="previous_response_id",
-        )
-    return await asyncio.to_thread(items_of, chain)
-
-
-def items_of(chain: Sequence[StoredResponse], without_output_of: str = "") -> list[Item]:
-    """The input and the output of each stored response, except the output of one."""
-    items: list[Item] = []
-    for response in chain:
-        items += msgspec.json.decode(response.items, type=list[Item])
-        if response.id != without_output_of:
-            items += msgspec.json.decode(response.body, type=_Output).output
-    return items
-
-
-async def resolved(items: Sequence[Item | Reference], store: ResponseStore, key_name: str) -> list[Item]:
-    """The items of `input`, with those that it refers to. Raises InvalidRequest if one is not stored."""
-    if sum(isinstance(item, Reference) for item in items) > MAX_REFERENCES:
-        raise InvalidRequest(
-            f"`input` has more than {MAX_REFERENCES} item references; send the items.", param="input"
-        )
-    return [
-        await _referred(item.id, f"input[{i}].id", store, key_name) if isinstance(item, Reference) else item
-        for i, item in enumerate(items)
-    ]
-
-
-async def _referred(item_id: str, path: str, store: ResponseStore, key_name: str) -> Item:
-    stored = await store.with_item(item_id, key_name)
-    items = [] if stored is None else await asyncio.to_thread(items_of, [stored])
-    for item in items:
-        if item.id == item_id:
-            return item
-    raise InvalidRequest(f"`{path}`: no stored response has an item with id {item_id!r}.", param=path)
 
 
 class FailedAtOnce(Exception):
@@ -167,3 +132,212 @@ def _read(
     vary(raw)  # so that no other response is stored under the id of this one
     body, unknown = decode(raw, ResponseBody)
     return body, unknown, InputReader(body.input, seal, recall)
+
+
+class PreviousNotFound(BatonError):
+    """The previous response, or one that it continues, is not stored."""
+
+    code = "previous_response_not_found"
+    status = 400
+
+
+class _Output(msgspec.Struct):
+    output: list[OutputItem]
+
+
+async def history(response_id: str, responses: ResponseState, key_name: str) -> list[Item]:
+    """All input and output items up to the end of the previous response, one of that key."""
+    previous = await responses.find(response_id, key_name)
+    if previous is not None and previous.status == RUNNING:
+        raise InvalidRequest(
+            f"`previous_response_id`: response {response_id!r} is still in progress; wait until it ends.",
+            param="previous_response_id",
+        )
+    chain = await responses.store.chain(response_id, key_name)
+    if chain is None:
+        raise PreviousNotFound(
+            f"`previous_response_id`: response {response_id!r} or one that it continues is not stored.",
+            param="previous_response_id",
+        )
+    return await asyncio.to_thread(items_of, chain)
+
+
+def items_of(chain: Sequence[StoredResponse], without_output_of: str = "") -> list[Item]:
+    """The input and the output of each stored response, except the output of one."""
+    items: list[Item] = []
+    for response in chain:
+        items += msgspec.json.decode(response.items, type=list[Item])
+        if response.id != without_output_of:
+            items += msgspec.json.decode(response.body, type=_Output).output
+    return items
+
+
+async def resolved(items: Sequence[Item | Reference], store: ResponseStore, key_name: str) -> list[Item]:
+    """The items of `input`, with those that it refers to. Raises InvalidRequest if one is not stored."""
+    if sum(isinstance(item, Reference) for item in items) > MAX_REFERENCES:
+        raise InvalidRequest(
+            f"`input` has more than {MAX_REFERENCES} item references; send the items.", param="input"
+        )
+    return [
+        await _referred(item.id, f"input[{i}].id", store, key_name) if isinstance(item, Reference) else item
+        for i, item in enumerate(items)
+    ]
+
+
+async def _referred(item_id: str, path: str, store: ResponseStore, key_name: str) -> Item:
+    stored = await store.with_item(item_id, key_name)
+    items = [] if stored is None else await asyncio.to_thread(items_of, [stored])
+    for item in items:
+        if item.id == item_id:
+            return item
+    raise InvalidRequest(f"`{path}`: no stored response has an item with id {item_id!r}.", param=path)
+
+
+def offered_tools(body: ResponseBody, earlier: Iterable[Item] = ()) -> OfferedTools:
+    """The tools that the model may see: the body's, and those that its searches, also `earlier` ones, found.
+    Raises InvalidRequest, naming the field."""
+    offered = OfferedTools()
+    own = ((f"tools[{i}]", tool) for i, tool in enumerate(body.tools or ()))
+    for path, tool in (*own, *_among_input(body, ADDITIONAL_TOOLS)):
+        offered.tools += _tools(tool, path, offered)
+    known = {tool.called for tool in offered.tools}
+    found = {
+        made.called: made
+        for path, tool in (*_found_before(earlier), *_among_input(body, "tool_search_output"))
+        for made in _tools(tool, path, offered)
+    }
+    offered.tools += [tool for name, tool in found.items() if name not in known]
+    return OfferedTools(left_out=offered.left_out) if body.tool_choice == "none" else offered
+
+
+def _among_input(body: ResponseBody, kind: str) -> Iterator[tuple[str, ResponseTool]]:
+    """The tools of items of this type in `input`, with their paths."""
+    for i, item in enumerate(body.input if isinstance(body.input, list) else ()):
+        if item.get("type") == kind:
+            tools = convert(item, AdditionalTools, f"input[{i}]").tools
+            yield from ((f"input[{i}].tools[{j}]", tool) for j, tool in enumerate(tools))
+
+
+def _found_before(items: Iterable[Item]) -> Iterator[tuple[str, ResponseTool]]:
+    for item in items:
+        if isinstance(item, ToolSearchOutputItem):
+            for tool in msgspec.convert(item.tools, list[ResponseTool]):
+                yield "previous_response_id", tool
+
+
+def _tools(
+    tool: ResponseTool, path: str, offered: OfferedTools, namespace: str = FUNCTIONS
+) -> Iterator[Tool]:
+    """The tools of a definition, which is noted in the other fields of `offered`."""
+    kind, is_outer = tool.type, namespace == FUNCTIONS
+    is_hosted = isinstance(tool.environment, dict) and "container" in str(tool.environment.get("type"))
+    if kind in {"function", "custom"}:
+        yield _tool(tool, path, namespace)
+    elif kind == "namespace" and is_outer:
+        name = required(tool.name, f"{path}.name")
+        offered.namespaces.append(Namespace(name=name, description=tool.description, path=path))
+        for j, inner in enumerate(tool.tools or ()):
+            yield from _tools(inner, f"{path}.tools[{j}]", offered, name)
+    elif is_hosted:
+        offered.left_out.append(f"tools[].{kind}.environment"[:80])
+    elif is_outer and kind in MACHINE_TOOLS and (kind != "tool_search" or tool.execution == "client"):
+        offered.machine.append(kind)
+        yield _machine_tool(tool, path)
+    else:
+        offered.left_out.append(f"tools[].{kind}"[:80])
+
+
+def _machine_tool(tool: ResponseTool, path: str) -> Tool:
+    made = MACHINE_TOOLS[tool.type].tool.function(tool.type, path)
+    if tool.parameters is None:
+        return made
+    description = tool.description or made.description
+    return msgspec.structs.replace(made, description=description, parameters=tool.parameters, strict=False)
+
+
+def _tool(tool: ResponseTool, path: str, namespace: str) -> Tool:
+    unsupported = "async" if tool.is_async else "allowed_callers"
+    if tool.is_async or "direct" not in (tool.allowed_callers or ["direct"]):
+        raise InvalidRequest(f"`{path}.{unsupported}` is not supported.", param=f"{path}.{unsupported}")
+    return Tool(
+        name=required(tool.name, f"{path}.name"),
+        description=tool.description,
+        parameters=tool.parameters,
+        strict=bool(tool.strict),
+        takes_text=tool.type == "custom",
+        grammar=_grammar(tool, f"{path}.format"),
+        namespace=namespace,
+        path=path,
+    )
+
+
+def _grammar(tool: ResponseTool, path: str) -> TextGrammar | None:
+    if tool.type != "custom" or tool.format is None or tool.format.type == "text":
+        return None
+    return TextGrammar(
+        syntax=required(tool.format.syntax or None, f"{path}.syntax"),
+        text=required(tool.format.definition or None, f"{path}.definition"),
+        path=f"{path}.definition",
+    )
+
+
+def call_choice(body: ResponseBody) -> CallChoice:
+    """Which tools may be called, and whether a call is required. Raises InvalidRequest."""
+    choice = body.tool_choice
+    if not isinstance(choice, ToolChoice):
+        return CallChoice(must_call=choice == "required")
+    if choice.type == "allowed_tools":
+        tools = required(choice.tools, "tool_choice.tools")
+        must_call = required(choice.mode, "tool_choice.mode") == "required"
+        return CallChoice(must_call=must_call, names=frozenset(map(_called, tools)) - {""})
+    if choice.type not in MACHINE_TOOLS:
+        required(choice.name, "tool_choice.name")
+    return CallChoice(must_call=True, names=frozenset({_called(choice)}))
+
+
+def _called(tool: NamedTool | ToolChoice) -> str:
+    """Machine tools are referred to by type; hosted tools have no name."""
+    if tool.type in MACHINE_TOOLS:
+        return tool.type
+    return called_name(tool.namespace or FUNCTIONS, tool.name or "")
+
+
+def turn_request(
+    body: ResponseBody,
+    offered: OfferedTools,
+    earlier: Sequence[Item],
+    items: Sequence[Item],
+    num_bytes: int,
+) -> TurnRequest:
+    """The request of the body after `earlier` items; `items` are its `input`, `num_bytes` the length of both.
+    Instructions are those of this body only: the API does not carry them over."""
+
+    def path_of(i: int) -> str:
+        return "previous_response_id" if i < len(earlier) else f"input[{i - len(earlier)}]"
+
+    leading = () if body.instructions is None else (Instructions(body.instructions),)
+    conversation = Conversation(
+        turns=(*leading, *turns([*earlier, *items], path_of)),
+        tools=tuple(offered.tools),
+        namespaces=tuple(offered.namespaces),
+        reasoning_effort=NEAREST_EFFORT[effort(body)],
+        model_identity=identity_of(body.chat_template_args, body.chat_template_kwargs),
+        answer_format=answer_format(None if body.text is None else body.text.format, "text.format"),
+    )
+    gives_logprobs = LOGPROBS in (body.include or ()) or body.top_logprobs is not None
+    return TurnRequest.of(
+        body,
+        conversation,
+        call_choice(body),
+        path="input",
+        num_bytes=num_bytes,
+        max_tokens=body.max_output_tokens,
+        max_calls=1 if body.parallel_tool_calls is False else None,
+        logprobs=(body.top_logprobs or 0) if gives_logprobs else None,
+    )
+
+
+def effort(body: ResponseBody) -> AnyEffort:
+    """The reasoning effort, from whichever field gives it."""
+    requested = None if body.reasoning is None else body.reasoning.effort
+    return effort_of(requested, body.chat_template_args, body.chat_template_kwargs)

@@ -26,6 +26,7 @@ from frontend.responses.body import (
     IncompleteDetails,
     InputDetails,
     OutputDetails,
+    ParsedBody,
     ResponseError,
     ResponseObject,
     ResponseUsage,
@@ -43,7 +44,6 @@ from frontend.responses.items import (
     WrittenItem,
     machine_call,
 )
-from frontend.responses.request import ParsedBody
 from frontend.responses.store import ResponseStore, StoredResponse
 from frontend.text.tokenizer import ModelTokenizer
 from frontend.turn.choice import Choice

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from frontend.http.body import LONG_BYTES, MAX_EXPLAINED_BYTES, read
-from frontend.responses import create, request
+from frontend.responses import create
 from frontend.text.served import ServedModel
 from frontend.turn.request import TurnRequest
 from tests.scripted_frontend import MODEL, TOKENIZER, Client, ScriptedFleet, ScriptedTokens
@@ -88,7 +88,7 @@ async def test_short_bodies_that_recall_stored_text_are_handled_in_a_thread(
     recall: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     threads: set[int] = set()
-    real = request.turn_request
+    real = create.turn_request
 
     def noting(*given: Any) -> TurnRequest:
         threads.add(threading.get_ident())
