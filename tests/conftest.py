@@ -12,6 +12,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -46,6 +47,29 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     for mark in item.iter_markers("timeout"):
         item.add_marker(pytest.mark.timeout(scaled(mark.args[0])), append=False)
         return
+
+
+# They use the same stack of embedded workers, which each process of pytest's would start.
+DEMO_FILES = frozenset(
+    f"tests/system/test_{name}.py"
+    for name in (
+        *("agents_sdk", "balancer", "examples", "gpt_oss_clients", "guided_stack", "openai_sdk", "responses"),
+        *("resumed_streams", "serving"),
+    )
+)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """`--dist loadfile`, with DEMO_FILES as one file."""
+    from xdist.scheduler import LoadFileScheduling  # noqa: PLC0415  the clients' venv has none
+
+    class Scheduling(LoadFileScheduling):  # type: ignore[misc]  # it has no types
+        def _split_scope(self, nodeid: str) -> str:
+            file: str = super()._split_scope(nodeid)
+            return "demo" if file in DEMO_FILES else file
+
+    return Scheduling(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 def free_port() -> int:

@@ -10,13 +10,20 @@ import httpx
 import pytest
 import yaml
 
-from tests.stack import MODEL, Process, Stack
+from tests.stack import MODEL, Process, Stack, running_stack
 from tests.waiting import PATIENCE_S
 
 
 @pytest.fixture
-def stack(tmp_path: Path) -> Iterator[Stack]:
+def own_stack(tmp_path: Path) -> Iterator[Stack]:
     with Stack(tmp_path) as stack:
+        yield stack
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """One prefill and one decode worker, ready."""
+    with running_stack(tmp_path_factory.mktemp("stack"), "mocker") as stack:
         yield stack
 
 
@@ -33,7 +40,6 @@ async def stream_of(client: httpx.AsyncClient, url: str, prompt: str, num_tokens
 
 
 async def test_a_hundred_streams_at_once_get_every_token_in_order(stack: Stack) -> None:
-    stack.serve("prefill", "decode")
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(timeout=PATIENCE_S, limits=limits) as client:
         expected = "".join(await stream_of(client, stack.url, "the same prompt", 200))
@@ -47,10 +53,10 @@ async def test_a_hundred_streams_at_once_get_every_token_in_order(stack: Stack) 
 
 @pytest.mark.timeout(300)
 @pytest.mark.slow
-async def test_memory_stays_flat(stack: Stack, tmp_path: Path) -> None:
+async def test_memory_stays_flat(own_stack: Stack, tmp_path: Path) -> None:
     quick = tmp_path / "quick.yaml"
     quick.write_text("decode_step_ms: 1\nkv_transfer_ms: 0\n")
-    stack.serve("prefill", "decode", yaml=quick)
+    own_stack.serve("prefill", "decode", yaml=quick)
 
     async def requests(num: int) -> None:
         async with httpx.AsyncClient(timeout=PATIENCE_S) as client:
@@ -58,18 +64,18 @@ async def test_memory_stays_flat(stack: Stack, tmp_path: Path) -> None:
 
             async def client_loop() -> None:
                 for number in todo:
-                    assert await stream_of(client, stack.url, f"request {number}", 4)
+                    assert await stream_of(client, own_stack.url, f"request {number}", 4)
 
             await asyncio.gather(*(client_loop() for _ in range(16)))
 
     await requests(1000)
-    before = [process.rss_bytes for process in stack.processes]
+    before = [process.rss_bytes for process in own_stack.processes]
     await requests(4000)
-    after = [process.rss_bytes for process in stack.processes]
+    after = [process.rss_bytes for process in own_stack.processes]
 
-    for process, first, last in zip(stack.processes, before, after, strict=True):
+    for process, first, last in zip(own_stack.processes, before, after, strict=True):
         assert last - first < 8 * 2**20, f"{process.name} grew from {first} to {last} bytes"
-    stack.wait_idle()
+    own_stack.wait_idle()
 
 
 # A hundred times the context of the demo's workers.
@@ -78,7 +84,6 @@ MOST_GROWTH_BYTES = 150_000_000
 
 
 def test_a_prompt_far_beyond_the_context_costs_no_more_memory_than_its_body(stack: Stack) -> None:
-    stack.serve("prefill", "decode")
     frontend = stack.processes[0]
     before = frontend.rss_bytes
     for _ in range(3):
@@ -94,16 +99,16 @@ MOST_STREAM_BYTES = 60_000
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-async def test_ten_thousand_streams_are_open_at_once(stack: Stack, tmp_path: Path) -> None:
+async def test_ten_thousand_streams_are_open_at_once(own_stack: Stack, tmp_path: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     num_streams = min(MOST_STREAMS, hard - 3000)
     slow = tmp_path / "slow.yaml"
     sizes = {"max_batch_size": num_streams + 1, "max_queue_size": num_streams + 1}
     slow.write_text(yaml.safe_dump({"decode_step_ms": 5000, "prefill_tokens_per_s": 1e7, **sizes}))
-    stack.serve("prefill", "decode", yaml=slow)
+    own_stack.serve("prefill", "decode", yaml=slow)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     try:
-        await open_many(num_streams, stack.processes[0], stack.port)
+        await open_many(num_streams, own_stack.processes[0], own_stack.port)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 

@@ -20,10 +20,10 @@ NUM_DESCRIPTORS = 256
 SOON_S = min(scaled(5.0), 20.0)  # who waited for an idle one to be closed would wait 30 s or more
 
 
-@pytest.fixture
-def stack(tmp_path: Path) -> Iterator[Stack]:
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """Ready, each process with a low, fixed limit of descriptors."""
-    with Stack(tmp_path) as stack:
+    with Stack(tmp_path_factory.mktemp("stack")) as stack:
         stack.prefix = ("prlimit", f"--nofile={NUM_DESCRIPTORS}:{NUM_DESCRIPTORS}")
         stack.serve("prefill", "decode")
         yield stack
@@ -63,9 +63,10 @@ def num_descriptors(process: Process) -> int:
     return len(os.listdir(f"/proc/{process.popen.pid}/fd"))
 
 
-def plane_ports(folder: Path) -> set[int]:
+def plane_ports(stack: Stack) -> set[int]:
     """The ports of the workers' TCP planes, from the registry."""
-    cards = [json.loads(path.read_text()) for path in (folder / "registry").glob("*.json")]
+    registry = Path(stack.environ["BATON_FILE_REGISTRY"])
+    cards = [json.loads(path.read_text()) for path in registry.glob("*.json")]
     return {int(re.findall(r":(\d+)/", card["address"])[0]) for card in cards}
 
 
@@ -93,12 +94,10 @@ def test_the_frontend_serves_others_while_many_hold_connections(stack: Stack, fi
     assert ask(stack) < soon_s
 
 
-def test_workers_serve_others_while_many_hold_connections_to_their_ports(
-    stack: Stack, tmp_path: Path
-) -> None:
+def test_workers_serve_others_while_many_hold_connections_to_their_ports(stack: Stack) -> None:
     workers = stack.processes[1:]
     soon_s = SOON_S + max(ask(stack) for _ in range(3))
-    planes = plane_ports(tmp_path)
+    planes = plane_ports(stack)
     ports = {port for worker in workers for port in listening_ports(worker)}
     assert planes < ports, "prefill also has a port for its KV"
     num_before = [num_descriptors(worker) for worker in workers]
@@ -115,11 +114,12 @@ def test_workers_serve_others_while_many_hold_connections_to_their_ports(
     assert all(process.popen.poll() is None for process in stack.processes)
 
 
-def test_a_new_frontend_gets_in_where_many_hold_a_workers_plane(stack: Stack, tmp_path: Path) -> None:
+def test_a_new_frontend_gets_in_where_many_hold_a_workers_plane(stack: Stack) -> None:
+    """Kills the frontend of the tests before."""
     soon_s = SOON_S + max(ask(stack) for _ in range(3))
     stack.processes[0].kill()
     with ExitStack() as opened:
-        for port in plane_ports(tmp_path):
+        for port in plane_ports(stack):
             opened.enter_context(connections(port))
         stack.frontend()
         stack.wait_ready(1, 1)

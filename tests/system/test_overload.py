@@ -4,7 +4,6 @@ import asyncio
 import re
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -16,12 +15,16 @@ from tests.stack import MODEL, Stack
 from tests.waiting import PATIENCE_S, scaled, until
 
 
-@pytest.fixture(params=[2, pytest.param(1, marks=pytest.mark.slow)], ids=["two-processes", "one-process"])
-def stack(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Stack]:
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(2, id="two-processes"), pytest.param(1, id="one-process", marks=pytest.mark.slow)],
+)
+def stack(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """Two decode workers with two places each; a request takes one for about half a second."""
-    small = tmp_path / "small.yaml"
+    folder = tmp_path_factory.mktemp("stack")
+    small = folder / "small.yaml"
     small.write_text(yaml.safe_dump({"max_batch_size": 2, "max_queue_size": 2, "decode_step_ms": 25}))
-    with Stack(tmp_path) as stack:
+    with Stack(folder) as stack:
         flags = ("--num-processes", str(request.param))
         stack.serve("prefill", "prefill", "decode", "decode", flags=flags, yaml=small)
         yield stack
@@ -81,20 +84,6 @@ async def test_every_stream_is_whole_or_refused_with_a_status_and_the_time_to_co
     stack.wait_idle()
 
 
-async def test_a_caller_with_two_requests_is_not_starved_by_one_with_hundreds(stack: Stack) -> None:
-    async with client() as http:
-        await patient(http, stack.url, "few")
-        flood = [asyncio.create_task(patient(http, stack.url, "many")) for _ in range(200)]
-        await asyncio.sleep(1)
-        served = await asyncio.gather(*(patient(http, stack.url, "few") for _ in range(2)))
-        await ended(*flood)
-
-    for (seen,) in served:
-        assert is_whole(seen)
-        assert seen.ended_s < scaled(5), "200 requests take 25 s"
-    stack.wait_idle()
-
-
 async def test_a_refusal_does_not_wait(stack: Stack) -> None:
     async with client() as http:
         await patient(http, stack.url, "many")
@@ -108,6 +97,20 @@ async def test_a_refusal_does_not_wait(stack: Stack) -> None:
     assert {seen.status for seen in refused} == {429}
     reasons = re.findall(r'baton_refused_requests_total{reason="(.*)"} [1-9]', stack.get("/metrics").text)
     assert reasons == ["queue_full"], "none has waited"
+
+
+async def test_a_caller_with_two_requests_is_not_starved_by_one_with_hundreds(stack: Stack) -> None:
+    async with client() as http:
+        await patient(http, stack.url, "few")
+        flood = [asyncio.create_task(patient(http, stack.url, "many")) for _ in range(200)]
+        await asyncio.sleep(1)
+        served = await asyncio.gather(*(patient(http, stack.url, "few") for _ in range(2)))
+        await ended(*flood)
+
+    for (seen,) in served:
+        assert is_whole(seen)
+        assert seen.ended_s < scaled(5), "200 requests take 25 s"
+    stack.wait_idle()
 
 
 async def ended(*tasks: asyncio.Task[Any]) -> None:

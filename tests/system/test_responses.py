@@ -26,11 +26,11 @@ LONG: Any = {"model": MODEL, "input": "Hello there!", "max_output_tokens": 3000,
 
 
 @pytest.fixture(scope="module")
-def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """One prefill and one decode worker with the demo model; the test starts the frontend."""
-    with Stack(tmp_path_factory.mktemp("stack")) as stack:
-        stack.worker("prefill", engine="embedded"), stack.worker("decode", engine="embedded")
-        yield stack
+def stack(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """The shared workers of the demo model; the test starts the frontend."""
+    environ = {"BATON_FILE_REGISTRY": stack.environ["BATON_FILE_REGISTRY"]}
+    with Stack(tmp_path_factory.mktemp("stack"), environ) as own:
+        yield own
 
 
 @pytest.fixture
