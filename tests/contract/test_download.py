@@ -146,20 +146,20 @@ def _download(url: str, folder: Path, *arguments: str, **environ: str) -> subpro
     )
 
 
-def test_a_model_comes_whole_and_without_the_other_formats(hub: Hub, tmp_path: Path) -> None:
-    done = _download(hub.url, tmp_path / "model")
-    assert done.returncode == 0, done.stderr
-    assert (tmp_path / "model" / LARGE).read_bytes() == WEIGHTS
-    assert not (tmp_path / "model" / "original").exists()
-    assert hub.revisions.count("main") == 1  # it may move meanwhile
-    assert done.stdout == f"{tmp_path}/model: 2 files of {REPO} at {COMMIT}\n"
-
-
-def test_the_guides_command_leaves_out_what_it_excludes(hub: Hub, tmp_path: Path) -> None:
+def test_the_guides_command_gets_the_model_without_the_other_formats_and_once(
+    hub: Hub, tmp_path: Path
+) -> None:
     folder = tmp_path / "model"
-    excludes = ("--exclude", "original/*", "--exclude", "metal/*")
-    assert _download(hub.url, folder, REPO, *excludes, "--local-dir", str(folder)).returncode == 0
+    command = (REPO, "--exclude", "original/*", "--exclude", "metal/*", "--local-dir", str(folder))
+    done = _download(hub.url, folder, *command)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"{folder}: 2 files of {REPO} at {COMMIT}\n"
+    assert (folder / LARGE).read_bytes() == WEIGHTS
     assert {name for name, _ in hub.served} == {"config.json", LARGE}
+    assert hub.revisions.count("main") == 1  # it may move meanwhile
+    hub.served.clear()
+    assert _download(hub.url, folder).returncode == 0
+    assert hub.served == []
 
 
 def test_each_flag_counts(hub: Hub, tmp_path: Path) -> None:
@@ -169,13 +169,6 @@ def test_each_flag_counts(hub: Hub, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert {name for name, _ in hub.served} == {LARGE}
     assert "v2" in hub.revisions
-
-
-def test_a_second_download_fetches_nothing(hub: Hub, tmp_path: Path) -> None:
-    _download(hub.url, tmp_path / "model")
-    hub.served.clear()
-    assert _download(hub.url, tmp_path / "model").returncode == 0
-    assert hub.served == []
 
 
 def test_a_connection_that_ends_early_is_taken_up_where_it_ended(hub: Hub, tmp_path: Path) -> None:
@@ -194,7 +187,7 @@ def test_a_file_that_was_changed_is_named(hub: Hub, tmp_path: Path) -> None:
     assert f"rm -f {folder}/{LARGE}, then run this again" in done.stderr
 
 
-def test_too_little_room_is_told_before_a_byte_is_fetched(hub: Hub, tmp_path: Path) -> None:
+def test_too_little_room_is_an_error_before_a_byte_is_fetched(hub: Hub, tmp_path: Path) -> None:
     hub.sizes[LARGE] = 1 << 60
     done = _download(hub.url, tmp_path / "model")
     assert done.returncode == 1
@@ -226,17 +219,12 @@ def test_the_models_own_files_are_verified_and_no_others(tmp_path: Path) -> None
         _check_sums(verdict, {LARGE}, REPO, tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("status", "code", "said"),
-    [(401, "RepoNotFound", "is private or not on"), (403, "GatedRepo", "requires consent"),
-     (404, "RevisionNotFound", "no such revision"), (403, "", "the token is refused (HTTP 403)")],
-)  # fmt: skip
-def test_a_refusal_says_what_to_do(hub: Hub, tmp_path: Path, status: int, code: str, said: str) -> None:
-    hub.status, hub.error_code = status, code
+def test_a_refusal_is_one_line_with_what_to_do(hub: Hub, tmp_path: Path) -> None:
+    hub.status, hub.error_code = 401, "RepoNotFound"
     done = _download(hub.url, tmp_path / "model")
     assert done.returncode == 1
-    assert said in done.stderr
-    assert "Traceback" not in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert "is private or not on" in done.stderr
 
 
 def _response(status: int) -> Any:
@@ -254,16 +242,16 @@ EXPLAINED: list[tuple[Exception, str]] = [
     (errors.HfHubHTTPError("", response=_response(429)), "http://hub: too many requests"),
     (errors.HfHubHTTPError("", response=_response(401)), "http://hub: the token is refused (HTTP 401)"),
     (errors.HfHubHTTPError("", response=_response(503)), "http://hub: answers HTTP 503; run the same"),
+    (errors.GatedRepoError("", response=_response(403)), "requires consent"),
+    (errors.RevisionNotFoundError("", response=_response(404)), "no such revision"),
     (errors.RepositoryNotFoundError("", response=_response(404)), "is private or not on http://hub"),
 ]
 
 
-@pytest.mark.parametrize(("error", "said"), EXPLAINED)
-def test_each_failure_is_told_with_what_to_do(
-    error: Exception, said: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize(("error", "advice"), EXPLAINED)
+def test_each_failure_has_its_advice(error: Exception, advice: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_ENDPOINT", "http://hub")
-    assert said in _explained(error, REPO, Path("/m"))
+    assert advice in _explained(error, REPO, Path("/m"))
 
 
 def test_without_network_a_half_filled_folder_is_not_taken_for_the_model(tmp_path: Path) -> None:
@@ -274,12 +262,6 @@ def test_without_network_a_half_filled_folder_is_not_taken_for_the_model(tmp_pat
     assert done.returncode == 1
     assert "http://127.0.0.1:1 cannot be reached" in done.stderr
     assert len(done.stderr.splitlines()) == 1
-
-
-def test_offline_mode_is_named(hub: Hub, tmp_path: Path) -> None:
-    done = _download(hub.url, tmp_path / "model", HF_HUB_OFFLINE="1")
-    assert done.returncode == 1
-    assert "HF_HUB_OFFLINE" in done.stderr
 
 
 def test_a_download_that_is_stopped_or_lacks_its_library_says_how_to_go_on(
@@ -303,12 +285,11 @@ def test_without_a_folder_it_goes_where_a_worker_finds_it_by_its_id(
 ) -> None:
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
     monkeypatch.delenv("HF_HUB_CACHE", raising=False)
-    for environ in ({"MODEL_PATH": ""}, {"MODEL_PATH": REPO}):
-        done = _download(hub.url, tmp_path / "model", REPO, **environ)
-        assert done.returncode == 0, done.stderr
-        folder = model_folder(Path(REPO))
-        assert done.stdout == f"{folder}: 2 files of {REPO} at {COMMIT}\n"
-        assert (folder / LARGE).read_bytes() == WEIGHTS
+    done = _download(hub.url, tmp_path / "model", REPO, MODEL_PATH=REPO)
+    assert done.returncode == 0, done.stderr
+    folder = model_folder(Path(REPO))
+    assert done.stdout == f"{folder}: 2 files of {REPO} at {COMMIT}\n"
+    assert (folder / LARGE).read_bytes() == WEIGHTS
     hub.sums[LARGE] = "0" * 64
     done = _download(hub.url, tmp_path / "model", REPO, MODEL_PATH="")
     assert done.returncode == 1
