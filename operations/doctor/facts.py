@@ -158,7 +158,7 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
     """Empty if it is not known."""
     has_vllm: bool = False
     has_docker: bool = False
-    container_toolkit: str | None = None
+    has_container_toolkit: bool = False
     environment: dict[str, str] = {}
 
 

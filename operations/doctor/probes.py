@@ -38,7 +38,6 @@ def probe_host() -> Host:
         for name, kib in re.findall(r"^(\w+):\s+(\d+) kB$", _text("/proc/meminfo"), re.MULTILINE)
     }
     memlock, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    toolkit = _output("nvidia-ctk", "--version")
     return Host(
         memory_bytes=memory.get("MemTotal", 0),
         memory_free_bytes=memory.get("MemAvailable", 0),
@@ -50,7 +49,7 @@ def probe_host() -> Host:
         tensorrt_llm_version=_version("tensorrt-llm"),
         has_vllm=importlib.util.find_spec("vllm") is not None,
         has_docker=shutil.which("docker") is not None,
-        container_toolkit=toolkit.strip() if isinstance(toolkit, str) else None,
+        has_container_toolkit=_run("nvidia-ctk", "--version")[1] is None,
         environment={name: os.environ[name] for name in _VARIABLES if name in os.environ},
     )
 
@@ -79,13 +78,23 @@ def _namespace(kind: str) -> int:
     return 0
 
 
-def _output(*command: str) -> str | OSError | subprocess.SubprocessError:
+def _run(program: str, *arguments: str) -> tuple[str, str | None]:
+    """What it prints, and why it failed, if it did."""
     try:
-        return subprocess.run(  # noqa: S603  our own arguments
-            command, capture_output=True, text=True, errors="replace", timeout=TIMEOUT_S, check=True
-        ).stdout
-    except (OSError, subprocess.SubprocessError) as error:
-        return error
+        done = subprocess.run(  # noqa: S603  our own arguments
+            [program, *arguments],
+            capture_output=True, text=True, errors="replace", timeout=TIMEOUT_S, check=False,
+        )  # fmt: skip
+    except FileNotFoundError:
+        return "", f"{program} is not installed"
+    except subprocess.TimeoutExpired:
+        return "", f"{program} hangs for more than {TIMEOUT_S} s (did a GPU fall off the bus?)"
+    except OSError as error:
+        return "", f"{program}: {error}"
+    if done.returncode == 0:
+        return done.stdout, None
+    printed = " ".join((done.stdout or done.stderr).split())
+    return "", printed[:200] or f"{program} exits with status {done.returncode}"
 
 
 # Its GPUs
@@ -93,22 +102,9 @@ def _output(*command: str) -> str | OSError | subprocess.SubprocessError:
 
 def probe_gpus() -> Nvidia:
     """Call nvidia-smi twice; `problem` says why the first call failed. Topology is optional."""
-    listed = _output("nvidia-smi", f"--query-gpu={_FIELDS}", "--format=csv,noheader,nounits")
-    if not isinstance(listed, str):
-        return Nvidia(problem=_reason(listed))
-    links = _output("nvidia-smi", "topo", "-m")
-    return Nvidia(gpus=parse_gpus(listed), links=parse_links(links) if isinstance(links, str) else {})
-
-
-def _reason(error: OSError | subprocess.SubprocessError) -> str:
-    if isinstance(error, FileNotFoundError):
-        return "nvidia-smi is not installed"
-    if isinstance(error, subprocess.TimeoutExpired):
-        return f"nvidia-smi hangs for more than {TIMEOUT_S} s (did a GPU fall off the bus?)"
-    if isinstance(error, subprocess.CalledProcessError):
-        printed = " ".join((error.stdout or error.stderr or "").split())
-        return printed[:200] or f"nvidia-smi exits with status {error.returncode}"
-    return f"nvidia-smi: {error}"
+    listed, problem = _run("nvidia-smi", f"--query-gpu={_FIELDS}", "--format=csv,noheader,nounits")
+    links = "" if problem else _run("nvidia-smi", "topo", "-m")[0]
+    return Nvidia(gpus=parse_gpus(listed), problem=problem, links=parse_links(links))
 
 
 def parse_gpus(csv: str) -> tuple[Gpu, ...]:

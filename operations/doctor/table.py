@@ -225,7 +225,7 @@ TABLE = (
         "the worker image, with Docker and the NVIDIA Container Toolkit: deploy/README.md"),
     Row(E, "toolkit-missing", _here,
         lambda f, _: c.lacks_trtllm(f) and f.host.has_docker
-        and not (f.host.in_container or f.host.container_toolkit),
+        and not (f.host.in_container or f.host.has_container_toolkit),
         "docker is installed, but the NVIDIA Container Toolkit is not",
         "docker run --gpus all: could not select device driver",
         "apt-get install nvidia-container-toolkit && nvidia-ctk runtime configure; restart docker"),
