@@ -126,12 +126,12 @@ def gather(settings: DoctorSettings) -> Facts:
 def wanted_workers(settings: DoctorSettings, visible_devices: str | None) -> Iterator[Worker]:
     """The workers that the flags describe; by default one aggregated worker on CUDA_VISIBLE_DEVICES."""
     s = settings
-    asked: tuple[tuple[DisaggregationMode, str | None, Path | None, str], ...] = (
+    rows: tuple[tuple[DisaggregationMode, str | None, Path | None, str], ...] = (
         ("prefill", s.prefill_gpus, s.prefill_engine_args, s.prefill_flags),
         ("decode", s.decode_gpus, s.decode_engine_args, s.decode_flags),
         ("agg", s.gpus, s.engine_args, s.flags),
     )
-    wanted = [row for row in asked if row[1] is not None or row[2] is not None or row[3]]
+    wanted = [row for row in rows if row[1] is not None or row[2] is not None or row[3]]
     for mode, gpus, path, line in wanted or [("agg", None, None, "")]:
         lists = gpus.split(";") if gpus is not None else [visible_devices or None]
         yield from planned(s.engine, mode, lists, path, line)

@@ -51,9 +51,9 @@ def _build(version: str) -> tuple[int, ...]:
 
 def experts(facts: Facts, worker: Worker, word: str, compute: int = 0) -> bool:
     """Whether the worker asks for these experts; with `compute`, on a GPU of this major capability."""
-    is_asked = worker.text("moe_config.backend", "AUTO").upper() == word
+    is_named = worker.text("moe_config.backend", "AUTO").upper() == word
     gpus = facts.gpus_of(worker)[:1]
-    return is_asked and (not compute or any(gpu.compute[0] == compute for gpu in gpus))
+    return is_named and (not compute or any(gpu.compute[0] == compute for gpu in gpus))
 
 
 def both(facts: Facts) -> Iterable[tuple[Worker, Worker]]:

@@ -1,4 +1,4 @@
-"""Doctor asks real etcd and NATS servers, closed ports, and what is neither; it never waits for ever."""
+"""Access to real etcd and NATS servers, closed ports, and what is neither; it never waits for ever."""
 
 import asyncio
 import contextlib
@@ -83,7 +83,7 @@ async def test_etcd_gets_the_certificate_of_this_process(
     assert (await probe_etcd(url)).problem is None
 
 
-async def test_no_proxy_is_asked_for_etcd(etcd_server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_proxy_is_used_for_etcd(etcd_server: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{free_port()}")
     assert (await probe_etcd(etcd_server)).problem is None
 

@@ -224,7 +224,7 @@ async def test_tls_with_client_certificates(launch: LaunchServer, tmp_path: Path
     async with discovery.register(worker("w1")), onlooker(discovery) as looker:
         await looker.until_shown("w1")
     await discovery.close()
-    stranger = EtcdDiscovery(etcd.url, ca_file=ca)
-    async with onlooker(stranger) as looker:
+    foreign = EtcdDiscovery(etcd.url, ca_file=ca)
+    async with onlooker(foreign) as looker:
         assert looker.now == ()
-    await stranger.close()
+    await foreign.close()

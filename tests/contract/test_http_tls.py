@@ -91,11 +91,11 @@ async def test_with_a_clients_authority_only_its_clients_are_answered(
     authority: Authority, tmp_path: Path
 ) -> None:
     context = server_context(*authority.sign("server"), authority.ca)
-    stranger = Authority(tmp_path / "theirs").sign("client")
+    foreign = Authority(tmp_path / "theirs").sign("client")
 
     async with Door(lambda: context) as door:
         assert await door.get(authority.client()) == b""
-        assert await door.get(authority.client(stranger)) == b""
+        assert await door.get(authority.client(foreign)) == b""
         assert (await door.get(authority.client(authority.sign("client")))).endswith(b"https")
 
 

@@ -47,7 +47,7 @@ def token(launch: LaunchServer, folder: Path, patch: pytest.MonkeyPatch) -> Serv
 
 
 def nkey(launch: LaunchServer, folder: Path, patch: pytest.MonkeyPatch) -> ServerProcess:
-    """The server knows the public key."""
+    """The server has the public key."""
     user = Key(nkeys.PREFIX_BYTE_USER)
     patch.setenv("NATS_AUTH_NKEY", user.seed)
     config = folder / "nats.conf"
@@ -56,7 +56,7 @@ def nkey(launch: LaunchServer, folder: Path, patch: pytest.MonkeyPatch) -> Serve
 
 
 def jwt(launch: LaunchServer, folder: Path, patch: pytest.MonkeyPatch) -> ServerProcess:
-    """The server knows the operator, who signs accounts, which sign users."""
+    """The server has the operator, who signs accounts, which sign users."""
     operator, account, user = map(
         Key, (nkeys.PREFIX_BYTE_OPERATOR, nkeys.PREFIX_BYTE_ACCOUNT, nkeys.PREFIX_BYTE_USER)
     )
@@ -95,8 +95,8 @@ class Key:
 
     def sign(self, subject: "Key", claims: dict[str, object]) -> str:
         """The subject's JWT."""
-        said = {"jti": "1", "iat": 1, "iss": self.public, "name": "n", "sub": subject.public}
-        parts = ({"typ": "JWT", "alg": "ed25519-nkey"}, said | {"nats": claims | {"version": 2}})
+        head = {"jti": "1", "iat": 1, "iss": self.public, "name": "n", "sub": subject.public}
+        parts = ({"typ": "JWT", "alg": "ed25519-nkey"}, head | {"nats": claims | {"version": 2}})
         text = ".".join(_base64(msgspec.json.encode(part)) for part in parts)
         return f"{text}.{_base64(self._pair.sign(text.encode()))}"
 
@@ -156,11 +156,11 @@ async def test_without_the_login_there_is_no_server(
     with monkeypatch.context() as own:
         server = set_up(launch_nats, tmp_path, own)
     monkeypatch.setattr("baton.nats.CONNECT_TIMEOUT_S", scaled(0.5))
-    stranger = wires(server).transport()
+    foreign = wires(server).transport()
     with pytest.raises(ConnectionError):
-        async with asyncio.timeout(PATIENCE_S), stranger.serve("w", count_up):
+        async with asyncio.timeout(PATIENCE_S), foreign.serve("w", count_up):
             pass
-    await stranger.close()
+    await foreign.close()
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ async def test_without_the_login_there_is_no_server(
         ),
     ],
 )
-def test_what_is_missing_is_said_at_the_start(
+def test_what_is_missing_is_an_error_at_the_start(
     variables: dict[str, str], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in variables.items():
@@ -199,7 +199,7 @@ def test_what_is_missing_is_said_at_the_start(
     Wires(request_plane="tcp", discovery_backend="etcd").check()
 
 
-def test_a_key_that_does_not_fit_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_that_does_not_fit_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     authority = Authority(tmp_path)
     cert, other = authority.sign("one"), authority.sign("two")
     monkeypatch.setenv("NATS_AUTH_CA", str(authority.ca))
@@ -224,7 +224,7 @@ async def test_the_check_at_start_has_the_same_key(
         await wires(server).check_access()
 
 
-def test_without_the_package_the_variable_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_package_the_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NATS_AUTH_NKEY", Key(nkeys.PREFIX_BYTE_USER).seed)
     monkeypatch.setitem(sys.modules, "nkeys", None)
     with pytest.raises(CredentialError, match="NATS_AUTH_NKEY: needs the package nkeys: pip install nkeys"):
@@ -239,7 +239,7 @@ def test_without_the_package_the_variable_is_told(monkeypatch: pytest.MonkeyPatc
         (credentials("jwt", "SUxyz"), "the seed is not that of a NATS user"),
     ],
 )
-def test_an_incomplete_credentials_file_is_told(
+def test_an_incomplete_credentials_file_is_an_error(
     text: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "user.creds"
@@ -257,13 +257,13 @@ def test_a_login_stays_in_use_until_its_file_holds_a_whole_one(
     file.write_text(first)
     monkeypatch.setenv("NATS_AUTH_CREDENTIALS_FILE", str(file))
     options = nats_options()
-    told, sign = options["user_jwt_cb"], options["signature_cb"]
+    jwt_of, sign = options["user_jwt_cb"], options["signature_cb"]
     before = sign("nonce")
     file.unlink()
-    assert (told(), sign("nonce")) == (b"first", before)
+    assert (jwt_of(), sign("nonce")) == (b"first", before)
     for unfit in (b"", second[: len(second) // 2].encode(), b"\xff"):
         file.write_bytes(unfit)
-        assert (told(), sign("nonce")) == (b"first", before)
+        assert (jwt_of(), sign("nonce")) == (b"first", before)
     file.write_text(second)
-    assert told() == b"second"
+    assert jwt_of() == b"second"
     assert sign("nonce") != before

@@ -1,4 +1,4 @@
-"""TLS between processes over the TCP plane: who talks with whom, and what those are told who may not."""
+"""TLS between processes over the TCP plane: which processes connect, and the errors of the others."""
 
 import asyncio
 import contextlib
@@ -38,7 +38,7 @@ def theirs(tmp_path: Path) -> Authority:
 
 @pytest.fixture
 def log(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> pytest.LogCaptureFixture:
-    """What this process says of the next stranger."""
+    """The log, with the next unauthenticated peer in it."""
     monkeypatch.setattr(unauthenticated, "_logged_s", -math.inf)
     caplog.set_level(logging.INFO)
     return caplog
@@ -46,11 +46,11 @@ def log(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> py
 
 def mixed(own: Authority, trusted: Authority) -> PeerTls:
     """A process that trusts another authority than the one of its certificate. It finds that at its start, so
-    that only a process of a stranger can be like that.
+    that no process of Baton's can be like that.
     """
-    tls, stranger = trusted.peer("trusted"), own.sign("mixed")
-    tls.connecting.load_cert_chain(*stranger)
-    tls.accepting.load_cert_chain(*stranger)
+    tls, foreign = trusted.peer("trusted"), own.sign("mixed")
+    tls.connecting.load_cert_chain(*foreign)
+    tls.accepting.load_cert_chain(*foreign)
     return tls
 
 
@@ -81,9 +81,9 @@ async def test_a_process_with_tls_and_one_without_do_not_even_connect(ours: Auth
         )
     with socket.create_server(("127.0.0.1", 0)) as plain:
         address = f"tcp://127.0.0.1:{plain.getsockname()[1]}/w.secret"
-        told = await refusal(address, ours.peer())
-        assert "does not use TLS, and this process does (BATON_PEER_CERT)" in told
-        assert "secret" not in told
+        reason = await refusal(address, ours.peer())
+        assert "does not use TLS, and this process does (BATON_PEER_CERT)" in reason
+        assert "secret" not in reason
         plain.setblocking(False)
         with pytest.raises(BlockingIOError):
             plain.accept()
@@ -96,12 +96,12 @@ async def test_a_caller_of_another_authority_is_refused_by_name_while_streams_go
     async with worker.serve("w", endless.answer) as address:
         running = caller.call(address, a_request())
         await anext(running)
-        told = await refusal(address, theirs.peer())
-        assert "its certificate is not valid for this process's authority: self-signed" in told
+        reason = await refusal(address, theirs.peer())
+        assert "its certificate is not valid for this process's authority: self-signed" in reason
         num_before = unauthenticated.num_messages
-        told = await refusal(address, mixed(own=theirs, trusted=ours))
-        assert "it closed the connection after this process's certificate" in told
-        assert "worker w was lost" in told, "the rest of its name is a secret"
+        reason = await refusal(address, mixed(own=theirs, trusted=ours))
+        assert "it closed the connection after this process's certificate" in reason
+        assert "worker w was lost" in reason, "the rest of its name is a secret"
         await until(lambda: unauthenticated.num_messages > num_before)
         assert "its certificate is not valid for this process's authority: unable to get" in log.text
         assert not endless.closed.is_set()
@@ -153,7 +153,7 @@ async def test_a_worker_that_was_heard_before_the_connection_broke_is_lost_and_s
 
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
-async def test_a_stranger_without_a_certificate_learns_nothing_and_is_counted(
+async def test_a_peer_without_a_certificate_gets_nothing_and_is_counted(
     ours: Authority, log: pytest.LogCaptureFixture, version: ssl.TLSVersion
 ) -> None:
     context = ours.client()
@@ -170,7 +170,7 @@ async def test_a_stranger_without_a_certificate_learns_nothing_and_is_counted(
         assert "last=the request plane: TLS with a caller failed: it has no certificate" in log.text
 
 
-async def test_a_plain_stranger_is_disconnected_and_counted(
+async def test_a_plain_peer_is_disconnected_and_counted(
     ours: Authority, log: pytest.LogCaptureFixture
 ) -> None:
     async with serving(ours.peer()) as address:
@@ -212,7 +212,7 @@ async def test_a_worker_that_does_not_shake_hands_is_lost_within_the_liveness_li
 ) -> None:
     heard = bytearray()
 
-    async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(says)
         with contextlib.suppress(ConnectionResetError):
             while data := await reader.read(4096):
@@ -220,7 +220,7 @@ async def test_a_worker_that_does_not_shake_hands_is_lost_within_the_liveness_li
         writer.close()
 
     loop = asyncio.get_running_loop()
-    server = await asyncio.start_server(greet, "127.0.0.1", 0)
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
     caller = TcpTransport(tls=ours.peer())
     began_s = loop.time()
     address = f"tls://127.0.0.1:{server.sockets[0].getsockname()[1]}/w.secret"
@@ -297,6 +297,6 @@ def test_each_command_names_a_missing_file(
         check=False,
     )
     assert done.returncode == status
-    told = f"{CERT}, {KEY}, {CA}: {environ[CERT]} and /none are not a certificate and its key"
-    assert told in done.stdout + done.stderr
+    reason = f"{CERT}, {KEY}, {CA}: {environ[CERT]} and /none are not a certificate and its key"
+    assert reason in done.stdout + done.stderr
     assert "Traceback" not in done.stderr

@@ -37,18 +37,18 @@ def ask(health: Health, *flags: str, answer: bytes = b"200 OK") -> tuple[int, li
             with connection:
                 connection.recv(1 << 16)
                 connection.sendall(b"HTTP/1.0 %b\r\n\r\n" % answer + msgspec.json.encode(health))
-            said, _ = asking.communicate(timeout=PATIENCE_S)
-    return asking.returncode, said.splitlines()
+            printed, _ = asking.communicate(timeout=PATIENCE_S)
+    return asking.returncode, printed.splitlines()
 
 
-def test_status_asks_no_proxy() -> None:
+def test_status_uses_no_proxy() -> None:
     assert ask(EMPTY) == (0, ["healthy: 0 prefill, 0 decode"])
 
 
 def test_a_frontend_that_cannot_serve_yet_says_what_is_missing() -> None:
     health = msgspec.structs.replace(EMPTY, status="unhealthy", missing=["prefill", "decode"])
-    said = ask(health, answer=b"503 Service Unavailable")
-    assert said == (1, ["unhealthy: 0 prefill, 0 decode", "missing prefill", "missing decode"])
+    printed = ask(health, answer=b"503 Service Unavailable")
+    assert printed == (1, ["unhealthy: 0 prefill, 0 decode", "missing prefill", "missing decode"])
 
 
 def test_status_shows_the_workers_that_do_not_answer_too() -> None:
@@ -82,7 +82,7 @@ def test_status_shows_the_workers_that_do_not_answer_too() -> None:
     )
 
 
-def asked_here(answer: bytes) -> int:
+def status_of(answer: bytes) -> int:
     """The exit status where the peer gives this answer, or none, and stays connected."""
     with socket.create_server(("127.0.0.1", 0)) as peer:
 
@@ -117,10 +117,10 @@ LONG = msgspec.json.encode(msgspec.structs.replace(EMPTY, missing=["x" * (1 << 2
     ],
     ids=["frontend", "not found", "page", "endless", "not http"],
 )
-def test_what_is_no_frontend_is_told_by_the_exit_status(
+def test_what_is_no_frontend_shows_in_the_exit_status(
     answer: bytes, found: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert asked_here(answer) == found
+    assert status_of(answer) == found
     assert ("no frontend answers at http://127.0.0.1" in capsys.readouterr().err) == (found == 2)
 
 
@@ -136,4 +136,4 @@ def test_a_certificate_that_cannot_be_read_is_named(
 
 def test_a_frontend_that_does_not_answer_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(operations.status, "_TIMEOUT_S", 0.05)
-    assert asked_here(b"") == 2
+    assert status_of(b"") == 2

@@ -12,12 +12,10 @@ TOOLS = ["status", "doctor", "download", "key"]
 
 
 @pytest.mark.parametrize("argv", [[], ["nope"], ["--help"], ["nope", "doctor"]])
-def test_what_names_no_tool_is_told_which_there_are(
-    argv: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_unknown_tool_gets_the_names_of_all(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(argv) == 2
-    told = capsys.readouterr().err
-    assert [tool for tool in TOOLS if tool not in told] == []
+    printed = capsys.readouterr().err
+    assert [tool for tool in TOOLS if tool not in printed] == []
 
 
 @pytest.mark.parametrize("tool", TOOLS)

@@ -159,7 +159,7 @@ def test_pipes_and_endless_files_are_not_waited_for(tmp_path: Path) -> None:
     assert probe_model(tmp_path).shape is None
 
 
-def test_names_that_are_too_long_are_told(tmp_path: Path) -> None:
+def test_names_that_are_too_long_are_problems(tmp_path: Path) -> None:
     assert probe_model(tmp_path / ("a" * 300)).folder_problem == "File name too long"
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"x": "a" * 300}}))
     assert [shard.size_bytes for shard in probe_model(tmp_path).shards] == [None]
@@ -331,7 +331,7 @@ def test_what_keeps_a_process_from_its_start_is_found(
     assert str(shared) in (gathered("--file-registry", str(shared)).start_problem or "")
 
 
-def test_each_server_in_use_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_server_in_use_is_probed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     closed = "http://127.0.0.1:9, http://127.0.0.1:10/"
     facts = gathered("--discovery-backend", "etcd", "--etcd-endpoints", closed)

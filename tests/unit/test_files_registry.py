@@ -135,7 +135,7 @@ async def test_a_deleted_folder_is_made_again_and_loses_no_worker(tmp_path: Path
     assert list(folder.iterdir()) == []
 
 
-async def test_without_descriptors_it_keeps_whom_it_knows_and_goes_on(tmp_path: Path) -> None:
+async def test_without_descriptors_the_known_workers_stay(tmp_path: Path) -> None:
     folder = tmp_path / "registry"
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(FilesDiscovery(folder).register(worker("w1")))

@@ -61,12 +61,12 @@ def test_the_help_names_every_flag_with_its_default_and_its_variable(
     with pytest.raises(SystemExit) as ended:
         read("--help")
     assert ended.value.code == 0
-    told = capsys.readouterr().out
+    printed = capsys.readouterr().out
     for text in ("at most 90 % of it [0.5]", "a port [80] (env TEST_BATON_PORT)", "--dir", "{a,b}"):
-        assert text in told
+        assert text in printed
 
 
-def test_each_setting_knows_where_it_came_from() -> None:
+def test_each_setting_has_its_source() -> None:
     parsed = parse(Settings, ["--port", "1"], prog="p", description="d", environ={"TEST_BATON_MODE": "b"})
 
     assert parsed.sources == {
@@ -82,7 +82,7 @@ def test_each_setting_knows_where_it_came_from() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "printed"),
     [
         ("nats://bob:pass%40word@host:4222", "nats://***@host:4222"),
         ("nats://token@[::1]:4222", "nats://***@[::1]:4222"),
@@ -96,8 +96,8 @@ def test_each_setting_knows_where_it_came_from() -> None:
         ("hf_overrides={} hf_config_path=None", "hf_overrides={} hf_config_path=None"),
     ],
 )
-def test_credentials_are_not_printed(given: str, told: str) -> None:
-    assert without_secrets(given) == told
+def test_credentials_are_not_printed(given: str, printed: str) -> None:
+    assert without_secrets(given) == printed
 
 
 def test_no_login_is_printed_with_the_settings() -> None:

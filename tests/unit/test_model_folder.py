@@ -83,8 +83,8 @@ def test_a_model_that_is_not_here_is_one_line_with_the_command(
     monkeypatch.setenv("BATON_FILE_REGISTRY", str(home / "registry"))
     assert callable(main)
     assert main(["--model-path", REPO, "--log-level", "error"]) == 2
-    said = capfd.readouterr().err
-    assert said.startswith(
+    printed = capfd.readouterr().err
+    assert printed.startswith(
         f"error: --model-path: {REPO} is neither a folder here nor a model in {home}/.cache"
     )
-    assert said.endswith(f"python -m baton download {REPO}\n")
+    assert printed.endswith(f"python -m baton download {REPO}\n")

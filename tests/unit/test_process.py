@@ -53,7 +53,7 @@ def test_a_second_signal_ends_the_process_at_once() -> None:
     assert status == 128 + signal.SIGINT
 
 
-async def test_a_shutdown_is_asked_for_once_and_for_all() -> None:
+async def test_a_shutdown_is_requested_once_and_for_all() -> None:
     shutdown = Shutdown()
     asked = [shutdown.asked]
     for _ in range(2):
@@ -64,7 +64,7 @@ async def test_a_shutdown_is_asked_for_once_and_for_all() -> None:
 
 
 class Waits:
-    """Coroutines that end when told, and record whether they were cancelled and cleaned up."""
+    """Coroutines that end when cancelled, and record whether they were cancelled and cleaned up."""
 
     def __init__(self) -> None:
         self.cleaned: list[str] = []
