@@ -43,24 +43,14 @@ class Shard(msgspec.Struct, frozen=True, kw_only=True):
     whole_bytes: int | None
 
 
-class Shape(
-    msgspec.Struct,
-    frozen=True,
-    kw_only=True,
-    rename={
-        "num_layers": "num_hidden_layers",
-        "num_heads": "num_attention_heads",
-        "num_kv_heads": "num_key_value_heads",
-        "max_positions": "max_position_embeddings",
-    },
-):
+class Shape(msgspec.Struct, frozen=True, kw_only=True):
     """The fields of config.json that memory depends on."""
 
     model_type: str
-    num_layers: _Count
-    num_heads: _Count
-    num_kv_heads: _Count
-    max_positions: _Count
+    num_hidden_layers: _Count
+    num_attention_heads: _Count
+    num_key_value_heads: _Count
+    max_position_embeddings: _Count
     head_dim: _Count | None = None
     hidden_size: _Count = 1
     dtype: str | None = None
@@ -70,8 +60,8 @@ class Shape(
         """Key and value of one token over all layers: 73,728 for gpt-oss-120b in bfloat16."""
         own = self.dtype or self.torch_dtype or "bfloat16"
         per_value = {"fp8": 1.0, "nvfp4": 0.5, "float32": 4.0}.get(own if dtype == "auto" else dtype, 2.0)
-        head_dim = self.head_dim or max(1, self.hidden_size // self.num_heads)
-        return 2 * self.num_layers * self.num_kv_heads * head_dim * per_value
+        head_dim = self.head_dim or max(1, self.hidden_size // self.num_attention_heads)
+        return 2 * self.num_hidden_layers * self.num_key_value_heads * head_dim * per_value
 
 
 class Model(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,7 +86,9 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def download(self) -> str:
         """The command that downloads the model."""
-        small = self.shape.num_layers < 36 if self.shape else re.search(r"(?<!\d)20b", self.path.lower())
+        small = (
+            self.shape.num_hidden_layers < 36 if self.shape else re.search(r"(?<!\d)20b", self.path.lower())
+        )
         repo = f"openai/gpt-oss-{'20b' if small else '120b'}"
         return f"python -m baton download {repo}" + ("" if self.path == repo else f" --local-dir {self.path}")
 
@@ -205,7 +197,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def context(self) -> int:
         """The model's longest context, that of gpt-oss if it is not known."""
-        return self.model.shape.max_positions if self.model.shape else 131_072
+        return self.model.shape.max_position_embeddings if self.model.shape else 131_072
 
     @property
     def gpu_indices(self) -> str:

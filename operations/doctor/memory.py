@@ -71,7 +71,7 @@ def budget(facts: Facts, worker: Worker) -> Budget | None:
     per_token = shape.kv_bytes_per_token(worker.text("kv_cache_config.dtype", "auto"))
     attention_dp = worker.given.get("enable_attention_dp") is True
     # With more ranks than KV heads, heads are replicated.
-    per_rank = per_token if attention_dp else per_token / min(tensor_ranks, shape.num_kv_heads)
+    per_rank = per_token if attention_dp else per_token / min(tensor_ranks, shape.num_key_value_heads)
     tokens_per_gpu = int(left * fraction / per_rank)
     limit = worker.number("kv_cache_config.max_tokens")
     tokens_per_gpu = min(tokens_per_gpu, int(limit)) if limit else tokens_per_gpu

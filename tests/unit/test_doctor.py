@@ -37,7 +37,8 @@ from workers.settings_text import SettingsError
 CONFIGS = Path("engine_configs/gpt-oss-120b")
 SMI = Path("tests/data/nvidia_smi")
 SHAPE_120B = Shape(
-    model_type="gpt_oss", num_layers=36, num_heads=64, num_kv_heads=8, head_dim=64, max_positions=131_072
+    model_type="gpt_oss", num_hidden_layers=36, num_attention_heads=64, num_key_value_heads=8, head_dim=64,
+    max_position_embeddings=131_072,
 )  # fmt: skip
 NUM_SHARDS = 15
 SHARD_BYTES = 65_248_815_744 // NUM_SHARDS
@@ -51,8 +52,8 @@ MODEL_120B = Model(
 )  # fmt: skip
 DEMO = Model(
     path="models/demo", is_folder=True, files=FILES,
-    shape=Shape(model_type="gpt_oss", num_layers=8, num_heads=8, num_kv_heads=2, head_dim=64,
-                max_positions=4096),
+    shape=Shape(model_type="gpt_oss", num_hidden_layers=8, num_attention_heads=8, num_key_value_heads=2,
+                head_dim=64, max_position_embeddings=4096),
     shards=(Shard(name="model.safetensors", size_bytes=17_923_272, whole_bytes=17_923_272),),
 )  # fmt: skip
 NODE_HOST = Host(
@@ -586,7 +587,7 @@ def test_the_length_that_is_advised_is_the_longest_that_fits(code: str, num_kept
 
 
 def test_heads_that_are_fewer_than_the_gpus_are_held_twice() -> None:
-    facts = _model(b200_node(), shape=replace(SHAPE_120B, num_kv_heads=2))
+    facts = _model(b200_node(), shape=replace(SHAPE_120B, num_key_value_heads=2))
     prefill = facts.workers[0]
     held = budget(facts, prefill)
     assert facts.model.shape is not None
@@ -619,7 +620,7 @@ def test_weights_are_split_over_all_ranks_and_kv_tokens_added_up_only_where_each
     ],
 )
 def test_the_download_is_that_of_the_model_meant(path: str, num_layers: int | None, size: str) -> None:
-    shape = None if num_layers is None else replace(SHAPE_120B, num_layers=num_layers)
+    shape = None if num_layers is None else replace(SHAPE_120B, num_hidden_layers=num_layers)
     found = _found(_model(b200_node(), path=path, shape=shape, files=FILES - {"tokenizer.json"}))
     expected = f"python -m baton download openai/gpt-oss-{size} --local-dir {path}"
     assert found["file-missing"].repair == expected

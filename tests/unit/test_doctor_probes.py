@@ -142,7 +142,10 @@ def test_what_a_config_leaves_out_is_derived(
     (tmp_path / "config.json").write_text(json.dumps(whole | {"dtype": "bfloat16"} | config))
     shape = probe_model(tmp_path).shape
     assert shape is not None
-    assert shape.kv_bytes_per_token() == 2 * shape.num_layers * shape.num_kv_heads * head_dim * dtype_bytes
+    assert (
+        shape.kv_bytes_per_token()
+        == 2 * shape.num_hidden_layers * shape.num_key_value_heads * head_dim * dtype_bytes
+    )
 
 
 def test_a_file_that_is_too_large_is_not_read(tmp_path: Path) -> None:
