@@ -13,9 +13,8 @@ import pytest
 
 from baton.errors import ModelNotFound, NoWorkers, WorkerLost
 from baton.messages import KvLayout, Reply, Request, Role, StatsRequest, WorkerInfo, WorkerStats
-from baton.peer_tls import PeerDistrusted
 from frontend.flags import parse_aliases
-from frontend.routing.fleet import Fleet
+from frontend.routing.fleet import Fleet, model_of, other_names
 from frontend.routing.workers import Event
 from frontend.text.tokenizer import ModelTokenizer
 from tests import scripted_workers as scripted
@@ -34,15 +33,11 @@ def worker(name: str, **changes: object) -> WorkerInfo:
 
 
 class Registry(scripted.PlaneDouble):
-    """A discovery and a transport in which `dead` workers are lost at once, `hung` ones say nothing, and
-    `foreign` ones have a certificate of others.
-    """
+    """A discovery and a transport in which `dead` workers are lost at once, and `hung` ones do not answer."""
 
     def __init__(self, *workers: WorkerInfo) -> None:
         self.dead: set[str] = set()
         self.hung: set[str] = set()
-        self.foreign: set[str] = set()
-        self.num_probes = 0
         self.num_watching = 0
         self._snapshots: asyncio.Queue[tuple[WorkerInfo, ...]] = asyncio.Queue()
         self.show(*workers)
@@ -60,11 +55,8 @@ class Registry(scripted.PlaneDouble):
 
     async def call(self, address: str, request: Request) -> AsyncGenerator[Reply, None]:
         assert isinstance(request, StatsRequest)
-        self.num_probes += 1
         if address in self.dead:
             raise WorkerLost("no answer")
-        if address in self.foreign:
-            raise PeerDistrusted("its certificate is odd")
         if address in self.hung:
             await asyncio.Event().wait()
         yield WorkerStats(num_running=3)
@@ -103,13 +95,8 @@ async def test_a_model_is_served_as_soon_as_it_has_a_decode_worker() -> None:
         registry.show(worker("d1", context_length=50), worker("p1", context_length=40))
         await until(lambda: fleet.served("m").context_length == 40)
         assert fleet.health().status == "healthy"
-        assert fleet.health().endpoints == [
-            "dyn://dynamo.backend.generate",
-            "dyn://dynamo.prefill.generate",
-        ]
-        with pytest.raises(
-            ModelNotFound, match=r"'other' does not exist; available models: m\..*--model-alias"
-        ):
+        assert [url.split(".")[1] for url in fleet.health().endpoints] == ["backend", "prefill"]
+        with pytest.raises(ModelNotFound, match=r"'other' does not exist.* models: m\..*--model-alias"):
             fleet.served("other")
 
 
@@ -144,10 +131,8 @@ async def test_closing_leaves_no_task_and_no_call_behind() -> None:
 
 
 async def test_workers_of_another_model_do_not_count() -> None:
-    async with fleet_of(worker("d1"), worker("d2", model="n"), worker("p1", model="n"), worker("p2")) as (
-        registry,
-        fleet,
-    ):
+    workers = worker("d1"), worker("d2", model="n"), worker("p1", model="n"), worker("p2")
+    async with fleet_of(*workers) as (registry, fleet):
         await until(lambda: fleet.models() == ["m", "n"])
         assert decodes(fleet) == ["d1"]
         assert [w.worker_id for w in fleet.workers("n", Role.PREFILL)] == ["p1"]
@@ -230,11 +215,8 @@ async def test_the_frontends_own_model_path_is_read_instead_of_the_workers() -> 
 async def test_a_broken_tokenizer_costs_its_own_model_only(tmp_path: Path, text: str | None) -> None:
     if text is not None:
         (tmp_path / "tokenizer.json").write_text(text)
-    registry = Registry(worker("d1", model_path=str(tmp_path), model="broken"), worker("d2"))
-    fleet = Fleet(registry, registry)
-    async with fleet.keep_current() as following:
+    async with fleet_of(worker("d1", model_path=str(tmp_path), model="broken"), worker("d2")) as (_, fleet):
         await until(lambda: fleet.models() == ["m"])
-        assert not following.done()
 
 
 @jumping
@@ -242,10 +224,9 @@ async def test_a_worker_that_hangs_keeps_nobody_from_the_others_figures() -> Non
     async with fleet_of(worker("d1"), worker("p1"), worker("p2")) as (registry, fleet):
         registry.hung.update(("p1", "p2"))
         await until(lambda: fleet.models() == ["m"])
-        loop = asyncio.get_running_loop()
-        began_s = loop.time()
+        began_s = asyncio.get_running_loop().time()
         assert [info.worker_id for info, _ in await fleet.stats()] == ["d1"]
-        assert loop.time() - began_s == pytest.approx(1.0)
+        assert asyncio.get_running_loop().time() - began_s == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize("fault", ["dead", "hung"])
@@ -292,10 +273,8 @@ async def test_a_worker_that_warms_up_gets_no_requests_yet(caplog: pytest.LogCap
 
 
 async def test_health_names_pairs_that_are_refused_and_those_that_did_not_warm_up() -> None:
-    async with fleet_of(worker("d1", cold_peers=("p1", "gone")), worker("p1"), worker("p2", engine="x")) as (
-        _registry,
-        fleet,
-    ):
+    workers = worker("d1", cold_peers=("p1", "gone")), worker("p1"), worker("p2", engine="x")
+    async with fleet_of(*workers) as (_, fleet):
         await until(lambda: fleet.health().instances)
         assert fleet.health().cold_pairs == ["d1 with p1"]
         assert fleet.health().refused_pairs == ["p2 -> d1: engine x is not embedded"]
@@ -341,3 +320,35 @@ async def test_health_names_the_pairs_that_are_cut() -> None:
         assert fleet.workers("m", Role.PREFILL) == [p1], "the other decode worker can take its KV"
         fleet.cut.add(p1, d2)
         assert fleet.workers("m", Role.PREFILL) == []
+
+
+BIG, SMALL = "openai/gpt-oss-120b", "openai/gpt-oss-20b"
+ALIASES = parse_aliases(
+    f"claude-haiku*={SMALL}, claude-*={BIG},fast={SMALL},gone=no/model,gon*={BIG},openai/*={SMALL}"
+)
+
+
+@pytest.mark.parametrize(
+    ("meant", "names"),
+    [
+        (BIG, (BIG, "gpt-oss-120b", "claude-opus-4-6")),
+        (SMALL, ("claude-haiku-4-5", "fast", "openai/gpt-oss")),
+        (None, ("gone", "openai", "Claude-opus-4-6", "FAST", "120b", "gpt-5", "")),
+    ],
+)
+def test_a_name_means_one_model_or_none(meant: str | None, names: tuple[str, ...]) -> None:
+    assert {model_of(name, {BIG, SMALL}, ALIASES) for name in names} == {meant}
+
+
+def test_the_part_before_the_slash_is_enough_where_one_model_has_it() -> None:
+    assert (model_of("openai", {BIG}, ()), model_of("open", {BIG}, ())) == (BIG, None)
+
+
+def test_aliases_without_patterns_are_listed() -> None:
+    assert list(other_names({BIG, SMALL}, ALIASES)) == ["fast"]
+
+
+@pytest.mark.parametrize("text", ["claude", "=x", "x=", "a=b,c"])
+def test_an_alias_that_names_no_model_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="must be PATTERN=MODEL"):
+        parse_aliases(text)
