@@ -85,6 +85,12 @@ class Load:
         finally:
             self.admission.leave(place)
 
+    async def refused(self, caller: str = "a", deadline_s: float = 600) -> float:
+        """The Retry-After of a request, which is refused."""
+        with pytest.raises(Overloaded) as refused:
+            await self.one(caller, deadline_s)
+        return refused.value.retry_after_s or 0.0
+
     def several(self, caller: str, num: int) -> list[asyncio.Task[None]]:
         return [asyncio.create_task(self.one(caller)) for _ in range(num)]
 
@@ -140,14 +146,12 @@ async def test_a_full_queue_refuses_at_once_but_not_a_caller_without_its_share()
     await turn()
     before_s = asyncio.get_running_loop().time()
     for _ in range(2):
-        with pytest.raises(Overloaded):
-            await load.one("a")
+        await load.refused()
     assert asyncio.get_running_loop().time() == before_s
     assert load.metric("baton_refused_requests_total", reason="queue_full") == 2
     few = load.several("b", 2)  # two callers: a share of two each
     await turn()
-    with pytest.raises(Overloaded):
-        await load.one("b")
+    await load.refused("b")
     await asyncio.gather(*many, *few)
     assert [caller for caller, _ in load.started] == ["a", "a", "b", "a", "b", "a", "a"]
 
@@ -158,10 +162,8 @@ async def test_a_caller_is_refused_for_its_own_wait_and_not_for_anothers() -> No
     await load.measured()
     tasks = load.several("a", 6)  # the queue takes 50 s
     await turn()
-    with pytest.raises(Overloaded):
-        await load.one("a", deadline_s=59)
-    with pytest.raises(Overloaded):
-        await load.one("b", deadline_s=29)
+    await load.refused("a", 59)
+    await load.refused("b", 29)
     assert load.metric("baton_refused_requests_total", reason="too_late") == 2
     await load.one("b", deadline_s=31)  # in the second turn
     await asyncio.gather(*tasks, return_exceptions=True)
@@ -173,8 +175,7 @@ async def test_the_queue_holds_what_ends_in_two_seconds_at_least() -> None:
     await load.measured()
     tasks = load.several("a", 6)
     await turn()
-    with pytest.raises(Overloaded):
-        await load.one("a")
+    await load.refused()
     await asyncio.gather(*tasks)
     assert [at_s - load.started[0][1] for _, at_s in load.started] == pytest.approx([0, 0, 1, 1, 2, 2])
 
@@ -194,8 +195,7 @@ async def test_no_one_waits_longer_than_a_proxy_does() -> None:
     before_s = asyncio.get_running_loop().time()
     tasks += load.several("a", 1)
     await turn()
-    with pytest.raises(Overloaded):  # now it is
-        await load.one("a")
+    await load.refused()  # now it is
     assert asyncio.get_running_loop().time() == pytest.approx(before_s, abs=0.1)
     await asyncio.gather(*tasks, return_exceptions=True)
 
@@ -205,8 +205,7 @@ async def test_with_no_longest_wait_only_a_deadline_ends_it() -> None:
     load = Load(num_running=1, num_waiting=99, lasts_s=200, max_wait_s=0)
     tasks = load.several("a", 3)
     await turn()
-    with pytest.raises(Overloaded):  # how long requests last is not known yet
-        await load.one("a", deadline_s=90)
+    await load.refused("a", 90)  # how long requests last is not known yet
     assert asyncio.get_running_loop().time() == pytest.approx(90, abs=0.1)
     await asyncio.gather(*tasks)
     assert [at_s for _, at_s in load.started] == pytest.approx([0, 200, 400])
@@ -218,12 +217,7 @@ async def test_refused_requests_come_back_one_after_the_other_as_places_become_f
     await load.measured()
     tasks = load.several("a", 6)
     await turn()
-    waits_s: list[float] = []
-    for _ in range(12):
-        with pytest.raises(Overloaded) as refused:
-            await load.one("a")
-        assert refused.value.retry_after_s is not None
-        waits_s.append(refused.value.retry_after_s)
+    waits_s = [await load.refused() for _ in range(12)]
     await asyncio.gather(*tasks)
     # From when the queue is half empty on; 50 s at most.
     assert waits_s[:3] == pytest.approx([10 + 5, 10 + 10, 10 + 15])
@@ -238,10 +232,7 @@ async def test_who_was_told_to_come_back_and_did_not_delays_no_one() -> None:
     for _ in range(2):
         tasks = load.several("a", 3)
         await turn()
-        for _ in range(5):
-            with pytest.raises(Overloaded) as refused:
-                await load.one("a")
-        waits_s.append(refused.value.retry_after_s or 0)
+        waits_s.append([await load.refused() for _ in range(5)][-1])
         await asyncio.gather(*tasks)
     first, second = waits_s
     assert first == pytest.approx(second, rel=0.1)
