@@ -20,7 +20,7 @@ from baton.telemetry import unauthenticated
 from tests.certificates import shared_peer
 from tests.clock import jumping
 from tests.planes import Endless, Stream, a_request, count_up, tokens
-from tests.waiting import PATIENCE_S, until
+from tests.waiting import PATIENCE_S, scaled, until
 
 NUM_ADMITTED = 32
 
@@ -329,3 +329,85 @@ async def test_without_descriptors_a_stranger_makes_room_for_a_caller() -> None:
                 async with asyncio.timeout(PATIENCE_S):
                     assert await loop.sock_recv(caller, 1)
                     assert b"others are waiting" in await loop.sock_recv(stranger, 1000)
+
+
+async def test_a_worker_that_sends_nonsense_is_lost_and_is_no_stranger() -> None:
+    async def talk_nonsense(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"\xff" * 64)
+        writer.close()
+
+    before = unauthenticated.num_messages
+    async with transports(1) as (caller,), await asyncio.start_server(talk_nonsense, "127.0.0.1") as server:
+        port = server.sockets[0].getsockname()[1]
+        with pytest.raises(WorkerLost, match="exceeds the limit"):
+            await anext(caller.call(f"tcp://127.0.0.1:{port}/w.1", a_request()))
+    assert unauthenticated.num_messages == before
+
+
+@pytest.mark.parametrize(
+    "noise",
+    [
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"\0\0\0\1\xc1",
+        (frames.MAX_HELLO_BYTES + 1).to_bytes(4, "big"),
+    ],
+    ids=["http", "frame", "long hello"],
+)
+async def test_a_worker_hangs_up_on_noise_and_serves_on(noise: bytes) -> None:
+    async with transports(1) as (worker,), worker.serve("w", count_up) as address:
+        num_before = unauthenticated.num_messages
+        async with raw_connection(address) as (reader, writer), asyncio.timeout(scaled(1.0)):
+            writer.write(noise)
+            await reader.read()  # it has closed the connection
+        assert unauthenticated.num_messages == num_before + 1
+        long = a_request(2, token_ids=[1] * 100_000)
+        assert await tokens(worker.call(address, long)) == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("version", "reason"), [(frames.VERSION, b"another name"), (frames.VERSION + 1, b"protocol version")]
+)
+async def test_a_caller_without_the_workers_name_does_not_learn_it(version: int, reason: bytes) -> None:
+    async with transports(1) as (worker,), worker.serve("w", count_up) as address:
+        secret = address.rpartition(".")[2]
+        num_before = unauthenticated.num_messages
+        async with raw_connection(address) as (reader, writer), asyncio.timeout(scaled(1.0)):
+            hello = msgspec.msgpack.encode((0, [frames.Hello(version, "w.guess")]))
+            writer.write(frames.with_length(hello))
+            answer = await reader.read()
+        assert unauthenticated.num_messages == num_before + 1
+        assert secret.encode() not in answer
+        assert reason in answer
+
+
+async def test_a_silent_caller_gets_nothing() -> None:
+    worker = TcpTransport(liveness_s=1.0)
+    async with worker.serve("w", count_up) as address:
+        async with raw_connection(address) as (reader, _):
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(reader.read(1), 1.0)  # several heartbeats long
+        assert await tokens(worker.call(address, a_request(2))) == [0, 1]
+    await worker.close()
+
+
+async def test_a_peer_that_does_not_read_fills_no_memory() -> None:
+    num_made_bytes = 0
+
+    async def flood(_: Request) -> AsyncGenerator[Reply, None]:
+        nonlocal num_made_bytes
+        while True:
+            num_made_bytes += 100_000
+            yield TokenChunk(token_ids=(1,) * 100_000)
+            await asyncio.sleep(0)  # let other tasks run
+
+    async with transports(1) as (worker,), worker.serve("w", flood) as address:
+        opens = [frames.Open(number, a_request()) for number in range(20)]
+        credits_ = [frames.Credit(number, 1_000_000) for number in range(20)]
+        async with raw_connection(address) as (_, writer):
+            writer.write(first_frame(address))
+            writer.write(frames.with_length(msgspec.msgpack.encode((1, [*opens, *credits_]))))
+            num_before = -1
+            while num_before != num_made_bytes:
+                num_before = num_made_bytes
+                await asyncio.sleep(0.2)  # a message that does not come has no event
+        assert 0 < num_made_bytes < 64 * 1024 * 1024

@@ -10,15 +10,12 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
-import msgspec
 import pytest
 
-from baton import frames
 from baton.errors import BrokerLost, WorkerLost
 from baton.messages import Reply, Request, TokenChunk
 from baton.nats import ANSWER_S, NatsTransport
 from baton.tcp import TcpTransport
-from baton.telemetry import unauthenticated
 from baton.transport import Transport
 from tests.certificates import Authority
 from tests.conftest import ServerProcess, free_port
@@ -264,107 +261,3 @@ async def test_a_worker_that_is_cut_off_is_lost_within_two_seconds_and_keeps_its
         assert not endless.closed.is_set()
         await caller.close()
     await worker.close()
-
-
-async def test_a_worker_that_sends_nonsense_is_lost_and_is_no_stranger() -> None:
-    async def talk_nonsense(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(b"\xff" * 64)
-        writer.close()
-
-    before, caller = unauthenticated.num_messages, TcpTransport()
-    async with await asyncio.start_server(talk_nonsense, "127.0.0.1") as server:
-        port = server.sockets[0].getsockname()[1]
-        with pytest.raises(WorkerLost, match="exceeds the limit"):
-            await anext(caller.call(f"tcp://127.0.0.1:{port}/w.1", a_request()))
-    assert unauthenticated.num_messages == before
-    await caller.close()
-
-
-@contextlib.asynccontextmanager
-async def raw_connection(address: str) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    host, _, port = address.removeprefix("tcp://").partition("/")[0].partition(":")
-    reader, writer = await asyncio.open_connection(host, int(port))
-    try:
-        yield reader, writer
-    finally:
-        writer.close()
-        with contextlib.suppress(OSError):
-            await writer.wait_closed()
-
-
-@pytest.mark.parametrize("noise", [b"GET / HTTP/1.1\r\n\r\n", b"\0\0\0\1\xc1"], ids=["http", "frame"])
-async def test_a_worker_hangs_up_on_noise_and_serves_on(noise: bytes) -> None:
-    transport = TcpTransport()
-    async with transport.serve("w", count_up) as address:
-        num_before = unauthenticated.num_messages
-        async with raw_connection(address) as (reader, writer), within(SOON_S):
-            writer.write(noise)
-            await reader.read()
-        assert unauthenticated.num_messages == num_before + 1
-        assert await tokens(transport.call(address, a_request(2))) == [0, 1]
-    await transport.close()
-
-
-@pytest.mark.parametrize("version", [frames.VERSION, frames.VERSION + 1])
-async def test_a_caller_without_the_workers_name_is_not_told_it(version: int) -> None:
-    transport = TcpTransport()
-    async with transport.serve("w", count_up) as address:
-        name = address.rpartition("/")[2]
-        assert "." in name
-        num_before = unauthenticated.num_messages
-        async with raw_connection(address) as (reader, writer), within(SOON_S):
-            hello = msgspec.msgpack.encode((0, [frames.Hello(version, "w.guess")]))
-            writer.write(frames.with_length(hello))
-            told = await reader.read()
-        assert unauthenticated.num_messages == num_before + 1
-        assert name.encode() not in told
-        assert name.rpartition(".")[2].encode() not in told
-    await transport.close()
-    assert (b"protocol version" if version != frames.VERSION else b"another name") in told
-
-
-async def test_a_silent_caller_is_told_nothing() -> None:
-    transport = TcpTransport(liveness_s=1.0)
-    async with transport.serve("w", count_up) as address:
-        async with raw_connection(address) as (reader, _):
-            with pytest.raises(TimeoutError):
-                await asyncio.wait_for(reader.read(1), 1.0)  # several heartbeats long
-        assert await tokens(transport.call(address, a_request(2))) == [0, 1]
-    await transport.close()
-
-
-async def test_only_a_hello_is_read_from_an_unknown_caller() -> None:
-    transport = TcpTransport()
-    async with transport.serve("w", count_up) as address:
-        async with raw_connection(address) as (reader, writer), within(SOON_S):
-            writer.write((frames.MAX_HELLO_BYTES + 1).to_bytes(4, "big"))
-            await reader.read()  # it has closed the connection
-        long = a_request(2, token_ids=[1] * 100_000)
-        assert await tokens(transport.call(address, long)) == [0, 1]
-    await transport.close()
-
-
-async def test_a_peer_that_does_not_read_fills_no_memory() -> None:
-    num_made_bytes = 0
-
-    async def flood(_: Request) -> AsyncGenerator[Reply, None]:
-        nonlocal num_made_bytes
-        while True:
-            num_made_bytes += 100_000
-            yield TokenChunk(token_ids=(1,) * 100_000)
-            await asyncio.sleep(0)  # let other tasks run
-
-    transport = TcpTransport()
-    async with transport.serve("w", flood) as address:
-        hello = frames.Hello(frames.VERSION, address.rpartition("/")[2])
-        opens = [frames.Open(number, a_request()) for number in range(20)]
-        credits_ = [frames.Credit(number, 1_000_000) for number in range(20)]
-        async with raw_connection(address) as (_, writer):
-            for number, envelopes in enumerate(([hello], [*opens, *credits_])):
-                writer.write(frames.with_length(msgspec.msgpack.encode((number, envelopes))))
-            num_before = -1
-            while num_before != num_made_bytes:
-                num_before = num_made_bytes
-                await asyncio.sleep(0.2)  # a message that does not come has no event
-        assert 0 < num_made_bytes < 64 * 1024 * 1024
-    await transport.close()
