@@ -24,6 +24,7 @@ from baton.telemetry import unauthenticated
 from tests.alive import Newborn
 from tests.conftest import LaunchServer, ServerProcess, free_port
 from tests.planes import Endless, Plane, a_request, count_up, tokens
+from tests.tcp_balancer import TcpBalancer
 from tests.waiting import PATIENCE_S, scaled, until
 
 LIVENESS_S = scaled(1.0)
@@ -297,38 +298,8 @@ async def test_a_worker_without_a_server_closes_its_generators_at_once(own_nats:
             await running.aclose()
 
 
-@contextlib.asynccontextmanager
-async def relayed(url: str) -> AsyncIterator[tuple[str, asyncio.Event]]:
-    """The URL of a relay to this server, and an event after which it takes nothing more on its connections;
-    new ones work.
-    """
-    is_cut, is_over = asyncio.Event(), asyncio.Event()
-    serving: set[asyncio.Task[None] | None] = set()
-
-    async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, is_new: bool) -> None:
-        while (is_new or not is_cut.is_set()) and (data := await reader.read(4096)):
-            writer.write(data)
-            await writer.drain()
-
-    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        serving.add(asyncio.current_task())
-        is_new = is_cut.is_set()
-        there = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
-        ways = ((reader, there[1]), (there[0], writer))
-        copying = [asyncio.ensure_future(pass_on(*way, is_new=is_new)) for way in ways]
-        await is_over.wait()
-        for (_, to), task in zip(ways, copying, strict=True):
-            to.close()
-            task.cancel()
-        await asyncio.gather(*copying, return_exceptions=True)
-
-    server = await asyncio.start_server(connected, "127.0.0.1", limit=4096)
-    try:
-        yield f"nats://127.0.0.1:{server.sockets[0].getsockname()[1]}", is_cut
-    finally:
-        server.close()
-        is_over.set()
-        await asyncio.gather(*filter(None, serving))
+def relay_to(url: str) -> TcpBalancer:
+    return TcpBalancer(int(url.rpartition(":")[2]))
 
 
 @pytest.mark.loops("asyncio", "uvloop")
@@ -338,12 +309,13 @@ async def test_a_process_that_is_cut_off_with_unsent_data_connects_again(nats_se
             yield TokenChunk(token_ids=(1,) * 100_000)
             await asyncio.sleep(0)  # let other tasks run
 
-    async with Plane("nats", nats_server).ends() as (caller, _), relayed(nats_server) as (url, is_cut):
-        worker = NatsTransport(url)
+    relay = relay_to(nats_server)
+    async with Plane("nats", nats_server).ends() as (caller, _), relay.listening() as port:
+        worker = NatsTransport(f"nats://127.0.0.1:{port}")
         async with worker.serve("w", lambda r: count_up(r) if r == a_request() else flood(r)) as address:
             running = caller.call(address, a_request(2))
             await anext(running)
-            is_cut.set()
+            relay.cut()
             with pytest.raises(WorkerLost):
                 await tokens(running)
             async with asyncio.timeout(scaled(15)):
@@ -352,13 +324,12 @@ async def test_a_process_that_is_cut_off_with_unsent_data_connects_again(nats_se
 
 
 async def test_an_idle_process_that_is_cut_off_connects_again(nats_server: str) -> None:
-    async with (
-        Plane("nats", nats_server).ends(liveness_s=scaled(1.0)) as (caller, _),
-        relayed(nats_server) as (url, is_cut),
-    ):
-        worker = NatsTransport(url)
+    relay = relay_to(nats_server)
+    ends = Plane("nats", nats_server).ends(liveness_s=scaled(1.0))
+    async with ends as (caller, _), relay.listening() as port:
+        worker = NatsTransport(f"nats://127.0.0.1:{port}")
         async with worker.serve("w", count_up) as address:
-            is_cut.set()
+            relay.cut()
             with contextlib.suppress(WorkerLost):
                 while True:  # until what the relay had begun to read is through
                     await tokens(caller.call(address, a_request()))

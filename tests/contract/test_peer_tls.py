@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -23,6 +24,7 @@ from baton.tls import CredentialError
 from tests.certificates import Authority
 from tests.clock import jumping
 from tests.planes import Endless, a_request, count_up, tokens
+from tests.tcp_balancer import TcpBalancer
 from tests.waiting import PATIENCE_S, until
 
 
@@ -60,6 +62,10 @@ async def serving(tls: PeerTls | None) -> AsyncIterator[str]:
     async with asyncio.timeout(PATIENCE_S), worker.serve("w", count_up) as address:
         yield address
     await worker.close()
+
+
+def port_of(address: str) -> int:
+    return urlsplit(address).port or 0
 
 
 async def refusal(address: str, tls: PeerTls | None) -> str:
@@ -111,43 +117,20 @@ async def test_a_caller_of_another_authority_is_refused_by_name_while_streams_go
     await worker.close()
 
 
-@contextlib.asynccontextmanager
-async def relayed(address: str, ends: list[asyncio.StreamWriter]) -> AsyncIterator[str]:
-    """The address of a relay to this worker; `ends` gets both ends of each connection."""
-    port = address.split(":")[2].partition("/")[0]
-
-    async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(ConnectionError):
-            while data := await reader.read(4096):
-                writer.write(data)
-
-    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        there = await asyncio.open_connection("127.0.0.1", int(port))
-        ends.extend((writer, there[1]))
-        await asyncio.gather(pass_on(reader, there[1]), pass_on(there[0], writer))
-
-    async with await asyncio.start_server(connected, "127.0.0.1", 0) as server:
-        yield address.replace(port, str(server.sockets[0].getsockname()[1]))
-
-
 async def test_a_worker_that_was_heard_before_the_connection_broke_is_lost_and_still_trusted(
     ours: Authority,
 ) -> None:
     endless, caller, worker = Endless(), TcpTransport(tls=ours.peer()), TcpTransport(tls=ours.peer())
-    ends: list[asyncio.StreamWriter] = []
-    async with (
-        asyncio.timeout(PATIENCE_S),
-        worker.serve("w", endless.answer) as address,
-        relayed(address, ends) as relay,
-    ):
-        running = caller.call(relay, a_request())
-        await anext(running)
-        for end in ends:
-            end.transport.abort()
-        with pytest.raises(WorkerLost) as lost:
+    async with asyncio.timeout(PATIENCE_S), worker.serve("w", endless.answer) as address:
+        relay = TcpBalancer(port := port_of(address))
+        async with relay.listening() as own_port:
+            running = caller.call(address.replace(f":{port}/", f":{own_port}/"), a_request())
             await anext(running)
-        assert not isinstance(lost.value, PeerDistrusted)
-        await endless.closed.wait()
+            relay.abort()
+            with pytest.raises(WorkerLost) as lost:
+                await anext(running)
+            assert not isinstance(lost.value, PeerDistrusted)
+            await endless.closed.wait()
     await caller.close()
     await worker.close()
 
@@ -159,7 +142,7 @@ async def test_a_peer_without_a_certificate_gets_nothing_and_is_counted(
     context = ours.client()
     context.minimum_version = context.maximum_version = version
     async with serving(ours.peer()) as address:
-        port = int(address.split(":")[2].partition("/")[0])
+        port = port_of(address)
         num_before = unauthenticated.num_messages
         with contextlib.suppress(ConnectionError):
             reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
@@ -174,7 +157,7 @@ async def test_a_plain_peer_is_disconnected_and_counted(
     ours: Authority, log: pytest.LogCaptureFixture
 ) -> None:
     async with serving(ours.peer()) as address:
-        port = int(address.split(":")[2].partition("/")[0])
+        port = port_of(address)
         num_before = unauthenticated.num_messages
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"GET / HTTP/1.1\r\n\r\n")
@@ -189,7 +172,7 @@ async def test_a_handshake_ends_after_ten_seconds_and_holds_up_no_end(ours: Auth
     loop = asyncio.get_running_loop()
     tls = ours.peer()
     async with serving(tls) as address:
-        host, port = "127.0.0.1", int(address.split(":")[2].partition("/")[0])
+        host, port = "127.0.0.1", port_of(address)
         reader, writer = await asyncio.open_connection(host, port)
         began_s = loop.time()
         assert await reader.read() == b""

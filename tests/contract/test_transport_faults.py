@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -20,6 +21,7 @@ from baton.transport import Transport
 from tests.certificates import Authority
 from tests.conftest import ServerProcess, free_port
 from tests.planes import Endless, Plane, a_request, count_up, tokens
+from tests.tcp_balancer import TcpBalancer
 from tests.waiting import PATIENCE_S, scaled, signal_process
 
 SOON_S = scaled(1.0)
@@ -224,40 +226,18 @@ async def test_a_port_that_takes_connections_and_says_nothing_is_a_lost_worker()
             await transport.close()
 
 
-@contextlib.asynccontextmanager
-async def relay(address: str) -> AsyncIterator[tuple[str, asyncio.Event]]:
-    """The address of a relay to this worker, and an event after which it keeps all that it receives."""
-    target, _, worker = address.removeprefix("tcp://").partition("/")
-    host, _, port = target.partition(":")
-    is_cut = asyncio.Event()
-
-    async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.closing(writer):
-            while data := await reader.read(65_536):
-                if not is_cut.is_set():
-                    writer.write(data)
-
-    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        worker_reader, worker_writer = await asyncio.open_connection(host, int(port))
-        await asyncio.gather(
-            pass_on(reader, worker_writer), pass_on(worker_reader, writer), return_exceptions=True
-        )
-
-    async with await asyncio.start_server(connected, "127.0.0.1") as server:
-        own_port = server.sockets[0].getsockname()[1]
-        yield f"tcp://127.0.0.1:{own_port}/{worker}", is_cut
-
-
 async def test_a_worker_that_is_cut_off_is_lost_within_two_seconds_and_keeps_its_caller_longer() -> None:
     endless = Endless()
     caller, worker = TcpTransport(), TcpTransport()  # with the default liveness
-    async with worker.serve("w", endless.answer) as address, relay(address) as (relayed, is_cut):
-        call = caller.call(relayed, a_request())
-        await anext(call)
-        is_cut.set()
-        async with within(scaled(2.5)):
-            with pytest.raises(WorkerLost, match="does not respond"):
-                await anext(call)
-        assert not endless.closed.is_set()
-        await caller.close()
+    async with worker.serve("w", endless.answer) as address:
+        relay = TcpBalancer(port := urlsplit(address).port or 0)
+        async with relay.listening() as own_port:
+            call = caller.call(address.replace(f":{port}/", f":{own_port}/"), a_request())
+            await anext(call)
+            relay.cut()
+            async with within(scaled(2.5)):
+                with pytest.raises(WorkerLost, match="does not respond"):
+                    await anext(call)
+            assert not endless.closed.is_set()
+            await caller.close()
     await worker.close()
