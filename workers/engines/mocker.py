@@ -6,7 +6,7 @@ import math
 import random
 import zlib
 from array import array
-from collections.abc import AsyncGenerator, Coroutine, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from baton.messages import (
 )
 from workers.engine import EngineInfo
 from workers.engines.prefixes import HeldPrefixes
-from workers.engines.script import PlannedAnswer, Script, log_prompt, read_vocabulary
+from workers.engines.script import Script, log_prompt, read_vocabulary
 from workers.kv.memory import host_memory
 from workers.kv.transceiver import CacheTransceiver, Ticket
 from workers.settings import require
@@ -95,6 +95,15 @@ class SharedRate:
             await asyncio.sleep(self._free_s - now_s())
 
 
+@dataclasses.dataclass(frozen=True)
+class PlannedAnswer:
+    """A request's answer: `token` gives the id at a position."""
+
+    token: Callable[[int], int]
+    num_tokens: int
+    finish_reason: FinishReason
+
+
 _HEADER = "<|channel|>final<|message|>"  # of every answer
 _BLOCK = 16
 _HUNG_S = 0.05
@@ -141,7 +150,7 @@ class MockerEngine:
         path = self._model_path / "tokenizer.json"
         vocabulary, self._header, self._words = await asyncio.to_thread(read_vocabulary, path)
         if self._settings.script is not None:
-            self._script = Script.load(Path(self._settings.script), vocabulary)
+            self._script = Script(Path(self._settings.script), vocabulary)
         await self._transceiver.start()
         self._is_running = True
         return EngineInfo(
@@ -198,7 +207,7 @@ class MockerEngine:
             answer = self._answer(request)
             loop, generated = asyncio.get_running_loop(), []
             usage: Usage | None = _usage(request, spared, request.num_generated + 1)
-            for token_id in answer.tokens(request.num_generated, answer.num_tokens - 1):
+            for token_id in map(answer.token, range(request.num_generated, answer.num_tokens - 1)):
                 self._figures["num_generated_tokens"] += 1
                 generated.append(token_id)
                 yield TokenChunk((token_id,), None, usage)
@@ -305,10 +314,19 @@ class MockerEngine:
         limit = min(request.sampling.max_tokens, self._settings.max_seq_len - num_prompt)
         scripted = () if self._script is None else self._script.answer(request.token_ids[:num_prompt])
         if scripted:
-            finish_reason: FinishReason = "stop" if len(scripted) <= limit else "length"
-            return PlannedAnswer(scripted[:limit], (), 0, min(limit, len(scripted)), finish_reason)
-        start = int.from_bytes(_checksum(request), "big") + request.sampling.choice
-        return PlannedAnswer(self._header, self._words, start, limit, "length")
+            is_whole = len(scripted) <= limit
+            return PlannedAnswer(
+                scripted.__getitem__, min(limit, len(scripted)), "stop" if is_whole else "length"
+            )
+        # Four bytes determined by the prompt, without generated tokens.
+        checksum = zlib.crc32(repr((num_prompt, request.token_ids[: min(8, num_prompt)])).encode())
+        start, header, words = checksum + request.sampling.choice, self._header, self._words
+
+        def token(position: int) -> int:
+            is_header = position < len(header)
+            return header[position] if is_header else words[(start + position) % len(words)]
+
+        return PlannedAnswer(token, limit, "length")
 
     def _last_chunk(self, answer: PlannedAnswer, usage: Usage) -> TokenChunk:
         self._figures["num_generated_tokens"] += 1
@@ -358,9 +376,3 @@ def _usage(request: GenerateRequest, spared: tuple[int, int | None], num_tokens:
 
 def _kv(token_ids: Sequence[int]) -> bytearray:
     return bytearray(array("I", token_ids).tobytes())
-
-
-def _checksum(request: GenerateRequest) -> bytes:
-    """Four bytes determined by the prompt, without generated tokens."""
-    num_tokens = request.num_prompt_tokens
-    return zlib.crc32(repr((num_tokens, request.token_ids[: min(8, num_tokens)])).encode()).to_bytes(4, "big")

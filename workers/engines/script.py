@@ -1,15 +1,12 @@
 """Scripts for the mocker: prepared answers, so that agents can run whole sessions without a model."""
 
-import dataclasses
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import msgspec
 import yaml
-
-from baton.messages import FinishReason
 
 _CONTROL = re.compile(r"(<\|\w+\|>)")
 MAX_SCRIPT_BYTES = 4 << 20
@@ -26,36 +23,10 @@ class Scene(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     when: str = ""
 
 
-@dataclasses.dataclass(frozen=True)
-class PlannedAnswer:
-    """Tokens by position: first `header`, then `words` from `start` on, cyclically."""
-
-    header: tuple[int, ...]
-    words: tuple[int, ...]
-    start: int
-    num_tokens: int
-    finish_reason: FinishReason
-
-    def token(self, position: int) -> int:
-        """The token at that position of the answer."""
-        if position < len(self.header):
-            return self.header[position]
-        return self.words[(self.start + position) % len(self.words)]
-
-    def tokens(self, start: int, stop: int) -> Iterator[int]:
-        """The tokens from one position to before another."""
-        return map(self.token, range(start, stop))
-
-
 class Script:
     """Scenes over one vocabulary; the first that matches a prompt is played."""
 
-    def __init__(self, scenes: Iterable[Scene], vocabulary: "Vocabulary") -> None:
-        self._vocabulary = vocabulary
-        self._scenes = [(s.when, [vocabulary.encode(answer) for answer in s.answers]) for s in scenes]
-
-    @classmethod
-    def load(cls, path: Path, vocabulary: "Vocabulary") -> "Script":
+    def __init__(self, path: Path, vocabulary: "Vocabulary") -> None:
         """Read a YAML list of scenes. Raises OSError, or ValueError if it is invalid."""
         raw = path.read_bytes()
         if len(raw) > MAX_SCRIPT_BYTES:
@@ -66,7 +37,8 @@ class Script:
             raise ValueError(f"{path}: not a script: {error}") from error
         if not all(scene.answers for scene in scenes):
             raise ValueError(f"{path}: a scene has no answers")
-        return cls(scenes, vocabulary)
+        self._vocabulary = vocabulary
+        self._scenes = [(s.when, [vocabulary.encode(answer) for answer in s.answers]) for s in scenes]
 
     def answer(self, prompt: Sequence[int]) -> tuple[int, ...]:
         """The answer to a prompt; empty if no scene matches."""
