@@ -125,15 +125,15 @@ class TokenChunk(msgspec.Struct, frozen=True, array_like=True, tag="t"):
 class KvHandoff(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="handoff"):
     """What decode needs to continue from prefill's KV cache.
 
-    Only the engine that wrote `engine_state` reads it. Prefill sampled `first_token`; decode emits it as its
-    own first token. It is NO_TOKEN if TensorRT-LLM tells it to decode only. But if there is a `first_chunk`,
-    the client gets that at once, and decode gets its token as a generated one that follows the
-    `num_prompt_tokens`. The KV stays pinned at the source for `ttl_s`, or until it has moved, or until the
-    prefill call is closed.
+    Only the engine that wrote `engine_state` reads it; its worker adds its id and incarnation. Prefill
+    sampled `first_token`; decode emits it as its own first token. It is NO_TOKEN if TensorRT-LLM sends it to
+    decode only. But if there is a `first_chunk`, the client gets that at once, and decode gets its token as a
+    generated one that follows the `num_prompt_tokens`. The KV stays pinned at the source for `ttl_s`, or
+    until it has moved, or until the prefill call is closed.
     """
 
-    worker_id: str
-    incarnation: str
+    worker_id: str = ""
+    incarnation: str = ""
     first_token: Annotated[int, msgspec.Meta(ge=NO_TOKEN)]
     num_prompt_tokens: int
     ttl_s: float

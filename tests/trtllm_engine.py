@@ -54,7 +54,7 @@ def new_engine(
     loaded = load_trtllm_settings(lib.args, mode, override=override, typed={"model": str(checkpoint)})
     model = read_model_facts(checkpoint)
     adapter = TrtllmAdapter(loaded, lib, model, leave=leave, patience=patience)
-    return LibraryEngine(adapter, model, worker_id="w", incarnation="1")
+    return LibraryEngine(adapter, model)
 
 
 def executor(engine: LibraryEngine) -> Any:

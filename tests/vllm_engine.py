@@ -32,7 +32,7 @@ def new_engine(
     typed = {"model": str(checkpoint)}
     loaded = load_vllm_settings(lib.engine_args, mode, override=json.dumps(CONFIG | config), typed=typed)
     model = read_model_facts(checkpoint)
-    return LibraryEngine(VllmAdapter(loaded, lib, model), model, worker_id=mode, incarnation="1")
+    return LibraryEngine(VllmAdapter(loaded, lib, model), model)
 
 
 @asynccontextmanager

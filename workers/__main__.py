@@ -29,7 +29,7 @@ def main(argv: list[str]) -> int:
         try:
             settings.wires.check()
             complete = with_engine(with_model_folder(parsed))
-            engine, lines = build_engine(complete, identity)
+            engine, lines = build_engine(complete)
             if not settings.check:
                 await settings.wires.check_access()
                 clear(settings.ready_file)

@@ -5,13 +5,13 @@ import logging
 import secrets
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from pathlib import Path
 
 import msgspec
 
 from baton.errors import InvalidRequest
 from baton.messages import (
     GenerateRequest,
+    KvHandoff,
     PrefillFirst,
     Reply,
     Request,
@@ -34,11 +34,12 @@ WITHDRAWAL_SEEN_S = 0.5
 
 
 class Worker:
-    """One engine in one role, as a Transport handler."""
+    """One engine in one role, as a Transport handler. `identity`: the worker's id and incarnation."""
 
-    def __init__(self, engine: Engine, role: Role) -> None:
+    def __init__(self, engine: Engine, role: Role, identity: tuple[str, str]) -> None:
         self._engine = engine
         self._role = role
+        self._worker_id, self._incarnation = identity
         self._num_running = 0
         self._num_prefilling_tokens = 0  # local prefills
         self._idle = asyncio.Event()
@@ -66,10 +67,20 @@ class Worker:
 
     def _run(self, request: GenerateRequest) -> AsyncGenerator[Reply, None]:
         if self._role is Role.PREFILL:
-            return self._engine.prefill(request)
+            return self._prefill(request)
         if request.handoff is None and request.local_prefill_tokens is not None:
             return self._prefill_locally(request, request.local_prefill_tokens)
         return self._engine.decode(request)
+
+    async def _prefill(self, request: GenerateRequest) -> AsyncGenerator[Reply, None]:
+        async with aclosing(self._engine.prefill(request)) as replies:
+            async for reply in replies:
+                if isinstance(reply, KvHandoff):
+                    yield msgspec.structs.replace(
+                        reply, worker_id=self._worker_id, incarnation=self._incarnation
+                    )
+                else:
+                    yield reply
 
     async def _prefill_locally(
         self, request: GenerateRequest, max_tokens: int
@@ -129,13 +140,13 @@ async def run_worker(
 async def _serve(
     settings: WorkerSettings, engine: Engine, info: EngineInfo, identity: tuple[str, str], shutdown: Shutdown
 ) -> int:
-    worker = Worker(engine, settings.role)
+    worker = Worker(engine, settings.role, identity)
     discovery, transport = settings.wires.discovery(), settings.wires.transport()
     try:
         await first_of(needed(settings.wires.plane_name(), transport.reachable()), shutdown.wait())
         if shutdown.asked:
             return 0
-        checkpoint = await _checkpoint(settings.model_path)
+        checkpoint = await asyncio.to_thread(fingerprint, settings.model_path)
         async with transport.serve(identity[0], worker.answer) as address:
             card = _card(settings, info, identity, address, checkpoint)
             joined = stay_registered(
@@ -157,14 +168,6 @@ async def _serve(
     finally:
         await transport.close()
         await discovery.close()
-
-
-async def _checkpoint(model_path: Path) -> str:
-    try:
-        return await asyncio.to_thread(fingerprint, model_path)
-    except OSError as error:
-        log.warning("checkpoint unknown reason=%s", error)
-        return ""
 
 
 def _card(

@@ -73,8 +73,6 @@ def _embedded(checkpoint: Path) -> Build:
             settings,
             model_path=checkpoint,
             role=role,
-            worker_id=role.value,
-            incarnation="1",
             transceiver=choose_transceiver("TCP"),
         )
 
@@ -94,8 +92,6 @@ def _mocker(_: Path) -> Build:
         return MockerEngine(
             settings,
             model_path=Path("models/demo"),
-            worker_id=role.value,
-            incarnation="1",
             transceiver=choose_transceiver("TCP"),
         )
 
@@ -104,7 +100,7 @@ def _mocker(_: Path) -> Build:
 
 def library_engine(adapter: Callable[[ModelFacts], Adapter], checkpoint: Path, role: Role) -> Engine:
     model = read_model_facts(checkpoint)
-    return LibraryEngine(adapter(model), model, worker_id=role.value, incarnation="1")
+    return LibraryEngine(adapter(model), model)
 
 
 def _trtllm(checkpoint: Path) -> Build:

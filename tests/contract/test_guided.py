@@ -41,8 +41,6 @@ def _embedded(role: Role) -> Engine:
         settings,
         model_path=DEMO,
         role=role,
-        worker_id=role.value,
-        incarnation="1",
         transceiver=choose_transceiver("TCP"),
     )
 
@@ -51,8 +49,6 @@ def _mocker(role: Role) -> Engine:
     return MockerEngine(
         MockerSettings(decode_step_ms=1),
         model_path=DEMO,
-        worker_id=role.value,
-        incarnation="1",
         transceiver=choose_transceiver("TCP"),
     )
 

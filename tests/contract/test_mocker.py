@@ -31,8 +31,6 @@ def new_engine(**settings: Any) -> MockerEngine:
     return MockerEngine(
         MockerSettings(**{"prefill_tokens_per_s": 10, "decode_step_ms": 1000, **settings}),
         model_path=Path("models/demo"),
-        worker_id="w",
-        incarnation="1",
         transceiver=choose_transceiver("TCP"),
     )
 
@@ -185,8 +183,6 @@ async def test_a_pull_takes_no_longer_than_the_pin_or_the_request() -> None:
         engine = MockerEngine(
             MockerSettings(),
             model_path=Path("models/demo"),
-            worker_id="d",
-            incarnation="1",
             transceiver=wire,
         )
         await engine.start()

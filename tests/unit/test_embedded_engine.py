@@ -35,9 +35,7 @@ def new_engine(
 ) -> EmbeddedEngine:
     pool = KvCacheSettings(tokens_per_block=tokens_per_block, max_tokens=2048, dtype=kv_dtype)
     settings = EmbeddedSettings(kv_cache_config=pool, **options)
-    return EmbeddedEngine(
-        settings, model_path=checkpoint, role=role, worker_id=role.value, incarnation="1", transceiver=wire
-    )
+    return EmbeddedEngine(settings, model_path=checkpoint, role=role, transceiver=wire)
 
 
 @contextlib.asynccontextmanager

@@ -32,8 +32,6 @@ async def engine(
         EmbeddedSettings(kv_cache_config=pool),
         model_path=checkpoint,
         role=role,
-        worker_id=role.value,
-        incarnation="1",
         transceiver=wire,
     )
     await each.start()

@@ -61,8 +61,6 @@ async def pulling(checkpoint: Path, wire: Wire) -> AsyncIterator[Pulling]:
         SETTINGS,
         model_path=checkpoint,
         role=Role.PREFILL,
-        worker_id="p",
-        incarnation="1",
         transceiver=wire,
     )
     await prefill.start()
@@ -76,7 +74,7 @@ async def pulling(checkpoint: Path, wire: Wire) -> AsyncIterator[Pulling]:
         max_num_tokens=64,
     )
     steps = StepLoop(runner, thread, scheduler, max_calls=4)
-    transfers = Transfers(steps, wire, worker_id="d", incarnation="1", version=VERSIONS, ttl_s=PATIENCE_S)
+    transfers = Transfers(steps, wire, version=VERSIONS, ttl_s=PATIENCE_S)
     steps.start()
     wire.hold.clear()
     async with contextlib.aclosing(prefill.prefill(ask())) as replies:

@@ -3,7 +3,6 @@
 import gc
 import os
 import signal
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,7 @@ def test_no_garbage_is_collected_while_an_engine_is_imported() -> None:
     gc.callbacks.append(lambda phase, _: began.append(phase))
     try:
         gc.set_threshold(1)
-        build_engine(parsed, ("w", "i"))
+        build_engine(parsed)
     finally:
         gc.set_threshold(*before)
         gc.callbacks.pop()
@@ -53,7 +52,7 @@ def test_imports_leave_the_collector_as_it_was() -> None:
 def built(*arguments: str) -> tuple[Any, list[str]]:
     """An engine for the demo model, and the lines of its settings."""
     line = ["--model-path", "models/demo", *arguments]
-    return build_engine(parse(WorkerSettings, line, prog="p", description="d", environ={}), ("w", "i"))
+    return build_engine(parse(WorkerSettings, line, prog="p", description="d", environ={}))
 
 
 def effective(*arguments: str) -> list[str]:
@@ -155,7 +154,7 @@ def test_an_engine_by_default_is_named_with_what_it_refuses(chosen: list[str]) -
     typed = parse(WorkerSettings, line, prog="p", description="d", environ={})
     parsed = with_engine(typed, is_installed=lambda name: name not in {"tensorrt_llm", "vllm"})
     with pytest.raises(SettingsError, match="nope") as refused:
-        build_engine(parsed, ("w", "i"))
+        build_engine(parsed)
     assert ("--engine defaults to embedded here" in str(refused.value)) is not bool(chosen)
 
 
@@ -172,16 +171,6 @@ def test_signals_end_the_process_while_an_engine_loads_and_are_handled_again_the
     assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
 
 
-def test_an_engine_that_loads_in_another_thread_leaves_signals_alone() -> None:
-    def load() -> object:
-        with dying_at_once():
-            return signal.getsignal(signal.SIGTERM)
-
-    before = signal.getsignal(signal.SIGTERM)
-    with ThreadPoolExecutor(1) as other:
-        assert other.submit(load).result() is before
-
-
 @pytest.mark.parametrize(("mode", "is_told"), [("prefill", True), ("agg", False)])
 def test_an_engine_that_moves_kv_without_tls_says_so(
     tmp_path: Path,
@@ -194,5 +183,5 @@ def test_an_engine_that_moves_kv_without_tls_says_so(
         monkeypatch.setenv(name, value)
     line = ["--engine", "trtllm", "--model-path", "models/demo", "--disaggregation-mode", mode]
     line += ["--override-engine-args", '{"cache_transceiver_config": {"backend": "UCX"}}']
-    build_engine(parse(WorkerSettings, line, prog="p", description="d", environ={}), ("w", "i"))
+    build_engine(parse(WorkerSettings, line, prog="p", description="d", environ={}))
     assert ("trtllm moves KV itself, without the TLS of BATON_PEER_CERT" in caplog.text) == is_told

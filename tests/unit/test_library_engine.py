@@ -126,7 +126,7 @@ class Library:
 
 
 async def started(library: Library) -> LibraryEngine:
-    engine = LibraryEngine(library, MODEL, worker_id="p", incarnation="1")
+    engine = LibraryEngine(library, MODEL)
     await engine.start()
     return engine
 
@@ -235,7 +235,7 @@ def invalid() -> Exception:
 async def test_a_failed_load_is_one_line_with_its_place(refusal: Exception, says: str) -> None:
     library = Library()
     library.refusal = refusal
-    engine = LibraryEngine(library, MODEL, worker_id="p", incarnation="1")
+    engine = LibraryEngine(library, MODEL)
     with pytest.raises(NotReady):
         await tokens(engine.decode(ask()))
     with pytest.raises(ValueError, match=says) as failed:
@@ -251,7 +251,7 @@ async def test_a_first_request_that_hangs_or_fails_is_a_failed_start() -> None:
     for first, says in ((asyncio.Event().wait, "TimeoutError"), (fails, "no kernel for this GPU")):
         library = Library()
         library.first = first
-        engine = LibraryEngine(library, MODEL, worker_id="p", incarnation="1")
+        engine = LibraryEngine(library, MODEL)
         with pytest.raises(ValueError, match=says):
             await engine.start()
         assert says in await engine.failed()

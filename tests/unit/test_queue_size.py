@@ -43,4 +43,4 @@ def test_every_engine_refuses_a_queue_of_another_size(engine: str, text: str, tm
     yaml.write_text(text)
     argv = ["--engine", engine, "--extra-engine-args", str(yaml)]
     with pytest.raises(SettingsError, match="max_queue_size"):
-        build_engine(parse(WorkerSettings, argv, prog="p", description="d", environ={}), ("w", "1"))
+        build_engine(parse(WorkerSettings, argv, prog="p", description="d", environ={}))

@@ -43,6 +43,7 @@ REQUEST = GenerateRequest(
     request_id="r", model="m", token_ids=[1], sampling=Sampling(max_tokens=1, seed=0), deadline_s=5
 )
 
+HANDOFF = KvHandoff(first_token=1, num_prompt_tokens=1, ttl_s=9, engine_state=b"")
 LAYOUT = KvLayout(dtype="f", tokens_per_block=2, num_layers=1, num_kv_heads=1, head_dim=1)
 
 
@@ -77,9 +78,7 @@ class ScriptedEngine:
         )
 
     async def prefill(self, request: GenerateRequest) -> AsyncGenerator[KvHandoff | TokenChunk, None]:
-        yield KvHandoff(
-            worker_id="p", incarnation="p", first_token=1, num_prompt_tokens=1, ttl_s=9, engine_state=b""
-        )
+        yield HANDOFF
 
     def num_lacking_tokens(self, request: GenerateRequest) -> int:
         return self.num_lacking
@@ -106,7 +105,7 @@ class ScriptedEngine:
 
 async def test_a_decode_worker_computes_what_it_lacks_up_to_the_limit_at_a_time() -> None:
     engine = ScriptedEngine()
-    worker = Worker(engine, Role.DECODE)
+    worker = Worker(engine, Role.DECODE, ("w1", "i1"))
     local = msgspec.structs.replace(REQUEST, local_prefill_tokens=100)
     engine.num_lacking = 101
     assert [r async for r in worker.answer(local)] == [PrefillFirst(101, is_busy=False)]
@@ -142,19 +141,20 @@ async def test_a_decode_worker_computes_what_it_lacks_up_to_the_limit_at_a_time(
 async def test_with_a_handoff_or_without_a_limit_any_prompt_is_decoded() -> None:
     engine = ScriptedEngine()
     engine.num_lacking = 10**6
-    worker = Worker(engine, Role.DECODE)
-    handoff = KvHandoff(
-        worker_id="p", incarnation="p", first_token=1, num_prompt_tokens=1, ttl_s=9, engine_state=b""
-    )
-    handed = msgspec.structs.replace(REQUEST, local_prefill_tokens=0, handoff=handoff)
+    worker = Worker(engine, Role.DECODE, ("w1", "i1"))
+    handed = msgspec.structs.replace(REQUEST, local_prefill_tokens=0, handoff=HANDOFF)
     for request in (REQUEST, handed):
         async with aclosing(worker.answer(request)) as replies:
             assert isinstance(await anext(replies), TokenChunk)
 
 
 async def test_each_role_runs_its_half_and_both_tell_their_figures() -> None:
-    prefill, decode = Worker(ScriptedEngine(), Role.PREFILL), Worker(ScriptedEngine(), Role.DECODE)
-    assert isinstance(await anext(prefill.answer(REQUEST)), KvHandoff)
+    prefill, decode = (
+        Worker(ScriptedEngine(), Role.PREFILL, ("w1", "i1")),
+        Worker(ScriptedEngine(), Role.DECODE, ("w1", "i1")),
+    )
+    identified = msgspec.structs.replace(HANDOFF, worker_id="w1", incarnation="i1")
+    assert await anext(prefill.answer(REQUEST)) == identified
     assert isinstance(await anext(decode.answer(REQUEST)), TokenChunk)
     unauthenticated.note("a test")
     told = WorkerStats(num_running=7, num_strange_messages=unauthenticated.num_messages)
@@ -167,7 +167,7 @@ async def test_each_role_runs_its_half_and_both_tell_their_figures() -> None:
 async def test_closing_an_answer_closes_the_engines_generator() -> None:
     engine = ScriptedEngine()
     with none_abandoned():
-        async with aclosing(Worker(engine, Role.DECODE).answer(REQUEST)) as answer:
+        async with aclosing(Worker(engine, Role.DECODE, ("w1", "i1")).answer(REQUEST)) as answer:
             await anext(answer)
         assert engine.num_closed == 1
 
@@ -175,7 +175,7 @@ async def test_closing_an_answer_closes_the_engines_generator() -> None:
 @jumping
 async def test_draining_serves_those_who_have_not_seen_the_withdrawal_yet() -> None:
     engine = ScriptedEngine()
-    worker = Worker(engine, Role.DECODE)
+    worker = Worker(engine, Role.DECODE, ("w1", "i1"))
     loop = asyncio.get_running_loop()
     began_s = loop.time()
     draining = asyncio.create_task(worker.drained(10))
@@ -192,7 +192,7 @@ async def test_draining_serves_those_who_have_not_seen_the_withdrawal_yet() -> N
 
 @jumping
 async def test_draining_gives_up_after_its_time() -> None:
-    worker = Worker(ScriptedEngine(), Role.DECODE)
+    worker = Worker(ScriptedEngine(), Role.DECODE, ("w1", "i1"))
     first, second = worker.answer(REQUEST), worker.answer(REQUEST)
     await anext(first)
     await anext(second)

@@ -1,7 +1,6 @@
 """Builds the engine that the settings select; imports nothing of the others."""
 
 import dataclasses
-import functools
 import gc
 import importlib.util
 import logging
@@ -13,7 +12,6 @@ from baton.flags import Parsed
 from baton.peer_tls import CERT
 from workers.engine import Engine
 from workers.engines.embedded.settings import EmbeddedSettings
-from workers.engines.library.adapter import Adapter
 from workers.engines.library.engine import LibraryEngine
 from workers.engines.library.model_facts import ModelFacts, read_model_facts
 from workers.engines.mocker import MockerSettings
@@ -38,7 +36,7 @@ def importing() -> Iterator[None]:
             gc.enable()
 
 
-def build_engine(parsed: Parsed[WorkerSettings], identity: tuple[str, str]) -> tuple[Engine, list[str]]:
+def build_engine(parsed: Parsed[WorkerSettings]) -> tuple[Engine, list[str]]:
     """The engine, not started, and its effective settings as `key=value (source)` lines.
 
     Raises SettingsError with one line for the user: invalid YAML, missing model folder, engine not installed.
@@ -51,7 +49,7 @@ def build_engine(parsed: Parsed[WorkerSettings], identity: tuple[str, str]) -> t
     assert settings.engine is not None  # set by `with_engine`
     try:
         with importing():
-            return _BUILDERS[settings.engine](parsed, identity)
+            return _BUILDERS[settings.engine](parsed)
     except SettingsError as error:
         if parsed.typed("engine"):
             raise
@@ -75,7 +73,7 @@ def given_settings(parsed: Parsed[WorkerSettings]) -> Given:
             return load_settings(MockerSettings if engine == "mocker" else EmbeddedSettings, **given).given
 
 
-def _embedded(parsed: Parsed[WorkerSettings], identity: tuple[str, str]) -> tuple[Engine, list[str]]:
+def _embedded(parsed: Parsed[WorkerSettings]) -> tuple[Engine, list[str]]:
     try:
         from workers.engines.embedded.engine import EmbeddedEngine
     except ImportError as error:
@@ -99,14 +97,12 @@ def _embedded(parsed: Parsed[WorkerSettings], identity: tuple[str, str]) -> tupl
         loaded.settings,
         model_path=settings.model_path,
         role=settings.role,
-        worker_id=identity[0],
-        incarnation=identity[1],
         transceiver=transceiver,
     )
     return engine, loaded.lines()
 
 
-def _mocker(parsed: Parsed[WorkerSettings], identity: tuple[str, str]) -> tuple[Engine, list[str]]:
+def _mocker(parsed: Parsed[WorkerSettings]) -> tuple[Engine, list[str]]:
     from workers.engines.mocker import MockerEngine
     from workers.kv.transceiver import choose_transceiver
 
@@ -115,48 +111,42 @@ def _mocker(parsed: Parsed[WorkerSettings], identity: tuple[str, str]) -> tuple[
     engine = MockerEngine(
         loaded.settings,
         model_path=settings.model_path,
-        worker_id=identity[0],
-        incarnation=identity[1],
         transceiver=choose_transceiver("TCP", host=settings.wires.address(), tls=settings.wires.tls()),
     )
     return engine, loaded.lines()
 
 
-def _trtllm(parsed: Parsed[WorkerSettings], identity: tuple[str, str]) -> tuple[Engine, list[str]]:
+def _trtllm(parsed: Parsed[WorkerSettings]) -> tuple[Engine, list[str]]:
     from workers.engines.trtllm.adapter import TrtllmAdapter
     from workers.engines.trtllm.library import load_library
 
-    settings = parsed.settings
-    lib = load_library(settings.disaggregation_mode)
-    loaded = load_trtllm_settings(
-        lib.args, settings.disaggregation_mode, **_given(parsed, model=str(settings.model_path))
-    )
-    return _of_library(functools.partial(TrtllmAdapter, loaded, lib), settings, identity), loaded.lines()
+    settings, mode = parsed.settings, parsed.settings.disaggregation_mode
+    lib = load_library(mode)
+    loaded = load_trtllm_settings(lib.args, mode, **_given(parsed, model=str(settings.model_path)))
+    model = _model_of(settings)
+    return LibraryEngine(TrtllmAdapter(loaded, lib, model), model), loaded.lines()
 
 
-def _vllm(parsed: Parsed[WorkerSettings], identity: tuple[str, str]) -> tuple[Engine, list[str]]:
+def _vllm(parsed: Parsed[WorkerSettings]) -> tuple[Engine, list[str]]:
     from workers.engines.vllm.adapter import VllmAdapter
     from workers.engines.vllm.library import load_library
 
-    settings = parsed.settings
-    lib = load_library(settings.wires.address(), settings.disaggregation_mode)
+    settings, mode = parsed.settings, parsed.settings.disaggregation_mode
+    lib = load_library(settings.wires.address(), mode)
     given = _given(parsed, model=str(settings.model_path.absolute()))
-    loaded = load_vllm_settings(lib.engine_args, settings.disaggregation_mode, **given)
-    return _of_library(functools.partial(VllmAdapter, loaded, lib), settings, identity), loaded.lines()
+    loaded = load_vllm_settings(lib.engine_args, mode, **given)
+    model = _model_of(settings)
+    return LibraryEngine(VllmAdapter(loaded, lib, model), model), loaded.lines()
 
 
-def _of_library(
-    adapter: Callable[[ModelFacts], Adapter], settings: WorkerSettings, identity: tuple[str, str]
-) -> Engine:
-    """A third-party engine. Raises SettingsError if the model folder is invalid."""
+def _model_of(settings: WorkerSettings) -> ModelFacts:
+    """A third-party engine's model. Raises SettingsError if its folder is invalid."""
     if settings.disaggregation_mode != "agg" and settings.wires.tls() is not None:
         log.warning("kv=plain: %s moves KV itself, without the TLS of %s", settings.engine, CERT)
-    worker_id, incarnation = identity
     try:
-        model = read_model_facts(settings.model_path)
+        return read_model_facts(settings.model_path)
     except (OSError, ValueError) as error:
         raise SettingsError(f"--model-path {settings.model_path}: {error}") from error
-    return LibraryEngine(adapter(model), model, worker_id=worker_id, incarnation=incarnation)
 
 
 def _given(parsed: Parsed[WorkerSettings], **more: str) -> dict[str, Any]:
@@ -168,7 +158,7 @@ def _given(parsed: Parsed[WorkerSettings], **more: str) -> dict[str, Any]:
     }
 
 
-_BUILDERS: dict[str, Callable[[Parsed[WorkerSettings], tuple[str, str]], tuple[Engine, list[str]]]] = {
+_BUILDERS: dict[EngineName, Callable[[Parsed[WorkerSettings]], tuple[Engine, list[str]]]] = {
     "embedded": _embedded,
     "mocker": _mocker,
     "trtllm": _trtllm,

@@ -127,12 +127,9 @@ class MockerEngine:
         settings: MockerSettings,
         *,
         model_path: Path,
-        worker_id: str,
-        incarnation: str,
         transceiver: CacheTransceiver,
     ) -> None:
         self._settings, self._model_path = settings, model_path
-        self._worker_id, self._incarnation = worker_id, incarnation
         self._transceiver = transceiver
         self._jitter = random.Random(settings.seed)  # noqa: S311  not for secrets
         self._script: Script | None = None
@@ -179,8 +176,6 @@ class MockerEngine:
             self._figures["kv_pinned_blocks"] += 1
             try:
                 yield KvHandoff(
-                    worker_id=self._worker_id,
-                    incarnation=self._incarnation,
                     first_token=first.token_ids[0],
                     num_prompt_tokens=request.num_prompt_tokens,
                     ttl_s=ttl_s,

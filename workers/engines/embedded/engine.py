@@ -22,9 +22,9 @@ from workers.kv.transceiver import CacheTransceiver
 class EmbeddedEngine:
     """Continuous batching, prefill in pieces and paged KV on a CPU or one GPU.
 
-    `worker_id` and `incarnation` go into handoffs. A prefill worker needs a `transceiver`, which the engine
-    starts and closes. A request gives the same tokens alone or batched, chunked or not, prefilled here or
-    elsewhere: exactly in float32, up to rounding in bfloat16.
+    A prefill worker needs a `transceiver`, which the engine starts and closes. A request gives the same
+    tokens alone or batched, chunked or not, prefilled here or elsewhere: exactly in float32, up to rounding
+    in bfloat16.
     """
 
     def __init__(
@@ -33,16 +33,12 @@ class EmbeddedEngine:
         *,
         model_path: Path,
         role: Role,
-        worker_id: str,
-        incarnation: str,
         transceiver: CacheTransceiver | None,
     ) -> None:
         if role is Role.PREFILL and transceiver is None:
             raise ValueError("a prefill worker needs a transceiver: set cache_transceiver_config")
         self._settings = settings
         self._model_path = model_path
-        self._worker_id = worker_id
-        self._incarnation = incarnation
         self._transceiver = transceiver
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="embedded-compute")
         self._steps: StepLoop | None = None
@@ -65,8 +61,6 @@ class EmbeddedEngine:
             self._transfers = Transfers(
                 steps,
                 self._transceiver,
-                worker_id=self._worker_id,
-                incarnation=self._incarnation,
                 version=VERSIONS,
                 ttl_s=self._settings.cache_transceiver_config.kv_transfer_timeout_ms / 1000,
             )

@@ -30,8 +30,6 @@ class Transfers:
         steps: StepLoop,
         transceiver: CacheTransceiver,
         *,
-        worker_id: str,
-        incarnation: str,
         version: str,
         ttl_s: float,
     ) -> None:
@@ -41,8 +39,6 @@ class Transfers:
         self.move_s = 0.0
         self._steps = steps
         self._transceiver = transceiver
-        self._worker_id = worker_id
-        self._incarnation = incarnation
         self._version = version
         self._ttl_s = ttl_s
 
@@ -103,8 +99,6 @@ class Transfers:
             num_cached_tokens=call.sequence.num_cached,
         )
         return KvHandoff(
-            worker_id=self._worker_id,
-            incarnation=self._incarnation,
             first_token=first.token_ids[0],
             num_prompt_tokens=call.sequence.num_computed,
             ttl_s=ttl_s,

@@ -104,12 +104,11 @@ class LibraryEngine:
       still occupies its slot.
     """
 
-    def __init__(self, adapter: Adapter, model: ModelFacts, *, worker_id: str, incarnation: str) -> None:
+    def __init__(self, adapter: Adapter, model: ModelFacts) -> None:
         self.adapter = adapter
         self._model = model
         self._info = EngineInfo(name="", version=adapter.version, context_length=0)
         self._keep_s = 0.0
-        self._identity = worker_id, incarnation
         self._held = HeldPrefixes(_HELD_BLOCK, 0)
         self._calls: set[Call] = set()
         self._numbers = itertools.count(1)
@@ -324,8 +323,6 @@ class LibraryEngine:
             params=call.kept.params,
         )
         return KvHandoff(
-            worker_id=self._identity[0],
-            incarnation=self._identity[1],
             first_token=first.token_ids[0] if first.token_ids else NO_TOKEN,  # decode yields it, too
             num_prompt_tokens=len(call.request.token_ids),
             ttl_s=max(0.0, min(self._keep_s, left_s)),

@@ -233,8 +233,6 @@ class Executor:
             settings,
             model_path=Path(args.model),
             role=Role.DECODE,
-            worker_id="double",
-            incarnation="double",
             transceiver=choose_transceiver("TCP") if config is not None and config.backend else None,
         )
 

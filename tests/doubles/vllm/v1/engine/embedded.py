@@ -68,7 +68,5 @@ def embedded_engine(config: Any) -> "EmbeddedEngine":
         settings,
         model_path=Path(config.args.model),
         role=Role.DECODE,
-        worker_id="double",
-        incarnation="double",
         transceiver=choose_transceiver("TCP") if config.kv_transfer_config is not None else None,
     )
