@@ -130,7 +130,6 @@ async def test_an_unpulled_pin_expires_with_its_offer(checkpoint: Path) -> None:
         replies = prefill.prefill(ask())
         handoff = await anext(replies)
         assert isinstance(handoff, KvHandoff)
-        assert (handoff.worker_id, handoff.incarnation) == ("prefill", "1")
         assert handoff.ttl_s == pytest.approx(0.05)
         stats = prefill.stats()
         assert (stats.kv_used_blocks, stats.kv_pinned_blocks, stats.kv_cached_blocks) == (0, 5, 0)
