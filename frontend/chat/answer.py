@@ -192,7 +192,8 @@ class MessageWriter(ChoiceWriter):
             match delta:
                 case TextDelta():
                     texts.append(self._separated(delta))
-                    logprobs += self._logprobs(delta)
+                    if self.choice.logprobs is not None:
+                        logprobs += self._logprobs(delta)
                 case ReasoningDelta() if self._gives_reasoning:
                     reasonings.append(self._separated(delta))
                 case ToolCallStart():

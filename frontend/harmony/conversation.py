@@ -53,11 +53,10 @@ class Tool(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Namespace(msgspec.Struct, frozen=True, kw_only=True):
-    """A group of tools other than `functions`; `path` is the field that defines it."""
+    """A group of tools other than `functions`."""
 
     name: str
     description: str | None = None
-    path: str = "tools"
 
 
 class ToolCall(msgspec.Struct, frozen=True, kw_only=True):

@@ -235,7 +235,7 @@ def _tools(
         yield _tool(tool, path, namespace)
     elif kind == "namespace" and is_outer:
         name = required(tool.name, f"{path}.name")
-        offered.namespaces.append(Namespace(name=name, description=tool.description, path=path))
+        offered.namespaces.append(Namespace(name=name, description=tool.description))
         for j, inner in enumerate(tool.tools or ()):
             yield from _tools(inner, f"{path}.tools[{j}]", offered, name)
     elif is_hosted:

@@ -41,16 +41,16 @@ class Seal:
     def close(self, text: str) -> str:
         """The text as an opaque signed string, which `open` reads."""
         data = base64.urlsafe_b64encode(zlib.compress(text.encode())).decode()
-        return f"{self._prefix}{self._mac(data.encode())}.{data}"
+        return f"{self.sign(data)}.{data}"
 
     def open(self, sealed: str) -> str | None:
         """The text, or None if it was sealed with another key. Raises Changed."""
         if not sealed.startswith(self._prefix):
             return None
-        mac, _, data = sealed.removeprefix(self._prefix).partition(".")
-        if not hmac.compare_digest(mac, self._mac(data.encode())):
-            raise Changed
+        signature, _, data = sealed.rpartition(".")
         try:
+            if not self.is_ours(data, signature):
+                raise Changed
             inflate = zlib.decompressobj()
             return inflate.decompress(base64.urlsafe_b64decode(data), _MAX_BYTES).decode()
         except (ValueError, zlib.error) as error:  # `sign` was given it as a text

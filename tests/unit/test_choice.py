@@ -1,12 +1,13 @@
-"""One choice of an answer: the same however its tokens come together, up to where it is stopped."""
+"""One choice, parsed or raw: the same however its tokens are split, up to where it is stopped."""
 
 from collections.abc import Sequence
 from itertools import islice
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
-from baton.messages import Sampling, TokenChunk, TokenLogprob
+from baton.messages import FinishReason, GenerateRequest, Sampling, TokenChunk, TokenLogprob, Usage
 from frontend.harmony.conversation import (
     Delta,
     ReasoningDelta,
@@ -15,6 +16,7 @@ from frontend.harmony.conversation import (
     ToolCallStart,
 )
 from frontend.harmony.parse import HarmonyParser
+from frontend.http.chunks import UsageBody
 from frontend.turn.choice import Choice, RawText
 from tests.scripted_frontend import TOKENIZER
 from tests.scripted_workers import request
@@ -23,6 +25,10 @@ THINK = "<|channel|>analysis<|message|>Let me think.<|end|><|start|>assistant"
 CALL = '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"x": 1}<|call|>'
 ANSWER = THINK + "<|channel|>final<|message|>Hello, world. And more.<|return|>"
 TWO_CALLS = THINK + CALL + "<|start|>assistant" + CALL
+
+
+def sampled(**fields: Any) -> GenerateRequest:
+    return replace(request(), sampling=Sampling(max_tokens=99, seed=0, **fields))
 
 
 def choice_of(*stop_strings: str, max_calls: int | None = None) -> Choice:
@@ -63,7 +69,7 @@ def shown(deltas: Sequence[Delta]) -> tuple[str, str, str]:
         (TWO_CALLS, ("", "Let me think.", ' f:{"x": 1} f:{"x": 1}')),
     ],
 )
-def test_an_answer_is_told_and_written_down_whole(
+def test_an_answer_is_whole_in_its_deltas_and_as_written(
     text: str, expected: tuple[str, str, str], tokens_per_chunk: int
 ) -> None:
     choice = choice_of()
@@ -97,7 +103,7 @@ def test_a_stop_string_ends_the_text_only(
 
 
 @pytest.mark.parametrize("tokens_per_chunk", [1, 2, 7, 1000])
-def test_nothing_is_told_after_the_last_call_that_is_allowed(tokens_per_chunk: int) -> None:
+def test_an_answer_ends_after_its_last_allowed_call(tokens_per_chunk: int) -> None:
     choice = choice_of(max_calls=1)
     more = "<|start|>assistant<|channel|>final<|message|>Hello"
     assert shown(fed(choice, TWO_CALLS + more, tokens_per_chunk)) == ("", "Let me think.", ' f:{"x": 1}')
@@ -135,19 +141,18 @@ def test_each_token_of_the_text_is_in_one_delta_even_if_held_back(stop: str, tok
 def test_each_token_of_the_text_has_its_log_probability_once(
     stops: tuple[str, ...], tokens_per_chunk: int
 ) -> None:
-    asked = replace(request(), sampling=Sampling(max_tokens=99, seed=0, logprobs=0))
-    choice = Choice(asked, RawText(TOKENIZER), stop_strings=stops)
+    choice = Choice(sampled(logprobs=0), RawText(TOKENIZER), stop_strings=stops)
     ids = iter(TOKENIZER.encode_text("Hello and möre."))
     deltas: list[Delta] = []
     while part := tuple(islice(ids, tokens_per_chunk)):
         deltas += choice.feed(TokenChunk(part, logprobs=tuple(TokenLogprob(i, -0.5, ()) for i in part)))
     deltas += choice.finish()
-    told = [choice.logprobs_of(delta) for delta in deltas if isinstance(delta, TextDelta)]
-    assert [one for part in told for one in part or ()] == choice.logprobs
+    parts = [choice.logprobs_of(delta) for delta in deltas if isinstance(delta, TextDelta)]
+    assert [one for part in parts for one in part or ()] == choice.logprobs
 
 
 @pytest.mark.parametrize("tokens_per_chunk", [1, 1000])
-def test_an_answer_that_a_stop_string_ended_before_its_call_just_stopped(tokens_per_chunk: int) -> None:
+def test_an_answer_with_a_stop_string_before_its_call_stopped(tokens_per_chunk: int) -> None:
     choice = choice_of("here")
     preamble = "<|channel|>commentary<|message|>Look here<|end|><|start|>assistant"
     assert shown(fed(choice, preamble + CALL, tokens_per_chunk)) == ("Look ", "", "")
@@ -159,3 +164,61 @@ def test_an_answer_that_is_cut_after_a_call_was_cut() -> None:
     choice.feed(TokenChunk(tuple(TOKENIZER.encode_text(THINK + CALL, allow_special=True)), "length"))
     choice.finish()
     assert (choice.finish_reason, choice.is_cut) == ("length", True)
+
+
+A, U1, U2 = TOKENIZER.encode_text("aü")
+
+
+@pytest.mark.parametrize(
+    ("chunks", "said"),
+    [
+        ([[A, U1, U2]], [("aü", 0, 3)]),
+        ([[A], [U1], [U2, A]], [("a", 0, 1), ("üa", 1, 4)]),
+        ([[A, U1], [U2]], [("a", 0, 2), ("ü", 2, 3)]),
+        ([[A, U1]], [("a", 0, 2), ("\ufffd", 2, 2)]),
+    ],
+)
+def test_each_token_is_in_the_piece_that_it_completes(
+    chunks: Sequence[list[int]], said: list[tuple[str, int, int]]
+) -> None:
+    reader = RawText(TOKENIZER)
+    deltas: list[Delta] = []
+    for chunk in chunks:
+        deltas += reader.feed(chunk)
+    deltas += reader.finish()
+    assert deltas == [TextDelta(*each) for each in said]
+
+
+@pytest.mark.parametrize(("reason", "text"), [("stop", "a"), ("length", "ab"), (None, "ab")])
+def test_only_the_final_stop_token_is_left_out_of_the_text(reason: FinishReason | None, text: str) -> None:
+    a, b = TOKENIZER.encode_text("ab")
+    choice = Choice(request(), RawText(TOKENIZER), cut_ids=(b,))
+    assert choice.feed(TokenChunk((a, b), reason)) == [TextDelta(text, 0, len(text))]
+    assert choice.num_tokens == 2
+
+
+def test_figures_of_workers_are_kept_to_the_end() -> None:
+    choice = Choice(sampled(logprobs=0, prompt_logprobs=0), RawText(TOKENIZER))
+    scored = [TokenLogprob(i, -0.5, ()) for i in range(4)]
+    choice.feed(TokenChunk((0, 1), logprobs=tuple(scored[:2])))
+    choice.feed(
+        TokenChunk((2,), "length", Usage(5, 3, 3), logprobs=(scored[2],), prompt_logprobs=(scored[3],))
+    )
+    assert choice.logprobs == scored[:3]
+    assert choice.prompt_logprobs == (scored[3],)
+    assert (choice.num_tokens, choice.num_cached_tokens, choice.finish_reason) == (3, 3, "length")
+
+
+def test_the_usage_of_several_choices_counts_their_prompt_once() -> None:
+    choices = []
+    for number in range(2):
+        choice = Choice(sampled(choice=number), HarmonyParser(TOKENIZER.vocabulary, frozenset()))
+        ids = TOKENIZER.encode_text("<|channel|>analysis<|message|>abc<|end|>", allow_special=True)
+        choice.feed(TokenChunk(tuple(ids), "stop", Usage(2, 1, len(ids))))
+        choices.append(choice)
+    usage = UsageBody.of(choices)
+    assert (usage.prompt_tokens, usage.completion_tokens) == (2, 2 * len(ids))
+    assert usage.total_tokens == 2 + 2 * len(ids)
+    assert usage.prompt_tokens_details.cached_tokens == 1
+    num_reasoning = choices[0].num_reasoning_tokens
+    assert usage.completion_tokens_details.reasoning_tokens == 2 * num_reasoning > 0
