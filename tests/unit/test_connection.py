@@ -1,67 +1,137 @@
 """One HTTP connection, second by second, whose client reads slowly, sends slowly, or sends garbage."""
 
 import asyncio
+import socket
 
 import pytest
+import uvicorn
+from uvicorn.server import ServerState
 
-from frontend.http.server import MAX_HEAD_BYTES, Connection
+from baton.listener import ConnectionLimit
+from frontend.http.exchange import Receive, Scope, Send
+from frontend.http.server import MAX_HEAD_BYTES, Connection, Patience
 from tests.clock import jumping
-from tests.one_connection import GET, POST, Pipe, Scene, connected
 from tests.waiting import until
 
+PATIENCE = Patience(request_s=30.0, idle_s=1e6, unread_s=60.0, rest_s=5.0, linger_s=3.0)
+GET = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
+POST = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 10\r\n\r\n"
 CHUNKED = b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
 NO_CHUNK = b"xyz\r\n"
 
 
-def checked() -> tuple[Connection, Pipe, float]:
-    """A connection that was last checked at the given time, when nothing was unsent."""
-    scene = connected()
-    now_s = asyncio.get_running_loop().time()
-    scene.connection.check(now_s)
-    return scene.connection, scene.pipe, now_s
+class Pipe(asyncio.Transport):
+    """Keeps what is written; has `unsent_bytes` as set by the test."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.unsent_bytes = 0
+        self.closes = self.is_aborted = self.has_ended = False
+        self.written = b""
+        self.get_write_buffer_size = lambda: self.unsent_bytes  # type: ignore[method-assign]
+        self.is_closing = lambda: self.closes  # type: ignore[method-assign]
+        self.can_write_eof = lambda: True  # type: ignore[method-assign]
+        self.pause_reading = self.resume_reading = lambda: None  # type: ignore[method-assign]
+
+    def abort(self) -> None:
+        self.is_aborted = True
+
+    def close(self) -> None:
+        self.closes = True
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.written += bytes(data)
+
+    def write_eof(self) -> None:
+        self.has_ended = True
 
 
-def dropped_at(connection: Connection, pipe: Pipe, *seconds: tuple[float, int]) -> float | None:
-    """When the client is dropped, if it leaves so many bytes unread at those times."""
-    for now_s, pipe.unsent_bytes in seconds:
-        connection.check(now_s)
-        if pipe.is_aborted:
-            return now_s
-    return None
+class Scene:
+    """A connection, and its app, which begins and ends its answers when it may and reads no bodies. Seconds
+    count from its beginning.
+    """
+
+    def __init__(self) -> None:
+        self.num_requests = 0
+        self.may_begin, self.may_end = asyncio.Event(), asyncio.Event()
+        config = uvicorn.Config(self._answer, interface="asgi3", lifespan="off", log_config=None)
+        config.load()
+        sock = socket.socket()
+        sock.close()
+        limit = ConnectionLimit(1, Connection.evict)
+        self.connection = Connection(config, ServerState(), PATIENCE, limit, sock)
+        self.pipe = Pipe()
+        self._begin_s = asyncio.get_running_loop().time()
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.num_requests += 1
+        await self.may_begin.wait()
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"1")]})
+        await self.may_end.wait()
+        await send({"type": "http.response.body", "body": b"."})
+
+    def send(self, data: bytes) -> None:
+        self.connection.data_received(data)
+
+    def check(self, second: float) -> None:
+        self.connection.check(self._begin_s + second)
+
+    async def answered(self, num: int = 1) -> None:
+        """Let the app answer, and wait for that."""
+        self.may_begin.set()
+        self.may_end.set()
+        await until(lambda: self.pipe.written.count(b"\r\n\r\n.") == num)
+
+    @property
+    def statuses(self) -> list[bytes]:
+        return [part[:3] for part in self.pipe.written.split(b"HTTP/1.1 ")[1:]]
+
+    def dropped_at(self, *seconds: tuple[float, int]) -> float | None:
+        """When the client is dropped, if it leaves so many bytes unread at those times."""
+        for second, self.pipe.unsent_bytes in seconds:
+            self.check(second)
+            if self.pipe.is_aborted:
+                return second
+        return None
+
+
+def connected(first: bytes = b"") -> Scene:
+    """A connection that has just been made, and checked."""
+    scene = Scene()
+    scene.connection.connection_made(scene.pipe)
+    scene.check(0)
+    scene.send(first)
+    return scene
 
 
 @pytest.mark.parametrize("end", ["paused", "closing"])
 @jumping
 async def test_a_client_is_dropped_when_it_has_read_nothing_for_too_long(end: str) -> None:
-    connection, pipe, at_s = checked()
-    pipe.closes = end == "closing"
+    scene = connected()
+    scene.pipe.closes = end == "closing"
     if end == "paused":
-        connection.pause_writing()
-    full = [(at_s + second, 100) for second in (1, 30, 59, 61)]
-    assert dropped_at(connection, pipe, *full) == at_s + 61
+        scene.connection.pause_writing()
+    assert scene.dropped_at(*((second, 100) for second in (1, 30, 59, 61))) == 61
 
 
 @jumping
 async def test_each_byte_that_a_client_reads_gives_it_time() -> None:
-    connection, pipe, at_s = checked()
-    connection.pause_writing()
-    assert dropped_at(connection, pipe, (at_s + 50, 100), (at_s + 55, 99), (at_s + 110, 99)) is None
-    assert dropped_at(connection, pipe, (at_s + 114, 98), (at_s + 173, 98)) is None
-    assert dropped_at(connection, pipe, (at_s + 175, 98)) == at_s + 175
+    scene = connected()
+    scene.connection.pause_writing()
+    assert scene.dropped_at((50, 100), (55, 99), (110, 99), (114, 98), (173, 98), (175, 98)) == 175
 
 
 @jumping
-async def test_what_is_not_stuck_is_not_judged() -> None:
-    connection, pipe, at_s = checked()
-    assert dropped_at(connection, pipe, *((at_s + 50 * i, 100 * i) for i in range(5))) is None
-    pipe.closes = True  # and nothing is unsent
-    assert dropped_at(connection, pipe, (at_s + 300, 0), (at_s + 400, 0)) is None
+async def test_a_client_is_not_dropped_while_data_is_added_or_none_is_unsent() -> None:
+    scene = connected()
+    assert scene.dropped_at(*((50 * i, 100 * i) for i in range(5))) is None
+    scene.pipe.closes = True
+    assert scene.dropped_at((300, 0), (400, 0)) is None
 
 
 @jumping
 async def test_a_request_may_come_slowly_while_the_client_waits_for_an_earlier_answer() -> None:
-    scene = connected()
-    scene.say(GET + GET[:5])
+    scene = connected(GET + GET[:5])
     scene.check(1000)
     assert not scene.pipe.closes
     await scene.answered()
@@ -72,12 +142,11 @@ async def test_a_request_may_come_slowly_while_the_client_waits_for_an_earlier_a
 )
 @jumping
 async def test_a_request_that_began_before_the_last_answer_ended_has_a_deadline_too(begun: bytes) -> None:
-    scene = connected()
-    scene.say(GET + begun)
-    scene.app.may_begin.set()
+    scene = connected(GET + begun)
+    scene.may_begin.set()
     await until(lambda: scene.statuses)
-    scene.app.may_begin.clear()
-    scene.app.may_end.set()
+    scene.may_begin.clear()
+    scene.may_end.set()
     await until(lambda: scene.pipe.written.endswith(b"\r\n\r\n."))
     scene.check(25)
     assert scene.statuses == [b"200"]
@@ -87,64 +156,53 @@ async def test_a_request_that_began_before_the_last_answer_ended_has_a_deadline_
 
 @jumping
 async def test_a_client_that_is_answered_before_its_body_has_come_is_idle_afterwards() -> None:
-    scene = connected()
-    scene.say(POST)
+    scene = connected(POST)
     await scene.answered()
-    scene.say(b"1234567890")
+    scene.send(b"1234567890")
     scene.check(100)
     assert not scene.pipe.closes
     scene.check(2e6)
-    assert scene.statuses == [b"200"]
-    assert scene.pipe.closes
+    assert (scene.statuses, scene.pipe.closes) == ([b"200"], True)
 
 
 @jumping
 async def test_what_comes_after_a_refused_head_is_not_read() -> None:
-    scene = connected()
-    scene.say(b"GET / HTTP/1.1\r\nx: " + b"a" * MAX_HEAD_BYTES)
-    scene.say(b"\r\n\r\n")
+    scene = connected(b"GET / HTTP/1.1\r\nx: " + b"a" * MAX_HEAD_BYTES)
+    scene.send(b"\r\n\r\n")
     for _ in range(20):
         await asyncio.sleep(0)  # turns for what must not happen
-    assert scene.app.num_asked == 0
-    assert scene.statuses == [b"431"]
-    assert scene.pipe.has_ended
+    assert (scene.num_requests, scene.statuses, scene.pipe.has_ended) == (0, [b"431"], True)
 
 
 @jumping
 async def test_the_heads_of_all_requests_together_have_no_limit() -> None:
     scene = connected()
-    scene.app.may_begin.set()
-    scene.app.may_end.set()
-    long = GET.replace(b"host", b"y: " + b"a" * (MAX_HEAD_BYTES // 2) + b"\r\nhost")
     for num in (1, 2, 3):
-        scene.say(long)
-        await until(lambda: scene.pipe.written.count(b"\r\n\r\n.") == num)  # noqa: B023  at once
+        scene.send(GET.replace(b"host", b"y: " + b"a" * (MAX_HEAD_BYTES // 2) + b"\r\nhost"))
+        await scene.answered(num)
     assert scene.statuses == [b"200"] * 3
 
 
 @jumping
-async def test_a_fault_behind_a_request_that_waits_ends_both_without_a_word() -> None:
-    scene = connected()
-    scene.say(GET + CHUNKED + NO_CHUNK)
+async def test_an_invalid_request_behind_one_that_waits_ends_both_without_an_answer() -> None:
+    scene = connected(GET + CHUNKED + NO_CHUNK)
     assert (scene.statuses, scene.pipe.closes) == ([], True)
 
 
 @jumping
-async def test_a_fault_in_a_body_whose_answer_has_begun_ends_it() -> None:
-    scene = connected()
-    scene.say(CHUNKED)
-    scene.app.may_begin.set()
+async def test_an_invalid_body_whose_answer_has_begun_ends_it() -> None:
+    scene = connected(CHUNKED)
+    scene.may_begin.set()
     await until(lambda: scene.statuses)
-    scene.say(NO_CHUNK)
+    scene.send(NO_CHUNK)
     assert (scene.statuses, scene.pipe.closes) == ([b"200"], True)
 
 
 @jumping
-async def test_nothing_is_said_to_a_client_whose_connection_is_being_closed() -> None:
-    scene = connected()
-    scene.say(GET)
+async def test_nothing_is_sent_on_a_connection_that_is_being_closed() -> None:
+    scene = connected(GET)
     await scene.answered()
-    scene.say(GET[:5])
+    scene.send(GET[:5])
     scene.pipe.closes = True
     scene.check(1000)
     assert (scene.statuses, scene.pipe.has_ended) == ([b"200"], False)

@@ -1,7 +1,9 @@
-"""A request and its answer in ASGI's terms: sizes, ids, headers, errors."""
+"""A request and its answer in ASGI's terms: bodies and their memory, ids, headers, errors."""
 
 import asyncio
 import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import msgspec
@@ -9,11 +11,16 @@ import pytest
 
 from baton.errors import BatonError, DeadlineExceeded, InvalidRequest, NotReady, Overloaded
 from frontend.http.exchange import (
+    FREE_BYTES,
+    MIN_BYTES,
+    Bodies,
+    BodiesFull,
     BodyTooLarge,
     ClientGone,
     EncodedBody,
     Exchange,
     as_baton_error,
+    default_bytes,
     error_headers,
     ignored_header,
 )
@@ -36,8 +43,7 @@ def part(body: bytes, *, more: bool = False) -> dict[str, Any]:
     return {"type": "http.request", "body": body, "more_body": more}
 
 
-def read(each: Exchange, max_bytes: int = 10) -> bytes:
-    return asyncio.run(each.read_body(max_bytes))
+GONE = {"type": "http.disconnect"}
 
 
 async def test_a_whole_answer_has_its_length_its_id_and_its_headers() -> None:
@@ -46,7 +52,10 @@ async def test_a_whole_answer_has_its_length_its_id_and_its_headers() -> None:
     async def send(message: Any) -> None:
         sent.append(message)
 
-    each = Exchange({"headers": [(b"x-request-id", b"r7")], "query_string": b""}, no_more, send)
+    async def receive() -> dict[str, Any]:
+        raise AssertionError
+
+    each = Exchange({"headers": [(b"x-request-id", b"r7")], "query_string": b""}, receive, send)
     began = each.started
     await each.answer(201, msgspec.Raw(b'{"a":1}'), [(b"x-more", b"1")])
     assert (began, each.started) == (False, True)
@@ -66,58 +75,47 @@ def test_a_client_is_known_by_its_key_under_either_apis_header() -> None:
     assert (exchange().owner, anthropic.owner) == ("", exchange(x_api_key="k").owner)
 
 
-async def no_more() -> dict[str, Any]:
-    raise AssertionError
+@pytest.mark.parametrize(
+    ("each", "result"),
+    [
+        (exchange(part(b"12345", more=True), part(b"67890")), b"1234567890"),
+        (exchange(part(b""), content_length="10"), b""),
+        (exchange(content_length="11"), BodyTooLarge),
+        (exchange(part(b"12345678901")), BodyTooLarge),
+        (exchange(part(b"123456789", more=True), part(b"01", more=True)), BodyTooLarge),  # waits for no rest
+        (exchange(part(b"12345678901"), content_length="none"), BodyTooLarge),
+        (exchange(content_encoding="gzip"), EncodedBody),
+        (exchange(content_encoding="identity, br"), EncodedBody),
+        (exchange(part(b"1", more=True), GONE), ClientGone),
+    ],
+)
+async def test_a_body_has_ten_bytes_at_most_and_no_encoding(
+    each: Exchange, result: bytes | type[Exception]
+) -> None:
+    if isinstance(result, bytes):
+        assert await each.read_body(10) == result
+    else:
+        with pytest.raises(result):
+            await each.read_body(10)
 
 
-def test_a_body_may_come_in_parts_up_to_the_limit() -> None:
-    assert read(exchange(part(b"12345", more=True), part(b"67890"))) == b"1234567890"
-    assert read(exchange(part(b""), content_length="10")) == b""
+async def test_a_client_is_gone_when_it_has_disconnected_and_not_when_it_sends() -> None:
+    each = exchange(part(b"1", more=True), part(b"2"), GONE, part(b"3"))
+    await each.client_gone()
+    assert await each.read_body(10) == b"3"
 
 
 @pytest.mark.parametrize(
-    "each",
+    ("given", "is_kept"),
     [
-        exchange(content_length="11"),
-        exchange(part(b"12345678901")),
-        exchange(part(b"123456789", more=True), part(b"01", more=True)),  # the rest is not waited for
-        exchange(part(b"12345678901"), content_length="none"),
+        *((each, True) for each in ("a", "run-7/a.b:c_D", "x" * 128)),
+        *((each, False) for each in ("", "a b", "a\n", "x" * 129, "é", 'a"', "a,b")),
     ],
-    ids=["declared", "whole", "in parts", "declared wrongly"],
 )
-def test_a_body_over_the_limit_is_refused_as_soon_as_that_is_known(each: Exchange) -> None:
-    with pytest.raises(BodyTooLarge, match="10 bytes"):
-        read(each)
-
-
-@pytest.mark.parametrize("encoding", ["gzip", "identity, br"])
-def test_a_compressed_body_is_refused_before_it_is_read(encoding: str) -> None:
-    with pytest.raises(EncodedBody, match=encoding):
-        read(exchange(content_encoding=encoding))
-
-
-def test_a_client_is_gone_when_it_has_disconnected_and_not_when_it_sends() -> None:
-    messages = [part(b"1", more=True), part(b"2"), {"type": "http.disconnect"}, part(b"3")]
-    each = exchange(*messages)
-    asyncio.run(each.client_gone())
-    assert read(each) == b"3"
-
-
-def test_a_client_that_leaves_while_it_sends_is_gone() -> None:
-    with pytest.raises(ClientGone):
-        read(exchange(part(b"1", more=True), {"type": "http.disconnect"}))
-
-
-@pytest.mark.parametrize("given", ["a", "run-7/a.b:c_D", "x" * 128])
-def test_a_sane_request_id_is_kept(given: str) -> None:
-    assert exchange(x_request_id=given).request_id == given
-
-
-@pytest.mark.parametrize("given", ["", "a b", "a\n", "x" * 129, "é", 'a"', "a,b"])
-def test_any_other_request_id_is_replaced_by_a_long_random_one(given: str) -> None:
+def test_a_request_id_is_the_clients_if_it_is_valid_else_long_and_random(given: str, is_kept: bool) -> None:
     made = {exchange(x_request_id=given).request_id for _ in range(20)}
-    assert len(made) == 20
-    assert {len(each) for each in made} == {32}
+    assert made == {given} if is_kept else len(made) == 20
+    assert is_kept or {len(each) for each in made} == {32}
 
 
 @pytest.mark.parametrize(
@@ -129,32 +127,115 @@ def test_any_other_request_id_is_replaced_by_a_long_random_one(given: str) -> No
         (InvalidRequest("Wrong.", retry_after_s=5), []),
     ],
 )
-def test_who_should_come_back_is_told_when(error: BatonError, header: list[tuple[bytes, bytes]]) -> None:
+def test_a_client_that_should_retry_learns_when(error: BatonError, header: list[tuple[bytes, bytes]]) -> None:
     assert error_headers(error) == header
 
 
 def test_the_header_of_ignored_fields_is_short_and_printable() -> None:
     assert ignored_header(()) == []
     assert ignored_header(("a", "b.c")) == [(b"x-baton-ignored", b"a, b.c")]
-    ((_, told),) = ignored_header(("a\r\nx: y", "é", "z" * 5000))
-    assert told.startswith(rb"a??x: y, \xe9, zzz")
-    assert len(told) == 1000
+    ((_, value),) = ignored_header(("a\r\nx: y", "é", "z" * 5000))
+    assert value.startswith(rb"a??x: y, \xe9, zzz")
+    assert len(value) == 1000
 
 
-def test_an_unforeseen_failure_is_logged_and_tells_the_client_the_requests_id_only(
+def test_an_unforeseen_failure_is_logged_and_the_client_gets_the_requests_id_only(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with caplog.at_level(logging.ERROR):
-        told = as_baton_error(RuntimeError("secret"), "r7")
-    assert (told.status, "r7" in told.message, "secret" in told.message) == (500, True, False)
+        error = as_baton_error(RuntimeError("secret"), "r7")
+    assert (error.status, "r7" in error.message, "secret" in error.message) == (500, True, False)
     assert "secret" in caplog.text
-
-
-def test_time_that_is_over_is_a_deadline_and_a_named_error_stays_itself() -> None:
     assert isinstance(as_baton_error(TimeoutError(), "r"), DeadlineExceeded)
-    full = Overloaded("Full.")
-    assert as_baton_error(full, "r") is full
 
 
 def test_a_query_that_is_no_utf_8_harms_nobody() -> None:
     assert exchange().query == "a=%ff"
+
+
+class Sender:
+    """A client that sends parts of a body, and can leave; its body is used until it `may_end`."""
+
+    def __init__(self, bodies: Bodies) -> None:
+        self._parts: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        self.may_end = asyncio.Event()
+        self.task = asyncio.create_task(self._read(bodies))
+
+    async def _read(self, bodies: Bodies) -> int:
+        async def use(body: bytes) -> int:
+            await self.may_end.wait()
+            return len(body)
+
+        async def send(_: object) -> None:
+            raise AssertionError
+
+        each = Exchange({"headers": [], "query_string": b""}, self._parts.get, send)
+        return await bodies.use(each, 10 * FREE_BYTES, use)
+
+    async def send(self, num_bytes: int, *, more: bool = True) -> None:
+        self._parts.put_nowait(part(bytes(num_bytes), more=more))
+        for _ in range(5):
+            await asyncio.sleep(0)
+
+    def leave(self) -> None:
+        self._parts.put_nowait(GONE)
+
+
+@asynccontextmanager
+async def senders(num: int, bodies: Bodies) -> AsyncIterator[list[Sender]]:
+    found = [Sender(bodies) for _ in range(num)]
+    yield found
+    for sender in found:
+        sender.task.cancel()
+    await asyncio.gather(*(sender.task for sender in found), return_exceptions=True)
+    assert bodies.num_bytes == 0
+
+
+async def test_long_bodies_share_the_memory_and_short_ones_are_always_read() -> None:
+    bodies = Bodies(4 * FREE_BYTES)
+    async with senders(4, bodies) as (first, second, third, short):
+        await first.send(3 * FREE_BYTES)
+        await second.send(3 * FREE_BYTES)
+        assert bodies.num_bytes == 4 * FREE_BYTES
+        await third.send(FREE_BYTES + 1)
+        with pytest.raises(BodiesFull):
+            await third.task
+        await short.send(FREE_BYTES, more=False)
+        short.may_end.set()
+        assert await short.task == FREE_BYTES
+        await first.send(1, more=False)
+        with pytest.raises(BodiesFull):
+            await first.task
+        assert bodies.num_bytes == 2 * FREE_BYTES
+
+
+async def test_a_body_over_the_budget_is_read_while_there_is_no_other() -> None:
+    bodies = Bodies(FREE_BYTES)
+    async with senders(3, bodies) as (first, second, short):
+        await first.send(3 * FREE_BYTES)
+        await second.send(2 * FREE_BYTES)
+        with pytest.raises(BodiesFull):
+            await second.task
+        for sender, num_bytes in ((short, FREE_BYTES), (first, FREE_BYTES)):
+            sender.may_end.set()
+            await sender.send(num_bytes, more=False)
+        assert [await short.task, await first.task] == [FREE_BYTES, 4 * FREE_BYTES]
+
+
+async def test_a_body_counts_until_it_is_used_or_its_client_has_left() -> None:
+    bodies = Bodies(4 * FREE_BYTES)
+    async with senders(2, bodies) as (used, left):
+        await used.send(2 * FREE_BYTES, more=False)
+        await left.send(2 * FREE_BYTES)
+        assert bodies.num_bytes == 2 * FREE_BYTES
+        used.may_end.set()
+        await used.task
+        assert bodies.num_bytes == FREE_BYTES
+        left.leave()
+        with pytest.raises(ClientGone):
+            await left.task
+        assert bodies.num_bytes == 0
+
+
+def test_by_default_bodies_have_a_part_of_the_memory() -> None:
+    assert default_bytes() >= MIN_BYTES
