@@ -1,16 +1,12 @@
-"""The API keys file: what a line may be, who may write it, and what a changed file does."""
+"""The API keys file: what a line may be, and who may write it."""
 
-import asyncio
 import hashlib
-import logging
-from functools import partial
 from pathlib import Path
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from baton.reread import Reread, kept_current
 from frontend.http.keys import (
     MAX_FILE_BYTES,
     line_of,
@@ -20,7 +16,6 @@ from frontend.http.keys import (
     read_keys,
 )
 from operations.key import key as key_tool
-from tests.waiting import until
 
 names = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}", fullmatch=True)
 
@@ -115,40 +110,6 @@ def test_a_key_comes_as_bearer_or_in_anthropics_header() -> None:
     keys = parse_keys(line_of("alice", "a"))
     both = [(b"authorization", b"Bearer stale"), (b"x-api-key", b"a")]
     assert name_of(keys, both) == "alice"
-
-
-async def test_files_are_kept_current_during_a_context_only(tmp_path: Path) -> None:
-    path = keys_file(tmp_path, line_of("alice", "a"))
-    keys = Reread([path], partial(read_keys, path))
-    async with kept_current([keys], every_s=0.01):
-        keys_file(tmp_path, line_of("robert", "b"))
-        await until(lambda: list(keys.value.values()) == ["robert"])
-    assert asyncio.all_tasks() == {asyncio.current_task()}
-
-
-def test_a_changed_file_is_read_again_and_a_broken_one_changes_nothing(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    path = keys_file(tmp_path, line_of("alice", "a"))
-    keys = Reread([path], partial(read_keys, path))
-    keys_file(tmp_path, line_of("bob", "b"))
-    keys.check()
-    assert list(keys.value.values()) == ["bob"]
-
-    with caplog.at_level(logging.INFO):
-        for break_it in (lambda: path.write_text("carol sk-secret"), lambda: path.chmod(0o666), path.unlink):
-            break_it()
-            keys.check()
-            keys.check()
-            assert list(keys.value.values()) == ["bob"]
-    errors = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
-    assert len(errors) == 3
-    assert "line 1: the second word" in errors[0]
-    assert "secret" not in caplog.text
-
-    keys_file(tmp_path, line_of("carol", "c"))
-    keys.check()
-    assert list(keys.value.values()) == ["carol"]
 
 
 def test_the_tool_makes_a_key_and_its_line(capsys: pytest.CaptureFixture[str]) -> None:

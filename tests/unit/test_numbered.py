@@ -29,6 +29,7 @@ TEXT = (
     '<|message|>{"a": 1}<|call|>'
 )
 KEY = {"idempotency-key": "one"}
+AFTER = {"last-event-id": "1.1.00000000"}
 
 
 def streamed(
@@ -128,34 +129,28 @@ def test_another_answer_is_not_continued() -> None:
     assert streamed(path, event_ids[1], text="abXdef").status == 200
 
 
-@pytest.mark.parametrize("after", ["7", "1.2", "1.2.3", "1.2.0000000g", "-1.1.00000000", "x" * 300])
-def test_an_id_that_no_event_had_is_refused(after: str) -> None:
-    reply = streamed("/v1/completions", after)
-    assert (reply.status, reply.error["param"]) == (400, "Last-Event-ID")
-    assert "send the `id` of the last event" in reply.error["message"]
-
-
-@pytest.mark.parametrize("fields", [{"stream": False}, {"n": 2}], ids=str)
-def test_only_a_stream_of_one_choice_is_continued(fields: dict[str, Any]) -> None:
-    reply = streamed("/v1/completions", "1.1.00000000", **fields)
-    assert (reply.status, reply.error["param"]) == (400, "Last-Event-ID")
-
-
-@pytest.mark.parametrize("key", ["k" * 256, "schlüssel"])
-async def test_a_key_that_is_too_odd_is_refused(key: str) -> None:
-    body = {"model": MODEL, **CHAT}
-    reply = await Client(ScriptedTokens(TEXT)).post(
-        "/v1/chat/completions", body, headers={"idempotency-key": key}
-    )
-    assert (reply.status, reply.error["param"]) == (400, "Idempotency-Key")
-
-
-async def test_without_the_key_it_is_not_known_what_to_continue() -> None:
-    body = {"model": MODEL, "stream": True, **CHAT}
-    headers = {"last-event-id": "1.1.00000000"}
-    reply = await Client(ScriptedTokens(TEXT)).post("/v1/chat/completions", body, headers=headers)
-    assert reply.status == 400
-    assert "`Idempotency-Key`" in reply.error["message"]
+@pytest.mark.parametrize(
+    ("headers", "fields", "param", "says"),
+    [
+        *(
+            (KEY | {"last-event-id": after}, {}, "Last-Event-ID", "send the `id` of the last event")
+            for after in ("7", "1.2", "1.2.3", "1.2.0000000g", "-1.1.00000000", "x" * 300)
+        ),
+        (KEY | AFTER, {"stream": False}, "Last-Event-ID", "with one choice"),
+        (KEY | AFTER, {"n": 2}, "Last-Event-ID", "with one choice"),
+        (AFTER, {}, "Last-Event-ID", "the same `Idempotency-Key`"),
+        ({"idempotency-key": "k" * 256}, {}, "Idempotency-Key", "255 printable ASCII characters"),
+        ({"idempotency-key": "schlüssel"}, {}, "Idempotency-Key", "255 printable ASCII characters"),
+    ],
+    ids=str,
+)
+async def test_what_cannot_be_continued_or_repeated_is_refused(
+    headers: dict[str, str], fields: dict[str, Any], param: str, says: str
+) -> None:
+    body = {"model": MODEL, "stream": True, "prompt": "Hi", **fields}
+    reply = await Client(ScriptedTokens(TEXT)).post("/v1/completions", body, headers=headers)
+    assert (reply.status, reply.error["param"]) == (400, param)
+    assert says in reply.error["message"]
 
 
 async def test_only_the_same_request_replaces_a_stored_response() -> None:
@@ -168,17 +163,17 @@ async def test_only_the_same_request_replaces_a_stored_response() -> None:
 
 
 async def test_a_background_response_has_its_own_way_to_go_on() -> None:
-    async def ask() -> list[Reply]:
-        client = Client(ScriptedTokens(TEXT))
-        path, after = "/v1/responses", {"last-event-id": "1.1.00000000"}
-        body = {"model": MODEL, "input": "Hi", "background": True}
-        stored = (await client.post(path, body)).json["id"]
-        return [
-            await client.post(path, body, headers=KEY),
-            await client.post(path, body, headers=after),
-            await client.request("GET", f"{path}/{stored}?stream=true", b"", after),
-        ]
-
-    for reply, param in zip(await ask(), ("Idempotency-Key", *["Last-Event-ID"] * 2), strict=True):
-        assert (reply.status, reply.error["param"]) == (400, param)
-        assert "`starting_after`" in reply.error["message"]
+    client = Client(ScriptedTokens(TEXT))
+    path, body = "/v1/responses", {"model": MODEL, "input": "Hi", "background": True}
+    stored = (await client.post(path, body)).json["id"]
+    replies = {
+        "Idempotency-Key": [await client.post(path, body, headers=KEY)],
+        "Last-Event-ID": [
+            await client.post(path, body, headers=AFTER),
+            await client.request("GET", f"{path}/{stored}?stream=true", b"", AFTER),
+        ],
+    }
+    for param, refused in replies.items():
+        for reply in refused:
+            assert (reply.status, reply.error["param"]) == (400, param)
+            assert "`starting_after`" in reply.error["message"]

@@ -11,7 +11,7 @@ import frontend.__main__  # noqa: F401  defines every error that a frontend send
 from baton.errors import BatonError
 from frontend.app import ServerState, routes
 from frontend.chat.request import ChatBody
-from tests.scripted_frontend import MODEL, Client, Reply, ScriptedTokens
+from tests.scripted_frontend import MODEL, Client, ScriptedTokens
 
 ROUTES = routes(ServerState())
 ANSWER = "<|channel|>final<|message|>Hello<|return|>"
@@ -31,18 +31,20 @@ def test_every_route_is_shown() -> None:
     assert shown >= ROUTES.keys()
 
 
-@pytest.mark.parametrize(
-    ("method", "path"),
-    [
+def test_answers_that_can_be_streamed_say_so() -> None:
+    streamed = {
+        (method, path)
+        for path, operations in PAGE["paths"].items()
+        for method, operation in operations.items()
+        if "text/event-stream" in operation["responses"]["200"].get("content", {})
+    }
+    assert streamed == {
         ("post", "/v1/chat/completions"),
         ("post", "/v1/completions"),
         ("post", "/v1/responses"),
         ("get", "/v1/responses/{response_id}"),
         ("post", "/v1/messages"),
-    ],
-)
-def test_answers_that_can_be_streamed_say_so(method: str, path: str) -> None:
-    assert "text/event-stream" in PAGE["paths"][path][method]["responses"]["200"]["content"]
+    }
 
 
 def test_every_error_is_shown() -> None:
@@ -94,12 +96,11 @@ def test_each_path_refuses_as_its_api_does() -> None:
 
 
 @pytest.mark.parametrize("path", ["/docs", "/redoc"])
-def test_pages_show_the_document_with_nothing_from_other_hosts(path: str) -> None:
-    async def get(path: str) -> Reply:
-        return await Client(ScriptedTokens("")).get(path)
-
-    page = asyncio.run(get(path)).body.decode()
+async def test_pages_show_the_document_with_nothing_from_other_hosts(path: str) -> None:
+    client = Client(ScriptedTokens(""))
+    page = (await client.get(path)).body.decode()
     assert "/openapi.json" in page
     assets = re.findall(r'(?:src|href)="([^"]*)"', page)
     assert any(each.endswith(".js") for each in assets)
-    assert all(asyncio.run(get(each)).status == 200 for each in assets)
+    assert [(await client.get(each)).status for each in assets] == [200] * len(assets)
+    assert (await client.get("/")).headers["location"] == "docs"
