@@ -1,7 +1,6 @@
 """An answer on its way to a client that reads slowly, not at all, or has left; and what is counted of it."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
@@ -19,7 +18,6 @@ ANSWER = (
     "<|channel|>analysis<|message|>Think.<|end|><|start|>assistant<|channel|>final<|message|>Hello<|return|>"
 )
 ROUTE = "/v1/chat/completions"
-Send = Callable[[Any], Awaitable[None]]
 
 
 def now_s() -> float:
@@ -29,12 +27,27 @@ def now_s() -> float:
 class Slow:
     """A client that takes the first `num_taken` messages of an answer and no more until it `goes_on`."""
 
-    def __init__(self, num_taken: int) -> None:
+    def __init__(self, client: Client, num_taken: int = 1000) -> None:
         self.messages: list[Any] = []
         self.goes_on = asyncio.Event()
+        self._client = client
         self._num_taken = num_taken
 
-    async def send(self, message: Any) -> None:
+    async def ask(self, **fields: Any) -> None:
+        """Send a chat request, and wait until its answer has ended."""
+        body = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}], **fields}
+        pending = [{"type": "http.request", "body": msgspec.json.encode(body), "more_body": False}]
+
+        async def receive() -> Any:
+            if pending:
+                return pending.pop()
+            await self._client.leave.wait()
+            return {"type": "http.disconnect"}
+
+        scope = {"type": "http", "method": "POST", "path": ROUTE, "query_string": b"", "headers": []}
+        await self._client.app(scope, receive, self._send)
+
+    async def _send(self, message: Any) -> None:
         if len(self.messages) >= self._num_taken:
             await self.goes_on.wait()
         self.messages.append(message)
@@ -44,24 +57,6 @@ class Slow:
         return b"".join(message.get("body", b"") for message in self.messages)
 
 
-async def ask(client: Client, slow: Slow, **fields: Any) -> None:
-    body = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}], **fields}
-    pending = [{"type": "http.request", "body": msgspec.json.encode(body), "more_body": False}]
-
-    async def receive() -> Any:
-        if pending:
-            return pending.pop()
-        await client.leave.wait()
-        return {"type": "http.disconnect"}
-
-    scope = {
-        "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST", "path": ROUTE,
-        "raw_path": ROUTE.encode(), "root_path": "", "scheme": "http", "query_string": b"", "headers": [],
-        "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 80),
-    }  # fmt: skip
-    await client.app(scope, receive, slow.send)
-
-
 def requests(client: Client, status: str) -> float:
     return client.metric("baton_requests_total", route=ROUTE, model=MODEL, status=status)
 
@@ -69,8 +64,9 @@ def requests(client: Client, status: str) -> float:
 @pytest.mark.parametrize("stream", [False, True])
 @jumping
 async def test_a_client_that_does_not_read_is_left_half_a_minute_after_the_deadline(stream: bool) -> None:
-    client, slow = Client(ScriptedTokens(ANSWER), request_timeout_s=100.0), Slow(num_taken=1)
-    await ask(client, slow, stream=stream)
+    client = Client(ScriptedTokens(ANSWER), request_timeout_s=100.0)
+    slow = Slow(client, num_taken=1)
+    await slow.ask(stream=stream)
     assert now_s() == pytest.approx(130)
     assert len(slow.messages) == 1
     assert client.tokens.num_ended == 1
@@ -81,8 +77,9 @@ async def test_a_client_that_does_not_read_is_left_half_a_minute_after_the_deadl
 @jumping
 async def test_the_deadline_ends_an_answer_when_it_is_over_and_not_later(pause_at: int, stream: bool) -> None:
     tokens = ScriptedTokens(ANSWER, pause_at=pause_at)
-    client, slow = Client(tokens, request_timeout_s=100.0), Slow(num_taken=1000)
-    await ask(client, slow, stream=stream)
+    client = Client(tokens, request_timeout_s=100.0)
+    slow = Slow(client)
+    await slow.ask(stream=stream)
     assert now_s() == pytest.approx(100)
     assert b'"code":"deadline_exceeded"' in slow.body
     assert tokens.requests[0].deadline_s == 100
@@ -90,17 +87,20 @@ async def test_the_deadline_ends_an_answer_when_it_is_over_and_not_later(pause_a
     assert requests(client, "504") == 1
 
 
+@pytest.mark.parametrize(("pause_at", "stream"), [(0, True), (30, False)])
 @jumping
-async def test_a_client_that_leaves_while_it_waits_is_noticed_at_once() -> None:
-    tokens = ScriptedTokens(ANSWER, pause_at=0)
-    client = Client(tokens)
-    answering = asyncio.create_task(ask(client, Slow(num_taken=1000), stream=True))
+async def test_a_client_that_leaves_is_noticed_at_once_and_its_tokens_count(
+    pause_at: int, stream: bool
+) -> None:
+    client = Client(ScriptedTokens(ANSWER, pause_at=pause_at))
+    answering = asyncio.create_task(Slow(client).ask(stream=stream))
     await asyncio.sleep(5)
     client.leave.set()
     await answering
     assert now_s() == pytest.approx(5)
-    assert tokens.num_ended == 1
+    assert client.tokens.num_ended == 1
     assert client.metric("baton_disconnects_total", route=ROUTE) == 1
+    assert client.metric("baton_completion_tokens_total", model=MODEL) == pause_at
 
 
 @pytest.mark.parametrize(("num_taken", "stream"), [(0, False), (2, True)])
@@ -108,8 +108,8 @@ async def test_a_client_that_leaves_while_it_waits_is_noticed_at_once() -> None:
 async def test_a_server_that_must_stop_waits_a_second_for_a_client_that_does_not_read(
     num_taken: int, stream: bool
 ) -> None:
-    client, slow = Client(ScriptedTokens(ANSWER, pause_at=30)), Slow(num_taken)
-    answering = asyncio.create_task(ask(client, slow, stream=stream))
+    client = Client(ScriptedTokens(ANSWER, pause_at=30))
+    answering = asyncio.create_task(Slow(client, num_taken).ask(stream=stream))
     await asyncio.sleep(1)  # it waits for the engine, or for the client
     began_s = now_s()
     answering.cancel()
@@ -121,9 +121,10 @@ async def test_a_server_that_must_stop_waits_a_second_for_a_client_that_does_not
 
 @pytest.mark.parametrize("stream", [False, True])
 @jumping
-async def test_a_server_that_must_stop_says_so_and_how_it_counts(stream: bool) -> None:
-    client, slow = Client(ScriptedTokens(ANSWER, pause_at=30)), Slow(num_taken=1000)
-    answering = asyncio.create_task(ask(client, slow, stream=stream))
+async def test_a_server_that_must_stop_sends_an_error_and_counts_it(stream: bool) -> None:
+    client = Client(ScriptedTokens(ANSWER, pause_at=30))
+    slow = Slow(client)
+    answering = asyncio.create_task(slow.ask(stream=stream))
     await client.tokens.paused.wait()
     await asyncio.sleep(1)  # the client has what came before
     answering.cancel()
@@ -134,16 +135,6 @@ async def test_a_server_that_must_stop_says_so_and_how_it_counts(stream: bool) -
     assert [each["status"] for each in starts] == [200 if stream else 503]
     assert slow.messages[-1]["more_body"] is False
     assert requests(client, "503") == 1
-
-
-@jumping
-async def test_tokens_count_for_a_client_that_leaves() -> None:
-    client = Client(ScriptedTokens(ANSWER, pause_at=30))
-    answering = asyncio.create_task(ask(client, Slow(num_taken=1000)))
-    await client.tokens.paused.wait()
-    client.leave.set()
-    await answering
-    assert client.metric("baton_completion_tokens_total", model=MODEL) == 30
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses"])
@@ -157,8 +148,8 @@ async def test_a_stream_is_neither_cached_nor_held_back_by_proxies(path: str) ->
 
 @jumping
 async def test_a_streams_last_events_are_one_message() -> None:
-    slow = Slow(num_taken=1000)
-    await ask(Client(ScriptedTokens(ANSWER)), slow, stream=True)
+    slow = Slow(Client(ScriptedTokens(ANSWER)))
+    await slow.ask(stream=True)
     last = slow.messages[-1]["body"]
     assert b'"finish_reason":"stop"' in last
     assert last.endswith(b"data: [DONE]\n\n")
@@ -168,8 +159,9 @@ async def test_a_streams_last_events_are_one_message() -> None:
 @jumping
 async def test_a_generation_far_ahead_of_its_client_waits_for_it() -> None:
     text = "<|channel|>final<|message|>" + "x" * 3900
-    client, slow = Client(ScriptedTokens(text)), Slow(num_taken=2)
-    answering = asyncio.create_task(ask(client, slow, stream=True, logprobs=True, top_logprobs=2, n=4))
+    client = Client(ScriptedTokens(text))
+    slow = Slow(client, num_taken=2)
+    answering = asyncio.create_task(slow.ask(stream=True, logprobs=True, top_logprobs=2, n=4))
     await asyncio.sleep(50)
     assert client.tokens.num_ended < 4
     slow.goes_on.set()
@@ -180,9 +172,10 @@ async def test_a_generation_far_ahead_of_its_client_waits_for_it() -> None:
 
 
 @jumping
-async def test_a_stream_begins_soon_and_says_every_so_often_that_it_is_alive() -> None:
-    client, slow = Client(ScriptedTokens(ANSWER, pause_at=0)), Slow(num_taken=1000)
-    answering = asyncio.create_task(ask(client, slow, stream=True))
+async def test_a_stream_begins_soon_and_sends_comments_while_it_is_idle() -> None:
+    client = Client(ScriptedTokens(ANSWER, pause_at=0))
+    slow = Slow(client)
+    answering = asyncio.create_task(slow.ask(stream=True))
     await asyncio.sleep(0.09)
     assert not slow.messages
     await asyncio.sleep(0.02)
@@ -200,7 +193,7 @@ async def test_an_answer_that_has_ended_leaves_nothing_behind(stream: bool) -> N
     alone, deliveries = asyncio.all_tasks(), Newborn(Delivery)
     client = Client(ScriptedTokens(ANSWER), request_timeout_s=1000.0)
     with none_abandoned():
-        await ask(client, Slow(num_taken=1000), stream=stream)
+        await Slow(client).ask(stream=stream)
     assert asyncio.all_tasks() == alone
     await asyncio.sleep(1)  # a cancelled task lets go of its frame a turn later
     assert deliveries.count() == 0
@@ -209,9 +202,9 @@ async def test_an_answer_that_has_ended_leaves_nothing_behind(stream: bool) -> N
 @jumping
 async def test_a_stop_string_closes_the_generation_at_once() -> None:
     tokens = ScriptedTokens("<|channel|>final<|message|>One. Two. Three." + " More." * 500)
-    client, slow = Client(tokens), Slow(num_taken=1000)
+    client = Client(tokens)
     with none_abandoned():
-        await ask(client, slow, stop=["Two"])
+        await Slow(client).ask(stop=["Two"])
     assert tokens.num_ended == 1
     assert client.metric("baton_completion_tokens_total", model=MODEL) < 50
 
@@ -219,7 +212,7 @@ async def test_a_stop_string_closes_the_generation_at_once() -> None:
 @jumping
 async def test_what_a_request_came_to_is_counted_once_it_has_ended() -> None:
     client = Client(ScriptedTokens(ANSWER, pause_at=0))
-    answering = asyncio.create_task(ask(client, Slow(num_taken=1000), n=2))
+    answering = asyncio.create_task(Slow(client).ask(n=2))
     await client.tokens.paused.wait()
     assert client.metric("baton_running_requests", route=ROUTE) == 1
     assert requests(client, "200") == 0
@@ -241,7 +234,7 @@ async def test_what_a_request_came_to_is_counted_once_it_has_ended() -> None:
 
 async def test_the_first_token_is_the_first_and_not_the_last() -> None:
     client = Client(ScriptedTokens(ANSWER, pause_at=6))
-    answering = asyncio.create_task(ask(client, Slow(num_taken=1000)))
+    answering = asyncio.create_task(Slow(client).ask())
     await client.tokens.paused.wait()
     await asyncio.sleep(0.05)  # that long the answer takes at least
     client.tokens.go_on.set()
@@ -254,20 +247,18 @@ async def test_the_first_token_is_the_first_and_not_the_last() -> None:
 
 @jumping
 async def test_a_failure_in_mid_stream_is_counted_under_its_status() -> None:
-    tokens = ScriptedTokens(ANSWER, fail_at=30, error=EngineFailure("Broken."))
-    client = Client(tokens)
-    await ask(client, Slow(num_taken=1000), stream=True)
-    assert requests(client, "500") == 1
-    assert requests(client, "200") == 0
+    client = Client(ScriptedTokens(ANSWER, fail_at=30, error=EngineFailure("Broken.")))
+    await Slow(client).ask(stream=True)
+    assert (requests(client, "500"), requests(client, "200")) == (1, 0)
 
 
 @pytest.mark.parametrize("stream", [False, True])
 @jumping
 async def test_a_choice_that_fails_ends_the_others_and_the_answer(stream: bool) -> None:
     client = Client(ScriptedTokens(ANSWER, fail_at=0, error=EngineFailure("Broken.")))
-    slow = Slow(num_taken=1000)
+    slow = Slow(client)
     with none_abandoned():
-        await ask(client, slow, stream=stream, n=3)
+        await slow.ask(stream=stream, n=3)
     assert slow.messages[0]["status"] == 500
     assert slow.body.count(b"Broken.") == 1
     assert client.tokens.num_ended == 3
@@ -276,12 +267,13 @@ async def test_a_choice_that_fails_ends_the_others_and_the_answer(stream: bool) 
 
 @pytest.mark.parametrize("stream", [False, True])
 @jumping
-async def test_malformed_output_and_unknown_fields_are_counted_and_told(stream: bool) -> None:
+async def test_malformed_output_and_unknown_fields_are_counted(stream: bool) -> None:
     tokens = ScriptedTokens("<|channel|>final<|message|>Hello<|channel|>final<|message|> again<|return|>")
     nums = []
     for num_choices in 1, 3:
-        client, slow = Client(tokens), Slow(num_taken=1000)
-        await ask(client, slow, stream=stream, n=num_choices, foo=1)
+        client = Client(tokens)
+        slow = Slow(client)
+        await slow.ask(stream=stream, n=num_choices, foo=1)
         assert (b"x-baton-ignored", b"foo") in slow.messages[0]["headers"]
         assert client.metric("baton_ignored_fields_total", field="foo") == 1
         nums.append(sum(client.services.metrics.samples()["harmony_repairs"].values()))
