@@ -28,7 +28,7 @@ ANSWER = "<|channel|>final<|message|>Hello<|return|>"
 
 @asynccontextmanager
 async def processes(run: Run, runs: ResponseState) -> AsyncIterator[tuple[ResponseState, StoredResponse]]:
-    """A frontend, and what the store says about this run of another one, which has these runs."""
+    """A frontend, and the stored state of a run of another frontend, which has these runs."""
     ours, theirs = Siblings(), Siblings()
     shared = [Shared(Thoughts(), Metrics(), each) for each in (ResponseState(), runs)]
     async with ours.answering(shared[0]), theirs.answering(shared[1]):
@@ -46,21 +46,21 @@ async def running(store: ResponseStore | None = None, **fields: bool) -> AsyncIt
     """A background response that waits for `go_on`."""
     state = ResponseState(store or ResponseStore())
     client = Client(ScriptedTokens(ANSWER, pause_at=0), responses=state)
-    asking = asyncio.create_task(client.respond(background=True, **fields))
+    pending = asyncio.create_task(client.respond(background=True, **fields))
     await client.tokens.paused.wait()
     (run,) = state._runs.values()  # noqa: SLF001  its id is not known yet
     yield client, run
     client.tokens.go_on.set()
-    await asking
+    await pending
     await state.close()
 
 
-async def say(run: Run, num_bytes: int) -> None:
-    """As if the model had said so much."""
+async def publish(run: Run, num_bytes: int) -> None:
+    """As if the model had written this much."""
     await run._publish(run.answer.write([TextDelta("x" * num_bytes, 0, 1)]))  # noqa: SLF001  much at once
 
 
-async def test_a_run_is_stopped_by_whichever_process_is_asked_once_that_is_stored(
+async def test_stopping_a_run_from_another_process_waits_until_it_is_stored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(store, "WAIT_S", PATIENCE_S)
@@ -98,9 +98,9 @@ async def test_a_follower_that_reads_slowly_gets_all_events(tmp_path: Path) -> N
     ):
         assert followed is not None
         await until(lambda: len(run._followers) == 2)  # noqa: SLF001  nothing else shows it
-        num_said = 40
-        for _ in range(num_said):  # 10 MiB
-            await say(run, 1 << 18)
+        num_deltas = 40
+        for _ in range(num_deltas):  # 10 MiB
+            await publish(run, 1 << 18)
             for _ in range(10):
                 await asyncio.sleep(0)  # turns in which they could be sent
         client.tokens.go_on.set()
@@ -109,7 +109,7 @@ async def test_a_follower_that_reads_slowly_gets_all_events(tmp_path: Path) -> N
             events += data
         last = int(events.rpartition(b'"sequence_number":')[2].partition(b"}")[0])
         assert events.count(b"\n\n") == last
-        assert events.count(b"x") > 4 * num_said << 18  # in deltas, and in what ends them
+        assert events.count(b"x") > 4 * num_deltas << 18  # in deltas, and in what ends them
         error = json.loads(followed.failure(NotReady("Gone.")).partition(b"data: ")[2])
         assert error["sequence_number"] == last + 1
 
@@ -127,7 +127,7 @@ async def test_a_follower_elsewhere_that_has_left_is_forgotten(tmp_path: Path) -
 
             async with asyncio.timeout(PATIENCE_S):
                 while len(run._followers) > 1:  # noqa: SLF001  nothing else shows it
-                    await say(run, 10)  # that it has left is noticed only then
+                    await publish(run, 10)  # that it has left is noticed only then
                     await asyncio.sleep(0.001)
 
 
@@ -163,9 +163,7 @@ async def test_a_follower_gets_an_error_when_the_process_that_runs_it_is_lost(tm
 
 
 @pytest.mark.parametrize("is_streamed", [True, False])
-async def test_what_one_frontend_deletes_another_one_neither_runs_nor_has(
-    tmp_path: Path, is_streamed: bool
-) -> None:
+async def test_deleting_at_another_frontend_ends_the_run(tmp_path: Path, is_streamed: bool) -> None:
     path = str(tmp_path / "responses.sqlite3")
     ours, theirs = Siblings(), Siblings()
     store = ResponseStore(path, address=theirs.address)

@@ -55,7 +55,7 @@ def assistant(*blocks: Json) -> Json:
     return {"role": "assistant", "content": list(blocks)}
 
 
-def said(*blocks: Json) -> AssistantTurn:
+def written(*blocks: Json) -> AssistantTurn:
     turns = talk(HI, assistant(*blocks), HI).turns
     (turn,) = turns[1:-1]
     assert isinstance(turn, AssistantTurn)
@@ -84,9 +84,7 @@ def test_limits_and_sampling_are_the_clients() -> None:
         ({"type": "tool", "name": "f"}, 1, None),
     ],
 )
-def test_tool_choice_says_which_calls_may_or_must_be_made(
-    choice: Json | None, num_called: int, max_calls: int | None
-) -> None:
+def test_tool_choice_limits_the_calls(choice: Json | None, num_called: int, max_calls: int | None) -> None:
     request, _ = read(tools=[TOOL, TOOL | {"name": "g"}], tool_choice=choice)
     form = request.sampling.guided
     assert (0 if form is None else len(form.last), request.max_calls) == (num_called, max_calls)
@@ -141,9 +139,9 @@ def test_each_role_becomes_its_turn_in_order() -> None:
 
 
 def test_only_this_services_reasoning_goes_back_into_the_prompt() -> None:
-    assert said(OURS, TEXT_A) == AssistantTurn(reasoning="Hm.", text="A")
+    assert written(OURS, TEXT_A) == AssistantTurn(reasoning="Hm.", text="A")
     for signature in (None, "", Seal(b"o" * 32).sign("Hm.")):
-        assert said(OURS | {"signature": signature}, TEXT_A) == AssistantTurn(text="A")
+        assert written(OURS | {"signature": signature}, TEXT_A) == AssistantTurn(text="A")
 
 
 def document(source: Json, **fields: Any) -> Json:
@@ -189,7 +187,7 @@ CALLED = (ToolCall(call_id="c", name="f", arguments="{}"),)
 def test_texts_of_one_message_are_one_answer_unless_a_call_follows(
     blocks: list[Json], turn: AssistantTurn
 ) -> None:
-    assert said(*blocks) == turn
+    assert written(*blocks) == turn
 
 
 @pytest.mark.parametrize(
@@ -203,7 +201,7 @@ def test_texts_of_one_message_are_one_answer_unless_a_call_follows(
 )
 def test_blocks_of_anthropics_servers_leave_a_note(block: Json) -> None:
     note = f"[{block['type']} left out: this model reads text only]"
-    assert said(block).text == note
+    assert written(block).text == note
     _, ignored = read({"role": "user", "content": [block]})
     assert ignored == [f"messages[].content[].{block['type']}"]
 
@@ -224,9 +222,9 @@ def test_the_text_of_search_results_reaches_the_model() -> None:
     call = {"role": "assistant", "content": [{"type": "tool_use", "id": "c", "name": "f"}]}
     request, ignored = read(HI, call, {"role": "user", "content": [result]})
     assert isinstance(request.prompt, Conversation)
-    (told,) = request.prompt.turns[2:]
-    assert isinstance(told, ToolResult)
-    assert told.text == "One.\n\nTwo.\n\n3"
+    (shown,) = request.prompt.turns[2:]
+    assert isinstance(shown, ToolResult)
+    assert shown.text == "One.\n\nTwo.\n\n3"
     assert not ignored
 
 
@@ -297,7 +295,7 @@ def test_a_refused_field_is_named(fields: Json, param: str) -> None:
     assert caught.value.param == param
 
 
-def test_fields_for_anthropics_servers_are_accepted_and_unknown_ones_named() -> None:
+def test_hints_are_accepted_and_unknown_fields_named() -> None:
     hints = {
         "metadata": {"user_id": "u"}, "service_tier": "auto", "betas": ["b"], "anthropic_beta": ["b"],
         "inference_geo": "eu", "speed": "fast", "cache_control": {"type": "ephemeral"},

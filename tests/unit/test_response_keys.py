@@ -1,4 +1,4 @@
-"""Whose a response is: that of the key which asked for it, also of a new key with its name."""
+"""A response belongs to the name of the key that created it."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

@@ -22,7 +22,7 @@ from tests.waiting import scaled, until
 ANSWER = "<|channel|>final<|message|>Hello<|return|>"
 
 
-async def test_one_response_more_than_the_limit_is_told_to_come_back() -> None:
+async def test_a_run_beyond_the_limit_is_refused() -> None:
     assert MAX_RUNS == 1000
     async with frontend(ANSWER, script={"pause_at": 0}) as client:
         made = (await client.respond(background=True)).json
@@ -41,7 +41,7 @@ async def test_one_response_more_than_the_limit_is_told_to_come_back() -> None:
 
 
 @jumping
-async def test_a_run_ends_when_its_time_is_over_and_says_so() -> None:
+async def test_a_run_fails_at_its_deadline() -> None:
     client = Client(ScriptedTokens(ANSWER, pause_at=5), request_timeout_s=600.0)
     made = (await client.respond(background=True)).json
     loop = asyncio.get_running_loop()
@@ -61,7 +61,7 @@ async def test_a_run_ends_when_its_time_is_over_and_says_so() -> None:
 
 async def test_a_stream_that_is_too_long_is_not_stored_and_cannot_be_resumed() -> None:
     async with frontend(ANSWER, script={"pause_at": 0}) as client:
-        asking = asyncio.create_task(client.respond(background=True, stream=True))
+        pending = asyncio.create_task(client.respond(background=True, stream=True))
         await client.tokens.paused.wait()
         [(response_id, run)] = client.responses._runs.items()  # noqa: SLF001  its id is not known yet
         assert (run.answer.kept_stream or b"").startswith(b"event: response.created")
@@ -71,13 +71,13 @@ async def test_a_stream_that_is_too_long_is_not_stored_and_cannot_be_resumed() -
             run.answer.write([TextDelta("x" * (MAX_KEPT_STREAM_BYTES // 2), 0, 1)])
         assert run.answer.kept_stream is None
         client.tokens.go_on.set()
-        await asking
+        await pending
         await ended(client, response_id)
         late = await client.get(f"/v1/responses/{response_id}?stream=true")
         assert (late.status, late.error["param"]) == (400, "stream")
 
 
-async def test_what_a_run_came_to_is_shown_once_it_is_kept_and_not_before() -> None:
+async def test_the_end_of_a_run_is_visible_once_it_is_stored() -> None:
     can_save = threading.Event()
     can_save.set()
 
@@ -165,7 +165,7 @@ async def test_a_run_whose_end_cannot_be_saved_still_ends_for_its_followers() ->
     await client.responses.close()
 
 
-async def test_a_run_waits_in_the_turn_of_the_user_who_asked_for_it() -> None:
+async def test_a_run_waits_in_its_users_turn() -> None:
     client = Client(ScriptedTokens(ANSWER))
     for background in (False, True):
         for user in ("ann", "bob"):

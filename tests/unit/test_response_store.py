@@ -43,7 +43,7 @@ def writing(path: Path, how: str = "IMMEDIATE") -> Iterator[sqlite3.Connection]:
         yield other
 
 
-async def test_what_is_saved_is_loaded_and_saved_again_and_deleted() -> None:
+async def test_a_response_is_saved_loaded_updated_and_deleted() -> None:
     store = ResponseStore()
     first = response("a", status="in_progress", is_background=True)
     await store.save(first, ["msg_1"])
@@ -80,7 +80,7 @@ async def test_a_chain_is_read_whole_up_to_a_number_of_responses_and_bytes(
     await store.close()
 
 
-async def test_nobody_but_the_user_can_read_what_is_stored(tmp_path: Path) -> None:
+async def test_the_files_are_private(tmp_path: Path) -> None:
     path = tmp_path / "folder" / "responses.sqlite3"
     umask = os.umask(0)
     try:
@@ -118,7 +118,7 @@ async def test_the_responses_used_last_are_kept_and_running_ones(
     await store.close()
 
 
-async def test_a_deleted_response_leaves_nothing_in_a_file_of_the_version_that_it_says(
+async def test_a_deleted_response_leaves_nothing_in_the_file(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "responses.sqlite3"
@@ -178,7 +178,7 @@ def test_processes_that_create_the_file_together_all_open_it(tmp_path: Path) -> 
             assert list(pool.map(opened, [path] * 4)) == [None] * 4
 
 
-async def test_what_cannot_be_written_is_found_at_once_and_written_later(
+async def test_unwritten_responses_are_found_and_written_later(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "responses.sqlite3"
@@ -210,7 +210,7 @@ class Disk:
     """A clock of a store that writes nothing until the disk `goes_on`, at the latest at the end."""
 
     def __init__(self) -> None:
-        self.is_asked = threading.Event()
+        self.is_called = threading.Event()
         self.goes_on = threading.Event()
 
     def __enter__(self) -> "Disk":
@@ -220,17 +220,17 @@ class Disk:
         self.goes_on.set()
 
     def __call__(self) -> float:
-        self.is_asked.set()
+        self.is_called.set()
         assert self.goes_on.wait(PATIENCE_S)
         return 0.0
 
 
-async def test_a_response_that_is_not_written_yet_is_its_keys_only() -> None:
+async def test_an_unwritten_response_is_its_keys_only() -> None:
     with Disk() as disk:
         store = ResponseStore(clock=disk)
         made = response("a", key_name="alice")
         saving = asyncio.create_task(store.save(made, ["msg_1"]))
-        await until(disk.is_asked.is_set)
+        await until(disk.is_called.is_set)
         assert await store.load("a", "bob") is None
         assert await store.load("a", "alice") == made
         finding = asyncio.create_task(store.with_item("msg_1", "bob"))
@@ -247,7 +247,7 @@ async def test_a_file_that_does_not_answer_is_a_named_failure(monkeypatch: pytes
     with Disk() as disk:
         store = ResponseStore(clock=disk)
         saving = asyncio.create_task(store.save(response("a"), []))
-        await until(disk.is_asked.is_set)
+        await until(disk.is_called.is_set)
         with pytest.raises(StoreFailure, match="does not answer"):
             await store.load("b")
         assert not store.is_failing  # writing may take longer than reading
@@ -260,7 +260,7 @@ async def test_a_response_that_is_deleted_before_it_is_written_is_gone() -> None
     with Disk() as disk:
         store = ResponseStore(clock=disk)
         saving = [asyncio.create_task(store.save(response("a"), []))]
-        await until(disk.is_asked.is_set)
+        await until(disk.is_called.is_set)
         saving.append(asyncio.create_task(store.save(response("b"), [])))
         await asyncio.sleep(0)
         deleting = asyncio.create_task(store.delete("b"))
@@ -289,7 +289,7 @@ async def test_a_response_that_is_saved_again_while_it_is_written_is_written_aga
     with Disk() as disk:
         store = ResponseStore(str(path), clock=disk)
         saving = [asyncio.create_task(store.save(response("a", body=b"1"), []))]
-        await until(disk.is_asked.is_set)
+        await until(disk.is_called.is_set)
         saving.append(asyncio.create_task(store.save(response("a", body=b"2"), [])))
         await asyncio.sleep(0)
         disk.goes_on.set()
@@ -337,7 +337,7 @@ def num_locks(folder: Path) -> int:
     return len(list(folder.glob("*.lock")))
 
 
-async def test_what_a_dead_frontend_was_making_has_failed_and_a_living_ones_has_not(tmp_path: Path) -> None:
+async def test_runs_of_a_dead_frontend_have_failed(tmp_path: Path) -> None:
     path = tmp_path / "responses.sqlite3"
     with another_frontend(path):
         store = ResponseStore(str(path))
@@ -353,7 +353,7 @@ async def test_what_a_dead_frontend_was_making_has_failed_and_a_living_ones_has_
     await store.close()
 
 
-async def test_a_running_response_of_nobody_has_failed_in_a_locked_file_too(tmp_path: Path) -> None:
+async def test_a_run_of_nobody_has_failed_in_a_locked_file_too(tmp_path: Path) -> None:
     path = tmp_path / "responses.sqlite3"
     store = ResponseStore(str(path))
     await store.open()
@@ -367,7 +367,7 @@ async def test_a_running_response_of_nobody_has_failed_in_a_locked_file_too(tmp_
     assert num_locks(tmp_path) == 0
 
 
-async def test_frontends_of_one_process_tell_their_own_runs_from_others(tmp_path: Path) -> None:
+async def test_a_store_distinguishes_its_own_runs(tmp_path: Path) -> None:
     path = str(tmp_path / "responses.sqlite3")
     one, other = ResponseStore(path, address="unix:@one"), ResponseStore(path, address="unix:@other")
     await one.save(response("a", status="in_progress", body=b"{}"), [])

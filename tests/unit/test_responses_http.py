@@ -67,7 +67,7 @@ async def prompt_of(given: object, **fields: Any) -> str:
         [{"role": "user", "content": [{"type": "input_text", "text": t} for t in "Hi"]}],
     ],
 )
-async def test_text_may_be_said_in_many_ways(given: object) -> None:
+async def test_input_text_has_several_forms(given: object) -> None:
     assert await prompt_of(given) == "<|start|>user<|message|>Hi<|end|>"
 
 
@@ -116,7 +116,7 @@ async def test_reasoning_before_a_final_answer_is_dropped_and_a_preamble_is_not(
     )
 
 
-async def test_tools_and_effort_stand_in_the_prompt_and_tool_choice_none_takes_them_out() -> None:
+async def test_tools_and_effort_are_in_the_prompt() -> None:
     client = Client(ScriptedTokens(ANSWER))
     await client.respond(tools=[TOOL], reasoning={"effort": "low", "summary": "auto"})
     prompt = TOKENIZER.decode(client.tokens.requests[0].token_ids)
@@ -174,7 +174,7 @@ async def test_a_schema_for_the_text_is_guided_rendered_and_echoed() -> None:
     assert "# Response Formats\n\n## thing" in TOKENIZER.decode(client.tokens.requests[0].token_ids)
 
 
-async def test_a_workers_complaint_of_a_schema_names_the_field_of_the_response() -> None:
+async def test_schemas_carry_the_path_of_their_field() -> None:
     client = Client(ScriptedTokens(ANSWER))
     await client.respond(tools=[TOOL, TOOL | {"name": "g", "strict": True}])
     guided = client.tokens.requests[0].sampling.guided
@@ -182,14 +182,14 @@ async def test_a_workers_complaint_of_a_schema_names_the_field_of_the_response()
     assert [form.param for form in guided.last] == [None, "tools[1].parameters", None]
 
 
-async def test_what_was_asked_for_is_echoed() -> None:
-    asked = {
+async def test_request_fields_are_echoed() -> None:
+    sent = {
         "instructions": "Be kind.", "metadata": {"a": "b"}, "temperature": 0.5, "top_p": 0.5,
         "max_output_tokens": 9, "max_tool_calls": 3, "parallel_tool_calls": False, "user": "u",
         "top_logprobs": 2, "safety_identifier": "s", "prompt_cache_key": "k", "store": False,
     }  # fmt: skip
-    reply, _ = await ask(**asked, tools=[TOOL], service_tier="auto", truncation="disabled")
-    assert reply.json.items() >= asked.items()
+    reply, _ = await ask(**sent, tools=[TOOL], service_tier="auto", truncation="disabled")
+    assert reply.json.items() >= sent.items()
     assert reply.json["tools"] == [TOOL | {"strict": None}]
     assert reply.json["reasoning"] == {"effort": "medium", "summary": None}
 
@@ -227,9 +227,7 @@ async def test_what_was_asked_for_is_echoed() -> None:
         ({"stream": True, "stream_options": {"include_obfuscation": True}}, None),
     ],
 )
-async def test_what_gpt_oss_cannot_be_given_is_left_out_and_named(
-    fields: dict[str, Any], named: str | None
-) -> None:
+async def test_unsupported_content_is_left_out_and_named(fields: dict[str, Any], named: str | None) -> None:
     reply, _ = await ask(**fields)
     assert reply.status == 200, reply.body
     assert reply.headers.get("x-baton-ignored") == named
@@ -299,19 +297,19 @@ async def test_what_gpt_oss_cannot_be_given_is_left_out_and_named(
         ({"stream_options": {}}, "stream_options"),
     ],
 )  # fmt: skip
-async def test_what_is_not_served_is_a_400_that_names_the_field(fields: dict[str, Any], param: str) -> None:
+async def test_a_refused_field_is_named(fields: dict[str, Any], param: str) -> None:
     given = fields.pop("input", "Hi")
     reply, _ = await ask(given, **fields)
     assert (reply.status, reply.error["param"], reply.error["type"]) == (400, param, "invalid_request_error")
     assert reply.error["message"].endswith(".")
 
 
-async def test_a_type_that_nobody_knows_is_quoted_in_part() -> None:
+async def test_a_long_unknown_type_is_quoted_in_part() -> None:
     reply, _ = await ask([{"type": "x" * 10_000}])
     assert len(reply.body) < 1000
 
 
-async def test_a_missing_model_and_an_unknown_one_are_told_apart() -> None:
+async def test_a_missing_and_an_unknown_model_differ() -> None:
     client = Client(ScriptedTokens(ANSWER))
     assert (await client.post("/v1/responses", {"input": "Hi"})).error["param"] == "model"
     assert (await ask(model="gpt-9"))[0].status == 404

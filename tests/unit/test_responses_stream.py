@@ -51,7 +51,7 @@ async def respond(*texts: str, script: dict[str, Any] | None = None, **fields: A
 
 
 def without_ids(response: dict[str, Any]) -> dict[str, Any]:
-    """A response without what is drawn anew or told by the clock."""
+    """A response without random ids and times."""
     text = json.dumps(response | {"id": "", "created_at": 0, "completed_at": 0})
     for item in response["output"]:
         for name in ("id", "call_id"):
@@ -104,7 +104,7 @@ def check_item(events: list[dict[str, Any]], index: int, kind: str, text: str, s
 
 
 def numbered(reply: Reply) -> list[dict[str, Any]]:
-    """The events without their numbers, which have no gaps; each is one that the SDK knows."""
+    """The events without their numbers, which have no gaps; the SDK's types accept each."""
     names = [line[7:] for line in reply.body.decode().split("\n") if line.startswith("event: ")]
     events = reply.events
     assert names == [event["type"] for event in events]
@@ -130,7 +130,7 @@ async def test_each_item_has_its_events_in_order_and_the_end_has_it_all(
     assert in_progress == {"type": "response.in_progress", "response": begun}
     assert (begun["status"], begun["output"], begun["usage"]) == ("in_progress", [], None)
 
-    output = [check_item(events, i, kind, said, "completed") for i, (kind, said) in enumerate(items)]
+    output = [check_item(events, i, kind, written, "completed") for i, (kind, written) in enumerate(items)]
 
     assert events == []
     ended = last["response"]
@@ -159,7 +159,7 @@ async def test_the_usage_counts_input_output_reasoning_and_cached_tokens() -> No
 
 @pytest.mark.parametrize("tokens_per_chunk", [3, 1000])
 @pytest.mark.parametrize(
-    ("said", "items"),
+    ("written", "items"),
     [
         ("<|channel|>ana", []),
         ("<|channel|>analysis<|message|>Thi", [("reasoning", "Thi", "incomplete")]),
@@ -171,9 +171,9 @@ async def test_the_usage_counts_input_output_reasoning_and_cached_tokens() -> No
     ],
 )
 async def test_an_answer_cut_by_its_token_limit_is_incomplete_and_so_is_the_item_that_was_cut(
-    said: str, items: list[tuple[str, str, str]], tokens_per_chunk: int
+    written: str, items: list[tuple[str, str, str]], tokens_per_chunk: int
 ) -> None:
-    limit = len(TOKENIZER.encode_text(said, allow_special=True))
+    limit = len(TOKENIZER.encode_text(written, allow_special=True))
     script = {"tokens_per_chunk": tokens_per_chunk}
     events = numbered(await respond(THINK + FINAL, script=script, stream=True, max_output_tokens=limit))[2:]
     last = events.pop()
@@ -232,7 +232,7 @@ async def test_a_failure_before_the_first_token_is_a_status(stream: bool) -> Non
     ("fields", "num_top"),
     [({"top_logprobs": 1}, 1), ({"include": ["message.output_text.logprobs"]}, 0), ({}, None)],
 )
-async def test_log_probabilities_stand_in_the_deltas_and_in_the_whole(
+async def test_log_probabilities_are_in_the_deltas_and_in_the_whole(
     fields: dict[str, Any], num_top: int | None
 ) -> None:
     client = Client(ScriptedTokens(FINAL))

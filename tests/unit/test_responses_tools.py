@@ -46,13 +46,13 @@ async def respond(client: Client, **fields: Any) -> Reply:
 
 
 async def output(text: str, **fields: Any) -> list[Json]:
-    """The items of an answer, told the same whole and as a stream."""
+    """The items of an answer, which are the same whole and as a stream."""
     whole = (await respond(Client(ScriptedTokens(text)), **fields)).json["output"]
     events = (await respond(Client(ScriptedTokens(text)), stream=True, **fields)).events
     done = [event["item"] for event in events if event["type"] == "response.output_item.done"]
     assert events[-1]["response"]["output"] == done
-    for told in (whole, done):
-        for item in told:
+    for shown in (whole, done):
+        for item in shown:
             item.pop("id")
             item.pop("call_id", None)
             item.pop("encrypted_content", None)
@@ -70,11 +70,11 @@ async def prompt(**fields: Any) -> str:
     return prompt_of(client)
 
 
-async def test_a_namespace_is_shown_as_one_and_its_calls_carry_name_and_namespace_apart() -> None:
-    said = await prompt(tools=[AGENTS, CLOSE])
-    assert "## agents\n\n// Sub-agents.\nnamespace agents {\n\ntype close" in said
-    assert "} // namespace agents" in said
-    assert "namespace functions {\n\ntype close" in said
+async def test_a_namespace_is_rendered_and_its_calls_carry_it() -> None:
+    written = await prompt(tools=[AGENTS, CLOSE])
+    assert "## agents\n\n// Sub-agents.\nnamespace agents {\n\ntype close" in written
+    assert "} // namespace agents" in written
+    assert "namespace functions {\n\ntype close" in written
     (_, called) = await output(call("agents.close", "{}"), tools=[AGENTS, CLOSE])
     assert (called["type"], called["name"], called["namespace"]) == ("function_call", "close", "agents")
     (_, called) = await output(call("functions.close", "{}"), tools=[AGENTS, CLOSE])
@@ -139,8 +139,8 @@ def test_reasoning_that_is_sent_back_counts_more_than_what_is_remembered() -> No
 async def test_tools_among_the_input_are_offered() -> None:
     added = {"type": "additional_tools", "role": "developer", "tools": [AGENTS, CLOSE]}
     left_out = [{"type": kind} for kind in ("compaction_summary", "configuration_update", "program")]
-    said = await prompt(input=[added, *left_out, HI], tools=[PATCH], reasoning={"context": "all_turns"})
-    assert said == await prompt(input=[HI], tools=[PATCH, AGENTS, CLOSE])
+    written = await prompt(input=[added, *left_out, HI], tools=[PATCH], reasoning={"context": "all_turns"})
+    assert written == await prompt(input=[HI], tools=[PATCH, AGENTS, CLOSE])
     (_, called) = await output(call("agents.close", "{}"), input=[added, HI])
     assert (called["name"], called["namespace"]) == ("close", "agents")
 
@@ -157,7 +157,7 @@ async def test_the_input_of_a_custom_tool_is_held_to_its_grammar(syntax: str) ->
     assert form.last[0].param == "tools[0].format.definition"
 
 
-async def test_input_tokens_are_counted_as_they_would_be_asked() -> None:
+async def test_input_tokens_are_those_of_the_prompt() -> None:
     client = Client(ScriptedTokens(call("functions.close", "{}")))
     fields: Json = {"tools": [CLOSE, PATCH], "instructions": "Be brief."}
     used = (await respond(client, **fields)).json["usage"]["input_tokens"]
@@ -177,7 +177,7 @@ async def test_input_tokens_is_no_response_id(method: str) -> None:
 
 
 @pytest.mark.parametrize("summary", ["auto", "concise", "detailed"])
-async def test_reasoning_is_given_as_summary_where_that_is_asked_for(summary: str) -> None:
+async def test_reasoning_is_a_summary_on_request(summary: str) -> None:
     text = THINK + "<|channel|>final<|message|>Ok<|return|>"
     thought, _ = await output(text, reasoning={"summary": summary})
     assert thought["summary"] == [{"type": "summary_text", "text": "Think."}]
@@ -220,9 +220,9 @@ async def test_frontends_that_share_a_key_open_each_others_thoughts_if_unchanged
 )
 async def test_a_call_comes_back_as_it_was(called: Json, recipient: str) -> None:
     result = {"type": f"{called['type']}_output", "call_id": "c", "output": "done"}
-    said = await prompt(tools=[AGENTS, PATCH], input=[HI, called | {"call_id": "c"}, result])
-    assert f"assistant to={recipient}" in said
-    assert f"{recipient} to=assistantcommentarydone" in said
+    written = await prompt(tools=[AGENTS, PATCH], input=[HI, called | {"call_id": "c"}, result])
+    assert f"assistant to={recipient}" in written
+    assert f"{recipient} to=assistantcommentarydone" in written
 
 
 LINES = {"commands": ["ls", "pwd"], "timeout_ms": 5000}
@@ -276,17 +276,16 @@ async def test_a_call_is_an_item_of_the_tools_own_type_and_comes_back(kind: str)
     assert called == item | {"id": called["id"], "call_id": called["call_id"], "status": "completed"}
     streamed = Client(ScriptedTokens(answer(kind, json.dumps(arguments))))
     events = (await respond(streamed, tools=[{"type": kind}], stream=True)).events
-    told = [e["item"] for e in events if e["type"] == "response.output_item.done"][-1]
-    assert told.keys() == called.keys()
-    assert events[-1]["response"]["output"][-1] == told
+    shown = [e["item"] for e in events if e["type"] == "response.output_item.done"][-1]
+    assert shown.keys() == called.keys()
+    assert events[-1]["response"]["output"][-1] == shown
 
     result = output | {"call_id": called["call_id"]}
-    other = Client(ScriptedTokens(THINK))  # which does not know how the model wrote the call
+    other = Client(ScriptedTokens(THINK))  # which has not seen the call
     await respond(other, tools=[{"type": kind}], input=[HI, thought, called, result])
-    said = prompt_of(other)
     written = json.dumps(arguments, separators=(",", ":"))
-    assert f"assistant to=functions.{kind}commentary json{written}" in said
-    assert "total 0" in said.partition(f"functions.{kind} to=assistant")[2]
+    assert f"assistant to=functions.{kind}commentary json{written}" in prompt_of(other)
+    assert "total 0" in prompt_of(other).partition(f"functions.{kind} to=assistant")[2]
 
 
 async def test_the_output_of_a_local_shell_may_name_its_call_as_openai_does() -> None:
@@ -318,8 +317,8 @@ async def test_a_call_cut_by_the_token_limit_is_an_incomplete_function_call(
     kind: str, num_missing_bytes: int
 ) -> None:
     arguments = json.dumps(CALLS[kind][0])
-    told = arguments[: len(arguments) - num_missing_bytes]
-    limit = len(TOKENIZER.encode_text(answer(kind, told), allow_special=True)) - 1  # without its end
+    shown = arguments[: len(arguments) - num_missing_bytes]
+    limit = len(TOKENIZER.encode_text(answer(kind, shown), allow_special=True)) - 1  # without its end
     fields: Json = {"tools": [{"type": kind}], "max_output_tokens": limit}
     body = (await respond(Client(ScriptedTokens(answer(kind, arguments))), **fields)).json
     Response.model_validate(body)
@@ -328,12 +327,12 @@ async def test_a_call_cut_by_the_token_limit_is_an_incomplete_function_call(
     assert (called["type"], called["name"], called["arguments"], called["status"]) == (
         "function_call",
         kind,
-        told,
+        shown,
         "incomplete",
     )
     events = (await respond(Client(ScriptedTokens(answer(kind, arguments))), **fields, stream=True)).events
     done = [e["item"] for e in events if e["type"] == "response.output_item.done"][-1]
-    assert (done["status"], done["arguments"]) == ("incomplete", told)
+    assert (done["status"], done["arguments"]) == ("incomplete", shown)
 
 
 SEARCH: Json = {
@@ -361,9 +360,9 @@ async def test_tools_that_a_search_of_the_client_finds_can_be_called() -> None:
     result = {"type": "tool_search_output", "call_id": called["call_id"], "status": None, "tools": FOUND}
     other = Client(ScriptedTokens(answer("tool_search", "{}").replace("functions.tool_search", "wiki.get")))
     made = (await respond(other, tools=[SEARCH], input=[HI, thought, called, result, called, result])).json
-    said = prompt_of(other)
-    assert said.count("namespace wiki {\n\ntype get =") == 1
-    assert "Found: wiki.get" in said.partition("functions.tool_search to=assistant")[2]
+    written = prompt_of(other)
+    assert written.count("namespace wiki {\n\ntype get =") == 1
+    assert "Found: wiki.get" in written.partition("functions.tool_search to=assistant")[2]
     assert [made["output"][-1][name] for name in ("type", "namespace", "name")] == [
         "function_call",
         "wiki",
@@ -371,8 +370,8 @@ async def test_tools_that_a_search_of_the_client_finds_can_be_called() -> None:
     ]
 
     output = {"type": "function_call_output", "call_id": made["output"][-1]["call_id"], "output": "A page."}
-    asked = {"tools": [SEARCH], "input": [output], "previous_response_id": made["id"]}
-    await respond(other, **asked)
+    sent = {"tools": [SEARCH], "input": [output], "previous_response_id": made["id"]}
+    await respond(other, **sent)
     assert "namespace wiki {\n\ntype get =" in prompt_of(other)
 
 
