@@ -1,7 +1,6 @@
 """The Discovery protocol: a registry of live workers."""
 
 import logging
-import re
 from collections.abc import AsyncGenerator
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
@@ -12,9 +11,6 @@ from baton.messages import UNDECODABLE, WorkerInfo
 from baton.telemetry import unauthenticated
 
 log = logging.getLogger(__name__)
-
-ENDPOINT = re.compile(r"dyn://([^./]+)\.([^./]+)\.([^./]+)")
-"""An endpoint's name in discovery: namespace, component, endpoint, as in Dynamo."""
 
 MAX_WORKERS = 4096
 """Maximum number of registrations; further ones are ignored."""
@@ -47,13 +43,12 @@ class Discovery(Protocol):
 
 def decode_worker(value: bytes, source: str) -> WorkerInfo | None:
     """Decode the registration at `source`; None, with a log line, if it is invalid."""
-    if len(value) > MAX_WORKER_BYTES:
-        log.warning("registration=skipped source=%r error=longer than %d bytes", source, MAX_WORKER_BYTES)
-        unauthenticated.note("the registry")
-        return None
-    try:
-        return msgspec.json.decode(value, type=WorkerInfo)
-    except UNDECODABLE as error:
-        log.warning("registration=skipped source=%r error=%s", source, error)
-        unauthenticated.note("the registry")
-        return None
+    problem: object = f"longer than {MAX_WORKER_BYTES} bytes"
+    if len(value) <= MAX_WORKER_BYTES:
+        try:
+            return msgspec.json.decode(value, type=WorkerInfo)
+        except UNDECODABLE as error:
+            problem = error
+    log.warning("registration=skipped source=%r error=%s", source, problem)
+    unauthenticated.note("the registry")
+    return None

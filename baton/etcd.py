@@ -11,7 +11,7 @@ from urllib.parse import quote
 import grpc
 import msgspec
 
-from baton.discovery import ENDPOINT, MAX_WORKERS, decode_worker
+from baton.discovery import MAX_WORKERS, decode_worker
 from baton.etcd_rpc import EtcdError, EtcdRpc
 from baton.messages import WorkerInfo
 
@@ -22,14 +22,9 @@ _RETRY_S = 0.5
 
 
 def instance_key(info: WorkerInfo) -> bytes:
-    """`dyn://dynamo.prefill.generate` -> `v1/instances/dynamo/prefill/generate/{worker_id}`, as Dynamo does.
-
-    Raises ValueError if the endpoint is not of the form dyn://namespace.component.endpoint.
-    """
-    match = ENDPOINT.fullmatch(info.endpoint)
-    if match is None:
-        raise ValueError(f"{info.endpoint!r} is not an endpoint; use dyn://namespace.component.endpoint")
-    return PREFIX + "/".join((*match.groups(), quote(info.worker_id, safe=":"))).encode()
+    """`dyn://a.b.c` -> `v1/instances/a/b/c/{worker_id}`, as Dynamo does."""
+    endpoint = info.endpoint.removeprefix("dyn://").replace(".", "/")
+    return PREFIX + f"{endpoint}/{quote(info.worker_id, safe=':')}".encode()
 
 
 class EtcdDiscovery:

@@ -1,11 +1,11 @@
 """Worker flags, named as in NVIDIA Dynamo's TensorRT-LLM worker."""
 
 import dataclasses
+import re
 from pathlib import Path
 from typing import Literal
 
 from baton.connect import Wires
-from baton.discovery import ENDPOINT
 from baton.flags import Parsed, flag
 from baton.messages import Role
 from baton.model_folder import hub_id, model_folder
@@ -15,6 +15,7 @@ from workers.settings_text import SettingsError
 EngineName = Literal["embedded", "mocker", "trtllm", "vllm"]
 DisaggregationMode = Literal["prefill", "decode", "agg"]
 
+_ENDPOINT = re.compile(r"dyn://[^./]+\.[^./]+\.[^./]+")
 _ENDPOINTS = {
     Role.PREFILL: "dyn://dynamo.prefill.generate",
     Role.DECODE: "dyn://dynamo.tensorrt_llm.generate",
@@ -70,7 +71,7 @@ class WorkerSettings:
     wires: Wires = dataclasses.field(default_factory=Wires)
 
     def __post_init__(self) -> None:
-        if self.endpoint is not None and not ENDPOINT.fullmatch(self.endpoint):
+        if self.endpoint is not None and not _ENDPOINT.fullmatch(self.endpoint):
             raise ValueError(f"--endpoint {self.endpoint}: must be dyn://namespace.component.endpoint")
 
     @property

@@ -3,7 +3,7 @@
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -38,9 +38,6 @@ def planned(
     return [replace(worker, gpus=each) for each in gpus]
 
 
-Ask = Callable[[Sequence[str]], str | None]
-
-
 def ask_worker(argv: Sequence[str]) -> str | None:
     """The error of `python -m workers --check`, if any: only the installed build knows its keys and types.
     In a subprocess, since importing an engine is slow, prints, and may end the process.
@@ -61,11 +58,11 @@ def ask_worker(argv: Sequence[str]) -> str | None:
     return (errors or lines)[-1].removeprefix("error: ")
 
 
-def with_refusals(workers: Iterable[Worker], model_path: Path, ask: Ask = ask_worker) -> tuple[Worker, ...]:
+def with_refusals(workers: Iterable[Worker], model_path: Path) -> tuple[Worker, ...]:
     """The workers, with the errors of those that refuse their settings; runs each command line once."""
     workers = tuple(workers)
     lines = list(dict.fromkeys(worker.argv for worker in workers if worker.refusal is None))
     with ThreadPoolExecutor() as pool:
-        answers = pool.map(lambda argv: ask([f"--model-path={model_path}", *argv]), lines)
+        answers = pool.map(lambda argv: ask_worker([f"--model-path={model_path}", *argv]), lines)
         refusals = dict(zip(lines, answers, strict=True))
     return tuple(replace(worker, refusal=worker.refusal or refusals.get(worker.argv)) for worker in workers)

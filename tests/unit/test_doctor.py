@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from tensorrt_llm.llmapi import TorchLlmArgs
 
 from baton.connect import Service
+from operations.doctor import plan
 from operations.doctor.command import examine, text
 from operations.doctor.facts import (
     GIB,
@@ -651,7 +652,7 @@ def test_what_the_worker_refuses_is_an_error_in_the_same_words(tmp_path: Path, t
     assert _found(facts)["settings-refused"].fact == f"prefill: {refused.value}"
 
 
-def test_the_installed_build_checks_each_command_line_once() -> None:
+def test_the_installed_build_checks_each_command_line_once(monkeypatch: pytest.MonkeyPatch) -> None:
     checked = []
 
     def refuse(argv: Sequence[str]) -> str:
@@ -659,8 +660,9 @@ def test_the_installed_build_checks_each_command_line_once() -> None:
         return "prefill.yaml: warp_drive: unknown key"
 
     prefill = planned("trtllm", "prefill", ["0,1", "2,3"], CONFIGS / "prefill.yaml", "--max-seq-len 9000")
+    monkeypatch.setattr(plan, "ask_worker", refuse)
     unread = Worker(mode="decode", refusal="none.yaml: cannot be read")
-    workers = with_refusals([*prefill, unread], Path("/model"), refuse)
+    workers = with_refusals([*prefill, unread], Path("/model"))
 
     yaml = f"--extra-engine-args={CONFIGS}/prefill.yaml"
     flags = ["--engine", "trtllm", "--disaggregation-mode", "prefill", yaml, "--max-seq-len", "9000"]
