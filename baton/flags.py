@@ -51,7 +51,9 @@ class Parsed(Generic[T]):
 
     def lines(self) -> list[str]:
         """`name=value (source)` for each setting, to print at start."""
-        values = _flatten(self.settings)
+        values = dataclasses.asdict(self.settings)  # type: ignore[call-overload]  # T is a dataclass by contract
+        for group in [value for value in values.values() if isinstance(value, dict)]:
+            values |= group
         return [without_secrets(f"{name}={values[name]} ({source})") for name, source in self.sources.items()]
 
 
@@ -195,11 +197,3 @@ def _build(cls: type[T], values: Mapping[str, Any]) -> T:
         kind = hints[field.name]
         own[field.name] = _build(kind, values) if dataclasses.is_dataclass(kind) else values[field.name]  # type: ignore[arg-type]  # is_dataclass does not narrow to a type
     return cls(**own)
-
-
-def _flatten(settings: Any) -> dict[str, Any]:
-    values: dict[str, Any] = {}
-    for field in dataclasses.fields(settings):
-        value = getattr(settings, field.name)
-        values |= _flatten(value) if dataclasses.is_dataclass(value) else {field.name: value}
-    return values
