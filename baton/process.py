@@ -26,39 +26,6 @@ class NotStarted(Exception):
     """What a process needs at start did not come in time. The message is for the operator."""
 
 
-class Shutdown:
-    """Set by SIGTERM or SIGINT. The process waits for it, drains and returns."""
-
-    def __init__(self) -> None:
-        self._asked = asyncio.Event()
-
-    @property
-    def asked(self) -> bool:
-        """True after a signal."""
-        return self._asked.is_set()
-
-    async def wait(self) -> None:
-        """Return after a signal."""
-        await self._asked.wait()
-
-    def ask(self) -> None:
-        """Ask the process to drain, like the first signal."""
-        self._asked.set()
-
-    def listen(self) -> None:
-        """Handle SIGTERM and SIGINT of this process."""
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._on_signal, number)
-
-    def _on_signal(self, number: int) -> None:
-        if self._asked.is_set():
-            log.warning("forced signal=%s", signal.Signals(number).name)
-            leave(128 + number)
-        log.info("draining signal=%s", signal.Signals(number).name)
-        self.ask()
-
-
 def leave_start_uncollected() -> None:
     """Call once, when everything is imported: objects made so far are left out of this process's garbage
     collections, which are then short, and come less often.
@@ -68,14 +35,17 @@ def leave_start_uncollected() -> None:
     gc.set_threshold(10_000, 20, 20)
 
 
-def run(main: Callable[[Shutdown], Coroutine[Any, Any, int]]) -> int:
-    """Run `main` on uvloop with signal handling; returns its exit status, 1 after NotStarted."""
+def run(main: Callable[[asyncio.Event], Coroutine[Any, Any, int]]) -> int:
+    """Run `main` on uvloop; returns its exit status, 1 after NotStarted. `main` gets an event that the first
+    SIGTERM or SIGINT sets, for it to drain; the second ends the process.
+    """
     raise_descriptor_limit()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
 
     async def listening() -> int:
-        shutdown = Shutdown()
-        shutdown.listen()
+        loop, shutdown = asyncio.get_running_loop(), asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, _on_signal, number, shutdown)
         try:
             return await main(shutdown)
         except NotStarted as error:
@@ -83,6 +53,15 @@ def run(main: Callable[[Shutdown], Coroutine[Any, Any, int]]) -> int:
             return 1
 
     return uvloop.run(listening())
+
+
+def _on_signal(number: int, shutdown: asyncio.Event) -> None:
+    name = signal.Signals(number).name
+    if shutdown.is_set():
+        log.warning("forced signal=%s", name)
+        leave(128 + number)
+    log.info("draining signal=%s", name)
+    shutdown.set()
 
 
 async def needed(what: str, wait: Awaitable[T], limit_s: float = START_S) -> T:

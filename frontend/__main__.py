@@ -16,7 +16,7 @@ import uvloop
 from baton.discovery import Discovery
 from baton.files import UnsafeFolder
 from baton.flags import parse
-from baton.process import Shutdown, first_of, leave_start_uncollected, needed, run
+from baton.process import first_of, leave_start_uncollected, needed, run
 from baton.reread import kept_current
 from baton.telemetry import configure_logging, print_error
 from baton.transport import Transport
@@ -99,13 +99,13 @@ def _is_loopback(listener: socket.socket) -> bool:
 def _serve_alone(settings: FrontendSettings, credentials: Credentials, port: Port) -> int:
     settings = dataclasses.replace(settings, take_over=port.is_taken)
 
-    async def main(shutdown: Shutdown) -> int:
+    async def main(shutdown: asyncio.Event) -> int:
         listening = asyncio.Event()
 
         async def pass_port_on() -> None:
             await listening.wait()
             await first_of(shutdown.wait(), port.passed_on())
-            shutdown.ask()
+            shutdown.set()
 
         passing = asyncio.create_task(pass_port_on())
         try:
@@ -122,8 +122,8 @@ def _serve_in_place(settings: FrontendSettings, credentials: Credentials, place:
     """Serve as one of the supervisor's processes."""
     settings = dataclasses.replace(settings, take_over=place.takes_over)
 
-    async def main(shutdown: Shutdown) -> int:
-        place.watch(shutdown.ask)
+    async def main(shutdown: asyncio.Event) -> int:
+        place.watch(shutdown.set)
         listener = socket.socket(fileno=place.listener)
         siblings = Siblings(Path(place.folder), place.index, settings.num_processes, place.report_ready)
         return await serve(settings, credentials, listener, siblings, shutdown)
@@ -136,7 +136,7 @@ async def serve(
     credentials: Credentials,
     listener: socket.socket,
     siblings: Siblings,
-    shutdown: Shutdown,
+    shutdown: asyncio.Event,
 ) -> int:
     """Serve until shutdown, then let running answers finish within the drain timeout."""
     try:
@@ -156,7 +156,7 @@ async def serve(
         leave_start_uncollected()
         ready = ready_to_serve(settings, fleet, transport)
         await first_of(shutdown.wait(), asyncio.shield(following), ready)
-        if not shutdown.asked:
+        if not shutdown.is_set():
             server.start(listener, is_shared=settings.num_processes > 1)
             scheme = "http" if credentials.tls is None else "https"
             log.info("listening address=%s://%s:%d", scheme, *listener.getsockname()[:2])

@@ -13,7 +13,6 @@ import msgspec
 
 from baton.connect import Wires
 from baton.messages import GenerateRequest, Reply, TokenChunk, Usage, WorkerInfo
-from baton.process import Shutdown
 from frontend.__main__ import serve
 from frontend.flags import FrontendSettings, read_credentials
 from frontend.processes.siblings import Siblings
@@ -107,7 +106,7 @@ class Frontend:
             "wires": _ScriptedWires(workers=workers),
         }
         self.settings = FrontendSettings(**wired | settings)
-        self.shutdown = Shutdown()
+        self.shutdown = asyncio.Event()
         self.is_listening = asyncio.Event()
         self.listener = socket.create_server(("127.0.0.1", 0))
         port = self.listener.getsockname()[1]
@@ -139,7 +138,7 @@ class Frontend:
 
     async def end(self) -> int:
         """The status after a drain, which ends long before anything times out."""
-        self.shutdown.ask()
+        self.shutdown.set()
         async with asyncio.timeout(PATIENCE_S / 3):
             return await self.serving
 
@@ -154,7 +153,7 @@ async def process(
         try:
             yield frontend
         finally:
-            frontend.shutdown.ask()
+            frontend.shutdown.set()
             await asyncio.wait([frontend.serving], timeout=PATIENCE_S)
             frontend.listener.close()
 

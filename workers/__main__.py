@@ -1,12 +1,13 @@
 """`python -m workers`: runs one engine in one role."""
 
+import asyncio
 import logging
 import sys
 
 from baton.files import UnsafeFolder
 from baton.flags import parse
 from baton.own_address import WrongAddress
-from baton.process import Shutdown, leave_start_uncollected, run
+from baton.process import leave_start_uncollected, run
 from baton.telemetry import configure_logging, print_error
 from baton.tls import CredentialError
 from workers.engines.build import build_engine, with_engine
@@ -25,7 +26,7 @@ def main(argv: list[str]) -> int:
     configure_logging(settings.log_level)
     identity = new_identity(settings)
 
-    async def life(shutdown: Shutdown) -> int:
+    async def life(shutdown: asyncio.Event) -> int:
         try:
             settings.wires.check()
             complete = with_engine(with_model_folder(parsed))

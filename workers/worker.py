@@ -20,7 +20,7 @@ from baton.messages import (
     TokenChunk,
     WorkerInfo,
 )
-from baton.process import Shutdown, first_of, needed
+from baton.process import first_of, needed
 from baton.telemetry import unauthenticated
 from workers.checkpoint import fingerprint
 from workers.engine import Engine, EngineInfo
@@ -121,7 +121,7 @@ def new_identity(settings: WorkerSettings) -> tuple[str, str]:
 
 
 async def run_worker(
-    settings: WorkerSettings, engine: Engine, identity: tuple[str, str], shutdown: Shutdown
+    settings: WorkerSettings, engine: Engine, identity: tuple[str, str], shutdown: asyncio.Event
 ) -> int:
     """Run from start to stop. Exit status: 0 after a drain, 1 if the engine failed. Raises NotStarted."""
     try:
@@ -130,7 +130,7 @@ async def run_worker(
         except (OSError, ValueError, ImportError) as error:
             log.error("engine did not start: %s", error)  # noqa: TRY400  a message for the user
             return 1
-        if info is None:
+        if not isinstance(info, EngineInfo):
             return 0
         return await _serve(settings, engine, info, identity, shutdown)
     finally:
@@ -138,13 +138,17 @@ async def run_worker(
 
 
 async def _serve(
-    settings: WorkerSettings, engine: Engine, info: EngineInfo, identity: tuple[str, str], shutdown: Shutdown
+    settings: WorkerSettings,
+    engine: Engine,
+    info: EngineInfo,
+    identity: tuple[str, str],
+    shutdown: asyncio.Event,
 ) -> int:
     worker = Worker(engine, settings.role, identity)
     discovery, transport = settings.wires.discovery(), settings.wires.transport()
     try:
         await first_of(needed(settings.wires.plane_name(), transport.reachable()), shutdown.wait())
-        if shutdown.asked:
+        if shutdown.is_set():
             return 0
         checkpoint = await asyncio.to_thread(fingerprint, settings.model_path)
         async with transport.serve(identity[0], worker.answer) as address:
@@ -160,7 +164,7 @@ async def _serve(
             )
             reason = await first_of(joined, shutdown.wait(), engine.failed())
             log.info("withdrawn worker=%s", card.worker_id)
-            if reason is not None:
+            if isinstance(reason, str):
                 log.error("engine failed worker=%s reason=%s", card.worker_id, reason)
                 return 1
             await worker.drained(settings.drain_timeout_s)

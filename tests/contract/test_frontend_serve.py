@@ -93,7 +93,7 @@ async def test_a_drain_ends_when_all_answers_have_and_stores_them(tmp_path: Path
         made = (await frontend.respond(background=True)).json()
         await until(lambda: len(workers.open) == 2)
         await held.began.wait()
-        frontend.shutdown.ask()
+        frontend.shutdown.set()
         await until(lambda: frontend.listener.fileno() < 0)
         assert not frontend.serving.done()
         held.goes_on.set()
@@ -128,7 +128,7 @@ async def test_workers_are_followed_during_a_drain() -> None:
     async with serving(workers, drain_timeout_s=PATIENCE_S, wait_for_worker_s=PATIENCE_S) as frontend:
         asking = asyncio.create_task(frontend.complete())
         await until(lambda: workers.open)
-        frontend.shutdown.ask()
+        frontend.shutdown.set()
         await until(lambda: frontend.listener.fileno() < 0)
         workers.join("d2", answer)
         held.goes_on.set()

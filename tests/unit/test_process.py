@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from baton.process import NotStarted, Shutdown, first_of, needed
+from baton.process import NotStarted, first_of, needed
 from tests.clock import jumping, run_jumping
 
 # A process that reports when it listens and when it was asked to end, and then takes time.
@@ -19,7 +19,7 @@ logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="%(message)s")
 async def main(shutdown):
     print("listening", flush=True)
     await shutdown.wait()
-    assert shutdown.asked
+    assert shutdown.is_set()
     if sys.argv[1] == "slow":
         await asyncio.Event().wait()
     return 7
@@ -51,16 +51,6 @@ def test_a_second_signal_ends_the_process_at_once() -> None:
     status, lines = ended("slow", signal.SIGTERM, signal.SIGINT)
     assert lines == ["draining signal=SIGTERM", "forced signal=SIGINT"]
     assert status == 128 + signal.SIGINT
-
-
-async def test_a_shutdown_is_requested_once_and_for_all() -> None:
-    shutdown = Shutdown()
-    asked = [shutdown.asked]
-    for _ in range(2):
-        shutdown.ask()
-        asked.append(shutdown.asked)
-    assert asked == [False, True, True]
-    await shutdown.wait()
 
 
 class Waits:

@@ -27,7 +27,7 @@ from baton.messages import (
     WorkerInfo,
     WorkerStats,
 )
-from baton.process import NotStarted, Shutdown
+from baton.process import NotStarted
 from baton.telemetry import unauthenticated
 from tests import waiting
 from tests.clock import jumping
@@ -213,7 +213,7 @@ def settings(folder: Path) -> WorkerSettings:
 
 async def life(folder: Path, engine: ScriptedEngine) -> int:
     chosen = settings(folder)
-    return await run_worker(chosen, engine, new_identity(chosen), Shutdown())
+    return await run_worker(chosen, engine, new_identity(chosen), asyncio.Event())
 
 
 async def test_a_broken_engine_ends_the_process_with_an_error(tmp_path: Path) -> None:
@@ -232,14 +232,14 @@ async def test_an_engine_that_does_not_start_is_an_error_not_a_traceback(
 
 
 async def test_what_runs_when_a_shutdown_is_asked_for_ends_well(tmp_path: Path) -> None:
-    chosen, shutdown, engine = settings(tmp_path), Shutdown(), ScriptedEngine()
+    chosen, shutdown, engine = settings(tmp_path), asyncio.Event(), ScriptedEngine()
     running = asyncio.create_task(run_worker(chosen, engine, new_identity(chosen), shutdown))
     caller = chosen.wires.transport()
     async with aclosing(chosen.wires.discovery().watch()) as snapshots:
         (shown,) = await until(snapshots, lambda fleet: [w.is_ready for w in fleet] == [True])
         async with aclosing(caller.call(shown.address, REQUEST)) as replies:
             assert await anext(replies) == TokenChunk((1,))
-            shutdown.ask()
+            shutdown.set()
             await until(snapshots, lambda fleet: not fleet)
             engine.go_on.set()
             assert [reply async for reply in replies] == [TokenChunk((2,), "length")]
@@ -253,7 +253,7 @@ async def test_a_worker_shows_what_its_engine_says_of_itself(tmp_path: Path, is_
     weights = tmp_path / "model.safetensors"
     weights.write_bytes(b"\x01") if is_readable else weights.mkdir()
     folder = str(tmp_path.resolve())
-    chosen, shutdown, engine = settings(tmp_path), Shutdown(), ScriptedEngine(kv_transfer="tcp")
+    chosen, shutdown, engine = settings(tmp_path), asyncio.Event(), ScriptedEngine(kv_transfer="tcp")
     chosen = dataclasses.replace(chosen, model_path=tmp_path / "registry" / "..")
     running = asyncio.create_task(run_worker(chosen, engine, ("w1", "i1"), shutdown))
     async with aclosing(chosen.wires.discovery().watch()) as snapshots:
@@ -265,13 +265,13 @@ async def test_a_worker_shows_what_its_engine_says_of_itself(tmp_path: Path, is_
     assert (shown.context_length, shown.kv_layout) == (10, LAYOUT)
     assert shown.cold_peers == ()
     assert shown.checkpoint == (fingerprint(tmp_path) if is_readable else "")
-    shutdown.ask()
+    shutdown.set()
     assert await running == 0
 
 
 async def test_a_ready_worker_shows_what_transfers_take_and_keeps_its_file_fresh(tmp_path: Path) -> None:
     ready, paths = tmp_path / "ready", [""]
-    engine, shutdown = ScriptedEngine(kv_transfer="ucx"), Shutdown()
+    engine, shutdown = ScriptedEngine(kv_transfer="ucx"), asyncio.Event()
     engine.kv_paths = lambda: paths[0]
     chosen = dataclasses.replace(settings(tmp_path), ready_file=ready)
     running = asyncio.create_task(run_worker(chosen, engine, ("w1", "i1"), shutdown))
@@ -282,13 +282,13 @@ async def test_a_ready_worker_shows_what_transfers_take_and_keeps_its_file_fresh
         await until(snapshots, lambda fleet: [w.kv_transfer for w in fleet] == ["ucx (stream)"])
     os.utime(ready, (0, 0))
     await waiting.until(lambda: ready.stat().st_mtime > 0)
-    shutdown.ask()
+    shutdown.set()
     assert await running == 0
     assert not ready.exists()
 
 
 async def test_a_pair_that_does_not_warm_up_is_named(tmp_path: Path) -> None:
-    chosen, shutdown = settings(tmp_path), Shutdown()
+    chosen, shutdown = settings(tmp_path), asyncio.Event()
     registry = chosen.wires.discovery()
     peer = msgspec.structs.replace(
         worker("gone"), model=chosen.model, address="tcp://127.0.0.1:1/gone", engine="scripted",
@@ -299,7 +299,7 @@ async def test_a_pair_that_does_not_warm_up_is_named(tmp_path: Path) -> None:
         running = asyncio.create_task(run_worker(chosen, engine, ("w1", "i1"), shutdown))
         fleet = await until(snapshots, lambda fleet: len(fleet) == 2 and fleet[1].is_ready)
         assert fleet[1].cold_peers == ("gone",)
-        shutdown.ask()
+        shutdown.set()
         assert await running == 0
 
 
@@ -357,8 +357,8 @@ def noting(folder: Path, noted: list[str], mute: str = "") -> WorkerSettings:
 @pytest.mark.parametrize("is_broken", [False, True])
 async def test_a_worker_that_ends_lets_go_of_its_connections(tmp_path: Path, is_broken: bool) -> None:
     noted: list[str] = []
-    engine, shutdown = ScriptedEngine(), Shutdown()
-    engine.broken.set() if is_broken else shutdown.ask()
+    engine, shutdown = ScriptedEngine(), asyncio.Event()
+    engine.broken.set() if is_broken else shutdown.set()
 
     await run_worker(noting(tmp_path, noted), engine, ("w1", "i1"), shutdown)
 
@@ -368,12 +368,12 @@ async def test_a_worker_that_ends_lets_go_of_its_connections(tmp_path: Path, is_
 
 async def test_a_worker_that_becomes_ready_is_in_the_registry_all_the_time(tmp_path: Path) -> None:
     noted: list[str] = []
-    shutdown = Shutdown()
+    shutdown = asyncio.Event()
     running = asyncio.create_task(
         run_worker(noting(tmp_path, noted), ScriptedEngine(), ("w1", "i1"), shutdown)
     )
     await waiting.until(lambda: "not warming" in noted)
-    shutdown.ask()
+    shutdown.set()
     assert await running == 0
     assert noted[:4] == ["warming", "ready", "not warming", "not ready"]
 
@@ -383,16 +383,16 @@ async def test_a_worker_that_becomes_ready_is_in_the_registry_all_the_time(tmp_p
 async def test_a_worker_waits_for_what_it_needs_for_a_minute_or_until_it_is_stopped(
     tmp_path: Path, mute: str
 ) -> None:
-    loop, stopped = asyncio.get_running_loop(), Shutdown()
+    loop, stopped = asyncio.get_running_loop(), asyncio.Event()
     chosen, engines = noting(tmp_path, [], mute), (ScriptedEngine(), ScriptedEngine())
     leaving = asyncio.create_task(run_worker(chosen, engines[0], ("w1", "i1"), stopped))
     await asyncio.sleep(30)
     assert not leaving.done()
-    stopped.ask()
+    stopped.set()
     assert await leaving == 0
     began_s = loop.time()
     with pytest.raises(NotStarted):
-        await run_worker(chosen, engines[1], ("w2", "i2"), Shutdown())
+        await run_worker(chosen, engines[1], ("w2", "i2"), asyncio.Event())
     assert loop.time() - began_s == pytest.approx(60, abs=2)
     assert [engine.stopped for engine in engines] == [True, True]
 
@@ -402,7 +402,7 @@ async def test_a_worker_waits_for_what_it_needs_for_a_minute_or_until_it_is_stop
 async def test_answers_have_the_drain_timeout_to_end_but_not_those_of_a_broken_engine(
     tmp_path: Path, is_broken: bool, status: int, lasts_s: float
 ) -> None:
-    shutdown, engine, loop = Shutdown(), ScriptedEngine(), asyncio.get_running_loop()
+    shutdown, engine, loop = asyncio.Event(), ScriptedEngine(), asyncio.get_running_loop()
     chosen = dataclasses.replace(settings(tmp_path), drain_timeout_s=7.0)
     running = asyncio.create_task(run_worker(chosen, engine, ("w1", "i1"), shutdown))
     caller = chosen.wires.transport()
@@ -410,7 +410,7 @@ async def test_answers_have_the_drain_timeout_to_end_but_not_those_of_a_broken_e
         (shown,) = await until(snapshots, lambda fleet: [w.is_ready for w in fleet] == [True])
     async with aclosing(caller.call(shown.address, REQUEST)) as replies:
         await anext(replies)
-        engine.broken.set() if is_broken else shutdown.ask()
+        engine.broken.set() if is_broken else shutdown.set()
         began_s = loop.time()
         assert await running == status
         assert loop.time() - began_s == pytest.approx(lasts_s, abs=3)
@@ -423,12 +423,12 @@ async def test_reading_the_weights_does_not_hold_up_the_worker(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("workers.worker.fingerprint", lambda _: threading.current_thread().name)
-    chosen, shutdown = settings(tmp_path), Shutdown()
+    chosen, shutdown = settings(tmp_path), asyncio.Event()
     running = asyncio.create_task(run_worker(chosen, ScriptedEngine(), ("w1", "i1"), shutdown))
     async with aclosing(chosen.wires.discovery().watch()) as snapshots:
         (shown,) = await until(snapshots, lambda fleet: len(fleet) == 1)
     assert shown.checkpoint != threading.main_thread().name
-    shutdown.ask()
+    shutdown.set()
     assert await running == 0
 
 
@@ -438,10 +438,10 @@ async def test_a_shutdown_that_is_asked_for_while_the_engine_starts_ends_it(tmp_
             await asyncio.Event().wait()
             raise AssertionError
 
-    chosen, shutdown, engine = settings(tmp_path), Shutdown(), Slow()
+    chosen, shutdown, engine = settings(tmp_path), asyncio.Event(), Slow()
     running = asyncio.create_task(run_worker(chosen, engine, new_identity(chosen), shutdown))
     await asyncio.sleep(0)  # the engine starts now
-    shutdown.ask()
+    shutdown.set()
     assert await asyncio.wait_for(running, 5) == 0
     assert engine.stopped
 
@@ -451,7 +451,7 @@ async def test_a_worker_is_ready_when_its_pairs_are_warm_and_of_two_at_once_none
 ) -> None:
     engines = ScriptedEngine(kv_transfer="tcp"), ScriptedEngine(kv_transfer="tcp")
     both = settings(tmp_path), dataclasses.replace(settings(tmp_path), disaggregation_mode="prefill")
-    shutdown = Shutdown()
+    shutdown = asyncio.Event()
     async with aclosing(both[0].wires.discovery().watch()) as snapshots:
         running = [
             asyncio.create_task(run_worker(chosen, engine, new_identity(chosen), shutdown))
@@ -462,22 +462,22 @@ async def test_a_worker_is_ready_when_its_pairs_are_warm_and_of_two_at_once_none
         engines[0].go_on.set()
         await until(snapshots, lambda fleet: [worker.is_ready for worker in fleet] == [True, True])
     assert engines[0].num_closed >= 1
-    shutdown.ask()
+    shutdown.set()
     assert await asyncio.gather(*running) == [0, 0]
 
 
 async def test_a_worker_stopped_during_its_warm_up_leaves_cleanly(tmp_path: Path) -> None:
-    engine, shutdown = ScriptedEngine(kv_transfer="tcp"), Shutdown()
+    engine, shutdown = ScriptedEngine(kv_transfer="tcp"), asyncio.Event()
     chosen = settings(tmp_path)
     prefill = dataclasses.replace(chosen, disaggregation_mode="prefill")
     peer = asyncio.create_task(
-        run_worker(prefill, ScriptedEngine(kv_transfer="tcp"), new_identity(prefill), Shutdown())
+        run_worker(prefill, ScriptedEngine(kv_transfer="tcp"), new_identity(prefill), asyncio.Event())
     )
     async with aclosing(chosen.wires.discovery().watch()) as snapshots:
         await until(snapshots, lambda fleet: [worker.is_ready for worker in fleet] == [True])
         running = asyncio.create_task(run_worker(chosen, engine, new_identity(chosen), shutdown))
         await until(snapshots, lambda fleet: len(fleet) == 2)
-        shutdown.ask()
+        shutdown.set()
         assert await asyncio.wait_for(running, PATIENCE_S) == 0
         await until(snapshots, lambda fleet: len(fleet) == 1)
     peer.cancel()
