@@ -59,7 +59,7 @@ class Tokenizers:
         """`model_path` is read instead of the workers' paths."""
         self.loaded: dict[str, ModelTokenizer] = {}
         self._model_path = model_path
-        self._folders: dict[str, list[Path]] = {}
+        self._folders: dict[str, dict[Path, None]] = {}  # in order, each once
         self._loading: dict[str, asyncio.Task[None]] = {}
         self._tried: dict[str, asyncio.Event] = {}  # once, by models that are loading
 
@@ -67,10 +67,8 @@ class Tokenizers:
         """Begin to load what these workers need, which are all that are registered."""
         self._folders = {}
         for worker in workers:
-            folders = self._folders.setdefault(worker.model, [])
             folder = self._model_path or Path(worker.model_path)
-            if folder not in folders:
-                folders.append(folder)
+            self._folders.setdefault(worker.model, {})[folder] = None
         for model in self._folders.keys() - self.loaded.keys() - self._loading.keys():
             self._tried[model] = asyncio.Event()
             self._loading[model] = asyncio.create_task(self._load(model, self._tried[model]))
@@ -91,25 +89,22 @@ class Tokenizers:
         return list(self._loading.values())
 
     async def _load(self, model: str, tried: asyncio.Event) -> None:
+        """Try the model's folders until one has its tokenizer. Logs each failure once, not at each retry."""
         failures: set[str] = set()
         try:
-            while model in self._folders and not await self._try(model, failures):
+            while model in self._folders:
+                for folder in self._folders[model]:
+                    try:
+                        self.loaded[model] = await asyncio.to_thread(ModelTokenizer.load, folder)
+                    except (OSError, ValueError) as error:
+                        if (failure := f"folder={folder} error={error}") not in failures:
+                            failures.add(failure)
+                            log.warning("no tokenizer yet model=%s %s", model, failure)
+                    else:
+                        log.info("tokenizer model=%s folder=%s", model, folder)
+                        return
                 tried.set()
                 await asyncio.sleep(RETRY_S)
         finally:
             tried.set()
             del self._loading[model], self._tried[model]
-
-    async def _try(self, model: str, failures: set[str]) -> bool:
-        """Whether a folder of the model has its tokenizer. Logs each failure once, not at each retry."""
-        for folder in self._folders[model]:
-            try:
-                self.loaded[model] = await asyncio.to_thread(ModelTokenizer.load, folder)
-            except (OSError, ValueError) as error:
-                if (failure := f"folder={folder} error={error}") not in failures:
-                    failures.add(failure)
-                    log.warning("no tokenizer yet model=%s %s", model, failure)
-            else:
-                log.info("tokenizer model=%s folder=%s", model, folder)
-                return True
-        return False
