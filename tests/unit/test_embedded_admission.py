@@ -7,14 +7,15 @@ import pytest
 
 from baton.errors import HandoffFailed, InvalidRequest
 from baton.messages import GenerateRequest, KvHandoff, KvLayout, Sampling, TokenLogprob
+from workers.engines.embedded.runner import VERSIONS
 from workers.engines.embedded.scheduler import Limits, new_sequence
-from workers.engines.embedded.transfer import HandoffState, check_fits, unpack
+from workers.engines.embedded.transfer import HandoffState, opened
 from workers.kv.transceiver import Ticket
 
 LIMITS = Limits(context_length=20, vocab_size=100)
 LAYOUT = KvLayout(dtype="float32", tokens_per_block=8, num_layers=2, num_kv_heads=2, head_dim=4)
 STATE = HandoffState(
-    version="1",
+    version=VERSIONS,
     layout=LAYOUT,
     ticket=Ticket(wire="tcp", offer_id=1, num_bytes=640, address="x", secret=b""),
     logprob=TokenLogprob(7, -0.5),
@@ -98,33 +99,26 @@ def test_a_sequence_has_the_requests_priority_and_tokens_of_its_own() -> None:
     assert len(request.token_ids) == 5
 
 
-def test_a_handoff_is_opened_by_an_engine_of_its_version_and_layout_only() -> None:
-    assert unpack(HANDOFF, version="1", layout=LAYOUT) == STATE
-    with pytest.raises(HandoffFailed, match="engine of prefill worker p is 1, of this worker 2"):
-        unpack(HANDOFF, version="2", layout=LAYOUT)
-    for name in ("dtype", "tokens_per_block", "num_layers", "num_kv_heads", "head_dim"):
-        other = msgspec.structs.replace(LAYOUT, **{name: "bfloat16" if name == "dtype" else 3})
-        with pytest.raises(HandoffFailed, match="KV layout of prefill worker p"):
-            unpack(HANDOFF, version="1", layout=other)
+def open_it(handoff: KvHandoff = HANDOFF, **ours: Any) -> HandoffState:
+    fields: dict[str, Any] = {"layout": LAYOUT, "num_tokens": 5, "num_bytes": 640}
+    return opened(handoff, **(fields | ours))
+
+
+def test_a_handoff_is_opened_for_its_own_request_only() -> None:
+    assert open_it() == STATE
+    other = msgspec.structs.replace(STATE, version="2")
+    with pytest.raises(HandoffFailed, match="engine of prefill worker p is 2, of this worker transformers"):
+        open_it(msgspec.structs.replace(HANDOFF, engine_state=msgspec.msgpack.encode(other)))
+    for ours, what in (
+        ({"layout": msgspec.structs.replace(LAYOUT, num_layers=3)}, "KV layout"),
+        ({"num_tokens": 6}, "number of tokens"),
+        ({"num_bytes": 641}, "number of KV bytes"),
+    ):
+        with pytest.raises(HandoffFailed, match=f"{what} of prefill worker p"):
+            open_it(**ours)
 
 
 @pytest.mark.parametrize("state", [b"", b"\x01not ours", HANDOFF.engine_state[:-1], b"\x91\xa6mocker", DEEP])
 def test_what_another_engine_wrote_is_not_opened(state: bytes) -> None:
     with pytest.raises(HandoffFailed, match="worker p is not the embedded engine's"):
-        unpack(msgspec.structs.replace(HANDOFF, engine_state=state), version="1", layout=LAYOUT)
-
-
-def test_a_handoff_fits_its_own_request_only() -> None:
-    def check(handoff: KvHandoff = HANDOFF, num_tokens: int = 5, num_bytes: int = 640) -> None:
-        check_fits(handoff, STATE, num_tokens=num_tokens, num_bytes=num_bytes, vocab_size=100)
-
-    check()
-    with pytest.raises(HandoffFailed, match="has 5 tokens, the request 6"):
-        check(num_tokens=6)
-    with pytest.raises(HandoffFailed, match="640 bytes of KV, but 641"):
-        check(num_bytes=641)
-    for first_token in (0, 99):
-        check(msgspec.structs.replace(HANDOFF, first_token=first_token))
-    for first_token in (-1, 100):
-        with pytest.raises(HandoffFailed, match=f"first token {first_token} .* vocabulary of 100"):
-            check(msgspec.structs.replace(HANDOFF, first_token=first_token))
+        open_it(msgspec.structs.replace(HANDOFF, engine_state=state))

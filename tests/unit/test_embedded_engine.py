@@ -79,7 +79,7 @@ async def handed(checkpoint: Path, wire: Wire, **options: Any) -> AsyncIterator[
             handoff = await anext(replies)
             assert isinstance(handoff, KvHandoff)
             yield handoff
-        assert wire.offers == {}
+        await until(lambda: wire.offers == {})
 
 
 async def test_a_pull_that_hangs_is_cancelled_with_its_request(checkpoint: Path) -> None:
@@ -180,6 +180,14 @@ async def test_whatever_the_wire_raises_fails_this_handoff_only(checkpoint: Path
         with pytest.raises(HandoffFailed, match=str(fault)):
             await answer(decode, ask(handoff))
         assert len(await answer(decode, ask())) == 6
+
+
+async def test_a_first_token_that_the_model_does_not_have_fails_its_handoff(checkpoint: Path) -> None:
+    wire = Wire()
+    async with handed(checkpoint, wire) as handoff, engine(checkpoint, wire) as decode:
+        for first_token in (-1, 1 << 20):
+            with pytest.raises(HandoffFailed, match="vocabulary"):
+                await answer(decode, ask(msgspec.structs.replace(handoff, first_token=first_token)))
 
 
 async def test_a_cache_may_have_half_the_models_precision(checkpoint: Path) -> None:

@@ -18,7 +18,7 @@ from tests.tiny_gpt_oss import prompt
 from tests.waiting import PATIENCE_S, until
 from workers.engines.embedded.engine import EmbeddedEngine
 from workers.engines.embedded.pool import Staging
-from workers.engines.embedded.runner import VERSIONS, Runner
+from workers.engines.embedded.runner import Runner
 from workers.engines.embedded.scheduler import Limits, Scheduler, new_sequence
 from workers.engines.embedded.settings import EmbeddedSettings, KvCacheSettings
 from workers.engines.embedded.steps import Call, StepLoop
@@ -74,7 +74,7 @@ async def pulling(checkpoint: Path, wire: Wire) -> AsyncIterator[Pulling]:
         max_num_tokens=64,
     )
     steps = StepLoop(runner, thread, scheduler, max_calls=4)
-    transfers = Transfers(steps, wire, version=VERSIONS, ttl_s=PATIENCE_S)
+    transfers = Transfers(steps, wire, ttl_s=PATIENCE_S)
     steps.start()
     wire.hold.clear()
     async with contextlib.aclosing(prefill.prefill(ask())) as replies:

@@ -58,12 +58,8 @@ class EmbeddedEngine:
         self._grammars = await asyncio.to_thread(Grammars, self._model_path, runner.vocab_size)
         steps = self._steps = self._new_steps(runner)
         if self._transceiver is not None:
-            self._transfers = Transfers(
-                steps,
-                self._transceiver,
-                version=VERSIONS,
-                ttl_s=self._settings.cache_transceiver_config.kv_transfer_timeout_ms / 1000,
-            )
+            ttl_s = self._settings.cache_transceiver_config.kv_transfer_timeout_ms / 1000
+            self._transfers = Transfers(steps, self._transceiver, ttl_s)
         self._limits = Limits(context_length=runner.context_length, vocab_size=runner.vocab_size)
         steps.start()
         self._started.set()
@@ -94,7 +90,6 @@ class EmbeddedEngine:
             while (reply := await call.next_reply()) is not None:
                 yield reply
         finally:
-            transfers.withdraw(call)
             steps.close(call)
 
     async def decode(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:

@@ -12,14 +12,13 @@ from baton.messages import FinishReason, GenerateRequest, KvHandoff, TokenChunk,
 from workers.engines.embedded.runner import Runner
 from workers.engines.embedded.sampling import Sampled
 from workers.engines.embedded.scheduler import Phase, Scheduler, Sequence, Step
-from workers.kv.transceiver import Ticket
 
 
 @dataclass(slots=True, eq=False)
 class Call:
     """`outbox` gets the request's replies, then the error that ended it or None.
 
-    `transfer` is the task that moves its KV, `ticket` its offer, if any; both end with the call.
+    `transfer` is the task that moves its KV, if any; it ends with the call.
     """
 
     request: GenerateRequest
@@ -28,7 +27,6 @@ class Call:
     outbox: asyncio.Queue[KvHandoff | TokenChunk | BatonError | None] = field(default_factory=asyncio.Queue)
     admitted: asyncio.Event = field(default_factory=asyncio.Event)
     transfer: asyncio.Task[None] | None = None
-    ticket: Ticket | None = None
 
     async def next_reply(self) -> KvHandoff | TokenChunk | None:
         """Wait for the next reply; None at the end. Raises the error that ended the request."""

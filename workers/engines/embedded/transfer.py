@@ -9,6 +9,7 @@ import msgspec
 
 from baton.errors import HandoffFailed, WorkerLost
 from baton.messages import UNDECODABLE, KvHandoff, KvLayout, TokenChunk, TokenLogprob
+from workers.engines.embedded.runner import VERSIONS
 from workers.engines.embedded.sampling import Sampled
 from workers.engines.embedded.scheduler import Phase
 from workers.engines.embedded.steps import Call, StepLoop
@@ -25,21 +26,13 @@ class Transfers:
     offered, so the pool's size bounds the copies too. `ttl_s` is the lifetime of an offer.
     """
 
-    def __init__(
-        self,
-        steps: StepLoop,
-        transceiver: CacheTransceiver,
-        *,
-        version: str,
-        ttl_s: float,
-    ) -> None:
+    def __init__(self, steps: StepLoop, transceiver: CacheTransceiver, ttl_s: float) -> None:
         self.num_handoffs = 0
         self.num_expired = 0
         self.moved_bytes = 0
         self.move_s = 0.0
         self._steps = steps
         self._transceiver = transceiver
-        self._version = version
         self._ttl_s = ttl_s
 
     def hand_over(self, call: Call, first: TokenChunk) -> None:
@@ -49,11 +42,6 @@ class Transfers:
     def take_over(self, call: Call, handoff: KvHandoff) -> None:
         """Pull the KV once the call has blocks, store it, and decode from the first token."""
         self._start(call, self._take_over(call, handoff))
-
-    def withdraw(self, call: Call) -> None:
-        """End the call's offer, if any. Idempotent."""
-        if call.ticket is not None:
-            self._transceiver.withdraw(call.ticket)
 
     def _start(self, call: Call, transfer: Coroutine[None, None, None]) -> None:
         call.transfer = asyncio.create_task(transfer)
@@ -69,30 +57,30 @@ class Transfers:
         self._steps.fail(call, error)
 
     async def _hand_over(self, call: Call, first: TokenChunk) -> None:
-        steps = self._steps
+        steps, transceiver = self._steps, self._transceiver
         buffer = await steps.on_thread(steps.runner.gather, call.sequence)
+        ticket = transceiver.offer(buffer.used)
         try:
             if call.sequence.phase is not Phase.PINNED:
                 return  # the deadline came first: the call has failed
             ttl_s = min(self._ttl_s, call.deadline.when() - asyncio.get_running_loop().time())
-            ticket = call.ticket = self._transceiver.offer(buffer.used)
             call.outbox.put_nowait(self._handoff(call, first, ticket, ttl_s))
             self.num_handoffs += 1
             try:
                 async with asyncio.timeout(ttl_s):
-                    self.moved_bytes += await self._transceiver.moved(ticket)
+                    self.moved_bytes += await transceiver.moved(ticket)
             except TimeoutError:
                 self.num_expired += 1
                 raise HandoffFailed(f"no decode worker pulled the KV within {ttl_s:.3g} s") from None
             steps.free(call)
             call.outbox.put_nowait(None)
         finally:
-            self.withdraw(call)
+            transceiver.withdraw(ticket)
             steps.runner.staging.give_back(buffer)
 
     def _handoff(self, call: Call, first: TokenChunk, ticket: Ticket, ttl_s: float) -> KvHandoff:
         state = HandoffState(
-            version=self._version,
+            version=VERSIONS,
             layout=self._steps.runner.pool.layout,
             ticket=ticket,
             logprob=first.logprobs[0] if first.logprobs else None,
@@ -108,9 +96,12 @@ class Transfers:
     async def _take_over(self, call: Call, handoff: KvHandoff) -> None:
         runner, num_tokens = self._steps.runner, len(call.sequence.token_ids)
         loop = asyncio.get_running_loop()
-        state = unpack(handoff, version=self._version, layout=runner.pool.layout)
         num_bytes = runner.pool.num_handoff_bytes(num_tokens)
-        check_fits(handoff, state, num_tokens=num_tokens, num_bytes=num_bytes, vocab_size=runner.vocab_size)
+        state = opened(handoff, layout=runner.pool.layout, num_tokens=num_tokens, num_bytes=num_bytes)
+        if not 0 <= handoff.first_token < runner.vocab_size:
+            raise HandoffFailed(
+                f"first token {handoff.first_token} is not in the vocabulary of {runner.vocab_size}"
+            )
         expires_at = loop.time() + handoff.ttl_s
         try:
             async with asyncio.timeout_at(expires_at):
@@ -150,36 +141,22 @@ class HandoffState(msgspec.Struct, frozen=True, kw_only=True, array_like=True, t
     num_cached_tokens: int = 0
 
 
-def unpack(handoff: KvHandoff, *, version: str, layout: KvLayout) -> HandoffState:
-    """Decode a handoff for an engine of `version` whose pool has `layout`.
+def opened(handoff: KvHandoff, *, layout: KvLayout, num_tokens: int, num_bytes: int) -> HandoffState:
+    """The state of a handoff for a pool with `layout` and a request of `num_tokens` with `num_bytes` of KV.
 
-    Raises HandoffFailed, naming both values, if its KV does not fit this pool.
+    Raises HandoffFailed, naming both values, if its KV is another.
     """
+    sender = f"prefill worker {handoff.worker_id}"
     try:
         state = msgspec.msgpack.decode(handoff.engine_state, type=HandoffState)
     except UNDECODABLE as error:
-        raise HandoffFailed(
-            f"the handoff of worker {handoff.worker_id} is not the embedded engine's: {error}"
-        ) from error
-    for what, theirs, ours in (("engine", state.version, version), ("KV layout", state.layout, layout)):
+        raise HandoffFailed(f"the handoff of {sender} is not the embedded engine's: {error}") from error
+    for what, theirs, ours in (
+        ("engine", state.version, VERSIONS),
+        ("KV layout", state.layout, layout),
+        ("number of tokens", handoff.num_prompt_tokens, num_tokens),
+        ("number of KV bytes", state.ticket.num_bytes, num_bytes),
+    ):
         if theirs != ours:
-            raise HandoffFailed(
-                f"{what} of prefill worker {handoff.worker_id} is {theirs}, of this worker {ours}"
-            )
+            raise HandoffFailed(f"{what} of {sender} is {theirs}, of this worker {ours}")
     return state
-
-
-def check_fits(
-    handoff: KvHandoff, state: HandoffState, *, num_tokens: int, num_bytes: int, vocab_size: int
-) -> None:
-    """Check that the payload is the KV of this request's `num_tokens`, `num_bytes` long, and that the first
-    token is in the vocabulary. Raises HandoffFailed.
-    """
-    if handoff.num_prompt_tokens != num_tokens:
-        raise HandoffFailed(f"the handoff has {handoff.num_prompt_tokens} tokens, the request {num_tokens}")
-    if state.ticket.num_bytes != num_bytes:
-        raise HandoffFailed(
-            f"the handoff offers {state.ticket.num_bytes} bytes of KV, but {num_bytes} are needed"
-        )
-    if not 0 <= handoff.first_token < vocab_size:
-        raise HandoffFailed(f"first token {handoff.first_token} is not in the vocabulary of {vocab_size}")
