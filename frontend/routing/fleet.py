@@ -77,14 +77,12 @@ class Fleet:
         Prefill workers without a compatible decode worker are excluded; `paired_with` keeps only those of
         either role that can exchange KV with that worker.
         """
-        found = [w for w in self.table.live() if w.model == model and w.role is role]
-        if paired_with is not None:
-            pairs = [(w, paired_with) if role is Role.PREFILL else (paired_with, w) for w in found]
-            return [w for w, pair in zip(found, pairs, strict=True) if self._can_pair(*pair)]
+        live = [worker for worker in self.table.live() if worker.model == model]
+        found = [worker for worker in live if worker.role is role]
         if role is Role.DECODE:
-            return found
-        decodes = [w for w in self.table.live() if w.model == model and w.role is Role.DECODE]
-        return [w for w in found if any(self._can_pair(w, d) for d in decodes)]
+            return [w for w in found if paired_with is None or self._can_pair(paired_with, w)]
+        decodes = [w for w in live if w.role is Role.DECODE] if paired_with is None else [paired_with]
+        return [w for w in found if any(self._can_pair(w, decode) for decode in decodes)]
 
     def num_token_ids(self, model: str) -> float:
         """How many token ids the model has; infinity if its tokenizer is not known yet."""

@@ -1,7 +1,6 @@
 """What the flags and the environment make of the registry and the request plane."""
 
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +9,6 @@ from baton.connect import Wires
 from baton.flags import parse
 from baton.nats_login import nats_options
 from baton.pace import TICK_S
-from baton.tls import CredentialError
 
 Given = dict[str, Any]
 
@@ -76,19 +74,6 @@ def test_a_flag_chooses_the_registry_and_the_plane_else_the_environment(
     environ: dict[str, str], flags: list[str], chosen: str
 ) -> None:
     assert str(parse(Wires, flags, prog="p", description="d", environ=environ).settings) == chosen
-
-
-def test_an_incomplete_login_is_found_by_the_check_of_a_process_that_uses_it(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("NATS_AUTH_USERNAME", "u")
-    Wires(request_plane="tcp", discovery_backend="file", file_registry=tmp_path / "registry").check()
-    with pytest.raises(CredentialError, match="set both"):
-        Wires(request_plane="nats", discovery_backend="etcd").check()
-    monkeypatch.delenv("NATS_AUTH_USERNAME")
-    monkeypatch.setenv("BATON_PEER_CERT", "/x")
-    with pytest.raises(CredentialError, match="set all three"):
-        Wires(request_plane="nats", discovery_backend="etcd").check()
 
 
 def test_names_have_no_secrets() -> None:
