@@ -124,7 +124,7 @@ class ScriptedWorkers(PlaneDouble):
             await asyncio.sleep(0.25)  # as NatsTransport asks
 
     @property
-    def asked(self) -> list[str]:
+    def called(self) -> list[str]:
         return [address for address, _ in self.calls]
 
 
@@ -165,7 +165,7 @@ HANDOFF = KvHandoff(
 def script(*steps: Reply | BatonError | None) -> Script:
     """A worker that sends these replies and raises these errors; None: it hangs."""
 
-    async def run(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
+    async def run(sent: GenerateRequest) -> AsyncGenerator[Reply, None]:
         for step in steps:
             if step is None:
                 await asyncio.Event().wait()
@@ -181,23 +181,23 @@ hand_off = script(HANDOFF, None)  # pinned until closed
 hang = script(None)
 
 
-async def hand_off_with_first(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
-    yield msgspec.structs.replace(HANDOFF, first_chunk=TokenChunk((10 + asked.num_generated,)))
+async def hand_off_with_first(sent: GenerateRequest) -> AsyncGenerator[Reply, None]:
+    yield msgspec.structs.replace(HANDOFF, first_chunk=TokenChunk((10 + sent.num_generated,)))
     await asyncio.Event().wait()
 
 
-async def answer(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
+async def answer(sent: GenerateRequest) -> AsyncGenerator[Reply, None]:
     """Tokens 10, 11, 12, 13: as many as are missing."""
-    for position in range(asked.num_generated, 4):
+    for position in range(sent.num_generated, 4):
         last = position == 3
-        usage = Usage(2, 0, position + 1) if last or position == asked.num_generated else None
+        usage = Usage(2, 0, position + 1) if last or position == sent.num_generated else None
         yield TokenChunk((10 + position,), "length" if last else None, usage)
 
 
 def failing(error: BatonError, after: int = 0) -> Script:
-    async def script(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
+    async def script(sent: GenerateRequest) -> AsyncGenerator[Reply, None]:
         for position in range(after):
-            yield TokenChunk((10 + asked.num_generated + position,))
+            yield TokenChunk((10 + sent.num_generated + position,))
         raise error
 
     return script
@@ -257,8 +257,8 @@ def in_turn(*scripts: Script) -> Script:
     """A worker that answers each request in its own way; the last one for all that follow."""
     left = list(scripts)
 
-    def script(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
-        return (left.pop(0) if len(left) > 1 else left[0])(asked)
+    def script(sent: GenerateRequest) -> AsyncGenerator[Reply, None]:
+        return (left.pop(0) if len(left) > 1 else left[0])(sent)
 
     return script
 

@@ -133,7 +133,7 @@ async def test_workers_are_followed_during_a_drain() -> None:
         workers.join("d2", answer)
         held.goes_on.set()
         assert (await asking).json()["usage"]["completion_tokens"] == 4
-        assert workers.asked[-1] == "d2"
+        assert workers.called[-1] == "d2"
 
 
 async def test_a_store_that_cannot_be_opened_ends_the_start(

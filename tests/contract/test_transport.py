@@ -250,7 +250,7 @@ async def test_a_worker_that_leaves_refuses_new_calls_and_ends_running_ones(
         await anext(caller.call(address, a_request()))
 
 
-async def test_a_worker_that_its_caller_gives_up_is_told_and_can_be_called_again(
+async def test_a_worker_that_its_caller_gives_up_notices_and_can_be_called_again(
     caller: Transport, worker: Transport
 ) -> None:
     endless = Endless()

@@ -225,7 +225,7 @@ async def test_refused_requests_come_back_one_after_the_other_as_places_become_f
 
 
 @jumping
-async def test_who_was_told_to_come_back_and_did_not_delays_no_one() -> None:
+async def test_a_client_that_does_not_come_back_delays_no_other() -> None:
     load = Load(num_running=1, num_waiting=2, lasts_s=2)
     await load.measured()
     waits_s: list[float] = []
@@ -252,7 +252,7 @@ async def test_the_workers_own_refusal_gets_the_time_to_come_back() -> None:
 
 
 @jumping
-async def test_prefill_is_asked_for_no_more_than_it_holds() -> None:
+async def test_prefill_gets_no_more_than_it_holds() -> None:
     load = Load(num_running=9, num_starting=2)
     await asyncio.gather(*(load.one("a", first_token_s=3) for _ in range(4)))
     assert [at_s for _, at_s in load.started] == [0, 0, 3, 3]

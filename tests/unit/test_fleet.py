@@ -1,4 +1,4 @@
-"""The live fleet: who can be asked, who is missing, who is lost and comes back, who cannot be paired."""
+"""The live fleet: who can be called, who is missing, who is lost and comes back, who cannot be paired."""
 
 import asyncio
 import logging
@@ -118,7 +118,7 @@ async def test_closing_leaves_no_task_and_no_call_behind() -> None:
         async with fleet.keep_current():
             await until(lambda: fleet.models() == ["m"])
             registry.hung.add("d1")
-            registry.show(lost, worker("d2"))  # d2 is greeted
+            registry.show(lost, worker("d2"))  # d2 is probed
             await until(lambda: fleet.health().instances[1:])
             registry.hung.add("d3")
             registry.show(lost, worker("d2"), worker("d3"))

@@ -50,12 +50,12 @@ NUM_IDS = 3072  # of the demo model
 def lacking(num_tokens: int, *, is_busy: bool = False) -> Script:
     """A decode worker that lacks so much of the prompt."""
 
-    async def script(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
-        limit = asked.local_prefill_tokens
-        if asked.handoff is None and limit is not None and (is_busy or num_tokens > limit):
+    async def script(sent: GenerateRequest) -> AsyncGenerator[Reply, None]:
+        limit = sent.local_prefill_tokens
+        if sent.handoff is None and limit is not None and (is_busy or num_tokens > limit):
             yield PrefillFirst(num_tokens, is_busy)
             return
-        async for chunk in answer(asked):
+        async for chunk in answer(sent):
             yield chunk
 
     return script
@@ -65,7 +65,7 @@ LOST, EXPIRED = failing(WorkerLost("gone")), failing(HandoffFailed("expired"))
 
 
 @pytest.mark.parametrize(
-    ("scripts", "asked"),
+    ("scripts", "called"),
     [
         pytest.param({"p1": hand_off, "d1": answer}, "p1 d1", id="prefill, then decode"),
         pytest.param({"d1": answer}, "d1", id="no prefill worker"),
@@ -89,15 +89,15 @@ LOST, EXPIRED = failing(WorkerLost("gone")), failing(HandoffFailed("expired"))
         pytest.param({"p1x": hand_off, "d1": EXPIRED, "d2x": answer}, "p1x d2x", id="decode of the pair"),
     ],
 )
-async def test_an_answer_is_whole_whichever_workers_fail(scripts: dict[str, Script], asked: str) -> None:
+async def test_an_answer_is_whole_whichever_workers_fail(scripts: dict[str, Script], called: str) -> None:
     fleet = ScriptedWorkers(**scripts)
 
     assert await generate(fleet) == WHOLE
-    assert fleet.asked == asked.split()
+    assert fleet.called == called.split()
 
 
 @pytest.mark.parametrize(
-    ("scripts", "asked"),
+    ("scripts", "called"),
     [
         pytest.param({"p1": hand_off, "d1": lacking(50)}, "d1", id="cached"),
         pytest.param({"p1": hand_off, "d1": LOST, "d2": lacking(1)}, "d1 d2", id="decode worker lost"),
@@ -113,37 +113,37 @@ async def test_an_answer_is_whole_whichever_workers_fail(scripts: dict[str, Scri
         ),
     ],
 )
-async def test_with_local_prefill_decode_is_asked_first(scripts: dict[str, Script], asked: str) -> None:
+async def test_with_local_prefill_decode_is_called_first(scripts: dict[str, Script], called: str) -> None:
     fleet = ScriptedWorkers(**scripts)
 
     assert await generate(fleet, local_prefill_tokens=50) == WHOLE
-    assert fleet.asked == asked.split()
+    assert fleet.called == called.split()
 
 
-async def test_prefills_first_token_is_sent_before_decode_is_asked() -> None:
+async def test_prefills_first_token_is_sent_before_decode_is_called() -> None:
     fleet = ScriptedWorkers(p1=hand_off_with_first, d1=answer)
     async with generator_over(fleet) as generator, aclosing(generator.generate(request())) as chunks:
         assert (await anext(chunks)).token_ids == (10,)
-        assert fleet.asked == ["p1"]
+        assert fleet.called == ["p1"]
         assert [token async for chunk in chunks for token in chunk.token_ids] == WHOLE[1:]
-    asked = fleet.calls[1][1]
-    assert (asked.token_ids[-1], asked.num_generated) == (10, 1)
-    assert asked.handoff is not None
+    sent = fleet.calls[1][1]
+    assert (sent.token_ids[-1], sent.num_generated) == (10, 1)
+    assert sent.handoff is not None
 
 
 async def test_a_token_that_prefill_sent_is_not_sent_again_if_decode_is_lost() -> None:
     fleet = ScriptedWorkers(p1=hand_off_with_first, d1=LOST, d2=answer)
 
     assert await generate(fleet) == WHOLE
-    assert fleet.asked == ["p1", "d1", "p1", "d2"]
-    assert [asked.num_generated for _, asked in fleet.calls] == [0, 1, 1, 2]
+    assert fleet.called == ["p1", "d1", "p1", "d2"]
+    assert [sent.num_generated for _, sent in fleet.calls] == [0, 1, 1, 2]
 
 
 async def test_decodes_first_chunk_ends_the_prefill_call() -> None:
     open_calls: list[list[str]] = []
 
-    async def watching(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
-        async for chunk in answer(asked):
+    async def watching(sent: GenerateRequest) -> AsyncGenerator[Reply, None]:
+        async for chunk in answer(sent):
             yield chunk
             open_calls.append(fleet.open.copy())
 
@@ -156,41 +156,41 @@ async def test_decodes_first_chunk_ends_the_prefill_call() -> None:
 async def test_a_prefill_worker_lost_in_the_moment_of_the_first_chunk_is_not_missed() -> None:
     arrived = asyncio.Event()
 
-    async def lost_then(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
+    async def lost_then(sent: GenerateRequest) -> AsyncGenerator[Reply, None]:
         yield HANDOFF
         await arrived.wait()
         raise WorkerLost("gone")
 
-    async def arriving(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
+    async def arriving(sent: GenerateRequest) -> AsyncGenerator[Reply, None]:
         await asyncio.sleep(0)  # both are waited for now
         arrived.set()
-        async for chunk in answer(asked):
+        async for chunk in answer(sent):
             yield chunk
 
     fleet = ScriptedWorkers(p1=lost_then, p2=hand_off, d1=arriving)
 
     assert await generate(fleet) == WHOLE
-    assert fleet.asked == ["p1", "d1"]
+    assert fleet.called == ["p1", "d1"]
 
 
 async def test_a_prefill_worker_lost_before_the_kv_has_moved_is_replaced_at_once() -> None:
-    async def waiting(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
-        if asked.handoff is not None and len(fleet.calls) == 2:
+    async def waiting(sent: GenerateRequest) -> AsyncGenerator[Reply, None]:
+        if sent.handoff is not None and len(fleet.calls) == 2:
             await asyncio.Event().wait()  # for KV that does not come
-        async for chunk in answer(asked):
+        async for chunk in answer(sent):
             yield chunk
 
     fleet = ScriptedWorkers(p1=script(HANDOFF, WorkerLost("gone")), p2=hand_off, d1=waiting)
 
     assert await generate(fleet) == WHOLE
-    assert fleet.asked == ["p1", "d1", "p2", "d1"]
+    assert fleet.called == ["p1", "d1", "p2", "d1"]
 
 
 async def test_a_stream_goes_on_from_another_decode_worker_without_loss_or_repetition() -> None:
     fleet = ScriptedWorkers(p1=hand_off, d1=failing(WorkerLost("gone"), after=2), d2=answer)
 
     assert await generate(fleet) == WHOLE
-    assert fleet.asked == ["p1", "d1", "p1", "d2"]
+    assert fleet.called == ["p1", "d1", "p1", "d2"]
     resumed = fleet.calls[-1][1]
     assert (resumed.token_ids, resumed.num_generated) == ([1, 2, 10, 11], 2)
     assert 0 < resumed.deadline_s <= 5
@@ -237,16 +237,16 @@ async def test_leaving_closes_the_calls_to_both_workers_in_any_phase(
 
 @jumping
 async def test_a_request_whose_time_is_over_is_not_tried_again() -> None:
-    async def lost_too_late(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
-        await asyncio.sleep(asked.deadline_s)  # all of its time
-        async for reply in LOST(asked):
+    async def lost_too_late(sent: GenerateRequest) -> AsyncGenerator[Reply, None]:
+        await asyncio.sleep(sent.deadline_s)  # all of its time
+        async for reply in LOST(sent):
             yield reply
 
     fleet = ScriptedWorkers(d1=lost_too_late, d2=answer)
 
     with pytest.raises(DeadlineExceeded):
         await generate(fleet)
-    assert fleet.asked == ["d1"]
+    assert fleet.called == ["d1"]
 
 
 def prefills(fleet: ScriptedWorkers) -> dict[tuple[str, str], float]:
@@ -265,7 +265,7 @@ async def test_what_it_lacks_more_is_prefilled_and_handed_to_the_same_worker(
     async with generator_over(fleet, local_prefill_tokens=50) as generator:
         for _ in range(2):
             assert await token_ids_of(generator) == WHOLE
-    assert fleet.asked == ["d1", "p1", "d1", "d2", "p1", "d2"]
+    assert fleet.called == ["d1", "p1", "d1", "d2", "p1", "d2"]
     assert [call.handoff is not None for _, call in fleet.calls] == [False, False, True] * 2
     assert prefills(fleet) == {("prefill", reason): 2}
 
@@ -288,14 +288,14 @@ async def test_a_worker_that_sends_unknown_tokens_is_refused_and_the_answer_is_r
         generator = Generator(fleet, live, "round-robin", fleet.metrics)
         for _ in range(3):
             assert await token_ids_of(generator) == WHOLE
-        assert fleet.asked.count(name) == 1
+        assert fleet.called.count(name) == 1
         assert [reason.partition(":")[0] for reason in live.health().refused] == [name]
 
 
 async def test_a_short_prompt_joins_decode_only_while_prefill_keeps_others_waiting() -> None:
     released = asyncio.Event()
 
-    async def slow(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
+    async def slow(sent: GenerateRequest) -> AsyncGenerator[Reply, None]:
         await released.wait()
         yield HANDOFF
         await asyncio.Event().wait()
@@ -303,14 +303,14 @@ async def test_a_short_prompt_joins_decode_only_while_prefill_keeps_others_waiti
     fleet = ScriptedWorkers(p1=slow, d1=lacking(50))
     async with generator_over(fleet, local_prefill_tokens=50, local_prefill_after_s=0.01) as generator:
         first = asyncio.create_task(token_ids_of(generator))
-        await until(lambda: fleet.asked == ["p1"])
+        await until(lambda: fleet.called == ["p1"])
         await asyncio.sleep(0.02)  # longer than the limit
         assert await token_ids_of(generator) == WHOLE
-        assert fleet.asked == ["p1", "d1"]
+        assert fleet.called == ["p1", "d1"]
         released.set()
         assert await first == WHOLE
         assert await token_ids_of(generator) == WHOLE
-        assert fleet.asked == ["p1", "d1", "d1", "p1", "d1"]
+        assert fleet.called == ["p1", "d1", "d1", "p1", "d1"]
     assert prefills(fleet) == {("prefill", "free"): 2, ("decode", "cached"): 1}
 
 

@@ -42,19 +42,19 @@ from tests.waiting import until
 WHOLE = [10, 11, 12, 13]
 
 
-async def test_the_question_to_decode_is_closed_before_prefill_is_asked() -> None:
+async def test_the_first_call_of_decode_is_closed_before_prefill_is_called() -> None:
     open_calls: list[list[str]] = []
 
-    async def noting(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
+    async def noting(sent: GenerateRequest) -> AsyncGenerator[Reply, None]:
         open_calls.append(fleet.open.copy())
-        async for reply in hand_off(asked):
+        async for reply in hand_off(sent):
             yield reply
 
-    async def lacking(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
-        if asked.handoff is None:
+    async def lacking(sent: GenerateRequest) -> AsyncGenerator[Reply, None]:
+        if sent.handoff is None:
             yield PrefillFirst(51, False)
             await asyncio.Event().wait()
-        async for reply in answer(asked):
+        async for reply in answer(sent):
             yield reply
 
     fleet = ScriptedWorkers(p1=noting, d1=lacking)
@@ -80,24 +80,24 @@ async def test_the_next_request_goes_to_prefill_when_this_one_has_a_token(
     async with generator_over(fleet) as generator:
         tasks = [asyncio.create_task(token_ids_of(generator, 600)) for _ in range(2)]
         await asyncio.sleep(5)
-        assert fleet.asked.count("p1") == 1 + is_let_in
+        assert fleet.called.count("p1") == 1 + is_let_in
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
 @pytest.mark.parametrize(
-    ("error", "asked_later"),
+    ("error", "called_later"),
     [(HandoffFailed("expired"), ["p1", "d1"]), (HandoffStalled("nothing came"), ["d1"])],
 )
 async def test_only_a_pair_between_which_nothing_moves_is_left_out(
-    error: HandoffFailed, asked_later: list[str]
+    error: HandoffFailed, called_later: list[str]
 ) -> None:
     fleet = ScriptedWorkers(p1=hand_off, d1=in_turn(failing(error), answer))
     async with generator_over(fleet) as generator:
         for _ in range(2):
             assert [chunk async for chunk in generator.generate(request())]
-    assert fleet.asked == ["p1", "d1", "d1", *asked_later]
+    assert fleet.called == ["p1", "d1", "d1", *called_later]
 
 
 @pytest.mark.parametrize(
@@ -130,8 +130,8 @@ async def test_the_last_worker_that_a_request_loses_gets_no_other_request() -> N
         fleet.join("d5", answer)
         for _ in range(2):
             assert [chunk async for chunk in generator.generate(request(60))]
-    assert sorted(fleet.asked[:4]) == ["d1", "d2", "d3", "d4"]
-    assert fleet.asked[4:] == ["d5", "d5"]
+    assert sorted(fleet.called[:4]) == ["d1", "d2", "d3", "d4"]
+    assert fleet.called[4:] == ["d5", "d5"]
 
 
 @asynccontextmanager
@@ -166,7 +166,7 @@ async def test_each_model_has_a_queue_of_its_own() -> None:
     fleet = TwoModels(d1=hang, d2=hang)
     fleet.max_batch_size = 1
     async with crowd(fleet, "m", "m", "n", "n"):
-        assert fleet.asked == ["d1", "d2"]
+        assert fleet.called == ["d1", "d2"]
 
 
 @pytest.mark.parametrize(("num_processes", "num_running"), [(1, 4), (2, 2), (9, 1)])
@@ -175,15 +175,15 @@ async def test_each_process_uses_its_part_of_the_places(num_processes: int, num_
     fleet = ScriptedWorkers(d1=hang)
     fleet.max_batch_size = 4
     async with crowd(fleet, *["m"] * 6, num_processes=num_processes):
-        assert len(fleet.asked) == num_running
+        assert len(fleet.called) == num_running
     assert fleet.open == []
 
 
 def from_the_beginning(*steps: int, tokens: tuple[int, ...] = (10, 11, 12, 13)) -> Script:
     """An engine that refuses to go on, and makes `tokens` in steps of so many."""
 
-    async def script(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
-        if asked.num_generated:
+    async def script(sent: GenerateRequest) -> AsyncGenerator[Reply, None]:
+        if sent.num_generated:
             raise NotResumable("not in the middle")
         position = 0
         for step in steps:
@@ -211,33 +211,33 @@ async def test_an_answer_is_made_again_and_goes_on_where_the_client_is(
     assert (chunks[-1].finish_reason, chunks[-1].usage) == ("stop", Usage(2, 0, 4))
     for chunk in chunks[num_before:]:
         assert tuple(each.token_id for each in chunk.logprobs or ()) == chunk.token_ids
-    assert fleet.asked == ["d1", "d2", "d2"]
-    asked = fleet.calls[-1][1]
-    assert (asked.token_ids, asked.num_generated) == ([1, 2], 0)
+    assert fleet.called == ["d1", "d2", "d2"]
+    sent = fleet.calls[-1][1]
+    assert (sent.token_ids, sent.num_generated) == ([1, 2], 0)
 
 
 async def test_what_is_lost_again_while_it_is_made_again_is_made_once_more() -> None:
     tries = iter([failing(WorkerLost("gone"), after=3), failing(WorkerLost("gone"), after=1)])
 
-    def dying(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
-        return next(tries)(asked) if not asked.num_generated else from_the_beginning()(asked)
+    def dying(sent: GenerateRequest) -> AsyncGenerator[Reply, None]:
+        return next(tries)(sent) if not sent.num_generated else from_the_beginning()(sent)
 
     fleet = ScriptedWorkers(d1=dying, d2=dying, d3=from_the_beginning(2, 2))
     assert await generate(fleet) == WHOLE
 
 
 async def test_a_first_chunk_of_prefill_is_not_sent_twice() -> None:
-    async def with_first(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
-        if asked.num_generated:
+    async def with_first(sent: GenerateRequest) -> AsyncGenerator[Reply, None]:
+        if sent.num_generated:
             raise NotResumable("not in the middle")
-        async for handoff in hand_off_with_first(asked):
+        async for handoff in hand_off_with_first(sent):
             yield handoff
 
     lost = script(TokenChunk((11,)), WorkerLost("gone"))
     rest = script(TokenChunk((11,)), TokenChunk((12,)), TokenChunk((13,), "length"))
     fleet = ScriptedWorkers(p1=with_first, d1=lost, d2=rest)
     assert await generate(fleet) == WHOLE
-    assert fleet.asked == ["p1", "d1", "p1", "p1", "d2"]
+    assert fleet.called == ["p1", "d1", "p1", "p1", "d2"]
 
 
 @pytest.mark.parametrize(
@@ -257,4 +257,4 @@ async def test_an_engine_that_refuses_the_beginning_too_ends_the_request() -> No
     fleet = ScriptedWorkers(d1=failing(WorkerLost("gone"), after=2), d2=failing(NotResumable("never")))
     with pytest.raises(NotResumable):
         await generate(fleet)
-    assert fleet.asked == ["d1", "d2", "d2"]
+    assert fleet.called == ["d1", "d2", "d2"]

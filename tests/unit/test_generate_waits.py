@@ -43,7 +43,7 @@ async def test_a_running_answer_waits_for_a_decode_worker_to_join() -> None:
     fleet = ScriptedWorkers(p1=hand_off, d1=LOST)
     asyncio.get_running_loop().call_later(4, fleet.join, "d2", answer)
     assert (await generate(fleet, wait_for_worker_s=5, deadline_s=9)) == WHOLE
-    assert fleet.asked == ["p1", "d1", "p1", "d2"]
+    assert fleet.called == ["p1", "d1", "p1", "d2"]
 
 
 @pytest.mark.parametrize(
@@ -59,27 +59,27 @@ async def test_it_waits_no_longer_than_the_setting_or_its_deadline(
     assert asyncio.get_running_loop().time() == pytest.approx(after_s, abs=0.1)
 
 
-def test_a_handoff_that_no_decode_worker_can_take_is_not_asked_for_again() -> None:
+def test_a_handoff_that_no_decode_worker_can_take_is_not_requested_again() -> None:
     fleet = ScriptedWorkers(p1=hand_off, d1=failing(NotReady("draining")), d2x=answer)
 
     assert run_jumping(generate(fleet, wait_for_worker_s=5)) == WHOLE
-    assert fleet.asked == ["p1", "d1", "p1", "d2x"]
+    assert fleet.called == ["p1", "d1", "p1", "d2x"]
 
 
-def test_the_only_worker_is_asked_again_when_it_answers_again() -> None:
+def test_the_only_worker_is_called_again_when_it_answers_again() -> None:
     fleet = ScriptedWorkers(d1=in_turn(LOST, answer))
     fleet.answering.add("d1")
 
     assert run_jumping(generate(fleet, wait_for_worker_s=5)) == WHOLE
-    assert fleet.asked == ["d1", "d1"]
+    assert fleet.called == ["d1", "d1"]
 
 
 def test_workers_that_answer_probes_only_are_tried_four_times_with_growing_pauses() -> None:
     at_s: list[float] = []
 
-    async def lost(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
+    async def lost(sent: GenerateRequest) -> AsyncGenerator[Reply, None]:
         at_s.append(asyncio.get_running_loop().time())
-        async for chunk in failing(WorkerLost("gone"))(asked):
+        async for chunk in failing(WorkerLost("gone"))(sent):
             yield chunk
 
     fleet = ScriptedWorkers(d1=lost)
@@ -109,7 +109,7 @@ async def test_a_running_answer_that_is_refused_waits_for_room(
     fleet = ScriptedWorkers(d1=in_turn(LOST, answer), d2=in_turn(*[full] * 6, answer))
     assert await generate(fleet, wait_for_worker_s=5, deadline_s=60) == WHOLE
     assert asyncio.get_running_loop().time() == pytest.approx(6 * pause_s, abs=1)
-    assert fleet.asked == ["d1"] + ["d2"] * 7
+    assert fleet.called == ["d1"] + ["d2"] * 7
     assert fleet.calls[-1][1].deadline_s == pytest.approx(60 - 6 * pause_s, abs=1)
 
 
@@ -122,7 +122,7 @@ async def test_a_new_request_that_all_refuse_is_refused_at_once(
     fleet = ScriptedWorkers(**dict.fromkeys(names, failing(error)))
     with pytest.raises(type(error)):
         await generate(fleet, wait_for_worker_s=5)
-    assert fleet.asked == list(names)
+    assert fleet.called == list(names)
     assert asyncio.get_running_loop().time() == pytest.approx(0, abs=0.1)
 
 
@@ -132,7 +132,7 @@ def test_a_request_that_prefill_has_taken_waits_for_room_at_decode() -> None:
     fleet = ScriptedWorkers(p1=hand_off, d1=in_turn(*[full] * 6, answer))
 
     assert run_jumping(generate(fleet, wait_for_worker_s=5, deadline_s=60)) == WHOLE
-    assert fleet.asked == ["p1", "d1"] * 7
+    assert fleet.called == ["p1", "d1"] * 7
 
 
 @jumping
@@ -143,8 +143,8 @@ async def test_a_request_is_taken_once_when_a_worker_is_there() -> None:
     loop = asyncio.get_running_loop()
     loop.call_later(2, setattr, fleet, "broker_is_away", False)
     async with generator_over(fleet, wait_for_worker_s=5) as generator:
-        asked = request(deadline_s=9)
-        async for _ in generator.generate(asked, "caller", lambda: taken_s.append(loop.time())):
+        sent = request(deadline_s=9)
+        async for _ in generator.generate(sent, "caller", lambda: taken_s.append(loop.time())):
             pass
     assert fleet.calls[0][1].deadline_s == pytest.approx(7, abs=0.3)
     assert taken_s == pytest.approx([2], abs=0.3)
@@ -174,15 +174,15 @@ async def test_answers_on_workers_that_leave_take_no_places_of_the_others() -> N
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-    assert fleet.asked == ["d1", "d1", "d2", "d2"]
+    assert fleet.called == ["d1", "d1", "d2", "d2"]
     assert fleet.calls[2][1].deadline_s <= 600 - 1, "the wait is part of its time"
 
 
 def losing_broker(fleet: ScriptedWorkers, back_after_s: float) -> Script:
     """A worker whose broker goes away after two tokens."""
 
-    async def script(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
-        async with aclosing(LOST(asked)) as chunks:
+    async def script(sent: GenerateRequest) -> AsyncGenerator[Reply, None]:
+        async with aclosing(LOST(sent)) as chunks:
             yield await anext(chunks)
             yield await anext(chunks)
         fleet.broker_is_away = True
@@ -197,23 +197,23 @@ def test_a_broker_that_was_away_costs_no_attempt_and_no_worker() -> None:
     fleet.scripts["d1"] = in_turn(losing_broker(fleet, 20), answer)
 
     assert run_jumping(generate(fleet, wait_for_worker_s=5, deadline_s=60)) == WHOLE
-    assert fleet.asked == ["d1", "d1"]
+    assert fleet.called == ["d1", "d1"]
 
 
 def test_a_handoff_that_the_broker_breaks_is_not_the_prefill_workers_fault() -> None:
     fleet = ScriptedWorkers()
     loses = losing_broker(fleet, 1)
 
-    async def handing(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
+    async def handing(sent: GenerateRequest) -> AsyncGenerator[Reply, None]:
         yield HANDOFF
-        async for _ in loses(asked):
+        async for _ in loses(sent):
             pass
 
     waiting = hang  # for KV that does not come
     fleet.scripts |= {"p1": in_turn(handing, hand_off), "d1": in_turn(waiting, answer)}
 
     assert run_jumping(generate(fleet, wait_for_worker_s=5)) == WHOLE
-    assert fleet.asked == ["p1", "d1"] * 2
+    assert fleet.called == ["p1", "d1"] * 2
 
 
 @pytest.mark.parametrize(("deadline_s", "raised"), [(60, BrokerLost), (3, DeadlineExceeded)])
@@ -227,7 +227,7 @@ async def test_a_new_request_waits_for_the_broker_as_long_as_for_a_worker(
         await generate(fleet, wait_for_worker_s=5, deadline_s=deadline_s)
     assert raised is DeadlineExceeded or failure.value.retry_after_s == 1
     assert asyncio.get_running_loop().time() == pytest.approx(min(5, deadline_s), abs=0.1)
-    assert not fleet.asked
+    assert not fleet.called
 
 
 def test_without_any_decode_worker_a_request_says_so() -> None:
@@ -237,16 +237,16 @@ def test_without_any_decode_worker_a_request_says_so() -> None:
 
 
 @pytest.mark.parametrize(
-    ("stuck", "local_prefill_tokens", "asked"),
+    ("stuck", "local_prefill_tokens", "called"),
     [("p1", 0, ["p1"]), ("d1", 0, ["p1", "d1"]), ("d1", 50, ["d1"])],
 )
 @jumping
 async def test_a_worker_that_makes_no_progress_with_it_is_given_up(
-    stuck: str, local_prefill_tokens: int, asked: list[str]
+    stuck: str, local_prefill_tokens: int, called: list[str]
 ) -> None:
-    async def overdue(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
-        await asyncio.sleep(asked.deadline_s)
-        async for chunk in failing(DeadlineExceeded())(asked):
+    async def overdue(sent: GenerateRequest) -> AsyncGenerator[Reply, None]:
+        await asyncio.sleep(sent.deadline_s)
+        async for chunk in failing(DeadlineExceeded())(sent):
             yield chunk
 
     fleet = ScriptedWorkers(**{"p1": hand_off, "d1": answer, stuck: overdue})
@@ -255,7 +255,7 @@ async def test_a_worker_that_makes_no_progress_with_it_is_given_up(
         chunks = generator.generate(request(deadline_s=60))
         waiting = asyncio.ensure_future(anext(chunks))
         await asyncio.sleep(0.1)
-        assert fleet.asked == asked
+        assert fleet.called == called
         await asyncio.sleep(29.9)
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)

@@ -69,7 +69,7 @@ async def test_a_failed_handoff_excludes_its_prefill_worker_or_else_decode(progr
     progress.prefill = worker("p1")
     fail(progress, HandoffFailed("expired"))
     assert progress.avoided == {"p1.1"}
-    assert progress.lost_with(WorkerLost("gone")) is None, "no one is asked yet"
+    assert progress.lost_with(WorkerLost("gone")) is None, "no worker is called yet"
     fail(progress, HandoffFailed("of no one"))
     assert progress.avoided == {"p1.1", "d0.1"}
 

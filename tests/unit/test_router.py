@@ -42,7 +42,7 @@ def test_random_reaches_everybody() -> None:
 
     picked = [pick(Role.DECODE, REQUEST, WORKERS).worker_id for _ in range(200)]
     assert set(picked) == {"a", "b", "c"}
-    assert picked[:100] != picked[3:103]  # nobody's turn can be foretold
+    assert picked[:100] != picked[3:103]  # no turn is predictable
 
 
 @pytest.mark.parametrize(

@@ -101,11 +101,11 @@ async def test_a_worker_that_never_answered_on_a_new_link_never_got_the_request(
     num_before: int, num_since: int, error: type[WorkerLost]
 ) -> None:
     link = CallerLink(Sent(), "w", PACE)
-    said = [frame(0, Hello(frames.VERSION, "w")), frame(1, Beat())]
-    for each in said[:num_before]:
+    sent = [frame(0, Hello(frames.VERSION, "w")), frame(1, Beat())]
+    for each in sent[:num_before]:
         link.receive(each)
     call = link.open(a_request())
-    for each in said[num_before : num_before + num_since]:
+    for each in sent[num_before : num_before + num_since]:
         link.receive(each)
     link.lose("it was killed")
     assert type(call.error) is error
@@ -113,25 +113,25 @@ async def test_a_worker_that_never_answered_on_a_new_link_never_got_the_request(
 
 @jumping
 async def test_silence_counts_while_there_are_calls() -> None:
-    num_asked = 0
+    num_checks = 0
 
-    def ask() -> None:
-        nonlocal num_asked
-        num_asked += 1
+    def check() -> None:
+        nonlocal num_checks
+        num_checks += 1
 
-    link = CallerLink(Sent(), "w", Pace(tick_s=1.0, num_silent=4), on_silence=ask)
+    link = CallerLink(Sent(), "w", Pace(tick_s=1.0, num_silent=4), on_silence=check)
     await asyncio.sleep(9.5)
     link.lose_if_silent()
-    assert (num_asked, link.lost) == (0, None)
+    assert (num_checks, link.lost) == (0, None)
     link.open(a_request())
-    assert num_asked == 1
+    assert num_checks == 1
     await asyncio.sleep(1)
-    assert num_asked == 2
+    assert num_checks == 2
     link.receive(frame(0, Hello(frames.VERSION, "w")))
     link.lose_if_silent()
     assert link.lost is None
     await asyncio.sleep(4)
-    assert num_asked == 3
+    assert num_checks == 3
     link.lose_if_silent()
     assert link.lost == "it does not respond"
 

@@ -40,12 +40,12 @@ class Engines(PlaneDouble):
         self.hung: set[str] = set()
         self.silent: set[str] = set()
         self.figure: Callable[[], int] = lambda: 7
-        self.asked: list[str] = []
+        self.called: list[str] = []
         self.lost: list[tuple[str, str]] = []
 
     async def call(self, address: str, request: Request) -> AsyncGenerator[Reply, None]:
         if not isinstance(request, StatsRequest):
-            self.asked.append(address)
+            self.called.append(address)
         if address in self.silent:
             raise WorkerLost("silent")
         if isinstance(request, StatsRequest):
@@ -97,9 +97,9 @@ async def test_a_worker_whose_engine_hangs_is_left_out_until_a_request_passes_th
         assert fleet.health().stuck == [name]
 
         engines.hung.clear()
-        engines.asked.clear()
+        engines.called.clear()
         await until(lambda: not fleet.health().stuck)
-        assert engines.asked[-2:] == ["p1", "d1"]
+        assert engines.called[-2:] == ["p1", "d1"]
         assert len(live(fleet)) == 2
 
 
@@ -108,7 +108,7 @@ async def test_a_worker_that_answers_a_request_of_our_own_is_only_slow() -> None
     async with fleet_of("d1", "p1") as (engines, fleet):
         with waiting(fleet.calls, worker("d1"), []):
             await asyncio.sleep(45)
-        assert len(engines.asked) == 4
+        assert len(engines.called) == 4
         assert (engines.lost, live(fleet)) == ([], ["p1", "d1"])
 
 
@@ -121,7 +121,7 @@ async def test_a_worker_that_computes_for_others_is_only_busy(figure_name: str) 
         engines.figure = lambda: round(asyncio.get_running_loop().time())
         with waiting(fleet.calls, worker("d1"), []):
             await asyncio.sleep(60)
-        assert engines.asked
+        assert engines.called
         assert (engines.lost, live(fleet)) == ([], ["p1", "d1"])
 
 
@@ -131,7 +131,7 @@ async def test_a_worker_that_does_not_answer_at_all_is_left_to_the_liveness_limi
         engines.silent.add("d1")
         with waiting(fleet.calls, worker("d1"), []):
             await asyncio.sleep(60)
-        assert (engines.lost, fleet.health().stuck, engines.asked) == ([], [], [])
+        assert (engines.lost, fleet.health().stuck, engines.called) == ([], [], [])
 
 
 @jumping
@@ -140,10 +140,10 @@ async def test_a_stuck_worker_is_tried_with_one_that_it_can_be_paired_with() -> 
         engines.hung.add("d1")
         with waiting(fleet.calls, worker("d1"), []):
             await until(lambda: engines.lost)
-        engines.asked.clear()
+        engines.called.clear()
         await asyncio.sleep(120)
-        assert engines.asked
-        assert not {"p2x", "p3x", "p4x"} & set(engines.asked)
+        assert engines.called
+        assert not {"p2x", "p3x", "p4x"} & set(engines.called)
 
 
 D2 = worker("d2")
@@ -271,10 +271,10 @@ def cut_pairs(d1: Script, registered: list[WorkerInfo]) -> tuple[ScriptedWorkers
 async def test_a_cut_pair_is_tried_after_ten_seconds_then_less_and_less_often() -> None:
     loop_s: list[float] = []
 
-    async def stalling(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
+    async def stalling(sent: GenerateRequest) -> AsyncGenerator[Reply, None]:
         loop_s.append(asyncio.get_running_loop().time())
         works = answer if len(loop_s) == 6 else failing(HandoffStalled("nothing came"))
-        async for reply in works(asked):
+        async for reply in works(sent):
             yield reply
 
     fleet, pairs = cut_pairs(stalling, [P1, D1])
@@ -285,8 +285,8 @@ async def test_a_cut_pair_is_tried_after_ten_seconds_then_less_and_less_often() 
     (trial,) = pairs.trials
     await trial
     assert loop_s == pytest.approx([10, 30, 70, 130, 190, 250])
-    assert fleet.asked == ["p1", "d1"] * 6
-    assert {asked.deadline_s for _, asked in fleet.calls} == {5}
+    assert fleet.called == ["p1", "d1"] * 6
+    assert {sent.deadline_s for _, sent in fleet.calls} == {5}
     assert (pairs.has(P1, D1), pairs.names(), fleet.open) == (False, [], [])
 
 
