@@ -195,7 +195,7 @@ class FrameReader(Generic[T]):
         if number != self.num_heard:
             raise LinkBroken(f"frame {self.num_heard} was lost, got frame {number}")
         if number == 0:
-            self._greet(signals)
+            self._check_hello(signals)
         self.num_heard += 1
         self.num_silent_ticks = 0
         return signals
@@ -205,7 +205,7 @@ class FrameReader(Generic[T]):
         self.num_silent_ticks += 1
         return self.num_silent_ticks
 
-    def _greet(self, signals: list[T]) -> None:
+    def _check_hello(self, signals: list[T]) -> None:
         hello = signals[0] if signals else None
         if not isinstance(hello, Hello):
             raise LinkBroken("it did not send a Hello")

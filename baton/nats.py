@@ -133,8 +133,8 @@ class Publisher:
     """The connection to the server and the frames waiting to be published.
 
     nats-py's `publish` is a coroutine; one task runs it for all links. It waits while nats-py buffers 2 MiB;
-    when _HIGH_WATER_BYTES more wait here, generators wait too. `answering` is whether the server did when it
-    was last asked.
+    when _HIGH_WATER_BYTES more wait here, generators wait too. `answering`: the result of the last probe of
+    the server.
     """
 
     def __init__(self, client: Client, inbox: Mailbox) -> None:
@@ -291,7 +291,7 @@ class NatsTransport(Plane):
         self._options: dict[str, Any] = {"flush_timeout": liveness_s, **callbacks, **_OPTIONS, **options}
         self._connecting: asyncio.Task[Publisher] | None = None
         self._publisher: Publisher | None = None
-        self._asking: asyncio.Task[None] | None = None
+        self._probing: asyncio.Task[None] | None = None
         self._inbox = Mailbox(f"{_CALLER}{secrets.token_hex(8)}")
         self._mailboxes = [self._inbox]
 
@@ -335,8 +335,8 @@ class NatsTransport(Plane):
     async def close(self) -> None:
         """`Transport.close`."""
         self._closed = True
-        if self._asking is not None:
-            self._asking.cancel()
+        if self._probing is not None:
+            self._probing.cancel()
         self._lose_all(CLOSED)
         if self._connecting is not None:
             with contextlib.suppress(ConnectionError):
@@ -364,7 +364,9 @@ class NatsTransport(Plane):
             self._inbox.links.pop(token, None)
 
         wire = NatsWire(publisher, key, f"{subject}.{token}", mine, forget)
-        link = CallerLink(wire, subject, self._pace, on_silence=functools.partial(self._ask, publisher))
+        link = CallerLink(
+            wire, subject, self._pace, on_silence=functools.partial(self._start_probe, publisher)
+        )
         self._links[address] = link
         self._inbox.links[token] = link, Mac(key, mine)
         return link
@@ -404,14 +406,14 @@ class NatsTransport(Plane):
     async def _on_disconnect(self) -> None:
         if self._publisher is not None and not self._closed:
             self._lose_server(self._publisher)
-            self._ask(self._publisher)
+            self._start_probe(self._publisher)
 
-    def _ask(self, publisher: Publisher) -> None:
+    def _start_probe(self, publisher: Publisher) -> None:
         """A link is silent, or the connection was lost: find out whether the server answers."""
-        if self._asking is None or self._asking.done():
-            self._asking = asyncio.get_running_loop().create_task(self._asked(publisher))
+        if self._probing is None or self._probing.done():
+            self._probing = asyncio.get_running_loop().create_task(self._probe(publisher))
 
-    async def _asked(self, publisher: Publisher) -> None:
+    async def _probe(self, publisher: Publisher) -> None:
         while not await publisher.answers():
             self._lose_server(publisher)
         if not publisher.answering:

@@ -165,7 +165,7 @@ class TcpWire(asyncio.Protocol):
         self._forget = forget
         self._limit = limit
         self._handshaking = handshaking
-        self._greeted = False
+        self._is_heard = False
         self._splitter = frames.Splitter(frames.MAX_FRAME_BYTES if limit is None else frames.MAX_HELLO_BYTES)
         self._transport: asyncio.Transport | None = None
         self._early: list[bytes] = []
@@ -189,10 +189,10 @@ class TcpWire(asyncio.Protocol):
         try:
             for frame in self._splitter.feed(data):
                 self.link.receive(frame)
-                if not self._greeted:
-                    self._greet()
+                if not self._is_heard:
+                    self._hear_first()
         except frames.LinkBroken as broken:
-            if not self._greeted and self._limit is not None:
+            if not self._is_heard and self._limit is not None:
                 unauthenticated.note("the request plane")
             self.link.lose(str(broken))
 
@@ -240,16 +240,16 @@ class TcpWire(asyncio.Protocol):
         """Close, to make room for another caller."""
         self.link.lose("it sent no Hello and others are waiting for a connection")
 
-    def _greet(self) -> None:
+    def _hear_first(self) -> None:
         """The first frame was valid, or the link is lost."""
-        self._greeted = True
+        self._is_heard = True
         if self._limit is not None and not self._closing:
             self._limit.busy(self)
 
     def _is_unheard_over_tls(self) -> bool:
         """Whether the worker has not answered a TLS handshake that is complete on this side."""
         return (
-            not self._greeted
+            not self._is_heard
             and self._transport is not None
             and self._transport.get_extra_info("ssl_object") is not None
         )
