@@ -4,17 +4,18 @@ import asyncio
 import contextlib
 import logging
 import math
-import os
 import socket
 import ssl
-import subprocess
-import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
 
+import frontend.__main__
+import operations.commands
+import workers.__main__
 from baton.connect import Wires
 from baton.errors import WorkerLost
 from baton.peer_tls import CA, CERT, KEY, PeerDistrusted, PeerTls
@@ -264,22 +265,24 @@ def test_files_that_no_peer_would_accept_are_named_at_the_start(
 
 
 @pytest.mark.parametrize(
-    ("command", "status"),
-    [("workers --check --engine mocker", 2), ("frontend --http-port 0", 2), ("baton doctor", 2)],
+    "run",
+    [
+        partial(workers.__main__.main, ["--check", "--engine", "mocker"]),
+        partial(frontend.__main__.main, ["--http-port", "0"]),
+        partial(operations.commands.main, ["doctor"]),
+    ],
+    ids=["worker", "frontend", "doctor"],
 )
 def test_each_command_names_a_missing_file(
-    ours: Authority, tmp_path: Path, command: str, status: int
+    run: Callable[[], int],
+    ours: Authority,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     environ = ours.environ("good") | {KEY: "/none", "BATON_FILE_REGISTRY": str(tmp_path / "registry")}
-    done = subprocess.run(
-        [sys.executable, "-m", *command.split()],
-        env=os.environ | environ,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
-    assert done.returncode == status
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    assert run() == 2
     reason = f"{CERT}, {KEY}, {CA}: {environ[CERT]} and /none are not a certificate and its key"
-    assert reason in done.stdout + done.stderr
-    assert "Traceback" not in done.stderr
+    assert reason in "".join(capfd.readouterr())
