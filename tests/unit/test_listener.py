@@ -134,89 +134,79 @@ class Failing(socket.socket):
         return super().accept()
 
 
-class Taken:
-    """A client that connects, and what the listener takes."""
+class Scene:
+    """A listener, its clients, and what it takes; all are closed at the end."""
 
-    def __init__(self, failing: Failing) -> None:
-        self.failing = failing
-        self.socks: list[socket.socket] = []
+    def __init__(self, *errors: OSError) -> None:
+        self.listening = Failing(*errors)
+        self.address = self.listening.getsockname()
+        self.clients: list[socket.socket] = []
+        self.taken: list[socket.socket] = []
         self.num_evictions = 0
-        self.listener = Listener(failing, self._take, self._make_room)
-        self.client = socket.create_connection(failing.getsockname())
+        self.listener = Listener(self.listening, self.taken.append, self._make_room)
 
-    def close(self) -> None:
-        for sock in (self.client, *self.socks):
+    def connect(self, num: int = 1) -> None:
+        self.clients += [socket.create_connection(self.address) for _ in range(num)]
+
+    def __enter__(self) -> "Scene":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.listening.fileno() >= 0:
+            self.listener.close()
+        for sock in (*self.clients, *self.taken):
             sock.close()
-
-    def _take(self, sock: socket.socket) -> None:
-        self.socks.append(sock)
 
     def _make_room(self) -> None:
         self.num_evictions += 1
 
 
-async def test_a_connection_that_was_reset_in_the_queue_holds_up_no_other(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    taken = Taken(Failing(ConnectionAbortedError(errno.ECONNABORTED, "reset")))
-    await until(lambda: taken.socks)
-    taken.listener.close()
-    taken.close()
-    assert "accept=paused" not in caplog.text
-
-
-async def test_without_descriptors_it_makes_room_pauses_and_goes_on() -> None:
-    taken = Taken(Failing(*[OSError(errno.EMFILE, "no descriptors")] * 3))
-    began_s = asyncio.get_running_loop().time()
-    await until(lambda: taken.socks)
-    assert taken.num_evictions == 3
-    assert asyncio.get_running_loop().time() - began_s > 0.2  # it does not spin
-    late = socket.create_connection(taken.failing.getsockname())
-    taken.listener.close()
-    assert len(taken.socks) == 2  # also after a pause, those that wait are accepted
-    late.close()
-    taken.close()
-
-
 @pytest.mark.parametrize(
-    ("number", "num_evictions"),
-    [(errno.EMFILE, 1), (errno.ENFILE, 1), (errno.ENOBUFS, 0), (errno.ENOMEM, 0)],
+    ("number", "num", "num_evictions"),
+    [
+        (errno.ECONNABORTED, 1, 0),
+        (errno.EMFILE, 3, 3),
+        (errno.ENFILE, 1, 1),
+        (errno.ENOBUFS, 1, 0),
+        (errno.ENOMEM, 1, 0),
+    ],
+    ids=["reset in the queue", "no descriptors", "none in the system", "no buffers", "no memory"],
 )
-async def test_connections_make_room_only_if_descriptors_lack(number: int, num_evictions: int) -> None:
-    taken = Taken(Failing(OSError(number, "no")))
-    await until(lambda: taken.socks)
-    assert taken.num_evictions == num_evictions
-    assert taken.socks[0].gettimeout() == 0  # it does not block
-    taken.listener.close()
-    taken.close()
+async def test_accepting_goes_on_after_a_pause_and_connections_make_room_if_descriptors_lack(
+    number: int, num: int, num_evictions: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    is_paused = number != errno.ECONNABORTED
+    with Scene(*[OSError(number, "no") for _ in range(num)]) as scene:
+        began_s = asyncio.get_running_loop().time()
+        scene.connect()
+        await until(lambda: scene.taken)
+        assert scene.num_evictions == num_evictions
+        assert scene.taken[0].gettimeout() == 0  # it does not block
+        assert ("accept=paused" in caplog.text) == is_paused
+        assert asyncio.get_running_loop().time() - began_s > 0.09 * num * is_paused  # it does not spin
+        scene.connect()
+        scene.listener.close()
+        assert len(scene.taken) == 2  # also after a pause, those that wait are accepted
 
 
 async def test_other_tasks_run_between_sixteen_connections_and_the_next() -> None:
-    taken = Taken(Failing())
-    clients = [socket.create_connection(taken.failing.getsockname()) for _ in range(40)]
-    numbers = set()
-    while len(taken.socks) < 41:
-        numbers.add(len(taken.socks))
-        await asyncio.sleep(0)  # a turn of the loop
-    assert numbers == {0, 16, 32}
-    taken.listener.close()
-    for each in clients:
-        each.close()
-    taken.close()
+    with Scene() as scene:
+        scene.connect(41)
+        numbers = set()
+        while len(scene.taken) < 41:
+            numbers.add(len(scene.taken))
+            await asyncio.sleep(0)  # a turn of the loop
+        assert numbers == {0, 16, 32}
 
 
 async def test_closing_accepts_the_connections_that_wait() -> None:
-    taken: list[socket.socket] = []
-    sock = socket.create_server(("127.0.0.1", 0), backlog=100)
-    listener = Listener(sock, taken.append, lambda: None)
-    clients = [socket.create_connection(sock.getsockname()) for _ in range(50)]
-    assert not taken  # the event loop has not run
-    number = sock.fileno()
-    listener.close()
-    assert not asyncio.get_running_loop().remove_reader(number)  # it has removed it
-    assert len(taken) == 50
-    for connection in [*taken, *clients]:
-        connection.close()
+    with Scene() as scene:
+        scene.connect(50)
+        assert not scene.taken  # the event loop has not run
+        number = scene.listening.fileno()
+        scene.listener.close()
+        assert not asyncio.get_running_loop().remove_reader(number)  # it has removed it
+        assert len(scene.taken) == 50
 
 
 async def test_processes_that_share_a_socket_get_as_many_connections_each() -> None:
