@@ -17,11 +17,11 @@ from starlette.routing import Route
 from baton.errors import BatonError, InvalidRequest
 from frontend.chat.answer import prepare_chat
 from frontend.completions.answer import prepare_completion
-from frontend.http.exchange import AsgiApp, Envelope, ErrorBody, Receive, Scope, Send, error_headers
+from frontend.http.exchange import AsgiApp, Envelope, Receive, Scope, Send, error_headers
 from frontend.http.respond import Endpoint, Serve, generating
 from frontend.http.services import Services
 from frontend.messages.answer import MessagesError, MessagesRoutes
-from frontend.openapi import OPERATIONS, document
+from frontend.openapi import OPERATIONS, document, error_body
 from frontend.pages import Page, is_anthropics, pages
 from frontend.responses.routes import ResponseRoutes
 from frontend.responses.runs import ResponseState
@@ -142,7 +142,7 @@ def _answering(endpoint: Endpoint) -> Page:
 
 def envelope_of(path: str) -> Envelope:
     """The error format of a route's API."""
-    return MessagesError.of if path.startswith("/v1/messages") else ErrorBody.of
+    return error_body(path).of
 
 
 def _refusal(request: Request, error: BatonError, headers: Mapping[str, str]) -> Response:

@@ -14,6 +14,7 @@ from frontend.chat.answer import ChatCompletion
 from frontend.chat.request import ChatBody
 from frontend.completions.answer import Completion, CompletionBody
 from frontend.http.exchange import ErrorBody
+from frontend.http.guards import OPEN_PATHS
 from frontend.messages.answer import MessageObject, MessagesError, TokenCount
 from frontend.messages.request import Counted, MessagesBody
 from frontend.pages import ModelBody, ModelInfo, ModelList, ModelPage
@@ -79,17 +80,13 @@ _PAGED = (
 
 
 class Operation(msgspec.Struct, frozen=True):
-    """A route in the document. `answers` are the structs of which its answer is one, if it is JSON. Those
-    that are `open` need no key.
-    """
+    """A route in the document. `answers` are the structs of which its answer is one, if it is JSON."""
 
     summary: str
     answers: tuple[Struct, ...] = ()
     body: Struct | None = None
     parameters: Sequence[Mapping[str, Any]] = ()
     is_streamed: bool = False
-    is_open: bool = False
-    envelope: Struct = ErrorBody
 
     def described(self, path: str) -> dict[str, Any]:
         """The arguments of FastAPI's route."""
@@ -98,8 +95,10 @@ class Operation(msgspec.Struct, frozen=True):
         if self.is_streamed:
             answer["description"] = _STREAMED
             answer["content"]["text/event-stream"] = {}
-        refusals = _refusals(self.envelope)
-        if self.is_open:
+        # The document's description lists the codes.
+        refusal = {"content": _json(error_body(path))}
+        refusals = {"4XX": refusal, "5XX": refusal}
+        if path in OPEN_PATHS:
             extra["security"] = []
             refusals["503"] = answer
         if self.body is not None:
@@ -132,14 +131,13 @@ def _ref(struct: Struct) -> dict[str, str]:
     return {"$ref": _REF.format(name=struct.__name__)}
 
 
-def _refusals(envelope: Struct) -> dict[str, Any]:
-    """Refusals by status; the document's description lists the codes."""
-    refusal = {"content": _json(envelope)}
-    return {"4XX": refusal, "5XX": refusal}
+def error_body(path: str) -> type[ErrorBody] | type[MessagesError]:
+    """The error format of a route's API."""
+    return MessagesError if path.startswith("/v1/messages") else ErrorBody
 
 
-def _generation(summary: str, answer: Struct, body: Struct, envelope: Struct = ErrorBody) -> Operation:
-    return Operation(summary, (answer,), body, _REPEATABLE, is_streamed=True, envelope=envelope)
+def _generation(summary: str, answer: Struct, body: Struct) -> Operation:
+    return Operation(summary, (answer,), body, _REPEATABLE, is_streamed=True)
 
 
 OPERATIONS: Mapping[tuple[str, str], Operation] = {
@@ -152,20 +150,16 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ("GET", "/v1/responses/{response_id}"): Operation(
         "Get a stored or background response", (ResponseObject,), parameters=_EVENTS, is_streamed=True
     ),
-    ("DELETE", "/v1/responses/{response_id}"): Operation(
-        "Delete a response",
-        (DeletedResponse,),
-    ),
+    ("DELETE", "/v1/responses/{response_id}"): Operation("Delete a response", (DeletedResponse,)),
     ("POST", "/v1/responses/{response_id}/cancel"): Operation(
-        "Cancel a background response",
-        (ResponseObject,),
+        "Cancel a background response", (ResponseObject,)
     ),
     ("GET", "/v1/responses/{response_id}/input_items"): Operation(
         "List a response's input items", (ItemList,), parameters=_PAGED
     ),
-    ("POST", "/v1/messages"): _generation("Create a message", MessageObject, MessagesBody, MessagesError),
+    ("POST", "/v1/messages"): _generation("Create a message", MessageObject, MessagesBody),
     ("POST", "/v1/messages/count_tokens"): Operation(
-        "Count a message's input tokens", (TokenCount,), Counted, envelope=MessagesError
+        "Count a message's input tokens", (TokenCount,), Counted
     ),
     ("POST", "/tokenize"): Operation("Tokenize a prompt", (TokenizeAnswer,), TokenizeBody),
     ("POST", "/detokenize"): Operation("Detokenize token ids", (DetokenizeAnswer,), DetokenizeBody),
@@ -174,12 +168,10 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ("GET", "/v1/models"): Operation("List available models", (ModelList, ModelPage)),
     ("GET", "/v1/models/{model:path}"): Operation("Get a model", (ModelBody, ModelInfo)),
     ("GET", "/health"): Operation(
-        "Readiness, with workers; a 503 has the same body, and `missing` lists the reasons",
-        (Health,),
-        is_open=True,
+        "Readiness, with workers; a 503 has the same body, and `missing` lists the reasons", (Health,)
     ),
-    ("GET", "/live"): Operation("Liveness", is_open=True),
-    ("GET", "/metrics"): Operation("Prometheus metrics", is_open=True),
+    ("GET", "/live"): Operation("Liveness"),
+    ("GET", "/metrics"): Operation("Prometheus metrics"),
 }
 
 
@@ -207,9 +199,9 @@ def _errors(kind: type[BatonError]) -> Iterator[str]:
 
 
 def _schemas() -> dict[str, Any]:
-    structs = dict.fromkeys(INPUT_ITEMS.values())
+    structs: dict[Struct, None] = dict.fromkeys([*INPUT_ITEMS.values(), ErrorBody, MessagesError])
     for operation in OPERATIONS.values():
-        structs |= dict.fromkeys([*operation.answers, operation.body or ErrorBody, operation.envelope])
+        structs |= dict.fromkeys([*operation.answers, operation.body or ErrorBody])
     _, schemas = msgspec.json.schema_components(structs, ref_template=_REF)
     for schema in schemas.values():
         schema["description"] = " ".join(schema["description"].split())

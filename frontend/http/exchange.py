@@ -175,11 +175,11 @@ class Exchange:
 
     async def start(self, status: int, content_type: bytes, headers: Headers) -> None:
         """Send status and headers."""
-        self.started = True
         request_id = self.request_id.encode()
         # OpenAI's name of the header, and Anthropic's.
         fixed = [(b"content-type", content_type), (b"x-request-id", request_id), (b"request-id", request_id)]
         await self._send({"type": "http.response.start", "status": status, "headers": [*fixed, *headers]})
+        self.started = True
 
     async def write(self, data: bytes) -> None:
         """Send more of the body."""
@@ -195,12 +195,12 @@ class Exchange:
         await self.start(status, b"application/json", [(b"content-length", b"%d" % len(data)), *headers])
         await self.end(data)
 
-    async def fail(self, error: BatonError) -> bool:
+    async def fail(self, error: BatonError, headers: Headers = ()) -> bool:
         """Send an error response, with the headers that its status needs, or the event that ends a stream.
         Returns whether it was possible.
         """
         if not self.started:
-            await self.answer(error.status, self._envelope(error), error_headers(error))
+            await self.answer(error.status, self._envelope(error), [*error_headers(error), *headers])
         elif self.end_failed is not None:
             await self.end_failed(error)
         else:

@@ -9,11 +9,13 @@ from functools import lru_cache
 from starlette.middleware.cors import CORSMiddleware
 
 from baton.errors import BatonError, InvalidRequest
-from frontend.http.exchange import AsgiApp, Envelope, ErrorBody, Exchange, Receive, Scope, Send
+from frontend.http.exchange import AsgiApp, Envelope, Exchange, Receive, Scope, Send
 from frontend.http.keys import Keys, name_of, presented
 from frontend.metrics import Metrics
 
 log = logging.getLogger(__name__)
+
+_CLOSE = [(b"connection", b"close")]  # the body is not read
 
 
 class OriginNotAllowed(InvalidRequest):
@@ -58,17 +60,11 @@ class Browsers:
                 "Cross-origin requests must have content type application/json. To allow this origin, start "
                 "the frontend with --cors-origin."
             )
-            await _refuse(error, scope, receive, send)
+            await Exchange(scope, receive, send).fail(error, _CLOSE)
 
 
 def _is_json(content_type: bytes) -> bool:
     return content_type.partition(b";")[0].strip() == b"application/json"
-
-
-async def _refuse(error: BatonError, scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer without reading the body."""
-    exchange = Exchange(scope, receive, send)
-    await exchange.answer(error.status, ErrorBody.of(error), [(b"connection", b"close")])
 
 
 class HostNotAllowed(InvalidRequest):
@@ -101,7 +97,7 @@ class Hosts:
             f"{_name(host)[:100]!r} is not known as a name of this server. Use its address, or start the "
             "frontend with --allowed-host NAME."
         )
-        await _refuse(error, scope, receive, send)
+        await Exchange(scope, receive, send).fail(error, _CLOSE)
 
     def _allows(self, host: bytes) -> bool:
         name = _name(host)

@@ -183,6 +183,7 @@ class Delivery:
         self._answer = answer
         self._services = services
         self._num_sent = 0
+        self._starting = asyncio.Lock()
         self._tasks: list[asyncio.Task[None]] = []
         self._interruption: Callable[[], Exception] | None = None
 
@@ -216,22 +217,24 @@ class Delivery:
         """Send events."""
         self._num_sent += 1
         if not self._exchange.started:
-            events = await self._begin() + events
+            events = await self._opening() + events
         await self._exchange.write(events)
 
     async def end(self, events: bytes) -> None:
         """Send the last events."""
         if not self._exchange.started:
-            events = await self._begin() + events
+            events = await self._opening() + events
         await self._exchange.end(events)
 
-    async def _begin(self) -> bytes:
-        """Send the headers; returns the first events."""
-        self._exchange.end_failed = self._end_failed
-        opening = self._answer.opening()
-        headers = [*sse.HEADERS, *ignored_header(self._answer.ignored)]
-        await self._exchange.start(200, sse.CONTENT_TYPE, headers)
-        return opening
+    async def _opening(self) -> bytes:
+        """Send the headers; returns the first events, for the first one who sends."""
+        async with self._starting:
+            if self._exchange.started:
+                return b""
+            headers = [*sse.HEADERS, *ignored_header(self._answer.ignored)]
+            await self._exchange.start(200, sse.CONTENT_TYPE, headers)
+            self._exchange.end_failed = self._end_failed
+            return self._answer.opening()
 
     async def _end_failed(self, error: BatonError) -> None:
         last = self._answer.failure(error)

@@ -20,7 +20,7 @@ from uvicorn.server import ServerState
 from baton.errors import BatonError, InvalidRequest, NotReady
 from baton.listener import ConnectionLimit, Listener, Tls, num_connections
 from baton.pace import Pulse
-from frontend.http.exchange import AsgiApp, ErrorBody, Exchange, Message, Receive, Scope, Send, error_headers
+from frontend.http.exchange import AsgiApp, ErrorBody, Exchange, Message, Receive, Scope, Send
 
 log = logging.getLogger(__name__)
 
@@ -433,6 +433,4 @@ class HttpServer:
 
 
 async def _turn_away(scope: Scope, receive: Receive, send: Send) -> None:
-    exchange = Exchange(scope, receive, send)
-    headers = [*error_headers(_FULL), (b"connection", b"close")]
-    await exchange.answer(_FULL.status, ErrorBody.of(_FULL), headers)
+    await Exchange(scope, receive, send).fail(_FULL, [(b"connection", b"close")])
