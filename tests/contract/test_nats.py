@@ -169,8 +169,6 @@ async def test_nothing_is_published_to_what_is_no_worker(nats_server: str, addre
             await tokens(caller.call(address, a_request()))
 
 
-HALF = bytes(600_000)
-"""More than half of what may wait."""
 
 
 @contextlib.asynccontextmanager
