@@ -5,7 +5,8 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
-from baton.messages import GenerateRequest, KvHandoff, Sampling, TokenChunk
+from baton.messages import GenerateRequest, KvHandoff, TokenChunk
+from tests.requests import token_request
 from tests.tiny_gpt_oss import prompt
 from tests.waiting import PATIENCE_S
 from workers.engine import Engine
@@ -13,17 +14,8 @@ from workers.engine import Engine
 
 def ask(tokens: list[int] | int = 40, **options: Any) -> GenerateRequest:
     """A greedy request for 12 tokens; `options` set fields of the request or its sampling."""
-    fields = {name: options.pop(name) for name in options.keys() & set(GenerateRequest.__struct_fields__)}
-    return GenerateRequest(
-        **{
-            "request_id": "r1",
-            "model": "m",
-            "token_ids": prompt(tokens) if isinstance(tokens, int) else tokens,
-            "deadline_s": PATIENCE_S,
-            "sampling": Sampling(**{"max_tokens": 12, "seed": 0, "temperature": 0.0} | options),
-            **fields,
-        }
-    )
+    token_ids = prompt(tokens) if isinstance(tokens, int) else tokens
+    return token_request(token_ids, **{"temperature": 0.0} | options)
 
 
 async def next_handoff(replies: AsyncGenerator[KvHandoff | TokenChunk, None]) -> KvHandoff:

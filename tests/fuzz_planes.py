@@ -28,12 +28,12 @@ from baton.messages import (
     KvConfirm,
     KvHandoff,
     Role,
-    Sampling,
     StatsRequest,
     WorkerInfo,
 )
 from baton.tcp import TcpTransport
 from tests.chaos.load import Load, Outcome, asks, expected_of
+from tests.requests import token_request
 from tests.stack import Stack, running_stack
 from workers.kv.transceiver import Ticket
 
@@ -87,13 +87,7 @@ def frames_of(address: str, secret: bytes, mutations: Mutations, num: int) -> li
     """A connection to the request plane or to a worker's KV: half of the callers know the worker's name."""
     name = urlsplit(address).path.removeprefix("/")
     hello = framed(0, frames.Hello(frames.VERSION, name))
-    request = GenerateRequest(
-        request_id="fuzz",
-        model="demo",
-        token_ids=[1, 2, 3],
-        sampling=Sampling(max_tokens=2, seed=1),
-        deadline_s=1,
-    )
+    request = token_request([1, 2, 3], max_tokens=2, deadline_s=1)
     messages = [
         hello,
         framed(1, frames.Open(1, request)),
@@ -161,13 +155,7 @@ async def fuzz(stack: Stack, num_messages: int, seed: int) -> Counter[str]:
     by_role = {worker.role: worker for worker in workers}
     prefill, decode = by_role[Role.PREFILL], by_role[Role.DECODE]
     transport, mutations, sent = TcpTransport(), Mutations(seed), Counter[str]()
-    request = GenerateRequest(
-        request_id="fuzz",
-        model=prefill.model,
-        token_ids=list(range(20, 40)),
-        sampling=Sampling(max_tokens=3, seed=1),
-        deadline_s=5,
-    )
+    request = token_request(range(20, 40), model=prefill.model, max_tokens=3, seed=1, deadline_s=5)
     handoff = await handed_over(transport, prefill, request)
     ticket = ticket_of(handoff)
     chance = random.Random(seed)

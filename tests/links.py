@@ -8,16 +8,16 @@ import pytest
 
 from baton import frames
 from baton.frames import Signal
-from baton.messages import GenerateRequest, Reply, Request, Sampling, TokenChunk
+from baton.messages import GenerateRequest, Reply, Request, TokenChunk
 from baton.pace import Pace
 from baton.streams import CallerLink, Plane, Service, WorkerLink
+from tests.requests import token_request
 
 PACE = Pace(tick_s=60.0, num_silent=4)
 
 
 def a_request(max_tokens: int = 1, seed: int = 0, deadline_s: float = 9.0) -> GenerateRequest:
-    sampling = Sampling(max_tokens=max_tokens, seed=seed)
-    return GenerateRequest(request_id="r", model="m", token_ids=[1], sampling=sampling, deadline_s=deadline_s)
+    return token_request([1], max_tokens=max_tokens, seed=seed, deadline_s=deadline_s)
 
 
 class Sent:

@@ -15,7 +15,6 @@ from baton.messages import (
     Reply,
     Request,
     Role,
-    Sampling,
     TokenChunk,
     Usage,
     WorkerInfo,
@@ -26,6 +25,7 @@ from frontend.routing.fleet import Fleet
 from frontend.routing.generate import Generator, LocalPrefill
 from frontend.routing.router import RouterMode
 from frontend.routing.workers import Calls
+from tests.requests import token_request
 from tests.waiting import until
 
 Script = Callable[[GenerateRequest], AsyncGenerator[Reply, None]]
@@ -146,15 +146,7 @@ def worker(name: str, **changes: object) -> WorkerInfo:
 
 
 def request(deadline_s: float = 5.0, priority: int = 0) -> GenerateRequest:
-    sampling = Sampling(max_tokens=4, seed=0)
-    return GenerateRequest(
-        request_id="r",
-        model="m",
-        token_ids=[1, 2],
-        sampling=sampling,
-        deadline_s=deadline_s,
-        priority=priority,
-    )
+    return token_request([1, 2], max_tokens=4, deadline_s=deadline_s, priority=priority)
 
 
 HANDOFF = KvHandoff(

@@ -1,12 +1,15 @@
 """Fixtures and event loops of several contract tests."""
 
 import asyncio
+import logging
+import math
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
 import uvloop
 
+from baton.telemetry import unauthenticated
 from baton.transport import Transport
 from tests.certificates import Authority
 from tests.conftest import LaunchServer, ServerProcess
@@ -67,3 +70,16 @@ def far(request: pytest.FixtureRequest, shared_authority: Authority) -> Iterator
     process = Far(request.param)
     yield process.started()
     process.end()
+
+
+@pytest.fixture
+def ours(tmp_path: Path) -> Authority:
+    return Authority(tmp_path / "ours")
+
+
+@pytest.fixture
+def log(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> pytest.LogCaptureFixture:
+    """The log, where this process names the next stranger."""
+    monkeypatch.setattr(unauthenticated, "_logged_s", -math.inf)
+    caplog.set_level(logging.INFO)
+    return caplog

@@ -12,11 +12,12 @@ import msgspec
 import pytest
 
 from baton.errors import InvalidRequest
-from baton.messages import GenerateRequest, Guided, KvHandoff, Role, Sampling, TokenChunk
+from baton.messages import GenerateRequest, Guided, KvHandoff, Role, TokenChunk
 from frontend.harmony.conversation import Conversation, Tool, UserTurn
 from frontend.text.tokenizer import ModelTokenizer, SpecialToken
 from frontend.turn.request import CallChoice, guided
 from tests.guided import CASES, ENDLESS, answer_form, check, parts_of, slow_inside
+from tests.requests import token_request
 from tests.scripted_frontend import prompt_ids
 from tests.waiting import PATIENCE_S, until
 from workers.engine import Engine
@@ -105,16 +106,8 @@ def stop_token_ids() -> tuple[int, ...]:
 
 def ask(token_ids: list[int], form: Guided | None, **options: Any) -> GenerateRequest:
     """A request for up to 250 tokens; `options` set its sampling, or `num_generated`."""
-    num_generated = options.pop("num_generated", 0)
-    defaults: dict[str, Any] = {"max_tokens": 250, "seed": 0, "stop_token_ids": stop_token_ids()}
-    return GenerateRequest(
-        request_id="r1",
-        model="m",
-        token_ids=token_ids,
-        sampling=Sampling(**(defaults | options), guided=form),
-        deadline_s=PATIENCE_S,
-        num_generated=num_generated,
-    )
+    defaults: dict[str, Any] = {"max_tokens": 250, "stop_token_ids": stop_token_ids()}
+    return token_request(token_ids, **defaults | options, guided=form)
 
 
 def direct(form: Guided | None) -> Guided:

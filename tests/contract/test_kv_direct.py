@@ -45,9 +45,12 @@ class Pair:
     def is_given_up(self) -> bool:
         return any(read.give_up_at < float("inf") for read in self.begun)
 
-    def pull(self) -> "asyncio.Task[None]":
+    async def pull(self) -> "asyncio.Task[None]":
+        """A pull whose read has begun."""
         into = host_memory(bytearray(NUM_BYTES))
-        return asyncio.create_task(self._puller.pull(self.ticket, into, PATIENCE_S))
+        pull = asyncio.create_task(self._puller.pull(self.ticket, into, PATIENCE_S))
+        await until(lambda: self.begun)
+        return pull
 
     async def read(self, read: object) -> None:
         """In place of UCX, on its thread."""
@@ -62,19 +65,19 @@ class Pair:
 
 
 @asynccontextmanager
-async def pair(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Pair]:
+async def pair() -> AsyncIterator[Pair]:
     # The first has a socket: without one the clock jumps while UCX starts.
     async with near("tcp"), near("ucx") as source, near("ucx") as puller:
         each = Pair(source, puller)
-        monkeypatch.setattr(puller._direct, "_read", each.read)  # noqa: SLF001  the test ends its reads
-        yield each
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(puller._direct, "_read", each.read)  # noqa: SLF001  the test ends its reads
+            yield each
 
 
 @jumping
-async def test_a_long_read_is_no_stall(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with pair(monkeypatch) as each:
-        pull = each.pull()
-        await until(lambda: each.begun)
+async def test_a_long_read_is_no_stall() -> None:
+    async with pair() as each:
+        pull = await each.pull()
         await asyncio.sleep(STALL_S * 3)
         each.end(is_complete=True)
         await pull
@@ -82,12 +85,9 @@ async def test_a_long_read_is_no_stall(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @jumping
-async def test_a_cancelled_pull_ends_when_its_memory_is_not_written_any_more(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async with pair(monkeypatch) as each:
-        pull = each.pull()
-        await until(lambda: each.begun)
+async def test_a_cancelled_pull_ends_when_its_memory_is_not_written_any_more() -> None:
+    async with pair() as each:
+        pull = await each.pull()
         for _ in range(3):
             pull.cancel()
             assert await asyncio.wait([pull], timeout=1) == (set(), {pull})
@@ -98,10 +98,9 @@ async def test_a_cancelled_pull_ends_when_its_memory_is_not_written_any_more(
 
 
 @jumping
-async def test_a_read_of_a_withdrawn_offer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with pair(monkeypatch) as each:
-        pull = each.pull()
-        await until(lambda: each.begun)
+async def test_a_read_of_a_withdrawn_offer_is_given_up() -> None:
+    async with pair() as each:
+        pull = await each.pull()
         each.source.withdraw(each.ticket)
         await until(lambda: each.is_given_up)
         assert not pull.done()
@@ -111,12 +110,9 @@ async def test_a_read_of_a_withdrawn_offer_is_given_up(monkeypatch: pytest.Monke
 
 
 @jumping
-async def test_bytes_of_an_offer_that_was_withdrawn_meanwhile_do_not_count(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async with pair(monkeypatch) as each:
-        pull = each.pull()
-        await until(lambda: each.begun)
+async def test_bytes_of_an_offer_that_was_withdrawn_meanwhile_do_not_count() -> None:
+    async with pair() as each:
+        pull = await each.pull()
         each.end(is_complete=True)
         each.source.withdraw(each.ticket)
         with pytest.raises(HandoffFailed, match="no longer offered"):
@@ -125,9 +121,8 @@ async def test_bytes_of_an_offer_that_was_withdrawn_meanwhile_do_not_count(
 
 @jumping
 async def test_a_source_that_cannot_be_reached_any_more_is_a_stall(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with pair(monkeypatch) as each:
-        pull = each.pull()
-        await until(lambda: each.begun)
+    async with pair() as each:
+        pull = await each.pull()
         monkeypatch.setattr(FrameWriter, "put", lambda *_: None)  # no heartbeat leaves any more
         await until(lambda: each.is_given_up)
         each.end(is_complete=False)

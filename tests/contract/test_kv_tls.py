@@ -1,8 +1,6 @@
 """TLS between a source of KV and its pullers: who gets bytes, and what those are told who get none."""
 
 import asyncio
-import logging
-import math
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -22,19 +20,6 @@ from workers.kv.stream import Stream
 from workers.kv.transceiver import CacheTransceiver, Ticket
 
 PAYLOAD = bytes(range(256)) * 4096
-
-
-@pytest.fixture
-def ours(tmp_path: Path) -> Authority:
-    return Authority(tmp_path / "ours")
-
-
-@pytest.fixture
-def log(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> pytest.LogCaptureFixture:
-    """What this process says of the next stranger."""
-    monkeypatch.setattr(unauthenticated, "_logged_s", -math.inf)
-    caplog.set_level(logging.INFO)
-    return caplog
 
 
 @asynccontextmanager

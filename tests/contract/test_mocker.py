@@ -21,17 +21,18 @@ from baton.messages import (
 )
 from tests.clock import jumping
 from tests.engine_calls import next_handoff
+from tests.requests import token_request
 from tests.waiting import until
 from workers.engines.mocker import MockerEngine, MockerSettings
 from workers.engines.script import read_vocabulary
 from workers.kv.transceiver import choose_transceiver
 
 
-def new_engine(**settings: Any) -> MockerEngine:
+def new_engine(wire: Any = None, **settings: Any) -> MockerEngine:
     return MockerEngine(
         MockerSettings(**{"prefill_tokens_per_s": 10, "decode_step_ms": 1000, **settings}),
         model_path=Path("models/demo"),
-        transceiver=choose_transceiver("TCP"),
+        transceiver=wire or choose_transceiver("TCP"),
     )
 
 
@@ -48,16 +49,8 @@ async def started(**settings: Any) -> AsyncIterator[MockerEngine]:
         await engine.stop()
 
 
-def ask(
-    num_tokens: int = 20, max_tokens: int = 5, guided: Guided | None = None, **fields: Any
-) -> GenerateRequest:
-    return GenerateRequest(
-        request_id="r",
-        model="m",
-        token_ids=list(range(num_tokens)),
-        sampling=Sampling(max_tokens=max_tokens, seed=0, guided=guided),
-        **{"deadline_s": 1000.0, **fields},
-    )
+def ask(num_tokens: int = 20, max_tokens: int = 5, **options: Any) -> GenerateRequest:
+    return token_request(range(num_tokens), max_tokens=max_tokens, **{"deadline_s": 1000.0} | options)
 
 
 def now_s() -> float:
@@ -180,11 +173,7 @@ async def test_a_pull_takes_no_longer_than_the_pin_or_the_request() -> None:
     wire: Any = Stuck()
     async with started() as source, aclosing(source.prefill(ask())) as replies:
         handoff = await next_handoff(replies)
-        engine = MockerEngine(
-            MockerSettings(),
-            model_path=Path("models/demo"),
-            transceiver=wire,
-        )
+        engine = new_engine(wire)
         await engine.start()
         for ttl_s, deadline_s in ((3.0, 50.0), (50.0, 4.0)):
             short = msgspec.structs.replace(handoff, ttl_s=ttl_s)

@@ -169,8 +169,6 @@ async def test_nothing_is_published_to_what_is_no_worker(nats_server: str, addre
             await tokens(caller.call(address, a_request()))
 
 
-
-
 @contextlib.asynccontextmanager
 async def connected(url: str) -> AsyncIterator[tuple[Client, Publisher, str]]:
     """A client, a publisher over it, and a subject of this test's own."""

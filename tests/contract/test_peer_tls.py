@@ -2,8 +2,6 @@
 
 import asyncio
 import contextlib
-import logging
-import math
 import socket
 import ssl
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -30,21 +28,8 @@ from tests.waiting import PATIENCE_S, until
 
 
 @pytest.fixture
-def ours(tmp_path: Path) -> Authority:
-    return Authority(tmp_path / "ours")
-
-
-@pytest.fixture
 def theirs(tmp_path: Path) -> Authority:
     return Authority(tmp_path / "theirs")
-
-
-@pytest.fixture
-def log(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> pytest.LogCaptureFixture:
-    """The log, with the next unauthenticated peer in it."""
-    monkeypatch.setattr(unauthenticated, "_logged_s", -math.inf)
-    caplog.set_level(logging.INFO)
-    return caplog
 
 
 def mixed(own: Authority, trusted: Authority) -> PeerTls:

@@ -6,7 +6,8 @@ import msgspec
 import pytest
 
 from baton.errors import HandoffFailed, InvalidRequest
-from baton.messages import GenerateRequest, KvHandoff, KvLayout, Sampling, TokenLogprob
+from baton.messages import GenerateRequest, KvHandoff, KvLayout, TokenLogprob
+from tests.requests import token_request
 from workers.engines.embedded.runner import VERSIONS
 from workers.engines.embedded.scheduler import Limits, new_sequence
 from workers.engines.embedded.transfer import HandoffState, opened
@@ -34,15 +35,8 @@ DEEP = b"\x97" + HANDOFF.engine_state[1:] + b"\x91" * 100_000 + b"\xc0"
 
 
 def ask(num_tokens: int = 5, **fields: Any) -> GenerateRequest:
-    outer = {name: fields.pop(name) for name in ("num_generated", "handoff", "priority") if name in fields}
-    return GenerateRequest(
-        request_id="r",
-        model="m",
-        token_ids=fields.pop("token_ids", list(range(num_tokens))),
-        sampling=Sampling(**{"max_tokens": 4, "seed": 0, **fields}),
-        deadline_s=9.0,
-        **outer,
-    )
+    token_ids = fields.pop("token_ids", range(num_tokens))
+    return token_request(token_ids, **{"max_tokens": 4, "deadline_s": 9.0} | fields)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from baton.errors import DeadlineExceeded, HandoffFailed, NotReady, WorkerLost
 from baton.messages import GenerateRequest, Guided, KvHandoff, Role, Sampling, WorkerStats
 from tests.clock import jumping
 from tests.memory_wire import Wire
+from tests.requests import token_request
 from tests.tiny_gpt_oss import CONTEXT_LENGTH, prompt
 from tests.waiting import PATIENCE_S, scaled, until
 from workers.engines.embedded.engine import EmbeddedEngine
@@ -53,17 +54,9 @@ async def engine(
         await each.stop()
 
 
-def ask(
-    handoff: KvHandoff | None = None, deadline_s: float = PATIENCE_S, num_tokens: int = 40, **sampling: Any
-) -> GenerateRequest:
-    return GenerateRequest(
-        request_id="r1",
-        model="m",
-        token_ids=prompt(num_tokens),
-        sampling=Sampling(**({"max_tokens": 6, "seed": 0, "temperature": 0.0} | sampling)),
-        deadline_s=deadline_s,
-        handoff=handoff,
-    )
+def ask(handoff: KvHandoff | None = None, num_tokens: int = 40, **options: Any) -> GenerateRequest:
+    greedy = {"max_tokens": 6, "temperature": 0.0}
+    return token_request(prompt(num_tokens), handoff=handoff, **greedy | options)
 
 
 async def answer(each: EmbeddedEngine, request: GenerateRequest) -> list[int]:

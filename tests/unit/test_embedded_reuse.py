@@ -10,8 +10,9 @@ import msgspec
 import pytest
 
 from baton.errors import HandoffFailed
-from baton.messages import GenerateRequest, KvHandoff, Role, Sampling, TokenChunk
+from baton.messages import GenerateRequest, KvHandoff, Role, TokenChunk
 from tests.memory_wire import Wire
+from tests.requests import token_request
 from tests.tiny_gpt_oss import prompt
 from tests.waiting import PATIENCE_S, until
 from workers.engines.embedded.engine import EmbeddedEngine
@@ -56,14 +57,7 @@ async def pair(
 
 
 def ask(token_ids: list[int], salt: str = "", **sampling: Any) -> GenerateRequest:
-    return GenerateRequest(
-        request_id="r",
-        model="m",
-        token_ids=token_ids,
-        sampling=Sampling(**({"max_tokens": 12, "seed": 0} | sampling)),
-        deadline_s=PATIENCE_S,
-        cache_salt=salt,
-    )
+    return token_request(token_ids, cache_salt=salt, **sampling)
 
 
 async def answer(each: EmbeddedEngine, request: GenerateRequest) -> tuple[list[int], int]:

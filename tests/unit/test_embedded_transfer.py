@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from baton.errors import DeadlineExceeded, WorkerLost
-from baton.messages import GenerateRequest, KvHandoff, Role, Sampling
+from baton.messages import GenerateRequest, KvHandoff, Role
 from tests.memory_wire import Wire
+from tests.requests import token_request
 from tests.tiny_gpt_oss import prompt
 from tests.waiting import PATIENCE_S, until
 from workers.engines.embedded.engine import EmbeddedEngine
@@ -44,15 +45,7 @@ class Pulling(NamedTuple):
 
 
 def ask(handoff: KvHandoff | None = None) -> GenerateRequest:
-    sampling = Sampling(max_tokens=6, seed=0, temperature=0.0)
-    return GenerateRequest(
-        request_id="r1",
-        model="m",
-        token_ids=prompt(40),
-        sampling=sampling,
-        deadline_s=PATIENCE_S,
-        handoff=handoff,
-    )
+    return token_request(prompt(40), max_tokens=6, temperature=0.0, handoff=handoff)
 
 
 @contextlib.asynccontextmanager

@@ -5,13 +5,12 @@ from collections import Counter
 import msgspec
 import pytest
 
-from baton.messages import GenerateRequest, Role, Sampling
+from baton.messages import GenerateRequest, Role
 from frontend.routing.router import Router, RouterMode
+from tests.requests import token_request
 from tests.scripted_workers import worker
 
-REQUEST = GenerateRequest(
-    request_id="r", model="m", token_ids=[1], sampling=Sampling(max_tokens=1, seed=0), deadline_s=1
-)
+REQUEST = token_request([1], max_tokens=1, deadline_s=1)
 WORKERS = [worker("a"), worker("b"), worker("c")]
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from baton.errors import BatonError, InvalidRequest, NotResumable
 from baton.messages import GenerateRequest, Guided, MessageForm, Sampling
+from tests.requests import token_request
 from tests.tiny_gpt_oss import write_checkpoint
 from workers.engines.library.model_facts import ModelFacts, read_model_facts
 from workers.engines.library.requests import check_request, num_left, seed_of_attempt
@@ -22,15 +23,8 @@ FORM = Guided(last=(MessageForm(headers=("x",), end="y"),))
 
 
 def ask(num_tokens: int = 5, **fields: Any) -> GenerateRequest:
-    outer = {name: fields.pop(name) for name in ("num_generated",) if name in fields}
-    return GenerateRequest(
-        request_id="r",
-        model="m",
-        token_ids=fields.pop("token_ids", list(range(num_tokens))),
-        sampling=Sampling(**{"max_tokens": 4, "seed": 0, **fields}),
-        deadline_s=9.0,
-        **outer,
-    )
+    token_ids = fields.pop("token_ids", range(num_tokens))
+    return token_request(token_ids, **{"max_tokens": 4, "deadline_s": 9.0} | fields)
 
 
 def check(request: GenerateRequest) -> None:

@@ -8,7 +8,8 @@ import pytest
 from tensorrt_llm import SamplingParams
 
 from baton.errors import InvalidRequest
-from baton.messages import GenerateRequest, Guided, MessageForm, Sampling
+from baton.messages import GenerateRequest, Guided, MessageForm
+from tests.requests import token_request
 from workers.engines.library.model_facts import read_model_facts
 from workers.engines.library.requests import num_left, seed_of_attempt
 from workers.engines.library.structural_tag import structural_tag
@@ -20,16 +21,9 @@ CONTEXT_LENGTH = 100
 STOPS = (3070, 3071)
 
 
-def ask(num_tokens: int = 5, num_generated: int = 0, **sampling: Any) -> GenerateRequest:
-    options: dict[str, Any] = {"max_tokens": 10, "seed": 3, "stop_token_ids": STOPS} | sampling
-    return GenerateRequest(
-        request_id="r",
-        model="m",
-        token_ids=[1] * num_tokens,
-        sampling=Sampling(**options),
-        deadline_s=1,
-        num_generated=num_generated,
-    )
+def ask(num_tokens: int = 5, **options: Any) -> GenerateRequest:
+    defaults: dict[str, Any] = {"max_tokens": 10, "seed": 3, "stop_token_ids": STOPS}
+    return token_request([1] * num_tokens, **defaults | options)
 
 
 def params(request: GenerateRequest) -> dict[str, Any]:

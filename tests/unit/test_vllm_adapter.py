@@ -13,8 +13,9 @@ from vllm.outputs import CompletionOutput, Logprob, RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
 from baton.errors import BatonError, EngineFailure, HandoffFailed, InvalidRequest, WorkerLost
-from baton.messages import GenerateRequest, Guided, MessageForm, Sampling, TokenChunk, Usage, WorkerStats
+from baton.messages import GenerateRequest, Guided, MessageForm, TokenChunk, Usage, WorkerStats
 from tests.clock import jumping
+from tests.requests import token_request
 from tests.waiting import until
 from workers.engines.library.adapter import Call, Kept
 from workers.engines.library.model_facts import read_model_facts
@@ -29,16 +30,9 @@ FACTS = read_model_facts(Path("models/demo"))
 STOPS = (3071, 3070)
 
 
-def ask(num_generated: int = 0, **options: Any) -> GenerateRequest:
-    sampling: dict[str, Any] = {"max_tokens": 10, "seed": 3, "stop_token_ids": STOPS} | options
-    return GenerateRequest(
-        request_id="r",
-        model="m",
-        token_ids=[1] * 5,
-        sampling=Sampling(**sampling),
-        deadline_s=1,
-        num_generated=num_generated,
-    )
+def ask(**options: Any) -> GenerateRequest:
+    defaults: dict[str, Any] = {"max_tokens": 10, "seed": 3, "stop_token_ids": STOPS}
+    return token_request([1] * 5, **defaults | options)
 
 
 def call_of(request: GenerateRequest, **role: Any) -> Call:

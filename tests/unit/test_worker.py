@@ -21,7 +21,6 @@ from baton.messages import (
     KvLayout,
     PrefillFirst,
     Role,
-    Sampling,
     StatsRequest,
     TokenChunk,
     WorkerInfo,
@@ -33,15 +32,14 @@ from tests import waiting
 from tests.clock import jumping
 from tests.generators import none_abandoned
 from tests.registry import Snapshot, worker
+from tests.requests import token_request
 from tests.waiting import PATIENCE_S
 from workers.checkpoint import fingerprint
 from workers.engine import EngineInfo
 from workers.flags import WorkerSettings
 from workers.worker import Worker, new_identity, run_worker
 
-REQUEST = GenerateRequest(
-    request_id="r", model="m", token_ids=[1], sampling=Sampling(max_tokens=1, seed=0), deadline_s=5
-)
+REQUEST = token_request([1], max_tokens=1, deadline_s=5)
 
 HANDOFF = KvHandoff(first_token=1, num_prompt_tokens=1, ttl_s=9, engine_state=b"")
 LAYOUT = KvLayout(dtype="f", tokens_per_block=2, num_layers=1, num_kv_heads=1, head_dim=1)
