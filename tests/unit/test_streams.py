@@ -349,7 +349,8 @@ async def test_more_streams_than_the_limit_are_refused_as_overload() -> None:
         yield TokenChunk(token_ids=())
 
     pair = Pair(forever, limit=frames.MAX_FRAME_BYTES)
-    running = [asyncio.ensure_future(tokens(pair.call(a_request(deadline_s=3600.0)))) for _ in range(MAX_STREAMS)]
+    request = a_request(deadline_s=3600.0)
+    running = [asyncio.ensure_future(tokens(pair.call(request))) for _ in range(MAX_STREAMS)]
     await turns(lambda: len(pair.service.tasks) == MAX_STREAMS)
     with pytest.raises(Overloaded) as full:
         await tokens(pair.call(a_request()))
