@@ -13,9 +13,9 @@ import msgspec
 
 from baton.errors import BatonError, InvalidRequest
 from baton.messages import TokenChunk
-from frontend.http import sse
 from frontend.turn.choice import Choice
 
+KEEP_ALIVE = b": keep-alive\n\n"
 _ID = re.compile(r"(\d{1,9})\.(\d{1,9})\.([0-9a-f]{8})")
 
 
@@ -28,7 +28,7 @@ class Answer:
     stream: bool
     choices: Sequence[Choice]
     ignored: tuple[str, ...] = ()
-    keep_alive = sse.KEEP_ALIVE
+    keep_alive = KEEP_ALIVE
 
     def opening(self) -> bytes:
         """The stream's first events."""

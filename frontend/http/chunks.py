@@ -10,7 +10,6 @@ import msgspec
 from baton.errors import BatonError
 from baton.messages import TokenChunk, TokenLogprob
 from frontend.harmony.conversation import Delta
-from frontend.http import sse
 from frontend.http.answer import Answer
 from frontend.http.exchange import ErrorBody
 from frontend.text.tokenizer import ModelTokenizer
@@ -234,7 +233,7 @@ class ChunkedAnswer(Answer):
 
     def failure(self, error: BatonError) -> bytes:
         """The event that ends a failed stream."""
-        return sse.event(ErrorBody.of(error))
+        return b"data: " + _encode(ErrorBody.of(error)) + b"\n\n"
 
     def body(self) -> msgspec.Struct:
         """The whole answer."""

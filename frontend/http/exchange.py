@@ -181,6 +181,13 @@ class Exchange:
         await self._send({"type": "http.response.start", "status": status, "headers": [*fixed, *headers]})
         self.started = True
 
+    async def start_events(self, headers: Headers = ()) -> None:
+        """Send status and headers of a stream of server-sent events, which proxies neither store nor hold
+        back.
+        """
+        fixed = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
+        await self.start(200, b"text/event-stream; charset=utf-8", [*fixed, *headers])
+
     async def write(self, data: bytes) -> None:
         """Send more of the body."""
         await self._send({"type": "http.response.body", "body": data, "more_body": True})

@@ -9,7 +9,6 @@ from typing import TypeVar
 
 from baton.errors import BatonError, DeadlineExceeded, InvalidRequest, NotReady
 from baton.pace import first_done
-from frontend.http import sse
 from frontend.http.answer import Answer, Numbered
 from frontend.http.exchange import (
     ClientGone,
@@ -231,8 +230,7 @@ class Delivery:
         async with self._starting:
             if self._exchange.started:
                 return b""
-            headers = [*sse.HEADERS, *ignored_header(self._answer.ignored)]
-            await self._exchange.start(200, sse.CONTENT_TYPE, headers)
+            await self._exchange.start_events(ignored_header(self._answer.ignored))
             self._exchange.end_failed = self._end_failed
             return self._answer.opening()
 

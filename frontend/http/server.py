@@ -64,7 +64,7 @@ class HeadTooLarge(InvalidRequest):
     status = 431
 
 
-class JoinedHead(asyncio.Transport):
+class _JoinedHead(asyncio.Transport):
     """The transport of uvicorn's responses. uvicorn writes head and body one after the other, and uvloop
     sends each at once: two system calls and two packets for a short answer. Here the head waits for the body,
     within one iteration of the event loop.
@@ -77,7 +77,6 @@ class JoinedHead(asyncio.Transport):
         self._head = b""
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """See asyncio.Transport."""
         if self._head:
             head, self._head = self._head, b""
             self._transport.writelines((head, data))
@@ -88,12 +87,10 @@ class JoinedHead(asyncio.Transport):
             self._transport.write(data)
 
     def close(self) -> None:
-        """See asyncio.Transport."""
         self._flush()
         self._transport.close()
 
     def is_closing(self) -> bool:
-        """See asyncio.Transport."""
         return self._transport.is_closing()
 
     def _flush(self) -> None:
@@ -165,7 +162,7 @@ class Connection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Start the idle timeout."""
         super().connection_made(cast("asyncio.Transport", transport))
-        self._joined = JoinedHead(self.transport)
+        self._joined = _JoinedHead(self.transport)
         self._since_s = self._taken_s = self.loop.time()
         self._wait(self._patience.idle_s)
 

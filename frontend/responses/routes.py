@@ -8,7 +8,6 @@ from urllib.parse import parse_qsl
 import msgspec
 
 from baton.errors import BatonError, InvalidRequest, NotReady
-from frontend.http import sse
 from frontend.http.body import convert
 from frontend.http.exchange import Exchange, ignored_header
 from frontend.http.respond import Serve, client_of, generate, prepared, relay, repeated
@@ -179,7 +178,7 @@ class ResponseRoutes:
 
 
 async def _send(exchange: Exchange, events: bytes) -> None:
-    await exchange.start(200, sse.CONTENT_TYPE, sse.HEADERS)
+    await exchange.start_events()
     await exchange.end(events)
 
 

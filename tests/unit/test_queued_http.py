@@ -8,7 +8,7 @@ import pytest
 
 from baton.errors import BatonError, NoWorkers, Overloaded
 from baton.messages import GenerateRequest, TokenChunk
-from frontend.http.sse import KEEP_ALIVE
+from frontend.http.answer import KEEP_ALIVE
 from tests.clock import run_jumping
 from tests.scripted_frontend import MODEL, Client, Reply, ScriptedTokens
 

@@ -7,8 +7,8 @@ import msgspec
 import pytest
 
 from baton.errors import EngineFailure
+from frontend.http.answer import KEEP_ALIVE
 from frontend.http.respond import Delivery
-from frontend.http.sse import KEEP_ALIVE
 from tests.alive import Newborn
 from tests.clock import jumping
 from tests.generators import none_abandoned

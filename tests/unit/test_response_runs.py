@@ -9,7 +9,7 @@ import pytest
 
 from baton.errors import NotReady
 from frontend.harmony.conversation import TextDelta
-from frontend.http.sse import KEEP_ALIVE
+from frontend.http.answer import KEEP_ALIVE
 from frontend.responses.body import RUNNING
 from frontend.responses.output import MAX_KEPT_STREAM_BYTES
 from frontend.responses.runs import MAX_RUNS, ResponseState

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from baton.errors import EngineFailure
-from frontend.http.sse import KEEP_ALIVE
+from frontend.http.answer import KEEP_ALIVE
 from tests.scripted_frontend import MODEL, Client, Reply, ScriptedTokens
 from tests.waiting import PATIENCE_S
 
