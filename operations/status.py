@@ -14,6 +14,7 @@ import msgspec
 
 from baton.flags import flag, parse
 from baton.messages import Role
+from baton.tls import client_context
 from frontend.routing.health import Health
 
 _MAX_HEALTH_BYTES = 1 << 20
@@ -85,13 +86,8 @@ def _health(settings: StatusSettings) -> Health:
 
 
 def _context(settings: StatusSettings) -> ssl.SSLContext:
-    context = ssl.create_default_context()
+    context = client_context(None, settings.tls_cert_file, settings.tls_key_file)
     if settings.insecure:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
-    if settings.tls_cert_file is not None:
-        try:
-            context.load_cert_chain(settings.tls_cert_file, settings.tls_key_file)
-        except OSError as error:
-            raise ValueError(f"--tls-cert-file {settings.tls_cert_file}: {error}") from error
     return context

@@ -131,7 +131,7 @@ def test_a_certificate_that_cannot_be_read_is_named(
     flags: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert operations.status.status(["--url", "https://127.0.0.1:9", *flags]) == 2
-    assert f"--tls-cert-file {flags[1]}: " in capsys.readouterr().err
+    assert f"{flags[1]} and {flags[-1]} are not a certificate and its key" in capsys.readouterr().err
 
 
 def test_a_frontend_that_does_not_answer_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
