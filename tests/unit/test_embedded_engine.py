@@ -5,81 +5,46 @@ import contextlib
 import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 import pytest
 
 from baton.errors import DeadlineExceeded, HandoffFailed, NotReady, WorkerLost
-from baton.messages import GenerateRequest, Guided, KvHandoff, Role, Sampling, WorkerStats
+from baton.messages import GenerateRequest, Guided, KvHandoff, Role, WorkerStats
 from tests.clock import jumping
+from tests.embedded import new_engine, started
+from tests.engine_calls import ask, handed_over, next_handoff, tokens
 from tests.memory_wire import Wire
-from tests.requests import token_request
-from tests.tiny_gpt_oss import CONTEXT_LENGTH, prompt
+from tests.tiny_gpt_oss import CONTEXT_LENGTH
 from tests.waiting import PATIENCE_S, scaled, until
 from workers.engines.embedded.engine import EmbeddedEngine
 from workers.engines.embedded.runner import Runner
 from workers.engines.embedded.sampling import Sampled
 from workers.engines.embedded.scheduler import Work
-from workers.engines.embedded.settings import CacheTransceiverSettings, EmbeddedSettings, KvCacheSettings
+from workers.engines.embedded.settings import CacheTransceiverSettings
 from workers.kv.memory import Memory
-from workers.kv.transceiver import CacheTransceiver, Ticket
-
-
-def new_engine(
-    checkpoint: Path,
-    wire: CacheTransceiver | None,
-    role: Role = Role.DECODE,
-    tokens_per_block: int = 8,
-    kv_dtype: Literal["auto", "bfloat16"] = "auto",
-    **options: Any,
-) -> EmbeddedEngine:
-    pool = KvCacheSettings(tokens_per_block=tokens_per_block, max_tokens=2048, dtype=kv_dtype)
-    settings = EmbeddedSettings(kv_cache_config=pool, **options)
-    return EmbeddedEngine(settings, model_path=checkpoint, role=role, transceiver=wire)
-
-
-@contextlib.asynccontextmanager
-async def engine(
-    checkpoint: Path, wire: CacheTransceiver, role: Role = Role.DECODE, **options: Any
-) -> AsyncIterator[EmbeddedEngine]:
-    """A started engine that must hold nothing at the end of the test."""
-    each = new_engine(checkpoint, wire, role, **options)
-    await each.start()
-    try:
-        yield each
-        await until(lambda: (each.stats().kv_used_blocks, each.stats().kv_pinned_blocks) == (0, 0))
-        assert (each.stats().num_running, each.stats().num_waiting) == (0, 0)
-    finally:
-        await each.stop()
-
-
-def ask(handoff: KvHandoff | None = None, num_tokens: int = 40, **options: Any) -> GenerateRequest:
-    greedy = {"max_tokens": 6, "temperature": 0.0}
-    return token_request(prompt(num_tokens), handoff=handoff, **greedy | options)
-
-
-async def answer(each: EmbeddedEngine, request: GenerateRequest) -> list[int]:
-    async with asyncio.timeout(PATIENCE_S), contextlib.aclosing(each.decode(request)) as chunks:
-        return [token_id async for chunk in chunks for token_id in chunk.token_ids]
+from workers.kv.transceiver import Ticket
 
 
 @contextlib.asynccontextmanager
 async def handed(checkpoint: Path, wire: Wire, **options: Any) -> AsyncIterator[KvHandoff]:
     """The handoff of a prefill engine that keeps running meanwhile."""
-    async with engine(checkpoint, wire, Role.PREFILL, **options) as prefill:
-        async with contextlib.aclosing(prefill.prefill(ask())) as replies:
-            handoff = await anext(replies)
-            assert isinstance(handoff, KvHandoff)
+    async with started(checkpoint, wire, Role.PREFILL, **options) as prefill:
+        async with handed_over(prefill, ask()) as handoff:
             yield handoff
         await until(lambda: wire.offers == {})
 
 
+async def answer(each: EmbeddedEngine, request: GenerateRequest) -> list[int]:
+    return await tokens(each.decode(request))
+
+
 async def test_a_pull_that_hangs_is_cancelled_with_its_request(checkpoint: Path) -> None:
     wire = Wire()
-    async with handed(checkpoint, wire) as handoff, engine(checkpoint, wire) as decode:
+    async with handed(checkpoint, wire) as handoff, started(checkpoint, wire) as decode:
         wire.hold.clear()
-        task = asyncio.create_task(answer(decode, ask(handoff)))
+        task = asyncio.create_task(answer(decode, ask(handoff=handoff)))
         await until(lambda: wire.num_pulls == 1)
         assert decode.stats().kv_used_blocks > 0
         task.cancel()
@@ -89,16 +54,16 @@ async def test_a_pull_that_hangs_is_cancelled_with_its_request(checkpoint: Path)
 
 async def test_the_deadline_ends_a_pull_that_hangs(checkpoint: Path) -> None:
     wire = Wire()
-    async with handed(checkpoint, wire) as handoff, engine(checkpoint, wire) as decode:
+    async with handed(checkpoint, wire) as handoff, started(checkpoint, wire) as decode:
         wire.hold.clear()
         with pytest.raises(DeadlineExceeded):
-            await answer(decode, ask(handoff, deadline_s=scaled(0.1)))
+            await answer(decode, ask(handoff=handoff, deadline_s=scaled(0.1)))
 
 
 async def test_a_pull_has_what_is_left_of_the_handoffs_time(checkpoint: Path) -> None:
     wire = Wire()
-    async with handed(checkpoint, wire) as handoff, engine(checkpoint, wire) as decode:
-        await answer(decode, ask(msgspec.structs.replace(handoff, ttl_s=1000.0)))
+    async with handed(checkpoint, wire) as handoff, started(checkpoint, wire) as decode:
+        await answer(decode, ask(handoff=msgspec.structs.replace(handoff, ttl_s=1000.0)))
         assert 1000.0 - PATIENCE_S < wire.deadlines_s[0] < 1000.0
 
 
@@ -106,23 +71,22 @@ async def test_a_handoff_that_expires_in_the_queue_is_not_pulled(checkpoint: Pat
     wire = Wire()
     async with (
         handed(checkpoint, wire) as handoff,
-        engine(checkpoint, wire, max_batch_size=1) as decode,
+        started(checkpoint, wire, max_batch_size=1) as decode,
         contextlib.aclosing(decode.decode(ask(max_tokens=400))) as busy,
     ):
         await anext(busy)
         short = msgspec.structs.replace(handoff, ttl_s=0.05)
         with pytest.raises(HandoffFailed, match="in the queue"):
-            await answer(decode, ask(short))
+            await answer(decode, ask(handoff=short))
         assert wire.num_pulls == 0
 
 
 async def test_an_unpulled_pin_expires_with_its_offer(checkpoint: Path) -> None:
     wire = Wire()
     expiring = CacheTransceiverSettings(kv_transfer_timeout_ms=50)
-    async with engine(checkpoint, wire, Role.PREFILL, cache_transceiver_config=expiring) as prefill:
+    async with started(checkpoint, wire, Role.PREFILL, cache_transceiver_config=expiring) as prefill:
         replies = prefill.prefill(ask())
-        handoff = await anext(replies)
-        assert isinstance(handoff, KvHandoff)
+        handoff = await next_handoff(replies)
         assert handoff.ttl_s == pytest.approx(0.05)
         stats = prefill.stats()
         assert (stats.kv_used_blocks, stats.kv_pinned_blocks, stats.kv_cached_blocks) == (0, 5, 0)
@@ -136,12 +100,11 @@ async def test_an_unpulled_pin_expires_with_its_offer(checkpoint: Path) -> None:
 
 async def test_the_same_buffers_serve_one_handoff_after_the_other(checkpoint: Path) -> None:
     wire = Wire()
-    async with engine(checkpoint, wire, Role.PREFILL) as prefill, engine(checkpoint, wire) as decode:
+    async with started(checkpoint, wire, Role.PREFILL) as prefill, started(checkpoint, wire) as decode:
         for _ in range(3):
             async with contextlib.aclosing(prefill.prefill(ask())) as replies:
-                handoff = await anext(replies)
-                assert isinstance(handoff, KvHandoff)
-                assert len(await answer(decode, ask(handoff))) == 6
+                handoff = await next_handoff(replies)
+                assert len(await answer(decode, ask(handoff=handoff))) == 12
                 await until(lambda: prefill.stats().kv_pinned_blocks == 0)
                 assert await anext(replies, None) is None
     assert len(wire.addresses) == 2  # one at either end
@@ -158,29 +121,29 @@ class SlowWire(Wire):
 @jumping
 async def test_the_time_of_all_pulls_is_counted(checkpoint: Path) -> None:
     wire = SlowWire()
-    async with engine(checkpoint, wire) as decode:
+    async with started(checkpoint, wire) as decode:
         for pulled_s in (2, 4):
             async with handed(checkpoint, wire) as handoff:
-                await answer(decode, ask(handoff))
+                await answer(decode, ask(handoff=handoff))
             assert decode.stats().kv_move_s == pytest.approx(pulled_s, abs=0.1)
 
 
 @pytest.mark.parametrize("fault", [HandoffFailed("the peer is gone"), OSError("cable cut")])
 async def test_whatever_the_wire_raises_fails_this_handoff_only(checkpoint: Path, fault: Exception) -> None:
     wire = Wire()
-    async with handed(checkpoint, wire) as handoff, engine(checkpoint, wire) as decode:
+    async with handed(checkpoint, wire) as handoff, started(checkpoint, wire) as decode:
         wire.fault = fault
         with pytest.raises(HandoffFailed, match=str(fault)):
-            await answer(decode, ask(handoff))
-        assert len(await answer(decode, ask())) == 6
+            await answer(decode, ask(handoff=handoff))
+        assert len(await answer(decode, ask())) == 12
 
 
 async def test_a_first_token_that_the_model_does_not_have_fails_its_handoff(checkpoint: Path) -> None:
     wire = Wire()
-    async with handed(checkpoint, wire) as handoff, engine(checkpoint, wire) as decode:
+    async with handed(checkpoint, wire) as handoff, started(checkpoint, wire) as decode:
         for first_token in (-1, 1 << 20):
             with pytest.raises(HandoffFailed, match="vocabulary"):
-                await answer(decode, ask(msgspec.structs.replace(handoff, first_token=first_token)))
+                await answer(decode, ask(handoff=msgspec.structs.replace(handoff, first_token=first_token)))
 
 
 async def test_a_cache_may_have_half_the_models_precision(checkpoint: Path) -> None:
@@ -188,10 +151,10 @@ async def test_a_cache_may_have_half_the_models_precision(checkpoint: Path) -> N
     options: dict[str, Any] = {"kv_dtype": "bfloat16", "dtype": "float32"}
     async with (
         handed(checkpoint, wire, **options) as handoff,
-        engine(checkpoint, wire, **options) as each,
+        started(checkpoint, wire, **options) as each,
     ):
-        assert len(await answer(each, ask())) == 6
-        assert len(await answer(each, ask(handoff))) == 6
+        assert len(await answer(each, ask())) == 12
+        assert len(await answer(each, ask(handoff=handoff))) == 12
 
 
 async def test_a_worker_without_a_wire_hands_nothing_over_and_takes_nothing(checkpoint: Path) -> None:
@@ -200,7 +163,7 @@ async def test_a_worker_without_a_wire_hands_nothing_over_and_takes_nothing(chec
         alone = new_engine(checkpoint, None)
         await alone.start()
         with pytest.raises(HandoffFailed, match="cache_transceiver_config"):
-            await answer(alone, ask(handoff))
+            await answer(alone, ask(handoff=handoff))
         with pytest.raises(HandoffFailed, match="cache_transceiver_config"):
             await anext(alone.prefill(ask()))
         assert await answer(alone, ask())
@@ -208,7 +171,7 @@ async def test_a_worker_without_a_wire_hands_nothing_over_and_takes_nothing(chec
 
 
 async def test_an_exception_in_a_step_fails_all_that_runs_and_the_engine(checkpoint: Path) -> None:
-    async with engine(checkpoint, Wire()) as decode:
+    async with started(checkpoint, Wire()) as decode:
         failed = asyncio.create_task(decode.failed())
         running = asyncio.create_task(answer(decode, ask(max_tokens=400)))
         await until(lambda: decode.stats().num_generated_tokens > 2)
@@ -224,28 +187,24 @@ async def test_an_exception_in_a_step_fails_all_that_runs_and_the_engine(checkpo
             assert "Overflow" in await failed
 
 
-class Compiling:
-    """Takes until `done` to compile a form."""
+class CompilingSlowly:
+    """Takes three seconds to compile the empty form, and five minutes for others."""
 
-    def __init__(self) -> None:
-        self.is_asked, self.done = asyncio.Event(), asyncio.Event()
-
-    async def matcher(self, *_: object) -> None:
-        self.is_asked.set()
-        await self.done.wait()
+    async def matcher(self, form: Guided, _: object) -> None:
+        await asyncio.sleep(3 if form == Guided(leading=(), last=()) else 300)  # the clock jumps
 
     def close(self) -> None: ...
 
 
+@jumping
 async def test_a_request_whose_form_compiles_while_the_engine_stops_is_refused(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with engine(checkpoint, Wire()) as each:
-        monkeypatch.setattr(each, "_grammars", compiling := Compiling())
+    async with started(checkpoint, Wire()) as each:
+        monkeypatch.setattr(each, "_grammars", CompilingSlowly())
         asking = asyncio.create_task(answer(each, ask(guided=Guided(leading=(), last=()))))
-        await compiling.is_asked.wait()
+        await asyncio.sleep(1)  # it compiles now
         await each.stop()
-        compiling.done.set()
         with pytest.raises(NotReady):
             await asking
 
@@ -336,15 +295,6 @@ async def test_a_stop_tells_all_calls_at_once_takes_no_more_and_waits_for_the_st
     await each.stop()
 
 
-class CompilingSlowly:
-    """Takes three seconds to compile the empty form, and five minutes for others."""
-
-    async def matcher(self, form: Guided, _: object) -> None:
-        await asyncio.sleep(3 if form == Guided(leading=(), last=()) else 300)  # the clock jumps
-
-    def close(self) -> None: ...
-
-
 @pytest.mark.parametrize("is_quick", [True, False])
 @jumping
 async def test_the_deadline_counts_from_before_the_form_is_compiled(
@@ -356,13 +306,9 @@ async def test_the_deadline_counts_from_before_the_form_is_compiled(
     await decode.start()
     monkeypatch.setattr(decode, "_grammars", CompilingSlowly())
     form = Guided(leading=(), last=(), leads_once=not is_quick)
-    async with contextlib.aclosing(prefill.prefill(ask())) as replies:
-        handoff = await anext(replies)
-        assert isinstance(handoff, KvHandoff)
+    async with handed_over(prefill, ask()) as handoff:
         wire.hold.clear()  # the pull hangs
-        request = msgspec.structs.replace(
-            ask(), handoff=handoff, deadline_s=5, sampling=Sampling(max_tokens=6, seed=0, guided=form)
-        )
+        request = ask(handoff=handoff, deadline_s=5, guided=form)
         begun_s = asyncio.get_running_loop().time()
         with pytest.raises(DeadlineExceeded):
             await answer(decode, request)
@@ -379,7 +325,7 @@ async def test_a_step_has_no_more_tokens_than_it_may(
     each = new_engine(checkpoint, None, max_num_tokens=40)
     await each.start()
     around_steps(monkeypatch, lambda works: seen.append([len(work.token_ids) for work in works]))
-    await asyncio.gather(*[answer(each, ask(num_tokens=30, max_tokens=2)) for _ in range(2)])
+    await asyncio.gather(*[answer(each, ask(30, max_tokens=2)) for _ in range(2)])
     await each.stop()
     pieces = [[size for size in sizes if size > 1] for sizes in seen]
     assert [sizes for sizes in pieces if sizes] == [[30, 10], [20]]

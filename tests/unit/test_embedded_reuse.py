@@ -10,37 +10,17 @@ import msgspec
 import pytest
 
 from baton.errors import HandoffFailed
-from baton.messages import GenerateRequest, KvHandoff, Role, TokenChunk
+from baton.messages import GenerateRequest, Role, TokenChunk
+from tests.embedded import BLOCK, started
+from tests.engine_calls import ask, handed_over
 from tests.memory_wire import Wire
-from tests.requests import token_request
 from tests.tiny_gpt_oss import prompt
-from tests.waiting import PATIENCE_S, until
+from tests.waiting import PATIENCE_S
 from workers.engines.embedded.engine import EmbeddedEngine
-from workers.engines.embedded.settings import EmbeddedSettings, KvCacheSettings
 
-BLOCK = 8
 TOKEN_BYTES = 4 * 2 * 2 * 16 * 4  # layers, K and V, heads, head dim, float32
 GREEDY: dict[str, Any] = {"temperature": 0.0}
 SEEDED: dict[str, Any] = {"temperature": 1.0, "seed": 5}
-
-
-@contextlib.asynccontextmanager
-async def engine(
-    checkpoint: Path, role: Role = Role.DECODE, wire: Wire | None = None, *, reuse: bool = True
-) -> AsyncIterator[EmbeddedEngine]:
-    pool = KvCacheSettings(tokens_per_block=BLOCK, max_tokens=1024, enable_block_reuse=reuse)
-    each = EmbeddedEngine(
-        EmbeddedSettings(kv_cache_config=pool),
-        model_path=checkpoint,
-        role=role,
-        transceiver=wire,
-    )
-    await each.start()
-    try:
-        yield each
-        await until(lambda: (each.stats().kv_used_blocks, each.stats().kv_pinned_blocks) == (0, 0))
-    finally:
-        await each.stop()
 
 
 @contextlib.asynccontextmanager
@@ -49,15 +29,8 @@ async def pair(
 ) -> AsyncIterator[tuple[EmbeddedEngine, EmbeddedEngine]]:
     """A prefill and a decode engine."""
     wire = wire or Wire()
-    async with (
-        engine(checkpoint, Role.PREFILL, wire) as prefill,
-        engine(checkpoint, Role.DECODE, wire) as decode,
-    ):
+    async with started(checkpoint, wire, Role.PREFILL) as prefill, started(checkpoint, wire) as decode:
         yield prefill, decode
-
-
-def ask(token_ids: list[int], salt: str = "", **sampling: Any) -> GenerateRequest:
-    return token_request(token_ids, cache_salt=salt, **sampling)
 
 
 async def answer(each: EmbeddedEngine, request: GenerateRequest) -> tuple[list[int], int]:
@@ -68,13 +41,11 @@ async def answer(each: EmbeddedEngine, request: GenerateRequest) -> tuple[list[i
     return [i for chunk in chunks for i in chunk.token_ids], chunks[-1].usage.num_cached_tokens
 
 
-async def handed_over(
+async def disaggregated(
     prefill: EmbeddedEngine, decode: EmbeddedEngine, request: GenerateRequest
 ) -> tuple[list[int], int]:
     """`answer` with the prompt's KV from `prefill`."""
-    async with contextlib.aclosing(prefill.prefill(request)) as replies:
-        handoff = await anext(replies)
-        assert isinstance(handoff, KvHandoff)
+    async with handed_over(prefill, request) as handoff:
         return await answer(decode, msgspec.structs.replace(request, handoff=handoff))
 
 
@@ -82,7 +53,7 @@ async def handed_over(
 async def test_a_conversation_computes_its_new_tokens_only_and_answers_the_same(
     checkpoint: Path, sampling: dict[str, Any]
 ) -> None:
-    async with engine(checkpoint) as reusing, engine(checkpoint, reuse=False) as other:
+    async with started(checkpoint) as reusing, started(checkpoint, enable_block_reuse=False) as other:
         history, num_known = prompt(50), 0
         for turn in range(5):
             before = reusing.stats()
@@ -97,15 +68,15 @@ async def test_a_conversation_computes_its_new_tokens_only_and_answers_the_same(
 
 
 async def test_different_salts_share_nothing(checkpoint: Path) -> None:
-    async with engine(checkpoint) as each:
-        assert (await answer(each, ask(prompt(40), salt="a")))[1] == 0
-        assert (await answer(each, ask(prompt(40), salt="b")))[1] == 0
+    async with started(checkpoint) as each:
+        assert (await answer(each, ask(prompt(40), cache_salt="a")))[1] == 0
+        assert (await answer(each, ask(prompt(40), cache_salt="b")))[1] == 0
         assert (await answer(each, ask(prompt(40))))[1] == 0
-        assert (await answer(each, ask(prompt(40), salt="a")))[1] == 32
+        assert (await answer(each, ask(prompt(40), cache_salt="a")))[1] == 32
 
 
 async def test_a_changed_history_is_computed_from_the_change_on(checkpoint: Path) -> None:
-    async with engine(checkpoint) as each, engine(checkpoint, reuse=False) as other:
+    async with started(checkpoint) as each, started(checkpoint, enable_block_reuse=False) as other:
         history = prompt(60)
         await answer(each, ask(history))
         changed = [*history[:30], (history[30] + 1) % 100, *history[31:]]
@@ -115,7 +86,7 @@ async def test_a_changed_history_is_computed_from_the_change_on(checkpoint: Path
 
 
 async def test_a_crowd_shares_its_beginning_and_each_gets_what_it_gets_alone(checkpoint: Path) -> None:
-    async with engine(checkpoint) as each, engine(checkpoint, reuse=False) as other:
+    async with started(checkpoint) as each, started(checkpoint, enable_block_reuse=False) as other:
         shared = prompt(33)
         asked = [ask([*shared, *prompt(5 + i, seed=i)], **SEEDED) for i in range(6)]
         await answer(each, ask(shared))
@@ -125,11 +96,11 @@ async def test_a_crowd_shares_its_beginning_and_each_gets_what_it_gets_alone(che
 
 
 async def test_prefill_reuses_blocks_and_decode_says_so(checkpoint: Path) -> None:
-    async with pair(checkpoint) as (prefill, decode), engine(checkpoint, reuse=False) as other:
+    async with pair(checkpoint) as (prefill, decode), started(checkpoint, enable_block_reuse=False) as other:
         for num_cached in (0, 40, 40):  # all but the last token, whose logits are needed
             request = ask(prompt(41))
             expected = (await answer(other, request))[0]
-            assert await handed_over(prefill, decode, request) == (expected, num_cached)
+            assert await disaggregated(prefill, decode, request) == (expected, num_cached)
         assert prefill.stats().num_prompt_tokens == 41 + 1 + 1
 
 
@@ -139,11 +110,11 @@ async def test_a_conversation_over_handoffs_moves_its_new_tokens_only(
     checkpoint: Path, sampling: dict[str, Any], num_first: int
 ) -> None:
     """The model's window is 16 tokens, so that the first handoffs lack some layers of the first blocks."""
-    async with pair(checkpoint) as (prefill, decode), engine(checkpoint, reuse=False) as other:
+    async with pair(checkpoint) as (prefill, decode), started(checkpoint, enable_block_reuse=False) as other:
         history, num_held, num_computed = prompt(num_first), 0, 0
         for turn in range(5):
             request, moved = ask(history, **sampling), decode.stats().kv_moved_bytes
-            tokens, num_cached = await handed_over(prefill, decode, request)
+            tokens, num_cached = await disaggregated(prefill, decode, request)
             assert tokens == (await answer(other, request))[0]
             assert num_cached == num_computed
             moved = decode.stats().kv_moved_bytes - moved
@@ -156,10 +127,10 @@ async def test_a_conversation_over_handoffs_moves_its_new_tokens_only(
 
 
 async def test_after_a_handoff_decode_can_compute_the_next_turn_itself(checkpoint: Path) -> None:
-    async with pair(checkpoint) as (prefill, decode), engine(checkpoint, reuse=False) as other:
+    async with pair(checkpoint) as (prefill, decode), started(checkpoint, enable_block_reuse=False) as other:
         for num_tokens in (80, 81, 87, 88):
             history = prompt(num_tokens, seed=num_tokens)
-            tokens, _ = await handed_over(prefill, decode, ask(history, max_tokens=2))
+            tokens, _ = await disaggregated(prefill, decode, ask(history, max_tokens=2))
             for num_kept in (num_tokens + 1, num_tokens, num_tokens - 1):
                 request = ask([*(history + tokens)[:num_kept], *prompt(20, seed=num_kept)])
                 answered, num_cached = await answer(decode, request)
@@ -172,15 +143,15 @@ async def test_a_pull_that_failed_leaves_nothing_to_be_found(checkpoint: Path) -
     async with pair(checkpoint, wire) as (prefill, decode):
         wire.fault = HandoffFailed("lost")
         with pytest.raises(HandoffFailed):
-            await handed_over(prefill, decode, ask(prompt(60)))
+            await disaggregated(prefill, decode, ask(prompt(60)))
         wire.fault = None
         before = decode.stats().kv_moved_bytes
-        await handed_over(prefill, decode, ask(prompt(60)))
+        await disaggregated(prefill, decode, ask(prompt(60)))
         assert decode.stats().kv_moved_bytes - before > 60 * TOKEN_BYTES / 2
 
 
 async def test_the_prompts_log_probabilities_are_computed_though_its_kv_is_known(checkpoint: Path) -> None:
-    async with engine(checkpoint) as each:
+    async with started(checkpoint) as each:
         await answer(each, ask(prompt(40)))
         request = ask(prompt(40), prompt_logprobs=0, max_tokens=1)
         async with contextlib.aclosing(each.decode(request)) as stream:

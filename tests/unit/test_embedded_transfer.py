@@ -12,12 +12,11 @@ import pytest
 import torch
 
 from baton.errors import DeadlineExceeded, WorkerLost
-from baton.messages import GenerateRequest, KvHandoff, Role
+from baton.messages import Role
+from tests.embedded import started
+from tests.engine_calls import ask, handed_over
 from tests.memory_wire import Wire
-from tests.requests import token_request
-from tests.tiny_gpt_oss import prompt
 from tests.waiting import PATIENCE_S, until
-from workers.engines.embedded.engine import EmbeddedEngine
 from workers.engines.embedded.pool import Staging
 from workers.engines.embedded.runner import Runner
 from workers.engines.embedded.scheduler import Limits, Scheduler, new_sequence
@@ -44,19 +43,8 @@ class Pulling(NamedTuple):
         return torch.stack(list(pool.read(0, torch.tensor(lease.blocks), 1))).clone()
 
 
-def ask(handoff: KvHandoff | None = None) -> GenerateRequest:
-    return token_request(prompt(40), max_tokens=6, temperature=0.0, handoff=handoff)
-
-
 @contextlib.asynccontextmanager
 async def pulling(checkpoint: Path, wire: Wire) -> AsyncIterator[Pulling]:
-    prefill = EmbeddedEngine(
-        SETTINGS,
-        model_path=checkpoint,
-        role=Role.PREFILL,
-        transceiver=wire,
-    )
-    await prefill.start()
     thread = ThreadPoolExecutor(1)
     runner = Runner(SETTINGS, checkpoint, stage_on_device=False)
     scheduler = Scheduler(
@@ -70,10 +58,8 @@ async def pulling(checkpoint: Path, wire: Wire) -> AsyncIterator[Pulling]:
     transfers = Transfers(steps, wire, ttl_s=PATIENCE_S)
     steps.start()
     wire.hold.clear()
-    async with contextlib.aclosing(prefill.prefill(ask())) as replies:
-        handoff = await anext(replies)
-        assert isinstance(handoff, KvHandoff)
-        request = ask(handoff)
+    async with started(checkpoint, wire, Role.PREFILL) as prefill, handed_over(prefill, ask()) as handoff:
+        request = ask(handoff=handoff)
         limits = Limits(context_length=runner.context_length, vocab_size=runner.vocab_size)
         call = steps.open(request, new_sequence(request, limits, hands_off=False))
         transfers.take_over(call, handoff)
@@ -85,7 +71,6 @@ async def pulling(checkpoint: Path, wire: Wire) -> AsyncIterator[Pulling]:
         steps.close(call)
     steps.stop(WorkerLost("stopped"))
     thread.shutdown()
-    await prefill.stop()
 
 
 @pytest.mark.parametrize(
