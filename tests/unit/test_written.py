@@ -1,8 +1,10 @@
-"""A conversation's prompt grows at its end only: earlier answers are in it as the model wrote them."""
+"""A conversation's prompt grows at its end only: earlier answers are in it as the model wrote them. A token
+count is that of the prompt which the same body makes."""
 
 import json
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import given, settings
@@ -24,13 +26,14 @@ from frontend.harmony.conversation import (
 from frontend.harmony.parse import HarmonyParser
 from frontend.turn.choice import Choice
 from frontend.turn.thoughts import Thoughts
-from tests.scripted_frontend import MODEL, TOKENIZER, Client, Reply, ScriptedTokens, prompt_ids
+from tests.scripted_frontend import MODEL, TOKENIZER, Client, Reply, ScriptedTokens, frontend, prompt_ids
 
 Json = dict[str, Any]
 
-CHAT = "/v1/chat/completions"
+CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
 HI = {"role": "user", "content": "Hi"}
 F: Json = {"type": "function", "function": {"name": "f"}}
+PATCH: Json = {"type": "custom", "custom": {"name": "patch"}}
 START = "<|start|>assistant"
 THINK = f"<|channel|>analysis<|message|>Think.<|end|>{START}"
 NOW = f"<|channel|>commentary<|message|>Now.<|end|>{START}"
@@ -42,6 +45,8 @@ CALLS = [
     NOW + NOW + " to=functions.f<|channel|>analysis<|message|>{}<|call|>",
     NOW + THINK + NOW + " to=functions.f<|channel|>commentary<|message|>{}<|call|>",
 ]
+CUT = '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a'
+BOB = {"authorization": "Bearer bob"}
 
 
 def grown(client: Client) -> bool:
@@ -54,70 +59,107 @@ def grown(client: Client) -> bool:
     return second[: len(first) + len(answer)] == first + answer
 
 
-async def post(client: Client, path: str, body: Json) -> Reply:
-    reply = await client.post(path, {"model": MODEL, **body})
+async def post(client: Client, path: str, body: Json, headers: Json | None = None) -> Reply:
+    reply = await client.post(path, {"model": MODEL, **body}, headers or {"authorization": "Bearer alice"})
     assert reply.status == 200, reply.body
     return reply
 
 
-async def chat_round(client: Client, change: Callable[[Json], object], tools: list[Json]) -> Json:
-    """The message that was sent back, changed, with the result of its call."""
-    reply = await post(client, CHAT, {"messages": [HI], "tools": tools})
-    message: Json = reply.json["choices"][0]["message"]
-    change(message)
+async def count(client: Client, path: str, body: Json, headers: Json | None = None) -> int:
+    answer = (await post(client, path, body, headers)).json
+    return int(answer.get("count") or answer["input_tokens"])
+
+
+def response_round(answer: Json, *, left_out: str = "") -> Json:
+    """The items of an answer, without those of a type or a field of that name, and the result of its call."""
+    items = [item for item in answer["output"] if item["type"] != left_out]
+    output = [{key: item[key] for key in item if key != left_out} for item in items]
+    result = {"type": "function_call_output", "call_id": output[-1]["call_id"], "output": "ok"}
+    return {"input": [HI, *output, result]}
+
+
+def messages_round(answer: Json) -> Json:
+    content = answer["content"]
+    result = {"type": "tool_result", "tool_use_id": content[-1]["id"], "content": "ok"}
+    return {
+        "messages": [HI, {"role": "assistant", "content": content}, {"role": "user", "content": [result]}]
+    }
+
+
+def chat_round(answer: Json) -> Json:
+    message = answer["choices"][0]["message"]
     result = {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "ok"}
-    await post(client, CHAT, {"messages": [HI, message, result], "tools": tools})
-    return message
+    return {"messages": [HI, message, result]}
 
 
-def unchanged(message: Json) -> None:
-    pass
-
-
-def without_reasoning(message: Json) -> None:
+def without_reasoning(answer: Json) -> Json:
+    message = answer["choices"][0]["message"]
     del message["reasoning"], message["reasoning_content"]
+    return chat_round(answer)
+
+
+class Api(NamedTuple):
+    """How an API is asked, how its prompts are counted, and its body for the next round."""
+
+    path: str
+    counting: str
+    body: Json
+    next_round: Callable[[Json], Json]
+
+
+MESSAGES = {"messages": [HI], "max_tokens": 500, "tools": [{"name": "f", "input_schema": {"type": "object"}}]}
+RESPONSE = {"input": [HI], "tools": [{"type": "function", "name": "f"}]}
+COUNT_MESSAGES, COUNT_INPUT = "/v1/messages/count_tokens", "/v1/responses/input_tokens"
+THINKING = MESSAGES | {"thinking": {"type": "enabled", "budget_tokens": 1024}}
+SILENT = {
+    "chat": Api(CHAT, "/tokenize", {"messages": [HI], "tools": [F, PATCH]}, without_reasoning),
+    "messages": Api("/v1/messages", COUNT_MESSAGES, MESSAGES, messages_round),
+    "responses": Api(RESPONSES, COUNT_INPUT, RESPONSE, partial(response_round, left_out="reasoning")),
+}
+"""APIs whose answers come back without their reasoning."""
+APIS = SILENT | {
+    "messages, thinking": Api("/v1/messages", COUNT_MESSAGES, THINKING, messages_round),
+    "responses, all items": Api(RESPONSES, COUNT_INPUT, RESPONSE, response_round),
+    "responses, old clients": Api(
+        RESPONSES, COUNT_INPUT, RESPONSE, partial(response_round, left_out="phase")
+    ),
+}
+
+
+@pytest.mark.parametrize("call", [*CALLS, CUT])
+@pytest.mark.parametrize("name", APIS)
+async def test_a_conversation_goes_on_from_the_very_tokens_and_is_counted_so(name: str, call: str) -> None:
+    api, client = APIS[name], Client(ScriptedTokens(THINK + call))
+    later = api.body | api.next_round((await post(client, api.path, api.body)).json)
+    counted = await count(client, api.counting, later)
+    others = await count(client, api.counting, later, BOB)
+    await post(client, api.path, later)
+    assert grown(client) is (call != CUT)
+    assert counted == len(client.tokens.requests[-1].token_ids)
+    assert others < counted or name not in SILENT, "Bob's request gets no thoughts of Alice's"
 
 
 @pytest.mark.parametrize(
-    ("answer", "sent_back"),
+    "answer",
     [
-        *((THINK + call, without_reasoning) for call in CALLS),
-        (THINK + THINK + CALLS[0], unchanged),
-        (THINK + '<|channel|>commentary to=functions.patch code<|message|>{"input": "a"}<|call|>', unchanged),
+        THINK + THINK + CALLS[0],
+        THINK + '<|channel|>commentary to=functions.patch code<|message|>{"input": "a"}<|call|>',
     ],
 )
-async def test_a_chat_goes_on_from_the_very_tokens(answer: str, sent_back: Callable[[Json], None]) -> None:
+async def test_a_chat_with_its_reasoning_goes_on_from_the_very_tokens(answer: str) -> None:
     client = Client(ScriptedTokens(answer))
-    await chat_round(client, sent_back, [F, {"type": "custom", "custom": {"name": "patch"}}])
+    body = APIS["chat"].body
+    await post(client, CHAT, body | chat_round((await post(client, CHAT, body)).json))
     assert grown(client)
 
 
-@pytest.mark.parametrize("has_phase", [True, False])
-@pytest.mark.parametrize("call", CALLS)
-async def test_a_response_goes_on_from_the_very_tokens(call: str, has_phase: bool) -> None:
-    client = Client(ScriptedTokens(THINK + call))
-    tools = [{"type": "function", "name": "f"}]
-    output = (await post(client, "/v1/responses", {"input": [HI], "tools": tools})).json["output"]
-    if not has_phase:  # as older clients send it back
-        output = [{key: item[key] for key in item if key != "phase"} for item in output]
-    result = {"type": "function_call_output", "call_id": output[-1]["call_id"], "output": "ok"}
-    await post(client, "/v1/responses", {"input": [HI, *output, result], "tools": tools})
-    assert grown(client)
-
-
-@pytest.mark.parametrize("shown", [{}, {"thinking": {"type": "enabled", "budget_tokens": 1024}}])
-@pytest.mark.parametrize("call", CALLS)
-async def test_a_message_goes_on_from_the_very_tokens_though_its_json_is_written_anew(
-    call: str, shown: Json
-) -> None:
-    client = Client(ScriptedTokens(THINK + call))
-    tools = [{"name": "f", "input_schema": {"type": "object"}}]
-    body = {"max_tokens": 1000, "tools": tools, **shown}
-    content = (await post(client, "/v1/messages", {"messages": [HI], **body})).json["content"]
-    result = {"type": "tool_result", "tool_use_id": content[-1]["id"], "content": "ok"}
-    said = [HI, {"role": "assistant", "content": content}, {"role": "user", "content": [result]}]
-    await post(client, "/v1/messages", {"messages": said, **body})
-    assert grown(client)
+async def test_a_response_that_continues_another_is_counted_with_its_history() -> None:
+    async with frontend(THINK + CALLS[0]) as client:
+        first = (await post(client, RESPONSES, RESPONSE)).json
+        result = response_round(first)["input"][-1]
+        body = RESPONSE | {"input": [result], "previous_response_id": first["id"]}
+        counted = await count(client, COUNT_INPUT, body)
+        assert counted == (await post(client, RESPONSES, body)).json["usage"]["input_tokens"]
 
 
 @pytest.mark.parametrize("sent_back", [{}, {"reasoning_content": "Think."}])
@@ -137,16 +179,18 @@ async def test_a_final_answer_goes_on_without_its_thoughts(sent_back: Json) -> N
 @pytest.mark.parametrize(
     "change",
     [
-        lambda told: told["tool_calls"][0]["function"].update(arguments='{"a":2}'),
-        lambda told: told["tool_calls"][0]["function"].update(arguments='{"a":true}'),
-        lambda told: told["tool_calls"][0]["function"].update(name="g"),
-        lambda told: told.update(content="Other words."),
-        lambda told: told.update(reasoning_content="Other thoughts."),
+        lambda message: message["tool_calls"][0]["function"].update(arguments='{"a":2}'),
+        lambda message: message["tool_calls"][0]["function"].update(arguments='{"a":true}'),
+        lambda message: message["tool_calls"][0]["function"].update(name="g"),
+        lambda message: message.update(content="Other words."),
+        lambda message: message.update(reasoning_content="Other thoughts."),
     ],
 )
-async def test_what_the_client_changed_is_rendered(change: Any) -> None:
+async def test_a_changed_answer_is_rendered(change: Any) -> None:
     client = Client(ScriptedTokens(THINK + CALLS[0]))
-    message = await chat_round(client, change, [F])
+    answer = (await post(client, CHAT, {"messages": [HI], "tools": [F]})).json
+    change(message := answer["choices"][0]["message"])
+    await post(client, CHAT, chat_round(answer) | {"tools": [F]})
     assert not grown(client)
     call = message["tool_calls"][0]["function"]
     said = TOKENIZER.decode(client.tokens.requests[1].token_ids, shows_special=True)
@@ -158,7 +202,8 @@ async def test_what_the_client_changed_is_rendered(change: Any) -> None:
 async def test_an_answer_that_was_repaired_is_rendered_with_its_thoughts(tokens_per_chunk: int) -> None:
     answer = f"{THINK}<|channel|>commentary functions.f<|message|>{{}}<|call|>"  # no `to=`
     client = Client(ScriptedTokens(answer, tokens_per_chunk=tokens_per_chunk))
-    await chat_round(client, without_reasoning, [F])
+    body = {"messages": [HI], "tools": [F]}
+    await post(client, CHAT, body | without_reasoning((await post(client, CHAT, body)).json))
     assert not grown(client)
     assert THINK in TOKENIZER.decode(client.tokens.requests[1].token_ids, shows_special=True)
 
