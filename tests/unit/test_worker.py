@@ -204,101 +204,116 @@ async def test_draining_gives_up_after_its_time() -> None:
     assert loop.time() - began_s == pytest.approx(31.0)
 
 
-def settings(folder: Path) -> WorkerSettings:
+def settings(folder: Path, **changes: Any) -> WorkerSettings:
     wires = Wires(discovery_backend="file", request_plane="tcp", file_registry=folder / "registry")
-    return WorkerSettings(model_path=folder, wires=wires)
+    fields: dict[str, Any] = {"model_path": folder, "wires": wires} | changes
+    return WorkerSettings(**fields)
 
 
-async def life(folder: Path, engine: ScriptedEngine) -> int:
-    chosen = settings(folder)
-    return await run_worker(chosen, engine, new_identity(chosen), asyncio.Event())
+@dataclasses.dataclass
+class Life:
+    """A running worker, and what the registry shows."""
+
+    chosen: WorkerSettings
+    shutdown: Shutdown
+    task: asyncio.Task[int]
+    snapshots: AsyncGenerator[Snapshot, None]
+
+    async def shows(self, condition: Callable[[Snapshot], bool]) -> Snapshot:
+        """The next fleet that meets the condition."""
+        async with asyncio.timeout(PATIENCE_S):
+            async for fleet in self.snapshots:
+                if condition(fleet):
+                    return fleet
+        raise AssertionError("the watch ended")
+
+    async def ready(self) -> WorkerInfo:
+        return (await self.shows(lambda fleet: [worker.is_ready for worker in fleet] == [True]))[0]
+
+
+@asynccontextmanager
+async def living(chosen: WorkerSettings, engine: ScriptedEngine, status: int = 0) -> AsyncIterator[Life]:
+    """A worker, which is stopped at the end and leaves with this exit status."""
+    shutdown = Shutdown()
+    identity = (f"{chosen.disaggregation_mode}-1", "i1")
+    task = asyncio.create_task(run_worker(chosen, engine, identity, shutdown))
+    async with aclosing(chosen.wires.discovery().watch()) as snapshots:
+        yield Life(chosen, shutdown, task, snapshots)
+        shutdown.ask()
+        async with asyncio.timeout(PATIENCE_S):
+            assert await task == status
+    assert engine.stopped
 
 
 async def test_a_broken_engine_ends_the_process_with_an_error(tmp_path: Path) -> None:
     engine = ScriptedEngine()
     engine.broken.set()
-
-    assert await life(tmp_path, engine) == 1
-    assert engine.stopped
+    async with living(settings(tmp_path), engine, status=1) as life:
+        await life.task
 
 
 @pytest.mark.parametrize("kind", [OSError, ValueError, ImportError])
 async def test_an_engine_that_does_not_start_is_an_error_not_a_traceback(
     tmp_path: Path, kind: type[Exception]
 ) -> None:
-    assert await life(tmp_path, ScriptedEngine(kind("no weights"))) == 1
+    async with living(settings(tmp_path), ScriptedEngine(kind("no weights")), status=1) as life:
+        await life.task
 
 
 async def test_what_runs_when_a_shutdown_is_asked_for_ends_well(tmp_path: Path) -> None:
-    chosen, shutdown, engine = settings(tmp_path), asyncio.Event(), ScriptedEngine()
-    running = asyncio.create_task(run_worker(chosen, engine, new_identity(chosen), shutdown))
-    caller = chosen.wires.transport()
-    async with aclosing(chosen.wires.discovery().watch()) as snapshots:
-        (shown,) = await until(snapshots, lambda fleet: [w.is_ready for w in fleet] == [True])
+    engine = ScriptedEngine()
+    async with living(settings(tmp_path), engine) as life:
+        caller, shown = life.chosen.wires.transport(), await life.ready()
         async with aclosing(caller.call(shown.address, REQUEST)) as replies:
             assert await anext(replies) == TokenChunk((1,))
-            shutdown.set()
-            await until(snapshots, lambda fleet: not fleet)
+            life.shutdown.ask()
+            await life.shows(lambda fleet: not fleet)
             engine.go_on.set()
             assert [reply async for reply in replies] == [TokenChunk((2,), "length")]
-    await caller.close()
-    assert await running == 0
-    assert engine.stopped
+        await caller.close()
 
 
 @pytest.mark.parametrize("is_readable", [True, False])
-async def test_a_worker_shows_what_its_engine_says_of_itself(tmp_path: Path, is_readable: bool) -> None:
+async def test_a_worker_shows_its_engines_facts(tmp_path: Path, is_readable: bool) -> None:
     weights = tmp_path / "model.safetensors"
     weights.write_bytes(b"\x01") if is_readable else weights.mkdir()
-    folder = str(tmp_path.resolve())
-    chosen, shutdown, engine = settings(tmp_path), asyncio.Event(), ScriptedEngine(kv_transfer="tcp")
-    chosen = dataclasses.replace(chosen, model_path=tmp_path / "registry" / "..")
-    running = asyncio.create_task(run_worker(chosen, engine, ("w1", "i1"), shutdown))
-    async with aclosing(chosen.wires.discovery().watch()) as snapshots:
-        (shown,) = await until(snapshots, lambda fleet: [w.is_ready for w in fleet] == [True])
-    assert shown.model_path == folder
+    chosen = settings(tmp_path, model_path=tmp_path / "registry" / "..")
+    async with living(chosen, ScriptedEngine(kv_transfer="tcp")) as life:
+        shown = await life.ready()
+    assert shown.model_path == str(tmp_path.resolve())
     assert (shown.max_batch_size, shown.max_queue_size) == (3, 5)
-    assert (shown.worker_id, shown.incarnation, shown.role) == ("w1", "i1", Role.DECODE)
+    assert (shown.worker_id, shown.incarnation, shown.role) == ("agg-1", "i1", Role.DECODE)
     assert (shown.engine, shown.engine_version, shown.kv_transfer) == ("scripted", "1", "tcp")
-    assert (shown.context_length, shown.kv_layout) == (10, LAYOUT)
-    assert shown.cold_peers == ()
+    assert (shown.context_length, shown.kv_layout, shown.cold_peers) == (10, LAYOUT, ())
     assert shown.checkpoint == (fingerprint(tmp_path) if is_readable else "")
-    shutdown.set()
-    assert await running == 0
 
 
 async def test_a_ready_worker_shows_what_transfers_take_and_keeps_its_file_fresh(tmp_path: Path) -> None:
     ready, paths = tmp_path / "ready", [""]
-    engine, shutdown = ScriptedEngine(kv_transfer="ucx"), asyncio.Event()
+    engine = ScriptedEngine(kv_transfer="ucx")
     engine.kv_paths = lambda: paths[0]
-    chosen = dataclasses.replace(settings(tmp_path), ready_file=ready)
-    running = asyncio.create_task(run_worker(chosen, engine, ("w1", "i1"), shutdown))
-    async with aclosing(chosen.wires.discovery().watch()) as snapshots:
-        await until(snapshots, lambda fleet: [(w.kv_transfer, w.is_ready) for w in fleet] == [("ucx", True)])
+    async with living(settings(tmp_path, ready_file=ready), engine) as life:
+        assert (await life.ready()).kv_transfer == "ucx"
         await waiting.until(ready.exists)
         paths[0] = "stream"
-        await until(snapshots, lambda fleet: [w.kv_transfer for w in fleet] == ["ucx (stream)"])
-    os.utime(ready, (0, 0))
-    await waiting.until(lambda: ready.stat().st_mtime > 0)
-    shutdown.set()
-    assert await running == 0
+        await life.shows(lambda fleet: [w.kv_transfer for w in fleet] == ["ucx (stream)"])
+        os.utime(ready, (0, 0))
+        await waiting.until(lambda: ready.stat().st_mtime > 0)
     assert not ready.exists()
 
 
 async def test_a_pair_that_does_not_warm_up_is_named(tmp_path: Path) -> None:
-    chosen, shutdown = settings(tmp_path), asyncio.Event()
-    registry = chosen.wires.discovery()
+    chosen = settings(tmp_path)
     peer = msgspec.structs.replace(
         worker("gone"), model=chosen.model, address="tcp://127.0.0.1:1/gone", engine="scripted",
         engine_version="1", kv_layout=LAYOUT, kv_transfer="tcp",
     )  # fmt: skip
-    async with registry.register(peer), aclosing(registry.watch()) as snapshots:
-        engine = ScriptedEngine(kv_transfer="tcp")
-        running = asyncio.create_task(run_worker(chosen, engine, ("w1", "i1"), shutdown))
-        fleet = await until(snapshots, lambda fleet: len(fleet) == 2 and fleet[1].is_ready)
-        assert fleet[1].cold_peers == ("gone",)
-        shutdown.set()
-        assert await running == 0
+    async with (
+        chosen.wires.discovery().register(peer),
+        living(chosen, ScriptedEngine(kv_transfer="tcp")) as life,
+    ):
+        fleet = await life.shows(lambda fleet: {w.worker_id: w.is_ready for w in fleet}.get("agg-1", False))
+        assert [w.cold_peers for w in fleet if w.worker_id == "agg-1"] == [("gone",)]
 
 
 class Noting:
@@ -348,8 +363,8 @@ class NotingWires(Wires):
 
 
 def noting(folder: Path, noted: list[str], mute: str = "") -> WorkerSettings:
-    chosen = settings(folder)
-    return dataclasses.replace(chosen, wires=NotingWires(**vars(chosen.wires), noted=noted, mute=mute))
+    wires = NotingWires(**vars(settings(folder).wires), noted=noted, mute=mute)
+    return settings(folder, wires=wires)
 
 
 @pytest.mark.parametrize("is_broken", [False, True])
@@ -366,14 +381,11 @@ async def test_a_worker_that_ends_lets_go_of_its_connections(tmp_path: Path, is_
 
 async def test_a_worker_that_becomes_ready_is_in_the_registry_all_the_time(tmp_path: Path) -> None:
     noted: list[str] = []
-    shutdown = asyncio.Event()
-    running = asyncio.create_task(
-        run_worker(noting(tmp_path, noted), ScriptedEngine(), ("w1", "i1"), shutdown)
-    )
-    await waiting.until(lambda: "not warming" in noted)
-    shutdown.set()
-    assert await running == 0
-    assert noted[:4] == ["warming", "ready", "not warming", "not ready"]
+    async with living(noting(tmp_path, noted), ScriptedEngine()):
+        await waiting.until(lambda: "not warming" in noted)
+    assert [note for note in noted if "ready" in note or "warming" in note] == [
+        "warming", "ready", "not warming", "not ready",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("mute", ["registry", "plane"])
@@ -400,34 +412,26 @@ async def test_a_worker_waits_for_what_it_needs_for_a_minute_or_until_it_is_stop
 async def test_answers_have_the_drain_timeout_to_end_but_not_those_of_a_broken_engine(
     tmp_path: Path, is_broken: bool, status: int, lasts_s: float
 ) -> None:
-    shutdown, engine, loop = asyncio.Event(), ScriptedEngine(), asyncio.get_running_loop()
-    chosen = dataclasses.replace(settings(tmp_path), drain_timeout_s=7.0)
-    running = asyncio.create_task(run_worker(chosen, engine, ("w1", "i1"), shutdown))
-    caller = chosen.wires.transport()
-    async with aclosing(chosen.wires.discovery().watch()) as snapshots:
-        (shown,) = await until(snapshots, lambda fleet: [w.is_ready for w in fleet] == [True])
-    async with aclosing(caller.call(shown.address, REQUEST)) as replies:
-        await anext(replies)
-        engine.broken.set() if is_broken else shutdown.set()
-        began_s = loop.time()
-        assert await running == status
-        assert loop.time() - began_s == pytest.approx(lasts_s, abs=3)
-        with pytest.raises(WorkerLost):
+    engine, loop = ScriptedEngine(), asyncio.get_running_loop()
+    async with living(settings(tmp_path, drain_timeout_s=7.0), engine, status) as life:
+        caller, shown = life.chosen.wires.transport(), await life.ready()
+        async with aclosing(caller.call(shown.address, REQUEST)) as replies:
             await anext(replies)
-    await caller.close()
+            engine.broken.set() if is_broken else life.shutdown.ask()
+            began_s = loop.time()
+            await life.task
+            assert loop.time() - began_s == pytest.approx(lasts_s, abs=3)
+            with pytest.raises(WorkerLost):
+                await anext(replies)
+        await caller.close()
 
 
 async def test_reading_the_weights_does_not_hold_up_the_worker(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("workers.worker.fingerprint", lambda _: threading.current_thread().name)
-    chosen, shutdown = settings(tmp_path), asyncio.Event()
-    running = asyncio.create_task(run_worker(chosen, ScriptedEngine(), ("w1", "i1"), shutdown))
-    async with aclosing(chosen.wires.discovery().watch()) as snapshots:
-        (shown,) = await until(snapshots, lambda fleet: len(fleet) == 1)
-    assert shown.checkpoint != threading.main_thread().name
-    shutdown.set()
-    assert await running == 0
+    async with living(settings(tmp_path), ScriptedEngine()) as life:
+        assert (await life.ready()).checkpoint != threading.main_thread().name
 
 
 async def test_a_shutdown_that_is_asked_for_while_the_engine_starts_ends_it(tmp_path: Path) -> None:
@@ -436,58 +440,34 @@ async def test_a_shutdown_that_is_asked_for_while_the_engine_starts_ends_it(tmp_
             await asyncio.Event().wait()
             raise AssertionError
 
-    chosen, shutdown, engine = settings(tmp_path), asyncio.Event(), Slow()
-    running = asyncio.create_task(run_worker(chosen, engine, new_identity(chosen), shutdown))
-    await asyncio.sleep(0)  # the engine starts now
-    shutdown.set()
-    assert await asyncio.wait_for(running, 5) == 0
-    assert engine.stopped
+    async with living(settings(tmp_path), Slow()):
+        await asyncio.sleep(0)  # the engine starts now
 
 
 async def test_a_worker_is_ready_when_its_pairs_are_warm_and_of_two_at_once_none_is_missed(
     tmp_path: Path,
 ) -> None:
-    engines = ScriptedEngine(kv_transfer="tcp"), ScriptedEngine(kv_transfer="tcp")
-    both = settings(tmp_path), dataclasses.replace(settings(tmp_path), disaggregation_mode="prefill")
-    shutdown = asyncio.Event()
-    async with aclosing(both[0].wires.discovery().watch()) as snapshots:
-        running = [
-            asyncio.create_task(run_worker(chosen, engine, new_identity(chosen), shutdown))
-            for chosen, engine in zip(both, engines, strict=True)
-        ]
-        fleet = await until(snapshots, lambda fleet: len(fleet) == 2)
+    engine = ScriptedEngine(kv_transfer="tcp")
+    prefill = settings(tmp_path, disaggregation_mode="prefill")
+    async with (
+        living(settings(tmp_path), engine) as life,
+        living(prefill, ScriptedEngine(kv_transfer="tcp")),
+    ):
+        fleet = await life.shows(lambda fleet: len(fleet) == 2)
         assert not all(worker.is_ready for worker in fleet)  # the later one has seen the other
-        engines[0].go_on.set()
-        await until(snapshots, lambda fleet: [worker.is_ready for worker in fleet] == [True, True])
-    assert engines[0].num_closed >= 1
-    shutdown.set()
-    assert await asyncio.gather(*running) == [0, 0]
+        engine.go_on.set()
+        await life.shows(lambda fleet: [worker.is_ready for worker in fleet] == [True, True])
+    assert engine.num_closed >= 1
 
 
 async def test_a_worker_stopped_during_its_warm_up_leaves_cleanly(tmp_path: Path) -> None:
-    engine, shutdown = ScriptedEngine(kv_transfer="tcp"), asyncio.Event()
-    chosen = settings(tmp_path)
-    prefill = dataclasses.replace(chosen, disaggregation_mode="prefill")
-    peer = asyncio.create_task(
-        run_worker(prefill, ScriptedEngine(kv_transfer="tcp"), new_identity(prefill), asyncio.Event())
-    )
-    async with aclosing(chosen.wires.discovery().watch()) as snapshots:
-        await until(snapshots, lambda fleet: [worker.is_ready for worker in fleet] == [True])
-        running = asyncio.create_task(run_worker(chosen, engine, new_identity(chosen), shutdown))
-        await until(snapshots, lambda fleet: len(fleet) == 2)
-        shutdown.set()
-        assert await asyncio.wait_for(running, PATIENCE_S) == 0
-        await until(snapshots, lambda fleet: len(fleet) == 1)
-    peer.cancel()
-    await asyncio.gather(peer, return_exceptions=True)
-
-
-async def until(snapshots: AsyncGenerator[Snapshot, None], condition: Callable[[Snapshot], bool]) -> Snapshot:
-    async with asyncio.timeout(PATIENCE_S):
-        async for fleet in snapshots:
-            if condition(fleet):
-                return fleet
-    raise AssertionError("the watch ended")
+    prefill = settings(tmp_path, disaggregation_mode="prefill", drain_timeout_s=0)
+    async with living(prefill, ScriptedEngine(kv_transfer="tcp")) as peer:
+        await peer.ready()
+        async with living(settings(tmp_path), ScriptedEngine(kv_transfer="tcp")) as life:
+            await life.shows(lambda fleet: len(fleet) == 2)
+            life.shutdown.ask()
+            await life.shows(lambda fleet: len(fleet) == 1)
 
 
 def test_identities_are_never_the_same() -> None:
