@@ -1,6 +1,7 @@
 """The library engine over a scripted library: how calls end, are counted, and are finished when abandoned."""
 
 import asyncio
+import dataclasses
 from collections.abc import Awaitable, Callable, Set
 from contextlib import aclosing
 from typing import Any
@@ -18,7 +19,16 @@ from baton.errors import (
     NotReady,
     WorkerLost,
 )
-from baton.messages import GenerateRequest, KvHandoff, KvLayout, TokenChunk, WorkerStats, after_handoff
+from baton.messages import (
+    FinishReason,
+    GenerateRequest,
+    KvHandoff,
+    KvLayout,
+    TokenChunk,
+    Usage,
+    WorkerStats,
+    after_handoff,
+)
 from tests.clock import jumping
 from tests.engine_calls import next_handoff, tokens
 from tests.planes import a_request
@@ -376,3 +386,16 @@ async def test_a_result_that_comes_with_the_end_is_not_yielded_and_no_other_begi
         with pytest.raises(HandoffFailed):
             await call.wait(answer(), until)
     assert begun == ["answer"]
+
+
+@pytest.mark.parametrize(
+    ("prefills", "num_cached"),
+    [(None, 2), (0, 0), (1, 1)],  # what was transferred is not cached
+)
+def test_usage_is_over_all_attempts_and_counts_what_prefill_found(
+    prefills: int | None, num_cached: int
+) -> None:
+    call = dataclasses.replace(waiting_call(), request=ask(num_generated=1), num_cached_tokens=prefills)
+    steps: list[tuple[list[int], FinishReason | None]] = [([], None), ([8], None), ([9], None), ([], "stop")]
+    usages = [call.chunk(token_ids, reason, 4).usage for token_ids, reason in steps]
+    assert usages == [Usage(2, num_cached, 1), Usage(2, num_cached, 2), None, Usage(2, num_cached, 3)]

@@ -166,22 +166,18 @@ async def test_the_stop_token_is_the_last_whether_the_build_tells_it_or_not(
     assert (chunk.token_ids, chunk.finish_reason) == ((5, 6, 9), "stop")
 
 
-async def test_each_chunk_has_the_new_tokens_and_the_first_and_last_the_usage() -> None:
-    call = call_of({"num_generated": 1}, num_cached_tokens=2)
-    steps = [{"token_ids": [5]}, {"token_ids": [5, 6], "finish_reason": "not_finished"}]
-    steps.append({"token_ids": [5, 6, 7, 8], "finish_reason": "length"})
+async def test_each_chunk_has_the_new_tokens_their_log_probabilities_and_at_both_ends_the_usage() -> None:
+    call = call_of({"num_generated": 1, "logprobs": 0}, num_cached_tokens=2)
+    told = [{token_id: SimpleNamespace(logprob=-token_id)} for token_id in (5, 6, 7)]  # one is not reported
+    steps = [{"token_ids": [5], "logprobs": told[:1]}]
+    steps.append({"token_ids": [5, 6], "finish_reason": "not_finished", "logprobs": told[:2]})
+    steps.append({"token_ids": [5, 6, 7, 8], "finish_reason": "length", "logprobs": told})
+    five, six, seven = (TokenLogprob(token_id, -token_id, ()) for token_id in (5, 6, 7))
     assert await chunks_of(call, *steps) == [
-        TokenChunk((5,), None, Usage(2, 2, 2)),
-        TokenChunk((6,)),
-        TokenChunk((7, 8), "length", Usage(2, 2, 5)),
+        TokenChunk((5,), None, Usage(2, 2, 2), (five,)),
+        TokenChunk((6,), None, None, (six,)),
+        TokenChunk((7, 8), "length", Usage(2, 2, 5), (seven, TokenLogprob(8, -9999.0, ()))),
     ]
-
-
-async def test_each_chunk_has_the_log_probabilities_of_its_tokens() -> None:
-    told = [{5: SimpleNamespace(logprob=-0.5)}, {6: SimpleNamespace(logprob=-0.25)}]
-    steps = [{"token_ids": [5, 6][:num], "logprobs": told[:num]} for num in (1, 2)]
-    logprobs = [chunk.logprobs for chunk in await chunks_of(call_of({"logprobs": 0}), *steps)]
-    assert logprobs == [(TokenLogprob(5, -0.5, ()),), (TokenLogprob(6, -0.25, ()),)]
 
 
 @pytest.mark.parametrize(("reason", "kind"), [("timeout", DeadlineExceeded), ("cancelled", WorkerLost)])

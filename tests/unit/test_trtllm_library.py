@@ -34,19 +34,6 @@ def test_the_llms_own_health_check_counts_before_its_executors(
     assert is_healthy(llm) == healthy
 
 
-@pytest.mark.parametrize(
-    ("version", "is_old"),
-    [("1.2.1", True), ("0.21.0", True), ("1.3.0rc2", False), ("2.0", False), ("main", False)],
-)
-def test_releases_before_1_3_are_refused(version: str, is_old: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tensorrt_llm.__version__", version)
-    if is_old:
-        with pytest.raises(SettingsError, match=f"{version} is too old"):
-            load_library()
-    else:
-        assert load_library().version == version
-
-
 def test_a_build_without_a_class_that_is_needed_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr("tensorrt_llm.DisaggregatedParams")
     with pytest.raises(SettingsError, match=r"cannot be imported: .*DisaggregatedParams"):

@@ -13,7 +13,7 @@ from vllm.outputs import CompletionOutput, Logprob, RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
 from baton.errors import BatonError, EngineFailure, HandoffFailed, InvalidRequest, WorkerLost
-from baton.messages import GenerateRequest, Guided, MessageForm, TokenChunk, Usage, WorkerStats
+from baton.messages import GenerateRequest, Guided, MessageForm, TokenChunk, WorkerStats
 from tests.clock import jumping
 from tests.requests import token_request
 from tests.waiting import until
@@ -238,23 +238,6 @@ async def test_without_its_connector_decode_samples_the_first_token_again(
     await adapter.abort(call)
     await asyncio.sleep(0)
     assert llm.released == []
-
-
-async def test_the_first_and_the_last_output_tell_usage_over_all_attempts() -> None:
-    results = output(token_ids=[]), output(), output(), output("stop")
-    usages = [chunk.usage for chunk in await chunks_of(call_of(ask(num_generated=2)), *results)]
-    assert usages == [Usage(3, 3, 2), Usage(3, 3, 4), None, Usage(3, 3, 8)]  # the first is not sent on
-
-
-@pytest.mark.parametrize(
-    ("reported", "prefills", "num_cached"),
-    [(None, None, 0), (4, None, 4), (4, 0, 0), (4, 1, 1)],  # what was transferred is not cached
-)
-async def test_cached_tokens_are_those_of_the_worker_that_ran_the_prompt(
-    reported: int | None, prefills: int | None, num_cached: int
-) -> None:
-    (chunk,) = await chunks_of(call_of(ask(), num_cached_tokens=prefills), output("length", reported))
-    assert chunk.usage == Usage(5, num_cached, 2)
 
 
 @pytest.mark.parametrize(
