@@ -4,8 +4,7 @@ import dataclasses
 import gc
 import importlib.util
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 from baton.flags import Parsed
@@ -24,18 +23,6 @@ from workers.settings_text import SettingsError
 log = logging.getLogger(__name__)
 
 
-@contextmanager
-def importing() -> Iterator[None]:
-    """Pause garbage collection: it frees nothing during imports, and takes a fifth of torch's time."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
-
-
 def build_engine(parsed: Parsed[WorkerSettings]) -> tuple[Engine, list[str]]:
     """The engine, not started, and its effective settings as `key=value (source)` lines.
 
@@ -47,14 +34,16 @@ def build_engine(parsed: Parsed[WorkerSettings]) -> tuple[Engine, list[str]]:
             f"--model-path {settings.model_path}: no config.json in this folder; give a gpt-oss checkpoint"
         )
     assert settings.engine is not None  # set by `with_engine`
+    gc.disable()  # a collection frees nothing during imports, and takes a fifth of torch's time
     try:
-        with importing():
-            return _BUILDERS[settings.engine](parsed)
+        return _BUILDERS[settings.engine](parsed)
     except SettingsError as error:
         if parsed.typed("engine"):
             raise
         hint = f"--engine defaults to {settings.engine} here; set it to use another engine"
         raise SettingsError(f"{error}; {hint}") from error
+    finally:
+        gc.enable()
 
 
 def given_settings(parsed: Parsed[WorkerSettings]) -> Given:
