@@ -213,17 +213,6 @@ async def test_an_error_ends_its_request_or_the_engine(
     assert library.stops == [True]
 
 
-async def test_a_library_that_dies_ends_every_call_without_a_request() -> None:
-    library = Library(4)
-    engine = await started(library)
-    async with aclosing(engine.prefill(ask())) as replies:
-        await next_handoff(replies)
-        library.death.set_result("its core died")
-        with pytest.raises(WorkerLost, match="its core died"):
-            await anext(replies)
-    assert "its core died" in await engine.failed()
-
-
 class Args(pydantic.BaseModel):
     max_batch_size: int = 1
 
@@ -286,21 +275,6 @@ async def test_a_stopped_engine_leaves_nothing_running() -> None:
     assert library.stops == [False, False]
     left = {task.get_name() for task in asyncio.all_tasks() - before}
     assert left <= {"library-health"}  # of the engine that handed over
-
-
-async def test_a_transfer_is_finished_in_the_background_before_its_rest_is_aborted() -> None:
-    library = Library(None, may_abort=False)
-    engine = await started(library)
-    leaving = asyncio.create_task(tokens(engine.decode(await handed_over())))
-    await asyncio.sleep(0)
-    (answer,) = library.answers
-    leaving.cancel()
-    await asyncio.wait([leaving])
-    assert (engine.stats().num_running, answer.num_aborts) == (1, 0)  # its slot is taken
-    answer.may_go_on.set()
-    while engine.stats().num_running:
-        await asyncio.sleep(0)
-    assert answer.num_aborts == 1
 
 
 async def test_a_transfer_that_the_library_ends_breaks_nothing() -> None:
