@@ -14,7 +14,7 @@ from workers.engines.build import build_engine, with_engine
 from workers.flags import WorkerSettings, with_model_folder
 from workers.registration import clear
 from workers.settings_text import SettingsError
-from workers.worker import new_identity, run_worker
+from workers.worker import run_worker
 
 log = logging.getLogger("workers")
 
@@ -24,7 +24,6 @@ def main(argv: list[str]) -> int:
     parsed = parse(WorkerSettings, argv, prog="python -m workers", description="One engine, one role.")
     settings = parsed.settings
     configure_logging(settings.log_level)
-    identity = new_identity(settings)
 
     async def life(shutdown: asyncio.Event) -> int:
         try:
@@ -43,7 +42,7 @@ def main(argv: list[str]) -> int:
         if settings.check:
             return 0
         leave_start_uncollected()
-        return await run_worker(complete.settings, engine, identity, shutdown)
+        return await run_worker(complete.settings, engine, shutdown)
 
     return run(life)
 

@@ -120,9 +120,7 @@ def new_identity(settings: WorkerSettings) -> tuple[str, str]:
     return f"{settings.disaggregation_mode}-{incarnation[:8]}", incarnation
 
 
-async def run_worker(
-    settings: WorkerSettings, engine: Engine, identity: tuple[str, str], shutdown: asyncio.Event
-) -> int:
+async def run_worker(settings: WorkerSettings, engine: Engine, shutdown: Shutdown) -> int:
     """Run from start to stop. Exit status: 0 after a drain, 1 if the engine failed. Raises NotStarted."""
     try:
         try:
@@ -132,18 +130,13 @@ async def run_worker(
             return 1
         if not isinstance(info, EngineInfo):
             return 0
-        return await _serve(settings, engine, info, identity, shutdown)
+        return await _serve(settings, engine, info, shutdown)
     finally:
         await engine.stop()
 
 
-async def _serve(
-    settings: WorkerSettings,
-    engine: Engine,
-    info: EngineInfo,
-    identity: tuple[str, str],
-    shutdown: asyncio.Event,
-) -> int:
+async def _serve(settings: WorkerSettings, engine: Engine, info: EngineInfo, shutdown: Shutdown) -> int:
+    identity = new_identity(settings)
     worker = Worker(engine, settings.role, identity)
     discovery, transport = settings.wires.discovery(), settings.wires.transport()
     try:
