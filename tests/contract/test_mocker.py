@@ -24,7 +24,7 @@ from tests.engine_calls import next_handoff
 from tests.requests import token_request
 from tests.waiting import until
 from workers.engines.mocker import MockerEngine, MockerSettings
-from workers.engines.script import read_vocabulary
+from workers.engines.script import Vocabulary
 from workers.kv.transceiver import choose_transceiver
 
 
@@ -290,8 +290,7 @@ async def test_a_scripted_answer_stops_at_its_end_and_at_the_limit(
     tmp_path: Path, num_more: int, finish_reason: str
 ) -> None:
     (tmp_path / "script.yaml").write_text(f"- answers: ['{FINAL}']")
-    vocabulary, _, _ = read_vocabulary(Path("models/demo/tokenizer.json"))
-    script = vocabulary.encode(FINAL)
+    script = Vocabulary(Path("models/demo/tokenizer.json")).encode(FINAL)
     call = MessageForm(headers=("<|channel|>commentary<|message|>",), end="<|call|>")
     async with started(script=str(tmp_path / "script.yaml")) as engine:
         asked = ask(20, len(script) + num_more, guided=Guided(last=(call,)))

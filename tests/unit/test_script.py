@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from workers.engines.script import Script, read_vocabulary
+from workers.engines.script import Script, Vocabulary
 
-VOCABULARY, _, WORDS = read_vocabulary(Path("models/demo/tokenizer.json"))
+VOCABULARY = Vocabulary(Path("models/demo/tokenizer.json"))
 CALL = '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"é": 1}<|call|>'
 FINAL = "<|channel|>final<|message|>Done.<|return|>"
 PROMPT = "<|start|>user<|message|>Fix it<|end|><|start|>assistant"
@@ -61,8 +61,8 @@ def test_a_character_that_was_cut_hides_no_scene(make: Make) -> None:
 
 
 def test_the_mockers_words_are_letters() -> None:
-    assert len(WORDS) > 100
-    assert VOCABULARY.decode(WORDS).replace(" ", "").isalpha()
+    assert len(VOCABULARY.words) > 100
+    assert VOCABULARY.decode(VOCABULARY.words).replace(" ", "").isalpha()
 
 
 def test_any_text_is_spelled_as_it_is() -> None:

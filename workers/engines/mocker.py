@@ -26,7 +26,7 @@ from baton.messages import (
 )
 from workers.engine import EngineInfo
 from workers.engines.prefixes import HeldPrefixes
-from workers.engines.script import Script, log_prompt, read_vocabulary
+from workers.engines.script import Script, Vocabulary, log_prompt
 from workers.kv.memory import host_memory
 from workers.kv.transceiver import CacheTransceiver, Ticket
 from workers.settings import require
@@ -133,8 +133,7 @@ class MockerEngine:
         self._transceiver = transceiver
         self._jitter = random.Random(settings.seed)  # noqa: S311  not for secrets
         self._script: Script | None = None
-        self._header: tuple[int, ...] = ()
-        self._words: tuple[int, ...] = ()
+        self._vocabulary: Vocabulary  # once started
         self._held = HeldPrefixes(_BLOCK, settings.max_cached_tokens // _BLOCK)
         self._slots = asyncio.Semaphore(settings.max_batch_size)
         self._prefilling = SharedRate(settings.prefill_tokens_per_s)
@@ -145,9 +144,9 @@ class MockerEngine:
     async def start(self) -> EngineInfo:
         """Read the vocabulary for answers. Raises OSError, ValueError if it is missing or invalid."""
         path = self._model_path / "tokenizer.json"
-        vocabulary, self._header, self._words = await asyncio.to_thread(read_vocabulary, path)
+        self._vocabulary = await asyncio.to_thread(Vocabulary, path)
         if self._settings.script is not None:
-            self._script = Script(Path(self._settings.script), vocabulary)
+            self._script = Script(Path(self._settings.script), self._vocabulary)
         await self._transceiver.start()
         self._is_running = True
         return EngineInfo(
@@ -315,7 +314,8 @@ class MockerEngine:
             )
         # Four bytes determined by the prompt, without generated tokens.
         checksum = zlib.crc32(repr((num_prompt, request.token_ids[: min(8, num_prompt)])).encode())
-        start, header, words = checksum + request.sampling.choice, self._header, self._words
+        start, header = checksum + request.sampling.choice, self._vocabulary.header
+        words = self._vocabulary.words
 
         def token(position: int) -> int:
             is_header = position < len(header)

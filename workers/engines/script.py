@@ -50,17 +50,23 @@ class Script:
 
 
 class Vocabulary:
-    """A byte-level BPE vocabulary. Encoding does not merge as BPE does: any tokens that spell the text will
-    do.
+    """The vocabulary of a byte-level BPE `tokenizer.json`. Encoding does not merge as BPE does: any tokens
+    that spell the text will do. `header` is a final message's, `words` are plain ones.
     """
 
-    def __init__(self, ids: dict[str, int], special: dict[str, int]) -> None:
+    def __init__(self, path: Path) -> None:
+        """Raises OSError, KeyError, ValueError if the file is missing or invalid."""
+        tokenizer = json.loads(path.read_text(encoding="utf-8"))
+        ids: dict[str, int] = tokenizer["model"]["vocab"]
+        special = {token["content"]: token["id"] for token in tokenizer["added_tokens"]}
         self._special = special
         self._by_text = {_bytes_of(text): token_id for text, token_id in ids.items()}
         self._by_id = {token_id: text for text, token_id in self._by_text.items()}
         self._max_bytes = max(map(len, self._by_text))
         self._call = special["<|call|>"]
-        self._final = [special["<|channel|>"], *self.encode("final"), special["<|message|>"]]
+        self.header = self.encode("<|channel|>final<|message|>")
+        words = [text for text in ids if text.removeprefix("Ġ").isascii() and text.isalpha()]
+        self.words = tuple(sorted(ids[text] for text in words))
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Token ids; `<|name|>` is a control token. Raises ValueError for an unknown one."""
@@ -80,8 +86,8 @@ class Vocabulary:
 
     def num_answers(self, prompt: Sequence[int]) -> int:
         """The number of the model's answers in the prompt: calls and final messages."""
-        size = len(self._final)
-        finals = sum(list(prompt[i : i + size]) == self._final for i in range(len(prompt)))
+        size = len(self.header)
+        finals = sum(tuple(prompt[i : i + size]) == self.header for i in range(len(prompt)))
         return finals + prompt.count(self._call)
 
     def _encode_plain(self, data: bytes) -> Iterable[int]:
@@ -104,18 +110,6 @@ def _byte_of_character() -> dict[str, int]:
 
 
 _BYTE = _byte_of_character()
-
-
-def read_vocabulary(path: Path) -> tuple[Vocabulary, tuple[int, ...], tuple[int, ...]]:
-    """(the vocabulary, the header of a final message, ids of plain words) of a byte-level BPE
-    `tokenizer.json`. Raises OSError, KeyError, ValueError if it is missing or invalid.
-    """
-    tokenizer = json.loads(path.read_text(encoding="utf-8"))
-    ids: dict[str, int] = tokenizer["model"]["vocab"]
-    special = {token["content"]: token["id"] for token in tokenizer["added_tokens"]}
-    vocabulary = Vocabulary(ids, special)
-    words = sorted(id_ for text, id_ in ids.items() if text.removeprefix("Ġ").isascii() and text.isalpha())
-    return vocabulary, vocabulary.encode("<|channel|>final<|message|>"), tuple(words)
 
 
 def log_prompt(log: Path, token_ids: Sequence[int]) -> None:

@@ -55,19 +55,17 @@ def read_model_facts(model_path: Path) -> ModelFacts:
     generation = _decode(model_path / "generation_config.json", dict[str, Any], {})
     quantized = _decode(model_path / "hf_quant_config.json", dict[str, Any], {})
     tokenizer = _decode(model_path / "tokenizer.json", _Tokenizer, _Tokenizer())
+    stops = [generation.get("eos_token_id"), config.eos_token_id]
+    stop_ids = [i for stop in stops for i in (stop if isinstance(stop, list) else [stop]) if i is not None]
+    kv_dtype = quantized.get("quantization", {}).get("kv_cache_quant_algo")
     return ModelFacts(
         vocab_size=config.vocab_size,
         context_length=config.max_position_embeddings,
-        eos_token_id=_first(generation.get("eos_token_id"), config.eos_token_id),
+        eos_token_id=next(iter(stop_ids), NO_TOKEN),
         num_layers=config.num_hidden_layers,
         num_kv_heads=config.num_key_value_heads,
         head_dim=config.head_dim,
-        kv_dtype=str(
-            quantized.get("quantization", {}).get("kv_cache_quant_algo")
-            or config.dtype
-            or config.torch_dtype
-            or "bfloat16"
-        ).lower(),
+        kv_dtype=str(kv_dtype or config.dtype or config.torch_dtype or "bfloat16").lower(),
         control_ids={token.content: token.id for token in tokenizer.added_tokens if token.special},
     )
 
@@ -79,12 +77,3 @@ def _decode(path: Path, kind: type[T], default: T | None = None) -> T:
         return msgspec.json.decode(path.read_bytes(), type=kind)
     except UNDECODABLE as error:
         raise ValueError(f"{path}: {error}") from error
-
-
-def _first(*candidates: int | list[int] | None) -> int:
-    for candidate in candidates:
-        if isinstance(candidate, int):
-            return candidate
-        if candidate:
-            return candidate[0]
-    return NO_TOKEN
