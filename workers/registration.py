@@ -16,6 +16,7 @@ from baton.pairing import trial_request, try_pair, why_not_paired
 from baton.process import needed
 from baton.streams import public_name
 from baton.transport import Respond, Transport
+from workers.flags import WorkerSettings
 from workers.settings_text import SettingsError
 
 log = logging.getLogger(__name__)
@@ -31,9 +32,8 @@ async def stay_registered(
     discovery: Discovery,
     transport: Transport,
     *,
-    registry_name: str,
+    settings: WorkerSettings,
     kv_paths: Callable[[], str],
-    ready_file: Path | None,
 ) -> None:
     """Stay registered until cancelled: visible to peers at once, to clients when every pair is warm.
 
@@ -41,7 +41,7 @@ async def stay_registered(
     """
     async with AsyncExitStack() as registered:
         warming = msgspec.structs.replace(card, is_ready=False)
-        await needed(registry_name, _replace(registered, discovery, warming))
+        await needed(settings.wires.registry_name(), _replace(registered, discovery, warming))
         cold_peers = await warm_up_pairs(card, respond, discovery, transport)
         card = msgspec.structs.replace(card, cold_peers=cold_peers)
         shown = _labelled(card, kv_paths())
@@ -53,7 +53,7 @@ async def stay_registered(
             public_name(card.address),
             shown.kv_transfer,
         )
-        with _kept_fresh(ready_file):
+        with _kept_fresh(settings.ready_file):
             while True:
                 await asyncio.sleep(_LOOK_EVERY_S)
                 if (now := _labelled(card, kv_paths())) != shown:

@@ -147,13 +147,7 @@ async def _serve(settings: WorkerSettings, engine: Engine, info: EngineInfo, shu
         async with transport.serve(identity[0], worker.answer) as address:
             card = _card(settings, info, identity, address, checkpoint)
             joined = stay_registered(
-                card,
-                worker.answer,
-                discovery,
-                transport,
-                registry_name=settings.wires.registry_name(),
-                kv_paths=info.kv_paths,
-                ready_file=settings.ready_file,
+                card, worker.answer, discovery, transport, settings=settings, kv_paths=info.kv_paths
             )
             reason = await first_of(joined, shutdown.wait(), engine.failed())
             log.info("withdrawn worker=%s", card.worker_id)
