@@ -120,7 +120,7 @@ def new_identity(settings: WorkerSettings) -> tuple[str, str]:
     return f"{settings.disaggregation_mode}-{incarnation[:8]}", incarnation
 
 
-async def run_worker(settings: WorkerSettings, engine: Engine, shutdown: Shutdown) -> int:
+async def run_worker(settings: WorkerSettings, engine: Engine, shutdown: asyncio.Event) -> int:
     """Run from start to stop. Exit status: 0 after a drain, 1 if the engine failed. Raises NotStarted."""
     try:
         try:
@@ -135,7 +135,7 @@ async def run_worker(settings: WorkerSettings, engine: Engine, shutdown: Shutdow
         await engine.stop()
 
 
-async def _serve(settings: WorkerSettings, engine: Engine, info: EngineInfo, shutdown: Shutdown) -> int:
+async def _serve(settings: WorkerSettings, engine: Engine, info: EngineInfo, shutdown: asyncio.Event) -> int:
     identity = new_identity(settings)
     worker = Worker(engine, settings.role, identity)
     discovery, transport = settings.wires.discovery(), settings.wires.transport()

@@ -215,7 +215,7 @@ class Life:
     """A running worker, and what the registry shows."""
 
     chosen: WorkerSettings
-    shutdown: Shutdown
+    shutdown: asyncio.Event
     task: asyncio.Task[int]
     snapshots: AsyncGenerator[Snapshot, None]
 
@@ -234,11 +234,11 @@ class Life:
 @asynccontextmanager
 async def living(chosen: WorkerSettings, engine: ScriptedEngine, status: int = 0) -> AsyncIterator[Life]:
     """A worker, which is stopped at the end and leaves with this exit status."""
-    shutdown = Shutdown()
+    shutdown = asyncio.Event()
     task = asyncio.create_task(run_worker(chosen, engine, shutdown))
     async with aclosing(chosen.wires.discovery().watch()) as snapshots:
         yield Life(chosen, shutdown, task, snapshots)
-        shutdown.ask()
+        shutdown.set()
         async with asyncio.timeout(PATIENCE_S):
             assert await task == status
     assert engine.stopped
@@ -265,7 +265,7 @@ async def test_what_runs_when_a_shutdown_is_asked_for_ends_well(tmp_path: Path) 
         caller, shown = life.chosen.wires.transport(), await life.ready()
         async with aclosing(caller.call(shown.address, REQUEST)) as replies:
             assert await anext(replies) == TokenChunk((1,))
-            life.shutdown.ask()
+            life.shutdown.set()
             await life.shows(lambda fleet: not fleet)
             engine.go_on.set()
             assert [reply async for reply in replies] == [TokenChunk((2,), "length")]
@@ -401,7 +401,7 @@ async def test_a_worker_waits_for_what_it_needs_for_a_minute_or_until_it_is_stop
     assert await leaving == 0
     began_s = loop.time()
     with pytest.raises(NotStarted):
-        await run_worker(chosen, engines[1], Shutdown())
+        await run_worker(chosen, engines[1], asyncio.Event())
     assert loop.time() - began_s == pytest.approx(60, abs=2)
     assert [engine.stopped for engine in engines] == [True, True]
 
@@ -416,7 +416,7 @@ async def test_answers_have_the_drain_timeout_to_end_but_not_those_of_a_broken_e
         caller, shown = life.chosen.wires.transport(), await life.ready()
         async with aclosing(caller.call(shown.address, REQUEST)) as replies:
             await anext(replies)
-            engine.broken.set() if is_broken else life.shutdown.ask()
+            engine.broken.set() if is_broken else life.shutdown.set()
             began_s = loop.time()
             await life.task
             assert loop.time() - began_s == pytest.approx(lasts_s, abs=3)
@@ -465,7 +465,7 @@ async def test_a_worker_stopped_during_its_warm_up_leaves_cleanly(tmp_path: Path
         await peer.ready()
         async with living(settings(tmp_path), ScriptedEngine(kv_transfer="tcp")) as life:
             await life.shows(lambda fleet: len(fleet) == 2)
-            life.shutdown.ask()
+            life.shutdown.set()
             await life.shows(lambda fleet: len(fleet) == 1)
 
 
