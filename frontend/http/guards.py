@@ -8,7 +8,7 @@ from functools import lru_cache
 
 from starlette.middleware.cors import CORSMiddleware
 
-from baton.errors import BatonError, InvalidRequest
+from baton.errors import InvalidRequest
 from frontend.http.exchange import AsgiApp, Envelope, Exchange, Receive, Scope, Send
 from frontend.http.keys import Keys, name_of, presented
 from frontend.metrics import Metrics
@@ -156,31 +156,23 @@ class Authentication:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         if scope["path"] not in OPEN_PATHS and not scope["path"].startswith(ASSETS):
-            try:
-                self._admit(scope)
-            except BatonError as error:
-                await self._refuse(error, Exchange(scope, receive, send, self._envelope_of(scope["path"])))
+            name = name_of(self._keys(), scope["headers"])
+            if name is None:
+                exchange = Exchange(scope, receive, send, self._envelope_of(scope["path"]))
+                await self._refuse(exchange, is_given=bool(presented(scope["headers"])))
                 return
+            scope["key_name"] = name
         await self._app(scope, receive, send)
 
-    def _admit(self, scope: Scope) -> None:
-        """Raises InvalidApiKey."""
-        name = name_of(self._keys(), scope["headers"])
-        if name is None:
-            raise InvalidApiKey(
-                "This API key is not known here; check it, or ask the operator for a new one."
-                if presented(scope["headers"])
-                else "An API key is needed: send `Authorization: Bearer KEY` or `x-api-key: KEY`."
-            )
-        scope["key_name"] = name
-
-    async def _refuse(self, error: BatonError, exchange: Exchange) -> None:
+    async def _refuse(self, exchange: Exchange, *, is_given: bool) -> None:
+        error = InvalidApiKey(
+            "This API key is not known here; check it, or ask the operator for a new one."
+            if is_given
+            else "An API key is needed: send `Authorization: Bearer KEY` or `x-api-key: KEY`."
+        )
         tally = self._metrics.begin(ROUTE)
         tally.status = error.status
-        log.info(
-            "refused request_id=%s status=%d client=%s key=%s",
-            exchange.request_id, error.status, exchange.address, exchange.key_name or "unknown",
-        )  # fmt: skip
+        log.info("refused request_id=%s status=401 client=%s", exchange.request_id, exchange.address)
         try:
             await exchange.fail(error)
         finally:

@@ -79,7 +79,7 @@ class Endpoint:
 async def _fail(failure: BatonError, exchange: Exchange, tally: Tally, limit_s: float) -> None:
     """Send the error to a client that reads it within `limit_s`."""
     tally.status = failure.status
-    log.info("failed request_id=%s status=%d code=%s", exchange.request_id, failure.status, failure.code)
+    log.info("error request_id=%s status=%d code=%s", exchange.request_id, failure.status, failure.code)
     try:
         async with asyncio.timeout(limit_s):
             tally.disconnected = not await exchange.fail(failure)
