@@ -173,9 +173,6 @@ class Wires:
         """`nats` or `tcp`."""
         return self.request_plane or ("nats" if self.nats_server else "tcp")
 
-    def __str__(self) -> str:
-        return f"discovery={self.registry} plane={self.plane}"
-
     @property
     def _servers(self) -> list[tuple[Literal["etcd", "NATS"], str]]:
         """The name and the URL of each server in use."""

@@ -57,23 +57,24 @@ def test_etcd_gets_its_login_and_certificates(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize(
     ("environ", "flags", "chosen"),
     [
-        ({}, [], "discovery=file plane=tcp"),
-        ({"ETCD_ENDPOINTS": "", "NATS_SERVER": ""}, [], "discovery=file plane=tcp"),
-        ({"ETCD_ENDPOINTS": "http://e:1"}, [], "discovery=etcd plane=tcp"),
-        ({"NATS_SERVER": "nats://n:1"}, [], "discovery=file plane=nats"),
-        ({}, ["--etcd-endpoints=http://e:1", "--nats-server=n:1"], "discovery=etcd plane=nats"),
+        ({}, [], ("file", "tcp")),
+        ({"ETCD_ENDPOINTS": "", "NATS_SERVER": ""}, [], ("file", "tcp")),
+        ({"ETCD_ENDPOINTS": "http://e:1"}, [], ("etcd", "tcp")),
+        ({"NATS_SERVER": "nats://n:1"}, [], ("file", "nats")),
+        ({}, ["--etcd-endpoints=http://e:1", "--nats-server=n:1"], ("etcd", "nats")),
         (
             {"ETCD_ENDPOINTS": "e:1", "NATS_SERVER": "nats://n:99999"},
             ["--discovery-backend=file", "--request-plane=tcp"],
-            "discovery=file plane=tcp",
+            ("file", "tcp"),
         ),
-        ({}, ["--discovery-backend=etcd", "--request-plane=nats"], "discovery=etcd plane=nats"),
+        ({}, ["--discovery-backend=etcd", "--request-plane=nats"], ("etcd", "nats")),
     ],
 )
 def test_a_flag_chooses_the_registry_and_the_plane_else_the_environment(
-    environ: dict[str, str], flags: list[str], chosen: str
+    environ: dict[str, str], flags: list[str], chosen: tuple[str, str]
 ) -> None:
-    assert str(parse(Wires, flags, prog="p", description="d", environ=environ).settings) == chosen
+    wires = parse(Wires, flags, prog="p", description="d", environ=environ).settings
+    assert (wires.registry, wires.plane) == chosen
 
 
 def test_names_have_no_secrets() -> None:
