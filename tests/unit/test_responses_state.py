@@ -132,9 +132,10 @@ async def test_input_items_are_returned_as_sent() -> None:
         {"type": "apply_patch_call_output", "call_id": "c", "status": "completed"},
     ]
     async with frontend(ANSWER) as client:
-        made = (await client.respond(given)).json
+        made = (await client.respond([item | {"status": "odd"} for item in given[:6]] + given[6:])).json
         shown = (await client.get(f"/v1/responses/{made['id']}/input_items?order=asc")).json["data"]
         assert [{name: item[name] for name in sent} for item, sent in zip(shown, given, strict=True)] == given
+        assert {item["status"] for item in shown} == {"completed"}
         prefixes = [item["id"].partition("_")[0] for item in shown]
         assert prefixes == ["msg", "msg", "fc", "fco", "ctc", "ctco", "item", "item"]
 

@@ -370,9 +370,10 @@ async def test_tools_that_a_search_of_the_client_finds_can_be_called() -> None:
     ]
 
     output = {"type": "function_call_output", "call_id": made["output"][-1]["call_id"], "output": "A page."}
-    sent = {"tools": [SEARCH], "input": [output], "previous_response_id": made["id"]}
-    await respond(other, **sent)
-    assert "namespace wiki {\n\ntype get =" in prompt_of(other)
+    sent = {"input": [output], "previous_response_id": made["id"]}
+    for tools in ([SEARCH], [SEARCH, *FOUND]):
+        await respond(other, tools=tools, **sent)
+        assert prompt_of(other).count("namespace wiki {\n\ntype get =") == 1
 
 
 async def test_a_search_of_openais_servers_is_left_out_and_named() -> None:
