@@ -146,8 +146,9 @@ class VllmAdapter:
     def figures(self, calls: Set[Call]) -> WorkerStats:
         """See `Adapter.figures`: those of the scheduler's last step, in which kept blocks are used ones."""
         num_kept = sum(call.kept.num_blocks for call in calls if call.kept is not None)
-        num_used = max(0, self._figures.last.kv_used_blocks - num_kept)
-        return replace(self._figures.last, kv_used_blocks=num_used, kv_pinned_blocks=num_kept)
+        last, num_blocks = self._figures.last, self._figures.num_blocks
+        num_used = max(0, last.kv_used_blocks - num_kept)
+        return replace(last, kv_blocks=num_blocks, kv_used_blocks=num_used, kv_pinned_blocks=num_kept)
 
     async def died(self) -> str:
         """See `Adapter.died`: vLLM reports its core's death only to a health check."""
@@ -247,7 +248,6 @@ class _SchedulerFigures:
         self.last = WorkerStats(
             num_running=scheduler_stats.num_running_reqs,
             num_waiting=scheduler_stats.num_waiting_reqs + skipped,
-            kv_blocks=self.num_blocks,
             kv_used_blocks=round(scheduler_stats.kv_cache_usage * self.num_blocks),
             kv_moved_bytes=self.last.kv_moved_bytes + int(sum(transfers.get("bytes_transferred", ()))),
             kv_move_s=self.last.kv_move_s + sum(transfers.get("transfer_duration", ())),
