@@ -22,6 +22,10 @@ class Cache:
     tokens_per_block: int = 16
     fraction: float = 0.9
 
+    def __post_init__(self) -> None:
+        if not self.tokens_per_block:
+            raise ValueError("too small")
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Engine:
@@ -107,6 +111,7 @@ def test_what_is_no_whole_number_is_refused(tmp_path: Path, text: str) -> None:
         ("- 1", "must be a mapping"),
         ("max_batch_size: 4\nmax_batch_size: 5", "max_batch_size is given twice"),
         ("max_batch_size: 0", "max_batch_size: at least 1"),
+        ("cache: {tokens_per_block: 0}", "cache: too small"),
         ("a: &a [*a]", "an alias (*name): write the values out"),
         *(
             (text, "not valid YAML: ")
