@@ -12,10 +12,11 @@ import msgspec
 import pytest
 
 from baton.errors import InvalidRequest
-from baton.messages import GenerateRequest, Guided, KvHandoff, Role, TokenChunk
+from baton.messages import GenerateRequest, Guided, Role, TokenChunk
 from frontend.harmony.conversation import Conversation, Tool, UserTurn
 from frontend.text.tokenizer import ModelTokenizer, SpecialToken
 from frontend.turn.request import CallChoice, guided
+from tests.engine_calls import handed_over
 from tests.guided import CASES, ENDLESS, answer_form, check, parts_of, slow_inside
 from tests.requests import token_request
 from tests.scripted_frontend import prompt_ids
@@ -34,41 +35,16 @@ SEEDED: dict[str, Any] = {"temperature": 1.0, "seed": 11, "top_p": 0.95}
 SAMPLINGS = pytest.mark.parametrize("sampling", [GREEDY, SEEDED], ids=["greedy", "seeded"])
 
 
-def _embedded(role: Role) -> Engine:
+def embedded(role: Role) -> Engine:
     settings = EmbeddedSettings(
         max_batch_size=8, max_num_tokens=64, kv_cache_config=KvCacheSettings(max_tokens=8192)
     )
-    return EmbeddedEngine(
-        settings,
-        model_path=DEMO,
-        role=role,
-        transceiver=choose_transceiver("TCP"),
-    )
+    return EmbeddedEngine(settings, model_path=DEMO, role=role, transceiver=choose_transceiver("TCP"))
 
 
-def _mocker(role: Role) -> Engine:
-    return MockerEngine(
-        MockerSettings(decode_step_ms=1),
-        model_path=DEMO,
-        transceiver=choose_transceiver("TCP"),
-    )
-
-
-Build = Callable[[Role], Engine]
-
-
-@pytest.fixture(params=[_embedded], ids=["embedded"])
-def build(request: pytest.FixtureRequest) -> Build:
-    """Makes engines that can enforce forms."""
-    chosen: Build = request.param
-    return chosen
-
-
-@pytest.fixture(params=[_mocker], ids=["mocker"])
-def build_unable(request: pytest.FixtureRequest) -> Build:
-    """Makes engines that cannot."""
-    chosen: Build = request.param
-    return chosen
+def mocker(_: Role) -> Engine:
+    settings = MockerSettings(decode_step_ms=1)
+    return MockerEngine(settings, model_path=DEMO, transceiver=choose_transceiver("TCP"))
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +59,7 @@ def prompt(tokenizer: ModelTokenizer) -> list[int]:
 
 
 @asynccontextmanager
-async def started(build: Build, *roles: Role) -> AsyncIterator[list[Engine]]:
+async def started(build: Callable[[Role], Engine], *roles: Role) -> AsyncIterator[list[Engine]]:
     """Engines of these roles, which must hold nothing at the end of the test."""
     async with AsyncExitStack() as stack:
         engines = [build(role) for role in roles]
@@ -130,18 +106,16 @@ async def alone(engine: Engine, request: GenerateRequest) -> list[int]:
 
 
 async def disaggregated(prefill: Engine, decode: Engine, request: GenerateRequest) -> list[int]:
-    async with aclosing(prefill.prefill(request)) as replies:
-        first = await anext(replies)
-        assert isinstance(first, KvHandoff)
-        return await alone(decode, msgspec.structs.replace(request, handoff=first))
+    async with handed_over(prefill, request) as handoff:
+        return await alone(decode, msgspec.structs.replace(request, handoff=handoff))
 
 
 @SAMPLINGS
 @pytest.mark.parametrize("case", ["array", "optional"])
 async def test_the_answer_has_its_form_on_one_worker_or_two(
-    build: Build, case: str, sampling: dict[str, Any], tokenizer: ModelTokenizer, prompt: list[int]
+    case: str, sampling: dict[str, Any], tokenizer: ModelTokenizer, prompt: list[int]
 ) -> None:
-    async with started(build, Role.PREFILL, Role.DECODE) as (prefill, decode):
+    async with started(embedded, Role.PREFILL, Role.DECODE) as (prefill, decode):
         request = ask(prompt, direct(answer_form(CASES[case])), **sampling)
         answer = await alone(decode, request)
         assert answer[-1] == tokenizer.special_ids[SpecialToken.RETURN]
@@ -151,13 +125,13 @@ async def test_the_answer_has_its_form_on_one_worker_or_two(
 
 @SAMPLINGS
 async def test_a_demanded_call_is_made(
-    build: Build, sampling: dict[str, Any], tokenizer: ModelTokenizer, prompt: list[int]
+    sampling: dict[str, Any], tokenizer: ModelTokenizer, prompt: list[int]
 ) -> None:
     form = guided(
         [Tool(name="f", parameters=CASES["optional"]), Tool(name="g")],
         CallChoice(must_call=True, names=frozenset({"f"})),
     )
-    async with started(build, Role.PREFILL, Role.DECODE) as (prefill, decode):
+    async with started(embedded, Role.PREFILL, Role.DECODE) as (prefill, decode):
         answer = await disaggregated(prefill, decode, ask(prompt, direct(form), **sampling))
         assert answer[-1] == tokenizer.special_ids[SpecialToken.CALL]
         _, text, [(name, arguments)] = parts_of(tokenizer, answer, {"f", "g"})
@@ -166,10 +140,8 @@ async def test_a_demanded_call_is_made(
 
 
 @SAMPLINGS
-async def test_a_resumed_answer_goes_on_exactly(
-    build: Build, sampling: dict[str, Any], prompt: list[int]
-) -> None:
-    async with started(build, Role.PREFILL, Role.DECODE) as (prefill, decode):
+async def test_a_resumed_answer_goes_on_exactly(sampling: dict[str, Any], prompt: list[int]) -> None:
+    async with started(embedded, Role.PREFILL, Role.DECODE) as (prefill, decode):
         form = answer_form(CASES["nested"])
         whole = await alone(decode, ask(prompt, form, **sampling))
         for num_generated in (len(whole) // 2, len(whole) - 2):
@@ -179,18 +151,18 @@ async def test_a_resumed_answer_goes_on_exactly(
             assert whole[:num_generated] + await disaggregated(prefill, decode, rest) == whole
 
 
-async def test_guided_and_free_answers_run_side_by_side(build: Build, prompt: list[int]) -> None:
+async def test_guided_and_free_answers_run_side_by_side(prompt: list[int]) -> None:
     forms = [None, answer_form(CASES["nested"]), None, answer_form(CASES["array"])]
     requests = [ask(prompt, form, **SEEDED) for form in forms]
-    async with started(build, Role.DECODE) as (engine,):
+    async with started(embedded, Role.DECODE) as (engine,):
         expected = [await alone(engine, request) for request in requests]
         assert await asyncio.gather(*[alone(engine, request) for request in requests]) == expected
 
 
 async def test_min_tokens_yields_to_the_form_and_logprobs_stay_the_models_own(
-    build: Build, tokenizer: ModelTokenizer, prompt: list[int]
+    tokenizer: ModelTokenizer, prompt: list[int]
 ) -> None:
-    async with started(build, Role.DECODE) as (engine,):
+    async with started(embedded, Role.DECODE) as (engine,):
         request = ask(prompt, direct(answer_form({"const": 1})), **GREEDY, min_tokens=240, logprobs=0)
         answer = await chunks(engine.decode(request))
         assert answer[-1].finish_reason == "stop"
@@ -201,9 +173,9 @@ async def test_min_tokens_yields_to_the_form_and_logprobs_stay_the_models_own(
 
 
 async def test_nothing_is_held_to_the_form_after_its_end(
-    build: Build, tokenizer: ModelTokenizer, prompt: list[int]
+    tokenizer: ModelTokenizer, prompt: list[int]
 ) -> None:
-    async with started(build, Role.DECODE) as (engine,):
+    async with started(embedded, Role.DECODE) as (engine,):
         form = direct(answer_form({"const": 1}))
         short = await alone(engine, ask(prompt, form, **GREEDY))
         long = await chunks(engine.decode(ask(prompt, form, **GREEDY, max_tokens=100, ignore_eos=True)))
@@ -212,10 +184,8 @@ async def test_nothing_is_held_to_the_form_after_its_end(
 
 
 @pytest.mark.parametrize("role", Role)
-async def test_what_cannot_be_enforced_is_refused_with_its_field(
-    build: Build, role: Role, prompt: list[int]
-) -> None:
-    async with started(build, role) as (engine,):
+async def test_what_cannot_be_enforced_is_refused_with_its_field(role: Role, prompt: list[int]) -> None:
+    async with started(embedded, role) as (engine,):
         request = ask(prompt, answer_form({"not": {}}))
         run = engine.prefill(request) if role is Role.PREFILL else engine.decode(request)
         with pytest.raises(InvalidRequest, match="not") as caught:
@@ -223,8 +193,8 @@ async def test_what_cannot_be_enforced_is_refused_with_its_field(
         assert caught.value.param == "response_format"
 
 
-async def test_a_resumed_answer_without_the_form_fails_alone(build: Build, prompt: list[int]) -> None:
-    async with started(build, Role.DECODE) as (engine,):
+async def test_a_resumed_answer_without_the_form_fails_alone(prompt: list[int]) -> None:
+    async with started(embedded, Role.DECODE) as (engine,):
         neighbour = ask(prompt, answer_form(CASES["nested"]), **SEEDED)
         expected = await alone(engine, neighbour)
         wrong = ask([*prompt, 1, 2, 3], answer_form({"const": 1}), num_generated=3)
@@ -234,11 +204,9 @@ async def test_a_resumed_answer_without_the_form_fails_alone(build: Build, promp
         assert await running == expected
 
 
-async def test_a_schema_that_takes_too_long_keeps_no_other_request_waiting(
-    build: Build, prompt: list[int]
-) -> None:
+async def test_a_schema_that_takes_too_long_keeps_no_other_request_waiting(prompt: list[int]) -> None:
     other = ask(prompt, direct(answer_form(CASES["optional"])), **SEEDED, max_tokens=10)
-    async with started(build, Role.DECODE) as (engine,):
+    async with started(embedded, Role.DECODE) as (engine,):
         expected = await alone(engine, other)
         slow = asyncio.create_task(alone(engine, ask(prompt, answer_form(ENDLESS["slow"]))))
         await asyncio.sleep(0)  # it is on its way
@@ -249,12 +217,12 @@ async def test_a_schema_that_takes_too_long_keeps_no_other_request_waiting(
 
 
 async def test_an_answer_whose_next_step_takes_too_long_keeps_no_other_waiting(
-    build: Build, tokenizer: ModelTokenizer, prompt: list[int]
+    tokenizer: ModelTokenizer, prompt: list[int]
 ) -> None:
     head = tokenizer.encode_text('<|channel|>final<|message|>{"a":1,"b":', allow_special=True)
     other = ask(prompt, direct(answer_form(CASES["optional"])), **SEEDED, max_tokens=10)
     request = ask([*prompt, *head], answer_form(slow_inside()), num_generated=len(head))
-    async with started(build, Role.DECODE) as (engine,):
+    async with started(embedded, Role.DECODE) as (engine,):
         expected = await alone(engine, other)
         slow = asyncio.create_task(alone(engine, request))
         await asyncio.sleep(0)  # it is on its way
@@ -264,10 +232,8 @@ async def test_an_answer_whose_next_step_takes_too_long_keeps_no_other_waiting(
 
 
 @pytest.mark.parametrize("role", Role)
-async def test_an_engine_that_cannot_says_so_and_names_the_field(
-    build_unable: Build, role: Role, prompt: list[int]
-) -> None:
-    async with started(build_unable, role) as (engine,):
+async def test_an_engine_that_cannot_says_so_and_names_the_field(role: Role, prompt: list[int]) -> None:
+    async with started(mocker, role) as (engine,):
         request = ask(prompt, answer_form({"type": "object"}))
         run = engine.prefill(request) if role is Role.PREFILL else engine.decode(request)
         with pytest.raises(InvalidRequest) as caught:
@@ -275,10 +241,8 @@ async def test_an_engine_that_cannot_says_so_and_names_the_field(
         assert caught.value.param == "response_format"
 
 
-async def test_an_engine_that_cannot_serves_a_form_that_it_happens_to_have(
-    build_unable: Build, prompt: list[int]
-) -> None:
+async def test_an_engine_that_cannot_serves_a_form_that_it_happens_to_have(prompt: list[int]) -> None:
     form = guided([Tool(name="f", strict=True)])
     assert form is not None
-    async with started(build_unable, Role.DECODE) as (engine,):
+    async with started(mocker, Role.DECODE) as (engine,):
         assert len(await alone(engine, ask(prompt, form, max_tokens=12))) == 12

@@ -51,10 +51,10 @@ async def test_the_default_without_nixl_is_tcp_and_says_why(caplog: pytest.LogCa
 def test_where_ucx_does_not_start_the_default_is_tcp_and_ucx_is_refused(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fails(host: str) -> None:
+    def fails(_agent: object, host: str) -> None:
         raise OSError(f"no device for {host}")
 
-    monkeypatch.setattr("workers.kv.ucx.check", fails)
+    monkeypatch.setattr("workers.kv.ucx.Agent.__init__", fails)
     assert choose_transceiver("DEFAULT", host="127.0.0.2").transport_name == "tcp"
     assert "no device for 127.0.0.2" in caplog.text
     with pytest.raises(OSError, match="no device"):

@@ -70,6 +70,10 @@ class Direct:
         self._eager_until = 0.0
         self._round: asyncio.Future[None] | None = None
 
+    def check(self) -> None:
+        """Start and stop UCX. Raises OSError with the reason if this machine cannot run it."""
+        Agent(self._host).close()
+
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Run UCX during the context. Raises OSError."""

@@ -327,11 +327,11 @@ def choose_transceiver(
         return CacheTransceiver(host, tls)
     try:
         # A lazy import, so that machines without UCX can use the rest of this package.
-        direct = importlib.import_module("workers.kv.direct")
-        importlib.import_module("workers.kv.ucx").check(host)
+        direct: Direct = importlib.import_module("workers.kv.direct").Direct(host)
+        direct.check()
     except (ImportError, OSError) as error:
         if backend == "UCX":
             raise
         log.warning("kv transfer=tcp reason=UCX is unavailable: %s", error)
         return CacheTransceiver(host)
-    return CacheTransceiver(host, direct=direct.Direct(host))
+    return CacheTransceiver(host, direct=direct)

@@ -46,11 +46,6 @@ class Reach(msgspec.Struct, frozen=True, array_like=True):
     device_index: int | None
 
 
-def check(host: str) -> None:
-    """Start and stop UCX. Raises OSError with the reason if this machine cannot run it."""
-    Agent(host).close()
-
-
 class Agent:
     """One NIXL agent and the memory registered with it, each for as long as its Memory object lives.
 
