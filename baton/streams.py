@@ -311,7 +311,6 @@ class WorkerLink:
         self._streams: dict[int, _Stream] = {}
         self._reader = frames.FrameReader(frames.FROM_CALLER, service.worker)
         self._writer = frames.FrameWriter(wire, self._cannot_send)
-        self._is_known = False  # the caller sent this worker's name
         self._pulse = Pulse(service.pace.tick_s, self._tick)
 
     def receive(self, frame: bytes | bytearray) -> None:
@@ -320,7 +319,7 @@ class WorkerLink:
             for signal in self._reader.open(frame):
                 self._take(signal)
         except frames.LinkBroken as broken:
-            if not self._is_known:
+            if not self._reader.num_heard:
                 unauthenticated.note("the request plane")
             self.lose(str(broken))
 
@@ -335,7 +334,7 @@ class WorkerLink:
         for stream in self._streams.values():
             stream.cancel()
         self._service.links.discard(self)
-        if not self._is_known:
+        if not self._reader.num_heard:
             self._writer.put(Hello(frames.VERSION, ""))  # so that a caller of another version can read why
         self._writer.close(Goodbye(reason))
         self._wire.close()
@@ -343,7 +342,6 @@ class WorkerLink:
     def _take(self, signal: frames.ToWorker) -> None:
         match signal:
             case Hello():
-                self._is_known = True
                 self._writer.put(Hello(frames.VERSION, self._service.worker))
                 if self._service.stopped:
                     self.lose("the worker has stopped")
@@ -416,7 +414,7 @@ class WorkerLink:
     def _tick(self) -> None:
         if self._reader.tick() >= CALLER_PATIENCE * self._service.pace.num_silent:
             self.lose("the caller is silent")
-        elif self._is_known:
+        elif self._reader.num_heard:
             self._writer.put(Beat())
 
 
