@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import os
+import time
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -21,24 +22,28 @@ class Reread(Generic[T]):
         self._paths = paths
         self._load = load
         self._seen = self._stamps()
-        self._failure: object = None
+        self._failed: object = None
+        self._problem = ""
+        self._again_s = 0.0
         self.value = load()
 
     def check(self) -> None:
-        """Read the files again if they have changed. While that fails, `value` stays, and each check tries
-        again: a file may become readable without a change.
+        """Read the files again if they have changed. While that fails, `value` stays, and the same files are
+        tried again after EVERY_S: a file may become readable without a change.
         """
         stamps = self._stamps()
-        if stamps == self._seen:
+        if stamps == self._seen or (stamps == self._failed and time.monotonic() < self._again_s):
             return
         try:
             self.value = self._load()
         except (OSError, ValueError) as error:
-            if self._failure != (stamps, str(error)):
-                self._failure = stamps, str(error)
+            self._again_s = time.monotonic() + EVERY_S
+            self._failed = stamps
+            if self._problem != str(error):
+                self._problem = str(error)
                 log.error("reread=failed files=%s the content before stays in use: %s", self._names(), error)  # noqa: TRY400  the same sentence, once
             return
-        self._failure, self._seen = None, stamps
+        self._problem, self._seen = "", stamps
         log.info("reread=done files=%s", self._names())
 
     def _names(self) -> str:

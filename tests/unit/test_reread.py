@@ -63,8 +63,9 @@ async def test_each_of_several_files_is_kept_current_in_another_thread(tmp_path:
 
 
 def test_a_failure_that_passes_is_logged_once_and_tried_again(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("baton.reread.EVERY_S", 0)
     path = tmp_path / "file"
     path.write_text("1")
     file = Reread([path], path.read_text)
@@ -83,9 +84,16 @@ def test_wrong_content_is_logged_once_and_what_was_read_stays(
 ) -> None:
     path = tmp_path / "file"
     path.write_text("1")
-    file = Reread([path], lambda: int(path.read_text()))
+    texts: list[str] = []
+
+    def load() -> int:
+        texts.append(path.read_text())
+        return int(texts[-1])
+
+    file = Reread([path], load)
     path.write_text("one")
     for _ in range(3):
         file.check()
     assert file.value == 1
+    assert texts == ["1", "one"]  # each new connection checks the files
     assert caplog.text.count("reread=failed") == 1
