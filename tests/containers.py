@@ -77,7 +77,7 @@ class Containers:
             return probe.connect_ex(("127.0.0.1", int(self._ports[port]))) == 0
 
     def roles(self) -> list[str]:
-        """The roles of the workers that the frontend knows; fails the test if a process has ended."""
+        """The roles of the workers that the frontend shows; fails the test if a process has ended."""
         for process in self._processes:
             assert process.popen.poll() is None, f"{process.name} ended:\n{process.text()[-2000:]}"
         try:
@@ -123,7 +123,7 @@ class Containers:
 
 @contextmanager
 def serving(folder: Path, known: Mapping[str, Container]) -> Iterator[Containers]:
-    """All of them, once the frontend knows a worker of each role."""
+    """All of them, once the frontend has a worker of each role."""
     containers = Containers(folder, known)
     try:
         for name in known:

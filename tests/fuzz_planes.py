@@ -126,9 +126,9 @@ async def with_handoff(
     transport: TcpTransport, decode: WorkerInfo, request: GenerateRequest, handoff: KvHandoff
 ) -> None:
     """Ask decode to go on with it; that it fails is right."""
-    asked = msgspec.structs.replace(request, handoff=handoff)
+    decoding = msgspec.structs.replace(request, handoff=handoff)
     with suppress(BatonError):
-        async with aclosing(transport.call(decode.address, asked)) as replies:
+        async with aclosing(transport.call(decode.address, decoding)) as replies:
             async for _ in replies:
                 pass
 
@@ -148,7 +148,7 @@ def registered(folder: Path, name: str, content: bytes) -> Iterator[None]:
 
 
 async def fuzz(stack: Stack, num_messages: int, seed: int) -> Counter[str]:
-    """Send so many messages; returns how many of which kind."""
+    """Send this many messages; returns how many of which kind."""
     folder = Path(stack.environ["BATON_FILE_REGISTRY"])
     async with aclosing(FilesDiscovery(folder).watch()) as snapshots:
         workers = await anext(found async for found in snapshots if len(found) == 2)

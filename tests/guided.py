@@ -224,17 +224,17 @@ def slow_inside() -> Json:
 
 
 class ScriptedMatcher(Matcher):
-    """In place of a matcher: allows every token, `late_s` after it was asked, or fails with `fails_with`."""
+    """In place of a matcher: allows every token, `late_s` after the call, or fails with `fails_with`."""
 
     def __init__(self, late_s: float = 0.0, fails_with: BatonError | None = None) -> None:
         none: Any = None
         super().__init__(none, none, vocab_size=8)
-        self.asked: list[list[int]] = []
+        self.followed: list[list[int]] = []
         self._late_s = late_s
         self._fails_with = fails_with
 
     def follow(self, token_ids: Sequence[int], num_prompt: int) -> "asyncio.Future[None]":
-        self.asked.append(list(token_ids[num_prompt:]))
+        self.followed.append(list(token_ids[num_prompt:]))
         self.is_ready = False
         return asyncio.ensure_future(self._follow_late())
 

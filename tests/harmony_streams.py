@@ -270,20 +270,20 @@ def _check_text(ids: Sequence[int], layout: Layout, messages: list[Message], num
     """Bodies and marks appear once and in order, except `num_dropped` foreign messages; no text looks like a
     control token unless it was written as text.
     """
-    said = "\n".join(message.text for message in messages)
+    text_shown = "\n".join(message.text for message in messages)
     at = num_lost = 0
     for body in layout.bodies:
         text = body.decode(errors="replace")
         if num_dropped and not _MARKS.search(text):
             continue  # the dropped text may also be elsewhere
-        found = said.find(text, at)
+        found = text_shown.find(text, at)
         num_lost += found < 0
-        assert num_lost <= num_dropped, f"{text!r} is not in {said[at:]!r}"
+        assert num_lost <= num_dropped, f"{text!r} is not in {text_shown[at:]!r}"
         at = at if found < 0 else found + len(text)
-    marks = [MARK + int(mark) for mark in _MARKS.findall(said)]
+    marks = [MARK + int(mark) for mark in _MARKS.findall(text_shown)]
     assert num_dropped or set(layout.marks) <= set(marks), "a mark is lost"
     assert marks == sorted(set(marks)), "a mark is doubled, or out of order"
-    shown = [said] if _SPELLED_IDS.isdisjoint(ids) else []
+    shown = [text_shown] if _SPELLED_IDS.isdisjoint(ids) else []
     for text in (*shown, *(message.name for message in messages)):
         assert "<|" not in text, "a control token is shown"
     assert all(message.name for message in messages if message.kind == "call"), "a call without a name"
@@ -294,6 +294,6 @@ def _check_ends(ids: Sequence[int], layout: Layout, messages: list[Message], num
     assert all(message.complete for message in messages[:-1])
     ends_in_body = layout.ends_in_body and layout.bodies[-1]
     if not num_dropped and (ends_in_body or (layout.marks and layout.marks[-1] == ids[-1])):
-        assert not messages[-1].complete, "a cut message is said to be complete"
+        assert not messages[-1].complete, "a cut message counts as complete"
     if ids and ids[-1] in _ENDS and messages:
-        assert messages[-1].complete, "a complete message is said to be cut"
+        assert messages[-1].complete, "a complete message counts as cut"

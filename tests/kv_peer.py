@@ -200,7 +200,7 @@ class Far:
 
 
 def readers_of(transceiver: CacheTransceiver, ticket: Ticket) -> int:
-    """The number of active pullers of an offer, which no public method tells."""
+    """The number of active pullers of an offer, which no public method shows."""
     return transceiver._offers[ticket.offer_id].num_readers  # noqa: SLF001  only tests need it
 
 

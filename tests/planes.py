@@ -82,7 +82,7 @@ async def tokens(stream: Stream) -> list[int]:
 
 
 async def first_tokens(stream: Stream, num_tokens: int) -> list[int]:
-    """The tokens of the first chunks that have at least so many."""
+    """The tokens of the first chunks that have at least this many."""
     token_ids: list[int] = []
     while len(token_ids) < num_tokens:
         reply = await anext(stream)

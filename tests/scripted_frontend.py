@@ -136,8 +136,8 @@ class ScriptedTokens:
                 await asyncio.sleep(0)  # chunks arrive one at a time, as over a request plane
                 await self._reach(start)
                 ids = token_ids[start : start + self._tokens_per_chunk]
-                told = None if start else Usage(len(request.token_ids), 2, len(ids))
-                chunk = TokenChunk(token_ids=tuple(ids), usage=told, logprobs=_logprobs(request, ids))
+                first_usage = None if start else Usage(len(request.token_ids), 2, len(ids))
+                chunk = TokenChunk(token_ids=tuple(ids), usage=first_usage, logprobs=_logprobs(request, ids))
                 if start + len(ids) == len(token_ids):
                     scored = _prompt_logprobs(request)
                     chunk = msgspec.structs.replace(

@@ -26,7 +26,7 @@ MODEL = "m"
 
 
 class Workers(ScriptedWorkers):
-    """Whose registry tells of them when it may, until it is `broken`; counts what is closed."""
+    """Their registry shows them once `may_tell` is set, until it is `broken`; counts what is closed."""
 
     def __init__(self, **scripts: Script) -> None:
         super().__init__(**scripts)
@@ -64,9 +64,9 @@ def _roomy(workers: tuple[WorkerInfo, ...]) -> tuple[WorkerInfo, ...]:
 def saying(text: str) -> Script:
     """Answers with this text, in Harmony."""
 
-    async def script(asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
+    async def script(request: GenerateRequest) -> AsyncGenerator[Reply, None]:
         token_ids = ModelTokenizer.load(DEMO).encode_text(text, allow_special=True)
-        yield TokenChunk(tuple(token_ids), "stop", Usage(len(asked.token_ids), 0, len(token_ids)))
+        yield TokenChunk(tuple(token_ids), "stop", Usage(len(request.token_ids), 0, len(token_ids)))
 
     return script
 
@@ -78,7 +78,7 @@ class Held:
         self.began = asyncio.Event()
         self.goes_on = asyncio.Event()
 
-    async def __call__(self, asked: GenerateRequest) -> AsyncGenerator[Reply, None]:
+    async def __call__(self, request: GenerateRequest) -> AsyncGenerator[Reply, None]:
         yield TokenChunk((10,))
         self.began.set()
         await self.goes_on.wait()

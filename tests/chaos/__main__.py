@@ -72,7 +72,7 @@ def _flags() -> argparse.Namespace:
     parser.add_argument("--planes", nargs="+", choices=PLANES, default=PLANES)
     parser.add_argument("--kinds", nargs="+", choices=INJECTORS, help="only these")
     parser.add_argument("--skip", type=int, default=0, help="faults at the beginning to leave out")
-    parser.add_argument("--faults", type=int, help="at most so many for each seed and plane")
+    parser.add_argument("--faults", type=int, help="the most for each seed and plane")
     parser.add_argument("--overlap", action="store_true", help="two faults at a time")
     parser.add_argument("--streams", type=int, default=8, help="concurrent streams")
     parser.add_argument("--out", type=Path, default=Path(".run/chaos.json"))

@@ -39,7 +39,7 @@ class Ask:
 @dataclasses.dataclass(kw_only=True)
 class Outcome:
     """What a client saw. `error` says why its stream ended early; `longest_gap_s` includes its first token.
-    `num_refused`: how often it was asked to come back later, and did. `num_resumed`: how often its connection
+    `num_refused`: how often it got a Retry-After, and came back. `num_resumed`: how often its connection
     was cut, and it came back for the rest. `event_id`: of the last event.
     """
 

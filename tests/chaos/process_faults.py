@@ -178,9 +178,9 @@ class TakeOver(Injector):
         self._scene.processes["frontend"] = self._new
 
     def proof(self) -> str:
-        said = _drained([self._old])
+        drained = _drained([self._old])
         require(self._new is not None and self._new.popen.poll() is None, "the new frontend ended")
-        return said
+        return drained
 
 
 def _drained(processes: list[Process]) -> str:

@@ -15,7 +15,7 @@ import yaml
 
 from tests.stack import MODEL, Stack
 
-# As fast as it goes: what is looked at is what was said.
+# As fast as it goes: only the texts count here.
 MOCKER = {"prefill_tokens_per_s": 1_000_000, "decode_step_ms": 0.1, "kv_transfer_ms": 0}
 PROGRAM_S = 120
 TOOL_ROUNDS: Final = Counter[str]()
@@ -85,7 +85,7 @@ class ScriptedStack:
         self._log = folder / "prompts.jsonl"
         self._num_seen = 0
         self._folder = folder
-        self._scenes = [{"when": when, "answers": list(said)} for when, said in (others or {}).items()]
+        self._scenes = [{"when": when, "answers": list(lines)} for when, lines in (others or {}).items()]
         self._scenes.append({"answers": list(answers)})
         self.stack = Stack(folder)
 

@@ -77,6 +77,6 @@ def test_a_stream_adds_up_to_the_whole_answer(model: ChatOpenAI) -> None:
 
 @pytest.mark.parametrize("method", ["json_schema", "function_calling"])
 def test_structured_output_is_of_the_model_asked_for(model: ChatOpenAI, method: str) -> None:
-    asked = model.with_structured_output(Report, method=method)
+    structured = model.with_structured_output(Report, method=method)
 
-    assert isinstance(asked.invoke([QUESTION]), Report)
+    assert isinstance(structured.invoke([QUESTION]), Report)

@@ -15,10 +15,10 @@ async def salts(prefill: LibraryEngine, decode: LibraryEngine, salt: str) -> lis
     """The salts that the library got for a prefill, a decode with its handoff, and one without."""
     got: list[Any] = []
     library(prefill).salts = library(decode).salts = got  # after the warm-up requests
-    asked = ask(cache_salt=salt)
-    async with handed_over(prefill, asked) as handoff:
-        assert await tokens(decode.decode(after_handoff(asked, handoff)))
-    assert await tokens(decode.decode(asked))
+    request = ask(cache_salt=salt)
+    async with handed_over(prefill, request) as handoff:
+        assert await tokens(decode.decode(after_handoff(request, handoff)))
+    assert await tokens(decode.decode(request))
     return got
 
 

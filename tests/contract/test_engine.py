@@ -239,7 +239,7 @@ async def alone(engine: Engine, request: GenerateRequest) -> list[int]:
 
 async def disaggregated(prefill: Engine, decode: Engine, request: GenerateRequest) -> list[TokenChunk]:
     """Prefill on one engine, decode on the other; the prefill generator must end when the KV has moved, if
-    the engine knows.
+    the engine notices it.
     """
     async with aclosing(prefill.prefill(request)) as replies:
         handoff = await next_handoff(replies)

@@ -1,4 +1,4 @@
-"""TLS between a source of KV and its pullers: who gets bytes, and what those are told who get none."""
+"""TLS between a source of KV and its pullers: who gets bytes, and the errors of those who get none."""
 
 import asyncio
 import socket
@@ -46,7 +46,7 @@ async def test_pulls_over_tls_share_a_connection_to_ask_on(ours: Authority) -> N
             assert ticket.wire == one.transport_name == "tcp+tls"
             assert await pull(two, ticket) == PAYLOAD
             assert await one.moved(ticket) == len(PAYLOAD)
-            assert len(two._transport._links) == 1  # noqa: SLF001  nothing public tells
+            assert len(two._transport._links) == 1  # noqa: SLF001  nothing public shows it
 
 
 @pytest.mark.parametrize("source_has_it", [True, False])
@@ -58,10 +58,10 @@ async def test_with_tls_on_one_side_only_nothing_is_sent(ours: Authority, source
     ):
         ticket = source.offer(host_memory(bytearray(PAYLOAD)))
         names = ("tcp+tls", "tcp") if source_has_it else ("tcp", "tcp+tls")
-        told = "the KV is offered over {}, this worker uses {}".format(*names)
+        reason = "the KV is offered over {}, this worker uses {}".format(*names)
         with pytest.raises(HandoffFailed) as failed:
             await pull(here, ticket)
-        assert failed.value.message == told
+        assert failed.value.message == reason
         assert not here._transport._links  # noqa: SLF001  there is no connection
 
 
@@ -121,13 +121,13 @@ async def test_a_handshake_that_does_not_end_is_ended_after_ten_seconds(ours: Au
 @pytest.mark.parametrize("says", [b"", b"\x05\0\0\0\x91\xa5grant"])
 @jumping
 async def test_a_source_that_does_not_shake_hands_hears_no_secret(ours: Authority, says: bytes) -> None:
-    heard = bytearray()
+    received = bytearray()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(says)
         with suppress(ConnectionResetError):
             while data := await reader.read(4096):
-                heard.extend(data)
+                received.extend(data)
         writer.close()
 
     loop = asyncio.get_running_loop()
@@ -142,8 +142,8 @@ async def test_a_source_that_does_not_shake_hands_hears_no_secret(ours: Authorit
         if says:
             assert "does not speak TLS" in failed.value.message
     server.close()
-    await until(lambda: heard)
-    assert b"secret" not in heard
+    await until(lambda: received)
+    assert b"secret" not in received
 
 
 async def test_withdrawing_ends_a_pull_over_tls_at_once(ours: Authority) -> None:

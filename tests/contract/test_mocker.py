@@ -293,8 +293,8 @@ async def test_a_scripted_answer_stops_at_its_end_and_at_the_limit(
     script = Vocabulary(Path("models/demo/tokenizer.json")).encode(FINAL)
     call = MessageForm(headers=("<|channel|>commentary<|message|>",), end="<|call|>")
     async with started(script=str(tmp_path / "script.yaml")) as engine:
-        asked = ask(20, len(script) + num_more, guided=Guided(last=(call,)))
-        chunks = await answer(engine, asked)
+        request = ask(20, len(script) + num_more, guided=Guided(last=(call,)))
+        chunks = await answer(engine, request)
         assert tuple(chunk.token_ids[0] for chunk in chunks) == script[: len(script) + num_more]
         assert chunks[-1].finish_reason == finish_reason
 

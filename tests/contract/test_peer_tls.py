@@ -179,13 +179,13 @@ async def test_a_handshake_ends_after_ten_seconds_and_holds_up_no_end(ours: Auth
 async def test_a_worker_that_does_not_shake_hands_is_lost_within_the_liveness_limit(
     ours: Authority, says: bytes
 ) -> None:
-    heard = bytearray()
+    received = bytearray()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(says)
         with contextlib.suppress(ConnectionResetError):
             while data := await reader.read(4096):
-                heard.extend(data)
+                received.extend(data)
         writer.close()
 
     loop = asyncio.get_running_loop()
@@ -198,8 +198,8 @@ async def test_a_worker_that_does_not_shake_hands_is_lost_within_the_liveness_li
     assert loop.time() - began_s < 3
     await caller.close()
     server.close()
-    await until(lambda: heard)
-    assert b"secret" not in heard
+    await until(lambda: received)
+    assert b"secret" not in received
 
 
 async def test_renewed_certificates_are_for_new_connections(ours: Authority, theirs: Authority) -> None:

@@ -40,9 +40,9 @@ async def test_entries_arrive_in_order_and_whole(tmp_path: Path) -> None:
         own.keep_turn("key", [], TURN)
         await until(lambda: other.num_bytes == own.num_bytes)
         assert other.recall("key", "call_1") == "thought 2"
-        (told,) = other.completed("key", [AssistantTurn(text="Hello")])
-        assert isinstance(told, AssistantTurn)
-        assert told.written == (MESSAGE,)
+        (answer,) = other.completed("key", [AssistantTurn(text="Hello")])
+        assert isinstance(answer, AssistantTurn)
+        assert answer.written == (MESSAGE,)
 
 
 @jumping

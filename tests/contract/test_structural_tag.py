@@ -88,7 +88,7 @@ async def test_xgrammar_takes_what_the_embedded_grammar_allows(
     finished = [answer for answer in answers if len(answer) < MAX_TOKENS]
     assert finished
     for answer in finished:
-        assert forms.takes(FORMS[name], answer), said(tokenizer, answer)
+        assert forms.takes(FORMS[name], answer), text_with_controls(tokenizer, answer)
 
 
 @pytest.mark.parametrize("name", FORMS)
@@ -103,7 +103,7 @@ async def test_the_embedded_grammar_takes_what_xgrammar_allows(
             answer.pop()  # xgrammar's own end
         matcher = await grammars.matcher(FORMS[name])
         assert await allowed_after(matcher, answer) is None
-        assert matcher.error is None, said(tokenizer, answer)
+        assert matcher.error is None, text_with_controls(tokenizer, answer)
 
 
 def modest(seed: int, tokenizer: ModelTokenizer) -> Callable[[list[int]], int]:
@@ -123,7 +123,7 @@ def modest(seed: int, tokenizer: ModelTokenizer) -> Callable[[list[int]], int]:
     return choose_modestly
 
 
-def said(tokenizer: ModelTokenizer, answer: list[int]) -> str:
+def text_with_controls(tokenizer: ModelTokenizer, answer: list[int]) -> str:
     names = {token_id: token.value for token, token_id in tokenizer.special_ids.items()}
     return "".join(names.get(token_id) or tokenizer.decode([token_id]) for token_id in answer)
 
@@ -263,7 +263,9 @@ def test_a_control_token_cannot_be_spelled(
             others = set(token_forms.allowed(matcher)) - controls
             assert not [i for i in others if tokenizer.decode([i]).startswith("<")]
         assert matcher.accept_token(token_id)
-        is_free = said(tokenizer, [token_id]) == "<|message|>" or (is_free and token_id not in controls)
+        is_free = text_with_controls(tokenizer, [token_id]) == "<|message|>" or (
+            is_free and token_id not in controls
+        )
 
     assert token_forms.takes(form, tokenizer.encode_text(answer, allow_special=True))
     assert not token_forms.takes(form, tokenizer.encode_text(answer))

@@ -56,8 +56,8 @@ async def running(checkpoint: Path, **config: Any) -> AsyncIterator[AsyncLLM]:
 
 async def outputs(llm: AsyncLLM, token_ids: list[int] | None = None, **params: Any) -> list[Any]:
     sampling = SamplingParams(**{"max_tokens": 5, "temperature": 0.0, "detokenize": False} | params)
-    asked = {"prompt_token_ids": prompt(20) if token_ids is None else token_ids}
-    return [output async for output in llm.generate(asked, sampling, "r")]
+    given = {"prompt_token_ids": prompt(20) if token_ids is None else token_ids}
+    return [output async for output in llm.generate(given, sampling, "r")]
 
 
 @pytest.mark.parametrize("name", BUILT)

@@ -56,8 +56,7 @@ async def test_decode_goes_on_after_prefills_first_token(checkpoint: Path, optio
             assert first.token_ids == (handoff.first_token,)
             assert first.finish_reason is None
             assert len(first.logprobs or ()) == ("logprobs" in options)
-            asked = after_handoff(ask(**options), handoff)
-            rest = [chunk async for chunk in decode.decode(asked)]
+            rest = [chunk async for chunk in decode.decode(after_handoff(ask(**options), handoff))]
         assert decode.stats().kv_moved_bytes > 0
         assert rest[-1].usage is not None
         assert (rest[-1].usage.num_prompt_tokens, rest[-1].usage.num_completion_tokens) == (40, 12)
@@ -71,14 +70,12 @@ async def test_seeded_answers_go_on_exactly(checkpoint: Path, num_generated: int
     options: dict[str, Any] = {"temperature": 1.5, "is_seeded": True}
     async with started(checkpoint) as prefill, started(checkpoint, "decode") as decode:
         whole = await tokens(decode.decode(ask(**options)))
-        asked = ask(**options)
-        asked = msgspec.structs.replace(
-            asked, token_ids=asked.token_ids + whole[:num_generated], num_generated=num_generated
-        )
-        assert await tokens(decode.decode(asked)) == whole[num_generated:]
-        async with handed_over(prefill, asked) as handoff:
+        so_far = ask().token_ids + whole[:num_generated]
+        later = ask(so_far, num_generated=num_generated, **options)
+        assert await tokens(decode.decode(later)) == whole[num_generated:]
+        async with handed_over(prefill, later) as handoff:
             assert handoff.first_chunk is not None
-            rest = await tokens(decode.decode(after_handoff(asked, handoff)))
+            rest = await tokens(decode.decode(after_handoff(later, handoff)))
         assert [*handoff.first_chunk.token_ids, *rest] == whole[num_generated:]
 
 
@@ -129,9 +126,8 @@ async def test_what_a_failed_pull_left_in_the_cache_is_never_found(checkpoint: P
 async def test_the_last_token_of_an_answer_has_no_kv_yet(checkpoint: Path) -> None:
     async with started(checkpoint, "decode") as decode:
         for num_tokens, num_held in ((116, 64), (117, 128)):  # 12 more make 128 and 129, blocks have 64
-            asked = ask(num_tokens)
-            answer = await tokens(decode.decode(asked))
-            again = msgspec.structs.replace(asked, token_ids=[*asked.token_ids, *answer, 1])
+            answer = await tokens(decode.decode(ask(num_tokens)))
+            again = ask([*ask(num_tokens).token_ids, *answer, 1])
             assert decode.num_lacking_tokens(again) == num_tokens + 13 - num_held
 
 

@@ -42,8 +42,8 @@ def test_a_conversation_goes_on_at_either_frontend(balancer: tuple[str, TcpBalan
         last_id = answer.json()["id"]
 
     items = httpx.get(f"{url}/v1/responses/{last_id}/input_items", params={"order": "asc"}).json()["data"]
-    said = [item["content"][0]["text"] for item in items if item.get("role") == "user"]
-    assert said == [f"This is turn {turn}." for turn in range(NUM_TURNS)]
+    inputs = [item["content"][0]["text"] for item in items if item.get("role") == "user"]
+    assert inputs == [f"This is turn {turn}." for turn in range(NUM_TURNS)]
     assert min(counted.num_connections.values()) >= NUM_TURNS // 2
 
 

@@ -90,19 +90,19 @@ def test_nats_runs_with_jetstream_and_15_mib_messages(cpu_profile: Containers) -
     assert variables["jetstream"]["config"]["store_dir"].endswith("/nats/jetstream")
 
 
-def test_the_dashboard_asks_for_metrics_that_exist(cpu_profile: Containers) -> None:
+def test_the_dashboard_queries_metrics_that_exist(cpu_profile: Containers) -> None:
     page = httpx.get(f"{cpu_profile.url('8000')}/metrics").text
     known = set(re.findall(r"^# TYPE (\w+)", page, re.MULTILINE))
     known |= {f"{name}{suffix}" for name in known for suffix in ("_bucket", "_count", "_sum", "_total")}
     dashboard = json.loads((DEPLOY / "observability/grafana/dashboards/baton.json").read_text())
-    asked = {
+    queried = {
         name
         for panel in dashboard["panels"]
         for target in panel.get("targets", [])
         for name in re.findall(r"\bbaton_\w+", target["expr"])
     }
-    assert len(asked) > 8
-    assert asked <= known
+    assert len(queried) > 8
+    assert queried <= known
 
 
 def test_up_without_a_profile_is_etcd_and_nats_alone() -> None:

@@ -135,10 +135,10 @@ def test_the_responses_sampler_of_the_evals_gets_items_with_text(client: openai.
         {"role": "developer", "content": "You are a helpful assistant."},
         {"role": "user", "content": "Hello there!"},
     ]
-    asked: Any = {"model": MODEL, "input": instructed, "extra_body": {"seed": 1}}  # so that it ends soon
-    plain = client.responses.create(**asked, temperature=1.0, max_output_tokens=131_072)
-    effort = client.responses.create(**asked, reasoning={"effort": "low"})
-    none = client.responses.create(**asked, reasoning=None)
+    request: Any = {"model": MODEL, "input": instructed, "extra_body": {"seed": 1}}  # so that it ends soon
+    plain = client.responses.create(**request, temperature=1.0, max_output_tokens=131_072)
+    effort = client.responses.create(**request, reasoning={"effort": "low"})
+    none = client.responses.create(**request, reasoning=None)
 
     for response in (plain, effort, none):
         assert response.output_text

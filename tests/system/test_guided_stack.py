@@ -161,8 +161,8 @@ def test_the_openai_sdk_parses_into_a_model(client: openai.OpenAI) -> None:
 def test_streamed_and_whole_are_the_same_json(stack: Stack, client: openai.OpenAI) -> None:
     fields: Json = {"response_format": json_schema(REPORT, strict=True), "seed": 3, "model": MODEL}
     whole = ask(stack, **fields)["message"]["content"]
-    asked: Any = {"messages": QUESTION, "max_tokens": MAX_TOKENS, "temperature": 1, "stream": True}
-    stream = client.chat.completions.create(**asked, **fields)
+    sampled: Any = {"messages": QUESTION, "max_tokens": MAX_TOKENS, "temperature": 1, "stream": True}
+    stream = client.chat.completions.create(**sampled, **fields)
     streamed = "".join(chunk.choices[0].delta.content or "" for chunk in stream)
     assert json.loads(streamed) == json.loads(whole)
 

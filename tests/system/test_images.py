@@ -147,13 +147,13 @@ def test_the_frontend_image_listens_on_every_address_by_default(
     processes: list[Process], tmp_path: Path
 ) -> None:
     image = Image(tmp_path / "image", "frontend")
-    for told, address in (({}, EVERYWHERE), ({"DYN_HTTP_HOST": "127.0.0.3"}, "127.0.0.3")):
+    for extra, address in (({}, EVERYWHERE), ({"DYN_HTTP_HOST": "127.0.0.3"}, "127.0.0.3")):
         port = free_port()
         command = ["env", "-C", str(image.workdir), *image.command]
-        environ = image.environ | {"HTTP_PORT": str(port)} | told
+        environ = image.environ | {"HTTP_PORT": str(port)} | extra
         processes.append(Process("frontend", command, tmp_path / f"{port}.log", environ))
         wait_for(partial(_answers, f"http://{address}:{port}/live"), timeout_s=START_TIMEOUT_S)
-        assert _answers(f"http://127.0.0.1:{port}/live") == (not told)
+        assert _answers(f"http://127.0.0.1:{port}/live") == (not extra)
 
 
 def _answers(url: str) -> bool:

@@ -68,11 +68,11 @@ def test_the_containers_serve_and_their_probes_pass(pods: Containers) -> None:
 
 
 def _passes(pods: Containers, name: str, probe: str) -> bool:
-    asked = _only_container(name)[probe]
-    if "httpGet" in asked:
-        assert asked["httpGet"]["port"] == "http"
-        return pods.answers(asked["httpGet"]["path"])
-    return pods.succeeds(name, asked["exec"]["command"])
+    check = _only_container(name)[probe]
+    if "httpGet" in check:
+        assert check["httpGet"]["port"] == "http"
+        return pods.answers(check["httpGet"]["path"])
+    return pods.succeeds(name, check["exec"]["command"])
 
 
 def test_a_frontend_without_workers_is_live_and_not_ready(tmp_path: Path) -> None:

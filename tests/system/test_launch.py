@@ -43,7 +43,7 @@ def test_it_says_ready_serves_and_leaves_nothing_behind(run: Run, command: str, 
     assert launch.processes() == {}
     names = ("frontend", "prefill-0", "decode-0", "decode-1")
     logs = "".join((launch.run_dir / f"{name}.log").read_text() for name in names)
-    assert "forced" not in logs  # each process is asked once
+    assert "forced" not in logs  # each process gets one signal
     assert "nats_error" not in logs  # and has what it needs until it ends
 
 

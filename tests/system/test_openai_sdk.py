@@ -87,8 +87,8 @@ def test_chat_parse_gives_the_model_of_the_answer_streamed_or_not(client: openai
 
 def test_a_tool_made_of_a_model_is_called_with_arguments_that_it_takes(client: openai.OpenAI) -> None:
     tool = openai.pydantic_function_tool(Report, name="get_system_health", description=DESCRIPTION)
-    asked: Any = {"messages": [{"role": "user", "content": QUESTION}], "tools": [tool]}
-    answer = client.chat.completions.parse(**asked, tool_choice="required", **CHAT)
+    fields: Any = {"messages": [{"role": "user", "content": QUESTION}], "tools": [tool]}
+    answer = client.chat.completions.parse(**fields, tool_choice="required", **CHAT)
 
     call = (answer.choices[0].message.tool_calls or [])[0]
     assert isinstance(call.function.parsed_arguments, Report)

@@ -54,7 +54,7 @@ def running(stack: Stack) -> list[Stream]:
 
 
 async def disturb(url: str, num_messages: int) -> None:
-    """Sends garbage to the subjects of so many live messages, and each message again."""
+    """Sends garbage to the subjects of this many live messages, and each message again."""
     stranger = await nats.connect(url)
     garbage = b"\xc1 garbage"
     seen: set[bytes] = {garbage}

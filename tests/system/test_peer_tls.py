@@ -68,13 +68,13 @@ def test_answers_are_those_of_a_fleet_without_tls(fleet: Fleet, tmp_path: Path) 
 def test_others_are_refused_with_a_reason_while_streams_go_on(fleet: Fleet, tmp_path: Path) -> None:
     expected, running = whole_answer(fleet), Stream(fleet, ENDLESS).read(3)
     stranger = Authority(tmp_path / "foreign").environ("stranger")
-    for told in refused_by(fleet, "plain-frontend", {}):
-        assert told.endswith("uses TLS, and this process does not (BATON_PEER_CERT is not set)")
-    for told in refused_by(fleet, "foreign-frontend", stranger):
-        assert FOREIGN in told
+    for reason in refused_by(fleet, "plain-frontend", {}):
+        assert reason.endswith("uses TLS, and this process does not (BATON_PEER_CERT is not set)")
+    for reason in refused_by(fleet, "foreign-frontend", stranger):
+        assert FOREIGN in reason
 
     for address in fleet.addresses():
-        assert everything_heard(address) == b""
+        assert everything_received(address) == b""
 
     worker = ("--engine", "mocker", "--model-path", "models/demo", "--disaggregation-mode", "decode")
     intruders = [
@@ -82,7 +82,7 @@ def test_others_are_refused_with_a_reason_while_streams_go_on(fleet: Fleet, tmp_
         for name, environ in (("plain", {}), ("foreign", stranger))
     ]
     wait_for(lambda: len(fleet.health()["refused"]) == 2)
-    plain, foreign = sorted(fleet.health()["refused"], key=lambda told: "valid" in told)
+    plain, foreign = sorted(fleet.health()["refused"], key=lambda reason: "valid" in reason)
     assert plain.endswith("does not use TLS, and this process does (BATON_PEER_CERT)")
     assert FOREIGN in foreign
     assert fleet.processes[0].text().count("distrusted worker=") == 2
@@ -103,32 +103,32 @@ def refused_by(fleet: Fleet, name: str, environ: dict[str, str]) -> list[str]:
     frontend = fleet.intruder(name, "frontend", environ, "--http-port", str(port))
     found: list[str] = []
 
-    def told() -> bool:
+    def has_reasons() -> bool:
         with suppress(httpx.TransportError):
             health = httpx.get(f"http://127.0.0.1:{port}/health", timeout=PATIENCE_S).json()
             assert health["status"] == "unhealthy"
             found[:] = health["refused"]
         return len(found) == 3
 
-    wait_for(told)
+    wait_for(has_reasons)
     frontend.kill()
     return found
 
 
-def everything_heard(address: str) -> bytes:
-    """What a worker says to a caller who knows its address and name, but has no certificate."""
+def everything_received(address: str) -> bytes:
+    """What a worker sends to a caller with its address and name, but without a certificate."""
     place = urlsplit(address)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    heard = b""
+    received = b""
     with (
         suppress(OSError),
         socket.create_connection((place.hostname, place.port), scaled(10)) as sock,
         context.wrap_socket(sock) as wrapped,
     ):
         wrapped.sendall(place.path.encode())
-        heard = wrapped.recv(4096)
-    return heard
+        received = wrapped.recv(4096)
+    return received
 
 
 def test_a_stream_outlives_its_decode_worker_without_losing_a_token(fleet: Fleet) -> None:

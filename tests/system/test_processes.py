@@ -93,7 +93,7 @@ def test_metrics_are_those_of_both_processes(client: httpx.Client) -> None:
     for _ in range(7):
         body = {"model": MODEL, "prompt": "one", "max_tokens": 3}
         assert client.post("/v1/completions", json=body).status_code == 200
-    for _ in range(4):  # asked of both
+    for _ in range(4):  # of both processes
         assert counted(client, "baton_requests_total", route="/v1/completions", status="200") == 7
         assert counted(client, "baton_time_to_first_token_seconds_count", route="/v1/completions") == 7
         assert counted(client, "baton_completion_tokens_total") == 21
@@ -268,8 +268,8 @@ def test_connections_wait_in_a_socket_of_systemd_during_a_restart(stack: Stack) 
         url = f"http://127.0.0.1:{listener.getsockname()[1]}/live"
         command = [sys.executable, "-c", AS_SYSTEMD, str(listener.fileno())]
         for _ in range(2):
-            asked = pool.submit(httpx.get, url, timeout=PATIENCE_S)  # before the frontend starts
+            waiting = pool.submit(httpx.get, url, timeout=PATIENCE_S)  # before the frontend starts
             frontend = subprocess.Popen(command, env=stack.environ, pass_fds=[listener.fileno()], cwd=ROOT)
-            assert asked.result().status_code == 200
+            assert waiting.result().status_code == 200
             frontend.terminate()
             assert frontend.wait(PATIENCE_S) == 0

@@ -34,9 +34,9 @@ def test_a_frozen_decode_worker_is_noticed_within_two_seconds(stack: Stack) -> N
 
     frozen.signal(signal.SIGSTOP)
     with ThreadPoolExecutor(2) as pool:
-        asked = [pool.submit(first_token_s, stack, prompt) for prompt in ("four five", "six seven")]
+        firsts = [pool.submit(first_token_s, stack, prompt) for prompt in ("four five", "six seven")]
         assert read_all(streams, expected) < scaled(2.5)
-        assert max(first.result() for first in asked) < scaled(2.5)
+        assert max(first.result() for first in firsts) < scaled(2.5)
 
     assert len(stack.health()["lost"]) == 1
     frozen.signal(signal.SIGCONT)
@@ -49,8 +49,8 @@ def test_a_frozen_prefill_worker_is_noticed_within_two_seconds(stack: Stack) -> 
 
     frozen.signal(signal.SIGSTOP)
     with ThreadPoolExecutor(4) as pool:
-        asked = [pool.submit(first_token_s, stack, f"prompt {i}") for i in range(4)]
-        assert max(first.result() for first in asked) < scaled(2.5)
+        firsts = [pool.submit(first_token_s, stack, f"prompt {i}") for i in range(4)]
+        assert max(first.result() for first in firsts) < scaled(2.5)
 
     assert len(stack.health()["lost"]) == 1
     assert first_token_s(stack, "the next one") < scaled(1.0)

@@ -194,7 +194,7 @@ async def test_each_token_of_a_guided_answer_has_a_mask_of_its_own(late_s: float
             steps.resume(call, Sampled(7, None))
         assert len(await chunks(call)) == 3
         steps.close(call)
-    assert matcher.asked == [[], [7], [7, 7]][pulls_kv:]
+    assert matcher.followed == [[], [7], [7, 7]][pulls_kv:]
 
 
 @jumping
