@@ -1,11 +1,12 @@
 """xgrammar and the embedded engine's grammar accept the same answers."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import msgspec
 import pytest
+import pytest_asyncio
 import torch
 from transformers import DynamicCache, GptOssForCausalLM
 
@@ -31,6 +32,7 @@ from workers.engines.embedded.grammar import Grammars
 from workers.engines.library.model_facts import read_model_facts
 from workers.engines.library.structural_tag import structural_tag
 
+in_one_loop = pytest.mark.asyncio(loop_scope="module")  # that of `grammars`
 DEMO = Path("models/demo")
 THOUGHT = "<|channel|>analysis<|message|>a < b,\nÜ <|end|><|start|>assistant"
 # xgrammar 0.2 enforces these in part, or not at all; without tokens it closes what is not closed ("nested").
@@ -73,14 +75,15 @@ def token_forms() -> XgrammarForms:
     return XgrammarForms(DEMO, FACTS.control_ids)
 
 
-@pytest.fixture(scope="module")
-def grammars() -> Iterator[Grammars]:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def grammars() -> AsyncIterator[Grammars]:
     grammars = Grammars(DEMO, FACTS.vocab_size)
     yield grammars
     grammars.close()
 
 
 @pytest.mark.parametrize("name", FORMS)
+@in_one_loop
 async def test_xgrammar_takes_what_the_embedded_grammar_allows(
     name: str, tokenizer: ModelTokenizer, forms: XgrammarForms, grammars: Grammars
 ) -> None:
@@ -92,6 +95,7 @@ async def test_xgrammar_takes_what_the_embedded_grammar_allows(
 
 
 @pytest.mark.parametrize("name", FORMS)
+@in_one_loop
 async def test_the_embedded_grammar_takes_what_xgrammar_allows(
     name: str, tokenizer: ModelTokenizer, forms: XgrammarForms, grammars: Grammars
 ) -> None:
@@ -150,6 +154,7 @@ def text_with_controls(tokenizer: ModelTokenizer, answer: list[int]) -> str:
         ("a strict tool", "<|channel|>commentary to=functions.f<|message|>what I like<|call|>", False),
     ],
 )
+@in_one_loop
 async def test_both_take_the_same_answers(
     name: str, answer: str, taken: bool, forms: XgrammarForms, grammars: Grammars
 ) -> None:
