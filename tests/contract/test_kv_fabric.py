@@ -2,9 +2,11 @@
 
 import asyncio
 import threading
+import weakref
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
 
 import msgspec
 import pytest
@@ -116,6 +118,44 @@ async def test_an_abandoned_read_that_hangs_ends_with_its_peer(
         assert calls["close"] == 1
 
 
+@pytest.mark.parametrize("fails", [False, True])
+async def test_when_reads_of_a_source_end_nixl_has_dropped_them(
+    monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    """Its agent is gone, to which handles and tracebacks refer: while it lives, UCX may write."""
+    living: list[weakref.ref[Any]] = []
+    num_living: list[int] = []
+    close = Agent.close
+    error: list[Exception] = []
+
+    def noted(agent: Agent) -> None:
+        living.append(weakref.ref(agent._api.agent))  # noqa: SLF001  NIXL's own
+        close(agent)
+
+    def check_xfer_state(_nixl: object, _handle: object) -> str:
+        if error:
+            raise error.pop()
+        return "PROC"
+
+    def pull(way: bytes) -> "asyncio.Task[None]":
+        pull = asyncio.create_task(reader.fetch("", way, host_memory(bytearray(NUM_BYTES))))
+        pull.add_done_callback(lambda _: num_living.append(sum(each() is not None for each in living)))
+        return pull
+
+    async with roads() as (source, *_, reader), source.lend(host_memory(bytearray(NUM_BYTES))) as way:
+        monkeypatch.setattr(Agent, "close", noted)
+        monkeypatch.setattr("workers.kv.ucx.nixl.nixl_agent.check_xfer_state", check_xfer_state)
+        pulls = [pull(way) for _ in range(2)]
+        assert not (await asyncio.wait(pulls, timeout=0.2))[0]
+        if fails:
+            error.append(TypeError("lost"))
+        else:
+            pulls[0].cancel()
+        for each in await asyncio.gather(*pulls, return_exceptions=True):
+            assert isinstance(each, OSError | asyncio.CancelledError)
+        assert (len(living), num_living) == (1, [0, 0])
+
+
 async def test_closing_ends_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Agent, "is_done", lambda *_: False)
     source, reader = Direct("127.0.0.1"), Direct("127.0.0.1")
@@ -129,6 +169,7 @@ async def test_closing_ends_reads(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_a_source_is_polled_until_the_last_reader_has_ended(calls: Counter[str]) -> None:
     async def is_polled() -> bool:
+        await asyncio.sleep(0.05)  # UCX's thread hears of the end later
         before = calls["progress"]
         await asyncio.sleep(0.05)  # time for what must not happen
         return calls["progress"] > before

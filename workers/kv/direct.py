@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from workers.kv.memory import Memory
+from workers.kv.memory import Memory, NoDirectPath
 from workers.kv.ucx import Agent, Reach
 
 T = TypeVar("T")
@@ -26,12 +26,13 @@ _EAGER_S = 5e-3
 _PAUSE_S = 100e-6
 
 
-class _Read(msgspec.Struct):
+class _Read(msgspec.Struct, eq=False):
     """One read into `into`, until it is complete or nobody waits for it any more."""
 
     reach: Reach
     into: Memory
     give_up_at: float = float("inf")
+    handle: Any = None
 
 
 class _Peer:
@@ -39,19 +40,27 @@ class _Peer:
 
     Nothing less stops a hanging read: after releasing its handle and disconnecting, UCX still wrote when the
     source woke up (measured). Reconnecting one agent leaked two file descriptors per side each time.
+
+    NIXL's agent lives as long as one of its handles: only `reads` may hold these, no variable, no traceback.
     """
 
     def __init__(self, host: str) -> None:
         self.agent = Agent(host)
-        self.handles: list[Any] = []
+        self.reads: list[_Read] = []
         self.error: OSError | None = None
 
     def close(self, error: OSError) -> None:
         """End every read with `error`; none of them writes after that."""
         self.error = error
-        while self.handles:
-            self.agent.release(self.handles.pop())
+        while self.reads:
+            self.end(self.reads[-1])
         self.agent.close()
+
+    def end(self, read: _Read) -> None:
+        """Free a read's handle."""
+        self.reads.remove(read)
+        self.agent.release(read.handle)
+        read.handle = None
 
 
 class Direct:
@@ -123,7 +132,7 @@ class Direct:
 
     async def _close(self) -> None:
         for key in tuple(self._peers):
-            self._lose(key, "the transceiver was closed")
+            self._lose(key, ConnectionAbortedError("the transceiver was closed"))
         if self._source is not None:
             self._source.close()
             self._source = None
@@ -146,38 +155,42 @@ class Direct:
         self._eager_until = time.monotonic() + _EAGER_S
         try:
             await self._complete(peer, read)
-        except BaseException as error:
-            if peer.error is None:
-                self._lose(key, f"another read from this source failed: {error}")
-            raise
+        except Exception as error:  # noqa: BLE001  the reader gets any error
+            kind = NoDirectPath if isinstance(error, NoDirectPath) else ConnectionAbortedError
+            reason = str(error) if isinstance(error, OSError) else repr(error)
+        else:
+            return
+        # Only now is that error's traceback gone, which may hold NIXL's agent.
+        if peer.error is None:
+            self._lose(key, kind(reason))
+        raise kind(reason)
 
     async def _complete(self, peer: _Peer, read: _Read) -> None:
-        handle = peer.agent.read(read.reach, read.into)
-        peer.handles.append(handle)
-        while not peer.agent.is_done(handle):
+        read.handle = peer.agent.read(read.reach, read.into)
+        peer.reads.append(read)
+        while not peer.agent.is_done(read.handle):
             if time.monotonic() > read.give_up_at:
                 log.warning("ucx read aborted source=%s reason=hung", read.reach.agent)
                 raise ConnectionAbortedError("a read from this source hung")
             await self._next_round()
             if peer.error is not None:
-                raise peer.error
-        peer.handles.remove(handle)
-        peer.agent.release(handle)
+                raise type(peer.error)(*peer.error.args)
+        peer.end(read)
 
     def _meet(self, key: tuple[str, int]) -> _Peer:
         if self._source is None:
             raise ConnectionAbortedError("the transceiver was closed")
-        idle = [each for each, peer in self._peers.items() if not peer.handles]
+        idle = [each for each, peer in self._peers.items() if not peer.reads]
         outdated = [each for each in idle if each[0] == key[0]]
         if not outdated and len(self._peers) >= self._max_peers:
             outdated = idle[:1]  # probably of an ended process
         for each in outdated:
-            self._lose(each, "it was idle")
+            self._lose(each, ConnectionAbortedError("it was idle"))
         peer = self._peers[key] = _Peer(self._host)
         return peer
 
-    def _lose(self, key: tuple[str, int], reason: str) -> None:
-        self._peers.pop(key).close(ConnectionAbortedError(reason))
+    def _lose(self, key: tuple[str, int], error: OSError) -> None:
+        self._peers.pop(key).close(error)
 
     async def _next_round(self) -> None:
         """Wait until it is time to poll again, together with all others."""
