@@ -267,7 +267,7 @@ def test_a_seal_of_an_earlier_release_is_valid() -> None:
 
 
 @pytest.mark.parametrize(
-    "foreign", ["", "gAAAAABo", "bt1", "bt1.", "EqQBCkYIARgCKkA=", Seal().close("Think.")]
+    "foreign", ["", "gAAAAABo", "bt1", "bt1.", "EqQBCkYIARgCKkA=", Seal(b"another").close("Think.")]
 )
 def test_a_text_of_another_server_is_not_ours(foreign: str) -> None:
     assert Seal(b"key").open(foreign) is None
