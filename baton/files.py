@@ -141,14 +141,16 @@ class _Registration:
         """
         make_private(self._folder)
         unfinished = self._path.with_suffix(f".{os.getpid()}{_UNFINISHED}")
-        fd = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+        fd = -1
         try:
+            fd = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             _write_all(fd, self._value)
             unfinished.replace(self._path)
         except OSError as error:
-            os.close(fd)
-            unfinished.unlink(missing_ok=True)
+            if fd >= 0:
+                os.close(fd)
+                unfinished.unlink(missing_ok=True)
             if error.errno not in _FULL:
                 raise
             log.warning("registry=full kind=files error=%s", error)

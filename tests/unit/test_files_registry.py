@@ -322,3 +322,21 @@ def test_a_registry_without_room_is_waited_for(tmp_path: Path) -> None:
     )
     assert process.stdout.split() == ["waiting", "registered"]
     assert process.stderr.strip() == "registry=full kind=files error=[Errno 27] File too large"
+
+
+async def test_a_registry_without_room_for_a_name_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A folder or its inodes may be used up before the first byte is written."""
+    real, registry = os.open, FilesDiscovery(tmp_path / "registry")
+    full = [OSError(errno.ENOSPC, "No space left on device"), OSError(errno.EDQUOT, "Quota exceeded")]
+
+    def opened(path: str | Path, flags: int, *args: int, **more: int) -> int:
+        if full and flags & os.O_CREAT:
+            raise full.pop()
+        return real(path, flags, *args, **more)
+
+    monkeypatch.setattr("baton.files._FULL_RETRY_S", 0.01)
+    monkeypatch.setattr("baton.files.os.open", opened)
+    async with registry.register(worker("w")):
+        assert not full
