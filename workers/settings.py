@@ -126,7 +126,10 @@ def read(
     SettingsError.
     """
     given: Given = {}
-    sources = [(str(yaml_path), read_yaml(yaml_path) or {})] if yaml_path is not None else []
+    sources: list[tuple[str, object]] = []
+    if yaml_path is not None:
+        written = read_yaml(yaml_path)
+        sources += [(str(yaml_path), {} if written is None else written)]
     sources += [(OVERRIDE, read_json(override))] if override is not None else []
     sources += [("flag", _nested(path, value)) for path, value in typed.items()]
     for source, values in sources:

@@ -109,6 +109,8 @@ def test_what_is_no_whole_number_is_refused(tmp_path: Path, text: str) -> None:
         ("max_batch_size: many", "max_batch_size: 'many': Expected `int`, got `str`"),
         ("cache: 3", "cache: must be a mapping"),
         ("- 1", "must be a mapping"),
+        ("[]", "must be a mapping"),
+        ("false", "must be a mapping"),
         ("max_batch_size: 4\nmax_batch_size: 5", "max_batch_size is given twice"),
         ("max_batch_size: 0", "max_batch_size: at least 1"),
         ("cache: {tokens_per_block: 0}", "cache: too small"),
