@@ -14,7 +14,7 @@ import pytest_asyncio
 
 from baton.errors import InvalidRequest, NotReady, Overloaded
 from frontend.text.tokenizer import ModelTokenizer
-from tests.alive import is_running
+from tests.alive import is_running, no_descriptors
 from tests.guided import CASES, ENDLESS, Json, allowed_after, answer_form, slow_inside, text_form
 from tests.waiting import scaled, signal_process, until
 from workers.engines.embedded.grammar import Grammars
@@ -175,6 +175,12 @@ async def test_without_processes_a_form_is_refused_for_now(own: tuple[Grammars, 
     with pytest.raises(Overloaded) as refused:
         await grammars.matcher(answer_form({"const": 2}))
     assert refused.value.retry_after_s == 1.0
+
+
+async def test_without_descriptors_a_form_is_refused_for_now(grammars: Grammars) -> None:
+    with no_descriptors(), pytest.raises(Overloaded):
+        await grammars.matcher(answer_form({"const": 1}))
+    assert (await grammars.matcher(answer_form({"const": 1}))).allowed is not None
 
 
 async def test_a_client_that_leaves_ends_no_compilation_that_others_wait_for(grammars: Grammars) -> None:

@@ -97,6 +97,10 @@ class Grammars:
             self._idle.remove(place)
             try:
                 return await self._call(place, ask)
+            except (OSError, ValueError) as error:
+                _LOG.warning("no grammar process: %s", error)
+                problem = "No process can enforce the form."
+                raise Overloaded(problem, retry_after_s=_RETRY_AFTER_S) from error
             finally:
                 self._idle.add(place)
 
@@ -138,12 +142,7 @@ class Grammars:
             return
         _LOG.warning("a grammar process has ended; starting another")
         self._parent.close()
-        try:
-            self._parent = await asyncio.to_thread(_Parent, self._tokenizer, self._vocab_size)
-        except (OSError, ValueError) as error:
-            _LOG.warning("no grammar process: %s", error)
-            problem = "No process can enforce the form."
-            raise Overloaded(problem, retry_after_s=_RETRY_AFTER_S) from error
+        self._parent = await asyncio.to_thread(_Parent, self._tokenizer, self._vocab_size)
 
 
 class _Parent:
