@@ -177,10 +177,12 @@ class Delivery:
     As a context it ends with ClientGone when the client disconnects, with DeadlineExceeded at the deadline.
     """
 
-    def __init__(self, exchange: Exchange, answer: Answer, services: Services) -> None:
+    def __init__(self, exchange: Exchange, answer: Answer, services: Services, grace_s: float = 0.0) -> None:
+        """`grace_s` is time beyond the deadline."""
         self._exchange = exchange
         self._answer = answer
         self._services = services
+        self._limit_s = services.request_timeout_s + grace_s
         self._num_sent = 0
         self._starting = asyncio.Lock()
         self._tasks: list[asyncio.Task[None]] = []
@@ -191,8 +193,7 @@ class Delivery:
         answering = asyncio.current_task()
         assert answering is not None, "the server runs a task for each request"
         self._answering = answering
-        limit_s = self._services.request_timeout_s
-        self._overdue = loop.call_later(limit_s, self._interrupt, DeadlineExceeded)
+        self._overdue = loop.call_later(self._limit_s, self._interrupt, DeadlineExceeded)
         self._tasks.append(loop.create_task(self._watch_client()))
 
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -223,6 +224,7 @@ class Delivery:
         """Send the last events."""
         if not self._exchange.started:
             events = await self._opening() + events
+        self._exchange.end_failed = None  # what is stored has ended, and stays as it is
         await self._exchange.end(events)
 
     async def _opening(self) -> bytes:
@@ -329,7 +331,7 @@ async def relay(
     """Send the events of a background run, which `take` returns, until there are none or the client
     disconnects.
     """
-    delivery = Delivery(exchange, answer, services)
+    delivery = Delivery(exchange, answer, services, GRACE_S)  # the run's own end comes at the deadline
     async with delivery:
         delivery.keep_alive()
         while events := await take():

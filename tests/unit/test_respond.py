@@ -33,9 +33,10 @@ class Slow:
         self._client = client
         self._num_taken = num_taken
 
-    async def ask(self, **fields: Any) -> None:
-        """Send a chat request, and wait until its answer has ended."""
-        body = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}], **fields}
+    async def ask(self, path: str = ROUTE, **fields: Any) -> None:
+        """Send a request, by default to chat, and wait until its answer has ended."""
+        given = {"messages": [{"role": "user", "content": "Hi"}]} if path == ROUTE else {"input": "Hi"}
+        body = {"model": MODEL, **given, **fields}
         pending = [{"type": "http.request", "body": msgspec.json.encode(body), "more_body": False}]
 
         async def receive() -> Any:
@@ -44,7 +45,7 @@ class Slow:
             await self._client.leave.wait()
             return {"type": "http.disconnect"}
 
-        scope = {"type": "http", "method": "POST", "path": ROUTE, "query_string": b"", "headers": []}
+        scope = {"type": "http", "method": "POST", "path": path, "query_string": b"", "headers": []}
         await self._client.app(scope, receive, self._send)
 
     async def _send(self, message: Any) -> None:
@@ -117,6 +118,24 @@ async def test_a_server_that_must_stop_waits_a_second_for_a_client_that_does_not
     assert now_s() - began_s == pytest.approx(1)
     assert client.tokens.num_ended == 1
     assert client.metric("baton_running_requests", route=ROUTE) == 0
+
+
+@pytest.mark.parametrize("stops", [False, True])
+@jumping
+async def test_a_stored_answer_stays_completed_although_its_end_is_not_read(stops: bool) -> None:
+    client = Client(ScriptedTokens(ANSWER))
+    whole = Slow(client)
+    await whole.ask("/v1/responses", stream=True)
+    slow = Slow(client, len(whole.messages) - 1)
+    answering = asyncio.create_task(slow.ask("/v1/responses", stream=True))
+    await asyncio.sleep(1)  # all but the end is sent
+    if stops:
+        answering.cancel()
+    await asyncio.wait([answering])
+    created = msgspec.json.decode(slow.body.split(b"data: ", 1)[1].split(b"\n", 1)[0])
+    stored = await client.get(f"/v1/responses/{created['response']['id']}")
+    assert stored.json["status"] == "completed"
+    await client.responses.close()
 
 
 @pytest.mark.parametrize("stream", [False, True])

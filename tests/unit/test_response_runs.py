@@ -41,6 +41,15 @@ async def test_a_run_beyond_the_limit_is_refused() -> None:
 
 
 @jumping
+async def test_the_stream_of_a_run_ends_with_the_run_at_its_deadline() -> None:
+    client = Client(ScriptedTokens(ANSWER, pause_at=5), request_timeout_s=600.0)
+    streamed = await client.respond(background=True, stream=True)
+    assert streamed.events[-1]["type"] == "response.failed"
+    assert asyncio.get_running_loop().time() == pytest.approx(600.0)
+    await client.responses.close()
+
+
+@jumping
 async def test_a_run_fails_at_its_deadline() -> None:
     client = Client(ScriptedTokens(ANSWER, pause_at=5), request_timeout_s=600.0)
     made = (await client.respond(background=True)).json
