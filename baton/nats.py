@@ -399,8 +399,8 @@ class NatsTransport(Plane):
             raise ConnectionError(f"no NATS server at {place}: {error!r}") from error
         finally:
             if self._publisher is None:
+                self._connecting = None  # the next caller tries again, even if this fails to close
                 await client.close()
-                self._connecting = None  # the next caller tries again
         return publisher
 
     async def _on_disconnect(self) -> None:

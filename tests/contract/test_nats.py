@@ -160,6 +160,27 @@ async def test_a_connection_that_fails_is_closed(monkeypatch: pytest.MonkeyPatch
     server.close()
 
 
+async def test_a_connection_that_fails_to_close_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    transport = NatsTransport(f"nats://127.0.0.1:{free_port()}")
+    num_attempts = 0
+
+    class Lost(Client):
+        async def connect(self, *_: object, **__: object) -> None:
+            nonlocal num_attempts
+            num_attempts += 1
+            raise ConnectionRefusedError
+
+        async def close(self) -> None:
+            raise ConnectionResetError("Connection lost")
+
+    monkeypatch.setattr("baton.nats.Client", Lost)
+    for _ in range(2):
+        with pytest.raises(BrokerLost):
+            await tokens(transport.call("nats://baton.v1.worker.w.1", a_request()))
+    assert num_attempts == 2
+    await transport.close()
+
+
 @pytest.mark.parametrize(
     "address", ["tcp://127.0.0.1:1/w", "nats://baton.v1.caller.1234#k", "nats://$SYS.x#k"]
 )
