@@ -144,7 +144,8 @@ died() { # died PID STATUS
 }
 
 ended() { # ended STATUS, in words
-    if (($1 > 128)); then echo "was killed by SIG$(kill -l $(($1 - 128)))"; else echo "exited with status $1"; fi
+    local name
+    if (($1 > 128)) && name=$(kill -l $(($1 - 128)) 2>/dev/null); then echo "was killed by SIG$name"; else echo "exited with status $1"; fi
 }
 
 end_all() { # frontend, workers, then etcd and NATS, so that each can finish its requests
