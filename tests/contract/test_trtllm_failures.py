@@ -137,7 +137,7 @@ async def test_with_attention_dp_capacity_and_use_are_those_of_all_ranks(checkpo
 async def test_with_attention_dp_no_prompt_is_taken_for_a_dummy_request(checkpoint: Path) -> None:
     ranks = {"enable_attention_dp": True, "tensor_parallel_size": 4}
     async with started(checkpoint, **ranks) as engine:
-        ones = ask(token_ids=[1] * 9)
+        ones = ask([1] * 9)
         assert len(await tokens(engine.decode(ones))) == 12
         async with aclosing(engine.prefill(ones)) as replies:
             handed = msgspec.structs.replace(ones, handoff=await next_handoff(replies))
