@@ -21,6 +21,10 @@ class Newborn:
     def all(self) -> list[object]:
         """The living objects after garbage collection."""
         gc.collect()
+        return self.uncollected()
+
+    def uncollected(self) -> list[object]:
+        """The living objects, and those that only garbage collection would find."""
         return [each for each in self._all() if not any(each is older for older in self._older)]
 
     def _all(self) -> list[object]:

@@ -70,6 +70,7 @@ class Endpoint:
             # traceback, which keeps the request's body in memory until garbage collection.
             await _fail(as_baton_error(error, exchange.request_id), exchange, tally, GRACE_S)
         finally:
+            exchange.end_failed = None  # it has the exchange
             if tally.disconnected:
                 tally.status = CLIENT_GONE_STATUS
                 log.info("client gone request_id=%s route=%s", exchange.request_id, self._route)
@@ -203,6 +204,7 @@ class Delivery:
         for task in self._tasks:
             if not task.done():
                 await first_done(task)
+        self._tasks.clear()  # their tracebacks have this object, which would keep the answer in memory
         if self._interruption is not None:
             others = self._answering.uncancel()  # the server's drain cancels too
             if kind is asyncio.CancelledError and not others:
