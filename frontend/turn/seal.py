@@ -34,7 +34,8 @@ class Seal:
         """Whether the signature is of this key. Raises Changed if it does not match the text."""
         if not signature.startswith(self._prefix):
             return False
-        if not hmac.compare_digest(signature.removeprefix(self._prefix), self._mac(text.encode())):
+        mac = signature.removeprefix(self._prefix)
+        if not hmac.compare_digest(mac.encode(), self._mac(text.encode()).encode()):  # as texts only ASCII
             raise Changed
         return True
 

@@ -280,10 +280,14 @@ def test_a_changed_text_is_refused() -> None:
     closed = seal.close("Think.")
     data = closed.rpartition(".")[2]
     flipped = base64.urlsafe_b64encode(bytes(b ^ 1 for b in base64.urlsafe_b64decode(data))).decode()
-    for changed in (closed[:-1], closed + "A", closed.replace(data, flipped), closed.replace(data, "")):
+    for changed in (
+        closed[:-1], closed + "A", closed.replace(data, flipped), closed.replace(data, ""),
+        closed.replace("." + data, "é." + data),
+    ):  # fmt: skip
         with pytest.raises(Changed):
             seal.open(changed)
-    for text, signature in (("Think.", seal.sign("Think.")[:-1]), ("Other.", seal.sign("Think."))):
+    signed = seal.sign("Think.")
+    for text, signature in (("Think.", signed[:-1]), ("Think.", signed + "é"), ("Other.", signed)):
         with pytest.raises(Changed):
             seal.is_ours(text, signature)
 
