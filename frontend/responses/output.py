@@ -283,16 +283,17 @@ class ResponseAnswer(Answer):
         """Store the response so far, unless `store` is false."""
         if self.response.store:
             item_ids = [item.id for item in (*self._items, *self.response.output)]
-            await self._store.save(self.stored(self.kept_stream), item_ids)
+            items = msgspec.json.encode(self._items)
+            await self._store.save(self.stored(items, self.kept_stream), item_ids)
 
-    def stored(self, events: bytes | None = None) -> StoredResponse:
-        """The response so far, with these events."""
+    def stored(self, items: bytes = b"[]", events: bytes | None = None) -> StoredResponse:
+        """The response so far, with these items of its input, which take long to encode, and events."""
         body = self.body()
         return StoredResponse(
             id=body.id,
             status=body.status,
             body=msgspec.json.encode(body),
-            items=msgspec.json.encode(self._items),
+            items=items,
             previous_id=body.previous_response_id,
             is_background=body.background,
             events=events,

@@ -135,7 +135,7 @@ class ResponseState:
         self._num_starting = 0
 
     async def find(self, response_id: str, key_name: str) -> StoredResponse | None:
-        """The response of that key, without events while it runs here."""
+        """The response of that key, without items and events while it runs here."""
         run = await self._run(response_id)
         if run is None:
             return await self.store.load(response_id, key_name)

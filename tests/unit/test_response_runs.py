@@ -49,6 +49,14 @@ async def test_the_stream_of_a_run_ends_with_the_run_at_its_deadline() -> None:
     await client.responses.close()
 
 
+async def test_a_poll_of_a_run_does_not_encode_its_input_again() -> None:
+    async with frontend(ANSWER, script={"pause_at": 0}) as client:
+        made = (await client.respond("Hi" * 100, background=True)).json
+        found = await client.responses.find(made["id"], "")
+        assert found is not None
+        assert (found.status, found.items) == (RUNNING, b"[]")
+
+
 @jumping
 async def test_a_run_fails_at_its_deadline() -> None:
     client = Client(ScriptedTokens(ANSWER, pause_at=5), request_timeout_s=600.0)
