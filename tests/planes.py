@@ -92,11 +92,14 @@ async def first_tokens(stream: Stream, num_tokens: int) -> list[int]:
 
 
 class Endless:
-    """Yields a chunk, then waits forever; reports when it runs and when it was closed."""
+    """Yields a chunk, then waits forever; reports when it runs and when it is closed, which ends if it
+    `may_close`."""
 
     def __init__(self, num_replies: int = 1) -> None:
         self.running = asyncio.Event()
         self.closed = asyncio.Event()
+        self.may_close = asyncio.Event()
+        self.may_close.set()
         self._num_replies = num_replies
 
     async def answer(self, _: Request) -> Stream:
@@ -107,3 +110,4 @@ class Endless:
             await asyncio.Event().wait()
         finally:
             self.closed.set()
+            await self.may_close.wait()

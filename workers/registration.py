@@ -55,7 +55,7 @@ async def stay_registered(
         )
         with _kept_fresh(settings.ready_file):
             while True:
-                await asyncio.sleep(_LOOK_EVERY_S)
+                await asyncio.sleep(_LOOK_EVERY_S)  # the paths of transfers do not notify
                 if (now := _labelled(card, kv_paths())) != shown:
                     shown = now
                     log.info("kv moves worker=%s kv=%s", card.worker_id, shown.kv_transfer)

@@ -247,7 +247,7 @@ class Delivery:
         wait_s = self._services.first_event_wait_s
         while True:
             num_sent = self._num_sent
-            await asyncio.sleep(wait_s)
+            await asyncio.sleep(wait_s)  # a comment is due if the stream is idle until then
             if self._num_sent == num_sent:
                 await self.send(self._answer.keep_alive)
             wait_s = self._services.keep_alive_s

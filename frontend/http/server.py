@@ -236,7 +236,7 @@ class Connection(HttpToolsProtocol):
             self.cycle.keep_alive = False
         if self.scope["http_version"] == "1.0":
             self.cycle.chunked_encoding = False
-            self.cycle.send = partial(_unframed, self.cycle, self.cycle.send)  # type: ignore[method-assign, arg-type]
+            self.cycle.send = partial(_unframed, self.cycle, self.cycle.send)  # type: ignore[method-assign, arg-type]  # uvicorn has no other way
         self._reading = _Reading.BODY
         self._num_odd_bytes = 0
 

@@ -95,7 +95,7 @@ class Port:
                 return await loop.sock_recv(taker, 1) == _SERVING
         except OSError as error:  # it has ended, or there are no descriptors
             log.warning("the port was not handed over error=%s", error)
-            await asyncio.sleep(_PAUSE_S)
+            await asyncio.sleep(_PAUSE_S)  # a lack of descriptors would fail again at once
             return False
 
 

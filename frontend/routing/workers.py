@@ -185,7 +185,7 @@ class Workers:
                 self.note(entry.worker, event, reason)
                 if event is Event.ANSWERED:
                     return
-            await asyncio.sleep(PROBE_EVERY_S)
+            await asyncio.sleep(PROBE_EVERY_S)  # between two probes
 
 
 def _stop(entry: _Entry) -> None:
@@ -243,7 +243,7 @@ class CutPairs:
     async def _try(self, prefill: WorkerInfo, decode: WorkerInfo, name: str) -> None:
         wait_s = FIRST_WAIT_S
         while True:
-            await asyncio.sleep(wait_s)
+            await asyncio.sleep(wait_s)  # between two trials
             wait_s = min(2 * wait_s, MAX_WAIT_S)
             is_gone = not (self._is_registered(prefill) and self._is_registered(decode))
             if is_gone or await works(self._transport, prefill, decode, limit_s=_TRIAL_S):
@@ -350,7 +350,7 @@ class Calls:
         """Check every worker, until cancelled."""
         try:
             while True:
-                await asyncio.sleep(self._every_s)
+                await asyncio.sleep(self._every_s)  # between two checks
                 for incarnation, held in tuple(self._held.items()):
                     held.check()
                     if held.examining is None and held.num_stalled >= _CHECKS:

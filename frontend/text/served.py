@@ -104,7 +104,7 @@ class Tokenizers:
                         log.info("tokenizer model=%s folder=%s", model, folder)
                         return
                 tried.set()
-                await asyncio.sleep(RETRY_S)
+                await asyncio.sleep(RETRY_S)  # a folder does not notify
         finally:
             tried.set()
             del self._loading[model], self._tried[model]

@@ -190,24 +190,16 @@ async def test_a_worker_that_takes_no_connection_is_lost_after_three_seconds() -
 
 
 async def test_a_worker_that_stops_takes_no_new_connection() -> None:
-    closing, may_close = asyncio.Event(), asyncio.Event()
-
-    async def answer(_: Request) -> AsyncGenerator[Reply, None]:
-        try:
-            yield TokenChunk(token_ids=(1,))
-            await asyncio.Event().wait()
-        finally:
-            closing.set()
-            await may_close.wait()
-
+    endless = Endless()
+    endless.may_close.clear()
     async with transports() as (caller, worker), contextlib.AsyncExitStack() as context:
-        address = await context.enter_async_context(worker.serve("w", answer))
+        address = await context.enter_async_context(worker.serve("w", endless.answer))
         await anext(caller.call(address, a_request()))
         leaving = asyncio.ensure_future(context.aclose())
-        await closing.wait()
+        await endless.closed.wait()
         with pytest.raises(ConnectionRefusedError):
             await asyncio.open_connection(*place_of(address))
-        may_close.set()
+        endless.may_close.set()
         await leaving
 
 

@@ -224,27 +224,19 @@ async def test_a_slow_consumer_stops_its_own_generator_only(caller: Transport, w
 async def test_a_worker_that_leaves_refuses_new_calls_and_ends_running_ones(
     caller: Transport, worker: Transport
 ) -> None:
-    closing, may_close = asyncio.Event(), asyncio.Event()
-
-    async def answer(_: Request) -> Stream:
-        try:
-            yield TokenChunk(token_ids=(1,))
-            await asyncio.Event().wait()
-        finally:
-            closing.set()
-            await may_close.wait()
-
+    endless = Endless()
+    endless.may_close.clear()
     async with contextlib.AsyncExitStack() as context:
-        address = await context.enter_async_context(worker.serve("w", answer))
+        address = await context.enter_async_context(worker.serve("w", endless.answer))
         running = caller.call(address, a_request())
         await anext(running)
         leaving = asyncio.ensure_future(context.aclose())
-        await closing.wait()
+        await endless.closed.wait()
         with pytest.raises(WorkerLost):
             await anext(running)
         with pytest.raises(WorkerLost):
             await anext(caller.call(address, a_request()))
-        may_close.set()
+        endless.may_close.set()
         await leaving
     with pytest.raises(WorkerLost):
         await anext(caller.call(address, a_request()))

@@ -28,10 +28,10 @@ class Pipe(asyncio.Transport):
         self.unsent_bytes = 0
         self.closes = self.is_aborted = self.has_ended = False
         self.written = b""
-        self.get_write_buffer_size = lambda: self.unsent_bytes  # type: ignore[method-assign]
-        self.is_closing = lambda: self.closes  # type: ignore[method-assign]
-        self.can_write_eof = lambda: True  # type: ignore[method-assign]
-        self.pause_reading = self.resume_reading = lambda: None  # type: ignore[method-assign]
+        self.get_write_buffer_size = lambda: self.unsent_bytes  # type: ignore[method-assign]  # a double
+        self.is_closing = lambda: self.closes  # type: ignore[method-assign]  # a double
+        self.can_write_eof = lambda: True  # type: ignore[method-assign]  # a double
+        self.pause_reading = self.resume_reading = lambda: None  # type: ignore[method-assign]  # a double
 
     def abort(self) -> None:
         self.is_aborted = True

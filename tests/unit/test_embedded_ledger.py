@@ -111,6 +111,13 @@ class LedgerMachine(RuleBasedStateMachine):
 TestLedger = LedgerMachine.TestCase
 
 
+def assert_used_blocks_are_forgotten(ledger: BlockLedger) -> None:
+    everything = ledger.reserve(8)
+    assert everything is not None
+    ledger.free(everything)
+    assert ledger.num_kept == 0, "no block is taken for what it held before"
+
+
 def test_only_used_blocks_can_be_pinned() -> None:
     ledger = BlockLedger(2, SIZE)
     lease = ledger.reserve(1)
@@ -184,10 +191,7 @@ def test_of_two_ends_the_later_is_found_and_of_an_end_what_is_equal() -> None:
     assert found.num_found == 1
     assert ledger.num_kept == 0
     ledger.free(found)
-    everything = ledger.reserve(8)
-    assert everything is not None
-    ledger.free(everything)
-    assert ledger.num_kept == 0, "no block is taken for what it held before"
+    assert_used_blocks_are_forgotten(ledger)
 
 
 def test_blocks_without_sliding_window_layers_are_found_where_these_are_not_needed() -> None:
@@ -206,10 +210,7 @@ def test_blocks_without_sliding_window_layers_are_found_where_these_are_not_need
     assert lease is not None
     assert (lease.num_found, lease.blocks[:2]) == (7, whole.blocks)
     ledger.free(lease)
-    everything = ledger.reserve(8)
-    assert everything is not None
-    ledger.free(everything)
-    assert ledger.num_kept == 0, "no block is taken for what it held before"
+    assert_used_blocks_are_forgotten(ledger)
 
 
 def test_a_block_that_lacks_sliding_window_layers_replaces_none_that_has_them() -> None:

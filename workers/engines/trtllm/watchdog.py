@@ -65,7 +65,7 @@ class Watchdog:
             threading.Thread(target=target, daemon=True, name=name).start()
         try:
             while not self._problem:
-                await asyncio.sleep(self._patience.poll_s)
+                await asyncio.sleep(self._patience.poll_s)  # TensorRT-LLM does not notify
                 self._loop_is_silent_for = 0
                 self._health_is_silent_for += 1
                 if (error := fatal_error(self._llm)) is not None:

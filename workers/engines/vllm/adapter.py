@@ -153,7 +153,7 @@ class VllmAdapter:
     async def died(self) -> str:
         """See `Adapter.died`: vLLM reports its core's death only to a health check."""
         while True:
-            await asyncio.sleep(_POLL_S)
+            await asyncio.sleep(_POLL_S)  # vLLM does not notify
             try:
                 await self.llm.check_health()
             except self.lib.dead as error:
