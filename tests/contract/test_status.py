@@ -10,8 +10,10 @@ import msgspec
 import pytest
 
 import operations.status
+from baton.flags import parse
 from baton.messages import Role
 from frontend.routing.health import Health, Instance
+from operations.client import Client, FrontendError, FrontendFlags
 from tests.waiting import PATIENCE_S
 
 CLOSED_PORT = "http://127.0.0.1:9"
@@ -103,7 +105,7 @@ def status_of(answer: bytes) -> int:
 
 
 HEALTHY = msgspec.json.encode(EMPTY)
-LONG = msgspec.json.encode(msgspec.structs.replace(EMPTY, missing=["x" * (1 << 20)]))
+LONG = msgspec.json.encode(msgspec.structs.replace(EMPTY, missing=["x" * (16 << 20)]))
 
 
 @pytest.mark.parametrize(
@@ -134,6 +136,39 @@ def test_a_certificate_that_cannot_be_read_is_named(
     assert f"{flags[1]} and {flags[-1]} are not a certificate and its key" in capsys.readouterr().err
 
 
-def test_a_frontend_that_does_not_answer_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(operations.status, "_TIMEOUT_S", 0.05)
+def test_a_frontend_that_does_not_answer_is_not_waited_for() -> None:
     assert status_of(b"") == 2
+
+
+@pytest.mark.parametrize(
+    ("environ", "flags", "url"),
+    [
+        ({}, [], "http://127.0.0.1:8000"),
+        ({"HTTP_PORT": "81"}, [], "http://127.0.0.1:81"),
+        ({"HTTP_PORT": "81", "DYN_HTTP_PORT": "82"}, [], "http://127.0.0.1:82"),
+        ({"HTTP_PORT": "none"}, ["--url", "localhost:9/"], "http://localhost:9"),
+        ({}, ["--url", "83"], "http://127.0.0.1:83"),
+        ({}, ["--url", "https://[::1]:9/baton/v1"], "https://[::1]:9/baton"),
+    ],
+)
+def test_the_port_of_make_up_is_the_default(environ: dict[str, str], flags: list[str], url: str) -> None:
+    assert Client(parse(FrontendFlags, flags, prog="x", description="", environ=environ)).url == url
+
+
+@pytest.mark.parametrize(
+    ("environ", "flags", "names"),
+    [
+        ({"HTTP_PORT": "abc"}, [], "HTTP_PORT=abc:"),
+        ({"HTTP_PORT": "70000"}, [], "HTTP_PORT=70000:"),
+        ({"HTTP_PORT": "0"}, [], "HTTP_PORT=0:"),
+        ({}, ["--url", ""], "--url :"),
+        ({}, ["--url", "file:///etc/passwd"], "--url file:///etc/passwd:"),
+        ({}, ["--url", "http://me:secret@h:x"], "--url http://***@h:x:"),
+        ({}, ["--url", "http://h\r\nx: y"], "--url http://h"),
+        ({"BATON_API_KEY": "sk\r\nx: y"}, [], "the API key must"),
+    ],
+)
+def test_a_wrong_address_is_one_sentence(environ: dict[str, str], flags: list[str], names: str) -> None:
+    with pytest.raises(FrontendError) as refused:
+        Client(parse(FrontendFlags, flags, prog="x", description="", environ=environ))
+    assert str(refused.value).startswith(names)
