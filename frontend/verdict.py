@@ -1,0 +1,138 @@
+"""Which stage of a request is out of line, on which worker, and what would have helped."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+import msgspec
+
+from frontend.record import Attempt, Leg, Record, Stage
+
+_LEAST_S = 0.25
+"""Less is no reason to call a request slow."""
+_LEAST_SHARE = 0.2
+"""Of the request's duration."""
+_TIMES = 3.0
+"""A stage is out of line if it took this many times the p95 of recent ones."""
+_ENOUGH = 20
+"""Recent requests, before their p95 says anything."""
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """The guilty stage. `excess_s`: how much longer it took than usual; `worker` is empty if it is none's."""
+
+    stage: Stage
+    excess_s: float
+    worker: str
+    cause: str
+    help: str
+
+
+class Usual(NamedTuple):
+    """The p95 of recent requests: by stage in seconds, of prefill by computed token too, and of the longest gap."""
+
+    stages: Mapping[Stage, float] = {}
+    prefill_per_token_s: float = 0.0
+    gap_s: float = 0.0
+
+    @classmethod
+    def of(cls, recent: Iterable[Record]) -> "Usual":
+        """Of requests that ended well; empty if they are too few."""
+        well = [record for record in recent if 0 < record.status < 400]
+        if len(well) < _ENOUGH:
+            return cls()
+        spent = [record.spent() for record in well]
+        names = {stage for stages in spent for stage in stages}
+        per_token = [
+            stages["prefill"] / max(1, record.num_prompt_tokens - record.num_cached_tokens)
+            for stages, record in zip(spent, well, strict=True)
+            if "prefill" in stages
+        ]
+        gaps = [leg.gap_s for record in well for leg in record.legs]
+        by_stage = {name: _p95([stages.get(name, 0.0) for stages in spent]) for name in names}
+        return cls(by_stage, _p95(per_token), _p95(gaps))
+
+
+def _p95(values: list[float]) -> float:
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(0.95 * len(ordered)))] if ordered else 0.0
+
+
+class _Rule(NamedTuple):
+    """Of a stage: what it means that it is out of line, and what helps. `{worker}` is the one that it ran on."""
+
+    role: str
+    cause: str
+    help: str
+    is_wait: bool = False
+    """Usually none: also a wait that all requests have is out of line."""
+
+
+_RULES: Mapping[Stage, _Rule] = {
+    "read": _Rule("", "the client sent its body slowly", "a faster client, or a smaller body"),
+    "render": _Rule("", "the prompt was long to render and tokenize", "a shorter prompt, or more --num-processes"),
+    "queue": _Rule("", "all workers were busy", "another decode worker, or larger batches", is_wait=True),
+    "prefill_wait": _Rule("prefill", "{worker} was busy with other prompts", "another prefill worker", is_wait=True),
+    "prefill": _Rule("prefill", "{worker} computed the prompt slowly", "another prefill worker"),
+    "decode_wait": _Rule("decode", "{worker} was full", "another decode worker, or larger batches", is_wait=True),
+    "kv_move": _Rule("decode", "the KV moved slowly to {worker}", "a look at the link between the two hosts"),
+    "transit": _Rule("any", "{worker} stood still, or the link to it", "a look at its host: CPU, swap, network"),
+    "send": _Rule("", "the client did not read its stream", "a faster client"),
+}
+_FROZEN = "this frontend stood still"
+_GAP = _Rule("decode", "{worker} sent nothing for a while", "a look at its host and its log")
+_LOST = {
+    "worker_lost": "{worker} was lost",
+    "handoff_stalled": "no KV arrived from {worker}",
+    "handoff_failed": "the KV of {worker} was gone",
+    "overloaded": "{worker} was full",
+}
+
+
+def verdict(record: Record, usual: Usual) -> Verdict | None:
+    """What made the request slow, or made an attempt fail; None if no stage is out of line."""
+    duration_s = sum(record.spent().values())
+    least_s = max(_LEAST_S, _LEAST_SHARE * duration_s)
+    found = [each for each in _candidates(record, usual) if each.excess_s >= least_s]
+    worst = max(found, key=lambda each: each.excess_s, default=None)
+    if worst is not None and record.delay_s > worst.excess_s / 2:
+        return Verdict(
+            stage=worst.stage, excess_s=worst.excess_s, worker="", cause=_FROZEN, help="more CPU for the frontend"
+        )
+    return worst
+
+
+def _candidates(record: Record, usual: Usual) -> Iterator[Verdict]:
+    for stage, lasted_s in record.stages.items():
+        yield _judged(stage, _RULES[stage], lasted_s - _TIMES * usual.stages.get(stage, 0.0), "")
+    for leg in record.legs:
+        for stage, lasted_s in leg.stages.items():
+            if stage != "stream":
+                expected_s = 0.0 if _RULES[stage].is_wait else _TIMES * usual.stages.get(stage, 0.0)
+                yield _judged(stage, _RULES[stage], lasted_s - expected_s, "")
+        for attempt in leg.attempts:
+            yield from _of_attempt(attempt, record, usual)
+        if leg.attempts:
+            yield _judged("stream", _GAP, leg.gap_s - _TIMES * usual.gap_s, leg.attempts[-1].decode)
+
+
+def _of_attempt(attempt: Attempt, record: Record, usual: Usual) -> Iterator[Verdict]:
+    if attempt.outcome:
+        stage: Stage = max(attempt.stages, key=lambda each: attempt.stages[each], default="transit")
+        worker = attempt.prefill if stage.startswith("prefill") or "handoff" in attempt.outcome else attempt.decode
+        cause = _LOST.get(attempt.outcome, f"{{worker}} failed ({attempt.outcome})")
+        rule = _Rule("", cause, "a second worker of its role")
+        yield _judged(stage, rule, sum(attempt.stages.values()), worker or attempt.prefill)
+        return
+    for stage, lasted_s in attempt.stages.items():
+        rule = _RULES[stage]
+        worker = attempt.decode if rule.role == "decode" or not attempt.prefill else attempt.prefill
+        expected_s = 0.0 if rule.is_wait else _TIMES * usual.stages.get(stage, 0.0)
+        if stage == "prefill" and usual.prefill_per_token_s:
+            num_tokens = max(1, record.num_prompt_tokens - record.num_cached_tokens)
+            expected_s = _TIMES * usual.prefill_per_token_s * num_tokens
+        yield _judged(stage, rule, lasted_s - expected_s, worker)
+
+
+def _judged(stage: Stage, rule: _Rule, excess_s: float, worker: str) -> Verdict:
+    cause = rule.cause.format(worker=worker or "a worker")
+    return Verdict(stage=stage, excess_s=excess_s, worker=worker, cause=cause, help=rule.help)
