@@ -12,7 +12,16 @@ import msgspec
 from baton.messages import KvHandoff, Usage, WorkerInfo
 
 Stage = Literal[
-    "read", "render", "queue", "prefill_wait", "prefill", "decode_wait", "kv_move", "transit", "stream", "send"
+    "read",
+    "render",
+    "queue",
+    "prefill_wait",
+    "prefill",
+    "decode_wait",
+    "kv_move",
+    "transit",
+    "stream",
+    "send",
 ]
 STAGES: tuple[Stage, ...] = get_args(Stage)
 """In order. `read`: the body; `render`: the prompt and its tokens; `queue`: until admission gives a place; the waits:
@@ -39,6 +48,12 @@ class Attempt(msgspec.Struct, kw_only=True, omit_defaults=True):
     stages: dict[Stage, float] = {}
     outcome: str = ""
     delay_s: float = 0.0
+
+    def worker(self, stage: Stage) -> str:
+        """The worker on which this stage runs; without a handoff decode computes the prompt."""
+        return (
+            self.prefill if self.prefill and stage in {"prefill_wait", "prefill", "transit"} else self.decode
+        )
 
 
 class Leg(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -83,6 +98,12 @@ class Leg(msgspec.Struct, kw_only=True, omit_defaults=True):
             parts = {"decode_wait": usage.waited_s, "kv_move": usage.moved_s, "prefill": usage.computed_s}
             self._divide(parts, usage.delay_s)
         self.enter("stream")
+
+    def failed(self, code: str) -> None:
+        """The try has ended with this error; the request waits for the next one."""
+        self.enter("queue")
+        if self.attempts:
+            self.attempts[-1].outcome = code
 
     def _divide(self, parts: dict[Stage, float], delay_s: float) -> None:
         now_s, attempt = time.perf_counter(), self.attempts[-1]
@@ -142,7 +163,11 @@ class Record(msgspec.Struct, kw_only=True, omit_defaults=True):
             if leg.stage is not None:
                 found[leg.stage] = found.get(leg.stage, 0.0) + now_s - leg.since_s
             slowest = max(slowest, found, key=lambda each: sum(each.values()))
-        return {stage: (self.stages | slowest)[stage] for stage in STAGES if stage in self.stages or stage in slowest}
+        return {
+            stage: (self.stages | slowest)[stage]
+            for stage in STAGES
+            if stage in self.stages or stage in slowest
+        }
 
 
 _ENCODER = msgspec.msgpack.Encoder()
@@ -180,7 +205,11 @@ class Records:
         """The record of a request that arrives now."""
         now_s = time.perf_counter()
         record = Record(
-            request_id=request_id[:_MAX_NAME], route=route, caller=caller[:_MAX_NAME], at_s=time.time(), began_s=now_s
+            request_id=request_id[:_MAX_NAME],
+            route=route,
+            caller=caller[:_MAX_NAME],
+            at_s=time.time(),
+            began_s=now_s,
         )
         self._running[id(record)] = record
         return record

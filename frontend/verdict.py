@@ -1,11 +1,12 @@
 """Which stage of a request is out of line, on which worker, and what would have helped."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import math
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import msgspec
 
-from frontend.record import Attempt, Leg, Record, Stage
+from frontend.record import Attempt, Record, Stage
 
 _LEAST_S = 0.25
 """Less is no reason to call a request slow."""
@@ -31,8 +32,9 @@ class Usual(NamedTuple):
     """The p95 of recent requests: by stage in seconds, of prefill by computed token too, and of the longest gap."""
 
     stages: Mapping[Stage, float] = {}
-    prefill_per_token_s: float = 0.0
+    prefill_per_token_s: float = math.inf
     gap_s: float = 0.0
+    is_known: bool = False
 
     @classmethod
     def of(cls, recent: Iterable[Record]) -> "Usual":
@@ -49,7 +51,17 @@ class Usual(NamedTuple):
         ]
         gaps = [leg.gap_s for record in well for leg in record.legs]
         by_stage = {name: _p95([stages.get(name, 0.0) for stages in spent]) for name in names}
-        return cls(by_stage, _p95(per_token), _p95(gaps))
+        return cls(by_stage, _p95(per_token) if per_token else math.inf, _p95(gaps), is_known=True)
+
+    def most_s(self, stage: Stage, num_computed: int) -> float:
+        """What the stage may take, for a prompt of which so many tokens were computed."""
+        if _RULES[stage].is_wait or stage == "transit":
+            return 0.0
+        if not self.is_known:
+            return math.inf
+        return _TIMES * (
+            self.prefill_per_token_s * num_computed if stage == "prefill" else self.stages.get(stage, 0.0)
+        )
 
 
 def _p95(values: list[float]) -> float:
@@ -60,7 +72,6 @@ def _p95(values: list[float]) -> float:
 class _Rule(NamedTuple):
     """Of a stage: what it means that it is out of line, and what helps. `{worker}` is the one that it ran on."""
 
-    role: str
     cause: str
     help: str
     is_wait: bool = False
@@ -68,18 +79,20 @@ class _Rule(NamedTuple):
 
 
 _RULES: Mapping[Stage, _Rule] = {
-    "read": _Rule("", "the client sent its body slowly", "a faster client, or a smaller body"),
-    "render": _Rule("", "the prompt was long to render and tokenize", "a shorter prompt, or more --num-processes"),
-    "queue": _Rule("", "all workers were busy", "another decode worker, or larger batches", is_wait=True),
-    "prefill_wait": _Rule("prefill", "{worker} was busy with other prompts", "another prefill worker", is_wait=True),
-    "prefill": _Rule("prefill", "{worker} computed the prompt slowly", "another prefill worker"),
-    "decode_wait": _Rule("decode", "{worker} was full", "another decode worker, or larger batches", is_wait=True),
-    "kv_move": _Rule("decode", "the KV moved slowly to {worker}", "a look at the link between the two hosts"),
-    "transit": _Rule("any", "{worker} stood still, or the link to it", "a look at its host: CPU, swap, network"),
-    "send": _Rule("", "the client did not read its stream", "a faster client"),
+    "read": _Rule("the client sent its body slowly", "a faster client, or a smaller body"),
+    "render": _Rule(
+        "the prompt was long to render and tokenize", "a shorter prompt, or more --num-processes"
+    ),
+    "queue": _Rule("all workers were busy", "another decode worker, or larger batches", is_wait=True),
+    "prefill_wait": _Rule("{worker} was busy with other prompts", "another prefill worker", is_wait=True),
+    "prefill": _Rule("{worker} computed the prompt slowly", "another prefill worker"),
+    "decode_wait": _Rule("{worker} was full", "another decode worker, or larger batches", is_wait=True),
+    "kv_move": _Rule("the KV moved slowly to {worker}", "a look at the link between the two hosts"),
+    "transit": _Rule("{worker} stood still, or the link to it", "a look at its host: CPU, swap, network"),
+    "send": _Rule("the client did not read its stream", "a faster client"),
 }
 _FROZEN = "this frontend stood still"
-_GAP = _Rule("decode", "{worker} sent nothing for a while", "a look at its host and its log")
+_GAP = _Rule("{worker} sent nothing for a while", "a look at its host and its log")
 _LOST = {
     "worker_lost": "{worker} was lost",
     "handoff_stalled": "no KV arrived from {worker}",
@@ -96,41 +109,46 @@ def verdict(record: Record, usual: Usual) -> Verdict | None:
     worst = max(found, key=lambda each: each.excess_s, default=None)
     if worst is not None and record.delay_s > worst.excess_s / 2:
         return Verdict(
-            stage=worst.stage, excess_s=worst.excess_s, worker="", cause=_FROZEN, help="more CPU for the frontend"
+            stage=worst.stage,
+            excess_s=worst.excess_s,
+            worker="",
+            cause=_FROZEN,
+            help="more CPU for the frontend",
         )
     return worst
 
 
 def _candidates(record: Record, usual: Usual) -> Iterator[Verdict]:
-    for stage, lasted_s in record.stages.items():
-        yield _judged(stage, _RULES[stage], lasted_s - _TIMES * usual.stages.get(stage, 0.0), "")
-    for leg in record.legs:
-        for stage, lasted_s in leg.stages.items():
+    num_computed = max(1, record.num_prompt_tokens - record.num_cached_tokens)
+    for stages in (record.stages, *(leg.stages for leg in record.legs)):
+        for stage, lasted_s in stages.items():
             if stage != "stream":
-                expected_s = 0.0 if _RULES[stage].is_wait else _TIMES * usual.stages.get(stage, 0.0)
-                yield _judged(stage, _RULES[stage], lasted_s - expected_s, "")
+                yield _judged(stage, _RULES[stage], lasted_s - usual.most_s(stage, num_computed), "")
+    for leg in record.legs:
         for attempt in leg.attempts:
-            yield from _of_attempt(attempt, record, usual)
+            if attempt.outcome:
+                yield _failed(attempt)
+                continue
+            for stage, lasted_s in attempt.stages.items():
+                yield _judged(
+                    stage, _RULES[stage], lasted_s - usual.most_s(stage, num_computed), attempt.worker(stage)
+                )
         if leg.attempts:
             yield _judged("stream", _GAP, leg.gap_s - _TIMES * usual.gap_s, leg.attempts[-1].decode)
 
 
-def _of_attempt(attempt: Attempt, record: Record, usual: Usual) -> Iterator[Verdict]:
-    if attempt.outcome:
-        stage: Stage = max(attempt.stages, key=lambda each: attempt.stages[each], default="transit")
-        worker = attempt.prefill if stage.startswith("prefill") or "handoff" in attempt.outcome else attempt.decode
-        cause = _LOST.get(attempt.outcome, f"{{worker}} failed ({attempt.outcome})")
-        rule = _Rule("", cause, "a second worker of its role")
-        yield _judged(stage, rule, sum(attempt.stages.values()), worker or attempt.prefill)
-        return
-    for stage, lasted_s in attempt.stages.items():
-        rule = _RULES[stage]
-        worker = attempt.decode if rule.role == "decode" or not attempt.prefill else attempt.prefill
-        expected_s = 0.0 if rule.is_wait else _TIMES * usual.stages.get(stage, 0.0)
-        if stage == "prefill" and usual.prefill_per_token_s:
-            num_tokens = max(1, record.num_prompt_tokens - record.num_cached_tokens)
-            expected_s = _TIMES * usual.prefill_per_token_s * num_tokens
-        yield _judged(stage, rule, lasted_s - expected_s, worker)
+def _failed(attempt: Attempt) -> Verdict:
+    stage: Stage = max(attempt.stages, key=lambda each: attempt.stages[each], default="transit")
+    source = "kv_move" if attempt.outcome.startswith("handoff") else stage
+    rule = _Rule(
+        _LOST.get(attempt.outcome, f"{{worker}} failed ({attempt.outcome})"), "a second worker of its role"
+    )
+    return _judged(
+        stage,
+        rule,
+        sum(attempt.stages.values()),
+        attempt.prefill if source == "kv_move" else attempt.worker(stage),
+    )
 
 
 def _judged(stage: Stage, rule: _Rule, excess_s: float, worker: str) -> Verdict:
