@@ -90,13 +90,19 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
 
 class Usage(msgspec.Struct, frozen=True, array_like=True):
     """Token counts of one choice so far: prompt, cached part of it, and generated (stop token included); the
-    KV that decode pulled for it, None if the engine does not tell.
+    KV that decode pulled for it, None if the engine does not tell. Seconds until the first token: in the
+    worker's queue, for the KV to move, to compute the prompt; `delay_s` is the longest time that the worker's
+    event loop stood still.
     """
 
     num_prompt_tokens: int
     num_cached_tokens: int
     num_completion_tokens: int
     num_moved_bytes: int | None = None
+    waited_s: float = 0.0
+    moved_s: float = 0.0
+    computed_s: float = 0.0
+    delay_s: float = 0.0
 
 
 UNDECODABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
@@ -129,7 +135,9 @@ class KvHandoff(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=
     sampled `first_token`; decode emits it as its own first token. It is NO_TOKEN if TensorRT-LLM sends it to
     decode only. But if there is a `first_chunk`, the client gets that at once, and decode gets its token as a
     generated one that follows the `num_prompt_tokens`. The KV stays pinned at the source for `ttl_s`, or
-    until it has moved, or until the prefill call is closed.
+    until it has moved, or until the prefill call is closed. Seconds until
+    then: `waited_s` in the worker's queue, `computed_s`; `delay_s` is the longest time that the worker's event
+    loop stood still.
     """
 
     worker_id: str = ""
@@ -139,6 +147,9 @@ class KvHandoff(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=
     ttl_s: float
     engine_state: bytes
     first_chunk: TokenChunk | None = None
+    waited_s: float = 0.0
+    computed_s: float = 0.0
+    delay_s: float = 0.0
 
 
 class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):

@@ -1,17 +1,15 @@
-"""The frontend's Prometheus metrics, and the per-request tally that feeds them."""
+"""The frontend's Prometheus metrics."""
 
 import re
-import time
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import accumulate, chain
 from typing import Literal, NamedTuple
 
-import msgspec
-
 from baton.messages import WorkerInfo, WorkerStats
 from baton.telemetry import num_lost_lines, unauthenticated
+from frontend.record import Record, Records
 
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 
@@ -58,6 +56,10 @@ _TABLE = {
     "disconnects": _Kind("counter", "Requests whose client disconnected.", _ROUTE),
     "harmony_repairs": _Kind("counter", "Repairs of malformed Harmony output.", ("kind",)),
     "ignored_fields": _Kind("counter", "Ignored fields in request bodies.", ("field",)),
+    "stage_seconds": _Kind(
+        "histogram", "Time in each stage of a request, also of attempts that failed.", ("stage", "outcome"), _LATENCY_S
+    ),
+    "attempts": _Kind("counter", "Attempts on workers by outcome; each but one of a request is a retry.", ("outcome",)),
     "prefill_seconds": _Kind(
         "histogram", "Time from sending a prefill request to its handoff, queueing included.", (), _LATENCY_S
     ),
@@ -111,6 +113,7 @@ class Metrics:
     def __init__(self) -> None:
         self._series: dict[tuple[str, ...], Series] = {}
         self._seen_fields: set[str] = set()
+        self.records = Records()
         self.of = cache(self._of)
         """The series of that metric with these label values, see `_TABLE`."""
         for name, kind in _TABLE.items():
@@ -121,31 +124,39 @@ class Metrics:
         series = self._series[name, *labels] = Series(_TABLE[name].bounds)
         return series
 
-    def begin(self, route: str) -> "Tally":
+    def begin(self, route: str, request_id: str = "", caller: str = "") -> Record:
         """Record a request's arrival."""
         self.of("running_requests", route).inc()
-        return Tally(route=route, began_s=time.perf_counter())
+        return self.records.begin(request_id, route, caller)
 
-    def end(self, tally: "Tally") -> None:
-        """Record a request's end and its tally."""
-        labels = (tally.route, tally.model)
-        now_s = time.perf_counter()
-        self.of("running_requests", tally.route).inc(-1)
-        self.of("requests", *labels, str(tally.status)).inc()
-        self.of("request_duration_seconds", *labels).observe(now_s - tally.began_s)
-        if tally.disconnected:
-            self.of("disconnects", tally.route).inc()
-        if tally.first_token_s is not None:
-            self.of("time_to_first_token_seconds", *labels).observe(tally.first_token_s - tally.began_s)
-            num_gaps = tally.num_completion_tokens / tally.num_choices - 1  # choices run concurrently
-            if num_gaps > 0:
-                mean_s = (now_s - tally.first_token_s) / num_gaps
-                self.of("inter_token_latency_seconds", *labels).observe(mean_s)
-        if tally.num_prompt_tokens:
-            self.of("prompt_tokens", tally.model).inc(tally.num_prompt_tokens)
-            self.of("completion_tokens", tally.model).inc(tally.num_completion_tokens)
-        for kind, count in tally.repairs.items():
+    def end(self, record: Record) -> None:
+        """Keep the record of a request that has ended, and count it."""
+        duration_s = self.records.end(record)
+        labels = (record.route, record.model)
+        self.of("running_requests", record.route).inc(-1)
+        self.of("requests", *labels, str(record.status)).inc()
+        self.of("request_duration_seconds", *labels).observe(duration_s)
+        if record.disconnected:
+            self.of("disconnects", record.route).inc()
+        if record.first_token_s is not None:
+            self.of("time_to_first_token_seconds", *labels).observe(record.first_token_s)
+        if record.num_prompt_tokens:
+            self.of("prompt_tokens", record.model).inc(record.num_prompt_tokens)
+            self.of("completion_tokens", record.model).inc(record.num_completion_tokens)
+        for kind, count in record.repairs.items():
             self.of("harmony_repairs", kind).inc(count)
+        self._note_stages(record)
+
+    def _note_stages(self, record: Record) -> None:
+        """Observe each stage; those of an attempt that failed with its error as the outcome."""
+        outcome = "ok" if record.status < 400 else record.code or str(record.status)
+        parts = [(outcome, record.stages), *((outcome, leg.stages) for leg in record.legs)]
+        for attempt in (attempt for leg in record.legs for attempt in leg.attempts):
+            parts.append((attempt.outcome or "ok", attempt.stages))
+            self.of("attempts", attempt.outcome or "ok").inc()
+        for outcome, stages in parts:
+            for stage, lasted_s in stages.items():
+                self.of("stage_seconds", stage, outcome).observe(lasted_s)
 
     def count_ignored(self, fields: Iterable[str]) -> None:
         """Count ignored fields by name; after `_MAX_FIELDS` names, or for malformed ones, as `other`."""
@@ -210,19 +221,3 @@ def _family(name: str, kind: str, text: str, samples: Mapping[str, float]) -> It
     yield f"# HELP {name} {text}"
     yield f"# TYPE {name} {kind}"
     yield from (f"{sample} {float(value)}" for sample, value in samples.items())
-
-
-class Tally(msgspec.Struct, kw_only=True):
-    """The figures of one request. Times are `time.perf_counter` values; `status` is the HTTP status, or that
-    of the error that ended a stream."""
-
-    route: str
-    began_s: float
-    model: str = ""
-    status: int = 200
-    first_token_s: float | None = None
-    num_choices: int = 1
-    num_prompt_tokens: int = 0
-    num_completion_tokens: int = 0
-    repairs: Mapping[str, int] = {}
-    disconnected: bool = False

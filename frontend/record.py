@@ -3,7 +3,7 @@
 import heapq
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import chain
 from typing import Literal, get_args
 
@@ -56,36 +56,55 @@ class Attempt(msgspec.Struct, kw_only=True, omit_defaults=True):
         )
 
 
-class Leg(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """One choice of a request. `stage` runs since `since_s` (a `perf_counter` value), None once it has ended;
-    `gap_s` is the longest time between two tokens, and `gap_at` the number of tokens before it."""
+class _Timed(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """Seconds by stage. `stage` runs since `since_s` (a `perf_counter` value); None: none runs."""
 
-    began_s: float
     stages: dict[Stage, float] = {}
-    attempts: list[Attempt] = []
     stage: Stage | None = None
     since_s: float = 0.0
-    gap_s: float = 0.0
-    gap_at: int = 0
 
     def enter(self, stage: Stage | None) -> None:
         """End the running stage, and begin this one."""
         now_s = time.perf_counter()
         if self.stage is not None:
-            is_attempts = self.stage in {"prefill", "decode_wait", "kv_move"}
-            stages = self.attempts[-1].stages if is_attempts else self.stages
+            stages = self.stages_of(self.stage)
             stages[self.stage] = stages.get(self.stage, 0.0) + now_s - self.since_s
         self.stage, self.since_s = stage, now_s
 
+    def stages_of(self, stage: Stage) -> dict[Stage, float]:  # noqa: ARG002  a choice has several
+        """Where this stage's time is counted."""
+        return self.stages
+
+
+class Leg(_Timed, kw_only=True, omit_defaults=True):
+    """One choice of a request, and its attempts. `gap_s` is the longest time between two tokens, and `gap_at`
+    the number of tokens before it."""
+
+    began_s: float
+    attempts: list[Attempt] = []
+    gap_s: float = 0.0
+    gap_at: int = 0
+    num_moved_bytes: int = 0
+
+    def stages_of(self, stage: Stage) -> dict[Stage, float]:
+        """Those on workers count for the attempt."""
+        return self.attempts[-1].stages if stage in {"prefill", "decode_wait"} else self.stages
+
     def attempt(self, prefill: WorkerInfo | None, decode: WorkerInfo | None) -> None:
-        """A new try begins on these workers."""
-        first: Stage = "decode_wait" if prefill is None else "prefill"
-        self.enter(first)
+        """A new try begins, on the prefill worker if there is one."""
         if len(self.attempts) == _MAX_ATTEMPTS:
             del self.attempts[1]
-        names = {"prefill": prefill and prefill.worker_id, "decode": decode and decode.worker_id}
-        known = {role: name for role, name in names.items() if name}
-        self.attempts.append(Attempt(began_s=self.since_s - self.began_s, **known))
+        now_s = time.perf_counter()
+        self.enter("decode_wait" if prefill is None else "prefill")
+        self.attempts.append(Attempt(began_s=now_s - self.began_s))
+        self.on(prefill, decode)
+
+    def on(self, prefill: WorkerInfo | None, decode: WorkerInfo | None) -> None:
+        """The attempt uses these workers."""
+        if prefill is not None:
+            self.attempts[-1].prefill = prefill.worker_id
+        if decode is not None:
+            self.attempts[-1].decode = decode.worker_id
 
     def prefilled(self, handoff: KvHandoff) -> None:
         """The prefill worker has answered; the rest of its stage was on the way."""
@@ -98,6 +117,15 @@ class Leg(msgspec.Struct, kw_only=True, omit_defaults=True):
             parts = {"decode_wait": usage.waited_s, "kv_move": usage.moved_s, "prefill": usage.computed_s}
             self._divide(parts, usage.delay_s)
         self.enter("stream")
+
+    def spent(self, now_s: float) -> dict[Stage, float]:
+        """Seconds by stage in all attempts."""
+        found = dict(self.stages)
+        for stage, lasted_s in chain.from_iterable(attempt.stages.items() for attempt in self.attempts):
+            found[stage] = found.get(stage, 0.0) + lasted_s
+        if self.stage is not None:
+            found[self.stage] = found.get(self.stage, 0.0) + now_s - self.since_s
+        return found
 
     def failed(self, code: str) -> None:
         """The try has ended with this error; the request waits for the next one."""
@@ -116,11 +144,11 @@ class Leg(msgspec.Struct, kw_only=True, omit_defaults=True):
         self.since_s = now_s
 
 
-class Record(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """One request. `at_s` is its arrival as Unix time, `began_s` the same as a `perf_counter` value; durations and
-    `first_token_s` count from then. `caller` is the API key's name. `status` is the HTTP status, or that of the error
-    that ended a stream, 0 while it runs; `code` the error's. `delay_s`: the longest time that this frontend's event
-    loop stood still meanwhile."""
+class Record(_Timed, kw_only=True, omit_defaults=True):
+    """One request. `at_s` is its arrival as Unix time, `began_s` the same as a `perf_counter` value; durations
+    and `first_token_s` count from then. `caller` is the API key's name. `status` is the HTTP status, or that
+    of the error that ended a stream; `code` the error's. `delay_s`: the longest time that this frontend's
+    event loop stood still meanwhile."""
 
     request_id: str
     route: str
@@ -128,22 +156,23 @@ class Record(msgspec.Struct, kw_only=True, omit_defaults=True):
     began_s: float
     model: str = ""
     caller: str = ""
-    status: int = 0
+    status: int = 200
     code: str = ""
-    duration_s: float = 0.0
+    duration_s: float | None = None
     first_token_s: float | None = None
-    stages: dict[Stage, float] = {}
     legs: list[Leg] = []
+    num_choices: int = 1
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
     num_completion_tokens: int = 0
-    num_moved_bytes: int = 0
-    is_disconnected: bool = False
+    repairs: Mapping[str, int] = {}
+    disconnected: bool = False
     delay_s: float = 0.0
 
     def leg(self) -> Leg:
         """A new choice's part."""
         now_s = time.perf_counter()
+        self.enter(None)
         self.legs.append(Leg(began_s=self.began_s, stage="queue", since_s=now_s))
         return self.legs[-1]
 
@@ -153,21 +182,13 @@ class Record(msgspec.Struct, kw_only=True, omit_defaults=True):
         return sum(len(leg.attempts) for leg in self.legs)
 
     def spent(self) -> dict[Stage, float]:
-        """Seconds by stage, until now for the running one; of several choices, those of the slowest."""
+        """Seconds by stage, until now for one that runs; of several choices, those of the slowest."""
         now_s = time.perf_counter()
-        slowest: dict[Stage, float] = {}
-        for leg in self.legs:
-            found = dict(leg.stages)
-            for stage, lasted_s in chain.from_iterable(attempt.stages.items() for attempt in leg.attempts):
-                found[stage] = found.get(stage, 0.0) + lasted_s
-            if leg.stage is not None:
-                found[leg.stage] = found.get(leg.stage, 0.0) + now_s - leg.since_s
-            slowest = max(slowest, found, key=lambda each: sum(each.values()))
-        return {
-            stage: (self.stages | slowest)[stage]
-            for stage in STAGES
-            if stage in self.stages or stage in slowest
-        }
+        found = max((leg.spent(now_s) for leg in self.legs), key=lambda each: sum(each.values()), default={})
+        found |= self.stages
+        if self.stage is not None:
+            found[self.stage] = now_s - self.since_s
+        return {stage: found[stage] for stage in STAGES if stage in found}
 
 
 _ENCODER = msgspec.msgpack.Encoder()
@@ -214,20 +235,21 @@ class Records:
         self._running[id(record)] = record
         return record
 
-    def end(self, record: Record) -> None:
-        """Keep what has ended."""
+    def end(self, record: Record) -> float:
+        """Keep what has ended. Returns its duration."""
         self._running.pop(id(record), None)
-        record.duration_s = time.perf_counter() - record.began_s
+        record.enter(None)
+        record.duration_s = record.since_s - record.began_s
         data = _ENCODER.encode(record)
         self._newest.add(data)
         if record.status >= 400 or record.num_attempts > len(record.legs):
             self._failed.add(data)
         if len(self._slowest) < _NUM_SLOWEST or record.duration_s > self._slowest[0][0]:
-            self._note_slow(record, data)
+            self._note_slow(record.duration_s, record.since_s, data)
+        return record.duration_s
 
-    def _note_slow(self, record: Record, data: bytes) -> None:
-        ended_s = record.began_s + record.duration_s
-        heapq.heappush(self._slowest, (record.duration_s, ended_s, data))
+    def _note_slow(self, duration_s: float, ended_s: float, data: bytes) -> None:
+        heapq.heappush(self._slowest, (duration_s, ended_s, data))
         if len(self._slowest) > _NUM_SLOWEST:
             fresh = [each for each in self._slowest if each[1] > ended_s - _KEPT_S]
             self._slowest = fresh
