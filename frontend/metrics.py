@@ -15,6 +15,7 @@ CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 
 _LATENCY_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 _TOKEN_S = (0.001, 0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 2.5)
+MOST_GAP_MS = 2500
 _MOVED_BYTES = (0, *(4**power for power in range(7, 18)))  # 16 KiB to 16 GiB
 _FIELD = re.compile(r"[A-Za-z0-9_.\[\]]{1,64}")
 _MAX_FIELDS = 100
@@ -48,7 +49,7 @@ _TABLE = {
         "histogram", "Time from a request's arrival to its first token.", _BY_MODEL, _LATENCY_S
     ),
     "inter_token_latency_seconds": _Kind(
-        "histogram", "A request's mean time between tokens.", _BY_MODEL, _TOKEN_S
+        "histogram", "Time between two chunks of an answer, as workers sent them.", _BY_MODEL, _TOKEN_S
     ),
     "prompt_tokens": _Kind("counter", "Prompt tokens.", _MODEL),
     "completion_tokens": _Kind("counter", "Generated tokens.", _MODEL),
@@ -57,9 +58,9 @@ _TABLE = {
     "harmony_repairs": _Kind("counter", "Repairs of malformed Harmony output.", ("kind",)),
     "ignored_fields": _Kind("counter", "Ignored fields in request bodies.", ("field",)),
     "stage_seconds": _Kind(
-        "histogram", "Time in each stage of a request, also of attempts that failed.", ("stage", "outcome"), _LATENCY_S
+        "histogram", "Time in each stage of a request, failed attempts included.", ("stage", "outcome"), _LATENCY_S
     ),
-    "attempts": _Kind("counter", "Attempts on workers by outcome; each but one of a request is a retry.", ("outcome",)),
+    "attempts": _Kind("counter", "Attempts on workers, by outcome.", ("outcome",)),
     "prefill_seconds": _Kind(
         "histogram", "Time from sending a prefill request to its handoff, queueing included.", (), _LATENCY_S
     ),
@@ -114,6 +115,7 @@ class Metrics:
         self._series: dict[tuple[str, ...], Series] = {}
         self._seen_fields: set[str] = set()
         self.records = Records()
+        self._gaps: dict[tuple[str, str], list[int]] = {}
         self.of = cache(self._of)
         """The series of that metric with these label values, see `_TABLE`."""
         for name, kind in _TABLE.items():
@@ -151,12 +153,28 @@ class Metrics:
         """Observe each stage; those of an attempt that failed with its error as the outcome."""
         outcome = "ok" if record.status < 400 else record.code or str(record.status)
         parts = [(outcome, record.stages), *((outcome, leg.stages) for leg in record.legs)]
+        for leg in record.legs:
+            if leg.num_moved_bytes is not None:
+                self.of("request_moved_kv_bytes").observe(leg.num_moved_bytes)
         for attempt in (attempt for leg in record.legs for attempt in leg.attempts):
             parts.append((attempt.outcome or "ok", attempt.stages))
             self.of("attempts", attempt.outcome or "ok").inc()
         for outcome, stages in parts:
             for stage, lasted_s in stages.items():
                 self.of("stage_seconds", stage, outcome).observe(lasted_s)
+
+    def gaps(self, record: Record) -> list[int]:
+        """Counts of times between two chunks by whole milliseconds, the last of all longer ones. The caller
+        counts them up: `observe` costs too much for each token."""
+        return self._gaps.setdefault((record.route, record.model), [0] * (MOST_GAP_MS + 1))
+
+    def _note_gaps(self) -> None:
+        for labels, counts in self._gaps.items():
+            series = Series(_TOKEN_S)
+            for gap_ms, count in enumerate(counts):
+                series.counts[bisect_left(_TOKEN_S, (gap_ms + 1) / 1000)] += count
+                series.value += count * (gap_ms + 0.5) / 1000
+            self._series["inter_token_latency_seconds", *labels] = series
 
     def count_ignored(self, fields: Iterable[str]) -> None:
         """Count ignored fields by name; after `_MAX_FIELDS` names, or for malformed ones, as `other`."""
@@ -170,6 +188,7 @@ class Metrics:
         """The current values."""
         self.of("frontend_strange_messages").value = unauthenticated.num_messages
         self.of("frontend_lost_log_lines").value = num_lost_lines()
+        self._note_gaps()
         found: Samples = {name: {} for name in _TABLE}
         for (name, *values), series in self._series.items():
             found[name] |= _samples_of(name, dict(zip(_TABLE[name].labels, values, strict=True)), series)

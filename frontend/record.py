@@ -9,7 +9,7 @@ from typing import Literal, get_args
 
 import msgspec
 
-from baton.messages import KvHandoff, Usage, WorkerInfo
+from baton.messages import KvHandoff, Reply, TokenChunk, Usage, WorkerInfo
 
 Stage = Literal[
     "read",
@@ -24,9 +24,9 @@ Stage = Literal[
     "send",
 ]
 STAGES: tuple[Stage, ...] = get_args(Stage)
-"""In order. `read`: the body; `render`: the prompt and its tokens; `queue`: until admission gives a place; the waits:
-in a worker's own queue; `transit`: the part of an attempt that no worker accounts for; `send`: the client did not
-read."""
+"""In order. `read`: the body; `render`: the prompt and its tokens; `queue`: until there is a place; the waits:
+in a worker's own queue; `transit`: the part of an attempt that no worker accounts for; `send`: the client did
+not read."""
 
 MAX_BYTES = 8 << 20
 _MAX_NEWEST_BYTES = 4 << 20
@@ -39,8 +39,8 @@ _MAX_ATTEMPTS = 32
 
 
 class Attempt(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """One try on workers, which are named. `began_s` counts from the request's arrival. `outcome` is the error's code,
-    empty if it answered. `delay_s`: the longest time that a worker's event loop stood still meanwhile."""
+    """One try on workers, which are named. `began_s` counts from the request's arrival. `outcome` is the error's
+    code, empty if it answered. `delay_s`: the longest time that a worker's event loop stood still meanwhile."""
 
     began_s: float
     prefill: str = ""
@@ -84,39 +84,58 @@ class Leg(_Timed, kw_only=True, omit_defaults=True):
     attempts: list[Attempt] = []
     gap_s: float = 0.0
     gap_at: int = 0
-    num_moved_bytes: int = 0
+    num_moved_bytes: int | None = None
 
     def stages_of(self, stage: Stage) -> dict[Stage, float]:
         """Those on workers count for the attempt."""
         return self.attempts[-1].stages if stage in {"prefill", "decode_wait"} else self.stages
 
-    def attempt(self, prefill: WorkerInfo | None, decode: WorkerInfo | None) -> None:
-        """A new try begins, on the prefill worker if there is one."""
+    @classmethod
+    def beginning(cls, began_s: float | None = None) -> "Leg":
+        """That of a choice which waits for a place from now on, of a request that arrived at `began_s`."""
+        now_s = time.perf_counter()
+        return cls(began_s=now_s if began_s is None else began_s, stage="queue", since_s=now_s)
+
+    def attempt(self) -> None:
+        """A new try begins."""
         if len(self.attempts) == _MAX_ATTEMPTS:
             del self.attempts[1]
-        now_s = time.perf_counter()
-        self.enter("decode_wait" if prefill is None else "prefill")
-        self.attempts.append(Attempt(began_s=now_s - self.began_s))
-        self.on(prefill, decode)
+        self.attempts.append(Attempt(began_s=time.perf_counter() - self.began_s))
+        self.enter("decode_wait")
 
-    def on(self, prefill: WorkerInfo | None, decode: WorkerInfo | None) -> None:
-        """The attempt uses these workers."""
-        if prefill is not None:
-            self.attempts[-1].prefill = prefill.worker_id
-        if decode is not None:
-            self.attempts[-1].decode = decode.worker_id
+    def on(self, worker: WorkerInfo) -> None:
+        """The try uses this worker."""
+        setattr(self.attempts[-1], worker.role.value, worker.worker_id)
 
     def prefilled(self, handoff: KvHandoff) -> None:
         """The prefill worker has answered; the rest of its stage was on the way."""
         self._divide({"prefill_wait": handoff.waited_s, "prefill": handoff.computed_s}, handoff.delay_s)
         self.stage = "decode_wait"
 
-    def decoded(self, usage: Usage | None) -> None:
+    def decoded(self, first: Reply | None) -> None:
         """The decode worker has answered; the rest of its stage was on the way."""
+        usage = first.usage if isinstance(first, TokenChunk) else None
         if usage is not None:
-            parts = {"decode_wait": usage.waited_s, "kv_move": usage.moved_s, "prefill": usage.computed_s}
+            parts: dict[Stage, float] = {
+                "decode_wait": usage.waited_s,
+                "kv_move": usage.moved_s,
+                "prefill": usage.computed_s,
+            }
             self._divide(parts, usage.delay_s)
         self.enter("stream")
+
+    def end(self, usage: Usage | None) -> None:
+        """No more tokens come."""
+        self.enter(None)
+        if usage is not None:
+            self.num_moved_bytes = usage.num_moved_bytes
+            if self.attempts:
+                self.attempts[-1].delay_s = max(self.attempts[-1].delay_s, usage.delay_s)
+
+    def blocked(self, lasted_s: float) -> None:
+        """The client did not read for so long while tokens came."""
+        self.stages["send"] = self.stages.get("send", 0.0) + lasted_s
+        self.since_s += lasted_s
 
     def spent(self, now_s: float) -> dict[Stage, float]:
         """Seconds by stage in all attempts."""
@@ -171,9 +190,8 @@ class Record(_Timed, kw_only=True, omit_defaults=True):
 
     def leg(self) -> Leg:
         """A new choice's part."""
-        now_s = time.perf_counter()
         self.enter(None)
-        self.legs.append(Leg(began_s=self.began_s, stage="queue", since_s=now_s))
+        self.legs.append(Leg.beginning(self.began_s))
         return self.legs[-1]
 
     @property
@@ -214,7 +232,7 @@ class _Ring:
 
 
 class Records:
-    """The records of this process: those that run, the newest, the slowest and the failed, in at most MAX_BYTES."""
+    """This process's: those that run, the newest, the slowest and the failed, in at most MAX_BYTES."""
 
     def __init__(self) -> None:
         self._running: dict[int, Record] = {}

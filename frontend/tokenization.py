@@ -13,7 +13,7 @@ from frontend.http.body import decode, read
 from frontend.http.exchange import Exchange, ignored_header
 from frontend.http.respond import Serve
 from frontend.http.services import Services
-from frontend.metrics import Tally
+from frontend.record import Record
 from frontend.text.served import ServedModel
 from frontend.text.tokenizer import SpecialToken
 from frontend.turn.fields import AnyEffort, TemplateArgs, TokenId
@@ -72,14 +72,14 @@ class TokenizerInfo(msgspec.Struct, kw_only=True):
     tokenizer_class: Literal["PreTrainedTokenizerFast"] = "PreTrainedTokenizerFast"
 
 
-async def tokenizer_info(exchange: Exchange, services: Services, tally: Tally) -> None:
+async def tokenizer_info(exchange: Exchange, services: Services, record: Record) -> None:
     """`GET /tokenizer_info`."""
-    length = _served(None, services, tally).context_length
+    length = _served(None, services, record).context_length
     end, pad = SpecialToken.RETURN.value, SpecialToken.ENDOFTEXT.value
     await exchange.answer(200, TokenizerInfo(eos_token=end, pad_token=pad, model_max_length=length))
 
 
-def _served(model: str | None, services: Services, tally: Tally) -> ServedModel:
+def _served(model: str | None, services: Services, record: Record) -> ServedModel:
     names = services.fleet.models()
     if model is None and len(names) != 1:
         allowed = ", ".join(names) or "none yet"
@@ -88,7 +88,7 @@ def _served(model: str | None, services: Services, tally: Tally) -> ServedModel:
             param="model",
         )
     served = services.fleet.served(names[0] if model is None else model)
-    tally.model = served.name
+    record.model = served.name
     return served
 
 
@@ -100,12 +100,12 @@ def _route(
 ) -> Serve:
     """The Serve of a body that `answer` answers in a thread, given the owner of the request."""
 
-    async def serve(exchange: Exchange, services: Services, tally: Tally) -> None:
+    async def serve(exchange: Exchange, services: Services, record: Record) -> None:
         reading = partial(decode, body_type=body_type)
         body, ignored = await services.bodies.use(
             exchange, services.max_body_bytes, lambda raw: read(raw, reading)
         )
-        served = _served(body.model, services, tally)
+        served = _served(body.model, services, record)
         answered = await asyncio.to_thread(answer, body, exchange.owner, served, services.thoughts)
         services.metrics.count_ignored(ignored)
         await exchange.answer(200, answered, ignored_header(ignored))

@@ -29,7 +29,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Usual(NamedTuple):
-    """The p95 of recent requests: by stage in seconds, of prefill by computed token too, and of the longest gap."""
+    """The p95 of recent requests: by stage in seconds, of prefill by computed token, and of the longest gap."""
 
     stages: Mapping[Stage, float] = {}
     prefill_per_token_s: float = math.inf

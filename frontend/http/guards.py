@@ -170,10 +170,10 @@ class Authentication:
             if is_given
             else "An API key is needed: send `Authorization: Bearer KEY` or `x-api-key: KEY`."
         )
-        tally = self._metrics.begin(ROUTE)
-        tally.status = error.status
+        record = self._metrics.begin(ROUTE)
+        record.status = error.status
         log.info("refused request_id=%s status=401 client=%s", exchange.request_id, exchange.address)
         try:
             await exchange.fail(error)
         finally:
-            self._metrics.end(tally)
+            self._metrics.end(record)

@@ -22,7 +22,8 @@ from frontend.http.exchange import (
     ignored_header,
 )
 from frontend.http.services import Services
-from frontend.metrics import Tally
+from frontend.metrics import MOST_GAP_MS
+from frontend.record import Record
 from frontend.turn.choice import Choice, num_prompt_tokens
 from frontend.turn.ids import repeatable
 from frontend.turn.request import Client
@@ -30,13 +31,15 @@ from frontend.turn.request import Client
 log = logging.getLogger(__name__)
 
 CLIENT_GONE_STATUS = 499
+# A client that takes its events later than this does not read as fast as they come.
+_BLOCKED_S = 0.005
 # Extra time beyond the request's deadline for the error to reach the client.
 GRACE_S = 30.0
 # Time to send the shutdown error once the drain timeout has cancelled a request.
 GOODBYE_S = 1.0
 SHUTTING_DOWN = NotReady("The server is shutting down; try again.", retry_after_s=1)
 
-Serve = Callable[[Exchange, Services, Tally], Awaitable[None]]
+Serve = Callable[[Exchange, Services, Record], Awaitable[None]]
 """Serves a request. Its exceptions become error responses."""
 
 
@@ -57,35 +60,35 @@ class Endpoint:
         """Answer one request."""
         services = self._services
         exchange = Exchange(scope, receive, send, self._envelope)
-        tally = services.metrics.begin(self._route)
+        record = services.metrics.begin(self._route, exchange.request_id, exchange.key_name)
         try:
             async with asyncio.timeout(services.request_timeout_s + GRACE_S):
-                await self._serve(exchange, services, tally)
+                await self._serve(exchange, services, record)
         except ClientGone:
-            tally.disconnected = True
+            record.disconnected = True
         except asyncio.CancelledError:  # by the drain; the server would log it as a failure if it were raised
-            await _fail(SHUTTING_DOWN, exchange, tally, GOODBYE_S)
+            await _fail(SHUTTING_DOWN, exchange, record, GOODBYE_S)
         except Exception as error:  # noqa: BLE001 every failure becomes an error response
             # In its own function: a local variable with the error would be a reference cycle through its
             # traceback, which keeps the request's body in memory until garbage collection.
-            await _fail(as_baton_error(error, exchange.request_id), exchange, tally, GRACE_S)
+            await _fail(as_baton_error(error, exchange.request_id), exchange, record, GRACE_S)
         finally:
             exchange.end_failed = None  # it has the exchange
-            if tally.disconnected:
-                tally.status = CLIENT_GONE_STATUS
+            if record.disconnected:
+                record.status = CLIENT_GONE_STATUS
                 log.info("client gone request_id=%s route=%s", exchange.request_id, self._route)
-            services.metrics.end(tally)
+            services.metrics.end(record)
 
 
-async def _fail(failure: BatonError, exchange: Exchange, tally: Tally, limit_s: float) -> None:
+async def _fail(failure: BatonError, exchange: Exchange, record: Record, limit_s: float) -> None:
     """Send the error to a client that reads it within `limit_s`."""
-    tally.status = failure.status
+    record.status, record.code = failure.status, failure.code
     log.info("error request_id=%s status=%d code=%s", exchange.request_id, failure.status, failure.code)
     try:
         async with asyncio.timeout(limit_s):
-            tally.disconnected = not await exchange.fail(failure)
+            record.disconnected = not await exchange.fail(failure)
     except TimeoutError:
-        tally.disconnected = True
+        record.disconnected = True
 
 
 AnyAnswer = TypeVar("AnyAnswer", bound=Answer)
@@ -96,10 +99,10 @@ Prepare = Callable[[bytes, Client, Services], Awaitable[Answer]]
 def generating(prepare: Prepare) -> Serve:
     """The Serve of a route that generates one answer."""
 
-    async def serve(exchange: Exchange, services: Services, tally: Tally) -> None:
+    async def serve(exchange: Exchange, services: Services, record: Record) -> None:
         with repeated(exchange):
-            answer = await prepared(prepare, exchange, services, tally)
-            await generate(exchange, answer, services, tally)
+            answer = await prepared(prepare, exchange, services, record)
+            await generate(exchange, answer, services, record)
 
     return serve
 
@@ -114,15 +117,18 @@ async def prepared(
     prepare: Callable[[bytes, Client, Services], Awaitable[AnyAnswer]],
     exchange: Exchange,
     services: Services,
-    tally: Tally,
+    record: Record,
 ) -> AnyAnswer:
     """Read the body and build its answer, ready to be generated."""
     client = client_of(exchange, services)
-    answer = await services.bodies.use(
-        exchange, services.max_body_bytes, lambda body: prepare(body, client, services)
-    )
+
+    def make(body: bytes) -> Awaitable[AnyAnswer]:
+        record.enter("render")
+        return prepare(body, client, services)
+
+    answer = await services.bodies.use(exchange, services.max_body_bytes, make)
     services.metrics.count_ignored(answer.ignored)
-    tally.model = answer.model
+    record.model = answer.model
     return answer
 
 
@@ -151,7 +157,7 @@ def numbered(exchange: Exchange, answer: Answer) -> Answer:
     return answer
 
 
-async def generate(exchange: Exchange, answer: Answer, services: Services, tally: Tally) -> None:
+async def generate(exchange: Exchange, answer: Answer, services: Services, record: Record) -> None:
     """Generate the answer and send it; stops if the client disconnects. Raises InvalidRequest if the client
     has a part of the stream and it cannot be continued.
     """
@@ -159,7 +165,7 @@ async def generate(exchange: Exchange, answer: Answer, services: Services, tally
     delivery = Delivery(exchange, answer, services)
     try:
         async with delivery:
-            last = await _choices(answer, services, tally, delivery)
+            last = await _choices(answer, services, record, delivery)
         if answer.stream:
             last += answer.closing()
         await answer.settle()
@@ -168,7 +174,7 @@ async def generate(exchange: Exchange, answer: Answer, services: Services, tally
         else:
             await exchange.answer(200, answer.body(), ignored_header(answer.ignored))
     finally:
-        count(answer.choices, tally)
+        count(answer.choices, record)
 
 
 class Delivery:
@@ -266,7 +272,7 @@ class Delivery:
             self._answering.cancel()
 
 
-async def _choices(answer: Answer, services: Services, tally: Tally, delivery: Delivery) -> bytes:
+async def _choices(answer: Answer, services: Services, record: Record, delivery: Delivery) -> bytes:
     """Generate all choices and send their events, but the last ones, which are returned."""
     num_untaken = num_running = len(answer.choices)
     last = b""
@@ -279,7 +285,7 @@ async def _choices(answer: Answer, services: Services, tally: Tally, delivery: D
 
     async def choice(index: int) -> None:
         nonlocal num_running, last
-        await feed(answer, index, services, tally, on_taken, delivery.send)
+        await feed(answer, index, services, record, on_taken, delivery.send)
         num_running -= 1
         last = answer.finish(index)
         if num_running and last:
@@ -302,29 +308,39 @@ async def feed(  # noqa: PLR0917  one call
     answer: Answer,
     index: int,
     services: Services,
-    tally: Tally,
+    record: Record,
     on_taken: Callable[[], None],
     send: Callable[[bytes], Awaitable[None]],
 ) -> None:
     """Generate one choice and send its events, but the last ones; `on_taken` as in `Generator.generate`."""
-    choice = answer.choices[index]
-    async with aclosing(services.generator.generate(choice.request, choice.caller, on_taken)) as chunks:
+    choice, leg = answer.choices[index], record.leg()
+    gaps, clock_s, last_s = services.metrics.gaps(record), time.perf_counter, 0.0
+    generated = services.generator.generate(choice.request, choice.caller, on_taken, leg)
+    async with aclosing(generated) as chunks:
         async for chunk in chunks:
-            if tally.first_token_s is None:
-                tally.first_token_s = time.perf_counter()
+            now_s = clock_s()
+            if last_s:
+                gap_s = now_s - last_s
+                gaps[min(int(gap_s * 1000), MOST_GAP_MS)] += 1
+                if gap_s > leg.gap_s:
+                    leg.gap_s, leg.gap_at = gap_s, choice.num_tokens
+            elif record.first_token_s is None:
+                record.first_token_s = now_s - record.began_s
             if events := answer.feed(index, chunk):
                 await send(events)
             if choice.stopped:
                 break
+            if (last_s := clock_s()) - now_s > _BLOCKED_S:
+                leg.blocked(last_s - now_s)
 
 
-def count(choices: Sequence[Choice], tally: Tally) -> None:
-    """Record the choices' counts in the tally."""
-    tally.num_choices = len(choices)
-    tally.num_prompt_tokens = num_prompt_tokens(choices)
-    tally.num_completion_tokens = sum([choice.num_tokens for choice in choices])
+def count(choices: Sequence[Choice], record: Record) -> None:
+    """Record the choices' counts in the record."""
+    record.num_choices = len(choices)
+    record.num_prompt_tokens = num_prompt_tokens(choices)
+    record.num_completion_tokens = sum([choice.num_tokens for choice in choices])
     first, *others = choices
-    tally.repairs = sum((choice.repairs for choice in others), first.repairs) if others else first.repairs
+    record.repairs = sum((choice.repairs for choice in others), first.repairs) if others else first.repairs
 
 
 async def relay(

@@ -21,7 +21,7 @@ from frontend.http.exchange import Exchange, ignored_header
 from frontend.http.respond import Serve, generating
 from frontend.http.services import Services
 from frontend.messages.request import Counted, MessagesBody, ThreadNotFound, turn_request
-from frontend.metrics import Tally
+from frontend.record import Record
 from frontend.text.served import ContextTooLong
 from frontend.turn.choice import Choice
 from frontend.turn.ids import new_id
@@ -154,14 +154,14 @@ class MessagesRoutes:
         _, (choice,) = await services.prepare(request, client)
         return MessagesAnswer(body, choice, self._seal, ignored=ignored)
 
-    async def count_tokens(self, exchange: Exchange, services: Services, tally: Tally) -> None:
+    async def count_tokens(self, exchange: Exchange, services: Services, record: Record) -> None:
         """`POST /v1/messages/count_tokens`."""
         reading = partial(self._read, body_type=Counted)
         _, request, ignored = await services.bodies.use(
             exchange, services.max_body_bytes, lambda raw: read(raw, reading)
         )
         served = services.fleet.served(request.model)
-        tally.model = served.name
+        record.model = served.name
         (prompt,) = await encode(request, exchange.owner, served, services.thoughts)
         services.metrics.count_ignored(ignored)
         await exchange.answer(200, TokenCount(input_tokens=len(prompt.token_ids)), ignored_header(ignored))

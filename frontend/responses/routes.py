@@ -12,7 +12,7 @@ from frontend.http.body import convert
 from frontend.http.exchange import Exchange, ignored_header
 from frontend.http.respond import Serve, client_of, generate, prepared, relay, repeated
 from frontend.http.services import Services
-from frontend.metrics import Tally
+from frontend.record import Record
 from frontend.responses.body import RUNNING, DeletedResponse, InputTokens, ItemList
 from frontend.responses.create import FailedAtOnce, count_input_tokens, items_of, prepare_response
 from frontend.responses.output import EventWriter, after
@@ -66,18 +66,18 @@ class ResponseRoutes:
             ("GET", "/v1/responses/{response_id}/input_items"): self.input_items,
         }
 
-    async def create(self, exchange: Exchange, services: Services, tally: Tally) -> None:
+    async def create(self, exchange: Exchange, services: Services, record: Record) -> None:
         """`POST /v1/responses`."""
         prepare = partial(prepare_response, state=self._state, seal=self._seal)
         with repeated(exchange):
             try:
-                answer = await prepared(prepare, exchange, services, tally)
+                answer = await prepared(prepare, exchange, services, record)
             except FailedAtOnce as failed:
-                tally.status = failed.status
+                record.status = failed.status
                 await _send(exchange, failed.events)
                 return
             if not answer.response.background:
-                await generate(exchange, answer, services, tally)
+                await generate(exchange, answer, services, record)
                 return
         _check_absent("Idempotency-Key", exchange.idempotency_key)
         _check_absent("Last-Event-ID", exchange.last_event_id)
@@ -89,17 +89,17 @@ class ResponseRoutes:
             assert followed is not None, "it has just begun"
             await relay(exchange, followed, followed.take, services)
 
-    async def input_tokens(self, exchange: Exchange, services: Services, tally: Tally) -> None:
+    async def input_tokens(self, exchange: Exchange, services: Services, record: Record) -> None:
         """`POST /v1/responses/input_tokens`."""
         client = client_of(exchange, services)
-        tally.model, num_tokens = await services.bodies.use(
+        record.model, num_tokens = await services.bodies.use(
             exchange,
             services.max_body_bytes,
             lambda raw: count_input_tokens(raw, client, services, self._state, self._seal),
         )
         await exchange.answer(200, InputTokens(input_tokens=num_tokens))
 
-    async def retrieve(self, exchange: Exchange, services: Services, tally: Tally) -> None:  # noqa: ARG002  a Serve
+    async def retrieve(self, exchange: Exchange, services: Services, record: Record) -> None:  # noqa: ARG002  a Serve
         """`GET /v1/responses/{response_id}`; with `stream`, the events after `starting_after`."""
         _check_absent("Last-Event-ID", exchange.last_event_id)
         query = _query(exchange, EventsQuery)
@@ -115,13 +115,13 @@ class ResponseRoutes:
             found = await self._ended(exchange)
         await _send(exchange, _rest_of(found, query.starting_after))
 
-    async def delete(self, exchange: Exchange, services: Services, tally: Tally) -> None:  # noqa: ARG002  a Serve
+    async def delete(self, exchange: Exchange, services: Services, record: Record) -> None:  # noqa: ARG002  a Serve
         """`DELETE /v1/responses/{response_id}`; a running response is cancelled first."""
         found = await self._stopped(exchange)
         await self._state.store.delete(found.id)
         await exchange.answer(200, DeletedResponse(id=found.id))
 
-    async def cancel(self, exchange: Exchange, services: Services, tally: Tally) -> None:  # noqa: ARG002  a Serve
+    async def cancel(self, exchange: Exchange, services: Services, record: Record) -> None:  # noqa: ARG002  a Serve
         """`POST /v1/responses/{response_id}/cancel`; a response that has ended is returned unchanged."""
         found = await self._stopped(exchange)
         if not found.is_background:
@@ -131,7 +131,7 @@ class ResponseRoutes:
             )
         await exchange.answer(200, msgspec.Raw(found.body))
 
-    async def input_items(self, exchange: Exchange, services: Services, tally: Tally) -> None:  # noqa: ARG002  a Serve
+    async def input_items(self, exchange: Exchange, services: Services, record: Record) -> None:  # noqa: ARG002  a Serve
         """`GET /v1/responses/{response_id}/input_items`, latest first by default."""
         query = _query(exchange, PageQuery)
         response_id = exchange.path_params["response_id"]

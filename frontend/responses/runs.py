@@ -59,7 +59,7 @@ class Run:
         self._metrics = services.metrics
         self._followers: list[asyncio.Queue[bytes]] = []
         self._reason: BatonError | None = None
-        self._tally = services.metrics.begin(ROUTE)
+        self._record = services.metrics.begin(ROUTE)
         # Only this task is ever cancelled, so that `_finish` always runs.
         self._making = asyncio.create_task(self._make(services))
         self.task = asyncio.create_task(self._finish())
@@ -90,7 +90,7 @@ class Run:
 
     async def _make(self, services: Services) -> None:
         async with asyncio.timeout(services.request_timeout_s):
-            await feed(self.answer, 0, services, self._tally, lambda: None, self._publish)
+            await feed(self.answer, 0, services, self._record, lambda: None, self._publish)
         await self._publish(self.answer.finish(0))
 
     async def _finish(self) -> None:
@@ -102,9 +102,9 @@ class Run:
         finally:
             for queue in self._followers:
                 queue.put_nowait(b"")
-            self._tally.model = self.answer.model
-            count(self.answer.choices, self._tally)
-            self._metrics.end(self._tally)
+            self._record.model = self.answer.model
+            count(self.answer.choices, self._record)
+            self._metrics.end(self._record)
 
     def _last_event(self) -> bytes:
         answer = self.answer
@@ -115,7 +115,7 @@ class Run:
             return answer.closing()
         assert isinstance(error, Exception)
         failure = as_baton_error(error, answer.choice.request.request_id)
-        self._tally.status = failure.status
+        self._record.status = failure.status
         log.info("failed response_id=%s code=%s", answer.response.id, failure.code)
         return answer.failure(failure)
 

@@ -26,13 +26,13 @@ from baton.messages import (
     Reply,
     Role,
     TokenChunk,
-    Usage,
     WorkerInfo,
     after_handoff,
 )
 from baton.pace import first_done
 from baton.transport import Transport
 from frontend.metrics import Metrics
+from frontend.record import Leg
 from frontend.routing.admission import MAX_WAIT_S, Admission, Capacity, capacity_of
 from frontend.routing.fleet import Fleet
 from frontend.routing.progress import Progress, UnknownToken
@@ -94,15 +94,21 @@ class Generator:
         self._admission(model).check(caller, deadline_s)
 
     async def generate(
-        self, request: GenerateRequest, caller: str = "", on_taken: Callable[[], None] = lambda: None
+        self,
+        request: GenerateRequest,
+        caller: str = "",
+        on_taken: Callable[[], None] = lambda: None,
+        leg: Leg | None = None,
     ) -> AsyncGenerator[TokenChunk, None]:
-        """The answer's chunks. If the workers are full, it waits for the caller's turn; then `on_taken` is
-        called. If a worker is lost, another one prefills the prompt and the tokens so far, or makes the
+        """The answer's chunks; `leg` records how they came. If the workers are full, it waits for the caller's
+        turn; then `on_taken` is called. If a worker is lost, another one prefills the prompt and the tokens so far, or makes the
         answer again if its engine cannot resume; no token is repeated or missing. If none is live, or the
         broker is away, it waits. Raises a BatonError: NoWorkers, Overloaded, DeadlineExceeded, ...
         """
         admission = self._admission(request.model)
-        progress = Progress(request, self._fleet.num_token_ids(request.model))  # its time includes the wait
+        progress = Progress(
+            request, self._fleet.num_token_ids(request.model), leg
+        )  # its time includes the wait
         place = await admission.enter(request, caller)
         try:
             while True:
@@ -110,12 +116,14 @@ class Generator:
                 try:
                     reply, rest = await self._start(progress)
                     if isinstance(reply, KvHandoff):
+                        progress.leg.prefilled(reply)
                         if reply.first_chunk is not None:
                             admission.start(place)
                             if (fresh := progress.take(reply.first_chunk)) is not None:
                                 yield fresh
                         reply, rest = await self._hand_over(progress, reply)
                     admission.start(place)
+                    progress.leg.decoded(reply)
                     while isinstance(reply, TokenChunk):
                         if (fresh := progress.take(reply)) is not None:
                             yield fresh
@@ -131,14 +139,11 @@ class Generator:
             raise admission.refusal("workers") from None
         finally:
             admission.leave(place)
-            self._note_usage(progress.usage)
-
-    def _note_usage(self, usage: Usage | None) -> None:
-        if usage is not None and usage.num_moved_bytes is not None:
-            self._metrics.of("request_moved_kv_bytes").observe(usage.num_moved_bytes)
+            progress.leg.end(progress.usage)
 
     def _note_failure(self, error: BatonError, progress: Progress) -> None:
         """Record a failed attempt. Raises the error if the request cannot be retried."""
+        progress.leg.failed(error.code)
         if isinstance(error, UnknownToken):
             self._fleet.table.note(progress.called[-1], Event.INVALID, error.message)
         elif lost := progress.lost_with(error):
@@ -187,6 +192,7 @@ class Generator:
     async def _start(self, progress: Progress) -> _Stream:
         """Send the remaining request to workers: prefill's handoff, or an answer without one."""
         request = progress.remaining()
+        progress.leg.attempt()
         if self._local_prefill.max_tokens:
             progress.decode = self._choose(Role.DECODE, progress)
         prefill = self._choose(Role.PREFILL, progress, paired_with=progress.decode)
@@ -212,6 +218,7 @@ class Generator:
     async def _prefill(self, request: GenerateRequest, prefill: WorkerInfo, progress: Progress) -> _Stream:
         """What the prefill worker answers: a handoff, or the whole answer if that is so short."""
         progress.prefill = prefill
+        progress.leg.enter("prefill")
         arrived: list[Reply | None] = []
         call = self._call(prefill, request, progress, arrived)
         began_s = time.perf_counter()
@@ -270,6 +277,7 @@ class Generator:
 
     def _call(self, worker: WorkerInfo, request: GenerateRequest, progress: Progress, arrived: Sized) -> Call:
         progress.called.append(worker)
+        progress.leg.on(worker)
         replies = self._transport.call(worker.address, request)
         progress.calls.append(self._fleet.calls.begin(worker, replies, arrived))
         return progress.calls[-1]

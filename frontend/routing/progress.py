@@ -21,6 +21,7 @@ from baton.errors import (
     WorkerUnreached,
 )
 from baton.messages import GenerateRequest, TokenChunk, Usage, WorkerInfo
+from frontend.record import Leg
 from frontend.routing.workers import Call
 
 MAX_ATTEMPTS = 4
@@ -69,10 +70,10 @@ def retry_after(error: BatonError) -> Retry | None:
 
 class Progress:
     """The state of one request across its attempts. `error` is how the last one ended; `num_ids` is how many
-    token ids the model has; `usage` is the latest that a worker reported.
+    token ids the model has; `usage` is the latest that a worker reported; `leg` records the attempts.
     """
 
-    def __init__(self, request: GenerateRequest, num_ids: float) -> None:
+    def __init__(self, request: GenerateRequest, num_ids: float, leg: Leg | None = None) -> None:
         self.request = request
         self.num_ids = num_ids
         self.token_ids: list[int] = []
@@ -83,6 +84,7 @@ class Progress:
         self.decode: WorkerInfo | None = None  # if it is chosen before prefill
         self.sent = request  # to the first worker of this attempt
         self.avoided: set[str] = set()
+        self.leg = leg or Leg.beginning()
         self.error: BatonError | None = None
         self._retry = Retry("none", "never")  # after that error
         self._modes: set[str] = set()  # of all retries so far
