@@ -15,6 +15,7 @@ from baton.messages import GenerateRequest, TokenChunk, TokenLogprob, Usage, Wor
 from frontend.app import ServerState, create_app
 from frontend.harmony.conversation import Conversation
 from frontend.harmony.render import render
+from frontend.record import Leg
 from frontend.http.exchange import AsgiApp
 from frontend.http.services import Services
 from frontend.responses.runs import ResponseState
@@ -120,7 +121,7 @@ class ScriptedTokens:
             raise self._refuses_with
 
     async def generate(
-        self, request: GenerateRequest, caller: str, on_taken: Callable[[], None]
+        self, request: GenerateRequest, caller: str, on_taken: Callable[[], None], leg: Leg
     ) -> AsyncGenerator[TokenChunk, None]:
         self.requests.append(request)
         self.callers.append(caller)

@@ -99,7 +99,7 @@ def test_an_answer_is_the_same_for_the_same_key_only() -> None:
 async def test_a_last_chunk_without_tokens_still_ends_the_answer() -> None:
     class EndsEmpty(ScriptedTokens):
         async def generate(
-            self, request: GenerateRequest, caller: str, on_taken: Callable[[], None]
+            self, request: GenerateRequest, caller: str, on_taken: Callable[[], None], leg: Leg
         ) -> AsyncGenerator[TokenChunk, None]:
             async for chunk in super().generate(request, caller, on_taken):
                 yield TokenChunk(chunk.token_ids)

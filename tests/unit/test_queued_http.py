@@ -30,7 +30,7 @@ class QueuedTokens(ScriptedTokens):
         self.refusal = refusal
 
     async def generate(
-        self, request: GenerateRequest, caller: str, on_taken: Callable[[], None]
+        self, request: GenerateRequest, caller: str, on_taken: Callable[[], None], leg: Leg
     ) -> AsyncGenerator[TokenChunk, None]:
         await asyncio.sleep(self.waits_s[request.sampling.choice])
         if self.refusal is not None:
