@@ -135,9 +135,8 @@ class KvHandoff(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=
     sampled `first_token`; decode emits it as its own first token. It is NO_TOKEN if TensorRT-LLM sends it to
     decode only. But if there is a `first_chunk`, the client gets that at once, and decode gets its token as a
     generated one that follows the `num_prompt_tokens`. The KV stays pinned at the source for `ttl_s`, or
-    until it has moved, or until the prefill call is closed. Seconds until
-    then: `waited_s` in the worker's queue, `computed_s`; `delay_s` is the longest time that the worker's event
-    loop stood still.
+    until it has moved, or until the prefill call is closed. Durations as in
+    `Usage`.
     """
 
     worker_id: str = ""

@@ -58,7 +58,7 @@ _TABLE = {
     "harmony_repairs": _Kind("counter", "Repairs of malformed Harmony output.", ("kind",)),
     "ignored_fields": _Kind("counter", "Ignored fields in request bodies.", ("field",)),
     "stage_seconds": _Kind(
-        "histogram", "Time in each stage of a request, failed attempts included.", ("stage", "outcome"), _LATENCY_S
+        "histogram", "Time in each stage of a request.", ("stage", "outcome"), _LATENCY_S
     ),
     "attempts": _Kind("counter", "Attempts on workers, by outcome.", ("outcome",)),
     "prefill_seconds": _Kind(

@@ -24,9 +24,9 @@ Stage = Literal[
     "send",
 ]
 STAGES: tuple[Stage, ...] = get_args(Stage)
-"""In order. `read`: the body; `render`: the prompt and its tokens; `queue`: until there is a place; the waits:
-in a worker's own queue; `transit`: the part of an attempt that no worker accounts for; `send`: the client did
-not read."""
+"""In order. `read`: the body; `render`: the prompt and its tokens; `queue`: until there is a place; the
+waits: in a worker's own queue; `transit`: the part of an attempt that no worker accounts for; `send`: the
+client did not read."""
 
 MAX_BYTES = 8 << 20
 _MAX_NEWEST_BYTES = 4 << 20
@@ -39,8 +39,8 @@ _MAX_ATTEMPTS = 32
 
 
 class Attempt(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """One try on workers, which are named. `began_s` counts from the request's arrival. `outcome` is the error's
-    code, empty if it answered. `delay_s`: the longest time that a worker's event loop stood still meanwhile."""
+    """One try on workers, which are named. `began_s` counts from the request's arrival. `outcome` is the
+    error's code, empty if it answered. `delay_s`: the longest time that a worker's event loop stood still."""
 
     began_s: float
     prefill: str = ""
@@ -164,10 +164,10 @@ class Leg(_Timed, kw_only=True, omit_defaults=True):
 
 
 class Record(_Timed, kw_only=True, omit_defaults=True):
-    """One request. `at_s` is its arrival as Unix time, `began_s` the same as a `perf_counter` value; durations
-    and `first_token_s` count from then. `caller` is the API key's name. `status` is the HTTP status, or that
-    of the error that ended a stream; `code` the error's. `delay_s`: the longest time that this frontend's
-    event loop stood still meanwhile."""
+    """One request. `at_s` is its arrival as Unix time, `began_s` the same as a `perf_counter` value;
+    durations and `first_token_s` count from then. `caller` is the API key's name. `status` is the HTTP
+    status, or that of the error that ended a stream; `code` the error's. `delay_s`: the longest time that
+    this frontend's event loop stood still meanwhile."""
 
     request_id: str
     route: str

@@ -29,7 +29,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Usual(NamedTuple):
-    """The p95 of recent requests: by stage in seconds, of prefill by computed token, and of the longest gap."""
+    """The p95 of recent requests: by stage in seconds, of prefill by computed token, of the longest gap."""
 
     stages: Mapping[Stage, float] = {}
     prefill_per_token_s: float = math.inf
@@ -70,7 +70,7 @@ def _p95(values: list[float]) -> float:
 
 
 class _Rule(NamedTuple):
-    """Of a stage: what it means that it is out of line, and what helps. `{worker}` is the one that it ran on."""
+    """Of a stage: what it means that it is out of line, and what helps. `{worker}` is the one it ran on."""
 
     cause: str
     help: str

@@ -15,9 +15,9 @@ from baton.messages import GenerateRequest, TokenChunk, TokenLogprob, Usage, Wor
 from frontend.app import ServerState, create_app
 from frontend.harmony.conversation import Conversation
 from frontend.harmony.render import render
-from frontend.record import Leg
 from frontend.http.exchange import AsgiApp
 from frontend.http.services import Services
+from frontend.record import Leg
 from frontend.responses.runs import ResponseState
 from frontend.responses.store import ResponseStore
 from frontend.routing.health import Health

@@ -58,7 +58,10 @@ _Stream = tuple[Reply | None, AsyncGenerator[Reply, None]]
 
 
 class Generator:
-    """Answers token requests with the fleet's workers."""
+    """Answers token requests with the fleet's workers. If a worker is lost, another one prefills the prompt
+    and the tokens so far, or makes the answer again if its engine cannot resume; no token is repeated or
+    missing. Without a live worker, or the broker, a request waits.
+    """
 
     def __init__(
         self,
@@ -100,15 +103,10 @@ class Generator:
         on_taken: Callable[[], None] = lambda: None,
         leg: Leg | None = None,
     ) -> AsyncGenerator[TokenChunk, None]:
-        """The answer's chunks; `leg` records how they came. If the workers are full, it waits for the caller's
-        turn; then `on_taken` is called. If a worker is lost, another one prefills the prompt and the tokens so far, or makes the
-        answer again if its engine cannot resume; no token is repeated or missing. If none is live, or the
-        broker is away, it waits. Raises a BatonError: NoWorkers, Overloaded, DeadlineExceeded, ...
-        """
+        """The answer's chunks; `leg` records how they came. If the workers are full, it waits for the
+        caller's turn; then it calls `on_taken`. Raises a BatonError: NoWorkers, Overloaded, ..."""
         admission = self._admission(request.model)
-        progress = Progress(
-            request, self._fleet.num_token_ids(request.model), leg
-        )  # its time includes the wait
+        progress = Progress(request, self._fleet.num_token_ids(request.model), leg)
         place = await admission.enter(request, caller)
         try:
             while True:
@@ -116,14 +114,12 @@ class Generator:
                 try:
                     reply, rest = await self._start(progress)
                     if isinstance(reply, KvHandoff):
-                        progress.leg.prefilled(reply)
                         if reply.first_chunk is not None:
                             admission.start(place)
-                            if (fresh := progress.take(reply.first_chunk)) is not None:
+                            if fresh := progress.take(reply.first_chunk):
                                 yield fresh
                         reply, rest = await self._hand_over(progress, reply)
                     admission.start(place)
-                    progress.leg.decoded(reply)
                     while isinstance(reply, TokenChunk):
                         if (fresh := progress.take(reply)) is not None:
                             yield fresh
@@ -228,8 +224,11 @@ class Generator:
         self._metrics.of("prefill_seconds").observe(time.perf_counter() - began_s)
         if isinstance(first, KvHandoff):
             progress.check((first.first_token,))
+            progress.leg.prefilled(first)
         elif not isinstance(first, TokenChunk):
             raise HandoffFailed(f"Prefill worker {prefill.worker_id} did not send a handoff.")
+        else:
+            progress.leg.decoded(first)
         return first, call.replies
 
     async def _hand_over(self, progress: Progress, handoff: KvHandoff) -> _Stream:
@@ -243,13 +242,17 @@ class Generator:
         began_s = time.perf_counter()
         chunk = await _decoded(tokens, pinning)
         self._metrics.of("handoff_seconds").observe(time.perf_counter() - began_s)
+        progress.leg.decoded(chunk)
         progress.calls.remove(pinning)
         await pinning.close()
         return chunk, tokens
 
     async def _decode(self, request: GenerateRequest, progress: Progress) -> _Stream:
         tokens = self._tokens(request, progress)
-        return await anext(tokens, None), tokens
+        first = await anext(tokens, None)
+        if not isinstance(first, PrefillFirst):
+            progress.leg.decoded(first)
+        return first, tokens
 
     def _tokens(self, request: GenerateRequest, progress: Progress) -> AsyncGenerator[Reply, None]:
         """A decode worker's replies. Raises NoWorkers."""

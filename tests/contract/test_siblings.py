@@ -49,9 +49,9 @@ async def test_entries_arrive_in_order_and_whole(tmp_path: Path) -> None:
 async def test_metrics_are_added(tmp_path: Path) -> None:
     async with process(tmp_path, 0) as (first, _, mine), process(tmp_path, 1) as (_, _, other):
         for metrics, num_tokens in ((mine, 5), (other, 7)):
-            tally = metrics.begin("/v1/x")
-            tally.model, tally.num_prompt_tokens = "m", num_tokens
-            metrics.end(tally)
+            record = metrics.begin("/v1/x")
+            record.model, record.num_prompt_tokens = "m", num_tokens
+            metrics.end(record)
         other.begin("/v1/x")
         page = mine.page([], await first.metrics()).decode()
         assert 'baton_prompt_tokens_total{model="m"} 12.0' in page

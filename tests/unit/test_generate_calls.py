@@ -112,10 +112,15 @@ async def test_the_kv_that_moved_for_an_answer_is_counted_once(
         TokenChunk((11,), "stop", Usage(2, 0, 2, num_moved_bytes)),
     ]
     fleet = ScriptedWorkers(p1=hand_off, d1=script(*chunks))
-    async with generator_over(fleet) as generator, aclosing(generator.generate(request())) as answered:
+    record = fleet.metrics.begin("/v1/x")
+    async with (
+        generator_over(fleet) as generator,
+        aclosing(generator.generate(request(), leg=record.leg())) as answered,
+    ):
         async for _ in answered:
             if not is_read_to_its_end:
                 break
+    fleet.metrics.end(record)
     name = "baton_request_moved_kv_bytes"
     counted = sampled(fleet.metrics, f"{name}_count"), sampled(fleet.metrics, f"{name}_sum")
     assert counted == (num_observed, num_moved_bytes or 0)

@@ -1,12 +1,14 @@
 """What is counted: bounded labels, each request once, times per token of one choice."""
 
 import time
+from functools import partial
 
 import pytest
 
 from baton.messages import WorkerStats
 from baton.telemetry import unauthenticated
-from frontend.metrics import Metrics
+from frontend.metrics import MOST_GAP_MS, Metrics
+from frontend.record import Record
 from tests.registry import worker
 from tests.scripted_workers import sampled
 
@@ -17,33 +19,53 @@ LABELS = {"route": ROUTE, "model": "m"}
 def ended(**fields: object) -> Metrics:
     """The metrics after one request with these figures; it began a hundred seconds ago."""
     metrics = Metrics()
-    tally = metrics.begin(ROUTE)
+    record = metrics.begin(ROUTE)
     assert sampled(metrics, "baton_running_requests", route=ROUTE) == 1
-    tally.model = "m"
-    tally.began_s = time.perf_counter() - 100
+    record.model = "m"
+    record.began_s = time.perf_counter() - 100
     for name, given in fields.items():
-        setattr(tally, name, given)
-    metrics.end(tally)
+        setattr(record, name, given)
+    metrics.end(record)
     assert sampled(metrics, "baton_running_requests", route=ROUTE) == 0
     return metrics
 
 
-@pytest.mark.parametrize(
-    ("num_tokens", "num_choices", "token_s"), [(13, 1, 5), (26, 2, 5), (1, 1, None), (0, 1, None)]
-)
-def test_times_begin_with_the_request_and_tokens_of_a_choice_with_its_first(
-    num_tokens: int, num_choices: int, token_s: float | None
-) -> None:
-    first_s = time.perf_counter() - 60
-    metrics = ended(first_token_s=first_s, num_completion_tokens=num_tokens, num_choices=num_choices)
+def test_times_begin_with_the_request() -> None:
+    metrics = ended(first_token_s=40.0)
     assert sampled(metrics, "baton_request_duration_seconds_sum", **LABELS) == pytest.approx(100, abs=1)
-    assert sampled(metrics, "baton_time_to_first_token_seconds_sum", **LABELS) == pytest.approx(40, abs=1)
-    found = sampled(metrics, "baton_inter_token_latency_seconds_sum", **LABELS)
-    assert found == (None if token_s is None else pytest.approx(token_s, abs=0.2))
+    assert sampled(metrics, "baton_time_to_first_token_seconds_sum", **LABELS) == 40
+
+
+def test_each_time_between_two_chunks_is_counted() -> None:
+    metrics = Metrics()
+    gaps = metrics.gaps(Record(request_id="", route=ROUTE, model="m", at_s=0, began_s=0))
+    for gap_ms in (7, 7, 40, 9000):
+        gaps[min(gap_ms, MOST_GAP_MS)] += 1
+    name = "baton_inter_token_latency_seconds"
+    for bound, num in (("0.005", 0), ("0.01", 2), ("0.05", 3), ("2.5", 3), ("+Inf", 4)):
+        assert sampled(metrics, f"{name}_bucket", le=bound, **LABELS) == num
+    assert sampled(metrics, f"{name}_sum", **LABELS) == pytest.approx(2.556, abs=0.001)
+
+
+def test_stages_are_observed_with_how_they_ended() -> None:
+    metrics = Metrics()
+    record = metrics.begin(ROUTE)
+    leg = record.leg()
+    leg.attempt()
+    leg.on(worker("d1"))
+    leg.failed("worker_lost")
+    leg.attempt()
+    leg.decoded(None)
+    leg.end(None)
+    metrics.end(record)
+    count = partial(sampled, metrics, "baton_stage_seconds_count")
+    assert (count(stage="decode_wait", outcome="worker_lost"), count(stage="stream", outcome="ok")) == (1, 1)
+    assert sampled(metrics, "baton_attempts_total", outcome="worker_lost") == 1
 
 
 def test_buckets_fit_what_is_measured() -> None:
-    metrics = ended(first_token_s=time.perf_counter(), num_completion_tokens=2)
+    metrics = ended(first_token_s=1.0)
+    metrics.gaps(Record(request_id="", route=ROUTE, model="m", at_s=0, began_s=0))
     for name, bound, labels in (
         ("inter_token_latency_seconds", "0.015", LABELS),
         ("time_to_first_token_seconds", "600.0", LABELS),

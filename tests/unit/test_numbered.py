@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from baton.messages import GenerateRequest, TokenChunk
+from frontend.record import Leg
 from tests.scripted_frontend import MODEL, Client, Reply, ScriptedTokens
 
 CHAT = {
@@ -101,7 +102,7 @@ async def test_a_last_chunk_without_tokens_still_ends_the_answer() -> None:
         async def generate(
             self, request: GenerateRequest, caller: str, on_taken: Callable[[], None], leg: Leg
         ) -> AsyncGenerator[TokenChunk, None]:
-            async for chunk in super().generate(request, caller, on_taken):
+            async for chunk in super().generate(request, caller, on_taken, leg):
                 yield TokenChunk(chunk.token_ids)
                 if chunk.finish_reason:
                     yield TokenChunk((), "length", chunk.usage)

@@ -9,6 +9,7 @@ import pytest
 from baton.errors import BatonError, NoWorkers, Overloaded
 from baton.messages import GenerateRequest, TokenChunk
 from frontend.http.answer import KEEP_ALIVE
+from frontend.record import Leg
 from tests.clock import run_jumping
 from tests.scripted_frontend import MODEL, Client, Reply, ScriptedTokens
 
@@ -37,7 +38,7 @@ class QueuedTokens(ScriptedTokens):
             raise self.refusal
         on_taken()
         await asyncio.sleep(60)
-        async for chunk in super().generate(request, caller, lambda: None):
+        async for chunk in super().generate(request, caller, lambda: None, leg):
             yield chunk
 
 
