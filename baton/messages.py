@@ -287,13 +287,18 @@ class KvLayout(msgspec.Struct, frozen=True, kw_only=True):
     max_handoff_tokens: int | None = None
 
 
+WORKER_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}"
+"""The pattern of a worker's name."""
+
+
 class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     """A worker in discovery. `incarnation` is new with every process start.
 
     `kv_transfer` names the transceiver (`ucx` or `tcp`, with its transport); `baton.pairing` decides who is
     paired. A worker gets no requests until `is_ready`, after its warm-up; `cold_peers` are the ids of the
     peers with which that failed. `max_batch_size` requests run at a time (None: unknown), `max_queue_size`
-    more may wait. `checkpoint` is the fingerprint of its weights; empty: unknown.
+    more may wait. `checkpoint` is the fingerprint of its weights; empty: unknown. `name` is the operator's,
+    the same after a restart; `host` and `pid` are of the process.
     """
 
     worker_id: str
@@ -313,6 +318,14 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     max_batch_size: int | None = None
     max_queue_size: int = 0
     checkpoint: str = ""
+    name: Annotated[str, msgspec.Meta(pattern=rf"\A({WORKER_NAME})?\Z")] = ""
+    host: Annotated[str, msgspec.Meta(pattern=r"\A[!-~]{0,253}\Z")] = ""
+    pid: Annotated[int, msgspec.Meta(ge=0)] = 0
+
+    @property
+    def label(self) -> str:
+        """What people read: the name, or the id if it has none."""
+        return self.name or self.worker_id
 
 
 Request = GenerateRequest | StatsRequest | FrontendRequest | KvAsk | KvConfirm

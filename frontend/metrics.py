@@ -209,7 +209,7 @@ class Metrics:
         known = list(workers)
         for field in WorkerStats.__struct_fields__:
             gauges = {
-                sample_name(field, {"worker": info.worker_id, "role": info.role.value}): getattr(stats, field)
+                sample_name(field, {"worker": info.label, "role": info.role.value}): getattr(stats, field)
                 for info, stats in known
             }
             lines += _family(field, "gauge", f"WorkerStats.{field}", gauges)

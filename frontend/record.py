@@ -105,7 +105,7 @@ class Leg(_Timed, kw_only=True, omit_defaults=True):
 
     def on(self, worker: WorkerInfo) -> None:
         """The try uses this worker."""
-        setattr(self.attempts[-1], worker.role.value, worker.worker_id)
+        setattr(self.attempts[-1], worker.role.value, worker.label)
 
     def prefilled(self, handoff: KvHandoff) -> None:
         """The prefill worker has answered; the rest of its stage was on the way."""

@@ -75,10 +75,10 @@ read -rd "" -a prefill_flags <<<"${PREFILL_FLAGS:-}" || true
 read -rd "" -a decode_flags <<<"${DECODE_FLAGS:-}" || true
 worker=("$PYTHON" -m workers --engine "$ENGINE" --model-path "$MODEL_PATH" --served-model-name "$SERVED_MODEL_NAME")
 for ((i = 0; i < PREFILL_WORKERS; i++)); do
-    start "prefill-$i" "${worker[@]}" --disaggregation-mode prefill --extra-engine-args "$PREFILL_ENGINE_ARGS" "${prefill_flags[@]}"
+    start "prefill-$i" "${worker[@]}" --name "prefill-$i" --disaggregation-mode prefill --extra-engine-args "$PREFILL_ENGINE_ARGS" "${prefill_flags[@]}"
 done
 for ((i = 0; i < DECODE_WORKERS; i++)); do
-    start "decode-$i" "${worker[@]}" --disaggregation-mode decode --extra-engine-args "$DECODE_ENGINE_ARGS" "${decode_flags[@]}"
+    start "decode-$i" "${worker[@]}" --name "decode-$i" --disaggregation-mode decode --extra-engine-args "$DECODE_ENGINE_ARGS" "${decode_flags[@]}"
 done
 wait_until_ready "$PREFILL_WORKERS" "$DECODE_WORKERS"
 wait_for_the_end

@@ -83,7 +83,7 @@ start_workers() { # start_workers MODE NUM_WORKERS GPUS YAML FLAGS...
     IFS=';' read -ra gpus <<<"$(shares "$3" "$2")"
     shift 4
     for ((i = 0; i < ${#gpus[@]}; i++)); do
-        start "$mode-$i" env CUDA_VISIBLE_DEVICES="${gpus[i]}" "$PYTHON" -m workers --engine "$ENGINE" \
+        start "$mode-$i" env CUDA_VISIBLE_DEVICES="${gpus[i]}" "$PYTHON" -m workers --engine "$ENGINE" --name "$mode-$i" \
             --model-path "$MODEL_PATH" --served-model-name "$SERVED_MODEL_NAME" --extra-engine-args "$yaml" \
             --dyn-reasoning-parser gpt_oss --dyn-tool-call-parser harmony --disaggregation-mode "$mode" "$@"
     done

@@ -7,7 +7,7 @@ from typing import Literal
 
 from baton.connect import Wires
 from baton.flags import Parsed, flag
-from baton.messages import Role
+from baton.messages import WORKER_NAME, Role
 from baton.model_folder import hub_id, model_folder
 from baton.telemetry import LogLevel
 from workers.settings_text import SettingsError
@@ -46,6 +46,12 @@ class WorkerSettings:
     )
     served_model_name: str | None = flag(None, "name in the API [the folder's name]", metavar="NAME")
     disaggregation_mode: DisaggregationMode = flag("agg", "role of this worker")
+    name: str = flag(
+        "",
+        "name in metrics, logs and status, kept over restarts, such as decode-0 [its id]",
+        env="BATON_WORKER_NAME",
+        metavar="NAME",
+    )
     extra_engine_args: Path | None = flag(None, "file of engine settings", metavar="YAML")
     override_engine_args: str | None = flag(None, "engine settings that override the YAML", metavar="JSON")
     max_batch_size: int | None = flag(None, "requests in one step", metavar="N", at_least=1)
@@ -73,6 +79,11 @@ class WorkerSettings:
     def __post_init__(self) -> None:
         if self.endpoint is not None and not _ENDPOINT.fullmatch(self.endpoint):
             raise ValueError(f"--endpoint {self.endpoint}: must be dyn://namespace.component.endpoint")
+        if self.name and not re.fullmatch(WORKER_NAME, self.name):
+            raise ValueError(
+                f"--name {self.name[:80]!r}: must be 1 to 63 letters, digits, '.', '_' and '-', "
+                "beginning with a letter or digit"
+            )
 
     @property
     def role(self) -> Role:

@@ -2,7 +2,9 @@
 
 import asyncio
 import logging
+import os
 import secrets
+import socket
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
@@ -181,4 +183,7 @@ def _card(
         max_batch_size=info.max_batch_size,
         max_queue_size=info.max_queue_size,
         checkpoint=checkpoint,
+        name=settings.name,
+        host=socket.gethostname(),
+        pid=os.getpid(),
     )

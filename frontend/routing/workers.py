@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sized
 from enum import Enum
 
+from msgspec.structs import replace
+
 from baton.messages import Reply, WorkerInfo
 from baton.pairing import works
 from baton.transport import Transport
@@ -102,7 +104,8 @@ class Workers:
         self._change = asyncio.Event()
 
     def update(self, registered: Iterable[WorkerInfo]) -> None:
-        """Replace the registered workers; a new one is probed once it is ready."""
+        """Replace the registered workers; a new one is probed once it is ready. Of several with one name the
+        first that was seen keeps it."""
         workers = {worker.address: worker for worker in registered}
         for address in self._entries.keys() - workers.keys():
             entry = self._entries.pop(address)
@@ -110,9 +113,12 @@ class Workers:
             if entry.state is not State.WARMING:
                 log.info("left worker=%s", entry.worker.worker_id)
         entries = {address: self._entries.get(address) or _Entry(w) for address, w in workers.items()}
+        holders = {worker.worker_id: address for address, worker in workers.items()}
+        holders |= {entry.worker.name: address for address, entry in self._entries.items()}
         self._entries = entries
         for address, entry in entries.items():
-            entry.worker = workers[address]
+            is_held = holders.setdefault(workers[address].name, address) != address
+            entry.worker = replace(workers[address], name="") if is_held else workers[address]
             self.note(entry.worker, Event.READY if entry.worker.is_ready else Event.WARMS)
         self._note_change()
 

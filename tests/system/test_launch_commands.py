@@ -32,9 +32,10 @@ GUIDE_ENVIRONMENT = {"TRTLLM_ENABLE_PDL": "1", "TRT_LLM_DISABLE_LOAD_WEIGHTS_IN_
 
 
 def counterpart(command: str) -> str:
-    """A guide's command in Baton's terms: other modules, other folder, the engine named."""
+    """A guide's command in Baton's terms: other modules, other folder, the engine and the worker named."""
+    name = "prefill-0" if command is GUIDE_PREFILL else "decode-0"
     command = command.replace("python3 -m dynamo.frontend", "python3 -m frontend")
-    command = command.replace("python3 -m dynamo.trtllm", "python3 -m workers --engine trtllm")
+    command = command.replace("python3 -m dynamo.trtllm", f"python3 -m workers --engine trtllm --name {name}")
     return " ".join(command.replace("examples/backends/trtllm/", "").split())
 
 
@@ -106,6 +107,11 @@ def test_every_value_can_be_set() -> None:
     workers = [line for line in lines if " -m workers " in line]
     assert [line.split()[0] for line in workers] == [
         f"CUDA_VISIBLE_DEVICES={g}" for g in ("2,3", "4,5", "6,7")
+    ]
+    assert [re.findall(r"--name (\S+)", line) for line in workers] == [
+        ["prefill-0"],
+        ["decode-0"],
+        ["decode-1"],
     ]
     assert all("--model-path '/my models/120b' --served-model-name mine" in line for line in workers)
     assert workers[0].endswith(

@@ -1,5 +1,6 @@
 """What is sent to etcd, and when: keys, endpoints, messages, renewals."""
 
+import msgspec
 import pytest
 
 from baton.discovery import decode_worker
@@ -37,3 +38,9 @@ def test_what_is_no_registration_is_skipped_and_counted(junk: bytes) -> None:
     num_before = unauthenticated.num_messages
     assert decode_worker(junk, "here") is None
     assert unauthenticated.num_messages == num_before + 1
+
+
+@pytest.mark.parametrize("fields", [{"name": "a b"}, {"name": "a\n"}, {"host": "a\x1b[2J"}, {"pid": -1}])
+def test_a_registration_whose_name_would_spoil_a_page_is_skipped(fields: dict[str, object]) -> None:
+    assert decode_worker(msgspec.json.encode(worker("p0")), "here") == worker("p0")
+    assert decode_worker(msgspec.json.encode(msgspec.structs.replace(worker("p0"), **fields)), "here") is None

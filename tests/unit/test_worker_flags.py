@@ -49,6 +49,17 @@ def test_an_endpoint_of_another_form_is_refused() -> None:
         WorkerSettings(endpoint="http://a.b.c")
 
 
+@pytest.mark.parametrize("name", ["a b", "-x", "a\n", "x" * 64, "d{0}", "décode", "a/b", '"'])
+def test_a_name_that_would_not_fit_a_label_is_refused_in_one_sentence(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        parse(WorkerSettings, [f"--name={name}"], prog="workers", description="")
+    error = capsys.readouterr().err
+    assert error.startswith("error: --name ")
+    assert error.count("\n") == 1
+
+
 def test_flags_that_were_typed_are_settings_of_the_engine_and_no_others() -> None:
     argv = [
         "--max-batch-size=1", "--max-num-tokens=2", "--max-seq-len=3", "--free-gpu-memory-fraction=0.4",

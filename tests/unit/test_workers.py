@@ -389,3 +389,21 @@ async def test_a_worker_that_leaves_is_not_probed_and_is_new_when_it_returns() -
     assert scene.state() is State.NEW
     scene.workers.update([msgspec.structs.replace(D1, is_ready=False)])
     assert scene.state() is State.WARMING
+
+
+@jumping
+async def test_a_name_is_the_first_workers_until_it_leaves() -> None:
+    workers = Scene().workers
+    names = {"d9": "decode-0", "d1": "decode-0", "d2": "d9"}
+    first, second, thief = (
+        msgspec.structs.replace(worker(worker_id), name=name) for worker_id, name in names.items()
+    )
+    workers.update([first])
+    workers.update([second, thief, first])
+    assert {each.worker_id: each.label for each in workers.all()} == {
+        "d9": "decode-0",
+        "d1": "d1",
+        "d2": "d2",
+    }
+    workers.update([second, thief])
+    assert {each.worker_id: each.label for each in workers.all()} == {"d1": "decode-0", "d2": "d9"}
