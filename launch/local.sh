@@ -81,4 +81,4 @@ for ((i = 0; i < DECODE_WORKERS; i++)); do
     start "decode-$i" "${worker[@]}" --name "decode-$i" --disaggregation-mode decode --extra-engine-args "$DECODE_ENGINE_ARGS" "${decode_flags[@]}"
 done
 wait_until_ready "$PREFILL_WORKERS" "$DECODE_WORKERS"
-wait_for_the_end
+serve_until_the_end

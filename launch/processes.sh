@@ -83,23 +83,26 @@ own_url() { # the frontend's URL on this machine
     esac
 }
 
-wait_until_ready() { # wait_until_ready NUM_PREFILL NUM_DECODE
-    local begin=$SECONDS tell=0 seen="" last="" url flags; url=$(own_url)
+wait_until_ready() { # wait_until_ready NUM_PREFILL NUM_DECODE; sets READY to the counts
+    local begin=$SECONDS report=0 seen="frontend starting" last="" num_prefill num_decode url flags; url=$(own_url)
     read -rd "" -a flags <<<"--insecure ${STATUS_FLAGS:-}" || true # its certificate need not be of this address
     while ((SECONDS - begin < START_TIMEOUT_S)); do
         check_alive
-        seen=$("$PYTHON" -m baton status --url "$url" --brief "${flags[@]}" 2>/dev/null) || seen=${seen:-frontend starting}
-        # Others may have workers in the same registry.
-        if [[ $seen =~ ^([0-9]+)" prefill, "([0-9]+)" decode" ]] && ((BASH_REMATCH[1] >= $1 && BASH_REMATCH[2] >= $2)); then
-            echo "ready: $url ($seen)"
-            echo "try:   curl -s $url/v1/chat/completions -H 'Content-Type: application/json'" \
-                ${BATON_API_KEYS_FILE:+"-H \"Authorization: Bearer \$KEY\""} \
-                "-d '{\"model\": \"$SERVED_MODEL_NAME\", \"messages\": [{\"role\": \"user\", \"content\": \"Hello\"}]}'"
-            return
+        seen=$("$PYTHON" -m baton status --url "$url" --brief "${flags[@]}" 2>/dev/null) || true
+        if [[ $seen =~ ^([0-9]+)" prefill, "([0-9]+)" decode"(.*)$ ]]; then
+            num_prefill=${BASH_REMATCH[1]} num_decode=${BASH_REMATCH[2]}
+            # Others may have workers in the same registry.
+            if ((num_prefill >= $1 && num_decode >= $2)); then
+                READY=$seen
+                return
+            fi
+            seen="$num_prefill of $1 prefill, $num_decode of $2 decode ready${BASH_REMATCH[3]}" # ", 1 warming"
+        else
+            seen="frontend starting; 0 of $1 prefill, 0 of $2 decode ready"
         fi
-        if [[ $seen != "$last" ]] || ((SECONDS >= tell)); then
-            echo "starting: $seen (of $1 prefill, $2 decode), $((SECONDS - begin)) s"
-            last=$seen tell=$((SECONDS + 30))
+        if [[ $seen != "$last" ]] || ((SECONDS >= report)); then
+            echo "waiting: $seen ($((SECONDS - begin)) s)"
+            last=$seen report=$((SECONDS + 30))
         fi
         sleep 0.3
     done
@@ -115,9 +118,19 @@ check_alive() { # stops everything if a process has ended
     done
 }
 
-wait_for_the_end() { # polls, since `wait -n` misses a process that ended just before the call
+serve_until_the_end() { # polls, since `wait -n` misses a process that ended just before the call
     SERVES=1
-    while true; do check_alive; sleep 0.3; done 2>/dev/null # bash prints a line about each killed job
+    { print_ready; while true; do check_alive; sleep 0.3; done; } 2>/dev/null # bash prints a line about each killed job
+}
+
+print_ready() {
+    local url; url=$(own_url)
+    echo "ready: $url ($READY)"
+    [[ ${FRONTEND_FLAGS:-} == *--no-page* ]] || echo "page:  $url/ shows the fleet and has a chat"
+    echo "try:   curl -s $url/v1/chat/completions -H 'Content-Type: application/json'" \
+        ${BATON_API_KEYS_FILE:+"-H \"Authorization: Bearer \$KEY\""} \
+        "-d '{\"model\": \"$SERVED_MODEL_NAME\", \"messages\": [{\"role\": \"user\", \"content\": \"Hello\"}]}'" \
+        "| python3 -m json.tool"
 }
 
 died() { # died PID STATUS

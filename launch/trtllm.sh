@@ -92,5 +92,5 @@ start_workers() { # start_workers MODE NUM_WORKERS GPUS YAML FLAGS...
 serve() { # serve NUM_PREFILL NUM_DECODE, until Ctrl-C or until a process ends
     [[ -z ${DRY_RUN:-} ]] || exit 0
     wait_until_ready "$1" "$2"
-    wait_for_the_end
+    serve_until_the_end
 }

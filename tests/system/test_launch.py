@@ -30,7 +30,9 @@ def test_it_says_ready_serves_and_leaves_nothing_behind(run: Run, command: str, 
     launch = run(command, MOCKER | of_the_script, DECODE_WORKERS="2")
 
     assert f"ready: http://127.0.0.1:{launch.port} (1 prefill, 2 decode)" in launch.read_until("ready:")
-    assert f"curl -s http://127.0.0.1:{launch.port}/v1/chat/completions" in launch.read_until("try:")
+    rest = launch.read_until("try:")
+    assert f"page:  {launch.url}/ " in rest
+    assert f"curl -s {launch.url}/v1/chat/completions" in rest
     answer = httpx.post(
         f"{launch.url}/v1/completions", json={"model": MODEL, "prompt": "hi", "max_tokens": 6}
     )

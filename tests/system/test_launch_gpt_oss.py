@@ -40,8 +40,9 @@ def test_it_serves_shows_its_logs_and_ends_with_ctrl_c(
 
     output = launch.read_until("ready: ")
     assert f"ready: {launch.url} ({fleet})" in output
-    for line in re.findall(r"^starting: .*", output, re.MULTILINE):  # none if it is ready at the first look
-        assert f" (of {fleet})" in line
+    progress = re.sub(r"(\d) ", r"\\d of \1 ", fleet) + " ready"
+    for line in re.findall(r"^waiting: .*", output, re.MULTILINE):  # none if it is ready at the first look
+        assert re.search(progress, line)
     answer = httpx.post(
         f"{launch.url}/v1/completions", json={"model": MODEL, "prompt": "hi", "max_tokens": 6}
     )
