@@ -17,9 +17,10 @@ help: ## list the targets
 $(VENV)/.runtime: pyproject.toml $(CONSTRAINTS)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "error: Baton needs Python 3.11 or newer; set PYTHON=..."; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { echo "error: no venv module; on Debian: apt-get install python3-venv"; exit 1; }
-	@echo "installing into $(VENV) (torch is the largest package)"
-	$(PIP_INSTALL) "torch>=2.11,<=2.13"
-	$(PIP_INSTALL) -e '.[frontend,embedded]'
+	@echo "installing into $(VENV), 1 of 2: torch, the largest package (minutes)"
+	@$(PIP_INSTALL) --quiet "torch>=2.11,<=2.13"
+	@echo "installing into $(VENV), 2 of 2: Baton and what else it needs"
+	@$(PIP_INSTALL) --quiet -e '.[frontend,embedded,examples]'
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.runtime
@@ -30,11 +31,12 @@ $(VENV)/.dev: $(VENV)/.runtime
 	@touch $@
 
 install: $(VENV)/.runtime ## make .venv with everything needed to serve
+	@echo "next: make up"
 
-up: install ## serve the demo model on the CPU: frontend, prefill worker, decode worker
+up: $(VENV)/.runtime ## serve the demo model on the CPU: frontend, prefill worker, decode worker
 	@exec ./launch/local.sh
 
-cluster: install ## the same over etcd and NATS
+cluster: $(VENV)/.runtime ## the same over etcd and NATS
 	@exec ./launch/local.sh --cluster
 
 dev: $(VENV)/.dev ## install what tests and checks need
@@ -58,7 +60,7 @@ vocab: dev ## get the o200k vocabulary through npm, for tests against openai-har
 test: dev servers ## all tests except slow, GPU and client tests
 	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not gpu and not slow"
 
-test-slow: dev servers ## expensive variants of the tests above
+test-slow: dev servers ## slower variants of the tests above (CI runs them as well)
 	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "slow and not gpu"
 
 # Without its dependencies for GPUs.

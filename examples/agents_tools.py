@@ -1,21 +1,28 @@
-"""Multi-turn tools with openai-agents: `make up`, then `python examples/agents_tools.py [chat|responses]`."""
+"""Multi-turn tools with openai-agents.
+
+Run `make up`, then `.venv/bin/python examples/agents_tools.py [chat|responses]`.
+"""
 
 import asyncio
 import os
 import sys
 
-from agents import (
-    Agent,
-    ModelSettings,
-    OpenAIChatCompletionsModel,
-    OpenAIResponsesModel,
-    RunConfig,
-    Runner,
-    TResponseInputItem,
-    function_tool,
-)
-from openai import AsyncOpenAI
+try:
+    from agents import (
+        Agent,
+        ModelSettings,
+        OpenAIChatCompletionsModel,
+        OpenAIResponsesModel,
+        RunConfig,
+        Runner,
+        TResponseInputItem,
+        function_tool,
+    )
+    from openai import APIConnectionError, AsyncOpenAI
+except ModuleNotFoundError:
+    sys.exit("error: this example needs one more package: .venv/bin/python -m pip install openai-agents")
 
+URL = os.environ.get("BATON_URL", f"http://127.0.0.1:{os.environ.get('HTTP_PORT', '8000')}")
 APIS = {"chat": OpenAIChatCompletionsModel, "responses": OpenAIResponsesModel}
 QUESTIONS = ["Hey, quick check: is everything up and running?", "Thank you! And now?"]
 
@@ -29,8 +36,7 @@ def get_system_health() -> dict[str, object]:
 
 async def main(api: str) -> None:
     """Let the library run the tools until there is an answer, then ask the next question."""
-    url = os.environ.get("BATON_URL", "http://127.0.0.1:8000") + "/v1"
-    async with AsyncOpenAI(base_url=url, api_key="not-used") as client:
+    async with AsyncOpenAI(base_url=f"{URL}/v1", api_key="not-used") as client:
         model = (await client.models.list()).data[0].id
         agent = Agent(
             name="Operator",
@@ -54,4 +60,10 @@ async def main(api: str) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1] if len(sys.argv) > 1 else "responses"))
+    chosen = sys.argv[1] if len(sys.argv) > 1 else "responses"
+    if chosen not in APIS:
+        sys.exit(f"usage: agents_tools.py [{'|'.join(APIS)}]")
+    try:
+        asyncio.run(main(chosen))
+    except APIConnectionError:
+        sys.exit(f"error: no Baton answers at {URL}: start it with `make up`, or set BATON_URL")

@@ -1,11 +1,19 @@
-"""A conversation whose state the server keeps: `make up`, then `python examples/responses_state.py`."""
+"""A conversation whose state the server keeps.
+
+Run `make up`, then `.venv/bin/python examples/responses_state.py`.
+"""
 
 import json
 import os
+import sys
 
-from openai import OpenAI
-from openai.types.responses import FunctionToolParam, Response, ResponseInputParam
+try:
+    from openai import APIConnectionError, OpenAI
+    from openai.types.responses import FunctionToolParam, Response, ResponseInputParam
+except ModuleNotFoundError as missing:
+    sys.exit(f"error: no package {missing.name} here: run this with .venv/bin/python, after `make up`")
 
+URL = os.environ.get("BATON_URL", f"http://127.0.0.1:{os.environ.get('HTTP_PORT', '8000')}")
 TOOL: FunctionToolParam = {
     "type": "function",
     "name": "get_system_health",
@@ -35,7 +43,7 @@ def say(client: OpenAI, given: str | ResponseInputParam, previous: Response | No
 
 def main() -> None:
     """Ask two questions; the second does not repeat the first, which the server remembers."""
-    client = OpenAI(base_url=os.environ.get("BATON_URL", "http://127.0.0.1:8000") + "/v1", api_key="not-used")
+    client = OpenAI(base_url=f"{URL}/v1", api_key="not-used")
     response = None
     for question in ("Hey, quick check: is everything up and running?", "Thank you! And now?"):
         print("user:", question)
@@ -54,4 +62,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except APIConnectionError:
+        sys.exit(f"error: no Baton answers at {URL}: start it with `make up`, or set BATON_URL")

@@ -1,11 +1,19 @@
-"""Answers that follow a schema, in both APIs: `make up`, then `python examples/structured_output.py`."""
+"""Answers that follow a schema, in both APIs.
+
+Run `make up`, then `.venv/bin/python examples/structured_output.py`.
+"""
 
 import os
+import sys
 from typing import Literal
 
-from openai import OpenAI, pydantic_function_tool
-from pydantic import BaseModel, Field
+try:
+    from openai import APIConnectionError, OpenAI, pydantic_function_tool
+    from pydantic import BaseModel, Field
+except ModuleNotFoundError as missing:
+    sys.exit(f"error: no package {missing.name} here: run this with .venv/bin/python, after `make up`")
 
+URL = os.environ.get("BATON_URL", f"http://127.0.0.1:{os.environ.get('HTTP_PORT', '8000')}")
 QUESTION = "Hey, quick check: is everything up and running?"
 
 
@@ -19,7 +27,7 @@ class Report(BaseModel):
 
 def main() -> None:
     """A chat answer, a response, and a call with arguments that follow the schema."""
-    client = OpenAI(base_url=os.environ.get("BATON_URL", "http://127.0.0.1:8000") + "/v1", api_key="not-used")
+    client = OpenAI(base_url=f"{URL}/v1", api_key="not-used")
     model = client.models.list().data[0].id
 
     chat = client.chat.completions.parse(
@@ -49,4 +57,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except APIConnectionError:
+        sys.exit(f"error: no Baton answers at {URL}: start it with `make up`, or set BATON_URL")

@@ -1,12 +1,19 @@
-"""Multi-turn tool calling with the OpenAI SDK: `make up`, then `python examples/tool_calling.py`."""
+"""Multi-turn tool calling with the OpenAI SDK.
+
+Run `make up`, then `.venv/bin/python examples/tool_calling.py`.
+"""
 
 import json
 import os
 import sys
 
-from openai import OpenAI
-from openai.types.chat import ChatCompletionMessageParam, ChatCompletionToolParam
+try:
+    from openai import APIConnectionError, OpenAI
+    from openai.types.chat import ChatCompletionMessageParam, ChatCompletionToolParam
+except ModuleNotFoundError as missing:
+    sys.exit(f"error: no package {missing.name} here: run this with .venv/bin/python, after `make up`")
 
+URL = os.environ.get("BATON_URL", f"http://127.0.0.1:{os.environ.get('HTTP_PORT', '8000')}")
 QUESTION = "Hey, quick check: is everything up and running?"
 TOOLS: list[ChatCompletionToolParam] = [
     {
@@ -28,7 +35,7 @@ def get_system_health() -> dict[str, object]:
 
 def main() -> None:
     """Run the tools that the model calls until it answers."""
-    client = OpenAI(base_url=os.environ.get("BATON_URL", "http://127.0.0.1:8000") + "/v1", api_key="not-used")
+    client = OpenAI(base_url=f"{URL}/v1", api_key="not-used")
     model = client.models.list().data[0].id
     messages: list[ChatCompletionMessageParam] = [{"role": "user", "content": QUESTION}]
     print("user:", QUESTION)
@@ -51,4 +58,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except APIConnectionError:
+        sys.exit(f"error: no Baton answers at {URL}: start it with `make up`, or set BATON_URL")

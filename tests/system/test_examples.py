@@ -1,5 +1,6 @@
 """Each example runs unchanged against a running stack."""
 
+import os
 import subprocess
 import sys
 
@@ -39,8 +40,33 @@ def test_an_example_runs_as_it_stands(stack: Stack, example: str) -> None:
         assert line in run.stdout
 
 
-def test_every_example_is_run_and_documented() -> None:
-    names = {path.name for path in (ROOT / "examples").glob("*.py")}
+NAMES = sorted({example.split()[0] for example in EXAMPLES})
 
-    assert {example.split()[0] for example in EXAMPLES} == names
-    assert all(name in (ROOT / "examples/README.md").read_text() for name in names)
+
+@pytest.mark.parametrize(
+    ("name", "flags", "expected"),
+    [
+        *[(name, ["-I", "-S"], "package") for name in NAMES],
+        *[
+            pytest.param(name, [], "no Baton answers at http://127.0.0.1:9:", marks=marks)
+            for name, marks in zip(NAMES, [pytest.mark.slow] * 3 + [()], strict=True)
+        ],
+    ],
+)
+def test_what_is_missing_is_one_sentence(name: str, flags: list[str], expected: str) -> None:
+    command = [sys.executable, *flags, str(ROOT / "examples" / name)]
+    environ = os.environ | {"BATON_URL": "http://127.0.0.1:9"}
+
+    run = subprocess.run(
+        command, env=environ, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
+
+    assert run.returncode == 1
+    assert run.stderr.startswith("error: ")
+    assert expected in run.stderr
+    assert run.stderr.count("\n") == 1
+
+
+def test_every_example_is_run_and_documented() -> None:
+    assert sorted(path.name for path in (ROOT / "examples").glob("*.py")) == NAMES
+    assert all(name in (ROOT / "examples/README.md").read_text() for name in NAMES)
