@@ -151,8 +151,11 @@ async def serve(
     fleet = services.fleet
     app = _app(settings, credentials, services, responses)
     server = HttpServer(app, settings.drain_timeout_s, tls=credentials.context)
-    answering = siblings.answering(Shared(services.thoughts, services.metrics, responses))
-    async with fleet.keep_current() as following, answering, kept_current(credentials.rereadable):
+    answering = siblings.answering(
+        Shared(services.thoughts, services.metrics, responses, services.snapshots.part)
+    )
+    counting = services.snapshots.running()
+    async with fleet.keep_current() as following, answering, kept_current(credentials.rereadable), counting:
         leave_start_uncollected()
         ready = ready_to_serve(settings, fleet, transport)
         await first_of(shutdown.wait(), asyncio.shield(following), ready)
@@ -162,6 +165,7 @@ async def serve(
             log.info("listening address=%s://%s:%d", scheme, *listener.getsockname()[:2])
             siblings.listening()
             await first_of(shutdown.wait(), asyncio.shield(following))
+        services.snapshots.close()
         await asyncio.gather(server.drain(), responses.drain(settings.drain_timeout_s))
     await responses.close()
     await transport.close()
@@ -222,6 +226,7 @@ def _services(
         ),
         metrics=metrics,
         other_metrics=siblings.metrics,
+        other_parts=siblings.parts,
         thoughts=Thoughts(share=siblings.share),
         request_timeout_s=settings.request_timeout_s,
         share_cache=settings.share_cache,

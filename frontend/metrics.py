@@ -2,6 +2,7 @@
 
 import re
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import accumulate, chain
@@ -115,7 +116,10 @@ class Metrics:
         self._series: dict[tuple[str, ...], Series] = {}
         self._seen_fields: set[str] = set()
         self.records = Records()
-        self._gaps: dict[tuple[str, str], list[int]] = {}
+        self.gap_counts: dict[tuple[str, str], list[int]] = {}
+        """See `gaps`, by route and model."""
+        self.first_ms: Counter[int] = Counter()
+        """First tokens since somebody last took this, by whole milliseconds since the arrival."""
         self.of = cache(self._of)
         """The series of that metric with these label values, see `_TABLE`."""
         for name, kind in _TABLE.items():
@@ -166,10 +170,10 @@ class Metrics:
     def gaps(self, record: Record) -> list[int]:
         """Counts of times between two chunks by whole milliseconds, the last of all longer ones. The caller
         counts them up: `observe` costs too much for each token."""
-        return self._gaps.setdefault((record.route, record.model), [0] * (MOST_GAP_MS + 1))
+        return self.gap_counts.setdefault((record.route, record.model), [0] * (MOST_GAP_MS + 1))
 
     def _note_gaps(self) -> None:
-        for labels, counts in self._gaps.items():
+        for labels, counts in self.gap_counts.items():
             series = Series(_TOKEN_S)
             for gap_ms, count in enumerate(counts):
                 series.counts[bisect_left(_TOKEN_S, (gap_ms + 1) / 1000)] += count
@@ -183,6 +187,10 @@ class Metrics:
             if field not in seen and len(seen) < _MAX_FIELDS and _FIELD.fullmatch(field):
                 seen.add(field)
             self.of("ignored_fields", field if field in seen else "other").inc()
+
+    def total(self, name: str) -> float:
+        """The sum of the metric's values over all labels."""
+        return sum(series.value for key, series in self._series.items() if key[0] == name)
 
     def samples(self) -> Samples:
         """The current values."""

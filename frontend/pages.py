@@ -7,11 +7,13 @@ from typing import Literal
 
 import msgspec
 from starlette.requests import Request
-from starlette.responses import RedirectResponse, Response
+from starlette.responses import RedirectResponse, Response, StreamingResponse
 
 from frontend.http.services import Services
 from frontend.metrics import CONTENT_TYPE
 from frontend.routing.fleet import Fleet
+
+_FRESH = {"cache-control": "no-store", "x-accel-buffering": "no"}
 
 Page = Callable[[Request], Awaitable[Response]]
 
@@ -75,10 +77,19 @@ def pages(services: Services) -> Mapping[str, Page]:
         page = services.metrics.page(await fleet.stats(), await services.other_metrics())
         return Response(page, headers={"content-type": CONTENT_TYPE.decode()})
 
+    async def look(request: Request) -> Response:
+        with_ids = request.scope.get("is_admin", True)
+        if "text/event-stream" not in request.headers.get("accept", ""):
+            found = await services.snapshots.latest(with_ids=with_ids)
+            return Response(found, media_type="application/json", headers=_FRESH)
+        events = services.snapshots.stream(with_ids=with_ids)
+        return StreamingResponse(events, media_type="text/event-stream", headers=_FRESH)
+
     async def about(_: Request) -> Response:
         return RedirectResponse("docs")
 
-    found: dict[str, Page] = {"/health": health, "/live": live, "/metrics": metrics, "/": about}
+    found: dict[str, Page] = {"/health": health, "/live": live, "/metrics": metrics}
+    found |= {"/fleet": look, "/": about}
     return found | _model_pages(fleet)
 
 

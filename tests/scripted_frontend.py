@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -21,6 +22,7 @@ from frontend.record import Leg
 from frontend.responses.runs import ResponseState
 from frontend.responses.store import ResponseStore
 from frontend.routing.health import Health
+from frontend.routing.workers import Event, State, Workers
 from frontend.text.served import ServedModel
 from frontend.text.tokenizer import ModelTokenizer, SpecialToken
 from frontend.turn.prepare import encoded
@@ -43,6 +45,10 @@ def byte_tokenizer() -> ModelTokenizer:
 TOKENIZER = byte_tokenizer()
 
 
+async def _unprobed(worker: WorkerInfo, state: State) -> tuple[Event, str]:
+    raise NotImplementedError
+
+
 class ScriptedFleet:
     """One model, always live unless `error` is set."""
 
@@ -50,6 +56,8 @@ class ScriptedFleet:
         self.error = error
         self.current_date = "2026-11-21"
         self._context_length = context_length
+        self.handoffs: Counter[tuple[str, str]] = Counter()
+        self.table = Workers(_unprobed)
 
     def models(self) -> list[str]:
         return [MODEL]

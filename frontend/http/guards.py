@@ -122,7 +122,7 @@ def _is_address(name: str) -> bool:
     return True
 
 
-OPEN_PATHS = frozenset({"/", "/docs", "/redoc", "/openapi.json", "/health", "/live", "/metrics"})
+OPEN_PATHS = frozenset({"/", "/docs", "/redoc", "/openapi.json", "/health", "/live", "/metrics", "/fleet"})
 """Pages and probes, which show names and figures but nothing of any request."""
 ASSETS = "/docs/assets/"
 """Scripts and styles of the documentation."""

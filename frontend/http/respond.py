@@ -326,6 +326,7 @@ async def feed(  # noqa: PLR0917  one call
                     leg.gap_s, leg.gap_at = gap_s, choice.num_tokens
             elif record.first_token_s is None:
                 record.first_token_s = now_s - record.began_s
+                services.metrics.first_ms[int(record.first_token_s * 1000)] += 1
             if events := answer.feed(index, chunk):
                 await send(events)
             if choice.stopped:

@@ -2,11 +2,13 @@
 
 import dataclasses
 from collections.abc import Awaitable, Callable, Sequence
+from functools import cached_property
 
 from frontend.http.exchange import Bodies
 from frontend.metrics import Metrics, Samples
 from frontend.routing.fleet import Fleet
 from frontend.routing.generate import Generator
+from frontend.snapshot import OtherParts, Snapshots, no_parts
 from frontend.text.served import ServedModel
 from frontend.turn.choice import Choice
 from frontend.turn.prepare import prepare
@@ -34,6 +36,7 @@ class Services:
     generator: Generator
     metrics: Metrics = dataclasses.field(default_factory=Metrics)
     other_metrics: OtherMetrics = _no_other_metrics
+    other_parts: OtherParts = no_parts
     thoughts: Thoughts = dataclasses.field(default_factory=Thoughts)
     request_timeout_s: float = 600.0
     max_body_bytes: int = 16 << 20
@@ -42,6 +45,11 @@ class Services:
     first_event_wait_s: float = 0.1
     keep_alive_s: float = 10.0
     share_cache: bool = False
+
+    @cached_property
+    def snapshots(self) -> Snapshots:
+        """What the fleet does, for /fleet."""
+        return Snapshots(self.fleet, self.metrics, self.other_parts)
 
     async def prepare(self, request: TurnRequest, client: Client) -> tuple[ServedModel, list[Choice]]:
         """The model and the choices, ready to be generated. Raises BatonErrors, as `prepare` does."""

@@ -1,4 +1,4 @@
-"""Calls between frontend processes: metrics, background runs, reasoning."""
+"""Calls between frontend processes: metrics, snapshots, background runs, reasoning."""
 
 import asyncio
 import dataclasses
@@ -18,6 +18,7 @@ from baton.messages import FrontendReply, FrontendRequest, Reply, Request
 from baton.tcp import UnixTransport
 from frontend.metrics import Metrics, Samples
 from frontend.responses.runs import UNREACHED, ResponseState
+from frontend.snapshot import Part
 from frontend.turn.thoughts import Kept, Thoughts
 
 SCRAPE_TIMEOUT_S = 1.0
@@ -33,6 +34,10 @@ class Scrape(msgspec.Struct, frozen=True, array_like=True, tag=2):
     """Answered with the process's metrics."""
 
 
+class Look(msgspec.Struct, frozen=True, array_like=True, tag=6):
+    """Answered with the process's `Part` of the snapshot."""
+
+
 class CallRun(msgspec.Struct, frozen=True, array_like=True, tag=5):
     """Answered by `ResponseState.answer`. Tags 1, 3 and 4 were other messages."""
 
@@ -40,7 +45,7 @@ class CallRun(msgspec.Struct, frozen=True, array_like=True, tag=5):
     sequence_number: int | None
 
 
-SiblingRequest = Kept | Scrape | CallRun
+SiblingRequest = Kept | Scrape | Look | CallRun
 
 
 def _token_ids(kind: type, value: object) -> object:
@@ -52,6 +57,7 @@ def _token_ids(kind: type, value: object) -> object:
 _ENCODER = msgspec.msgpack.Encoder(enc_hook=list)
 _MESSAGES: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(SiblingRequest, dec_hook=_token_ids)
 _METRICS = msgspec.msgpack.Decoder(Samples)
+_PARTS = msgspec.msgpack.Decoder(Part)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,6 +67,7 @@ class Shared:
     thoughts: Thoughts
     metrics: Metrics
     responses: ResponseState
+    part: Callable[[], Part] = Part
 
 
 class Siblings:
@@ -107,8 +114,15 @@ class Siblings:
 
     async def metrics(self) -> list[Samples]:
         """The metrics of the processes that answer in time."""
-        found = await asyncio.gather(*map(self._scrape, self._others))
-        return [samples for samples in found if samples is not None]
+        return [_METRICS.decode(data) for data in await self._all(Scrape())]
+
+    async def parts(self) -> list[Part]:
+        """The parts of the snapshot of the processes that answer in time."""
+        return [_PARTS.decode(data) for data in await self._all(Look())]
+
+    async def _all(self, message: SiblingRequest) -> list[bytes]:
+        found = await asyncio.gather(*(self._answer(address, message) for address in self._others))
+        return [data for data in found if data is not None]
 
     def call_run(
         self, address: str, response_id: str, sequence_number: int | None
@@ -131,10 +145,10 @@ class Siblings:
             async with aclosing(self._ask(address, message)) as replies:
                 await anext(replies, None)
 
-    async def _scrape(self, address: str) -> Samples | None:
+    async def _answer(self, address: str, message: SiblingRequest) -> bytes | None:
         with suppress(BatonError, TimeoutError):  # it is ending, or hangs
-            async with asyncio.timeout(SCRAPE_TIMEOUT_S), aclosing(self._ask(address, Scrape())) as replies:
-                return _METRICS.decode(await anext(replies))
+            async with asyncio.timeout(SCRAPE_TIMEOUT_S), aclosing(self._ask(address, message)) as replies:
+                return await anext(replies)
         return None
 
 
@@ -145,6 +159,8 @@ async def _answers(shared: Shared, request: Request) -> AsyncGenerator[Reply, No
             shared.thoughts.take(kept)
         case Scrape():
             yield FrontendReply(_ENCODER.encode(shared.metrics.samples()))
+        case Look():
+            yield FrontendReply(_ENCODER.encode(shared.part()))
         case CallRun(response_id, sequence_number):
             async with aclosing(shared.responses.answer(response_id, sequence_number)) as answers:
                 async for data in answers:

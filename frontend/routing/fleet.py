@@ -5,6 +5,7 @@ import fnmatch
 import logging
 import math
 import random
+from collections import Counter
 from collections.abc import AsyncGenerator, Collection, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from datetime import UTC, datetime
@@ -13,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from baton.discovery import Discovery
-from baton.errors import BatonError, EngineFailure, ModelNotFound, NoWorkers
+from baton.errors import BatonError, EngineFailure, ModelNotFound, NoWorkers, WorkerLost
 from baton.messages import Role, StatsRequest, WorkerInfo, WorkerStats
 from baton.pairing import refused_pairs, why_not_paired, works
 from baton.peer_tls import PeerDistrusted
@@ -53,6 +54,8 @@ class Fleet:
         self.cut = CutPairs(transport, self.table.has)
         self._no_progress_s = no_progress_s
         self.calls = Calls(self._is_stuck, self._give_up, no_progress_s)
+        self.handoffs: Counter[tuple[str, str]] = Counter()
+        """KV that moved since somebody last took this, by the ids of prefill and decode worker."""
         self.synced = asyncio.Event()
         """Set once the workers registered at the start are known."""
 
@@ -140,10 +143,22 @@ class Fleet:
         )
 
     async def stats(self) -> list[tuple[WorkerInfo, WorkerStats]]:
-        """The statistics of every worker that answers within `STATS_TIMEOUT_S`."""
+        """The statistics of every worker that answers within `STATS_TIMEOUT_S`. One that has ended is
+        lost."""
         registered = self.table.all()
         found = await asyncio.gather(*map(self._ask, registered), return_exceptions=True)
+        for worker, answer in zip(registered, found, strict=True):
+            if type(answer) is WorkerLost:  # no subclass: a certificate is another matter
+                self.table.note(worker, Event.LOST)
         return [(w, s) for w, s in zip(registered, found, strict=True) if isinstance(s, WorkerStats)]
+
+    async def answers(self, worker: WorkerInfo) -> bool:
+        """Whether the worker sends its statistics in time."""
+        try:
+            await self._ask(worker)
+        except (BatonError, TimeoutError):
+            return False
+        return True
 
     def _ids(self, state: State) -> list[str]:
         return [worker.worker_id for worker in self.table.of(state)]

@@ -243,6 +243,8 @@ class Generator:
         chunk = await _decoded(tokens, pinning)
         self._metrics.of("handoff_seconds").observe(time.perf_counter() - began_s)
         progress.leg.decoded(chunk)
+        if progress.prefill is not None:
+            self._fleet.handoffs[progress.prefill.worker_id, progress.called[-1].worker_id] += 1
         progress.calls.remove(pinning)
         await pinning.close()
         return chunk, tokens

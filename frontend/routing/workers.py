@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sized
 from enum import Enum
@@ -92,6 +93,7 @@ class _Entry:
         self.worker = worker
         self.state = State.WARMING
         self.reason = ""
+        self.joined_s = time.monotonic()
         self.probe: asyncio.Task[None] | None = None
 
 
@@ -142,6 +144,10 @@ class Workers:
     def all(self) -> list[WorkerInfo]:
         """Every registered worker."""
         return [entry.worker for entry in self._entries.values()]
+
+    def described(self) -> list[tuple[WorkerInfo, State, str, float]]:
+        """Every registered worker: its state, the reason, and when it joined (a `monotonic` value)."""
+        return [(entry.worker, entry.state, entry.reason, entry.joined_s) for entry in self._entries.values()]
 
     def has(self, worker: WorkerInfo) -> bool:
         """Whether a worker is registered, perhaps with other facts than before."""

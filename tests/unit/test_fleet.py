@@ -38,7 +38,7 @@ class Registry(scripted.PlaneDouble):
     def __init__(self, *workers: WorkerInfo) -> None:
         self.dead: set[str] = set()
         self.hung: set[str] = set()
-        self.num_watching = 0
+        self.num_watching = self.num_calls = 0
         self._snapshots: asyncio.Queue[tuple[WorkerInfo, ...]] = asyncio.Queue()
         self.show(*workers)
 
@@ -55,6 +55,7 @@ class Registry(scripted.PlaneDouble):
 
     async def call(self, address: str, request: Request) -> AsyncGenerator[Reply, None]:
         assert isinstance(request, StatsRequest)
+        self.num_calls += 1
         if address in self.dead:
             raise WorkerLost("no answer")
         if address in self.hung:
