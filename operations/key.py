@@ -14,13 +14,17 @@ def key(argv: list[str]) -> int:
     name is not allowed.
     """
     parser = argparse.ArgumentParser(
-        prog="python -m baton key", usage="python -m baton key NAME >> API_KEYS_FILE"
+        prog="python -m baton key", usage="python -m baton key NAME [--admin] >> API_KEYS_FILE"
     )
     parser.add_argument("name", metavar="NAME", help="the client's; keys with one name belong to one client")
-    name = parser.parse_args(argv).name
+    parser.add_argument(
+        "--admin", action="store_true", help="may see the requests of all keys (`python -m baton why`)"
+    )
+    settings = parser.parse_args(argv)
+    name = settings.name
     made = f"sk-baton-{secrets.token_urlsafe(_NUM_BYTES)}"
     try:
-        line = line_of(name, made)
+        line = line_of(name, made, is_admin=settings.admin)
     except ValueError as error:
         parser.error(str(error))
     sys.stderr.write(f"the key of {name}, which is shown only here: {made}\n")

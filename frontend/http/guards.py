@@ -10,7 +10,7 @@ from starlette.middleware.cors import CORSMiddleware
 
 from baton.errors import InvalidRequest
 from frontend.http.exchange import AsgiApp, Envelope, Exchange, Receive, Scope, Send
-from frontend.http.keys import Keys, name_of, presented
+from frontend.http.keys import ApiKey, Keys, key_of, presented
 from frontend.metrics import Metrics
 
 log = logging.getLogger(__name__)
@@ -126,6 +126,8 @@ OPEN_PATHS = frozenset({"/", "/docs", "/redoc", "/openapi.json", "/health", "/li
 """Pages and probes, which show names and figures but nothing of any request."""
 ASSETS = "/docs/assets/"
 """Scripts and styles of the documentation."""
+ADMIN_PATHS = frozenset({"/requests"})
+"""They show requests of all keys."""
 ROUTE = "authentication"
 """The `route` label of refused requests in the metrics."""
 
@@ -137,8 +139,16 @@ class InvalidApiKey(InvalidRequest):
     status = 401
 
 
+class AdminKeyNeeded(InvalidRequest):
+    """The API key is not marked as an admin's."""
+
+    code = "admin_key_needed"
+    status = 403
+
+
 class Authentication:
-    """ASGI middleware. Every path but OPEN_PATHS needs one of `keys()`, whose name goes into the scope."""
+    """ASGI middleware. Every path but OPEN_PATHS needs one of `keys()`, ADMIN_PATHS one that is marked admin.
+    The scope gets its `key_name` and `is_admin`, on open paths too."""
 
     def __init__(
         self,
@@ -155,24 +165,31 @@ class Authentication:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
-        if scope["path"] not in OPEN_PATHS and not scope["path"].startswith(ASSETS):
-            name = name_of(self._keys(), scope["headers"])
-            if name is None:
-                exchange = Exchange(scope, receive, send, self._envelope_of(scope["path"]))
-                await self._refuse(exchange, is_given=bool(presented(scope["headers"])))
-                return
-            scope["key_name"] = name
-        await self._app(scope, receive, send)
+        path, key = scope["path"], key_of(self._keys(), scope["headers"])
+        error: InvalidRequest | None = None
+        scope["key_name"], scope["is_admin"] = key or ApiKey("")
+        if key is not None:
+            if path in ADMIN_PATHS and not key.is_admin:
+                error = AdminKeyNeeded(
+                    f"{path} needs an admin's API key: make one with `python -m baton key NAME --admin`."
+                )
+        elif path not in OPEN_PATHS and not path.startswith(ASSETS):
+            error = InvalidApiKey(
+                "This API key is not known here; check it, or ask the operator for a new one."
+                if presented(scope["headers"])
+                else "An API key is needed: send `Authorization: Bearer KEY` or `x-api-key: KEY`."
+            )
+        if error is None:
+            await self._app(scope, receive, send)
+        else:
+            await self._refuse(Exchange(scope, receive, send, self._envelope_of(path)), error)
 
-    async def _refuse(self, exchange: Exchange, *, is_given: bool) -> None:
-        error = InvalidApiKey(
-            "This API key is not known here; check it, or ask the operator for a new one."
-            if is_given
-            else "An API key is needed: send `Authorization: Bearer KEY` or `x-api-key: KEY`."
-        )
+    async def _refuse(self, exchange: Exchange, error: InvalidRequest) -> None:
         record = self._metrics.begin(ROUTE)
         record.status = error.status
-        log.info("refused request_id=%s status=401 client=%s", exchange.request_id, exchange.address)
+        log.info(
+            "refused request_id=%s status=%d client=%s", exchange.request_id, error.status, exchange.address
+        )
         try:
             await exchange.fail(error)
         finally:

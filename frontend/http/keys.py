@@ -5,14 +5,27 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 MAX_FILE_BYTES = 16 << 20
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 _DIGEST = re.compile(r"[0-9a-fA-F]{64}")
 _WRITABLE_BY_OTHERS = 0o022
 
-Keys = Mapping[bytes, str]
-"""The name of each key by its SHA-256. Keys with one name belong to one client, e.g. its old and new one."""
+ADMIN = "admin"
+"""The third word in the line of an admin key."""
+
+
+class ApiKey(NamedTuple):
+    """Keys with one name belong to one client, e.g. its old and new one. An admin's shows the requests of
+    all clients."""
+
+    name: str
+    is_admin: bool = False
+
+
+Keys = Mapping[bytes, ApiKey]
+"""Each key by its SHA-256."""
 
 
 def read_keys(path: Path) -> Keys:
@@ -32,10 +45,10 @@ def read_keys(path: Path) -> Keys:
 
 
 def parse_keys(text: str) -> Keys:
-    """The keys of the lines `NAME SHA256`; empty lines and those that begin with # are skipped. Raises
-    ValueError: `line 3: why`.
+    """The keys of the lines `NAME SHA256` or `NAME SHA256 admin`; empty lines and those that begin with # are
+    skipped. Raises ValueError: `line 3: why`.
     """
-    keys: dict[bytes, str] = {}
+    keys: dict[bytes, ApiKey] = {}
     for number, line in enumerate(text.split("\n"), 1):
         words = line.split()
         if not words or words[0].startswith("#"):
@@ -45,7 +58,7 @@ def parse_keys(text: str) -> Keys:
         digest = bytes.fromhex(words[1])
         if digest in keys:
             raise ValueError(f"line {number}: this key is already in the file")
-        keys[digest] = words[0]
+        keys[digest] = ApiKey(words[0], ADMIN in words[2:])
     return keys
 
 
@@ -55,16 +68,17 @@ def _fault(words: list[str]) -> str:
         return "the name must be 1 to 64 letters, digits or ._@-, and begin with a letter or digit"
     if len(words) == 1 or not _DIGEST.fullmatch(words[1]):
         return "the second word must be the key's SHA-256: 64 hexadecimal digits"
-    if len(words) > 2:
+    if words[2:] not in ([], [ADMIN]):
         return (
-            "only NAME SHA256 is allowed; limits per minute are no longer supported, use a gateway for them"
+            f"only NAME SHA256 and `{ADMIN}` are allowed; limits per minute are no longer supported, use a "
+            "gateway for them"
         )
     return ""
 
 
-def line_of(name: str, key: str) -> str:
+def line_of(name: str, key: str, *, is_admin: bool = False) -> str:
     """The line of a key in the file. Raises ValueError."""
-    words = [name, _digest(key.encode()).hex()]
+    words = [name, _digest(key.encode()).hex(), *([ADMIN] if is_admin else [])]
     if wrong := _fault(words):
         raise ValueError(wrong)
     return " ".join(words)
@@ -83,11 +97,11 @@ def presented(headers: Iterable[tuple[bytes, bytes]]) -> list[bytes]:
     return [key for key in found if key]
 
 
-def name_of(keys: Keys, headers: Iterable[tuple[bytes, bytes]]) -> str | None:
-    """The name of the first presented key that is in the file. Its digest is looked up, which takes a time
-    that depends on the digest only, and a guesser cannot choose that.
+def key_of(keys: Keys, headers: Iterable[tuple[bytes, bytes]]) -> ApiKey | None:
+    """The first presented key that is in the file. Its digest is looked up, which takes a time that depends
+    on the digest only, and a guesser cannot choose that.
     """
-    return next((name for key in presented(headers) if (name := keys.get(_digest(key)))), None)
+    return next((found for key in presented(headers) if (found := keys.get(_digest(key)))), None)
 
 
 def _digest(key: bytes) -> bytes:

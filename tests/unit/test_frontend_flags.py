@@ -124,7 +124,7 @@ def test_keys_certificates_and_client_authorities_that_change_are_used_after_a_c
     for each in credentials.rereadable:
         each.check()
 
-    assert list(credentials.keys.value.values()) == ["robert"]
+    assert [key.name for key in credentials.keys.value.values()] == ["robert"]
     second = credentials.context()
     assert second is not None
     assert second.get_ca_certs(binary_form=True) != [trusted]

@@ -27,7 +27,7 @@ def open_to(*origins: str) -> Client:
 def keyed(*names: str) -> Client:
     """A frontend for these API keys, and one page."""
     made = Client(ScriptedTokens(ANSWER))
-    keys = parse_keys("\n".join(line_of(name, f"sk-{name}") for name in names))
+    keys = parse_keys("\n".join(line_of(name, f"sk-{name}", is_admin=name == "root") for name in names))
     made.app = Authentication(made.app, lambda: keys, envelope_of, made.services.metrics)
     made.app = Browsers(made.app, [PAGE])
     return made

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from frontend.http.keys import (
     MAX_FILE_BYTES,
+    ApiKey,
+    key_of,
     line_of,
-    name_of,
     parse_keys,
     presented,
     read_keys,
@@ -44,10 +45,10 @@ def test_every_key_is_found_under_its_name_and_no_other(clients: dict[str, set[s
 
     keys = parse_keys(text)
 
-    assert keys == {digest(key): name for key, name in made.items()}
+    assert keys == {digest(key): (name, False) for key, name in made.items()}
     for key, name in made.items():
-        assert name_of(keys, [(b"x-api-key", key.encode())]) == name
-        assert name_of(keys, [(b"x-api-key", digest(key).hex().encode())]) is None
+        assert key_of(keys, [(b"x-api-key", key.encode())]) == (name, False)
+        assert key_of(keys, [(b"x-api-key", digest(key).hex().encode())]) is None
 
 
 @given(st.text() | st.lists(st.text(alphabet="ab0 #=\n\t")).map("".join))
@@ -70,7 +71,8 @@ def test_any_text_is_read_or_refused_by_line_without_quoting_it(text: str) -> No
         ("alice sk-a-secret", "line 1: the second word must be the key's SHA-256: 64 hexadecimal digits"),
         ("alice", "line 1: the second word must be the key's SHA-256: 64 hexadecimal digits"),
         ("\n-a " + "0" * 64, "line 2: the name must be 1 to 64 letters, digits or ._@-, and begin with a le"),
-        (f"a {'0' * 64} b", "line 1: only NAME SHA256 is allowed"),
+        (f"a {'0' * 64} b", "line 1: only NAME SHA256 and `admin` are allowed"),
+        (f"a {'0' * 64} admin admin", "only NAME SHA256 and `admin`"),
         (f"a {'0' * 64} requests-per-minute=9", "limits per minute are no longer supported"),
         (f"a {'0' * 64}\nb {'0' * 64}", "line 2: this key is already in the file"),
         (b"\xff", "is not UTF-8 text"),
@@ -109,15 +111,17 @@ def test_a_key_comes_as_bearer_or_in_anthropics_header() -> None:
     )
     keys = parse_keys(line_of("alice", "a"))
     both = [(b"authorization", b"Bearer stale"), (b"x-api-key", b"a")]
-    assert name_of(keys, both) == "alice"
+    assert key_of(keys, both) == ("alice", False)
 
 
 def test_the_tool_makes_a_key_and_its_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert key_tool(["alice"]) == 0
     out, err = capsys.readouterr()
     made = err.split()[-1]
-    assert parse_keys(out) == {digest(made): "alice"}
+    assert parse_keys(out) == {digest(made): ("alice", False)}
     assert len(made) > 43  # 256 bits
+    assert key_tool(["--admin", "root"]) == 0
+    assert [*parse_keys(capsys.readouterr().out).values()] == [ApiKey("root", is_admin=True)]
     for argv in (["two words"], []):
         with pytest.raises(SystemExit) as ended:
             key_tool(argv)
