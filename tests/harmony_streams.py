@@ -15,6 +15,7 @@ from frontend.harmony.parse import HarmonyParser
 from frontend.http.chunks import Envelope
 from frontend.text.tokenizer import ModelTokenizer, SpecialToken, Vocabulary
 from frontend.turn.choice import Choice
+from frontend.turn.fields import CommonFields
 from tests.repairs import REPAIRS
 
 TOOLS = frozenset({"get_weather", "bash", "search"})
@@ -61,7 +62,7 @@ _MARKS = re.compile(r"~(\d+);")  # the end keeps a number that follows apart
 _TOKENIZER = cast("ModelTokenizer", SimpleNamespace(vocabulary=VOCABULARY))
 _SAMPLING = Sampling(max_tokens=1, seed=0)
 _REQUEST = GenerateRequest(request_id="r", model="m", token_ids=[], sampling=_SAMPLING, deadline_s=1)
-_ENVELOPE = Envelope("chat.completion.chunk", "chatcmpl", "m", has_usage=False)
+_ENVELOPE = Envelope("chat.completion.chunk", "chatcmpl", "m", CommonFields(model="m"))
 
 
 class Message(msgspec.Struct, array_like=True):

@@ -50,7 +50,7 @@ async def prepare_chat(raw: bytes, client: Client, services: Services) -> Chunke
         text_tools=frozenset(tool.custom.name for tool in body.tools or () if tool.custom is not None),
     )
     return ChunkedAnswer(
-        Envelope("chat.completion.chunk", "chatcmpl", served.name, has_usage=body.gives_usage),
+        Envelope("chat.completion.chunk", "chatcmpl", served.name, body),
         choices,
         writer,
         partial(ChatCompletion, metadata=UNSET if body.metadata is None else body.metadata),

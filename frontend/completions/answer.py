@@ -93,7 +93,7 @@ async def prepare_completion(raw: bytes, client: Client, services: Services) -> 
     """The answer to a body, ready to be generated. Raises a BatonError if the body is refused."""
     body, unknown, request = await read(raw, _read)
     served, choices = await services.prepare(request, client)
-    envelope = Envelope("text_completion", "cmpl", served.name, has_usage=body.gives_usage)
+    envelope = Envelope("text_completion", "cmpl", served.name, body)
     writer = partial(TextWriter, tokenizer=served.tokenizer, body=body)
     return ChunkedAnswer(envelope, choices, writer, Completion, stream=bool(body.stream), ignored=unknown)
 

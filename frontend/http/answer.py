@@ -13,6 +13,7 @@ import msgspec
 
 from baton.errors import BatonError, InvalidRequest
 from baton.messages import TokenChunk
+from frontend.record import Record
 from frontend.turn.choice import Choice
 
 KEEP_ALIVE = b": keep-alive\n\n"
@@ -21,7 +22,7 @@ _ID = re.compile(r"(\d{1,9})\.(\d{1,9})\.([0-9a-f]{8})")
 
 class Answer:
     """An answer of one API. `ignored` are the body's ignored fields, `keep_alive` is sent while the stream is
-    idle. Events are empty bytes if the answer is not streamed.
+    idle, `record` is the request's. Events are empty bytes if the answer is not streamed.
     """
 
     model: str
@@ -29,6 +30,7 @@ class Answer:
     choices: Sequence[Choice]
     ignored: tuple[str, ...] = ()
     keep_alive = KEEP_ALIVE
+    record: Record | None = None
 
     def opening(self) -> bytes:
         """The stream's first events."""

@@ -12,8 +12,10 @@ from baton.messages import TokenChunk, TokenLogprob
 from frontend.harmony.conversation import Delta
 from frontend.http.answer import Answer
 from frontend.http.exchange import ErrorBody
+from frontend.record import Record, Stage
 from frontend.text.tokenizer import ModelTokenizer
 from frontend.turn.choice import Choice, num_prompt_tokens
+from frontend.turn.fields import CommonFields
 from frontend.turn.ids import new_id
 
 
@@ -134,6 +136,33 @@ class UsageBody(msgspec.Struct, kw_only=True):
         )
 
 
+class TimingsBody(msgspec.Struct, kw_only=True):
+    """Where a stream's time went: milliseconds by stage, of several choices those of the slowest, from the
+    request's arrival to this chunk and to the first token, and between two tokens at most."""
+
+    stages: dict[Stage, float]
+    attempts: int
+    longest_gap_ms: float
+    duration_ms: float
+    ttft_ms: float | None
+
+    @classmethod
+    def of(cls, record: Record) -> "TimingsBody":
+        """Those of a request until now."""
+        first_s = record.first_token_s
+        return cls(
+            stages={stage: _ms(lasted_s) for stage, lasted_s in record.spent().items()},
+            attempts=record.num_attempts,
+            longest_gap_ms=_ms(max((leg.gap_s for leg in record.legs), default=0.0)),
+            duration_ms=_ms(time.perf_counter() - record.began_s),
+            ttft_ms=None if first_s is None else _ms(first_s),
+        )
+
+
+def _ms(lasted_s: float) -> float:
+    return round(lasted_s * 1000, 1)
+
+
 SYSTEM_FINGERPRINT = f"baton-{importlib.metadata.version('baton')}"
 DONE = b"data: [DONE]\n\n"
 
@@ -144,17 +173,17 @@ class Envelope:
     """The fields shared by all chunks of an answer. `head` is a chunk up to its list of choices, `tail` is
     everything after that list."""
 
-    def __init__(self, kind: str, id_prefix: str, model: str, *, has_usage: bool) -> None:
+    def __init__(self, kind: str, id_prefix: str, model: str, body: CommonFields) -> None:
         self.fields = {
             "id": new_id(id_prefix, "-"),
             "created": int(time.time()),
             "model": model,
             "system_fingerprint": SYSTEM_FINGERPRINT,
         }
-        self.has_usage = has_usage
+        self.has_usage, self.has_timings = body.gives_usage, body.gives_timings
         head = {"id": self.fields["id"], "object": kind, **self.fields}
         self.head = b"data: " + _encode(head)[:-1] + b',"choices":['
-        self.tail = b'],"usage":null}\n\n' if has_usage else b"]}\n\n"
+        self.tail = b'],"usage":null}\n\n' if self.has_usage else b"]}\n\n"
 
 
 class ChoiceWriter:
@@ -226,10 +255,13 @@ class ChunkedAnswer(Answer):
         return b""
 
     def closing(self) -> bytes:
-        """The usage, if requested, and the end of the stream."""
+        """The usage and the timings, if requested, and the end of the stream."""
         if not self._envelope.has_usage:
             return DONE
-        return self._envelope.head + b'],"usage":' + _encode(UsageBody.of(self.choices)) + b"}\n\n" + DONE
+        last = b'],"usage":' + _encode(UsageBody.of(self.choices))
+        if self._envelope.has_timings and self.record is not None:
+            last += b',"timings":' + _encode(TimingsBody.of(self.record))
+        return self._envelope.head + last + b"}\n\n" + DONE
 
     def failure(self, error: BatonError) -> bytes:
         """The event that ends a failed stream."""

@@ -86,9 +86,15 @@ async def _fail(failure: BatonError, exchange: Exchange, record: Record, limit_s
     log.info("error request_id=%s status=%d code=%s", exchange.request_id, failure.status, failure.code)
     try:
         async with asyncio.timeout(limit_s):
-            record.disconnected = not await exchange.fail(failure)
+            record.disconnected = not await exchange.fail(failure, [server_timing(record)])
     except TimeoutError:
         record.disconnected = True
+
+
+def server_timing(record: Record) -> tuple[bytes, bytes]:
+    """The Server-Timing header of an answer that is sent whole: milliseconds by stage."""
+    stages = [f"{stage};dur={lasted_s * 1000:.1f}" for stage, lasted_s in record.spent().items()]
+    return b"server-timing", ", ".join(stages).encode()
 
 
 AnyAnswer = TypeVar("AnyAnswer", bound=Answer)
@@ -128,7 +134,7 @@ async def prepared(
 
     answer = await services.bodies.use(exchange, services.max_body_bytes, make)
     services.metrics.count_ignored(answer.ignored)
-    record.model = answer.model
+    record.model, answer.record = answer.model, record
     return answer
 
 
@@ -166,13 +172,15 @@ async def generate(exchange: Exchange, answer: Answer, services: Services, recor
     try:
         async with delivery:
             last = await _choices(answer, services, record, delivery)
+        record.enter("send")
         if answer.stream:
             last += answer.closing()
         await answer.settle()
         if answer.stream:
             await delivery.end(last)
         else:
-            await exchange.answer(200, answer.body(), ignored_header(answer.ignored))
+            headers = [*ignored_header(answer.ignored), server_timing(record)]
+            await exchange.answer(200, answer.body(), headers)
     finally:
         count(answer.choices, record)
 

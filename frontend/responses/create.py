@@ -123,6 +123,8 @@ async def _parsed(
     offered, request = await asyncio.to_thread(made) if num_bytes > LONG_BYTES else made()
     left_out = (*sorted(reader.left_out), *dict.fromkeys(offered.left_out))
     inexact = () if effort(body) in GPT_OSS_EFFORTS else ("reasoning.effort",)
+    if body.gives_timings:
+        inexact = (*inexact, "stream_options.include_timings")
     return ParsedBody(body, items, offered, request, (*unknown, *left_out, *inexact))
 
 

@@ -89,11 +89,13 @@ class Nvext(GuidedFields, kw_only=True):
 
 
 class StreamOptions(msgspec.Struct, kw_only=True):
-    """Options of a streamed answer."""
+    """Options of a streamed answer. `include_timings`, an extension, adds the time spent in each stage to the
+    chunk with the usage, which comes with either."""
 
     hints: ClassVar[frozenset[str]] = frozenset({"include_obfuscation"})
 
     include_usage: bool | None = None
+    include_timings: bool | None = None
 
 
 class CommonFields(GuidedFields, kw_only=True):
@@ -152,7 +154,13 @@ class CommonFields(GuidedFields, kw_only=True):
     @property
     def gives_usage(self) -> bool:
         """Whether a stream ends with the token counts."""
-        return self.stream_options is not None and bool(self.stream_options.include_usage)
+        options = self.stream_options
+        return options is not None and bool(options.include_usage or options.include_timings)
+
+    @property
+    def gives_timings(self) -> bool:
+        """Whether a stream ends with the time spent in each stage."""
+        return self.stream_options is not None and bool(self.stream_options.include_timings)
 
 
 class TemplateArgs(msgspec.Struct, kw_only=True):

@@ -225,6 +225,7 @@ async def test_request_fields_are_echoed() -> None:
         ({"text": {"verbosity": "low"}}, None),
         ({"truncation": "auto", "service_tier": "flex", "prompt_cache_retention": "24h"}, None),
         ({"stream": True, "stream_options": {"include_obfuscation": True}}, None),
+        ({"stream": True, "stream_options": {"include_timings": True}}, "stream_options.include_timings"),
     ],
 )
 async def test_unsupported_content_is_left_out_and_named(fields: dict[str, Any], named: str | None) -> None:
