@@ -8,7 +8,7 @@ import subprocess
 import sys
 from array import array
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import msgspec
@@ -30,6 +30,8 @@ from workers.engines.embedded.grammar_process import (
 
 _LOG = logging.getLogger(__name__)
 _NUM_PROCESSES = 8
+# New answers take at most these at a time, since slow schemas come with them; running ones have the others.
+_NUM_FOR_NEW = 6
 _MAX_FORM_BYTES = 192 << 10  # each call carries it
 _RETRY_AFTER_S = 1.0
 # The first process may have ended before, or other answers have used up its memory; the next one is new.
@@ -62,6 +64,7 @@ class Grammars:
         self._is_closed = False
         self._starting = asyncio.Lock()
         self._turns = asyncio.Semaphore(_NUM_PROCESSES)
+        self._turns_of_new = asyncio.Semaphore(_NUM_FOR_NEW)
         self._idle = set(range(_NUM_PROCESSES))
         self._streams: dict[int, _Streams] = {}
         self._parent = _Parent(self._tokenizer, vocab_size) if self._tokenizer.is_file() else None
@@ -91,7 +94,7 @@ class Grammars:
         """The reply; None if `ask` ends its process. Raises Overloaded if none can be started, NotReady after
         `close`.
         """
-        async with self._turns:
+        async with nullcontext() if ask.token_ids else self._turns_of_new, self._turns:
             first = hash(bytes(ask.form))
             place = min(self._idle, key=lambda each: (each - first) % _NUM_PROCESSES)
             self._idle.remove(place)
