@@ -107,7 +107,7 @@ check: dev ## ruff, mypy strict, import-linter, budgets, schemas of compose and 
 	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.compose-spec deploy/docker-compose.yml
 	$(BIN)/kubernetes-validate --strict --quiet deploy/kubernetes/[!k]*.yaml
 	$(BIN)/hadolint deploy/Dockerfile
-	$(BIN)/shellcheck --external-sources --severity=warning launch/*.sh tests/*.sh
+	$(BIN)/shellcheck --external-sources --severity=warning launch/*.sh tests/*.sh examples/*.sh
 
 format: dev ## format and fix with ruff
 	$(BIN)/ruff check --fix --quiet

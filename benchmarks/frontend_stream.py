@@ -24,7 +24,7 @@ import uvicorn
 import uvloop
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-
+import benchmarks  # noqa: F401  checks the packages
 from baton.messages import GenerateRequest, TokenChunk, Usage
 from tests.scripted_frontend import MODEL, TOKENIZER, Client, ScriptedTokens
 

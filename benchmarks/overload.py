@@ -21,7 +21,7 @@ import msgspec
 import yaml
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-
+import benchmarks  # noqa: F401  checks the packages
 from tests.stack import MODEL, Stack
 
 NUM_PLACES = 8

@@ -20,7 +20,7 @@ from pathlib import Path
 import uvloop
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-
+import benchmarks  # noqa: F401  checks the packages
 from baton.messages import GenerateRequest, TokenChunk, Usage
 from tests.scripted_frontend import MODEL, TOKENIZER, Client, ScriptedTokens
 

@@ -5,6 +5,7 @@ way, and writes benchmarks/results/turns.json: tokens computed, bytes of KV move
 answers of all ways must be equal.
 """
 
+import argparse
 import json
 import statistics
 import sys
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+import benchmarks  # noqa: F401  checks the packages
 from tests.stack import Stack
 from tests.tool_conversation import Turn, answers_of, converse
 
@@ -52,6 +54,7 @@ def figures(turns: list[Turn]) -> dict[str, Any]:
 
 def main() -> None:
     """Measure the ways in turn, over the same workers."""
+    argparse.ArgumentParser(description=__doc__).parse_args()
     results: dict[str, Any] = {"command": "python benchmarks/turns.py", "model": "models/demo, 2 + 2 workers"}
     answers = []
     with tempfile.TemporaryDirectory() as scratch, ExitStack() as running:

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import IO, Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+import benchmarks  # noqa: F401  checks the packages
 from tests.conftest import free_port
 from tests.gpu import random_weights
 from tests.gpu.dummy_model import write_dummy_model
