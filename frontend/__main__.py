@@ -204,6 +204,7 @@ def _services(
     settings: FrontendSettings, discovery: Discovery, transport: Transport, siblings: Siblings
 ) -> Services:
     metrics = Metrics()
+    metrics.records.delays.start()
     fleet = Fleet(
         discovery,
         transport,

@@ -4,12 +4,13 @@ import heapq
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping
-from itertools import chain
+from itertools import chain, islice
 from typing import Literal, get_args
 
 import msgspec
 
-from baton.messages import KvHandoff, Reply, TokenChunk, Usage, WorkerInfo
+from baton.loop_delay import LoopDelay
+from baton.messages import KvHandoff, Reply, Role, TokenChunk, Usage, WorkerInfo
 
 Stage = Literal[
     "read",
@@ -31,32 +32,18 @@ client did not read."""
 MAX_BYTES = 8 << 20
 _MAX_NEWEST_BYTES = 4 << 20
 _MAX_FAILED_BYTES = 3 << 20
+_MAX_SLOWEST_BYTES = 1 << 20
+_OVERHEAD_BYTES = 128
+"""Of a kept record beside its data: the objects around it."""
 _NUM_SLOWEST = 200
 _KEPT_S = 3600.0
-"""How long failed and slow requests are kept, if newer ones are not in the way."""
+"""How long slow requests are kept, if slower ones are not in the way."""
+_SWEEP_S = 60.0
 _MAX_NAME = 200
 _MAX_ATTEMPTS = 32
 
 
-class Attempt(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """One try on workers, which are named. `began_s` counts from the request's arrival. `outcome` is the
-    error's code, empty if it answered. `delay_s`: the longest time that a worker's event loop stood still."""
-
-    began_s: float
-    prefill: str = ""
-    decode: str = ""
-    stages: dict[Stage, float] = {}
-    outcome: str = ""
-    delay_s: float = 0.0
-
-    def worker(self, stage: Stage) -> str:
-        """The worker on which this stage runs; without a handoff decode computes the prompt."""
-        return (
-            self.prefill if self.prefill and stage in {"prefill_wait", "prefill", "transit"} else self.decode
-        )
-
-
-class _Timed(msgspec.Struct, kw_only=True, omit_defaults=True):
+class _Timed(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     """Seconds by stage. `stage` runs since `since_s` (a `perf_counter` value); None: none runs."""
 
     stages: dict[Stage, float] = {}
@@ -67,16 +54,54 @@ class _Timed(msgspec.Struct, kw_only=True, omit_defaults=True):
         """End the running stage, and begin this one."""
         now_s = time.perf_counter()
         if self.stage is not None:
-            stages = self.stages_of(self.stage)
-            stages[self.stage] = stages.get(self.stage, 0.0) + now_s - self.since_s
+            self.stages[self.stage] = self.stages.get(self.stage, 0.0) + now_s - self.since_s
         self.stage, self.since_s = stage, now_s
 
-    def stages_of(self, stage: Stage) -> dict[Stage, float]:  # noqa: ARG002  a choice has several
-        """Where this stage's time is counted."""
-        return self.stages
+    def add_to(self, found: dict[Stage, float], now_s: float) -> None:
+        """Add these stages; the running one until now."""
+        for stage, lasted_s in self.stages.items():
+            found[stage] = found.get(stage, 0.0) + lasted_s
+        if self.stage is not None:
+            found[self.stage] = found.get(self.stage, 0.0) + now_s - self.since_s
 
 
-class Leg(_Timed, kw_only=True, omit_defaults=True):
+class Attempt(_Timed, kw_only=True, omit_defaults=True, gc=False):
+    """One try on workers, which are named. `began_s` counts from the request's arrival. `outcome` is the
+    error's code, empty if it answered. `delay_s`: the longest time that a worker's event loop stood still;
+    `late`: the worker whose answer was in transit the longest."""
+
+    began_s: float
+    prefill: str = ""
+    decode: str = ""
+    outcome: str = ""
+    delay_s: float = 0.0
+    late: str = ""
+
+    def worker(self, stage: Stage) -> str:
+        """The worker on which this stage runs; without a handoff decode computes the prompt."""
+        if stage == "transit" and self.late:
+            return self.late
+        is_prefill = stage in {"prefill_wait", "prefill"} or (stage == "transit" and not self.decode)
+        return self.prefill if self.prefill and is_prefill else self.decode
+
+    def answered(self, worker: str, parts: dict[Stage, float], delay_s: float) -> None:
+        """This worker has answered with its own durations; the rest of the stage was in transit."""
+        now_s, stages = time.perf_counter(), self.stages
+        rest_s = now_s - self.since_s
+        for stage, lasted_s in parts.items():
+            if lasted_s > 0.0:
+                lasted_s = min(lasted_s, rest_s)  # noqa: PLW2901  no worker accounts for more than there was
+                stages[stage] = stages.get(stage, 0.0) + lasted_s
+                rest_s -= lasted_s
+        before_s = stages.get("transit", 0.0)
+        if rest_s > before_s:
+            self.late = worker
+        stages["transit"] = before_s + rest_s
+        self.stage, self.since_s = None, now_s
+        self.delay_s = max(self.delay_s, delay_s)
+
+
+class Leg(_Timed, kw_only=True, omit_defaults=True, gc=False):
     """One choice of a request, and its attempts. `gap_s` is the longest time between two tokens, and `gap_at`
     the number of tokens before it."""
 
@@ -86,10 +111,6 @@ class Leg(_Timed, kw_only=True, omit_defaults=True):
     gap_at: int = 0
     num_moved_bytes: int | None = None
 
-    def stages_of(self, stage: Stage) -> dict[Stage, float]:
-        """Those on workers count for the attempt."""
-        return self.attempts[-1].stages if stage in {"prefill", "decode_wait"} else self.stages
-
     @classmethod
     def beginning(cls, began_s: float | None = None) -> "Leg":
         """That of a choice which waits for a place from now on, of a request that arrived at `began_s`."""
@@ -98,39 +119,61 @@ class Leg(_Timed, kw_only=True, omit_defaults=True):
 
     def attempt(self) -> None:
         """A new try begins."""
+        self.enter(None)
         if len(self.attempts) == _MAX_ATTEMPTS:
             del self.attempts[1]
-        self.attempts.append(Attempt(began_s=time.perf_counter() - self.began_s))
-        self.enter("decode_wait")
+        self.attempts.append(Attempt(began_s=self.since_s - self.began_s))
 
     def on(self, worker: WorkerInfo) -> None:
-        """The try uses this worker."""
-        setattr(self.attempts[-1], worker.role.value, worker.label)
+        """The try now waits for this worker."""
+        attempt = self.attempts[-1]
+        if worker.role is Role.PREFILL:
+            attempt.prefill = worker.label
+            attempt.enter("prefill")
+        else:
+            attempt.decode = worker.label
+            attempt.enter("decode_wait")
 
     def prefilled(self, handoff: KvHandoff) -> None:
-        """The prefill worker has answered; the rest of its stage was on the way."""
-        self._divide({"prefill_wait": handoff.waited_s, "prefill": handoff.computed_s}, handoff.delay_s)
-        self.stage = "decode_wait"
+        """The prefill worker has answered; decode is next."""
+        attempt = self.attempts[-1]
+        parts: dict[Stage, float] = {"prefill_wait": handoff.waited_s, "prefill": handoff.computed_s}
+        attempt.answered(attempt.prefill, parts, handoff.delay_s)
+        attempt.stage = "decode_wait"
 
     def decoded(self, first: Reply | None) -> None:
-        """The decode worker has answered; the rest of its stage was on the way."""
+        """The first tokens have come: of the decode worker, or of a prefill worker that answered itself."""
+        attempt = self.attempts[-1]
         usage = first.usage if isinstance(first, TokenChunk) else None
         if usage is not None:
+            is_prefill = attempt.stage == "prefill"
             parts: dict[Stage, float] = {
-                "decode_wait": usage.waited_s,
+                "prefill_wait" if is_prefill else "decode_wait": usage.waited_s,
                 "kv_move": usage.moved_s,
                 "prefill": usage.computed_s,
             }
-            self._divide(parts, usage.delay_s)
+            attempt.answered(attempt.prefill if is_prefill else attempt.decode, parts, usage.delay_s)
+        else:
+            attempt.enter(None)
         self.enter("stream")
 
-    def end(self, usage: Usage | None) -> None:
+    def failed(self, code: str) -> None:
+        """The try has ended with this error; the request waits for the next one."""
+        if self.attempts:
+            self.attempts[-1].enter(None)
+            self.attempts[-1].outcome = code
+        self.enter("queue")
+
+    def end(self, usage: Usage | None = None) -> None:
         """No more tokens come."""
         self.enter(None)
+        attempt = self.attempts[-1] if self.attempts else None
+        if attempt is not None:
+            attempt.enter(None)
         if usage is not None:
             self.num_moved_bytes = usage.num_moved_bytes
-            if self.attempts:
-                self.attempts[-1].delay_s = max(self.attempts[-1].delay_s, usage.delay_s)
+            if attempt is not None:
+                attempt.delay_s = max(attempt.delay_s, usage.delay_s)
 
     def blocked(self, lasted_s: float) -> None:
         """The client did not read for so long while tokens came."""
@@ -139,31 +182,13 @@ class Leg(_Timed, kw_only=True, omit_defaults=True):
 
     def spent(self, now_s: float) -> dict[Stage, float]:
         """Seconds by stage in all attempts."""
-        found = dict(self.stages)
-        for stage, lasted_s in chain.from_iterable(attempt.stages.items() for attempt in self.attempts):
-            found[stage] = found.get(stage, 0.0) + lasted_s
-        if self.stage is not None:
-            found[self.stage] = found.get(self.stage, 0.0) + now_s - self.since_s
+        found: dict[Stage, float] = {}
+        for timed in (self, *self.attempts):
+            timed.add_to(found, now_s)
         return found
 
-    def failed(self, code: str) -> None:
-        """The try has ended with this error; the request waits for the next one."""
-        self.enter("queue")
-        if self.attempts:
-            self.attempts[-1].outcome = code
 
-    def _divide(self, parts: dict[Stage, float], delay_s: float) -> None:
-        now_s, attempt = time.perf_counter(), self.attempts[-1]
-        for stage, lasted_s in parts.items():
-            if lasted_s:
-                attempt.stages[stage] = attempt.stages.get(stage, 0.0) + lasted_s
-        rest_s = now_s - self.since_s - sum(parts.values())
-        attempt.stages["transit"] = attempt.stages.get("transit", 0.0) + max(0.0, rest_s)
-        attempt.delay_s = max(attempt.delay_s, delay_s)
-        self.since_s = now_s
-
-
-class Record(_Timed, kw_only=True, omit_defaults=True):
+class Record(_Timed, kw_only=True, omit_defaults=True, gc=False):
     """One request. `at_s` is its arrival as Unix time, `began_s` the same as a `perf_counter` value;
     durations and `first_token_s` count from then. `caller` is the API key's name. `status` is the HTTP
     status, or that of the error that ended a stream; `code` the error's. `delay_s`: the longest time that
@@ -203,9 +228,7 @@ class Record(_Timed, kw_only=True, omit_defaults=True):
         """Seconds by stage, until now for one that runs; of several choices, those of the slowest."""
         now_s = time.perf_counter()
         found = max((leg.spent(now_s) for leg in self.legs), key=lambda each: sum(each.values()), default={})
-        found |= self.stages
-        if self.stage is not None:
-            found[self.stage] = now_s - self.since_s
+        self.add_to(found, now_s)
         return {stage: found[stage] for stage in STAGES if stage in found}
 
 
@@ -223,22 +246,52 @@ class _Ring:
 
     def add(self, data: bytes) -> None:
         self._kept.append(data)
-        self._num_bytes += len(data)
+        self._num_bytes += len(data) + _OVERHEAD_BYTES
         while self._num_bytes > self._max_bytes:
-            self._num_bytes -= len(self._kept.popleft())
+            self._num_bytes -= len(self._kept.popleft()) + _OVERHEAD_BYTES
 
     def __iter__(self) -> Iterator[bytes]:
         return reversed(self._kept)
 
 
-class Records:
-    """This process's: those that run, the newest, the slowest and the failed, in at most MAX_BYTES."""
+class _Slowest:
+    """The slowest records of the last hour, encoded; a heap of (duration, end, record)."""
 
     def __init__(self) -> None:
+        self._kept: list[tuple[float, float, bytes]] = []
+        self._num_bytes = 0
+        self._swept_s = 0.0
+
+    def add(self, duration_s: float, ended_s: float, data: bytes) -> None:
+        if ended_s > self._swept_s + _SWEEP_S:
+            self._sweep(ended_s)
+        if len(self._kept) == _NUM_SLOWEST and duration_s <= self._kept[0][0]:
+            return
+        heapq.heappush(self._kept, (duration_s, ended_s, data))
+        self._num_bytes += len(data) + _OVERHEAD_BYTES
+        while len(self._kept) > _NUM_SLOWEST or self._num_bytes > _MAX_SLOWEST_BYTES:
+            self._num_bytes -= len(heapq.heappop(self._kept)[2]) + _OVERHEAD_BYTES
+
+    def _sweep(self, now_s: float) -> None:
+        self._swept_s = now_s
+        self._kept = [each for each in self._kept if each[1] > now_s - _KEPT_S]
+        heapq.heapify(self._kept)
+        self._num_bytes = sum(len(data) + _OVERHEAD_BYTES for _, _, data in self._kept)
+
+    def __iter__(self) -> Iterator[bytes]:
+        return (data for _, _, data in sorted(self._kept, reverse=True))
+
+
+class Records:
+    """This process's: those that run, the newest, the slowest and the failed, in at most MAX_BYTES. `delays`
+    are those of its event loop."""
+
+    def __init__(self) -> None:
+        self.delays = LoopDelay()
         self._running: dict[int, Record] = {}
         self._newest = _Ring(_MAX_NEWEST_BYTES)
         self._failed = _Ring(_MAX_FAILED_BYTES)
-        self._slowest: list[tuple[float, float, bytes]] = []  # a heap: (duration, end, record)
+        self._slowest = _Slowest()
 
     def begin(self, request_id: str, route: str, caller: str) -> Record:
         """The record of a request that arrives now."""
@@ -257,45 +310,41 @@ class Records:
         """Keep what has ended. Returns its duration."""
         self._running.pop(id(record), None)
         record.enter(None)
+        for leg in record.legs:
+            leg.end()
         record.duration_s = record.since_s - record.began_s
+        record.delay_s = self.delays.longest_s(record.began_s)
         data = _ENCODER.encode(record)
         self._newest.add(data)
         if record.status >= 400 or record.num_attempts > len(record.legs):
             self._failed.add(data)
-        if len(self._slowest) < _NUM_SLOWEST or record.duration_s > self._slowest[0][0]:
-            self._note_slow(record.duration_s, record.since_s, data)
+        self._slowest.add(record.duration_s, record.since_s, data)
         return record.duration_s
-
-    def _note_slow(self, duration_s: float, ended_s: float, data: bytes) -> None:
-        heapq.heappush(self._slowest, (duration_s, ended_s, data))
-        if len(self._slowest) > _NUM_SLOWEST:
-            fresh = [each for each in self._slowest if each[1] > ended_s - _KEPT_S]
-            self._slowest = fresh
-            heapq.heapify(self._slowest)
-            if len(fresh) > _NUM_SLOWEST:
-                heapq.heappop(self._slowest)
 
     def running(self) -> list[Record]:
         """Those that have not ended, the oldest first."""
+        for record in self._running.values():
+            record.delay_s = self.delays.longest_s(record.began_s)
         return list(self._running.values())
 
     def newest(self, limit: int) -> Iterator[Record]:
         """Those that ended last, the newest first."""
-        return (_DECODER.decode(data) for data, _ in zip(self._newest, range(limit), strict=False))
+        return map(_DECODER.decode, islice(self._newest, limit))
 
     def find(self, request_id: str) -> list[Record]:
         """All that have this id, which a client may give to several; the newest first."""
-        wanted = request_id.encode()
-        found = [record for record in self._running.values() if record.request_id == request_id]
-        kept = dict.fromkeys(chain(self._newest, self._failed, (each[2] for each in self._slowest)))
+        request_id = request_id[:_MAX_NAME]
+        wanted = request_id.encode(errors="replace")
+        found = [record for record in self.running() if record.request_id == request_id]
+        kept = dict.fromkeys(chain(self._newest, self._failed, self._slowest))
         decoded = (_DECODER.decode(data) for data in kept if wanted in data)
         found += (record for record in decoded if record.request_id == request_id)
         return sorted(found, key=lambda record: -record.at_s)
 
     def slowest(self, limit: int) -> list[Record]:
         """Those that took longest, the slowest first."""
-        return [_DECODER.decode(data) for _, _, data in heapq.nlargest(limit, self._slowest)]
+        return [_DECODER.decode(data) for data in islice(self._slowest, limit)]
 
     def failed(self, limit: int) -> list[Record]:
         """Those that failed, or were tried again, the newest first."""
-        return [_DECODER.decode(data) for data, _ in zip(self._failed, range(limit), strict=False)]
+        return [_DECODER.decode(data) for data in islice(self._failed, limit)]

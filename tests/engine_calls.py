@@ -5,7 +5,9 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
-from baton.messages import GenerateRequest, KvHandoff, TokenChunk
+import msgspec
+
+from baton.messages import GenerateRequest, KvHandoff, TokenChunk, Usage
 from tests.requests import token_request
 from tests.tiny_gpt_oss import prompt
 from tests.waiting import PATIENCE_S
@@ -23,6 +25,17 @@ async def next_handoff(replies: AsyncGenerator[KvHandoff | TokenChunk, None]) ->
         handoff = await anext(replies)
     assert isinstance(handoff, KvHandoff)
     return handoff
+
+
+def counts(chunk: TokenChunk) -> Usage | None:
+    """The chunk's usage without its durations."""
+    usage = chunk.usage
+    return None if usage is None else Usage(*msgspec.structs.astuple(usage)[:4])
+
+
+def untimed(chunk: TokenChunk) -> TokenChunk:
+    """The chunk without durations."""
+    return msgspec.structs.replace(chunk, usage=counts(chunk))
 
 
 @asynccontextmanager

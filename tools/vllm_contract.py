@@ -15,8 +15,9 @@ from typing import Any, get_args
 FILE = Path(__file__).parents[1] / "tests" / "doubles" / "vllm_contract.json"
 NIXL = "vllm.distributed.kv_transfer.kv_connector.v1.nixl"
 READ = {
-    "vllm.outputs:RequestOutput": ["outputs", "num_cached_tokens", "kv_transfer_params"],
+    "vllm.outputs:RequestOutput": ["outputs", "num_cached_tokens", "kv_transfer_params", "metrics"],
     "vllm.outputs:CompletionOutput": ["token_ids", "logprobs", "finish_reason"],
+    "vllm.v1.metrics.stats:RequestStateStats": ["queued_ts", "scheduled_ts", "first_token_ts"],
     "vllm.v1.metrics.stats:SchedulerStats": [
         "num_running_reqs", "num_waiting_reqs", "num_skipped_waiting_reqs", "kv_cache_usage",
         "kv_connector_stats",

@@ -8,9 +8,10 @@ import socket
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
-import msgspec
+from msgspec.structs import replace
 
 from baton.errors import InvalidRequest
+from baton.loop_delay import LoopDelay
 from baton.messages import (
     GenerateRequest,
     KvHandoff,
@@ -41,6 +42,8 @@ class Worker:
     def __init__(self, engine: Engine, role: Role, identity: tuple[str, str]) -> None:
         self._engine = engine
         self._role = role
+        self._delays = LoopDelay()
+        self._delays.start()
         self._worker_id, self._incarnation = identity
         self._num_running = 0
         self._num_prefilling_tokens = 0  # local prefills
@@ -50,18 +53,20 @@ class Worker:
     async def answer(self, request: Request) -> AsyncGenerator[Reply, None]:
         """The replies to one request; closing the generator cancels the work."""
         if isinstance(request, StatsRequest):
-            yield msgspec.structs.replace(
-                self._engine.stats(), num_strange_messages=unauthenticated.num_messages
-            )
+            yield replace(self._engine.stats(), num_strange_messages=unauthenticated.num_messages)
             return
         if not isinstance(request, GenerateRequest):
             raise InvalidRequest("a worker answers requests for tokens and statistics only")
         self._num_running += 1
         self._idle.clear()
+        since_s = self._delays.seen_s
         try:
             async with aclosing(self._run(request)) as replies:
                 async for reply in replies:
-                    yield reply
+                    if isinstance(reply, TokenChunk) and reply.usage is None:
+                        yield reply
+                    else:
+                        yield self._completed(reply, self._delays.longest_s(since_s))
         finally:
             self._num_running -= 1
             if not self._num_running:
@@ -69,20 +74,18 @@ class Worker:
 
     def _run(self, request: GenerateRequest) -> AsyncGenerator[Reply, None]:
         if self._role is Role.PREFILL:
-            return self._prefill(request)
+            return self._engine.prefill(request)
         if request.handoff is None and request.local_prefill_tokens is not None:
             return self._prefill_locally(request, request.local_prefill_tokens)
         return self._engine.decode(request)
 
-    async def _prefill(self, request: GenerateRequest) -> AsyncGenerator[Reply, None]:
-        async with aclosing(self._engine.prefill(request)) as replies:
-            async for reply in replies:
-                if isinstance(reply, KvHandoff):
-                    yield msgspec.structs.replace(
-                        reply, worker_id=self._worker_id, incarnation=self._incarnation
-                    )
-                else:
-                    yield reply
+    def _completed(self, reply: Reply, delay_s: float) -> Reply:
+        """With what the engine does not know."""
+        if isinstance(reply, KvHandoff):
+            return replace(reply, worker_id=self._worker_id, incarnation=self._incarnation, delay_s=delay_s)
+        if isinstance(reply, TokenChunk) and reply.usage is not None:
+            return replace(reply, usage=replace(reply.usage, delay_s=delay_s))
+        return reply
 
     async def _prefill_locally(
         self, request: GenerateRequest, max_tokens: int

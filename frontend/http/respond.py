@@ -127,6 +127,7 @@ async def prepared(
 ) -> AnyAnswer:
     """Read the body and build its answer, ready to be generated."""
     client = client_of(exchange, services)
+    record.enter("read")
 
     def make(body: bytes) -> Awaitable[AnyAnswer]:
         record.enter("render")

@@ -214,7 +214,6 @@ class Generator:
     async def _prefill(self, request: GenerateRequest, prefill: WorkerInfo, progress: Progress) -> _Stream:
         """What the prefill worker answers: a handoff, or the whole answer if that is so short."""
         progress.prefill = prefill
-        progress.leg.enter("prefill")
         arrived: list[Reply | None] = []
         call = self._call(prefill, request, progress, arrived)
         began_s = time.perf_counter()

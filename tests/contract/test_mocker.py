@@ -20,7 +20,7 @@ from baton.messages import (
     after_handoff,
 )
 from tests.clock import jumping
-from tests.engine_calls import next_handoff
+from tests.engine_calls import counts, next_handoff
 from tests.requests import token_request
 from tests.waiting import until
 from workers.engines.mocker import MockerEngine, MockerSettings
@@ -129,8 +129,8 @@ async def test_prefills_first_token_may_be_sent_before_the_kv_moves() -> None:
             assert await anext(replies, None) is None
         chunks = [handoff.first_chunk, *rest]
         assert [chunk.token_ids for chunk in chunks] == [chunk.token_ids for chunk in alone]
-        assert [chunk.usage for chunk in chunks[:2]] == [Usage(20, 16, 1), Usage(20, 16, 2, 16)]
-        assert rest[-1].usage == Usage(20, 16, len(alone), 16)
+        assert [counts(chunk) for chunk in chunks[:2]] == [Usage(20, 16, 1), Usage(20, 16, 2, 16)]
+        assert counts(rest[-1]) == Usage(20, 16, len(alone), 16)
 
 
 @jumping
@@ -219,7 +219,7 @@ async def test_of_an_answer_that_is_resumed_no_more_than_its_prompt_was_cached()
     async with started() as engine:
         await answer(engine, ask(40, 1))
         (*_, last) = await answer(engine, ask(40, 33, num_generated=30))
-        assert last.usage == Usage(10, 10, 33, 0)
+        assert counts(last) == Usage(10, 10, 33, 0)
 
 
 @jumping

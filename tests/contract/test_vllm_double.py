@@ -17,7 +17,7 @@ from vllm.config import KVTransferConfig, StructuredOutputsConfig
 from vllm.contract import FACTS
 from vllm.distributed.kv_transfer import ConnectorWorker
 from vllm.engine.arg_utils import AsyncEngineArgs
-from vllm.outputs import CompletionOutput, RequestOutput, SchedulerStats
+from vllm.outputs import CompletionOutput, RequestOutput, RequestStateStats, SchedulerStats
 from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 from vllm.v1.engine.async_llm import AsyncLLM
 
@@ -41,6 +41,7 @@ BUILT = {
 READ = {
     "RequestOutput": RequestOutput,
     "CompletionOutput": CompletionOutput,
+    "RequestStateStats": RequestStateStats,
     "SchedulerStats": SchedulerStats,
 }
 

@@ -30,7 +30,7 @@ from baton.messages import (
     after_handoff,
 )
 from tests.clock import jumping
-from tests.engine_calls import next_handoff, tokens
+from tests.engine_calls import counts, next_handoff, tokens
 from tests.planes import a_request
 from workers.engine import EngineInfo
 from workers.engines.library.adapter import Call, Facts, Kept
@@ -375,5 +375,5 @@ def test_usage_is_over_all_attempts_and_counts_what_prefill_found(
 ) -> None:
     call = dataclasses.replace(waiting_call(), request=ask(num_generated=1), num_cached_tokens=prefills)
     steps: list[tuple[list[int], FinishReason | None]] = [([], None), ([8], None), ([9], None), ([], "stop")]
-    usages = [call.chunk(token_ids, reason, 4).usage for token_ids, reason in steps]
+    usages = [counts(call.chunk(token_ids, reason, 4)) for token_ids, reason in steps]
     assert usages == [Usage(2, num_cached, 1), Usage(2, num_cached, 2), None, Usage(2, num_cached, 3)]

@@ -52,14 +52,14 @@ def test_stages_are_observed_with_how_they_ended() -> None:
     record = metrics.begin(ROUTE)
     leg = record.leg()
     leg.attempt()
-    leg.on(worker("d1"))
+    leg.on(worker("p1"))
     leg.failed("worker_lost")
     leg.attempt()
     leg.decoded(None)
     leg.end(None)
     metrics.end(record)
     count = partial(sampled, metrics, "baton_stage_seconds_count")
-    assert (count(stage="decode_wait", outcome="worker_lost"), count(stage="stream", outcome="ok")) == (1, 1)
+    assert (count(stage="prefill", outcome="worker_lost"), count(stage="stream", outcome="ok")) == (1, 1)
     assert sampled(metrics, "baton_attempts_total", outcome="worker_lost") == 1
 
 

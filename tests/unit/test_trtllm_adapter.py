@@ -2,12 +2,16 @@
 
 import asyncio
 import contextlib
+import dataclasses
+import json
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
+from tensorrt_llm.executor.result import RequestPerfMetrics, TimingMetrics
 
 from baton.errors import (
     BatonError,
@@ -18,6 +22,7 @@ from baton.errors import (
     WorkerLost,
 )
 from baton.messages import Guided, MessageForm, TokenChunk, TokenLogprob, Usage, WorkerStats
+from tests.engine_calls import untimed
 from tests.planes import a_request
 from workers.engines.library.adapter import Call, Kept
 from workers.engines.library.model_facts import read_model_facts
@@ -173,11 +178,47 @@ async def test_each_chunk_has_the_new_tokens_their_log_probabilities_and_at_both
     steps.append({"token_ids": [5, 6], "finish_reason": "not_finished", "logprobs": told[:2]})
     steps.append({"token_ids": [5, 6, 7, 8], "finish_reason": "length", "logprobs": told})
     five, six, seven = (TokenLogprob(token_id, -token_id, ()) for token_id in (5, 6, 7))
-    assert await chunks_of(call, *steps) == [
+    assert [untimed(chunk) for chunk in await chunks_of(call, *steps)] == [
         TokenChunk((5,), None, Usage(2, 2, 2), (five,)),
         TokenChunk((6,), None, None, (six,)),
         TokenChunk((7, 8), "length", Usage(2, 2, 5), (seven, TokenLogprob(8, -9999.0, ()))),
     ]
+
+
+@pytest.mark.parametrize(
+    ("role", "times_s", "expected"),
+    [
+        (ANY_TIME, (1000, 1002, 1002.5, 0, 0), (2.0, 0.0, 0.5)),
+        (SENDS, (1000, 1002, 1002.5, 0, 0), (2.0, 0.0, 0.5)),
+        (RECEIVES, (1000, 1003, 1003.5, 1001, 1003), (1.0, 2.5, 0.0)),  # with the first step
+        (RECEIVES, (1000, 1001, 1003.5, 1001, 1003), (1.0, 2.5, 0.0)),  # scheduled before its KV arrives
+        (RECEIVES, (1000, 1001, 0, 0, 0), None),
+    ],
+)
+async def test_a_request_has_waited_moved_and_computed_by_tensorrt_llms_clock(
+    role: dict[str, Any], times_s: tuple[float, ...], expected: tuple[float, float, float] | None
+) -> None:
+    call = call_of(**role)
+    call.spent.began_s -= 60
+    names = [field.name for field in dataclasses.fields(TimingMetrics)]
+    timing = TimingMetrics(**{n: timedelta(seconds=s) for n, s in zip(names, times_s, strict=True)})
+    metrics = RequestPerfMetrics(timing)
+    (chunk,) = await chunks_of(call, {"token_ids": [5], "request_perf_metrics": metrics})
+    assert chunk.usage is not None
+    waited_s, moved_s, computed_s = chunk.usage.waited_s, chunk.usage.moved_s, chunk.usage.computed_s
+    if expected is None:  # unknown: all of it
+        assert (waited_s, moved_s > 60, computed_s) == (0, True, 0)
+    else:
+        assert (waited_s, moved_s, computed_s) == expected
+
+
+@pytest.mark.parametrize(("attention_dp", "is_timed"), [(False, True), (True, False)])
+def test_timings_cost_too_much_under_attention_dp(attention_dp: bool, is_timed: bool) -> None:
+    override = {"enable_attention_dp": attention_dp, "tensor_parallel_size": 2}
+    adapter = adapter_of(Result(), json.dumps(override))
+    adapter.submit(call_of())
+    ((_, sampling, _),) = adapter.llm.submitted
+    assert sampling.return_perf_metrics == is_timed
 
 
 @pytest.mark.parametrize(("reason", "kind"), [("timeout", DeadlineExceeded), ("cancelled", WorkerLost)])

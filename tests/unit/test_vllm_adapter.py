@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from vllm.outputs import CompletionOutput, Logprob, RequestOutput
+from vllm.outputs import CompletionOutput, Logprob, RequestOutput, RequestStateStats
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
 from baton.errors import BatonError, EngineFailure, HandoffFailed, InvalidRequest, WorkerLost
@@ -290,6 +290,28 @@ def test_an_error_is_the_clients_the_requests_or_the_cores() -> None:
     ):
         failure = adapter.failure(error, call_of(ask()))
         assert (type(failure), says in failure.message) == (kind, True)
+
+
+@pytest.mark.parametrize(
+    ("transfer", "pulls_s", "expected"),
+    [
+        (None, [9.0], (2.0, 0.0, 0.5)),
+        ({}, [], (2.0, 0.5, 0.0)),  # with the first step
+        ({}, [0.25, 1.5, 1.0], (0.5, 2.0, 0.0)),  # not known by request: the longest
+        ({}, [9.0], (0.0, 2.5, 0.0)),
+    ],
+)
+def test_a_request_has_waited_and_computed_by_vllms_clock_and_waits_for_kv_in_its_queue(
+    transfer: dict[str, Any] | None, pulls_s: list[float], expected: tuple[float, float, float]
+) -> None:
+    adapter = adapter_of(Llm())
+    call = call_of(ask(), transfer=transfer)
+    adapter._figures.record(step({"transfer_duration": pulls_s}), None)  # noqa: SLF001  vLLM's stat logger
+    call.spent.began_s -= 60
+    adapter._note_durations(call, None)  # noqa: SLF001  its statistics may be off
+    assert not any(call.spent.parts)
+    adapter._note_durations(call, RequestStateStats(1000.0, 1002.0, 1002.5))  # noqa: SLF001
+    assert call.spent.parts == expected
 
 
 def step(transfers: dict[str, Any] | None = None, **figures: float) -> Any:

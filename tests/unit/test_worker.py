@@ -4,6 +4,7 @@ import asyncio
 import dataclasses
 import os
 import threading
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
@@ -23,6 +24,7 @@ from baton.messages import (
     Role,
     StatsRequest,
     TokenChunk,
+    Usage,
     WorkerInfo,
     WorkerStats,
 )
@@ -152,7 +154,9 @@ async def test_each_role_runs_its_half_and_both_tell_their_figures() -> None:
         Worker(ScriptedEngine(), Role.DECODE, ("w1", "i1")),
     )
     identified = msgspec.structs.replace(HANDOFF, worker_id="w1", incarnation="i1")
-    assert await anext(prefill.answer(REQUEST)) == identified
+    handoff = await anext(prefill.answer(REQUEST))
+    assert isinstance(handoff, KvHandoff)
+    assert msgspec.structs.replace(handoff, delay_s=0.0) == identified
     assert isinstance(await anext(decode.answer(REQUEST)), TokenChunk)
     unauthenticated.note("a test")
     told = WorkerStats(num_running=7, num_strange_messages=unauthenticated.num_messages)
@@ -160,6 +164,36 @@ async def test_each_role_runs_its_half_and_both_tell_their_figures() -> None:
     assert [reply async for reply in decode.answer(StatsRequest())] == [told]
     with pytest.raises(InvalidRequest):
         await anext(decode.answer(FrontendRequest(data=b"")))
+
+
+class StandingEngine(ScriptedEngine):
+    """Blocks the event loop before the first reply, and before the last."""
+
+    async def prefill(self, request: GenerateRequest) -> AsyncGenerator[KvHandoff | TokenChunk, None]:
+        time.sleep(0.2)  # noqa: ASYNC251  the loop stands still
+        async for handoff in super().prefill(request):
+            yield handoff
+
+    async def decode(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
+        for pause_s, token_id in ((0.2, 1), (0.0, 2), (0.6, 3)):
+            time.sleep(pause_s)  # noqa: ASYNC251  the loop stands still
+            yield TokenChunk((token_id,), None, Usage(1, 0, token_id, 5, 1.0, 2.0, 3.0) if pause_s else None)
+
+
+async def test_replies_have_the_longest_time_that_the_loop_stood_still_so_far() -> None:
+    prefill = Worker(StandingEngine(), Role.PREFILL, ("w1", "i1"))
+    handoff = await anext(prefill.answer(REQUEST))
+    assert isinstance(handoff, KvHandoff)
+    assert handoff.delay_s > 0.1
+    decode = Worker(StandingEngine(), Role.DECODE, ("w2", "i2"))
+    chunks = [reply async for reply in decode.answer(REQUEST) if isinstance(reply, TokenChunk)]
+    first, none, last = [chunk.usage for chunk in chunks]
+    assert none is None
+    assert first is not None
+    assert last is not None
+    assert msgspec.structs.replace(last, delay_s=0.0) == Usage(1, 0, 3, 5, 1.0, 2.0, 3.0)
+    assert 0.1 < first.delay_s < last.delay_s
+    assert last.delay_s > 0.5
 
 
 async def test_closing_an_answer_closes_the_engines_generator() -> None:

@@ -24,6 +24,7 @@ from baton.messages import (
     Usage,
     WorkerStats,
 )
+from workers.durations import Durations
 from workers.engine import EngineInfo
 from workers.engines.prefixes import HeldPrefixes
 from workers.engines.script import Script, Vocabulary, log_prompt
@@ -84,15 +85,17 @@ class SharedRate:
         self._turn = asyncio.Lock()
         self._free_s = 0.0  # when the piece in work ends
 
-    async def work(self, amount: float) -> None:
+    async def work(self, amount: float, spent: Durations) -> None:
         """Return when this much is done, after the pieces before it; a cancelled piece takes no more time."""
         now_s = asyncio.get_running_loop().time
         is_busy = self._turn.locked()
         async with self._turn:
+            spent.lap("waited_s")
             # The next piece starts when the one before it ends, not when a late timer says so.
             began_s = min(self._free_s, now_s()) if is_busy else now_s()
             self._free_s = began_s + amount / self._per_s
             await asyncio.sleep(self._free_s - now_s())
+            spent.lap("computed_s")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,14 +163,15 @@ class MockerEngine:
 
     async def prefill(self, request: GenerateRequest) -> AsyncGenerator[KvHandoff | TokenChunk, None]:
         """Yield the handoff after the prompt's simulated time; pinned until it is pulled."""
-        async with self._slot(request) as deadline:
-            num_cached = await self._run_prompt(request, deadline)
+        spent = Durations()
+        async with self._slot(request, spent) as deadline:
+            num_cached = await self._run_prompt(request, deadline, spent)
             self._held.hold(request.token_ids, request.cache_salt)
             answer = self._answer(request)
             if request.num_generated + 1 >= answer.num_tokens:
-                yield self._last_chunk(answer, _usage(request, (num_cached, 0), answer.num_tokens))
+                yield self._last_chunk(answer, _usage(request, (num_cached, 0), answer.num_tokens, spent))
                 return
-            usage = _usage(request, (num_cached, None), request.num_generated + 1)
+            usage = _usage(request, (num_cached, None), request.num_generated + 1, spent)
             first = TokenChunk((answer.token(request.num_generated),), None, usage)
             ticket = self._transceiver.offer(host_memory(_kv(request.token_ids)))
             ttl_s = min(self._settings.handoff_ttl_s, deadline - asyncio.get_running_loop().time())
@@ -180,6 +184,8 @@ class MockerEngine:
                     ttl_s=ttl_s,
                     engine_state=msgspec.msgpack.encode(_Offered(ticket, num_cached)),
                     first_chunk=first if self._settings.prefill_sends_first else None,
+                    waited_s=spent.waited_s,
+                    computed_s=spent.computed_s,
                 )
                 num_bytes = await asyncio.wait_for(self._transceiver.moved(ticket), ttl_s)
                 self._figures["kv_moved_bytes"] += num_bytes
@@ -192,15 +198,17 @@ class MockerEngine:
 
     async def decode(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
         """Yield one token per step, starting when the prompt is processed or has arrived."""
-        async with self._slot(request) as deadline:
+        spent = Durations()
+        async with self._slot(request, spent) as deadline:
             if request.handoff is None:
-                spared = await self._run_prompt(request, deadline), 0
+                spared = await self._run_prompt(request, deadline, spent), 0
             else:
                 spared = await self._take_over(request, request.handoff, deadline)
+                spent.lap("moved_s")
             held = self._held.hold(request.token_ids, request.cache_salt)
             answer = self._answer(request)
             loop, generated = asyncio.get_running_loop(), []
-            usage: Usage | None = _usage(request, spared, request.num_generated + 1)
+            usage: Usage | None = _usage(request, spared, request.num_generated + 1, spent)
             for token_id in map(answer.token, range(request.num_generated, answer.num_tokens - 1)):
                 self._figures["num_generated_tokens"] += 1
                 generated.append(token_id)
@@ -212,7 +220,7 @@ class MockerEngine:
                 if loop.time() > deadline:
                     raise DeadlineExceeded
             self._held.extend(held, generated)  # the last token has no KV yet
-            yield self._last_chunk(answer, _usage(request, spared, answer.num_tokens))
+            yield self._last_chunk(answer, _usage(request, spared, answer.num_tokens, spent))
 
     def num_lacking_tokens(self, request: GenerateRequest) -> int:
         """See `Engine.num_lacking_tokens`; exact."""
@@ -235,7 +243,7 @@ class MockerEngine:
             await self._transceiver.close()
 
     @asynccontextmanager
-    async def _slot(self, request: GenerateRequest) -> AsyncGenerator[float, None]:
+    async def _slot(self, request: GenerateRequest, spent: Durations) -> AsyncGenerator[float, None]:
         """A place in the batch, after waiting in the queue; yields the deadline in the loop's time."""
         if not self._is_running:
             raise NotReady("The engine is not running.")
@@ -251,6 +259,7 @@ class MockerEngine:
         deadline = asyncio.get_running_loop().time() + request.deadline_s
         with self._counted("num_waiting"):
             await _within(deadline, self._slots.acquire())
+        spent.lap("waited_s")
         try:
             with self._counted("num_running"), self._counted("kv_used_blocks"):
                 while self._settings.is_hung:
@@ -267,13 +276,13 @@ class MockerEngine:
         finally:
             self._figures[figure] -= 1
 
-    async def _run_prompt(self, request: GenerateRequest, deadline: float) -> int:
+    async def _run_prompt(self, request: GenerateRequest, deadline: float, spent: Durations) -> int:
         """Takes the prompt's simulated time; returns how many of its tokens were cached."""
         num_held = self._num_held(request)
         num_lacking = len(request.token_ids) - num_held
         if self._settings.prompt_log is not None:
             log_prompt(Path(self._settings.prompt_log), request.token_ids[: request.num_prompt_tokens])
-        await _within(deadline, self._prefilling.work(num_lacking))
+        await _within(deadline, self._prefilling.work(num_lacking, spent))
         self._figures["num_prompt_tokens"] += num_lacking
         self._figures["num_cached_tokens"] += num_held
         return num_held
@@ -364,9 +373,12 @@ def _check_form(form: Guided | None) -> None:
     )
 
 
-def _usage(request: GenerateRequest, spared: tuple[int, int | None], num_tokens: int) -> Usage:
+def _usage(
+    request: GenerateRequest, spared: tuple[int, int | None], num_tokens: int, spent: Durations
+) -> Usage:
     """`spared`: cached tokens, moved bytes."""
-    return Usage(request.num_prompt_tokens, min(spared[0], request.num_prompt_tokens), num_tokens, spared[1])
+    num_cached = min(spared[0], request.num_prompt_tokens)
+    return Usage(request.num_prompt_tokens, num_cached, num_tokens, spared[1], *spent.parts)
 
 
 def _kv(token_ids: Sequence[int]) -> bytearray:

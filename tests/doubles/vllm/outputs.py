@@ -25,6 +25,15 @@ class CompletionOutput:
 
 
 @dataclasses.dataclass
+class RequestStateStats:
+    """The core's times of a request (monotonic). It is scheduled once its KV has arrived."""
+
+    queued_ts: float = 0.0
+    scheduled_ts: float = 0.0
+    first_token_ts: float = 0.0
+
+
+@dataclasses.dataclass
 class RequestOutput:
     """One step of a request. Untaken steps are merged."""
 
@@ -34,11 +43,13 @@ class RequestOutput:
     num_cached_tokens: int | None = None
     kv_transfer_params: dict[str, Any] | None = None
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    metrics: RequestStateStats | None = None
 
     def add(self, later: "RequestOutput") -> None:
         """Merge the next step into this one."""
         self.finished |= later.finished
         self.kv_transfer_params = later.kv_transfer_params
+        self.metrics = later.metrics
         self.prompt_logprobs = self.prompt_logprobs or later.prompt_logprobs
         (mine,), (new,) = self.outputs, later.outputs
         mine.token_ids += new.token_ids

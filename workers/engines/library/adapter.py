@@ -2,11 +2,13 @@
 
 import asyncio
 import dataclasses
+import math
 from collections.abc import Callable, Coroutine, Sequence, Set
 from typing import Any, Protocol, TypeVar
 
 from baton.errors import BatonError, DeadlineExceeded
 from baton.messages import FinishReason, GenerateRequest, TokenChunk, TokenLogprob, Usage, WorkerStats
+from workers.durations import Durations
 from workers.engine import EngineInfo
 from workers.engines.library.requests import token_logprobs
 from workers.settings import Loaded
@@ -33,8 +35,8 @@ class Call:
     parameters of kept KV. `num_cached_tokens`: prefill's count, or the library's from the first chunk on.
     `num_lacking` is an estimate, see `Engine.num_lacking_tokens`. `error` ends the call.
 
-    The adapter sets `result`, the library's object, `kept`, `prompt_logprobs`, and `is_over` when the library
-    has ended the request.
+    The adapter sets `result`, the library's object, `kept`, `prompt_logprobs`, `is_over` when the library
+    has ended the request, and `spent` by the library's own figures, if it has them, before the first chunk.
     """
 
     id: str
@@ -53,6 +55,7 @@ class Call:
     kept: Kept | None = None
     prompt_logprobs: tuple[TokenLogprob, ...] | None = None
     is_over: bool = False
+    spent: Durations = dataclasses.field(default_factory=Durations)
     _waiting: asyncio.Timeout | None = None
 
     async def wait(self, work: Coroutine[Any, Any, T], until: float) -> T:
@@ -100,9 +103,12 @@ class Call:
         if is_first or reason is not None:
             if self.num_cached_tokens is None:
                 self.num_cached_tokens = num_cached_tokens
+            if is_first and not any(self.spent.parts):  # the library has no figures
+                self.spent.divide(0.0, 0.0 if self.transfer is None else math.inf, math.inf)
             num_prompt = self.request.num_prompt_tokens
             num_generated = self.request.num_generated + self.num_new_tokens
-            usage = Usage(num_prompt, min(self.num_cached_tokens, num_prompt), num_generated)
+            num_cached = min(self.num_cached_tokens, num_prompt)
+            usage = Usage(num_prompt, num_cached, num_generated, None, *self.spent.parts)
         if (num_top := self.request.sampling.logprobs) is not None:
             logprobs = token_logprobs(token_ids, reported, num_top)
         scored = self.prompt_logprobs if reason is not None else None

@@ -329,6 +329,8 @@ class LibraryEngine:
             ttl_s=max(0.0, min(self._keep_s, left_s)),
             engine_state=sealed(envelope),
             first_chunk=replace(first, finish_reason=None) if call.kept.is_continued else None,
+            waited_s=call.spent.waited_s,
+            computed_s=call.spent.computed_s,
         )
 
     def _salt(self, request: GenerateRequest) -> str:

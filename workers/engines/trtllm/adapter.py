@@ -102,6 +102,9 @@ class TrtllmAdapter:
         elif call.transfer is not None:
             params = generation_params(call.transfer, self.lib)
         sampling = sampling_params(call.request, self.lib, self.model, max_tokens=call.max_tokens)
+        sampling.return_perf_metrics = (
+            self._num_ranks == 1
+        )  # under attention DP each would be sent between ranks
         salt = {"cache_salt": call.cache_salt} if call.cache_salt else {}
         priority = self._priority(call.request.priority)
         try:
@@ -144,6 +147,8 @@ class TrtllmAdapter:
             call.kept = Kept(travelling(output.disaggregated_params), num_blocks)
         num_yielded = call.num_new_tokens
         reason = _finish_reason(output, call)
+        if not num_yielded:
+            _note_durations(getattr(output, "request_perf_metrics", None), call)
         token_ids = output.token_ids[num_yielded:]
         if reason == "stop":
             token_ids = _with_stop_token(token_ids, output, call)
@@ -251,6 +256,30 @@ class TrtllmAdapter:
             max_batch_size=self._num_slots,
             max_queue_size=values[QUEUE_SIZE],
         )
+
+
+def _note_durations(metrics: Any, call: Call) -> None:
+    """From TensorRT-LLM's RequestPerfMetrics, if the request asked for them: times since an epoch of its own,
+    0 if there is none. Only decode has those of a transfer.
+    """
+    if metrics is None:
+        return
+    timing = metrics.timing_metrics
+    arrived_s, began_s, first_s, pull_s, pulled_s = (
+        getattr(timing, name).total_seconds()
+        for name in (
+            "arrival_time", "first_scheduled_time", "first_token_time",
+            "kv_cache_transfer_start", "kv_cache_transfer_end",
+        )
+    )  # fmt: skip
+    if not first_s:
+        return
+    moved_s, computed_s = pulled_s - pull_s, first_s - max(began_s, pulled_s)
+    waited_s = first_s - arrived_s - moved_s - computed_s
+    if call.transfer is None:
+        call.spent.divide(waited_s, 0.0, computed_s)
+    else:
+        call.spent.divide(waited_s, moved_s + computed_s, 0.0)
 
 
 def _finish_reason(output: Any, call: Call) -> FinishReason | None:

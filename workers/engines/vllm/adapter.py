@@ -2,6 +2,8 @@
 
 import asyncio
 import logging
+import time
+from collections import deque
 from collections.abc import Callable, Set
 from typing import Any
 from urllib.parse import quote
@@ -25,6 +27,7 @@ from workers.settings import Loaded
 log = logging.getLogger(__name__)
 
 _POLL_S = 0.5
+_MAX_PULLS = 256
 _OVERTAKEN_TOKENS_PER_S = 2000.0
 _PRIORITY_MS = 10**12  # more than any time
 _RELEASE_S = 30.0
@@ -113,12 +116,28 @@ class VllmAdapter:
         result = await anext(call.result)
         (output,) = result.outputs
         reason = _finish_reason(output.finish_reason, call)
+        if not call.num_new_tokens:
+            self._note_durations(call, getattr(result, "metrics", None))
         if call.hands_over and result.kv_transfer_params:
             call.kept = self._kept(call, result.kv_transfer_params)
         if (num_top := call.request.sampling.prompt_logprobs) is not None and result.prompt_logprobs:
             reported = [entries or {} for entries in result.prompt_logprobs[1:]]
             call.prompt_logprobs = token_logprobs(call.request.token_ids[1:], reported, num_top)
         return call.chunk(output.token_ids, reason, result.num_cached_tokens or 0, output.logprobs)
+
+    def _note_durations(self, call: Call, stats: Any) -> None:
+        """From vLLM's RequestStateStats; None if its statistics are off. To vLLM, a request whose KV has not
+        arrived is waiting.
+        """
+        if stats is None or not stats.first_token_ts:
+            return
+        waited_s = stats.scheduled_ts - stats.queued_ts
+        computed_s = stats.first_token_ts - stats.scheduled_ts
+        if call.transfer is None:
+            call.spent.divide(waited_s, 0.0, computed_s)
+        else:
+            moved_s = min(waited_s, self._figures.longest_pull_s(call.spent.began_s))
+            call.spent.divide(waited_s - moved_s, moved_s + computed_s, 0.0)
 
     def _kept(self, call: Call, transfer: dict[str, Any]) -> Kept:
         groups = transfer.get("remote_block_ids") or ()  # a list per group of layers
@@ -238,6 +257,7 @@ class _SchedulerFigures:
         self.on_failed_pull: Callable[[], None] = lambda: None
         self.num_blocks = 0
         self.last = WorkerStats()
+        self._pulls: deque[tuple[float, float]] = deque(maxlen=_MAX_PULLS)  # (end, duration)
 
     def record(self, scheduler_stats: Any, iteration_stats: Any, **_: Any) -> None:  # noqa: ARG002  vLLM's
         """Record vLLM's SchedulerStats of one step, or None."""
@@ -252,8 +272,13 @@ class _SchedulerFigures:
             kv_moved_bytes=self.last.kv_moved_bytes + int(sum(transfers.get("bytes_transferred", ()))),
             kv_move_s=self.last.kv_move_s + sum(transfers.get("transfer_duration", ())),
         )
+        self._pulls.extend((time.perf_counter(), each) for each in transfers.get("transfer_duration", ()))
         if transfers.get("num_failed_transfers"):
             self.on_failed_pull()
+
+    def longest_pull_s(self, since_s: float) -> float:
+        """Of those that have ended since then, which are not known by request."""
+        return max((lasted_s for ended_s, lasted_s in self._pulls if ended_s > since_s), default=0.0)
 
     def log_engine_initialized(self) -> None:
         """Does nothing: the worker logs its own readiness."""

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from baton.errors import BatonError, HandoffFailed, InvalidRequest
-from baton.messages import Role, TokenChunk
-from tensorrt_llm.executor.result import RequestOutput, Response
+from baton.messages import Role, TokenChunk, Usage
+from tensorrt_llm.executor.result import RequestOutput, RequestPerfMetrics, Response, timing_metrics
 from tensorrt_llm.executor.translate import (
     FOREVER_S,
     Request,
@@ -47,6 +47,8 @@ class Job:
     has_answered: bool = False
     is_pinned: bool = False
     held: list[TokenChunk] = dataclasses.field(default_factory=list)
+    began_s: float = dataclasses.field(default_factory=time.monotonic)
+    metrics: RequestPerfMetrics | None = None
 
 
 class Executor:
@@ -184,7 +186,8 @@ class Executor:
                     params = None
                     if not TRAPS.gives_no_params:
                         params = params_of(job.request, reply, by_python=self._by_python)
-                    self._respond(job, TokenChunk((reply.first_token,), "length"), params)
+                    spent = Usage(0, 0, 0, None, reply.waited_s, 0.0, reply.computed_s)
+                    self._respond(job, TokenChunk((reply.first_token,), "length", spent), params)
 
     async def _generation(self, job: Job) -> None:
         asked = job.request
@@ -207,7 +210,10 @@ class Executor:
             self.die("injected death")
             return
         self._responses_left -= 1
-        job.result.put(response_of(job.request, chunk, params))
+        if job.metrics is None and chunk.usage is not None and job.request.sampling.return_perf_metrics:
+            job.metrics = RequestPerfMetrics(timing_metrics(job.began_s, chunk.usage))
+        response = response_of(job.request, chunk, params)
+        job.result.put(dataclasses.replace(response, perf_metrics=job.metrics))
         job.has_answered = True
 
     def _embedded(self) -> "EmbeddedEngine":

@@ -2,9 +2,12 @@
 
 import asyncio
 import dataclasses
+import time
 from collections.abc import Callable, Generator
+from datetime import timedelta
 from typing import Any
 
+from baton.messages import Usage
 from tensorrt_llm.params import Logprob
 
 __all__ = ["CompletionOutput", "Logprob", "RequestOutput", "Response"]
@@ -19,6 +22,36 @@ class Response:
     finish_reason: str | None = None
     stop_reason: int | None = None
     disaggregated_params: Any = None
+    perf_metrics: Any = None
+
+
+@dataclasses.dataclass(frozen=True)
+class TimingMetrics:
+    """Times since the executor's epoch; those of a transfer are zero in a context."""
+
+    arrival_time: timedelta
+    first_scheduled_time: timedelta
+    first_token_time: timedelta
+    kv_cache_transfer_start: timedelta = timedelta()
+    kv_cache_transfer_end: timedelta = timedelta()
+
+
+@dataclasses.dataclass(frozen=True)
+class RequestPerfMetrics:
+    """What a request with `return_perf_metrics` gets with each response."""
+
+    timing_metrics: TimingMetrics
+
+
+def timing_metrics(began_s: float, usage: Usage) -> TimingMetrics:
+    """Those of a request whose first token comes now."""
+    now_s = time.monotonic()
+    scheduled_s = now_s - usage.computed_s
+    times = [timedelta(seconds=each) for each in (began_s, scheduled_s, now_s)]
+    if not usage.moved_s:
+        return TimingMetrics(*times)
+    pulled_s = [timedelta(seconds=each) for each in (scheduled_s - usage.moved_s, scheduled_s)]
+    return TimingMetrics(*times, *pulled_s)
 
 
 class CompletionOutput:
@@ -112,6 +145,7 @@ class RequestOutput:
         output.finish_reason = response.finish_reason
         output.stop_reason = response.stop_reason
         output.disaggregated_params = response.disaggregated_params
+        output.request_perf_metrics = response.perf_metrics or output.request_perf_metrics
         self.decoding_iter += 1
         self.finished = response.finish_reason is not None
         if response.logprobs is not None:

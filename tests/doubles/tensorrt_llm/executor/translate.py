@@ -98,7 +98,7 @@ def joined(chunks: list[TokenChunk]) -> TokenChunk:
     return TokenChunk(
         tuple(token_id for chunk in chunks for token_id in chunk.token_ids),
         chunks[-1].finish_reason,
-        None,
+        chunks[0].usage,
         tuple(entry for chunk in chunks for entry in chunk.logprobs or ()) or None,
     )
 

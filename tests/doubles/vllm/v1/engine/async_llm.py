@@ -45,6 +45,7 @@ class Collector:
         completion = CompletionOutput(0, "", new_ids, logprobs, step.finish_reason)
         finished = step.finish_reason is not None
         output = RequestOutput(self.request_id, [completion], finished, step.num_cached_tokens, step.transfer)
+        output.metrics = step.stats
         if step.chunk.prompt_logprobs is not None:
             output.prompt_logprobs = [None, *map(_entry, step.chunk.prompt_logprobs)]
         if self.output is not None and self.kind is RequestOutputKind.DELTA:

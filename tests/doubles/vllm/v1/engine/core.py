@@ -16,7 +16,7 @@ import msgspec
 from baton.errors import BatonError, HandoffFailed, WorkerLost
 from baton.messages import GenerateRequest, KvHandoff, TokenChunk
 from vllm.distributed.kv_transfer import Connector, set_kv_transfer_group
-from vllm.outputs import SchedulerStats
+from vllm.outputs import RequestStateStats, SchedulerStats
 from vllm.v1.engine.embedded import embedded_engine, lease_s, nixl_params, opened
 from workers.engines.embedded.transfer import HandoffState
 
@@ -32,6 +32,16 @@ class Job:
     request: GenerateRequest
     transfer: dict[str, Any]
     task: asyncio.Task[None] | None = None
+    stats: RequestStateStats = dataclasses.field(
+        default_factory=lambda: RequestStateStats(queued_ts=time.monotonic())
+    )
+
+    def answered(self, computed_s: float) -> RequestStateStats:
+        """The stats, with the first token's time unless it was before."""
+        if not self.stats.first_token_ts:
+            self.stats.first_token_ts = time.monotonic()
+            self.stats.scheduled_ts = self.stats.first_token_ts - computed_s
+        return self.stats
 
 
 @dataclasses.dataclass
@@ -43,6 +53,7 @@ class Output:
     finish_reason: str | None
     num_cached_tokens: int = 0
     transfer: dict[str, Any] | None = None
+    stats: RequestStateStats | None = None
 
 
 class Core:
@@ -176,7 +187,7 @@ class Core:
         chunk = TokenChunk((handoff.first_token,), None, None, logprobs)
         reason = "stop" if handoff.first_token in sampling.stop_token_ids else "length"
         params = nixl_params(self._config, job.request_id, handoff)
-        self._step([Output(job.request_id, chunk, reason, 0, params)])
+        self._step([Output(job.request_id, chunk, reason, 0, params, job.answered(handoff.computed_s))])
 
     async def _keep(self, request_id: str, replies: AsyncGenerator[Any, None]) -> None:
         async with aclosing(replies):
@@ -198,8 +209,9 @@ class Core:
             async for chunk in chunks:
                 if begins_with:
                     begins_with = 0  # the prompt's last token, which the embedded engine emits, too
-                else:
-                    self._step([Output(job.request_id, chunk, chunk.finish_reason, num_cached)])
+                    continue
+                stats = job.answered(chunk.usage.computed_s if chunk.usage else 0.0)
+                self._step([Output(job.request_id, chunk, chunk.finish_reason, num_cached, None, stats)])
 
     async def _with_given_first(self, job: Job) -> GenerateRequest:
         """The prompt goes on after the kept KV, with a token that prefill sampled."""
