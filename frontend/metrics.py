@@ -2,24 +2,28 @@
 
 import re
 from bisect import bisect_left
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cache
-from itertools import accumulate, chain
-from typing import Literal, NamedTuple
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache, partial
+from itertools import accumulate, pairwise
+from operator import add
+from typing import Literal, NamedTuple, get_args
 
+from baton.errors import HandoffStalled
 from baton.messages import WorkerInfo, WorkerStats
 from baton.telemetry import num_lost_lines, unauthenticated
-from frontend.record import Record, Records
+from frontend.record import STAGES, Record, Records
 
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 
-_LATENCY_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+_LATENCY_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.35, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 _TOKEN_S = (0.001, 0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 2.5)
 MOST_GAP_MS = 2500
+_GAPS_MS = list(pairwise([0, *(round(bound * 1000) for bound in _TOKEN_S), MOST_GAP_MS + 1]))
 _MOVED_BYTES = (0, *(4**power for power in range(7, 18)))  # 16 KiB to 16 GiB
 _FIELD = re.compile(r"[A-Za-z0-9_.\[\]]{1,64}")
-_MAX_FIELDS = 100
+_MAX_VALUES = 100
+_GENERATING = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")
 _ESCAPES = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
 
 Samples = dict[str, dict[str, float]]
@@ -30,61 +34,94 @@ Refusal = Literal["queue_full", "too_late", "waited", "workers"]
 
 
 class _Kind(NamedTuple):
-    """Of one metric: Prometheus' type, the text, the labels, and the upper bounds of a histogram."""
+    """Of one metric: Prometheus' type, the text, the labels, the bounds of a histogram. `merge` joins the
+    values of processes, each of which sees the whole fleet."""
 
     type: str
     help: str
     labels: tuple[str, ...] = ()
     bounds: tuple[float, ...] = ()
+    merge: Callable[[float, float], float] = add
 
 
-_MODEL, _ROUTE, _BY_MODEL = ("model",), ("route",), ("route", "model")
+_counter, _gauge, _histogram = (partial(_Kind, type_) for type_ in ("counter", "gauge", "histogram"))
+_ROUTE, _BY_MODEL, _KEY, _PLACE, _WORKER = (
+    ("route",), ("route", "model"), ("key",), ("model", "kind"), ("worker", "role"),
+)  # fmt: skip
 _TABLE = {
-    "requests": _Kind(
-        "counter", "Requests by HTTP status; 499: client disconnected.", (*_BY_MODEL, "status")
+    "requests": _counter("Requests by HTTP status; 499: the client disconnected.", (*_BY_MODEL, "status")),
+    "request_duration_seconds": _histogram(
+        "Time from a request's arrival to its response's end.", _BY_MODEL, _LATENCY_S
     ),
-    "request_duration_seconds": _Kind(
-        "histogram", "Time from a request's arrival to its response's end.", _BY_MODEL, _LATENCY_S
+    "time_to_first_token_seconds": _histogram(
+        "Time from a request's arrival to its first token.", _BY_MODEL, _LATENCY_S
     ),
-    "time_to_first_token_seconds": _Kind(
-        "histogram", "Time from a request's arrival to its first token.", _BY_MODEL, _LATENCY_S
+    "inter_token_latency_seconds": _histogram(
+        "Time between two chunks of an answer, as workers sent them.", _BY_MODEL, _TOKEN_S
     ),
-    "inter_token_latency_seconds": _Kind(
-        "histogram", "Time between two chunks of an answer, as workers sent them.", _BY_MODEL, _TOKEN_S
+    "stage_seconds": _histogram(
+        "Time in each stage, by how the attempt or the request ended.", ("stage", "outcome"), _LATENCY_S
     ),
-    "prompt_tokens": _Kind("counter", "Prompt tokens.", _MODEL),
-    "completion_tokens": _Kind("counter", "Generated tokens.", _MODEL),
-    "running_requests": _Kind("gauge", "Requests in progress.", _ROUTE),
-    "disconnects": _Kind("counter", "Requests whose client disconnected.", _ROUTE),
-    "harmony_repairs": _Kind("counter", "Repairs of malformed Harmony output.", ("kind",)),
-    "ignored_fields": _Kind("counter", "Ignored fields in request bodies.", ("field",)),
-    "stage_seconds": _Kind(
-        "histogram", "Time in each stage of a request.", ("stage", "outcome"), _LATENCY_S
+    "stage_requests": _gauge("Requests that are in each stage now.", ("stage",)),
+    "attempts": _counter("Attempts on workers by how they ended: ok, or an error code.", ("reason",)),
+    "handoffs_stalled": _counter("Attempts that ended because no KV arrived from prefill."),
+    "prompt_tokens": _counter("Tokens of prompts.", ("model",)),
+    "completion_tokens": _counter("Generated tokens.", ("model",)),
+    "running_requests": _gauge("Requests in progress.", _ROUTE),
+    "disconnects": _counter("Requests whose client disconnected.", _ROUTE),
+    "harmony_repairs": _counter("Repairs of malformed Harmony output.", ("kind",)),
+    "ignored_fields": _counter("Fields of request bodies that were ignored.", ("field",)),
+    "request_moved_kv_bytes": _histogram(
+        "KV that moved to decode for one request, if the engine reports it.", (), _MOVED_BYTES
     ),
-    "attempts": _Kind("counter", "Attempts on workers, by outcome.", ("outcome",)),
-    "prefill_seconds": _Kind(
-        "histogram", "Time from sending a prefill request to its handoff, queueing included.", (), _LATENCY_S
+    "queue_seconds": _histogram("Time that requests waited in the queue for a place.", (), _LATENCY_S),
+    "queued_requests": _gauge("Requests that wait in the queue for a place."),
+    "queue_callers": _gauge("Callers in the queue: API keys with their users, or addresses."),
+    "queue_largest_caller_requests": _gauge("Queued requests of the caller that has most.", merge=max),
+    "key_queued_requests": _gauge("Requests in the queue by the API key's name.", _KEY),
+    "key_running_requests": _gauge("Requests in progress by the API key's name.", _KEY),
+    "key_requests": _counter("Requests by the API key's name and HTTP status.", ("key", "status")),
+    "refused_requests": _counter("Requests refused with status 429.", ("reason",)),
+    "places": _gauge("Places: prefill (before the first token), running, and queue.", _PLACE),
+    "taken_places": _gauge("Places that are taken.", _PLACE),
+    "prefills": _counter("Prompts by the role that computed them, and why.", ("where", "reason")),
+    "prefix_routes": _counter(
+        "Choices by prefix: a conversation's own worker, or another.", ("role", "place")
     ),
-    "handoff_seconds": _Kind(
-        "histogram",
-        "Time from a handoff to the first token: decode queue, KV transfer, first step.", (), _LATENCY_S
+    "workers": _gauge("Registered workers; live ones get requests.", ("role", "state"), merge=max),
+    "workers_lost": _counter("How often each worker was lost.", ("worker",), merge=max),
+    "cut_pairs": _gauge("Pairs of workers between which no KV moves now.", merge=max),
+    "pairs_cut": _counter("How often a pair of workers was cut.", merge=max),
+    "unauthenticated_messages": _counter("Messages from unknown senders, ignored."),
+    "lost_log_lines": _counter("Log lines that were lost because stderr was not read."),
+    "prefill_seconds": _histogram("Ends with 0.4: see baton_stage_seconds.", (), _LATENCY_S),
+    "handoff_seconds": _histogram("Ends with 0.4: see baton_stage_seconds.", (), _LATENCY_S),
+}
+_OF_WORKERS = {
+    "num_running": ("worker_running_requests", _gauge("Requests that the worker runs.", _WORKER)),
+    "num_waiting": ("worker_waiting_requests", _gauge("Requests in the worker's own queue.", _WORKER)),
+    "kv_blocks": ("kv_blocks", _gauge("Blocks of the worker's KV cache.", _WORKER)),
+    "kv_used_blocks": ("kv_used_blocks", _gauge("Blocks of KV in use.", _WORKER)),
+    "kv_pinned_blocks": ("kv_pinned_blocks", _gauge("Blocks of KV that decode has to fetch.", _WORKER)),
+    "kv_cached_blocks": ("kv_cached_blocks", _gauge("Free blocks whose KV can be reused.", _WORKER)),
+    "num_prompt_tokens": ("worker_prompt_tokens", _counter("Prompt tokens computed.", _WORKER)),
+    "num_cached_tokens": ("worker_cached_tokens", _counter("Prompt tokens found in the cache.", _WORKER)),
+    "num_generated_tokens": ("worker_generated_tokens", _counter("Tokens generated.", _WORKER)),
+    "num_handoffs": ("handoffs", _counter("Handoffs sent by prefill, taken by decode.", _WORKER)),
+    "num_handoffs_expired": ("handoffs_expired", _counter("Handoffs that decode did not take.", _WORKER)),
+    "kv_moved_bytes": ("kv_moved_bytes", _counter("KV moved between workers.", _WORKER)),
+    "kv_move_s": ("kv_move_seconds", _counter("Time that moves of KV took.", _WORKER)),
+    "num_strange_messages": (
+        "worker_unauthenticated_messages",
+        _counter("Messages from unknown senders that the worker ignored.", _WORKER),
     ),
-    "request_moved_kv_bytes": _Kind(
-        "histogram",
-        "KV that moved to decode for one request, where the engine reports it.", (), _MOVED_BYTES
-    ),
-    "queue_seconds": _Kind(
-        "histogram", "Time that requests waited in the frontend for a worker to have room.", (), _LATENCY_S
-    ),
-    "queued_requests": _Kind("gauge", "Requests that wait for a worker to have room."),
-    "refused_requests": _Kind("counter", "Requests refused with a 429.", ("reason",)),
-    "prefills": _Kind("counter", "Prompts by where and why there.", ("where", "reason")),
-    "prefix_routes": _Kind(
-        "counter", "Choices by prefix: the conversation's own worker or another.", ("role", "place")
-    ),
-    "frontend_strange_messages": _Kind("gauge", "Unauthenticated messages."),
-    "frontend_lost_log_lines": _Kind("gauge", "Log lines that nobody read; lost."),
-}  # fmt: skip
+}
+"""The metric of each field of WorkerStats."""
+_KINDS = _TABLE | dict(_OF_WORKERS.values())
+_OLD = {field: name for field, (name, kind) in _OF_WORKERS.items() if field != name or kind.type == "counter"}
+_OLD |= {"frontend_strange_messages": "unauthenticated_messages", "frontend_lost_log_lines": "lost_log_lines"}
+"""Gauges of 0.2 by name, and the metric that replaces each; they end with 0.4."""
+_NOW = {"stage_requests", "key_queued_requests", "key_running_requests"}
 
 
 class Series:
@@ -110,25 +147,51 @@ class Series:
 
 
 class Metrics:
-    """One app's metrics. Labels are bounded: routes, served models, statuses."""
+    """One app's metrics. Labels are bounded: routes, served models, statuses, names of keys and workers.
+    `at_scrape` are called before the values are read."""
 
     def __init__(self) -> None:
         self._series: dict[tuple[str, ...], Series] = {}
-        self._seen_fields: set[str] = set()
+        self._seen: dict[str, set[str]] = defaultdict(set)
         self.records = Records()
         self.gap_counts: dict[tuple[str, str], list[int]] = {}
         """See `gaps`, by route and model."""
         self.first_ms: Counter[int] = Counter()
         """First tokens since somebody last took this, by whole milliseconds since the arrival."""
+        self.at_scrape: list[Callable[[], object]] = []
         self.of = cache(self._of)
         """The series of that metric with these label values, see `_TABLE`."""
         for name, kind in _TABLE.items():
             if not kind.labels:
                 self.of(name)
+        for stage in STAGES:
+            self.of("stage_seconds", stage, "ok")
+            self.of("stage_requests", stage)
+        for reason in get_args(Refusal):
+            self.of("refused_requests", reason)
+        self.of("attempts", "ok")
+
+    def expect(self, model: str) -> None:
+        """Show zeros for this model, so that its first requests are an increase."""
+        for name in ("prompt_tokens", "completion_tokens"):
+            self.of(name, model)
+        for route in _GENERATING:
+            self.of("requests", route, model, "200")
+            self.of("running_requests", route)
+            for name in ("request_duration", "time_to_first_token", "inter_token_latency"):
+                self.of(f"{name}_seconds", route, model)
 
     def _of(self, name: str, *labels: str) -> Series:
         series = self._series[name, *labels] = Series(_TABLE[name].bounds)
         return series
+
+    def bounded(self, name: str, value: str) -> str:
+        """The value as a label's value; `other` after _MAX_VALUES different ones of this name."""
+        seen = self._seen[name]
+        if value not in seen and len(seen) >= _MAX_VALUES:
+            return "other"
+        seen.add(value)
+        return value
 
     def begin(self, route: str, request_id: str = "", caller: str = "") -> Record:
         """Record a request's arrival."""
@@ -151,18 +214,26 @@ class Metrics:
             self.of("completion_tokens", record.model).inc(record.num_completion_tokens)
         for kind, count in record.repairs.items():
             self.of("harmony_repairs", kind).inc(count)
+        self.of("key_requests", self._key(record), str(record.status)).inc()
         self._note_stages(record)
+
+    def _key(self, record: Record) -> str:
+        return self.bounded("key", record.caller) if record.caller else "none"
 
     def _note_stages(self, record: Record) -> None:
         """Observe each stage; those of an attempt that failed with its error as the outcome."""
-        outcome = "ok" if record.status < 400 else record.code or str(record.status)
-        parts = [(outcome, record.stages), *((outcome, leg.stages) for leg in record.legs)]
+        ended = record.code or ("disconnected" if record.disconnected else str(record.status))
+        outcome = "ok" if record.status < 400 else ended
+        parts = [(outcome, record.stages)]
         for leg in record.legs:
+            parts.append((outcome, leg.stages))
             if leg.num_moved_bytes is not None:
                 self.of("request_moved_kv_bytes").observe(leg.num_moved_bytes)
-        for attempt in (attempt for leg in record.legs for attempt in leg.attempts):
-            parts.append((attempt.outcome or "ok", attempt.stages))
-            self.of("attempts", attempt.outcome or "ok").inc()
+            for attempt in leg.attempts:
+                parts.append((attempt.outcome or outcome, attempt.stages))
+                self.of("attempts", attempt.outcome or outcome).inc()
+                if attempt.outcome == HandoffStalled.code:
+                    self.of("handoffs_stalled").inc()
         for outcome, stages in parts:
             for stage, lasted_s in stages.items():
                 self.of("stage_seconds", stage, outcome).observe(lasted_s)
@@ -174,19 +245,29 @@ class Metrics:
 
     def _note_gaps(self) -> None:
         for labels, counts in self.gap_counts.items():
-            series = Series(_TOKEN_S)
-            for gap_ms, count in enumerate(counts):
-                series.counts[bisect_left(_TOKEN_S, (gap_ms + 1) / 1000)] += count
-                series.value += count * (gap_ms + 0.5) / 1000
-            self._series["inter_token_latency_seconds", *labels] = series
+            series = self.of("inter_token_latency_seconds", *labels)
+            series.counts = [sum(counts[begin:end]) for begin, end in _GAPS_MS]
+            series.value = sum((gap_ms + 0.5) * count for gap_ms, count in enumerate(counts) if count) / 1000
 
     def count_ignored(self, fields: Iterable[str]) -> None:
-        """Count ignored fields by name; after `_MAX_FIELDS` names, or for malformed ones, as `other`."""
-        seen = self._seen_fields
+        """Count ignored fields by name; after _MAX_VALUES names, or for malformed ones, as `other`."""
         for field in fields:
-            if field not in seen and len(seen) < _MAX_FIELDS and _FIELD.fullmatch(field):
-                seen.add(field)
-            self.of("ignored_fields", field if field in seen else "other").inc()
+            name = self.bounded("ignored_fields", field) if _FIELD.fullmatch(field) else "other"
+            self.of("ignored_fields", name).inc()
+
+    def _note_running(self) -> None:
+        """Count the requests in progress by stage and by key; a choice is in a stage of its own."""
+        for (name, *_), series in self._series.items():
+            if name in _NOW:
+                series.value = 0.0
+        for record in self.records.running():
+            key = self._key(record)
+            self.of("key_running_requests", key).inc()
+            for part in (record, *record.legs):
+                if part.stage is not None:
+                    self.of("stage_requests", part.stage).inc()
+                if part.stage == "queue":
+                    self.of("key_queued_requests", key).inc()
 
     def total(self, name: str) -> float:
         """The sum of the metric's values over all labels."""
@@ -194,40 +275,53 @@ class Metrics:
 
     def samples(self) -> Samples:
         """The current values."""
-        self.of("frontend_strange_messages").value = unauthenticated.num_messages
-        self.of("frontend_lost_log_lines").value = num_lost_lines()
+        for note in self.at_scrape:
+            note()
+        self.of("unauthenticated_messages").value = unauthenticated.num_messages
+        self.of("lost_log_lines").value = num_lost_lines()
         self._note_gaps()
-        found: Samples = {name: {} for name in _TABLE}
+        self._note_running()
+        found: Samples = {name: {} for name in _KINDS}
         for (name, *values), series in self._series.items():
             found[name] |= _samples_of(name, dict(zip(_TABLE[name].labels, values, strict=True)), series)
         return found
 
     def page(
-        self, workers: Iterable[tuple[WorkerInfo, WorkerStats]], others: Sequence[Samples] = ()
+        self,
+        workers: Iterable[tuple[WorkerInfo, WorkerStats]],
+        others: Sequence[Samples] = (),
+        *,
+        with_keys: bool = True,
     ) -> bytes:
-        """The text of /metrics: the frontend's metrics, added to those of its other processes, and a gauge
-        `baton_<field>` per WorkerStats field."""
+        """The text of /metrics: the metrics of all processes of this frontend, and those of the workers.
+        Names of API keys only if `with_keys`."""
+        found = self.samples()
+        for name, sample, value in (
+            (name, *each) for samples in others for name, values in samples.items() for each in values.items()
+        ):
+            mine = found[name]
+            mine[sample] = _KINDS[name].merge(mine[sample], value) if sample in mine else value
+        for info, stats in workers:
+            labels = {"worker": info.label, "role": info.role.value}
+            for field, (name, _) in _OF_WORKERS.items():
+                found[name][sample_name(_full(name), labels)] = getattr(stats, field)
         lines: list[str] = []
-        processes = [self.samples(), *others]
-        for name, kind in _TABLE.items():
-            total: dict[str, float] = {}
-            for sample, value in chain.from_iterable(samples[name].items() for samples in processes):
-                total[sample] = total.get(sample, 0.0) + value
-            lines += _family(name, kind.type, kind.help, total)
-        known = list(workers)
-        for field in WorkerStats.__struct_fields__:
-            gauges = {
-                sample_name(field, {"worker": info.label, "role": info.role.value}): getattr(stats, field)
-                for info, stats in known
-            }
-            lines += _family(field, "gauge", f"WorkerStats.{field}", gauges)
+        for name, kind in _KINDS.items():
+            if with_keys or "key" not in kind.labels:
+                lines += _family(_full(name), kind.type, kind.help, found[name])
+        for old, new in _OLD.items():
+            renamed = {each.replace(_full(new), f"{old}", 1): value for each, value in found[new].items()}
+            lines += _family(old, "gauge", f"Ends with 0.4: see baton_{_full(new)}.", renamed)
         return "".join(f"{line}\n" for line in lines).encode()
 
 
+def _full(name: str) -> str:
+    return f"{name}_total" if _KINDS[name].type == "counter" else name
+
+
 def _samples_of(name: str, labels: dict[str, str], series: Series) -> Iterator[tuple[str, float]]:
-    kind = _TABLE[name].type
-    if kind != "histogram":
-        yield sample_name(f"{name}_total" if kind == "counter" else name, labels), series.value
+    if _TABLE[name].type != "histogram":
+        yield sample_name(_full(name), labels), series.value
         return
     totals = list(accumulate(series.counts))
     for bound, total in zip((*series.bounds, float("inf")), totals, strict=True):
@@ -244,7 +338,6 @@ def sample_name(name: str, labels: Mapping[str, str]) -> str:
 
 
 def _family(name: str, kind: str, text: str, samples: Mapping[str, float]) -> Iterator[str]:
-    name = f"baton_{name}_total" if kind == "counter" else f"baton_{name}"
-    yield f"# HELP {name} {text}"
-    yield f"# TYPE {name} {kind}"
+    yield f"# HELP baton_{name} {text}"
+    yield f"# TYPE baton_{name} {kind}"
     yield from (f"{sample} {float(value)}" for sample, value in samples.items())

@@ -73,8 +73,9 @@ def pages(services: Services) -> Mapping[str, Page]:
     async def live(_: Request) -> Response:
         return _json({"status": "live"})
 
-    async def metrics(_: Request) -> Response:
-        page = services.metrics.page(await fleet.stats(), await services.other_metrics())
+    async def metrics(request: Request) -> Response:
+        others, with_keys = await services.other_metrics(), request.scope.get("is_admin", True)
+        page = services.metrics.page(await fleet.stats(), others, with_keys=with_keys)
         return Response(page, headers={"content-type": CONTENT_TYPE.decode()})
 
     async def look(request: Request) -> Response:

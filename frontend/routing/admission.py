@@ -179,6 +179,21 @@ class Admission:
             "Too many requests are running and waiting; retry later.", retry_after_s=self._booked_s - now_s
         )
 
+    def places(self) -> dict[str, tuple[int, float]]:
+        """The taken places and all places by kind: `prefill`, before the first token; `running`; `queue`."""
+        self._has_room()  # reads the capacity
+        most = self._capacity or Capacity(math.inf, math.inf, 0, 0)
+        return {
+            "prefill": (self._num_starting, most.num_starting),
+            "running": (self._num_running, most.num_running or math.inf),
+            "queue": (self._num_waiting, most.num_waiting or math.inf),
+        }
+
+    @property
+    def num_by_caller(self) -> list[int]:
+        """How many requests each caller has in the queue."""
+        return [len(entries) for entries in self._waiting.values()]
+
     @property
     def _rate(self) -> float:
         """Places that become free in a second (Little's law)."""

@@ -19,6 +19,7 @@ from baton.messages import Role, StatsRequest, WorkerInfo, WorkerStats
 from baton.pairing import refused_pairs, why_not_paired, works
 from baton.peer_tls import PeerDistrusted
 from baton.transport import Transport
+from frontend.metrics import Metrics
 from frontend.routing.health import Health, Instance
 from frontend.routing.workers import NO_PROGRESS_S, Calls, CutPairs, Event, State, Workers
 from frontend.text.served import ServedModel, Tokenizers
@@ -159,6 +160,14 @@ class Fleet:
         except (BatonError, TimeoutError):
             return False
         return True
+
+    def note_workers(self, metrics: Metrics) -> None:
+        """Set the metrics of the workers' states."""
+        for state in State:
+            roles = [worker.role for worker in self.table.of(state)]
+            for role in Role:
+                metrics.of("workers", role.value, state.value).value = roles.count(role)
+        metrics.of("cut_pairs").value = len(self.cut.names())
 
     def _ids(self, state: State) -> list[str]:
         return [worker.worker_id for worker in self.table.of(state)]

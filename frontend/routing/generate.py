@@ -88,6 +88,21 @@ class Generator:
         self._admissions: dict[str, Admission] = {}
         self._num_running = fleet.calls.num_running
         self._router = Router(mode, self._num_running, self._count_route)
+        metrics.at_scrape.append(self._note_places)
+        metrics.at_scrape.append(partial(fleet.note_workers, metrics))
+
+    def _note_places(self) -> None:
+        of, by_caller = self._metrics.of, []
+        for model in {worker.model for worker in self._fleet.table.live()} | self._admissions.keys():
+            self._metrics.expect(model)
+            admission = self._admission(model)
+            by_caller += admission.num_by_caller
+            for kind, (num_taken, num_places) in admission.places().items():
+                of("taken_places", model, kind).value = num_taken
+                if num_places < math.inf:
+                    of("places", model, kind).value = num_places
+        of("queue_callers").value = len(by_caller)
+        of("queue_largest_caller_requests").value = max(by_caller, default=0)
 
     def _count_route(self, role: Role, locality: Locality) -> None:
         self._metrics.of("prefix_routes", role.value, locality).inc()
