@@ -151,7 +151,8 @@ class Stack:
         yaml = yaml or demo / ("mocker.yaml" if engine == "mocker" else f"{mode}.yaml")
         arguments = ["--engine", engine, "--model-path", model_path, "--served-model-name", MODEL]
         arguments += ["--disaggregation-mode", mode, "--extra-engine-args", str(yaml)]
-        return self.start(name or f"{mode}-{len(self.processes)}", "workers", *arguments, *flags)
+        name = name or f"{mode}-{len(self.processes)}"
+        return self.start(name, "workers", "--name", name, *arguments, *flags)
 
     def serve(self, *modes: str, flags: Sequence[str] = (), **options: Any) -> list[Process]:
         """A frontend with these flags and workers of these modes and `options`, ready: the workers."""

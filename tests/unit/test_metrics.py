@@ -4,6 +4,7 @@ import time
 from functools import partial
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from baton.messages import WorkerStats
 from baton.telemetry import unauthenticated
@@ -55,12 +56,58 @@ def test_stages_are_observed_with_how_they_ended() -> None:
     leg.on(worker("p1"))
     leg.failed("worker_lost")
     leg.attempt()
+    leg.failed("handoff_stalled")
+    assert sampled(metrics, "baton_stage_requests", stage="queue") == 1
+    leg.attempt()
     leg.decoded(None)
+    assert sampled(metrics, "baton_stage_requests", stage="queue") == 0
+    assert sampled(metrics, "baton_stage_requests", stage="stream") == 1
     leg.end(None)
     metrics.end(record)
+    assert sampled(metrics, "baton_stage_requests", stage="stream") == 0
     count = partial(sampled, metrics, "baton_stage_seconds_count")
     assert (count(stage="prefill", outcome="worker_lost"), count(stage="stream", outcome="ok")) == (1, 1)
-    assert sampled(metrics, "baton_attempts_total", outcome="worker_lost") == 1
+    for reason in ("worker_lost", "handoff_stalled", "ok"):
+        assert sampled(metrics, "baton_attempts_total", reason=reason) == 1
+    assert sampled(metrics, "baton_handoffs_stalled_total") == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "outcome"),
+    [({"status": 504, "code": "deadline_exceeded"}, "deadline_exceeded"), ({"status": 400}, "400"),
+     ({"status": 499, "disconnected": True}, "disconnected")],
+)  # fmt: skip
+def test_the_stages_of_an_unfinished_attempt_ended_as_the_request_did(
+    changes: dict[str, object], outcome: str
+) -> None:
+    metrics = Metrics()
+    record = metrics.begin(ROUTE)
+    leg = record.leg()
+    leg.attempt()
+    leg.on(worker("p1"))
+    for name, given in changes.items():
+        setattr(record, name, given)
+    leg.end(None)
+    metrics.end(record)
+    assert sampled(metrics, "baton_stage_seconds_count", stage="prefill", outcome=outcome) == 1
+    assert sampled(metrics, "baton_attempts_total", reason=outcome) == 1
+
+
+def test_requests_are_counted_by_the_name_of_their_key_for_admins_only() -> None:
+    metrics = Metrics()
+    records = [metrics.begin(ROUTE, "", caller) for caller in ("hog", "hog", "", *map(str, range(200)))]
+    for record in records:
+        record.leg()
+    assert sampled(metrics, "baton_key_queued_requests", key="hog") == 2
+    assert sampled(metrics, "baton_key_running_requests", key="none") == 1
+    assert sampled(metrics, "baton_key_running_requests", key="other") == 101
+    for record in records:
+        metrics.end(record)
+    assert sampled(metrics, "baton_key_queued_requests", key="hog") == 0
+    assert sampled(metrics, "baton_key_requests_total", key="hog", status="200") == 2
+    page = metrics.page([], with_keys=False).decode()
+    assert "hog" not in page
+    assert "key=" not in page
 
 
 def test_buckets_fit_what_is_measured() -> None:
@@ -78,6 +125,7 @@ def test_buckets_fit_what_is_measured() -> None:
 def test_messages_of_other_users_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(unauthenticated, "num_messages", 3)
     assert sampled(Metrics(), "baton_frontend_strange_messages") == 3
+    assert sampled(Metrics(), "baton_unauthenticated_messages_total") == 3
 
 
 @pytest.mark.parametrize("num", [7, 0])
@@ -108,5 +156,27 @@ def test_the_page_adds_the_counts_of_processes_and_shows_each_workers_figures() 
     assert "# TYPE baton_prompt_tokens_total counter" in page
     assert 'baton_prompt_tokens_total{model="m"} 12.0' in page
     assert r'baton_prompt_tokens_total{model="a\"b\\c\nd"} 1.0' in page
-    assert 'baton_num_running{role="prefill",worker="p1"} 3.0' in page
-    assert 'baton_kv_move_s{role="prefill",worker="p1"} 0.5' in page
+    for name in ("num_running", "worker_running_requests"):
+        assert f'baton_{name}{{role="prefill",worker="p1"}} 3.0' in page
+    for name in ("kv_move_s", "kv_move_seconds_total"):
+        assert f'baton_{name}{{role="prefill",worker="p1"}} 0.5' in page
+
+
+def test_what_each_process_counts_of_the_fleet_is_not_added() -> None:
+    first, second = Metrics(), Metrics()
+    for metrics, num in ((first, 2), (second, 3)):
+        metrics.of("workers", "decode", "live").value = 2
+        metrics.of("workers_lost", "d1").value = num
+        metrics.of("taken_places", "m", "queue").value = num
+    page = first.page([], [second.samples()]).decode().splitlines()
+    assert 'baton_workers{role="decode",state="live"} 2.0' in page
+    assert 'baton_workers_lost_total{worker="d1"} 3.0' in page
+    assert 'baton_taken_places{kind="queue",model="m"} 5.0' in page
+
+
+def test_every_figure_of_a_worker_has_a_metric() -> None:
+    stats = WorkerStats(**{name: number for number, name in enumerate(WorkerStats.__struct_fields__)})
+    families = text_string_to_metric_families(Metrics().page([(worker("p1"), stats)]).decode())
+    values = [s.value for f in families if not f.documentation.startswith("Ends with") for s in f.samples
+              if s.labels == {"role": "prefill", "worker": "p1"}]  # fmt: skip
+    assert sorted(values) == list(range(len(WorkerStats.__struct_fields__)))
