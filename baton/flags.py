@@ -50,11 +50,12 @@ class Parsed(Generic[T]):
         return self.sources[name] == "flag"
 
     def lines(self) -> list[str]:
-        """`name=value (source)` for each setting, to print at start."""
+        """`name=value (source)` for each setting that is not the default, to print at start."""
         values = dataclasses.asdict(self.settings)  # type: ignore[call-overload]  # T is a dataclass by contract
         for group in [value for value in values.values() if isinstance(value, dict)]:
             values |= group
-        return [without_secrets(f"{name}={values[name]} ({source})") for name, source in self.sources.items()]
+        set_ = {name: source for name, source in self.sources.items() if source != "default"}
+        return [without_secrets(f"{name}={values[name]} ({source})") for name, source in set_.items()]
 
 
 def without_secrets(text: str) -> str:

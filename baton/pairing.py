@@ -10,6 +10,7 @@ import msgspec
 
 from baton.errors import BatonError, EngineFailure
 from baton.messages import GenerateRequest, KvHandoff, KvLayout, Role, Sampling, WorkerInfo, after_handoff
+from baton.telemetry import Line
 from baton.transport import Respond, Transport
 
 log = logging.getLogger(__name__)
@@ -102,6 +103,6 @@ async def works(
             pair = (mine, theirs) if worker.role is Role.PREFILL else (theirs, mine)
             await try_pair(*pair, request)
     except (BatonError, StopAsyncIteration) as error:
-        log.info("trial failed request_id=%s error=%r", request.request_id, error)
+        log.info(Line("trial failed", request_id=request.request_id, error=repr(error)))
         return False
     return True

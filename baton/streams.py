@@ -26,7 +26,7 @@ from baton.errors import (
 from baton.frames import Beat, Cancel, Credit, End, Fail, Goodbye, Hello, Next, Open, Signal
 from baton.messages import GenerateRequest, Reply, Request, TokenChunk
 from baton.pace import Pace, Pulse
-from baton.telemetry import unauthenticated
+from baton.telemetry import Line, unauthenticated
 from baton.transport import Respond
 
 log = logging.getLogger(__name__)
@@ -399,7 +399,7 @@ class WorkerLink:
             put(Fail(number, _broken(request)))
             raise
         except Exception:  # process edge: any engine error goes to the caller
-            log.exception("answer_failed request=%s", _name(request))
+            log.exception(Line("answer failed", request_id=_name(request)))
             put(Fail(number, _broken(request)))
 
     def _cannot_send(self, signal: Signal, error: BatonError) -> Fail | None:

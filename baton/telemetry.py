@@ -1,17 +1,21 @@
-"""Logging: one `key=value` line per state change, to stderr, by a thread that may wait for its reader."""
+"""Logging: one line per state change, text or JSON, to stderr, by a thread that may wait for its reader."""
 
+import json
 import logging
 import math
 import os
 import queue
+import re
 import sys
 import threading
 import time
+from datetime import datetime
 from typing import Literal, NoReturn
 
 log = logging.getLogger(__name__)
 
 LogLevel = Literal["debug", "info", "warning", "error"]
+LogFormat = Literal["text", "json"]
 
 MAX_WAITING = 10_000
 """Lines; more are lost, and counted."""
@@ -19,6 +23,61 @@ FLUSH_S = 1.0
 """How long the end of a process waits for the reader."""
 _STDERR = 2
 _LOG_EVERY_S = 60.0
+
+_PLAIN = re.compile(r"[^\s\"=\\]+")
+
+
+class Line:
+    """A log message with fields: `text key=value key="two words"`, or an object's members in a log of JSON.
+    Fields that are None or empty are left out. No value can end the line."""
+
+    def __init__(self, text: str, **fields: object) -> None:
+        self.text = text
+        self.fields = {name: each for name, each in fields.items() if each not in (None, "")}
+
+    def __str__(self) -> str:
+        return " ".join([self.text, *(f"{name}={_quoted(str(each))}" for name, each in self.fields.items())])
+
+
+def _quoted(text: str) -> str:
+    if text.isprintable() and _PLAIN.fullmatch(text):
+        return text
+    return json.dumps(text, ensure_ascii=not text.isprintable())
+
+
+def _printable(text: str) -> str:
+    return text if text.isprintable() else text.encode("unicode_escape").decode()
+
+
+class TextFormatter(logging.Formatter):
+    """`date level logger message`; the lines of a traceback are indented, so that none of them looks like
+    another record."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """One line, and those of the traceback."""
+        head = f"{_time(record)} {record.levelname} {record.name} {_printable(record.getMessage())}"
+        more = self.formatException(record.exc_info).split("\n") if record.exc_info else ()
+        return "\n  ".join([head, *map(_printable, more)])
+
+
+class JsonFormatter(logging.Formatter):
+    """One object a line: `time`, `level`, `logger`, `message`, the fields of a `Line`, and `exception`."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """One line."""
+        line = record.msg if isinstance(record.msg, Line) else Line(record.getMessage())
+        found = {
+            "time": _time(record),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": line.text,
+        }
+        more = {"exception": self.formatException(record.exc_info)} if record.exc_info else {}
+        return json.dumps(found | line.fields | more, default=str)
+
+
+def _time(record: logging.LogRecord) -> str:
+    return datetime.fromtimestamp(record.created).astimezone().isoformat(timespec="milliseconds")
 
 
 class Lines(logging.Handler):
@@ -56,7 +115,7 @@ class Lines(logging.Handler):
             if self.num_lost > self._num_reported:
                 self._num_reported = self.num_lost
                 lost = logging.makeLogRecord({"levelname": "WARNING", "name": __name__})
-                lost.msg = f"lost_lines={self._num_reported} reason=stderr was not read"
+                lost.msg = Line("log lines lost", lost_lines=self._num_reported, reason="stderr was not read")
                 text += "\n" + self.format(lost)
             _write(f"{text}\n".encode(errors="backslashreplace"))
             waiting.task_done()
@@ -80,13 +139,11 @@ def num_lost_lines() -> int:
     return 0 if lines is None else lines.num_lost
 
 
-def configure_logging(level: LogLevel) -> None:
-    """Send every record of this process to stderr as `time level logger message`."""
+def configure_logging(level: LogLevel, form: LogFormat = "text") -> None:
+    """Send every record of this process to stderr."""
     global lines  # noqa: PLW0603  one per process, like the logging module's own state
     lines = Lines()
-    lines.setFormatter(
-        logging.Formatter("%(asctime)s.%(msecs)03d %(levelname)s %(name)s %(message)s", "%H:%M:%S")
-    )
+    lines.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
     logging.basicConfig(level=level.upper(), handlers=[lines], force=True)
     for noisy in ("httpx", "asyncio"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
@@ -94,6 +151,10 @@ def configure_logging(level: LogLevel) -> None:
 
 def print_error(error: object) -> None:
     """Print why the process ends, as the last line after its log."""
+    if lines is not None and isinstance(lines.formatter, JsonFormatter):
+        log.error("%s", error)
+        lines.flush()
+        return
     if lines is not None:
         lines.flush()
     sys.stderr.write(f"error: {error}\n")

@@ -20,6 +20,7 @@ from baton.process import first_of, leave_start_uncollected, needed, run
 from baton.reread import kept_current
 from baton.telemetry import configure_logging, print_error
 from baton.transport import Transport
+from frontend.access import log_requests, logging_load
 from frontend.app import ServerState, create_app, envelope_of
 from frontend.flags import Credentials, FrontendSettings, parse_aliases, read_credentials
 from frontend.http.exchange import AsgiApp, Bodies, default_bytes
@@ -49,10 +50,10 @@ def main(argv: list[str]) -> int:
         prog="python -m frontend",
         description="HTTP server for OpenAI's and Anthropic's APIs.",
     )
-    configure_logging(parsed.settings.log_level)
+    configure_logging(parsed.settings.log_level, parsed.settings.log_format)
     place = Place.from_environ()
     if place is None:
-        log.info("settings %s", " ".join(parsed.lines()))
+        log.info("settings %s", ", ".join(parsed.lines()) or "are the defaults")
     try:
         settings = parsed.settings.with_model_folder()
         settings.wires.check()
@@ -148,16 +149,16 @@ async def serve(
     discovery, transport = settings.wires.discovery(), settings.wires.transport()
     responses = ResponseState(store, call_run=siblings.call_run)
     services = _services(settings, discovery, transport, siblings)
-    fleet = services.fleet
     app = _app(settings, credentials, services, responses)
     server = HttpServer(app, settings.drain_timeout_s, tls=credentials.context)
     answering = siblings.answering(
         Shared(services.thoughts, services.metrics, responses, services.snapshots.part)
     )
-    counting = services.snapshots.running()
-    async with fleet.keep_current() as following, answering, kept_current(credentials.rereadable), counting:
+    counting, load = services.snapshots.running(), logging_load(services)
+    reading = kept_current(credentials.rereadable)
+    async with services.fleet.keep_current() as following, answering, reading, counting, load:
         leave_start_uncollected()
-        ready = ready_to_serve(settings, fleet, transport)
+        ready = ready_to_serve(settings, services.fleet, transport)
         await first_of(shutdown.wait(), asyncio.shield(following), ready)
         if not shutdown.is_set():
             server.start(listener, is_shared=settings.num_processes > 1)
@@ -205,6 +206,7 @@ def _services(
 ) -> Services:
     metrics = Metrics()
     metrics.records.delays.start()
+    log_requests(metrics, settings.access_log)
     fleet = Fleet(
         discovery,
         transport,

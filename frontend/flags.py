@@ -13,8 +13,9 @@ from baton.connect import HTTP_HOST, HTTP_PORT, Wires
 from baton.flags import flag
 from baton.model_folder import model_folder
 from baton.reread import Reread
-from baton.telemetry import LogLevel
+from baton.telemetry import LogFormat, LogLevel
 from baton.tls import server_context
+from frontend.access import AccessMode
 from frontend.http.keys import Keys, read_keys
 from frontend.routing.admission import MAX_WAIT_S
 from frontend.routing.router import RouterMode
@@ -101,6 +102,12 @@ class FrontendSettings:
         metavar="PATH",
     )
     log_level: LogLevel = flag("info", "debug, info, warning or error", metavar="LEVEL")
+    log_format: LogFormat = flag(
+        "text", "text, or json: one object a line", env="BATON_LOG_FORMAT", metavar="FORMAT"
+    )
+    access_log: AccessMode = flag(
+        "slow", "requests in the log: all, slow (over 1 s, or failed), off", metavar="MODE"
+    )
     wires: Wires = dataclasses.field(default_factory=Wires)
 
     def __post_init__(self) -> None:

@@ -159,6 +159,8 @@ class Metrics:
         self.first_ms: Counter[int] = Counter()
         """First tokens since somebody last took this, by whole milliseconds since the arrival."""
         self.at_scrape: list[Callable[[], object]] = []
+        self.readers: list[Callable[[Record], object]] = []
+        """Called with each record that has ended."""
         self.of = cache(self._of)
         """The series of that metric with these label values, see `_TABLE`."""
         for name, kind in _TABLE.items():
@@ -216,6 +218,8 @@ class Metrics:
             self.of("harmony_repairs", kind).inc(count)
         self.of("key_requests", self._key(record), str(record.status)).inc()
         self._note_stages(record)
+        for read in self.readers:
+            read(record)
 
     def _key(self, record: Record) -> str:
         return self.bounded("key", record.caller) if record.caller else "none"

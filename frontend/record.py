@@ -190,9 +190,9 @@ class Leg(_Timed, kw_only=True, omit_defaults=True, gc=False):
 
 class Record(_Timed, kw_only=True, omit_defaults=True, gc=False):
     """One request. `at_s` is its arrival as Unix time, `began_s` the same as a `perf_counter` value;
-    durations and `first_token_s` count from then. `caller` is the API key's name. `status` is the HTTP
-    status, or that of the error that ended a stream; `code` the error's. `delay_s`: the longest time that
-    this frontend's event loop stood still meanwhile."""
+    durations and `first_token_s` count from then. `caller` is the API key's name, `address` the
+    client's. `status` is the HTTP status, or that of the error that ended a stream; `code` the error's.
+    `delay_s`: the longest time that this frontend's event loop stood still meanwhile."""
 
     request_id: str
     route: str
@@ -200,6 +200,7 @@ class Record(_Timed, kw_only=True, omit_defaults=True, gc=False):
     began_s: float
     model: str = ""
     caller: str = ""
+    address: str = ""
     status: int = 200
     code: str = ""
     duration_s: float | None = None

@@ -15,6 +15,7 @@ from baton.pace import LIVENESS_S, Pulse
 from baton.pairing import why_not_paired
 from frontend.metrics import Metrics
 from frontend.record import Record
+from frontend.routing.events import FleetEvent
 from frontend.routing.fleet import Fleet
 from frontend.routing.workers import State
 from frontend.verdict import Usual, verdict
@@ -28,7 +29,7 @@ _RATE_S = 5
 _GONE_S = 300.0
 """How long a worker is shown that ended without a withdrawal."""
 _MOST_GONE = _MOST_PAIRED = 32
-_NUM_SLOWEST, _NUM_RECENT = 10, 200
+_NUM_SLOWEST, _NUM_RECENT, _NUM_EVENTS = 10, 200, 20
 _REASONS = {
     State.WARMING: "tries its handoffs",
     State.NEW: "has not answered a probe",
@@ -102,7 +103,7 @@ class Snapshot(msgspec.Struct, kw_only=True):
     pairs: list[PairView]
     stages: dict[str, int]
     points: list[Point]
-    events: list[msgspec.Struct]
+    events: list[FleetEvent]
     slowest: list[Slow]
 
 
@@ -322,7 +323,7 @@ class Snapshots:
             pairs=list(self._pairs(parts)),
             stages=dict(sum((Counter(part.stages) for part in parts), Counter())),
             points=[second.point() for second in seconds if second.first_ms or second.gap_ms],
-            events=[],
+            events=self._fleet.events.newest(_NUM_EVENTS),
             slowest=slowest[:_NUM_SLOWEST],
         )
 

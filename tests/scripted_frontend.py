@@ -21,6 +21,7 @@ from frontend.http.services import Services
 from frontend.record import Leg
 from frontend.responses.runs import ResponseState
 from frontend.responses.store import ResponseStore
+from frontend.routing.events import Events
 from frontend.routing.health import Health
 from frontend.routing.workers import Event, State, Workers
 from frontend.text.served import ServedModel
@@ -57,7 +58,8 @@ class ScriptedFleet:
         self.current_date = "2026-11-21"
         self._context_length = context_length
         self.handoffs: Counter[tuple[str, str]] = Counter()
-        self.table = Workers(_unprobed)
+        self.events = Events()
+        self.table = Workers(_unprobed, self.events)
 
     def models(self) -> list[str]:
         return [MODEL]

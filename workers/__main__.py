@@ -23,7 +23,7 @@ def main(argv: list[str]) -> int:
     """Exit status: 0 after a drain or a valid --check, 1 if the engine failed, 2 for invalid settings."""
     parsed = parse(WorkerSettings, argv, prog="python -m workers", description="One engine, one role.")
     settings = parsed.settings
-    configure_logging(settings.log_level)
+    configure_logging(settings.log_level, settings.log_format)
 
     async def life(shutdown: asyncio.Event) -> int:
         try:
@@ -36,9 +36,9 @@ def main(argv: list[str]) -> int:
         except (SettingsError, UnsafeFolder, CredentialError, WrongAddress) as error:
             print_error(error)
             return 2
-        log.info("settings %s", " ".join(complete.lines()))
+        log.info("settings %s", ", ".join(complete.lines()) or "are the defaults")
         log.info("peers reach this worker at %s", settings.wires.address())
-        log.info("engine settings %s", " ".join(lines))
+        log.info("engine settings %s", ", ".join(lines) or "are the defaults")
         if settings.check:
             return 0
         leave_start_uncollected()

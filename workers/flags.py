@@ -9,7 +9,7 @@ from baton.connect import Wires
 from baton.flags import Parsed, flag
 from baton.messages import WORKER_NAME, Role
 from baton.model_folder import hub_id, model_folder
-from baton.telemetry import LogLevel
+from baton.telemetry import LogFormat, LogLevel
 from workers.settings_text import SettingsError
 
 EngineName = Literal["embedded", "mocker", "trtllm", "vllm"]
@@ -73,6 +73,7 @@ class WorkerSettings:
         None, "touched every second while this worker is ready", env="BATON_READY_FILE", metavar="FILE"
     )
     log_level: LogLevel = flag("info", "least severity of messages that are logged")
+    log_format: LogFormat = flag("text", "format of the log's lines", env="BATON_LOG_FORMAT")
     check: bool = flag(False, "validate flags and engine settings without starting")
     wires: Wires = dataclasses.field(default_factory=Wires)
 

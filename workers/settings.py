@@ -97,10 +97,9 @@ class Loaded(Generic[T]):
     sources: dict[str, str]
 
     def lines(self) -> list[str]:
-        """`key.path=value (source)` for each leaf, to print at start."""
-        return [
-            without_secrets(f"{path}={self.values[path]} ({source})") for path, source in self.sources.items()
-        ]
+        """`key.path=value (source)` for each leaf that is not the default, to print at start."""
+        set_ = {path: source for path, source in self.sources.items() if source != "default"}
+        return [without_secrets(f"{path}={self.values[path]} ({source})") for path, source in set_.items()]
 
 
 def load_settings(

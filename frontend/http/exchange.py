@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from baton.errors import BatonError, DeadlineExceeded, InvalidRequest
+from baton.telemetry import Line
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +76,7 @@ def as_baton_error(error: Exception, request_id: str) -> BatonError:
         case TimeoutError():
             return DeadlineExceeded()
         case _:
-            log.error("unexpected failure request_id=%s", request_id, exc_info=error)
+            log.error(Line("unexpected failure", request_id=request_id), exc_info=error)
             return BatonError(f"Internal server error; see the server's log for request {request_id}.")
 
 

@@ -1,7 +1,6 @@
 """Guards before the app: API keys, web pages of other origins, names that are not this server's."""
 
 import ipaddress
-import logging
 from collections.abc import Callable, Collection
 from fnmatch import fnmatchcase
 from functools import lru_cache
@@ -12,8 +11,6 @@ from baton.errors import InvalidRequest
 from frontend.http.exchange import AsgiApp, Envelope, Exchange, Receive, Scope, Send
 from frontend.http.keys import ApiKey, Keys, key_of, presented
 from frontend.metrics import Metrics
-
-log = logging.getLogger(__name__)
 
 _CLOSE = [(b"connection", b"close")]  # the body is not read
 
@@ -185,11 +182,8 @@ class Authentication:
             await self._refuse(Exchange(scope, receive, send, self._envelope_of(path)), error)
 
     async def _refuse(self, exchange: Exchange, error: InvalidRequest) -> None:
-        record = self._metrics.begin(ROUTE)
-        record.status = error.status
-        log.info(
-            "refused request_id=%s status=%d client=%s", exchange.request_id, error.status, exchange.address
-        )
+        record = self._metrics.begin(ROUTE, exchange.request_id, exchange.key_name)
+        record.status, record.code, record.address = error.status, error.code, exchange.address
         try:
             await exchange.fail(error)
         finally:

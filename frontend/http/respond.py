@@ -1,7 +1,6 @@
 """Sends generated answers to the client, streamed or whole; stops when the client disconnects."""
 
 import asyncio
-import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager, aclosing, nullcontext
@@ -27,8 +26,6 @@ from frontend.record import Record
 from frontend.turn.choice import Choice, num_prompt_tokens
 from frontend.turn.ids import repeatable
 from frontend.turn.request import Client
-
-log = logging.getLogger(__name__)
 
 CLIENT_GONE_STATUS = 499
 # A client that takes its events later than this does not read as fast as they come.
@@ -61,6 +58,7 @@ class Endpoint:
         services = self._services
         exchange = Exchange(scope, receive, send, self._envelope)
         record = services.metrics.begin(self._route, exchange.request_id, exchange.key_name)
+        record.address = exchange.address
         try:
             async with asyncio.timeout(services.request_timeout_s + GRACE_S):
                 await self._serve(exchange, services, record)
@@ -76,14 +74,12 @@ class Endpoint:
             exchange.end_failed = None  # it has the exchange
             if record.disconnected:
                 record.status = CLIENT_GONE_STATUS
-                log.info("client gone request_id=%s route=%s", exchange.request_id, self._route)
             services.metrics.end(record)
 
 
 async def _fail(failure: BatonError, exchange: Exchange, record: Record, limit_s: float) -> None:
     """Send the error to a client that reads it within `limit_s`."""
     record.status, record.code = failure.status, failure.code
-    log.info("error request_id=%s status=%d code=%s", exchange.request_id, failure.status, failure.code)
     try:
         async with asyncio.timeout(limit_s):
             record.disconnected = not await exchange.fail(failure, [server_timing(record)])

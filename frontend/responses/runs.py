@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import aclosing, asynccontextmanager
 
 from baton.errors import BatonError, InvalidRequest, NotReady, Overloaded
+from baton.telemetry import Line
 from frontend.http.answer import Answer
 from frontend.http.exchange import as_baton_error
 from frontend.http.respond import count, feed
@@ -59,7 +60,7 @@ class Run:
         self._metrics = services.metrics
         self._followers: list[asyncio.Queue[bytes]] = []
         self._reason: BatonError | None = None
-        self._record = services.metrics.begin(ROUTE)
+        self._record = services.metrics.begin(ROUTE, answer.choice.request.request_id)
         # Only this task is ever cancelled, so that `_finish` always runs.
         self._making = asyncio.create_task(self._make(services))
         self.task = asyncio.create_task(self._finish())
@@ -115,8 +116,9 @@ class Run:
             return answer.closing()
         assert isinstance(error, Exception)
         failure = as_baton_error(error, answer.choice.request.request_id)
-        self._record.status = failure.status
-        log.info("failed response_id=%s code=%s", answer.response.id, failure.code)
+        self._record.status, self._record.code = failure.status, failure.code
+        names = {"response_id": answer.response.id, "request_id": self._record.request_id}
+        log.info(Line("background response failed", **names, code=failure.code))
         return answer.failure(failure)
 
     async def _publish(self, data: bytes) -> None:

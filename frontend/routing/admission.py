@@ -79,7 +79,8 @@ Turn = asyncio.Future[Place]
 
 class Admission:
     """The requests of one model in this frontend process. `capacity` is its part of what workers hold, given
-    how many requests have a token. A request waits `max_wait_s`, with 0 until its deadline.
+    how many requests have a token. A request waits `max_wait_s`, with 0 until its deadline. `on_full` gets
+    the pool (`decode`, `prefill`) and its load when a request waits for a second, or is refused.
     """
 
     def __init__(
@@ -87,7 +88,9 @@ class Admission:
         capacity: Callable[[int], Capacity | None],
         metrics: Metrics,
         max_wait_s: float = MAX_WAIT_S,
+        on_full: Callable[[str, str], object] = lambda *_: None,
     ) -> None:
+        self._on_full = on_full
         self._read_capacity = capacity
         self._metrics = metrics
         self._max_wait_s = max_wait_s or math.inf
@@ -133,6 +136,8 @@ class Admission:
         try:
             while not turn.done() and (left_s := ends_s - _now_s()) > 0:
                 await asyncio.wait([turn], timeout=min(_LOOK_EVERY_S, left_s))
+                if not turn.done():
+                    self._on_full(*self._load())
                 self._let_in()  # a worker may have joined
         except asyncio.CancelledError:
             if turn.done():
@@ -175,9 +180,23 @@ class Admission:
         now_s, rate = _now_s(), self._rate
         earliest_s = max(self._booked_s, now_s + self._num_waiting / 2 / rate)
         self._booked_s = min(earliest_s + 1 / rate, now_s + MAX_WAIT_S)
+        wait_s = self._booked_s - now_s
+        pool, load = self._load()
+        self._on_full(pool, load)
         return Overloaded(
-            "Too many requests are running and waiting; retry later.", retry_after_s=self._booked_s - now_s
+            f"All {pool} workers are busy ({load}). Retry in {max(1, math.ceil(wait_s))} s.",
+            retry_after_s=wait_s,
         )
+
+    def _load(self) -> tuple[str, str]:
+        """The pool that has no place, and what it does; requests ahead in the workers' own queues wait."""
+        most = self._capacity
+        if most and self._num_running < most.num_running and self._num_starting >= most.num_starting:
+            num_busy, pool = self._num_starting, "prefill"
+        else:
+            num_busy, pool = math.ceil(min(self._num_running, self._num_places)), "decode"
+        num_ahead = self._num_running - num_busy if pool == "decode" else 0
+        return pool, f"{num_busy} running, {num_ahead + self._num_waiting} waiting"
 
     def places(self) -> dict[str, tuple[int, float]]:
         """The taken places and all places by kind: `prefill`, before the first token; `running`; `queue`."""

@@ -20,6 +20,7 @@ from baton.pairing import refused_pairs, why_not_paired, works
 from baton.peer_tls import PeerDistrusted
 from baton.transport import Transport
 from frontend.metrics import Metrics
+from frontend.routing.events import Events
 from frontend.routing.health import Health, Instance
 from frontend.routing.workers import NO_PROGRESS_S, Calls, CutPairs, Event, State, Workers
 from frontend.text.served import ServedModel, Tokenizers
@@ -29,6 +30,7 @@ log = logging.getLogger(__name__)
 Alias = tuple[str, str]
 """(name pattern such as `claude-*`, model)."""
 STATS_TIMEOUT_S = 1.0
+_NO_PROGRESS = "its engine makes no progress"
 
 
 class Fleet:
@@ -50,9 +52,10 @@ class Fleet:
         self._current_date = current_date
         self._discovery = discovery
         self._transport = transport
-        self.table = Workers(self._probe)
+        self.events = Events()
+        self.table = Workers(self._probe, self.events)
         self._tokenizers = Tokenizers(model_path)
-        self.cut = CutPairs(transport, self.table.has)
+        self.cut = CutPairs(transport, self.table.has, self.events)
         self._no_progress_s = no_progress_s
         self.calls = Calls(self._is_stuck, self._give_up, no_progress_s)
         self.handoffs: Counter[tuple[str, str]] = Counter()
@@ -205,8 +208,8 @@ class Fleet:
             return False  # it does not answer at all: its calls end without us
 
     def _give_up(self, worker: WorkerInfo) -> None:
-        self.table.note(worker, Event.STALLED)
-        self._transport.lose(worker.address, "its engine makes no progress")
+        self.table.note(worker, Event.STALLED, _NO_PROGRESS)
+        self._transport.lose(worker.address, _NO_PROGRESS)
 
     async def _ask(self, worker: WorkerInfo) -> WorkerStats:
         """The worker's statistics. Raises TimeoutError after STATS_TIMEOUT_S; a BatonError, PeerDistrusted

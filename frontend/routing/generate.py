@@ -30,6 +30,7 @@ from baton.messages import (
     after_handoff,
 )
 from baton.pace import first_done
+from baton.telemetry import Line
 from baton.transport import Transport
 from frontend.metrics import Metrics
 from frontend.record import Leg
@@ -158,16 +159,23 @@ class Generator:
         if isinstance(error, UnknownToken):
             self._fleet.table.note(progress.called[-1], Event.INVALID, error.message)
         elif lost := progress.lost_with(error):
-            self._fleet.table.note(lost, Event.LOST)
+            self._fleet.table.note(lost, Event.LOST, error.message)
         if isinstance(error, HandoffStalled) and progress.prefill:
             self._fleet.cut.add(progress.prefill, progress.called[-1])
+        failed = progress.lost_with(error) or next(iter(progress.called[-1:]), None)
         progress.note_failure(error)
-        log.warning("retry request_id=%s after %s: %s", progress.request.request_id, error.code, error)
+        fields = {"request_id": progress.request.request_id, "attempt": len(progress.leg.attempts) + 1}
+        name = failed and failed.label
+        log.warning(Line("retrying", **fields, worker=name, reason=error.code, detail=error.message))
 
     def _admission(self, model: str) -> Admission:
         if model not in self._admissions:
-            capacity = partial(self._capacity, model)
-            self._admissions[model] = Admission(capacity, self._metrics, self._max_wait_s)
+            self._admissions[model] = Admission(
+                partial(self._capacity, model),
+                self._metrics,
+                self._max_wait_s,
+                lambda pool, load: self._fleet.events.full(f"{pool} pool of {model}", load),
+            )
         return self._admissions[model]
 
     def _capacity(self, model: str, num_decoding: int) -> Capacity | None:

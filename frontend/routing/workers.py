@@ -11,7 +11,9 @@ from msgspec.structs import replace
 
 from baton.messages import Reply, WorkerInfo
 from baton.pairing import works
+from baton.telemetry import Line
 from baton.transport import Transport
+from frontend.routing.events import Events, Kind
 
 log = logging.getLogger(__name__)
 
@@ -83,6 +85,14 @@ TRANSITIONS = _transitions(_TABLE)
 """The next state by state and event. A pair without an entry cannot happen, and raises KeyError."""
 _BAD = frozenset({State.LOST, State.STUCK, State.DISTRUSTED, State.REFUSED})
 _PROBED = _BAD - {State.REFUSED} | {State.NEW}
+_KINDS: dict[State, Kind] = {
+    State.NEW: "joined",
+    State.LOST: "lost",
+    State.STUCK: "lost",
+    State.DISTRUSTED: "refused",
+    State.REFUSED: "refused",
+}
+"""The event of the fleet when a worker comes to this state; from a bad one to LIVE it is `recovered`."""
 
 Probe = Callable[[WorkerInfo, State], Awaitable[tuple[Event, str]]]
 """Probes a worker in that state: ANSWERED, SILENT or UNTRUSTED, and the reason."""
@@ -94,14 +104,17 @@ class _Entry:
         self.state = State.WARMING
         self.reason = ""
         self.joined_s = time.monotonic()
+        self.bad_since_s = 0.0
         self.probe: asyncio.Task[None] | None = None
 
 
 class Workers:
     """Registered workers by address, which is new with each start of a process."""
 
-    def __init__(self, probe: Probe) -> None:
+    def __init__(self, probe: Probe, events: Events) -> None:
         self._probe = probe
+        self._events = events
+        self._leaving: set[asyncio.Task[None]] = set()
         self._entries: dict[str, _Entry] = {}
         self._change = asyncio.Event()
 
@@ -113,7 +126,9 @@ class Workers:
             entry = self._entries.pop(address)
             _stop(entry)
             if entry.state is not State.WARMING:
-                log.info("left worker=%s", entry.worker.worker_id)
+                task = asyncio.create_task(self._note_leaving(entry))
+                self._leaving.add(task)
+                task.add_done_callback(self._leaving.discard)
         entries = {address: self._entries.get(address) or _Entry(w) for address, w in workers.items()}
         holders = {worker.worker_id: address for address, worker in workers.items()}
         holders |= {entry.worker.name: address for address, entry in self._entries.items()}
@@ -134,7 +149,7 @@ class Workers:
         if entry.state is before and not is_new_reason:
             return
         entry.reason = reason
-        _log(entry, before)
+        self._note_event(entry, before)
         if entry.state not in _PROBED:
             _stop(entry)
         elif entry.probe is None:
@@ -185,7 +200,25 @@ class Workers:
 
     def tasks(self) -> list[asyncio.Task[None]]:
         """The running probes."""
-        return [entry.probe for entry in self._entries.values() if entry.probe is not None]
+        return [*self._leaving, *(each.probe for each in self._entries.values() if each.probe is not None)]
+
+    def _note_event(self, entry: _Entry, before: State) -> None:
+        worker, state, now_s = entry.worker, entry.state, asyncio.get_running_loop().time()
+        if state in _BAD and before not in _BAD:
+            entry.bad_since_s = now_s
+        if state in _KINDS:
+            detail = f"{worker.role.value}, kv={worker.kv_transfer}" if state is State.NEW else entry.reason
+            self._events.add(_KINDS[state], worker.label, detail)
+        elif state is State.LIVE and before in _BAD:
+            self._events.add("recovered", worker.label, lasted_s=now_s - entry.bad_since_s)
+
+    async def _note_leaving(self, entry: _Entry) -> None:
+        """A worker that leaves in order answers for a moment longer. Of a lost one nothing is new."""
+        name = entry.worker.label
+        if entry.state is State.LIVE and (await self._probe(entry.worker, State.LOST))[0] is Event.SILENT:
+            self._events.add("lost", name, "it ended without leaving the registry first")
+        elif entry.state is not State.LOST:
+            self._events.add("left", name)
 
     async def _probe_until_live(self, entry: _Entry) -> None:
         while True:
@@ -206,18 +239,6 @@ def _stop(entry: _Entry) -> None:
         entry.probe = None
 
 
-def _log(entry: _Entry, before: State) -> None:
-    worker, state = entry.worker, entry.state
-    if state is State.NEW and before is State.WARMING:
-        log.info("joined worker=%s role=%s kv=%s", worker.worker_id, worker.role.value, worker.kv_transfer)
-    elif state in {State.REFUSED, State.DISTRUSTED}:
-        log.error("%s worker=%s: %s", state.value, worker.worker_id, entry.reason)
-    elif state in _BAD:
-        log.warning("lost worker=%s stuck=%s", worker.worker_id, state is State.STUCK)
-    elif before in _BAD:
-        log.info("recovered worker=%s", worker.worker_id)
-
-
 FIRST_WAIT_S = 10.0
 MAX_WAIT_S = 60.0
 _TRIAL_S = 5.0
@@ -226,16 +247,19 @@ _TRIAL_S = 5.0
 class CutPairs:
     """The excluded pairs. `is_registered`: whether a worker is still in discovery."""
 
-    def __init__(self, transport: Transport, is_registered: Callable[[WorkerInfo], bool]) -> None:
+    def __init__(
+        self, transport: Transport, is_registered: Callable[[WorkerInfo], bool], events: Events
+    ) -> None:
         self._transport = transport
+        self._events = events
         self._is_registered = is_registered
         self._pairs: dict[tuple[str, str], tuple[str, asyncio.Task[None]]] = {}
 
     def add(self, prefill: WorkerInfo, decode: WorkerInfo) -> None:
         """Avoid this pair until a trial succeeds: after FIRST_WAIT_S, then after twice as long each time."""
         if not self.has(prefill, decode):
-            name = f"{prefill.worker_id} -> {decode.worker_id}"
-            log.warning("cut pair %s", name)
+            name = f"{prefill.label} -> {decode.label}"
+            self._events.add("cut", name, "no KV arrived")
             task = asyncio.create_task(self._try(prefill, decode, name))
             self._pairs[prefill.incarnation, decode.incarnation] = name, task
 
@@ -253,7 +277,7 @@ class CutPairs:
         return [task for _, task in self._pairs.values()]
 
     async def _try(self, prefill: WorkerInfo, decode: WorkerInfo, name: str) -> None:
-        wait_s = FIRST_WAIT_S
+        wait_s, began_s = FIRST_WAIT_S, asyncio.get_running_loop().time()
         while True:
             await asyncio.sleep(wait_s)  # between two trials
             wait_s = min(2 * wait_s, MAX_WAIT_S)
@@ -261,7 +285,8 @@ class CutPairs:
             if is_gone or await works(self._transport, prefill, decode, limit_s=_TRIAL_S):
                 break
         del self._pairs[prefill.incarnation, decode.incarnation]
-        log.info("uncut pair %s registered=%s", name, not is_gone)
+        detail = "a worker has left" if is_gone else ""
+        self._events.add("restored", name, detail, asyncio.get_running_loop().time() - began_s)
 
 
 class Call:
@@ -321,9 +346,13 @@ class _Held:
         self.examining: asyncio.Task[None] | None = None
         self._num_seen = 0
 
+    def num_tokens(self) -> int:
+        """Tokens of all its calls."""
+        return self.num_before + sum(call.num_new for call in self.waiting)
+
     def check(self) -> None:
         """Count a check as stalled if there are calls and none progressed."""
-        num = self.num_before + sum(call.num_new for call in self.waiting)
+        num = self.num_tokens()
         self.num_stalled = self.num_stalled + 1 if self.waiting and num == self._num_seen else 0
         self._num_seen = num
 
@@ -343,6 +372,7 @@ class Calls:
         self._on_stuck = on_stuck
         self._every_s = no_progress_s / _CHECKS
         self._held: dict[str, _Held] = {}
+        self._num_gone = 0  # tokens of workers that have left
 
     def begin(self, worker: WorkerInfo, replies: AsyncGenerator[Reply, None], tokens: Sized) -> Call:
         """Note a call to this worker."""
@@ -358,6 +388,10 @@ class Calls:
             return 0.0
         return asyncio.get_running_loop().time() - next(iter(held.waiting)).since_s
 
+    def num_tokens(self) -> int:
+        """All that arrived so far, of any worker."""
+        return self._num_gone + sum(held.num_tokens() for held in self._held.values())
+
     async def watch(self, is_registered: Callable[[WorkerInfo], bool]) -> None:
         """Check every worker, until cancelled."""
         try:
@@ -368,7 +402,7 @@ class Calls:
                     if held.examining is None and held.num_stalled >= _CHECKS:
                         held.examining = asyncio.create_task(self._examine(held))
                     elif not (held.examining or held.waiting or is_registered(held.worker)):
-                        del self._held[incarnation]
+                        self._num_gone += self._held.pop(incarnation).num_before
         finally:
             for held in self._held.values():
                 if held.examining is not None:
@@ -376,7 +410,7 @@ class Calls:
 
     async def _examine(self, held: _Held) -> None:
         is_stuck = await self._is_stuck(held.worker)
-        log.warning("no_progress worker=%s stuck=%s", held.worker.worker_id, is_stuck)
+        log.warning(Line("worker makes no progress", worker=held.worker.label, is_stuck=is_stuck))
         if is_stuck and held.num_stalled >= _CHECKS:
             self._on_stuck(held.worker)
         held.num_stalled = 0

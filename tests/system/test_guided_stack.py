@@ -189,7 +189,7 @@ def test_a_form_survives_the_worker_that_held_to_it(tmp_path: Path) -> None:
             doomed.kill()
             answers = [content_of([*head, *rest]) for head, rest in zip(begun, lines, strict=True)]
         assert answers == [expected, expected]
-        assert "retry request_id" in stack.processes[0].text(), "no stream was resumed"
+        assert "retrying request_id" in stack.processes[0].text(), "no stream was resumed"
 
 
 def content_of(lines: Iterable[str]) -> str:

@@ -85,7 +85,7 @@ def test_others_are_refused_with_a_reason_while_streams_go_on(fleet: Fleet, tmp_
     plain, foreign = sorted(fleet.health()["refused"], key=lambda reason: "valid" in reason)
     assert plain.endswith("does not use TLS, and this process does (BATON_PEER_CERT)")
     assert FOREIGN in foreign
-    assert fleet.processes[0].text().count("distrusted worker=") == 2
+    assert fleet.processes[0].text().count("worker refused worker=") == 2
 
     running.read(100)
     assert (running.finish_reason, running.error) == (None, None)

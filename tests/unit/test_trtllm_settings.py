@@ -48,7 +48,6 @@ def test_flag_beats_override_beats_yaml_beats_baton_beats_default_leaf_by_leaf(t
         "cache_transceiver_config.transceiver_runtime=CPP (baton)",
         "cache_transceiver_config.kv_transfer_timeout_ms=60000 (baton)",
         "guided_decoding_backend=xgrammar (baton)",
-        "stream_interval=1 (default)",
     ):
         assert line in lines
 

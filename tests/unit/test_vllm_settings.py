@@ -61,7 +61,6 @@ def test_flag_beats_override_beats_yaml_beats_baton_beats_default_leaf_by_leaf(t
         "worker_extension_cls=workers.engines.vllm.inside.KvPins (baton)",
         "scheduling_policy=priority (baton)",
         "generation_config=vllm (baton)",
-        "stream_interval=1 (default)",
     ):
         assert line in lines
 

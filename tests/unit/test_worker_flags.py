@@ -81,7 +81,7 @@ def test_flags_that_were_typed_are_settings_of_the_engine_and_no_others() -> Non
 @pytest.mark.parametrize(
     ("text", "environ", "status", "says"),
     [
-        ("max_batch_size: 4", {}, 0, "engine settings prefill_tokens_per_s="),
+        ("max_batch_size: 4", {}, 0, "engine settings max_batch_size=4"),
         (
             "max_batchsize: 4",
             {},

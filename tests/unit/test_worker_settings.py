@@ -52,8 +52,6 @@ def test_a_typed_flag_beats_the_yaml_which_beats_the_default(tmp_path: Path) -> 
     assert loaded.settings == Engine(max_batch_size=4, cache=Cache(tokens_per_block=16, fraction=0.7))
     assert loaded.lines() == [
         f"max_batch_size=4 ({path})",
-        "device=None (default)",
-        "cache.tokens_per_block=16 (default)",
         "cache.fraction=0.7 (flag)",
     ]
 

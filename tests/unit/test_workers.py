@@ -11,6 +11,7 @@ import pytest
 
 from baton.errors import HandoffStalled, WorkerLost
 from baton.messages import GenerateRequest, Reply, Request, Role, StatsRequest, WorkerInfo, WorkerStats
+from frontend.routing.events import Events
 from frontend.routing.fleet import Fleet
 from frontend.routing.workers import TRANSITIONS, Calls, CutPairs, Event, State, Workers
 from tests.clock import jumping
@@ -264,7 +265,7 @@ P1, P2 = worker("p1"), worker("p2")
 
 def cut_pairs(d1: Script, registered: list[WorkerInfo]) -> tuple[ScriptedWorkers, CutPairs]:
     fleet = ScriptedWorkers(p1=hand_off, d1=d1)
-    return fleet, CutPairs(fleet, registered.__contains__)
+    return fleet, CutPairs(fleet, registered.__contains__, Events())
 
 
 @jumping
@@ -309,7 +310,8 @@ class Scene:
     def __init__(self) -> None:
         self.num_probes = 0
         self.outcomes: dict[State, Event] = {}
-        self.workers = Workers(self._probe)
+        self.events = Events()
+        self.workers = Workers(self._probe, self.events)
         self.workers.update([D1])
 
     def state(self) -> State:
@@ -363,7 +365,7 @@ async def test_a_distrusted_worker_is_named_until_it_is_trusted(caplog: pytest.L
     scene.outcomes[State.DISTRUSTED] = Event.ANSWERED
     await asyncio.sleep(1)
     assert scene.workers.of(State.LIVE) == [D1]
-    assert caplog.text.count("distrusted worker=d1: its certificate is odd") == 1
+    assert caplog.text.count('worker refused worker=d1 detail="its certificate is odd"') == 1
 
 
 @jumping

@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from baton.errors import BatonError, DeadlineExceeded, Overloaded, WorkerLost
 from baton.messages import FinishReason, GenerateRequest, KvHandoff, TokenChunk, Usage
+from baton.telemetry import Line
 from workers.durations import Durations
 from workers.engines.embedded.runner import Runner
 from workers.engines.embedded.sampling import Sampled
@@ -218,7 +219,7 @@ class StepLoop:
         call = self._calls[sequence]
         if sequence.phase is Phase.DONE:
             return  # what ended it is in the outbox
-        _LOG.info("deadline over request_id=%s phase=%s", call.request.request_id, sequence.phase.value)
+        _LOG.info(Line("deadline over", request_id=call.request.request_id, phase=sequence.phase.value))
         self.fail(call, DeadlineExceeded())
 
     def _ended(self, running: "asyncio.Task[None]") -> None:

@@ -9,6 +9,7 @@ import msgspec
 
 from baton.errors import HandoffFailed, WorkerLost
 from baton.messages import UNDECODABLE, KvHandoff, KvLayout, TokenChunk, TokenLogprob
+from baton.telemetry import Line
 from workers.engines.embedded.runner import VERSIONS
 from workers.engines.embedded.sampling import Sampled
 from workers.engines.embedded.scheduler import Phase
@@ -52,7 +53,7 @@ class Transfers:
         if error is None or isinstance(error, WorkerLost):
             return  # the step loop fails every call of a lost worker
         if not isinstance(error, HandoffFailed):  # it ends one request only
-            _LOG.error("request_id=%s transfer failed", call.request.request_id, exc_info=error)
+            _LOG.error(Line("KV transfer failed", request_id=call.request.request_id), exc_info=error)
             error = HandoffFailed(f"the KV did not move: {type(error).__name__}: {error}")
         self._steps.fail(call, error)
 

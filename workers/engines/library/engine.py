@@ -23,6 +23,7 @@ from baton.errors import (
     WorkerLost,
 )
 from baton.messages import NO_TOKEN, UNDECODABLE, GenerateRequest, KvHandoff, TokenChunk, WorkerStats
+from baton.telemetry import Line
 from workers.engine import EngineInfo
 from workers.engines.library.adapter import Adapter, Call
 from workers.engines.library.model_facts import ModelFacts
@@ -294,7 +295,7 @@ class LibraryEngine:
         try:
             await self._step(call)
         except BatonError as error:
-            log.info("abandoned request ended id=%s error=%r", call.id, error)
+            log.info(Line("abandoned request ended", request_id=call.id, error=repr(error)))
             # Not the library's; uvloop's timers are rounded to milliseconds, some are early.
             if isinstance(error, DeadlineExceeded) and now_s() > call.deadline - 1.0:
                 self._break_off(f"request {call.id} did not end within {limit_s:g} s after it was abandoned")

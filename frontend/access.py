@@ -1,0 +1,99 @@
+"""The access log, one line for each request that has ended, and a line about the load while there is any."""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import Literal
+
+from baton.telemetry import Line
+from frontend.http.services import Services
+from frontend.metrics import Metrics
+from frontend.record import Record
+
+log = logging.getLogger(__name__)
+
+AccessMode = Literal["all", "slow", "off"]
+
+SLOW_S = 1.0
+BUSY_EVERY_S = 10.0
+_SHOWN_S = 0.001
+"""A shorter stage is not in the line."""
+
+
+def log_requests(metrics: Metrics, mode: AccessMode) -> None:
+    """Log each request that ends from now on: all, or those that took longer than SLOW_S or failed."""
+
+    def note(record: Record) -> None:
+        if mode == "all" or record.status >= 400 or (record.duration_s or 0.0) > SLOW_S:
+            log.log(logging.WARNING if record.status >= 500 else logging.INFO, line_of(record))
+
+    if mode != "off":
+        metrics.readers.append(note)
+
+
+def line_of(record: Record) -> Line:
+    """The line of a request that has ended; of several choices, gap and workers are those of one. It has no
+    text of the client's but the id."""
+    leg = max(record.legs, key=lambda each: each.gap_s, default=None)
+    last = leg.attempts[-1] if leg and leg.attempts else None
+    found: dict[str, object] = {
+        "request_id": record.request_id,
+        "route": record.route,
+        "model": record.model,
+        "key": record.caller,
+        "client": "" if record.caller else record.address,
+        "status": record.status,
+        "code": record.code,
+        "duration_s": round(record.duration_s or 0.0, 3),
+        "ttft_s": None if record.first_token_s is None else round(record.first_token_s, 3),
+        "attempts": record.num_attempts,
+        "prefill": last and last.prefill,
+        "decode": last and last.decode,
+    }
+    if leg and leg.gap_s:
+        found |= {"gap_s": round(leg.gap_s, 3), "gap_at": leg.gap_at}
+    if record.num_prompt_tokens:
+        found["prompt_tokens"] = record.num_prompt_tokens
+        found["cached_tokens"] = record.num_cached_tokens
+        found["completion_tokens"] = record.num_completion_tokens
+    stages = {f"{stage}_s": round(s, 3) for stage, s in record.spent().items() if s >= _SHOWN_S}
+    return Line("request", **found, **stages)
+
+
+@asynccontextmanager
+async def logging_load(services: Services, every_s: float = BUSY_EVERY_S) -> AsyncGenerator[None, None]:
+    """In this context throughput and load are logged every so often while there are requests."""
+    task = asyncio.create_task(_log_load(services, every_s))
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def _log_load(services: Services, every_s: float) -> None:
+    metrics, calls = services.metrics, services.fleet.calls
+    ended: list[int] = []  # their statuses
+    metrics.readers.append(lambda record: ended.append(record.status))
+    num_before = calls.num_tokens()
+    while True:
+        await asyncio.sleep(every_s)  # between two lines
+        num_tokens = calls.num_tokens()
+        num_new, num_before = num_tokens - num_before, num_tokens
+        num_running, num_queued = len(metrics.records.running()), int(metrics.of("queued_requests").value)
+        if not (ended or num_running):
+            continue
+        stats = [each for _, each in await services.fleet.stats()]
+        num_blocks = sum(each.kv_blocks for each in stats)
+        fields: dict[str, object] = {
+            "tokens_per_s": round(num_new / every_s, 1),
+            "requests_per_s": round(len(ended) / every_s, 1),
+            "running": num_running - num_queued,
+            "queued": num_queued,
+            "refused": ended.count(429),
+        }
+        if num_blocks:
+            fields["kv_used"] = f"{sum(each.kv_used_blocks for each in stats) / num_blocks:.0%}"
+        log.info(Line("load", **fields))
+        ended.clear()

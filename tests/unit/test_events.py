@@ -1,0 +1,182 @@
+"""What happens to the fleet becomes events with durations, and a line of the log each."""
+
+import asyncio
+import logging
+import math
+from collections.abc import AsyncGenerator
+
+import msgspec
+import pytest
+
+from baton.errors import HandoffStalled, Overloaded
+from baton.messages import GenerateRequest, Reply, WorkerInfo
+from baton.telemetry import Line
+from frontend.metrics import Metrics
+from frontend.routing.admission import Admission, Capacity
+from frontend.routing.events import Events, FleetEvent
+from frontend.routing.workers import CutPairs, Event, State, Workers
+from tests.clock import jumping
+from tests.scripted_workers import ScriptedWorkers, answer, failing, hand_off, request, worker
+
+D1, P1 = worker("d1"), worker("p1")
+
+
+class Scene:
+    """One worker that has joined; `answers`: what probes find."""
+
+    def __init__(self) -> None:
+        self.answers = Event.ANSWERED
+        self.events = Events()
+        self.workers = Workers(self._probe, self.events)
+        self.workers.update([D1])
+
+    async def _probe(self, _: WorkerInfo, __: State) -> tuple[Event, str]:
+        await asyncio.sleep(0.01)
+        return self.answers, "its certificate is odd" if self.answers is Event.UNTRUSTED else ""
+
+    def seen(self) -> list[tuple[str, str, str, float | None]]:
+        """The events after the first one, the oldest first."""
+        first, *others = reversed(self.events.newest(99))
+        assert (first.kind, first.what) == ("joined", "d1")
+        return [(e.kind, e.what, e.detail, e.lasted_s and round(e.lasted_s)) for e in others]
+
+
+@pytest.mark.parametrize(
+    ("event", "reason"), [(Event.LOST, "it does not respond"), (Event.STALLED, "its engine hangs")]
+)
+@jumping
+async def test_a_lost_worker_that_returns_was_away_for_a_time(event: Event, reason: str) -> None:
+    scene = Scene()
+    await asyncio.sleep(1)
+    scene.answers = Event.SILENT
+    scene.workers.note(D1, event, reason)
+    await asyncio.sleep(5.1)
+    scene.answers = Event.ANSWERED
+    await asyncio.sleep(1)
+    assert scene.seen() == [("lost", "d1", reason, None), ("recovered", "d1", "", 5)]
+
+
+@pytest.mark.parametrize(
+    ("answers", "expected"),
+    [
+        (Event.ANSWERED, ("left", "")),
+        (Event.SILENT, ("lost", "it ended without leaving the registry first")),
+    ],
+)
+@jumping
+async def test_a_worker_that_dies_without_a_request_does_not_leave(
+    answers: Event, expected: tuple[str, str]
+) -> None:
+    scene = Scene()
+    await asyncio.sleep(1)
+    scene.answers = answers
+    scene.workers.update([])
+    await asyncio.gather(*scene.workers.tasks())
+    assert scene.seen() == [(expected[0], "d1", expected[1], None)]
+    assert not scene.workers.tasks()
+
+
+@jumping
+async def test_a_lost_worker_whose_registration_ends_is_no_second_event() -> None:
+    scene = Scene()
+    await asyncio.sleep(1)
+    scene.answers = Event.SILENT
+    scene.workers.note(D1, Event.LOST)
+    scene.workers.update([])
+    await asyncio.gather(*scene.workers.tasks(), return_exceptions=True)
+    assert [kind for kind, *_ in scene.seen()] == ["lost"]
+
+
+@jumping
+async def test_a_worker_is_refused_for_its_tokens_or_its_certificate() -> None:
+    scene = Scene()
+    scene.answers = Event.UNTRUSTED
+    await asyncio.sleep(2)
+    scene.workers.note(D1, Event.INVALID, "it sent odd tokens")
+    assert scene.seen() == [
+        ("refused", "d1", "its certificate is odd", None),
+        ("refused", "d1", "it sent odd tokens", None),
+    ]
+
+
+@jumping
+async def test_a_cut_pair_is_restored_after_a_time() -> None:
+    num_calls = 0
+
+    async def stalling(sent: GenerateRequest) -> AsyncGenerator[Reply, None]:
+        nonlocal num_calls
+        num_calls += 1
+        async for reply in (failing(HandoffStalled("nothing")) if num_calls < 2 else answer)(sent):
+            yield reply
+
+    events, fleet = Events(), ScriptedWorkers(p1=hand_off, d1=stalling)
+    pairs = CutPairs(fleet, lambda _: True, events)
+    pairs.add(P1, D1)
+    pairs.add(P1, D1)
+    await asyncio.gather(*pairs.trials)
+    restored, cut = events.newest(9)
+    assert (cut.kind, cut.what, cut.lasted_s) == ("cut", "p1 -> d1", None)
+    assert (restored.kind, restored.what, restored.lasted_s) == ("restored", "p1 -> d1", 30)
+
+
+@jumping
+async def test_a_full_pool_is_one_event_while_it_lasts(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    events = Events()
+    for _ in range(3):
+        for _ in range(4):
+            events.full("decode", "2 running, 4 waiting")
+            await asyncio.sleep(8)
+        (event,) = events.newest(9)
+        assert event.lasted_s is None
+    await asyncio.sleep(10)
+    (event,) = events.newest(9)
+    assert (event.kind, event.what, event.lasted_s) == ("full", "decode", 88)
+    assert [record.getMessage() for record in caplog.records] == [
+        'pool full pool=decode detail="2 running, 4 waiting"',
+        "pool not full pool=decode full_s=88.0",
+    ]
+    events.full("decode", "again")
+    assert [event.detail for event in events.newest(9)] == ["again", "2 running, 4 waiting"]
+
+
+@pytest.mark.parametrize(
+    ("capacity", "expected"),
+    [
+        (Capacity(2, 9, 3, 6), ("decode", "2 running, 7 waiting")),
+        (Capacity(8, 3, 8, 6), ("prefill", "3 running, 6 waiting")),
+    ],
+)
+@jumping
+async def test_a_refusal_names_the_pool_and_its_load(capacity: Capacity, expected: tuple[str, str]) -> None:
+    full: list[tuple[str, str]] = []
+    admission = Admission(lambda _: capacity, Metrics(), on_full=lambda *seen: full.append(seen))
+    tasks = [asyncio.create_task(admission.enter(request(600), "a")) for _ in range(9)]
+    await asyncio.sleep(0.5)
+    assert not full
+    with pytest.raises(Overloaded) as refused:
+        await admission.enter(request(600), "a")
+    pool, load = expected
+    wait_s = math.ceil(refused.value.retry_after_s or 0)
+    assert refused.value.message == f"All {pool} workers are busy ({load}). Retry in {wait_s} s."
+    assert full == [expected]
+    await asyncio.sleep(1)
+    assert (set(full), len(full)) == ({expected}, 7), "the others wait for a second"
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def test_the_newest_events_are_kept() -> None:
+    events = Events()
+    for number in range(1000):
+        events.add("left", f"d{number}")
+    assert [event.what for event in events.newest(2)] == ["d999", "d998"]
+    kept = events.newest(1000)
+    assert len(kept) == 200
+    assert msgspec.json.decode(msgspec.json.encode(kept), type=list[FleetEvent]) == kept
+
+
+def test_a_value_cannot_end_a_line_or_begin_a_field() -> None:
+    line = Line("worker lost", worker="d1", detail='a\nb c="d"\x1b\u2028', num=3)
+    assert str(line) == 'worker lost worker=d1 detail="a\\nb c=\\"d\\"\\u001b\\u2028" num=3'
