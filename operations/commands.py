@@ -6,21 +6,39 @@ import sys
 from baton.flags import version
 
 _TOOLS = {
-    "status": "operations.status",
-    "doctor": "operations.doctor.command",
-    "download": "operations.download",
-    "key": "operations.key",
+    "status": ("operations.status", "the workers of a running stack, as its frontend sees them"),
+    "doctor": ("operations.doctor.command", "find what would break, before starting anything"),
+    "download": ("operations.download", "download a model from the Hugging Face hub, and verify it"),
+    "key": ("operations.key", "make an API key, and its line for --api-keys-file"),
 }
+_HELP = """\
+usage: python -m baton COMMAND [flags]
+
+Tools for the operator of a Baton stack.
+
+{commands}
+
+  python -m baton COMMAND --help    the flags of a command
+  python -m baton --version         the version
+
+example: python -m baton status --url http://127.0.0.1:8000
+The servers are `python -m frontend` and `python -m workers`; `make up` starts both.
+"""
 
 
 def main(argv: list[str]) -> int:
-    """Run a tool. Returns its exit status, or 2 for an unknown name; `--version` prints the version."""
-    if argv == ["--version"]:
+    """Run a tool. Returns its exit status, or 2 for an unknown name."""
+    name, *rest = argv or [""]
+    if name in _TOOLS:
+        tool = getattr(importlib.import_module(_TOOLS[name][0]), name)
+        status: int = tool(rest)
+        return status
+    if name in {"-h", "--help", "help", ""}:
+        commands = "\n".join(f"  {tool:<10}{text}" for tool, (_, text) in _TOOLS.items())
+        (sys.stdout if name else sys.stderr).write(_HELP.format(commands=commands))
+        return 0 if name else 2
+    if name == "--version":
         sys.stdout.write(f"{version()}\n")
         return 0
-    if not argv or argv[0] not in _TOOLS:
-        sys.stderr.write(f"usage: python -m baton {{{','.join(_TOOLS)}}} [--help | --version]\n")
-        return 2
-    tool = getattr(importlib.import_module(_TOOLS[argv[0]]), argv[0])
-    status: int = tool(argv[1:])
-    return status
+    sys.stderr.write(f"error: {name!r} is not a command; choose from {', '.join(_TOOLS)}\n")
+    return 2

@@ -1,8 +1,10 @@
 """`python -m baton NAME`: every tool is found, and its exit status is the command's."""
 
 import importlib.metadata
+import re
 import subprocess
 import sys
+from contextlib import suppress
 
 import pytest
 
@@ -11,11 +13,45 @@ from operations.commands import main
 TOOLS = ["status", "doctor", "download", "key"]
 
 
-@pytest.mark.parametrize("argv", [[], ["nope"], ["--help"], ["nope", "doctor"]])
-def test_an_unknown_tool_gets_the_names_of_all(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(argv) == 2
-    printed = capsys.readouterr().err
-    assert [tool for tool in TOOLS if tool not in printed] == []
+@pytest.mark.parametrize(
+    ("argv", "status"), [([], 2), (["nope"], 2), (["nope", "doctor"], 2), (["--help"], 0), (["-h"], 0)]
+)
+def test_the_help_and_an_error_name_all_tools(
+    argv: list[str], status: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(argv) == status
+    printed = capsys.readouterr()
+    assert printed[status == 0] == ""
+    assert [tool for tool in TOOLS if tool not in printed[status != 0]] == []
+    assert ("error: 'nope'" in printed.err) == ("nope" in argv)
+
+
+@pytest.mark.parametrize("argv", [[], ["a", "b"], ["a b"], ["", "--admin"], ["a", "--no-such-flag"]])
+def test_a_wrong_key_name_is_one_sentence(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with suppress(SystemExit):
+        assert main(["key", *argv]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert re.fullmatch(r"error: [^\n]+\n", printed.err)
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "value"),
+    [
+        ("frontend", "log-level", "verbose"),
+        ("frontend", "access-log", "some"),
+        ("workers", "log-level", "verbose"),
+        ("workers", "log-format", "xml"),
+    ],
+)
+def test_a_wrong_value_is_one_sentence_before_anything_starts(module: str, name: str, value: str) -> None:
+    command = [sys.executable, "-X", "importtime", "-m", module, f"--{name}", value]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    *imports, last = done.stderr.splitlines()
+    assert done.returncode == 2
+    assert last.startswith(f"error: --{name}: invalid choice: '{value}' (choose from ")
+    assert all(line.startswith("import time:") for line in imports)
+    assert not {"torch", "transformers", "vllm", "tensorrt_llm"} & {line.split()[-1] for line in imports}
 
 
 @pytest.mark.parametrize("tool", TOOLS)
