@@ -1,12 +1,13 @@
 """The way to a running frontend, for status, top, why and bench: the flags that name it, and requests."""
 
-import asyncio
 import contextlib
 import dataclasses
 import json
 import os
 import ssl
-from collections.abc import AsyncIterator
+import time
+from collections.abc import Iterator
+from http.client import BadStatusLine, HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from pathlib import Path
 from typing import TypeVar
 from urllib.parse import urlsplit
@@ -21,7 +22,6 @@ T = TypeVar("T")
 S = TypeVar("S", bound="FrontendFlags")
 TIMEOUT_S = 2.0
 _MAX_BYTES = 16 << 20
-_MAX_LINE_BYTES = 1 << 20
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -31,16 +31,14 @@ class FrontendFlags:
     url: str = flag(
         "http://127.0.0.1:8000", "the frontend; or its port on this machine", env=HTTP_PORT, metavar="URL"
     )
-    api_key: str | None = flag(
-        None, "for a frontend with --api-keys-file", env="BATON_API_KEY", metavar="KEY"
-    )
+    api_key: str = flag("", "for a frontend with --api-keys-file", env="BATON_API_KEY", metavar="KEY")
     insecure: bool = flag(False, "do not check the frontend's certificate")
     tls_cert_file: Path | None = flag(None, "certificate to show, if it asks for one (PEM)", metavar="PATH")
     tls_key_file: Path | None = flag(None, "key of that certificate", metavar="PATH")
 
 
 class FrontendError(Exception):
-    """A frontend does not answer, or answers with an error (`status`); the message is a sentence."""
+    """No frontend answers (`status` 0), or one answers with an error; the message is a sentence."""
 
     def __init__(self, text: str, *, status: int = 0, code: str = "") -> None:
         super().__init__(text)
@@ -48,146 +46,98 @@ class FrontendError(Exception):
         self.code = code
 
 
-@dataclasses.dataclass(frozen=True)
-class Answer:
-    """A response whose head has arrived."""
-
-    status: int
-    headers: dict[str, str]
-    _reader: asyncio.StreamReader
-
-    async def parts(self) -> AsyncIterator[bytes]:
-        """The body, as it arrives. Raises ValueError if it is not HTTP, EOFError if it ends too early."""
-        if self.headers.get("transfer-encoding", "").lower() != "chunked":
-            async for part in self._take(int(self.headers.get("content-length", -1))):
-                yield part
-            return
-        while num_bytes := int((await self._reader.readline()).partition(b";")[0], 16):
-            async for part in self._take(num_bytes):
-                yield part
-            await self._reader.readline()
-
-    async def _take(self, num_bytes: int) -> AsyncIterator[bytes]:
-        """So many bytes; negative: all until the connection ends."""
-        left = num_bytes
-        while left and (part := await self._reader.read(min(left, 1 << 16) if left > 0 else 1 << 16)):
-            left -= len(part) if left > 0 else 0
-            yield part
-        if left > 0:
-            raise EOFError
-
-    async def body(self) -> bytes:
-        """The whole body, of at most 16 MiB."""
-        found = bytearray()
-        async for part in self.parts():
-            found += part
-            if len(found) > _MAX_BYTES:
-                raise ValueError("the answer is larger than 16 MiB")
-        return bytes(found)
-
-
 class Client:
-    """Sends requests to the frontend that the flags name. Raises FrontendError if they are wrong."""
+    """Sends requests to the frontend that the flags name, without proxies. Raises FrontendError for wrong
+    flags."""
 
     def __init__(self, parsed: Parsed[S]) -> None:
         settings, source = parsed.settings, parsed.sources["url"]
         is_typed = source in ("flag", "default")
         self.url = _url(settings.url, "--url " if is_typed else f"{source}=", is_port=not is_typed)
-        parts = urlsplit(self.url)
-        self._host, self._port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
-        self._tls = _context(settings) if parts.scheme == "https" else None
-        key = settings.api_key or ""
-        if not (key.isascii() and key.isprintable()):
+        self._parts = urlsplit(self.url)
+        self._tls = _context(settings) if self._parts.scheme == "https" else None
+        if not (settings.api_key.isascii() and settings.api_key.isprintable()):
             raise FrontendError("the API key must be printable ASCII")
-        self._head = f"host: {parts.netloc.rpartition('@')[2]}\r\nconnection: close\r\naccept: */*\r\n" + (
-            f"authorization: Bearer {key}\r\n" if key else ""
+        key = {"Authorization": f"Bearer {settings.api_key}"} if settings.api_key else {}
+        self._headers = {"Connection": "close", "Content-Type": "application/json", **key}
+
+    @contextlib.contextmanager
+    def send(
+        self, path: str, data: bytes | None = None, timeout_s: float = TIMEOUT_S
+    ) -> Iterator[HTTPResponse]:
+        """The answer to a GET, or to a POST of `data`, on a connection of its own; each wait takes at most
+        `timeout_s`. Raises FrontendError, also for what goes wrong while the answer is read.
+        """
+        host, port = self._parts.hostname or "", self._parts.port
+        connection = (
+            HTTPConnection(host, port, timeout=timeout_s)
+            if self._tls is None
+            else HTTPSConnection(host, port, timeout=timeout_s, context=self._tls)
         )
-        self._prefix = parts.path
+        try:
+            with contextlib.closing(connection):
+                method = "GET" if data is None else "POST"
+                connection.request(method, self._parts.path + path, data, self._headers)
+                answer = connection.getresponse()
+                if answer.status not in (200, 503):
+                    raise self.error(_body(answer, timeout_s), answer.status)
+                yield answer
+        except (OSError, HTTPException, ValueError) as error:
+            raise FrontendError(f"no frontend answers at {self.url}: {_reason(error)}") from error
 
     def get(self, path: str, kind: type[T], timeout_s: float = TIMEOUT_S) -> T:
-        """The JSON there, also of a frontend that is not ready (503). Raises FrontendError."""
-        try:
-            return asyncio.run(asyncio.wait_for(self._get(path, kind), timeout_s))
-        except FrontendError:
-            raise
-        except (OSError, EOFError, ValueError) as error:
-            raise FrontendError(f"no frontend answers at {self.url}: {reason(error)}") from error
-
-    async def _get(self, path: str, kind: type[T]) -> T:
-        async with self.send(path) as answer:
-            body = await answer.body()
-        try:
-            if answer.status in (200, 503):
+        """The JSON there, also that of a frontend that is not ready (503). Raises FrontendError."""
+        with self.send(path, timeout_s=timeout_s) as answer:
+            body = _body(answer, timeout_s)
+            try:
                 return msgspec.json.decode(body, type=kind)
-        except msgspec.ValidationError:
-            if answer.status == 200:
-                raise
-        raise error_of(self.url, answer.status, body)
+            except msgspec.DecodeError:
+                if answer.status == 200:
+                    raise
+                raise self.error(body, answer.status) from None
 
-    @contextlib.asynccontextmanager
-    async def send(self, path: str, data: bytes = b"") -> AsyncIterator[Answer]:
-        """GET, or POST of JSON `data`, on a connection of its own. Raises OSError, EOFError or ValueError."""
-        reader, writer = await asyncio.open_connection(
-            self._host, self._port, ssl=self._tls, limit=_MAX_LINE_BYTES
-        )
+    def error(self, body: bytes, status: int) -> FrontendError:
+        """The error in an answer, which need not be a frontend's."""
         try:
-            kind = f"content-type: application/json\r\ncontent-length: {len(data)}\r\n" if data else ""
-            line = f"{'POST' if data else 'GET'} {self._prefix}{path} HTTP/1.1\r\n"
-            writer.write(f"{line}{self._head}{kind}\r\n".encode() + data)
-            yield await _answer(reader)
-        finally:
-            writer.transport.abort()
+            error = json.loads(body)["error"]
+            return FrontendError(f"{error['message']}", status=status, code=f"{error.get('code') or ''}")
+        except (ValueError, LookupError, TypeError, AttributeError):
+            text = f"no frontend answers at {self.url}: HTTP status {status}"
+            return FrontendError(text, status=status)
 
 
-async def _answer(reader: asyncio.StreamReader) -> Answer:
-    try:
-        head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
-    except (asyncio.IncompleteReadError, asyncio.LimitOverrunError) as error:
-        is_silent = isinstance(error, asyncio.IncompleteReadError) and not error.partial
-        raise ValueError("the connection was closed" if is_silent else "it does not speak HTTP") from None
-    version, _, status = head[0].partition(" ")
-    if not version.startswith("HTTP/1.") or not status[:3].isdecimal():
-        raise ValueError("it does not speak HTTP")
-    pairs = (line.partition(":") for line in head[1:])
-    return Answer(int(status[:3]), {name.lower(): value.strip() for name, _, value in pairs}, reader)
+def _body(answer: HTTPResponse, timeout_s: float) -> bytes:
+    found, end_s = bytearray(), time.monotonic() + timeout_s
+    while part := answer.read1(1 << 16):
+        found += part
+        if len(found) > _MAX_BYTES or time.monotonic() > end_s:
+            raise ValueError("its answer is too large, or comes too slowly")
+    return bytes(found)
 
 
-def error_of(url: str, status: int, body: bytes) -> FrontendError:
-    """The error in an answer, which need not be a frontend's."""
-    try:
-        error = json.loads(body)["error"]
-        return FrontendError(f"{error['message']}", status=status, code=f"{error.get('code') or ''}")
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return FrontendError(f"no frontend answers at {url}: HTTP status {status}", status=status)
-
-
-def reason(error: Exception) -> str:
-    """Why there was no answer."""
+def _reason(error: Exception) -> str:
     if isinstance(error, TimeoutError):
         return "it does not answer in time"
     if isinstance(error, ssl.SSLError):
         return tls.peers_fault(error)
-    if isinstance(error, OSError) and (error.errno or 0) > 0:
-        return os.strerror(error.errno or 0)
-    if isinstance(error, EOFError):
-        return "the connection was closed"
-    if isinstance(error, msgspec.DecodeError):
-        return f"what answers is no frontend ({error})"
-    return (error.strerror if isinstance(error, OSError) else None) or str(error)
+    if isinstance(error, OSError):
+        return os.strerror(error.errno) if (error.errno or 0) > 0 else error.strerror or str(error)
+    if isinstance(error, BadStatusLine):
+        return "it does not speak HTTP"
+    return f"what answers is no frontend ({error})"
 
 
 def _url(text: str, name: str, *, is_port: bool) -> str:
     """The frontend's, without a slash at its end; `is_port`: nothing else is allowed."""
-    is_port |= text.isdecimal()
-    url = f"http://127.0.0.1:{text}" if is_port else text if "://" in text else f"http://{text}"
+    url = f"http://127.0.0.1:{text}" if text.isdecimal() else text if "://" in text else f"http://{text}"
     try:
         parts = urlsplit(url)
         is_valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:
         is_valid = False
-    if not (is_valid and url.isascii() and url.isprintable() and " " not in url):
-        text = without_secrets(text)
-        raise FrontendError(f"{name}{text}: must be a URL such as http://127.0.0.1:8000, or a port")
+    if not is_valid or (is_port and not text.isdecimal()) or not url.isascii() or not url.isprintable():
+        allowed = "must be a port" if is_port else "must be a URL such as http://127.0.0.1:8000, or a port"
+        raise FrontendError(f"{name}{without_secrets(text)}: {allowed}")
     return url.rstrip("/").removesuffix("/v1")
 
 
