@@ -6,6 +6,7 @@ from collections import Counter, deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from itertools import chain
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -16,9 +17,11 @@ from baton.pairing import why_not_paired
 from frontend.metrics import Metrics
 from frontend.record import Record
 from frontend.routing.events import FleetEvent
-from frontend.routing.fleet import Fleet
 from frontend.routing.workers import State
 from frontend.verdict import Usual, verdict
+
+if TYPE_CHECKING:  # its tokenizers are not needed to read a snapshot
+    from frontend.routing.fleet import Fleet
 
 EVERY_S = 1.0
 SPAN_S = 300
@@ -174,7 +177,7 @@ async def no_parts() -> Sequence[Part]:
 class Series:
     """What this process counted in each of the last SPAN_S seconds. Call `tick` once a second."""
 
-    def __init__(self, fleet: Fleet, metrics: Metrics) -> None:
+    def __init__(self, fleet: "Fleet", metrics: Metrics) -> None:
         self._fleet = fleet
         self._metrics = metrics
         self._gaps: dict[tuple[str, str], list[int]] = {}
@@ -244,7 +247,7 @@ def _slow(record: Record, duration_s: float, usual: Usual) -> Slow:
 class Snapshots:
     """Makes snapshots for viewers. `running` must run throughout."""
 
-    def __init__(self, fleet: Fleet, metrics: Metrics, others: OtherParts = no_parts) -> None:
+    def __init__(self, fleet: "Fleet", metrics: Metrics, others: OtherParts = no_parts) -> None:
         self._fleet = fleet
         self._others = others
         self._series = Series(fleet, metrics)

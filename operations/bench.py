@@ -16,6 +16,7 @@ from typing import Any
 from baton.flags import flag, parse
 from operations.client import Client, FrontendError
 from operations.load import MOST_REQUESTS, MOST_S, Load, LoadFlags, Sample
+from operations.terminal import is_terminal, optional
 
 _PLOT = (78, 16)
 _COLUMNS = ("mean", "p50", "p90", "p99", "max")
@@ -50,7 +51,7 @@ def bench(argv: list[str]) -> int:
     if load is None:
         return 130
     figures = figures_of(load.samples, settings)
-    command = aiperf(load, client.url, settings)
+    command = aiperf(load.model, load.most, client.url, settings)
     lines = [*table(figures), *_plot(load.samples), "\nthe same with AIPerf:", command]
     made = {"url": client.url, "model": load.model, **figures, "aiperf": command}
     sys.stdout.write((json.dumps(made, indent=1) if settings.json else "\n".join(lines)) + "\n")
@@ -82,14 +83,6 @@ def _progress() -> Iterator[tuple[Callable[[float, str], object], float]]:
     ) as bar:
         task = bar.add_task("", total=1.0)
         yield lambda share, text: bar.update(task, completed=share, description=text), 0.2
-
-
-def optional(module: str) -> Any:
-    """The module, None if it is not installed."""
-    try:
-        return importlib.import_module(module)
-    except ImportError:
-        return None
 
 
 def figures_of(samples: Sequence[Sample], settings: BenchSettings) -> dict[str, Any]:
@@ -135,10 +128,8 @@ def table(figures: dict[str, Any]) -> Iterator[str]:
     good = f", {f['goodput_per_s']} within the limits" if "goodput_per_s" in f else ""
     rates = f"{f['requests_per_s']} requests/s{good}, {f['tokens_per_s']} tokens/s"
     yield f"{figures['answered']} answers in {f['lasted_s']} s: {rates}"
-    lengths = (
-        f"prompt {f['num_prompt_tokens']}, of which {f['num_cached_tokens']} cached; answer {f['num_tokens']}"
-    )
-    yield f"tokens on average: {lengths}"
+    prompt = f"prompt {f['num_prompt_tokens']} ({f['num_cached_tokens']} cached)"
+    yield f"tokens on average: {prompt}, answer {f['num_tokens']}"
     yield from (f"failed {count}: {failure}" for failure, count in figures["failures"].items())
     yield f"\n{'':<14}" + "".join(f"{name:>12}" for name in _COLUMNS)
     for row in _ROWS:
@@ -151,7 +142,7 @@ def table(figures: dict[str, Any]) -> Iterator[str]:
 def _plot(samples: Sequence[Sample]) -> Iterator[str]:
     """First tokens and longest gaps over time, on a terminal."""
     seen = [(s.began_s, 1000 * s.first_s, 1000 * s.longest_gap_s) for s in samples if s.first_s is not None]
-    if not sys.stdout.isatty() or not seen:
+    if not is_terminal() or not seen:
         return
     if (plotext := optional("plotext")) is None:
         yield "\nno plot without plotext: pip install '.[frontend]'"
@@ -166,30 +157,24 @@ def _plot(samples: Sequence[Sample]) -> Iterator[str]:
     yield "\n" + figure.build().string(colorless="NO_COLOR" in os.environ)
 
 
-def aiperf(load: Load, url: str, settings: BenchSettings) -> str:
+def aiperf(model: str, most: int, url: str, settings: BenchSettings) -> str:
     """The command with which AIPerf sends such a load."""
     osl, turns = settings.osl, settings.turns
-    command = (
-        f"aiperf profile --model {load.model} --tokenizer {load.model} --url {url} --endpoint-type chat "
-        f"--streaming --synthetic-input-tokens-mean {settings.isl} --synthetic-input-tokens-stddev 0 "
-        f"--output-tokens-mean {osl} --output-tokens-stddev 0 --use-server-token-count "
+    command = ["aiperf", "profile", "--model", model, "--tokenizer", model, "--url", url]
+    command += (
+        "--endpoint-type chat --streaming --use-server-token-count "
+        f"--synthetic-input-tokens-mean {settings.isl} --synthetic-input-tokens-stddev 0 "
+        f"--output-tokens-mean {osl} --output-tokens-stddev 0 "
         f"--extra-inputs max_tokens:{osl} --extra-inputs min_tokens:{osl} --extra-inputs ignore_eos:true"
     ).split()
     if turns > 1:
         command += ["--conversation-turn-mean", f"{turns}", "--conversation-turn-stddev", "0"]
-    command += (
-        ["--request-rate", f"{settings.rate:g}"]
-        if settings.rate
-        else ["--concurrency", f"{settings.concurrency}"]
-    )
+    load = f"--request-rate {settings.rate:g}" if settings.rate else f"--concurrency {settings.concurrency}"
+    command += load.split()
     if settings.seconds != MOST_S:
         command += ["--benchmark-duration", f"{settings.seconds:g}"]
-    if load.most != MOST_REQUESTS:
-        count = (
-            ("--request-count", load.most)
-            if turns == 1
-            else ("--conversation-num", math.ceil(load.most / turns))
-        )
+    if most != MOST_REQUESTS:
+        count = ("--request-count", most) if turns == 1 else ("--conversation-num", math.ceil(most / turns))
         command += [count[0], f"{count[1]}"]
     limits = {"time_to_first_token": settings.ttft_ms, "inter_token_latency": settings.itl_ms}
     if goodput := " ".join(f"{name}:{limit:g}" for name, limit in limits.items() if limit):

@@ -121,7 +121,7 @@ def _reason(error: Exception) -> str:
     if isinstance(error, ssl.SSLError):
         return tls.peers_fault(error)
     if isinstance(error, OSError):
-        return os.strerror(error.errno) if (error.errno or 0) > 0 else error.strerror or str(error)
+        return os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or str(error)
     if isinstance(error, BadStatusLine):
         return "it does not speak HTTP"
     return f"what answers is no frontend ({error})"

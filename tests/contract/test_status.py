@@ -5,6 +5,7 @@ import socket
 import subprocess
 import sys
 import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import msgspec
 import pytest
@@ -13,6 +14,7 @@ import operations.status
 from baton.flags import parse
 from baton.messages import Role
 from frontend.routing.health import Health, Instance
+from frontend.snapshot import Point, Slow, Snapshot, WorkerView
 from operations.client import Client, FrontendError, FrontendFlags
 from tests.waiting import PATIENCE_S
 
@@ -27,20 +29,30 @@ LIVE = Instance(
 )  # fmt: skip
 
 
-def ask(health: Health, *flags: str, answer: bytes = b"200 OK") -> tuple[int, list[str]]:
-    """Exit status and lines of `status` where the frontend says this."""
-    with socket.create_server(("127.0.0.1", 0)) as frontend:
-        frontend.settimeout(30)
-        url = f"http://127.0.0.1:{frontend.getsockname()[1]}"
+def ask(
+    health: Health, *flags: str, answer: bytes = b"200 OK", fleet: bytes | None = None
+) -> tuple[int, list[str]]:
+    """Exit status and lines of `status` where the frontend says this; without `fleet` it is an old one."""
+
+    class Frontend(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = msgspec.json.encode(health) if self.path == "/health" else fleet
+            head = b"404 Not Found" if body is None else answer
+            self.wfile.write(b"HTTP/1.0 %b\r\n\r\n%b" % (head, body or b""))
+
+        def log_message(self, *_: object) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Frontend) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
         command = [sys.executable, "-m", "baton", "status", "--url", url, *flags]
         environment = os.environ | {"http_proxy": CLOSED_PORT, "HTTP_PROXY": CLOSED_PORT, "no_proxy": ""}
-        with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as asking:
-            connection, _ = frontend.accept()
-            with connection:
-                connection.recv(1 << 16)
-                connection.sendall(b"HTTP/1.0 %b\r\n\r\n" % answer + msgspec.json.encode(health))
-            printed, _ = asking.communicate(timeout=PATIENCE_S)
-    return asking.returncode, printed.splitlines()
+        asking = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+        )
+        server.shutdown()
+    assert asking.stderr == ""
+    return asking.returncode, asking.stdout.splitlines()
 
 
 def test_status_uses_no_proxy() -> None:
@@ -84,6 +96,35 @@ def test_status_shows_the_workers_that_do_not_answer_too() -> None:
     )
 
 
+FLEET = Snapshot(
+    at_s=0.0, models=["m"], tokens_per_s=1234.5, requests_per_s=2.0, refused_per_s=0.5, num_running=3,
+    num_queued=1, stages={}, events=[],
+    workers=[
+        WorkerView(worker_id="d1", name="decode-0", role=Role.DECODE, state="ready", reason="", host="h",
+                   pid=7, age_s=125.0, engine="mocker", places=4, num_running=2, num_waiting=1,
+                   kv_used_blocks=3, kv_blocks=4),
+        WorkerView(worker_id="p1", name="prefill-0", role=Role.PREFILL, state="lost", reason="no heartbeat",
+                   host="", pid=0, age_s=1.0, engine="mocker", places=None),
+    ],
+    pairs=[],
+    points=[Point(at_s=1, ttft_p50_s=0.05, ttft_p99_s=0.5, itl_p50_s=None, itl_p99_s=None)],
+    slowest=[Slow(request_id="a\x1b[2J", status=503, duration_s=4.08, stages={"kv_move": 4.0}, verdict="")],
+)  # fmt: skip
+
+
+def test_status_shows_load_workers_and_the_slowest_requests() -> None:
+    assert ask(EMPTY, fleet=msgspec.json.encode(FLEET))[1] == [
+        "healthy: 0 prefill, 0 decode",
+        "3 running, 1 queued, 1,234 tokens/s, 2.0 requests/s, 0.5 refused/s",
+        "TTFT p50 50 ms p99 500 ms",
+        "WORKER    ROLE    STATE     RUNNING WAITING  KV          AGE  HOST:PID",
+        "decode-0  decode  ready         2/4       1  ####.  75%   2m  h:7",
+        "prefill-0 prefill lost            -       -  -            1s    no heartbeat",
+        "SLOWEST of the last five minutes",
+        "    4.08 s  503  a?[2J  kv move 4.00",
+    ]
+
+
 def status_of(answer: bytes) -> int:
     """The exit status where the peer gives this answer, or none, and stays connected."""
     with socket.create_server(("127.0.0.1", 0)) as peer:
@@ -99,7 +140,7 @@ def status_of(answer: bytes) -> int:
 
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()
-        found = operations.status.status(["--url", f"http://127.0.0.1:{peer.getsockname()[1]}"])
+        found = operations.status.status(["--brief", "--url", f"{peer.getsockname()[1]}"])
         thread.join(PATIENCE_S)
     return found
 

@@ -1,0 +1,127 @@
+"""`python -m baton top`: what status shows, live."""
+
+import contextlib
+import dataclasses
+import os
+import select
+import signal
+import sys
+import termios
+import time
+import tty
+from collections.abc import Iterator, Sequence
+from itertools import count
+
+from baton.flags import flag, parse
+from frontend.routing.health import Health
+from operations.client import Client, FrontendError, FrontendFlags
+from operations.status import fleet_of, sections
+from operations.terminal import Line, is_terminal, optional, show
+
+_LEAST_ROWS = (3, 3, 8, 5, 4)
+"""Of each section, on a terminal that is too low for all: 23, and one below them."""
+_HELP = Line("q: quit   python -m baton why ID: one request", "dim")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TopSettings(FrontendFlags):
+    """Flags of `python -m baton top`."""
+
+    interval: float = flag(1.0, "seconds between looks", metavar="S", at_least=0.1, at_most=3600)
+    count: int | None = flag(None, "plain text, N times", metavar="N", at_least=1, at_most=1_000_000)
+
+
+def top(argv: list[str]) -> int:
+    """Show the fleet until q or Ctrl-C. Exit status: 0; 2 if no frontend answers at first; with `--count`
+    that of status.
+    """
+    about = "Status, once a second, until q. Plain text where stdout is no terminal."
+    parsed = parse(TopSettings, argv, prog="python -m baton top", description=about)
+    settings = parsed.settings
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the terminal is restored
+    try:
+        client = Client(parsed)
+        found = _look(client)
+        if settings.count is None and is_terminal() and sys.stdin.isatty() and optional("rich.live"):
+            return _live(client, settings.interval)
+        return _plain(client, settings, found)
+    except FrontendError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 2
+    except KeyboardInterrupt:
+        return 0
+
+
+def _look(client: Client) -> tuple[int, list[list[Line]]]:
+    """The exit status that status would have, and its sections. Raises FrontendError."""
+    health = client.get("/health", Health)
+    return int(health.status != "healthy"), sections(health, fleet_of(client))
+
+
+def _plain(client: Client, settings: TopSettings, found: tuple[int, list[list[Line]]]) -> int:
+    for number in count(1):
+        code, parts = found
+        show([*(line for part in parts for line in part), Line("")])
+        if number == settings.count:
+            return code
+        time.sleep(settings.interval)
+        try:
+            found = _look(client)
+        except FrontendError as error:
+            found = 2, [[Line(f"error: {error}")]]
+    return 0
+
+
+def _live(client: Client, interval_s: float) -> int:
+    from rich.console import Console, Group  # noqa: PLC0415  not in the base install
+    from rich.live import Live  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
+
+    console, shown, seen_s = Console(highlight=False), list[list[Line]](), time.monotonic()
+    with Live(console=console, screen=True, auto_refresh=False) as live, _keys():
+        while True:
+            try:
+                shown, seen_s, note = _look(client)[1], time.monotonic(), _HELP
+            except FrontendError as error:
+                note = Line(
+                    f"{error}; these figures are {time.monotonic() - seen_s:.0f} s old", "reverse red"
+                )
+            lines = [*fit(shown, console.height - 1), note]
+            texts = (Text(text, style, no_wrap=True, overflow="ellipsis") for text, style in lines)
+            live.update(Group(*texts), refresh=True)
+            if _is_over(interval_s):
+                return 0
+
+
+def fit(parts: Sequence[Sequence[Line]], num_rows: int) -> list[Line]:
+    """The sections in at most `num_rows`; what does not fit is counted."""
+    sizes = [min(len(part), least) for part, least in zip(parts, _LEAST_ROWS, strict=False)]
+    for number, part in enumerate(parts):
+        sizes[number] += max(0, min(len(part) - sizes[number], num_rows - sum(sizes)))
+    found: list[Line] = []
+    for part, size in zip(parts, sizes, strict=True):
+        left_out = len(part) - size
+        found += [*part[: size - 1], Line(f"... {left_out + 1} more", "dim")] if left_out else part
+    return found[:num_rows]
+
+
+@contextlib.contextmanager
+def _keys() -> Iterator[None]:
+    """Keys arrive at once and are not shown."""
+    before = termios.tcgetattr(sys.stdin)
+    tty.setcbreak(sys.stdin)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
+
+
+def _is_over(within_s: float) -> bool:
+    """Whether q is pressed, or the terminal goes away, within this time."""
+    end_s = time.monotonic() + within_s
+    while (left_s := end_s - time.monotonic()) > 0:
+        if select.select([sys.stdin], [], [], left_s)[0]:
+            pressed = os.read(sys.stdin.fileno(), 64)
+            if not pressed or b"q" in pressed.lower():
+                return True
+    return False
