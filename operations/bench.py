@@ -62,8 +62,8 @@ def _watch(load: Load) -> None:
     """Run it, with its progress on stderr."""
     sys.setswitchinterval(0.0005)  # a thread with a new token need not wait for others
     running = threading.Thread(target=load.run, daemon=True)
-    running.start()
     with _progress() as (show, every_s):
+        running.start()
         while running.is_alive():
             running.join(every_s)
             num_failed = sum(bool(sample.failure) for sample in list(load.samples))
@@ -151,7 +151,7 @@ def _plot(samples: Sequence[Sample]) -> Iterator[str]:
     figure = plotext.figure
     figure.plot_size(*_PLOT)
     figure.theme("simple")
-    figure.title("first token (blue) and longest gap (green) in ms, by the second in which a request began")
+    figure.title("first token (blue) and longest gap (green), ms, by seconds")
     for values in (first_ms, gap_ms):
         figure.draw(figure.signal(began_s, values))
     yield "\n" + figure.build().string(colorless="NO_COLOR" in os.environ)

@@ -82,7 +82,7 @@ class Client:
                 if answer.status not in (200, 503):
                     raise self.error(_body(answer, timeout_s), answer.status)
                 yield answer
-        except (OSError, HTTPException, ValueError) as error:
+        except (OSError, HTTPException, ValueError, LookupError, TypeError, AttributeError) as error:
             raise FrontendError(f"no frontend answers at {self.url}: {_reason(error)}") from error
 
     def get(self, path: str, kind: type[T], timeout_s: float = TIMEOUT_S) -> T:

@@ -77,7 +77,8 @@ class Sample:
         return (self.last_s - self.first_s) / (self.num_tokens - 1)
 
     def add(self, event: dict[str, Any], after_s: float) -> str:
-        """Count a chunk that came so long after the request began. Returns its text."""
+        """Count a chunk that came so long after the request began. Returns its text. Raises LookupError,
+        TypeError or AttributeError if it is none."""
         if usage := event.get("usage"):
             self.num_prompt_tokens, self.num_tokens = usage["prompt_tokens"], usage["completion_tokens"]
             self.num_cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
@@ -105,17 +106,16 @@ class Load:
         self._flags = flags
         self._began_s = time.perf_counter()
         self._idle: deque[list[dict[str, str]]] = deque()
-        self._num_words = 1
-        few = self._calibrated()
-        self._num_words = 101
-        tokens_per_word = max(0.1, (self._calibrated() - few) / 100)
-        self._num_words = max(1, round((flags.isl - few) / tokens_per_word) + 1)
+        few, many = (self._num_prompt_tokens(num_words) for num_words in (1, 101))
+        tokens_per_word = max(0.1, (many - few) / 100)
+        self._num_first = max(1, round((flags.isl - few) / tokens_per_word) + 1)
+        self._num_more = max(1, round(flags.isl / tokens_per_word))
+        self._num_prompt_tokens(self._num_first)
 
-    def _calibrated(self) -> int:
-        """How many tokens a prompt of `_num_words` has."""
-        sample, _ = self._ask([self._question()], num_tokens=1)
-        if sample.failure:
-            raise FrontendError(sample.failure)
+    def _num_prompt_tokens(self, num_words: int) -> int:
+        """Of a request with so many words, which also warms the workers up."""
+        sample = Sample(0.0)
+        self._ask(sample, [_question(num_words)], num_tokens=1)
         return sample.num_prompt_tokens
 
     @property
@@ -151,13 +151,17 @@ class Load:
 
     def _turn(self, places: threading.Semaphore) -> None:
         """The next turn of a conversation that waits for one, else the first of a new one."""
-        messages: list[dict[str, str]] = []
+        sample, messages = Sample(self.passed_s), list[dict[str, str]]()
         with contextlib.suppress(IndexError):
             messages = self._idle.popleft()
-        messages.append(self._question())
-        sample, text = self._ask(messages, self._flags.osl)
-        if not sample.failure and len(messages) < 2 * self._flags.turns - 1:
-            self._idle.append([*messages, {"role": "assistant", "content": text or "-"}])
+        messages.append(_question(self._num_more if messages else self._num_first))
+        try:
+            text = self._ask(sample, messages, self._flags.osl)
+            if len(messages) < 2 * self._flags.turns - 1:
+                self._idle.append([*messages, {"role": "assistant", "content": text or "-"}])
+        except FrontendError as error:
+            sample.failure = f"{error.status} {error.code}".strip() if error.status else str(error)
+        sample.duration_s = self.passed_s - sample.began_s
         self._ended(sample, places)
 
     def _ended(self, sample: Sample, places: threading.Semaphore) -> None:
@@ -166,35 +170,28 @@ class Load:
             time.sleep(_PAUSE_S)
         places.release()
 
-    def _question(self) -> dict[str, str]:
-        words = random.choices(_WORDS, k=self._num_words)  # noqa: S311  no secret
-        return {"role": "user", "content": " ".join(words)}
-
-    def _ask(self, messages: list[dict[str, str]], num_tokens: int) -> tuple[Sample, str]:
-        """One request, and the text of its answer."""
+    def _ask(self, sample: Sample, messages: list[dict[str, str]], num_tokens: int) -> str:
+        """Send one request. Returns the text of its answer; raises FrontendError."""
         lengths = {"max_tokens": num_tokens, "min_tokens": num_tokens, "ignore_eos": True}
         stream = {"stream": True, "stream_options": {"include_usage": True}}
         body = json.dumps({"model": self.model, "messages": messages, **lengths, **stream}).encode()
-        sample, texts, began_s = Sample(self.passed_s), list[str](), time.perf_counter()
-        try:
-            with self._client.send("/v1/chat/completions", body, self._flags.timeout_s) as answer:
-                for line in answer:
-                    if (after_s := time.perf_counter() - began_s) > self._flags.timeout_s:
-                        raise TimeoutError
-                    if line.startswith(b'data: {"error"'):
-                        raise self._client.error(line[6:], 200)
-                    if line.startswith(b"data: {"):
-                        texts.append(sample.add(json.loads(line[6:]), after_s))
-                    elif line.startswith(b"data: [DONE]"):
-                        break
-                else:
-                    raise ValueError("its stream ended before its end")
-        except FrontendError as error:
-            sample.failure = f"{error.status} {error.code}".strip() if error.status else str(error)
-        except (LookupError, TypeError, AttributeError):
-            sample.failure = "what answers is no frontend"
-        sample.duration_s = time.perf_counter() - began_s
-        return sample, "".join(texts)
+        texts, began_s, timeout_s = list[str](), time.perf_counter(), self._flags.timeout_s
+        with self._client.send("/v1/chat/completions", body, timeout_s) as answer:
+            for line in answer:
+                if (after_s := time.perf_counter() - began_s) > timeout_s:
+                    raise TimeoutError
+                if line.startswith(b'data: {"error"'):
+                    raise self._client.error(line[6:], 200)
+                if line.startswith(b"data: {"):
+                    texts.append(sample.add(json.loads(line[6:]), after_s))
+                elif line.startswith(b"data: [DONE]"):
+                    return "".join(texts)
+            raise ValueError("its stream ended before its end")
+
+
+def _question(num_words: int) -> dict[str, str]:
+    words = random.choices(_WORDS, k=num_words)  # noqa: S311  no secret
+    return {"role": "user", "content": " ".join(words)}
 
 
 def _first_model(client: Client) -> str:
