@@ -1,12 +1,17 @@
 """Runs the tool that `python -m baton NAME` names; imports no other."""
 
 import importlib
+import io
+import os
 import sys
+from collections.abc import Callable
 
 from baton.flags import version
 
 _TOOLS = {
-    "status": ("operations.status", "the workers of a running stack, as its frontend sees them"),
+    "status": ("operations.status", "the workers of a running stack, their load, the last events"),
+    "top": ("operations.top", "the same, live"),
+    "bench": ("operations.bench", "measure a running stack under a load"),
     "doctor": ("operations.doctor.command", "find what would break, before starting anything"),
     "download": ("operations.download", "download a model from the Hugging Face hub, and verify it"),
     "key": ("operations.key", "make an API key, and its line for --api-keys-file"),
@@ -30,9 +35,7 @@ def main(argv: list[str]) -> int:
     """Run a tool. Returns its exit status, or 2 for an unknown name."""
     name, *rest = argv or [""]
     if name in _TOOLS:
-        tool = getattr(importlib.import_module(_TOOLS[name][0]), name)
-        status: int = tool(rest)
-        return status
+        return _run(getattr(importlib.import_module(_TOOLS[name][0]), name), rest)
     if name in {"-h", "--help", "help", ""}:
         commands = "\n".join(f"  {tool:<10}{text}" for tool, (_, text) in _TOOLS.items())
         (sys.stdout if name else sys.stderr).write(_HELP.format(commands=commands))
@@ -42,3 +45,15 @@ def main(argv: list[str]) -> int:
         return 0
     sys.stderr.write(f"error: {name!r} is not a command; choose from {', '.join(_TOOLS)}\n")
     return 2
+
+
+def _run(tool: Callable[[list[str]], int], argv: list[str]) -> int:
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal need not show UTF-8
+    try:
+        status = tool(argv)
+        sys.stdout.flush()
+    except BrokenPipeError:  # `| head` has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    return status

@@ -99,8 +99,11 @@ def _load(fleet: Snapshot) -> Iterator[str]:
     yield f"{fleet.num_running} running, {fleet.num_queued} queued, {rates}{refused}"
     for p in fleet.points[-1:]:
         pairs = (("TTFT", p.ttft_p50_s, p.ttft_p99_s), ("ITL", p.itl_p50_s, p.itl_p99_s))
-        seen = ((name, *(f"{1000 * s:.0f} ms" for s in both)) for name, *both in pairs if None not in both)
-        yield ", ".join(f"{name} p50 {p50} p99 {p99}" for name, p50, p99 in seen)
+        yield ", ".join(
+            f"{name} p50 {1000 * p50_s:.0f} ms p99 {1000 * p99_s:.0f} ms"
+            for name, p50_s, p99_s in pairs
+            if p50_s is not None and p99_s is not None
+        )
 
 
 def _worker(w: WorkerView, width: int, engine: str) -> Line:

@@ -125,7 +125,7 @@ def test_bench_measures_what_was_sent_and_status_shows_it(stack: Stack) -> None:
     for process, role in zip(stack.processes[1:], ("prefill", "decode"), strict=True):
         (row,) = [line for line in lines if f":{process.popen.pid} " in line]
         assert f" {role} " in row
-        assert "  ready " in row
+        assert " ready " in row
     assert len(lines[lines.index("SLOWEST of the last five minutes") + 1 :]) >= 5
     assert len([line for line in lines if re.search(r" joined", line)]) == 2
 
