@@ -159,7 +159,8 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, tag="generate")
     requests with a lower `priority` (-100 to 100) run first. Requests with different `cache_salt` share no
     cached KV. The first `num_opening_tokens`, before the conversation's first answer, are equal in all its
     turns; 0: unknown. `local_prefill_tokens`: a decode worker without a handoff computes at most so many
-    prompt tokens at a time, else it answers `PrefillFirst`; None: any number.
+    prompt tokens at a time, else it answers `PrefillFirst`; None: any number. `trace_headers` are W3C's, for
+    the engine's own spans.
     """
 
     request_id: str
@@ -173,6 +174,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, tag="generate")
     cache_salt: str = ""
     num_opening_tokens: int = 0
     local_prefill_tokens: int | None = None
+    trace_headers: dict[str, str] | None = None
 
     @property
     def num_prompt_tokens(self) -> int:

@@ -26,7 +26,7 @@ from frontend.flags import Credentials, FrontendSettings, parse_aliases, read_cr
 from frontend.http.exchange import AsgiApp, Bodies, default_bytes
 from frontend.http.guards import Authentication, Browsers, Hosts
 from frontend.http.server import HttpServer
-from frontend.http.services import Services
+from frontend.http.services import BeginTrace, Services
 from frontend.metrics import Metrics
 from frontend.processes.siblings import Shared, Siblings
 from frontend.processes.supervisor import Place, Port, Supervisor, inherited
@@ -143,12 +143,12 @@ async def serve(
     try:
         await settings.wires.check_access()
         store = await _open_store(settings.response_store, siblings)
+        discovery, transport = settings.wires.discovery(), settings.wires.transport()
+        services = _services(settings, discovery, transport, siblings)
     except ValueError as error:
         print_error(error)
         return 2
-    discovery, transport = settings.wires.discovery(), settings.wires.transport()
     responses = ResponseState(store, call_run=siblings.call_run)
-    services = _services(settings, discovery, transport, siblings)
     app = _app(settings, credentials, services, responses)
     server = HttpServer(app, settings.drain_timeout_s, tls=credentials.context)
     answering = siblings.answering(
@@ -233,8 +233,31 @@ def _services(
         thoughts=Thoughts(share=siblings.share),
         request_timeout_s=settings.request_timeout_s,
         share_cache=settings.share_cache,
+        begin_trace=_begin_trace(settings, metrics),
         bodies=Bodies((settings.max_bodies_bytes or default_bytes()) // settings.num_processes),
     )
+
+
+def _begin_trace(settings: FrontendSettings, metrics: Metrics) -> BeginTrace | None:
+    """Let a thread send spans to the flag's endpoint or the environment's; None without one. Raises
+    ValueError if a package is missing."""
+    env = os.environ
+    named = env.get("OTEL_EXPORTER_OTLP_ENDPOINT") or env.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+    is_off = env.get("OTEL_SDK_DISABLED") == "true" or env.get("OTEL_TRACES_EXPORTER") == "none"
+    if not settings.otlp_endpoint and (is_off or not named):
+        return None
+    try:
+        from frontend.traces import Sender, Traces, sampler
+    except ModuleNotFoundError:
+        missing = "traces need OpenTelemetry's packages: pip install 'baton[otel]'"
+        if settings.otlp_endpoint:
+            raise ValueError(f"--otlp-endpoint: {missing}") from None
+        log.warning(missing)  # the variables may be meant for other programs
+        return None
+    sender = Sender(settings.otlp_endpoint, settings.http_host, settings.http_port)
+    traces = Traces(sender, *sampler(env))
+    traces.report_to(metrics)
+    return traces.begin
 
 
 async def _open_store(path: str, siblings: Siblings) -> ResponseStore:

@@ -24,6 +24,7 @@ from frontend.turn.seal import Seal
 
 MIN_KEY_BYTES = 32
 _HOST = re.compile(r"[\w.*-]+")
+_URL = re.compile(r"https?://[^\s/]\S*")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -101,6 +102,9 @@ class FrontendSettings:
         env="BATON_RESPONSE_STORE",
         metavar="PATH",
     )
+    otlp_endpoint: str = flag(
+        "", "send traces to this OTLP/HTTP receiver, as OTEL_EXPORTER_OTLP_ENDPOINT does", metavar="URL"
+    )
     log_level: LogLevel = flag("info", "debug, info, warning or error", metavar="LEVEL")
     log_format: LogFormat = flag(
         "text", "text, or json: one object a line", env="BATON_LOG_FORMAT", metavar="FORMAT"
@@ -114,6 +118,10 @@ class FrontendSettings:
         if self.current_date and not _is_date(self.current_date):
             raise ValueError(f"--current-date {self.current_date!r}: must be YYYY-MM-DD")
         parse_aliases(self.model_alias)
+        if self.otlp_endpoint and not _URL.fullmatch(self.otlp_endpoint):
+            raise ValueError(
+                f"--otlp-endpoint {self.otlp_endpoint!r}: must be a URL such as http://localhost:4318"
+            )
         for host in self.allowed_hosts[1:]:
             if not _HOST.fullmatch(host):
                 raise ValueError(f"--allowed-host {host!r}: must be a name without scheme and port, or *")

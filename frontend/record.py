@@ -1,6 +1,7 @@
 """The record of each request: its stages, its attempts on workers, how it ended. No text and no token id."""
 
 import heapq
+import secrets
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -188,6 +189,27 @@ class Leg(_Timed, kw_only=True, omit_defaults=True, gc=False):
         return found
 
 
+class Trace(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    """A request's span in a trace: W3C's ids, and `state` as the client sent it. `parent_id` is empty for the
+    first span of its trace."""
+
+    trace_id: str
+    span_id: str
+    parent_id: str = ""
+    state: str = ""
+    is_sampled: bool = True
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What makes the spans of others its children."""
+        parent = {"traceparent": f"00-{self.trace_id}-{self.span_id}-{'01' if self.is_sampled else '00'}"}
+        return parent | {"tracestate": self.state} if self.state else parent
+
+    def child(self) -> "Trace":
+        """A span below this one."""
+        return msgspec.structs.replace(self, span_id=secrets.token_hex(8), parent_id=self.span_id)
+
+
 class Record(_Timed, kw_only=True, omit_defaults=True, gc=False):
     """One request. `at_s` is its arrival as Unix time, `began_s` the same as a `perf_counter` value;
     durations and `first_token_s` count from then. `caller` is the API key's name, `address` the
@@ -213,6 +235,7 @@ class Record(_Timed, kw_only=True, omit_defaults=True, gc=False):
     repairs: Mapping[str, int] = {}
     disconnected: bool = False
     delay_s: float = 0.0
+    trace: Trace | None = None
 
     def leg(self) -> Leg:
         """A new choice's part."""

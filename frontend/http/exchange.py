@@ -101,9 +101,9 @@ class Exchange:
     """A request and its single response, sent whole or in pieces.
 
     `request_id` is the client's `x-request-id` if valid, else a new one. `started` is set once the status is
-    sent; a later failure cannot change it, and a stream has `end_failed` for that. `path_params` are the
-    route's path parameters, `query` is the raw query string, `address` the client's, `key_name` that of its
-    API key (empty if keys are not checked).
+    sent; a later failure cannot change it, and a stream has `end_failed` for that. `headers` has the
+    last value of each, `path_params` are the route's path parameters, `query` is the raw query string,
+    `address` the client's, `key_name` that of its API key (empty if keys are not checked).
     """
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, envelope: Envelope = ErrorBody.of) -> None:
@@ -111,7 +111,7 @@ class Exchange:
         headers = dict(scope["headers"])
         given = headers.get(b"x-request-id", b"")
         self.request_id = given.decode() if _REQUEST_ID.fullmatch(given) else secrets.token_hex(16)
-        self._headers: dict[bytes, bytes] = headers
+        self.headers: Mapping[bytes, bytes] = headers
         self.path_params: Mapping[str, str] = scope.get("path_params", {})
         self.query: str = scope["query_string"].decode(errors="replace")
         self.started = False
@@ -124,7 +124,7 @@ class Exchange:
     @property
     def idempotency_key(self) -> str:
         """The client's; empty without one. Raises InvalidRequest."""
-        given = self._headers.get(b"idempotency-key", b"")
+        given = self.headers.get(b"idempotency-key", b"")
         if not _IDEMPOTENCY_KEY.fullmatch(given):
             raise InvalidRequest(
                 "`Idempotency-Key` is limited to 255 printable ASCII characters.", param="Idempotency-Key"
@@ -134,25 +134,25 @@ class Exchange:
     @property
     def last_event_id(self) -> str:
         """The client's; empty without one."""
-        return self._headers.get(b"last-event-id", b"").decode(errors="replace")
+        return self.headers.get(b"last-event-id", b"").decode(errors="replace")
 
     @property
     def owner(self) -> str:
         """The name of the client's API key or, if keys are not checked, a digest; empty without a key."""
         if self.key_name:
             return f"key {self.key_name}"
-        key = self._headers.get(b"authorization") or self._headers.get(b"x-api-key")
+        key = self.headers.get(b"authorization") or self.headers.get(b"x-api-key")
         return hashlib.sha256(key).hexdigest() if key else ""
 
     async def read_body(self, max_bytes: int, count: Callable[[int], object] = lambda _: None) -> bytes:
         """The whole body. Calls `count` with the number of bytes so far. Raises EncodedBody, BodyTooLarge
         (before reading if declared) or ClientGone.
         """
-        encoding = self._headers.get(b"content-encoding", b"identity")
+        encoding = self.headers.get(b"content-encoding", b"identity")
         if encoding != b"identity":
             shown = encoding.decode(errors="replace")[:40]
             raise EncodedBody(f"Content-Encoding {shown!r} is not supported; send plain JSON.")
-        declared = self._headers.get(b"content-length", b"0")
+        declared = self.headers.get(b"content-length", b"0")
         if declared.isdigit() and int(declared) > max_bytes:
             raise _too_large(max_bytes)
         body = bytearray()

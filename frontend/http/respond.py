@@ -59,6 +59,8 @@ class Endpoint:
         exchange = Exchange(scope, receive, send, self._envelope)
         record = services.metrics.begin(self._route, exchange.request_id, exchange.key_name)
         record.address = exchange.address
+        if services.begin_trace is not None:
+            record.trace = services.begin_trace(exchange.headers, scope["headers"])
         try:
             async with asyncio.timeout(services.request_timeout_s + GRACE_S):
                 await self._serve(exchange, services, record)
@@ -122,7 +124,7 @@ async def prepared(
     record: Record,
 ) -> AnyAnswer:
     """Read the body and build its answer, ready to be generated."""
-    client = client_of(exchange, services)
+    client = client_of(exchange, services, record)
     record.enter("read")
 
     def make(body: bytes) -> Awaitable[AnyAnswer]:
@@ -135,7 +137,7 @@ async def prepared(
     return answer
 
 
-def client_of(exchange: Exchange, services: Services) -> Client:
+def client_of(exchange: Exchange, services: Services, record: Record) -> Client:
     """The client of a request."""
     return Client(
         request_id=exchange.request_id,
@@ -144,6 +146,7 @@ def client_of(exchange: Exchange, services: Services) -> Client:
         address=exchange.address,
         key_name=exchange.key_name,
         shares_cache=services.share_cache,
+        trace_headers=None if record.trace is None else record.trace.headers,
     )
 
 
@@ -344,6 +347,8 @@ def count(choices: Sequence[Choice], record: Record) -> None:
     """Record the choices' counts in the record."""
     record.num_choices = len(choices)
     record.num_prompt_tokens = num_prompt_tokens(choices)
+    firsts = [choice for choice in choices if choice.request.sampling.choice == 0]
+    record.num_cached_tokens = sum([choice.num_cached_tokens for choice in firsts])
     record.num_completion_tokens = sum([choice.num_tokens for choice in choices])
     first, *others = choices
     record.repairs = sum((choice.repairs for choice in others), first.repairs) if others else first.repairs

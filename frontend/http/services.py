@@ -1,11 +1,12 @@
 """The dependencies and limits of an app."""
 
 import dataclasses
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import cached_property
 
 from frontend.http.exchange import Bodies
 from frontend.metrics import Metrics, Samples
+from frontend.record import Trace
 from frontend.routing.fleet import Fleet
 from frontend.routing.generate import Generator
 from frontend.snapshot import OtherParts, Snapshots, no_parts
@@ -15,6 +16,8 @@ from frontend.turn.prepare import prepare
 from frontend.turn.request import Client, TurnRequest
 from frontend.turn.thoughts import Thoughts
 
+BeginTrace = Callable[[Mapping[bytes, bytes], Sequence[tuple[bytes, bytes]]], Trace]
+"""The span of a request with these headers, which are also given line by line."""
 OtherMetrics = Callable[[], Awaitable[Sequence[Samples]]]
 """The metrics of the frontend's other processes."""
 
@@ -45,6 +48,7 @@ class Services:
     first_event_wait_s: float = 0.1
     keep_alive_s: float = 10.0
     share_cache: bool = False
+    begin_trace: BeginTrace | None = None
 
     @cached_property
     def snapshots(self) -> Snapshots:

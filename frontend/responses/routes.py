@@ -91,7 +91,7 @@ class ResponseRoutes:
 
     async def input_tokens(self, exchange: Exchange, services: Services, record: Record) -> None:
         """`POST /v1/responses/input_tokens`."""
-        client = client_of(exchange, services)
+        client = client_of(exchange, services, record)
         record.model, num_tokens = await services.bodies.use(
             exchange,
             services.max_body_bytes,

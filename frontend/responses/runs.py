@@ -61,6 +61,8 @@ class Run:
         self._followers: list[asyncio.Queue[bytes]] = []
         self._reason: BatonError | None = None
         self._record = services.metrics.begin(ROUTE, answer.choice.request.request_id)
+        if answer.record is not None and (trace := answer.record.trace) is not None:
+            self._record.trace = trace.child()
         # Only this task is ever cancelled, so that `_finish` always runs.
         self._making = asyncio.create_task(self._make(services))
         self.task = asyncio.create_task(self._finish())

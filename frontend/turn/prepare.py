@@ -126,6 +126,7 @@ async def prepare(
             deadline_s=client.deadline_s,
             priority=request.priority,
             cache_salt=client.cache_salt(request.cache_salt),
+            trace_headers=client.trace_headers,
         )
         for i in range(total)
     ]

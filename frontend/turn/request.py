@@ -397,6 +397,7 @@ class Client(msgspec.Struct, frozen=True, kw_only=True):
     address: str = ""
     key_name: str = ""
     shares_cache: bool = False
+    trace_headers: dict[str, str] | None = None
 
     def cache_salt(self, given: str) -> str:
         """The client's salt, with its key's name: no key learns what another's prompts have in common with

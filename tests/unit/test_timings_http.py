@@ -37,7 +37,7 @@ def stages(reply: Reply) -> dict[str, float]:
 async def test_a_whole_answer_has_its_stages_in_server_timing(path: str) -> None:
     reply = await post(path)
     assert reply.status == 200
-    assert {"render"} <= stages(reply).keys()
+    assert {"read", "render"} <= stages(reply).keys()
     assert len(stages(reply)) == reply.headers["server-timing"].count("dur=")
     assert "server-timing" not in (await post(path, stream=True)).headers
 
@@ -46,7 +46,7 @@ async def test_a_refused_request_has_the_stages_until_then() -> None:
     invalid = await post(CHAT, n=-1)
     full = await post(CHAT, ScriptedTokens(ANSWER, refuses_with=Overloaded("full", retry_after_s=1)))
     assert (invalid.status, full.status) == (400, 429)
-    assert {"render"} <= stages(invalid).keys() & stages(full).keys()
+    assert {"read", "render"} <= stages(invalid).keys() & stages(full).keys()
 
 
 @pytest.mark.parametrize("path", [CHAT, "/v1/completions"])
@@ -58,7 +58,7 @@ async def test_the_usage_chunk_has_the_timings_on_request(path: str, num: int) -
     assert last["usage"]["total_tokens"] > 0
     assert not any("timings" in chunk for chunk in chunks)
     timings = last["timings"]
-    assert {"render"} <= timings["stages"].keys() <= set(STAGES)
+    assert {"read", "render"} <= timings["stages"].keys() <= set(STAGES)
     assert 0 < timings["ttft_ms"] <= timings["duration_ms"]
     assert timings["longest_gap_ms"] <= timings["duration_ms"]
     assert timings["attempts"] == 0  # the scripted model has no workers

@@ -141,7 +141,7 @@ class Llm:
         self._answers = list(releases)
 
     async def generate(
-        self, prompt: Any, sampling: Any, request_id: str, *, priority: int
+        self, prompt: Any, sampling: Any, request_id: str, *, trace_headers: None, priority: int
     ) -> AsyncGenerator[Any, None]:
         self.submitted.append((prompt, sampling, request_id, priority))
         self.num_open += 1

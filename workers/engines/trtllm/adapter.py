@@ -113,6 +113,7 @@ class TrtllmAdapter:
                 sampling,
                 streaming=not call.hands_over,
                 disaggregated_params=params,
+                trace_headers=call.request.trace_headers,
                 **{**self._options, **priority, **salt},
             )
         except (ValueError, NotImplementedError, self.lib.request_error) as error:

@@ -107,7 +107,8 @@ class VllmAdapter:
         prompt: dict[str, Any] = {"prompt_token_ids": call.request.token_ids}
         if call.cache_salt:
             prompt["cache_salt"] = call.cache_salt
-        call.result = self.llm.generate(prompt, sampling, call.id, priority=self._place(call))
+        trace, place = call.request.trace_headers, self._place(call)
+        call.result = self.llm.generate(prompt, sampling, call.id, trace_headers=trace, priority=place)
 
     async def step(self, call: Call) -> TokenChunk:
         """See `Adapter.step`. A result has the tokens since the last one; the first has `prompt_logprobs`,

@@ -16,7 +16,7 @@ _FIRST_GLOBAL_ID = 1 << 40
 
 class LLM:
     """One engine in this process. The constructor blocks until the model is loaded. `salts` are the requests'
-    cache salts, None without one."""
+    cache salts, None without one; `traces` are their trace headers."""
 
     def __init__(  # noqa: PLR0917  as TensorRT-LLM has it
         self,
@@ -49,6 +49,7 @@ class LLM:
         _check_transceiver(self.args)
         self._request_ids = itertools.count(1)
         self.salts: list[str | None] = []
+        self.traces: list[Any] = []
         self._executor: Executor | None = Executor(self.args)
 
     def generate_async(  # noqa: PLR0917  as TensorRT-LLM has it
@@ -79,6 +80,7 @@ class LLM:
         self._check(token_ids, sampling, kind, disaggregated_params)
         self._check_salt(token_ids, cache_salt)
         self.salts.append(cache_salt)
+        self.traces.append(trace_headers)
         result = RequestOutput(next(self._request_ids), token_ids, self._executor.abort)
         result.disaggregated_params = disaggregated_params
         # With transferred KV, all of the prompt counts as cached.

@@ -67,7 +67,7 @@ class Collector:
 
 class AsyncLLM:
     """One engine. Its core has its own thread; outputs arrive in the loop that created this. `salts` are the
-    requests' cache salts, None without one."""
+    requests' cache salts, None without one; `traces` are their trace headers."""
 
     def __init__(self, vllm_config: Any, stat_loggers: Iterable[Callable[[Any, int], Any]] | None) -> None:
         self.vllm_config = vllm_config
@@ -76,6 +76,7 @@ class AsyncLLM:
         self._loop = asyncio.get_running_loop()
         self._is_dead = False
         self.salts: list[str | None] = []
+        self.traces: list[Any] = []
         self._core: Core | None = Core(
             vllm_config,
             lambda *step: self._from_core(self._take, *step),
@@ -116,6 +117,7 @@ class AsyncLLM:
         token_ids = prompt["prompt_token_ids"]
         self._check(token_ids, sampling_params)
         self.salts.append(prompt.get("cache_salt"))
+        self.traces.append(trace_headers)
         if priority and self.vllm_config.scheduler_config.policy != "priority":
             raise ValueError(f"priority {priority}, but the scheduling policy is fcfs")
         own_id = f"{request_id}-{secrets.token_hex(4)}"
