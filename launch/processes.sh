@@ -120,7 +120,16 @@ check_alive() { # stops everything if a process has ended
 
 serve_until_the_end() { # polls, since `wait -n` misses a process that ended just before the call
     SERVES=1
+    [[ -n ${FOLLOW:-} ]] || follow_requests
     { print_ready; while true; do check_alive; sleep 0.3; done; } 2>/dev/null # bash prints a line about each killed job
+}
+
+follow_requests() { # prints the frontend's lines about load, slow or failed requests, and the fleet's changes
+    local lines='s/^[^T]*T([0-9:]{8})[^ ]* [A-Z]+ (frontend\.access|frontend\.routing\.events) /\1 /p'
+    # shellcheck disable=SC2016 # expanded by the inner shell
+    local log=$RUN_DIR/frontend.log; local next; next=$(($(wc -l <"$log") + 1))
+    setsid bash -c 'tail -n "+$1" -f "$0" | sed -u -n -E "$2"' "$log" "$next" "$lines" &
+    FOLLOWERS+=("$!")
 }
 
 print_ready() {
@@ -139,7 +148,7 @@ died() { # died PID STATUS
     kill -KILL -- "-$1" 2>/dev/null || true # its children may hold GPUs
     if [[ -n ${RESTART_WORKERS:-} && -n ${SERVES:-} && $name == *-* ]] &&
         ((SECONDS - ${RESTARTED[$name]:--$MIN_RUN_S} >= MIN_RUN_S)); then
-        echo "$name $(ended "$2"); it starts again (log: $RUN_DIR/$name.log)"
+        echo "$name $(ended "$2"); restarting it (log: $RUN_DIR/$name.log)"
         RESTARTED[$name]=$SECONDS
         eval "run $name ${COMMANDS[$name]}"
         return
