@@ -4,7 +4,7 @@ import asyncio
 import time
 from bisect import bisect_right
 
-_PERIOD_S = 0.05
+_PERIOD_S = 0.1
 _LEAST_S = 0.01
 """Shorter delays are not kept."""
 _MAX_KEPT = 1000

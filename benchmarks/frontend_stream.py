@@ -26,6 +26,7 @@ import uvloop
 sys.path.insert(0, str(Path(__file__).parents[1]))
 import benchmarks  # noqa: F401  checks the packages
 from baton.messages import GenerateRequest, TokenChunk, Usage
+from frontend.record import Leg
 from tests.scripted_frontend import MODEL, TOKENIZER, Client, ScriptedTokens
 
 HEADER = TOKENIZER.encode_text("<|channel|>final<|message|>", allow_special=True)
@@ -48,6 +49,7 @@ class SteppedTokens(ScriptedTokens):
         request: GenerateRequest,
         caller: str = "",  # noqa: ARG002  the protocol's
         on_taken: Callable[[], None] = lambda: None,
+        leg: Leg | None = None,  # noqa: ARG002  the protocol's
     ) -> AsyncGenerator[TokenChunk, None]:
         """Yield a chunk for each completed step."""
         on_taken()

@@ -22,6 +22,7 @@ import uvloop
 sys.path.insert(0, str(Path(__file__).parents[1]))
 import benchmarks  # noqa: F401  checks the packages
 from baton.messages import GenerateRequest, TokenChunk, Usage
+from frontend.record import Leg
 from tests.scripted_frontend import MODEL, TOKENIZER, Client, ScriptedTokens
 
 HI: dict[str, object] = {"messages": [{"role": "user", "content": "Hi"}]}
@@ -48,6 +49,7 @@ class PacedTokens(ScriptedTokens):
         request: GenerateRequest,
         caller: str,  # noqa: ARG002  the protocol's
         on_taken: Callable[[], None],
+        leg: Leg,  # noqa: ARG002  the protocol's
     ) -> AsyncGenerator[TokenChunk, None]:
         """A header, the tokens, the end."""
         on_taken()

@@ -40,6 +40,7 @@ _NUM_SLOWEST = 200
 _KEPT_S = 3600.0
 """How long slow requests are kept, if slower ones are not in the way."""
 _SWEEP_S = 60.0
+_STAGES_OF: dict[Role, Stage] = {Role.PREFILL: "prefill", Role.DECODE: "decode_wait"}
 _MAX_NAME = 200
 _MAX_ATTEMPTS = 32
 
@@ -127,13 +128,10 @@ class Leg(_Timed, kw_only=True, omit_defaults=True, gc=False):
 
     def on(self, worker: WorkerInfo) -> None:
         """The try now waits for this worker."""
-        attempt = self.attempts[-1]
-        if worker.role is Role.PREFILL:
-            attempt.prefill = worker.label
-            attempt.enter("prefill")
-        else:
-            attempt.decode = worker.label
-            attempt.enter("decode_wait")
+        attempt, stage = self.attempts[-1], _STAGES_OF[worker.role]
+        setattr(attempt, worker.role.value, worker.label)
+        if attempt.stage != stage:
+            attempt.enter(stage)
 
     def prefilled(self, handoff: KvHandoff) -> None:
         """The prefill worker has answered; decode is next."""
@@ -167,14 +165,12 @@ class Leg(_Timed, kw_only=True, omit_defaults=True, gc=False):
 
     def end(self, usage: Usage | None = None) -> None:
         """No more tokens come."""
-        self.enter(None)
-        attempt = self.attempts[-1] if self.attempts else None
-        if attempt is not None:
-            attempt.enter(None)
+        for timed in (self, *self.attempts[-1:]):
+            if timed.stage is not None:
+                timed.enter(None)
         if usage is not None:
             self.num_moved_bytes = usage.num_moved_bytes
-            if attempt is not None:
-                attempt.delay_s = max(attempt.delay_s, usage.delay_s)
+            self.attempts[-1].delay_s = max(self.attempts[-1].delay_s, usage.delay_s)
 
     def blocked(self, lasted_s: float) -> None:
         """The client did not read for so long while tokens came."""
@@ -334,13 +330,15 @@ class Records:
         """Keep what has ended. Returns its duration."""
         self._running.pop(id(record), None)
         record.enter(None)
+        is_failed = record.status >= 400
         for leg in record.legs:
             leg.end()
+            is_failed |= len(leg.attempts) > 1
         record.duration_s = record.since_s - record.began_s
         record.delay_s = self.delays.longest_s(record.began_s)
         data = _ENCODER.encode(record)
         self._newest.add(data)
-        if record.status >= 400 or record.num_attempts > len(record.legs):
+        if is_failed:
             self._failed.add(data)
         self._slowest.add(record.duration_s, record.since_s, data)
         return record.duration_s
@@ -360,8 +358,8 @@ class Records:
         request_id = request_id[:_MAX_NAME]
         wanted = request_id.encode(errors="replace")
         found = [record for record in self.running() if record.request_id == request_id]
-        kept = dict.fromkeys(chain(self._newest, self._failed, self._slowest))
-        decoded = (_DECODER.decode(data) for data in kept if wanted in data)
+        kept = (data for data in chain(self._newest, self._failed, self._slowest) if wanted in data)
+        decoded = map(_DECODER.decode, dict.fromkeys(kept))
         found += (record for record in decoded if record.request_id == request_id)
         return sorted(found, key=lambda record: -record.at_s)
 
