@@ -103,7 +103,8 @@ class Exchange:
     `request_id` is the client's `x-request-id` if valid, else a new one. `started` is set once the status is
     sent; a later failure cannot change it, and a stream has `end_failed` for that. `headers` has the
     last value of each, `path_params` are the route's path parameters, `query` is the raw query string,
-    `address` the client's, `key_name` that of its API key (empty if keys are not checked).
+    `address` the client's, `key_name` that of its API key (empty if keys are not checked). `blocked_s` gets
+    each time that a write waited for the client.
     """
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, envelope: Envelope = ErrorBody.of) -> None:
@@ -118,6 +119,7 @@ class Exchange:
         self.end_failed: Callable[[BatonError], Awaitable[None]] | None = None
         self.key_name: str = scope.get("key_name", "")
         self.address: str = (scope.get("client") or ("",))[0]
+        self.blocked_s: list[float] = scope.get("blocked_s", [])
         self._receive = receive
         self._send = send
 

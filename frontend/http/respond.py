@@ -21,15 +21,12 @@ from frontend.http.exchange import (
     ignored_header,
 )
 from frontend.http.services import Services
-from frontend.metrics import MOST_GAP_MS
 from frontend.record import Record
 from frontend.turn.choice import Choice, num_prompt_tokens
 from frontend.turn.ids import repeatable
 from frontend.turn.request import Client
 
 CLIENT_GONE_STATUS = 499
-# A client that takes its events later than this does not read as fast as they come.
-_BLOCKED_S = 0.005
 # Extra time beyond the request's deadline for the error to reach the client.
 GRACE_S = 30.0
 # Time to send the shutdown error once the drain timeout has cancelled a request.
@@ -200,6 +197,8 @@ class Delivery:
         self._limit_s = services.request_timeout_s + grace_s
         self._num_sent = 0
         self._starting = asyncio.Lock()
+        self.blocked_s = exchange.blocked_s
+        self.blocked_s.clear()  # of the connection's last answer
         self._tasks: list[asyncio.Task[None]] = []
         self._interruption: Callable[[], Exception] | None = None
 
@@ -293,7 +292,7 @@ async def _choices(answer: Answer, services: Services, record: Record, delivery:
 
     async def choice(index: int) -> None:
         nonlocal num_running, last
-        await feed(answer, index, services, record, on_taken, delivery.send)
+        await feed(answer, index, services, record, on_taken, delivery.send, delivery.blocked_s)
         num_running -= 1
         last = answer.finish(index)
         if num_running and last:
@@ -319,28 +318,38 @@ async def feed(  # noqa: PLR0917  one call
     record: Record,
     on_taken: Callable[[], None],
     send: Callable[[bytes], Awaitable[None]],
+    blocked_s: list[float],
 ) -> None:
-    """Generate one choice and send its events, but the last ones; `on_taken` as in `Generator.generate`."""
+    """Generate one choice and send its events, but the last ones; `on_taken` as in `Generator.generate`,
+    `blocked_s` as in `Exchange`.
+    """
     choice, leg = answer.choices[index], record.leg()
-    gaps, clock_s, last_s = services.metrics.gaps(record), time.perf_counter, 0.0
+    gaps, clock_ns, last_ns, longest_ns = services.metrics.gaps(record), time.perf_counter_ns, 0, 0
     generated = services.generator.generate(choice.request, choice.caller, on_taken, leg)
     async with aclosing(generated) as chunks:
         async for chunk in chunks:
-            now_s = clock_s()
-            if last_s:
-                gap_s = now_s - last_s
-                gaps[min(int(gap_s * 1000), MOST_GAP_MS)] += 1
-                if gap_s > leg.gap_s:
-                    leg.gap_s, leg.gap_at = gap_s, choice.num_tokens
+            now_ns = clock_ns()
+            if last_ns:
+                gap_ns = now_ns - last_ns
+                if gap_ns > longest_ns:
+                    longest_ns = gap_ns
+                    leg.gap_s, leg.gap_at = gap_ns / 1e9, choice.num_tokens
+                try:
+                    gaps[gap_ns // 1_000_000] += 1
+                except IndexError:
+                    gaps[-1] += 1
             elif record.first_token_s is None:
-                record.first_token_s = now_s - record.began_s
+                record.first_token_s = now_ns / 1e9 - record.began_s
                 services.metrics.first_ms[int(record.first_token_s * 1000)] += 1
             if events := answer.feed(index, chunk):
                 await send(events)
             if choice.stopped:
                 break
-            if (last_s := clock_s()) - now_s > _BLOCKED_S:
-                leg.blocked(last_s - now_s)
+            last_ns = now_ns
+            if blocked_s:
+                leg.blocked(max(blocked_s))
+                blocked_s.clear()
+                last_ns = clock_ns()
 
 
 def count(choices: Sequence[Choice], record: Record) -> None:

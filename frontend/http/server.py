@@ -5,6 +5,7 @@ import enum
 import logging
 import math
 import socket
+import time
 from contextlib import suppress
 from functools import partial
 from http import HTTPStatus
@@ -14,6 +15,7 @@ from typing import cast
 import httptools
 import msgspec
 import uvicorn
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
@@ -99,6 +101,19 @@ class _JoinedHead(asyncio.Transport):
             self._transport.write(head)
 
 
+class _Flow(FlowControl):
+    """Notes how long each write waits for the client."""
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        super().__init__(transport)
+        self.blocked_s: list[float] = []
+
+    async def drain(self) -> None:
+        began_s = time.perf_counter()
+        await super().drain()
+        self.blocked_s.append(time.perf_counter() - began_s)
+
+
 class _Reading(enum.Enum):
     """Which part of a request is expected next; nothing more is read of a refused client."""
 
@@ -163,6 +178,7 @@ class Connection(HttpToolsProtocol):
         """Start the idle timeout."""
         super().connection_made(cast("asyncio.Transport", transport))
         self._joined = _JoinedHead(self.transport)
+        self.flow = self._flow = _Flow(self.transport)
         self._since_s = self._taken_s = self.loop.time()
         self._wait(self._patience.idle_s)
 
@@ -222,6 +238,7 @@ class Connection(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """The first byte of a request."""
         super().on_message_begin()
+        cast("Scope", self.scope)["blocked_s"] = self._flow.blocked_s
         self._reading = _Reading.HEAD
         if self._num_open == 0:
             self._give_up_s = self.loop.time() + self._patience.request_s

@@ -93,7 +93,7 @@ class Run:
 
     async def _make(self, services: Services) -> None:
         async with asyncio.timeout(services.request_timeout_s):
-            await feed(self.answer, 0, services, self._record, lambda: None, self._publish)
+            await feed(self.answer, 0, services, self._record, lambda: None, self._publish, [])
         await self._publish(self.answer.finish(0))
 
     async def _finish(self) -> None:
