@@ -8,20 +8,23 @@ import json
 import socket
 import struct
 import tracemalloc
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from typing import Any, cast
 
 import pytest
 
+from baton.messages import GenerateRequest, TokenChunk, Usage
 from baton.tls import server_context
+from frontend.chat.answer import prepare_chat
 from frontend.http.exchange import ClientGone, Exchange, Receive, Scope, Send
-from frontend.http.respond import Endpoint
+from frontend.http.respond import Endpoint, generating
 from frontend.http.server import MAX_HEAD_BYTES, MAX_PIPELINED, Connection, HttpServer, Patience
 from frontend.http.services import Services
+from frontend.record import Leg
 from tests.alive import Newborn
 from tests.certificates import Authority
-from tests.scripted_frontend import Client, ScriptedTokens
+from tests.scripted_frontend import MODEL, TOKENIZER, Client, ScriptedTokens
 from tests.waiting import PATIENCE_S, until
 
 pytestmark = pytest.mark.loops("uvloop")
@@ -75,6 +78,10 @@ class Peer:
     def mute(self) -> None:
         """Stop reading."""
         cast("asyncio.Transport", self.writer.transport).pause_reading()
+
+    def unmute(self) -> None:
+        """Read again."""
+        cast("asyncio.Transport", self.writer.transport).resume_reading()
 
     async def rest(self) -> bytes:
         """Everything until the server closes the connection."""
@@ -215,6 +222,54 @@ async def test_a_client_that_does_not_read_its_answer_is_dropped(serve: Serve) -
         peer.say(b"GET /?endless HTTP/1.1\r\nhost: x\r\n\r\n")
         await until(lambda: scene.app.num_running == 1)
         await until(lambda: scene.app.num_running == 0)
+
+
+class UntilBlocked(ScriptedTokens):
+    """An answer that ends once its client did not read for a while."""
+
+    async def generate(
+        self,
+        request: GenerateRequest,
+        caller: str,
+        on_taken: Callable[[], None],
+        leg: Leg,
+    ) -> AsyncGenerator[TokenChunk, None]:
+        on_taken()
+        leg.attempt()
+        leg.decoded(None)
+        header = TOKENIZER.encode_text("<|channel|>final<|message|>", allow_special=True)
+        yield TokenChunk(tuple(header))
+        while "send" not in leg.stages:
+            await asyncio.sleep(0)  # like an engine, whose replies go to several clients
+            yield TokenChunk((40,) * 100)
+        leg.end()
+        yield TokenChunk((), "length", Usage(len(request.token_ids), 0, 1))
+
+
+async def test_what_a_client_does_not_read_is_no_gap_between_tokens() -> None:
+    services = Client(UntilBlocked()).services
+    app = Endpoint("/v1/chat/completions", generating(prepare_chat), services)
+    listener = socket.create_server(("127.0.0.1", 0))
+    server = HttpServer(app, 1.0)
+    server.start(listener)
+    reader, writer = await asyncio.open_connection(*listener.getsockname())
+    peer = Peer(reader, writer)
+    asked = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}], "stream": True}
+    body, head = json.dumps(asked).encode(), b"POST / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n"
+    peer.mute()
+    peer.say(head + b"content-length: %d\r\n\r\n" % len(body) + body)
+    await until(lambda: any(each.first_token_s for each in services.metrics.records.running()))
+    await asyncio.sleep(1.0)  # it does not read
+    peer.unmute()
+    answer = await peer.rest()
+    writer.transport.abort()
+    await server.drain()
+    assert b"[DONE]" in answer
+    (record,) = services.metrics.records.newest(9)
+    assert record.status == 200
+    (leg,) = record.legs
+    assert leg.gap_s < 0.5 < leg.stages["send"]
+    assert record.duration_s == pytest.approx(sum(record.spent().values()), rel=0.05)
 
 
 async def test_a_client_that_reads_slowly_or_asked_ahead_is_not(serve: Serve) -> None:
