@@ -280,8 +280,8 @@ class _Spans:
         error: str = "",
         **more: Any,
     ) -> None:
-        """A span until `time_s`; attributes that are empty are left out."""
-        known = {key: value for key, value in (attributes | {"error.type": error}).items() if value != ""}
+        """A span until `time_s`; attributes that are empty or 0 are left out."""
+        known = {key: value for key, value in (attributes | {"error.type": error}).items() if value}
         more.setdefault("context", self._context(_new_id()))
         more.setdefault("status", Status(StatusCode.ERROR if error else StatusCode.UNSET))
         span = self._make(

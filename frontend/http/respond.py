@@ -14,6 +14,7 @@ from frontend.http.exchange import (
     Envelope,
     ErrorBody,
     Exchange,
+    Headers,
     Receive,
     Scope,
     Send,
@@ -81,15 +82,15 @@ async def _fail(failure: BatonError, exchange: Exchange, record: Record, limit_s
     record.status, record.code = failure.status, failure.code
     try:
         async with asyncio.timeout(limit_s):
-            record.disconnected = not await exchange.fail(failure, [server_timing(record)])
+            record.disconnected = not await exchange.fail(failure, server_timing(record))
     except TimeoutError:
         record.disconnected = True
 
 
-def server_timing(record: Record) -> tuple[bytes, bytes]:
+def server_timing(record: Record) -> Headers:
     """The Server-Timing header of an answer that is sent whole: milliseconds by stage."""
     stages = [f"{stage};dur={lasted_s * 1000:.1f}" for stage, lasted_s in record.spent().items()]
-    return b"server-timing", ", ".join(stages).encode()
+    return [(b"server-timing", ", ".join(stages).encode())] if stages else []
 
 
 AnyAnswer = TypeVar("AnyAnswer", bound=Answer)
@@ -176,7 +177,7 @@ async def generate(exchange: Exchange, answer: Answer, services: Services, recor
         if answer.stream:
             await delivery.end(last)
         else:
-            headers = [*ignored_header(answer.ignored), server_timing(record)]
+            headers = [*ignored_header(answer.ignored), *server_timing(record)]
             await exchange.answer(200, answer.body(), headers)
     finally:
         count(answer.choices, record)

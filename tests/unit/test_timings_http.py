@@ -47,6 +47,7 @@ async def test_a_refused_request_has_the_stages_until_then() -> None:
     full = await post(CHAT, ScriptedTokens(ANSWER, refuses_with=Overloaded("full", retry_after_s=1)))
     assert (invalid.status, full.status) == (400, 429)
     assert {"read", "render"} <= stages(invalid).keys() & stages(full).keys()
+    assert "server-timing" not in (await Client(ScriptedTokens()).get("/v1/responses/resp_1")).headers
 
 
 @pytest.mark.parametrize("path", [CHAT, "/v1/completions"])
