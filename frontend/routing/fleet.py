@@ -153,7 +153,7 @@ class Fleet:
         found = await asyncio.gather(*map(self._ask, registered), return_exceptions=True)
         for worker, answer in zip(registered, found, strict=True):
             if type(answer) is WorkerLost:  # no subclass: a certificate is another matter
-                self.table.note(worker, Event.LOST)
+                self.table.note(worker, Event.LOST, answer.message)
         return [(w, s) for w, s in zip(registered, found, strict=True) if isinstance(s, WorkerStats)]
 
     async def answers(self, worker: WorkerInfo) -> bool:

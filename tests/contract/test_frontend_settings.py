@@ -177,6 +177,7 @@ async def test_each_process_sends_workers_its_part_of_what_they_hold() -> None:
     held = Held()
     workers = Workers(d1=held)
     workers.max_batch_size = 2
+    workers.answering.add("d1")  # /metrics asks it for its statistics
     async with serving(workers, num_processes=2) as frontend:
         asking = [asyncio.create_task(frontend.complete()) for _ in range(2)]
         while "baton_queued_requests 1.0" not in (await frontend.get("/metrics")).text:

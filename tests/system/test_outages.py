@@ -141,7 +141,7 @@ def test_streams_wait_for_a_whole_fleet_that_is_started_again(tcp_stack: tuple[S
     for process in workers:
         process.kill()
         stack.processes.remove(process)
-    wait_for(lambda: stack.health()["missing"] == ["prefill", "decode"])
+    wait_for(lambda: stack.health()["missing"] == ["decode", "prefill"])
     for role in ("prefill", "decode") * 2:
         stack.worker(role)
 
