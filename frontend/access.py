@@ -45,7 +45,7 @@ def line_of(record: Record) -> Line:
         "client": "" if record.caller else record.address,
         "status": record.status,
         "code": record.code,
-        "duration_s": round(record.duration_s or 0.0, 3),
+        "duration_s": round(record.duration_s or 0.0, 4),
         "ttft_s": None if record.first_token_s is None else round(record.first_token_s, 3),
         "attempts": record.num_attempts,
         "prefill": last and last.prefill,

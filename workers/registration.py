@@ -15,6 +15,7 @@ from baton.pace import Pulse
 from baton.pairing import trial_request, try_pair, why_not_paired
 from baton.process import needed
 from baton.streams import public_name
+from baton.telemetry import Line
 from baton.transport import Respond, Transport
 from workers.flags import WorkerSettings
 from workers.settings_text import SettingsError
@@ -46,13 +47,8 @@ async def stay_registered(
         card = msgspec.structs.replace(card, cold_peers=cold_peers)
         shown = _labelled(card, kv_paths())
         await _replace(registered, discovery, shown)
-        log.info(
-            "ready worker=%s endpoint=%s address=%s kv=%s",
-            card.worker_id,
-            card.endpoint,
-            public_name(card.address),
-            shown.kv_transfer,
-        )
+        fields = {"worker": card.worker_id, "name": card.name, "endpoint": card.endpoint}
+        log.info(Line("ready", **fields, address=public_name(card.address), kv=shown.kv_transfer))
         with _kept_fresh(settings.ready_file):
             while True:
                 await asyncio.sleep(_LOOK_EVERY_S)  # the paths of transfers do not notify

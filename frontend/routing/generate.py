@@ -164,9 +164,11 @@ class Generator:
             self._fleet.cut.add(progress.prefill, progress.called[-1])
         failed = progress.lost_with(error) or next(iter(progress.called[-1:]), None)
         progress.note_failure(error)
-        fields = {"request_id": progress.request.request_id, "attempt": len(progress.leg.attempts) + 1}
-        name = failed and failed.label
-        log.warning(Line("retrying", **fields, worker=name, reason=error.code, detail=error.message))
+        attempts = progress.leg.attempts
+        fields = {"request_id": progress.request.request_id, "attempt": len(attempts) + 1}
+        fields |= {"worker": failed.label if failed else "", "reason": error.code}
+        waited_s = round(sum(attempts[-1].stages.values()), 3)
+        log.warning(Line("retrying", **fields, waited_s=waited_s, detail=error.message))
 
     def _admission(self, model: str) -> Admission:
         if model not in self._admissions:

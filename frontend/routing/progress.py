@@ -144,7 +144,8 @@ class Progress:
         """Raises UnknownToken if the model does not have these ids."""
         if max(token_ids) >= self.num_ids:
             raise UnknownToken(
-                f"the worker sent the token id {max(token_ids)}, which {self.request.model} does not have"
+                f"Worker {self.called[-1].label} sent token id {max(token_ids)}, which {self.request.model} "
+                "does not have; it gets no more requests."
             )
 
     async def close(self) -> None:

@@ -1,15 +1,18 @@
-"""A log that nobody reads holds nobody up; what is lost is counted and said."""
+"""A log that nobody reads holds nobody up; what is lost is counted. Each record is one line, text or JSON."""
 
+import json
 import logging
 import os
 import re
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 
 import pytest
 
 from baton import telemetry
-from baton.telemetry import Lines
+from baton.telemetry import JsonFormatter, Line, Lines, TextFormatter
 from tests.waiting import PATIENCE_S
 
 
@@ -69,3 +72,41 @@ def test_a_forked_process_has_its_own_thread_and_lines(pipe: int) -> None:
         os._exit(0)
     os.waitpid(pid, 0)
     assert "parent\n" in read_until(pipe, "child\n")
+
+
+def formatted(formatter: logging.Formatter, message: object, error: Exception | None = None) -> str:
+    exc_info = (type(error), error, None) if error else None
+    return formatter.format(logging.LogRecord("here", logging.INFO, "", 0, message, (), exc_info))
+
+
+DATE = r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}[+-]\d\d:\d\d"
+FORGED = "a\n2026-01-01T00:00:00.000+00:00 ERROR b\r\x1b[31m\u2028"
+
+
+def test_a_line_has_its_date_and_zone() -> None:
+    assert re.fullmatch(f"{DATE} INFO here worker lost", formatted(TextFormatter(), "worker lost"))
+
+
+@pytest.mark.parametrize("formatter", [TextFormatter(), JsonFormatter()])
+@pytest.mark.parametrize("message", [FORGED, Line(f"ended {FORGED}", request_id=FORGED)])
+def test_no_text_looks_like_another_line(formatter: logging.Formatter, message: object) -> None:
+    first, *others = formatted(formatter, message, ValueError(FORGED)).split("\n")
+    assert first.isprintable()
+    assert all(line.startswith("  ") and line.isprintable() for line in others)
+
+
+def test_a_json_line_has_the_fields_of_the_message() -> None:
+    line = Line("retrying", request_id="r-1", attempt=2, worker="", detail=None)
+    found = json.loads(formatted(JsonFormatter(), line, ValueError("why")))
+    assert re.fullmatch(DATE, found.pop("time"))
+    assert "ValueError: why" in found.pop("exception")
+    expected = {"level": "INFO", "logger": "here", "message": "retrying", "request_id": "r-1", "attempt": 2}
+    assert found == expected
+
+
+@pytest.mark.parametrize(("form", "begins"), [("text", "error: it broke\n"), ("json", '{"time": "20')])
+def test_the_last_error_has_the_format_of_the_log(form: str, begins: str) -> None:
+    code = f"from baton.telemetry import *; configure_logging('info', '{form}'); print_error('it broke')"
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stderr
+    assert printed.startswith(begins)
+    assert printed.count("\n") == 1

@@ -1,0 +1,110 @@
+"""The access log: which requests get a line, and what is in it; a line about the load while there is any."""
+
+import asyncio
+import logging
+from typing import Any
+
+import pytest
+
+from baton.messages import Role, WorkerStats
+from frontend.access import AccessMode, log_requests, logging_load
+from frontend.http.services import Services
+from frontend.metrics import Metrics
+from frontend.record import Record
+from tests.clock import jumping
+from tests.scripted_frontend import ScriptedFleet, ScriptedTokens
+from tests.scripted_workers import worker
+
+
+def ended(metrics: Metrics, duration_s: float = 0.1, **changes: Any) -> Record:
+    record = metrics.begin("/v1/chat/completions", "r-1", "alice")
+    for name, value in changes.items():
+        setattr(record, name, value)
+    record.began_s -= duration_s
+    metrics.end(record)
+    return record
+
+
+@pytest.mark.parametrize(
+    ("mode", "expected"),
+    [
+        ("all", [(200, "INFO"), (200, "INFO"), (429, "INFO"), (499, "INFO"), (503, "WARNING")]),
+        ("slow", [(200, "INFO"), (429, "INFO"), (499, "INFO"), (503, "WARNING")]),
+        ("off", []),
+    ],
+)
+def test_which_requests_get_a_line(
+    mode: AccessMode, expected: list[tuple[int, str]], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    metrics = Metrics()
+    log_requests(metrics, mode)
+    ended(metrics)
+    ended(metrics, duration_s=1.1)
+    for status in (429, 499, 503):
+        ended(metrics, status=status)
+    lines: list[Any] = [record.msg for record in caplog.records]
+    levels = [record.levelname for record in caplog.records]
+    assert list(zip([line.fields["status"] for line in lines], levels, strict=True)) == expected
+
+
+def test_a_line_has_what_was_recorded(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    metrics = Metrics()
+    log_requests(metrics, "all")
+    record = metrics.begin("/v1/completions", "r-1", "")
+    record.address, record.model, record.first_token_s = "10.0.0.7", "m", 0.25
+    record.num_prompt_tokens, record.num_cached_tokens, record.num_completion_tokens = 9, 4, 7
+    record.stages["render"] = 0.0004
+    leg = record.leg()
+    for role in ("d1", "d2"):
+        leg.attempt()
+        leg.on(worker("p1"))
+        leg.on(worker(role))
+        leg.failed("worker_lost")
+    leg.gap_s, leg.gap_at = 0.125, 3
+    leg.attempts[0].stages["prefill"] = 2.0
+    metrics.end(record)
+    assert record.duration_s is not None
+    assert str(caplog.records[0].msg) == (
+        "request request_id=r-1 route=/v1/completions model=m client=10.0.0.7 status=200"
+        f" duration_s={round(record.duration_s, 4)} ttft_s=0.25 attempts=2 prefill=p1 decode=d2"
+        " gap_s=0.125 gap_at=3 prompt_tokens=9 cached_tokens=4 completion_tokens=7 prefill_s=2.0"
+    )
+
+
+class Fleet(ScriptedFleet):
+    """Generates 50 tokens a second and holds a quarter of its KV blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: Any = self
+
+    def num_tokens(self) -> int:
+        return round(50 * asyncio.get_running_loop().time())
+
+    async def stats(self) -> list[Any]:
+        return [(worker("d1", role=Role.DECODE), WorkerStats(kv_blocks=200, kv_used_blocks=50))]
+
+
+@jumping
+async def test_the_load_is_logged_while_there_is_any(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    fleet: Any = Fleet()
+    tokens: Any = ScriptedTokens("")
+    services = Services(fleet=fleet, generator=tokens)
+    async with logging_load(services):
+        await asyncio.sleep(35)
+        assert not caplog.records, "it is idle"
+        for status in (200, 200, 429):
+            ended(services.metrics, status=status)
+        running = services.metrics.begin("/v1/completions")
+        await asyncio.sleep(20)
+        services.metrics.end(running)
+        await asyncio.sleep(30)
+    busy = "load tokens_per_s=50.0 requests_per_s="
+    assert [str(record.msg) for record in caplog.records] == [
+        f"{busy}0.3 running=1 queued=0 refused=1 kv_used=25%",
+        f"{busy}0.0 running=1 queued=0 refused=0 kv_used=25%",
+        f"{busy}0.1 running=0 queued=0 refused=0 kv_used=25%",
+    ]
