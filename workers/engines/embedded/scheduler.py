@@ -329,7 +329,9 @@ def _check_lengths(request: GenerateRequest, limits: Limits) -> None:
     if num_tokens == 0:
         raise InvalidRequest("the prompt is empty")
     if not 0 <= request.num_generated < num_tokens:
-        raise InvalidRequest(f"num_generated ({request.num_generated}) must be less than the number of tokens ({num_tokens})")
+        raise InvalidRequest(
+            f"num_generated ({request.num_generated}) must be less than the number of tokens ({num_tokens})"
+        )
     if num_tokens >= limits.context_length:
         raise InvalidRequest(
             f"the prompt has {num_tokens} tokens; with a context length of {limits.context_length} "

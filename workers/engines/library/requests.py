@@ -22,7 +22,9 @@ def check_request(request: GenerateRequest, facts: ModelFacts, context_length: i
     if not num_tokens:
         raise InvalidRequest("the prompt is empty")
     if not 0 <= num_generated < num_tokens:
-        raise InvalidRequest(f"num_generated ({num_generated}) must be less than the number of tokens ({num_tokens})")
+        raise InvalidRequest(
+            f"num_generated ({num_generated}) must be less than the number of tokens ({num_tokens})"
+        )
     if num_tokens >= context_length:
         raise InvalidRequest(
             f"the prompt has {num_tokens} tokens; with a context length of {context_length} "
