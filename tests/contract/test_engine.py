@@ -282,44 +282,6 @@ async def test_start_tells_what_the_engine_is_and_stop_ends_it(build: Build) -> 
     await expect(NotReady, None, engine.decode(ask(5)))
 
 
-def durations(spent: Usage | KvHandoff) -> list[float]:
-    """Of the queue, the computation and the KV; none is negative."""
-    found = [spent.waited_s, spent.computed_s, spent.moved_s if isinstance(spent, Usage) else 0.0]
-    assert min(found) >= 0
-    return found
-
-
-async def test_what_an_engine_spends_its_time_on_is_at_most_what_its_caller_waits(build: Build) -> None:
-    async with started(build, Role.PREFILL, Role.DECODE) as (prefill, decode):
-        began_s = time.perf_counter()
-        async with handed_over(prefill, ask(100)) as handoff:
-            assert 0 < handoff.computed_s <= sum(durations(handoff)) <= time.perf_counter() - began_s
-            for request in (after_handoff(ask(100), handoff), ask(90)):
-                began_s = time.perf_counter()
-                async with aclosing(decode.decode(request)) as answer:
-                    first = await anext(answer)
-                    waited_s = time.perf_counter() - began_s
-                    *_, last = [chunk async for chunk in answer]
-                assert first.usage is not None
-                assert last.usage is not None
-                assert durations(first.usage) == durations(last.usage)
-                assert sum(durations(first.usage)) <= waited_s
-                assert (first.usage.moved_s > 0, first.usage.computed_s > 0) == (
-                    request.handoff is not None, request.handoff is None,
-                )  # fmt: skip
-
-
-async def test_who_waits_for_a_place_in_the_batch_has_waited(build: Build) -> None:
-    async with started(build, Role.DECODE, limits=Limits(max_batch_size=1)) as (engine,):
-        async with aclosing(engine.decode(ask(5, max_tokens=100))) as running:
-            await anext(running)
-            waiting = asyncio.create_task(chunks(engine.decode(ask(6))))
-            assert len([chunk async for chunk in running]) > 1
-            answer = await waiting
-        assert answer[0].usage is not None
-        assert answer[0].usage.waited_s > answer[0].usage.computed_s
-
-
 async def test_an_answer_ends_at_max_tokens_with_its_usage(build: Build) -> None:
     async with started(build, Role.DECODE) as (engine,):
         answer = await chunks(engine.decode(ask(20)))
@@ -569,3 +531,41 @@ async def test_stop_ends_what_still_runs(build: Build) -> None:
     await until(lambda: engine.stats().num_generated_tokens > 2)
     await engine.stop()
     await running
+
+
+def durations(spent: Usage | KvHandoff) -> list[float]:
+    """Of the queue, the computation and the KV; none is negative."""
+    found = [spent.waited_s, spent.computed_s, spent.moved_s if isinstance(spent, Usage) else 0.0]
+    assert min(found) >= 0
+    return found
+
+
+async def test_what_an_engine_spends_its_time_on_is_at_most_what_its_caller_waits(build: Build) -> None:
+    async with started(build, Role.PREFILL, Role.DECODE) as (prefill, decode):
+        began_s = time.perf_counter()
+        async with handed_over(prefill, ask(prompt(100, seed=3))) as handoff:
+            assert 0 < handoff.computed_s <= sum(durations(handoff)) <= time.perf_counter() - began_s
+            for request in (after_handoff(ask(prompt(100, seed=3)), handoff), ask(prompt(90, seed=4))):
+                began_s = time.perf_counter()
+                async with aclosing(decode.decode(request)) as answer:
+                    first = await anext(answer)
+                    waited_s = time.perf_counter() - began_s
+                    *_, last = [chunk async for chunk in answer]
+                assert first.usage is not None
+                assert last.usage is not None
+                assert durations(first.usage) == durations(last.usage)
+                assert sum(durations(first.usage)) <= waited_s
+                assert (first.usage.moved_s > 0, first.usage.computed_s > 0) == (
+                    request.handoff is not None, request.handoff is None,
+                )  # fmt: skip
+
+
+async def test_who_waits_for_a_place_in_the_batch_has_waited(build: Build) -> None:
+    async with started(build, Role.DECODE, limits=Limits(max_batch_size=1)) as (engine,):
+        async with aclosing(engine.decode(ask(5, max_tokens=100))) as running:
+            await anext(running)
+            waiting = asyncio.create_task(chunks(engine.decode(ask(prompt(6, seed=5)))))
+            assert len([chunk async for chunk in running]) > 1
+            answer = await waiting
+        assert answer[0].usage is not None
+        assert answer[0].usage.waited_s > answer[0].usage.computed_s
