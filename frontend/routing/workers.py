@@ -148,7 +148,7 @@ class Workers:
         is_new_reason = entry.state is State.DISTRUSTED and reason not in {"", entry.reason}
         if entry.state is before and not is_new_reason:
             return
-        entry.reason = reason
+        entry.reason = reason.rpartition(" was lost: ")[2]  # the worker is named beside it
         self._note_event(entry, before)
         if entry.state not in _PROBED:
             _stop(entry)
