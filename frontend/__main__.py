@@ -24,7 +24,7 @@ from frontend.access import log_requests, logging_load
 from frontend.app import ServerState, create_app, envelope_of
 from frontend.flags import Credentials, FrontendSettings, parse_aliases, read_credentials
 from frontend.http.exchange import AsgiApp, Bodies, default_bytes
-from frontend.http.guards import Authentication, Browsers, Hosts
+from frontend.http.guards import PAGE_PATHS, Authentication, Browsers, Hosts
 from frontend.http.server import HttpServer
 from frontend.http.services import BeginTrace, Services
 from frontend.metrics import Metrics
@@ -198,7 +198,9 @@ def _app(
     if (keys := credentials.keys) is not None:
         app = Authentication(app, lambda: keys.value, envelope_of, services.metrics)
     app = Browsers(app, settings.cors_origins)
-    return app if settings.authenticates else Hosts(app, settings.allowed_hosts)
+    if settings.authenticates and settings.tls_cert_file is not None:
+        return app  # a browser wants the certificate to have the name
+    return Hosts(app, settings.allowed_hosts, PAGE_PATHS if settings.authenticates else None)
 
 
 def _services(
@@ -234,6 +236,7 @@ def _services(
         request_timeout_s=settings.request_timeout_s,
         share_cache=settings.share_cache,
         begin_trace=_begin_trace(settings, metrics),
+        has_page=not settings.no_page,
         bodies=Bodies((settings.max_bodies_bytes or default_bytes()) // settings.num_processes),
     )
 

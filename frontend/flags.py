@@ -45,6 +45,7 @@ class FrontendSettings:
     insecure: bool = flag(
         False, "serve other machines without API keys or client certificates", env="BATON_INSECURE"
     )
+    no_page: bool = flag(False, "do not serve the live page at /")
     take_over: bool = flag(False, "take the port over from this user's frontend on it, which then drains")
     num_processes: int = flag(1, "processes that share the port", metavar="N", at_least=1, at_most=64)
     router_mode: RouterMode = flag(
@@ -62,7 +63,7 @@ class FrontendSettings:
         "", "allowed CORS origins, comma-separated, or *: https://app.example", metavar="URL"
     )
     allowed_host: str = flag(
-        "", "without API keys: other names of this server, or *", env="BATON_ALLOWED_HOST", metavar="NAME"
+        "", "other names of this server, comma-separated, or *", env="BATON_ALLOWED_HOST", metavar="NAME"
     )
     model_alias: str = flag(
         "", "model aliases, comma-separated: claude-*=openai/gpt-oss-120b", metavar="NAME=MODEL"

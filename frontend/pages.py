@@ -1,8 +1,11 @@
-"""What is served besides the APIs' requests: models, health, metrics; `/` leads to the documentation."""
+"""What is served besides the APIs' requests: models, health, metrics, the live page and its figures."""
 
+import hashlib
+import mimetypes
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Literal
 
 import msgspec
@@ -13,7 +16,15 @@ from frontend.http.services import Services
 from frontend.metrics import CONTENT_TYPE
 from frontend.routing.fleet import Fleet
 
-_FRESH = {"cache-control": "no-store", "x-accel-buffering": "no"}
+_FILES = Path(__file__).with_name("page")
+_GUARDED = {
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+    "connect-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-resource-policy": "same-origin",
+}
+_FRESH = {"cache-control": "no-store", "x-accel-buffering": "no", **_GUARDED}
 
 Page = Callable[[Request], Awaitable[Response]]
 
@@ -90,8 +101,31 @@ def pages(services: Services) -> Mapping[str, Page]:
         return RedirectResponse("docs")
 
     found: dict[str, Page] = {"/health": health, "/live": live, "/metrics": metrics}
-    found |= {"/fleet": look, "/": about}
+    found |= {"/fleet": look, "/": about} | (_live_page() if services.has_page else {})
     return found | _model_pages(fleet)
+
+
+def _live_page() -> dict[str, Page]:
+    """The live page's files."""
+
+    def serving(path: Path) -> Page:
+        data, kind = path.read_bytes(), mimetypes.guess_type(path)[0]
+        headers = {
+            "etag": f'"{hashlib.sha256(data).hexdigest()[:32]}"',
+            "cache-control": "no-cache",
+            **_GUARDED,
+        }
+
+        async def page(request: Request) -> Response:
+            is_known = headers["etag"] in request.headers.get("if-none-match", "")
+            return (
+                Response(headers=headers, status_code=304) if is_known else Response(data, 200, headers, kind)
+            )
+
+        return page
+
+    found = {f"/{path.parent.name}/{path.name}": serving(path) for path in _FILES.iterdir()}
+    return found | {"/": found.pop("/page/index.html")}
 
 
 def _model_pages(fleet: Fleet) -> dict[str, Page]:

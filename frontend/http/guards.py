@@ -79,15 +79,17 @@ class Hosts:
     network gives them to its machines and services, and no one else can register one.
     """
 
-    def __init__(self, app: AsgiApp, names: Collection[str]) -> None:
+    def __init__(self, app: AsgiApp, names: Collection[str], paths: Collection[str] | None = None) -> None:
+        """`paths`: only these are checked."""
         self._app = app
+        self._paths = paths
         self._names = [name.lower() for name in names]
         self._is_allowed = lru_cache(256)(self._allows)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         host = next((value for name, value in scope["headers"] if name == b"host"), b"")
-        if self._is_allowed(host):
+        if self._is_allowed(host) or (self._paths is not None and scope["path"] not in self._paths):
             await self._app(scope, receive, send)
             return
         error = HostNotAllowed(
@@ -123,6 +125,10 @@ OPEN_PATHS = frozenset({"/", "/docs", "/redoc", "/openapi.json", "/health", "/li
 """Pages and probes, which show names and figures but nothing of any request."""
 ASSETS = "/docs/assets/"
 """Scripts and styles of the documentation."""
+PAGE_FILES = "/page/"
+"""Those of the live page."""
+PAGE_PATHS = frozenset({"/", "/fleet", "/health"})
+"""What a web page under another name could read without an API key."""
 ADMIN_PATHS = frozenset({"/requests"})
 """They show requests of all keys."""
 ROUTE = "authentication"
@@ -170,7 +176,7 @@ class Authentication:
                 error = AdminKeyNeeded(
                     f"{path} needs an admin's API key: make one with `python -m baton key NAME --admin`."
                 )
-        elif path not in OPEN_PATHS and not path.startswith(ASSETS):
+        elif path not in OPEN_PATHS and not path.startswith((ASSETS, PAGE_FILES)):
             error = InvalidApiKey(
                 "This API key is not known here; check it, or ask the operator for a new one."
                 if presented(scope["headers"])

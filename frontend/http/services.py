@@ -32,7 +32,7 @@ class Services:
 
     A stream sends headers with its first token, or `first_event_wait_s` after a worker has taken it, so that
     early failures still get an HTTP error status. While it is idle, it sends a comment every `keep_alive_s`.
-    With `share_cache`, API keys share cached KV.
+    With `share_cache`, API keys share cached KV. `has_page`: the live page is at `/`.
     """
 
     fleet: Fleet
@@ -49,6 +49,7 @@ class Services:
     keep_alive_s: float = 10.0
     share_cache: bool = False
     begin_trace: BeginTrace | None = None
+    has_page: bool = True
 
     @cached_property
     def snapshots(self) -> Snapshots:
