@@ -1,7 +1,6 @@
 """What is served besides the APIs' requests: models, health, metrics, the live page and its figures."""
 
 import hashlib
-import mimetypes
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime
@@ -17,6 +16,7 @@ from frontend.metrics import CONTENT_TYPE
 from frontend.routing.fleet import Fleet
 
 _FILES = Path(__file__).with_name("page")
+_KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 _GUARDED = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
     "connect-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
@@ -109,7 +109,7 @@ def _live_page() -> dict[str, Page]:
     """The live page's files."""
 
     def serving(path: Path) -> Page:
-        data, kind = path.read_bytes(), mimetypes.guess_type(path)[0]
+        data, kind = path.read_bytes(), _KINDS[path.suffix]
         headers = {
             "etag": f'"{hashlib.sha256(data).hexdigest()[:32]}"',
             "cache-control": "no-cache",
@@ -124,7 +124,11 @@ def _live_page() -> dict[str, Page]:
 
         return page
 
-    found = {f"/{path.parent.name}/{path.name}": serving(path) for path in _FILES.iterdir()}
+    found = {
+        f"/{path.parent.name}/{path.name}": serving(path)
+        for path in _FILES.iterdir()
+        if path.suffix in _KINDS
+    }
     return found | {"/": found.pop("/page/index.html")}
 
 

@@ -397,7 +397,7 @@ class Snapshots:
             answers = await asyncio.gather(*(self._fleet.answers(worker) for worker, *_ in left))
             for (worker, state, reason, _), does_answer in zip(left, answers, strict=True):
                 if not does_answer and state is not State.WARMING and len(self._gone) < _MOST_GONE:
-                    view = _view(worker, State.LOST, reason or "ended without a withdrawal", 0.0)
+                    view = _view(worker, State.LOST, reason or "left the registry and does not respond", 0.0)
                     self._gone[worker.address] = _now_s() + _GONE_S, view
 
 

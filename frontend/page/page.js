@@ -57,7 +57,7 @@ function card(worker) {
   }
   if (worker.kv_blocks) made.append(meter("KV", worker.kv_used_blocks, worker.kv_blocks, `${worker.kv_used_blocks} of ${worker.kv_blocks}`));
   const place = [worker.host, worker.pid && `pid ${worker.pid}`, worker.age_s ? `up ${seconds(worker.age_s)}` : ""].filter(Boolean).join(", ");
-  made.append(element("small", {}, [worker.reason, worker.engine, place].filter(Boolean).join(" · ")));
+  made.append(element("small", { title: worker.engine }, [worker.reason, worker.engine.split(" ")[0], place].filter(Boolean).join(" · ")));
   return made;
 }
 
@@ -126,7 +126,7 @@ function plot(id, points, name, now_s) {
   }
   const box = element("div", { class: "plot" }, svg, element("small", {}, seconds(top)));
   if (!found.length) box.append(element("p", { class: "empty" }, "No tokens in the last five minutes."));
-  const latest = columns.map((column) => [element("i", { class: `key ${column === "p50" ? "stream" : "transit"}` }), element("b", {}, `${column} ${seconds(found.length ? of(found.at(-1), column) : null)}`)]);
+  const latest = columns.map((column) => [element("i", { class: `key ${column === "p50" ? "stream" : "client"}` }), element("b", {}, `${column} ${seconds(found.length ? of(found.at(-1), column) : null)}`)]);
   $(id).replaceChildren(box, element("figcaption", {}, "5 minutes ago", element("span", {}, ...latest.flat()), "now"));
   return found.length ? of(found.at(-1), "p50") : null;
 }
@@ -233,7 +233,7 @@ function say(kind, who, ...children) {
 
 async function answer() { // one answer of the model; returns its message
   const message = { role: "assistant", content: "" }, calls = [], shown = {};
-  const body = { model, messages, tools: [TOOL], stream: true, reasoning_effort: "low", max_tokens: 600, stream_options: { include_usage: true, include_timings: true } };
+  const body = { model, messages, tools: [TOOL], stream: true, reasoning_effort: "low", temperature: 0, max_tokens: 600, stream_options: { include_usage: true, include_timings: true } };
   const reply = await fetch("v1/chat/completions", { method: "POST", body: JSON.stringify(body), headers: { "content-type": "application/json", ...headers() } });
   if (!reply.ok) throw new Error((await reply.json()).error?.message ?? reply.statusText);
   const write = (kind, who, text) => {
@@ -264,8 +264,9 @@ async function converse(question) {
     messages.push(message);
     if (!message.tool_calls) return;
     for (const call of message.tool_calls) {
-      const content = await (await fetch("health", { cache: "no-store", headers: headers() })).text();
-      say("tool", "tool", `${call.function.name}(${call.function.arguments}) → ${content.length > 160 ? `${content.slice(0, 160)}…` : content}`);
+      const { status, missing, lost } = await (await fetch("health", { cache: "no-store", headers: headers() })).json();
+      const content = JSON.stringify({ status, missing, lost });
+      say("tool", "tool", `${call.function.name}(${call.function.arguments}) → ${content}`);
       messages.push({ role: "tool", tool_call_id: call.id, content });
     }
   }
