@@ -1,0 +1,212 @@
+"""The live page in headless Chromium: what it shows, what it may ask, what it must not show."""
+
+import json
+import shutil
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from signal import SIGCONT, SIGSTOP
+from typing import Any
+
+import pytest
+
+from tests.stack import MODEL, Stack
+from tests.waiting import PATIENCE_S, scaled, wait_for
+
+playwright = pytest.importorskip("playwright.sync_api")
+CHROMIUM = shutil.which("chromium")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on the PATH")
+
+CANARY = "canary-4711"
+NUM_STREAMS = 1000
+REBOUND = "rebound.example"
+"""A name of another server that points to this one."""
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with playwright.sync_playwright() as driver:
+        flags = ["--no-sandbox", f"--host-resolver-rules=MAP {REBOUND} 127.0.0.1"]
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=flags)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def mocked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """Mockers that generate two tokens a second."""
+    folder = tmp_path_factory.mktemp("page")
+    slow = folder / "slow.yaml"
+    slow.write_text("prefill_tokens_per_s: 50000\ndecode_step_ms: 500\nkv_transfer_ms: 1\n")
+    with Stack(folder) as stack:
+        stack.frontend()
+        for name in ("prefill-0", "decode-0", "decode-1"):
+            stack.worker(name.split("-")[0], "--name", name, yaml=slow, name=name)
+        stack.wait_ready(1, 2)
+        yield stack
+
+
+@contextmanager
+def opened(browser: Any, stack: Stack, **options: Any) -> Iterator[Any]:
+    """The page, drawn; at the end nothing was wrong in the console and no other host was asked."""
+    context = browser.new_context(**options)
+    page = context.new_page()
+    page.set_default_timeout(PATIENCE_S * 1000)
+    wrong: list[str] = []
+    asked: list[str] = []
+    page.on("console", lambda line: wrong.append(line.text) if line.type in {"error", "warning"} else None)
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+    page.on("request", lambda request: asked.append(request.url))
+    page.goto(stack.url)
+    page.wait_for_selector(".worker")
+    yield page
+    assert (wrong, [url for url in asked if not url.startswith(f"{stack.url}/")]) == ([], [])
+    context.close()
+
+
+def words(page: Any, selector: str) -> str:
+    found: str = page.inner_text(selector)
+    return found
+
+
+def send(page: Any, question: str) -> None:
+    page.fill("#question", question)
+    page.click("#ask button")
+    page.wait_for_selector("#ask button:enabled")
+
+
+def test_the_state_of_the_fleet_is_drawn(browser: Any, mocked: Stack) -> None:
+    mocked.answer("/v1/completions", prompt="one two three", max_tokens=2)
+    with opened(browser, mocked) as page:
+        page.wait_for_selector("#slowest code")
+        assert words(page, "#status") == "serving"
+        assert words(page, "#model") == MODEL
+        states = page.eval_on_selector_all(
+            ".worker", "all => all.map(each => each.innerText.split('\\n')[0])"
+        )
+        assert [state.split()[0] for state in states] == ["ready"] * 3
+        for name in ("prefill-0", "decode-0", "decode-1"):
+            assert name in words(page, "#drawing")
+        assert page.locator("#flows path").count() == 2
+        assert "stream" in words(page, "#slowest")
+        assert page.locator("#ttft path.p50, #itl path.p99").count() == 2
+
+
+def test_another_ones_prompt_and_answer_are_nowhere_in_the_page(browser: Any, stack: Stack) -> None:
+    message = {"role": "user", "content": f"{CANARY} <b>bold</b>"}
+    answer = stack.answer("/v1/chat/completions", messages=[message], max_tokens=20, temperature=0)
+    told = answer["choices"][0]["message"]
+    with opened(browser, stack) as page:
+        page.wait_for_selector("#slowest code")
+        for text in (page.content(), stack.get("/fleet").text):
+            assert CANARY not in text
+            assert not told["content"] or told["content"] not in text
+
+
+def test_the_chat_calls_the_tool_and_shows_its_stages(browser: Any, stack: Stack) -> None:
+    with opened(browser, stack) as page:
+        send(page, "")  # the suggestion
+        assert words(page, "#turns .user").endswith("is everything up and running?")
+        assert '"status":"healthy"' in words(page, "#turns .tool")
+        assert "healthy" in words(page, "#turns .answer")
+        assert page.locator("#turns .stages .bar").count() == 2
+        assert "stream" in words(page, "#turns .stages")
+
+
+def test_text_is_never_markup(browser: Any, stack: Stack) -> None:
+    html = "<img src=x onerror=alert(1)><script>alert(2)</script>"
+    with opened(browser, stack) as page:
+        page.on("dialog", lambda _: pytest.fail("a script ran"))
+        send(page, html)
+        assert words(page, "#turns .user") == html
+        assert page.locator("#turns img, #turns script").count() == 0
+
+
+def test_a_key_stays_in_memory(browser: Any, mocked: Stack) -> None:
+    with opened(browser, mocked) as page:
+        page.fill("#key", "sk-secret")
+        with page.expect_request(lambda request: "sk-secret" in request.headers.get("authorization", "")):
+            page.press("#key", "Tab")
+        kept = page.evaluate("[localStorage.length, sessionStorage.length, document.cookie, location.href]")
+        assert kept == [0, 0, "", f"{mocked.url}/"]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 400])
+def test_it_is_legible_in_both_schemes_and_fits(browser: Any, mocked: Stack, scheme: str, width: int) -> None:
+    options = {"color_scheme": scheme, "viewport": {"width": width, "height": 800}}
+    with opened(browser, mocked, **options) as page:
+        ratios = page.evaluate(
+            """() => [...document.querySelectorAll('h2, dd, dt, small, strong, .state, a')].map(element => {
+              const light = (color) => color.match(/\\d+/g).slice(0, 3).map(each => each / 255)
+                .map(each => each <= 0.04 ? each / 12.92 : ((each + 0.055) / 1.055) ** 2.4)
+                .reduce((sum, each, index) => sum + each * [0.2126, 0.7152, 0.0722][index], 0);
+              let behind = element;
+              while (/, 0\\)$/.test(getComputedStyle(behind).backgroundColor)) behind = behind.parentElement;
+              const both = [getComputedStyle(element).color, getComputedStyle(behind).backgroundColor].map(light);
+              return (Math.max(...both) + 0.05) / (Math.min(...both) + 0.05);
+            })"""
+        )
+        assert min(ratios) >= 4.5  # WCAG 2.2, AA
+        dark = page.evaluate("getComputedStyle(document.body).backgroundColor.match(/\\d+/)[0] < 128")
+        assert dark is (scheme == "dark")
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_a_thousand_streams_need_no_more_elements(browser: Any, mocked: Stack) -> None:
+    body = {"model": MODEL, "prompt": "Hi", "max_tokens": 600, "stream": True, "ignore_eos": True}
+    data = json.dumps(body).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(data)}\r\n"
+    with opened(browser, mocked) as page, ExitStack() as streams:
+        before = page.evaluate("document.querySelectorAll('*').length")
+        for _ in range(NUM_STREAMS):
+            stream = streams.enter_context(socket.create_connection(("127.0.0.1", mocked.port)))
+            stream.sendall(f"{head}content-type: application/json\r\n\r\n".encode() + data)
+        wait_for(lambda: f"{NUM_STREAMS:,}" in words(page, "#totals"))
+        assert f"{NUM_STREAMS:,}" in words(page, "#stages")
+        after = page.evaluate("document.querySelectorAll('*').length")
+        assert after < before + 100  # the ten slowest, the curves; not the streams
+    mocked.wait_idle()
+
+
+def test_a_killed_worker_turns_red(browser: Any, mocked: Stack) -> None:
+    with opened(browser, mocked) as page:
+        page.evaluate(
+            """() => new MutationObserver(() => {
+              if (document.querySelector("[data-state=lost]")) document.body.dataset.red ??= Date.now();
+            }).observe(document.getElementById("decode"), { childList: true })"""
+        )
+        worker = next(process for process in mocked.processes if process.name == "decode-1")
+        killed_s = time.time()
+        worker.kill()
+        page.wait_for_selector("[data-state=lost]")
+        assert int(page.evaluate("document.body.dataset.red")) / 1000 - killed_s < scaled(3.0)
+        assert "decode-1" in words(page, "[data-state=lost]")
+        red = page.evaluate("getComputedStyle(document.querySelector('[data-state=lost] .state')).color")
+        assert red == page.evaluate("getComputedStyle(document.querySelector('.bad, .is-bad .state')).color")
+        assert words(page, "#status") == "serving, 1 worker not ready"
+
+
+def test_a_frontend_that_does_not_answer_is_said(browser: Any, mocked: Stack) -> None:
+    frontend = mocked.processes[0]
+    with opened(browser, mocked) as page:
+        frontend.signal(SIGSTOP)
+        try:
+            page.wait_for_selector("#problem:visible")
+            assert "does not answer" in words(page, "#problem")
+        finally:
+            frontend.signal(SIGCONT)
+        page.wait_for_selector("#problem", state="hidden")
+
+
+def test_pages_of_other_origins_and_names_read_nothing(browser: Any, mocked: Stack) -> None:
+    page = browser.new_page()
+    read = "url => fetch(url).then(answer => answer.text().then(() => answer.status), () => 'blocked')"
+    page.goto(f"http://localhost:{mocked.port}/live")  # another origin
+    assert page.evaluate(read, f"{mocked.url}/fleet") == "blocked"
+    assert page.goto(f"http://{REBOUND}:{mocked.port}/").status == 403
+    for path in ("/fleet", "/health", "/metrics", "/page/page.js"):
+        assert page.evaluate(read, path) == 403
+    page.close()
