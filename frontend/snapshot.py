@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from baton.errors import NotReady
+from baton.errors import NotReady, WorkerLost
 from baton.messages import Role, WorkerInfo, WorkerStats
-from baton.pace import LIVENESS_S, Pulse
+from baton.pace import Pulse
 from baton.pairing import why_not_paired
 from frontend.metrics import Metrics
 from frontend.record import Record
@@ -42,7 +42,7 @@ _REASONS = {
 
 
 class WorkerView(msgspec.Struct, kw_only=True):
-    """A worker. `state`: ready, warming, new, silent (its statistics stay away), lost, stuck, distrusted or
+    """A worker. `state`: ready, warming, new, silent (no statistics in time), lost, stuck, distrusted or
     refused. The figures are None without statistics, `places` if they are unknown."""
 
     worker_id: str
@@ -244,6 +244,10 @@ def _slow(record: Record, duration_s: float, usual: Usual) -> Slow:
     )
 
 
+_Answers = Mapping[str, WorkerStats | BaseException]
+"""Of workers, by address."""
+
+
 class Snapshots:
     """Makes snapshots for viewers. `running` must run throughout."""
 
@@ -255,7 +259,6 @@ class Snapshots:
         self._making = asyncio.Lock()
         self._made_s = 0.0
         self._encoded: dict[bool, bytes] = {}
-        self._answered_s: dict[str, float] = {}
         self._num_tokens: dict[str, int] = {}
         self._gone: dict[str, tuple[float, WorkerView]] = {}
         self._num_viewers = 0
@@ -303,7 +306,8 @@ class Snapshots:
             self._num_viewers -= 1
 
     async def _make(self) -> Snapshot:
-        stats, others = await asyncio.gather(self._fleet.stats(), self._others())
+        asked, others = await asyncio.gather(self._fleet.ask_all(), self._others())
+        stats = {worker.address: each for worker, each in asked}
         parts = [self.part(), *others]
         merged: dict[int, Second] = {}
         for second in chain.from_iterable(part.seconds for part in parts):
@@ -330,13 +334,13 @@ class Snapshots:
             slowest=slowest[:_NUM_SLOWEST],
         )
 
-    def _tokens_per_s(
-        self, stats: Sequence[tuple[WorkerInfo, WorkerStats]], lately: Sequence[Second]
-    ) -> float:
+    def _tokens_per_s(self, stats: _Answers, lately: Sequence[Second]) -> float:
         """From the decode workers' counters; from the chunks that came if those were not read just before."""
         before, lasted_s = self._num_tokens, _now_s() - self._made_s
         self._num_tokens = {
-            w.address: each.num_generated_tokens for w, each in stats if w.role is Role.DECODE
+            worker.address: each.num_generated_tokens
+            for worker in self._fleet.table.all()
+            if worker.role is Role.DECODE and isinstance(each := stats.get(worker.address), WorkerStats)
         }
         if lasted_s > _RATE_S:
             return sum(sum(each.first_ms.values()) + sum(each.gap_ms.values()) for each in lately) / _RATE_S
@@ -345,20 +349,18 @@ class Snapshots:
             / lasted_s
         )
 
-    def _workers(self, stats: Sequence[tuple[WorkerInfo, WorkerStats]]) -> list[WorkerView]:
-        now_s, figures, views = _now_s(), {worker.address: each for worker, each in stats}, []
-        described = self._fleet.table.described()
-        before = self._answered_s
-        self._answered_s = {
-            w.address: now_s if w.address in figures else before.get(w.address, now_s) for w, *_ in described
-        }
-        for worker, state, reason, joined_s in described:
+    def _workers(self, stats: _Answers) -> list[WorkerView]:
+        now_s, views = _now_s(), []
+        for worker, state, reason, joined_s in self._fleet.table.described():
             view = _view(worker, state, reason, time.monotonic() - joined_s)
-            if (found := figures.get(worker.address)) is not None:
+            found = stats.get(worker.address)
+            if isinstance(found, WorkerStats):
                 view.num_running, view.num_waiting = found.num_running, found.num_waiting
                 view.kv_used_blocks, view.kv_blocks = found.kv_used_blocks, found.kv_blocks
-            elif state is State.LIVE and now_s - self._answered_s[worker.address] >= LIVENESS_S:
-                view.state, view.reason = "silent", "does not send its statistics"
+            elif state is State.LIVE and isinstance(found, WorkerLost):
+                view.state, view.reason = State.LOST.value, _REASONS[State.LOST]
+            elif state is State.LIVE and found is not None:
+                view.state, view.reason = "silent", "sends no statistics in time"
             views.append(view)
         there = {(view.name, view.role) for view in views}
         kept = self._gone.items()

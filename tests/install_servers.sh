@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# Installs etcd, nats-server and openssl for the tests with apt, unless they are on the PATH.
+# Installs etcd, nats-server, openssl and chromium for the tests with apt, unless they are on the PATH.
 set -euo pipefail
 missing=()
 command -v etcd >/dev/null || missing+=(etcd-server)
 command -v nats-server >/dev/null || missing+=(nats-server)
 command -v openssl >/dev/null || missing+=(openssl)
+command -v chromium >/dev/null || missing+=(chromium)
 [[ ${#missing[@]} -gt 0 ]] || exit 0
 sudo=()
 if [[ $(id -u) -ne 0 ]]; then

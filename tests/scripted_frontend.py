@@ -88,6 +88,8 @@ class ScriptedFleet:
     async def stats(self) -> list[tuple[WorkerInfo, WorkerStats]]:
         return []
 
+    ask_all = stats
+
 
 class AliasedFleet(ScriptedFleet):
     """Serves its model under every name."""

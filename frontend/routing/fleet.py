@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from baton.discovery import Discovery
-from baton.errors import BatonError, EngineFailure, ModelNotFound, NoWorkers, WorkerLost
+from baton.errors import BatonError, EngineFailure, ModelNotFound, NoWorkers
 from baton.messages import Role, StatsRequest, WorkerInfo, WorkerStats
 from baton.pairing import refused_pairs, why_not_paired, works
 from baton.peer_tls import PeerDistrusted
@@ -147,14 +147,14 @@ class Fleet:
         )
 
     async def stats(self) -> list[tuple[WorkerInfo, WorkerStats]]:
-        """The statistics of every worker that answers within `STATS_TIMEOUT_S`. One that has ended is
-        lost."""
+        """The statistics of every worker that answers within `STATS_TIMEOUT_S`."""
+        return [(w, s) for w, s in await self.ask_all() if isinstance(s, WorkerStats)]
+
+    async def ask_all(self) -> list[tuple[WorkerInfo, WorkerStats | BaseException]]:
+        """The statistics of every worker, or why there are none."""
         registered = self.table.all()
         found = await asyncio.gather(*map(self._ask, registered), return_exceptions=True)
-        for worker, answer in zip(registered, found, strict=True):
-            if type(answer) is WorkerLost:  # no subclass: a certificate is another matter
-                self.table.note(worker, Event.LOST, answer.message)
-        return [(w, s) for w, s in zip(registered, found, strict=True) if isinstance(s, WorkerStats)]
+        return list(zip(registered, found, strict=True))
 
     async def answers(self, worker: WorkerInfo) -> bool:
         """Whether the worker sends its statistics in time."""

@@ -1,6 +1,7 @@
 """What a frontend's flags do in its process, and what several processes of one frontend share."""
 
 import asyncio
+import json
 import ssl
 from collections.abc import AsyncGenerator
 from contextlib import AbstractAsyncContextManager
@@ -68,14 +69,29 @@ async def test_without_keys_only_names_of_the_flag_are_served(settings: dict[str
             assert (await frontend.http.get("/v1/models", headers={"host": host})).status_code == expected
 
 
-async def test_with_keys_any_name_is_served(tmp_path: Path) -> None:
-    path = tmp_path / "keys"
-    path.write_text(line_of("one", "k1"))
-    path.chmod(0o600)
+@pytest.mark.parametrize(("path", "status"), [("/v1/models", 200), ("/live", 200), ("/fleet", 403)])
+async def test_with_keys_other_names_get_all_but_the_page(path: str, status: int, tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text(line_of("one", "k1"))
+    keys.chmod(0o600)
 
-    async with serving(Workers(d1=answer), api_keys_file=path) as frontend:
+    async with serving(Workers(d1=answer), api_keys_file=keys) as frontend:
         headers = {"host": "a.example", "x-api-key": "k1"}
-        assert (await frontend.http.get("/v1/models", headers=headers)).status_code == 200
+        assert (await frontend.http.get(path, headers=headers)).status_code == status
+
+
+async def test_a_viewer_gets_a_snapshot_a_second_until_the_frontend_drains() -> None:
+    async with serving(Workers(d1=answer)) as frontend:
+        accepts = {"accept": "text/event-stream"}
+        async with frontend.http.stream("GET", "/fleet", headers=accepts) as watched:
+            assert watched.headers["content-type"].startswith("text/event-stream")
+            lines = watched.aiter_lines()
+            shown = await anext(lines)
+            ending = asyncio.create_task(frontend.end())
+            async for _ in lines:  # it ends
+                pass
+        assert await ending == 0
+    assert json.loads(shown.removeprefix("data: "))["workers"][0]["worker_id"] == "d1"
 
 
 async def test_bodies_have_the_memory_of_the_flag() -> None:

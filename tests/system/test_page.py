@@ -6,7 +6,6 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from signal import SIGCONT, SIGSTOP
 from typing import Any
 
@@ -83,10 +82,7 @@ def test_the_state_of_the_fleet_is_drawn(browser: Any, mocked: Stack) -> None:
         page.wait_for_selector("#slowest code")
         assert words(page, "#status") == "serving"
         assert words(page, "#model") == MODEL
-        states = page.eval_on_selector_all(
-            ".worker", "all => all.map(each => each.innerText.split('\\n')[0])"
-        )
-        assert [state.split()[0] for state in states] == ["ready"] * 3
+        assert page.locator(".worker .state").all_inner_texts() == ["ready"] * 3
         for name in ("prefill-0", "decode-0", "decode-1"):
             assert name in words(page, "#drawing")
         assert page.locator("#flows path").count() == 2
@@ -97,12 +93,12 @@ def test_the_state_of_the_fleet_is_drawn(browser: Any, mocked: Stack) -> None:
 def test_another_ones_prompt_and_answer_are_nowhere_in_the_page(browser: Any, stack: Stack) -> None:
     message = {"role": "user", "content": f"{CANARY} <b>bold</b>"}
     answer = stack.answer("/v1/chat/completions", messages=[message], max_tokens=20, temperature=0)
-    told = answer["choices"][0]["message"]
+    given = answer["choices"][0]["message"]
     with opened(browser, stack) as page:
         page.wait_for_selector("#slowest code")
         for text in (page.content(), stack.get("/fleet").text):
             assert CANARY not in text
-            assert not told["content"] or told["content"] not in text
+            assert not given["content"] or given["content"] not in text
 
 
 def test_the_chat_calls_the_tool_and_shows_its_stages(browser: Any, stack: Stack) -> None:
@@ -145,7 +141,8 @@ def test_it_is_legible_in_both_schemes_and_fits(browser: Any, mocked: Stack, sch
                 .reduce((sum, each, index) => sum + each * [0.2126, 0.7152, 0.0722][index], 0);
               let behind = element;
               while (/, 0\\)$/.test(getComputedStyle(behind).backgroundColor)) behind = behind.parentElement;
-              const both = [getComputedStyle(element).color, getComputedStyle(behind).backgroundColor].map(light);
+              const both = [getComputedStyle(element).color, getComputedStyle(behind).backgroundColor]
+                .map(light);
               return (Math.max(...both) + 0.05) / (Math.min(...both) + 0.05);
             })"""
         )
@@ -164,8 +161,8 @@ def test_a_thousand_streams_need_no_more_elements(browser: Any, mocked: Stack) -
         for _ in range(NUM_STREAMS):
             stream = streams.enter_context(socket.create_connection(("127.0.0.1", mocked.port)))
             stream.sendall(f"{head}content-type: application/json\r\n\r\n".encode() + data)
-        wait_for(lambda: f"{NUM_STREAMS:,}" in words(page, "#totals"))
-        assert f"{NUM_STREAMS:,}" in words(page, "#stages")
+        wait_for(lambda: f"{NUM_STREAMS:,}" in words(page, "#stages"))
+        assert f"{NUM_STREAMS:,}" in words(page, "#totals")
         after = page.evaluate("document.querySelectorAll('*').length")
         assert after < before + 100  # the ten slowest, the curves; not the streams
     mocked.wait_idle()
