@@ -239,6 +239,12 @@ class Record(_Timed, kw_only=True, omit_defaults=True, gc=False):
         self.legs.append(Leg.beginning(self.began_s))
         return self.legs[-1]
 
+    def generated(self) -> None:
+        """All choices have ended; the rest is sent."""
+        for leg in self.legs:
+            leg.end()
+        self.enter("send")
+
     @property
     def num_attempts(self) -> int:
         """Tries on workers, of all choices."""

@@ -170,7 +170,6 @@ async def generate(exchange: Exchange, answer: Answer, services: Services, recor
     try:
         async with delivery:
             last = await _choices(answer, services, record, delivery)
-        record.enter("send")
         if answer.stream:
             last += answer.closing()
         await answer.settle()
@@ -293,8 +292,12 @@ async def _choices(answer: Answer, services: Services, record: Record, delivery:
 
     async def choice(index: int) -> None:
         nonlocal num_running, last
-        await feed(answer, index, services, record, on_taken, delivery.send, delivery.blocked_s)
-        num_running -= 1
+        try:
+            await feed(answer, index, services, record, on_taken, delivery.send, delivery.blocked_s)
+        finally:
+            num_running -= 1
+            if not num_running:  # at once: on a busy loop the tasks below take their time to end
+                record.generated()
         last = answer.finish(index)
         if num_running and last:
             await delivery.send(last)

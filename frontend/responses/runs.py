@@ -61,6 +61,7 @@ class Run:
         self._followers: list[asyncio.Queue[bytes]] = []
         self._reason: BatonError | None = None
         self._record = services.metrics.begin(ROUTE, answer.choice.request.request_id)
+        self._record.enter("queue")
         if answer.record is not None and (trace := answer.record.trace) is not None:
             self._record.trace = trace.child()
         # Only this task is ever cancelled, so that `_finish` always runs.
@@ -93,7 +94,10 @@ class Run:
 
     async def _make(self, services: Services) -> None:
         async with asyncio.timeout(services.request_timeout_s):
-            await feed(self.answer, 0, services, self._record, lambda: None, self._publish, [])
+            try:
+                await feed(self.answer, 0, services, self._record, lambda: None, self._publish, [])
+            finally:
+                self._record.generated()
         await self._publish(self.answer.finish(0))
 
     async def _finish(self) -> None:

@@ -50,6 +50,19 @@ def disaggregated(leg: Leg, clock: SimpleNamespace, prefill_s: float = 2.0, deco
     leg.decoded(first_chunk(0.5, 0.25))
 
 
+def test_choices_that_are_refused_in_the_queue_do_not_wait_while_that_is_sent(clock: SimpleNamespace) -> None:
+    records = Records()
+    record = records.begin("r", "/v1/x", "")
+    for _ in range(2):
+        record.leg()
+    clock.s += 3
+    record.generated()
+    clock.s += 1
+    assert record.spent() == {"queue": 3, "send": 1}
+    assert records.end(record) == 4
+    assert record.spent() == {"queue": 3, "send": 1}
+
+
 def test_the_stages_add_up_to_the_duration(clock: SimpleNamespace) -> None:
     records = Records()
     record = records.begin("r", "/v1/x", "")
