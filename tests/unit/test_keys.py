@@ -123,6 +123,4 @@ def test_the_tool_makes_a_key_and_its_line(capsys: pytest.CaptureFixture[str]) -
     assert key_tool(["--admin", "root"]) == 0
     assert [*parse_keys(capsys.readouterr().out).values()] == [ApiKey("root", is_admin=True)]
     for argv in (["two words"], []):
-        with pytest.raises(SystemExit) as ended:
-            key_tool(argv)
-        assert ended.value.code == 2
+        assert key_tool(argv) == 2

@@ -330,7 +330,7 @@ def _check_lengths(request: GenerateRequest, limits: Limits) -> None:
         raise InvalidRequest("the prompt is empty")
     if not 0 <= request.num_generated < num_tokens:
         raise InvalidRequest(
-            f"num_generated ({request.num_generated}) must be less than the number of tokens ({num_tokens})"
+            f"num_generated ({request.num_generated}) must be 0 to {num_tokens - 1}, below the number of tokens"
         )
     if num_tokens >= limits.context_length:
         raise InvalidRequest(

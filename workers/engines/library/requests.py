@@ -23,7 +23,7 @@ def check_request(request: GenerateRequest, facts: ModelFacts, context_length: i
         raise InvalidRequest("the prompt is empty")
     if not 0 <= num_generated < num_tokens:
         raise InvalidRequest(
-            f"num_generated ({num_generated}) must be less than the number of tokens ({num_tokens})"
+            f"num_generated ({num_generated}) must be 0 to {num_tokens - 1}, below the number of tokens"
         )
     if num_tokens >= context_length:
         raise InvalidRequest(
