@@ -329,9 +329,7 @@ def _check_lengths(request: GenerateRequest, limits: Limits) -> None:
     if num_tokens == 0:
         raise InvalidRequest("the prompt is empty")
     if not 0 <= request.num_generated < num_tokens:
-        raise InvalidRequest(
-            f"num_generated ({request.num_generated}) must be 0 to {num_tokens - 1}, below the number of tokens"
-        )
+        raise InvalidRequest(f"num_generated ({request.num_generated}) must be from 0 to {num_tokens - 1}")
     if num_tokens >= limits.context_length:
         raise InvalidRequest(
             f"the prompt has {num_tokens} tokens; with a context length of {limits.context_length} "

@@ -22,9 +22,7 @@ def check_request(request: GenerateRequest, facts: ModelFacts, context_length: i
     if not num_tokens:
         raise InvalidRequest("the prompt is empty")
     if not 0 <= num_generated < num_tokens:
-        raise InvalidRequest(
-            f"num_generated ({num_generated}) must be 0 to {num_tokens - 1}, below the number of tokens"
-        )
+        raise InvalidRequest(f"num_generated ({num_generated}) must be from 0 to {num_tokens - 1}")
     if num_tokens >= context_length:
         raise InvalidRequest(
             f"the prompt has {num_tokens} tokens; with a context length of {context_length} "
