@@ -51,7 +51,7 @@ $(VENV)-clients/.made: pyproject.toml
 		--target $(VENV)-clients/newest --group clients-newest
 	@touch $@
 
-servers: ## install etcd and nats-server with apt, if allowed
+servers: ## install etcd, nats-server and prometheus with apt, if allowed
 	@./tests/install_servers.sh
 
 vocab: dev ## get the o200k vocabulary through npm, for tests against openai-harmony

@@ -119,6 +119,8 @@ _OF_WORKERS = {
 }
 """The metric of each field of WorkerStats."""
 _KINDS = _TABLE | dict(_OF_WORKERS.values())
+MERGED_FIGURES = {name for name, kind in _KINDS.items() if kind.merge is max or kind.labels == _WORKER}
+"""Figures of the fleet, which each frontend shows: dashboards take the largest, not the sum."""
 _OLD = {field: name for field, (name, kind) in _OF_WORKERS.items() if field != name or kind.type == "counter"}
 _OLD |= {"frontend_strange_messages": "unauthenticated_messages", "frontend_lost_log_lines": "lost_log_lines"}
 """Gauges of 0.2 by name, and the metric that replaces each; they end with 0.4."""
@@ -173,6 +175,7 @@ class Metrics:
         for reason in get_args(Refusal):
             self.of("refused_requests", reason)
         self.of("attempts", "ok")
+        self.of("ignored_fields", "other")
 
     def expect(self, model: str) -> None:
         """Show zeros for this model, so that its first requests are an increase."""
@@ -181,6 +184,7 @@ class Metrics:
         for route in _GENERATING:
             self.of("requests", route, model, "200")
             self.of("running_requests", route)
+            self.of("disconnects", route)
             for name in ("request_duration", "time_to_first_token", "inter_token_latency"):
                 self.of(f"{name}_seconds", route, model)
 

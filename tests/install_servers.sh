@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# Installs etcd, nats-server, openssl and chromium for the tests with apt, unless they are on the PATH.
+# Installs etcd, nats-server, prometheus, openssl and chromium for the tests with apt, unless they are on the PATH.
 set -euo pipefail
 missing=()
 command -v etcd >/dev/null || missing+=(etcd-server)
 command -v nats-server >/dev/null || missing+=(nats-server)
+command -v promtool >/dev/null || missing+=(prometheus)
 command -v openssl >/dev/null || missing+=(openssl)
 command -v chromium >/dev/null || missing+=(chromium)
 [[ ${#missing[@]} -gt 0 ]] || exit 0
@@ -14,7 +15,7 @@ if [[ $(id -u) -ne 0 ]]; then
     fi
     sudo=(sudo -n)
 fi
-command -v apt-get >/dev/null || { echo "error: put etcd and nats-server on the PATH (no apt-get here)" >&2; exit 1; }
+command -v apt-get >/dev/null || { echo "error: put etcd, nats-server and prometheus on the PATH (no apt-get here)" >&2; exit 1; }
 # Keep the packages from starting servers on this machine.
 policy=/usr/sbin/policy-rc.d
 [[ -e $policy ]] || { printf '#!/bin/sh\nexit 101\n' | "${sudo[@]}" tee $policy >/dev/null; "${sudo[@]}" chmod +x $policy; trap '"${sudo[@]}" rm -f $policy' EXIT; }
