@@ -74,7 +74,6 @@ _TABLE = {
     "request_moved_kv_bytes": _histogram(
         "KV that moved to decode for one request, if the engine reports it.", (), _MOVED_BYTES
     ),
-    "queue_seconds": _histogram("Time that requests waited in the queue for a place.", (), _LATENCY_S),
     "queued_requests": _gauge("Requests that wait in the queue for a place."),
     "queue_callers": _gauge("Callers in the queue: API keys with their users, or addresses."),
     "queue_largest_caller_requests": _gauge("Queued requests of the caller that has most.", merge=max),
@@ -95,6 +94,7 @@ _TABLE = {
     "lost_traces": _counter("Requests whose trace was not sent.", ("reason",)),
     "unauthenticated_messages": _counter("Messages from unknown senders, ignored."),
     "lost_log_lines": _counter("Log lines that were lost because stderr was not read."),
+    "queue_seconds": _histogram("Ends with 0.4: see baton_stage_seconds.", (), _LATENCY_S),
     "prefill_seconds": _histogram("Ends with 0.4: see baton_stage_seconds.", (), _LATENCY_S),
     "handoff_seconds": _histogram("Ends with 0.4: see baton_stage_seconds.", (), _LATENCY_S),
 }
@@ -174,6 +174,8 @@ class Metrics:
             self.of("stage_requests", stage)
         for reason in get_args(Refusal):
             self.of("refused_requests", reason)
+        for name in ("key_queued_requests", "key_running_requests"):
+            self.of(name, "none")
         self.of("attempts", "ok")
         self.of("ignored_fields", "other")
 

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections import deque
+from collections import Counter, deque
 from typing import Literal
 
 import msgspec
@@ -37,6 +37,8 @@ class Events:
 
     def __init__(self) -> None:
         self._kept: deque[FleetEvent] = deque(maxlen=_NUM_KEPT)
+        self.counts: Counter[tuple[Kind, str]] = Counter()
+        """Losses and cuts since the start, by kind and worker or pair."""
         self._full: dict[
             str, tuple[FleetEvent, float]
         ] = {}  # by pool, with the time at which it was full last
@@ -45,6 +47,8 @@ class Events:
         """Keep an event that happens now, and log it."""
         event = FleetEvent(at_s=time.time(), kind=kind, what=what, detail=detail, lasted_s=lasted_s)
         self._kept.append(event)
+        if kind in {"lost", "cut"}:
+            self.counts[kind, what] += 1
         subject = _SUBJECTS.get(kind, "worker")
         fields = {subject: what, "away_s": lasted_s and round(lasted_s, 3), "detail": detail}
         log.log(_LEVELS.get(kind, logging.INFO), Line(f"{subject} {kind}", **fields))

@@ -103,10 +103,9 @@ def test_the_files_of_the_deployment_are_valid_and_each_fault_raises_its_alert()
 
 
 def test_the_names_are_those_of_a_well_kept_exporter(scene: Scene) -> None:
-    page = scene.stack.get("/metrics").text
-    old = re.findall(r"^# HELP (\w+) Ends with", page, re.MULTILINE)
-    assert len(old) > 10
-    kept = [line for line in page.splitlines(keepends=True) if not re.search(rf"\b({'|'.join(old)})\b", line)]
+    families = re.split(r"^(?=# HELP )", scene.stack.get("/metrics").text, flags=re.MULTILINE)
+    kept = [family for family in families if " Ends with 0.4: " not in family]
+    assert len(families) - len(kept) > 10
     assert not promtool("check", "metrics", page="".join(kept))
 
 
@@ -121,9 +120,8 @@ def test_a_panel_has_data_after_one_request(scene: Scene, name: str) -> None:
 
 def test_two_frontends_and_two_processes_double_nothing(scene: Scene) -> None:
     """Of a figure that each frontend shows, a panel draws what one of them would draw."""
-    wait_for(
-        lambda: scene.query('sum(baton_handoffs_total{instance!="", role="prefill"})') == {frozenset(): 2.0}
-    )
+    sent = 'baton_handoffs_total{role="prefill"}'
+    wait_for(lambda: scene.query(f"max by (worker) ({sent})") == scene.query(f"min by (worker) ({sent})"))
     one = f'instance="{scene.second[1].removeprefix("http://")}"'
     for name, expression in EXPRESSIONS.items():
         metrics = {metric.removesuffix("_total") for metric in re.findall(r"baton_(\w+)", expression)}
@@ -136,7 +134,6 @@ def test_two_frontends_and_two_processes_double_nothing(scene: Scene) -> None:
     }
     page = scene.stack.get("/metrics").text
     assert re.search(r'^baton_workers\{role="decode",state="live"\} 1.0$', page, re.MULTILINE)
-    assert re.search(r'^baton_handoffs_total\{role="decode",worker="decode-\d"\} 1.0$', page, re.MULTILINE)
 
 
 def test_requests_of_both_processes_are_added(scene: Scene) -> None:
@@ -154,5 +151,6 @@ def test_a_lost_worker_and_a_lost_frontend_are_alerts(scene: Scene) -> None:
     decode = next(worker for name, worker in scene.workers.items() if name.startswith("decode"))
     decode.kill()
     wait_for(lambda: scene.query(ALERTS["BatonNoDecodeWorker"]))
+    wait_for(lambda: scene.query(ALERTS["BatonWorkerLost"]).keys() == {frozenset({("worker", decode.name)})})
     scene.second[0].kill()
     wait_for(lambda: scene.query(ALERTS["BatonFrontendDown"]))
