@@ -88,6 +88,10 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
     top: tuple[tuple[int, float], ...] = ()
 
 
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e6)]
+"""A duration."""
+
+
 class Usage(msgspec.Struct, frozen=True, array_like=True):
     """Token counts of one choice so far: prompt, cached part of it, and generated (stop token included); the
     KV that decode pulled for it, None if the engine does not tell. Seconds until the first token: in the
@@ -99,10 +103,10 @@ class Usage(msgspec.Struct, frozen=True, array_like=True):
     num_cached_tokens: int
     num_completion_tokens: int
     num_moved_bytes: int | None = None
-    waited_s: float = 0.0
-    moved_s: float = 0.0
-    computed_s: float = 0.0
-    delay_s: float = 0.0
+    waited_s: Seconds = 0.0
+    moved_s: Seconds = 0.0
+    computed_s: Seconds = 0.0
+    delay_s: Seconds = 0.0
 
 
 UNDECODABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
@@ -146,9 +150,9 @@ class KvHandoff(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=
     ttl_s: float
     engine_state: bytes
     first_chunk: TokenChunk | None = None
-    waited_s: float = 0.0
-    computed_s: float = 0.0
-    delay_s: float = 0.0
+    waited_s: Seconds = 0.0
+    computed_s: Seconds = 0.0
+    delay_s: Seconds = 0.0
 
 
 class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):

@@ -40,7 +40,6 @@ _NUM_SLOWEST = 200
 _KEPT_S = 3600.0
 """How long slow requests are kept, if slower ones are not in the way."""
 _SWEEP_S = 60.0
-_STAGES_OF: dict[Role, Stage] = {Role.PREFILL: "prefill", Role.DECODE: "decode_wait"}
 _MAX_NAME = 200
 _MAX_ATTEMPTS = 32
 
@@ -86,15 +85,15 @@ class Attempt(_Timed, kw_only=True, omit_defaults=True, gc=False):
         is_prefill = stage in {"prefill_wait", "prefill"} or (stage == "transit" and not self.decode)
         return self.prefill if self.prefill and is_prefill else self.decode
 
-    def answered(self, worker: str, parts: dict[Stage, float], delay_s: float) -> None:
+    def answered(self, worker: str, parts: tuple[tuple[Stage, float], ...], delay_s: float) -> None:
         """This worker has answered with its own durations; the rest of the stage was in transit."""
         now_s, stages = time.perf_counter(), self.stages
         rest_s = now_s - self.since_s
-        for stage, lasted_s in parts.items():
+        for stage, lasted_s in parts:
             if lasted_s > 0.0:
-                lasted_s = min(lasted_s, rest_s)  # noqa: PLW2901  no worker accounts for more than there was
-                stages[stage] = stages.get(stage, 0.0) + lasted_s
-                rest_s -= lasted_s
+                counted_s = min(rest_s, lasted_s)  # there was no more
+                stages[stage] = stages.get(stage, 0.0) + counted_s
+                rest_s -= counted_s
         before_s = stages.get("transit", 0.0)
         if rest_s > before_s:
             self.late = worker
@@ -128,15 +127,22 @@ class Leg(_Timed, kw_only=True, omit_defaults=True, gc=False):
 
     def on(self, worker: WorkerInfo) -> None:
         """The try now waits for this worker."""
-        attempt, stage = self.attempts[-1], _STAGES_OF[worker.role]
-        setattr(attempt, worker.role.value, worker.label)
-        if attempt.stage != stage:
-            attempt.enter(stage)
+        attempt = self.attempts[-1]
+        if worker.role is Role.PREFILL:
+            attempt.prefill = worker.label
+            attempt.enter("prefill")
+        else:
+            attempt.decode = worker.label
+            if attempt.stage is None:
+                attempt.enter("decode_wait")
 
     def prefilled(self, handoff: KvHandoff) -> None:
         """The prefill worker has answered; decode is next."""
         attempt = self.attempts[-1]
-        parts: dict[Stage, float] = {"prefill_wait": handoff.waited_s, "prefill": handoff.computed_s}
+        parts: tuple[tuple[Stage, float], ...] = (
+            ("prefill_wait", handoff.waited_s),
+            ("prefill", handoff.computed_s),
+        )
         attempt.answered(attempt.prefill, parts, handoff.delay_s)
         attempt.stage = "decode_wait"
 
@@ -144,16 +150,16 @@ class Leg(_Timed, kw_only=True, omit_defaults=True, gc=False):
         """The first tokens have come: of the decode worker, or of a prefill worker that answered itself."""
         attempt = self.attempts[-1]
         usage = first.usage if isinstance(first, TokenChunk) else None
-        if usage is not None:
-            is_prefill = attempt.stage == "prefill"
-            parts: dict[Stage, float] = {
-                "prefill_wait" if is_prefill else "decode_wait": usage.waited_s,
-                "kv_move": usage.moved_s,
-                "prefill": usage.computed_s,
-            }
-            attempt.answered(attempt.prefill if is_prefill else attempt.decode, parts, usage.delay_s)
-        else:
+        if usage is None:
             attempt.enter(None)
+        else:
+            is_prefill = attempt.stage == "prefill"
+            parts: tuple[tuple[Stage, float], ...] = (
+                ("prefill_wait" if is_prefill else "decode_wait", usage.waited_s),
+                ("kv_move", usage.moved_s),
+                ("prefill", usage.computed_s),
+            )
+            attempt.answered(attempt.prefill if is_prefill else attempt.decode, parts, usage.delay_s)
         self.enter("stream")
 
     def failed(self, code: str) -> None:
@@ -165,12 +171,16 @@ class Leg(_Timed, kw_only=True, omit_defaults=True, gc=False):
 
     def end(self, usage: Usage | None = None) -> None:
         """No more tokens come."""
-        for timed in (self, *self.attempts[-1:]):
-            if timed.stage is not None:
-                timed.enter(None)
+        if self.stage is not None:
+            self.enter(None)
+        if not self.attempts:
+            return
+        attempt = self.attempts[-1]
+        if attempt.stage is not None:
+            attempt.enter(None)
         if usage is not None:
             self.num_moved_bytes = usage.num_moved_bytes
-            self.attempts[-1].delay_s = max(self.attempts[-1].delay_s, usage.delay_s)
+            attempt.delay_s = max(attempt.delay_s, usage.delay_s)
 
     def blocked(self, lasted_s: float) -> None:
         """The client did not read for so long while tokens came."""

@@ -130,7 +130,7 @@ class VllmAdapter:
         """From vLLM's RequestStateStats; None if its statistics are off. To vLLM, a request whose KV has not
         arrived is waiting.
         """
-        if stats is None or not stats.first_token_ts:
+        if stats is None or not (stats.queued_ts and stats.scheduled_ts and stats.first_token_ts):
             return
         waited_s = stats.scheduled_ts - stats.queued_ts
         computed_s = stats.first_token_ts - stats.scheduled_ts
