@@ -29,9 +29,7 @@ SPAN_S = 300
 MAX_VIEWERS = 100
 _RATE_S = 5
 """Rates and handoffs are of this many seconds."""
-_GONE_S = 300.0
-"""How long a worker is shown that ended without a withdrawal."""
-_MOST_GONE = _MOST_PAIRED = 32
+_MOST_PAIRED = 32
 _NUM_SLOWEST, _NUM_RECENT, _NUM_EVENTS = 10, 200, 20
 _REASONS = {
     State.WARMING: "tries its handoffs",
@@ -111,27 +109,18 @@ class Snapshot(msgspec.Struct, kw_only=True):
 
 
 class Second(msgspec.Struct, array_like=True):
-    """What was counted in one second. Latencies: how many, by whole milliseconds."""
+    """What was counted in one second: latencies by whole milliseconds; `counts` of tokens, ended and refused
+    requests."""
 
     at_s: int
-    first_ms: dict[int, int]
-    gap_ms: dict[int, int]
-    num_ended: float
-    num_refused: float
+    first_ms: Counter[int]
+    gap_ms: Counter[int]
+    counts: Counter[str]
 
     def add(self, other: "Second") -> "Second":
         """The sum of the same second in two processes."""
-        first_ms, gap_ms = (
-            Counter(self.first_ms) + Counter(other.first_ms),
-            Counter(self.gap_ms) + Counter(other.gap_ms),
-        )
-        return Second(
-            self.at_s,
-            first_ms,
-            gap_ms,
-            self.num_ended + other.num_ended,
-            self.num_refused + other.num_refused,
-        )
+        both = zip(msgspec.structs.astuple(self)[1:], msgspec.structs.astuple(other)[1:], strict=True)
+        return Second(self.at_s, *(Counter(mine) + Counter(theirs) for mine, theirs in both))
 
     def point(self) -> Point:
         """Its latencies."""
@@ -181,20 +170,24 @@ class Series:
         self._fleet = fleet
         self._metrics = metrics
         self._gaps: dict[tuple[str, str], list[int]] = {}
-        self._totals = (0.0, 0.0)
+        self._totals: Counter[str] = Counter()
         self._seconds: deque[Second] = deque(maxlen=SPAN_S)
         self._handoffs: deque[Counter[tuple[str, str]]] = deque(maxlen=_RATE_S)
 
     def tick(self) -> None:
         """Keep what was counted since the last call."""
         metrics, fleet, before = self._metrics, self._fleet, self._totals
-        self._totals = metrics.total("requests"), metrics.total("refused_requests")
-        ended, refused = (new - old for new, old in zip(self._totals, before, strict=True))
-        self._seconds.append(Second(int(time.time()), metrics.first_ms, self._new_gaps(), ended, refused))
+        self._totals = Counter(
+            tokens=fleet.calls.num_tokens(),
+            ended=int(metrics.total("requests")),
+            refused=int(metrics.total("refused_requests")),
+        )
+        new = self._totals - before
+        self._seconds.append(Second(int(time.time()), metrics.first_ms, self._new_gaps(), new))
         self._handoffs.append(fleet.handoffs)
         metrics.first_ms, fleet.handoffs = Counter(), Counter()
 
-    def _new_gaps(self) -> dict[int, int]:
+    def _new_gaps(self) -> Counter[int]:
         found: Counter[int] = Counter()
         for labels, counts in self._metrics.gap_counts.items():
             seen = self._gaps.get(labels) or [0] * len(counts)
@@ -259,8 +252,6 @@ class Snapshots:
         self._making = asyncio.Lock()
         self._made_s = 0.0
         self._encoded: dict[bool, bytes] = {}
-        self._num_tokens: dict[str, int] = {}
-        self._gone: dict[str, tuple[float, WorkerView]] = {}
         self._num_viewers = 0
         self._closed = asyncio.Event()
 
@@ -268,13 +259,10 @@ class Snapshots:
     async def running(self) -> AsyncGenerator[None, None]:
         """Count throughout the context, so that the first viewer sees five minutes."""
         pulse = Pulse(EVERY_S, self._series.tick)
-        following = asyncio.create_task(self._follow())
         try:
             yield
         finally:
             pulse.stop()
-            following.cancel()
-            await asyncio.gather(following, return_exceptions=True)
 
     def close(self) -> None:
         """End all streams."""
@@ -314,16 +302,17 @@ class Snapshots:
             known = merged.get(second.at_s)
             merged[second.at_s] = second if known is None else known.add(second)
         seconds = [merged[at_s] for at_s in sorted(merged)]
-        lately = [second for second in seconds if second.at_s > time.time() - _RATE_S]
+        lately = (second.counts for second in seconds if second.at_s > time.time() - _RATE_S)
+        counts = sum(map(Counter, lately), Counter[str]())
         slowest = sorted(
             chain.from_iterable(part.slowest for part in parts), key=lambda slow: -slow.duration_s
         )
         return Snapshot(
             at_s=time.time(),
             models=self._fleet.models(),
-            tokens_per_s=round(self._tokens_per_s(stats, lately), 1),
-            requests_per_s=sum(second.num_ended for second in lately) / _RATE_S,
-            refused_per_s=sum(second.num_refused for second in lately) / _RATE_S,
+            tokens_per_s=counts["tokens"] / _RATE_S,
+            requests_per_s=counts["ended"] / _RATE_S,
+            refused_per_s=counts["refused"] / _RATE_S,
             num_running=sum(part.num_running for part in parts),
             num_queued=sum(part.num_queued for part in parts),
             workers=self._workers(stats),
@@ -334,23 +323,8 @@ class Snapshots:
             slowest=slowest[:_NUM_SLOWEST],
         )
 
-    def _tokens_per_s(self, stats: _Answers, lately: Sequence[Second]) -> float:
-        """From the decode workers' counters; from the chunks that came if those were not read just before."""
-        before, lasted_s = self._num_tokens, _now_s() - self._made_s
-        self._num_tokens = {
-            worker.address: each.num_generated_tokens
-            for worker in self._fleet.table.all()
-            if worker.role is Role.DECODE and isinstance(each := stats.get(worker.address), WorkerStats)
-        }
-        if lasted_s > _RATE_S:
-            return sum(sum(each.first_ms.values()) + sum(each.gap_ms.values()) for each in lately) / _RATE_S
-        return (
-            sum(max(0, new - before.get(address, new)) for address, new in self._num_tokens.items())
-            / lasted_s
-        )
-
     def _workers(self, stats: _Answers) -> list[WorkerView]:
-        now_s, views = _now_s(), []
+        views = []
         for worker, state, reason, joined_s in self._fleet.table.described():
             view = _view(worker, state, reason, time.monotonic() - joined_s)
             found = stats.get(worker.address)
@@ -362,10 +336,6 @@ class Snapshots:
             elif state is State.LIVE and found is not None:
                 view.state, view.reason = "silent", "sends no statistics in time"
             views.append(view)
-        there = {(view.name, view.role) for view in views}
-        kept = self._gone.items()
-        self._gone = {k: v for k, v in kept if v[0] > now_s and (v[1].name, v[1].role) not in there}
-        views += [view for _, view in self._gone.values()]
         return sorted(views, key=lambda view: (view.role.value, view.name, view.worker_id))
 
     def _pairs(self, parts: Sequence[Part]) -> Iterator[PairView]:
@@ -386,21 +356,6 @@ class Snapshots:
                 state = "cold"
             count = counts[p.worker_id, d.worker_id]
             yield PairView(prefill=p.worker_id, decode=d.worker_id, state=state, num_handoffs=count)
-
-    async def _follow(self) -> None:
-        """Note workers that leave the registry and do not answer: one that withdraws does for a while."""
-        table = self._fleet.table
-        known = {each[0].address: each for each in table.described()}
-        while True:
-            await table.changed()
-            now = {each[0].address: each for each in table.described()}
-            left = [known[address] for address in known.keys() - now.keys()][:_MOST_GONE]
-            known = now
-            answers = await asyncio.gather(*(self._fleet.answers(worker) for worker, *_ in left))
-            for (worker, state, reason, _), does_answer in zip(left, answers, strict=True):
-                if not does_answer and state is not State.WARMING and len(self._gone) < _MOST_GONE:
-                    view = _view(worker, State.LOST, reason or "left the registry and does not respond", 0.0)
-                    self._gone[worker.address] = _now_s() + _GONE_S, view
 
 
 def _view(worker: WorkerInfo, state: State, reason: str, age_s: float) -> WorkerView:

@@ -56,7 +56,7 @@ function card(worker) {
     made.append(meter("running", worker.num_running, worker.places, worker.num_waiting ? `${places}, ${worker.num_waiting} wait` : places));
   }
   if (worker.kv_blocks) made.append(meter("KV", worker.kv_used_blocks, worker.kv_blocks, `${worker.kv_used_blocks} of ${worker.kv_blocks}`));
-  const place = [worker.host, worker.pid && `pid ${worker.pid}`, worker.age_s ? `up ${seconds(worker.age_s)}` : ""].filter(Boolean).join(", ");
+  const place = [worker.host, worker.pid && `pid ${worker.pid}`, worker.state === "lost" ? "" : `up ${seconds(worker.age_s)}`].filter(Boolean).join(", ");
   made.append(element("small", { title: worker.engine }, [worker.reason, worker.engine.split(" ")[0], place].filter(Boolean).join(" · ")));
   return made;
 }

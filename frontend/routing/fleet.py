@@ -156,14 +156,6 @@ class Fleet:
         found = await asyncio.gather(*map(self._ask, registered), return_exceptions=True)
         return list(zip(registered, found, strict=True))
 
-    async def answers(self, worker: WorkerInfo) -> bool:
-        """Whether the worker sends its statistics in time."""
-        try:
-            await self._ask(worker)
-        except (BatonError, TimeoutError):
-            return False
-        return True
-
     def note_workers(self, metrics: Metrics) -> None:
         """Set the metrics of the workers' states."""
         for state in State:

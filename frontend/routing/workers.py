@@ -18,6 +18,7 @@ from frontend.routing.events import Events, Kind
 log = logging.getLogger(__name__)
 
 PROBE_EVERY_S = 0.5
+_SHOWN_S, _MOST_SHOWN = 300.0, 32
 
 
 class State(Enum):
@@ -104,7 +105,7 @@ class _Entry:
         self.state = State.WARMING
         self.reason = ""
         self.joined_s = time.monotonic()
-        self.bad_since_s = 0.0
+        self.bad_since_s = self.shown_until_s = 0.0
         self.probe: asyncio.Task[None] | None = None
 
 
@@ -115,6 +116,7 @@ class Workers:
         self._probe = probe
         self._events = events
         self._leaving: set[asyncio.Task[None]] = set()
+        self._ended: list[_Entry] = []
         self._entries: dict[str, _Entry] = {}
         self._change = asyncio.Event()
 
@@ -161,8 +163,12 @@ class Workers:
         return [entry.worker for entry in self._entries.values()]
 
     def described(self) -> list[tuple[WorkerInfo, State, str, float]]:
-        """Every registered worker: its state, the reason, and when it joined (a `monotonic` value)."""
-        return [(entry.worker, entry.state, entry.reason, entry.joined_s) for entry in self._entries.values()]
+        """Every registered worker, its state, the reason, and when it joined (a `monotonic` value); those too
+        that ended without leaving, for a while, until another has the name."""
+        names, now_s = {entry.worker.label for entry in self._entries.values()}, time.monotonic()
+        self._ended = [e for e in self._ended if e.worker.label not in names and now_s < e.shown_until_s]
+        shown = (*self._entries.values(), *self._ended)
+        return [(entry.worker, entry.state, entry.reason, entry.joined_s) for entry in shown]
 
     def has(self, worker: WorkerInfo) -> bool:
         """Whether a worker is registered, perhaps with other facts than before."""
@@ -216,9 +222,13 @@ class Workers:
         """A worker that leaves in order answers for a moment longer. Of a lost one nothing is new."""
         name = entry.worker.label
         if entry.state is State.LIVE and (await self._probe(entry.worker, State.LOST))[0] is Event.SILENT:
-            self._events.add("lost", name, "it ended without leaving the registry first")
+            entry.state, entry.reason = State.LOST, "it ended without leaving the registry first"
+            self._events.add("lost", name, entry.reason)
         elif entry.state is not State.LOST:
             self._events.add("left", name)
+            return
+        entry.shown_until_s = time.monotonic() + _SHOWN_S
+        self._ended = [*self._ended, entry][-_MOST_SHOWN:]
 
     async def _probe_until_live(self, entry: _Entry) -> None:
         while True:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -70,17 +71,17 @@ async def test_a_second_has_what_was_counted_in_it_and_old_ones_end(monkeypatch:
     ended(metrics)
     series.tick()
     one, two = series.part().seconds
-    assert (one.first_ms, one.gap_ms, one.num_ended) == ({40: 1}, {10: 99, 500: 1}, 1)
-    assert (two.first_ms, two.gap_ms, two.num_ended) == ({40: 2}, {10: 198, 500: 2}, 2)
+    assert (one.first_ms, one.gap_ms, one.counts) == ({40: 1}, {10: 99, 500: 1}, {"ended": 1})
+    assert (two.first_ms, two.gap_ms, two.counts) == ({40: 2}, {10: 198, 500: 2}, {"ended": 2})
     for _ in range(snapshot.SPAN_S):
         series.tick()
-    assert {(second.num_ended, len(second.gap_ms)) for second in series.part().seconds} == {(0, 0)}
+    assert {len(second.counts) + len(second.gap_ms) for second in series.part().seconds} == {0}
 
 
 @jumping
 async def test_the_parts_of_processes_are_added_but_workers_are_shown_once() -> None:
     async def others() -> list[Part]:
-        second = Second(10**9, {40: 1}, {}, 5, 1)
+        second = Second(10**9, Counter({40: 1}), Counter(), Counter(ended=5, refused=1))
         return [Part(num_running=3, stages={"stream": 3}, seconds=[second], handoffs=[("p1", "d1", 2)])] * 2
 
     async with shown(Registry(worker("p1"), worker("d1")), others=others) as (fleet, metrics, snapshots):
