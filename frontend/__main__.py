@@ -232,6 +232,7 @@ def _services(
         metrics=metrics,
         other_metrics=siblings.metrics,
         other_parts=siblings.parts,
+        other_requests=siblings.requests,
         thoughts=Thoughts(share=siblings.share),
         request_timeout_s=settings.request_timeout_s,
         share_cache=settings.share_cache,

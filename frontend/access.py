@@ -9,7 +9,7 @@ from typing import Literal
 from baton.telemetry import Line
 from frontend.http.services import Services
 from frontend.metrics import Metrics
-from frontend.record import Record
+from frontend.record import Attempt, Record
 
 log = logging.getLogger(__name__)
 
@@ -57,8 +57,17 @@ def line_of(record: Record) -> Line:
         found["prompt_tokens"] = record.num_prompt_tokens
         found["cached_tokens"] = record.num_cached_tokens
         found["completion_tokens"] = record.num_completion_tokens
+    failures = [_failure(each) for leg in record.legs for each in leg.attempts if each.outcome]
+    if failures:
+        found["failures"] = "; ".join(failures)
     stages = {f"{stage}_s": round(s, 3) for stage, s in record.spent().items() if s >= _SHOWN_S}
     return Line("request", **found, **stages)
+
+
+def _failure(attempt: Attempt) -> str:
+    """Its code, workers, stage and seconds, as `baton why --log` reads it."""
+    workers = "->".join(filter(None, (attempt.prefill, attempt.decode)))
+    return f"{attempt.outcome} {workers} {attempt.ended_in} {sum(attempt.stages.values()):.3f}"
 
 
 @asynccontextmanager

@@ -11,6 +11,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response, StreamingResponse
 
+from frontend.explain import explain, find, query_of
 from frontend.http.services import Services
 from frontend.metrics import CONTENT_TYPE
 from frontend.routing.fleet import Fleet
@@ -97,11 +98,17 @@ def pages(services: Services) -> Mapping[str, Page]:
         events = services.snapshots.stream(with_ids=with_ids)
         return StreamingResponse(events, media_type="text/event-stream", headers=_FRESH)
 
+    async def requests(request: Request) -> Response:
+        query = query_of(request.query_params.multi_items())
+        found = [find(services.metrics.records, query), *await services.other_requests(query)]
+        return _json(explain(query, found, fleet.events.newest(200)))
+
     async def about(_: Request) -> Response:
         return RedirectResponse("docs")
 
     found: dict[str, Page] = {"/health": health, "/live": live, "/metrics": metrics}
-    found |= {"/fleet": look, "/": about} | (_live_page() if services.has_page else {})
+    found |= {"/fleet": look, "/requests": requests, "/": about}
+    found |= _live_page() if services.has_page else {}
     return found | _model_pages(fleet)
 
 

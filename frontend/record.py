@@ -74,7 +74,10 @@ class Attempt(_Timed, kw_only=True, omit_defaults=True, gc=False):
     began_s: float
     prefill: str = ""
     decode: str = ""
+    where: dict[str, str] = {}
     outcome: str = ""
+    ended_in: Stage | None = None
+    num_tokens: int = 0
     delay_s: float = 0.0
     late: str = ""
 
@@ -104,12 +107,13 @@ class Attempt(_Timed, kw_only=True, omit_defaults=True, gc=False):
 
 class Leg(_Timed, kw_only=True, omit_defaults=True, gc=False):
     """One choice of a request, and its attempts. `gap_s` is the longest time between two tokens, and `gap_at`
-    the number of tokens before it."""
+    the number of tokens before it. `absent`: the error's code, if it waited for a worker or the broker."""
 
     began_s: float
     attempts: list[Attempt] = []
     gap_s: float = 0.0
     gap_at: int = 0
+    absent: str = ""
     num_moved_bytes: int | None = None
 
     @classmethod
@@ -128,6 +132,7 @@ class Leg(_Timed, kw_only=True, omit_defaults=True, gc=False):
     def on(self, worker: WorkerInfo) -> None:
         """The try now waits for this worker."""
         attempt = self.attempts[-1]
+        attempt.where[worker.label] = f"{worker.worker_id}, {worker.host}, pid {worker.pid}"
         if worker.role is Role.PREFILL:
             attempt.prefill = worker.label
             attempt.enter("prefill")
@@ -162,11 +167,13 @@ class Leg(_Timed, kw_only=True, omit_defaults=True, gc=False):
             attempt.answered(attempt.prefill if is_prefill else attempt.decode, parts, usage.delay_s)
         self.enter("stream")
 
-    def failed(self, code: str) -> None:
-        """The try has ended with this error; the request waits for the next one."""
+    def failed(self, code: str, num_tokens: int = 0) -> None:
+        """The try has ended with this error after so many tokens; the request waits for the next one."""
         if self.attempts:
-            self.attempts[-1].enter(None)
-            self.attempts[-1].outcome = code
+            attempt = self.attempts[-1]
+            attempt.outcome, attempt.num_tokens = code, num_tokens
+            attempt.ended_in = attempt.stage or "stream"
+            attempt.enter(None)
         self.enter("queue")
 
     def end(self, usage: Usage | None = None) -> None:
@@ -177,6 +184,7 @@ class Leg(_Timed, kw_only=True, omit_defaults=True, gc=False):
             return
         attempt = self.attempts[-1]
         if attempt.stage is not None:
+            attempt.ended_in = attempt.stage
             attempt.enter(None)
         if usage is not None:
             self.num_moved_bytes = usage.num_moved_bytes
@@ -220,7 +228,8 @@ class Record(_Timed, kw_only=True, omit_defaults=True, gc=False):
     """One request. `at_s` is its arrival as Unix time, `began_s` the same as a `perf_counter` value;
     durations and `first_token_s` count from then. `caller` is the API key's name, `address` the
     client's. `status` is the HTTP status, or that of the error that ended a stream; `code` the error's.
-    `delay_s`: the longest time that this frontend's event loop stood still meanwhile."""
+    `delay_s`: the longest time that this frontend's event loop stood still meanwhile. Of one `so_far`:
+    `status` is 0, `now` the running stage."""
 
     request_id: str
     route: str
@@ -242,6 +251,7 @@ class Record(_Timed, kw_only=True, omit_defaults=True, gc=False):
     disconnected: bool = False
     delay_s: float = 0.0
     trace: Trace | None = None
+    now: Stage | None = None
 
     def leg(self) -> Leg:
         """A new choice's part."""
@@ -266,6 +276,17 @@ class Record(_Timed, kw_only=True, omit_defaults=True, gc=False):
         found = max((leg.spent(now_s) for leg in self.legs), key=lambda each: sum(each.values()), default={})
         self.add_to(found, now_s)
         return {stage: found[stage] for stage in STAGES if stage in found}
+
+    def so_far(self) -> "Record":
+        """A copy, as if it ended now."""
+        copy = _DECODER.decode(_ENCODER.encode(self))
+        parts = [copy, *copy.legs, *(leg.attempts[-1] for leg in copy.legs if leg.attempts)]
+        copy.now = next((part.stage for part in reversed(parts) if part.stage is not None), None)
+        copy.enter(None)
+        for leg in copy.legs:
+            leg.end()
+        copy.status, copy.duration_s = 0, copy.since_s - copy.began_s
+        return copy
 
 
 _ENCODER = msgspec.msgpack.Encoder()

@@ -15,6 +15,7 @@ _TOOLS = {
     "doctor": ("operations.doctor.command", "find what would break, before starting anything"),
     "download": ("operations.download", "download a model from the Hugging Face hub, and verify it"),
     "key": ("operations.key", "make an API key, and its line for --api-keys-file"),
+    "why": ("operations.why", "which stage made a request slow or fail, and on which worker"),
 }
 _HELP = """\
 usage: python -m baton COMMAND [flags]

@@ -63,7 +63,7 @@ class Stack:
     """
 
     def __init__(self, folder: Path, environ: Mapping[str, str] | None = None) -> None:
-        self._folder = folder
+        self.folder = folder
         self.processes: list[Process] = []
         self.closing: list[Callable[[], None]] = []
         self.prefix: tuple[str, ...] = ()
@@ -115,7 +115,7 @@ class Stack:
     def start(self, name: str, module: str, *arguments: str) -> Process:
         """`python -m MODULE ARGUMENTS`."""
         command = [*self.prefix, PYTHON, "-m", module, *arguments]
-        process = Process(name, command, self._folder / f"{name}.log", self.environ)
+        process = Process(name, command, self.folder / f"{name}.log", self.environ)
         self.processes.append(process)
         return process
 

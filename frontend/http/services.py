@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import cached_property
 
+from frontend.explain import Find, Found, OtherRequests
 from frontend.http.exchange import Bodies
 from frontend.metrics import Metrics, Samples
 from frontend.record import Trace
@@ -26,6 +27,10 @@ async def _no_other_metrics() -> Sequence[Samples]:
     return ()
 
 
+async def _no_other_requests(_: Find) -> Sequence[Found]:
+    return ()
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Services:
     """One app's dependencies and limits.
@@ -40,6 +45,7 @@ class Services:
     metrics: Metrics = dataclasses.field(default_factory=Metrics)
     other_metrics: OtherMetrics = _no_other_metrics
     other_parts: OtherParts = no_parts
+    other_requests: OtherRequests = _no_other_requests
     thoughts: Thoughts = dataclasses.field(default_factory=Thoughts)
     request_timeout_s: float = 600.0
     max_body_bytes: int = 16 << 20

@@ -1,4 +1,4 @@
-"""Calls between frontend processes: metrics, snapshots, background runs, reasoning."""
+"""Calls between frontend processes: metrics, snapshots, records of requests, background runs, reasoning."""
 
 import asyncio
 import dataclasses
@@ -16,6 +16,7 @@ import msgspec
 from baton.errors import BatonError, NotReady, WorkerLost
 from baton.messages import FrontendReply, FrontendRequest, Reply, Request
 from baton.tcp import UnixTransport
+from frontend.explain import Find, Found, find
 from frontend.metrics import Metrics, Samples
 from frontend.responses.runs import UNREACHED, ResponseState
 from frontend.snapshot import Part
@@ -45,7 +46,7 @@ class CallRun(msgspec.Struct, frozen=True, array_like=True, tag=5):
     sequence_number: int | None
 
 
-SiblingRequest = Kept | Scrape | Look | CallRun
+SiblingRequest = Kept | Scrape | Look | CallRun | Find
 
 
 def _token_ids(kind: type, value: object) -> object:
@@ -58,6 +59,7 @@ _ENCODER = msgspec.msgpack.Encoder(enc_hook=list)
 _MESSAGES: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(SiblingRequest, dec_hook=_token_ids)
 _METRICS = msgspec.msgpack.Decoder(Samples)
 _PARTS = msgspec.msgpack.Decoder(Part)
+_FOUND = msgspec.msgpack.Decoder(Found)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,6 +122,10 @@ class Siblings:
         """The parts of the snapshot of the processes that answer in time."""
         return [_PARTS.decode(data) for data in await self._all(Look())]
 
+    async def requests(self, query: Find) -> list[Found]:
+        """The requests that the processes find that answer in time."""
+        return [_FOUND.decode(data) for data in await self._all(query)]
+
     async def _all(self, message: SiblingRequest) -> list[bytes]:
         found = await asyncio.gather(*(self._answer(address, message) for address in self._others))
         return [data for data in found if data is not None]
@@ -161,6 +167,8 @@ async def _answers(shared: Shared, request: Request) -> AsyncGenerator[Reply, No
             yield FrontendReply(_ENCODER.encode(shared.metrics.samples()))
         case Look():
             yield FrontendReply(_ENCODER.encode(shared.part()))
+        case Find() as query:
+            yield FrontendReply(_ENCODER.encode(find(shared.metrics.records, query)))
         case CallRun(response_id, sequence_number):
             async with aclosing(shared.responses.answer(response_id, sequence_number)) as answers:
                 async for data in answers:

@@ -60,7 +60,7 @@ class Run:
         self._metrics = services.metrics
         self._followers: list[asyncio.Queue[bytes]] = []
         self._reason: BatonError | None = None
-        self._record = services.metrics.begin(ROUTE, answer.choice.request.request_id)
+        self._record = services.metrics.begin(ROUTE, answer.response.id, answer.key_name)
         self._record.enter("queue")
         if answer.record is not None and (trace := answer.record.trace) is not None:
             self._record.trace = trace.child()

@@ -155,7 +155,7 @@ class Generator:
 
     def _note_failure(self, error: BatonError, progress: Progress) -> None:
         """Record a failed attempt. Raises the error if the request cannot be retried."""
-        progress.leg.failed(error.code)
+        progress.leg.failed(error.code, len(progress.token_ids))
         if isinstance(error, UnknownToken):
             self._fleet.table.note(progress.called[-1], Event.INVALID, error.message)
         elif lost := progress.lost_with(error):
@@ -314,6 +314,7 @@ class Generator:
 
 async def _wait(progress: Progress, arrival: Awaitable[None], limit_s: float, error: BatonError) -> None:
     """Raises the request's last error, or this one, after `limit_s`; DeadlineExceeded."""
+    progress.leg.absent = error.code
     try:
         async with asyncio.timeout(min(limit_s, progress.time_left_s)):
             await arrival

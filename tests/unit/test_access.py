@@ -69,7 +69,8 @@ def test_a_line_has_what_was_recorded(caplog: pytest.LogCaptureFixture) -> None:
     assert str(caplog.records[0].msg) == (
         "request request_id=r-1 route=/v1/completions model=m client=10.0.0.7 status=200"
         f" duration_s={round(record.duration_s, 4)} ttft_s=0.25 attempts=2 prefill=p1 decode=d2"
-        " gap_s=0.125 gap_at=3 prompt_tokens=9 cached_tokens=4 completion_tokens=7 prefill_s=2.0"
+        " gap_s=0.125 gap_at=3 prompt_tokens=9 cached_tokens=4 completion_tokens=7"
+        ' failures="worker_lost p1->d1 prefill 2.000; worker_lost p1->d2 prefill 0.000" prefill_s=2.0'
     )
 
 

@@ -1,0 +1,165 @@
+"""`python -m baton why ID`: the stages of a request, which is out of line, what would have helped."""
+
+import dataclasses
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from urllib.parse import quote
+
+import msgspec
+
+from baton.flags import flag, parse
+from frontend.access import SLOW_S
+from frontend.explain import MAX_FOUND, Explained, Find, Found, RequestsBody, explain, is_during
+from frontend.record import STAGES, Attempt, Leg, Record, Stage
+from operations.client import Client, FrontendError, FrontendFlags
+from operations.request_log import records_of
+
+_TIMEOUT_S = 10.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class WhySettings(FrontendFlags):
+    """Flags of `python -m baton why`."""
+
+    slowest: int | None = flag(
+        None, "the N slowest of the last hour", metavar="N", at_least=1, at_most=MAX_FOUND
+    )
+    failed: bool = flag(False, "the newest that failed or were retried")
+    running: bool = flag(False, "those that run now, the longest first")
+    log: Path | None = flag(None, "read a frontend's log (best with --access-log all)", metavar="FILE")
+    json: bool = flag(False, "JSON instead of text")
+
+
+def why(argv: list[str]) -> int:
+    """Explain requests. Exit status: 0, 1 not found or not allowed, 2 no frontend or wrong flags."""
+    request_id, argv = (argv[0], argv[1:]) if argv and not argv[0].startswith("-") else ("", argv)
+    parsed = parse(
+        WhySettings,
+        argv,
+        prog="python -m baton why ID",
+        description="Which stage made a request slow or fail, on which worker. ID is its x-request-id.",
+    )
+    try:
+        query = _query(request_id, parsed.settings)
+        found = _read(parsed.settings.log, query) if parsed.settings.log else _ask(Client(parsed), query)
+    except FrontendError as error:
+        sys.stderr.write(f"error: {_printable(str(error))}\n")
+        return 1 if error.status else 2
+    if parsed.settings.json:
+        sys.stdout.write(f"{msgspec.json.encode(found).decode()}\n")
+    elif found.requests:
+        sys.stdout.write("\n\n".join(text(each, found) for each in found.requests) + "\n")
+    if found.requests:
+        return 0
+    which = f"with the id {request_id!r}" if query.by == "id" else f"that is {query.by}"
+    sys.stderr.write(
+        _printable(f"no request {which} is known; the newest are kept, and the slow and failed") + "\n"
+    )
+    return 1
+
+
+def _query(request_id: str, settings: WhySettings) -> Find:
+    """Raises FrontendError, unless one of them is given."""
+    found = [Find("id", request_id)] if request_id else []
+    found += [Find("slowest", settings.slowest)] if settings.slowest else []
+    found += [Find("failed", MAX_FOUND)] if settings.failed else []
+    found += [Find("running", MAX_FOUND)] if settings.running else []
+    if len(found) != 1 or (settings.log and settings.running):
+        raise FrontendError("give one of: a request's ID, --slowest N, --failed, --running (not with --log)")
+    return found[0]
+
+
+def _ask(client: Client, query: Find) -> RequestsBody:
+    value = 1 if query.by == "running" else quote(str(query.value), safe="")
+    return client.get(f"/requests?{query.by}={value}", RequestsBody, _TIMEOUT_S)
+
+
+def _read(path: Path, query: Find) -> RequestsBody:
+    """What the log has. Requests are compared with those of its lines that were not slow."""
+    try:
+        with path.open(encoding="utf-8", errors="replace") as lines:
+            records = list(records_of(lines))
+    except OSError as error:
+        raise FrontendError(f"{path} cannot be read: {error.strerror}") from error
+    calm = [record for record in records if (record.duration_s or 0.0) <= SLOW_S]
+    wanted: dict[str, Callable[[Record], bool]] = {
+        "id": lambda record: record.request_id == query.value,
+        "failed": lambda record: record.status >= 400 or record.num_attempts > len(record.legs),
+    }
+    matches = list(filter(wanted.get(query.by), records))
+    return explain(query, [Found(matches, calm)], ())
+
+
+def text(explained: Explained, body: RequestsBody) -> str:
+    """The lines on one request."""
+    return "\n".join(
+        _printable(line) for line in [*_timeline(explained.record, body), *_conclusion(explained)]
+    )
+
+
+def _printable(line: str) -> str:
+    return line if line.isprintable() else line.encode("unicode_escape").decode()
+
+
+def _timeline(record: Record, body: RequestsBody) -> Iterator[str]:
+    arrived = datetime.fromtimestamp(record.at_s, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    status = (
+        f"running, now in {record.now}" if not record.status else f"{record.status} {record.code}".strip()
+    )
+    first = "" if record.first_token_s is None else f", first token after {_time(record.first_token_s)}"
+    caller = f", key {record.caller}" if record.caller else ""
+    yield f"{record.request_id}  {status}  {_time(record.duration_s or 0.0)}{first}"
+    yield f"  {arrived}, {record.route}{caller}, {record.num_prompt_tokens:,} prompt tokens"
+    yield f"  {_stages(record.stages, ('read', 'render'))}"
+    for number, leg in enumerate(record.legs):
+        if len(record.legs) > 1:
+            yield f"  choice {number}"
+        yield from _leg(leg, record)
+    yield f"  {_stages(record.stages, ('send',))}"
+    for event in body.events:
+        if is_during(event, record):
+            lasted = "" if event.lasted_s is None else f", {_time(event.lasted_s)}"
+            yield f"  meanwhile: {event.what} {event.kind}{lasted} {event.detail}".rstrip()
+
+
+def _leg(leg: Leg, record: Record) -> Iterator[str]:
+    yield f"  {_stages(leg.stages, ('queue',))}"
+    for number, attempt in enumerate(leg.attempts, 1):
+        yield f"  attempt {number} {_workers(attempt)}: {_stages(attempt.stages, STAGES)}{_end(attempt)}"
+    gap = f", longest gap {_time(leg.gap_s)} after token {leg.gap_at}" if leg.gap_at else ""
+    yield f"  {_stages(leg.stages, ('stream', 'send'))}, {record.num_completion_tokens:,} tokens{gap}"
+
+
+def _workers(attempt: Attempt) -> str:
+    names = [name for name in (attempt.prefill, attempt.decode) if name]
+    return " -> ".join(f"{name} ({attempt.where.get(name, '')})" for name in names)
+
+
+def _end(attempt: Attempt) -> str:
+    if attempt.outcome:
+        tokens = f" after {attempt.num_tokens} tokens" if attempt.num_tokens else ""
+        return f"  <-- {attempt.outcome} in {attempt.ended_in}{tokens}"
+    return f"  <-- no answer in {attempt.ended_in}" if attempt.ended_in else ""
+
+
+def _stages(stages: Mapping[Stage, float], names: tuple[Stage, ...]) -> str:
+    return " | ".join(
+        f"{name} {_time(stages.get(name, 0.0))}" for name in names if name in stages or len(names) < 3
+    )
+
+
+def _time(lasted_s: float) -> str:
+    return f"{lasted_s:.2f} s" if lasted_s >= 1 else f"{lasted_s * 1000:.0f} ms"
+
+
+def _conclusion(explained: Explained) -> Iterator[str]:
+    found = explained.verdict
+    if found is None:
+        yield "  no stage is out of line"
+        return
+    where = f" on {found.worker}" if found.worker else ""
+    crowd = f", most of the time with requests of {found.crowd}" if found.crowd else ""
+    yield f"  guilty: {found.stage}{where}, {_time(found.excess_s)} longer than usual: {found.cause}{crowd}"
+    yield f"  what would have helped: {found.help}"
