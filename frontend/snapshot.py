@@ -113,9 +113,9 @@ class Second(msgspec.Struct, array_like=True):
     requests."""
 
     at_s: int
-    first_ms: Counter[int]
-    gap_ms: Counter[int]
-    counts: Counter[str]
+    first_ms: dict[int, int]
+    gap_ms: dict[int, int]
+    counts: dict[str, int]
 
     def add(self, other: "Second") -> "Second":
         """The sum of the same second in two processes."""

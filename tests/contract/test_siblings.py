@@ -3,6 +3,7 @@
 import asyncio
 import socket
 from array import array
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,6 +15,7 @@ from frontend.metrics import Metrics
 from frontend.processes import siblings
 from frontend.processes.siblings import SCRAPE_TIMEOUT_S, SILENCE_S, Shared, Siblings
 from frontend.responses.runs import ResponseState
+from frontend.snapshot import Part, Second, Slow
 from frontend.turn.thoughts import Kept, Thoughts, WrittenTurn
 from tests.clock import jumping, run_jumping
 from tests.waiting import until
@@ -23,12 +25,22 @@ TURN = WrittenTurn(messages=(MESSAGE,))
 ENTRY = Kept("key", ("call_1",), TURN)
 
 
+SLOW = Slow(request_id="r", status=200, duration_s=2.0, stages={"queue": 1.0}, verdict="")
+PART = Part(
+    num_running=1,
+    stages={"queue": 1},
+    handoffs=[("p", "d", 2)],
+    seconds=[Second(10**9, Counter({40: 1}), Counter({9: 2}), Counter(ended=1))],
+    slowest=[SLOW],
+)
+
+
 @asynccontextmanager
 async def process(folder: Path, index: int) -> AsyncIterator[tuple[Siblings, Thoughts, Metrics]]:
     """Process `index` of two."""
     own = Siblings(folder, index, 2)
     thoughts, metrics = Thoughts(share=own.share), Metrics()
-    async with own.answering(Shared(thoughts, metrics, ResponseState())):
+    async with own.answering(Shared(thoughts, metrics, ResponseState(), lambda: PART)):
         yield own, thoughts, metrics
 
 
@@ -58,6 +70,12 @@ async def test_metrics_are_added(tmp_path: Path) -> None:
         assert 'baton_running_requests{route="/v1/x"} 1.0' in page
         assert 'baton_requests_total{model="m",route="/v1/x",status="200"} 2.0' in page
         assert 'baton_request_duration_seconds_bucket{le="600.0",model="m",route="/v1/x"} 2.0' in page
+
+
+@jumping
+async def test_parts_of_the_snapshot_arrive_whole(tmp_path: Path) -> None:
+    async with process(tmp_path, 0) as (first, *_), process(tmp_path, 1):
+        assert await first.parts() == [PART]
 
 
 @jumping
