@@ -5,7 +5,6 @@ Names and attributes follow OpenTelemetry's conventions for generative AI.
 
 import atexit
 import logging
-import math
 import random
 import re
 import threading
@@ -40,7 +39,6 @@ _TRACEPARENT = re.compile(
     rb"(?!ff|00.{53}.)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(?:-.*)?"
 )
 _TRACESTATE = re.compile(rb"[\t -~]{0,512}")
-_SHARES = {"always_on": 1.0, "always_off": 0.0}
 _OPERATIONS = {
     "/v1/chat/completions": "chat",
     "/v1/responses": "chat",
@@ -56,12 +54,11 @@ def sampler(environ: Mapping[str, str]) -> tuple[bool, float]:
     """Whether the client's decision counts, and which share of the other requests is traced."""
     name = (environ.get("OTEL_TRACES_SAMPLER") or "parentbased_always_on").lower()
     kind = name.removeprefix("parentbased_")
-    share = _SHARES.get(kind, math.nan)
-    if kind == "traceidratio":
-        with suppress(ValueError):
-            share = float(environ.get("OTEL_TRACES_SAMPLER_ARG") or 1)
-    if 0 <= share <= 1:
-        return kind != name, share
+    ratio = environ.get("OTEL_TRACES_SAMPLER_ARG") or "1"
+    with suppress(KeyError, ValueError):
+        share = float({"always_on": "1", "always_off": "0", "traceidratio": ratio}[kind])
+        if 0 <= share <= 1:
+            return kind != name, share
     log.warning("OTEL_TRACES_SAMPLER=%s with its argument is unknown: all requests are traced", name)
     return True, 1.0
 
@@ -217,17 +214,21 @@ class _Spans:
         """The attempts of a choice. Between them were the queue and the stream that a lost worker ended, of
         which the record has the sums."""
         left_s = dict(leg.stages)
-        for i, attempt in enumerate(leg.attempts):
+        for i, attempt in enumerate(leg.attempts, 1):
             between_s = max(0.0, attempt.began_s - self.time_s)
-            queued_s = min(between_s, left_s.get("queue", 0.0)) if i else between_s
+            queued_s = between_s if i == 1 else min(between_s, left_s.get("queue", 0.0))
             between = {"stream": between_s - queued_s, "queue": queued_s}
             self.stages(between, between)
             left_s = {stage: lasted_s - between.get(stage, 0.0) for stage, lasted_s in left_s.items()}
             context, began_s = self._context(_new_id()), self.time_s
             for stage in STAGES:
                 self.stages(attempt.stages, (stage,), context, **{"baton.worker": attempt.worker(stage)})
-            attributes: Attributes = {"baton.attempt": i + 1, "baton.choice": number}
-            attributes |= {"baton.worker.prefill": attempt.prefill, "baton.worker.decode": attempt.decode}
+            attributes: Attributes = {
+                "baton.attempt": i,
+                "baton.choice": number,
+                "baton.worker.prefill": attempt.prefill,
+                "baton.worker.decode": attempt.decode,
+            }
             self._add("attempt", began_s, self._request, attributes, attempt.outcome, context=context)
         self.stages(left_s, ("stream", "queue", "send"))
 
