@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 AccessMode = Literal["all", "slow", "off"]
 
 SLOW_S = 1.0
-BUSY_EVERY_S = 10.0
+BUSY_EVERY_S = 10
 _SHOWN_S = 0.001
 """A shorter stage is not in the line."""
 
@@ -71,7 +71,7 @@ def _failure(attempt: Attempt) -> str:
 
 
 @asynccontextmanager
-async def logging_load(services: Services, every_s: float = BUSY_EVERY_S) -> AsyncGenerator[None, None]:
+async def logging_load(services: Services, every_s: int = BUSY_EVERY_S) -> AsyncGenerator[None, None]:
     """In this context throughput and load are logged every so often while there are requests."""
     task = asyncio.create_task(_log_load(services, every_s))
     try:
@@ -81,28 +81,20 @@ async def logging_load(services: Services, every_s: float = BUSY_EVERY_S) -> Asy
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def _log_load(services: Services, every_s: float) -> None:
-    metrics, calls = services.metrics, services.fleet.calls
-    ended: list[int] = []  # their statuses
-    metrics.readers.append(lambda record: ended.append(record.status))
-    num_before = calls.num_tokens()
+async def _log_load(services: Services, every_s: int) -> None:
     while True:
         await asyncio.sleep(every_s)  # between two lines
-        num_tokens = calls.num_tokens()
-        num_new, num_before = num_tokens - num_before, num_tokens
-        num_running, num_queued = len(metrics.records.running()), int(metrics.of("queued_requests").value)
-        if not (ended or num_running):
-            continue
-        stats = [each for _, each in await services.fleet.stats()]
-        num_blocks = sum(each.kv_blocks for each in stats)
-        fields: dict[str, object] = {
-            "tokens_per_s": round(num_new / every_s, 1),
-            "requests_per_s": round(len(ended) / every_s, 1),
-            "running": num_running - num_queued,
-            "queued": num_queued,
-            "refused": ended.count(429),
-        }
-        if num_blocks:
-            fields["kv_used"] = f"{sum(each.kv_used_blocks for each in stats) / num_blocks:.0%}"
-        log.info(Line("load", **fields))
-        ended.clear()
+        counts, num_running = services.snapshots.lately(every_s), len(services.metrics.records.running())
+        if counts["ended"] or num_running:
+            stats = [each for _, each in await services.fleet.stats()]
+            num_used, num_blocks = sum(s.kv_used_blocks for s in stats), sum(s.kv_blocks for s in stats)
+            num_queued = int(services.metrics.total("queued_requests"))
+            fields = {
+                "tokens_per_s": counts["tokens"] / every_s,
+                "requests_per_s": counts["ended"] / every_s,
+                "running": num_running - num_queued,
+                "queued": num_queued,
+                "refused": counts["refused"],
+                "kv_used": f"{num_used / num_blocks:.0%}" if num_blocks else "",
+            }
+            log.info(Line("load", **fields))

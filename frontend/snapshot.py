@@ -5,7 +5,7 @@ import time
 from collections import Counter, deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from itertools import chain
+from itertools import chain, islice
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -171,7 +171,7 @@ class Series:
         self._metrics = metrics
         self._gaps: dict[tuple[str, str], list[int]] = {}
         self._totals: Counter[str] = Counter()
-        self._seconds: deque[Second] = deque(maxlen=SPAN_S)
+        self.seconds: deque[Second] = deque(maxlen=SPAN_S)
         self._handoffs: deque[Counter[tuple[str, str]]] = deque(maxlen=_RATE_S)
 
     def tick(self) -> None:
@@ -183,7 +183,7 @@ class Series:
             refused=int(metrics.total("refused_requests")),
         )
         new = self._totals - before
-        self._seconds.append(Second(int(time.time()), metrics.first_ms, self._new_gaps(), new))
+        self.seconds.append(Second(int(time.time()), metrics.first_ms, self._new_gaps(), new))
         self._handoffs.append(fleet.handoffs)
         metrics.first_ms, fleet.handoffs = Counter(), Counter()
 
@@ -206,7 +206,7 @@ class Series:
             num_queued=int(self._metrics.total("queued_requests")),
             stages=Counter(filter(None, map(_stage, running))),
             handoffs=[(*pair, count) for pair, count in handoffs.items()],
-            seconds=list(self._seconds),
+            seconds=list(self.seconds),
             slowest=self._slowest(),
         )
 
@@ -254,6 +254,10 @@ class Snapshots:
         self._encoded: dict[bool, bytes] = {}
         self._num_viewers = 0
         self._closed = asyncio.Event()
+
+    def lately(self, seconds: int) -> Counter[str]:
+        """The tokens, and the ended and refused requests, of this process in the last seconds."""
+        return sum((each.counts for each in islice(reversed(self._series.seconds), seconds)), Counter())
 
     @asynccontextmanager
     async def running(self) -> AsyncGenerator[None, None]:
