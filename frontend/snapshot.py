@@ -257,7 +257,8 @@ class Snapshots:
 
     def lately(self, seconds: int) -> Counter[str]:
         """The tokens, and the ended and refused requests, of this process in the last seconds."""
-        return sum((each.counts for each in islice(reversed(self._series.seconds), seconds)), Counter())
+        newest = islice(reversed(self._series.seconds), seconds)
+        return sum((Counter(each.counts) for each in newest), Counter())
 
     @asynccontextmanager
     async def running(self) -> AsyncGenerator[None, None]:
