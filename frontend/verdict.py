@@ -260,7 +260,9 @@ def _failed(leg: Leg, attempt: Attempt) -> Verdict:
     if attempt.outcome.startswith("handoff"):
         stage, worker = "kv_move", attempt.prefill
     elif stage == "stream":
-        lasted_s = leg.gap_s if attempt.num_tokens == leg.gap_at else 0.0
+        after = leg.attempts[leg.attempts.index(attempt) + 1 :][:1]
+        again_s = sum(sum(each.stages.values()) for each in after)
+        lasted_s = leg.gap_s if attempt.num_tokens == leg.gap_at else again_s
     words = _FAILURES.get(attempt.outcome, (f"{{worker}} failed ({attempt.outcome})", _LOG))
     return _verdict(stage, lasted_s, words, attempt, worker)
 

@@ -13,6 +13,8 @@ import httpx
 import pytest
 import yaml
 
+from frontend.http.keys import line_of
+from operations.why import why
 from tests.stack import MODEL, Process, Stack
 from tests.waiting import PATIENCE_S, wait_for
 
@@ -44,9 +46,14 @@ def running(stack: Stack, request_id: str, num_tokens: int = 200) -> Asked:
     return asked
 
 
+def get(stack: Stack, path: str, key: str = "root") -> httpx.Response:
+    """A page, for the owner of this key; `root` is an admin."""
+    return httpx.get(f"{stack.url}{path}", headers={"x-api-key": key}, timeout=PATIENCE_S, verify=False)
+
+
 def found(stack: Stack, query: str) -> list[dict[str, Any]]:
     """What GET /requests has for this query."""
-    requests: list[dict[str, Any]] = stack.get(f"/requests?{query}").json()["requests"]
+    requests: list[dict[str, Any]] = get(stack, f"/requests?{query}").json()["requests"]
     return requests
 
 
@@ -198,3 +205,187 @@ async def test_of_many_healthy_requests_none_is_accused(calm: Stack, num: int) -
     slowest = [each for each in found(calm, "slowest=100") if each["record"]["at_s"] >= began_s]
     assert len(slowest) > 20
     assert [each for each in slowest if each["verdict"] is not None] == []
+
+
+@pytest.fixture(scope="module")
+def worn(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """Two frontend processes, two workers of each role: prefill-1 is slow, KV moves slowly to decode-1."""
+    with Stack(tmp_path_factory.mktemp("worn"), {"BATON_LIVENESS_S": "2"}) as stack:
+        stack.frontend("--num-processes", "2")
+        named(stack, "prefill", 0)
+        named(stack, "prefill", 1, prefill_tokens_per_s=1500)
+        named(stack, "decode", 0)
+        named(stack, "decode", 1, kv_transfer_ms=700)
+        stack.wait_ready(2, 2)
+        for asked in [ask(stack, f"usual-{i}") for i in range(64)]:
+            asked.result()
+        yield stack
+
+
+def landing(stack: Stack, name: str, worker: str, num_tokens: int = 20, **body: Any) -> str:
+    """The id of the first of these requests that this worker took part in; they take turns on the workers."""
+    for i in range(20):
+        ask(stack, f"{name}-{i}", num_tokens, **body).result()
+        (leg,) = explained(stack, f"{name}-{i}")["record"]["legs"]
+        if worker in {leg["attempts"][0].get("prefill"), leg["attempts"][0].get("decode")}:
+            return f"{name}-{i}"
+    pytest.fail(f"{worker} got none of them")
+
+
+def test_a_slow_link_of_one_pair(worn: Stack) -> None:
+    verdict = guilty(worn, landing(worn, "link", "decode-1"), "kv_move", "decode-1", 0.7)
+    assert verdict["cause"].startswith("the KV moved slowly from prefill-")
+
+
+def test_a_prefill_worker_that_is_slower_than_the_other(worn: Stack) -> None:
+    request_id = landing(worn, "slow", "prefill-1", prompt=[100 + i * 7919 % 1000 for i in range(3000)])
+    guilty(worn, request_id, "prefill", "prefill-1", 3000 / 1500)
+
+
+def test_a_prefill_worker_that_stands_still_until_it_is_lost(worn: Stack, capsys: Any) -> None:
+    with Paused(0.0, process(worn, "prefill-0")):
+        asked = [ask(worn, f"frozen-{i}", 5) for i in range(4)]
+        took_s = max(each.result() for each in asked)
+    request_id = next(each["record"]["request_id"] for each in found(worn, "failed=10"))
+    attempt_s = explained(worn, request_id)["record"]["legs"][0]["attempts"][0]["stages"]["prefill"]
+    assert 1 < attempt_s < took_s
+    verdict = guilty(worn, request_id, "prefill", "prefill-0", attempt_s)
+    assert verdict["cause"] == "prefill-0 was lost"
+    wait_for(lambda: len(worn.health()["instances"]) == 4)
+
+
+def test_a_drained_worker_is_not_accused(worn: Stack) -> None:
+    drained = named(worn, "decode", 2)
+    worn.wait_ready(2, 3)
+    asked = [running(worn, f"drained-{i}") for i in range(3)]
+    drained.signal(signal.SIGTERM)
+    for each in asked:
+        each.result()
+    assert drained.wait() == 0
+    verdicts = [explained(worn, f"drained-{i}")["verdict"] for i in range(3)]
+    assert [each for each in verdicts if each and each["worker"] == "decode-2"] == []
+
+
+def test_a_decode_worker_that_is_killed_in_mid_stream(worn: Stack, capsys: Any) -> None:
+    asked = [
+        running(worn, f"killed-{i}") for i in range(4)
+    ]  # its streams go on on decode-1, to which KV moves slowly
+    killed = process(worn, "decode-0")
+    killed.kill()
+    for each in asked:
+        each.result()
+    hit = [
+        each["record"]
+        for each in found(worn, "failed=20")
+        if each["record"]["request_id"].startswith("killed")
+    ]
+    assert hit
+    record, (leg,) = hit[0], hit[0]["legs"]
+    assert leg["gap_s"] > 0.7
+    verdict = guilty(worn, record["request_id"], "stream", "decode-0", leg["gap_s"])
+    assert verdict["cause"] == "decode-0 was lost"
+    assert why([record["request_id"], "--url", worn.url]) == 0
+    printed = capsys.readouterr().out
+    (where,) = [text for name, text in leg["attempts"][0]["where"].items() if name == "decode-0"]
+    assert where.endswith(f"pid {killed.popen.pid}")
+    for text in (f"decode-0 ({where})", "<-- worker_lost in stream after", "what would have helped: "):
+        assert text in printed
+    assert "guilty: stream on decode-0, " in printed
+    assert why(["--failed", "--json", "--url", worn.url]) == 0
+    assert why(["no\x1b[2Jne", "--url", worn.url]) == 1
+    assert "\x1b" not in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """One worker of each role with two places, and API keys; everything is in the logs."""
+    folder = tmp_path_factory.mktemp("small")
+    keys = folder / "keys"
+    keys.write_text("\n".join(line_of(key, key, is_admin=key == "root") for key in ("hog", "any", "root")))
+    keys.chmod(0o600)
+    with Stack(folder, {"BATON_API_KEYS_FILE": str(keys), "BATON_LOG_FORMAT": "json"}) as stack:
+        stack.frontend("--access-log", "all", "--log-level", "debug")
+        named(stack, "prefill", 0, "--log-level", "debug", max_batch_size=2, max_queue_size=40)
+        named(stack, "decode", 0, "--log-level", "debug", max_batch_size=2, max_queue_size=40)
+        stack.wait_ready(1, 1)
+        yield stack
+
+
+def test_a_key_that_fills_the_pool_and_another_that_waits(small: Stack) -> None:
+    usual_s = ask(small, "alone", 50).result()
+    hogs = [ask(small, f"hog-{i}", 50, "hog") for i in range(12)]
+    wait_for(lambda: len(found(small, "running=1")) > 10)
+    waits = {each["record"].get("now") for each in found(small, "running=1")}
+    assert {"queue", "decode_wait", "stream"} <= waits
+    took_s = ask(small, "victim", 50).result()
+    verdict = explained(small, "victim")["verdict"]
+    assert (verdict["stage"] in {"queue", "decode_wait"}, verdict["crowd"]) == (True, "hog")
+    assert verdict["excess_s"] == pytest.approx(took_s - usual_s, rel=0.2, abs=0.1)
+    last_s, request_id = max((each.result(), f"hog-{i}") for i, each in enumerate(hogs))
+    verdict = explained(small, request_id)["verdict"]
+    assert (verdict["stage"] in {"queue", "decode_wait"}, verdict["crowd"]) == (True, "")
+    assert verdict["excess_s"] == pytest.approx(last_s - usual_s, rel=0.2, abs=0.1)
+
+
+def test_prompts_that_wait_for_a_prefill_worker(small: Stack) -> None:
+    long = [[(i * 7919 + j) % 1000 + 100 for j in range(60_000)] for i in range(2)]
+    asked = [ask(small, f"prompt-{i}", 5, prompt=prompt) for i, prompt in enumerate(long)]
+    for each in asked:
+        each.result()
+    verdicts = [explained(small, f"prompt-{i}")["verdict"] for i in range(2)]
+    (waited,) = [each for each in verdicts if each and each["stage"] == "prefill_wait"]
+    assert waited["worker"] == "prefill-0"
+    assert waited["excess_s"] == pytest.approx(60_000 / 50_000, rel=0.2)
+
+
+def test_who_may_see_requests(small: Stack, capsys: Any) -> None:
+    missing = httpx.get(f"{small.url}/requests?slowest=3", verify=False)
+    assert (missing.status_code, missing.json()["error"]["code"]) == (401, "invalid_api_key")
+    refused = get(small, "/requests?slowest=3", "hog")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (403, "admin_key_needed")
+    assert get(small, "/requests?slowest=3").status_code == 200
+    assert why(["--slowest", "3", "--url", small.url, "--api-key", "hog"]) == 1
+    assert capsys.readouterr().err.startswith("error: /requests needs an admin's API key: ")
+
+
+CANARY = "zq7canaryzq7"
+
+
+def test_no_text_of_a_client_is_in_records_logs_or_pages(small: Stack, capsys: Any) -> None:
+    tool = {
+        "type": "function",
+        "function": {"name": "f", "description": CANARY, "parameters": {"type": "object"}},
+    }
+    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": json.dumps({"a": CANARY})}}
+    messages = [
+        {"role": "system", "content": f"<script>{CANARY}</script>"},
+        {"role": "user", "content": CANARY},
+        {"role": "assistant", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c1", "content": CANARY},
+    ]
+    headers = {"x-api-key": "any", "x-request-id": "bird"}
+    for model in (MODEL, "no-such-model"):
+        body = {"model": model, "messages": messages, "tools": [tool], "max_tokens": 5}
+        small.post("/v1/chat/completions", headers, **body)
+    small.post("/v1/completions", headers, prompt=CANARY, max_tokens=5, user=CANARY, stop=[CANARY])
+    assert len(found(small, "id=bird")) == 3
+    pages = [get(small, path).text for path in ("/requests?id=bird", "/metrics", "/", "/fleet", "/health")]
+    assert why(["bird", "--url", small.url, "--api-key", "root"]) == 0
+    logs = [path.read_text() for path in small.folder.glob("*.log")]
+    wait_for(lambda: (small.folder / "frontend.log").read_text().count('"request_id": "bird"') >= 3)
+    seen = [*pages, *logs, capsys.readouterr().out]
+    assert [text for text in seen if CANARY in text] == []
+
+
+def test_requests_in_a_log(small: Stack, capsys: Any) -> None:
+    ask(small, "logged", 5).result()
+    log = small.folder / "frontend.log"
+    wait_for(lambda: '"request_id": "logged"' in log.read_text())
+    assert why(["logged", "--log", str(log)]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("logged  200  ")
+    assert "no stage is out of line" in printed
+    assert why(["prompt-1", "--log", str(log)]) == 0
+    assert "computed the prompt" in (out := capsys.readouterr().out) or "prefill_wait" in out
+    assert why(["--slowest", "1", "--json", "--log", str(log)]) == 0
+    assert len(json.loads(capsys.readouterr().out)["requests"]) == 1
