@@ -255,7 +255,7 @@ class PrefillFirst(msgspec.Struct, frozen=True, array_like=True, tag="prefill"):
 
 
 class WorkerStats(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="stats"):
-    """A worker's live metrics; each becomes a gauge `baton_<field>` in /metrics, by worker and role.
+    """A worker's live figures; `frontend.metrics` names the metric that each becomes, by worker and role.
 
     `num_strange_messages` came from no process of Baton's and were ignored. `kv_cached_blocks` are free, but
     their KV can be found again. `num_prompt_tokens` were computed here, `num_cached_tokens` found instead.

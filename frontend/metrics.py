@@ -122,6 +122,7 @@ _KINDS = _TABLE | dict(_OF_WORKERS.values())
 MERGED_FIGURES = {name for name, kind in _KINDS.items() if kind.merge is max or kind.labels == _WORKER}
 """Figures of the fleet, which each frontend shows: dashboards take the largest, not the sum."""
 _OLD = {field: name for field, (name, kind) in _OF_WORKERS.items() if field != name or kind.type == "counter"}
+_OLD.pop("kv_move_s")  # promtool refuses the unit
 _OLD |= {"frontend_strange_messages": "unauthenticated_messages", "frontend_lost_log_lines": "lost_log_lines"}
 """Gauges of 0.2 by name, and the metric that replaces each; they end with 0.4."""
 _NOW = {"stage_requests", "key_queued_requests", "key_running_requests"}

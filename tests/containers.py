@@ -102,7 +102,7 @@ class Containers:
     def num_handoffs(self) -> float:
         """How many handoffs the prefill worker has made."""
         page = httpx.get(f"{self.url('8000')}/metrics").text
-        found = re.search(r'^baton_num_handoffs\{role="prefill",[^}]+\} (\S+)$', page, re.MULTILINE)
+        found = re.search(r'^baton_handoffs_total\{role="prefill",[^}]+\} (\S+)$', page, re.MULTILINE)
         assert found
         return float(found[1])
 

@@ -209,7 +209,7 @@ def run(folder: Path, engine: str, num_messages: int, seed: int) -> tuple[Counte
         stack.wait_idle(60)
         for process in stack.processes:
             assert "Traceback" not in process.text(), process.text()[-5000:]
-        return sent, outcomes, stack.gauge("baton_num_strange_messages")
+        return sent, outcomes, stack.gauge("baton_worker_unauthenticated_messages_total")
 
 
 def main() -> int:

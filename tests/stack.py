@@ -209,7 +209,7 @@ class Stack:
 
     def wait_idle(self, timeout_s: float = 10.0) -> None:
         """Wait until no request runs and no block is used or pinned on any worker."""
-        held = ("num_running", "num_waiting", "kv_used_blocks", "kv_pinned_blocks")
+        held = ("worker_running_requests", "worker_waiting_requests", "kv_used_blocks", "kv_pinned_blocks")
         wait_for(lambda: not self.gauge(*(f"baton_{name}" for name in held)), timeout_s)
 
     def stop(self) -> None:

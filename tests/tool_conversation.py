@@ -20,7 +20,7 @@ TOOL = {
 }
 CITIES = ("Oslo", "Lisbon", "Paris", "Berlin", "Rome")
 # Of what both sides of a handoff count, decode's: prefill misses a pull whose first token closes its call.
-_COUNTED_OF = {"num_prompt_tokens": "", "kv_moved_bytes": "decode", "num_handoffs": "decode"}
+_COUNTED_OF = {"worker_prompt_tokens": "", "kv_moved_bytes": "decode", "handoffs": "decode"}
 
 
 class Turn(msgspec.Struct, frozen=True):
@@ -60,9 +60,9 @@ def converse(stack: Stack, num_turns: int, *, salt: str | None = "shared") -> li
                 Turn(
                     num_prompt_tokens=len(prompt),
                     num_new_tokens=len(prompt) - num_same,
-                    num_computed_tokens=spent["num_prompt_tokens"],
+                    num_computed_tokens=spent["worker_prompt_tokens"],
                     moved_bytes=spent["kv_moved_bytes"],
-                    num_handoffs=spent["num_handoffs"],
+                    num_handoffs=spent["handoffs"],
                     ttft_s=first_at - began,
                     answer=message,
                 )
@@ -145,4 +145,4 @@ def _ask(
 
 def _counted(stack: Stack) -> dict[str, float]:
     stack.wait_idle(60)
-    return {name: stack.gauge(f"baton_{name}", role=role) for name, role in _COUNTED_OF.items()}
+    return {name: stack.gauge(f"baton_{name}_total", role=role) for name, role in _COUNTED_OF.items()}

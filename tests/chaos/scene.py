@@ -18,7 +18,7 @@ BROKERS = ("nats", "etcd")
 START_S = {"mocker": 10.0, "embedded": 60.0}
 """Until a new process of that engine serves, while others start; four that load torch take a minute."""
 _READY = {"nats": "Server is ready", "etcd": "ready to serve client requests"}
-_LEAKS = ("num_running", "num_waiting", "kv_used_blocks", "kv_pinned_blocks")
+_LEAKS = ("worker_running_requests", "worker_waiting_requests", "kv_used_blocks", "kv_pinned_blocks")
 
 
 def brokers_of(plane: str) -> tuple[str, ...]:

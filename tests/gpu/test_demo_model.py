@@ -145,9 +145,9 @@ def test_answers_of_a_form_outlive_vllms_worker(tmp_path: Path, sampling: Json) 
         expected = _message(stack, QUESTIONS[0], **asked)
         jsonschema.validate(json.loads(expected["content"]), LONG)
         answers = [pool.submit(_message, stack, QUESTIONS[0], **asked) for _ in range(4)]
-        wait_for(lambda: stack.gauge("baton_num_running") >= 4)
-        generated = stack.gauge("baton_num_generated_tokens")
-        wait_for(lambda: stack.gauge("baton_num_generated_tokens") > generated + 100)
+        wait_for(lambda: stack.gauge("baton_worker_running_requests") >= 4)
+        generated = stack.gauge("baton_worker_generated_tokens_total")
+        wait_for(lambda: stack.gauge("baton_worker_generated_tokens_total") > generated + 100)
         stack.processes[1].popen.kill()
         assert [answer.result() for answer in answers] == [expected] * 4
         assert "after not_resumable" in stack.processes[0].text()

@@ -102,12 +102,12 @@ def _computed_anew(
 
 @pytest.mark.parametrize("concurrency", ROUNDS)
 def test_every_prompt_is_handed_over_and_answered(scene: Scene, concurrency: int) -> None:
-    before, moved = scene.stack.gauge("baton_num_handoffs"), _moved(scene)
+    before, moved = scene.stack.gauge("baton_handoffs_total"), _moved(scene)
     spent = {phase: scene.stack.spent(f"baton_{phase}_seconds") for phase in ("prefill", "handoff")}
     answers = scene.answers[f"handed over, {concurrency} at a time"] = _round(scene, concurrency)
     assert [answer.error for answer in answers] == [None] * len(answers)
     assert {len(answer.tokens) for answer in answers} == {32}
-    assert scene.stack.gauge("baton_num_handoffs") - before == 2 * len(answers)
+    assert scene.stack.gauge("baton_handoffs_total") - before == 2 * len(answers)
     scene.stack.wait_idle(30)
     (moved_bytes, move_s) = (now - then for now, then in zip(_moved(scene), moved, strict=True))
     scene.figures[f"kv_moved_{concurrency}_at_a_time"] = {
@@ -119,7 +119,7 @@ def test_every_prompt_is_handed_over_and_answered(scene: Scene, concurrency: int
 
 
 def _moved(scene: Scene) -> tuple[float, float]:
-    return scene.stack.gauge("baton_kv_moved_bytes"), scene.stack.gauge("baton_kv_move_s")
+    return scene.stack.gauge("baton_kv_moved_bytes_total"), scene.stack.gauge("baton_kv_move_seconds_total")
 
 
 def test_a_seed_is_kept_over_the_handoff(scene: Scene) -> None:

@@ -99,9 +99,9 @@ def test_a_pair_hands_over_again_when_its_network_works(stack: Stack, network: N
     network.heal()
     wait_for(lambda: not stack.health()["cut_pairs"])
 
-    num_moved = stack.gauge("baton_num_handoffs")
+    num_moved = stack.gauge("baton_handoffs_total")
     assert whole_answer(stack, prompt="moved again")
-    assert stack.gauge("baton_num_handoffs") > num_moved
+    assert stack.gauge("baton_handoffs_total") > num_moved
 
 
 @pytest.mark.slow

@@ -49,7 +49,7 @@ def test_a_client_that_leaves_frees_both_sides(stack: Stack) -> None:
     stack.serve("prefill", "decode")
 
     stream = Stream(stack, ENDLESS).read(3)
-    assert stack.gauge("baton_num_running") >= 1
+    assert stack.gauge("baton_worker_running_requests") >= 1
     stream.close()
 
     stack.wait_idle(5)

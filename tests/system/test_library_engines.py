@@ -106,7 +106,7 @@ def test_both_rounds_of_the_guides_conversation_are_answered(
 ) -> None:
     prefill, decode = worker("prefill"), worker("decode")
     stack.wait_ready(1, 1)
-    num_before = stack.gauge("baton_num_handoffs")  # the pair has warmed up
+    num_before = stack.gauge("baton_handoffs_total")  # the pair has warmed up
 
     called, answered = (
         stack.answer("/v1/chat/completions", **GUIDE | {"messages": messages})["choices"][0]
@@ -117,7 +117,7 @@ def test_both_rounds_of_the_guides_conversation_are_answered(
     assert call["function"] == {"name": "get_system_health", "arguments": "{}"}
     assert (called["finish_reason"], answered["finish_reason"]) == ("tool_calls", "stop")
     assert "372045" in answered["message"]["content"]
-    assert stack.gauge("baton_num_handoffs") - num_before == 4  # two on each side
+    assert stack.gauge("baton_handoffs_total") - num_before == 4  # two on each side
     stack.wait_idle()
     assert "warm pair" in prefill.text() + decode.text()
     logged = {
@@ -204,7 +204,7 @@ def test_a_stream_outlives_its_decode_worker(stack: Stack, worker: Worker) -> No
 
     with ThreadPoolExecutor(4) as pool:
         answers = [pool.submit(complete, stack, 400) for _ in range(4)]
-        wait_for(lambda: stack.gauge("baton_num_running") >= 4)
+        wait_for(lambda: stack.gauge("baton_worker_running_requests") >= 4)
         killed.kill()
         assert {answer.result() for answer in answers} == {expected}
 

@@ -89,7 +89,7 @@ async def test_strangers_on_nats_do_not_disturb_streams(
     assert " retrying " not in frontend.text()
     for process in frontend, *(worker for worker in workers if worker.name.startswith("decode")):
         assert "unauthenticated_messages=1 " in process.text()
-    assert stack.gauge("baton_num_strange_messages") > 0
+    assert stack.gauge("baton_worker_unauthenticated_messages_total") > 0
     stack.wait_idle()
 
 

@@ -61,8 +61,8 @@ def test_answers_are_those_of_a_fleet_without_tls(fleet: Fleet, tmp_path: Path) 
         assert whole_answer(fleet) == whole_answer(plain)
     assert {urlsplit(address).scheme for address in fleet.addresses()} == {"tls"}
     assert {instance["kv_transfer"] for instance in fleet.health()["instances"]} == {"tcp+tls"}
-    assert fleet.gauge("baton_num_handoffs") > 0
-    assert fleet.gauge("baton_num_strange_messages") == 0
+    assert fleet.gauge("baton_handoffs_total") > 0
+    assert fleet.gauge("baton_worker_unauthenticated_messages_total") == 0
 
 
 def test_others_are_refused_with_a_reason_while_streams_go_on(fleet: Fleet, tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ def test_others_are_refused_with_a_reason_while_streams_go_on(fleet: Fleet, tmp_
     assert (running.finish_reason, running.error) == (None, None)
     running.close()
     assert whole_answer(fleet) == expected
-    assert fleet.gauge("baton_num_strange_messages") >= 3
+    assert fleet.gauge("baton_worker_unauthenticated_messages_total") >= 3
     for intruder in intruders:
         intruder.kill()
     wait_for(lambda: not fleet.health()["refused"])

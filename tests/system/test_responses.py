@@ -101,7 +101,7 @@ def test_a_stream_that_broke_off_is_resumed(client: openai.OpenAI) -> None:
 @pytest.mark.usefixtures("frontend")
 def test_cancelling_a_background_response_frees_the_workers(stack: Stack, client: openai.OpenAI) -> None:
     running = client.responses.create(**LONG, extra_body={"ignore_eos": True})
-    wait_for(lambda: stack.gauge("baton_num_running") > 0)
+    wait_for(lambda: stack.gauge("baton_worker_running_requests") > 0)
 
     cancelled = client.responses.cancel(running.id)
 
@@ -113,7 +113,7 @@ def test_a_background_response_of_a_killed_frontend_has_failed(
     stack: Stack, frontend: Process, client: openai.OpenAI
 ) -> None:
     running = client.responses.create(**LONG, extra_body={"ignore_eos": True})
-    wait_for(lambda: stack.gauge("baton_num_running") > 0)
+    wait_for(lambda: stack.gauge("baton_worker_running_requests") > 0)
     frontend.kill()
     start(stack)
 

@@ -140,7 +140,7 @@ def test_an_attempt_on_a_killed_worker_is_a_span_with_an_error(stack: Stack, rec
     found: list[str] = []
     with ThreadPoolExecutor() as pool:
         reply = pool.submit(asked, stack, trace_id, max_tokens=300, **TIMED)
-        running = r'baton_num_running\{[^}]*role="decode"[^}]*worker="([^"]+)"[^}]*\} [1-9]'
+        running = r'baton_worker_running_requests\{[^}]*role="decode"[^}]*worker="([^"]+)"[^}]*\} [1-9]'
         while not found:
             found = re.findall(running, stack.get("/metrics").text)
         next(each for each in stack.processes if each.name == found[0]).kill()

@@ -34,7 +34,7 @@ def test_it_answers_and_ends_all_the_same(tmp_path: Path) -> None:
                 wait_for(lambda: is_live(client), PATIENCE_S)
                 for _ in range(NUM_REQUESTS):  # each makes a line
                     assert client.post("/v1/completions", json={}).status_code == 400
-                assert "baton_frontend_lost_log_lines 0.0" in client.get("/metrics").text
+                assert "baton_lost_log_lines_total 0.0" in client.get("/metrics").text
             frontend.send_signal(signal.SIGTERM)
             assert frontend.wait(scaled(30)) == 0
         finally:

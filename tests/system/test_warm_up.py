@@ -26,7 +26,7 @@ def test_each_pair_has_moved_kv_before_it_is_ready(stack: Stack, engine: str) ->
     pairs = re.findall(r"warm pair worker=(\S+) peer=(\S+) ", text)
     assert len({frozenset(pair) for pair in pairs}) == 4
     assert "cold pair" not in text
-    assert stack.gauge("baton_kv_moved_bytes") > 0
+    assert stack.gauge("baton_kv_moved_bytes_total") > 0
     stack.wait_idle()
 
 

@@ -44,5 +44,8 @@ async def test_ids_are_for_admin_keys(key: str, is_shown: bool) -> None:
     await client.request("POST", "/v1/completions", b"{", {"x-request-id": "mine-1"})
     keys = parse_keys("\n".join([line_of("alice", "sk-alice"), line_of("root", "sk-root", is_admin=True)]))
     client.app = Authentication(client.app, lambda: keys, envelope_of, client.services.metrics)
-    found = await client.request("GET", "/fleet", b"", {"x-api-key": key} if key else {})
+    headers = {"x-api-key": key} if key else {}
+    page = await client.request("GET", "/metrics", b"", headers)
+    assert (page.status, b"baton_key_requests_total{" in page.body) == (200, is_shown)
+    found = await client.request("GET", "/fleet", b"", headers)
     assert json.loads(found.body)["slowest"][0]["request_id"] == ("mine-1" if is_shown else None)
