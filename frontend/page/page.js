@@ -22,9 +22,9 @@ function element(tag, attributes = {}, ...children) {
 
 function seconds(value) {
   if (value === null || value === undefined) return "–";
-  if (value >= 5400) return `${(value / 3600).toFixed(1)} h`;
-  if (value >= 90) return `${Math.round(value / 60)} min`;
-  return value >= 1 ? `${value.toFixed(value < 10 ? 2 : 1)} s` : `${(value * 1000).toFixed(value < 0.01 ? 1 : 0)} ms`;
+  if (value >= 5400) return `${(value / 3600).toFixed(1)}\u00a0h`; // a number stays beside its unit
+  if (value >= 90) return `${Math.round(value / 60)}\u00a0min`;
+  return value >= 1 ? `${value.toFixed(value < 10 ? 2 : 1)}\u00a0s` : `${(value * 1000).toFixed(value < 0.01 ? 1 : 0)}\u00a0ms`;
 }
 
 const number = (value) => (value >= 100 ? Math.round(value).toLocaleString("en") : String(Math.round(value * 10) / 10));
@@ -145,11 +145,13 @@ function bar(stages, share = 1) {
   return made;
 }
 
-const named = (stages) => Object.keys(STAGES).filter((name) => stages[name] >= 0.0005).map((name) => `${words(name)} ${seconds(stages[name])}`).join(" · ");
+function named(stages, least_s = 0.0005) {
+  return Object.keys(STAGES).filter((name) => stages[name] >= least_s).map((name) => `${words(name)} ${seconds(stages[name])}`).join(" · ");
+}
 
 function slow(request, index, all) {
   const status = request.status >= 400 ? [element("span", { class: "bad" }, `${request.status} `)] : [];
-  const text = element("small", {}, named(request.stages));
+  const text = element("small", {}, named(request.stages, request.duration_s / 200));
   if (request.verdict) text.prepend(element("span", { class: "bad" }, `${request.verdict}: `));
   const id = request.request_id === null ? element("small", {}, "id hidden") : element("code", { title: request.request_id }, request.request_id);
   return element("li", {}, id, bar(request.stages, request.duration_s / all[0].duration_s), element("b", {}, ...status, seconds(request.duration_s)), text);
@@ -190,10 +192,12 @@ async function* events(answer) { // the data of a stream's events
   }
 }
 
-let watching = new AbortController();
+let watching = new AbortController(), shown_ms = 0;
 
 async function watch() {
   for (;;) {
+    // A browser has six connections to a server: a tab that is not seen gives its own back.
+    while (document.hidden) await new Promise((resolve) => document.addEventListener("visibilitychange", resolve, { once: true }));
     watching = new AbortController();
     try {
       const answer = await fetch("fleet", { cache: "no-store", signal: watching.signal, headers: { accept: "text/event-stream", ...headers() } });
@@ -207,7 +211,7 @@ async function watch() {
 }
 
 setInterval(() => {
-  const age_ms = Date.now() - drawn_ms, is_stale = age_ms > STALE_MS;
+  const age_ms = Date.now() - drawn_ms, is_stale = age_ms > STALE_MS && Date.now() - shown_ms > STALE_MS;
   $("problem").hidden = !is_stale;
   if (!is_stale) return;
   const age = drawn_ms ? `these figures are ${seconds(age_ms / 1000)} old` : "there are no figures yet";
@@ -289,5 +293,9 @@ $("ask").addEventListener("submit", async (event) => {
 });
 
 $("key").addEventListener("change", () => watching.abort()); // watch again, with the key
+document.addEventListener("visibilitychange", () => {
+  shown_ms = Date.now();
+  if (document.hidden) watching.abort();
+});
 $("legend").append(...Object.entries(KINDS).map(([kind, text]) => element("span", {}, element("i", { class: `key ${kind}` }), text)));
 watch();
