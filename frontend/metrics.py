@@ -211,9 +211,10 @@ class Metrics:
     def end(self, record: Record) -> None:
         """Keep the record of a request that has ended, and count it."""
         duration_s = self.records.end(record)
-        labels = (record.route, record.model)
+        labels, status = (record.route, record.model), str(record.status)
         self.of("running_requests", record.route).inc(-1)
-        self.of("requests", *labels, str(record.status)).inc()
+        self.of("requests", *labels, status).inc()
+        self.of("key_requests", self._key(record), status).inc()
         self.of("request_duration_seconds", *labels).observe(duration_s)
         if record.disconnected:
             self.of("disconnects", record.route).inc()
@@ -224,7 +225,6 @@ class Metrics:
             self.of("completion_tokens", record.model).inc(record.num_completion_tokens)
         for kind, count in record.repairs.items():
             self.of("harmony_repairs", kind).inc(count)
-        self.of("key_requests", self._key(record), str(record.status)).inc()
         self._note_stages(record)
         for read in self.readers:
             read(record)
@@ -308,11 +308,9 @@ class Metrics:
         """The text of /metrics: the metrics of all processes of this frontend, and those of the workers.
         Names of API keys only if `with_keys`."""
         found = self.samples()
-        for name, sample, value in (
-            (name, *each) for samples in others for name, values in samples.items() for each in values.items()
-        ):
-            mine = found[name]
-            mine[sample] = _KINDS[name].merge(mine[sample], value) if sample in mine else value
+        for name, values in (each for samples in others for each in samples.items()):
+            mine, merge = found[name], _KINDS[name].merge
+            mine |= {key: merge(mine[key], value) if key in mine else value for key, value in values.items()}
         for info, stats in workers:
             labels = {"worker": info.label, "role": info.role.value}
             for field, (name, _) in _OF_WORKERS.items():
@@ -322,7 +320,7 @@ class Metrics:
             if with_keys or "key" not in kind.labels:
                 lines += _family(_full(name), kind.type, kind.help, found[name])
         for old, new in _OLD.items():
-            renamed = {each.replace(_full(new), f"{old}", 1): value for each, value in found[new].items()}
+            renamed = {each.replace(_full(new), old, 1): value for each, value in found[new].items()}
             lines += _family(old, "gauge", f"Ends with 0.4: see baton_{_full(new)}.", renamed)
         return "".join(f"{line}\n" for line in lines).encode()
 
