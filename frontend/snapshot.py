@@ -285,10 +285,13 @@ class Snapshots:
                 self._encoded = {True: msgspec.json.encode(made), False: msgspec.json.encode(without)}
             return self._encoded[with_ids]
 
-    async def stream(self, *, with_ids: bool) -> AsyncGenerator[bytes, None]:
-        """Server-sent events, one a second. Raises NotReady."""
+    def stream(self, *, with_ids: bool) -> AsyncGenerator[bytes, None]:
+        """Server-sent events, one a second. Raises NotReady at once if there are too many viewers."""
         if self._num_viewers >= MAX_VIEWERS:
             raise NotReady(f"{MAX_VIEWERS} viewers are watching already; retry later.", retry_after_s=5)
+        return self._stream(with_ids)
+
+    async def _stream(self, with_ids: bool) -> AsyncGenerator[bytes, None]:
         self._num_viewers += 1
         try:
             while not self._closed.is_set():

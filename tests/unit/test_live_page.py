@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from frontend import snapshot
 from frontend.app import envelope_of
 from frontend.http.guards import Authentication
 from frontend.http.keys import line_of, parse_keys
@@ -49,3 +50,10 @@ async def test_ids_are_for_admin_keys(key: str, is_shown: bool) -> None:
     assert (page.status, b"baton_key_requests_total{" in page.body) == (200, is_shown)
     found = await client.request("GET", "/fleet", b"", headers)
     assert json.loads(found.body)["slowest"][0]["request_id"] == ("mine-1" if is_shown else None)
+
+
+async def test_one_viewer_too_many_is_refused_with_a_status(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(snapshot, "MAX_VIEWERS", 0)
+    client = Client(ScriptedTokens())
+    found = await client.request("GET", "/fleet", b"", {"accept": "text/event-stream"})
+    assert (found.status, found.error["code"], "retry-after" in found.headers) == (503, "not_ready", True)
