@@ -117,17 +117,17 @@ class Leg(_Timed, kw_only=True, omit_defaults=True, gc=False):
     num_moved_bytes: int | None = None
 
     @classmethod
-    def beginning(cls, began_s: float | None = None) -> "Leg":
-        """That of a choice which waits for a place from now on, of a request that arrived at `began_s`."""
+    def beginning(cls) -> "Leg":
+        """That of a request that arrives now, and waits for a place."""
         now_s = time.perf_counter()
-        return cls(began_s=now_s if began_s is None else began_s, stage="queue", since_s=now_s)
+        return cls(began_s=now_s, stage="queue", since_s=now_s)
 
     def attempt(self) -> None:
         """A new try begins."""
         self.enter(None)
         if len(self.attempts) == _MAX_ATTEMPTS:
             del self.attempts[1]
-        self.attempts.append(Attempt(began_s=self.since_s - self.began_s))
+        self.attempts.append(Attempt(began_s=self.since_s - self.began_s, since_s=self.since_s))
 
     def on(self, worker: WorkerInfo) -> None:
         """The try now waits for this worker."""
@@ -135,11 +135,12 @@ class Leg(_Timed, kw_only=True, omit_defaults=True, gc=False):
         attempt.where[worker.label] = f"{worker.worker_id}, {worker.host}, pid {worker.pid}"
         if worker.role is Role.PREFILL:
             attempt.prefill = worker.label
-            attempt.enter("prefill")
+            if attempt.stage is not None:  # decode wants a prefill first
+                attempt.enter("prefill")
         else:
             attempt.decode = worker.label
-            if attempt.stage is None:
-                attempt.enter("decode_wait")
+        if attempt.stage is None:  # since the attempt's begin: what the router does belongs to it
+            attempt.stage = "prefill" if worker.role is Role.PREFILL else "decode_wait"
 
     def prefilled(self, handoff: KvHandoff) -> None:
         """The prefill worker has answered; decode is next."""
@@ -165,7 +166,7 @@ class Leg(_Timed, kw_only=True, omit_defaults=True, gc=False):
                 ("prefill", usage.computed_s),
             )
             attempt.answered(attempt.prefill if is_prefill else attempt.decode, parts, usage.delay_s)
-        self.enter("stream")
+        self.stage, self.since_s = "stream", attempt.since_s
 
     def failed(self, code: str, num_tokens: int = 0) -> None:
         """The try has ended with this error after so many tokens; the request waits for the next one."""
@@ -256,7 +257,7 @@ class Record(_Timed, kw_only=True, omit_defaults=True, gc=False):
     def leg(self) -> Leg:
         """A new choice's part."""
         self.enter(None)
-        self.legs.append(Leg.beginning(self.began_s))
+        self.legs.append(Leg(began_s=self.began_s, stage="queue", since_s=self.since_s))
         return self.legs[-1]
 
     def generated(self) -> None:
@@ -359,6 +360,7 @@ class Records:
             caller=caller[:_MAX_NAME],
             at_s=time.time(),
             began_s=now_s,
+            since_s=now_s,
         )
         self._running[id(record)] = record
         return record

@@ -123,7 +123,7 @@ async def prepared(
 ) -> AnyAnswer:
     """Read the body and build its answer, ready to be generated."""
     client = client_of(exchange, services, record)
-    record.enter("read")
+    record.stage = "read"  # since its arrival
 
     def make(body: bytes) -> Awaitable[AnyAnswer]:
         record.enter("render")
