@@ -17,6 +17,8 @@ AccessMode = Literal["all", "slow", "off"]
 
 SLOW_S = 1.0
 BUSY_EVERY_S = 10
+_LATE_S = 0.1
+"""After a longer transit the line has its worker."""
 _SHOWN_S = 0.001
 """A shorter stage is not in the line."""
 
@@ -60,6 +62,8 @@ def line_of(record: Record) -> Line:
     failures = [_failure(each) for leg in record.legs for each in leg.attempts if each.outcome]
     if failures:
         found["failures"] = "; ".join(failures)
+    if last and last.stages.get("transit", 0.0) > _LATE_S:
+        found["late"] = last.late
     stages = {f"{stage}_s": round(s, 3) for stage, s in record.spent().items() if s >= _SHOWN_S}
     return Line("request", **found, **stages)
 

@@ -40,7 +40,7 @@ def _record(fields: Mapping[str, Any]) -> Record:
     }
     attempts = [_failed(text, fields, stages) for text in str(fields.get("failures", "")).split("; ") if text]
     last = Attempt(began_s=0.0, stages=_some(stages, _ON_WORKERS))
-    last.prefill, last.decode = (_text(fields, role) for role in ("prefill", "decode"))
+    last.prefill, last.decode, last.late = (_text(fields, name) for name in ("prefill", "decode", "late"))
     if int(fields.get("attempts", 0)) > len(attempts):
         attempts.append(last)
     leg = Leg(began_s=0.0, stages=_some(stages, _OF_CHOICE), attempts=attempts)

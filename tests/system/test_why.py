@@ -158,9 +158,9 @@ def test_a_frontend_that_stands_still_blames_no_worker(calm: Stack) -> None:
     assert guilty(calm, "frontend-still", "stream", "", lasted.s)["cause"] == "this frontend stood still"
 
 
-def sent_but_its_end(stack: Stack, request_id: str) -> tuple[socket.socket, bytes]:
+def sent_but_its_end(stack: Stack, request_id: str, **fields: Any) -> tuple[socket.socket, bytes]:
     """A connection that has sent a request but for its last byte."""
-    body = json.dumps({"model": MODEL, "prompt": "x", "max_tokens": 5}).encode()
+    body = json.dumps({"model": MODEL, "prompt": "x", "max_tokens": 5} | fields).encode()
     head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\nx-request-id: {request_id}\r\n"
     connection = socket.create_connection(("127.0.0.1", stack.port), PATIENCE_S)
     connection.sendall(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body[:-1])
@@ -173,6 +173,18 @@ def test_a_client_that_sends_its_body_slowly(calm: Stack) -> None:
     with connection:
         connection.sendall(rest)
         guilty(calm, "slow-body", "read", "", lasted.s)
+
+
+@pytest.mark.slow  # the kernel takes 2.6 MB before the client's pace shows
+def test_a_client_that_reads_slowly(calm: Stack) -> None:
+    connection, rest = sent_but_its_end(calm, "slow-reader", max_tokens=5000, n=16, stream=True)
+    with connection:
+        with Paused(16.0) as lasted:
+            connection.sendall(rest)
+        assert found(calm, "id=slow-reader")[0]["record"]["now"] == "stream"
+    record = explained(calm, "slow-reader")["record"]
+    verdict = guilty(calm, "slow-reader", "send", "")
+    assert 1 < verdict["excess_s"] < lasted.s < record["duration_s"] + 1
 
 
 def test_a_long_prompt(calm: Stack) -> None:

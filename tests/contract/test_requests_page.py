@@ -1,0 +1,92 @@
+"""`GET /requests` and `baton why` against a frontend: running requests, shared ids, bad input."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from operations.why import why
+from tests.serving_frontend import MODEL, Held, Workers, saying, serving
+
+pytestmark = pytest.mark.loops("uvloop")
+
+
+async def test_a_request_that_runs_is_shown_with_its_stage() -> None:
+    held = Held()
+    async with serving(Workers(d=held)) as frontend:
+        asked = asyncio.ensure_future(frontend.complete())
+        await held.began.wait()
+        (found,) = (await frontend.get("/requests?running=1")).json()["requests"]
+        assert (found["record"]["status"], found["record"]["now"]) == (0, "stream")
+        held.goes_on.set()
+        await asked
+        assert (await frontend.get("/requests?running=1")).json()["requests"] == []
+
+
+async def test_requests_that_share_an_id_are_all_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    async with serving(Workers(d=saying("<|channel|>final<|message|>Hi<|return|>"))) as frontend:
+        for _ in range(3):
+            reply = await frontend.http.post(
+                "/v1/completions", json={"model": MODEL, "prompt": "Hi"}, headers={"x-request-id": "same"}
+            )
+            assert reply.status_code == 200
+        url = str(frontend.http.base_url)
+        assert await asyncio.to_thread(why, ["same", "--url", url]) == 0
+        assert capsys.readouterr().out.count("same  200  ") == 3
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "",
+        "id=a&id=b",
+        "slowest=0",
+        "slowest=101",
+        "failed=x",
+        "running=2",
+        "slowest=%C2%B2",
+        "nope=1",
+        "failed=",
+    ],
+)
+async def test_a_bad_query_is_one_sentence(query: str) -> None:
+    async with serving(Workers(d=Held())) as frontend:
+        reply = await frontend.get(f"/requests?{query}")
+        assert (reply.status_code, reply.json()["error"]["code"]) == (400, "invalid_request")
+
+
+@pytest.mark.parametrize(
+    ("argv", "status"),
+    [
+        (["unknown"], 1),
+        (["a\x1b[2J"], 1),
+        (["x" * 5000], 1),
+        (["caf\u00e9 \U0001f600 %2F&slowest=1"], 1),
+        (["--failed"], 1),
+        ([], 2),
+        (["id", "--slowest", "3"], 2),
+        (["--slowest", "0"], 2),
+        (["--slowest", "many"], 2),
+        (["--running", "--log", "x"], 2),
+        (["id", "--log", "/no/such/file"], 2),
+        (["id", "--log", "/"], 2),
+        (["id", "--log", "README.md"], 1),
+        (["id", "--url", "http://127.0.0.1:1"], 2),
+        (["id", "--nope"], 2),
+    ],
+)
+async def test_bad_input_of_the_command_is_one_sentence(
+    argv: list[str], status: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(argv: list[str]) -> Any:
+        try:
+            return why(argv)
+        except SystemExit as ended:
+            return ended.code
+
+    async with serving(Workers(d=Held())) as frontend:
+        url = [] if "--url" in argv else ["--url", str(frontend.http.base_url)]
+        assert await asyncio.to_thread(run, [*argv, *url]) == status
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err.count("\n")) == ("", 1)
+    assert printed.err[:-1].isprintable()

@@ -1,0 +1,159 @@
+"""What a record's stages say: the guilty one, its worker, or none; also from the line of a log."""
+
+import json
+import logging
+
+import pytest
+
+from baton.telemetry import JsonFormatter, TextFormatter
+from frontend.access import line_of
+from frontend.record import Attempt, Leg, Record, Stage
+from frontend.verdict import Usual, Verdict, verdict
+from operations.request_log import records_of
+
+RECORD: tuple[Stage, ...] = ("read", "render", "send")
+LEG: tuple[Stage, ...] = ("queue", "stream")
+ATTEMPT: tuple[Stage, ...] = ("prefill_wait", "prefill", "decode_wait", "kv_move", "transit")
+
+
+def record(**stages: float) -> Record:
+    """A request of 100 prompt tokens and 50 generated ones on p and d; stages are in seconds."""
+    usual: dict[Stage, float] = {"prefill": 0.01, "kv_move": 0.002, "transit": 0.001}
+    attempt = Attempt(began_s=0.0, prefill="p", decode="d", stages=usual, late="p")
+    leg = Leg(began_s=0.0, attempts=[attempt], stages={"queue": 0.0, "stream": 0.5}, gap_s=0.02, gap_at=3)
+    made = Record(request_id="r", route="/v1/x", at_s=1e9, began_s=0.0, legs=[leg])
+    made.stages = {"read": 0.001, "render": 0.002, "send": 0.001}
+    made.num_prompt_tokens, made.num_completion_tokens = 100, 50
+    for stage in RECORD:
+        made.stages[stage] = stages.get(stage, made.stages[stage])
+    for stage in LEG:
+        leg.stages[stage] = stages.get(stage, leg.stages[stage])
+    for stage in ATTEMPT:
+        attempt.stages[stage] = stages.get(stage, attempt.stages.get(stage, 0.0))
+    leg.gap_s = stages.get("gap", leg.gap_s)
+    made.delay_s = stages.get("delay", 0.0)
+    made.duration_s = sum(made.spent().values())
+    return made
+
+
+USUAL = Usual.of(record() for _ in range(20))
+
+
+def judged(made: Record, usual: Usual = USUAL) -> tuple[str, str, float] | None:
+    found = verdict(made, usual)
+    return None if found is None else (found.stage, found.worker, round(found.excess_s, 3))
+
+
+@pytest.mark.parametrize(
+    ("stages", "expected"),
+    [
+        ({}, None),
+        ({"read": 0.4}, None),
+        ({"read": 0.801}, ("read", "", 0.8)),
+        ({"render": 0.402}, ("render", "", 0.4)),
+        ({"queue": 0.4}, ("queue", "", 0.4)),
+        ({"queue": 0.4, "decode_wait": 1.0}, ("decode_wait", "d", 1.4)),
+        ({"queue": 2.0, "prefill_wait": 1.0}, ("queue", "p", 3.0)),
+        ({"prefill": 0.91}, ("prefill", "p", 0.9)),
+        ({"kv_move": 0.602}, ("kv_move", "d", 0.6)),
+        ({"transit": 0.801}, ("transit", "p", 0.8)),
+        ({"stream": 3.0}, ("stream", "d", 2.5)),
+        ({"stream": 1.3, "gap": 0.82}, ("stream", "d", 0.8)),
+        ({"send": 2.001}, ("send", "", 2.0)),
+        ({"delay": 0.9}, ("stream", "", 0.9)),
+        ({"stream": 1.5, "gap": 1.0, "delay": 0.9}, ("stream", "", 0.9)),
+        ({"stream": 9.5, "gap": 9.0, "delay": 0.9}, ("stream", "d", 8.98)),
+    ],
+)
+def test_the_stage_that_is_most_out_of_line_is_guilty(
+    stages: dict[str, float], expected: tuple[str, str, float] | None
+) -> None:
+    assert judged(record(**stages)) == expected
+
+
+def refused(status: int, code: str, **stages: float) -> Record:
+    made = record(**stages)
+    made.status, made.code = status, code
+    return made
+
+
+def failed(code: str, stage: Stage, lasted_s: float, prefill: str = "", decode: str = "") -> Record:
+    made = record()
+    attempt = Attempt(
+        began_s=0.0, outcome=code, ended_in=stage, stages={stage: lasted_s}, prefill=prefill, decode=decode
+    )
+    made.legs[0].attempts.insert(0, attempt)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("made", "expected", "cause"),
+    [
+        (failed("worker_lost", "prefill", 2.0, prefill="p2"), ("prefill", "p2", 2.0), "p2 was lost"),
+        (failed("worker_lost", "decode_wait", 0.1, decode="d2"), ("decode_wait", "d2", 0.1), "d2 was lost"),
+        (
+            failed("handoff_stalled", "decode_wait", 2.0, prefill="p2", decode="d2"),
+            ("kv_move", "p2", 2.0),
+            "no KV came from p2 to d2",
+        ),
+        (failed("new_code", "prefill", 1.0, prefill="p2"), ("prefill", "p2", 1.0), "p2 failed (new_code)"),
+    ],
+)
+def test_an_attempt_that_failed_is_guilty_however_short(
+    made: Record, expected: tuple[str, str, float], cause: str
+) -> None:
+    found = verdict(made, USUAL)
+    assert isinstance(found, Verdict)
+    assert (judged(made), found.cause) == (expected, cause)
+
+
+@pytest.mark.parametrize(
+    ("code", "cause"), [("overloaded", "all workers were busy"), ("no_workers", "no decode worker was live")]
+)
+def test_a_refused_request_names_what_is_missing(code: str, cause: str) -> None:
+    made = refused(503, code)
+    made.legs.clear()
+    found = verdict(made, USUAL)
+    assert (found and found.cause, found and found.stage) == (cause, "queue")
+
+
+def test_what_all_requests_have_is_usual_but_for_waits() -> None:
+    slow = Usual.of(record(transit=0.9, decode_wait=0.9) for _ in range(20))
+    assert judged(record(transit=1.0), slow) is None
+    assert judged(record(decode_wait=0.9), slow) == ("decode_wait", "d", 0.9)
+
+
+def test_a_few_requests_of_an_incident_do_not_hide_the_next() -> None:
+    usual = Usual.of([*(record() for _ in range(20)), *(record(transit=1.0) for _ in range(3))])
+    assert judged(record(transit=1.0), usual) == ("transit", "p", 0.999)
+
+
+@pytest.mark.parametrize("formatter", [TextFormatter(), JsonFormatter()])
+@pytest.mark.parametrize(
+    "made",
+    [
+        record(),
+        record(transit=0.8),
+        record(stream=1.5, gap=1.0),
+        failed("worker_lost", "prefill", 2.0, prefill="p2"),
+        refused(429, "overloaded", queue=3.0),
+    ],
+)
+def test_a_line_of_the_log_gives_the_same_verdict(formatter: logging.Formatter, made: Record) -> None:
+    made.request_id = "r-1"
+    line = logging.makeLogRecord(
+        {"msg": line_of(made), "levelname": "INFO", "name": "frontend.access", "created": 1e9}
+    )
+    noise = [
+        "",
+        "{",
+        "[]",
+        "{}",
+        '{"logger": "frontend.access", "message": "request"}',
+        "\xff\x1b",
+        "x" * 9999,
+    ]
+    noise.append("2026-01-01T00:00:00 INFO frontend.access request duration_s=x")
+    (again,) = records_of([*noise, formatter.format(line), json.dumps({"logger": "frontend.access"})])
+    assert (again.request_id, again.status, again.code) == ("r-1", made.status, made.code)
+    assert judged(again) == judged(made)
