@@ -61,7 +61,11 @@ _RULES: Mapping[Kind, _Rule] = {
         "{worker} was busy with other prompts", "another prefill worker", 0.3, is_wait=True
     ),
     "prefill": _Rule(
-        "{worker} computed the prompt slowly, or stood still", _HOST, 1.0, by="computed", per_token_s=5e-4
+        "{worker} computed the prompt or a grammar slowly, or stood still",
+        _HOST,
+        1.0,
+        by="computed",
+        per_token_s=5e-4,
     ),
     "decode_wait": _Rule("{worker} was full", _MORE_DECODE, 0.3, is_wait=True),
     "kv_move": _Rule(
@@ -257,9 +261,11 @@ class _Judge:
 def _failed(leg: Leg, attempt: Attempt) -> Verdict:
     stage, lasted_s = attempt.ended_in or "stream", sum(attempt.stages.values())
     worker = attempt.worker(stage) or attempt.prefill
-    if attempt.outcome.startswith("handoff"):
+    if attempt.outcome == "broker_unavailable":
+        worker = ""
+    elif attempt.outcome.startswith("handoff"):
         stage, worker = "kv_move", attempt.prefill
-    elif stage == "stream":
+    if stage == "stream":
         after = leg.attempts[leg.attempts.index(attempt) + 1 :][:1]
         again_s = sum(sum(each.stages.values()) for each in after)
         lasted_s = leg.gap_s if attempt.num_tokens == leg.gap_at else again_s

@@ -96,6 +96,11 @@ def failed(code: str, stage: Stage, lasted_s: float, prefill: str = "", decode: 
             ("kv_move", "p2", 2.0),
             "no KV came from p2 to d2",
         ),
+        (
+            failed("broker_unavailable", "prefill", 3.0, prefill="p2"),
+            ("prefill", "", 3.0),
+            "NATS could not be reached",
+        ),
         (failed("new_code", "prefill", 1.0, prefill="p2"), ("prefill", "p2", 1.0), "p2 failed (new_code)"),
     ],
 )
