@@ -227,6 +227,8 @@ async def test_a_client_that_does_not_read_its_answer_is_dropped(serve: Serve) -
 class UntilBlocked(ScriptedTokens):
     """An answer that ends once its client did not read for a while."""
 
+    num_sent = 0
+
     async def generate(
         self,
         request: GenerateRequest,
@@ -241,13 +243,15 @@ class UntilBlocked(ScriptedTokens):
         yield TokenChunk(tuple(header))
         while "send" not in leg.stages:
             await asyncio.sleep(0)  # like an engine, whose replies go to several clients
+            self.num_sent += 1
             yield TokenChunk((40,) * 100)
         leg.end()
         yield TokenChunk((), "length", Usage(len(request.token_ids), 0, 1))
 
 
 async def test_what_a_client_does_not_read_is_no_gap_between_tokens() -> None:
-    services = Client(UntilBlocked()).services
+    tokens, num_sent = UntilBlocked(), -1
+    services = Client(tokens).services
     app = Endpoint("/v1/chat/completions", generating(prepare_chat), services)
     listener = socket.create_server(("127.0.0.1", 0))
     server = HttpServer(app, 1.0)
@@ -258,7 +262,9 @@ async def test_what_a_client_does_not_read_is_no_gap_between_tokens() -> None:
     body, head = json.dumps(asked).encode(), b"POST / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n"
     peer.mute()
     peer.say(head + b"content-length: %d\r\n\r\n" % len(body) + body)
-    await until(lambda: any(each.first_token_s for each in services.metrics.records.running()))
+    await until(lambda: tokens.num_sent > 0)
+    while num_sent != (num_sent := tokens.num_sent):
+        await asyncio.sleep(0.5)  # until all buffers are full
     await asyncio.sleep(1.0)  # it does not read
     peer.unmute()
     answer = await peer.rest()
