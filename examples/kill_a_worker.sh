@@ -68,3 +68,4 @@ wait "$answer" || fail "the stream broke; see: python -m baton why $ID"
 attempts=$(get "/requests?id=$ID" "print(*(a['decode'] + ': ' + a.get('outcome', 'answered') for a in $ATTEMPTS), sep=', ')")
 cmp "$TMP/undisturbed" "$TMP/killed" || fail "the texts differ; attempts: $attempts"
 echo "The text is whole: its $(wc -m <"$TMP/killed") characters equal the undisturbed answer. Attempts: $attempts."
+echo "More: .venv/bin/python -m baton why $ID${BATON_URL:+ --url $BATON_URL}"
