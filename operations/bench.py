@@ -15,7 +15,7 @@ from typing import Any
 
 from baton.flags import flag, parse
 from operations.client import Client, FrontendError
-from operations.load import MOST_REQUESTS, MOST_S, Load, LoadFlags, Sample
+from operations.load import MOST_REQUESTS, Load, LoadFlags, Sample
 from operations.terminal import is_terminal, optional
 
 _PLOT = (78, 16)
@@ -159,24 +159,20 @@ def _plot(samples: Sequence[Sample]) -> Iterator[str]:
 
 def aiperf(model: str, most: int, url: str, settings: BenchSettings) -> str:
     """The command with which AIPerf sends such a load."""
-    osl, turns = settings.osl, settings.turns
-    command = ["aiperf", "profile", "--model", model, "--tokenizer", model, "--url", url]
-    command += (
-        "--endpoint-type chat --streaming --use-server-token-count "
-        f"--synthetic-input-tokens-mean {settings.isl} --synthetic-input-tokens-stddev 0 "
-        f"--output-tokens-mean {osl} --output-tokens-stddev 0 "
-        f"--extra-inputs max_tokens:{osl} --extra-inputs min_tokens:{osl} --extra-inputs ignore_eos:true"
-    ).split()
-    if turns > 1:
-        command += ["--conversation-turn-mean", f"{turns}", "--conversation-turn-stddev", "0"]
-    load = f"--request-rate {settings.rate:g}" if settings.rate else f"--concurrency {settings.concurrency}"
-    command += load.split()
-    if settings.seconds != MOST_S:
-        command += ["--benchmark-duration", f"{settings.seconds:g}"]
-    if most != MOST_REQUESTS:
-        count = ("--request-count", most) if turns == 1 else ("--conversation-num", math.ceil(most / turns))
-        command += [count[0], f"{count[1]}"]
-    limits = {"time_to_first_token": settings.ttft_ms, "inter_token_latency": settings.itl_ms}
-    if goodput := " ".join(f"{name}:{limit:g}" for name, limit in limits.items() if limit):
-        command += ["--goodput", goodput]
-    return shlex.join(command) + (' --api-key "$BATON_API_KEY"' if settings.api_key else "")
+    osl, turns, name = settings.osl, settings.turns, shlex.quote(model)
+    count = "--request-count" if turns == 1 else "--conversation-num"
+    slo = {"time_to_first_token": settings.ttft_ms, "inter_token_latency": settings.itl_ms}
+    goodput = " ".join(f"{tag}:{limit:g}" for tag, limit in slo.items() if limit)
+    words = (
+        f"aiperf profile --model {name} --tokenizer {name} --url {url} --endpoint-type chat --streaming",
+        f"--synthetic-input-tokens-mean {settings.isl} --synthetic-input-tokens-stddev 0",
+        f"--output-tokens-mean {osl} --output-tokens-stddev 0 --use-server-token-count",
+        f"--extra-inputs max_tokens:{osl} --extra-inputs min_tokens:{osl} --extra-inputs ignore_eos:true",
+        f"--request-rate {settings.rate:g}" if settings.rate else f"--concurrency {settings.concurrency}",
+        f"--conversation-turn-mean {turns} --conversation-turn-stddev 0" if turns > 1 else "",
+        f"--benchmark-duration {settings.seconds:g}" if settings.seconds else "",
+        "" if most == MOST_REQUESTS else f"{count} {math.ceil(most / turns)}",
+        f"--goodput '{goodput}'" if goodput else "",
+        '--api-key "$BATON_API_KEY"' if settings.api_key else "",
+    )
+    return " ".join(filter(None, words))

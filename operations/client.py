@@ -17,11 +17,14 @@ import msgspec
 from baton import tls
 from baton.connect import HTTP_PORT
 from baton.flags import Parsed, flag, without_secrets
+from operations.terminal import printable
 
 T = TypeVar("T")
 S = TypeVar("S", bound="FrontendFlags")
 TIMEOUT_S = 2.0
 _MAX_BYTES = 16 << 20
+_BAD_ANSWERS = (OSError, HTTPException, ValueError, LookupError, TypeError, AttributeError, RecursionError)
+"""What comes of an answer that is not a frontend's, or of none."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -63,31 +66,29 @@ class Client:
 
     @contextlib.contextmanager
     def send(
-        self, path: str, data: bytes | None = None, timeout_s: float = TIMEOUT_S
+        self, path: str, data: bytes | None = None, timeout_s: float = TIMEOUT_S, *, also: int = 200
     ) -> Iterator[HTTPResponse]:
-        """The answer to a GET, or to a POST of `data`, on a connection of its own; each wait takes at most
+        """The answer to a GET, or to a POST of `data`, with status 200 or `also`; each wait takes at most
         `timeout_s`. Raises FrontendError, also for what goes wrong while the answer is read.
         """
         host, port = self._parts.hostname or "", self._parts.port
-        connection = (
-            HTTPConnection(host, port, timeout=timeout_s)
-            if self._tls is None
-            else HTTPSConnection(host, port, timeout=timeout_s, context=self._tls)
-        )
+        connection = HTTPConnection(host, port, timeout=timeout_s)
+        if self._tls is not None:
+            connection = HTTPSConnection(host, port, timeout=timeout_s, context=self._tls)
         try:
             with contextlib.closing(connection):
                 method = "GET" if data is None else "POST"
                 connection.request(method, self._parts.path + path, data, self._headers)
                 answer = connection.getresponse()
-                if answer.status not in (200, 503):
+                if answer.status not in (200, also):
                     raise self.error(_body(answer, timeout_s), answer.status)
                 yield answer
-        except (OSError, HTTPException, ValueError, LookupError, TypeError, AttributeError) as error:
+        except _BAD_ANSWERS as error:
             raise FrontendError(f"no frontend answers at {self.url}: {_reason(error)}") from error
 
     def get(self, path: str, kind: type[T], timeout_s: float = TIMEOUT_S) -> T:
         """The JSON there, also that of a frontend that is not ready (503). Raises FrontendError."""
-        with self.send(path, timeout_s=timeout_s) as answer:
+        with self.send(path, timeout_s=timeout_s, also=503) as answer:
             body = _body(answer, timeout_s)
             try:
                 return msgspec.json.decode(body, type=kind)
@@ -100,10 +101,10 @@ class Client:
         """The error in an answer, which need not be a frontend's."""
         try:
             error = json.loads(body)["error"]
-            return FrontendError(f"{error['message']}", status=status, code=f"{error.get('code') or ''}")
-        except (ValueError, LookupError, TypeError, AttributeError):
-            text = f"no frontend answers at {self.url}: HTTP status {status}"
-            return FrontendError(text, status=status)
+            text, code = printable(f"{error['message']}"), printable(f"{error.get('code') or ''}"[:80])
+        except _BAD_ANSWERS:
+            text, code = f"no frontend answers at {self.url}: HTTP status {status}", ""
+        return FrontendError(text, status=status, code=code)
 
 
 def _body(answer: HTTPResponse, timeout_s: float) -> bytes:
@@ -124,7 +125,7 @@ def _reason(error: Exception) -> str:
         return os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or str(error)
     if isinstance(error, BadStatusLine):
         return "it does not speak HTTP"
-    return f"what answers is no frontend ({error})"
+    return f"what answers is no frontend ({printable(str(error))})"
 
 
 def _url(text: str, name: str, *, is_port: bool) -> str:

@@ -9,29 +9,18 @@ import time
 from collections import deque
 from typing import Any
 
+import msgspec
+
 from baton.flags import flag
 from operations.client import Client, FrontendError, FrontendFlags
 
 MOST_REQUESTS, MOST_AT_ONCE, MOST_S = 100_000, 1000, 3600.0
 _MOST_TOKENS = 1_000_000
 _WORDS = (
-    *("time", "year", "people", "way", "day", "thing", "life", "world", "school", "state", "family", "group"),
-    *("country", "problem", "hand", "part", "place", "week", "company", "system", "question", "work", "room"),
-    *(
-        "number",
-        "night",
-        "point",
-        "home",
-        "water",
-        "area",
-        "money",
-        "story",
-        "fact",
-        "month",
-        "right",
-        "book",
-    ),
+    "time year people day thing life world school state family group country problem hand part place week "
+    "company system question work room number night point home water area money story fact month right book"
 )
+_MAX_LINE_BYTES = 1 << 20
 _PAUSE_S = 0.2
 """After a failure, so that a closed loop sends no thousands of requests to a frontend that refuses all."""
 
@@ -41,10 +30,10 @@ class LoadFlags(FrontendFlags):
     """What is sent, and for how long."""
 
     model: str = flag("", "the served model; default: the first one", metavar="NAME")
-    requests: int = flag(
-        0, "stop after N; default: 100, without --seconds", metavar="N", at_least=1, at_most=MOST_REQUESTS
+    requests: int | None = flag(
+        None, "stop after N; default: 100 without --seconds", metavar="N", at_least=1, at_most=MOST_REQUESTS
     )
-    seconds: float = flag(MOST_S, "send no more after S seconds", metavar="S", above=0, at_most=MOST_S)
+    seconds: float | None = flag(None, "send no more after S seconds", metavar="S", above=0, at_most=MOST_S)
     concurrency: int = flag(8, "N requests at a time", metavar="N", at_least=1, at_most=MOST_AT_ONCE)
     rate: float = flag(0.0, "instead, N new requests a second", metavar="N", above=0, at_most=1000)
     isl: int = flag(256, "tokens of a prompt, about", metavar="N", at_least=1, at_most=_MOST_TOKENS)
@@ -77,11 +66,11 @@ class Sample:
         return (self.last_s - self.first_s) / (self.num_tokens - 1)
 
     def add(self, event: dict[str, Any], after_s: float) -> str:
-        """Count a chunk that came so long after the request began. Returns its text. Raises LookupError,
-        TypeError or AttributeError if it is none."""
+        """Count a chunk that came so long after the request began. Returns its text."""
         if usage := event.get("usage"):
-            self.num_prompt_tokens, self.num_tokens = usage["prompt_tokens"], usage["completion_tokens"]
-            self.num_cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+            self.num_prompt_tokens = int(usage["prompt_tokens"])
+            self.num_tokens = int(usage["completion_tokens"])
+            self.num_cached_tokens = int((usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0)
         delta = choices[0]["delta"] if (choices := event.get("choices")) else {}
         text = delta.get("content") or delta.get("reasoning_content") or delta.get("reasoning") or ""
         if text or delta.get("tool_calls"):
@@ -101,13 +90,14 @@ class Load:
         self.samples: list[Sample] = []
         self.num_sent = 0
         self.model = flags.model or _first_model(client)
-        self.most = flags.requests or (100 if flags.seconds == MOST_S else MOST_REQUESTS)
+        self.most = flags.requests or (MOST_REQUESTS if flags.seconds else 100)
+        self._most_s = flags.seconds or MOST_S
         self._client = client
         self._flags = flags
         self._began_s = time.perf_counter()
         self._idle: deque[list[dict[str, str]]] = deque()
         few, many = (self._num_prompt_tokens(num_words) for num_words in (1, 101))
-        tokens_per_word = max(0.1, (many - few) / 100)
+        tokens_per_word = max(0.1, (many - few) / 100 or 1.0)
         self._num_first = max(1, round((flags.isl - few) / tokens_per_word) + 1)
         self._num_more = max(1, round(flags.isl / tokens_per_word))
         self._num_prompt_tokens(self._num_first)
@@ -126,26 +116,23 @@ class Load:
     @property
     def share(self) -> float:
         """How much of it is done, at most 1."""
-        return min(1.0, max(len(self.samples) / self.most, self.passed_s / self._flags.seconds))
+        return min(1.0, max(len(self.samples) / self.most, self.passed_s / self._most_s))
 
     def run(self) -> None:
         """Send all of it, and wait for the answers."""
-        flags, due_s = self._flags, 0.0
-        num_places = MOST_AT_ONCE if flags.rate else flags.concurrency
+        rate, due_s = self._flags.rate, 0.0
+        num_places = MOST_AT_ONCE if rate else self._flags.concurrency
         places = threading.Semaphore(num_places)
         self._began_s = time.perf_counter()
         while self.num_sent < self.most:
-            if flags.rate:
-                due_s += random.expovariate(flags.rate)
-                time.sleep(min(max(0.0, due_s - self.passed_s), flags.seconds))
-            left_s = flags.seconds - self.passed_s
+            if rate:
+                due_s += random.expovariate(rate)
+                time.sleep(min(max(0.0, due_s - self.passed_s), self._most_s))
+            left_s = self._most_s - self.passed_s
             if left_s <= 0 or not places.acquire(timeout=left_s):
                 break
             self.num_sent += 1
-            try:
-                threading.Thread(target=self._turn, args=[places], daemon=True).start()
-            except RuntimeError as error:  # the system's limit
-                self._ended(Sample(self.passed_s, failure=str(error)), places)
+            threading.Thread(target=self._turn, args=[places], daemon=True).start()
         for _ in range(num_places):
             places.acquire()
 
@@ -162,9 +149,6 @@ class Load:
         except FrontendError as error:
             sample.failure = f"{error.status} {error.code}".strip() if error.status else str(error)
         sample.duration_s = self.passed_s - sample.began_s
-        self._ended(sample, places)
-
-    def _ended(self, sample: Sample, places: threading.Semaphore) -> None:
         self.samples.append(sample)
         if sample.failure:
             time.sleep(_PAUSE_S)
@@ -177,7 +161,7 @@ class Load:
         body = json.dumps({"model": self.model, "messages": messages, **lengths, **stream}).encode()
         texts, began_s, timeout_s = list[str](), time.perf_counter(), self._flags.timeout_s
         with self._client.send("/v1/chat/completions", body, timeout_s) as answer:
-            for line in answer:
+            while line := answer.readline(_MAX_LINE_BYTES):
                 if (after_s := time.perf_counter() - began_s) > timeout_s:
                     raise TimeoutError
                 if line.startswith(b'data: {"error"'):
@@ -186,16 +170,23 @@ class Load:
                     texts.append(sample.add(json.loads(line[6:]), after_s))
                 elif line.startswith(b"data: [DONE]"):
                     return "".join(texts)
-            raise ValueError("its stream ended before its end")
+            raise ConnectionError("its stream ended too early")
 
 
 def _question(num_words: int) -> dict[str, str]:
-    words = random.choices(_WORDS, k=num_words)  # noqa: S311  no secret
+    words = random.choices(_WORDS.split(), k=num_words)  # noqa: S311  no secret
     return {"role": "user", "content": " ".join(words)}
 
 
+class _Model(msgspec.Struct):
+    id: str
+
+
+class _Models(msgspec.Struct):
+    data: list[_Model]
+
+
 def _first_model(client: Client) -> str:
-    served = client.get("/v1/models", dict[str, Any]).get("data")
-    if not served:
-        raise FrontendError(f"{client.url} serves no model yet; python -m baton status shows what is missing")
-    return str(served[0]["id"])
+    if served := client.get("/v1/models", _Models).data:
+        return served[0].id
+    raise FrontendError(f"{client.url} serves no model yet; python -m baton status shows what is missing")

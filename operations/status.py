@@ -1,6 +1,7 @@
 """`python -m baton status`: the workers, their load, and what happened lately, as the frontend sees it."""
 
 import dataclasses
+import itertools
 import sys
 import time
 from collections import Counter
@@ -8,6 +9,7 @@ from collections.abc import Iterator
 
 from baton.flags import flag, parse
 from baton.messages import Role
+from frontend.routing.events import FleetEvent
 from frontend.routing.health import Health
 from frontend.snapshot import Slow, Snapshot, WorkerView
 from operations.client import Client, FrontendError, FrontendFlags
@@ -31,45 +33,44 @@ def status(argv: list[str]) -> int:
     parsed = parse(StatusSettings, argv, prog="python -m baton status", description=about)
     try:
         client = Client(parsed)
-        health = client.get("/health", Health)
-        is_brief = parsed.settings.brief
-        parts = [[Line(_counts(health))]] if is_brief else sections(health, fleet_of(client))
+        if parsed.settings.brief:
+            health = client.get("/health", Health)
+            show([Line(_counts(health))])
+        else:
+            health, fleet = look(client)
+            show(itertools.chain(*sections(health, fleet)))
     except FrontendError as error:
         sys.stderr.write(f"error: {error}\n")
         return 2
-    show(line for part in parts for line in part)
     return 0 if health.status == "healthy" else 1
 
 
-def fleet_of(client: Client) -> Snapshot | None:
-    """The snapshot; None if this frontend is too old to have one."""
+def look(client: Client) -> tuple[Health, Snapshot | None]:
+    """What the frontend sees; without a snapshot if it is an old one. Raises FrontendError."""
+    health = client.get("/health", Health)
     try:
-        return client.get("/fleet", Snapshot)
+        return health, client.get("/fleet", Snapshot)
     except FrontendError as error:
-        if error.status != 404:
-            raise
-        return None
+        if error.status == 404:
+            return health, None
+        raise
 
 
 def sections(health: Health, fleet: Snapshot | None) -> list[list[Line]]:
     """The whole screen: what is served, problems, workers, the slowest requests, events."""
     heading = [Line(f"{health.status}: {_counts(health)}", _HEAD if health.status == "healthy" else _BAD)]
-    problems = [Line(printable(text), _BAD) for text in _problems(health, has_rows=fleet is not None)]
+    problems = [Line(printable(text), _BAD) for text in _problems(health)]
     if fleet is None:
         return [heading, problems]
-    heading += map(Line, _load(fleet))
     engines = {i.worker_id: f"{i.model}  {i.engine}  {i.kv_transfer}" for i in health.instances}
-    width = max((len(worker.name) for worker in fleet.workers), default=6)
+    width = min(40, max((len(worker.name) for worker in fleet.workers), default=6))
     titles = ("ROLE", "STATE", "RUNNING", "WAITING", "KV", "AGE", "HOST:PID")
     workers = [Line(_COLUMNS("WORKER", width, *titles), _HEAD)]
     workers += (_worker(worker, width, engines.get(worker.worker_id, "")) for worker in fleet.workers)
-    slowest = [Line(_slow(slow), _BAD if slow.status >= 400 else "") for slow in fleet.slowest[:_NUM_SLOWEST]]
-    events = [Line(printable(text)) for text in _events(fleet)]
-    if slowest:
-        slowest.insert(0, Line("SLOWEST of the last five minutes", _HEAD))
-    if events:
-        events.insert(0, Line("EVENTS", _HEAD))
-    return [heading, problems, workers, slowest, events]
+    slowest = [Line("SLOWEST of the last five minutes", _HEAD), *map(_slow, fleet.slowest[:_NUM_SLOWEST])]
+    events = [Line("EVENTS", _HEAD), *map(_event, fleet.events[:_NUM_EVENTS])]
+    lists = [each if len(each) > 1 else [] for each in (slowest, events)]
+    return [[*heading, *map(Line, _load(fleet))], problems, workers, *lists]
 
 
 def _counts(health: Health) -> str:
@@ -79,18 +80,15 @@ def _counts(health: Health) -> str:
     return ", ".join([*counts, *(f"{len(ids)} {what}" for what, ids in others.items() if ids)])
 
 
-def _problems(health: Health, *, has_rows: bool) -> Iterator[str]:
-    """`has_rows`: each worker has a row of its own."""
-    yield from (f"missing {name}" for name in health.missing)
-    if not has_rows:
-        for i in health.instances:
-            yield f"{i.worker_id}  {i.role.value}  {i.model}  {i.engine}  {i.kv_transfer}"
-        for state, ids in (("warming", health.warming), ("lost", health.lost), ("stuck", health.stuck)):
-            yield from (f"{worker_id}  {state}" for worker_id in ids)
-    yield from (f"refused worker {reason}" for reason in health.refused)
-    yield from (f"cold pair {pair}" for pair in health.cold_pairs)
-    yield from (f"cut pair {pair}" for pair in health.cut_pairs)
-    yield from (f"refused pair {reason}" for reason in health.refused_pairs)
+def _problems(health: Health) -> Iterator[str]:
+    for what, found in (
+        ("missing", health.missing),
+        ("refused worker", health.refused),
+        ("cold pair", health.cold_pairs),
+        ("cut pair", health.cut_pairs),
+        ("refused pair", health.refused_pairs),
+    ):
+        yield from (f"{what} {each}" for each in found)
 
 
 def _load(fleet: Snapshot) -> Iterator[str]:
@@ -125,16 +123,15 @@ def age(seconds: float) -> str:
     return f"{seconds // (size or 1):.0f}{unit}"
 
 
-def _slow(slow: Slow) -> str:
+def _slow(slow: Slow) -> Line:
     longest = sorted(slow.stages.items(), key=lambda pair: -pair[1])[:3]
     stages = ", ".join(f"{name.replace('_', ' ')} {lasted_s:.2f}" for name, lasted_s in longest)
-    return printable(
-        f"{slow.duration_s:>8.2f} s  {slow.status}  {slow.request_id or '-'}  {slow.verdict or stages}"
-    )
+    text = f"{slow.duration_s:>8.2f} s  {slow.status}  {slow.request_id or '-'}  {slow.verdict or stages}"
+    return Line(printable(text), _BAD if slow.status >= 400 else "")
 
 
-def _events(fleet: Snapshot) -> Iterator[str]:
-    for event in fleet.events[:_NUM_EVENTS]:
-        at = time.strftime("%m-%d %H:%M:%S", time.localtime(event.at_s))
-        lasted = "" if event.lasted_s is None else f" after {event.lasted_s:.1f} s"
-        yield f"{at}  {event.what} {event.kind}{lasted}" + (f": {event.detail}" if event.detail else "")
+def _event(event: FleetEvent) -> Line:
+    at = time.strftime("%m-%d %H:%M:%S", time.localtime(event.at_s))
+    lasted = "" if event.lasted_s is None else f" after {event.lasted_s:.1f} s"
+    detail = f": {event.detail}" if event.detail else ""
+    return Line(printable(f"{at}  {event.what} {event.kind}{lasted}{detail}"))

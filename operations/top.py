@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import itertools
 import os
 import select
 import signal
@@ -10,12 +11,10 @@ import termios
 import time
 import tty
 from collections.abc import Iterator, Sequence
-from itertools import count
 
 from baton.flags import flag, parse
-from frontend.routing.health import Health
 from operations.client import Client, FrontendError, FrontendFlags
-from operations.status import fleet_of, sections
+from operations.status import look, sections
 from operations.terminal import Line, is_terminal, optional, show
 
 _LEAST_ROWS = (3, 3, 8, 5, 4)
@@ -40,57 +39,53 @@ def top(argv: list[str]) -> int:
     settings = parsed.settings
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the terminal is restored
     try:
-        client = Client(parsed)
-        found = _look(client)
+        looks = _looks(Client(parsed))
         if settings.count is None and is_terminal() and sys.stdin.isatty() and optional("rich.live"):
-            return _live(client, settings.interval)
-        return _plain(client, settings, found)
+            return _live(looks, settings.interval)
+        for number, (code, parts, note) in enumerate(looks, 1):
+            show([note] if code == 2 else [*itertools.chain(*parts), Line("")])
+            if number == settings.count:
+                return code
+            time.sleep(settings.interval)
     except FrontendError as error:
         sys.stderr.write(f"error: {error}\n")
         return 2
     except KeyboardInterrupt:
-        return 0
-
-
-def _look(client: Client) -> tuple[int, list[list[Line]]]:
-    """The exit status that status would have, and its sections. Raises FrontendError."""
-    health = client.get("/health", Health)
-    return int(health.status != "healthy"), sections(health, fleet_of(client))
-
-
-def _plain(client: Client, settings: TopSettings, found: tuple[int, list[list[Line]]]) -> int:
-    for number in count(1):
-        code, parts = found
-        show([*(line for part in parts for line in part), Line("")])
-        if number == settings.count:
-            return code
-        time.sleep(settings.interval)
-        try:
-            found = _look(client)
-        except FrontendError as error:
-            found = 2, [[Line(f"error: {error}")]]
+        pass
     return 0
 
 
-def _live(client: Client, interval_s: float) -> int:
+def _looks(client: Client) -> Iterator[tuple[int, list[list[Line]], Line]]:
+    """The exit status that status would have, its sections, and a line below them. While no frontend answers
+    these are the last sections; raises FrontendError if there were none.
+    """
+    parts, seen_s = list[list[Line]](), 0.0
+    while True:
+        try:
+            health, fleet = look(client)
+            parts, seen_s = sections(health, fleet), time.monotonic()
+            yield int(health.status != "healthy"), parts, _HELP
+        except FrontendError as error:
+            if not parts:
+                raise
+            away_s = time.monotonic() - seen_s
+            yield 2, parts, Line(f"{error}; these figures are {away_s:.0f} s old", "reverse red")
+
+
+def _live(looks: Iterator[tuple[int, list[list[Line]], Line]], interval_s: float) -> int:
     from rich.console import Console, Group  # noqa: PLC0415  not in the base install
     from rich.live import Live  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
 
-    console, shown, seen_s = Console(highlight=False), list[list[Line]](), time.monotonic()
+    console, first = Console(highlight=False), next(looks)  # an error comes before the screen changes
     with Live(console=console, screen=True, auto_refresh=False) as live, _keys():
-        while True:
-            try:
-                shown, seen_s, note = _look(client)[1], time.monotonic(), _HELP
-            except FrontendError as error:
-                note = Line(
-                    f"{error}; these figures are {time.monotonic() - seen_s:.0f} s old", "reverse red"
-                )
-            lines = [*fit(shown, console.height - 1), note]
+        for _, parts, note in itertools.chain([first], looks):
+            lines = [*fit(parts, console.height - 1), note]
             texts = (Text(text, style, no_wrap=True, overflow="ellipsis") for text, style in lines)
             live.update(Group(*texts), refresh=True)
             if _is_over(interval_s):
-                return 0
+                break
+    return 0
 
 
 def fit(parts: Sequence[Sequence[Line]], num_rows: int) -> list[Line]:
