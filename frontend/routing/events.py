@@ -1,6 +1,5 @@
 """What happens to the fleet: the newest events, each of which is one line of the log."""
 
-import asyncio
 import logging
 import time
 from collections import Counter, deque
@@ -16,14 +15,14 @@ Kind = Literal["joined", "left", "lost", "recovered", "cut", "restored", "refuse
 
 _NUM_KEPT = 200
 _FULL_KEPT_S = 10.0
-"""A pool that is full again so soon after has been full all the time."""
+"""A pool that is full again so soon has been full all the time."""
 _LEVELS = {"lost": logging.WARNING, "cut": logging.WARNING, "full": logging.WARNING, "refused": logging.ERROR}
 _SUBJECTS = {"cut": "pair", "restored": "pair", "full": "pool"}
 
 
 class FleetEvent(msgspec.Struct, kw_only=True):
     """`at_s` is Unix time. `what`: the worker's name, the pair or the pool. `lasted_s`: how long a worker was
-    away, a pair cut or a pool full; None if it is not over, or has no duration."""
+    away, a pair cut or a pool full before."""
 
     at_s: float
     kind: Kind
@@ -39,9 +38,7 @@ class Events:
         self._kept: deque[FleetEvent] = deque(maxlen=_NUM_KEPT)
         self.counts: Counter[tuple[Kind, str]] = Counter()
         """Losses and cuts since the start, by kind and worker or pair."""
-        self._full: dict[
-            str, tuple[FleetEvent, float]
-        ] = {}  # by pool, with the time at which it was full last
+        self._full: dict[str, FleetEvent] = {}  # by pool
 
     def add(self, kind: Kind, what: str, detail: str = "", lasted_s: float | None = None) -> FleetEvent:
         """Keep an event that happens now, and log it."""
@@ -55,24 +52,14 @@ class Events:
         return event
 
     def full(self, pool: str, detail: str) -> None:
-        """A request waits for this pool, or is refused. One event, until none did so for _FULL_KEPT_S."""
-        loop = asyncio.get_running_loop()
-        if pool in self._full:
-            self._full[pool] = self._full[pool][0], loop.time()
-            return
-        self._full[pool] = self.add("full", pool, detail), loop.time()
-        loop.call_later(_FULL_KEPT_S, self._look, pool, loop.time())
+        """A request waits for this pool, or is refused. One event as long as it goes on."""
+        event, now_s = self._full.get(pool), time.time()
+        if event is not None and 0.0 <= now_s - event.at_s <= _FULL_KEPT_S:
+            event.lasted_s = (event.lasted_s or 0.0) + now_s - event.at_s
+            event.at_s = now_s
+        else:
+            self._full[pool] = self.add("full", pool, detail)
 
     def newest(self, num: int) -> list[FleetEvent]:
         """The newest events, the newest first."""
-        return list(reversed(self._kept))[:num]
-
-    def _look(self, pool: str, began_s: float) -> None:
-        loop = asyncio.get_running_loop()
-        event, last_s = self._full[pool]
-        if (left_s := last_s + _FULL_KEPT_S - loop.time()) > 0:
-            loop.call_later(left_s, self._look, pool, began_s)
-            return
-        del self._full[pool]
-        event.lasted_s = last_s - began_s
-        log.info(Line("pool not full", pool=pool, full_s=round(event.lasted_s, 3)))
+        return sorted(self._kept, key=lambda event: -event.at_s)[:num]

@@ -1,4 +1,4 @@
-"""A process that is stopped knows afterwards that it stood still, whatever it did."""
+"""A process that was stopped has the delay afterwards, whether it waited or computed."""
 
 import asyncio
 import signal
@@ -54,4 +54,4 @@ async def test_a_stopped_process_was_late(works: str, loop: str) -> None:
     finally:
         child.kill()
         await child.wait()
-    assert delay_s >= 0.9 * stopped_s
+    assert delay_s > stopped_s - 0.15, "its timer fires every 0.1 s"

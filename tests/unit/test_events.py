@@ -1,8 +1,8 @@
 """What happens to the fleet becomes events with durations, and a line of the log each."""
 
 import asyncio
-import logging
 import math
+import time
 from collections.abc import AsyncGenerator
 
 import msgspec
@@ -11,7 +11,9 @@ import pytest
 from baton.errors import HandoffStalled, Overloaded
 from baton.messages import GenerateRequest, Reply, WorkerInfo
 from baton.telemetry import Line
+from frontend.explain import is_during
 from frontend.metrics import Metrics
+from frontend.record import Record
 from frontend.routing.admission import Admission, Capacity
 from frontend.routing.events import Events, FleetEvent
 from frontend.routing.workers import CutPairs, Event, State, Workers
@@ -19,6 +21,8 @@ from tests.clock import jumping
 from tests.scripted_workers import ScriptedWorkers, answer, failing, hand_off, request, worker
 
 D1, P1 = worker("d1"), worker("p1")
+SEEN = (990.0, 998.0, 1010.0, 1020.0)
+"""When a request arrives that takes 4 s."""
 
 
 class Scene:
@@ -119,25 +123,24 @@ async def test_a_cut_pair_is_restored_after_a_time() -> None:
     assert (restored.kind, restored.what, restored.lasted_s) == ("restored", "p1 -> d1", 30)
 
 
-@jumping
-async def test_a_full_pool_is_one_event_while_it_lasts(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
+def test_a_full_pool_is_one_event_while_it_lasts(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    now_s = [1000.0]
+    monkeypatch.setattr(time, "time", lambda: now_s[0])
     events = Events()
-    for _ in range(3):
-        for _ in range(4):
-            events.full("decode", "2 running, 4 waiting")
-            await asyncio.sleep(8)
-        (event,) = events.newest(9)
-        assert event.lasted_s is None
-    await asyncio.sleep(10)
-    (event,) = events.newest(9)
-    assert (event.kind, event.what, event.lasted_s) == ("full", "decode", 88)
-    assert [record.getMessage() for record in caplog.records] == [
-        'pool full pool=decode detail="2 running, 4 waiting"',
-        "pool not full pool=decode full_s=88.0",
+    for now_s[0] in (1000, 1008, 1016, 1080, 1089):
+        events.full("decode pool of m", f"at {now_s[0]}")
+    assert [(event.at_s, event.lasted_s, event.detail) for event in events.newest(9)] == [
+        (1089, 9, "at 1080"),
+        (1016, 16, "at 1000"),
     ]
-    events.full("decode", "again")
-    assert [event.detail for event in events.newest(9)] == ["again", "2 running, 4 waiting"]
+    assert caplog.records[0].getMessage() == 'pool full pool="decode pool of m" detail="at 1000"'
+    (_, first) = events.newest(2)
+    found = [
+        is_during(first, Record(request_id="", route="", at_s=at, began_s=0, duration_s=4)) for at in SEEN
+    ]
+    assert found == [False, True, True, False]
 
 
 @pytest.mark.parametrize(
