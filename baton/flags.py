@@ -25,17 +25,19 @@ def flag(
     env: str | tuple[str, ...] = (),
     metavar: str | None = None,
     alias: str | None = None,
+    is_positional: bool = False,
     at_least: float = -MOST,
     above: float | None = None,
     at_most: float = MOST,
 ) -> Any:
     """A dataclass field that is also a flag. `env` names the environment variables used if the flag is
-    missing; the first one that is set wins. Numbers are finite, and within the limits.
+    missing; the first one that is set wins. Numbers are finite, and within the limits. A positional one is
+    given without its name; it may be missing.
     """
     names = (env,) if isinstance(env, str) else env
     limits = at_least, above, at_most
     metadata = {"text": text, "env": names, "metavar": metavar, "alias": alias, "limits": limits}
-    return dataclasses.field(default=default, metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata | {"is_positional": is_positional})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,7 +91,10 @@ def parse(
 
 def version() -> str:
     """`baton` and the version of its package."""
-    return f"baton {importlib.metadata.version('baton')}"
+    try:
+        return f"baton {importlib.metadata.version('baton')}"
+    except importlib.metadata.PackageNotFoundError:
+        return "baton, not installed"  # run from its folder
 
 
 class _Parser(argparse.ArgumentParser):
@@ -152,6 +157,11 @@ def _add_flag(parser: argparse.ArgumentParser, field: dataclasses.Field[Any], ki
         parser.add_argument(*names, action="store_true", default=argparse.SUPPRESS, help=text)
         return
     words = get_args(kind) if get_origin(kind) is Literal else None
+    if field.metadata["is_positional"]:
+        parser.add_argument(
+            field.name, nargs="?", metavar=field.metadata["metavar"], default=argparse.SUPPRESS, help=text
+        )
+        return
     parser.add_argument(
         *names,
         type=functools.partial(_word, words) if words else kind,

@@ -26,6 +26,7 @@ _INSTALL = "pip install '.[download]'"
 class DownloadSettings:
     """Flags of `python -m baton download REPO`."""
 
+    repo: str = flag("", "such as openai/gpt-oss-120b", metavar="REPO", is_positional=True)
     local_dir: Path | None = flag(
         None, "folder for the model (default: the hub's cache)", env="MODEL_PATH", metavar="FOLDER"
     )
@@ -40,12 +41,11 @@ class DownloadError(Exception):
 
 def download(argv: list[str]) -> int:
     """Start or resume a download. Exit status: 0 complete, 1 failed, 2 wrong flags."""
-    repo, argv = (argv[0], argv[1:]) if argv and not argv[0].startswith("-") else ("", argv)
     settings = parse(
         DownloadSettings, argv, prog="python -m baton download REPO",
-        description="A model from the Hugging Face hub, such as openai/gpt-oss-120b.",
+        description="A model from the Hugging Face hub.",
     ).settings  # fmt: skip
-    if not repo:
+    if not (repo := settings.repo):
         sys.stderr.write("usage: python -m baton download openai/gpt-oss-120b [--local-dir FOLDER]\n")
         return 2
     try:

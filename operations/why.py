@@ -23,6 +23,7 @@ _TIMEOUT_S = 10.0
 class WhySettings(FrontendFlags):
     """Flags of `python -m baton why`."""
 
+    request_id: str = flag("", "the request's x-request-id", metavar="ID", is_positional=True)
     slowest: int | None = flag(
         None, "the N slowest of the last hour", metavar="N", at_least=1, at_most=MAX_FOUND
     )
@@ -34,15 +35,14 @@ class WhySettings(FrontendFlags):
 
 def why(argv: list[str]) -> int:
     """Explain requests. Exit status: 0, 1 not found or not allowed, 2 no frontend or wrong flags."""
-    request_id, argv = (argv[0], argv[1:]) if argv and not argv[0].startswith("-") else ("", argv)
     parsed = parse(
         WhySettings,
         argv,
         prog="python -m baton why ID",
-        description="Which stage made a request slow or fail, on which worker. ID is its x-request-id.",
+        description="Which stage made a request slow or fail, on which worker.",
     )
     try:
-        query = _query(request_id, parsed.settings)
+        query = _query(parsed.settings)
         found = _read(parsed.settings.log, query) if parsed.settings.log else _ask(Client(parsed), query)
     except FrontendError as error:
         sys.stderr.write(f"error: {_printable(str(error))}\n")
@@ -53,16 +53,16 @@ def why(argv: list[str]) -> int:
         sys.stdout.write("\n\n".join(text(each, found) for each in found.requests) + "\n")
     if found.requests:
         return 0
-    which = f"with the id {request_id!r}" if query.by == "id" else f"that is {query.by}"
+    which = f"with the id {query.value!r}" if query.by == "id" else f"that is {query.by}"
     sys.stderr.write(
         _printable(f"no request {which} is known; the newest are kept, and the slow and failed") + "\n"
     )
     return 1
 
 
-def _query(request_id: str, settings: WhySettings) -> Find:
+def _query(settings: WhySettings) -> Find:
     """Raises FrontendError, unless one of them is given."""
-    found = [Find("id", request_id)] if request_id else []
+    found = [Find("id", settings.request_id)] if settings.request_id else []
     found += [Find("slowest", settings.slowest)] if settings.slowest else []
     found += [Find("failed", MAX_FOUND)] if settings.failed else []
     found += [Find("running", MAX_FOUND)] if settings.running else []

@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+import sys
 from pathlib import Path
 from typing import Literal
 
@@ -157,3 +158,12 @@ def test_anothers_command_line_is_read_without_our_environment(monkeypatch: pyte
 def test_a_worker_must_say_where_it_can_be_reached(host: str) -> None:
     with pytest.raises(ValueError, match="peers cannot reach it"):
         flags.read(Wires, [f"--host={host}"])
+
+
+def test_without_an_installed_package_there_is_no_version(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "path", [])
+    with pytest.raises(SystemExit):
+        read("--version")
+    assert capsys.readouterr().out == "baton, not installed\n"
