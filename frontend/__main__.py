@@ -251,16 +251,17 @@ def _begin_trace(settings: FrontendSettings, metrics: Metrics) -> BeginTrace | N
     if not settings.otlp_endpoint and (is_off or not named):
         return None
     try:
-        from frontend.traces import Sender, Traces, sampler
+        from frontend.traces import Traces
     except ModuleNotFoundError:
         missing = "traces need OpenTelemetry's packages: pip install 'baton[otel]'"
         if settings.otlp_endpoint:
             raise ValueError(f"--otlp-endpoint: {missing}") from None
         log.warning(missing)  # the variables may be meant for other programs
         return None
-    sender = Sender(settings.otlp_endpoint, settings.http_host, settings.http_port)
-    traces = Traces(sender, *sampler(env))
-    traces.report_to(metrics)
+    traces = Traces(
+        settings.otlp_endpoint, {"server.address": settings.http_host, "server.port": settings.http_port}
+    )
+    metrics.readers.append(traces.add)
     return traces.begin
 
 

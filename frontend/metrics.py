@@ -91,7 +91,6 @@ _TABLE = {
     "workers_lost": _counter("How often each worker was lost.", ("worker",), merge=max),
     "cut_pairs": _gauge("Pairs of workers between which no KV moves now.", merge=max),
     "pairs_cut": _counter("How often a pair of workers was cut.", merge=max),
-    "lost_traces": _counter("Requests whose trace was not sent.", ("reason",)),
     "unauthenticated_messages": _counter("Messages from unknown senders, ignored."),
     "lost_log_lines": _counter("Log lines that were lost because stderr was not read."),
     "queue_seconds": _histogram("Ends with 0.4: see baton_stage_seconds.", (), _LATENCY_S),

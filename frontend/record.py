@@ -1,12 +1,11 @@
 """The record of each request: its stages, its attempts on workers, how it ended. No text and no token id."""
 
 import heapq
-import secrets
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping
 from itertools import chain, islice
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 import msgspec
 
@@ -204,25 +203,16 @@ class Leg(_Timed, kw_only=True, omit_defaults=True, gc=False):
         return found
 
 
-class Trace(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """A request's span in a trace: W3C's ids, and `state` as the client sent it. `parent_id` is empty for the
-    first span of its trace."""
+class Trace(NamedTuple):
+    """A request's span in a trace, as W3C's `traceparent`, and its parent's id, if it has one."""
 
-    trace_id: str
-    span_id: str
+    own: str
     parent_id: str = ""
-    state: str = ""
-    is_sampled: bool = True
 
     @property
-    def headers(self) -> dict[str, str]:
-        """What makes the spans of others its children."""
-        parent = {"traceparent": f"00-{self.trace_id}-{self.span_id}-{'01' if self.is_sampled else '00'}"}
-        return parent | {"tracestate": self.state} if self.state else parent
-
-    def child(self) -> "Trace":
-        """A span below this one."""
-        return msgspec.structs.replace(self, span_id=secrets.token_hex(8), parent_id=self.span_id)
+    def is_sampled(self) -> bool:
+        """Whether its spans are sent."""
+        return self.own.endswith("1")
 
 
 class Record(_Timed, kw_only=True, omit_defaults=True, gc=False):

@@ -5,40 +5,37 @@ Names and attributes follow OpenTelemetry's conventions for generative AI.
 
 import atexit
 import logging
-import random
-import re
+import math
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
-from functools import partial
-from typing import Any, Literal
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
+from opentelemetry.context import Context
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import OTELResourceDetector, Resource
-from opentelemetry.sdk.trace import ReadableSpan
-from opentelemetry.sdk.trace.export import SpanExportResult
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExportResult
+from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
+from opentelemetry.sdk.trace.sampling import Decision
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
-from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags, TraceState
+from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags, get_current_span
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from baton.flags import version, without_secrets
-from frontend.metrics import Metrics
 from frontend.record import STAGES, Leg, Record, Trace
 
 log = logging.getLogger(__name__)
 
-MAX_WAITING = 2048
-"""Requests; the spans of more are lost, and counted."""
 FLUSH_S = 3.0
 """How long the end of the process waits for the receiver."""
-_EVERY_S = 1.0
+_LOG_EVERY_S = 60.0
 _BATCH = 16  # requests; while their spans are encoded, the event loop waits for some milliseconds
 _PATH = "/v1/traces"
-_TRACEPARENT = re.compile(
-    rb"(?!ff|00.{53}.)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(?:-.*)?"
-)
-_TRACESTATE = re.compile(rb"[\t -~]{0,512}")
+_W3C = TraceContextTextMapPropagator()
+_IDS = RandomIdGenerator()
+_SAMPLED = SpanContext(1, 1, is_remote=False, trace_flags=TraceFlags(TraceFlags.SAMPLED))
+_SCOPE = InstrumentationScope("baton")
 _OPERATIONS = {
     "/v1/chat/completions": "chat",
     "/v1/responses": "chat",
@@ -50,131 +47,79 @@ _OPERATIONS = {
 Attributes = dict[str, str | int | float]
 
 
-def sampler(environ: Mapping[str, str]) -> tuple[bool, float]:
-    """Whether the client's decision counts, and which share of the other requests is traced."""
-    name = (environ.get("OTEL_TRACES_SAMPLER") or "parentbased_always_on").lower()
-    kind = name.removeprefix("parentbased_")
-    ratio = environ.get("OTEL_TRACES_SAMPLER_ARG") or "1"
-    with suppress(KeyError, ValueError):
-        share = float({"always_on": "1", "always_off": "0", "traceidratio": ratio}[kind])
-        if 0 <= share <= 1:
-            return kind != name, share
-    log.warning("OTEL_TRACES_SAMPLER=%s with its argument is unknown: all requests are traced", name)
-    return True, 1.0
-
-
 class Traces:
-    """Requests whose spans wait for `send`, which returns why it failed, or nothing. `lost` counts those that
-    were not sent."""
+    """Sends the spans of requests to an OTLP/HTTP endpoint; if that is empty, to the one of OpenTelemetry's
+    variables. They also choose the requests, the headers and the queue's size. `server` are attributes."""
 
-    def __init__(
-        self, send: Callable[[Sequence[Record]], str], follows_client: bool = True, share: float = 1.0
-    ) -> None:
-        self.lost: dict[Literal["queue_full", "not_sent"], int] = {"queue_full": 0, "not_sent": 0}
-        self._send = send
-        self._follows_client = follows_client
-        self._bound = round(share * (1 << 64))
-        self._waiting: deque[Record] = deque()
-        self._closing = threading.Event()
-        self._is_failing = False
-        self._thread = threading.Thread(target=self._work, name="traces", daemon=True)
-        self._thread.start()
-
-    def begin(self, headers: Mapping[bytes, bytes], lines: Sequence[tuple[bytes, bytes]]) -> Trace:
-        """The span of a request with these headers, with repeated ones in `lines`; an invalid `traceparent`,
-        or more than one, is ignored."""
-        given, state = headers.get(b"traceparent", b""), headers.get(b"tracestate", b"")
-        if len(lines) != len(headers):
-            given, state = (
-                b",".join(value for name, value in lines if name == each)
-                for each in (b"traceparent", b"tracestate")
-            )
-        new_ids = f"{random.getrandbits(192):048x}"
-        if not _TRACEPARENT.fullmatch(given):
-            return Trace(new_ids[:32], new_ids[32:], is_sampled=self._is_sampled(new_ids))
-        text = given.decode()
-        trace_id = text[3:35]
-        is_sampled = text[54] in "13579bdf" if self._follows_client else self._is_sampled(trace_id)
-        kept = state.decode() if state and _TRACESTATE.fullmatch(state) else ""
-        return Trace(trace_id, new_ids[32:], text[36:52], kept, is_sampled)
-
-    def _is_sampled(self, trace_id: str) -> bool:
-        """By the id, as all processes of a trace decide."""
-        return int(trace_id[16:32], 16) < self._bound
-
-    def report_to(self, metrics: Metrics) -> None:
-        """Take the requests that end, and report those that are lost; send the rest when the process ends."""
-        metrics.readers.append(self.add)
-        metrics.at_scrape.append(partial(self._note_lost, metrics))
+    def __init__(self, endpoint: str, server: Attributes) -> None:
+        library = logging.getLogger("opentelemetry")
+        library.handlers, library.propagate = [_Rarely(logging.WARNING)], False
+        own = Resource.create({"service.name": "baton", "service.version": version().split()[1]})
+        provider = TracerProvider(resource=own.merge(OTELResourceDetector().detect()), shutdown_on_exit=False)
+        self._sampler = provider.sampler
+        url = endpoint.rstrip("/").removesuffix(_PATH) + _PATH if endpoint else None
+        exporter = _Exporter(url, provider.resource, server)
+        self._processor = BatchSpanProcessor(exporter, max_export_batch_size=_BATCH)
         atexit.register(self.close)
 
-    def _note_lost(self, metrics: Metrics) -> None:
-        for reason, num in self.lost.items():
-            metrics.of("lost_traces", reason).value = num
+    def begin(self, given: str) -> Trace:
+        """The span of a request with this `traceparent`, which is ignored if it is malformed."""
+        context = _W3C.extract({"traceparent": given}) if given else Context()
+        parent = get_current_span(context).get_span_context()
+        trace_id = parent.trace_id if parent.is_valid else _IDS.generate_trace_id()
+        is_sampled = self._sampler.should_sample(context, trace_id, "").decision is Decision.RECORD_AND_SAMPLE
+        own = f"00-{trace_id:032x}-{_IDS.generate_span_id():016x}-{is_sampled:02x}"
+        return Trace(own, f"{parent.span_id:016x}" if parent.is_valid else "")
 
     def add(self, record: Record) -> None:
         """A request has ended. Never waits."""
-        if record.trace is None or not record.trace.is_sampled:
-            return
-        if len(self._waiting) < MAX_WAITING:
-            self._waiting.append(record)
-        else:
-            self.lost["queue_full"] += 1
+        if record.trace is not None and record.trace.is_sampled:
+            self._processor.on_end(_Ended(record))
 
     def close(self) -> None:
         """Send what waits, for FLUSH_S at most."""
-        self._closing.set()
-        self._thread.join(FLUSH_S)
-        if self._thread.is_alive():
-            log.warning("traces lost at the end num_waiting=%d", len(self._waiting))
-
-    def _work(self) -> None:
-        is_last = False
-        while not is_last:
-            is_last = self._closing.wait(_EVERY_S)
-            while num := min(_BATCH, len(self._waiting)):
-                self._send_now([self._waiting.popleft() for _ in range(num)])
-
-    def _send_now(self, records: Sequence[Record]) -> None:
-        reason = self._send(records)
-        if reason:
-            self.lost["not_sent"] += len(records)
-        if bool(reason) != self._is_failing:
-            self._is_failing = bool(reason)
-            if reason:
-                log.warning("traces are lost; the receiver must accept OTLP over HTTP: %s", reason)
-            else:
-                log.info("traces are sent again num_lost=%d", self.lost["not_sent"])
+        closing = threading.Thread(target=self._processor.shutdown, daemon=True)
+        closing.start()
+        closing.join(FLUSH_S)
+        if closing.is_alive():
+            log.warning("the last traces are lost: the receiver does not answer")
 
 
-class Sender(logging.Handler):
-    """Sends spans to an OTLP/HTTP endpoint; if that is empty, to the one of OpenTelemetry's variables."""
+class _Rarely(logging.Handler):
+    """Logs what OpenTelemetry does, once a minute: it repeats itself for each batch."""
 
-    def __init__(self, endpoint: str, address: str, port: int) -> None:
-        """`address` and `port` are the frontend's."""
-        super().__init__()
-        self._server: Attributes = {"server.address": address, "server.port": port}
-        self._exporter = OTLPSpanExporter(
-            endpoint.rstrip("/").removesuffix(_PATH) + _PATH if endpoint else None
-        )
-        own = Resource.create({"service.name": "baton", "service.version": version().split()[1]})
-        self._resource = own.merge(OTELResourceDetector().detect())
-        self._reason = ""
-        library = logging.getLogger("opentelemetry")  # it returns no reason, but logs one for each try
-        library.handlers, library.propagate = [self], False
+    _next_s = -math.inf
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep what the library says."""
-        self._reason = without_secrets(record.getMessage())[:300]
+        now_s = time.monotonic()
+        if now_s >= self._next_s:
+            self._next_s = now_s + _LOG_EVERY_S
+            log.warning("OpenTelemetry: %s", without_secrets(record.getMessage())[:300])
 
-    def __call__(self, records: Sequence[Record]) -> str:
-        """Send the spans of these requests; returns why that failed, or nothing."""
-        spans: list[ReadableSpan] = []
-        for record in records:
-            spans += spans_of(record, self._resource, self._server)
+
+class _Ended(ReadableSpan):
+    """A request in the queue; its spans are made by the thread that sends them."""
+
+    def __init__(self, record: Record) -> None:
+        super().__init__(record.route, _SAMPLED, resource=Resource.get_empty())
+        self.record = record
+
+
+class _Exporter(OTLPSpanExporter):
+    """Sends the spans of requests."""
+
+    def __init__(self, url: str | None, resource: Resource, server: Attributes) -> None:
+        super().__init__(url)
+        self._resource, self._server = resource, server
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        """Returns whether the receiver has taken them."""
+        made: list[ReadableSpan] = []
+        for each in spans:
+            assert isinstance(each, _Ended), "`Traces.add` adds no others"
+            made += spans_of(each.record, self._resource, self._server)
             time.sleep(0)  # lets the event loop run
-        is_sent = self._exporter.export(spans) is SpanExportResult.SUCCESS
-        return "" if is_sent else self._reason or "unknown reason"
+        return super().export(made)
 
 
 def spans_of(record: Record, resource: Resource, server: Attributes) -> list[ReadableSpan]:
@@ -199,16 +144,14 @@ class _Spans:
     def __init__(self, trace: Trace, at_s: float, resource: Resource) -> None:
         self.spans: list[ReadableSpan] = []
         self.time_s = 0.0
-        self._at_s = at_s
-        state = TraceState.from_header([trace.state]) if trace.state else None
-        trace_id = int(trace.trace_id, 16)
-        self._context = partial(
-            SpanContext, trace_id, is_remote=False, trace_flags=TraceFlags(1), trace_state=state
-        )
-        self._request = self._context(int(trace.span_id, 16))
-        self._parent = self._context(int(trace.parent_id, 16)) if trace.parent_id else None
-        scope = InstrumentationScope("baton")
-        self._make = partial(ReadableSpan, resource=resource, instrumentation_scope=scope)
+        self._at_s, self._resource = at_s, resource
+        _, self._trace_id, span_id, _ = trace.own.split("-")
+        self._request = self._context(span_id)
+        self._parent = self._context(trace.parent_id, is_remote=True) if trace.parent_id else None
+
+    def _context(self, span_id: str = "", *, is_remote: bool = False) -> SpanContext:
+        number = int(span_id, 16) if span_id else _IDS.generate_span_id()
+        return SpanContext(int(self._trace_id, 16), number, is_remote, _SAMPLED.trace_flags)
 
     def leg(self, leg: Leg, number: int) -> None:
         """The attempts of a choice. Between them were the queue and the stream that a lost worker ended, of
@@ -220,7 +163,7 @@ class _Spans:
             between = {"stream": between_s - queued_s, "queue": queued_s}
             self.stages(between, between)
             left_s = {stage: lasted_s - between.get(stage, 0.0) for stage, lasted_s in left_s.items()}
-            context, began_s = self._context(_new_id()), self.time_s
+            context, began_s = self._context(), self.time_s
             for stage in STAGES:
                 self.stages(attempt.stages, (stage,), context, **{"baton.worker": attempt.worker(stage)})
             attributes: Attributes = {
@@ -283,18 +226,16 @@ class _Spans:
     ) -> None:
         """A span until `time_s`; attributes that are empty or 0 are left out."""
         known = {key: value for key, value in (attributes | {"error.type": error}).items() if value}
-        more.setdefault("context", self._context(_new_id()))
+        more.setdefault("context", self._context())
         more.setdefault("status", Status(StatusCode.ERROR if error else StatusCode.UNSET))
-        span = self._make(
+        span = ReadableSpan(
             name,
             parent=parent,
+            resource=self._resource,
+            instrumentation_scope=_SCOPE,
             attributes=known,
             start_time=round((self._at_s + began_s) * 1e9),
             end_time=round((self._at_s + self.time_s) * 1e9),
             **more,
         )
         self.spans.append(span)
-
-
-def _new_id() -> int:
-    return random.getrandbits(64) or 1

@@ -58,7 +58,7 @@ class Endpoint:
         record = services.metrics.begin(self._route, exchange.request_id, exchange.key_name)
         record.address = exchange.address
         if services.begin_trace is not None:
-            record.trace = services.begin_trace(exchange.headers, scope["headers"])
+            record.trace = services.begin_trace(exchange.headers.get(b"traceparent", b"").decode("latin-1"))
         try:
             async with asyncio.timeout(services.request_timeout_s + GRACE_S):
                 await self._serve(exchange, services, record)
@@ -144,7 +144,7 @@ def client_of(exchange: Exchange, services: Services, record: Record) -> Client:
         address=exchange.address,
         key_name=exchange.key_name,
         shares_cache=services.share_cache,
-        trace_headers=None if record.trace is None else record.trace.headers,
+        trace_headers=None if record.trace is None else {"traceparent": record.trace.own},
     )
 
 

@@ -1,7 +1,7 @@
 """The dependencies and limits of an app."""
 
 import dataclasses
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import cached_property
 
 from frontend.explain import Find, Found, OtherRequests
@@ -17,8 +17,8 @@ from frontend.turn.prepare import prepare
 from frontend.turn.request import Client, TurnRequest
 from frontend.turn.thoughts import Thoughts
 
-BeginTrace = Callable[[Mapping[bytes, bytes], Sequence[tuple[bytes, bytes]]], Trace]
-"""The span of a request with these headers, which are also given line by line."""
+BeginTrace = Callable[[str], Trace]
+"""The span of a request with this `traceparent`."""
 OtherMetrics = Callable[[], Awaitable[Sequence[Samples]]]
 """The metrics of the frontend's other processes."""
 

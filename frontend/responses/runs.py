@@ -62,8 +62,8 @@ class Run:
         self._reason: BatonError | None = None
         self._record = services.metrics.begin(ROUTE, answer.response.id, answer.key_name)
         self._record.enter("queue")
-        if answer.record is not None and (trace := answer.record.trace) is not None:
-            self._record.trace = trace.child()
+        if services.begin_trace is not None and answer.record is not None and answer.record.trace is not None:
+            self._record.trace = services.begin_trace(answer.record.trace.own)
         # Only this task is ever cancelled, so that `_finish` always runs.
         self._making = asyncio.create_task(self._make(services))
         self.task = asyncio.create_task(self._finish())

@@ -25,6 +25,7 @@ CHAT = "/v1/chat/completions"
 TIMED: dict[str, Any] = {"stream": True, "stream_options": {"include_timings": True}, "ignore_eos": True}
 ENVIRON = {
     "OTEL_EXPORTER_OTLP_TIMEOUT": "1",
+    "OTEL_BSP_SCHEDULE_DELAY": "500",
     "OTEL_EXPORTER_OTLP_COMPRESSION": "gzip",
     "OTEL_RESOURCE_ATTRIBUTES": "deployment.environment.name=tests",
     "OTEL_TRACES_SAMPLER": "parentbased_always_off",
@@ -55,7 +56,7 @@ def asked(
     stack: Stack, trace_id: str, path: str = CHAT, timeout_s: float = PATIENCE_S, **fields: Any
 ) -> httpx.Response:
     """A request with this trace, or without one."""
-    headers = {"traceparent": f"00-{trace_id}-{PARENT}-01", "tracestate": "a=1"} if trace_id else {}
+    headers = {"traceparent": f"00-{trace_id}-{PARENT}-01"} if trace_id else {}
     chat = {"messages": [{"role": "user", "content": f"Say {CANARY}"}]} if path == CHAT else {}
     body = {"model": MODEL, **chat, **fields}
     return httpx.post(f"{stack.url}{path}", json=body, headers=headers, timeout=timeout_s, verify=False)
@@ -76,7 +77,7 @@ def test_a_request_is_one_trace_below_its_clients(stack: Stack, receiver: Receiv
     assert asked(stack, "", max_tokens=5).status_code == 200  # not sampled
     reply = asked(stack, TRACE, max_tokens=20, **TIMED)
     request, parts = traced(receiver, TRACE)
-    assert (request.parent_span_id.hex(), request.trace_state) == (PARENT, "a=1")
+    assert request.parent_span_id.hex() == PARENT
     assert request.name == f"chat {MODEL}"
     known = attributes(request)
     assert known["gen_ai.usage.output_tokens"] == 20
@@ -161,14 +162,12 @@ def test_a_receiver_that_hangs_slows_neither_requests_nor_the_end(stack: Stack, 
     for number in range(3):
         assert asked(stack, f"{number + 1:032x}", max_tokens=5).status_code == 200
     wait_for(lambda: receiver.num_asked > num_asked)
-    lost = 'baton_lost_traces_total{reason="not_sent"}'
-    wait_for(lambda: lost in stack.get("/metrics").text)
     assert asked(stack, "b" * 32, max_tokens=5).status_code == 200
     frontend = stack.processes[0]
     frontend.signal(signal.SIGTERM)
     assert frontend.wait() == 0
     assert not receiver.go_on.is_set(), "it still hangs"
-    assert frontend.text().count("WARNING frontend.traces") <= 2  # one, and one at the end
+    assert 1 <= frontend.text().count("WARNING frontend.traces") <= 2  # one, and one at the end
     assert CANARY not in frontend.text()
     assert "Traceback" not in frontend.text()
     assert not receiver.trace("b" * 32)
