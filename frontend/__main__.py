@@ -152,11 +152,11 @@ async def serve(
     app = _app(settings, credentials, services, responses)
     server = HttpServer(app, settings.drain_timeout_s, tls=credentials.context)
     answering = siblings.answering(
-        Shared(services.thoughts, services.metrics, responses, services.snapshots.part)
+        Shared(services.thoughts, services.metrics, responses, services.snapshots.series.part)
     )
-    counting, load = services.snapshots.running(), logging_load(services)
-    reading = kept_current(credentials.rereadable)
-    async with services.fleet.keep_current() as following, answering, reading, counting, load:
+    reading, load = kept_current(credentials.rereadable), logging_load(services)
+    services.snapshots.start()
+    async with services.fleet.keep_current() as following, answering, reading, load:
         leave_start_uncollected()
         ready = ready_to_serve(settings, services.fleet, transport)
         await first_of(shutdown.wait(), asyncio.shield(following), ready)
@@ -230,9 +230,7 @@ def _services(
             num_processes=settings.num_processes,
         ),
         metrics=metrics,
-        other_metrics=siblings.metrics,
-        other_parts=siblings.parts,
-        other_requests=siblings.requests,
+        others=siblings.ask,
         thoughts=Thoughts(share=siblings.share),
         request_timeout_s=settings.request_timeout_s,
         share_cache=settings.share_cache,

@@ -88,7 +88,8 @@ async def logging_load(services: Services, every_s: int = BUSY_EVERY_S) -> Async
 async def _log_load(services: Services, every_s: int) -> None:
     while True:
         await asyncio.sleep(every_s)  # between two lines
-        counts, num_running = services.snapshots.lately(every_s), len(services.metrics.records.running())
+        counts = services.snapshots.series.lately(every_s)
+        num_running = int(services.metrics.total("running_requests"))
         if counts["ended"] or num_running:
             stats = [each for _, each in await services.fleet.stats()]
             num_used, num_blocks = sum(s.kv_used_blocks for s in stats), sum(s.kv_blocks for s in stats)

@@ -1,6 +1,6 @@
 """`GET /requests`: records of this frontend's processes, each with its verdict."""
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Literal
 
@@ -28,10 +28,6 @@ class Found(msgspec.Struct, frozen=True, array_like=True):
 
     matches: list[Record]
     recent: list[Record]
-
-
-OtherRequests = Callable[[Find], Awaitable[Sequence[Found]]]
-"""What the frontend's other processes find."""
 
 
 class Explained(msgspec.Struct, kw_only=True):

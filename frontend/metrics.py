@@ -3,11 +3,13 @@
 import re
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from itertools import accumulate, pairwise
 from operator import add
-from typing import Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
+
+import msgspec
 
 from baton.errors import HandoffStalled
 from baton.messages import WorkerInfo, WorkerStats
@@ -28,6 +30,20 @@ _ESCAPES = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
 
 Samples = dict[str, dict[str, float]]
 """Values by metric and sample, e.g. `{"requests": {'baton_requests_total{status="200"}': 1.0}}`."""
+
+
+class Scrape(msgspec.Struct, frozen=True, array_like=True, tag=2):
+    """Asks another process of this frontend for its Samples."""
+
+
+Others = Callable[[Any], Awaitable[Sequence[Any]]]
+"""Sends a Scrape, a Look or a Find to the frontend's other processes; returns what those have that answer."""
+
+
+async def no_others(_: object) -> Sequence[Any]:
+    """Those of a single process."""
+    return ()
+
 
 Refusal = Literal["queue_full", "too_late", "waited", "workers"]
 """Why there is no place: the queue is full; the request would wait too long, or has; workers are full."""
@@ -274,10 +290,9 @@ class Metrics:
         for record in self.records.running():
             key = self._key(record)
             self.of("key_running_requests", key).inc()
-            for part in (record, *record.legs):
-                if part.stage is not None:
-                    self.of("stage_requests", part.stage).inc()
-                if part.stage == "queue":
+            for stage in record.running:
+                self.of("stage_requests", stage).inc()
+                if stage == "queue":
                     self.of("key_queued_requests", key).inc()
 
     def total(self, name: str) -> float:

@@ -1,23 +1,21 @@
 """What is served besides the APIs' requests: models, health, metrics, the live page and its figures."""
 
-import hashlib
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response, StreamingResponse
+from starlette.staticfiles import StaticFiles
 
 from frontend.explain import explain, find, query_of
 from frontend.http.services import Services
-from frontend.metrics import CONTENT_TYPE
+from frontend.metrics import CONTENT_TYPE, Scrape
 from frontend.routing.fleet import Fleet
 
-_FILES = Path(__file__).with_name("page")
-_KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 _GUARDED = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
     "connect-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
@@ -86,7 +84,7 @@ def pages(services: Services) -> Mapping[str, Page]:
         return _json({"status": "live"})
 
     async def metrics(request: Request) -> Response:
-        others, with_keys = await services.other_metrics(), request.scope.get("is_admin", True)
+        others, with_keys = await services.others(Scrape()), request.scope.get("is_admin", True)
         page = services.metrics.page(await fleet.stats(), others, with_keys=with_keys)
         return Response(page, headers={"content-type": CONTENT_TYPE.decode()})
 
@@ -100,7 +98,7 @@ def pages(services: Services) -> Mapping[str, Page]:
 
     async def requests(request: Request) -> Response:
         query = query_of(request.query_params.multi_items())
-        found = [find(services.metrics.records, query), *await services.other_requests(query)]
+        found = [find(services.metrics.records, query), *await services.others(query)]
         return _json(explain(query, found, fleet.events.newest(200)))
 
     async def about(_: Request) -> Response:
@@ -112,31 +110,23 @@ def pages(services: Services) -> Mapping[str, Page]:
     return found | _model_pages(fleet)
 
 
+class _Files(StaticFiles):
+    """The live page's."""
+
+    def file_response(self, *args: Any, **options: Any) -> Response:
+        """Guarded, and asked for again each time."""
+        found = super().file_response(*args, **options)
+        found.headers.update({"cache-control": "no-cache", **_GUARDED})
+        return found
+
+
 def _live_page() -> dict[str, Page]:
-    """The live page's files."""
+    files = _Files(directory=Path(__file__).with_name("page"))
 
-    def serving(path: Path) -> Page:
-        data, kind = path.read_bytes(), _KINDS[path.suffix]
-        headers = {
-            "etag": f'"{hashlib.sha256(data).hexdigest()[:32]}"',
-            "cache-control": "no-cache",
-            **_GUARDED,
-        }
+    async def page(request: Request) -> Response:
+        return await files.get_response(request.path_params.get("name", "index.html"), request.scope)
 
-        async def page(request: Request) -> Response:
-            is_known = headers["etag"] in request.headers.get("if-none-match", "")
-            return (
-                Response(headers=headers, status_code=304) if is_known else Response(data, 200, headers, kind)
-            )
-
-        return page
-
-    found = {
-        f"/{path.parent.name}/{path.name}": serving(path)
-        for path in _FILES.iterdir()
-        if path.suffix in _KINDS
-    }
-    return found | {"/": found.pop("/page/index.html")}
+    return {"/": page, "/page/{name}": page}
 
 
 def _model_pages(fleet: Fleet) -> dict[str, Page]:

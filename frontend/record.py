@@ -2,7 +2,7 @@
 
 import heapq
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 from itertools import chain, islice
 from typing import Literal, NamedTuple, get_args
@@ -257,6 +257,12 @@ class Record(_Timed, kw_only=True, omit_defaults=True, gc=False):
         self.enter("send")
 
     @property
+    def running(self) -> list[Stage]:
+        """The stages that it and its choices are in now."""
+        parts = (self, *self.legs, *(leg.attempts[-1] for leg in self.legs if leg.attempts))
+        return [part.stage for part in parts if part.stage is not None]
+
+    @property
     def num_attempts(self) -> int:
         """Tries on workers, of all choices."""
         return sum(len(leg.attempts) for leg in self.legs)
@@ -271,8 +277,7 @@ class Record(_Timed, kw_only=True, omit_defaults=True, gc=False):
     def so_far(self) -> "Record":
         """A copy, as if it ended now."""
         copy = _DECODER.decode(_ENCODER.encode(self))
-        parts = [copy, *copy.legs, *(leg.attempts[-1] for leg in copy.legs if leg.attempts)]
-        copy.now = next((part.stage for part in reversed(parts) if part.stage is not None), None)
+        copy.now = next(reversed(copy.running), None)
         copy.enter(None)
         for leg in copy.legs:
             leg.end()
@@ -377,6 +382,10 @@ class Records:
         for record in self._running.values():
             record.delay_s = self.delays.longest_s(record.began_s)
         return list(self._running.values())
+
+    def stages(self) -> Counter[Stage]:
+        """How many choices, or requests without one, are in each stage now."""
+        return Counter(chain.from_iterable(record.running for record in self._running.values()))
 
     def newest(self, limit: int) -> Iterator[Record]:
         """Those that ended last, the newest first."""

@@ -2,20 +2,29 @@
 
 import asyncio
 import time
-from collections import Counter, deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections import Counter, defaultdict, deque
+from collections.abc import (
+    AsyncGenerator,
+    Hashable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from contextlib import suppress
+from heapq import nlargest
 from itertools import chain, islice
-from typing import TYPE_CHECKING
+from operator import attrgetter, itemgetter
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
-from baton.errors import NotReady, WorkerLost
-from baton.messages import Role, WorkerInfo, WorkerStats
+from baton.errors import NotReady
+from baton.messages import Role, WorkerStats
 from baton.pace import Pulse
 from baton.pairing import why_not_paired
-from frontend.metrics import Metrics
-from frontend.record import Record
+from frontend.metrics import Metrics, Others, no_others
+from frontend.record import Record, Records, Stage
 from frontend.routing.events import FleetEvent
 from frontend.routing.workers import State
 from frontend.verdict import Usual, verdict
@@ -31,12 +40,13 @@ _RATE_S = 5
 """Rates and handoffs are of this many seconds."""
 _MOST_PAIRED = 32
 _NUM_SLOWEST, _NUM_RECENT, _NUM_EVENTS = 10, 200, 20
+_FIGURES = ("num_running", "num_waiting", "kv_used_blocks", "kv_blocks")
 _REASONS = {
     State.WARMING: "tries its handoffs",
     State.NEW: "has not answered a probe",
     State.LOST: "does not respond",
-    State.STUCK: "sends heartbeats, but makes no progress",
 }
+K = TypeVar("K", bound=Hashable)
 
 
 class WorkerView(msgspec.Struct, kw_only=True):
@@ -69,7 +79,7 @@ class PairView(msgspec.Struct, kw_only=True):
     num_handoffs: int
 
 
-class Point(msgspec.Struct, kw_only=True):
+class Point(msgspec.Struct, array_like=True):
     """Latencies of one second, None without a first token or a later one; without both there is no point."""
 
     at_s: int
@@ -91,7 +101,7 @@ class Slow(msgspec.Struct, kw_only=True):
 
 
 class Snapshot(msgspec.Struct, kw_only=True):
-    """The body of /fleet. `stages`: how many requests are in each stage now."""
+    """The body of /fleet. `stages`: how many choices are in each stage now."""
 
     at_s: float
     models: list[str]
@@ -102,65 +112,60 @@ class Snapshot(msgspec.Struct, kw_only=True):
     num_queued: int
     workers: list[WorkerView]
     pairs: list[PairView]
-    stages: dict[str, int]
+    stages: Mapping[Stage, int]
     points: list[Point]
     events: list[FleetEvent]
     slowest: list[Slow]
 
 
 class Second(msgspec.Struct, array_like=True):
-    """What was counted in one second: latencies by whole milliseconds; `counts` of tokens, ended and refused
-    requests."""
+    """What one process counted in one second: latencies by milliseconds, of which two digits count; `counts`
+    of tokens, ended and refused requests."""
 
     at_s: int
-    first_ms: dict[int, int]
-    gap_ms: dict[int, int]
-    counts: dict[str, int]
-
-    def add(self, other: "Second") -> "Second":
-        """The sum of the same second in two processes."""
-        both = zip(msgspec.structs.astuple(self)[1:], msgspec.structs.astuple(other)[1:], strict=True)
-        return Second(self.at_s, *(Counter(mine) + Counter(theirs) for mine, theirs in both))
-
-    def point(self) -> Point:
-        """Its latencies."""
-        return Point(
-            at_s=self.at_s,
-            ttft_p50_s=quantile(self.first_ms, 0.5),
-            ttft_p99_s=quantile(self.first_ms, 0.99),
-            itl_p50_s=quantile(self.gap_ms, 0.5),
-            itl_p99_s=quantile(self.gap_ms, 0.99),
-        )
+    first_ms: Mapping[int, int]
+    gap_ms: Mapping[int, int]
+    counts: Mapping[str, int]
 
 
 def quantile(counts: Mapping[int, int], share: float) -> float | None:
-    """In seconds, of counts by whole milliseconds; None if there are none."""
+    """In seconds, of counts by milliseconds; None if there are none."""
     left = share * sum(counts.values())
     for each_ms in sorted(counts):
-        if left <= counts[each_ms]:
-            return round((each_ms + left / counts[each_ms]) / 1000, 5)
         left -= counts[each_ms]
+        if left <= 0:
+            return each_ms / 1000
     return None
 
 
+def _total(counts: Iterable[Mapping[K, int]]) -> Counter[K]:
+    found = Counter[K]()
+    for each in counts:
+        found.update(each)
+    return found
+
+
+def _point(at_s: int, seconds: Sequence[Second]) -> Point:
+    """Of this second in all processes."""
+    latencies = (_total(each.first_ms for each in seconds), _total(each.gap_ms for each in seconds))
+    return Point(at_s, *(quantile(counts, share) for counts in latencies for share in (0.5, 0.99)))
+
+
 class Part(msgspec.Struct, array_like=True):
-    """What one frontend process adds to the snapshot. `handoffs`: (prefill, decode, how many)."""
+    """What one frontend process adds to the snapshot. `handoffs`: by (prefill, decode)."""
 
     num_running: int = 0
     num_queued: int = 0
-    stages: dict[str, int] = {}
-    handoffs: list[tuple[str, str, int]] = []
-    seconds: list[Second] = []
-    slowest: list[Slow] = []
+    stages: Mapping[Stage, int] = {}
+    handoffs: Mapping[tuple[str, str], int] = {}
+    seconds: Sequence[Second] = ()
+    slowest: Sequence[Slow] = ()
 
 
-OtherParts = Callable[[], Awaitable[Sequence[Part]]]
-"""The parts of the frontend's other processes."""
+class Look(msgspec.Struct, frozen=True, array_like=True, tag=6):
+    """Asks another process for its Part, with the seconds from this Unix time on."""
 
-
-async def no_parts() -> Sequence[Part]:
-    """Those of a single process."""
-    return ()
+    since_s: int
 
 
 class Series:
@@ -171,7 +176,7 @@ class Series:
         self._metrics = metrics
         self._gaps: dict[tuple[str, str], list[int]] = {}
         self._totals: Counter[str] = Counter()
-        self.seconds: deque[Second] = deque(maxlen=SPAN_S)
+        self._seconds: deque[Second] = deque(maxlen=SPAN_S)
         self._handoffs: deque[Counter[tuple[str, str]]] = deque(maxlen=_RATE_S)
 
     def tick(self) -> None:
@@ -182,108 +187,93 @@ class Series:
             ended=int(metrics.total("requests")),
             refused=int(metrics.total("refused_requests")),
         )
-        new = self._totals - before
-        self.seconds.append(Second(int(time.time()), metrics.first_ms, self._new_gaps(), new))
+        first_ms, gap_ms = _coarse(metrics.first_ms.items()), _coarse(self._new_gaps())
+        self._seconds.append(Second(int(time.time()), first_ms, gap_ms, self._totals - before))
         self._handoffs.append(fleet.handoffs)
         metrics.first_ms, fleet.handoffs = Counter(), Counter()
 
-    def _new_gaps(self) -> Counter[int]:
-        found: Counter[int] = Counter()
+    def _new_gaps(self) -> Iterator[tuple[int, int]]:
         for labels, counts in self._metrics.gap_counts.items():
             seen = self._gaps.get(labels) or [0] * len(counts)
             if counts != seen:
                 both = enumerate(zip(counts, seen, strict=True))
-                found.update({gap_ms: new - old for gap_ms, (new, old) in both if new != old})
+                yield from ((gap_ms, new - old) for gap_ms, (new, old) in both if new != old)
                 self._gaps[labels] = counts.copy()
-        return found
 
-    def part(self) -> Part:
-        """This process's part of the snapshot."""
-        running = self._metrics.records.running()
-        handoffs = sum(self._handoffs, Counter())
+    def lately(self, seconds: int) -> Counter[str]:
+        """The tokens, and the ended and refused requests, of the last seconds."""
+        return _total(each.counts for each in islice(reversed(self._seconds), seconds))
+
+    def part(self, since_s: int) -> Part:
+        """This process's part of the snapshot, with the seconds from this Unix time on."""
+        metrics = self._metrics
         return Part(
-            num_running=len(running),
-            num_queued=int(self._metrics.total("queued_requests")),
-            stages=Counter(filter(None, map(_stage, running))),
-            handoffs=[(*pair, count) for pair, count in handoffs.items()],
-            seconds=list(self.seconds),
-            slowest=self._slowest(),
+            num_running=int(metrics.total("running_requests")),
+            num_queued=int(metrics.total("queued_requests")),
+            stages=metrics.records.stages(),
+            handoffs=_total(self._handoffs),
+            seconds=[each for each in self._seconds if each.at_s >= since_s],
+            slowest=_slowest(metrics.records),
         )
 
-    def _slowest(self) -> list[Slow]:
-        records, since_s = self._metrics.records, time.time() - SPAN_S
-        newest = list(records.newest(_NUM_RECENT))
-        found = {(each.request_id, each.at_s): each for each in (*newest, *records.slowest(_NUM_RECENT))}
-        timed = [(each.duration_s or 0.0, each) for each in found.values()]
-        timed = [(lasted_s, each) for lasted_s, each in timed if each.at_s + lasted_s > since_s]
-        timed.sort(key=lambda pair: -pair[0])
-        usual = Usual.of(newest)
-        return [_slow(record, lasted_s, usual) for lasted_s, record in timed[:_NUM_SLOWEST]]
+
+def _coarse(counts: Iterable[tuple[int, int]]) -> Counter[int]:
+    """By two digits, so that a second needs little memory however many requests are in it."""
+    found = Counter[int]()
+    for each_ms, count in counts:
+        found[int(float(f"{each_ms:.2g}"))] += count
+    return found
 
 
-def _stage(record: Record) -> str | None:
-    """The stage that a running request is in."""
-    return next((leg.stage for leg in record.legs if leg.stage is not None), record.stage)
+def _slowest(records: Records) -> list[Slow]:
+    newest, since_s = list(records.newest(_NUM_RECENT)), time.time() - SPAN_S
+    found = {(each.request_id, each.at_s): each for each in (*newest, *records.slowest(_NUM_RECENT))}
+    timed = [(each.duration_s or 0.0, each) for each in found.values()]
+    recent = (pair for pair in timed if pair[1].at_s + pair[0] > since_s)
+    usual = Usual.of(newest)
+    return [_slow(*pair, usual) for pair in nlargest(_NUM_SLOWEST, recent, key=itemgetter(0))]
 
 
-def _slow(record: Record, duration_s: float, usual: Usual) -> Slow:
+def _slow(duration_s: float, record: Record, usual: Usual) -> Slow:
     why = verdict(record, usual)
     return Slow(
         request_id=record.request_id,
         status=record.status,
         duration_s=duration_s,
         stages={name: round(lasted_s, 6) for name, lasted_s in record.spent().items()},
-        verdict="" if why is None else why.cause,
+        verdict=why.cause if why else "",
     )
 
 
-_Answers = Mapping[str, WorkerStats | BaseException]
-"""Of workers, by address."""
-
-
 class Snapshots:
-    """Makes snapshots for viewers. `running` must run throughout."""
+    """Makes snapshots for viewers."""
 
-    def __init__(self, fleet: "Fleet", metrics: Metrics, others: OtherParts = no_parts) -> None:
+    def __init__(self, fleet: "Fleet", metrics: Metrics, others: Others = no_others) -> None:
+        self.series = Series(fleet, metrics)
         self._fleet = fleet
         self._others = others
-        self._series = Series(fleet, metrics)
-        self.part = self._series.part
-        self._making = asyncio.Lock()
-        self._made_s = 0.0
-        self._encoded: dict[bool, bytes] = {}
+        self._points: dict[int, Point] = {}
+        self._since_s = 0
+        self._making: asyncio.Task[tuple[bytes, bytes]] | None = None
+        self._begun_s = 0.0
         self._num_viewers = 0
         self._closed = asyncio.Event()
 
-    def lately(self, seconds: int) -> Counter[str]:
-        """The tokens, and the ended and refused requests, of this process in the last seconds."""
-        newest = islice(reversed(self._series.seconds), seconds)
-        return sum((Counter(each.counts) for each in newest), Counter())
-
-    @asynccontextmanager
-    async def running(self) -> AsyncGenerator[None, None]:
-        """Count throughout the context, so that the first viewer sees five minutes."""
-        pulse = Pulse(EVERY_S, self._series.tick)
-        try:
-            yield
-        finally:
-            pulse.stop()
+    def start(self) -> None:
+        """Count from now on, so that the first viewer sees five minutes."""
+        self._pulse = Pulse(EVERY_S, self.series.tick)
 
     def close(self) -> None:
-        """End all streams."""
+        """End all streams, and count no more."""
+        self._pulse.stop()
         self._closed.set()
 
     async def latest(self, *, with_ids: bool) -> bytes:
         """The snapshot as JSON, EVERY_S old at most."""
-        async with self._making:
-            now_s = _now_s()
-            if not self._encoded or now_s - self._made_s > 0.9 * EVERY_S:
-                made = await self._make()
-                self._made_s = now_s
-                hidden = [msgspec.structs.replace(slow, request_id=None) for slow in made.slowest]
-                without = msgspec.structs.replace(made, slowest=hidden)
-                self._encoded = {True: msgspec.json.encode(made), False: msgspec.json.encode(without)}
-            return self._encoded[with_ids]
+        now_s = asyncio.get_running_loop().time()
+        if self._making is None or (self._making.done() and now_s - self._begun_s > 0.9 * EVERY_S):
+            self._making, self._begun_s = asyncio.create_task(self._encoded()), now_s
+        return (await asyncio.shield(self._making))[with_ids]
 
     def stream(self, *, with_ids: bool) -> AsyncGenerator[bytes, None]:
         """Server-sent events, one a second. Raises NotReady at once if there are too many viewers."""
@@ -301,85 +291,87 @@ class Snapshots:
         finally:
             self._num_viewers -= 1
 
+    async def _encoded(self) -> tuple[bytes, bytes]:
+        """Without ids, and with them."""
+        made = await self._make()
+        with_ids = msgspec.json.encode(made)
+        for slow in made.slowest:
+            slow.request_id = None
+        return msgspec.json.encode(made), with_ids
+
     async def _make(self) -> Snapshot:
-        asked, others = await asyncio.gather(self._fleet.ask_all(), self._others())
-        stats = {worker.address: each for worker, each in asked}
-        parts = [self.part(), *others]
-        merged: dict[int, Second] = {}
-        for second in chain.from_iterable(part.seconds for part in parts):
-            known = merged.get(second.at_s)
-            merged[second.at_s] = second if known is None else known.add(second)
-        seconds = [merged[at_s] for at_s in sorted(merged)]
-        lately = (second.counts for second in seconds if second.at_s > time.time() - _RATE_S)
-        counts = sum(map(Counter, lately), Counter[str]())
-        slowest = sorted(
-            chain.from_iterable(part.slowest for part in parts), key=lambda slow: -slow.duration_s
-        )
+        asked, others = await asyncio.gather(self._fleet.ask_all(), self._others(Look(self._since_s)))
+        parts = [self.series.part(self._since_s), *others]
+        now_s = time.time()
+        self._since_s = int(now_s) - _RATE_S  # earlier seconds are over in all processes
+        lately = self._note_seconds(list(chain.from_iterable(part.seconds for part in parts)), int(now_s))
         return Snapshot(
-            at_s=time.time(),
+            at_s=now_s,
             models=self._fleet.models(),
-            tokens_per_s=counts["tokens"] / _RATE_S,
-            requests_per_s=counts["ended"] / _RATE_S,
-            refused_per_s=counts["refused"] / _RATE_S,
+            tokens_per_s=lately["tokens"] / _RATE_S,
+            requests_per_s=lately["ended"] / _RATE_S,
+            refused_per_s=lately["refused"] / _RATE_S,
             num_running=sum(part.num_running for part in parts),
             num_queued=sum(part.num_queued for part in parts),
-            workers=self._workers(stats),
-            pairs=list(self._pairs(parts)),
-            stages=dict(sum((Counter(part.stages) for part in parts), Counter())),
-            points=[second.point() for second in seconds if second.first_ms or second.gap_ms],
+            workers=self._workers({worker.address: found for worker, found in asked}),
+            pairs=list(self._pairs(_total(part.handoffs for part in parts))),
+            stages=_total(part.stages for part in parts),
+            points=list(self._points.values()),
             events=self._fleet.events.newest(_NUM_EVENTS),
-            slowest=slowest[:_NUM_SLOWEST],
+            slowest=nlargest(
+                _NUM_SLOWEST,
+                chain.from_iterable(part.slowest for part in parts),
+                key=attrgetter("duration_s"),
+            ),
         )
 
-    def _workers(self, stats: _Answers) -> list[WorkerView]:
-        views = []
-        for worker, state, reason, joined_s in self._fleet.table.described():
-            view = _view(worker, state, reason, time.monotonic() - joined_s)
-            found = stats.get(worker.address)
-            if isinstance(found, WorkerStats):
-                view.num_running, view.num_waiting = found.num_running, found.num_waiting
-                view.kv_used_blocks, view.kv_blocks = found.kv_used_blocks, found.kv_blocks
-            elif state is State.LIVE and isinstance(found, WorkerLost):
-                view.state, view.reason = State.LOST.value, _REASONS[State.LOST]
-            elif state is State.LIVE and found is not None:
-                view.state, view.reason = "silent", "sends no statistics in time"
-            views.append(view)
-        return sorted(views, key=lambda view: (view.role.value, view.name, view.worker_id))
+    def _note_seconds(self, seconds: Sequence[Second], now_s: int) -> Counter[str]:
+        """Keep their points. Returns the counts of the last whole seconds: not all have counted this one."""
+        found = defaultdict[int, list[Second]](list)
+        for each in seconds:
+            if each.first_ms or each.gap_ms:
+                found[each.at_s].append(each)
+        points = self._points | {at_s: _point(at_s, each) for at_s, each in found.items()}
+        self._points = {at_s: points[at_s] for at_s in sorted(points) if at_s > now_s - SPAN_S}
+        return _total(each.counts for each in seconds if now_s - _RATE_S <= each.at_s < now_s)
 
-    def _pairs(self, parts: Sequence[Part]) -> Iterator[PairView]:
+    def _workers(self, stats: Mapping[str, WorkerStats | BaseException]) -> list[WorkerView]:
+        views = []
+        for worker, state, why, joined_s in self._fleet.table.described():
+            found = stats.get(worker.address)
+            name, reason = state.value, why or _REASONS.get(state, "")
+            if state is State.LIVE:
+                is_silent = isinstance(found, BaseException)
+                name, reason = ("silent", "sends no statistics in time") if is_silent else ("ready", "")
+            view = WorkerView(
+                worker_id=worker.worker_id,
+                name=worker.label,
+                role=worker.role,
+                state=name,
+                reason=reason,
+                host=worker.host,
+                pid=worker.pid,
+                age_s=round(time.monotonic() - joined_s, 1),
+                engine=f"{worker.engine} {worker.engine_version}",
+                places=worker.max_batch_size,
+                **{figure: getattr(found, figure, None) for figure in _FIGURES},
+            )
+            views.append(view)
+        return sorted(views, key=attrgetter("role.value", "name", "worker_id"))
+
+    def _pairs(self, handoffs: Mapping[tuple[str, str], int]) -> Iterator[PairView]:
         """Those of the first workers of each role."""
-        counts = Counter[tuple[str, str]]()
-        for prefill, decode, count in chain.from_iterable(part.handoffs for part in parts):
-            counts[prefill, decode] += count
-        entries, live = self._fleet.table.all(), set(map(id, self._fleet.table.live()))
-        prefills = [worker for worker in entries if worker.role is Role.PREFILL][:_MOST_PAIRED]
-        decodes = [worker for worker in entries if worker.role is Role.DECODE][:_MOST_PAIRED]
+        registered, live = self._fleet.table.all(), {each.address for each in self._fleet.table.live()}
+        prefills, decodes = (
+            [worker for worker in registered if worker.role is role][:_MOST_PAIRED] for role in Role
+        )
         for p, d in ((p, d) for p in prefills for d in decodes if p.model == d.model):
-            state = "ready" if {id(p), id(d)} <= live else "away"
+            state = "ready" if {p.address, d.address} <= live else "away"
             if why_not_paired(p, d) is not None:
                 state = "refused"
             elif self._fleet.cut.has(p, d):
                 state = "cut"
             elif p.worker_id in d.cold_peers or d.worker_id in p.cold_peers:
                 state = "cold"
-            count = counts[p.worker_id, d.worker_id]
-            yield PairView(prefill=p.worker_id, decode=d.worker_id, state=state, num_handoffs=count)
-
-
-def _view(worker: WorkerInfo, state: State, reason: str, age_s: float) -> WorkerView:
-    return WorkerView(
-        worker_id=worker.worker_id,
-        name=worker.label,
-        role=worker.role,
-        state="ready" if state is State.LIVE else state.value,
-        reason=reason or _REASONS.get(state, ""),
-        host=worker.host,
-        pid=worker.pid,
-        age_s=round(age_s, 1),
-        engine=f"{worker.engine} {worker.engine_version}",
-        places=worker.max_batch_size,
-    )
-
-
-def _now_s() -> float:
-    return asyncio.get_running_loop().time()
+            num_handoffs = handoffs.get((p.worker_id, d.worker_id), 0)
+            yield PairView(prefill=p.worker_id, decode=d.worker_id, state=state, num_handoffs=num_handoffs)

@@ -1,6 +1,5 @@
 """Guards before the app: API keys, web pages of other origins, names that are not this server's."""
 
-import ipaddress
 from collections.abc import Callable, Collection
 from fnmatch import fnmatchcase
 from functools import lru_cache
@@ -100,33 +99,22 @@ class Hosts:
 
     def _allows(self, host: bytes) -> bool:
         name = _name(host)
-        if "." not in name or _is_address(name) or name.endswith(".localhost"):
-            return True
+        last = name.rpartition(".")[2]
+        if "." not in name or last == "localhost" or (last.isascii() and last.isdigit()):
+            return True  # a browser takes a name for an address if its last label is a number
         return any(fnmatchcase(name, each) for each in self._names)
 
 
 def _name(host: bytes) -> str:
-    """Without the port."""
+    """Without the port; of an IPv6 address nothing."""
     text = host.decode("latin-1").strip().lower()
-    if text.startswith("["):
-        return text[1:].partition("]")[0]
-    return text.partition(":")[0].removesuffix(".")
-
-
-def _is_address(name: str) -> bool:
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True
+    return "" if text.startswith("[") else text.partition(":")[0].removesuffix(".")
 
 
 OPEN_PATHS = frozenset({"/", "/docs", "/redoc", "/openapi.json", "/health", "/live", "/metrics", "/fleet"})
 """Pages and probes, which show names and figures but nothing of any request."""
-ASSETS = "/docs/assets/"
-"""Scripts and styles of the documentation."""
-PAGE_FILES = "/page/"
-"""Those of the live page."""
+_OPEN_FOLDERS = ("/docs/assets/", "/page/")
+"""Scripts and styles of the documentation and the live page."""
 PAGE_PATHS = frozenset({"/", "/fleet", "/health"})
 """What a web page under another name could read without an API key."""
 ADMIN_PATHS = frozenset({"/requests"})
@@ -176,7 +164,7 @@ class Authentication:
                 error = AdminKeyNeeded(
                     f"{path} needs an admin's API key: make one with `python -m baton key NAME --admin`."
                 )
-        elif path not in OPEN_PATHS and not path.startswith((ASSETS, PAGE_FILES)):
+        elif path not in OPEN_PATHS and not path.startswith(_OPEN_FOLDERS):
             error = InvalidApiKey(
                 "This API key is not known here; check it, or ask the operator for a new one."
                 if presented(scope["headers"])

@@ -1,16 +1,15 @@
 """The dependencies and limits of an app."""
 
 import dataclasses
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable
 from functools import cached_property
 
-from frontend.explain import Find, Found, OtherRequests
 from frontend.http.exchange import Bodies
-from frontend.metrics import Metrics, Samples
+from frontend.metrics import Metrics, Others, no_others
 from frontend.record import Trace
 from frontend.routing.fleet import Fleet
 from frontend.routing.generate import Generator
-from frontend.snapshot import OtherParts, Snapshots, no_parts
+from frontend.snapshot import Snapshots
 from frontend.text.served import ServedModel
 from frontend.turn.choice import Choice
 from frontend.turn.prepare import prepare
@@ -19,16 +18,6 @@ from frontend.turn.thoughts import Thoughts
 
 BeginTrace = Callable[[str], Trace]
 """The span of a request with this `traceparent`."""
-OtherMetrics = Callable[[], Awaitable[Sequence[Samples]]]
-"""The metrics of the frontend's other processes."""
-
-
-async def _no_other_metrics() -> Sequence[Samples]:
-    return ()
-
-
-async def _no_other_requests(_: Find) -> Sequence[Found]:
-    return ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -43,9 +32,7 @@ class Services:
     fleet: Fleet
     generator: Generator
     metrics: Metrics = dataclasses.field(default_factory=Metrics)
-    other_metrics: OtherMetrics = _no_other_metrics
-    other_parts: OtherParts = no_parts
-    other_requests: OtherRequests = _no_other_requests
+    others: Others = no_others
     thoughts: Thoughts = dataclasses.field(default_factory=Thoughts)
     request_timeout_s: float = 600.0
     max_body_bytes: int = 16 << 20
@@ -60,7 +47,7 @@ class Services:
     @cached_property
     def snapshots(self) -> Snapshots:
         """What the fleet does, for /fleet."""
-        return Snapshots(self.fleet, self.metrics, self.other_parts)
+        return Snapshots(self.fleet, self.metrics, self.others)
 
     async def prepare(self, request: TurnRequest, client: Client) -> tuple[ServedModel, list[Choice]]:
         """The model and the choices, ready to be generated. Raises BatonErrors, as `prepare` does."""

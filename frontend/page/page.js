@@ -110,9 +110,11 @@ function rounded(value) { // up, to 1, 2 or 5 times a power of ten
   return power * [1, 2, 5, 10].find((step) => value <= step * power * 1.0001);
 }
 
+const point = (values) => Object.fromEntries(["at_s", "ttft_p50_s", "ttft_p99_s", "itl_p50_s", "itl_p99_s"].map((name, index) => [name, values[index]]));
+
 function plot(id, points, name, now_s) {
   const columns = ["p50", "p99"], of = (point, column) => point[`${name}_${column}_s`];
-  const found = points.filter((point) => of(point, "p50") !== null && now_s - point.at_s <= 300);
+  const found = points.map(point).filter((point) => of(point, "p50") !== null && now_s - point.at_s <= 300);
   const top = rounded(Math.max(...found.map((point) => of(point, "p99")), 0.001));
   const svg = element("svg", { viewBox: "0 0 300 100", preserveAspectRatio: "none" });
   for (const column of columns.toReversed()) {

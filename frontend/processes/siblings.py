@@ -17,9 +17,9 @@ from baton.errors import BatonError, NotReady, WorkerLost
 from baton.messages import FrontendReply, FrontendRequest, Reply, Request
 from baton.tcp import UnixTransport
 from frontend.explain import Find, Found, find
-from frontend.metrics import Metrics, Samples
+from frontend.metrics import Metrics, Samples, Scrape
 from frontend.responses.runs import UNREACHED, ResponseState
-from frontend.snapshot import Part
+from frontend.snapshot import Look, Part
 from frontend.turn.thoughts import Kept, Thoughts
 
 SCRAPE_TIMEOUT_S = 1.0
@@ -31,14 +31,6 @@ MAX_SENDING = 10_000
 log = logging.getLogger(__name__)
 
 
-class Scrape(msgspec.Struct, frozen=True, array_like=True, tag=2):
-    """Answered with the process's metrics."""
-
-
-class Look(msgspec.Struct, frozen=True, array_like=True, tag=6):
-    """Answered with the process's `Part` of the snapshot."""
-
-
 class CallRun(msgspec.Struct, frozen=True, array_like=True, tag=5):
     """Answered by `ResponseState.answer`. Tags 1, 3 and 4 were other messages."""
 
@@ -46,7 +38,8 @@ class CallRun(msgspec.Struct, frozen=True, array_like=True, tag=5):
     sequence_number: int | None
 
 
-SiblingRequest = Kept | Scrape | Look | CallRun | Find
+Question = Scrape | Look | Find
+SiblingRequest = Kept | CallRun | Question
 
 
 def _token_ids(kind: type, value: object) -> object:
@@ -57,9 +50,10 @@ def _token_ids(kind: type, value: object) -> object:
 
 _ENCODER = msgspec.msgpack.Encoder(enc_hook=list)
 _MESSAGES: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(SiblingRequest, dec_hook=_token_ids)
-_METRICS = msgspec.msgpack.Decoder(Samples)
-_PARTS = msgspec.msgpack.Decoder(Part)
-_FOUND = msgspec.msgpack.Decoder(Found)
+_DECODERS: dict[type[Question], msgspec.msgpack.Decoder[Any]] = {
+    question: msgspec.msgpack.Decoder(kind)
+    for question, kind in ((Scrape, Samples), (Look, Part), (Find, Found))
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,7 +63,7 @@ class Shared:
     thoughts: Thoughts
     metrics: Metrics
     responses: ResponseState
-    part: Callable[[], Part] = Part
+    part: Callable[[int], Part] = lambda _: Part()
 
 
 class Siblings:
@@ -114,29 +108,18 @@ class Siblings:
                 self._sending.add(task)
                 task.add_done_callback(self._sending.discard)
 
-    async def metrics(self) -> list[Samples]:
-        """The metrics of the processes that answer in time."""
-        return [_METRICS.decode(data) for data in await self._all(Scrape())]
-
-    async def parts(self) -> list[Part]:
-        """The parts of the snapshot of the processes that answer in time."""
-        return [_PARTS.decode(data) for data in await self._all(Look())]
-
-    async def requests(self, query: Find) -> list[Found]:
-        """The requests that the processes find that answer in time."""
-        return [_FOUND.decode(data) for data in await self._all(query)]
-
-    async def _all(self, message: SiblingRequest) -> list[bytes]:
-        found = await asyncio.gather(*(self._answer(address, message) for address in self._others))
-        return [data for data in found if data is not None]
+    async def ask(self, question: Question) -> list[Any]:
+        """The answers of the processes that give one in time: `frontend.metrics.Others`."""
+        found = await asyncio.gather(*(self._answer(address, question) for address in self._others))
+        return [_DECODERS[type(question)].decode(data) for data in found if data is not None]
 
     def call_run(
         self, address: str, response_id: str, sequence_number: int | None
     ) -> AsyncGenerator[bytes, None]:
         """`frontend.responses.runs.CallRun`."""
-        return self._ask(address, CallRun(response_id, sequence_number))
+        return self._call(address, CallRun(response_id, sequence_number))
 
-    async def _ask(self, address: str, message: SiblingRequest) -> AsyncGenerator[bytes, None]:
+    async def _call(self, address: str, message: SiblingRequest) -> AsyncGenerator[bytes, None]:
         request = FrontendRequest(data=_ENCODER.encode(message))
         try:
             async with aclosing(self._plane.call(address, request)) as replies:
@@ -148,12 +131,12 @@ class Siblings:
 
     async def _send(self, address: str, message: Kept) -> None:
         with suppress(BatonError):  # it is not running
-            async with aclosing(self._ask(address, message)) as replies:
+            async with aclosing(self._call(address, message)) as replies:
                 await anext(replies, None)
 
-    async def _answer(self, address: str, message: SiblingRequest) -> bytes | None:
+    async def _answer(self, address: str, message: Question) -> bytes | None:
         with suppress(BatonError, TimeoutError):  # it is ending, or hangs
-            async with asyncio.timeout(SCRAPE_TIMEOUT_S), aclosing(self._ask(address, message)) as replies:
+            async with asyncio.timeout(SCRAPE_TIMEOUT_S), aclosing(self._call(address, message)) as replies:
                 return await anext(replies)
         return None
 
@@ -165,8 +148,8 @@ async def _answers(shared: Shared, request: Request) -> AsyncGenerator[Reply, No
             shared.thoughts.take(kept)
         case Scrape():
             yield FrontendReply(_ENCODER.encode(shared.metrics.samples()))
-        case Look():
-            yield FrontendReply(_ENCODER.encode(shared.part()))
+        case Look(since_s):
+            yield FrontendReply(_ENCODER.encode(shared.part(since_s)))
         case Find() as query:
             yield FrontendReply(_ENCODER.encode(find(shared.metrics.records, query)))
         case CallRun(response_id, sequence_number):

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from baton.discovery import Discovery
-from baton.errors import BatonError, EngineFailure, ModelNotFound, NoWorkers
+from baton.errors import BatonError, EngineFailure, ModelNotFound, NoWorkers, WorkerLost
 from baton.messages import Role, StatsRequest, WorkerInfo, WorkerStats
 from baton.pairing import refused_pairs, why_not_paired, works
 from baton.peer_tls import PeerDistrusted
@@ -151,9 +151,12 @@ class Fleet:
         return [(w, s) for w, s in await self.ask_all() if isinstance(s, WorkerStats)]
 
     async def ask_all(self) -> list[tuple[WorkerInfo, WorkerStats | BaseException]]:
-        """The statistics of every worker, or why there are none."""
+        """The statistics of every worker, or why there are none; one that cannot be reached is lost."""
         registered = self.table.all()
         found = await asyncio.gather(*map(self._ask, registered), return_exceptions=True)
+        for worker, why in zip(registered, found, strict=True):
+            if isinstance(why, WorkerLost):
+                self.table.note(worker, Event.LOST)
         return list(zip(registered, found, strict=True))
 
     def note_workers(self, metrics: Metrics) -> None:

@@ -304,30 +304,23 @@ class Call:
     progress is the growth of `tokens`.
     """
 
-    __slots__ = ("_held", "_num_before", "_num_running", "_tokens", "replies", "since_s")
+    __slots__ = ("_held", "_num_running", "replies", "since_s")
 
     def __init__(
         self, replies: AsyncGenerator[Reply, None], tokens: Sized, held: "_Held", num_running: Counter[str]
     ) -> None:
         self.replies = replies
         self.since_s = asyncio.get_running_loop().time()
-        self._tokens = tokens
-        self._num_before = len(tokens)
         self._held = held
         self._num_running = num_running
-        held.waiting[self] = None
+        held.waiting[self] = tokens
+        held.num_before -= len(tokens)
         num_running[held.worker.worker_id] += 1
-
-    @property
-    def num_new(self) -> int:
-        """Tokens since it began."""
-        return len(self._tokens) - self._num_before
 
     def answered(self) -> None:
         """Nothing more is expected of the worker: the watchdog leaves this call out."""
-        if self in self._held.waiting:
-            del self._held.waiting[self]
-            self._held.num_before += self.num_new
+        tokens = self._held.waiting.pop(self, ())
+        self._held.num_before += len(tokens)
 
     async def close(self) -> None:
         """Cancel the call if it runs; once."""
@@ -350,15 +343,15 @@ class _Held:
 
     def __init__(self, worker: WorkerInfo) -> None:
         self.worker = worker
-        self.waiting: dict[Call, None] = {}
-        self.num_before = 0  # tokens of calls that are answered
+        self.waiting: dict[Call, Sized] = {}
+        self.num_before = 0  # tokens of calls that are answered, less those that others began with
         self.num_stalled = 0
         self.examining: asyncio.Task[None] | None = None
         self._num_seen = 0
 
     def num_tokens(self) -> int:
         """Tokens of all its calls."""
-        return self.num_before + sum(call.num_new for call in self.waiting)
+        return self.num_before + sum(map(len, self.waiting.values()))
 
     def check(self) -> None:
         """Count a check as stalled if there are calls and none progressed."""

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from frontend.harmony.conversation import AssistantTurn, WrittenMessage
-from frontend.metrics import Metrics
+from frontend.metrics import Metrics, Scrape
 from frontend.processes import siblings
 from frontend.processes.siblings import SCRAPE_TIMEOUT_S, SILENCE_S, Shared, Siblings
 from frontend.responses.runs import ResponseState
-from frontend.snapshot import Part, Second, Slow
+from frontend.snapshot import Look, Part, Second, Slow
 from frontend.turn.thoughts import Kept, Thoughts, WrittenTurn
 from tests.clock import jumping, run_jumping
 from tests.waiting import until
@@ -29,7 +29,7 @@ SLOW = Slow(request_id="r", status=200, duration_s=2.0, stages={"queue": 1.0}, v
 PART = Part(
     num_running=1,
     stages={"queue": 1},
-    handoffs=[("p", "d", 2)],
+    handoffs={("p", "d"): 2},
     seconds=[Second(10**9, Counter({40: 1}), Counter({9: 2}), Counter(ended=1))],
     slowest=[SLOW],
 )
@@ -40,7 +40,7 @@ async def process(folder: Path, index: int) -> AsyncIterator[tuple[Siblings, Tho
     """Process `index` of two."""
     own = Siblings(folder, index, 2)
     thoughts, metrics = Thoughts(share=own.share), Metrics()
-    async with own.answering(Shared(thoughts, metrics, ResponseState(), lambda: PART)):
+    async with own.answering(Shared(thoughts, metrics, ResponseState(), {7: PART}.__getitem__)):
         yield own, thoughts, metrics
 
 
@@ -65,7 +65,7 @@ async def test_metrics_are_added(tmp_path: Path) -> None:
             record.model, record.num_prompt_tokens = "m", num_tokens
             metrics.end(record)
         other.begin("/v1/x")
-        page = mine.page([], await first.metrics()).decode()
+        page = mine.page([], await first.ask(Scrape())).decode()
         assert 'baton_prompt_tokens_total{model="m"} 12.0' in page
         assert 'baton_running_requests{route="/v1/x"} 1.0' in page
         assert 'baton_requests_total{model="m",route="/v1/x",status="200"} 2.0' in page
@@ -75,7 +75,7 @@ async def test_metrics_are_added(tmp_path: Path) -> None:
 @jumping
 async def test_parts_of_the_snapshot_arrive_whole(tmp_path: Path) -> None:
     async with process(tmp_path, 0) as (first, *_), process(tmp_path, 1):
-        assert await first.parts() == [PART]
+        assert await first.ask(Look(7)) == [PART]
 
 
 @jumping
@@ -87,12 +87,12 @@ async def test_a_process_that_is_missing_or_hangs_is_left_out(
     loop = asyncio.get_running_loop()
     async with process(tmp_path, 0) as (first, own, _):
         first.share(ENTRY)
-        assert await first.metrics() == []
+        assert await first.ask(Scrape()) == []
         with socket.socket(socket.AF_UNIX) as frozen:
             frozen.bind(f"\0{tmp_path}/1")
             frozen.listen()
             began_s = loop.time()
-            assert await first.metrics() == []
+            assert await first.ask(Scrape()) == []
             assert loop.time() - began_s == pytest.approx(SCRAPE_TIMEOUT_S, abs=0.2)
             for number in range(1000):
                 own.keep("key", [f"call_{number}"], "x" * 1000)
@@ -115,7 +115,7 @@ def test_entries_reach_a_process_that_starts_later_and_the_one_that_replaces_it(
                         return other.recall("key", f"call_{number}")
 
                     await until(is_heard)
-                assert await first.metrics() == []  # it answers no more
+                assert await first.ask(Scrape()) == []  # it answers no more
         assert not [record for record in caplog.records if record.name == "asyncio"]
 
     run_jumping(scenario())

@@ -94,7 +94,8 @@ async def test_the_load_is_logged_while_there_is_any(caplog: pytest.LogCaptureFi
     fleet: Any = Fleet()
     tokens: Any = ScriptedTokens("")
     services = Services(fleet=fleet, generator=tokens)
-    async with services.snapshots.running(), logging_load(services):
+    services.snapshots.start()
+    async with logging_load(services):
         await asyncio.sleep(35)
         assert not caplog.records, "it is idle"
         for status in (200, 200, 429):

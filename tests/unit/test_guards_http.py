@@ -170,11 +170,11 @@ OWN = ("OWN.example", "*.example.com")
         (
             (), 200,
             ["127.0.0.1:8000", "10.1.2.3", "[::1]:8000", "[fd00::1]", "[::ffff:1.2.3.4]:80", "localhost",
-             "LOCALHOST.:80", "app.localhost", "frontend:8000", "", None],
+             "LOCALHOST.:80", "app.localhost", "frontend:8000", "10.1.2.3.", "[fe80::1%eth0.7]:80", "", None],
         ),
         (
             OWN, 403,
-            ["evil.example", "evil.example:8000", "evil.example.", "localhost.evil.example", "1.2.3",
+            ["evil.example", "evil.example:8000", "evil.example.", "localhost.evil.example", "1.2.3.x",
              "127.0.0.1.evil.example", "localhost@evil.example", "own.example.evil.example"],
         ),
         (OWN, 200, ["own.example", "Own.Example:8000", "a.b.example.com."]),

@@ -2,19 +2,21 @@
 
 import asyncio
 import json
+import time
 from collections import Counter
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from baton.errors import NotReady
 from frontend import snapshot
 from frontend.metrics import Metrics
 from frontend.routing.fleet import Fleet
 from frontend.routing.workers import Event
-from frontend.snapshot import Part, Second, Series, Snapshots, quantile
+from frontend.snapshot import Look, Part, Second, Series, Snapshots
 from tests.clock import jumping
 from tests.unit.test_fleet import Registry, worker
 from tests.waiting import until
@@ -24,7 +26,8 @@ from tests.waiting import until
 async def shown(registry: Registry, **options: Any) -> AsyncGenerator[tuple[Fleet, Metrics, Snapshots], None]:
     fleet, metrics = Fleet(registry, registry), Metrics()
     snapshots = Snapshots(fleet, metrics, **options)
-    async with fleet.keep_current(), snapshots.running():
+    snapshots.start()
+    async with fleet.keep_current():
         await until(fleet.table.live)
         yield fleet, metrics, snapshots
 
@@ -46,54 +49,56 @@ def ended(metrics: Metrics, request_id: str = "r1") -> None:
     metrics.end(record)
 
 
-@pytest.mark.parametrize(
-    ("counts", "share", "found"),
-    [
-        ({}, 0.5, None),
-        ({10: 1}, 0.5, 0.0105),
-        ({10: 99, 500: 1}, 0.5, 0.0105),
-        ({10: 98, 500: 2}, 0.99, 0.5005),
-        ({1: 1, 2: 1}, 1.0, 0.003),
-    ],
-)
-def test_quantiles_lie_in_the_millisecond_that_was_counted(
-    counts: dict[int, int], share: float, found: float | None
-) -> None:
-    assert quantile(counts, share) == pytest.approx(found, abs=1e-3)
-
-
-async def test_a_second_has_what_was_counted_in_it_and_old_ones_end(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_second_has_what_was_counted_in_it_and_old_ones_end() -> None:
     metrics = Metrics()
     series = Series(Fleet(Registry(), Registry()), metrics)
-    ended(metrics)
-    series.tick()
-    ended(metrics)
-    ended(metrics)
-    series.tick()
-    one, two = series.part().seconds
+    for num_ended in (1, 2):
+        for _ in range(num_ended):
+            ended(metrics)
+        series.tick()
+    one, two = series.part(0).seconds
     assert (one.first_ms, one.gap_ms, one.counts) == ({40: 1}, {10: 99, 500: 1}, {"ended": 1})
     assert (two.first_ms, two.gap_ms, two.counts) == ({40: 2}, {10: 198, 500: 2}, {"ended": 2})
+    assert (series.lately(1), series.lately(9)) == ({"ended": 2}, {"ended": 3})
+    assert series.part(two.at_s + 1).seconds == []
     for _ in range(snapshot.SPAN_S):
+        metrics.first_ms += Counter(range(10_000))
         series.tick()
-    assert {len(second.counts) + len(second.gap_ms) for second in series.part().seconds} == {0}
+    assert {len(each.counts) + len(each.gap_ms) for each in series.part(0).seconds} == {0}
+    assert max(len(each.first_ms) for each in series.part(0).seconds) < 400  # small, however many requests
 
 
 @jumping
 async def test_the_parts_of_processes_are_added_but_workers_are_shown_once() -> None:
-    async def others() -> list[Part]:
-        second = Second(10**9, Counter({40: 1}), Counter(), Counter(ended=5, refused=1))
-        return [Part(num_running=3, stages={"stream": 3}, seconds=[second], handoffs=[("p1", "d1", 2)])] * 2
+    now_s, looks = int(time.time()), list[int]()
+    first_s = now_s - 30
+
+    async def others(look: Look) -> list[Part]:
+        """One has not yet counted this second, the other has; both had two first tokens in each."""
+        looks.append(look.since_s)
+        counted = [
+            Second(at_s, {40: 99, 900: 1}, {}, {"tokens": 10}) for at_s in range(now_s - 30, now_s + 1)
+        ]
+        part = Part(num_running=3, stages={"stream": 3}, handoffs={("p1", "d1"): 2})
+        return [replace(part, seconds=seconds) for seconds in (counted, counted[:-1])]
 
     async with shown(Registry(worker("p1"), worker("d1")), others=others) as (fleet, metrics, snapshots):
-        metrics.begin("/v1/x", "r1").enter("render")
+        leg = metrics.begin("/v1/x", "r1").leg()
+        leg.attempt()
+        leg.on(worker("p1"))
         fleet.handoffs["p1", "d1"] += 1
-        await until(lambda: snapshots.part().handoffs)
+        await until(lambda: snapshots.series.part(0).handoffs)
         body = await read(snapshots)
+        await asyncio.sleep(2)
+        later = await read(snapshots)
     assert body["num_running"] == 7
-    assert body["stages"] == {"render": 1, "stream": 6}
+    assert body["stages"] == {"prefill": 1, "stream": 6}
     assert states(body) == {"p1": "ready", "d1": "ready"}
     assert body["pairs"] == [{"prefill": "p1", "decode": "d1", "state": "ready", "num_handoffs": 5}]
-    assert [point["at_s"] for point in body["points"]] == [10**9]
+    assert body["tokens_per_s"] == pytest.approx(20, abs=4)  # the wall clock may go on meanwhile
+    assert body["points"][0] == [first_s, 0.04, 0.04, None, None]
+    assert (looks[0], looks[1] > first_s) == (0, True)  # later only what is new
+    assert [len(each["points"]) for each in (body, later)] == [31, 31]
 
 
 @jumping
@@ -103,6 +108,7 @@ async def test_one_snapshot_a_second_is_made_for_all_and_none_without_viewers() 
         num_calls = registry.num_calls
         await asyncio.sleep(5)
         assert registry.num_calls == num_calls
+        registry.hung.add("d1")  # so that it takes as long as it may
         first = await asyncio.gather(*(snapshots.latest(with_ids=True) for _ in range(50)))
         assert registry.num_calls == num_calls + 1
         assert len({id(each) for each in first}) == 1
@@ -145,9 +151,10 @@ async def test_a_worker_without_statistics_is_silent_or_lost_and_has_no_figures(
         assert (await read(snapshots))["workers"][0]["num_running"] == 3
         registry.hung.add("d1")
         registry.dead.add("d2")
-        fleet.table.note(worker("p1"), Event.STALLED)
+        fleet.table.note(worker("p1"), Event.STALLED, "no progress")
         await asyncio.sleep(1)
         body = await read(snapshots)
+        assert fleet.health().lost == ["d2"]  # requests go to others
         assert states(body) == {"d1": "silent", "d2": "lost", "p1": "stuck"}
         assert [each["num_running"] for each in body["workers"]][:2] == [None, None]
         assert all(each["reason"] for each in body["workers"])
