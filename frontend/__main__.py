@@ -216,6 +216,7 @@ def _services(
         aliases=parse_aliases(settings.model_alias),
         no_progress_s=settings.no_progress_s,
         current_date=settings.current_date,
+        delays=metrics.records.delays,
     )
     return Services(
         fleet=fleet,

@@ -12,6 +12,7 @@ import msgspec
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from baton.errors import BatonError, ModelNotFound
+from baton.loop_delay import LoopDelay
 from baton.messages import GenerateRequest, TokenChunk, TokenLogprob, Usage, WorkerInfo, WorkerStats
 from frontend.app import ServerState, create_app
 from frontend.harmony.conversation import Conversation
@@ -59,7 +60,7 @@ class ScriptedFleet:
         self._context_length = context_length
         self.handoffs: Counter[tuple[str, str]] = Counter()
         self.events = Events()
-        self.table = Workers(_unprobed, self.events)
+        self.table = Workers(_unprobed, self.events, LoopDelay())
 
     def models(self) -> list[str]:
         return [MODEL]

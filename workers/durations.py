@@ -19,12 +19,10 @@ class Durations:
         setattr(self, name, getattr(self, name) + now_s - self._since_s)
         self._since_s = now_s
 
-    def divide(self, waited_s: float, moved_s: float, computed_s: float) -> None:
-        """Take an engine's own figures, at most the time since the beginning, in this order."""
-        left_s = time.perf_counter() - self.began_s
-        self.waited_s = min(max(0.0, waited_s), left_s)
-        self.moved_s = min(max(0.0, moved_s), left_s - self.waited_s)
-        self.computed_s = min(max(0.0, computed_s), left_s - self.waited_s - self.moved_s)
+    def take(self, *figures_s: float) -> None:
+        """Take an engine's own three figures, none longer than the time since the beginning."""
+        most_s = time.perf_counter() - self.began_s
+        self.waited_s, self.moved_s, self.computed_s = (min(max(0.0, each), most_s) for each in figures_s)
 
     @property
     def parts(self) -> tuple[float, float, float]:

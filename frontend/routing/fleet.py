@@ -15,6 +15,7 @@ import msgspec
 
 from baton.discovery import Discovery
 from baton.errors import BatonError, EngineFailure, ModelNotFound, NoWorkers, WorkerLost
+from baton.loop_delay import LoopDelay
 from baton.messages import Role, StatsRequest, WorkerInfo, WorkerStats
 from baton.pairing import refused_pairs, why_not_paired, works
 from baton.peer_tls import PeerDistrusted
@@ -47,13 +48,14 @@ class Fleet:
         aliases: Sequence[Alias] = (),
         no_progress_s: float = NO_PROGRESS_S,
         current_date: str = "",
+        delays: LoopDelay | None = None,
     ) -> None:
         self._aliases = aliases
         self._current_date = current_date
         self._discovery = discovery
         self._transport = transport
         self.events = Events()
-        self.table = Workers(self._probe, self.events)
+        self.table = Workers(self._probe, self.events, delays or LoopDelay())
         self._tokenizers = Tokenizers(model_path)
         self.cut = CutPairs(transport, self.table.has, self.events)
         self._no_progress_s = no_progress_s

@@ -9,6 +9,7 @@ from enum import Enum
 
 from msgspec.structs import replace
 
+from baton.loop_delay import LoopDelay
 from baton.messages import Reply, WorkerInfo
 from baton.pairing import works
 from baton.telemetry import Line
@@ -19,6 +20,8 @@ log = logging.getLogger(__name__)
 
 PROBE_EVERY_S = 0.5
 _SHOWN_S, _MOST_SHOWN = 300.0, 32
+_STOOD_S = 0.4
+"""A worker that has left the registry answers for little longer."""
 
 
 class State(Enum):
@@ -112,8 +115,9 @@ class _Entry:
 class Workers:
     """Registered workers by address, which is new with each start of a process."""
 
-    def __init__(self, probe: Probe, events: Events) -> None:
+    def __init__(self, probe: Probe, events: Events, delays: LoopDelay) -> None:
         self._probe = probe
+        self._delays = delays
         self._events = events
         self._leaving: set[asyncio.Task[None]] = set()
         self._ended: list[_Entry] = []
@@ -219,13 +223,17 @@ class Workers:
             self._events.add("recovered", worker.label, lasted_s=now_s - entry.bad_since_s)
 
     async def _note_leaving(self, entry: _Entry) -> None:
-        """A worker that leaves in order answers for a moment longer. Of a lost one nothing is new."""
-        name = entry.worker.label
-        if entry.state is State.LIVE and (await self._probe(entry.worker, State.LOST))[0] is Event.SILENT:
+        """Of a lost one nothing is new. One that leaves in order still answers for a moment, too briefly for
+        a frontend that stood still."""
+        name, since_s, is_silent = entry.worker.label, time.perf_counter() - _STOOD_S, False
+        if entry.state is State.LIVE:
+            event, _ = await self._probe(entry.worker, State.LOST)
+            is_silent = event is Event.SILENT
+        if is_silent and self._delays.longest_s(since_s) < _STOOD_S:
             entry.state, entry.reason = State.LOST, "it ended without leaving the registry first"
             self._events.add("lost", name, entry.reason)
         elif entry.state is not State.LOST:
-            self._events.add("left", name)
+            self._events.add("left", name, "or lost: this frontend stood still" if is_silent else "")
             return
         entry.shown_until_s = time.monotonic() + _SHOWN_S
         self._ended = [*self._ended, entry][-_MOST_SHOWN:]

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from baton.errors import HandoffStalled, Overloaded
+from baton.loop_delay import LoopDelay
 from baton.messages import GenerateRequest, Reply, WorkerInfo
 from baton.telemetry import Line
 from frontend.explain import is_during
@@ -25,13 +26,20 @@ SEEN = (990.0, 998.0, 1010.0, 1020.0)
 """When a request arrives that takes 4 s."""
 
 
+class StoodStill(LoopDelay):
+    """That of a frontend that stood still for a second, at any time."""
+
+    def longest_s(self, since_s: float) -> float:
+        return 1.0
+
+
 class Scene:
     """One worker that has joined; `answers`: what probes find."""
 
-    def __init__(self) -> None:
+    def __init__(self, delays: LoopDelay | None = None) -> None:
         self.answers = Event.ANSWERED
         self.events = Events()
-        self.workers = Workers(self._probe, self.events)
+        self.workers = Workers(self._probe, self.events, delays or LoopDelay())
         self.workers.update([D1])
 
     async def _probe(self, _: WorkerInfo, __: State) -> tuple[Event, str]:
@@ -61,17 +69,19 @@ async def test_a_lost_worker_that_returns_was_away_for_a_time(event: Event, reas
 
 
 @pytest.mark.parametrize(
-    ("answers", "expected"),
+    ("answers", "delays", "expected"),
     [
-        (Event.ANSWERED, ("left", "")),
-        (Event.SILENT, ("lost", "it ended without leaving the registry first")),
+        (Event.ANSWERED, LoopDelay(), ("left", "")),
+        (Event.SILENT, LoopDelay(), ("lost", "it ended without leaving the registry first")),
+        (Event.ANSWERED, StoodStill(), ("left", "")),
+        (Event.SILENT, StoodStill(), ("left", "or lost: this frontend stood still")),
     ],
 )
 @jumping
 async def test_a_worker_that_dies_without_a_request_does_not_leave(
-    answers: Event, expected: tuple[str, str]
+    answers: Event, delays: LoopDelay, expected: tuple[str, str]
 ) -> None:
-    scene = Scene()
+    scene = Scene(delays)
     await asyncio.sleep(1)
     scene.answers = answers
     scene.workers.update([])

@@ -207,7 +207,7 @@ async def test_a_request_has_waited_moved_and_computed_by_tensorrt_llms_clock(
     assert chunk.usage is not None
     waited_s, moved_s, computed_s = chunk.usage.waited_s, chunk.usage.moved_s, chunk.usage.computed_s
     if expected is None:  # unknown: all of it
-        assert (waited_s, moved_s > 60, computed_s) == (0, True, 0)
+        assert (waited_s, moved_s > 0, computed_s) == (0, True, 0)
     else:
         assert (waited_s, moved_s, computed_s) == expected
 

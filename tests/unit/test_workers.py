@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from baton.errors import HandoffStalled, WorkerLost
+from baton.loop_delay import LoopDelay
 from baton.messages import GenerateRequest, Reply, Request, Role, StatsRequest, WorkerInfo, WorkerStats
 from frontend.routing.events import Events
 from frontend.routing.fleet import Fleet
@@ -311,7 +312,7 @@ class Scene:
         self.num_probes = 0
         self.outcomes: dict[State, Event] = {}
         self.events = Events()
-        self.workers = Workers(self._probe, self.events)
+        self.workers = Workers(self._probe, self.events, LoopDelay())
         self.workers.update([D1])
 
     def state(self) -> State:

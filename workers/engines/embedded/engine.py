@@ -9,7 +9,6 @@ import msgspec
 
 from baton.errors import DeadlineExceeded, HandoffFailed, NotReady, WorkerLost
 from baton.messages import GenerateRequest, KvHandoff, Role, TokenChunk, WorkerStats
-from workers.durations import Durations
 from workers.engine import EngineInfo
 from workers.engines.embedded.grammar import Grammars
 from workers.engines.embedded.runner import VERSIONS, Runner
@@ -164,10 +163,9 @@ class EmbeddedEngine:
         return self._steps
 
     async def _open(self, steps: StepLoop, request: GenerateRequest, *, hands_off: bool) -> Call:
-        spent = Durations()
         sequence = new_sequence(request, self._limits, hands_off=hands_off)
         if request.sampling.guided is None:
-            return steps.open(request, sequence, spent)
+            return steps.open(request, sequence)
         assert self._grammars is not None
         answer = sequence.token_ids[sequence.num_prompt :]
         loop = asyncio.get_running_loop()
@@ -177,9 +175,9 @@ class EmbeddedEngine:
                 sequence.matcher = await self._grammars.matcher(request.sampling.guided, answer)
         except TimeoutError:
             raise DeadlineExceeded from None
-        spent.lap("computed_s")
+        sequence.spent.lap("computed_s")
         left = msgspec.structs.replace(request, deadline_s=deadline_at - loop.time())
-        return self._ready().open(left, sequence, spent)  # may have been stopped meanwhile
+        return self._ready().open(left, sequence)  # may have been stopped meanwhile
 
     def _new_steps(self, runner: Runner) -> StepLoop:
         settings = self._settings

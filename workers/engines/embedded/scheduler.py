@@ -9,6 +9,7 @@ from functools import partial
 
 from baton.errors import InvalidRequest
 from baton.messages import FinishReason, GenerateRequest, Sampling, TokenLogprob
+from workers.durations import Durations
 from workers.engines.embedded.grammar import Matcher
 from workers.engines.embedded.ledger import BlockLedger, End, Lease, Prefix, first_whole_block
 from workers.engines.prefixes import first_key, next_key
@@ -60,6 +61,7 @@ class Sequence:
     num_kept: int = 0
     num_partial: int = 0
     num_moved_bytes: int = 0
+    spent: Durations = field(default_factory=Durations)
 
     @property
     def num_generated(self) -> int:

@@ -10,7 +10,6 @@ from typing import TypeVar
 from baton.errors import BatonError, DeadlineExceeded, Overloaded, WorkerLost
 from baton.messages import FinishReason, GenerateRequest, KvHandoff, TokenChunk, Usage
 from baton.telemetry import Line
-from workers.durations import Durations
 from workers.engines.embedded.runner import Runner
 from workers.engines.embedded.sampling import Sampled
 from workers.engines.embedded.scheduler import Phase, Scheduler, Sequence, Step
@@ -26,7 +25,6 @@ class Call:
     request: GenerateRequest
     sequence: Sequence
     deadline: asyncio.TimerHandle
-    spent: Durations
     outbox: asyncio.Queue[KvHandoff | TokenChunk | BatonError | None] = field(default_factory=asyncio.Queue)
     admitted: asyncio.Event = field(default_factory=asyncio.Event)
     transfer: asyncio.Task[None] | None = None
@@ -76,7 +74,7 @@ class StepLoop:
         self._running: asyncio.Task[None] | None = None
         self._masks: set[asyncio.Future[None]] = set()  # for which the next step should wait
 
-    def open(self, request: GenerateRequest, sequence: Sequence, spent: Durations | None = None) -> Call:
+    def open(self, request: GenerateRequest, sequence: Sequence) -> Call:
         """Queue a sequence. Raises Overloaded if the queue is full, WorkerLost if the engine failed."""
         if self.broke.is_set():
             raise WorkerLost(self.reason)
@@ -87,8 +85,7 @@ class StepLoop:
                 retry_after_s=_RETRY_AFTER_S,
             )
         loop = asyncio.get_running_loop()
-        deadline = loop.call_later(request.deadline_s, self._expire, sequence)
-        call = Call(request, sequence, deadline, spent or Durations())
+        call = Call(request, sequence, loop.call_later(request.deadline_s, self._expire, sequence))
         self._calls[sequence] = call
         self.scheduler.add(sequence)
         self._ask_mask(sequence)
@@ -150,7 +147,7 @@ class StepLoop:
                 self._masks.clear()
             step = self.scheduler.plan()
             for sequence in step.to_pull:
-                self._calls[sequence].spent.lap("waited_s")
+                sequence.spent.lap("waited_s")
                 self._calls[sequence].admitted.set()
             if step.work:
                 await self._step(step)
@@ -161,7 +158,7 @@ class StepLoop:
     async def _step(self, step: Step) -> None:
         for work in step.work:
             if work.start == work.sequence.num_cached:  # its first
-                self._calls[work.sequence].spent.lap("waited_s")
+                work.sequence.spent.lap("waited_s")
         try:
             sampled = await self.on_thread(self.runner.step, step.work)
         except WorkerLost:
@@ -200,14 +197,14 @@ class StepLoop:
         usage = None
         is_first = sequence.num_generated == call.request.num_generated + 1
         if is_first:
-            call.spent.lap("moved_s" if sequence.pulls_kv else "computed_s")
+            sequence.spent.lap("moved_s" if sequence.pulls_kv else "computed_s")
         if is_first or reason is not None:
             usage = Usage(
                 sequence.num_prompt,
                 min(sequence.num_cached, sequence.num_prompt),
                 sequence.num_generated,
                 sequence.num_moved_bytes,
-                *call.spent.parts,
+                *sequence.spent.parts,
             )
         logprobs = (token.logprob,) if token.logprob is not None else None
         scored = tuple(sequence.prompt_logprobs) if sequence.prompt_logprobs and reason is not None else None

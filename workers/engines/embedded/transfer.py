@@ -87,14 +87,14 @@ class Transfers:
             logprob=first.logprobs[0] if first.logprobs else None,
             num_cached_tokens=call.sequence.num_cached,
         )
-        call.spent.lap("computed_s")
+        call.sequence.spent.lap("computed_s")
         return KvHandoff(
             first_token=first.token_ids[0],
             num_prompt_tokens=call.sequence.num_computed,
             ttl_s=ttl_s,
             engine_state=msgspec.msgpack.encode(state),
-            waited_s=call.spent.waited_s,
-            computed_s=call.spent.computed_s,
+            waited_s=call.sequence.spent.waited_s,
+            computed_s=call.sequence.spent.computed_s,
         )
 
     async def _take_over(self, call: Call, handoff: KvHandoff) -> None:

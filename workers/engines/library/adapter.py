@@ -2,7 +2,6 @@
 
 import asyncio
 import dataclasses
-import math
 from collections.abc import Callable, Coroutine, Sequence, Set
 from typing import Any, Protocol, TypeVar
 
@@ -104,7 +103,7 @@ class Call:
             if self.num_cached_tokens is None:
                 self.num_cached_tokens = num_cached_tokens
             if is_first and not any(self.spent.parts):  # the library has no figures
-                self.spent.divide(0.0, 0.0 if self.transfer is None else math.inf, math.inf)
+                self.spent.lap("computed_s" if self.transfer is None else "moved_s")
             num_prompt = self.request.num_prompt_tokens
             num_generated = self.request.num_generated + self.num_new_tokens
             num_cached = min(self.num_cached_tokens, num_prompt)

@@ -278,9 +278,9 @@ def _note_durations(metrics: Any, call: Call) -> None:
     moved_s, computed_s = pulled_s - pull_s, first_s - max(began_s, pulled_s)
     waited_s = first_s - arrived_s - moved_s - computed_s
     if call.transfer is None:
-        call.spent.divide(waited_s, 0.0, computed_s)
+        call.spent.take(waited_s, 0.0, computed_s)
     else:
-        call.spent.divide(waited_s, moved_s + computed_s, 0.0)
+        call.spent.take(waited_s, moved_s + computed_s, 0.0)
 
 
 def _finish_reason(output: Any, call: Call) -> FinishReason | None:

@@ -135,10 +135,10 @@ class VllmAdapter:
         waited_s = stats.scheduled_ts - stats.queued_ts
         computed_s = stats.first_token_ts - stats.scheduled_ts
         if call.transfer is None:
-            call.spent.divide(waited_s, 0.0, computed_s)
+            call.spent.take(waited_s, 0.0, computed_s)
         else:
             moved_s = min(waited_s, self._figures.longest_pull_s(call.spent.began_s))
-            call.spent.divide(waited_s - moved_s, moved_s + computed_s, 0.0)
+            call.spent.take(waited_s - moved_s, moved_s + computed_s, 0.0)
 
     def _kept(self, call: Call, transfer: dict[str, Any]) -> Kept:
         groups = transfer.get("remote_block_ids") or ()  # a list per group of layers
