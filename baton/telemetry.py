@@ -49,31 +49,25 @@ def _printable(text: str) -> str:
     return text if text.isprintable() else text.encode("unicode_escape").decode()
 
 
-class TextFormatter(logging.Formatter):
+class Formatter(logging.Formatter):
     """`date level logger message`; the lines of a traceback are indented, so that none of them looks like
-    another record."""
+    another record. Or one object a line: `time`, `level`, `logger`, `message`, the fields of a `Line`, and
+    `exception`."""
+
+    def __init__(self, form: LogFormat) -> None:
+        super().__init__()
+        self.is_json = form == "json"
 
     def format(self, record: logging.LogRecord) -> str:
-        """One line, and those of the traceback."""
-        head = f"{_time(record)} {record.levelname} {record.name} {_printable(record.getMessage())}"
-        more = self.formatException(record.exc_info).split("\n") if record.exc_info else ()
-        return "\n  ".join([head, *map(_printable, more)])
-
-
-class JsonFormatter(logging.Formatter):
-    """One object a line: `time`, `level`, `logger`, `message`, the fields of a `Line`, and `exception`."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        """One line."""
+        """One line; in text, those of the traceback too."""
+        head = [_time(record), record.levelname, record.name]
+        trace = self.formatException(record.exc_info) if record.exc_info else ""
+        if not self.is_json:
+            first = " ".join([*head, _printable(record.getMessage())])
+            return "\n  ".join([first, *map(_printable, trace.splitlines())])
         line = record.msg if isinstance(record.msg, Line) else Line(record.getMessage())
-        found = {
-            "time": _time(record),
-            "level": record.levelname,
-            "logger": record.name,
-            "message": line.text,
-        }
-        more = {"exception": self.formatException(record.exc_info)} if record.exc_info else {}
-        return json.dumps(found | line.fields | more, default=str)
+        found = dict(zip(("time", "level", "logger"), head, strict=True), message=line.text)
+        return json.dumps(found | line.fields | ({"exception": trace} if trace else {}), default=str)
 
 
 def _time(record: logging.LogRecord) -> str:
@@ -143,7 +137,7 @@ def configure_logging(level: LogLevel, form: LogFormat = "text") -> None:
     """Send every record of this process to stderr."""
     global lines  # noqa: PLW0603  one per process, like the logging module's own state
     lines = Lines()
-    lines.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
+    lines.setFormatter(Formatter(form))
     logging.basicConfig(level=level.upper(), handlers=[lines], force=True)
     for noisy in ("httpx", "asyncio"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
@@ -151,13 +145,13 @@ def configure_logging(level: LogLevel, form: LogFormat = "text") -> None:
 
 def print_error(error: object) -> None:
     """Print why the process ends, as the last line after its log."""
-    if lines is not None and isinstance(lines.formatter, JsonFormatter):
+    is_json = lines is not None and isinstance(lines.formatter, Formatter) and lines.formatter.is_json
+    if is_json:
         log.error("%s", error)
-        lines.flush()
-        return
     if lines is not None:
         lines.flush()
-    sys.stderr.write(f"error: {error}\n")
+    if not is_json:
+        sys.stderr.write(f"error: {error}\n")
 
 
 def leave(status: int) -> NoReturn:

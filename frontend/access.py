@@ -9,7 +9,7 @@ from typing import Literal
 from baton.telemetry import Line
 from frontend.http.services import Services
 from frontend.metrics import Metrics
-from frontend.record import Attempt, Record
+from frontend.record import Attempt, Leg, Record
 
 log = logging.getLogger(__name__)
 
@@ -37,35 +37,32 @@ def log_requests(metrics: Metrics, mode: AccessMode) -> None:
 def line_of(record: Record) -> Line:
     """The line of a request that has ended; of several choices, gap and workers are those of one. It has no
     text of the client's but the id."""
-    leg = max(record.legs, key=lambda each: each.gap_s, default=None)
-    last = leg.attempts[-1] if leg and leg.attempts else None
-    found: dict[str, object] = {
-        "request_id": record.request_id,
-        "route": record.route,
-        "model": record.model,
-        "key": record.caller,
-        "client": "" if record.caller else record.address,
-        "status": record.status,
-        "code": record.code,
-        "duration_s": round(record.duration_s or 0.0, 4),
-        "ttft_s": None if record.first_token_s is None else round(record.first_token_s, 3),
-        "attempts": record.num_attempts,
-        "prefill": last and last.prefill,
-        "decode": last and last.decode,
-    }
-    if leg and leg.gap_s:
-        found |= {"gap_s": round(leg.gap_s, 3), "gap_at": leg.gap_at}
-    if record.num_prompt_tokens:
-        found["prompt_tokens"] = record.num_prompt_tokens
-        found["cached_tokens"] = record.num_cached_tokens
-        found["completion_tokens"] = record.num_completion_tokens
-    failures = [_failure(each) for leg in record.legs for each in leg.attempts if each.outcome]
-    if failures:
-        found["failures"] = "; ".join(failures)
-    if last and last.stages.get("transit", 0.0) > _LATE_S:
-        found["late"] = last.late
+    leg = max(record.legs, key=lambda each: each.gap_s, default=Leg(began_s=0.0))
+    last = leg.attempts[-1] if leg.attempts else Attempt(began_s=0.0)
     stages = {f"{stage}_s": round(s, 3) for stage, s in record.spent().items() if s >= _SHOWN_S}
-    return Line("request", **found, **stages)
+    return Line(
+        "request",
+        request_id=record.request_id,
+        route=record.route,
+        model=record.model,
+        key=record.caller,
+        client="" if record.caller else record.address,
+        status=record.status,
+        code=record.code,
+        duration_s=round(record.duration_s or 0.0, 4),
+        ttft_s=None if record.first_token_s is None else round(record.first_token_s, 3),
+        attempts=record.num_attempts,
+        prefill=last.prefill,
+        decode=last.decode,
+        gap_s=round(leg.gap_s, 3) or None,
+        gap_at=leg.gap_at or None,
+        prompt_tokens=record.num_prompt_tokens or None,
+        cached_tokens=record.num_cached_tokens if record.num_prompt_tokens else None,
+        completion_tokens=record.num_completion_tokens if record.num_prompt_tokens else None,
+        failures="; ".join(_failure(each) for leg in record.legs for each in leg.attempts if each.outcome),
+        late=last.late if last.stages.get("transit", 0.0) > _LATE_S else "",
+        **stages,
+    )
 
 
 def _failure(attempt: Attempt) -> str:

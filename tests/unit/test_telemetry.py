@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from baton import telemetry
-from baton.telemetry import JsonFormatter, Line, Lines, TextFormatter
+from baton.telemetry import Formatter, Line, Lines
 from tests.waiting import PATIENCE_S
 
 
@@ -84,10 +84,10 @@ FORGED = "a\n2026-01-01T00:00:00.000+00:00 ERROR b\r\x1b[31m\u2028"
 
 
 def test_a_line_has_its_date_and_zone() -> None:
-    assert re.fullmatch(f"{DATE} INFO here worker lost", formatted(TextFormatter(), "worker lost"))
+    assert re.fullmatch(f"{DATE} INFO here worker lost", formatted(Formatter("text"), "worker lost"))
 
 
-@pytest.mark.parametrize("formatter", [TextFormatter(), JsonFormatter()])
+@pytest.mark.parametrize("formatter", [Formatter("text"), Formatter("json")])
 @pytest.mark.parametrize("message", [FORGED, Line(f"ended {FORGED}", request_id=FORGED)])
 def test_no_text_looks_like_another_line(formatter: logging.Formatter, message: object) -> None:
     first, *others = formatted(formatter, message, ValueError(FORGED)).split("\n")
@@ -97,7 +97,7 @@ def test_no_text_looks_like_another_line(formatter: logging.Formatter, message: 
 
 def test_a_json_line_has_the_fields_of_the_message() -> None:
     line = Line("retrying", request_id="r-1", attempt=2, worker="", detail=None)
-    found = json.loads(formatted(JsonFormatter(), line, ValueError("why")))
+    found = json.loads(formatted(Formatter("json"), line, ValueError("why")))
     assert re.fullmatch(DATE, found.pop("time"))
     assert "ValueError: why" in found.pop("exception")
     expected = {"level": "INFO", "logger": "here", "message": "retrying", "request_id": "r-1", "attempt": 2}

@@ -5,7 +5,7 @@ import logging
 
 import pytest
 
-from baton.telemetry import JsonFormatter, TextFormatter
+from baton.telemetry import Formatter
 from frontend.access import line_of
 from frontend.record import Attempt, Leg, Record, Stage
 from frontend.verdict import Usual, Verdict, verdict
@@ -133,7 +133,7 @@ def test_a_few_requests_of_an_incident_do_not_hide_the_next() -> None:
     assert judged(record(transit=1.0), usual) == ("transit", "p", 0.999)
 
 
-@pytest.mark.parametrize("formatter", [TextFormatter(), JsonFormatter()])
+@pytest.mark.parametrize("formatter", [Formatter("text"), Formatter("json")])
 @pytest.mark.parametrize(
     "made",
     [

@@ -163,8 +163,7 @@ class MockerEngine:
 
     async def prefill(self, request: GenerateRequest) -> AsyncGenerator[KvHandoff | TokenChunk, None]:
         """Yield the handoff after the prompt's simulated time; pinned until it is pulled."""
-        spent = Durations()
-        async with self._slot(request, spent) as deadline:
+        async with self._slot(request) as (deadline, spent):
             num_cached = await self._run_prompt(request, deadline, spent)
             self._held.hold(request.token_ids, request.cache_salt)
             answer = self._answer(request)
@@ -198,8 +197,7 @@ class MockerEngine:
 
     async def decode(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
         """Yield one token per step, starting when the prompt is processed or has arrived."""
-        spent = Durations()
-        async with self._slot(request, spent) as deadline:
+        async with self._slot(request) as (deadline, spent):
             if request.handoff is None:
                 spared = await self._run_prompt(request, deadline, spent), 0
             else:
@@ -243,8 +241,9 @@ class MockerEngine:
             await self._transceiver.close()
 
     @asynccontextmanager
-    async def _slot(self, request: GenerateRequest, spent: Durations) -> AsyncGenerator[float, None]:
+    async def _slot(self, request: GenerateRequest) -> AsyncGenerator[tuple[float, Durations], None]:
         """A place in the batch, after waiting in the queue; yields the deadline in the loop's time."""
+        spent = Durations()
         if not self._is_running:
             raise NotReady("The engine is not running.")
         num_tokens, limit = len(request.token_ids), self._settings.max_seq_len
@@ -264,7 +263,7 @@ class MockerEngine:
             with self._counted("num_running"), self._counted("kv_used_blocks"):
                 while self._settings.is_hung:
                     await _within(deadline, asyncio.sleep(_HUNG_S))
-                yield deadline
+                yield deadline, spent
         finally:
             self._slots.release()
 
