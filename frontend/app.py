@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import re
-from collections.abc import Container, Mapping
+from collections.abc import Awaitable, Container, Mapping
 
 import msgspec
 from fastapi import FastAPI
@@ -72,12 +72,12 @@ class App:
         self._endpoints = {key: endpoint for key, endpoint in endpoints.items() if "{" not in key[1]}
         self._framework = framework
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         """Answer one request."""
         if scope["method"] == "HEAD":  # the server leaves the body out
             scope = {**scope, "method": "GET"}
         endpoint = self._endpoints.get((scope["method"], scope["path"]))
-        await (endpoint or self._framework)(scope, receive, send)
+        return (endpoint or self._framework)(scope, receive, send)
 
 
 class _Raw(Response):

@@ -155,10 +155,6 @@ class Series:
         self.value = 0.0
         """Of a histogram: the sum."""
 
-    def inc(self, amount: float = 1) -> None:
-        """Add to the value."""
-        self.value += amount
-
     def observe(self, value: float) -> None:
         """Count the value in its bucket."""
         self.counts[bisect_left(self.bounds, value)] += 1
@@ -220,26 +216,26 @@ class Metrics:
 
     def begin(self, route: str, request_id: str = "", caller: str = "") -> Record:
         """Record a request's arrival."""
-        self.of("running_requests", route).inc()
+        self.of("running_requests", route).value += 1
         return self.records.begin(request_id, route, caller)
 
     def end(self, record: Record) -> None:
         """Keep the record of a request that has ended, and count it."""
         duration_s = self.records.end(record)
         labels, status = (record.route, record.model), str(record.status)
-        self.of("running_requests", record.route).inc(-1)
-        self.of("requests", *labels, status).inc()
-        self.of("key_requests", self._key(record), status).inc()
+        self.of("running_requests", record.route).value -= 1
+        self.of("requests", *labels, status).value += 1
+        self.of("key_requests", self._key(record), status).value += 1
         self.of("request_duration_seconds", *labels).observe(duration_s)
         if record.disconnected:
-            self.of("disconnects", record.route).inc()
+            self.of("disconnects", record.route).value += 1
         if record.first_token_s is not None:
             self.of("time_to_first_token_seconds", *labels).observe(record.first_token_s)
         if record.num_prompt_tokens:
-            self.of("prompt_tokens", record.model).inc(record.num_prompt_tokens)
-            self.of("completion_tokens", record.model).inc(record.num_completion_tokens)
+            self.of("prompt_tokens", record.model).value += record.num_prompt_tokens
+            self.of("completion_tokens", record.model).value += record.num_completion_tokens
         for kind, count in record.repairs.items():
-            self.of("harmony_repairs", kind).inc(count)
+            self.of("harmony_repairs", kind).value += count
         self._note_stages(record)
         for read in self.readers:
             read(record)
@@ -251,19 +247,21 @@ class Metrics:
         """Observe each stage; those of an attempt that failed with its error as the outcome."""
         ended = record.code or ("disconnected" if record.disconnected else str(record.status))
         outcome = "ok" if record.status < 400 else ended
-        parts = [(outcome, record.stages)]
+        parts = [(outcome, part.stages) for part in (record, *record.legs)]
         for leg in record.legs:
-            parts.append((outcome, leg.stages))
             if leg.num_moved_bytes is not None:
                 self.of("request_moved_kv_bytes").observe(leg.num_moved_bytes)
             for attempt in leg.attempts:
-                parts.append((attempt.outcome or outcome, attempt.stages))
-                self.of("attempts", attempt.outcome or outcome).inc()
+                reason = attempt.outcome or outcome
+                parts += [(reason, attempt.stages)]
+                self.of("attempts", reason).value += 1
                 if attempt.outcome == HandoffStalled.code:
-                    self.of("handoffs_stalled").inc()
+                    self.of("handoffs_stalled").value += 1
         for outcome, stages in parts:
             for stage, lasted_s in stages.items():
-                self.of("stage_seconds", stage, outcome).observe(lasted_s)
+                series = self.of("stage_seconds", stage, outcome)
+                series.counts[bisect_left(series.bounds, lasted_s)] += 1  # `observe`, without ten calls
+                series.value += lasted_s
 
     def gaps(self, record: Record) -> list[int]:
         """Counts of times between two chunks by whole milliseconds, the last of all longer ones. The caller
@@ -280,7 +278,7 @@ class Metrics:
         """Count ignored fields by name; after _MAX_VALUES names, or for malformed ones, as `other`."""
         for field in fields:
             name = self.bounded("ignored_fields", field) if _FIELD.fullmatch(field) else "other"
-            self.of("ignored_fields", name).inc()
+            self.of("ignored_fields", name).value += 1
 
     def _note_running(self) -> None:
         """Count the requests in progress by stage and by key; a choice is in a stage of its own."""
@@ -289,11 +287,11 @@ class Metrics:
                 series.value = 0.0
         for record in self.records.running():
             key = self._key(record)
-            self.of("key_running_requests", key).inc()
+            self.of("key_running_requests", key).value += 1
             for stage in record.running:
-                self.of("stage_requests", stage).inc()
+                self.of("stage_requests", stage).value += 1
                 if stage == "queue":
-                    self.of("key_queued_requests", key).inc()
+                    self.of("key_queued_requests", key).value += 1
 
     def total(self, name: str) -> float:
         """The sum of the metric's values over all labels."""

@@ -3,7 +3,7 @@
 import heapq
 import time
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain, islice
 from typing import Literal, NamedTuple, get_args
 
@@ -57,12 +57,15 @@ class _Timed(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
             self.stages[self.stage] = self.stages.get(self.stage, 0.0) + now_s - self.since_s
         self.stage, self.since_s = stage, now_s
 
-    def add_to(self, found: dict[Stage, float], now_s: float) -> None:
-        """Add these stages; the running one until now."""
-        for stage, lasted_s in self.stages.items():
-            found[stage] = found.get(stage, 0.0) + lasted_s
-        if self.stage is not None:
-            found[self.stage] = found.get(self.stage, 0.0) + now_s - self.since_s
+
+def _sums(now_s: float, parts: Iterable[_Timed]) -> dict[Stage, float]:
+    """Seconds by stage in all parts; the running ones until now."""
+    found: dict[Stage, float] = {}
+    for part in parts:
+        running = [] if part.stage is None else [(part.stage, now_s - part.since_s)]
+        for stage, lasted_s in (*part.stages.items(), *running):
+            found[stage] = found[stage] + lasted_s if stage in found else lasted_s
+    return found
 
 
 class Attempt(_Timed, kw_only=True, omit_defaults=True, gc=False):
@@ -130,14 +133,14 @@ class Leg(_Timed, kw_only=True, omit_defaults=True, gc=False):
 
     def on(self, worker: WorkerInfo) -> None:
         """The try now waits for this worker."""
-        attempt = self.attempts[-1]
-        attempt.where[worker.label] = f"{worker.worker_id}, {worker.host}, pid {worker.pid}"
+        attempt, label = self.attempts[-1], worker.label
+        attempt.where[label] = f"{worker.worker_id}, {worker.host}, pid {worker.pid}"
         if worker.role is Role.PREFILL:
-            attempt.prefill = worker.label
+            attempt.prefill = label
             if attempt.stage is not None:  # decode wants a prefill first
                 attempt.enter("prefill")
         else:
-            attempt.decode = worker.label
+            attempt.decode = label
         if attempt.stage is None:  # since the attempt's begin: what the router does belongs to it
             attempt.stage = "prefill" if worker.role is Role.PREFILL else "decode_wait"
 
@@ -194,13 +197,6 @@ class Leg(_Timed, kw_only=True, omit_defaults=True, gc=False):
         """The client did not read for so long while tokens came."""
         self.stages["send"] = self.stages.get("send", 0.0) + lasted_s
         self.since_s += lasted_s
-
-    def spent(self, now_s: float) -> dict[Stage, float]:
-        """Seconds by stage in all attempts."""
-        found: dict[Stage, float] = {}
-        for timed in (self, *self.attempts):
-            timed.add_to(found, now_s)
-        return found
 
 
 class Trace(NamedTuple):
@@ -270,8 +266,8 @@ class Record(_Timed, kw_only=True, omit_defaults=True, gc=False):
     def spent(self) -> dict[Stage, float]:
         """Seconds by stage, until now for one that runs; of several choices, those of the slowest."""
         now_s = time.perf_counter()
-        found = max((leg.spent(now_s) for leg in self.legs), key=lambda each: sum(each.values()), default={})
-        self.add_to(found, now_s)
+        choices = [_sums(now_s, (self, leg, *leg.attempts)) for leg in self.legs] or [_sums(now_s, (self,))]
+        found = choices[0] if len(choices) == 1 else max(choices, key=lambda each: sum(each.values()))
         return {stage: found[stage] for stage in STAGES if stage in found}
 
     def so_far(self) -> "Record":

@@ -132,7 +132,7 @@ class Admission:
         self._num_waiting += 1
         began_s = _now_s()
         ends_s = began_s + min(self._max_wait_s, request.deadline_s)
-        self._metrics.of("queued_requests").inc()
+        self._metrics.of("queued_requests").value += 1
         try:
             while not turn.done() and (left_s := ends_s - _now_s()) > 0:
                 await asyncio.wait([turn], timeout=min(_LOOK_EVERY_S, left_s))
@@ -144,7 +144,7 @@ class Admission:
                 self.leave(turn.result())
             raise
         finally:
-            self._metrics.of("queued_requests").inc(-1)
+            self._metrics.of("queued_requests").value -= 1
             self._metrics.of("queue_seconds").observe(_now_s() - began_s)
             if not turn.done():
                 self._take_out(caller, turn)
@@ -176,7 +176,7 @@ class Admission:
         Stagger Retry-After by the rate at which places become free, from when the queue is half empty on:
         if all refused clients came back together, most would be refused again.
         """
-        self._metrics.of("refused_requests", reason).inc()
+        self._metrics.of("refused_requests", reason).value += 1
         now_s, rate = _now_s(), self._rate
         earliest_s = max(self._booked_s, now_s + self._num_waiting / 2 / rate)
         self._booked_s = min(earliest_s + 1 / rate, now_s + MAX_WAIT_S)

@@ -106,7 +106,7 @@ class Generator:
         of("queue_largest_caller_requests").value = max(by_caller, default=0)
 
     def _count_route(self, role: Role, locality: Locality) -> None:
-        self._metrics.of("prefix_routes", role.value, locality).inc()
+        self._metrics.of("prefix_routes", role.value, locality).value += 1
 
     def check(self, model: str, caller: str, deadline_s: float) -> None:
         """Raises Overloaded if `generate` would, before work is spent on the prompt."""
@@ -219,7 +219,7 @@ class Generator:
         prefill = self._choose(Role.PREFILL, progress, paired_with=progress.decode)
         if prefill is None:
             reason = "stalled" if progress.prefills_locally else "no_prefill_worker"
-            self._metrics.of("prefills", "decode", reason).inc()
+            self._metrics.of("prefills", "decode", reason).value += 1
             return await self._decode(request, progress)
         if progress.decode is None:
             reason = "always"
@@ -229,11 +229,11 @@ class Generator:
             local = msgspec.structs.replace(request, local_prefill_tokens=self._local_prefill.max_tokens)
             first, tokens = await self._decode(local, progress)
             if not isinstance(first, PrefillFirst):
-                self._metrics.of("prefills", "decode", "cached").inc()
+                self._metrics.of("prefills", "decode", "cached").value += 1
                 return first, tokens
             await progress.calls.pop().close()
             reason = "busy" if first.is_busy else "long"
-        self._metrics.of("prefills", "prefill", reason).inc()
+        self._metrics.of("prefills", "prefill", reason).value += 1
         return await self._prefill(request, prefill, progress)
 
     async def _prefill(self, request: GenerateRequest, prefill: WorkerInfo, progress: Progress) -> _Stream:

@@ -100,7 +100,7 @@ async def test_the_load_is_logged_while_there_is_any(caplog: pytest.LogCaptureFi
         assert not caplog.records, "it is idle"
         for status in (200, 200, 429):
             ended(services.metrics, status=status)
-        services.metrics.of("refused_requests", "waited").inc()
+        services.metrics.of("refused_requests", "waited").value += 1
         running = services.metrics.begin("/v1/completions")
         await asyncio.sleep(20)
         services.metrics.end(running)

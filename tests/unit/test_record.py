@@ -102,7 +102,8 @@ def test_the_stages_add_up_to_the_duration(clock: SimpleNamespace) -> None:
 
 @pytest.mark.parametrize("lie_s", [1e9, math.inf, math.nan, -5.0])
 def test_no_worker_accounts_for_more_than_there_was(clock: SimpleNamespace, lie_s: float) -> None:
-    leg = Leg.beginning()
+    record = Records().begin("r", "/v1/x", "")
+    leg = record.leg()
     leg.attempt()
     leg.on(P1)
     clock.s += 2
@@ -110,7 +111,7 @@ def test_no_worker_accounts_for_more_than_there_was(clock: SimpleNamespace, lie_
     clock.s += 1
     leg.decoded(first_chunk(lie_s, lie_s, lie_s))
     leg.end()
-    spent = leg.spent(clock.s)
+    spent = record.spent()
     assert sum(spent.values()) == pytest.approx(3)
     assert min(spent.values()) >= 0
 
