@@ -1,118 +1,255 @@
 """`python -m baton bench`: a load on a running stack, and what its clients see of it."""
 
-import contextlib
 import dataclasses
-import importlib
 import json
 import math
 import os
+import random
 import shlex
 import sys
 import threading
+import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
 from typing import Any
 
-from baton.flags import flag, parse
-from operations.client import Client, FrontendError
-from operations.load import MOST_REQUESTS, Load, LoadFlags, Sample
-from operations.terminal import is_terminal, optional
+import msgspec
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+from rich.table import Table
 
-_PLOT = (78, 16)
+from baton.flags import flag, parse
+from frontend.routing.health import Health
+from operations.client import Client, FrontendError, FrontendFlags
+from operations.status import stdout
+
+_MOST_REQUESTS, _MOST_AT_ONCE, _MOST_TOKENS, _MOST_S = 100_000, 1000, 1_000_000, 3600.0
+_MAX_LINE_BYTES = 1 << 20
+_PAUSE_S = 0.2
+"""After a failure, so that a closed loop sends no thousands of requests to a frontend that refuses all."""
+_VISIBLE = ("content", "reasoning_content", "reasoning", "tool_calls")
 _COLUMNS = ("mean", "p50", "p90", "p99", "max")
-_ROWS = ("ttft_ms", "itl_ms", "longest_gap_ms", "duration_ms")
+_ROWS = ("ttft", "itl", "longest_gap", "duration")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class BenchSettings(LoadFlags):
+class BenchSettings(FrontendFlags):
     """Flags of `python -m baton bench`."""
 
-    ttft_ms: float | None = flag(None, "goodput: the first token came in time", metavar="MS", above=0)
-    itl_ms: float | None = flag(None, "goodput: the others too, on average", metavar="MS", above=0)
+    model: str = flag("", "the served model; default: the first one", metavar="NAME")
+    requests: int | None = flag(
+        None, "stop after N; default: 100 without --seconds", metavar="N", at_least=1, at_most=_MOST_REQUESTS
+    )
+    seconds: float | None = flag(None, "send no more after S seconds", metavar="S", above=0, at_most=_MOST_S)
+    concurrency: int = flag(8, "N requests at a time", metavar="N", at_least=1, at_most=_MOST_AT_ONCE)
+    rate: float = flag(0.0, "instead, N new requests a second", metavar="N", above=0, at_most=1000)
+    isl: int = flag(256, "tokens of a prompt, about", metavar="N", at_least=1, at_most=_MOST_TOKENS)
+    osl: int = flag(64, "tokens of an answer", metavar="N", at_least=1, at_most=_MOST_TOKENS)
+    timeout_s: float = flag(120.0, "a request that takes longer has failed", above=0, at_most=_MOST_S)
     json: bool = flag(False, "figures as JSON")
 
 
 def bench(argv: list[str]) -> int:
-    """Run the load and print its figures. Exit status: 0 all answered, 1 some failed, 2 it could not begin,
-    130 after Ctrl-C, with the figures so far.
+    """Run the load and print its figures. Exit status: 0 all answered, 1 some failed, 130 after Ctrl-C, with
+    the figures so far. Raises FrontendError if it cannot begin.
     """
     about = "A load on a running stack: how long its clients wait."
     parsed = parse(BenchSettings, argv, prog="python -m baton bench", description=about)
-    settings, load, is_stopped = parsed.settings, None, False
+    settings, client = parsed.settings, Client(parsed)
+    load, is_stopped = Load(client, settings), False
     try:
-        client = Client(parsed)
-        load = Load(client, settings)
-        _watch(load)
-    except FrontendError as error:
-        sys.stderr.write(f"error: {error}\n")
-        return 2
+        _run(load)
     except KeyboardInterrupt:
         is_stopped = True
-    if load is None:
-        return 130
-    figures = figures_of(load.samples, settings)
+    samples = list(load.samples)
+    figures = figures_of(samples)
     command = aiperf(load.model, load.most, client.url, settings)
-    lines = [*table(figures), *_plot(load.samples), "\nthe same with AIPerf:", command]
-    made = {"url": client.url, "model": load.model, **figures, "aiperf": command}
-    sys.stdout.write((json.dumps(made, indent=1) if settings.json else "\n".join(lines)) + "\n")
+    if settings.json:
+        made = {"url": client.url, "model": load.model, **figures, "aiperf": command}
+        sys.stdout.write(json.dumps(made, indent=1) + "\n")
+    else:
+        _print(figures)
+        _plot(samples)
+        sys.stdout.write(f"\nthe same with AIPerf:\n{command}\n")
     return 130 if is_stopped else int(figures["failed"] > 0)
 
 
-def _watch(load: Load) -> None:
-    """Run it, with its progress on stderr."""
+class _Choice(msgspec.Struct):
+    delta: dict[str, Any] = {}
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+
+class _Chunk(msgspec.Struct):
+    choices: list[_Choice] = []
+    usage: _Usage | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sample:
+    """One request. Times are in seconds: `began_s` since the load began, the others since the request did;
+    None where there were too few tokens. `failure`: status and code, or why there was no answer.
+    """
+
+    began_s: float
+    duration_s: float
+    failure: str = ""
+    ttft_s: float | None = None
+    itl_s: float | None = None
+    longest_gap_s: float | None = None
+    num_prompt_tokens: int = 0
+    num_tokens: int = 0
+
+
+class Load:
+    """Sends streamed chats of random words, as a closed or an open loop. Raises FrontendError if the frontend
+    does not answer the first three, which find out how many words make `isl` tokens and warm the workers up.
+    """
+
+    def __init__(self, client: Client, settings: BenchSettings) -> None:
+        self.samples: list[Sample] = []
+        self.num_sent = 0
+        self.most = settings.requests or (_MOST_REQUESTS if settings.seconds else 100)
+        self._most_s = settings.seconds or _MOST_S
+        self._client = client
+        self._settings = settings
+        self._began_s = time.perf_counter()
+        self.model = settings.model or _first_model(client)
+        self._num_words = max(1, settings.isl // 2)
+        for _ in range(3):
+            _, usage = self._ask(num_tokens=1)
+            self._num_words = max(1, round(self._num_words * settings.isl / max(1, usage.prompt_tokens)))
+
+    @property
+    def passed_s(self) -> float:
+        """Since it began."""
+        return time.perf_counter() - self._began_s
+
+    @property
+    def share(self) -> float:
+        """How much of it is done, at most 1."""
+        return min(1.0, max(len(self.samples) / self.most, self.passed_s / self._most_s))
+
+    def run(self, on_end: Callable[[], object]) -> None:
+        """Send all of it, and wait for the answers; `on_end` is called after each."""
+        rate, due_s, self._began_s = self._settings.rate, 0.0, time.perf_counter()
+        num_places = _MOST_AT_ONCE if rate else self._settings.concurrency
+        places = threading.Semaphore(num_places)
+
+        def send() -> None:
+            try:
+                self.samples.append(self._sample())
+                on_end()
+                if self.samples[-1].failure:
+                    time.sleep(_PAUSE_S)
+            finally:
+                places.release()
+
+        while self.num_sent < self.most:
+            due_s += random.expovariate(rate) if rate else 0.0
+            time.sleep(min(max(0.0, due_s - self.passed_s), self._most_s))
+            left_s = self._most_s - self.passed_s
+            if left_s <= 0 or not places.acquire(timeout=left_s):
+                break
+            self.num_sent += 1
+            threading.Thread(target=send, daemon=True).start()
+        for _ in range(num_places):
+            places.acquire()
+
+    def _sample(self) -> Sample:
+        began_s = self.passed_s
+        try:
+            times_s, usage = self._ask(self._settings.osl)
+        except FrontendError as error:
+            failure = f"{error.status} {error.code}".strip() if error.status else str(error)
+            return Sample(began_s=began_s, duration_s=self.passed_s - began_s, failure=failure)
+        num_gaps = usage.completion_tokens - 1
+        return Sample(
+            began_s=began_s,
+            duration_s=self.passed_s - began_s,
+            ttft_s=times_s[0] if times_s else None,
+            itl_s=(times_s[-1] - times_s[0]) / num_gaps if times_s and num_gaps > 0 else None,
+            longest_gap_s=max((b - a for a, b in pairwise(times_s)), default=None),
+            num_prompt_tokens=usage.prompt_tokens,
+            num_tokens=usage.completion_tokens,
+        )
+
+    def _ask(self, num_tokens: int) -> tuple[list[float], _Usage]:
+        """Send one request. Returns when its visible tokens came, in seconds, and its usage. Raises
+        FrontendError."""
+        words = " ".join(f"{random.randrange(1000):03}" for _ in range(self._num_words))  # noqa: S311  no secret
+        body = {
+            "model": self.model,
+            "messages": [{"role": "user", "content": words}],
+            "max_tokens": num_tokens,
+            "min_tokens": num_tokens,
+            "ignore_eos": True,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        began_s, times_s, usage, rest = time.perf_counter(), list[float](), _Usage(), b""
+        data, timeout_s = msgspec.json.encode(body), self._settings.timeout_s
+        with self._client.send("/v1/chat/completions", data, timeout_s) as (_, parts):
+            for part in parts:
+                *lines, rest = (rest + part).split(b"\n")
+                if len(rest) > _MAX_LINE_BYTES:
+                    raise ValueError("a line of its stream is too long")
+                for line in lines:
+                    if line.startswith(b"data: [DONE]"):
+                        return times_s, usage
+                    if line.startswith(b'data: {"error"'):
+                        raise self._client.error(line[6:], 200)
+                    if line.startswith(b"data: {"):
+                        chunk = msgspec.json.decode(line[6:], type=_Chunk)
+                        usage = chunk.usage or usage
+                        if any(choice.delta.get(name) for choice in chunk.choices for name in _VISIBLE):
+                            times_s.append(time.perf_counter() - began_s)
+            raise ConnectionError("its stream ended too early")
+
+
+def _first_model(client: Client) -> str:
+    if served := client.get("/health", Health).instances:
+        return served[0].model
+    raise FrontendError(f"{client.url} serves no model yet: see python -m baton status")
+
+
+def _run(load: Load) -> None:
+    """With its progress on stderr."""
     sys.setswitchinterval(0.0005)  # a thread with a new token need not wait for others
-    running = threading.Thread(target=load.run, daemon=True)
-    with _progress() as (show, every_s):
-        running.start()
-        while running.is_alive():
-            running.join(every_s)
-            num_failed = sum(bool(sample.failure) for sample in list(load.samples))
-            num_ended = len(load.samples)
-            show(load.share, f"{num_ended} ended, {num_failed} failed, {load.num_sent - num_ended} running")
-
-
-@contextlib.contextmanager
-def _progress() -> Iterator[tuple[Callable[[float, str], object], float]]:
-    """How to show a share and a text, and how often: a bar, or lines where stderr is no terminal."""
-    if not sys.stderr.isatty() or (rich := optional("rich.progress")) is None:
-        yield lambda share, text: sys.stderr.write(f"{share:.0%}: {text}\n"), 5.0
-        return
-    console = importlib.import_module("rich.console").Console(stderr=True)
-    with rich.Progress(
-        *rich.Progress.get_default_columns()[1:3], "{task.description}", console=console
-    ) as bar:
+    columns = (BarColumn(), TaskProgressColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=Console(stderr=True)) as bar:
         task = bar.add_task("", total=1.0)
-        yield lambda share, text: bar.update(task, completed=share, description=text), 0.2
+
+        def show() -> None:
+            num_ended = len(load.samples)
+            bar.update(task, completed=load.share, description=f"{num_ended} of {load.num_sent} ended")
+
+        load.run(show)
 
 
-def figures_of(samples: Sequence[Sample], settings: BenchSettings) -> dict[str, Any]:
-    """The figures by name. Goodput counts the answers that met both limits."""
+def figures_of(samples: Sequence[Sample]) -> dict[str, Any]:
+    """The figures by name."""
     answered = [sample for sample in samples if not sample.failure]
     lasted_s = max((sample.began_s + sample.duration_s for sample in samples), default=0.0)
-    most_s = [math.inf if limit is None else limit / 1000 for limit in (settings.ttft_ms, settings.itl_ms)]
-    num_good = sum((s.first_s or 0.0) <= most_s[0] and (s.itl_s or 0.0) <= most_s[1] for s in answered)
     num_tokens = sum(sample.num_tokens for sample in answered)
-    totals = {"requests": len(answered), "tokens": num_tokens}
-    if min(most_s) < math.inf:
-        totals["goodput"] = num_good
-    means = ("num_prompt_tokens", "num_cached_tokens", "num_tokens")
     return {
         "lasted_s": round(lasted_s, 3),
         "answered": len(answered),
         "failed": len(samples) - len(answered),
         "failures": dict(Counter(sample.failure for sample in samples if sample.failure).most_common()),
-        **{
-            f"{name}_per_s": round(total / lasted_s, 2) if lasted_s else 0.0 for name, total in totals.items()
-        },
-        **{name: sum(getattr(s, name) for s in answered) / max(1, len(answered)) for name in means},
-        "ttft_ms": spread(s.first_s for s in answered),
-        "itl_ms": spread(s.itl_s for s in answered),
-        "longest_gap_ms": spread(s.longest_gap_s for s in answered if s.first_s is not None),
-        "duration_ms": spread(s.duration_s for s in answered),
+        "requests_per_s": round(len(answered) / (lasted_s or 1.0), 2),
+        "tokens_per_s": round(num_tokens / (lasted_s or 1.0), 2),
+        "num_prompt_tokens": sum(sample.num_prompt_tokens for sample in answered) / max(1, len(answered)),
+        "num_tokens": num_tokens / max(1, len(answered)),
+        **{f"{row}_ms": _spread(getattr(sample, f"{row}_s") for sample in answered) for row in _ROWS},
     }
 
 
-def spread(values_s: Iterable[float | None]) -> dict[str, float]:
+def _spread(values_s: Iterable[float | None]) -> dict[str, float]:
     """Mean, percentiles (nearest rank) and maximum in milliseconds; empty without values."""
     ordered = sorted(1000 * value for value in values_s if value is not None)
     if not ordered:
@@ -122,57 +259,50 @@ def spread(values_s: Iterable[float | None]) -> dict[str, float]:
     return {name: round(value, 2) for name, value in zip(_COLUMNS, found, strict=True)}
 
 
-def table(figures: dict[str, Any]) -> Iterator[str]:
-    """The figures, for people."""
+def _print(figures: dict[str, Any]) -> None:
     f = {name: f"{value:,.4g}" for name, value in figures.items() if isinstance(value, int | float)}
-    good = f", {f['goodput_per_s']} within the limits" if "goodput_per_s" in f else ""
-    rates = f"{f['requests_per_s']} requests/s{good}, {f['tokens_per_s']} tokens/s"
-    yield f"{figures['answered']} answers in {f['lasted_s']} s: {rates}"
-    prompt = f"prompt {f['num_prompt_tokens']} ({f['num_cached_tokens']} cached)"
-    yield f"tokens on average: {prompt}, answer {f['num_tokens']}"
-    yield from (f"failed {count}: {failure}" for failure, count in figures["failures"].items())
-    yield f"\n{'':<14}" + "".join(f"{name:>12}" for name in _COLUMNS)
+    rates = f"{f['requests_per_s']} requests/s, {f['tokens_per_s']} tokens/s"
+    lines = [f"{figures['answered']} answers in {f['lasted_s']} s: {rates}"]
+    lines += [f"tokens on average: prompt {f['num_prompt_tokens']}, answer {f['num_tokens']}"]
+    lines += [f"failed {count}: {failure}" for failure, count in figures["failures"].items()]
+    sys.stdout.write("\n".join(lines) + "\n\n")
+    table = Table("ms", box=None, pad_edge=False)
+    for name in _COLUMNS:
+        table.add_column(name, justify="right", min_width=9)
     for row in _ROWS:
-        cells = (figures[row].get(name) for name in _COLUMNS)
-        yield f"{row.replace('_', ' '):<14}" + "".join(
-            f"{'-' if v is None else format(v, ',.1f'):>12}" for v in cells
-        )
+        found = figures[f"{row}_ms"]
+        table.add_row(row.replace("_", " "), *(f"{found[c]:,.1f}" if found else "-" for c in _COLUMNS))
+    stdout().print(table)
 
 
-def _plot(samples: Sequence[Sample]) -> Iterator[str]:
+def _plot(samples: Sequence[Sample]) -> None:
     """First tokens and longest gaps over time, on a terminal."""
-    seen = [(s.began_s, 1000 * s.first_s, 1000 * s.longest_gap_s) for s in samples if s.first_s is not None]
-    if not is_terminal() or not seen:
+    seen = [s for s in samples if s.ttft_s is not None]
+    if not stdout().is_interactive or not seen:
         return
-    if (plotext := optional("plotext")) is None:
-        yield "\nno plot without plotext: pip install '.[frontend]'"
-        return
-    began_s, first_ms, gap_ms = zip(*seen, strict=True)
+    import plotext  # type: ignore[import-untyped]  # noqa: PLC0415  it takes 0.15 s
+
     figure = plotext.figure
-    figure.plot_size(*_PLOT)
+    figure.plot_size(78, 16)
     figure.theme("simple")
     figure.title("first token (blue) and longest gap (green), ms, by seconds")
-    for values in (first_ms, gap_ms):
-        figure.draw(figure.signal(began_s, values))
-    yield "\n" + figure.build().string(colorless="NO_COLOR" in os.environ)
+    for name in ("ttft_s", "longest_gap_s"):
+        values_ms = [1000 * (getattr(s, name) or 0.0) for s in seen]
+        figure.draw(figure.signal([s.began_s for s in seen], values_ms))
+    sys.stdout.write("\n" + figure.build().string(colorless="NO_COLOR" in os.environ) + "\n")
 
 
 def aiperf(model: str, most: int, url: str, settings: BenchSettings) -> str:
     """The command with which AIPerf sends such a load."""
-    osl, turns, name = settings.osl, settings.turns, shlex.quote(model)
-    count = "--request-count" if turns == 1 else "--conversation-num"
-    slo = {"time_to_first_token": settings.ttft_ms, "inter_token_latency": settings.itl_ms}
-    goodput = " ".join(f"{tag}:{limit:g}" for tag, limit in slo.items() if limit)
+    osl, name = settings.osl, shlex.quote(model)
     words = (
-        f"aiperf profile --model {name} --tokenizer {name} --url {url} --endpoint-type chat --streaming",
-        f"--synthetic-input-tokens-mean {settings.isl} --synthetic-input-tokens-stddev 0",
+        f"aiperf profile --model {name} --tokenizer {name} --url {shlex.quote(url)} --endpoint-type chat",
+        f"--streaming --synthetic-input-tokens-mean {settings.isl} --synthetic-input-tokens-stddev 0",
         f"--output-tokens-mean {osl} --output-tokens-stddev 0 --use-server-token-count",
         f"--extra-inputs max_tokens:{osl} --extra-inputs min_tokens:{osl} --extra-inputs ignore_eos:true",
         f"--request-rate {settings.rate:g}" if settings.rate else f"--concurrency {settings.concurrency}",
-        f"--conversation-turn-mean {turns} --conversation-turn-stddev 0" if turns > 1 else "",
         f"--benchmark-duration {settings.seconds:g}" if settings.seconds else "",
-        "" if most == MOST_REQUESTS else f"{count} {math.ceil(most / turns)}",
-        f"--goodput '{goodput}'" if goodput else "",
+        f"--request-count {most}" if most < _MOST_REQUESTS else "",
         '--api-key "$BATON_API_KEY"' if settings.api_key else "",
     )
     return " ".join(filter(None, words))

@@ -2,11 +2,11 @@
 
 import contextlib
 import dataclasses
-import json
 import os
 import ssl
 import time
 from collections.abc import Iterator
+from functools import partial
 from http.client import BadStatusLine, HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from pathlib import Path
 from typing import TypeVar
@@ -17,14 +17,11 @@ import msgspec
 from baton import tls
 from baton.connect import HTTP_PORT
 from baton.flags import Parsed, flag, without_secrets
-from operations.terminal import printable
 
 T = TypeVar("T")
 S = TypeVar("S", bound="FrontendFlags")
-TIMEOUT_S = 2.0
+_TIMEOUT_S = 2.0
 _MAX_BYTES = 16 << 20
-_BAD_ANSWERS = (OSError, HTTPException, ValueError, LookupError, TypeError, AttributeError, RecursionError)
-"""What comes of an answer that is not a frontend's, or of none."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -49,6 +46,15 @@ class FrontendError(Exception):
         self.code = code
 
 
+class _Error(msgspec.Struct):
+    message: str
+    code: str | int | None = None
+
+
+class _ErrorBody(msgspec.Struct):
+    error: _Error
+
+
 class Client:
     """Sends requests to the frontend that the flags name, without proxies. Raises FrontendError for wrong
     flags."""
@@ -57,8 +63,12 @@ class Client:
         settings, source = parsed.settings, parsed.sources["url"]
         is_typed = source in ("flag", "default")
         self.url = _url(settings.url, "--url " if is_typed else f"{source}=", is_port=not is_typed)
-        self._parts = urlsplit(self.url)
-        self._tls = _context(settings) if self._parts.scheme == "https" else None
+        parts = urlsplit(self.url)
+        self._connection = partial(HTTPConnection, parts.hostname or "", parts.port)
+        if parts.scheme == "https":
+            context = _context(settings)
+            self._connection = partial(HTTPSConnection, parts.hostname or "", parts.port, context=context)
+        self._path = parts.path
         if not (settings.api_key.isascii() and settings.api_key.isprintable()):
             raise FrontendError("the API key must be printable ASCII")
         key = {"Authorization": f"Bearer {settings.api_key}"} if settings.api_key else {}
@@ -66,53 +76,61 @@ class Client:
 
     @contextlib.contextmanager
     def send(
-        self, path: str, data: bytes | None = None, timeout_s: float = TIMEOUT_S, *, also: int = 200
-    ) -> Iterator[HTTPResponse]:
-        """The answer to a GET, or to a POST of `data`, with status 200 or `also`; each wait takes at most
-        `timeout_s`. Raises FrontendError, also for what goes wrong while the answer is read.
+        self, path: str, data: bytes | None = None, timeout_s: float = _TIMEOUT_S, *, also: int = 200
+    ) -> Iterator[tuple[int, Iterator[bytes]]]:
+        """Status (200 or `also`) and parts of the answer to a GET, or to a POST of `data`; all of them come
+        within `timeout_s`. Raises FrontendError, also for what goes wrong while they are read.
         """
-        host, port = self._parts.hostname or "", self._parts.port
-        connection = HTTPConnection(host, port, timeout=timeout_s)
-        if self._tls is not None:
-            connection = HTTPSConnection(host, port, timeout=timeout_s, context=self._tls)
+        method, end_s = "GET" if data is None else "POST", time.monotonic() + timeout_s
         try:
-            with contextlib.closing(connection):
-                method = "GET" if data is None else "POST"
-                connection.request(method, self._parts.path + path, data, self._headers)
+            with contextlib.closing(self._connection(timeout=timeout_s)) as connection:
+                connection.request(method, self._path + path, data, self._headers)
                 answer = connection.getresponse()
                 if answer.status not in (200, also):
-                    raise self.error(_body(answer, timeout_s), answer.status)
-                yield answer
-        except _BAD_ANSWERS as error:
+                    raise self.error(_whole(_parts(answer, end_s)), answer.status)
+                yield answer.status, _parts(answer, end_s)
+        except (OSError, HTTPException, ValueError, RecursionError) as error:
             raise FrontendError(f"no frontend answers at {self.url}: {_reason(error)}") from error
 
-    def get(self, path: str, kind: type[T], timeout_s: float = TIMEOUT_S) -> T:
+    def get(self, path: str, kind: type[T], timeout_s: float = _TIMEOUT_S) -> T:
         """The JSON there, also that of a frontend that is not ready (503). Raises FrontendError."""
-        with self.send(path, timeout_s=timeout_s, also=503) as answer:
-            body = _body(answer, timeout_s)
+        with self.send(path, timeout_s=timeout_s, also=503) as (status, parts):
+            body = _whole(parts)
             try:
                 return msgspec.json.decode(body, type=kind)
             except msgspec.DecodeError:
-                if answer.status == 200:
+                if status == 200:
                     raise
-                raise self.error(body, answer.status) from None
+                raise self.error(body, status) from None
 
     def error(self, body: bytes, status: int) -> FrontendError:
         """The error in an answer, which need not be a frontend's."""
         try:
-            error = json.loads(body)["error"]
-            text, code = printable(f"{error['message']}"), printable(f"{error.get('code') or ''}"[:80])
-        except _BAD_ANSWERS:
-            text, code = f"no frontend answers at {self.url}: HTTP status {status}", ""
-        return FrontendError(text, status=status, code=code)
+            error = msgspec.json.decode(body, type=_ErrorBody).error
+        except (msgspec.DecodeError, RecursionError):
+            return FrontendError(f"no frontend answers at {self.url}: HTTP status {status}", status=status)
+        code = "" if error.code is None else printable(f"{error.code}"[:80])
+        return FrontendError(printable(error.message), status=status, code=code)
 
 
-def _body(answer: HTTPResponse, timeout_s: float) -> bytes:
-    found, end_s = bytearray(), time.monotonic() + timeout_s
+def printable(text: str) -> str:
+    """Without control characters, which clients may put into ids."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text)
+
+
+def _parts(answer: HTTPResponse, end_s: float) -> Iterator[bytes]:
     while part := answer.read1(1 << 16):
+        if time.monotonic() > end_s:
+            raise TimeoutError
+        yield part
+
+
+def _whole(parts: Iterator[bytes]) -> bytes:
+    found = bytearray()
+    for part in parts:
         found += part
-        if len(found) > _MAX_BYTES or time.monotonic() > end_s:
-            raise ValueError("its answer is too large, or comes too slowly")
+        if len(found) > _MAX_BYTES:
+            raise ValueError("its answer is too large")
     return bytes(found)
 
 
@@ -136,9 +154,10 @@ def _url(text: str, name: str, *, is_port: bool) -> str:
         is_valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:
         is_valid = False
-    if not is_valid or (is_port and not text.isdecimal()) or not url.isascii() or not url.isprintable():
+    is_valid &= url.isascii() and url.isprintable() and not set(url) & set("@?# ")
+    if not is_valid or (is_port and not text.isdecimal()):
         allowed = "must be a port" if is_port else "must be a URL such as http://127.0.0.1:8000, or a port"
-        raise FrontendError(f"{name}{without_secrets(text)}: {allowed}")
+        raise FrontendError(f"{name}{printable(without_secrets(text))}: {allowed}")
     return url.rstrip("/").removesuffix("/v1")
 
 

@@ -4,13 +4,13 @@ import importlib
 import io
 import os
 import sys
-from collections.abc import Callable
 
 from baton.flags import version
+from operations.client import FrontendError
 
 _TOOLS = {
     "status": ("operations.status", "the workers of a running stack, their load, the last events"),
-    "top": ("operations.top", "the same, live"),
+    "top": ("operations.status", "the same, live"),
     "bench": ("operations.bench", "measure a running stack under a load"),
     "doctor": ("operations.doctor.command", "find what would break, before starting anything"),
     "download": ("operations.download", "download a model from the Hugging Face hub, and verify it"),
@@ -36,7 +36,7 @@ def main(argv: list[str]) -> int:
     """Run a tool. Returns its exit status, or 2 for an unknown name."""
     name, *rest = argv or [""]
     if name in _TOOLS:
-        return _run(getattr(importlib.import_module(_TOOLS[name][0]), name), rest)
+        return _run(name, rest)
     if name in {"-h", "--help", "help", ""}:
         commands = "\n".join(f"  {tool:<10}{text}" for tool, (_, text) in _TOOLS.items())
         (sys.stdout if name else sys.stderr).write(_HELP.format(commands=commands))
@@ -48,12 +48,20 @@ def main(argv: list[str]) -> int:
     return 2
 
 
-def _run(tool: Callable[[list[str]], int], argv: list[str]) -> int:
+def _run(name: str, argv: list[str]) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal need not show UTF-8
     try:
-        status = tool(argv)
+        status: int = getattr(importlib.import_module(_TOOLS[name][0]), name)(argv)
         sys.stdout.flush()
+    except FrontendError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 2
+    except ModuleNotFoundError as error:
+        sys.stderr.write(f"error: {name} needs {error.name}: pip install 'baton[frontend]'\n")
+        return 2
+    except KeyboardInterrupt:
+        return 130
     except BrokenPipeError:  # `| head` has read enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141

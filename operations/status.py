@@ -1,23 +1,32 @@
-"""`python -m baton status`: the workers, their load, and what happened lately, as the frontend sees it."""
+"""`python -m baton status`: the workers, their load, and what happened lately, as the frontend sees it.
+`top`: the same, live."""
 
+import contextlib
 import dataclasses
 import itertools
+import os
+import select
+import signal
 import sys
+import termios
 import time
+import tty
 from collections import Counter
 from collections.abc import Iterator
 
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
 from baton.flags import flag, parse
 from baton.messages import Role
-from frontend.routing.events import FleetEvent
 from frontend.routing.health import Health
-from frontend.snapshot import Slow, Snapshot, WorkerView
-from operations.client import Client, FrontendError, FrontendFlags
-from operations.terminal import Line, printable, show
+from frontend.snapshot import Snapshot, WorkerView
+from operations.client import Client, FrontendError, FrontendFlags, printable
 
-_BAD, _HEAD = "red", "bold"
 _NUM_EVENTS, _NUM_SLOWEST = 10, 5
-_COLUMNS = "{:<{}} {:<7} {:<8} {:>8} {:>7}  {:<10} {:>4}  {}".format
+_HELP = Text("q: quit   python -m baton why ID: one request", "dim")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -27,50 +36,94 @@ class StatusSettings(FrontendFlags):
     brief: bool = flag(False, "one line: the number of workers per role")
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TopSettings(FrontendFlags):
+    """Flags of `python -m baton top`."""
+
+    interval: float = flag(1.0, "seconds between looks", metavar="S", at_least=0.1, at_most=3600)
+    count: int | None = flag(None, "plain text, N times", metavar="N", at_least=1, at_most=1_000_000)
+
+
 def status(argv: list[str]) -> int:
-    """Print what the frontend sees. Exit status: 0 healthy, 1 unhealthy, 2 no frontend."""
+    """Print what the frontend sees. Exit status: 0 healthy, 1 unhealthy. Raises FrontendError."""
     about = "Workers, load, the last events and the slowest requests."
     parsed = parse(StatusSettings, argv, prog="python -m baton status", description=about)
-    try:
-        client = Client(parsed)
-        if parsed.settings.brief:
-            health = client.get("/health", Health)
-            show([Line(_counts(health))])
-        else:
-            health, fleet = look(client)
-            show(itertools.chain(*sections(health, fleet)))
-    except FrontendError as error:
-        sys.stderr.write(f"error: {error}\n")
-        return 2
-    return 0 if health.status == "healthy" else 1
+    client = Client(parsed)
+    if parsed.settings.brief:
+        health = client.get("/health", Health)
+        sys.stdout.write(f"{_counts(health)}\n")
+        return int(health.status != "healthy")
+    code, screen = _look(client)
+    stdout().print(screen)
+    return code
 
 
-def look(client: Client) -> tuple[Health, Snapshot | None]:
-    """What the frontend sees; without a snapshot if it is an old one. Raises FrontendError."""
-    health = client.get("/health", Health)
-    try:
-        return health, client.get("/fleet", Snapshot)
-    except FrontendError as error:
-        if error.status == 404:
-            return health, None
-        raise
+def top(argv: list[str]) -> int:
+    """Show the fleet until q or Ctrl-C. Exit status: 0; with `--count` that of status, 2 while no frontend
+    answers. Raises FrontendError if none answers at first.
+    """
+    about = "Status, once a second, until q. Plain text where stdout is no terminal."
+    parsed = parse(TopSettings, argv, prog="python -m baton top", description=about)
+    count, interval_s, console = parsed.settings.count, parsed.settings.interval, stdout()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the terminal is restored
+    with contextlib.suppress(KeyboardInterrupt):
+        looks = _looks(Client(parsed))
+        if count is None and console.is_interactive and sys.stdin.isatty():
+            first = next(looks)  # an error comes before the screen changes
+            with Live(console=console, screen=True, auto_refresh=False) as live, _keys():
+                for _, screen in itertools.chain([first], looks):
+                    live.update(Group(_HELP, screen), refresh=True)
+                    if _is_over(interval_s):
+                        return 0
+        for number, (code, screen) in enumerate(looks, 1):
+            console.print(screen, "")
+            if number == count:
+                return code
+            time.sleep(interval_s)
+    return 0
 
 
-def sections(health: Health, fleet: Snapshot | None) -> list[list[Line]]:
-    """The whole screen: what is served, problems, workers, the slowest requests, events."""
-    heading = [Line(f"{health.status}: {_counts(health)}", _HEAD if health.status == "healthy" else _BAD)]
-    problems = [Line(printable(text), _BAD) for text in _problems(health)]
-    if fleet is None:
-        return [heading, problems]
-    engines = {i.worker_id: f"{i.model}  {i.engine}  {i.kv_transfer}" for i in health.instances}
-    width = min(40, max((len(worker.name) for worker in fleet.workers), default=6))
-    titles = ("ROLE", "STATE", "RUNNING", "WAITING", "KV", "AGE", "HOST:PID")
-    workers = [Line(_COLUMNS("WORKER", width, *titles), _HEAD)]
-    workers += (_worker(worker, width, engines.get(worker.worker_id, "")) for worker in fleet.workers)
-    slowest = [Line("SLOWEST of the last five minutes", _HEAD), *map(_slow, fleet.slowest[:_NUM_SLOWEST])]
-    events = [Line("EVENTS", _HEAD), *map(_event, fleet.events[:_NUM_EVENTS])]
-    lists = [each if len(each) > 1 else [] for each in (slowest, events)]
-    return [[*heading, *map(Line, _load(fleet))], problems, workers, *lists]
+def stdout() -> Console:
+    """As wide as the terminal; where it is none, as wide as the lines."""
+    return Console(highlight=False, width=None if sys.stdout.isatty() else 10_000)
+
+
+def _looks(client: Client) -> Iterator[tuple[int, Group]]:
+    """What `_look` returns, again and again. While no frontend answers: 2, and the last screen below its age;
+    raises FrontendError if there was none.
+    """
+    screen, seen_s = None, 0.0
+    while True:
+        try:
+            code, screen = _look(client)
+            seen_s = time.monotonic()
+            yield code, screen
+        except FrontendError as error:
+            if screen is None:
+                raise
+            away = f"{error}; these figures are {time.monotonic() - seen_s:.0f} s old"
+            yield 2, Group(Text(away, "reverse red"), screen)
+
+
+def _look(client: Client) -> tuple[int, Group]:
+    """0 healthy, 1 unhealthy, and the whole screen. Raises FrontendError."""
+    health, fleet = client.get("/health", Health), client.get("/fleet", Snapshot)
+    code = int(health.status != "healthy")
+    heading = _line(f"{health.status}: {_counts(health)}", "red" if code else "bold")
+    problems = {
+        "missing": health.missing,
+        "refused worker": health.refused,
+        "cold pair": health.cold_pairs,
+        "cut pair": health.cut_pairs,
+        "refused pair": health.refused_pairs,
+    }
+    lines = (_line(f"{what} {each}", "red") for what, found in problems.items() for each in found)
+    table = _table(fleet.workers)
+    return code, Group(heading, *_rates(fleet), *lines, table, *_slowest(fleet), *_events(fleet))
+
+
+def _line(text: str, style: str = "") -> Text:
+    return Text(printable(text), style)
 
 
 def _counts(health: Health) -> str:
@@ -80,58 +133,75 @@ def _counts(health: Health) -> str:
     return ", ".join([*counts, *(f"{len(ids)} {what}" for what, ids in others.items() if ids)])
 
 
-def _problems(health: Health) -> Iterator[str]:
-    for what, found in (
-        ("missing", health.missing),
-        ("refused worker", health.refused),
-        ("cold pair", health.cold_pairs),
-        ("cut pair", health.cut_pairs),
-        ("refused pair", health.refused_pairs),
-    ):
-        yield from (f"{what} {each}" for each in found)
-
-
-def _load(fleet: Snapshot) -> Iterator[str]:
-    refused = f", {fleet.refused_per_s:,.1f} refused/s" if fleet.refused_per_s else ""
+def _rates(fleet: Snapshot) -> Iterator[Text]:
     rates = f"{fleet.tokens_per_s:,.0f} tokens/s, {fleet.requests_per_s:,.1f} requests/s"
-    yield f"{fleet.num_running} running, {fleet.num_queued} queued, {rates}{refused}"
+    refused = f", {fleet.refused_per_s:,.1f} refused/s" if fleet.refused_per_s else ""
+    yield _line(f"{fleet.num_running} running, {fleet.num_queued} queued, {rates}{refused}")
     for p in fleet.points[-1:]:
-        pairs = (("TTFT", p.ttft_p50_s, p.ttft_p99_s), ("ITL", p.itl_p50_s, p.itl_p99_s))
-        yield ", ".join(
-            f"{name} p50 {1000 * p50_s:.0f} ms p99 {1000 * p99_s:.0f} ms"
-            for name, p50_s, p99_s in pairs
-            if p50_s is not None and p99_s is not None
-        )
+        values = (p.ttft_p50_s, p.ttft_p99_s, p.itl_p50_s, p.itl_p99_s)
+        ms = ["-" if value_s is None else f"{1000 * value_s:.0f} ms" for value_s in values]
+        yield _line("TTFT p50 {} p99 {}, ITL p50 {} p99 {}".format(*ms))
 
 
-def _worker(w: WorkerView, width: int, engine: str) -> Line:
-    running = "-" if w.num_running is None else f"{w.num_running}" + (f"/{w.places}" if w.places else "")
-    kv = "-"
-    if w.kv_blocks and w.kv_used_blocks is not None:
-        share = w.kv_used_blocks / w.kv_blocks
-        kv = f"{'#' * round(5 * share):.<5} {share:>4.0%}"
-    waiting, place = "-" if w.num_waiting is None else w.num_waiting, f"{w.host}:{w.pid}" if w.host else ""
-    row = _COLUMNS(w.name, width, w.role.value, w.state, running, waiting, kv, age(w.age_s), place)
-    text = f"{row}  {w.reason or engine}".rstrip()
-    return Line(printable(text), {"ready": "", "new": "yellow", "warming": "yellow"}.get(w.state, _BAD))
+def _table(workers: list[WorkerView]) -> Table:
+    """Those that are not ready come first."""
+    table = Table("WORKER", "ROLE", "STATE", box=None, pad_edge=False, header_style="bold")
+    for title in ("RUNNING", "WAITING", "KV", "AGE"):
+        table.add_column(title, justify="right", no_wrap=True)
+    table.add_column("HOST:PID")
+    for worker in sorted(workers, key=lambda worker: worker.state == "ready"):
+        style = {"ready": "", "new": "yellow", "warming": "yellow"}.get(worker.state, "red")
+        table.add_row(*map(_line, _cells(worker)), style=style)
+    return table
 
 
-def age(seconds: float) -> str:
-    """A duration in its largest unit."""
-    units = ((86400, "d"), (3600, "h"), (60, "m"), (0, "s"))
-    size, unit = next((size, unit) for size, unit in units if seconds >= size)
-    return f"{seconds // (size or 1):.0f}{unit}"
+def _cells(w: WorkerView) -> Iterator[str]:
+    yield from (w.name, w.role.value, w.state)
+    yield "-" if w.num_running is None else f"{w.num_running}/{w.places}" if w.places else f"{w.num_running}"
+    yield "-" if w.num_waiting is None else f"{w.num_waiting}"
+    share = w.kv_used_blocks / w.kv_blocks if w.kv_blocks and w.kv_used_blocks is not None else None
+    yield "-" if share is None else f"{'#' * round(5 * min(1.0, share)):.<5} {share:>4.0%}"
+    sizes = ((86400, "d"), (3600, "h"), (60, "m"), (1, "s"))
+    yield next((f"{w.age_s // size:.0f}{unit}" for size, unit in sizes if w.age_s >= size), "0s")
+    yield " ".join(filter(None, (f"{w.host}:{w.pid}" if w.host else "", w.reason or w.engine)))
 
 
-def _slow(slow: Slow) -> Line:
-    longest = sorted(slow.stages.items(), key=lambda pair: -pair[1])[:3]
-    stages = ", ".join(f"{name.replace('_', ' ')} {lasted_s:.2f}" for name, lasted_s in longest)
-    text = f"{slow.duration_s:>8.2f} s  {slow.status}  {slow.request_id or '-'}  {slow.verdict or stages}"
-    return Line(printable(text), _BAD if slow.status >= 400 else "")
+def _slowest(fleet: Snapshot) -> Iterator[Text]:
+    for number, slow in enumerate(fleet.slowest[:_NUM_SLOWEST]):
+        if not number:
+            yield _line("SLOWEST of the last five minutes", "bold")
+        longest = sorted(slow.stages.items(), key=lambda pair: -pair[1])[:3]
+        stages = ", ".join(f"{name.replace('_', ' ')} {lasted_s:.2f}" for name, lasted_s in longest)
+        text = f"{slow.duration_s:>8.2f} s  {slow.status}  {slow.request_id or '-'}  {slow.verdict or stages}"
+        yield _line(text, "red" if slow.status >= 400 else "")
 
 
-def _event(event: FleetEvent) -> Line:
-    at = time.strftime("%m-%d %H:%M:%S", time.localtime(event.at_s))
-    lasted = "" if event.lasted_s is None else f" after {event.lasted_s:.1f} s"
-    detail = f": {event.detail}" if event.detail else ""
-    return Line(printable(f"{at}  {event.what} {event.kind}{lasted}{detail}"))
+def _events(fleet: Snapshot) -> Iterator[Text]:
+    for number, event in enumerate(fleet.events[:_NUM_EVENTS]):
+        if not number:
+            yield _line("EVENTS", "bold")
+        at = time.strftime("%m-%d %H:%M:%S", time.localtime(min(abs(event.at_s), 1 << 32)))
+        lasted = "" if event.lasted_s is None else f" after {event.lasted_s:.1f} s"
+        detail = f": {event.detail}" if event.detail else ""
+        yield _line(f"{at}  {event.what} {event.kind}{lasted}{detail}")
+
+
+@contextlib.contextmanager
+def _keys() -> Iterator[None]:
+    """Keys arrive at once and are not shown."""
+    before = termios.tcgetattr(sys.stdin)
+    tty.setcbreak(sys.stdin)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
+
+
+def _is_over(within_s: float) -> bool:
+    """Whether q is pressed, or the terminal goes away, within this time."""
+    end_s = time.monotonic() + within_s
+    while select.select([sys.stdin], [], [], max(0.0, end_s - time.monotonic()))[0]:
+        pressed = os.read(sys.stdin.fileno(), 64)
+        if not pressed or b"q" in pressed.lower():
+            return True
+    return False

@@ -9,13 +9,15 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
-import operations.status
 from baton.flags import parse
 from baton.messages import Role
+from frontend.routing.events import FleetEvent
 from frontend.routing.health import Health, Instance
 from frontend.snapshot import Point, Slow, Snapshot, WorkerView
 from operations.client import Client, FrontendError, FrontendFlags
+from operations.commands import main
 from tests.waiting import PATIENCE_S
 
 CLOSED_PORT = "http://127.0.0.1:9"
@@ -29,71 +31,10 @@ LIVE = Instance(
 )  # fmt: skip
 
 
-def ask(
-    health: Health, *flags: str, answer: bytes = b"200 OK", fleet: bytes | None = None
-) -> tuple[int, list[str]]:
-    """Exit status and lines of `status` where the frontend says this; an old one has no `fleet`."""
-
-    class Frontend(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            body = msgspec.json.encode(health) if self.path == "/health" else fleet
-            head = b"404 Not Found" if body is None else answer
-            self.wfile.write(b"HTTP/1.0 %b\r\n\r\n%b" % (head, body or b""))
-
-        def log_message(self, *_: object) -> None: ...
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Frontend) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        url = f"http://127.0.0.1:{server.server_port}"
-        command = [sys.executable, "-m", "baton", "status", "--url", url, *flags]
-        environment = os.environ | {"http_proxy": CLOSED_PORT, "HTTP_PROXY": CLOSED_PORT, "no_proxy": ""}
-        asking = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=PATIENCE_S, check=False
-        )
-        server.shutdown()
-    assert asking.stderr == ""
-    return asking.returncode, asking.stdout.splitlines()
-
-
-def test_status_uses_no_proxy() -> None:
-    assert ask(EMPTY) == (0, ["healthy: 0 prefill, 0 decode"])
-
-
-def test_a_frontend_that_cannot_serve_yet_says_what_is_missing() -> None:
-    health = msgspec.structs.replace(EMPTY, status="unhealthy", missing=["prefill", "decode"])
-    printed = ask(health, answer=b"503 Service Unavailable")
-    assert printed == (1, ["unhealthy: 0 prefill, 0 decode", "missing prefill", "missing decode"])
-
-
-def test_status_shows_the_workers_that_do_not_answer_too() -> None:
-    health = msgspec.structs.replace(
-        EMPTY,
-        instances=[LIVE],
-        warming=["decode-2"],
-        lost=["prefill-1", "prefill-2"],
-        cut_pairs=["p -> d"],
-        stuck=["decode-3"],
-        refused=["decode-4: another model"],
-        cold_pairs=["p -> e"],
-        refused_pairs=["p -> f: block sizes"],
-    )
-
-    assert ask(health, "--brief") == (0, ["0 prefill, 1 decode, 1 warming, 2 lost, 1 stuck"])
-    assert ask(health) == (
-        0,
-        [
-            "healthy: 0 prefill, 1 decode, 1 warming, 2 lost, 1 stuck",
-            "refused worker decode-4: another model",
-            "cold pair p -> e",
-            "cut pair p -> d",
-            "refused pair p -> f: block sizes",
-        ],
-    )
-
-
+EVENT = FleetEvent(at_s=0.0, kind="lost", what="prefill-0", detail="no heartbeat", lasted_s=2.0)
 FLEET = Snapshot(
     at_s=0.0, models=["m"], tokens_per_s=1234.5, requests_per_s=2.0, refused_per_s=0.5, num_running=3,
-    num_queued=1, stages={}, events=[],
+    num_queued=1, stages={}, events=[EVENT],
     workers=[
         WorkerView(worker_id="d1", name="decode-0", role=Role.DECODE, state="ready", reason="", host="h",
                    pid=7, age_s=125.0, engine="mocker", places=4, num_running=2, num_waiting=1,
@@ -107,17 +48,84 @@ FLEET = Snapshot(
 )  # fmt: skip
 
 
-def test_status_shows_load_workers_and_the_slowest_requests() -> None:
-    assert ask(EMPTY, fleet=msgspec.json.encode(FLEET))[1] == [
+def look(
+    health: Health, *flags: str, answer: bytes = b"200 OK", fleet: Snapshot = FLEET
+) -> tuple[int, list[str]]:
+    """Exit status and lines of `status` where the frontend answers this."""
+
+    class Frontend(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = msgspec.json.encode(health if self.path == "/health" else fleet)
+            head = answer if self.path == "/health" else b"200 OK"
+            self.wfile.write(b"HTTP/1.0 %b\r\n\r\n%b" % (head, body))
+
+        def log_message(self, *_: object) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Frontend) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        command = [sys.executable, "-m", "baton", "status", "--url", url, *flags]
+        environment = os.environ | {"http_proxy": CLOSED_PORT, "HTTP_PROXY": CLOSED_PORT, "no_proxy": ""}
+        run = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+        )
+        server.shutdown()
+    assert run.stderr == ""
+    return run.returncode, [line.rstrip() for line in run.stdout.splitlines()]
+
+
+def test_status_shows_load_workers_and_the_slowest_requests_without_a_proxy() -> None:
+    code, lines = look(EMPTY)
+    assert (code, lines[:-1]) == (0, [
         "healthy: 0 prefill, 0 decode",
         "3 running, 1 queued, 1,234 tokens/s, 2.0 requests/s, 0.5 refused/s",
-        "TTFT p50 50 ms p99 500 ms",
-        "WORKER    ROLE    STATE     RUNNING WAITING  KV          AGE  HOST:PID",
-        "decode-0  decode  ready         2/4       1  ####.  75%   2m  h:7",
-        "prefill-0 prefill lost            -       -  -            1s    no heartbeat",
+        "TTFT p50 50 ms p99 500 ms, ITL p50 - p99 -",
+        "WORKER     ROLE     STATE  RUNNING  WAITING          KV  AGE  HOST:PID",
+        "prefill-0  prefill  lost         -        -           -   1s  no heartbeat",
+        "decode-0   decode   ready      2/4        1  ####.  75%   2m  h:7 mocker",
         "SLOWEST of the last five minutes",
         "    4.08 s  503  a?[2J  kv move 4.00",
+        "EVENTS",
+    ])  # fmt: skip
+    assert lines[-1].endswith("  prefill-0 lost after 2.0 s: no heartbeat")
+
+
+def test_a_frontend_that_cannot_serve_yet_says_what_is_missing() -> None:
+    health = replace(EMPTY, status="unhealthy", missing=["prefill", "decode"])
+    code, lines = look(health, answer=b"503 Service Unavailable")
+    assert (code, lines[0]) == (1, "unhealthy: 0 prefill, 0 decode")
+    assert lines[3:5] == ["missing prefill", "missing decode"]
+
+
+def test_status_shows_the_workers_that_do_not_answer_too() -> None:
+    health = replace(
+        EMPTY,
+        instances=[LIVE],
+        warming=["decode-2"],
+        lost=["prefill-1", "prefill-2"],
+        cut_pairs=["p -> d"],
+        stuck=["decode-3"],
+        refused=["decode-4: another model"],
+        cold_pairs=["p -> e"],
+        refused_pairs=["p -> f: block sizes"],
+    )
+    counts = "0 prefill, 1 decode, 1 warming, 2 lost, 1 stuck"
+    assert look(health, "--brief") == (0, [counts])
+    code, lines = look(health)
+    assert (code, lines[0]) == (0, f"healthy: {counts}")
+    assert lines[3:7] == [
+        "refused worker decode-4: another model",
+        "cold pair p -> e",
+        "cut pair p -> d",
+        "refused pair p -> f: block sizes",
     ]
+
+
+def test_figures_that_no_frontend_sends_end_in_no_traceback() -> None:
+    decode, prefill = FLEET.workers
+    workers = [replace(decode, kv_used_blocks=1 << 60, kv_blocks=1), replace(prefill, age_s=-1e300)]
+    strange = replace(FLEET, workers=workers, events=[replace(EVENT, at_s=1e300)])
+    assert look(EMPTY, fleet=strange)[0] == 0
 
 
 def status_of(answer: bytes) -> int:
@@ -135,13 +143,13 @@ def status_of(answer: bytes) -> int:
 
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()
-        found = operations.status.status(["--brief", "--url", f"{peer.getsockname()[1]}"])
+        found = main(["status", "--brief", "--url", f"{peer.getsockname()[1]}"])
         thread.join(PATIENCE_S)
     return found
 
 
 HEALTHY = msgspec.json.encode(EMPTY)
-LONG = msgspec.json.encode(msgspec.structs.replace(EMPTY, missing=["x" * (16 << 20)]))
+LONG = msgspec.json.encode(replace(EMPTY, missing=["x" * (16 << 20)]))
 
 
 @pytest.mark.parametrize(
@@ -168,7 +176,7 @@ def test_what_is_no_frontend_shows_in_the_exit_status(
 def test_a_certificate_that_cannot_be_read_is_named(
     flags: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert operations.status.status(["--url", "https://127.0.0.1:9", *flags]) == 2
+    assert main(["status", "--url", "https://127.0.0.1:9", *flags]) == 2
     assert f"{flags[1]} and {flags[-1]} are not a certificate and its key" in capsys.readouterr().err
 
 
@@ -200,7 +208,9 @@ def test_the_port_of_make_up_is_the_default(environ: dict[str, str], flags: list
         ({}, ["--url", ""], "--url :"),
         ({}, ["--url", "file:///etc/passwd"], "--url file:///etc/passwd:"),
         ({}, ["--url", "http://me:secret@h:x"], "--url http://***@h:x:"),
-        ({}, ["--url", "http://h\r\nx: y"], "--url http://h"),
+        ({}, ["--url", "http://me:secret@h:1"], "--url http://***@h:1:"),
+        ({}, ["--url", "http://h:1?x=y"], "--url http://h:1?x=y:"),
+        ({}, ["--url", "http://h\r\nx: y"], "--url http://h??x: y:"),
         ({"BATON_API_KEY": "sk\r\nx: y"}, [], "the API key must"),
     ],
 )

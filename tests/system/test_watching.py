@@ -103,19 +103,17 @@ class Terminal:
 
 
 def test_bench_measures_what_was_sent_and_status_shows_it(stack: Stack) -> None:
-    load = ("--requests", "6", "--concurrency", "2", "--turns", "2", "--isl", "200", "--osl", "8")
+    load = ("--requests", "6", "--concurrency", "2", "--isl", "200", "--osl", "8")
 
-    run = piped(stack, "bench", *load, "--ttft-ms", "60000", "--json")
+    run = piped(stack, "bench", *load, "--json")
 
     assert run.returncode == 0, run.stderr
     found = json.loads(run.stdout)
     assert (found["model"], found["answered"], found["failed"], found["num_tokens"]) == (MODEL, 6, 0, 8)
-    # The mean of first turns of 200 tokens, and of second ones with 200 more and an answer.
-    assert 260 < found["num_prompt_tokens"] < 360
-    assert found["num_cached_tokens"] > 0
+    assert 190 < found["num_prompt_tokens"] < 210
     assert 0 < found["ttft_ms"]["p50"] <= found["ttft_ms"]["p99"] <= found["duration_ms"]["max"]
     assert found["itl_ms"]["mean"] > 0
-    assert found["goodput_per_s"] == found["requests_per_s"] > 0
+    assert found["requests_per_s"] > 0
     assert found["aiperf"].startswith("aiperf profile --model openai/gpt-oss-120b")
 
     seen = piped(stack, "status")
@@ -124,8 +122,7 @@ def test_bench_measures_what_was_sent_and_status_shows_it(stack: Stack) -> None:
     assert lines[0] == "healthy: 1 prefill, 1 decode"
     for process, role in zip(stack.processes[1:], ("prefill", "decode"), strict=True):
         (row,) = [line for line in lines if f":{process.popen.pid} " in line]
-        assert f" {role} " in row
-        assert " ready " in row
+        assert re.search(rf" {role} +ready ", row)
     assert len(lines[lines.index("SLOWEST of the last five minutes") + 1 :]) >= 5
     assert len([line for line in lines if re.search(r" joined", line)]) == 2
 
@@ -184,7 +181,7 @@ def test_bench_on_a_terminal_draws_progress_and_a_plot(stack: Stack) -> None:
         assert terminal.ended() == 0
         shown = _STYLE.sub("", terminal.text)
         assert "100%" in shown
-        assert "4 ended, 0 failed" in shown
+        assert "4 of 4 ended" in shown
         assert "first token (blue) and longest gap (green)" in shown
         assert max(len(line) for line in shown.split("\r\n") if "\u2502" in line) <= COLUMNS
 

@@ -28,11 +28,8 @@ def test_the_packages_imported_are_this_repositorys() -> None:
         ),
         ("workers.__main__", {"starlette", "uvicorn", "torch", "frontend", "grpc", "nats"}),
         ("baton.__main__", {"starlette", "torch", "grpc", "nats", "frontend", "workers", "operations"}),
-        ("operations.top", {"starlette", "torch", "grpc", "nats", "tokenizers", "workers", "rich"}),
-        (
-            "operations.bench",
-            {"starlette", "torch", "grpc", "nats", "tokenizers", "workers", "rich", "plotext"},
-        ),
+        ("operations.commands", {"starlette", "torch", "grpc", "nats", "tokenizers", "workers", "rich"}),
+        ("operations.bench", {"starlette", "torch", "grpc", "nats", "tokenizers", "workers", "plotext"}),
         (
             "operations.doctor.command",
             {"starlette", "torch", "transformers", "tensorrt_llm", "vllm", "nixl_cu13"},
