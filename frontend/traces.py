@@ -146,12 +146,13 @@ class _Spans:
         self.time_s = 0.0
         self._at_s, self._resource = at_s, resource
         _, self._trace_id, span_id, _ = trace.own.split("-")
-        self._request = self._context(span_id)
-        self._parent = self._context(trace.parent_id, is_remote=True) if trace.parent_id else None
+        self._request = self._context(int(span_id, 16))
+        self._parent = self._context(int(trace.parent_id, 16), is_remote=True) if trace.parent_id else None
 
-    def _context(self, span_id: str = "", *, is_remote: bool = False) -> SpanContext:
-        number = int(span_id, 16) if span_id else _IDS.generate_span_id()
-        return SpanContext(int(self._trace_id, 16), number, is_remote, _SAMPLED.trace_flags)
+    def _context(self, span_id: int = 0, *, is_remote: bool = False) -> SpanContext:
+        """That of a span; it gets an id if it has none."""
+        span_id = span_id or _IDS.generate_span_id()
+        return SpanContext(int(self._trace_id, 16), span_id, is_remote, _SAMPLED.trace_flags)
 
     def leg(self, leg: Leg, number: int) -> None:
         """The attempts of a choice. Between them were the queue and the stream that a lost worker ended, of

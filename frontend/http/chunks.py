@@ -12,7 +12,7 @@ from baton.messages import TokenChunk, TokenLogprob
 from frontend.harmony.conversation import Delta
 from frontend.http.answer import Answer
 from frontend.http.exchange import ErrorBody
-from frontend.record import Record, Stage
+from frontend.record import Record
 from frontend.text.tokenizer import ModelTokenizer
 from frontend.turn.choice import Choice, num_prompt_tokens
 from frontend.turn.fields import CommonFields
@@ -136,27 +136,17 @@ class UsageBody(msgspec.Struct, kw_only=True):
         )
 
 
-class TimingsBody(msgspec.Struct, kw_only=True):
-    """Where a stream's time went: milliseconds by stage, of several choices those of the slowest, from the
-    request's arrival to this chunk and to the first token, and between two tokens at most."""
-
-    stages: dict[Stage, float]
-    attempts: int
-    longest_gap_ms: float
-    duration_ms: float
-    ttft_ms: float | None
-
-    @classmethod
-    def of(cls, record: Record) -> "TimingsBody":
-        """Those of a request until now."""
-        first_s = record.first_token_s
-        return cls(
-            stages={stage: _ms(lasted_s) for stage, lasted_s in record.spent().items()},
-            attempts=record.num_attempts,
-            longest_gap_ms=_ms(max((leg.gap_s for leg in record.legs), default=0.0)),
-            duration_ms=_ms(time.perf_counter() - record.began_s),
-            ttft_ms=None if first_s is None else _ms(first_s),
-        )
+def _timings(record: Record) -> dict[str, object]:
+    """Where a stream's time went until now: milliseconds by stage, of several choices those of the slowest,
+    from the request's arrival to this chunk and to the first token, and between two tokens at most."""
+    first_s = record.first_token_s
+    return {
+        "stages": {stage: _ms(lasted_s) for stage, lasted_s in record.spent().items()},
+        "attempts": record.num_attempts,
+        "longest_gap_ms": _ms(max((leg.gap_s for leg in record.legs), default=0.0)),
+        "duration_ms": _ms(time.perf_counter() - record.began_s),
+        "ttft_ms": None if first_s is None else _ms(first_s),
+    }
 
 
 def _ms(lasted_s: float) -> float:
@@ -260,7 +250,7 @@ class ChunkedAnswer(Answer):
             return DONE
         last = b'],"usage":' + _encode(UsageBody.of(self.choices))
         if self._envelope.has_timings and self.record is not None:
-            last += b',"timings":' + _encode(TimingsBody.of(self.record))
+            last += b',"timings":' + _encode(_timings(self.record))
         return self._envelope.head + last + b"}\n\n" + DONE
 
     def failure(self, error: BatonError) -> bytes:
