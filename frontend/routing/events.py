@@ -37,7 +37,7 @@ class Events:
     def __init__(self) -> None:
         self._kept: deque[FleetEvent] = deque(maxlen=_NUM_KEPT)
         self.counts: Counter[tuple[Kind, str]] = Counter()
-        """Losses and cuts since the start, by kind and worker or pair."""
+        """Losses and cuts since somebody last took this, by kind and worker or pair."""
         self._full: dict[str, FleetEvent] = {}  # by pool
 
     def add(self, kind: Kind, what: str, detail: str = "", lasted_s: float | None = None) -> FleetEvent:

@@ -167,14 +167,13 @@ class Fleet:
             roles = [worker.role for worker in self.table.of(state)]
             for role in Role:
                 metrics.of("workers", role.value, state.value).value = roles.count(role)
-        lost = Counter({metrics.bounded("workers_lost", worker.label): 0 for worker in self.table.all()})
-        for (kind, name), number in self.events.counts.items():
-            if kind == "lost":
-                lost[metrics.bounded("workers_lost", name)] += number
-        for name, number in lost.items():
-            metrics.of("workers_lost", name).value = number
+        counts, self.events.counts = self.events.counts, Counter()
+        lost = {name for kind, name in counts if kind == "lost"}
+        for name in lost.union(worker.label for worker in self.table.all()):
+            label = metrics.bounded("workers_lost", name)
+            metrics.of("workers_lost", label).value += counts["lost", name]
         metrics.of("cut_pairs").value = len(self.cut.names())
-        metrics.of("pairs_cut").value = sum(n for (kind, _), n in self.events.counts.items() if kind == "cut")
+        metrics.of("pairs_cut").value += sum(number for (kind, _), number in counts.items() if kind == "cut")
 
     def _ids(self, state: State) -> list[str]:
         return [worker.worker_id for worker in self.table.of(state)]
