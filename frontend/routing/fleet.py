@@ -158,7 +158,7 @@ class Fleet:
         found = await asyncio.gather(*map(self._ask, registered), return_exceptions=True)
         for worker, why in zip(registered, found, strict=True):
             if isinstance(why, WorkerLost):
-                self.table.note(worker, Event.LOST)
+                self.table.note(worker, Event.LOST, why.message)
         return list(zip(registered, found, strict=True))
 
     def note_workers(self, metrics: Metrics) -> None:
