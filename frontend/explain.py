@@ -57,7 +57,7 @@ def query_of(fields: Sequence[tuple[str, str]]) -> Find:
         return Find("running", MAX_FOUND)
     if by not in {"slowest", "failed"}:
         raise InvalidRequest(f"{_USAGE}.", param=by[:40])
-    if not (value.isascii() and value.isdecimal() and 1 <= int(value[:9]) <= MAX_FOUND):
+    if not (value.isascii() and value.isdecimal() and len(value) < 5 and 1 <= int(value) <= MAX_FOUND):
         raise InvalidRequest(f"`{by}` must be a number from 1 to {MAX_FOUND}.", param=by)
     return Find("slowest" if by == "slowest" else "failed", int(value))
 

@@ -84,11 +84,11 @@ class Attempt(_Timed, kw_only=True, omit_defaults=True, gc=False):
     late: str = ""
 
     def worker(self, stage: Stage) -> str:
-        """The worker on which this stage runs; without a handoff decode computes the prompt."""
+        """The worker on which this stage runs; each of them may do without the other."""
         if stage == "transit" and self.late:
             return self.late
-        is_prefill = stage in {"prefill_wait", "prefill"} or (stage == "transit" and not self.decode)
-        return self.prefill if self.prefill and is_prefill else self.decode
+        names = (self.prefill, self.decode)
+        return next(filter(None, names if stage in {"prefill_wait", "prefill"} else reversed(names)), "")
 
     def answered(self, worker: str, parts: tuple[tuple[Stage, float], ...], delay_s: float) -> None:
         """This worker has answered with its own durations; the rest of the stage was in transit."""
@@ -128,7 +128,7 @@ class Leg(_Timed, kw_only=True, omit_defaults=True, gc=False):
         """A new try begins."""
         self.enter(None)
         if len(self.attempts) == _MAX_ATTEMPTS:
-            del self.attempts[1]
+            self.attempts.pop(1).add_to(self.stages, 0.0)
         self.attempts.append(Attempt(began_s=self.since_s - self.began_s, since_s=self.since_s))
 
     def on(self, worker: WorkerInfo) -> None:
@@ -155,7 +155,10 @@ class Leg(_Timed, kw_only=True, omit_defaults=True, gc=False):
         attempt.stage = "decode_wait"
 
     def decoded(self, first: Reply | None) -> None:
-        """The first tokens have come: of the decode worker, or of a prefill worker that answered itself."""
+        """The first tokens have come: of the decode worker, or of a prefill worker that answered itself. Or
+        None, and the attempt goes on to its failure."""
+        if first is None:
+            return
         attempt = self.attempts[-1]
         usage = first.usage if isinstance(first, TokenChunk) else None
         if usage is None:
@@ -194,9 +197,11 @@ class Leg(_Timed, kw_only=True, omit_defaults=True, gc=False):
             attempt.delay_s = max(attempt.delay_s, usage.delay_s)
 
     def blocked(self, lasted_s: float) -> None:
-        """The client did not read for so long while tokens came."""
+        """The client did not read for so long; the running stage has that much less."""
+        part = self.attempts[-1] if self.stage is None else self
+        lasted_s = min(lasted_s, time.perf_counter() - part.since_s)
         self.stages["send"] = self.stages.get("send", 0.0) + lasted_s
-        self.since_s += lasted_s
+        part.since_s += lasted_s
 
 
 class Trace(NamedTuple):
@@ -242,7 +247,8 @@ class Record(_Timed, kw_only=True, omit_defaults=True, gc=False):
 
     def leg(self) -> Leg:
         """A new choice's part."""
-        self.enter(None)
+        if self.stage is not None:
+            self.enter(None)
         self.legs.append(Leg(began_s=self.began_s, stage="queue", since_s=self.since_s))
         return self.legs[-1]
 

@@ -347,13 +347,13 @@ async def feed(  # noqa: PLR0917  one call
                 services.metrics.first_ms[int(record.first_token_s * 1000)] += 1
             if events := answer.feed(index, chunk):
                 await send(events)
-            if choice.stopped:
-                break
             last_ns = now_ns
             if blocked_s:
                 leg.blocked(max(blocked_s))
                 blocked_s.clear()
                 last_ns = clock_ns()
+            if choice.stopped:
+                break
 
 
 def count(choices: Sequence[Choice], record: Record) -> None:

@@ -85,6 +85,7 @@ class ResponseRoutes:
         if not answer.stream:
             await exchange.answer(200, answer.body(), ignored_header(answer.ignored))
             return
+        record.enter("stream")
         async with self._state.follow(answer.stored(), -1, answer.ignored) as followed:
             assert followed is not None, "it has just begun"
             await relay(exchange, followed, followed.take, services)

@@ -23,6 +23,18 @@ async def test_a_request_that_runs_is_shown_with_its_stage() -> None:
         assert (await frontend.get("/requests?running=1")).json()["requests"] == []
 
 
+async def test_who_follows_a_background_response_does_not_wait_for_its_prompt() -> None:
+    held = Held()
+    async with serving(Workers(d=held)) as frontend:
+        body = {"model": MODEL, "input": "Hi", "background": True, "stream": True}
+        asked = asyncio.ensure_future(frontend.http.post("/v1/responses", json=body))
+        await held.began.wait()
+        found = (await frontend.get("/requests?running=1")).json()["requests"]
+        assert [each["record"]["now"] for each in found] == ["stream", "stream"]
+        held.goes_on.set()
+        await asked
+
+
 async def test_requests_that_share_an_id_are_all_shown(capsys: pytest.CaptureFixture[str]) -> None:
     async with serving(Workers(d=saying("<|channel|>final<|message|>Hi<|return|>"))) as frontend:
         for _ in range(3):
@@ -42,6 +54,7 @@ async def test_requests_that_share_an_id_are_all_shown(capsys: pytest.CaptureFix
         "id=a&id=b",
         "slowest=0",
         "slowest=101",
+        "slowest=000000001" + 5000 * "9",
         "failed=x",
         "running=2",
         "slowest=%C2%B2",

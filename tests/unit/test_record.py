@@ -4,9 +4,12 @@ import math
 import time
 import tracemalloc
 from types import SimpleNamespace
+from typing import Literal, get_args
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from baton.messages import KvHandoff, Role, TokenChunk, Usage
 from frontend.record import MAX_BYTES, STAGES, Leg, Record, Records, Stage
@@ -48,6 +51,58 @@ def disaggregated(leg: Leg, clock: SimpleNamespace, prefill_s: float = 2.0, deco
     leg.on(D1)
     clock.s += decode_s
     leg.decoded(first_chunk(0.5, 0.25))
+
+
+Step = Literal["retry", "prefill", "decode", "decode only", "no reply", "blocked", "lost"]
+
+
+@given(
+    st.lists(
+        st.lists(st.tuples(st.sampled_from(get_args(Step)), st.integers(0, 9)), max_size=60),
+        min_size=1,
+        max_size=3,
+    )
+)
+def test_stages_add_up_whatever_happens(choices: list[list[tuple[Step, int]]]) -> None:
+    clock = SimpleNamespace(s=50.0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(time, "perf_counter", lambda: clock.s)
+        records = Records()
+        record = records.begin("r", "/v1/x", "")
+        record.enter("render")
+        clock.s += 1
+        legs = []
+        for _ in choices:
+            legs.append(record.leg())
+            clock.s += 1  # the loop has other work
+        for leg, steps in zip(legs, choices, strict=True):
+            for step, lasted_s in steps:
+                clock.s += lasted_s
+                take(leg, step, lasted_s)
+            assert sum(leg.spent(clock.s).values()) == clock.s - 51  # as they run until now
+        record.generated()
+        clock.s += 1
+        spent = record.spent()
+        assert sum(spent.values()) == clock.s - 50 == records.end(record)
+        assert min(spent.values()) >= 0
+
+
+def take(leg: Leg, step: Step, lasted_s: float) -> None:
+    """One step of a choice, where it can come."""
+    stage = leg.attempts[-1].stage if leg.attempts else None
+    match step:
+        case "retry" | "decode only" if leg.stage == "queue":
+            leg.attempt()
+            leg.on(P1 if step == "retry" else D1)
+        case "prefill" if stage == "prefill":
+            leg.prefilled(handoff(lasted_s, 1.0))
+            leg.on(D1)
+        case "decode" | "no reply" if stage is not None:
+            leg.decoded(first_chunk(1.0, lasted_s) if step == "decode" else None)
+        case "blocked" if stage is not None or leg.stage == "stream":
+            leg.blocked(lasted_s * 2)
+        case "lost" if stage is not None or leg.stage == "stream":
+            leg.failed("worker_lost")
 
 
 def test_choices_that_are_refused_in_the_queue_do_not_wait_while_that_is_sent(clock: SimpleNamespace) -> None:
@@ -158,10 +213,12 @@ def test_of_many_attempts_the_first_and_the_latest_are_kept(clock: SimpleNamespa
     leg = Leg.beginning()
     for number in range(1000):
         leg.attempt()
+        leg.on(P1)
         clock.s += 1
         leg.failed(str(number))
     assert [attempt.outcome for attempt in leg.attempts[:2] + leg.attempts[-1:]] == ["0", "969", "999"]
     assert len(leg.attempts) == 32
+    assert sum(leg.spent(clock.s).values()) == 1000
 
 
 def ended(
