@@ -9,7 +9,7 @@ import msgspec
 from baton.errors import InvalidRequest
 from frontend.record import Record, Records
 from frontend.routing.events import FleetEvent
-from frontend.verdict import Kind, Typical, Usual, Verdict, verdict
+from frontend.verdict import Typical, Usual, Verdict, verdict
 
 MAX_FOUND = 100
 _NUM_RECENT = 300
@@ -42,7 +42,7 @@ class RequestsBody(msgspec.Struct, kw_only=True):
     these requests ran, the newest first."""
 
     requests: list[Explained]
-    usual: Mapping[Kind, Typical]
+    usual: Mapping[str, Typical]
     events: list[FleetEvent]
 
 
@@ -64,7 +64,7 @@ def query_of(fields: Sequence[tuple[str, str]]) -> Find:
 
 def find(records: Records, query: Find) -> Found:
     """What this process has."""
-    running = [record.so_far() for record in records.running()]
+    running = [record.so_far() for record in records.running()[:_NUM_RECENT]]
     match query:
         case Find("slowest", int(limit)):
             matches = records.slowest(limit)
@@ -75,12 +75,12 @@ def find(records: Records, query: Find) -> Found:
             matches = [each.so_far() if each.duration_s is None else each for each in found]
         case _:
             matches = running[:MAX_FOUND]
-    return Found(matches, [*records.newest(_NUM_RECENT), *running[:_NUM_RECENT]])
+    return Found(matches, [*records.newest(_NUM_RECENT), *running])
 
 
 def explain(query: Find, found: Sequence[Found], events: Sequence[FleetEvent]) -> RequestsBody:
     """What all processes have found, explained; the slowest first, or the newest, or the longest running."""
-    usual = Usual.of(chain.from_iterable(each.recent for each in found))
+    usual = Usual(chain.from_iterable(each.recent for each in found))
     records = list(chain.from_iterable(each.matches for each in found))
     if query.by == "slowest":
         records.sort(key=lambda record: -(record.duration_s or 0.0))

@@ -269,6 +269,11 @@ class Record(_Timed, kw_only=True, omit_defaults=True, gc=False):
         """Tries on workers, of all choices."""
         return sum(len(leg.attempts) for leg in self.legs)
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether it failed, or an attempt of it."""
+        return self.status >= 400 or any(attempt.outcome for leg in self.legs for attempt in leg.attempts)
+
     def spent(self) -> dict[Stage, float]:
         """Seconds by stage, until now for one that runs; of several choices, those of the slowest."""
         now_s = time.perf_counter()
@@ -276,14 +281,18 @@ class Record(_Timed, kw_only=True, omit_defaults=True, gc=False):
         found = choices[0] if len(choices) == 1 else max(choices, key=lambda each: sum(each.values()))
         return {stage: found[stage] for stage in STAGES if stage in found}
 
+    def end(self) -> None:
+        """No stage runs any more."""
+        self.enter(None)
+        for leg in self.legs:
+            leg.end()
+        self.duration_s = self.since_s - self.began_s
+
     def so_far(self) -> "Record":
         """A copy, as if it ended now."""
         copy = _DECODER.decode(_ENCODER.encode(self))
-        copy.now = next(reversed(copy.running), None)
-        copy.enter(None)
-        for leg in copy.legs:
-            leg.end()
-        copy.status, copy.duration_s = 0, copy.since_s - copy.began_s
+        copy.status, copy.now = 0, next(reversed(self.running), None)
+        copy.end()
         return copy
 
 
@@ -363,21 +372,20 @@ class Records:
         return record
 
     def end(self, record: Record) -> float:
-        """Keep what has ended. Returns its duration."""
+        """The request has ended. Returns its duration."""
         self._running.pop(id(record), None)
-        record.enter(None)
-        is_failed = record.status >= 400
-        for leg in record.legs:
-            leg.end()
-            is_failed |= len(leg.attempts) > 1
-        record.duration_s = record.since_s - record.began_s
+        record.end()
         record.delay_s = self.delays.longest_s(record.began_s)
-        data = _ENCODER.encode(record)
+        self.keep(record)
+        return record.since_s - record.began_s
+
+    def keep(self, record: Record) -> None:
+        """Keep what has ended."""
+        data, duration_s = _ENCODER.encode(record), record.duration_s or 0.0
         self._newest.add(data)
-        if is_failed:
+        if record.has_failed:
             self._failed.add(data)
-        self._slowest.add(record.duration_s, record.since_s, data)
-        return record.duration_s
+        self._slowest.add(duration_s, record.at_s + duration_s, data)
 
     def running(self) -> list[Record]:
         """Those that have not ended, the oldest first."""

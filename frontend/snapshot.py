@@ -230,7 +230,7 @@ def _slowest(records: Records) -> list[Slow]:
     found = {(each.request_id, each.at_s): each for each in (*newest, *records.slowest(_NUM_RECENT))}
     timed = [(each.duration_s or 0.0, each) for each in found.values()]
     recent = (pair for pair in timed if pair[1].at_s + pair[0] > since_s)
-    usual = Usual.of(newest)
+    usual = Usual(newest)
     return [_slow(*pair, usual) for pair in nlargest(_NUM_SLOWEST, recent, key=itemgetter(0))]
 
 

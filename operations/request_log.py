@@ -5,20 +5,33 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from datetime import datetime
-from typing import Any, get_args
+from typing import Any, TypeVar
 
-from frontend.record import Attempt, Leg, Record, Stage
+import msgspec
+
+from frontend.record import STAGES, Attempt, Leg, Record, Stage
 
 _LINE = re.compile(r"^(\S+) [A-Z]+ frontend\.access request (.*)$")
 _FIELD = re.compile(r'(\w+)=("(?:[^"\\]|\\.)*"|\S+)')
 _ON_WORKERS = frozenset({"prefill_wait", "prefill", "decode_wait", "kv_move", "transit"})
 _OF_CHOICE = frozenset({"queue", "stream"})
+_NAMES = {
+    "key": "caller",
+    "ttft_s": "first_token_s",
+    "prompt_tokens": "num_prompt_tokens",
+    "cached_tokens": "num_cached_tokens",
+    "completion_tokens": "num_completion_tokens",
+}
+"""What the record calls them."""
+Some = TypeVar("Some", Attempt, Leg, Record)
 
 
 def records_of(lines: Iterable[str]) -> Iterator[Record]:
     """The requests in these lines; what else is in a log is left out."""
     for line in lines:
-        with suppress(ValueError, KeyError, TypeError):  # it is not a request's, or half of one
+        with suppress(
+            ValueError, KeyError, TypeError, StopIteration
+        ):  # it is not a request's, or half of one
             if fields := _fields(line.strip()):
                 yield _record(fields)
 
@@ -36,33 +49,23 @@ def _fields(line: str) -> Mapping[str, Any]:
 
 def _record(fields: Mapping[str, Any]) -> Record:
     stages: dict[Stage, float] = {
-        stage: float(fields[f"{stage}_s"]) for stage in get_args(Stage) if f"{stage}_s" in fields
+        stage: float(fields[f"{stage}_s"]) for stage in STAGES if f"{stage}_s" in fields
     }
     attempts = [_failed(text, fields, stages) for text in str(fields.get("failures", "")).split("; ") if text]
-    last = Attempt(began_s=0.0, stages=_some(stages, _ON_WORKERS))
-    last.prefill, last.decode, last.late = (_text(fields, name) for name in ("prefill", "decode", "late"))
     if int(fields.get("attempts", 0)) > len(attempts):
-        attempts.append(last)
-    leg = Leg(began_s=0.0, stages=_some(stages, _OF_CHOICE), attempts=attempts)
-    leg.gap_s, leg.gap_at = float(fields.get("gap_s", 0)), int(fields.get("gap_at", 0))
-    duration_s = float(fields["duration_s"])
-    return Record(
-        request_id=str(fields["request_id"]),
-        route=str(fields["route"]),
-        at_s=datetime.fromisoformat(fields["time"]).timestamp() - duration_s,
-        began_s=0.0,
-        model=_text(fields, "model"),
-        caller=_text(fields, "key"),
-        status=int(fields["status"]),
-        code=_text(fields, "code"),
-        duration_s=duration_s,
-        first_token_s=float(fields["ttft_s"]) if _text(fields, "ttft_s") else None,
-        legs=[leg] if attempts else [],
-        stages=_some(stages, frozenset(stages) - _ON_WORKERS - _OF_CHOICE),
-        num_prompt_tokens=int(fields.get("prompt_tokens", 0)),
-        num_cached_tokens=int(fields.get("cached_tokens", 0)),
-        num_completion_tokens=int(fields.get("completion_tokens", 0)),
-    )
+        attempts.append(_struct(Attempt, fields, stages=_some(stages, _ON_WORKERS)))
+    leg = _struct(Leg, fields, stages=_some(stages, _OF_CHOICE), attempts=[])
+    leg.attempts = attempts
+    record = _struct(Record, fields, stages=_some(stages, frozenset(stages) - _ON_WORKERS - _OF_CHOICE))
+    record.legs = [leg] if attempts else []
+    record.at_s = datetime.fromisoformat(fields["time"]).timestamp() - float(fields["duration_s"])
+    return record
+
+
+def _struct(kind: type[Some], fields: Mapping[str, Any], **more: object) -> Some:
+    """Its fields of the line. Raises ValueError."""
+    found = {_NAMES.get(name, name): value for name, value in fields.items() if value not in {None, "None"}}
+    return msgspec.convert(found | {"at_s": 0.0, "began_s": 0.0} | more, kind, strict=False)
 
 
 def _failed(text: str, fields: Mapping[str, Any], stages: dict[Stage, float]) -> Attempt:
@@ -72,7 +75,7 @@ def _failed(text: str, fields: Mapping[str, Any], stages: dict[Stage, float]) ->
         workers.partition("->") if stage == "prefill" or "->" in workers else ("", "", workers)
     )
     attempt = Attempt(began_s=0.0, prefill=prefill, decode=decode, outcome=code)
-    ended_in: Stage = next(each for each in get_args(Stage) if each == stage)
+    ended_in: Stage = next(each for each in STAGES if each == stage)
     if ended_in == "stream":
         attempt.num_tokens = int(fields.get("gap_at", 0))
     else:
@@ -84,9 +87,3 @@ def _failed(text: str, fields: Mapping[str, Any], stages: dict[Stage, float]) ->
 
 def _some(stages: Mapping[Stage, float], names: frozenset[str]) -> dict[Stage, float]:
     return {stage: lasted_s for stage, lasted_s in stages.items() if stage in names}
-
-
-def _text(fields: Mapping[str, Any], name: str) -> str:
-    """Empty for the null of JSON and the None of text."""
-    found = fields.get(name)
-    return "" if found is None or found == "None" else str(found)

@@ -2,7 +2,8 @@
 
 import dataclasses
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections import deque
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from urllib.parse import quote
@@ -11,8 +12,8 @@ import msgspec
 
 from baton.flags import flag, parse
 from frontend.access import SLOW_S
-from frontend.explain import MAX_FOUND, Explained, Find, Found, RequestsBody, explain, is_during
-from frontend.record import STAGES, Attempt, Leg, Record, Stage
+from frontend.explain import MAX_FOUND, Explained, Find, Found, RequestsBody, explain, find, is_during
+from frontend.record import STAGES, Attempt, Leg, Record, Records, Stage
 from operations.client import Client, FrontendError, FrontendFlags
 from operations.request_log import records_of
 
@@ -77,19 +78,20 @@ def _ask(client: Client, query: Find) -> RequestsBody:
 
 
 def _read(path: Path, query: Find) -> RequestsBody:
-    """What the log has. Requests are compared with those of its lines that were not slow."""
+    """What the log has, as a frontend would explain it. Only requests that were not slow are compared with:
+    by default the log has no others."""
+    records, same_id = Records(), deque[Record](maxlen=MAX_FOUND)
     try:
         with path.open(encoding="utf-8", errors="replace") as lines:
-            records = list(records_of(lines))
+            for record in records_of(lines):
+                records.keep(record)
+                if record.request_id == query.value:
+                    same_id.append(record)
     except OSError as error:
         raise FrontendError(f"{path} cannot be read: {error.strerror}") from error
-    calm = [record for record in records if (record.duration_s or 0.0) <= SLOW_S]
-    wanted: dict[str, Callable[[Record], bool]] = {
-        "id": lambda record: record.request_id == query.value,
-        "failed": lambda record: record.status >= 400 or record.num_attempts > len(record.legs),
-    }
-    matches = list(filter(wanted.get(query.by), records))
-    return explain(query, [Found(matches, calm)], ())
+    found = find(records, query)
+    calm = [record for record in found.recent if (record.duration_s or 0.0) <= SLOW_S]
+    return explain(query, [Found(list(same_id) if query.by == "id" else found.matches, calm)], ())
 
 
 def text(explained: Explained, body: RequestsBody) -> str:

@@ -238,7 +238,7 @@ class UntilBlocked(ScriptedTokens):
     ) -> AsyncGenerator[TokenChunk, None]:
         on_taken()
         leg.attempt()
-        leg.decoded(None)
+        leg.decoded(TokenChunk((0,), None))
         header = TOKENIZER.encode_text("<|channel|>final<|message|>", allow_special=True)
         yield TokenChunk(tuple(header))
         while "send" not in leg.stages:

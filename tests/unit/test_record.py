@@ -23,7 +23,8 @@ D1 = msgspec.structs.replace(P1, worker_id="d1", role=Role.DECODE)
 def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """`s` is the time."""
     clock = SimpleNamespace(s=50.0)
-    monkeypatch.setattr(time, "perf_counter", lambda: clock.s)
+    for name in ("perf_counter", "time"):
+        monkeypatch.setattr(time, name, lambda: clock.s)
     return clock
 
 
@@ -116,6 +117,24 @@ def test_choices_that_are_refused_in_the_queue_do_not_wait_while_that_is_sent(cl
     assert record.spent() == {"queue": 3, "send": 1}
     assert records.end(record) == 4
     assert record.spent() == {"queue": 3, "send": 1}
+
+
+def test_a_request_is_in_the_stages_of_its_choices() -> None:
+    record = Records().begin("r", "/v1/x", "")
+    record.enter("render")
+    assert record.running == ["render"]
+    waiting, prefilling, decoding = (record.leg() for _ in range(3))
+    for leg in (prefilling, decoding):
+        leg.attempt()
+        leg.on(P1)
+    decoding.prefilled(handoff(0, 0))
+    assert sorted(record.running) == ["decode_wait", "prefill", "queue"]
+    decoding.decoded(first_chunk())
+    waiting.end()
+    assert sorted(record.running) == ["prefill", "stream"]
+    assert record.so_far().now in {"prefill", "stream"}
+    record.end()
+    assert record.running == []
 
 
 def test_the_stages_add_up_to_the_duration(clock: SimpleNamespace) -> None:

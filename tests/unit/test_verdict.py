@@ -36,7 +36,7 @@ def record(**stages: float) -> Record:
     return made
 
 
-USUAL = Usual.of(record() for _ in range(20))
+USUAL = Usual(record() for _ in range(20))
 
 
 def judged(made: Record, usual: Usual = USUAL) -> tuple[str, str, float] | None:
@@ -48,12 +48,15 @@ def judged(made: Record, usual: Usual = USUAL) -> tuple[str, str, float] | None:
     ("stages", "expected"),
     [
         ({}, None),
-        ({"read": 0.4}, None),
+        ({"read": 0.24}, None),
+        ({"transit": 0.3}, ("transit", "p", 0.299)),
+        ({"gap": 0.35}, ("stream", "d", 0.33)),
+        ({"transit": 0.4, "delay": 0.2}, None),
         ({"read": 0.801}, ("read", "", 0.8)),
         ({"render": 0.402}, ("render", "", 0.4)),
         ({"queue": 0.4}, ("queue", "", 0.4)),
         ({"queue": 0.4, "decode_wait": 1.0}, ("decode_wait", "d", 1.4)),
-        ({"queue": 2.0, "prefill_wait": 1.0}, ("queue", "p", 3.0)),
+        ({"queue": 2.0, "prefill_wait": 1.0}, ("queue", "", 3.0)),
         ({"prefill": 0.91}, ("prefill", "p", 0.9)),
         ({"kv_move": 0.602}, ("kv_move", "d", 0.6)),
         ({"transit": 0.801}, ("transit", "p", 0.8)),
@@ -123,13 +126,34 @@ def test_a_refused_request_names_what_is_missing(code: str, cause: str) -> None:
 
 
 def test_what_all_requests_have_is_usual_but_for_waits() -> None:
-    slow = Usual.of(record(transit=0.9, decode_wait=0.9) for _ in range(20))
+    slow = Usual(record(transit=0.9, decode_wait=0.9) for _ in range(20))
     assert judged(record(transit=1.0), slow) is None
     assert judged(record(decode_wait=0.9), slow) == ("decode_wait", "d", 0.9)
 
 
+def test_on_a_busy_machine_less_is_out_of_line() -> None:
+    busy = Usual(record(delay=0.2) for _ in range(20))
+    assert judged(record(transit=0.55, delay=0.02), busy) is None
+    assert judged(record(transit=0.9, delay=0.02), busy) == ("transit", "p", 0.899)
+    assert judged(record(delay=0.55), busy) is None
+
+
+def test_a_gap_before_the_second_token_of_prefill_is_decodes_start() -> None:
+    made = record(transit=0.8, gap=0.81)
+    made.legs[0].gap_at = 1
+    assert judged(made) == ("transit", "p", 0.799)
+
+
+def test_a_worker_whose_loop_stood_still_did_not_compute() -> None:
+    made = record(prefill=2.0)
+    made.legs[0].attempts[0].delay_s = 1.9
+    found = verdict(made, USUAL)
+    assert found
+    assert found.cause == "p stood still"
+
+
 def test_a_few_requests_of_an_incident_do_not_hide_the_next() -> None:
-    usual = Usual.of([*(record() for _ in range(20)), *(record(transit=1.0) for _ in range(3))])
+    usual = Usual([*(record() for _ in range(20)), *(record(transit=1.0) for _ in range(3))])
     assert judged(record(transit=1.0), usual) == ("transit", "p", 0.999)
 
 
