@@ -11,11 +11,11 @@ from msgspec.structs import replace
 
 from frontend.record import Attempt, Leg, Record, Stage
 
-_LEAST_S = 0.25
-"""Less is no reason to call a request slow."""
+_LEAST_S, _LEAST_BUSY_S = 0.25, 0.5
+"""Less beyond the usual is no reason to call a request slow; the second is the limit on a busy machine."""
 _TIMES = 3.0
-"""A stage is out of line if it took this many times the p95 of recent ones, and beyond its usual time this
-many times the p95 of how long the frontend's event loop stands still: so late is all on a busy machine."""
+"""A stage is out of line if it took this many times the p95 of recent ones. A machine is as busy as its
+frontend's event loop stands still; this many times the p95 of that is no reason either."""
 _SPREAD = 5.0
 """A p95 is at most this many times the p80: else a few requests of an incident would hide the next ones."""
 _ENOUGH = 8
@@ -56,11 +56,11 @@ _HOST = "a look at the host of {worker}: CPU, swap, network"
 _LINK = "a look at the network between them"
 _LOG = "a look at the log of {worker}"
 _WAITS: Mapping[str, _Rule] = {
-    "queue": _Rule("all workers were busy", "another worker, or larger batches", 0.0),
-    "prefill_wait": _Rule("{worker} was busy with other prompts", "another prefill worker", 0.0),
-    "decode_wait": _Rule("{worker} was full", _MORE_DECODE, 0.0),
-    "no_workers": _Rule("no decode worker was live", "another decode worker", 0.0),
-    "broker_unavailable": _Rule("NATS could not be reached", "a look at NATS", 0.0),
+    "queue": _Rule("all workers were busy", "another worker, or larger batches"),
+    "prefill_wait": _Rule("{worker} was busy with other prompts", "another prefill worker"),
+    "decode_wait": _Rule("{worker} was full", _MORE_DECODE),
+    "no_workers": _Rule("no decode worker was live", "another decode worker"),
+    "broker_unavailable": _Rule("NATS could not be reached", "a look at NATS"),
 }
 """Of these nothing is usual: a wait that all requests have is out of line too."""
 _RULES: Mapping[str, _Rule] = {
@@ -204,13 +204,15 @@ class Usual:
             if made:
                 self.typical[rule] = min(made, key=lambda each: each.most_s(100))
         busy = self.typical.get("delay", Typical())
-        self._least_s = max(_LEAST_S, _TIMES * busy.p95_s)
+        self._least_s = min(max(_LEAST_S, _TIMES * busy.p95_s), _LEAST_BUSY_S)
 
     def excess_s(self, part: _Part, record: Record) -> float | None:
         """How much longer than usual it took; None if it is not out of line. When the frontend stood still
         nothing else is to blame."""
         if part.has_failed:
             return part.lasted_s
+        if part.rule in _WAITS:
+            return part.lasted_s if part.lasted_s >= _LEAST_S else None
         rule, typical = _RULES[part.rule], self.typical.get(part.rule)
         num, usual_s = rule.size(record), 0.0
         most_s = rule.most_s + min(rule.per_token_s, 1.0) * num

@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from baton.messages import WorkerStats
+from baton.messages import TokenChunk, WorkerStats
 from baton.telemetry import unauthenticated
 from frontend.metrics import MOST_GAP_MS, Metrics
 from frontend.record import Record
@@ -54,12 +54,13 @@ def test_stages_are_observed_with_how_they_ended() -> None:
     leg = record.leg()
     leg.attempt()
     leg.on(worker("p1"))
+    assert sampled(metrics, "baton_stage_requests", stage="prefill") == 1
     leg.failed("worker_lost")
     leg.attempt()
     leg.failed("handoff_stalled")
     assert sampled(metrics, "baton_stage_requests", stage="queue") == 1
     leg.attempt()
-    leg.decoded(None)
+    leg.decoded(TokenChunk((1,), None))
     assert sampled(metrics, "baton_stage_requests", stage="queue") == 0
     assert sampled(metrics, "baton_stage_requests", stage="stream") == 1
     leg.end(None)

@@ -133,9 +133,10 @@ def test_what_all_requests_have_is_usual_but_for_waits() -> None:
 
 def test_on_a_busy_machine_less_is_out_of_line() -> None:
     busy = Usual(record(delay=0.2) for _ in range(20))
-    assert judged(record(transit=0.55, delay=0.02), busy) is None
-    assert judged(record(transit=0.9, delay=0.02), busy) == ("transit", "p", 0.899)
+    assert judged(record(transit=0.5, delay=0.02), busy) is None
+    assert judged(record(transit=0.6, delay=0.02), busy) == ("transit", "p", 0.599)
     assert judged(record(delay=0.55), busy) is None
+    assert judged(record(prefill_wait=0.3), busy) == ("prefill_wait", "p", 0.3)
 
 
 def test_a_gap_before_the_second_token_of_prefill_is_decodes_start() -> None:
