@@ -18,7 +18,7 @@ AccessMode = Literal["all", "slow", "off"]
 SLOW_S = 1.0
 BUSY_EVERY_S = 10
 _LATE_S = 0.1
-"""After a longer transit the line has its worker."""
+"""After a longer transit the line has its worker, after a longer delay of this frontend that."""
 _SHOWN_S = 0.001
 """A shorter stage is not in the line."""
 
@@ -61,6 +61,7 @@ def line_of(record: Record) -> Line:
         completion_tokens=record.num_completion_tokens if record.num_prompt_tokens else None,
         failures="; ".join(_failure(each) for leg in record.legs for each in leg.attempts if each.outcome),
         late=last.late if last.stages.get("transit", 0.0) > _LATE_S else "",
+        delay_s=round(record.delay_s, 3) if record.delay_s > _LATE_S else None,
         **stages,
     )
 

@@ -53,7 +53,7 @@ def _record(fields: Mapping[str, Any]) -> Record:
     }
     attempts = [_failed(text, fields, stages) for text in str(fields.get("failures", "")).split("; ") if text]
     if int(fields.get("attempts", 0)) > len(attempts):
-        attempts.append(_struct(Attempt, fields, stages=_some(stages, _ON_WORKERS)))
+        attempts.append(_struct(Attempt, fields, stages=_some(stages, _ON_WORKERS), delay_s=0.0))
     leg = _struct(Leg, fields, stages=_some(stages, _OF_CHOICE), attempts=[])
     leg.attempts = attempts
     record = _struct(Record, fields, stages=_some(stages, frozenset(stages) - _ON_WORKERS - _OF_CHOICE))

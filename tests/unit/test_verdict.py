@@ -165,6 +165,7 @@ def test_a_few_requests_of_an_incident_do_not_hide_the_next() -> None:
         record(),
         record(transit=0.8),
         record(stream=1.5, gap=1.0),
+        record(stream=1.5, gap=1.0, delay=0.9),
         failed("worker_lost", "prefill", 2.0, prefill="p2"),
         refused(429, "overloaded", queue=3.0),
     ],
