@@ -128,7 +128,7 @@ class Leg(_Timed, kw_only=True, omit_defaults=True, gc=False):
         """A new try begins."""
         self.enter(None)
         if len(self.attempts) == _MAX_ATTEMPTS:
-            self.attempts.pop(1).add_to(self.stages, 0.0)
+            self.stages = _sums(0.0, (self, self.attempts.pop(1)))
         self.attempts.append(Attempt(began_s=self.since_s - self.began_s, since_s=self.since_s))
 
     def on(self, worker: WorkerInfo) -> None:

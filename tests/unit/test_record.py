@@ -80,7 +80,7 @@ def test_stages_add_up_whatever_happens(choices: list[list[tuple[Step, int]]]) -
             for step, lasted_s in steps:
                 clock.s += lasted_s
                 take(leg, step, lasted_s)
-            assert sum(leg.spent(clock.s).values()) == clock.s - 51  # as they run until now
+            assert sum(record.spent().values()) == clock.s - 50  # as they run until now
         record.generated()
         clock.s += 1
         spent = record.spent()
@@ -229,7 +229,8 @@ def test_a_request_that_never_reached_a_worker_waited(clock: SimpleNamespace) ->
 
 
 def test_of_many_attempts_the_first_and_the_latest_are_kept(clock: SimpleNamespace) -> None:
-    leg = Leg.beginning()
+    record = Records().begin("r", "/v1/x", "")
+    leg = record.leg()
     for number in range(1000):
         leg.attempt()
         leg.on(P1)
@@ -237,7 +238,7 @@ def test_of_many_attempts_the_first_and_the_latest_are_kept(clock: SimpleNamespa
         leg.failed(str(number))
     assert [attempt.outcome for attempt in leg.attempts[:2] + leg.attempts[-1:]] == ["0", "969", "999"]
     assert len(leg.attempts) == 32
-    assert sum(leg.spent(clock.s).values()) == 1000
+    assert sum(record.spent().values()) == 1000
 
 
 def ended(
