@@ -122,7 +122,8 @@ class Load:
         self._num_words = max(1, settings.isl // 2)
         for _ in range(3):
             _, usage = self._ask(num_tokens=1)
-            self._num_words = max(1, round(self._num_words * settings.isl / max(1, usage.prompt_tokens)))
+            num_words = round(self._num_words * settings.isl / max(1, usage.prompt_tokens))
+            self._num_words = max(1, min(num_words, settings.isl))  # a word is at least a token
 
     @property
     def passed_s(self) -> float:
