@@ -150,7 +150,7 @@ def test_answers_of_a_form_outlive_vllms_worker(tmp_path: Path, sampling: Json) 
         wait_for(lambda: stack.gauge("baton_worker_generated_tokens_total") > generated + 100)
         stack.processes[1].popen.kill()
         assert [answer.result() for answer in answers] == [expected] * 4
-        assert "after not_resumable" in stack.processes[0].text()
+        assert "reason=not_resumable" in stack.processes[0].text()
 
 
 def test_vllm_holds_nothing_when_all_is_answered(vllm: Stack) -> None:

@@ -232,7 +232,7 @@ def test_an_answer_with_a_form_is_made_again_at_another_worker(stack: Stack, wor
 
     assert len(answers) == 1
     assert doomed.wait() == 1
-    assert "after not_resumable" in stack.processes[0].text()
+    assert "reason=not_resumable" in stack.processes[0].text()
 
 
 @trtllm_only
