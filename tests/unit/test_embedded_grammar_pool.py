@@ -16,7 +16,7 @@ from baton.errors import InvalidRequest, NotReady, Overloaded
 from frontend.text.tokenizer import ModelTokenizer
 from tests.alive import is_running, no_descriptors
 from tests.guided import CASES, ENDLESS, Json, allowed_after, answer_form, slow_inside, text_form
-from tests.waiting import scaled, signal_process, until
+from tests.waiting import signal_process, until
 from workers.engines.embedded.grammar import Grammars
 
 DEMO = Path("models/demo")
@@ -114,14 +114,14 @@ async def test_more_slow_schemas_than_processes_keep_no_running_answer_waiting(
     running = [await grammars.matcher(answer_form({"const": i})) for i in range(12)]
     schemas: list[Json] = [{"type": "integer", "multipleOf": 1000003 + 10 * i} for i in range(9)]
     slow = [asyncio.create_task(refusal(grammars, schema)) for schema in schemas]
-    waits_s = []
+    waits_s, all_began_s = [], time.monotonic()
     while not all(task.done() for task in slow):
         for matcher in running:
             began_s = time.monotonic()
             assert await allowed_after(matcher, head[:3]) is not None
             waits_s.append(time.monotonic() - began_s)
     assert all("CPU time" in message for message in await asyncio.gather(*slow))
-    assert max(waits_s) < scaled(1.0)
+    assert max(waits_s) < (time.monotonic() - all_began_s) / 3
     assert all(matcher.error is None for matcher in running)
 
 
