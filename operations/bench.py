@@ -133,7 +133,7 @@ class Load:
     @property
     def share(self) -> float:
         """How much of it is done, at most 1."""
-        return min(1.0, max(len(self.samples) / self.most, self.passed_s / self._most_s))
+        return min(1.0, max(len(self.samples) / self.most, self.passed_s / self._most_s))  # until it is due
 
     def run(self, on_end: Callable[[], object]) -> None:
         """Send all of it, and wait for the answers; `on_end` is called after each."""
@@ -146,7 +146,7 @@ class Load:
                 self.samples.append(self._sample())
                 on_end()
                 if self.samples[-1].failure:
-                    time.sleep(_PAUSE_S)
+                    time.sleep(_PAUSE_S)  # in this request's thread
             finally:
                 places.release()
 

@@ -79,7 +79,7 @@ def top(argv: list[str]) -> int:
             console.print(screen, "")
             if number == count:
                 return code
-            time.sleep(interval_s)
+            time.sleep(interval_s)  # until the next look
     return 0
 
 

@@ -38,20 +38,20 @@ def put_load(stack: Stack, ended: threading.Event, seed: int) -> None:
     while not ended.is_set():
         message = {"role": "user", "content": " ".join(draw.choices(QUESTIONS, k=draw.randrange(1, 30)))}
         stack.post("/v1/chat/completions", messages=[message], max_tokens=draw.randrange(20, 200))
-        time.sleep(draw.random())
+        time.sleep(draw.random())  # a person's pace
 
 
 def replace_a_worker(stack: Stack) -> None:
     """Kill a decode worker under its streams, and start it again."""
-    time.sleep(LOAD_S / 3)
+    time.sleep(LOAD_S / 3)  # of load
     next(each for each in stack.processes if each.name == "decode-1").kill()
-    time.sleep(2)
+    time.sleep(2)  # two snapshots
     start_worker(stack, "decode-1")
 
 
 def take(browser: Browser, stack: Stack, scheme: str) -> None:
     """One picture, after a question in the page's chat."""
-    page = browser.new_page(color_scheme="dark" if scheme == "dark" else "light", viewport=SIZE)  # type: ignore[arg-type]
+    page = browser.new_page(color_scheme="dark" if scheme == "dark" else "light", viewport=SIZE)  # type: ignore[arg-type]  # a TypedDict
     page.goto(stack.url)
     page.wait_for_selector("#slowest code")
     page.click("#ask button")
@@ -78,7 +78,7 @@ def main() -> None:
             client.start()
         replace_a_worker(stack)
         stack.wait_ready(2, 2)
-        time.sleep(LOAD_S / 3)
+        time.sleep(LOAD_S / 3)  # of load
         for scheme in ("light", "dark"):
             take(browser, stack, scheme)
         ended.set()

@@ -14,7 +14,7 @@ from baton.loop_delay import LoopDelay
 async def main(works):
     delays = LoopDelay()
     delays.start()
-    await asyncio.sleep(0.2)
+    await asyncio.sleep(0.2)  # the timer has fired
     began_s = time.perf_counter()
     print("begun", flush=True)
     read = asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline)

@@ -96,15 +96,15 @@ async def test_the_load_is_logged_while_there_is_any(caplog: pytest.LogCaptureFi
     services = Services(fleet=fleet, generator=tokens)
     services.snapshots.start()
     async with logging_load(services):
-        await asyncio.sleep(35)
+        await asyncio.sleep(35)  # virtual time
         assert not caplog.records, "it is idle"
         for status in (200, 200, 429):
             ended(services.metrics, status=status)
         services.metrics.of("refused_requests", "waited").value += 1
         running = services.metrics.begin("/v1/completions")
-        await asyncio.sleep(20)
+        await asyncio.sleep(20)  # virtual time
         services.metrics.end(running)
-        await asyncio.sleep(30)
+        await asyncio.sleep(30)  # virtual time
     busy = "load tokens_per_s=50.0 requests_per_s="
     assert [str(record.msg) for record in caplog.records] == [
         f"{busy}0.3 running=1 queued=0 refused=1 kv_used=25%",

@@ -43,7 +43,7 @@ class Scene:
         self.workers.update([D1])
 
     async def _probe(self, _: WorkerInfo, __: State) -> tuple[Event, str]:
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(0.01)  # virtual time
         return self.answers, "its certificate is odd" if self.answers is Event.UNTRUSTED else ""
 
     def seen(self) -> list[tuple[str, str, str, float | None]]:
@@ -59,12 +59,12 @@ class Scene:
 @jumping
 async def test_a_lost_worker_that_returns_was_away_for_a_time(event: Event, reason: str) -> None:
     scene = Scene()
-    await asyncio.sleep(1)
+    await asyncio.sleep(1)  # virtual time
     scene.answers = Event.SILENT
     scene.workers.note(D1, event, reason)
-    await asyncio.sleep(5.1)
+    await asyncio.sleep(5.1)  # virtual time
     scene.answers = Event.ANSWERED
-    await asyncio.sleep(1)
+    await asyncio.sleep(1)  # virtual time
     assert scene.seen() == [("lost", "d1", reason, None), ("recovered", "d1", "", 5)]
 
 
@@ -82,7 +82,7 @@ async def test_a_worker_that_dies_without_a_request_does_not_leave(
     answers: Event, delays: LoopDelay, expected: tuple[str, str]
 ) -> None:
     scene = Scene(delays)
-    await asyncio.sleep(1)
+    await asyncio.sleep(1)  # virtual time
     scene.answers = answers
     scene.workers.update([])
     await asyncio.gather(*scene.workers.tasks())
@@ -93,7 +93,7 @@ async def test_a_worker_that_dies_without_a_request_does_not_leave(
 @jumping
 async def test_a_lost_worker_whose_registration_ends_is_no_second_event() -> None:
     scene = Scene()
-    await asyncio.sleep(1)
+    await asyncio.sleep(1)  # virtual time
     scene.answers = Event.SILENT
     scene.workers.note(D1, Event.LOST)
     scene.workers.update([])
@@ -105,7 +105,7 @@ async def test_a_lost_worker_whose_registration_ends_is_no_second_event() -> Non
 async def test_a_worker_is_refused_for_its_tokens_or_its_certificate() -> None:
     scene = Scene()
     scene.answers = Event.UNTRUSTED
-    await asyncio.sleep(2)
+    await asyncio.sleep(2)  # virtual time
     scene.workers.note(D1, Event.INVALID, "it sent odd tokens")
     assert scene.seen() == [
         ("refused", "d1", "its certificate is odd", None),
@@ -165,7 +165,7 @@ async def test_a_refusal_names_the_pool_and_its_load(capacity: Capacity, expecte
     full: list[tuple[str, str]] = []
     admission = Admission(lambda _: capacity, Metrics(), on_full=lambda *seen: full.append(seen))
     tasks = [asyncio.create_task(admission.enter(request(600), "a")) for _ in range(9)]
-    await asyncio.sleep(0.5)
+    await asyncio.sleep(0.5)  # virtual time
     assert not full
     with pytest.raises(Overloaded) as refused:
         await admission.enter(request(600), "a")
@@ -173,7 +173,7 @@ async def test_a_refusal_names_the_pool_and_its_load(capacity: Capacity, expecte
     wait_s = math.ceil(refused.value.retry_after_s or 0)
     assert refused.value.message == f"All {pool} workers are busy ({load}). Retry in {wait_s} s."
     assert full == [expected]
-    await asyncio.sleep(1)
+    await asyncio.sleep(1)  # virtual time
     assert (set(full), len(full)) == ({expected}, 7), "the others wait for a second"
     for task in tasks:
         task.cancel()

@@ -97,7 +97,7 @@ async def test_a_client_that_leaves_is_noticed_at_once_and_its_tokens_count(
 ) -> None:
     client = Client(ScriptedTokens(ANSWER, pause_at=pause_at))
     answering = asyncio.create_task(Slow(client).ask(stream=stream))
-    await asyncio.sleep(5)
+    await asyncio.sleep(5)  # virtual time
     client.leave.set()
     await answering
     assert now_s() == pytest.approx(5)
@@ -183,7 +183,7 @@ async def test_a_generation_far_ahead_of_its_client_waits_for_it() -> None:
     client = Client(ScriptedTokens(text))
     slow = Slow(client, num_taken=2)
     answering = asyncio.create_task(slow.ask(stream=True, logprobs=True, top_logprobs=2, n=4))
-    await asyncio.sleep(50)
+    await asyncio.sleep(50)  # virtual time
     assert client.tokens.num_ended < 4
     slow.goes_on.set()
     await answering
@@ -197,11 +197,11 @@ async def test_a_stream_begins_soon_and_sends_comments_while_it_is_idle() -> Non
     client = Client(ScriptedTokens(ANSWER, pause_at=0))
     slow = Slow(client)
     answering = asyncio.create_task(slow.ask(stream=True))
-    await asyncio.sleep(0.09)
+    await asyncio.sleep(0.09)  # virtual time
     assert not slow.messages
-    await asyncio.sleep(0.02)
+    await asyncio.sleep(0.02)  # virtual time
     assert slow.body.endswith(KEEP_ALIVE)
-    await asyncio.sleep(35)
+    await asyncio.sleep(35)  # virtual time
     assert slow.body.count(KEEP_ALIVE) == 4
     client.tokens.go_on.set()
     await answering
@@ -216,7 +216,7 @@ async def test_an_answer_that_has_ended_leaves_nothing_behind(stream: bool, leav
     with none_abandoned():
         gc.disable()  # a long answer would be kept until objects of its age are collected
         answering = asyncio.create_task(Slow(client).ask(stream=stream))
-        await asyncio.sleep(1)
+        await asyncio.sleep(1)  # virtual time
         client.leave.set()
         await answering
         del answering

@@ -89,7 +89,7 @@ async def test_the_parts_of_processes_are_added_but_workers_are_shown_once() -> 
         fleet.handoffs["p1", "d1"] += 1
         await until(lambda: snapshots.series.part(0).handoffs)
         body = await read(snapshots)
-        await asyncio.sleep(2)
+        await asyncio.sleep(2)  # virtual time
         later = await read(snapshots)
     assert body["num_running"] == 7
     assert body["stages"] == {"prefill": 1, "stream": 6}
@@ -106,7 +106,7 @@ async def test_one_snapshot_a_second_is_made_for_all_and_none_without_viewers() 
     registry = Registry(worker("d1"))
     async with shown(registry) as (_, _, snapshots):
         num_calls = registry.num_calls
-        await asyncio.sleep(5)
+        await asyncio.sleep(5)  # virtual time
         assert registry.num_calls == num_calls
         registry.hung.add("d1")  # so that it takes as long as it may
         first = await asyncio.gather(*(snapshots.latest(with_ids=True) for _ in range(50)))
@@ -135,11 +135,11 @@ async def test_a_worker_that_died_is_shown_until_another_takes_its_name(answers:
             registry.dead.add("p1")
         registry.show(worker("d1"))
         await until(lambda: len(fleet.table.all()) == 1)
-        await asyncio.sleep(2)
+        await asyncio.sleep(2)  # virtual time
         assert states(await read(snapshots)) == {"d1": "ready"} | ({} if answers else {"p1": "lost"})
         registry.show(worker("d1"), worker("p1", address="new", incarnation="new"))
         await until(lambda: len(fleet.table.live()) == 2)
-        await asyncio.sleep(2)
+        await asyncio.sleep(2)  # virtual time
         assert states(await read(snapshots)) == {"d1": "ready", "p1": "ready"}
 
 
@@ -152,7 +152,7 @@ async def test_a_worker_without_statistics_is_silent_or_lost_and_has_no_figures(
         registry.hung.add("d1")
         registry.dead.add("d2")
         fleet.table.note(worker("p1"), Event.STALLED, "no progress")
-        await asyncio.sleep(1)
+        await asyncio.sleep(1)  # virtual time
         body = await read(snapshots)
         assert fleet.health().lost == ["d2"]  # requests go to others
         assert states(body) == {"d1": "silent", "d2": "lost", "p1": "stuck"}
