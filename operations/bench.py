@@ -133,7 +133,7 @@ class Load:
     @property
     def share(self) -> float:
         """How much of it is done, at most 1."""
-        return min(1.0, max(len(self.samples) / self.most, self.passed_s / self._most_s))  # until it is due
+        return min(1.0, max(len(self.samples) / self.most, self.passed_s / self._most_s))
 
     def run(self, on_end: Callable[[], object]) -> None:
         """Send all of it, and wait for the answers; `on_end` is called after each."""
@@ -152,12 +152,17 @@ class Load:
 
         while self.num_sent < self.most:
             due_s += random.expovariate(rate) if rate else 0.0
-            time.sleep(min(max(0.0, due_s - self.passed_s), self._most_s))
+            time.sleep(min(max(0.0, due_s - self.passed_s), self._most_s))  # until it is due
             left_s = self._most_s - self.passed_s
             if left_s <= 0 or not places.acquire(timeout=left_s):
                 break
             self.num_sent += 1
-            threading.Thread(target=send, daemon=True).start()
+            try:
+                threading.Thread(target=send, daemon=True).start()
+            except RuntimeError as error:  # the system's limit
+                self.samples.append(Sample(began_s=self.passed_s, duration_s=0.0, failure=str(error)))
+                places.release()
+                time.sleep(_PAUSE_S)  # others may end meanwhile
         for _ in range(num_places):
             places.acquire()
 
