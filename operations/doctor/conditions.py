@@ -3,9 +3,8 @@
 A function returns what its row's texts show as `found`; nothing, if there is no finding.
 """
 
-import itertools
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from urllib.parse import urlsplit
 
 from baton.connect import Service
@@ -13,7 +12,6 @@ from operations.doctor.facts import GIB, Facts, Gpu, Host, Model, Worker
 from operations.doctor.memory import Budget, budget
 from workers.engines.trtllm.settings import BACKEND, BUFFER, MANAGER_V2, RUNTIME, manager
 
-FRACTION = "kv_cache_config.free_gpu_memory_fraction"
 # The settings that prefill and decode must agree on, by code, with their defaults.
 SHARED_SETTINGS = {
     "pair-dtype": ("kv_cache_config.dtype", "auto"),
@@ -23,37 +21,8 @@ SHARED_SETTINGS = {
     "pair-manager": (MANAGER_V2, "auto"),
 }
 _ENTRY = re.compile(r"\d+|GPU-[0-9a-fA-F-]+|MIG-[0-9a-fA-F/-]+")
-_FINAL = 1 << 30  # sorts after every release candidate
 _LOOPBACK = ("127.", "localhost", "::1")
 _INDEX = "model.safetensors.index.json"
-
-
-def built(*, since: str = "", before: str = "", if_unknown: bool = False) -> Callable[[Facts], list[Worker]]:
-    """TensorRT-LLM's workers of the builds from `since` on and before `before`; `if_unknown`: also if
-    TensorRT-LLM is not installed here.
-    """
-
-    def each(facts: Facts) -> list[Worker]:
-        build, low, high = (_build(text) for text in (facts.host.tensorrt_llm_version, since, before))
-        is_in = (not low or build >= low) and (not high or build < high) if build else if_unknown
-        return [w for w in facts.workers if is_in and w.given and facts.wants_tensorrt_llm]
-
-    return each
-
-
-def _build(version: str) -> tuple[int, ...]:
-    found = re.match(r"(\d+)\.(\d+)(?:\.(\d+))?(?:\.?rc(\d+))?", version)
-    if found is None:
-        return ()
-    major, minor, patch, candidate = found.groups()
-    return int(major), int(minor), int(patch or 0), int(candidate) if candidate else _FINAL
-
-
-def experts(facts: Facts, worker: Worker, word: str, compute: int = 0) -> bool:
-    """Whether the worker asks for these experts; with `compute`, on a GPU of this major capability."""
-    is_named = worker.text("moe_config.backend", "AUTO").upper() == word
-    gpus = facts.gpus_of(worker)[:1]
-    return is_named and (not compute or any(gpu.compute[0] == compute for gpu in gpus))
 
 
 def both(facts: Facts) -> Iterable[tuple[Worker, Worker]]:
@@ -144,25 +113,6 @@ def shared_gpus(facts: Facts, worker: Worker) -> str | None:
     return ", ".join(str(gpu.index) for gpu in facts.gpus_of(worker) if gpu.index in used)
 
 
-def slow_links(facts: Facts) -> Iterator[tuple[str, str, int, int, str]]:
-    """Who exchanges data over PCIe, what that costs, and between which GPUs: the first pair, as eight GPUs
-    have 28.
-    """
-    groups: list[tuple[str, str, Iterable[tuple[Gpu, Gpu]]]] = []
-    for worker in facts.workers:
-        ranks = facts.gpus_of(worker)[: worker.tensor_parallel_size]
-        cost = "all-reduce runs over PCIe: several times slower"
-        groups.append((worker.mode, cost, itertools.combinations(ranks, 2)))
-    for prefill, decode in both(facts) if facts.wants_gpus else ():
-        cost = "KV moves over PCIe or host memory: a longer time to first token"
-        ends = itertools.product(facts.gpus_of(prefill), facts.gpus_of(decode))
-        groups.append(("prefill to decode", cost, ends))
-    for who, cost, found in groups:
-        links = ((a.index, b.index, facts.nvidia.links.get((a.index, b.index), "NV")) for a, b in found)
-        slow = (link for link in links if link[0] != link[1] and not link[2].startswith("NV"))
-        yield from ((who, cost, *link) for link in itertools.islice(slow, 1))
-
-
 def is_cache(model: Model) -> bool:
     return bool(model.is_folder and model.snapshot and "config.json" not in model.files)
 
@@ -176,10 +126,10 @@ def _some(names: list[str]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
-def above(worker: Worker, large: str, small: str, other: Worker | None = None) -> tuple[int, int] | None:
-    """Two settings, the second perhaps of another worker, if the first is larger."""
-    first, second = worker.number(large), (other or worker).number(small)
-    return (int(first), int(second)) if first is not None and second is not None and first > second else None
+def shorter_decode(pair: tuple[Worker, Worker]) -> tuple[int, int] | None:
+    """The longest requests of prefill and decode, if decode's is shorter."""
+    prefill, decode = (int(worker.number("max_seq_len") or 0) for worker in pair)
+    return (prefill, decode) if prefill > decode > 0 else None
 
 
 def unchunked(facts: Facts, worker: Worker) -> bool:

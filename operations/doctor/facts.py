@@ -28,11 +28,10 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Nvidia(msgspec.Struct, frozen=True, kw_only=True):
-    """nvidia-smi's report. `links` (`NV18`, `PIX`, `SYS`) are by (index, index)."""
+    """nvidia-smi's report."""
 
     gpus: tuple[Gpu, ...] = ()
     problem: str | None = None
-    links: dict[tuple[int, int], str] = {}
 
 
 class Shard(msgspec.Struct, frozen=True, kw_only=True):
@@ -146,8 +145,6 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
     in_container: bool = False
     namespaces: tuple[str, ...] = ()
     has_tensorrt_llm: bool = False
-    tensorrt_llm_version: str = ""
-    """Empty if it is not known."""
     has_vllm: bool = False
     has_docker: bool = False
     has_container_toolkit: bool = False
@@ -187,12 +184,6 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     def modes(self) -> set[DisaggregationMode]:
         """The modes of the workers."""
         return {worker.mode for worker in self.workers}
-
-    @property
-    def build(self) -> str:
-        """The installed build of TensorRT-LLM, if known, for messages."""
-        version = self.host.tensorrt_llm_version
-        return f" (TensorRT-LLM {version})" if version else ""
 
     @property
     def context(self) -> int:

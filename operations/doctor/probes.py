@@ -1,7 +1,6 @@
 """Reads this machine, its GPUs and the model folder. Nothing here raises, or waits for a tool that hangs."""
 
 import contextlib
-import importlib.metadata
 import importlib.util
 import os
 import re
@@ -21,7 +20,6 @@ TIMEOUT_S = 20
 _INITIAL_NAMESPACES = {"ipc": 0xEFFFFFFF, "pid": 0xEFFFFFFC}
 _VARIABLES = ("BATON_PEER_CERT", "NVIDIA_VISIBLE_DEVICES", "UCX_TLS")
 _FIELDS = "index,uuid,name,memory.total,memory.free,driver_version,compute_cap"
-_ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 _MAX_JSON_BYTES = 64 << 20
 _MAX_HEADER_BYTES = 100 << 20
 _INDEX = "model.safetensors.index.json"
@@ -46,18 +44,11 @@ def probe_host() -> Host:
         in_container=_in_container(),
         namespaces=tuple(kind for kind, number in _INITIAL_NAMESPACES.items() if _namespace(kind) != number),
         has_tensorrt_llm=importlib.util.find_spec("tensorrt_llm") is not None,
-        tensorrt_llm_version=_version("tensorrt-llm"),
         has_vllm=importlib.util.find_spec("vllm") is not None,
         has_docker=shutil.which("docker") is not None,
         has_container_toolkit=_run("nvidia-ctk", "--version")[1] is None,
         environment={name: os.environ[name] for name in _VARIABLES if name in os.environ},
     )
-
-
-def _version(distribution: str) -> str:
-    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-        return importlib.metadata.version(distribution)
-    return ""
 
 
 def _text(path: str) -> str:
@@ -101,10 +92,9 @@ def _run(program: str, *arguments: str) -> tuple[str, str | None]:
 
 
 def probe_gpus() -> Nvidia:
-    """Call nvidia-smi twice; `problem` says why the first call failed. Topology is optional."""
+    """What nvidia-smi lists; `problem` says why it failed."""
     listed, problem = _run("nvidia-smi", f"--query-gpu={_FIELDS}", "--format=csv,noheader,nounits")
-    links = "" if problem else _run("nvidia-smi", "topo", "-m")[0]
-    return Nvidia(gpus=parse_gpus(listed), problem=problem, links=parse_links(links))
+    return Nvidia(gpus=parse_gpus(listed), problem=problem)
 
 
 def parse_gpus(csv: str) -> tuple[Gpu, ...]:
@@ -125,21 +115,6 @@ def _gpu(row: list[str]) -> Gpu:
         driver=driver,
         compute=(int(major) if major.isdecimal() else 0, int(minor) if minor.isdecimal() else 0),
     )
-
-
-def parse_links(table: str) -> dict[tuple[int, int], str]:
-    """Parse `nvidia-smi topo -m`, by GPU indices; skips network cards and affinities."""
-    columns: list[int] = []
-    found: dict[tuple[int, int], str] = {}
-    for line in _ESCAPES.sub("", table).splitlines():
-        words = line.split()
-        numbers = [int(word[3:]) if re.fullmatch(r"GPU\d+", word) else None for word in words]
-        if not columns:
-            columns = [number for number in numbers if number is not None]
-        elif numbers and numbers[0] is not None:
-            row = numbers[0]
-            found |= {(row, column): word for column, word in zip(columns, words[1:], strict=False)}
-    return found
 
 
 # The model

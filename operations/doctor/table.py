@@ -11,7 +11,7 @@ from baton.connect import Service
 from baton.peer_tls import CERT
 from operations.doctor import conditions as c
 from operations.doctor.facts import GIB, Facts, Worker
-from workers.engines.trtllm.settings import BUFFER, MANAGER_V2, RUNTIME
+from workers.engines.trtllm.settings import BUFFER
 
 
 class Severity(enum.StrEnum):
@@ -33,9 +33,6 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 E, W, N = Severity.ERROR, Severity.WARNING, Severity.NOTE
-_GRAPHS = "cuda_graph_config.max_batch_size"
-_MOE = "moe_config.backend"
-_REUSE = "kv_cache_config.enable_block_reuse"
 # TensorRT-LLM runs gpt-oss on Hopper or newer.
 _OLDEST_COMPUTE = (9, 0)
 _PROCESSES = "nvidia-smi --id={it.index} --query-compute-apps=pid,name,used_memory --format=csv"
@@ -110,9 +107,6 @@ TABLE = (
         "{it.mode} and another worker both use GPU {found}",
         "the second worker to load finds too little memory, or both run out later",
         "give each its own: --prefill-gpus 0,1,2,3 --decode-gpus 4,5,6,7"),
-    Row(W, "gpu-no-nvlink", c.slow_links, lambda *_: True,
-        "{it[0]}: no NVLink between GPU {it[2]} and GPU {it[3]} ({it[4]})", "{it[1]}",
-        "nvidia-smi topo -m; choose GPUs joined by NV#"),
     # The model folder
     Row(E, "model-unreadable", _here, lambda f, _: f.model.folder_problem,
         "{f.model.path}: {found}", "workers exit at start",
@@ -156,14 +150,6 @@ TABLE = (
         "{it.mode}: {found}",
         "the {it.mode} worker exits at start with this error",
         "change or remove the named setting; engine_configs/README.md lists the keys"),
-    Row(W, "kv-greedy", _workers, lambda _, it: (it.number(c.FRACTION) or 0) > 0.95,
-        f"{{it.mode}}: {c.FRACTION} above 0.95 leaves little memory",
-        "CUDA out of memory when a long prompt or a transfer needs room",
-        f"{c.FRACTION}: 0.9, or 0.85 with a transceiver"),
-    Row(W, "batch-graphs", _workers, lambda _, it: c.above(it, "max_batch_size", _GRAPHS),
-        "{it.mode}: max_batch_size {found[0]}, CUDA graphs up to {found[1]}",
-        "larger batches run without graphs: tokens take longer exactly under full load",
-        f"{_GRAPHS}: {{found[0]}}, or max_batch_size: {{found[1]}}"),
     Row(W, "prompt-chunks", _workers, c.unchunked,
         "{it.mode}: max_num_tokens is below max_seq_len, and enable_chunked_prefill is not true",
         "prompts longer than max_num_tokens are refused", "enable_chunked_prefill: true"),
@@ -177,7 +163,7 @@ TABLE = (
         "a longer prompt stalls prefill and decode forever (Dynamo #4327)",
         f"{BUFFER}: {{found[1]}}, or max_seq_len: {{found[0]}} in both files"),
     *map(_shared, c.SHARED_SETTINGS),
-    Row(E, "pair-length", c.both, lambda _, it: c.above(it[0], "max_seq_len", "max_seq_len", it[1]),
+    Row(E, "pair-length", c.both, lambda _, it: c.shorter_decode(it),
         "max_seq_len: {found[0]:,} on prefill, {found[1]:,} on decode",
         "decode refuses requests that prefill has already processed",
         "max_seq_len: {found[0]} in decode's file"),
@@ -229,45 +215,6 @@ TABLE = (
         "docker is installed, but the NVIDIA Container Toolkit is not",
         "docker run --gpus all: could not select device driver",
         "apt-get install nvidia-container-toolkit && nvidia-ctk runtime configure; restart docker"),
-    # Settings by TensorRT-LLM's build
-    Row(W, "reuse-prefill", c.built(before="1.3.0rc11"),
-        lambda _, it: it.mode == "prefill" and it.given.get(_REUSE) is not False,
-        "{it.mode}: blocks are reused{f.build}",
-        "a reused block can be evicted before it is sent: the request hangs (TensorRT-LLM #12542)",
-        f"{_REUSE}: false on both sides, or a build from 1.3.0rc11 on"),
-    Row(W, "accuracy", c.built(since="1.3.0rc24"), lambda _, it: it.tensor_parallel_size > 1,
-        "{it.mode}: tensor_parallel_size {it.tensor_parallel_size} and low-precision experts: a known issue "
-        "since 1.3.0rc24{f.build}",
-        "answers may be much less accurate; no release notes read so far say that it is fixed",
-        "compare an evaluation with published scores before use: docs/from-the-guides.md"),
-    Row(N, "nixl-crash", c.built(since="1.3.0rc24"),
-        lambda _, it: it.mode != "agg" and it.text(RUNTIME, "") == "PYTHON",
-        "{it.mode}: KV over NIXL with UCX 1.21 has a known issue since 1.3.0rc24{f.build}",
-        "the worker may crash with many transfers at a time; its requests go on elsewhere",
-        "UCX 1.20, or the files with backend: UCX"),
-    Row(N, "cpp-deprecated", c.built(since="1.4.0rc0"),
-        lambda _, it: it.mode != "agg" and it.text(RUNTIME, "") == "CPP",
-        "{it.mode}: the C++ transceiver is deprecated (#18248){f.build}",
-        "nothing yet: a later release refuses it", "engine_configs/gpt-oss-*/*_nixl.yaml on both sides"),
-    Row(N, "manager-memory", c.built(since="1.3.0rc26"),
-        lambda _, it: it.mode == "agg" and it.given.get(MANAGER_V2) is not False,
-        "{it.mode}: KV cache manager V2 asks for too much memory: a known issue of 1.3.0rc26{f.build}",
-        "the engine may exit at start for lack of memory that is there",
-        f"if it does: {MANAGER_V2}: false"),
-    Row(E, "moe-hopper", c.built(if_unknown=True), lambda f, it: c.experts(f, it, "TRTLLM", 9),
-        f"{{it.mode}}: {_MOE}: TRTLLM on a Hopper GPU{{f.build}}",
-        "these kernels exist for Blackwell only: the engine exits at start", f"{_MOE}: AUTO"),
-    Row(W, "moe-hopper", c.built(before="1.4.0rc0", if_unknown=True),
-        lambda f, it: c.experts(f, it, "CUTLASS", 9),
-        f"{{it.mode}}: {_MOE}: CUTLASS on a Hopper GPU{{f.build}}",
-        "MXFP4 experts run slowly or not at all: these builds have Triton kernels for Hopper",
-        f"{_MOE}: AUTO"),
-    Row(N, "moe-triton", c.built(if_unknown=True), lambda f, it: c.experts(f, it, "TRITON"),
-        f"{{it.mode}}: {_MOE}: TRITON is deprecated (#19035){{f.build}}",
-        "nothing yet: a later release refuses it", f"{_MOE}: AUTO, the build's choice"),
-    Row(N, "moe-blackwell", c.built(since="1.3.0rc24"), lambda f, it: c.experts(f, it, "CUTLASS", 10),
-        f"{{it.mode}}: {_MOE}: CUTLASS; NVIDIA now recommends TRTLLM on this GPU{{f.build}}",
-        "nothing: one of the two is faster for your load", f"measure {_MOE}: AUTO as well"),
     # Inherited variables
     Row(W, "kv-plain", _here,
         lambda f, _: f.host.environment.get(CERT) and f.modes - {"agg"} and f.engine != "embedded",

@@ -18,7 +18,6 @@ from operations.doctor.command import examine, text
 from operations.doctor.facts import (
     GIB,
     Facts,
-    Gpu,
     Host,
     Model,
     Nvidia,
@@ -28,7 +27,7 @@ from operations.doctor.facts import (
 )
 from operations.doctor.memory import budget
 from operations.doctor.plan import planned, with_refusals
-from operations.doctor.probes import parse_gpus, parse_links
+from operations.doctor.probes import parse_gpus
 from operations.doctor.table import TABLE, Finding, Severity
 from workers.engines.trtllm.settings import load_trtllm_settings
 from workers.flags import DisaggregationMode as Mode
@@ -69,10 +68,7 @@ def _smi(name: str) -> str:
     return (SMI / name).read_text()
 
 
-B200X8 = Nvidia(
-    gpus=parse_gpus(_smi("b200x8_query.csv")),
-    links=parse_links(_smi("b200x8_topo.txt")),
-)
+B200X8 = Nvidia(gpus=parse_gpus(_smi("b200x8_query.csv")))
 
 
 def _worker(mode: Mode, gpus: str | None, path: Path, engine: EngineName = "trtllm") -> Worker:
@@ -208,21 +204,6 @@ def _service(facts: Facts, name: str, **changes: object) -> Facts:
     return replace(facts, services=changed)
 
 
-def _rtx(facts: Facts) -> Facts:
-    """Two cards in slots, without NVLink."""
-    gpu = Gpu(
-        index=0, uuid="GPU-a", name="NVIDIA GeForce RTX 5090", total_bytes=32 * GIB, free_bytes=31 * GIB,
-        driver="580.95.05", compute=(12, 0),
-    )  # fmt: skip
-    return replace(
-        _only(facts, "prefill"),
-        nvidia=Nvidia(
-            gpus=(gpu, replace(gpu, index=1, uuid="GPU-b")),
-            links=parse_links(_smi("rtx5090x2_topo.txt")),
-        ),
-    )
-
-
 def _demo_with(text: str) -> Facts:
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
         file.write(text)
@@ -230,14 +211,8 @@ def _demo_with(text: str) -> Facts:
         return replace(laptop(), workers=(_worker("agg", None, Path(file.name), "embedded"),))
 
 
-def _without_nvlink(facts: Facts) -> Facts:
-    links = parse_links(_smi("b200x8_topo_gpu2_without_nvlink.txt"))
-    return replace(facts, nvidia=replace(facts.nvidia, links=links))
-
-
 E, W, N = Severity.ERROR, Severity.WARNING, Severity.NOTE
 CACHE, KV = "cache_transceiver_config", "kv_cache_config"
-FRACTION = f"{KV}.free_gpu_memory_fraction"
 LENGTH, TOKENS = "max_seq_len", "max_num_tokens"
 
 BROKEN: list[tuple[str, str, Severity, Callable[[Facts], Facts]]] = [
@@ -259,8 +234,6 @@ BROKEN: list[tuple[str, str, Severity, Callable[[Facts], Facts]]] = [
     ("no list for decode", "gpu-shared", E, lambda f: _set(f, "decode", gpus=None)),
     ("too few for TP", "gpu-too-few", E, lambda f: _set(f, "decode", gpus="4,5")),
     ("too few for PP", "gpu-too-few", E, lambda f: _yaml(f, "decode", {"pipeline_parallel_size": 2})),
-    ("a GPU off NVLink", "gpu-no-nvlink", W, _without_nvlink),
-    ("cards in slots", "gpu-no-nvlink", W, _rtx),
     ("no model folder", "model-absent", E, lambda f: _model(f, is_folder=False)),
     ("folder of another user", "model-unreadable", E,
      lambda f: _model(f, is_folder=False, folder_problem="Permission denied")),
@@ -283,10 +256,7 @@ BROKEN: list[tuple[str, str, Severity, Callable[[Facts], Facts]]] = [
     ("KV below one request", "kv-one-request", E, lambda f: _yaml(f, "decode", {f"{KV}.max_tokens": 8192})),
     ("KV below the context", "kv-below-context", W,
      lambda f: _yaml(f, "decode", {"max_seq_len": None, f"{KV}.max_tokens": 86_720})),
-    ("fraction near 1", "kv-greedy", W, lambda f: _yaml(f, "prefill", {FRACTION: 0.97})),
     ("flag without number", "settings-refused", E, lambda f: _typed(f, "prefill", "--max-batch-size many")),
-    ("batch typed above the graphs", "batch-graphs", W,
-     lambda f: _typed(f, "decode", "--max-batch-size 256")),
     ("list for a YAML", "settings-refused", E, lambda f: _yaml_text(f, "- max_batch_size: 128\n")),
     ("no such YAML", "settings-refused", E,
      lambda f: _reread(f, "decode", lambda w: _worker(w.mode, w.gpus, Path("none.yaml")))),
@@ -295,11 +265,6 @@ BROKEN: list[tuple[str, str, Severity, Callable[[Facts], Facts]]] = [
      lambda f: _yaml(f, "prefill", {f"{CACHE}.max_tokens_in_buffer": 8192})),
     ("buffer below the context", "buffer-short", E, lambda f: _yaml(f, "prefill", {"max_seq_len": None})),
     ("no buffer", "buffer-unset", W, lambda f: _yaml(f, "prefill", {f"{CACHE}.max_tokens_in_buffer": None})),
-    ("block reuse before its repair", "reuse-prefill", W, lambda f: _build(f, "1.3.0rc10")),
-    ("TP in a build with an accuracy loss", "accuracy", W, lambda f: _build(f, "1.3.0rc24")),
-    ("many transfers over NIXL", "nixl-crash", N, lambda f: _build(_pair_of("nixl", f), "1.3.0rc29")),
-    ("the C++ transceiver in 1.4", "cpp-deprecated", N, lambda f: _build(f, "1.4.0rc1")),
-    ("CUTLASS on Blackwell", "moe-blackwell", N, lambda f: _build(_pair_of("guide", f), "1.3.0rc29")),
     ("managers differ", "pair-manager", E,
      lambda f: _yaml(_pair_of("nixl", f), "decode", {f"{KV}.use_kv_cache_manager_v2": False})),
     ("dtypes differ", "pair-dtype", E, lambda f: _yaml(f, "decode", {f"{KV}.dtype": "fp8"})),
@@ -336,13 +301,6 @@ BROKEN: list[tuple[str, str, Severity, Callable[[Facts], Facts]]] = [
      lambda f: _host(f, has_tensorrt_llm=False, in_container=False)),
     ("docker without toolkit", "toolkit-missing", E,
      lambda f: _host(f, has_tensorrt_llm=False, in_container=False, has_docker=True)),
-    ("TRTLLM kernels on Hopper", "moe-hopper", E, lambda _: _experts_on_h200("TRTLLM")),
-    ("CUTLASS on Hopper", "moe-hopper", W, lambda _: _experts_on_h200("CUTLASS")),
-    ("CUTLASS on Hopper in 1.3", "moe-hopper", W, lambda _: _build(_experts_on_h200("CUTLASS"), "1.3.0rc29")),
-    ("TRITON", "moe-triton", N, lambda _: _experts_on_h200("TRITON")),
-    ("block reuse by default", "reuse-prefill", W,
-     lambda f: _build(_yaml(f, "prefill", {}, without=f"{KV}.enable_block_reuse"), "1.3.0rc2")),
-    ("V2 that asks for too much", "manager-memory", N, lambda _: _build(h200_agg(), "1.3.0rc26")),
     ("Spark with its memory taken", "memory-short", E, lambda _: _host(spark(), memory_free_bytes=40 * GIB)),
     ("120b on a laptop", "gpu-none", E, lambda _: replace(laptop(), model=MODEL_120B)),
     ("demo pair of two block sizes", "pair-block", E,
@@ -353,9 +311,6 @@ BROKEN: list[tuple[str, str, Severity, Callable[[Facts], Facts]]] = [
      lambda _: replace(laptop(), http_port_problem="Address already in use")),
     ("weights that leave no working memory", "memory-short", E,
      lambda f: _gpu(f, 0, total_bytes=16 * GIB, free_bytes=16 * GIB)),
-    ("all memory for KV", "kv-greedy", W, lambda f: _yaml(f, "decode", {FRACTION: 1})),
-    ("no NVLink from prefill to decode", "gpu-no-nvlink", W,
-     lambda f: _cut(f, 0, 7)),
     ("a small process on a GPU", "gpu-busy", W, lambda f: _gpu(f, 6, free_bytes=_all_but(3))),
     ("a demo model for a GPU that is not there", "gpu-none", E,
      lambda _: _set(laptop(), "decode", gpus="0")),
@@ -364,20 +319,6 @@ BROKEN: list[tuple[str, str, Severity, Callable[[Facts], Facts]]] = [
     ("decode's prompts unchunked", "prompt-chunks", W,
      lambda f: _yaml(f, "decode", {LENGTH: 16_384, TOKENS: 8192, "enable_chunked_prefill": False})),
 ]  # fmt: skip
-
-
-def _cut(facts: Facts, one: int, other: int) -> Facts:
-    """Two GPUs without NVLink."""
-    nvidia = facts.nvidia
-    return replace(facts, nvidia=replace(nvidia, links=nvidia.links | {(one, other): "SYS"}))
-
-
-def _build(facts: Facts, version: str) -> Facts:
-    return _host(facts, tensorrt_llm_version=version)
-
-
-def _experts_on_h200(backend: str) -> Facts:
-    return _yaml(h200_agg(), "agg", {"moe_config.backend": backend})
 
 
 def _peer_tls(facts: Facts) -> Facts:
@@ -404,13 +345,6 @@ SPARED: list[tuple[str, str, Callable[[Facts], Facts]]] = [
      lambda f: _gpu(f, 6, free_bytes=10 * GIB)),
     ("one file of weights without an index", "file-missing",
      lambda _: _model(laptop(), files=FILES - {"model.safetensors.index.json"})),
-    ("TRTLLM kernels on Blackwell", "moe-hopper",
-     lambda f: _yaml(f, "decode", {"moe_config.backend": "TRTLLM"})),
-    ("CUTLASS on Hopper in 1.4, which has no TRITON", "moe-hopper",
-     lambda _: _build(_experts_on_h200("CUTLASS"), "1.4.0rc1")),
-    ("block reuse since its repair", "reuse-prefill", lambda f: _build(f, "1.3.0rc11")),
-    ("the guide's pair before the repair", "reuse-prefill",
-     lambda f: _build(_pair_of("guide", f), "1.3.0rc10")),
     ("V2 by name and by default", "pair-manager",
      lambda f: _yaml(_pair_of("nixl", f), "decode", {f"{KV}.use_kv_cache_manager_v2": "auto"})),
     ("FP8 on both sides in two letter cases", "pair-dtype",
@@ -430,7 +364,6 @@ SPARED: list[tuple[str, str, Callable[[Facts], Facts]]] = [
     ("the oldest driver for Hopper", "driver-old", lambda _: _gpu(h200_agg(), 0, driver="570.86.10")),
     ("the oldest driver for Blackwell", "driver-old",
      lambda f: replace(f, nvidia=Nvidia(gpus=tuple(replace(g, driver="575.57") for g in B200X8.gpus)))),
-    ("a GPU that both use", "gpu-no-nvlink", lambda f: _set(f, "decode", gpus="3,4,5,6")),
     ("small shm and one GPU", "shm", lambda _: _host(h200_agg(), shm_bytes=64 << 20)),
     ("PIDs of a container with both workers", "container-isolated", lambda f: _host(f, namespaces=("pid",))),
     ("an address that others reach", "host-loopback",
