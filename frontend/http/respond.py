@@ -266,12 +266,8 @@ class Delivery:
             wait_s = self._services.keep_alive_s
 
     async def _watch_client(self) -> None:
-        await self._exchange.client_gone(self._probe)
+        await self._exchange.client_gone()
         self._interrupt(ClientGone)
-
-    async def _probe(self) -> None:
-        if self._exchange.started:
-            await self._exchange.write(self._answer.keep_alive)
 
     def _interrupt(self, error: Callable[[], Exception]) -> None:
         if self._interruption is None:

@@ -19,10 +19,10 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from baton.errors import BatonError, InvalidRequest, NotReady
+from baton.errors import BatonError, InvalidRequest
 from baton.listener import ConnectionLimit, Listener, Tls, num_connections
 from baton.pace import Pulse
-from frontend.http.exchange import AsgiApp, ErrorBody, Exchange, Message, Receive, Scope, Send
+from frontend.http.exchange import AsgiApp, ErrorBody, Message, Scope, Send
 
 log = logging.getLogger(__name__)
 
@@ -30,8 +30,6 @@ MAX_HEAD_BYTES = 64 << 10
 """Limit of the request line and headers, and of framing bytes between two parts of a body."""
 MAX_PIPELINED = 8
 """Requests that a client may pipeline."""
-_PROBE_S, _MAX_PROBE_S = 0.25, 2.0
-"""How often a client that sends no more is written to, at first and later."""
 _FRAMING = frozenset({b"content-length", b"transfer-encoding"})
 
 
@@ -213,28 +211,6 @@ class Connection(HttpToolsProtocol):
         framing = [name + b": " + value + b"\r\n" for name, value in self.headers if name in _FRAMING]
         self.data_received(b"POST / HTTP/1.1\r\n" + b"".join(framing) + b"\r\n" + rest)
 
-    def eof_received(self) -> bool:  # type: ignore[override]  # asyncio allows it
-        """The client has closed the connection, or only its side (not over TLS) and waits for its answer:
-        both look the same until something is written. Returns whether to keep our side open.
-        """
-        is_asking = self._num_open > 0 and self._reading is _Reading.NOTHING
-        # HTTP/1.0 has no interim responses.
-        if not is_asking or self.scope["http_version"] != "1.1" or not self.transport.can_write_eof():
-            return False
-        self.cycle.keep_alive = False
-        self.loop.call_later(_PROBE_S, self._probe, _PROBE_S)
-        return True
-
-    def _probe(self, next_s: float) -> None:
-        """Write what the client skips, so that a closed one answers with a reset, which ends the request."""
-        if self._num_open == 0 or self.transport.is_closing():
-            return
-        if self._num_open == 1:  # else the next answer is written soon
-            if not self.cycle.response_started:
-                self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-            self.cycle.message_event.set()  # to the app a part of the body without bytes
-        self.loop.call_later(next_s, self._probe, min(2 * next_s, _MAX_PROBE_S))
-
     def on_message_begin(self) -> None:
         """The first byte of a request."""
         super().on_message_begin()
@@ -363,11 +339,8 @@ async def _unframed(cycle: RequestResponseCycle, send: Send, message: Message) -
 
 MOST_CONNECTIONS = 16_384
 RESERVED_DESCRIPTORS = 2048
-"""For workers, files and connections that are turned away."""
-MOST_TURNED_AWAY = 64
-"""Connections beyond the limit that still get a 503; any more are closed without a response."""
+"""For workers and files."""
 _CHECK_EVERY_S, _DRAINED_EVERY_S = 1.0, 0.05
-_FULL = NotReady("The server has reached its connection limit; retry later.", retry_after_s=1)
 
 
 class HttpServer:
@@ -392,7 +365,6 @@ class HttpServer:
         self._patience = patience or Patience()
         most = max_connections or num_connections(2, MOST_CONNECTIONS, reserve=RESERVED_DESCRIPTORS)
         self._admitted = ConnectionLimit(most, Connection.evict)
-        self._turned_away = ConnectionLimit(num_connections(8, MOST_TURNED_AWAY), Connection.evict)
         self._is_full = False
         self._tls = tls
         self._listener: Listener | None = None
@@ -434,17 +406,11 @@ class HttpServer:
             self._is_full = is_full
             log.warning("connections=%s", "full" if is_full else "room again")
         if is_full:
-            connection.app, connection.limit = _turn_away, self._turned_away
-            if not self._turned_away.enter(connection):
-                sock.close()
-                return None
+            sock.close()
+            return None
         return connection
 
     def _check(self) -> None:
         now_s = asyncio.get_running_loop().time()
         for connection in self.connections:
             connection.check(now_s)
-
-
-async def _turn_away(scope: Scope, receive: Receive, send: Send) -> None:
-    await Exchange(scope, receive, send).fail(_FULL, [(b"connection", b"close")])

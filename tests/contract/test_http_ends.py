@@ -1,4 +1,4 @@
-"""Real sockets whose clients end their side of the connection, or speak HTTP/1.0."""
+"""Real sockets whose clients close the connection, or speak HTTP/1.0."""
 
 import asyncio
 import socket
@@ -41,12 +41,8 @@ class Slow:
             await exchange.start(200, b"text/plain", [])
             await exchange.write(b"begun ")
 
-        async def comment() -> None:
-            if is_streamed:
-                await exchange.write(b": ")
-
         ending = asyncio.ensure_future(self.may_end.wait())
-        leaving = asyncio.ensure_future(exchange.client_gone(comment))
+        leaving = asyncio.ensure_future(exchange.client_gone())
         await asyncio.wait([ending, leaving], return_when=asyncio.FIRST_COMPLETED)
         ending.cancel()
         if leaving.done():
@@ -87,19 +83,6 @@ async def serving() -> AsyncIterator[Peer]:
     finally:
         writer.close()
         await server.drain()
-
-
-@pytest.mark.parametrize("request_", [HEAD % b"1.1", STREAM % b"1.1"], ids=["whole", "streamed"])
-async def test_a_client_that_only_ends_its_side_gets_its_answer(request_: bytes) -> None:
-    async with serving() as peer:
-        await peer.ask(request_)
-        peer.writer.write_eof()
-        await asyncio.sleep(0.7)  # longer than it takes to find out that nobody is there
-        assert peer.app.num_gone == 0
-        peer.app.may_end.set()
-        answer = await peer.rest()
-        assert b"HTTP/1.1 200 OK" in answer
-        assert b"ab" in answer
 
 
 @pytest.mark.parametrize(
