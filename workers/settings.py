@@ -17,6 +17,9 @@ T = TypeVar("T")
 Given = dict[str, tuple[object, str]]
 """Given values, by key path of the leaf, with their sources."""
 
+AtLeastOne = Annotated[int, msgspec.Meta(ge=1)]
+NotNegative = Annotated[int, msgspec.Meta(ge=0)]
+
 _PLAIN = {int, float, bool, str, type(None)}
 
 
@@ -86,20 +89,18 @@ def fields_of(cls: Any) -> Fields:
 
 @dataclasses.dataclass(frozen=True)
 class Loaded(Generic[T]):
-    """The settings, with each leaf's effective value and source by key path.
+    """The settings, what was given, and each leaf's effective value by key path.
 
-    A source is `flag`, the YAML's path, `--override-engine-args`, `baton` or `default`.
+    A source is `flag`, the YAML's path, `--override-engine-args` or `baton`.
     """
 
     settings: T
     given: Given
     values: dict[str, Any]
-    sources: dict[str, str]
 
     def lines(self) -> list[str]:
         """`key.path=value (source)` for each leaf that is not the default, to print at start."""
-        set_ = {path: source for path, source in self.sources.items() if source != "default"}
-        return [without_secrets(f"{path}={self.values[path]} ({source})") for path, source in set_.items()]
+        return [without_secrets(f"{path}={value} ({by})") for path, (value, by) in self.given.items()]
 
 
 def load_settings(
@@ -109,7 +110,7 @@ def load_settings(
     fields = fields_of(cls)
     given = read(fields, yaml_path, typed, override)
     loaded = build(fields, given)
-    return Loaded(_built(cls, loaded.settings, "", given), given, loaded.values, loaded.sources)
+    return Loaded(_built(cls, loaded.settings, "", given), given, loaded.values)
 
 
 def read(
@@ -159,13 +160,7 @@ def refuse(given: Given, names: Iterable[str], why: str) -> None:
 
 def build(fields: Fields, given: Given) -> Loaded[dict[str, Any]]:
     """The keywords for a class with these fields, the settings below them built. Raises SettingsError."""
-    effective = dict(_effective(fields, "", given))
-    return Loaded(
-        _keywords(fields, "", given),
-        given,
-        {path: value for path, (value, _) in effective.items()},
-        {path: source for path, (_, source) in effective.items()},
-    )
+    return Loaded(_keywords(fields, "", given), given, dict(_effective(fields, "", given)))
 
 
 def first_invalid(error: Exception) -> Exception:
@@ -240,14 +235,14 @@ def _built(cls: Any, keywords: dict[str, Any], prefix: str, given: Given) -> Any
         raise _refusal(source, path, str(invalid)) from error
 
 
-def _effective(fields: Fields, prefix: str, given: Given) -> Iterator[tuple[str, tuple[object, str]]]:
-    """Every leaf's value and source. A null nested mapping is a leaf: `cuda_graph_config=None`."""
+def _effective(fields: Fields, prefix: str, given: Given) -> Iterator[tuple[str, object]]:
+    """Every leaf's value. A null nested mapping is a leaf: `cuda_graph_config=None`."""
     for name, field in fields.items():
         path = prefix + name
         if field.cls is not None and (_has_below(given, path) or (path not in given and field.default)):
             yield from _effective(field.fields, f"{path}.", given)
         else:
-            yield path, given.get(path, (field.default, "default"))
+            yield path, given[path][0] if path in given else field.default
 
 
 def _has_below(given: Given, path: str) -> bool:

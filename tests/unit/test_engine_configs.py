@@ -46,7 +46,7 @@ def test_the_worker_takes_it_as_it_is(path: Path, caplog: pytest.LogCaptureFixtu
 
     loaded = load_trtllm_settings(load_library().args, mode, yaml_path=path)
 
-    of_the_file = {key: loaded.values[key] for key, source in loaded.sources.items() if str(path) in source}
+    of_the_file = {key: value for key, (value, source) in loaded.given.items() if str(path) in source}
     assert of_the_file == leaves(load(named(path)))
     assert caplog.records == []
     TorchLlmArgs(model="m", **loaded.settings)  # which refuses unknown keys, types and words

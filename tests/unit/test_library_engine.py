@@ -73,7 +73,9 @@ class Library:
         self.fail_pulls: Callable[[], None] = lambda: None
         self.refusal: Exception | None = None
         self.first: Callable[[], Awaitable[object]] | None = None
-        self.loaded = Loaded[dict[str, Any]]({"model": "m"}, {}, {}, {"max_batch_size": "engine.yaml"})
+        self.loaded = Loaded[dict[str, Any]](
+            {"model": "m"}, {"max_batch_size": (1, "engine.yaml")}, {"max_batch_size": 1}
+        )
         self.death: asyncio.Future[str] = asyncio.Future()
         self.steps = steps
         self._may_abort = may_abort

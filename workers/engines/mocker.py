@@ -2,14 +2,13 @@
 
 import asyncio
 import dataclasses
-import math
 import random
 import zlib
 from array import array
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -30,7 +29,9 @@ from workers.engines.prefixes import HeldPrefixes
 from workers.engines.script import Script, Vocabulary, log_prompt
 from workers.kv.memory import host_memory
 from workers.kv.transceiver import CacheTransceiver, Ticket
-from workers.settings import require
+from workers.settings import AtLeastOne, NotNegative
+
+Milliseconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -44,32 +45,20 @@ class MockerSettings:
     the KV to move, as with vLLM.
     """
 
-    prefill_tokens_per_s: float = 50_000.0
-    decode_step_ms: float = 10.0
-    jitter_ms: float = 0.0
-    kv_transfer_ms: float = 1.0
-    handoff_ttl_s: float = 60.0
-    max_batch_size: int = 1024
-    max_queue_size: int = 4096
-    max_seq_len: int = 131_072
-    max_cached_tokens: int = 1_000_000
+    prefill_tokens_per_s: Annotated[float, msgspec.Meta(gt=0, le=1e12)] = 50_000.0
+    decode_step_ms: Milliseconds = 10.0
+    jitter_ms: Milliseconds = 0.0
+    kv_transfer_ms: Milliseconds = 1.0
+    handoff_ttl_s: Annotated[float, msgspec.Meta(gt=0, le=1e6)] = 60.0
+    max_batch_size: AtLeastOne = 1024
+    max_queue_size: NotNegative = 4096
+    max_seq_len: Annotated[int, msgspec.Meta(ge=2)] = 131_072
+    max_cached_tokens: NotNegative = 1_000_000
     seed: int = 0
     script: str | None = None
     prompt_log: str | None = None
     hang_while: str | None = None
     prefill_sends_first: bool = False
-
-    def __post_init__(self) -> None:
-        for key in ("prefill_tokens_per_s", "handoff_ttl_s"):
-            value = getattr(self, key)
-            require(0 < value < math.inf, key, value, "a finite number above 0")
-        for key in ("decode_step_ms", "jitter_ms", "kv_transfer_ms"):
-            value = getattr(self, key)
-            require(0 <= value < math.inf, key, value, "a finite number, 0 or more")
-        for key, least in (("max_batch_size", 1), ("max_seq_len", 2)):
-            require(getattr(self, key) >= least, key, getattr(self, key), f"at least {least}")
-        for key in ("max_queue_size", "max_cached_tokens"):
-            require(getattr(self, key) >= 0, key, getattr(self, key), "0 or more")
 
     @property
     def is_hung(self) -> bool:

@@ -1,9 +1,11 @@
 """The embedded engine's settings; keys are named as in TensorRT-LLM if they mean the same."""
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
-from workers.settings import require
+import msgspec
+
+from workers.settings import AtLeastOne, NotNegative, require
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,22 +17,19 @@ class KvCacheSettings:
     as an earlier one of the same cache salt computes only the rest.
     """
 
-    tokens_per_block: int = 32
+    tokens_per_block: AtLeastOne = 32
     max_tokens: int | None = None
-    free_gpu_memory_fraction: float = 0.9
+    free_gpu_memory_fraction: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.9
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     enable_block_reuse: bool = True
 
     def __post_init__(self) -> None:
-        require(self.tokens_per_block >= 1, "tokens_per_block", self.tokens_per_block, "at least 1")
         require(
             self.max_tokens is None or self.max_tokens >= self.tokens_per_block,
             "max_tokens",
             self.max_tokens,
             f"at least one block ({self.tokens_per_block} tokens)",
         )
-        fraction = self.free_gpu_memory_fraction
-        require(0 < fraction <= 1, "free_gpu_memory_fraction", fraction, "above 0 and at most 1")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,11 +37,7 @@ class CacheTransceiverSettings:
     """KV transfer between workers; a prefilled cache is kept for `kv_transfer_timeout_ms`."""
 
     backend: Literal["DEFAULT", "UCX", "TCP"] = "DEFAULT"
-    kv_transfer_timeout_ms: int = 60_000
-
-    def __post_init__(self) -> None:
-        timeout_ms = self.kv_transfer_timeout_ms
-        require(timeout_ms > 0, "kv_transfer_timeout_ms", timeout_ms, "above 0")
+    kv_transfer_timeout_ms: AtLeastOne = 60_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,21 +49,20 @@ class EmbeddedSettings:
     `enable_chunked_prefill` must be true, the parallel sizes 1.
     """
 
-    max_batch_size: int = 32
+    max_batch_size: AtLeastOne = 32
     max_num_tokens: int = 512
-    max_seq_len: int | None = None
-    max_queue_size: int = 256
+    max_seq_len: Annotated[int, msgspec.Meta(ge=2)] | None = None
+    max_queue_size: NotNegative = 256
     enable_chunked_prefill: bool = True
     kv_cache_config: KvCacheSettings = field(default_factory=KvCacheSettings)
     cache_transceiver_config: CacheTransceiverSettings = field(default_factory=CacheTransceiverSettings)
     device: Literal["auto", "cpu", "cuda"] = "auto"
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    num_threads: int = 1
+    num_threads: AtLeastOne = 1
     tensor_parallel_size: int = 1
     moe_expert_parallel_size: int = 1
 
     def __post_init__(self) -> None:
-        require(self.max_batch_size >= 1, "max_batch_size", self.max_batch_size, "at least 1")
         require(
             self.max_num_tokens >= self.max_batch_size,
             "max_num_tokens",
@@ -76,13 +70,8 @@ class EmbeddedSettings:
             f"at least max_batch_size ({self.max_batch_size}): a step has one token of each request",
         )
         require(
-            self.max_seq_len is None or self.max_seq_len >= 2, "max_seq_len", self.max_seq_len, "at least 2"
-        )
-        require(self.max_queue_size >= 0, "max_queue_size", self.max_queue_size, "0 or more")
-        require(
             self.enable_chunked_prefill, "enable_chunked_prefill", False, "true: long prompts run in parts"
         )
         for key in ("tensor_parallel_size", "moe_expert_parallel_size"):
             size = getattr(self, key)
             require(size == 1, key, size, "1: the embedded engine runs on one device")
-        require(self.num_threads >= 1, "num_threads", self.num_threads, "at least 1")

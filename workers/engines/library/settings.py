@@ -98,8 +98,9 @@ def demand(given: Given, path: str, value: object, why: str) -> None:
 def explained(error: ValueError, loaded: Loaded[dict[str, Any]], label: str) -> str:
     """A library's refusal of its settings as it loads, in one line with the source of the wrong one."""
     found = first_invalid(error)
-    if isinstance(found, InvalidField) and found.name in loaded.sources:
-        return f"{loaded.sources[found.name]}: {found.name}: {found}"
+    if isinstance(found, InvalidField) and found.name in loaded.values:
+        _, source = loaded.given.get(found.name, (None, "default"))
+        return f"{source}: {found.name}: {found}"
     return f"{label} refuses the settings: {found}"
 
 
