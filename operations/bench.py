@@ -10,19 +10,18 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from itertools import pairwise
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate, pairwise
+from queue import SimpleQueue
 from typing import Any
 
 import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
-from rich.table import Table
 
 from baton.flags import flag, parse
 from frontend.routing.health import Health
 from operations.client import Client, FrontendError, FrontendFlags
-from operations.status import stdout
 
 _MOST_REQUESTS, _MOST_AT_ONCE, _MOST_TOKENS, _MOST_S = 100_000, 1000, 1_000_000, 3600.0
 _MAX_LINE_BYTES = 1 << 20
@@ -57,12 +56,13 @@ def bench(argv: list[str]) -> int:
     about = "A load on a running stack: how long its clients wait."
     parsed = parse(BenchSettings, argv, prog="python -m baton bench", description=about)
     settings, client = parsed.settings, Client(parsed)
-    load, is_stopped = Load(client, settings), False
+    load, samples, is_stopped = Load(client, settings), list[Sample](), False
     try:
-        _run(load)
+        _run(load, samples)
     except KeyboardInterrupt:
+        if not samples:
+            raise
         is_stopped = True
-    samples = list(load.samples)
     figures = figures_of(samples)
     command = aiperf(load.model, load.most, client.url, settings)
     if settings.json:
@@ -89,8 +89,7 @@ class _Chunk(msgspec.Struct):
     usage: _Usage | None = None
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Sample:
+class Sample(msgspec.Struct, frozen=True, kw_only=True):
     """One request. Times are in seconds: `began_s` since the load began, the others since the request did;
     None where there were too few tokens. `failure`: status and code, or why there was no answer.
     """
@@ -111,8 +110,6 @@ class Load:
     """
 
     def __init__(self, client: Client, settings: BenchSettings) -> None:
-        self.samples: list[Sample] = []
-        self.num_sent = 0
         self.most = settings.requests or (_MOST_REQUESTS if settings.seconds else 100)
         self._most_s = settings.seconds or _MOST_S
         self._client = client
@@ -130,41 +127,40 @@ class Load:
         """Since it began."""
         return time.perf_counter() - self._began_s
 
-    @property
-    def share(self) -> float:
+    def share(self, num_ended: int) -> float:
         """How much of it is done, at most 1."""
-        return min(1.0, max(len(self.samples) / self.most, self.passed_s / self._most_s))
+        return min(1.0, max(num_ended / self.most, self.passed_s / self._most_s))
 
-    def run(self, on_end: Callable[[], object]) -> None:
-        """Send all of it, and wait for the answers; `on_end` is called after each."""
-        rate, due_s, self._began_s = self._settings.rate, 0.0, time.perf_counter()
-        num_places = _MOST_AT_ONCE if rate else self._settings.concurrency
-        places = threading.Semaphore(num_places)
+    def run(self) -> Iterator[Sample]:
+        """Send all of it; yields the sample of each request when it has ended. Raises FrontendError."""
+        rate, timeout_s = self._settings.rate, self._settings.timeout_s
+        # Of an open loop, as many requests run at a time as arrive within the timeout.
+        num_places = min(_MOST_AT_ONCE, math.ceil(rate * timeout_s)) if rate else self._settings.concurrency
+        pauses_s = (random.expovariate(rate) if rate else 0.0 for _ in range(self.most))
+        due_s = iter([*accumulate(pauses_s)])  # of a list: threads share it
+        ended = SimpleQueue[Sample | None]()
+        self._began_s = time.perf_counter()
 
         def send() -> None:
             try:
-                self.samples.append(self._sample())
-                on_end()
-                if self.samples[-1].failure:
-                    time.sleep(_PAUSE_S)  # in this request's thread
+                for at_s in due_s:
+                    time.sleep(max(0.0, min(at_s, self._most_s) - self.passed_s))
+                    if self.passed_s >= self._most_s:
+                        break
+                    sample = self._sample()
+                    ended.put(sample)
+                    time.sleep(_PAUSE_S if sample.failure else 0.0)
             finally:
-                places.release()
+                ended.put(None)
 
-        while self.num_sent < self.most:
-            due_s += random.expovariate(rate) if rate else 0.0
-            time.sleep(min(max(0.0, due_s - self.passed_s), self._most_s))  # until it is due
-            left_s = self._most_s - self.passed_s
-            if left_s <= 0 or not places.acquire(timeout=left_s):
-                break
-            self.num_sent += 1
-            try:
-                threading.Thread(target=send, daemon=True).start()
-            except RuntimeError as error:  # the system's limit
-                self.samples.append(Sample(began_s=self.passed_s, duration_s=0.0, failure=str(error)))
-                places.release()
-                time.sleep(_PAUSE_S)  # others may end meanwhile
-        for _ in range(num_places):
-            places.acquire()
+        threads = [threading.Thread(target=send, daemon=True) for _ in range(min(num_places, self.most))]
+        try:
+            for thread in threads:
+                thread.start()
+        except RuntimeError as error:
+            raise FrontendError(f"{len(threads)} requests at a time are too many here: {error}") from error
+        for _ in threads:
+            yield from iter(ended.get, None)
 
     def _sample(self) -> Sample:
         began_s = self.passed_s
@@ -223,18 +219,15 @@ def _first_model(client: Client) -> str:
     raise FrontendError(f"{client.url} serves no model yet: see python -m baton status")
 
 
-def _run(load: Load) -> None:
+def _run(load: Load, samples: list[Sample]) -> None:
     """With its progress on stderr."""
     sys.setswitchinterval(0.0005)  # a thread with a new token need not wait for others
     columns = (BarColumn(), TaskProgressColumn(), TextColumn("{task.description}"))
     with Progress(*columns, console=Console(stderr=True)) as bar:
         task = bar.add_task("", total=1.0)
-
-        def show() -> None:
-            num_ended = len(load.samples)
-            bar.update(task, completed=load.share, description=f"{num_ended} of {load.num_sent} ended")
-
-        load.run(show)
+        for sample in load.run():
+            samples.append(sample)
+            bar.update(task, completed=load.share(len(samples)), description=f"{len(samples)} ended")
 
 
 def figures_of(samples: Sequence[Sample]) -> dict[str, Any]:
@@ -271,20 +264,17 @@ def _print(figures: dict[str, Any]) -> None:
     lines = [f"{figures['answered']} answers in {f['lasted_s']} s: {rates}"]
     lines += [f"tokens on average: prompt {f['num_prompt_tokens']}, answer {f['num_tokens']}"]
     lines += [f"failed {count}: {failure}" for failure, count in figures["failures"].items()]
-    sys.stdout.write("\n".join(lines) + "\n\n")
-    table = Table("ms", box=None, pad_edge=False)
-    for name in _COLUMNS:
-        table.add_column(name, justify="right", min_width=9)
+    lines += ["", f"{'ms':<11}" + "".join(f"{name:>11}" for name in _COLUMNS)]
     for row in _ROWS:
-        found = figures[f"{row}_ms"]
-        table.add_row(row.replace("_", " "), *(f"{found[c]:,.1f}" if found else "-" for c in _COLUMNS))
-    stdout().print(table)
+        cells = (f"{value:>11,.1f}" for value in figures[f"{row}_ms"].values())
+        lines.append(f"{row.replace('_', ' '):<11}" + ("".join(cells) or f"{'-':>11}" * len(_COLUMNS)))
+    sys.stdout.write("\n".join(lines) + "\n")
 
 
 def _plot(samples: Sequence[Sample]) -> None:
     """First tokens and longest gaps over time, on a terminal."""
     seen = [s for s in samples if s.ttft_s is not None]
-    if not stdout().is_interactive or not seen:
+    if not sys.stdout.isatty() or not seen:
         return
     import plotext  # type: ignore[import-untyped]  # noqa: PLC0415  it takes 0.15 s
 
