@@ -19,9 +19,10 @@ import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
-from baton.flags import flag, parse
+from baton.flags import Parsed, flag
 from frontend.routing.health import Health
-from operations.client import Client, FrontendError, FrontendFlags
+from operations.client import Client, FrontendFlags
+from operations.errors import FrontendError
 
 _MOST_REQUESTS, _MOST_AT_ONCE, _MOST_TOKENS, _MOST_S = 100_000, 1000, 1_000_000, 3600.0
 _MAX_LINE_BYTES = 1 << 20
@@ -49,12 +50,10 @@ class BenchSettings(FrontendFlags):
     json: bool = flag(False, "figures as JSON")
 
 
-def bench(argv: list[str]) -> int:
+def bench(parsed: Parsed[BenchSettings]) -> int:
     """Run the load and print its figures. Exit status: 0 all answered, 1 some failed, 130 after Ctrl-C, with
     the figures so far. Raises FrontendError if it cannot begin.
     """
-    about = "A load on a running stack: how long its clients wait."
-    parsed = parse(BenchSettings, argv, prog="python -m baton bench", description=about)
     settings, client = parsed.settings, Client(parsed)
     load, samples, is_stopped = Load(client, settings), list[Sample](), False
     try:

@@ -17,6 +17,7 @@ import msgspec
 from baton import tls
 from baton.connect import HTTP_PORT
 from baton.flags import Parsed, flag, without_secrets
+from operations.errors import FrontendError
 
 T = TypeVar("T")
 S = TypeVar("S", bound="FrontendFlags")
@@ -35,15 +36,6 @@ class FrontendFlags:
     insecure: bool = flag(False, "do not check the frontend's certificate")
     tls_cert_file: Path | None = flag(None, "certificate to show, if it asks for one (PEM)", metavar="PATH")
     tls_key_file: Path | None = flag(None, "key of that certificate", metavar="PATH")
-
-
-class FrontendError(Exception):
-    """No frontend answers (`status` 0), or one answers with an error; the message is a sentence."""
-
-    def __init__(self, text: str, *, status: int = 0, code: str = "") -> None:
-        super().__init__(text)
-        self.status = status
-        self.code = code
 
 
 class _Error(msgspec.Struct):

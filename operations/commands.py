@@ -4,19 +4,21 @@ import importlib
 import io
 import os
 import sys
+from typing import get_args, get_type_hints
 
-from baton.flags import version
-from operations.client import FrontendError
+from baton.flags import parse, version
+from operations.errors import CommandError
 
 _TOOLS = {
-    "status": ("operations.status", "the workers of a running stack, their load, the last events"),
-    "top": ("operations.status", "the same, live"),
-    "bench": ("operations.bench", "measure a running stack under a load"),
-    "doctor": ("operations.doctor.command", "find what would break, before starting anything"),
-    "download": ("operations.download", "download a model from the Hugging Face hub, and verify it"),
-    "key": ("operations.key", "make an API key, and its line for --api-keys-file"),
-    "why": ("operations.why", "which stage made a request slow or fail, and on which worker"),
+    "status": ("operations.status", "", "the workers of a running stack, their load, the last events"),
+    "top": ("operations.status", "", "the same once a second, until q; in a pipe plain text"),
+    "bench": ("operations.bench", "", "measure a running stack under a load"),
+    "doctor": ("operations.doctor.command", "", "find what would break, before starting anything"),
+    "download": ("operations.download", " REPO", "download a model from the Hugging Face hub, or resume"),
+    "key": ("operations.key", " NAME", "make an API key: its line, on stdout, is for --api-keys-file"),
+    "why": ("operations.why", " ID", "which stage made a request slow or fail, and on which worker"),
 }
+"""Module, argument, text. The module's function of that name takes its flags and returns the exit status."""
 _HELP = """\
 usage: python -m baton COMMAND [flags]
 
@@ -38,7 +40,7 @@ def main(argv: list[str]) -> int:
     if name in _TOOLS:
         return _run(name, rest)
     if name in {"-h", "--help", "help", ""}:
-        commands = "\n".join(f"  {tool:<10}{text}" for tool, (_, text) in _TOOLS.items())
+        commands = "\n".join(f"  {tool:<10}{text}" for tool, (_, _, text) in _TOOLS.items())
         (sys.stdout if name else sys.stderr).write(_HELP.format(commands=commands))
         return 0 if name else 2
     if name == "--version":
@@ -50,17 +52,22 @@ def main(argv: list[str]) -> int:
 
 def _run(name: str, argv: list[str]) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a terminal need not show UTF-8
+        sys.stdout.reconfigure(errors="backslashreplace")  # a terminal need not show UTF-8
+    module, argument, about = _TOOLS[name]
     try:
-        status: int = getattr(importlib.import_module(_TOOLS[name][0]), name)(argv)
+        tool = getattr(importlib.import_module(module), name)
+        (flags,) = get_args(get_type_hints(tool)["parsed"])
+        status: int = tool(parse(flags, argv, prog=f"python -m baton {name}{argument}", description=about))
         sys.stdout.flush()
-    except FrontendError as error:
+    except CommandError as error:
         sys.stderr.write(f"error: {error}\n")
-        return 2
+        return error.exit_status
     except ModuleNotFoundError as error:
-        sys.stderr.write(f"error: {name} needs {error.name}: pip install 'baton[frontend]'\n")
+        extra = "download" if error.name == "huggingface_hub" else "frontend"
+        sys.stderr.write(f"error: {name} needs {error.name}: pip install 'baton[{extra}]'\n")
         return 2
     except KeyboardInterrupt:
+        sys.stderr.write("stopped\n")
         return 130
     except BrokenPipeError:  # `| head` has read enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from baton.flags import flag, parse
+from baton.flags import Parsed, flag
 from baton.model_folder import cached, hub_cache
+from operations.errors import CommandError
 
 if TYPE_CHECKING:
     from huggingface_hub import DryRunFileInfo
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
 GIB = 1 << 30
 EXCLUDES = ("original/*", "metal/*")
 """The same weights in two formats that no engine here reads: 120b would take 183 GB instead of 65."""
-
-_INSTALL = "pip install '.[download]'"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -35,35 +34,25 @@ class DownloadSettings:
     skip_checksums: bool = flag(False, "do not verify checksums")
 
 
-class DownloadError(Exception):
+class DownloadError(CommandError):
     """The download failed; the message says why and what to do."""
 
+    def __init__(self, text: str) -> None:
+        super().__init__(text, exit_status=1)
 
-def download(argv: list[str]) -> int:
-    """Start or resume a download. Exit status: 0 complete, 1 failed, 2 wrong flags."""
-    settings = parse(
-        DownloadSettings, argv, prog="python -m baton download REPO",
-        description="A model from the Hugging Face hub.",
-    ).settings  # fmt: skip
-    if not (repo := settings.repo):
-        sys.stderr.write("usage: python -m baton download openai/gpt-oss-120b [--local-dir FOLDER]\n")
-        return 2
-    try:
-        _fetch(repo, settings.local_dir if settings.local_dir != Path(repo) else None, settings)
-    except DownloadError as failure:
-        sys.stderr.write(f"error: {failure}\n")
-        return 1
-    except KeyboardInterrupt:
-        sys.stderr.write("\nstopped; run the same command again to resume\n")
-        return 1
+
+def download(parsed: Parsed[DownloadSettings]) -> int:
+    """Start or resume a download. Exit status: 0. Raises CommandError."""
+    settings = parsed.settings
+    if not settings.repo:
+        raise CommandError("name a model, such as: python -m baton download openai/gpt-oss-120b")
+    _fetch(settings.repo, settings.local_dir if settings.local_dir != Path(settings.repo) else None, settings)
     return 0
 
 
 def _fetch(repo: str, local_dir: Path | None, settings: DownloadSettings) -> None:
-    try:
-        from huggingface_hub import HfApi  # noqa: PLC0415  an extra
-    except ImportError as missing:
-        raise DownloadError(f"huggingface_hub is not installed: {_INSTALL}") from missing
+    from huggingface_hub import HfApi  # noqa: PLC0415  an extra
+
     api, cache = HfApi(), None if local_dir else hub_cache()
     try:
         # Not left to snapshot_download: without network it accepts a partly filled folder as the model.

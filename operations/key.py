@@ -4,8 +4,9 @@ import dataclasses
 import secrets
 import sys
 
-from baton.flags import flag, parse
+from baton.flags import Parsed, flag
 from frontend.http.keys import line_of
+from operations.errors import CommandError
 
 _NUM_BYTES = 32
 
@@ -20,22 +21,16 @@ class KeySettings:
     admin: bool = flag(False, "it may see the requests of all keys: python -m baton why")
 
 
-def key(argv: list[str]) -> int:
-    """Print a new key on stderr, so that no file gets it, and its line on stdout. Exit status: 0, or 2 if the
-    name is not allowed.
+def key(parsed: Parsed[KeySettings]) -> int:
+    """Print a new key on stderr, so that no file gets it, and its line on stdout: python -m baton key NAME >>
+    FILE. Raises CommandError if the name is not allowed.
     """
-    settings = parse(
-        KeySettings,
-        argv,
-        prog="python -m baton key NAME",
-        description="A new API key. Append its line to the keys file: python -m baton key NAME >> FILE",
-    ).settings
+    settings = parsed.settings
     made = f"sk-baton-{secrets.token_urlsafe(_NUM_BYTES)}"
     try:
         line = line_of(settings.name, made, is_admin=settings.admin)
     except ValueError as error:
-        sys.stderr.write(f"error: {error}\n")
-        return 2
+        raise CommandError(str(error)) from error
     sys.stderr.write(f"API key for {settings.name} (shown once, store it now): {made}\n")
     sys.stdout.write(f"{line}\n")
     return 0

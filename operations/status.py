@@ -19,11 +19,12 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from baton.flags import flag, parse
+from baton.flags import Parsed, flag
 from baton.messages import Role
 from frontend.routing.health import Health
 from frontend.snapshot import Snapshot, WorkerView
-from operations.client import Client, FrontendError, FrontendFlags, printable
+from operations.client import Client, FrontendFlags, printable
+from operations.errors import FrontendError
 
 _NUM_EVENTS, _NUM_SLOWEST = 10, 5
 _HELP = Text("q: quit   python -m baton why ID: one request", "dim")
@@ -44,10 +45,8 @@ class TopSettings(FrontendFlags):
     count: int | None = flag(None, "plain text, N times", metavar="N", at_least=1, at_most=1_000_000)
 
 
-def status(argv: list[str]) -> int:
+def status(parsed: Parsed[StatusSettings]) -> int:
     """Print what the frontend sees. Exit status: 0 healthy, 1 unhealthy. Raises FrontendError."""
-    about = "Workers, load, the last events and the slowest requests."
-    parsed = parse(StatusSettings, argv, prog="python -m baton status", description=about)
     client = Client(parsed)
     if parsed.settings.brief:
         health = client.get("/health", Health)
@@ -58,12 +57,10 @@ def status(argv: list[str]) -> int:
     return code
 
 
-def top(argv: list[str]) -> int:
+def top(parsed: Parsed[TopSettings]) -> int:
     """Show the fleet until q or Ctrl-C. Exit status: 0; with `--count` that of status, 2 while no frontend
     answers. Raises FrontendError if none answers at first.
     """
-    about = "Status, once a second, until q. Plain text where stdout is no terminal."
-    parsed = parse(TopSettings, argv, prog="python -m baton top", description=about)
     count, interval_s, console = parsed.settings.count, parsed.settings.interval, stdout()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the terminal is restored
     with contextlib.suppress(KeyboardInterrupt):

@@ -10,11 +10,12 @@ from urllib.parse import quote
 
 import msgspec
 
-from baton.flags import flag, parse
+from baton.flags import Parsed, flag
 from frontend.access import SLOW_S
 from frontend.explain import MAX_FOUND, Explained, Find, Found, RequestsBody, explain, find, is_during
 from frontend.record import STAGES, Attempt, Leg, Record, Records, Stage
-from operations.client import Client, FrontendError, FrontendFlags
+from operations.client import Client, FrontendFlags
+from operations.errors import FrontendError
 from operations.request_log import records_of
 
 _TIMEOUT_S = 10.0
@@ -34,14 +35,8 @@ class WhySettings(FrontendFlags):
     json: bool = flag(False, "JSON instead of text")
 
 
-def why(argv: list[str]) -> int:
+def why(parsed: Parsed[WhySettings]) -> int:
     """Explain requests. Exit status: 0, 1 not found or not allowed, 2 no frontend or wrong flags."""
-    parsed = parse(
-        WhySettings,
-        argv,
-        prog="python -m baton why ID",
-        description="Which stage made a request slow or fail, on which worker.",
-    )
     try:
         query = _query(parsed.settings)
         found = _read(parsed.settings.log, query) if parsed.settings.log else _ask(Client(parsed), query)

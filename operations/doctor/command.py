@@ -14,7 +14,7 @@ import msgspec
 
 from baton.connect import HTTP_HOST, HTTP_PORT, Wires
 from baton.files import UnsafeFolder
-from baton.flags import flag, parse
+from baton.flags import Parsed, flag
 from baton.model_folder import model_folder
 from baton.own_address import WrongAddress, why_not_bound
 from baton.tls import CredentialError
@@ -80,21 +80,11 @@ def text(report: Report) -> str:
     return "\n".join([*lines, f"{'result':<8} {count or 'nothing found'}"]) + "\n"
 
 
-def doctor(argv: list[str]) -> int:
+def doctor(parsed: Parsed[DoctorSettings]) -> int:
     """Report what would break. Exit status: 0 nothing, 1 warnings only, 2 errors (or a bad flag)."""
-    settings = parse(
-        DoctorSettings,
-        argv,
-        prog="python -m baton doctor",
-        description="Find what would break, before starting it.",
-    ).settings
-    report = examine(gather(settings))
-    page = text(report)
-    if settings.json:
-        page = json.dumps(msgspec.to_builtins(report), indent=2) + "\n"
-    # A path may not be UTF-8, and a terminal may support only ASCII.
-    encoding = sys.stdout.encoding or "utf-8"
-    sys.stdout.write(page.encode(encoding, "backslashreplace").decode(encoding))
+    report = examine(gather(parsed.settings))
+    as_json = json.dumps(msgspec.to_builtins(report), indent=2) + "\n"
+    sys.stdout.write(as_json if parsed.settings.json else text(report))
     return report.exit_status
 
 

@@ -19,7 +19,8 @@ import pytest
 from huggingface_hub import errors
 
 from baton.model_folder import model_folder
-from operations.download import DownloadError, _check_room, _check_sums, _explained, download
+from operations.commands import main
+from operations.download import DownloadError, _check_room, _check_sums, _explained
 from tests.waiting import PATIENCE_S
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -264,20 +265,20 @@ def test_without_network_a_half_filled_folder_is_not_taken_for_the_model(tmp_pat
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_a_download_that_is_stopped_or_lacks_its_library_says_how_to_go_on(
+def test_a_download_that_is_stopped_or_lacks_its_library_is_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    line = [REPO, "--local-dir", str(tmp_path)]
+    line = ["download", REPO, "--local-dir", str(tmp_path)]
     with monkeypatch.context() as patch:
         patch.setattr("operations.download._fetch", interrupted)
-        assert download(line) == 1
-    assert "run the same command again to resume" in capsys.readouterr().err
+        assert main(line) == 130
+    assert capsys.readouterr().err == "stopped\n"
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    assert download(line) == 1
-    assert "huggingface_hub is not installed: pip install" in capsys.readouterr().err
+    assert main(line) == 2
+    assert "pip install 'baton[download]'" in capsys.readouterr().err
 
 
 def test_without_a_folder_it_goes_where_a_worker_finds_it_by_its_id(

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from operations.why import why
+from operations.commands import main
 from tests.serving_frontend import MODEL, Held, Workers, saying, serving
 
 pytestmark = pytest.mark.loops("uvloop")
@@ -43,7 +43,7 @@ async def test_requests_that_share_an_id_are_all_shown(capsys: pytest.CaptureFix
             )
             assert reply.status_code == 200
         url = str(frontend.http.base_url)
-        assert await asyncio.to_thread(why, ["same", "--url", url]) == 0
+        assert await asyncio.to_thread(main, ["why", "same", "--url", url]) == 0
         assert capsys.readouterr().out.count("same  200  ") == 3
 
 
@@ -93,7 +93,7 @@ async def test_bad_input_of_the_command_is_one_sentence(
 ) -> None:
     def run(argv: list[str]) -> Any:
         try:
-            return why(argv)
+            return main(["why", *argv])
         except SystemExit as ended:
             return ended.code
 

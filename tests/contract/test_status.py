@@ -16,8 +16,9 @@ from baton.messages import Role
 from frontend.routing.events import FleetEvent
 from frontend.routing.health import Health, Instance
 from frontend.snapshot import Point, Slow, Snapshot, WorkerView
-from operations.client import Client, FrontendError, FrontendFlags
+from operations.client import Client, FrontendFlags
 from operations.commands import main
+from operations.errors import FrontendError
 from tests.waiting import PATIENCE_S
 
 CLOSED_PORT = "http://127.0.0.1:9"

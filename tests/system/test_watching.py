@@ -181,7 +181,7 @@ def test_bench_on_a_terminal_draws_progress_and_a_plot(stack: Stack) -> None:
         assert terminal.ended() == 0
         shown = _STYLE.sub("", terminal.text)
         assert "100%" in shown
-        assert "4 of 4 ended" in shown
+        assert "4 ended" in shown
         assert "first token (blue) and longest gap (green)" in shown
         assert max(len(line) for line in shown.split("\r\n") if "\u2502" in line) <= COLUMNS
 

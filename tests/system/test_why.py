@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from frontend.http.keys import line_of
-from operations.why import why
+from operations.commands import main
 from tests.stack import MODEL, Process, Stack
 from tests.waiting import PATIENCE_S, wait_for
 
@@ -299,15 +299,15 @@ def test_a_decode_worker_that_is_killed_in_mid_stream(worn: Stack, capsys: Any) 
     assert leg["gap_s"] > 0.7
     verdict = guilty(worn, record["request_id"], "stream", "decode-0", leg["gap_s"])
     assert verdict["cause"] == "decode-0 was lost"
-    assert why([record["request_id"], "--url", worn.url]) == 0
+    assert main(["why", record["request_id"], "--url", worn.url]) == 0
     printed = capsys.readouterr().out
     (where,) = [text for name, text in leg["attempts"][0]["where"].items() if name == "decode-0"]
     assert where.endswith(f"pid {killed.popen.pid}")
     for text in (f"decode-0 ({where})", "<-- worker_lost in stream after", "what would have helped: "):
         assert text in printed
     assert "guilty: stream on decode-0, " in printed
-    assert why(["--failed", "--json", "--url", worn.url]) == 0
-    assert why(["no\x1b[2Jne", "--url", worn.url]) == 1
+    assert main(["why", "--failed", "--json", "--url", worn.url]) == 0
+    assert main(["why", "no\x1b[2Jne", "--url", worn.url]) == 1
     assert "\x1b" not in capsys.readouterr().err
 
 
@@ -363,7 +363,7 @@ def test_who_may_see_requests(small: Stack, capsys: Any) -> None:
     refused = get(small, "/requests?slowest=3", "hog")
     assert (refused.status_code, refused.json()["error"]["code"]) == (403, "admin_key_needed")
     assert get(small, "/requests?slowest=3").status_code == 200
-    assert why(["--slowest", "3", "--url", small.url, "--api-key", "hog"]) == 1
+    assert main(["why", "--slowest", "3", "--url", small.url, "--api-key", "hog"]) == 1
     assert capsys.readouterr().err.startswith("error: /requests needs an admin's API key: ")
 
 
@@ -389,7 +389,7 @@ def test_no_text_of_a_client_is_in_records_logs_or_pages(small: Stack, capsys: A
     small.post("/v1/completions", headers, prompt=CANARY, max_tokens=5, user=CANARY, stop=[CANARY])
     assert len(found(small, "id=bird")) == 3
     pages = [get(small, path).text for path in ("/requests?id=bird", "/metrics", "/", "/fleet", "/health")]
-    assert why(["bird", "--url", small.url, "--api-key", "root"]) == 0
+    assert main(["why", "bird", "--url", small.url, "--api-key", "root"]) == 0
     logs = [path.read_text() for path in small.folder.glob("*.log")]
     wait_for(lambda: (small.folder / "frontend.log").read_text().count('"request_id": "bird"') >= 3)
     seen = [*pages, *logs, capsys.readouterr().out]
@@ -400,11 +400,11 @@ def test_requests_in_a_log(small: Stack, capsys: Any) -> None:
     ask(small, "logged", 5).result()
     log = small.folder / "frontend.log"
     wait_for(lambda: '"request_id": "logged"' in log.read_text())
-    assert why(["logged", "--log", str(log)]) == 0
+    assert main(["why", "logged", "--log", str(log)]) == 0
     printed = capsys.readouterr().out
     assert printed.startswith("logged  200  ")
     assert "no stage is out of line" in printed
-    assert why(["prompt-1", "--log", str(log)]) == 0
+    assert main(["why", "prompt-1", "--log", str(log)]) == 0
     assert "computed the prompt" in (out := capsys.readouterr().out) or "prefill_wait" in out
-    assert why(["--slowest", "1", "--json", "--log", str(log)]) == 0
+    assert main(["why", "--slowest", "1", "--json", "--log", str(log)]) == 0
     assert len(json.loads(capsys.readouterr().out)["requests"]) == 1

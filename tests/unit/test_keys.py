@@ -16,7 +16,7 @@ from frontend.http.keys import (
     presented,
     read_keys,
 )
-from operations.key import key as key_tool
+from operations.commands import main
 
 names = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}", fullmatch=True)
 
@@ -115,12 +115,12 @@ def test_a_key_comes_as_bearer_or_in_anthropics_header() -> None:
 
 
 def test_the_tool_makes_a_key_and_its_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert key_tool(["alice"]) == 0
+    assert main(["key", "alice"]) == 0
     out, err = capsys.readouterr()
     made = err.split()[-1]
     assert parse_keys(out) == {digest(made): ("alice", False)}
     assert len(made) > 43  # 256 bits
-    assert key_tool(["--admin", "root"]) == 0
+    assert main(["key", "--admin", "root"]) == 0
     assert [*parse_keys(capsys.readouterr().out).values()] == [ApiKey("root", is_admin=True)]
     for argv in (["two words"], []):
-        assert key_tool(argv) == 2
+        assert main(["key", *argv]) == 2
