@@ -14,6 +14,7 @@ _TOOLS = {
     "top": ("operations.status", "", "the same once a second, until q; in a pipe plain text"),
     "bench": ("operations.bench", "", "measure a running stack under a load"),
     "doctor": ("operations.doctor.command", "", "find what would break, before starting anything"),
+    "shares": ("operations.shares", "", "divide one GPU between prefill and decode on vLLM"),
     "download": ("operations.download", " REPO", "download a model from the Hugging Face hub, or resume"),
     "key": ("operations.key", " NAME", "make an API key: its line, on stdout, is for --api-keys-file"),
     "why": ("operations.why", " ID", "which stage made a request slow or fail, and on which worker"),

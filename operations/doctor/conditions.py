@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from baton.connect import Service
 from operations.doctor.facts import GIB, Facts, Gpu, Host, Model, Worker
-from operations.doctor.memory import Budget, budget
+from operations.doctor.memory import Budget, Halves, budget, halves, kv_bytes_given
 from workers.engines.trtllm.settings import BACKEND, BUFFER, MANAGER_V2, RUNTIME, manager
 
 # The settings that prefill and decode must agree on, by code, with their defaults.
@@ -105,12 +105,22 @@ def lacking_gpus(facts: Facts, worker: Worker) -> int:
 
 
 def shared_gpus(facts: Facts, worker: Worker) -> str | None:
-    """The GPUs that a later worker uses as well."""
+    """The GPUs that a later worker uses as well, unless both have a KV cache of a given size."""
     if not facts.wants_gpus:
         return None
     later = facts.workers[facts.workers.index(worker) + 1 :]
+    later = tuple(w for w in later if not (kv_bytes_given(worker) and kv_bytes_given(w)))
     used = {gpu.index for other in later for gpu in facts.gpus_of(other)}
     return ", ".join(str(gpu.index) for gpu in facts.gpus_of(worker) if gpu.index in used)
+
+
+def small_gpus(facts: Facts) -> Iterator[Halves]:
+    """GPUs of a prefill and a decode worker of vLLM that cannot hold both."""
+    for prefill, decode in both(facts) if facts.engine == "vllm" and facts.wants_gpus else ():
+        for gpu in facts.gpus_of(prefill):
+            divided = halves(facts, gpu) if gpu in facts.gpus_of(decode) else None
+            if divided is not None and divided.kv_bytes <= 0:
+                yield divided
 
 
 def is_cache(model: Model) -> bool:

@@ -2,14 +2,74 @@
 
 import msgspec
 
-from operations.doctor.facts import GIB, Facts, Gpu, Worker
+from operations.doctor.facts import GIB, Facts, Gpu, Model, Worker
 
+KV_BYTES = "kv_cache_memory_bytes"
+"""vLLM's key: the KV cache's size, whatever else is in the GPU's memory."""
 _DEFAULT_FRACTION = 0.9
 # Activations, CUDA graphs, NCCL and cuBLAS workspaces, per GPU: a rough, low estimate.
 _RESERVE_BYTES = 3 * GIB
 # In unified memory, the page cache of the files just read counts as used: in the guide's DGX Spark log,
 # 50 GiB are "outside torch" after 61 GiB of weights, about 6 of them from before loading.
 _PAGE_CACHE_SHARE = 0.7
+# gpt-oss's published weights by number of layers, for a folder without any (`load_format: dummy`).
+_PUBLISHED_BYTES = {24: 13_761_300_000, 36: 65_248_815_744}
+# Of one role on a shared GPU: vLLM pads the experts' matrices; graphs and steps of 4,096 tokens.
+_PADDED = 1.08
+_ROLE_BYTES = 4 * GIB
+_SPARE_BYTES = 1 * GIB
+
+
+class Halves(msgspec.Struct, frozen=True, kw_only=True):
+    """One GPU for prefill and decode, with vLLM: each has a copy of the weights, working memory, and half of
+    what is left for KV.
+    """
+
+    gpu: Gpu
+    total_bytes: int
+    free_bytes: int
+    weight_bytes: int
+
+    @property
+    def kv_bytes(self) -> int:
+        """KV cache of each role; not above 0 if two copies do not fit."""
+        return (self.free_bytes - _SPARE_BYTES) // 2 - self.weight_bytes - _ROLE_BYTES
+
+    @property
+    def settings(self) -> dict[str, float]:
+        """The settings of each role; before vLLM loads, it checks that the first share is free."""
+        share = (self.weight_bytes + _ROLE_BYTES + self.kv_bytes) / self.total_bytes
+        return {"gpu_memory_utilization": int(share * 1000) / 1000, KV_BYTES: self.kv_bytes}
+
+    def __str__(self) -> str:
+        parts = (
+            self.weight_bytes,
+            _ROLE_BYTES,
+            _SPARE_BYTES,
+            2 * (self.weight_bytes + _ROLE_BYTES) + _SPARE_BYTES,
+        )
+        weights, role, spare, need = (f"{num_bytes / GIB:.1f} GiB" for num_bytes in parts)
+        return (
+            f"2 x ({weights} of weights + {role} of working memory) + {spare} = {need}, "
+            f"but {self.free_bytes / GIB:.1f} GiB of GPU {self.gpu.index} ({self.gpu.name}) are free"
+        )
+
+
+def halves(facts: Facts, gpu: Gpu) -> Halves | None:
+    """None if neither the folder's weights nor its shape is known."""
+    weight_bytes = facts.model.weight_bytes or _published_bytes(facts.model)
+    if not weight_bytes:
+        return None
+    return Halves(
+        gpu=gpu,
+        total_bytes=facts.total_bytes(gpu),
+        free_bytes=facts.free_bytes(gpu),
+        weight_bytes=int(weight_bytes * _PADDED),
+    )
+
+
+def _published_bytes(model: Model) -> int:
+    return _PUBLISHED_BYTES.get(model.shape.num_hidden_layers, 0) if model.shape else 0
 
 
 class Budget(msgspec.Struct, frozen=True, kw_only=True):
@@ -21,7 +81,10 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
     worker: Worker
     gpu: Gpu
     weight_bytes: int
+    given_bytes: int
+    """KV of a given size, whatever is free."""
     free_bytes: int
+    """Without what other workers on this GPU take."""
     bytes_per_token: float
     kv_bytes: int
     kv_tokens: int
@@ -31,7 +94,8 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
     def need(self) -> str:
         """What it needs at least, for messages."""
         weights, reserve = self.weight_bytes / GIB, _RESERVE_BYTES / GIB
-        return f"{self.worker.mode}: {weights:.1f} GiB of weights, {reserve:.1f} GiB of working memory"
+        need = f"{self.worker.mode}: {weights:.1f} GiB of weights, {reserve:.1f} GiB of working memory"
+        return need + (f", {self.given_bytes / GIB:.1f} GiB of KV" if self.given_bytes else "")
 
     @property
     def max_seq_len(self) -> float | None:
@@ -45,8 +109,8 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def has_room(self) -> bool:
-        """Whether weights and working memory fit."""
-        return self.weight_bytes + _RESERVE_BYTES <= self.free_bytes
+        """Whether weights, working memory and a given KV cache fit."""
+        return self.weight_bytes + _RESERVE_BYTES + self.given_bytes <= self.free_bytes
 
     def __str__(self) -> str:
         return (
@@ -65,23 +129,37 @@ def budget(facts: Facts, worker: Worker) -> Budget | None:
     gpu = min(gpus[:tensor_ranks], key=facts.free_bytes)
     weight_bytes = facts.model.weight_bytes // worker.num_ranks
     cached_bytes = int(weight_bytes * _PAGE_CACHE_SHARE) if gpu.free_bytes is None else 0
-    left = max(0, facts.free_bytes(gpu) - weight_bytes - cached_bytes - _RESERVE_BYTES)
+    free_bytes = max(0, facts.free_bytes(gpu) - _taken_beside(facts, worker, gpu))
+    left = max(0, free_bytes - weight_bytes - cached_bytes - _RESERVE_BYTES)
     fraction = worker.number("kv_cache_config.free_gpu_memory_fraction") or _DEFAULT_FRACTION
     fraction = min(max(fraction, 0.0), 1.0)
     per_token = shape.kv_bytes_per_token(worker.text("kv_cache_config.dtype", "auto"))
     attention_dp = worker.given.get("enable_attention_dp") is True
     # With more ranks than KV heads, heads are replicated.
     per_rank = per_token if attention_dp else per_token / min(tensor_ranks, shape.num_key_value_heads)
-    tokens_per_gpu = int(left * fraction / per_rank)
+    given_bytes = kv_bytes_given(worker)
+    tokens_per_gpu = int((given_bytes or left * fraction) / per_rank)
     limit = worker.number("kv_cache_config.max_tokens")
     tokens_per_gpu = min(tokens_per_gpu, int(limit)) if limit else tokens_per_gpu
     return Budget(
         worker=worker,
         gpu=gpu,
         weight_bytes=weight_bytes,
-        free_bytes=facts.free_bytes(gpu),
+        given_bytes=given_bytes,
+        free_bytes=free_bytes,
         bytes_per_token=per_token,
         kv_bytes=int(tokens_per_gpu * per_rank),
         kv_tokens=tokens_per_gpu * (tensor_ranks if attention_dp else 1),
         request_tokens=tokens_per_gpu,
     )
+
+
+def kv_bytes_given(worker: Worker) -> int:
+    """The size of its KV cache, if that is given."""
+    return max(0, int(worker.number(KV_BYTES) or 0))
+
+
+def _taken_beside(facts: Facts, worker: Worker, gpu: Gpu) -> int:
+    """What workers with KV caches of a given size take on this GPU beside `worker`."""
+    others = [w for w in facts.workers if w is not worker and gpu in facts.gpus_of(w) and kv_bytes_given(w)]
+    return sum(facts.model.weight_bytes // w.num_ranks + _RESERVE_BYTES + kv_bytes_given(w) for w in others)

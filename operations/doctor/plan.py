@@ -1,6 +1,5 @@
 """The workers to be started: their settings as they will read them, or why they will exit."""
 
-import shlex
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
@@ -28,7 +27,7 @@ def planned(
     argv += [f"--extra-engine-args={path}"] if path is not None else []
     worker = Worker(mode=mode)
     try:
-        argv += shlex.split(line)
+        argv += line.split()  # as the launch scripts do
         found = given_settings(read_flags(WorkerSettings, argv))
         # Settings that all engines share have vLLM's names there, and the flags' names here.
         given = {_COMMON_NAMES.get(key, key): value for key, (value, _) in found.items()}

@@ -106,7 +106,11 @@ TABLE = (
     Row(E, "gpu-shared", _workers, c.shared_gpus,
         "{it.mode} and another worker both use GPU {found}",
         "the second worker to load finds too little memory, or both run out later",
-        "give each its own: --prefill-gpus 0,1,2,3 --decode-gpus 4,5,6,7"),
+        "give each its own: --prefill-gpus 0,1,2,3 --decode-gpus 4,5,6,7; or, on vLLM, "
+        "launch/gpt_oss_vllm.sh --one-gpu"),
+    Row(E, "gpu-small", c.small_gpus, lambda *_: True,
+        "prefill and decode on one GPU: {it}", "CUDA out of memory while the second one loads",
+        "a GPU for each, a larger GPU, gpt-oss-20b, or one aggregated worker: --agg"),
     # The model folder
     Row(E, "model-unreadable", _here, lambda f, _: f.model.folder_problem,
         "{f.model.path}: {found}", "workers exit at start",

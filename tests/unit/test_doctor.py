@@ -25,7 +25,7 @@ from operations.doctor.facts import (
     Shard,
     Worker,
 )
-from operations.doctor.memory import budget
+from operations.doctor.memory import budget, halves
 from operations.doctor.plan import planned, with_refusals
 from operations.doctor.probes import parse_gpus
 from operations.doctor.table import TABLE, Finding, Severity
@@ -113,6 +113,17 @@ def h200_agg() -> Facts:
         model=MODEL_120B,
         workers=(_worker("agg", "0", CONFIGS / "agg_h200_low_latency.yaml"),),
     )
+
+
+def one_gpu(kv_bytes: int | None) -> Facts:
+    """One H200 with gpt-oss-20b's prefill and decode on vLLM."""
+    shards = (Shard(name="model.safetensors", size_bytes=13_761_300_984, whole_bytes=13_761_300_984),)
+    model = replace(MODEL_120B, shape=replace(SHAPE_120B, num_hidden_layers=24), shards=shards)
+    line = "" if kv_bytes is None else f'--override-engine-args {{"kv_cache_memory_bytes":{kv_bytes}}}'
+    folder = Path("engine_configs/vllm/gpt-oss-20b")
+    modes: tuple[Mode, ...] = ("prefill", "decode")
+    workers = tuple(w for mode in modes for w in planned("vllm", mode, ["0"], folder / f"{mode}.yaml", line))
+    return replace(h200_agg(), model=model, workers=workers, engine="vllm")
 
 
 def spark() -> Facts:
@@ -232,6 +243,9 @@ BROKEN: list[tuple[str, str, Severity, Callable[[Facts], Facts]]] = [
     ("UUID of another node", "gpu-absent", E, lambda f: _set(f, "decode", gpus="GPU-99999999,5,6,7")),
     ("shared GPU", "gpu-shared", E, lambda f: _set(f, "decode", gpus="3,4,5,6")),
     ("no list for decode", "gpu-shared", E, lambda f: _set(f, "decode", gpus=None)),
+    ("both roles on one GPU without a division", "gpu-shared", E, lambda _: one_gpu(None)),
+    ("two copies of the 120b", "gpu-small", E, lambda _: replace(one_gpu(None), model=MODEL_120B)),
+    ("two KV caches that fit alone", "memory-short", E, lambda _: one_gpu(80 * GIB)),
     ("too few for TP", "gpu-too-few", E, lambda f: _set(f, "decode", gpus="4,5")),
     ("too few for PP", "gpu-too-few", E, lambda f: _yaml(f, "decode", {"pipeline_parallel_size": 2})),
     ("no model folder", "model-absent", E, lambda f: _model(f, is_folder=False)),
@@ -417,6 +431,7 @@ GOOD: dict[str, Callable[[], Facts]] = {
     "UCX by hand": lambda: _env(b200_node(), UCX_TLS="cuda_copy,cuda_ipc,rc,tcp"),
     "GPUs by UUID": lambda: _set(b200_node(), "decode", gpus="GPU-00000004,GPU-00000005,6,7"),
     "two decode workers": lambda: _pair_of_decoders(b200_node()),
+    "both roles on one GPU": lambda: one_gpu(40 * GIB),
     "part of a GPU": lambda: _set(h200_agg(), "agg", gpus="MIG-a1b2"),
 }
 
@@ -518,6 +533,16 @@ def test_the_length_that_is_advised_is_the_longest_that_fits(code: str, num_kept
     facts = _yaml(b200_node(), "decode", {LENGTH: length, f"{KV}.max_tokens": num_kept})
     assert f"{LENGTH}: {expected}" in _found(facts)[code].repair
     assert code not in _found(_yaml(facts, "decode", {LENGTH: expected}))
+
+
+def test_one_gpus_halves_fit_with_what_doctor_expects_of_each_role() -> None:
+    facts = one_gpu(None)
+    divided = halves(facts, facts.nvidia.gpus[0])
+    assert divided is not None
+    assert text(examine(one_gpu(divided.kv_bytes))).splitlines()[-1] == "result   nothing found"
+    share = divided.settings["gpu_memory_utilization"]
+    assert 2 * share * divided.total_bytes < divided.free_bytes
+    assert share * divided.total_bytes > facts.model.weight_bytes + divided.kv_bytes
 
 
 def test_heads_that_are_fewer_than_the_gpus_are_held_twice() -> None:

@@ -1,0 +1,63 @@
+"""`python -m baton shares`: the flags that divide one GPU between a prefill and a decode worker of vLLM."""
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+
+from baton.flags import Parsed, flag, read
+from baton.model_folder import model_folder
+from operations.doctor.facts import Facts
+from operations.doctor.memory import halves
+from operations.doctor.probes import probe_gpus, probe_host, probe_model
+from operations.errors import CommandError
+from workers.flags import WorkerSettings
+from workers.settings_text import OVERRIDE, SettingsError, read_json
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ShareSettings:
+    """Flags of `python -m baton shares`."""
+
+    model_path: Path = flag(
+        Path("models/demo"), "model folder, or its id in the hub's cache", metavar="FOLDER"
+    )
+    gpu: str = flag("0", "the GPU, as in CUDA_VISIBLE_DEVICES", metavar="GPU")
+    prefill_flags: str = flag("", "flags of the prefill worker, in quotes", metavar="FLAGS")
+    decode_flags: str = flag("", "flags of the decode worker", metavar="FLAGS")
+
+
+def shares(parsed: Parsed[ShareSettings]) -> int:
+    """Print a line of flags for prefill and one for decode. Raises CommandError if the GPU is too small or
+    cannot be examined.
+    """
+    try:
+        lines = _lines(parsed.settings)
+    except (ValueError, SettingsError) as error:
+        raise CommandError(f"one GPU: {error}") from error
+    sys.stdout.write("".join(f"{line}\n" for line in lines))
+    return 0
+
+
+def _lines(settings: ShareSettings) -> list[str]:
+    """Raises ValueError, SettingsError."""
+    nvidia = probe_gpus()
+    facts = Facts(host=probe_host(), nvidia=nvidia, model=probe_model(model_folder(settings.model_path)))
+    gpu = facts.gpu(settings.gpu)
+    if gpu is None:
+        raise ValueError(nvidia.problem or f"there is no GPU {settings.gpu} (have {facts.gpu_indices})")
+    divided = halves(facts, gpu)
+    if divided is None:
+        raise ValueError(f"{facts.model.path} has no weights, and is not gpt-oss")
+    if divided.kv_bytes <= 0:
+        raise ValueError(str(divided))
+    return [_with(divided.settings, line) for line in (settings.prefill_flags, settings.decode_flags)]
+
+
+def _with(chosen: dict[str, float], line: str) -> str:
+    """The flags with these settings; those that the line overrides stay as they are."""
+    given = read(WorkerSettings, line.split()).settings.override_engine_args
+    own = read_json(given) if given is not None else {}
+    if not isinstance(own, dict):
+        raise SettingsError(f"{OVERRIDE}: must be a JSON object")
+    return " ".join([*line.split(), OVERRIDE, json.dumps(chosen | own, separators=(",", ":"))])
