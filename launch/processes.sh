@@ -1,5 +1,5 @@
 # Sourced by the launch scripts: starts processes, waits until they serve, stops all of them when one ends.
-# With RESTART_WORKERS=1 a worker that ends while the stack serves is started again instead.
+# With RESTART_WORKERS=1 a worker, or MPS, that ends while the stack serves is started again instead.
 # Logs go to $RUN_DIR (a new folder under .run/), one file per process. Set before sourcing:
 #   DRY_RUN=1       print each command instead of starting it
 #   FOLLOW=1        print the logs as they grow, prefixed with the process's name
@@ -147,7 +147,7 @@ died() { # died PID STATUS
     local name=${NAMES[$1]}
     unset "NAMES[$1]"
     kill -KILL -- "-$1" 2>/dev/null || true # its children may hold GPUs
-    if [[ -n ${RESTART_WORKERS:-} && -n ${SERVES:-} && $name == *-* ]] &&
+    if [[ -n ${RESTART_WORKERS:-} && -n ${SERVES:-} && $name =~ -|^mps$ ]] &&
         ((SECONDS - ${RESTARTED[$name]:--$MIN_RUN_S} >= MIN_RUN_S)); then
         echo "$name $(ended "$2"); restarting it (log: $RUN_DIR/$name.log)"
         RESTARTED[$name]=$SECONDS

@@ -11,6 +11,7 @@ START_TIMEOUT_S=${START_TIMEOUT_S:-1800} # loading weights, tuning kernels and c
 STOP_TIMEOUT_S=${STOP_TIMEOUT_S:-100}    # a worker drains for 30 s, its engine may take 60 s
 PYTHON=${PYTHON:-$([[ -x .venv/bin/python ]] && echo .venv/bin/python || echo python3)}
 FOLLOW=1
+PREFILL_ENVIRONMENT=() # NAME=value of prefill workers only
 
 . launch/processes.sh
 
@@ -79,12 +80,14 @@ check_first() { # check_first DOCTOR...: fails if it exits with 2 (errors)
 }
 
 start_workers() { # start_workers MODE NUM_WORKERS GPUS YAML FLAGS...
-    local mode=$1 gpus yaml=$4 i
+    local mode=$1 gpus yaml=$4 i environment=()
+    [[ $mode != prefill ]] || environment=("${PREFILL_ENVIRONMENT[@]}")
     IFS=';' read -ra gpus <<<"$(shares "$3" "$2")"
     shift 4
     for ((i = 0; i < ${#gpus[@]}; i++)); do
-        start "$mode-$i" env CUDA_VISIBLE_DEVICES="${gpus[i]}" "$PYTHON" -m workers --engine "$ENGINE" --name "$mode-$i" \
-            --model-path "$MODEL_PATH" --served-model-name "$SERVED_MODEL_NAME" --extra-engine-args "$yaml" \
+        start "$mode-$i" env CUDA_VISIBLE_DEVICES="${gpus[i]}" "${environment[@]}" \
+            "$PYTHON" -m workers --engine "$ENGINE" --name "$mode-$i" --model-path "$MODEL_PATH" \
+            --served-model-name "$SERVED_MODEL_NAME" --extra-engine-args "$yaml" \
             --dyn-reasoning-parser gpt_oss --dyn-tool-call-parser harmony --disaggregation-mode "$mode" "$@"
     done
 }

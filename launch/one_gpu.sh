@@ -1,0 +1,67 @@
+# Sourced by gpt_oss_vllm.sh --one-gpu: prefill and decode on one GPU, as clients of an MPS server where that runs.
+# CUDA_MPS_PIPE_DIRECTORY, if set, names an MPS that runs already; it is used, and not stopped.
+# shellcheck shell=bash
+
+MPS_START_S=${MPS_START_S:-10}
+
+divide_gpu() { # divide_gpu GPU: sets PREFILL_FLAGS and DECODE_FLAGS, with each role's part of the memory
+    local lines
+    [[ $ENGINE != mocker ]] || return 0 # it has no memory
+    lines=$("$PYTHON" -m baton shares --model-path "$MODEL_PATH" --gpu "$1" \
+        --prefill-flags="$PREFILL_FLAGS ${PREFILL_EXTRA_FLAGS:-}" --decode-flags="$DECODE_FLAGS ${DECODE_EXTRA_FLAGS:-}") ||
+        fail "not started"
+    { read -r PREFILL_FLAGS; read -r DECODE_FLAGS; } <<<"$lines"
+    PREFILL_EXTRA_FLAGS="" DECODE_EXTRA_FLAGS=""
+}
+
+start_mps() { # start_mps GPU PERCENT: prefill gets at most PERCENT of the GPU's SMs; without MPS the roles take turns
+    local pid others
+    PREFILL_ENVIRONMENT=(CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="$2")
+    if [[ -n ${CUDA_MPS_PIPE_DIRECTORY:-} ]]; then
+        echo "one GPU: the MPS of $CUDA_MPS_PIPE_DIRECTORY, prefill on at most $2 % of the SMs"
+        return
+    fi
+    others=$(nvidia-smi --id="$1" --query-compute-apps=name --format=csv,noheader 2>/dev/null) || others=""
+    if [[ $others == *nvidia-cuda-mps-server* ]]; then
+        take_turns "GPU $1 has the MPS server of another stack or user; to use it, set CUDA_MPS_PIPE_DIRECTORY"
+        return
+    fi
+    if ! command -v nvidia-cuda-mps-control >/dev/null; then
+        take_turns "nvidia-cuda-mps-control is not on the PATH"
+        return
+    fi
+    set_variable CUDA_MPS_PIPE_DIRECTORY "$RUN_DIR/mps"
+    set_variable CUDA_MPS_LOG_DIRECTORY "$RUN_DIR/mps"
+    if [[ -n ${DRY_RUN:-} ]]; then quoted mkdir -p "$RUN_DIR/mps"; else mkdir -p "$RUN_DIR/mps"; fi
+    # It sees all GPUs, since it numbers those of CUDA_VISIBLE_DEVICES anew. SIGTERM ends its server as well.
+    start mps bash -c 'unset CUDA_VISIBLE_DEVICES; trap "echo quit -t 5 | nvidia-cuda-mps-control" TERM
+nvidia-cuda-mps-control -f & wait $!; status=$?; wait; exit $status'
+    [[ -z ${DRY_RUN:-} ]] || return 0
+    for pid in "${!NAMES[@]}"; do [[ ${NAMES[$pid]} != mps ]] || break; done
+    if mps_serves "$pid"; then
+        echo "one GPU: MPS, prefill on at most $2 % of the SMs"
+        return
+    fi
+    unset "NAMES[$pid]"
+    kill -KILL -- "-$pid" 2>/dev/null || true
+    unset CUDA_MPS_PIPE_DIRECTORY CUDA_MPS_LOG_DIRECTORY
+    take_turns "MPS does not start (log: $RUN_DIR/mps.log)"
+}
+
+mps_serves() { # mps_serves PID: starts the server of this user, so that a driver without MPS shows before workers load
+    local deadline=$((SECONDS + MPS_START_S)) is_asked="" found
+    while ((SECONDS < deadline)) && kill -0 "$1" 2>/dev/null; do
+        if found=$(mps get_server_list) && [[ $found =~ [0-9] ]]; then return 0; fi
+        [[ -n $is_asked ]] || ! mps "start_server -uid $UID" >/dev/null || is_asked=1
+        sleep 0.2
+    done
+    return 1
+}
+
+mps() { timeout 5 nvidia-cuda-mps-control <<<"$1" 2>/dev/null; }
+
+take_turns() { # take_turns WHY
+    # shellcheck disable=SC2034 # of start_workers
+    PREFILL_ENVIRONMENT=()
+    echo "one GPU: time slices, without a limit for prefill: $1"
+}

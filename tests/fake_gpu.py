@@ -1,0 +1,51 @@
+"""Programs of NVIDIA's driver as scripts on the PATH: one GPU, and an MPS that serves nothing."""
+
+import os
+from pathlib import Path
+
+_SMI = """#!/bin/sh
+case "$*" in
+    *query-gpu*) echo "0, GPU-1, {name}, {total_mib}, {free_mib}, 580.95.05, 9.0" ;;
+    *query-compute-apps*) echo "{processes}" ;;
+esac
+"""
+# Like the real one: -f is the daemon, commands come from stdin, and the pipe folder is where they meet.
+_MPS = """#!/bin/bash
+at=$CUDA_MPS_PIPE_DIRECTORY
+if [[ $1 == -f ]]; then
+    {daemon}
+    echo $$ >"$at/control"
+    while [[ ! -e $at/quit ]]; do sleep 0.1; done
+    rm -f "$at"/*
+    exit 0
+fi
+read -r command
+[[ -e $at/control ]] && kill -0 "$(<"$at/control")" || exit 1
+case $command in
+    start_server*) echo 4711 >"$at/server" ;;
+    get_server_list) cat "$at/server" 2>/dev/null ;;
+    quit*) touch "$at/quit" ;;
+esac
+"""
+
+
+def install(
+    folder: Path,
+    *,
+    total_gib: float = 80,
+    name: str = "NVIDIA H100 80GB HBM3",
+    processes: str = "",
+    mps: str | None = "",
+) -> dict[str, str]:
+    """Environment variables with these programs first on the PATH; `mps`: what its daemon runs first, None:
+    there is none.
+    """
+    folder.mkdir(exist_ok=True)
+    mib = int(total_gib * 1024)
+    scripts = {"nvidia-smi": _SMI.format(name=name, total_mib=mib, free_mib=mib - 512, processes=processes)}
+    if mps is not None:
+        scripts["nvidia-cuda-mps-control"] = _MPS.format(daemon=mps)
+    for program, text in scripts.items():
+        (folder / program).write_text(text)
+        (folder / program).chmod(0o755)
+    return {"PATH": f"{folder}:{os.environ['PATH']}"}

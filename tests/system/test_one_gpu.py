@@ -1,0 +1,141 @@
+"""`launch/gpt_oss_vllm.sh --one-gpu` with a driver of scripts and the mocker as the engine."""
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests import fake_gpu
+from tests.launched import Run
+from tests.stack import MODEL, ROOT
+from tests.system.test_launch_commands import dry_run, frontend
+from tests.waiting import PATIENCE_S, wait_for
+
+SCRIPT = "gpt_oss_vllm.sh"
+SHAPE_20B = {
+    "model_type": "gpt_oss", "num_hidden_layers": 24, "num_attention_heads": 64, "num_key_value_heads": 8,
+    "head_dim": 64, "max_position_embeddings": 131_072,
+}  # fmt: skip
+SHAPE_120B = SHAPE_20B | {"num_hidden_layers": 36}
+
+
+def folder_of(path: Path, shape: dict[str, object]) -> str:
+    """A model's folder without weights: the published ones count."""
+    path.mkdir()
+    (path / "config.json").write_text(json.dumps(shape))
+    return str(path)
+
+
+def test_both_roles_get_half_of_what_the_weights_leave_and_prefill_a_share_of_the_sms(tmp_path: Path) -> None:
+    environ = fake_gpu.install(tmp_path / "bin") | {"MODEL_PATH": folder_of(tmp_path / "20b", SHAPE_20B)}
+    environ |= {"PYTHON": sys.executable, "PREFILL_EXTRA_FLAGS": '--override-engine-args {"max_num_seqs":16}'}
+    lines = dry_run(SCRIPT, "20b", "--one-gpu", "--prefill-sm-share", "70", **environ)
+
+    prefill, decode = (shlex.split(line) for line in lines if " -m workers " in line)
+    assert prefill[:2] == ["CUDA_VISIBLE_DEVICES=0", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=70"]
+    assert not [word for word in decode if word.startswith("CUDA_MPS")]
+    given, ours = (json.loads(words[-2]) for words in (decode, prefill))
+    assert ours == given | {"max_num_seqs": 16}
+    assert 0.4 < given["gpu_memory_utilization"] < 0.5
+    assert 20e9 < given["kv_cache_memory_bytes"] < 25e9
+    assert " --wait-for-worker-s 300" in frontend(lines)
+    assert [line for line in lines if line.startswith("export CUDA_MPS_PIPE_DIRECTORY=")]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ("--one-gpu --prefill-sm-share 0", "--prefill-sm-share 0: must be 1 to 100"),
+        ("--one-gpu --prefill-sm-share 101", "--prefill-sm-share 101: must be 1 to 100"),
+        ("--one-gpu --prefill-sm-share", "--prefill-sm-share : must be 1 to 100"),
+        ("--prefill-sm-share 60", "--prefill-sm-share: needs --one-gpu"),
+        ("--one-gpu --agg", "--one-gpu and --agg: give one of them"),
+    ],
+)
+def test_a_wrong_share_is_one_sentence(run: Run, arguments: str, says: str) -> None:
+    status, output = run(f"{SCRIPT} 20b {arguments}", {}).end()
+    assert (status, output.startswith(f"error: {says}"), output.count("\n")) == (2, True, 1)
+
+
+@pytest.mark.parametrize(
+    ("shape", "total_gib", "says"),
+    [
+        (SHAPE_20B, 24, "= 36.7 GiB, but 23.5 GiB of GPU 0"),
+        (SHAPE_120B, 80, "= 140.3 GiB, but 79.5 GiB of GPU 0"),
+    ],
+)
+def test_a_gpu_too_small_for_two_copies_is_a_sum_before_anything_loads(
+    run: Run, tmp_path: Path, shape: dict[str, object], total_gib: float, says: str
+) -> None:
+    environ = fake_gpu.install(tmp_path / "bin", total_gib=total_gib)
+    status, output = run(
+        f"{SCRIPT} --one-gpu", {}, MODEL_PATH=folder_of(tmp_path / "model", shape), **environ
+    ).end()
+    assert status == 1
+    assert says in output
+    assert not list((tmp_path / "run").glob("*.log"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "environ", "says"),
+    [
+        ({}, {}, "one GPU: MPS, prefill on at most 60 %"),
+        ({"mps": None}, {}, "nvidia-cuda-mps-control is not on the PATH"),
+        ({"mps": "exit 1"}, {}, "MPS does not start"),
+        ({"processes": "nvidia-cuda-mps-server"}, {}, "GPU 0 has the MPS server of another stack or user"),
+        ({}, {"CUDA_MPS_PIPE_DIRECTORY": "/there"}, "one GPU: the MPS of /there"),
+    ],
+)
+def test_without_mps_of_its_own_the_roles_take_turns(
+    tmp_path: Path, changes: dict[str, str | None], environ: dict[str, str], says: str
+) -> None:
+    script = """. launch/trtllm.sh; . launch/one_gpu.sh; FOLLOW=; start_mps 0 60
+        echo "limits: ${#PREFILL_ENVIRONMENT[@]}"; end_all"""
+    environ = {"RUN_DIR": str(tmp_path / "run")} | fake_gpu.install(tmp_path / "bin", **changes) | environ  # type: ignore[arg-type]  # names of its arguments
+    done = subprocess.run(
+        ["bash", "-euc", script],
+        env=environ,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=True,
+    )
+    assert says in done.stdout
+    assert f"limits: {int('time slices' not in done.stdout)}\n" in done.stdout
+
+
+def test_streams_outlive_mps_and_both_roles(run: Run, tmp_path: Path) -> None:
+    launch = run(f"{SCRIPT} 20b --one-gpu", **fake_gpu.install(tmp_path / "bin"))
+    launch.read_until("ready:")
+    body = {"model": MODEL, "prompt": "one two three", "max_tokens": 300, "temperature": 0, "stream": True}
+    url = f"{launch.url}/v1/completions"
+    arrived: list[str] = []
+
+    def text(lines: list[str]) -> str:
+        with httpx.stream("POST", url, json=body, timeout=PATIENCE_S) as response:
+            lines += (line for line in response.iter_lines() if line.startswith("data: {"))
+        events = [json.loads(line.removeprefix("data: ")) for line in lines]
+        return "".join(choice["text"] for event in events for choice in event["choices"])
+
+    expected = text([])
+    with ThreadPoolExecutor() as pool:
+        stream = pool.submit(text, arrived)
+        wait_for(lambda: len(arrived) > 3)
+        for words in ("bin/nvidia-cuda-mps-control -f", "-mode prefill", "-mode decode"):
+            os.kill(launch.pid_of(words), signal.SIGKILL)
+        assert stream.result(PATIENCE_S) == expected
+    output = "".join(launch.read_until("restarting it") for _ in range(3))
+    for name in ("mps", "prefill-0", "decode-0"):
+        assert f"\n{name} was killed by SIGKILL; restarting it" in output
+    wait_for(lambda: any("mps-control -f" in command for command in launch.processes().values()))
+    launch.popen.send_signal(signal.SIGINT)
+    launch.end()
+    assert launch.processes() == {}
