@@ -20,6 +20,9 @@ CHROMIUM = shutil.which("chromium")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on the PATH")
 
 CANARY = "canary-4711"
+SUGGESTED = "everything up and running?"
+CALL = "<|channel|>commentary to=functions.get_system_health<|message|>{}<|call|>"
+ANSWER = "<|channel|>final<|message|>healthy<|return|>"
 NUM_STREAMS = 1000
 REBOUND = "rebound.example"
 """A name of another server that points to this one."""
@@ -35,11 +38,14 @@ def browser() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def mocked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """Mockers that generate two tokens a second."""
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """Mockers that generate five tokens a second; in the page's chat, a call of its tool and an answer."""
     folder = tmp_path_factory.mktemp("page")
-    slow = folder / "slow.yaml"
-    slow.write_text("prefill_tokens_per_s: 50000\ndecode_step_ms: 500\nkv_transfer_ms: 1\n")
+    script, slow = folder / "script.yaml", folder / "slow.yaml"
+    script.write_text(json.dumps([{"when": SUGGESTED, "answers": [CALL, ANSWER]}]))
+    slow.write_text(
+        f"prefill_tokens_per_s: 50000\ndecode_step_ms: 200\nkv_transfer_ms: 1\nscript: {script}\n"
+    )
     with Stack(folder) as stack:
         stack.frontend()
         for name in ("prefill-0", "decode-0", "decode-1"):
@@ -77,9 +83,9 @@ def send(page: Any, question: str) -> None:
     page.wait_for_selector("#ask button:enabled")
 
 
-def test_the_state_of_the_fleet_is_drawn(browser: Any, mocked: Stack) -> None:
-    mocked.answer("/v1/completions", prompt="one two three", max_tokens=2)
-    with opened(browser, mocked) as page:
+def test_the_state_of_the_fleet_is_drawn(browser: Any, stack: Stack) -> None:
+    stack.answer("/v1/completions", prompt="one two three", max_tokens=2)
+    with opened(browser, stack) as page:
         page.wait_for_selector("#slowest code")
         assert words(page, "#status") == "serving"
         assert words(page, "#model") == MODEL
@@ -93,7 +99,7 @@ def test_the_state_of_the_fleet_is_drawn(browser: Any, mocked: Stack) -> None:
 
 def test_another_ones_prompt_and_answer_are_nowhere_in_the_page(browser: Any, stack: Stack) -> None:
     message = {"role": "user", "content": f"{CANARY} <b>bold</b>"}
-    answer = stack.answer("/v1/chat/completions", messages=[message], max_tokens=20, temperature=0)
+    answer = stack.answer("/v1/chat/completions", messages=[message], max_tokens=8, temperature=0)
     given = answer["choices"][0]["message"]
     with opened(browser, stack) as page:
         page.wait_for_selector("#slowest code")
@@ -109,7 +115,7 @@ def test_the_chat_calls_the_tool_shows_its_stages_and_takes_no_text_for_markup(
     with opened(browser, stack) as page:
         page.on("dialog", lambda _: pytest.fail("a script ran"))
         send(page, "")  # the suggestion
-        assert words(page, "#turns .user").endswith("is everything up and running?")
+        assert words(page, "#turns .user").endswith(SUGGESTED)
         assert '"status":"healthy"' in words(page, "#turns .tool")
         assert "healthy" in words(page, "#turns .answer")
         assert page.locator("#turns .stages .bar").count() == 2
@@ -119,17 +125,17 @@ def test_the_chat_calls_the_tool_shows_its_stages_and_takes_no_text_for_markup(
         assert page.locator("#turns img, #turns script").count() == 0
 
 
-def test_a_key_stays_in_memory(browser: Any, mocked: Stack) -> None:
-    with opened(browser, mocked) as page:
+def test_a_key_stays_in_memory(browser: Any, stack: Stack) -> None:
+    with opened(browser, stack) as page:
         page.fill("#key", "sk-secret")
         with page.expect_request(lambda request: "sk-secret" in request.headers.get("authorization", "")):
             page.press("#key", "Tab")
         kept = page.evaluate("[localStorage.length, sessionStorage.length, document.cookie, location.href]")
-        assert kept == [0, 0, "", f"{mocked.url}/"]
+        assert kept == [0, 0, "", f"{stack.url}/"]
 
 
-def test_it_is_legible_in_both_schemes_and_fits(browser: Any, mocked: Stack) -> None:
-    with opened(browser, mocked) as page:
+def test_it_is_legible_in_both_schemes_and_fits(browser: Any, stack: Stack) -> None:
+    with opened(browser, stack) as page:
         for scheme, width in product(("light", "dark"), (1280, 400)):
             page.emulate_media(color_scheme=scheme)
             page.set_viewport_size({"width": width, "height": 800})
@@ -152,30 +158,30 @@ def test_it_is_legible_in_both_schemes_and_fits(browser: Any, mocked: Stack) -> 
             assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
-def test_a_thousand_streams_need_no_more_elements(browser: Any, mocked: Stack) -> None:
-    body = {"model": MODEL, "prompt": "Hi", "max_tokens": 600, "stream": True, "ignore_eos": True}
+def test_a_thousand_streams_need_no_more_elements(browser: Any, stack: Stack) -> None:
+    body = {"model": MODEL, "prompt": "Hi", "max_tokens": 1500, "stream": True, "ignore_eos": True}
     data = json.dumps(body).encode()
     head = f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(data)}\r\n"
-    with opened(browser, mocked) as page, ExitStack() as streams:
+    with opened(browser, stack) as page, ExitStack() as streams:
         before = page.evaluate("document.querySelectorAll('*').length")
         for _ in range(NUM_STREAMS):
-            stream = streams.enter_context(socket.create_connection(("127.0.0.1", mocked.port)))
+            stream = streams.enter_context(socket.create_connection(("127.0.0.1", stack.port)))
             stream.sendall(f"{head}content-type: application/json\r\n\r\n".encode() + data)
         wait_for(lambda: f"{NUM_STREAMS:,}" in words(page, "#stages"))
         assert f"{NUM_STREAMS:,}" in words(page, "#totals")
         after = page.evaluate("document.querySelectorAll('*').length")
         assert after < before + 100  # the ten slowest, the curves; not the streams
-    mocked.wait_idle()
+    stack.wait_idle()
 
 
-def test_a_killed_worker_turns_red(browser: Any, mocked: Stack) -> None:
-    with opened(browser, mocked) as page:
+def test_a_killed_worker_turns_red(browser: Any, stack: Stack) -> None:
+    with opened(browser, stack) as page:
         page.evaluate(
             """() => new MutationObserver(() => {
               if (document.querySelector("[data-state=lost]")) document.body.dataset.red ??= Date.now();
             }).observe(document.getElementById("decode"), { childList: true })"""
         )
-        worker = next(process for process in mocked.processes if process.name == "decode-1")
+        worker = next(process for process in stack.processes if process.name == "decode-1")
         killed_s = time.time()
         worker.kill()
         page.wait_for_selector("[data-state=lost]")
@@ -186,9 +192,9 @@ def test_a_killed_worker_turns_red(browser: Any, mocked: Stack) -> None:
         assert words(page, "#status") == "serving, 1 worker not ready"
 
 
-def test_a_frontend_that_does_not_answer_is_said(browser: Any, mocked: Stack) -> None:
-    frontend = mocked.processes[0]
-    with opened(browser, mocked) as page:
+def test_a_frontend_that_does_not_answer_is_said(browser: Any, stack: Stack) -> None:
+    frontend = stack.processes[0]
+    with opened(browser, stack) as page:
         frontend.signal(SIGSTOP)
         try:
             page.wait_for_selector("#problem:visible")
@@ -198,12 +204,12 @@ def test_a_frontend_that_does_not_answer_is_said(browser: Any, mocked: Stack) ->
         page.wait_for_selector("#problem", state="hidden")
 
 
-def test_pages_of_other_origins_and_names_read_nothing(browser: Any, mocked: Stack) -> None:
+def test_pages_of_other_origins_and_names_read_nothing(browser: Any, stack: Stack) -> None:
     page = browser.new_page()
     read = "url => fetch(url).then(answer => answer.text().then(() => answer.status), () => 'blocked')"
-    page.goto(f"http://localhost:{mocked.port}/live")  # another origin
-    assert page.evaluate(read, f"{mocked.url}/fleet") == "blocked"
-    assert page.goto(f"http://{REBOUND}:{mocked.port}/").status == 403
+    page.goto(f"http://localhost:{stack.port}/live")  # another origin
+    assert page.evaluate(read, f"{stack.url}/fleet") == "blocked"
+    assert page.goto(f"http://{REBOUND}:{stack.port}/").status == 403
     for path in ("/fleet", "/health", "/metrics", "/page/page.js"):
         assert page.evaluate(read, path) == 403
     page.close()
