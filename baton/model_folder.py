@@ -4,6 +4,10 @@ import os
 import re
 from pathlib import Path
 
+import msgspec
+
+from baton.messages import UNDECODABLE
+
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*", re.ASCII)
 
 
@@ -48,3 +52,27 @@ def snapshot_in(folder: Path) -> Path | None:
             return named
     found = [config.parent for config in folder.glob("snapshots/*/config.json")]
     return max(found, key=lambda snapshot: snapshot.stat().st_mtime, default=None)
+
+
+class _AddedToken(msgspec.Struct, frozen=True):
+    id: int
+    content: str
+    special: bool = False
+
+
+class _Tokenizer(msgspec.Struct, frozen=True):
+    added_tokens: list[_AddedToken] = []
+
+
+def control_ids(folder: Path) -> dict[str, int]:
+    """The ids of the tokenizer's control tokens, by name; none without a tokenizer. Raises OSError or
+    ValueError naming the file.
+    """
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        return {}
+    try:
+        tokens = msgspec.json.decode(path.read_bytes(), type=_Tokenizer).added_tokens
+    except UNDECODABLE as error:
+        raise ValueError(f"{path}: {error}") from error
+    return {token.content: token.id for token in tokens if token.special}

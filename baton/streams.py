@@ -186,7 +186,7 @@ class CallerLink:
         if call.num_waiting > WINDOW:
             raise frames.LinkBroken("it sent more replies than its window")
         replies = call.replies
-        both = _merged(replies[-1], signal.reply) if replies else None
+        both = merged(replies[-1], signal.reply) if replies else None
         if both is None:
             replies.append(signal.reply)
             call.wakeup.set()
@@ -272,7 +272,7 @@ class Plane:
             link.lose(reason, error)
 
 
-def _merged(first: Reply, then: Reply) -> TokenChunk | None:
+def merged(first: Reply, then: Reply) -> TokenChunk | None:
     """Both chunks in one, so that a consumer that falls behind catches up; None if one of them is more than
     tokens.
     """

@@ -20,6 +20,7 @@ _ENDPOINTS = {
     Role.PREFILL: "dyn://dynamo.prefill.generate",
     Role.DECODE: "dyn://dynamo.tensorrt_llm.generate",
 }
+_DYNAMO_ENDPOINTS = _ENDPOINTS | {Role.DECODE: "dyn://dynamo.backend.generate"}  # of Dynamo since 1.0
 
 # Flags for engine settings; they override the YAML.
 _ENGINE_FLAGS = {
@@ -99,6 +100,8 @@ class WorkerSettings:
     @property
     def route(self) -> str:
         """The endpoint's name in discovery and /health, as in the guides."""
+        if self.endpoint is None and self.wires.plane == "dynamo":
+            return _DYNAMO_ENDPOINTS[self.role]
         return self.endpoint or _ENDPOINTS[self.role]
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from baton.messages import TokenId
+from baton.messages import Guided, TokenId
 
 
 class StopConditions(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -38,6 +38,8 @@ class SamplingOptions(msgspec.Struct, kw_only=True, omit_defaults=True):
     """How to choose tokens; what is None is the worker's default. TensorRT-LLM refuses unknown names."""
 
     n: int | None = None
+    best_of: int | None = None
+    use_beam_search: bool | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
@@ -94,6 +96,24 @@ BYPASS = "x-bypass-remote-prefill"
 """The annotation with which a decode worker prefills by itself."""
 
 
+class OwnArgs(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """What Baton's frontend sends to Baton's workers only: fields of `GenerateRequest` and `Sampling`. The
+    limits in `StopConditions` do not count the generated tokens.
+    """
+
+    num_generated: Annotated[int, msgspec.Meta(ge=0)] = 0
+    choice: Annotated[int, msgspec.Meta(ge=0)] = 0
+    deadline_s: float | None = None
+    num_opening_tokens: int = 0
+    guided: Guided | None = None
+
+
+class ExtraArgs(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """Arguments by the kind of worker that reads them."""
+
+    baton: OwnArgs | None = None
+
+
 class DynamoRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
     """One choice of one request. `is_health_check`: a canary, which the engine answers without a peer;
     TensorRT-LLM's needs `disaggregated_params` and the highest `priority` (0 to 1), which no other has.
@@ -110,6 +130,7 @@ class DynamoRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
     eos_token_ids: list[int] | None = None
     priority: float | None = None
     disaggregated_params: Any = None
+    extra_args: ExtraArgs | None = None
     is_health_check: bool = msgspec.field(default=False, name="_HEALTH_CHECK")
 
 

@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from baton.messages import NO_TOKEN, UNDECODABLE
+from baton.model_folder import control_ids
 
 T = TypeVar("T")
 
@@ -19,16 +20,6 @@ class _Config(msgspec.Struct, frozen=True):
     eos_token_id: int | list[int] | None = None
     dtype: str | None = None
     torch_dtype: str | None = None
-
-
-class _AddedToken(msgspec.Struct, frozen=True):
-    id: int
-    content: str
-    special: bool = False
-
-
-class _Tokenizer(msgspec.Struct, frozen=True):
-    added_tokens: list[_AddedToken] = []
 
 
 class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,7 +45,6 @@ def read_model_facts(model_path: Path) -> ModelFacts:
     config = _decode(model_path / "config.json", _Config)
     generation = _decode(model_path / "generation_config.json", dict[str, Any], {})
     quantized = _decode(model_path / "hf_quant_config.json", dict[str, Any], {})
-    tokenizer = _decode(model_path / "tokenizer.json", _Tokenizer, _Tokenizer())
     stops = [generation.get("eos_token_id"), config.eos_token_id]
     stop_ids = [i for stop in stops for i in (stop if isinstance(stop, list) else [stop]) if i is not None]
     kv_dtype = quantized.get("quantization", {}).get("kv_cache_quant_algo")
@@ -66,7 +56,7 @@ def read_model_facts(model_path: Path) -> ModelFacts:
         num_kv_heads=config.num_key_value_heads,
         head_dim=config.head_dim,
         kv_dtype=str(kv_dtype or config.dtype or config.torch_dtype or "bfloat16").lower(),
-        control_ids={token.content: token.id for token in tokenizer.added_tokens if token.special},
+        control_ids=control_ids(model_path),
     )
 
 

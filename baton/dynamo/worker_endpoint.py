@@ -1,0 +1,252 @@
+"""A worker of Baton's as an instance of a Dynamo endpoint, behind Dynamo's frontend or Baton's."""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from dynamo.llm import ModelInput, ModelRuntimeConfig, ModelType, WorkerType, register_model, unregister_model
+from dynamo.llm.exceptions import ConnectionTimeout, Disconnected, EngineShutdown, InvalidArgument, Unknown
+from dynamo.runtime import Context, DistributedRuntime
+
+from baton.dynamo.messages import DynamoChunk, DynamoRequest, SamplingOptions, StopConditions
+from baton.dynamo.worker_messages import dynamo_chunk, generate_request, prefill_answer, prefill_chunk
+from baton.errors import (
+    BatonError,
+    DeadlineExceeded,
+    HandoffFailed,
+    InvalidRequest,
+    ModelNotFound,
+    NotReady,
+    Overloaded,
+    WorkerLost,
+)
+from baton.messages import (
+    NO_TOKEN,
+    GenerateRequest,
+    KvHandoff,
+    Role,
+    StatsRequest,
+    TokenChunk,
+    WorkerInfo,
+    WorkerStats,
+    after_handoff,
+)
+from baton.model_folder import control_ids
+from baton.streams import Wakeup, merged
+from baton.telemetry import Line
+from baton.transport import Respond
+
+log = logging.getLogger(__name__)
+
+CARD = "baton"
+"""The card's engine-specific field with the `WorkerInfo`."""
+_TOKENS_PER_BLOCK = 16  # of an engine that does not say
+_CLOSE_S = 5.0
+# What Dynamo's frontend makes of them: 400 with the text, 504, 503, 503 without requests for 5 s, else 500.
+_ERRORS: tuple[tuple[type[BatonError], type[Exception]], ...] = (
+    (InvalidRequest, InvalidArgument),
+    (ModelNotFound, InvalidArgument),
+    (DeadlineExceeded, ConnectionTimeout),
+    (HandoffFailed, Disconnected),
+    (Overloaded, Disconnected),
+    (WorkerLost, EngineShutdown),
+    (NotReady, EngineShutdown),
+    (BatonError, Unknown),
+)
+_CANARY = DynamoRequest(
+    token_ids=[0],
+    stop_conditions=StopConditions(max_tokens=1, ignore_eos=True),
+    sampling_options=SamplingOptions(temperature=0.0),
+    is_health_check=True,
+)
+
+
+class _Answer:
+    """One running answer: its task adds replies, and its reader takes all that are ready."""
+
+    def __init__(self) -> None:
+        self.replies: list[KvHandoff | TokenChunk] = []
+        self.ended = False
+        self.error: Exception | None = None
+        self.is_pinned = False
+        self.num_generated = 0  # by an earlier attempt
+        self.task: asyncio.Task[None]
+        self._wakeup = Wakeup()
+
+    def put(self, reply: KvHandoff | TokenChunk) -> None:
+        """Add a reply; tokens that wait become one chunk."""
+        last = self.replies[-1] if self.replies else None
+        both = merged(last, reply) if last is not None else None
+        if both is None:
+            self.replies.append(reply)
+        else:
+            self.replies[-1] = both
+        self._wakeup.set()
+
+    def end(self, error: Exception | None = None) -> None:
+        """No more replies follow; what was not read is read first."""
+        if not self.ended:
+            self.ended, self.error = True, error
+            self._wakeup.set()
+
+    def stop(self) -> None:
+        """Cancel the work, once; but not KV that its reader was given."""
+        if not self.is_pinned and not self.task.cancelling():
+            self.task.cancel()
+
+    async def read(self) -> AsyncGenerator[KvHandoff | TokenChunk, None]:
+        """The replies. Raises the error that ended them."""
+        while True:
+            replies, self.replies = self.replies, []
+            for reply in replies:
+                self.is_pinned = isinstance(reply, KvHandoff)
+                yield reply
+            if self.replies:
+                continue
+            if self.ended:
+                break
+            await self._wakeup.wait()
+        if self.error is not None:
+            raise self.error
+
+
+class WorkerEndpoint:
+    """A worker in Dynamo's registry: callers see it once served, clients once its model is registered."""
+
+    def __init__(self, runtime: DistributedRuntime, respond: Respond) -> None:
+        self._runtime = runtime
+        self._respond = respond
+        self._card: WorkerInfo
+        self._start_id = NO_TOKEN
+        self._serving: asyncio.Future[None] | None = None
+        self._has_model = False
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def show(self, card: WorkerInfo) -> None:
+        """Register what the card says; a worker that is not ready has no model for clients yet."""
+        self._card = card
+        if self._serving is None:
+            self._endpoint = self._runtime.endpoint(card.endpoint)
+            ids = await asyncio.to_thread(control_ids, Path(card.model_path))
+            self._start_id = ids.get("<|start|>", NO_TOKEN)
+            self._serving = asyncio.ensure_future(
+                self._endpoint.serve_endpoint(
+                    self._answer,
+                    metrics_labels=[("model", card.model)],
+                    health_check_payload=msgspec.to_builtins(_CANARY),
+                )
+            )
+        if card.is_ready and not self._has_model:
+            await self._register_model(card)
+            self._has_model = True
+
+    async def withdraw(self, card: WorkerInfo) -> None:
+        """Leave the registry, unless another card replaced this one; running answers go on."""
+        if card is not self._card:
+            return
+        if self._has_model:
+            await unregister_model(self._endpoint)
+        await self._endpoint.unregister_endpoint_instance()
+
+    async def close(self) -> None:
+        """End every answer and stop serving."""
+        for task in list(self._tasks):
+            task.cancel()
+        self._runtime.shutdown()
+        if waits := [*self._tasks, *([self._serving] if self._serving else [])]:
+            await asyncio.wait(waits, timeout=_CLOSE_S)
+
+    async def _register_model(self, card: WorkerInfo) -> None:
+        """As `dynamo.trtllm` does; but a decode worker also serves without a prefill worker."""
+        stats = await anext(aiter(self._respond(StatsRequest())))
+        config = ModelRuntimeConfig()
+        config.context_length = card.context_length
+        config.max_num_seqs = card.max_batch_size
+        config.total_kv_blocks = stats.kv_blocks if isinstance(stats, WorkerStats) else None
+        config.reasoning_parser, config.tool_call_parser = "gpt_oss", "harmony"
+        config.set_engine_specific(CARD, msgspec.json.encode(card).decode())
+        kinds = WorkerType
+        if card.role is Role.PREFILL:
+            model_type, kind, needs = ModelType.Prefill, kinds.Prefill, [[kinds.Decode]]
+        else:
+            model_type = ModelType.Chat | ModelType.Completions
+            kind, needs = kinds.Decode, [[kinds.Prefill], [kinds.Decode]]
+            if not card.kv_transfer:
+                kind, needs = kinds.Aggregated, []
+        await register_model(
+            ModelInput.Tokens,
+            model_type,
+            self._endpoint,
+            card.model_path,
+            card.model,
+            worker_type=kind,
+            kv_cache_block_size=card.kv_layout.tokens_per_block if card.kv_layout else _TOKENS_PER_BLOCK,
+            runtime_config=config,
+            needs=needs,
+        )
+
+    async def _answer(self, body: Any, context: Context) -> AsyncGenerator[Any, None]:
+        """Dynamo's handler: the chunks of one request."""
+        answer = _Answer()
+        answer.task = asyncio.create_task(self._run(body, context, answer))
+        self._tasks.add(answer.task)
+        answer.task.add_done_callback(self._tasks.discard)
+        stopped = context.async_killed_or_stopped()
+        stopped.add_done_callback(lambda _: answer.stop())
+        try:
+            async for reply in answer.read():
+                yield msgspec.to_builtins(self._chunk(reply, answer.num_generated))
+        finally:
+            stopped.cancel()
+            answer.stop()
+
+    def _chunk(self, reply: KvHandoff | TokenChunk, num_generated: int) -> DynamoChunk:
+        if self._card.role is Role.PREFILL:
+            return prefill_chunk(reply, self._card, num_generated)
+        assert isinstance(reply, TokenChunk)
+        return dynamo_chunk(reply, num_generated)
+
+    async def _run(self, body: Any, context: Context, answer: _Answer) -> None:
+        """Fill `answer`; after a handoff it has ended, but this runs on while the KV is pinned."""
+        try:
+            dynamos = msgspec.convert(body, DynamoRequest)
+            request = generate_request(dynamos, self._card, context.id(), self._start_id)
+            request = msgspec.structs.replace(request, trace_headers=context.trace_headers())
+            answer.num_generated = request.num_generated
+            await self._generate(dynamos, request, answer)
+            answer.end()
+        except msgspec.ValidationError as error:
+            answer.end(InvalidArgument(f"the request is not Dynamo's: {error}"))
+        except BatonError as error:
+            kind = next(dynamos for ours, dynamos in _ERRORS if isinstance(error, ours))
+            log.info(Line("request failed", request_id=context.id(), code=error.code, error=error.message))
+            answer.end(kind(error.message))
+        except asyncio.CancelledError:
+            answer.end()
+            raise
+        except Exception:  # process edge: any engine error goes to the caller
+            log.exception(Line("answer failed", request_id=context.id()))
+            answer.end(Unknown(f"the engine failed on request {context.id()}; see the worker's log"))
+
+    async def _generate(self, body: DynamoRequest, request: GenerateRequest, answer: _Answer) -> None:
+        if body.prefill_result is not None and self._card.role is Role.DECODE:
+            prefilled = prefill_answer(body.prefill_result.disaggregated_params, self._card)
+            if isinstance(prefilled, TokenChunk):
+                answer.put(prefilled)
+                return
+            request = after_handoff(request, prefilled)
+            if prefilled.first_chunk is not None:
+                answer.put(prefilled.first_chunk)
+        async with aclosing(self._respond(request)) as replies:
+            async for reply in replies:
+                assert isinstance(reply, KvHandoff | TokenChunk)
+                if isinstance(reply, KvHandoff) and body.is_health_check:  # nobody takes the KV
+                    answer.put(TokenChunk((max(reply.first_token, 0),), "length"))
+                    return
+                answer.put(reply)
+                if isinstance(reply, KvHandoff):
+                    answer.end()
