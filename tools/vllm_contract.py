@@ -1,6 +1,7 @@
 """Reads what Baton relies on from an installed vLLM: `python tools/vllm_contract.py`, without a GPU.
 
-It writes `tests/doubles/vllm_contract.json`, which vLLM's double is checked against.
+It writes `tests/doubles/vllm_contract_MAJOR.MINOR.json`. vLLM's double is checked against the newest, and
+what Baton uses against each.
 """
 
 import ast
@@ -12,8 +13,9 @@ import json
 from pathlib import Path
 from typing import Any, get_args
 
-FILE = Path(__file__).parents[1] / "tests" / "doubles" / "vllm_contract.json"
-NIXL = "vllm.distributed.kv_transfer.kv_connector.v1.nixl"
+FOLDER = Path(__file__).parents[1] / "tests" / "doubles"
+CONNECTORS = "vllm.distributed.kv_transfer.kv_connector"
+NIXL = f"{CONNECTORS}.v1.nixl"
 READ = {
     "vllm.outputs:RequestOutput": ["outputs", "num_cached_tokens", "kv_transfer_params", "metrics"],
     "vllm.outputs:CompletionOutput": ["token_ids", "logprobs", "finish_reason"],
@@ -22,7 +24,24 @@ READ = {
         "num_running_reqs", "num_waiting_reqs", "num_skipped_waiting_reqs", "kv_cache_usage",
         "kv_connector_stats",
     ],
+    f"{CONNECTORS}.utils:EngineTransferInfo": [
+        "remote_tp_size", "remote_block_size", "remote_physical_blocks_per_logical",
+    ],
+    f"{NIXL}.metadata:NixlHandshakePayload": ["compatibility_hash", "agent_metadata_bytes"],
 }  # fmt: skip
+PRIVATE = {
+    f"{NIXL}.connector:NixlPullConnector": ["__init__", "get_num_new_matched_tokens"],
+    f"{NIXL}.pull_worker:NixlPullConnectorWorker": [
+        "__init__", "_apply_prefix_caching", "_handle_failed_transfer", "_nixl_handshake",
+        "_pop_done_transfers", "_read_blocks", "register_kv_caches", "shutdown",
+    ],
+    f"{CONNECTORS}.utils:TransferTopology": ["get_engine_info", "tp_ratio"],
+}  # fmt: skip
+WORKER = [
+    "_remote_agents", "_reqs_to_process", "_reqs_to_send", "block_len_per_layer", "block_size", "engine_id",
+    "kv_caches_base_addr", "nixl_wrapper", "tp_rank", "transfer_topo", "world_size",
+    "xfer_handshake_metadata", "xfer_stats",
+]  # fmt: skip
 CALLED = ["from_engine_args", "generate", "abort", "collective_rpc", "check_health", "shutdown"]
 BUILT = [
     "vllm.engine.arg_utils:AsyncEngineArgs",
@@ -94,15 +113,25 @@ def nixl_params() -> list[str]:
 
 
 def nixl_worker() -> dict[str, str]:
-    """The worker attributes that `patches.release` uses, with their annotations."""
-    wanted = {"_reqs_to_send", "_reqs_to_process"}
-    return {
-        node.target.attr: ast.unparse(node.annotation)
-        for node in ast.walk(source(f"{NIXL}.base_worker"))
-        if isinstance(node, ast.AnnAssign)
-        and isinstance(node.target, ast.Attribute)
-        and node.target.attr in wanted
-    }
+    """The worker attributes that the patches use, with their annotations, "" without one."""
+    kinds: dict[str, str] = {}
+    for node in ast.walk(source(f"{NIXL}.base_worker")):
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Attribute):
+            kinds[node.target.attr] = ast.unparse(node.annotation)
+        elif isinstance(node, ast.Assign):
+            for target in (t for t in node.targets if isinstance(t, ast.Attribute)):
+                kinds.setdefault(target.attr, "")
+    return {name: kinds[name] for name in WORKER}
+
+
+def nixl_handshake() -> dict[str, str]:
+    """What a worker asks on the side channel, and what `_nixl_handshake` returns."""
+    worker = source(f"{NIXL}.base_worker")
+    asked = [n for n in ast.walk(worker) if isinstance(n, ast.Tuple) and "GET_META_MSG" in ast.unparse(n)]
+    (returned,) = [n for n in ast.walk(worker) if getattr(n, "name", "") == "_nixl_handshake"]
+    assert isinstance(returned, ast.FunctionDef)
+    assert returned.returns is not None
+    return {"asks": ast.unparse(asked[0]), "returns": ast.unparse(returned.returns)}
 
 
 def compile_factors() -> dict[str, list[str]]:
@@ -138,6 +167,11 @@ def contract() -> dict[str, Any]:
         "finish_reasons": list(found("vllm.v1.engine:FINISH_REASON_STRINGS")),
         "nixl_params": nixl_params(),
         "nixl_worker": nixl_worker(),
+        "nixl_handshake": nixl_handshake(),
+        "private": {
+            path.partition(":")[2]: {name: signature(getattr(found(path), name)) for name in names}
+            for path, names in PRIVATE.items()
+        },
         "compile_factors": compile_factors(),
     }
 
@@ -155,4 +189,6 @@ def written(facts: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    FILE.write_text(written(contract()), encoding="utf-8")
+    facts = contract()
+    release = ".".join(facts["version"].split(".")[:2])
+    (FOLDER / f"vllm_contract_{release}.json").write_text(written(facts), encoding="utf-8")

@@ -12,8 +12,9 @@ from typing import Any
 
 import msgspec
 import pytest
+import vllm
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
-from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import NixlHandshakePayload
+from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import GET_META_MSG, NixlHandshakePayload
 
 from tests.waiting import PATIENCE_S
 from workers.engines.vllm.patches import NUM_TOKENS, connector
@@ -49,6 +50,19 @@ class Regions:
         return self.copies[-1]
 
 
+@pytest.fixture(params=["0.25.1", "0.26.0"], autouse=True)
+def version(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Of vLLM: each release that Baton was tried with."""
+    monkeypatch.setattr("vllm.__version__", request.param)
+    return str(request.param)
+
+
+def question() -> list[object]:
+    """What a worker of the only rank is asked."""
+    has_stages = not vllm.__version__.startswith("0.25.")
+    return [GET_META_MSG, 0, 0] if has_stages else [GET_META_MSG, 0]
+
+
 class Decode(PeerWorker):
     """A decode worker whose copies are recorded."""
 
@@ -66,8 +80,12 @@ class Decode(PeerWorker):
         self.engines["prefill"] = SimpleNamespace(
             remote_tp_size=tp_size, remote_block_size=block_size, remote_physical_blocks_per_logical=1
         )
-        self._remote_agents["prefill"] = {0: "agent"}
-        self._offered["prefill", 0] = Exported(where or place(), owner_pid, [], [])
+        offered = PeerHandshake("hash", b"metadata", Exported(where or place(), owner_pid, [], []))
+        with side_channel(
+            lambda asked: msgspec.msgpack.encode(offered) if asked == question() else b""
+        ) as port:
+            agents = self._nixl_handshake(HOST, port, 1, "prefill")
+        self._remote_agents["prefill"] = agents if isinstance(agents, dict) else agents[0]
 
     def read(self, request_id: str, ours: list[list[int]], theirs: list[list[int]]) -> None:
         spec = SimpleNamespace(remote_rank=0, local_block_ids=ours, remote_block_ids=theirs)
@@ -104,7 +122,7 @@ def test_what_decode_lacks_is_read_and_prefill_told_once_it_has_arrived(
     assert decode.notices == []
     copy.done = True
     assert decode.get_finished() == (set(), {"one"})
-    assert decode.notices == [("agent", b"one-there:1")]
+    assert decode.notices == [("prefill-0", b"one-there:1")]
     assert decode.moved == [(96, 1.0)]  # NIXL counts microseconds, too
     assert decode.over_nixl == []
     assert decode.get_finished() == (set(), set())
@@ -191,13 +209,14 @@ def side_channel(answer: Callable[[Any], bytes | None]) -> Iterator[int]:
     ids=["empty", "no msgpack", "rest", "odd", "silent"],
 )
 def test_a_peer_that_tells_nothing_usable_offers_nothing(
-    answer: bytes | None, monkeypatch: pytest.MonkeyPatch
+    answer: bytes | None, version: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connector, "_ANSWER_MS", 50 if answer is None else PATIENCE_S * 1000)
     with side_channel(lambda _: answer) as port:
         assert offered_memory(HOST, port, 0) is None
         worker = PeerWorker(None, "decode", None)
-        assert worker._nixl_handshake(HOST, port, 1, "prefill") == {0: "prefill-0"}  # noqa: SLF001  NIXL's
+        names = worker._nixl_handshake(HOST, port, 1, "prefill")  # noqa: SLF001  NIXL's
+        assert names == ({0: "prefill-0"} if version == "0.25.1" else ({(0, 0): "prefill-0"}, 0.5))
     assert not worker._offered  # noqa: SLF001  as above
 
 

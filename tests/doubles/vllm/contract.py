@@ -1,4 +1,4 @@
-"""vLLM's classes as recorded in `vllm_contract.json`: names, annotations, defaults."""
+"""vLLM's classes as recorded in `vllm_contract_0.26.json`: names, annotations, defaults."""
 
 import collections
 import dataclasses
@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any, Literal, Optional, Union
 
-FACTS: dict[str, Any] = json.loads((Path(__file__).parents[1] / "vllm_contract.json").read_text())
+FACTS: dict[str, Any] = json.loads((Path(__file__).parents[1] / "vllm_contract_0.26.json").read_text())
 _MADE = {"dict": dict, "list": list, "set": set}
 _NAMES = {
     "Any": Any,

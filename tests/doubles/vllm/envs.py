@@ -5,6 +5,6 @@ import os
 from vllm.contract import FACTS
 
 
-def compile_factors() -> dict[str, str | None]:
+def compile_factors() -> dict[str, str]:
     names = [*FACTS["compile_factors"]["side_channel"], "VLLM_USE_AOT_COMPILE"]
-    return {name: os.environ.get(name) for name in names}
+    return {name: os.environ[name] for name in names if name in os.environ}

@@ -7,7 +7,7 @@ import random
 import socket
 from typing import Any
 
-from workers.engines.library.release import check_tried
+from workers.engines.library.release import check_tried, release_of
 from workers.engines.vllm.patches import NAMES, TRIED, WITHOUT, turned_off
 from workers.flags import DisaggregationMode
 from workers.settings_text import SettingsError
@@ -15,6 +15,7 @@ from workers.settings_text import SettingsError
 WORKER_PID = "BATON_WORKER_PID"
 SIDE_CHANNEL_PORT = "VLLM_NIXL_SIDE_CHANNEL_PORT"
 SECOND_RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
+SECOND_RUNNER_SINCE = (0, 29)  # for all models; before, not for gpt-oss
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -43,8 +44,9 @@ def load_library(host: str = "127.0.0.1", mode: DisaggregationMode = "agg") -> L
         version = importlib.import_module("vllm").__version__
         sampling = importlib.import_module("vllm.sampling_params")
         exceptions = importlib.import_module("vllm.v1.engine.exceptions")
-        check_tried("vLLM", version, mode, (TRIED,))
-        if importlib.import_module("vllm.triton_utils").HAS_TRITON:
+        check_tried("vLLM", version, mode, TRIED)
+        is_default = (release_of(version) or SECOND_RUNNER_SINCE) >= SECOND_RUNNER_SINCE
+        if not is_default and importlib.import_module("vllm.triton_utils").HAS_TRITON:
             os.environ.setdefault(SECOND_RUNNER, "1")  # draws by seed and position: sampled answers resume
         return Library(
             version=version,

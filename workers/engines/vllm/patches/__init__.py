@@ -1,4 +1,4 @@
-"""Changes of private names of vLLM 0.25, NIXL and Triton, each with its upstream issue and a switch.
+"""Changes of private names of vLLM, NIXL and Triton, each with its upstream issue and a switch.
 
 A patch applies to the releases that it was tried with; `BATON_VLLM_WITHOUT=NAME,NAME` turns it off.
 """
@@ -8,7 +8,7 @@ import os
 from workers.engines.library.release import release_of
 
 WITHOUT = "BATON_VLLM_WITHOUT"
-TRIED = (0, 25)
+TRIED = ((0, 25), (0, 26))
 NUM_TOKENS = "remote_num_tokens"  # kv_transfer_params: how many tokens the kept KV has
 
 # Decode reads KV out of prefill's GPU memory and goes on after prefill's first token. Without it: NIXL's own
@@ -34,4 +34,4 @@ def turned_off() -> list[str]:
 
 def is_on(name: str, version: str) -> bool:
     """Whether a patch applies to this version of vLLM."""
-    return release_of(version) == TRIED and name not in turned_off()
+    return release_of(version) in TRIED and name not in turned_off()

@@ -1,4 +1,4 @@
-"""Avoids recompilation in vLLM 0.25: of some kernels for every 32 tokens, of everything at every start."""
+"""Avoids recompilation in vLLM: of some kernels for every 32 tokens, of everything at every start."""
 
 import importlib
 import logging

@@ -31,6 +31,7 @@ def nixl_params(config: Any, request_id: str, handoff: KvHandoff) -> dict[str, A
         "remote_port": int(os.environ["VLLM_NIXL_SIDE_CHANNEL_PORT"]),
         "tp_size": 1,
         "remote_num_tokens": num_tokens,
+        "remote_blocks_expiry_time": None,
         _OUR_KEY: msgspec.msgpack.encode(handoff),
     }
 

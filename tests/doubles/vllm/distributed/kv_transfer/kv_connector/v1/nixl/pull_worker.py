@@ -1,10 +1,12 @@
 """The worker's half, as far as subclasses see it: regions, engines that it knows, reads and their ends."""
 
 import collections
+import itertools
 import queue
 from types import SimpleNamespace
 from typing import Any
 
+import vllm
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import NixlHandshakePayload
 
 
@@ -16,7 +18,7 @@ class NixlPullConnectorWorker:
         self.kv_caches_base_addr: dict[str, dict[int, list[int]]] = collections.defaultdict(dict)
         self.block_len_per_layer: list[int] = []
         self.xfer_handshake_metadata: NixlHandshakePayload | None = None
-        self._remote_agents: dict[str, dict[int, str]] = {}
+        self._remote_agents: dict[str, dict[Any, str]] = {}
         self._recving_transfers: dict[str, list[int]] = {}
         self._failed_recv_reqs: queue.Queue[str] = queue.Queue()
         self.done_handles: set[int] = set()
@@ -42,9 +44,14 @@ class NixlPullConnectorWorker:
         self.block_len_per_layer = [num_bytes for _, num_bytes in kv_caches.values()]
         self.xfer_handshake_metadata = NixlHandshakePayload("hash", b"metadata")
 
-    def _nixl_handshake(self, host: str, port: int, num_ranks: int, engine_id: str) -> dict[int, str]:
-        """The names of that engine's ranks."""
-        return {rank: f"{engine_id}-{rank}" for rank in range(num_ranks)}
+    def _nixl_handshake(
+        self, host: str, port: int, num_ranks: int, engine_id: str, num_stages: int = 1, _: bool = False
+    ) -> Any:
+        """The names of that engine's ranks; since 0.26 by stage and rank, with the clocks' difference."""
+        if vllm.__version__.startswith("0.25."):
+            return {rank: f"{engine_id}-{rank}" for rank in range(num_ranks)}
+        ranks = itertools.product(range(num_stages), range(num_ranks))
+        return {(stage, rank): f"{engine_id}-{rank}" for stage, rank in ranks}, 0.5
 
     def _read_blocks(self, read_spec: Any, engine_id: str, request_id: str, *_: Any) -> None:
         self._recving_transfers[request_id] = [len(self._recving_transfers)]
