@@ -49,11 +49,9 @@ def _callbacks(file: Path) -> dict[str, Any]:
         raise CredentialError(f"{CREDENTIALS_FILE}: {file} cannot be read: {error}") from error
 
     def signature(nonce: str) -> bytes:
-        login.check()
         return base64.b64encode(login.value.pair.sign(nonce.encode()))
 
     def jwt() -> bytes:
-        login.check()
         return login.value.jwt.encode()
 
     return {"user_jwt_cb": jwt, "signature_cb": signature}

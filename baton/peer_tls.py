@@ -37,13 +37,11 @@ class PeerTls:
     @property
     def accepting(self) -> ssl.SSLContext:
         """For a connection that a peer has made."""
-        self._files.check()
         return self._files.value.accepting
 
     @property
     def connecting(self) -> ssl.SSLContext:
         """For a connection to a peer."""
-        self._files.check()
         return self._files.value.connecting
 
 

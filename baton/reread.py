@@ -1,13 +1,11 @@
 """Files that are read again when they change."""
 
-import asyncio
 import logging
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Collection
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 EVERY_S = 1.0
 
@@ -22,23 +20,27 @@ class Reread(Generic[T]):
         self._paths = paths
         self._load = load
         self._seen = self._stamps()
-        self._failed: object = None
         self._problem = ""
         self._again_s = 0.0
-        self.value = load()
+        self._value = load()
 
-    def check(self) -> None:
-        """Read the files again if they have changed. While that fails, `value` stays, and the same files are
-        tried again after EVERY_S: a file may become readable without a change.
-        """
+    @property
+    def value(self) -> T:
+        """Of the files as they are now, or were EVERY_S ago at most. While they cannot be read, of what they
+        were before."""
+        now_s = time.monotonic()
+        if now_s >= self._again_s:
+            self._again_s = now_s + EVERY_S
+            self._check()
+        return self._value
+
+    def _check(self) -> None:
         stamps = self._stamps()
-        if stamps == self._seen or (stamps == self._failed and time.monotonic() < self._again_s):
+        if stamps == self._seen:
             return
         try:
-            self.value = self._load()
-        except (OSError, ValueError) as error:
-            self._again_s = time.monotonic() + EVERY_S
-            self._failed = stamps
+            self._value = self._load()
+        except (OSError, ValueError) as error:  # tried again: a file may become readable without a change
             if self._problem != str(error):
                 self._problem = str(error)
                 log.error("reread=failed files=%s the content before stays in use: %s", self._names(), error)  # noqa: TRY400  the same sentence, once
@@ -60,21 +62,3 @@ def _stamp(path: Path) -> tuple[int, ...] | None:
     except OSError:
         return None
     return status.st_ino, status.st_ctime_ns, status.st_size, status.st_mode
-
-
-@asynccontextmanager
-async def kept_current(files: Collection[Reread[Any]], every_s: float = EVERY_S) -> AsyncIterator[None]:
-    """Check the files from time to time during the context."""
-    checking = asyncio.create_task(_check(files, every_s))
-    try:
-        yield
-    finally:
-        checking.cancel()
-        await asyncio.wait([checking])
-
-
-async def _check(files: Collection[Reread[Any]], every_s: float) -> None:
-    while files:
-        await asyncio.sleep(every_s)  # files do not notify
-        for each in files:
-            await asyncio.to_thread(each.check)  # a disk may hang

@@ -17,7 +17,6 @@ from baton.discovery import Discovery
 from baton.files import UnsafeFolder
 from baton.flags import parse
 from baton.process import first_of, leave_start_uncollected, needed, run
-from baton.reread import kept_current
 from baton.telemetry import configure_logging, print_error
 from baton.transport import Transport
 from frontend.access import log_requests, logging_load
@@ -154,9 +153,8 @@ async def serve(
     answering = siblings.answering(
         Shared(services.thoughts, services.metrics, responses, services.snapshots.series.part)
     )
-    reading, load = kept_current(credentials.rereadable), logging_load(services)
     services.snapshots.start()
-    async with services.fleet.keep_current() as following, answering, reading, load:
+    async with services.fleet.keep_current() as following, answering, logging_load(services):
         leave_start_uncollected()
         ready = ready_to_serve(settings, services.fleet, transport)
         await first_of(shutdown.wait(), asyncio.shield(following), ready)

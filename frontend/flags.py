@@ -3,11 +3,9 @@
 import dataclasses
 import re
 import ssl
-from collections.abc import Sequence
 from datetime import date
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from baton.connect import HTTP_HOST, HTTP_PORT, Wires
 from baton.flags import flag
@@ -173,11 +171,6 @@ class Credentials:
     seal: Seal
     keys: Reread[Keys] | None
     tls: Reread[ssl.SSLContext] | None
-
-    @property
-    def rereadable(self) -> Sequence[Reread[Any]]:
-        """Files that are read again when they change."""
-        return [file for file in (self.keys, self.tls) if file is not None]
 
     def context(self) -> ssl.SSLContext | None:
         """The TLS context of new connections."""

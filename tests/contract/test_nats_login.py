@@ -252,6 +252,7 @@ def test_an_incomplete_credentials_file_is_an_error(
 def test_a_login_stays_in_use_until_its_file_holds_a_whole_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("baton.reread.EVERY_S", 0)
     first, second = (credentials(name, Key(nkeys.PREFIX_BYTE_USER).seed) for name in ("first", "second"))
     file = tmp_path / "user.creds"
     file.write_text(first)

@@ -202,7 +202,10 @@ async def test_a_worker_that_does_not_shake_hands_is_lost_within_the_liveness_li
     assert b"secret" not in received
 
 
-async def test_renewed_certificates_are_for_new_connections(ours: Authority, theirs: Authority) -> None:
+async def test_renewed_certificates_are_for_new_connections(
+    ours: Authority, theirs: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("baton.reread.EVERY_S", 0)
     cert, key = ours.sign("worker")
     tls = PeerTls(cert, key, ours.ca)
     endless, caller, worker = Endless(), TcpTransport(tls=ours.peer()), TcpTransport(tls=tls)

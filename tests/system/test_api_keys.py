@@ -94,8 +94,7 @@ def test_a_changed_file_counts_soon_in_every_process_and_a_broken_one_does_not(
     whole = keys.path.read_text()
     keys.path.write_text(whole + "carol sk-baton-not-a-digest\n")
     frontend = stack.processes[0]
-    wait_for(lambda: frontend.text().count("reread=failed") == 2)
-    assert statuses(stack, alice) == {200}
+    wait_for(lambda: statuses(stack, alice) == {200} and frontend.text().count("reread=failed") == 2)
     keys.path.write_text(whole)
     assert "sk-baton" not in frontend.text()
     assert not keys.are_in(frontend.text())
@@ -107,7 +106,8 @@ def test_a_response_is_found_with_its_key_only_by_every_process(
     frontend = stack.processes[0]
     num_read = frontend.text().count("reread=done")
     dave = keys.add("dave")
-    wait_for(lambda: frontend.text().count("reread=done") == num_read + 2)  # by both processes
+    # By both processes, each with its next request.
+    wait_for(lambda: statuses(stack, alice) and frontend.text().count("reread=done") == num_read + 2)
     made = stack.post("/v1/responses", alice, input="Hi", max_output_tokens=3).json()
     url = f"{stack.url}/v1/responses/{made['id']}"
     for headers, status in ((alice, 200), (dave, 404)):

@@ -99,12 +99,10 @@ def test_a_file_of_secrets_that_cannot_be_used_ends_the_start(
     assert str(path) in error
 
 
-def test_without_files_there_is_nothing_to_read_again() -> None:
-    credentials = read_credentials(FrontendSettings())
-    assert (list(credentials.rereadable), credentials.context()) == ([], None)
-
-
-def test_keys_certificates_and_client_authorities_that_change_are_used_after_a_check(tmp_path: Path) -> None:
+def test_keys_certificates_and_client_authorities_that_change_are_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("baton.reread.EVERY_S", 0)
     authority, other = Authority(tmp_path / "one"), Authority(tmp_path / "other")
     cert, key = authority.sign("server")
     keys = tmp_path / "keys"
@@ -122,8 +120,6 @@ def test_keys_certificates_and_client_authorities_that_change_are_used_after_a_c
 
     keys.write_text(line_of("robert", "b"))
     authority.ca.write_bytes(other.ca.read_bytes())
-    for each in credentials.rereadable:
-        each.check()
 
     assert [key.name for key in credentials.keys.value.values()] == ["robert"]
     second = credentials.context()
