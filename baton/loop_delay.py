@@ -3,11 +3,32 @@
 import asyncio
 import time
 from collections import deque
+from pathlib import Path
+from typing import NamedTuple
 
 _PERIOD_S = 0.1
 _LEAST_S = 0.01
 """Shorter delays do not count."""
 _MAX_KEPT = 100
+_WAITS = Path("/proc/thread-self/schedstat")
+
+
+class Delay(NamedTuple):
+    """A loop stood still for `lasted_s`; then, or just before, it waited for a CPU for `starved_s`."""
+
+    lasted_s: float = 0.0
+    starved_s: float = 0.0
+
+
+_NONE = Delay()
+
+
+def _starved_s() -> float:
+    """How long this thread has waited for a CPU since its start; 0 where Linux does not count that."""
+    try:
+        return int(_WAITS.read_text().split()[1]) / 1e9
+    except (OSError, IndexError):
+        return 0.0
 
 
 class LoopDelay:
@@ -16,28 +37,38 @@ class LoopDelay:
 
     def __init__(self) -> None:
         self._due_s = float("inf")
-        self._late: deque[tuple[float, float]] = deque(maxlen=_MAX_KEPT)  # (end, duration), longer ones first
+        self._late: deque[tuple[float, Delay]] = deque(maxlen=_MAX_KEPT)  # by end; longer ones first
+        self._starved_s = 0.0
         self.seen_s = float("-inf")
         """When the loop ran before any delay that has just ended: work that begins now may have waited since
         then."""
 
     def start(self) -> None:
         """Begin, in the running loop."""
-        self._due_s = time.perf_counter()
+        self._due_s, self._starved_s = time.perf_counter(), _starved_s()
         self._tick(asyncio.get_running_loop())
 
     def _tick(self, loop: asyncio.AbstractEventLoop) -> None:
         now_s = time.perf_counter()
-        if (late_s := now_s - self._due_s) > _LEAST_S:
-            while self._late and self._late[-1][1] <= late_s:
+        late = self._delay(now_s)
+        self._starved_s = _starved_s()
+        if late.lasted_s:
+            while self._late and self._late[-1][1] <= late:
                 self._late.pop()
-            self._late.append((now_s, late_s))
+            self._late.append((now_s, late))
         self.seen_s, self._due_s = self._due_s - _PERIOD_S, now_s + _PERIOD_S
         loop.call_later(_PERIOD_S, self._tick, loop)
 
-    def longest_s(self, since_s: float) -> float:
-        """The longest time since then that the loop stood still, until now if it has only just gone on."""
-        now_s = time.perf_counter()
+    def _delay(self, now_s: float) -> Delay:
+        """The one that is not noted yet."""
         late_s = now_s - self._due_s
-        now_late = (now_s, late_s if late_s > _LEAST_S else 0.0)
-        return max(0.0, *(min(lasted_s, ended_s - since_s) for ended_s, lasted_s in (*self._late, now_late)))
+        return Delay(late_s, _starved_s() - self._starved_s) if late_s > _LEAST_S else _NONE
+
+    def longest(self, since_s: float) -> Delay:
+        """The longest time since then that the loop stood still, until now if it has only just gone on."""
+        found, now_s = _NONE, time.perf_counter()
+        for ended_s, late in (*self._late, (now_s, self._delay(now_s))):
+            lasted_s = min(late.lasted_s, ended_s - since_s)
+            if lasted_s > found.lasted_s:
+                found = Delay(lasted_s, min(late.starved_s, lasted_s))
+        return found

@@ -96,7 +96,7 @@ class Usage(msgspec.Struct, frozen=True, array_like=True):
     """Token counts of one choice so far: prompt, cached part of it, and generated (stop token included); the
     KV that decode pulled for it, None if the engine does not tell. Seconds until the first token: in the
     worker's queue, for the KV to move, to compute the prompt; `delay_s` is the longest time that the worker's
-    event loop stood still.
+    event loop stood still, in which it waited for a CPU for `starved_s`.
     """
 
     num_prompt_tokens: int
@@ -107,6 +107,7 @@ class Usage(msgspec.Struct, frozen=True, array_like=True):
     moved_s: Seconds = 0.0
     computed_s: Seconds = 0.0
     delay_s: Seconds = 0.0
+    starved_s: Seconds = 0.0
 
 
 UNDECODABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
@@ -153,6 +154,7 @@ class KvHandoff(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=
     waited_s: Seconds = 0.0
     computed_s: Seconds = 0.0
     delay_s: Seconds = 0.0
+    starved_s: Seconds = 0.0
 
 
 class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):

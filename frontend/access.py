@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Literal
 
@@ -18,9 +18,18 @@ AccessMode = Literal["all", "slow", "off"]
 SLOW_S = 1.0
 BUSY_EVERY_S = 10
 _LATE_S = 0.1
-"""After a longer transit the line has its worker, after a longer delay of this frontend that."""
-_SHOWN_S = 0.001
-"""A shorter stage is not in the line."""
+"""After a longer transit the line has its worker."""
+FIELDS: Sequence[Mapping[str, str]] = (
+    {
+        each: each
+        for each in ("request_id", "route", "model", "status", "code", "duration_s", "delay_s", "starved_s")
+    }
+    | {"key": "caller", "ttft_s": "first_token_s", "prompt_tokens": "num_prompt_tokens"}
+    | {"cached_tokens": "num_cached_tokens", "completion_tokens": "num_completion_tokens"},
+    {"gap_s": "gap_s", "gap_at": "gap_at"},
+    {"prefill": "prefill", "decode": "decode", "late": "late"},
+)
+"""What the line calls attributes of the record, of the choice with the longest gap, of its last attempt."""
 
 
 def log_requests(metrics: Metrics, mode: AccessMode) -> None:
@@ -37,39 +46,32 @@ def log_requests(metrics: Metrics, mode: AccessMode) -> None:
 def line_of(record: Record) -> Line:
     """The line of a request that has ended; of several choices, gap and workers are those of one. It has no
     text of the client's but the id."""
-    leg = max(record.legs, key=lambda each: each.gap_s, default=Leg(began_s=0.0))
-    last = leg.attempts[-1] if leg.attempts else Attempt(began_s=0.0)
-    stages = {f"{stage}_s": round(s, 3) for stage, s in record.spent().items() if s >= _SHOWN_S}
-    return Line(
-        "request",
-        request_id=record.request_id,
-        route=record.route,
-        model=record.model,
-        key=record.caller,
-        client="" if record.caller else record.address,
-        status=record.status,
-        code=record.code,
-        duration_s=round(record.duration_s or 0.0, 4),
-        ttft_s=None if record.first_token_s is None else round(record.first_token_s, 3),
-        attempts=record.num_attempts,
-        prefill=last.prefill,
-        decode=last.decode,
-        gap_s=round(leg.gap_s, 3) or None,
-        gap_at=leg.gap_at or None,
-        prompt_tokens=record.num_prompt_tokens or None,
-        cached_tokens=record.num_cached_tokens if record.num_prompt_tokens else None,
-        completion_tokens=record.num_completion_tokens if record.num_prompt_tokens else None,
-        failures="; ".join(_failure(each) for leg in record.legs for each in leg.attempts if each.outcome),
-        late=last.late if last.stages.get("transit", 0.0) > _LATE_S else "",
-        delay_s=round(record.delay_s, 3) if record.delay_s > _LATE_S else None,
-        **stages,
+    leg = max(record.legs, key=lambda each: each.gap_s, default=Leg(attempts=[Attempt()]))
+    last = next((each for each in reversed(leg.attempts) if each.where), leg.attempts[-1])
+    fields = {
+        name: _rounded(getattr(part, attribute))
+        for part, names in zip((record, leg, last), FIELDS, strict=True)
+        for name, attribute in names.items()
+    }
+    fields["duration_s"] = round(record.duration_s or 0.0, 4)
+    fields["client"] = "" if record.caller else record.address
+    fields["late"] = last.late if last.stages.get("transit", 0.0) > _LATE_S else ""
+    fields["attempts"] = len(record.attempts)
+    fields["failures"] = "; ".join(
+        _failure(each) for leg in record.legs for each in leg.attempts if each.outcome
     )
+    return Line("request", **fields, **{f"{stage}_s": _rounded(s) for stage, s in record.spent().items()})
+
+
+def _rounded(value: object) -> object:
+    """To milliseconds; what is 0 is not in the line."""
+    return (round(value, 3) if isinstance(value, float) else value) or None
 
 
 def _failure(attempt: Attempt) -> str:
     """Its code, workers, stage and seconds, as `baton why --log` reads it."""
     workers = "->".join(filter(None, (attempt.prefill, attempt.decode)))
-    return f"{attempt.outcome} {workers} {attempt.ended_in} {sum(attempt.stages.values()):.3f}"
+    return f"{attempt.outcome} {workers} {attempt.ended_in} {attempt.waited_s:.3f}"
 
 
 @asynccontextmanager

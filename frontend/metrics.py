@@ -109,9 +109,6 @@ _TABLE = {
     "pairs_cut": _counter("How often a pair of workers was cut.", merge=max),
     "unauthenticated_messages": _counter("Messages from unknown senders, ignored."),
     "lost_log_lines": _counter("Log lines that were lost because stderr was not read."),
-    "queue_seconds": _histogram("Ends with 0.4: see baton_stage_seconds.", (), _LATENCY_S),
-    "prefill_seconds": _histogram("Ends with 0.4: see baton_stage_seconds.", (), _LATENCY_S),
-    "handoff_seconds": _histogram("Ends with 0.4: see baton_stage_seconds.", (), _LATENCY_S),
 }
 _OF_WORKERS = {
     "num_running": ("worker_running_requests", _gauge("Requests that the worker runs.", _WORKER)),
@@ -247,19 +244,18 @@ class Metrics:
         """Observe each stage; those of an attempt that failed with its error as the outcome."""
         ended = record.code or ("disconnected" if record.disconnected else str(record.status))
         outcome = "ok" if record.status < 400 else ended
-        parts = [(outcome, part.stages) for part in (record, *record.legs)]
+        parts = [(outcome, record.stages)]
         for leg in record.legs:
             if leg.num_moved_bytes is not None:
                 self.of("request_moved_kv_bytes").observe(leg.num_moved_bytes)
-            for attempt in leg.attempts:
-                reason = attempt.outcome or outcome
-                parts += [(reason, attempt.stages)]
-                self.of("attempts", reason).value += 1
-                if attempt.outcome == HandoffStalled.code:
-                    self.of("handoffs_stalled").value += 1
-        for outcome, stages in parts:
+            parts += [(attempt.outcome or outcome, attempt.stages) for attempt in leg.attempts]
+        for attempt in record.attempts:
+            self.of("attempts", attempt.outcome or outcome).value += 1
+            if attempt.outcome == HandoffStalled.code:
+                self.of("handoffs_stalled").value += 1
+        for reason, stages in parts:
             for stage, lasted_s in stages.items():
-                series = self.of("stage_seconds", stage, outcome)
+                series = self.of("stage_seconds", stage, reason)
                 series.counts[bisect_left(series.bounds, lasted_s)] += 1  # `observe`, without ten calls
                 series.value += lasted_s
 

@@ -1,10 +1,12 @@
 """The record of each request: its stages, its attempts on workers, how it ended. No text and no token id."""
 
 import heapq
+import math
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import chain, islice
+from itertools import chain
+from operator import itemgetter
 from typing import Literal, NamedTuple, get_args
 
 import msgspec
@@ -25,20 +27,17 @@ Stage = Literal[
     "send",
 ]
 STAGES: tuple[Stage, ...] = get_args(Stage)
-"""In order. `read`: the body; `render`: the prompt and its tokens; `queue`: until there is a place; the
-waits: in a worker's own queue; `transit`: the part of an attempt that no worker accounts for; `send`: the
-client did not read."""
+"""In order; see the glossary. A request reads, renders and sends; the rest is its attempts'."""
+_ON_WORKERS = frozenset(STAGES[3:8])
 
 MAX_BYTES = 8 << 20
 _MAX_NEWEST_BYTES = 4 << 20
 _MAX_FAILED_BYTES = 3 << 20
 _MAX_SLOWEST_BYTES = 1 << 20
-_OVERHEAD_BYTES = 128
+_OVERHEAD_BYTES = 256
 """Of a kept record beside its data: the objects around it."""
-_NUM_SLOWEST = 200
 _KEPT_S = 3600.0
-"""How long slow requests are kept, if slower ones are not in the way."""
-_SWEEP_S = 60.0
+"""How long slow requests are kept; one that much older makes room for one 2.7 times as short."""
 _MAX_NAME = 200
 _MAX_ATTEMPTS = 32
 
@@ -69,32 +68,48 @@ def _sums(now_s: float, parts: Iterable[_Timed]) -> dict[Stage, float]:
 
 
 class Attempt(_Timed, kw_only=True, omit_defaults=True, gc=False):
-    """One try on workers, which are named. `began_s` counts from the request's arrival. `outcome` is the
-    error's code, empty if it answered. `delay_s`: the longest time that a worker's event loop stood still;
-    `late`: the worker whose answer was in transit the longest."""
+    """One try on workers, which are named, after the wait for a place. `outcome` is the error's code, empty
+    if it answered, `absent` the code of the error while it waited for a worker or the broker. `delay_s`: the
+    longest time that a worker's event loop stood still, of which `starved_s` without a CPU; `late`: the
+    worker whose answer was in transit the longest."""
 
-    began_s: float
     prefill: str = ""
     decode: str = ""
     where: dict[str, str] = {}
+    absent: str = ""
     outcome: str = ""
     ended_in: Stage | None = None
     num_tokens: int = 0
     delay_s: float = 0.0
+    starved_s: float = 0.0
     late: str = ""
+
+    @property
+    def waited_s(self) -> float:
+        """How long it was on workers without a token."""
+        return sum(lasted_s for stage, lasted_s in self.stages.items() if stage in _ON_WORKERS)
 
     def worker(self, stage: Stage) -> str:
         """The worker on which this stage runs; each of them may do without the other."""
+        if stage in {"queue", "send"}:
+            return ""
         if stage == "transit" and self.late:
             return self.late
-        names = (self.prefill, self.decode)
-        return next(filter(None, names if stage in {"prefill_wait", "prefill"} else reversed(names)), "")
+        first, second = self.prefill, self.decode
+        return first or second if stage in {"prefill_wait", "prefill"} else second or first
 
-    def answered(self, worker: str, parts: tuple[tuple[Stage, float], ...], delay_s: float) -> None:
+    def stood(self, found: KvHandoff | Usage) -> None:
+        """Keep the longest time that a worker's event loop stood still."""
+        if found.delay_s > self.delay_s:
+            self.delay_s, self.starved_s = found.delay_s, found.starved_s
+
+    def answered(
+        self, worker: str, found: KvHandoff | Usage, then: Stage, parts: Mapping[Stage, float]
+    ) -> None:
         """This worker has answered with its own durations; the rest of the stage was in transit."""
         now_s, stages = time.perf_counter(), self.stages
         rest_s = now_s - self.since_s
-        for stage, lasted_s in parts:
+        for stage, lasted_s in parts.items():
             if lasted_s > 0.0:
                 counted_s = min(rest_s, lasted_s)  # there was no more
                 stages[stage] = stages.get(stage, 0.0) + counted_s
@@ -103,56 +118,41 @@ class Attempt(_Timed, kw_only=True, omit_defaults=True, gc=False):
         if rest_s > before_s:
             self.late = worker
         stages["transit"] = before_s + rest_s
-        self.stage, self.since_s = None, now_s
-        self.delay_s = max(self.delay_s, delay_s)
+        self.stage, self.since_s = then, now_s
+        self.stood(found)
 
 
-class Leg(_Timed, kw_only=True, omit_defaults=True, gc=False):
-    """One choice of a request, and its attempts. `gap_s` is the longest time between two tokens, and `gap_at`
-    the number of tokens before it. `absent`: the error's code, if it waited for a worker or the broker."""
+class Leg(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
+    """One choice of a request: its attempts, one after the other. `gap_s` is the longest time between two
+    tokens, and `gap_at` the number of tokens before it."""
 
-    began_s: float
-    attempts: list[Attempt] = []
+    attempts: list[Attempt]
     gap_s: float = 0.0
     gap_at: int = 0
-    absent: str = ""
     num_moved_bytes: int | None = None
 
     @classmethod
-    def beginning(cls) -> "Leg":
-        """That of a request that arrives now, and waits for a place."""
-        now_s = time.perf_counter()
-        return cls(began_s=now_s, stage="queue", since_s=now_s)
-
-    def attempt(self) -> None:
-        """A new try begins."""
-        self.enter(None)
-        if len(self.attempts) == _MAX_ATTEMPTS:
-            self.stages = _sums(0.0, (self, self.attempts.pop(1)))
-        self.attempts.append(Attempt(began_s=self.since_s - self.began_s, since_s=self.since_s))
+    def since(cls, now_s: float) -> "Leg":
+        """That of a request that waits for a place since then."""
+        return cls(attempts=[Attempt(stage="queue", since_s=now_s)])
 
     def on(self, worker: WorkerInfo) -> None:
-        """The try now waits for this worker."""
+        """The attempt now waits for this worker."""
         attempt, label = self.attempts[-1], worker.label
         attempt.where[label] = f"{worker.worker_id}, {worker.host}, pid {worker.pid}"
         if worker.role is Role.PREFILL:
             attempt.prefill = label
-            if attempt.stage is not None:  # decode wants a prefill first
-                attempt.enter("prefill")
+            attempt.enter("prefill")
         else:
             attempt.decode = label
-        if attempt.stage is None:  # since the attempt's begin: what the router does belongs to it
-            attempt.stage = "prefill" if worker.role is Role.PREFILL else "decode_wait"
+            if attempt.stage == "queue":
+                attempt.enter("decode_wait")
 
     def prefilled(self, handoff: KvHandoff) -> None:
         """The prefill worker has answered; decode is next."""
         attempt = self.attempts[-1]
-        parts: tuple[tuple[Stage, float], ...] = (
-            ("prefill_wait", handoff.waited_s),
-            ("prefill", handoff.computed_s),
-        )
-        attempt.answered(attempt.prefill, parts, handoff.delay_s)
-        attempt.stage = "decode_wait"
+        parts: dict[Stage, float] = {"prefill_wait": handoff.waited_s, "prefill": handoff.computed_s}
+        attempt.answered(attempt.prefill, handoff, "decode_wait", parts)
 
     def decoded(self, first: Reply | None) -> None:
         """The first tokens have come: of the decode worker, or of a prefill worker that answered itself. Or
@@ -162,46 +162,39 @@ class Leg(_Timed, kw_only=True, omit_defaults=True, gc=False):
         attempt = self.attempts[-1]
         usage = first.usage if isinstance(first, TokenChunk) else None
         if usage is None:
-            attempt.enter(None)
-        else:
-            is_prefill = attempt.stage == "prefill"
-            parts: tuple[tuple[Stage, float], ...] = (
-                ("prefill_wait" if is_prefill else "decode_wait", usage.waited_s),
-                ("kv_move", usage.moved_s),
-                ("prefill", usage.computed_s),
-            )
-            attempt.answered(attempt.prefill if is_prefill else attempt.decode, parts, usage.delay_s)
-        self.stage, self.since_s = "stream", attempt.since_s
+            attempt.enter("stream")
+            return
+        wait: Stage = "prefill_wait" if attempt.stage == "prefill" else "decode_wait"
+        parts = {wait: usage.waited_s, "kv_move": usage.moved_s, "prefill": usage.computed_s}
+        attempt.answered(attempt.worker(wait), usage, "stream", parts)
 
-    def failed(self, code: str, num_tokens: int = 0) -> None:
-        """The try has ended with this error after so many tokens; the request waits for the next one."""
-        if self.attempts:
-            attempt = self.attempts[-1]
-            attempt.outcome, attempt.num_tokens = code, num_tokens
-            attempt.ended_in = attempt.stage or "stream"
-            attempt.enter(None)
-        self.enter("queue")
+    def failed(self, code: str, num_tokens: int = 0) -> Attempt:
+        """The attempt, which ended with this error after so many tokens; another one begins to wait."""
+        attempt = self.attempts[-1]
+        attempt.outcome, attempt.num_tokens, attempt.ended_in = code, num_tokens, attempt.stage
+        attempt.enter(None)
+        self.attempts.append(Attempt(stage="queue", since_s=attempt.since_s))
+        if len(self.attempts) > _MAX_ATTEMPTS:  # one less, whose time the next one waited
+            waits = self.attempts[2].stages
+            waits["queue"] = waits.get("queue", 0.0) + sum(self.attempts.pop(1).stages.values())
+        return attempt
 
     def end(self, usage: Usage | None = None) -> None:
         """No more tokens come."""
-        if self.stage is not None:
-            self.enter(None)
-        if not self.attempts:
-            return
         attempt = self.attempts[-1]
-        if attempt.stage is not None:
+        if attempt.stage not in {None, "queue", "stream"}:
             attempt.ended_in = attempt.stage
-            attempt.enter(None)
+        attempt.enter(None)
         if usage is not None:
             self.num_moved_bytes = usage.num_moved_bytes
-            attempt.delay_s = max(attempt.delay_s, usage.delay_s)
+            attempt.stood(usage)
 
     def blocked(self, lasted_s: float) -> None:
         """The client did not read for so long; the running stage has that much less."""
-        part = self.attempts[-1] if self.stage is None else self
-        lasted_s = min(lasted_s, time.perf_counter() - part.since_s)
-        self.stages["send"] = self.stages.get("send", 0.0) + lasted_s
-        part.since_s += lasted_s
+        attempt = self.attempts[-1]
+        lasted_s = min(lasted_s, time.perf_counter() - attempt.since_s)
+        attempt.stages["send"] = attempt.stages.get("send", 0.0) + lasted_s
+        attempt.since_s += lasted_s
 
 
 class Trace(NamedTuple):
@@ -220,8 +213,8 @@ class Record(_Timed, kw_only=True, omit_defaults=True, gc=False):
     """One request. `at_s` is its arrival as Unix time, `began_s` the same as a `perf_counter` value;
     durations and `first_token_s` count from then. `caller` is the API key's name, `address` the
     client's. `status` is the HTTP status, or that of the error that ended a stream; `code` the error's.
-    `delay_s`: the longest time that this frontend's event loop stood still meanwhile. Of one `so_far`:
-    `status` is 0, `now` the running stage."""
+    `delay_s`: the longest time that this frontend's event loop stood still meanwhile, of which `starved_s`
+    without a CPU. Of one `so_far`: `status` is 0, `now` the running stage."""
 
     request_id: str
     route: str
@@ -242,6 +235,7 @@ class Record(_Timed, kw_only=True, omit_defaults=True, gc=False):
     repairs: Mapping[str, int] = {}
     disconnected: bool = False
     delay_s: float = 0.0
+    starved_s: float = 0.0
     trace: Trace | None = None
     now: Stage | None = None
 
@@ -249,7 +243,7 @@ class Record(_Timed, kw_only=True, omit_defaults=True, gc=False):
         """A new choice's part."""
         if self.stage is not None:
             self.enter(None)
-        self.legs.append(Leg(began_s=self.began_s, stage="queue", since_s=self.since_s))
+        self.legs.append(Leg.since(self.since_s))
         return self.legs[-1]
 
     def generated(self) -> None:
@@ -259,25 +253,25 @@ class Record(_Timed, kw_only=True, omit_defaults=True, gc=False):
         self.enter("send")
 
     @property
-    def running(self) -> list[Stage]:
-        """The stages that it and its choices are in now."""
-        parts = (self, *self.legs, *(leg.attempts[-1] for leg in self.legs if leg.attempts))
-        return [part.stage for part in parts if part.stage is not None]
+    def attempts(self) -> list[Attempt]:
+        """Tries that reached workers, of all choices."""
+        return [attempt for leg in self.legs for attempt in leg.attempts if attempt.where]
 
     @property
-    def num_attempts(self) -> int:
-        """Tries on workers, of all choices."""
-        return sum(len(leg.attempts) for leg in self.legs)
+    def running(self) -> list[Stage]:
+        """The stages that it and its choices are in now."""
+        parts = (self, *(leg.attempts[-1] for leg in self.legs))
+        return [part.stage for part in parts if part.stage is not None]
 
     @property
     def has_failed(self) -> bool:
         """Whether it failed, or an attempt of it."""
-        return self.status >= 400 or any(attempt.outcome for leg in self.legs for attempt in leg.attempts)
+        return self.status >= 400 or any(len(leg.attempts) > 1 for leg in self.legs)
 
     def spent(self) -> dict[Stage, float]:
         """Seconds by stage, until now for one that runs; of several choices, those of the slowest."""
         now_s = time.perf_counter()
-        choices = [_sums(now_s, (self, leg, *leg.attempts)) for leg in self.legs] or [_sums(now_s, (self,))]
+        choices = [_sums(now_s, (self, *leg.attempts)) for leg in self.legs] or [_sums(now_s, (self,))]
         found = choices[0] if len(choices) == 1 else max(choices, key=lambda each: sum(each.values()))
         return {stage: found[stage] for stage in STAGES if stage in found}
 
@@ -300,50 +294,28 @@ _ENCODER = msgspec.msgpack.Encoder()
 _DECODER = msgspec.msgpack.Decoder(Record)
 
 
-class _Ring:
-    """The newest encoded records, `max_bytes` of them."""
+class _Kept:
+    """Encoded records: those with the largest keys, as many as fit."""
 
     def __init__(self, max_bytes: int) -> None:
-        self._max_bytes = max_bytes
-        self._num_bytes = 0
-        self._kept: deque[bytes] = deque()
+        self._room_bytes = max_bytes
+        self._heap: list[tuple[float, float, float, bytes]] = []  # key, end, duration
 
-    def add(self, data: bytes) -> None:
-        self._kept.append(data)
-        self._num_bytes += len(data) + _OVERHEAD_BYTES
-        while self._num_bytes > self._max_bytes:
-            self._num_bytes -= len(self._kept.popleft()) + _OVERHEAD_BYTES
-
-    def __iter__(self) -> Iterator[bytes]:
-        return reversed(self._kept)
-
-
-class _Slowest:
-    """The slowest records of the last hour, encoded; a heap of (duration, end, record)."""
-
-    def __init__(self) -> None:
-        self._kept: list[tuple[float, float, bytes]] = []
-        self._num_bytes = 0
-        self._swept_s = 0.0
-
-    def add(self, duration_s: float, ended_s: float, data: bytes) -> None:
-        if ended_s > self._swept_s + _SWEEP_S:
-            self._sweep(ended_s)
-        if len(self._kept) == _NUM_SLOWEST and duration_s <= self._kept[0][0]:
-            return
-        heapq.heappush(self._kept, (duration_s, ended_s, data))
-        self._num_bytes += len(data) + _OVERHEAD_BYTES
-        while len(self._kept) > _NUM_SLOWEST or self._num_bytes > _MAX_SLOWEST_BYTES:
-            self._num_bytes -= len(heapq.heappop(self._kept)[2]) + _OVERHEAD_BYTES
-
-    def _sweep(self, now_s: float) -> None:
-        self._swept_s = now_s
-        self._kept = [each for each in self._kept if each[1] > now_s - _KEPT_S]
-        heapq.heapify(self._kept)
-        self._num_bytes = sum(len(data) + _OVERHEAD_BYTES for _, _, data in self._kept)
+    def add(self, key: float, ended_s: float, duration_s: float, data: bytes) -> None:
+        heapq.heappush(self._heap, (key, ended_s, duration_s, data))
+        self._room_bytes -= len(data) + _OVERHEAD_BYTES
+        while self._room_bytes < 0:
+            self._room_bytes += len(heapq.heappop(self._heap)[-1]) + _OVERHEAD_BYTES
 
     def __iter__(self) -> Iterator[bytes]:
-        return (data for _, _, data in sorted(self._kept, reverse=True))
+        return (each[-1] for each in self._heap)
+
+    def newest(self, limit: int) -> list[Record]:
+        return [_DECODER.decode(each[-1]) for each in heapq.nlargest(limit, self._heap, itemgetter(1))]
+
+    def slowest(self, limit: int, since_s: float) -> list[Record]:
+        recent = (each for each in self._heap if each[1] > since_s)
+        return [_DECODER.decode(each[-1]) for each in heapq.nlargest(limit, recent, itemgetter(2, 1))]
 
 
 class Records:
@@ -353,9 +325,9 @@ class Records:
     def __init__(self) -> None:
         self.delays = LoopDelay()
         self._running: dict[int, Record] = {}
-        self._newest = _Ring(_MAX_NEWEST_BYTES)
-        self._failed = _Ring(_MAX_FAILED_BYTES)
-        self._slowest = _Slowest()
+        self._newest = _Kept(_MAX_NEWEST_BYTES)
+        self._failed = _Kept(_MAX_FAILED_BYTES)
+        self._slowest = _Kept(_MAX_SLOWEST_BYTES)
 
     def begin(self, request_id: str, route: str, caller: str) -> Record:
         """The record of a request that arrives now."""
@@ -375,31 +347,32 @@ class Records:
         """The request has ended. Returns its duration."""
         self._running.pop(id(record), None)
         record.end()
-        record.delay_s = self.delays.longest_s(record.began_s)
+        record.delay_s, record.starved_s = self.delays.longest(record.began_s)
         self.keep(record)
         return record.since_s - record.began_s
 
     def keep(self, record: Record) -> None:
         """Keep what has ended."""
         data, duration_s = _ENCODER.encode(record), record.duration_s or 0.0
-        self._newest.add(data)
+        ended_s = record.at_s + duration_s
+        self._newest.add(ended_s, ended_s, duration_s, data)
         if record.has_failed:
-            self._failed.add(data)
-        self._slowest.add(duration_s, record.at_s + duration_s, data)
+            self._failed.add(ended_s, ended_s, duration_s, data)
+        self._slowest.add(math.log(duration_s + 1e-9) + ended_s / _KEPT_S, ended_s, duration_s, data)
 
     def running(self) -> list[Record]:
         """Those that have not ended, the oldest first."""
         for record in self._running.values():
-            record.delay_s = self.delays.longest_s(record.began_s)
+            record.delay_s, record.starved_s = self.delays.longest(record.began_s)
         return list(self._running.values())
 
     def stages(self) -> Counter[Stage]:
         """How many choices, or requests without one, are in each stage now."""
         return Counter(chain.from_iterable(record.running for record in self._running.values()))
 
-    def newest(self, limit: int) -> Iterator[Record]:
+    def newest(self, limit: int) -> list[Record]:
         """Those that ended last, the newest first."""
-        return map(_DECODER.decode, islice(self._newest, limit))
+        return self._newest.newest(limit)
 
     def find(self, request_id: str) -> list[Record]:
         """All that have this id, which a client may give to several; the newest first."""
@@ -413,8 +386,8 @@ class Records:
 
     def slowest(self, limit: int) -> list[Record]:
         """Those that took longest, the slowest first."""
-        return [_DECODER.decode(data) for data in islice(self._slowest, limit)]
+        return self._slowest.slowest(limit, time.time() - _KEPT_S)
 
     def failed(self, limit: int) -> list[Record]:
         """Those that failed, or were tried again, the newest first."""
-        return [_DECODER.decode(data) for data in islice(self._failed, limit)]
+        return self._failed.newest(limit)

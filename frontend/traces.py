@@ -155,17 +155,13 @@ class _Spans:
         return SpanContext(int(self._trace_id, 16), span_id, is_remote, _SAMPLED.trace_flags)
 
     def leg(self, leg: Leg, number: int) -> None:
-        """The attempts of a choice. Between them were the queue and the stream that a lost worker ended, of
-        which the record has the sums."""
-        left_s = dict(leg.stages)
+        """The attempts of a choice, each after its wait for a place."""
         for i, attempt in enumerate(leg.attempts, 1):
-            between_s = max(0.0, attempt.began_s - self.time_s)
-            queued_s = between_s if i == 1 else min(between_s, left_s.get("queue", 0.0))
-            between = {"stream": between_s - queued_s, "queue": queued_s}
-            self.stages(between, between)
-            left_s = {stage: lasted_s - between.get(stage, 0.0) for stage, lasted_s in left_s.items()}
+            self.stages(attempt.stages, ("queue",))
+            if not attempt.where:
+                continue
             context, began_s = self._context(), self.time_s
-            for stage in STAGES:
+            for stage in STAGES[3:]:
                 self.stages(attempt.stages, (stage,), context, **{"baton.worker": attempt.worker(stage)})
             attributes: Attributes = {
                 "baton.attempt": i,
@@ -174,7 +170,6 @@ class _Spans:
                 "baton.worker.decode": attempt.decode,
             }
             self._add("attempt", began_s, self._request, attributes, attempt.outcome, context=context)
-        self.stages(left_s, ("stream", "queue", "send"))
 
     def stages(
         self,

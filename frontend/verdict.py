@@ -76,6 +76,7 @@ _RULES: Mapping[str, _Rule] = {
     "send": _Rule("the client did not read what was sent", "a faster client or network"),
     "delay": _Rule("this frontend stood still", "more CPU for the frontend, or --num-processes"),
     "still": _Rule("{worker} stood still", _HOST),
+    "busy": _Rule("the host of {worker} was busy", "more CPU, or less other work on that host"),
     "worker_lost": _Rule("{worker} was lost", "a look at its log and host; a second worker of its role"),
     "handoff_stalled": _Rule("no KV came from {prefill} to {decode}", _LINK),
     "handoff_failed": _Rule("the KV of {prefill} was gone", _LOG),
@@ -84,7 +85,7 @@ _RULES: Mapping[str, _Rule] = {
     "engine_failure": _Rule("the engine of {worker} failed", _LOG),
 }
 """By stage; `gap`: the longest time between two tokens; `answer`: a worker had not answered when the request
-ended; `delay`, `still`: an event loop stood still. And by the code of an attempt."""
+ended; `delay`, `still`: an event loop stood still; `busy`: for want of a CPU. And by an attempt's code."""
 _OTHER = _Rule("{worker} failed ({code})", _LOG)
 
 
@@ -94,17 +95,22 @@ class _Part(NamedTuple):
     rule: str
     stage: Stage
     lasted_s: float
-    attempt: Attempt = Attempt(began_s=0.0)
+    attempt: Attempt = Attempt()
     has_failed: bool = False
 
     def verdict(self, excess_s: float) -> Verdict:
         """That this is guilty."""
-        attempt, stage = self.attempt, self.stage
-        worker = attempt.prefill if self.rule.startswith("handoff") else attempt.worker(stage)
-        is_still = self.rule in {"gap", "prefill"} and attempt.delay_s > self.lasted_s / 2
+        attempt, stage, rule = self.attempt, self.stage, self.rule
+        worker = attempt.prefill if rule.startswith("handoff") else attempt.worker(stage)
         names = {"worker": worker or "a worker", "prefill": attempt.prefill, "decode": attempt.decode}
-        words = _RULES.get("still" if is_still else self.rule, _OTHER)[:2]
-        cause, helps = (text.format_map({**names, "code": self.rule}) for text in words)
+        if rule == "delay":
+            names["worker"] = "this frontend"
+        if attempt.starved_s > self.lasted_s / 2 and not self.has_failed:
+            rule, worker = "busy", ""
+        elif rule in {"gap", "prefill"} and attempt.delay_s > self.lasted_s / 2:
+            rule = "still"
+        words = _RULES.get(rule, _OTHER)[:2]
+        cause, helps = (text.format_map({**names, "code": rule}) for text in words)
         return Verdict(stage=stage, excess_s=excess_s, worker=worker, cause=cause, help=helps)
 
 
@@ -133,56 +139,61 @@ def _parts(record: Record) -> Iterator[_Part]:
     """What may be out of line; the frontend's own delay first."""
     spent = record.spent()
     longest: Stage = max(spent, key=lambda stage: spent[stage], default="read")
-    yield _Part("delay", longest, record.delay_s)
-    stages: tuple[Stage, ...] = ("read", "render", "send")
-    for stage in stages:
-        yield _Part(stage, stage, record.stages.get(stage, 0.0))
+    yield _Part("delay", longest, record.delay_s, Attempt(starved_s=record.starved_s))
+    yield from (_Part(stage, stage, lasted_s) for stage, lasted_s in record.stages.items())
     for leg in record.legs:
-        yield _Part("send", "send", leg.stages.get("send", 0.0))
-        waits = [_Part(leg.absent or "queue", "queue", leg.stages.get("queue", 0.0))]
-        for attempt in leg.attempts:
-            if attempt.outcome:
-                yield _failed(leg, attempt)
-                continue
-            for stage, lasted_s in attempt.stages.items():
-                part = _Part("answer" if stage == attempt.ended_in else stage, stage, lasted_s, attempt)
-                if part.rule in _WAITS:
-                    waits.append(part)
-                else:
-                    yield part
-        together_s = sum(part.lasted_s for part in waits)  # the same pool was full
-        yield max(waits, key=lambda part: part.lasted_s)._replace(lasted_s=together_s)
-        yield from _streamed(leg)
-    if record.code in {"overloaded", *_WAITS} and not record.num_attempts:
+        yield from _parts_of(leg)
+    if record.code in {"overloaded", *_WAITS} and not record.attempts:
         rule = "queue" if record.code == "overloaded" else record.code
         yield _Part(rule, "queue", spent.get("queue", 0.0), has_failed=True)
+
+
+def _parts_of(leg: Leg) -> Iterator[_Part]:
+    waits = []
+    for attempt in leg.attempts:
+        for stage, lasted_s in attempt.stages.items():
+            rule = (attempt.absent or stage) if stage == "queue" else stage
+            if stage == attempt.ended_in:
+                rule = "answer"
+            if rule in _WAITS and (stage == "queue" or not attempt.outcome):
+                waits.append(_Part(rule, stage, lasted_s, attempt))
+            elif stage == "send" or (stage != "stream" and not attempt.outcome):
+                yield _Part(rule, stage, lasted_s, attempt)
+        if attempt.outcome:
+            yield _failed(leg, attempt)
+    if waits:  # together: the same pool was full
+        longest = max(waits, key=lambda part: part.lasted_s)
+        yield longest._replace(lasted_s=sum(part.lasted_s for part in waits))
+    yield from _streamed(leg)
 
 
 def _streamed(leg: Leg) -> Iterator[_Part]:
     """The longest gap between two tokens, unless it came with a failure, and the rest of the stream."""
     failed = (each for each in leg.attempts if each.outcome and each.num_tokens >= leg.gap_at)
-    owner = next(failed, leg.attempts[-1] if leg.attempts else None)
-    if owner is None or not leg.gap_at or (owner.outcome and owner.num_tokens == leg.gap_at):
+    owner = next(failed, leg.attempts[-1])
+    if not leg.gap_at or (owner.outcome and owner.num_tokens == leg.gap_at):
         return
     before_s = sum(owner.stages.get(stage, 0.0) for stage in ("decode_wait", "kv_move", "transit"))
     is_start = leg.gap_at == 1 and before_s > leg.gap_s / 2  # prefill sent the first token itself
-    yield _Part("gap", "stream", 0.0 if is_start else leg.gap_s, owner)
+    gap_s = 0.0 if is_start else leg.gap_s
+    yield _Part("gap", "stream", gap_s, owner)
     if len(leg.attempts) == 1:
-        yield _Part("stream", "stream", leg.stages.get("stream", 0.0) - leg.gap_s, owner)
+        yield _Part("stream", "stream", owner.stages.get("stream", 0.0) - leg.gap_s, owner)
 
 
 def _failed(leg: Leg, attempt: Attempt) -> _Part:
     """One that failed in the stream took until there were tokens again."""
-    stage, lasted_s = attempt.ended_in or "stream", sum(attempt.stages.values())
+    stage, lasted_s = attempt.ended_in or "stream", attempt.waited_s
     if attempt.outcome.startswith("handoff"):
         stage = "kv_move"
     elif stage == "stream":
         after = leg.attempts[leg.attempts.index(attempt) + 1 :][:1]
-        again_s = sum(sum(each.stages.values()) for each in after)
+        again_s = sum(each.waited_s for each in after)
         lasted_s = leg.gap_s if attempt.num_tokens == leg.gap_at else again_s
-    if attempt.outcome == "broker_unavailable":  # it is no worker's fault
-        return _Part(attempt.outcome, stage, lasted_s, has_failed=True)
-    return _Part(attempt.outcome, stage, lasted_s, attempt, has_failed=True)
+    no_workers_fault = attempt.outcome == "broker_unavailable"
+    return _Part(
+        attempt.outcome, stage, lasted_s, Attempt() if no_workers_fault else attempt, has_failed=True
+    )
 
 
 class Usual:
@@ -194,7 +205,7 @@ class Usual:
         self._spans = []
         for record in recent:
             self._spans.append((record.caller, record.at_s, record.at_s + (record.duration_s or 0.0)))
-            if 0 < record.status < 400 and record.num_attempts == len(record.legs) > 0:
+            if 0 < record.status < 400 and len(record.attempts) == len(record.legs) > 0:
                 for part in _parts(record):
                     size = _RULES[part.rule].size(record)
                     found[part.rule][part.attempt.worker(part.stage)].append((size, part.lasted_s))

@@ -122,11 +122,11 @@ def _timeline(record: Record, body: RequestsBody) -> Iterator[str]:
 
 
 def _leg(leg: Leg, record: Record) -> Iterator[str]:
-    yield f"  {_stages(leg.stages, ('queue',))}"
     for number, attempt in enumerate(leg.attempts, 1):
-        yield f"  attempt {number} {_workers(attempt)}: {_stages(attempt.stages, STAGES)}{_end(attempt)}"
+        on = f"attempt {number} {_workers(attempt)}" if attempt.where else "no worker"
+        yield f"  {on}: {_stages(attempt.stages, STAGES)}{_end(attempt)}"
     gap = f", longest gap {_time(leg.gap_s)} after token {leg.gap_at}" if leg.gap_at else ""
-    yield f"  {_stages(leg.stages, ('stream', 'send'))}, {record.num_completion_tokens:,} tokens{gap}"
+    yield f"  {record.num_completion_tokens:,} tokens{gap}"
 
 
 def _workers(attempt: Attempt) -> str:

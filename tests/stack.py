@@ -198,11 +198,11 @@ class Stack:
         wait_for(is_reported_by_all)
         return sum(float(value) for of_role, value in found if role in ("", of_role))
 
-    def spent(self, name: str) -> tuple[float, int]:
-        """Sum and count of one of the frontend's histograms, all labels together."""
+    def spent(self, name: str, label: str = "") -> tuple[float, int]:
+        """Sum and count of one of the frontend's histograms, all series together that have this label."""
         text = self.get("/metrics").text
         total, num = (
-            sum(map(float, re.findall(rf"^{name}_{part}(?:{{.*}})? (\S+)$", text, re.MULTILINE)))
+            sum(map(float, re.findall(rf"^{name}_{part}(?:{{.*{label}.*}})? (\S+)$", text, re.MULTILINE)))
             for part in ("sum", "count")
         )
         return total, round(num)

@@ -11,7 +11,7 @@ from contextlib import aclosing
 from msgspec.structs import replace
 
 from baton.errors import InvalidRequest
-from baton.loop_delay import LoopDelay
+from baton.loop_delay import Delay, LoopDelay
 from baton.messages import (
     GenerateRequest,
     KvHandoff,
@@ -66,7 +66,7 @@ class Worker:
                     if isinstance(reply, TokenChunk) and reply.usage is None:
                         yield reply
                     else:
-                        yield self._completed(reply, self._delays.longest_s(since_s))
+                        yield self._completed(reply, self._delays.longest(since_s))
         finally:
             self._num_running -= 1
             if not self._num_running:
@@ -79,12 +79,13 @@ class Worker:
             return self._prefill_locally(request, request.local_prefill_tokens)
         return self._engine.decode(request)
 
-    def _completed(self, reply: Reply, delay_s: float) -> Reply:
+    def _completed(self, reply: Reply, delay: Delay) -> Reply:
         """With what the engine does not know."""
+        delays = {"delay_s": delay.lasted_s, "starved_s": delay.starved_s}
         if isinstance(reply, KvHandoff):
-            return replace(reply, worker_id=self._worker_id, incarnation=self._incarnation, delay_s=delay_s)
+            return replace(reply, worker_id=self._worker_id, incarnation=self._incarnation, **delays)
         if isinstance(reply, TokenChunk) and reply.usage is not None:
-            return replace(reply, usage=replace(reply.usage, delay_s=delay_s))
+            return replace(reply, usage=replace(reply.usage, **delays))
         return reply
 
     async def _prefill_locally(

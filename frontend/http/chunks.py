@@ -142,7 +142,7 @@ def _timings(record: Record) -> dict[str, object]:
     first_s = record.first_token_s
     return {
         "stages": {stage: _ms(lasted_s) for stage, lasted_s in record.spent().items()},
-        "attempts": record.num_attempts,
+        "attempts": len(record.attempts),
         "longest_gap_ms": _ms(max((leg.gap_s for leg in record.legs), default=0.0)),
         "duration_ms": _ms(time.perf_counter() - record.began_s),
         "ttft_ms": None if first_s is None else _ms(first_s),

@@ -130,8 +130,7 @@ class Admission:
         turn: Turn = asyncio.get_running_loop().create_future()
         insort(self._waiting.setdefault(caller, []), (request.priority, turn), key=itemgetter(0))
         self._num_waiting += 1
-        began_s = _now_s()
-        ends_s = began_s + min(self._max_wait_s, request.deadline_s)
+        ends_s = _now_s() + min(self._max_wait_s, request.deadline_s)
         self._metrics.of("queued_requests").value += 1
         try:
             while not turn.done() and (left_s := ends_s - _now_s()) > 0:
@@ -145,7 +144,6 @@ class Admission:
             raise
         finally:
             self._metrics.of("queued_requests").value -= 1
-            self._metrics.of("queue_seconds").observe(_now_s() - began_s)
             if not turn.done():
                 self._take_out(caller, turn)
         if not turn.done():

@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import math
-import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sized
 from functools import partial
 from typing import NamedTuple
@@ -155,7 +154,7 @@ class Generator:
 
     def _note_failure(self, error: BatonError, progress: Progress) -> None:
         """Record a failed attempt. Raises the error if the request cannot be retried."""
-        progress.leg.failed(error.code, len(progress.token_ids))
+        attempt = progress.leg.failed(error.code, len(progress.token_ids))
         if isinstance(error, UnknownToken):
             self._fleet.table.note(progress.called[-1], Event.INVALID, error.message)
         elif lost := progress.lost_with(error):
@@ -164,11 +163,9 @@ class Generator:
             self._fleet.cut.add(progress.prefill, progress.called[-1])
         failed = progress.lost_with(error) or next(iter(progress.called[-1:]), None)
         progress.note_failure(error)
-        attempts = progress.leg.attempts
-        fields = {"request_id": progress.request.request_id, "attempt": len(attempts) + 1}
+        fields = {"request_id": progress.request.request_id, "attempt": len(progress.leg.attempts)}
         fields |= {"worker": failed.label if failed else "", "reason": error.code}
-        waited_s = round(sum(attempts[-1].stages.values()), 3)
-        log.warning(Line("retrying", **fields, waited_s=waited_s, detail=error.message))
+        log.warning(Line("retrying", **fields, waited_s=round(attempt.waited_s, 3), detail=error.message))
 
     def _admission(self, model: str) -> Admission:
         if model not in self._admissions:
@@ -213,7 +210,6 @@ class Generator:
     async def _start(self, progress: Progress) -> _Stream:
         """Send the remaining request to workers: prefill's handoff, or an answer without one."""
         request = progress.remaining()
-        progress.leg.attempt()
         if self._local_prefill.max_tokens:
             progress.decode = self._choose(Role.DECODE, progress)
         prefill = self._choose(Role.PREFILL, progress, paired_with=progress.decode)
@@ -241,11 +237,9 @@ class Generator:
         progress.prefill = prefill
         arrived: list[Reply | None] = []
         call = self._call(prefill, request, progress, arrived)
-        began_s = time.perf_counter()
         first = await anext(call.replies, None)
         arrived.append(first)
         call.answered()
-        self._metrics.of("prefill_seconds").observe(time.perf_counter() - began_s)
         if isinstance(first, KvHandoff):
             progress.check((first.first_token,))
             progress.leg.prefilled(first)
@@ -263,9 +257,7 @@ class Generator:
         """
         pinning = progress.calls[-1]
         tokens = self._tokens(after_handoff(progress.sent, handoff), progress)
-        began_s = time.perf_counter()
         chunk = await _decoded(tokens, pinning)
-        self._metrics.of("handoff_seconds").observe(time.perf_counter() - began_s)
         progress.leg.decoded(chunk)
         if progress.prefill is not None:
             self._fleet.handoffs[progress.prefill.worker_id, progress.called[-1].worker_id] += 1
@@ -314,7 +306,7 @@ class Generator:
 
 async def _wait(progress: Progress, arrival: Awaitable[None], limit_s: float, error: BatonError) -> None:
     """Raises the request's last error, or this one, after `limit_s`; DeadlineExceeded."""
-    progress.leg.absent = error.code
+    progress.leg.attempts[-1].absent = error.code
     try:
         async with asyncio.timeout(min(limit_s, progress.time_left_s)):
             await arrival

@@ -1,6 +1,7 @@
 """One request across its attempts: its tokens so far, the workers to avoid, and when it is given up."""
 
 import asyncio
+import time
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
@@ -84,7 +85,7 @@ class Progress:
         self.decode: WorkerInfo | None = None  # if it is chosen before prefill
         self.sent = request  # to the first worker of this attempt
         self.avoided: set[str] = set()
-        self.leg = leg or Leg.beginning()
+        self.leg = leg or Leg.since(time.perf_counter())
         self.error: BatonError | None = None
         self._retry = Retry("none", "never")  # after that error
         self._modes: set[str] = set()  # of all retries so far

@@ -229,7 +229,7 @@ class Workers:
         if entry.state is State.LIVE:
             event, _ = await self._probe(entry.worker, State.LOST)
             is_silent = event is Event.SILENT
-        if is_silent and self._delays.longest_s(since_s) < _STOOD_S:
+        if is_silent and self._delays.longest(since_s).lasted_s < _STOOD_S:
             entry.state, entry.reason = State.LOST, "it ended without leaving the registry first"
             self._events.add("lost", name, entry.reason)
         elif entry.state is not State.LOST:

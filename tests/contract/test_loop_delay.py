@@ -19,7 +19,7 @@ async def main(works):
     print("begun", flush=True)
     read = asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline)
     await (read if works == "waits" else asyncio.to_thread(compute, read))
-    print(delays.longest_s(began_s), flush=True)
+    print(delays.longest(began_s).lasted_s, flush=True)
 
 def compute(read):
     while not read.done():

@@ -87,8 +87,8 @@ def test_a_request_is_one_trace_below_its_clients(stack: Stack, receiver: Receiv
     (attempt,) = (span for span in stages if span.name == "attempt")
     inner = children(attempt, parts)
     assert len(stages) + len(inner) == len(parts), "each span has its parent"
-    assert {"read", "render", "attempt", "stream"} <= {span.name for span in stages}
-    assert {"prefill"} <= {span.name for span in inner}
+    assert {"read", "render", "queue", "attempt"} <= {span.name for span in stages}
+    assert {"prefill", "stream"} <= {span.name for span in inner}
     for whole, pieces in ((request, stages), (attempt, inner)):
         for before, after in pairwise(pieces):
             assert abs(after.start_time_unix_nano - before.end_time_unix_nano) < 1e6

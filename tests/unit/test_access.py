@@ -58,7 +58,6 @@ def test_a_line_has_what_was_recorded(caplog: pytest.LogCaptureFixture) -> None:
     record.stages["render"] = 0.0004
     leg = record.leg()
     for role in ("d1", "d2"):
-        leg.attempt()
         leg.on(worker("p1"))
         leg.on(worker(role))
         leg.failed("worker_lost")
@@ -67,9 +66,9 @@ def test_a_line_has_what_was_recorded(caplog: pytest.LogCaptureFixture) -> None:
     metrics.end(record)
     assert record.duration_s is not None
     assert str(caplog.records[0].msg) == (
-        "request request_id=r-1 route=/v1/completions model=m client=10.0.0.7 status=200"
-        f" duration_s={round(record.duration_s, 4)} ttft_s=0.25 attempts=2 prefill=p1 decode=d2"
-        " gap_s=0.125 gap_at=3 prompt_tokens=9 cached_tokens=4 completion_tokens=7"
+        "request request_id=r-1 route=/v1/completions model=m status=200"
+        f" duration_s={round(record.duration_s, 4)} ttft_s=0.25 prompt_tokens=9 cached_tokens=4"
+        " completion_tokens=7 gap_s=0.125 gap_at=3 prefill=p1 decode=d2 client=10.0.0.7 attempts=2"
         ' failures="worker_lost p1->d1 prefill 2.000; worker_lost p1->d2 prefill 0.000" prefill_s=2.0'
     )
 

@@ -137,7 +137,6 @@ async def test_a_place_that_becomes_free_goes_to_the_next_caller_in_turn() -> No
     await asyncio.gather(*many, *few)
     assert load.started == [("a", 0), ("a", 10), ("b", 20), ("a", 30), ("a", 40)]
     assert load.metric("baton_queued_requests") == 0
-    assert load.metric("baton_queue_seconds_count") == 4
 
 
 @jumping

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from baton.errors import HandoffStalled, Overloaded
-from baton.loop_delay import LoopDelay
+from baton.loop_delay import Delay, LoopDelay
 from baton.messages import GenerateRequest, Reply, WorkerInfo
 from baton.telemetry import Line
 from frontend.explain import is_during
@@ -29,8 +29,8 @@ SEEN = (990.0, 998.0, 1010.0, 1020.0)
 class StoodStill(LoopDelay):
     """That of a frontend that stood still for a second, at any time."""
 
-    def longest_s(self, since_s: float) -> float:
-        return 1.0
+    def longest(self, since_s: float) -> Delay:
+        return Delay(1.0)
 
 
 class Scene:

@@ -37,7 +37,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def test_nothing_is_noted_before_the_start() -> None:
-    assert LoopDelay().longest_s(float("-inf")) == 0
+    assert LoopDelay().longest(float("-inf")).lasted_s == 0
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -54,14 +54,14 @@ def test_it_is_the_longest_of_the_delays_and_of_the_first_only_the_part_since_th
     for _ in range(200):
         since_s = chance.uniform(100, clock.now_s)
         expected = max((end - max(since_s, begin) for begin, end in delays if end > since_s), default=0.0)
-        assert clock.delays.longest_s(since_s) == pytest.approx(expected)
+        assert clock.delays.longest(since_s).lasted_s == pytest.approx(expected)
 
 
 def test_a_delay_counts_before_the_timer_has_fired(clock: Clock) -> None:
     began_s = clock.now_s
     clock.now_s = clock.due_s + 1.5
-    assert clock.delays.longest_s(began_s) == pytest.approx(1.5)
-    assert clock.delays.longest_s(clock.now_s - 0.5) == pytest.approx(0.5)
+    assert clock.delays.longest(began_s).lasted_s == pytest.approx(1.5)
+    assert clock.delays.longest(clock.now_s - 0.5).lasted_s == pytest.approx(0.5)
 
 
 @pytest.mark.parametrize("is_noted", [True, False])
@@ -71,7 +71,7 @@ def test_work_that_begins_right_after_a_delay_may_have_waited_for_it(clock: Cloc
         clock.fire(3.0)
     else:
         clock.now_s = clock.due_s + 3.0
-    assert clock.delays.longest_s(clock.delays.seen_s) == pytest.approx(3.0)
+    assert clock.delays.longest(clock.delays.seen_s).lasted_s == pytest.approx(3.0)
     for _ in range(2):
         clock.fire(0.0)
-    assert clock.delays.longest_s(clock.delays.seen_s) == 0
+    assert clock.delays.longest(clock.delays.seen_s).lasted_s == 0

@@ -84,7 +84,6 @@ async def test_the_parts_of_processes_are_added_but_workers_are_shown_once() -> 
 
     async with shown(Registry(worker("p1"), worker("d1")), others=others) as (fleet, metrics, snapshots):
         leg = metrics.begin("/v1/x", "r1").leg()
-        leg.attempt()
         leg.on(worker("p1"))
         fleet.handoffs["p1", "d1"] += 1
         await until(lambda: snapshots.series.part(0).handoffs)

@@ -76,13 +76,17 @@ def stages(**seconds: float) -> dict[Stage, float]:
 
 
 LOST = Attempt(
-    began_s=0.2,
+    where={"decode-0": ""},
     prefill="prefill-0",
     decode="decode-0",
-    stages=stages(transit=0.02, prefill=0.2, prefill_wait=0.05, kv_move=0.03),
+    stages=stages(queue=0.1, transit=0.02, prefill=0.2, prefill_wait=0.05, kv_move=0.03, stream=2.0),
     outcome="worker_lost",
 )
-AGAIN = Attempt(began_s=3.0, decode="decode-1", stages=stages(prefill=0.5, decode_wait=0.1))
+AGAIN = Attempt(
+    where={"decode-1": ""},
+    decode="decode-1",
+    stages=stages(queue=0.5, prefill=0.5, decode_wait=0.1, stream=1.35),
+)
 RECORD = Record(
     request_id="r-1",
     route="/v1/chat/completions",
@@ -92,7 +96,7 @@ RECORD = Record(
     caller="alice",
     stages=stages(read=0.04, render=0.06, send=0.05),
     # 0.1 s for a place; 2 s until decode-0 was lost, and 0.5 s for a worker; 1.35 s until the end.
-    legs=[Leg(began_s=7.0, attempts=[LOST, AGAIN], stages=stages(queue=0.6, stream=3.35))],
+    legs=[Leg(attempts=[LOST, AGAIN])],
     duration_s=5.0,
     first_token_s=0.5,
     num_prompt_tokens=5,
@@ -121,13 +125,13 @@ def test_the_spans_of_a_request_that_lost_a_worker() -> None:
         ("prefill", 0.25, 0.45, first),
         ("kv_move", 0.45, 0.48, first),
         ("transit", 0.48, 0.5, first),
-        ("attempt", 0.2, 0.5, None),
-        ("stream", 0.5, 2.5, None),
+        ("stream", 0.5, 2.5, first),
+        ("attempt", 0.2, 2.5, None),
         ("queue", 2.5, 3.0, None),
         ("prefill", 3.0, 3.5, second),
         ("decode_wait", 3.5, 3.6, second),
-        ("attempt", 3.0, 3.6, None),
-        ("stream", 3.6, 4.95, None),
+        ("stream", 3.6, 4.95, second),
+        ("attempt", 3.0, 4.95, None),
         ("send", 4.95, 5.0, None),
     ]
     assert [span.status.status_code for span in attempts] == [StatusCode.ERROR, StatusCode.UNSET]

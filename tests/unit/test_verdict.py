@@ -7,27 +7,24 @@ import pytest
 
 from baton.telemetry import Formatter
 from frontend.access import line_of
-from frontend.record import Attempt, Leg, Record, Stage
+from frontend.record import STAGES, Attempt, Leg, Record, Stage
 from frontend.verdict import Usual, Verdict, verdict
 from operations.request_log import records_of
 
 RECORD: tuple[Stage, ...] = ("read", "render", "send")
-LEG: tuple[Stage, ...] = ("queue", "stream")
-ATTEMPT: tuple[Stage, ...] = ("prefill_wait", "prefill", "decode_wait", "kv_move", "transit")
+ATTEMPT: tuple[Stage, ...] = STAGES[2:-1]
 
 
 def record(**stages: float) -> Record:
     """A request of 100 prompt tokens and 50 generated ones on p and d; stages are in seconds."""
-    usual: dict[Stage, float] = {"prefill": 0.01, "kv_move": 0.002, "transit": 0.001}
-    attempt = Attempt(began_s=0.0, prefill="p", decode="d", stages=usual, late="p")
-    leg = Leg(began_s=0.0, attempts=[attempt], stages={"queue": 0.0, "stream": 0.5}, gap_s=0.02, gap_at=3)
+    usual: dict[Stage, float] = {"prefill": 0.01, "kv_move": 0.002, "transit": 0.001, "stream": 0.5}
+    attempt = Attempt(prefill="p", decode="d", where={"p": "", "d": ""}, stages=usual, late="p")
+    leg = Leg(attempts=[attempt], gap_s=0.02, gap_at=3)
     made = Record(request_id="r", route="/v1/x", at_s=1e9, began_s=0.0, legs=[leg])
     made.stages = {"read": 0.001, "render": 0.002, "send": 0.001}
     made.num_prompt_tokens, made.num_completion_tokens = 100, 50
     for stage in RECORD:
         made.stages[stage] = stages.get(stage, made.stages[stage])
-    for stage in LEG:
-        leg.stages[stage] = stages.get(stage, leg.stages[stage])
     for stage in ATTEMPT:
         attempt.stages[stage] = stages.get(stage, attempt.stages.get(stage, 0.0))
     leg.gap_s = stages.get("gap", leg.gap_s)
@@ -82,9 +79,8 @@ def refused(status: int, code: str, **stages: float) -> Record:
 
 def failed(code: str, stage: Stage, lasted_s: float, prefill: str = "", decode: str = "") -> Record:
     made = record()
-    attempt = Attempt(
-        began_s=0.0, outcome=code, ended_in=stage, stages={stage: lasted_s}, prefill=prefill, decode=decode
-    )
+    attempt = Attempt(outcome=code, ended_in=stage, stages={stage: lasted_s}, prefill=prefill, decode=decode)
+    attempt.where = {prefill or decode: ""}
     made.legs[0].attempts.insert(0, attempt)
     return made
 

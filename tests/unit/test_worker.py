@@ -156,7 +156,7 @@ async def test_each_role_runs_its_half_and_both_tell_their_figures() -> None:
     identified = msgspec.structs.replace(HANDOFF, worker_id="w1", incarnation="i1")
     handoff = await anext(prefill.answer(REQUEST))
     assert isinstance(handoff, KvHandoff)
-    assert msgspec.structs.replace(handoff, delay_s=0.0) == identified
+    assert msgspec.structs.replace(handoff, delay_s=0.0, starved_s=0.0) == identified
     assert isinstance(await anext(decode.answer(REQUEST)), TokenChunk)
     unauthenticated.note("a test")
     told = WorkerStats(num_running=7, num_strange_messages=unauthenticated.num_messages)
@@ -191,7 +191,7 @@ async def test_replies_have_the_longest_time_that_the_loop_stood_still_so_far() 
     assert none is None
     assert first is not None
     assert last is not None
-    assert msgspec.structs.replace(last, delay_s=0.0) == Usage(1, 0, 3, 5, 1.0, 2.0, 3.0)
+    assert msgspec.structs.replace(last, delay_s=0.0, starved_s=0.0) == Usage(1, 0, 3, 5, 1.0, 2.0, 3.0)
     assert 0.1 < first.delay_s < last.delay_s
     assert last.delay_s > 0.5
 
