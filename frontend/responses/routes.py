@@ -21,6 +21,7 @@ from frontend.responses.store import StoredResponse
 from frontend.turn.seal import Seal
 
 MAX_QUERY_FIELDS = 100
+_INTEGERS = frozenset({"limit", "starting_after"})
 
 
 class EventsQuery(msgspec.Struct):
@@ -210,7 +211,9 @@ def _rest_of(stored: StoredResponse, sequence_number: int) -> bytes:
 def _query(exchange: Exchange, query: type[Query]) -> Query:
     """The query string, of each parameter the last value. Raises InvalidRequest."""
     try:
-        fields = dict(parse_qsl(exchange.query, max_num_fields=MAX_QUERY_FIELDS))
+        pairs = parse_qsl(exchange.query, max_num_fields=MAX_QUERY_FIELDS)
     except ValueError:
         raise InvalidRequest(f"The query string has more than {MAX_QUERY_FIELDS} parameters.") from None
+    # msgspec takes 5.0 and 1e1 for integers.
+    fields = {name: None if name in _INTEGERS and set(text) & set(".eE") else text for name, text in pairs}
     return convert(fields, query, "", strict=False)

@@ -141,7 +141,17 @@ async def test_input_items_are_returned_as_sent() -> None:
 
 
 @pytest.mark.parametrize(
-    "query", ["limit=0", "limit=x", "limit=" + "9" * 5000, "limit=101", "order=up", "after=msg_no"]
+    "query",
+    [
+        "limit=0",
+        "limit=x",
+        "limit=5.0",
+        "limit=1e1",
+        "limit=" + "9" * 5000,
+        "limit=101",
+        "order=up",
+        "after=msg_no",
+    ],
 )
 async def test_an_invalid_page_is_a_400(query: str) -> None:
     async with frontend(ANSWER) as client:
