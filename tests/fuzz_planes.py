@@ -1,7 +1,7 @@
 """Fuzzes a running stack's sockets, handoffs and registry: `python -m tests.fuzz_planes --messages 1000000`.
 
-Most messages are valid ones with a few changed bytes, from strangers and from callers that know the worker's
-name. Meanwhile streams run. Nothing may end a process or change a stream, and strangers must be counted.
+Most messages are valid ones with a few changed bytes, from unknown callers and from those that know the
+worker's name. Meanwhile streams run. Nothing may end a process or change a stream; the unknown are counted.
 """
 
 import argparse

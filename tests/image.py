@@ -60,7 +60,7 @@ def environment_of(name: str) -> dict[str, str]:
 
 
 class Image:
-    """A stage built into `root`; its python3 is a venv with the packages that pip was told to install.
+    """A stage built into `root`; its python3 is a venv with the packages that pip installed.
 
     Only `root` is on the PATH. Of TensorRT-LLM's release it has the double, the double's packages, an
     nvidia-smi, and an etcd that fails: the release has an etcd, but no NATS server.

@@ -64,7 +64,7 @@ class PlaneDouble:
 
 class ScriptedWorkers(PlaneDouble):
     """A transport and a discovery with scripted workers; records their requests. All answer their first
-    probe, except `strangers`, and those that are `answering` later ones, too.
+    probe, except `unverified`, and those that are `answering` later ones, too.
     """
 
     def __init__(self, **scripts: Script) -> None:
@@ -75,7 +75,7 @@ class ScriptedWorkers(PlaneDouble):
         self.broker_is_away = False
         self.max_batch_size: int | None = None
         self.answering: set[str] = set()
-        self.strangers: set[str] = set()
+        self.unverified: set[str] = set()
         self._known: set[str] = set()
         self.lost: list[str] = []
         self._joined = asyncio.Event()
@@ -92,7 +92,7 @@ class ScriptedWorkers(PlaneDouble):
 
     async def call(self, address: str, request: Request) -> AsyncGenerator[Reply, None]:
         if not isinstance(request, GenerateRequest):
-            if address in self.strangers or (address in self._known and address not in self.answering):
+            if address in self.unverified or (address in self._known and address not in self.answering):
                 raise WorkerLost("gone")
             self._known.add(address)
             yield WorkerStats()

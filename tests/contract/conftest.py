@@ -79,7 +79,7 @@ def ours(tmp_path: Path) -> Authority:
 
 @pytest.fixture
 def log(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> pytest.LogCaptureFixture:
-    """The log, where this process names the next stranger."""
+    """The log, where this process names the next unknown caller."""
     monkeypatch.setattr(unauthenticated, "_logged_s", -math.inf)
     caplog.set_level(logging.INFO)
     return caplog

@@ -203,7 +203,7 @@ async def test_each_process_sends_workers_its_part_of_what_they_hold() -> None:
 
 
 def of_two(workers: Workers, folder: Path, **settings: Any) -> list[AbstractAsyncContextManager[Frontend]]:
-    """The processes of one frontend, which greet the workers in any order."""
+    """The processes of one frontend, which call the workers in any order."""
     workers.answering.update(workers.scripts)
     siblings = [Siblings(folder, index, 2) for index in range(2)]
     return [process(workers, own, num_processes=2, **settings) for own in siblings]

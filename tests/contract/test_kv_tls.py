@@ -70,7 +70,7 @@ async def test_a_puller_that_is_not_trusted_gets_nothing_while_another_pulls(
 ) -> None:
     foreign = Authority(tmp_path / "theirs")
     tls, mixed = ours.peer(), ours.peer("mixed")
-    mixed.connecting.load_cert_chain(*foreign.sign("stranger"))
+    mixed.connecting.load_cert_chain(*foreign.sign("foreign"))
     num_before = unauthenticated.num_messages
     async with transceiver(tls) as source, transceiver(tls) as good, transceiver(mixed) as bad:
         large = source.offer(host_memory(bytearray(PAYLOAD * 24)))
@@ -88,7 +88,7 @@ async def test_a_puller_that_is_not_trusted_gets_nothing_while_another_pulls(
 
 
 @pytest.mark.parametrize("has_tls", [True, False])
-async def test_a_stranger_without_a_certificate_gets_nothing_and_is_counted(
+async def test_a_caller_without_a_certificate_gets_nothing_and_is_counted(
     ours: Authority, log: pytest.LogCaptureFixture, has_tls: bool
 ) -> None:
     num_before = unauthenticated.num_messages

@@ -1,4 +1,4 @@
-"""The NATS plane: what its connection publishes, an absent server, a slow one, and strangers."""
+"""The NATS plane: what its connection publishes, an absent server, a slow one, and unknown senders."""
 
 import asyncio
 import contextlib
@@ -256,25 +256,25 @@ def test_a_frame_is_genuine_with_its_key_on_its_subject_only() -> None:
     assert Mac("another", "subject").opened(signed) is None
 
 
-async def test_what_strangers_publish_is_counted_and_changes_nothing(nats_server: str) -> None:
+async def test_what_others_publish_is_counted_and_changes_nothing(nats_server: str) -> None:
     links = Newborn(WorkerLink)
 
     async with Plane("nats", nats_server).ends() as (caller, worker):
         endless = Endless()
-        stranger = await nats.connect(nats_server)
+        other = await nats.connect(nats_server)
         async with worker.serve("w", endless.answer) as address:
             subject = address.removeprefix("nats://").partition("#")[0]
-            seen = await stranger.subscribe(f"{subject}.*")
-            await stranger.flush()
+            seen = await other.subscribe(f"{subject}.*")
+            await other.flush()
             running = caller.call(address, a_request())
             await anext(running)
             frame = await seen.next_msg(timeout=PATIENCE_S)
             num_before = unauthenticated.num_messages
-            await stranger.publish(f"{subject}.new", b"garbage")  # from no one, so it is not even read
-            await stranger.publish(f"{subject}.new", b"garbage", reply="someone")
-            await stranger.publish(frame.subject, b"garbage", reply=frame.reply)
-            await stranger.publish(frame.reply, b"garbage", headers={"Status": "404"})
-            await stranger.publish(frame.reply, frame.data)  # genuine, elsewhere
+            await other.publish(f"{subject}.new", b"garbage")  # from no one, so it is not even read
+            await other.publish(f"{subject}.new", b"garbage", reply="someone")
+            await other.publish(frame.subject, b"garbage", reply=frame.reply)
+            await other.publish(frame.reply, b"garbage", headers={"Status": "404"})
+            await other.publish(frame.reply, frame.data)  # genuine, elsewhere
             await until(lambda: unauthenticated.num_messages >= num_before + 4)
             another = caller.call(address, a_request())
             await anext(another)
@@ -283,7 +283,7 @@ async def test_what_strangers_publish_is_counted_and_changes_nothing(nats_server
             assert not endless.closed.is_set()
             await another.aclose()
             await running.aclose()
-        await stranger.close()
+        await other.close()
 
 
 # For tests whose server stands still, which is not to be noticed.

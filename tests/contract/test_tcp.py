@@ -232,7 +232,7 @@ async def test_a_port_that_hangs_up_is_a_lost_worker_and_no_question_of_trust() 
         assert not isinstance(lost.value, PeerDistrusted)
 
 
-async def test_a_known_caller_that_sends_too_much_is_lost_and_no_stranger() -> None:
+async def test_a_known_caller_that_sends_too_much_is_lost_and_not_unknown() -> None:
     async with transports(1) as (worker,), worker.serve("w", count_up) as address:
         num_before = unauthenticated.num_messages
         async with raw_connection(address) as (reader, writer):
@@ -264,9 +264,9 @@ async def test_a_caller_that_sent_hello_keeps_its_place() -> None:
     async with transports() as (caller, worker), crowded(worker, endless.answer) as address:
         running = caller.call(address, a_request())
         await anext(running)
-        async with contextlib.AsyncExitStack() as strangers:
+        async with contextlib.AsyncExitStack() as connections:
             for _ in range(2 * NUM_ADMITTED):
-                await strangers.enter_async_context(raw_connection(address))
+                await connections.enter_async_context(raw_connection(address))
         assert not endless.closed.is_set()
         await running.aclose()
         await until(endless.closed.is_set)
@@ -307,23 +307,23 @@ def lowest_free() -> int:
     return lowest
 
 
-async def test_without_descriptors_a_stranger_makes_room_for_a_caller() -> None:
+async def test_without_descriptors_an_unknown_caller_makes_room_for_a_caller() -> None:
     loop = asyncio.get_running_loop()
     async with transports(1) as (worker,), worker.serve("w", count_up) as address:
         num_before = len(os.listdir("/proc/self/fd"))
-        with socket.create_connection(place_of(address)) as stranger, socket.socket() as caller:
+        with socket.create_connection(place_of(address)) as unknown, socket.socket() as caller:
             await until(lambda: len(os.listdir("/proc/self/fd")) == num_before + 3)  # it is accepted
-            stranger.setblocking(False)
+            unknown.setblocking(False)
             caller.setblocking(False)
             with descriptors(lowest_free()):
                 await loop.sock_connect(caller, place_of(address))
                 await loop.sock_sendall(caller, first_frame(address))
                 async with asyncio.timeout(PATIENCE_S):
                     assert await loop.sock_recv(caller, 1)
-                    assert b"others are waiting" in await loop.sock_recv(stranger, 1000)
+                    assert b"others are waiting" in await loop.sock_recv(unknown, 1000)
 
 
-async def test_a_worker_that_sends_nonsense_is_lost_and_is_no_stranger() -> None:
+async def test_a_worker_that_sends_nonsense_is_lost_and_not_unknown() -> None:
     async def talk_nonsense(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"\xff" * 64)
         writer.close()

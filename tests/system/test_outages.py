@@ -55,7 +55,7 @@ def running(stack: Stack) -> list[Stream]:
 
 async def disturb(url: str, num_messages: int) -> None:
     """Sends garbage to the subjects of this many live messages, and each message again."""
-    stranger = await nats.connect(url)
+    other = await nats.connect(url)
     garbage = b"\xc1 garbage"
     seen: set[bytes] = {garbage}
     enough = asyncio.Event()
@@ -65,18 +65,18 @@ async def disturb(url: str, num_messages: int) -> None:
             return
         seen.add(message.data)
         for data in garbage, message.data:
-            await stranger.publish(message.subject, data, message.reply)
+            await other.publish(message.subject, data, message.reply)
         if len(seen) > num_messages:
             enough.set()
 
     try:
-        await stranger.subscribe(">", cb=disturbing)
+        await other.subscribe(">", cb=disturbing)
         await asyncio.wait_for(enough.wait(), PATIENCE_S)
     finally:
-        await stranger.close()
+        await other.close()
 
 
-async def test_strangers_on_nats_do_not_disturb_streams(
+async def test_others_on_nats_do_not_disturb_streams(
     nats_stack: tuple[Stack, str], own_nats: ServerProcess
 ) -> None:
     stack, expected = nats_stack

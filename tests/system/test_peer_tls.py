@@ -67,10 +67,10 @@ def test_answers_are_those_of_a_fleet_without_tls(fleet: Fleet, tmp_path: Path) 
 
 def test_others_are_refused_with_a_reason_while_streams_go_on(fleet: Fleet, tmp_path: Path) -> None:
     expected, running = whole_answer(fleet), Stream(fleet, ENDLESS).read(3)
-    stranger = Authority(tmp_path / "foreign").environ("stranger")
+    foreign = Authority(tmp_path / "foreign").environ("foreign")
     for reason in refused_by(fleet, "plain-frontend", {}):
         assert reason.endswith("uses TLS, and this process does not (BATON_PEER_CERT is not set)")
-    for reason in refused_by(fleet, "foreign-frontend", stranger):
+    for reason in refused_by(fleet, "foreign-frontend", foreign):
         assert FOREIGN in reason
 
     for address in fleet.addresses():
@@ -79,7 +79,7 @@ def test_others_are_refused_with_a_reason_while_streams_go_on(fleet: Fleet, tmp_
     worker = ("--engine", "mocker", "--model-path", "models/demo", "--disaggregation-mode", "decode")
     intruders = [
         fleet.intruder(f"{name}-worker", "workers", environ, *worker)
-        for name, environ in (("plain", {}), ("foreign", stranger))
+        for name, environ in (("plain", {}), ("foreign", foreign))
     ]
     wait_for(lambda: len(fleet.health()["refused"]) == 2)
     plain, foreign = sorted(fleet.health()["refused"], key=lambda reason: "valid" in reason)

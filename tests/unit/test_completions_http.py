@@ -122,8 +122,8 @@ async def test_logprobs_come_as_parallel_lists() -> None:
     assert logprobs["text_offset"] == [0, 1, 2, 3]
     assert logprobs["top_logprobs"][0] == {"O": -0.5}
     chunks = (await complete("x", logprobs=1, max_tokens=4, stream=True)).events[:-1]
-    told = [chunk["choices"][0]["logprobs"] for chunk in chunks]
-    assert [offset for each in told if each for offset in each["text_offset"]] == [0, 1, 2, 3]
+    logprobs = [chunk["choices"][0]["logprobs"] for chunk in chunks]
+    assert [offset for each in logprobs if each for offset in each["text_offset"]] == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("prompt", ["Say: <|start|>ü", [9, 8, 7]])
@@ -148,11 +148,11 @@ async def test_an_echoed_prompt_comes_with_its_log_probabilities(max_tokens: int
     answer = TEXT[:max_tokens]
     assert choice["text"] == "abc" + answer
     assert choice["finish_reason"] == "length"
-    told = choice["logprobs"]
-    assert told["tokens"] == [*"abc", *answer]
-    assert told["token_logprobs"] == [None, -0.25, -0.25, -0.5][: 3 + max_tokens]
-    assert told["top_logprobs"][:2] == [None, {"b": -0.25}]
-    assert told["text_offset"] == [0, 1, 2, 3][: 3 + max_tokens]
+    logprobs = choice["logprobs"]
+    assert logprobs["tokens"] == [*"abc", *answer]
+    assert logprobs["token_logprobs"] == [None, -0.25, -0.25, -0.5][: 3 + max_tokens]
+    assert logprobs["top_logprobs"][:2] == [None, {"b": -0.25}]
+    assert logprobs["text_offset"] == [0, 1, 2, 3][: 3 + max_tokens]
 
 
 async def test_an_echo_without_an_answer_costs_one_token() -> None:
@@ -233,7 +233,7 @@ async def test_a_page_that_fails_does_not_say_why() -> None:
     assert b"secret" not in said
 
 
-async def test_the_tokenizers_control_tokens_are_told() -> None:
+async def test_the_tokenizers_control_tokens_are_shown() -> None:
     info = (await get("/tokenizer_info")).json
     assert (info["eos_token"], info["bos_token"], info["model_max_length"]) == ("<|return|>", None, 4096)
     assert info["pad_token"] == "<|endoftext|>"

@@ -70,9 +70,9 @@ async def turn_of(client: Client, said: list[Json]) -> list[Json]:
     """The answer to what was said so far, as a client keeps it, and what is said next."""
     reply = await client.chat(messages=said, tools=[F])
     message = reply.json["choices"][0]["message"]
-    told = {key: message[key] for key in ("role", "content", "tool_calls") if message.get(key)}
-    calls = told.get("tool_calls")
-    return [told, {"role": "tool", "tool_call_id": calls[0]["id"], "content": "ok"} if calls else HI]
+    answer = {key: message[key] for key in ("role", "content", "tool_calls") if message.get(key)}
+    calls = answer.get("tool_calls")
+    return [answer, {"role": "tool", "tool_call_id": calls[0]["id"], "content": "ok"} if calls else HI]
 
 
 def dates(client: Client) -> list[str]:

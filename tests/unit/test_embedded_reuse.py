@@ -90,9 +90,9 @@ async def test_a_crowd_shares_its_beginning_and_each_gets_what_it_gets_alone(che
         shared = prompt(33)
         asked = [ask([*shared, *prompt(5 + i, seed=i)], **SEEDED) for i in range(6)]
         await answer(each, ask(shared))
-        told = await asyncio.gather(*[answer(each, request) for request in asked])
-        assert [num_cached for _, num_cached in told] == [32] * 6
-        assert [tokens for tokens, _ in told] == [(await answer(other, r))[0] for r in asked]
+        answers = await asyncio.gather(*[answer(each, request) for request in asked])
+        assert [num_cached for _, num_cached in answers] == [32] * 6
+        assert [tokens for tokens, _ in answers] == [(await answer(other, r))[0] for r in asked]
 
 
 async def test_prefill_reuses_blocks_and_decode_says_so(checkpoint: Path) -> None:

@@ -107,7 +107,7 @@ async def test_any_signals_leave_in_order_in_frames_below_the_limit(sizes: list[
     assert all(len(frame(0, signal)) > limit for signal in refused)
 
 
-async def test_the_hello_leaves_alone_as_strangers_may_not_send_more() -> None:
+async def test_the_hello_leaves_alone_as_unknown_callers_may_not_send_more() -> None:
     wire = Sent()
     writer = FrameWriter(wire, lambda signal, _: pytest.fail(str(signal)))
     for signal in (Hello(frames.VERSION, "w"), Beat(), Beat()):

@@ -209,7 +209,7 @@ async def test_a_generator_that_waits_for_credit_is_closed_with_its_call(last: l
 
 
 @jumping
-async def test_a_stream_number_that_is_used_twice_breaks_the_link_of_a_caller_that_is_no_stranger() -> None:
+async def test_a_stream_number_that_is_used_twice_breaks_the_link_of_a_known_caller() -> None:
     num_strange = unauthenticated.num_messages
     service = Service("w", silent, PACE)
     caller = RawCaller(service)

@@ -162,21 +162,21 @@ async def test_a_stop_token_ends_the_answer_from_its_least_length_on(
     assert chunk.finish_reason == ("stop" if ends else "length")
 
 
-@pytest.mark.parametrize(("told", "stop_reason"), [([5, 6, 9], None), ([5, 6], 9), ([5, 6], None)])
+@pytest.mark.parametrize(("token_ids", "stop_reason"), [([5, 6, 9], None), ([5, 6], 9), ([5, 6], None)])
 async def test_the_stop_token_is_the_last_whether_the_build_tells_it_or_not(
-    told: list[int], stop_reason: int | None
+    token_ids: list[int], stop_reason: int | None
 ) -> None:
-    output = {"token_ids": told, "finish_reason": "stop", "stop_reason": stop_reason}
+    output = {"token_ids": token_ids, "finish_reason": "stop", "stop_reason": stop_reason}
     (chunk,) = await chunks_of(call_of({"stop_token_ids": (9, 8)}), output)
     assert (chunk.token_ids, chunk.finish_reason) == ((5, 6, 9), "stop")
 
 
 async def test_each_chunk_has_the_new_tokens_their_log_probabilities_and_at_both_ends_the_usage() -> None:
     call = call_of({"num_generated": 1, "logprobs": 0}, num_cached_tokens=2)
-    told = [{token_id: SimpleNamespace(logprob=-token_id)} for token_id in (5, 6, 7)]  # one is not reported
-    steps = [{"token_ids": [5], "logprobs": told[:1]}]
-    steps.append({"token_ids": [5, 6], "finish_reason": "not_finished", "logprobs": told[:2]})
-    steps.append({"token_ids": [5, 6, 7, 8], "finish_reason": "length", "logprobs": told})
+    logprobs = [{each: SimpleNamespace(logprob=-each)} for each in (5, 6, 7)]  # one is not reported
+    steps = [{"token_ids": [5], "logprobs": logprobs[:1]}]
+    steps.append({"token_ids": [5, 6], "finish_reason": "not_finished", "logprobs": logprobs[:2]})
+    steps.append({"token_ids": [5, 6, 7, 8], "finish_reason": "length", "logprobs": logprobs})
     five, six, seven = (TokenLogprob(token_id, -token_id, ()) for token_id in (5, 6, 7))
     assert [untimed(chunk) for chunk in await chunks_of(call, *steps)] == [
         TokenChunk((5,), None, Usage(2, 2, 2), (five,)),
@@ -301,7 +301,7 @@ REUSES_APART = '{"cache_transceiver_config": {"backend": "UCX"}}'
 
 
 @pytest.mark.parametrize(
-    ("call", "told"),
+    ("call", "extra"),
     [
         (call_of(), {"streaming": True, "cache_salt": "baton"}),  # a build may have no priorities
         (call_of(**SENDS), {"streaming": False, "cache_salt": "baton"}),
@@ -310,12 +310,12 @@ REUSES_APART = '{"cache_transceiver_config": {"backend": "UCX"}}'
         (call_of({"priority": -50}), {"streaming": True, "cache_salt": "baton", "priority": 0.75}),
     ],
 )
-def test_the_engine_is_given_salt_priority_and_whether_to_stream(call: Call, told: dict[str, Any]) -> None:
+def test_the_engine_is_given_salt_priority_and_whether_to_stream(call: Call, extra: dict[str, Any]) -> None:
     adapter = adapter_of(Result(), REUSES_APART)
     adapter.submit(call)
     ((token_ids, _, options),) = adapter.llm.submitted
     params = options.pop("disaggregated_params")
-    assert (token_ids, options) == (call.request.token_ids, {"trace_headers": None} | told)
+    assert (token_ids, options) == (call.request.token_ids, {"trace_headers": None} | extra)
     assert (params is not None) == call.hands_over
 
 

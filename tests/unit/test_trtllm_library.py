@@ -18,8 +18,8 @@ def test_what_a_build_hides_counts_as_well() -> None:
         assert is_healthy(llm)
         assert kv_capacity(llm) == (0, 0)
     assert kv_capacity(SimpleNamespace(get_kv_cache_capacity=dict)) == (0, 0)
-    told = {"maxNumBlocks": 3, "maxNumTokens": 96}
-    assert kv_capacity(SimpleNamespace(get_kv_cache_capacity=lambda: told)) == (3, 96)
+    capacity = {"maxNumBlocks": 3, "maxNumTokens": 96}
+    assert kv_capacity(SimpleNamespace(get_kv_cache_capacity=lambda: capacity)) == (3, 96)
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ def test_the_llms_own_health_check_counts_before_its_executors(
     assert is_healthy(llm) == healthy
 
 
-def test_a_build_without_a_class_that_is_needed_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_build_without_a_class_that_is_needed_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr("tensorrt_llm.DisaggregatedParams")
     with pytest.raises(SettingsError, match=r"cannot be imported: .*DisaggregatedParams"):
         load_library()

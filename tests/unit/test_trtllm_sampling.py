@@ -48,7 +48,7 @@ ALWAYS = {
 
 
 @pytest.mark.parametrize(
-    ("asked", "told"),
+    ("asked", "sent"),
     [
         ({"temperature": 0.0, "top_k": 5, "top_p": 0.5}, {}),
         ({"temperature": 1.0}, {"temperature": 1.0, "top_p": 1.0, "top_k": 0}),
@@ -72,29 +72,29 @@ ALWAYS = {
         ),
     ],
 )
-def test_each_setting_is_translated(asked: dict[str, Any], told: dict[str, Any]) -> None:
-    assert params(ask(**asked)) == ALWAYS | told
+def test_each_setting_is_translated(asked: dict[str, Any], sent: dict[str, Any]) -> None:
+    assert params(ask(**asked)) == ALWAYS | sent
 
 
 @pytest.mark.parametrize(
     ("asked", "end_id"), [({"stop_token_ids": ()}, FACTS.eos_token_id), ({"ignore_eos": True}, STOPS[0])]
 )
 def test_a_request_that_no_token_stops_ends_at_max_tokens_only(asked: dict[str, Any], end_id: int) -> None:
-    told = params(ask(temperature=0.0, **asked))
+    sent = params(ask(temperature=0.0, **asked))
 
-    assert told["ignore_eos"]
-    assert told["end_id"] == end_id
-    assert "stop_token_ids" not in told
+    assert sent["ignore_eos"]
+    assert sent["end_id"] == end_id
+    assert "stop_token_ids" not in sent
 
 
 def test_a_resumed_answer_asks_for_the_rest() -> None:
     request = ask(9, num_generated=4, min_tokens=6, frequency_penalty=1.0, temperature=0.0)
-    told = params(request)
+    sent = params(request)
 
-    assert told["seed"] == seed_of_attempt(request.sampling, 4) != 3
-    assert (told["max_tokens"], told["min_tokens"], told["prompt_ignore_length"]) == (6, 2, 5)
+    assert sent["seed"] == seed_of_attempt(request.sampling, 4) != 3
+    assert (sent["max_tokens"], sent["min_tokens"], sent["prompt_ignore_length"]) == (6, 2, 5)
     assert "min_tokens" not in params(ask(9, num_generated=4, min_tokens=3))
-    assert params(ask(9, num_generated=4, min_tokens=50))["min_tokens"] == told["max_tokens"]
+    assert params(ask(9, num_generated=4, min_tokens=50))["min_tokens"] == sent["max_tokens"]
 
 
 def test_the_answer_is_cut_to_the_context() -> None:

@@ -159,9 +159,9 @@ async def test_each_role_runs_its_half_and_both_tell_their_figures() -> None:
     assert msgspec.structs.replace(handoff, delay_s=0.0, starved_s=0.0) == identified
     assert isinstance(await anext(decode.answer(REQUEST)), TokenChunk)
     unauthenticated.note("a test")
-    told = WorkerStats(num_running=7, num_strange_messages=unauthenticated.num_messages)
-    assert told.num_strange_messages > 0
-    assert [reply async for reply in decode.answer(StatsRequest())] == [told]
+    expected = WorkerStats(num_running=7, num_strange_messages=unauthenticated.num_messages)
+    assert expected.num_strange_messages > 0
+    assert [reply async for reply in decode.answer(StatsRequest())] == [expected]
     with pytest.raises(InvalidRequest):
         await anext(decode.answer(FrontendRequest(data=b"")))
 

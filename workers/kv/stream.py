@@ -24,7 +24,7 @@ _SMALL_BYTES = 128 * 1024
 # Copy at most this much per turn of the event loop: about 0.1 ms.
 _SLICE_BYTES = 256 * 1024
 _TOKEN_BYTES = 16
-# One reader is expected; strangers that send no token make room.
+# One reader is expected; connections that send no token make room.
 _MOST_READERS = 16
 
 

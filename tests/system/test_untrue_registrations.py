@@ -68,11 +68,11 @@ async def odd(request: Request) -> AsyncGenerator[Reply, None]:
         )
 
 
-async def test_no_request_notices_strangers_and_health_names_them(tmp_path: Path) -> None:
+async def test_no_request_notices_them_and_health_names_them(tmp_path: Path) -> None:
     with Stack(tmp_path) as stack:
         stack.worker("prefill"), stack.worker("decode")
         async with registered(FilesDiscovery(Path(stack.environ["BATON_FILE_REGISTRY"]))):
-            stack.frontend()  # which finds the strangers at its start
+            stack.frontend()  # which finds them at its start
             await asyncio.to_thread(check, stack)
 
 
