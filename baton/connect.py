@@ -2,8 +2,11 @@
 
 import asyncio
 import dataclasses
+import functools
 import os
+import re
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
@@ -11,6 +14,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from baton.discovery import Discovery
+from baton.dynamo.runtime import RuntimeSettings, dynamo_namespace, dynamo_plane
 from baton.files import FilesDiscovery, default_registry, make_private
 from baton.flags import flag, without_secrets
 from baton.nats_login import nats_options
@@ -21,6 +25,7 @@ from baton.tls import CredentialError, client_files
 from baton.transport import Transport
 
 if TYPE_CHECKING:
+    from baton.dynamo.plane import DynamoPlane
     from baton.etcd import EtcdDiscovery
 
 # The frontend's address. Dynamo's names take precedence, because the images set HTTP_HOST.
@@ -28,6 +33,7 @@ HTTP_HOST = ("DYN_HTTP_HOST", "HTTP_HOST")
 HTTP_PORT = ("DYN_HTTP_PORT", "HTTP_PORT")
 _ETCD = "http://127.0.0.1:2379"
 _NATS = "nats://127.0.0.1:4222"
+_PATH = re.compile(r"[\w-]+(\.[\w-]+){2}")
 ACCESS_S = 5.0
 _ONCE: dict[str, Any] = {
     "allow_reconnect": False,
@@ -62,7 +68,15 @@ class Wires:
     """
 
     discovery_backend: Literal["file", "etcd"] | None = flag(None, "registry", env="BATON_DISCOVERY_BACKEND")
-    request_plane: Literal["tcp", "nats"] | None = flag(None, "request plane", env="BATON_REQUEST_PLANE")
+    request_plane: Literal["tcp", "nats", "dynamo"] | None = flag(
+        None, "request plane; dynamo: registry and workers of NVIDIA Dynamo", env="BATON_REQUEST_PLANE"
+    )
+    dynamo_endpoints: str | None = flag(
+        None,
+        "Dynamo's endpoints [dynamo.prefill.generate,dynamo.backend.generate]",
+        env="BATON_DYNAMO_ENDPOINTS",
+        metavar="PATHS",
+    )
     etcd_endpoints: str | None = flag(
         None, f"etcd addresses; they select etcd [{_ETCD}]", env="ETCD_ENDPOINTS", metavar="URLS"
     )
@@ -88,6 +102,11 @@ class Wires:
             )
         if self.host in ("", "0.0.0.0", "::"):  # noqa: S104  refused here
             raise ValueError(f"--host {self.host!r}: peers cannot reach it; use this machine's own address")
+        for path in self.dynamo_paths:
+            if not _PATH.fullmatch(path):
+                raise ValueError(
+                    f"--dynamo-endpoints {path}: must be NAMESPACE.COMPONENT.ENDPOINT, comma-separated"
+                )
         for url in self.etcd_urls if self.registry == "etcd" else ():
             _check_address("--etcd-endpoints (ETCD_ENDPOINTS)", url, ("http", "https"))
         for url in self.nats_urls if self.plane == "nats" else ():
@@ -103,14 +122,25 @@ class Wires:
         """The servers of the NATS cluster."""
         return [url.strip() for url in (self.nats_server or _NATS).split(",")]
 
+    @property
+    def dynamo_paths(self) -> list[str]:
+        """The endpoints of Dynamo's workers."""
+        space = dynamo_namespace()
+        given = self.dynamo_endpoints or f"{space}.prefill.generate,{space}.backend.generate"
+        return [path.strip().removeprefix("dyn://") for path in given.split(",")]
+
     def discovery(self) -> Discovery:
         """The selected registry; connects on first use."""
+        if self.plane == "dynamo":
+            return self._dynamo
         if self.registry == "etcd":
             return _etcd(",".join(self.etcd_urls))
         return FilesDiscovery(self._registry_folder())
 
     def transport(self) -> Transport:
         """The selected request plane; connects on first use."""
+        if self.plane == "dynamo":
+            return self._dynamo
         if self.plane == "nats":
             from baton.nats import NatsTransport
 
@@ -129,6 +159,8 @@ class Wires:
 
     def plane_name(self) -> str:
         """The request plane, for messages."""
+        if self.plane == "dynamo":
+            return f"the registry of Dynamo, {without_secrets(','.join(url for _, url in self._servers))}"
         return f"NATS at {without_secrets(','.join(self.nats_urls))}" if self.plane == "nats" else "TCP"
 
     def registry_name(self) -> str:
@@ -142,9 +174,11 @@ class Wires:
         if a login or a certificate for NATS, etcd or peers is not complete; WrongAddress.
         """
         self.tls()
+        if self.plane == "dynamo" and not find_spec("dynamo"):
+            raise ValueError("--request-plane dynamo needs Dynamo's runtime: pip install 'baton[dynamo]'")
         if self.registry == "etcd":
             client_files(*_ETCD_TLS)
-        else:
+        elif self.plane != "dynamo":
             make_private(self._registry_folder())
         if self.plane == "nats":
             nats_options()
@@ -166,19 +200,37 @@ class Wires:
     @property
     def registry(self) -> str:
         """`etcd` or `file`."""
+        if self.plane == "dynamo" and self.discovery_backend is None:
+            given = "file" if self.file_registry or os.environ.get("DYN_FILE_KV") else "etcd"
+            return os.environ.get("DYN_DISCOVERY_BACKEND") or given
         return self.discovery_backend or ("etcd" if self.etcd_endpoints else "file")
 
     @property
     def plane(self) -> str:
-        """`nats` or `tcp`."""
+        """`dynamo`, `nats` or `tcp`."""
         return self.request_plane or ("nats" if self.nats_server else "tcp")
 
     @property
     def _servers(self) -> list[tuple[Literal["etcd", "NATS"], str]]:
         """The name and the URL of each server in use."""
         etcd = self.etcd_urls if self.registry == "etcd" else []
-        nats = self.nats_urls if self.plane == "nats" else []
+        plane = dynamo_plane() if self.plane == "dynamo" else self.plane
+        nats = self.nats_urls if plane == "nats" else []
         return [*(("etcd", url) for url in etcd), *(("NATS", url) for url in nats)]
+
+    @functools.cached_property
+    def _dynamo(self) -> "DynamoPlane":
+        """Registry and request plane in one object."""
+        from baton.dynamo.plane import DynamoPlane
+
+        environ = {"ETCD_ENDPOINTS": ",".join(self.etcd_urls)} if self.registry == "etcd" else {}
+        if self.nats_server:
+            environ["NATS_SERVER"] = self.nats_server
+        if self.file_registry:
+            environ["DYN_FILE_KV"] = str(self.file_registry)
+        servers = [url for _, url in self._servers]
+        settings = RuntimeSettings(self.registry, self.address(), servers, environ)
+        return DynamoPlane(settings, self.dynamo_paths, self.liveness_s)
 
     def _registry_folder(self) -> Path:
         return self.file_registry or default_registry()

@@ -306,7 +306,7 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     paired. A worker gets no requests until `is_ready`, after its warm-up; `cold_peers` are the ids of the
     peers with which that failed. `max_batch_size` requests run at a time (None: unknown), `max_queue_size`
     more may wait. `checkpoint` is the fingerprint of its weights; empty: unknown. `name` is the operator's,
-    the same after a restart; `host` and `pid` are of the process.
+    the same after a restart; `host` and `pid` are of the process. `refusal`: why no frontend may use it.
     """
 
     worker_id: str
@@ -329,6 +329,7 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     name: Annotated[str, msgspec.Meta(pattern=rf"\A({WORKER_NAME})?\Z")] = ""
     host: Annotated[str, msgspec.Meta(pattern=r"\A[!-~]{0,253}\Z")] = ""
     pid: Annotated[int, msgspec.Meta(ge=0)] = 0
+    refusal: str = ""
 
     @property
     def label(self) -> str:

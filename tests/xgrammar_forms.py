@@ -8,8 +8,8 @@ import numpy as np
 import xgrammar
 
 from baton.messages import Guided
+from baton.structural_tag import structural_tag
 from tests.guided import MAX_TOKENS
-from workers.engines.library.structural_tag import structural_tag
 
 
 class XgrammarForms:

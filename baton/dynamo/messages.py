@@ -3,7 +3,7 @@
 They cross Dynamo's request plane as JSON-like objects: `msgspec.convert` and `msgspec.to_builtins`.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import msgspec
 
@@ -166,14 +166,15 @@ class DynamoChunk(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class RuntimeConfig(msgspec.Struct, kw_only=True):
-    """An engine's limits. `bootstrap_host` (SGLang): decode must be asked before prefill has answered."""
+    """An engine's limits. With a `disaggregated_endpoint` (SGLang, NIXL that pushes), decode must be asked
+    before prefill has answered.
+    """
 
     context_length: int | None = None
     total_kv_blocks: int | None = None
     max_num_seqs: int | None = None
-    bootstrap_host: str | None = None
-    bootstrap_port: int | None = None
-    runtime_data: dict[str, Any] = {}
+    disaggregated_endpoint: Any = None
+    runtime_data: dict[str, Any] | None = None
 
 
 class Artifact(msgspec.Struct):
@@ -182,20 +183,14 @@ class Artifact(msgspec.Struct):
     path: str = ""
 
 
-WorkerType = Literal["prefill", "decode", "aggregated", "encode"]
-
-
 class ModelCard(msgspec.Struct, kw_only=True):
-    """A worker's registration: its model, role and engine. `needs`: the roles that it works with, as a
-    disjunction of conjunctions.
-    """
+    """A worker's registration: its model, its role (prefill, decode, aggregated, encode) and its engine."""
 
     display_name: Annotated[str, msgspec.Meta(min_length=1, max_length=512)]
     source_path: str = ""
     tokenizer: dict[str, Artifact] | None = None
     model_input: str = "Tokens"
-    worker_type: WorkerType | None = None
-    needs: list[list[str]] | None = None
+    worker_type: str | None = None
     context_length: int | None = None
     architectural_max_context_length: int | None = None
     kv_cache_block_size: int | None = None

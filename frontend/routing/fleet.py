@@ -108,7 +108,7 @@ class Fleet:
         """The model of that name. Raises ModelNotFound, or NoWorkers if its decode workers or its tokenizer
         are missing; lost workers may answer again in a moment, and requests wait for them.
         """
-        registered = self.table.all()
+        registered = [worker for worker in self.table.all() if not worker.refusal]
         model = model_of(name, {worker.model for worker in registered}, self._aliases) or name
         mine = [worker for worker in registered if worker.model == model]
         if not registered:
@@ -131,7 +131,8 @@ class Fleet:
 
     def health(self) -> Health:
         """The body of /health; healthy if at least one model can be served."""
-        ready, registered, live = set(self.models()), self.table.all(), self.table.live()
+        ready, live = set(self.models()), self.table.live()
+        registered = [worker for worker in self.table.all() if not worker.refusal]
         known = {w.worker_id for w in registered}
         missing = [] if ready else [f"{w.model}: decode" for w in registered] or ["prefill", "decode"]
         return Health(
@@ -228,7 +229,7 @@ class Fleet:
     async def _follow(self) -> None:
         async with aclosing(self._discovery.watch()) as snapshots:
             async for workers in snapshots:
-                self._tokenizers.load(workers)
+                self._tokenizers.load(worker for worker in workers if not worker.refusal)
                 self.table.update(workers)
 
     async def _sync(self) -> None:

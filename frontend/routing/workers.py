@@ -39,7 +39,7 @@ class State(Enum):
     DISTRUSTED = "distrusted"
     """Its certificate is of another authority than this process's. It is probed, as certificates change."""
     REFUSED = "refused"
-    """It sent what no genuine worker sends; final."""
+    """It sent what no genuine worker sends, or cannot be served; final."""
 
 
 class Event(Enum):
@@ -60,7 +60,7 @@ class Event(Enum):
     STALLED = "stalled"
     """Its heartbeats arrive, but none of its requests progresses."""
     INVALID = "invalid"
-    """It sends tokens that the model does not have."""
+    """It sends tokens that the model does not have, or registers with a refusal."""
 
 
 _TABLE = """
@@ -143,6 +143,8 @@ class Workers:
             is_held = holders.setdefault(workers[address].name, address) != address
             entry.worker = replace(workers[address], name="") if is_held else workers[address]
             self.note(entry.worker, Event.READY if entry.worker.is_ready else Event.WARMS)
+            if entry.worker.refusal:
+                self.note(entry.worker, Event.INVALID, entry.worker.refusal)
         self._note_change()
 
     def note(self, worker: WorkerInfo, event: Event, reason: str = "") -> None:

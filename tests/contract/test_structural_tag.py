@@ -12,6 +12,7 @@ from transformers import DynamicCache, GptOssForCausalLM
 
 from baton.errors import InvalidRequest
 from baton.messages import Guided, MessageForm
+from baton.structural_tag import structural_tag
 from frontend.harmony.conversation import AnswerFormat, Conversation, Tool, UserTurn
 from frontend.text.tokenizer import ModelTokenizer, SpecialToken
 from frontend.turn.request import CallChoice, guided
@@ -30,7 +31,6 @@ from tests.scripted_frontend import prompt_ids
 from tests.xgrammar_forms import XgrammarForms
 from workers.engines.embedded.grammar import Grammars
 from workers.engines.library.model_facts import read_model_facts
-from workers.engines.library.structural_tag import structural_tag
 
 in_one_loop = pytest.mark.asyncio(loop_scope="module")  # that of `grammars`
 DEMO = Path("models/demo")

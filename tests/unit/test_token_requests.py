@@ -9,10 +9,11 @@ import pytest
 
 from baton.errors import BatonError, InvalidRequest, NotResumable
 from baton.messages import GenerateRequest, Guided, MessageForm, Sampling
+from baton.seeds import seed_of_attempt
 from tests.requests import token_request
 from tests.tiny_gpt_oss import write_checkpoint
 from workers.engines.library.model_facts import ModelFacts, read_model_facts
-from workers.engines.library.requests import check_request, num_left, seed_of_attempt
+from workers.engines.library.requests import check_request, num_left
 
 CONTEXT = 20
 FACTS = ModelFacts(

@@ -9,10 +9,11 @@ from tensorrt_llm import SamplingParams
 
 from baton.errors import InvalidRequest
 from baton.messages import GenerateRequest, Guided, MessageForm
+from baton.seeds import seed_of_attempt
+from baton.structural_tag import structural_tag
 from tests.requests import token_request
 from workers.engines.library.model_facts import read_model_facts
-from workers.engines.library.requests import num_left, seed_of_attempt
-from workers.engines.library.structural_tag import structural_tag
+from workers.engines.library.requests import num_left
 from workers.engines.trtllm.library import load_library
 from workers.engines.trtllm.sampling import sampling_params
 

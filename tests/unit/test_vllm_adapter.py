@@ -14,13 +14,13 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams
 
 from baton.errors import BatonError, EngineFailure, HandoffFailed, InvalidRequest, WorkerLost
 from baton.messages import GenerateRequest, Guided, MessageForm, TokenChunk, WorkerStats
+from baton.seeds import seed_of_attempt
+from baton.structural_tag import structural_tag
 from tests.clock import jumping
 from tests.requests import token_request
 from tests.waiting import until
 from workers.engines.library.adapter import Call, Kept
 from workers.engines.library.model_facts import read_model_facts
-from workers.engines.library.requests import seed_of_attempt
-from workers.engines.library.structural_tag import structural_tag
 from workers.engines.vllm.adapter import KEEP, VllmAdapter
 from workers.engines.vllm.library import load_library
 from workers.engines.vllm.sampling import is_continued_exactly, sampling_params

@@ -1,17 +1,12 @@
-"""What libraries need besides a request: checks, lengths, seeds; and log probabilities in Baton's form."""
+"""What libraries need besides a request: checks and lengths; and log probabilities in Baton's form."""
 
 import itertools
 from collections.abc import Sequence
 from typing import Any
 
 from baton.errors import InvalidRequest, NotResumable
-from baton.messages import GenerateRequest, Sampling, TokenLogprob
+from baton.messages import GenerateRequest, TokenLogprob
 from workers.engines.library.model_facts import ModelFacts
-
-_SEED_BITS = (1 << 63) - 1
-# Odd numbers of high entropy (golden ratio, square root of 3) keep the seeds of choices and attempts apart.
-_CHOICE_STEP = 0x1E3779B97F4A7C15
-_RESUME_STEP = 0x3504F333F9DE6485
 
 
 def check_request(request: GenerateRequest, facts: ModelFacts, context_length: int) -> None:
@@ -54,13 +49,6 @@ def num_left(request: GenerateRequest, context_length: int) -> int:
     """Tokens that may still be generated, within the context."""
     num_asked = request.sampling.max_tokens - request.num_generated
     return min(num_asked, context_length - len(request.token_ids))
-
-
-def seed_of_attempt(sampling: Sampling, num_generated: int) -> int:
-    """A 63-bit seed for an engine without positional sampling: the request's own seed for the first attempt
-    at the first choice.
-    """
-    return (sampling.seed + sampling.choice * _CHOICE_STEP + num_generated * _RESUME_STEP) & _SEED_BITS
 
 
 # OpenAI's value for "very unlikely", here for unreported ones.

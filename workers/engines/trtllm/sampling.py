@@ -4,9 +4,9 @@ from typing import Any
 
 from baton.errors import InvalidRequest
 from baton.messages import GenerateRequest, Sampling
+from baton.seeds import seed_of_attempt
+from baton.structural_tag import structural_tag
 from workers.engines.library.model_facts import ModelFacts
-from workers.engines.library.requests import seed_of_attempt
-from workers.engines.library.structural_tag import structural_tag
 from workers.engines.trtllm import library
 from workers.engines.trtllm.library import Library
 

@@ -1,4 +1,4 @@
-"""Converts a request's form to an xgrammar structural tag, for TensorRT-LLM and vLLM.
+"""Converts a request's form to an xgrammar structural tag, for TensorRT-LLM and vLLM, also behind Dynamo.
 
 Works with every xgrammar since 0.1.25 (tested: 0.1.25, 0.2.1, 0.2.8). Early releases have no optional or
 repeated formats, no tags without a separator, none that end with the answer, and no tokens: control tokens

@@ -1,0 +1,266 @@
+"""Baton's requests as bodies for Dynamo's workers, and their chunks and errors as Baton's."""
+
+from collections.abc import Iterator
+
+import msgspec
+
+from baton.dynamo.messages import (
+    BYPASS,
+    CompletionUsage,
+    DynamoChunk,
+    DynamoRequest,
+    ErrorReason,
+    GuidedDecoding,
+    OutputOptions,
+    PrefillResult,
+    PromptDetails,
+    Routing,
+    SamplingOptions,
+    StopConditions,
+)
+from baton.errors import (
+    BatonError,
+    DeadlineExceeded,
+    EngineFailure,
+    HandoffFailed,
+    InvalidRequest,
+    NotResumable,
+    Overloaded,
+    WorkerLost,
+    WorkerUnreached,
+)
+from baton.messages import (
+    NO_TOKEN,
+    FinishReason,
+    GenerateRequest,
+    KvHandoff,
+    Role,
+    Sampling,
+    TokenChunk,
+    TokenLogprob,
+    Usage,
+    WorkerInfo,
+)
+from baton.seeds import seed_of_attempt
+from baton.structural_tag import structural_tag
+
+CANARY = DynamoRequest(
+    token_ids=[1],
+    stop_conditions=StopConditions(max_tokens=1, ignore_eos=False),
+    sampling_options=SamplingOptions(temperature=0.0, top_p=1.0, top_k=1),
+    disaggregated_params={"request_type": "context_and_generation"},
+    priority=1.0,
+    is_health_check=True,
+)
+"""A request of one token that an engine answers without a peer."""
+_NO_LOGPROB = -9999.0
+"""OpenAI's value for "very unlikely", here for tokens without one."""
+_REASONS: dict[str, FinishReason] = {"stop": "stop", "eos": "stop", "length": "length"}
+_MAX_TEXT = 500
+
+
+def dynamo_request(request: GenerateRequest, role: Role) -> DynamoRequest:
+    """The body for a worker of that role. Decode without a handoff computes the prompt itself. Raises
+    NotResumable for the rest of an answer that would not go on as it began, and InvalidRequest.
+    """
+    sampling = request.sampling
+    if sampling.prompt_logprobs is not None:
+        raise InvalidRequest("Dynamo's workers return no log probabilities of the prompt.", param="echo")
+    if request.num_generated and not _is_resumable(sampling):
+        raise NotResumable("the engine cannot go on in the middle of this answer; send the request again")
+    handoff, stops = request.handoff, () if sampling.ignore_eos else sampling.stop_token_ids
+    min_tokens = max(0, sampling.min_tokens - request.num_generated)
+    max_tokens = sampling.max_tokens - request.num_generated
+    priority = request.priority
+    return DynamoRequest(
+        model=request.model,
+        token_ids=request.token_ids,
+        stop_conditions=StopConditions(
+            max_tokens=1 if role is Role.PREFILL else max_tokens,
+            min_tokens=min_tokens or None,
+            ignore_eos=not stops,
+            stop_token_ids_hidden=list(stops) or None,
+        ),
+        sampling_options=_options(sampling),
+        output_options=None if sampling.logprobs is None else OutputOptions(logprobs=sampling.logprobs),
+        routing=Routing(
+            priority=-priority or None,
+            cache_salt=request.cache_salt or None,
+            prefill_worker_id=int(handoff.incarnation) if handoff else None,
+        ),
+        priority=0.5 - priority / 200 if priority else None,  # TensorRT-LLM's own, from 0 to 1
+        prefill_result=msgspec.json.decode(handoff.engine_state, type=PrefillResult) if handoff else None,
+        annotations=[BYPASS] if role is Role.DECODE and handoff is None else None,
+        eos_token_ids=list(stops) or None,
+    )
+
+
+def _is_resumable(sampling: Sampling) -> bool:
+    """Whether an answer goes on exactly if its tokens so far are a prompt: nothing is drawn, and nothing
+    depends on where the prompt ends.
+    """
+    is_greedy = sampling.temperature == 0 or sampling.top_p == 0
+    return is_greedy and not (sampling.guided or sampling.frequency_penalty or sampling.presence_penalty)
+
+
+def _options(sampling: Sampling) -> SamplingOptions:
+    """All that have a default are sent: a worker's own may be those of the model's folder."""
+    is_greedy = sampling.temperature == 0 or sampling.top_p == 0
+    tag = structural_tag(sampling.guided, {}) if sampling.guided else None  # the worker's xgrammar may be old
+    return SamplingOptions(
+        temperature=0.0 if is_greedy else sampling.temperature,
+        top_p=1.0 if is_greedy else sampling.top_p,
+        top_k=1 if is_greedy else max(0, sampling.top_k),
+        min_p=sampling.min_p or None,
+        frequency_penalty=sampling.frequency_penalty,
+        presence_penalty=sampling.presence_penalty,
+        repetition_penalty=sampling.repetition_penalty,
+        logit_bias={str(token_id): bias for token_id, bias in sampling.logit_bias.items()} or None,
+        seed=seed_of_attempt(sampling, 0),  # a sampled answer is always made from its beginning
+        guided_decoding=None if tag is None else GuidedDecoding(structural_tag=tag),
+    )
+
+
+class Prefilled:
+    """Reads prefill's answer to its end, where it becomes a handoff, unless the answer is complete."""
+
+    def __init__(self, request: GenerateRequest, worker: WorkerInfo) -> None:
+        self._request = request
+        self._worker = worker
+        self._decoded = Decoded(request)
+        self._result = PrefillResult()
+        self._complete: TokenChunk | None = None
+
+    def take(self, chunk: DynamoChunk) -> None:
+        """One chunk. Raises the error that it carries."""
+        result, usage = self._result, chunk.completion_usage
+        if result.disaggregated_params is None:
+            result.disaggregated_params = chunk.disaggregated_params
+        if result.prompt_tokens_details is None and usage is not None:
+            result.prompt_tokens_details = usage.prompt_tokens_details
+        reply = self._decoded.take(chunk)
+        if reply.finish_reason == "stop":
+            self._complete = reply
+
+    def end(self) -> Iterator[KvHandoff | TokenChunk]:
+        """The reply. Raises HandoffFailed."""
+        if self._complete is None and self._result.disaggregated_params is None:
+            raise HandoffFailed(f"Prefill worker {self._worker.label} sent no `disaggregated_params`.")
+        yield self._complete or KvHandoff(
+            worker_id=self._worker.worker_id,
+            incarnation=self._worker.incarnation,
+            first_token=NO_TOKEN,
+            num_prompt_tokens=self._request.num_prompt_tokens,
+            ttl_s=self._request.deadline_s,
+            engine_state=msgspec.json.encode(self._result),
+        )
+
+
+class Decoded:
+    """Reads decode's answer chunk by chunk."""
+
+    def __init__(self, request: GenerateRequest) -> None:
+        self._request = request
+        self._num_new = 0
+        self._num_cached = 0
+
+    def take(self, chunk: DynamoChunk) -> TokenChunk:
+        """The chunk in Baton's form; the first and the last with usage. Raises the error that it carries."""
+        token_ids, reason, request = chunk.token_ids, None, self._request
+        if chunk.finish_reason is not None:
+            reason = _finish_reason(chunk.finish_reason)
+            if reason == "stop":
+                token_ids = _with_stop_token(chunk, request.sampling)
+        is_first = not self._num_new
+        self._num_new += len(token_ids)
+        if chunk.completion_usage is not None:
+            self._note_cached(chunk.completion_usage)
+        usage = None
+        if is_first or reason is not None:
+            num_completion = request.num_generated + self._num_new
+            usage = Usage(request.num_prompt_tokens, self._num_cached, num_completion)
+        if request.sampling.logprobs is None:
+            return TokenChunk(token_ids, reason, usage)
+        return TokenChunk(token_ids, reason, usage, _logprobs(token_ids, chunk, request.sampling.logprobs))
+
+    def end(self) -> Iterator[TokenChunk]:
+        """Nothing: the last chunk was the last reply."""
+        return iter(())
+
+    def _note_cached(self, usage: CompletionUsage) -> None:
+        details = usage.prompt_tokens_details or PromptDetails()
+        if details.cached_tokens is not None:
+            self._num_cached = min(max(0, details.cached_tokens), self._request.num_prompt_tokens)
+
+
+def _finish_reason(reason: str | ErrorReason) -> FinishReason:
+    text = f"error: {reason.error}" if isinstance(reason, ErrorReason) else reason
+    if text in _REASONS:
+        return _REASONS[text]
+    if text == "cancelled":
+        raise WorkerLost("the worker cancelled the request")
+    raise EngineFailure(f"The engine failed on this request: {_line(text.removeprefix('error: '))}.")
+
+
+def _with_stop_token(chunk: DynamoChunk, sampling: Sampling) -> tuple[int, ...]:
+    """With the stop token that ended the answer, which TensorRT-LLM leaves out."""
+    token_ids, stops = chunk.token_ids, sampling.stop_token_ids
+    if not stops or (token_ids and token_ids[-1] in stops):
+        return token_ids
+    return (*token_ids, chunk.stop_reason if isinstance(chunk.stop_reason, int) else stops[0])
+
+
+def _logprobs(token_ids: tuple[int, ...], chunk: DynamoChunk, num_top: int) -> tuple[TokenLogprob, ...]:
+    """One entry per token, also if the worker sent fewer."""
+    rest = len(token_ids)
+    chosen = [*(chunk.log_probs or ()), *[_NO_LOGPROB] * rest]
+    tops = [*(chunk.top_logprobs or ()), *[[] for _ in range(rest)]]
+    return tuple(
+        TokenLogprob(token_id, logprob, tuple((each.token_id, each.logprob) for each in top[:num_top]))
+        for token_id, logprob, top in zip(token_ids, chosen, tops, strict=False)
+    )
+
+
+_UNREACHED = ("not found for endpoint", "TCP connection", "before response stream was established")
+_ERRORS: dict[str, type[BatonError]] = {
+    "InvalidRequest": InvalidRequest,
+    "InvalidArgument": InvalidRequest,
+    "Unavailable": WorkerLost,
+    "DeadlineExceeded": DeadlineExceeded,
+    "Cancelled": WorkerLost,
+    "RateLimited": Overloaded,
+    "ResourceExhausted": Overloaded,
+    "WorkerOverloaded": Overloaded,
+}
+"""By the prefix of the text, since the bindings raise ValueError for nearly all; others are EngineFailure."""
+
+
+def error_of(error: Exception, worker: WorkerInfo, *, has_handoff: bool) -> BatonError:
+    """What ended a call. A worker that refuses a request with a handoff refuses that: prefill has taken the
+    rest.
+    """
+    name, _, text = str(error).partition(": ")
+    if type(error).__name__ == "InvalidArgument":
+        name, text = "InvalidArgument", str(error)
+    kind = _ERRORS.get(name, EngineFailure)
+    if kind is WorkerLost and any(words in text for words in _UNREACHED):
+        kind = WorkerUnreached
+    if kind is InvalidRequest and has_handoff:
+        kind = HandoffFailed
+    if kind is DeadlineExceeded:
+        return DeadlineExceeded()
+    said = _line(text or name)
+    if kind is InvalidRequest:
+        said = said.removeprefix("ValueError: ").removeprefix("TypeError: ")
+        return InvalidRequest(
+            f"The engine refuses the request: {said}.", param="logit_bias" if "logit_bias" in said else None
+        )
+    if issubclass(kind, WorkerLost):
+        return kind(f"worker {worker.label} was lost: {said}")
+    return kind(f"Worker {worker.label} failed on this request: {said}.")
+
+
+def _line(text: str) -> str:
+    """The first line of an engine's text, without the period at its end."""
+    lines = text.strip().splitlines() or ["no reason given"]
+    return lines[0][:_MAX_TEXT].rstrip(". ")

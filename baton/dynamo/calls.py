@@ -1,0 +1,214 @@
+"""Calls to one worker of Dynamo's, and whether it responds."""
+
+import asyncio
+import itertools
+from collections.abc import AsyncGenerator, Iterator
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
+
+from baton.dynamo.bodies import CANARY, error_of
+from baton.dynamo.messages import DynamoChunk, DynamoRequest
+from baton.errors import BatonError, DeadlineExceeded, WorkerLost
+from baton.messages import UNDECODABLE, Reply, WorkerInfo
+from baton.pace import TICK_S
+from baton.streams import Wakeup, merged
+
+if TYPE_CHECKING:
+    from dynamo.runtime import Client
+
+CANARY_S = 7.0
+"""How long a canary may be unanswered; longer by the length of the longest prompt that waits, since the
+engine may compute that first."""
+_TOKENS_PER_S = 4000
+_STOP_S = 5.0
+_MOST_WAITING = 1024
+_numbers = itertools.count()
+
+
+class Reader(Protocol):
+    """Makes replies of one call's chunks."""
+
+    def take(self, chunk: DynamoChunk) -> Reply | None:
+        """What to pass on at once. Raises the BatonError that the chunk carries."""
+        ...
+
+    def end(self) -> Iterator[Reply]:
+        """What to pass on at the end."""
+        ...
+
+
+class Call:
+    """One running call. A task of its own reads the binding's stream, since callers advance a generator from
+    several tasks. Dynamo's runtime refuses two calls with the same id at a time.
+    """
+
+    def __init__(
+        self, peer: "Peer", body: DynamoRequest, reader: Reader, request_id: str, limit_s: float
+    ) -> None:
+        from dynamo.runtime import Context  # noqa: PLC0415  of an extra
+
+        self.num_prompt_tokens = 0 if body.prefill_result is not None else len(body.token_ids)
+        self._context = Context(f"{request_id}.{next(_numbers)}")
+        self._peer = peer
+        self._body = body
+        self._reader = reader
+        self._replies: list[Reply] = []
+        self._error: BatonError | None = None
+        self._is_open = self._is_left = self._is_complete = self._has_ended = False
+        self._wakeup, self._room = Wakeup(), Wakeup()
+        self.task = asyncio.get_running_loop().create_task(self._run(limit_s))
+
+    async def replies(self) -> AsyncGenerator[Reply, None]:
+        """The replies. Raises the BatonError that ends the call."""
+        while True:
+            replies, self._replies = self._replies, []
+            self._room.set()
+            for reply in replies:
+                yield reply
+            if self._replies:
+                continue
+            if self._has_ended:
+                break
+            await self._wakeup.wait()
+        if self._error is not None:
+            raise self._error
+
+    def end(self, error: BatonError | None) -> None:
+        """No more replies follow; the worker is asked to stop."""
+        if not self._has_ended:
+            self._has_ended, self._error = True, error
+            self._wakeup.set()
+        self.leave()
+
+    def leave(self) -> None:
+        """Stop the worker's work, which ends the stream at once; but not before the worker has the request,
+        for which KV may be held.
+        """
+        if not self._is_left and not self.task.done():
+            self._is_left = True
+            self._room.set()
+            if self._is_open and not self._is_complete:
+                self._context.stop_generating()
+            stop = asyncio.get_running_loop().call_later(_STOP_S, self.task.cancel)
+            self.task.add_done_callback(lambda _: stop.cancel())
+
+    async def _run(self, limit_s: float) -> None:
+        has_handoff = self._body.prefill_result is not None
+        try:
+            async with asyncio.timeout(limit_s):
+                await self._read()
+            for reply in self._reader.end():
+                self._put(reply)
+        except TimeoutError:
+            self.end(DeadlineExceeded())
+        except BatonError as error:
+            self.end(error)
+        except UNDECODABLE as error:
+            self.end(WorkerLost(f"worker {self._peer.worker.label} sent no chunk of Dynamo's: {error}"))
+        except Exception as error:  # noqa: BLE001  the bindings raise ValueError, or Exception itself
+            self.end(error_of(error, self._peer.worker, has_handoff=has_handoff))
+        finally:
+            self.end(WorkerLost("the call was cancelled") if not self._has_ended and self._is_left else None)
+
+    async def _read(self) -> None:
+        peer, reader, convert = self._peer, self._reader, msgspec.convert
+        body = msgspec.to_builtins(self._body)
+        stream = await peer.client.direct(body, peer.instance, annotated=False, context=self._context)
+        self._is_open = True
+        if self._is_left:
+            self._context.stop_generating()
+        async for item in stream:
+            peer.note_life()
+            self.num_prompt_tokens = 0
+            chunk = convert(item, DynamoChunk)
+            self._is_complete = chunk.finish_reason is not None
+            reply = reader.take(chunk)
+            if reply is not None:
+                self._put(reply)
+                while len(self._replies) >= _MOST_WAITING and not self._is_left:
+                    await self._room.wait()
+
+    def _put(self, reply: Reply) -> None:
+        last = self._replies[-1] if self._replies else None
+        both = None if last is None else merged(last, reply)
+        if both is not None:
+            self._replies[-1] = both
+        else:
+            self._replies.append(reply)
+            self._wakeup.set()
+
+
+class _Nothing:
+    """Reads a canary: any answer will do."""
+
+    def take(self, chunk: DynamoChunk) -> None:  # noqa: ARG002  see above
+        return None
+
+    def end(self) -> Iterator[Reply]:
+        return iter(())
+
+
+class Peer:
+    """One instance of a worker, its running calls, and for how many ticks nothing came from it. A frozen
+    worker keeps its registration and its connections, so a silent one gets a canary.
+    """
+
+    def __init__(self, client: "Client", instance: int, worker: WorkerInfo, liveness_s: float) -> None:
+        self.client = client
+        self.instance = instance
+        self.worker = worker
+        self.calls: set[Call] = set()
+        self._num_patient = round(liveness_s / TICK_S)
+        self._num_silent = 0
+        self._canary: Call | None = None
+        self._life: asyncio.Future[None] | None = None
+
+    def begin(self, body: DynamoRequest, reader: Reader, request_id: str, limit_s: float) -> Call:
+        """Start a call."""
+        call = Call(self, body, reader, request_id, limit_s)
+        self.calls.add(call)
+        call.task.add_done_callback(lambda _: self.calls.discard(call))
+        return call
+
+    def note_life(self) -> None:
+        """Something came from the worker."""
+        self._num_silent = 0
+        if self._life is not None:
+            life, self._life = self._life, None
+            life.set_result(None)
+
+    async def probe(self) -> None:
+        """Return once something comes from the worker. Raises the canary's error."""
+        canary = self._ask()
+        life = self._life = self._life or asyncio.get_running_loop().create_future()
+        await asyncio.wait([life, canary.task], return_when=asyncio.FIRST_COMPLETED)
+        if not life.done():
+            async for _ in canary.replies():
+                pass
+
+    def tick(self) -> None:
+        """Ask a worker that is silent; end its calls if it does not answer that."""
+        if not self.calls:
+            self._num_silent = 0
+            return
+        self._num_silent += 1
+        longest = max(call.num_prompt_tokens for call in self.calls)
+        if self._num_silent >= self._num_patient + round((CANARY_S + longest / _TOKENS_PER_S) / TICK_S):
+            self.lose("it does not respond", is_silent=True)
+        elif self._num_silent >= self._num_patient:
+            self._ask()
+
+    def lose(self, reason: str, *, is_silent: bool = False) -> None:
+        """End every call with WorkerLost."""
+        for call in list(self.calls):
+            error = WorkerLost(f"worker {self.worker.label} was lost: {reason}")
+            error.is_silent = is_silent
+            call.end(error)
+
+    def _ask(self) -> Call:
+        """The running canary, or a new one."""
+        if self._canary is None or self._canary.task.done():
+            body = msgspec.structs.replace(CANARY, model=self.worker.model)
+            self._canary = self.begin(body, _Nothing(), "canary", 10 * CANARY_S)
+        return self._canary

@@ -1,0 +1,229 @@
+"""Dynamo's registry and request plane as Baton's: `Discovery` and `Transport` in one object."""
+
+import asyncio
+import logging
+import random
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from baton.discovery import MAX_WORKERS
+from baton.dynamo.bodies import Decoded, Prefilled, dynamo_request
+from baton.dynamo.calls import Call, Peer
+from baton.dynamo.cards import worker_of
+from baton.dynamo.runtime import RuntimeSettings
+from baton.errors import BatonError, InvalidRequest, NoWorkers, WorkerUnreached
+from baton.messages import (
+    GenerateRequest,
+    KvHandoff,
+    Reply,
+    Request,
+    Role,
+    Sampling,
+    StatsRequest,
+    WorkerInfo,
+    WorkerStats,
+    after_handoff,
+)
+from baton.pace import TICK_S, Pulse
+from baton.pairing import why_not_paired
+from baton.streams import CLOSED
+from baton.telemetry import Line
+from baton.transport import Respond
+
+if TYPE_CHECKING:
+    from dynamo.llm import FpmEventSubscriber
+    from dynamo.runtime import Client, DistributedRuntime
+
+log = logging.getLogger(__name__)
+
+_POLL_S = 0.25
+_FIRST_S = 1.0  # until the cards that are there at the start have arrived
+_RELEASE_S = 60.0
+_CLOSE_S = 2.0
+
+
+class _Endpoint:
+    """The instances of one endpoint, and their cards."""
+
+    def __init__(self, path: str, client: "Client", cards: "FpmEventSubscriber") -> None:
+        self.path = path
+        self.client = client
+        self._cards = cards
+        cards.start_tracking()
+
+    def workers(self) -> dict[int, WorkerInfo]:
+        """Those that are registered: with an instance and a card."""
+        cards = self._cards.get_model_cards()
+        known = [number for number in self.client.instance_ids() if str(number) in cards][:MAX_WORKERS]
+        found = {number: worker_of(self.path, number, cards[str(number)]) for number in known}
+        return {number: worker for number, worker in found.items() if worker is not None}
+
+
+class DynamoPlane:
+    """A frontend's `Discovery` and `Transport` over Dynamo's workers at these endpoints.
+
+    * An instance that disappears from the registry goes on with its calls.
+    * KV that prefill has handed over is freed by decode only: if the client leaves between them, decode is
+      asked all the same, then stopped. So no prefill is stopped either: its handoff could cross that.
+    """
+
+    def __init__(self, settings: RuntimeSettings, paths: Sequence[str], liveness_s: float) -> None:
+        self._settings = settings
+        self._paths = paths
+        self._liveness_s = liveness_s
+        self._opening = asyncio.Lock()
+        self._runtime: DistributedRuntime | None = None
+        self._endpoints: list[_Endpoint] = []
+        self._peers: dict[str, Peer] = {}
+        self._unclaimed: set[bytes] = set()  # handoffs that decode has not been asked for
+        self._releasing: set[asyncio.Task[None]] = set()
+        self._pulse: Pulse | None = None
+
+    is_reachable = True
+    """`Transport.is_reachable`: the runtime itself connects again."""
+
+    async def reachable(self) -> None:
+        """`Transport.reachable`: the runtime has started."""
+        async with self._opening:
+            if self._runtime is not None:
+                return
+            runtime = await self._settings.start()
+            from dynamo.llm import FpmEventSubscriber  # noqa: PLC0415  of an extra
+
+            for path in self._paths:
+                endpoint = runtime.endpoint(path)
+                client = await endpoint.client()
+                self._endpoints.append(_Endpoint(path, client, FpmEventSubscriber(endpoint)))
+            self._pulse = Pulse(TICK_S, self._tick)
+            self._runtime = runtime
+
+    async def watch(self) -> AsyncGenerator[tuple[WorkerInfo, ...], None]:
+        """`Discovery.watch`."""
+        await self.reachable()
+        shown: tuple[WorkerInfo, ...] | None = None
+        until_s = asyncio.get_running_loop().time() + _FIRST_S
+        while True:
+            snapshot = self._look()
+            is_early = not snapshot and asyncio.get_running_loop().time() < until_s
+            if snapshot != shown and not is_early:
+                shown = snapshot
+                yield snapshot
+            await asyncio.sleep(_POLL_S)  # poll: the bindings do not notify
+
+    def _look(self) -> tuple[WorkerInfo, ...]:
+        found = {
+            worker.address: Peer(endpoint.client, instance, worker, self._liveness_s)
+            for endpoint in self._endpoints
+            for instance, worker in endpoint.workers().items()
+        }
+        known = {address: peer for address, peer in self._peers.items() if address in found or peer.calls}
+        self._peers = found | known
+        return tuple(sorted((peer.worker for peer in found.values()), key=lambda worker: worker.worker_id))
+
+    async def call(self, address: str, request: Request) -> AsyncGenerator[Reply, None]:
+        """`Transport.call`."""
+        peer = self._peers.get(address)
+        if peer is None:
+            raise WorkerUnreached(f"{address} is not registered")
+        if isinstance(request, StatsRequest):
+            await peer.probe()
+            yield WorkerStats(num_running=len(peer.calls))
+            return
+        if not isinstance(request, GenerateRequest):
+            raise InvalidRequest("Dynamo's workers answer requests for tokens only")
+        handoff, body = request.handoff, dynamo_request(request, peer.worker.role)
+        is_prefill = peer.worker.role is Role.PREFILL
+        reader = Prefilled(request, peer.worker) if is_prefill else Decoded(request)
+        call = peer.begin(body, reader, request.request_id, request.deadline_s)
+        if handoff is not None:
+            self._unclaimed.discard(handoff.engine_state)
+        try:
+            async for reply in call.replies():
+                if isinstance(reply, KvHandoff):
+                    handoff = reply
+                    self._unclaimed.add(reply.engine_state)
+                yield reply
+        except WorkerUnreached:
+            if handoff is not None:
+                self._unclaimed.add(handoff.engine_state)
+                self._release(request, call, handoff)
+            raise
+        finally:
+            if is_prefill:
+                self._release(request, call, handoff)
+            else:
+                call.leave()
+
+    def _release(self, request: GenerateRequest, call: Call, handoff: KvHandoff | None) -> None:
+        """Have KV freed that prefill has handed over, or will, unless decode is asked for it."""
+        task = asyncio.get_running_loop().create_task(self._ask_decode(request, call, handoff))
+        self._releasing.add(task)
+        task.add_done_callback(self._releasing.discard)
+
+    async def _ask_decode(self, request: GenerateRequest, prefill: Call, handoff: KvHandoff | None) -> None:
+        """Ask any decode worker for one token of it."""
+        try:
+            if handoff is None:
+                found = [reply async for reply in prefill.replies() if isinstance(reply, KvHandoff)]
+                handoff = found[0] if found else None
+            elif handoff.engine_state not in self._unclaimed:
+                return
+            if handoff is None:
+                return
+            self._unclaimed.discard(handoff.engine_state)
+            peer = self._decode_peer(request.model, handoff.incarnation)
+            sampling = Sampling(max_tokens=1, seed=0, temperature=0.0, ignore_eos=True)
+            asked = msgspec.structs.replace(after_handoff(request, handoff), sampling=sampling)
+            call = peer.begin(dynamo_request(asked, Role.DECODE), Decoded(asked), "release", _RELEASE_S)
+            async for _ in call.replies():
+                pass
+        except BatonError as error:
+            log.info(Line("handoff not released", request_id=request.request_id, error=error.message))
+
+    def _decode_peer(self, model: str, source: str) -> Peer:
+        """A decode worker for KV of the prefill worker with this incarnation. Raises NoWorkers."""
+        peers = [
+            peer for peer in self._peers.values() if peer.worker.model == model and not peer.worker.refusal
+        ]
+        sources = [peer.worker for peer in peers if peer.worker.incarnation == source]
+        decodes = [peer for peer in peers if peer.worker.role is Role.DECODE]
+        paired = [d for d in decodes if not any(why_not_paired(prefill, d.worker) for prefill in sources)]
+        if not paired:
+            raise NoWorkers(f"no decode worker of {model} is registered")
+        return random.choice(paired)  # noqa: S311  not security-relevant
+
+    def lose(self, address: str, reason: str) -> None:
+        """`Transport.lose`."""
+        if (peer := self._peers.get(address)) is not None:
+            peer.lose(reason)
+
+    async def close(self) -> None:
+        """`Transport.close` and `Discovery.close`."""
+        if self._pulse is not None:
+            self._pulse.stop()
+        if self._releasing:
+            await asyncio.wait(self._releasing, timeout=_CLOSE_S)
+        tasks = [call.task for peer in self._peers.values() for call in peer.calls]
+        for peer in self._peers.values():
+            peer.lose(CLOSED)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        runtime, self._runtime = self._runtime, None
+        if runtime is not None:
+            runtime.shutdown()
+
+    def serve(self, worker_id: str, respond: Respond) -> AbstractAsyncContextManager[str]:
+        """`Transport.serve`."""
+        raise NotImplementedError
+
+    def register(self, info: WorkerInfo) -> AbstractAsyncContextManager[None]:
+        """`Discovery.register`."""
+        raise NotImplementedError
+
+    def _tick(self) -> None:
+        for peer in self._peers.values():
+            peer.tick()

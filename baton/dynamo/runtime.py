@@ -1,0 +1,64 @@
+"""Dynamo's runtime in this process. It reads its environment once, and blocks while its registry is away."""
+
+import asyncio
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+if TYPE_CHECKING:
+    from dynamo.runtime import DistributedRuntime
+
+_RETRY_S = 0.5
+_PORTS = {"http": 2379, "https": 2379, "nats": 4222, "tls": 4222}
+
+
+def dynamo_namespace() -> str:
+    """As Dynamo's own commands have it."""
+    suffix = os.environ.get("DYN_NAMESPACE_WORKER_SUFFIX")
+    return os.environ.get("DYN_NAMESPACE", "dynamo") + (f"-{suffix}" if suffix else "")
+
+
+def dynamo_plane() -> str:
+    """What carries requests to Dynamo's workers: tcp or nats."""
+    return os.environ.get("DYN_REQUEST_PLANE") or "tcp"
+
+
+@dataclass(frozen=True)
+class RuntimeSettings:
+    """`backend`: etcd or file. `servers` must answer first. `environ` is what Dynamo reads, besides what the
+    operator has set; `host` is the only address that it listens on.
+    """
+
+    backend: str
+    host: str
+    servers: Sequence[str]
+    environ: dict[str, str]
+
+    async def start(self) -> "DistributedRuntime":
+        """The runtime, once its servers accept connections."""
+        for server in self.servers:
+            while not await _accepts(server):  # noqa: ASYNC110  a server that is away does not notify
+                await asyncio.sleep(_RETRY_S)
+        own = {"DYN_TCP_RESPONSE_STREAM_HOST": self.host, "DYN_TCP_RPC_HOST": self.host, "DYN_LOG": "error"}
+        # A caller has its own list of workers that failed.
+        os.environ["DYN_RUNTIME_INHIBITED_DURATION_SECS"] = "0"
+        os.environ.update(self.environ)
+        for name, value in own.items():
+            os.environ.setdefault(name, value)
+        from dynamo.runtime import DistributedRuntime  # noqa: PLC0415  it reads the environment
+
+        return DistributedRuntime(asyncio.get_running_loop(), self.backend, dynamo_plane())
+
+
+async def _accepts(url: str) -> bool:
+    """Whether something listens there."""
+    parts = urlsplit(url if "://" in url else f"nats://{url}")
+    try:
+        async with asyncio.timeout(_RETRY_S):
+            _, writer = await asyncio.open_connection(parts.hostname, parts.port or _PORTS.get(parts.scheme))
+    except (OSError, TimeoutError):
+        return False
+    writer.close()
+    return True
