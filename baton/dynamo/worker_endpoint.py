@@ -165,8 +165,10 @@ class WorkerEndpoint:
         stats = await anext(aiter(self._respond(StatsRequest())))
         config = ModelRuntimeConfig()
         config.context_length = card.context_length
-        config.max_num_seqs = card.max_batch_size
-        config.total_kv_blocks = stats.kv_blocks if isinstance(stats, WorkerStats) else None
+        if card.max_batch_size is not None:
+            config.max_num_seqs = card.max_batch_size
+        if isinstance(stats, WorkerStats) and stats.kv_blocks:
+            config.total_kv_blocks = stats.kv_blocks
         config.reasoning_parser, config.tool_call_parser = "gpt_oss", "harmony"
         config.set_engine_specific(CARD, msgspec.json.encode(card).decode())
         kinds = WorkerType

@@ -130,9 +130,16 @@ def _sampling(body: DynamoRequest, own: OwnArgs, card: WorkerInfo, *, is_convers
         seed=random.getrandbits(63) if options.seed is None else options.seed % (1 << 63),
         is_seeded=options.seed is not None,
         top_k=max(options.top_k or 0, 0),
-        logit_bias={int(token_id): bias for token_id, bias in (options.logit_bias or {}).items()},
+        logit_bias=_biases(options.logit_bias or {}),
         **given,
     )
+
+
+def _biases(asked: dict[str, float]) -> dict[int, float]:
+    try:
+        return {int(token_id): bias for token_id, bias in asked.items()}
+    except ValueError as error:
+        raise InvalidRequest(f"`logit_bias` needs token ids: {error}", param="logit_bias") from error
 
 
 def _check_ranges(stops: StopConditions, options: SamplingOptions) -> None:

@@ -127,6 +127,7 @@ def test_a_form_holds_for_a_conversations_final_message_and_for_a_whole_completi
         ({"stop_conditions": {"max_tokens": 0}}, "max_tokens"),
         ({"stop_conditions": {"min_tokens": -1}}, "min_tokens"),
         ({"output_options": {"prompt_logprobs": 1}}, "prompt_logprobs"),
+        ({"sampling_options": {"logit_bias": {"a": 1.0}}}, "logit_bias"),
         ({"sampling_options": {"guided_decoding": {"structural_tag": {}}}}, "guided_decoding"),
         ({"sampling_options": {"guided_decoding": {"regex": "a", "json": {}}}}, "guided_decoding"),
     ],
