@@ -21,7 +21,7 @@ from baton.messages import Role
 from tests.conftest import free_port
 from tests.engine_calls import ask, next_handoff
 from tests.gpu.vllm_scene import descendants
-from tests.tiny_gpt_oss import CONTEXT_LENGTH
+from tests.tiny_gpt_oss import CONTEXT_LENGTH, prompt
 from workers.engine import Engine
 from workers.engines.vllm.adapter import VllmAdapter
 from workers.engines.vllm.library import Library, load_library
@@ -130,7 +130,9 @@ globals().update({name: test for name, test in vars(contract).items() if name.st
 del globals()["test_a_pull_of_kv_that_was_given_back_fails"]
 
 
-async def test_a_source_that_is_gone_fails_the_handoff_and_no_more(build: contract.Build) -> None:
+async def test_a_source_that_is_gone_fails_the_handoff_and_its_successor_hands_over(
+    build: contract.Build,
+) -> None:
     others = descendants(os.getpid())
     doomed, decode = (
         build(Role.PREFILL, contract.Limits(max_batch_size=3)),
@@ -154,5 +156,11 @@ async def test_a_source_that_is_gone_fails_the_handoff_and_no_more(build: contra
     await replies.aclose()
     assert await contract.alone(decode, request) == expected
     assert await asyncio.wait_for(doomed.failed(), 20)
+
+    successor = build(Role.PREFILL, contract.Limits(max_batch_size=4))
+    await successor.start()
+    unknown = ask(prompt(150, seed=7))  # not in decode's cache
+    answer = contract.tokens(await contract.disaggregated(successor, decode, unknown))
+    assert answer == await contract.alone(decode, unknown)
     await contract.until_idle(decode)
-    await asyncio.gather(doomed.stop(), decode.stop())
+    await asyncio.gather(doomed.stop(), successor.stop(), decode.stop())
