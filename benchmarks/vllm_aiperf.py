@@ -79,7 +79,9 @@ def baton(
 
 
 @contextmanager
-def vllm_serve(folder: Path, *, prefix_caching: bool = False) -> Iterator[tuple[list[str], str]]:
+def vllm_serve(
+    folder: Path, *, prefix_caching: bool = False, step: int = 8192
+) -> Iterator[tuple[list[str], str]]:
     """vLLM's own server on each GPU, ready: their URLs and the command."""
     urls, processes, typed = [], [], []
     with ExitStack() as servers:
@@ -90,7 +92,7 @@ def vllm_serve(folder: Path, *, prefix_caching: bool = False) -> Iterator[tuple[
                 f"python -m vllm.entrypoints.openai.api_server --model {folder} --served-model-name {MODEL} "
                 f"--port {port} --load-format dummy --max-model-len 40960 "
                 f"--{'' if prefix_caching else 'no-'}enable-prefix-caching "
-                "--max-num-seqs 256 --max-num-batched-tokens 8192 --gpu-memory-utilization 0.9"
+                f"--max-num-seqs 256 --max-num-batched-tokens {step} --gpu-memory-utilization 0.9"
             )
             variables = {
                 "CUDA_VISIBLE_DEVICES": str(gpu),

@@ -1,5 +1,7 @@
 # Sourced by gpt_oss_vllm.sh --one-gpu: prefill and decode on one GPU, as clients of an MPS server where that runs.
-# CUDA_MPS_PIPE_DIRECTORY, if set, names an MPS that runs already; it is used, and not stopped.
+#   CUDA_MPS_PIPE_DIRECTORY  names an MPS that runs already; it is used, and not stopped
+#   NO_MPS=1                 none: the roles take turns on the GPU, in time slices of the driver
+#   PREFILL_MPS_PRIORITY=1   prefill's kernels come after decode's that wait [0: they are equal]
 # shellcheck shell=bash
 
 MPS_START_S=${MPS_START_S:-10}
@@ -16,7 +18,11 @@ divide_gpu() { # divide_gpu GPU: sets PREFILL_FLAGS and DECODE_FLAGS, with each 
 
 start_mps() { # start_mps GPU PERCENT: prefill gets at most PERCENT of the GPU's SMs; without MPS the roles take turns
     local pid others
-    PREFILL_ENVIRONMENT=(CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="$2")
+    if [[ -n ${NO_MPS:-} ]]; then
+        take_turns "NO_MPS is set"
+        return
+    fi
+    PREFILL_ENVIRONMENT=(CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="$2" CUDA_MPS_CLIENT_PRIORITY="${PREFILL_MPS_PRIORITY:-0}")
     if [[ -n ${CUDA_MPS_PIPE_DIRECTORY:-} ]]; then
         echo "one GPU: the MPS of $CUDA_MPS_PIPE_DIRECTORY, prefill on at most $2 % of the SMs"
         return

@@ -39,7 +39,11 @@ def test_both_roles_get_half_of_what_the_weights_leave_and_prefill_a_share_of_th
     lines = dry_run(SCRIPT, "20b", "--one-gpu", "--prefill-sm-share", "70", **environ)
 
     prefill, decode = (shlex.split(line) for line in lines if " -m workers " in line)
-    assert prefill[:2] == ["CUDA_VISIBLE_DEVICES=0", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=70"]
+    assert prefill[:3] == [
+        "CUDA_VISIBLE_DEVICES=0",
+        "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=70",
+        "CUDA_MPS_CLIENT_PRIORITY=0",
+    ]
     assert not [word for word in decode if word.startswith("CUDA_MPS")]
     given, ours = (json.loads(words[-2]) for words in (decode, prefill))
     assert ours == given | {"max_num_seqs": 16}
@@ -90,6 +94,7 @@ def test_a_gpu_too_small_for_two_copies_is_a_sum_before_anything_loads(
         ({"mps": None}, {}, "nvidia-cuda-mps-control is not on the PATH"),
         ({"mps": "exit 1"}, {}, "MPS does not start"),
         ({"processes": "nvidia-cuda-mps-server"}, {}, "GPU 0 has the MPS server of another stack or user"),
+        ({}, {"NO_MPS": "1"}, "time slices, without a limit for prefill: NO_MPS is set"),
         ({}, {"CUDA_MPS_PIPE_DIRECTORY": "/there"}, "one GPU: the MPS of /there"),
     ],
 )
@@ -109,7 +114,7 @@ def test_without_mps_of_its_own_the_roles_take_turns(
         check=True,
     )
     assert says in done.stdout
-    assert f"limits: {int('time slices' not in done.stdout)}\n" in done.stdout
+    assert f"limits: {2 * int('time slices' not in done.stdout)}\n" in done.stdout
 
 
 def test_streams_outlive_mps_and_both_roles(run: Run, tmp_path: Path) -> None:
