@@ -46,10 +46,9 @@ _LOGGED = re.compile(r"(one GPU: |Model loading took |GPU KV cache size: |Graph 
 
 
 def command_of(way: str) -> tuple[list[str], dict[str, str]]:
-    """The launch script's arguments and variables. Raises ValueError."""
+    """The launch script's arguments and variables."""
     found = _NAME.fullmatch(way)
-    if found is None:
-        raise ValueError(f"{way}: no such way")
+    assert found is not None
     kind, number, below, step = found.groups()
     sizes = {"PREFILL": step, "DECODE": None, "": number if kind == "agg" else None}
     variables = {}
@@ -137,6 +136,9 @@ def main() -> None:
     parser.add_argument("--no-start-after-s", type=float, default=1e9, help="skip the ways that come later")
     parser.add_argument("--results", type=Path, default=ROOT / "benchmarks/results")
     options = parser.parse_args()
+    ways = options.ways.split(",")
+    if unknown := [way for way in ways if not _NAME.fullmatch(way)]:
+        parser.error(f"--ways: unknown: {', '.join(unknown)}")
     file = options.results / "one_gpu_20b.json"
     results = json.loads(file.read_text()) if file.is_file() else {"runs": []}
     results |= {
@@ -151,7 +153,6 @@ def main() -> None:
         plugin = random_weights.install(Path(scratch) / "plugin")
         os.environ["PYTHONPATH"] = os.pathsep.join([str(plugin), os.environ.get("PYTHONPATH", "")])
         os.environ |= {"BATON_DISCOVERY_BACKEND": "file", "BATON_REQUEST_PLANE": "tcp"}
-        ways = options.ways.split(",")
         for number, way in enumerate(ways):
             os.environ["BATON_FILE_REGISTRY"] = f"{scratch}/registry-{number}"
             if time.monotonic() - began > options.no_start_after_s:

@@ -2,6 +2,8 @@
 # Tests that need GPUs: KV between GPUs, the demo model on CUDA, vLLM's engine contract, and disaggregated vLLM workers
 # with half of the GPUs each (one GPU is shared). Results: benchmarks/results/vllm_disagg_*.json.
 #   tests/gpu/run.sh [PYTEST_ARGUMENTS]      BATON_GPU_MODELS=20b: the small model only; CUDA_VISIBLE_DEVICES: some GPUs only
+#   tests/gpu/run.sh -k one_gpu              launch/gpt_oss_vllm.sh --one-gpu: killed roles, killed MPS
+#   BATON_GPU_MPS=1 tests/gpu/run.sh         all tests as clients of one MPS server
 # Needs, in the active venv (or $PYTHON's): pip install '.[frontend,vllm]' --group test; etcd and nats-server on the
 # PATH; the vocabulary of `make vocab`.
 set -euo pipefail
@@ -21,4 +23,10 @@ if vocabulary_folder() is None:
     sys.exit("no vocabulary: run `make vocab`")
 END
 nvidia-smi --query-gpu=index,name,driver_version,memory.used --format=csv,noheader
-exec "$PYTHON" -m pytest -m gpu -o addopts= -o pythonpath=. -W default --import-mode=importlib -ra -v --durations=0 tests/gpu "$@"
+if [[ -n ${BATON_GPU_MPS:-} ]]; then
+    CUDA_MPS_PIPE_DIRECTORY=$(mktemp -d)
+    export CUDA_MPS_PIPE_DIRECTORY CUDA_MPS_LOG_DIRECTORY=$CUDA_MPS_PIPE_DIRECTORY
+    env -u CUDA_VISIBLE_DEVICES nvidia-cuda-mps-control -d
+    trap 'echo quit -t 5 | nvidia-cuda-mps-control; rm -rf "$CUDA_MPS_PIPE_DIRECTORY"' EXIT
+fi
+"$PYTHON" -m pytest -m gpu -o addopts= -o pythonpath=. -W default --import-mode=importlib -ra -v --durations=0 tests/gpu "$@"

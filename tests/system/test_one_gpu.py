@@ -6,15 +6,14 @@ import shlex
 import signal
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import httpx
 import pytest
 
 from tests import fake_gpu
+from tests.answers import Stream, read_all, whole_answer
 from tests.launched import Run
-from tests.stack import MODEL, ROOT
+from tests.stack import ROOT, Stack
 from tests.system.test_launch_commands import dry_run, frontend
 from tests.waiting import PATIENCE_S, wait_for
 
@@ -120,23 +119,14 @@ def test_without_mps_of_its_own_the_roles_take_turns(
 def test_streams_outlive_mps_and_both_roles(run: Run, tmp_path: Path) -> None:
     launch = run(f"{SCRIPT} 20b --one-gpu", **fake_gpu.install(tmp_path / "bin"))
     launch.read_until("ready:")
-    body = {"model": MODEL, "prompt": "one two three", "max_tokens": 300, "temperature": 0, "stream": True}
-    url = f"{launch.url}/v1/completions"
-    arrived: list[str] = []
-
-    def text(lines: list[str]) -> str:
-        with httpx.stream("POST", url, json=body, timeout=PATIENCE_S) as response:
-            lines += (line for line in response.iter_lines() if line.startswith("data: {"))
-        events = [json.loads(line.removeprefix("data: ")) for line in lines]
-        return "".join(choice["text"] for event in events for choice in event["choices"])
-
-    expected = text([])
-    with ThreadPoolExecutor() as pool:
-        stream = pool.submit(text, arrived)
-        wait_for(lambda: len(arrived) > 3)
-        for words in ("bin/nvidia-cuda-mps-control -f", "-mode prefill", "-mode decode"):
-            os.kill(launch.pid_of(words), signal.SIGKILL)
-        assert stream.result(PATIENCE_S) == expected
+    stack = Stack(tmp_path)
+    stack.url = launch.url
+    expected = whole_answer(stack)
+    streams = [Stream(stack).read(3) for _ in range(2)]
+    for words in ("bin/nvidia-cuda-mps-control -f", "-mode prefill", "-mode decode"):
+        os.kill(launch.pid_of(words), signal.SIGKILL)
+    read_all(streams, expected)
+    stack.stop()
     output = "".join(launch.read_until("restarting it") for _ in range(3))
     for name in ("mps", "prefill-0", "decode-0"):
         assert f"\n{name} was killed by SIGKILL; restarting it" in output
