@@ -32,7 +32,7 @@ from frontend.processes.supervisor import Place, Port, Supervisor, inherited
 from frontend.responses.runs import ResponseState
 from frontend.responses.store import MEMORY, ResponseStore, StoreFailure
 from frontend.routing.fleet import Fleet
-from frontend.routing.generate import Generator, LocalPrefill
+from frontend.routing.generate import Generator
 from frontend.turn.thoughts import Thoughts
 
 SYNC_TIMEOUT_S = 5.0
@@ -212,22 +212,13 @@ def _services(
         transport,
         model_path=settings.model_path,
         aliases=parse_aliases(settings.model_alias),
-        no_progress_s=settings.no_progress_s,
+        no_progress_s=settings.routing.no_progress_s,
         current_date=settings.current_date,
         delays=metrics.records.delays,
     )
     return Services(
         fleet=fleet,
-        generator=Generator(
-            transport,
-            fleet,
-            settings.router_mode,
-            metrics,
-            local_prefill=LocalPrefill(settings.local_prefill_tokens, settings.local_prefill_after_s),
-            wait_for_worker_s=settings.wait_for_worker_s,
-            max_wait_s=settings.max_wait_s,
-            num_processes=settings.num_processes,
-        ),
+        generator=Generator(transport, fleet, settings.routing, metrics, settings.num_processes),
         metrics=metrics,
         others=siblings.ask,
         thoughts=Thoughts(share=siblings.share),

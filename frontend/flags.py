@@ -15,9 +15,7 @@ from baton.telemetry import LogFormat, LogLevel
 from baton.tls import server_context
 from frontend.access import AccessMode
 from frontend.http.keys import Keys, read_keys
-from frontend.routing.admission import MAX_WAIT_S
-from frontend.routing.router import RouterMode
-from frontend.routing.workers import NO_PROGRESS_S
+from frontend.routing.router import RoutingSettings
 from frontend.turn.seal import Seal
 
 MIN_KEY_BYTES = 32
@@ -46,17 +44,7 @@ class FrontendSettings:
     no_page: bool = flag(False, "do not serve the live page at /")
     take_over: bool = flag(False, "take the port over from this user's frontend on it, which then drains")
     num_processes: int = flag(1, "processes that share the port", metavar="N", at_least=1, at_most=64)
-    router_mode: RouterMode = flag(
-        "round-robin",
-        "round-robin, random, least-loaded, prefix (by conversation)",
-        metavar="MODE",
-    )
-    local_prefill_tokens: int = flag(
-        0, "prompts of which decode lacks at most N tokens skip the prefill worker", metavar="N", at_least=0
-    )
-    local_prefill_after_s: float = flag(
-        0.0, "only while a request has waited this long for the prefill worker", metavar="S", at_least=0
-    )
+    routing: RoutingSettings = dataclasses.field(default_factory=RoutingSettings)
     cors_origin: str = flag(
         "", "allowed CORS origins, comma-separated, or *: https://app.example", metavar="URL"
     )
@@ -83,15 +71,6 @@ class FrontendSettings:
         "", "date in prompts, YYYY-MM-DD (default: today, UTC)", env="BATON_CURRENT_DATE", metavar="DATE"
     )
     request_timeout_s: float = flag(600.0, "deadline of a request", metavar="S", above=0)
-    max_wait_s: float = flag(
-        MAX_WAIT_S, "longest wait while all workers are full; 0: until the deadline", metavar="S", at_least=0
-    )
-    no_progress_s: float = flag(
-        NO_PROGRESS_S, "probe a worker that has made no progress for this long", metavar="S", above=0
-    )
-    wait_for_worker_s: float = flag(
-        15.0, "longest wait for a lost decode worker, or NATS, to return", metavar="S", at_least=0
-    )
     drain_timeout_s: float = flag(
         30.0, "time for running answers to finish after SIGTERM", metavar="S", at_least=0
     )

@@ -22,8 +22,8 @@ from baton.messages import (
 )
 from frontend.metrics import Metrics
 from frontend.routing.fleet import Fleet
-from frontend.routing.generate import Generator, LocalPrefill
-from frontend.routing.router import RouterMode
+from frontend.routing.generate import Generator
+from frontend.routing.router import RouterMode, RoutingSettings
 from frontend.routing.workers import Calls
 from tests.requests import token_request
 from tests.waiting import until
@@ -209,10 +209,13 @@ async def generator_over(
         yield Generator(
             fleet,
             live,
-            mode,
+            RoutingSettings(
+                router_mode=mode,
+                local_prefill_tokens=local_prefill_tokens,
+                local_prefill_after_s=local_prefill_after_s,
+                wait_for_worker_s=wait_for_worker_s,
+            ),
             fleet.metrics,
-            local_prefill=LocalPrefill(local_prefill_tokens, local_prefill_after_s),
-            wait_for_worker_s=wait_for_worker_s,
         )
 
 

@@ -17,6 +17,7 @@ from frontend.__main__ import serve
 from frontend.flags import FrontendSettings, read_credentials
 from frontend.processes.siblings import Siblings
 from frontend.responses.store import MEMORY
+from frontend.routing.router import RoutingSettings
 from frontend.text.tokenizer import ModelTokenizer
 from tests.scripted_workers import Script, ScriptedWorkers
 from tests.waiting import PATIENCE_S
@@ -105,7 +106,9 @@ class Frontend:
             "response_store": MEMORY,
             "wires": _ScriptedWires(workers=workers),
         }
-        self.settings = FrontendSettings(**wired | settings)
+        of_routing = {field.name for field in dataclasses.fields(RoutingSettings)} & settings.keys()
+        routing = RoutingSettings(**{name: settings.pop(name) for name in of_routing})
+        self.settings = FrontendSettings(**wired | settings, routing=routing)
         self.shutdown = asyncio.Event()
         self.is_listening = asyncio.Event()
         self.listener = socket.create_server(("127.0.0.1", 0))

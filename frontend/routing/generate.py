@@ -5,7 +5,6 @@ import logging
 import math
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sized
 from functools import partial
-from typing import NamedTuple
 
 import msgspec
 
@@ -33,25 +32,14 @@ from baton.telemetry import Line
 from baton.transport import Transport
 from frontend.metrics import Metrics
 from frontend.record import Leg
-from frontend.routing.admission import MAX_WAIT_S, Admission, Capacity, capacity_of
+from frontend.routing.admission import Admission, Capacity, capacity_of
 from frontend.routing.fleet import Fleet
 from frontend.routing.progress import Progress, UnknownToken
-from frontend.routing.router import Locality, Router, RouterMode
+from frontend.routing.router import Locality, Router, RoutingSettings
 from frontend.routing.workers import Call, Event
 
 log = logging.getLogger(__name__)
 
-
-class LocalPrefill(NamedTuple):
-    """Prompts of which decode lacks at most `max_tokens` skip the prefill worker while that has kept a
-    request of this process waiting for `after_s`; always if that is 0, never if `max_tokens` is 0.
-    """
-
-    max_tokens: int = 0
-    after_s: float = 0.0
-
-
-NO_LOCAL_PREFILL = LocalPrefill()
 
 _Stream = tuple[Reply | None, AsyncGenerator[Reply, None]]
 """A worker's first reply and the rest."""
@@ -67,27 +55,19 @@ class Generator:
         self,
         transport: Transport,
         fleet: Fleet,
-        mode: RouterMode,
+        settings: RoutingSettings,
         metrics: Metrics,
-        *,
-        local_prefill: LocalPrefill = NO_LOCAL_PREFILL,
-        wait_for_worker_s: float = 0.0,
-        max_wait_s: float = MAX_WAIT_S,
         num_processes: int = 1,
     ) -> None:
-        """A request without a live decode worker waits `wait_for_worker_s` for one; `max_wait_s` if all are
-        full, with 0 until its deadline. `num_processes` of this frontend share the workers.
-        """
+        """`num_processes` of this frontend share the workers."""
         self._transport = transport
         self._fleet = fleet
         self._metrics = metrics
-        self._local_prefill = local_prefill
-        self._wait_for_worker_s = wait_for_worker_s
-        self._max_wait_s = max_wait_s
+        self._settings = settings
         self._num_processes = num_processes
         self._admissions: dict[str, Admission] = {}
         self._num_running = fleet.calls.num_running
-        self._router = Router(mode, self._num_running, self._count_route)
+        self._router = Router(settings.router_mode, self._num_running, self._count_route)
         metrics.at_scrape.append(self._note_places)
         metrics.at_scrape.append(partial(fleet.note_workers, metrics))
 
@@ -172,7 +152,7 @@ class Generator:
             self._admissions[model] = Admission(
                 partial(self._capacity, model),
                 self._metrics,
-                self._max_wait_s,
+                self._settings.max_wait_s,
                 lambda pool, load: self._fleet.events.full(f"{pool} pool of {model}", load),
             )
         return self._admissions[model]
@@ -192,11 +172,11 @@ class Generator:
         """
         if not self._transport.is_reachable:
             away = BrokerLost("The request plane's broker is unreachable; retry later.", retry_after_s=1)
-            limit_s = math.inf if progress.error else self._wait_for_worker_s
+            limit_s = math.inf if progress.error else self._settings.wait_for_worker_s
             await _wait(progress, self._transport.reachable(), limit_s, away)
         if not self._eligible(Role.DECODE, progress):
             absent = self._no_decode(progress.request)
-            await _wait(progress, self._decode_worker(progress), self._wait_for_worker_s, absent)
+            await _wait(progress, self._decode_worker(progress), self._settings.wait_for_worker_s, absent)
         if progress.error is None:
             on_taken()
 
@@ -210,7 +190,7 @@ class Generator:
     async def _start(self, progress: Progress) -> _Stream:
         """Send the remaining request to workers: prefill's handoff, or an answer without one."""
         request = progress.remaining()
-        if self._local_prefill.max_tokens:
+        if self._settings.local_prefill_tokens:
             progress.decode = self._choose(Role.DECODE, progress)
         prefill = self._choose(Role.PREFILL, progress, paired_with=progress.decode)
         if prefill is None:
@@ -219,10 +199,10 @@ class Generator:
             return await self._decode(request, progress)
         if progress.decode is None:
             reason = "always"
-        elif self._fleet.calls.longest_wait_s(prefill) < self._local_prefill.after_s:
+        elif self._fleet.calls.longest_wait_s(prefill) < self._settings.local_prefill_after_s:
             reason = "free"
         else:
-            local = msgspec.structs.replace(request, local_prefill_tokens=self._local_prefill.max_tokens)
+            local = msgspec.structs.replace(request, local_prefill_tokens=self._settings.local_prefill_tokens)
             first, tokens = await self._decode(local, progress)
             if not isinstance(first, PrefillFirst):
                 self._metrics.of("prefills", "decode", "cached").value += 1

@@ -1,5 +1,6 @@
 """Load-balancing policies: which of the eligible workers gets a request."""
 
+import dataclasses
 import hashlib
 import math
 import random
@@ -8,9 +9,40 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
+from baton.flags import flag
 from baton.messages import GenerateRequest, Role, WorkerInfo
+from frontend.routing.admission import MAX_WAIT_S
+from frontend.routing.workers import NO_PROGRESS_S
 
 RouterMode = Literal["round-robin", "random", "least-loaded", "prefix"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RoutingSettings:
+    """The flags of routing. Prompts of which decode lacks at most `local_prefill_tokens` skip the prefill
+    worker while it has kept a request of this process waiting for `local_prefill_after_s`."""
+
+    router_mode: RouterMode = flag(
+        "round-robin",
+        "round-robin, random, least-loaded, prefix (by conversation)",
+        metavar="MODE",
+    )
+    local_prefill_tokens: int = flag(
+        0, "prompts of which decode lacks at most N tokens skip the prefill worker", metavar="N", at_least=0
+    )
+    local_prefill_after_s: float = flag(
+        0.0, "only while a request has waited this long for the prefill worker", metavar="S", at_least=0
+    )
+    max_wait_s: float = flag(
+        MAX_WAIT_S, "longest wait while all workers are full; 0: until the deadline", metavar="S", at_least=0
+    )
+    no_progress_s: float = flag(
+        NO_PROGRESS_S, "probe a worker that has made no progress for this long", metavar="S", above=0
+    )
+    wait_for_worker_s: float = flag(
+        15.0, "longest wait for a lost decode worker, or NATS, to return", metavar="S", at_least=0
+    )
+
 
 # Of a raw prompt, which has no marked opening.
 _RAW_OPENING_TOKENS = 256

@@ -22,6 +22,7 @@ from baton.errors import (
 from baton.messages import GenerateRequest, PrefillFirst, Reply, TokenChunk
 from frontend.routing.fleet import Fleet
 from frontend.routing.generate import Generator
+from frontend.routing.router import RoutingSettings
 from tests.clock import jumping
 from tests.generators import none_abandoned
 from tests.scripted_workers import (
@@ -285,7 +286,7 @@ async def test_a_worker_that_sends_unknown_tokens_is_refused_and_the_answer_is_r
     name = "d1" if role == "decode" else "p1"
     async with live.keep_current():
         await live.synced.wait()
-        generator = Generator(fleet, live, "round-robin", fleet.metrics)
+        generator = Generator(fleet, live, RoutingSettings(wait_for_worker_s=0), fleet.metrics)
         for _ in range(3):
             assert await token_ids_of(generator) == WHOLE
         assert fleet.called.count(name) == 1

@@ -20,6 +20,7 @@ from baton.messages import (
 )
 from frontend.routing.fleet import Fleet
 from frontend.routing.generate import Generator
+from frontend.routing.router import RoutingSettings
 from tests.clock import jumping
 from tests.scripted_workers import (
     Script,
@@ -145,7 +146,9 @@ async def crowd(fleet: ScriptedWorkers, *models: str, num_processes: int = 1) ->
     live = Fleet(fleet, fleet, model_path=Path("/none"))
     async with live.keep_current():
         await until(lambda: live.health().instances)
-        made = Generator(fleet, live, "round-robin", fleet.metrics, num_processes=num_processes)
+        made = Generator(
+            fleet, live, RoutingSettings(wait_for_worker_s=0), fleet.metrics, num_processes=num_processes
+        )
 
         async def one(model: str) -> None:
             async for _ in made.generate(msgspec.structs.replace(request(600), model=model)):
