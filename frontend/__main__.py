@@ -20,7 +20,7 @@ from baton.process import first_of, leave_start_uncollected, needed, run
 from baton.telemetry import configure_logging, print_error
 from baton.transport import Transport
 from frontend.access import log_requests, logging_load
-from frontend.app import ServerState, create_app, envelope_of
+from frontend.app import create_app, envelope_of
 from frontend.flags import Credentials, FrontendSettings, parse_aliases, read_credentials
 from frontend.http.exchange import AsgiApp, Bodies, default_bytes
 from frontend.http.guards import PAGE_PATHS, Authentication, Browsers, Hosts
@@ -33,6 +33,7 @@ from frontend.responses.runs import ResponseState
 from frontend.responses.store import MEMORY, ResponseStore, StoreFailure
 from frontend.routing.fleet import Fleet
 from frontend.routing.generate import Generator
+from frontend.turn.seal import Seal
 from frontend.turn.thoughts import Thoughts
 
 SYNC_TIMEOUT_S = 5.0
@@ -143,7 +144,7 @@ async def serve(
         await settings.wires.check_access()
         store = await _open_store(settings.response_store, siblings)
         discovery, transport = settings.wires.discovery(), settings.wires.transport()
-        services = _services(settings, discovery, transport, siblings)
+        services = _services(settings, credentials.seal, discovery, transport, siblings)
     except ValueError as error:
         print_error(error)
         return 2
@@ -192,7 +193,7 @@ def _app(
     services: Services,
     responses: ResponseState,
 ) -> AsgiApp:
-    app: AsgiApp = create_app(services, ServerState(responses, credentials.seal))
+    app: AsgiApp = create_app(services, responses)
     if (keys := credentials.keys) is not None:
         app = Authentication(app, lambda: keys.value, envelope_of, services.metrics)
     app = Browsers(app, settings.cors_origins)
@@ -202,7 +203,11 @@ def _app(
 
 
 def _services(
-    settings: FrontendSettings, discovery: Discovery, transport: Transport, siblings: Siblings
+    settings: FrontendSettings,
+    seal: Seal,
+    discovery: Discovery,
+    transport: Transport,
+    siblings: Siblings,
 ) -> Services:
     metrics = Metrics()
     metrics.records.delays.start()
@@ -222,6 +227,7 @@ def _services(
         metrics=metrics,
         others=siblings.ask,
         thoughts=Thoughts(share=siblings.share),
+        seal=seal,
         request_timeout_s=settings.request_timeout_s,
         share_cache=settings.share_cache,
         begin_trace=_begin_trace(settings, metrics),

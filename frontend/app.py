@@ -1,6 +1,5 @@
 """The ASGI app: FastAPI serves the documentation and the pages; requests go straight to their endpoints."""
 
-import dataclasses
 import functools
 import re
 from collections.abc import Awaitable, Container, Mapping
@@ -20,30 +19,22 @@ from frontend.completions.answer import prepare_completion
 from frontend.http.exchange import AsgiApp, Envelope, Receive, Scope, Send, error_headers
 from frontend.http.respond import Endpoint, Serve, generating
 from frontend.http.services import Services
-from frontend.messages.answer import MessagesError, MessagesRoutes
+from frontend.messages.answer import MessagesError, count_tokens, prepare_message
 from frontend.openapi import OPERATIONS, document, error_body
 from frontend.pages import Page, is_anthropics, pages
 from frontend.responses.routes import ResponseRoutes
 from frontend.responses.runs import ResponseState
 from frontend.tokenization import detokenize, tokenize, tokenizer_info
-from frontend.turn.seal import Seal
 
 
-@dataclasses.dataclass(frozen=True)
-class ServerState:
-    """State across requests: stored responses, and the key that signs reasoning."""
-
-    responses: ResponseState = dataclasses.field(default_factory=ResponseState)
-    seal: Seal = dataclasses.field(default_factory=Seal)
-
-
-def routes(state: ServerState) -> dict[tuple[str, str], Serve]:
+def routes(responses: ResponseState) -> dict[tuple[str, str], Serve]:
     """The Serve of each (method, path)."""
     return {
         ("POST", "/v1/chat/completions"): generating(prepare_chat),
         ("POST", "/v1/completions"): generating(prepare_completion),
-        **ResponseRoutes(state.responses, state.seal).table(),
-        **MessagesRoutes(state.seal).table(),
+        **ResponseRoutes(responses).table(),
+        ("POST", "/v1/messages"): generating(prepare_message),
+        ("POST", "/v1/messages/count_tokens"): count_tokens,
         ("POST", "/tokenize"): tokenize,
         ("POST", "/detokenize"): detokenize,
         ("GET", "/tokenizer_info"): tokenizer_info,
@@ -100,10 +91,11 @@ class _ResponseId(StringConvertor):
 register_url_convertor("response_id", _ResponseId())
 
 
-def create_app(services: Services, state: ServerState) -> App:
-    """The app over these services and this state, which the caller closes."""
+def create_app(services: Services, responses: ResponseState) -> App:
+    """The app over these services and responses, which the caller closes."""
     endpoints = {
-        key: Endpoint(key[1], serve, services, envelope_of(key[1])) for key, serve in routes(state).items()
+        (method, path): Endpoint(path, serve, services, envelope_of(path))
+        for (method, path), serve in routes(responses).items()
     }
     framework = FastAPIOffline(
         title="Baton",

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from baton.errors import BatonError, ModelNotFound
 from baton.loop_delay import LoopDelay
 from baton.messages import GenerateRequest, TokenChunk, TokenLogprob, Usage, WorkerInfo, WorkerStats
-from frontend.app import ServerState, create_app
+from frontend.app import create_app
 from frontend.harmony.conversation import Conversation
 from frontend.harmony.render import render
 from frontend.http.exchange import AsgiApp
@@ -231,8 +231,8 @@ class Client:
         self.tokens = tokens
         self.responses = responses or ResponseState()
         doubles: dict[str, Any] = {"fleet": fleet or ScriptedFleet(), "generator": tokens}
-        self.services = Services(**doubles, **settings)
-        self.app: AsgiApp = create_app(self.services, ServerState(self.responses, Seal(key)))
+        self.services = Services(**doubles, seal=Seal(key), **settings)
+        self.app: AsgiApp = create_app(self.services, self.responses)
         self.leave = asyncio.Event()
         self.on_write: Callable[[bytes], None] = lambda _: None
 

@@ -14,6 +14,7 @@ from frontend.text.served import ServedModel
 from frontend.turn.choice import Choice
 from frontend.turn.prepare import prepare
 from frontend.turn.request import Client, TurnRequest
+from frontend.turn.seal import Seal
 from frontend.turn.thoughts import Thoughts
 
 BeginTrace = Callable[[str], Trace]
@@ -26,14 +27,15 @@ class Services:
 
     A stream sends headers with its first token, or `first_event_wait_s` after a worker has taken it, so that
     early failures still get an HTTP error status. While it is idle, it sends a comment every `keep_alive_s`.
-    With `share_cache`, API keys share cached KV. `has_page`: the live page is at `/`.
-    """
+    With `share_cache`, API keys share cached KV. `seal` signs the reasoning that clients carry. `has_page`:
+    the live page is at `/`."""
 
     fleet: Fleet
     generator: Generator
     metrics: Metrics = dataclasses.field(default_factory=Metrics)
     others: Others = no_others
     thoughts: Thoughts = dataclasses.field(default_factory=Thoughts)
+    seal: Seal = dataclasses.field(default_factory=Seal)
     request_timeout_s: float = 600.0
     max_body_bytes: int = 16 << 20
     bodies: Bodies = dataclasses.field(default_factory=Bodies)

@@ -18,7 +18,6 @@ from frontend.harmony.conversation import (
 from frontend.http.answer import Answer
 from frontend.http.body import decode, read
 from frontend.http.exchange import Exchange, ignored_header
-from frontend.http.respond import Serve, generating
 from frontend.http.services import Services
 from frontend.messages.request import Counted, MessagesBody, ThreadNotFound, turn_request
 from frontend.record import Record
@@ -135,42 +134,31 @@ _DELTA_OF = {
 AnyBody = TypeVar("AnyBody", bound=Counted)
 
 
-class MessagesRoutes:
-    """The routes; `seal` signs thinking blocks."""
+async def prepare_message(raw: bytes, client: Client, services: Services) -> "MessagesAnswer":
+    """The answer to a body, ready to be generated. Raises a BatonError if the body is refused."""
+    body, request, ignored = await read(raw, partial(_read, MessagesBody, services.seal))
+    _, (choice,) = await services.prepare(request, client)
+    return MessagesAnswer(body, choice, services.seal, ignored=ignored)
 
-    def __init__(self, seal: Seal) -> None:
-        self._seal = seal
 
-    def table(self) -> dict[tuple[str, str], Serve]:
-        """The Serve of each (method, path)."""
-        return {
-            ("POST", "/v1/messages"): generating(self.prepare),
-            ("POST", "/v1/messages/count_tokens"): self.count_tokens,
-        }
+async def count_tokens(exchange: Exchange, services: Services, record: Record) -> None:
+    """`POST /v1/messages/count_tokens`."""
+    reading = partial(_read, Counted, services.seal)
+    _, request, ignored = await services.bodies.use(
+        exchange, services.max_body_bytes, lambda raw: read(raw, reading)
+    )
+    served = services.fleet.served(request.model)
+    record.model = served.name
+    (prompt,) = await encode(request, exchange.owner, served, services.thoughts)
+    services.metrics.count_ignored(ignored)
+    await exchange.answer(200, TokenCount(input_tokens=len(prompt.token_ids)), ignored_header(ignored))
 
-    async def prepare(self, raw: bytes, client: Client, services: Services) -> "MessagesAnswer":
-        """The answer to a body, ready to be generated. Raises a BatonError if the body is refused."""
-        body, request, ignored = await read(raw, partial(self._read, body_type=MessagesBody))
-        _, (choice,) = await services.prepare(request, client)
-        return MessagesAnswer(body, choice, self._seal, ignored=ignored)
 
-    async def count_tokens(self, exchange: Exchange, services: Services, record: Record) -> None:
-        """`POST /v1/messages/count_tokens`."""
-        reading = partial(self._read, body_type=Counted)
-        _, request, ignored = await services.bodies.use(
-            exchange, services.max_body_bytes, lambda raw: read(raw, reading)
-        )
-        served = services.fleet.served(request.model)
-        record.model = served.name
-        (prompt,) = await encode(request, exchange.owner, served, services.thoughts)
-        services.metrics.count_ignored(ignored)
-        await exchange.answer(200, TokenCount(input_tokens=len(prompt.token_ids)), ignored_header(ignored))
-
-    def _read(self, raw: bytes, body_type: type[AnyBody]) -> tuple[AnyBody, TurnRequest, tuple[str, ...]]:
-        """The body, its request, and the paths of what is ignored."""
-        body, unknown = decode(raw, body_type)
-        request, left_out = turn_request(body, len(raw), self._seal)
-        return body, request, (*unknown, *left_out)
+def _read(body_type: type[AnyBody], seal: Seal, raw: bytes) -> tuple[AnyBody, TurnRequest, tuple[str, ...]]:
+    """The body, its request, and the paths of what is ignored."""
+    body, unknown = decode(raw, body_type)
+    request, left_out = turn_request(body, len(raw), seal)
+    return body, request, (*unknown, *left_out)
 
 
 class MessagesAnswer(Answer):

@@ -71,10 +71,10 @@ class FailedAtOnce(Exception):
 
 
 async def prepare_response(
-    raw: bytes, client: Client, services: Services, state: ResponseState, seal: Seal
+    raw: bytes, client: Client, services: Services, state: ResponseState
 ) -> ResponseAnswer:
     """The answer to a body, ready to be generated. Raises a BatonError if the body is refused."""
-    parsed = await _parsed(raw, client, services, state, seal)
+    parsed = await _parsed(raw, client, services, state)
     response = initial_response(parsed.body, NEAREST_EFFORT[effort(parsed.body)])
     try:
         served, (choice,) = await services.prepare(parsed.request, client)
@@ -89,26 +89,24 @@ async def prepare_response(
         served.tokenizer,
         state.store,
         key_name=client.key_name,
-        seal=seal,
+        seal=services.seal,
         keep=lambda item_id, text: services.thoughts.keep(client.owner, [item_id], text),
     )
 
 
 async def count_input_tokens(
-    raw: bytes, client: Client, services: Services, state: ResponseState, seal: Seal
+    raw: bytes, client: Client, services: Services, state: ResponseState
 ) -> tuple[str, int]:
     """(the model, the number of prompt tokens). Raises as `prepare_response` does."""
-    parsed = await _parsed(raw, client, services, state, seal)
+    parsed = await _parsed(raw, client, services, state)
     served = services.fleet.served(parsed.body.model)
     (prompt,) = await encode(parsed.request, client.owner, served, services.thoughts)
     return served.name, len(prompt.token_ids)
 
 
-async def _parsed(
-    raw: bytes, client: Client, services: Services, state: ResponseState, seal: Seal
-) -> ParsedBody:
+async def _parsed(raw: bytes, client: Client, services: Services, state: ResponseState) -> ParsedBody:
     recall = partial(services.thoughts.recall, client.owner)
-    body, unknown, reader = await read(raw, partial(_read, seal=seal, recall=recall))
+    body, unknown, reader = await read(raw, partial(_read, seal=services.seal, recall=recall))
     items = await resolved(reader.items, state.store, client.key_name)
     previous_id = body.previous_response_id
     earlier = [] if previous_id is None else await history(previous_id, state, client.key_name)

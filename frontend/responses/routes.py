@@ -18,7 +18,6 @@ from frontend.responses.create import FailedAtOnce, count_input_tokens, items_of
 from frontend.responses.output import EventWriter, after
 from frontend.responses.runs import UNREACHED, ResponseState, events_not_stored
 from frontend.responses.store import StoredResponse
-from frontend.turn.seal import Seal
 
 MAX_QUERY_FIELDS = 100
 _INTEGERS = frozenset({"limit", "starting_after"})
@@ -50,11 +49,10 @@ class ResponseNotFound(BatonError):
 
 
 class ResponseRoutes:
-    """The routes over one state; `seal` signs `encrypted_content`."""
+    """The routes over one state."""
 
-    def __init__(self, state: ResponseState, seal: Seal) -> None:
+    def __init__(self, state: ResponseState) -> None:
         self._state = state
-        self._seal = seal
 
     def table(self) -> dict[tuple[str, str], Serve]:
         """The Serve of each (method, path)."""
@@ -69,7 +67,7 @@ class ResponseRoutes:
 
     async def create(self, exchange: Exchange, services: Services, record: Record) -> None:
         """`POST /v1/responses`."""
-        prepare = partial(prepare_response, state=self._state, seal=self._seal)
+        prepare = partial(prepare_response, state=self._state)
         with repeated(exchange):
             try:
                 answer = await prepared(prepare, exchange, services, record)
@@ -97,7 +95,7 @@ class ResponseRoutes:
         record.model, num_tokens = await services.bodies.use(
             exchange,
             services.max_body_bytes,
-            lambda raw: count_input_tokens(raw, client, services, self._state, self._seal),
+            lambda raw: count_input_tokens(raw, client, services, self._state),
         )
         await exchange.answer(200, InputTokens(input_tokens=num_tokens))
 

@@ -4,9 +4,10 @@ from typing import Any
 
 import pytest
 
-from frontend.app import ServerState, envelope_of, routes
+from frontend.app import envelope_of, routes
 from frontend.http.guards import OPEN_PATHS, Authentication, Browsers, Hosts
 from frontend.http.keys import line_of, parse_keys
+from frontend.responses.runs import ResponseState
 from tests.scripted_frontend import MODEL, Client, ScriptedTokens
 
 ANSWER = "<|channel|>final<|message|>Hello<|return|>"
@@ -60,7 +61,7 @@ async def test_any_other_is_refused_in_the_format_of_the_api(headers: dict[str, 
     assert made.metric("baton_requests_total", route="authentication", model="", status="401") == 2
 
 
-EVERY_ROUTE = [*routes(ServerState()), ("GET", "/v1/models"), ("GET", "/v1/models/x"), ("GET", "/nope")]
+EVERY_ROUTE = [*routes(ResponseState()), ("GET", "/v1/models"), ("GET", "/v1/models/x"), ("GET", "/nope")]
 
 
 @pytest.mark.parametrize(("method", "path"), EVERY_ROUTE)

@@ -9,11 +9,12 @@ import pytest
 
 import frontend.__main__  # noqa: F401  defines every error that a frontend sends
 from baton.errors import BatonError
-from frontend.app import ServerState, routes
+from frontend.app import routes
 from frontend.chat.request import ChatBody
+from frontend.responses.runs import ResponseState
 from tests.scripted_frontend import MODEL, Client, ScriptedTokens
 
-ROUTES = routes(ServerState())
+ROUTES = routes(ResponseState())
 ANSWER = "<|channel|>final<|message|>Hello<|return|>"
 PAGE: Any = asyncio.run(Client(ScriptedTokens("")).get("/openapi.json")).json
 
