@@ -160,11 +160,14 @@ class Wires:
     def plane_name(self) -> str:
         """The request plane, for messages."""
         if self.plane == "dynamo":
-            return f"the registry of Dynamo, {without_secrets(','.join(url for _, url in self._servers))}"
+            servers = without_secrets(",".join(url for _, url in self._servers))
+            return f"the registry of Dynamo, {servers or 'a folder'}"
         return f"NATS at {without_secrets(','.join(self.nats_urls))}" if self.plane == "nats" else "TCP"
 
     def registry_name(self) -> str:
         """The registry, for messages."""
+        if self.plane == "dynamo":
+            return self.plane_name()
         if self.registry == "etcd":
             return f"etcd at {without_secrets(','.join(self.etcd_urls))}"
         return f"the registry {self._registry_folder()}"

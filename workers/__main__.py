@@ -6,10 +6,8 @@ import sys
 
 from baton.files import UnsafeFolder
 from baton.flags import parse
-from baton.own_address import WrongAddress
 from baton.process import leave_start_uncollected, run
 from baton.telemetry import configure_logging, print_error
-from baton.tls import CredentialError
 from workers.engines.build import build_engine, with_engine
 from workers.flags import WorkerSettings, with_model_folder
 from workers.registration import clear
@@ -33,7 +31,7 @@ def main(argv: list[str]) -> int:
             if not settings.check:
                 await settings.wires.check_access()
                 clear(settings.ready_file)
-        except (SettingsError, UnsafeFolder, CredentialError, WrongAddress) as error:
+        except (SettingsError, UnsafeFolder, ValueError) as error:
             print_error(error)
             return 2
         log.info("settings %s", ", ".join(complete.lines()) or "are the defaults")

@@ -43,7 +43,8 @@ async def stay_registered(
     async with AsyncExitStack() as registered:
         warming = msgspec.structs.replace(card, is_ready=False)
         await needed(settings.wires.registry_name(), _replace(registered, discovery, warming))
-        cold_peers = await warm_up_pairs(card, respond, discovery, transport)
+        is_dynamo = settings.wires.plane == "dynamo"  # a router of Dynamo's hands over, not its workers
+        cold_peers = () if is_dynamo else await warm_up_pairs(card, respond, discovery, transport)
         card = msgspec.structs.replace(card, cold_peers=cold_peers)
         shown = _labelled(card, kv_paths())
         await _replace(registered, discovery, shown)

@@ -3,8 +3,8 @@
 import asyncio
 import logging
 import random
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -12,7 +12,7 @@ import msgspec
 from baton.discovery import MAX_WORKERS
 from baton.dynamo.bodies import Decoded, Prefilled, dynamo_request
 from baton.dynamo.calls import Call, Peer
-from baton.dynamo.cards import worker_of
+from baton.dynamo.cards import SCHEME, worker_of
 from baton.dynamo.runtime import RuntimeSettings
 from baton.errors import BatonError, InvalidRequest, NoWorkers, WorkerUnreached
 from baton.messages import (
@@ -36,6 +36,8 @@ from baton.transport import Respond
 if TYPE_CHECKING:
     from dynamo.llm import FpmEventSubscriber
     from dynamo.runtime import Client, DistributedRuntime
+
+    from baton.dynamo.worker_endpoint import WorkerEndpoint
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +65,7 @@ class _Endpoint:
 
 
 class DynamoPlane:
-    """A frontend's `Discovery` and `Transport` over Dynamo's workers at these endpoints.
+    """A frontend's `Discovery` and `Transport` over Dynamo's workers at these endpoints, and a worker's.
 
     * An instance that disappears from the registry goes on with its calls.
     * KV that prefill has handed over is freed by decode only: if the client leaves between them, decode is
@@ -81,6 +83,7 @@ class DynamoPlane:
         self._unclaimed: set[bytes] = set()  # handoffs that decode has not been asked for
         self._releasing: set[asyncio.Task[None]] = set()
         self._pulse: Pulse | None = None
+        self._served: WorkerEndpoint | None = None
 
     is_reachable = True
     """`Transport.is_reachable`: the runtime itself connects again."""
@@ -88,21 +91,26 @@ class DynamoPlane:
     async def reachable(self) -> None:
         """`Transport.reachable`: the runtime has started."""
         async with self._opening:
-            if self._runtime is not None:
+            if self._runtime is None:
+                self._runtime = await self._settings.start()
+
+    async def _listen(self) -> None:
+        """Follow the endpoints, once; this opens the port for their answers."""
+        await self.reachable()
+        async with self._opening:
+            if self._pulse is not None or self._runtime is None:
                 return
-            runtime = await self._settings.start()
             from dynamo.llm import FpmEventSubscriber  # noqa: PLC0415  of an extra
 
             for path in self._paths:
-                endpoint = runtime.endpoint(path)
+                endpoint = self._runtime.endpoint(path)
                 client = await endpoint.client()
                 self._endpoints.append(_Endpoint(path, client, FpmEventSubscriber(endpoint)))
             self._pulse = Pulse(TICK_S, self._tick)
-            self._runtime = runtime
 
     async def watch(self) -> AsyncGenerator[tuple[WorkerInfo, ...], None]:
         """`Discovery.watch`."""
-        await self.reachable()
+        await self._listen()
         shown: tuple[WorkerInfo, ...] | None = None
         until_s = asyncio.get_running_loop().time() + _FIRST_S
         while True:
@@ -216,13 +224,28 @@ class DynamoPlane:
         if runtime is not None:
             runtime.shutdown()
 
-    def serve(self, worker_id: str, respond: Respond) -> AbstractAsyncContextManager[str]:
-        """`Transport.serve`."""
-        raise NotImplementedError
+    @asynccontextmanager
+    async def serve(self, worker_id: str, respond: Respond) -> AsyncIterator[str]:  # noqa: ARG002  ids are the registry's
+        """`Transport.serve`; the first registration says at which endpoint."""
+        from baton.dynamo.worker_endpoint import WorkerEndpoint  # noqa: PLC0415  of an extra
 
-    def register(self, info: WorkerInfo) -> AbstractAsyncContextManager[None]:
-        """`Discovery.register`."""
-        raise NotImplementedError
+        await self.reachable()
+        assert self._runtime is not None
+        self._served = WorkerEndpoint(self._runtime, respond)
+        try:
+            yield SCHEME
+        finally:
+            await self._served.close()
+
+    @asynccontextmanager
+    async def register(self, info: WorkerInfo) -> AsyncIterator[None]:
+        """`Discovery.register`, of the worker that is served."""
+        assert self._served is not None
+        await self._served.show(info)
+        try:
+            yield
+        finally:
+            await self._served.withdraw(info)
 
     def _tick(self) -> None:
         for peer in self._peers.values():

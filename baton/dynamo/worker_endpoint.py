@@ -12,6 +12,7 @@ from dynamo.llm import ModelInput, ModelRuntimeConfig, ModelType, WorkerType, re
 from dynamo.llm.exceptions import ConnectionTimeout, Disconnected, EngineShutdown, InvalidArgument, Unknown
 from dynamo.runtime import Context, DistributedRuntime
 
+from baton.dynamo.cards import OWN
 from baton.dynamo.messages import DynamoChunk, DynamoRequest, SamplingOptions, StopConditions
 from baton.dynamo.worker_messages import dynamo_chunk, generate_request, prefill_answer, prefill_chunk
 from baton.errors import (
@@ -42,8 +43,6 @@ from baton.transport import Respond
 
 log = logging.getLogger(__name__)
 
-CARD = "baton"
-"""The card's engine-specific field with the `WorkerInfo`."""
 _TOKENS_PER_BLOCK = 16  # of an engine that does not say
 _CLOSE_S = 5.0
 # What Dynamo's frontend makes of them: 400 with the text, 504, 503, 503 without requests for 5 s, else 500.
@@ -170,7 +169,7 @@ class WorkerEndpoint:
         if isinstance(stats, WorkerStats) and stats.kv_blocks:
             config.total_kv_blocks = stats.kv_blocks
         config.reasoning_parser, config.tool_call_parser = "gpt_oss", "harmony"
-        config.set_engine_specific(CARD, msgspec.json.encode(card).decode())
+        config.set_engine_specific(OWN, msgspec.json.encode(card).decode())
         kinds = WorkerType
         if card.role is Role.PREFILL:
             model_type, kind, needs = ModelType.Prefill, kinds.Prefill, [[kinds.Decode]]
