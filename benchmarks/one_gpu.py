@@ -73,9 +73,9 @@ def baton(folder: Path, way: str) -> Iterator[tuple[str, str, list[str]]]:
         lines = []
         for line in process.stdout:
             lines.append(line)
-            if line.startswith("ready:"):
+            if line.startswith("ready:") or (way.startswith("mps") and "time slices" in line):
                 break
-        else:
+        if not lines[-1].startswith("ready:"):
             raise RuntimeError("".join(lines[-60:]))
         threading.Thread(target=lines.extend, args=[process.stdout], daemon=True).start()
         typed = [f"{name}='{value}'" for name, value in more.items()]
