@@ -98,11 +98,6 @@ class Attempt(_Timed, kw_only=True, omit_defaults=True, gc=False):
         first, second = self.prefill, self.decode
         return first or second if stage in {"prefill_wait", "prefill"} else second or first
 
-    def stood(self, found: KvHandoff | Usage) -> None:
-        """Keep the longest time that a worker's event loop stood still."""
-        if found.delay_s > self.delay_s:
-            self.delay_s, self.starved_s = found.delay_s, found.starved_s
-
     def answered(
         self, worker: str, found: KvHandoff | Usage, then: Stage, parts: Mapping[Stage, float]
     ) -> None:
@@ -119,7 +114,8 @@ class Attempt(_Timed, kw_only=True, omit_defaults=True, gc=False):
             self.late = worker
         stages["transit"] = before_s + rest_s
         self.stage, self.since_s = then, now_s
-        self.stood(found)
+        if found.delay_s > self.delay_s:
+            self.delay_s, self.starved_s = found.delay_s, found.starved_s
 
 
 class Leg(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
@@ -187,7 +183,8 @@ class Leg(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
         attempt.enter(None)
         if usage is not None:
             self.num_moved_bytes = usage.num_moved_bytes
-            attempt.stood(usage)
+            if usage.delay_s > attempt.delay_s:
+                attempt.delay_s, attempt.starved_s = usage.delay_s, usage.starved_s
 
     def blocked(self, lasted_s: float) -> None:
         """The client did not read for so long; the running stage has that much less."""
@@ -248,8 +245,7 @@ class Record(_Timed, kw_only=True, omit_defaults=True, gc=False):
 
     def generated(self) -> None:
         """All choices have ended; the rest is sent."""
-        for leg in self.legs:
-            leg.end()
+        self._end_legs()
         self.enter("send")
 
     @property
@@ -266,7 +262,7 @@ class Record(_Timed, kw_only=True, omit_defaults=True, gc=False):
     @property
     def has_failed(self) -> bool:
         """Whether it failed, or an attempt of it."""
-        return self.status >= 400 or any(len(leg.attempts) > 1 for leg in self.legs)
+        return self.status >= 400 or max([len(leg.attempts) for leg in self.legs], default=0) > 1
 
     def spent(self) -> dict[Stage, float]:
         """Seconds by stage, until now for one that runs; of several choices, those of the slowest."""
@@ -275,11 +271,15 @@ class Record(_Timed, kw_only=True, omit_defaults=True, gc=False):
         found = choices[0] if len(choices) == 1 else max(choices, key=lambda each: sum(each.values()))
         return {stage: found[stage] for stage in STAGES if stage in found}
 
+    def _end_legs(self) -> None:
+        for leg in self.legs:
+            if leg.attempts[-1].stage is not None:
+                leg.end()
+
     def end(self) -> None:
         """No stage runs any more."""
+        self._end_legs()
         self.enter(None)
-        for leg in self.legs:
-            leg.end()
         self.duration_s = self.since_s - self.began_s
 
     def so_far(self) -> "Record":

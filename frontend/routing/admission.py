@@ -49,9 +49,10 @@ def capacity_of(
 
 def _total(workers: Sequence[WorkerInfo]) -> tuple[int, int]:
     """The sums of batches and queues; zeros if one is unknown."""
-    if any(worker.max_batch_size is None for worker in workers):
-        return 0, 0
-    return sum(w.max_batch_size or 0 for w in workers), sum(w.max_queue_size for w in workers)
+    batches = [worker.max_batch_size or 0 for worker in workers if worker.max_batch_size is not None]
+    return (
+        (sum(batches), sum([w.max_queue_size for w in workers])) if len(batches) == len(workers) else (0, 0)
+    )
 
 
 MAX_WAIT_S = 50.0

@@ -62,6 +62,8 @@ class Fleet:
         self.calls = Calls(self._is_stuck, self._give_up, no_progress_s)
         self.handoffs: Counter[tuple[str, str]] = Counter()
         """KV that moved since somebody last took this, by the ids of prefill and decode worker."""
+        self._found: dict[tuple[str, Role, WorkerInfo | None], list[WorkerInfo]] = {}
+        self._versions = (0, 0)  # for which that is so
         self.synced = asyncio.Event()
         """Set once the workers registered at the start are known."""
 
@@ -86,6 +88,16 @@ class Fleet:
         Prefill workers without a compatible decode worker are excluded; `paired_with` keeps only those of
         either role that can exchange KV with that worker.
         """
+        versions = (self.table.version, self.cut.version)
+        if versions != self._versions:
+            self._found.clear()
+            self._versions = versions
+        found = self._found.get((model, role, paired_with))
+        if found is None:
+            found = self._found[model, role, paired_with] = self._find(model, role, paired_with)
+        return found
+
+    def _find(self, model: str, role: Role, paired_with: WorkerInfo | None) -> list[WorkerInfo]:
         live = [worker for worker in self.table.live() if worker.model == model]
         found = [worker for worker in live if worker.role is role]
         if role is Role.DECODE:
@@ -121,11 +133,11 @@ class Fleet:
                 param="model",
             )
         decodes = [worker for worker in mine if worker.role is Role.DECODE]
-        if not any(worker.is_ready for worker in decodes):
+        if not [worker for worker in decodes if worker.is_ready]:
             what = "ready yet; retry later" if decodes else "available; start one"
             raise NoWorkers(f"No decode worker of {model!r} is {what}.", retry_after_s=1)
         tokenizer = self._tokenizers.of(model)
-        context_length = min(worker.context_length for worker in mine)
+        context_length = min([worker.context_length for worker in mine])
         today = self._current_date or datetime.now(UTC).date().isoformat()
         return ServedModel(model, context_length, tokenizer, today)
 

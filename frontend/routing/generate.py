@@ -159,9 +159,9 @@ class Generator:
 
     def _capacity(self, model: str, num_decoding: int) -> Capacity | None:
         """The places of the workers, besides those of requests on workers that are leaving."""
-        prefills, decodes = (self._fleet.workers(model, role) for role in (Role.PREFILL, Role.DECODE))
+        prefills, decodes = [self._fleet.workers(model, role) for role in (Role.PREFILL, Role.DECODE)]
         capacity = capacity_of(prefills, decodes, self._num_processes)
-        num_leaving = num_decoding - sum(self._num_running[worker.worker_id] for worker in decodes)
+        num_leaving = num_decoding - sum([self._num_running[worker.worker_id] for worker in decodes])
         if capacity is None or num_leaving <= 0:
             return capacity
         return capacity._replace(num_running=capacity.num_running + num_leaving)

@@ -123,6 +123,8 @@ class Workers:
         self._ended: list[_Entry] = []
         self._entries: dict[str, _Entry] = {}
         self._change = asyncio.Event()
+        self.version = 0
+        """Another one after each change."""
 
     def update(self, registered: Iterable[WorkerInfo]) -> None:
         """Replace the registered workers; a new one is probed once it is ready. Of several with one name the
@@ -200,6 +202,7 @@ class Workers:
     def _note_change(self) -> None:
         self._change.set()
         self._change = asyncio.Event()
+        self.version += 1
 
     async def probed(self, limit_s: float) -> None:
         """Wait until no worker is new, `limit_s` at most."""
@@ -274,6 +277,8 @@ class CutPairs:
         self._events = events
         self._is_registered = is_registered
         self._pairs: dict[tuple[str, str], tuple[str, asyncio.Task[None]]] = {}
+        self.version = 0
+        """Another one after each change."""
 
     def add(self, prefill: WorkerInfo, decode: WorkerInfo) -> None:
         """Avoid this pair until a trial succeeds: after FIRST_WAIT_S, then after twice as long each time."""
@@ -282,6 +287,7 @@ class CutPairs:
             self._events.add("cut", name, "no KV arrived")
             task = asyncio.create_task(self._try(prefill, decode, name))
             self._pairs[prefill.incarnation, decode.incarnation] = name, task
+            self.version += 1
 
     def has(self, prefill: WorkerInfo, decode: WorkerInfo) -> bool:
         """Whether this pair is avoided."""
@@ -305,6 +311,7 @@ class CutPairs:
             if is_gone or await works(self._transport, prefill, decode, limit_s=_TRIAL_S):
                 break
         del self._pairs[prefill.incarnation, decode.incarnation]
+        self.version += 1
         detail = "a worker has left" if is_gone else ""
         self._events.add("restored", name, detail, asyncio.get_running_loop().time() - began_s)
 
