@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 import msgspec
+from msgspec.structs import replace
 
 from baton.dynamo.messages import (
     BYPASS,
@@ -10,8 +11,10 @@ from baton.dynamo.messages import (
     DynamoChunk,
     DynamoRequest,
     ErrorReason,
+    ExtraArgs,
     GuidedDecoding,
     OutputOptions,
+    OwnArgs,
     PrefillResult,
     PromptDetails,
     Routing,
@@ -59,14 +62,15 @@ _REASONS: dict[str, FinishReason] = {"stop": "stop", "eos": "stop", "length": "l
 _MAX_TEXT = 500
 
 
-def dynamo_request(request: GenerateRequest, role: Role) -> DynamoRequest:
-    """The body for a worker of that role. Decode without a handoff computes the prompt itself. Raises
-    NotResumable for the rest of an answer that would not go on as it began, and InvalidRequest.
+def dynamo_request(request: GenerateRequest, role: Role, *, is_own: bool = False) -> DynamoRequest:
+    """The body for a worker of that role, `is_own`: of Baton's. Decode without a handoff computes the prompt
+    itself. Raises NotResumable for the rest of an answer that would not go on as it began, and
+    InvalidRequest.
     """
     sampling = request.sampling
     if sampling.prompt_logprobs is not None:
         raise InvalidRequest("Dynamo's workers return no log probabilities of the prompt.", param="echo")
-    if request.num_generated and not _is_resumable(sampling):
+    if request.num_generated and not is_own and not _is_resumable(sampling):
         raise NotResumable("the engine cannot go on in the middle of this answer; send the request again")
     handoff, stops = request.handoff, () if sampling.ignore_eos else sampling.stop_token_ids
     min_tokens = max(0, sampling.min_tokens - request.num_generated)
@@ -81,7 +85,7 @@ def dynamo_request(request: GenerateRequest, role: Role) -> DynamoRequest:
             ignore_eos=not stops,
             stop_token_ids_hidden=list(stops) or None,
         ),
-        sampling_options=_options(sampling),
+        sampling_options=_options(replace(sampling, guided=None) if is_own else sampling),
         output_options=None if sampling.logprobs is None else OutputOptions(logprobs=sampling.logprobs),
         routing=Routing(
             priority=-priority or None,
@@ -92,6 +96,16 @@ def dynamo_request(request: GenerateRequest, role: Role) -> DynamoRequest:
         prefill_result=msgspec.json.decode(handoff.engine_state, type=PrefillResult) if handoff else None,
         annotations=[BYPASS] if role is Role.DECODE and handoff is None else None,
         eos_token_ids=list(stops) or None,
+        extra_args=ExtraArgs(baton=_own_args(request)) if is_own else None,
+    )
+
+
+def _own_args(request: GenerateRequest) -> OwnArgs:
+    return OwnArgs(
+        num_generated=request.num_generated,
+        deadline_s=request.deadline_s,
+        num_opening_tokens=request.num_opening_tokens,
+        guided=request.sampling.guided,
     )
 
 

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from baton.dynamo.bodies import CANARY, error_of
+from baton.dynamo.bodies import CANARY, dynamo_request, error_of
+from baton.dynamo.cards import FOREIGN
 from baton.dynamo.messages import DynamoChunk, DynamoRequest
 from baton.errors import BatonError, DeadlineExceeded, WorkerLost
-from baton.messages import UNDECODABLE, Reply, WorkerInfo
+from baton.messages import UNDECODABLE, GenerateRequest, Reply, WorkerInfo
 from baton.pace import TICK_S
 from baton.streams import Wakeup, merged
 
@@ -163,6 +164,10 @@ class Peer:
         self._num_silent = 0
         self._canary: Call | None = None
         self._life: asyncio.Future[None] | None = None
+
+    def body(self, request: GenerateRequest) -> DynamoRequest:
+        """The request for this worker. Raises NotResumable, InvalidRequest."""
+        return dynamo_request(request, self.worker.role, is_own=self.worker.engine != FOREIGN)
 
     def begin(self, body: DynamoRequest, reader: Reader, request_id: str, limit_s: float) -> Call:
         """Start a call."""

@@ -15,6 +15,8 @@ log = logging.getLogger(__name__)
 
 SCHEME = "dynamo:"
 """Addresses are `dynamo:PATH/INSTANCE`; an instance has a new number with each start."""
+FOREIGN = "dynamo"
+"""The engine of workers that are not Baton's."""
 OWN = "baton"
 """The engine-specific field of a card in which a worker of Baton's has its `WorkerInfo`."""
 _ROLES = {"prefill": Role.PREFILL, "decode": Role.DECODE, "aggregated": Role.DECODE}
@@ -51,7 +53,7 @@ def worker_of(path: str, instance: int, text: str) -> WorkerInfo | None:
         model_path=str(_folder(card)),
         address=address,
         context_length=_context_length(card),
-        engine="dynamo",
+        engine=FOREIGN,
         engine_version="",
         max_batch_size=card.runtime_config.max_num_seqs or None,
         is_ready=not refusal,

@@ -102,7 +102,6 @@ class OwnArgs(msgspec.Struct, kw_only=True, omit_defaults=True):
     """
 
     num_generated: Annotated[int, msgspec.Meta(ge=0)] = 0
-    choice: Annotated[int, msgspec.Meta(ge=0)] = 0
     deadline_s: float | None = None
     num_opening_tokens: int = 0
     guided: Guided | None = None

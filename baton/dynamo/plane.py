@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from baton.discovery import MAX_WORKERS
-from baton.dynamo.bodies import Decoded, Prefilled, dynamo_request
+from baton.dynamo.bodies import Decoded, Prefilled
 from baton.dynamo.calls import Call, Peer
 from baton.dynamo.cards import SCHEME, worker_of
 from baton.dynamo.runtime import RuntimeSettings
@@ -142,7 +142,7 @@ class DynamoPlane:
             return
         if not isinstance(request, GenerateRequest):
             raise InvalidRequest("Dynamo's workers answer requests for tokens only")
-        handoff, body = request.handoff, dynamo_request(request, peer.worker.role)
+        handoff, body = request.handoff, peer.body(request)
         is_prefill = peer.worker.role is Role.PREFILL
         reader = Prefilled(request, peer.worker) if is_prefill else Decoded(request)
         call = peer.begin(body, reader, request.request_id, request.deadline_s)
@@ -185,7 +185,7 @@ class DynamoPlane:
             peer = self._decode_peer(request.model, handoff.incarnation)
             sampling = Sampling(max_tokens=1, seed=0, temperature=0.0, ignore_eos=True)
             asked = msgspec.structs.replace(after_handoff(request, handoff), sampling=sampling)
-            call = peer.begin(dynamo_request(asked, Role.DECODE), Decoded(asked), "release", _RELEASE_S)
+            call = peer.begin(peer.body(asked), Decoded(asked), "release", _RELEASE_S)
             async for _ in call.replies():
                 pass
         except BatonError as error:

@@ -125,7 +125,6 @@ def _sampling(body: DynamoRequest, own: OwnArgs, card: WorkerInfo, *, is_convers
         stop_token_ids=tuple({token_id: None for each in ends for token_id in each or ()}),
         ignore_eos=bool(stops.ignore_eos),
         logprobs=output.logprobs,
-        choice=own.choice,
         guided=own.guided or _guided(options.guided_decoding, is_conversation),
         seed=random.getrandbits(63) if options.seed is None else options.seed % (1 << 63),
         is_seeded=options.seed is not None,

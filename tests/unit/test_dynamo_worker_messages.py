@@ -8,10 +8,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from baton.dynamo.bodies import dynamo_request
 from baton.dynamo.messages import DynamoChunk, DynamoRequest
 from baton.dynamo.worker_messages import dynamo_chunk, generate_request, prefill_answer, prefill_chunk
 from baton.errors import HandoffFailed, InvalidRequest
-from baton.messages import GenerateRequest, KvHandoff, Role, TokenChunk, TokenLogprob, Usage, WorkerInfo
+from baton.messages import (
+    GenerateRequest,
+    Guided,
+    KvHandoff,
+    MessageForm,
+    Role,
+    Sampling,
+    TokenChunk,
+    TokenLogprob,
+    Usage,
+    WorkerInfo,
+)
 
 START = 90
 CARD = WorkerInfo(
@@ -80,13 +92,54 @@ def test_prefill_is_not_limited_to_the_one_token_that_dynamos_frontend_asks_of_i
 
 
 def test_an_answer_that_batons_frontend_resumes_keeps_its_positions() -> None:
-    own = {"num_generated": 2, "choice": 1, "deadline_s": 9.5, "num_opening_tokens": 1}
+    own = {"num_generated": 2, "deadline_s": 9.5, "num_opening_tokens": 1}
     asked = request(
         stop_conditions={"max_tokens": 20, "min_tokens": 4}, extra_args={"baton": own, "nvext": 1}
     )
 
     assert (asked.num_generated, asked.num_prompt_tokens, asked.deadline_s) == (2, 1, 9.5)
-    assert (asked.sampling.max_tokens, asked.sampling.min_tokens, asked.sampling.choice) == (22, 6, 1)
+    assert (asked.sampling.max_tokens, asked.sampling.min_tokens) == (22, 6)
+
+
+@given(
+    token_ids=st.lists(st.integers(0, 200_000), min_size=3, max_size=9),
+    num_generated=st.integers(0, 2),
+    sampling=st.builds(
+        Sampling,
+        max_tokens=st.integers(3, 99),
+        seed=st.integers(0, 2**63 - 1),
+        min_tokens=st.integers(0, 2),
+        temperature=st.sampled_from([0.0, 0.5, 1.0]),
+        top_k=st.integers(1, 50),
+        stop_token_ids=st.lists(st.integers(0, 99), min_size=1, unique=True).map(tuple),
+        logprobs=st.none() | st.integers(0, 5),
+        logit_bias=st.dictionaries(st.integers(0, 99), st.floats(-100, 100)),
+        guided=st.none() | st.just(Guided(last=(MessageForm(headers=("",), end="<|end|>", grammar="{}"),))),
+    ),
+)
+def test_what_batons_frontend_asks_reaches_its_worker_through_dynamos_body(
+    token_ids: list[int], num_generated: int, sampling: Sampling
+) -> None:
+    asked = GenerateRequest(
+        request_id="r1",
+        model="m",
+        token_ids=token_ids,
+        sampling=sampling,
+        deadline_s=9.5,
+        num_generated=num_generated,
+        priority=-3,
+        cache_salt="s",
+        num_opening_tokens=2,
+    )
+    sent = msgspec.json.encode(dynamo_request(asked, Role.DECODE, is_own=True))
+    arrived = generate_request(msgspec.json.decode(sent, type=DynamoRequest), CARD, "r1", START)
+
+    is_greedy = sampling.temperature == 0
+    kept = sampling.min_tokens if sampling.min_tokens > num_generated else 0
+    same = msgspec.structs.replace(
+        sampling, is_seeded=True, min_tokens=kept, top_k=1 if is_greedy else sampling.top_k
+    )
+    assert arrived == msgspec.structs.replace(asked, sampling=same)
 
 
 @pytest.mark.parametrize(
