@@ -14,7 +14,7 @@ import msgspec
 from baton.errors import BatonError, InvalidRequest
 from baton.messages import TokenChunk
 from frontend.record import Record
-from frontend.turn.choice import Choice
+from frontend.turn.choice import Choice, single_tokens
 
 KEEP_ALIVE = b": keep-alive\n\n"
 _ID = re.compile(r"(\d{1,9})\.(\d{1,9})\.([0-9a-f]{8})")
@@ -125,18 +125,14 @@ class Numbered(Answer):
         await self._answer.settle()
 
     def _tokens(self, chunk: TokenChunk) -> Iterator[TokenChunk]:
-        """Each token of a chunk; a chunk without tokens as it is."""
-        if not chunk.token_ids:
-            yield chunk
-        for i, token_id in enumerate(chunk.token_ids):
-            self._num_tokens += 1
-            self._checksum = zlib.crc32(b"%d," % token_id, self._checksum)
-            if self._num_tokens == self._had[0] and self._checksum != self._had_checksum:
-                raise _changed()
-            logprobs = chunk.logprobs and chunk.logprobs[i : i + 1]
-            finish_reason = chunk.finish_reason if i + 1 == len(chunk.token_ids) else None
-            usage = chunk.usage if i == 0 else None  # a stop string may end the answer at any token
-            yield TokenChunk((token_id,), finish_reason, usage, logprobs)
+        """See `single_tokens`."""
+        for each in single_tokens(chunk):
+            for token_id in each.token_ids:
+                self._num_tokens += 1
+                self._checksum = zlib.crc32(b"%d," % token_id, self._checksum)
+                if self._num_tokens == self._had[0] and self._checksum != self._had_checksum:
+                    raise _changed()
+            yield each
 
     def _number(self, events: bytes) -> bytes:
         """Events that the last token has completed."""

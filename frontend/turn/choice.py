@@ -134,6 +134,19 @@ class TextCalls:
             yield replace(held[0], text=text)
 
 
+def single_tokens(chunk: TokenChunk) -> Iterator[TokenChunk]:
+    """Each token of a chunk; a chunk without tokens as it is."""
+    if len(chunk.token_ids) < 2:
+        yield chunk
+        return
+    last = len(chunk.token_ids) - 1
+    for i, token_id in enumerate(chunk.token_ids):
+        logprobs = chunk.logprobs and chunk.logprobs[i : i + 1]
+        usage = chunk.usage if i == 0 else None  # a stop string may end the answer at any token
+        ends = (chunk.finish_reason, chunk.prompt_logprobs) if i == last else (None, None)
+        yield TokenChunk((token_id,), ends[0], usage, logprobs, ends[1])
+
+
 class Choice:
     """`request` goes to a worker. `stopped` is set once a stop string or the call limit has ended the answer.
     `call_ids` are the calls so far. `logprobs` has an entry per token, or is
@@ -202,7 +215,17 @@ class Choice:
         return written_turn(self._token_ids, self._reader.messages, tokenizer) if is_whole else None
 
     def feed(self, chunk: TokenChunk) -> list[Delta]:
-        """The deltas that a chunk completes."""
+        """The deltas that a chunk completes. Tokens after the one that meets a limit do not count."""
+        if self._limits is None or len(chunk.token_ids) < 2:
+            return self._read(chunk)
+        deltas = []
+        for each in single_tokens(chunk):
+            deltas += self._read(each)
+            if self.stopped:
+                break
+        return deltas
+
+    def _read(self, chunk: TokenChunk) -> list[Delta]:
         token_ids = chunk.token_ids
         self.num_tokens += len(token_ids)
         if self.logprobs is not None:

@@ -102,6 +102,15 @@ def test_a_stop_string_ends_the_text_only(
     assert choice.stopped == (met is not None)
 
 
+@pytest.mark.parametrize("tokens_per_chunk", [1, 2, 3, 1000])
+def test_tokens_after_a_stop_string_do_not_count(tokens_per_chunk: int) -> None:
+    choice, token_ids = choice_of(", w"), iter(TOKENIZER.encode_text(ANSWER, allow_special=True))
+    while not choice.stopped:
+        choice.feed(TokenChunk(tuple(islice(token_ids, tokens_per_chunk))))
+    up_to_it = ANSWER[: ANSWER.index(", w") + len(", w")]
+    assert choice.num_tokens == len(TOKENIZER.encode_text(up_to_it, allow_special=True))
+
+
 @pytest.mark.parametrize("tokens_per_chunk", [1, 2, 7, 1000])
 def test_an_answer_ends_after_its_last_allowed_call(tokens_per_chunk: int) -> None:
     choice = choice_of(max_calls=1)
