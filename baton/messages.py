@@ -261,6 +261,7 @@ class WorkerStats(msgspec.Struct, frozen=True, kw_only=True, array_like=True, ta
 
     `num_strange_messages` came from no process of Baton's and were ignored. `kv_cached_blocks` are free, but
     their KV can be found again. `num_prompt_tokens` were computed here, `num_cached_tokens` found instead.
+    Guesses are tokens of answers that were tried at once, see `--speculate`.
     """
 
     num_running: int = 0
@@ -277,6 +278,15 @@ class WorkerStats(msgspec.Struct, frozen=True, kw_only=True, array_like=True, ta
     kv_cached_blocks: int = 0
     num_cached_tokens: int = 0
     num_strange_messages: int = 0
+    num_accepted_guesses: int = 0
+    num_rejected_guesses: int = 0
+
+    @property
+    def tokens_per_step(self) -> float | None:
+        """Tokens of an answer in one step, 1 without guesses; None if nothing was guessed."""
+        if not self.num_accepted_guesses + self.num_rejected_guesses:
+            return None
+        return self.num_generated_tokens / (self.num_generated_tokens - self.num_accepted_guesses)
 
 
 class KvLayout(msgspec.Struct, frozen=True, kw_only=True):

@@ -124,6 +124,8 @@ _OF_WORKERS = {
     "num_handoffs_expired": ("handoffs_expired", _counter("Handoffs that decode did not take.", _WORKER)),
     "kv_moved_bytes": ("kv_moved_bytes", _counter("KV moved between workers.", _WORKER)),
     "kv_move_s": ("kv_move_seconds", _counter("Time that moves of KV took.", _WORKER)),
+    "num_accepted_guesses": ("worker_accepted_guesses", _counter("Guessed tokens that were right.", _WORKER)),
+    "num_rejected_guesses": ("worker_rejected_guesses", _counter("Guessed tokens that were wrong.", _WORKER)),
     "num_strange_messages": (
         "worker_unauthenticated_messages",
         _counter("Messages from unknown senders that the worker ignored.", _WORKER),
@@ -134,7 +136,8 @@ _KINDS = _TABLE | dict(_OF_WORKERS.values())
 MERGED_FIGURES = {name for name, kind in _KINDS.items() if kind.merge is max or kind.labels == _WORKER}
 """Figures of the fleet, which each frontend shows: dashboards take the largest, not the sum."""
 _OLD = {field: name for field, (name, kind) in _OF_WORKERS.items() if field != name or kind.type == "counter"}
-_OLD.pop("kv_move_s")  # promtool refuses the unit
+for _field in ("kv_move_s", "num_accepted_guesses", "num_rejected_guesses"):
+    del _OLD[_field]  # promtool refuses the unit of the first; the others are new
 _OLD |= {"frontend_strange_messages": "unauthenticated_messages", "frontend_lost_log_lines": "lost_log_lines"}
 """Gauges of 0.2 by name, and the metric that replaces each; they end with 0.4."""
 _NOW = {"stage_requests", "key_queued_requests", "key_running_requests"}

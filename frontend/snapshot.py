@@ -40,7 +40,7 @@ _RATE_S = 5
 """Rates and handoffs are of this many seconds."""
 _MOST_PAIRED = 32
 _NUM_SLOWEST, _NUM_RECENT, _NUM_EVENTS = 10, 200, 20
-_FIGURES = ("num_running", "num_waiting", "kv_used_blocks", "kv_blocks")
+_FIGURES = ("num_running", "num_waiting", "kv_used_blocks", "kv_blocks", "tokens_per_step")
 _REASONS = {
     State.WARMING: "tries its handoffs",
     State.NEW: "has not answered a probe",
@@ -51,7 +51,8 @@ K = TypeVar("K", bound=Hashable)
 
 class WorkerView(msgspec.Struct, kw_only=True):
     """A worker. `state`: ready, warming, new, silent (no statistics in time), lost, stuck, distrusted or
-    refused. The figures are None without statistics, `places` if they are unknown."""
+    refused. The figures are None without statistics, `places` if they are unknown, `tokens_per_step` without
+    guesses."""
 
     worker_id: str
     name: str
@@ -67,6 +68,7 @@ class WorkerView(msgspec.Struct, kw_only=True):
     num_waiting: int | None = None
     kv_used_blocks: int | None = None
     kv_blocks: int | None = None
+    tokens_per_step: float | None = None
 
 
 class PairView(msgspec.Struct, kw_only=True):

@@ -160,7 +160,8 @@ def _cells(w: WorkerView) -> Iterator[str]:
     yield "-" if share is None else f"{'#' * round(5 * min(1.0, share)):.<5} {share:>4.0%}"
     sizes = ((86400, "d"), (3600, "h"), (60, "m"), (1, "s"))
     yield next((f"{w.age_s // size:.0f}{unit}" for size, unit in sizes if w.age_s >= size), "0s")
-    yield " ".join(filter(None, (f"{w.host}:{w.pid}" if w.host else "", w.reason or w.engine)))
+    speed = "" if w.tokens_per_step is None else f"{w.tokens_per_step:.1f} tokens/step"
+    yield " ".join(filter(None, (f"{w.host}:{w.pid}" if w.host else "", w.reason or w.engine, speed)))
 
 
 def _slowest(fleet: Snapshot) -> Iterator[Text]:

@@ -14,6 +14,7 @@ from workers.settings_text import SettingsError
 
 EngineName = Literal["embedded", "mocker", "trtllm", "vllm"]
 DisaggregationMode = Literal["prefill", "decode", "agg"]
+Speculate = Literal["lookup"]
 
 _ENDPOINT = re.compile(r"dyn://[^./]+\.[^./]+\.[^./]+")
 _ENDPOINTS = {
@@ -31,6 +32,7 @@ _ENGINE_FLAGS = {
     "free_gpu_memory_fraction": "kv_cache_config.free_gpu_memory_fraction",
     "tensor_parallel_size": "tensor_parallel_size",
     "expert_parallel_size": "moe_expert_parallel_size",
+    "speculate": "speculate",
 }
 
 
@@ -64,6 +66,9 @@ class WorkerSettings:
     )
     tensor_parallel_size: int | None = flag(None, "GPUs that share each layer", metavar="N", at_least=1)
     expert_parallel_size: int | None = flag(None, "GPUs that share the experts", metavar="N", at_least=1)
+    speculate: Speculate | None = flag(
+        None, "guess the next tokens of answers from what was written before [off]"
+    )
     dyn_reasoning_parser: Literal["gpt_oss"] = flag("gpt_oss", "reasoning parser")
     dyn_tool_call_parser: Literal["harmony"] = flag("harmony", "tool call parser")
     endpoint: str | None = flag(None, "endpoint in discovery [by role]", metavar="DYN")

@@ -59,6 +59,7 @@ class Fleet:
         self._tokenizers = Tokenizers(model_path)
         self.cut = CutPairs(transport, self.table.has, self.events)
         self._no_progress_s = no_progress_s
+        self._stats: dict[str, WorkerStats] = {}
         self.calls = Calls(self._is_stuck, self._give_up, no_progress_s)
         self.handoffs: Counter[tuple[str, str]] = Counter()
         """KV that moved since somebody last took this, by the ids of prefill and decode worker."""
@@ -150,7 +151,7 @@ class Fleet:
         return Health(
             status="healthy" if ready else "unhealthy",
             endpoints=sorted({w.endpoint for w in live}),
-            instances=msgspec.convert(live, list[Instance], from_attributes=True),
+            instances=[self._instance(worker) for worker in live],
             missing=sorted(set(missing)),
             warming=self._ids(State.WARMING) + self._ids(State.NEW),
             lost=self._ids(State.LOST),
@@ -172,7 +173,14 @@ class Fleet:
         for worker, why in zip(registered, found, strict=True):
             if isinstance(why, WorkerLost):
                 self.table.note(worker, Event.LOST, why.message)
-        return list(zip(registered, found, strict=True))
+        answers = list(zip(registered, found, strict=True))
+        self._stats = {w.worker_id: stats for w, stats in answers if isinstance(stats, WorkerStats)}
+        return answers
+
+    def _instance(self, worker: WorkerInfo) -> Instance:
+        instance = msgspec.convert(worker, Instance, from_attributes=True)
+        stats = self._stats.get(worker.worker_id)
+        return msgspec.structs.replace(instance, tokens_per_step=stats.tokens_per_step if stats else None)
 
     def note_workers(self, metrics: Metrics) -> None:
         """Set the metrics of the workers' states."""

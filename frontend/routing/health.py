@@ -6,7 +6,9 @@ from baton.messages import Role
 
 
 class Instance(msgspec.Struct, frozen=True, kw_only=True):
-    """One worker as /health shows it."""
+    """One worker as /health shows it. `tokens_per_step`: of an answer, with the guesses that were right, when
+    the statistics were last read; None without guesses.
+    """
 
     worker_id: str
     role: Role
@@ -15,6 +17,7 @@ class Instance(msgspec.Struct, frozen=True, kw_only=True):
     engine: str
     engine_version: str
     kv_transfer: str
+    tokens_per_step: float | None = None
 
 
 class Health(msgspec.Struct, frozen=True, kw_only=True):

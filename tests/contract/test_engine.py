@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import functools
 import json
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
@@ -60,12 +61,13 @@ class Limits:
 Build = Callable[[Role, Limits], Engine]
 
 
-def _embedded(checkpoint: Path) -> Build:
+def _embedded(checkpoint: Path, *, speculates: bool = False) -> Build:
     def build(role: Role, limits: Limits) -> Engine:
         settings = EmbeddedSettings(
             max_batch_size=limits.max_batch_size,
             max_num_tokens=32,
             max_queue_size=limits.max_queue_size,
+            speculate="lookup" if speculates and role is Role.DECODE else None,
             kv_cache_config=KvCacheSettings(tokens_per_block=8, max_tokens=4096),
             cache_transceiver_config=CacheTransceiverSettings(
                 kv_transfer_timeout_ms=round(limits.ttl_s * 1000)
@@ -152,7 +154,13 @@ def _vllm(checkpoint: Path) -> Build:
     return build
 
 
-ENGINES = {"embedded": _embedded, "mocker": _mocker, "trtllm": _trtllm, "vllm": _vllm}
+ENGINES: dict[str, Callable[[Path], Build]] = {
+    "embedded": _embedded,
+    "guessing": functools.partial(_embedded, speculates=True),
+    "mocker": _mocker,
+    "trtllm": _trtllm,
+    "vllm": _vllm,
+}
 
 
 def _engines(*without: str) -> Any:

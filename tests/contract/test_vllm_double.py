@@ -26,7 +26,8 @@ from tests.tiny_gpt_oss import VOCAB_SIZE, prompt
 from tests.vllm_engine import new_engine, started
 from workers.engines.library.engine import opened
 from workers.engines.vllm.adapter import KEEP
-from workers.engines.vllm.library import SECOND_RUNNER, WORKER_PID, load_library
+from workers.engines.vllm.library import WORKER_PID, load_library
+from workers.engines.vllm.settings import SECOND_RUNNER
 from workers.flags import DisaggregationMode
 from workers.settings_text import SettingsError
 

@@ -235,7 +235,7 @@ def around_steps(monkeypatch: pytest.MonkeyPatch, before: Callable[[list[Work]],
     """Let `before` see each step, on the compute thread."""
     step = Runner.step
 
-    def seen(self: Runner, works: list[Work]) -> list[Sampled | None]:
+    def seen(self: Runner, works: list[Work]) -> list[list[Sampled]]:
         before(works)
         return step(self, works)
 

@@ -92,8 +92,8 @@ def test_a_long_prompt_is_scored_piece_by_piece(checkpoint: Path, monkeypatch: p
         sequence = Sequence(prompt(40), 40, sampling, 41)
         scheduler.add(sequence)
         while works := scheduler.plan().work:
-            for work, token in zip(works, model.step(works), strict=True):
-                scheduler.advance(work, token.token_id if token is not None else None)
+            for work, tokens in zip(works, model.step(works), strict=True):
+                scheduler.advance(work, [token.token_id for token in tokens])
         return sequence
 
     model = runner(checkpoint)

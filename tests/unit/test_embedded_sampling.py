@@ -10,7 +10,8 @@ import torch
 
 from baton.messages import Sampling
 from tests.guided import ScriptedMatcher
-from workers.engines.embedded.sampling import key, sample
+from workers.engines.embedded.sampling import Draw, Sampled, key
+from workers.engines.embedded.sampling import sample as sample_draws
 from workers.engines.embedded.scheduler import Sequence
 
 VOCAB = 8
@@ -20,6 +21,10 @@ LOGITS = torch.tensor([2.0, 1.0, 0.5, 0.0, -0.5, -1.0, -2.0, -3.0])
 def draw(token_ids: tuple[int, ...] = (0,), num_prompt: int = 1, **sampling: Any) -> Sequence:
     settings = {"max_tokens": 100, "seed": 0, "temperature": 0.0} | sampling
     return Sequence(list(token_ids), num_prompt, Sampling(**settings), num_reserved=100)
+
+
+def sample(logits: torch.Tensor, sequences: list[Sequence]) -> list[Sampled]:
+    return sample_draws(logits, [Draw(each) for each in sequences])
 
 
 def chosen(*draws: Sequence) -> list[int]:

@@ -51,7 +51,7 @@ def sizes(step: Step) -> list[tuple[int, int]]:
 
 def finish_step(target: Scheduler, step: Step, token_id: int = 7) -> None:
     for work in step.work:
-        target.advance(work, token_id if work.samples else None)
+        target.advance(work, [token_id] if work.samples else [])
 
 
 def test_a_prompt_runs_in_chunks_and_samples_after_the_last() -> None:
@@ -166,7 +166,7 @@ def test_a_first_token_that_ends_the_answer_is_not_handed_off() -> None:
     handed = sequence(9, hands_off=True)
     target.add(handed)
     (work,) = target.plan().work
-    assert target.advance(work, STOP) == "stop"
+    assert target.advance(work, [STOP]) == "stop"
     assert (handed.phase, target.ledger.num_free) == (Phase.DONE, 100)
 
 

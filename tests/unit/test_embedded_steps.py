@@ -35,11 +35,11 @@ class Model:
         self.loses_tokens = False
         self.logprob: TokenLogprob | None = None
 
-    def step(self, work: list[Work]) -> list[Sampled | None]:
+    def step(self, work: list[Work]) -> list[list[Sampled]]:
         """See Runner."""
         self.steps.append([each.sequence for each in work])
         self.may_step.wait(PATIENCE_S)
-        return [] if self.loses_tokens else [Sampled(7, self.logprob) if w.samples else None for w in work]
+        return [] if self.loses_tokens else [[Sampled(7, self.logprob)] if w.samples else [] for w in work]
 
 
 def sequence(num_tokens: int, max_tokens: int = 3, *, pulls_kv: bool = False) -> Sequence:

@@ -5,7 +5,7 @@ import gc
 import importlib.util
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from baton.flags import Parsed
 from baton.peer_tls import CERT
@@ -13,14 +13,17 @@ from workers.engine import Engine
 from workers.engines.embedded.settings import EmbeddedSettings
 from workers.engines.library.engine import LibraryEngine
 from workers.engines.library.model_facts import ModelFacts, read_model_facts
+from workers.engines.library.settings import check_speculation
 from workers.engines.mocker import MockerSettings
 from workers.engines.trtllm.settings import give_trtllm_settings, load_trtllm_settings
 from workers.engines.vllm.settings import give_vllm_settings, load_vllm_settings
 from workers.flags import EngineName, WorkerSettings, typed_engine_flags
-from workers.settings import Given, load_settings
+from workers.settings import Given, Loaded, load_settings
 from workers.settings_text import SettingsError
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 def build_engine(parsed: Parsed[WorkerSettings]) -> tuple[Engine, list[str]]:
@@ -59,7 +62,7 @@ def given_settings(parsed: Parsed[WorkerSettings]) -> Given:
         case "vllm":
             return give_vllm_settings(None, mode, **given)
         case engine:
-            return load_settings(MockerSettings if engine == "mocker" else EmbeddedSettings, **given).given
+            return _load_own(MockerSettings if engine == "mocker" else EmbeddedSettings, parsed).given
 
 
 def _embedded(parsed: Parsed[WorkerSettings]) -> tuple[Engine, list[str]]:
@@ -72,7 +75,7 @@ def _embedded(parsed: Parsed[WorkerSettings]) -> tuple[Engine, list[str]]:
     from workers.kv.transceiver import choose_transceiver
 
     settings = parsed.settings
-    loaded = load_settings(EmbeddedSettings, **_given(parsed))
+    loaded = _load_own(EmbeddedSettings, parsed)
     wire = loaded.settings.cache_transceiver_config.backend
     transceiver = None
     if settings.disaggregation_mode != "agg":
@@ -96,7 +99,7 @@ def _mocker(parsed: Parsed[WorkerSettings]) -> tuple[Engine, list[str]]:
     from workers.kv.transceiver import choose_transceiver
 
     settings = parsed.settings
-    loaded = load_settings(MockerSettings, **_given(parsed))
+    loaded = _load_own(MockerSettings, parsed)
     engine = MockerEngine(
         loaded.settings,
         model_path=settings.model_path,
@@ -136,6 +139,13 @@ def _model_of(settings: WorkerSettings) -> ModelFacts:
         return read_model_facts(settings.model_path)
     except (OSError, ValueError) as error:
         raise SettingsError(f"--model-path {settings.model_path}: {error}") from error
+
+
+def _load_own(cls: type[T], parsed: Parsed[WorkerSettings]) -> Loaded[T]:
+    """The settings of an engine of Baton's own. Raises SettingsError."""
+    loaded = load_settings(cls, **_given(parsed))
+    check_speculation(loaded.given, parsed.settings.disaggregation_mode)
+    return loaded
 
 
 def _given(parsed: Parsed[WorkerSettings], **more: str) -> dict[str, Any]:

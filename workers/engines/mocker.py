@@ -27,9 +27,10 @@ from workers.durations import Durations
 from workers.engine import EngineInfo
 from workers.engines.prefixes import HeldPrefixes
 from workers.engines.script import Script, Vocabulary, log_prompt
+from workers.flags import Speculate
 from workers.kv.memory import host_memory
 from workers.kv.transceiver import CacheTransceiver, Ticket
-from workers.settings import AtLeastOne, NotNegative
+from workers.settings import AtLeastOne, NotNegative, require
 
 Milliseconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 
@@ -42,7 +43,7 @@ class MockerSettings:
     `script` is a file of answers to play; see `workers.engines.script`. `prompt_log` is a file to which the
     token ids of each prompt are appended, one JSON line each. While the file `hang_while` exists, the engine
     hangs: its worker only sends heartbeats. `prefill_sends_first`: prefill's first token need not wait for
-    the KV to move, as with vLLM.
+    the KV to move, as with vLLM. `speculate` must be left out.
     """
 
     prefill_tokens_per_s: Annotated[float, msgspec.Meta(gt=0, le=1e12)] = 50_000.0
@@ -59,6 +60,10 @@ class MockerSettings:
     prompt_log: str | None = None
     hang_while: str | None = None
     prefill_sends_first: bool = False
+    speculate: Speculate | None = None
+
+    def __post_init__(self) -> None:
+        require(self.speculate is None, "speculate", self.speculate, "left out: no model draws the tokens")
 
     @property
     def is_hung(self) -> bool:

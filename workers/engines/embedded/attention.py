@@ -10,6 +10,7 @@ from workers.engines.embedded.pool import KvPool
 
 # Scores of one tile of queries: fits a CPU's cache (3 times faster on long prompts than without tiles), and
 # is at most 256 MiB on a GPU.
+_SHORT = 16  # tokens: an answer's next one, with guesses
 _TILE_SCORES = {"cpu": 1 << 19, "cuda": 1 << 26}
 
 
@@ -57,15 +58,18 @@ class PagedBatch:
 
 
 def plan_attention(spans: Rows[Span], pool: KvPool, windows: set[int | None]) -> PagedBatch:
-    """Lay out a step of `spans`, in token order, with the spans of one token first.
+    """Lay out a step of `spans`, in token order.
 
-    Those form one group, gathered at once; each longer span is its own group. `windows` are the model's
-    sliding windows in tokens; None is full attention.
+    Short ones of equal length in a row form one group, gathered at once; each other one is its own. `windows`
+    are the model's sliding windows in tokens; None is full attention.
     """
     slots = np.concatenate([_slots(span, pool.tokens_per_block) for span in spans])
-    singles = [span for span in spans if span.num_tokens == 1]
-    batches = [singles] if singles else []
-    batches += [[span] for span in spans if span.num_tokens > 1]
+    batches: list[list[Span]] = []
+    for span in spans:
+        if batches and span.num_tokens <= _SHORT and span.num_tokens == batches[-1][0].num_tokens:
+            batches[-1].append(span)
+        else:
+            batches.append([span])
     groups = []
     first = 0
     for batch in batches:

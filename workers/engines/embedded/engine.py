@@ -127,6 +127,8 @@ class EmbeddedEngine:
             num_prompt_tokens=steps.num_prompt_tokens,
             num_cached_tokens=steps.scheduler.num_cached_tokens,
             num_generated_tokens=steps.num_generated_tokens,
+            num_accepted_guesses=steps.scheduler.num_accepted_guesses,
+            num_rejected_guesses=steps.scheduler.num_rejected_guesses,
         )
         if transfers is None:
             return stats
@@ -189,6 +191,7 @@ class EmbeddedEngine:
             max_num_tokens=settings.max_num_tokens,
             reuses_blocks=settings.kv_cache_config.enable_block_reuse,
             window=runner.pool.shape.window,
+            speculates=settings.speculate is not None,
         )
         return StepLoop(
             runner, self._thread, scheduler, max_calls=settings.max_batch_size + settings.max_queue_size

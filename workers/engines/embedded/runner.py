@@ -1,5 +1,6 @@
 """The compute thread's work: owns model and KV pool, runs steps, moves KV in and out of the pool."""
 
+from itertools import takewhile
 from pathlib import Path
 
 import torch
@@ -11,7 +12,7 @@ from baton.messages import Sampling
 from workers.engines.embedded.attention import PagedBatch, Span, paged_attention, plan_attention
 from workers.engines.embedded.ledger import Lease
 from workers.engines.embedded.pool import Buffer, KvPool, KvShape, Staging
-from workers.engines.embedded.sampling import Sampled, sample, token_logprobs
+from workers.engines.embedded.sampling import Draw, Sampled, sample, token_logprobs
 from workers.engines.embedded.scheduler import Sequence, Work
 from workers.engines.embedded.settings import EmbeddedSettings, KvCacheSettings
 
@@ -44,23 +45,28 @@ class Runner:
         self._warm_up()
 
     @torch.inference_mode()
-    def step(self, works: list[Work]) -> list[Sampled | None]:
-        """Run all `works`, those of one token first; returns the tokens of those that sample."""
+    def step(self, works: list[Work]) -> list[list[Sampled]]:
+        """Run all `works`, as a `Step` orders them; returns the tokens of those that sample: the guesses that
+        sampling gives, too, and one more.
+        """
         paged = plan_attention([_span(work) for work in works], self.pool, self._windows)
         token_ids = [token_id for work in works for token_id in work.token_ids]
         positions = [work.start + offset for work in works for offset in range(len(work.token_ids))]
         hidden = self._model.forward(token_ids, positions, paged)
-        sampled_rows = []
+        rows: list[int] = []
+        drawn: list[Draw] = []
         end = 0
         for work in works:
             self._score(work, hidden, end)
             end += len(work.token_ids)
             if work.samples:
-                sampled_rows.append(end - 1)
-        logits = self._model.logits(hidden, sampled_rows)
-        sampling = [work.sequence for work in works if work.samples]
-        chosen = iter(sample(logits, sampling) if sampling else [])
-        return [next(chosen) if work.samples else None for work in works]
+                rows += range(end - 1 - work.num_guessed, end)
+                drawn += [Draw(work.sequence, work.guesses[:i]) for i in range(work.num_guessed + 1)]
+        chosen = iter(sample(self._model.logits(hidden, rows), drawn) if drawn else [])
+        return [
+            _accepted(work, [next(chosen) for _ in range(work.num_guessed + 1)]) if work.samples else []
+            for work in works
+        ]
 
     def _score(self, work: Work, hidden: torch.Tensor, first_row: int) -> None:
         """Record the log probabilities of the prompt tokens that follow those of `work`, if requested."""
@@ -128,6 +134,13 @@ class Runner:
 def _span(work: Work) -> Span:
     assert work.sequence.lease is not None
     return Span(work.start, len(work.token_ids), work.sequence.lease.blocks)
+
+
+def _accepted(work: Work, sampled: list[Sampled]) -> list[Sampled]:
+    """The tokens up to the first that was not guessed: later ones were drawn after a wrong guess."""
+    pairs = zip(work.guesses, sampled, strict=False)
+    num_right = len(list(takewhile(lambda pair: pair[0] == pair[1].token_id, pairs)))
+    return sampled[: num_right + 1]
 
 
 def _device(name: str) -> torch.device:

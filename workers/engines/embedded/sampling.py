@@ -1,12 +1,13 @@
 """Positional sampling: token i of choice c uses the random numbers of (seed, c, i)."""
 
 import math
+from collections.abc import Sequence as Rows
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from baton.messages import TokenLogprob
+from baton.messages import Sampling, TokenLogprob
 from workers.engines.embedded.scheduler import Sequence
 
 _UINT64 = (1 << 64) - 1
@@ -29,28 +30,46 @@ def key(seed: int, choice: int, index: int) -> int:
     return int(np.uint64(bits).view(np.int64))
 
 
-def sample(logits: torch.Tensor, sequences: list[Sequence]) -> list[Sampled]:
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """The choice of the token that follows a sequence and, if they are right, these guesses."""
+
+    sequence: Sequence
+    guesses: Rows[int] = ()
+
+    @property
+    def sampling(self) -> Sampling:
+        """The request's."""
+        return self.sequence.sampling
+
+    @property
+    def index(self) -> int:
+        """The token's place in the answer."""
+        return self.sequence.num_generated + len(self.guesses)
+
+    def token_ids(self, start: int) -> list[int]:
+        """What precedes the token, from `start` on."""
+        return [*self.sequence.token_ids[start:], *self.guesses]
+
+
+def sample(logits: torch.Tensor, draws: list[Draw]) -> list[Sampled]:
     """Choose one token per row of `logits` [B, vocab], float32; modifies `logits`.
 
     Log-probabilities are the model's own, before any sampling setting. Settings apply in vLLM's order: logit
     bias, penalties, `min_tokens` and the form, temperature, then min_p, top_k and top_p.
     """
     tops = {
-        row: _logprobs(logits[row])
-        for row, sequence in enumerate(sequences)
-        if sequence.sampling.logprobs is not None
+        row: _logprobs(logits[row]) for row, draw in enumerate(draws) if draw.sampling.logprobs is not None
     }
-    for row, sequence in enumerate(sequences):
-        _adjust(logits[row], sequence)
+    for row, draw in enumerate(draws):
+        _adjust(logits[row], draw)
     chosen = logits.argmax(dim=-1)
-    random = [row for row, sequence in enumerate(sequences) if sequence.sampling.temperature > 0]
+    random = [row for row, draw in enumerate(draws) if draw.sampling.temperature > 0]
     if random:
         rows = torch.tensor(random, device=logits.device)
-        chosen[rows] = _draw(logits[rows], [sequences[row] for row in random])
+        chosen[rows] = _draw(logits[rows], [draws[row] for row in random])
     return [
-        Sampled(
-            token_id, _entry(tops[row], token_id, sequences[row].sampling.logprobs) if row in tops else None
-        )
+        Sampled(token_id, _entry(tops[row], token_id, draws[row].sampling.logprobs) if row in tops else None)
         for row, token_id in enumerate(chosen.tolist())
     ]
 
@@ -71,24 +90,24 @@ def _entry(logprobs: torch.Tensor, token_id: int, num_top: int | None) -> TokenL
     return TokenLogprob(token_id, float(logprobs[token_id]), top)
 
 
-def _adjust(row: torch.Tensor, sequence: Sequence) -> None:
+def _adjust(row: torch.Tensor, draw: Draw) -> None:
     """Apply bias, penalties and banned tokens in place; most requests have none."""
-    sampling = sequence.sampling
+    sampling, sequence = draw.sampling, draw.sequence
     if sampling.logit_bias:
         ids = torch.tensor(list(sampling.logit_bias), device=row.device)
         row[ids] += torch.tensor(list(sampling.logit_bias.values()), device=row.device)
     if sampling.repetition_penalty != 1.0:
-        seen = torch.tensor(sorted(set(sequence.token_ids)), device=row.device)
+        seen = torch.tensor(sorted(set(draw.token_ids(0))), device=row.device)
         scores = row[seen]
         row[seen] = torch.where(
             scores > 0, scores / sampling.repetition_penalty, scores * sampling.repetition_penalty
         )
     if sampling.frequency_penalty or sampling.presence_penalty:
-        answer = torch.tensor(sequence.token_ids[sequence.num_prompt :], dtype=torch.int64, device=row.device)
+        answer = torch.tensor(draw.token_ids(sequence.num_prompt), dtype=torch.int64, device=row.device)
         counts = torch.bincount(answer, minlength=len(row))
         row -= sampling.frequency_penalty * counts + sampling.presence_penalty * (counts > 0)
     stops: list[int] = []
-    if sequence.num_generated < sampling.min_tokens and not sampling.ignore_eos:
+    if draw.index < sampling.min_tokens and not sampling.ignore_eos:
         stops = [stop for stop in sampling.stop_token_ids if 0 <= stop < len(row)]
     if sequence.matcher is not None:
         stops = _hold_to_form(row, sequence, stops)
@@ -107,17 +126,17 @@ def _hold_to_form(row: torch.Tensor, sequence: Sequence, stops: list[int]) -> li
     return stops if allowed.any() else []
 
 
-def _draw(logits: torch.Tensor, sequences: list[Sequence]) -> torch.Tensor:
+def _draw(logits: torch.Tensor, draws: list[Draw]) -> torch.Tensor:
     """The Gumbel-max trick in float64: `logits` [B, vocab] -> [B]. Another token is drawn only where the two
     best are as close as the rounding errors of `logits`; inverse transform sampling has such a place between
     any two tokens.
     """
-    temperatures = [each.sampling.temperature for each in sequences]
+    temperatures = [each.sampling.temperature for each in draws]
     scores = logits.double().div_(_column(temperatures, logits))
-    if any(each.sampling.top_k or each.sampling.top_p < 1 or each.sampling.min_p for each in sequences):
-        kept = _truncate(torch.softmax(scores, dim=-1), sequences)
+    if any(each.sampling.top_k or each.sampling.top_p < 1 or each.sampling.min_p for each in draws):
+        kept = _truncate(torch.softmax(scores, dim=-1), draws)
         scores.masked_fill_(kept == 0, -torch.inf)
-    keys = [key(each.sampling.seed, each.sampling.choice, each.num_generated) for each in sequences]
+    keys = [key(each.sampling.seed, each.sampling.choice, each.index) for each in draws]
     return scores.add_(_gumbel(keys, logits)).argmax(dim=-1)
 
 
@@ -139,19 +158,17 @@ def _shifted(numbers: torch.Tensor, bits: int) -> torch.Tensor:
     return (numbers >> bits).bitwise_and_((1 << (64 - bits)) - 1)
 
 
-def _truncate(probs: torch.Tensor, sequences: list[Sequence]) -> torch.Tensor:
+def _truncate(probs: torch.Tensor, draws: list[Draw]) -> torch.Tensor:
     """Zero what min_p, top_k and top_p exclude, each from the distribution that the previous one left."""
     vocab = probs.shape[1]
     ordered, ids = probs.sort(dim=-1, descending=True, stable=True)
-    floors = _column([each.sampling.min_p for each in sequences], probs) * ordered[:, :1]
+    floors = _column([each.sampling.min_p for each in draws], probs) * ordered[:, :1]
     ranks = torch.arange(vocab, device=probs.device)
-    kept = (ordered >= floors) & (
-        ranks < _column([each.sampling.top_k or vocab for each in sequences], probs)
-    )
+    kept = (ordered >= floors) & (ranks < _column([each.sampling.top_k or vocab for each in draws], probs))
     ordered = ordered * kept
     # Keep a token if more likely ones do not reach top_p; the likeliest is always kept.
     before = ordered.cumsum(dim=-1) - ordered
-    shares = [each.sampling.top_p if each.sampling.top_p < 1 else math.inf for each in sequences]
+    shares = [each.sampling.top_p if each.sampling.top_p < 1 else math.inf for each in draws]
     limits = _column(shares, probs) * ordered.sum(dim=-1, keepdim=True)
     ordered = ordered * ((before < limits) | (ranks == 0))
     return torch.zeros_like(probs).scatter_(1, ids, ordered)

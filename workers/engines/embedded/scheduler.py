@@ -3,16 +3,22 @@
 import enum
 from array import array
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import takewhile
 
 from baton.errors import InvalidRequest
 from baton.messages import FinishReason, GenerateRequest, Sampling, TokenLogprob
 from workers.durations import Durations
 from workers.engines.embedded.grammar import Matcher
+from workers.engines.embedded.guesses import MOST_GUESSES, Guesser
 from workers.engines.embedded.ledger import BlockLedger, End, Lease, Prefix, first_whole_block
 from workers.engines.prefixes import first_key, next_key
+
+# Measured on a CPU with the demo model: with more, a step takes longer than right guesses save.
+_MOST_GUESSING = 16
+_SHARE_OF_GUESSES = 8  # one of so many tokens in a step, so that prompts go on
 
 
 class Phase(enum.Enum):
@@ -40,7 +46,8 @@ class Sequence:
     next token is not sampled before it `is_ready`. `prompt_logprobs` are those of the prompt's computed part,
     if requested. `keys` are those of its salt and its full blocks, see `Prefix`; `num_kept` blocks can be
     found by others, the first `num_partial` without the KV of sliding-window layers. The KV of its first
-    `num_cached` tokens was found; `num_moved_bytes` were pulled.
+    `num_cached` tokens was found; `num_moved_bytes` were pulled. `guesser` guesses its next tokens, once it
+    decodes.
     """
 
     token_ids: list[int]
@@ -62,6 +69,7 @@ class Sequence:
     num_partial: int = 0
     num_moved_bytes: int = 0
     spent: Durations = field(default_factory=Durations)
+    guesser: Guesser | None = None
 
     @property
     def num_generated(self) -> int:
@@ -85,17 +93,26 @@ class Sequence:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """`token_ids` of one sequence to run, from position `start`. If `samples`, they are its last ones."""
+    """`token_ids` of one sequence to run, from position `start`. If `samples`, they are its last ones, and
+    after them `num_guessed` that may follow.
+    """
 
     sequence: Sequence
     start: int
     token_ids: list[int]
     samples: bool
+    num_guessed: int = 0
+
+    @property
+    def guesses(self) -> list[int]:
+        """The guessed ones of `token_ids`."""
+        return self.token_ids[len(self.token_ids) - self.num_guessed :]
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step's work: single tokens first, which attention processes together, then longer pieces.
+    """One step's work: single tokens first, then answers by number of guesses, then longer pieces of prompts.
+    Attention processes equal numbers of tokens together.
 
     `to_pull` were just admitted and wait for their KV from a prefill worker.
     """
@@ -120,10 +137,14 @@ class Scheduler:
         max_num_tokens: int,
         reuses_blocks: bool = False,
         window: int = 0,
+        speculates: bool = False,
     ) -> None:
-        """`window`: the model's longest sliding window in tokens, 0 without any."""
+        """`window`: the model's longest sliding window in tokens, 0 without any. `speculates`:
+        the next tokens of answers are guessed.
+        """
         self.ledger = BlockLedger(num_blocks, tokens_per_block)
-        self.num_cached_tokens = 0
+        self.num_cached_tokens = self.num_accepted_guesses = self.num_rejected_guesses = 0
+        self._speculates = speculates
         self._window = window
         self._tokens_per_block = tokens_per_block
         self._context_length = context_length
@@ -157,10 +178,12 @@ class Scheduler:
         step = Step(to_pull=list(self._admit()))
         running = [sequence for sequence in self._admitted if sequence.phase is Phase.RUNNING]
         prompts = [sequence for sequence in running if len(sequence.token_ids) - sequence.num_computed > 1]
+        num_guesses = self._num_guesses(len(running), len(running) - len(prompts))
         for sequence in running:
             if len(sequence.token_ids) - sequence.num_computed == 1 and sequence.may_sample:
-                step.work.append(_next_work(sequence, 1))
-        budget = self._max_num_tokens - len(step.work)
+                step.work.append(_next_work(sequence, 1, self._guessed(sequence, num_guesses)))
+        step.work.sort(key=lambda work: work.num_guessed)
+        budget = self._max_num_tokens - sum(len(work.token_ids) for work in step.work)
         for sequence in prompts:
             num_left = len(sequence.token_ids) - sequence.num_computed
             if budget <= 0:
@@ -172,18 +195,47 @@ class Scheduler:
         step.work.sort(key=lambda work: len(work.token_ids) > 1)
         return step
 
-    def advance(self, work: Work, token_id: int | None) -> FinishReason | None:
-        """Record that `work` ran and, if it sampled, chose `token_id`; returns whether the sequence ended.
+    def _num_guesses(self, num_running: int, num_answers: int) -> int:
+        """How many tokens of each answer may be guessed in this step."""
+        if not self._speculates or num_running > _MOST_GUESSING or not num_answers:
+            return 0
+        room = min(self._max_num_tokens // _SHARE_OF_GUESSES, self._max_num_tokens - num_running)
+        return min(MOST_GUESSES, room // num_answers)
+
+    def _guessed(self, sequence: Sequence, most: int) -> list[int]:
+        """None beyond the end of the answer, or where a form says what may come."""
+        sampling = sequence.sampling
+        most = min(
+            most,
+            sampling.max_tokens - sequence.num_generated - 1,
+            self._context_length - len(sequence.token_ids) - 1,
+        )
+        if most < 1 or sequence.matcher is not None or sequence.hands_off:
+            return []
+        if sequence.guesser is None:
+            sequence.guesser = Guesser(sequence.num_reserved)
+        guessed = sequence.guesser.guess(sequence.token_ids, most)
+        stops = () if sampling.ignore_eos else sampling.stop_token_ids
+        return list(takewhile(lambda token_id: token_id not in stops, guessed))
+
+    def advance(self, work: Work, token_ids: list[int]) -> FinishReason | None:
+        """Record that `work` ran and, if it sampled, chose `token_ids`: the right guesses and one more.
+        Returns whether the sequence ended.
 
         A sequence that hands off is then pinned: its prompt is complete and waits for a peer, out of the
         batch.
         """
-        sequence = work.sequence
-        sequence.num_computed += len(work.token_ids)
+        sequence, right = work.sequence, token_ids[:-1]
+        sequence.token_ids += right
+        sequence.num_computed += len(work.token_ids) - work.num_guessed + len(right)
         self._keep_blocks(sequence)
-        if token_id is None:
+        if sequence.guesser is not None and work.num_guessed:
+            sequence.guesser.note(work.num_guessed, len(right))
+            self.num_accepted_guesses += len(right)
+            self.num_rejected_guesses += work.num_guessed - len(right)
+        if not token_ids:
             return None
-        reason = self._append(sequence, token_id)
+        reason = self._append(sequence, token_ids[-1])
         if reason is None and sequence.hands_off:
             assert sequence.lease is not None
             self.ledger.pin(sequence.lease)
@@ -285,10 +337,11 @@ class Scheduler:
                 yield sequence
 
 
-def _next_work(sequence: Sequence, num_tokens: int) -> Work:
+def _next_work(sequence: Sequence, num_tokens: int, guessed: Collection[int] = ()) -> Work:
     start = sequence.num_computed
     end = start + num_tokens
-    return Work(sequence, start, sequence.token_ids[start:end], samples=end == len(sequence.token_ids))
+    token_ids = [*sequence.token_ids[start:end], *guessed]
+    return Work(sequence, start, token_ids, end == len(sequence.token_ids), len(guessed))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from workers.flags import Speculate
 from workers.settings import AtLeastOne, NotNegative, require
 
 
@@ -46,7 +47,8 @@ class EmbeddedSettings:
 
     `max_seq_len` None is the model's context length. `max_queue_size` requests may wait. `dtype` "auto" is
     float32 on a CPU, bfloat16 on a GPU. `num_threads` is for torch on the compute thread.
-    `enable_chunked_prefill` must be true, the parallel sizes 1.
+    `enable_chunked_prefill` must be true, the parallel sizes 1. `speculate`: how the next tokens of
+    answers are guessed.
     """
 
     max_batch_size: AtLeastOne = 32
@@ -59,6 +61,7 @@ class EmbeddedSettings:
     device: Literal["auto", "cpu", "cuda"] = "auto"
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     num_threads: AtLeastOne = 1
+    speculate: Speculate | None = None
     tensor_parallel_size: int = 1
     moe_expert_parallel_size: int = 1
 

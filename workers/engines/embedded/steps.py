@@ -116,7 +116,7 @@ class StepLoop:
 
     def resume(self, call: Call, first: Sampled) -> None:
         """The prompt's KV has arrived: deliver its first token and continue with the second."""
-        self._deliver(call, first, self.scheduler.pulled(call.sequence, first.token_id))
+        self._deliver(call, [first], self.scheduler.pulled(call.sequence, first.token_id))
         self._ask_mask(call.sequence)
         self._wake.set()
 
@@ -163,16 +163,16 @@ class StepLoop:
             sampled = await self.on_thread(self.runner.step, step.work)
         except WorkerLost:
             return  # every call has failed
-        for work, token in zip(step.work, sampled, strict=True):
+        for work, tokens in zip(step.work, sampled, strict=True):
             sequence = work.sequence
             if sequence.phase is not Phase.RUNNING:
                 continue  # closed during the step
             self.num_prompt_tokens += max(0, min(len(work.token_ids), sequence.num_prompt - work.start))
-            reason = self.scheduler.advance(work, token.token_id if token is not None else None)
-            if token is not None:
-                self._deliver(self._calls[sequence], token, reason)
+            reason = self.scheduler.advance(work, [token.token_id for token in tokens])
+            if tokens:
+                self._deliver(self._calls[sequence], tokens, reason)
                 self._ask_mask(sequence)
-                self.num_generated_tokens += 1
+                self.num_generated_tokens += len(tokens)
 
     def _ask_mask(self, sequence: Sequence) -> None:
         """Request the mask of the sequence's next token, if it is guided."""
@@ -192,10 +192,10 @@ class StepLoop:
             self.fail(self._calls[sequence], sequence.matcher.error)
         self._wake.set()
 
-    def _deliver(self, call: Call, token: Sampled, reason: FinishReason | None) -> None:
+    def _deliver(self, call: Call, tokens: list[Sampled], reason: FinishReason | None) -> None:
         sequence = call.sequence
         usage = None
-        is_first = sequence.num_generated == call.request.num_generated + 1
+        is_first = sequence.num_generated == call.request.num_generated + len(tokens)
         if is_first:
             sequence.spent.lap("moved_s" if sequence.pulls_kv else "computed_s")
         if is_first or reason is not None:
@@ -206,9 +206,10 @@ class StepLoop:
                 sequence.num_moved_bytes,
                 *sequence.spent.parts,
             )
-        logprobs = (token.logprob,) if token.logprob is not None else None
+        logprobs = tuple(token.logprob for token in tokens if token.logprob is not None) or None
         scored = tuple(sequence.prompt_logprobs) if sequence.prompt_logprobs and reason is not None else None
-        call.outbox.put_nowait(TokenChunk((token.token_id,), reason, usage, logprobs, scored))
+        token_ids = tuple(token.token_id for token in tokens)
+        call.outbox.put_nowait(TokenChunk(token_ids, reason, usage, logprobs, scored))
         if reason is not None:
             call.outbox.put_nowait(None)
 

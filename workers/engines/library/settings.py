@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from workers.flags import DisaggregationMode
+from workers.flags import DisaggregationMode, Speculate
 from workers.settings import (
     Field,
     Fields,
@@ -17,17 +17,22 @@ from workers.settings import (
     first_invalid,
     put,
     read,
+    refuse,
 )
 from workers.settings_text import SettingsError
 
 QUEUE_SIZE = "max_queue_size"
 """How many requests may wait for a place in the batch: Baton's own, which no library gets."""
 
+SPECULATE = "speculate"
+"""How the next tokens of answers are guessed: Baton's own, too."""
+
 BATON = "baton"  # the source of what Baton chooses
-NO_SPECULATION = (
-    "prefill and decode workers cannot speculate: a draft's KV is not handed over; leave it out, or run the "
-    "worker with --disaggregation-mode agg"
+_NO_DRAFTS = (
+    "prefill and decode workers cannot speculate with a draft model: its KV is not handed over; leave it "
+    "out, or run the worker with --disaggregation-mode agg. --speculate lookup on decode needs no model"
 )
+_SET_BY_SPECULATE = "--speculate lookup sets it; leave one of the two out"
 _DEFAULT_QUEUE_SIZE = 256
 
 
@@ -51,9 +56,11 @@ def load(rules: Rules, args: Any, mode: DisaggregationMode, **sources: Any) -> L
     Per leaf: flag > override > YAML > Baton's choice > the build's default; `settings` has only given and
     chosen values. Raises SettingsError, also for what cannot work in `mode`.
     """
-    fields = fields_of(args) | {QUEUE_SIZE: Field(int, _DEFAULT_QUEUE_SIZE)}
+    own = {QUEUE_SIZE: Field(int, _DEFAULT_QUEUE_SIZE), SPECULATE: Field(Speculate | None, None)}
+    fields = fields_of(args) | own
     loaded = build(fields, give(rules, fields, mode, **sources))
-    loaded.settings.pop(QUEUE_SIZE, None)
+    for name in own:
+        loaded.settings.pop(name, None)
     return loaded
 
 
@@ -72,8 +79,29 @@ def give(
     flags = {rules.names.get(path, path): value for path, value in (typed or {}).items()}
     given = read(fields, yaml_path, flags, override)
     _check_numbers(rules, given)
+    check_speculation(given, mode)
     rules.complete(given, mode)
     return given
+
+
+def check_speculation(given: Given, mode: DisaggregationMode) -> None:
+    """Raise SettingsError if a prefill worker is to guess tokens."""
+    if mode == "prefill":
+        why = "a prefill worker generates one token; set it on the decode workers only"
+        refuse(given, (SPECULATE,), why)
+
+
+def complete_speculation(
+    given: Given, mode: DisaggregationMode, names: tuple[str, ...], config: Mapping[str, object]
+) -> None:
+    """Set the first of the library's `names` to `config` if the next tokens are to be guessed. Raises
+    SettingsError if the user has set one of them then, or without it on a worker that hands KV over.
+    """
+    if value_of(given, SPECULATE) is not None:
+        refuse(given, names, _SET_BY_SPECULATE)
+        put(given, names[0], dict(config), BATON)
+    elif mode != "agg":
+        refuse(given, names, _NO_DRAFTS)
 
 
 def value_of(given: Given, path: str) -> object:

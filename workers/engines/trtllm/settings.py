@@ -2,9 +2,16 @@
 
 import functools
 
-from workers.engines.library.settings import NO_SPECULATION, Rules, choose, give, load, value_of
+from workers.engines.library.settings import (
+    Rules,
+    choose,
+    complete_speculation,
+    give,
+    load,
+    value_of,
+)
 from workers.flags import DisaggregationMode
-from workers.settings import Given, refuse
+from workers.settings import Given
 from workers.settings_text import SettingsError
 
 TRANSCEIVER = "cache_transceiver_config"
@@ -16,6 +23,9 @@ BEAM_WIDTH = "max_beam_width"
 OVERLAP_OFF = "disable_overlap_scheduler"
 MANAGER_V2 = "kv_cache_config.use_kv_cache_manager_v2"
 KV_TIMEOUT_MS = 60_000
+_SPECULATION = ("speculative_config", "decoding_config")
+# A suffix automaton over prompt and answer, on the GPU; off while more than 16 requests run.
+_LOOKUP = {"decoding_type": "SA", "max_draft_len": 4, "max_concurrency": 16}
 # What `auto` resolves to for gpt-oss; explicit, so that the two sides of a pair can be compared.
 RUNTIMES = {"UCX": "CPP", "MOONCAKE": "CPP", "MPI": "CPP", "NIXL": "PYTHON"}
 
@@ -47,9 +57,9 @@ def _complete(given: Given, mode: DisaggregationMode) -> None:
             if value_of(given, RUNTIME) == "CPP":
                 choose(given, MANAGER_V2, False)
         choose(given, TIMEOUT, KV_TIMEOUT_MS)
+    complete_speculation(given, mode, _SPECULATION, _LOOKUP)
     if mode == "agg":
         return
-    refuse(given, ("speculative_config", "decoding_config"), NO_SPECULATION)
     _check_transfer(given)
     if mode == "prefill" and value_of(given, OVERLAP_OFF) is False:
         raise SettingsError(

@@ -17,11 +17,11 @@ from workers.engines.library.adapter import Call, Facts, Kept
 from workers.engines.library.model_facts import ModelFacts
 from workers.engines.library.requests import token_logprobs
 from workers.engines.library.settings import QUEUE_SIZE
-from workers.engines.vllm.library import SECOND_RUNNER, Library
+from workers.engines.vllm.library import Library
 from workers.engines.vllm.patches import CONNECTOR, NUM_TOKENS, RELEASE, is_on
 from workers.engines.vllm.patches.kernels import WARM_UP_LOGPROBS, warm_up_lengths
 from workers.engines.vllm.sampling import is_continued_exactly, sampling_params
-from workers.engines.vllm.settings import LEASE, TRANSFER
+from workers.engines.vllm.settings import LEASE, SECOND_RUNNER, TRANSFER
 from workers.settings import Loaded
 
 log = logging.getLogger(__name__)

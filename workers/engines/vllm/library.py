@@ -9,12 +9,12 @@ from typing import Any
 
 from workers.engines.library.release import check_tried, release_of
 from workers.engines.vllm.patches import NAMES, TRIED, WITHOUT, turned_off
+from workers.engines.vllm.settings import SECOND_RUNNER
 from workers.flags import DisaggregationMode
 from workers.settings_text import SettingsError
 
 WORKER_PID = "BATON_WORKER_PID"
 SIDE_CHANNEL_PORT = "VLLM_NIXL_SIDE_CHANNEL_PORT"
-SECOND_RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
 SECOND_RUNNER_SINCE = (0, 29)  # for all models; before, not for gpt-oss
 
 

@@ -1,13 +1,15 @@
 """The engine arguments of a vLLM worker: the given values, and those that Baton requires or chooses."""
 
 import functools
+import os
 
 from workers.engines.library.settings import (
     BATON,
-    NO_SPECULATION,
+    SPECULATE,
     Rules,
     check_count,
     choose,
+    complete_speculation,
     demand,
     give,
     load,
@@ -18,12 +20,18 @@ from workers.flags import DisaggregationMode
 from workers.settings import Given, put, refuse
 from workers.settings_text import SettingsError
 
+SECOND_RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
 TRANSFER = "kv_transfer_config"
 LEASE = f"{TRANSFER}.kv_connector_extra_config"
 LEASE_S = 120
 """Pins are released when their call is closed; the lease frees those whose release failed."""
 
 _SPECULATION = ("speculative_config", "spec_method", "spec_model", "spec_tokens")
+_LOOKUP = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 2, "prompt_lookup_max": 8}
+_NO_LOOKUP = (
+    "vLLM's second model runner, which Baton uses, cannot guess tokens without a draft model; leave it out, "
+    f"or set {SECOND_RUNNER}=0, with which sampled answers do not resume exactly"
+)
 # Required values, and why.
 _REQUIRED: dict[str, tuple[object, str]] = {
     "worker_extension_cls": ("workers.engines.vllm.inside.KvPins", "it releases the KV"),
@@ -54,10 +62,12 @@ def _complete(given: Given, mode: DisaggregationMode) -> None:
     choose(given, "generation_config", "vllm")  # the request says how to sample and where to stop
     for path, (value, why) in _REQUIRED.items():
         demand(given, path, value, why)
+    if os.environ.get(SECOND_RUNNER) != "0":
+        refuse(given, (SPECULATE,), _NO_LOOKUP)
+    complete_speculation(given, mode, _SPECULATION, _LOOKUP)
     if mode == "agg":
         refuse(given, (TRANSFER,), "an aggregated worker does not transfer KV; leave it out")
         return
-    refuse(given, _SPECULATION, NO_SPECULATION)
     if TRANSFER in given:
         value, source = given[TRANSFER]
         raise SettingsError(

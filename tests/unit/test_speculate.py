@@ -1,0 +1,63 @@
+"""`--speculate`: one setting for every engine; which workers can have it, and what the libraries get."""
+
+from typing import Any
+
+import pytest
+from tensorrt_llm.llmapi.llm_args import TorchLlmArgs
+from vllm.engine.arg_utils import AsyncEngineArgs
+
+from baton.flags import parse
+from workers.engines.build import build_engine, given_settings
+from workers.engines.trtllm.settings import load_trtllm_settings
+from workers.engines.vllm.settings import SECOND_RUNNER, load_vllm_settings
+from workers.flags import WorkerSettings
+from workers.settings_text import SettingsError
+
+UCX = '{"cache_transceiver_config": {"backend": "UCX"}}'
+LOOKUP: dict[str, Any] = {"typed": {"speculate": "lookup"}}
+
+
+@pytest.mark.parametrize("mode", ["decode", "agg"])
+def test_tensorrt_llm_looks_up_on_the_gpu(mode: Any) -> None:
+    loaded = load_trtllm_settings(TorchLlmArgs, mode, override=UCX, **LOOKUP)
+    assert loaded.settings["speculative_config"]["decoding_type"] == "SA"
+    assert "speculate" not in loaded.settings
+    assert "speculate=lookup (flag)" in loaded.lines()
+
+
+@pytest.mark.parametrize("mode", ["decode", "agg"])
+def test_vllm_looks_up_with_its_first_runner_only(mode: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(SECOND_RUNNER, raising=False)
+    with pytest.raises(SettingsError, match=f"flag: speculate: .*second model runner.*{SECOND_RUNNER}=0"):
+        load_vllm_settings(AsyncEngineArgs, mode, **LOOKUP)
+    load_vllm_settings(AsyncEngineArgs, mode)
+    monkeypatch.setenv(SECOND_RUNNER, "0")
+    loaded = load_vllm_settings(AsyncEngineArgs, mode, **LOOKUP)
+    assert loaded.settings["speculative_config"]["method"] == "ngram"
+    assert "speculate" not in loaded.settings
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (
+            "--engine embedded --disaggregation-mode prefill",
+            "flag: speculate: a prefill worker generates one",
+        ),
+        ("--engine trtllm --disaggregation-mode prefill", "flag: speculate: a prefill worker generates one"),
+        ("--engine vllm --disaggregation-mode prefill", "flag: speculate: a prefill worker generates one"),
+        ("--engine mocker", "flag: speculate: 'lookup' must be left out"),
+        (
+            '--engine trtllm --override-engine-args {"speculative_config":{"decoding_type":"Eagle3"}}',
+            ": --speculate lookup sets it; leave one of the two out",
+        ),
+    ],
+)
+def test_a_worker_and_doctor_refuse_it_where_it_cannot_work(flags: str, says: str) -> None:
+    parsed = parse(
+        WorkerSettings, ["--speculate", "lookup", *flags.split()], prog="p", description="d", environ={}
+    )
+    for load in (build_engine, given_settings):
+        with pytest.raises(SettingsError) as refused:
+            load(parsed)
+        assert says in str(refused.value)
