@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # gpt-oss on vLLM: prefill on one GPU and decode on another, both roles on one, or one aggregated worker.
 #   launch/gpt_oss_vllm.sh [20b|120b] [--agg | --one-gpu [--prefill-sm-share 60]] [--dry-run]
-# The default is 120b; an H200 holds either. --one-gpu: docs/operating.md, One GPU; GPU $CUDA_VISIBLE_DEVICES, else 0.
+# The default is 120b; an H200 holds either. --one-gpu: GPU $CUDA_VISIBLE_DEVICES, else 0 (deploy/README.md).
 # Override the variables below and those at the top of launch/trtllm.sh in the environment. A role's GPUs are divided
 # evenly among its workers. *FLAGS replace the default flags; *EXTRA_FLAGS are added after them.
 set -euo pipefail
