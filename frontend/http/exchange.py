@@ -120,6 +120,7 @@ class Exchange:
         self.key_name: str = scope.get("key_name", "")
         self.address: str = (scope.get("client") or ("",))[0]
         self.blocked_s: list[float] = scope.get("blocked_s", [])
+        self._drain: Callable[[], Awaitable[None]] | None = scope.get("drain")
         self._receive = receive
         self._send = send
 
@@ -202,6 +203,11 @@ class Exchange:
         data = msgspec.json.encode(body)
         await self.start(status, b"application/json", [(b"content-length", b"%d" % len(data)), *headers])
         await self.end(data)
+
+    async def taken(self) -> None:
+        """Return when the client has read what was sent, but for what buffers hold."""
+        if self._drain is not None:
+            await self._drain()
 
     async def fail(self, error: BatonError, headers: Headers = ()) -> bool:
         """Send an error response, with the headers that its status needs, or the event that ends a stream.

@@ -166,6 +166,7 @@ async def generate(exchange: Exchange, answer: Answer, services: Services, recor
     has a part of the stream and it cannot be continued.
     """
     answer = numbered(exchange, answer)
+    record.num_prompt_tokens = num_prompt_tokens(answer.choices)
     delivery = Delivery(exchange, answer, services)
     try:
         async with delivery:
@@ -178,6 +179,7 @@ async def generate(exchange: Exchange, answer: Answer, services: Services, recor
         else:
             headers = [*ignored_header(answer.ignored), *server_timing(record)]
             await exchange.answer(200, answer.body(), headers)
+            await exchange.taken()
     finally:
         count(answer.choices, record)
 
@@ -353,9 +355,8 @@ async def feed(  # noqa: PLR0917  one call
 
 
 def count(choices: Sequence[Choice], record: Record) -> None:
-    """Record the choices' counts in the record."""
+    """Record what the choices have counted."""
     record.num_choices = len(choices)
-    record.num_prompt_tokens = num_prompt_tokens(choices)
     firsts = [choice for choice in choices if choice.request.sampling.choice == 0]
     record.num_cached_tokens = sum([choice.num_cached_tokens for choice in firsts])
     record.num_completion_tokens = sum([choice.num_tokens for choice in choices])

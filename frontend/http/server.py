@@ -214,7 +214,8 @@ class Connection(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """The first byte of a request."""
         super().on_message_begin()
-        cast("Scope", self.scope)["blocked_s"] = self._flow.blocked_s
+        scope = cast("Scope", self.scope)
+        scope["blocked_s"], scope["drain"] = self._flow.blocked_s, self._flow.drain
         self._reading = _Reading.HEAD
         if self._num_open == 0:
             self._give_up_s = self.loop.time() + self._patience.request_s

@@ -14,6 +14,7 @@ from frontend.http.services import Services
 from frontend.responses.body import RUNNING
 from frontend.responses.output import EventWriter, ResponseAnswer, after
 from frontend.responses.store import ResponseStore, StoredResponse
+from frontend.turn.choice import num_prompt_tokens
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +63,7 @@ class Run:
         self._reason: BatonError | None = None
         self._record = services.metrics.begin(ROUTE, answer.response.id, answer.key_name)
         self._record.enter("queue")
+        self._record.num_prompt_tokens = num_prompt_tokens(answer.choices)
         if services.begin_trace is not None and answer.record is not None and answer.record.trace is not None:
             self._record.trace = services.begin_trace(answer.record.trace.own)
         # Only this task is ever cancelled, so that `_finish` always runs.

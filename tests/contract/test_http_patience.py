@@ -277,6 +277,44 @@ async def test_what_a_client_does_not_read_is_no_gap_between_tokens() -> None:
     assert record.duration_s == pytest.approx(sum(record.spent().values()), rel=0.05)
 
 
+class Long(ScriptedTokens):
+    """An answer that is longer than the buffers."""
+
+    async def generate(
+        self, request: GenerateRequest, caller: str, on_taken: Callable[[], None], leg: Leg
+    ) -> AsyncGenerator[TokenChunk, None]:
+        on_taken()
+        leg.decoded(TokenChunk((0,), None))
+        header = TOKENIZER.encode_text("<|channel|>final<|message|>", allow_special=True)
+        yield TokenChunk((*header, *(40,) * 300_000), "length", Usage(len(request.token_ids), 0, 1))
+
+
+async def test_a_whole_answer_is_sent_until_the_client_has_read_it() -> None:
+    services = Client(Long()).services
+    listener = socket.create_server(("127.0.0.1", 0))
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # its connections' too
+    server = HttpServer(Endpoint("/v1/chat/completions", generating(prepare_chat), services), 1.0)
+    server.start(listener)
+    own = socket.socket()
+    own.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    own.connect(listener.getsockname())
+    reader, writer = await asyncio.open_connection(sock=own)
+    peer = Peer(reader, writer)
+    body = json.dumps({"model": MODEL, "messages": [{"role": "user", "content": "Hi"}]}).encode()
+    peer.mute()
+    peer.say(
+        b"POST / HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body) + body
+    )
+    await until(lambda: [each.stage for each in services.metrics.records.running()] == ["send"])
+    await asyncio.sleep(0.5)  # it does not read
+    peer.unmute()
+    assert len(await peer.rest()) > 300_000
+    writer.transport.abort()
+    await server.drain()
+    (record,) = services.metrics.records.newest(9)
+    assert (record.status, record.stages["send"] > 0.5) == (200, True)
+
+
 async def test_a_client_that_reads_slowly_or_asked_ahead_is_not(serve: Serve) -> None:
     async with serve(Patience(request_s=0.5, idle_s=0.5, unread_s=1.0)) as scene:
         peer = await scene.peer(GET + b"GET /?endless HTTP/1.1\r\nhost: x\r\n\r\n")

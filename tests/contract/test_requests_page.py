@@ -18,6 +18,7 @@ async def test_a_request_that_runs_is_shown_with_its_stage() -> None:
         await held.began.wait()
         (found,) = (await frontend.get("/requests?running=1")).json()["requests"]
         assert (found["record"]["status"], found["record"]["now"]) == (0, "stream")
+        assert found["record"]["num_prompt_tokens"] > 0
         held.goes_on.set()
         await asked
         assert (await frontend.get("/requests?running=1")).json()["requests"] == []

@@ -149,6 +149,35 @@ def test_a_worker_whose_loop_stood_still_did_not_compute() -> None:
     assert found.cause == "p stood still"
 
 
+@pytest.mark.parametrize(("num_prompt_tokens", "expected"), [(8000, None), (100, ("prefill", "p", 3.0))])
+def test_a_prompt_that_is_being_computed_may_take_as_long_as_it_is(
+    num_prompt_tokens: int, expected: tuple[str, str, float] | None
+) -> None:
+    made = Record(request_id="r", route="/v1/x", at_s=1e9, began_s=0.0, status=0)
+    made.num_prompt_tokens = num_prompt_tokens
+    prefill: dict[Stage, float] = {"prefill": 3.0}
+    made.legs = [Leg(attempts=[Attempt(prefill="p", where={"p": ""}, stages=prefill, ended_in="prefill")])]
+    assert judged(made) == expected
+
+
+@pytest.mark.parametrize(
+    ("starved_s", "cause"), [(0.9, "the host of p was busy"), (0.3, "p stood still, or the network to it")]
+)
+def test_a_worker_without_a_cpu_is_not_guilty(starved_s: float, cause: str) -> None:
+    made = record(transit=1.0)
+    made.legs[0].attempts[0].starved_s = starved_s
+    found = verdict(made, USUAL)
+    assert (found and found.cause, found and found.worker) == (cause, "" if starved_s > 0.5 else "p")
+
+
+def test_a_frontend_without_a_cpu_is_not_guilty() -> None:
+    made = record(delay=0.9)
+    made.starved_s = 0.8
+    found = verdict(made, USUAL)
+    assert found
+    assert found.cause == "the host of this frontend was busy"
+
+
 def test_a_few_requests_of_an_incident_do_not_hide_the_next() -> None:
     usual = Usual([*(record() for _ in range(20)), *(record(transit=1.0) for _ in range(3))])
     assert judged(record(transit=1.0), usual) == ("transit", "p", 0.999)
