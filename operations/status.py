@@ -107,8 +107,11 @@ def _look(client: Client) -> tuple[int, Group]:
     health, fleet = client.get("/health", Health), client.get("/fleet", Snapshot)
     code = int(health.status != "healthy")
     heading = _line(f"{health.status}: {_counts(health)}", "red" if code else "bold")
+    roles = {(each.model, each.role) for each in health.instances}
+    absent = sorted({(m, role) for m, _ in roles for _, role in roles} - roles)
     problems = {
         "missing": health.missing,
+        "model": [f"{model} has no {role.value} worker, other models have" for model, role in absent],
         "refused worker": health.refused,
         "cold pair": health.cold_pairs,
         "cut pair": health.cut_pairs,

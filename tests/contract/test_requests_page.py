@@ -1,10 +1,12 @@
 """`GET /requests` and `baton why` against a frontend: running requests, shared ids, bad input."""
 
 import asyncio
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
 
+from baton.messages import GenerateRequest, Reply, TokenChunk
 from operations.commands import main
 from tests.serving_frontend import MODEL, Held, Workers, saying, serving
 
@@ -22,6 +24,23 @@ async def test_a_request_that_runs_is_shown_with_its_stage() -> None:
         held.goes_on.set()
         await asked
         assert (await frontend.get("/requests?running=1")).json()["requests"] == []
+
+
+async def test_a_deadline_names_the_worker_that_did_not_answer() -> None:
+    async def silent(_: GenerateRequest) -> AsyncGenerator[Reply, None]:
+        await asyncio.Event().wait()
+        yield TokenChunk((0,))
+
+    async with serving(Workers(d=silent), request_timeout_s=1.0) as frontend:
+        assert (await frontend.complete()).status_code == 504
+        (found,) = (await frontend.get("/requests?failed=9")).json()["requests"]
+        assert found["record"]["code"] == "deadline_exceeded"
+        verdict = found["verdict"]
+        assert (verdict["stage"], verdict["worker"], verdict["cause"]) == (
+            "decode_wait",
+            "d",
+            "d did not answer",
+        )
 
 
 async def test_who_follows_a_background_response_does_not_wait_for_its_prompt() -> None:

@@ -98,6 +98,18 @@ def test_a_frontend_that_cannot_serve_yet_says_what_is_missing() -> None:
     assert lines[3:5] == ["missing prefill", "missing decode"]
 
 
+def test_a_model_that_lacks_a_role_that_others_have_is_named() -> None:
+    served = (("m", Role.PREFILL), ("m", Role.DECODE), ("typo", Role.DECODE))
+    instances = [
+        Instance(
+            worker_id="w", role=role, endpoint="", model=model, engine="", engine_version="", kv_transfer=""
+        )
+        for model, role in served
+    ]
+    _, lines = look(replace(EMPTY, instances=instances))
+    assert lines[3] == "model typo has no prefill worker, other models have"
+
+
 def test_status_shows_the_workers_that_do_not_answer_too() -> None:
     health = replace(
         EMPTY,
