@@ -1,0 +1,66 @@
+"""`python -m baton shares`: the flags of two roles on one GPU, or one sentence."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from operations.commands import main
+from tests import fake_gpu
+
+SHAPE = {
+    "model_type": "gpt_oss", "num_hidden_layers": 24, "num_attention_heads": 64, "num_key_value_heads": 8,
+    "max_position_embeddings": 131_072,
+}  # fmt: skip
+
+
+@pytest.fixture
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of gpt-oss-20b's shape, on a machine with one GPU."""
+    monkeypatch.setenv("PATH", fake_gpu.install(tmp_path / "bin")["PATH"])
+    (tmp_path / "config.json").write_text(json.dumps(SHAPE))
+    return tmp_path
+
+
+def test_what_the_user_overrides_stays(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = '--max-seq-len 9000 --override-engine-args {"kv_cache_memory_bytes":1000,"block_size":32}'
+    assert main(["shares", "--model-path", str(model), f"--prefill-flags={given}"]) == 0
+    prefill, decode = (line.split() for line in capsys.readouterr().out.splitlines())
+    assert prefill[:2] == ["--max-seq-len", "9000"]
+    chosen = json.loads(decode[-1])
+    assert json.loads(prefill[-1]) == chosen | {"kv_cache_memory_bytes": 1000, "block_size": 32}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--gpu", "3"], "there is no GPU 3 (have 0)"),
+        (["--decode-flags=--override-engine-args [1]"], "--override-engine-args: must be a JSON object"),
+        (["--decode-flags=--override-engine-args {"], "--override-engine-args: not valid JSON"),
+        (["--decode-flags=--max-seq-len x"], "--max-seq-len: invalid int value"),
+    ],
+)
+def test_a_mistake_is_one_sentence(
+    model: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], says: str
+) -> None:
+    assert main(["shares", "--model-path", str(model), *arguments]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith(f"error: one GPU: {says}")
+    assert printed.err.count("\n") == 1
+
+
+def test_without_weights_of_a_known_size_nothing_is_divided(
+    model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (model / "config.json").write_text(json.dumps(SHAPE | {"num_hidden_layers": 8}))
+    assert main(["shares", "--model-path", str(model)]) == 2
+    assert "has no weights" in capsys.readouterr().err
+
+
+def test_a_machine_without_a_driver_is_named(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", str(model))
+    assert main(["shares", "--model-path", str(model)]) == 2
+    assert "nvidia-smi is not installed" in capsys.readouterr().err
