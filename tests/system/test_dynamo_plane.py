@@ -1,0 +1,216 @@
+"""Baton's frontend over Dynamo's runtime, with doubles of workers: APIs, errors, lost workers, cards."""
+
+import base64
+import re
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests import dynamo_double as double
+from tests.dynamo_stack import DynamoStack, stream, under_streams
+from tests.stack import MODEL
+from tests.waiting import PATIENCE_S, scaled, wait_for
+
+HELLO = [{"role": "user", "content": "hi"}]
+LOOK = {"type": "object", "properties": {"x": {"type": "integer"}}}
+KILL_GAP_S, FREEZE_GAP_S = 3.0, 12.0
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DynamoStack]:
+    """A prefill and a decode worker."""
+    with DynamoStack(tmp_path_factory.mktemp("dynamo")) as stack:
+        stack.start_fleet("prefill", "decode")
+        yield stack
+
+
+def test_four_apis_answer_with_reasoning_and_cached_tokens(fleet: DynamoStack) -> None:
+    says: dict[str, Any] = {"seed": double.SAYS}
+    chat = fleet.answer("/v1/chat/completions", messages=HELLO, **says)
+    message = chat["choices"][0]["message"]
+    assert (message["reasoning_content"], message["content"]) == ("The user greets.", "Good morning.")
+    assert chat["usage"]["prompt_tokens_details"]["cached_tokens"] == 2
+    assert chat["choices"][0]["finish_reason"] == "stop"
+
+    raw = fleet.answer("/v1/completions", prompt="Hi", max_tokens=4, logprobs=2)
+    assert raw["choices"][0]["logprobs"]["token_logprobs"] == [-0.25] * 4
+    assert fleet.answer("/v1/responses", input="hi", max_output_tokens=5)["usage"]["output_tokens"] == 5
+    anthropic = fleet.answer("/v1/messages", messages=HELLO, max_tokens=5)
+    assert anthropic["stop_reason"] == "max_tokens"
+
+
+def test_a_tool_is_called(fleet: DynamoStack) -> None:
+    tools = [{"type": "function", "function": {"name": "look", "parameters": LOOK}}]
+    body: dict[str, Any] = {"messages": HELLO, "tools": tools, "seed": double.CALLS}
+    (choice,) = fleet.answer("/v1/chat/completions", **body)["choices"]
+
+    assert choice["finish_reason"] == "tool_calls"
+    assert choice["message"]["tool_calls"][0]["function"] == {"name": "look", "arguments": '{"x":1}'}
+
+
+def test_a_stream_has_the_text_of_the_whole_answer(fleet: DynamoStack) -> None:
+    whole = fleet.answer("/v1/completions", prompt="Once", max_tokens=50, temperature=0)["choices"][0]
+    assert stream(fleet, "Once", max_tokens=50).text == whole["text"]
+
+
+@pytest.mark.parametrize(
+    ("seed", "status", "code"),
+    [
+        (double.REFUSES, 400, "invalid_request"),
+        (double.FAILS, 500, "engine_failure"),
+        (double.FAILS_AS_DATA, 500, "engine_failure"),
+        (double.SHUTS_DOWN, 502, "worker_lost"),
+    ],
+)
+def test_errors_of_workers_have_batons_codes_and_no_tracebacks(
+    fleet: DynamoStack, seed: int, status: int, code: str
+) -> None:
+    answer = fleet.post("/v1/completions", prompt="Hi", max_tokens=4, seed=seed)
+
+    assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
+    assert "Traceback" not in answer.text
+    fleet.wait_ready(1, 1)
+
+
+def test_fields_that_nobody_knows_are_ignored(fleet: DynamoStack) -> None:
+    usage = fleet.answer("/v1/completions", prompt="Hi", max_tokens=4, seed=double.IS_STRANGE)["usage"]
+    assert usage["completion_tokens"] == 4
+
+
+def test_the_port_for_answers_listens_on_loopback_only(fleet: DynamoStack) -> None:
+    listening = listening_addresses(fleet.processes[0].popen.pid)
+    assert len(listening) > 1
+    assert set(listening) == {"0100007F"}
+
+
+def listening_addresses(pid: int) -> list[str]:
+    """The local addresses, in the kernel's hex, of the sockets that a process listens on."""
+    links = [str(path.readlink()) for path in Path(f"/proc/{pid}/fd").iterdir()]
+    inodes = set(re.findall(r"socket:\[(\d+)\]", " ".join(links)))
+    rows = [row.split() for row in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    return [row[1].split(":")[0] for row in rows if row[3] == "0A" and row[9] in inodes]
+
+
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+def test_a_client_that_leaves_leaves_no_kv_behind(phase: str, tmp_path: Path) -> None:
+    with DynamoStack(tmp_path) as stack:
+        stack.start_fleet("prefill", "decode", flags=("--prefill-s", "0.5", "--step-s", "0.05"))
+        body = {"model": MODEL, "prompt": "Hi", "max_tokens": 1000, "stream": True}
+        for _ in range(3):
+            with httpx.stream(
+                "POST", f"{stack.url}/v1/completions", json=body, timeout=PATIENCE_S, verify=False
+            ) as answer:
+                if phase == "decode":
+                    next(answer.iter_lines())
+        # Each prefill ends, and decode is asked for what it handed over.
+        wait_for(lambda: stack.processes[1].text().count("pinned") == 3 and stack.num_pins == 0)
+        assert stack.answer("/v1/completions", prompt="Hi", max_tokens=2)["usage"]["completion_tokens"] == 2
+
+
+@pytest.mark.parametrize("role", [pytest.param("prefill", marks=pytest.mark.slow), "decode"])
+def test_killed_workers_lose_no_stream(role: str, tmp_path: Path) -> None:
+    with DynamoStack(tmp_path) as stack:
+        workers = stack.start_fleet("prefill", "prefill", "decode", "decode")
+        victim = workers[0 if role == "prefill" else 2]
+
+        reads = under_streams(stack, 8, victim.kill, max_tokens=200)
+
+        assert max(read.gap_s for read in reads) < scaled(KILL_GAP_S)
+
+
+def test_a_killed_prefill_worker_fails_no_new_request(tmp_path: Path) -> None:
+    with DynamoStack(tmp_path) as stack:
+        workers = stack.start_fleet("prefill", "prefill", "decode")
+        workers[0].kill()
+        for _ in range(4):
+            assert stack.post("/v1/completions", prompt="Hi", max_tokens=2).status_code == 200
+
+
+@pytest.mark.slow
+def test_a_frozen_decode_workers_streams_go_on_and_it_is_used_again(tmp_path: Path, own_etcd: str) -> None:
+    with DynamoStack(tmp_path, {"BATON_DISCOVERY_BACKEND": "etcd", "ETCD_ENDPOINTS": own_etcd}) as stack:
+        flags = ("--step-s", "0.01", "--registry", "etcd")
+        frozen = stack.start_fleet("prefill", "decode", "decode", flags=flags)[1]
+
+        reads = under_streams(stack, 8, lambda: frozen.signal(signal.SIGSTOP), max_tokens=150)
+
+        assert max(read.gap_s for read in reads) < scaled(FREEZE_GAP_S)
+        frozen.signal(signal.SIGCONT)
+        stack.wait_ready(1, 2)
+
+
+@pytest.mark.slow
+def test_a_drained_worker_ends_its_streams_and_its_replacement_serves(tmp_path: Path) -> None:
+    with DynamoStack(tmp_path) as stack:
+        old = stack.start_fleet("prefill", "decode")[1]
+
+        def replace() -> None:
+            stack.double("decode")
+            stack.wait_ready(1, 2)
+            old.signal(signal.SIGTERM)
+
+        under_streams(stack, 4, replace, max_tokens=1500)
+        assert old.wait() == 0
+        assert stack.post("/v1/completions", prompt="Hi", max_tokens=2).status_code == 200
+
+
+def test_sampled_streams_are_made_again_from_their_beginning(tmp_path: Path) -> None:
+    with DynamoStack(tmp_path) as stack:
+        workers = stack.start_fleet("prefill", "decode", "decode")
+        under_streams(stack, 4, workers[1].kill, max_tokens=200, temperature=1.0, seed=5)
+
+
+def test_what_cannot_be_served_is_in_health_with_a_sentence(tmp_path: Path) -> None:
+    with DynamoStack(tmp_path) as stack:
+        stack.start_fleet("prefill", "decode")
+        stack.double("prefill", "--pushes")
+        stack.double("decode", "--reads-text")
+        stack.double("decode", "--context-length", "999999999")
+
+        def reasons() -> str:
+            return " | ".join(stack.health()["refused"])
+
+        wait_for(lambda: len(stack.health()["refused"]) == 3)
+        assert all(words in reasons() for words in ("pushed", "model input", "999999999"))
+        for _ in range(4):
+            assert stack.post("/v1/completions", prompt="Hi", max_tokens=2).status_code == 200
+
+
+def test_if_decode_refuses_another_engines_handoff_it_prefills_by_itself(tmp_path: Path) -> None:
+    with DynamoStack(tmp_path) as stack:
+        stack.frontend()
+        stack.double("prefill", "--engine", "other")
+        stack.double("decode")
+        stack.wait_ready(1, 1)
+        assert stack.post("/v1/completions", prompt="Hi", max_tokens=2).status_code == 200
+        assert "the handoff is of another engine" in stack.processes[0].text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("plane", ["tcp", "nats"])
+def test_etcd_with_thousands_of_foreign_keys(
+    plane: str, tmp_path: Path, own_etcd: str, nats_server: str
+) -> None:
+    for number in range(4000):
+        key, value = (base64.b64encode(text.encode()).decode() for text in (f"v1/mdc/x/{number}", "{}"))
+        httpx.post(f"{own_etcd}/v3/kv/put", json={"key": key, "value": value}, verify=False)
+    environ = {"BATON_DISCOVERY_BACKEND": "etcd", "ETCD_ENDPOINTS": own_etcd, "NATS_SERVER": nats_server}
+    with DynamoStack(tmp_path, environ | {"DYN_REQUEST_PLANE": plane}) as stack:
+        flags = ("--registry", "etcd", "--plane", plane)
+        victim = stack.start_fleet("prefill", "decode", "decode", flags=flags)[1]
+        under_streams(stack, 4, victim.kill, max_tokens=100)
+
+
+def test_endpoints_may_have_the_operators_names(tmp_path: Path) -> None:
+    names = {"BATON_DYNAMO_ENDPOINTS": "mine.first.run,dyn://mine.then.run"}
+    with DynamoStack(tmp_path, names) as stack:
+        stack.frontend()
+        stack.double("prefill", "--endpoint", "mine.first.run")
+        stack.double("agg", "--endpoint", "mine.then.run")
+        stack.wait_ready(1, 1)
+        assert stack.health()["endpoints"] == ["dyn://mine.first.run", "dyn://mine.then.run"]
+        assert stack.post("/v1/completions", prompt="Hi", max_tokens=2).status_code == 200
