@@ -25,13 +25,16 @@ stream() { # stream ID: sends the request and prints the text as it comes, the r
     call --max-time 300 "$URL/v1/chat/completions" -H 'Content-Type: application/json' -H "X-Request-Id: $1" -d "$BODY" |
         python3 -uc '
 import json, sys
+is_answer = False
 for line in sys.stdin:
     if line.startswith(("{", "data: {")):
         event = json.loads(line.removeprefix("data: "))
         if "error" in event:
             sys.exit("error: " + event["error"]["message"])
         for choice in event["choices"]:
-            print(choice["delta"].get("reasoning_content") or choice["delta"].get("content") or "", end="")
+            thought, text = (choice["delta"].get(name) or "" for name in ("reasoning_content", "content"))
+            print(thought + ("\n" if text and not is_answer else "") + text, end="")
+            is_answer = is_answer or bool(text)
 print()'
 }
 
