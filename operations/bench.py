@@ -59,7 +59,7 @@ def bench(parsed: Parsed[BenchSettings]) -> int:
     """Run the load and print its figures. Exit status: 0 all answered, 1 some failed, 130 after Ctrl-C, with
     the figures so far. Raises FrontendError if it cannot begin.
     """
-    settings, client = parsed.settings, Client(parsed)
+    settings, client = parsed.settings, Client(parsed.settings)
     load, samples, is_stopped = Load(client, settings), list[Sample](), False
     try:
         _run(load, samples)

@@ -16,11 +16,10 @@ import msgspec
 
 from baton import tls
 from baton.connect import HTTP_PORT
-from baton.flags import Parsed, flag, without_secrets
-from operations.errors import FrontendError
+from baton.flags import flag, without_secrets
+from operations.errors import CommandError, FrontendError
 
 T = TypeVar("T")
-S = TypeVar("S", bound="FrontendFlags")
 _TIMEOUT_S = 2.0
 _MAX_BYTES = 16 << 20
 
@@ -48,22 +47,20 @@ class _ErrorBody(msgspec.Struct):
 
 
 class Client:
-    """Sends requests to the frontend that the flags name, without proxies. Raises FrontendError for wrong
+    """Sends requests to the frontend that the flags name, without proxies. Raises CommandError for wrong
     flags."""
 
-    def __init__(self, parsed: Parsed[S]) -> None:
-        settings, source = parsed.settings, parsed.sources["url"]
-        is_typed = source in ("flag", "default")
-        self.url = _url(settings.url, "--url " if is_typed else f"{source}=", is_port=not is_typed)
+    def __init__(self, flags: FrontendFlags) -> None:
+        self.url = _url(flags.url)
         parts = urlsplit(self.url)
         self._connection = partial(HTTPConnection, parts.hostname or "", parts.port)
         if parts.scheme == "https":
-            context = _context(settings)
+            context = _context(flags)
             self._connection = partial(HTTPSConnection, parts.hostname or "", parts.port, context=context)
         self._path = parts.path
-        if not (settings.api_key.isascii() and settings.api_key.isprintable()):
-            raise FrontendError("the API key must be printable ASCII")
-        key = {"Authorization": f"Bearer {settings.api_key}"} if settings.api_key else {}
+        if not (flags.api_key.isascii() and flags.api_key.isprintable()):
+            raise CommandError("the API key must be printable ASCII")
+        key = {"Authorization": f"Bearer {flags.api_key}"} if flags.api_key else {}
         self._headers = {"Connection": "close", "Content-Type": "application/json", **key}
 
     @contextlib.contextmanager
@@ -101,13 +98,8 @@ class Client:
             error = msgspec.json.decode(body, type=_ErrorBody).error
         except (msgspec.DecodeError, RecursionError):
             return FrontendError(f"no frontend answers at {self.url}: HTTP status {status}", status=status)
-        code = "" if error.code is None else printable(f"{error.code}"[:80])
-        return FrontendError(printable(error.message), status=status, code=code)
-
-
-def printable(text: str) -> str:
-    """Without control characters, which clients may put into ids."""
-    return text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text)
+        code = "" if error.code is None else f"{error.code}"[:80]
+        return FrontendError(error.message, status=status, code=code)
 
 
 def _parts(answer: HTTPResponse, end_s: float) -> Iterator[bytes]:
@@ -135,30 +127,29 @@ def _reason(error: Exception) -> str:
         return os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or str(error)
     if isinstance(error, BadStatusLine):
         return "it does not speak HTTP"
-    return f"what answers is no frontend ({printable(str(error))})"
+    return f"what answers is no frontend ({error})"
 
 
-def _url(text: str, name: str, *, is_port: bool) -> str:
-    """The frontend's, without a slash at its end; `is_port`: nothing else is allowed."""
+def _url(text: str) -> str:
+    """The frontend's, without a slash at its end. Raises CommandError."""
     url = f"http://127.0.0.1:{text}" if text.isdecimal() else text if "://" in text else f"http://{text}"
     try:
         parts = urlsplit(url)
         is_valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:
         is_valid = False
-    is_valid &= url.isascii() and url.isprintable() and not set(url) & set("@?# ")
-    if not is_valid or (is_port and not text.isdecimal()):
-        allowed = "must be a port" if is_port else "must be a URL such as http://127.0.0.1:8000, or a port"
-        raise FrontendError(f"{name}{printable(without_secrets(text))}: {allowed}")
+    if not is_valid or not (url.isascii() and url.isprintable()) or set(url) & set("@?# "):
+        allowed = "the frontend must be a URL such as http://127.0.0.1:8000, or a port"
+        raise CommandError(f"{without_secrets(text)}: {allowed}")
     return url.rstrip("/").removesuffix("/v1")
 
 
-def _context(settings: FrontendFlags) -> ssl.SSLContext:
+def _context(flags: FrontendFlags) -> ssl.SSLContext:
     try:
-        context = tls.client_context(None, settings.tls_cert_file, settings.tls_key_file)
+        context = tls.client_context(None, flags.tls_cert_file, flags.tls_key_file)
     except ValueError as error:
-        raise FrontendError(str(error)) from error
-    if settings.insecure:
+        raise CommandError(str(error)) from error
+    if flags.insecure:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
     return context

@@ -23,8 +23,8 @@ from baton.flags import Parsed, flag
 from baton.messages import Role
 from frontend.routing.health import Health
 from frontend.snapshot import Snapshot, WorkerView
-from operations.client import Client, FrontendFlags, printable
-from operations.errors import FrontendError
+from operations.client import Client, FrontendFlags
+from operations.errors import FrontendError, printable
 
 _NUM_EVENTS, _NUM_SLOWEST = 10, 5
 _HELP = Text("q: quit   python -m baton why ID: one request", "dim")
@@ -47,7 +47,7 @@ class TopSettings(FrontendFlags):
 
 def status(parsed: Parsed[StatusSettings]) -> int:
     """Print what the frontend sees. Exit status: 0 healthy, 1 unhealthy. Raises FrontendError."""
-    client = Client(parsed)
+    client = Client(parsed.settings)
     if parsed.settings.brief:
         health = client.get("/health", Health)
         sys.stdout.write(f"{_counts(health)}\n")
@@ -64,7 +64,7 @@ def top(parsed: Parsed[TopSettings]) -> int:
     count, interval_s, console = parsed.settings.count, parsed.settings.interval, stdout()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the terminal is restored
     with contextlib.suppress(KeyboardInterrupt):
-        looks = _looks(Client(parsed))
+        looks = _looks(Client(parsed.settings))
         if count is None and console.is_interactive and sys.stdin.isatty():
             first = next(looks)  # an error comes before the screen changes
             with Live(console=console, screen=True, auto_refresh=False) as live, _keys():

@@ -15,10 +15,11 @@ from frontend.access import SLOW_S
 from frontend.explain import MAX_FOUND, Explained, Find, Found, RequestsBody, explain, find, is_during
 from frontend.record import STAGES, Attempt, Leg, Record, Records, Stage
 from operations.client import Client, FrontendFlags
-from operations.errors import FrontendError
+from operations.errors import CommandError, FrontendError, printable
 from operations.request_log import records_of
 
 _TIMEOUT_S = 10.0
+_NONE = {"slowest": "has ended", "failed": "has failed", "running": "is running"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -36,40 +37,38 @@ class WhySettings(FrontendFlags):
 
 
 def why(parsed: Parsed[WhySettings]) -> int:
-    """Explain requests. Exit status: 0, 1 not found or not allowed, 2 no frontend or wrong flags."""
-    try:
-        query = _query(parsed.settings)
-        found = _read(parsed.settings.log, query) if parsed.settings.log else _ask(Client(parsed), query)
-    except FrontendError as error:
-        sys.stderr.write(f"error: {_printable(str(error))}\n")
-        return 1 if error.status else 2
-    if parsed.settings.json:
+    """Explain requests. Raises CommandError, with exit status 1 if none is found or the key is refused."""
+    settings = parsed.settings
+    query = _query(settings)
+    found = _read(settings.log, query) if settings.log else _ask(Client(settings), query)
+    if settings.json:
         sys.stdout.write(f"{msgspec.json.encode(found).decode()}\n")
-    elif found.requests:
-        sys.stdout.write("\n\n".join(text(each, found) for each in found.requests) + "\n")
-    if found.requests:
-        return 0
-    which = f"with the id {query.value!r}" if query.by == "id" else f"that is {query.by}"
-    sys.stderr.write(
-        _printable(f"no request {which} is known; the newest are kept, and the slow and failed") + "\n"
-    )
-    return 1
+        return int(not found.requests)
+    if not found.requests:
+        which = f"with the id {query.value!r} is known" if query.by == "id" else _NONE[query.by]
+        raise CommandError(f"no request {which}; kept are the newest, the slowest, the failed", exit_status=1)
+    sys.stdout.write("\n\n".join(text(each, found) for each in found.requests) + "\n")
+    return 0
 
 
 def _query(settings: WhySettings) -> Find:
-    """Raises FrontendError, unless one of them is given."""
+    """Raises CommandError, unless one of them is given."""
     found = [Find("id", settings.request_id)] if settings.request_id else []
     found += [Find("slowest", settings.slowest)] if settings.slowest else []
     found += [Find("failed", MAX_FOUND)] if settings.failed else []
     found += [Find("running", MAX_FOUND)] if settings.running else []
     if len(found) != 1 or (settings.log and settings.running):
-        raise FrontendError("give one of: a request's ID, --slowest N, --failed, --running (not with --log)")
+        raise CommandError("give one of: a request's ID, --slowest N, --failed, --running (not with --log)")
     return found[0]
 
 
 def _ask(client: Client, query: Find) -> RequestsBody:
     value = 1 if query.by == "running" else quote(str(query.value), safe="")
-    return client.get(f"/requests?{query.by}={value}", RequestsBody, _TIMEOUT_S)
+    try:
+        return client.get(f"/requests?{query.by}={value}", RequestsBody, _TIMEOUT_S)
+    except FrontendError as error:
+        error.exit_status = 1 if error.status else 2
+        raise
 
 
 def _read(path: Path, query: Find) -> RequestsBody:
@@ -83,7 +82,7 @@ def _read(path: Path, query: Find) -> RequestsBody:
                 if record.request_id == query.value:
                     same_id.append(record)
     except OSError as error:
-        raise FrontendError(f"{path} cannot be read: {error.strerror}") from error
+        raise CommandError(f"{path} cannot be read: {error.strerror}") from error
     found = find(records, query)
     calm = [record for record in found.recent if (record.duration_s or 0.0) <= SLOW_S]
     return explain(query, [Found(list(same_id) if query.by == "id" else found.matches, calm)], ())
@@ -92,12 +91,8 @@ def _read(path: Path, query: Find) -> RequestsBody:
 def text(explained: Explained, body: RequestsBody) -> str:
     """The lines on one request."""
     return "\n".join(
-        _printable(line) for line in [*_timeline(explained.record, body), *_conclusion(explained)]
+        printable(line) for line in [*_timeline(explained.record, body), *_conclusion(explained)]
     )
-
-
-def _printable(line: str) -> str:
-    return line if line.isprintable() else line.encode("unicode_escape").decode()
 
 
 def _timeline(record: Record, body: RequestsBody) -> Iterator[str]:

@@ -138,8 +138,16 @@ def _some(names: list[str]) -> str:
 
 def shorter_decode(pair: tuple[Worker, Worker]) -> tuple[int, int] | None:
     """The longest requests of prefill and decode, if decode's is shorter."""
-    prefill, decode = (int(worker.number("max_seq_len") or 0) for worker in pair)
-    return (prefill, decode) if prefill > decode > 0 else None
+    return _if_less(*(worker.number("max_seq_len") for worker in pair))
+
+
+def beyond_graphs(_: Facts, worker: Worker) -> tuple[int, int] | None:
+    """The batch and the CUDA graphs' size, if that is smaller."""
+    return _if_less(worker.number("max_batch_size"), worker.number("cuda_graph_config.max_batch_size"))
+
+
+def _if_less(first: float | None, second: float | None) -> tuple[int, int] | None:
+    return None if first is None or second is None or first <= second else (int(first), int(second))
 
 
 def unchunked(facts: Facts, worker: Worker) -> bool:

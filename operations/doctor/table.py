@@ -33,6 +33,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 E, W, N = Severity.ERROR, Severity.WARNING, Severity.NOTE
+_GRAPHS = "cuda_graph_config.max_batch_size"
 # TensorRT-LLM runs gpt-oss on Hopper or newer.
 _OLDEST_COMPUTE = (9, 0)
 _PROCESSES = "nvidia-smi --id={it.index} --query-compute-apps=pid,name,used_memory --format=csv"
@@ -154,6 +155,10 @@ TABLE = (
         "{it.mode}: {found}",
         "the {it.mode} worker exits at start with this error",
         "change or remove the named setting; engine_configs/README.md lists the keys"),
+    Row(W, "batch-graphs", _workers, c.beyond_graphs,
+        "{it.mode}: max_batch_size {found[0]}, CUDA graphs up to {found[1]}",
+        "larger batches run without graphs: tokens take longer exactly under full load",
+        f"{_GRAPHS}: {{found[0]}}, or max_batch_size: {{found[1]}}"),
     Row(W, "prompt-chunks", _workers, c.unchunked,
         "{it.mode}: max_num_tokens is below max_seq_len, and enable_chunked_prefill is not true",
         "prompts longer than max_num_tokens are refused", "enable_chunked_prefill: true"),

@@ -18,7 +18,7 @@ from frontend.routing.health import Health, Instance
 from frontend.snapshot import Point, Slow, Snapshot, WorkerView
 from operations.client import Client, FrontendFlags
 from operations.commands import main
-from operations.errors import FrontendError
+from operations.errors import CommandError
 from tests.waiting import PATIENCE_S
 
 CLOSED_PORT = "http://127.0.0.1:9"
@@ -85,7 +85,7 @@ def test_status_shows_load_workers_and_the_slowest_requests_without_a_proxy() ->
         "prefill-0  prefill  lost         -        -           -   1s  no heartbeat",
         "decode-0   decode   ready      2/4        1  ####.  75%   2m  h:7 mocker",
         "SLOWEST of the last five minutes",
-        "    4.08 s  503  a?[2J  kv move 4.00",
+        "    4.08 s  503  a\\x1b[2J  kv move 4.00",
         "EVENTS",
     ])  # fmt: skip
     assert lines[-1].endswith("  prefill-0 lost after 2.0 s: no heartbeat")
@@ -209,25 +209,25 @@ def test_a_frontend_that_does_not_answer_is_not_waited_for() -> None:
     ],
 )
 def test_the_port_of_make_up_is_the_default(environ: dict[str, str], flags: list[str], url: str) -> None:
-    assert Client(parse(FrontendFlags, flags, prog="x", description="", environ=environ)).url == url
+    flags_read = parse(FrontendFlags, flags, prog="x", description="", environ=environ).settings
+    assert Client(flags_read).url == url
 
 
 @pytest.mark.parametrize(
     ("environ", "flags", "names"),
     [
-        ({"HTTP_PORT": "abc"}, [], "HTTP_PORT=abc:"),
-        ({"HTTP_PORT": "70000"}, [], "HTTP_PORT=70000:"),
-        ({"HTTP_PORT": "0"}, [], "HTTP_PORT=0:"),
-        ({}, ["--url", ""], "--url :"),
-        ({}, ["--url", "file:///etc/passwd"], "--url file:///etc/passwd:"),
-        ({}, ["--url", "http://me:secret@h:x"], "--url http://***@h:x:"),
-        ({}, ["--url", "http://me:secret@h:1"], "--url http://***@h:1:"),
-        ({}, ["--url", "http://h:1?x=y"], "--url http://h:1?x=y:"),
-        ({}, ["--url", "http://h\r\nx: y"], "--url http://h??x: y:"),
+        ({"HTTP_PORT": "70000"}, [], "70000:"),
+        ({"HTTP_PORT": "0"}, [], "0:"),
+        ({}, ["--url", ""], ":"),
+        ({}, ["--url", "file:///etc/passwd"], "file:///etc/passwd:"),
+        ({}, ["--url", "http://me:secret@h:x"], "http://***@h:x:"),
+        ({}, ["--url", "http://me:secret@h:1"], "http://***@h:1:"),
+        ({}, ["--url", "http://h:1?x=y"], "http://h:1?x=y:"),
+        ({}, ["--url", "http://h\r\nx: y"], r"http://h\r\nx: y:"),
         ({"BATON_API_KEY": "sk\r\nx: y"}, [], "the API key must"),
     ],
 )
 def test_a_wrong_address_is_one_sentence(environ: dict[str, str], flags: list[str], names: str) -> None:
-    with pytest.raises(FrontendError) as refused:
-        Client(parse(FrontendFlags, flags, prog="x", description="", environ=environ))
+    with pytest.raises(CommandError) as refused:
+        Client(parse(FrontendFlags, flags, prog="x", description="", environ=environ).settings)
     assert str(refused.value).startswith(names)

@@ -271,6 +271,8 @@ BROKEN: list[tuple[str, str, Severity, Callable[[Facts], Facts]]] = [
     ("KV below the context", "kv-below-context", W,
      lambda f: _yaml(f, "decode", {"max_seq_len": None, f"{KV}.max_tokens": 86_720})),
     ("flag without number", "settings-refused", E, lambda f: _typed(f, "prefill", "--max-batch-size many")),
+    ("batch typed above the graphs", "batch-graphs", W,
+     lambda f: _typed(f, "decode", "--max-batch-size 256")),
     ("list for a YAML", "settings-refused", E, lambda f: _yaml_text(f, "- max_batch_size: 128\n")),
     ("no such YAML", "settings-refused", E,
      lambda f: _reread(f, "decode", lambda w: _worker(w.mode, w.gpus, Path("none.yaml")))),
