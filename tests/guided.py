@@ -15,15 +15,12 @@ from baton.errors import BatonError
 from baton.messages import Guided, Syntax
 from frontend.harmony.conversation import (
     AnswerFormat,
-    ReasoningDelta,
-    TextDelta,
     TextGrammar,
-    ToolCallArguments,
-    ToolCallStart,
 )
 from frontend.harmony.parse import HarmonyParser
 from frontend.text.tokenizer import ModelTokenizer
 from frontend.turn.request import guided
+from tests.repairs import messages
 from workers.engines.embedded.grammar import Grammars, Matcher
 
 Json = dict[str, Any]
@@ -184,13 +181,10 @@ def parts_of(
     parser = HarmonyParser(tokenizer.vocabulary, frozenset(offered))
     deltas = parser.feed(answer) + parser.finish()
     assert not parser.repairs
-    reasoning = "".join(d.text for d in deltas if isinstance(d, ReasoningDelta))
-    text = "".join(d.text for d in deltas if isinstance(d, TextDelta))
-    names = [d.name for d in deltas if isinstance(d, ToolCallStart)]
-    calls = [
-        (name, "".join(d.text for d in deltas if isinstance(d, ToolCallArguments) and d.index == i))
-        for i, name in enumerate(names)
-    ]
+    found = messages(deltas)
+    reasoning = "".join(each.get("reasoning", "") for each in found)
+    text = "".join(each.get("text", "") + each.get("preamble", "") for each in found)
+    calls = [(each["call"], each["arguments"]) for each in found if "call" in each]
     return reasoning, text, calls
 
 

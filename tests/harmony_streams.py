@@ -10,7 +10,7 @@ import msgspec
 
 from baton.messages import FinishReason, GenerateRequest, Sampling, TokenChunk
 from frontend.chat.answer import MessageWriter
-from frontend.harmony.conversation import Delta, MessageEnd, ReasoningDelta, TextDelta, ToolCallStart
+from frontend.harmony.conversation import Begin, Delta, End, Text
 from frontend.harmony.parse import HarmonyParser
 from frontend.http.chunks import Envelope
 from frontend.text.tokenizer import ModelTokenizer, SpecialToken, Vocabulary
@@ -205,42 +205,33 @@ def _parse(chunks: Iterable[Sequence[int]], *, may_call: bool = True) -> tuple[l
 def _gather(deltas: Sequence[Delta], messages: list[Message], *, is_open: bool) -> bool:
     """Assemble deltas into messages, which must be whole, in order and not empty, except calls."""
     for delta in deltas:
-        if isinstance(delta, MessageEnd):
-            assert is_open, "an end without a message"
-            messages[-1].complete = delta.complete
-            is_open = False
-        elif isinstance(delta, ToolCallStart):
-            assert not is_open, "a call inside a message"
-            assert delta.index == sum(message.kind == "call" for message in messages)
-            messages.append(Message("call", name=delta.name))
-            is_open = True
-        else:
-            assert delta.text, "an empty delta"
-            if not is_open:
-                messages.append(Message(_kind(delta)))
+        match delta:
+            case End(complete):
+                assert is_open, "an end without a message"
+                assert messages[-1].text or messages[-1].kind == "call", "a message without text"
+                messages[-1].complete = complete
+                is_open = False
+            case Begin(kind, name, index):
+                assert not is_open, "a message inside a message"
+                messages.append(Message("reasoning" if kind == "thought" else kind, name=name))
+                if kind == "call":
+                    assert index == sum(message.kind == "call" for message in messages) - 1
                 is_open = True
-            _append(delta, messages)
+            case Text(text):
+                assert text, "an empty delta"
+                assert is_open, "a text outside of a message"
+                _append(delta, messages)
     return is_open
 
 
-def _kind(delta: Delta) -> str:
-    if isinstance(delta, TextDelta):
-        return "preamble" if delta.preamble else "text"
-    return "reasoning" if isinstance(delta, ReasoningDelta) else "call"
-
-
-def _append(delta: Delta, messages: list[Message]) -> None:
+def _append(delta: Text, messages: list[Message]) -> None:
     message = messages[-1]
-    assert message.kind == _kind(delta), "deltas of two kinds in one message"
-    if isinstance(delta, TextDelta | ReasoningDelta):
+    if message.kind != "call":
         before = max((earlier.stop for earlier in messages[-2:]), default=0)
         assert before <= delta.start <= delta.stop, "a token in two deltas"
         message.start = message.start if message.text else delta.start
         message.stop = delta.stop
-        message.text += delta.text
-    else:
-        assert not isinstance(delta, MessageEnd | ToolCallStart)
-        message.text += delta.text
+    message.text += delta.text
 
 
 def _layout(ids: Sequence[int]) -> Layout:

@@ -2,14 +2,7 @@
 
 from collections.abc import Sequence
 
-from frontend.harmony.conversation import (
-    Delta,
-    MessageEnd,
-    ReasoningDelta,
-    TextDelta,
-    ToolCallArguments,
-    ToolCallStart,
-)
+from frontend.harmony.conversation import Begin, Delta, Text
 
 REPAIRS = {
     "missing_start": "no `<|start|>` before a header",
@@ -40,25 +33,15 @@ REPAIRS = {
 def messages(deltas: Sequence[Delta]) -> list[dict[str, str]]:
     """One dict a message, as in the table of cases."""
     found: list[dict[str, str]] = []
-    is_open = False
+    key = ""
     for delta in deltas:
-        key, text = "", ""
         match delta:
-            case MessageEnd():
-                is_open = False
-                continue
-            case ToolCallStart(name=name):
-                found.append({"call": name, "arguments": ""})
-                is_open = True
-                continue
-            case ToolCallArguments(text=text):
+            case Begin("call", name):
                 key = "arguments"
-            case ReasoningDelta(text=text):
-                key = "reasoning"
-            case TextDelta(text=text, preamble=preamble):
-                key = "preamble" if preamble else "text"
-        if not is_open:
-            found.append({})
-            is_open = True
-        found[-1][key] = found[-1].get(key, "") + text
+                found.append({"call": name, key: ""})
+            case Begin(kind):
+                key = "reasoning" if kind == "thought" else kind
+                found.append({key: ""})
+            case Text(text):
+                found[-1][key] += text
     return found

@@ -15,14 +15,7 @@ from frontend.chat.request import (
     not_enforced,
     turn_request,
 )
-from frontend.harmony.conversation import (
-    Delta,
-    MessageEnd,
-    ReasoningDelta,
-    TextDelta,
-    ToolCallArguments,
-    ToolCallStart,
-)
+from frontend.harmony.conversation import Begin, Delta, Text
 from frontend.http.body import decode, read
 from frontend.http.chunks import (
     ChoiceWriter,
@@ -116,8 +109,8 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
 
 
 _encode = msgspec.json.Encoder().encode
-_MORE_ARGUMENTS = b'{"index":%d,"function":{"arguments":%b}}'
-_MORE_INPUT = b'{"index":%d,"custom":{"input":%b}}'
+_MORE_ARGUMENTS = b'{"index":%d,"function":{"arguments":%%b}}'
+_MORE_INPUT = b'{"index":%d,"custom":{"input":%%b}}'
 _NO_LOGPROBS = b',"logprobs":null,"finish_reason":null}'
 
 
@@ -138,9 +131,10 @@ class MessageWriter(ChoiceWriter):
         self._tokenizer = tokenizer
         self._gives_reasoning = gives_reasoning
         self._text_tools = text_tools
-        self._more_shapes: list[bytes] = []  # by the calls: how more of their arguments is written
-        self._open: type[Delta] | None = None
-        self._begun: set[type[Delta]] = set()
+        self._kind = ""  # of the open message; a preamble is a text
+        self._begun: set[str] = set()
+        self._separator = ""  # before its next text
+        self._more = b""  # how more arguments of the open call are written
         self._head = self.head + b'{"index":%d,"delta":' % index
         self._text_head = self._head + b'{"content":'
         self._reasoning_head = self._head + b'{"reasoning":'
@@ -155,26 +149,31 @@ class MessageWriter(ChoiceWriter):
         chunks: list[bytes] = []
         for delta in deltas:
             match delta:
-                case TextDelta():
-                    text = _encode(delta.text if self._open is TextDelta else self._separated(delta))
-                    tail = self._plain_tail if self.choice.logprobs is None else self._scored_tail(delta)
-                    chunks += (self._text_head, text, tail)
-                case ReasoningDelta() if self._gives_reasoning:
-                    text = _encode(delta.text if self._open is ReasoningDelta else self._separated(delta))
-                    # Under both field names that clients read.
-                    chunks += (self._reasoning_head, text, b',"reasoning_content":', text, self._plain_tail)
-                case ToolCallStart():
-                    call = self._call(delta)
-                    self._more_shapes.append(_MORE_ARGUMENTS if call.custom is None else _MORE_INPUT)
+                case Text():
+                    chunks += self._text(delta)
+                case Begin("call"):
+                    self._kind, call = "call", self._call(delta)
+                    self._more = (_MORE_ARGUMENTS if call.custom is None else _MORE_INPUT) % delta.index
                     # Inserts the index as the object's first field.
                     begun = b'{"index":%d,' % delta.index + _encode(call)[1:]
                     chunks += (self._head, b'{"tool_calls":[', begun, b"]", self._plain_tail)
-                case ToolCallArguments():
-                    more = self._more_shapes[delta.index] % (delta.index, _encode(delta.text))
-                    chunks += (self._head, b'{"tool_calls":[', more, b"]", self._plain_tail)
-                case MessageEnd():
-                    self._open = None
+                case Begin(kind):
+                    self._kind = "thought" if kind == "thought" else "text"
+                    self._separator = PARAGRAPH if self._kind in self._begun else ""
+                    self._begun.add(self._kind)
         return b"".join(chunks)
+
+    def _text(self, delta: Text) -> tuple[bytes, ...]:
+        text, self._separator = _encode(self._separator + delta.text), ""
+        if self._kind == "text":
+            tail = self._plain_tail if self.choice.logprobs is None else self._scored_tail(delta)
+            return self._text_head, text, tail
+        if self._kind == "call":
+            return self._head, b'{"tool_calls":[', self._more % text, b"]", self._plain_tail
+        if not self._gives_reasoning:
+            return ()
+        # Under both field names that clients read.
+        return self._reasoning_head, text, b',"reasoning_content":', text, self._plain_tail
 
     def end(self) -> bytes:
         """The last chunk of the choice."""
@@ -186,23 +185,23 @@ class MessageWriter(ChoiceWriter):
         # Joined at the end: each `+=` would copy all that came before.
         texts: list[str] = []
         reasonings: list[str] = []
-        calls: list[tuple[ToolCallStart, list[str]]] = []
+        calls: list[tuple[Begin, list[str]]] = []
         logprobs: list[ContentLogprob] = []
+        parts = texts
         for delta in deltas:
             match delta:
-                case TextDelta():
-                    texts.append(self._separated(delta))
-                    if self.choice.logprobs is not None:
+                case Begin("call"):
+                    parts = []
+                    calls.append((delta, parts))
+                case Begin(kind):
+                    parts = reasonings if kind == "thought" else texts
+                    if parts:
+                        parts.append(PARAGRAPH)
+                case Text(text):
+                    parts.append(text)
+                    if parts is texts and self.choice.logprobs is not None:
                         logprobs += self._logprobs(delta)
-                case ReasoningDelta() if self._gives_reasoning:
-                    reasonings.append(self._separated(delta))
-                case ToolCallStart():
-                    calls.append((delta, []))
-                case ToolCallArguments():
-                    calls[delta.index][1].append(delta.text)
-                case MessageEnd():
-                    self._open = None
-        text, reasoning = "".join(texts), "".join(reasonings) or UNSET
+        text, reasoning = "".join(texts), ("".join(reasonings) if self._gives_reasoning else "") or UNSET
         has_logprobs = bool(text) and self.choice.logprobs is not None
         return ChatChoiceBody(
             index=self.index,
@@ -216,24 +215,16 @@ class MessageWriter(ChoiceWriter):
             logprobs=ChatLogprobs(content=logprobs) if has_logprobs else None,
         )
 
-    def _scored_tail(self, delta: TextDelta) -> bytes:
+    def _scored_tail(self, delta: Text) -> bytes:
         logprobs = _encode(ChatLogprobs(content=self._logprobs(delta)))
         return b'},"logprobs":' + logprobs + b',"finish_reason":null}' + self.tail
 
-    def _call(self, start: ToolCallStart, text: str = "") -> ToolCallBody:
+    def _call(self, start: Begin, text: str = "") -> ToolCallBody:
         if start.name in self._text_tools:
             custom = CustomCall(name=start.name, input=text)
             return ToolCallBody(id=start.call_id, type="custom", custom=custom)
         function = FunctionCall(name=start.name, arguments=text)
         return ToolCallBody(id=start.call_id, type="function", function=function)
 
-    def _separated(self, delta: TextDelta | ReasoningDelta) -> str:
-        """The delta's text, after a paragraph break if it starts another message of its kind."""
-        kind = type(delta)
-        text = PARAGRAPH + delta.text if kind in self._begun and self._open is not kind else delta.text
-        self._open = kind
-        self._begun.add(kind)
-        return text
-
-    def _logprobs(self, delta: TextDelta) -> list[ContentLogprob]:
+    def _logprobs(self, delta: Text) -> list[ContentLogprob]:
         return content_logprobs(self.choice.logprobs_of(delta) or (), self._tokenizer)

@@ -8,7 +8,7 @@ import msgspec
 
 from baton.errors import InvalidRequest
 from baton.messages import FinishReason
-from frontend.harmony.conversation import Delta, TextDelta
+from frontend.harmony.conversation import Delta, Text
 from frontend.http.body import decode, read
 from frontend.http.chunks import (
     ChoiceWriter,
@@ -184,8 +184,8 @@ class TextWriter(ChoiceWriter):
     def _finish_reason(self) -> FinishReason:
         return "length" if self.choice.is_cut else "stop"
 
-    def _texts(self, deltas: Sequence[Delta]) -> list[TextDelta]:
-        return [] if self._is_silent else [delta for delta in deltas if isinstance(delta, TextDelta)]
+    def _texts(self, deltas: Sequence[Delta]) -> list[Text]:
+        return [] if self._is_silent else [delta for delta in deltas if isinstance(delta, Text)]
 
     def _chunk(
         self, text: str, logprobs: LegacyLogprobs | None, finish_reason: FinishReason | None = None

@@ -152,43 +152,34 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
     answer_format: AnswerFormat | None = None
 
 
-class ReasoningDelta(msgspec.Struct, frozen=True, array_like=True):
-    """Text of the analysis channel."""
-
-    text: str
-    start: int
-    stop: int
+MessageKind = Literal["thought", "text", "preamble", "call"]
+"""A preamble is text for the user before a call: commentary without a recipient."""
 
 
-class TextDelta(msgspec.Struct, frozen=True, array_like=True):
-    """Text for the user: the final channel, or a preamble (commentary without recipient)."""
+class Begin(msgspec.Struct, frozen=True, array_like=True):
+    """The start of a message, which has text unless it is a call. `name` is the called tool's without
+    `functions.`, `index` counts the calls from 0. `call_id`, which the result refers to, is left empty by the
+    parser."""
 
-    text: str
-    start: int
-    stop: int
-    preamble: bool = False
-
-
-class ToolCallStart(msgspec.Struct, frozen=True, array_like=True):
-    """The start of a call; `index` counts from 0. `name` is the tool name without `functions.`. `call_id`,
-    which the result refers to, is left empty by the parser."""
-
-    index: int
-    name: str
+    kind: MessageKind
+    name: str = ""
+    index: int = 0
     call_id: str = ""
 
 
-class ToolCallArguments(msgspec.Struct, frozen=True, array_like=True):
-    """More argument text of call `index`, verbatim."""
+class Text(msgspec.Struct, frozen=True, array_like=True):
+    """More text of the open message, or of the arguments of a call, verbatim; `start` and `stop` are its
+    tokens' positions."""
 
-    index: int
     text: str
+    start: int
+    stop: int
 
 
-class MessageEnd(msgspec.Struct, frozen=True, array_like=True):
+class End(msgspec.Struct, frozen=True, array_like=True):
     """The end of the open message; `complete` is False if the stream ended inside it."""
 
     complete: bool = True
 
 
-Delta = ReasoningDelta | TextDelta | ToolCallStart | ToolCallArguments | MessageEnd
+Delta = Begin | Text | End

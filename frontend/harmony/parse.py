@@ -6,15 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Literal, NamedTuple
 
-from frontend.harmony.conversation import (
-    Delta,
-    Kind,
-    MessageEnd,
-    ReasoningDelta,
-    TextDelta,
-    ToolCallArguments,
-    ToolCallStart,
-)
+from frontend.harmony.conversation import Begin, Delta, End, Kind, MessageKind, Text
 from frontend.harmony.header import CHANNELS, Header, read_header, read_unended_header
 from frontend.text.detokenize import IncrementalDecoder
 from frontend.text.tokenizer import SpecialToken, Vocabulary
@@ -119,7 +111,7 @@ class RawHeader:
 
 
 # How a message appears to the client; `dropped` was written as another author.
-_Kind = Literal["thought", "text", "preamble", "call", "dropped"]
+_Kind = MessageKind | Literal["dropped"]
 _KIND_OF_CHANNEL: dict[str | None, _Kind] = {
     "analysis": "thought",
     "commentary": "preamble",
@@ -138,19 +130,18 @@ class ReadMessage(NamedTuple):
 
 
 class OpenMessage:
-    """`call_index` is the call's index in the answer, `call` its name, `start` the message's first position.
+    """`call` is the called tool, `start` the message's first position.
 
     Every token belongs to the delta that contains its last byte, so a delta's tokens start where those of the
     previous delta ended. `has_text` is set after any text; `num_tokens` includes tokens without text.
     """
 
-    def __init__(self, kind: _Kind, call_index: int, call: str | None, start: int) -> None:
+    def __init__(self, kind: _Kind, call: str | None, start: int) -> None:
         self.kind = kind
         self.call = call
         self.start = start
         self.has_text = False
         self.num_tokens = 0
-        self._call_index = call_index
         self._first_unsent = start
         self._last_read = start  # position after the last token that had any bytes
         self._decoder = IncrementalDecoder()
@@ -169,14 +160,11 @@ class OpenMessage:
         text = self._decoder.push(b"".join(pieces), is_last=is_last)
         if not text or self.kind == "dropped":
             return
+        if not self.has_text and self.kind != "call":
+            deltas.append(Begin(self.kind))
         self.has_text = True
         start, self._first_unsent = self._first_unsent, self._last_read
-        if self.kind == "thought":
-            deltas.append(ReasoningDelta(text, start, self._last_read))
-        elif self.kind == "call":
-            deltas.append(ToolCallArguments(self._call_index, text))
-        else:
-            deltas.append(TextDelta(text, start, self._last_read, self.kind == "preamble"))
+        deltas.append(Text(text, start, self._last_read))
 
 
 _ENDS = (SpecialToken.END, SpecialToken.CALL, SpecialToken.RETURN, SpecialToken.ENDOFTEXT)
@@ -192,7 +180,7 @@ class HarmonyParser:
     Any sequence of token ids is accepted. The output has all of the assistant's text, in order, without
     control tokens and without text written as another author. Apart from how a message's text is split into
     deltas, it does not depend on how the tokens are split into `feed` calls. A message's deltas are followed
-    by one MessageEnd; a message without text has no deltas.
+    by one End; a message without text has no deltas, unless it is a call.
 
     A recipient makes a message a tool call on any channel. Calls of built-in tools that were not offered
     (`browser.*`, `python`) become reasoning, as does every call without `may_call`. Text without a channel is
@@ -342,9 +330,9 @@ class HarmonyParser:
             kind = "thought"
             self.repairs["forbidden_call"] += 1
         position = tokens[0][0] if tokens else self._position + 1
-        message = self._message = OpenMessage(kind, self._num_calls, header.call, position)
+        message = self._message = OpenMessage(kind, header.call, position)
         if header.call is not None and kind == "call":
-            self._deltas.append(ToolCallStart(self._num_calls, header.call))
+            self._deltas.append(Begin("call", header.call, self._num_calls))
             self._num_calls += 1
         if tokens:
             message.read([data for _, data in tokens], tokens[-1][0] + 1 - len(tokens), self._deltas)
@@ -355,7 +343,7 @@ class HarmonyParser:
         if message.kind == "thought":
             self._num_ended_reasoning_tokens += message.num_tokens
         if message.has_text or message.kind == "call":
-            self._deltas.append(MessageEnd(is_complete))
+            self._deltas.append(End(is_complete))
         self._message = None
         self._header = self._new_header(is_started=False, expects_role=False)
 

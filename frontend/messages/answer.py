@@ -7,14 +7,7 @@ import msgspec
 
 from baton.errors import BatonError
 from baton.messages import TokenChunk
-from frontend.harmony.conversation import (
-    Delta,
-    MessageEnd,
-    ReasoningDelta,
-    TextDelta,
-    ToolCallArguments,
-    ToolCallStart,
-)
+from frontend.harmony.conversation import Begin, Delta, End, Text
 from frontend.http.answer import Answer
 from frontend.http.body import decode, read
 from frontend.http.exchange import Exchange, ignored_header
@@ -223,23 +216,19 @@ class MessagesAnswer(Answer):
 
     def _delta(self, delta: Delta) -> bytes:
         match delta:
-            case TextDelta(text=text):
-                return self._write(TextBlock, text)
-            case ReasoningDelta(text=text):
-                return self._write(ThinkingBlock, text) if self._shows_thinking else b""
-            case ToolCallArguments(text=text):
-                return self._write(ToolUseBlock, text)
-            case ToolCallStart(name=name, call_id=call_id):
+            case Text(text):
+                if self._open is None:  # reasoning that is not shown
+                    return b""
+                self._texts.append(text)
+                return b"".join((self._delta_head, _encode(text), b"}}\n\n")) if self.stream else b""
+            case Begin("call", name, _, call_id):
                 return self._begin(ToolUseBlock(id=call_id, name=name))
-            case MessageEnd():
+            case Begin("thought"):
+                return self._begin(ThinkingBlock()) if self._shows_thinking else b""
+            case Begin():
+                return self._begin(TextBlock())
+            case End():
                 return self._end_block()
-
-    def _write(self, kind: type[TextBlock | ThinkingBlock | ToolUseBlock], text: str) -> bytes:
-        opening = b""
-        if self._open is None and kind is not ToolUseBlock:
-            opening = self._begin(TextBlock() if kind is TextBlock else ThinkingBlock())
-        self._texts.append(text)
-        return opening + b"".join((self._delta_head, _encode(text), b"}}\n\n")) if self.stream else b""
 
     def _begin(self, block: AnswerBlock) -> bytes:
         index = len(self._message.content)

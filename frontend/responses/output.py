@@ -9,15 +9,7 @@ from msgspec import UNSET
 
 from baton.errors import BatonError
 from baton.messages import TokenChunk
-from frontend.harmony.conversation import (
-    FUNCTIONS,
-    Delta,
-    MessageEnd,
-    ReasoningDelta,
-    TextDelta,
-    Tool,
-    ToolCallStart,
-)
+from frontend.harmony.conversation import FUNCTIONS, Begin, Delta, End, Text, Tool
 from frontend.http.answer import Answer
 from frontend.http.chunks import ContentLogprob, content_logprobs
 from frontend.responses.body import (
@@ -301,24 +293,23 @@ class ResponseAnswer(Answer):
         )
 
     def _delta(self, delta: Delta) -> bytes:
-        begun, logprobs = b"", []
         match delta:
-            case ToolCallStart():
+            case Text():
+                assert self._open is not None, "text follows the start of its item"
+                is_scored = self.choice.logprobs is not None and self._open.shape is _TEXT
+                scored = (self.choice.logprobs_of(delta) or ()) if is_scored else ()
+                return self._open.write(delta.text, content_logprobs(scored, self._tokenizer))
+            case Begin("call"):
                 return self._begin_call(delta)
-            case MessageEnd():
-                return self._end_item(is_cut=not delta.complete and self.choice.is_cut)
-            case TextDelta():
-                if self._open is None:
-                    phase: Phase = "commentary" if delta.preamble else "final_answer"
-                    message = MessageItem(id=new_id("msg"), role="assistant", content=[], phase=phase)
-                    begun = self._begin(message, _TEXT)
-                if self.choice.logprobs is not None:
-                    logprobs = content_logprobs(self.choice.logprobs_of(delta) or (), self._tokenizer)
-            case ReasoningDelta() if self._open is None:
+            case Begin("thought"):
                 shape = _THOUGHT if self.response.reasoning.summary is None else _SUMMARY
-                begun = self._begin(ReasoningItem(id=new_id("rs")), shape)
-        assert self._open is not None, "text follows the start of its item"
-        return begun + self._open.write(delta.text, logprobs)
+                return self._begin(ReasoningItem(id=new_id("rs")), shape)
+            case Begin(kind):
+                phase: Phase = "commentary" if kind == "preamble" else "final_answer"
+                message = MessageItem(id=new_id("msg"), role="assistant", content=[], phase=phase)
+                return self._begin(message, _TEXT)
+            case End():
+                return self._end_item(is_cut=not delta.complete and self.choice.is_cut)
 
     def _begin(self, item: WrittenItem, shape: _Shape) -> bytes:
         item.status = "in_progress"
@@ -327,7 +318,7 @@ class ResponseAnswer(Answer):
         output.append(item)
         return self._open.begin()
 
-    def _begin_call(self, delta: ToolCallStart) -> bytes:
+    def _begin_call(self, delta: Begin) -> bytes:
         if delta.name in self._machine_tools:
             whole = FunctionCallItem(call_id=delta.call_id, name=delta.name, arguments="")
             self._open = OpenItem(whole, _MACHINE_CALL, 0, EventWriter(streams=False))

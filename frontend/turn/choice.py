@@ -10,14 +10,7 @@ from msgspec.structs import replace
 
 from baton.messages import FinishReason as WorkerFinishReason
 from baton.messages import GenerateRequest, TokenChunk, TokenLogprob
-from frontend.harmony.conversation import (
-    Delta,
-    MessageEnd,
-    ReasoningDelta,
-    TextDelta,
-    ToolCallArguments,
-    ToolCallStart,
-)
+from frontend.harmony.conversation import Begin, Delta, End, Text
 from frontend.harmony.parse import HarmonyParser, ReadMessage
 from frontend.text.detokenize import IncrementalDecoder, StopStrings
 from frontend.text.tokenizer import ModelTokenizer
@@ -55,7 +48,7 @@ class RawText:
         if not text:
             return []
         start, self._num_sent = self._num_sent, self._num_read
-        return [TextDelta(text, start, self._num_read)]
+        return [Text(text, start, self._num_read)]
 
 
 class Limits:
@@ -66,7 +59,9 @@ class Limits:
         self.met = False
         self.stops = StopStrings(stop_strings)
         self._calls_left = max_calls
-        self._tail: TextDelta | None = None  # token positions of the held-back text
+        self._tail: Text | None = None  # token positions of the held-back text
+        self._is_visible = True  # the open message
+        self._begin: Begin | None = None  # of a visible message without text so far
 
     def kept(self, deltas: Sequence[Delta]) -> Iterator[Delta]:
         """The deltas up to the end, without text that may be the start of a stop string."""
@@ -74,14 +69,18 @@ class Limits:
             if self.met:
                 return
             match delta:
-                case TextDelta():
+                case Text() if self._is_visible:
                     yield from self._text(delta)
                     continue
-                case MessageEnd():
-                    yield from self.held()  # stop strings do not span messages
-                case ToolCallStart() if self._calls_left is not None:
+                case Begin("call") if self._calls_left is not None:
                     self.met = not self._calls_left
                     self._calls_left -= 1
+                case Begin("text" | "preamble"):
+                    self._is_visible, self._begin = True, delta
+                    continue
+                case End():
+                    yield from self.held()  # stop strings do not span messages
+            self._is_visible = False
             if not self.met:
                 yield delta
 
@@ -89,15 +88,21 @@ class Limits:
         """The text that is not the start of a stop string after all."""
         text = self.stops.flush()
         if text and self._tail is not None:
-            yield replace(self._tail, text=text)
+            yield from self._begun(replace(self._tail, text=text))
         self._tail = None
 
-    def _text(self, delta: TextDelta) -> Iterator[Delta]:
+    def _text(self, delta: Text) -> Iterator[Delta]:
         text, self.met = self.stops.push(delta.text)
         sent = replace(delta, text=text, start=delta.start if self._tail is None else self._tail.start)
         self._tail = replace(delta, start=delta.stop) if text else sent
         if text:
-            yield sent
+            yield from self._begun(sent)
+
+    def _begun(self, text: Text) -> Iterator[Delta]:
+        if self._begin is not None:
+            yield self._begin
+            self._begin = None
+        yield text
 
 
 class _Wrapped(msgspec.Struct, forbid_unknown_fields=True):
@@ -110,18 +115,18 @@ class TextCalls:
 
     def __init__(self, names: frozenset[str]) -> None:
         self._names = names
-        self._held: list[ToolCallArguments] | None = None
+        self._held: list[Text] | None = None
 
     def pass_on(self, deltas: Iterable[Delta]) -> Iterator[Delta]:
         """The deltas that can be sent now."""
         for delta in deltas:
             match delta:
-                case ToolCallStart() if delta.name in self._names:
+                case Begin("call", name) if name in self._names:
                     self._held = []
-                case ToolCallArguments() if self._held is not None:
+                case Text() if self._held is not None:
                     self._held.append(delta)
                     continue
-                case MessageEnd():
+                case End():
                     yield from self._whole()
             yield delta
 
@@ -182,6 +187,7 @@ class Choice:
         self._reason: WorkerFinishReason = "stop"
         self._token_ids: list[int] = []
         self._thought: list[str] = []
+        self._thinks = False  # in the open message
 
     @property
     def num_reasoning_tokens(self) -> int:
@@ -246,7 +252,7 @@ class Choice:
         self._on_finish(self)
         return deltas
 
-    def logprobs_of(self, delta: TextDelta) -> list[TokenLogprob] | None:
+    def logprobs_of(self, delta: Text) -> list[TokenLogprob] | None:
         """The log probabilities of the delta's tokens, if requested."""
         return None if self.logprobs is None else self.logprobs[delta.start : delta.stop]
 
@@ -259,11 +265,13 @@ class Choice:
             deltas = list(self._text_calls.pass_on(deltas))
         for i, delta in enumerate(deltas):
             match delta:
-                case ReasoningDelta():
+                case Begin(kind):
+                    self._thinks = kind == "thought"
+                    if kind == "call":
+                        self.call_ids.append(new_call_id())
+                        deltas[i] = replace(delta, call_id=self.call_ids[-1])
+                case Text() if self._thinks:
                     self._thought.append(delta.text)
-                case ToolCallStart():
-                    self.call_ids.append(new_call_id())
-                    deltas[i] = replace(delta, call_id=self.call_ids[-1])
         return deltas
 
 

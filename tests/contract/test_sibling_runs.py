@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from baton.errors import InvalidRequest, NotReady
-from frontend.harmony.conversation import TextDelta
+from frontend.harmony.conversation import Begin, Delta, End, Text
 from frontend.metrics import Metrics
 from frontend.processes.siblings import Shared, Siblings
 from frontend.responses import store
@@ -56,8 +56,9 @@ async def running(store: ResponseStore | None = None, **fields: bool) -> AsyncIt
 
 
 async def publish(run: Run, num_bytes: int) -> None:
-    """As if the model had written this much."""
-    await run._publish(run.answer.write([TextDelta("x" * num_bytes, 0, 1)]))  # noqa: SLF001  much at once
+    """As if the model had written a message of this length."""
+    message: list[Delta] = [Begin("text"), Text("x" * num_bytes, 0, 1), End()]
+    await run._publish(run.answer.write(message))  # noqa: SLF001  much at once
 
 
 async def test_stopping_a_run_from_another_process_waits_until_it_is_stored(
@@ -98,8 +99,8 @@ async def test_a_follower_that_reads_slowly_gets_all_events(tmp_path: Path) -> N
     ):
         assert followed is not None
         await until(lambda: len(run._followers) == 2)  # noqa: SLF001  nothing else shows it
-        num_deltas = 40
-        for _ in range(num_deltas):  # 10 MiB
+        num_messages = 10
+        for _ in range(num_messages):  # 10 MiB, as each is sent four times
             await publish(run, 1 << 18)
             for _ in range(10):
                 await asyncio.sleep(0)  # turns in which they could be sent
@@ -109,7 +110,7 @@ async def test_a_follower_that_reads_slowly_gets_all_events(tmp_path: Path) -> N
             events += data
         last = int(events.rpartition(b'"sequence_number":')[2].partition(b"}")[0])
         assert events.count(b"\n\n") == last
-        assert events.count(b"x") > 4 * num_deltas << 18  # in deltas, and in what ends them
+        assert events.count(b"x") > 4 * num_messages << 18  # in deltas, and in what ends them
         error = json.loads(followed.failure(NotReady("Gone.")).partition(b"data: ")[2])
         assert error["sequence_number"] == last + 1
 

@@ -8,16 +8,11 @@ import pytest
 from msgspec.structs import replace
 
 from baton.messages import FinishReason, GenerateRequest, Sampling, TokenChunk, TokenLogprob, Usage
-from frontend.harmony.conversation import (
-    Delta,
-    ReasoningDelta,
-    TextDelta,
-    ToolCallArguments,
-    ToolCallStart,
-)
+from frontend.harmony.conversation import Begin, Delta, End, Text
 from frontend.harmony.parse import HarmonyParser
 from frontend.http.chunks import UsageBody
 from frontend.turn.choice import Choice, RawText
+from tests.repairs import messages
 from tests.scripted_frontend import TOKENIZER
 from tests.scripted_workers import request
 
@@ -45,19 +40,24 @@ def fed(choice: Choice, text: str, tokens_per_chunk: int) -> list[Delta]:
     return [*deltas, *choice.finish()]
 
 
+def texts(deltas: Sequence[Delta]) -> list[Text]:
+    """The visible text."""
+    found: list[Text] = []
+    is_visible = False
+    for delta in deltas:
+        if isinstance(delta, Begin):
+            is_visible = delta.kind in {"text", "preamble"}
+        elif isinstance(delta, Text) and is_visible:
+            found.append(delta)
+    return found
+
+
 def shown(deltas: Sequence[Delta]) -> tuple[str, str, str]:
     """(text, reasoning, calls)."""
-    text, thought, calls = "", "", ""
-    for delta in deltas:
-        match delta:
-            case TextDelta():
-                text += delta.text
-            case ReasoningDelta():
-                thought += delta.text
-            case ToolCallStart():
-                calls += f" {delta.name}:"
-            case ToolCallArguments():
-                calls += delta.text
+    found = messages(deltas)
+    text = "".join(each.get("text", "") + each.get("preamble", "") for each in found)
+    thought = "".join(each.get("reasoning", "") for each in found)
+    calls = "".join(f" {each['call']}:{each['arguments']}" for each in found if "call" in each)
     return text, thought, calls
 
 
@@ -75,7 +75,7 @@ def test_an_answer_is_whole_in_its_deltas_and_as_written(
     choice = choice_of()
     deltas = fed(choice, text, tokens_per_chunk)
     assert shown(deltas) == expected
-    assert [d.call_id for d in deltas if isinstance(d, ToolCallStart)] == choice.call_ids
+    assert [d.call_id for d in deltas if isinstance(d, Begin) and d.kind == "call"] == choice.call_ids
     assert len(set(choice.call_ids)) == len(choice.call_ids) == expected[2].count("f:")
     assert choice.thought == "Let me think."
     written = choice.written(TOKENIZER)
@@ -128,10 +128,10 @@ def test_a_stop_string_does_not_span_two_messages(tokens_per_chunk: int) -> None
     text = preamble + "<|channel|>final<|message|>Hello<|return|>"
     deltas = fed(choice, text, tokens_per_chunk)
     assert not choice.stopped
-    texts = "".join(delta.text if isinstance(delta, TextDelta) else "|" for delta in deltas)
+    texts = "".join("|" if isinstance(d, End) else getattr(d, "text", "") for d in deltas)
     assert texts == "Look here|Hello|"
-    said = [delta for delta in deltas if isinstance(delta, TextDelta)]
-    whole = [delta for delta in fed(choice_of(), text, 1) if isinstance(delta, TextDelta)]
+    said = [delta for delta in deltas if isinstance(delta, Text)]
+    whole = [delta for delta in fed(choice_of(), text, 1) if isinstance(delta, Text)]
     starts = {delta.start for delta in whole}
     assert all(delta.start in starts or delta.start == delta.stop for delta in said)
 
@@ -139,8 +139,8 @@ def test_a_stop_string_does_not_span_two_messages(tokens_per_chunk: int) -> None
 @pytest.mark.parametrize("tokens_per_chunk", [1, 2, 1000])
 @pytest.mark.parametrize("stop", ["never", "world. And less", "more.X"])
 def test_each_token_of_the_text_is_in_one_delta_even_if_held_back(stop: str, tokens_per_chunk: int) -> None:
-    whole = [delta for delta in fed(choice_of(), ANSWER, 1) if isinstance(delta, TextDelta)]
-    said = [delta for delta in fed(choice_of(stop), ANSWER, tokens_per_chunk) if isinstance(delta, TextDelta)]
+    whole = texts(fed(choice_of(), ANSWER, 1))
+    said = texts(fed(choice_of(stop), ANSWER, tokens_per_chunk))
     assert (said[0].start, said[-1].stop) == (whole[0].start, whole[-1].stop)
     assert [delta.stop for delta in said[:-1]] == [delta.start for delta in said[1:]]
 
@@ -156,7 +156,7 @@ def test_each_token_of_the_text_has_its_log_probability_once(
     while part := tuple(islice(ids, tokens_per_chunk)):
         deltas += choice.feed(TokenChunk(part, logprobs=tuple(TokenLogprob(i, -0.5, ()) for i in part)))
     deltas += choice.finish()
-    parts = [choice.logprobs_of(delta) for delta in deltas if isinstance(delta, TextDelta)]
+    parts = [choice.logprobs_of(delta) for delta in deltas if isinstance(delta, Text)]
     assert [one for part in parts for one in part or ()] == choice.logprobs
 
 
@@ -195,14 +195,14 @@ def test_each_token_is_in_the_piece_that_it_completes(
     for chunk in chunks:
         deltas += reader.feed(chunk)
     deltas += reader.finish()
-    assert deltas == [TextDelta(*each) for each in said]
+    assert deltas == [Text(*each) for each in said]
 
 
 @pytest.mark.parametrize(("reason", "text"), [("stop", "a"), ("length", "ab"), (None, "ab")])
 def test_only_the_final_stop_token_is_left_out_of_the_text(reason: FinishReason | None, text: str) -> None:
     a, b = TOKENIZER.encode_text("ab")
     choice = Choice(request(), RawText(TOKENIZER), cut_ids=(b,))
-    assert choice.feed(TokenChunk((a, b), reason)) == [TextDelta(text, 0, len(text))]
+    assert choice.feed(TokenChunk((a, b), reason)) == [Text(text, 0, len(text))]
     assert choice.num_tokens == 2
 
 

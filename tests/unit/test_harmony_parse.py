@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from frontend.harmony.conversation import Delta, MessageEnd, TextDelta
+from frontend.harmony.conversation import Begin, Delta, End, Text
 from frontend.harmony.parse import (
     MAX_HEADER_BYTES,
     MAX_HEADER_BYTES_AFTER_CHANNEL,
@@ -61,7 +61,7 @@ def test_an_answer_becomes_its_messages(case: dict[str, Any], is_whole: bool) ->
     deltas = [delta for chunk in chunks for delta in parser.feed(chunk)] + parser.finish()
 
     assert messages(deltas) == case["gives"]
-    ends = [delta.complete for delta in deltas if isinstance(delta, MessageEnd)]
+    ends = [delta.complete for delta in deltas if isinstance(delta, End)]
     is_cut = case.get("cut", False)
     assert ends == [True] * (len(ends) - is_cut) + [False] * is_cut
     assert dict(parser.repairs) == case.get("repairs", {})
@@ -85,8 +85,8 @@ def test_every_token_belongs_to_the_delta_that_it_completes(fed: list[tuple[str,
     num = len(header)
     parser.feed(header)
     for text, deltas in fed:
-        expected = [TextDelta(said, num + start, num + stop) for said, start, stop in deltas]
-        assert [delta for delta in parser.feed(encode(text)) if delta != MessageEnd()] == expected
+        expected = [Text(said, num + start, num + stop) for said, start, stop in deltas]
+        assert [delta for delta in parser.feed(encode(text)) if isinstance(delta, Text)] == expected
 
 
 CHANNEL = SpecialToken.CHANNEL
@@ -121,7 +121,7 @@ def test_text_of_a_broken_header_has_its_tokens_positions() -> None:
         ("<|channel|>final  Hi<|return|>", 10),
         ("<|channel|>final  H<|reserved|>i<|return|>", 11),
     ):
-        assert parse(text)[0] == [TextDelta("Hi", 8, stop), MessageEnd()]
+        assert parse(text)[0] == [Begin("text"), Text("Hi", 8, stop), End()]
 
 
 def test_reasoning_tokens_are_counted_without_headers_and_control_tokens() -> None:

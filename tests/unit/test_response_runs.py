@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from baton.errors import NotReady
-from frontend.harmony.conversation import TextDelta
+from frontend.harmony.conversation import Begin, Text
 from frontend.http.answer import KEEP_ALIVE
 from frontend.responses.body import RUNNING
 from frontend.responses.output import MAX_KEPT_STREAM_BYTES
@@ -85,7 +85,7 @@ async def test_a_stream_that_is_too_long_is_not_stored_and_cannot_be_resumed() -
         assert MAX_KEPT_STREAM_BYTES == 16 << 20
         for _ in range(2):
             assert run.answer.kept_stream is not None
-            run.answer.write([TextDelta("x" * (MAX_KEPT_STREAM_BYTES // 2), 0, 1)])
+            run.answer.write([Begin("text"), Text("x" * (MAX_KEPT_STREAM_BYTES // 2), 0, 1)])
         assert run.answer.kept_stream is None
         client.tokens.go_on.set()
         await pending

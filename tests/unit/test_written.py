@@ -15,10 +15,8 @@ from frontend.harmony.conversation import (
     AssistantTurn,
     Conversation,
     Delta,
-    TextDelta,
     Tool,
     ToolCall,
-    ToolCallArguments,
     ToolResult,
     Turn,
     UserTurn,
@@ -26,6 +24,7 @@ from frontend.harmony.conversation import (
 from frontend.harmony.parse import HarmonyParser
 from frontend.turn.choice import Choice
 from frontend.turn.thoughts import Thoughts
+from tests.repairs import messages
 from tests.scripted_frontend import MODEL, TOKENIZER, Client, Reply, ScriptedTokens, frontend, prompt_ids
 
 Json = dict[str, Any]
@@ -273,9 +272,10 @@ def answered(ids: list[int], size: int) -> tuple[Choice, AssistantTurn]:
         chunk = TokenChunk(tuple(ids[start : start + size]), "stop" if last else None)
         deltas += choice.feed(chunk)
     deltas += choice.finish()
-    arguments = "".join(delta.text for delta in deltas if isinstance(delta, ToolCallArguments))
+    found = messages(deltas)
+    arguments = "".join(each.get("arguments", "") for each in found)
     turn = AssistantTurn(
-        text="".join(delta.text for delta in deltas if isinstance(delta, TextDelta)) or None,
+        text="".join(each.get("text", "") + each.get("preamble", "") for each in found) or None,
         tool_calls=(ToolCall(call_id=choice.call_ids[0], name="f", arguments=arguments),),
     )
     return choice, turn
