@@ -8,7 +8,7 @@ MPS_START_S=${MPS_START_S:-10}
 
 divide_gpu() { # divide_gpu GPU: sets PREFILL_FLAGS and DECODE_FLAGS, with each role's part of the memory
     local lines
-    [[ $ENGINE != mocker ]] || return 0 # it has no memory
+    [[ $ENGINE == vllm ]] || return 0 # whose settings these are
     lines=$("$PYTHON" -m baton shares --model-path "$MODEL_PATH" --gpu "$1" \
         --prefill-flags="$PREFILL_FLAGS ${PREFILL_EXTRA_FLAGS:-}" --decode-flags="$DECODE_FLAGS ${DECODE_EXTRA_FLAGS:-}") ||
         fail "not started"
