@@ -188,17 +188,6 @@ def far_from_loopback(facts: Facts) -> str | None:
     return next(iter(remote), None) if facts.bind_host.startswith(_LOOPBACK) else None
 
 
-def isolation(facts: Facts) -> str | None:
-    """What keeps this container, if it has only one of prefill and decode, from the GPUs of the other."""
-    half = len(facts.modes & {"prefill", "decode"}) == 1
-    if not (half and facts.host.in_container and facts.wants_gpus):
-        return None
-    seen = facts.host.environment.get("NVIDIA_VISIBLE_DEVICES", "all")
-    barriers = [f"its own {kind.upper()} namespace" for kind in facts.host.namespaces]
-    barriers += [] if seen in ("all", "void", "none", "") else [f"only GPU {seen}"]
-    return " and ".join(barriers)
-
-
 def lacks_trtllm(facts: Facts) -> bool:
     return facts.wants_tensorrt_llm and not facts.host.has_tensorrt_llm
 

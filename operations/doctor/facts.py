@@ -134,16 +134,13 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Host(msgspec.Struct, frozen=True, kw_only=True):
-    """This machine or container. `memlock_bytes` None is unlimited. `namespaces`: which kinds are not the
-    machine's own.
-    """
+    """This machine or container. `memlock_bytes` None is unlimited."""
 
     memory_bytes: int
     memory_free_bytes: int
     memlock_bytes: int | None = None
     shm_bytes: int = 0
     in_container: bool = False
-    namespaces: tuple[str, ...] = ()
     has_tensorrt_llm: bool = False
     has_vllm: bool = False
     has_docker: bool = False

@@ -16,9 +16,7 @@ from baton.model_folder import snapshot_in
 from operations.doctor.facts import Gpu, Host, Model, Nvidia, Shape, Shard
 
 TIMEOUT_S = 20
-# Fixed numbers of Linux's initial namespaces (include/linux/proc_ns.h); containers have others.
-_INITIAL_NAMESPACES = {"ipc": 0xEFFFFFFF, "pid": 0xEFFFFFFC}
-_VARIABLES = ("BATON_PEER_CERT", "NVIDIA_VISIBLE_DEVICES", "UCX_TLS")
+_VARIABLES = ("BATON_PEER_CERT", "UCX_TLS")
 _FIELDS = "index,uuid,name,memory.total,memory.free,driver_version,compute_cap"
 _MAX_JSON_BYTES = 64 << 20
 _MAX_HEADER_BYTES = 100 << 20
@@ -42,11 +40,10 @@ def probe_host() -> Host:
         memlock_bytes=None if memlock == resource.RLIM_INFINITY else memlock,
         shm_bytes=shutil.disk_usage("/dev/shm").total if Path("/dev/shm").is_dir() else 0,  # noqa: S108  its size
         in_container=_in_container(),
-        namespaces=tuple(kind for kind, number in _INITIAL_NAMESPACES.items() if _namespace(kind) != number),
         has_tensorrt_llm=importlib.util.find_spec("tensorrt_llm") is not None,
         has_vllm=importlib.util.find_spec("vllm") is not None,
         has_docker=shutil.which("docker") is not None,
-        has_container_toolkit=_run("nvidia-ctk", "--version")[1] is None,
+        has_container_toolkit=shutil.which("nvidia-ctk") is not None,
         environment={name: os.environ[name] for name in _VARIABLES if name in os.environ},
     )
 
@@ -60,13 +57,6 @@ def _text(path: str) -> str:
 def _in_container() -> bool:
     marks = ("/.dockerenv", "/run/.containerenv")
     return any(Path(mark).exists() for mark in marks) or "KUBERNETES_SERVICE_HOST" in os.environ
-
-
-def _namespace(kind: str) -> int:
-    with contextlib.suppress(OSError):
-        number = re.search(r"\d+", os.readlink(f"/proc/self/ns/{kind}"))
-        return int(number[0]) if number else 0
-    return 0
 
 
 def _run(program: str, *arguments: str) -> tuple[str, str | None]:

@@ -208,11 +208,6 @@ TABLE = (
         "shared memory (/dev/shm) is {f.host.shm_bytes} bytes",
         "NCCL and MPI ranks communicate through it: bus errors at start",
         "docker run --ipc host (or --shm-size=10G)"),
-    Row(W, "container-isolated", _here, lambda f, _: c.isolation(f),
-        "this container has {found}, and only prefill or decode",
-        "no CUDA IPC with a worker in another container: KV goes over TCP",
-        "docker run --pid host --ipc host --gpus all (both; select GPUs with CUDA_VISIBLE_DEVICES), or both "
-        "workers in one container"),
     Row(W, "trtllm-missing", _here,
         lambda f, _: c.lacks_trtllm(f) and (f.host.in_container or not f.host.has_docker),
         "tensorrt_llm is not installed, nor can its image be run from here",

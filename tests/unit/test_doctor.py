@@ -305,10 +305,6 @@ BROKEN: list[tuple[str, str, Severity, Callable[[Facts], Facts]]] = [
      lambda f: _service(f, "etcd", url="http://10.0.0.1:2379")),
     ("memlock", "memlock", W, lambda f: _host(f, memlock_bytes=8 << 20)),
     ("docker's shm", "shm", E, lambda f: _host(f, shm_bytes=64 << 20)),
-    ("own namespaces", "container-isolated", W,
-     lambda f: _only(_host(f, namespaces=("ipc", "pid")), "decode")),
-    ("GPUs hidden from decode", "container-isolated", W,
-     lambda f: _only(_env(f, NVIDIA_VISIBLE_DEVICES="4,5,6,7"), "decode")),
     ("KV of TensorRT-LLM in clear", "kv-plain", W, lambda f: _env(f, BATON_PEER_CERT="/x")),
     ("UCX over TCP", "ucx-tls", W, lambda f: _env(f, UCX_TLS="tcp,self")),
     ("UCX without CUDA IPC", "ucx-tls", W, lambda f: _env(f, UCX_TLS="^cuda_ipc")),
@@ -369,8 +365,6 @@ SPARED: list[tuple[str, str, Callable[[Facts], Facts]]] = [
      lambda _: replace(_model(laptop(), shards=(), is_folder=False), engine="trtllm")),
     ("a demo model on GPUs, which the embedded engine runs", "trtllm-missing",
      lambda f: _host(replace(f, model=DEMO), has_tensorrt_llm=False)),
-    ("GPUs hidden from both workers", "container-isolated",
-     lambda f: _env(f, NVIDIA_VISIBLE_DEVICES="0,1,2,3")),
     ("our own KV transport", "kv-plain", lambda _: _env(laptop(), BATON_PEER_CERT="/x")),
     ("a demo pair on a machine with GPUs", "gpu-shared", lambda _: replace(laptop(), nvidia=B200X8)),
     ("an old driver that the demo does not use", "driver-old",
@@ -381,7 +375,6 @@ SPARED: list[tuple[str, str, Callable[[Facts], Facts]]] = [
     ("the oldest driver for Blackwell", "driver-old",
      lambda f: replace(f, nvidia=Nvidia(gpus=tuple(replace(g, driver="575.57") for g in B200X8.gpus)))),
     ("small shm and one GPU", "shm", lambda _: _host(h200_agg(), shm_bytes=64 << 20)),
-    ("PIDs of a container with both workers", "container-isolated", lambda f: _host(f, namespaces=("pid",))),
     ("an address that others reach", "host-loopback",
      lambda f: replace(_service(f, "etcd", url="http://10.0.0.1:2379"), bind_host="10.0.0.2")),
     ("weights in a subfolder", "file-missing",
@@ -515,7 +508,7 @@ _FLAGS = st.lists(
     st.dictionaries(st.sampled_from(_KEYS), _LEAVES),
     st.text("0123456789,-; GPUxMI", max_size=12),
     _FLAGS,
-    st.dictionaries(st.sampled_from(["UCX_TLS", "NVIDIA_VISIBLE_DEVICES"]), st.text("^,a=")),
+    st.dictionaries(st.sampled_from(["UCX_TLS", "BATON_PEER_CERT"]), st.text("^,a=")),
 )
 def test_nothing_that_is_given_makes_doctor_itself_fail(
     values: dict[str, object], gpus: str, line: str, variables: dict[str, str]
