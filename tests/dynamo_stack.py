@@ -50,12 +50,15 @@ class DynamoStack(Stack):
 
 @dataclass
 class Streamed:
-    """A stream as a client read it: its text, how it ended, and the longest time without an event."""
+    """A stream as a client read it: its text, how it ended, the longest time without an event, and its
+    number of tokens if the client asked for the usage.
+    """
 
     text: str = ""
     finish_reason: str | None = None
     error: str | None = None
     gap_s: float = 0.0
+    num_tokens: int = 0
 
 
 def stream(stack: Stack, prompt: str, read: Streamed | None = None, **body: Any) -> Streamed:
@@ -74,6 +77,7 @@ def stream(stack: Stack, prompt: str, read: Streamed | None = None, **body: Any)
             event = json.loads(line[6:])
             if "error" in event:
                 read.error = event["error"]["code"]
+            read.num_tokens = (event.get("usage") or {}).get("completion_tokens", 0)
             for choice in event.get("choices", ()):
                 read.text += choice["text"]
                 read.finish_reason = choice["finish_reason"] or read.finish_reason

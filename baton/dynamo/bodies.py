@@ -23,7 +23,6 @@ from baton.dynamo.messages import (
 )
 from baton.errors import (
     BatonError,
-    DeadlineExceeded,
     EngineFailure,
     HandoffFailed,
     InvalidRequest,
@@ -240,7 +239,7 @@ _ERRORS: dict[str, type[BatonError]] = {
     "InvalidRequest": InvalidRequest,
     "InvalidArgument": InvalidRequest,
     "Unavailable": WorkerLost,
-    "DeadlineExceeded": DeadlineExceeded,
+    "DeadlineExceeded": WorkerLost,  # no answer from the worker's process; the request has its own deadline
     "Cancelled": WorkerLost,
     "RateLimited": Overloaded,
     "ResourceExhausted": Overloaded,
@@ -261,8 +260,6 @@ def error_of(error: Exception, worker: WorkerInfo, *, has_handoff: bool) -> Bato
         kind = WorkerUnreached
     if kind is InvalidRequest and has_handoff:
         kind = HandoffFailed
-    if kind is DeadlineExceeded:
-        return DeadlineExceeded()
     said = _line(text or name)
     if kind is InvalidRequest:
         said = said.removeprefix("ValueError: ").removeprefix("TypeError: ")

@@ -183,6 +183,7 @@ def test_an_answer_that_prefill_completes_needs_no_decode() -> None:
     [
         ("InvalidRequest: ValueError: too long", InvalidRequest),
         ("Unavailable: Stream ended before generation completed", WorkerLost),
+        ("DeadlineExceeded: no answer", WorkerLost),
         ("Unavailable: instance_id=5 not found for endpoint a/b", WorkerUnreached),
         ("Unavailable: No healthy TCP connection to 1.2.3.4:5 after 5 connect retries", WorkerUnreached),
         ('RateLimited: {"message":"m","code":429}', Overloaded),
