@@ -24,7 +24,7 @@ start_mps() { # start_mps GPU PERCENT: prefill gets at most PERCENT of the GPU's
     fi
     PREFILL_ENVIRONMENT=(CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="$2" CUDA_MPS_CLIENT_PRIORITY="${PREFILL_MPS_PRIORITY:-0}")
     if [[ -n ${CUDA_MPS_PIPE_DIRECTORY:-} ]]; then
-        echo "one GPU: the MPS of $CUDA_MPS_PIPE_DIRECTORY, prefill on at most $2 % of the SMs"
+        note "the MPS of $CUDA_MPS_PIPE_DIRECTORY, prefill on at most $2 % of the SMs"
         return
     fi
     others=$(nvidia-smi --id="$1" --query-compute-apps=name --format=csv,noheader 2>/dev/null) || others=""
@@ -45,7 +45,7 @@ nvidia-cuda-mps-control -f & wait $!; status=$?; wait; exit $status'
     [[ -z ${DRY_RUN:-} ]] || return 0
     for pid in "${!NAMES[@]}"; do [[ ${NAMES[$pid]} != mps ]] || break; done
     if mps_serves "$pid"; then
-        echo "one GPU: MPS, prefill on at most $2 % of the SMs"
+        note "MPS, prefill on at most $2 % of the SMs"
         return
     fi
     unset "NAMES[$pid]"
@@ -69,5 +69,7 @@ mps() { timeout 5 nvidia-cuda-mps-control <<<"$1" 2>/dev/null; }
 take_turns() { # take_turns WHY
     # shellcheck disable=SC2034 # of start_workers
     PREFILL_ENVIRONMENT=()
-    echo "one GPU: time slices, without a limit for prefill: $1"
+    note "time slices, without a limit for prefill: $1"
 }
+
+note() { echo "${DRY_RUN:+# }one GPU: $*"; } # a comment in a dry run
