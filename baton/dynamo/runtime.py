@@ -42,6 +42,7 @@ class RuntimeSettings:
             while not await _accepts(server):  # noqa: ASYNC110  a server that is away does not notify
                 await asyncio.sleep(_RETRY_S)
         own = {"DYN_TCP_RESPONSE_STREAM_HOST": self.host, "DYN_TCP_RPC_HOST": self.host, "DYN_LOG": "error"}
+        own["DYN_SYSTEM_HOST"] = self.host
         own["DYN_SELF_HOST_METADATA"] = (
             "0"  # a worker's card names files, and warns if others cannot fetch them
         )

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,7 @@ log = logging.getLogger(__name__)
 
 _TOKENS_PER_BLOCK = 16  # of an engine that does not say
 _CLOSE_S = 5.0
+_STATS_S = 1.0
 # What Dynamo's frontend makes of them: 400 with the text, 504, 503, 503 without requests for 5 s, else 500.
 _ERRORS: tuple[tuple[type[BatonError], type[Exception]], ...] = (
     (InvalidRequest, InvalidArgument),
@@ -132,6 +134,8 @@ class WorkerEndpoint:
             self._endpoint = self._runtime.endpoint(card.endpoint)
             ids = await asyncio.to_thread(control_ids, Path(card.model_path))
             self._start_id = ids.get("<|start|>", NO_TOKEN)
+            loop = asyncio.get_running_loop()
+            self._endpoint.metrics.register_prometheus_expfmt_callback(partial(self._metrics, loop))
             self._serving = asyncio.ensure_future(
                 self._endpoint.serve_endpoint(
                     self._answer,
@@ -159,14 +163,26 @@ class WorkerEndpoint:
         if waits := [*self._tasks, *([self._serving] if self._serving else [])]:
             await asyncio.wait(waits, timeout=_CLOSE_S)
 
+    async def _stats(self) -> WorkerStats:
+        (stats,) = [reply async for reply in self._respond(StatsRequest())]
+        assert isinstance(stats, WorkerStats)
+        return stats
+
+    def _metrics(self, loop: asyncio.AbstractEventLoop) -> str:
+        """The worker's figures for Dynamo's `/metrics`, whose thread calls this."""
+        stats = asyncio.run_coroutine_threadsafe(self._stats(), loop).result(_STATS_S)
+        return "".join(
+            f"baton_worker_{name} {value}\n" for name, value in msgspec.structs.asdict(stats).items()
+        )
+
     async def _register_model(self, card: WorkerInfo) -> None:
         """As `dynamo.trtllm` does; but a decode worker also serves without a prefill worker."""
-        stats = await anext(aiter(self._respond(StatsRequest())))
+        stats = await self._stats()
         config = ModelRuntimeConfig()
         config.context_length = card.context_length
         if card.max_batch_size is not None:
             config.max_num_seqs = card.max_batch_size
-        if isinstance(stats, WorkerStats) and stats.kv_blocks:
+        if stats.kv_blocks:
             config.total_kv_blocks = stats.kv_blocks
         config.reasoning_parser, config.tool_call_parser = "gpt_oss", "harmony"
         config.set_engine_specific(OWN, msgspec.json.encode(card).decode())

@@ -1,0 +1,115 @@
+"""What happens behind Dynamo's frontend when clients leave, and workers die or drain."""
+
+import json
+import signal
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.dynamo.behind import Behind
+from tests.stack import MODEL
+from tests.waiting import PATIENCE_S, wait_for
+
+NUM_TOKENS = 300
+
+pytestmark = pytest.mark.dynamo
+
+
+@pytest.fixture
+def stack(tmp_path: Path) -> Iterator[Behind]:
+    """Nothing runs yet."""
+    with Behind(tmp_path) as stack:
+        (tmp_path / "mocker.yaml").write_text("decode_step_ms: 10\n")
+        yield stack
+
+
+def stream(stack: Behind, prompt: str, num_tokens: int = NUM_TOKENS) -> tuple[int, str]:
+    """How many tokens a streamed completion has, and how it ended."""
+    body = {"model": MODEL, "prompt": prompt, "max_tokens": num_tokens, "stream": True}
+    body["stream_options"] = {"include_usage": True}
+    num, reason = 0, ""
+    with httpx.stream("POST", f"{stack.url}/v1/completions", json=body, timeout=PATIENCE_S) as reply:
+        assert reply.status_code == 200, reply.read()
+        for line in reply.iter_lines():
+            event = json.loads(line[6:]) if line.startswith("data: {") else {}
+            num = (event.get("usage") or {}).get("completion_tokens", num)
+            for choice in event.get("choices", ()):
+                reason = choice.get("finish_reason") or reason
+    return num, reason
+
+
+def test_a_client_that_disconnects_frees_its_slot_at_once(stack: Behind, tmp_path: Path) -> None:
+    prefill, decode = stack.behind("prefill", "decode", yaml=tmp_path / "mocker.yaml")
+    body = {"model": MODEL, "prompt": "Hi", "max_tokens": 4000, "stream": True}
+    with httpx.stream("POST", f"{stack.url}/v1/completions", json=body, timeout=PATIENCE_S) as reply:
+        assert reply.status_code == 200
+        wait_for(lambda: stack.figure(decode, "num_running") == 1)
+    since_s = time.monotonic()
+    stack.wait_idle_workers(prefill, decode)
+
+    assert time.monotonic() - since_s < 4000 * 0.01 / 2  # not by its end
+
+
+def test_decode_serves_alone_before_prefill_is_there_and_after_it_is_gone(
+    stack: Behind, tmp_path: Path
+) -> None:
+    (decode,) = stack.behind("decode", yaml=tmp_path / "mocker.yaml")
+    assert stack.figure(decode, "num_handoffs") == 0
+    prefill = stack.own("prefill", yaml=tmp_path / "mocker.yaml")
+
+    def is_handed_over() -> bool:
+        stack.answer("/v1/completions", prompt="Hi", max_tokens=2)
+        return stack.figure(decode, "num_handoffs") > 0
+
+    wait_for(is_handed_over)
+    prefill.kill()
+    wait_for(lambda: stack.post("/v1/completions", prompt="Hi", max_tokens=2).status_code == 200)
+
+
+def test_a_drained_worker_finishes_its_streams_and_exits_with_0(stack: Behind, tmp_path: Path) -> None:
+    first, second, _ = stack.behind("decode", "decode", "prefill", yaml=tmp_path / "mocker.yaml")
+    with ThreadPoolExecutor(8) as pool:
+        running = [pool.submit(stream, stack, f"Story {i}") for i in range(8)]
+        wait_for(lambda: sum(stack.figure(each, "num_running") for each in (first, second)) == 8)
+        first.signal(signal.SIGTERM)
+        ends = [each.result(PATIENCE_S) for each in running]
+
+    assert first.wait() == 0
+    assert ends == [(NUM_TOKENS, "length")] * 8
+    assert stream(stack, "One more", 4) == (4, "length")
+
+
+def test_dynamos_migration_goes_on_on_another_decode_worker(stack: Behind, tmp_path: Path) -> None:
+    flags = ("--migration-limit", "3")
+    first, *_ = stack.behind("decode", "decode", "prefill", flags=flags, yaml=tmp_path / "mocker.yaml")
+    with ThreadPoolExecutor(8) as pool:
+        running = [pool.submit(stream, stack, f"Story {i}") for i in range(8)]
+        wait_for(lambda: stack.figure(first, "num_running") > 0)
+        first.kill()
+        ends = [each.result(PATIENCE_S) for each in running]
+
+    assert ends == [(NUM_TOKENS, "length")] * 8
+
+
+def test_a_handoff_of_another_fleet_is_refused_and_a_line_says_why(stack: Behind, tmp_path: Path) -> None:
+    decode, prefill = stack.behind("decode", "prefill", yaml=tmp_path / "mocker.yaml")
+    prefill.signal(signal.SIGTERM)
+    assert prefill.wait() == 0
+    other = stack.own("prefill", engine="embedded")
+    wait_for(lambda: " ready worker=" in other.text())
+
+    wait_for(lambda: stack.post("/v1/completions", prompt="Hi", max_tokens=2).status_code == 503)
+    assert "the handoff is another fleet's" in decode.text()
+    assert "engine embedded" in decode.text()
+
+
+def test_etcd_and_nats_carry_the_same(tmp_path: Path, etcd_server: str, nats_server: str) -> None:
+    wires = {"BATON_DISCOVERY_BACKEND": "etcd", "ETCD_ENDPOINTS": etcd_server, "NATS_SERVER": nats_server}
+    with Behind(tmp_path, wires | {"DYN_REQUEST_PLANE": "nats"}) as stack:
+        _, decode = stack.behind("prefill", "decode")
+        assert stream(stack, "Hi", 20) == (20, "length")
+        assert stack.figure(decode, "kv_moved_bytes") > 0
