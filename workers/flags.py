@@ -21,7 +21,6 @@ _ENDPOINTS = {
     Role.PREFILL: "dyn://dynamo.prefill.generate",
     Role.DECODE: "dyn://dynamo.tensorrt_llm.generate",
 }
-_DYNAMO_ENDPOINTS = _ENDPOINTS | {Role.DECODE: "dyn://dynamo.backend.generate"}  # of Dynamo since 1.0
 
 # Flags for engine settings; they override the YAML.
 _ENGINE_FLAGS = {
@@ -106,7 +105,7 @@ class WorkerSettings:
     def route(self) -> str:
         """The endpoint's name in discovery and /health, as in the guides."""
         if self.endpoint is None and self.wires.plane == "dynamo":
-            return _DYNAMO_ENDPOINTS[self.role]
+            return f"dyn://{self.wires.dynamo_paths[0 if self.role is Role.PREFILL else -1]}"
         return self.endpoint or _ENDPOINTS[self.role]
 
 
