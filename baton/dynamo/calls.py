@@ -10,10 +10,10 @@ import msgspec
 from baton.dynamo.bodies import CANARY, dynamo_request, error_of
 from baton.dynamo.cards import FOREIGN
 from baton.dynamo.messages import DynamoChunk, DynamoRequest
+from baton.dynamo.replies import Replies
 from baton.errors import BatonError, DeadlineExceeded, WorkerLost
 from baton.messages import UNDECODABLE, GenerateRequest, Reply, WorkerInfo
 from baton.pace import TICK_S
-from baton.streams import Wakeup, merged
 
 if TYPE_CHECKING:
     from dynamo.runtime import Client
@@ -23,7 +23,6 @@ CANARY_S = 7.0
 engine may compute that first."""
 _TOKENS_PER_S = 4000
 _STOP_S = 5.0
-_MOST_WAITING = 1024
 _numbers = itertools.count()
 
 
@@ -54,32 +53,17 @@ class Call:
         self._peer = peer
         self._body = body
         self._reader = reader
-        self._replies: list[Reply] = []
-        self._error: BatonError | None = None
-        self._is_open = self._is_left = self._is_complete = self._has_ended = False
-        self._wakeup, self._room = Wakeup(), Wakeup()
+        self._replies = Replies()
+        self._is_open = self._is_left = self._is_complete = False
         self.task = asyncio.get_running_loop().create_task(self._run(limit_s))
 
-    async def replies(self) -> AsyncGenerator[Reply, None]:
+    def replies(self) -> AsyncGenerator[Reply, None]:
         """The replies. Raises the BatonError that ends the call."""
-        while True:
-            replies, self._replies = self._replies, []
-            self._room.set()
-            for reply in replies:
-                yield reply
-            if self._replies:
-                continue
-            if self._has_ended:
-                break
-            await self._wakeup.wait()
-        if self._error is not None:
-            raise self._error
+        return self._replies.read()
 
     def end(self, error: BatonError | None) -> None:
         """No more replies follow; the worker is asked to stop."""
-        if not self._has_ended:
-            self._has_ended, self._error = True, error
-            self._wakeup.set()
+        self._replies.end(error)
         self.leave()
 
     def leave(self) -> None:
@@ -88,7 +72,7 @@ class Call:
         """
         if not self._is_left and not self.task.done():
             self._is_left = True
-            self._room.set()
+            self._replies.leave()
             if self._is_open and not self._is_complete:
                 self._context.stop_generating()
             stop = asyncio.get_running_loop().call_later(_STOP_S, self.task.cancel)
@@ -100,7 +84,7 @@ class Call:
             async with asyncio.timeout(limit_s):
                 await self._read()
             for reply in self._reader.end():
-                self._put(reply)
+                await self._replies.put(reply)
         except TimeoutError:
             self.end(DeadlineExceeded())
         except BatonError as error:
@@ -110,7 +94,11 @@ class Call:
         except Exception as error:  # noqa: BLE001  the bindings raise ValueError, or Exception itself
             self.end(error_of(error, self._peer.worker, has_handoff=has_handoff))
         finally:
-            self.end(WorkerLost("the call was cancelled") if not self._has_ended and self._is_left else None)
+            self.end(
+                WorkerLost("the call was cancelled")
+                if not self._replies.has_ended and self._is_left
+                else None
+            )
 
     async def _read(self) -> None:
         peer, reader, convert = self._peer, self._reader, msgspec.convert
@@ -126,18 +114,7 @@ class Call:
             self._is_complete = chunk.finish_reason is not None
             reply = reader.take(chunk)
             if reply is not None:
-                self._put(reply)
-                while len(self._replies) >= _MOST_WAITING and not self._is_left:
-                    await self._room.wait()
-
-    def _put(self, reply: Reply) -> None:
-        last = self._replies[-1] if self._replies else None
-        both = None if last is None else merged(last, reply)
-        if both is not None:
-            self._replies[-1] = both
-        else:
-            self._replies.append(reply)
-            self._wakeup.set()
+                await self._replies.put(reply)
 
 
 class _Nothing:

@@ -15,6 +15,7 @@ from dynamo.runtime import Context, DistributedRuntime
 
 from baton.dynamo.cards import OWN
 from baton.dynamo.messages import DynamoChunk, DynamoRequest, SamplingOptions, StopConditions
+from baton.dynamo.replies import Replies
 from baton.dynamo.worker_messages import dynamo_chunk, generate_request, prefill_answer, prefill_chunk
 from baton.errors import (
     BatonError,
@@ -30,6 +31,7 @@ from baton.messages import (
     NO_TOKEN,
     GenerateRequest,
     KvHandoff,
+    Reply,
     Role,
     StatsRequest,
     TokenChunk,
@@ -38,7 +40,6 @@ from baton.messages import (
     after_handoff,
 )
 from baton.model_folder import control_ids
-from baton.streams import Wakeup, merged
 from baton.telemetry import Line
 from baton.transport import Respond
 
@@ -67,52 +68,18 @@ _CANARY = DynamoRequest(
 
 
 class _Answer:
-    """One running answer: its task adds replies, and its reader takes all that are ready."""
+    """One running answer. `is_pinned`: its reader has the handoff of KV that its task holds."""
 
     def __init__(self) -> None:
-        self.replies: list[KvHandoff | TokenChunk] = []
-        self.ended = False
-        self.error: Exception | None = None
+        self.replies = Replies()
         self.is_pinned = False
         self.num_generated = 0  # by an earlier attempt
         self.task: asyncio.Task[None]
-        self._wakeup = Wakeup()
-
-    def put(self, reply: KvHandoff | TokenChunk) -> None:
-        """Add a reply; tokens that wait become one chunk."""
-        last = self.replies[-1] if self.replies else None
-        both = merged(last, reply) if last is not None else None
-        if both is None:
-            self.replies.append(reply)
-        else:
-            self.replies[-1] = both
-        self._wakeup.set()
-
-    def end(self, error: Exception | None = None) -> None:
-        """No more replies follow; what was not read is read first."""
-        if not self.ended:
-            self.ended, self.error = True, error
-            self._wakeup.set()
 
     def stop(self) -> None:
-        """Cancel the work, once; but not KV that its reader was given."""
+        """Cancel the work, once; but not of pinned KV."""
         if not self.is_pinned and not self.task.cancelling():
             self.task.cancel()
-
-    async def read(self) -> AsyncGenerator[KvHandoff | TokenChunk, None]:
-        """The replies. Raises the error that ended them."""
-        while True:
-            replies, self.replies = self.replies, []
-            for reply in replies:
-                self.is_pinned = isinstance(reply, KvHandoff)
-                yield reply
-            if self.replies:
-                continue
-            if self.ended:
-                break
-            await self._wakeup.wait()
-        if self.error is not None:
-            raise self.error
 
 
 class WorkerEndpoint:
@@ -212,19 +179,21 @@ class WorkerEndpoint:
         answer.task = asyncio.create_task(self._run(body, context, answer))
         self._tasks.add(answer.task)
         answer.task.add_done_callback(self._tasks.discard)
+        answer.task.add_done_callback(lambda _: answer.replies.end())
         stopped = context.async_killed_or_stopped()
         stopped.add_done_callback(lambda _: answer.stop())
         try:
-            async for reply in answer.read():
+            async for reply in answer.replies.read():
+                answer.is_pinned = isinstance(reply, KvHandoff)
                 yield msgspec.to_builtins(self._chunk(reply, answer.num_generated))
         finally:
             stopped.cancel()
             answer.stop()
 
-    def _chunk(self, reply: KvHandoff | TokenChunk, num_generated: int) -> DynamoChunk:
-        if self._card.role is Role.PREFILL:
+    def _chunk(self, reply: Reply, num_generated: int) -> DynamoChunk:
+        assert isinstance(reply, KvHandoff | TokenChunk)
+        if self._card.role is Role.PREFILL or isinstance(reply, KvHandoff):
             return prefill_chunk(reply, self._card, num_generated)
-        assert isinstance(reply, TokenChunk)
         return dynamo_chunk(reply, num_generated)
 
     async def _run(self, body: Any, context: Context, answer: _Answer) -> None:
@@ -235,35 +204,30 @@ class WorkerEndpoint:
             request = msgspec.structs.replace(request, trace_headers=context.trace_headers())
             answer.num_generated = request.num_generated
             await self._generate(dynamos, request, answer)
-            answer.end()
         except msgspec.ValidationError as error:
-            answer.end(InvalidArgument(f"the request is not Dynamo's: {error}"))
+            answer.replies.end(InvalidArgument(f"the request is not Dynamo's: {error}"))
         except BatonError as error:
             kind = next(dynamos for ours, dynamos in _ERRORS if isinstance(error, ours))
             log.info(Line("request failed", request_id=context.id(), code=error.code, error=error.message))
-            answer.end(kind(error.message))
-        except asyncio.CancelledError:
-            answer.end()
-            raise
+            answer.replies.end(kind(error.message))
         except Exception:  # process edge: any engine error goes to the caller
             log.exception(Line("answer failed", request_id=context.id()))
-            answer.end(Unknown(f"the engine failed on request {context.id()}; see the worker's log"))
+            answer.replies.end(Unknown(f"the engine failed on request {context.id()}; see the worker's log"))
 
     async def _generate(self, body: DynamoRequest, request: GenerateRequest, answer: _Answer) -> None:
         if body.prefill_result is not None and self._card.role is Role.DECODE:
             prefilled = prefill_answer(body.prefill_result.disaggregated_params, self._card)
             if isinstance(prefilled, TokenChunk):
-                answer.put(prefilled)
+                await answer.replies.put(prefilled)
                 return
             request = after_handoff(request, prefilled)
             if prefilled.first_chunk is not None:
-                answer.put(prefilled.first_chunk)
+                await answer.replies.put(prefilled.first_chunk)
         async with aclosing(self._respond(request)) as replies:
             async for reply in replies:
-                assert isinstance(reply, KvHandoff | TokenChunk)
                 if isinstance(reply, KvHandoff) and body.is_health_check:  # nobody takes the KV
-                    answer.put(TokenChunk((max(reply.first_token, 0),), "length"))
+                    await answer.replies.put(TokenChunk((max(reply.first_token, 0),), "length"))
                     return
-                answer.put(reply)
+                await answer.replies.put(reply)
                 if isinstance(reply, KvHandoff):
-                    answer.end()
+                    answer.replies.end()

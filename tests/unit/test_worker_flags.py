@@ -8,6 +8,7 @@ from typing import Literal
 
 import pytest
 
+from baton.connect import Wires
 from baton.flags import parse
 from baton.messages import Role
 from tests.waiting import PATIENCE_S
@@ -27,6 +28,17 @@ def test_the_mode_says_role_and_endpoint(
 ) -> None:
     settings = WorkerSettings(disaggregation_mode=mode)
     assert (settings.role, settings.route) == (role, route)
+
+
+@pytest.mark.parametrize(
+    ("mode", "component"), [("prefill", "prefill"), ("decode", "backend"), ("agg", "backend")]
+)
+def test_on_dynamos_plane_the_endpoint_is_dynamos(
+    mode: Literal["prefill", "decode", "agg"], component: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DYN_NAMESPACE", "mine")
+    settings = WorkerSettings(disaggregation_mode=mode, wires=Wires(request_plane="dynamo"))
+    assert settings.route == f"dyn://mine.{component}.generate"
 
 
 def test_a_model_in_the_working_directory_has_its_folders_name(
