@@ -178,7 +178,7 @@ class Wires:
         """
         self.tls()
         if self.plane == "dynamo" and not find_spec("dynamo"):
-            raise ValueError("--request-plane dynamo needs Dynamo's runtime: pip install 'baton[dynamo]'")
+            raise ValueError("--request-plane dynamo needs Dynamo's runtime: pip install '.[dynamo]'")
         if self.registry == "etcd":
             client_files(*_ETCD_TLS)
         elif self.plane != "dynamo":

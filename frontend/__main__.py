@@ -247,7 +247,7 @@ def _begin_trace(settings: FrontendSettings, metrics: Metrics) -> BeginTrace | N
     try:
         from frontend.traces import Traces
     except ModuleNotFoundError:
-        missing = "traces need OpenTelemetry's packages: pip install 'baton[otel]'"
+        missing = "traces need OpenTelemetry's packages: pip install '.[otel]'"
         if settings.otlp_endpoint:
             raise ValueError(f"--otlp-endpoint: {missing}") from None
         log.warning(missing)  # the variables may be meant for other programs

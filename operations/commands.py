@@ -65,7 +65,7 @@ def _run(name: str, argv: list[str]) -> int:
         return error.exit_status
     except ModuleNotFoundError as error:
         extra = "download" if error.name == "huggingface_hub" else "frontend"
-        sys.stderr.write(f"error: {name} needs {error.name}: pip install 'baton[{extra}]'\n")
+        sys.stderr.write(f"error: {name} needs {error.name}: pip install '.[{extra}]'\n")
         return 2
     except KeyboardInterrupt:
         sys.stderr.write("stopped\n")

@@ -278,7 +278,7 @@ def test_a_download_that_is_stopped_or_lacks_its_library_is_one_sentence(
     assert capsys.readouterr().err == "stopped\n"
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     assert main(line) == 2
-    assert "pip install 'baton[download]'" in capsys.readouterr().err
+    assert "pip install '.[download]'" in capsys.readouterr().err
 
 
 def test_without_a_folder_it_goes_where_a_worker_finds_it_by_its_id(

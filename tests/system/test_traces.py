@@ -179,5 +179,5 @@ def test_without_the_packages_the_flag_is_refused_in_one_sentence(tmp_path: Path
     with Stack(tmp_path, {"PYTHONPATH": str(tmp_path)}) as stack:
         frontend = stack.frontend("--otlp-endpoint", "http://127.0.0.1:4318")
         assert frontend.wait() == 2, frontend.text()
-        assert "pip install 'baton[otel]'" in frontend.text().splitlines()[-1]
+        assert "pip install '.[otel]'" in frontend.text().splitlines()[-1]
         assert "Traceback" not in frontend.text()
