@@ -169,7 +169,7 @@ class Metrics:
         self._series: dict[tuple[str, ...], Series] = {}
         self._seen: dict[str, set[str]] = defaultdict(set)
         self.records = Records()
-        self.gap_counts: dict[tuple[str, str], list[int]] = {}
+        self.gap_counts = defaultdict[tuple[str, str], list[int]](lambda: [0] * (MOST_GAP_MS + 1))
         """See `gaps`, by route and model."""
         self.first_ms: Counter[int] = Counter()
         """First tokens since somebody last took this, by whole milliseconds since the arrival."""
@@ -265,7 +265,7 @@ class Metrics:
     def gaps(self, record: Record) -> list[int]:
         """Counts of times between two chunks by whole milliseconds, the last of all longer ones. The caller
         counts them up: `observe` costs too much for each token."""
-        return self.gap_counts.setdefault((record.route, record.model), [0] * (MOST_GAP_MS + 1))
+        return self.gap_counts[record.route, record.model]
 
     def _note_gaps(self) -> None:
         for labels, counts in self.gap_counts.items():

@@ -114,6 +114,9 @@ def test_streams_outlive_nats(
 
     read_all(streams, expected)
     stack.wait_idle()
+    verdicts = [each["verdict"] for each in stack.get("/requests?failed=4").json()["requests"]]
+    found = {(each["cause"], each["worker"]) for each in verdicts}
+    assert (len(verdicts), found) == (4, {("NATS could not be reached", "")})
 
 
 def test_streams_wait_for_decode_workers_that_are_started_again(tcp_stack: tuple[Stack, str]) -> None:
