@@ -96,5 +96,4 @@ def explain(query: Find, found: Sequence[Found], events: Sequence[FleetEvent]) -
 
 def is_during(event: FleetEvent, record: Record) -> bool:
     """Whether this happened, or lasted, while the request ran."""
-    ended_s = record.at_s + (record.duration_s or 0.0)
-    return event.at_s >= record.at_s and event.at_s - (event.lasted_s or 0.0) <= ended_s
+    return event.at_s >= record.at_s and event.at_s - (event.lasted_s or 0.0) <= record.ended_s

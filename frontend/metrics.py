@@ -66,18 +66,10 @@ _ROUTE, _BY_MODEL, _KEY, _PLACE, _WORKER = (
 )  # fmt: skip
 _TABLE = {
     "requests": _counter("Requests by HTTP status; 499: the client disconnected.", (*_BY_MODEL, "status")),
-    "request_duration_seconds": _histogram(
-        "Time from a request's arrival to its response's end.", _BY_MODEL, _LATENCY_S
-    ),
-    "time_to_first_token_seconds": _histogram(
-        "Time from a request's arrival to its first token.", _BY_MODEL, _LATENCY_S
-    ),
-    "inter_token_latency_seconds": _histogram(
-        "Time between two chunks of an answer, as workers sent them.", _BY_MODEL, _TOKEN_S
-    ),
-    "stage_seconds": _histogram(
-        "Time in each stage, by how the attempt or the request ended.", ("stage", "outcome"), _LATENCY_S
-    ),
+    "request_duration_seconds": _histogram("Time from arrival to the response's end.", _BY_MODEL, _LATENCY_S),
+    "time_to_first_token_seconds": _histogram("Time from arrival to the first token.", _BY_MODEL, _LATENCY_S),
+    "inter_token_latency_seconds": _histogram("Time between two chunks of an answer.", _BY_MODEL, _TOKEN_S),
+    "stage_seconds": _histogram("Time in a stage, by how it ended.", ("stage", "outcome"), _LATENCY_S),
     "stage_requests": _gauge("Requests that are in each stage now.", ("stage",)),
     "attempts": _counter("Attempts on workers by how they ended: ok, or an error code.", ("reason",)),
     "handoffs_stalled": _counter("Attempts that ended because no KV arrived from prefill."),
@@ -87,9 +79,7 @@ _TABLE = {
     "disconnects": _counter("Requests whose client disconnected.", _ROUTE),
     "harmony_repairs": _counter("Repairs of malformed Harmony output.", ("kind",)),
     "ignored_fields": _counter("Fields of request bodies that were ignored.", ("field",)),
-    "request_moved_kv_bytes": _histogram(
-        "KV that moved to decode for one request, if the engine reports it.", (), _MOVED_BYTES
-    ),
+    "request_moved_kv_bytes": _histogram("KV that moved for one request, if known.", (), _MOVED_BYTES),
     "queued_requests": _gauge("Requests that wait in the queue for a place."),
     "queue_callers": _gauge("Callers in the queue: API keys with their users, or addresses."),
     "queue_largest_caller_requests": _gauge("Queued requests of the caller that has most.", merge=max),
@@ -100,9 +90,7 @@ _TABLE = {
     "places": _gauge("Places: prefill (before the first token), running, and queue.", _PLACE),
     "taken_places": _gauge("Places that are taken.", _PLACE),
     "prefills": _counter("Prompts by the role that computed them, and why.", ("where", "reason")),
-    "prefix_routes": _counter(
-        "Choices by prefix: a conversation's own worker, or another.", ("role", "place")
-    ),
+    "prefix_routes": _counter("Choices by prefix: its own worker, or another.", ("role", "place")),
     "workers": _gauge("Registered workers; live ones get requests.", ("role", "state"), merge=max),
     "workers_lost": _counter("How often each worker was lost.", ("worker",), merge=max),
     "cut_pairs": _gauge("Pairs of workers between which no KV moves now.", merge=max),
@@ -128,7 +116,7 @@ _OF_WORKERS = {
     "num_rejected_guesses": ("worker_rejected_guesses", _counter("Guessed tokens that were wrong.", _WORKER)),
     "num_strange_messages": (
         "worker_unauthenticated_messages",
-        _counter("Messages from unknown senders that the worker ignored.", _WORKER),
+        _counter("Unknown senders' messages.", _WORKER),
     ),
 }
 """The metric of each field of WorkerStats."""

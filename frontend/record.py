@@ -31,9 +31,6 @@ STAGES: tuple[Stage, ...] = get_args(Stage)
 _ON_WORKERS = frozenset(STAGES[3:8])
 
 MAX_BYTES = 8 << 20
-_MAX_NEWEST_BYTES = 4 << 20
-_MAX_FAILED_BYTES = 3 << 20
-_MAX_SLOWEST_BYTES = 1 << 20
 _OVERHEAD_BYTES = 256
 """Of a kept record beside its data: the objects around it."""
 _KEPT_S = 3600.0
@@ -249,6 +246,11 @@ class Record(_Timed, kw_only=True, omit_defaults=True, gc=False):
         self.enter("send")
 
     @property
+    def ended_s(self) -> float:
+        """Its end as Unix time, or its begin if it runs."""
+        return self.at_s + (self.duration_s or 0.0)
+
+    @property
     def attempts(self) -> list[Attempt]:
         """Tries that reached workers, of all choices."""
         return [attempt for leg in self.legs for attempt in leg.attempts if attempt.where]
@@ -311,9 +313,12 @@ class _Kept:
         return (each[-1] for each in self._heap)
 
     def newest(self, limit: int) -> list[Record]:
+        """Those that ended last, the newest first."""
         return [_DECODER.decode(each[-1]) for each in heapq.nlargest(limit, self._heap, itemgetter(1))]
 
-    def slowest(self, limit: int, since_s: float) -> list[Record]:
+    def slowest(self, limit: int, within_s: float = _KEPT_S) -> list[Record]:
+        """Those that took longest of so many seconds, the slowest first."""
+        since_s = time.time() - within_s
         recent = (each for each in self._heap if each[1] > since_s)
         return [_DECODER.decode(each[-1]) for each in heapq.nlargest(limit, recent, itemgetter(2, 1))]
 
@@ -325,9 +330,9 @@ class Records:
     def __init__(self) -> None:
         self.delays = LoopDelay()
         self._running: dict[int, Record] = {}
-        self._newest = _Kept(_MAX_NEWEST_BYTES)
-        self._failed = _Kept(_MAX_FAILED_BYTES)
-        self._slowest = _Kept(_MAX_SLOWEST_BYTES)
+        self._newest, self._failed, self._slowest = (_Kept(num << 20) for num in (4, 3, 1))
+        self.newest, self.failed = self._newest.newest, self._failed.newest
+        self.slowest = self._slowest.slowest
 
     def begin(self, request_id: str, route: str, caller: str) -> Record:
         """The record of a request that arrives now."""
@@ -353,8 +358,7 @@ class Records:
 
     def keep(self, record: Record) -> None:
         """Keep what has ended."""
-        data, duration_s = _ENCODER.encode(record), record.duration_s or 0.0
-        ended_s = record.at_s + duration_s
+        data, duration_s, ended_s = _ENCODER.encode(record), record.duration_s or 0.0, record.ended_s
         self._newest.add(ended_s, ended_s, duration_s, data)
         if record.has_failed:
             self._failed.add(ended_s, ended_s, duration_s, data)
@@ -370,10 +374,6 @@ class Records:
         """How many choices, or requests without one, are in each stage now."""
         return Counter(chain.from_iterable(record.running for record in self._running.values()))
 
-    def newest(self, limit: int) -> list[Record]:
-        """Those that ended last, the newest first."""
-        return self._newest.newest(limit)
-
     def find(self, request_id: str) -> list[Record]:
         """All that have this id, which a client may give to several; the newest first."""
         request_id = request_id[:_MAX_NAME]
@@ -383,11 +383,3 @@ class Records:
         decoded = map(_DECODER.decode, dict.fromkeys(kept))
         found += (record for record in decoded if record.request_id == request_id)
         return sorted(found, key=lambda record: -record.at_s)
-
-    def slowest(self, limit: int) -> list[Record]:
-        """Those that took longest, the slowest first."""
-        return self._slowest.slowest(limit, time.time() - _KEPT_S)
-
-    def failed(self, limit: int) -> list[Record]:
-        """Those that failed, or were tried again, the newest first."""
-        return self._failed.newest(limit)

@@ -3,19 +3,12 @@
 import asyncio
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import (
-    AsyncGenerator,
-    Hashable,
-    Iterable,
-    Iterator,
-    Mapping,
-    Sequence,
-)
+from collections.abc import AsyncGenerator, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from heapq import nlargest
 from itertools import chain, islice
-from operator import attrgetter, itemgetter
-from typing import TYPE_CHECKING, TypeVar
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -40,7 +33,6 @@ _RATE_S = 5
 """Rates and handoffs are of this many seconds."""
 _MOST_PAIRED = 32
 _NUM_SLOWEST, _NUM_RECENT, _NUM_EVENTS = 10, 200, 20
-_FIGURES = ("num_running", "num_waiting", "kv_used_blocks", "kv_blocks", "tokens_per_step")
 _REASONS = {
     State.WARMING: "tries its handoffs",
     State.NEW: "has not answered a probe",
@@ -228,22 +220,21 @@ def _coarse(counts: Iterable[tuple[int, int]]) -> Counter[int]:
 
 
 def _slowest(records: Records) -> list[Slow]:
-    newest, since_s = list(records.newest(_NUM_RECENT)), time.time() - SPAN_S
-    found = {(each.request_id, each.at_s): each for each in (*newest, *records.slowest(_NUM_RECENT))}
-    timed = [(each.duration_s or 0.0, each) for each in found.values()]
-    recent = (pair for pair in timed if pair[1].at_s + pair[0] > since_s)
+    newest = records.newest(_NUM_RECENT)
+    found = {(each.request_id, each.at_s): each for each in (*newest, *records.slowest(_NUM_SLOWEST, SPAN_S))}
+    recent = (each for each in found.values() if each.ended_s > time.time() - SPAN_S)
     usual = Usual(newest)
-    return [_slow(*pair, usual) for pair in nlargest(_NUM_SLOWEST, recent, key=itemgetter(0))]
+    return [_slow(each, usual) for each in nlargest(_NUM_SLOWEST, recent, attrgetter("duration_s"))]
 
 
-def _slow(duration_s: float, record: Record, usual: Usual) -> Slow:
+def _slow(record: Record, usual: Usual) -> Slow:
     why = verdict(record, usual)
     return Slow(
         request_id=record.request_id,
         status=record.status,
-        duration_s=duration_s,
-        stages={name: round(lasted_s, 6) for name, lasted_s in record.spent().items()},
-        verdict=why.cause if why else "",
+        duration_s=record.duration_s or 0.0,
+        stages={stage: round(lasted_s, 6) for stage, lasted_s in record.spent().items()},
+        verdict="" if why is None else why.cause,
     )
 
 
@@ -321,9 +312,7 @@ class Snapshots:
             points=list(self._points.values()),
             events=self._fleet.events.newest(_NUM_EVENTS),
             slowest=nlargest(
-                _NUM_SLOWEST,
-                chain.from_iterable(part.slowest for part in parts),
-                key=attrgetter("duration_s"),
+                _NUM_SLOWEST, chain(*(part.slowest for part in parts)), attrgetter("duration_s")
             ),
         )
 
@@ -345,20 +334,14 @@ class Snapshots:
             if state is State.LIVE:
                 is_silent = isinstance(found, BaseException)
                 name, reason = ("silent", "sends no statistics in time") if is_silent else ("ready", "")
-            view = WorkerView(
-                worker_id=worker.worker_id,
-                name=worker.label,
-                role=worker.role,
-                state=name,
-                reason=reason,
-                host=worker.host,
-                pid=worker.pid,
-                age_s=round(time.monotonic() - joined_s, 1),
-                engine=f"{worker.engine} {worker.engine_version}",
-                places=worker.max_batch_size,
-                **{figure: getattr(found, figure, None) for figure in _FIGURES},
-            )
-            views.append(view)
+            known: dict[str, Any] = {
+                each: getattr(worker, each, getattr(found, each, None))
+                for each in WorkerView.__struct_fields__
+            }
+            known |= {"name": worker.label, "state": name, "reason": reason, "places": worker.max_batch_size}
+            known["engine"] = f"{worker.engine} {worker.engine_version}"
+            known["age_s"] = round(time.monotonic() - joined_s, 1)
+            views.append(WorkerView(**known))
         return sorted(views, key=attrgetter("role.value", "name", "worker_id"))
 
     def _pairs(self, handoffs: Mapping[tuple[str, str], int]) -> Iterator[PairView]:

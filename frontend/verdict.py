@@ -175,8 +175,7 @@ def _streamed(leg: Leg) -> Iterator[_Part]:
         return
     before_s = sum(owner.stages.get(stage, 0.0) for stage in ("decode_wait", "kv_move", "transit"))
     is_start = leg.gap_at == 1 and before_s > leg.gap_s / 2  # prefill sent the first token itself
-    gap_s = 0.0 if is_start else leg.gap_s
-    yield _Part("gap", "stream", gap_s, owner)
+    yield _Part("gap", "stream", 0.0 if is_start else leg.gap_s, owner)
     if len(leg.attempts) == 1:
         yield _Part("stream", "stream", owner.stages.get("stream", 0.0) - leg.gap_s, owner)
 
@@ -190,10 +189,8 @@ def _failed(leg: Leg, attempt: Attempt) -> _Part:
         after = leg.attempts[leg.attempts.index(attempt) + 1 :][:1]
         again_s = sum(each.waited_s for each in after)
         lasted_s = leg.gap_s if attempt.num_tokens == leg.gap_at else again_s
-    no_workers_fault = attempt.outcome == "broker_unavailable"
-    return _Part(
-        attempt.outcome, stage, lasted_s, Attempt() if no_workers_fault else attempt, has_failed=True
-    )
+    workers = Attempt() if attempt.outcome == "broker_unavailable" else attempt  # it is no worker's fault
+    return _Part(attempt.outcome, stage, lasted_s, workers, has_failed=True)
 
 
 class Usual:
@@ -204,7 +201,7 @@ class Usual:
         found: dict[str, dict[str, list[tuple[int, float]]]] = defaultdict(lambda: defaultdict(list))
         self._spans = []
         for record in recent:
-            self._spans.append((record.caller, record.at_s, record.at_s + (record.duration_s or 0.0)))
+            self._spans.append((record.caller, record.at_s, record.ended_s))
             if 0 < record.status < 400 and len(record.attempts) == len(record.legs) > 0:
                 for part in _parts(record):
                     size = _RULES[part.rule].size(record)
