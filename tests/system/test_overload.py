@@ -30,6 +30,12 @@ def stack(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         yield stack
 
 
+def refused(stack: Stack) -> float:
+    """How many requests were refused so far."""
+    text = stack.get("/metrics").text
+    return sum(map(float, re.findall(r"^baton_refused_requests_total{.*} (\S+)$", text, re.MULTILINE)))
+
+
 class Seen(msgspec.Struct):
     """What a client got; times are from its request on."""
 
@@ -102,8 +108,10 @@ async def test_a_refusal_does_not_wait(stack: Stack) -> None:
 async def test_a_caller_with_two_requests_is_not_starved_by_one_with_hundreds(stack: Stack) -> None:
     async with client() as http:
         await patient(http, stack.url, "few")
+        num_refused = refused(stack)
         flood = [asyncio.create_task(patient(http, stack.url, "many")) for _ in range(200)]
-        await asyncio.sleep(1)
+        while await asyncio.to_thread(refused, stack) == num_refused:  # the queue is full then
+            pass
         served = await asyncio.gather(*(patient(http, stack.url, "few") for _ in range(2)))
         await ended(*flood)
 
