@@ -177,7 +177,7 @@ def test_the_runner_whose_draws_can_be_repeated_is_taken_if_it_works(
     assert os.environ.get(SECOND_RUNNER) == runner
 
 
-def test_a_build_without_a_class_that_is_needed_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_build_without_a_class_that_is_needed_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_NIXL_SIDE_CHANNEL_PORT", "23456")
     monkeypatch.delattr("vllm.v1.engine.exceptions.EngineDeadError")
     with pytest.raises(SettingsError, match=r"vLLM cannot be imported: .*EngineDeadError.*pip install"):
@@ -196,7 +196,7 @@ def test_ports_that_are_taken_are_passed_over(monkeypatch: pytest.MonkeyPatch) -
     assert os.environ.pop("VLLM_NIXL_SIDE_CHANNEL_PORT") == str(port)
 
 
-async def test_what_only_the_other_runner_can_do_is_told_with_its_switch(checkpoint: Path) -> None:
+async def test_what_only_the_other_runner_can_do_names_its_switch(checkpoint: Path) -> None:
     with pytest.raises(ValueError, match=f"dual batch overlap; or set {SECOND_RUNNER}=0"):
         await new_engine(checkpoint, enable_dbo=True).start()
 

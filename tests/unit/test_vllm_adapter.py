@@ -41,9 +41,9 @@ def call_of(request: GenerateRequest, **role: Any) -> Call:
     )
 
 
-def params(request: GenerateRequest, **told: Any) -> dict[str, Any]:
+def params(request: GenerateRequest, **sent: Any) -> dict[str, Any]:
     """The fields that differ from vLLM's defaults."""
-    built = sampling_params(request, load_library(), FACTS, **{"max_tokens": 10} | told)
+    built = sampling_params(request, load_library(), FACTS, **{"max_tokens": 10} | sent)
     plain = SamplingParams()
     return {name: value for name, value in vars(built).items() if value != getattr(plain, name)}
 
@@ -60,7 +60,7 @@ PENALTIES = {"frequency_penalty": 0.5, "presence_penalty": 0.25, "repetition_pen
 
 
 @pytest.mark.parametrize(
-    ("asked", "told"),
+    ("asked", "sent"),
     [
         ({}, {}),
         ({"temperature": 0.5, "top_k": -1, "top_p": 0.5}, {"temperature": 0.5, "top_p": 0.5}),
@@ -73,16 +73,16 @@ PENALTIES = {"frequency_penalty": 0.5, "presence_penalty": 0.25, "repetition_pen
         (PENALTIES, PENALTIES),
     ],
 )
-def test_sampling_is_translated_for_vllm(asked: dict[str, Any], told: dict[str, Any]) -> None:
-    expected = {name: value for name, value in (ALWAYS | told).items() if value != []}
+def test_sampling_is_translated_for_vllm(asked: dict[str, Any], sent: dict[str, Any]) -> None:
+    expected = {name: value for name, value in (ALWAYS | sent).items() if value != []}
     assert params(ask(**asked)) == expected
 
 
 def test_a_resumed_answer_asks_vllm_for_the_rest() -> None:
     request = ask(num_generated=3, min_tokens=5)
-    told = params(request, max_tokens=7)
-    assert (told["max_tokens"], told["min_tokens"]) == (7, 2)
-    assert told["seed"] == seed_of_attempt(request.sampling, 3) != 3
+    sent = params(request, max_tokens=7)
+    assert (sent["max_tokens"], sent["min_tokens"]) == (7, 2)
+    assert sent["seed"] == seed_of_attempt(request.sampling, 3) != 3
     assert params(request, is_positional=True)["seed"] == 3  # of token 4, whose place counts anyway
 
 
@@ -113,9 +113,9 @@ def test_a_demanded_form_becomes_a_structural_tag() -> None:
         leading=(),
         last=(MessageForm(headers=("<|channel|>final<|message|>",), end="<|return|>", grammar="{}"),),
     )
-    told = params(ask(guided=form, min_tokens=5))
-    assert told["structured_outputs"].structural_tag == structural_tag(form, FACTS.control_ids)
-    assert "min_tokens" not in told  # the form says where the answer ends
+    sent = params(ask(guided=form, min_tokens=5))
+    assert sent["structured_outputs"].structural_tag == structural_tag(form, FACTS.control_ids)
+    assert "min_tokens" not in sent  # the form says where the answer ends
 
 
 def test_sampling_that_a_release_refuses_or_lacks_is_the_clients_fault() -> None:
@@ -174,9 +174,9 @@ def adapter_of(llm: Llm) -> VllmAdapter:
 
 
 def output(reason: str | None = None, num_cached: int | None = 4, **given: Any) -> RequestOutput:
-    told = {"token_ids": [8, 9], "logprobs": None} | given
+    output = {"token_ids": [8, 9], "logprobs": None} | given
     return RequestOutput(
-        "r", [CompletionOutput(0, "", finish_reason=reason, **told)], bool(reason), num_cached
+        "r", [CompletionOutput(0, "", finish_reason=reason, **output)], bool(reason), num_cached
     )
 
 
@@ -245,7 +245,7 @@ async def test_without_its_connector_decode_samples_the_first_token_again(
     [
         ({}, [output("error")], EngineFailure),
         ({}, [output("repetition")], EngineFailure),
-        ({}, [output("abort")], WorkerLost),  # told to end, so that another worker may serve
+        ({}, [output("abort")], WorkerLost),  # asked to end, so that another worker may serve
         ({"transfer": {}}, [output("error")], HandoffFailed),
         ({"transfer": {}}, [output(), output("error")], EngineFailure),  # the KV had arrived
     ],
@@ -258,12 +258,12 @@ async def test_other_finish_reasons_are_errors(
 
 
 async def test_logprobs_are_the_chosen_tokens_and_the_likeliest() -> None:
-    told: list[dict[int, Logprob]] = [{8: Logprob(-3.0, 3), 1: Logprob(-0.5, 1), 2: Logprob(-1.0, 2)}]
-    (chunk,) = await chunks_of(call_of(ask(logprobs=2)), output(logprobs=told))
+    logprobs: list[dict[int, Logprob]] = [{8: Logprob(-3.0, 3), 1: Logprob(-0.5, 1), 2: Logprob(-1.0, 2)}]
+    (chunk,) = await chunks_of(call_of(ask(logprobs=2)), output(logprobs=logprobs))
     (first, second) = chunk.logprobs or ()
     assert (first.token_id, first.logprob, first.top) == (8, -3.0, ((1, -0.5), (2, -1.0)))
     assert (second.token_id, second.top) == (9, ())  # not reported
-    (chunk,) = await chunks_of(call_of(ask(logprobs=0)), output(logprobs=told))
+    (chunk,) = await chunks_of(call_of(ask(logprobs=0)), output(logprobs=logprobs))
     assert [(entry.logprob, entry.top) for entry in chunk.logprobs or ()][:1] == [(-3.0, ())]
 
 

@@ -176,9 +176,9 @@ def to_be_read(params: dict[str, Any] | None, num_computed: int) -> tuple[int | 
 
 
 def test_a_handshake_tells_nixls_readers_and_ours() -> None:
-    told = msgspec.msgpack.encode(PeerHandshake("hash", b"metadata", Exported("here", 1, [b"h"], [])))
-    assert msgspec.msgpack.decode(told, type=PeerHandshake).memory == Exported("here", 1, [b"h"], [])
-    assert msgspec.msgpack.decode(told, type=PeerHandshake.__base__).agent_metadata_bytes == b"metadata"
+    message = msgspec.msgpack.encode(PeerHandshake("hash", b"metadata", Exported("here", 1, [b"h"], [])))
+    assert msgspec.msgpack.decode(message, type=PeerHandshake).memory == Exported("here", 1, [b"h"], [])
+    assert msgspec.msgpack.decode(message, type=PeerHandshake.__base__).agent_metadata_bytes == b"metadata"
 
 
 @contextlib.contextmanager
@@ -192,8 +192,8 @@ def side_channel(answer: Callable[[Any], bytes | None]) -> Iterator[int]:
                     peer, _ = listener.accept()
                     with peer:
                         asked = peer.recv(int.from_bytes(peer.recv(4, socket.MSG_WAITALL), "big"))
-                        if (told := answer(msgspec.msgpack.decode(asked))) is not None:
-                            peer.sendall(len(told).to_bytes(4, "big") + told)
+                        if (message := answer(msgspec.msgpack.decode(asked))) is not None:
+                            peer.sendall(len(message).to_bytes(4, "big") + message)
                         peer.recv(1)  # until it is closed
 
         thread = threading.Thread(target=serve, daemon=True)

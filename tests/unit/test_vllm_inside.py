@@ -100,13 +100,13 @@ def ended_process() -> int:
 _END = "from workers.engines.vllm.inside import _end_with; _end_with({}, {}); print('it lives')"
 
 
-def test_a_process_of_a_worker_that_has_ended_ends_itself_and_no_stranger() -> None:
+def test_a_process_of_a_worker_that_has_ended_ends_itself_and_no_other() -> None:
     ended = ended_process()
-    with subprocess.Popen(["sleep", "60"]) as stranger:  # once it was the parent's id
-        for parent in (ended, stranger.pid):
+    with subprocess.Popen(["sleep", "60"]) as other:  # once it was the parent's id
+        for parent in (ended, other.pid):
             assert run_inside(_END.format(ended, parent), os.getpid()).returncode == -signal.SIGKILL
-        assert stranger.poll() is None
-        stranger.kill()
+        assert other.poll() is None
+        other.kill()
 
 
 def test_the_core_above_ends_with_the_worker_even_if_it_hangs() -> None:

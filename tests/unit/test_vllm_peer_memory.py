@@ -68,11 +68,11 @@ HANDLES = [b"\x01" * 64, b"\x02" * 64]
 
 
 def exported(**changes: Any) -> Exported:
-    told: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "allocations": HANDLES,
         "regions": [Region(0, 0x10), Region(1, 0), Region(0, 0x20)],
     }
-    return Exported(**(told | {"place": place(), "pid": os.getpid()} | changes))
+    return Exported(**(fields | {"place": place(), "pid": os.getpid()} | changes))
 
 
 def test_each_allocation_is_exported_once(driver: Driver) -> None:

@@ -230,6 +230,6 @@ class AsyncLLM:
             collector.ready.set()
 
 
-def _entry(told: TokenLogprob) -> dict[int, Logprob]:
-    found = {token_id: Logprob(value, rank) for rank, (token_id, value) in enumerate(told.top, 1)}
-    return {told.token_id: Logprob(told.logprob), **found}
+def _entry(given: TokenLogprob) -> dict[int, Logprob]:
+    found = {token_id: Logprob(value, rank) for rank, (token_id, value) in enumerate(given.top, 1)}
+    return {given.token_id: Logprob(given.logprob), **found}

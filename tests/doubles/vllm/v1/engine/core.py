@@ -67,12 +67,12 @@ class Core:
         self._died = died
         self._jobs: dict[str, Job] = {}
         self._pins: dict[str, asyncio.Task[None]] = {}  # finished requests whose KV is kept
-        self._leaseless: list[str] = []  # those that the worker was not told about
+        self._leaseless: list[str] = []  # those that the worker does not know
         self._pulled: set[str] = set()
         self._garbage: set[tuple[int, str]] = (
             set()
         )  # in the prefix cache, by the prompt's first token and salt
-        self._told_move = (0, 0.0)
+        self._reported_move = (0, 0.0)
         self._outputs_left = int(os.environ.get(DIES_AFTER, "-1"))
         self._connector = Connector()
         self._worker = _worker(config.args.worker_extension_cls)
@@ -304,7 +304,7 @@ class Core:
 
     def _moved(self, now: tuple[int, float], failed: int) -> dict[str, Any] | None:
         """NIXL's stats of the pulls since the last step; only the pulling side has any."""
-        (num_bytes, move_s), self._told_move = self._told_move, now
+        (num_bytes, move_s), self._reported_move = self._reported_move, now
         moved = [now] if now[1] != move_s else []
         if not moved and not failed:
             return None

@@ -35,7 +35,7 @@ class NixlPullConnectorWorker:
             send_notif=lambda agent, notif_msg: self.notices.append((agent, notif_msg))
         )
         self.xfer_stats = SimpleNamespace(
-            record_transfer=lambda told: self.moved.append((told.totalBytes, told.xferDuration))
+            record_transfer=lambda moved: self.moved.append((moved.totalBytes, moved.xferDuration))
         )
 
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
