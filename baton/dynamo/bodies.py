@@ -243,7 +243,7 @@ _ERRORS: dict[str, type[BatonError]] = {
     "Cancelled": WorkerLost,
     "RateLimited": Overloaded,
     "ResourceExhausted": Overloaded,
-    "WorkerOverloaded": Overloaded,
+    "CapacityExhausted": Overloaded,
 }
 """By the prefix of the text, since the bindings raise ValueError for nearly all; others are EngineFailure."""
 

@@ -153,6 +153,11 @@ class Peer:
         call.task.add_done_callback(lambda _: self.calls.discard(call))
         return call
 
+    @property
+    def num_requests(self) -> int:
+        """The running calls, without a canary."""
+        return sum(call is not self._canary for call in self.calls)
+
     def note_life(self) -> None:
         """Something came from the worker."""
         self._num_silent = 0

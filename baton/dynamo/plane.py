@@ -138,7 +138,7 @@ class DynamoPlane:
             raise WorkerUnreached(f"{address} is not registered")
         if isinstance(request, StatsRequest):
             await peer.probe()
-            yield WorkerStats(num_running=len(peer.calls))
+            yield WorkerStats(num_running=peer.num_requests)
             return
         if not isinstance(request, GenerateRequest):
             raise InvalidRequest("Dynamo's workers answer requests for tokens only")

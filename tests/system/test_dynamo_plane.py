@@ -180,6 +180,17 @@ def test_what_cannot_be_served_is_in_health_with_a_sentence(tmp_path: Path) -> N
             assert stack.post("/v1/completions", prompt="Hi", max_tokens=2).status_code == 200
 
 
+@pytest.mark.slow
+def test_workers_of_batons_are_not_paired_with_dynamos(tmp_path: Path) -> None:
+    with DynamoStack(tmp_path) as stack:
+        stack.start_fleet("prefill", "decode")
+        stack.worker("prefill")
+        wait_for(lambda: stack.health()["refused_pairs"])
+        assert "engine mocker is not dynamo" in stack.health()["refused_pairs"][0]
+        for _ in range(4):
+            assert stack.post("/v1/completions", prompt="Hi", max_tokens=2).status_code == 200
+
+
 def test_if_decode_refuses_another_engines_handoff_it_prefills_by_itself(tmp_path: Path) -> None:
     with DynamoStack(tmp_path) as stack:
         stack.frontend()

@@ -186,6 +186,7 @@ def test_an_answer_that_prefill_completes_needs_no_decode() -> None:
         ("DeadlineExceeded: no answer", WorkerLost),
         ("Unavailable: instance_id=5 not found for endpoint a/b", WorkerUnreached),
         ("Unavailable: No healthy TCP connection to 1.2.3.4:5 after 5 connect retries", WorkerUnreached),
+        ("CapacityExhausted: Server overloaded: worker at capacity", Overloaded),
         ('RateLimited: {"message":"m","code":429}', Overloaded),
         ("Internal: KeyError: 'x'", EngineFailure),
         ("whatever it is", EngineFailure),
