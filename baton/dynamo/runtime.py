@@ -11,6 +11,14 @@ if TYPE_CHECKING:
     from dynamo.runtime import DistributedRuntime
 
 _RETRY_S = 0.5
+_HOSTS = ("DYN_TCP_RESPONSE_STREAM_HOST", "DYN_TCP_RPC_HOST", "DYN_SYSTEM_HOST")
+_ENVIRON = {
+    "DYN_LOG": "error",
+    "DYN_SELF_HOST_METADATA": "0",  # a worker's card names files, and warns if others cannot fetch them
+    "DYN_RUNTIME_INHIBITED_DURATION_SECS": "0",  # a caller has its own list of workers that failed
+    "DYN_RUNTIME_NUM_WORKER_THREADS": "1",  # several wait for Python's lock at a time
+}
+"""What Dynamo's runtime reads, unless the operator has set it."""
 _PORTS = {"http": 2379, "https": 2379, "nats": 4222, "tls": 4222}
 
 
@@ -41,15 +49,9 @@ class RuntimeSettings:
         for server in self.servers:
             while not await _accepts(server):  # noqa: ASYNC110  a server that is away does not notify
                 await asyncio.sleep(_RETRY_S)
-        own = {"DYN_TCP_RESPONSE_STREAM_HOST": self.host, "DYN_TCP_RPC_HOST": self.host, "DYN_LOG": "error"}
-        own["DYN_SYSTEM_HOST"] = self.host
-        own["DYN_SELF_HOST_METADATA"] = (
-            "0"  # a worker's card names files, and warns if others cannot fetch them
-        )
-        # A caller has its own list of workers that failed.
-        os.environ["DYN_RUNTIME_INHIBITED_DURATION_SECS"] = "0"
+        hosts = dict.fromkeys(_HOSTS, self.host)
         os.environ.update(self.environ)
-        for name, value in own.items():
+        for name, value in (_ENVIRON | hosts).items():
             os.environ.setdefault(name, value)
         from dynamo.runtime import DistributedRuntime  # noqa: PLC0415  it reads the environment
 
