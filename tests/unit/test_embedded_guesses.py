@@ -24,6 +24,16 @@ def test_a_match_at_the_end_goes_on_in_its_rhythm() -> None:
     assert Guesser(100).guess([5, 1, 2, 3, 1, 2, 3, 1, 2], 3) == [3, 1, 2]
 
 
+def test_the_longest_match_allows_the_most_at_once_until_it_is_useless() -> None:
+    guesser, text = Guesser(100), [*TEXT, *TEXT[:8]]
+    assert guesser.guess(text, 100) == [*TEXT[8:], *TEXT[:8], *TEXT[8:], *TEXT[:3]]
+    guesser.note(MOST_GUESSES, 0)
+    text.append(TEXT[8])
+    assert guesser.guess(text, 100) == []
+    text.append(TEXT[9])
+    assert guesser.guess(text, 100) == TEXT[:1]
+
+
 def test_no_more_is_guessed_than_is_allowed() -> None:
     assert Guesser(100).guess([*TEXT, *TEXT[:4]], 2) == TEXT[4:6]
 
@@ -47,13 +57,14 @@ def test_a_table_too_small_for_its_text_guesses_only_what_was_there() -> None:
 
 
 def test_right_guesses_become_more_and_wrong_ones_fewer_until_they_pause() -> None:
-    guesser, text, rest = Guesser(1000), TEXT * 5, itertools.cycle(TEXT)
+    guesser, text, fresh = Guesser(1000), [1, 2, 3], itertools.count(10)
+    guesser.guess(text, 100)
 
     def num_guessed(num_right: int) -> int:
+        text.extend([next(fresh), 1, 2, 3])
         num = len(guesser.guess(text, 100))
         if num:
             guesser.note(num, min(num, num_right))
-        text.append(next(rest))
         return num
 
     assert [num_guessed(100) for _ in range(4)] == [3, 7, 15, MOST_GUESSES]

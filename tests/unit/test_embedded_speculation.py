@@ -62,7 +62,7 @@ async def test_an_answer_is_the_same_in_fewer_steps(checkpoint: Path, number: in
         assert not wanted
         stats = on.stats()
         assert stats.num_generated_tokens == off.stats().num_generated_tokens
-        assert stats.num_accepted_guesses >= (80 - 80 / 16 - 5 if number == 0 else 1)
+        assert stats.num_accepted_guesses >= (50 if number == 0 else 1)
         assert off.stats().num_accepted_guesses == 0
 
 
@@ -95,7 +95,7 @@ async def test_a_crowd_gets_what_it_gets_without_guesses_from_cached_beginnings_
 async def test_any_prompt_seed_and_length_gives_the_same_answer_resumed_too(checkpoint: Path) -> None:
     rng = random.Random(1)
     async with started(checkpoint) as off, started(checkpoint, speculate="lookup") as on:
-        for _ in range(30):
+        for _ in range(16):
             request = ask(
                 [rng.randrange(128) for _ in range(rng.randint(1, 9))] * rng.randint(1, 9),
                 temperature=rng.choice([0.0, 0.1, 0.4, 1.0]),
@@ -151,7 +151,7 @@ def guessed(step: Step) -> list[list[int]]:
 
 
 def test_right_guesses_count_and_wrong_ones_leave_nothing() -> None:
-    target, sequence = scheduler(), repeating()
+    target, sequence = scheduler(), repeating(12, 5)
     (work,) = after_prompts(target, sequence).work
     assert (work.token_ids, work.guesses, work.start) == ([1, 2, 3, 4], [2, 3, 4], 12)
     target.advance(work, [2, 9])
@@ -162,7 +162,7 @@ def test_right_guesses_count_and_wrong_ones_leave_nothing() -> None:
     assert (work.start, work.token_ids[0]) == (14, 9)
 
 
-@pytest.mark.parametrize(("max_tokens", "num_guessed"), [(2, 0), (3, 1), (4, 2), (5, 3), (9, 3)])
+@pytest.mark.parametrize(("max_tokens", "num_guessed"), [(2, 0), (3, 1), (4, 2), (5, 3), (9, 7)])
 def test_nothing_is_guessed_beyond_the_end_of_the_answer(max_tokens: int, num_guessed: int) -> None:
     assert len(guessed(after_prompts(scheduler(), repeating(12, max_tokens)))[0]) == num_guessed
 
@@ -186,7 +186,7 @@ def test_nothing_is_guessed_for_a_form_or_for_prefill() -> None:
     assert guessed(target.plan()) == [[]]
 
 
-@pytest.mark.parametrize(("num_answers", "num_each"), [(1, 3), (13, 3), (16, 2), (17, 0)])
+@pytest.mark.parametrize(("num_answers", "num_each"), [(1, 15), (13, 3), (16, 2), (17, 0)])
 def test_many_answers_share_an_eighth_of_a_step_until_there_are_too_many(
     num_answers: int, num_each: int
 ) -> None:

@@ -9,7 +9,7 @@ MOST_GUESSES = 15
 """In one step of one sequence."""
 
 # Tokens that must be equal before a guess; the longest match counts.
-_MATCHES = (8, 4, 2)
+_MATCHES = (8, 5, 3, 2)
 _FIRST_GUESSES = 3
 _LONGEST_PAUSE = 64
 _MAX_BITS = 17
@@ -21,8 +21,8 @@ class Guesser:
 
     The table of each length of match has the latest place of each match, in slots by hash: a token is added
     in constant time, memory is bounded, and a place counts only if its tokens are equal. Guesses become more
-    while they are right and fewer when they are wrong; after useless ones there are none for a few steps,
-    twice as many each time.
+    while they are right and fewer when they are wrong; the longest match allows the most at once. After
+    useless ones there are none for a few steps, twice as many each time.
     """
 
     def __init__(self, num_reserved: int) -> None:
@@ -45,8 +45,10 @@ class Guesser:
             return []
         for place, length in zip(places, _MATCHES, strict=True):
             if place and token_ids[place - length : place] == token_ids[-length:]:
+                is_likely = length == _MATCHES[0] and not self._num_useless
                 again = token_ids[place:]  # repeated if the match is near the end
-                return [again[i % len(again)] for i in range(min(most, self._num_next))]
+                num_guesses = min(most, MOST_GUESSES if is_likely else self._num_next)
+                return [again[i % len(again)] for i in range(num_guesses)]
         return []
 
     def note(self, num_guessed: int, num_right: int) -> None:
