@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
-import msgspec
 import pytest
 
 from tests.alive import Newborn
@@ -16,7 +15,7 @@ from tests.kv_peer import needs_nixl, pattern
 from workers.kv.direct import Direct
 from workers.kv.memory import NoDirectPath, host_memory
 from workers.kv.transceiver import CacheTransceiver
-from workers.kv.ucx import Agent, Reach
+from workers.kv.ucx import Agent
 
 pytestmark = needs_nixl
 NUM_BYTES = 4096
@@ -32,13 +31,11 @@ async def roads() -> AsyncIterator[list[Direct]]:
         yield made
 
 
-async def moved(source: Direct, reader: Direct, seed: int = 1, later: int = 0) -> None:
-    """Move some bytes, after `later` changes of the source's registrations."""
+async def moved(source: Direct, reader: Direct, seed: int = 1) -> None:
+    """Move some bytes."""
     payload, buffer = host_memory(pattern(NUM_BYTES, seed)), bytearray(NUM_BYTES)
     async with source.lend(payload) as way:
-        reach = msgspec.msgpack.decode(way, type=Reach)
-        changed = msgspec.structs.replace(reach, epoch=reach.epoch + later)
-        await reader.fetch("", msgspec.msgpack.encode(changed), host_memory(buffer))
+        await reader.fetch("", way, host_memory(buffer))
     assert buffer == pattern(NUM_BYTES, seed)
 
 
@@ -75,15 +72,6 @@ async def test_each_read_is_released_and_each_peer_closed_with_its_reader(calls:
             assert calls["release"] == number
         assert calls["close"] == 0
     assert calls["close"] == 5
-
-
-async def test_a_source_with_new_registrations_is_met_again(calls: Counter[str]) -> None:
-    async with roads() as (source, *_, reader):
-        await moved(source, reader)
-        await moved(source, reader)
-        assert calls["close"] == 0
-        await moved(source, reader, later=1)
-        assert calls["close"] == 1
 
 
 async def test_the_number_of_kept_peers_is_bounded(calls: Counter[str]) -> None:
@@ -206,39 +194,6 @@ async def test_closing_frees_the_agents() -> None:
     assert len(made) == 4  # they live
 
 
-def test_memory_in_the_place_of_freed_memory_changes_the_epoch() -> None:
-    agent = Agent("127.0.0.1")
-    buffer = bytearray(2 * NUM_BYTES)
-    whole = host_memory(buffer)
-    assert agent.reach(whole).epoch == 0
-    del whole
-    part = host_memory(memoryview(buffer)[:NUM_BYTES])
-    assert agent.reach(part).epoch == 1  # peers may still know the larger one
-    assert agent.reach(part).epoch == 1
-    rest = host_memory(memoryview(buffer)[NUM_BYTES:])
-    assert agent.reach(rest).epoch == 1  # which no peer of this epoch knows
-    agent.close()
-
-
-def test_freed_memory_is_deregistered_and_not_remembered_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    agent, num_freed = Agent("127.0.0.1"), 0
-    deregister = agent._api.deregister_memory  # noqa: SLF001  nothing else tells
-
-    def noted(descs: object) -> None:
-        nonlocal num_freed
-        num_freed += 1
-        deregister(descs)
-
-    monkeypatch.setattr(agent._api, "deregister_memory", noted)  # noqa: SLF001  as above
-    places = memoryview(bytearray(258 * NUM_BYTES))
-    for i in range(257):
-        assert agent.reach(host_memory(places[i * NUM_BYTES :][:NUM_BYTES])).epoch == 0
-        assert num_freed == i
-    last = host_memory(places[257 * NUM_BYTES :])
-    assert agent.reach(last).epoch == 1
-    agent.close()
-
-
 @pytest.mark.parametrize(("host", "is_loopback"), [("127.0.0.2", True), ("::1", True), ("192.0.2.1", False)])
 def test_a_loopback_address_keeps_ucx_on_this_machine(
     monkeypatch: pytest.MonkeyPatch, host: str, is_loopback: bool
@@ -257,19 +212,6 @@ def test_a_loopback_address_keeps_ucx_on_this_machine(
     (settings,) = (each.split(",") for each in given)
     assert ("NET_DEVICES=lo" in settings) == is_loopback
     assert "PROTO_EMULATION_ENABLE=n" in settings  # with it, a killed reader kills its source
-
-
-def test_memory_elsewhere_leaves_the_epoch_and_thus_the_peers_connections() -> None:
-    agent = Agent("127.0.0.1")
-    places = memoryview(bytearray(3 * NUM_BYTES))
-    middle = host_memory(places[NUM_BYTES:][:NUM_BYTES])
-    agent.reach(middle)
-    del middle
-    around = [host_memory(places[start:][:NUM_BYTES]) for start in (0, 2 * NUM_BYTES)]
-    assert [agent.reach(each).epoch for each in around] == [0, 0]
-    across = host_memory(places[2 * NUM_BYTES - 1 :])
-    assert agent.reach(across).epoch == 1
-    agent.close()
 
 
 def test_the_parts_of_a_pool_share_its_registration() -> None:

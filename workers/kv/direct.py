@@ -74,8 +74,7 @@ class Direct:
         self._max_peers = max_peers
         self._loop: asyncio.AbstractEventLoop  # while running
         self._source: Agent | None = None
-        # By the agent's name and epoch: registrations of an earlier epoch stay valid for running reads.
-        self._peers: dict[tuple[str, int], _Peer] = {}
+        self._peers: dict[str, _Peer] = {}  # by the agent's name
         self._eager_until = 0.0
         self._round: asyncio.Future[None] | None = None
 
@@ -131,8 +130,8 @@ class Direct:
         self._source = Agent(self._host)
 
     async def _close(self) -> None:
-        for key in tuple(self._peers):
-            self._lose(key, ConnectionAbortedError("the transceiver was closed"))
+        for name in tuple(self._peers):
+            self._lose(name, ConnectionAbortedError("the transceiver was closed"))
         if self._source is not None:
             self._source.close()
             self._source = None
@@ -150,8 +149,8 @@ class Direct:
             await self._next_round()
 
     async def _read(self, read: _Read) -> None:
-        key = (read.reach.agent, read.reach.epoch)
-        peer = self._peers.get(key) or self._meet(key)
+        name = read.reach.agent
+        peer = self._peers.get(name) or self._meet(name)
         self._eager_until = time.monotonic() + _EAGER_S
         try:
             await self._complete(peer, read)
@@ -162,7 +161,7 @@ class Direct:
             return
         # Only now is that error's traceback gone, which may hold NIXL's agent.
         if peer.error is None:
-            self._lose(key, kind(reason))
+            self._lose(name, kind(reason))
         raise kind(reason)
 
     async def _complete(self, peer: _Peer, read: _Read) -> None:
@@ -177,20 +176,17 @@ class Direct:
                 raise type(peer.error)(*peer.error.args)
         peer.end(read)
 
-    def _meet(self, key: tuple[str, int]) -> _Peer:
+    def _meet(self, name: str) -> _Peer:
         if self._source is None:
             raise ConnectionAbortedError("the transceiver was closed")
         idle = [each for each, peer in self._peers.items() if not peer.reads]
-        outdated = [each for each in idle if each[0] == key[0]]
-        if not outdated and len(self._peers) >= self._max_peers:
-            outdated = idle[:1]  # probably of an ended process
-        for each in outdated:
-            self._lose(each, ConnectionAbortedError("it was idle"))
-        peer = self._peers[key] = _Peer(self._host)
+        if len(self._peers) >= self._max_peers and idle:
+            self._lose(idle[0], ConnectionAbortedError("it was idle"))  # probably of an ended process
+        peer = self._peers[name] = _Peer(self._host)
         return peer
 
-    def _lose(self, key: tuple[str, int], error: OSError) -> None:
-        self._peers.pop(key).close(error)
+    def _lose(self, name: str, error: OSError) -> None:
+        self._peers.pop(name).close(error)
 
     async def _next_round(self) -> None:
         """Wait until it is time to poll again, together with all others."""

@@ -11,8 +11,8 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True, eq=False, weakref=True):
     `owner` owns the bytes (tensor, bytearray) and keeps them mapped. A tensor `t` is
     `Memory(address=t.data_ptr(), num_bytes=t.nbytes, device_index=..., owner=t)`.
 
-    Transceivers register memory once per Memory object, until it is garbage collected. So keep the Memory of
-    a staging buffer and transfer `part`s of it.
+    UCX registers memory once per Memory object, until the transceiver closes. So keep the Memory of a staging
+    buffer and transfer `part`s of it.
     """
 
     address: int

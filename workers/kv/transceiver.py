@@ -156,7 +156,7 @@ class CacheTransceiver:
 
     def withdraw(self, ticket: Ticket) -> None:
         """End the offer, pulled or not; idempotent. Later pulls fail, so the memory may be overwritten at
-        once; its `owner` is released when active readers have ended.
+        once; its `owner` is released when active readers have ended, over UCX when the transceiver closes.
         """
         if offer := self._offers.pop(ticket.offer_id, None):
             offer.end(0)

@@ -2,9 +2,7 @@
 
 import contextlib
 import os
-import queue
 import secrets
-import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -25,7 +23,6 @@ _NO_EMULATION = "PROTO_EMULATION_ENABLE=n"
 # By default UCX reads GPU memory over CUDA IPC only with NVLink.
 _CUDA_IPC_READS = "CUDA_IPC_ENABLE_GET_ZCOPY=on"
 _LOOPBACK_ONLY = "NET_DEVICES=lo"
-_MAX_GONE = 256
 
 _NIXL_ERRORS: tuple[type[Exception], ...] = (
     RuntimeError,
@@ -34,20 +31,17 @@ _NIXL_ERRORS: tuple[type[Exception], ...] = (
 
 
 class Reach(msgspec.Struct, frozen=True, array_like=True):
-    """`KvGrant.way`: the payload's address, and NIXL's descriptors for reading it.
-
-    `epoch` changes when the agent's earlier descriptors for some address became invalid.
-    """
+    """`KvGrant.way`: the payload's address, and NIXL's descriptors for reading it."""
 
     agent: str
-    epoch: int
     metadata: bytes
     address: int
     device_index: int | None
 
 
 class Agent:
-    """One NIXL agent and the memory registered with it, each for as long as its Memory object lives.
+    """One NIXL agent and the memory registered with it, which stays mapped and registered until `close`: a
+    peer that holds descriptors of freed memory would read what comes in its place.
 
     Use it from one thread only: NIXL crashes otherwise.
     """
@@ -57,10 +51,7 @@ class Agent:
         OSError.
         """
         self.name = f"baton-{os.getpid()}-{secrets.token_hex(8)}"
-        self.epoch = 0
-        self._regions: dict[weakref.ref[Memory], _Region] = {}
-        self._gone: list[_Region] = []
-        self._unused: queue.SimpleQueue[weakref.ref[Memory]] = queue.SimpleQueue()  # a finalizer may put
+        self._metadata: dict[Memory, bytes] = {}  # NIXL's descriptors of each registered memory
         loopback = host == "::1" or host.startswith("127.")
         ucx_config = ",".join([_NO_EMULATION, _CUDA_IPC_READS, *([_LOOPBACK_ONLY] if loopback else [])])
         # The agent's own thread would spin on a core; ours polls only while there is work.
@@ -73,7 +64,7 @@ class Agent:
         """Register the whole that `payload` is a part of, once, and return how to read it. Raises OSError."""
         with _as_os_error("UCX cannot register this memory"):
             metadata = self._register(payload.whole or payload)
-        return Reach(self.name, self.epoch, metadata, payload.address, payload.device_index)
+        return Reach(self.name, metadata, payload.address, payload.device_index)
 
     def read(self, reach: Reach, into: Memory) -> Any:
         """Post a read of `into.num_bytes`; returns its handle. Raises NoDirectPath."""
@@ -106,52 +97,18 @@ class Agent:
 
     def close(self) -> None:
         """Free everything, handles first. Running reads are dropped and write no more."""
-        self._regions.clear()
+        self._metadata.clear()
         self._api = None
 
     def _register(self, whole: Memory) -> bytes:
-        self._deregister_unused()
-        region = self._regions.get(weakref.ref(whole))
-        if region is None:
-            region = self._new_region(whole)
-            self._regions[weakref.ref(whole, self._unused.put)] = region
-        return region.metadata
-
-    def _new_region(self, whole: Memory) -> "_Region":
-        device = whole.device_index or 0
-        place = (whole.address, whole.num_bytes, device, "")
-        descs = self._api.register_memory([place], mem_type=_kind(whole.device_index))
-        metadata: bytes = self._api.get_partial_agent_metadata(descs, True, ["UCX"])
-        region = _Region((device, whole.address, whole.num_bytes), descs, metadata)
-        if len(self._gone) > _MAX_GONE or any(region.contradicts(gone) for gone in self._gone):
-            self._gone.clear()
-            self.epoch += 1
-        return region
-
-    def _deregister_unused(self) -> None:
-        while not self._unused.empty():
-            if region := self._regions.pop(self._unused.get(), None):
-                self._api.deregister_memory(region.descs)
-                self._gone.append(region)
+        if whole not in self._metadata:
+            place = (whole.address, whole.num_bytes, whole.device_index or 0, "")
+            descs = self._api.register_memory([place], mem_type=_kind(whole.device_index))
+            self._metadata[whole] = self._api.get_partial_agent_metadata(descs, True, ["UCX"])
+        return self._metadata[whole]
 
     def _descs(self, address: int, num_bytes: int, device_index: int | None) -> Any:
         return self._api.get_xfer_descs([(address, num_bytes, device_index or 0)], _kind(device_index))
-
-
-class _Region:
-    """One registration: its span (device, address, bytes), NIXL's handle, and the descriptors for peers."""
-
-    def __init__(self, span: tuple[int, int, int], descs: Any, metadata: bytes) -> None:
-        self.span = span
-        self.descs = descs
-        self.metadata = metadata
-
-    def contradicts(self, gone: "_Region") -> bool:
-        """Whether a peer that still holds `gone` could mistake its descriptors for this region's."""
-        device, address, num_bytes = self.span
-        gone_device, gone_address, gone_num_bytes = gone.span
-        overlap = address < gone_address + gone_num_bytes and gone_address < address + num_bytes
-        return device == gone_device and overlap and self.metadata != gone.metadata
 
 
 def _kind(device_index: int | None) -> str:
