@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 
 class NotStarted(Exception):
-    """What a process needs at start did not come in time. The message is for the operator."""
+    """What a process needs did not come in time at start, or has ended. The message is for the operator."""
 
 
 def leave_start_uncollected() -> None:

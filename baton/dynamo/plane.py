@@ -29,6 +29,7 @@ from baton.messages import (
 )
 from baton.pace import TICK_S, Pulse
 from baton.pairing import why_not_paired
+from baton.process import NotStarted
 from baton.streams import CLOSED
 from baton.telemetry import Line
 from baton.transport import Respond
@@ -230,12 +231,19 @@ class DynamoPlane:
         from baton.dynamo.worker_endpoint import WorkerEndpoint  # noqa: PLC0415  of an extra
 
         await self.reachable()
+        task = asyncio.current_task()
         assert self._runtime is not None
-        self._served = WorkerEndpoint(self._runtime, respond)
+        assert task is not None
+        served = self._served = WorkerEndpoint(self._runtime, respond, task.cancel)
         try:
             yield SCHEME
+        except asyncio.CancelledError:
+            if not served.loss:
+                raise
+            task.uncancel()
+            raise NotStarted(f"{served.loss}; start this worker again") from None
         finally:
-            await self._served.close()
+            await served.close()
 
     @asynccontextmanager
     async def register(self, info: WorkerInfo) -> AsyncIterator[None]:

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from functools import partial
 from pathlib import Path
@@ -85,7 +85,13 @@ class _Answer:
 class WorkerEndpoint:
     """A worker in Dynamo's registry: callers see it once served, clients once its model is registered."""
 
-    def __init__(self, runtime: DistributedRuntime, respond: Respond) -> None:
+    def __init__(
+        self, runtime: DistributedRuntime, respond: Respond, on_loss: Callable[[], object] = lambda: None
+    ) -> None:
+        """`on_loss`: the runtime has ended by itself, as it does when its lease expires."""
+        self.loss = ""
+        self._is_closed = False
+        self._on_loss = on_loss
         self._runtime = runtime
         self._respond = respond
         self._card: WorkerInfo
@@ -110,6 +116,7 @@ class WorkerEndpoint:
                     health_check_payload=msgspec.to_builtins(_CANARY),
                 )
             )
+            self._serving.add_done_callback(self._ended)
         if card.is_ready and not self._has_model:
             await self._register_model(card)
             self._has_model = True
@@ -124,11 +131,18 @@ class WorkerEndpoint:
 
     async def close(self) -> None:
         """End every answer and stop serving."""
+        self._is_closed = True
         for task in list(self._tasks):
             task.cancel()
         self._runtime.shutdown()
         if waits := [*self._tasks, *([self._serving] if self._serving else [])]:
             await asyncio.wait(waits, timeout=_CLOSE_S)
+
+    def _ended(self, serving: "asyncio.Future[None]") -> None:
+        if not self._is_closed:
+            why = "cancelled" if serving.cancelled() else serving.exception()
+            self.loss = f"Dynamo's runtime ended: {why or 'its registry was away for longer than a lease'}"
+            self._on_loss()
 
     async def _stats(self) -> WorkerStats:
         (stats,) = [reply async for reply in self._respond(StatsRequest())]

@@ -247,6 +247,16 @@ async def test_a_withdrawn_worker_is_not_listed_and_finishes_what_runs() -> None
     assert running[-1]["finish_reason"] == "length"
 
 
+async def test_a_runtime_that_ends_by_itself_is_noticed() -> None:
+    runtime, lost = new_runtime(), asyncio.Event()
+    endpoint = WorkerEndpoint(runtime, failing(RuntimeError("unreached")), lost.set)
+    await endpoint.show(card_of(Role.DECODE))
+    runtime.shutdown()  # what it does when its lease has expired
+    await asyncio.wait_for(lost.wait(), PATIENCE_S)
+    assert "runtime ended" in endpoint.loss
+    await endpoint.close()
+
+
 def failing(error: Exception) -> Respond:
     async def respond(request: Request) -> AsyncGenerator[Reply, None]:
         if isinstance(request, StatsRequest):
