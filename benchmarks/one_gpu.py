@@ -6,7 +6,7 @@ each way in turn and adds its figures to benchmarks/results/one_gpu_20b.json. We
     agg, agg512          an aggregated worker; with steps of 512 tokens
     vllm, vllm512        `vllm serve`
     slices               prefill and decode apart, without MPS
-    mps60                under MPS, prefill on at most 60 % of the SMs
+    mps60                under MPS, prefill on at most 60 % of the SMs, its kernels equal to decode's
     mps100-below@2048    prefill's kernels come after decode's; its steps have 2,048 tokens
 
 `--frontends`: sets of frontend flags that are tried over the first way's workers. Needs what `vllm_aiperf.py`
@@ -39,6 +39,7 @@ from tests.gpu.vllm_scene import gpus
 
 ROOT = Path(__file__).parents[1]
 LOAD = {"system": 2000, "first": 6000, "more": 800, "answer": 100, "turns": 8, "conversations": 24}
+ANSWER_S = 60.0
 LONG_PROMPTS = {0: 3.0, 12_000: 5.0, 32_000: 6.0}  # tokens, and the seconds of each row
 ENGINE = {"load_format": "dummy", "max_model_len": 40960}
 _NAME = re.compile(r"(agg|vllm|slices|mps)(\d*)(-below)?(?:@(\d+))?")
@@ -56,7 +57,7 @@ def command_of(way: str) -> tuple[list[str], dict[str, str]]:
         flags = f"--override-engine-args {json.dumps(ENGINE, separators=(',', ':'))}"
         variables[f"{role}_EXTRA_FLAGS".lstrip("_")] = flags + (f" --max-num-tokens {size}" if size else "")
     variables |= {"NO_MPS": "1"} if kind == "slices" else {}
-    variables |= {"PREFILL_MPS_PRIORITY": "1"} if below else {}
+    variables |= {"PREFILL_MPS_PRIORITY": str(int(bool(below)))} if kind == "mps" else {}
     share = ["--prefill-sm-share", number] if kind == "mps" else []
     return ["20b", *(["--agg"] if kind == "agg" else ["--one-gpu", *share])], variables
 
@@ -89,6 +90,20 @@ def vllm_serve(folder: Path, step: str) -> Iterator[tuple[str, str, list[str]]]:
         yield url, command, []
 
 
+def wait_until_it_answers(url: str) -> None:
+    """A frontend that has just met its first worker may still load the tokenizer."""
+    give_up = time.monotonic() + ANSWER_S
+    while True:
+        try:
+            asyncio.run(agent_turns.ask(url, handoff_stall.new_request(10, 2)))
+        except RuntimeError:
+            if time.monotonic() > give_up:
+                raise
+            time.sleep(0.5)  # it does not notify
+        else:
+            return
+
+
 def turns(url: str, think_s: float, seed: int) -> dict[str, Any]:
     """Agents' conversations."""
     return agent_turns.measured([url], argparse.Namespace(**LOAD, think_s=think_s), seed)
@@ -106,6 +121,7 @@ def measured(way: str, folder: Path, think_s: float, frontends: list[str]) -> It
     began = time.monotonic()
     started = vllm_serve(folder, way[4:]) if way.startswith("vllm") else baton(folder, way)
     with started as (url, command, lines):
+        wait_until_it_answers(url)
         yield {
             "way": way,
             "command": command,
@@ -166,6 +182,9 @@ def main() -> None:
                     file.write_text(json.dumps(results, indent=1) + "\n")
             except RuntimeError as error:  # the next way may work
                 print(f"{way}: {error}", flush=True)
+            except KeyboardInterrupt:
+                print(f"{way}: stopped", flush=True)
+                return
 
 
 if __name__ == "__main__":

@@ -69,7 +69,7 @@ read -rd "" -a decode_flags <<<"$DECODE_FLAGS ${DECODE_EXTRA_FLAGS:-}" || true
 prepare --prefill-engine-args "$PREFILL_ENGINE_ARGS" --decode-engine-args "$DECODE_ENGINE_ARGS" \
     --prefill-gpus "$(shares "$PREFILL_CUDA_VISIBLE_DEVICES" "$NUM_PREFILL")" --prefill-flags="${prefill_flags[*]}" \
     --decode-gpus "$(shares "$DECODE_CUDA_VISIBLE_DEVICES" "$NUM_DECODE")" --decode-flags="${decode_flags[*]}"
-[[ -z $one_gpu ]] || start_mps "$CUDA_VISIBLE_DEVICES" "${sm_share:-60}"
+[[ -z $one_gpu ]] || start_mps "$CUDA_VISIBLE_DEVICES" "${sm_share:-100}"
 start_frontend
 start_workers prefill "$NUM_PREFILL" "$PREFILL_CUDA_VISIBLE_DEVICES" "$PREFILL_ENGINE_ARGS" "${prefill_flags[@]}"
 start_workers decode "$NUM_DECODE" "$DECODE_CUDA_VISIBLE_DEVICES" "$DECODE_ENGINE_ARGS" "${decode_flags[@]}"

@@ -1,7 +1,7 @@
 # Sourced by gpt_oss_vllm.sh --one-gpu: prefill and decode on one GPU, as clients of an MPS server where that runs.
 #   CUDA_MPS_PIPE_DIRECTORY  names an MPS that runs already; it is used, and not stopped
 #   NO_MPS=1                 none: the roles take turns on the GPU, in time slices of the driver
-#   PREFILL_MPS_PRIORITY=1   prefill's kernels come after decode's that wait [0: they are equal]
+#   PREFILL_MPS_PRIORITY=0   prefill's kernels are equal to decode's [1: they come after those that wait]
 # shellcheck shell=bash
 
 MPS_START_S=${MPS_START_S:-10}
@@ -22,7 +22,7 @@ start_mps() { # start_mps GPU PERCENT: prefill gets at most PERCENT of the GPU's
         take_turns "NO_MPS is set"
         return
     fi
-    PREFILL_ENVIRONMENT=(CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="$2" CUDA_MPS_CLIENT_PRIORITY="${PREFILL_MPS_PRIORITY:-0}")
+    PREFILL_ENVIRONMENT=(CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="$2" CUDA_MPS_CLIENT_PRIORITY="${PREFILL_MPS_PRIORITY:-1}")
     if [[ -n ${CUDA_MPS_PIPE_DIRECTORY:-} ]]; then
         note "the MPS of $CUDA_MPS_PIPE_DIRECTORY, prefill on at most $2 % of the SMs"
         return

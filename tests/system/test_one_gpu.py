@@ -41,7 +41,7 @@ def test_both_roles_get_half_of_what_the_weights_leave_and_prefill_a_share_of_th
     assert prefill[:3] == [
         "CUDA_VISIBLE_DEVICES=0",
         "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=70",
-        "CUDA_MPS_CLIENT_PRIORITY=0",
+        "CUDA_MPS_CLIENT_PRIORITY=1",
     ]
     assert not [word for word in decode if word.startswith("CUDA_MPS")]
     given, ours = (json.loads(words[-2]) for words in (decode, prefill))
@@ -80,8 +80,8 @@ def test_a_wrong_share_is_one_sentence(run: Run, arguments: str, says: str) -> N
 @pytest.mark.parametrize(
     ("shape", "total_gib", "says"),
     [
-        (SHAPE_20B, 24, "= 36.7 GiB, but 23.5 GiB of GPU 0"),
-        (SHAPE_120B, 80, "= 140.3 GiB, but 79.5 GiB of GPU 0"),
+        (SHAPE_20B, 24, "= 35.4 GiB, but 23.5 GiB of GPU 0"),
+        (SHAPE_120B, 80, "= 134.2 GiB, but 79.5 GiB of GPU 0"),
     ],
 )
 def test_a_gpu_too_small_for_two_copies_is_a_sum_before_anything_loads(
