@@ -14,7 +14,7 @@ SHIPPED = "--router-mode prefix --local-prefill-tokens 8192 --local-prefill-afte
 """The frontend's flags in launch/gpt_oss_vllm.sh."""
 _PER_GPU = "output_tokens_per_s_per_gpu"
 _LONG = "32000 in, 256 out, 8 at a time"
-_PALETTES = {
+PALETTES = {
     "light": {"text": "#1f2328", "quiet": "#59636e", "bar": "#8c959f", "ours": "#0969da"},
     "dark": {"text": "#e6edf3", "quiet": "#9198a1", "bar": "#6e7681", "ours": "#58a6ff"},
 }
@@ -65,9 +65,9 @@ def _panel(title: str, found: list[Mapping[str, Any]], *path: str, unit: str) ->
 
 def svg(theme: str) -> str:
     """The picture, on a transparent ground; `theme` is light or dark."""
-    colors = _PALETTES[theme]
+    colors = PALETTES[theme]
     parts = [
-        _text(10, _HEIGHT - 10, _SOURCE, f'fill="{colors["quiet"]}" font-size="12"'),
+        text(10, _HEIGHT - 10, _SOURCE, f'fill="{colors["quiet"]}" font-size="12"'),
         *(
             part
             for column, (heading, panels) in enumerate(zip(_HEADINGS, figures(), strict=True))
@@ -84,26 +84,26 @@ def svg(theme: str) -> str:
 
 def _column(left: int, heading: str, panels: list[Panel], colors: Mapping[str, str]) -> Iterator[str]:
     bold = f'fill="{colors["text"]}" font-weight="600"'
-    yield _text(left, 22, heading, f'{bold} font-size="17"')
+    yield text(left, 22, heading, f'{bold} font-size="17"')
     for row, panel in enumerate(panels):
         top, bar = 52 + _PANEL * row, left + _LABEL
-        yield _text(left, top, f"{panel.title} ({panel.unit})", bold)
+        yield text(left, top, f"{panel.title} ({panel.unit})", bold)
         for i, (name, value) in enumerate(zip(NAMES, panel.values, strict=True)):
             y, width = top + 10 + 24 * i, _BAR * value / max(panel.values)
             place = f'x="{bar}" y="{y}" width="{width:.1f}" height="17" rx="2"'
             yield f'<rect {place} fill="{colors["bar" if i else "ours"]}"/>'
             color = f'fill="{colors["quiet" if i else "text"]}"'
-            yield _text(left, y + 13, name, color)
-            yield _text(bar + width + 6, y + 13, f"{value:,.{int(value < 10)}f}", color)
+            yield text(left, y + 13, name, color)
+            yield text(bar + width + 6, y + 13, f"{value:,.{int(value < 10)}f}", color)
 
 
-def _text(x: float, y: float, text: str, style: str) -> str:
-    return f'<text x="{x:.1f}" y="{y}" {style}>{escape(text)}</text>'
+def text(x: float, y: float, words: str, style: str) -> str:
+    return f'<text x="{x:.1f}" y="{y}" {style}>{escape(words)}</text>'
 
 
 def main() -> None:
     """Write both pictures."""
-    for theme in _PALETTES:
+    for theme in PALETTES:
         file = ROOT / f"docs/images/tradeoff-{theme}.svg"
         file.parent.mkdir(exist_ok=True)
         file.write_text(svg(theme))

@@ -2,6 +2,7 @@
 
 import pytest
 
+from benchmarks import curve
 from benchmarks.tradeoff import ROOT, figures, svg
 
 README = (ROOT / "README.md").read_text()
@@ -11,6 +12,12 @@ README = (ROOT / "README.md").read_text()
 def test_the_picture_is_that_of_the_results(theme: str) -> None:
     assert (ROOT / f"docs/images/tradeoff-{theme}.svg").read_text() == svg(theme)
     assert f"docs/images/tradeoff-{theme}.svg" in README
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_the_picture_of_one_gpu_is_that_of_the_results(theme: str) -> None:
+    assert (ROOT / f"docs/images/one-gpu-{theme}.svg").read_text() == curve.svg(theme)
+    assert f"docs/images/one-gpu-{theme}.svg" in README
 
 
 def test_the_sentences_have_the_figures_of_the_picture() -> None:
