@@ -143,6 +143,7 @@ class Prefilled:
         self._decoded = Decoded(request)
         self._result = PrefillResult()
         self._complete: TokenChunk | None = None
+        self._is_said = False  # by the engine: what it gives for decode is not needed
 
     def take(self, chunk: DynamoChunk) -> None:
         """One chunk. Raises the error that it carries."""
@@ -153,13 +154,16 @@ class Prefilled:
             result.prompt_tokens_details = usage.prompt_tokens_details
         reply = self._decoded.take(chunk)
         if reply.finish_reason == "stop":
-            self._complete = reply
+            self._complete, self._is_said = reply, chunk.finish_reason is not None
 
     def end(self) -> Iterator[KvHandoff | TokenChunk]:
         """The reply. Raises HandoffFailed."""
-        if self._complete is None and self._result.disaggregated_params is None:
+        if self._complete is not None and (self._is_said or self._result.disaggregated_params is None):
+            yield self._complete
+            return
+        if self._result.disaggregated_params is None:
             raise HandoffFailed(f"Prefill worker {self._worker.label} sent no `disaggregated_params`.")
-        yield self._complete or KvHandoff(
+        yield KvHandoff(
             worker_id=self._worker.worker_id,
             incarnation=self._worker.incarnation,
             first_token=NO_TOKEN,
@@ -170,12 +174,14 @@ class Prefilled:
 
 
 class Decoded:
-    """Reads decode's answer chunk by chunk."""
+    """Reads decode's answer chunk by chunk. Workers may leave it to the caller to find the end."""
 
     def __init__(self, request: GenerateRequest) -> None:
         self._request = request
+        self._stops = frozenset(() if request.sampling.ignore_eos else request.sampling.stop_token_ids)
         self._num_new = 0
         self._num_cached = 0
+        self._has_ended = False
 
     def take(self, chunk: DynamoChunk) -> TokenChunk:
         """The chunk in Baton's form; the first and the last with usage. Raises the error that it carries."""
@@ -184,21 +190,30 @@ class Decoded:
             reason = _finish_reason(chunk.finish_reason)
             if reason == "stop":
                 token_ids = _with_stop_token(chunk, request.sampling)
+        elif not self._stops.isdisjoint(token_ids) and self._num_generated >= request.sampling.min_tokens:
+            place = next(place for place, token_id in enumerate(token_ids) if token_id in self._stops)
+            token_ids, reason = token_ids[: place + 1], "stop"
         is_first = not self._num_new
         self._num_new += len(token_ids)
         if chunk.completion_usage is not None:
             self._note_cached(chunk.completion_usage)
-        usage = None
-        if is_first or reason is not None:
-            num_completion = request.num_generated + self._num_new
-            usage = Usage(request.num_prompt_tokens, self._num_cached, num_completion)
+        self._has_ended |= reason is not None
+        usage = self._usage() if is_first or reason is not None else None
         if request.sampling.logprobs is None:
             return TokenChunk(token_ids, reason, usage)
         return TokenChunk(token_ids, reason, usage, _logprobs(token_ids, chunk, request.sampling.logprobs))
 
     def end(self) -> Iterator[TokenChunk]:
-        """Nothing: the last chunk was the last reply."""
-        return iter(())
+        """The last chunk, if the worker sent all tokens without saying that these were all."""
+        if not self._has_ended and self._num_generated >= self._request.sampling.max_tokens:
+            yield TokenChunk((), "length", self._usage())
+
+    @property
+    def _num_generated(self) -> int:
+        return self._request.num_generated + self._num_new
+
+    def _usage(self) -> Usage:
+        return Usage(self._request.num_prompt_tokens, self._num_cached, self._num_generated)
 
     def _note_cached(self, usage: CompletionUsage) -> None:
         details = usage.prompt_tokens_details or PromptDetails()

@@ -2,12 +2,12 @@
 
 import asyncio
 import itertools
-from collections.abc import AsyncGenerator, Iterator
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import AsyncGenerator
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from baton.dynamo.bodies import CANARY, dynamo_request, error_of
+from baton.dynamo.bodies import CANARY, Decoded, Prefilled, dynamo_request, error_of
 from baton.dynamo.cards import FOREIGN
 from baton.dynamo.messages import DynamoChunk, DynamoRequest
 from baton.dynamo.replies import Replies
@@ -23,28 +23,18 @@ CANARY_S = 7.0
 engine may compute that first."""
 _TOKENS_PER_S = 4000
 _STOP_S = 5.0
+Reader = Prefilled | Decoded
 _numbers = itertools.count()
-
-
-class Reader(Protocol):
-    """Makes replies of one call's chunks."""
-
-    def take(self, chunk: DynamoChunk) -> Reply | None:
-        """What to pass on at once. Raises the BatonError that the chunk carries."""
-        ...
-
-    def end(self) -> Iterator[Reply]:
-        """What to pass on at the end."""
-        ...
 
 
 class Call:
     """One running call. A task of its own reads the binding's stream, since callers advance a generator from
-    several tasks. Dynamo's runtime refuses two calls with the same id at a time.
+    several tasks. Dynamo's runtime refuses two calls with the same id at a time. `reader` makes replies of
+    chunks; without one, any chunk will do.
     """
 
     def __init__(
-        self, peer: "Peer", body: DynamoRequest, reader: Reader, request_id: str, limit_s: float
+        self, peer: "Peer", body: DynamoRequest, reader: Reader | None, request_id: str, limit_s: float
     ) -> None:
         from dynamo.runtime import Context  # noqa: PLC0415  of an extra
 
@@ -83,7 +73,7 @@ class Call:
         try:
             async with asyncio.timeout(limit_s):
                 await self._read()
-            for reply in self._reader.end():
+            for reply in self._reader.end() if self._reader else ():
                 await self._replies.put(reply)
         except TimeoutError:
             self.end(DeadlineExceeded())
@@ -94,11 +84,7 @@ class Call:
         except Exception as error:  # noqa: BLE001  the bindings raise ValueError, or Exception itself
             self.end(error_of(error, self._peer.worker, has_handoff=has_handoff))
         finally:
-            self.end(
-                WorkerLost("the call was cancelled")
-                if not self._replies.has_ended and self._is_left
-                else None
-            )
+            self.end(None)
 
     async def _read(self) -> None:
         peer, reader, convert = self._peer, self._reader, msgspec.convert
@@ -112,19 +98,9 @@ class Call:
             self.num_prompt_tokens = 0
             chunk = convert(item, DynamoChunk)
             self._is_complete = chunk.finish_reason is not None
-            reply = reader.take(chunk)
+            reply = reader.take(chunk) if reader else None
             if reply is not None:
                 await self._replies.put(reply)
-
-
-class _Nothing:
-    """Reads a canary: any answer will do."""
-
-    def take(self, chunk: DynamoChunk) -> None:  # noqa: ARG002  see above
-        return None
-
-    def end(self) -> Iterator[Reply]:
-        return iter(())
 
 
 class Peer:
@@ -146,7 +122,7 @@ class Peer:
         """The request for this worker. Raises NotResumable, InvalidRequest."""
         return dynamo_request(request, self.worker.role, is_own=self.worker.engine != FOREIGN)
 
-    def begin(self, body: DynamoRequest, reader: Reader, request_id: str, limit_s: float) -> Call:
+    def begin(self, body: DynamoRequest, reader: Reader | None, request_id: str, limit_s: float) -> Call:
         """Start a call."""
         call = Call(self, body, reader, request_id, limit_s)
         self.calls.add(call)
@@ -197,5 +173,5 @@ class Peer:
         """The running canary, or a new one."""
         if self._canary is None or self._canary.task.done():
             body = msgspec.structs.replace(CANARY, model=self.worker.model)
-            self._canary = self.begin(body, _Nothing(), "canary", 10 * CANARY_S)
+            self._canary = self.begin(body, None, "canary", 10 * CANARY_S)
         return self._canary

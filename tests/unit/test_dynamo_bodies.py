@@ -136,6 +136,23 @@ def test_a_stop_token_that_the_engine_leaves_out_is_added(
     assert Decoded(greedy()).take(chunk(**last)).token_ids == token_ids
 
 
+def test_the_end_of_an_answer_is_found_if_the_worker_does_not_say_it() -> None:
+    stopped = Decoded(greedy()).take(chunk(token_ids=[5, 7, 6]))
+    assert (stopped.token_ids, stopped.finish_reason) == ((5, 7), "stop")
+    assert Decoded(greedy(min_tokens=1)).take(chunk(token_ids=[7])).finish_reason is None
+
+    reader = Decoded(greedy(max_tokens=2))
+    assert reader.take(chunk(token_ids=[5, 6])).finish_reason is None
+    (last,) = reader.end()
+    assert (last.token_ids, last.finish_reason) == ((), "length")
+
+
+def test_a_stop_token_of_prefill_goes_to_decode_if_the_engine_hands_over() -> None:
+    reader = Prefilled(greedy(), worker("p"))
+    reader.take(chunk(token_ids=[7], disaggregated_params={"a": 1}))
+    assert isinstance(next(reader.end()), KvHandoff)
+
+
 def test_every_token_has_a_log_probability() -> None:
     tops = [[{"token_id": 5, "logprob": -0.5, "rank": 1}, {"token_id": 6, "logprob": -2.0}]]
     given = Decoded(greedy(logprobs=1)).take(chunk(token_ids=[5], log_probs=[-0.5], top_logprobs=tops))
