@@ -146,7 +146,7 @@ def used_mib() -> int:
 def main() -> None:
     """Measure the ways in turn; each result is written at once."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--ways", default="mps60,agg,slices")
+    parser.add_argument("--ways", default="mps100-below,mps60,slices,agg")
     parser.add_argument("--frontends", default="", help="sets of flags, separated by ;")
     parser.add_argument("--think-s", type=float, default=1.0)
     parser.add_argument("--no-start-after-s", type=float, default=1e9, help="skip the ways that come later")
