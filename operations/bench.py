@@ -11,20 +11,20 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from queue import SimpleQueue
 from typing import Any
 
 import msgspec
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+from rich.progress import track
 
 from baton.flags import Parsed, flag
 from frontend.routing.health import Health
 from operations.client import Client, FrontendFlags
-from operations.errors import FrontendError
+from operations.errors import CommandError, FrontendError
 
-_MOST_REQUESTS, _MOST_AT_ONCE, _MOST_TOKENS, _MOST_S = 100_000, 1000, 1_000_000, 3600.0
+_MOST_TOKENS = 1_000_000
 _MAX_LINE_BYTES = 1 << 20
 _PAUSE_S = 0.2
 """After a failure, so that a closed loop sends no thousands of requests to a frontend that refuses all."""
@@ -43,15 +43,11 @@ class BenchSettings(FrontendFlags):
     """Flags of `python -m baton bench`."""
 
     model: str = flag("", "the served model; default: the first one", metavar="NAME")
-    requests: int | None = flag(
-        None, "stop after N; default: 100 without --seconds", metavar="N", at_least=1, at_most=_MOST_REQUESTS
-    )
-    seconds: float | None = flag(None, "send no more after S seconds", metavar="S", above=0, at_most=_MOST_S)
-    concurrency: int = flag(8, "N requests at a time", metavar="N", at_least=1, at_most=_MOST_AT_ONCE)
-    rate: float = flag(0.0, "instead, N new requests a second", metavar="N", above=0, at_most=1000)
+    requests: int = flag(100, "how many", metavar="N", at_least=1, at_most=100_000)
+    concurrency: int = flag(8, "how many at a time", metavar="N", at_least=1, at_most=1000)
     isl: int = flag(256, "tokens of a prompt, about", metavar="N", at_least=1, at_most=_MOST_TOKENS)
     osl: int = flag(64, "tokens of an answer", metavar="N", at_least=1, at_most=_MOST_TOKENS)
-    timeout_s: float = flag(120.0, "a request that takes longer has failed", above=0, at_most=_MOST_S)
+    timeout_s: float = flag(120.0, "a request that takes longer has failed", above=0, at_most=3600)
     json: bool = flag(False, "figures as JSON")
 
 
@@ -61,15 +57,17 @@ def bench(parsed: Parsed[BenchSettings]) -> int:
     """
     settings, client = parsed.settings, Client(parsed.settings)
     load, samples, is_stopped = Load(client, settings), list[Sample](), False
+    sys.setswitchinterval(0.0005)  # a thread with a new token need not wait for others
     try:
-        _run(load, samples)
+        for sample in track(load.run(), "", settings.requests, console=Console(stderr=True)):
+            samples.append(sample)
     except KeyboardInterrupt:
         if not samples:
             raise
         is_stopped = True
         sys.stderr.write("stopped; the figures so far:\n")
     figures = figures_of(samples)
-    command = aiperf(load.model, load.most, client.url, settings)
+    command = aiperf(load.model, client.url, settings)
     if settings.json:
         made = {"url": client.url, "model": load.model, **figures, "aiperf": command}
         sys.stdout.write(json.dumps(made, indent=1) + "\n")
@@ -110,13 +108,11 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Load:
-    """Sends streamed chats of random words, as a closed or an open loop. Raises FrontendError if the frontend
-    does not answer the first three, which find out how many words make `isl` tokens and warm the workers up.
+    """Sends streamed chats of random words. Raises FrontendError if the frontend does not answer the first
+    three, which find out how many words make `isl` tokens and warm the workers up.
     """
 
     def __init__(self, client: Client, settings: BenchSettings) -> None:
-        self.most = settings.requests or (_MOST_REQUESTS if settings.seconds else 100)
-        self._most_s = settings.seconds or _MOST_S
         self._client = client
         self._settings = settings
         self._began_s = time.perf_counter()
@@ -132,39 +128,27 @@ class Load:
         """Since it began."""
         return time.perf_counter() - self._began_s
 
-    def share(self, num_ended: int) -> float:
-        """How much of it is done, at most 1."""
-        return min(1.0, max(num_ended / self.most, self.passed_s / self._most_s))
-
     def run(self) -> Iterator[Sample]:
-        """Send all of it; yields the sample of each request when it has ended. Raises FrontendError."""
-        rate, timeout_s = self._settings.rate, self._settings.timeout_s
-        # Of an open loop, as many requests run at a time as arrive within the timeout.
-        num_places = min(_MOST_AT_ONCE, math.ceil(rate * timeout_s)) if rate else self._settings.concurrency
-        pauses_s = (random.expovariate(rate) if rate else 0.0 for _ in range(self.most))
-        due_s = iter([*accumulate(pauses_s)])  # of a list: threads share it
-        ended = SimpleQueue[Sample | None]()
+        """Send all of it; yields the sample of each request when it has ended. Raises CommandError."""
+        numbers, ended = iter(range(self._settings.requests)), SimpleQueue[Sample | None]()
         self._began_s = time.perf_counter()
 
         def send() -> None:
             try:
-                for at_s in due_s:
-                    time.sleep(max(0.0, min(at_s, self._most_s) - self.passed_s))
-                    if self.passed_s >= self._most_s:
-                        break
+                for _ in numbers:  # all threads share it
                     sample = self._sample()
                     ended.put(sample)
                     time.sleep(_PAUSE_S if sample.failure else 0.0)
             finally:
                 ended.put(None)
 
-        threads = [threading.Thread(target=send, daemon=True) for _ in range(min(num_places, self.most))]
+        num_threads = min(self._settings.concurrency, self._settings.requests)
         try:
-            for thread in threads:
-                thread.start()
+            for _ in range(num_threads):
+                threading.Thread(target=send, daemon=True).start()
         except RuntimeError as error:
-            raise FrontendError(f"{len(threads)} requests at a time are too many here: {error}") from error
-        for _ in threads:
+            raise CommandError(f"{num_threads} requests at a time are too many here: {error}") from error
+        for _ in range(num_threads):
             yield from iter(ended.get, None)
 
     def _sample(self) -> Sample:
@@ -222,17 +206,6 @@ def _first_model(client: Client) -> str:
     if served := client.get("/health", Health).instances:
         return served[0].model
     raise FrontendError(f"{client.url} serves no model yet: see python -m baton status")
-
-
-def _run(load: Load, samples: list[Sample]) -> None:
-    """With its progress on stderr."""
-    sys.setswitchinterval(0.0005)  # a thread with a new token need not wait for others
-    columns = (BarColumn(), TaskProgressColumn(), TextColumn("{task.description}"))
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task("", total=1.0)
-        for sample in load.run():
-            samples.append(sample)
-            bar.update(task, completed=load.share(len(samples)), description=f"{len(samples)} ended")
 
 
 def figures_of(samples: Sequence[Sample]) -> dict[str, Any]:
@@ -293,7 +266,7 @@ def _plot(samples: Sequence[Sample]) -> None:
     sys.stdout.write("\n" + figure.build().string(colorless="NO_COLOR" in os.environ) + "\n")
 
 
-def aiperf(model: str, most: int, url: str, settings: BenchSettings) -> str:
+def aiperf(model: str, url: str, settings: BenchSettings) -> str:
     """The command with which AIPerf sends such a load."""
     osl, name = settings.osl, shlex.quote(model)
     words = (
@@ -301,9 +274,7 @@ def aiperf(model: str, most: int, url: str, settings: BenchSettings) -> str:
         f"--streaming --synthetic-input-tokens-mean {settings.isl} --synthetic-input-tokens-stddev 0",
         f"--output-tokens-mean {osl} --output-tokens-stddev 0 --use-server-token-count",
         f"--extra-inputs max_tokens:{osl} --extra-inputs min_tokens:{osl} --extra-inputs ignore_eos:true",
-        f"--request-rate {settings.rate:g}" if settings.rate else f"--concurrency {settings.concurrency}",
-        f"--benchmark-duration {settings.seconds:g}" if settings.seconds else "",
-        f"--request-count {most}" if most < _MOST_REQUESTS else "",
+        f"--concurrency {settings.concurrency} --request-count {settings.requests}",
         '--api-key "$BATON_API_KEY"' if settings.api_key else "",
     )
     return " ".join(filter(None, words))
