@@ -142,8 +142,6 @@ class Connection(HttpToolsProtocol):
         self._since_s = 0.0  # without a request, or since its last answer
         self._give_up_s = math.inf
         self._num_odd_bytes = 0  # since the last progress
-        self._unsent_bytes = 0
-        self._taken_s = 0.0
 
     @property
     def _num_open(self) -> int:
@@ -162,12 +160,9 @@ class Connection(HttpToolsProtocol):
 
     def check(self, now_s: float) -> None:
         """Close the connection if a timeout has passed. Call about once a second."""
-        if self._takes_nothing(now_s):
-            log.info("dropped client=%s reason=client does not read the response", self.client)
-            self.transport.abort()
-        elif now_s <= self._give_up_s:
+        if now_s <= self._give_up_s:
             return
-        elif self._reading in (_Reading.HEAD, _Reading.BODY):
+        if self._reading in (_Reading.HEAD, _Reading.BODY):
             self._refuse(RequestTooSlow("The request did not arrive within the timeout."))
         else:
             self.transport.close()
@@ -177,12 +172,14 @@ class Connection(HttpToolsProtocol):
         super().connection_made(cast("asyncio.Transport", transport))
         self._joined = _JoinedHead(self.transport)
         self.flow = self._flow = _Flow(self.transport)
-        self._since_s = self._taken_s = self.loop.time()
+        self._since_s = self.loop.time()
         self._wait(self._patience.idle_s)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Leave the limit."""
         self.limit.leave(self)
+        if isinstance(exc, TimeoutError):
+            log.info("dropped client=%s reason=client does not read the response", self.client)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -285,24 +282,10 @@ class Connection(HttpToolsProtocol):
             if self.loop.time() >= self._give_up_s:
                 self.transport.close()
 
-    def resume_writing(self) -> None:
-        """The client has read most of the unsent data."""
-        self._taken_s = self.loop.time()
-        super().resume_writing()
-
     def _wait(self, limit_s: float) -> None:
         """Wait for the client, for at most `limit_s`."""
         self._give_up_s = self.loop.time() + limit_s
         self.limit.wait(self)
-
-    def _takes_nothing(self, now_s: float) -> bool:
-        """Whether the client has stopped reading. Only judged while no data is added to the buffer."""
-        unsent_bytes = self.transport.get_write_buffer_size()
-        is_stuck = self.flow.write_paused or self.transport.is_closing()
-        if not is_stuck or unsent_bytes == 0 or unsent_bytes < self._unsent_bytes:
-            self._taken_s = now_s
-        self._unsent_bytes = unsent_bytes
-        return now_s - self._taken_s > self._patience.unread_s
 
     def _refuse(self, error: BatonError) -> None:
         """Close the connection, after an error response if one can still be sent.
@@ -378,6 +361,9 @@ class HttpServer:
 
     def start(self, listener: socket.socket, *, is_shared: bool = False) -> None:
         """Accept connections until `drain`; `is_shared`: other processes accept on the socket too."""
+        if listener.family != socket.AF_UNIX:  # its connections inherit it
+            unread_ms = round(self._patience.unread_s * 1000)
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, unread_ms)
         num_open = self._admitted.__len__ if is_shared else None
         self._listener = Listener(listener, self._take, self._admitted.make_room, self._tls, num_open)
         self._pulse = Pulse(_CHECK_EVERY_S, self._check)

@@ -21,20 +21,16 @@ NO_CHUNK = b"xyz\r\n"
 
 
 class Pipe(asyncio.Transport):
-    """Keeps what is written; has `unsent_bytes` as set by the test."""
+    """Keeps what is written."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.unsent_bytes = 0
-        self.closes = self.is_aborted = self.has_ended = False
+        self.closes = self.has_ended = False
         self.written = b""
-        self.get_write_buffer_size = lambda: self.unsent_bytes  # type: ignore[method-assign]  # a double
+        self.get_write_buffer_size = lambda: 0  # type: ignore[method-assign]  # a double
         self.is_closing = lambda: self.closes  # type: ignore[method-assign]  # a double
         self.can_write_eof = lambda: True  # type: ignore[method-assign]  # a double
         self.pause_reading = self.resume_reading = lambda: None  # type: ignore[method-assign]  # a double
-
-    def abort(self) -> None:
-        self.is_aborted = True
 
     def close(self) -> None:
         self.closes = True
@@ -86,14 +82,6 @@ class Scene:
     def statuses(self) -> list[bytes]:
         return [part[:3] for part in self.pipe.written.split(b"HTTP/1.1 ")[1:]]
 
-    def dropped_at(self, *seconds: tuple[float, int]) -> float | None:
-        """When the client is dropped, if it leaves so many bytes unread at those times."""
-        for second, self.pipe.unsent_bytes in seconds:
-            self.check(second)
-            if self.pipe.is_aborted:
-                return second
-        return None
-
 
 def connected(first: bytes = b"") -> Scene:
     """A connection that has just been made, and checked."""
@@ -102,31 +90,6 @@ def connected(first: bytes = b"") -> Scene:
     scene.check(0)
     scene.send(first)
     return scene
-
-
-@pytest.mark.parametrize("end", ["paused", "closing"])
-@jumping
-async def test_a_client_is_dropped_when_it_has_read_nothing_for_too_long(end: str) -> None:
-    scene = connected()
-    scene.pipe.closes = end == "closing"
-    if end == "paused":
-        scene.connection.pause_writing()
-    assert scene.dropped_at(*((second, 100) for second in (1, 30, 59, 61))) == 61
-
-
-@jumping
-async def test_each_byte_that_a_client_reads_gives_it_time() -> None:
-    scene = connected()
-    scene.connection.pause_writing()
-    assert scene.dropped_at((50, 100), (55, 99), (110, 99), (114, 98), (173, 98), (175, 98)) == 175
-
-
-@jumping
-async def test_a_client_is_not_dropped_while_data_is_added_or_none_is_unsent() -> None:
-    scene = connected()
-    assert scene.dropped_at(*((50 * i, 100 * i) for i in range(5))) is None
-    scene.pipe.closes = True
-    assert scene.dropped_at((300, 0), (400, 0)) is None
 
 
 @jumping
