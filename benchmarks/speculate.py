@@ -1,9 +1,9 @@
 """What guessed tokens bring on this CPU: `--speculate lookup` on and off, in turn, on the demo model.
 
 `python benchmarks/speculate.py` writes benchmarks/results/speculate.json: tokens per step, the time of a
-token, and whether all answers are equal. `copies`: a tool's result has a note of 8 to 14 words, which the
-model repeats in its reasoning and in its answer. `dialogues`: what the demo model is scored with. `noise`:
-the same at temperature 3, where nothing repeats.
+token on the clock and of the CPU (for a busy machine), and whether all answers are equal. `copies`: a tool's
+result has a note of 8 to 14 words, which the model repeats in its reasoning and in its answer. `dialogues`:
+what the demo model is scored with. `noise`: the same at temperature 3, where nothing repeats.
 """
 
 import argparse
@@ -89,23 +89,25 @@ def requests(conversations: list[Conversation], temperature: float) -> list[Gene
 
 
 class Way:
-    """An engine, and what it has done: tokens, steps of answers, seconds per token of each batch."""
+    """An engine, and what it has done: tokens, and seconds per token of each batch."""
 
     def __init__(self, speculate: Any) -> None:
         pool = KvCacheSettings(max_tokens=32_768, enable_block_reuse=False)
         settings = EmbeddedSettings(kv_cache_config=pool, speculate=speculate)
         self.engine = EmbeddedEngine(settings, model_path=MODEL, role=Role.DECODE, transceiver=None)
         self.token_s: list[float] = []
+        self.cpu_s: list[float] = []
         self.num_tokens = self.num_accepted = 0
 
     async def answer(self, batch: list[GenerateRequest]) -> list[list[int]]:
         """The answers to requests that run at the same time."""
-        before = self.engine.stats()
+        before, began_s = self.engine.stats(), time.process_time()
         timed = await asyncio.gather(*map(self._one, batch))
-        now = self.engine.stats()
+        now, spent_s = self.engine.stats(), time.process_time() - began_s
         self.num_tokens += now.num_generated_tokens - before.num_generated_tokens
         self.num_accepted += now.num_accepted_guesses - before.num_accepted_guesses
         self.token_s.append(sum(spent_s for _, spent_s in timed) / sum(len(ids) - 1 for ids, _ in timed))
+        self.cpu_s.append(spent_s / sum(len(ids) for ids, _ in timed))
         return [ids for ids, _ in timed]
 
     async def _one(self, request: GenerateRequest) -> tuple[list[int], float]:
@@ -132,7 +134,7 @@ async def measure(asked: list[GenerateRequest], num_at_a_time: int) -> dict[str,
         num_different += sum(one != other for one, other in zip(*answers, strict=True))
         if not number:
             for way in ways.values():
-                way.token_s, way.num_tokens, way.num_accepted = [], 0, 0
+                way.token_s, way.cpu_s, way.num_tokens, way.num_accepted = [], [], 0, 0
     off, on = ways.values()
     for way in ways.values():
         await way.engine.stop()
@@ -145,10 +147,14 @@ async def measure(asked: list[GenerateRequest], num_at_a_time: int) -> dict[str,
             "off": round(1e3 * statistics.median(off.token_s), 2),
             "on": round(1e3 * statistics.median(on.token_s), 2),
         },
-        "time_on_by_off": round(
-            statistics.median(b / a for a, b in zip(off.token_s, on.token_s, strict=True)), 3
-        ),
+        "token_ms_on_by_off": _ratio(off.token_s, on.token_s),
+        "cpu_on_by_off": _ratio(off.cpu_s, on.cpu_s),
     }
+
+
+def _ratio(off: list[float], on: list[float]) -> float:
+    """The median over the batches."""
+    return round(statistics.median(b / a for a, b in zip(off, on, strict=True)), 3)
 
 
 async def main() -> None:

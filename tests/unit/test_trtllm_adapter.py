@@ -43,7 +43,7 @@ class Result:
     """The object of every step: each sets these fields of its output, or raises; then it waits."""
 
     request_id = 1
-    cached_tokens = 0
+    cached_tokens = decoding_iter = 0
 
     def __init__(self, *steps: Any) -> None:
         self.outputs = [SimpleNamespace(**dict.fromkeys(FIELDS), token_ids=[])]
@@ -210,6 +210,17 @@ async def test_a_request_has_waited_moved_and_computed_by_tensorrt_llms_clock(
         assert (waited_s, moved_s > 0, computed_s) == (0, True, 0)
     else:
         assert (waited_s, moved_s, computed_s) == expected
+
+
+@pytest.mark.parametrize(("override", "num_right"), [('{"speculate": "lookup"}', 3), ("{}", 0)])
+async def test_what_an_answer_has_more_than_its_steps_was_guessed(override: str, num_right: int) -> None:
+    end = {"token_ids": [5, 6, 7, 8, 9], "finish_reason": "length"}
+    adapter = adapter_of(result := Result({"token_ids": [5, 6, 7]}, end), override)
+    result.decoding_iter = 2
+    adapter.submit(call := call_of())
+    for _ in range(2):
+        await adapter.step(call)
+    assert adapter.figures({call}).num_accepted_guesses == num_right
 
 
 @pytest.mark.parametrize(("attention_dp", "is_timed"), [(False, True), (True, False)])

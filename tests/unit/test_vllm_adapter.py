@@ -314,7 +314,7 @@ def test_a_request_has_waited_and_computed_by_vllms_clock_and_waits_for_kv_in_it
     assert call.spent.parts == expected
 
 
-def step(transfers: dict[str, Any] | None = None, **figures: float) -> Any:
+def step(transfers: dict[str, Any] | None = None, **figures: Any) -> Any:
     """vLLM's SchedulerStats."""
     idle = {"num_running_reqs": 0, "num_waiting_reqs": 0, "kv_cache_usage": 0.0}
     return SimpleNamespace(**idle | figures, kv_connector_stats=transfers)
@@ -347,6 +347,15 @@ def test_figures_are_those_of_the_last_step_and_all_transfers() -> None:
         kv_moved_bytes=60,
         kv_move_s=0.75,
     )
+
+
+def test_guesses_are_counted_over_all_steps() -> None:
+    adapter = adapter_of(Llm())
+    for num_accepted in (3, 1):
+        guesses = SimpleNamespace(num_draft_tokens=4, num_accepted_tokens=num_accepted)
+        adapter._figures.record(step(spec_decoding_stats=guesses), None)  # noqa: SLF001  vLLM's stat logger
+    stats = adapter.figures(set())
+    assert (stats.num_accepted_guesses, stats.num_rejected_guesses) == (4, 4)
 
 
 async def release(adapter: VllmAdapter, *ids: str) -> None:

@@ -71,9 +71,11 @@ class TrtllmAdapter:
         self._patience = patience
         self._options = _options(loaded.values)
         values = loaded.values
+        self._speculates = values.get("speculative_config") is not None
         self._num_ranks = int(values["tensor_parallel_size"]) if values["enable_attention_dp"] else 1
         self._num_slots = int(values["max_batch_size"] or _DEFAULT_BATCH_SIZE) * self._num_ranks
         self._num_blocks = 0
+        self._num_accepted_guesses = 0
 
     def load(self, on_failed_pull: Callable[[], None]) -> None:  # noqa: ARG002  failed pulls are errors
         """See `Adapter.load`. TensorRT-LLM starts MPI and sets signal handlers: in the main thread only."""
@@ -153,6 +155,8 @@ class TrtllmAdapter:
         token_ids = output.token_ids[num_yielded:]
         if reason == "stop":
             token_ids = _with_stop_token(token_ids, output, call)
+        if reason is not None and self._speculates:
+            self._num_accepted_guesses += max(0, len(output.token_ids) - call.result.decoding_iter)
         reported = (output.logprobs or [])[num_yielded : num_yielded + len(token_ids)]
         return call.chunk(token_ids, reason, call.result.cached_tokens, reported)
 
@@ -200,6 +204,7 @@ class TrtllmAdapter:
             kv_blocks=self._num_blocks * self._num_ranks,
             kv_used_blocks=num_used,
             kv_pinned_blocks=sum(call.kept.num_blocks for call in calls if call.kept is not None),
+            num_accepted_guesses=self._num_accepted_guesses,  # the library does not count wrong ones
         )
 
     def num_blocks(self, num_tokens: int) -> int:

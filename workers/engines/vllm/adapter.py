@@ -266,12 +266,17 @@ class _SchedulerFigures:
             return
         transfers = scheduler_stats.kv_connector_stats or {}
         skipped = getattr(scheduler_stats, "num_skipped_waiting_reqs", 0)
+        guesses = getattr(scheduler_stats, "spec_decoding_stats", None)
+        num_right = guesses.num_accepted_tokens if guesses is not None else 0
+        num_wrong = guesses.num_draft_tokens - num_right if guesses is not None else 0
         self.last = WorkerStats(
             num_running=scheduler_stats.num_running_reqs,
             num_waiting=scheduler_stats.num_waiting_reqs + skipped,
             kv_used_blocks=round(scheduler_stats.kv_cache_usage * self.num_blocks),
             kv_moved_bytes=self.last.kv_moved_bytes + int(sum(transfers.get("bytes_transferred", ()))),
             kv_move_s=self.last.kv_move_s + sum(transfers.get("transfer_duration", ())),
+            num_accepted_guesses=self.last.num_accepted_guesses + num_right,
+            num_rejected_guesses=self.last.num_rejected_guesses + num_wrong,
         )
         self._pulls.extend((time.perf_counter(), each) for each in transfers.get("transfer_duration", ()))
         if transfers.get("num_failed_transfers"):
