@@ -45,7 +45,7 @@ WORDS = [
 ]
 WORDS += ["engine", "river", "cloud", "market", "stone", "yellow"]
 STOPS = (3071, 3070, 3064)
-NUM_AT_A_TIME = (1, 4, 16)
+NUM_AT_A_TIME = (1, 8)
 TOOL = Tool(
     name="read_note",
     description="Reads a note",
@@ -81,7 +81,7 @@ def requests(conversations: list[Conversation], temperature: float) -> list[Gene
             request_id=str(number),
             model="demo",
             token_ids=encode(tokenizer, render(conversation)),
-            sampling=Sampling(max_tokens=150, seed=number, temperature=temperature, stop_token_ids=STOPS),
+            sampling=Sampling(max_tokens=120, seed=number, temperature=temperature, stop_token_ids=STOPS),
             deadline_s=600.0,
         )
         for number, conversation in enumerate(conversations)
@@ -160,7 +160,7 @@ def _ratio(off: list[float], on: list[float]) -> float:
 async def main() -> None:
     """Measure each load with each number at a time."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--answers", type=int, default=48)
+    parser.add_argument("--answers", type=int, default=24)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results/speculate.json")
     given = parser.parse_args()
     dialogues = [example.conversation for example in held_back_examples(given.answers)]
