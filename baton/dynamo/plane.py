@@ -14,7 +14,7 @@ from baton.dynamo.bodies import Decoded, Prefilled
 from baton.dynamo.calls import Call, Peer
 from baton.dynamo.cards import SCHEME, worker_of
 from baton.dynamo.runtime import RuntimeSettings
-from baton.errors import BatonError, InvalidRequest, NoWorkers, WorkerUnreached
+from baton.errors import BatonError, InvalidRequest, WorkerUnreached
 from baton.messages import (
     GenerateRequest,
     KvHandoff,
@@ -70,7 +70,7 @@ class DynamoPlane:
 
     * An instance that disappears from the registry goes on with its calls.
     * KV that prefill has handed over is freed by decode only: if the client leaves between them, decode is
-      asked all the same, then stopped. So no prefill is stopped either: its handoff could cross that.
+      asked for one token. So no prefill is stopped either: its handoff could cross that.
     """
 
     def __init__(self, settings: RuntimeSettings, paths: Sequence[str], liveness_s: float) -> None:
@@ -81,7 +81,7 @@ class DynamoPlane:
         self._runtime: DistributedRuntime | None = None
         self._endpoints: list[_Endpoint] = []
         self._peers: dict[str, Peer] = {}
-        self._unclaimed: set[bytes] = set()  # handoffs that decode has not been asked for
+        self._unclaimed: dict[int, KvHandoff] = {}  # by identity: those that decode has not been asked for
         self._releasing: set[asyncio.Task[None]] = set()
         self._pulse: Pulse | None = None
         self._served: WorkerEndpoint | None = None
@@ -148,16 +148,16 @@ class DynamoPlane:
         reader = Prefilled(request, peer.worker) if is_prefill else Decoded(request)
         call = peer.begin(body, reader, request.request_id, request.deadline_s)
         if handoff is not None:
-            self._unclaimed.discard(handoff.engine_state)
+            self._unclaimed.pop(id(handoff), None)
         try:
             async for reply in call.replies():
                 if isinstance(reply, KvHandoff):
                     handoff = reply
-                    self._unclaimed.add(reply.engine_state)
+                    self._unclaimed[id(reply)] = reply
                 yield reply
         except WorkerUnreached:
             if handoff is not None:
-                self._unclaimed.add(handoff.engine_state)
+                self._unclaimed[id(handoff)] = handoff
                 self._release(request, call, handoff)
             raise
         finally:
@@ -173,36 +173,33 @@ class DynamoPlane:
         task.add_done_callback(self._releasing.discard)
 
     async def _ask_decode(self, request: GenerateRequest, prefill: Call, handoff: KvHandoff | None) -> None:
-        """Ask any decode worker for one token of it."""
+        """Ask decode workers, one after the other, for one token of it."""
         try:
             if handoff is None:
-                found = [reply async for reply in prefill.replies() if isinstance(reply, KvHandoff)]
-                handoff = found[0] if found else None
-            elif handoff.engine_state not in self._unclaimed:
+                (handoff,) = [reply async for reply in prefill.replies() if isinstance(reply, KvHandoff)]
+            elif self._unclaimed.pop(id(handoff), None) is None:
                 return
-            if handoff is None:
-                return
-            self._unclaimed.discard(handoff.engine_state)
-            peer = self._decode_peer(request.model, handoff.incarnation)
-            sampling = Sampling(max_tokens=1, seed=0, temperature=0.0, ignore_eos=True)
-            asked = msgspec.structs.replace(after_handoff(request, handoff), sampling=sampling)
+        except (BatonError, ValueError):
+            return  # prefill has handed nothing over
+        sampling = Sampling(max_tokens=1, seed=0, temperature=0.0, ignore_eos=True)
+        asked = msgspec.structs.replace(after_handoff(request, handoff), sampling=sampling)
+        for peer in self._decode_peers(request.model, handoff.incarnation):
             call = peer.begin(peer.body(asked), Decoded(asked), "release", _RELEASE_S)
-            async for _ in call.replies():
-                pass
-        except BatonError as error:
-            log.info(Line("handoff not released", request_id=request.request_id, error=error.message))
+            try:
+                async for _ in call.replies():
+                    pass
+            except BatonError as error:
+                log.info(Line("handoff not released", request_id=request.request_id, error=error.message))
+            else:
+                return
 
-    def _decode_peer(self, model: str, source: str) -> Peer:
-        """A decode worker for KV of the prefill worker with this incarnation. Raises NoWorkers."""
-        peers = [
-            peer for peer in self._peers.values() if peer.worker.model == model and not peer.worker.refusal
-        ]
+    def _decode_peers(self, model: str, source: str) -> list[Peer]:
+        """The decode workers for KV of the prefill worker with this incarnation, in any order."""
+        peers = [p for p in self._peers.values() if p.worker.model == model and not p.worker.refusal]
         sources = [peer.worker for peer in peers if peer.worker.incarnation == source]
         decodes = [peer for peer in peers if peer.worker.role is Role.DECODE]
         paired = [d for d in decodes if not any(why_not_paired(prefill, d.worker) for prefill in sources)]
-        if not paired:
-            raise NoWorkers(f"no decode worker of {model} is registered")
-        return random.choice(paired)  # noqa: S311  not security-relevant
+        return random.sample(paired, len(paired))
 
     def lose(self, address: str, reason: str) -> None:
         """`Transport.lose`."""
