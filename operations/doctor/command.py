@@ -61,7 +61,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def exit_status(self) -> int:
-        """0 for nothing worse than notes, 1 for warnings, 2 for errors."""
+        """0 for nothing, 1 for warnings, 2 for errors."""
         found = {finding.severity for finding in self.findings}
         return 2 if Severity.ERROR in found else 1 if Severity.WARNING in found else 0
 
@@ -149,6 +149,8 @@ def _seen(facts: Facts) -> Iterator[str]:
     if gpus:
         each = f"{facts.total_bytes(gpus[0]) / GIB:.0f} GiB each"
         yield f"{len(gpus)} x {gpus[0].name}, {each}, driver {gpus[0].driver}"
+    elif not facts.wants_gpus:
+        yield f"no NVIDIA GPU ({conditions.no_gpu(facts)}): only the demo model can run"
     if model.shape:
         yield (
             f"{model.path}: {model.weight_bytes / GIB:.2f} GiB in {len(model.shards)} weight files, "

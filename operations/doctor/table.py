@@ -15,11 +15,10 @@ from workers.engines.trtllm.settings import BUFFER
 
 
 class Severity(enum.StrEnum):
-    """Error: it will not run. Warning: it runs badly or not always. Note: information."""
+    """Error: it will not run. Warning: it runs badly or not always."""
 
     ERROR = "error"
     WARNING = "warning"
-    NOTE = "note"
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,7 +31,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     repair: str
 
 
-E, W, N = Severity.ERROR, Severity.WARNING, Severity.NOTE
+E, W = Severity.ERROR, Severity.WARNING
 _GRAPHS = "cuda_graph_config.max_batch_size"
 # TensorRT-LLM runs gpt-oss on Hopper or newer.
 _OLDEST_COMPUTE = (9, 0)
@@ -78,10 +77,6 @@ TABLE = (
         "no NVIDIA GPU: {found}",
         "the engine exits at start; on the CPU, only the demo model runs",
         "nvidia-smi (in a container: docker run --gpus all ...; else install the driver)"),
-    Row(N, "gpu-none", _here, lambda f, _: not f.wants_gpus and c.no_gpu(f),
-        "no NVIDIA GPU ({found}): checks of GPUs, driver and container limits are skipped",
-        "nothing: the demo model runs on the CPU; gpt-oss-20b and 120b need a GPU",
-        "none needed: make up serves the demo model"),
     Row(E, "driver-old", c.old_drivers, lambda *_: True,
         "NVIDIA driver {it[0]} is too old: {it[1]} or newer is required",
         "CUDA 12.8 does not start (CUDA driver version is insufficient)",
