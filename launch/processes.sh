@@ -84,15 +84,17 @@ own_url() { # the frontend's URL on this machine
 }
 
 wait_until_ready() { # wait_until_ready NUM_PREFILL NUM_DECODE; sets READY to the counts
-    local begin=$SECONDS report=0 seen="frontend starting" last="" num_prefill num_decode url flags; url=$(own_url)
+    local begin=$SECONDS report=0 seen="frontend starting" last="" num_prefill num_decode is_served url flags
+    url=$(own_url)
     read -rd "" -a flags <<<"--insecure ${STATUS_FLAGS:-}" || true # its certificate need not be of this address
     while ((SECONDS - begin < START_TIMEOUT_S)); do
         check_alive
-        seen=$("$PYTHON" -m baton status --url "$url" --brief "${flags[@]}" 2>/dev/null) || true
+        is_served=1 # exit status 0: workers are live and the tokenizer is loaded
+        seen=$("$PYTHON" -m baton status --url "$url" --brief "${flags[@]}" 2>/dev/null) || is_served=0
         if [[ $seen =~ ^([0-9]+)" prefill, "([0-9]+)" decode"(.*)$ ]]; then
             num_prefill=${BASH_REMATCH[1]} num_decode=${BASH_REMATCH[2]}
             # Others may have workers in the same registry.
-            if ((num_prefill >= $1 && num_decode >= $2)); then
+            if ((is_served && num_prefill >= $1 && num_decode >= $2)); then
                 READY=$seen
                 return
             fi
