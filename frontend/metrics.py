@@ -128,6 +128,14 @@ for _field in ("kv_move_s", "num_accepted_guesses", "num_rejected_guesses"):
     del _OLD[_field]  # promtool refuses the unit of the first; the others are new
 _OLD |= {"frontend_strange_messages": "unauthenticated_messages", "frontend_lost_log_lines": "lost_log_lines"}
 """Gauges of 0.2 by name, and the metric that replaces each; they end with 0.4."""
+_AT_FIRST: list[tuple[str, ...]] = [
+    *((name,) for name, kind in _TABLE.items() if not kind.labels),
+    *(each for stage in STAGES for each in (("stage_seconds", stage, "ok"), ("stage_requests", stage))),
+    *(("refused_requests", reason) for reason in get_args(Refusal)),
+    *(("key_queued_requests", "none"), ("key_running_requests", "none")),
+    *(("attempts", "ok"), ("ignored_fields", "other")),
+]
+"""These series begin with 0, so that the first that they count is an increase."""
 _NOW = {"stage_requests", "key_queued_requests", "key_running_requests"}
 
 
@@ -166,18 +174,8 @@ class Metrics:
         """Called with each record that has ended."""
         self.of = cache(self._of)
         """The series of that metric with these label values, see `_TABLE`."""
-        for name, kind in _TABLE.items():
-            if not kind.labels:
-                self.of(name)
-        for stage in STAGES:
-            self.of("stage_seconds", stage, "ok")
-            self.of("stage_requests", stage)
-        for reason in get_args(Refusal):
-            self.of("refused_requests", reason)
-        for name in ("key_queued_requests", "key_running_requests"):
-            self.of(name, "none")
-        self.of("attempts", "ok")
-        self.of("ignored_fields", "other")
+        for series in _AT_FIRST:
+            self.of(*series)
 
     def expect(self, model: str) -> None:
         """Show zeros for this model, so that its first requests are an increase."""
@@ -329,12 +327,11 @@ def _full(name: str) -> str:
 
 
 def _samples_of(name: str, labels: dict[str, str], series: Series) -> Iterator[tuple[str, float]]:
-    if _TABLE[name].type != "histogram":
+    if not series.bounds:
         yield sample_name(_full(name), labels), series.value
         return
     totals = list(accumulate(series.counts))
-    for bound, total in zip((*series.bounds, float("inf")), totals, strict=True):
-        end = "+Inf" if bound == float("inf") else str(float(bound))
+    for end, total in zip((*(str(float(bound)) for bound in series.bounds), "+Inf"), totals, strict=True):
         yield sample_name(f"{name}_bucket", labels | {"le": end}), total
     yield sample_name(f"{name}_count", labels), totals[-1]
     yield sample_name(f"{name}_sum", labels), series.value

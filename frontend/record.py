@@ -67,8 +67,8 @@ def _sums(now_s: float, parts: Iterable[_Timed]) -> dict[Stage, float]:
 class Attempt(_Timed, kw_only=True, omit_defaults=True, gc=False):
     """One try on workers, which are named, after the wait for a place. `outcome` is the error's code, empty
     if it answered, `absent` the code of the error while it waited for a worker or the broker. `delay_s`: the
-    longest time that a worker's event loop stood still, of which `starved_s` without a CPU; `late`: the
-    worker whose answer was in transit the longest."""
+    longest time that a worker's event loop stood still; `starved_s`: of those of both workers together, how
+    long without a CPU; `late`: the worker whose answer was in transit the longest."""
 
     prefill: str = ""
     decode: str = ""
@@ -111,8 +111,8 @@ class Attempt(_Timed, kw_only=True, omit_defaults=True, gc=False):
             self.late = worker
         stages["transit"] = before_s + rest_s
         self.stage, self.since_s = then, now_s
-        if found.delay_s > self.delay_s:
-            self.delay_s, self.starved_s = found.delay_s, found.starved_s
+        self.delay_s = max(self.delay_s, found.delay_s)
+        self.starved_s += found.starved_s
 
 
 class Leg(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
@@ -180,8 +180,8 @@ class Leg(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
         attempt.enter(None)
         if usage is not None:
             self.num_moved_bytes = usage.num_moved_bytes
-            if usage.delay_s > attempt.delay_s:
-                attempt.delay_s, attempt.starved_s = usage.delay_s, usage.starved_s
+            attempt.delay_s = max(attempt.delay_s, usage.delay_s)
+            attempt.starved_s = max(attempt.starved_s, usage.starved_s)
 
     def blocked(self, lasted_s: float) -> None:
         """The client did not read for so long; the running stage has that much less."""

@@ -23,7 +23,7 @@ from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, Trace
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from baton.flags import version, without_secrets
-from frontend.record import STAGES, Leg, Record, Trace
+from frontend.record import STAGES, Attempt, Leg, Record, Trace
 
 log = logging.getLogger(__name__)
 
@@ -36,13 +36,8 @@ _W3C = TraceContextTextMapPropagator()
 _IDS = RandomIdGenerator()
 _SAMPLED = SpanContext(1, 1, is_remote=False, trace_flags=TraceFlags(TraceFlags.SAMPLED))
 _SCOPE = InstrumentationScope("baton")
-_OPERATIONS = {
-    "/v1/chat/completions": "chat",
-    "/v1/responses": "chat",
-    "/v1/messages": "chat",
-    "background": "chat",
-    "/v1/completions": "text_completion",
-}
+_CHATS = ("/v1/chat/completions", "/v1/responses", "/v1/messages", "background")
+_OPERATIONS = dict.fromkeys(_CHATS, "chat") | {"/v1/completions": "text_completion"}
 
 Attributes = dict[str, str | int | float]
 
@@ -124,65 +119,59 @@ class _Exporter(OTLPSpanExporter):
 
 def spans_of(record: Record, resource: Resource, server: Attributes) -> list[ReadableSpan]:
     """One of the request, and below it one of each attempt and stage, whose times are consecutive."""
-    assert record.trace is not None, "only such requests are sent"
-    made = _Spans(record.trace, record.at_s, resource)
-    made.stages(record.stages, ("read", "render"))
-    began_s = ended_s = made.time_s
-    for number, leg in enumerate(record.legs):
-        made.time_s = began_s
-        made.leg(leg, number)
-        ended_s = max(ended_s, made.time_s)
-    made.time_s = ended_s
-    made.stages(record.stages, ("send",))
+    made = _Spans(record, resource)
+    at_s = made.stages(0.0, record.stages, ("read", "render"))
+    ended_s = max([made.leg(at_s, leg, number) for number, leg in enumerate(record.legs)], default=at_s)
+    made.stages(ended_s, record.stages, ("send",))
     made.request(record, server)
     return made.spans
 
 
 class _Spans:
-    """Collects the spans of a request; the next one begins at `time_s` after its arrival."""
+    """Collects the spans of a request. Their times count from its arrival."""
 
-    def __init__(self, trace: Trace, at_s: float, resource: Resource) -> None:
+    def __init__(self, record: Record, resource: Resource) -> None:
+        assert record.trace is not None, "only such requests are sent"
         self.spans: list[ReadableSpan] = []
-        self.time_s = 0.0
-        self._at_s, self._resource = at_s, resource
-        _, self._trace_id, span_id, _ = trace.own.split("-")
+        self._at_s, self._resource = record.at_s, resource
+        _, trace_id, span_id, _ = record.trace.own.split("-")
+        self._trace_id, parent_id = int(trace_id, 16), record.trace.parent_id
         self._request = self._context(int(span_id, 16))
-        self._parent = self._context(int(trace.parent_id, 16), is_remote=True) if trace.parent_id else None
+        self._parent = self._context(int(parent_id, 16), is_remote=True) if parent_id else None
 
     def _context(self, span_id: int = 0, *, is_remote: bool = False) -> SpanContext:
         """That of a span; it gets an id if it has none."""
         span_id = span_id or _IDS.generate_span_id()
-        return SpanContext(int(self._trace_id, 16), span_id, is_remote, _SAMPLED.trace_flags)
+        return SpanContext(self._trace_id, span_id, is_remote, _SAMPLED.trace_flags)
 
-    def leg(self, leg: Leg, number: int) -> None:
-        """The attempts of a choice, each after its wait for a place."""
+    def leg(self, at_s: float, leg: Leg, number: int) -> float:
+        """The attempts of a choice, each after its wait for a place. Returns when they end."""
         for i, attempt in enumerate(leg.attempts, 1):
-            self.stages(attempt.stages, ("queue",))
-            if not attempt.where:
-                continue
-            context, began_s = self._context(), self.time_s
-            for stage in STAGES[3:]:
-                self.stages(attempt.stages, (stage,), context, **{"baton.worker": attempt.worker(stage)})
-            attributes: Attributes = {
-                "baton.attempt": i,
-                "baton.choice": number,
-                "baton.worker.prefill": attempt.prefill,
-                "baton.worker.decode": attempt.decode,
-            }
-            self._add("attempt", began_s, self._request, attributes, attempt.outcome, context=context)
+            began_s = at_s = self.stages(at_s, attempt.stages, ("queue",))
+            if attempt.where:
+                context = self._context()
+                at_s = self.stages(at_s, attempt.stages, STAGES[3:], context, attempt)
+                attributes: Attributes = {"baton.attempt": i, "baton.choice": number}
+                attributes |= {"baton.worker.prefill": attempt.prefill, "baton.worker.decode": attempt.decode}
+                times = (began_s, at_s)
+                self._add("attempt", times, self._request, attributes, attempt.outcome, context=context)
+        return at_s
 
     def stages(
         self,
+        at_s: float,
         stages: Mapping[Any, float],
         names: Iterable[str],
         parent: SpanContext | None = None,
-        **attributes: str,
-    ) -> None:
-        """These stages, one after the other, without those that took no time."""
-        for name in names:
-            if (lasted_s := stages.get(name, 0.0)) > 0:
-                began_s, self.time_s = self.time_s, self.time_s + lasted_s
-                self._add(name, began_s, parent or self._request, {**attributes})
+        attempt: Attempt | None = None,
+    ) -> float:
+        """These stages, one after the other, without those that took no time. Returns when they end."""
+        for name in STAGES:
+            if name in names and (lasted_s := stages.get(name, 0.0)) > 0:
+                worker = "" if attempt is None else attempt.worker(name)
+                times = (at_s, at_s := at_s + lasted_s)
+                self._add(name, times, parent or self._request, {"baton.worker": worker})
+        return at_s
 
     def request(self, record: Record, server: Attributes) -> None:
         """The request itself."""
@@ -206,21 +195,20 @@ class _Spans:
             "baton.caller": record.caller,
         }
         error = (record.code or str(record.status)) if record.status >= 400 else ""
-        self.time_s = record.duration_s or 0.0
         status = Status(StatusCode.ERROR if record.status >= 500 else StatusCode.UNSET)
         more = {"context": self._request, "kind": SpanKind.SERVER, "status": status}
-        self._add(name, 0.0, self._parent, attributes, error, **more)
+        self._add(name, (0.0, record.duration_s or 0.0), self._parent, attributes, error, **more)
 
     def _add(
         self,
         name: str,
-        began_s: float,
+        times: tuple[float, float],
         parent: SpanContext | None,
         attributes: Attributes,
         error: str = "",
         **more: Any,
     ) -> None:
-        """A span until `time_s`; attributes that are empty or 0 are left out."""
+        """A span; attributes that are empty or 0 are left out."""
         known = {key: value for key, value in (attributes | {"error.type": error}).items() if value}
         more.setdefault("context", self._context())
         more.setdefault("status", Status(StatusCode.ERROR if error else StatusCode.UNSET))
@@ -230,8 +218,8 @@ class _Spans:
             resource=self._resource,
             instrumentation_scope=_SCOPE,
             attributes=known,
-            start_time=round((self._at_s + began_s) * 1e9),
-            end_time=round((self._at_s + self.time_s) * 1e9),
+            start_time=round((self._at_s + times[0]) * 1e9),
+            end_time=round((self._at_s + times[1]) * 1e9),
             **more,
         )
         self.spans.append(span)

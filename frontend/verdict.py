@@ -98,14 +98,14 @@ class _Part(NamedTuple):
     attempt: Attempt = Attempt()
     has_failed: bool = False
 
-    def verdict(self, excess_s: float) -> Verdict:
-        """That this is guilty."""
+    def verdict(self, excess_s: float, starved_s: float) -> Verdict:
+        """That this is guilty, but for want of a CPU of the frontend for so long, or of the workers."""
         attempt, stage, rule = self.attempt, self.stage, self.rule
         worker = attempt.prefill if rule.startswith("handoff") else attempt.worker(stage)
         names = {"worker": worker or "a worker", "prefill": attempt.prefill, "decode": attempt.decode}
         if rule == "delay":
             names["worker"] = "this frontend"
-        if attempt.starved_s > self.lasted_s / 2 and not self.has_failed:
+        if starved_s + attempt.starved_s > self.lasted_s / 2 and not self.has_failed:
             rule, worker = "busy", ""
         elif rule in {"gap", "prefill"} and attempt.delay_s > self.lasted_s / 2:
             rule = "still"
@@ -139,7 +139,7 @@ def _parts(record: Record) -> Iterator[_Part]:
     """What may be out of line; the frontend's own delay first."""
     spent = record.spent()
     longest: Stage = max(spent, key=lambda stage: spent[stage], default="read")
-    yield _Part("delay", longest, record.delay_s, Attempt(starved_s=record.starved_s))
+    yield _Part("delay", longest, record.delay_s)
     yield from (_Part(stage, stage, lasted_s) for stage, lasted_s in record.stages.items())
     for leg in record.legs:
         yield from _parts_of(leg)
@@ -249,6 +249,6 @@ def verdict(record: Record, usual: Usual) -> Verdict | None:
     worst_s, worst = max(late, key=lambda each: (each[0], each[1].rule == "delay"))
     first_s, first = late[0]
     if first.rule == "delay" and first_s >= worst_s / 2:
-        return replace(first.verdict(first_s), stage=worst.stage)
-    found = worst.verdict(worst_s)
+        return replace(first.verdict(first_s, record.starved_s), stage=worst.stage)
+    found = worst.verdict(worst_s, record.starved_s)
     return replace(found, crowd=usual.crowd(record, worst_s)) if worst.rule in _WAITS else found

@@ -13,7 +13,7 @@ import msgspec
 from baton.flags import Parsed, flag
 from frontend.access import SLOW_S
 from frontend.explain import MAX_FOUND, Explained, Find, Found, RequestsBody, explain, find, is_during
-from frontend.record import STAGES, Attempt, Leg, Record, Records, Stage
+from frontend.record import STAGES, Leg, Record, Records, Stage
 from operations.client import Client, FrontendFlags
 from operations.errors import CommandError, FrontendError, printable
 from operations.request_log import records_of
@@ -90,26 +90,24 @@ def _read(path: Path, query: Find) -> RequestsBody:
 
 def text(explained: Explained, body: RequestsBody) -> str:
     """The lines on one request."""
-    return "\n".join(
-        printable(line) for line in [*_timeline(explained.record, body), *_conclusion(explained)]
-    )
+    lines = [*_timeline(explained.record, body), *_conclusion(explained)]
+    return "\n".join(printable(line) for line in lines if line.strip())
 
 
 def _timeline(record: Record, body: RequestsBody) -> Iterator[str]:
     arrived = datetime.fromtimestamp(record.at_s, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-    status = (
-        f"running, now in {record.now}" if not record.status else f"{record.status} {record.code}".strip()
-    )
+    status = f"{record.status} {record.code}".strip() if record.status else f"running, now in {record.now}"
     first = "" if record.first_token_s is None else f", first token after {_time(record.first_token_s)}"
     caller = f", key {record.caller}" if record.caller else ""
     yield f"{record.request_id}  {status}  {_time(record.duration_s or 0.0)}{first}"
     yield f"  {arrived}, {record.route}{caller}, {record.num_prompt_tokens:,} prompt tokens"
-    yield f"  {_stages(record.stages, ('read', 'render'))}"
+    before, after = (_stages(record.stages, names) for names in (STAGES[:2], STAGES[-1:]))
+    yield f"  {before}"
     for number, leg in enumerate(record.legs):
         if len(record.legs) > 1:
             yield f"  choice {number}"
         yield from _leg(leg, record)
-    yield f"  {_stages(record.stages, ('send',))}"
+    yield f"  {after}"
     for event in body.events:
         if is_during(event, record):
             lasted = "" if event.lasted_s is None else f", {_time(event.lasted_s)}"
@@ -118,28 +116,22 @@ def _timeline(record: Record, body: RequestsBody) -> Iterator[str]:
 
 def _leg(leg: Leg, record: Record) -> Iterator[str]:
     for number, attempt in enumerate(leg.attempts, 1):
-        on = f"attempt {number} {_workers(attempt)}" if attempt.where else "no worker"
-        yield f"  {on}: {_stages(attempt.stages, STAGES)}{_end(attempt)}"
+        names = filter(None, (attempt.prefill, attempt.decode))
+        workers = " -> ".join(f"{name} ({attempt.where[name]})" for name in names)
+        tokens = f" after {attempt.num_tokens} tokens" if attempt.num_tokens else ""
+        end = (
+            f"  <-- {attempt.outcome or 'no answer'} in {attempt.ended_in}{tokens}"
+            if attempt.ended_in
+            else ""
+        )
+        on = f"attempt {number} {workers}" if workers else "no worker"
+        yield f"  {on}: {_stages(attempt.stages, STAGES)}{end}"
     gap = f", longest gap {_time(leg.gap_s)} after token {leg.gap_at}" if leg.gap_at else ""
     yield f"  {record.num_completion_tokens:,} tokens{gap}"
 
 
-def _workers(attempt: Attempt) -> str:
-    names = [name for name in (attempt.prefill, attempt.decode) if name]
-    return " -> ".join(f"{name} ({attempt.where.get(name, '')})" for name in names)
-
-
-def _end(attempt: Attempt) -> str:
-    if attempt.outcome:
-        tokens = f" after {attempt.num_tokens} tokens" if attempt.num_tokens else ""
-        return f"  <-- {attempt.outcome} in {attempt.ended_in}{tokens}"
-    return f"  <-- no answer in {attempt.ended_in}" if attempt.ended_in else ""
-
-
 def _stages(stages: Mapping[Stage, float], names: tuple[Stage, ...]) -> str:
-    return " | ".join(
-        f"{name} {_time(stages.get(name, 0.0))}" for name in names if name in stages or len(names) < 3
-    )
+    return " | ".join(f"{name} {_time(stages[name])}" for name in names if name in stages)
 
 
 def _time(lasted_s: float) -> str:
