@@ -62,7 +62,9 @@ def test_a_line_has_what_was_recorded(caplog: pytest.LogCaptureFixture) -> None:
         leg.on(worker(role))
         leg.failed("worker_lost")
     leg.gap_s, leg.gap_at = 0.125, 3
-    leg.attempts[0].stages["prefill"] = 2.0
+    leg.end()
+    for attempt, lasted_s in zip(leg.attempts, (2.0, 0.0, 0.0), strict=True):
+        attempt.stages = {"prefill": lasted_s}
     metrics.end(record)
     assert record.duration_s is not None
     assert str(caplog.records[0].msg) == (
