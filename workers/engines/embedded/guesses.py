@@ -46,9 +46,9 @@ class Guesser:
         for place, length in zip(places, _MATCHES, strict=True):
             if place and token_ids[place - length : place] == token_ids[-length:]:
                 is_likely = length == _MATCHES[0] and not self._num_useless
-                again = token_ids[place:]  # repeated if the match is near the end
                 num_guesses = min(most, MOST_GUESSES if is_likely else self._num_next)
-                return [again[i % len(again)] for i in range(num_guesses)]
+                found = token_ids[place : place + num_guesses]
+                return [found[i % len(found)] for i in range(num_guesses)]  # a match near the end repeats
         return []
 
     def note(self, num_guessed: int, num_right: int) -> None:
