@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from tests.dynamo.behind import Behind
+from tests.dynamo_stack import under_streams
 from tests.stack import MODEL
 from tests.waiting import PATIENCE_S, wait_for
 
@@ -113,3 +114,16 @@ def test_etcd_and_nats_carry_the_same(tmp_path: Path, etcd_server: str, nats_ser
         _, decode = stack.behind("prefill", "decode")
         assert stream(stack, "Hi", 20) == (20, "length")
         assert stack.figure(decode, "kv_moved_bytes") > 0
+
+
+@pytest.mark.parametrize(("engine", "num_tokens"), [("mocker", NUM_TOKENS), ("embedded", 60)])
+def test_sampled_streams_of_batons_frontend_over_dynamo_outlive_a_killed_worker(
+    stack: Behind, tmp_path: Path, engine: str, num_tokens: int
+) -> None:
+    yaml = tmp_path / "mocker.yaml" if engine == "mocker" else None
+    stack.frontend()
+    first, *_ = [stack.own(mode, engine=engine, yaml=yaml) for mode in ("decode", "decode", "prefill")]
+    stack.wait_ready(1, 2)
+
+    # The texts are those of undisturbed streams.
+    under_streams(stack, 8, first.kill, max_tokens=num_tokens, temperature=1, seed=5)
