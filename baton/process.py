@@ -6,7 +6,7 @@ import logging
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import uvloop
 
@@ -53,6 +53,13 @@ def run(main: Callable[[asyncio.Event], Coroutine[Any, Any, int]]) -> int:
             return 1
 
     return uvloop.run(listening())
+
+
+def end(status: int) -> NoReturn:
+    """End the process. Threads of Dynamo's runtime may still call Python, and crash once that has ended."""
+    if "dynamo._core" in sys.modules:
+        leave(status)
+    sys.exit(status)
 
 
 def _on_signal(number: int, shutdown: asyncio.Event) -> None:

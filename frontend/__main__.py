@@ -16,7 +16,7 @@ import uvloop
 from baton.discovery import Discovery
 from baton.files import UnsafeFolder
 from baton.flags import parse
-from baton.process import first_of, leave_start_uncollected, needed, run
+from baton.process import end, first_of, leave_start_uncollected, needed, run
 from baton.telemetry import configure_logging, print_error
 from baton.transport import Transport
 from frontend.access import log_requests, logging_load
@@ -277,4 +277,4 @@ async def _open_store(path: str, siblings: Siblings) -> ResponseStore:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    end(main(sys.argv[1:]))

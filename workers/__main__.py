@@ -6,7 +6,7 @@ import sys
 
 from baton.files import UnsafeFolder
 from baton.flags import parse
-from baton.process import leave_start_uncollected, run
+from baton.process import end, leave_start_uncollected, run
 from baton.telemetry import configure_logging, print_error
 from workers.engines.build import build_engine, with_engine
 from workers.flags import WorkerSettings, with_model_folder
@@ -46,4 +46,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    end(main(sys.argv[1:]))

@@ -12,7 +12,7 @@ import pytest
 
 from tests.dynamo.behind import Behind
 from tests.dynamo_stack import under_streams
-from tests.stack import MODEL
+from tests.stack import MODEL, START_TIMEOUT_S
 from tests.waiting import PATIENCE_S, wait_for
 
 NUM_TOKENS = 300
@@ -82,6 +82,18 @@ def test_a_drained_worker_finishes_its_streams_and_exits_with_0(stack: Behind, t
     assert first.wait() == 0
     assert ends == [(NUM_TOKENS, "length")] * 8
     assert stream(stack, "One more", 4) == (4, "length")
+
+
+def test_a_worker_answers_dynamos_canaries_and_still_exits_with_0(tmp_path: Path) -> None:
+    canaries = {"DYN_HEALTH_CHECK_ENABLED": "true", "DYN_CANARY_WAIT_TIME": "1"}
+    with Behind(tmp_path, canaries) as stack:
+        workers = [stack.own(mode, engine="embedded") for mode in ("prefill", "decode")]
+        for worker in workers:
+            wait_for(lambda: " ready worker=" in worker.text(), START_TIMEOUT_S)  # noqa: B023  called at once
+            wait_for(lambda: stack.figure(worker, "num_generated_tokens") > 1)  # noqa: B023  called at once
+            assert stack.figure(worker, "kv_pinned_blocks") == 0
+            worker.signal(signal.SIGTERM)
+            assert worker.wait() == 0
 
 
 def test_dynamos_migration_goes_on_on_another_decode_worker(stack: Behind, tmp_path: Path) -> None:
