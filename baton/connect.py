@@ -192,13 +192,19 @@ class Wires:
         return await asyncio.gather(*(_probe(name, url, limit_s) for name, url in self._servers))
 
     async def check_access(self) -> None:
-        """Raise CredentialError if etcd or NATS is there and refuses this user."""
-        for service in await self.probe(ACCESS_S):
+        """Raise CredentialError if etcd or NATS is there and refuses this user. Of a cluster one member is
+        asked, the first that answers."""
+        answered = set()
+        for name, url in self._servers:
+            if name in answered:
+                continue
+            service = await _probe(name, url, ACCESS_S)
             if service.is_refusal:
                 raise CredentialError(
-                    f"{service.name} at {service.url} refuses this user: {service.problem}; "
-                    f"set {_LOGINS[service.name]}"
+                    f"{name} at {service.url} refuses this user: {service.problem}; set {_LOGINS[name]}"
                 )
+            if service.problem is None:
+                answered.add(name)
 
     @property
     def registry(self) -> str:
