@@ -122,7 +122,7 @@ async def main(options: argparse.Namespace) -> None:
     path = options.endpoint or f"dynamo.{'prefill' if options.role == 'prefill' else 'backend'}.generate"
     endpoint = runtime.endpoint(path)
     config = ModelRuntimeConfig()
-    config.context_length, config.max_num_seqs = options.context_length, 64
+    config.context_length, config.max_num_seqs = options.context_length, options.slots
     if options.pushes:
         config.set_disaggregated_endpoint("127.0.0.1", 9)
     roles = {"prefill": WorkerType.Prefill, "decode": WorkerType.Decode, "agg": WorkerType.Aggregated}
@@ -153,6 +153,7 @@ if __name__ == "__main__":
     parser.add_argument("--engine", default="double")
     parser.add_argument("--model-path", default=str(DEMO))
     parser.add_argument("--context-length", type=int, default=4096)
+    parser.add_argument("--slots", type=int, default=64)
     parser.add_argument("--step-s", type=float, default=0.002)
     parser.add_argument("--prefill-s", type=float, default=0.0)
     parser.add_argument("--pushes", action="store_true")

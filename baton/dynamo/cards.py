@@ -21,6 +21,8 @@ OWN = "baton"
 """The engine-specific field of a card in which a worker of Baton's has its `WorkerInfo`."""
 _ROLES = {"prefill": Role.PREFILL, "decode": Role.DECODE, "aggregated": Role.DECODE}
 MAX_CARD_BYTES = 256 * 1024
+MAX_QUEUE_SIZE = 256
+"""How many requests may wait for a worker, as with Baton's: Dynamo's engines queue without a limit."""
 
 
 @lru_cache(MAX_WORKERS)
@@ -56,6 +58,7 @@ def worker_of(path: str, instance: int, text: str) -> WorkerInfo | None:
         engine=FOREIGN,
         engine_version="",
         max_batch_size=card.runtime_config.max_num_seqs or None,
+        max_queue_size=MAX_QUEUE_SIZE,
         is_ready=not refusal,
         refusal=refusal,
     )
