@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import signal
 import socket
 import time
@@ -218,8 +219,11 @@ async def test_of_many_healthy_requests_none_is_accused(calm: Stack, num: int) -
     slowest = [each for each in found(calm, "slowest=100") if each["record"]["request_id"].startswith("many")]
     assert slowest
     accused = [each["verdict"] for each in slowest if each["verdict"] is not None]
-    # Where other work holds up the frontend, that is true.
-    assert [each for each in accused if each["cause"] != "this frontend stood still"] == []
+    # Where other work holds up the host, that is true.
+    causes = {each["cause"] for each in accused} - {"this frontend stood still"}
+    assert [
+        cause for cause in causes if not re.fullmatch(r"the host of \S+( frontend)? was busy", cause)
+    ] == []
 
 
 @pytest.fixture(scope="module")
