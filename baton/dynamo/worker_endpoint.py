@@ -13,8 +13,9 @@ from dynamo.llm import ModelInput, ModelRuntimeConfig, ModelType, WorkerType, re
 from dynamo.llm.exceptions import ConnectionTimeout, Disconnected, EngineShutdown, InvalidArgument, Unknown
 from dynamo.runtime import Context, DistributedRuntime
 
+from baton.dynamo.bodies import CANARY
 from baton.dynamo.cards import OWN
-from baton.dynamo.messages import DynamoChunk, DynamoRequest, SamplingOptions, StopConditions
+from baton.dynamo.messages import DynamoChunk, DynamoRequest
 from baton.dynamo.replies import Replies
 from baton.dynamo.worker_messages import dynamo_chunk, generate_request, prefill_answer, prefill_chunk
 from baton.errors import (
@@ -22,7 +23,6 @@ from baton.errors import (
     DeadlineExceeded,
     HandoffFailed,
     InvalidRequest,
-    ModelNotFound,
     NotReady,
     Overloaded,
     WorkerLost,
@@ -51,19 +51,12 @@ _STATS_S = 1.0
 # What Dynamo's frontend makes of them: 400 with the text, 504, 503, 503 without requests for 5 s, else 500.
 _ERRORS: tuple[tuple[type[BatonError], type[Exception]], ...] = (
     (InvalidRequest, InvalidArgument),
-    (ModelNotFound, InvalidArgument),
     (DeadlineExceeded, ConnectionTimeout),
     (HandoffFailed, Disconnected),
     (Overloaded, Disconnected),
     (WorkerLost, EngineShutdown),
     (NotReady, EngineShutdown),
     (BatonError, Unknown),
-)
-_CANARY = DynamoRequest(
-    token_ids=[0],
-    stop_conditions=StopConditions(max_tokens=1, ignore_eos=True),
-    sampling_options=SamplingOptions(temperature=0.0),
-    is_health_check=True,
 )
 
 
@@ -113,7 +106,7 @@ class WorkerEndpoint:
                 self._endpoint.serve_endpoint(
                     self._answer,
                     metrics_labels=[("model", card.model)],
-                    health_check_payload=msgspec.to_builtins(_CANARY),
+                    health_check_payload=msgspec.to_builtins(CANARY),
                 )
             )
             self._serving.add_done_callback(self._ended)
