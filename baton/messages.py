@@ -305,6 +305,18 @@ class KvLayout(msgspec.Struct, frozen=True, kw_only=True):
     max_handoff_tokens: int | None = None
 
 
+class Scores(msgspec.Struct, frozen=True, array_like=True):
+    """The likeliest next tokens, as (id, logprob), after each prompt of the number check; `prompts` is their
+    digest.
+    """
+
+    prompts: str
+    likeliest: Annotated[
+        tuple[Annotated[tuple[tuple[TokenId, float], ...], msgspec.Meta(max_length=16)], ...],
+        msgspec.Meta(min_length=1, max_length=64),
+    ]
+
+
 WORKER_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}"
 """The pattern of a worker's name."""
 
@@ -317,6 +329,7 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     peers with which that failed. `max_batch_size` requests run at a time (None: unknown), `max_queue_size`
     more may wait. `checkpoint` is the fingerprint of its weights; empty: unknown. `name` is the operator's,
     the same after a restart; `host` and `pid` are of the process. `refusal`: why no frontend may use it.
+    `scores` None: unknown.
     """
 
     worker_id: str
@@ -340,6 +353,7 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     host: Annotated[str, msgspec.Meta(pattern=r"\A[!-~]{0,253}\Z")] = ""
     pid: Annotated[int, msgspec.Meta(ge=0)] = 0
     refusal: str = ""
+    scores: Scores | None = None
 
     @property
     def label(self) -> str:

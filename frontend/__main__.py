@@ -16,6 +16,7 @@ import uvloop
 from baton.discovery import Discovery
 from baton.files import UnsafeFolder
 from baton.flags import parse
+from baton.number_check import read_trusted
 from baton.process import end, first_of, leave_start_uncollected, needed, run
 from baton.telemetry import configure_logging, print_error
 from baton.transport import Transport
@@ -220,6 +221,7 @@ def _services(
         no_progress_s=settings.routing.no_progress_s,
         current_date=settings.current_date,
         delays=metrics.records.delays,
+        trusted=None if settings.no_check_numbers else read_trusted(settings.trusted_numbers),
     )
     return Services(
         fleet=fleet,

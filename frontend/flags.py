@@ -67,6 +67,10 @@ class FrontendSettings:
     model_path: Path | None = flag(
         None, "tokenizer's folder, or a model id in the hub's cache [the workers']", metavar="PATH"
     )
+    no_check_numbers: bool = flag(False, "do not compare what workers of one model compute")
+    trusted_numbers: Path | None = flag(
+        None, "compare workers with this file: python -m baton doctor --record FILE", metavar="FILE"
+    )
     current_date: str = flag(
         "", "date in prompts, YYYY-MM-DD (default: today, UTC)", env="BATON_CURRENT_DATE", metavar="DATE"
     )
@@ -76,9 +80,9 @@ class FrontendSettings:
     )
     response_store: str = flag(
         "~/.local/state/baton/responses.sqlite3",
-        "file or :memory:",
+        "or :memory:",
         env="BATON_RESPONSE_STORE",
-        metavar="PATH",
+        metavar="FILE",
     )
     otlp_endpoint: str = flag(
         "", "send traces to this OTLP/HTTP receiver, as OTEL_EXPORTER_OTLP_ENDPOINT does", metavar="URL"

@@ -113,6 +113,7 @@ def _look(client: Client) -> tuple[int, Group]:
         "missing": health.missing,
         "model": [f"{model} has no {role.value} worker, other models have" for model, role in absent],
         "refused worker": health.refused,
+        "doubt": health.doubts,
         "cold pair": health.cold_pairs,
         "cut pair": health.cut_pairs,
         "refused pair": health.refused_pairs,

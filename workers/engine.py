@@ -5,13 +5,14 @@ from typing import Protocol
 
 import msgspec
 
-from baton.messages import GenerateRequest, KvHandoff, KvLayout, TokenChunk, WorkerStats
+from baton.messages import GenerateRequest, KvHandoff, KvLayout, Scores, TokenChunk, WorkerStats
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """A started engine's name, version, capacity and KV transfer. See WorkerInfo.
 
-    `kv_paths` names what the KV transfers so far took, if that is not always the same.
+    `kv_paths` names what the KV transfers so far took, if that is not always the same. `is_simulated`: no
+    model computes the answers.
     """
 
     name: str
@@ -22,6 +23,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     kv_paths: Callable[[], str] = lambda: ""
     max_batch_size: int | None = None
     max_queue_size: int = 0
+    is_simulated: bool = False
+    scores: Scores | None = None
 
 
 class Engine(Protocol):

@@ -29,6 +29,7 @@ from workers.checkpoint import fingerprint
 from workers.engine import Engine, EngineInfo
 from workers.flags import WorkerSettings
 from workers.registration import stay_registered
+from workers.scoring import score
 
 log = logging.getLogger(__name__)
 
@@ -130,7 +131,7 @@ async def run_worker(settings: WorkerSettings, engine: Engine, shutdown: asyncio
     """Run from start to stop. Exit status: 0 after a drain, 1 if the engine failed. Raises NotStarted."""
     try:
         try:
-            info = await first_of(engine.start(), shutdown.wait())
+            info = await first_of(_started(engine, settings.role), shutdown.wait())
         except (OSError, ValueError, ImportError) as error:
             log.error("engine did not start: %s", error)  # noqa: TRY400  a message for the user
             return 1
@@ -139,6 +140,11 @@ async def run_worker(settings: WorkerSettings, engine: Engine, shutdown: asyncio
         return await _serve(settings, engine, info, shutdown)
     finally:
         await engine.stop()
+
+
+async def _started(engine: Engine, role: Role) -> EngineInfo:
+    info = await engine.start()
+    return replace(info, scores=await score(engine, role, info))
 
 
 async def _serve(settings: WorkerSettings, engine: Engine, info: EngineInfo, shutdown: asyncio.Event) -> int:
@@ -190,4 +196,5 @@ def _card(
         name=settings.name,
         host=socket.gethostname(),
         pid=os.getpid(),
+        scores=info.scores,
     )

@@ -17,6 +17,7 @@ from baton.discovery import Discovery
 from baton.errors import BatonError, EngineFailure, ModelNotFound, NoWorkers, WorkerLost
 from baton.loop_delay import LoopDelay
 from baton.messages import Role, StatsRequest, WorkerInfo, WorkerStats
+from baton.number_check import Trusted, check_numbers
 from baton.pairing import refused_pairs, why_not_paired, works
 from baton.peer_tls import PeerDistrusted
 from baton.transport import Transport
@@ -49,7 +50,11 @@ class Fleet:
         no_progress_s: float = NO_PROGRESS_S,
         current_date: str = "",
         delays: LoopDelay | None = None,
+        trusted: Trusted | None = None,
     ) -> None:
+        """`trusted` None: the workers' numbers are not checked."""
+        self._trusted = trusted
+        self._doubts: list[str] = []
         self._aliases = aliases
         self._current_date = current_date
         self._discovery = discovery
@@ -157,6 +162,7 @@ class Fleet:
             lost=self._ids(State.LOST),
             stuck=self._ids(State.STUCK),
             refused=self.table.reasons(State.REFUSED, State.DISTRUSTED),
+            doubts=self._doubts,
             cold_pairs=[f"{w.worker_id} with {p}" for w in registered for p in w.cold_peers if p in known],
             refused_pairs=refused_pairs(registered),
             cut_pairs=self.cut.names(),
@@ -251,6 +257,17 @@ class Fleet:
             async for workers in snapshots:
                 self._tokenizers.load(worker for worker in workers if not worker.refusal)
                 self.table.update(workers)
+                if self._trusted is not None:
+                    self._check_numbers(self._trusted)
+
+    def _check_numbers(self, trusted: Trusted) -> None:
+        refused, doubts = check_numbers(self.table.all(), trusted)
+        for worker in self.table.all():
+            if worker.address in refused:
+                self.table.note(worker, Event.INVALID, refused[worker.address])
+        for doubt in set(doubts).difference(self._doubts):
+            log.error("numbers differ %s", doubt)
+        self._doubts = doubts
 
     async def _sync(self) -> None:
         await self.table.changed()

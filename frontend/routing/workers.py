@@ -60,7 +60,7 @@ class Event(Enum):
     STALLED = "stalled"
     """Its heartbeats arrive, but none of its requests progresses."""
     INVALID = "invalid"
-    """It sends tokens that the model does not have, or registers with a refusal."""
+    """It sends tokens that the model does not have, computes other numbers, or registers with a refusal."""
 
 
 _TABLE = """

@@ -22,6 +22,7 @@ from operations.doctor import conditions
 from operations.doctor.facts import GIB, Facts, Worker
 from operations.doctor.plan import planned, with_refusals
 from operations.doctor.probes import probe_gpus, probe_host, probe_model
+from operations.doctor.record import record
 from operations.doctor.table import Finding, Severity, findings
 from workers.flags import DisaggregationMode, EngineName
 
@@ -50,6 +51,9 @@ class DoctorSettings:
     )
     http_host: str = flag("127.0.0.1", "address of the frontend", env=HTTP_HOST, metavar="IP")
     json: bool = flag(False, "findings as JSON")
+    record: Path | None = flag(
+        None, "write what the registered workers compute, for --trusted-numbers", metavar="FILE"
+    )
     wires: Wires = dataclasses.field(default_factory=Wires)
 
 
@@ -82,6 +86,8 @@ def text(report: Report) -> str:
 
 def doctor(parsed: Parsed[DoctorSettings]) -> int:
     """Report what would break. Exit status: 0 nothing, 1 warnings only, 2 errors (or a bad flag)."""
+    if parsed.settings.record is not None:
+        return record(parsed.settings.record, parsed.settings.wires)
     report = examine(gather(parsed.settings))
     as_json = json.dumps(msgspec.to_builtins(report), indent=2) + "\n"
     sys.stdout.write(as_json if parsed.settings.json else text(report))

@@ -147,6 +147,7 @@ class MockerEngine:
         await self._transceiver.start()
         self._is_running = True
         return EngineInfo(
+            is_simulated=True,
             name="mocker",
             version="1",
             context_length=self._settings.max_seq_len,
