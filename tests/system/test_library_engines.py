@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
+from baton.number_check import PROMPTS
 from tests.launched import DOUBLE, Run
 from tests.stack import MODEL, ROOT, Process, Stack, cluster
 from tests.system.test_serving import CALL, GUIDE, QUESTION, RESULT
@@ -50,7 +51,8 @@ FLAGS = {
     ],
     "vllm": [],
 }
-DEATHS = {"trtllm": ("DOUBLE_TRTLLM_DIES_AFTER", "6"), "vllm": ("DOUBLE_VLLM_DIES_AFTER", "100")}
+AFTER = str(6 + len(PROMPTS))  # outputs: each worker scores the prompts first
+DEATHS = {"trtllm": ("DOUBLE_TRTLLM_DIES_AFTER", AFTER), "vllm": ("DOUBLE_VLLM_DIES_AFTER", "110")}
 LAST_WORDS = {"trtllm": "injected death", "vllm": "vLLM's engine core died"}
 
 Worker = Callable[..., Process]
@@ -211,7 +213,7 @@ def test_a_stream_outlives_its_decode_worker(stack: Stack, worker: Worker) -> No
 
 @trtllm_only
 def test_a_dead_engine_ends_its_worker_with_a_named_error_and_status_1(stack: Stack, worker: Worker) -> None:
-    doomed = worker("agg", DOUBLE_TRTLLM_DIES_AFTER="6")
+    doomed = worker("agg", DOUBLE_TRTLLM_DIES_AFTER=AFTER)
     stack.wait_ready(0, 1)
 
     answer = stack.post("/v1/completions", prompt="one two three", max_tokens=400, ignore_eos=True)
@@ -224,7 +226,7 @@ def test_a_dead_engine_ends_its_worker_with_a_named_error_and_status_1(stack: St
 @trtllm_only
 @pytest.mark.slow
 def test_an_answer_with_a_form_is_made_again_at_another_worker(stack: Stack, worker: Worker) -> None:
-    doomed, _ = worker("agg", DOUBLE_TRTLLM_DIES_AFTER="6"), worker("agg")
+    doomed, _ = worker("agg", DOUBLE_TRTLLM_DIES_AFTER=AFTER), worker("agg")
     stack.wait_ready(0, 2)
     form = {"guided_json": {"type": "object"}, "min_tokens": 200}
 
