@@ -56,7 +56,7 @@ def structural_tag(form: Guided, control_ids: Ids) -> str:
     or with an older xgrammar, as text. A grammar appears once, however many headers its message has. Raises
     InvalidRequest for an invalid grammar, or for one of a leading message.
     """
-    ids = control_ids if _xgrammar() else {}
+    ids = control_ids if control_ids and _xgrammar() else {}  # its import takes seconds
     elements: list[dict[str, object]] = [{"type": "or", "elements": list(_last(form.last, ids))}]
     if form.leading:
         elements.insert(0, _texts(form.leading, "?" if form.leads_once else "*", ids))

@@ -103,6 +103,34 @@ def test_four_apis_over_etcd_and_nats(tmp_path: Path, own_etcd: str, nats_server
         assert stack.answer("/v1/messages", messages=hello, max_tokens=5)["usage"]["output_tokens"] == 5
 
 
+def test_the_runtimes_own_decoder_takes_every_field(tmp_path: Path) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    tool = {"type": "function", "function": {"name": "look", "parameters": schema}}
+    sampling: dict[str, Any] = {
+        "top_p": 0.9,
+        "top_k": 5,
+        "min_p": 0.1,
+        "frequency_penalty": 1,
+        "presence_penalty": 1,
+    }
+    sampling |= {"repetition_penalty": 1.2, "seed": 2**62, "min_tokens": 2, "n": 2, "stop": ["zzz"]}
+    chats: list[dict[str, Any]] = [
+        {"response_format": form},
+        {"tools": [tool], "tool_choice": "required"},
+        {"logprobs": True, "top_logprobs": 3},
+        {"cache_salt": "abc"},
+    ]
+    raw: list[dict[str, Any]] = [sampling, {"logit_bias": {"5": 1}}, {"priority": -5}, {"ignore_eos": True}]
+    with MockerStack(tmp_path) as stack:
+        stack.mockers("prefill", "decode")
+        for fields in chats:
+            hello = [{"role": "user", "content": "hi"}]
+            stack.answer("/v1/chat/completions", messages=hello, max_tokens=5, **fields)
+        for fields in raw:
+            stack.answer("/v1/completions", prompt="a", max_tokens=5, **fields)
+
+
 def test_workers_on_the_runtime_1_5_and_on_1_6_serve_side_by_side(tmp_path: Path) -> None:
     with DynamoStack(tmp_path) as stack:
         stack.frontend()
