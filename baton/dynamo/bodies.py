@@ -42,6 +42,7 @@ from baton.messages import (
     TokenLogprob,
     Usage,
     WorkerInfo,
+    after_handoff,
 )
 from baton.seeds import seed_of_attempt
 from baton.structural_tag import structural_tag
@@ -99,6 +100,12 @@ def dynamo_request(request: GenerateRequest, role: Role, *, is_own: bool = False
     )
 
 
+def release_request(request: GenerateRequest, handoff: KvHandoff) -> GenerateRequest:
+    """Has decode take KV that nobody waits for: one token, also of the rest of an answer."""
+    one = Sampling(max_tokens=request.num_generated + 1, seed=0, temperature=0.0, ignore_eos=True)
+    return replace(after_handoff(request, handoff), sampling=one)
+
+
 def _own_args(request: GenerateRequest) -> OwnArgs:
     return OwnArgs(
         num_generated=request.num_generated,
@@ -143,7 +150,7 @@ class Prefilled:
         self._decoded = Decoded(request)
         self._result = PrefillResult()
         self._complete: TokenChunk | None = None
-        self._is_said = False  # by the engine: what it gives for decode is not needed
+        self._has_engine_ended = False  # then what it gives for decode is not needed
 
     def take(self, chunk: DynamoChunk) -> None:
         """One chunk. Raises the error that it carries."""
@@ -154,14 +161,15 @@ class Prefilled:
             result.prompt_tokens_details = usage.prompt_tokens_details
         reply = self._decoded.take(chunk)
         if reply.finish_reason == "stop":
-            self._complete, self._is_said = reply, chunk.finish_reason is not None
+            self._complete, self._has_engine_ended = reply, chunk.finish_reason is not None
 
     def end(self) -> Iterator[KvHandoff | TokenChunk]:
         """The reply. Raises HandoffFailed."""
-        if self._complete is not None and (self._is_said or self._result.disaggregated_params is None):
+        has_handoff = self._result.disaggregated_params is not None
+        if self._complete is not None and (self._has_engine_ended or not has_handoff):
             yield self._complete
             return
-        if self._result.disaggregated_params is None:
+        if not has_handoff:
             raise HandoffFailed(f"Prefill worker {self._worker.label} sent no `disaggregated_params`.")
         yield KvHandoff(
             worker_id=self._worker.worker_id,
@@ -204,7 +212,7 @@ class Decoded:
         return TokenChunk(token_ids, reason, usage, _logprobs(token_ids, chunk, request.sampling.logprobs))
 
     def end(self) -> Iterator[TokenChunk]:
-        """The last chunk, if the worker sent all tokens without saying that these were all."""
+        """The last chunk, if the worker sent all tokens without a finish reason."""
         if not self._has_ended and self._num_generated >= self._request.sampling.max_tokens:
             yield TokenChunk((), "length", self._usage())
 
@@ -275,15 +283,14 @@ def error_of(error: Exception, worker: WorkerInfo, *, has_handoff: bool) -> Bato
         kind = WorkerUnreached
     if kind is InvalidRequest and has_handoff:
         kind = HandoffFailed
-    said = _line(text or name)
+    reason = _line(text or name)
     if kind is InvalidRequest:
-        said = said.removeprefix("ValueError: ").removeprefix("TypeError: ")
-        return InvalidRequest(
-            f"The engine refuses the request: {said}.", param="logit_bias" if "logit_bias" in said else None
-        )
+        reason = reason.removeprefix("ValueError: ").removeprefix("TypeError: ")
+        param = "logit_bias" if "logit_bias" in reason else None
+        return InvalidRequest(f"The engine refuses the request: {reason}.", param=param)
     if issubclass(kind, WorkerLost):
-        return kind(f"worker {worker.label} was lost: {said}")
-    return kind(f"Worker {worker.label} failed on this request: {said}.")
+        return kind(f"worker {worker.label} was lost: {reason}")
+    return kind(f"Worker {worker.label} failed on this request: {reason}.")
 
 
 def _line(text: str) -> str:

@@ -7,10 +7,8 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from baton.discovery import MAX_WORKERS
-from baton.dynamo.bodies import Decoded, Prefilled
+from baton.dynamo.bodies import Decoded, Prefilled, release_request
 from baton.dynamo.calls import Call, Peer
 from baton.dynamo.cards import SCHEME, worker_of
 from baton.dynamo.runtime import RuntimeSettings
@@ -21,11 +19,9 @@ from baton.messages import (
     Reply,
     Request,
     Role,
-    Sampling,
     StatsRequest,
     WorkerInfo,
     WorkerStats,
-    after_handoff,
 )
 from baton.pace import TICK_S, Pulse
 from baton.pairing import why_not_paired
@@ -181,8 +177,7 @@ class DynamoPlane:
                 return
         except (BatonError, ValueError):
             return  # prefill has handed nothing over
-        sampling = Sampling(max_tokens=1, seed=0, temperature=0.0, ignore_eos=True)
-        asked = msgspec.structs.replace(after_handoff(request, handoff), sampling=sampling)
+        asked = release_request(request, handoff)
         for peer in self._decode_peers(request.model, handoff.incarnation):
             call = peer.begin(peer.body(asked), Decoded(asked), "release", _RELEASE_S)
             try:

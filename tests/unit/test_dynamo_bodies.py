@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from baton.dynamo.bodies import Decoded, Prefilled, dynamo_request, error_of
+from baton.dynamo.bodies import Decoded, Prefilled, dynamo_request, error_of, release_request
 from baton.dynamo.messages import BYPASS, DynamoChunk
 from baton.errors import (
     BatonError,
@@ -68,6 +68,17 @@ def test_prefill_is_asked_for_one_token_and_decode_for_all_with_the_handoff() ->
     assert decode["routing"] == {"prefill_worker_id": 12}
     assert "annotations" not in decode
     assert decode["output_options"] == {"logprobs": 2}
+
+
+@pytest.mark.parametrize("num_generated", [0, 2])
+def test_unwanted_kv_is_released_with_one_token_also_of_a_resumed_answer(num_generated: int) -> None:
+    handoff = KvHandoff(incarnation="12", first_token=5, num_prompt_tokens=1, ttl_s=9.0, engine_state=b"{}")
+    request = msgspec.structs.replace(greedy(temperature=1.0), num_generated=num_generated)
+    body = asked(release_request(request, handoff))
+
+    assert body["stop_conditions"] == {"max_tokens": 1, "ignore_eos": True}
+    assert body["sampling_options"]["temperature"] == 0.0
+    assert "prefill_result" in body
 
 
 def test_decode_without_a_handoff_prefills_by_itself() -> None:
@@ -136,7 +147,7 @@ def test_a_stop_token_that_the_engine_leaves_out_is_added(
     assert Decoded(greedy()).take(chunk(**last)).token_ids == token_ids
 
 
-def test_the_end_of_an_answer_is_found_if_the_worker_does_not_say_it() -> None:
+def test_the_end_of_an_answer_is_found_without_a_finish_reason() -> None:
     stopped = Decoded(greedy()).take(chunk(token_ids=[5, 7, 6]))
     assert (stopped.token_ids, stopped.finish_reason) == ((5, 7), "stop")
     assert Decoded(greedy(min_tokens=1)).take(chunk(token_ids=[7])).finish_reason is None
