@@ -18,7 +18,6 @@ class StopConditions(msgspec.Struct, kw_only=True, omit_defaults=True):
     max_tokens: int | None = None
     min_tokens: int | None = None
     ignore_eos: bool | None = None
-    stop: list[str] | None = None
     stop_token_ids: list[int] | None = None
     stop_token_ids_hidden: list[int] | None = None
     stop_token_ids_visible: list[int] | None = None
@@ -65,7 +64,6 @@ class Routing(msgspec.Struct, kw_only=True, omit_defaults=True):
     priority: int | None = None
     cache_salt: str | None = None
     prefill_worker_id: int | None = None
-    decode_worker_id: int | None = None
 
 
 class PromptDetails(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -140,12 +138,11 @@ class ErrorReason(msgspec.Struct):
 
 
 class TopLogprob(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """One of the likeliest tokens; some workers give the text of it, or its rank."""
+    """One of the likeliest tokens; some workers give its rank."""
 
     token_id: TokenId
     logprob: float
     rank: int | None = None
-    token: str | None = None
 
 
 class DynamoChunk(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -155,7 +152,6 @@ class DynamoChunk(msgspec.Struct, kw_only=True, omit_defaults=True):
     """
 
     token_ids: tuple[TokenId, ...] = ()
-    index: int | None = None
     finish_reason: str | ErrorReason | None = None
     stop_reason: int | str | None = None
     log_probs: list[float] | None = None
@@ -170,7 +166,6 @@ class RuntimeConfig(msgspec.Struct, kw_only=True):
     """
 
     context_length: int | None = None
-    total_kv_blocks: int | None = None
     max_num_seqs: int | None = None
     disaggregated_endpoint: Any = None
     runtime_data: dict[str, Any] | None = None
@@ -192,5 +187,4 @@ class ModelCard(msgspec.Struct, kw_only=True):
     worker_type: str | None = None
     context_length: int | None = None
     architectural_max_context_length: int | None = None
-    kv_cache_block_size: int | None = None
     runtime_config: RuntimeConfig = msgspec.field(default_factory=RuntimeConfig)
