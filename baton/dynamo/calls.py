@@ -34,13 +34,13 @@ class Call:
     """
 
     def __init__(
-        self, peer: "Peer", body: DynamoRequest, reader: Reader | None, request_id: str, limit_s: float
+        self, instance: "Instance", body: DynamoRequest, reader: Reader | None, name: str, limit_s: float
     ) -> None:
         from dynamo.runtime import Context  # noqa: PLC0415  of an extra
 
         self.num_prompt_tokens = 0 if body.prefill_result is not None else len(body.token_ids)
-        self._context = Context(f"{request_id}.{next(_numbers)}")
-        self._peer = peer
+        self._context = Context(f"{name}.{next(_numbers)}")
+        self._instance = instance
         self._body = body
         self._reader = reader
         self._replies = Replies()
@@ -80,21 +80,21 @@ class Call:
         except BatonError as error:
             self.end(error)
         except UNDECODABLE as error:
-            self.end(WorkerLost(f"worker {self._peer.worker.label} sent no chunk of Dynamo's: {error}"))
+            self.end(WorkerLost(f"worker {self._instance.worker.label} sent no chunk of Dynamo's: {error}"))
         except Exception as error:  # noqa: BLE001  the bindings raise ValueError, or Exception itself
-            self.end(error_of(error, self._peer.worker, has_handoff=has_handoff))
+            self.end(error_of(error, self._instance.worker, has_handoff=has_handoff))
         finally:
             self.end(None)
 
     async def _read(self) -> None:
-        peer, reader, convert = self._peer, self._reader, msgspec.convert
+        instance, reader, convert = self._instance, self._reader, msgspec.convert
         body = msgspec.to_builtins(self._body)
-        stream = await peer.client.direct(body, peer.instance, annotated=False, context=self._context)
+        stream = await instance.client.direct(body, instance.number, annotated=False, context=self._context)
         self._is_open = True
         if self._is_left:
             self._context.stop_generating()
         async for item in stream:
-            peer.note_life()
+            instance.note_life()
             self.num_prompt_tokens = 0
             chunk = convert(item, DynamoChunk)
             self._is_complete = chunk.finish_reason is not None
@@ -103,14 +103,14 @@ class Call:
                 await self._replies.put(reply)
 
 
-class Peer:
+class Instance:
     """One instance of a worker, its running calls, and for how many ticks nothing came from it. A frozen
     worker keeps its registration and its connections, so a silent one gets a canary.
     """
 
-    def __init__(self, client: "Client", instance: int, worker: WorkerInfo, liveness_s: float) -> None:
+    def __init__(self, client: "Client", number: int, worker: WorkerInfo, liveness_s: float) -> None:
         self.client = client
-        self.instance = instance
+        self.number = number
         self.worker = worker
         self.calls: set[Call] = set()
         self._num_patient = round(liveness_s / TICK_S)
@@ -122,9 +122,9 @@ class Peer:
         """The request for this worker. Raises NotResumable, InvalidRequest."""
         return dynamo_request(request, self.worker.role, is_own=self.worker.engine != FOREIGN)
 
-    def begin(self, body: DynamoRequest, reader: Reader | None, request_id: str, limit_s: float) -> Call:
+    def begin(self, body: DynamoRequest, reader: Reader | None, name: str, limit_s: float) -> Call:
         """Start a call."""
-        call = Call(self, body, reader, request_id, limit_s)
+        call = Call(self, body, reader, name, limit_s)
         self.calls.add(call)
         call.task.add_done_callback(lambda _: self.calls.discard(call))
         return call

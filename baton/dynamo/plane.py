@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING
 
 from baton.discovery import MAX_WORKERS
 from baton.dynamo.bodies import Decoded, Prefilled, release_request
-from baton.dynamo.calls import Call, Peer
+from baton.dynamo.calls import Call, Instance
 from baton.dynamo.cards import SCHEME, worker_of
 from baton.dynamo.runtime import RuntimeSettings
 from baton.errors import BatonError, InvalidRequest, WorkerUnreached
 from baton.messages import (
     GenerateRequest,
     KvHandoff,
+    PrefillFirst,
     Reply,
     Request,
     Role,
@@ -76,7 +77,7 @@ class DynamoPlane:
         self._opening = asyncio.Lock()
         self._runtime: DistributedRuntime | None = None
         self._endpoints: list[_Endpoint] = []
-        self._peers: dict[str, Peer] = {}
+        self._instances: dict[str, Instance] = {}
         self._unclaimed: dict[int, KvHandoff] = {}  # by identity: those that decode has not been asked for
         self._releasing: set[asyncio.Task[None]] = set()
         self._pulse: Pulse | None = None
@@ -120,31 +121,34 @@ class DynamoPlane:
 
     def _look(self) -> tuple[WorkerInfo, ...]:
         found = {
-            worker.address: Peer(endpoint.client, instance, worker, self._liveness_s)
+            worker.address: Instance(endpoint.client, number, worker, self._liveness_s)
             for endpoint in self._endpoints
-            for instance, worker in endpoint.workers().items()
+            for number, worker in endpoint.workers().items()
         }
-        known = {address: peer for address, peer in self._peers.items() if address in found or peer.calls}
-        self._peers = found | known
-        return tuple(sorted((peer.worker for peer in found.values()), key=lambda worker: worker.worker_id))
+        known = {key: each for key, each in self._instances.items() if key in found or each.calls}
+        self._instances = found | known
+        return tuple(sorted((each.worker for each in found.values()), key=lambda worker: worker.worker_id))
 
     async def call(self, address: str, request: Request) -> AsyncGenerator[Reply, None]:
         """`Transport.call`."""
-        peer = self._peers.get(address)
-        if peer is None:
+        instance = self._instances.get(address)
+        if instance is None:
             raise WorkerUnreached(f"{address} is not registered")
         if isinstance(request, StatsRequest):
-            await peer.probe()
-            yield WorkerStats(num_running=peer.num_requests)
+            await instance.probe()
+            yield WorkerStats(num_running=instance.num_requests)
             return
         if not isinstance(request, GenerateRequest):
             raise InvalidRequest("Dynamo's workers answer requests for tokens only")
-        handoff, body = request.handoff, peer.body(request)
-        is_prefill = peer.worker.role is Role.PREFILL
-        reader = Prefilled(request, peer.worker) if is_prefill else Decoded(request)
-        call = peer.begin(body, reader, request.request_id, request.deadline_s)
-        if handoff is not None:
-            self._unclaimed.pop(id(handoff), None)
+        num_tokens, most = len(request.token_ids), request.local_prefill_tokens
+        if request.handoff is None and most is not None and num_tokens > most:
+            yield PrefillFirst(num_tokens, is_busy=False)  # what decode has in its cache is not known
+            return
+        handoff, body = request.handoff, instance.body(request)
+        is_prefill = instance.worker.role is Role.PREFILL
+        reader = Prefilled(request, instance.worker) if is_prefill else Decoded(request)
+        call = instance.begin(body, reader, request.request_id, request.deadline_s)
+        self._unclaimed.pop(id(handoff), None)
         try:
             async for reply in call.replies():
                 if isinstance(reply, KvHandoff):
@@ -178,8 +182,8 @@ class DynamoPlane:
         except (BatonError, ValueError):
             return  # prefill has handed nothing over
         asked = release_request(request, handoff)
-        for peer in self._decode_peers(request.model, handoff.incarnation):
-            call = peer.begin(peer.body(asked), Decoded(asked), "release", _RELEASE_S)
+        for instance in self._decodes(request.model, handoff.incarnation):
+            call = instance.begin(instance.body(asked), Decoded(asked), "release", _RELEASE_S)
             try:
                 async for _ in call.replies():
                     pass
@@ -188,18 +192,18 @@ class DynamoPlane:
             else:
                 return
 
-    def _decode_peers(self, model: str, source: str) -> list[Peer]:
+    def _decodes(self, model: str, source: str) -> list[Instance]:
         """The decode workers for KV of the prefill worker with this incarnation, in any order."""
-        peers = [p for p in self._peers.values() if p.worker.model == model and not p.worker.refusal]
-        sources = [peer.worker for peer in peers if peer.worker.incarnation == source]
-        decodes = [peer for peer in peers if peer.worker.role is Role.DECODE]
+        instances = [i for i in self._instances.values() if i.worker.model == model and not i.worker.refusal]
+        sources = [instance.worker for instance in instances if instance.worker.incarnation == source]
+        decodes = [instance for instance in instances if instance.worker.role is Role.DECODE]
         paired = [d for d in decodes if not any(why_not_paired(prefill, d.worker) for prefill in sources)]
         return random.sample(paired, len(paired))
 
     def lose(self, address: str, reason: str) -> None:
         """`Transport.lose`."""
-        if (peer := self._peers.get(address)) is not None:
-            peer.lose(reason)
+        if (instance := self._instances.get(address)) is not None:
+            instance.lose(reason)
 
     async def close(self) -> None:
         """`Transport.close` and `Discovery.close`."""
@@ -207,9 +211,10 @@ class DynamoPlane:
             self._pulse.stop()
         if self._releasing:
             await asyncio.wait(self._releasing, timeout=_CLOSE_S)
-        tasks = [call.task for peer in self._peers.values() for call in peer.calls]
-        for peer in self._peers.values():
-            peer.lose(CLOSED)
+        calls = [call.task for instance in self._instances.values() for call in instance.calls]
+        tasks = [*self._releasing, *calls]
+        for instance in self._instances.values():
+            instance.lose(CLOSED)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -248,5 +253,5 @@ class DynamoPlane:
             await self._served.withdraw(info)
 
     def _tick(self) -> None:
-        for peer in self._peers.values():
-            peer.tick()
+        for instance in self._instances.values():
+            instance.tick()

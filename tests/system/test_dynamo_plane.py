@@ -222,6 +222,18 @@ def test_etcd_with_thousands_of_foreign_keys(
         under_streams(stack, 4, victim.kill, max_tokens=100)
 
 
+def test_only_short_prompts_are_computed_by_decode(tmp_path: Path) -> None:
+    with DynamoStack(tmp_path) as stack:
+        stack.frontend("--local-prefill-tokens", "8")
+        prefill = stack.double("prefill")
+        stack.double("decode")
+        stack.wait_ready(1, 1)
+        stack.answer("/v1/completions", prompt=[5] * 8, max_tokens=2)
+        assert "pinned" not in prefill.text()
+        stack.answer("/v1/completions", prompt=[5] * 9, max_tokens=2)
+        wait_for(lambda: prefill.text().count("pinned") == 1)
+
+
 def test_endpoints_may_have_the_operators_names(tmp_path: Path) -> None:
     names = {"BATON_DYNAMO_ENDPOINTS": "mine.first.run,dyn://mine.then.run"}
     with DynamoStack(tmp_path, names) as stack:
