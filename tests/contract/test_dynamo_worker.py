@@ -184,7 +184,7 @@ async def test_a_health_check_needs_no_peer_and_holds_nothing(role: Role) -> Non
 
 @pytest.mark.parametrize("is_stopped", [True, False])
 async def test_a_caller_that_stops_or_leaves_frees_the_slot(is_stopped: bool) -> None:
-    async with mocker(Role.DECODE) as engine, caller(Role.DECODE) as (decode,):
+    async with mocker(Role.DECODE, decode_step_ms=500.0) as engine, caller(Role.DECODE) as (decode,):
         context = Context("r1")
         chunks = decode.chunks(context, stop_conditions={"max_tokens": 900})
         await anext(chunks)

@@ -127,7 +127,7 @@ def test_a_demanded_form_holds_and_sampling_repeats_with_its_seed(stack: Behind)
 
 
 @pytest.mark.parametrize(
-    ("body", "said"),
+    ("body", "reason"),
     [
         ({"prompt": [5] * CONTEXT, "max_tokens": 2}, f"context length of {CONTEXT}"),
         ({"prompt": "Hi", "max_tokens": 2, "n": 2}, "`n` is 2"),
@@ -135,11 +135,13 @@ def test_a_demanded_form_holds_and_sampling_repeats_with_its_seed(stack: Behind)
         ({"prompt": [1, 2, 3072], "max_tokens": 2}, ""),
     ],
 )
-def test_a_request_that_is_not_served_gets_the_reason(stack: Behind, body: dict[str, Any], said: str) -> None:
+def test_a_request_that_is_not_served_gets_the_reason(
+    stack: Behind, body: dict[str, Any], reason: str
+) -> None:
     refused = stack.post("/v1/completions", **body)
 
     assert refused.status_code == 400
-    assert said in refused.text
+    assert reason in refused.text
     assert "Traceback" not in refused.text
 
 

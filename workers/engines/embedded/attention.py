@@ -8,9 +8,9 @@ import torch
 
 from workers.engines.embedded.pool import KvPool
 
+_SHORT = 16  # tokens: an answer's next one, with guesses
 # Scores of one tile of queries: fits a CPU's cache (3 times faster on long prompts than without tiles), and
 # is at most 256 MiB on a GPU.
-_SHORT = 16  # tokens: an answer's next one, with guesses
 _TILE_SCORES = {"cpu": 1 << 19, "cuda": 1 << 26}
 
 
