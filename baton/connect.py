@@ -69,7 +69,7 @@ class Wires:
 
     discovery_backend: Literal["file", "etcd"] | None = flag(None, "registry", env="BATON_DISCOVERY_BACKEND")
     request_plane: Literal["tcp", "nats", "dynamo"] | None = flag(
-        None, "or dynamo: registry and workers of Dynamo", env="BATON_REQUEST_PLANE"
+        None, "request plane; dynamo: also the registry is Dynamo's", env="BATON_REQUEST_PLANE"
     )
     dynamo_endpoints: str | None = flag(
         None,

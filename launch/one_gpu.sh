@@ -27,7 +27,7 @@ start_mps() { # start_mps GPU PERCENT: prefill gets at most PERCENT of the GPU's
         note "the MPS of $CUDA_MPS_PIPE_DIRECTORY, prefill on at most $2 % of the SMs"
         return
     fi
-    others=$(nvidia-smi --id="$1" --query-compute-apps=name --format=csv,noheader 2>/dev/null) || others=""
+    others=$(timeout 20 nvidia-smi --id="$1" --query-compute-apps=name --format=csv,noheader 2>/dev/null) || others=""
     if [[ $others == *nvidia-cuda-mps-server* ]]; then
         take_turns "GPU $1 has the MPS server of another stack or user; to use it, set CUDA_MPS_PIPE_DIRECTORY"
         return
