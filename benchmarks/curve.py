@@ -19,7 +19,6 @@ _NAMES = {
     "mps60": "MPS, prefill on 60 % of the SMs",
     "slices": "time slices",
 }
-
 _LABELLED_LEFT = {_NAMES["mps100-below"], "vllm serve"}
 
 
@@ -48,7 +47,13 @@ def points() -> tuple[list[Point], str]:
     """The ways of the results, and what they were measured with."""
     results = json.loads((ROOT / "benchmarks/results/one_gpu_20b.json").read_text())
     found = [
-        Point(_NAMES.get(run["way"], run["way"]), True, False, row["ttft_p50_ms"], row["itl_p99_ms"])
+        Point(
+            _NAMES.get(run["way"], run["way"]),
+            run["way"].startswith(("mps", "slices")),
+            False,
+            row["ttft_p50_ms"],
+            row["itl_p99_ms"],
+        )
         for run in results["runs"]
         for row in run.get("long_prompts", ())
         if row["handed_over_tokens"] == TOKENS
