@@ -3,11 +3,11 @@
 import heapq
 import math
 import time
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain
 from operator import itemgetter
-from typing import Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import msgspec
 
@@ -297,29 +297,32 @@ _DECODER = msgspec.msgpack.Decoder(Record)
 
 
 class _Kept:
-    """Encoded records: those with the largest keys, as many as fit."""
+    """Encoded records: those with the largest keys, as many as fit. `pop` takes the smallest of `kept`."""
 
-    def __init__(self, max_bytes: int) -> None:
-        self._room_bytes = max_bytes
-        self._heap: list[tuple[float, float, float, bytes]] = []  # key, end, duration
+    def __init__(self, max_bytes: int, kept: Any, push: Callable[..., None], pop: Callable[..., Any]) -> None:
+        self._room_bytes, self._is_full = max_bytes, False
+        self._kept, self._push, self._pop = kept, push, pop  # (key, end, duration, data)
 
     def add(self, key: float, ended_s: float, duration_s: float, data: bytes) -> None:
-        heapq.heappush(self._heap, (key, ended_s, duration_s, data))
+        if self._is_full and key < self._kept[0][0]:
+            return
+        self._push(self._kept, (key, ended_s, duration_s, data))
         self._room_bytes -= len(data) + _OVERHEAD_BYTES
         while self._room_bytes < 0:
-            self._room_bytes += len(heapq.heappop(self._heap)[-1]) + _OVERHEAD_BYTES
+            self._is_full = True
+            self._room_bytes += len(self._pop(self._kept)[-1]) + _OVERHEAD_BYTES
 
     def __iter__(self) -> Iterator[bytes]:
-        return (each[-1] for each in self._heap)
+        return (each[-1] for each in self._kept)
 
     def newest(self, limit: int) -> list[Record]:
         """Those that ended last, the newest first."""
-        return [_DECODER.decode(each[-1]) for each in heapq.nlargest(limit, self._heap, itemgetter(1))]
+        return [_DECODER.decode(each[-1]) for each in heapq.nlargest(limit, self._kept, itemgetter(1))]
 
     def slowest(self, limit: int, within_s: float = _KEPT_S) -> list[Record]:
         """Those that took longest of so many seconds, the slowest first."""
         since_s = time.time() - within_s
-        recent = (each for each in self._heap if each[1] > since_s)
+        recent = (each for each in self._kept if each[1] > since_s)
         return [_DECODER.decode(each[-1]) for each in heapq.nlargest(limit, recent, itemgetter(2, 1))]
 
 
@@ -330,7 +333,10 @@ class Records:
     def __init__(self) -> None:
         self.delays = LoopDelay()
         self._running: dict[int, Record] = {}
-        self._newest, self._failed, self._slowest = (_Kept(num << 20) for num in (4, 3, 1))
+        self._newest, self._failed = (
+            _Kept(num << 20, deque(), deque.append, deque.popleft) for num in (4, 3)
+        )
+        self._slowest = _Kept(1 << 20, [], heapq.heappush, heapq.heappop)
         self.newest, self.failed = self._newest.newest, self._failed.newest
         self.slowest = self._slowest.slowest
 
