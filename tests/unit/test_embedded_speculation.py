@@ -26,7 +26,7 @@ async def answer(each: EmbeddedEngine, request: GenerateRequest) -> list[TokenCh
         return [chunk async for chunk in stream]
 
 
-def told(chunks: list[TokenChunk]) -> tuple[list[int], str | None, int]:
+def outcome(chunks: list[TokenChunk]) -> tuple[list[int], str | None, int]:
     """The tokens, the reason, and the usage of an answer."""
     last = chunks[-1]
     assert last.usage is not None
@@ -52,7 +52,7 @@ async def test_an_answer_is_the_same_in_fewer_steps(checkpoint: Path, number: in
     sampling = {"logprobs": 2, "max_tokens": 80} | SAMPLINGS[number]
     async with started(checkpoint) as off, started(checkpoint, speculate="lookup") as on:
         expected, found = [await answer(each, ask(REPEATED, **sampling)) for each in (off, on)]
-        assert told(found) == told(expected)
+        assert outcome(found) == outcome(expected)
         wanted = [entry for chunk in expected for entry in chunk.logprobs or ()]
         for entry in (entry for chunk in found for entry in chunk.logprobs or ()):
             other = wanted.pop(0)
@@ -80,14 +80,14 @@ async def test_a_crowd_gets_what_it_gets_without_guesses_from_cached_beginnings_
         for i in range(8)
     ]
     async with started(checkpoint) as off, started(checkpoint, speculate="lookup", max_tokens=8192) as on:
-        expected = [told(await answer(off, request)) for request in requests]
+        expected = [outcome(await answer(off, request)) for request in requests]
         for _ in range(2):
             crowd = await asyncio.gather(*(answer(on, request) for request in requests))
-            assert [told(each) for each in crowd] == expected
+            assert [outcome(each) for each in crowd] == expected
         assert on.stats().num_accepted_guesses > 0
         assert on.stats().num_rejected_guesses > 0
         history = [*requests[-1].token_ids, *expected[-1][0], *prompt(9, seed=50)]
-        follow_ups = [told(await answer(each, ask(history, max_tokens=40))) for each in (off, on)]
+        follow_ups = [outcome(await answer(each, ask(history, max_tokens=40))) for each in (off, on)]
         assert follow_ups[0] == follow_ups[1]
         assert on.stats().num_cached_tokens > 0
 
@@ -103,19 +103,19 @@ async def test_any_prompt_seed_and_length_gives_the_same_answer_resumed_too(chec
                 max_tokens=rng.randint(2, 50),
                 logit_bias=rng.choice(FEW),
             )
-            whole = told(await answer(off, request))
-            assert told(await answer(on, request)) == whole
+            whole = outcome(await answer(off, request))
+            assert outcome(await answer(on, request)) == whole
             so_far = whole[0][: len(whole[0]) // 2]
             resumed = msgspec.structs.replace(
                 request, token_ids=request.token_ids + so_far, num_generated=len(so_far)
             )
-            assert so_far + told(await answer(on, resumed))[0] == whole[0]
+            assert so_far + outcome(await answer(on, resumed))[0] == whole[0]
 
 
 async def test_nothing_is_guessed_beyond_the_context(checkpoint: Path) -> None:
     long = (REPEATED * 8)[: CONTEXT_LENGTH - 20]
     async with started(checkpoint) as off, started(checkpoint, speculate="lookup") as on:
-        expected, found = [told(await answer(each, ask(long, max_tokens=100))) for each in (off, on)]
+        expected, found = [outcome(await answer(each, ask(long, max_tokens=100))) for each in (off, on)]
         assert found == expected
         assert found[1:] == ("length", 20)
 
