@@ -237,8 +237,8 @@ class Wires:
             environ["NATS_SERVER"] = self.nats_server
         if self.file_registry:
             environ["DYN_FILE_KV"] = str(self.file_registry)
-        servers = [url for _, url in self._servers]
-        settings = RuntimeSettings(self.registry, self.address(), servers, environ)
+        clusters = [[url for kind, url in self._servers if kind == name] for name in ("etcd", "NATS")]
+        settings = RuntimeSettings(self.registry, self.address(), clusters, environ)
         return DynamoPlane(settings, self.dynamo_paths, self.liveness_s)
 
     def _registry_folder(self) -> Path:

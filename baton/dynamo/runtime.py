@@ -35,19 +35,19 @@ def dynamo_plane() -> str:
 
 @dataclass(frozen=True)
 class RuntimeSettings:
-    """`backend`: etcd or file. `servers` must answer first. `environ` is what Dynamo reads, besides what the
-    operator has set; `host` is the only address that it listens on.
+    """`backend`: etcd or file. One server of each of `clusters` must answer first. `environ` is what Dynamo
+    reads, besides what the operator has set; `host` is the only address that it listens on.
     """
 
     backend: str
     host: str
-    servers: Sequence[str]
+    clusters: Sequence[Sequence[str]]
     environ: dict[str, str]
 
     async def start(self) -> "DistributedRuntime":
-        """The runtime, once its servers accept connections."""
-        for server in self.servers:
-            while not await _accepts(server):  # noqa: ASYNC110  a server that is away does not notify
+        """The runtime, once a server of each cluster accepts connections."""
+        for urls in self.clusters:
+            while urls and not any(await asyncio.gather(*map(_accepts, urls))):  # noqa: ASYNC110  a server that is away does not notify
                 await asyncio.sleep(_RETRY_S)
         hosts = dict.fromkeys(_HOSTS, self.host)
         os.environ.update(self.environ)

@@ -22,6 +22,7 @@ from baton.errors import (
 )
 from baton.messages import Reply, Request, Role, StatsRequest, TokenChunk, WorkerInfo, WorkerStats
 from baton.transport import Respond
+from tests.conftest import free_port
 from tests.waiting import PATIENCE_S, until
 from workers.engines.mocker import MockerEngine, MockerSettings
 from workers.kv.transceiver import choose_transceiver
@@ -34,6 +35,7 @@ pytest.importorskip("dynamo.runtime", reason="there is no wheel for this platfor
 from dynamo.llm import FpmEventSubscriber
 from dynamo.runtime import Client, Context, DistributedRuntime
 
+from baton.dynamo.runtime import RuntimeSettings
 from baton.dynamo.worker_endpoint import WorkerEndpoint
 
 MODEL = Path("models/demo").resolve()
@@ -255,6 +257,13 @@ async def test_a_runtime_that_ends_by_itself_is_noticed() -> None:
     await asyncio.wait_for(lost.wait(), PATIENCE_S)
     assert "runtime ended" in endpoint.loss
     await endpoint.close()
+
+
+async def test_a_runtime_starts_if_one_member_of_a_cluster_is_away() -> None:
+    member = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
+    urls = [f"http://127.0.0.1:{free_port()}", f"http://127.0.0.1:{member.sockets[0].getsockname()[1]}"]
+    async with member, asyncio.timeout(PATIENCE_S):
+        (await RuntimeSettings("file", "127.0.0.1", [urls], {}).start()).shutdown()
 
 
 def failing(error: Exception) -> Respond:
