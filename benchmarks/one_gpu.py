@@ -39,7 +39,6 @@ from tests.gpu.vllm_scene import gpus
 
 ROOT = Path(__file__).parents[1]
 LOAD = {"system": 2000, "first": 6000, "more": 800, "answer": 100, "turns": 8, "conversations": 24}
-ANSWER_S = 60.0
 LONG_PROMPTS = {0: 3.0, 12_000: 5.0, 32_000: 6.0}  # tokens, and the seconds of each row
 ENGINE = {"load_format": "dummy", "max_model_len": 40960}
 _NAME = re.compile(r"(agg|vllm|slices|mps)(\d*)(-below)?(?:@(\d+))?")
@@ -90,20 +89,6 @@ def vllm_serve(folder: Path, step: str) -> Iterator[tuple[str, str, list[str]]]:
         yield url, command, []
 
 
-def wait_until_it_answers(url: str) -> None:
-    """A frontend that has just met its first worker may still load the tokenizer."""
-    give_up = time.monotonic() + ANSWER_S
-    while True:
-        try:
-            asyncio.run(agent_turns.ask(url, handoff_stall.new_request(10, 2)))
-        except RuntimeError:
-            if time.monotonic() > give_up:
-                raise
-            time.sleep(0.5)  # it does not notify
-        else:
-            return
-
-
 def turns(url: str, think_s: float, seed: int) -> dict[str, Any]:
     """Agents' conversations."""
     return agent_turns.measured([url], argparse.Namespace(**LOAD, think_s=think_s), seed)
@@ -121,7 +106,6 @@ def measured(way: str, folder: Path, think_s: float, frontends: list[str]) -> It
     began = time.monotonic()
     started = vllm_serve(folder, way[4:]) if way.startswith("vllm") else baton(folder, way)
     with started as (url, command, lines):
-        wait_until_it_answers(url)
         yield {
             "way": way,
             "command": command,

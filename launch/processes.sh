@@ -6,7 +6,7 @@
 #   STOP_STATUS     exit status after Ctrl-C or SIGTERM [128 + signal]
 #   STOP_TIMEOUT_S  time that processes get to end before they are killed [35]
 #   HTTP_HOST, HTTP_PORT  where the frontend listens [127.0.0.1, 8000; 0.0.0.0 in the images]
-#   BATON_API_KEYS_FILE, or BATON_INSECURE=1, which the frontend wants if that is not a loopback address
+#   BATON_API_KEYS_FILE, or BATON_INSECURE=1, which the frontend needs if that is not a loopback address
 #   ROUTER_MODE, LOCAL_PREFILL_TOKENS, LOCAL_PREFILL_AFTER_S, REQUEST_TIMEOUT_S  the frontend's flags of these names
 #   FRONTEND_FLAGS  any others, added after them: "--max-wait-s 0 --tls-cert-file chain.pem --tls-key-file key.pem"
 #   STATUS_FLAGS    flags of `python -m baton status`, which waits for the frontend: a client's certificate

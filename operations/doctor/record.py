@@ -31,10 +31,12 @@ def record(path: Path, wires: Wires) -> int:
 
 
 def _agreed(workers: list[WorkerInfo]) -> dict[str, Scores]:
-    """Raises ValueError if workers of one model differ, or if none has scores."""
+    """Raises ValueError if workers of one model differ, or if none is there or has scores."""
     (refused, doubts), labels = check_numbers(workers, {}), {w.address: w.label for w in workers}
     if problems := [*doubts, *(f"{labels[where]}: {why}" for where, why in refused.items())]:
         raise ValueError("; ".join(problems))
+    if not workers:
+        raise ValueError("no worker is registered, or the registry does not answer")
     scores = {worker.model: worker.scores for worker in workers if worker.scores is not None}
     if not scores:
         raise ValueError("no registered worker has numbers; start one of the trusted build")
