@@ -232,12 +232,12 @@ class Wires:
         """Registry and request plane in one object."""
         from baton.dynamo.plane import DynamoPlane
 
-        environ = {"ETCD_ENDPOINTS": ",".join(self.etcd_urls)} if self.registry == "etcd" else {}
-        if self.nats_server:
-            environ["NATS_SERVER"] = self.nats_server
+        environ = {"NATS_SERVER": self.nats_server} if self.nats_server else {}
         if self.file_registry:
             environ["DYN_FILE_KV"] = str(self.file_registry)
-        clusters = [[url for kind, url in self._servers if kind == name] for name in ("etcd", "NATS")]
+        clusters: dict[str, list[str]] = {}
+        for name, url in self._servers:
+            clusters.setdefault("ETCD_ENDPOINTS" if name == "etcd" else "NATS_SERVER", []).append(url)
         settings = RuntimeSettings(self.registry, self.address(), clusters, environ)
         return DynamoPlane(settings, self.dynamo_paths, self.liveness_s)
 

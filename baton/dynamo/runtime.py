@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -35,22 +35,24 @@ def dynamo_plane() -> str:
 
 @dataclass(frozen=True)
 class RuntimeSettings:
-    """`backend`: etcd or file. One server of each of `clusters` must answer first. `environ` is what Dynamo
-    reads, besides what the operator has set; `host` is the only address that it listens on.
+    """`backend`: etcd or file. `clusters` are servers by the variable in which Dynamo reads them; those that
+    answer at the start are used, since its client of etcd fails now and then while one does not. `environ` is
+    what else Dynamo reads, besides what the operator has set; `host` is the only address that it listens on.
     """
 
     backend: str
     host: str
-    clusters: Sequence[Sequence[str]]
+    clusters: Mapping[str, Sequence[str]]
     environ: dict[str, str]
 
     async def start(self) -> "DistributedRuntime":
         """The runtime, once a server of each cluster accepts connections."""
-        for urls in self.clusters:
-            while urls and not any(await asyncio.gather(*map(_accepts, urls))):  # noqa: ASYNC110  a server that is away does not notify
-                await asyncio.sleep(_RETRY_S)
-        hosts = dict.fromkeys(_HOSTS, self.host)
         os.environ.update(self.environ)
+        for name, urls in self.clusters.items():
+            while not (live := [url for url in urls if await _accepts(url)]):  # noqa: ASYNC110  it does not notify
+                await asyncio.sleep(_RETRY_S)
+            os.environ[name] = ",".join(live)
+        hosts = dict.fromkeys(_HOSTS, self.host)
         for name, value in (_ENVIRON | hosts).items():
             os.environ.setdefault(name, value)
         from dynamo.runtime import DistributedRuntime  # noqa: PLC0415  it reads the environment

@@ -259,11 +259,16 @@ async def test_a_runtime_that_ends_by_itself_is_noticed() -> None:
     await endpoint.close()
 
 
-async def test_a_runtime_starts_if_one_member_of_a_cluster_is_away() -> None:
+async def test_a_runtime_starts_with_the_members_of_a_cluster_that_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("ETCD_ENDPOINTS", "")
     member = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
-    urls = [f"http://127.0.0.1:{free_port()}", f"http://127.0.0.1:{member.sockets[0].getsockname()[1]}"]
+    away, here = (f"http://127.0.0.1:{port}" for port in (free_port(), member.sockets[0].getsockname()[1]))
+    settings = RuntimeSettings("file", "127.0.0.1", {"ETCD_ENDPOINTS": [away, here]}, {})
     async with member, asyncio.timeout(PATIENCE_S):
-        (await RuntimeSettings("file", "127.0.0.1", [urls], {}).start()).shutdown()
+        (await settings.start()).shutdown()
+    assert os.environ["ETCD_ENDPOINTS"] == here
 
 
 def failing(error: Exception) -> Respond:
