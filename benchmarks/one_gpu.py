@@ -41,7 +41,7 @@ ROOT = Path(__file__).parents[1]
 LOAD = {"system": 2000, "first": 6000, "more": 800, "answer": 100, "turns": 8, "conversations": 24}
 LONG_PROMPTS = {0: 3.0, 12_000: 5.0, 32_000: 6.0}  # tokens, and the seconds of each row
 ENGINE = {"load_format": "dummy", "max_model_len": 40960}
-_NAME = re.compile(r"(agg|vllm|slices|mps)(\d*)(-below)?(?:@(\d+))?")
+_NAME = re.compile(r"(agg|vllm|slices|mps)((?:(?<!slices)\d+)?)((?<=\d)-below)?(?:@(\d+))?")
 _LOGGED = re.compile(r"(one GPU: |Model loading took |GPU KV cache size: |Graph capturing ).*")
 
 

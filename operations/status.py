@@ -107,7 +107,7 @@ def _look(client: Client) -> tuple[int, Group]:
     health, fleet = client.get("/health", Health), client.get("/fleet", Snapshot)
     code = int(health.status != "healthy")
     heading = _line(f"{health.status}: {_counts(health)}", "red" if code else "bold")
-    roles = {(each.model, each.role) for each in health.instances}
+    roles = {(i.model, i.role) for i in health.instances if i.role is Role.PREFILL or i.kv_transfer}
     absent = sorted({(m, role) for m, _ in roles for _, role in roles} - roles)
     problems = {
         "missing": health.missing,

@@ -25,6 +25,12 @@ _LOOPBACK = ("127.", "localhost", "::1")
 _INDEX = "model.safetensors.index.json"
 
 
+def blackwell_kernels(facts: Facts, worker: Worker) -> bool:
+    """Whether the worker asks for TensorRT-LLM's own experts on a Hopper GPU."""
+    is_named = worker.text("moe_config.backend", "AUTO").upper() == "TRTLLM"
+    return is_named and any(gpu.compute[0] == 9 for gpu in facts.gpus_of(worker))
+
+
 def both(facts: Facts) -> Iterable[tuple[Worker, Worker]]:
     prefill, decode = facts.worker("prefill"), facts.worker("decode")
     return [(prefill, decode)] if prefill and decode else ()

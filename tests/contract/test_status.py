@@ -99,15 +99,22 @@ def test_a_frontend_that_cannot_serve_yet_says_what_is_missing() -> None:
 
 
 def test_a_model_that_lacks_a_role_that_others_have_is_named() -> None:
-    served = (("m", Role.PREFILL), ("m", Role.DECODE), ("typo", Role.DECODE))
+    served = (
+        ("m", Role.PREFILL, "tcp"),
+        ("m", Role.DECODE, "tcp"),
+        ("typo", Role.DECODE, "tcp"),
+        ("aggregated", Role.DECODE, ""),
+    )
     instances = [
         Instance(
-            worker_id="w", role=role, endpoint="", model=model, engine="", engine_version="", kv_transfer=""
+            worker_id="w", role=role, endpoint="", model=model, engine="", engine_version="", kv_transfer=kv
         )
-        for model, role in served
+        for model, role, kv in served
     ]
     _, lines = look(replace(EMPTY, instances=instances))
-    assert lines[3] == "model typo has no prefill worker, other models have"
+    assert [line for line in lines if line.startswith("model ")] == [
+        "model typo has no prefill worker, other models have"
+    ]
 
 
 def test_status_shows_the_workers_that_do_not_answer_too() -> None:

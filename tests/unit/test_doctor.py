@@ -314,6 +314,8 @@ BROKEN: list[tuple[str, str, Severity, Callable[[Facts], Facts]]] = [
      lambda f: _host(f, has_tensorrt_llm=False, in_container=False)),
     ("docker without toolkit", "toolkit-missing", E,
      lambda f: _host(f, has_tensorrt_llm=False, in_container=False, has_docker=True)),
+    ("Blackwell's experts on Hopper", "moe-hopper", E,
+     lambda _: _yaml(h200_agg(), "agg", {"moe_config.backend": "TRTLLM"})),
     ("Spark with its memory taken", "memory-short", E, lambda _: _host(spark(), memory_free_bytes=40 * GIB)),
     ("120b on a laptop", "gpu-none", E, lambda _: replace(laptop(), model=MODEL_120B)),
     ("demo pair of two block sizes", "pair-block", E,
