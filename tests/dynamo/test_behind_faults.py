@@ -74,13 +74,13 @@ def test_decode_serves_alone_before_prefill_is_there_and_after_it_is_gone(
 def test_a_drained_worker_finishes_its_streams_and_exits_with_0(stack: Behind, tmp_path: Path) -> None:
     first, second, _ = stack.behind("decode", "decode", "prefill", yaml=tmp_path / "mocker.yaml")
     with ThreadPoolExecutor(8) as pool:
-        running = [pool.submit(stream, stack, f"Story {i}") for i in range(8)]
+        running = [pool.submit(stream, stack, f"Story {i}", 3 * NUM_TOKENS) for i in range(8)]
         wait_for(lambda: sum(stack.figure(each, "num_running") for each in (first, second)) == 8)
         first.signal(signal.SIGTERM)
         ends = [each.result(PATIENCE_S) for each in running]
 
     assert first.wait() == 0
-    assert ends == [(NUM_TOKENS, "length")] * 8
+    assert ends == [(3 * NUM_TOKENS, "length")] * 8
     assert stream(stack, "One more", 4) == (4, "length")
 
 

@@ -114,7 +114,7 @@ def test_a_client_that_leaves_leaves_no_kv_behind(phase: str, tmp_path: Path) ->
 @pytest.mark.parametrize("role", [pytest.param("prefill", marks=pytest.mark.slow), "decode"])
 def test_killed_workers_lose_no_stream(role: str, tmp_path: Path) -> None:
     with DynamoStack(tmp_path) as stack:
-        workers = stack.start_fleet("prefill", "prefill", "decode", "decode")
+        workers = stack.start_fleet("prefill", "prefill", "decode", "decode", flags=("--step-s", "0.01"))
         victim = workers[0 if role == "prefill" else 2]
 
         reads = under_streams(stack, 8, victim.kill, max_tokens=200)
@@ -160,7 +160,7 @@ def test_a_drained_worker_ends_its_streams_and_its_replacement_serves(tmp_path: 
 
 def test_sampled_streams_are_made_again_from_their_beginning(tmp_path: Path) -> None:
     with DynamoStack(tmp_path) as stack:
-        workers = stack.start_fleet("prefill", "decode", "decode")
+        workers = stack.start_fleet("prefill", "decode", "decode", flags=("--step-s", "0.01"))
         under_streams(stack, 4, workers[1].kill, max_tokens=200, temperature=1.0, seed=5)
 
 
@@ -217,7 +217,7 @@ def test_etcd_with_thousands_of_foreign_keys(
         httpx.post(f"{own_etcd}/v3/kv/put", json={"key": key, "value": value}, verify=False)
     environ = {"BATON_DISCOVERY_BACKEND": "etcd", "ETCD_ENDPOINTS": own_etcd, "NATS_SERVER": nats_server}
     with DynamoStack(tmp_path, environ | {"DYN_REQUEST_PLANE": plane}) as stack:
-        flags = ("--registry", "etcd", "--plane", plane)
+        flags = ("--registry", "etcd", "--plane", plane, "--step-s", "0.02")
         victim = stack.start_fleet("prefill", "decode", "decode", flags=flags)[1]
         under_streams(stack, 4, victim.kill, max_tokens=100)
 
