@@ -241,9 +241,11 @@ class Record(_Timed, kw_only=True, omit_defaults=True, gc=False):
         return self.legs[-1]
 
     def generated(self) -> None:
-        """All choices have ended; the rest is sent."""
+        """All choices have ended; the rest is sent, since the last one's end."""
         self._end_legs()
         self.enter("send")
+        if self.legs:
+            self.since_s = max([leg.attempts[-1].since_s for leg in self.legs])
 
     @property
     def ended_s(self) -> float:

@@ -57,7 +57,7 @@ CASES = [
     (FRONTEND, ["BATON_LIVENESS_S=inf"], "BATON_LIVENESS_S=inf: must be a finite number"),
     (WORKER, ["--drain-timeout-s", "-1"], "--drain-timeout-s -1: must be at least 0"),
     (WORKER, ["--max-batch-size", "-5"], "--max-batch-size -5: must be at least 1"),
-    (EMBEDDED, [OVERRIDE, SMALL], "max_batch_size: -5 must be at least 1"),
+    (EMBEDDED, [OVERRIDE, SMALL], "max_batch_size: -5: Expected `int` >= 1"),
     (TRTLLM, [OVERRIDE, f"{SMALL[:-1]}, {UCX}}}"], "max_batch_size: -5: must be a whole number"),
     (VLLM, [OVERRIDE, '{"max_num_seqs": -5}'], "max_num_seqs: -5: must be a whole number"),
 ]
@@ -69,7 +69,7 @@ VARIANTS = [
     (FRONTEND, ["--log-level", "verbose"], "--log-level: invalid choice: 'verbose' (choose from 'debug'"),
     (WORKER, ["--liveness-s", "nan"], "--liveness-s nan: must be a finite number"),
     (FRONTEND, ["--request-timeout-s", "inf"], "--request-timeout-s inf: must be a finite number"),
-    (WORKER, [OVERRIDE, SMALL], f"{OVERRIDE}: max_batch_size: -5 must be at least 1"),
+    (WORKER, [OVERRIDE, SMALL], f"{OVERRIDE}: max_batch_size: -5: Expected `int` >= 1"),
     (TRTLLM, [OVERRIDE, f"{FULL[:-1]}, {UCX}}}"], "90.0: must be a number above 0 and at most 1"),
     (VLLM, [OVERRIDE, '{"gpu_memory_utilization": NaN}'], "gpu_memory_utilization: nan: must be a number"),
 ]
