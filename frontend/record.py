@@ -27,7 +27,8 @@ Stage = Literal[
     "send",
 ]
 STAGES: tuple[Stage, ...] = get_args(Stage)
-"""In order; see the glossary. A request reads, renders and sends; the rest is its attempts'."""
+"""In order; see the glossary. A request reads, renders and sends, a background run also queues before it
+begins; the rest is its attempts'."""
 _ON_WORKERS = frozenset(STAGES[3:8])
 
 MAX_BYTES = 8 << 20

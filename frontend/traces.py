@@ -120,7 +120,7 @@ class _Exporter(OTLPSpanExporter):
 def spans_of(record: Record, resource: Resource, server: Attributes) -> list[ReadableSpan]:
     """One of the request, and below it one of each attempt and stage, whose times are consecutive."""
     made = _Spans(record, resource)
-    at_s = made.stages(0.0, record.stages, ("read", "render"))
+    at_s = made.stages(0.0, record.stages, ("read", "render", "queue"))
     ended_s = max([made.leg(at_s, leg, number) for number, leg in enumerate(record.legs)], default=at_s)
     made.stages(ended_s, record.stages, ("send",))
     made.request(record, server)
