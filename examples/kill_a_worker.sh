@@ -61,7 +61,9 @@ ATTEMPTS='d["requests"][0]["record"]["legs"][0]["attempts"]'
 worker=""
 until [[ -n $worker ]] && (($(wc -c <"$TMP/killed") > 20)); do
     kill -0 "$answer" 2>/dev/null || fail "the answer ended before its worker was found; try a prompt with a longer answer"
-    worker=$(get "/requests?id=$ID" "print(${ATTEMPTS}[-1]['decode'])") || sleep 0.05
+    # Without Python, whose start may take as long as the answer.
+    worker=$(call --fail --max-time 10 "$URL/requests?id=$ID" | grep -oE '"decode": *"[^"]+"' | tail -n 1 | cut -d '"' -f 4) ||
+        sleep 0.05
 done
 read -r _ name pid _ < <(grep -wF -- "$worker" <<<"$workers")
 kill -KILL "$pid" || fail "cannot kill $name, process $pid"
@@ -69,6 +71,7 @@ echo; echo "   -- killed $name, process $pid --"
 wait "$answer" || fail "the stream broke; see: python -m baton why $ID"
 
 attempts=$(get "/requests?id=$ID" "print(*(a['decode'] + ': ' + a.get('outcome', 'answered') for a in $ATTEMPTS), sep=', ')")
+[[ $attempts == *,* ]] || fail "the answer had ended before $name was killed; try again, or a prompt with a longer answer"
 cmp "$TMP/undisturbed" "$TMP/killed" || fail "the texts differ; attempts: $attempts"
 echo "The text is whole: its $(wc -m <"$TMP/killed") characters equal the undisturbed answer. Attempts: $attempts."
 echo "More: .venv/bin/python -m baton why $ID${BATON_URL:+ --url $BATON_URL}"
