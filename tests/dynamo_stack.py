@@ -84,7 +84,9 @@ def stream(stack: Stack, prompt: str, read: Streamed | None = None, **body: Any)
     return read
 
 
-def under_streams(stack: Stack, num: int, disturb: Callable[[], object], **body: Any) -> list[Streamed]:
+def under_streams(
+    stack: Stack, num: int, disturb: Callable[[], object] | None, **body: Any
+) -> list[Streamed]:
     """So many streams, all of them begun when `disturb` is called, compared with undisturbed ones: the texts
     must be equal."""
     prompts = [f"Story {i}" for i in range(num)]
@@ -96,7 +98,9 @@ def under_streams(stack: Stack, num: int, disturb: Callable[[], object], **body:
             for prompt, read in zip(prompts, reads, strict=True)
         ]
         wait_for(lambda: all(read.text for read in reads))
-        disturb()
+        if disturb is not None:
+            assert not all(read.finish_reason for read in reads), "too late: every stream has ended"
+            disturb()
         for each in running:
             each.result(PATIENCE_S)
     assert [read.text for read in reads] == undisturbed

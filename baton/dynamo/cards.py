@@ -46,6 +46,9 @@ def worker_of(path: str, instance: int, text: str) -> WorkerInfo | None:
             known, worker_id=worker_id, incarnation=str(instance), endpoint=f"dyn://{path}", address=address
         )
     refusal = _refusal(card)
+    if known is not None:
+        own_words = f"{known.role} of {known.model}"
+        refusal = f"its card says {card.worker_type} of {card.display_name}, but {own_words} in `{OWN}`"
     return WorkerInfo(
         worker_id=worker_id,
         incarnation=str(instance),

@@ -194,7 +194,7 @@ def test_workers_of_batons_are_not_paired_with_dynamos(tmp_path: Path) -> None:
 def test_requests_wait_for_workers_that_are_full(tmp_path: Path) -> None:
     with DynamoStack(tmp_path) as stack:
         stack.start_fleet("prefill", "decode", flags=("--slots", "2", "--step-s", "0.01"))
-        under_streams(stack, 24, lambda: None, max_tokens=30)
+        under_streams(stack, 24, None, max_tokens=30)
 
 
 def test_if_decode_refuses_another_engines_handoff_it_prefills_by_itself(tmp_path: Path) -> None:

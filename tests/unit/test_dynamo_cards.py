@@ -49,6 +49,14 @@ def test_a_card_that_cannot_be_served_is_registered_with_its_refusal(
     assert not info.is_ready
 
 
+def test_a_card_that_contradicts_the_workers_own_entry_is_refused() -> None:
+    own = msgspec.structs.replace(worker("d"), model="openai/gpt-oss-120b")
+    data = {"runtime_data": {"baton": msgspec.to_builtins(own)}}
+    for role, model in (("prefill", own.model), ("decode", "other")):
+        info = registered(worker_type=role, display_name=model, runtime_config=dict(data))
+        assert "in `baton`" in info.refusal
+
+
 @pytest.mark.parametrize(
     "text", ["", "[]", "{}", '{"display_name": 5}', '{"display_name": "' + "x" * 300_000]
 )
