@@ -1,5 +1,6 @@
 # Sourced by the launch scripts: starts processes, waits until they serve, stops all of them when one ends.
-# With RESTART_WORKERS=1 a worker, or MPS, that ends while the stack serves is started again instead.
+# With RESTART_WORKERS=1 a worker, or MPS, that ends while the stack serves is started again instead, unless it ends
+# three times in a row before it is ready.
 # Logs go to $RUN_DIR (a new folder under .run/), one file per process. Set before sourcing:
 #   DRY_RUN=1       print each command instead of starting it
 #   FOLLOW=1        print the logs as they grow, prefixed with the process's name
@@ -18,10 +19,11 @@ RUN_DIR=${RUN_DIR:-$PWD/.run/$(date +%H%M%S)-$$}
 HTTP_HOST=${DYN_HTTP_HOST:-${HTTP_HOST:-127.0.0.1}}
 HTTP_PORT=${DYN_HTTP_PORT:-${HTTP_PORT:-8000}}
 [[ -n ${DRY_RUN:-} ]] || mkdir -p "$RUN_DIR"
-declare -A NAMES=() COMMANDS=() RESTARTED=() # by process id; by name; the time by name
+declare -A NAMES=() COMMANDS=() FAILURES=()  # by process id; by name; how often in a row it ended without having worked
+declare -A STARTED=() LOGGED=()              # by name: the time, and the bytes of its log before
 FOLLOWERS=()
 exec {STDERR}>&2
-MIN_RUN_S=5 # a worker that ends sooner after a restart is not restarted again
+MAX_FAILURES=3 # the end of the stack
 
 start() { # start NAME COMMAND... (`env VAR=value COMMAND...` sets its variables)
     local name=$1; shift
@@ -41,6 +43,7 @@ start() { # start NAME COMMAND... (`env VAR=value COMMAND...` sets its variables
 
 run() { # run NAME COMMAND...: start it, with its output at the end of its log
     local name=$1; shift
+    STARTED[$name]=$SECONDS LOGGED[$name]=$(stat -c %s "$RUN_DIR/$name.log")
     # Its own process group: Ctrl-C in the terminal reaches only this script, which stops the processes in order.
     setsid "$@" >>"$RUN_DIR/$name.log" 2>&1 </dev/null {STDERR}>&- &
     NAMES[$!]=$name
@@ -149,12 +152,14 @@ died() { # died PID STATUS
     local name=${NAMES[$1]}
     unset "NAMES[$1]"
     kill -KILL -- "-$1" 2>/dev/null || true # its children may hold GPUs
-    if [[ -n ${RESTART_WORKERS:-} && -n ${SERVES:-} && $name =~ -|^mps$ ]] &&
-        ((SECONDS - ${RESTARTED[$name]:--$MIN_RUN_S} >= MIN_RUN_S)); then
-        echo "$name $(ended "$2"); restarting it (log: $RUN_DIR/$name.log)"
-        RESTARTED[$name]=$SECONDS
-        eval "run $name ${COMMANDS[$name]}"
-        return
+    if [[ -n ${RESTART_WORKERS:-} && -n ${SERVES:-} && $name =~ -|^mps$ ]]; then
+        if worked "$name"; then FAILURES[$name]=0; else FAILURES[$name]=$((${FAILURES[$name]:-0} + 1)); fi
+        if ((FAILURES[$name] < MAX_FAILURES)); then
+            echo "$name $(ended "$2"); restarting it (log: $RUN_DIR/$name.log)"
+            eval "run $name ${COMMANDS[$name]}"
+            return
+        fi
+        echo "error: $name ended $MAX_FAILURES times in a row before it was ready" >&2
     fi
     stop_following
     local last; last=$(tail -n 1 "$RUN_DIR/$name.log")
@@ -166,6 +171,13 @@ died() { # died PID STATUS
     fi
     end_all
     exit 1
+}
+
+worked() { # worked NAME: it was ready since its last start, or ran for as long as a start may take
+    local start_s=$START_TIMEOUT_S
+    [[ $1 != mps ]] || start_s=$MPS_START_S # which does not log when it is ready
+    ((SECONDS - STARTED[$1] >= start_s)) ||
+        tail -c "+$((LOGGED[$1] + 1))" "$RUN_DIR/$1.log" | grep -qE ' ready worker=|"message": "ready"'
 }
 
 ended() { # ended STATUS, in words

@@ -122,7 +122,7 @@ def vllm_worker(stack: Stack, mode: str, model: Path, size: str) -> Process:
 
 def compiled_late(process: Process) -> dict[str, int]:
     """How often each kernel was compiled after the worker was ready, while clients waited."""
-    since_ready = process.text().partition("workers.worker ready ")[2]
+    since_ready = process.text().partition(" ready worker=")[2]
     return dict(Counter(re.findall(r"JIT compilation during inference: ([^\s(]+?)\.?\s", since_ready)))
 
 

@@ -109,18 +109,21 @@ def test_a_worker_that_is_killed_starts_again_and_without_the_frontend_all_ends(
     assert launch.processes() == {}
 
 
-def test_a_worker_that_ends_right_after_its_restart_ends_the_run(run: Run) -> None:
-    launch = run("local.sh")
+@pytest.mark.parametrize("log_format", ["text", "json"])
+def test_a_worker_that_does_not_become_ready_again_ends_the_run(run: Run, log_format: str) -> None:
+    launch = run("local.sh", BATON_LOG_FORMAT=log_format)
     launch.read_until("try:")
 
     mode = "--disaggregation-mode prefill"
-    os.kill(launch.pid_of(mode), signal.SIGKILL)
-    launch.read_until("restarting")
-    wait_for(lambda: any(mode in each for each in launch.processes().values()))
-    os.kill(launch.pid_of(mode), signal.SIGKILL)
-    status, output = launch.end()
+    for number in range(4):  # the first end is of a worker that was ready
+        wait_for(lambda: any(mode in each for each in launch.processes().values()))
+        os.kill(launch.pid_of(mode), signal.SIGKILL)
+        output = launch.read_until("restarting" if number < 3 else "error: ")
+        assert "restarting it" in output or number == 3
+    status, more = launch.end()
     assert status == 1
-    assert "prefill-0 was killed by SIGKILL; its last lines" in output
+    assert "error: prefill-0 ended 3 times in a row before it was ready\n" in output
+    assert "prefill-0 was killed by SIGKILL; its last lines" in more
 
 
 def test_a_port_in_use_is_one_clear_line(run: Run) -> None:
