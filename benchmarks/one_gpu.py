@@ -1,16 +1,20 @@
 """One GPU: agents' turns, and running answers beside long prompts, with prefill and decode apart or not.
 
 `python benchmarks/one_gpu.py [--ways mps60,agg] [--frontends FLAGS;FLAGS] [--no-start-after-s 480]` starts
-each way in turn and adds its figures to benchmarks/results/one_gpu_20b.json. Weights are random. Ways:
+each way in turn and adds its figures to one_gpu_20b.json in `--results`. Weights are random. Ways:
 
     agg, agg512          an aggregated worker; with steps of 512 tokens
     vllm, vllm512        `vllm serve`
     slices               prefill and decode apart, without MPS
     mps60                under MPS, prefill on at most 60 % of the SMs, its kernels equal to decode's
-    mps100-below@2048    prefill's kernels come after decode's; its steps have 2,048 tokens
+    mps100-below         prefill's kernels come after decode's
+    mps80-below@2048     the same on at most 80 % of the SMs; its steps have at most 2,048 tokens
+    mps100-below+32      decode's CUDA graphs are for at most 32 tokens
 
-`--frontends`: sets of frontend flags that are tried over the first way's workers. Needs what `vllm_aiperf.py`
-needs, without AIPerf, etcd and NATS.
+`--frontends`: sets of frontend flags that are tried over the first way's workers. Several runs go on beside
+each other on one host, with `CUDA_VISIBLE_DEVICES` of one GPU, `--port-base` and `--results` of their own:
+registry, run folder and MPS are each run's own. Needs what `vllm_aiperf.py` needs, without AIPerf, etcd and
+NATS.
 """
 
 import argparse
@@ -40,8 +44,9 @@ from tests.gpu.vllm_scene import gpus
 ROOT = Path(__file__).parents[1]
 LOAD = {"system": 2000, "first": 6000, "more": 800, "answer": 100, "turns": 8, "conversations": 24}
 LONG_PROMPTS = {0: 3.0, 12_000: 5.0, 32_000: 6.0}  # tokens, and the seconds of each row
-ENGINE = {"load_format": "dummy", "max_model_len": 40960}
-_NAME = re.compile(r"(agg|vllm|slices|mps)((?:(?<!slices)\d+)?)((?<=\d)-below)?(?:@(\d+))?")
+ENGINE: dict[str, Any] = {"load_format": "dummy", "max_model_len": 40960}
+GRAPHS = (1, 2, 4, 8, 16, 24, 32, 40, 48, 56, 64, 96, 128, 192, 256)  # of decode, where a way limits them
+_NAME = re.compile(r"(agg|vllm|slices|mps)((?:(?<!slices)\d+)?)((?<=\d)-below)?(?:@(\d+))?(?:\+(\d+))?")
 _LOGGED = re.compile(r"(one GPU: |Model loading took |GPU KV cache size: |Graph capturing ).*")
 
 
@@ -49,11 +54,13 @@ def command_of(way: str) -> tuple[list[str], dict[str, str]]:
     """The launch script's arguments and variables."""
     found = _NAME.fullmatch(way)
     assert found is not None
-    kind, number, below, step = found.groups()
+    kind, number, below, step, graph = found.groups()
     sizes = {"PREFILL": step, "DECODE": None, "": number if kind == "agg" else None}
+    graphs = [size for size in GRAPHS if size <= int(graph or 0)]
     variables = {}
     for role, size in sizes.items():
-        flags = f"--override-engine-args {json.dumps(ENGINE, separators=(',', ':'))}"
+        engine = ENGINE | ({"cudagraph_capture_sizes": graphs} if graphs and role == "DECODE" else {})
+        flags = f"--override-engine-args {json.dumps(engine, separators=(',', ':'))}"
         variables[f"{role}_EXTRA_FLAGS".lstrip("_")] = flags + (f" --max-num-tokens {size}" if size else "")
     variables |= {"NO_MPS": "1"} if kind == "slices" else {}
     variables |= {"PREFILL_MPS_PRIORITY": str(int(bool(below)))} if kind == "mps" else {}
@@ -62,9 +69,9 @@ def command_of(way: str) -> tuple[list[str], dict[str, str]]:
 
 
 @contextlib.contextmanager
-def baton(folder: Path, way: str) -> Iterator[tuple[str, str, list[str]]]:
+def baton(folder: Path, way: str, port: int) -> Iterator[tuple[str, str, list[str]]]:
     """The launch script, ready: its URL, its command, and what it has printed so far."""
-    port, (arguments, more) = free_port(), command_of(way)
+    arguments, more = command_of(way)
     variables = {"MODEL_PATH": str(folder), "SERVED_MODEL_NAME": servers.MODEL, "HTTP_PORT": str(port)}
     variables |= {"PYTHON": sys.executable, "SKIP_DOCTOR": "1", "RESTART_WORKERS": "", **more}
     command = ["launch/gpt_oss_vllm.sh", *arguments]
@@ -101,10 +108,12 @@ def long_prompts(url: str) -> Iterator[dict[str, Any]]:
         yield {name: value for name, value in row.items() if name != "longest_of_each"}
 
 
-def measured(way: str, folder: Path, think_s: float, frontends: list[str]) -> Iterator[dict[str, Any]]:
+def measured(
+    way: str, folder: Path, think_s: float, frontends: list[str], port: int
+) -> Iterator[dict[str, Any]]:
     """The way's figures, then those of each set of frontend flags over the same workers."""
     began = time.monotonic()
-    started = vllm_serve(folder, way[4:]) if way.startswith("vllm") else baton(folder, way)
+    started = vllm_serve(folder, way[4:]) if way.startswith("vllm") else baton(folder, way, port)
     with started as (url, command, lines):
         yield {
             "way": way,
@@ -122,7 +131,8 @@ def measured(way: str, folder: Path, think_s: float, frontends: list[str]) -> It
 
 def used_mib() -> int:
     """Memory of the GPU that is in use."""
-    command = "nvidia-smi --query-gpu=memory.used --format=csv,noheader,nounits"
+    gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "0")
+    command = f"nvidia-smi -i {gpu} --query-gpu=memory.used --format=csv,noheader,nounits"
     listed = subprocess.run(command.split(), capture_output=True, text=True, check=True)
     return int(listed.stdout.split()[0])
 
@@ -134,8 +144,12 @@ def main() -> None:
     parser.add_argument("--frontends", default="", help="sets of flags, separated by ;")
     parser.add_argument("--think-s", type=float, default=1.0)
     parser.add_argument("--no-start-after-s", type=float, default=1e9, help="skip the ways that come later")
+    parser.add_argument(
+        "--port-base", type=int, help="the first way's port, then the next; else any free one"
+    )
     parser.add_argument("--results", type=Path, default=ROOT / "benchmarks/results")
     options = parser.parse_args()
+    options.results.mkdir(parents=True, exist_ok=True)
     ways = options.ways.split(",")
     if unknown := [way for way in ways if not _NAME.fullmatch(way)]:
         parser.error(f"--ways: unknown: {', '.join(unknown)}")
@@ -159,8 +173,9 @@ def main() -> None:
                 print(f"{way}: not started, no time", flush=True)
                 continue
             frontends = options.frontends.split(";") if options.frontends and not number else []
+            port = options.port_base + number if options.port_base else free_port()
             try:
-                for figures in measured(way, folder, options.think_s, frontends):
+                for figures in measured(way, folder, options.think_s, frontends, port):
                     print(json.dumps(figures), flush=True)
                     results["runs"].append(figures)
                     file.write_text(json.dumps(results, indent=1) + "\n")

@@ -28,7 +28,7 @@ import benchmarks  # noqa: F401  checks the packages
 from tests.conftest import free_port
 from tests.gpu import random_weights
 from tests.gpu.dummy_model import write_dummy_model
-from tests.gpu.vllm_scene import gpus
+from tests.gpu.vllm_scene import devices, gpus
 from tools.fetch_vocab import vocabulary_folder
 
 ROOT = Path(__file__).parents[1]
@@ -95,7 +95,7 @@ def vllm_serve(
                 f"--max-num-seqs 256 --max-num-batched-tokens {step} --gpu-memory-utilization 0.9"
             )
             variables = {
-                "CUDA_VISIBLE_DEVICES": str(gpu),
+                "CUDA_VISIBLE_DEVICES": devices(gpu, 1),
                 "TIKTOKEN_ENCODINGS_BASE": str(vocabulary_folder()),
             }
             typed.append(_typed(variables, command.split()))

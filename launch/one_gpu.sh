@@ -17,7 +17,7 @@ divide_gpu() { # divide_gpu GPU: sets PREFILL_FLAGS and DECODE_FLAGS, with each 
 }
 
 start_mps() { # start_mps GPU PERCENT: prefill gets at most PERCENT of the GPU's SMs; without MPS the roles take turns
-    local pid others
+    local pid others uuid=""
     if [[ -n ${NO_MPS:-} ]]; then
         take_turns "NO_MPS is set"
         return
@@ -36,11 +36,16 @@ start_mps() { # start_mps GPU PERCENT: prefill gets at most PERCENT of the GPU's
         take_turns "nvidia-cuda-mps-control is not on the PATH"
         return
     fi
+    if [[ $(uuids) == *$'\n'* ]] && uuid=$(uuids --id="$1") && [[ -n $uuid ]]; then # other GPUs may have an MPS of their own
+        PREFILL_CUDA_VISIBLE_DEVICES=$uuid DECODE_CUDA_VISIBLE_DEVICES=$uuid
+    fi
     set_variable CUDA_MPS_PIPE_DIRECTORY "$RUN_DIR/mps"
     set_variable CUDA_MPS_LOG_DIRECTORY "$RUN_DIR/mps"
     if [[ -n ${DRY_RUN:-} ]]; then quoted mkdir -p "$RUN_DIR/mps"; else mkdir -p "$RUN_DIR/mps"; fi
-    # It sees all GPUs, since it numbers those of CUDA_VISIBLE_DEVICES anew. SIGTERM ends its server as well.
-    start mps bash -c 'unset CUDA_VISIBLE_DEVICES; trap "echo quit -t 5 | nvidia-cuda-mps-control" TERM
+    # By its UUID, since MPS numbers the GPUs of CUDA_VISIBLE_DEVICES anew. SIGTERM ends its server as well.
+    start mps env CUDA_VISIBLE_DEVICES="$uuid" bash -c '
+[[ -n $CUDA_VISIBLE_DEVICES ]] || unset CUDA_VISIBLE_DEVICES
+trap "echo quit -t 5 | nvidia-cuda-mps-control" TERM
 nvidia-cuda-mps-control -f & wait $!; status=$?; wait; exit $status'
     [[ -z ${DRY_RUN:-} ]] || return 0
     for pid in "${!NAMES[@]}"; do [[ ${NAMES[$pid]} != mps ]] || break; done
@@ -53,6 +58,8 @@ nvidia-cuda-mps-control -f & wait $!; status=$?; wait; exit $status'
     unset CUDA_MPS_PIPE_DIRECTORY CUDA_MPS_LOG_DIRECTORY
     take_turns "MPS does not start (log: $RUN_DIR/mps.log)"
 }
+
+uuids() { timeout 20 nvidia-smi "$@" --query-gpu=uuid --format=csv,noheader 2>/dev/null; } # of the host's GPUs, or of one
 
 mps_serves() { # mps_serves PID: starts the server of this user, so that a driver without MPS shows before workers load
     local deadline=$((SECONDS + MPS_START_S)) is_asked="" found

@@ -1,10 +1,12 @@
-"""Programs of NVIDIA's driver as scripts on the PATH: one GPU, and an MPS that serves nothing."""
+"""Programs of NVIDIA's driver as scripts on the PATH: one GPU in use, and an MPS that serves nothing."""
 
 import os
 from pathlib import Path
 
 _SMI = """#!/bin/sh
 case "$*" in
+    *--id*query-gpu=uuid*) echo GPU-1 ;;
+    *query-gpu=uuid*) printf 'GPU-%s\\n' {indices} ;;
     *query-gpu*) echo "0, GPU-1, {name}, {total_mib}, {free_mib}, 580.95.05, 9.0" ;;
     *query-compute-apps*) echo "{processes}" ;;
 esac
@@ -36,13 +38,15 @@ def install(
     name: str = "NVIDIA H100 80GB HBM3",
     processes: str = "",
     mps: str | None = "",
+    num_gpus: int = 1,
 ) -> dict[str, str]:
     """Environment variables with these programs first on the PATH; `mps`: what its daemon runs first, None:
     there is none.
     """
     folder.mkdir(exist_ok=True)
     mib = int(total_gib * 1024)
-    scripts = {"nvidia-smi": _SMI.format(name=name, total_mib=mib, free_mib=mib - 512, processes=processes)}
+    facts = {"name": name, "total_mib": mib, "free_mib": mib - 512, "processes": processes}
+    scripts = {"nvidia-smi": _SMI.format(**facts, indices=" ".join(map(str, range(1, num_gpus + 1))))}
     if mps is not None:
         scripts["nvidia-cuda-mps-control"] = _MPS.format(daemon=mps)
     for program, text in scripts.items():

@@ -1,6 +1,7 @@
 """Both roles on one GPU through launch/gpt_oss_vllm.sh --one-gpu: answers outlive each role, and MPS itself.
 
-The demo model in float32, whose answers repeat. Without MPS only the roles are killed.
+The demo model in float32, whose answers repeat; without graphs and with small steps, so that a killed role
+loads as fast as it can. Without MPS only the roles are killed. Each stage is printed with its time.
 """
 
 import json
@@ -10,13 +11,14 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import httpx
 import pytest
 
-from tests.gpu.test_demo_model import LONG, QUESTIONS, VLLM, Json
+from tests.gpu.test_demo_model import QUESTIONS, VLLM, Json
 from tests.gpu.vllm_scene import descendants, devices
 from tests.launched import Launch
 from tests.stack import MODEL, Stack
@@ -25,6 +27,8 @@ from tests.waiting import wait_for
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 
 READY_S = 240.0
+ENGINE = VLLM | {"enforce_eager": True, "max_num_batched_tokens": 256, "max_num_seqs": 16}
+LONG = {"type": "array", "items": {"enum": [7, 42, 365]}, "minItems": 200, "maxItems": 200}
 SAMPLING: list[Json] = [
     {"temperature": 0},
     {"temperature": 0},
@@ -33,9 +37,25 @@ SAMPLING: list[Json] = [
 ]
 
 
+Stage = Callable[[str], None]
+
+
+@pytest.fixture
+def stage(capfd: pytest.CaptureFixture[str]) -> Stage:
+    """Prints what held, and after how long, past pytest's capture: a run that is cut off shows it."""
+    began = time.monotonic()
+
+    def show(text: str) -> None:
+        with capfd.disabled():
+            sys.stdout.write(f"\n    {time.monotonic() - began:5.1f} s: {text}")
+            sys.stdout.flush()
+
+    return show
+
+
 @pytest.fixture(scope="module")
 def launch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launch]:
-    flags = f"--override-engine-args {json.dumps(VLLM, separators=(',', ':'))}"
+    flags = f"--override-engine-args {json.dumps(ENGINE, separators=(',', ':'))}"
     engine = {"MODEL_PATH": "models/demo", "SERVED_MODEL_NAME": MODEL, "SKIP_DOCTOR": "1"}
     engine |= {"CUDA_VISIBLE_DEVICES": devices(0, 1)}
     engine |= {"PREFILL_EXTRA_FLAGS": flags, "DECODE_EXTRA_FLAGS": flags}
@@ -108,8 +128,8 @@ def test_both_roles_are_clients_of_mps(launch: Launch) -> None:
     assert sum(len(_mps(launch, f"get_client_list {server}")) for server in servers) >= 2
 
 
-@pytest.mark.parametrize("victim", ["decode", "prefill", "mps"])
-def test_answers_outlive(launch: Launch, stack: Stack, victim: str) -> None:
+@pytest.mark.parametrize("victim", ["mps", "decode", "prefill"])
+def test_answers_outlive(launch: Launch, stack: Stack, victim: str, stage: Stage) -> None:
     if victim == "mps":
         pids = set(map(int, _mps(launch, "get_server_list")))
         if not pids:
@@ -119,15 +139,21 @@ def test_answers_outlive(launch: Launch, stack: Stack, victim: str) -> None:
         pids = {own} | descendants(own)
     with ThreadPoolExecutor() as pool:
         expected = [answer.result() for answer in _answers(launch, pool)]
+        stage("four undisturbed answers")
         generated = stack.gauge("baton_worker_generated_tokens_total")
         answers = _answers(launch, pool)
         wait_for(lambda: stack.gauge("baton_worker_generated_tokens_total") > generated + 100)
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
+        stage(f"{victim} killed beside four answers")
+        # A role that does no work at the time notices the end of MPS with its next request: both at once.
+        more = _answers(launch, pool)
         assert [answer.result() for answer in answers] == expected
-        # A role that does no work at the time notices the end of MPS with its next request.
-        assert [answer.result() for answer in _answers(launch, pool)] == expected
+        stage("those four are equal")
+        assert [answer.result() for answer in more] == expected
+        stage("so are four that came right after the kill")
     wait_for(lambda: _is_whole(stack), READY_S)
+    stage("both roles serve again")
     stack.wait_idle(30)
 
 

@@ -52,6 +52,14 @@ def test_both_roles_get_half_of_what_the_weights_leave_and_prefill_a_share_of_th
     assert [line for line in lines if line.startswith("export CUDA_MPS_PIPE_DIRECTORY=")]
 
 
+def test_mps_serves_no_other_gpu_of_the_host(tmp_path: Path) -> None:
+    environ = fake_gpu.install(tmp_path / "bin", num_gpus=4) | {"PYTHON": sys.executable}
+    environ |= {"MODEL_PATH": folder_of(tmp_path / "20b", SHAPE_20B)}
+    lines = dry_run(SCRIPT, "20b", "--one-gpu", **environ)
+    seen = [line for line in lines if "CUDA_VISIBLE_DEVICES=" in line]
+    assert [line.split()[0] for line in seen] == ["CUDA_VISIBLE_DEVICES=GPU-1"] * 3
+
+
 def test_a_dry_run_without_mps_is_still_a_script(tmp_path: Path) -> None:
     environ = fake_gpu.install(tmp_path / "bin", mps=None) | {"PYTHON": sys.executable}
     environ |= {"MODEL_PATH": folder_of(tmp_path / "20b", SHAPE_20B)}
