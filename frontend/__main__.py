@@ -24,7 +24,7 @@ from frontend.access import log_requests, logging_load
 from frontend.app import create_app, envelope_of
 from frontend.flags import Credentials, FrontendSettings, parse_aliases, read_credentials
 from frontend.http.exchange import AsgiApp, Bodies, default_bytes
-from frontend.http.guards import PAGE_PATHS, Authentication, Browsers, Hosts
+from frontend.http.guards import PAGE_PATHS, Guards
 from frontend.http.server import HttpServer
 from frontend.http.services import BeginTrace, Services
 from frontend.metrics import Metrics
@@ -194,13 +194,18 @@ def _app(
     services: Services,
     responses: ResponseState,
 ) -> AsgiApp:
-    app: AsgiApp = create_app(services, responses)
-    if (keys := credentials.keys) is not None:
-        app = Authentication(app, lambda: keys.value, envelope_of, services.metrics)
-    app = Browsers(app, settings.cors_origins)
-    if settings.authenticates and settings.tls_cert_file is not None:
-        return app  # a browser wants the certificate to have the name
-    return Hosts(app, settings.allowed_hosts, PAGE_PATHS if settings.authenticates else None)
+    keys = credentials.keys
+    # A browser wants a certificate to have the name.
+    names = ["*"] if settings.authenticates and settings.tls_cert_file else settings.allowed_hosts
+    return Guards(
+        create_app(services, responses),
+        envelope_of,
+        services.metrics,
+        keys=None if keys is None else lambda: keys.value,
+        origins=settings.cors_origins,
+        names=names,
+        named_paths=PAGE_PATHS if settings.authenticates else None,
+    )
 
 
 def _services(

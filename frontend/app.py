@@ -1,6 +1,5 @@
 """The ASGI app: FastAPI serves the documentation and the pages; requests go straight to their endpoints."""
 
-import functools
 import re
 from collections.abc import Awaitable, Container, Mapping
 
@@ -16,12 +15,12 @@ from starlette.routing import Route
 from baton.errors import BatonError, InvalidRequest
 from frontend.chat.answer import prepare_chat
 from frontend.completions.answer import prepare_completion
-from frontend.http.exchange import AsgiApp, Envelope, Receive, Scope, Send, error_headers
+from frontend.http.exchange import Envelope, Receive, Scope, Send, error_headers
 from frontend.http.respond import Endpoint, Serve, generating
 from frontend.http.services import Services
 from frontend.messages.answer import MessagesError, count_tokens, prepare_message
-from frontend.openapi import OPERATIONS, document, error_body
-from frontend.pages import Page, is_anthropics, pages
+from frontend.openapi import document, error_body
+from frontend.pages import is_anthropics, pages
 from frontend.responses.routes import ResponseRoutes
 from frontend.responses.runs import ResponseState
 from frontend.tokenization import detokenize, tokenize, tokenizer_info
@@ -71,17 +70,6 @@ class App:
         return (endpoint or self._framework)(scope, receive, send)
 
 
-class _Raw(Response):
-    """A response that an ASGI app sends."""
-
-    def __init__(self, app: AsgiApp) -> None:
-        super().__init__()
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._app(scope, receive, send)
-
-
 class _ResponseId(StringConvertor):
     """`GET /v1/responses/input_tokens` is not about a response with this id."""
 
@@ -107,29 +95,13 @@ def create_app(services: Services, responses: ResponseState) -> App:
             Exception: _unexpected_error,
         },
     )
-    handlers = {key: _answering(endpoint) for key, endpoint in endpoints.items()}
-    handlers |= {("GET", path): page for path, page in pages(services).items()}
-    for (method, path), handler in handlers.items():
-        operation = OPERATIONS.get((method, path))
-        framework.add_api_route(
-            path.replace("{response_id}", "{response_id:response_id}"),
-            handler,
-            methods=[method],
-            response_class=_Raw,
-            status_code=200,
-            include_in_schema=operation is not None,
-            **({} if operation is None else operation.described(path)),
-        )
-    described = functools.cache(lambda: document(framework.routes))
-    framework.openapi = described  # type: ignore[method-assign]  # FastAPI's way
+    for (method, path), endpoint in endpoints.items():
+        route = path.replace("{response_id}", "{response_id:response_id}")
+        framework.router.routes.append(Route(route, endpoint, methods=[method]))
+    for path, page in pages(services).items():
+        framework.router.routes.append(Route(path, page))
+    framework.openapi = document  # type: ignore[method-assign]  # FastAPI's way
     return App(endpoints, framework)
-
-
-def _answering(endpoint: Endpoint) -> Page:
-    async def answer(_: Request) -> Response:
-        return _Raw(endpoint)
-
-    return answer
 
 
 def envelope_of(path: str) -> Envelope:

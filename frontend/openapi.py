@@ -1,13 +1,12 @@
 """What the OpenAPI document says: a table of operations, the schemas of their structs, and all errors."""
 
+import functools
 import importlib.metadata
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
-from fastapi.openapi.utils import get_openapi
-from starlette.routing import BaseRoute
 
 from baton.errors import BatonError
 from frontend.chat.answer import ChatCompletion
@@ -89,30 +88,26 @@ class Operation(msgspec.Struct, frozen=True):
     is_streamed: bool = False
 
     def described(self, path: str) -> dict[str, Any]:
-        """The arguments of FastAPI's route."""
+        """The document's entry."""
         answer: dict[str, Any] = {"description": self.summary, "content": _json(*self.answers)}
-        extra: dict[str, Any] = {"parameters": [*_in_path(path), *self.parameters]}
         if self.is_streamed:
             answer["description"] = _STREAMED
             answer["content"]["text/event-stream"] = {}
-        # The document's description lists the codes.
-        refusal = {"content": _json(error_body(path))}
-        refusals = {"4XX": refusal, "5XX": refusal}
-        if path in OPEN_PATHS:
-            extra["security"] = []
-            refusals["503"] = answer
-        if self.body is not None:
-            extra["requestBody"] = {"required": True, "content": _json(self.body)}
-            extra["requestBody"]["content"]["application/json"]["example"] = {
-                "model": "openai/gpt-oss-120b",
-                **EXAMPLES[self.body],
-            }
-        return {
+        refusal = {"description": "An error; see the codes above.", "content": _json(error_body(path))}
+        made: dict[str, Any] = {
             "summary": self.summary,
-            "operation_id": re.sub(r"\W+", "_", self.summary.lower()),
-            "responses": {"200": answer, **refusals},
-            "openapi_extra": extra,
+            "operationId": re.sub(r"\W+", "_", self.summary.lower()),
+            "parameters": [*_in_path(path), *self.parameters],
+            "responses": {"200": answer, "4XX": refusal, "5XX": refusal},
         }
+        if path in OPEN_PATHS:
+            made["security"] = []
+            made["responses"]["503"] = answer
+        if self.body is not None:
+            content = _json(self.body)
+            content["application/json"]["example"] = {"model": "openai/gpt-oss-120b", **EXAMPLES[self.body]}
+            made["requestBody"] = {"required": True, "content": content}
+        return made
 
 
 def _in_path(path: str) -> Iterator[dict[str, Any]]:
@@ -175,18 +170,22 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
 }
 
 
-def document(routes: Sequence[BaseRoute]) -> dict[str, Any]:
-    """The OpenAPI document of an app's routes."""
-    found = get_openapi(
-        title="Baton",
-        version=importlib.metadata.version("baton"),
-        description="\n".join(["| status | code | meaning |", "|---|---|---|", *sorted(_errors(BatonError))]),
-        routes=routes,
-    )
-    found["components"] = {"schemas": _schemas(), "securitySchemes": _KEY_SCHEMES}
-    # Without --api-keys-file no key is needed.
-    found["security"] = [{}, *({name: []} for name in _KEY_SCHEMES)]
-    return found
+@functools.cache
+def document() -> dict[str, Any]:
+    """The OpenAPI document."""
+    paths: dict[str, dict[str, Any]] = {}
+    for (method, path), operation in OPERATIONS.items():
+        paths.setdefault(path.replace(":path", ""), {})[method.lower()] = operation.described(path)
+    errors = ["| status | code | meaning |", "|---|---|---|", *sorted(_errors(BatonError))]
+    version = importlib.metadata.version("baton")
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Baton", "version": version, "description": "\n".join(errors)},
+        "paths": paths,
+        "components": {"schemas": _schemas(), "securitySchemes": _KEY_SCHEMES},
+        # Without --api-keys-file no key is needed.
+        "security": [{}, *({name: []} for name in _KEY_SCHEMES)],
+    }
 
 
 def _errors(kind: type[BatonError]) -> Iterator[str]:

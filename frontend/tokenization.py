@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from functools import partial
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, ClassVar, Literal, TypeVar
 
 import msgspec
 
@@ -26,6 +26,8 @@ class TokenizeBody(msgspec.Struct, kw_only=True):
     """`POST /tokenize`: a `prompt` as in /v1/completions, or `messages` as in /v1/chat/completions. `model`
     is optional if there is only one. `add_special_tokens` has no effect. A prompt of more than two contexts
     is refused, not counted."""
+
+    shallow: ClassVar[frozenset[str]] = frozenset({"messages"})
 
     model: str | None = None
     prompt: str | None = None

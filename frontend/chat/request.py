@@ -24,19 +24,15 @@ from frontend.turn.fields import (
     AnyEffort,
     CommonFields,
     Content,
+    ConversationFields,
     Count,
     FunctionName,
     JsonObjectFormat,
-    Metadata,
     NamedSchema,
     Refused,
     StopText,
     StopTexts,
-    TemplateArgs,
     TextFormat,
-    TopLogprobs,
-    effort_of,
-    identity_of,
     required,
 )
 from frontend.turn.request import CallChoice, TurnRequest, answer_format, left_out, text_of_part
@@ -166,7 +162,7 @@ class ReasoningFields(msgspec.Struct, kw_only=True):
     exclude: bool | None = None
 
 
-class ChatBody(CommonFields, kw_only=True):
+class ChatBody(ConversationFields, kw_only=True):
     """`POST /v1/chat/completions`. Extensions: `chat_template_args` (or `chat_template_kwargs`), and
     `include_reasoning`, which controls whether the answer contains reasoning text."""
 
@@ -180,12 +176,7 @@ class ChatBody(CommonFields, kw_only=True):
         "moderation": ((), "Moderation is not available."),
     }
     hints: ClassVar[frozenset[str]] = CommonFields.hints | {"store", "prediction"}
-    deep: ClassVar[frozenset[str]] = frozenset(
-        {
-            "nvext", "stream_options", "chat_template_args", "chat_template_kwargs", "tools", "tool_choice",
-            "response_format", "reasoning", "structured_outputs",
-        }
-    )  # fmt: skip
+    shallow: ClassVar[frozenset[str]] = frozenset({"messages"})
 
     messages: Annotated[list[InputMessage], msgspec.Meta(min_length=1)]
     max_tokens: Count | None = None
@@ -193,17 +184,12 @@ class ChatBody(CommonFields, kw_only=True):
     n: Count | None = None
     stop: StopText | StopTexts | None = None
     logprobs: bool | None = None
-    top_logprobs: TopLogprobs | None = None
     reasoning_effort: AnyEffort | None = None
     reasoning: ReasoningFields | None = None
-    chat_template_args: TemplateArgs | None = None
-    chat_template_kwargs: TemplateArgs | None = None
     include_reasoning: bool | None = None
     tools: list[ToolDefinition] | None = None
     tool_choice: Literal["none", "auto", "required"] | ChatToolChoice | None = None
-    parallel_tool_calls: bool | None = None
     response_format: TextFormat | JsonObjectFormat | JsonSchemaFormat | None = None
-    metadata: Metadata | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -223,7 +209,7 @@ def turn_request(body: ChatBody, num_bytes: int) -> TurnRequest:
         max_tokens=body.max_completion_tokens or body.max_tokens,
         num_choices=body.n,
         stop=body.stop,
-        max_calls=1 if body.parallel_tool_calls is False else None,
+        max_calls=body.max_calls,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
     )
 
@@ -260,14 +246,14 @@ def conversation(body: ChatBody) -> Conversation:
         turns=tuple(_turn(message, f"messages[{i}]") for i, message in enumerate(body.messages)),
         tools=tuple(_tool(tool, f"tools[{i}]") for i, tool in enumerate(offered or ())),
         reasoning_effort=NEAREST_EFFORT[_effort(body)],
-        model_identity=identity_of(body.chat_template_args, body.chat_template_kwargs),
+        model_identity=body.identity,
         answer_format=answer,
     )
 
 
 def _effort(body: ChatBody) -> AnyEffort:
     given = body.reasoning_effort or (None if body.reasoning is None else body.reasoning.effort)
-    return effort_of(given, body.chat_template_args, body.chat_template_kwargs)
+    return body.effort_of(given)
 
 
 def _tool(given: ToolDefinition, path: str) -> Tool:

@@ -63,7 +63,6 @@ class CompletionBody(CommonFields, kw_only=True):
         "suffix": (("",), "This model cannot insert text before a suffix."),
         "best_of": ((1,), "Use `n` and rank the choices yourself."),
     }
-    deep: ClassVar[frozenset[str]] = frozenset({"nvext", "stream_options", "structured_outputs"})
 
     prompt: str | list[str | TokenId | list[TokenId]]
     n: Count | None = None

@@ -1,6 +1,7 @@
 """The incremental Harmony parser: tokens in, deltas out; accepts any input, no I/O."""
 
 import re
+from codecs import utf_8_decode
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
@@ -8,7 +9,6 @@ from typing import Literal, NamedTuple
 
 from frontend.harmony.conversation import Begin, Delta, End, Kind, MessageKind, Text
 from frontend.harmony.header import CHANNELS, Header, read_header, read_unended_header
-from frontend.text.detokenize import IncrementalDecoder
 from frontend.text.tokenizer import SpecialToken, Vocabulary
 
 # A longer header lacks its `<|message|>`, and its text must not be held back any longer. The limit is higher
@@ -108,6 +108,20 @@ class RawHeader:
                 if offset < stop and offset + len(data) > start
             ]
         return tokens
+
+
+class IncrementalDecoder:
+    """Decodes UTF-8 incrementally: holds back incomplete characters, replaces invalid bytes by U+FFFD."""
+
+    def __init__(self) -> None:
+        self._held = b""
+
+    def push(self, data: bytes, *, is_last: bool = False) -> str:
+        """The text that `data` completes; empty while a character is incomplete, unless it is the last."""
+        data = self._held + data
+        text, num_used = utf_8_decode(data, "replace", is_last)
+        self._held = data[num_used:]
+        return text
 
 
 # How a message appears to the client; `dropped` was written as another author.

@@ -39,7 +39,7 @@ def decode(raw: bytes, body_type: type[AnyBody]) -> tuple[AnyBody, tuple[str, ..
     """The validated body, and the sorted paths of its unknown fields, or of some if there are many.
 
     A struct may have class variables: `refused` (see `Refused`), `hints`, fields accepted with any value and
-    without effect, and `deep`, fields that are searched for unknown fields inside.
+    without effect, and `shallow`, fields that are not searched for unknown fields inside.
 
     Raises InvalidRequest for invalid or unsupported fields; `param` is the path, as in `messages[0].role`.
     Raises TooManyParts.
@@ -135,7 +135,8 @@ def _struct_of(value: object, structs: Iterable[inspect.StructType]) -> inspect.
 def _unknown(raw: bytes, body_type: type[msgspec.Struct]) -> tuple[str, ...]:
     """Paths of unknown fields without list indices, as in `tools[].name`."""
     fields = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
-    searched = {*_fields(body_type).refused, *getattr(body_type, "deep", ())}
+    known = _fields(body_type)
+    searched = {*known.refused, *filter(known.inner.get, known.inner)} - getattr(body_type, "shallow", set())
     body = {name: msgspec.json.decode(item) if name in searched else None for name, item in fields.items()}
     unknown: dict[str, None] = {}
     _search(body, (_type_of(body_type),), "", "", unknown)

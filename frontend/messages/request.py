@@ -137,7 +137,7 @@ class Counted(msgspec.Struct, kw_only=True):
             "context_management",
         }
     )  # fmt: skip
-    deep: ClassVar[frozenset[str]] = frozenset({"tool_choice", "thinking", "output_config"})
+    shallow: ClassVar[frozenset[str]] = frozenset({"messages", "system", "tools"})
 
     model: Annotated[str, msgspec.Meta(min_length=1)]
     messages: Annotated[list[MessageParam], msgspec.Meta(min_length=1)]

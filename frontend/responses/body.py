@@ -13,15 +13,13 @@ from frontend.text.served import ContextTooLong
 from frontend.turn.fields import (
     AnyEffort,
     CommonFields,
+    ConversationFields,
     Count,
     FunctionName,
     JsonObjectFormat,
-    Metadata,
     NamedSchema,
     Refused,
-    TemplateArgs,
     TextFormat,
-    TopLogprobs,
 )
 from frontend.turn.ids import new_id
 from frontend.turn.request import TurnRequest
@@ -124,7 +122,7 @@ class ToolChoice(NamedTool, kw_only=True, omit_defaults=True):
     tools: Annotated[list[NamedTool], msgspec.Meta(min_length=1)] | None = None
 
 
-class ResponseBody(CommonFields, kw_only=True):
+class ResponseBody(ConversationFields, kw_only=True):
     """`POST /v1/responses`, with the same extensions as chat completions."""
 
     refused: ClassVar[Refused] = {
@@ -148,12 +146,6 @@ class ResponseBody(CommonFields, kw_only=True):
         "moderation": ((), "Moderation is not available."),
         "prompt": ((), "Prompt templates are not available; use `instructions` and `input`."),
     }
-    deep: ClassVar[frozenset[str]] = frozenset(
-        {
-            "nvext", "stream_options", "chat_template_args", "chat_template_kwargs", "reasoning", "text",
-            "tools", "tool_choice", "structured_outputs",
-        }
-    )  # fmt: skip
 
     # `frontend.responses.items` validates the items.
     input: str | list[dict[str, Any]] | None = None
@@ -163,17 +155,12 @@ class ResponseBody(CommonFields, kw_only=True):
     background: bool | None = None
     tools: list[ResponseTool] | None = None
     tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
-    parallel_tool_calls: bool | None = None
     max_tool_calls: Count | None = None
     reasoning: Reasoning | None = None
     text: TextConfig | None = None
     include: list[Includable] | None = None
-    top_logprobs: TopLogprobs | None = None
     max_output_tokens: Count | None = None
-    metadata: Metadata | None = None
     prompt_cache_key: str | None = None
-    chat_template_args: TemplateArgs | None = None
-    chat_template_kwargs: TemplateArgs | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()

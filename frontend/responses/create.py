@@ -46,7 +46,7 @@ from frontend.responses.output import EventWriter, ResponseAnswer
 from frontend.responses.runs import ResponseState
 from frontend.responses.store import ResponseStore, StoredResponse
 from frontend.text.served import ContextTooLong
-from frontend.turn.fields import GPT_OSS_EFFORTS, NEAREST_EFFORT, AnyEffort, effort_of, identity_of, required
+from frontend.turn.fields import GPT_OSS_EFFORTS, NEAREST_EFFORT, AnyEffort, required
 from frontend.turn.ids import vary
 from frontend.turn.prepare import LONG_BYTES, encode
 from frontend.turn.request import CallChoice, Client, TurnRequest, answer_format
@@ -321,7 +321,7 @@ def turn_request(
         tools=tuple(offered.tools),
         namespaces=tuple(offered.namespaces),
         reasoning_effort=NEAREST_EFFORT[effort(body)],
-        model_identity=identity_of(body.chat_template_args, body.chat_template_kwargs),
+        model_identity=body.identity,
         answer_format=answer_format(None if body.text is None else body.text.format, "text.format"),
     )
     gives_logprobs = LOGPROBS in (body.include or ()) or body.top_logprobs is not None
@@ -332,12 +332,11 @@ def turn_request(
         path="input",
         num_bytes=num_bytes,
         max_tokens=body.max_output_tokens,
-        max_calls=1 if body.parallel_tool_calls is False else None,
+        max_calls=body.max_calls,
         logprobs=(body.top_logprobs or 0) if gives_logprobs else None,
     )
 
 
 def effort(body: ResponseBody) -> AnyEffort:
     """The reasoning effort, from whichever field gives it."""
-    requested = None if body.reasoning is None else body.reasoning.effort
-    return effort_of(requested, body.chat_template_args, body.chat_template_kwargs)
+    return body.effort_of(None if body.reasoning is None else body.reasoning.effort)

@@ -1,6 +1,6 @@
 """Request fields shared by several APIs, and the types of their values."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args
 
 import msgspec
@@ -170,16 +170,31 @@ class TemplateArgs(msgspec.Struct, kw_only=True):
     model_identity: str | None = None
 
 
-def effort_of(given: AnyEffort | None, *args: TemplateArgs | None) -> AnyEffort:
-    """The first effort given, else medium."""
-    efforts = (each.reasoning_effort for each in args if each is not None)
-    return first_given(given, *efforts, default="medium")
+class ConversationFields(CommonFields, kw_only=True):
+    """Fields of chat completions and responses. Arguments of the chat template have two names."""
 
+    chat_template_args: TemplateArgs | None = None
+    chat_template_kwargs: TemplateArgs | None = None
+    parallel_tool_calls: bool | None = None
+    top_logprobs: TopLogprobs | None = None
+    metadata: Metadata | None = None
 
-def identity_of(*args: TemplateArgs | None) -> str:
-    """The first identity given, else gpt-oss's default."""
-    identities = (each.model_identity for each in args if each is not None)
-    return first_given(*identities, default=MODEL_IDENTITY)
+    def effort_of(self, given: AnyEffort | None) -> AnyEffort:
+        """The first effort given, else medium."""
+        return first_given(given, *(each.reasoning_effort for each in self._template()), default="medium")
+
+    @property
+    def identity(self) -> str:
+        """The first identity given, else gpt-oss's default."""
+        return first_given(*(each.model_identity for each in self._template()), default=MODEL_IDENTITY)
+
+    @property
+    def max_calls(self) -> int | None:
+        """The limit of calls in an answer."""
+        return 1 if self.parallel_tool_calls is False else None
+
+    def _template(self) -> Iterator[TemplateArgs]:
+        yield from filter(None, (self.chat_template_args, self.chat_template_kwargs))
 
 
 def first_given(*values: T | None, default: T) -> T:

@@ -37,10 +37,10 @@ class Garden(msgspec.Struct):
         "is_wet": ((False,), "It is dry."),
     }
     hints: ClassVar[frozenset[str]] = frozenset({"mood"})
-    deep: ClassVar[frozenset[str]] = frozenset({"things", "center"})
+    shallow: ClassVar[frozenset[str]] = frozenset({"far"})
     things: list[Rock | Plant] = []
     center: Rock | None = None
-    shallow: Plant | None = None
+    far: Plant | None = None
 
 
 def read(raw: bytes | None = None, **fields: Any) -> tuple[Garden, tuple[str, ...]]:
@@ -62,7 +62,7 @@ def test_unknown_fields_are_named_by_path_and_hints_are_not() -> None:
     assert read(zoo=1, age=2)[1] == ("age", "zoo")
     things = [{**ROCK, "weight": 7}, {**ROCK, "x": 1}, {**ROCK, "x": 2}, {**PLANT, "name": 1, "y": 2}]
     assert read(things=things)[1] == ("things[].name", "things[].x", "things[].y")
-    assert read(center={**ROCK, "z": 1}, shallow={**PLANT, "z": 1})[1] == ("center.z",)
+    assert read(center={**ROCK, "z": 1}, far={**PLANT, "z": 1})[1] == ("center.z",)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from frontend.app import envelope_of, routes
-from frontend.http.guards import OPEN_PATHS, Authentication, Browsers, Hosts
+from frontend.http.guards import OPEN_PATHS, Guards
 from frontend.http.keys import line_of, parse_keys
 from frontend.responses.runs import ResponseState
 from tests.scripted_frontend import MODEL, Client, ScriptedTokens
@@ -21,7 +21,7 @@ JSON, FORM = "application/json", "application/x-www-form-urlencoded"
 def open_to(*origins: str) -> Client:
     """A frontend that pages of these origins may use."""
     made = Client(ScriptedTokens(ANSWER))
-    made.app = Browsers(made.app, origins)
+    made.app = Guards(made.app, envelope_of, made.services.metrics, origins=origins)
     return made
 
 
@@ -29,8 +29,7 @@ def keyed(*names: str) -> Client:
     """A frontend for these API keys, and one page."""
     made = Client(ScriptedTokens(ANSWER))
     keys = parse_keys("\n".join(line_of(name, f"sk-{name}", is_admin=name == "root") for name in names))
-    made.app = Authentication(made.app, lambda: keys, envelope_of, made.services.metrics)
-    made.app = Browsers(made.app, [PAGE])
+    made.app = Guards(made.app, envelope_of, made.services.metrics, keys=lambda: keys, origins=[PAGE])
     return made
 
 
@@ -187,7 +186,7 @@ async def test_a_server_is_known_by_its_addresses_and_the_operators_names(
     names: tuple[str, ...], status: int, hosts: list[str | None]
 ) -> None:
     client = Client(ScriptedTokens())
-    client.app = Hosts(client.app, names)
+    client.app = Guards(client.app, envelope_of, client.services.metrics, names=names)
     for host in hosts:
         reply = await client.request("GET", "/v1/models", b"", {} if host is None else {"host": host})
         assert reply.status == status, host

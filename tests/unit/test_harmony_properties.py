@@ -7,7 +7,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from baton.messages import FinishReason
-from frontend.text.detokenize import IncrementalDecoder, StopStrings
+from frontend.harmony.parse import IncrementalDecoder
+from frontend.turn.choice import StopStrings
 from tests.fuzz_harmony import violation
 from tests.harmony_streams import ANY_TOKEN, check, check_answer, check_without_calls, cuts, ids_of, numbered
 

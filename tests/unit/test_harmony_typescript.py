@@ -6,8 +6,7 @@ import pytest
 
 from baton.errors import InvalidRequest
 from frontend.harmony.conversation import AnswerFormat, Conversation, Tool
-from frontend.harmony.render import render
-from frontend.harmony.typescript import MAX_DEPTH, type_of
+from frontend.harmony.render import MAX_DEPTH, render, type_of
 
 
 def nested(around: Callable[[object], dict[str, object]], depth: int) -> object:
