@@ -217,13 +217,12 @@ class FrontendReply(msgspec.Struct, frozen=True, array_like=True, tag="frontend"
 
 class KvAsk(msgspec.Struct, frozen=True, tag="kv_ask"):
     """A decode worker's question to the source of a KV offer: may it read the last `num_bytes`? `secret` is
-    the ticket's. `is_direct`: it reads the source's memory itself. The call is open while it reads.
+    the ticket's. The call is open while it reads.
     """
 
     offer_id: int
     secret: bytes
     num_bytes: int
-    is_direct: bool = False
 
 
 class KvConfirm(msgspec.Struct, frozen=True, tag="kv_confirm"):
@@ -234,7 +233,6 @@ class KvConfirm(msgspec.Struct, frozen=True, tag="kv_confirm"):
     offer_id: int
     secret: bytes
     num_bytes: int
-    is_direct: bool = False
 
 
 class KvGrant(msgspec.Struct, frozen=True, array_like=True, tag="kv_grant"):

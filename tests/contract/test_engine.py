@@ -39,7 +39,7 @@ from workers.engines.trtllm.settings import load_trtllm_settings
 from workers.engines.vllm.adapter import VllmAdapter
 from workers.engines.vllm.library import load_library as load_vllm
 from workers.engines.vllm.settings import load_vllm_settings
-from workers.kv.transceiver import choose_transceiver
+from workers.kv.transceiver import CacheTransceiver
 
 T = TypeVar("T")
 
@@ -77,7 +77,7 @@ def _embedded(checkpoint: Path, *, speculates: bool = False) -> Build:
             settings,
             model_path=checkpoint,
             role=role,
-            transceiver=choose_transceiver("TCP"),
+            transceiver=CacheTransceiver("127.0.0.1"),
         )
 
     return build
@@ -96,7 +96,7 @@ def _mocker(_: Path) -> Build:
         return MockerEngine(
             settings,
             model_path=Path("models/demo"),
-            transceiver=choose_transceiver("TCP"),
+            transceiver=CacheTransceiver("127.0.0.1"),
         )
 
     return build

@@ -19,7 +19,7 @@ TOKEN_BYTES = 4 * 2 * 2 * 16 * 4  # layers, K and V, heads, head dim, float32
 
 def runner(checkpoint: Path, max_tokens: int | None = 1024, **options: Any) -> Runner:
     pool = KvCacheSettings(tokens_per_block=8, max_tokens=max_tokens)
-    return Runner(EmbeddedSettings(kv_cache_config=pool, **options), checkpoint, stage_on_device=False)
+    return Runner(EmbeddedSettings(kv_cache_config=pool, **options), checkpoint)
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_a_pool_without_a_size_has_a_gib_of_blocks(checkpoint: Path, monkeypatch
 def test_a_pool_must_hold_a_prompt_and_an_answer(checkpoint: Path) -> None:
     pool = KvCacheSettings(tokens_per_block=1, max_tokens=1)
     with pytest.raises(ValueError, match="pool of 1 tokens"):
-        Runner(EmbeddedSettings(kv_cache_config=pool), checkpoint, stage_on_device=False)
+        Runner(EmbeddedSettings(kv_cache_config=pool), checkpoint)
 
 
 def test_the_model_uses_its_threads_and_has_run_once_before_any_request(checkpoint: Path) -> None:

@@ -15,7 +15,6 @@ from tests.kv_peer import place_of
 from workers.engines.build import build_engine, given_settings, with_engine
 from workers.engines.library.engine import dying_at_once
 from workers.flags import WorkerSettings
-from workers.kv.memory import host_memory
 from workers.kv.transceiver import CacheTransceiver
 from workers.settings import Given
 from workers.settings_text import SettingsError
@@ -57,28 +56,16 @@ async def test_kv_moves_over_the_chosen_wire_from_the_workers_own_host(
         for name, value in Authority(tmp_path / "authority").environ("worker").items():
             monkeypatch.setenv(name, value)
     line = ["--engine", engine, "--disaggregation-mode", "prefill", "--host", "127.0.0.2"]
-    if engine == "embedded":
-        line += ["--override-engine-args", '{"cache_transceiver_config": {"backend": "TCP"}}']
 
     async def host_of(transceiver: CacheTransceiver) -> str:
         await transceiver.start()
-        ticket = transceiver.offer(host_memory(bytearray(1)))
+        ticket = transceiver.offer(memoryview(bytearray(1)))
         await transceiver.close()
         return place_of(ticket)[0]
 
     transceiver: CacheTransceiver = built(*line)[0]._transceiver  # noqa: SLF001  nothing public tells
     assert transceiver.transport_name == wire
     assert await host_of(transceiver) == "127.0.0.2"
-
-
-def test_a_wire_that_cannot_be_had_is_refused_with_one_that_can(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, value in Authority(tmp_path / "authority").environ("worker").items():
-        monkeypatch.setenv(name, value)
-    line = ["--engine", "embedded", "--disaggregation-mode", "decode"]
-    with pytest.raises(SettingsError, match=r"UCX is unavailable: .*; use DEFAULT or TCP"):
-        built(*line, "--override-engine-args", '{"cache_transceiver_config": {"backend": "UCX"}}')
 
 
 @pytest.mark.parametrize("mode", ["agg", "prefill"])

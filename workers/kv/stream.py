@@ -13,7 +13,6 @@ from baton.errors import HandoffFailed, HandoffStalled
 from baton.listener import ConnectionLimit, Listener, Tls
 from baton.peer_tls import PeerTls
 from baton.telemetry import unauthenticated
-from workers.kv.memory import Memory, host_view
 
 STALL_S = 2.0
 """A pull fails when no byte arrives for this long, however much is left of its time."""
@@ -40,7 +39,7 @@ _DECODER = msgspec.msgpack.Decoder(Way)
 
 
 class Stream:
-    """Host memory's road, from a socket on `host`, which readers must reach."""
+    """Lends bytes from a socket on `host`, which readers must reach."""
 
     def __init__(self, host: str, tls: PeerTls | None = None) -> None:
         self._host = host
@@ -48,10 +47,10 @@ class Stream:
         self._accepting: Tls = (lambda: None) if tls is None else (lambda: tls.accepting)
 
     @asynccontextmanager
-    async def lend(self, payload: Memory) -> AsyncIterator[bytes]:
+    async def lend(self, payload: memoryview) -> AsyncIterator[bytes]:
         """Give one reader these bytes while the context is open; yields an encoded Way. Raises OSError."""
-        if payload.num_bytes <= _SMALL_BYTES:
-            yield msgspec.msgpack.encode(Way(payload=bytes(host_view(payload))))
+        if payload.nbytes <= _SMALL_BYTES:
+            yield msgspec.msgpack.encode(Way(payload=bytes(payload)))
             return
         token, writers = secrets.token_bytes(_TOKEN_BYTES), set[asyncio.StreamWriter]()
         readers = ConnectionLimit(_MOST_READERS, _abort)
@@ -89,12 +88,12 @@ class Stream:
             for writer in writers:
                 writer.transport.abort()
 
-    async def fetch(self, host: str, way: bytes, into: Memory) -> None:
+    async def fetch(self, host: str, way: bytes, into: memoryview) -> None:
         """Fill `into` from a source on `host`. Raises HandoffStalled, OSError if the source is lost."""
-        found, view = _DECODER.decode(way), host_view(into)
+        found, view = _DECODER.decode(way), into
         if not found.port:
-            if len(found.payload) != into.num_bytes:
-                raise HandoffFailed(f"{len(found.payload)} bytes came instead of {into.num_bytes}")
+            if len(found.payload) != into.nbytes:
+                raise HandoffFailed(f"{len(found.payload)} bytes came instead of {into.nbytes}")
             view[:] = found.payload
             return
         tls = None if self._tls is None else self._tls.connecting
@@ -125,10 +124,9 @@ def _abort(writer: asyncio.StreamWriter) -> None:
     writer.transport.abort()
 
 
-async def _send(payload: Memory, writer: asyncio.StreamWriter) -> None:
-    view = host_view(payload)
-    for start in range(0, len(view), _SLICE_BYTES):
-        writer.write(view[start : start + _SLICE_BYTES])
+async def _send(payload: memoryview, writer: asyncio.StreamWriter) -> None:
+    for start in range(0, len(payload), _SLICE_BYTES):
+        writer.write(payload[start : start + _SLICE_BYTES])
         await writer.drain()
         await asyncio.sleep(0)  # draining does not suspend while there is room
 
