@@ -75,8 +75,16 @@ def _last(messages: Iterable[MessageForm], ids: Ids) -> Iterator[dict[str, objec
 def _with_grammar(message: MessageForm, ids: Ids) -> dict[str, object]:
     elements = [_grammar(_headers(message, ids)), _body(message, ids)]
     if message.end != _EOS:
-        elements.append(_grammar(_literal(message.end, ids)))
+        elements.append(_grammar(_end(message, ids)))
     return {"type": "sequence", "elements": elements}
+
+
+def _end(message: MessageForm, ids: Ids) -> str:
+    """The end, which may be missing if control tokens are text: vLLM 0.31 has xgrammar take the request's
+    stop tokens, such as `<|call|>`, as stop tokens: after the whole grammar only.
+    """
+    end = _literal(message.end, ids)
+    return end if ids else f"({end})?"
 
 
 def _body(message: MessageForm, ids: Ids) -> dict[str, object]:

@@ -36,9 +36,10 @@ class XgrammarForms:
         self._compiler = xgrammar.GrammarCompiler(info, max_threads=1)
         self._eos = vocabulary["<|return|>"]
 
-    def matcher(self, form: Guided) -> xgrammar.GrammarMatcher:
-        tag = structural_tag(form, self._control_ids)
-        return xgrammar.GrammarMatcher(self._compiler.compile_structural_tag(tag))
+    def matcher(self, form: Guided, stop_token_ids: list[int] | None = None) -> xgrammar.GrammarMatcher:
+        """With the tokenizer's stop token, unless a request's are given, as vLLM 0.31 does."""
+        tag = self._compiler.compile_structural_tag(structural_tag(form, self._control_ids))
+        return xgrammar.GrammarMatcher(tag, override_stop_tokens=stop_token_ids)
 
     def takes(self, form: Guided, answer: list[int]) -> bool:
         """Whether each token is allowed, and then none. After `<|call|>` the engine stops by itself."""

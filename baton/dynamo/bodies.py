@@ -72,6 +72,8 @@ def dynamo_request(request: GenerateRequest, role: Role, *, is_own: bool = False
         raise InvalidRequest("Dynamo's workers return no log probabilities of the prompt.", param="echo")
     if request.num_generated and not is_own and not _is_resumable(sampling):
         raise NotResumable("the engine cannot go on in the middle of this answer; send the request again")
+    if sampling.logit_bias and not is_own:
+        raise InvalidRequest("`logit_bias`: Dynamo's workers apply none.", param="logit_bias")
     handoff, stops = request.handoff, () if sampling.ignore_eos else sampling.stop_token_ids
     min_tokens = max(0, sampling.min_tokens - request.num_generated)
     max_tokens = sampling.max_tokens - request.num_generated
@@ -85,7 +87,7 @@ def dynamo_request(request: GenerateRequest, role: Role, *, is_own: bool = False
             ignore_eos=not stops,
             stop_token_ids_hidden=list(stops) or None,
         ),
-        sampling_options=_options(replace(sampling, guided=None) if is_own else sampling),
+        sampling_options=_options(sampling, is_own=is_own),
         output_options=None if sampling.logprobs is None else OutputOptions(logprobs=sampling.logprobs),
         routing=Routing(
             priority=-priority or None,
@@ -123,10 +125,11 @@ def _is_resumable(sampling: Sampling) -> bool:
     return is_greedy and not (sampling.guided or sampling.frequency_penalty or sampling.presence_penalty)
 
 
-def _options(sampling: Sampling) -> SamplingOptions:
+def _options(sampling: Sampling, *, is_own: bool) -> SamplingOptions:
     """All that have a default are sent: a worker's own may be those of the model's folder."""
     is_greedy = sampling.temperature == 0 or sampling.top_p == 0
-    tag = structural_tag(sampling.guided, {}) if sampling.guided else None  # the worker's xgrammar may be old
+    # The worker's xgrammar may be old; a worker of Baton's gets the form itself.
+    tag = structural_tag(sampling.guided, {}) if sampling.guided and not is_own else None
     return SamplingOptions(
         temperature=0.0 if is_greedy else sampling.temperature,
         top_p=1.0 if is_greedy else sampling.top_p,
@@ -136,7 +139,8 @@ def _options(sampling: Sampling) -> SamplingOptions:
         presence_penalty=sampling.presence_penalty,
         repetition_penalty=sampling.repetition_penalty,
         logit_bias={str(token_id): bias for token_id, bias in sampling.logit_bias.items()} or None,
-        seed=seed_of_attempt(sampling, 0),  # a sampled answer is always made from its beginning
+        # A sampled answer is always made from its beginning. For a greedy one vLLM would keep a generator.
+        seed=None if is_greedy and not is_own else seed_of_attempt(sampling, 0),
         guided_decoding=None if tag is None else GuidedDecoding(structural_tag=tag),
     )
 
@@ -235,7 +239,8 @@ def _finish_reason(reason: str | ErrorReason) -> FinishReason:
         return _REASONS[text]
     if text == "cancelled":
         raise WorkerLost("the worker cancelled the request")
-    raise EngineFailure(f"The engine failed on this request: {_line(text.removeprefix('error: '))}.")
+    said = text.removeprefix("error").removeprefix(": ")
+    raise EngineFailure(f"The engine failed on this request: {_line(said)}.")
 
 
 def _with_stop_token(chunk: DynamoChunk, sampling: Sampling) -> tuple[int, ...]:
@@ -286,8 +291,7 @@ def error_of(error: Exception, worker: WorkerInfo, *, has_handoff: bool) -> Bato
     reason = _line(text or name)
     if kind is InvalidRequest:
         reason = reason.removeprefix("ValueError: ").removeprefix("TypeError: ")
-        param = "logit_bias" if "logit_bias" in reason else None
-        return InvalidRequest(f"The engine refuses the request: {reason}.", param=param)
+        return InvalidRequest(f"The engine refuses the request: {reason}.")
     if issubclass(kind, WorkerLost):
         return kind(f"worker {worker.label} was lost: {reason}")
     return kind(f"Worker {worker.label} failed on this request: {reason}.")

@@ -102,9 +102,12 @@ async def test_the_embedded_grammar_takes_what_xgrammar_allows(
     answers = [forms.answer_of(FORMS[name], modest(seed, tokenizer)) for seed in SEEDS]
     finished = [answer for answer in answers if len(answer) < MAX_TOKENS]
     assert finished
+    call = tokenizer.special_ids[SpecialToken.CALL]
     for answer in finished:
-        if tokenizer.special_ids[SpecialToken.CALL] in answer:
+        if call in answer:
             answer.pop()  # xgrammar's own end
+        elif "functions." in tokenizer.decode(answer):
+            answer[-1] = call  # with control tokens as text, xgrammar's own end may stand for it
         matcher = await grammars.matcher(FORMS[name])
         assert await allowed_after(matcher, answer) is None
         assert matcher.error is None, text_with_controls(tokenizer, answer)
@@ -163,6 +166,15 @@ async def test_both_take_the_same_answers(
 
     assert forms.takes(FORMS[name], token_ids) is taken
     assert (await allowed_after(matcher, token_ids) is None and matcher.error is None) is taken
+
+
+def test_a_call_may_end_with_a_stop_token_of_the_request(tokenizer: ModelTokenizer) -> None:
+    call = "<|channel|>commentary to=functions.g<|message|>{}<|call|>"
+    stops = [tokenizer.special_ids[token] for token in (SpecialToken.RETURN, SpecialToken.CALL)]
+    matcher = XgrammarForms(DEMO, {}).matcher(FORMS["a call is demanded"], stops)
+
+    assert all(map(matcher.accept_token, tokenizer.encode_text(call, allow_special=True)))
+    assert matcher.is_terminated()
 
 
 @pytest.mark.parametrize("seed", SEEDS)

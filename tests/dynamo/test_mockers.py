@@ -121,7 +121,7 @@ def test_the_runtimes_own_decoder_takes_every_field(tmp_path: Path) -> None:
         {"logprobs": True, "top_logprobs": 3},
         {"cache_salt": "abc"},
     ]
-    raw: list[dict[str, Any]] = [sampling, {"logit_bias": {"5": 1}}, {"priority": -5}, {"ignore_eos": True}]
+    raw: list[dict[str, Any]] = [sampling, {"priority": -5}, {"ignore_eos": True}]
     with MockerStack(tmp_path) as stack:
         stack.mockers("prefill", "decode")
         for fields in chats:

@@ -110,9 +110,15 @@ def test_the_rest_of_an_answer_is_asked_only_if_it_would_go_on_as_it_began(field
         asked(msgspec.structs.replace(greedy(**fields), token_ids=[1, 2, 3, 4], num_generated=1))
 
 
-def test_log_probabilities_of_the_prompt_are_refused() -> None:
+@pytest.mark.parametrize("fields", [{"prompt_logprobs": 1}, {"logit_bias": {5: 1.0}}])
+def test_what_no_worker_of_dynamos_does_is_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest):
-        asked(greedy(prompt_logprobs=1))
+        asked(greedy(**fields))
+
+
+def test_only_a_sampled_answer_has_a_seed() -> None:
+    assert asked(greedy(temperature=0.5, seed=3))["sampling_options"]["seed"] == 3
+    assert "seed" not in asked(greedy(seed=3))["sampling_options"]
 
 
 def test_the_first_and_the_last_chunk_have_usage() -> None:
