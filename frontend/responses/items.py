@@ -25,26 +25,20 @@ from frontend.turn.thoughts import joined
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 Phase = Literal["commentary", "final_answer"]
+TextKind = Literal["input_text", "output_text", "reasoning_text", "summary_text"]
 
 
-class InputText(msgspec.Struct, kw_only=True, tag_field="type", tag="input_text"):
-    """Text that the client wrote."""
+class TextPart(msgspec.Struct, kw_only=True):
+    """Text that the client or the model wrote; of `output_text`, `annotations` is always empty."""
 
+    type: TextKind
     text: str
+    annotations: list[Any] | msgspec.UnsetType = msgspec.UNSET
+    logprobs: list[ContentLogprob] | msgspec.UnsetType = msgspec.UNSET
 
-
-class OutputText(msgspec.Struct, kw_only=True, tag_field="type", tag="output_text"):
-    """Text that the model wrote; `annotations` is always empty."""
-
-    text: str
-    annotations: list[Any] = []
-    logprobs: list[ContentLogprob] = []
-
-
-class ReasoningText(msgspec.Struct, kw_only=True, tag_field="type", tag="reasoning_text"):
-    """Reasoning text."""
-
-    text: str
+    def __post_init__(self) -> None:
+        if self.type == "output_text":
+            self.annotations, self.logprobs = self.annotations or [], self.logprobs or []
 
 
 class MessageItem(msgspec.Struct, kw_only=True, tag_field="type", tag="message"):
@@ -54,14 +48,8 @@ class MessageItem(msgspec.Struct, kw_only=True, tag_field="type", tag="message")
     id: str = ""
     role: Literal["user", "assistant", "system", "developer"]
     status: ItemStatus = "completed"
-    content: str | list[InputText | OutputText]
+    content: str | list[TextPart]
     phase: Phase | msgspec.UnsetType = msgspec.UNSET
-
-
-class SummaryText(msgspec.Struct, kw_only=True, tag_field="type", tag="summary_text"):
-    """Reasoning text as a summary; it is the full text."""
-
-    text: str
 
 
 class ReasoningItem(msgspec.Struct, kw_only=True, tag_field="type", tag="reasoning"):
@@ -69,8 +57,8 @@ class ReasoningItem(msgspec.Struct, kw_only=True, tag_field="type", tag="reasoni
     clients."""
 
     id: str = ""
-    summary: list[SummaryText] = []
-    content: list[ReasoningText] = []
+    summary: list[TextPart] = []
+    content: list[TextPart] = []
     encrypted_content: str | msgspec.UnsetType = msgspec.UNSET
     status: ItemStatus = "completed"
 
@@ -102,13 +90,13 @@ class CustomCallItem(CallPart, kw_only=True, tag="custom_tool_call"):
 class CustomOutputItem(CallPart, kw_only=True, tag="custom_tool_call_output"):
     """The result of a custom tool call."""
 
-    output: str | list[InputText]
+    output: str | list[TextPart]
 
 
 class FunctionOutputItem(CallPart, kw_only=True, tag="function_call_output"):
     """The result of a function call."""
 
-    output: str | list[InputText]
+    output: str | list[TextPart]
 
 
 class LocalShellAction(msgspec.Struct, kw_only=True):
@@ -377,12 +365,12 @@ class InputReader:
         if not content and item.encrypted_content:
             content = self._opened(item.encrypted_content, f"{path}.encrypted_content")
         if not content and item.id and (text := self._recall(item.id)) is not None:
-            content = [ReasoningText(text=text)]
+            content = [TextPart(type="reasoning_text", text=text)]
         if not content and item.summary:
             self.left_out.add("input[].summary")
         return ReasoningItem(id=item.id, content=content)
 
-    def _opened(self, sealed: str, path: str) -> list[ReasoningText]:
+    def _opened(self, sealed: str, path: str) -> list[TextPart]:
         try:
             text = self._seal.open(sealed)
         except Changed:
@@ -392,7 +380,7 @@ class InputReader:
         if text is None:
             self.left_out.add("input[].encrypted_content")
             return []
-        return [ReasoningText(text=text)]
+        return [TextPart(type="reasoning_text", text=text)]
 
 
 def _is_hosted_search(fields: dict[str, Any]) -> bool:
@@ -451,7 +439,7 @@ def _call(item: FunctionCallItem | CustomCallItem | MachineCallItem) -> ToolCall
     return ToolCall(call_id=item.call_id, name=name, arguments=msgspec.json.encode(arguments).decode())
 
 
-def _text(parts: str | Iterable[InputText | OutputText]) -> str:
+def _text(parts: str | Iterable[TextPart]) -> str:
     return parts if isinstance(parts, str) else "".join(part.text for part in parts)
 
 

@@ -28,11 +28,10 @@ from frontend.responses.items import (
     FunctionCallItem,
     ItemStatus,
     MessageItem,
-    OutputText,
     Phase,
     ReasoningItem,
-    ReasoningText,
-    SummaryText,
+    TextKind,
+    TextPart,
     WrittenItem,
     machine_call,
 )
@@ -88,20 +87,20 @@ class _Shape(NamedTuple):
 
     event: str
     field: str
-    part: type[OutputText | ReasoningText | SummaryText] | None = None
+    part: TextKind | None = None
     part_event: str = "response.content_part"
     index_field: str = "content_index"
 
 
-_THOUGHT = _Shape("response.reasoning_text", "content", ReasoningText)
+_THOUGHT = _Shape("response.reasoning_text", "content", "reasoning_text")
 _SUMMARY = _Shape(
     "response.reasoning_summary_text",
     "summary",
-    SummaryText,
+    "summary_text",
     "response.reasoning_summary_part",
     "summary_index",
 )
-_TEXT = _Shape("response.output_text", "content", OutputText)
+_TEXT = _Shape("response.output_text", "content", "output_text")
 _CALL = _Shape("response.function_call_arguments", "arguments")
 _CUSTOM_CALL = _Shape("response.custom_tool_call_input", "input")
 _MACHINE_CALL = _Shape("", "arguments")  # output as a whole
@@ -115,7 +114,7 @@ class OpenItem:
         self.shape = shape
         self._writer = writer
         self._texts: list[str] = []
-        self._part = None if shape.part is None else shape.part(text="")
+        self._part = None if shape.part is None else TextPart(type=shape.part, text="")
         self._index = index
         self._place: dict[str, object] = {"item_id": item.id, "output_index": index}
         if self._part is not None:
@@ -132,7 +131,7 @@ class OpenItem:
         """The event that adds text."""
         self._texts.append(text)
         tail = self._delta_tail
-        if logprobs and isinstance(self._part, OutputText):
+        if logprobs and self._part is not None and self._part.logprobs is not UNSET:
             self._part.logprobs += logprobs
             tail = b',"logprobs":' + _encode(_without_bytes(logprobs))
         if not self._writer.streams:
@@ -155,7 +154,7 @@ class OpenItem:
         if isinstance(self.item, FunctionCallItem):
             fields["name"] = self.item.name
         fields[self.shape.field if self._part is None else "text"] = text
-        if isinstance(self._part, OutputText):
+        if self._part is not None and self._part.logprobs is not UNSET:
             fields["logprobs"] = _without_bytes(self._part.logprobs)
         done = self._writer.event(self.shape.event + ".done", **fields) + self._part_event("done")
         return done + self._writer.event(
