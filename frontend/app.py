@@ -63,7 +63,6 @@ class App:
         self._framework = framework
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-        """Answer one request."""
         if scope["method"] == "HEAD":  # the server leaves the body out
             scope = {**scope, "method": "GET"}
         endpoint = self._endpoints.get((scope["method"], scope["path"]))

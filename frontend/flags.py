@@ -127,12 +127,10 @@ class FrontendSettings:
 
     @property
     def cors_origins(self) -> list[str]:
-        """The allowed CORS origins."""
         return _listed(self.cors_origin)
 
     @property
     def allowed_hosts(self) -> list[str]:
-        """The names under which this server is served."""
         return [self.http_host, *_listed(self.allowed_host)]
 
 
@@ -156,7 +154,6 @@ class Credentials:
     tls: Reread[ssl.SSLContext] | None
 
     def context(self) -> ssl.SSLContext | None:
-        """The TLS context of new connections."""
         return None if self.tls is None else self.tls.value
 
 

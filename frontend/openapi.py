@@ -88,7 +88,6 @@ class Operation(msgspec.Struct, frozen=True):
     is_streamed: bool = False
 
     def described(self, path: str) -> dict[str, Any]:
-        """The document's entry."""
         answer: dict[str, Any] = {"description": self.summary, "content": _json(*self.answers)}
         if self.is_streamed:
             answer["description"] = _STREAMED

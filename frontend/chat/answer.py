@@ -141,11 +141,9 @@ class MessageWriter(ChoiceWriter):
         self._plain_tail = b"}" + _NO_LOGPROBS + self.tail
 
     def opening(self) -> bytes:
-        """The first chunk, with the role."""
         return self._head + b'{"role":"assistant","content":""' + self._plain_tail
 
     def write(self, deltas: Sequence[Delta]) -> bytes:
-        """The chunks of these deltas."""
         chunks: list[bytes] = []
         for delta in deltas:
             match delta:
@@ -176,7 +174,6 @@ class MessageWriter(ChoiceWriter):
         return self._reasoning_head, text, b',"reasoning_content":', text, self._plain_tail
 
     def end(self) -> bytes:
-        """The last chunk of the choice."""
         reason = self.choice.finish_reason.encode()
         return self._head + b'{},"logprobs":null,"finish_reason":"%b"}' % reason + self.tail
 

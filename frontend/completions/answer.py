@@ -157,11 +157,9 @@ class TextWriter(ChoiceWriter):
         self._num_given = 0  # tokens whose log probabilities were output
 
     def opening(self) -> bytes:
-        """The echoed prompt, if requested."""
         return self._chunk(self._echo, None) if self._echo else b""
 
     def write(self, deltas: Sequence[Delta]) -> bytes:
-        """The chunks of these deltas."""
         chunks = []
         for delta in self._texts(deltas):
             chunks.append(self._chunk(delta.text, self._logprobs(delta.stop)))
@@ -174,7 +172,6 @@ class TextWriter(ChoiceWriter):
         return self._chunk("", logprobs, self._finish_reason)
 
     def body(self, deltas: Sequence[Delta]) -> CompletionChoiceBody:
-        """The whole choice."""
         text = self._echo + "".join([delta.text for delta in self._texts(deltas)])
         logprobs = self._echoed_logprobs() if self._echo else self._logprobs(None)
         return CompletionChoiceBody(self.index, text, self._finish_reason, logprobs)

@@ -70,7 +70,6 @@ class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def called(self) -> str:
-        """The name by which the parser tells it."""
         return called_name(self.namespace, self.name)
 
 

@@ -50,13 +50,11 @@ class RawHeader:
         return len(self._raw) > self._max_bytes
 
     def append(self, data: bytes, position: int) -> None:
-        """Add an ordinary token's bytes."""
         if data:
             self._pieces.append((len(self._raw), position, data))
             self._raw += data
 
     def append_marker(self, token: SpecialToken) -> None:
-        """Add `<|channel|>` or `<|constrain|>`."""
         self._raw += _SPELLED[token]
         if not self._has_channel and token is SpecialToken.CHANNEL:
             self._has_channel = True
@@ -74,11 +72,9 @@ class RawHeader:
         return rest
 
     def read(self) -> Header:
-        """The header, after `<|message|>`."""
         return read_header(bytes(self._raw), self._offered, expects_role=self.expects_role)
 
     def read_unended(self, *, is_cut: bool = False, ends_call: bool = False) -> Header:
-        """The header, without `<|message|>`."""
         return read_unended_header(
             bytes(self._raw),
             self._offered,
@@ -246,7 +242,6 @@ class HarmonyParser:
         return deltas
 
     def finish(self) -> list[Delta]:
-        """The remaining deltas at the end of the stream."""
         self._deltas = []
         if self._message is not None:
             self._end_message(self._message, is_complete=False)

@@ -91,7 +91,6 @@ class Numbered(Answer):
             self._had, self._had_checksum = (int(found[1]), int(found[2])), int(found[3], 16)
 
     def opening(self) -> bytes:
-        """The first events, which precede every token."""
         return self._numbered(self._answer.opening(), 0, 0, 0)
 
     def feed(self, index: int, chunk: TokenChunk) -> bytes:
@@ -106,22 +105,18 @@ class Numbered(Answer):
         return b"".join(events)
 
     def finish(self, index: int) -> bytes:
-        """The last events. Raises StreamChanged."""
         events = self._answer.finish(index)
         if self._num_tokens < self._had[0]:
             raise _changed()
         return self._number(events)
 
     def closing(self) -> bytes:
-        """The last events, without ids."""
         return self._answer.closing()
 
     def failure(self, error: BatonError) -> bytes:
-        """The event that ends a failed stream, without an id."""
         return self._answer.failure(error)
 
     async def settle(self) -> None:
-        """See `Answer`."""
         await self._answer.settle()
 
     def _tokens(self, chunk: TokenChunk) -> Iterator[TokenChunk]:

@@ -121,7 +121,6 @@ class UsageBody(msgspec.Struct, kw_only=True):
 
     @classmethod
     def of(cls, choices: Sequence[Choice]) -> "UsageBody":
-        """The counts of these choices so far."""
         num_prompt = num_prompt_tokens(choices)
         num_completion = sum([choice.num_tokens for choice in choices])
         firsts = [choice for choice in choices if choice.request.sampling.choice == 0]
@@ -225,11 +224,9 @@ class ChunkedAnswer(Answer):
         self._deltas: list[list[Delta]] = [[] for _ in choices]
 
     def opening(self) -> bytes:
-        """The first chunk of each choice."""
         return b"".join(writer.opening() for writer in self._writers)
 
     def feed(self, index: int, chunk: TokenChunk) -> bytes:
-        """The events of a chunk."""
         deltas = self.choices[index].feed(chunk)
         if self.stream:
             return self._writers[index].write(deltas)
@@ -237,7 +234,6 @@ class ChunkedAnswer(Answer):
         return b""
 
     def finish(self, index: int) -> bytes:
-        """The choice's last events."""
         deltas = self.choices[index].finish()
         if self.stream:
             return self._writers[index].write(deltas) + self._writers[index].end()
@@ -254,10 +250,8 @@ class ChunkedAnswer(Answer):
         return self._envelope.head + last + b"}\n\n" + DONE
 
     def failure(self, error: BatonError) -> bytes:
-        """The event that ends a failed stream."""
         return b"data: " + _encode(ErrorBody.of(error)) + b"\n\n"
 
     def body(self) -> msgspec.Struct:
-        """The whole answer."""
         choices = [writer.body(each) for writer, each in zip(self._writers, self._deltas, strict=True)]
         return self._whole(**self._envelope.fields, choices=choices, usage=UsageBody.of(self.choices))

@@ -44,7 +44,6 @@ class ErrorBody(msgspec.Struct, kw_only=True):
 
     @classmethod
     def of(cls, error: BatonError) -> "ErrorBody":
-        """The envelope of an error."""
         return cls(
             error=ErrorDetail(message=error.message, type=error.kind, param=error.param, code=error.code)
         )
@@ -176,7 +175,6 @@ class Exchange:
             pass
 
     async def start(self, status: int, content_type: bytes, headers: Headers) -> None:
-        """Send status and headers."""
         request_id = self.request_id.encode()
         # OpenAI's name of the header, and Anthropic's.
         fixed = [(b"content-type", content_type), (b"x-request-id", request_id), (b"request-id", request_id)]
@@ -191,11 +189,9 @@ class Exchange:
         await self.start(200, b"text/event-stream; charset=utf-8", [*fixed, *headers])
 
     async def write(self, data: bytes) -> None:
-        """Send more of the body."""
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
 
     async def end(self, data: bytes = b"") -> None:
-        """Send the rest of the body."""
         await self._send({"type": "http.response.body", "body": data, "more_body": False})
 
     async def answer(self, status: int, body: msgspec.Struct | msgspec.Raw, headers: Headers = ()) -> None:

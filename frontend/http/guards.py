@@ -98,7 +98,6 @@ class Guards:
         self._is_known = lru_cache(256)(self._knows)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
         headers = dict(scope["headers"])
         host, origin = headers.get(b"host", b""), headers.get(b"origin")
         is_named = self._named_paths is None or scope["path"] in self._named_paths

@@ -52,7 +52,6 @@ class Endpoint:
         self._services = services
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
         services = self._services
         exchange = Exchange(scope, receive, send, self._envelope)
         record = services.metrics.begin(self._route, exchange.request_id, exchange.key_name)
@@ -231,14 +230,12 @@ class Delivery:
             self._tasks.append(asyncio.get_running_loop().create_task(self._comment()))
 
     async def send(self, events: bytes) -> None:
-        """Send events."""
         self._num_sent += 1
         if not self._exchange.started:
             events = await self._opening() + events
         await self._exchange.write(events)
 
     async def end(self, events: bytes) -> None:
-        """Send the last events."""
         if not self._exchange.started:
             events = await self._opening() + events
         self._exchange.end_failed = None  # what is stored has ended, and stays as it is

@@ -168,7 +168,6 @@ class Connection(HttpToolsProtocol):
             self.transport.close()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Start the idle timeout."""
         super().connection_made(cast("asyncio.Transport", transport))
         self._joined = _JoinedHead(self.transport)
         self.flow = self._flow = _Flow(self.transport)
@@ -176,7 +175,6 @@ class Connection(HttpToolsProtocol):
         self._wait(self._patience.idle_s)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Leave the limit."""
         self.limit.leave(self)
         if isinstance(exc, TimeoutError):
             log.info("dropped client=%s reason=client does not read the response", self.client)
@@ -209,7 +207,6 @@ class Connection(HttpToolsProtocol):
         self.data_received(b"POST / HTTP/1.1\r\n" + b"".join(framing) + b"\r\n" + rest)
 
     def on_message_begin(self) -> None:
-        """The first byte of a request."""
         super().on_message_begin()
         scope = cast("Scope", self.scope)
         scope["blocked_s"], scope["drain"] = self._flow.blocked_s, self._flow.drain
@@ -241,7 +238,6 @@ class Connection(HttpToolsProtocol):
             self._give_up_s += len(body) / self._patience.bytes_a_s
 
     def on_message_complete(self) -> None:
-        """The last byte of a request."""
         if self.parser.should_upgrade():
             return
         super().on_message_complete()
@@ -356,7 +352,6 @@ class HttpServer:
 
     @property
     def connections(self) -> tuple[Connection, ...]:
-        """Those that are open."""
         return cast("tuple[Connection, ...]", tuple(self._state.connections))
 
     def start(self, listener: socket.socket, *, is_shared: bool = False) -> None:

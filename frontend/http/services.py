@@ -48,7 +48,6 @@ class Services:
 
     @cached_property
     def snapshots(self) -> Snapshots:
-        """What the fleet does, for /fleet."""
         return Snapshots(self.fleet, self.metrics, self.others)
 
     async def prepare(self, request: TurnRequest, client: Client) -> tuple[ServedModel, list[Choice]]:

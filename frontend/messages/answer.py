@@ -186,7 +186,6 @@ class MessagesAnswer(Answer):
         return self._opening
 
     def feed(self, index: int, chunk: TokenChunk) -> bytes:  # noqa: ARG002  there is one choice
-        """The events of a chunk."""
         deltas = self._choice.feed(chunk)
         if len(deltas) == 1:  # the hot path
             return self._delta(deltas[0])
@@ -206,11 +205,9 @@ class MessagesAnswer(Answer):
         return last + self._event("message_stop")
 
     def failure(self, error: BatonError) -> bytes:
-        """The event that ends a failed stream."""
         return b"event: error\ndata: " + _encode(MessagesError.of(error)) + b"\n\n"
 
     def body(self) -> MessageObject:
-        """The whole answer."""
         self._settle()
         return self._message
 

@@ -92,7 +92,6 @@ class Siblings:
 
     @asynccontextmanager
     async def answering(self, shared: Shared) -> AsyncIterator[None]:
-        """Answer other processes during the context."""
         try:
             async with self._plane.serve(self._name, partial(_answers, shared)):
                 yield

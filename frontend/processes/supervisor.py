@@ -78,7 +78,6 @@ class Port:
         log.info("the next frontend serves: draining")
 
     def close(self) -> None:
-        """Close this process's descriptors of the sockets."""
         for each in (self.listener, self._door, self._running):
             if each is not None:
                 each.close()
@@ -152,7 +151,6 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
         return None if text is None else msgspec.json.decode(text, type=cls)
 
     def report_ready(self) -> None:
-        """Report that this process accepts connections."""
         with suppress(OSError):  # the supervisor has ended
             os.write(self.channel, _READY)
 

@@ -206,7 +206,6 @@ class ResponseError(msgspec.Struct, kw_only=True):
 
     @classmethod
     def of(cls, error: BatonError) -> "ResponseError":
-        """The error under OpenAI's code."""
         if error.status == 429:
             return cls(code="rate_limit_exceeded", message=error.message)
         if isinstance(error, ContextTooLong):

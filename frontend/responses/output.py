@@ -55,7 +55,6 @@ class EventWriter:
         self.streams = streams
 
     def event(self, kind: str, **fields: object) -> bytes:
-        """One event with these fields."""
         return self.numbered(head(kind, **fields)) if self.streams else b""
 
     def numbered(self, data: bytes) -> bytes:
@@ -128,7 +127,6 @@ class OpenItem:
         return added + self._part_event("added")
 
     def write(self, text: str, logprobs: Sequence[ContentLogprob] = ()) -> bytes:
-        """The event that adds text."""
         self._texts.append(text)
         tail = self._delta_tail
         if logprobs and self._part is not None and self._part.logprobs is not UNSET:
@@ -147,7 +145,6 @@ class OpenItem:
         return text
 
     def end(self, status: ItemStatus) -> bytes:
-        """The events that complete the item."""
         self.item.status = status
         text = self.fill()
         fields = dict(self._place)
@@ -223,25 +220,20 @@ class ResponseAnswer(Answer):
         return None if self._kept is None else bytes(self._kept)
 
     def opening(self) -> bytes:
-        """`response.created` and `response.in_progress`."""
         return self._opening
 
     def feed(self, index: int, chunk: TokenChunk) -> bytes:  # noqa: ARG002  there is one choice
-        """The events of a chunk."""
         return self.write(self.choice.feed(chunk))
 
     def finish(self, index: int) -> bytes:  # noqa: ARG002  there is one choice
-        """The choice's last events; `closing` ends the response."""
         return self.write(self.choice.finish())
 
     def write(self, deltas: Sequence[Delta]) -> bytes:
-        """The events of these deltas."""
         if len(deltas) == 1:  # the hot path
             return self._keep(self._delta(deltas[0]))
         return self._keep(b"".join([self._delta(delta) for delta in deltas]))
 
     def closing(self) -> bytes:
-        """The event that ends a completed or incomplete response."""
         if self.choice.is_cut:
             self.response.incomplete_details = IncompleteDetails(reason="max_output_tokens")
             return self._end("incomplete")
@@ -249,7 +241,6 @@ class ResponseAnswer(Answer):
         return self._end("completed")
 
     def failure(self, error: BatonError) -> bytes:
-        """The event that ends a failed response."""
         self.response.error = ResponseError.of(error)
         return self._end("failed")
 
@@ -259,13 +250,11 @@ class ResponseAnswer(Answer):
         return self._end("cancelled")
 
     def body(self) -> ResponseObject:
-        """The response so far."""
         if self._open is not None:
             self._open.fill()
         return self.response
 
     async def settle(self) -> None:
-        """End and store the response."""
         if self.response.status == RUNNING:
             self.closing()
         await self.save()

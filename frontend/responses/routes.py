@@ -55,7 +55,6 @@ class ResponseRoutes:
         self._state = state
 
     def table(self) -> dict[tuple[str, str], Serve]:
-        """The Serve of each (method, path)."""
         return {
             ("POST", "/v1/responses"): self.create,
             ("POST", "/v1/responses/input_tokens"): self.input_tokens,
@@ -66,7 +65,6 @@ class ResponseRoutes:
         }
 
     async def create(self, exchange: Exchange, services: Services, record: Record) -> None:
-        """`POST /v1/responses`."""
         prepare = partial(prepare_response, state=self._state)
         with repeated(exchange):
             try:
@@ -90,7 +88,6 @@ class ResponseRoutes:
             await relay(exchange, followed, followed.take, services)
 
     async def input_tokens(self, exchange: Exchange, services: Services, record: Record) -> None:
-        """`POST /v1/responses/input_tokens`."""
         client = client_of(exchange, services, record)
         record.model, num_tokens = await services.bodies.use(
             exchange,

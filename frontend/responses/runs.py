@@ -218,7 +218,6 @@ class ResponseState:
         await asyncio.gather(*(run.stop(reason) for run in list(self._runs.values())))
 
     async def close(self) -> None:
-        """Stop all runs and close the store."""
         await self.drain(0)
         await self.store.close()
 

@@ -116,7 +116,6 @@ class StoredResponse(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def num_bytes(self) -> int:
-        """Its size in memory."""
         return len(self.body) + len(self.items) + len(self.events or b"")
 
 
@@ -413,7 +412,6 @@ class Owner:
         return None
 
     def close(self) -> None:
-        """Release and remove the lock file."""
         if self._lock is not None:
             self._file(self.name).unlink(missing_ok=True)
             self._lock.close()

@@ -209,7 +209,6 @@ class Admission:
 
     @property
     def num_by_caller(self) -> list[int]:
-        """How many requests each caller has in the queue."""
         return [len(entries) for entries in self._waiting.values()]
 
     @property

@@ -41,7 +41,6 @@ class Events:
         self._full: dict[str, FleetEvent] = {}  # by pool
 
     def add(self, kind: Kind, what: str, detail: str = "", lasted_s: float | None = None) -> FleetEvent:
-        """Keep an event that happens now, and log it."""
         event = FleetEvent(at_s=time.time(), kind=kind, what=what, detail=detail, lasted_s=lasted_s)
         self._kept.append(event)
         if kind in {"lost", "cut"}:
@@ -61,5 +60,4 @@ class Events:
             self._full[pool] = self.add("full", pool, detail)
 
     def newest(self, num: int) -> list[FleetEvent]:
-        """The newest events, the newest first."""
         return sorted(self._kept, key=lambda event: -event.at_s)[:num]

@@ -102,11 +102,9 @@ class Progress:
 
     @property
     def time_left_s(self) -> float:
-        """The time until the deadline."""
         return self._deadline - asyncio.get_running_loop().time()
 
     def remaining(self) -> GenerateRequest:
-        """The request for the next attempt."""
         is_replay = "replay" in self._modes
         if is_replay:
             self._expected = self.token_ids.copy()

@@ -167,7 +167,6 @@ class Workers:
         self._note_change()
 
     def all(self) -> list[WorkerInfo]:
-        """Every registered worker."""
         return [entry.worker for entry in self._entries.values()]
 
     def described(self) -> list[tuple[WorkerInfo, State, str, float]]:
@@ -183,11 +182,9 @@ class Workers:
         return worker.address in self._entries
 
     def live(self) -> list[WorkerInfo]:
-        """The workers that get requests."""
         return self.of(State.LIVE)
 
     def of(self, state: State) -> list[WorkerInfo]:
-        """The workers in a state."""
         return [entry.worker for entry in self._entries.values() if entry.state is state]
 
     def reasons(self, *states: State) -> list[str]:
@@ -214,7 +211,6 @@ class Workers:
             pass
 
     def tasks(self) -> list[asyncio.Task[None]]:
-        """The running probes."""
         return [*self._leaving, *(each.probe for each in self._entries.values() if each.probe is not None)]
 
     def _note_event(self, entry: _Entry, before: State) -> None:
@@ -290,16 +286,13 @@ class CutPairs:
             self.version += 1
 
     def has(self, prefill: WorkerInfo, decode: WorkerInfo) -> bool:
-        """Whether this pair is avoided."""
         return (prefill.incarnation, decode.incarnation) in self._pairs
 
     def names(self) -> list[str]:
-        """The pairs, for /health."""
         return sorted(name for name, _ in self._pairs.values())
 
     @property
     def trials(self) -> list[asyncio.Task[None]]:
-        """The tasks that try the pairs."""
         return [task for _, task in self._pairs.values()]
 
     async def _try(self, prefill: WorkerInfo, decode: WorkerInfo, name: str) -> None:
@@ -395,7 +388,6 @@ class Calls:
         self._num_gone = 0  # tokens of workers that have left
 
     def begin(self, worker: WorkerInfo, replies: AsyncGenerator[Reply, None], tokens: Sized) -> Call:
-        """Note a call to this worker."""
         held = self._held.get(worker.incarnation)
         if held is None:
             held = self._held[worker.incarnation] = _Held(worker)

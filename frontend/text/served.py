@@ -85,7 +85,6 @@ class Tokenizers:
         raise NoWorkers(f"The tokenizer of {model!r} is not loaded yet; retry later.", retry_after_s=1)
 
     def tasks(self) -> list[asyncio.Task[None]]:
-        """The running loads."""
         return list(self._loading.values())
 
     async def _load(self, model: str, tried: asyncio.Event) -> None:

@@ -34,13 +34,11 @@ class RawText:
         self._num_read = self._num_sent = 0
 
     def feed(self, token_ids: Sequence[int]) -> list[Delta]:
-        """The text that these tokens complete."""
         self._num_read += len(token_ids)
         data = self._tokenizer.bytes_of(token_ids, shows_special=self._shows_special)
         return self._delta(self._decoder.push(data))
 
     def finish(self) -> list[Delta]:
-        """The rest of an incomplete character."""
         return self._delta(self._decoder.push(b"", is_last=True))
 
     def _delta(self, text: str) -> list[Delta]:
@@ -240,7 +238,6 @@ class Choice:
 
     @property
     def num_reasoning_tokens(self) -> int:
-        """Reasoning tokens so far."""
         return self._reader.num_reasoning_tokens
 
     @property
@@ -256,7 +253,6 @@ class Choice:
 
     @property
     def thought(self) -> str:
-        """The reasoning text so far."""
         return "".join(self._thought)
 
     @property
@@ -296,7 +292,6 @@ class Choice:
         return self._noted(self._reader.feed(token_ids))
 
     def finish(self) -> list[Delta]:
-        """The deltas left after the last chunk."""
         deltas = self._noted(self._reader.finish(), is_last=True)
         self._on_finish(self)
         return deltas

@@ -276,7 +276,6 @@ class ClientTool(msgspec.Struct, frozen=True):
     required: Sequence[str]
 
     def function(self, name: str, path: str) -> Tool:
-        """The function of that name."""
         parameters = {"type": "object", "properties": self.properties, "required": self.required}
         return Tool(name=name, description=self.description, parameters=parameters, strict=True, path=path)
 

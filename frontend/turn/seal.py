@@ -27,7 +27,6 @@ class Seal:
         self._prefix = f"{_OURS}.{hashlib.sha256(b'name' + self._key).hexdigest()[:8]}."
 
     def sign(self, text: str) -> str:
-        """The signature of the text."""
         return self._prefix + self._mac(text.encode())
 
     def is_ours(self, text: str, signature: str) -> bool:

@@ -33,7 +33,6 @@ class WrittenTurn(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def thought(self) -> str:
-        """The reasoning text."""
         return "".join(self._texts("thought"))
 
     @property
