@@ -21,41 +21,43 @@ _SPARE_BYTES = 1 * GIB
 
 
 class Halves(msgspec.Struct, frozen=True, kw_only=True):
-    """One GPU for prefill and decode, with vLLM: each has a copy of the weights, working memory, and half of
-    what is left for KV.
+    """One GPU for prefill and decode, with vLLM: each has working memory and half of what the copies of the
+    weights leave for KV.
     """
 
     gpu: Gpu
     total_bytes: int
     free_bytes: int
     weight_bytes: int
+    num_copies: int
+
+    @property
+    def needed_bytes(self) -> int:
+        """Without KV."""
+        return self.num_copies * self.weight_bytes + 2 * _ROLE_BYTES + _SPARE_BYTES
 
     @property
     def kv_bytes(self) -> int:
-        """KV cache of each role; not above 0 if two copies do not fit."""
-        return (self.free_bytes - _SPARE_BYTES) // 2 - self.weight_bytes - _ROLE_BYTES
+        """KV cache of each role; not above 0 if the rest does not fit."""
+        return (self.free_bytes - self.needed_bytes) // 2
 
     @property
     def settings(self) -> dict[str, float]:
         """The settings of each role; before vLLM loads, it checks that the first share is free."""
-        share = (self.weight_bytes + _ROLE_BYTES + self.kv_bytes) / self.total_bytes
+        own_bytes = self.weight_bytes if self.num_copies == 2 else 0
+        share = (own_bytes + _ROLE_BYTES + self.kv_bytes) / self.total_bytes
         return {"gpu_memory_utilization": int(share * 1000) / 1000, KV_BYTES: self.kv_bytes}
 
     def __str__(self) -> str:
-        parts = (
-            self.weight_bytes,
-            _ROLE_BYTES,
-            _SPARE_BYTES,
-            2 * (self.weight_bytes + _ROLE_BYTES) + _SPARE_BYTES,
-        )
+        parts = (self.weight_bytes, _ROLE_BYTES, _SPARE_BYTES, self.needed_bytes)
         weights, role, spare, need = (f"{num_bytes / GIB:.1f} GiB" for num_bytes in parts)
         return (
-            f"2 x ({weights} of weights + {role} of working memory) + {spare} = {need}, "
+            f"{self.num_copies} x {weights} of weights + 2 x {role} of working memory + {spare} = {need}, "
             f"but {self.free_bytes / GIB:.1f} GiB of GPU {self.gpu.index} ({self.gpu.name}) are free"
         )
 
 
-def halves(facts: Facts, gpu: Gpu) -> Halves | None:
+def halves(facts: Facts, gpu: Gpu, *, num_copies: int = 2) -> Halves | None:
     """None if neither the folder's weights nor its shape is known."""
     weight_bytes = facts.model.weight_bytes or _published_bytes(facts.model)
     if not weight_bytes:
@@ -65,6 +67,7 @@ def halves(facts: Facts, gpu: Gpu) -> Halves | None:
         total_bytes=facts.total_bytes(gpu),
         free_bytes=facts.free_bytes(gpu),
         weight_bytes=int(weight_bytes * _PADDED),
+        num_copies=num_copies,
     )
 
 

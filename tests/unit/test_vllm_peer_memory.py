@@ -56,7 +56,7 @@ class Driver:
 @pytest.fixture
 def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
     made = Driver()
-    monkeypatch.setattr(peer_memory, "_cuda", made)
+    monkeypatch.setattr(peer_memory, "call_driver", made)
     return made
 
 
