@@ -287,11 +287,15 @@ class WorkerStats(msgspec.Struct, frozen=True, kw_only=True, array_like=True, ta
         return self.num_generated_tokens / (self.num_generated_tokens - self.num_accepted_guesses)
 
 
+NO_DRAFT = "none"
+
+
 class KvLayout(msgspec.Struct, frozen=True, kw_only=True):
     """The shape of a KV cache; two workers can exchange KV only if all of it is equal.
 
     `tensor_parallel_size` None: the engine reshards the heads in transit, so the sizes may differ.
-    `max_handoff_tokens` is the longest prompt that the transfer buffer holds; None is unlimited.
+    `max_handoff_tokens` is the longest prompt that the transfer buffer holds; None is unlimited. `draft`: the
+    draft model whose KV is in the cache, too, and how it guesses tokens.
     """
 
     dtype: str
@@ -301,6 +305,7 @@ class KvLayout(msgspec.Struct, frozen=True, kw_only=True):
     head_dim: int
     tensor_parallel_size: int | None = 1
     max_handoff_tokens: int | None = None
+    draft: str = NO_DRAFT
 
 
 class Scores(msgspec.Struct, frozen=True, array_like=True):

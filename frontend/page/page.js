@@ -56,8 +56,9 @@ function card(worker) {
     made.append(meter("running", worker.num_running, worker.places, worker.num_waiting ? `${places}, ${worker.num_waiting} wait` : places));
   }
   if (worker.kv_blocks) made.append(meter("KV", worker.kv_used_blocks, worker.kv_blocks, `${worker.kv_used_blocks} of ${worker.kv_blocks}`));
+  const guesses = worker.tokens_per_step === null ? "" : `${worker.tokens_per_step.toFixed(1)} tokens/step`;
   const place = [worker.host, worker.pid && `pid ${worker.pid}`, worker.state === "lost" ? "" : `up ${seconds(worker.age_s)}`].filter(Boolean).join(", ");
-  made.append(element("small", { title: worker.engine }, [worker.reason, worker.engine.split(" ")[0], place].filter(Boolean).join(" · ")));
+  made.append(element("small", { title: worker.engine }, [worker.reason, worker.engine.split(" ")[0], guesses, place].filter(Boolean).join(" · ")));
   return made;
 }
 

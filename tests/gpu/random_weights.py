@@ -43,6 +43,11 @@ def register() -> None:
 
 
 def _load_weights(_: Any, model: torch.nn.Module, model_config: Any) -> None:
+    if any(Path(model_config.model).glob("*.safetensors")):  # a head, which has weights
+        config = importlib.import_module("vllm.config.load").LoadConfig()
+        loader = importlib.import_module("vllm.model_executor.model_loader.default_loader")
+        loader.DefaultModelLoader(config).load_weights(model, model_config)
+        return
     num_shards = importlib.import_module("vllm.distributed").get_tensor_model_parallel_world_size()
     config = model_config.hf_config
     for name, tensor in model.state_dict().items():

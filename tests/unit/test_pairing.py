@@ -48,6 +48,7 @@ def worker(role: Role, **changes: object) -> WorkerInfo:
         ({"head_dim": 128}, "head_dim 64 is not 128"),
         ({"tensor_parallel_size": 4}, "tensor_parallel_size 1 is not 4"),
         ({"max_handoff_tokens": 1024}, "max_handoff_tokens 65536 is not 1024"),
+        ({"draft": "eagle3 a1 3"}, "draft none is not eagle3 a1 3"),
         ({"dtype": "fp8", "head_dim": 128}, "dtype bfloat16 is not fp8, head_dim 64 is not 128"),
     ],
 )

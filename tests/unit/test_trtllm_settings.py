@@ -8,7 +8,7 @@ import pytest
 from tensorrt_llm.llmapi import TorchLlmArgs
 
 from baton.flags import parse
-from workers.engines.trtllm.settings import load_trtllm_settings
+from workers.engines.trtllm.settings import GUESSING, load_trtllm_settings
 from workers.flags import DisaggregationMode, WorkerSettings, typed_engine_flags
 from workers.settings_text import SettingsError
 
@@ -99,10 +99,17 @@ def test_the_wire_decides_its_runtime_and_the_kv_cache_manager(
     assert loaded.values["kv_cache_config.use_kv_cache_manager_v2"] == manager_v2
 
 
-def test_speculation_is_left_to_an_aggregated_worker() -> None:
-    override = '{"speculative_config": {"decoding_type": "Eagle3"}}'
+def test_other_methods_than_a_head_are_left_to_an_aggregated_worker() -> None:
+    override = '{"speculative_config": {"decoding_type": "MTP"}}'
     loaded = load_trtllm_settings(TorchLlmArgs, "agg", override=override)
-    assert loaded.settings["speculative_config"] == {"decoding_type": "Eagle3"}
+    assert loaded.settings["speculative_config"] == {"decoding_type": "MTP"}
+
+
+@pytest.mark.parametrize("mode", ["prefill", "decode"])
+def test_both_roles_may_have_a_head(tmp_path: Path, mode: Any) -> None:
+    text = "speculative_config: {decoding_type: Eagle3, speculative_model: h, max_draft_len: 3}\n" + UCX
+    given = load_trtllm_settings(TorchLlmArgs, mode, yaml_path=write(tmp_path, text)).given
+    assert GUESSING.draft(given) == "Eagle3 h 3"
 
 
 def test_prefill_runs_without_the_overlap_scheduler(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -183,7 +190,9 @@ def test_null_turns_a_mapping_off_and_a_later_leaf_turns_it_on_again(tmp_path: P
             "must equal max(batch",
         ),
         (UCX + "  kv_transfer_timeout_ms: null", ": cache_transceiver_config.kv_transfer_timeout_ms"),
-        ("speculative_config: {decoding_type: Eagle3}\n" + UCX, ": speculative_config"),
+        ("speculative_config: {decoding_type: MTP}\n" + UCX, ": speculative_config: prefill and decode"),
+        ("speculative_config: {decoding_type: Eagle3}\n" + UCX, "speculative_model: None: must be the head"),
+        ("decoding_config: {decoding_type: Eagle3}\n" + UCX, ": decoding_config"),
     ],
 )
 def test_what_cannot_work_is_one_line_with_its_place(tmp_path: Path, text: str, says: str) -> None:

@@ -77,6 +77,7 @@ def test_each_role_has_its_side_of_the_transfer(mode: DisaggregationMode, role: 
     assert ("kv_transfer_config" in loaded.settings) == (role is not None)
 
 
+EAGLE3 = "speculative_config: {method: eagle3, model: h, num_speculative_tokens: %s}"
 EXTRA = "kv_transfer_config: {kv_connector_extra_config: %s}"
 
 
@@ -98,7 +99,13 @@ EXTRA = "kv_transfer_config: {kv_connector_extra_config: %s}"
         ("kv_transfer_config: {kv_role: kv_both}", "kv_role: kv_both"),
         ("kv_transfer_config: {kv_load_failure_policy: recompute}", "kv_load_failure_policy: recompute"),
         ("max_model_len: -7", "max_model_len: -7"),
-        ("speculative_config: {method: eagle3}", "speculative_config: prefill and decode"),
+        ("speculative_config: {method: mtp}", "speculative_config: prefill and decode workers hand over"),
+        (
+            "speculative_config: {method: eagle3}",
+            "speculative_config: model: None: must be the head's folder",
+        ),
+        (EAGLE3 % "0", "speculative_config: num_speculative_tokens: 0: must be a whole number"),
+        (EAGLE3 % "many", "num_speculative_tokens: 'many': must be a whole number"),
         ("spec_method: ngram", "spec_method"),
         ("spec_tokens: 3", "spec_tokens"),
         (EXTRA % "7", "kv_connector_extra_config: must be a mapping"),
@@ -135,8 +142,14 @@ def test_without_its_connector_kv_moves_over_nixls_own(monkeypatch: pytest.Monke
     assert transfer.kv_role == "kv_consumer"
 
 
-def test_speculation_is_left_to_an_aggregated_worker(tmp_path: Path) -> None:
-    given = write(tmp_path, "speculative_config: {method: eagle3}")
+@pytest.mark.parametrize("mode", ["prefill", "decode"])
+def test_both_roles_may_have_a_head(tmp_path: Path, mode: Any) -> None:
+    config = load_vllm_settings(AsyncEngineArgs, mode, yaml_path=write(tmp_path, EAGLE3 % "3")).settings
+    assert config["speculative_config"] == {"method": "eagle3", "model": "h", "num_speculative_tokens": 3}
+
+
+def test_other_methods_are_left_to_an_aggregated_worker(tmp_path: Path) -> None:
+    given = write(tmp_path, "speculative_config: {method: mtp}")
     assert load_vllm_settings(AsyncEngineArgs, "agg", yaml_path=given).settings["speculative_config"]
     none = write(tmp_path, "speculative_config: null")
     load_vllm_settings(AsyncEngineArgs, "decode", yaml_path=none)

@@ -5,6 +5,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from baton.messages import NO_DRAFT
+from baton.model_folder import model_folder
+from workers.checkpoint import fingerprint
 from workers.flags import DisaggregationMode, Speculate
 from workers.settings import (
     Field,
@@ -28,12 +31,40 @@ SPECULATE = "speculate"
 """How the next tokens of answers are guessed: Baton's own, too."""
 
 BATON = "baton"  # the source of what Baton chooses
-_NO_DRAFTS = (
-    "prefill and decode workers cannot speculate with a draft model: its KV is not handed over; leave it "
-    "out, or run the worker with --disaggregation-mode agg. --speculate lookup on decode needs no model"
-)
 _SET_BY_SPECULATE = "--speculate lookup sets it; leave one of the two out"
+_NO_HEAD = (
+    "prefill and decode workers hand over the KV of a draft model with {methods} only; leave it out, or run "
+    "the worker with --disaggregation-mode agg. --speculate lookup on decode needs no model"
+)
 _DEFAULT_QUEUE_SIZE = 256
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Guessing:
+    """One library's settings for guessed tokens. `names`: its keys, of which the first takes a mapping;
+    `lookup`: that mapping for `--speculate lookup`. `methods`: those of a head, a draft model whose KV is
+    handed over; `method`, `model` and `num_tokens`: the mapping's keys that both sides must agree on.
+    """
+
+    names: tuple[str, ...]
+    lookup: Mapping[str, object]
+    methods: tuple[str, ...]
+    method: str
+    model: str
+    num_tokens: str
+
+    def draft(self, given: Given) -> str:
+        """The method, head and number of tokens, for `KvLayout.draft`. Raises SettingsError if the head is
+        not here.
+        """
+        config = mapping_of(given, self.names[0])
+        if not config.get(self.model):
+            return NO_DRAFT
+        try:
+            folder = model_folder(Path(str(config[self.model])))
+        except ValueError as error:
+            raise SettingsError(f"{self.names[0]}.{self.model}: {error}") from error
+        return f"{config.get(self.method)} {fingerprint(folder) or folder.name} {config.get(self.num_tokens)}"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -91,17 +122,41 @@ def check_speculation(given: Given, mode: DisaggregationMode) -> None:
         refuse(given, (SPECULATE,), why)
 
 
-def complete_speculation(
-    given: Given, mode: DisaggregationMode, names: tuple[str, ...], config: Mapping[str, object]
-) -> None:
-    """Set the first of the library's `names` to `config` if the next tokens are to be guessed. Raises
-    SettingsError if the user has set one of them then, or without it on a worker that hands KV over.
+def complete_speculation(given: Given, mode: DisaggregationMode, guessing: Guessing) -> None:
+    """Set the library's mapping if the next tokens are to be looked up. Raises SettingsError if the user has
+    set one of its keys then, or without it what a worker that hands KV over cannot do.
     """
+    name, *others = guessing.names
     if value_of(given, SPECULATE) is not None:
-        refuse(given, names, _SET_BY_SPECULATE)
-        put(given, names[0], dict(config), BATON)
+        refuse(given, guessing.names, _SET_BY_SPECULATE)
+        put(given, name, dict(guessing.lookup), BATON)
     elif mode != "agg":
-        refuse(given, names, _NO_DRAFTS)
+        refuse(given, others, f"set {name}")
+        if config := mapping_of(given, name):
+            _check_head(given, config, guessing)
+
+
+def _check_head(given: Given, config: dict[str, object], guessing: Guessing) -> None:
+    """Raises SettingsError."""
+    name = guessing.names[0]
+    if config.get(guessing.method) not in guessing.methods:
+        refuse(given, (name,), _NO_HEAD.format(methods=" or ".join(guessing.methods)))
+    model, num_tokens = config.get(guessing.model), config.get(guessing.num_tokens)
+    for key, is_right, rule in (
+        (guessing.model, isinstance(model, str) and model, "the head's folder, or its id in the hub's cache"),
+        (guessing.num_tokens, type(num_tokens) is int and num_tokens > 0, "a whole number of at least 1"),
+    ):
+        if not is_right:
+            refuse(given, (name,), f"{key}: {config.get(key)!r}: must be {rule}")
+
+
+def mapping_of(given: Given, name: str) -> dict[str, object]:
+    """A mapping's given values, from its leaf or from the leaves below it; empty if there is none."""
+    value = value_of(given, name)
+    below = {
+        path.removeprefix(f"{name}."): v for path, (v, _) in given.items() if path.startswith(f"{name}.")
+    }
+    return {str(key): each for key, each in value.items()} if isinstance(value, dict) else below
 
 
 def value_of(given: Given, path: str) -> object:

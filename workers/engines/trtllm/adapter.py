@@ -16,7 +16,7 @@ from baton.errors import (
     InvalidRequest,
     WorkerLost,
 )
-from baton.messages import FinishReason, KvLayout, TokenChunk, WorkerStats
+from baton.messages import NO_DRAFT, FinishReason, KvLayout, TokenChunk, WorkerStats
 from workers.engine import EngineInfo
 from workers.engines.library.adapter import Call, Facts, Kept
 from workers.engines.library.model_facts import ModelFacts
@@ -24,7 +24,7 @@ from workers.engines.library.settings import QUEUE_SIZE
 from workers.engines.trtllm.library import Library, fatal_error, kv_capacity
 from workers.engines.trtllm.params import generation_params, new_handoff_id, travelling
 from workers.engines.trtllm.sampling import sampling_params
-from workers.engines.trtllm.settings import BACKEND, BUFFER, MANAGER_V2, RUNTIME, TIMEOUT, manager
+from workers.engines.trtllm.settings import BACKEND, BUFFER, GUESSING, MANAGER_V2, RUNTIME, TIMEOUT, manager
 from workers.engines.trtllm.watchdog import Leave, Patience, Watchdog, leaving_after
 from workers.settings import Loaded
 
@@ -72,6 +72,7 @@ class TrtllmAdapter:
         self._options = _options(loaded.values)
         values = loaded.values
         self._speculates = values.get("speculative_config") is not None
+        self._draft = GUESSING.draft(loaded.given) if values.get(BACKEND) is not None else NO_DRAFT
         self._num_ranks = int(values["tensor_parallel_size"]) if values["enable_attention_dp"] else 1
         self._num_slots = int(values["max_batch_size"] or _DEFAULT_BATCH_SIZE) * self._num_ranks
         self._num_blocks = 0
@@ -257,6 +258,7 @@ class TrtllmAdapter:
                 head_dim=model.head_dim,
                 tensor_parallel_size=None,  # it may differ between the two sides
                 max_handoff_tokens=values.get(BUFFER),
+                draft=self._draft,
             ),
             kv_transfer=_kv_transfer(values) if is_paired else "",
             max_batch_size=self._num_slots,

@@ -3,6 +3,7 @@
 import functools
 
 from workers.engines.library.settings import (
+    Guessing,
     Rules,
     choose,
     complete_speculation,
@@ -23,9 +24,15 @@ BEAM_WIDTH = "max_beam_width"
 OVERLAP_OFF = "disable_overlap_scheduler"
 MANAGER_V2 = "kv_cache_config.use_kv_cache_manager_v2"
 KV_TIMEOUT_MS = 60_000
-_SPECULATION = ("speculative_config", "decoding_config")
-# A suffix automaton over prompt and answer, on the GPU; off while more than 16 requests run.
-_LOOKUP = {"decoding_type": "SA", "max_draft_len": 4, "max_concurrency": 16}
+GUESSING = Guessing(
+    names=("speculative_config", "decoding_config"),
+    # A suffix automaton over prompt and answer, on the GPU; off while more than 16 requests run.
+    lookup={"decoding_type": "SA", "max_draft_len": 4, "max_concurrency": 16},
+    methods=("Eagle3", "Eagle"),  # one and the same for its PyTorch backend
+    method="decoding_type",
+    model="speculative_model",
+    num_tokens="max_draft_len",
+)
 # What `auto` resolves to for gpt-oss; explicit, so that the two sides of a pair can be compared.
 RUNTIMES = {"UCX": "CPP", "MOONCAKE": "CPP", "MPI": "CPP", "NIXL": "PYTHON"}
 
@@ -57,7 +64,7 @@ def _complete(given: Given, mode: DisaggregationMode) -> None:
             if value_of(given, RUNTIME) == "CPP":
                 choose(given, MANAGER_V2, False)
         choose(given, TIMEOUT, KV_TIMEOUT_MS)
-    complete_speculation(given, mode, _SPECULATION, _LOOKUP)
+    complete_speculation(given, mode, GUESSING)
     if mode == "agg":
         return
     _check_transfer(given)

@@ -11,21 +11,29 @@ from urllib.parse import quote
 from msgspec.structs import replace
 
 from baton.errors import BatonError, EngineFailure, HandoffFailed, InvalidRequest, WorkerLost
-from baton.messages import FinishReason, KvLayout, TokenChunk, WorkerStats
+from baton.messages import NO_DRAFT, FinishReason, KvLayout, TokenChunk, WorkerStats
 from workers.engine import EngineInfo
 from workers.engines.library.adapter import Call, Facts, Kept
 from workers.engines.library.model_facts import ModelFacts
+from workers.engines.library.release import release_of
 from workers.engines.library.requests import token_logprobs
 from workers.engines.library.settings import QUEUE_SIZE
 from workers.engines.vllm.library import Library
-from workers.engines.vllm.patches import CONNECTOR, NUM_TOKENS, RELEASE, is_on
+from workers.engines.vllm.patches import CONNECTOR, DRAWS, NUM_TOKENS, RELEASE, is_on
 from workers.engines.vllm.patches.kernels import WARM_UP_LOGPROBS, warm_up_lengths
 from workers.engines.vllm.sampling import is_continued_exactly, sampling_params
-from workers.engines.vllm.settings import LEASE, SECOND_RUNNER, TRANSFER
+from workers.engines.vllm.settings import GUESSING, LEASE, SECOND_RUNNER, TRANSFER
 from workers.settings import Loaded
+from workers.settings_text import SettingsError
 
 log = logging.getLogger(__name__)
 
+# With others, the KV of a draft model was not handed over on a GPU.
+DRAFTS_TRIED = ((0, 26),)
+_NOT_TRIED = (
+    "prefill and decode workers hand over a draft model's KV with vLLM 0.26 only; leave it out, or run the "
+    "worker with --disaggregation-mode agg"
+)
 _POLL_S = 0.5
 _MAX_PULLS = 256
 _OVERTAKEN_TOKENS_PER_S = 2000.0
@@ -64,6 +72,9 @@ class VllmAdapter:
         self.is_positional = False
         self.loaded = loaded
         self._transfers = loaded.values.get(f"{TRANSFER}.kv_connector") is not None
+        self._draft = GUESSING.draft(loaded.given) if self._transfers else NO_DRAFT
+        if self._draft != NO_DRAFT and release_of(lib.version) not in DRAFTS_TRIED:
+            raise SettingsError(f"vLLM {lib.version}: {GUESSING.names[0]}: {_NOT_TRIED}")
         self._lease_s = float((loaded.values.get(LEASE) or {}).get("kv_lease_duration", 0))
         self._has_priorities = False
         self._figures = _SchedulerFigures()
@@ -84,7 +95,9 @@ class VllmAdapter:
         """See `Adapter.start`."""
         config = self.llm.vllm_config
         self._has_priorities = config.scheduler_config.policy == "priority"
-        self.is_positional = bool(getattr(config, "use_v2_model_runner", False))
+        self.is_positional = bool(getattr(config, "use_v2_model_runner", False)) and (
+            getattr(config, "speculative_config", None) is None or is_on(DRAWS, self.version)
+        )
         self._figures.num_blocks = config.cache_config.num_gpu_blocks or 0
         await self._warm_up()
         return Facts(self._info(config), self._lease_s, self._num_reused_tokens(config.cache_config))
@@ -212,6 +225,7 @@ class VllmAdapter:
                 num_kv_heads=self.model.num_kv_heads,
                 head_dim=self.model.head_dim,
                 tensor_parallel_size=config.parallel_config.tensor_parallel_size,
+                draft=self._draft,
             ),
             # NIXL refuses a peer with a different model path.
             kv_transfer=f"nixl:{quote(config.model_config.model)}" if self._transfers else "",

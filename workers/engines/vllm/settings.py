@@ -6,6 +6,7 @@ import os
 from workers.engines.library.settings import (
     BATON,
     SPECULATE,
+    Guessing,
     Rules,
     check_count,
     choose,
@@ -26,8 +27,14 @@ LEASE = f"{TRANSFER}.kv_connector_extra_config"
 LEASE_S = 120
 """Pins are released when their call is closed; the lease frees those whose release failed."""
 
-_SPECULATION = ("speculative_config", "spec_method", "spec_model", "spec_tokens")
-_LOOKUP = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 2, "prompt_lookup_max": 8}
+GUESSING = Guessing(
+    names=("speculative_config", "spec_method", "spec_model", "spec_tokens"),
+    lookup={"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 2, "prompt_lookup_max": 8},
+    methods=("eagle3",),
+    method="method",
+    model="model",
+    num_tokens="num_speculative_tokens",
+)
 _NO_LOOKUP = (
     "vLLM's second model runner, which Baton uses, cannot guess tokens without a draft model; leave it out, "
     f"or set {SECOND_RUNNER}=0, with which sampled answers do not resume exactly"
@@ -64,7 +71,7 @@ def _complete(given: Given, mode: DisaggregationMode) -> None:
         demand(given, path, value, why)
     if os.environ.get(SECOND_RUNNER) != "0":
         refuse(given, (SPECULATE,), _NO_LOOKUP)
-    complete_speculation(given, mode, _SPECULATION, _LOOKUP)
+    complete_speculation(given, mode, GUESSING)
     if mode == "agg":
         refuse(given, (TRANSFER,), "an aggregated worker does not transfer KV; leave it out")
         return

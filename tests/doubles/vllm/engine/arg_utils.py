@@ -40,6 +40,7 @@ def _create_engine_config(self: Any) -> SimpleNamespace:
         ),
         parallel_config=SimpleNamespace(tensor_parallel_size=self.tensor_parallel_size),
         kv_transfer_config=self.kv_transfer_config,
+        speculative_config=self.speculative_config,
         use_v2_model_runner=use_v2_model_runner,
         args=self,
     )

@@ -24,8 +24,11 @@ STRIDES = "strides"
 # Starts share compiled code. Without it: each compiles everything again
 # (https://github.com/ai-dynamo/dynamo/issues/10695).
 COMPILED = "compiled"
+# A guess counts if it is what its place draws, so that sampled answers do not depend on what was guessed.
+# Without it: rejection sampling, and sampled answers with a draft model do not resume exactly.
+DRAWS = "draws"
 
-NAMES = (CONNECTOR, RELEASE, STRIDES, COMPILED)
+NAMES = (CONNECTOR, RELEASE, STRIDES, COMPILED, DRAWS)
 
 
 def turned_off() -> list[str]:
