@@ -83,7 +83,8 @@ async def test_a_streamed_tool_turn_gives_the_same_items_and_text(model: Model) 
     assert "response.reasoning_text.delta" in raw
 
 
-@pytest.mark.parametrize("api", MAINLY_RESPONSES)
+@pytest.mark.slow  # test_guided_stack.py demands calls, too
+@pytest.mark.parametrize("api", APIS)
 async def test_a_required_tool_is_called_and_then_the_agent_answers(model: Model) -> None:
     must = SHORT.resolve(ModelSettings(tool_choice="required"))
     run = await Runner.run(operator(model, must), QUESTION, run_config=LOCAL)
@@ -100,6 +101,7 @@ async def test_an_agent_has_a_typed_output(model: Model) -> None:
     assert isinstance(run.final_output, Verdict)
 
 
+@pytest.mark.slow  # test_openai_sdk.py goes on by the id, too
 @pytest.mark.parametrize("api", ["responses"])
 async def test_responses_carry_the_conversation_by_the_previous_ones_id(model: Model) -> None:
     keeper = operator(model)

@@ -150,6 +150,7 @@ def test_every_process_gets_flags_variables_and_files() -> None:
         assert SERVICES[name]["command"].split()[-1][:2] != "--"
 
 
+@pytest.mark.slow
 def test_a_service_can_be_scaled(cpu_profile: Containers) -> None:
     """`--scale decode-cpu=2`; last, since the profile's other tests count its workers."""
     cpu_profile.start("decode-cpu")

@@ -158,6 +158,7 @@ def test_the_openai_sdk_parses_into_a_model(client: openai.OpenAI) -> None:
     assert isinstance(parsed, Machine)
 
 
+@pytest.mark.slow
 def test_streamed_and_whole_are_the_same_json(stack: Stack, client: openai.OpenAI) -> None:
     fields: Json = {"response_format": json_schema(REPORT, strict=True), "seed": 3, "model": MODEL}
     whole = ask(stack, **fields)["message"]["content"]

@@ -58,18 +58,13 @@ def test_it_serves_shows_its_logs_and_ends_with_ctrl_c(
     assert launch.processes() == {}
 
 
+@pytest.mark.slow  # with another engine: the test above, and both rounds in test_library_engines.py
 @pytest.mark.parametrize(
     ("command", "model", "fleet"),
     [
         ("gpt_oss_disagg.sh", "openai/gpt-oss-120b", "1 prefill, 1 decode"),
-        pytest.param(
-            *("gpt_oss_agg.sh max-throughput", "openai/gpt-oss-120b", "0 prefill, 1 decode"),
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            *("gpt_oss_20b.sh --disagg", "openai/gpt-oss-20b", "1 prefill, 1 decode"),
-            marks=pytest.mark.slow,
-        ),
+        ("gpt_oss_agg.sh max-throughput", "openai/gpt-oss-120b", "0 prefill, 1 decode"),
+        ("gpt_oss_20b.sh --disagg", "openai/gpt-oss-20b", "1 prefill, 1 decode"),
     ],
 )
 def test_the_guides_command_lines_serve_the_guides_request(

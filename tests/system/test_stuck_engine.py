@@ -33,7 +33,7 @@ def stack(hangs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> I
         yield stack
 
 
-@pytest.mark.parametrize("mode", ["decode", "prefill"])
+@pytest.mark.parametrize("mode", ["decode", pytest.param("prefill", marks=pytest.mark.slow)])
 def test_a_worker_that_only_beats_loses_its_requests_to_another(
     stack: Stack, hangs: dict[str, Path], mode: str
 ) -> None:

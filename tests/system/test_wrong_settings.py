@@ -48,21 +48,21 @@ def start(folder: Path, program: tuple[str, ...], flags: list[str], environ: Env
 
 CASES = [
     (WORKER, ["--etcd-endpoints", "h:2379"], "--etcd-endpoints (ETCD_ENDPOINTS) h:2379: must be http://"),
-    (FRONTEND, ["ETCD_ENDPOINTS=http://h:99999"], "(ETCD_ENDPOINTS) http://h:99999: must be http://"),
     (WORKER, [ETCD, "ETCD_AUTH_CA=/no"], "ETCD_AUTH_CA: /no has no certificates"),
-    (WORKER, [ETCD, "ETCD_AUTH_CLIENT_CERT=/no"], "ETCD_AUTH_CLIENT_CERT and ETCD_AUTH_CLIENT_KEY: set both"),
     (FRONTEND, ["--nats-server", "http://h:1"], "--nats-server (NATS_SERVER) http://h:1: must be nats://"),
+    (FRONTEND, ["BATON_LIVENESS_S=inf"], "BATON_LIVENESS_S=inf: must be a finite number"),
+    (EMBEDDED, [OVERRIDE, SMALL], "max_batch_size: -5: Expected `int` >= 1"),
+]
+# The same rules in the other program or of other flags and engines, which unit tests hold.
+VARIANTS = [
+    (FRONTEND, ["ETCD_ENDPOINTS=http://h:99999"], "(ETCD_ENDPOINTS) http://h:99999: must be http://"),
+    (WORKER, [ETCD, "ETCD_AUTH_CLIENT_CERT=/no"], "ETCD_AUTH_CLIENT_CERT and ETCD_AUTH_CLIENT_KEY: set both"),
     (WORKER, ["--endpoint", "dyn://x"], "--endpoint dyn://x: must be dyn://namespace.component.endpoint"),
     (WORKER, ["--log-level", "verbose"], "--log-level: invalid choice: 'verbose' (choose from 'debug'"),
-    (FRONTEND, ["BATON_LIVENESS_S=inf"], "BATON_LIVENESS_S=inf: must be a finite number"),
     (WORKER, ["--drain-timeout-s", "-1"], "--drain-timeout-s -1: must be at least 0"),
     (WORKER, ["--max-batch-size", "-5"], "--max-batch-size -5: must be at least 1"),
-    (EMBEDDED, [OVERRIDE, SMALL], "max_batch_size: -5: Expected `int` >= 1"),
     (TRTLLM, [OVERRIDE, f"{SMALL[:-1]}, {UCX}}}"], "max_batch_size: -5: must be a whole number"),
     (VLLM, [OVERRIDE, '{"max_num_seqs": -5}'], "max_num_seqs: -5: must be a whole number"),
-]
-# The same rules in the other program, or of the same engine.
-VARIANTS = [
     (WORKER, ["--etcd-endpoints", "http://h:1/x"], "(ETCD_ENDPOINTS) http://h:1/x: must be http://"),
     (FRONTEND, [ETCD, "ETCD_AUTH_CA=/no"], "ETCD_AUTH_CA: /no has no certificates"),
     (WORKER, ["NATS_SERVER=nats://h:99999"], "--nats-server (NATS_SERVER) nats://h:99999: must be"),
