@@ -1,14 +1,11 @@
 """The Engine contract, for each engine that runs here, with real KV transfers between two."""
 
 import asyncio
-import dataclasses
-import functools
-import json
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from contextlib import AbstractAsyncContextManager, aclosing
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 import pytest
@@ -24,143 +21,17 @@ from baton.messages import (
     after_handoff,
 )
 from tests.engine_calls import ask, counts, handed_over, left_handoff, next_handoff
+from tests.engines import ENGINES, Build, Limits, chunks, running, until_idle
 from tests.tiny_gpt_oss import CONTEXT_LENGTH, prompt
 from tests.waiting import PATIENCE_S, until
 from workers.engine import Engine
-from workers.engines.embedded.engine import EmbeddedEngine
-from workers.engines.embedded.settings import CacheTransceiverSettings, EmbeddedSettings, KvCacheSettings
-from workers.engines.library.adapter import Adapter
 from workers.engines.library.engine import LibraryEngine
-from workers.engines.library.model_facts import ModelFacts, read_model_facts
-from workers.engines.mocker import MockerEngine, MockerSettings
 from workers.engines.trtllm.adapter import TrtllmAdapter
-from workers.engines.trtllm.library import load_library
-from workers.engines.trtllm.settings import load_trtllm_settings
-from workers.engines.vllm.adapter import VllmAdapter
-from workers.engines.vllm.library import load_library as load_vllm
-from workers.engines.vllm.settings import load_vllm_settings
-from workers.kv.transceiver import CacheTransceiver
-
-T = TypeVar("T")
 
 GREEDY: dict[str, Any] = {"temperature": 0.0}
 LOGPROB_TOLERANCE = 1e-4
 LARGEST_BLOCK = 64  # tokens at the end of a sequence that may not be found again
 SEEDED: dict[str, Any] = {"temperature": 1.5, "seed": 7, "top_p": 0.95, "frequency_penalty": 0.3}
-
-
-@dataclasses.dataclass(frozen=True)
-class Limits:
-    """Limits of a test's engine; its chunks must be shorter than its longest prompt."""
-
-    max_batch_size: int = 8
-    max_queue_size: int = 64
-    ttl_s: float = 30.0
-
-
-Build = Callable[[Role, Limits], Engine]
-
-
-def _embedded(checkpoint: Path, *, speculates: bool = False) -> Build:
-    def build(role: Role, limits: Limits) -> Engine:
-        settings = EmbeddedSettings(
-            max_batch_size=limits.max_batch_size,
-            max_num_tokens=32,
-            max_queue_size=limits.max_queue_size,
-            speculate="lookup" if speculates and role is Role.DECODE else None,
-            kv_cache_config=KvCacheSettings(tokens_per_block=8, max_tokens=4096),
-            cache_transceiver_config=CacheTransceiverSettings(
-                kv_transfer_timeout_ms=round(limits.ttl_s * 1000)
-            ),
-        )
-        return EmbeddedEngine(
-            settings,
-            model_path=checkpoint,
-            role=role,
-            transceiver=CacheTransceiver("127.0.0.1"),
-        )
-
-    return build
-
-
-def _mocker(_: Path) -> Build:
-    def build(role: Role, limits: Limits) -> Engine:
-        settings = MockerSettings(
-            prefill_tokens_per_s=20_000,
-            decode_step_ms=1,
-            max_batch_size=limits.max_batch_size,
-            max_queue_size=limits.max_queue_size,
-            max_seq_len=CONTEXT_LENGTH,
-            handoff_ttl_s=limits.ttl_s,
-        )
-        return MockerEngine(
-            settings,
-            model_path=Path("models/demo"),
-            transceiver=CacheTransceiver("127.0.0.1"),
-        )
-
-    return build
-
-
-def library_engine(adapter: Callable[[ModelFacts], Adapter], checkpoint: Path, role: Role) -> Engine:
-    model = read_model_facts(checkpoint)
-    return LibraryEngine(adapter(model), model)
-
-
-def _trtllm(checkpoint: Path) -> Build:
-    """TensorRT-LLM's double, which runs the model with the embedded engine."""
-
-    def build(role: Role, limits: Limits) -> Engine:
-        lib = load_library()
-        override = {
-            "max_batch_size": limits.max_batch_size,
-            "max_queue_size": limits.max_queue_size,
-            "max_num_tokens": 32,
-            "enable_chunked_prefill": True,
-            "disable_overlap_scheduler": True,
-            "kv_cache_config": {"tokens_per_block": 8, "max_tokens": 4096},
-            "cache_transceiver_config": {
-                "backend": "UCX",
-                "max_tokens_in_buffer": CONTEXT_LENGTH,
-                "kv_transfer_timeout_ms": round(limits.ttl_s * 1000),
-            },
-        }
-        loaded = load_trtllm_settings(
-            lib.args, role.value, override=json.dumps(override), typed={"model": str(checkpoint)}
-        )
-        return library_engine(lambda model: TrtllmAdapter(loaded, lib, model), checkpoint, role)
-
-    return build
-
-
-def _vllm(checkpoint: Path) -> Build:
-    """vLLM's double, which runs the model with the embedded engine."""
-
-    def build(role: Role, limits: Limits) -> Engine:
-        lib = load_vllm()
-        override = {
-            "max_num_seqs": limits.max_batch_size,
-            "max_queue_size": limits.max_queue_size,
-            "max_num_batched_tokens": 32,
-            "block_size": 8,
-            "num_gpu_blocks_override": 512,
-            "kv_transfer_config": {"kv_connector_extra_config": {"kv_lease_duration": limits.ttl_s}},
-        }
-        loaded = load_vllm_settings(
-            lib.engine_args, role.value, override=json.dumps(override), typed={"model": str(checkpoint)}
-        )
-        return library_engine(lambda model: VllmAdapter(loaded, lib, model), checkpoint, role)
-
-    return build
-
-
-ENGINES: dict[str, Callable[[Path], Build]] = {
-    "embedded": _embedded,
-    "guessing": functools.partial(_embedded, speculates=True),
-    "mocker": _mocker,
-    "trtllm": _trtllm,
-    "vllm": _vllm,
-}
 
 
 def _engines(*without: str) -> Any:
@@ -182,35 +53,10 @@ build_releasing = _engines("trtllm")
 build_guarding = _engines("trtllm", "vllm")
 
 
-@asynccontextmanager
-async def started(build: Build, *roles: Role, limits: Limits | None = None) -> AsyncIterator[list[Engine]]:
-    """Engines of these roles, which must hold nothing at the end of the test."""
-    async with AsyncExitStack() as stack:
-        engines = []
-        for role in roles:
-            engine = build(role, limits or Limits())
-            stack.push_async_callback(engine.stop)
-            await engine.start()
-            engines.append(engine)
-        yield engines
-        for engine in engines:
-            await until_idle(engine)
-
-
-async def until_idle(engine: Engine) -> None:
-    """Wait until nothing runs, waits, is held or pinned."""
-
-    def idle() -> bool:
-        stats = engine.stats()
-        held = (stats.num_running, stats.num_waiting, stats.kv_used_blocks, stats.kv_pinned_blocks)
-        return not any(held)
-
-    await until(idle)
-
-
-async def chunks(answer: AsyncGenerator[T, None]) -> list[T]:
-    async with asyncio.timeout(PATIENCE_S), aclosing(answer):
-        return [chunk async for chunk in answer]
+def started(
+    build: Build, *roles: Role, limits: Limits | None = None
+) -> AbstractAsyncContextManager[list[Engine]]:
+    return running(*(build(role, limits or Limits()) for role in roles))
 
 
 def is_positional(engine: Engine) -> bool:

@@ -3,10 +3,10 @@
 import asyncio
 import functools
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 import pytest
@@ -17,17 +17,15 @@ from frontend.harmony.conversation import Conversation, Tool, UserTurn
 from frontend.text.tokenizer import ModelTokenizer, SpecialToken
 from frontend.turn.request import CallChoice, guided
 from tests.engine_calls import handed_over
+from tests.engines import chunks, running
 from tests.guided import CASES, ENDLESS, answer_form, check, parts_of, slow_inside
 from tests.requests import token_request
 from tests.scripted_frontend import prompt_ids
-from tests.waiting import PATIENCE_S, until
 from workers.engine import Engine
 from workers.engines.embedded.engine import EmbeddedEngine
 from workers.engines.embedded.settings import EmbeddedSettings, KvCacheSettings
 from workers.engines.mocker import MockerEngine, MockerSettings
 from workers.kv.transceiver import CacheTransceiver
-
-T = TypeVar("T")
 
 DEMO = Path("models/demo")
 GREEDY: dict[str, Any] = {"temperature": 0.0}
@@ -58,21 +56,8 @@ def prompt(tokenizer: ModelTokenizer) -> list[int]:
     return prompt_ids(talk, tokenizer)
 
 
-@asynccontextmanager
-async def started(build: Callable[[Role], Engine], *roles: Role) -> AsyncIterator[list[Engine]]:
-    """Engines of these roles, which must hold nothing at the end of the test."""
-    async with AsyncExitStack() as stack:
-        engines = [build(role) for role in roles]
-        for engine in engines:
-            stack.push_async_callback(engine.stop)
-            await engine.start()
-        yield engines
-        await until(lambda: not any(_is_busy(engine) for engine in engines))
-
-
-def _is_busy(engine: Engine) -> bool:
-    stats = engine.stats()
-    return bool(stats.num_running + stats.num_waiting + stats.kv_used_blocks + stats.kv_pinned_blocks)
+def started(build: Callable[[Role], Engine], *roles: Role) -> AbstractAsyncContextManager[list[Engine]]:
+    return running(*map(build, roles))
 
 
 @functools.cache
@@ -90,11 +75,6 @@ def direct(form: Guided | None) -> Guided:
     """The form without reasoning, which has no bound: the demo model may reason beyond any `max_tokens`."""
     assert form is not None
     return msgspec.structs.replace(form, leading=())
-
-
-async def chunks(answer: AsyncGenerator[T, None]) -> list[T]:
-    async with asyncio.timeout(PATIENCE_S), aclosing(answer):
-        return [chunk async for chunk in answer]
 
 
 def tokens(answer: list[TokenChunk]) -> list[int]:

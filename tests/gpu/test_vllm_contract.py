@@ -28,7 +28,8 @@ from workers.engines.vllm.library import Library, load_library
 from workers.engines.vllm.settings import load_vllm_settings
 
 pytest.register_assert_rewrite("tests.contract.test_engine")
-from tests.contract import test_engine as contract  # noqa: E402  after the line above
+from tests import engines  # noqa: E402  after the line above
+from tests.contract import test_engine as contract  # noqa: E402  as above
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),  # each vLLM is lent from one test to the next
@@ -104,11 +105,11 @@ def kept() -> Iterator[dict[Any, Lent]]:
 
 
 @pytest.fixture
-def build(kept: dict[Any, Lent]) -> contract.Build:
+def build(kept: dict[Any, Lent]) -> engines.Build:
     """Builds engines over the real vLLM."""
     lib = load_library()
 
-    def build(role: Role, limits: contract.Limits) -> Engine:
+    def build(role: Role, limits: engines.Limits) -> Engine:
         override = CONFIG | {
             "max_num_seqs": limits.max_batch_size,
             "max_queue_size": limits.max_queue_size,
@@ -118,7 +119,7 @@ def build(kept: dict[Any, Lent]) -> contract.Build:
         loaded = load_vllm_settings(lib.engine_args, role.value, override=json.dumps(override), typed=typed)
         lent = kept.setdefault((role, limits.max_batch_size, limits.ttl_s), Lent())
         lending = dataclasses.replace(lib, llm=Lender(lib, lent))
-        return contract.library_engine(lambda model: VllmAdapter(loaded, lending, model), MODEL, role)
+        return engines.library_engine(lambda model: VllmAdapter(loaded, lending, model), MODEL, role)
 
     return build
 
@@ -131,12 +132,12 @@ del globals()["test_a_pull_of_kv_that_was_given_back_fails"]
 
 
 async def test_a_source_that_is_gone_fails_the_handoff_and_its_successor_hands_over(
-    build: contract.Build,
+    build: engines.Build,
 ) -> None:
     others = descendants(os.getpid())
     doomed, decode = (
-        build(Role.PREFILL, contract.Limits(max_batch_size=3)),
-        build(Role.DECODE, contract.Limits()),
+        build(Role.PREFILL, engines.Limits(max_batch_size=3)),
+        build(Role.DECODE, engines.Limits()),
     )
     await doomed.start()
     own = descendants(os.getpid()) - others
@@ -157,10 +158,10 @@ async def test_a_source_that_is_gone_fails_the_handoff_and_its_successor_hands_o
     assert await contract.alone(decode, request) == expected
     assert await asyncio.wait_for(doomed.failed(), 20)
 
-    successor = build(Role.PREFILL, contract.Limits(max_batch_size=4))
+    successor = build(Role.PREFILL, engines.Limits(max_batch_size=4))
     await successor.start()
     unknown = ask(prompt(150, seed=7))  # not in decode's cache
     answer = contract.tokens(await contract.disaggregated(successor, decode, unknown))
     assert answer == await contract.alone(decode, unknown)
-    await contract.until_idle(decode)
+    await engines.until_idle(decode)
     await asyncio.gather(doomed.stop(), successor.stop(), decode.stop())
