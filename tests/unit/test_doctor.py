@@ -1,10 +1,7 @@
 """Doctor's checks over made-up facts: each broken set-up is found, good ones are left alone."""
 
-import json
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,215 +9,50 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from tensorrt_llm.llmapi import TorchLlmArgs
 
-from baton.connect import Service
 from operations.doctor import plan
 from operations.doctor.command import examine, text
 from operations.doctor.facts import (
     GIB,
     Facts,
-    Host,
-    Model,
     Nvidia,
-    Shape,
-    Shard,
     Worker,
 )
 from operations.doctor.memory import budget, halves
 from operations.doctor.plan import planned, with_refusals
-from operations.doctor.probes import parse_gpus
 from operations.doctor.table import TABLE, Finding, Severity
+from tests.doctor_facts import (
+    B200X8,
+    CONFIGS,
+    DEMO,
+    ETCD,
+    FILES,
+    MODEL_120B,
+    SHAPE_120B,
+    SHARD_BYTES,
+    b200_node,
+    demo_with,
+    env_of,
+    gpu_of,
+    h200_agg,
+    host_of,
+    laptop,
+    model_of,
+    nixl,
+    one_gpu,
+    only_of,
+    reread,
+    service_of,
+    set_of,
+    shard_of,
+    spark,
+    typed_of,
+    worker_of,
+    yaml_of,
+    yaml_text,
+)
 from workers.engines.trtllm.settings import load_trtllm_settings
 from workers.flags import DisaggregationMode as Mode
-from workers.flags import EngineName
 from workers.settings_text import SettingsError
-
-CONFIGS = Path("engine_configs/gpt-oss-120b")
-SMI = Path("tests/data/nvidia_smi")
-SHAPE_120B = Shape(
-    model_type="gpt_oss", num_hidden_layers=36, num_attention_heads=64, num_key_value_heads=8, head_dim=64,
-    max_position_embeddings=131_072,
-)  # fmt: skip
-NUM_SHARDS = 15
-SHARD_BYTES = 65_248_815_744 // NUM_SHARDS
-FILES = frozenset({"config.json", "tokenizer.json", "generation_config.json", "model.safetensors.index.json"})
-MODEL_120B = Model(
-    path="/models/gpt-oss-120b", is_folder=True, files=FILES, shape=SHAPE_120B,
-    shards=tuple(
-        Shard(name=f"model-{i:05}-of-00014.safetensors", size_bytes=SHARD_BYTES, whole_bytes=SHARD_BYTES)
-        for i in range(NUM_SHARDS)
-    ),
-)  # fmt: skip
-DEMO = Model(
-    path="models/demo", is_folder=True, files=FILES,
-    shape=Shape(model_type="gpt_oss", num_hidden_layers=8, num_attention_heads=8, num_key_value_heads=2,
-                head_dim=64, max_position_embeddings=4096),
-    shards=(Shard(name="model.safetensors", size_bytes=17_923_272, whole_bytes=17_923_272),),
-)  # fmt: skip
-NODE_HOST = Host(
-    memory_bytes=2048 * GIB, memory_free_bytes=1900 * GIB, shm_bytes=1024 * GIB,
-    in_container=True, has_tensorrt_llm=True,
-)  # fmt: skip
-ETCD = Service(name="etcd", url="http://127.0.0.1:2379")
-NATS = Service(name="NATS", url="nats://127.0.0.1:4222")
-
-
-def _smi(name: str) -> str:
-    return (SMI / name).read_text()
-
-
-B200X8 = Nvidia(gpus=parse_gpus(_smi("b200x8_query.csv")))
-
-
-def _worker(mode: Mode, gpus: str | None, path: Path, engine: EngineName = "trtllm") -> Worker:
-    (worker,) = planned(engine, mode, [gpus], path, "")
-    return worker
-
-
-def _with_yaml(worker: Worker, text: str, line: str = "") -> Worker:
-    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
-        file.write(text)
-        file.flush()
-        (changed,) = planned("trtllm", worker.mode, [worker.gpus], Path(file.name), line)
-    return changed
-
-
-def _as_yaml(leaves: dict[str, object]) -> str:
-    nested: dict[str, object] = {}
-    for path, value in leaves.items():
-        *sections, name = path.split(".")
-        level: Any = nested
-        for section in sections:
-            level = level.setdefault(section, {})
-        level[name] = value
-    return json.dumps(nested)
-
-
-def b200_node() -> Facts:
-    """The guide's: one node of eight B200, prefill on 0-3, decode on 4-7."""
-    workers = (
-        _worker("prefill", "0,1,2,3", CONFIGS / "prefill.yaml"),
-        _worker("decode", "4,5,6,7", CONFIGS / "decode.yaml"),
-    )
-    return Facts(host=NODE_HOST, nvidia=B200X8, model=MODEL_120B, workers=workers, services=(ETCD, NATS))
-
-
-def h200_agg() -> Facts:
-    """One H200, as recorded, with an aggregated worker."""
-    nvidia = Nvidia(gpus=parse_gpus(_smi("h200_query.csv")))
-    return Facts(
-        host=NODE_HOST,
-        nvidia=nvidia,
-        model=MODEL_120B,
-        workers=(_worker("agg", "0", CONFIGS / "agg_h200_low_latency.yaml"),),
-    )
-
-
-def one_gpu(kv_bytes: int | None) -> Facts:
-    """One H200 with gpt-oss-20b's prefill and decode on vLLM."""
-    shards = (Shard(name="model.safetensors", size_bytes=13_761_300_984, whole_bytes=13_761_300_984),)
-    model = replace(MODEL_120B, shape=replace(SHAPE_120B, num_hidden_layers=24), shards=shards)
-    line = "" if kv_bytes is None else f'--override-engine-args {{"kv_cache_memory_bytes":{kv_bytes}}}'
-    folder = Path("engine_configs/vllm/gpt-oss-20b")
-    modes: tuple[Mode, ...] = ("prefill", "decode")
-    workers = tuple(w for mode in modes for w in planned("vllm", mode, ["0"], folder / f"{mode}.yaml", line))
-    return replace(h200_agg(), model=model, workers=workers, engine="vllm")
-
-
-def spark() -> Facts:
-    """DGX Spark: the GPU's memory is the machine's, and nvidia-smi does not tell it."""
-    host = replace(NODE_HOST, memory_bytes=127_600_748 * 1024, memory_free_bytes=118_566_368 * 1024)
-    nvidia = Nvidia(gpus=parse_gpus(_smi("spark_query.csv")))
-    return Facts(
-        host=host,
-        nvidia=nvidia,
-        model=MODEL_120B,
-        workers=(_worker("agg", None, CONFIGS / "agg_spark.yaml"),),
-    )
-
-
-def laptop() -> Facts:
-    """No GPU, small limits, the demo model: `make up`."""
-    host = Host(
-        memory_bytes=16 * GIB, memory_free_bytes=9 * GIB, memlock_bytes=8 << 20, shm_bytes=64 << 20
-    )  # fmt: skip
-    demo = Path("engine_configs/demo")
-    nvidia = Nvidia(problem="nvidia-smi is not installed")
-    workers = (
-        _worker("prefill", None, demo / "prefill.yaml", "embedded"),
-        _worker("decode", None, demo / "decode.yaml", "embedded"),
-    )
-    return Facts(host=host, nvidia=nvidia, model=DEMO, workers=workers, engine="embedded")
-
-
-def _host(facts: Facts, **changes: object) -> Facts:
-    return replace(facts, host=replace(facts.host, **changes))
-
-
-def _model(facts: Facts, **changes: object) -> Facts:
-    return replace(facts, model=replace(facts.model, **changes))
-
-
-def _gpu(facts: Facts, index: int, **changes: object) -> Facts:
-    gpus = tuple(replace(gpu, **changes) if gpu.index == index else gpu for gpu in facts.nvidia.gpus)
-    return replace(facts, nvidia=replace(facts.nvidia, gpus=gpus))
-
-
-def _set(facts: Facts, mode: Mode, **changes: object) -> Facts:
-    workers = tuple(replace(w, **changes) if w.mode == mode else w for w in facts.workers)
-    return replace(facts, workers=workers)
-
-
-def _reread(facts: Facts, mode: Mode, reread: Callable[[Worker], Worker]) -> Facts:
-    return replace(facts, workers=tuple(reread(w) if w.mode == mode else w for w in facts.workers))
-
-
-def _yaml(facts: Facts, mode: Mode, values: dict[str, object], *, without: str = "") -> Facts:
-    """The worker's YAML with other leaves, or with all leaves of one section taken out."""
-
-    def reread(worker: Worker) -> Worker:
-        kept = {k: v for k, v in worker.given.items() if not (without and k.startswith(without))}
-        return _with_yaml(worker, _as_yaml(kept | values))
-
-    return _reread(facts, mode, reread)
-
-
-def _typed(facts: Facts, mode: Mode, line: str) -> Facts:
-    return _reread(facts, mode, lambda worker: _with_yaml(worker, _as_yaml(worker.given), line))
-
-
-def _nixl(facts: Facts, mode: Mode, runtime: str) -> Facts:
-    leaves = {"cache_transceiver_config": {"backend": "NIXL", "transceiver_runtime": runtime}}
-    return _reread(facts, mode, lambda worker: _with_yaml(worker, json.dumps(leaves)))
-
-
-def _env(facts: Facts, **variables: str) -> Facts:
-    return _host(facts, environment=variables)
-
-
-def _yaml_text(facts: Facts, text: str) -> Facts:
-    return _reread(facts, "decode", lambda worker: _with_yaml(worker, text))
-
-
-def _only(facts: Facts, mode: Mode) -> Facts:
-    return replace(facts, workers=tuple(w for w in facts.workers if w.mode == mode))
-
-
-def _shard(facts: Facts, **changes: object) -> Facts:
-    first, *others = facts.model.shards
-    return _model(facts, shards=(replace(first, **changes), *others))
-
-
-def _service(facts: Facts, name: str, **changes: object) -> Facts:
-    changed = tuple(replace(s, **changes) if s.name == name else s for s in facts.services)
-    return replace(facts, services=changed)
-
-
-def _demo_with(text: str) -> Facts:
-    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
-        file.write(text)
-        file.flush()
-        return replace(laptop(), workers=(_worker("agg", None, Path(file.name), "embedded"),))
-
 
 E, W = Severity.ERROR, Severity.WARNING
 CACHE, KV = "cache_transceiver_config", "kv_cache_config"
@@ -228,116 +60,118 @@ LENGTH, TOKENS = "max_seq_len", "max_num_tokens"
 
 BROKEN: list[tuple[str, str, Severity, Callable[[Facts], Facts]]] = [
     ("no driver", "gpu-none", E, lambda f: replace(f, nvidia=Nvidia(problem="couldn't communicate"))),
-    ("old driver", "driver-old", E, lambda f: _gpu(f, 0, driver="550.90.07")),
-    ("driver of no number", "driver-old", E, lambda f: _gpu(f, 0, driver="[N/A]")),
-    ("A100", "gpu-old", E, lambda f: _gpu(f, 1, compute=(8, 0), name="NVIDIA A100-SXM4-80GB")),
-    ("another process on a GPU", "gpu-busy", W, lambda f: _gpu(f, 6, free_bytes=120 * GIB)),
-    ("range of GPUs", "gpu-list", E, lambda f: _set(f, "prefill", gpus="0-3")),
-    ("trailing comma", "gpu-list", E, lambda f: _set(f, "decode", gpus="4,5,6,7,")),
-    ("the same GPU twice", "gpu-list", E, lambda f: _set(f, "prefill", gpus="0,1,1,2")),
+    ("old driver", "driver-old", E, lambda f: gpu_of(f, 0, driver="550.90.07")),
+    ("driver of no number", "driver-old", E, lambda f: gpu_of(f, 0, driver="[N/A]")),
+    ("A100", "gpu-old", E, lambda f: gpu_of(f, 1, compute=(8, 0), name="NVIDIA A100-SXM4-80GB")),
+    ("another process on a GPU", "gpu-busy", W, lambda f: gpu_of(f, 6, free_bytes=120 * GIB)),
+    ("range of GPUs", "gpu-list", E, lambda f: set_of(f, "prefill", gpus="0-3")),
+    ("trailing comma", "gpu-list", E, lambda f: set_of(f, "decode", gpus="4,5,6,7,")),
+    ("the same GPU twice", "gpu-list", E, lambda f: set_of(f, "prefill", gpus="0,1,1,2")),
     ("the same GPU by index and UUID", "gpu-list", E,
-     lambda f: _set(f, "prefill", gpus="0,1,2,GPU-00000001")),
-    ("UUID of two GPUs", "gpu-absent", E, lambda f: _set(f, "decode", gpus="GPU-0000,5,6,7")),
-    ("no GPU at all", "gpu-list", E, lambda f: _set(f, "decode", gpus="-1")),
-    ("GPU 8 of 8", "gpu-absent", E, lambda f: _set(f, "decode", gpus="5,6,7,8")),
-    ("UUID of another node", "gpu-absent", E, lambda f: _set(f, "decode", gpus="GPU-99999999,5,6,7")),
-    ("shared GPU", "gpu-shared", E, lambda f: _set(f, "decode", gpus="3,4,5,6")),
-    ("no list for decode", "gpu-shared", E, lambda f: _set(f, "decode", gpus=None)),
+     lambda f: set_of(f, "prefill", gpus="0,1,2,GPU-00000001")),
+    ("UUID of two GPUs", "gpu-absent", E, lambda f: set_of(f, "decode", gpus="GPU-0000,5,6,7")),
+    ("no GPU at all", "gpu-list", E, lambda f: set_of(f, "decode", gpus="-1")),
+    ("GPU 8 of 8", "gpu-absent", E, lambda f: set_of(f, "decode", gpus="5,6,7,8")),
+    ("UUID of another node", "gpu-absent", E, lambda f: set_of(f, "decode", gpus="GPU-99999999,5,6,7")),
+    ("shared GPU", "gpu-shared", E, lambda f: set_of(f, "decode", gpus="3,4,5,6")),
+    ("no list for decode", "gpu-shared", E, lambda f: set_of(f, "decode", gpus=None)),
     ("both roles on one GPU without a division", "gpu-shared", E, lambda _: one_gpu(None)),
     ("two copies of the 120b on 120 GiB", "gpu-small", E,
-     lambda _: _gpu(replace(one_gpu(None), model=MODEL_120B), 0, free_bytes=120 * GIB)),
+     lambda _: gpu_of(replace(one_gpu(None), model=MODEL_120B), 0, free_bytes=120 * GIB)),
     ("two KV caches that fit alone", "memory-short", E, lambda _: one_gpu(80 * GIB)),
-    ("too few for TP", "gpu-too-few", E, lambda f: _set(f, "decode", gpus="4,5")),
-    ("too few for PP", "gpu-too-few", E, lambda f: _yaml(f, "decode", {"pipeline_parallel_size": 2})),
-    ("no model folder", "model-absent", E, lambda f: _model(f, is_folder=False)),
+    ("too few for TP", "gpu-too-few", E, lambda f: set_of(f, "decode", gpus="4,5")),
+    ("too few for PP", "gpu-too-few", E, lambda f: yaml_of(f, "decode", {"pipeline_parallel_size": 2})),
+    ("no model folder", "model-absent", E, lambda f: model_of(f, is_folder=False)),
     ("folder of another user", "model-unreadable", E,
-     lambda f: _model(f, is_folder=False, folder_problem="Permission denied")),
+     lambda f: model_of(f, is_folder=False, folder_problem="Permission denied")),
     ("the hub's cache", "model-cache", E,
-     lambda f: _model(f, files=frozenset(), shape=None, shards=(), snapshot="/models/snapshots/b5c9")),
-    ("another model", "model-other", E, lambda f: _model(f, shape=replace(SHAPE_120B, model_type="llama"))),
-    ("no index", "file-missing", E, lambda f: _model(f, files=FILES - {"model.safetensors.index.json"})),
-    ("no config", "file-missing", E, lambda f: _model(f, files=FILES - {"config.json"}, shape=None)),
+     lambda f: model_of(f, files=frozenset(), shape=None, shards=(), snapshot="/models/snapshots/b5c9")),
+    ("another model", "model-other", E, lambda f: model_of(f, shape=replace(SHAPE_120B, model_type="llama"))),
+    ("no index", "file-missing", E, lambda f: model_of(f, files=FILES - {"model.safetensors.index.json"})),
+    ("no config", "file-missing", E, lambda f: model_of(f, files=FILES - {"config.json"}, shape=None)),
     ("bad config", "file-bad", E,
-     lambda f: _model(f, bad_files={"config.json": "truncated"}, shape=None)),
-    ("no tokenizer", "file-missing", E, lambda f: _model(f, files=FILES - {"tokenizer.json"})),
-    ("no weights", "file-missing", E, lambda f: _model(f, shards=())),
-    ("missing shard", "file-missing", E, lambda f: _shard(f, size_bytes=None, whole_bytes=None)),
-    ("shard cut short", "shard-broken", E, lambda f: _shard(f, size_bytes=SHARD_BYTES - 1)),
-    ("git-lfs pointer", "shard-broken", E, lambda f: _shard(f, size_bytes=135, whole_bytes=None)),
+     lambda f: model_of(f, bad_files={"config.json": "truncated"}, shape=None)),
+    ("no tokenizer", "file-missing", E, lambda f: model_of(f, files=FILES - {"tokenizer.json"})),
+    ("no weights", "file-missing", E, lambda f: model_of(f, shards=())),
+    ("missing shard", "file-missing", E, lambda f: shard_of(f, size_bytes=None, whole_bytes=None)),
+    ("shard cut short", "shard-broken", E, lambda f: shard_of(f, size_bytes=SHARD_BYTES - 1)),
+    ("git-lfs pointer", "shard-broken", E, lambda f: shard_of(f, size_bytes=135, whole_bytes=None)),
     ("120b on a 24 GB card", "memory-short", E,
-     lambda f: _gpu(_set(_yaml(f, "decode", {"tensor_parallel_size": 1}), "decode", gpus="7"), 7,
+     lambda f: gpu_of(set_of(yaml_of(f, "decode", {"tensor_parallel_size": 1}), "decode", gpus="7"), 7,
                     total_bytes=24 * GIB, free_bytes=23 * GIB)),
-    ("memory taken", "memory-short", E, lambda f: _gpu(f, 6, free_bytes=10 * GIB)),
-    ("KV below one request", "kv-one-request", E, lambda f: _yaml(f, "decode", {f"{KV}.max_tokens": 8192})),
+    ("memory taken", "memory-short", E, lambda f: gpu_of(f, 6, free_bytes=10 * GIB)),
+    ("KV below one request", "kv-one-request", E, lambda f: yaml_of(f, "decode", {f"{KV}.max_tokens": 8192})),
     ("KV below the context", "kv-below-context", W,
-     lambda f: _yaml(f, "decode", {"max_seq_len": None, f"{KV}.max_tokens": 86_720})),
-    ("flag without number", "settings-refused", E, lambda f: _typed(f, "prefill", "--max-batch-size many")),
+     lambda f: yaml_of(f, "decode", {"max_seq_len": None, f"{KV}.max_tokens": 86_720})),
+    ("flag without number", "settings-refused", E, lambda f: typed_of(f, "prefill", "--max-batch-size many")),
     ("batch typed above the graphs", "batch-graphs", W,
-     lambda f: _typed(f, "decode", "--max-batch-size 256")),
-    ("list for a YAML", "settings-refused", E, lambda f: _yaml_text(f, "- max_batch_size: 128\n")),
+     lambda f: typed_of(f, "decode", "--max-batch-size 256")),
+    ("list for a YAML", "settings-refused", E, lambda f: yaml_text(f, "- max_batch_size: 128\n")),
     ("no such YAML", "settings-refused", E,
-     lambda f: _reread(f, "decode", lambda w: _worker(w.mode, w.gpus, Path("none.yaml")))),
-    ("TP as a word", "settings-refused", E, lambda f: _yaml(f, "decode", {"tensor_parallel_size": "four"})),
+     lambda f: reread(f, "decode", lambda w: worker_of(w.mode, w.gpus, Path("none.yaml")))),
+    ("TP as a word", "settings-refused", E, lambda f: yaml_of(f, "decode", {"tensor_parallel_size": "four"})),
     ("buffer below the prompt", "buffer-short", E,
-     lambda f: _yaml(f, "prefill", {f"{CACHE}.max_tokens_in_buffer": 8192})),
-    ("buffer below the context", "buffer-short", E, lambda f: _yaml(f, "prefill", {"max_seq_len": None})),
-    ("no buffer", "buffer-unset", W, lambda f: _yaml(f, "prefill", {f"{CACHE}.max_tokens_in_buffer": None})),
+     lambda f: yaml_of(f, "prefill", {f"{CACHE}.max_tokens_in_buffer": 8192})),
+    ("buffer below the context", "buffer-short", E, lambda f: yaml_of(f, "prefill", {"max_seq_len": None})),
+    ("no buffer", "buffer-unset", W,
+     lambda f: yaml_of(f, "prefill", {f"{CACHE}.max_tokens_in_buffer": None})),
     ("managers differ", "pair-manager", E,
-     lambda f: _yaml(_pair_of("nixl", f), "decode", {f"{KV}.use_kv_cache_manager_v2": False})),
-    ("dtypes differ", "pair-dtype", E, lambda f: _yaml(f, "decode", {f"{KV}.dtype": "fp8"})),
-    ("block sizes differ", "pair-block", E, lambda f: _yaml(f, "decode", {f"{KV}.tokens_per_block": 64})),
-    ("transceivers differ", "pair-backend", E, lambda f: _yaml(f, "decode", {f"{CACHE}.backend": "NIXL"})),
+     lambda f: yaml_of(_pair_of("nixl", f), "decode", {f"{KV}.use_kv_cache_manager_v2": False})),
+    ("dtypes differ", "pair-dtype", E, lambda f: yaml_of(f, "decode", {f"{KV}.dtype": "fp8"})),
+    ("block sizes differ", "pair-block", E, lambda f: yaml_of(f, "decode", {f"{KV}.tokens_per_block": 64})),
+    ("transceivers differ", "pair-backend", E, lambda f: yaml_of(f, "decode", {f"{CACHE}.backend": "NIXL"})),
     ("runtimes differ", "pair-runtime", E,
-     lambda f: _nixl(_nixl(f, "prefill", "CPP"), "decode", "PYTHON")),
-    ("decode shorter", "pair-length", E, lambda f: _yaml(f, "decode", {"max_seq_len": 32_768})),
+     lambda f: nixl(nixl(f, "prefill", "CPP"), "decode", "PYTHON")),
+    ("decode shorter", "pair-length", E, lambda f: yaml_of(f, "decode", {"max_seq_len": 32_768})),
     ("prompts unchunked", "prompt-chunks", W,
-     lambda f: _yaml(f, "prefill", {"enable_chunked_prefill": False})),
-    ("etcd down", "server-down", E, lambda f: _service(f, "etcd", problem="Connection refused")),
-    ("NATS down", "server-down", E, lambda f: _service(f, "NATS", problem="timed out")),
+     lambda f: yaml_of(f, "prefill", {"enable_chunked_prefill": False})),
+    ("etcd down", "server-down", E, lambda f: service_of(f, "etcd", problem="Connection refused")),
+    ("NATS down", "server-down", E, lambda f: service_of(f, "NATS", problem="timed out")),
     ("one etcd member down", "member-down", W,
      lambda f: replace(f, services=(*f.services, replace(ETCD, url="http://b:2379", problem="refused")))),
     ("all etcd members down", "server-down", E,
      lambda f: replace(f, services=tuple(replace(ETCD, url=url, problem="refused") for url in ("a", "b")))),
     ("NATS wants a password", "login", E,
-     lambda f: _service(f, "NATS", problem="Authorization Violation", is_refusal=True)),
+     lambda f: service_of(f, "NATS", problem="Authorization Violation", is_refusal=True)),
     ("port taken", "port-taken", E, lambda f: replace(f, http_port_problem="Address already in use")),
     ("address of another machine", "start", E, lambda f: replace(f, start_problem="Cannot assign address")),
     ("loopback, several nodes", "host-loopback", W,
-     lambda f: _service(f, "etcd", url="http://10.0.0.1:2379")),
-    ("memlock", "memlock", W, lambda f: _host(f, memlock_bytes=8 << 20)),
-    ("docker's shm", "shm", E, lambda f: _host(f, shm_bytes=64 << 20)),
-    ("KV of TensorRT-LLM in clear", "kv-plain", W, lambda f: _env(f, BATON_PEER_CERT="/x")),
-    ("UCX over TCP", "ucx-tls", W, lambda f: _env(f, UCX_TLS="tcp,self")),
-    ("UCX without CUDA IPC", "ucx-tls", W, lambda f: _env(f, UCX_TLS="^cuda_ipc")),
-    ("container without TensorRT-LLM", "trtllm-missing", W, lambda f: _host(f, has_tensorrt_llm=False)),
+     lambda f: service_of(f, "etcd", url="http://10.0.0.1:2379")),
+    ("memlock", "memlock", W, lambda f: host_of(f, memlock_bytes=8 << 20)),
+    ("docker's shm", "shm", E, lambda f: host_of(f, shm_bytes=64 << 20)),
+    ("KV of TensorRT-LLM in clear", "kv-plain", W, lambda f: env_of(f, BATON_PEER_CERT="/x")),
+    ("UCX over TCP", "ucx-tls", W, lambda f: env_of(f, UCX_TLS="tcp,self")),
+    ("UCX without CUDA IPC", "ucx-tls", W, lambda f: env_of(f, UCX_TLS="^cuda_ipc")),
+    ("container without TensorRT-LLM", "trtllm-missing", W, lambda f: host_of(f, has_tensorrt_llm=False)),
     ("host without docker", "trtllm-missing", W,
-     lambda f: _host(f, has_tensorrt_llm=False, in_container=False)),
+     lambda f: host_of(f, has_tensorrt_llm=False, in_container=False)),
     ("docker without toolkit", "toolkit-missing", E,
-     lambda f: _host(f, has_tensorrt_llm=False, in_container=False, has_docker=True)),
+     lambda f: host_of(f, has_tensorrt_llm=False, in_container=False, has_docker=True)),
     ("Blackwell's experts on Hopper", "moe-hopper", E,
-     lambda _: _yaml(h200_agg(), "agg", {"moe_config.backend": "TRTLLM"})),
-    ("Spark with its memory taken", "memory-short", E, lambda _: _host(spark(), memory_free_bytes=40 * GIB)),
+     lambda _: yaml_of(h200_agg(), "agg", {"moe_config.backend": "TRTLLM"})),
+    ("Spark with its memory taken", "memory-short", E,
+     lambda _: host_of(spark(), memory_free_bytes=40 * GIB)),
     ("120b on a laptop", "gpu-none", E, lambda _: replace(laptop(), model=MODEL_120B)),
     ("demo pair of two block sizes", "pair-block", E,
-     lambda _: _yaml(laptop(), "decode", {f"{KV}.tokens_per_block": 32})),
-    ("demo model with an unknown key", "settings-refused", E, lambda _: _demo_with("max_batchsize: 8")),
-    ("demo model with a wrong value", "settings-refused", E, lambda _: _demo_with("max_batch_size: 0")),
+     lambda _: yaml_of(laptop(), "decode", {f"{KV}.tokens_per_block": 32})),
+    ("demo model with an unknown key", "settings-refused", E, lambda _: demo_with("max_batchsize: 8")),
+    ("demo model with a wrong value", "settings-refused", E, lambda _: demo_with("max_batch_size: 0")),
     ("laptop with its port taken", "port-taken", E,
      lambda _: replace(laptop(), http_port_problem="Address already in use")),
     ("weights that leave no working memory", "memory-short", E,
-     lambda f: _gpu(f, 0, total_bytes=16 * GIB, free_bytes=16 * GIB)),
-    ("a small process on a GPU", "gpu-busy", W, lambda f: _gpu(f, 6, free_bytes=_all_but(3))),
+     lambda f: gpu_of(f, 0, total_bytes=16 * GIB, free_bytes=16 * GIB)),
+    ("a small process on a GPU", "gpu-busy", W, lambda f: gpu_of(f, 6, free_bytes=_all_but(3))),
     ("a demo model for a GPU that is not there", "gpu-none", E,
-     lambda _: _set(laptop(), "decode", gpus="0")),
+     lambda _: set_of(laptop(), "decode", gpus="0")),
     ("KV of vLLM in clear", "kv-plain", W, lambda f: replace(_peer_tls(f), engine="vllm")),
-    ("KV of decode alone in clear", "kv-plain", W, lambda f: _only(_peer_tls(f), "decode")),
+    ("KV of decode alone in clear", "kv-plain", W, lambda f: only_of(_peer_tls(f), "decode")),
     ("decode's prompts unchunked", "prompt-chunks", W,
-     lambda f: _yaml(f, "decode", {LENGTH: 16_384, TOKENS: 8192, "enable_chunked_prefill": False})),
+     lambda f: yaml_of(f, "decode", {LENGTH: 16_384, TOKENS: 8192, "enable_chunked_prefill": False})),
 ]  # fmt: skip
 
 
 def _peer_tls(facts: Facts) -> Facts:
-    return _env(facts, BATON_PEER_CERT="/x")
+    return env_of(facts, BATON_PEER_CERT="/x")
 
 
 def _all_but(num_gib: int) -> int:
@@ -349,43 +183,43 @@ def _all_but(num_gib: int) -> int:
 
 def _pair_of(variant: str, facts: Facts) -> Facts:
     """The variant's files instead of the default ones."""
-    workers = (_worker(w.mode, w.gpus, CONFIGS / f"{w.mode}_{variant}.yaml") for w in facts.workers)
+    workers = (worker_of(w.mode, w.gpus, CONFIGS / f"{w.mode}_{variant}.yaml") for w in facts.workers)
     return replace(facts, workers=tuple(workers))
 
 
 UNCHUNKED = {"enable_chunked_prefill": False}
 SPARED: list[tuple[str, str, Callable[[Facts], Facts]]] = [
-    ("all of CUDA for UCX", "ucx-tls", lambda f: _env(f, UCX_TLS="cuda,rc")),
+    ("all of CUDA for UCX", "ucx-tls", lambda f: env_of(f, UCX_TLS="cuda,rc")),
     ("KV of a GPU without room for the weights", "kv-one-request",
-     lambda f: _gpu(f, 6, free_bytes=10 * GIB)),
+     lambda f: gpu_of(f, 6, free_bytes=10 * GIB)),
     ("one file of weights without an index", "file-missing",
-     lambda _: _model(laptop(), files=FILES - {"model.safetensors.index.json"})),
+     lambda _: model_of(laptop(), files=FILES - {"model.safetensors.index.json"})),
     ("V2 by name and by default", "pair-manager",
-     lambda f: _yaml(_pair_of("nixl", f), "decode", {f"{KV}.use_kv_cache_manager_v2": "auto"})),
+     lambda f: yaml_of(_pair_of("nixl", f), "decode", {f"{KV}.use_kv_cache_manager_v2": "auto"})),
     ("FP8 on both sides in two letter cases", "pair-dtype",
-     lambda f: _yaml(_pair_of("fp8", f), "decode", {f"{KV}.dtype": "FP8"})),
+     lambda f: yaml_of(_pair_of("fp8", f), "decode", {f"{KV}.dtype": "FP8"})),
     ("neither a model nor GPUs yet", "trtllm-missing",
-     lambda _: replace(_model(laptop(), shards=(), is_folder=False), engine="trtllm")),
+     lambda _: replace(model_of(laptop(), shards=(), is_folder=False), engine="trtllm")),
     ("a demo model on GPUs, which the embedded engine runs", "trtllm-missing",
-     lambda f: _host(replace(f, model=DEMO), has_tensorrt_llm=False)),
-    ("our own KV transport", "kv-plain", lambda _: _env(laptop(), BATON_PEER_CERT="/x")),
+     lambda f: host_of(replace(f, model=DEMO), has_tensorrt_llm=False)),
+    ("our own KV transport", "kv-plain", lambda _: env_of(laptop(), BATON_PEER_CERT="/x")),
     ("a demo pair on a machine with GPUs", "gpu-shared", lambda _: replace(laptop(), nvidia=B200X8)),
     ("an old driver that the demo does not use", "driver-old",
-     lambda f: replace(laptop(), nvidia=_gpu(f, 0, driver="550.90.07").nvidia)),
+     lambda f: replace(laptop(), nvidia=gpu_of(f, 0, driver="550.90.07").nvidia)),
     ("a busy GPU that the demo does not use", "gpu-busy",
-     lambda f: replace(laptop(), nvidia=_gpu(f, 0, free_bytes=0).nvidia)),
-    ("the oldest driver for Hopper", "driver-old", lambda _: _gpu(h200_agg(), 0, driver="570.86.10")),
+     lambda f: replace(laptop(), nvidia=gpu_of(f, 0, free_bytes=0).nvidia)),
+    ("the oldest driver for Hopper", "driver-old", lambda _: gpu_of(h200_agg(), 0, driver="570.86.10")),
     ("the oldest driver for Blackwell", "driver-old",
      lambda f: replace(f, nvidia=Nvidia(gpus=tuple(replace(g, driver="575.57") for g in B200X8.gpus)))),
-    ("small shm and one GPU", "shm", lambda _: _host(h200_agg(), shm_bytes=64 << 20)),
+    ("small shm and one GPU", "shm", lambda _: host_of(h200_agg(), shm_bytes=64 << 20)),
     ("an address that others reach", "host-loopback",
-     lambda f: replace(_service(f, "etcd", url="http://10.0.0.1:2379"), bind_host="10.0.0.2")),
+     lambda f: replace(service_of(f, "etcd", url="http://10.0.0.1:2379"), bind_host="10.0.0.2")),
     ("weights in a subfolder", "file-missing",
-     lambda f: _model(f, files=frozenset(), shape=None, shards=(), snapshot="/models/snapshots/b5c9")),
+     lambda f: model_of(f, files=frozenset(), shape=None, shards=(), snapshot="/models/snapshots/b5c9")),
     ("a backend in small letters", "pair-backend",
-     lambda f: _yaml(f, "prefill", {f"{CACHE}.backend": "ucx"})),
+     lambda f: yaml_of(f, "prefill", {f"{CACHE}.backend": "ucx"})),
     ("the longest prompt in one chunk", "prompt-chunks",
-     lambda f: _yaml(f, "prefill", {LENGTH: 16_384, TOKENS: 16_384, **UNCHUNKED})),
+     lambda f: yaml_of(f, "prefill", {LENGTH: 16_384, TOKENS: 16_384, **UNCHUNKED})),
 ]  # fmt: skip
 
 
@@ -415,22 +249,25 @@ GOOD: dict[str, Callable[[], Facts]] = {
     "B200 over NIXL": lambda: _pair_of("nixl", b200_node()),
     "B200 with FP8 KV": lambda: _pair_of("fp8", b200_node()),
     "vLLM on a host that could not run TensorRT-LLM's container": lambda: replace(
-        _host(b200_node(), has_tensorrt_llm=False, in_container=False, has_docker=True, has_vllm=True),
+        host_of(b200_node(), has_tensorrt_llm=False, in_container=False, has_docker=True, has_vllm=True),
         engine="vllm",
     ),
-    "the guide's flags": lambda: _typed(
-        _typed(b200_node(), "prefill", "--max-num-tokens 20000 --max-batch-size 32 --tensor-parallel-size 4"),
+    "the guide's flags": lambda: typed_of(
+        typed_of(
+            b200_node(), "prefill", "--max-num-tokens 20000 --max-batch-size 32 --tensor-parallel-size 4"
+        ),
         "decode",
         "--max-num-tokens 16384 --free-gpu-memory-fraction 0.9 --log-level info --expert-parallel-size 4",
     ),
-    "the launch script's variables": lambda: _env(
+    "the launch script's variables": lambda: env_of(
         b200_node(), NVIDIA_VISIBLE_DEVICES="all", UCX_MEMTYPE_CACHE="n", TRTLLM_ENABLE_PDL="1"
     ),
-    "UCX by hand": lambda: _env(b200_node(), UCX_TLS="cuda_copy,cuda_ipc,rc,tcp"),
-    "GPUs by UUID": lambda: _set(b200_node(), "decode", gpus="GPU-00000004,GPU-00000005,6,7"),
+    "UCX by hand": lambda: env_of(b200_node(), UCX_TLS="cuda_copy,cuda_ipc,rc,tcp"),
+    "GPUs by UUID": lambda: set_of(b200_node(), "decode", gpus="GPU-00000004,GPU-00000005,6,7"),
     "two decode workers": lambda: _pair_of_decoders(b200_node()),
     "both roles on one GPU": lambda: one_gpu(40 * GIB),
-    "part of a GPU": lambda: _set(h200_agg(), "agg", gpus="MIG-a1b2"),
+    "a GPU for each role of the 20b": lambda: _pair_of_20b(b200_node()),
+    "part of a GPU": lambda: set_of(h200_agg(), "agg", gpus="MIG-a1b2"),
 }
 
 
@@ -438,6 +275,15 @@ def _pair_of_decoders(facts: Facts) -> Facts:
     line = "--tensor-parallel-size 2 --expert-parallel-size 2"
     halves = planned("trtllm", "decode", ["4,5", "6,7"], CONFIGS / "decode.yaml", line)
     return replace(facts, workers=(facts.workers[0], *halves))
+
+
+def _pair_of_20b(facts: Facts) -> Facts:
+    folder = CONFIGS.with_name("gpt-oss-20b")
+    modes: tuple[Mode, ...] = ("prefill", "decode")
+    workers = tuple(
+        worker_of(mode, gpu, folder / f"{mode}.yaml") for mode, gpu in zip(modes, "01", strict=True)
+    )
+    return replace(facts, model=one_gpu(None).model, workers=workers)
 
 
 @pytest.mark.parametrize("facts", GOOD.values(), ids=GOOD)
@@ -448,8 +294,8 @@ def test_a_good_set_up_has_no_findings(facts: Callable[[], Facts]) -> None:
 def test_the_exit_status_is_that_of_the_worst() -> None:
     assert examine(b200_node()).exit_status == 0
     assert examine(laptop()).exit_status == 0
-    assert examine(_env(b200_node(), UCX_TLS="tcp")).exit_status == 1
-    assert examine(_env(_model(b200_node(), is_folder=False), UCX_TLS="tcp")).exit_status == 2
+    assert examine(env_of(b200_node(), UCX_TLS="tcp")).exit_status == 1
+    assert examine(env_of(model_of(b200_node(), is_folder=False), UCX_TLS="tcp")).exit_status == 2
 
 
 @pytest.mark.parametrize("facts", [b200_node, laptop])
@@ -459,8 +305,8 @@ def test_the_reason_for_no_gpu_is_shown(facts: Callable[[], Facts], problem: str
 
 
 def test_the_report_has_the_worst_first_nothing_twice_and_counts() -> None:
-    facts = _env(_pair_of_decoders(b200_node()), UCX_TLS="tcp")
-    facts = _set(_service(facts, "NATS", problem="refused"), "decode", refusal="no such key")
+    facts = env_of(_pair_of_decoders(b200_node()), UCX_TLS="tcp")
+    facts = set_of(service_of(facts, "NATS", problem="refused"), "decode", refusal="no such key")
     report = examine(facts)
     codes = ["settings-refused", "server-down", "ucx-tls"]
     assert [finding.code for finding in report.findings] == codes
@@ -472,7 +318,7 @@ def test_the_report_has_the_worst_first_nothing_twice_and_counts() -> None:
 
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("agg_*.yaml")), ids=lambda path: path.stem)
 def test_the_shipped_configs_are_good_on_the_machine_they_are_for(path: Path) -> None:
-    worker = _worker("agg", None, path)
+    worker = worker_of("agg", None, path)
     facts = {"h200": h200_agg, "spark": spark}.get(path.stem.split("_")[1], b200_node)()
     gpus = ",".join(map(str, range(worker.tensor_parallel_size)))
     facts = replace(facts, workers=(replace(worker, gpus=gpus),), services=())
@@ -486,8 +332,8 @@ def test_each_row_of_the_table_is_found_somewhere() -> None:
 
 
 _KEYS = sorted(
-    {key for path in CONFIGS.glob("agg_*.yaml") for key in _worker("agg", None, path).given}
-    | set(_worker("prefill", None, CONFIGS / "prefill.yaml").given)
+    {key for path in CONFIGS.glob("agg_*.yaml") for key in worker_of("agg", None, path).given}
+    | set(worker_of("prefill", None, CONFIGS / "prefill.yaml").given)
     | {"pipeline_parallel_size", "max_beam_width", f"{KV}.max_tokens", f"{KV}.tokens_per_block"}
 )
 _NUMBERS = st.integers() | st.just(10**400) | st.floats()
@@ -511,10 +357,10 @@ _FLAGS = st.lists(
 def test_nothing_that_is_given_makes_doctor_itself_fail(
     values: dict[str, object], gpus: str, line: str, variables: dict[str, str]
 ) -> None:
-    facts = _set(_yaml(_env(b200_node(), **variables), "decode", values), "decode", gpus=gpus)
-    facts = _typed(facts, "prefill", line)
+    facts = set_of(yaml_of(env_of(b200_node(), **variables), "decode", values), "decode", gpus=gpus)
+    facts = typed_of(facts, "prefill", line)
     assert text(examine(facts))
-    assert text(examine(_yaml(facts, "prefill", values)))
+    assert text(examine(yaml_of(facts, "prefill", values)))
 
 
 @pytest.mark.parametrize(
@@ -523,9 +369,9 @@ def test_nothing_that_is_given_makes_doctor_itself_fail(
 )
 def test_the_length_that_is_advised_is_the_longest_that_fits(code: str, num_kept: int, expected: int) -> None:
     length = 65_536 if code == "kv-one-request" else None
-    facts = _yaml(b200_node(), "decode", {LENGTH: length, f"{KV}.max_tokens": num_kept})
+    facts = yaml_of(b200_node(), "decode", {LENGTH: length, f"{KV}.max_tokens": num_kept})
     assert f"{LENGTH}: {expected}" in _found(facts)[code].repair
-    assert code not in _found(_yaml(facts, "decode", {LENGTH: expected}))
+    assert code not in _found(yaml_of(facts, "decode", {LENGTH: expected}))
 
 
 def test_one_gpus_halves_fit_with_what_doctor_expects_of_each_role() -> None:
@@ -539,7 +385,7 @@ def test_one_gpus_halves_fit_with_what_doctor_expects_of_each_role() -> None:
 
 
 def test_heads_that_are_fewer_than_the_gpus_are_held_twice() -> None:
-    facts = _model(b200_node(), shape=replace(SHAPE_120B, num_key_value_heads=2))
+    facts = model_of(b200_node(), shape=replace(SHAPE_120B, num_key_value_heads=2))
     prefill = facts.workers[0]
     held = budget(facts, prefill)
     assert facts.model.shape is not None
@@ -550,8 +396,8 @@ def test_heads_that_are_fewer_than_the_gpus_are_held_twice() -> None:
 
 
 def test_weights_are_split_over_all_ranks_and_kv_tokens_added_up_only_where_each_has_its_own() -> None:
-    facts = _yaml(b200_node(), "decode", {"enable_attention_dp": True, "pipeline_parallel_size": 2})
-    facts = _yaml(facts, "prefill", {"enable_attention_dp": False})
+    facts = yaml_of(b200_node(), "decode", {"enable_attention_dp": True, "pipeline_parallel_size": 2})
+    facts = yaml_of(facts, "prefill", {"enable_attention_dp": False})
     prefill, decode = (budget(facts, worker) for worker in facts.workers)
     assert prefill is not None
     assert decode is not None
@@ -573,7 +419,7 @@ def test_weights_are_split_over_all_ranks_and_kv_tokens_added_up_only_where_each
 )
 def test_the_download_is_that_of_the_model_meant(path: str, num_layers: int | None, size: str) -> None:
     shape = None if num_layers is None else replace(SHAPE_120B, num_hidden_layers=num_layers)
-    found = _found(_model(b200_node(), path=path, shape=shape, files=FILES - {"tokenizer.json"}))
+    found = _found(model_of(b200_node(), path=path, shape=shape, files=FILES - {"tokenizer.json"}))
     expected = f"python -m baton download openai/gpt-oss-{size} --local-dir {path}"
     assert found["file-missing"].repair == expected
 
@@ -595,7 +441,7 @@ def test_the_sparks_kv_comes_near_what_the_guides_log_measured() -> None:
 def test_what_the_worker_refuses_is_an_error_in_the_same_words(tmp_path: Path, text: str) -> None:
     path = tmp_path / "engine.yaml"
     path.write_text(text)
-    facts = replace(b200_node(), workers=(_worker("prefill", "0,1,2,3", path),))
+    facts = replace(b200_node(), workers=(worker_of("prefill", "0,1,2,3", path),))
 
     with pytest.raises(SettingsError) as refused:
         load_trtllm_settings(TorchLlmArgs, "prefill", yaml_path=path)
