@@ -33,11 +33,6 @@ def counts(chunk: TokenChunk) -> Usage | None:
     return None if usage is None else Usage(*msgspec.structs.astuple(usage)[:4])
 
 
-def untimed(chunk: TokenChunk) -> TokenChunk:
-    """The chunk without durations."""
-    return msgspec.structs.replace(chunk, usage=counts(chunk))
-
-
 @asynccontextmanager
 async def handed_over(engine: Engine, request: GenerateRequest) -> AsyncGenerator[KvHandoff, None]:
     """A handoff whose prefill is closed at the end."""

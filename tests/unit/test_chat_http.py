@@ -7,7 +7,6 @@ import msgspec
 import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from baton.errors import BatonError, EngineFailure, NoWorkers, Overloaded, WorkerLost
 from tests.scripted_frontend import (
     CONTEXT_LENGTH,
     MODEL,
@@ -164,12 +163,6 @@ async def test_the_input_of_a_custom_call_is_unwrapped_without_a_grammar(
     assert call["custom"]["input"] == given
 
 
-async def test_the_input_that_a_limit_cuts_is_given_so_far() -> None:
-    message = message_of(await chat(PATCH_CALL.replace("{}", "x" * 100), tools=[PATCH], max_tokens=60))
-    assert set(message.calls[0]["custom"]["input"]) == {"x"}
-    assert (message.content, message.reasoning, message.finish_reason) == (None, "", "length")
-
-
 async def test_a_grammar_is_enforced_and_shown() -> None:
     client = Client(ScriptedTokens(SHORT))
     await client.chat(tools=[HELD])
@@ -200,15 +193,6 @@ async def test_a_message_of_another_author_is_dropped_and_counted(stream: bool) 
     message = message_of(await client.chat(tools=[F], stream=stream))
     assert (message.content, message.reasoning) == ("Yes", "Think.")
     assert client.metric("baton_harmony_repairs_total", kind="foreign_author") == 2
-
-
-async def test_without_parallel_tool_calls_a_second_call_ends_the_answer() -> None:
-    twice = CALL.replace("<|call|>", "<|end|><|start|>assistant") + CALL
-    assert len(message_of(await chat(twice, tools=[F])).calls) == 2
-    client = Client(ScriptedTokens(twice))
-    message = message_of(await client.chat(tools=[F], parallel_tool_calls=False))
-    assert (len(message.calls), message.finish_reason) == (1, "tool_calls")
-    assert client.tokens.num_ended == 1
 
 
 @pytest.mark.parametrize(
@@ -273,13 +257,6 @@ async def test_logprobs_are_those_of_the_visible_text(stream: bool) -> None:
     assert [top["logprob"] for top in entries[0]["top_logprobs"]] == [-0.5, -9999.0]
 
 
-async def test_logprobs_are_null_without_text_or_unless_requested(stream: bool) -> None:
-    for text, fields in ((CALL, {"tools": [F], "logprobs": True}), (ANSWER, {"logprobs": False})):
-        reply = await chat(text, **fields, stream=stream)
-        choices = [e["choices"][0] for e in reply.events[:-1]] if stream else reply.json["choices"]
-        assert {choice["logprobs"] is None for choice in choices} == {True}
-
-
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
@@ -311,42 +288,6 @@ async def test_ignored_fields_are_named_in_a_header_and_counted() -> None:
     assert client.metric("baton_ignored_fields_total", field="other") == 101
     reply = await client.chat(foo=1, nvext={"annotations": []}, reasoning_effort="xhigh")
     assert reply.headers["x-baton-ignored"] == "foo, nvext.annotations, reasoning_effort"
-
-
-@pytest.mark.parametrize(
-    ("error", "retry_after"),
-    [
-        (Overloaded("Full.", retry_after_s=3), "3"),
-        (NoWorkers("Nobody."), "1"),
-        (WorkerLost("Dead."), None),
-        (EngineFailure("Broken."), None),
-    ],
-)
-async def test_a_failure_before_the_first_token_is_a_status(
-    error: BatonError, retry_after: str | None, stream: bool
-) -> None:
-    client = Client(ScriptedTokens(ANSWER, fail_at=0, error=error))
-    reply = await client.chat(stream=stream)
-    assert (reply.status, reply.error["code"]) == (error.status, error.code)
-    assert reply.headers.get("retry-after") == retry_after
-    assert client.metric("baton_requests_total", route=ROUTE, model=MODEL, status=str(error.status)) == 1
-
-
-async def test_a_failure_in_mid_stream_is_an_error_event_and_the_end() -> None:
-    reply = await chat(ANSWER, stream=True, script={"fail_at": 40, "error": WorkerLost("The worker died.")})
-    assert reply.status == 200
-    assert reply.events[-1]["error"] == {
-        "message": "The worker died.", "type": "server_error", "param": None, "code": "worker_lost",
-    }  # fmt: skip
-    assert "[DONE]" not in reply.events
-
-
-async def test_an_unexpected_failure_is_a_500_without_details(caplog: pytest.LogCaptureFixture) -> None:
-    reply = await chat(ANSWER, script={"fail_at": 0, "error": RuntimeError("secret")})
-    assert reply.status == 500
-    assert "secret" not in reply.error["message"]
-    assert reply.headers["x-request-id"] in reply.error["message"]
-    assert "secret" in caplog.text
 
 
 async def test_a_client_that_disconnects_ends_the_generation_at_once(stream: bool) -> None:

@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from baton.messages import FinishReason, GenerateRequest, Sampling, TokenChunk, TokenLogprob, Usage
+from baton.messages import FinishReason, GenerateRequest, Sampling, TokenChunk, TokenLogprob
 from frontend.harmony.conversation import Begin, Delta, End, Text
 from frontend.harmony.parse import HarmonyParser
-from frontend.http.chunks import UsageBody
 from frontend.turn.choice import Choice, RawText
 from tests.repairs import messages
 from tests.scripted_frontend import TOKENIZER
@@ -168,13 +167,6 @@ def test_an_answer_with_a_stop_string_before_its_call_stopped(tokens_per_chunk: 
     assert choice.finish_reason == "stop"
 
 
-def test_an_answer_that_is_cut_after_a_call_was_cut() -> None:
-    choice = choice_of()
-    choice.feed(TokenChunk(tuple(TOKENIZER.encode_text(THINK + CALL, allow_special=True)), "length"))
-    choice.finish()
-    assert (choice.finish_reason, choice.is_cut) == ("length", True)
-
-
 A, U1, U2 = TOKENIZER.encode_text("aü")
 
 
@@ -204,30 +196,3 @@ def test_only_the_final_stop_token_is_left_out_of_the_text(reason: FinishReason 
     choice = Choice(request(), RawText(TOKENIZER), cut_ids=(b,))
     assert choice.feed(TokenChunk((a, b), reason)) == [Text(text, 0, len(text))]
     assert choice.num_tokens == 2
-
-
-def test_figures_of_workers_are_kept_to_the_end() -> None:
-    choice = Choice(sampled(logprobs=0, prompt_logprobs=0), RawText(TOKENIZER))
-    scored = [TokenLogprob(i, -0.5, ()) for i in range(4)]
-    choice.feed(TokenChunk((0, 1), logprobs=tuple(scored[:2])))
-    choice.feed(
-        TokenChunk((2,), "length", Usage(5, 3, 3), logprobs=(scored[2],), prompt_logprobs=(scored[3],))
-    )
-    assert choice.logprobs == scored[:3]
-    assert choice.prompt_logprobs == (scored[3],)
-    assert (choice.num_tokens, choice.num_cached_tokens, choice.finish_reason) == (3, 3, "length")
-
-
-def test_the_usage_of_several_choices_counts_their_prompt_once() -> None:
-    choices = []
-    for number in range(2):
-        choice = Choice(sampled(choice=number), HarmonyParser(TOKENIZER.vocabulary, frozenset()))
-        ids = TOKENIZER.encode_text("<|channel|>analysis<|message|>abc<|end|>", allow_special=True)
-        choice.feed(TokenChunk(tuple(ids), "stop", Usage(2, 1, len(ids))))
-        choices.append(choice)
-    usage = UsageBody.of(choices)
-    assert (usage.prompt_tokens, usage.completion_tokens) == (2, 2 * len(ids))
-    assert usage.total_tokens == 2 + 2 * len(ids)
-    assert usage.prompt_tokens_details.cached_tokens == 1
-    num_reasoning = choices[0].num_reasoning_tokens
-    assert usage.completion_tokens_details.reasoning_tokens == 2 * num_reasoning > 0

@@ -35,25 +35,6 @@ def test_a_wrong_key_name_is_one_sentence(argv: list[str], capsys: pytest.Captur
     assert re.fullmatch(r"error: [^\n]+\n", printed.err)
 
 
-@pytest.mark.parametrize(
-    ("module", "name", "value"),
-    [
-        ("frontend", "log-level", "verbose"),
-        ("frontend", "access-log", "some"),
-        ("workers", "log-level", "verbose"),
-        ("workers", "log-format", "xml"),
-    ],
-)
-def test_a_wrong_value_is_one_sentence_before_anything_starts(module: str, name: str, value: str) -> None:
-    command = [sys.executable, "-X", "importtime", "-m", module, f"--{name}", value]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    *imports, last = done.stderr.splitlines()
-    assert done.returncode == 2
-    assert last.startswith(f"error: --{name}: invalid choice: '{value}' (choose from ")
-    assert all(line.startswith("import time:") for line in imports)
-    assert not {"torch", "transformers", "vllm", "tensorrt_llm"} & {line.split()[-1] for line in imports}
-
-
 @pytest.mark.parametrize("tool", TOOLS)
 def test_every_tool_reads_its_own_flags(tool: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:

@@ -38,12 +38,6 @@ async def test_a_completion_is_the_raw_text_of_the_answer() -> None:
     assert reply.json["usage"]["completion_tokens"] == len(TEXT) + 1
 
 
-async def test_a_stop_token_that_did_not_end_the_answer_is_text() -> None:
-    [last_id] = TOKENIZER.encode_text("c")
-    reply = await complete("x", text="Once upon", stop_token_ids=[last_id], ignore_eos=True, max_tokens=3)
-    assert reply.json["choices"][0]["text"] == "Onc"
-
-
 async def test_sixteen_tokens_are_the_default() -> None:
     assert (await complete("x", text="y" * 50)).json["choices"][0]["text"] == "y" * 16
 
@@ -58,27 +52,6 @@ async def test_a_stream_of_a_completion_ends_with_its_reason_and_usage() -> None
     assert done == "[DONE]"
     unasked = await complete("x", max_tokens=100, stream=True, stream_options={"include_usage": False})
     assert [event["choices"][0]["index"] for event in unasked.events[:-1]] == [0] * 7
-
-
-@pytest.mark.parametrize(
-    ("path", "prompt", "in_choice"),
-    [
-        ("/v1/completions", {"prompt": "x"}, ["index", "text", "finish_reason", "logprobs"]),
-        (
-            "/v1/chat/completions",
-            {"messages": [{"role": "user", "content": "x"}]},
-            ["index", "delta", "logprobs", "finish_reason"],
-        ),
-    ],
-)
-async def test_the_keys_of_chunks_keep_their_order(
-    path: str, prompt: dict[str, Any], in_choice: list[str]
-) -> None:
-    body = {"model": MODEL, "stream": True, "stream_options": {"include_usage": True}, **prompt}
-    *chunks, usage, _ = (await Client(ScriptedTokens("<|channel|>final<|message|>x")).post(path, body)).events
-    in_chunk = ["id", "object", "created", "model", "system_fingerprint", "choices", "usage"]
-    assert [list(chunk) for chunk in (*chunks, usage)] == [in_chunk] * (len(chunks) + 1)
-    assert [list(chunk["choices"][0]) for chunk in chunks] == [in_choice] * len(chunks)
 
 
 async def test_a_list_of_prompts_gives_n_choices_for_each() -> None:
@@ -134,13 +107,6 @@ async def test_the_prompt_is_echoed(prompt: object) -> None:
     assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == said + TEXT
 
 
-async def test_each_choice_begins_with_its_own_prompt() -> None:
-    chunks = (await complete(["ab", "cd"], echo=True, stream=True)).events[:2]
-    assert [tuple(each["choices"][0][name] for name in ("index", "text")) for each in chunks] == [
-        (0, "ab"), (1, "cd"),
-    ]  # fmt: skip
-
-
 @pytest.mark.parametrize("max_tokens", [0, 1])
 async def test_an_echoed_prompt_comes_with_its_log_probabilities(max_tokens: int) -> None:
     [choice] = (await complete("abc", echo=True, logprobs=1, max_tokens=max_tokens)).json["choices"]
@@ -153,13 +119,6 @@ async def test_an_echoed_prompt_comes_with_its_log_probabilities(max_tokens: int
     assert logprobs["token_logprobs"] == [None, -0.25, -0.25, -0.5][: 3 + max_tokens]
     assert logprobs["top_logprobs"][:2] == [None, {"b": -0.25}]
     assert logprobs["text_offset"] == [0, 1, 2, 3][: 3 + max_tokens]
-
-
-async def test_an_echo_without_an_answer_costs_one_token() -> None:
-    client = Client(ScriptedTokens(ENDED))
-    chunks = (await client.complete("abc", echo=True, max_tokens=0, stream=True)).events[:-1]
-    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == "abc"
-    assert client.tokens.requests[0].sampling.max_tokens == 1
 
 
 @pytest.mark.parametrize(
@@ -213,11 +172,6 @@ async def test_what_no_route_answers_is_an_envelope_too(path: str, status: int) 
 async def test_a_wrong_method_is_answered_with_all_that_are_allowed(path: str, allow: str) -> None:
     reply = await Client(ScriptedTokens("")).request("PUT", path, b"")
     assert (reply.status, reply.headers["allow"]) == (405, allow)
-
-
-async def test_a_model_that_is_not_ready_says_when_to_ask_again() -> None:
-    reply = await get(f"/v1/models/{MODEL}", ScriptedFleet(NoWorkers("Nobody.")))
-    assert (reply.status, int(reply.headers["retry-after"]) >= 1) == (503, True)
 
 
 async def test_a_page_that_fails_does_not_say_why() -> None:

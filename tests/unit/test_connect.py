@@ -1,57 +1,12 @@
 """What the flags and the environment make of the registry and the request plane."""
 
-from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 import pytest
 
 from baton.connect import Service, Wires
 from baton.flags import parse
-from baton.nats_login import nats_options
 from baton.pace import TICK_S
-
-Given = dict[str, Any]
-
-
-def given(**values: Any) -> Given:
-    return values
-
-
-def positional(name: str, first: str, **values: Any) -> Given:
-    return {name: first, **values}
-
-
-@pytest.mark.parametrize("plane", ["tcp", "nats"])
-def test_the_request_plane_gets_the_liveness_limit(monkeypatch: pytest.MonkeyPatch, plane: Any) -> None:
-    monkeypatch.setattr("baton.tcp.TcpTransport", given)
-    monkeypatch.setattr("baton.nats.NatsTransport", partial(positional, "servers"))
-    monkeypatch.setattr("baton.connect.peer_tls", lambda: "certificates")
-    monkeypatch.setenv("NATS_AUTH_TOKEN", "secret")
-    wires = Wires(request_plane=plane, liveness_s=7.5, host="127.0.0.2", nats_server="nats://n:1")
-    made: Any = wires.transport()
-    assert made["liveness_s"] == 7.5
-    if plane == "tcp":
-        assert (made["host"], made["tls"]) == ("127.0.0.2", "certificates")
-    else:
-        assert (made["servers"], made["token"]) == ("nats://n:1", "secret")
-
-
-def test_etcd_gets_its_login_and_certificates(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "baton.etcd.EtcdDiscovery", lambda endpoints, **values: {"endpoints": endpoints, **values}
-    )
-    monkeypatch.setattr("baton.connect.client_files", lambda *names: names)
-    for name in ("USERNAME", "PASSWORD"):
-        monkeypatch.setenv(f"ETCD_AUTH_{name}", name.lower())
-    made: Any = Wires(discovery_backend="etcd", etcd_endpoints="http://e:1").discovery()
-    assert made == {
-        "endpoints": "http://e:1",
-        "username": "username",
-        "password": "password",
-        "ca_file": "ETCD_AUTH_CA",
-        "cert_file": "ETCD_AUTH_CLIENT_CERT",
-        "key_file": "ETCD_AUTH_CLIENT_KEY",
-    }
 
 
 @pytest.mark.parametrize(
@@ -91,12 +46,6 @@ def test_the_shortest_liveness_limit_is_four_heartbeats() -> None:
     assert Wires(liveness_s=4 * TICK_S).liveness_s == 4 * TICK_S
     with pytest.raises(ValueError, match="must be at least 1, as workers send a heartbeat every"):
         Wires(liveness_s=4 * TICK_S - 0.01)
-
-
-def test_empty_variables_are_no_login(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("AUTH_USERNAME", "AUTH_PASSWORD", "AUTH_TOKEN", "AUTH_CA", "AUTH_CLIENT_CERT"):
-        monkeypatch.setenv(f"NATS_{name}", "")
-    assert nats_options() == {}
 
 
 async def test_of_a_cluster_the_first_member_that_answers_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:

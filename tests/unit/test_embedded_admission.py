@@ -64,35 +64,6 @@ def test_what_no_step_could_run_is_refused(request_: GenerateRequest, says: str)
     assert refused.value.param == ("max_tokens" if "max_tokens" in says or "one token" in says else None)
 
 
-def test_the_last_that_fits_is_taken() -> None:
-    assert new_sequence(ask(19), LIMITS, hands_off=False).num_reserved == 20
-    new_sequence(ask(token_ids=[0, 99], logit_bias={0: 1.0, 99: 1.0}), LIMITS, hands_off=False)
-    resumed = new_sequence(ask(5, num_generated=3, choice=0, logprobs=0), LIMITS, hands_off=False)
-    assert (resumed.num_prompt, resumed.num_generated) == (2, 3)
-
-
-def test_blocks_are_reserved_for_the_whole_answer_and_by_a_worker_that_hands_off_for_the_prompt() -> None:
-    assert new_sequence(ask(5), LIMITS, hands_off=False).num_reserved == 9
-    assert new_sequence(ask(5, num_generated=1), LIMITS, hands_off=False).num_reserved == 8
-    assert new_sequence(ask(5, max_tokens=1000), LIMITS, hands_off=False).num_reserved == 20
-    assert new_sequence(ask(5), LIMITS, hands_off=True).num_reserved == 5
-
-
-def test_a_handoff_is_pulled_by_the_worker_that_decodes() -> None:
-    assert new_sequence(ask(handoff=HANDOFF), LIMITS, hands_off=False).pulls_kv
-    assert not new_sequence(ask(handoff=HANDOFF), LIMITS, hands_off=True).pulls_kv
-    assert not new_sequence(ask(), LIMITS, hands_off=False).pulls_kv
-    assert new_sequence(ask(), LIMITS, hands_off=True).hands_off
-
-
-def test_a_sequence_has_the_requests_priority_and_tokens_of_its_own() -> None:
-    request = ask(priority=-3)
-    sequence = new_sequence(request, LIMITS, hands_off=False)
-    assert sequence.priority == -3
-    sequence.token_ids.append(9)
-    assert len(request.token_ids) == 5
-
-
 def open_it(handoff: KvHandoff = HANDOFF, **ours: Any) -> HandoffState:
     fields: dict[str, Any] = {"layout": LAYOUT, "num_tokens": 5, "num_bytes": 640}
     return opened(handoff, **(fields | ours))

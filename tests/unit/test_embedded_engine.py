@@ -2,8 +2,7 @@
 
 import asyncio
 import contextlib
-import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -11,19 +10,13 @@ import msgspec
 import pytest
 
 from baton.errors import DeadlineExceeded, HandoffFailed, NotReady, WorkerLost
-from baton.messages import GenerateRequest, Guided, KvHandoff, Role, WorkerStats
+from baton.messages import GenerateRequest, Guided, KvHandoff, Role
 from tests.clock import jumping
 from tests.embedded import new_engine, started
-from tests.engine_calls import ask, handed_over, next_handoff, tokens
+from tests.engine_calls import ask, handed_over, tokens
 from tests.memory_wire import Wire
-from tests.tiny_gpt_oss import CONTEXT_LENGTH
 from tests.waiting import PATIENCE_S, scaled, until
 from workers.engines.embedded.engine import EmbeddedEngine
-from workers.engines.embedded.runner import Runner
-from workers.engines.embedded.sampling import Sampled
-from workers.engines.embedded.scheduler import Work
-from workers.engines.embedded.settings import CacheTransceiverSettings
-from workers.kv.transceiver import Ticket
 
 
 @contextlib.asynccontextmanager
@@ -59,13 +52,6 @@ async def test_the_deadline_ends_a_pull_that_hangs(checkpoint: Path) -> None:
             await answer(decode, ask(handoff=handoff, deadline_s=scaled(0.1)))
 
 
-async def test_a_pull_has_what_is_left_of_the_handoffs_time(checkpoint: Path) -> None:
-    wire = Wire()
-    async with handed(checkpoint, wire) as handoff, started(checkpoint, wire) as decode:
-        await answer(decode, ask(handoff=msgspec.structs.replace(handoff, ttl_s=1000.0)))
-        assert 1000.0 - PATIENCE_S < wire.deadlines_s[0] < 1000.0
-
-
 async def test_a_handoff_that_expires_in_the_queue_is_not_pulled(checkpoint: Path) -> None:
     wire = Wire()
     async with (
@@ -78,41 +64,6 @@ async def test_a_handoff_that_expires_in_the_queue_is_not_pulled(checkpoint: Pat
         with pytest.raises(HandoffFailed, match="in the queue"):
             await answer(decode, ask(handoff=short))
         assert wire.num_pulls == 0
-
-
-async def test_an_unpulled_pin_expires_with_its_offer(checkpoint: Path) -> None:
-    wire = Wire()
-    expiring = CacheTransceiverSettings(kv_transfer_timeout_ms=50)
-    async with started(checkpoint, wire, Role.PREFILL, cache_transceiver_config=expiring) as prefill:
-        replies = prefill.prefill(ask())
-        handoff = await next_handoff(replies)
-        assert handoff.ttl_s == pytest.approx(0.05)
-        stats = prefill.stats()
-        assert (stats.kv_used_blocks, stats.kv_pinned_blocks, stats.kv_cached_blocks) == (0, 5, 0)
-        with pytest.raises(HandoffFailed, match=r"pulled the KV within 0\.05 s"):
-            await anext(replies)
-        assert wire.offers == {}
-        stats = prefill.stats()
-        assert (stats.kv_pinned_blocks, stats.kv_cached_blocks) == (0, 5)
-        assert (stats.num_handoffs, stats.num_handoffs_expired) == (1, 1)
-
-
-class SlowWire(Wire):
-    """Moves each KV in two seconds."""
-
-    async def pull(self, ticket: Ticket, into: memoryview, deadline_s: float) -> None:
-        await asyncio.sleep(2)  # the clock jumps
-        await super().pull(ticket, into, deadline_s)
-
-
-@jumping
-async def test_the_time_of_all_pulls_is_counted(checkpoint: Path) -> None:
-    wire = SlowWire()
-    async with started(checkpoint, wire) as decode:
-        for pulled_s in (2, 4):
-            async with handed(checkpoint, wire) as handoff:
-                await answer(decode, ask(handoff=handoff))
-            assert decode.stats().kv_move_s == pytest.approx(pulled_s, abs=0.1)
 
 
 @pytest.mark.parametrize("fault", [HandoffFailed("the peer is gone"), OSError("cable cut")])
@@ -203,83 +154,9 @@ async def test_a_folder_without_a_checkpoint_fails_the_start(tmp_path: Path) -> 
     await lost.stop()
 
 
-class WatchedWire(Wire):
-    """Records when it is started and closed."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls: list[str] = []
-
-    async def start(self) -> None:
-        self.calls.append("start")
-
-    async def close(self) -> None:
-        self.calls.append("close")
-        await super().close()
-
-
-def around_steps(monkeypatch: pytest.MonkeyPatch, before: Callable[[list[Work]], object]) -> None:
-    """Let `before` see each step, on the compute thread."""
-    step = Runner.step
-
-    def seen(self: Runner, works: list[Work]) -> list[list[Sampled]]:
-        before(works)
-        return step(self, works)
-
-    monkeypatch.setattr(Runner, "step", seen)
-
-
 def test_a_prefill_worker_needs_a_transceiver(checkpoint: Path) -> None:
     with pytest.raises(ValueError, match="cache_transceiver_config"):
         new_engine(checkpoint, None, Role.PREFILL)
-
-
-async def test_the_start_opens_the_wire_and_says_what_the_worker_can_do(checkpoint: Path) -> None:
-    wire = WatchedWire()
-    each = new_engine(checkpoint, wire, max_batch_size=3, max_queue_size=5)
-    assert each.stats() == WorkerStats()
-    info = await each.start()
-    assert wire.calls == ["start"]
-    assert (info.name, info.kv_transfer, info.context_length) == ("embedded", "memory", CONTEXT_LENGTH)
-    assert (info.max_batch_size, info.max_queue_size) == (3, 5)
-    assert info.kv_layout is not None
-    assert info.kv_layout.tokens_per_block == 8
-    await each.stop()
-
-
-async def test_a_stop_tells_all_calls_at_once_takes_no_more_and_waits_for_the_step(
-    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    is_stepping, may_step = threading.Event(), threading.Event()
-
-    def wait(_: list[Work]) -> None:
-        is_stepping.set()
-        may_step.wait(PATIENCE_S)
-
-    wire = WatchedWire()
-    each = new_engine(checkpoint, wire, max_batch_size=1)
-    await each.start()
-    around_steps(monkeypatch, wait)
-    calls = [asyncio.create_task(answer(each, ask())) for _ in range(2)]
-    await until(is_stepping.is_set)
-    stopping = asyncio.create_task(each.stop())
-    for call in calls:
-        with pytest.raises(WorkerLost, match="stopped"):
-            await call
-    with pytest.raises(NotReady):
-        await answer(each, ask())
-    with pytest.raises(NotReady):
-        each.num_lacking_tokens(ask())
-    for _ in range(10):
-        await asyncio.sleep(0)  # turns in which it waits for the step
-    assert not stopping.done()
-    assert wire.calls == ["start"]
-    may_step.set()
-    await stopping
-    assert wire.calls == ["start", "close"]
-    assert each.stats() == WorkerStats()
-    assert not any(thread.name.startswith("embedded-compute") for thread in threading.enumerate())
-    await each.stop()
 
 
 @pytest.mark.parametrize("is_quick", [True, False])
@@ -303,16 +180,3 @@ async def test_the_deadline_counts_from_before_the_form_is_compiled(
         assert wire.num_pulls == is_quick
     await decode.stop()
     await prefill.stop()
-
-
-async def test_a_step_has_no_more_tokens_than_it_may(
-    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen: list[list[int]] = []
-    each = new_engine(checkpoint, None, max_num_tokens=40)
-    await each.start()
-    around_steps(monkeypatch, lambda works: seen.append([len(work.token_ids) for work in works]))
-    await asyncio.gather(*[answer(each, ask(30, max_tokens=2)) for _ in range(2)])
-    await each.stop()
-    pieces = [[size for size in sizes if size > 1] for sizes in seen]
-    assert [sizes for sizes in pieces if sizes] == [[30, 10], [20]]

@@ -129,42 +129,6 @@ async def test_a_demanded_answer_is_not_put_off_by_thinking_again(
     assert allowed[tokenizer.encode_text("final")[0]]
 
 
-async def test_an_answer_that_goes_on_elsewhere_is_allowed_the_same(
-    grammars: Grammars, tokenizer: ModelTokenizer
-) -> None:
-    form = answer_form(CASES["recursive"])
-    answer = await answer_of(grammars, form, chooser(3, tokenizer))
-    step_by_step = await grammars.matcher(form)
-    for i in range(len(answer)):
-        at_once = await grammars.matcher(form)
-        first = await allowed_after(step_by_step, answer[:i])
-        second = await allowed_after(at_once, [1, *answer[:i]], 1)
-        assert first is not None
-        assert second is not None
-        assert (first == second).all()
-
-
-async def test_a_long_answer_is_read_to_its_end_before_what_may_follow_is_asked(
-    grammars: Grammars, tokenizer: ModelTokenizer
-) -> None:
-    begun = tokenizer.encode_text("<|channel|>analysis<|message|>", allow_special=True)
-    thought = tokenizer.encode_text("a") * 20_000
-    ended = tokenizer.encode_text("<|end|><|start|>assistant<|channel|>final<|message|>", allow_special=True)
-    matcher = await grammars.matcher(answer_form({"const": 1}))
-    allowed = await allowed_after(matcher, [*begun, *thought, *ended])
-    assert allowed is not None
-    assert allowed[tokenizer.encode_text("1")[0]]
-    assert not allowed[thought[0]]
-
-
-async def test_after_the_last_message_anything_goes(grammars: Grammars, tokenizer: ModelTokenizer) -> None:
-    form = answer_form({"const": 1})
-    answer = await answer_of(grammars, form, chooser(0, tokenizer))
-    matcher = await grammars.matcher(form)
-    assert await allowed_after(matcher, [*answer, 9, 9]) is None
-    assert matcher.error is None
-
-
 @pytest.mark.parametrize("text", ["abc", "<|channel|>final<|message|>2"])
 async def test_tokens_that_do_not_have_the_form_are_an_error_of_the_request(
     grammars: Grammars, tokenizer: ModelTokenizer, text: str

@@ -7,35 +7,11 @@ import pytest
 
 from workers.engines.embedded.guesses import MOST_GUESSES, Guesser
 
-TEXT = [7, 3, 9, 4, 8, 1, 6, 2, 5, 0]
-
 
 def test_the_longest_match_is_followed_and_of_equal_ones_the_latest() -> None:
     older, later = [1, 2, 3, 4, 10, 11, 12], [9, 9, 3, 4, 20, 21, 22]
     assert Guesser(100).guess([*older, *later, 5, 3, 4], 3) == [20, 21, 22]
     assert Guesser(100).guess([*older, *later, 1, 2, 3, 4], 3) == [10, 11, 12]
-
-
-def test_one_equal_token_is_not_enough() -> None:
-    assert Guesser(100).guess([1, 2, 3, 4, 9, 2], 3) == []
-
-
-def test_a_match_at_the_end_goes_on_in_its_rhythm() -> None:
-    assert Guesser(100).guess([5, 1, 2, 3, 1, 2, 3, 1, 2], 3) == [3, 1, 2]
-
-
-def test_the_longest_match_allows_the_most_at_once_until_it_is_useless() -> None:
-    guesser, text = Guesser(100), [*TEXT, *TEXT[:8]]
-    assert guesser.guess(text, 100) == [*TEXT[8:], *TEXT[:8], *TEXT[8:], *TEXT[:3]]
-    guesser.note(MOST_GUESSES, 0)
-    text.append(TEXT[8])
-    assert guesser.guess(text, 100) == []
-    text.append(TEXT[9])
-    assert guesser.guess(text, 100) == TEXT[:1]
-
-
-def test_no_more_is_guessed_than_is_allowed() -> None:
-    assert Guesser(100).guess([*TEXT, *TEXT[:4]], 2) == TEXT[4:6]
 
 
 @pytest.mark.parametrize("num_at_once", [1, 2, 3, 17])

@@ -2,11 +2,10 @@
 
 from array import array
 
-import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from workers.engines.embedded.ledger import BlockLedger, End, Hold, Lease, Prefix, first_whole_block
+from workers.engines.embedded.ledger import BlockLedger, End, Hold, Lease, Prefix
 from workers.engines.prefixes import first_key, next_key
 
 NUM_BLOCKS = 12
@@ -118,18 +117,6 @@ def assert_used_blocks_are_forgotten(ledger: BlockLedger) -> None:
     assert ledger.num_kept == 0, "no block is taken for what it held before"
 
 
-def test_only_used_blocks_can_be_pinned() -> None:
-    ledger = BlockLedger(2, SIZE)
-    lease = ledger.reserve(1)
-    assert lease is not None
-    ledger.pin(lease)
-    with pytest.raises(ValueError, match="pinned"):
-        ledger.pin(lease)
-    ledger.free(lease)
-    with pytest.raises(ValueError, match="freed"):
-        ledger.pin(lease)
-
-
 def test_what_was_used_least_recently_is_forgotten_first_and_of_one_prompt_its_end() -> None:
     ledger = BlockLedger(4, SIZE)
     for token_ids in ([1, 1, 2, 2], [3, 3, 4, 4]):
@@ -140,17 +127,6 @@ def test_what_was_used_least_recently_is_forgotten_first_and_of_one_prompt_its_e
     ledger.free(new)
     again = [ledger.reserve(2, prefix(token_ids)) for token_ids in ([3, 3, 4, 4], [1, 1, 2, 2])]
     assert [lease.num_found for lease in again if lease is not None] == [SIZE, 0]
-
-
-def test_a_lease_that_does_not_fit_changes_nothing() -> None:
-    ledger = BlockLedger(3, SIZE)
-    ledger.free(filled(ledger, [1, 1, 2]))
-    held = ledger.reserve(1)
-    assert held is not None
-    assert ledger.reserve(3, prefix([1, 1, 2, 2])) is None
-    found = ledger.reserve(2, prefix([1, 1, 2, 2]))
-    assert found is not None
-    assert found.num_found == 3
 
 
 def test_the_end_of_a_sequence_is_continued_by_one() -> None:
@@ -165,16 +141,6 @@ def test_the_end_of_a_sequence_is_continued_by_one() -> None:
     assert [lease.num_found for lease in leases if lease is not None] == [3, SIZE]
     assert leases[0] is not None
     assert leases[0].blocks[1] == first.blocks[1]
-
-
-def test_an_end_gives_no_more_tokens_than_are_looked_for() -> None:
-    ledger = BlockLedger(2, SIZE)
-    ledger.free(filled(ledger, [1, 1, 2]))
-    keys, tokens = chain([1, 1]), [1, 1, 2]
-    assert [ledger.num_found(Prefix(keys, tokens, n, lambda num_blocks: num_blocks)) for n in (2, 3)] == [
-        2,
-        3,
-    ]
 
 
 def test_of_two_ends_the_later_is_found_and_of_an_end_what_is_equal() -> None:
@@ -221,43 +187,3 @@ def test_a_block_that_lacks_sliding_window_layers_replaces_none_that_has_them() 
     found = ledger.reserve(1, prefix([1, 1]))
     assert found is not None
     assert (found.num_found, found.blocks) == (SIZE, whole.blocks)
-
-
-def test_found_blocks_do_not_gain_sliding_window_layers_by_being_used() -> None:
-    ledger = BlockLedger(4, SIZE)
-    ledger.free(filled(ledger, [1, 1, 2, 2], num_partial=2))
-    lease = ledger.reserve(3, prefix([1, 1, 2, 2, 3], first_whole=2))
-    assert lease is not None
-    assert lease.num_found == 4
-    fill(ledger, lease, [1, 1, 2, 2, 3])
-    ledger.free(lease)
-    assert ledger.num_found(prefix([1, 1, 2, 2, 3])) == 0
-    assert ledger.num_found(prefix([1, 1, 2, 2, 3], first_whole=2)) == 5
-
-
-def test_what_fewer_blocks_need_is_checked_again() -> None:
-    """Of four blocks all but the first lack sliding-window layers, which each continuation needs in one."""
-    ledger = BlockLedger(8, SIZE)
-    lease = filled(ledger, [1, 1])
-    tokens = [1, 1, 2, 2, 3, 3, 4, 4]
-    ledger.free(lease)
-    rest = ledger.reserve(4, prefix(tokens))
-    assert rest is not None
-    fill(ledger, rest, tokens, num_partial=4)
-    ledger.free(rest)
-    needs_one = Prefix(chain(tokens), tokens, len(tokens), lambda num_blocks: num_blocks - 1)
-    assert ledger.num_found(needs_one) == SIZE
-
-
-@pytest.mark.parametrize(
-    ("num_tokens", "window", "first"),
-    [(1, 5, 0), (16, 5, 2), (17, 5, 3), (17, 1, 4), (17, 0, 0), (20, 4, 3), (4, 128, 0)],
-)
-def test_the_first_block_that_a_later_turn_may_need(num_tokens: int, window: int, first: int) -> None:
-    assert first_whole_block(num_tokens, window=window, tokens_per_block=4) == first
-
-
-def test_keys_tell_prompts_and_salts_apart() -> None:
-    keys = {first_key("a"), *chain([1, 1]), *chain([2, 1]), *chain([1, 1, 2, 2]), *chain([2, 2, 1, 1])}
-    assert len(keys) == 2 + 2 + 1 + 2
-    assert next_key(first_key("a"), array("I", [1, 1])) not in keys

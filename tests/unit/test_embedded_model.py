@@ -6,10 +6,9 @@ import pytest
 import torch
 from transformers import GptOssForCausalLM
 
-from baton.messages import KvLayout
 from tests.tiny_gpt_oss import VOCAB_SIZE, WINDOW, prompt, write_mxfp4_checkpoint
 from workers.engines.embedded.attention import Span, plan_attention
-from workers.engines.embedded.pool import KvPool, KvShape
+from workers.engines.embedded.pool import KvPool
 from workers.engines.embedded.runner import GptOss
 
 CPU = torch.device("cpu")
@@ -147,25 +146,6 @@ def test_what_a_later_turn_lacks_is_the_end_of_the_payload(
     paged.pool.scatter(buffer[-paged.pool.num_handoff_bytes(70, num_held) :], target, num_held, 70)
     (logits,) = paged.run((Span(70, 1, target), ids))
     torch.testing.assert_close(logits[0], expected(reference, ids)[-1], atol=TOLERANCE, rtol=0)
-
-
-@pytest.mark.parametrize(("windows", "window"), [((4, None, 16, 8), 16), ((None, None), 0)])
-def test_the_window_of_a_pool_is_the_longest(windows: tuple[int | None, ...], window: int) -> None:
-    assert KvShape(num_kv_heads=1, head_dim=1, windows=windows).window == window
-
-
-def test_the_layout_that_peers_compare_is_the_checkpoints(paged: Paged) -> None:
-    layout = KvLayout(dtype="float32", tokens_per_block=8, num_layers=4, num_kv_heads=2, head_dim=16)
-    assert paged.pool.layout == layout
-
-
-def test_sliding_layers_hand_over_their_window_only(paged: Paged) -> None:
-    row_bytes = 2 * 2 * 16 * 4  # K and V, 2 heads, 16 wide, float32
-    size = paged.pool.tokens_per_block
-    first_whole = (99 // size * size - (WINDOW - 1)) // size * size
-    assert paged.pool.num_handoff_bytes(100) == row_bytes * (2 * 100 + 2 * (100 - first_whole))
-    assert paged.pool.num_handoff_bytes(100, 99) == row_bytes * 4
-    assert paged.pool.num_handoff_bytes(100, 10) == paged.pool.num_handoff_bytes(100) - row_bytes * 2 * 10
 
 
 def test_an_mxfp4_checkpoint_is_the_model_that_it_encodes(tmp_path: Path) -> None:

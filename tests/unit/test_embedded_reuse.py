@@ -11,7 +11,7 @@ import pytest
 
 from baton.errors import HandoffFailed
 from baton.messages import GenerateRequest, Role, TokenChunk
-from tests.embedded import BLOCK, started
+from tests.embedded import started
 from tests.engine_calls import ask, handed_over
 from tests.memory_wire import Wire
 from tests.tiny_gpt_oss import prompt
@@ -75,16 +75,6 @@ async def test_different_salts_share_nothing(checkpoint: Path) -> None:
         assert (await answer(each, ask(prompt(40), cache_salt="a")))[1] == 32
 
 
-async def test_a_changed_history_is_computed_from_the_change_on(checkpoint: Path) -> None:
-    async with started(checkpoint) as each, started(checkpoint, enable_block_reuse=False) as other:
-        history = prompt(60)
-        await answer(each, ask(history))
-        changed = [*history[:30], (history[30] + 1) % 100, *history[31:]]
-        tokens, num_cached = await answer(each, ask(changed))
-        assert num_cached == 24  # up to the block with the change
-        assert tokens == (await answer(other, ask(changed)))[0]
-
-
 async def test_a_crowd_shares_its_beginning_and_each_gets_what_it_gets_alone(checkpoint: Path) -> None:
     async with started(checkpoint) as each, started(checkpoint, enable_block_reuse=False) as other:
         shared = prompt(33)
@@ -124,18 +114,6 @@ async def test_a_conversation_over_handoffs_moves_its_new_tokens_only(
             num_computed, num_held = len(history), len(history) + len(tokens) - 1
             history = history + tokens + prompt(11, seed=turn)
         assert prefill.stats().kv_moved_bytes == decode.stats().kv_moved_bytes
-
-
-async def test_after_a_handoff_decode_can_compute_the_next_turn_itself(checkpoint: Path) -> None:
-    async with pair(checkpoint) as (prefill, decode), started(checkpoint, enable_block_reuse=False) as other:
-        for num_tokens in (80, 81, 87, 88):
-            history = prompt(num_tokens, seed=num_tokens)
-            tokens, _ = await disaggregated(prefill, decode, ask(history, max_tokens=2))
-            for num_kept in (num_tokens + 1, num_tokens, num_tokens - 1):
-                request = ask([*(history + tokens)[:num_kept], *prompt(20, seed=num_kept)])
-                answered, num_cached = await answer(decode, request)
-                assert answered == (await answer(other, request))[0]
-                assert (num_tokens - 1) // BLOCK * BLOCK <= num_cached <= num_kept
 
 
 async def test_a_pull_that_failed_leaves_nothing_to_be_found(checkpoint: Path) -> None:

@@ -9,7 +9,6 @@ import torch
 
 from baton.messages import Sampling
 from tests.tiny_gpt_oss import CONTEXT_LENGTH, prompt
-from workers.engines.embedded.pool import KvPool, KvShape
 from workers.engines.embedded.runner import Runner
 from workers.engines.embedded.scheduler import Scheduler, Sequence
 from workers.engines.embedded.settings import EmbeddedSettings, KvCacheSettings
@@ -46,12 +45,6 @@ def test_a_pool_without_a_size_has_a_gib_of_blocks(checkpoint: Path, monkeypatch
         runner(checkpoint, None)
 
 
-def test_a_pool_must_hold_a_prompt_and_an_answer(checkpoint: Path) -> None:
-    pool = KvCacheSettings(tokens_per_block=1, max_tokens=1)
-    with pytest.raises(ValueError, match="pool of 1 tokens"):
-        Runner(EmbeddedSettings(kv_cache_config=pool), checkpoint)
-
-
 def test_the_model_uses_its_threads_and_has_run_once_before_any_request(checkpoint: Path) -> None:
     with ThreadPoolExecutor(1) as thread:
         started = thread.submit(runner, checkpoint, num_threads=2).result()
@@ -59,23 +52,6 @@ def test_the_model_uses_its_threads_and_has_run_once_before_any_request(checkpoi
     keys, _ = started.pool.read(0, torch.tensor([0]), 1)
     assert keys[:, :, :5].any(dim=-1).all(), "a prompt of four tokens, and one step more"
     assert not keys[:, :, 5:].any()
-
-
-def test_a_new_pool_holds_no_stray_number() -> None:
-    torch.use_deterministic_algorithms(True)  # fills memory that would be left as it was with NaN
-    try:
-        pool = KvPool(
-            KvShape(num_kv_heads=1, head_dim=4, windows=(None,)),
-            num_blocks=2,
-            tokens_per_block=4,
-            dtype=torch.float32,
-            compute_dtype=torch.float32,
-            device=torch.device("cpu"),
-        )
-    finally:
-        torch.use_deterministic_algorithms(False)
-    for part in pool.read(0, torch.tensor([0, 1]), 1):
-        assert not part.any()
 
 
 def test_a_long_prompt_is_scored_piece_by_piece(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:

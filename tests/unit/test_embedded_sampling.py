@@ -63,13 +63,6 @@ def test_a_token_depends_on_seed_choice_and_place_only() -> None:
     assert key(-1, 0, 3) == key(-1, 0, 3) != key(1, 0, 3)
 
 
-def test_every_token_of_a_large_vocabulary_is_as_likely() -> None:
-    num, vocab = 20_000, 50
-    draws = [draw(seed=seed, temperature=1.0) for seed in range(num)]
-    drawn = [sampled.token_id for sampled in sample(torch.zeros(num, vocab), draws)]
-    assert_follows(np.bincount(drawn, minlength=vocab) / num, np.full(vocab, 1 / vocab))
-
-
 def test_rounding_errors_draw_the_same_tokens() -> None:
     num, vocab, rng = 2_000, 1_000, torch.Generator().manual_seed(0)
     logits = 2 * torch.randn(num, vocab, generator=rng)
@@ -103,17 +96,6 @@ def test_top_p_keeps_the_fewest_that_make_up_p() -> None:
     assert np.count_nonzero(shares(500, top_p=first - 0.01)) == 1
     assert np.count_nonzero(shares(500, top_p=first + 0.01)) == 2
     assert np.count_nonzero(shares(500, top_p=first + second + 0.01)) == 3
-
-
-def test_top_p_is_a_share_of_what_top_k_keeps() -> None:
-    first, second = probabilities()[:2]
-    assert np.count_nonzero(shares(500, top_k=2, top_p=first / (first + second) - 0.01)) == 1
-    assert np.count_nonzero(shares(500, top_k=2, top_p=first / (first + second) + 0.01)) == 2
-
-
-def test_top_p_0_keeps_the_likeliest() -> None:
-    draws = [draw(seed=seed, temperature=1.0, top_p=0.0) for seed in range(9)]
-    assert {sampled.token_id for sampled in sample(LOGITS.flip(0).repeat(9, 1), draws)} == {VOCAB - 1}
 
 
 def test_min_p_is_relative_to_the_likeliest() -> None:
@@ -177,12 +159,3 @@ def test_logprobs_are_the_models_own_before_any_setting() -> None:
     assert (changed.token_id, changed.logprob.top) == (4, ())
     assert changed.logprob.logprob == pytest.approx(expected[4])
     assert none.logprob is None
-
-
-def test_logit_bias_adds_to_what_the_model_says() -> None:
-    assert chosen(draw(logit_bias={1: 1.5}), draw(logit_bias={1: 0.5})) == [1, 0]
-
-
-@pytest.mark.parametrize("least", [{"min_p": 1.0}, {"top_p": 0.0}, {"top_k": 1}])
-def test_the_likeliest_token_is_always_left(least: dict[str, float]) -> None:
-    assert shares(200, **least)[0] == 1

@@ -54,17 +54,6 @@ def finish_step(target: Scheduler, step: Step, token_id: int = 7) -> None:
         target.advance(work, [token_id] if work.samples else [])
 
 
-def test_a_prompt_runs_in_chunks_and_samples_after_the_last() -> None:
-    target = scheduler()
-    target.add(sequence(40))
-    seen = []
-    for _ in range(4):
-        step = target.plan()
-        seen += [(work.start, len(work.token_ids), work.samples) for work in step.work]
-        finish_step(target, step)
-    assert seen == [(0, 16, False), (16, 16, False), (32, 8, True), (40, 1, True)]
-
-
 def test_an_answer_sits_out_while_it_is_not_known_what_its_form_allows() -> None:
     held, free = sequence(20), sequence(3)
     held.matcher = ScriptedMatcher()
@@ -130,25 +119,6 @@ def test_admission_is_in_order_even_if_a_later_one_would_fit() -> None:
     assert (first.phase, large.phase, small.phase) == (Phase.DONE, Phase.RUNNING, Phase.RUNNING)
 
 
-def test_a_full_batch_makes_the_next_wait() -> None:
-    target = scheduler(max_batch_size=2)
-    for _ in range(3):
-        target.add(sequence(2))
-    target.plan()
-    assert (target.num_running, target.num_waiting) == (2, 1)
-
-
-def test_a_sequence_that_pulls_runs_only_when_its_kv_is_there() -> None:
-    target = scheduler()
-    pulling = sequence(9, pulls_kv=True)
-    target.add(pulling)
-    step = target.plan()
-    assert (step.to_pull, step.work) == ([pulling], [])
-    assert target.plan().to_pull == []
-    assert target.pulled(pulling, 7) is None
-    assert sizes(target.plan()) == [(9, 1)]
-
-
 def test_a_sequence_that_hands_off_is_pinned_with_its_prompt_done() -> None:
     target = scheduler()
     handed = sequence(9, hands_off=True)
@@ -159,15 +129,6 @@ def test_a_sequence_that_hands_off_is_pinned_with_its_prompt_done() -> None:
     assert target.plan().work == []
     target.remove(handed)
     assert target.ledger.num_pinned == 0
-
-
-def test_a_first_token_that_ends_the_answer_is_not_handed_off() -> None:
-    target = scheduler()
-    handed = sequence(9, hands_off=True)
-    target.add(handed)
-    (work,) = target.plan().work
-    assert target.advance(work, [STOP]) == "stop"
-    assert (handed.phase, target.ledger.num_free) == (Phase.DONE, 100)
 
 
 def test_what_can_never_fit_is_refused_at_once() -> None:
@@ -221,38 +182,6 @@ def test_everything_ends_and_every_block_comes_back(
     assert (target.num_running, target.num_waiting) == (0, 0)
 
 
-@pytest.mark.parametrize(
-    ("token_ids", "ignore_eos", "reason"),
-    [
-        ([1, 2, STOP], False, "stop"),
-        ([1, 2, STOP], True, None),
-        ([STOP, 2, 3], False, None),
-        ([1, 2, 3, 4, 5], False, "length"),
-        ([1, 2, 3, 4, 5], True, "length"),
-        ([1, 2, 3, 4, STOP], False, "stop"),
-    ],
-)
-def test_an_answer_ends_with_a_stop_token_or_at_its_length(
-    token_ids: list[int], ignore_eos: bool, reason: str | None
-) -> None:
-    sampling = Sampling(max_tokens=3, seed=0, stop_token_ids=(STOP,), ignore_eos=ignore_eos)
-    each = Sequence(token_ids=token_ids, num_prompt=2, sampling=sampling, num_reserved=5)
-    assert each.finish_reason(64) == reason
-
-
-def test_an_answer_ends_at_the_end_of_the_context() -> None:
-    each = sequence(10, max_tokens=100)
-    assert each.finish_reason(11) is None
-    assert each.finish_reason(10) == "length"
-
-
-def test_pieces_of_one_token_come_first_in_a_step() -> None:
-    target = scheduler()
-    target.add(sequence(15))
-    target.add(sequence(10))
-    assert [len(work.token_ids) for work in target.plan().work] == [1, 15]
-
-
 def test_pulled_blocks_without_the_layers_of_the_window_are_not_continued() -> None:
     target = scheduler(reuses_blocks=True, window=4)
     pulling = sequence(40, pulls_kv=True)
@@ -295,20 +224,6 @@ def test_a_pull_continues_what_another_pull_left_as_prefill_sends_the_window_ane
     assert target.num_lacking(again) == 40 - 16
 
 
-def test_what_fits_exactly_is_admitted_and_runs_whole() -> None:
-    target = scheduler(num_blocks=5, max_num_tokens=16)
-    target.add(sequence(16, 4))
-    assert sizes(target.plan()) == [(0, 16)]
-
-
-def test_a_prompt_that_fits_the_step_exactly_waits_for_its_mask_too() -> None:
-    held = sequence(16)
-    held.matcher = ScriptedMatcher()
-    target = scheduler(max_num_tokens=16)
-    target.add(held)
-    assert sizes(target.plan()) == []
-
-
 def test_full_blocks_are_found_while_their_sequence_runs_and_the_rest_at_its_end() -> None:
     target = scheduler(reuses_blocks=True)
     assert target.num_cached_tokens == 0
@@ -329,10 +244,3 @@ def test_full_blocks_are_found_while_their_sequence_runs_and_the_rest_at_its_end
     target.add(again)
     assert sizes(target.plan()) == [(9, 3)]
     assert (again.num_cached, target.num_cached_tokens) == (9, 9)
-
-
-def test_without_reuse_nothing_is_found() -> None:
-    target = scheduler()
-    target.add(sequence(9, 1))
-    finish_step(target, target.plan())
-    assert target.num_lacking(sequence(12)) == 12

@@ -9,16 +9,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from baton.messages import GenerateRequest, Sampling, TokenChunk
+from baton.messages import GenerateRequest, TokenChunk
 from tests.embedded import started
 from tests.engine_calls import ask
-from tests.guided import ScriptedMatcher
 from tests.tiny_gpt_oss import CONTEXT_LENGTH, prompt
 from tests.waiting import PATIENCE_S
 from workers.engines.embedded.engine import EmbeddedEngine
-from workers.engines.embedded.scheduler import Scheduler, Sequence, Step
-
-STOP = 99
 
 
 async def answer(each: EmbeddedEngine, request: GenerateRequest) -> list[TokenChunk]:
@@ -118,89 +114,3 @@ async def test_nothing_is_guessed_beyond_the_context(checkpoint: Path) -> None:
         expected, found = [outcome(await answer(each, ask(long, max_tokens=100))) for each in (off, on)]
         assert found == expected
         assert found[1:] == ("length", 20)
-
-
-def scheduler(**limits: int) -> Scheduler:
-    sizes = {"num_blocks": 200, "tokens_per_block": 4, "context_length": 200}
-    sizes |= {"max_batch_size": 40, "max_num_tokens": 320}
-    return Scheduler(**sizes | limits, speculates=True)  # type: ignore[arg-type]  # the numbers
-
-
-def repeating(num_tokens: int = 12, max_tokens: int = 20, *, hands_off: bool = False) -> Sequence:
-    token_ids = [1, 2, 3, 4] * num_tokens
-    return Sequence(
-        token_ids=token_ids[:num_tokens],
-        num_prompt=num_tokens,
-        sampling=Sampling(max_tokens=max_tokens, seed=0, stop_token_ids=(STOP,)),
-        num_reserved=num_tokens + max_tokens,
-        hands_off=hands_off,
-    )
-
-
-def after_prompts(target: Scheduler, *sequences: Sequence) -> Step:
-    """The first step of these answers, whose first tokens continue their prompts."""
-    for each in sequences:
-        target.add(each)
-    for work in target.plan().work:
-        target.advance(work, [1])
-    return target.plan()
-
-
-def guessed(step: Step) -> list[list[int]]:
-    return [work.guesses for work in step.work]
-
-
-def test_right_guesses_count_and_wrong_ones_leave_nothing() -> None:
-    target, sequence = scheduler(), repeating(12, 5)
-    (work,) = after_prompts(target, sequence).work
-    assert (work.token_ids, work.guesses, work.start) == ([1, 2, 3, 4], [2, 3, 4], 12)
-    target.advance(work, [2, 9])
-    assert sequence.token_ids[12:] == [1, 2, 9]
-    assert sequence.num_computed == 14
-    assert (target.num_accepted_guesses, target.num_rejected_guesses) == (1, 2)
-    (work,) = target.plan().work
-    assert (work.start, work.token_ids[0]) == (14, 9)
-
-
-@pytest.mark.parametrize(("max_tokens", "num_guessed"), [(2, 0), (3, 1), (4, 2), (5, 3), (9, 7)])
-def test_nothing_is_guessed_beyond_the_end_of_the_answer(max_tokens: int, num_guessed: int) -> None:
-    assert len(guessed(after_prompts(scheduler(), repeating(12, max_tokens)))[0]) == num_guessed
-
-
-def test_a_stop_token_is_not_guessed() -> None:
-    sequence = repeating()
-    sequence.token_ids[6] = STOP  # 1 2 3 4 1 2 STOP 4 1 2 3 4, and 1
-    sequence.token_ids[2] = STOP
-    sequence.token_ids[10] = STOP
-    assert guessed(after_prompts(scheduler(), sequence)) == [[2]]
-
-
-def test_nothing_is_guessed_for_a_form_or_for_prefill() -> None:
-    held = repeating()
-    held.matcher = ScriptedMatcher()
-    held.matcher.is_ready = True
-    assert guessed(after_prompts(scheduler(), held)) == [[]]
-    target, handed = scheduler(), repeating(hands_off=True)
-    handed.num_computed = 0
-    target.add(handed)
-    assert guessed(target.plan()) == [[]]
-
-
-@pytest.mark.parametrize(("num_answers", "num_each"), [(1, 15), (13, 3), (16, 2), (17, 0)])
-def test_many_answers_share_an_eighth_of_a_step_until_there_are_too_many(
-    num_answers: int, num_each: int
-) -> None:
-    step = after_prompts(scheduler(), *(repeating() for _ in range(num_answers)))
-    assert [len(each) for each in guessed(step)] == [num_each] * num_answers
-
-
-def test_a_step_has_no_more_tokens_than_it_may() -> None:
-    limits = {"max_batch_size": 8, "max_num_tokens": 8}
-    target = scheduler(**limits)
-    for _ in range(8):
-        target.add(repeating(2))
-    for _ in range(40):
-        step = target.plan()
-        assert sum(len(work.token_ids) for work in step.work) <= 8
-        for work in step.work:
-            target.advance(work, [*work.guesses, 1] if work.samples else [])

@@ -10,10 +10,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from baton.errors import DeadlineExceeded, InvalidRequest, Overloaded, WorkerLost
-from baton.messages import Sampling, TokenChunk, TokenLogprob, Usage
+from baton.errors import DeadlineExceeded, InvalidRequest
+from baton.messages import Sampling, TokenChunk, TokenLogprob
 from tests.clock import jumping
-from tests.engine_calls import counts, untimed
 from tests.guided import ScriptedMatcher
 from tests.planes import a_request
 from tests.waiting import PATIENCE_S, until
@@ -22,7 +21,6 @@ from workers.engines.embedded.scheduler import Scheduler, Sequence, Work
 from workers.engines.embedded.steps import Call, StepLoop
 
 REQUEST = msgspec.structs.replace(a_request(), deadline_s=PATIENCE_S)
-LOGPROB = TokenLogprob(7, -0.5)
 
 
 class Model:
@@ -82,79 +80,6 @@ async def chunks(call: Call) -> list[TokenChunk]:
     return received
 
 
-async def forever() -> None:
-    await asyncio.Event().wait()
-
-
-async def test_an_answer_comes_token_by_token_and_its_end_has_the_counts() -> None:
-    model = Model()
-    async with running(model) as steps:
-        assert (steps.num_prompt_tokens, steps.num_generated_tokens) == (0, 0)
-        plain = await chunks(steps.open(REQUEST, sequence(20)))
-        assert (steps.num_prompt_tokens, steps.num_generated_tokens) == (20, 3)
-        model.logprob = LOGPROB
-        scored = sequence(2, 2)
-        scored.prompt_logprobs.append(LOGPROB)
-        assert [untimed(chunk) for chunk in await chunks(steps.open(REQUEST, scored))] == [
-            TokenChunk((7,), None, Usage(2, 0, 1, 0), (LOGPROB,), None),
-            TokenChunk((7,), "length", Usage(2, 0, 2, 0), (LOGPROB,), (LOGPROB,)),
-        ]
-    assert [untimed(chunk) for chunk in plain] == [
-        TokenChunk((7,), None, Usage(20, 0, 1, 0), None, None),
-        TokenChunk((7,), None, None, None, None),
-        TokenChunk((7,), "length", Usage(20, 0, 3, 0), None, None),
-    ]
-
-
-async def test_of_a_resumed_answer_no_more_of_the_prompt_was_cached_than_there_is() -> None:
-    resumed = sequence(9, pulls_kv=True)
-    resumed.num_prompt = 7
-    async with running(Model()) as steps:
-        call = steps.open(REQUEST, resumed)
-        await call.admitted.wait()
-        resumed.num_cached = 8
-        steps.resume(call, Sampled(7))
-        last = await call.next_chunk()
-        assert last is not None
-        assert counts(last) == Usage(7, 7, 3, 0)
-
-
-@jumping
-async def test_a_deadline_after_the_end_changes_nothing() -> None:
-    async with running(Model()) as steps:
-        call = steps.open(msgspec.structs.replace(REQUEST, deadline_s=5), sequence(4))
-        await until(lambda: call.outbox.qsize() == 4)
-        await asyncio.sleep(6)  # the clock jumps
-        assert len(await chunks(call)) == 3
-        assert call.outbox.empty()
-
-
-async def test_running_and_waiting_calls_count_towards_the_limit() -> None:
-    async with running(Model(), num_blocks=4, max_calls=2) as steps:
-        opened = [steps.open(REQUEST, sequence(10, pulls_kv=True)) for _ in range(2)]
-        await opened[0].admitted.wait()
-        assert (steps.scheduler.num_running, steps.scheduler.num_waiting) == (1, 1)
-        with pytest.raises(Overloaded, match="2 requests are running or waiting; at most 2 are allowed"):
-            steps.open(REQUEST, sequence(1))
-
-
-async def test_a_call_that_is_closed_leaves_nothing_and_lets_the_next_one_in() -> None:
-    async with running(Model(), num_blocks=4) as steps:
-        first, second = sequence(10, pulls_kv=True), sequence(10)
-        pulling = steps.open(REQUEST, first)
-        pulling.transfer = asyncio.create_task(forever())
-        waiting = steps.open(REQUEST, second)
-        await pulling.admitted.wait()
-        await until(lambda: not steps._wake.is_set())  # noqa: SLF001  the loop has nothing to do
-        steps.close(pulling)
-        assert len(await chunks(waiting)) == 3
-        await asyncio.wait([pulling.transfer])
-        assert pulling.transfer.cancelled()
-        assert pulling.deadline.cancelled()
-        steps.stop(DeadlineExceeded())
-        assert pulling.outbox.empty()
-
-
 @pytest.mark.parametrize("end", [StepLoop.close, lambda steps, call: steps.fail(call, DeadlineExceeded())])
 async def test_a_call_that_ends_during_a_step_does_not_hurt_the_others(
     end: Callable[[StepLoop, Call], None],
@@ -169,17 +94,6 @@ async def test_a_call_that_ends_during_a_step_does_not_hurt_the_others(
         assert len(await chunks(stays)) == 3
         assert steps.num_generated_tokens == 3
         assert not steps.broke.is_set()
-
-
-async def test_a_step_that_loses_tokens_breaks_the_engine_and_is_reported() -> None:
-    model = Model()
-    model.loses_tokens = True
-    async with running(model) as steps:
-        with pytest.raises(WorkerLost, match="ValueError: zip"):
-            await chunks(steps.open(REQUEST, sequence(4)))
-        assert steps.broke.is_set()
-        with pytest.raises(WorkerLost, match="ValueError: zip"):
-            steps.open(REQUEST, sequence(4))
 
 
 @pytest.mark.parametrize("late_s", [0.0, 1.0])

@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-import pytest
 import torch
 
 from baton.errors import DeadlineExceeded, WorkerLost
@@ -82,18 +81,6 @@ async def test_kv_that_comes_too_late_is_not_stored(checkpoint: Path) -> None:
         assert torch.equal(here.stored(), before)
 
 
-async def test_kv_that_comes_in_time_is_stored_and_goes_on(checkpoint: Path) -> None:
-    wire = Wire()
-    async with pulling(checkpoint, wire) as here:
-        before = here.stored()
-        wire.hold.set()
-        await asyncio.wait({here.taking})
-        assert not torch.equal(here.stored(), before)
-        assert here.transfers.num_handoffs == 1
-        assert here.transfers.move_s > 0
-        assert await here.call.next_chunk() is not None
-
-
 async def test_a_call_that_ended_while_its_kv_was_stored_does_not_go_on(checkpoint: Path) -> None:
     wire, go_on = Wire(), threading.Event()
     async with pulling(checkpoint, wire) as here:
@@ -107,22 +94,6 @@ async def test_a_call_that_ended_while_its_kv_was_stored_does_not_go_on(checkpoi
         await asyncio.wait({here.taking, blocking})
         assert here.transfers.num_handoffs == 0
         assert here.call.outbox.qsize() == 1, "the error, and no token"
-
-
-async def test_a_pull_that_breaks_the_engine_ends_with_that_and_nothing_else(
-    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fails(*_: object) -> None:
-        raise OSError("no such memory")
-
-    wire = Wire()
-    async with pulling(checkpoint, wire) as here:
-        monkeypatch.setattr(here.steps.runner, "scatter", fails)
-        wire.hold.set()
-        await asyncio.wait({here.taking})
-        with pytest.raises(WorkerLost, match="no such memory"):
-            await here.call.next_chunk()
-        assert here.call.outbox.empty()
 
 
 async def test_kv_that_is_gathered_after_its_request_has_ended_is_not_offered(checkpoint: Path) -> None:

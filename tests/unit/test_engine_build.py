@@ -1,6 +1,5 @@
 """Building an engine: its imports are not interrupted by the garbage collector."""
 
-import gc
 import os
 import signal
 from contextlib import suppress
@@ -11,29 +10,11 @@ import pytest
 
 from baton.flags import parse
 from tests.certificates import Authority
-from tests.kv_peer import place_of
 from workers.engines.build import build_engine, given_settings, with_engine
 from workers.engines.library.engine import dying_at_once
 from workers.flags import WorkerSettings
-from workers.kv.transceiver import CacheTransceiver
 from workers.settings import Given
 from workers.settings_text import SettingsError
-
-
-def test_no_garbage_is_collected_while_an_engine_is_imported() -> None:
-    began: list[str] = []
-    line = ["--engine", "mocker", "--model-path", "models/demo"]
-    parsed = parse(WorkerSettings, line, prog="p", description="d", environ={})
-    before = gc.get_threshold()
-    gc.callbacks.append(lambda phase, _: began.append(phase))
-    try:
-        gc.set_threshold(1)
-        build_engine(parsed)
-    finally:
-        gc.set_threshold(*before)
-        gc.callbacks.pop()
-    assert len(began) < 200  # before and after the imports; hundreds otherwise
-    assert gc.isenabled()
 
 
 def built(*arguments: str) -> tuple[Any, list[str]]:
@@ -45,36 +26,6 @@ def built(*arguments: str) -> tuple[Any, list[str]]:
 def effective(*arguments: str) -> list[str]:
     """The lines of the engine's settings."""
     return built(*arguments)[1]
-
-
-@pytest.mark.parametrize("engine", ["embedded", "mocker"])
-@pytest.mark.parametrize(("has_tls", "wire"), [(False, "tcp"), (True, "tcp+tls")])
-async def test_kv_moves_over_the_chosen_wire_from_the_workers_own_host(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str, has_tls: bool, wire: str
-) -> None:
-    if has_tls:
-        for name, value in Authority(tmp_path / "authority").environ("worker").items():
-            monkeypatch.setenv(name, value)
-    line = ["--engine", engine, "--disaggregation-mode", "prefill", "--host", "127.0.0.2"]
-
-    async def host_of(transceiver: CacheTransceiver) -> str:
-        await transceiver.start()
-        ticket = transceiver.offer(memoryview(bytearray(1)))
-        await transceiver.close()
-        return place_of(ticket)[0]
-
-    transceiver: CacheTransceiver = built(*line)[0]._transceiver  # noqa: SLF001  nothing public tells
-    assert transceiver.transport_name == wire
-    assert await host_of(transceiver) == "127.0.0.2"
-
-
-@pytest.mark.parametrize("mode", ["agg", "prefill"])
-def test_an_aggregated_worker_moves_no_kv(mode: str) -> None:
-    over_tcp = '{"cache_transceiver_config": {"backend": "TCP"}}'
-    engine, _ = built(
-        "--engine", "embedded", "--disaggregation-mode", mode, "--override-engine-args", over_tcp
-    )
-    assert (engine._transceiver is None) == (mode == "agg")  # noqa: SLF001  nothing public tells
 
 
 @pytest.mark.parametrize("engine", ["embedded", "mocker", "trtllm", "vllm"])

@@ -4,7 +4,6 @@ import asyncio
 import errno
 import fcntl
 import os
-import resource
 import subprocess
 import sys
 import time
@@ -16,13 +15,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from baton.discovery import MAX_WORKERS
 from baton.files import FilesDiscovery, _View
 from baton.messages import WorkerInfo
 from tests.alive import no_descriptors
 from tests.clock import jumping
 from tests.registry import Snapshot, onlooker, worker
-from tests.waiting import scaled, until, wait_for
+from tests.waiting import scaled, until
 
 
 def look(folder: Path) -> Snapshot:
@@ -173,89 +171,6 @@ def test_the_file_of_a_new_owner_is_not_taken_for_the_dead_ones(tmp_path: Path) 
     view.close()
 
 
-def test_no_more_names_are_read_than_there_can_be_workers(tmp_path: Path) -> None:
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    for i in range(MAX_WORKERS + 3):
-        (tmp_path / f"{i}.json").touch()
-    before = num_open()
-    view = _View(tmp_path, 10.0)
-    assert view.look() == ()
-    assert num_open() - before <= MAX_WORKERS
-    view.close()
-
-
-def test_a_file_from_the_future_ages_from_when_it_is_seen(tmp_path: Path) -> None:
-    path, view = tmp_path / "w1.json", _View(tmp_path, 0.1)
-    with held(path):
-        os.utime(path, (time.time() + 3600,) * 2)
-        wait_for(lambda: not view.look(), 10)
-        view.close()
-
-
-def test_a_touched_file_ages_again(tmp_path: Path) -> None:
-    path, view = tmp_path / "w1.json", _View(tmp_path, 0.5)
-    with held(path):
-        os.utime(path, (0, 0))
-        assert not view.look()
-        os.utime(path)
-        assert view.look()
-        wait_for(lambda: not view.look(), 10)
-        view.close()
-
-
-def test_what_is_no_registration_is_logged_once_and_closed_with_its_file(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    path, view = tmp_path / "w1.json", _View(tmp_path, 10.0)
-    num_before = num_open()
-    path.write_text("junk")
-    for _ in range(3):
-        assert not view.look()
-    assert caplog.text.count("registration=skipped") == 1
-    path.unlink()
-    assert not view.look()
-    assert num_open() == num_before
-
-
-def test_a_folder_that_cannot_be_listed_is_logged_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    folder = tmp_path / "registry"
-    folder.write_text("no folder")
-    view = _View(folder, 10.0)
-    for _ in range(3):
-        assert not view.look()
-    assert caplog.text.count("registry=unreachable") == 1
-    folder.unlink()
-    assert not view.look()
-    folder.write_text("no folder")
-    assert not view.look()
-    assert caplog.text.count("registry=unreachable") == 2
-
-
-async def test_what_a_process_that_was_killed_left_unfinished_is_overwritten(tmp_path: Path) -> None:
-    (tmp_path / f"w1.{os.getpid()}.tmp").write_bytes(b"x" * 10_000)
-    async with FilesDiscovery(tmp_path).register(worker("w1")):
-        assert look(tmp_path) == (worker("w1"),)
-
-
-async def test_a_registration_is_complete_as_soon_as_it_can_be_seen(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    view, replace, seen = _View(tmp_path, 10.0), Path.replace, []
-
-    def replace_and_look(path: Path, target: Path) -> Path:
-        replaced = replace(path, target)
-        seen.append(view.look())
-        return replaced
-
-    monkeypatch.setattr(Path, "replace", replace_and_look)
-    async with FilesDiscovery(tmp_path).register(worker("w1")):
-        assert seen == [(worker("w1"),)]
-    view.close()
-
-
 def test_no_more_of_a_file_is_read_than_a_registration_may_have(tmp_path: Path) -> None:
     path, view = tmp_path / "w1.json", _View(tmp_path, 10.0)
     path.touch()
@@ -267,26 +182,6 @@ def test_no_more_of_a_file_is_read_than_a_registration_may_have(tmp_path: Path) 
     finally:
         tracemalloc.stop()
     view.close()
-
-
-def test_a_dead_workers_file_is_dead_for_all_who_look_at_once(tmp_path: Path) -> None:
-    path = tmp_path / "w1.json"
-    path.write_bytes(msgspec.json.encode(worker("w1")))
-    with path.open() as other:
-        fcntl.flock(other, fcntl.LOCK_SH)
-        assert look(tmp_path) == ()
-
-
-def test_a_dead_workers_file_that_cannot_be_deleted_is_not_shown(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(_: Path) -> None:
-        raise OSError(errno.EROFS, "Read-only file system")
-
-    (tmp_path / "w1.json").write_bytes(msgspec.json.encode(worker("w1")))
-    monkeypatch.setattr(Path, "unlink", refuse)
-    for _ in range(2):
-        assert look(tmp_path) == ()
 
 
 FULL = """

@@ -2,7 +2,6 @@
 
 import dataclasses
 import re
-import sys
 from pathlib import Path
 from typing import Literal
 
@@ -101,17 +100,6 @@ def test_credentials_are_not_printed(given: str, printed: str) -> None:
     assert without_secrets(given) == printed
 
 
-def test_no_login_is_printed_with_the_settings() -> None:
-    parsed = parse(Wires, [], prog="p", description="d", environ={"NATS_SERVER": "nats://bob:word@host"})
-    assert "nats_server=nats://***@host (NATS_SERVER)" in parsed.lines()
-
-
-def test_an_alias_a_switch_and_a_group_are_read() -> None:
-    settings = read("--dir", "/x", "--loud", "--mode", "b")
-
-    assert (settings.folder, settings.loud, settings.group.mode) == (Path("/x"), True, "b")
-
-
 @pytest.mark.parametrize(
     ("argv", "env", "says"),
     [
@@ -158,12 +146,3 @@ def test_anothers_command_line_is_read_without_our_environment(monkeypatch: pyte
 def test_a_worker_must_say_where_it_can_be_reached(host: str) -> None:
     with pytest.raises(ValueError, match="peers cannot reach it"):
         flags.read(Wires, [f"--host={host}"])
-
-
-def test_without_an_installed_package_there_is_no_version(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "path", [])
-    with pytest.raises(SystemExit):
-        read("--version")
-    assert capsys.readouterr().out == "baton, not installed\n"

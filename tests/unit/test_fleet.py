@@ -14,7 +14,6 @@ import pytest
 from baton.errors import ModelNotFound, NoWorkers, WorkerLost
 from baton.messages import KvLayout, Reply, Request, Role, StatsRequest, WorkerInfo, WorkerStats
 from frontend.flags import parse_aliases
-from frontend.metrics import Metrics
 from frontend.routing.fleet import Fleet, model_of, other_names
 from frontend.routing.workers import Event
 from frontend.text.tokenizer import ModelTokenizer
@@ -100,14 +99,6 @@ async def test_a_model_is_served_as_soon_as_it_has_a_decode_worker() -> None:
         assert [url.split(".")[1] for url in fleet.health().endpoints] == ["backend", "prefill"]
         with pytest.raises(ModelNotFound, match=r"'other' does not exist.* models: m\..*--model-alias"):
             fleet.served("other")
-
-
-async def test_an_alias_is_served_and_listed_under_its_own_name() -> None:
-    async with fleet_of(worker("d1"), aliases=parse_aliases("fast=m,claude-*=m,gone=n")) as (_, fleet):
-        await until(lambda: fleet.models() == ["fast", "m"])
-        assert [fleet.served(name).name for name in ("m", "fast", "claude-x")] == ["m"] * 3
-        with pytest.raises(ModelNotFound, match="'gone' does not exist; available models: fast, m"):
-            fleet.served("gone")
 
 
 @jumping
@@ -208,11 +199,6 @@ async def test_prompts_name_today_or_the_date_given(given: str) -> None:
     assert named in ({given} if given else today)
 
 
-async def test_the_frontends_own_model_path_is_read_instead_of_the_workers() -> None:
-    async with fleet_of(worker("d1", model_path="/none"), model_path=DEMO) as (_, fleet):
-        await until(lambda: fleet.models() == ["m"])
-
-
 @pytest.mark.parametrize("text", [None, "", "{}"])
 async def test_a_broken_tokenizer_costs_its_own_model_only(tmp_path: Path, text: str | None) -> None:
     if text is not None:
@@ -243,18 +229,6 @@ async def test_a_worker_that_never_answered_gets_no_request_until_it_does(fault:
         getattr(registry, fault).clear()
         await until(lambda: len(decodes(fleet)) == 2)
         assert fleet.health().lost == []
-
-
-async def test_a_registry_that_fails_is_noticed() -> None:
-    class Broken(Registry):
-        async def watch(self) -> AsyncGenerator[tuple[WorkerInfo, ...], None]:
-            raise RuntimeError("broken")
-            yield ()  # type: ignore[unreachable]  # makes it a generator
-
-    registry = Broken()
-    async with Fleet(registry, registry).keep_current() as following:
-        with pytest.raises(RuntimeError, match="broken"):
-            await following
 
 
 async def test_a_worker_that_warms_up_gets_no_requests_yet(caplog: pytest.LogCaptureFixture) -> None:
@@ -296,20 +270,6 @@ async def test_a_model_whose_workers_are_all_lost_is_still_accepted() -> None:
         await until(lambda: not fleet.health().lost)
         with pytest.raises(NoWorkers):
             fleet.served("m")
-
-
-@jumping
-async def test_at_the_start_all_that_answer_within_a_second_are_waited_for() -> None:
-    class Slow(Registry):
-        async def call(self, address: str, request: Request) -> AsyncGenerator[Reply, None]:
-            await asyncio.sleep({"d1": 0.0, "d2": 0.5, "d3": 5.0}[address])
-            yield WorkerStats()
-
-    registry = Slow(worker("d1"), worker("d2"), worker("d3"))
-    fleet = Fleet(registry, registry)
-    async with fleet.keep_current():
-        await fleet.synced.wait()
-        assert decodes(fleet) == ["d1", "d2"]
 
 
 async def test_health_names_the_pairs_that_are_cut() -> None:
@@ -354,15 +314,3 @@ def test_aliases_without_patterns_are_listed() -> None:
 def test_an_alias_that_names_no_model_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="must be PATTERN=MODEL"):
         parse_aliases(text)
-
-
-def test_losses_and_cuts_of_names_that_are_gone_are_counted_but_not_kept() -> None:
-    registry, metrics = Registry(), Metrics()
-    fleet = Fleet(registry, registry)
-    for number in range(2000):
-        fleet.events.add("lost", f"d{number}")
-        fleet.events.add("cut", f"p{number} -> d{number}")
-        if number % 100 == 99:
-            fleet.note_workers(metrics)
-    assert metrics.total("workers_lost") == metrics.total("pairs_cut") == 2000
-    assert not fleet.events.counts

@@ -140,20 +140,6 @@ async def test_a_token_that_prefill_sent_is_not_sent_again_if_decode_is_lost() -
     assert [sent.num_generated for _, sent in fleet.calls] == [0, 1, 1, 2]
 
 
-async def test_decodes_first_chunk_ends_the_prefill_call() -> None:
-    open_calls: list[list[str]] = []
-
-    async def watching(sent: GenerateRequest) -> AsyncGenerator[Reply, None]:
-        async for chunk in answer(sent):
-            yield chunk
-            open_calls.append(fleet.open.copy())
-
-    fleet = ScriptedWorkers(p1=hand_off, d1=watching)
-
-    assert await generate(fleet) == WHOLE
-    assert open_calls == [["d1"]] * 3
-
-
 async def test_a_prefill_worker_lost_in_the_moment_of_the_first_chunk_is_not_missed() -> None:
     arrived = asyncio.Event()
 
@@ -313,11 +299,3 @@ async def test_a_short_prompt_joins_decode_only_while_prefill_keeps_others_waiti
         assert await token_ids_of(generator) == WHOLE
         assert fleet.called == ["p1", "d1", "d1", "p1", "d1"]
     assert prefills(fleet) == {("prefill", "free"): 2, ("decode", "cached"): 1}
-
-
-async def test_without_a_prefill_worker_no_limit_is_set() -> None:
-    fleet = ScriptedWorkers(d1=lacking(51))
-
-    assert await generate(fleet, local_prefill_tokens=50) == WHOLE
-    assert prefills(fleet) == {("decode", "no_prefill_worker"): 1}
-    assert fleet.calls[0][1].local_prefill_tokens is None

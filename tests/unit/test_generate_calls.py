@@ -11,7 +11,6 @@ import pytest
 from baton.errors import EngineFailure, HandoffFailed, HandoffStalled, NotResumable, WorkerLost
 from baton.messages import (
     GenerateRequest,
-    PrefillFirst,
     Reply,
     TokenChunk,
     TokenLogprob,
@@ -41,27 +40,6 @@ from tests.scripted_workers import (
 from tests.waiting import until
 
 WHOLE = [10, 11, 12, 13]
-
-
-async def test_the_first_call_of_decode_is_closed_before_prefill_is_called() -> None:
-    open_calls: list[list[str]] = []
-
-    async def noting(sent: GenerateRequest) -> AsyncGenerator[Reply, None]:
-        open_calls.append(fleet.open.copy())
-        async for reply in hand_off(sent):
-            yield reply
-
-    async def lacking(sent: GenerateRequest) -> AsyncGenerator[Reply, None]:
-        if sent.handoff is None:
-            yield PrefillFirst(51, False)
-            await asyncio.Event().wait()
-        async for reply in answer(sent):
-            yield reply
-
-    fleet = ScriptedWorkers(p1=noting, d1=lacking)
-    async with generator_over(fleet, local_prefill_tokens=50) as generator:
-        assert await token_ids_of(generator) == WHOLE
-    assert open_calls == [["p1"]]
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """The library engine over a scripted library: how calls end, are counted, and are finished when abandoned."""
 
 import asyncio
-import dataclasses
 from collections.abc import Awaitable, Callable, Set
 from contextlib import aclosing
 from typing import Any
@@ -20,17 +19,14 @@ from baton.errors import (
     WorkerLost,
 )
 from baton.messages import (
-    FinishReason,
     GenerateRequest,
-    KvHandoff,
     KvLayout,
     TokenChunk,
-    Usage,
     WorkerStats,
     after_handoff,
 )
 from tests.clock import jumping
-from tests.engine_calls import counts, next_handoff, tokens
+from tests.engine_calls import next_handoff, tokens
 from tests.planes import a_request
 from workers.engine import EngineInfo
 from workers.engines.library.adapter import Call, Facts, Kept
@@ -156,29 +152,6 @@ async def handed_over(**changes: Any) -> GenerateRequest:
         return after_handoff(ask(**changes), await next_handoff(replies))
 
 
-async def test_a_handoff_and_its_answer_are_counted_once_each() -> None:
-    library = Library(4)
-    engine = await started(library)
-    async with aclosing(engine.prefill(ask())) as replies:
-        handoff = await anext(replies)
-        assert isinstance(handoff, KvHandoff)
-        assert handoff.first_chunk is not None
-        assert (handoff.first_token, handoff.first_chunk.token_ids) == (4, (4,))
-        assert handoff.ttl_s == pytest.approx(min(KEEP_S, ask().deadline_s), abs=1)
-    assert library.answers[0].num_aborts == 1
-    stats = engine.stats()
-    assert (stats.num_prompt_tokens, stats.num_cached_tokens, stats.num_handoffs) == (2, 1, 1)
-    assert (stats.num_generated_tokens, stats.num_running) == (0, 0)
-
-    decode = await started(Library(5, "", 6))
-    answer = [chunk async for chunk in decode.decode(after_handoff(ask(), handoff))]
-    assert [chunk.token_ids for chunk in answer] == [(5,), (6,)]  # an output without tokens is no chunk
-    assert answer[-1].usage is not None
-    stats = decode.stats()
-    assert (stats.num_prompt_tokens, stats.num_generated_tokens, stats.num_handoffs) == (0, 2, 1)
-    assert decode.num_lacking_tokens(ask(token_ids=[1] * 70)) == 70
-
-
 @pytest.mark.parametrize(
     ("error", "kind", "breaks"),
     [
@@ -259,26 +232,6 @@ async def test_a_first_request_that_hangs_or_fails_is_a_failed_start() -> None:
     assert 60 <= asyncio.get_running_loop().time() <= 600
 
 
-async def test_a_stopped_engine_leaves_nothing_running() -> None:
-    before = asyncio.all_tasks()
-    library = Library(4, may_abort=False)
-    engine = await started(library)
-    abandoned = asyncio.create_task(tokens(engine.decode(await handed_over())))
-    pinned = engine.prefill(ask())
-    await next_handoff(pinned)
-    await asyncio.sleep(0)
-    abandoned.cancel()
-    await asyncio.wait([abandoned])
-    await engine.stop()
-    await engine.stop()
-    with pytest.raises(WorkerLost):
-        await anext(pinned)
-    await asyncio.sleep(0)  # cancelled tasks end
-    assert library.stops == [False, False]
-    left = {task.get_name() for task in asyncio.all_tasks() - before}
-    assert left <= {"library-health"}  # of the engine that handed over
-
-
 async def test_a_transfer_that_the_library_ends_breaks_nothing() -> None:
     engine = await started(Library(DeadlineExceeded(), DeadlineExceeded(), may_abort=False))
     for asked in (await handed_over(), ask()):
@@ -328,54 +281,3 @@ async def test_a_failed_transfer_ends_requests_that_may_have_found_what_it_left(
     await tokens(engine.decode(ask()))
     assert library.answers[-1].call.cache_salt not in salts | {"own"}
     assert len(salts) == 3  # none, and both after the first failure
-
-
-def waiting_call() -> Call:
-    return Call(id="r", request=ask(), max_tokens=3, deadline=0, cache_salt="", num_lacking=lambda: 3)
-
-
-async def test_a_wait_that_is_being_ended_may_be_ended_again() -> None:
-    """As by two steps that count failed pulls; vLLM dies of an error that a stat logger raises."""
-    call, until = waiting_call(), asyncio.get_running_loop().time() + 60
-    waiting = asyncio.create_task(call.wait(asyncio.Event().wait(), until))
-    await asyncio.sleep(0)  # it waits
-    call.end_with(HandoffFailed("the first"))
-    await asyncio.sleep(0)  # its timeout has begun to expire
-    call.end_with(WorkerLost("the second"))
-    with pytest.raises(WorkerLost):
-        await waiting
-
-
-async def test_a_librarys_own_timeout_is_no_deadline() -> None:
-    async def broken() -> None:
-        raise TimeoutError("the library's")
-
-    with pytest.raises(TimeoutError, match="the library's"):
-        await waiting_call().wait(broken(), asyncio.get_running_loop().time() + 60)
-
-
-async def test_a_result_that_comes_with_the_end_is_not_yielded_and_no_other_begins() -> None:
-    call, until = waiting_call(), asyncio.get_running_loop().time() + 60
-    begun: list[str] = []
-
-    async def answer() -> None:
-        begun.append("answer")
-        call.end_with(HandoffFailed("the KV did not arrive"))
-
-    for _ in range(2):
-        with pytest.raises(HandoffFailed):
-            await call.wait(answer(), until)
-    assert begun == ["answer"]
-
-
-@pytest.mark.parametrize(
-    ("prefills", "num_cached"),
-    [(None, 2), (0, 0), (1, 1)],  # what was transferred is not cached
-)
-def test_usage_is_over_all_attempts_and_counts_what_prefill_found(
-    prefills: int | None, num_cached: int
-) -> None:
-    call = dataclasses.replace(waiting_call(), request=ask(num_generated=1), num_cached_tokens=prefills)
-    steps: list[tuple[list[int], FinishReason | None]] = [([], None), ([8], None), ([9], None), ([], "stop")]
-    usages = [counts(call.chunk(token_ids, reason, 4)) for token_ids, reason in steps]
-    assert usages == [Usage(2, num_cached, 1), Usage(2, num_cached, 2), None, Usage(2, num_cached, 3)]

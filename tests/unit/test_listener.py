@@ -4,16 +4,13 @@ import asyncio
 import contextlib
 import errno
 import itertools
-import resource
 import socket
 import ssl
-import subprocess
-import sys
 from collections.abc import Iterator
 
 import pytest
 
-from baton.listener import ConnectionLimit, Listener, num_connections
+from baton.listener import ConnectionLimit, Listener
 from tests.certificates import shared_peer
 from tests.clock import jumping
 from tests.waiting import until
@@ -189,26 +186,6 @@ async def test_accepting_goes_on_after_a_pause_and_connections_make_room_if_desc
         assert len(scene.taken) == 2  # also after a pause, those that wait are accepted
 
 
-async def test_other_tasks_run_between_sixteen_connections_and_the_next() -> None:
-    with Scene() as scene:
-        scene.connect(41)
-        numbers = set()
-        while len(scene.taken) < 41:
-            numbers.add(len(scene.taken))
-            await asyncio.sleep(0)  # a turn of the loop
-        assert numbers == {0, 16, 32}
-
-
-async def test_closing_accepts_the_connections_that_wait() -> None:
-    with Scene() as scene:
-        scene.connect(50)
-        assert not scene.taken  # the event loop has not run
-        number = scene.listening.fileno()
-        scene.listener.close()
-        assert not asyncio.get_running_loop().remove_reader(number)  # it has removed it
-        assert len(scene.taken) == 50
-
-
 async def test_processes_that_share_a_socket_get_as_many_connections_each() -> None:
     taken: list[list[socket.socket]] = [[], [], []]
     sock = socket.create_server(("127.0.0.1", 0), backlog=100)
@@ -220,25 +197,3 @@ async def test_processes_that_share_a_socket_get_as_many_connections_each() -> N
         listener.close()
     for each in (*clients, *itertools.chain(*taken), sock):
         each.close()
-
-
-@pytest.mark.parametrize(
-    ("soft", "hard", "raised"), [(64, 64, 64), (64, 200, 200), (64, 1000, 500), (600, 1000, 600)]
-)
-def test_the_soft_limit_is_raised_towards_the_hard_one_within_reason(
-    soft: int, hard: int, raised: int
-) -> None:
-    code = (
-        "import resource; from baton.listener import num_connections, raise_descriptor_limit;"
-        f"resource.setrlimit(resource.RLIMIT_NOFILE, ({soft}, {hard})); raise_descriptor_limit(500);"
-        "print(resource.getrlimit(resource.RLIMIT_NOFILE)[0], num_connections(4, 10**9))"
-    )
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert found.split() == [str(raised), str(raised // 4)]
-
-
-def test_a_listener_with_a_reserve_gets_the_rest_if_that_is_more_than_its_part() -> None:
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    assert num_connections(2, 10**9, reserve=10) == soft - 10
-    assert num_connections(2, 10**9, reserve=soft) == soft // 2
-    assert num_connections(2, 7, reserve=10) == 7

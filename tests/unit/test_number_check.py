@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from baton.messages import Role, Scores, WorkerInfo
-from baton.number_check import DIGEST, MAX_TOKENS, PROMPTS, TOLERANCE, check_numbers, difference, read_trusted
+from baton.number_check import DIGEST, TOLERANCE, check_numbers, difference, read_trusted
 from tests.unit.test_fleet import decodes, fleet_of, worker
 from tests.waiting import until
 
@@ -71,11 +71,6 @@ def test_what_was_recorded_overrules_the_majority_of_its_model() -> None:
     assert list(refused) == ["d0", "d1"]
     assert f"differ by 0.28 from the trusted build's, {TOLERANCE} is allowed" in refused["d0"]
     assert doubts == []
-
-
-def test_prompts_are_of_a_byte_level_vocabularys_first_ids_and_fit_into_contexts() -> None:
-    assert all(32 <= len(ids) <= MAX_TOKENS and set(ids) < set(range(256)) for ids in PROMPTS)
-    assert len(set(map(tuple, PROMPTS))) == len(PROMPTS) >= 8
 
 
 @pytest.mark.parametrize(

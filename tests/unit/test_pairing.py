@@ -3,14 +3,13 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
 
 import msgspec
 import pytest
 
 from baton.errors import HandoffFailed
 from baton.messages import GenerateRequest, KvHandoff, KvLayout, Request, Role, TokenChunk, WorkerInfo
-from baton.pairing import refused_pairs, trial_request, why_not_paired, works
+from baton.pairing import refused_pairs, why_not_paired, works
 from baton.tcp import TcpTransport
 from tests import scripted_workers as scripted
 from tests.generators import none_abandoned
@@ -103,29 +102,6 @@ SMALL = KvLayout(dtype="f", tokens_per_block=16, num_layers=1, num_kv_heads=1, h
 def a_worker(role: Role, address: str = "", **changes: object) -> WorkerInfo:
     facts = {"worker_id": role.value, "address": address, "kv_layout": SMALL}
     return scripted.worker(role.value, **facts | changes)
-
-
-@pytest.mark.parametrize(
-    ("prefill", "decode", "num_tokens"),
-    [
-        ({}, {}, 33),  # more than two blocks
-        ({"context_length": 20}, {}, 18),  # and two that are computed
-        ({}, {"context_length": 20}, 18),
-        ({"kv_layout": None}, {}, 3),
-    ],
-)
-def test_a_prompt_fills_two_blocks_and_leaves_room_for_two_tokens(
-    prefill: dict[str, Any], decode: dict[str, Any], num_tokens: int
-) -> None:
-    pair = a_worker(Role.PREFILL, **prefill), a_worker(Role.DECODE, **decode)
-    requests = [trial_request("warm", *pair, deadline_s=7.0) for _ in range(9)]
-
-    assert {len(each.token_ids) for each in requests} == {num_tokens}
-    assert len({tuple(each.token_ids) for each in requests}) > 1  # a cached one would not be moved
-    assert {each.request_id for each in requests} == {"warm-prefill-decode"}
-    one = requests[0]
-    assert (one.model, one.deadline_s) == ("m", 7.0)
-    assert (one.sampling.max_tokens, one.sampling.temperature, one.sampling.ignore_eos) == (2, 0.0, True)
 
 
 class Answers:

@@ -3,7 +3,7 @@
 import pytest
 
 from frontend.text.tokenizer import PIECE_CHARS, TooManyTokens
-from tests.scripted_frontend import TOKENIZER, byte_tokenizer
+from tests.scripted_frontend import TOKENIZER
 
 
 @pytest.mark.parametrize(
@@ -26,19 +26,3 @@ def test_text_beyond_the_limit_is_not_tokenised_to_its_end() -> None:
             TOKENIZER.encode_text("<|start|>" + text, allow_special=True, limit=limit + 1)
         with pytest.raises(TooManyTokens):
             TOKENIZER.encode_text_segment(text + "!", limit // 2)
-
-
-@pytest.mark.parametrize("char", [" ", "-", "7", "a", "日", "👍", "\n"])
-def test_the_library_gets_pieces_of_bounded_length_whatever_the_text(
-    char: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tokenizer, lengths = byte_tokenizer(), []
-
-    def noting(text: str) -> list[int]:
-        lengths.append(len(text))
-        return list(text.encode())
-
-    monkeypatch.setattr(tokenizer, "_encode_piece", noting)
-    monkeypatch.setattr(tokenizer, "token_bytes", lambda token_id: bytes([token_id]))
-    assert tokenizer.encode_text(char * 10 * PIECE_CHARS) == list(char.encode()) * 10 * PIECE_CHARS
-    assert max(lengths) <= 2 * PIECE_CHARS

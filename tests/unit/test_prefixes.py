@@ -26,14 +26,6 @@ def test_of_the_least_recently_used_sequence_the_end_is_forgotten_first() -> Non
     assert (held.num_held(LONG, ""), held.num_held(SHORT, "")) == (4, 4)
 
 
-def test_what_is_used_again_is_kept() -> None:
-    held = HeldPrefixes(4, max_blocks=2)
-    for token_ids in (SHORT, [5, 6, 7, 8], SHORT, [9, 10, 11, 12]):
-        held.hold(token_ids, "")
-    assert held.num_held(SHORT, "") == 4
-    assert held.num_held([5, 6, 7, 8], "") == 0
-
-
 def test_a_sequence_that_grows_is_held_like_a_whole_one() -> None:
     held, whole = HeldPrefixes(4, max_blocks=9), HeldPrefixes(4, max_blocks=9)
     chain = held.hold(LONG[:3], "a")
@@ -42,20 +34,6 @@ def test_a_sequence_that_grows_is_held_like_a_whole_one() -> None:
     whole.hold(LONG, "a")
     assert held.num_held([*LONG, 1], "a") == whole.num_held([*LONG, 1], "a") == 8
     assert len(held) == len(whole) == 2
-
-
-def test_a_sequence_that_grows_is_used() -> None:
-    held = HeldPrefixes(4, max_blocks=3)
-    chain = held.hold(SHORT, "")
-    held.hold(LONG, "")
-    held.extend(chain, [5, 6, 7, 8])
-    assert (held.num_held([*SHORT, 5, 6, 7, 8], ""), held.num_held(LONG, "")) == (8, 4)
-
-
-def test_an_engine_without_a_cache_hashes_nothing() -> None:
-    held = HeldPrefixes(4, max_blocks=0)
-    assert held.hold(LONG, "").keys == []
-    assert held.num_held(LONG, "") == 0
 
 
 def test_no_salt_makes_a_client_the_owner_of_the_blocks_after_anothers() -> None:

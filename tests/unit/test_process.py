@@ -79,17 +79,6 @@ async def test_of_several_waits_the_first_that_ends_counts_and_the_others_have_c
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
-async def test_what_the_first_wait_raises_is_raised_and_the_others_have_cleaned_up() -> None:
-    async def broken() -> str:
-        raise OSError("broken")
-
-    waits = Waits()
-    with pytest.raises(OSError, match="broken"):
-        await first_of(waits.for_ever("a"), broken())
-    assert waits.cleaned == ["a"]
-    assert asyncio.all_tasks() == {asyncio.current_task()}
-
-
 def test_what_is_needed_at_start_is_waited_for_with_a_line_a_second(caplog: pytest.LogCaptureFixture) -> None:
     async def late() -> int:
         await asyncio.sleep(3.5)
@@ -116,14 +105,6 @@ async def test_what_does_not_come_ends_the_start_with_a_sentence() -> None:
     assert ended.is_set()
 
 
-async def test_what_fails_at_start_is_raised_at_once() -> None:
-    async def refused() -> None:
-        raise ValueError("refused")
-
-    with pytest.raises(ValueError, match="refused"):
-        await needed("etcd", refused())
-
-
 NOT_STARTED = """
 import sys
 from baton.process import NotStarted, run
@@ -136,19 +117,3 @@ sys.exit(run(main))
 def test_a_process_that_does_not_start_says_why_without_a_traceback() -> None:
     process = subprocess.run([sys.executable, "-c", NOT_STARTED], capture_output=True, text=True, check=False)
     assert (process.returncode, process.stderr) == (1, "NATS did not answer\n")
-
-
-LIMITED = """
-import resource, sys
-from baton.process import run
-hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-resource.setrlimit(resource.RLIMIT_NOFILE, (128, hard))
-async def main(shutdown):
-    assert sys.getswitchinterval() == 0.001  # a thread that reads a long body holds up no token
-    return 0 if resource.getrlimit(resource.RLIMIT_NOFILE)[0] > 128 else 3
-sys.exit(run(main))
-"""
-
-
-def test_a_process_gets_more_descriptors_than_its_shell_allows() -> None:
-    assert subprocess.run([sys.executable, "-c", LIMITED], check=False).returncode == 0

@@ -2,7 +2,6 @@
 
 import asyncio
 import gc
-import math
 from typing import Any
 
 import msgspec
@@ -168,16 +167,6 @@ async def test_a_stream_is_neither_cached_nor_held_back_by_proxies(path: str) ->
 
 
 @jumping
-async def test_a_streams_last_events_are_one_message() -> None:
-    slow = Slow(Client(ScriptedTokens(ANSWER)))
-    await slow.ask(stream=True)
-    last = slow.messages[-1]["body"]
-    assert b'"finish_reason":"stop"' in last
-    assert last.endswith(b"data: [DONE]\n\n")
-    assert slow.body.count(b"[DONE]") == 1
-
-
-@jumping
 async def test_a_generation_far_ahead_of_its_client_waits_for_it() -> None:
     text = "<|channel|>final<|message|>" + "x" * 3900
     client = Client(ScriptedTokens(text))
@@ -228,56 +217,6 @@ async def test_an_answer_that_has_ended_leaves_nothing_behind(stream: bool, leav
     assert left == []
 
 
-@jumping
-async def test_a_stop_string_closes_the_generation_at_once() -> None:
-    tokens = ScriptedTokens("<|channel|>final<|message|>One. Two. Three." + " More." * 500)
-    client = Client(tokens)
-    with none_abandoned():
-        await Slow(client).ask(stop=["Two"])
-    assert tokens.num_ended == 1
-    assert client.metric("baton_completion_tokens_total", model=MODEL) < 50
-
-
-@jumping
-async def test_what_a_request_came_to_is_counted_once_it_has_ended() -> None:
-    client = Client(ScriptedTokens(ANSWER, pause_at=0))
-    answering = asyncio.create_task(Slow(client).ask(n=2))
-    await client.tokens.paused.wait()
-    assert client.metric("baton_running_requests", route=ROUTE) == 1
-    assert requests(client, "200") == 0
-    client.tokens.go_on.set()
-    await answering
-    num_tokens = sum(len(request.token_ids) for request in client.tokens.requests[:1])
-    assert client.metric("baton_prompt_tokens_total", model=MODEL) == num_tokens
-    assert client.metric("baton_completion_tokens_total", model=MODEL) > 20
-    assert requests(client, "200") == 1
-    for name in ("request_duration", "time_to_first_token"):
-        assert client.metric(f"baton_{name}_seconds_count", route=ROUTE, model=MODEL) == 1
-    num_chunks = math.ceil((client.metric("baton_completion_tokens_total", model=MODEL) or 0) / 2 / 3)
-    num_gaps = client.metric("baton_inter_token_latency_seconds_count", route=ROUTE, model=MODEL)
-    assert num_gaps == 2 * (num_chunks - 1)  # two choices, three tokens a chunk
-
-
-async def test_the_first_token_is_the_first_and_not_the_last() -> None:
-    client = Client(ScriptedTokens(ANSWER, pause_at=6))
-    answering = asyncio.create_task(Slow(client).ask())
-    await client.tokens.paused.wait()
-    await asyncio.sleep(0.05)  # that long the answer takes at least
-    client.tokens.go_on.set()
-    await answering
-    labels = {"route": ROUTE, "model": MODEL}
-    whole_s = client.metric("baton_request_duration_seconds_sum", **labels)
-    first_s = client.metric("baton_time_to_first_token_seconds_sum", **labels)
-    assert whole_s - first_s > 0.045
-
-
-@jumping
-async def test_a_failure_in_mid_stream_is_counted_under_its_status() -> None:
-    client = Client(ScriptedTokens(ANSWER, fail_at=30, error=EngineFailure("Broken.")))
-    await Slow(client).ask(stream=True)
-    assert (requests(client, "500"), requests(client, "200")) == (1, 0)
-
-
 @pytest.mark.parametrize("stream", [False, True])
 @jumping
 async def test_a_choice_that_fails_ends_the_others_and_the_answer(stream: bool) -> None:
@@ -289,18 +228,3 @@ async def test_a_choice_that_fails_ends_the_others_and_the_answer(stream: bool) 
     assert slow.body.count(b"Broken.") == 1
     assert client.tokens.num_ended == 3
     assert requests(client, "500") == 1
-
-
-@pytest.mark.parametrize("stream", [False, True])
-@jumping
-async def test_malformed_output_and_unknown_fields_are_counted(stream: bool) -> None:
-    tokens = ScriptedTokens("<|channel|>final<|message|>Hello<|channel|>final<|message|> again<|return|>")
-    nums = []
-    for num_choices in 1, 3:
-        client = Client(tokens)
-        slow = Slow(client)
-        await slow.ask(stream=stream, n=num_choices, foo=1)
-        assert (b"x-baton-ignored", b"foo") in slow.messages[0]["headers"]
-        assert client.metric("baton_ignored_fields_total", field="foo") == 1
-        nums.append(sum(client.services.metrics.samples()["harmony_repairs"].values()))
-    assert nums[1] == 3 * nums[0] > 0

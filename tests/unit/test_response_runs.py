@@ -1,7 +1,6 @@
 """Runs in the background: how many there may be, how long they may take, and what is left of them."""
 
 import asyncio
-import threading
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
@@ -13,11 +12,11 @@ from frontend.http.answer import KEEP_ALIVE
 from frontend.responses.body import RUNNING
 from frontend.responses.output import MAX_KEPT_STREAM_BYTES
 from frontend.responses.runs import MAX_RUNS, ResponseState
-from frontend.responses.store import ResponseStore, StoredResponse
+from frontend.responses.store import ResponseStore
 from tests.clock import jumping
 from tests.scripted_frontend import MODEL, Client, ScriptedTokens, ended, frontend
 from tests.stored_responses import response
-from tests.waiting import scaled, until
+from tests.waiting import scaled
 
 ANSWER = "<|channel|>final<|message|>Hello<|return|>"
 
@@ -47,14 +46,6 @@ async def test_the_stream_of_a_run_ends_with_the_run_at_its_deadline() -> None:
     assert streamed.events[-1]["type"] == "response.failed"
     assert asyncio.get_running_loop().time() == pytest.approx(600.0)
     await client.responses.close()
-
-
-async def test_a_poll_of_a_run_does_not_encode_its_input_again() -> None:
-    async with frontend(ANSWER, script={"pause_at": 0}) as client:
-        made = (await client.respond("Hi" * 100, background=True)).json
-        found = await client.responses.find(made["id"], "")
-        assert found is not None
-        assert (found.status, found.items) == (RUNNING, b"[]")
 
 
 @jumping
@@ -94,38 +85,6 @@ async def test_a_stream_that_is_too_long_is_not_stored_and_cannot_be_resumed() -
         assert (late.status, late.error["param"]) == (400, "stream")
 
 
-async def test_the_end_of_a_run_is_visible_once_it_is_stored() -> None:
-    can_save = threading.Event()
-    can_save.set()
-
-    def clock() -> float:
-        assert can_save.wait(20)
-        return 0.0
-
-    client = Client(ScriptedTokens(ANSWER, pause_at=5), responses=ResponseState(ResponseStore(clock=clock)))
-    written = bytearray()
-    client.on_write = written.extend
-    streaming = asyncio.create_task(client.respond(stream=True, background=True))
-    await client.tokens.paused.wait()
-    runs = client.responses
-    [(response_id, run)] = runs._runs.items()  # noqa: SLF001  its id is not known yet
-    can_save.clear()
-    client.tokens.go_on.set()
-    await until(lambda: run.answer.response.status != RUNNING)
-    getting = asyncio.create_task(runs.find(response_id, ""))
-    for _ in range(20):
-        await asyncio.sleep(0)  # turns for what must not happen
-    assert not getting.done()
-    assert b"response.completed" not in written
-    can_save.set()
-    found = await getting
-    assert isinstance(found, StoredResponse)
-    assert found.status == "completed"
-    await streaming
-    assert b"response.completed" in written
-    await client.responses.close()
-
-
 async def test_a_follower_of_a_silent_run_soon_gets_a_comment() -> None:
     script = {"pause_at": 0}
     async with frontend(ANSWER, script=script, first_event_wait_s=0.001, keep_alive_s=3600.0) as client:
@@ -163,35 +122,6 @@ async def test_a_drain_lets_runs_end() -> None:
         client.tokens.go_on.set()
         await draining
         assert (await ended(client, made["id"]))["status"] == "completed"
-
-
-class BrokenStore(ResponseStore):
-    """Fails to save what has ended, as no store should."""
-
-    async def save(self, response: StoredResponse, item_ids: object) -> None:
-        if response.status != "in_progress":
-            raise RuntimeError("broken")
-
-
-async def test_a_run_whose_end_cannot_be_saved_still_ends_for_its_followers() -> None:
-    client = Client(ScriptedTokens(ANSWER), responses=ResponseState(BrokenStore()))
-    reply = await client.respond(background=True, stream=True)
-    assert reply.events[-1]["type"] != "response.completed"
-    assert client.metric("baton_running_requests", route="background") == 0
-    assert not client.responses._runs  # noqa: SLF001  no route shows how many there are
-    await client.responses.close()
-
-
-async def test_a_run_waits_in_its_users_turn() -> None:
-    client = Client(ScriptedTokens(ANSWER))
-    for background in (False, True):
-        for user in ("ann", "bob"):
-            made = (await client.respond(user=user, background=background)).json
-            await ended(client, made["id"])
-    first, second, *background_callers = client.tokens.callers
-    assert first != second
-    assert background_callers == [first, second]
-    await client.responses.close()
 
 
 EVENTS = b'event: a\ndata: {"sequence_number":4}\n\n'

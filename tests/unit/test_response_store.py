@@ -151,19 +151,6 @@ async def test_a_file_that_cannot_be_used_is_a_named_failure(
                 await ResponseStore(str(path)).open()
 
 
-async def test_a_file_that_another_process_writes_to_is_waited_for(tmp_path: Path) -> None:
-    path = tmp_path / "responses.sqlite3"
-    store = ResponseStore(str(path))
-    await store.open()
-    with writing(path) as other:
-        saving = asyncio.create_task(store.save(response("a"), []))
-        await asyncio.sleep(0.1)  # it waits now
-        assert not saving.done()
-        other.execute("COMMIT")
-        await saving
-    await store.close()
-
-
 def test_processes_that_create_the_file_together_all_open_it(tmp_path: Path) -> None:
     # About one of 40 was refused; threads are as good, since SQLite locks connections.
     together = threading.Barrier(4)
@@ -270,32 +257,6 @@ async def test_a_response_that_is_deleted_before_it_is_written_is_gone() -> None
         await asyncio.gather(*saving)
         assert await kept(store, "a", "b") == ["a"]
         await store.close()
-
-
-async def test_closing_writes_what_is_left(tmp_path: Path) -> None:
-    path = tmp_path / "responses.sqlite3"
-    store = ResponseStore(str(path))
-    await store.open()
-    with writing(path) as other:
-        for name in "abc":
-            await store.save(response(name), [])
-        other.execute("COMMIT")
-    await store.close()
-    assert rows(path, "SELECT id FROM responses ORDER BY id") == [("a",), ("b",), ("c",)]
-
-
-async def test_a_response_that_is_saved_again_while_it_is_written_is_written_again(tmp_path: Path) -> None:
-    path = tmp_path / "responses.sqlite3"
-    with Disk() as disk:
-        store = ResponseStore(str(path), clock=disk)
-        saving = [asyncio.create_task(store.save(response("a", body=b"1"), []))]
-        await until(disk.is_called.is_set)
-        saving.append(asyncio.create_task(store.save(response("a", body=b"2"), [])))
-        await asyncio.sleep(0)
-        disk.goes_on.set()
-        await asyncio.gather(*saving)
-        await store.close()
-    assert rows(path, "SELECT body FROM responses") == [(b"2",)]
 
 
 async def test_only_the_first_save_waits_for_a_disk_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -125,42 +125,6 @@ async def test_tools_and_effort_are_in_the_prompt() -> None:
     assert "type f" not in await prompt_of("Hi", tools=[TOOL], tool_choice="none")
 
 
-@pytest.mark.parametrize("stream", [False, True])
-async def test_with_tool_choice_none_a_call_is_reasoning(stream: bool) -> None:
-    call = '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"x":1}<|call|>'
-    client = Client(ScriptedTokens(call))
-    reply = await client.respond(tools=[TOOL], tool_choice="none", stream=stream)
-    response = reply.events[-1]["response"] if stream else reply.json
-    (item,) = response["output"]
-    assert (item["type"], item["content"][0]["text"]) == ("reasoning", '{"x":1}')
-    assert response["status"] == "completed"
-    assert b"function_call" not in reply.body
-    assert client.metric("baton_harmony_repairs_total", kind="forbidden_call") == 1
-
-
-async def test_template_arguments_reach_the_prompt() -> None:
-    args = {"model_identity": "You are Bo.", "reasoning_effort": "low"}
-    client = Client(ScriptedTokens(ANSWER))
-    assert (await client.respond(chat_template_args=args)).json["reasoning"]["effort"] == "low"
-    prompt = TOKENIZER.decode(client.tokens.requests[0].token_ids)
-    assert "You are Bo." in prompt
-    assert "Reasoning: low" in prompt
-    reply = await client.respond(chat_template_kwargs={"reasoning_effort": "high"})
-    assert reply.json["reasoning"]["effort"] == "high"
-
-
-async def test_sampling_fields_reach_the_worker() -> None:
-    client = Client(ScriptedTokens(ANSWER))
-    await client.respond(
-            temperature=0.5, top_p=0.9, top_k=4, seed=7, max_output_tokens=50, min_tokens=2, ignore_eos=True,
-            logit_bias={"7": -1}, nvext={"top_k": 3},
-        )  # fmt: skip
-    sampling = client.tokens.requests[0].sampling
-    assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.seed) == (0.5, 0.9, 3, 7)
-    assert (sampling.max_tokens, sampling.min_tokens, sampling.ignore_eos) == (50, 2, True)
-    assert sampling.logprobs is None
-
-
 async def test_a_schema_for_the_text_is_guided_rendered_and_echoed() -> None:
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
     wanted = {"type": "json_schema", "name": "thing", "schema": schema, "strict": True}
@@ -172,14 +136,6 @@ async def test_a_schema_for_the_text_is_guided_rendered_and_echoed() -> None:
     assert json.loads(guided.last[-1].grammar or "") == schema | {"additionalProperties": False}
     assert guided.last[-1].param == "text.format.schema"
     assert "# Response Formats\n\n## thing" in TOKENIZER.decode(client.tokens.requests[0].token_ids)
-
-
-async def test_schemas_carry_the_path_of_their_field() -> None:
-    client = Client(ScriptedTokens(ANSWER))
-    await client.respond(tools=[TOOL, TOOL | {"name": "g", "strict": True}])
-    guided = client.tokens.requests[0].sampling.guided
-    assert guided is not None
-    assert [form.param for form in guided.last] == [None, "tools[1].parameters", None]
 
 
 async def test_request_fields_are_echoed() -> None:
@@ -303,11 +259,6 @@ async def test_a_refused_field_is_named(fields: dict[str, Any], param: str) -> N
     reply, _ = await ask(given, **fields)
     assert (reply.status, reply.error["param"], reply.error["type"]) == (400, param, "invalid_request_error")
     assert reply.error["message"].endswith(".")
-
-
-async def test_a_long_unknown_type_is_quoted_in_part() -> None:
-    reply, _ = await ask([{"type": "x" * 10_000}])
-    assert len(reply.body) < 1000
 
 
 async def test_a_missing_and_an_unknown_model_differ() -> None:

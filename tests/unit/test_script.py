@@ -48,28 +48,6 @@ def test_the_first_scene_that_fits_the_prompt_is_played(make: Make) -> None:
     assert script.answer(VOCABULARY.encode("Hello")) == ()
 
 
-def test_an_answer_counts_once_however_it_ended(make: Make) -> None:
-    script = make({"answers": ["a", "b", "c", "d"]})
-    for num, history in enumerate(["", FINAL, CALL + FINAL, CALL + FINAL + CALL]):
-        assert answer(script, history) == "abcd"[num]
-
-
-def test_a_character_that_was_cut_hides_no_scene(make: Make) -> None:
-    script = make({"when": "Fix", "answers": ["x"]})
-    cut = next(i for i in range(1000) if VOCABULARY.decode([i]) == "\ufffd")
-    assert script.answer([cut, *VOCABULARY.encode("Fix it")]) == VOCABULARY.encode("x")
-
-
-def test_the_mockers_words_are_letters() -> None:
-    assert len(VOCABULARY.words) > 100
-    assert VOCABULARY.decode(VOCABULARY.words).replace(" ", "").isalpha()
-
-
-def test_any_text_is_spelled_as_it_is() -> None:
-    text = "naïve 漢字 \n\t{}<|nope"
-    assert VOCABULARY.decode(VOCABULARY.encode(text)) == text
-
-
 @pytest.mark.parametrize(
     ("written", "why"),
     [

@@ -2,9 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
 
-import msgspec
 import pytest
 
 from baton import frames
@@ -18,15 +16,15 @@ from baton.errors import (
     WorkerLost,
     WorkerUnreached,
 )
-from baton.frames import Beat, Cancel, Credit, End, Goodbye, Hello, Next, Open, Signal
-from baton.messages import GenerateRequest, Reply, Request, TokenChunk, TokenLogprob, Usage, WorkerStats
+from baton.frames import Beat, Cancel, Credit, Goodbye, Hello, Next, Open, Signal
+from baton.messages import GenerateRequest, Reply, Request, TokenChunk
 from baton.pace import Pace
-from baton.streams import MAX_CALLERS, MAX_STREAMS, WINDOW, CallerLink, Service, public_name
+from baton.streams import MAX_CALLERS, MAX_STREAMS, WINDOW, CallerLink, Service
 from baton.telemetry import unauthenticated
 from tests.clock import jumping
 from tests.generators import none_abandoned
 from tests.links import PACE, Linked, Pair, RawCaller, Sent, a_request, frame, silent, turns
-from tests.planes import count_up, first_tokens, tokens
+from tests.planes import count_up, tokens
 
 
 @jumping
@@ -40,18 +38,6 @@ async def test_the_caller_keeps_the_deadline_of_a_worker_that_hangs() -> None:
     assert loop.time() - began_s == pytest.approx(7.0)
     await asyncio.sleep(0)  # frames leave at the end of a turn
     assert Cancel(1) in frames.FROM_CALLER.decode(wire.frames[-1])[1]
-
-
-@jumping
-async def test_the_caller_gives_no_more_credit_than_it_has_consumed() -> None:
-    pair = Pair(count_up)
-    async with aclosing(pair.call(a_request(10 * WINDOW))) as replies:
-        assert len(await first_tokens(replies, 5 * WINDOW)) == 5 * WINDOW
-    await asyncio.sleep(1)  # everything sent has arrived
-    sent = [each for one in pair.to_worker.frames for each in frames.FROM_CALLER.decode(one)[1]]
-    given = sum(each.num_replies for each in sent if isinstance(each, Credit))
-    assert 4 * WINDOW <= given <= 5 * WINDOW
-    assert WINDOW == 256
 
 
 @jumping
@@ -111,31 +97,6 @@ async def test_a_worker_that_never_answered_on_a_new_link_never_got_the_request(
     assert type(call.error) is error
 
 
-@jumping
-async def test_silence_counts_while_there_are_calls() -> None:
-    num_checks = 0
-
-    def check() -> None:
-        nonlocal num_checks
-        num_checks += 1
-
-    link = CallerLink(Sent(), "w", Pace(tick_s=1.0, num_silent=4), on_silence=check)
-    await asyncio.sleep(9.5)
-    link.lose_if_silent()
-    assert (num_checks, link.lost) == (0, None)
-    link.open(a_request())
-    assert num_checks == 1
-    await asyncio.sleep(1)
-    assert num_checks == 2
-    link.receive(frame(0, Hello(frames.VERSION, "w")))
-    link.lose_if_silent()
-    assert link.lost is None
-    await asyncio.sleep(4)
-    assert num_checks == 3
-    link.lose_if_silent()
-    assert link.lost == "it does not respond"
-
-
 @pytest.mark.parametrize("is_heard", [False, True])
 @pytest.mark.parametrize(("error", "unheard"), [(BrokerLost, BrokerLost), (WorkerLost, WorkerUnreached)])
 @jumping
@@ -148,16 +109,6 @@ async def test_a_worker_is_not_blamed_for_its_broker(
         link.receive(frame(0, Hello(frames.VERSION, "w")))
     link.lose("gone", error)
     assert type(call.error) is (error if is_heard else unheard)
-
-
-@jumping
-async def test_nothing_counts_that_a_worker_says_after_its_goodbye() -> None:
-    link = CallerLink(Sent(), "w", PACE)
-    call = link.open(a_request())
-    late = Next(call.number, TokenChunk(token_ids=(1,))), End(call.number)
-    link.receive(frame(0, Hello(frames.VERSION, "w"), Goodbye("I stop"), *late))
-    assert isinstance(call.error, WorkerLost)
-    assert not call.replies
 
 
 @jumping
@@ -175,25 +126,6 @@ async def test_no_credit_lets_a_worker_send_more_than_one_window() -> None:
     assert len(caller.heard(Next)) == 2 * WINDOW + 3
     caller.link.lose("test")
     await turns(lambda: not service.tasks)
-
-
-@jumping
-async def test_credit_and_cancel_of_an_unknown_stream_are_ignored() -> None:
-    service = Service("w", count_up, PACE)
-    caller = RawCaller(service)
-    caller.say(Hello(frames.VERSION, "w"), Credit(9, 1), Cancel(9), Open(1, a_request()))
-    await turns(lambda: caller.heard(End) == [End(1)])
-
-
-@jumping
-async def test_a_generator_waits_before_its_second_reply_while_the_wire_is_full() -> None:
-    caller = RawCaller(Service("w", count_up, PACE))
-    caller.wire.writable.clear()
-    caller.say(Hello(frames.VERSION, "w"), Open(1, a_request(100)))
-    await asyncio.sleep(1)  # time for what must not be sent
-    assert len(caller.heard(Next)) == 1
-    caller.wire.writable.set()
-    await turns(lambda: caller.heard(End) == [End(1)])
 
 
 @pytest.mark.parametrize("last", [[Cancel(1)], [Cancel(1), Credit(1, 5)], [Goodbye("I leave")]])
@@ -257,39 +189,6 @@ async def test_a_generator_that_does_not_close_holds_up_the_end_for_five_seconds
     stuck.set()
 
 
-PLAIN, OTHER = TokenChunk(token_ids=(1,)), TokenChunk(token_ids=(2, 3))
-LAST = TokenChunk(token_ids=(4,), finish_reason="stop", usage=Usage(1, 0, 5))
-BEGUN = TokenChunk(token_ids=(4,), usage=Usage(1, 1, 1))
-SCORED = TokenChunk(token_ids=(5,), logprobs=(TokenLogprob(5, -0.5),))
-FIRST = TokenChunk(token_ids=(6,), prompt_logprobs=(TokenLogprob(6, -0.5),))
-STATS = WorkerStats(num_running=1)
-
-
-@pytest.mark.parametrize(
-    ("sent", "received"),
-    [
-        ([PLAIN, OTHER, PLAIN], [TokenChunk(token_ids=(1, 2, 3, 1))]),
-        ([PLAIN, LAST], [msgspec.structs.replace(LAST, token_ids=(1, 4))]),
-        ([BEGUN, PLAIN, OTHER], [msgspec.structs.replace(BEGUN, token_ids=(4, 1, 2, 3))]),
-        ([BEGUN, PLAIN, LAST], [msgspec.structs.replace(LAST, token_ids=(4, 1, 4))]),
-        ([LAST, PLAIN], [LAST, PLAIN]),
-        ([PLAIN, SCORED, PLAIN, OTHER], [PLAIN, SCORED, TokenChunk(token_ids=(1, 2, 3))]),
-        ([FIRST, PLAIN], [FIRST, PLAIN]),
-        ([PLAIN, FIRST], [PLAIN, FIRST]),
-        ([PLAIN, STATS, PLAIN], [PLAIN, STATS, PLAIN]),
-        ([PLAIN] * 130, [TokenChunk(token_ids=(1,) * num) for num in (64, 64, 2)]),
-    ],
-)
-async def test_token_chunks_that_wait_for_the_consumer_are_one(
-    sent: list[Reply], received: list[Reply]
-) -> None:
-    async def answer(_: Request) -> AsyncGenerator[Reply, None]:
-        for reply in sent:
-            yield reply
-
-    assert [reply async for reply in Pair(answer).call(a_request())] == received
-
-
 async def test_a_worker_that_ignores_the_window_is_cut_off() -> None:
     wire = Sent()
     link = CallerLink(wire, "w", PACE)
@@ -298,14 +197,6 @@ async def test_a_worker_that_ignores_the_window_is_cut_off() -> None:
     link.receive(frame(0, Hello(frames.VERSION, "w"), *flood))
     assert isinstance(call.error, WorkerLost)
     assert wire.closed
-
-
-async def test_a_request_that_cannot_be_encoded_is_invalid_and_fails_alone() -> None:
-    pair = Pair(count_up)
-    calls = (tokens(pair.call(a_request(seed=seed))) for seed in (0, 2**70))
-    fine, bad = await asyncio.gather(*calls, return_exceptions=True)
-    assert fine == [0]
-    assert type(bad) is InvalidRequest
 
 
 @pytest.mark.parametrize(
@@ -334,15 +225,6 @@ async def test_a_reply_that_cannot_travel_fails_its_stream_alone(
     await turns(lambda: not pair.service.tasks)
 
 
-async def test_an_engine_that_cancels_itself_is_reported() -> None:
-    async def answer(_: Request) -> AsyncGenerator[Reply, None]:
-        yield TokenChunk(token_ids=(0,))
-        raise asyncio.CancelledError
-
-    with pytest.raises(EngineFailure):
-        await tokens(Pair(answer).call(a_request()))
-
-
 async def test_more_streams_than_the_limit_are_refused_as_overload() -> None:
     async def forever(_: Request) -> AsyncGenerator[Reply, None]:
         await asyncio.Event().wait()
@@ -360,16 +242,3 @@ async def test_more_streams_than_the_limit_are_refused_as_overload() -> None:
     lost = await asyncio.gather(*running, return_exceptions=True)
     assert all(isinstance(each, WorkerLost) for each in lost)
     await turns(lambda: not pair.service.tasks)
-
-
-@pytest.mark.parametrize(
-    ("address", "shown"),
-    [
-        ("tcp://10.0.0.1:4000/decode-1.5ec6e7", "tcp://10.0.0.1:4000/decode-1"),
-        ("nats://baton.v1.worker.decode-1.5ec6#e7", "nats://baton.v1.worker.decode-1"),
-        ("decode.1.5ec6e7", "decode.1"),
-        ("w", "w"),
-    ],
-)
-def test_messages_do_not_contain_the_secret_of_a_name(address: str, shown: str) -> None:
-    assert public_name(address) == shown

@@ -62,18 +62,6 @@ def test_lines_are_lost_and_counted_while_nobody_reads(pipe: int) -> None:
     assert re.findall(r"lost_lines=(\d+)", found)[-1] == str(lines.num_lost)
 
 
-def test_a_forked_process_has_its_own_thread_and_lines(pipe: int) -> None:
-    lines = Lines()
-    log(lines, "parent")
-    pid = os.fork()
-    if pid == 0:
-        log(lines, "child")
-        lines.flush()
-        os._exit(0)
-    os.waitpid(pid, 0)
-    assert "parent\n" in read_until(pipe, "child\n")
-
-
 def formatted(formatter: logging.Formatter, message: object, error: Exception | None = None) -> str:
     exc_info = (type(error), error, None) if error else None
     return formatter.format(logging.LogRecord("here", logging.INFO, "", 0, message, (), exc_info))

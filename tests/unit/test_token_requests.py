@@ -13,7 +13,7 @@ from baton.seeds import seed_of_attempt
 from tests.requests import token_request
 from tests.tiny_gpt_oss import write_checkpoint
 from workers.engines.library.model_facts import ModelFacts, read_model_facts
-from workers.engines.library.requests import check_request, num_left
+from workers.engines.library.requests import check_request
 
 CONTEXT = 20
 FACTS = ModelFacts(
@@ -111,20 +111,6 @@ def test_what_an_engine_would_break_on_is_refused(
 ) -> None:
     with pytest.raises(kind, match=says):
         check(request_)
-
-
-def test_the_last_that_fits_is_taken() -> None:
-    check(ask(19))
-    check(ask(5, num_generated=3))
-    check(ask(guided=FORM))
-    check(ask(prompt_logprobs=0, max_tokens=1))
-    check(ask(token_ids=[0, 99], logit_bias={99: 1.0}, stop_token_ids=(99,), choice=0, logprobs=0))
-
-
-def test_the_remaining_tokens_fit_the_request_and_the_context() -> None:
-    assert num_left(ask(5), CONTEXT) == 4
-    assert num_left(ask(5, num_generated=3), CONTEXT) == 1
-    assert num_left(ask(18), CONTEXT) == 2
 
 
 def test_each_choice_and_each_attempt_has_a_seed_of_its_own_and_the_first_the_requests() -> None:

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import dataclasses
-import json
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,8 +20,7 @@ from baton.errors import (
     InvalidRequest,
     WorkerLost,
 )
-from baton.messages import Guided, MessageForm, TokenChunk, TokenLogprob, Usage, WorkerStats
-from tests.engine_calls import untimed
+from baton.messages import Guided, MessageForm, TokenChunk, WorkerStats
 from tests.planes import a_request
 from workers.engines.library.adapter import Call, Kept
 from workers.engines.library.model_facts import read_model_facts
@@ -96,33 +94,6 @@ async def chunks_of(call: Call, *steps: Any) -> list[TokenChunk]:
     return [await adapter.step(call) for _ in steps]
 
 
-@pytest.mark.parametrize(
-    ("response", "role", "num_aborts"),
-    [
-        ({}, ANY_TIME, 1),
-        ({}, SENDS, 0),  # its KV may be on the way
-        ({"finish_reason": "length"}, ANY_TIME, 0),
-        (OSError("broken"), ANY_TIME, 0),  # nothing is left to abort
-        (AssertionError("rejected"), ANY_TIME, 1),  # it goes on
-        (AssertionError("rejected"), SENDS, 0),
-        (None, ANY_TIME, 1),
-        (None, SENDS, 1),
-    ],
-)
-async def test_a_request_is_aborted_once_if_that_is_safe(
-    response: Any, role: dict[str, Any], num_aborts: int
-) -> None:
-    result, call = Result(response), call_of(**role)
-    adapter = adapter_of(result)
-    adapter.submit(call)
-    if response is not None:
-        with contextlib.suppress(OSError, AssertionError):
-            await adapter.step(call)
-    assert await adapter.abort(call)
-    assert await adapter.abort(call)
-    assert result.num_aborts == num_aborts
-
-
 @pytest.mark.parametrize("response", [{}, AssertionError("rejected")])
 async def test_a_request_that_receives_kv_is_aborted_from_its_first_response_on(response: Any) -> None:
     result, call = Result(response), call_of(transfer={})
@@ -133,56 +104,6 @@ async def test_a_request_that_receives_kv_is_aborted_from_its_first_response_on(
         await adapter.step(call)
     assert await adapter.abort(call)
     assert result.num_aborts == 1
-
-
-async def test_nothing_is_aborted_or_waited_for_in_an_engine_that_broke_or_stopped() -> None:
-    result, call = Result(), call_of(transfer={})
-    adapter = adapter_of(result)
-    adapter.submit(call)
-    call.end_with(WorkerLost("a rank died"))
-    assert await adapter.abort(call)
-    assert result.num_aborts == 0
-
-
-@pytest.mark.parametrize(
-    ("token_ids", "asked", "ends"),
-    [
-        ([5, 9], {}, True),
-        ([9, 5], {}, False),
-        ([], {}, False),
-        ([5, 9], {"ignore_eos": True}, False),
-        ([5, 9], {"min_tokens": 2}, False),  # it was banned: an ordinary token
-        ([5, 9], {"min_tokens": 2, "num_generated": 1}, True),
-    ],
-)
-async def test_a_stop_token_ends_the_answer_from_its_least_length_on(
-    token_ids: list[int], asked: dict[str, Any], ends: bool
-) -> None:
-    (chunk,) = await chunks_of(call_of(asked), {"token_ids": token_ids, "finish_reason": "length"})
-    assert chunk.finish_reason == ("stop" if ends else "length")
-
-
-@pytest.mark.parametrize(("token_ids", "stop_reason"), [([5, 6, 9], None), ([5, 6], 9), ([5, 6], None)])
-async def test_the_stop_token_is_the_last_whether_the_build_tells_it_or_not(
-    token_ids: list[int], stop_reason: int | None
-) -> None:
-    output = {"token_ids": token_ids, "finish_reason": "stop", "stop_reason": stop_reason}
-    (chunk,) = await chunks_of(call_of({"stop_token_ids": (9, 8)}), output)
-    assert (chunk.token_ids, chunk.finish_reason) == ((5, 6, 9), "stop")
-
-
-async def test_each_chunk_has_the_new_tokens_their_log_probabilities_and_at_both_ends_the_usage() -> None:
-    call = call_of({"num_generated": 1, "logprobs": 0}, num_cached_tokens=2)
-    logprobs = [{each: SimpleNamespace(logprob=-each)} for each in (5, 6, 7)]  # one is not reported
-    steps = [{"token_ids": [5], "logprobs": logprobs[:1]}]
-    steps.append({"token_ids": [5, 6], "finish_reason": "not_finished", "logprobs": logprobs[:2]})
-    steps.append({"token_ids": [5, 6, 7, 8], "finish_reason": "length", "logprobs": logprobs})
-    five, six, seven = (TokenLogprob(token_id, -token_id, ()) for token_id in (5, 6, 7))
-    assert [untimed(chunk) for chunk in await chunks_of(call, *steps)] == [
-        TokenChunk((5,), None, Usage(2, 2, 2), (five,)),
-        TokenChunk((6,), None, None, (six,)),
-        TokenChunk((7, 8), "length", Usage(2, 2, 5), (seven, TokenLogprob(8, -9999.0, ()))),
-    ]
 
 
 @pytest.mark.parametrize(
@@ -221,15 +142,6 @@ async def test_what_an_answer_has_more_than_its_steps_was_guessed(override: str,
     for _ in range(2):
         await adapter.step(call)
     assert adapter.figures({call}).num_accepted_guesses == num_right
-
-
-@pytest.mark.parametrize(("attention_dp", "is_timed"), [(False, True), (True, False)])
-def test_timings_cost_too_much_under_attention_dp(attention_dp: bool, is_timed: bool) -> None:
-    override = {"enable_attention_dp": attention_dp, "tensor_parallel_size": 2}
-    adapter = adapter_of(Result(), json.dumps(override))
-    adapter.submit(call_of())
-    ((_, sampling, _),) = adapter.llm.submitted
-    assert sampling.return_perf_metrics == is_timed
 
 
 @pytest.mark.parametrize(("reason", "kind"), [("timeout", DeadlineExceeded), ("cancelled", WorkerLost)])
@@ -328,15 +240,6 @@ def test_the_engine_is_given_salt_priority_and_whether_to_stream(call: Call, ext
     params = options.pop("disaggregated_params")
     assert (token_ids, options) == (call.request.token_ids, {"trace_headers": None} | extra)
     assert (params is not None) == call.hands_over
-
-
-def test_no_two_handoffs_have_one_id() -> None:
-    adapter = adapter_of(Result(), REUSES_APART)
-    for _ in range(100):
-        adapter.submit(call_of(**SENDS))
-    ids = {options["disaggregated_params"].disagg_request_id for _, _, options in adapter.llm.submitted}
-    assert len(ids) == 100
-    assert all(1 << 40 <= found < 1 << 63 for found in ids)
 
 
 SMALL = '{"max_batch_size": 2, "kv_cache_config": {"tokens_per_block": 2}'

@@ -7,10 +7,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from baton.errors import WorkerLost
 from tests.engine_calls import ask, tokens
 from tests.tiny_gpt_oss import CONTEXT_LENGTH
-from tests.trtllm_engine import CONFIG, NO_WATCHDOG, new_engine, started
+from tests.trtllm_engine import CONFIG, new_engine, started
 from tests.waiting import PATIENCE_S, until
 from workers.engines.library.engine import LibraryEngine
 from workers.engines.trtllm.watchdog import Patience
@@ -37,26 +36,6 @@ async def test_the_worker_announces_what_it_serves(checkpoint: Path) -> None:
     assert layout is not None
     assert (layout.dtype, layout.tokens_per_block, layout.tensor_parallel_size) == ("bfloat16", 8, None)
     assert layout.max_handoff_tokens == 256
-
-
-async def test_context_and_kv_are_announced_as_they_are_set(checkpoint: Path) -> None:
-    cache = CONFIG["kv_cache_config"] | {"dtype": "fp8"}
-    engine = new_engine(checkpoint, kv_cache_config=cache, max_seq_len=100)
-    try:
-        info = await engine.start()
-    finally:
-        await engine.stop()
-    assert info.context_length == 100
-    assert info.kv_layout is not None
-    assert info.kv_layout.dtype == "fp8"
-
-
-async def test_without_a_transceiver_no_wire_is_announced(checkpoint: Path) -> None:
-    engine = new_engine(checkpoint, **AGGREGATED)
-    try:
-        assert (await engine.start()).kv_transfer == ""
-    finally:
-        await engine.stop()
 
 
 @pytest.mark.parametrize("reuses", [True, False])
@@ -104,24 +83,3 @@ async def test_a_stopped_engine_is_shut_down_and_watched_no_more(checkpoint: Pat
     assert llm._executor is None  # noqa: SLF001  the double is ours
     await engine.stop()
     assert left == []
-
-
-async def test_a_broken_engine_is_given_a_while_to_leave(checkpoint: Path) -> None:
-    left: list[int] = []
-    patience = Patience(poll_s=NO_WATCHDOG.poll_s, shut_down_s=0.05)
-    engine = new_engine(checkpoint, leave=left.append, patience=patience)
-    await engine.start()
-    llm = library(engine)
-    engine._break_off("a rank died")  # noqa: SLF001  tests only
-    for answer in (engine.decode(ask()), engine.prefill(ask())):
-        with pytest.raises(WorkerLost, match="a rank died"):
-            await anext(answer)
-    before = set(threading.enumerate())
-    await engine.stop()
-    timers = [t for t in set(threading.enumerate()) - before if isinstance(t, threading.Timer)]
-    assert all(timer.daemon for timer in timers)
-    for timer in timers:
-        timer.join(PATIENCE_S)
-    assert left == [1]
-    assert llm._executor is not None  # noqa: SLF001  its own shutdown might wait forever
-    llm.shutdown()

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.waiting import PATIENCE_S, until
-from workers.engines.trtllm.watchdog import Patience, Watchdog, leaving_after
+from workers.engines.trtllm.watchdog import Patience, Watchdog
 
 THREADS = {"trtllm-loop", "trtllm-health"}
 
@@ -22,17 +22,6 @@ def watchdog(check: Callable[[], bool], left: list[int], patience: Patience) -> 
 def threads() -> dict[str, bool]:
     """The watchdog's threads that run, and whether the process may exit without them."""
     return {thread.name: thread.daemon for thread in threading.enumerate() if thread.name in THREADS}
-
-
-def test_a_call_that_ends_in_time_leaves_no_timer() -> None:
-    left: list[int] = []
-    before = set(threading.enumerate())
-    with leaving_after(3600, left.append, "loading"):
-        (timer,) = set(threading.enumerate()) - before
-        assert timer.daemon
-    timer.join(PATIENCE_S)
-    assert not timer.is_alive()
-    assert left == []
 
 
 def raises() -> bool:
@@ -50,20 +39,3 @@ async def test_a_failed_health_check_is_reported(check: Callable[[], bool], reas
     async with asyncio.timeout(PATIENCE_S):
         assert await watchdog(check, [], Patience(poll_s=0.001)).broken() == reason
     await until(lambda: not threads())
-
-
-async def test_a_healthy_engine_is_left_alone_for_longer_than_the_limit() -> None:
-    left, checks = list[int](), list[int]()
-    patience = Patience(poll_s=0.002, health_s=0.4)
-
-    def check() -> bool:
-        checks.append(1)
-        return True
-
-    watching = asyncio.create_task(watchdog(check, left, patience).broken())
-    await until(lambda: len(checks) * 4 * patience.poll_s > 1.5 * patience.health_s)
-    assert threads() == dict.fromkeys(THREADS, True)
-    assert not watching.done()
-    watching.cancel()
-    await until(lambda: not threads())
-    assert left == []

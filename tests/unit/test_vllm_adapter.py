@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from vllm.outputs import CompletionOutput, Logprob, RequestOutput, RequestStateStats
+from vllm.outputs import CompletionOutput, RequestOutput, RequestStateStats
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
 from baton.errors import BatonError, EngineFailure, HandoffFailed, InvalidRequest, WorkerLost
@@ -193,26 +193,6 @@ async def submitted(adapter: VllmAdapter, call: Call) -> Call:
     return call
 
 
-async def test_vllm_gets_the_salt_the_priority_and_the_id_of_the_call() -> None:
-    adapter = adapter_of(llm := Llm(output()))
-    request = ask()
-    for salt in ("", "own"):
-        await submitted(adapter, dataclasses.replace(call_of(request), cache_salt=salt))
-    prompt = {"prompt_token_ids": request.token_ids}
-    assert [given[0] for given in llm.submitted] == [prompt, prompt | {"cache_salt": "own"}]
-    assert [given[2:] for given in llm.submitted] == [("r-1", 0), ("r-1", 0)]
-
-
-async def test_a_prompt_whose_kv_comes_from_elsewhere_overtakes_one_that_is_computed() -> None:
-    adapter = adapter_of(llm := Llm(output()))
-    adapter._has_priorities = True  # noqa: SLF001  loaded so
-    roles: tuple[dict[str, Any], ...] = ({"num_lacking": lambda: 200_000}, {"transfer": {}})
-    for role in roles:
-        await submitted(adapter, dataclasses.replace(call_of(ask()), **role))
-    computed, pulled = (given[3] for given in llm.submitted)
-    assert 90_000 < computed - pulled <= 100_000  # milliseconds
-
-
 async def test_a_prompt_that_is_handed_over_has_its_parameters_and_its_blocks_are_counted() -> None:
     adapter = adapter_of(llm := Llm())
     for groups, count in (([[1, 2], [3]], 3), (((1, 2),), 2), ([4, 5], 2), (None, 0), ([[]], 0)):
@@ -255,28 +235,6 @@ async def test_other_finish_reasons_are_errors(
 ) -> None:
     with pytest.raises(kind):
         await chunks_of(call_of(ask(), **role), *results)
-
-
-async def test_logprobs_are_the_chosen_tokens_and_the_likeliest() -> None:
-    logprobs: list[dict[int, Logprob]] = [{8: Logprob(-3.0, 3), 1: Logprob(-0.5, 1), 2: Logprob(-1.0, 2)}]
-    (chunk,) = await chunks_of(call_of(ask(logprobs=2)), output(logprobs=logprobs))
-    (first, second) = chunk.logprobs or ()
-    assert (first.token_id, first.logprob, first.top) == (8, -3.0, ((1, -0.5), (2, -1.0)))
-    assert (second.token_id, second.top) == (9, ())  # not reported
-    (chunk,) = await chunks_of(call_of(ask(logprobs=0)), output(logprobs=logprobs))
-    assert [(entry.logprob, entry.top) for entry in chunk.logprobs or ()][:1] == [(-3.0, ())]
-
-
-async def test_the_prompts_logprobs_come_with_the_end() -> None:
-    begun = output()
-    begun.prompt_logprobs = [
-        None, {1: Logprob(-0.5, 1)}, {1: Logprob(-2.0, 4), 3: Logprob(-0.1, 1)}, None, {},
-    ]  # fmt: skip
-    first, last = await chunks_of(call_of(ask(prompt_logprobs=0)), begun, output("length"))
-    assert first.prompt_logprobs is None
-    unreported = -9999.0
-    assert [entry.logprob for entry in last.prompt_logprobs or ()] == [-0.5, -2.0, unreported, unreported]
-    assert {(entry.token_id, entry.top) for entry in last.prompt_logprobs or ()} == {(1, ())}
 
 
 def test_an_error_is_the_clients_the_requests_or_the_cores() -> None:
@@ -349,15 +307,6 @@ def test_figures_are_those_of_the_last_step_and_all_transfers() -> None:
     )
 
 
-def test_guesses_are_counted_over_all_steps() -> None:
-    adapter = adapter_of(Llm())
-    for num_accepted in (3, 1):
-        guesses = SimpleNamespace(num_draft_tokens=4, num_accepted_tokens=num_accepted)
-        adapter._figures.record(step(spec_decoding_stats=guesses), None)  # noqa: SLF001  vLLM's stat logger
-    stats = adapter.figures(set())
-    assert (stats.num_accepted_guesses, stats.num_rejected_guesses) == (4, 4)
-
-
 async def release(adapter: VllmAdapter, *ids: str) -> None:
     """Close prefill calls with these ids."""
     for call_id in ids:
@@ -375,25 +324,6 @@ async def test_pins_that_end_while_vllm_answers_or_fails_go_with_the_next_messag
     llm.may_release.set()
     await until(lambda: len(llm.released) >= 2)
     assert llm.released == [["a"], ["b", "c"]]
-
-
-async def test_a_worker_stops_while_vllm_does_not_answer() -> None:
-    adapter = adapter_of(llm := Llm())
-    await release(adapter, "a")
-    await until(lambda: llm.released)
-    await release(adapter, "b")
-    await adapter.stop(is_broken=False)
-    assert llm.released == [["a"]]
-    assert "release-kv" not in {task.get_name() for task in asyncio.all_tasks()}
-
-
-async def test_pins_of_a_dead_engine_are_left_to_their_leases() -> None:
-    adapter = adapter_of(llm := Llm())
-    adapter.submit(call := call_of(ask(), hands_over=True))
-    call.end_with(WorkerLost("its core died"))
-    await adapter.abort(call)
-    await asyncio.sleep(0)
-    assert llm.released == []
 
 
 @jumping

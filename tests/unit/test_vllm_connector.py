@@ -14,7 +14,7 @@ import msgspec
 import pytest
 import vllm
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
-from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import GET_META_MSG, NixlHandshakePayload
+from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import GET_META_MSG
 
 from tests.waiting import PATIENCE_S
 from workers.engines.vllm.patches import NUM_TOKENS, connector
@@ -175,12 +175,6 @@ def to_be_read(params: dict[str, Any] | None, num_computed: int) -> tuple[int | 
     return scheduler.get_num_new_matched_tokens(request, num_computed)
 
 
-def test_a_handshake_tells_nixls_readers_and_ours() -> None:
-    message = msgspec.msgpack.encode(PeerHandshake("hash", b"metadata", Exported("here", 1, [b"h"], [])))
-    assert msgspec.msgpack.decode(message, type=PeerHandshake).memory == Exported("here", 1, [b"h"], [])
-    assert msgspec.msgpack.decode(message, type=PeerHandshake.__base__).agent_metadata_bytes == b"metadata"
-
-
 @contextlib.contextmanager
 def side_channel(answer: Callable[[Any], bytes | None]) -> Iterator[int]:
     """A port where each question gets this answer; None: no answer."""
@@ -218,15 +212,3 @@ def test_a_peer_that_tells_nothing_usable_offers_nothing(
         names = worker._nixl_handshake(HOST, port, 1, "prefill")  # noqa: SLF001  NIXL's
         assert names == ({0: "prefill-0"} if version == "0.25.1" else ({(0, 0): "prefill-0"}, 0.5))
     assert not worker._offered  # noqa: SLF001  as above
-
-
-def test_a_worker_of_nixls_own_offers_nothing() -> None:
-    plain = msgspec.msgpack.encode(NixlHandshakePayload("hash", b"metadata"))
-    with side_channel(lambda _: plain) as port:
-        assert offered_memory(HOST, port, 0) is None
-
-
-def test_a_peer_that_is_gone_is_not_waited_for() -> None:
-    with socket.create_server((HOST, 0)) as listener:
-        port = listener.getsockname()[1]
-    assert offered_memory(HOST, port, 0) is None

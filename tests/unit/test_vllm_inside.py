@@ -9,25 +9,13 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import pytest
 from vllm.distributed.kv_transfer import Connector, set_kv_transfer_group
 
 from tests.waiting import PATIENCE_S
-from workers.engines.vllm.patches.release import NOTICE_S, KvPins, shorten_leases
+from workers.engines.vllm.patches.release import KvPins
 
 ROOT = Path(__file__).parents[2]
 WITH_VLLM = os.environ | {"PYTHONPATH": f"{ROOT / 'tests/doubles'}{os.pathsep}{ROOT}"}
-
-
-def test_leases_that_are_shortened_come_first_and_none_gets_longer() -> None:
-    now = time.perf_counter()
-    leases = {"old": now + 0.5, "a": now + 30, "b": now + 40, "c": now + 50}
-
-    shorten_leases(leases, ["c", "gone", "old"])
-
-    assert list(leases) == ["old", "c", "a", "b"]
-    assert leases["old"] == now + 0.5
-    assert leases["c"] == pytest.approx(now + NOTICE_S, abs=1)
 
 
 def test_requests_are_found_by_the_id_that_vllm_was_given() -> None:

@@ -3,8 +3,6 @@
 import ctypes
 import os
 import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -112,34 +110,3 @@ def test_memory_of_an_owner_that_has_ended_or_is_elsewhere_is_not_mapped(driver:
         with pytest.raises(PeerMemoryError):
             PeerMemory(exported(**changes))
     assert driver.num_left == 9
-
-
-def test_a_place_is_a_boot_of_a_host_and_a_namespace_of_ids(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(peer_memory, "_BOOT_ID", tmp_path / "boot")
-    monkeypatch.setattr(peer_memory, "_PID_NAMESPACE", tmp_path / "pid")
-    places = set()
-    for boot, namespace in (("1", "pid:[1]"), ("1", "pid:[2]"), ("2", "pid:[1]")):
-        (tmp_path / "boot").write_text(boot + "\n")
-        (tmp_path / "pid").unlink(missing_ok=True)
-        (tmp_path / "pid").symlink_to(namespace)
-        places.add(place())
-    assert len(places) == 3
-
-
-def test_an_owner_is_alive_until_it_ends() -> None:
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as owner:
-        memory = PeerMemory(Exported(place(), owner.pid, [], []))
-        assert memory.is_alive()
-        assert memory.addresses == []
-        owner.kill()
-        owner.wait()
-        assert not memory.is_alive()
-        memory.close()
-        memory.close()
-
-
-def test_memory_that_is_not_a_gpus_cannot_be_exported() -> None:
-    with pytest.raises(PeerMemoryError, match="cuMemGetAddressRange_v2"):
-        export([4096])

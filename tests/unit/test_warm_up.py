@@ -115,12 +115,6 @@ def test_only_workers_that_can_be_paired_are_asked(caplog: pytest.LogCaptureFixt
     assert "refused pair me -> agg: kv transfer tcp is not none" in caplog.text
 
 
-def test_an_aggregated_worker_has_no_pairs() -> None:
-    fleet = [worker("me", DECODE, kv_transfer=""), worker("p", PREFILL, kv_transfer="")]
-
-    assert warmed(fleet[0], Peer(DECODE), House(fleet, {})) == ()
-
-
 @pytest.mark.parametrize(
     ("fails", "says"),
     [

@@ -39,7 +39,7 @@ from tests.waiting import PATIENCE_S
 from workers.checkpoint import fingerprint
 from workers.engine import EngineInfo
 from workers.flags import WorkerSettings
-from workers.worker import Worker, new_identity, run_worker
+from workers.worker import Worker, run_worker
 
 REQUEST = token_request([1], max_tokens=1, deadline_s=5)
 
@@ -192,14 +192,6 @@ async def test_replies_have_the_longest_time_that_the_loop_stood_still_so_far() 
     assert msgspec.structs.replace(last, delay_s=0.0, starved_s=0.0) == Usage(1, 0, 3, 5, 1.0, 2.0, 3.0)
     assert 0.1 < first.delay_s < last.delay_s
     assert last.delay_s > 0.5
-
-
-async def test_closing_an_answer_closes_the_engines_generator() -> None:
-    engine = ScriptedEngine()
-    with none_abandoned():
-        async with aclosing(Worker(engine, Role.DECODE, ("w1", "i1")).answer(REQUEST)) as answer:
-            await anext(answer)
-        assert engine.num_closed == 1
 
 
 @jumping
@@ -461,16 +453,6 @@ async def test_reading_the_weights_does_not_hold_up_the_worker(
         assert (await life.ready()).checkpoint != threading.main_thread().name
 
 
-async def test_a_shutdown_that_is_asked_for_while_the_engine_starts_ends_it(tmp_path: Path) -> None:
-    class Slow(ScriptedEngine):
-        async def start(self) -> EngineInfo:
-            await asyncio.Event().wait()
-            raise AssertionError
-
-    async with living(settings(tmp_path), Slow()):
-        await asyncio.sleep(0)  # the engine starts now
-
-
 async def test_a_worker_is_ready_when_its_pairs_are_warm_and_of_two_at_once_none_is_missed(
     tmp_path: Path,
 ) -> None:
@@ -495,11 +477,3 @@ async def test_a_worker_stopped_during_its_warm_up_leaves_cleanly(tmp_path: Path
             await life.shows(lambda fleet: len(fleet) == 2)
             life.shutdown.set()
             await life.shows(lambda fleet: len(fleet) == 1)
-
-
-def test_identities_are_never_the_same() -> None:
-    chosen = WorkerSettings(disaggregation_mode="prefill")
-    assert len({new_identity(chosen) for _ in range(100)}) == 100
-    worker_id, incarnation = new_identity(chosen)
-    assert worker_id == f"prefill-{incarnation[:8]}"
-    assert len(incarnation) == 16  # unique in any fleet, not only in this process

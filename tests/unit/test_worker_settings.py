@@ -56,11 +56,6 @@ def test_a_typed_flag_beats_the_yaml_which_beats_the_default(tmp_path: Path) -> 
     ]
 
 
-def test_no_yaml_and_an_empty_yaml_give_the_defaults(tmp_path: Path) -> None:
-    assert load_settings(Engine, None, {}).settings == Engine()
-    assert load_settings(Engine, write(tmp_path, "# nothing\n"), {}).settings == Engine()
-
-
 @pytest.mark.parametrize(
     ("text", "size", "fraction"),
     [
@@ -79,14 +74,6 @@ def test_numbers_are_those_of_yaml_1_2(tmp_path: Path, text: str, size: int, fra
 
     assert (settings.max_batch_size, settings.cache.fraction) == (size, 0.5)
     assert type(settings.max_batch_size) is int
-
-
-def test_an_override_may_be_written_with_an_exponent() -> None:
-    override = '{"max_batch_size": 1.5e3, "cache": {"fraction": 5e-1, "tokens_per_block": 1E2}}'
-
-    settings = load_settings(Engine, None, {}, override).settings
-
-    assert settings == Engine(max_batch_size=1500, cache=Cache(tokens_per_block=100, fraction=0.5))
 
 
 @pytest.mark.parametrize("text", ["1e", "e3", "1e9x", "'1e9'", "1.5"])
@@ -166,17 +153,6 @@ def test_any_file_is_read_or_refused(content: bytes) -> None:
         file.flush()
         with contextlib.suppress(SettingsError):
             read(None, Path(file.name), {})
-
-
-def test_without_fields_every_key_is_taken(tmp_path: Path) -> None:
-    path = write(tmp_path, "cache: {a: {b: 1}, c: null}\nold: {d: 2}\n")
-
-    assert read(None, path, {"flag": 3}) == {
-        "cache.a.b": (1, str(path)),
-        "cache.c": (None, str(path)),
-        "old.d": (2, str(path)),
-        "flag": (3, "flag"),
-    }
 
 
 class Kind(enum.Enum):

@@ -218,49 +218,6 @@ async def test_tokens_of_ended_requests_are_progress_but_errors_are_not() -> Non
     assert at == pytest.approx(12 + 10, abs=1)
 
 
-@jumping
-async def test_tokens_from_an_earlier_attempt_are_no_progress() -> None:
-    async with Watch() as watch:
-        with waiting(watch.calls, D1, []):
-            await asyncio.sleep(5)
-            with waiting(watch.calls, D1, [1, 2]):
-                await asyncio.sleep(1)
-            await asyncio.sleep(5)
-    assert [at for _, at in watch.judged] == [10]
-
-
-@jumping
-async def test_judging_ends_with_the_watchdog() -> None:
-    async with Watch(takes_s=1000) as watch:
-        with waiting(watch.calls, D1, []):
-            await asyncio.sleep(11)
-    assert (len(watch.judged), watch.has_ended) == (1, True)
-
-
-@jumping
-async def test_a_worker_that_progresses_while_it_is_judged_is_not_given_up() -> None:
-    async with Watch(takes_s=10) as watch:
-        tokens: list[int] = []
-        with waiting(watch.calls, D1, tokens):
-            await asyncio.sleep(15)
-            tokens.append(1)
-            await asyncio.sleep(6)
-    assert (len(watch.judged), watch.given_up) == (1, [])
-
-
-@jumping
-async def test_the_longest_wait_is_that_of_the_oldest_request_that_still_waits() -> None:
-    async with Watch() as watch:
-        assert watch.calls.longest_wait_s(D1) == 0
-        with waiting(watch.calls, D1, []):
-            await asyncio.sleep(2)
-            with waiting(watch.calls, D1, []):
-                await asyncio.sleep(1)
-                assert watch.calls.longest_wait_s(D1) == pytest.approx(3)
-                assert watch.calls.longest_wait_s(D2) == 0
-        assert watch.calls.longest_wait_s(D1) == 0
-
-
 P1, P2 = worker("p1"), worker("p2")
 
 
