@@ -453,6 +453,16 @@ async def test_reading_the_weights_does_not_hold_up_the_worker(
         assert (await life.ready()).checkpoint != threading.main_thread().name
 
 
+async def test_a_shutdown_that_is_asked_for_while_the_engine_starts_ends_it(tmp_path: Path) -> None:
+    class Slow(ScriptedEngine):
+        async def start(self) -> EngineInfo:
+            await asyncio.Event().wait()
+            raise AssertionError
+
+    async with living(settings(tmp_path), Slow()):
+        await asyncio.sleep(0)  # the engine starts now
+
+
 async def test_a_worker_is_ready_when_its_pairs_are_warm_and_of_two_at_once_none_is_missed(
     tmp_path: Path,
 ) -> None:
