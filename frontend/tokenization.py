@@ -14,8 +14,7 @@ from frontend.http.exchange import Exchange, ignored_header
 from frontend.http.respond import Serve
 from frontend.http.services import Services
 from frontend.record import Record
-from frontend.text.served import ServedModel
-from frontend.text.tokenizer import SpecialToken
+from frontend.text.tokenizer import ServedModel, SpecialToken
 from frontend.turn.fields import AnyEffort, TemplateArgs, TokenId
 from frontend.turn.prepare import encode_prompt
 from frontend.turn.request import RawPrompts

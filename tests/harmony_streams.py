@@ -12,7 +12,7 @@ from baton.messages import FinishReason, GenerateRequest, Sampling, TokenChunk
 from frontend.chat.answer import MessageWriter
 from frontend.harmony.conversation import Begin, Delta, End, Text
 from frontend.harmony.parse import HarmonyParser
-from frontend.http.chunks import Envelope
+from frontend.http.answer import Envelope
 from frontend.text.tokenizer import ModelTokenizer, SpecialToken, Vocabulary
 from frontend.turn.choice import Choice
 from frontend.turn.fields import CommonFields

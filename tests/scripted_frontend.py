@@ -25,8 +25,7 @@ from frontend.responses.store import ResponseStore
 from frontend.routing.events import Events
 from frontend.routing.health import Health
 from frontend.routing.workers import Event, State, Workers
-from frontend.text.served import ServedModel
-from frontend.text.tokenizer import ModelTokenizer, SpecialToken
+from frontend.text.tokenizer import ModelTokenizer, ServedModel, SpecialToken
 from frontend.turn.prepare import encoded
 from frontend.turn.seal import Seal
 from tests.scripted_workers import sampled

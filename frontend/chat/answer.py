@@ -16,8 +16,7 @@ from frontend.chat.request import (
     turn_request,
 )
 from frontend.harmony.conversation import Begin, Delta, Text
-from frontend.http.body import decode, read
-from frontend.http.chunks import (
+from frontend.http.answer import (
     ChoiceWriter,
     ChunkedAnswer,
     ContentLogprob,
@@ -25,6 +24,7 @@ from frontend.http.chunks import (
     UsageBody,
     content_logprobs,
 )
+from frontend.http.body import decode, read
 from frontend.http.services import Services
 from frontend.text.tokenizer import ModelTokenizer
 from frontend.turn.choice import Choice, FinishReason

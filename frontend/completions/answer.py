@@ -9,8 +9,7 @@ import msgspec
 from baton.errors import InvalidRequest
 from baton.messages import FinishReason
 from frontend.harmony.conversation import Delta, Text
-from frontend.http.body import decode, read
-from frontend.http.chunks import (
+from frontend.http.answer import (
     ChoiceWriter,
     ChunkedAnswer,
     Envelope,
@@ -18,6 +17,7 @@ from frontend.http.chunks import (
     UsageBody,
     legacy_logprobs,
 )
+from frontend.http.body import decode, read
 from frontend.http.services import Services
 from frontend.text.tokenizer import ModelTokenizer
 from frontend.turn.choice import Choice

@@ -1,20 +1,23 @@
-"""An answer of one API; its events may be numbered, so that a client whose connection broke gets the rest.
+"""Answers of the APIs, numbered ones, and those of chat and raw completions: whole, or as chunks."""
 
-No frontend keeps a numbered stream: any of them generates the answer again, from the same seed and with the
-same ids, and leaves out the events that the client has. The checksum in an event's id shows whether it is
-the same answer.
-"""
-
+import importlib.metadata
 import re
+import time
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
 
 import msgspec
 
 from baton.errors import BatonError, InvalidRequest
-from baton.messages import TokenChunk
+from baton.messages import TokenChunk, TokenLogprob
+from frontend.harmony.conversation import Delta
+from frontend.http.exchange import ErrorBody
 from frontend.record import Record
-from frontend.turn.choice import Choice, single_tokens
+from frontend.text.tokenizer import ModelTokenizer
+from frontend.turn.choice import Choice, num_prompt_tokens, single_tokens
+from frontend.turn.fields import CommonFields
+from frontend.turn.ids import new_id
 
 KEEP_ALIVE = b": keep-alive\n\n"
 _ID = re.compile(r"(\d{1,9})\.(\d{1,9})\.([0-9a-f]{8})")
@@ -72,6 +75,9 @@ class StreamChanged(InvalidRequest):
 class Numbered(Answer):
     """A streamed answer of one choice whose events have ids: the number of tokens so far, the number of the
     event, and a checksum of the tokens. Events up to `last_event_id` are left out.
+
+    No frontend keeps a numbered stream: any of them generates the answer again, from the same seed and with
+    the same ids. The checksum shows whether it is the same answer.
     """
 
     def __init__(self, answer: Answer, last_event_id: str) -> None:
@@ -147,3 +153,241 @@ def _changed() -> StreamChanged:
     return StreamChanged(
         "The answer to this request is not the one that `Last-Event-ID` is from; send it without that header."
     )
+
+
+class TopLogprob(msgspec.Struct):
+    """One of the most likely tokens; `bytes` are its UTF-8 bytes, which may be part of a character."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ContentLogprob(msgspec.Struct):
+    """A token of the visible text, and the most likely alternatives."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[TopLogprob]
+
+
+class LegacyLogprobs(msgspec.Struct, kw_only=True):
+    """Log probabilities as parallel lists; `text_offset` counts characters of the choice's text. The first
+    token of an echoed prompt has none."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+
+
+def content_logprobs(entries: Sequence[TokenLogprob], tokenizer: ModelTokenizer) -> list[ContentLogprob]:
+    """The chat API's shape: one object per token."""
+
+    def fields(token_id: int, logprob: float) -> tuple[str, float, list[int]]:
+        data = tokenizer.token_bytes(token_id)
+        return _text(data), _finite(logprob), list(data)
+
+    return [
+        ContentLogprob(
+            *fields(entry.token_id, entry.logprob), [TopLogprob(*fields(*pair)) for pair in entry.top]
+        )
+        for entry in entries
+    ]
+
+
+def legacy_logprobs(
+    entries: Sequence[TokenLogprob],
+    tokenizer: ModelTokenizer,
+    offset: int = 0,
+    *,
+    first_id: int | None = None,
+) -> LegacyLogprobs:
+    """The completions API's shape; `offset` is the first token's, in characters of the choice's text. An
+    echoed prompt starts with `first_id`, which has no entry."""
+
+    def text(token_id: int) -> str:
+        return _text(tokenizer.token_bytes(token_id))
+
+    unscored = [] if first_id is None else [None]
+    texts = [
+        text(token_id) for token_id in (first_id, *(e.token_id for e in entries)) if token_id is not None
+    ]
+    return LegacyLogprobs(
+        tokens=texts,
+        token_logprobs=[*unscored, *(_finite(entry.logprob) for entry in entries)],
+        top_logprobs=[
+            *unscored,
+            *({text(token_id): _finite(logprob) for token_id, logprob in entry.top} for entry in entries),
+        ],
+        text_offset=list(accumulate(map(len, texts), initial=offset))[:-1],
+    )
+
+
+def _text(data: bytes) -> str:
+    return data.decode(errors="replace")
+
+
+def _finite(logprob: float) -> float:
+    """JSON has no infinity; OpenAI uses -9999 for a probability of zero."""
+    return max(logprob, -9999.0)
+
+
+class PromptDetails(msgspec.Struct, kw_only=True):
+    """Breakdown of the prompt tokens; `cached_tokens` were found in the KV cache."""
+
+    cached_tokens: int = 0
+
+
+class CompletionDetails(msgspec.Struct, kw_only=True):
+    """Breakdown of the completion tokens."""
+
+    reasoning_tokens: int = 0
+
+
+class UsageBody(msgspec.Struct, kw_only=True):
+    """Token counts of a whole answer; a prompt shared by several choices counts once."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    completion_tokens_details: CompletionDetails
+    prompt_tokens_details: PromptDetails
+
+    @classmethod
+    def of(cls, choices: Sequence[Choice]) -> "UsageBody":
+        num_prompt = num_prompt_tokens(choices)
+        num_completion = sum([choice.num_tokens for choice in choices])
+        firsts = [choice for choice in choices if choice.request.sampling.choice == 0]
+        num_cached = sum([choice.num_cached_tokens for choice in firsts])
+        num_reasoning = sum([choice.num_reasoning_tokens for choice in choices])
+        return cls(
+            prompt_tokens=num_prompt,
+            completion_tokens=num_completion,
+            total_tokens=num_prompt + num_completion,
+            completion_tokens_details=CompletionDetails(reasoning_tokens=num_reasoning),
+            prompt_tokens_details=PromptDetails(cached_tokens=num_cached),
+        )
+
+
+def _timings(record: Record) -> dict[str, object]:
+    """Where a stream's time went until now: milliseconds by stage, of several choices those of the slowest,
+    from the request's arrival to this chunk and to the first token, and between two tokens at most."""
+    first_s = record.first_token_s
+    return {
+        "stages": {stage: _ms(lasted_s) for stage, lasted_s in record.spent().items()},
+        "attempts": len(record.attempts),
+        "longest_gap_ms": _ms(max((leg.gap_s for leg in record.legs), default=0.0)),
+        "duration_ms": _ms(time.perf_counter() - record.began_s),
+        "ttft_ms": None if first_s is None else _ms(first_s),
+    }
+
+
+def _ms(lasted_s: float) -> float:
+    return round(lasted_s * 1000, 1)
+
+
+SYSTEM_FINGERPRINT = f"baton-{importlib.metadata.version('baton')}"
+DONE = b"data: [DONE]\n\n"
+
+_encode = msgspec.json.Encoder().encode
+
+
+class Envelope:
+    """The fields shared by all chunks of an answer. `head` is a chunk up to its list of choices, `tail` is
+    everything after that list."""
+
+    def __init__(self, kind: str, id_prefix: str, model: str, body: CommonFields) -> None:
+        self.fields = {
+            "id": new_id(id_prefix, "-"),
+            "created": int(time.time()),
+            "model": model,
+            "system_fingerprint": SYSTEM_FINGERPRINT,
+        }
+        self.has_usage, self.has_timings = body.gives_usage, body.gives_timings
+        head = {"id": self.fields["id"], "object": kind, **self.fields}
+        self.head = b"data: " + _encode(head)[:-1] + b',"choices":['
+        self.tail = b'],"usage":null}\n\n' if self.has_usage else b"]}\n\n"
+
+
+class ChoiceWriter:
+    """Builds one choice of an answer, as chunks or whole."""
+
+    def __init__(self, index: int, choice: Choice, envelope: Envelope) -> None:
+        self.index = index
+        self.choice = choice
+        self.head, self.tail = envelope.head, envelope.tail
+
+    def opening(self) -> bytes:
+        """The first chunk, if there is one before the first token."""
+        return b""
+
+    def write(self, deltas: Sequence[Delta]) -> bytes:
+        """The chunks of these deltas."""
+        raise NotImplementedError
+
+    def end(self) -> bytes:
+        """The last chunk."""
+        raise NotImplementedError
+
+    def body(self, deltas: Sequence[Delta]) -> msgspec.Struct:
+        """The whole choice, from all its deltas."""
+        raise NotImplementedError
+
+
+class ChunkedAnswer(Answer):
+    """The answer to a chat or completion body, with a `writer` for each choice. `whole` makes its body of the
+    envelope's fields, the choices and the usage."""
+
+    def __init__(
+        self,
+        envelope: Envelope,
+        choices: Sequence[Choice],
+        writer: Callable[[int, Choice, Envelope], ChoiceWriter],
+        whole: Callable[..., msgspec.Struct],
+        *,
+        stream: bool,
+        ignored: tuple[str, ...] = (),
+    ) -> None:
+        self.model = choices[0].request.model
+        self.stream = stream
+        self.ignored = ignored
+        self.choices = choices
+        self._envelope = envelope
+        self._writers = [writer(index, choice, envelope) for index, choice in enumerate(choices)]
+        self._whole = whole
+        self._deltas: list[list[Delta]] = [[] for _ in choices]
+
+    def opening(self) -> bytes:
+        return b"".join(writer.opening() for writer in self._writers)
+
+    def feed(self, index: int, chunk: TokenChunk) -> bytes:
+        deltas = self.choices[index].feed(chunk)
+        if self.stream:
+            return self._writers[index].write(deltas)
+        self._deltas[index] += deltas
+        return b""
+
+    def finish(self, index: int) -> bytes:
+        deltas = self.choices[index].finish()
+        if self.stream:
+            return self._writers[index].write(deltas) + self._writers[index].end()
+        self._deltas[index] += deltas
+        return b""
+
+    def closing(self) -> bytes:
+        """The usage and the timings, if requested, and the end of the stream."""
+        if not self._envelope.has_usage:
+            return DONE
+        last = b'],"usage":' + _encode(UsageBody.of(self.choices))
+        if self._envelope.has_timings and self.record is not None:
+            last += b',"timings":' + _encode(_timings(self.record))
+        return self._envelope.head + last + b"}\n\n" + DONE
+
+    def failure(self, error: BatonError) -> bytes:
+        return b"data: " + _encode(ErrorBody.of(error)) + b"\n\n"
+
+    def body(self) -> msgspec.Struct:
+        choices = [writer.body(each) for writer, each in zip(self._writers, self._deltas, strict=True)]
+        return self._whole(**self._envelope.fields, choices=choices, usage=UsageBody.of(self.choices))

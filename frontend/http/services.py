@@ -10,7 +10,7 @@ from frontend.record import Trace
 from frontend.routing.fleet import Fleet
 from frontend.routing.generate import Generator
 from frontend.snapshot import Snapshots
-from frontend.text.served import ServedModel
+from frontend.text.tokenizer import ServedModel
 from frontend.turn.choice import Choice
 from frontend.turn.prepare import prepare
 from frontend.turn.request import Client, TurnRequest

@@ -14,7 +14,7 @@ from frontend.http.exchange import Exchange, ignored_header
 from frontend.http.services import Services
 from frontend.messages.request import Counted, MessagesBody, ThreadNotFound, turn_request
 from frontend.record import Record
-from frontend.text.served import ContextTooLong
+from frontend.text.tokenizer import ContextTooLong
 from frontend.turn.choice import Choice
 from frontend.turn.ids import new_id
 from frontend.turn.prepare import encode

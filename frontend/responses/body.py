@@ -9,7 +9,7 @@ from baton.errors import BatonError, InvalidRequest
 from frontend.harmony.conversation import Namespace, Tool
 from frontend.harmony.conversation import ReasoningEffort as Effort
 from frontend.responses.items import Item, OutputItem
-from frontend.text.served import ContextTooLong
+from frontend.text.tokenizer import ContextTooLong
 from frontend.turn.fields import (
     AnyEffort,
     CommonFields,

@@ -45,7 +45,7 @@ from frontend.responses.items import (
 from frontend.responses.output import EventWriter, ResponseAnswer
 from frontend.responses.runs import ResponseState
 from frontend.responses.store import ResponseStore, StoredResponse
-from frontend.text.served import ContextTooLong
+from frontend.text.tokenizer import ContextTooLong
 from frontend.turn.fields import GPT_OSS_EFFORTS, NEAREST_EFFORT, AnyEffort, required
 from frontend.turn.ids import vary
 from frontend.turn.prepare import LONG_BYTES, encode

@@ -15,8 +15,8 @@ from frontend.harmony.conversation import (
     Turn,
     UserTurn,
 )
+from frontend.http.answer import ContentLogprob
 from frontend.http.body import convert
-from frontend.http.chunks import ContentLogprob
 from frontend.turn.fields import Part
 from frontend.turn.ids import new_id
 from frontend.turn.request import NUMBER, TEXT, TEXTS, ClientTool, left_out, text_of_part

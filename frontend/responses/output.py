@@ -10,8 +10,7 @@ from msgspec import UNSET
 from baton.errors import BatonError
 from baton.messages import TokenChunk
 from frontend.harmony.conversation import FUNCTIONS, Begin, Delta, End, Text, Tool
-from frontend.http.answer import Answer
-from frontend.http.chunks import ContentLogprob, content_logprobs
+from frontend.http.answer import Answer, ContentLogprob, content_logprobs
 from frontend.responses.body import (
     RUNNING,
     SEALED,

@@ -25,7 +25,7 @@ from frontend.metrics import Metrics
 from frontend.routing.events import Events
 from frontend.routing.health import Health, Instance
 from frontend.routing.workers import NO_PROGRESS_S, Calls, CutPairs, Event, State, Workers
-from frontend.text.served import ServedModel, Tokenizers
+from frontend.text.tokenizer import ServedModel, Tokenizers
 
 log = logging.getLogger(__name__)
 

@@ -11,8 +11,14 @@ from baton.messages import GenerateRequest, Sampling
 from frontend.harmony.conversation import Conversation
 from frontend.harmony.parse import HarmonyParser
 from frontend.harmony.render import render
-from frontend.text.served import ContextTooLong, ServedModel
-from frontend.text.tokenizer import ModelTokenizer, Segment, SpecialToken, TooManyTokens
+from frontend.text.tokenizer import (
+    ContextTooLong,
+    ModelTokenizer,
+    Segment,
+    ServedModel,
+    SpecialToken,
+    TooManyTokens,
+)
 from frontend.turn.choice import Choice, RawText
 from frontend.turn.request import Client, RawPrompts, TurnRequest
 from frontend.turn.thoughts import Thoughts

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from baton.messages import TokenLogprob
-from frontend.http.chunks import content_logprobs, legacy_logprobs
+from frontend.http.answer import content_logprobs, legacy_logprobs
 from frontend.text.tokenizer import ModelTokenizer
 
 TOKENIZER = ModelTokenizer.load(Path(__file__).parents[2] / "models/demo")

@@ -11,7 +11,7 @@ import pytest
 
 from frontend.http.body import LONG_BYTES, read
 from frontend.responses import create
-from frontend.text.served import ServedModel
+from frontend.text.tokenizer import ServedModel
 from frontend.turn.request import TurnRequest
 from tests.scripted_frontend import MODEL, TOKENIZER, Client, ScriptedFleet, ScriptedTokens
 

@@ -8,7 +8,7 @@ import pytest
 
 from baton.errors import InvalidRequest, Overloaded
 from baton.messages import GenerateRequest, Sampling, TokenChunk
-from frontend.text.served import ServedModel
+from frontend.text.tokenizer import ServedModel
 from frontend.turn.fields import CommonFields
 from frontend.turn.prepare import fitted, prepare
 from frontend.turn.request import Client, RawPrompts, TurnRequest

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from frontend.text.served import COUNTED_CONTEXTS
+from frontend.text.tokenizer import COUNTED_CONTEXTS
 from tests.scripted_frontend import (
     CONTEXT_LENGTH,
     MODEL,
