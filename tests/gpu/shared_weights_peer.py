@@ -62,7 +62,7 @@ def main(path: str) -> None:
         if is_loader:
             model.load()
         pool.wraps(model.process)()
-        (weights.publish if is_loader else weights.attach)(holder, pool, model)
+        weights.exchange(holder, pool, model, is_loader=is_loader)
         took_s = time.monotonic() - began
     free, total = torch.cuda.mem_get_info()
     sys.stdout.write(

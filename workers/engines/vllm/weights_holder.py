@@ -39,9 +39,11 @@ def receive(peer: socket.socket) -> tuple[bytes, list[int]]:
 
 
 def _exactly(peer: socket.socket, num_bytes: int) -> bytes:
-    data = peer.recv(num_bytes, socket.MSG_WAITALL) if num_bytes else b""
-    if len(data) < num_bytes:
-        raise EOFError("the peer has ended")
+    data = b""
+    while len(data) < num_bytes:
+        if not (more := peer.recv(num_bytes - len(data))):
+            raise EOFError("the peer has ended")
+        data += more
     return data
 
 

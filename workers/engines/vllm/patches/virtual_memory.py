@@ -1,4 +1,6 @@
-"""GPU memory that outlives its process: CUDA's virtual memory, exported as descriptors."""
+"""GPU memory that outlives its process: CUDA's virtual memory, exported as descriptors. All functions raise
+PeerMemoryError.
+"""
 
 import ctypes
 
@@ -10,86 +12,88 @@ _ALIGNMENT = 2 << 20
 
 
 class _Location(ctypes.Structure):
-    _fields_ = [("type", ctypes.c_int), ("id", ctypes.c_int)]
+    _fields_ = (("type", ctypes.c_int), ("id", ctypes.c_int))
 
 
 class _Properties(ctypes.Structure):
-    _fields_ = [
+    _fields_ = (
         ("type", ctypes.c_int),
         ("handles", ctypes.c_int),
         ("location", _Location),
-        ("windows", ctypes.c_void_p),
-        ("flags", ctypes.c_ubyte * 8),
-    ]
+        ("unused", ctypes.c_uint64 * 2),
+    )
 
 
 class _Access(ctypes.Structure):
-    _fields_ = [("location", _Location), ("flags", ctypes.c_int)]
+    _fields_ = (("location", _Location), ("flags", ctypes.c_int))
+
+
+def _call(name: str, *arguments: object) -> None:
+    """Integers are passed in 64 bits, whatever their C type."""
+    call_driver(name, *(ctypes.c_uint64(a) if isinstance(a, int) else a for a in arguments))
+
+
+def _got(name: str, *arguments: object) -> int:
+    """The integer that the call writes to its first argument."""
+    result = ctypes.c_uint64()
+    _call(name, ctypes.byref(result), *arguments)
+    return result.value
 
 
 def _location() -> _Location:
-    device = ctypes.c_int()
-    call_driver("cuCtxGetDevice", ctypes.byref(device))
-    return _Location(_ON_DEVICE, device.value)
+    return _Location(_ON_DEVICE, _got("cuCtxGetDevice"))
 
 
 def create(num_bytes: int) -> int:
-    """The handle of new memory of the current GPU. All functions raise PeerMemoryError."""
-    handle = ctypes.c_uint64()
-    properties = _Properties(_PINNED, _DESCRIPTOR, _location())
-    size = ctypes.c_size_t(num_bytes)
-    call_driver("cuMemCreate", ctypes.byref(handle), size, ctypes.byref(properties), ctypes.c_uint64(0))
-    return handle.value
+    """The handle of new memory of the current GPU."""
+    return _got("cuMemCreate", num_bytes, ctypes.byref(_Properties(_PINNED, _DESCRIPTOR, _location())), 0)
 
 
 def exported(handle: int) -> int:
-    """A descriptor, with which other processes import the memory; it exists as long as any has one."""
-    descriptor, kind = ctypes.c_int(), ctypes.c_int(_DESCRIPTOR)
-    of, no_flags = ctypes.c_uint64(handle), ctypes.c_uint64(0)
-    call_driver("cuMemExportToShareableHandle", ctypes.byref(descriptor), of, kind, no_flags)
-    return descriptor.value
+    """A descriptor, with which other processes import the memory; the memory exists as long as it does."""
+    return _got("cuMemExportToShareableHandle", handle, _DESCRIPTOR, 0)
 
 
 def imported(descriptor: int) -> int:
     """The handle of another process's memory."""
-    handle, kind = ctypes.c_uint64(), ctypes.c_int(_DESCRIPTOR)
-    call_driver("cuMemImportFromShareableHandle", ctypes.byref(handle), ctypes.c_void_p(descriptor), kind)
-    return handle.value
+    return _got("cuMemImportFromShareableHandle", descriptor, _DESCRIPTOR)
 
 
 def release(handle: int) -> None:
     """Free the memory, once it is mapped nowhere."""
-    call_driver("cuMemRelease", ctypes.c_uint64(handle))
+    _call("cuMemRelease", handle)
 
 
 def reserve(num_bytes: int) -> int:
     """Addresses without memory."""
-    address, zero = ctypes.c_uint64(), ctypes.c_uint64(0)
-    size, alignment = ctypes.c_size_t(num_bytes), ctypes.c_size_t(_ALIGNMENT)
-    call_driver("cuMemAddressReserve", ctypes.byref(address), size, alignment, zero, zero)
-    return address.value
+    return _got("cuMemAddressReserve", num_bytes, _ALIGNMENT, 0, 0)
 
 
 def map_at(address: int, num_bytes: int, handle: int) -> None:
     """Put the memory behind reserved addresses."""
-    where, size, zero = ctypes.c_uint64(address), ctypes.c_size_t(num_bytes), ctypes.c_size_t(0)
-    call_driver("cuMemMap", where, size, zero, ctypes.c_uint64(handle), ctypes.c_uint64(0))
-    protect(address, num_bytes, is_writable=True)
+    _call("cuMemMap", address, num_bytes, 0, handle, 0)
+    _permit(address, num_bytes, _READ_AND_WRITE)
 
 
-def protect(address: int, num_bytes: int, *, is_writable: bool) -> None:
-    """Allow or forbid writing; a kernel that writes nevertheless ends the process's use of the GPU."""
-    access = _Access(_location(), _READ_AND_WRITE if is_writable else _READ)
-    where, size = ctypes.c_uint64(address), ctypes.c_size_t(num_bytes)
-    call_driver("cuMemSetAccess", where, size, ctypes.byref(access), ctypes.c_size_t(1))
+def freeze(address: int, num_bytes: int) -> None:
+    """From now on, a kernel of this process that writes there fails."""
+    _permit(address, num_bytes, _READ)
+
+
+def _permit(address: int, num_bytes: int, flags: int) -> None:
+    _call("cuMemSetAccess", address, num_bytes, ctypes.byref(_Access(_location(), flags)), 1)
 
 
 def unmap(address: int, num_bytes: int) -> None:
     """Take the memory away from behind its addresses, which stay reserved."""
-    call_driver("cuMemUnmap", ctypes.c_uint64(address), ctypes.c_size_t(num_bytes))
+    _call("cuMemUnmap", address, num_bytes)
 
 
 def copy(target: int, source: int, num_bytes: int) -> None:
     """Between addresses of the GPU."""
-    where, what = ctypes.c_uint64(target), ctypes.c_uint64(source)
-    call_driver("cuMemcpyDtoD_v2", where, what, ctypes.c_size_t(num_bytes))
+    _call("cuMemcpyDtoD_v2", target, source, num_bytes)
+
+
+def wait() -> None:
+    """Until the GPU has done all that this process asked for."""
+    _call("cuCtxSynchronize")

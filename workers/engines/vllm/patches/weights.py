@@ -31,73 +31,71 @@ _GRANULARITY = 2 << 20
 _SHARED_FROM = 4 << 20  # PyTorch's small allocations come in pieces of 2 MiB
 _SCRATCH_BYTES = 64 << 20
 _TIMEOUT_S = 1800.0
-_LOADING = "vllm.model_executor.model_loader.base_loader"
-
-
-class Tensor(msgspec.Struct, frozen=True, array_like=True):
-    """Where a tensor of the model is."""
-
-    name: str
-    segment: int
-    offset: int
-    dtype: str
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
 
 
 class Layout(msgspec.Struct, frozen=True):
-    """Sizes of all segments in the order of their allocation, and which of them are in use at the end."""
+    """What two processes must have in common: sizes of all segments as allocated, which of them are used at
+    the end, and where each tensor is.
+    """
 
     sizes: list[int]
     used: list[int]
-    tensors: list[Tensor]
+    tensors: list[str]
+
+    def difference(self, other: "Layout") -> str:
+        """The first one, for a message; empty without one."""
+        for name in self.__struct_fields__:
+            mine, theirs = getattr(self, name), getattr(other, name)
+            if mine != theirs:
+                pairs = [(a, b) for a, b in zip(mine, theirs, strict=False) if a != b]
+                return f"{name}: {len(mine)} and {len(theirs)}, the first different ones {pairs[:1]}"
+        return ""
 
 
 @dataclasses.dataclass
-class _Segment:
-    """Addresses, and the handles behind them from the first address on, each with its size."""
+class Segment:
+    """Addresses, and a handle that is mapped behind them every `step` bytes; 0: none is."""
 
     address: int
     num_bytes: int
-    pieces: list[tuple[int, int]] = dataclasses.field(default_factory=list)
+    handle: int = 0
+    step: int = 0
 
-    def fill(self, handle: int, num_bytes: int) -> None:
-        """Map a handle behind the next addresses."""
-        start = self.address + sum(size for _, size in self.pieces)
-        memory.map_at(start, num_bytes, handle)
-        self.pieces.append((handle, num_bytes))
-
-    def clear(self) -> None:
-        """Unmap all; the addresses stay."""
-        start = self.address
-        for _, size in self.pieces:
-            memory.unmap(start, size)
-            start += size
-        self.pieces.clear()
+    def put(self, handle: int, step: int) -> None:
+        """Map this handle instead."""
+        for start in range(0, self.num_bytes, self.step) if self.handle else ():
+            memory.unmap(self.address + start, min(self.step, self.num_bytes - start))
+        self.handle, self.step = handle, step
+        for start in range(0, self.num_bytes, step) if handle else ():
+            memory.map_at(self.address + start, min(step, self.num_bytes - start), handle)
 
 
 class Pool:
-    """Memory of PyTorch's allocator, in segments that are known by their order."""
+    """Segments of PyTorch's allocator in the order of their allocation, with nothing but a scratch behind
+    large ones unless `is_real`.
+    """
 
     def __init__(self, *, is_real: bool) -> None:
-        """Without `is_real` large segments have only a scratch behind them."""
-        self.segments: list[_Segment] = []
+        self.segments: list[Segment] = []
         self._scratch = 0 if is_real else memory.create(_SCRATCH_BYTES)
-        # PyTorch calls these until the process ends; none of them may be destroyed before.
-        allocate = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p)(
-            self._allocate
+        self._pool = self._made()
+
+    def _made(self) -> torch.cuda.MemPool:
+        """What PyTorch calls until the process ends, in whatever order it destroys its objects."""
+        place, size, number = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+        calls = (
+            ctypes.CFUNCTYPE(place, size, number, place)(self._allocate),
+            ctypes.CFUNCTYPE(None, place, size, number, place)(self._free),
         )
-        free = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p)(
-            self._free
-        )
-        addresses = [ctypes.cast(call, ctypes.c_void_p).value or 0 for call in (allocate, free)]
+        addresses = [ctypes.cast(call, ctypes.c_void_p).value or 0 for call in calls]
         allocator = torch._C._cuda_customAllocator(*addresses)  # noqa: SLF001  as its class does
-        self._pool = torch.cuda.MemPool(allocator)
-        for kept in (allocate, free, allocator, self._pool):
+        made = torch.cuda.MemPool(allocator)
+        for kept in (calls, allocator, made):
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
+        return made
 
     def wraps(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The function, with what it allocates from this pool, and freed in the same order each time."""
+        """The function, allocating from this pool, and freeing in the same order each time."""
 
         def pooled(*args: Any, **kwargs: Any) -> Any:
             gc.collect()
@@ -110,52 +108,99 @@ class Pool:
 
         return pooled
 
-    def used(self) -> list[int]:
-        """Which segments hold a tensor."""
-        torch.cuda.synchronize()
-        taken = {found["address"] for found in self._snapshot() if found["allocated_size"]}
-        return [number for number, segment in enumerate(self.segments) if segment.address in taken]
+    def layout(self, model: torch.nn.Module) -> Layout:
+        """After all is allocated; memory that holds no tensor is given back."""
+        memory.wait()
+        taken = self._taken()
+        used = [number for number, segment in enumerate(self.segments) if segment.address in taken]
+        for number in set(range(len(self.segments))) - set(used):
+            self._drop(self.segments[number])
+        tensors = []
+        for name, tensor in chain(model.named_parameters(), model.named_buffers()):
+            places = (
+                f"{number}+{offset}"
+                for number, segment in enumerate(self.segments)
+                if 0 <= (offset := tensor.data_ptr() - segment.address) < segment.num_bytes
+            )
+            kind = f"{tensor.dtype} {tuple(tensor.shape)} {tensor.stride()}"
+            tensors.append(f"{name} {kind} {next(places, 'elsewhere')}")
+        return Layout([segment.num_bytes for segment in self.segments], used, tensors)
 
-    def _snapshot(self) -> Any:
-        return self._pool.snapshot()  # type: ignore[no-untyped-call]
+    def _taken(self) -> set[int]:
+        found = self._pool.snapshot()  # type: ignore[no-untyped-call]
+        return {segment["address"] for segment in found if segment["allocated_size"]}
 
-    def trim(self) -> None:
-        """Give back what holds no tensor."""
-        used = set(self.used())
-        for number, segment in enumerate(self.segments):
-            if number not in used:
-                self._empty(segment)
+    def exported(self) -> list[int]:
+        """Descriptors of a copy of the small segments, and of the large ones, which are then read-only."""
+        large, small = self._by_size()
+        copied = memory.create(sum(segment.num_bytes for segment in small))
+        self._copy(small, copied, back=False)
+        descriptors = [memory.exported(handle) for handle in (copied, *(each.handle for each in large))]
+        memory.release(copied)
+        self._freeze(large)
+        return descriptors
 
-    def close_scratch(self) -> None:
-        """Free it, once nothing is mapped to it."""
-        if self._scratch:
-            memory.release(self._scratch)
+    def replace(self, descriptors: list[int]) -> None:
+        """Put what another process exported behind these addresses."""
+        large, small = self._by_size()
+        copied, *handles = map(memory.imported, descriptors)
+        for segment, handle in zip(large, handles, strict=True):
+            segment.put(handle, segment.num_bytes)
+        self._copy(small, copied, back=True)
+        for handle in (copied, self._scratch):
+            memory.release(handle)
+        self._freeze(large)
+
+    def _by_size(self) -> tuple[list[Segment], list[Segment]]:
+        used = [segment for segment in self.segments if segment.handle]
+        return [s for s in used if s.num_bytes >= _SHARED_FROM], [
+            s for s in used if s.num_bytes < _SHARED_FROM
+        ]
+
+    def _copy(self, small: list[Segment], handle: int, *, back: bool) -> None:
+        num_bytes = sum(segment.num_bytes for segment in small)
+        copy = Segment(memory.reserve(num_bytes), num_bytes)
+        copy.put(handle, num_bytes)
+        place = copy.address
+        for segment in small:
+            pair = (segment.address, place) if back else (place, segment.address)
+            memory.copy(*pair, segment.num_bytes)
+            place += segment.num_bytes
+        memory.wait()
+        copy.put(0, 0)
+
+    def _freeze(self, segments: list[Segment]) -> None:
+        try:
+            for segment in segments:
+                memory.freeze(segment.address, segment.num_bytes)
+        except PeerMemoryError as error:
+            log.warning("the weights stay writable: %s", error)
+        log.info("%.1f GiB of weights are shared", sum(segment.num_bytes for segment in segments) / 2**30)
 
     def _allocate(self, num_bytes: int, _device: int, _stream: int) -> int:
         size = -(-num_bytes // _GRANULARITY) * _GRANULARITY
-        segment = _Segment(memory.reserve(size), size)
+        segment = Segment(memory.reserve(size), size)
         if size < _SHARED_FROM or not self._scratch:
-            segment.fill(memory.create(size), size)
+            segment.put(memory.create(size), size)
         else:
-            for start in range(0, size, _SCRATCH_BYTES):
-                segment.fill(self._scratch, min(_SCRATCH_BYTES, size - start))
+            segment.put(self._scratch, _SCRATCH_BYTES)
         self.segments.append(segment)
         return segment.address
 
     def _free(self, address: int, _num_bytes: int, _device: int, _stream: int) -> None:
-        torch.cuda.synchronize()
-        self._empty(next(segment for segment in self.segments if segment.address == address))
+        memory.wait()
+        self._drop(next(segment for segment in self.segments if segment.address == address))
 
-    def _empty(self, segment: _Segment) -> None:
-        handles = {handle for handle, _ in segment.pieces} - {self._scratch}
-        segment.clear()
-        for handle in handles:
+    def _drop(self, segment: Segment) -> None:
+        handle = segment.handle
+        segment.put(0, 0)
+        if handle not in {0, self._scratch}:
             memory.release(handle)
 
 
 def share(path: str) -> None:
     """Have the first model that vLLM loads in this process share its weights through the holder's socket."""
-    loading = importlib.import_module(_LOADING)
+    loading = importlib.import_module("vllm.model_executor.model_loader.base_loader")
     load = loading.BaseModelLoader.load_model
 
     def load_model(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -170,7 +215,7 @@ def share(path: str) -> None:
                 self.load_weights = lambda *_: None
             with _pooled(loading, pool):
                 model = load(self, *args, **kwargs)
-            (publish if is_loader else attach)(holder, pool, model)
+            exchange(holder, pool, model, is_loader=is_loader)
         return model
 
     loading.BaseModelLoader.load_model = load_model
@@ -189,90 +234,16 @@ def _pooled(loading: Any, pool: Pool) -> Iterator[None]:
             setattr(loading, name, function)
 
 
-def layout_of(pool: Pool, model: torch.nn.Module) -> Layout:
-    """What two processes must have in common."""
-    places = {segment.address: number for number, segment in enumerate(pool.segments)}
-    tensors = []
-    for name, tensor in chain(model.named_parameters(), model.named_buffers()):
-        start = max((start for start in places if start <= tensor.data_ptr()), default=0)
-        number = places.get(start, -1)
-        inside = number >= 0 and tensor.data_ptr() < start + pool.segments[number].num_bytes
-        where = (number, tensor.data_ptr() - start) if inside else (-1, 0)
-        tensors.append(Tensor(name, *where, str(tensor.dtype), tuple(tensor.shape), tensor.stride()))
-    return Layout([segment.num_bytes for segment in pool.segments], pool.used(), tensors)
-
-
-def publish(holder: socket.socket, pool: Pool, model: torch.nn.Module) -> None:
-    """Send the holder the memory, after which it is read-only."""
-    layout = layout_of(pool, model)
-    pool.trim()
-    large, small = _by_size(pool, layout)
-    copied = _Segment(memory.reserve(num_bytes := sum(each.num_bytes for each in small)), num_bytes)
-    copied.fill(memory.create(num_bytes), num_bytes)
-    start = copied.address
-    for segment in small:
-        memory.copy(start, segment.address, segment.num_bytes)
-        start += segment.num_bytes
-    torch.cuda.synchronize()
-    handles = [segment.pieces[0][0] for segment in (copied, *large)]
-    descriptors = [memory.exported(handle) for handle in handles]
-    send(holder, msgspec.json.encode(layout), descriptors)
+def exchange(holder: socket.socket, pool: Pool, model: torch.nn.Module, *, is_loader: bool) -> None:
+    """Send the holder this process's memory, or get another one's. Raises RuntimeError."""
+    own = pool.layout(model)
+    if is_loader:
+        descriptors = pool.exported()
+        send(holder, msgspec.json.encode(own), descriptors)
+    else:
+        encoded, descriptors = receive(holder)
+        if difference := msgspec.json.decode(encoded, type=Layout).difference(own):
+            raise RuntimeError(f"the weights of the process that loaded them lie differently: {difference}")
+        pool.replace(descriptors)
     for descriptor in descriptors:
         os.close(descriptor)
-    copied.clear()
-    memory.release(handles[0])
-    _forbid_writing(large)
-    log.info("weights: %.1f GiB are shared from here on", sum(each.num_bytes for each in large) / 2**30)
-
-
-def attach(holder: socket.socket, pool: Pool, model: torch.nn.Module) -> None:
-    """Put the memory of the process that loaded behind this one's tensors. Raises RuntimeError."""
-    encoded, descriptors = receive(holder)
-    layout, own = msgspec.json.decode(encoded, type=Layout), layout_of(pool, model)
-    if layout != own:
-        raise RuntimeError(f"the weights cannot be shared: {difference(layout, own)}")
-    pool.trim()
-    large, small = _by_size(pool, layout)
-    handles = [memory.imported(descriptor) for descriptor in descriptors]
-    for descriptor in descriptors:
-        os.close(descriptor)
-    for segment, handle in zip(large, handles[1:], strict=True):
-        segment.clear()
-        segment.fill(handle, segment.num_bytes)
-    _forbid_writing(large)
-    copied = _Segment(memory.reserve(num_bytes := sum(each.num_bytes for each in small)), num_bytes)
-    copied.fill(handles[0], num_bytes)
-    start = copied.address
-    for segment in small:
-        memory.copy(segment.address, start, segment.num_bytes)
-        start += segment.num_bytes
-    torch.cuda.synchronize()
-    copied.clear()
-    memory.release(handles[0])
-    pool.close_scratch()
-    log.info("weights: %.1f GiB are another process's", sum(each.num_bytes for each in large) / 2**30)
-
-
-def _forbid_writing(segments: list[_Segment]) -> None:
-    try:
-        for segment in segments:
-            memory.protect(segment.address, segment.num_bytes, is_writable=False)
-    except PeerMemoryError as error:
-        log.warning("weights: they stay writable: %s", error)
-
-
-def _by_size(pool: Pool, layout: Layout) -> tuple[list[_Segment], list[_Segment]]:
-    used = [pool.segments[number] for number in layout.used]
-    return [s for s in used if s.num_bytes >= _SHARED_FROM], [s for s in used if s.num_bytes < _SHARED_FROM]
-
-
-def difference(theirs: Layout, ours: Layout) -> str:
-    """The first one, for a message."""
-    for name in Layout.__struct_fields__:
-        a, b = getattr(theirs, name), getattr(ours, name)
-        for number, (one, other) in enumerate(zip(a, b, strict=False)):
-            if one != other:
-                return f"{name} {number}: {one} there, {other} here"
-        if len(a) != len(b):
-            return f"{len(a)} {name} there, {len(b)} here"
-    return "none"
