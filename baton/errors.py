@@ -27,6 +27,12 @@ class BatonError(Exception):
     status: ClassVar[int] = 500
     default: ClassVar[str] = ""
 
+    def __init_subclass__(cls, *, code: str = "", status: int = 0) -> None:
+        if code:
+            cls.code = code
+        if status:
+            cls.status = status
+
     def __init__(
         self, message: str = "", *, param: str | None = None, retry_after_s: float | None = None
     ) -> None:
@@ -47,48 +53,31 @@ class BatonError(Exception):
         )
 
 
-class InvalidRequest(BatonError):
+class InvalidRequest(BatonError, code="invalid_request", status=400):
     """The request is invalid; retrying it does not help."""
 
-    code = "invalid_request"
-    status = 400
 
-
-class ModelNotFound(BatonError):
+class ModelNotFound(BatonError, code="model_not_found", status=404):
     """No worker serves a model with this name."""
 
-    code = "model_not_found"
-    status = 404
 
-
-class Overloaded(BatonError):
+class Overloaded(BatonError, code="overloaded", status=429):
     """Every queue that could take the request is full; retry after `retry_after_s`."""
 
-    code = "overloaded"
-    status = 429
 
-
-class NoWorkers(BatonError):
+class NoWorkers(BatonError, code="no_workers", status=503):
     """No live worker has the role that the request needs."""
 
-    code = "no_workers"
-    status = 503
 
-
-class NotReady(BatonError):
+class NotReady(BatonError, code="not_ready", status=503):
     """The process is starting or draining and accepts no new requests."""
 
-    code = "not_ready"
-    status = 503
 
-
-class WorkerLost(BatonError):
+class WorkerLost(BatonError, code="worker_lost", status=502):
     """The worker died or became unreachable during the request. `is_silent`: nothing came from it for the
     liveness limit, which may be the network's fault.
     """
 
-    code = "worker_lost"
-    status = 502
     is_silent = False
 
 
@@ -96,45 +85,30 @@ class WorkerUnreached(WorkerLost):
     """The worker was gone before it got the request."""
 
 
-class BrokerLost(BatonError):
+class BrokerLost(BatonError, code="broker_unavailable", status=503):
     """The request plane's broker is unreachable. That says nothing about the workers behind it."""
 
-    code = "broker_unavailable"
-    status = 503
 
-
-class HandoffFailed(BatonError):
+class HandoffFailed(BatonError, code="handoff_failed", status=502):
     """The KV cache did not reach the decode worker: it expired or was refused, or its source died."""
 
-    code = "handoff_failed"
-    status = 502
 
-
-class HandoffStalled(HandoffFailed):
+class HandoffStalled(HandoffFailed, code="handoff_stalled"):
     """No KV reaches the decode worker: both workers may be healthy, but not the network between them."""
 
-    code = "handoff_stalled"
 
-
-class DeadlineExceeded(BatonError):
+class DeadlineExceeded(BatonError, code="deadline_exceeded", status=504):
     """The request's deadline was exceeded."""
 
-    code = "deadline_exceeded"
-    status = 504
     default = "The request exceeded its deadline (the server's --request-timeout-s)."
 
 
-class EngineFailure(BatonError):
+class EngineFailure(BatonError, code="engine_failure", status=500):
     """The engine failed on this request, but keeps running; a dead engine is WorkerLost."""
 
-    code = "engine_failure"
-    status = 500
 
-
-class NotResumable(EngineFailure):
+class NotResumable(EngineFailure, code="not_resumable"):
     """The engine cannot go on in the middle of this answer; it may make it again from its beginning."""
-
-    code = "not_resumable"
 
 
 def _tree(cls: type[BatonError]) -> Iterator[type[BatonError]]:

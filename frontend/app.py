@@ -40,18 +40,12 @@ def routes(responses: ResponseState) -> dict[tuple[str, str], Serve]:
     }
 
 
-class RouteNotFound(InvalidRequest):
+class RouteNotFound(InvalidRequest, code="route_not_found", status=404):
     """Nothing is served under this path."""
 
-    code = "route_not_found"
-    status = 404
 
-
-class MethodNotAllowed(InvalidRequest):
+class MethodNotAllowed(InvalidRequest, code="method_not_allowed", status=405):
     """The path is served, but not with this method."""
-
-    code = "method_not_allowed"
-    status = 405
 
 
 class App:

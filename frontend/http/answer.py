@@ -65,11 +65,8 @@ class Answer:
         """
 
 
-class StreamChanged(InvalidRequest):
+class StreamChanged(InvalidRequest, code="stream_changed", status=409):
     """The answer cannot be repeated: it is not the one that the client has the beginning of."""
-
-    code = "stream_changed"
-    status = 409
 
 
 class Numbered(Answer):

@@ -277,11 +277,8 @@ MAX_ENTRIES = 1 << 19
 _CHUNK_BYTES = 64 << 10
 
 
-class TooManyParts(InvalidRequest):
+class TooManyParts(InvalidRequest, code="too_many_parts", status=400):
     """The body has more objects, arrays and fields than are decoded."""
-
-    code = "too_many_parts"
-    status = 400
 
 
 def check_parts(raw: bytes) -> None:

@@ -53,18 +53,12 @@ Envelope = Callable[[BatonError], msgspec.Struct]
 """Builds an API's error body."""
 
 
-class BodyTooLarge(InvalidRequest):
+class BodyTooLarge(InvalidRequest, code="body_too_large", status=413):
     """The body exceeds the size limit."""
 
-    code = "body_too_large"
-    status = 413
 
-
-class EncodedBody(InvalidRequest):
+class EncodedBody(InvalidRequest, code="unsupported_encoding", status=415):
     """The body has a content encoding, such as gzip."""
-
-    code = "unsupported_encoding"
-    status = 415
 
 
 def as_baton_error(error: Exception, request_id: str) -> BatonError:
@@ -236,11 +230,8 @@ MIN_BYTES = 64 << 20
 _PART_OF_MEMORY = 64
 
 
-class BodiesFull(BatonError):
+class BodiesFull(BatonError, code="bodies_full", status=503):
     """There is no memory for a body now."""
-
-    code = "bodies_full"
-    status = 503
 
 
 class Bodies:

@@ -24,32 +24,20 @@ ROUTE = "authentication"
 """The `route` label of refused requests in the metrics."""
 
 
-class OriginNotAllowed(InvalidRequest):
+class OriginNotAllowed(InvalidRequest, code="origin_not_allowed", status=403):
     """Web pages of this origin may not send requests."""
 
-    code = "origin_not_allowed"
-    status = 403
 
-
-class HostNotAllowed(InvalidRequest):
+class HostNotAllowed(InvalidRequest, code="host_not_allowed", status=403):
     """The request was sent to a name that the operator has not allowed."""
 
-    code = "host_not_allowed"
-    status = 403
 
-
-class InvalidApiKey(InvalidRequest):
+class InvalidApiKey(InvalidRequest, code="invalid_api_key", status=401):
     """The request has no API key, or one that is not known here."""
 
-    code = "invalid_api_key"
-    status = 401
 
-
-class AdminKeyNeeded(InvalidRequest):
+class AdminKeyNeeded(InvalidRequest, code="admin_key_needed", status=403):
     """The API key is not marked as an admin's."""
-
-    code = "admin_key_needed"
-    status = 403
 
 
 class Guards:

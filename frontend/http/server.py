@@ -50,18 +50,12 @@ class Patience(msgspec.Struct, frozen=True, kw_only=True):
     linger_s: float = 2.0
 
 
-class RequestTooSlow(InvalidRequest):
+class RequestTooSlow(InvalidRequest, code="request_timeout", status=408):
     """The request did not arrive within the timeout."""
 
-    code = "request_timeout"
-    status = 408
 
-
-class HeadTooLarge(InvalidRequest):
+class HeadTooLarge(InvalidRequest, code="headers_too_large", status=431):
     """The headers exceed the size limit."""
-
-    code = "headers_too_large"
-    status = 431
 
 
 class _JoinedHead(asyncio.Transport):

@@ -119,11 +119,8 @@ class Thread(msgspec.Struct, kw_only=True):
     previous_message_id: str | None = None
 
 
-class ThreadNotFound(BatonError):
+class ThreadNotFound(BatonError, code="thread_not_found", status=404):
     """Threads are not kept here; send the whole conversation with every request."""
-
-    code = "thread_not_found"
-    status = 404
 
 
 class Counted(msgspec.Struct, kw_only=True):

@@ -134,11 +134,8 @@ def _read(
     return body, unknown, InputReader(body.input, seal, recall)
 
 
-class PreviousNotFound(BatonError):
+class PreviousNotFound(BatonError, code="previous_response_not_found", status=400):
     """The previous response, or one that it continues, is not stored."""
-
-    code = "previous_response_not_found"
-    status = 400
 
 
 class _Output(msgspec.Struct):

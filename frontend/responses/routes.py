@@ -41,11 +41,8 @@ class PageQuery(msgspec.Struct):
 Query = TypeVar("Query", EventsQuery, PageQuery)
 
 
-class ResponseNotFound(BatonError):
+class ResponseNotFound(BatonError, code="response_not_found", status=404):
     """No response with this id is stored."""
-
-    code = "response_not_found"
-    status = 404
 
 
 class ResponseRoutes:

@@ -92,10 +92,8 @@ WHERE item_id = ? AND key_name = ? ORDER BY summaries.rowid DESC LIMIT 1
 T = TypeVar("T")
 
 
-class StoreFailure(BatonError):
+class StoreFailure(BatonError, code="response_store_failed"):
     """The response store cannot be read or written."""
-
-    code = "response_store_failed"
 
 
 class StoredResponse(msgspec.Struct, frozen=True, kw_only=True):

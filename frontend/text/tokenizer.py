@@ -311,11 +311,8 @@ class ServedModel(msgspec.Struct, frozen=True):
         )
 
 
-class ContextTooLong(BatonError):
+class ContextTooLong(BatonError, code="context_length_exceeded", status=400):
     """The prompt fills the model's context."""
-
-    code = "context_length_exceeded"
-    status = 400
 
 
 RETRY_S = 1.0
