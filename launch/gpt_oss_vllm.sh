@@ -65,14 +65,15 @@ prefill_tp=$(gpus_each "$PREFILL_CUDA_VISIBLE_DEVICES" "$NUM_PREFILL")
 decode_tp=$(gpus_each "$DECODE_CUDA_VISIBLE_DEVICES" "$NUM_DECODE")
 PREFILL_FLAGS=${PREFILL_FLAGS---tensor-parallel-size $prefill_tp}
 DECODE_FLAGS=${DECODE_FLAGS---tensor-parallel-size $decode_tp}
-[[ -z $one_gpu ]] || divide_gpu "$CUDA_VISIBLE_DEVICES" ${shared:+--shared-weights}
+[[ -z $shared ]] || set_variable BATON_SHARED_WEIGHTS "$RUN_DIR/weights" # also for doctor
+[[ -z $one_gpu ]] || divide_gpu "$CUDA_VISIBLE_DEVICES"
 read -rd "" -a prefill_flags <<<"$PREFILL_FLAGS ${PREFILL_EXTRA_FLAGS:-}" || true
 read -rd "" -a decode_flags <<<"$DECODE_FLAGS ${DECODE_EXTRA_FLAGS:-}" || true
 prepare --prefill-engine-args "$PREFILL_ENGINE_ARGS" --decode-engine-args "$DECODE_ENGINE_ARGS" \
     --prefill-gpus "$(shares "$PREFILL_CUDA_VISIBLE_DEVICES" "$NUM_PREFILL")" --prefill-flags="${prefill_flags[*]}" \
     --decode-gpus "$(shares "$DECODE_CUDA_VISIBLE_DEVICES" "$NUM_DECODE")" --decode-flags="${decode_flags[*]}"
 [[ -z $one_gpu ]] || start_mps "$CUDA_VISIBLE_DEVICES" "${sm_share:-100}"
-[[ -z $shared ]] || hold_weights
+[[ -z $shared ]] || start weights "$PYTHON" -m workers.engines.vllm.weights_holder "$BATON_SHARED_WEIGHTS"
 start_frontend
 start_workers prefill "$NUM_PREFILL" "$PREFILL_CUDA_VISIBLE_DEVICES" "$PREFILL_ENGINE_ARGS" "${prefill_flags[@]}"
 start_workers decode "$NUM_DECODE" "$DECODE_CUDA_VISIBLE_DEVICES" "$DECODE_ENGINE_ARGS" "${decode_flags[@]}"

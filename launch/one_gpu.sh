@@ -6,19 +6,14 @@
 
 MPS_START_S=${MPS_START_S:-10}
 
-divide_gpu() { # divide_gpu GPU [FLAG]: sets PREFILL_FLAGS and DECODE_FLAGS, with each role's part of the memory
+divide_gpu() { # divide_gpu GPU: sets PREFILL_FLAGS and DECODE_FLAGS, with each role's part of the memory
     local lines
     [[ $ENGINE == vllm ]] || return 0 # whose settings these are
-    lines=$("$PYTHON" -m baton shares --model-path "$MODEL_PATH" --gpu "$@" \
+    lines=$("$PYTHON" -m baton shares --model-path "$MODEL_PATH" --gpu "$1" \
         --prefill-flags="$PREFILL_FLAGS ${PREFILL_EXTRA_FLAGS:-}" --decode-flags="$DECODE_FLAGS ${DECODE_EXTRA_FLAGS:-}") ||
         fail "not started"
     { read -r PREFILL_FLAGS; read -r DECODE_FLAGS; } <<<"$lines"
     PREFILL_EXTRA_FLAGS="" DECODE_EXTRA_FLAGS=""
-}
-
-hold_weights() { # one copy of them, which ends with the stack
-    set_variable BATON_SHARED_WEIGHTS "$RUN_DIR/weights"
-    start weights "$PYTHON" -m workers.engines.vllm.weights_holder "$RUN_DIR/weights"
 }
 
 start_mps() { # start_mps GPU PERCENT: prefill gets at most PERCENT of the GPU's SMs; without MPS the roles take turns

@@ -25,7 +25,6 @@ class ShareSettings:
     gpu: str = flag("0", "the GPU, as in CUDA_VISIBLE_DEVICES", metavar="GPU")
     prefill_flags: str = flag("", "flags of the prefill worker, in quotes", metavar="FLAGS")
     decode_flags: str = flag("", "flags of the decode worker", metavar="FLAGS")
-    shared_weights: bool = flag(False, "the workers share one copy of the weights")
 
 
 def shares(parsed: Parsed[ShareSettings]) -> int:
@@ -47,7 +46,7 @@ def _lines(settings: ShareSettings) -> list[str]:
     gpu = facts.gpu(settings.gpu)
     if gpu is None:
         raise ValueError(nvidia.problem or f"there is no GPU {settings.gpu} (have {facts.gpu_indices})")
-    divided = halves(facts, gpu, num_copies=1 if settings.shared_weights else 2)
+    divided = halves(facts, gpu)
     if divided is None:
         raise ValueError(f"{facts.model.path} has no weights, and is not gpt-oss")
     if divided.kv_bytes <= 0:

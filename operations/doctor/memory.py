@@ -3,6 +3,7 @@
 import msgspec
 
 from operations.doctor.facts import GIB, Facts, Gpu, Model, Worker
+from workers.engines.vllm.patches import SHARED_WEIGHTS
 
 KV_BYTES = "kv_cache_memory_bytes"
 """vLLM's key: the KV cache's size, whatever else is in the GPU's memory."""
@@ -57,7 +58,7 @@ class Halves(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def halves(facts: Facts, gpu: Gpu, *, num_copies: int = 2) -> Halves | None:
+def halves(facts: Facts, gpu: Gpu) -> Halves | None:
     """None if neither the folder's weights nor its shape is known."""
     weight_bytes = facts.model.weight_bytes or _published_bytes(facts.model)
     if not weight_bytes:
@@ -67,7 +68,7 @@ def halves(facts: Facts, gpu: Gpu, *, num_copies: int = 2) -> Halves | None:
         total_bytes=facts.total_bytes(gpu),
         free_bytes=facts.free_bytes(gpu),
         weight_bytes=int(weight_bytes * _PADDED),
-        num_copies=num_copies,
+        num_copies=1 if SHARED_WEIGHTS in facts.host.environment else 2,
     )
 
 
@@ -165,4 +166,5 @@ def kv_bytes_given(worker: Worker) -> int:
 def _taken_beside(facts: Facts, worker: Worker, gpu: Gpu) -> int:
     """What workers with KV caches of a given size take on this GPU beside `worker`."""
     others = [w for w in facts.workers if w is not worker and gpu in facts.gpus_of(w) and kv_bytes_given(w)]
-    return sum(facts.model.weight_bytes // w.num_ranks + _RESERVE_BYTES + kv_bytes_given(w) for w in others)
+    weight_bytes = 0 if SHARED_WEIGHTS in facts.host.environment else facts.model.weight_bytes
+    return sum(weight_bytes // w.num_ranks + _RESERVE_BYTES + kv_bytes_given(w) for w in others)
