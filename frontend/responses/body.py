@@ -295,11 +295,12 @@ class ResponseObject(msgspec.Struct, kw_only=True):
 def initial_response(body: ResponseBody, effort: Effort) -> ResponseObject:
     """The initial response to a body: its fields, or their defaults."""
     echoed = {name: getattr(body, name, None) for name in ResponseObject.__struct_fields__}
+    reasoning = body.reasoning or Reasoning()
     text_format = {"type": "text"} if body.text is None or body.text.format is None else body.text.format
     made = {
         "id": new_id("resp"),
         "created_at": int(time.time()),
-        "reasoning": ReasoningBody(effort=effort, summary=summary_of(body)),
+        "reasoning": ReasoningBody(effort=effort, summary=reasoning.summary or reasoning.generate_summary),
         "text": {"format": text_format, "verbosity": "medium"},
         "tools": [_shown(tool) for tool in body.tools or ()],
     }
@@ -311,12 +312,6 @@ def _shown(tool: ResponseTool) -> dict[str, Any]:
     fields: dict[str, Any] = msgspec.to_builtins(tool)
     required = ("name", "description", "parameters", "strict") if tool.type == "function" else ()
     return {name: value for name, value in fields.items() if value is not None or name in required}
-
-
-def summary_of(body: ResponseBody) -> Summary | None:
-    """The requested reasoning summary."""
-    reasoning = body.reasoning
-    return None if reasoning is None else reasoning.summary or reasoning.generate_summary
 
 
 class ItemList(msgspec.Struct, kw_only=True):

@@ -160,7 +160,8 @@ def guided(
     """
     choice = choice or CallChoice()
     callable_tools = _callable(tools, choice)
-    if not (choice.must_call or choice.names is not None or answer or any(_is_held(tool) for tool in tools)):
+    is_held = any(tool.strict or tool.grammar is not None for tool in tools)
+    if not (choice.must_call or choice.names is not None or answer or is_held):
         return None
     last = [_call(tool, is_enforced=choice.must_call or tool.strict) for tool in callable_tools]
     if not choice.must_call:
@@ -192,10 +193,6 @@ def _callable(tools: Sequence[Tool], choice: CallChoice) -> list[Tool]:
         what = f"{min(missing)!r}, which is not in `tools` or cannot run here" if missing else "no tool"
         raise InvalidRequest(f"`tool_choice` names {what}.", param="tool_choice")
     return [tool for tool in tools if tool.called in choice.names or tool in inner]
-
-
-def _is_held(tool: Tool) -> bool:
-    return tool.strict or tool.grammar is not None
 
 
 def _call(tool: Tool, *, is_enforced: bool) -> MessageForm:
