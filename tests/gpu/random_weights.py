@@ -6,6 +6,7 @@ trained model's, rounding grows from layer to layer until no answer repeats.
 """
 
 import importlib
+import os
 import shutil
 import zlib
 from pathlib import Path
@@ -20,6 +21,8 @@ _STD = {
     "router": 0.1,  # the last expert weighs little, as rounding may choose another
     "lm_head": 0.02,
 }
+ONLY = "BATON_RANDOM_WEIGHTS_ONLY"
+"""The tokens that answers have, separated by commas; not set: all."""
 # 2 ** (exponent - 127) scales random 4-bit floats, whose standard deviation is 2.9.
 _EXPONENTS = {"w13_weight_scale": 120, "w2_weight_scale": 114}
 
@@ -74,3 +77,12 @@ def fill(name: str, tensor: torch.Tensor, generator: torch.Generator, hidden: in
     else:
         (std,) = (std for part, std in _STD.items() if part in name)
         tensor.normal_(0, std, generator=generator)
+        if "lm_head" in name and os.environ.get(ONLY):
+            keep_rows(tensor, list(map(int, os.environ[ONLY].split(","))))
+
+
+def keep_rows(lm_head: torch.Tensor, tokens: list[int]) -> None:
+    """Make answers consist of these tokens: the others have logits of 0, far below the best of these."""
+    kept = lm_head[tokens] * 20
+    lm_head.zero_()
+    lm_head[tokens] = kept

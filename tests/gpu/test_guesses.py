@@ -9,6 +9,7 @@ import dataclasses
 import json
 import os
 import random
+import shutil
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from tests.gpu import random_weights
 from tests.gpu.chance import as_many
@@ -33,8 +36,7 @@ PLAIN = "plain"
 NUM_GUESSES = 3
 BLOCK = 64
 HEAD_TOKENS = [1000 + 37 * i for i in range(8)]
-"""Those that answers may have: a random head is then right about once in eight."""
-AMONG_THEM = {"logit_bias": {str(token): 100 for token in HEAD_TOKENS}}
+"""Those that answers consist of: a random head is then right about once in eight."""
 LARGE = {
     "load_format": "dummy",
     "max_model_len": 12288,
@@ -65,10 +67,11 @@ def scene(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     if way == "lookup":
         environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
     if size == "20b":
+        environ[random_weights.ONLY] = ",".join(map(str, HEAD_TOKENS))
         environ["PYTHONPATH"] = os.pathsep.join(
             [str(random_weights.install(folder / "plugin")), os.environ.get("PYTHONPATH", "")]
         )
-    model = _half_of_20b(folder / "20b") if size == "20b" else ROOT / "models/demo"
+    model = _half_of_20b(folder / "20b") if size == "20b" else _demo(folder / "demo")
     stack = Stack(folder, environ)
     try:
         stack.frontend()
@@ -92,6 +95,17 @@ def scene(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         stack.stop()
         for process in stack.processes:
             sys.stdout.write(f"--- {process.name}\n{process.text()[-6000:]}\n")  # printed if a test failed
+
+
+def _demo(folder: Path) -> Path:
+    """The demo model with random logits of HEAD_TOKENS."""
+    shutil.copytree(ROOT / "models/demo", folder)
+    weights = load_file(folder / "model.safetensors")
+    lm_head = weights["lm_head.weight"]
+    lm_head.normal_(0, lm_head.shape[1] ** -0.5, generator=torch.Generator().manual_seed(2))
+    random_weights.keep_rows(lm_head, HEAD_TOKENS)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
 
 
 def _half_of_20b(folder: Path) -> Path:
@@ -177,7 +191,7 @@ def _check(
 
 def _compare(scene: Scene, what: str, num_tokens: int, **options: Any) -> None:
     asked = _prompts(scene, 24, seed=len(what))
-    options |= {"max_tokens": num_tokens} | AMONG_THEM
+    options |= {"max_tokens": num_tokens}
     handoffs = scene.stack.gauge("baton_handoffs_total")
     found = ask_all(scene.stack, asked, 4, **options)
     assert scene.stack.gauge("baton_handoffs_total") - handoffs == 2 * len(asked)
@@ -208,7 +222,7 @@ def test_the_next_turn_finds_its_beginning_with_the_heads_kv(scene: Scene) -> No
     first = _prompts(scene, 8, seed=50)
     ask_all(scene.stack, first, 4, max_tokens=1)
     turns = [prompt[: scene.longest - 200] + [7] * 150 for prompt in first]
-    options: dict[str, Any] = {"max_tokens": 32} | AMONG_THEM
+    options: dict[str, Any] = {"max_tokens": 32}
     found = ask_all(scene.stack, turns, 4, **options)
     expected, control = (ask_all(scene.stack, turns, n, model=PLAIN, **options) for n in (4, 1))
     assert sum(answer.num_cached_tokens for answer in found) > 0
@@ -223,7 +237,7 @@ def test_answers_outlive_a_decode_worker(scene: Scene) -> None:
     asked = _prompts(scene, 6, seed=70)
 
     def ask(model: str, concurrency: int) -> list[Answer]:
-        options = {"max_tokens": num_tokens, "model": model} | AMONG_THEM
+        options = {"max_tokens": num_tokens, "model": model}
         with ThreadPoolExecutor() as pool:
             rounds = [pool.submit(ask_all, scene.stack, asked, concurrency, **options, **how) for how in each]
             return [answer for answers in rounds for answer in answers.result()]
