@@ -24,15 +24,14 @@ from baton.errors import (
     from_wire,
 )
 from baton.frames import Beat, Cancel, Credit, End, Fail, Goodbye, Hello, Next, Open, Signal
-from baton.messages import GenerateRequest, Reply, Request, TokenChunk
+from baton.messages import GenerateRequest, Reply, Request
 from baton.pace import Pace, Pulse
+from baton.replies import WINDOW, Replies, Wakeup
 from baton.telemetry import Line, unauthenticated
 from baton.transport import Respond
 
 log = logging.getLogger(__name__)
 
-WINDOW = 256
-"""Maximum unconsumed replies of one stream."""
 MAX_STREAMS = 16_384
 """Maximum streams per link; more are refused with Overloaded."""
 MAX_CALLERS = 1024
@@ -41,7 +40,6 @@ CALLER_PATIENCE = 5
 """How many times longer than a worker a caller may be silent: nothing takes over its streams."""
 STOP_S = 5.0
 """How long `Service.stop` waits for generators to close."""
-_MOST_MERGED_TOKENS = 64
 _SILENT = "it does not respond"
 CLOSED = "this process closed its transport"
 
@@ -51,49 +49,15 @@ def public_name(worker: str) -> str:
     return worker.rpartition(".")[0] or worker
 
 
-class Wakeup:
-    """Wakes one waiting task; does nothing if no task waits."""
-
-    __slots__ = ("_waiter",)
-
-    def __init__(self) -> None:
-        self._waiter: asyncio.Future[None] | None = None
-
-    def wait(self) -> asyncio.Future[None]:
-        """Is done at the next `set`."""
-        self._waiter = asyncio.get_running_loop().create_future()
-        return self._waiter
-
-    def set(self) -> None:
-        """Wake the waiting task."""
-        waiter = self._waiter
-        if waiter is not None:
-            self._waiter = None
-            if not waiter.done():
-                waiter.set_result(None)
-
-
-class _Call:
-    """One running call on the caller's side: what has arrived, and how it ended. Plain token chunks that
-    wait for the consumer are one chunk; `num_waiting` counts what was sent. `num_heard`: frames received when
-    the call was sent. If none arrived since, a lost worker never got the request; None: unknown.
+class _Call(Replies):
+    """One running call on the caller's side. `num_heard`: frames received when the call was sent. If none
+    arrived since, a lost worker never got the request; None: unknown.
     """
 
-    __slots__ = ("ended", "error", "num_heard", "num_waiting", "number", "replies", "wakeup")
-
     def __init__(self, number: int, num_heard: int | None = None) -> None:
+        super().__init__()
         self.number = number
         self.num_heard = num_heard
-        self.replies: list[Reply] = []
-        self.num_waiting = 0
-        self.ended = False
-        self.error: BatonError | type[BatonError] | None = None
-        self.wakeup = Wakeup()
-
-    def end(self, error: BatonError | type[BatonError] | None) -> None:
-        self.ended = True
-        self.error = error
-        self.wakeup.set()
 
 
 class CallerLink:
@@ -164,10 +128,11 @@ class CallerLink:
             self._on_silence()
         return call
 
-    def consumed(self, call: _Call, num_replies: int) -> None:
-        """Let the worker send as many more."""
-        if not call.ended:
-            self._writer.put(Credit(call.number, num_replies))
+    def consumed(self, call: _Call) -> None:
+        """Let the worker send as many more as were taken."""
+        if not call.has_ended:
+            self._writer.put(Credit(call.number, call.num_taken))
+        call.num_taken = 0
 
     def leave(self, call: _Call) -> None:
         """Forget the call; cancels it at the worker unless it has ended."""
@@ -182,16 +147,9 @@ class CallerLink:
         if signal.stream not in self._calls:
             return
         call = self._calls[signal.stream]
-        call.num_waiting += 1
+        call.add(signal.reply)
         if call.num_waiting > WINDOW:
             raise frames.LinkBroken("it sent more replies than its window")
-        replies = call.replies
-        both = merged(replies[-1], signal.reply) if replies else None
-        if both is None:
-            replies.append(signal.reply)
-            call.wakeup.set()
-        else:
-            replies[-1] = both
 
     def _control(self, signal: frames.ToCaller) -> None:
         match signal:
@@ -239,24 +197,12 @@ class Plane:
         call = link.open(request)
         # Ends the call even if the worker hangs.
         overdue = None if due_s is None else loop.call_at(due_s, call.end, DeadlineExceeded)
-        num_consumed = 0
         try:
-            while True:
-                replies, call.replies = call.replies, []
-                num_taken, call.num_waiting = call.num_waiting, 0
+            while replies := await call.take():
                 for reply in replies:
                     yield reply
-                num_consumed += num_taken
-                if num_consumed >= WINDOW // 2:
-                    link.consumed(call, num_consumed)
-                    num_consumed = 0
-                if call.replies:
-                    continue
-                if call.ended:
-                    break
-                await call.wakeup.wait()
-            if call.error is not None:
-                raise call.error
+                if call.num_taken >= WINDOW // 2:
+                    link.consumed(call)
         finally:
             if overdue is not None:
                 overdue.cancel()
@@ -270,19 +216,6 @@ class Plane:
     def _lose_all(self, reason: str, error: type[BatonError] = WorkerLost) -> None:
         for link in list(self._links.values()):
             link.lose(reason, error)
-
-
-def merged(first: Reply, then: Reply) -> TokenChunk | None:
-    """Both chunks in one, so that a consumer that falls behind catches up; None if one of them is more than
-    tokens.
-    """
-    if type(first) is not TokenChunk or type(then) is not TokenChunk or first.finish_reason is not None:
-        return None
-    if len(first.token_ids) >= _MOST_MERGED_TOKENS:  # each merge copies them
-        return None
-    if (first.logprobs, first.prompt_logprobs, then.logprobs, then.prompt_logprobs) != (None,) * 4:
-        return None
-    return TokenChunk(first.token_ids + then.token_ids, then.finish_reason, then.usage or first.usage)
 
 
 class _Stream:

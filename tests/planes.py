@@ -3,19 +3,23 @@
 import asyncio
 import secrets
 import socket
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
-from baton.messages import GenerateRequest, KvHandoff, Reply, Request, Sampling, TokenChunk
+from baton.dynamo.plane import DynamoPlane
+from baton.dynamo.runtime import RuntimeSettings
+from baton.messages import GenerateRequest, KvHandoff, Reply, Request, Sampling, TokenChunk, WorkerStats
 from baton.nats import NatsTransport
 from baton.tcp import TcpTransport, UnixTransport
-from baton.transport import Transport
+from baton.transport import Respond, Transport
 from tests.certificates import shared_peer
+from tests.scripted_workers import worker
 from tests.waiting import PATIENCE_S, scaled
 
 Stream = AsyncGenerator[Reply, None]
 LIVENESS_S = scaled(10.0)
+DYNAMO_PATH = "tests.worker.generate"
 HANDOFF = KvHandoff(
     worker_id="w", incarnation="i", first_token=7, num_prompt_tokens=3, ttl_s=1.5, engine_state=b"\x00\xff"
 )
@@ -26,6 +30,39 @@ class _ByNewNames(UnixTransport):
 
     def _listen(self, worker_id: str) -> tuple[socket.socket, str, str]:
         return super()._listen(f"{worker_id}.{secrets.token_hex(8)}")
+
+
+async def _no_stats(_: Request) -> Stream:
+    yield WorkerStats()
+
+
+class _Registering(DynamoPlane):
+    """A worker is served once it is registered and its caller sees that."""
+
+    peer: "_Registering"
+
+    @asynccontextmanager
+    async def serve(self, worker_id: str, respond: Respond) -> AsyncIterator[str]:
+        card = worker(worker_id, endpoint=f"dyn://{DYNAMO_PATH}", model_path="models/demo")
+        is_registered = False
+
+        def answer(request: Request) -> Stream:
+            return (respond if is_registered else _no_stats)(request)
+
+        async with super().serve(worker_id, answer), self.register(card):
+            is_registered = True
+            async with aclosing(self.peer.watch()) as snapshots:
+                async for snapshot in snapshots:
+                    if snapshot:
+                        break
+            watching = asyncio.ensure_future(self.peer.follow())
+            yield snapshot[0].address
+            watching.cancel()
+
+    async def follow(self) -> None:
+        """Know what is registered."""
+        async for _ in self.watch():
+            pass
 
 
 class Plane:
@@ -42,6 +79,8 @@ class Plane:
             return TcpTransport(liveness_s=liveness_s, tls=tls)
         if self.kind == "unix":
             return _ByNewNames(liveness_s=liveness_s)
+        if self.kind == "dynamo":
+            return _Registering(RuntimeSettings("file", "127.0.0.1", {}, {}), [DYNAMO_PATH], liveness_s)
         return NatsTransport(self.nats_url, liveness_s=liveness_s, **options)
 
     @asynccontextmanager
@@ -50,6 +89,8 @@ class Plane:
     ) -> AsyncGenerator[tuple[Transport, Transport], None]:
         """A caller and a worker."""
         caller, worker = (self.transport(liveness_s, **options) for _ in range(2))
+        if isinstance(caller, _Registering) and isinstance(worker, _Registering):
+            worker.peer = caller
         async with asyncio.timeout(PATIENCE_S):
             try:
                 yield caller, worker

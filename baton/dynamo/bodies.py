@@ -1,36 +1,28 @@
 """Baton's requests as bodies for Dynamo's workers, and their chunks and errors as Baton's."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import msgspec
 from msgspec.structs import replace
 
+from baton.dynamo.asks import Ask
+from baton.dynamo.errors import first_line
 from baton.dynamo.messages import (
     BYPASS,
     CompletionUsage,
     DynamoChunk,
     DynamoRequest,
     ErrorReason,
-    ExtraArgs,
     GuidedDecoding,
     OutputOptions,
-    OwnArgs,
     PrefillResult,
     PromptDetails,
     Routing,
     SamplingOptions,
     StopConditions,
 )
-from baton.errors import (
-    BatonError,
-    EngineFailure,
-    HandoffFailed,
-    InvalidRequest,
-    NotResumable,
-    Overloaded,
-    WorkerLost,
-    WorkerUnreached,
-)
+from baton.errors import EngineFailure, HandoffFailed, InvalidRequest, NotResumable, WorkerLost
 from baton.messages import (
     NO_TOKEN,
     FinishReason,
@@ -56,23 +48,42 @@ CANARY = DynamoRequest(
     is_health_check=True,
 )
 """A request of one token that an engine answers without a peer."""
+_CANARY_LIMIT_S = 70.0
 _NO_LOGPROB = -9999.0
 """OpenAI's value for "very unlikely", here for tokens without one."""
 _REASONS: dict[str, FinishReason] = {"stop": "stop", "eos": "stop", "length": "length"}
-_MAX_TEXT = 500
 
 
-def dynamo_request(request: GenerateRequest, role: Role, *, is_own: bool = False) -> DynamoRequest:
-    """The body for a worker of that role, `is_own`: of Baton's. Decode without a handoff computes the prompt
-    itself. Raises NotResumable for the rest of an answer that would not go on as it began, and
-    InvalidRequest.
+def dynamo_ask(request: GenerateRequest, worker: WorkerInfo) -> Ask:
+    """The question to a worker of Dynamo's. Raises NotResumable, InvalidRequest."""
+    is_prefill, has_handoff = worker.role is Role.PREFILL, request.handoff is not None
+    return Ask(
+        name=request.request_id,
+        body=msgspec.to_builtins(dynamo_request(request, worker.role)),
+        reader=Prefilled(request, worker) if is_prefill else Decoded(request),
+        limit_s=request.deadline_s,
+        num_prompt_tokens=0 if has_handoff else len(request.token_ids),
+        has_handoff=has_handoff,
+        trace_headers=request.trace_headers,
+    )
+
+
+def canary(worker: WorkerInfo) -> Ask:
+    """A question that the worker answers without a peer."""
+    body = msgspec.to_builtins(replace(CANARY, model=worker.model))
+    return Ask(name="canary", body=body, reader=None, limit_s=_CANARY_LIMIT_S)
+
+
+def dynamo_request(request: GenerateRequest, role: Role) -> DynamoRequest:
+    """The body for a worker of that role. Decode without a handoff computes the prompt itself. Raises
+    NotResumable for the rest of an answer that would not go on as it began, and InvalidRequest.
     """
     sampling = request.sampling
     if sampling.prompt_logprobs is not None:
         raise InvalidRequest("Dynamo's workers return no log probabilities of the prompt.", param="echo")
-    if request.num_generated and not is_own and not _is_resumable(sampling):
+    if request.num_generated and not _is_resumable(sampling):
         raise NotResumable("the engine cannot go on in the middle of this answer; send the request again")
-    if sampling.logit_bias and not is_own:
+    if sampling.logit_bias:
         raise InvalidRequest("`logit_bias`: Dynamo's workers apply none.", param="logit_bias")
     handoff, stops = request.handoff, () if sampling.ignore_eos else sampling.stop_token_ids
     min_tokens = max(0, sampling.min_tokens - request.num_generated)
@@ -87,7 +98,7 @@ def dynamo_request(request: GenerateRequest, role: Role, *, is_own: bool = False
             ignore_eos=not stops,
             stop_token_ids_hidden=list(stops) or None,
         ),
-        sampling_options=_options(sampling, is_own=is_own),
+        sampling_options=_options(sampling),
         output_options=None if sampling.logprobs is None else OutputOptions(logprobs=sampling.logprobs),
         routing=Routing(
             priority=-priority or None,
@@ -98,7 +109,6 @@ def dynamo_request(request: GenerateRequest, role: Role, *, is_own: bool = False
         prefill_result=msgspec.json.decode(handoff.engine_state, type=PrefillResult) if handoff else None,
         annotations=[BYPASS] if role is Role.DECODE and handoff is None else None,
         eos_token_ids=list(stops) or None,
-        extra_args=ExtraArgs(baton=_own_args(request)) if is_own else None,
     )
 
 
@@ -106,15 +116,6 @@ def release_request(request: GenerateRequest, handoff: KvHandoff) -> GenerateReq
     """Has decode take KV that nobody waits for: one token, also of the rest of an answer."""
     one = Sampling(max_tokens=request.num_generated + 1, seed=0, temperature=0.0, ignore_eos=True)
     return replace(after_handoff(request, handoff), sampling=one)
-
-
-def _own_args(request: GenerateRequest) -> OwnArgs:
-    return OwnArgs(
-        num_generated=request.num_generated,
-        deadline_s=request.deadline_s,
-        num_opening_tokens=request.num_opening_tokens,
-        guided=request.sampling.guided,
-    )
 
 
 def _is_resumable(sampling: Sampling) -> bool:
@@ -125,11 +126,10 @@ def _is_resumable(sampling: Sampling) -> bool:
     return is_greedy and not (sampling.guided or sampling.frequency_penalty or sampling.presence_penalty)
 
 
-def _options(sampling: Sampling, *, is_own: bool) -> SamplingOptions:
+def _options(sampling: Sampling) -> SamplingOptions:
     """All that have a default are sent: a worker's own may be those of the model's folder."""
     is_greedy = sampling.temperature == 0 or sampling.top_p == 0
-    # The worker's xgrammar may be old; a worker of Baton's gets the form itself.
-    tag = structural_tag(sampling.guided, {}) if sampling.guided and not is_own else None
+    tag = structural_tag(sampling.guided, {}) if sampling.guided else None  # the worker's xgrammar may be old
     return SamplingOptions(
         temperature=0.0 if is_greedy else sampling.temperature,
         top_p=1.0 if is_greedy else sampling.top_p,
@@ -138,9 +138,8 @@ def _options(sampling: Sampling, *, is_own: bool) -> SamplingOptions:
         frequency_penalty=sampling.frequency_penalty,
         presence_penalty=sampling.presence_penalty,
         repetition_penalty=sampling.repetition_penalty,
-        logit_bias={str(token_id): bias for token_id, bias in sampling.logit_bias.items()} or None,
         # A sampled answer is always made from its beginning. For a greedy one vLLM would keep a generator.
-        seed=None if is_greedy and not is_own else seed_of_attempt(sampling, 0),
+        seed=None if is_greedy else seed_of_attempt(sampling, 0),
         guided_decoding=None if tag is None else GuidedDecoding(structural_tag=tag),
     )
 
@@ -156,19 +155,21 @@ class Prefilled:
         self._complete: TokenChunk | None = None
         self._has_engine_ended = False  # then what it gives for decode is not needed
 
-    def take(self, chunk: DynamoChunk) -> None:
-        """One chunk. Raises the error that it carries."""
+    def take(self, item: Any) -> Iterator[KvHandoff | TokenChunk]:
+        """`Reader.take`: nothing before the end."""
+        chunk = msgspec.convert(item, DynamoChunk)
         result, usage = self._result, chunk.completion_usage
         if result.disaggregated_params is None:
             result.disaggregated_params = chunk.disaggregated_params
         if result.prompt_tokens_details is None and usage is not None:
             result.prompt_tokens_details = usage.prompt_tokens_details
-        reply = self._decoded.take(chunk)
+        reply = self._decoded.read(chunk)
         if reply.finish_reason == "stop":
             self._complete, self._has_engine_ended = reply, chunk.finish_reason is not None
+        return iter(())
 
     def end(self) -> Iterator[KvHandoff | TokenChunk]:
-        """The reply. Raises HandoffFailed."""
+        """`Reader.end`: the reply. Raises HandoffFailed."""
         has_handoff = self._result.disaggregated_params is not None
         if self._complete is not None and (self._has_engine_ended or not has_handoff):
             yield self._complete
@@ -195,7 +196,11 @@ class Decoded:
         self._num_cached = 0
         self._has_ended = False
 
-    def take(self, chunk: DynamoChunk) -> TokenChunk:
+    def take(self, item: Any) -> Iterator[TokenChunk]:
+        """`Reader.take`."""
+        yield self.read(msgspec.convert(item, DynamoChunk))
+
+    def read(self, chunk: DynamoChunk) -> TokenChunk:
         """The chunk in Baton's form; the first and the last with usage. Raises the error that it carries."""
         token_ids, reason, request = chunk.token_ids, None, self._request
         if chunk.finish_reason is not None:
@@ -216,7 +221,7 @@ class Decoded:
         return TokenChunk(token_ids, reason, usage, _logprobs(token_ids, chunk, request.sampling.logprobs))
 
     def end(self) -> Iterator[TokenChunk]:
-        """The last chunk, if the worker sent all tokens without a finish reason."""
+        """`Reader.end`: the last chunk, if the worker sent all tokens without a finish reason."""
         if not self._has_ended and self._num_generated >= self._request.sampling.max_tokens:
             yield TokenChunk((), "length", self._usage())
 
@@ -239,8 +244,8 @@ def _finish_reason(reason: str | ErrorReason) -> FinishReason:
         return _REASONS[text]
     if text == "cancelled":
         raise WorkerLost("the worker cancelled the request")
-    said = text.removeprefix("error").removeprefix(": ")
-    raise EngineFailure(f"The engine failed on this request: {_line(said)}.")
+    said = first_line(text.removeprefix("error").removeprefix(": "))
+    raise EngineFailure(f"The engine failed on this request: {said}.")
 
 
 def _with_stop_token(chunk: DynamoChunk, sampling: Sampling) -> tuple[int, ...]:
@@ -260,44 +265,3 @@ def _logprobs(token_ids: tuple[int, ...], chunk: DynamoChunk, num_top: int) -> t
         TokenLogprob(token_id, logprob, tuple((each.token_id, each.logprob) for each in top[:num_top]))
         for token_id, logprob, top in zip(token_ids, chosen, tops, strict=False)
     )
-
-
-_UNREACHED = ("not found for endpoint", "TCP connection", "before response stream was established")
-_ERRORS: dict[str, type[BatonError]] = {
-    "InvalidRequest": InvalidRequest,
-    "InvalidArgument": InvalidRequest,
-    "Unavailable": WorkerLost,
-    "DeadlineExceeded": WorkerLost,  # no answer from the worker's process; the request has its own deadline
-    "Cancelled": WorkerLost,
-    "RateLimited": Overloaded,
-    "ResourceExhausted": Overloaded,
-    "CapacityExhausted": Overloaded,
-}
-"""By the prefix of the text, since the bindings raise ValueError for nearly all; others are EngineFailure."""
-
-
-def error_of(error: Exception, worker: WorkerInfo, *, has_handoff: bool) -> BatonError:
-    """What ended a call. A worker that refuses a request with a handoff refuses that: prefill has taken the
-    rest.
-    """
-    name, _, text = str(error).partition(": ")
-    if type(error).__name__ == "InvalidArgument":
-        name, text = "InvalidArgument", str(error)
-    kind = _ERRORS.get(name, EngineFailure)
-    if kind is WorkerLost and any(words in text for words in _UNREACHED):
-        kind = WorkerUnreached
-    if kind is InvalidRequest and has_handoff:
-        kind = HandoffFailed
-    reason = _line(text or name)
-    if kind is InvalidRequest:
-        reason = reason.removeprefix("ValueError: ").removeprefix("TypeError: ")
-        return InvalidRequest(f"The engine refuses the request: {reason}.")
-    if issubclass(kind, WorkerLost):
-        return kind(f"worker {worker.label} was lost: {reason}")
-    return kind(f"Worker {worker.label} failed on this request: {reason}.")
-
-
-def _line(text: str) -> str:
-    """The first line of an engine's text, without the period at its end."""
-    lines = text.strip().splitlines() or ["no reason given"]
-    return lines[0][:_MAX_TEXT].rstrip(". ")

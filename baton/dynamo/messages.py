@@ -6,8 +6,13 @@ They cross Dynamo's request plane as JSON-like objects: `msgspec.convert` and `m
 from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
-from baton.messages import Guided, TokenId
+from baton.messages import TokenId
+
+_One = Annotated[int, Meta(ge=1, le=1)]
+_Share = Annotated[float, Meta(ge=0, le=1)]
+_Penalty = Annotated[float, Meta(ge=-2, le=2)]
 
 
 class StopConditions(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -15,8 +20,8 @@ class StopConditions(msgspec.Struct, kw_only=True, omit_defaults=True):
     too; `max_tokens` must be sent.
     """
 
-    max_tokens: int | None = None
-    min_tokens: int | None = None
+    max_tokens: Annotated[int, Meta(ge=1)] | None = None
+    min_tokens: Annotated[int, Meta(ge=0)] | None = None
     ignore_eos: bool | None = None
     stop_token_ids: list[int] | None = None
     stop_token_ids_hidden: list[int] | None = None
@@ -36,17 +41,17 @@ class GuidedDecoding(msgspec.Struct, kw_only=True, omit_defaults=True):
 class SamplingOptions(msgspec.Struct, kw_only=True, omit_defaults=True):
     """How to choose tokens; what is None is the worker's default. TensorRT-LLM refuses unknown names."""
 
-    n: int | None = None
-    best_of: int | None = None
+    n: _One | None = None
+    best_of: _One | None = None
     use_beam_search: bool | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    frequency_penalty: float | None = None
-    presence_penalty: float | None = None
-    repetition_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
+    temperature: Annotated[float, Meta(ge=0, le=100)] | None = None
+    top_p: _Share | None = None
+    top_k: Annotated[int, Meta(ge=-1)] | None = None
+    min_p: _Share | None = None
+    frequency_penalty: _Penalty | None = None
+    presence_penalty: _Penalty | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0, le=100)] | None = None
+    logit_bias: dict[TokenId, float] | None = None
     seed: int | None = None
     guided_decoding: GuidedDecoding | None = None
 
@@ -94,23 +99,6 @@ BYPASS = "x-bypass-remote-prefill"
 """The annotation with which a decode worker prefills by itself."""
 
 
-class OwnArgs(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """What Baton's frontend sends to Baton's workers only: fields of `GenerateRequest` and `Sampling`. The
-    limits in `StopConditions` do not count the generated tokens.
-    """
-
-    num_generated: Annotated[int, msgspec.Meta(ge=0)] = 0
-    deadline_s: float | None = None
-    num_opening_tokens: int = 0
-    guided: Guided | None = None
-
-
-class ExtraArgs(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """Arguments by the kind of worker that reads them."""
-
-    baton: OwnArgs | None = None
-
-
 class DynamoRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
     """One choice of one request. `is_health_check`: a canary, which the engine answers without a peer;
     TensorRT-LLM's needs `disaggregated_params` and the highest `priority` (0 to 1), which no other has.
@@ -127,7 +115,6 @@ class DynamoRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
     eos_token_ids: list[int] | None = None
     priority: float | None = None
     disaggregated_params: Any = None
-    extra_args: ExtraArgs | None = None
     is_health_check: bool = msgspec.field(default=False, name="_HEALTH_CHECK")
 
 
@@ -180,7 +167,7 @@ class Artifact(msgspec.Struct):
 class ModelCard(msgspec.Struct, kw_only=True):
     """A worker's registration: its model, its role (prefill, decode, aggregated, encode) and its engine."""
 
-    display_name: Annotated[str, msgspec.Meta(min_length=1, max_length=512)]
+    display_name: Annotated[str, Meta(min_length=1, max_length=512)]
     source_path: str = ""
     tokenizer: dict[str, Artifact] | None = None
     model_input: str = "Tokens"

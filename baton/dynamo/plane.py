@@ -8,11 +8,11 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from baton.discovery import MAX_WORKERS
-from baton.dynamo.bodies import Decoded, Prefilled, release_request
-from baton.dynamo.calls import Call, Instance
+from baton.dynamo.calls import Instance
 from baton.dynamo.cards import SCHEME, worker_of
+from baton.dynamo.handoffs import Handoffs
 from baton.dynamo.runtime import RuntimeSettings
-from baton.errors import BatonError, InvalidRequest, WorkerUnreached
+from baton.errors import WorkerUnreached
 from baton.messages import (
     GenerateRequest,
     KvHandoff,
@@ -28,7 +28,6 @@ from baton.pace import TICK_S, Pulse
 from baton.pairing import why_not_paired
 from baton.process import NotStarted
 from baton.streams import CLOSED
-from baton.telemetry import Line
 from baton.transport import Respond
 
 if TYPE_CHECKING:
@@ -40,8 +39,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _POLL_S = 0.25
-_FIRST_S = 1.0  # until the cards that are there at the start have arrived
-_RELEASE_S = 60.0
+_EMPTY_POLLS = 4  # until cards have arrived, after a start of the runtime
 _CLOSE_S = 2.0
 
 
@@ -52,6 +50,7 @@ class _Endpoint:
         self.path = path
         self.client = client
         self._cards = cards
+        self._arrival: asyncio.Future[list[int]] | None = None
         cards.start_tracking()
 
     def workers(self) -> dict[int, WorkerInfo]:
@@ -61,13 +60,25 @@ class _Endpoint:
         found = {number: worker_of(self.path, number, cards[str(number)]) for number in known}
         return {number: worker for number, worker in found.items() if worker is not None}
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether the runtime has: nothing is listed any more, and to wait for an instance fails."""
+        if self._arrival is not None and self._arrival.done() and self._arrival.exception() is not None:
+            return True
+        if self.client.instance_ids():
+            self._arrival = None
+        elif self._arrival is None:
+            self._arrival = asyncio.ensure_future(self.client.wait_for_instances())
+        return False
+
 
 class DynamoPlane:
     """A frontend's `Discovery` and `Transport` over Dynamo's workers at these endpoints, and a worker's.
 
     * An instance that disappears from the registry goes on with its calls.
-    * KV that prefill has handed over is freed by decode only: if the client leaves between them, decode is
-      asked for one token. So no prefill is stopped either: its handoff could cross that.
+    * No prefill of Dynamo's is stopped: its handoff could cross that, and only decode frees the KV.
+    * The runtime ends by itself when its lease has expired, as after a long stop of this process: a frontend
+      starts another one.
     """
 
     def __init__(self, settings: RuntimeSettings, paths: Sequence[str], liveness_s: float) -> None:
@@ -78,8 +89,7 @@ class DynamoPlane:
         self._runtime: DistributedRuntime | None = None
         self._endpoints: list[_Endpoint] = []
         self._instances: dict[str, Instance] = {}
-        self._unclaimed: dict[int, KvHandoff] = {}  # by identity: those that decode has not been asked for
-        self._releasing: set[asyncio.Task[None]] = set()
+        self._handoffs = Handoffs(self._decodes)
         self._pulse: Pulse | None = None
         self._served: WorkerEndpoint | None = None
 
@@ -96,7 +106,7 @@ class DynamoPlane:
         """Follow the endpoints, once; this opens the port for their answers."""
         await self.reachable()
         async with self._opening:
-            if self._pulse is not None or self._runtime is None:
+            if self._endpoints or self._runtime is None:
                 return
             from dynamo.llm import FpmEventSubscriber  # noqa: PLC0415  of an extra
 
@@ -104,22 +114,26 @@ class DynamoPlane:
                 endpoint = self._runtime.endpoint(path)
                 client = await endpoint.client()
                 self._endpoints.append(_Endpoint(path, client, FpmEventSubscriber(endpoint)))
-            self._pulse = Pulse(TICK_S, self._tick)
+            self._pulse = self._pulse or Pulse(TICK_S, self._tick)
 
     async def watch(self) -> AsyncGenerator[tuple[WorkerInfo, ...], None]:
         """`Discovery.watch`."""
-        await self._listen()
         shown: tuple[WorkerInfo, ...] | None = None
-        until_s = asyncio.get_running_loop().time() + _FIRST_S
+        num_empty = 0
         while True:
+            await self._listen()
             snapshot = self._look()
-            is_early = not snapshot and asyncio.get_running_loop().time() < until_s
-            if snapshot != shown and not is_early:
+            num_empty = 0 if snapshot else num_empty + 1
+            if snapshot != shown and not 0 < num_empty < _EMPTY_POLLS:
                 shown = snapshot
                 yield snapshot
             await asyncio.sleep(_POLL_S)  # poll: the bindings do not notify
 
     def _look(self) -> tuple[WorkerInfo, ...]:
+        if any(endpoint.has_ended for endpoint in self._endpoints):
+            log.warning("dynamo_runtime=ended action=restart")
+            self._end("this process lost its lease in Dynamo's registry")
+            return ()
         found = {
             worker.address: Instance(endpoint.client, number, worker, self._liveness_s)
             for endpoint in self._endpoints
@@ -134,93 +148,64 @@ class DynamoPlane:
         instance = self._instances.get(address)
         if instance is None:
             raise WorkerUnreached(f"{address} is not registered")
-        if isinstance(request, StatsRequest):
-            await instance.probe()
-            yield WorkerStats(num_running=instance.num_requests)
+        if not instance.is_own and (known := await _without_engine(instance, request)):
+            yield known
             return
-        if not isinstance(request, GenerateRequest):
-            raise InvalidRequest("Dynamo's workers answer requests for tokens only")
-        num_tokens, most = len(request.token_ids), request.local_prefill_tokens
-        if request.handoff is None and most is not None and num_tokens > most:
-            yield PrefillFirst(num_tokens, is_busy=False)  # what decode has in its cache is not known
-            return
-        handoff, body = request.handoff, instance.body(request)
-        is_prefill = instance.worker.role is Role.PREFILL
-        reader = Prefilled(request, instance.worker) if is_prefill else Decoded(request)
-        call = instance.begin(body, reader, request.request_id, request.deadline_s)
-        self._unclaimed.pop(id(handoff), None)
+        call = instance.begin(instance.ask(request))
+        handoff = request.handoff if isinstance(request, GenerateRequest) else None
+        was_held = self._handoffs.claim(handoff)
+        is_holding = not instance.is_own and instance.worker.role is Role.PREFILL
         try:
-            async for reply in call.replies():
-                if isinstance(reply, KvHandoff):
-                    handoff = reply
-                    self._unclaimed[id(reply)] = reply
-                yield reply
+            while replies := await call.replies.take():
+                for reply in replies:
+                    if is_holding and isinstance(reply, KvHandoff):
+                        handoff = reply
+                        self._handoffs.hold(reply)
+                    yield reply
         except WorkerUnreached:
-            if handoff is not None:
-                self._unclaimed[id(handoff)] = handoff
-                self._release(request, call, handoff)
+            if was_held and handoff is not None:
+                self._handoffs.hold(handoff)
+            is_holding = was_held
             raise
         finally:
-            if is_prefill:
-                self._release(request, call, handoff)
+            if is_holding and isinstance(request, GenerateRequest):
+                self._handoffs.release(request, call, handoff)
             else:
                 call.leave()
-
-    def _release(self, request: GenerateRequest, call: Call, handoff: KvHandoff | None) -> None:
-        """Have KV freed that prefill has handed over, or will, unless decode is asked for it."""
-        task = asyncio.get_running_loop().create_task(self._ask_decode(request, call, handoff))
-        self._releasing.add(task)
-        task.add_done_callback(self._releasing.discard)
-
-    async def _ask_decode(self, request: GenerateRequest, prefill: Call, handoff: KvHandoff | None) -> None:
-        """Ask decode workers, one after the other, for one token of it."""
-        try:
-            if handoff is None:
-                (handoff,) = [reply async for reply in prefill.replies() if isinstance(reply, KvHandoff)]
-            elif self._unclaimed.pop(id(handoff), None) is None:
-                return
-        except (BatonError, ValueError):
-            return  # prefill has handed nothing over
-        asked = release_request(request, handoff)
-        for instance in self._decodes(request.model, handoff.incarnation):
-            call = instance.begin(instance.body(asked), Decoded(asked), "release", _RELEASE_S)
-            try:
-                async for _ in call.replies():
-                    pass
-            except BatonError as error:
-                log.info(Line("handoff not released", request_id=request.request_id, error=error.message))
-            else:
-                return
-
-    def _decodes(self, model: str, source: str) -> list[Instance]:
-        """The decode workers for KV of the prefill worker with this incarnation, in any order."""
-        instances = [i for i in self._instances.values() if i.worker.model == model and not i.worker.refusal]
-        sources = [instance.worker for instance in instances if instance.worker.incarnation == source]
-        decodes = [instance for instance in instances if instance.worker.role is Role.DECODE]
-        paired = [d for d in decodes if not any(why_not_paired(prefill, d.worker) for prefill in sources)]
-        return random.sample(paired, len(paired))
 
     def lose(self, address: str, reason: str) -> None:
         """`Transport.lose`."""
         if (instance := self._instances.get(address)) is not None:
             instance.lose(reason)
 
+    def _decodes(self, model: str, handoff: KvHandoff) -> list[Instance]:
+        """The decode workers of the model for this KV, in any order."""
+        instances = [i for i in self._instances.values() if i.worker.model == model and not i.worker.refusal]
+        sources = [i.worker for i in instances if i.worker.incarnation == handoff.incarnation]
+        decodes = [instance for instance in instances if instance.worker.role is Role.DECODE]
+        paired = [d for d in decodes if not any(why_not_paired(prefill, d.worker) for prefill in sources)]
+        return random.sample(paired, len(paired))
+
+    def _end(self, reason: str) -> list[asyncio.Task[None]]:
+        """End every call, and the runtime; the tasks of the calls."""
+        instances, self._instances = self._instances, {}
+        for instance in instances.values():
+            instance.lose(reason)
+        self._endpoints.clear()
+        runtime, self._runtime = self._runtime, None
+        if runtime is not None:
+            runtime.shutdown()
+        return [call.task for instance in instances.values() for call in instance.calls]
+
     async def close(self) -> None:
         """`Transport.close` and `Discovery.close`."""
         if self._pulse is not None:
             self._pulse.stop()
-        if self._releasing:
-            await asyncio.wait(self._releasing, timeout=_CLOSE_S)
-        calls = [call.task for instance in self._instances.values() for call in instance.calls]
-        tasks = [*self._releasing, *calls]
-        for instance in self._instances.values():
-            instance.lose(CLOSED)
+        await self._handoffs.close(_CLOSE_S)
+        tasks = self._end(CLOSED)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        runtime, self._runtime = self._runtime, None
-        if runtime is not None:
-            runtime.shutdown()
 
     @asynccontextmanager
     async def serve(self, worker_id: str, respond: Respond) -> AsyncIterator[str]:  # noqa: ARG002  ids are the registry's
@@ -255,3 +240,14 @@ class DynamoPlane:
     def _tick(self) -> None:
         for instance in self._instances.values():
             instance.tick()
+
+
+async def _without_engine(instance: Instance, request: Request) -> Reply | None:
+    """What is known of a worker of Dynamo's without its engine; None if that must answer."""
+    if isinstance(request, StatsRequest):
+        await instance.probe()
+        return WorkerStats(num_running=sum(not call.task.done() for call in instance.calls))
+    if not isinstance(request, GenerateRequest) or request.handoff is not None:
+        return None
+    num_tokens, most = len(request.token_ids), request.local_prefill_tokens
+    return PrefillFirst(num_tokens, is_busy=False) if most is not None and num_tokens > most else None

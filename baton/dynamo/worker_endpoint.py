@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing
 from functools import partial
 from pathlib import Path
@@ -16,11 +16,12 @@ from dynamo.runtime import Context, DistributedRuntime
 from baton.dynamo.bodies import CANARY
 from baton.dynamo.cards import OWN
 from baton.dynamo.messages import DynamoChunk, DynamoRequest
-from baton.dynamo.replies import Replies
+from baton.dynamo.own import own_item, own_request
 from baton.dynamo.worker_messages import dynamo_chunk, generate_request, prefill_answer, prefill_chunk
 from baton.errors import (
     BatonError,
     DeadlineExceeded,
+    EngineFailure,
     HandoffFailed,
     InvalidRequest,
     NotReady,
@@ -29,7 +30,6 @@ from baton.errors import (
 )
 from baton.messages import (
     NO_TOKEN,
-    GenerateRequest,
     KvHandoff,
     Reply,
     Role,
@@ -40,6 +40,7 @@ from baton.messages import (
     after_handoff,
 )
 from baton.model_folder import control_ids
+from baton.replies import Replies
 from baton.telemetry import Line
 from baton.transport import Respond
 
@@ -66,11 +67,11 @@ class _Answer:
     def __init__(self) -> None:
         self.replies = Replies()
         self.is_pinned = False
-        self.num_generated = 0  # by an earlier attempt
         self.task: asyncio.Task[None]
 
     def stop(self) -> None:
         """Cancel the work, once; but not of pinned KV."""
+        self.replies.leave()
         if not self.is_pinned and not self.task.cancelling():
             self.task.cancel()
 
@@ -91,7 +92,7 @@ class WorkerEndpoint:
         self._start_id = NO_TOKEN
         self._serving: asyncio.Future[None] | None = None
         self._has_model = False
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._answers: set[_Answer] = set()
 
     async def show(self, card: WorkerInfo) -> None:
         """Register what the card says; a worker that is not ready has no model for clients yet."""
@@ -125,10 +126,13 @@ class WorkerEndpoint:
     async def close(self) -> None:
         """End every answer and stop serving."""
         self._is_closed = True
-        for task in list(self._tasks):
-            task.cancel()
+        waits: list[asyncio.Future[None]] = [self._serving] if self._serving else []
+        for answer in self._answers:
+            answer.replies.end(WorkerLost("the worker has stopped"))
+            answer.task.cancel()
+            waits.append(answer.task)
         self._runtime.shutdown()
-        if waits := [*self._tasks, *([self._serving] if self._serving else [])]:
+        if waits:
             await asyncio.wait(waits, timeout=_CLOSE_S)
 
     def _ended(self, serving: "asyncio.Future[None]") -> None:
@@ -181,49 +185,54 @@ class WorkerEndpoint:
         )
 
     async def _answer(self, body: Any, context: Context) -> AsyncGenerator[Any, None]:
-        """Dynamo's handler: the chunks of one request."""
-        answer = _Answer()
-        answer.task = asyncio.create_task(self._run(body, context, answer))
-        self._tasks.add(answer.task)
-        answer.task.add_done_callback(self._tasks.discard)
-        answer.task.add_done_callback(lambda _: answer.replies.end())
+        """Dynamo's handler: the items of one answer. A body of bytes is from a process of Baton's."""
+        answer, is_own = _Answer(), isinstance(body, bytes)
+        work = self._answer_own(body, answer) if is_own else self._answer_dynamos(body, context, answer)
+        answer.task = asyncio.create_task(_run(work, answer.replies, context.id()))
+        self._answers.add(answer)
+        answer.task.add_done_callback(lambda _: self._answers.discard(answer))
         stopped = context.async_killed_or_stopped()
         stopped.add_done_callback(lambda _: answer.stop())
         try:
-            async for reply in answer.replies.read():
-                answer.is_pinned = isinstance(reply, KvHandoff)
-                yield msgspec.to_builtins(self._chunk(reply, answer.num_generated))
+            while replies := await answer.replies.take():
+                if is_own:
+                    yield own_item(replies)
+                    continue
+                for reply in replies:
+                    answer.is_pinned = isinstance(reply, KvHandoff)
+                    yield msgspec.to_builtins(self._chunk(reply))
+        except BatonError as error:
+            if not is_own:
+                log.info(
+                    Line("request failed", request_id=context.id(), code=error.code, error=error.message)
+                )
+                raise next(kind for ours, kind in _ERRORS if isinstance(error, ours))(error.message) from None
+            yield own_item(error=error)
         finally:
             stopped.cancel()
             answer.stop()
 
-    def _chunk(self, reply: Reply, num_generated: int) -> DynamoChunk:
+    def _chunk(self, reply: Reply) -> DynamoChunk:
         assert isinstance(reply, KvHandoff | TokenChunk)
         if self._card.role is Role.PREFILL or isinstance(reply, KvHandoff):
-            return prefill_chunk(reply, self._card, num_generated)
-        return dynamo_chunk(reply, num_generated)
+            return prefill_chunk(reply, self._card)
+        return dynamo_chunk(reply)
 
-    async def _run(self, body: Any, context: Context, answer: _Answer) -> None:
+    async def _answer_own(self, body: bytes, answer: _Answer) -> None:
+        async with aclosing(self._respond(own_request(body))) as replies:
+            async for reply in replies:
+                await answer.replies.put(reply)
+
+    async def _answer_dynamos(self, body: Any, context: Context, answer: _Answer) -> None:
         """Fill `answer`; after a handoff it has ended, but this runs on while the KV is pinned."""
         try:
-            dynamos = msgspec.convert(body, DynamoRequest)
-            request = generate_request(dynamos, self._card, context.id(), self._start_id)
-            request = msgspec.structs.replace(request, trace_headers=context.trace_headers())
-            answer.num_generated = request.num_generated
-            await self._generate(dynamos, request, answer)
+            asked = msgspec.convert(body, DynamoRequest, str_keys=True)
         except msgspec.ValidationError as error:
-            answer.replies.end(InvalidArgument(f"the request is not Dynamo's: {error}"))
-        except BatonError as error:
-            kind = next(dynamos for ours, dynamos in _ERRORS if isinstance(error, ours))
-            log.info(Line("request failed", request_id=context.id(), code=error.code, error=error.message))
-            answer.replies.end(kind(error.message))
-        except Exception:  # process edge: any engine error goes to the caller
-            log.exception(Line("answer failed", request_id=context.id()))
-            answer.replies.end(Unknown(f"the engine failed on request {context.id()}; see the worker's log"))
-
-    async def _generate(self, body: DynamoRequest, request: GenerateRequest, answer: _Answer) -> None:
-        if body.prefill_result is not None and self._card.role is Role.DECODE:
-            prefilled = prefill_answer(body.prefill_result.disaggregated_params, self._card)
+            raise InvalidRequest(f"the request is not served: {error}") from error
+        request = generate_request(asked, self._card, context.id(), self._start_id)
+        request = msgspec.structs.replace(request, trace_headers=context.trace_headers())
+        if asked.prefill_result is not None and self._card.role is Role.DECODE:
+            prefilled = prefill_answer(asked.prefill_result.disaggregated_params, self._card)
             if isinstance(prefilled, TokenChunk):
                 await answer.replies.put(prefilled)
                 return
@@ -232,9 +241,22 @@ class WorkerEndpoint:
                 await answer.replies.put(prefilled.first_chunk)
         async with aclosing(self._respond(request)) as replies:
             async for reply in replies:
-                if isinstance(reply, KvHandoff) and body.is_health_check:  # nobody takes the KV
+                if isinstance(reply, KvHandoff) and asked.is_health_check:  # nobody takes the KV
                     await answer.replies.put(TokenChunk((max(reply.first_token, 0),), "length"))
                     return
                 await answer.replies.put(reply)
                 if isinstance(reply, KvHandoff):
                     answer.replies.end()
+
+
+async def _run(work: Coroutine[Any, Any, None], replies: Replies, request_id: str) -> None:
+    """Do the work that makes `replies`, and end them as it ends."""
+    try:
+        await work
+    except BatonError as error:
+        replies.end(error)
+    except Exception:  # process edge: any engine error goes to the caller
+        log.exception(Line("answer failed", request_id=request_id))
+        replies.end(EngineFailure(f"the engine failed on request {request_id}; see the worker's log"))
+    finally:
+        replies.end()

@@ -1,7 +1,5 @@
 """Behind Dynamo's frontend: its requests as Baton's, and Baton's replies as its chunks."""
 
-import base64
-import binascii
 import json
 import random
 import re
@@ -16,16 +14,12 @@ from baton.dynamo.messages import (
     DynamoRequest,
     GuidedDecoding,
     OutputOptions,
-    OwnArgs,
     PromptDetails,
     Routing,
-    SamplingOptions,
-    StopConditions,
     TopLogprob,
 )
 from baton.errors import HandoffFailed, InvalidRequest
 from baton.messages import (
-    UNDECODABLE,
     GenerateRequest,
     Guided,
     KvHandoff,
@@ -42,28 +36,11 @@ from baton.pairing import why_not_paired
 
 DEADLINE_S = 4 * 3600.0
 """Dynamo's requests have no deadline; an answer of a whole context takes hours on a slow engine."""
-_HANDOFF = "baton"
 _MOST_PRIORITY = 100
 _META = re.compile(r"[\\.+*?()|\[\]{}^$/-]")
 _ANALYSIS = MessageForm(headers=("<|channel|>analysis<|message|>",), end="<|end|><|start|>assistant")
 _FINAL = MessageForm(headers=("<|channel|>final<|message|>",), end="<|return|>")
-# What a field of `stop_conditions` or `sampling_options` must be.
-_RANGES: dict[str, tuple[float, float]] = {
-    "max_tokens": (1, 1 << 31),
-    "min_tokens": (0, 1 << 31),
-    "temperature": (0.0, 100.0),
-    "top_p": (0.0, 1.0),
-    "top_k": (-1, 1 << 31),
-    "min_p": (0.0, 1.0),
-    "frequency_penalty": (-2.0, 2.0),
-    "presence_penalty": (-2.0, 2.0),
-    "repetition_penalty": (1e-3, 100.0),
-    "n": (1, 1),
-    "best_of": (1, 1),
-    "use_beam_search": (0, 0),
-}
 _SAME = ("temperature", "top_p", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty")
-_STOPS = frozenset(StopConditions.__struct_fields__)
 _FORMS: dict[str, Callable[[Any], tuple[Syntax, str]]] = {
     "json": lambda schema: ("json_schema", schema if isinstance(schema, str) else json.dumps(schema)),
     "regex": lambda text: ("regex", text),
@@ -81,35 +58,39 @@ class PrefillAnswer(msgspec.Struct, frozen=True, kw_only=True, tag="baton-prefil
     reply: KvHandoff | TokenChunk
 
 
+class _Params(msgspec.Struct):
+    """`disaggregated_params` of Baton's workers."""
+
+    baton: PrefillAnswer
+
+
 def generate_request(
     body: DynamoRequest, card: WorkerInfo, request_id: str, start_id: int
 ) -> GenerateRequest:
     """The request of a worker with this `card`, without its handoff. `start_id` is `<|start|>`: a prompt that
     ends in the header of a message is a conversation's. Raises InvalidRequest, naming Dynamo's field.
     """
-    own = (body.extra_args and body.extra_args.baton) or OwnArgs()
-    _check_ranges(body.stop_conditions, body.sampling_options)
     routing = body.routing or Routing()
     return GenerateRequest(
         request_id=request_id,
         model=body.model,
         token_ids=body.token_ids,
-        deadline_s=DEADLINE_S if own.deadline_s is None else own.deadline_s,
-        num_generated=own.num_generated,
-        num_opening_tokens=own.num_opening_tokens,
+        deadline_s=DEADLINE_S,
         # Dynamo's higher ones run first, Baton's lower ones.
         priority=min(max(-(routing.priority or 0), -_MOST_PRIORITY), _MOST_PRIORITY),
         cache_salt=routing.cache_salt or "",
-        sampling=_sampling(body, own, card, is_conversation=start_id in body.token_ids[-2:]),
+        sampling=_sampling(body, card, is_conversation=start_id in body.token_ids[-2:]),
     )
 
 
-def _sampling(body: DynamoRequest, own: OwnArgs, card: WorkerInfo, *, is_conversation: bool) -> Sampling:
+def _sampling(body: DynamoRequest, card: WorkerInfo, *, is_conversation: bool) -> Sampling:
     stops, options, output = (
         body.stop_conditions,
         body.sampling_options,
         body.output_options or OutputOptions(),
     )
+    if options.use_beam_search:
+        raise InvalidRequest("beam search is not served", param="use_beam_search")
     if output.prompt_logprobs is not None:
         raise InvalidRequest(
             "log probabilities of the prompt (`echo` with `logprobs`) are not served", param="prompt_logprobs"
@@ -120,33 +101,18 @@ def _sampling(body: DynamoRequest, own: OwnArgs, card: WorkerInfo, *, is_convers
     ends = (stops.stop_token_ids, hidden, visible, body.eos_token_ids)
     given = {name: value for name in _SAME if (value := getattr(options, name)) is not None}
     return Sampling(
-        max_tokens=own.num_generated + (max_tokens or card.context_length),
-        min_tokens=own.num_generated + stops.min_tokens if stops.min_tokens else 0,
+        max_tokens=max_tokens or card.context_length,
+        min_tokens=stops.min_tokens or 0,
         stop_token_ids=tuple({token_id: None for each in ends for token_id in each or ()}),
         ignore_eos=bool(stops.ignore_eos),
         logprobs=output.logprobs,
-        guided=own.guided or _guided(options.guided_decoding, is_conversation),
+        guided=_guided(options.guided_decoding, is_conversation),
         seed=random.getrandbits(63) if options.seed is None else options.seed % (1 << 63),
         is_seeded=options.seed is not None,
         top_k=max(options.top_k or 0, 0),
-        logit_bias=_biases(options.logit_bias or {}),
+        logit_bias=options.logit_bias or {},
         **given,
     )
-
-
-def _biases(asked: dict[str, float]) -> dict[int, float]:
-    try:
-        return {int(token_id): bias for token_id, bias in asked.items()}
-    except ValueError as error:
-        raise InvalidRequest(f"`logit_bias` needs token ids: {error}", param="logit_bias") from error
-
-
-def _check_ranges(stops: StopConditions, options: SamplingOptions) -> None:
-    for name, (least, most) in _RANGES.items():
-        value = getattr(stops if name in _STOPS else options, name)
-        if value is not None and not least <= value <= most:
-            allowed = f"from {least:g} to {most:g}" if least < most else f"{least:g}"
-            raise InvalidRequest(f"`{name}` is {value}; it must be {allowed}", param=name)
 
 
 def _guided(asked: GuidedDecoding | None, is_conversation: bool) -> Guided | None:
@@ -168,18 +134,18 @@ def _guided(asked: GuidedDecoding | None, is_conversation: bool) -> Guided | Non
     return Guided(last=(msgspec.structs.replace(final, headers=("",)),))
 
 
-def prefill_chunk(reply: KvHandoff | TokenChunk, source: WorkerInfo, num_generated: int) -> DynamoChunk:
+def prefill_chunk(reply: KvHandoff | TokenChunk, source: WorkerInfo) -> DynamoChunk:
     """Prefill's only chunk. One that ended with `length` goes to decode: Dynamo's frontend takes no length of
     prefill for the answer's.
     """
     if isinstance(reply, TokenChunk) and reply.finish_reason != "length":
-        return dynamo_chunk(reply, num_generated)
-    sent = msgspec.msgpack.encode(PrefillAnswer(source=source, reply=reply))
+        return dynamo_chunk(reply)
+    answer = PrefillAnswer(source=source, reply=reply)
     first = reply.token_ids if isinstance(reply, TokenChunk) else (max(reply.first_token, 0),)
     return DynamoChunk(
         token_ids=first,
         finish_reason="length",
-        disaggregated_params={_HANDOFF: base64.b64encode(sent).decode()},
+        disaggregated_params=msgspec.to_builtins(_Params(answer)),
     )
 
 
@@ -187,27 +153,25 @@ def prefill_answer(params: object, card: WorkerInfo) -> KvHandoff | TokenChunk:
     """What the prefill worker of a decode worker with this `card` answered. Raises HandoffFailed, with the
     reason, if it was another engine's, or a worker's that is not paired with this one.
     """
-    sent = params.get(_HANDOFF) if isinstance(params, dict) else None
-    if not isinstance(sent, str):
-        raise HandoffFailed("the handoff is not Baton's: prefill and decode workers must be of one kind")
     try:
-        answer = msgspec.msgpack.decode(base64.b64decode(sent, validate=True), type=PrefillAnswer)
-    except (*UNDECODABLE, binascii.Error) as error:
-        raise HandoffFailed(f"the handoff cannot be decoded: {error}") from error
+        answer = msgspec.convert(params, _Params).baton
+    except msgspec.ValidationError as error:
+        what = "prefill and decode workers must be of one kind"
+        raise HandoffFailed(f"the handoff is not Baton's, {what}: {error}") from error
     if reason := why_not_paired(answer.source, card):
         raise HandoffFailed(f"the handoff is another fleet's: {reason}")
     return answer.reply
 
 
-def dynamo_chunk(chunk: TokenChunk, num_generated: int) -> DynamoChunk:
-    """Tokens for Dynamo's frontend; it counts `num_generated` tokens of an earlier attempt as prompt."""
+def dynamo_chunk(chunk: TokenChunk) -> DynamoChunk:
+    """Tokens for Dynamo's frontend."""
     logprobs = chunk.logprobs
     return DynamoChunk(
         token_ids=chunk.token_ids,
         finish_reason=chunk.finish_reason,
         log_probs=[each.logprob for each in logprobs] if logprobs is not None else None,
         top_logprobs=[_top(each) for each in logprobs] if logprobs is not None else None,
-        completion_usage=_usage(chunk.usage, num_generated) if chunk.usage is not None else None,
+        completion_usage=_usage(chunk.usage) if chunk.usage is not None else None,
     )
 
 
@@ -219,12 +183,10 @@ def _top(logprob: TokenLogprob) -> list[TopLogprob]:
     ]
 
 
-def _usage(usage: Usage, num_generated: int) -> CompletionUsage:
-    num_prompt_tokens = usage.num_prompt_tokens + num_generated
-    num_completion_tokens = usage.num_completion_tokens - num_generated
+def _usage(usage: Usage) -> CompletionUsage:
     return CompletionUsage(
-        prompt_tokens=num_prompt_tokens,
-        completion_tokens=num_completion_tokens,
-        total_tokens=num_prompt_tokens + num_completion_tokens,
+        prompt_tokens=usage.num_prompt_tokens,
+        completion_tokens=usage.num_completion_tokens,
+        total_tokens=usage.num_prompt_tokens + usage.num_completion_tokens,
         prompt_tokens_details=PromptDetails(cached_tokens=usage.num_cached_tokens),
     )

@@ -306,7 +306,7 @@ async def test_a_malformed_request_is_refused_with_the_field(body: dict[str, Any
         served(failing(RuntimeError("unreached")), card_of(Role.DECODE)),
         caller(Role.DECODE) as (decode,),
     ):
-        with pytest.raises(Exception, match=rf"the request is not Dynamo's: .* `\$\.{next(iter(body))}"):
+        with pytest.raises(Exception, match=rf"the request is not served: .* `\$\.{next(iter(body))}"):
             await decode.answer(**body)
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -19,7 +20,7 @@ from baton.messages import (
     Usage,
     WorkerStats,
 )
-from baton.streams import WINDOW
+from baton.replies import WINDOW
 from baton.transport import Transport
 from tests.certificates import Authority
 from tests.planes import HANDOFF, Endless, Plane, Stream, a_request, count_up, first_tokens, tokens
@@ -28,8 +29,27 @@ from tests.waiting import PATIENCE_S, until
 pytestmark = pytest.mark.loops("uvloop", "asyncio")
 
 
-@pytest.fixture(params=["tcp", "tls", "unix", "nats"])
-def plane(request: pytest.FixtureRequest, nats_server: str, shared_authority: Authority) -> Plane:
+_NOT_DYNAMOS = {
+    "test_one_process_may_call_its_own_worker": "a process is one worker of Dynamo's",
+    "test_everything_of_one_turn_travels_in_one_frame": "the bindings send each item",
+    "test_a_slow_consumer_stops_its_own_generator_only": "the bindings buffer without a limit",
+}
+
+
+@pytest.fixture(params=["tcp", "tls", "unix", "nats", "dynamo"])
+def plane(
+    request: pytest.FixtureRequest,
+    nats_server: str,
+    shared_authority: Authority,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Plane:
+    if request.param == "dynamo":
+        pytest.importorskip("dynamo.runtime", reason="there is no wheel for this platform")
+        if (reason := _NOT_DYNAMOS.get(request.node.originalname)) is not None:
+            pytest.skip(reason)
+        monkeypatch.setenv("DYN_FILE_KV", str(tmp_path))
+        monkeypatch.setenv("DYN_TCP_RPC_HOST", "127.0.0.1")
     return Plane(request.param, nats_server)
 
 

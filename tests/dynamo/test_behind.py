@@ -130,7 +130,7 @@ def test_a_demanded_form_holds_and_sampling_repeats_with_its_seed(stack: Behind)
     ("body", "reason"),
     [
         ({"prompt": [5] * CONTEXT, "max_tokens": 2}, f"context length of {CONTEXT}"),
-        ({"prompt": "Hi", "max_tokens": 2, "n": 2}, "`n` is 2"),
+        ({"prompt": "Hi", "max_tokens": 2, "n": 2}, "sampling_options.n"),
         ({"prompt": "Hi", "max_tokens": 2, "echo": True, "logprobs": 1}, "log probabilities of the prompt"),
         ({"prompt": [1, 2, 3072], "max_tokens": 2}, ""),
     ],

@@ -5,7 +5,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from baton.dynamo.bodies import Decoded, Prefilled, dynamo_request, error_of, release_request
+from baton.dynamo.bodies import Decoded, Prefilled, dynamo_request, release_request
+from baton.dynamo.errors import error_of
 from baton.dynamo.messages import BYPASS, DynamoChunk
 from baton.errors import (
     BatonError,
@@ -126,9 +127,9 @@ def test_the_first_and_the_last_chunk_have_usage() -> None:
     usage = {"prompt_tokens": 3, "prompt_tokens_details": {"cached_tokens": 99}}
 
     first, then, last = (
-        reader.take(chunk(token_ids=[5], completion_usage=usage)),
-        reader.take(chunk(token_ids=[6])),
-        reader.take(chunk(token_ids=[], finish_reason="length")),
+        reader.read(chunk(token_ids=[5], completion_usage=usage)),
+        reader.read(chunk(token_ids=[6])),
+        reader.read(chunk(token_ids=[], finish_reason="length")),
     )
 
     assert first.usage is not None
@@ -150,16 +151,16 @@ def test_the_first_and_the_last_chunk_have_usage() -> None:
 def test_a_stop_token_that_the_engine_leaves_out_is_added(
     last: dict[str, Any], token_ids: tuple[int, ...]
 ) -> None:
-    assert Decoded(greedy()).take(chunk(**last)).token_ids == token_ids
+    assert Decoded(greedy()).read(chunk(**last)).token_ids == token_ids
 
 
 def test_the_end_of_an_answer_is_found_without_a_finish_reason() -> None:
-    stopped = Decoded(greedy()).take(chunk(token_ids=[5, 7, 6]))
+    stopped = Decoded(greedy()).read(chunk(token_ids=[5, 7, 6]))
     assert (stopped.token_ids, stopped.finish_reason) == ((5, 7), "stop")
-    assert Decoded(greedy(min_tokens=1)).take(chunk(token_ids=[7])).finish_reason is None
+    assert Decoded(greedy(min_tokens=1)).read(chunk(token_ids=[7])).finish_reason is None
 
     reader = Decoded(greedy(max_tokens=2))
-    assert reader.take(chunk(token_ids=[5, 6])).finish_reason is None
+    assert reader.read(chunk(token_ids=[5, 6])).finish_reason is None
     (last,) = reader.end()
     assert (last.token_ids, last.finish_reason) == ((), "length")
 
@@ -172,8 +173,8 @@ def test_a_stop_token_of_prefill_goes_to_decode_if_the_engine_hands_over() -> No
 
 def test_every_token_has_a_log_probability() -> None:
     tops = [[{"token_id": 5, "logprob": -0.5, "rank": 1}, {"token_id": 6, "logprob": -2.0}]]
-    given = Decoded(greedy(logprobs=1)).take(chunk(token_ids=[5], log_probs=[-0.5], top_logprobs=tops))
-    missing = Decoded(greedy(logprobs=1)).take(chunk(token_ids=[5, 6]))
+    given = Decoded(greedy(logprobs=1)).read(chunk(token_ids=[5], log_probs=[-0.5], top_logprobs=tops))
+    missing = Decoded(greedy(logprobs=1)).read(chunk(token_ids=[5, 6]))
 
     assert given.logprobs == (TokenLogprob(5, -0.5, ((5, -0.5),)),)
     assert missing.logprobs == (TokenLogprob(5, -9999.0), TokenLogprob(6, -9999.0))
@@ -191,7 +192,7 @@ def test_every_token_has_a_log_probability() -> None:
 )
 def test_errors_as_data_are_raised(reason: object, kind: type[BatonError]) -> None:
     with pytest.raises(kind) as raised:
-        Decoded(greedy()).take(chunk(finish_reason=reason))
+        Decoded(greedy()).read(chunk(finish_reason=reason))
     assert "Traceback" not in raised.value.message
 
 

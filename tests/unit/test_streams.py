@@ -19,7 +19,8 @@ from baton.errors import (
 from baton.frames import Beat, Cancel, Credit, Goodbye, Hello, Next, Open, Signal
 from baton.messages import GenerateRequest, Reply, Request, TokenChunk
 from baton.pace import Pace
-from baton.streams import MAX_CALLERS, MAX_STREAMS, WINDOW, CallerLink, Service
+from baton.replies import WINDOW
+from baton.streams import MAX_CALLERS, MAX_STREAMS, CallerLink, Service
 from baton.telemetry import unauthenticated
 from tests.clock import jumping
 from tests.generators import none_abandoned
