@@ -70,9 +70,12 @@ class LoopDelay:
 
     def longest(self, since_s: float) -> Delay:
         """The longest time since then that the loop stood still, until now if it has only just gone on."""
-        found, now_s = _NONE, time.perf_counter()
-        for ended_s, late in (*self._late, (now_s, self._delay(now_s))):
-            lasted_s = min(late.lasted_s, ended_s - since_s)
+        now_s, late = time.perf_counter(), self._late
+        if now_s - self._due_s <= _LEAST_S and not (late and late[-1][0] > since_s):
+            return _NONE  # at once: it is asked for each request
+        found = _NONE
+        for ended_s, each in (*late, (now_s, self._delay(now_s))):
+            lasted_s = min(each.lasted_s, ended_s - since_s)
             if lasted_s > found.lasted_s:
-                found = Delay(lasted_s, min(late.starved_s, lasted_s))
+                found = Delay(lasted_s, min(each.starved_s, lasted_s))
         return found

@@ -47,7 +47,7 @@ def line_of(record: Record) -> Line:
     """The line of a request that has ended; of several choices, gap and workers are those of one. It has no
     text of the client's but the id."""
     leg = max(record.legs, key=lambda each: each.gap_s, default=Leg(attempts=[Attempt()]))
-    last = next((each for each in reversed(leg.attempts) if each.where), leg.attempts[-1])
+    last = next((each for each in reversed(leg.attempts) if each.has_workers), leg.attempts[-1])
     fields = {
         name: _rounded(getattr(part, attribute))
         for part, names in zip((record, leg, last), FIELDS, strict=True)
@@ -89,7 +89,7 @@ async def _log_load(services: Services, every_s: int) -> None:
     while True:
         await asyncio.sleep(every_s)  # between two lines
         counts = services.snapshots.series.lately(every_s)
-        num_running = int(services.metrics.total("running_requests"))
+        num_running = services.metrics.records.num_running
         if counts["ended"] or num_running:
             stats = [each for _, each in await services.fleet.stats()]
             num_used, num_blocks = sum(s.kv_used_blocks for s in stats), sum(s.kv_blocks for s in stats)

@@ -1,11 +1,12 @@
 """The frontend's Prometheus metrics."""
 
+import math
 import re
-from bisect import bisect_left
+from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, partial
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, pairwise
 from operator import add
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -14,7 +15,7 @@ import msgspec
 from baton.errors import HandoffStalled
 from baton.messages import WorkerInfo, WorkerStats
 from baton.telemetry import num_lost_lines, unauthenticated
-from frontend.record import STAGES, Record, Records
+from frontend.record import STAGES, Record, Records, Stage
 
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 
@@ -25,6 +26,8 @@ _GAPS_MS = list(pairwise([0, *(round(bound * 1000) for bound in _TOKEN_S), MOST_
 _MOVED_BYTES = (0, *(4**power for power in range(7, 18)))  # 16 KiB to 16 GiB
 _FIELD = re.compile(r"[A-Za-z0-9_.\[\]]{1,64}")
 _MAX_VALUES = 100
+_MOST_ENDED = 100
+"""Requests that have ended and are not counted yet."""
 _GENERATING = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")
 _ESCAPES = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
 
@@ -136,25 +139,26 @@ _AT_FIRST: list[tuple[str, ...]] = [
     *(("attempts", "ok"), ("ignored_fields", "other")),
 ]
 """These series begin with 0, so that the first that they count is an increase."""
-_NOW = {"stage_requests", "key_queued_requests", "key_running_requests"}
+_NOW = {"running_requests", "stage_requests", "key_queued_requests", "key_running_requests"}
 
 
 class Series:
-    """The values of one metric with one set of label values: a number, or the counts of a histogram with
-    `bounds`. Used by the event loop's thread only."""
+    """The value of one metric with one set of label values. Of a histogram it is the sum; `totals` counts the
+    values up to each of its `bounds`, and all. Used by the event loop's thread only."""
 
-    __slots__ = ("bounds", "counts", "value")
+    __slots__ = ("bounds", "totals", "value")
 
     def __init__(self, bounds: Sequence[float] = ()) -> None:
         self.bounds = bounds
-        self.counts = [0] * (len(bounds) + 1)
+        self.totals = [0] * (len(bounds) + 1)
         self.value = 0.0
-        """Of a histogram: the sum."""
 
-    def observe(self, value: float) -> None:
-        """Count the value in its bucket."""
-        self.counts[bisect_left(self.bounds, value)] += 1
-        self.value += value
+    def observe(self, values: Iterable[float]) -> None:
+        """Count values: many at once cost less."""
+        ordered = sorted(values)
+        self.value += sum(ordered)
+        for i, bound in enumerate((*self.bounds, math.inf)):
+            self.totals[i] += bisect_right(ordered, bound)
 
 
 class Metrics:
@@ -165,6 +169,7 @@ class Metrics:
         self._series: dict[tuple[str, ...], Series] = {}
         self._seen: dict[str, set[str]] = defaultdict(set)
         self.records = Records()
+        self._ended: list[Record] = []
         self.gap_counts = defaultdict[tuple[str, str], list[int]](lambda: [0] * (MOST_GAP_MS + 1))
         """See `gaps`, by route and model."""
         self.first_ms: Counter[int] = Counter()
@@ -202,51 +207,67 @@ class Metrics:
 
     def begin(self, route: str, request_id: str = "", caller: str = "") -> Record:
         """Record a request's arrival."""
-        self.of("running_requests", route).value += 1
         return self.records.begin(request_id, route, caller)
 
     def end(self, record: Record) -> None:
-        """Keep the record of a request that has ended, and count it."""
-        duration_s = self.records.end(record)
-        labels, status = (record.route, record.model), str(record.status)
-        self.of("running_requests", record.route).value -= 1
-        self.of("requests", *labels, status).value += 1
-        self.of("key_requests", self._key(record), status).value += 1
-        self.of("request_duration_seconds", *labels).observe(duration_s)
-        if record.disconnected:
-            self.of("disconnects", record.route).value += 1
-        if record.first_token_s is not None:
-            self.of("time_to_first_token_seconds", *labels).observe(record.first_token_s)
-        if record.num_prompt_tokens:
-            self.of("prompt_tokens", record.model).value += record.num_prompt_tokens
-            self.of("completion_tokens", record.model).value += record.num_completion_tokens
-        for kind, count in record.repairs.items():
-            self.of("harmony_repairs", kind).value += count
-        self._note_stages(record)
+        """Keep the record of a request that has ended; it is counted with others."""
+        self.records.end(record)
+        self._ended.append(record)
+        if len(self._ended) >= _MOST_ENDED:
+            self._count_ended()
         for read in self.readers:
             read(record)
 
-    def _key(self, record: Record) -> str:
-        return self.bounded("key", record.caller) if record.caller else "none"
+    def _count_ended(self) -> None:
+        """Count what has ended since the last call, request by request only where they differ."""
+        ended, self._ended = self._ended, []
+        alike = defaultdict[tuple[str, str, str, int], list[Record]](list)
+        stages = defaultdict[str, list[Mapping[Stage, float]]](list)
+        for record in ended:
+            alike[record.route, record.model, record.caller, record.status].append(record)
+            self._count_attempts(record, stages)
+            for kind, count in record.repairs.items():
+                self.of("harmony_repairs", kind).value += count
+        for (route, model, caller, status), records in alike.items():
+            self.of("requests", route, model, str(status)).value += len(records)
+            self.of("key_requests", self._key(caller), str(status)).value += len(records)
+            self._count_alike((route, model), records)
+        legs = chain.from_iterable([record.legs for record in ended])
+        moved = [leg.num_moved_bytes for leg in legs if leg.num_moved_bytes is not None]
+        self.of("request_moved_kv_bytes").observe(moved)
+        for outcome, parts in stages.items():
+            for stage in STAGES:
+                if values := [part[stage] for part in parts if stage in part]:
+                    self.of("stage_seconds", stage, outcome).observe(values)
 
-    def _note_stages(self, record: Record) -> None:
-        """Observe each stage; those of an attempt that failed with its error as the outcome."""
-        ended = record.code or ("disconnected" if record.disconnected else str(record.status))
-        outcome = "ok" if record.status < 400 else ended
-        parts = [(outcome, record.stages)]
+    def _count_alike(self, labels: tuple[str, str], records: Sequence[Record]) -> None:
+        route, model = labels
+        self.of("request_duration_seconds", *labels).observe([each.duration_s or 0.0 for each in records])
+        if firsts := [each.first_token_s for each in records if each.first_token_s is not None]:
+            self.of("time_to_first_token_seconds", *labels).observe(firsts)
+        if num_disconnected := sum([each.disconnected for each in records]):
+            self.of("disconnects", route).value += num_disconnected
+        if num_prompt := sum([each.num_prompt_tokens for each in records]):
+            self.of("prompt_tokens", model).value += num_prompt
+            self.of("completion_tokens", model).value += sum([each.num_completion_tokens for each in records])
+
+    def _count_attempts(self, record: Record, stages: dict[str, list[Mapping[Stage, float]]]) -> None:
+        """Add the stages by outcome; those of an attempt that failed with its error."""
+        outcome = "ok"
+        if record.status >= 400:
+            outcome = record.code or ("disconnected" if record.disconnected else str(record.status))
+        stages[outcome].append(record.stages)
         for leg in record.legs:
-            if leg.num_moved_bytes is not None:
-                self.of("request_moved_kv_bytes").observe(leg.num_moved_bytes)
-            parts += [(attempt.outcome or outcome, attempt.stages) for attempt in leg.attempts]
-        for attempt in record.attempts:
-            self.of("attempts", attempt.outcome or outcome).value += 1
-            if attempt.outcome == HandoffStalled.code:
-                self.of("handoffs_stalled").value += 1
-        for reason, stages in parts:
-            for stage, lasted_s in stages.items():
-                series = self.of("stage_seconds", stage, reason)
-                series.counts[bisect_left(series.bounds, lasted_s)] += 1  # `observe`, without ten calls
-                series.value += lasted_s
+            for attempt in leg.attempts:
+                reason = attempt.outcome or outcome
+                stages[reason].append(attempt.stages)
+                if attempt.prefill or attempt.decode:
+                    self.of("attempts", reason).value += 1
+                if reason == HandoffStalled.code:
+                    self.of("handoffs_stalled").value += 1
+
+    def _key(self, caller: str) -> str:
+        return self.bounded("key", caller) if caller else "none"
 
     def gaps(self, record: Record) -> list[int]:
         """Counts of times between two chunks by whole milliseconds, the last of all longer ones. The caller
@@ -256,7 +277,7 @@ class Metrics:
     def _note_gaps(self) -> None:
         for labels, counts in self.gap_counts.items():
             series = self.of("inter_token_latency_seconds", *labels)
-            series.counts = [sum(counts[begin:end]) for begin, end in _GAPS_MS]
+            series.totals = list(accumulate(sum(counts[begin:end]) for begin, end in _GAPS_MS))
             series.value = sum((gap_ms + 0.5) * count for gap_ms, count in enumerate(counts) if count) / 1000
 
     def count_ignored(self, fields: Iterable[str]) -> None:
@@ -266,12 +287,13 @@ class Metrics:
             self.of("ignored_fields", name).value += 1
 
     def _note_running(self) -> None:
-        """Count the requests in progress by stage and by key; a choice is in a stage of its own."""
+        """Count the requests in progress by route, stage and key; a choice is in a stage of its own."""
         for (name, *_), series in self._series.items():
             if name in _NOW:
                 series.value = 0.0
         for record in self.records.running():
-            key = self._key(record)
+            key = self._key(record.caller)
+            self.of("running_requests", record.route).value += 1
             self.of("key_running_requests", key).value += 1
             for stage in record.running:
                 self.of("stage_requests", stage).value += 1
@@ -279,7 +301,8 @@ class Metrics:
                     self.of("key_queued_requests", key).value += 1
 
     def total(self, name: str) -> float:
-        """The sum of the metric's values over all labels."""
+        """The sum of the metric's values over all labels; of gauges, at the last scrape."""
+        self._count_ended()
         return sum(series.value for key, series in self._series.items() if key[0] == name)
 
     def samples(self) -> Samples:
@@ -288,6 +311,7 @@ class Metrics:
             note()
         self.of("unauthenticated_messages").value = unauthenticated.num_messages
         self.of("lost_log_lines").value = num_lost_lines()
+        self._count_ended()
         self._note_gaps()
         self._note_running()
         found: Samples = {name: {} for name in _KINDS}
@@ -330,10 +354,10 @@ def _samples_of(name: str, labels: dict[str, str], series: Series) -> Iterator[t
     if not series.bounds:
         yield sample_name(_full(name), labels), series.value
         return
-    totals = list(accumulate(series.counts))
-    for end, total in zip((*(str(float(bound)) for bound in series.bounds), "+Inf"), totals, strict=True):
+    ends = (*(str(float(bound)) for bound in series.bounds), "+Inf")
+    for end, total in zip(ends, series.totals, strict=True):
         yield sample_name(f"{name}_bucket", labels | {"le": end}), total
-    yield sample_name(f"{name}_count", labels), totals[-1]
+    yield sample_name(f"{name}_count", labels), series.totals[-1]
     yield sample_name(f"{name}_sum", labels), series.value
 
 

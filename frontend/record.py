@@ -1,13 +1,14 @@
 """The record of each request: its stages, its attempts on workers, how it ended. No text and no token id."""
 
-import heapq
 import math
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import chain
-from operator import itemgetter
-from typing import Any, Literal, NamedTuple, get_args
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from heapq import heappop, heappush, nlargest
+from itertools import chain, islice
+from operator import attrgetter
+from typing import Literal, NamedTuple, get_args
 
 import msgspec
 
@@ -49,9 +50,10 @@ class _Timed(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
 
     def enter(self, stage: Stage | None) -> None:
         """End the running stage, and begin this one."""
-        now_s = time.perf_counter()
-        if self.stage is not None:
-            self.stages[self.stage] = self.stages.get(self.stage, 0.0) + now_s - self.since_s
+        now_s, ended, stages = time.perf_counter(), self.stage, self.stages
+        if ended is not None:
+            lasted_s = now_s - self.since_s
+            stages[ended] = stages[ended] + lasted_s if ended in stages else lasted_s
         self.stage, self.since_s = stage, now_s
 
 
@@ -66,14 +68,16 @@ def _sums(now_s: float, parts: Iterable[_Timed]) -> dict[Stage, float]:
 
 
 class Attempt(_Timed, kw_only=True, omit_defaults=True, gc=False):
-    """One try on workers, which are named, after the wait for a place. `outcome` is the error's code, empty
-    if it answered, `absent` the code of the error while it waited for a worker or the broker. `delay_s`: the
-    longest time that a worker's event loop stood still; `starved_s`: of those of both workers together, how
-    long without a CPU; `late`: the worker whose answer was in transit the longest."""
+    """One try on workers, after the wait for a place: their names, and id, host and process of each.
+    `outcome` is the error's code, empty if it answered, `absent` the code of the error while it waited for a
+    worker or the broker. `delay_s`: the longest time that a worker's event loop stood still; `starved_s`: of
+    those of both workers together, how long without a CPU; `late`: the worker whose answer was in transit the
+    longest."""
 
     prefill: str = ""
     decode: str = ""
-    where: dict[str, str] = {}
+    prefill_at: str = ""
+    decode_at: str = ""
     absent: str = ""
     outcome: str = ""
     ended_in: Stage | None = None
@@ -81,6 +85,11 @@ class Attempt(_Timed, kw_only=True, omit_defaults=True, gc=False):
     delay_s: float = 0.0
     starved_s: float = 0.0
     late: str = ""
+
+    @property
+    def has_workers(self) -> bool:
+        """Whether it reached one."""
+        return bool(self.prefill or self.decode)
 
     @property
     def waited_s(self) -> float:
@@ -97,23 +106,29 @@ class Attempt(_Timed, kw_only=True, omit_defaults=True, gc=False):
         return first or second if stage in {"prefill_wait", "prefill"} else second or first
 
     def answered(
-        self, worker: str, found: KvHandoff | Usage, then: Stage, parts: Mapping[Stage, float]
+        self, worker: str, found: KvHandoff | Usage, then: Stage, *parts: tuple[Stage, float]
     ) -> None:
         """This worker has answered with its own durations; the rest of the stage was in transit."""
         now_s, stages = time.perf_counter(), self.stages
         rest_s = now_s - self.since_s
-        for stage, lasted_s in parts.items():
+        for stage, lasted_s in parts:
             if lasted_s > 0.0:
-                counted_s = min(rest_s, lasted_s)  # there was no more
-                stages[stage] = stages.get(stage, 0.0) + counted_s
+                counted_s = lasted_s if lasted_s < rest_s else rest_s  # noqa: FURB136  each call counts here
+                stages[stage] = stages[stage] + counted_s if stage in stages else counted_s
                 rest_s -= counted_s
-        before_s = stages.get("transit", 0.0)
+        before_s = stages["transit"] if "transit" in stages else 0.0  # noqa: SIM401
         if rest_s > before_s:
             self.late = worker
         stages["transit"] = before_s + rest_s
         self.stage, self.since_s = then, now_s
-        self.delay_s = max(self.delay_s, found.delay_s)
+        if found.delay_s > self.delay_s:  # noqa: PLR1730
+            self.delay_s = found.delay_s
         self.starved_s += found.starved_s
+
+
+@lru_cache(1000)
+def _described(worker_id: str, name: str, host: str, pid: int) -> tuple[str, str]:
+    return name or worker_id, f"{worker_id}, {host}, pid {pid}"
 
 
 class Leg(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
@@ -132,21 +147,22 @@ class Leg(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
 
     def on(self, worker: WorkerInfo) -> None:
         """The attempt now waits for this worker."""
-        attempt, label = self.attempts[-1], worker.label
-        attempt.where[label] = f"{worker.worker_id}, {worker.host}, pid {worker.pid}"
+        attempt = self.attempts[-1]
+        described = _described(worker.worker_id, worker.name, worker.host, worker.pid)
         if worker.role is Role.PREFILL:
-            attempt.prefill = label
+            attempt.prefill, attempt.prefill_at = described
             attempt.enter("prefill")
         else:
-            attempt.decode = label
+            attempt.decode, attempt.decode_at = described
             if attempt.stage == "queue":
                 attempt.enter("decode_wait")
 
     def prefilled(self, handoff: KvHandoff) -> None:
         """The prefill worker has answered; decode is next."""
         attempt = self.attempts[-1]
-        parts: dict[Stage, float] = {"prefill_wait": handoff.waited_s, "prefill": handoff.computed_s}
-        attempt.answered(attempt.prefill, handoff, "decode_wait", parts)
+        parts: tuple[tuple[Stage, float], ...]
+        parts = ("prefill_wait", handoff.waited_s), ("prefill", handoff.computed_s)
+        attempt.answered(attempt.prefill, handoff, "decode_wait", *parts)
 
     def decoded(self, first: Reply | None) -> None:
         """The first tokens have come: of the decode worker, or of a prefill worker that answered itself. Or
@@ -159,8 +175,9 @@ class Leg(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
             attempt.enter("stream")
             return
         wait: Stage = "prefill_wait" if attempt.stage == "prefill" else "decode_wait"
-        parts = {wait: usage.waited_s, "kv_move": usage.moved_s, "prefill": usage.computed_s}
-        attempt.answered(attempt.worker(wait), usage, "stream", parts)
+        parts: tuple[tuple[Stage, float], ...]
+        parts = (wait, usage.waited_s), ("kv_move", usage.moved_s), ("prefill", usage.computed_s)
+        attempt.answered(attempt.worker(wait), usage, "stream", *parts)
 
     def failed(self, code: str, num_tokens: int = 0) -> Attempt:
         """The attempt, which ended with this error after so many tokens; another one begins to wait."""
@@ -243,10 +260,8 @@ class Record(_Timed, kw_only=True, omit_defaults=True, gc=False):
 
     def generated(self) -> None:
         """All choices have ended; the rest is sent, since the last one's end."""
-        self._end_legs()
         self.enter("send")
-        if self.legs:
-            self.since_s = max([leg.attempts[-1].since_s for leg in self.legs])
+        self.since_s = self._end_legs() or self.since_s
 
     @property
     def ended_s(self) -> float:
@@ -256,7 +271,7 @@ class Record(_Timed, kw_only=True, omit_defaults=True, gc=False):
     @property
     def attempts(self) -> list[Attempt]:
         """Tries that reached workers, of all choices."""
-        return [attempt for leg in self.legs for attempt in leg.attempts if attempt.where]
+        return [attempt for leg in self.legs for attempt in leg.attempts if attempt.has_workers]
 
     @property
     def running(self) -> list[Stage]:
@@ -267,7 +282,12 @@ class Record(_Timed, kw_only=True, omit_defaults=True, gc=False):
     @property
     def has_failed(self) -> bool:
         """Whether it failed, or an attempt of it."""
-        return self.status >= 400 or max([len(leg.attempts) for leg in self.legs], default=0) > 1
+        if self.status >= 400:
+            return True
+        for leg in self.legs:  # noqa: SIM110
+            if len(leg.attempts) > 1:
+                return True
+        return False
 
     def spent(self) -> dict[Stage, float]:
         """Seconds by stage, until now for one that runs; of several choices, those of the slowest."""
@@ -276,10 +296,16 @@ class Record(_Timed, kw_only=True, omit_defaults=True, gc=False):
         found = choices[0] if len(choices) == 1 else max(choices, key=lambda each: sum(each.values()))
         return {stage: found[stage] for stage in STAGES if stage in found}
 
-    def _end_legs(self) -> None:
+    def _end_legs(self) -> float:
+        """Returns when the last one ended; 0 without one."""
+        last_s = 0.0
         for leg in self.legs:
-            if leg.attempts[-1].stage is not None:
+            attempt = leg.attempts[-1]
+            if attempt.stage is not None:
                 leg.end()
+            if attempt.since_s > last_s:  # noqa: PLR1730
+                last_s = attempt.since_s
+        return last_s
 
     def end(self) -> None:
         """No stage runs any more."""
@@ -299,49 +325,40 @@ _ENCODER = msgspec.msgpack.Encoder()
 _DECODER = msgspec.msgpack.Decoder(Record)
 
 
-class _Kept:
-    """Encoded records: those with the largest keys, as many as fit. `pop` takes the smallest of `kept`."""
+class _Newest:
+    """Encoded records in the order of their end, as many as fit."""
 
-    def __init__(self, max_bytes: int, kept: Any, push: Callable[..., None], pop: Callable[..., Any]) -> None:
-        self._room_bytes, self._is_full = max_bytes, False
-        self._kept, self._push, self._pop = kept, push, pop  # (key, end, duration, data)
+    def __init__(self, max_bytes: int) -> None:
+        self.data = deque[bytes]()
+        self._room_bytes = max_bytes
 
-    def add(self, key: float, ended_s: float, duration_s: float, data: bytes) -> None:
-        if self._is_full and key < self._kept[0][0]:
-            return
-        self._push(self._kept, (key, ended_s, duration_s, data))
+    def add(self, data: bytes) -> None:
+        self.data.append(data)
         self._room_bytes -= len(data) + _OVERHEAD_BYTES
         while self._room_bytes < 0:
-            self._is_full = True
-            self._room_bytes += len(self._pop(self._kept)[-1]) + _OVERHEAD_BYTES
-
-    def __iter__(self) -> Iterator[bytes]:
-        return (each[-1] for each in self._kept)
+            self._room_bytes += len(self.data.popleft()) + _OVERHEAD_BYTES
 
     def newest(self, limit: int) -> list[Record]:
-        """Those that ended last, the newest first."""
-        return [_DECODER.decode(each[-1]) for each in heapq.nlargest(limit, self._kept, itemgetter(1))]
-
-    def slowest(self, limit: int, within_s: float = _KEPT_S) -> list[Record]:
-        """Those that took longest of so many seconds, the slowest first."""
-        since_s = time.time() - within_s
-        recent = (each for each in self._kept if each[1] > since_s)
-        return [_DECODER.decode(each[-1]) for each in heapq.nlargest(limit, recent, itemgetter(2, 1))]
+        """Those that were added last, the newest first."""
+        return [_DECODER.decode(data) for data in islice(reversed(self.data), limit)]
 
 
 class Records:
-    """This process's: those that run, the newest, the slowest and the failed, in at most MAX_BYTES. `delays`
+    """This process's: those that run, the newest, the slowest and the failed, in about MAX_BYTES. `delays`
     are those of its event loop."""
 
     def __init__(self) -> None:
         self.delays = LoopDelay()
         self._running: dict[int, Record] = {}
-        self._newest, self._failed = (
-            _Kept(num << 20, deque(), deque.append, deque.popleft) for num in (4, 3)
-        )
-        self._slowest = _Kept(1 << 20, [], heapq.heappush, heapq.heappop)
+        self._newest, self._failed = _Newest(4 << 20), _Newest(3 << 20)
+        self._slowest: list[tuple[float, float, float, bytes]] = []  # a heap by how long and when
+        self._slow_room_bytes, self._least_key = 1 << 20, -math.inf
         self.newest, self.failed = self._newest.newest, self._failed.newest
-        self.slowest = self._slowest.slowest
+
+    @property
+    def num_running(self) -> int:
+        """How many run."""
+        return len(self._running)
 
     def begin(self, request_id: str, route: str, caller: str) -> Record:
         """The record of a request that arrives now."""
@@ -357,21 +374,32 @@ class Records:
         self._running[id(record)] = record
         return record
 
-    def end(self, record: Record) -> float:
-        """The request has ended. Returns its duration."""
+    def end(self, record: Record) -> None:
+        """The request has ended."""
         self._running.pop(id(record), None)
         record.end()
         record.delay_s, record.starved_s = self.delays.longest(record.began_s)
         self.keep(record)
-        return record.since_s - record.began_s
 
     def keep(self, record: Record) -> None:
         """Keep what has ended."""
         data, duration_s, ended_s = _ENCODER.encode(record), record.duration_s or 0.0, record.ended_s
-        self._newest.add(ended_s, ended_s, duration_s, data)
+        self._newest.add(data)
         if record.has_failed:
-            self._failed.add(ended_s, ended_s, duration_s, data)
-        self._slowest.add(math.log(duration_s + 1e-9) + ended_s / _KEPT_S, ended_s, duration_s, data)
+            self._failed.add(data)
+        key, slowest = math.log(duration_s + 1e-9) + ended_s / _KEPT_S, self._slowest
+        if key > self._least_key:
+            heappush(slowest, (key, duration_s, ended_s, data))
+            self._slow_room_bytes -= len(data) + _OVERHEAD_BYTES
+            while self._slow_room_bytes < 0:
+                self._least_key, *_, dropped = heappop(slowest)
+                self._slow_room_bytes += len(dropped) + _OVERHEAD_BYTES
+
+    def slowest(self, limit: int, within_s: float = _KEPT_S) -> list[Record]:
+        """Those that took longest of so many seconds, the slowest first."""
+        since_s = time.time() - within_s
+        recent = [each[1:] for each in self._slowest if each[2] > since_s]
+        return [_DECODER.decode(data) for _, _, data in nlargest(limit, recent)]
 
     def running(self) -> list[Record]:
         """Those that have not ended, the oldest first."""
@@ -387,8 +415,7 @@ class Records:
         """All that have this id, which a client may give to several; the newest first."""
         request_id = request_id[:_MAX_NAME]
         wanted = request_id.encode(errors="replace")
-        found = [record for record in self.running() if record.request_id == request_id]
-        kept = (data for data in chain(self._newest, self._failed, self._slowest) if wanted in data)
-        decoded = map(_DECODER.decode, dict.fromkeys(kept))
-        found += (record for record in decoded if record.request_id == request_id)
-        return sorted(found, key=lambda record: -record.at_s)
+        kept = chain(self._newest.data, self._failed.data, [data for *_, data in self._slowest])
+        decoded = map(_DECODER.decode, {data for data in kept if wanted in data})
+        found = [each for each in chain(self.running(), decoded) if each.request_id == request_id]
+        return sorted(found, key=attrgetter("at_s"), reverse=True)

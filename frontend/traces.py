@@ -148,7 +148,7 @@ class _Spans:
         """The attempts of a choice, each after its wait for a place. Returns when they end."""
         for i, attempt in enumerate(leg.attempts, 1):
             began_s = at_s = self.stages(at_s, attempt.stages, ("queue",))
-            if attempt.where:
+            if attempt.has_workers:
                 context = self._context()
                 at_s = self.stages(at_s, attempt.stages, STAGES[3:], context, attempt)
                 attributes: Attributes = {"baton.attempt": i, "baton.choice": number}

@@ -54,8 +54,6 @@ def _record(fields: Mapping[str, Any]) -> Record:
     if int(fields["attempts"]) == len(failed):  # the last one waited
         last = {}
     attempts = [*failed, msgspec.convert(last | {"stages": stages}, Attempt, strict=False)]
-    for each in attempts:
-        each.where = {name: "" for name in (each.prefill, each.decode) if name}
     at_s = datetime.fromisoformat(fields["time"]).timestamp() - float(fields["duration_s"])
     found = {"at_s": at_s, "began_s": 0.0, "stages": own, "legs": [leg | {"attempts": attempts}]}
     return msgspec.convert(record | found, Record, strict=False)

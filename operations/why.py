@@ -116,8 +116,8 @@ def _timeline(record: Record, body: RequestsBody) -> Iterator[str]:
 
 def _leg(leg: Leg, record: Record) -> Iterator[str]:
     for number, attempt in enumerate(leg.attempts, 1):
-        names = filter(None, (attempt.prefill, attempt.decode))
-        workers = " -> ".join(f"{name} ({attempt.where[name]})" for name in names)
+        both = ((attempt.prefill, attempt.prefill_at), (attempt.decode, attempt.decode_at))
+        workers = " -> ".join(f"{name} ({at})" if at else name for name, at in both if name)
         tokens = f" after {attempt.num_tokens} tokens" if attempt.num_tokens else ""
         end = (
             f"  <-- {attempt.outcome or 'no answer'} in {attempt.ended_in}{tokens}"

@@ -305,9 +305,9 @@ def test_a_decode_worker_that_is_killed_in_mid_stream(worn: Stack, capsys: Any) 
     assert verdict["cause"] == "decode-0 was lost"
     assert main(["why", record["request_id"], "--url", worn.url]) == 0
     printed = capsys.readouterr().out
-    (where,) = [text for name, text in leg["attempts"][0]["where"].items() if name == "decode-0"]
-    assert where.endswith(f"pid {killed.popen.pid}")
-    for text in (f"decode-0 ({where})", "<-- worker_lost in stream after", "what would have helped: "):
+    at = leg["attempts"][0]["decode_at"]
+    assert at.endswith(f"pid {killed.popen.pid}")
+    for text in (f"decode-0 ({at})", "<-- worker_lost in stream after", "what would have helped: "):
         assert text in printed
     assert "guilty: stream on decode-0, " in printed
     assert main(["why", "--failed", "--json", "--url", worn.url]) == 0

@@ -76,14 +76,12 @@ def stages(**seconds: float) -> dict[Stage, float]:
 
 
 LOST = Attempt(
-    where={"decode-0": ""},
     prefill="prefill-0",
     decode="decode-0",
     stages=stages(queue=0.1, transit=0.02, prefill=0.2, prefill_wait=0.05, kv_move=0.03, stream=2.0),
     outcome="worker_lost",
 )
 AGAIN = Attempt(
-    where={"decode-1": ""},
     decode="decode-1",
     stages=stages(queue=0.5, prefill=0.5, decode_wait=0.1, stream=1.35),
 )

@@ -18,7 +18,7 @@ ATTEMPT: tuple[Stage, ...] = STAGES[2:-1]
 def record(**stages: float) -> Record:
     """A request of 100 prompt tokens and 50 generated ones on p and d; stages are in seconds."""
     usual: dict[Stage, float] = {"prefill": 0.01, "kv_move": 0.002, "transit": 0.001, "stream": 0.5}
-    attempt = Attempt(prefill="p", decode="d", where={"p": "", "d": ""}, stages=usual, late="p")
+    attempt = Attempt(prefill="p", decode="d", stages=usual, late="p")
     leg = Leg(attempts=[attempt], gap_s=0.02, gap_at=3)
     made = Record(request_id="r", route="/v1/x", at_s=1e9, began_s=0.0, legs=[leg])
     made.stages = {"read": 0.001, "render": 0.002, "send": 0.001}
@@ -80,7 +80,6 @@ def refused(status: int, code: str, **stages: float) -> Record:
 def failed(code: str, stage: Stage, lasted_s: float, prefill: str = "", decode: str = "") -> Record:
     made = record()
     attempt = Attempt(outcome=code, ended_in=stage, stages={stage: lasted_s}, prefill=prefill, decode=decode)
-    attempt.where = {prefill or decode: ""}
     made.legs[0].attempts.insert(0, attempt)
     return made
 
@@ -156,7 +155,7 @@ def test_a_prompt_that_is_being_computed_may_take_as_long_as_it_is(
     made = Record(request_id="r", route="/v1/x", at_s=1e9, began_s=0.0, status=0)
     made.num_prompt_tokens = num_prompt_tokens
     prefill: dict[Stage, float] = {"prefill": 3.0}
-    made.legs = [Leg(attempts=[Attempt(prefill="p", where={"p": ""}, stages=prefill, ended_in="prefill")])]
+    made.legs = [Leg(attempts=[Attempt(prefill="p", stages=prefill, ended_in="prefill")])]
     assert judged(made) == expected
 
 
