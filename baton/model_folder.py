@@ -22,9 +22,14 @@ def model_folder(given: Path) -> Path:
     if folder is None:
         raise ValueError(
             f"{given} is neither a folder here nor a model in {hub_cache()}; to download it: "
-            f"python -m baton download {repo}"
+            f"{download_command(repo)}"
         )
     return folder
+
+
+def download_command(repo: str) -> str:
+    """Downloads a model with the hub's own tool, without its weights in formats that no engine here reads."""
+    return f"hf download {repo} --exclude 'original/*' --exclude 'metal/*'"
 
 
 def hub_id(given: Path) -> str | None:

@@ -1,1 +1,1 @@
-"""The operator's tools, `python -m baton NAME`: status, doctor and download."""
+"""The operator's tools, `python -m baton NAME`: status, doctor, why and others."""

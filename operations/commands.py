@@ -15,7 +15,6 @@ _TOOLS = {
     "bench": ("operations.bench", "", "measure a running stack under a load"),
     "doctor": ("operations.doctor.command", "", "find what would break, before starting anything"),
     "shares": ("operations.shares", "", "divide one GPU between prefill and decode on vLLM"),
-    "download": ("operations.download", " REPO", "download a model from the Hugging Face hub, or resume"),
     "key": ("operations.key", " NAME", "make an API key: its line, on stdout, is for --api-keys-file"),
     "why": ("operations.why", " ID", "which stage made a request slow or fail, and on which worker"),
 }
@@ -64,8 +63,7 @@ def _run(name: str, argv: list[str]) -> int:
         sys.stderr.write(f"error: {error}\n")
         return error.exit_status
     except ModuleNotFoundError as error:
-        extra = "download" if error.name == "huggingface_hub" else "frontend"
-        sys.stderr.write(f"error: {name} needs {error.name}: pip install '.[{extra}]'\n")
+        sys.stderr.write(f"error: {name} needs {error.name}: pip install '.[frontend]'\n")
         return 2
     except KeyboardInterrupt:
         sys.stderr.write("stopped\n")

@@ -6,6 +6,7 @@ from typing import Annotated
 import msgspec
 
 from baton.connect import Service
+from baton.model_folder import download_command
 from workers.flags import DisaggregationMode, EngineName
 
 GIB = 1 << 30
@@ -89,7 +90,7 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
             self.shape.num_hidden_layers < 36 if self.shape else re.search(r"(?<!\d)20b", self.path.lower())
         )
         repo = f"openai/gpt-oss-{'20b' if small else '120b'}"
-        return f"python -m baton download {repo}" + ("" if self.path == repo else f" --local-dir {self.path}")
+        return download_command(repo) + ("" if self.path == repo else f" --local-dir {self.path}")
 
 
 class Worker(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,7 +10,7 @@ import pytest
 
 from operations.commands import main
 
-TOOLS = ["status", "top", "bench", "doctor", "download", "key", "why"]
+TOOLS = ["status", "top", "bench", "doctor", "key", "why"]
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from tensorrt_llm.llmapi import TorchLlmArgs
 
+from baton.model_folder import download_command
 from operations.doctor import plan
 from operations.doctor.command import examine, text
 from operations.doctor.facts import (
@@ -420,7 +421,7 @@ def test_weights_are_split_over_all_ranks_and_kv_tokens_added_up_only_where_each
 def test_the_download_is_that_of_the_model_meant(path: str, num_layers: int | None, size: str) -> None:
     shape = None if num_layers is None else replace(SHAPE_120B, num_hidden_layers=num_layers)
     found = _found(model_of(b200_node(), path=path, shape=shape, files=FILES - {"tokenizer.json"}))
-    expected = f"python -m baton download openai/gpt-oss-{size} --local-dir {path}"
+    expected = f"{download_command(f'openai/gpt-oss-{size}')} --local-dir {path}"
     assert found["file-missing"].repair == expected
 
 

@@ -87,4 +87,4 @@ def test_a_model_that_is_not_here_is_one_line_with_the_command(
     assert printed.startswith(
         f"error: --model-path: {REPO} is neither a folder here nor a model in {home}/.cache"
     )
-    assert printed.endswith(f"python -m baton download {REPO}\n")
+    assert printed.endswith(f"hf download {REPO} --exclude 'original/*' --exclude 'metal/*'\n")
