@@ -18,7 +18,7 @@ from workers.flags import EngineName
 CONFIGS = Path("engine_configs/gpt-oss-120b")
 SMI = Path("tests/data/nvidia_smi")
 SHAPE_120B = Shape(
-    model_type="gpt_oss", num_hidden_layers=36, num_attention_heads=64, num_key_value_heads=8, head_dim=64,
+    model_type="gpt_oss", num_hidden_layers=36,
     max_position_embeddings=131_072,
 )  # fmt: skip
 NUM_SHARDS = 15
@@ -33,8 +33,8 @@ MODEL_120B = Model(
 )  # fmt: skip
 DEMO = Model(
     path="models/demo", is_folder=True, files=FILES,
-    shape=Shape(model_type="gpt_oss", num_hidden_layers=8, num_attention_heads=8, num_key_value_heads=2,
-                head_dim=64, max_position_embeddings=4096),
+    shape=Shape(model_type="gpt_oss", num_hidden_layers=8,
+                max_position_embeddings=4096),
     shards=(Shard(name="model.safetensors", size_bytes=17_923_272, whole_bytes=17_923_272),),
 )  # fmt: skip
 NODE_HOST = Host(

@@ -158,9 +158,5 @@ def _seen(facts: Facts) -> Iterator[str]:
     elif not facts.wants_gpus:
         yield f"no NVIDIA GPU ({conditions.no_gpu(facts)}): only the demo model can run"
     if model.shape:
-        yield (
-            f"{model.path}: {model.weight_bytes / GIB:.2f} GiB in {len(model.shards)} weight files, "
-            f"{model.shape.kv_bytes_per_token():,.0f} bytes of KV per token"
-        )
-    yield from map(str, conditions.budgets(facts))
+        yield f"{model.path}: {model.weight_bytes / GIB:.2f} GiB in {len(model.shards)} weight files"
     yield from (f"{each.name} at {each.url} answers" for each in facts.services if not each.problem)

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from baton.connect import Service
 from operations.doctor.facts import GIB, Facts, Gpu, Host, Model, Worker
-from operations.doctor.memory import Budget, Halves, budget, halves, kv_bytes_given
+from operations.doctor.memory import Halves, halves, kv_bytes_given
 from workers.engines.trtllm.settings import BACKEND, BUFFER, MANAGER_V2, RUNTIME, manager
 
 # The settings that prefill and decode must agree on, by code, with their defaults.
@@ -23,12 +23,6 @@ SHARED_SETTINGS = {
 _ENTRY = re.compile(r"\d+|GPU-[0-9a-fA-F-]+|MIG-[0-9a-fA-F/-]+")
 _LOOPBACK = ("127.", "localhost", "::1")
 _INDEX = "model.safetensors.index.json"
-
-
-def blackwell_kernels(facts: Facts, worker: Worker) -> bool:
-    """Whether the worker asks for TensorRT-LLM's own experts on a Hopper GPU."""
-    is_named = worker.text("moe_config.backend", "AUTO").upper() == "TRTLLM"
-    return is_named and any(gpu.compute[0] == 9 for gpu in facts.gpus_of(worker))
 
 
 def both(facts: Facts) -> Iterable[tuple[Worker, Worker]]:
@@ -74,10 +68,6 @@ def bad_files(facts: Facts) -> Iterator[tuple[str, str]]:
         yield from found.bad_files.items()
 
 
-def budgets(facts: Facts) -> Iterable[Budget]:
-    return filter(None, (budget(facts, worker) for worker in facts.workers))
-
-
 def no_gpu(facts: Facts) -> str | None:
     return None if facts.nvidia.gpus else facts.nvidia.problem or "nvidia-smi lists none"
 
@@ -101,13 +91,6 @@ def absent(facts: Facts, worker: Worker) -> str | None:
         return None
     wanted = [entry for entry in worker.gpu_list if not entry.startswith("MIG-")]
     return ", ".join(entry for entry in wanted if facts.gpu(entry) is None)
-
-
-def lacking_gpus(facts: Facts, worker: Worker) -> int:
-    """How many GPUs fewer than ranks the worker has; 0 if that cannot be counted."""
-    if not facts.nvidia.gpus or not facts.wants_gpus or bad_list(facts, worker) or absent(facts, worker):
-        return 0
-    return max(0, worker.num_ranks - (len(worker.gpu_list) or len(facts.nvidia.gpus)))
 
 
 def shared_gpus(facts: Facts, worker: Worker) -> str | None:
@@ -154,13 +137,6 @@ def beyond_graphs(_: Facts, worker: Worker) -> tuple[int, int] | None:
 
 def _if_less(first: float | None, second: float | None) -> tuple[int, int] | None:
     return None if first is None or second is None or first <= second else (int(first), int(second))
-
-
-def unchunked(facts: Facts, worker: Worker) -> bool:
-    """Whether the longest prompt takes more tokens than a step has."""
-    room = worker.number("max_num_tokens") or 8192
-    is_chunked = worker.given.get("enable_chunked_prefill") is True
-    return facts.wants_tensorrt_llm and not is_chunked and room < (worker.number("max_seq_len") or 0)
 
 
 def short_buffer(facts: Facts, worker: Worker) -> tuple[int, int] | None:

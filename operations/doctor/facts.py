@@ -44,24 +44,11 @@ class Shard(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Shape(msgspec.Struct, frozen=True, kw_only=True):
-    """The fields of config.json that memory depends on."""
+    """The fields of config.json that checks depend on."""
 
     model_type: str
     num_hidden_layers: _Count
-    num_attention_heads: _Count
-    num_key_value_heads: _Count
     max_position_embeddings: _Count
-    head_dim: _Count | None = None
-    hidden_size: _Count = 1
-    dtype: str | None = None
-    torch_dtype: str | None = None
-
-    def kv_bytes_per_token(self, dtype: str = "auto") -> float:
-        """Key and value of one token over all layers: 73,728 for gpt-oss-120b in bfloat16."""
-        own = self.dtype or self.torch_dtype or "bfloat16"
-        per_value = {"fp8": 1.0, "nvfp4": 0.5, "float32": 4.0}.get(own if dtype == "auto" else dtype, 2.0)
-        head_dim = self.head_dim or max(1, self.hidden_size // self.num_attention_heads)
-        return 2 * self.num_hidden_layers * self.num_key_value_heads * head_dim * per_value
 
 
 class Model(msgspec.Struct, frozen=True, kw_only=True):
@@ -177,11 +164,6 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
         return (
             self.engine == "trtllm" and self.wants_gpus and not 0 < self.model.weight_bytes <= BIG_MODEL_BYTES
         )
-
-    @property
-    def modes(self) -> set[DisaggregationMode]:
-        """The modes of the workers."""
-        return {worker.mode for worker in self.workers}
 
     @property
     def context(self) -> int:

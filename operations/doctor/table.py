@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import msgspec
 
 from baton.connect import Service
-from baton.peer_tls import CERT
 from operations.doctor import conditions as c
 from operations.doctor.facts import GIB, Facts, Worker
+from operations.doctor.memory import shortage
 from workers.engines.trtllm.settings import BUFFER
 
 
@@ -96,9 +96,6 @@ TABLE = (
         "{it.mode}: no GPU {found} (listed: {it.gpus}; have {f.gpu_indices})",
         "CUDA hides it and every GPU after it in the list",
         "nvidia-smi --list-gpus; in a container: docker run --gpus all"),
-    Row(E, "gpu-too-few", _workers, c.lacking_gpus,
-        "{it.mode}: TP x PP = {it.num_ranks} GPUs, which are {found} more than there are",
-        "TensorRT-LLM exits at start", "list {it.num_ranks} GPUs, or set tensor_parallel_size"),
     Row(E, "gpu-shared", _workers, c.shared_gpus,
         "{it.mode} and another worker both use GPU {found}",
         "the second worker to load finds too little memory, or both run out later",
@@ -128,38 +125,19 @@ TABLE = (
         "truncated weight files or git-lfs pointers: {found}",
         "loading fails with a header or deserialization error",
         "remove them from {it.path}, then {it.download}"),
-    # Memory of each worker's GPUs, estimated
-    Row(E, "memory-short", c.budgets, lambda _, it: not it.has_room,
-        "{it.need}, but less is free on GPU {it.gpu.index}",
-        "CUDA out of memory while loading",
+    # Memory of each worker's GPUs
+    Row(E, "memory-short", _workers, shortage,
+        "{it.mode}: {found}", "CUDA out of memory while loading",
         "stop what is on that GPU (nvidia-smi), more GPUs for this worker, or gpt-oss-20b"),
-    Row(E, "kv-one-request", c.budgets,
-        lambda _, it: it.has_room and it.request_tokens < (it.max_seq_len or 0),
-        "{it.worker.mode}: KV cache for {it.request_tokens:,} tokens of one request, but max_seq_len is "
-        "{it.max_seq_len:,.0f}",
-        "TensorRT-LLM lowers max_seq_len: longer requests are refused",
-        "max_seq_len: {it.fitting_length}, a larger fraction, or more GPUs"),
-    Row(W, "kv-below-context", c.budgets,
-        lambda f, it: it.has_room and it.max_seq_len is None and it.request_tokens < f.context,
-        "{it.worker.mode}: KV cache for {it.request_tokens:,} tokens, the model's context is {f.context:,}, "
-        "and max_seq_len is not set",
-        "TensorRT-LLM lowers max_seq_len, differently on prefill and decode",
-        "max_seq_len: {it.fitting_length} in the engine YAML of every worker"),
     # Each worker's settings
     Row(E, "settings-refused", _workers, lambda _, it: it.refusal,
         "{it.mode}: {found}",
         "the {it.mode} worker exits at start with this error",
         "change or remove the named setting; engine_configs/README.md lists the keys"),
-    Row(E, "moe-hopper", _workers, c.blackwell_kernels,
-        "{it.mode}: moe_config.backend: TRTLLM on a Hopper GPU",
-        "these kernels exist for Blackwell only: the engine exits at start", "moe_config.backend: AUTO"),
     Row(W, "batch-graphs", _workers, c.beyond_graphs,
         "{it.mode}: max_batch_size {found[0]}, CUDA graphs up to {found[1]}",
         "larger batches run without graphs: tokens take longer exactly under full load",
         f"{_GRAPHS}: {{found[0]}}, or max_batch_size: {{found[1]}}"),
-    Row(W, "prompt-chunks", _workers, c.unchunked,
-        "{it.mode}: max_num_tokens is below max_seq_len, and enable_chunked_prefill is not true",
-        "prompts longer than max_num_tokens are refused", "enable_chunked_prefill: true"),
     # Prefill and decode together
     Row(W, "buffer-unset", c.transceivers, lambda _, it: it.number(BUFFER) is None,
         f"{{it.mode}}: {BUFFER} is not set",
@@ -218,11 +196,6 @@ TABLE = (
         "docker run --gpus all: could not select device driver",
         "apt-get install nvidia-container-toolkit && nvidia-ctk runtime configure; restart docker"),
     # Inherited variables
-    Row(W, "kv-plain", _here,
-        lambda f, _: f.host.environment.get(CERT) and f.modes - {"agg"} and f.engine != "embedded",
-        f"{CERT} is set, and {{f.engine}} moves KV itself, without TLS",
-        "who can read the network between prefill and decode can read the KV of prompts",
-        "a network of their own for the workers"),
     Row(W, "ucx-tls", _here, lambda f, _: f.wants_gpus and c.without_cuda_ipc(f.host),
         "UCX_TLS={found} excludes cuda_ipc",
         "KV moves through host memory and TCP instead of NVLink: 10 to 100 times slower",
