@@ -10,7 +10,8 @@ divide_gpu() { # divide_gpu GPU: sets PREFILL_FLAGS and DECODE_FLAGS, with each 
     local lines
     [[ $ENGINE == vllm ]] || return 0 # whose settings these are
     lines=$("$PYTHON" -m baton shares --model-path "$MODEL_PATH" --gpu "$1" \
-        --prefill-flags="$PREFILL_FLAGS ${PREFILL_EXTRA_FLAGS:-}" --decode-flags="$DECODE_FLAGS ${DECODE_EXTRA_FLAGS:-}") ||
+        --prefill-flags="$PREFILL_FLAGS ${PREFILL_EXTRA_FLAGS:-}" --decode-flags="$DECODE_FLAGS ${DECODE_EXTRA_FLAGS:-}" \
+        --decode-engine-args "$DECODE_ENGINE_ARGS") ||
         fail "not started"
     { read -r PREFILL_FLAGS; read -r DECODE_FLAGS; } <<<"$lines"
     PREFILL_EXTRA_FLAGS="" DECODE_EXTRA_FLAGS=""

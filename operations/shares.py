@@ -9,6 +9,7 @@ from baton.flags import Parsed, flag, read
 from baton.model_folder import model_folder
 from operations.doctor.facts import Facts
 from operations.doctor.memory import halves
+from operations.doctor.plan import planned
 from operations.doctor.probes import probe_gpus, probe_host, probe_model
 from operations.errors import CommandError
 from workers.flags import WorkerSettings
@@ -25,6 +26,7 @@ class ShareSettings:
     gpu: str = flag("0", "the GPU, as in CUDA_VISIBLE_DEVICES", metavar="GPU")
     prefill_flags: str = flag("", "flags of the prefill worker, in quotes", metavar="FLAGS")
     decode_flags: str = flag("", "flags of the decode worker", metavar="FLAGS")
+    decode_engine_args: Path | None = flag(None, "its YAML, if it names a draft model", metavar="FILE")
 
 
 def shares(parsed: Parsed[ShareSettings]) -> int:
@@ -42,7 +44,12 @@ def shares(parsed: Parsed[ShareSettings]) -> int:
 def _lines(settings: ShareSettings) -> list[str]:
     """Raises ValueError, SettingsError."""
     nvidia = probe_gpus()
-    facts = Facts(host=probe_host(), nvidia=nvidia, model=probe_model(model_folder(settings.model_path)))
+    facts = Facts(
+        host=probe_host(),
+        nvidia=nvidia,
+        model=probe_model(model_folder(settings.model_path)),
+        workers=tuple(planned("vllm", "decode", [None], settings.decode_engine_args, settings.decode_flags)),
+    )
     gpu = facts.gpu(settings.gpu)
     if gpu is None:
         raise ValueError(nvidia.problem or f"there is no GPU {settings.gpu} (have {facts.gpu_indices})")

@@ -37,6 +37,10 @@ PRIVATE = {
     ],
     f"{CONNECTORS}.utils:TransferTopology": ["get_engine_info", "tp_ratio"],
 }  # fmt: skip
+DRAWS = [
+    "vllm.v1.worker.gpu.spec_decode.rejection_sampler:rejection_sample",
+    "vllm.v1.worker.gpu.sample.gumbel:gumbel_sample",
+]
 WORKER = [
     "_remote_agents", "_reqs_to_process", "_reqs_to_send", "block_len_per_layer", "block_size", "engine_id",
     "kv_caches_base_addr", "nixl_wrapper", "tp_rank", "transfer_topo", "world_size",
@@ -173,6 +177,7 @@ def contract() -> dict[str, Any]:
             for path, names in PRIVATE.items()
         },
         "compile_factors": compile_factors(),
+        "draws": {path.partition(":")[2]: signature(found(path)) for path in DRAWS},
     }
 
 

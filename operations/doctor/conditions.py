@@ -10,7 +10,8 @@ from urllib.parse import urlsplit
 from baton.connect import Service
 from operations.doctor.facts import GIB, Facts, Gpu, Host, Model, Worker
 from operations.doctor.memory import Halves, halves, kv_bytes_given
-from workers.engines.trtllm.settings import BACKEND, BUFFER, MANAGER_V2, RUNTIME, manager
+from workers.engines.trtllm.settings import BACKEND, BUFFER, GUESSING, MANAGER_V2, RUNTIME, manager
+from workers.engines.vllm.settings import GUESSING as VLLM_GUESSING
 
 # The settings that prefill and decode must agree on, by code, with their defaults.
 SHARED_SETTINGS = {
@@ -19,6 +20,8 @@ SHARED_SETTINGS = {
     "pair-backend": (BACKEND, ""),
     "pair-runtime": (RUNTIME, "auto"),
     "pair-manager": (MANAGER_V2, "auto"),
+    "pair-head": (f"{GUESSING.names[0]}.{GUESSING.model}", "none"),
+    "pair-draft": (f"{VLLM_GUESSING.names[0]}.{VLLM_GUESSING.model}", "none"),
 }
 _ENTRY = re.compile(r"\d+|GPU-[0-9a-fA-F-]+|MIG-[0-9a-fA-F/-]+")
 _LOOPBACK = ("127.", "localhost", "::1")

@@ -83,14 +83,15 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
 class Worker(msgspec.Struct, frozen=True, kw_only=True):
     """A worker to be started. `gpus` is its list as written, None if not given.
 
-    `argv` is its command line, `given` the resulting engine settings by key path. `refusal` is the error at
-    its start, if any.
+    `argv` is its command line, `given` the resulting engine settings by key path, `draft` their draft model.
+    `refusal` is the error at its start, if any.
     """
 
     mode: DisaggregationMode
     gpus: str | None = None
     argv: tuple[str, ...] = ()
     given: dict[str, object] = {}
+    draft: Model | None = None
     refusal: str | None = None
 
     @property

@@ -27,11 +27,13 @@ class Halves(msgspec.Struct, frozen=True, kw_only=True):
     free_bytes: int
     weight_bytes: int
     num_copies: int
+    role_bytes: int
+    """Working memory and the draft model of a role."""
 
     @property
     def needed_bytes(self) -> int:
         """Without KV."""
-        return self.num_copies * self.weight_bytes + 2 * _ROLE_BYTES + _SPARE_BYTES
+        return self.num_copies * self.weight_bytes + 2 * self.role_bytes + _SPARE_BYTES
 
     @property
     def kv_bytes(self) -> int:
@@ -42,11 +44,11 @@ class Halves(msgspec.Struct, frozen=True, kw_only=True):
     def settings(self) -> dict[str, float]:
         """The settings of each role; before vLLM loads, it checks that the first share is free."""
         own_bytes = self.weight_bytes if self.num_copies == 2 else 0
-        share = (own_bytes + _ROLE_BYTES + self.kv_bytes) / self.total_bytes
+        share = (own_bytes + self.role_bytes + self.kv_bytes) / self.total_bytes
         return {"gpu_memory_utilization": int(share * 1000) / 1000, KV_BYTES: self.kv_bytes}
 
     def __str__(self) -> str:
-        parts = (self.weight_bytes, _ROLE_BYTES, _SPARE_BYTES, self.needed_bytes)
+        parts = (self.weight_bytes, self.role_bytes, _SPARE_BYTES, self.needed_bytes)
         weights, role, spare, need = (f"{num_bytes / GIB:.1f} GiB" for num_bytes in parts)
         return (
             f"{self.num_copies} x {weights} of weights + 2 x {role} of working memory + {spare} = {need}, "
@@ -59,12 +61,14 @@ def halves(facts: Facts, gpu: Gpu) -> Halves | None:
     weight_bytes = facts.model.weight_bytes or _published_bytes(facts.model)
     if not weight_bytes:
         return None
+    draft_bytes = max((_draft_bytes(worker) for worker in facts.workers), default=0)
     return Halves(
         gpu=gpu,
         total_bytes=facts.total_bytes(gpu),
         free_bytes=facts.free_bytes(gpu),
         weight_bytes=int(weight_bytes * _PADDED),
         num_copies=1 if SHARED_WEIGHTS in facts.host.environment else 2,
+        role_bytes=_ROLE_BYTES + int(draft_bytes * _PADDED),
     )
 
 
@@ -78,7 +82,8 @@ def shortage(facts: Facts, worker: Worker) -> str | None:
     if not gpus or not facts.model.weight_bytes or not facts.wants_gpus:
         return None
     gpu = min(gpus, key=facts.free_bytes)
-    weight_bytes, kv_bytes = facts.model.weight_bytes // worker.num_ranks, kv_bytes_given(worker)
+    kv_bytes = kv_bytes_given(worker)
+    weight_bytes = (facts.model.weight_bytes + _draft_bytes(worker)) // worker.num_ranks
     free_bytes = max(0, facts.free_bytes(gpu) - _taken_beside(facts, worker, gpu))
     if weight_bytes + _RESERVE_BYTES + kv_bytes <= free_bytes:
         return None
@@ -90,6 +95,10 @@ def shortage(facts: Facts, worker: Worker) -> str | None:
     )
 
 
+def _draft_bytes(worker: Worker) -> int:
+    return worker.draft.weight_bytes if worker.draft is not None else 0
+
+
 def kv_bytes_given(worker: Worker) -> int:
     """The size of its KV cache, if that is given."""
     return max(0, int(worker.number(KV_BYTES) or 0))
@@ -99,4 +108,6 @@ def _taken_beside(facts: Facts, worker: Worker, gpu: Gpu) -> int:
     """What workers with KV caches of a given size take on this GPU beside `worker`."""
     others = [w for w in facts.workers if w is not worker and gpu in facts.gpus_of(w) and kv_bytes_given(w)]
     weight_bytes = 0 if SHARED_WEIGHTS in facts.host.environment else facts.model.weight_bytes
-    return sum(weight_bytes // w.num_ranks + _RESERVE_BYTES + kv_bytes_given(w) for w in others)
+    return sum(
+        (weight_bytes + _draft_bytes(w)) // w.num_ranks + _RESERVE_BYTES + kv_bytes_given(w) for w in others
+    )

@@ -86,9 +86,22 @@ def test_compiled_code_is_named_after_the_side_channels_port(facts: dict[str, An
     assert SIDE_CHANNEL_PORT in facts["compile_factors"]["side_channel"]
 
 
+def test_what_checks_guesses_is_called_and_calls_as_vllms_does(facts: dict[str, Any]) -> None:
+    """By position, up to the number of guesses."""
+    called = [text.partition("=")[0] for text in facts["draws"]["rejection_sample"]]
+    assert called[10:] == [
+        "num_speculative_steps", "synthetic_conditional_rates", "use_fp64", "use_block_verification"
+    ]  # fmt: skip
+    assert [called[i] for i in (0, 2, 3, 4)] == ["target_logits", "draft_sampled", "cu_num_logits", "pos"]
+    assert [called[i] for i in (6, 8, 9)] == ["expanded_idx_mapping", "temperature", "seed"]
+    drawn = [text.partition("=")[0] for text in facts["draws"]["gumbel_sample"]]
+    assert drawn[:6] == ["logits", *(called[i] for i in (6, 8, 9, 4)), "apply_temperature"]
+    assert "use_fp64" in drawn
+
+
 @pytest.mark.parametrize("mode", ["agg", "prefill", "decode"])
 def test_the_settings_that_baton_gives_are_there(mode: DisaggregationMode, facts: dict[str, Any]) -> None:
-    for path in (ROOT / "engine_configs" / "vllm").glob(f"*/{mode}.yaml"):
+    for path in (ROOT / "engine_configs" / "vllm").glob(f"*/{mode}*.yaml"):
         given = give_vllm_settings(None, mode, yaml_path=path, typed={"model": "m", "max_batch_size": 1})
         names = {name.partition(".")[0] for name in given} - {QUEUE_SIZE}
         assert names <= set(facts["AsyncEngineArgs"])

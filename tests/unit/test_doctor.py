@@ -15,10 +15,12 @@ from operations.doctor.command import examine, text
 from operations.doctor.facts import (
     GIB,
     Facts,
+    Model,
     Nvidia,
+    Shard,
     Worker,
 )
-from operations.doctor.memory import halves
+from operations.doctor.memory import halves, shortage
 from operations.doctor.plan import planned, with_refusals
 from operations.doctor.table import TABLE, Finding, Severity
 from tests.doctor_facts import (
@@ -52,6 +54,7 @@ from tests.doctor_facts import (
 )
 from workers.engines.trtllm.settings import load_trtllm_settings
 from workers.flags import DisaggregationMode as Mode
+from workers.flags import EngineName
 from workers.settings_text import SettingsError
 
 E, W = Severity.ERROR, Severity.WARNING
@@ -112,6 +115,9 @@ BROKEN: list[tuple[str, str, Severity, Callable[[Facts], Facts]]] = [
     ("managers differ", "pair-manager", E,
      lambda f: yaml_of(_pair_of("nixl", f), "decode", {f"{KV}.use_kv_cache_manager_v2": False})),
     ("dtypes differ", "pair-dtype", E, lambda f: yaml_of(f, "decode", {f"{KV}.dtype": "fp8"})),
+    ("a head on decode alone", "pair-head", E, lambda f: _with_a_head(f, "trtllm", CONFIGS)),
+    ("a head on decode alone, vLLM", "pair-draft", E,
+     lambda _: _with_a_head(one_gpu(None), "vllm", CONFIGS.parent / "vllm/gpt-oss-20b")),
     ("block sizes differ", "pair-block", E, lambda f: yaml_of(f, "decode", {f"{KV}.tokens_per_block": 64})),
     ("transceivers differ", "pair-backend", E, lambda f: yaml_of(f, "decode", {f"{CACHE}.backend": "NIXL"})),
     ("runtimes differ", "pair-runtime", E,
@@ -246,6 +252,15 @@ GOOD: dict[str, Callable[[], Facts]] = {
 }
 
 
+def _with_a_head(facts: Facts, engine: EngineName, folder: Path) -> Facts:
+    """On decode alone."""
+    prefill, decode = facts.workers
+    return replace(
+        facts,
+        workers=(prefill, worker_of("decode", decode.gpus, folder / "decode_eagle3.yaml", engine)),
+    )
+
+
 def _pair_of_decoders(facts: Facts) -> Facts:
     line = "--tensor-parallel-size 2 --expert-parallel-size 2"
     halves = planned("trtllm", "decode", ["4,5", "6,7"], CONFIGS / "decode.yaml", line)
@@ -346,6 +361,23 @@ def test_one_gpus_halves_fit_with_what_doctor_expects_of_each_role() -> None:
     share = divided.settings["gpu_memory_utilization"]
     assert 2 * share * divided.total_bytes < divided.free_bytes
     assert share * divided.total_bytes > facts.model.weight_bytes + divided.kv_bytes
+
+
+def test_a_draft_model_takes_weights_and_kv_of_its_own() -> None:
+    plain = one_gpu(1 << 30)
+    head = replace(SHAPE_120B, model_type="llama", num_hidden_layers=1)
+    shard = Shard(name="model.safetensors", size_bytes=GIB, whole_bytes=GIB)
+    draft = Model(path="head", is_folder=True, shape=head, shards=(shard,))
+    facts = replace(plain, workers=tuple(replace(worker, draft=draft) for worker in plain.workers))
+    gpu = facts.nvidia.gpus[0]
+    before, after = halves(plain, gpu), halves(facts, gpu)
+    assert before is not None
+    assert after is not None
+    assert 2 * (before.kv_bytes - after.kv_bytes) == pytest.approx(2 * 1.03 * GIB, abs=4)
+    assert "5.0 GiB of working memory" in str(after)
+    full = gpu_of(facts, 0, free_bytes=22 * GIB)
+    assert shortage(gpu_of(plain, 0, free_bytes=22 * GIB), plain.workers[0]) is not None
+    assert "13.8 GiB of weights" in str(shortage(full, facts.workers[0]))
 
 
 @pytest.mark.parametrize(

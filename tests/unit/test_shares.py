@@ -31,6 +31,21 @@ def test_what_the_user_overrides_stays(model: Path, capsys: pytest.CaptureFixtur
     assert json.loads(prefill[-1]) == chosen | {"kv_cache_memory_bytes": 1000, "block_size": 32}
 
 
+def test_a_draft_model_takes_its_part(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    head = model / "head"
+    head.mkdir()
+    with (head / "model.safetensors").open("wb") as file:
+        file.truncate(1 << 30)
+    yaml = model / "decode.yaml"
+    yaml.write_text(f"speculative_config: {{method: eagle3, model: {head}, num_speculative_tokens: 3}}")
+    kv_bytes = []
+    for more in ([], ["--decode-engine-args", str(yaml)]):
+        assert main(["shares", "--model-path", str(model), *more]) == 0
+        line = capsys.readouterr().out.splitlines()[0]
+        kv_bytes.append(json.loads(line.split()[-1])["kv_cache_memory_bytes"])
+    assert kv_bytes[0] - kv_bytes[1] == pytest.approx(1.03 * (1 << 30), abs=4)
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

@@ -177,18 +177,28 @@ def test_the_common_flags_have_vllms_names() -> None:
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_every_shipped_config_is_taken_as_it_stands(path: Path) -> None:
-    mode: Any = path.stem
+    mode: Any = path.stem.partition("_")[0]
     loaded = load_vllm_settings(AsyncEngineArgs, mode, yaml_path=path)
 
     assert AsyncEngineArgs(**loaded.settings).max_model_len == 131072
 
 
 @pytest.mark.parametrize("size", ["gpt-oss-20b", "gpt-oss-120b"])
-def test_a_pair_agrees_on_what_its_kv_looks_like(size: str) -> None:
+@pytest.mark.parametrize("variant", ["", "_eagle3"])
+def test_a_pair_agrees_on_what_its_kv_looks_like(size: str, variant: str) -> None:
+    folder = ROOT / "engine_configs/vllm" / size
+    modes: tuple[Any, ...] = ("prefill", "decode")
     pair = [
-        load_vllm_settings(AsyncEngineArgs, mode, yaml_path=ROOT / f"engine_configs/vllm/{size}/{mode}.yaml")
-        for mode in ("prefill", "decode")
+        load_vllm_settings(AsyncEngineArgs, mode, yaml_path=folder / f"{mode}{variant}.yaml")
+        for mode in modes
     ]
 
-    for key in ("block_size", "kv_cache_dtype", "tensor_parallel_size", "max_model_len"):
-        assert len({loaded.values[key] for loaded in pair}) == 1, key
+    for key in (
+        "speculative_config",
+        "block_size",
+        "kv_cache_dtype",
+        "tensor_parallel_size",
+        "max_model_len",
+    ):
+        prefill, decode = (loaded.values[key] for loaded in pair)
+        assert prefill == decode, key
