@@ -20,10 +20,10 @@ from dynamo.llm.exceptions import EngineShutdown, InvalidArgument
 from dynamo.runtime import Context, DistributedRuntime
 
 from frontend.text.tokenizer import ModelTokenizer
+from tests.echo import DEMO, LOGPROB, NUM_CACHED, OTHER_LOGPROB, OTHER_TOKEN, Script
 
 Chunk = dict[str, Any]
 MODEL = "openai/gpt-oss-120b"
-DEMO = Path("models/demo")
 ANSWER = (
     "<|channel|>analysis<|message|>The user greets.<|end|>"
     "<|start|>assistant<|channel|>final<|message|>Good morning.<|return|>"
@@ -55,6 +55,7 @@ class Double:
         self.pins = Path(options.folder) / "pins"
         self.pins.mkdir(parents=True, exist_ok=True)
         self.tokenizer = ModelTokenizer.load(DEMO)
+        self.script = Script(Path(options.script)) if options.script else None
         self.numbers = itertools.count()
 
     async def answer(self, body: dict[str, Any], context: Context) -> AsyncGenerator[Chunk, None]:
@@ -68,7 +69,7 @@ class Double:
             sys.stdout.write("pinned\n")
             sys.stdout.flush()
             yield {"token_ids": [1], "disaggregated_params": {"kv": name, "engine": self.options.engine}}
-            details = {"cached_tokens": 2}
+            details = {"cached_tokens": NUM_CACHED}
             yield {"finish_reason": "length", "completion_usage": {"prompt_tokens_details": details}}
         else:
             self._pull(body)
@@ -91,8 +92,10 @@ class Double:
 
     async def _tokens(self, body: dict[str, Any], context: Context, seed: int) -> AsyncGenerator[Chunk, None]:
         stops, ids = body["stop_conditions"], list(body["token_ids"])
-        is_scripted = seed in (SAYS, CALLS)
+        is_scripted = self.script is not None or seed in (SAYS, CALLS)
         text = self.tokenizer.encode_text({SAYS: ANSWER, CALLS: CALL}.get(seed, ""), allow_special=True)
+        if self.script is not None:
+            text = self.script.answer(ids, stops["max_tokens"], stops.get("stop_token_ids_hidden", ()))
         is_greedy = body["sampling_options"]["temperature"] == 0
         num = len(text) if is_scripted else stops["max_tokens"]
         details = (body.get("prefill_result") or {}).get("prompt_tokens_details")
@@ -106,10 +109,11 @@ class Double:
             ids.append(text[i] if is_scripted else token)
             chunk: dict[str, Any] = {"token_ids": ids[-1:], **strange}
             if body.get("output_options"):
-                tops = [{"token_id": ids[-1], "logprob": -0.25, "rank": 1}, {"token_id": 3, "logprob": -2.0}]
-                chunk |= {"log_probs": [-0.25], "top_logprobs": [tops]}
+                tops = [{"token_id": ids[-1], "logprob": LOGPROB, "rank": 1}]
+                tops.append({"token_id": OTHER_TOKEN, "logprob": OTHER_LOGPROB})
+                chunk |= {"log_probs": [LOGPROB], "top_logprobs": [tops]}
             if i == num - 1:
-                is_stop = is_scripted and ids[-1] in stops["stop_token_ids_hidden"]
+                is_stop = is_scripted and ids[-1] in stops.get("stop_token_ids_hidden", ())
                 chunk |= {"finish_reason": "stop" if is_stop else "length", "completion_usage": usage}
                 if is_stop:  # as TensorRT-LLM
                     chunk |= {"token_ids": [], "stop_reason": ids[-1]}
@@ -158,4 +162,5 @@ if __name__ == "__main__":
     parser.add_argument("--prefill-s", type=float, default=0.0)
     parser.add_argument("--pushes", action="store_true")
     parser.add_argument("--reads-text", action="store_true")
+    parser.add_argument("--script", help="see tests.echo")
     asyncio.run(main(parser.parse_args()))

@@ -195,6 +195,8 @@ class Decoded:
         self._num_new = 0
         self._num_cached = 0
         self._has_ended = False
+        if request.handoff is not None:  # the worker's own usage may come with the last chunk only
+            self._note_cached(msgspec.json.decode(request.handoff.engine_state, type=CompletionUsage))
 
     def take(self, item: Any) -> Iterator[TokenChunk]:
         """`Reader.take`."""

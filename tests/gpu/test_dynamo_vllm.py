@@ -7,10 +7,12 @@ vLLM 0.31, 1.4.2 needs 0.26.
 """
 
 import asyncio
+import contextlib
 import json
 import os
 import re
 import shutil
+import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -25,7 +27,7 @@ from tests.conftest import free_port
 from tests.dynamo_stack import DynamoStack, Streamed, stream
 from tests.gpu import random_weights
 from tests.gpu.dummy_model import write_dummy_model
-from tests.gpu.vllm_scene import LOAD_TIMEOUT_S, abandon, gpus, kill_worker
+from tests.gpu.vllm_scene import LOAD_TIMEOUT_S, abandon, descendants, gpus
 from tests.stack import MODEL, ROOT, Process
 from tests.waiting import wait_for
 
@@ -106,8 +108,17 @@ class VllmStack(DynamoStack):
         """With the engines' own processes."""
         for process in self.processes:
             if process.popen.poll() is None:
-                kill_worker(process)
+                kill(process)
         super().stop()
+
+
+def kill(process: Process) -> None:
+    """SIGKILL to a worker and to its engine's processes, which may outlive it."""
+    below = descendants(process.popen.pid)
+    process.kill()
+    for pid in below:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 @pytest.fixture(scope="module")
@@ -237,7 +248,7 @@ def test_a_killed_decode_worker_costs_no_stream(stack: VllmStack) -> None:
             for prompt, read in zip(prompts, reads, strict=True)
         ]
         wait_for(lambda: all(len(read.text) > 20 for read in reads))
-        kill_worker(_workers(stack, "decode")[0])
+        kill(_workers(stack, "decode")[0])
         for each in running:
             each.result(600)
     stack.figures["decode_killed"] = {

@@ -122,6 +122,15 @@ def test_only_a_sampled_answer_has_a_seed() -> None:
     assert "seed" not in asked(greedy(seed=3))["sampling_options"]
 
 
+def test_cached_tokens_that_prefill_reported_are_in_the_first_usage() -> None:
+    state = msgspec.json.encode({"prompt_tokens_details": {"cached_tokens": 2}, "disaggregated_params": "x"})
+    handoff = KvHandoff(first_token=-1, num_prompt_tokens=3, ttl_s=9.0, engine_state=state)
+    usage = Decoded(after_handoff(greedy(), handoff)).read(chunk(token_ids=[5])).usage
+
+    assert usage is not None
+    assert usage.num_cached_tokens == 2
+
+
 def test_the_first_and_the_last_chunk_have_usage() -> None:
     reader = Decoded(greedy())
     usage = {"prompt_tokens": 3, "prompt_tokens_details": {"cached_tokens": 99}}
