@@ -207,14 +207,21 @@ def test_if_decode_refuses_another_engines_handoff_it_prefills_by_itself(tmp_pat
         assert "the handoff is of another engine" in stack.processes[0].text()
 
 
+def _pair(*texts: str) -> dict[str, str]:
+    """A key and its value as etcd reads them."""
+    names = ("key", "value")
+    return dict(zip(names, (base64.b64encode(text.encode()).decode() for text in texts), strict=True))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("plane", ["tcp", "nats"])
 def test_etcd_with_thousands_of_foreign_keys(
     plane: str, tmp_path: Path, own_etcd: str, nats_server: str
 ) -> None:
-    for number in range(4000):
-        key, value = (base64.b64encode(text.encode()).decode() for text in (f"v1/mdc/x/{number}", "{}"))
-        httpx.post(f"{own_etcd}/v3/kv/put", json={"key": key, "value": value}, verify=False)
+    with httpx.Client(base_url=own_etcd, verify=False, timeout=PATIENCE_S) as etcd:
+        for first in range(0, 4000, 100):
+            puts = [{"requestPut": _pair(f"v1/mdc/x/{first + i}", "{}")} for i in range(100)]
+            etcd.post("/v3/kv/txn", json={"success": puts}).raise_for_status()
     environ = {"BATON_DISCOVERY_BACKEND": "etcd", "ETCD_ENDPOINTS": own_etcd, "NATS_SERVER": nats_server}
     with DynamoStack(tmp_path, environ | {"DYN_REQUEST_PLANE": plane}) as stack:
         flags = ("--registry", "etcd", "--plane", plane, "--step-s", "0.02")
@@ -243,3 +250,25 @@ def test_endpoints_may_have_the_operators_names(tmp_path: Path) -> None:
         stack.wait_ready(1, 1)
         assert stack.health()["endpoints"] == ["dyn://mine.first.run", "dyn://mine.then.run"]
         assert stack.post("/v1/completions", prompt="Hi", max_tokens=2).status_code == 200
+
+
+def num_leases(etcd: str) -> int:
+    """How many processes hold a place in the registry."""
+    found = httpx.post(f"{etcd}/v3/lease/leases", json={}, verify=False, timeout=PATIENCE_S).json()
+    return len(found.get("leases", ()))
+
+
+def test_a_frontend_whose_lease_has_expired_serves_again(tmp_path: Path, own_etcd: str) -> None:
+    with DynamoStack(tmp_path, {"BATON_DISCOVERY_BACKEND": "etcd", "ETCD_ENDPOINTS": own_etcd}) as stack:
+        doubles = [stack.double(role, "--registry", "etcd") for role in ("prefill", "decode")]
+        wait_for(lambda: num_leases(own_etcd) == 2)
+        stack.environ["ETCD_LEASE_TTL"] = "3"
+        stack.frontend()
+        stack.wait_ready(1, 1)
+        frontend = next(each for each in stack.processes if each not in doubles)
+        frontend.signal(signal.SIGSTOP)
+        wait_for(lambda: num_leases(own_etcd) == 2)
+        frontend.signal(signal.SIGCONT)
+        wait_for(lambda: num_leases(own_etcd) == 3)
+        wait_for(lambda: stack.post("/v1/completions", prompt="Hi", max_tokens=2).status_code == 200)
+        assert "dynamo_runtime=ended" in frontend.text()
