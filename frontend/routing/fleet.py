@@ -162,7 +162,7 @@ class Fleet:
             lost=self._ids(State.LOST),
             stuck=self._ids(State.STUCK),
             refused=self.table.reasons(State.REFUSED, State.DISTRUSTED),
-            doubts=self._doubts,
+            doubts=[*self._doubts, *_unequal_contexts(registered)],
             cold_pairs=[f"{w.worker_id} with {p}" for w in registered for p in w.cold_peers if p in known],
             refused_pairs=refused_pairs(registered),
             cut_pairs=self.cut.names(),
@@ -274,6 +274,16 @@ class Fleet:
         await self._tokenizers.tried()
         await self.table.probed(STATS_TIMEOUT_S)
         self.synced.set()
+
+
+def _unequal_contexts(workers: Sequence[WorkerInfo]) -> Iterator[str]:
+    """A sentence for each model whose workers differ."""
+    for model in sorted({worker.model for worker in workers}):
+        of = {worker.context_length: worker.label for worker in workers if worker.model == model}
+        least, most = min(of), max(of)
+        if least < most:
+            both = f"{least} tokens of context on {of[least]}, {most} on {of[most]}"
+            yield f"{model}: {both}; {least} are served"
 
 
 def _computed(stats: WorkerStats) -> tuple[int, int, int]:

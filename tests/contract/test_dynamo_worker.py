@@ -20,7 +20,7 @@ from baton.errors import (
     Overloaded,
     WorkerLost,
 )
-from baton.messages import Reply, Request, Role, StatsRequest, TokenChunk, WorkerInfo, WorkerStats
+from baton.messages import Reply, Request, Role, Scores, StatsRequest, TokenChunk, WorkerInfo, WorkerStats
 from baton.transport import Respond
 from tests.conftest import free_port
 from tests.waiting import PATIENCE_S, until
@@ -213,7 +213,8 @@ async def test_a_caller_that_leaves_during_prefill_frees_the_slot_and_leaves_no_
 
 
 async def test_a_card_has_role_needs_limits_and_batons_own() -> None:
-    async with mocker(Role.DECODE):
+    card = card_of(Role.DECODE, scores=Scores("digest", (((5, -0.5), (6, -1.5)),)))
+    async with bare_mocker() as engine, served(Worker(engine, Role.DECODE, ("d", "1")).answer, card):
         runtime = new_runtime()
         cards = FpmEventSubscriber(runtime.endpoint("ns.decode.generate"))
         cards.start_tracking()
@@ -227,7 +228,7 @@ async def test_a_card_has_role_needs_limits_and_batons_own() -> None:
     config = found["runtime_config"]
     assert (config["context_length"], config["max_num_seqs"]) == (1000, 8)
     assert (config["reasoning_parser"], config["tool_call_parser"]) == ("gpt_oss", "harmony")
-    assert msgspec.convert(config["runtime_data"]["baton"], WorkerInfo) == card_of(Role.DECODE)
+    assert msgspec.convert(config["runtime_data"]["baton"], WorkerInfo) == card
 
 
 async def test_a_withdrawn_worker_is_not_listed_and_finishes_what_runs() -> None:

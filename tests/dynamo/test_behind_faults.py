@@ -13,7 +13,7 @@ import pytest
 from tests.dynamo.behind import Behind
 from tests.dynamo_stack import under_streams
 from tests.stack import MODEL, START_TIMEOUT_S
-from tests.waiting import PATIENCE_S, wait_for
+from tests.waiting import PATIENCE_S, scaled, wait_for
 
 NUM_TOKENS = 300
 
@@ -139,3 +139,38 @@ def test_sampled_streams_of_batons_frontend_over_dynamo_outlive_a_killed_worker(
 
     # The texts are those of undisturbed streams.
     under_streams(stack, 8, first.kill, max_tokens=num_tokens, temperature=1, seed=5)
+
+
+def test_a_killed_frontend_of_batons_leaves_nothing_running(stack: Behind, tmp_path: Path) -> None:
+    stack.frontend()
+    frontend = stack.processes[0]
+    workers = [stack.own(mode, yaml=tmp_path / "mocker.yaml") for mode in ("prefill", "decode")]
+    stack.wait_ready(1, 1)
+    with ThreadPoolExecutor(4) as pool:
+        running = [pool.submit(under_kill, stack) for _ in range(4)]
+        wait_for(lambda: stack.figure(workers[1], "num_running") == 4)
+        since_s = time.monotonic()
+        frontend.kill()
+        stack.wait_idle_workers(*workers)
+        assert time.monotonic() - since_s < 3000 * 0.01 / 2  # not by their end
+        for each in running:
+            each.result(PATIENCE_S)
+
+
+def under_kill(stack: Behind) -> None:
+    with pytest.raises(httpx.TransportError):
+        stream(stack, "Once", 3000)
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+def test_a_frozen_worker_of_batons_costs_its_streams_little(stack: Behind, tmp_path: Path, role: str) -> None:
+    stack.frontend()
+    yaml = tmp_path / "mocker.yaml"
+    names = ("prefill", "prefill", "decode", "decode")
+    workers = [stack.own(mode, yaml=yaml) for mode in names]
+    stack.wait_ready(2, 2)
+    frozen = workers[names.index(role)]
+
+    reads = under_streams(stack, 8, lambda: frozen.signal(signal.SIGSTOP), max_tokens=NUM_TOKENS)
+
+    assert max(read.gap_s for read in reads) < scaled(6.0)

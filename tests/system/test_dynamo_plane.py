@@ -170,12 +170,14 @@ def test_what_cannot_be_served_is_in_health_with_a_sentence(tmp_path: Path) -> N
         stack.double("prefill", "--pushes")
         stack.double("decode", "--reads-text")
         stack.double("decode", "--context-length", "999999999")
+        stack.double("decode", "--context-length", "2000")
 
         def reasons() -> str:
             return " | ".join(stack.health()["refused"])
 
         wait_for(lambda: len(stack.health()["refused"]) == 3)
         assert all(words in reasons() for words in ("pushed", "model input", "999999999"))
+        wait_for(lambda: "; 2000 are served" in str(stack.health()["doubts"]))
         for _ in range(4):
             assert stack.post("/v1/completions", prompt="Hi", max_tokens=2).status_code == 200
 

@@ -95,6 +95,7 @@ async def test_a_model_is_served_as_soon_as_it_has_a_decode_worker() -> None:
         assert fleet.served("m").context_length == 50
         registry.show(worker("d1", context_length=50), worker("p1", context_length=40))
         await until(lambda: fleet.served("m").context_length == 40)
+        assert fleet.health().doubts == ["m: 40 tokens of context on p1, 50 on d1; 40 are served"]
         assert fleet.health().status == "healthy"
         assert [url.split(".")[1] for url in fleet.health().endpoints] == ["backend", "prefill"]
         with pytest.raises(ModelNotFound, match=r"'other' does not exist.* models: m\..*--model-alias"):
