@@ -179,8 +179,7 @@ async def ready_to_serve(settings: FrontendSettings, fleet: Fleet, transport: Tr
     known, and the tokenizers of their models are loaded. Connections wait in the listening socket's queue.
 
     Without the registry it returns after SYNC_TIMEOUT_S, unless the port is taken over: then the other
-    frontend serves meanwhile. Raises NotStarted.
-    """
+    frontend serves meanwhile. Raises NotStarted."""
     await needed(settings.wires.plane_name(), transport.reachable())
     if settings.take_over:
         await needed("the registry", fleet.synced.wait())
@@ -268,8 +267,7 @@ def _begin_trace(settings: FrontendSettings, metrics: Metrics) -> BeginTrace | N
 
 async def _open_store(path: str, siblings: Siblings) -> ResponseStore:
     """The store at that path. If the default path is not writable, responses are kept in memory; several
-    processes keep in their folder what would be in memory.
-    """
+    processes keep in their folder what would be in memory."""
     folder = siblings.folder
     memory = MEMORY if folder is None else str(folder / "responses.sqlite3")
     store = ResponseStore(memory if path == MEMORY else path, address=siblings.address)

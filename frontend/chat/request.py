@@ -234,8 +234,7 @@ def gives_reasoning(body: ChatBody) -> bool:
 def conversation(body: ChatBody) -> Conversation:
     """The body as a conversation; `tool_choice` none leaves the tools out.
 
-    Raises InvalidRequest, naming the field, for content that is not text.
-    """
+    Raises InvalidRequest, naming the field, for content that is not text."""
     offered = None if body.tool_choice == "none" else body.tools
     form, path = body.response_format, "response_format"
     if isinstance(form, JsonSchemaFormat):

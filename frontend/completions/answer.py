@@ -55,8 +55,7 @@ class CompletionBody(CommonFields, kw_only=True):
 
     Control tokens spelled out in a text prompt are encoded as such; those of the answer are left out of its
     text unless `skip_special_tokens` is false. `max_tokens` defaults to 16. `echo` puts the prompt before
-    the answer; with `logprobs` it includes the prompt's log probabilities and needs `max_tokens` 0 or 1.
-    """
+    the answer; with `logprobs` it includes the prompt's log probabilities and needs `max_tokens` 0 or 1."""
 
     refused: ClassVar[Refused] = {
         **CommonFields.refused,

@@ -91,8 +91,7 @@ def read_header(raw: bytes, offered: frozenset[str], *, expects_role: bool) -> H
     """Parses a header that ended with `<|message|>`; control tokens are spelled out in `raw`.
 
     Of the unknown words, the first may be a role if one is expected (after `<|start|>`), and a single last
-    one may be a content type; noise is dropped, and all others are text.
-    """
+    one may be a content type; noise is dropped, and all others are text."""
     reading = _Reading(raw, offered, expects_role=expects_role)
     parts, repairs = reading.parts, reading.repairs
     words = [part for part in parts if part.kind == "word"]
@@ -118,8 +117,7 @@ def read_unended_header(
     a header.
 
     Noise up to the next marker or the end is not text. `is_cut` means that the stream ended here; then the
-    unfinished start of a header word at the end is not text. `ends_call` means that `<|call|>` ended it.
-    """
+    unfinished start of a header word at the end is not text. `ends_call` means that `<|call|>` ended it."""
     reading = _Reading(raw, offered, expects_role=expects_role)
     reading.repairs.append("missing_message")
     parts = reading.parts
@@ -304,8 +302,7 @@ class _Reading:
     def _call_name(self, recipient: str) -> str | None:
         """The tool that the recipient refers to, or None for a built-in tool that was not offered.
 
-        An unknown name is returned unchanged, unless it is an offered name with header words attached.
-        """
+        An unknown name is returned unchanged, unless it is an offered name with header words attached."""
         if is_builtin(recipient):
             return recipient if {recipient, recipient.partition(".")[0]} & self._offered else None
         name = recipient.removeprefix("functions.")
@@ -360,8 +357,7 @@ def _is_noise(text: str, channel: str | None) -> bool:
     """Whether text in a header consists only of header words and stray punctuation: `?commentary?`, `––`.
 
     A role or content type alone may be an answer, except on analysis and commentary; on commentary, where
-    the model writes sentences, numbers are noise, too: `2?`.
-    """
+    the model writes sentences, numbers are noise, too: `2?`."""
     rest = _CHANNEL_WORD.sub("", text)
     if channel in ("analysis", "commentary") or len(rest) < len(text):
         rest = _OTHER_WORD.sub("", rest)

@@ -24,8 +24,7 @@ _SPELLED = {token: token.value.encode() for token in SpecialToken}
 class RawHeader:
     """`max_name_bytes` is the length of the longest tool name and extends the size limits.
 
-    `is_started` means that the header follows `<|start|>`, `expects_role` that a role must come next.
-    """
+    `is_started` means that the header follows `<|start|>`, `expects_role` that a role must come next."""
 
     def __init__(
         self, offered: frozenset[str], max_name_bytes: int, *, is_started: bool, expects_role: bool
@@ -143,8 +142,7 @@ class OpenMessage:
     """`call` is the called tool, `start` the message's first position.
 
     Every token belongs to the delta that contains its last byte, so a delta's tokens start where those of the
-    previous delta ended. `has_text` is set after any text; `num_tokens` includes tokens without text.
-    """
+    previous delta ended. `has_text` is set after any text; `num_tokens` includes tokens without text."""
 
     def __init__(self, kind: _Kind, call: str | None, start: int) -> None:
         self.kind = kind
@@ -195,8 +193,7 @@ class HarmonyParser:
     A recipient makes a message a tool call on any channel. Calls of built-in tools that were not offered
     (`browser.*`, `python`) become reasoning, as does every call without `may_call`. Text without a channel is
     visible, except without `<|message|>` and before another message; then it is reasoning. `repairs` counts
-    repairs by kind; `messages` are those that have ended, whole if there are no repairs.
-    """
+    repairs by kind; `messages` are those that have ended, whole if there are no repairs."""
 
     def __init__(
         self, vocabulary: Vocabulary, offered_tools: frozenset[str], *, may_call: bool = True

@@ -47,8 +47,7 @@ def render(conversation: Conversation) -> list[Segment]:
     between requests and their tokens can be cached.
 
     Raises InvalidRequest, naming the field, for invalid tool names, schemas nested too deeply, and tool
-    results without a matching call.
-    """
+    results without a matching call."""
     turns = conversation.turns
     leading = []
     for turn in turns:
@@ -252,8 +251,7 @@ _PLAIN = {"number": "number", "integer": "number", "boolean": "boolean"}
 def type_of(schema: object, indent: str = "", *, depth: int = 0) -> str:
     """The TypeScript type of a JSON schema; `any` if there is no equivalent.
 
-    Raises ValueError for schemas or values that are nested too deeply.
-    """
+    Raises ValueError for schemas or values that are nested too deeply."""
     if depth > MAX_DEPTH:
         raise ValueError(f"the schema is nested deeper than {MAX_DEPTH} levels")
     kind = "any"
@@ -359,8 +357,7 @@ def _get(schema: object, key: str) -> object:
 def compact_json(value: object) -> str:
     """JSON without spaces, as serde_json writes it; lone surrogates are kept.
 
-    Raises ValueError for values nested too deeply.
-    """
+    Raises ValueError for values nested too deeply."""
     try:
         return _json(value)
     except RecursionError as error:

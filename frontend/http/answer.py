@@ -25,8 +25,7 @@ _ID = re.compile(r"(\d{1,9})\.(\d{1,9})\.([0-9a-f]{8})")
 
 class Answer:
     """An answer of one API. `ignored` are the body's ignored fields, `keep_alive` is sent while the stream is
-    idle, `record` is the request's. Events are empty bytes if the answer is not streamed.
-    """
+    idle, `record` is the request's. Events are empty bytes if the answer is not streamed."""
 
     model: str
     stream: bool
@@ -61,8 +60,7 @@ class Answer:
 
     async def settle(self) -> None:
         """Store what has to be stored; awaited once, when the answer has ended or failed, before its end is
-        sent.
-        """
+        sent."""
 
 
 class StreamChanged(InvalidRequest, code="stream_changed", status=409):
@@ -74,8 +72,7 @@ class Numbered(Answer):
     event, and a checksum of the tokens. Events up to `last_event_id` are left out.
 
     No frontend keeps a numbered stream: any of them generates the answer again, from the same seed and with
-    the same ids. The checksum shows whether it is the same answer.
-    """
+    the same ids. The checksum shows whether it is the same answer."""
 
     def __init__(self, answer: Answer, last_event_id: str) -> None:
         """`last_event_id`: of the last event that the client has; empty: none. Raises InvalidRequest."""
@@ -98,8 +95,7 @@ class Numbered(Answer):
 
     def feed(self, index: int, chunk: TokenChunk) -> bytes:
         """The events of a chunk, token by token, so that they are the same however tokens come together.
-        Raises StreamChanged.
-        """
+        Raises StreamChanged."""
         events = []
         for token in self._tokens(chunk):
             events.append(self._number(self._answer.feed(index, token)))

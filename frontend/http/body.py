@@ -42,8 +42,7 @@ def decode(raw: bytes, body_type: type[AnyBody]) -> tuple[AnyBody, tuple[str, ..
     without effect, and `shallow`, fields that are not searched for unknown fields inside.
 
     Raises InvalidRequest for invalid or unsupported fields; `param` is the path, as in `messages[0].role`.
-    Raises TooManyParts.
-    """
+    Raises TooManyParts."""
     raw = raw.removeprefix(codecs.BOM_UTF8)
     if not raw or raw.isspace():
         raise InvalidRequest("The body is empty; send a JSON object.")
@@ -147,8 +146,7 @@ def _search(
     value: object, structs: Iterable[inspect.StructType], path: str, label: str, unknown: dict[str, None]
 ) -> None:
     """Adds the unknown fields inside a value to `unknown`. `path` is the place of the value, as in
-    `tools[0]`, `label` is the same without indices. Raises InvalidRequest for unsupported fields.
-    """
+    `tools[0]`, `label` is the same without indices. Raises InvalidRequest for unsupported fields."""
     if isinstance(value, list):
         for i, item in enumerate(value):
             _search(item, structs, f"{path}[{i}]", f"{label}[]", unknown)
@@ -209,8 +207,7 @@ def _allowed(kinds: Iterable[inspect.Type]) -> str:
 
 def _explained(error: msgspec.ValidationError, value: Any, struct: type, path: str = "") -> InvalidRequest:
     """The error of msgspec for a JSON value, with its whole path and the values that are allowed. `value` is
-    None if it is too long to look at.
-    """
+    None if it is too long to look at."""
     text, _, place = str(error).partition(" - at ")
     missing = _MISSING.match(text)
     steps = [*_STEP.findall(place.rpartition("$")[2]), *([(missing[1], "")] if missing else [])]

@@ -97,8 +97,7 @@ class Exchange:
     sent; a later failure cannot change it, and a stream has `end_failed` for that. `headers` has the
     last value of each, `path_params` are the route's path parameters, `query` is the raw query string,
     `address` the client's, `key_name` that of its API key (empty if keys are not checked). `blocked_s` gets
-    each time that a write waited for the client.
-    """
+    each time that a write waited for the client."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, envelope: Envelope = ErrorBody.of) -> None:
         self._envelope = envelope
@@ -142,8 +141,7 @@ class Exchange:
 
     async def read_body(self, max_bytes: int, count: Callable[[int], object] = lambda _: None) -> bytes:
         """The whole body. Calls `count` with the number of bytes so far. Raises EncodedBody, BodyTooLarge
-        (before reading if declared) or ClientGone.
-        """
+        (before reading if declared) or ClientGone."""
         encoding = self.headers.get(b"content-encoding", b"identity")
         if encoding != b"identity":
             shown = encoding.decode(errors="replace")[:40]
@@ -177,8 +175,7 @@ class Exchange:
 
     async def start_events(self, headers: Headers = ()) -> None:
         """Send status and headers of a stream of server-sent events, which proxies neither store nor hold
-        back.
-        """
+        back."""
         fixed = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
         await self.start(200, b"text/event-stream; charset=utf-8", [*fixed, *headers])
 
@@ -201,8 +198,7 @@ class Exchange:
 
     async def fail(self, error: BatonError, headers: Headers = ()) -> bool:
         """Send an error response, with the headers that its status needs, or the event that ends a stream.
-        Returns whether it was possible.
-        """
+        Returns whether it was possible."""
         if not self.started:
             await self.answer(error.status, self._envelope(error), [*error_headers(error), *headers])
         elif self.end_failed is not None:
@@ -244,8 +240,7 @@ class Bodies:
 
     async def use(self, exchange: Exchange, max_body_bytes: int, make: Callable[[bytes], Awaitable[T]]) -> T:
         """What `make` makes of the body, which counts until then. Raises BodiesFull, or as
-        `Exchange.read_body` does.
-        """
+        `Exchange.read_body` does."""
         counted = 0
 
         def count(num_bytes: int) -> None:

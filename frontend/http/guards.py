@@ -53,8 +53,7 @@ class Guards:
     machine.
 
     API keys: every path but OPEN_PATHS needs one of `keys()`, ADMIN_PATHS one that is marked admin. The scope
-    gets its `key_name` and `is_admin`, on open paths too. Without `keys` everyone is served.
-    """
+    gets its `key_name` and `is_admin`, on open paths too. Without `keys` everyone is served."""
 
     def __init__(
         self,

@@ -46,8 +46,7 @@ def read_keys(path: Path) -> Keys:
 
 def parse_keys(text: str) -> Keys:
     """The keys of the lines `NAME SHA256` or `NAME SHA256 admin`; empty lines and those that begin with # are
-    skipped. Raises ValueError: `line 3: why`.
-    """
+    skipped. Raises ValueError: `line 3: why`."""
     keys: dict[bytes, ApiKey] = {}
     for number, line in enumerate(text.split("\n"), 1):
         words = line.split()
@@ -99,8 +98,7 @@ def presented(headers: Iterable[tuple[bytes, bytes]]) -> list[bytes]:
 
 def key_of(keys: Keys, headers: Iterable[tuple[bytes, bytes]]) -> ApiKey | None:
     """The first presented key that is in the file. Its digest is looked up, which takes a time that depends
-    on the digest only, and a guesser cannot choose that.
-    """
+    on the digest only, and a guesser cannot choose that."""
     return next((found for key in presented(headers) if (found := keys.get(_digest(key)))), None)
 
 

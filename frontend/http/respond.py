@@ -40,8 +40,7 @@ Serve = Callable[[Exchange, Services, Record], Awaitable[None]]
 
 class Endpoint:
     """The ASGI app of one route. Failures become error responses, or a stream's last event, and are counted
-    by route.
-    """
+    by route."""
 
     def __init__(
         self, route: str, serve: Serve, services: Services, envelope: Envelope = ErrorBody.of
@@ -162,8 +161,7 @@ def numbered(exchange: Exchange, answer: Answer) -> Answer:
 
 async def generate(exchange: Exchange, answer: Answer, services: Services, record: Record) -> None:
     """Generate the answer and send it; stops if the client disconnects. Raises InvalidRequest if the client
-    has a part of the stream and it cannot be continued.
-    """
+    has a part of the stream and it cannot be continued."""
     answer = numbered(exchange, answer)
     record.num_prompt_tokens = num_prompt_tokens(answer.choices)
     delivery = Delivery(exchange, answer, services)
@@ -320,8 +318,7 @@ async def feed(  # noqa: PLR0917  one call
     blocked_s: list[float],
 ) -> None:
     """Generate one choice and send its events, but the last ones; `on_taken` as in `Generator.generate`,
-    `blocked_s` as in `Exchange`.
-    """
+    `blocked_s` as in `Exchange`."""
     choice, leg = answer.choices[index], record.leg()
     gaps, clock_ns, last_ns, longest_ns = services.metrics.gaps(record), time.perf_counter_ns, 0, 0
     generated = services.generator.generate(choice.request, choice.caller, on_taken, leg)
@@ -365,8 +362,7 @@ async def relay(
     exchange: Exchange, answer: Answer, take: Callable[[], Awaitable[bytes]], services: Services
 ) -> None:
     """Send the events of a background run, which `take` returns, until there are none or the client
-    disconnects.
-    """
+    disconnects."""
     delivery = Delivery(exchange, answer, services, GRACE_S)  # the run's own end comes at the deadline
     async with delivery:
         delivery.keep_alive()

@@ -39,8 +39,7 @@ class Patience(msgspec.Struct, frozen=True, kw_only=True):
     `request_s`: from the first byte of a request to the last, plus a second for each `bytes_a_s` of body.
     `idle_s`: between requests, and before the first. `unread_s`: without the client reading any data.
     `rest_s`: for discarding the rest of a request that was answered early. `linger_s`: at a drain, for the
-    next request of a new client, or of one whose answer did not announce that the connection closes.
-    """
+    next request of a new client, or of one whose answer did not announce that the connection closes."""
 
     request_s: float = 30.0
     bytes_a_s: int = 64 << 10
@@ -61,8 +60,7 @@ class HeadTooLarge(InvalidRequest, code="headers_too_large", status=431):
 class _JoinedHead(asyncio.Transport):
     """The transport of uvicorn's responses. uvicorn writes head and body one after the other, and uvloop
     sends each at once: two system calls and two packets for a short answer. Here the head waits for the body,
-    within one iteration of the event loop.
-    """
+    within one iteration of the event loop."""
 
     def __init__(self, transport: asyncio.Transport) -> None:
         super().__init__()
@@ -192,8 +190,7 @@ class Connection(HttpToolsProtocol):
     def _ignore_offer(self, rest: bytes) -> None:
         """The library takes what follows a head with `Upgrade` (or `CONNECT`) for another protocol. Here it
         is the body, which another parser reads, and the last of this connection: Java's client and `curl
-        --http2` offer HTTP/2 with their first POST.
-        """
+        --http2` offer HTTP/2 with their first POST."""
         self.cycle.keep_alive = False
         body = SimpleNamespace(on_body=self.on_body, on_message_complete=self.on_message_complete)
         self.parser = httptools.HttpRequestParser(body)
@@ -244,8 +241,7 @@ class Connection(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         """The last byte of a response was handed to the transport. Replaces uvicorn's, whose timer for idle
-        connections would keep a reset one in memory until it fires.
-        """
+        connections would keep a reset one in memory until it fires."""
         if self.transport.is_closing():
             return
         self.flow.resume_reading()
@@ -261,8 +257,7 @@ class Connection(HttpToolsProtocol):
 
     def shutdown(self) -> None:
         """Close after the current request or, if no answer announced it, after the next one, which has to
-        begin within `linger_s`.
-        """
+        begin within `linger_s`."""
         self._is_last = True
         if self._num_open > 0:
             if not self.cycle.response_started:
@@ -319,8 +314,7 @@ _CHECK_EVERY_S, _DRAINED_EVERY_S = 1.0, 0.05
 
 class HttpServer:
     """Serves the app on a listening socket. By default, clients may use half of the process's file
-    descriptors, or all but RESERVED_DESCRIPTORS.
-    """
+    descriptors, or all but RESERVED_DESCRIPTORS."""
 
     def __init__(
         self,

@@ -69,8 +69,7 @@ class Shared:
 class Siblings:
     """This process, number `index` of its frontend's `num_processes`, among the others and those of other
     frontends. The frontend's name is its `folder`, or random with one process. Call `listening` once this
-    process accepts connections.
-    """
+    process accepts connections."""
 
     def __init__(
         self,

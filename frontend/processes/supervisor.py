@@ -28,8 +28,7 @@ TAKE_TIMEOUT_S = 1.0
 
 class Port:
     """This frontend's listening socket, and the `door` at which the next frontend connects for it. `running`
-    leads to the frontend that both came from.
-    """
+    leads to the frontend that both came from."""
 
     def __init__(
         self,
@@ -100,8 +99,7 @@ class Port:
 
 def inherited() -> socket.socket | None:
     """The listening socket that systemd passes to this process (sd_listen_fds(3)), if any. Raises OSError if
-    it does not listen.
-    """
+    it does not listen."""
     num_sockets, pid = (os.environ.pop(name, "") for name in ("LISTEN_FDS", "LISTEN_PID"))
     if pid != str(os.getpid()):
         return None
@@ -180,8 +178,7 @@ class Supervisor:
 
     async def run(self) -> int:
         """Serve until SIGTERM or SIGINT, then let the processes drain; a second signal kills them. Returns 0
-        after a drain, or the status of a process that could not start before any of them served.
-        """
+        after a drain, or the status of a process that could not start before any of them served."""
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, self._on_signal, number)
         async with asyncio.TaskGroup() as tasks:

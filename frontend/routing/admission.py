@@ -14,8 +14,7 @@ from frontend.metrics import Metrics, Refusal
 
 class Capacity(NamedTuple):
     """How many requests are decoded at a time, how many may be on their way to their first token, how many
-    may run in all, and how many may wait.
-    """
+    may run in all, and how many may wait."""
 
     num_places: float
     num_starting: float
@@ -30,8 +29,7 @@ def capacity_of(
     worker is live.
 
     Workers get a few requests more than their batches hold, so that a place that becomes free is taken at
-    once; what else their queues would hold waits in the frontend.
-    """
+    once; what else their queues would hold waits in the frontend."""
     batch, queue = _total(decodes)
     if not batch:
         return None
@@ -81,8 +79,7 @@ Turn = asyncio.Future[Place]
 class Admission:
     """The requests of one model in this frontend process. `capacity` is its part of what workers hold, given
     how many requests have a token. A request waits `max_wait_s`, with 0 until its deadline. `on_full` gets
-    the pool (`decode`, `prefill`) and its load when a request waits for a second, or is refused.
-    """
+    the pool (`decode`, `prefill`) and its load when a request waits for a second, or is refused."""
 
     def __init__(
         self,
@@ -106,8 +103,7 @@ class Admission:
 
     def check(self, caller: str, deadline_s: float) -> None:
         """Raises Overloaded if a request would be refused now: the queue is full and the caller has its share
-        of it, or it would wait too long.
-        """
+        of it, or it would wait too long."""
         self._let_in()  # a worker may have joined
         if self._has_room():
             return
@@ -122,8 +118,7 @@ class Admission:
 
     async def enter(self, request: GenerateRequest, caller: str) -> Place:
         """A place for the caller's request, after waiting in turn: `start` it at the first token, `leave` it
-        at the end. Raises Overloaded as `check` does, or when it has waited too long.
-        """
+        at the end. Raises Overloaded as `check` does, or when it has waited too long."""
         self.check(caller, request.deadline_s)
         if self._has_room():
             self._booked_s = 0.0  # the clients that were to come back did not, or will find a place
@@ -173,8 +168,7 @@ class Admission:
         """The error of a request without a place.
 
         Stagger Retry-After by the rate at which places become free, from when the queue is half empty on:
-        if all refused clients came back together, most would be refused again.
-        """
+        if all refused clients came back together, most would be refused again."""
         self._metrics.of("refused_requests", reason).value += 1
         now_s, rate = _now_s(), self._rate
         earliest_s = max(self._booked_s, now_s + self._num_waiting / 2 / rate)

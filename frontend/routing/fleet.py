@@ -37,8 +37,7 @@ _NO_PROGRESS = "its engine makes no progress"
 
 class Fleet:
     """All workers of all models. `keep_current()` must run throughout. Requests go to workers that are ready
-    and not lost.
-    """
+    and not lost."""
 
     def __init__(
         self,
@@ -92,8 +91,7 @@ class Fleet:
         """Live workers of a role, ordered by id.
 
         Prefill workers without a compatible decode worker are excluded; `paired_with` keeps only those of
-        either role that can exchange KV with that worker.
-        """
+        either role that can exchange KV with that worker."""
         versions = (self.table.version, self.cut.version)
         if versions != self._versions:
             self._found.clear()
@@ -124,8 +122,7 @@ class Fleet:
 
     def served(self, name: str) -> ServedModel:
         """The model of that name. Raises ModelNotFound, or NoWorkers if its decode workers or its tokenizer
-        are missing; lost workers may answer again in a moment, and requests wait for them.
-        """
+        are missing; lost workers may answer again in a moment, and requests wait for them."""
         registered = [worker for worker in self.table.all() if not worker.refusal]
         model = model_of(name, {worker.model for worker in registered}, self._aliases) or name
         mine = [worker for worker in registered if worker.model == model]
@@ -243,8 +240,7 @@ class Fleet:
 
     async def _ask(self, worker: WorkerInfo) -> WorkerStats:
         """The worker's statistics. Raises TimeoutError after STATS_TIMEOUT_S; a BatonError, PeerDistrusted
-        among them.
-        """
+        among them."""
         async with asyncio.timeout(STATS_TIMEOUT_S):
             async with aclosing(self._transport.call(worker.address, StatsRequest())) as replies:
                 async for reply in replies:

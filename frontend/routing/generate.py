@@ -88,8 +88,7 @@ RETRIES: dict[type[BatonError], Retry] = {
 
 class Progress:
     """The state of one request across its attempts. `error` is how the last one ended; `num_ids` is how many
-    token ids the model has; `usage` is the latest that a worker reported; `leg` records the attempts.
-    """
+    token ids the model has; `usage` is the latest that a worker reported; `leg` records the attempts."""
 
     def __init__(self, request: GenerateRequest, num_ids: float, leg: Leg | None = None) -> None:
         self.request = request
@@ -132,8 +131,7 @@ class Progress:
 
     def take(self, chunk: TokenChunk) -> TokenChunk | None:
         """Keep the chunk's tokens and usage; returns the tokens that are new to the client, or None. Raises
-        UnknownToken, or EngineFailure if a regenerated answer diverges.
-        """
+        UnknownToken, or EngineFailure if a regenerated answer diverges."""
         if chunk.token_ids and max(chunk.token_ids) >= self.num_ids:
             self.check(chunk.token_ids)
         if chunk.usage is not None:
@@ -228,8 +226,7 @@ _Stream = tuple[Reply | None, AsyncGenerator[Reply, None]]
 class Generator:
     """Answers token requests with the fleet's workers. If a worker is lost, another one prefills the prompt
     and the tokens so far, or makes the answer again if its engine cannot resume; no token is repeated or
-    missing. Without a live worker, or the broker, a request waits.
-    """
+    missing. Without a live worker, or the broker, a request waits."""
 
     def __init__(
         self,
@@ -348,8 +345,7 @@ class Generator:
 
     async def _find_workers(self, progress: Progress, on_taken: Callable[[], None]) -> None:
         """Wait for the plane's broker, until the deadline if the request was running when it went away; then
-        for a decode worker that may get the request. `on_taken` is called before the first attempt.
-        """
+        for a decode worker that may get the request. `on_taken` is called before the first attempt."""
         if not self._transport.is_reachable:
             away = BrokerLost("The request plane's broker is unreachable; retry later.", retry_after_s=1)
             limit_s = math.inf if progress.error else self._settings.wait_for_worker_s
@@ -411,8 +407,7 @@ class Generator:
 
     async def _hand_over(self, progress: Progress, handoff: KvHandoff) -> _Stream:
         """Decode what prefill hands over. The prefill call stays open until decode's first chunk, since not
-        every engine reports when the KV has moved, and closing the call releases the pinned KV.
-        """
+        every engine reports when the KV has moved, and closing the call releases the pinned KV."""
         pinning = progress.calls[-1]
         tokens = self._tokens(after_handoff(progress.sent, handoff), progress)
         chunk = await _decoded(tokens, pinning)
@@ -474,8 +469,7 @@ async def _wait(progress: Progress, arrival: Awaitable[None], limit_s: float, er
 
 async def _decoded(tokens: AsyncGenerator[Reply, None], pinning: Call) -> Reply | None:
     """Decode's first reply. Raises HandoffFailed as soon as the prefill call fails, since the KV is lost with
-    it, BrokerLost.
-    """
+    it, BrokerLost."""
     loop = asyncio.get_running_loop()
     arriving, moved = loop.create_task(_next(tokens)), loop.create_task(_next(pinning.replies))
     try:

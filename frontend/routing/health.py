@@ -7,8 +7,7 @@ from baton.messages import Role
 
 class Instance(msgspec.Struct, frozen=True, kw_only=True):
     """One worker as /health shows it. `tokens_per_step`: of an answer, with the guesses that were right, when
-    the statistics were last read; None without guesses.
-    """
+    the statistics were last read; None without guesses."""
 
     worker_id: str
     role: Role
@@ -26,8 +25,7 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
     heartbeats, `refused` ones sent invalid tokens, compute other numbers or have a certificate of another
     authority; `doubts`: workers whose numbers differ, without a majority, or whose contexts do. Pairs: the
     warm-up of `cold_pairs` failed, `refused_pairs` do not match, between `cut_pairs` no KV moved. Stuck
-    workers and cut pairs are excluded until a trial succeeds.
-    """
+    workers and cut pairs are excluded until a trial succeeds."""
 
     status: str
     endpoints: list[str]

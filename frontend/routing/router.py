@@ -56,8 +56,7 @@ Locality = Literal["own", "other"]
 
 class Router:
     """One policy. `num_running` is a live count of this frontend's calls by worker id; `count` is called with
-    each choice by prefix.
-    """
+    each choice by prefix."""
 
     def __init__(
         self,
@@ -72,8 +71,7 @@ class Router:
 
     def pick(self, role: Role, request: GenerateRequest, workers: Sequence[WorkerInfo]) -> WorkerInfo:
         """One of `workers` (not empty, ordered by id) for the request. Unless the mode is `prefix`, it does
-        not queue at one of them while another has a free place.
-        """
+        not queue at one of them while another has a free place."""
         if self._mode == "prefix":
             return self._by_prefix(role, request, workers)
         loads = self._num_running
@@ -89,8 +87,7 @@ class Router:
 
     def _by_prefix(self, role: Role, request: GenerateRequest, workers: Sequence[WorkerInfo]) -> WorkerInfo:
         """Each conversation has its own order of workers (rendezvous hashing over its opening tokens), the
-        same in every frontend; the first whose load is bounded gets the request (Mirrokni et al., 2018).
-        """
+        same in every frontend; the first whose load is bounded gets the request (Mirrokni et al., 2018)."""
         opening = _opening(request)
         ordered = sorted(workers, key=lambda worker: _score(opening, worker), reverse=True)
         loads = [self._num_running.get(worker.worker_id, 0) for worker in ordered]

@@ -311,8 +311,7 @@ class CutPairs:
 
 class Call:
     """A running call. Its worker counts it until it is closed, the watchdog until it is answered; its
-    progress is the growth of `tokens`.
-    """
+    progress is the growth of `tokens`."""
 
     __slots__ = ("_held", "_num_running", "replies", "since_s")
 
@@ -348,8 +347,7 @@ IsStuck = Callable[[WorkerInfo], Awaitable[bool]]
 
 class _Held:
     """The calls that wait for one worker, the oldest first. Counts checks, not seconds: a frontend that stood
-    still has not waited for anything.
-    """
+    still has not waited for anything."""
 
     def __init__(self, worker: WorkerInfo) -> None:
         self.worker = worker
@@ -373,8 +371,7 @@ class _Held:
 class Calls:
     """The running calls to workers. Detects stuck workers: heartbeats arrive, but none of their requests
     makes progress. `on_stuck` is called for a worker without progress for `no_progress_s` that `is_stuck`
-    then finds stuck. An error is not progress: a hung engine also rejects requests as its queue is full.
-    """
+    then finds stuck. An error is not progress: a hung engine also rejects requests as its queue is full."""
 
     def __init__(
         self, is_stuck: IsStuck, on_stuck: Callable[[WorkerInfo], None], no_progress_s: float

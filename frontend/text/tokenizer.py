@@ -80,8 +80,7 @@ class ModelTokenizer:
     """Byte-level BPE with Harmony's control tokens. Thread-safe.
 
     The added tokens are removed from the `tokenizers` object, so that text cannot inject control tokens: they
-    enter a prompt only as `SpecialToken` segments, or through `encode_text` with `allow_special`.
-    """
+    enter a prompt only as `SpecialToken` segments, or through `encode_text` with `allow_special`."""
 
     def __init__(self, ordinary: Tokenizer, vocab: dict[str, int], added: dict[str, int]) -> None:
         self._ordinary = ordinary
@@ -107,8 +106,7 @@ class ModelTokenizer:
         """Loads `tokenizer.json` from a model's folder. Blocks for about a second for gpt-oss.
 
         Raises OSError if it cannot be read, ValueError if it is not a byte-level BPE tokenizer with Harmony's
-        control tokens.
-        """
+        control tokens."""
         path = folder / "tokenizer.json"
         try:
             parts = msgspec.json.decode(path.read_bytes(), type=dict[str, msgspec.Raw])
@@ -185,8 +183,7 @@ class ModelTokenizer:
     def _encode_part(self, text: str) -> tuple[list[int], int]:
         """The tokens of the first part of a text that goes on, and its number of characters. Where the tokens
         of two parts are those of the whole once, they are so whatever comes before and after: byte pair
-        encoding merges two tokens or not. Without such a place, the part is all of the text.
-        """
+        encoding merges two tokens or not. Without such a place, the part is all of the text."""
         ids = self._encode_piece(text)
         most = len(ids) - _UNSURE_TOKENS
         for num in range(most, max(0, most - _MOST_CUTS), -1):
@@ -320,8 +317,7 @@ RETRY_S = 1.0
 
 class Tokenizers:
     """Loads tokenizers in threads. If one cannot be loaded, it tries again while a worker of the model is
-    registered.
-    """
+    registered."""
 
     def __init__(self, model_path: Path | None) -> None:
         """`model_path` is read instead of the workers' paths."""

@@ -53,8 +53,7 @@ class StopStrings:
 
     Text that may be the start of a stop string is held back: at most one character less than the longest
     stop string. The stop string that is complete first wins, so that the result does not depend on how the
-    text was split. Empty stop strings are ignored. `met` is the stop string that ended the text.
-    """
+    text was split. Empty stop strings are ignored. `met` is the stop string that ended the text."""
 
     def __init__(self, stops: Iterable[str]) -> None:
         self._stops = tuple(stop for stop in stops if stop)

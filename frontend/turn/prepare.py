@@ -34,8 +34,7 @@ def fitted(request: TurnRequest, served: ServedModel, *, num_prompt_tokens: int)
     capped by the rest of the context.
 
     Raises ContextTooLong if the prompt fills the context, InvalidRequest if the fields contradict each other
-    or name unknown token ids.
-    """
+    or name unknown token ids."""
     sampling, tokenizer, path = request.sampling, served.tokenizer, request.path
     if sampling.prompt_logprobs is not None and num_prompt_tokens > MAX_SCORED_TOKENS:
         raise InvalidRequest(

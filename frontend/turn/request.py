@@ -156,8 +156,7 @@ def guided(
 
     `tools` are those that the prompt shows. An `answer` format excludes a preamble, which would be visible
     text next to the JSON. Raises InvalidRequest, naming `tool_choice` or the schema's field, if the choice
-    names tools that are not offered or the schemas exceed `MAX_SCHEMA_BYTES`.
-    """
+    names tools that are not offered or the schemas exceed `MAX_SCHEMA_BYTES`."""
     choice = choice or CallChoice()
     callable_tools = _callable(tools, choice)
     is_held = any(tool.strict or tool.grammar is not None for tool in tools)
@@ -299,8 +298,7 @@ class TurnRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     `num_bytes` is the approximate size of the text to render and tokenise. `sampling` has the client's stop
     tokens only, and a limit that the context may lower. `stop_strings` end the visible text and are not part
-    of it; the answer ends before call number `max_calls` + 1. `user` is the client's, if it names one.
-    """
+    of it; the answer ends before call number `max_calls` + 1. `user` is the client's, if it names one."""
 
     model: str
     prompt: Conversation | RawPrompts
@@ -384,8 +382,7 @@ def _sampling(fields: CommonFields, form: Guided | None, max_tokens: int) -> Sam
 class Client(msgspec.Struct, frozen=True, kw_only=True):
     """The client of one HTTP request: the request's id, its deadline, the owner of its API key, and the
     client's address. `key_name` is that of the key, empty if keys are not checked: stored responses belong to
-    it, and so does cached KV, unless the key `shares_cache`.
-    """
+    it, and so does cached KV, unless the key `shares_cache`."""
 
     request_id: str
     deadline_s: float

@@ -19,8 +19,7 @@ class Seal:
     """Signs with a key shared by all frontends of a service, or with a random key of this process.
 
     A signature is `bt1.FINGERPRINT.MAC`. Content of another key or server is left out rather than refused,
-    since sessions move between servers.
-    """
+    since sessions move between servers."""
 
     def __init__(self, key: bytes | None = None) -> None:
         self._key = key or secrets.token_bytes(32)

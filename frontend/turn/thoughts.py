@@ -187,8 +187,7 @@ class Thoughts:
     def resumed(self, owner: str, conversation: Conversation, today: str) -> Conversation:
         """The conversation with its turns `completed` and the date on which it began, as Harmony has it: that
         of its last answer with calls if this is known here, otherwise `today`. Midnight would change every
-        prompt near its start, and no worker's KV would be of use.
-        """
+        prompt near its start, and no worker's KV would be of use."""
         answers = (turn for turn in reversed(conversation.turns) if isinstance(turn, AssistantTurn))
         last = next((answer for answer in answers if answer.tool_calls), None)
         known = self._known(owner, last) if last else None
