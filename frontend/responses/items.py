@@ -362,25 +362,24 @@ class InputReader:
     def _reasoning(self, item: ReasoningItem, path: str) -> ReasoningItem:
         """The item with its `content`, with its `encrypted_content` of this service, or recalled by id."""
         content = item.content
-        if not content and item.encrypted_content:
-            content = self._opened(item.encrypted_content, f"{path}.encrypted_content")
-        if not content and item.id and (text := self._recall(item.id)) is not None:
-            content = [TextPart(type="reasoning_text", text=text)]
+        if not content:
+            text = self._opened(item.encrypted_content or "", f"{path}.encrypted_content")
+            text = self._recall(item.id) if text is None and item.id else text
+            content = [] if text is None else [TextPart(type="reasoning_text", text=text)]
         if not content and item.summary:
             self.left_out.add("input[].summary")
         return ReasoningItem(id=item.id, content=content)
 
-    def _opened(self, sealed: str, path: str) -> list[TextPart]:
+    def _opened(self, sealed: str, path: str) -> str | None:
         try:
             text = self._seal.open(sealed)
         except Changed:
             raise InvalidRequest(
                 f"`{path}` was changed; send it back unchanged, or leave it out.", param=path
             ) from None
-        if text is None:
+        if sealed and text is None:
             self.left_out.add("input[].encrypted_content")
-            return []
-        return [TextPart(type="reasoning_text", text=text)]
+        return text
 
 
 def _is_hosted_search(fields: dict[str, Any]) -> bool:

@@ -60,10 +60,7 @@ CREATE TABLE IF NOT EXISTS item_ids (
 CREATE INDEX IF NOT EXISTS item_ids_by_response ON item_ids (response_id);
 """
 # Without the events: reading a long stream takes long.
-_SUMMARIES = """
-CREATE TEMP VIEW summaries AS
-SELECT rowid, id, previous_id, status, is_background, body, items, key_name FROM responses
-"""
+_SUMMARY = "SELECT id, previous_id, status, is_background, body, items, key_name FROM responses "
 _SAVE = """
 INSERT INTO responses
     (id, previous_id, status, is_background, owner, used_s, num_bytes, body, items, events, key_name)
@@ -80,13 +77,9 @@ DELETE FROM responses WHERE status != 'in_progress' AND id IN (
     ) WHERE used_s < ? OR num > ? OR total_bytes > ?
 )
 """
-_BY_ID = "SELECT * FROM responses WHERE id = ?"
-_RUNNING = "SELECT id FROM responses WHERE status = 'in_progress'"
 _FAIL = "UPDATE responses SET status = 'failed', body = ?, events = NULL WHERE id = ?"
-_SUMMARY = "SELECT * FROM summaries WHERE id = ?"
 _WITH_ITEM = """
-SELECT summaries.* FROM item_ids JOIN summaries ON id = response_id
-WHERE item_id = ? AND key_name = ? ORDER BY summaries.rowid DESC LIMIT 1
+JOIN item_ids ON id = response_id WHERE item_id = ? AND key_name = ? ORDER BY responses.rowid DESC LIMIT 1
 """
 
 T = TypeVar("T")
@@ -200,7 +193,7 @@ class ResponseStore:
         for entry in reversed(self._unwritten.values()):
             if item_id in entry.item_ids and entry.response.key_name == key_name:
                 return entry.response
-        return _stored(await self._in_thread(self._row, _WITH_ITEM, item_id, key_name))
+        return _stored(await self._in_thread(self._row, _SUMMARY + _WITH_ITEM, item_id, key_name))
 
     async def delete(self, response_id: str) -> bool:
         """Delete a response; returns whether it existed."""
@@ -286,7 +279,7 @@ class ResponseStore:
         return row
 
     def _load(self, response_id: str) -> StoredResponse | None:
-        row = self._row(_BY_ID, response_id)
+        row = self._row("SELECT * FROM responses WHERE id = ?", response_id)
         found = _stored(row)
         if row is None or found is None or found.status != RUNNING:
             return found
@@ -307,7 +300,7 @@ class ResponseStore:
         num_bytes = 0
         while next_id is not None:
             entry = self._unwritten.get(next_id)  # the loop's thread may remove it
-            found = entry.response if entry else _stored(self._row(_SUMMARY, next_id))
+            found = entry.response if entry else _stored(self._row(_SUMMARY + "WHERE id = ?", next_id))
             if found is None or found.key_name != key_name:
                 return None
             num_bytes += len(found.body) + len(found.items)
@@ -325,8 +318,8 @@ class ResponseStore:
             return db.execute("DELETE FROM responses WHERE id = ?", (response_id,)).rowcount > 0
 
     def _fail_orphans(self) -> None:
-        for (response_id,) in self._db.execute(_RUNNING).fetchall():
-            self._load(response_id)
+        for row in self._db.execute("SELECT id FROM responses WHERE status = 'in_progress'").fetchall():
+            self._load(row["id"])
 
 
 def _stored(row: sqlite3.Row | None) -> StoredResponse | None:
@@ -370,7 +363,6 @@ def _set_up(db: sqlite3.Connection) -> sqlite3.Connection:
         # Release 0.1 has no such column; it can still use the file.
         if "key_name" not in {row["name"] for row in db.execute("PRAGMA table_info(responses)")}:
             db.execute("ALTER TABLE responses ADD COLUMN key_name TEXT NOT NULL DEFAULT ''")
-    db.execute(_SUMMARIES)
     db.execute(f"PRAGMA user_version = {_VERSION}")
     db.execute(f"PRAGMA busy_timeout = {round(_BUSY_S * 1000)}")
     return db
