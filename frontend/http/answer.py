@@ -78,6 +78,8 @@ class Numbered(Answer):
         """`last_event_id`: of the last event that the client has; empty: none. Raises InvalidRequest."""
         self.model, self.stream, self.ignored = answer.model, answer.stream, answer.ignored
         self.choices, self.keep_alive = answer.choices, answer.keep_alive
+        # These have no ids.
+        self.closing, self.failure, self.settle = answer.closing, answer.failure, answer.settle  # type: ignore[method-assign]
         self._answer = answer
         self._num_tokens = self._num_events = self._checksum = 0
         self._had, self._had_checksum = (0, 0), 0
@@ -108,15 +110,6 @@ class Numbered(Answer):
         if self._num_tokens < self._had[0]:
             raise _changed()
         return self._number(events)
-
-    def closing(self) -> bytes:
-        return self._answer.closing()
-
-    def failure(self, error: BatonError) -> bytes:
-        return self._answer.failure(error)
-
-    async def settle(self) -> None:
-        await self._answer.settle()
 
     def _tokens(self, chunk: TokenChunk) -> Iterator[TokenChunk]:
         """See `single_tokens`."""

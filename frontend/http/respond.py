@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager, aclosing, nullcontext
 from typing import TypeVar
 
-from baton.errors import BatonError, DeadlineExceeded, InvalidRequest, NotReady
+from baton.errors import BatonError, InvalidRequest, NotReady
 from baton.pace import first_done
 from frontend.http.answer import Answer, Numbered
 from frontend.http.exchange import (
@@ -166,7 +166,7 @@ async def generate(exchange: Exchange, answer: Answer, services: Services, recor
     record.num_prompt_tokens = num_prompt_tokens(answer.choices)
     delivery = Delivery(exchange, answer, services)
     try:
-        async with delivery:
+        async with asyncio.timeout(services.request_timeout_s), delivery:
             last = await _choices(answer, services, record, delivery)
         if answer.stream:
             last += answer.closing()
@@ -185,42 +185,37 @@ class Delivery:
     """An answer on its way to the client. A stream's headers go out with its first events, and comments while
     it is idle; who sends events waits for a slow client.
 
-    As a context it ends with ClientGone when the client disconnects, with DeadlineExceeded at the deadline.
+    As a context it ends with ClientGone when the client disconnects.
     """
 
-    def __init__(self, exchange: Exchange, answer: Answer, services: Services, grace_s: float = 0.0) -> None:
-        """`grace_s` is time beyond the deadline."""
+    def __init__(self, exchange: Exchange, answer: Answer, services: Services) -> None:
         self._exchange = exchange
         self._answer = answer
         self._services = services
-        self._limit_s = services.request_timeout_s + grace_s
         self._num_sent = 0
         self._starting = asyncio.Lock()
         self.blocked_s = exchange.blocked_s
         self.blocked_s.clear()  # of the connection's last answer
         self._tasks: list[asyncio.Task[None]] = []
-        self._interruption: Callable[[], Exception] | None = None
+        self._is_gone = False
 
     async def __aenter__(self) -> None:
-        loop = asyncio.get_running_loop()
         answering = asyncio.current_task()
         assert answering is not None, "the server runs a task for each request"
         self._answering = answering
-        self._overdue = loop.call_later(self._limit_s, self._interrupt, DeadlineExceeded)
-        self._tasks.append(loop.create_task(self._watch_client()))
+        self._tasks.append(asyncio.create_task(self._watch_client()))
 
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._overdue.cancel()
         for task in self._tasks:
             task.cancel()
         for task in self._tasks:
             if not task.done():
                 await first_done(task)
         self._tasks.clear()  # their tracebacks have this object, which would keep the answer in memory
-        if self._interruption is not None:
-            others = self._answering.uncancel()  # the server's drain cancels too
+        if self._is_gone:
+            others = self._answering.uncancel()  # the server's drain and the deadline cancel, too
             if kind is asyncio.CancelledError and not others:
-                raise self._interruption() from None
+                raise ClientGone from None
 
     def keep_alive(self) -> None:
         """Send comments from now on, the first one soon, whenever a stream is idle."""
@@ -264,12 +259,8 @@ class Delivery:
 
     async def _watch_client(self) -> None:
         await self._exchange.client_gone()
-        self._interrupt(ClientGone)
-
-    def _interrupt(self, error: Callable[[], Exception]) -> None:
-        if self._interruption is None:
-            self._interruption = error
-            self._answering.cancel()
+        self._is_gone = True
+        self._answering.cancel()
 
 
 async def _choices(answer: Answer, services: Services, record: Record, delivery: Delivery) -> bytes:
@@ -363,7 +354,7 @@ async def relay(
 ) -> None:
     """Send the events of a background run, which `take` returns, until there are none or the client
     disconnects."""
-    delivery = Delivery(exchange, answer, services, GRACE_S)  # the run's own end comes at the deadline
+    delivery = Delivery(exchange, answer, services)
     async with delivery:
         delivery.keep_alive()
         while events := await take():
