@@ -97,6 +97,14 @@ def test_the_state_of_the_fleet_is_drawn(browser: Any, stack: Stack) -> None:
         assert page.locator("#ttft path.p50, #itl path.p99").count() == 2
 
 
+def test_a_worker_that_guesses_has_its_tokens_per_step(browser: Any, stack: Stack) -> None:
+    (worker,) = stack.get("/fleet").json()["workers"][:1]
+    with opened(browser, stack) as page:
+        assert "tokens/step" not in words(page, "#drawing")
+        guessing = json.dumps(worker | {"tokens_per_step": 2.13})
+        assert "2.1 tokens/step · " in page.evaluate(f"card({guessing}).textContent")
+
+
 def test_another_ones_prompt_and_answer_are_nowhere_in_the_page(browser: Any, stack: Stack) -> None:
     message = {"role": "user", "content": f"{CANARY} <b>bold</b>"}
     answer = stack.answer("/v1/chat/completions", messages=[message], max_tokens=8, temperature=0)
