@@ -198,8 +198,10 @@ class Leg(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
         attempt.enter(None)
         if usage is not None:
             self.num_moved_bytes = usage.num_moved_bytes
-            attempt.delay_s = max(attempt.delay_s, usage.delay_s)
-            attempt.starved_s = max(attempt.starved_s, usage.starved_s)
+            if usage.delay_s > attempt.delay_s:  # noqa: PLR1730
+                attempt.delay_s = usage.delay_s
+            if usage.starved_s > attempt.starved_s:  # noqa: PLR1730
+                attempt.starved_s = usage.starved_s
 
     def blocked(self, lasted_s: float) -> None:
         """The client did not read for so long; the running stage has that much less."""

@@ -148,7 +148,14 @@ class MessageWriter(ChoiceWriter):
         for delta in deltas:
             match delta:
                 case Text():
-                    chunks += self._text(delta)
+                    text, self._separator = _encode(self._separator + delta.text), ""
+                    if self._kind == "text":
+                        tail = self._plain_tail if self.choice.logprobs is None else self._scored_tail(delta)
+                        chunks += self._text_head, text, tail
+                    elif self._kind == "call":
+                        chunks += self._head, b'{"tool_calls":[', self._more % text, b"]", self._plain_tail
+                    elif self._gives_reasoning:  # under both field names that clients read
+                        chunks += self._reasoning_head, text, b',"reasoning_content":', text, self._plain_tail
                 case Begin("call"):
                     self._kind, call = "call", self._call(delta)
                     self._more = (_MORE_ARGUMENTS if call.custom is None else _MORE_INPUT) % delta.index
@@ -160,18 +167,6 @@ class MessageWriter(ChoiceWriter):
                     self._separator = PARAGRAPH if self._kind in self._begun else ""
                     self._begun.add(self._kind)
         return b"".join(chunks)
-
-    def _text(self, delta: Text) -> tuple[bytes, ...]:
-        text, self._separator = _encode(self._separator + delta.text), ""
-        if self._kind == "text":
-            tail = self._plain_tail if self.choice.logprobs is None else self._scored_tail(delta)
-            return self._text_head, text, tail
-        if self._kind == "call":
-            return self._head, b'{"tool_calls":[', self._more % text, b"]", self._plain_tail
-        if not self._gives_reasoning:
-            return ()
-        # Under both field names that clients read.
-        return self._reasoning_head, text, b',"reasoning_content":', text, self._plain_tail
 
     def end(self) -> bytes:
         reason = self.choice.finish_reason.encode()

@@ -8,6 +8,7 @@ import re
 import secrets
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -116,7 +117,7 @@ class Exchange:
         self._receive = receive
         self._send = send
 
-    @property
+    @cached_property
     def idempotency_key(self) -> str:
         """The client's; empty without one. Raises InvalidRequest."""
         given = self.headers.get(b"idempotency-key", b"")

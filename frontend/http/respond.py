@@ -197,6 +197,7 @@ class Delivery:
         self.blocked_s = exchange.blocked_s
         self.blocked_s.clear()  # of the connection's last answer
         self._tasks: list[asyncio.Task[None]] = []
+        self._idle: asyncio.TimerHandle | None = None
         self._is_gone = False
 
     async def __aenter__(self) -> None:
@@ -206,6 +207,8 @@ class Delivery:
         self._tasks.append(asyncio.create_task(self._watch_client()))
 
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self._idle is not None:
+            self._idle.cancel()
         for task in self._tasks:
             task.cancel()
         for task in self._tasks:
@@ -220,7 +223,8 @@ class Delivery:
     def keep_alive(self) -> None:
         """Send comments from now on, the first one soon, whenever a stream is idle."""
         if self._answer.stream:
-            self._tasks.append(asyncio.get_running_loop().create_task(self._comment()))
+            loop, wait_s = asyncio.get_running_loop(), self._services.first_event_wait_s
+            self._idle = loop.call_later(wait_s, self._begin_comments, self._num_sent)
 
     async def send(self, events: bytes) -> None:
         self._num_sent += 1
@@ -248,14 +252,17 @@ class Delivery:
         await self._answer.settle()
         await self._exchange.end(last)
 
-    async def _comment(self) -> None:
-        wait_s = self._services.first_event_wait_s
+    def _begin_comments(self, num_sent: int) -> None:
+        self._tasks.append(asyncio.create_task(self._comment(num_sent)))
+
+    async def _comment(self, num_sent: int) -> None:
         while True:
-            num_sent = self._num_sent
-            await asyncio.sleep(wait_s)  # a comment is due if the stream is idle until then
             if self._num_sent == num_sent:
                 await self.send(self._answer.keep_alive)
-            wait_s = self._services.keep_alive_s
+            num_sent = self._num_sent
+            await asyncio.sleep(
+                self._services.keep_alive_s
+            )  # a comment is due if the stream is idle until then
 
     async def _watch_client(self) -> None:
         await self._exchange.client_gone()

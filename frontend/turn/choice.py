@@ -266,17 +266,14 @@ class Choice:
 
     def feed(self, chunk: TokenChunk) -> list[Delta]:
         """The deltas that a chunk completes. Tokens after the one that meets a limit do not count."""
-        if self._limits is None or len(chunk.token_ids) < 2:
-            return self._read(chunk)
-        deltas = []
-        for each in single_tokens(chunk):
-            deltas += self._read(each)
-            if self.stopped:
-                break
-        return deltas
-
-    def _read(self, chunk: TokenChunk) -> list[Delta]:
         token_ids = chunk.token_ids
+        if self._limits is not None and len(token_ids) > 1:
+            deltas = []
+            for each in single_tokens(chunk):
+                deltas += self.feed(each)
+                if self.stopped:
+                    break
+            return deltas
         self.num_tokens += len(token_ids)
         if self.logprobs is not None:
             self.logprobs += chunk.logprobs or ()
