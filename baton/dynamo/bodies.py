@@ -6,22 +6,9 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from baton.dynamo import messages as wire
 from baton.dynamo.asks import Ask
 from baton.dynamo.errors import first_line
-from baton.dynamo.messages import (
-    BYPASS,
-    CompletionUsage,
-    DynamoChunk,
-    DynamoRequest,
-    ErrorReason,
-    GuidedDecoding,
-    OutputOptions,
-    PrefillResult,
-    PromptDetails,
-    Routing,
-    SamplingOptions,
-    StopConditions,
-)
 from baton.errors import EngineFailure, HandoffFailed, InvalidRequest, NotResumable, WorkerLost
 from baton.messages import (
     NO_TOKEN,
@@ -39,10 +26,10 @@ from baton.messages import (
 from baton.seeds import seed_of_attempt
 from baton.structural_tag import structural_tag
 
-CANARY = DynamoRequest(
+CANARY = wire.DynamoRequest(
     token_ids=[1],
-    stop_conditions=StopConditions(max_tokens=1, ignore_eos=False),
-    sampling_options=SamplingOptions(temperature=0.0, top_p=1.0, top_k=1),
+    stop_conditions=wire.StopConditions(max_tokens=1, ignore_eos=False),
+    sampling_options=wire.SamplingOptions(temperature=0.0, top_p=1.0, top_k=1),
     disaggregated_params={"request_type": "context_and_generation"},
     priority=1.0,
     is_health_check=True,
@@ -56,11 +43,13 @@ _REASONS: dict[str, FinishReason] = {"stop": "stop", "eos": "stop", "length": "l
 
 def dynamo_ask(request: GenerateRequest, worker: WorkerInfo) -> Ask:
     """The question to a worker of Dynamo's. Raises NotResumable, InvalidRequest."""
-    is_prefill, has_handoff = worker.role is Role.PREFILL, request.handoff is not None
+    has_handoff = request.handoff is not None
+    reader = Prefilled(request, worker) if worker.role is Role.PREFILL else Decoded(request)
     return Ask(
         name=request.request_id,
         body=msgspec.to_builtins(dynamo_request(request, worker.role)),
-        reader=Prefilled(request, worker) if is_prefill else Decoded(request),
+        take=reader.take,
+        end=reader.end,
         limit_s=request.deadline_s,
         num_prompt_tokens=0 if has_handoff else len(request.token_ids),
         has_handoff=has_handoff,
@@ -69,12 +58,12 @@ def dynamo_ask(request: GenerateRequest, worker: WorkerInfo) -> Ask:
 
 
 def canary(worker: WorkerInfo) -> Ask:
-    """A question that the worker answers without a peer."""
+    """A question that the worker answers without a peer; any answer will do."""
     body = msgspec.to_builtins(replace(CANARY, model=worker.model))
-    return Ask(name="canary", body=body, reader=None, limit_s=_CANARY_LIMIT_S)
+    return Ask(name="canary", body=body, limit_s=_CANARY_LIMIT_S)
 
 
-def dynamo_request(request: GenerateRequest, role: Role) -> DynamoRequest:
+def dynamo_request(request: GenerateRequest, role: Role) -> wire.DynamoRequest:
     """The body for a worker of that role. Decode without a handoff computes the prompt itself. Raises
     NotResumable for the rest of an answer that would not go on as it began, and InvalidRequest.
     """
@@ -89,27 +78,31 @@ def dynamo_request(request: GenerateRequest, role: Role) -> DynamoRequest:
     min_tokens = max(0, sampling.min_tokens - request.num_generated)
     max_tokens = sampling.max_tokens - request.num_generated
     priority = request.priority
-    return DynamoRequest(
+    return wire.DynamoRequest(
         model=request.model,
         token_ids=request.token_ids,
-        stop_conditions=StopConditions(
+        stop_conditions=wire.StopConditions(
             max_tokens=1 if role is Role.PREFILL else max_tokens,
             min_tokens=min_tokens or None,
             ignore_eos=not stops,
             stop_token_ids_hidden=list(stops) or None,
         ),
         sampling_options=_options(sampling),
-        output_options=None if sampling.logprobs is None else OutputOptions(logprobs=sampling.logprobs),
-        routing=Routing(
+        output_options=None if sampling.logprobs is None else wire.OutputOptions(logprobs=sampling.logprobs),
+        routing=wire.Routing(
             priority=-priority or None,
             cache_salt=request.cache_salt or None,
             prefill_worker_id=int(handoff.incarnation) if handoff else None,
         ),
         priority=0.5 - priority / 200 if priority else None,  # TensorRT-LLM's own, from 0 to 1
-        prefill_result=msgspec.json.decode(handoff.engine_state, type=PrefillResult) if handoff else None,
-        annotations=[BYPASS] if role is Role.DECODE and handoff is None else None,
+        prefill_result=_result(handoff) if handoff else None,
+        annotations=[wire.BYPASS] if role is Role.DECODE and handoff is None else None,
         eos_token_ids=list(stops) or None,
     )
+
+
+def _result(handoff: KvHandoff) -> wire.PrefillResult:
+    return msgspec.json.decode(handoff.engine_state, type=wire.PrefillResult)
 
 
 def release_request(request: GenerateRequest, handoff: KvHandoff) -> GenerateRequest:
@@ -126,11 +119,11 @@ def _is_resumable(sampling: Sampling) -> bool:
     return is_greedy and not (sampling.guided or sampling.frequency_penalty or sampling.presence_penalty)
 
 
-def _options(sampling: Sampling) -> SamplingOptions:
+def _options(sampling: Sampling) -> wire.SamplingOptions:
     """All that have a default are sent: a worker's own may be those of the model's folder."""
     is_greedy = sampling.temperature == 0 or sampling.top_p == 0
     tag = structural_tag(sampling.guided, {}) if sampling.guided else None  # the worker's xgrammar may be old
-    return SamplingOptions(
+    return wire.SamplingOptions(
         temperature=0.0 if is_greedy else sampling.temperature,
         top_p=1.0 if is_greedy else sampling.top_p,
         top_k=1 if is_greedy else max(0, sampling.top_k),
@@ -140,7 +133,7 @@ def _options(sampling: Sampling) -> SamplingOptions:
         repetition_penalty=sampling.repetition_penalty,
         # A sampled answer is always made from its beginning. For a greedy one vLLM would keep a generator.
         seed=None if is_greedy else seed_of_attempt(sampling, 0),
-        guided_decoding=None if tag is None else GuidedDecoding(structural_tag=tag),
+        guided_decoding=None if tag is None else wire.GuidedDecoding(structural_tag=tag),
     )
 
 
@@ -151,13 +144,13 @@ class Prefilled:
         self._request = request
         self._worker = worker
         self._decoded = Decoded(request)
-        self._result = PrefillResult()
+        self._result = wire.PrefillResult()
         self._complete: TokenChunk | None = None
         self._has_engine_ended = False  # then what it gives for decode is not needed
 
     def take(self, item: Any) -> Iterator[KvHandoff | TokenChunk]:
-        """`Reader.take`: nothing before the end."""
-        chunk = msgspec.convert(item, DynamoChunk)
+        """`Ask.take`: nothing before the end."""
+        chunk = msgspec.convert(item, wire.DynamoChunk)
         result, usage = self._result, chunk.completion_usage
         if result.disaggregated_params is None:
             result.disaggregated_params = chunk.disaggregated_params
@@ -169,7 +162,7 @@ class Prefilled:
         return iter(())
 
     def end(self) -> Iterator[KvHandoff | TokenChunk]:
-        """`Reader.end`: the reply. Raises HandoffFailed."""
+        """`Ask.end`: the reply. Raises HandoffFailed."""
         has_handoff = self._result.disaggregated_params is not None
         if self._complete is not None and (self._has_engine_ended or not has_handoff):
             yield self._complete
@@ -196,13 +189,13 @@ class Decoded:
         self._num_cached = 0
         self._has_ended = False
         if request.handoff is not None:  # the worker's own usage may come with the last chunk only
-            self._note_cached(msgspec.json.decode(request.handoff.engine_state, type=CompletionUsage))
+            self._note_cached(_result(request.handoff).prompt_tokens_details)
 
     def take(self, item: Any) -> Iterator[TokenChunk]:
-        """`Reader.take`."""
-        yield self.read(msgspec.convert(item, DynamoChunk))
+        """`Ask.take`."""
+        yield self.read(msgspec.convert(item, wire.DynamoChunk))
 
-    def read(self, chunk: DynamoChunk) -> TokenChunk:
+    def read(self, chunk: wire.DynamoChunk) -> TokenChunk:
         """The chunk in Baton's form; the first and the last with usage. Raises the error that it carries."""
         token_ids, reason, request = chunk.token_ids, None, self._request
         if chunk.finish_reason is not None:
@@ -215,7 +208,7 @@ class Decoded:
         is_first = not self._num_new
         self._num_new += len(token_ids)
         if chunk.completion_usage is not None:
-            self._note_cached(chunk.completion_usage)
+            self._note_cached(chunk.completion_usage.prompt_tokens_details)
         self._has_ended |= reason is not None
         usage = self._usage() if is_first or reason is not None else None
         if request.sampling.logprobs is None:
@@ -223,7 +216,7 @@ class Decoded:
         return TokenChunk(token_ids, reason, usage, _logprobs(token_ids, chunk, request.sampling.logprobs))
 
     def end(self) -> Iterator[TokenChunk]:
-        """`Reader.end`: the last chunk, if the worker sent all tokens without a finish reason."""
+        """`Ask.end`: the last chunk, if the worker sent all tokens without a finish reason."""
         if not self._has_ended and self._num_generated >= self._request.sampling.max_tokens:
             yield TokenChunk((), "length", self._usage())
 
@@ -234,14 +227,13 @@ class Decoded:
     def _usage(self) -> Usage:
         return Usage(self._request.num_prompt_tokens, self._num_cached, self._num_generated)
 
-    def _note_cached(self, usage: CompletionUsage) -> None:
-        details = usage.prompt_tokens_details or PromptDetails()
-        if details.cached_tokens is not None:
+    def _note_cached(self, details: wire.PromptDetails | None) -> None:
+        if details is not None and details.cached_tokens is not None:
             self._num_cached = min(max(0, details.cached_tokens), self._request.num_prompt_tokens)
 
 
-def _finish_reason(reason: str | ErrorReason) -> FinishReason:
-    text = f"error: {reason.error}" if isinstance(reason, ErrorReason) else reason
+def _finish_reason(reason: str | wire.ErrorReason) -> FinishReason:
+    text = f"error: {reason.error}" if isinstance(reason, wire.ErrorReason) else reason
     if text in _REASONS:
         return _REASONS[text]
     if text == "cancelled":
@@ -250,7 +242,7 @@ def _finish_reason(reason: str | ErrorReason) -> FinishReason:
     raise EngineFailure(f"The engine failed on this request: {said}.")
 
 
-def _with_stop_token(chunk: DynamoChunk, sampling: Sampling) -> tuple[int, ...]:
+def _with_stop_token(chunk: wire.DynamoChunk, sampling: Sampling) -> tuple[int, ...]:
     """With the stop token that ended the answer, which TensorRT-LLM leaves out."""
     token_ids, stops = chunk.token_ids, sampling.stop_token_ids
     if not stops or (token_ids and token_ids[-1] in stops):
@@ -258,7 +250,7 @@ def _with_stop_token(chunk: DynamoChunk, sampling: Sampling) -> tuple[int, ...]:
     return (*token_ids, chunk.stop_reason if isinstance(chunk.stop_reason, int) else stops[0])
 
 
-def _logprobs(token_ids: tuple[int, ...], chunk: DynamoChunk, num_top: int) -> tuple[TokenLogprob, ...]:
+def _logprobs(token_ids: tuple[int, ...], chunk: wire.DynamoChunk, num_top: int) -> tuple[TokenLogprob, ...]:
     """One entry per token, also if the worker sent fewer."""
     rest = len(token_ids)
     chosen = [*(chunk.log_probs or ()), *[_NO_LOGPROB] * rest]

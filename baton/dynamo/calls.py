@@ -76,7 +76,7 @@ class Call:
             self.end(None)
 
     async def _read(self) -> None:
-        instance, ask, reader = self._instance, self._ask, self._ask.reader
+        instance, ask = self._instance, self._ask
         direct = instance.client.direct
         stream = await direct(ask.body, instance.number, annotated=False, context=self._context)
         self._is_open = True
@@ -85,8 +85,8 @@ class Call:
         async for item in stream:
             instance.num_silent = 0
             self.num_prompt_tokens = 0
-            await self._put(reader.take(item) if reader else ())
-        await self._put(reader.end() if reader else ())
+            await self._put(ask.take(item))
+        await self._put(ask.end())
 
     async def _put(self, replies: Iterable[Reply]) -> None:
         for reply in replies:

@@ -20,8 +20,8 @@ def own_ask(request: Request) -> Ask:
     body = _ENCODER.encode(request)
     _check_length(body)
     if not isinstance(request, GenerateRequest):
-        return Ask(name=type(request).__name__, body=body, reader=OwnReplies(), limit_s=None)
-    return Ask(name=request.request_id, body=body, reader=OwnReplies(), limit_s=request.deadline_s)
+        return Ask(name=type(request).__name__, body=body, take=_own_replies, limit_s=None)
+    return Ask(name=request.request_id, body=body, take=_own_replies, limit_s=request.deadline_s)
 
 
 def own_request(body: bytes) -> Request:
@@ -42,19 +42,11 @@ def own_item(replies: Sequence[Reply] = (), error: BatonError | None = None) -> 
     return _ENCODER.encode(signals)
 
 
-class OwnReplies:
-    """Reads the answer of a worker of Baton's."""
-
-    def take(self, item: Any) -> Iterator[Reply]:
-        """`Reader.take`."""
-        for signal in _ITEM.decode(msgspec.convert(item, bytes)):
-            if isinstance(signal, Fail):
-                raise from_wire(signal.error)
-            yield signal.reply
-
-    def end(self) -> Iterator[Reply]:
-        """`Reader.end`."""
-        return iter(())
+def _own_replies(item: Any) -> Iterator[Reply]:
+    for signal in _ITEM.decode(msgspec.convert(item, bytes)):
+        if isinstance(signal, Fail):
+            raise from_wire(signal.error)
+        yield signal.reply
 
 
 def _check_length(body: bytes) -> None:

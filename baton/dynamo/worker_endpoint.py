@@ -18,16 +18,7 @@ from baton.dynamo.cards import OWN
 from baton.dynamo.messages import DynamoChunk, DynamoRequest
 from baton.dynamo.own import own_item, own_request
 from baton.dynamo.worker_messages import dynamo_chunk, generate_request, prefill_answer, prefill_chunk
-from baton.errors import (
-    BatonError,
-    DeadlineExceeded,
-    EngineFailure,
-    HandoffFailed,
-    InvalidRequest,
-    NotReady,
-    Overloaded,
-    WorkerLost,
-)
+from baton.errors import BatonError, EngineFailure, InvalidRequest, WorkerLost
 from baton.messages import (
     NO_TOKEN,
     KvHandoff,
@@ -50,15 +41,16 @@ _TOKENS_PER_BLOCK = 16  # of an engine that does not say
 _CLOSE_S = 5.0
 _STATS_S = 1.0
 # What Dynamo's frontend makes of them: 400 with the text, 504, 503, 503 without requests for 5 s, else 500.
-_ERRORS: tuple[tuple[type[BatonError], type[Exception]], ...] = (
-    (InvalidRequest, InvalidArgument),
-    (DeadlineExceeded, ConnectionTimeout),
-    (HandoffFailed, Disconnected),
-    (Overloaded, Disconnected),
-    (WorkerLost, EngineShutdown),
-    (NotReady, EngineShutdown),
-    (BatonError, Unknown),
-)
+_ERRORS: dict[str, type[Exception]] = {
+    "invalid_request": InvalidArgument,
+    "deadline_exceeded": ConnectionTimeout,
+    "handoff_failed": Disconnected,
+    "handoff_stalled": Disconnected,
+    "overloaded": Disconnected,
+    "worker_lost": EngineShutdown,
+    "not_ready": EngineShutdown,
+}
+"""By Baton's code; others are Unknown."""
 
 
 class _Answer:
@@ -206,7 +198,7 @@ class WorkerEndpoint:
                 log.info(
                     Line("request failed", request_id=context.id(), code=error.code, error=error.message)
                 )
-                raise next(kind for ours, kind in _ERRORS if isinstance(error, ours))(error.message) from None
+                raise _ERRORS.get(error.code, Unknown)(error.message) from None
             yield own_item(error=error)
         finally:
             stopped.cancel()

@@ -8,16 +8,7 @@ from typing import Any
 
 import msgspec
 
-from baton.dynamo.messages import (
-    CompletionUsage,
-    DynamoChunk,
-    DynamoRequest,
-    GuidedDecoding,
-    OutputOptions,
-    PromptDetails,
-    Routing,
-    TopLogprob,
-)
+from baton.dynamo import messages as wire
 from baton.errors import HandoffFailed, InvalidRequest
 from baton.messages import (
     GenerateRequest,
@@ -65,12 +56,12 @@ class _Params(msgspec.Struct):
 
 
 def generate_request(
-    body: DynamoRequest, card: WorkerInfo, request_id: str, start_id: int
+    body: wire.DynamoRequest, card: WorkerInfo, request_id: str, start_id: int
 ) -> GenerateRequest:
     """The request of a worker with this `card`, without its handoff. `start_id` is `<|start|>`: a prompt that
     ends in the header of a message is a conversation's. Raises InvalidRequest, naming Dynamo's field.
     """
-    routing = body.routing or Routing()
+    routing = body.routing or wire.Routing()
     return GenerateRequest(
         request_id=request_id,
         model=body.model,
@@ -83,11 +74,11 @@ def generate_request(
     )
 
 
-def _sampling(body: DynamoRequest, card: WorkerInfo, *, is_conversation: bool) -> Sampling:
+def _sampling(body: wire.DynamoRequest, card: WorkerInfo, *, is_conversation: bool) -> Sampling:
     stops, options, output = (
         body.stop_conditions,
         body.sampling_options,
-        body.output_options or OutputOptions(),
+        body.output_options or wire.OutputOptions(),
     )
     if options.use_beam_search:
         raise InvalidRequest("beam search is not served", param="use_beam_search")
@@ -115,7 +106,7 @@ def _sampling(body: DynamoRequest, card: WorkerInfo, *, is_conversation: bool) -
     )
 
 
-def _guided(asked: GuidedDecoding | None, is_conversation: bool) -> Guided | None:
+def _guided(asked: wire.GuidedDecoding | None, is_conversation: bool) -> Guided | None:
     """The form of the final message after at most one of reasoning, or of a raw completion."""
     given = {} if asked is None else msgspec.structs.asdict(asked)
     demanded = {name: value for name, value in given.items() if value is not None}
@@ -134,7 +125,7 @@ def _guided(asked: GuidedDecoding | None, is_conversation: bool) -> Guided | Non
     return Guided(last=(msgspec.structs.replace(final, headers=("",)),))
 
 
-def prefill_chunk(reply: KvHandoff | TokenChunk, source: WorkerInfo) -> DynamoChunk:
+def prefill_chunk(reply: KvHandoff | TokenChunk, source: WorkerInfo) -> wire.DynamoChunk:
     """Prefill's only chunk. One that ended with `length` goes to decode: Dynamo's frontend takes no length of
     prefill for the answer's.
     """
@@ -142,7 +133,7 @@ def prefill_chunk(reply: KvHandoff | TokenChunk, source: WorkerInfo) -> DynamoCh
         return dynamo_chunk(reply)
     answer = PrefillAnswer(source=source, reply=reply)
     first = reply.token_ids if isinstance(reply, TokenChunk) else (max(reply.first_token, 0),)
-    return DynamoChunk(
+    return wire.DynamoChunk(
         token_ids=first,
         finish_reason="length",
         disaggregated_params=msgspec.to_builtins(_Params(answer)),
@@ -163,10 +154,10 @@ def prefill_answer(params: object, card: WorkerInfo) -> KvHandoff | TokenChunk:
     return answer.reply
 
 
-def dynamo_chunk(chunk: TokenChunk) -> DynamoChunk:
+def dynamo_chunk(chunk: TokenChunk) -> wire.DynamoChunk:
     """Tokens for Dynamo's frontend."""
     logprobs = chunk.logprobs
-    return DynamoChunk(
+    return wire.DynamoChunk(
         token_ids=chunk.token_ids,
         finish_reason=chunk.finish_reason,
         log_probs=[each.logprob for each in logprobs] if logprobs is not None else None,
@@ -175,18 +166,18 @@ def dynamo_chunk(chunk: TokenChunk) -> DynamoChunk:
     )
 
 
-def _top(logprob: TokenLogprob) -> list[TopLogprob]:
+def _top(logprob: TokenLogprob) -> list[wire.TopLogprob]:
     top = logprob.top or ((logprob.token_id, logprob.logprob),)
     return [
-        TopLogprob(token_id=token_id, logprob=value, rank=rank)
+        wire.TopLogprob(token_id=token_id, logprob=value, rank=rank)
         for rank, (token_id, value) in enumerate(top, start=1)
     ]
 
 
-def _usage(usage: Usage) -> CompletionUsage:
-    return CompletionUsage(
+def _usage(usage: Usage) -> wire.CompletionUsage:
+    return wire.CompletionUsage(
         prompt_tokens=usage.num_prompt_tokens,
         completion_tokens=usage.num_completion_tokens,
         total_tokens=usage.num_prompt_tokens + usage.num_completion_tokens,
-        prompt_tokens_details=PromptDetails(cached_tokens=usage.num_cached_tokens),
+        prompt_tokens_details=wire.PromptDetails(cached_tokens=usage.num_cached_tokens),
     )
