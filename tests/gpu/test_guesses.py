@@ -141,8 +141,13 @@ def _worker(
 
 def _write_results(name: str, scene: Scene) -> None:
     folder = Path(os.environ.get("BATON_GPU_RESULTS", "benchmarks/results"))
-    result = {"command": "tests/gpu/run.sh -k guesses", "scene": name, "hardware": gpus(), **scene.figures}
-    (folder / f"vllm_guesses_{name}.json").write_text(json.dumps(result, indent=1) + "\n")
+    result = {
+        "command": "tests/gpu/run.sh -k guesses",
+        "scene": name,
+        "hardware": gpus()[:1],
+        **scene.figures,
+    }
+    (folder / f"vllm_guesses_{name.replace('-', '_')}.json").write_text(json.dumps(result, indent=1) + "\n")
 
 
 def _prompts(scene: Scene, num: int, seed: int) -> list[list[int]]:
