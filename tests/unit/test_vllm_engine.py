@@ -59,6 +59,13 @@ async def test_the_worker_announces_its_head_which_both_sides_need(checkpoint: P
     assert decode.kv_layout == msgspec.structs.replace(prefill.kv_layout, draft="none")
 
 
+def test_a_head_that_is_not_here_is_named_before_anything_loads(checkpoint: Path) -> None:
+    with pytest.raises(
+        SettingsError, match=r"speculative_config\.model: owner/absent is neither a folder here"
+    ):
+        new_engine(checkpoint, "prefill", speculative_config=HEAD | {"model": "owner/absent"})
+
+
 def test_a_release_without_a_trial_of_it_hands_no_heads_kv_over(checkpoint: Path) -> None:
     adapter: Any = new_engine(checkpoint, "decode", speculative_config=HEAD).adapter
     older = dataclasses.replace(adapter.lib, version="0.25.1")
