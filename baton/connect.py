@@ -114,17 +114,14 @@ class Wires:
 
     @property
     def etcd_urls(self) -> list[str]:
-        """The members of the etcd cluster."""
         return [url.strip().rstrip("/") for url in (self.etcd_endpoints or _ETCD).split(",")]
 
     @property
     def nats_urls(self) -> list[str]:
-        """The servers of the NATS cluster."""
         return [url.strip() for url in (self.nats_server or _NATS).split(",")]
 
     @property
     def dynamo_paths(self) -> list[str]:
-        """The endpoints of Dynamo's workers."""
         space = dynamo_namespace()
         given = self.dynamo_endpoints or f"{space}.prefill.generate,{space}.backend.generate"
         return [path.strip().removeprefix("dyn://") for path in given.split(",")]
@@ -154,7 +151,6 @@ class Wires:
         return own_address([url for _, url in self._servers]) if self.host == AUTO else self.host
 
     def tls(self) -> PeerTls | None:
-        """TLS of connections between processes, if the environment demands it."""
         return peer_tls()
 
     def plane_name(self) -> str:
@@ -165,7 +161,6 @@ class Wires:
         return f"NATS at {without_secrets(','.join(self.nats_urls))}" if self.plane == "nats" else "TCP"
 
     def registry_name(self) -> str:
-        """The registry, for messages."""
         if self.plane == "dynamo":
             return self.plane_name()
         if self.registry == "etcd":
@@ -221,7 +216,6 @@ class Wires:
 
     @property
     def _servers(self) -> list[tuple[Literal["etcd", "NATS"], str]]:
-        """The name and the URL of each server in use."""
         etcd = self.etcd_urls if self.registry == "etcd" else []
         plane = dynamo_plane() if self.plane == "dynamo" else self.plane
         nats = self.nats_urls if plane == "nats" else []
@@ -229,7 +223,6 @@ class Wires:
 
     @functools.cached_property
     def _dynamo(self) -> "DynamoPlane":
-        """Registry and request plane in one object."""
         from baton.dynamo.plane import DynamoPlane
 
         environ = {"NATS_SERVER": self.nats_server} if self.nats_server else {}

@@ -47,7 +47,6 @@ class BatonError(Exception):
         return _KINDS.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
 
     def to_wire(self) -> ErrorInfo:
-        """Convert to the struct that crosses the process boundary."""
         return ErrorInfo(
             code=self.code, message=self.message, param=self.param, retry_after_s=self.retry_after_s
         )

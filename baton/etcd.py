@@ -100,7 +100,6 @@ class EtcdDiscovery:
         await self._rpc.list_prefix(PREFIX, 1)
 
     async def close(self) -> None:
-        """See `Discovery`. Ends all watches."""
         await self._rpc.close()
 
     async def _follow(

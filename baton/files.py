@@ -203,7 +203,6 @@ class _Seen:
         return time.monotonic() - self._touched_s
 
     def close(self) -> None:
-        """Close the file."""
         os.close(self._fd)
 
 
@@ -231,7 +230,6 @@ class _View:
         return tuple(sorted(live, key=lambda info: info.worker_id))
 
     def close(self) -> None:
-        """Close all files."""
         for seen in self._seen.values():
             seen.close()
         self._seen.clear()

@@ -90,7 +90,6 @@ class ConnectionLimit(Generic[T]):
             self._waiting[connection] = None
 
     def leave(self, connection: T) -> None:
-        """Remove a closed connection."""
         self._present.discard(connection)
         self._waiting.pop(connection, None)
 

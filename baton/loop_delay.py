@@ -48,7 +48,6 @@ class LoopDelay:
         then."""
 
     def start(self) -> None:
-        """Begin, in the running loop."""
         self._due_s, self._starved_s = time.perf_counter(), _starved_s()
         self._tick(asyncio.get_running_loop())
 

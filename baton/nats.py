@@ -69,7 +69,6 @@ class Mac:
         )
 
     def sign(self, frame: bytes) -> bytes:
-        """The frame with its MAC."""
         return self._of(frame) + frame
 
     def opened(self, signed: bytes) -> bytes | None:
@@ -151,12 +150,10 @@ class Publisher:
 
     @property
     def is_up(self) -> bool:
-        """Whether the server is connected and answers."""
         return self.answering and bool(self._client.is_connected)
 
     @property
     def max_frame_bytes(self) -> int:
-        """The server's largest message."""
         return min(int(self._client.max_payload), frames.MAX_FRAME_BYTES) - MAC_BYTES
 
     async def answers(self) -> bool:
@@ -197,13 +194,11 @@ class Publisher:
             self.writable.clear()
 
     def forget_all(self) -> None:
-        """Drop the waiting frames."""
         self._waiting.clear()
         self._waiting_bytes = 0
         self.writable.set()
 
     async def close(self) -> None:
-        """Send the waiting frames, within CLOSE_S, and disconnect."""
         self._closing = True
         self._wake.set()
         await asyncio.wait({self._publisher}, timeout=CLOSE_S)
@@ -244,15 +239,12 @@ class NatsWire:
 
     @property
     def max_frame_bytes(self) -> int:
-        """`Wire.max_frame_bytes`."""
         return self._publisher.max_frame_bytes
 
     def send(self, frame: bytes) -> None:
-        """`Wire.send`."""
         self._publisher.put(self._to, self._mac.sign(frame), self._reply)
 
     def close(self) -> None:
-        """`Wire.close`; the server keeps serving the other links."""
         self._forget()
 
 
@@ -319,11 +311,9 @@ class NatsTransport(Plane):
 
     @property
     def is_reachable(self) -> bool:
-        """`Transport.is_reachable`."""
         return self._publisher is not None and self._publisher.is_up
 
     async def reachable(self) -> None:
-        """`Transport.reachable`."""
         while not self._closed:
             try:
                 await self._connected()
@@ -333,7 +323,6 @@ class NatsTransport(Plane):
                 return
 
     async def close(self) -> None:
-        """`Transport.close`."""
         self._closed = True
         if self._probing is not None:
             self._probing.cancel()

@@ -34,7 +34,6 @@ class Pulse:
         self._timer = self._loop.call_later(tick_s, self._beat)
 
     def stop(self) -> None:
-        """Stop ticking."""
         self._timer.cancel()
 
     def _beat(self) -> None:

@@ -36,12 +36,10 @@ class PeerTls:
 
     @property
     def accepting(self) -> ssl.SSLContext:
-        """For a connection that a peer has made."""
         return self._files.value.accepting
 
     @property
     def connecting(self) -> ssl.SSLContext:
-        """For a connection to a peer."""
         return self._files.value.connecting
 
 

@@ -19,12 +19,10 @@ class Wakeup:
         self._waiter: asyncio.Future[None] | None = None
 
     def wait(self) -> asyncio.Future[None]:
-        """Is done at the next `set`."""
         self._waiter = asyncio.get_running_loop().create_future()
         return self._waiter
 
     def set(self) -> None:
-        """Wake the waiting task."""
         waiter = self._waiter
         if waiter is not None:
             self._waiter = None
@@ -46,7 +44,6 @@ class Replies:
         self._arrived, self._room = Wakeup(), Wakeup()
 
     def add(self, reply: Reply) -> None:
-        """One more."""
         self.num_waiting += 1
         waiting = self._waiting
         both = _merged(waiting[-1], reply) if waiting else None

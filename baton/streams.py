@@ -190,7 +190,6 @@ class Plane:
         raise NotImplementedError
 
     async def call(self, address: str, request: Request) -> AsyncGenerator[Reply, None]:
-        """`Transport.call`."""
         loop = asyncio.get_running_loop()
         due_s = loop.time() + request.deadline_s if isinstance(request, GenerateRequest) else None
         link = self._links.get(address) or await self._connect(address)
@@ -363,7 +362,6 @@ class Service:
         self.tasks: set[asyncio.Task[None]] = set()
 
     def accept(self, wire: frames.Wire) -> WorkerLink:
-        """Create the link for a new caller."""
         link = WorkerLink(wire, self)
         self.links.add(link)
         return link

@@ -88,7 +88,6 @@ class TcpTransport(Plane):
         """`Transport.reachable`."""
 
     async def close(self) -> None:
-        """`Transport.close`."""
         self._closed = True
         self._lose_all(CLOSED)
         for task in self._connecting:
@@ -97,7 +96,6 @@ class TcpTransport(Plane):
         await _all_closed(self._sockets)
 
     async def _connect(self, address: str) -> CallerLink:
-        """A connecting link."""
         if self._closed:
             raise WorkerLost(CLOSED)
         worker, where, connect = self._target(address)
@@ -120,7 +118,6 @@ class TcpTransport(Plane):
         return sock, name, f"{self._scheme}://{where}:{sock.getsockname()[1]}/{name}"
 
     def _may_call(self, sock: socket.socket) -> bool:  # noqa: ARG002  callers show a name
-        """Whether a connection is served."""
         return True
 
     def _target(self, address: str) -> tuple[str, str, Connect]:
@@ -173,7 +170,6 @@ class TcpWire(asyncio.Protocol):
         self._gone: asyncio.Future[None] = self._loop.create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Send what is waiting."""
         transport = cast("asyncio.Transport", transport)  # uvloop's transport is one in all but type
         transport.set_write_buffer_limits(high=_HIGH_WATER_BYTES)
         self._transport = transport
@@ -185,7 +181,6 @@ class TcpWire(asyncio.Protocol):
             self._hang_up(transport)
 
     def data_received(self, data: bytes) -> None:
-        """Pass whole frames to the link."""
         try:
             for frame in self._splitter.feed(data):
                 self.link.receive(frame)
@@ -197,11 +192,9 @@ class TcpWire(asyncio.Protocol):
             self.link.lose(str(broken))
 
     def pause_writing(self) -> None:
-        """The peer reads too slowly: generators wait."""
         self.writable.clear()
 
     def resume_writing(self) -> None:
-        """The peer caught up."""
         self.writable.set()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -219,14 +212,12 @@ class TcpWire(asyncio.Protocol):
             self.link.lose(why)
 
     def send(self, frame: bytes) -> None:
-        """`Wire.send`."""
         if self._transport is None:
             self._early.append(frames.with_length(frame))
         elif not self._transport.is_closing():
             self._transport.write(frames.with_length(frame))
 
     def close(self) -> None:
-        """`Wire.close`; the peer has CLOSE_S to read the rest."""
         self._closing = True
         self.writable.set()
         self._forget()
@@ -237,7 +228,6 @@ class TcpWire(asyncio.Protocol):
                 self._handshaking.shutdown(socket.SHUT_RDWR)  # which ends the handshake
 
     def evict(self) -> None:
-        """Close, to make room for another caller."""
         self.link.lose("it sent no Hello and others are waiting for a connection")
 
     def _hear_first(self) -> None:
@@ -261,7 +251,6 @@ class TcpWire(asyncio.Protocol):
 
 
 async def _connect(connection: TcpWire, link: CallerLink, where: str, connect: Connect) -> None:
-    """Connect, or drop the link."""
     try:
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
             await connect(lambda: connection)
@@ -274,7 +263,6 @@ async def _connect(connection: TcpWire, link: CallerLink, where: str, connect: C
 
 
 async def _all_closed(sockets: set[asyncio.Future[None]]) -> None:
-    """Wait until the peers have closed too, up to a limit."""
     if sockets:
         await asyncio.wait(set(sockets), timeout=2 * CLOSE_S)
 

@@ -125,7 +125,6 @@ class Load:
 
     @property
     def passed_s(self) -> float:
-        """Since it began."""
         return time.perf_counter() - self._began_s
 
     def run(self) -> Iterator[Sample]:

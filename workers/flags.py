@@ -98,7 +98,6 @@ class WorkerSettings:
 
     @property
     def model(self) -> str:
-        """The model name that clients use."""
         return self.served_model_name or self.model_path.resolve().name
 
     @property

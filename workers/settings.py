@@ -224,7 +224,6 @@ def _keywords(fields: Fields, prefix: str, given: Given) -> dict[str, Any]:
 
 
 def _built(cls: Any, keywords: dict[str, Any], prefix: str, given: Given) -> Any:
-    """The settings of a class. Raises SettingsError."""
     try:
         return cls(**keywords)
     except (ValueError, TypeError) as error:  # TypeError: null crashes some validators

@@ -67,12 +67,10 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def weight_bytes(self) -> int:
-        """Size of the shards that exist."""
         return sum(shard.size_bytes or 0 for shard in self.shards)
 
     @property
     def download(self) -> str:
-        """The command that downloads the model."""
         small = (
             self.shape.num_hidden_layers < 36 if self.shape else re.search(r"(?<!\d)20b", self.path.lower())
         )
@@ -96,11 +94,9 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def gpu_list(self) -> list[str]:
-        """The entries of `gpus`."""
         return [] if self.gpus is None else self.gpus.split(",")
 
     def text(self, path: str, default: str) -> str:
-        """A setting as text."""
         value = self.given.get(path)
         return default if value is None else str(value)
 
@@ -168,7 +164,6 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def context(self) -> int:
-        """The model's longest context, that of gpt-oss if it is not known."""
         return self.model.shape.max_position_embeddings if self.model.shape else 131_072
 
     @property

@@ -66,7 +66,6 @@ class MockerSettings:
 
     @property
     def is_hung(self) -> bool:
-        """Whether the engine hangs now."""
         return self.hang_while is not None and Path(self.hang_while).exists()
 
 
@@ -215,20 +214,16 @@ class MockerEngine:
             yield self._last_chunk(answer, _usage(request, spared, answer.num_tokens, spent))
 
     def num_lacking_tokens(self, request: GenerateRequest) -> int:
-        """See `Engine.num_lacking_tokens`; exact."""
         return len(request.token_ids) - self._num_held(request)
 
     def stats(self) -> WorkerStats:
-        """Live metrics; a running request uses one block, a handoff pins one."""
         return WorkerStats(**self._figures | {"kv_cached_blocks": len(self._held)})
 
     async def failed(self) -> str:
-        """Never returns: nothing can fail."""
         await asyncio.Event().wait()
         return ""
 
     async def stop(self) -> None:
-        """End running requests with WorkerLost, then stop the transceiver."""
         if self._is_running:
             self._is_running = False
             self._step()

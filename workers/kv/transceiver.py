@@ -56,7 +56,6 @@ class _Offer:
         self.num_readers = 0
 
     def end(self, num_bytes: int) -> None:
-        """End the offer, once, which ends its readers."""
         if not self.moved.done():
             self.moved.set_result(num_bytes)
 

@@ -91,7 +91,6 @@ class EmbeddedEngine:
             steps.close(call)
 
     async def decode(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
-        """Yield the answer's chunks. See `Engine.decode`."""
         steps, handoff = self._ready(), request.handoff
         if handoff is not None and self._transfers is None:
             raise HandoffFailed("this worker has no transceiver: set cache_transceiver_config")
@@ -105,12 +104,10 @@ class EmbeddedEngine:
             steps.close(call)
 
     def num_lacking_tokens(self, request: GenerateRequest) -> int:
-        """See `Engine.num_lacking_tokens`; exact."""
         scheduler = self._ready().scheduler
         return scheduler.num_lacking(new_sequence(request, self._limits, hands_off=False))
 
     def stats(self) -> WorkerStats:
-        """Current metrics; counters run from the start of the process."""
         steps, transfers = self._steps, self._transfers
         if steps is None:
             return WorkerStats()

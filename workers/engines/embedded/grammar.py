@@ -126,7 +126,6 @@ class Grammars:
         return None
 
     async def _connect(self) -> _Streams:
-        """Connect to a new process."""
         assert self._parent is not None
         async with self._starting:
             while not self._is_closed:

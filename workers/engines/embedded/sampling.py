@@ -39,7 +39,6 @@ class Draw:
 
     @property
     def sampling(self) -> Sampling:
-        """The request's."""
         return self.sequence.sampling
 
     @property

@@ -107,7 +107,6 @@ class Work:
 
     @property
     def guesses(self) -> list[int]:
-        """The guessed ones of `token_ids`."""
         return self.token_ids[len(self.token_ids) - self.num_guessed :]
 
 
@@ -163,7 +162,6 @@ class Scheduler:
 
     @property
     def num_running(self) -> int:
-        """Sequences that run or pull their KV."""
         return len(self._admitted)
 
     def add(self, sequence: Sequence) -> None:
@@ -280,7 +278,6 @@ class Scheduler:
         return Prefix(sequence.keys, sequence.token_ids, num_tokens, first_whole)
 
     def num_lacking(self, sequence: Sequence) -> int:
-        """How many tokens the sequence would compute if it were admitted now."""
         prefix = self._prefix(sequence)
         return len(sequence.token_ids) - (self.ledger.num_found(prefix) if prefix is not None else 0)
 

@@ -106,7 +106,6 @@ class StepLoop:
         self._wake.set()
 
     def fail(self, call: Call, error: BatonError) -> None:
-        """End the call with `error`."""
         self.free(call)
         call.outbox.put_nowait(error)
 
@@ -130,7 +129,6 @@ class StepLoop:
         return work.result()
 
     def start(self) -> None:
-        """Step until stopped or failed."""
         self._running = asyncio.create_task(self._run(), name="embedded-steps")
         self._running.add_done_callback(self._ended)
 
