@@ -2,10 +2,12 @@
 
 import logging
 import os
+import threading
 import time
+import weakref
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 EVERY_S = 1.0
 
@@ -14,32 +16,25 @@ log = logging.getLogger(__name__)
 
 
 class Reread(Generic[T]):
-    """The result of `load`, which reads some files, as `value`. Raises what `load` raises."""
+    """The result of `load`, which reads some files, as `value`: of the files as they were EVERY_S ago at most
+    or, while they cannot be read, as they were before. Raises what `load` raises.
+    """
 
     def __init__(self, paths: Collection[Path], load: Callable[[], T]) -> None:
         self._paths = paths
         self._load = load
         self._seen = self._stamps()
         self._problem = ""
-        self._again_s = 0.0
-        self._value = load()
+        self.value = load()
+        threading.Thread(target=_keep, args=(weakref.ref(self),), name="reread", daemon=True).start()
 
-    @property
-    def value(self) -> T:
-        """Of the files as they are now, or were EVERY_S ago at most. While they cannot be read, of what they
-        were before."""
-        now_s = time.monotonic()
-        if now_s >= self._again_s:
-            self._again_s = now_s + EVERY_S
-            self._check()
-        return self._value
-
-    def _check(self) -> None:
+    def check(self) -> None:
+        """Look at the files now, and read them if they have changed."""
         stamps = self._stamps()
         if stamps == self._seen:
             return
         try:
-            self._value = self._load()
+            self.value = self._load()
         except (OSError, ValueError) as error:  # tried again: a file may become readable without a change
             if self._problem != str(error):
                 self._problem = str(error)
@@ -53,6 +48,16 @@ class Reread(Generic[T]):
 
     def _stamps(self) -> list[tuple[int, ...] | None]:
         return [_stamp(path) for path in self._paths]
+
+
+def _keep(file: "weakref.ref[Reread[Any]]") -> None:
+    """On a thread: a disk may keep its reader waiting."""
+    while True:
+        time.sleep(EVERY_S)
+        if (kept := file()) is None:
+            return
+        kept.check()
+        del kept
 
 
 def _stamp(path: Path) -> tuple[int, ...] | None:

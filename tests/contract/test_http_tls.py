@@ -100,9 +100,8 @@ async def test_with_a_clients_authority_only_its_clients_are_answered(
 
 
 async def test_a_changed_certificate_is_for_new_connections_and_a_broken_one_for_none(
-    authority: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    authority: Authority, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("baton.reread.EVERY_S", 0)
     cert, key = authority.sign("server")
     another = Authority(tmp_path / "another")
     tls = Reread([cert, key], lambda: server_context(cert, key))
@@ -111,8 +110,10 @@ async def test_a_changed_certificate_is_for_new_connections_and_a_broken_one_for
         assert await door.get(authority.client())
         renewed = another.sign("server")
         cert.write_bytes(renewed.cert.read_bytes())
+        tls.check()
         assert await door.get(authority.client())  # the key does not fit yet
         key.write_bytes(renewed.key.read_bytes())
+        tls.check()
         assert not await door.get(authority.client())
         assert await door.get(another.client())
 

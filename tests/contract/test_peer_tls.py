@@ -205,7 +205,7 @@ async def test_a_worker_that_does_not_shake_hands_is_lost_within_the_liveness_li
 async def test_renewed_certificates_are_for_new_connections(
     ours: Authority, theirs: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("baton.reread.EVERY_S", 0)
+    monkeypatch.setattr("baton.reread.EVERY_S", 0.01)
     cert, key = ours.sign("worker")
     tls = PeerTls(cert, key, ours.ca)
     endless, caller, worker = Endless(), TcpTransport(tls=ours.peer()), TcpTransport(tls=tls)
@@ -217,7 +217,9 @@ async def test_renewed_certificates_are_for_new_connections(
         cert.write_bytes(renewed.cert.read_bytes())
         key.write_bytes(renewed.key.read_bytes())
         await refusal(address, theirs.peer())  # its authority is not renewed yet: nothing has changed
+        before = tls.accepting
         ours.ca.write_bytes(theirs.ca.read_bytes())
+        await until(lambda: tls.accepting is not before)
         another = later.call(address, a_request())
         await anext(another)
         assert not endless.closed.is_set()

@@ -10,6 +10,7 @@ from frontend.__main__ import main
 from frontend.flags import FrontendSettings, read_credentials
 from frontend.http.keys import line_of
 from tests.certificates import Authority
+from tests.waiting import wait_for
 
 
 @pytest.mark.parametrize(
@@ -95,7 +96,7 @@ def test_a_file_of_secrets_that_cannot_be_used_ends_the_start(
 def test_keys_certificates_and_client_authorities_that_change_are_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("baton.reread.EVERY_S", 0)
+    monkeypatch.setattr("baton.reread.EVERY_S", 0.01)
     authority, other = Authority(tmp_path / "one"), Authority(tmp_path / "other")
     cert, key = authority.sign("server")
     keys = tmp_path / "keys"
@@ -114,7 +115,9 @@ def test_keys_certificates_and_client_authorities_that_change_are_used(
     keys.write_text(line_of("robert", "b"))
     authority.ca.write_bytes(other.ca.read_bytes())
 
-    assert [key.name for key in credentials.keys.value.values()] == ["robert"]
+    changed = credentials.keys
+    wait_for(lambda: [key.name for key in changed.value.values()] == ["robert"])
+    wait_for(lambda: credentials.context() is not first)
     second = credentials.context()
     assert second is not None
     assert second.get_ca_certs(binary_form=True) != [trusted]

@@ -1,17 +1,28 @@
 """Files that are read again when they change: which changes are seen, and what a failure leaves."""
 
 import os
+import threading
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
 from baton.reread import Reread
 from tests.alive import no_descriptors
+from tests.waiting import wait_for
+
+T = TypeVar("T")
 
 
 @pytest.fixture(autouse=True)
-def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("baton.reread.EVERY_S", 0)
+def only_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("baton.reread.EVERY_S", 3600)
+
+
+def now(file: Reread[T]) -> T:
+    """Its content, looked at now."""
+    file.check()
+    return file.value
 
 
 def test_content_of_the_same_length_is_another(tmp_path: Path) -> None:
@@ -22,7 +33,7 @@ def test_content_of_the_same_length_is_another(tmp_path: Path) -> None:
         other = tmp_path / "other"
         other.write_text(text)
         other.replace(path)
-        assert file.value == text
+        assert now(file) == text
 
 
 def test_what_was_read_stays_while_its_folder_is_none(tmp_path: Path) -> None:
@@ -34,11 +45,11 @@ def test_what_was_read_stays_while_its_folder_is_none(tmp_path: Path) -> None:
     path.unlink()
     folder.rmdir()
     folder.write_text("in the way")
-    assert file.value == "1"
+    assert now(file) == "1"
     os.remove(folder)
     folder.mkdir()
     path.write_text("2")
-    assert file.value == "2"
+    assert now(file) == "2"
 
 
 def test_a_failure_that_passes_is_logged_once_and_tried_again(
@@ -50,9 +61,9 @@ def test_a_failure_that_passes_is_logged_once_and_tried_again(
     path.write_text("22")
     with no_descriptors():
         for _ in range(3):
-            assert file.value == "1"
+            assert now(file) == "1"
     assert caplog.text.count("reread=failed") == 1
-    assert file.value == "22"
+    assert now(file) == "22"
 
 
 def test_wrong_content_is_logged_once_and_what_was_read_stays(
@@ -63,15 +74,20 @@ def test_wrong_content_is_logged_once_and_what_was_read_stays(
     file = Reread([path], lambda: int(path.read_text()))
     path.write_text("one")
     for _ in range(3):
-        assert file.value == 1
+        assert now(file) == 1
     assert caplog.text.count("reread=failed") == 1
 
 
-def test_files_are_looked_at_once_in_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("baton.reread.EVERY_S", 60)
+def test_files_are_looked_at_by_a_thread_while_somebody_has_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("baton.reread.EVERY_S", 0.01)
     path = tmp_path / "file"
     path.write_text("1")
-    file = Reread([path], path.read_text)
-    assert file.value == "1"
+    num_before = threading.active_count()
+    files = [Reread([path], path.read_text)]
+    assert files[0].value == "1"
     path.write_text("22")
-    assert file.value == "1"
+    wait_for(lambda: files[0].value == "22")
+    files.clear()
+    wait_for(lambda: threading.active_count() == num_before)

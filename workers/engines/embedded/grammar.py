@@ -19,9 +19,11 @@ from baton.errors import BatonError, InvalidRequest, NotReady, Overloaded
 from baton.messages import Guided
 from workers.engines.embedded.grammar_process import (
     CPU_S,
+    KILLED,
     MEMORY_BYTES,
     READY,
     SERVER_MODULE,
+    STARTED,
     Ask,
     Next,
     framed,
@@ -40,6 +42,7 @@ _NUM_ATTEMPTS = 2
 _SLOW_S = 0.9 * CPU_S
 _HUNG_S = 30.0
 _Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+_KILLED = "The system ended the process that enforces the form: the machine may be out of memory."
 _TOO_SLOW = (
     f"The schemas take more than {CPU_S:g} s of CPU time or {MEMORY_BYTES >> 20} MiB of memory, "
     "or are nested too deeply; simplify them."
@@ -108,8 +111,9 @@ class Grammars:
                 self._idle.add(place)
 
     async def _call(self, place: int, ask: Ask) -> Next | None:
-        loop = asyncio.get_running_loop()
+        loop, is_killed = asyncio.get_running_loop(), False
         for _ in range(_NUM_ATTEMPTS):
+            is_killed = False
             if place not in self._streams:
                 self._streams[place] = await self._connect()
             reader, writer = self._streams[place]
@@ -117,12 +121,17 @@ class Grammars:
             with suppress(OSError, EOFError):
                 async with asyncio.timeout(_HUNG_S):
                     writer.write(framed(ask))
-                    size = int.from_bytes(await reader.readexactly(4), "little")
-                    return msgspec.msgpack.decode(await reader.readexactly(size), type=Next)
+                    head = await reader.readexactly(4)
+                    is_killed = head == KILLED
+                    if not is_killed:
+                        size = int.from_bytes(head, "little")
+                        return msgspec.msgpack.decode(await reader.readexactly(size), type=Next)
             writer.close()
             self._streams.pop(place, None)
             if loop.time() - began_s > _SLOW_S and not self._is_closed:
                 break
+        if is_killed:
+            raise Overloaded(_KILLED, retry_after_s=_RETRY_AFTER_S)
         return None
 
     async def _connect(self) -> _Streams:
@@ -130,11 +139,15 @@ class Grammars:
         async with self._starting:
             while not self._is_closed:
                 reader, writer = await asyncio.open_unix_connection(sock=self._parent.forked())
+                first = b""
                 with suppress(TimeoutError):
                     async with asyncio.timeout(_HUNG_S):
-                        if await reader.read(1) and not self._is_closed:
-                            return reader, writer
+                        first = await reader.read(1)
+                if first == STARTED and not self._is_closed:
+                    return reader, writer
                 writer.close()
+                if first == KILLED[:1]:
+                    raise OSError(_KILLED)
                 await self._restart()
         self._parent.close()
         raise NotReady("the engine is not running")

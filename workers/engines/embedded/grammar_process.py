@@ -24,6 +24,7 @@ from baton.messages import Guided, MessageForm
 
 SERVER_MODULE: Final = "workers.engines.embedded.grammar_process"
 READY: Final = "ready"
+STARTED: Final = b"+"
 MEMORY_BYTES: Final = 256 << 20
 CPU_S: Final = 0.5
 """CPU time of one answer at once; `_STEP_CPU_S` of it come back with each call."""
@@ -185,6 +186,10 @@ class Next(msgspec.Struct, frozen=True, array_like=True):
     param: str | None = None
 
 
+KILLED: Final = bytes(4)
+"""In place of a reply: the system ended the process, which is no schema's fault."""
+
+
 def framed(message: Ask | Next) -> bytes:
     """The message after its length, 4 bytes."""
     encoded = msgspec.msgpack.encode(message)
@@ -208,13 +213,24 @@ def main() -> None:
         connection = socket.socket(fileno=filenos[0])
         if os.fork() == 0:
             control.close()
-            _limit_memory()
-            connection.sendall(b"+")
             # The engine may close its end at any time.
             with suppress(OSError), connection:
-                _Holder(tokenizer).serve(connection)
+                _run(tokenizer, connection)
             return
         connection.close()
+
+
+def _run(tokenizer: LLTokenizer, connection: socket.socket) -> None:
+    """Serve in a process of its own, and note if the system kills that, as for want of memory."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    if child := os.fork():
+        _, status = os.waitpid(child, 0)
+        if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL:
+            connection.sendall(KILLED)
+        return
+    _limit_memory()
+    connection.sendall(STARTED)
+    _Holder(tokenizer).serve(connection)
 
 
 def _limit_memory() -> None:
