@@ -23,7 +23,7 @@ class Handoffs:
     asked for one token, which frees the KV.
     """
 
-    def __init__(self, decodes: Callable[[str, KvHandoff], Sequence[Instance]]) -> None:
+    def __init__(self, decodes: Callable[[str], Sequence[Instance]]) -> None:
         """`decodes`: the workers of a model that can take it."""
         self._decodes = decodes
         self._held: dict[int, KvHandoff] = {}  # by identity
@@ -59,7 +59,7 @@ class Handoffs:
         if handoff is None:
             return
         asked = release_request(request, handoff)
-        for instance in self._decodes(request.model, handoff):
+        for instance in self._decodes(request.model):
             ask = replace(instance.ask(asked), name="release", limit_s=_RELEASE_S)
             try:
                 await _read(instance.begin(ask))

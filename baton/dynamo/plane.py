@@ -25,7 +25,6 @@ from baton.messages import (
     WorkerStats,
 )
 from baton.pace import TICK_S, Pulse
-from baton.pairing import why_not_paired
 from baton.process import NotStarted
 from baton.streams import CLOSED
 from baton.transport import Respond
@@ -178,13 +177,11 @@ class DynamoPlane:
         if (instance := self._instances.get(address)) is not None:
             instance.lose(reason)
 
-    def _decodes(self, model: str, handoff: KvHandoff) -> list[Instance]:
-        """The decode workers of the model for this KV, in any order."""
-        instances = [i for i in self._instances.values() if i.worker.model == model and not i.worker.refusal]
-        sources = [i.worker for i in instances if i.worker.incarnation == handoff.incarnation]
-        decodes = [instance for instance in instances if instance.worker.role is Role.DECODE]
-        paired = [d for d in decodes if not any(why_not_paired(prefill, d.worker) for prefill in sources)]
-        return random.sample(paired, len(paired))
+    def _decodes(self, model: str) -> list[Instance]:
+        """Dynamo's decode workers of the model, in any order."""
+        foreign = [each for each in self._instances.values() if not each.is_own and not each.worker.refusal]
+        found = [i for i in foreign if i.worker.role is Role.DECODE and i.worker.model == model]
+        return random.sample(found, len(found))
 
     def _end(self, reason: str) -> list[asyncio.Task[None]]:
         """End every call, and the runtime; the tasks of the calls."""

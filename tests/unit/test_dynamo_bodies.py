@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from baton.dynamo.bodies import Decoded, Prefilled, dynamo_request, release_request
+from baton.dynamo.bodies import Decoded, Prefilled, dynamo_ask, dynamo_request, release_request
 from baton.dynamo.errors import error_of
 from baton.dynamo.messages import BYPASS, DynamoChunk
 from baton.errors import (
@@ -94,6 +94,11 @@ def test_stop_tokens_priority_and_salt_are_in_dynamos_terms() -> None:
     assert body["routing"] == {"priority": 100, "cache_salt": "s"}
     assert body["priority"] == 1.0
     assert asked(greedy(ignore_eos=True))["stop_conditions"] == {"max_tokens": 9, "ignore_eos": True}
+
+
+def test_a_trace_goes_with_the_question() -> None:
+    traced = msgspec.structs.replace(greedy(), trace_headers={"traceparent": "00-1-2-01"})
+    assert dynamo_ask(traced, worker("d")).trace_headers == {"traceparent": "00-1-2-01"}
 
 
 def test_a_demanded_form_becomes_a_structural_tag() -> None:
