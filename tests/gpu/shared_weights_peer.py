@@ -4,12 +4,14 @@
 Each line on stdin is answered by one with the model's output, `write` after an attempt to change the weights.
 """
 
+import logging
 import socket
 import sys
 import time
 
 import torch
 
+from workers.engines.vllm.patches import virtual_memory as memory
 from workers.engines.vllm.patches import weights
 from workers.engines.vllm.weights_holder import LOADS
 
@@ -50,9 +52,29 @@ class Model(torch.nn.Module):
         return str(float(values.float().sum()))
 
 
+def try_driver() -> None:
+    """Each call on its own, so that a driver that lacks one shows."""
+    size = 32 << 20
+    address, handle = memory.reserve(size), memory.create(size)
+    sys.stderr.write(f"reserved {address:#x}, created {handle:#x}\n")
+    memory.map_at(address, size, handle)
+    descriptor = memory.exported(handle)
+    again, other = memory.imported(descriptor), memory.reserve(size)
+    memory.map_at(other, size, again)
+    memory.copy(address, other, size >> 1)
+    memory.wait()
+    sys.stderr.write(f"mapped twice, descriptor {descriptor}\n")
+    memory.freeze(other, size)
+    memory.unmap(other, size)
+    sys.stderr.write("frozen, unmapped\n")
+
+
 def main(path: str) -> None:
     """Until stdin ends."""
     torch.zeros(1, device="cuda")
+    free, total = torch.cuda.mem_get_info()
+    sys.stderr.write(f"{free >> 20} of {total >> 20} MiB free\n")
+    try_driver()
     with socket.socket(socket.AF_UNIX) as holder:
         holder.connect(path)
         is_loader = holder.recv(1) == LOADS
@@ -79,4 +101,5 @@ def main(path: str) -> None:
 
 
 if __name__ == "__main__":
+    logging.basicConfig(level=logging.INFO)
     main(sys.argv[1])

@@ -179,11 +179,15 @@ class Pool:
 
     def _allocate(self, num_bytes: int, _device: int, _stream: int) -> int:
         size = -(-num_bytes // _GRANULARITY) * _GRANULARITY
-        segment = Segment(memory.reserve(size), size)
-        if size < _SHARED_FROM or not self._scratch:
-            segment.put(memory.create(size), size)
-        else:
-            segment.put(self._scratch, _SCRATCH_BYTES)
+        try:
+            segment = Segment(memory.reserve(size), size)
+            if size < _SHARED_FROM or not self._scratch:
+                segment.put(memory.create(size), size)
+            else:
+                segment.put(self._scratch, _SCRATCH_BYTES)
+        except Exception:  # else PyTorch would take any address for the result
+            log.exception("no memory for weights")
+            return 0
         self.segments.append(segment)
         return segment.address
 
