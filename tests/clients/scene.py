@@ -14,10 +14,11 @@ import httpx
 import yaml
 
 from tests.stack import MODEL, Stack
+from tests.waiting import scaled
 
 # As fast as it goes: only the texts count here.
 MOCKER = {"prefill_tokens_per_s": 1_000_000, "decode_step_ms": 0.1, "kv_transfer_ms": 0}
-PROGRAM_S = 120
+PROGRAM_S = scaled(120)
 TOOL_ROUNDS: Final = Counter[str]()
 """How many tool rounds there were, and in how many of them the model was shown its thoughts."""
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.stack import MODEL, ROOT, running_stack
+from tests.waiting import scaled
 
 NUM_TOKENS = 24
 # From the guide; numbers are smaller.
@@ -30,7 +31,10 @@ def test_the_guides_benchmark_runs_without_an_error(engine: str, tmp_path: Path)
         command = [str(Path(sys.executable).with_name("aiperf")), "profile", "--model", MODEL, *GUIDE]
         command += ["--tokenizer", str(ROOT / "models/demo"), "--url", stack.url.removeprefix("http://")]
         command += ["--artifact-dir", str(tmp_path / "aiperf"), "--ui", "none"]
-        run = subprocess.run(command, capture_output=True, text=True, timeout=240, cwd=tmp_path, check=False)
+        limit_s = scaled(240)
+        run = subprocess.run(
+            command, capture_output=True, text=True, timeout=limit_s, cwd=tmp_path, check=False
+        )
         assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-3000:]
         stack.wait_idle()
 
