@@ -13,6 +13,7 @@ import os
 import re
 import shutil
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -67,7 +68,11 @@ class VllmStack(DynamoStack):
         )
         self.ports: dict[str, int] = {}
         paths = [os.environ.get("BATON_DYNAMO_PATH", ""), os.environ.get("PYTHONPATH", "")]
-        self.figures: dict[str, Any] = {"device": "cpu" if IS_CPU else gpus()[0]}
+        self.figures: dict[str, Any] = {
+            "command": "pytest -m gpu tests/gpu/test_dynamo_vllm.py",
+            "model": "models/demo in float32" if IS_CPU else "gpt-oss-20b, random weights",
+            "device": "cpu" if IS_CPU else gpus()[0],
+        }
         if IS_CPU:
             self.environ |= {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
             self.model = shutil.copytree(ROOT / "models/demo", folder / "model")
@@ -75,6 +80,19 @@ class VllmStack(DynamoStack):
             paths.append(str(random_weights.install(folder / "plugin")))
             self.model = write_dummy_model(folder / "model", "20b")
         self.workers_path = os.pathsep.join(filter(None, paths))
+        self.figures["versions"] = self._versions()
+
+    def _versions(self) -> dict[str, str]:
+        """Of the workers' packages."""
+        names = ["ai-dynamo", "ai-dynamo-runtime", "vllm-cpu" if IS_CPU else "vllm", "torch", "nixl"]
+        code = (
+            f"import importlib.metadata as m, json; print(json.dumps({{n: m.version(n) for n in {names}}}))"
+        )
+        environ = os.environ | {"PYTHONPATH": self.workers_path}
+        found: dict[str, str] = json.loads(
+            subprocess.run([PYTHON, "-c", code], env=environ, capture_output=True, check=True).stdout
+        )
+        return found
 
     def vllm(self, role: str) -> Process:
         """Dynamo's vLLM worker in that role."""
@@ -144,7 +162,7 @@ def _results_of_each_test(stack: VllmStack) -> Iterator[None]:
     yield
     text = json.dumps(stack.figures, indent=1) + "\n"
     folder = Path(os.environ.get("BATON_GPU_RESULTS", "benchmarks/results"))
-    (folder / "dynamo_vllm.json").write_text(text)
+    (folder / f"dynamo_vllm_{'cpu' if IS_CPU else '20b'}.json").write_text(text)
     sys.stdout.write(text)
 
 
