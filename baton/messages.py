@@ -236,9 +236,11 @@ class KvConfirm(msgspec.Struct, frozen=True, tag="kv_confirm"):
 
 
 class KvGrant(msgspec.Struct, frozen=True, array_like=True, tag="kv_grant"):
-    """The offer stands, and can be read by this `way`, in the words of the transceiver's kind."""
+    """The offer stands: its bytes, or the port of a socket that gives them to the sender of `token`."""
 
-    way: bytes
+    payload: bytes = b""
+    port: int = 0
+    token: bytes = b""
 
 
 class KvWithdrawn(msgspec.Struct, frozen=True, array_like=True, tag="kv_withdrawn"):

@@ -8,7 +8,6 @@ from contextlib import AbstractAsyncContextManager, ExitStack, aclosing, asyncco
 from functools import partial
 from typing import Any
 
-import msgspec
 import pytest
 
 from baton.errors import HandoffFailed, HandoffStalled
@@ -18,7 +17,7 @@ from baton.telemetry import unauthenticated
 from tests.clock import jumping
 from tests.kv_peer import near
 from tests.waiting import until
-from workers.kv.stream import STALL_S, Stream, Way
+from workers.kv.stream import STALL_S, Stream
 from workers.kv.transceiver import CacheTransceiver, Ticket
 
 PAYLOAD = bytes(range(256)) * 16
@@ -85,7 +84,7 @@ async def test_an_offer_has_moved_when_its_reader_confirms_it_and_not_before() -
             async with reader.ask() as replies:
                 grant = await anext(replies)
                 assert isinstance(grant, KvGrant)
-                assert msgspec.msgpack.decode(grant.way, type=Way).payload == PAYLOAD
+                assert grant.payload == PAYLOAD
             await asyncio.sleep(1)  # time for what must not happen
             assert not is_moved(source, ticket)
             await reader.confirm(num_bytes=7)
@@ -168,7 +167,7 @@ async def test_only_who_shows_the_token_gets_bytes_from_the_socket_and_only_whil
     with socket.socket() as mute, socket.socket() as guessing:
         async with road.lend(payload) as way:
             for sock in (mute, guessing):
-                sock.connect(("127.0.0.1", msgspec.msgpack.decode(way, type=Way).port))
+                sock.connect(("127.0.0.1", way.port))
                 sock.setblocking(False)
             await loop.sock_sendall(guessing, bytes(16))
             assert await loop.sock_recv(guessing, 1) == b""
@@ -186,7 +185,7 @@ async def test_only_who_shows_the_token_gets_bytes_from_the_socket_and_only_whil
 async def test_readers_that_show_no_token_make_room() -> None:
     road, into = Stream("127.0.0.1"), bytearray(LARGE_BYTES)
     async with road.lend(memoryview(bytearray(b"x" * LARGE_BYTES))) as way:
-        port = msgspec.msgpack.decode(way, type=Way).port
+        port = way.port
         with ExitStack() as mute:
             socks = [mute.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(40)]
             await road.fetch("127.0.0.1", way, memoryview(into))
@@ -221,7 +220,7 @@ async def test_a_pull_that_is_cancelled_at_any_moment_writes_no_more_and_the_off
 
 
 @asynccontextmanager
-async def socket_that(serve: Callable[[asyncio.StreamWriter], Any]) -> AsyncIterator[bytes]:
+async def socket_that(serve: Callable[[asyncio.StreamWriter], Any]) -> AsyncIterator[KvGrant]:
     """The way to a socket that gives each reader this instead of 100 bytes."""
 
     writers: list[asyncio.StreamWriter] = []
@@ -234,7 +233,7 @@ async def socket_that(serve: Callable[[asyncio.StreamWriter], Any]) -> AsyncIter
 
     server = await asyncio.start_server(served, "127.0.0.1", 0)
     try:
-        yield msgspec.msgpack.encode(Way(port=server.sockets[0].getsockname()[1], token=bytes(16)))
+        yield KvGrant(port=server.sockets[0].getsockname()[1], token=bytes(16))
     finally:
         server.close()
         for writer in writers:

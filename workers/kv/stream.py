@@ -7,10 +7,9 @@ import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
-import msgspec
-
 from baton.errors import HandoffFailed, HandoffStalled
 from baton.listener import ConnectionLimit, Listener, Tls
+from baton.messages import KvGrant
 from baton.peer_tls import PeerTls
 from baton.telemetry import unauthenticated
 
@@ -27,17 +26,6 @@ _TOKEN_BYTES = 16
 _MOST_READERS = 16
 
 
-class Way(msgspec.Struct, frozen=True, array_like=True):
-    """The payload itself, or the port of a socket that gives it to who sends `token` first."""
-
-    payload: bytes = b""
-    port: int = 0
-    token: bytes = b""
-
-
-_DECODER = msgspec.msgpack.Decoder(Way)
-
-
 class Stream:
     """Lends bytes from a socket on `host`, which readers must reach."""
 
@@ -47,10 +35,10 @@ class Stream:
         self._accepting: Tls = (lambda: None) if tls is None else (lambda: tls.accepting)
 
     @asynccontextmanager
-    async def lend(self, payload: memoryview) -> AsyncIterator[bytes]:
-        """Give one reader these bytes while the context is open; yields an encoded Way. Raises OSError."""
+    async def lend(self, payload: memoryview) -> AsyncIterator[KvGrant]:
+        """Give one reader these bytes while the context is open. Raises OSError."""
         if payload.nbytes <= _SMALL_BYTES:
-            yield msgspec.msgpack.encode(Way(payload=bytes(payload)))
+            yield KvGrant(bytes(payload))
             return
         token, writers = secrets.token_bytes(_TOKEN_BYTES), set[asyncio.StreamWriter]()
         readers = ConnectionLimit(_MOST_READERS, _abort)
@@ -81,35 +69,34 @@ class Stream:
         # Asyncio's own server leaks what it accepted in the turn in which it is closed.
         listener = Listener(sock, take, readers.make_room, self._accepting)
         try:
-            yield msgspec.msgpack.encode(Way(port=sock.getsockname()[1], token=token))
+            yield KvGrant(port=sock.getsockname()[1], token=token)
         finally:
             is_open = False
             listener.close()
             for writer in writers:
                 writer.transport.abort()
 
-    async def fetch(self, host: str, way: bytes, into: memoryview) -> None:
+    async def fetch(self, host: str, grant: KvGrant, into: memoryview) -> None:
         """Fill `into` from a source on `host`. Raises HandoffStalled, OSError if the source is lost."""
-        found, view = _DECODER.decode(way), into
-        if not found.port:
-            if len(found.payload) != into.nbytes:
-                raise HandoffFailed(f"{len(found.payload)} bytes came instead of {into.nbytes}")
-            view[:] = found.payload
+        if not grant.port:
+            if len(grant.payload) != into.nbytes:
+                raise HandoffFailed(f"{len(grant.payload)} bytes came instead of {into.nbytes}")
+            into[:] = grant.payload
             return
         tls = None if self._tls is None else self._tls.connecting
         try:
             async with asyncio.timeout(STALL_S):
-                reader, writer = await asyncio.open_connection(host, found.port, ssl=tls, limit=_SLICE_BYTES)
+                reader, writer = await asyncio.open_connection(host, grant.port, ssl=tls, limit=_SLICE_BYTES)
         except TimeoutError:
             raise HandoffStalled(
-                f"{host}:{found.port} did not accept a connection in {STALL_S:g} s"
+                f"{host}:{grant.port} did not accept a connection in {STALL_S:g} s"
             ) from None
         try:
-            writer.write(found.token)
-            while view:
-                piece = await _read(reader, min(len(view), _SLICE_BYTES))
-                view[: len(piece)] = piece
-                view = view[len(piece) :]
+            writer.write(grant.token)
+            while into:
+                piece = await _read(reader, min(len(into), _SLICE_BYTES))
+                into[: len(piece)] = piece
+                into = into[len(piece) :]
         finally:
             writer.transport.abort()
 

@@ -2,8 +2,8 @@
 
     puller                         source
     KvAsk(offer, secret)     ->
-                             <-    KvGrant(way), or HandoffFailed
-    the bytes, by that way; a KvWithdrawn or the call's end stops the puller
+                             <-    KvGrant, or HandoffFailed
+    the bytes, in it or by its socket; a KvWithdrawn or the call's end stops the puller
     it closes the call       ->
     KvConfirm(offer, secret) ->
                              <-    the end, or HandoffFailed
@@ -175,8 +175,8 @@ class CacheTransceiver:
             return
         offer.num_readers += 1
         try:
-            async with self._stream.lend(offer.payload[-request.num_bytes :]) as way:
-                yield KvGrant(way)
+            async with self._stream.lend(offer.payload[-request.num_bytes :]) as grant:
+                yield grant
                 await asyncio.wait({offer.moved})
                 yield KvWithdrawn()
                 await asyncio.Event().wait()  # its memory is kept until the reader closes the call
@@ -210,7 +210,7 @@ class CacheTransceiver:
             grant = await anext(replies)
             if not isinstance(grant, KvGrant):
                 raise HandoffFailed(f"the source answered {type(grant).__name__} instead of a grant")
-            fetching = self._stream.fetch(urlsplit(address).hostname or "", grant.way, into)
+            fetching = self._stream.fetch(urlsplit(address).hostname or "", grant, into)
             await _while_granted(fetching, replies)
         async for _ in self._transport.call(address, KvConfirm(*msgspec.structs.astuple(ask))):
             pass

@@ -173,7 +173,6 @@ class LibraryEngine:
                 raise HandoffFailed(f"no decode worker took the KV within {handoff.ttl_s:.3g} s") from None
 
     async def decode(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
-        """Yield the answer's chunks. See `Engine.decode`."""
         self._check(request, moves_kv=request.handoff is not None)
         kept: dict[str, Any] = {}
         if request.handoff is not None:
@@ -201,7 +200,6 @@ class LibraryEngine:
         return len(request.token_ids) - self._held.num_held(request.token_ids, self._salt(request))
 
     def stats(self) -> WorkerStats:
-        """Live metrics; counters start with the process."""
         return replace(self.adapter.figures(self._calls), **self._counts)
 
     async def failed(self) -> str:
@@ -210,7 +208,6 @@ class LibraryEngine:
         return self._reason
 
     async def stop(self) -> None:
-        """End every call with WorkerLost and shut the library down. Idempotent."""
         if self._watching is not None:
             self._watching.cancel()
         self._is_running = False

@@ -84,7 +84,6 @@ class TrtllmAdapter:
             self.llm = self.lib.llm(**self.loaded.settings)
 
     async def start(self) -> Facts:
-        """See `Adapter.start`."""
         end = self.model.eos_token_id
         params = self.lib.sampling_params(
             max_tokens=2, end_id=end, pad_id=end, ignore_eos=True, detokenize=False
@@ -96,7 +95,6 @@ class TrtllmAdapter:
         return Facts(self._info(num_tokens), timeout_s, num_tokens if is_reused else 0)
 
     def submit(self, call: Call) -> None:
-        """See `Adapter.submit`."""
         params = None
         if call.hands_over:
             params = self.lib.disaggregated_params(
@@ -192,7 +190,6 @@ class TrtllmAdapter:
         return EngineFailure(f"TensorRT-LLM failed on this request: {text or type(error).__name__}")
 
     def figures(self, calls: Set[Call]) -> WorkerStats:
-        """See `Adapter.figures`."""
         num_open = sum(call.kept is None for call in calls)
         num_used = sum(
             self.num_blocks(len(call.request.token_ids) + call.num_new_tokens)
@@ -209,15 +206,12 @@ class TrtllmAdapter:
         )
 
     def num_blocks(self, num_tokens: int) -> int:
-        """KV blocks of a sequence."""
         return -(-num_tokens // int(self.loaded.values["kv_cache_config.tokens_per_block"]))
 
     async def died(self) -> str:
-        """See `Adapter.died`."""
         return await Watchdog(self.llm, leave=self._leave, patience=self._patience).broken()
 
     async def stop(self, *, is_broken: bool) -> None:
-        """See `Adapter.stop`."""
         llm, self.llm = self.llm, None
         if is_broken:
             # Its own shutdown, which also runs at exit, may wait forever for a dead executor.

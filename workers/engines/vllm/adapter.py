@@ -81,7 +81,6 @@ class VllmAdapter:
         self._releases = _Releases()
 
     def load(self, on_failed_pull: Callable[[], None]) -> None:
-        """See `Adapter.load`."""
         self._figures.on_failed_pull = on_failed_pull
         args = self.lib.engine_args(**self.loaded.settings)
         try:
@@ -92,7 +91,6 @@ class VllmAdapter:
             raise
 
     async def start(self) -> Facts:
-        """See `Adapter.start`."""
         config = self.llm.vllm_config
         self._has_priorities = config.scheduler_config.policy == "priority"
         self.is_positional = bool(getattr(config, "use_v2_model_runner", False)) and (
@@ -103,7 +101,6 @@ class VllmAdapter:
         return Facts(self._info(config), self._lease_s, self._num_reused_tokens(config.cache_config))
 
     def submit(self, call: Call) -> None:
-        """See `Adapter.submit`."""
         transfer = None
         if call.hands_over:
             transfer = dict(KEEP)
@@ -169,7 +166,6 @@ class VllmAdapter:
         return True
 
     def failure(self, error: Exception, call: Call) -> BatonError:  # noqa: ARG002  of any request
-        """See `Adapter.failure`."""
         if isinstance(error, self.lib.dead):
             return WorkerLost(f"vLLM's engine core died: {error}")
         if isinstance(error, ValueError):
@@ -193,7 +189,6 @@ class VllmAdapter:
                 return f"vLLM's engine core died: {error}"
 
     async def stop(self, *, is_broken: bool) -> None:  # noqa: ARG002  vLLM's shutdown ends either way
-        """See `Adapter.stop`."""
         llm, self.llm = self.llm, None
         if llm is not None:
             await self._releases.stop()
