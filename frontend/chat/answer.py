@@ -74,8 +74,7 @@ class ToolCallBody(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class ChatMessage(msgspec.Struct, kw_only=True):
-    """The answer. `reasoning` and `reasoning_content` are the same text, under both names that clients
-    read."""
+    """The answer. `reasoning` and `reasoning_content` are the same text: clients read either."""
 
     role: Literal["assistant"] = "assistant"
     content: str | None

@@ -140,8 +140,7 @@ class ChatToolChoice(msgspec.Struct, kw_only=True):
 
 
 class JsonSchemaFormat(msgspec.Struct, kw_only=True, tag_field="type", tag="json_schema"):
-    """`response_format`: JSON that follows a schema. Without `strict`, keywords that cannot be enforced are
-    ignored."""
+    """`response_format`: JSON that follows a schema; without `strict`, some keywords may be ignored."""
 
     json_schema: NamedSchema
 

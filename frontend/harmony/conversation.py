@@ -157,8 +157,7 @@ MessageKind = Literal["thought", "text", "preamble", "call"]
 
 class Begin(msgspec.Struct, frozen=True, array_like=True):
     """The start of a message, which has text unless it is a call. `name` is the called tool's without
-    `functions.`, `index` counts the calls from 0. `call_id`, which the result refers to, is left empty by the
-    parser."""
+    `functions.`, `index` counts the calls from 0. The parser leaves `call_id` empty."""
 
     kind: MessageKind
     name: str = ""
@@ -167,8 +166,7 @@ class Begin(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Text(msgspec.Struct, frozen=True, array_like=True):
-    """More text of the open message, or of the arguments of a call, verbatim; `start` and `stop` are its
-    tokens' positions."""
+    """More text of the open message or call, verbatim; `start` and `stop` are its tokens' positions."""
 
     text: str
     start: int

@@ -140,8 +140,7 @@ def read_unended_header(
 
 
 class _Reading:
-    """The parts of a header in order, without whitespace, and its repairs. `expects_role`: it follows
-    `<|start|>`."""
+    """A header's parts in order, without whitespace, and its repairs. `expects_role`: after `<|start|>`."""
 
     def __init__(self, raw: bytes, offered: frozenset[str], *, expects_role: bool) -> None:
         self.parts: list[Part] = []
@@ -317,8 +316,7 @@ class _Reading:
         return meant or name
 
     def _unglued(self, name: str) -> str | None:
-        """The longest offered name that equals `name` without trailing header words, namespaces,
-        punctuation."""
+        """The longest offered name in `name`, which has header words, namespaces or punctuation around it."""
         bare = name.strip(_PUNCTUATION)
         meant = [
             tool

@@ -60,8 +60,7 @@ class RawHeader:
             self._max_bytes = len(self._raw) + MAX_HEADER_BYTES_AFTER_CHANNEL + self._max_name_bytes
 
     def rest(self, header: Header) -> "RawHeader":
-        """Only the channel of `header`, which is this header parsed, and the start of a channel's name at the
-        end."""
+        """Only the channel of `header`, which is this one parsed, and a channel's name begun at the end."""
         rest = RawHeader(self._offered, self._max_name_bytes, is_started=self.is_started, expects_role=False)
         if header.channel is not None:
             rest.append_marker(SpecialToken.CHANNEL)
@@ -295,8 +294,7 @@ class HarmonyParser:
 
     def _end_header(self, control: SpecialToken | None) -> None:
         """Ends a header without `<|message|>` at a control token or the end of the stream: its text becomes
-        the message's. A recipient without text is a call, unless another header follows, which replaces this
-        one."""
+        the message's. A recipient without text is a call, unless another header follows."""
         if not self._header.is_blank:
             is_cut = control is None
             header = self._header.read_unended(is_cut=is_cut, ends_call=control is SpecialToken.CALL)

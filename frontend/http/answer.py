@@ -59,8 +59,7 @@ class Answer:
         raise NotImplementedError
 
     async def settle(self) -> None:
-        """Store what has to be stored; awaited once, when the answer has ended or failed, before its end is
-        sent."""
+        """Store what has to be stored; awaited once, before the end of the answer is sent."""
 
 
 class StreamChanged(InvalidRequest, code="stream_changed", status=409):
@@ -96,8 +95,7 @@ class Numbered(Answer):
         return self._numbered(self._answer.opening(), 0, 0, 0)
 
     def feed(self, index: int, chunk: TokenChunk) -> bytes:
-        """The events of a chunk, token by token, so that they are the same however tokens come together.
-        Raises StreamChanged."""
+        """Token by token, so that events are the same however tokens come together. Raises StreamChanged."""
         events = []
         for token in self._tokens(chunk):
             events.append(self._number(self._answer.feed(index, token)))

@@ -175,8 +175,7 @@ class Exchange:
         self.started = True
 
     async def start_events(self, headers: Headers = ()) -> None:
-        """Send status and headers of a stream of server-sent events, which proxies neither store nor hold
-        back."""
+        """Send status and headers of server-sent events, which proxies neither store nor hold back."""
         fixed = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
         await self.start(200, b"text/event-stream; charset=utf-8", [*fixed, *headers])
 

@@ -17,8 +17,7 @@ ADMIN = "admin"
 
 
 class ApiKey(NamedTuple):
-    """Keys with one name belong to one client, e.g. its old and new one. An admin's shows the requests of
-    all clients."""
+    """Keys with one name belong to one client. An admin's shows the requests of all clients."""
 
     name: str
     is_admin: bool = False

@@ -39,8 +39,7 @@ Serve = Callable[[Exchange, Services, Record], Awaitable[None]]
 
 
 class Endpoint:
-    """The ASGI app of one route. Failures become error responses, or a stream's last event, and are counted
-    by route."""
+    """The ASGI app of one route. Failures are counted, and become error responses or a last event."""
 
     def __init__(
         self, route: str, serve: Serve, services: Services, envelope: Envelope = ErrorBody.of
@@ -359,8 +358,7 @@ def count(choices: Sequence[Choice], record: Record) -> None:
 async def relay(
     exchange: Exchange, answer: Answer, take: Callable[[], Awaitable[bytes]], services: Services
 ) -> None:
-    """Send the events of a background run, which `take` returns, until there are none or the client
-    disconnects."""
+    """Send the events of a background run, which `take` returns, until there are none."""
     delivery = Delivery(exchange, answer, services)
     async with delivery:
         delivery.keep_alive()

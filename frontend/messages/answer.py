@@ -155,8 +155,7 @@ def _read(body_type: type[AnyBody], seal: Seal, raw: bytes) -> tuple[AnyBody, Tu
 
 
 class MessagesAnswer(Answer):
-    """The answer to one Messages body. Each Harmony message is a content block; thinking blocks are signed by
-    `seal`."""
+    """The answer to one Messages body. Each message is a content block; `seal` signs thinking blocks."""
 
     keep_alive = PING
 

@@ -317,8 +317,7 @@ def _answer_format(body: Counted) -> AnswerFormat | None:
 
 
 class _Reader:
-    """Reads a body's content; `ignored` are the paths of what it leaves out. Raises InvalidRequest, naming
-    the field."""
+    """Reads a body's content; `ignored` are the paths of what it leaves out. Raises InvalidRequest."""
 
     def __init__(self, seal: Seal) -> None:
         self.ignored: set[str] = set()
@@ -359,8 +358,7 @@ class _Reader:
             yield UserTurn(PARAGRAPH.join(texts))
 
     def _answer(self, content: Content, path: str) -> list[AssistantTurn]:
-        """The parts of an earlier answer. Without a call, its texts, such as those with citations, are one
-        final answer."""
+        """The parts of an earlier answer. Without a call, its texts are one final answer."""
         parts = [self._part(block, where) for block, where in _blocks(content, path)]
         if any(part.tool_calls for part in parts):
             return parts
@@ -420,8 +418,7 @@ class _Reader:
 
 
 def _blocks(content: AnyContent, path: str) -> Iterator[tuple[Block, str]]:
-    """The blocks with their paths; text is one block. Only blocks of Anthropic's servers, which are left out,
-    may have an object."""
+    """The blocks with their paths; text is one block. Raises InvalidRequest for an object."""
     if isinstance(content, str):
         yield Block(type="text", text=content), path
     elif isinstance(content, dict):

@@ -98,8 +98,7 @@ class Port:
 
 
 def inherited() -> socket.socket | None:
-    """The listening socket that systemd passes to this process (sd_listen_fds(3)), if any. Raises OSError if
-    it does not listen."""
+    """The socket that systemd passes (sd_listen_fds(3)), if any. Raises OSError if it does not listen."""
     num_sockets, pid = (os.environ.pop(name, "") for name in ("LISTEN_FDS", "LISTEN_PID"))
     if pid != str(os.getpid()):
         return None

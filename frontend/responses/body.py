@@ -57,8 +57,7 @@ class Reasoning(msgspec.Struct, kw_only=True):
 
 
 class SchemaFormat(NamedSchema, kw_only=True, tag_field="type", tag="json_schema"):
-    """`text.format`: JSON that follows a schema. Without `strict`, keywords that cannot be enforced are
-    ignored."""
+    """`text.format`: JSON that follows a schema; without `strict`, some keywords may be ignored."""
 
 
 class TextConfig(msgspec.Struct, kw_only=True):
@@ -184,8 +183,7 @@ class OfferedTools(msgspec.Struct):
 
 
 class ParsedBody(NamedTuple):
-    """What a body asks for: `items` are its `input`, `ignored` the paths of unsupported fields and
-    content."""
+    """What a body asks for: `items` are its `input`, `ignored` what is not supported."""
 
     body: ResponseBody
     items: list[Item]

@@ -42,8 +42,7 @@ class TextPart(msgspec.Struct, kw_only=True):
 
 
 class MessageItem(msgspec.Struct, kw_only=True, tag_field="type", tag="message"):
-    """A message; the content of a stored one is a list. `phase` distinguishes the model's preambles from its
-    answer."""
+    """A message; the content of a stored one is a list. `phase` tells preambles from the answer."""
 
     id: str = ""
     role: Literal["user", "assistant", "system", "developer"]
@@ -53,8 +52,7 @@ class MessageItem(msgspec.Struct, kw_only=True, tag_field="type", tag="message")
 
 
 class ReasoningItem(msgspec.Struct, kw_only=True, tag_field="type", tag="reasoning"):
-    """Reasoning: in `content`, or in `summary` if requested; `encrypted_content` carries it to stateless
-    clients."""
+    """Reasoning: in `content`, or in `summary` if requested; sealed in `encrypted_content`."""
 
     id: str = ""
     summary: list[TextPart] = []
@@ -295,14 +293,12 @@ _TEXTS = {
 
 
 class InputReader:
-    """The items of one body's `input`, each with an id; `left_out` are the paths of unsupported content, such
-    as images."""
+    """The items of one body's `input`, each with an id; `left_out` are the paths of unsupported content."""
 
     def __init__(
         self, body_input: str | list[dict[str, Any]] | None, seal: Seal, recall: Callable[[str], str | None]
     ) -> None:
-        """`recall` returns the text of a reasoning item by id, if still known. Raises InvalidRequest, naming
-        the field."""
+        """`recall` returns the text of a reasoning item by id, if still known. Raises InvalidRequest."""
         self.left_out: set[str] = set()
         self._seal = seal
         self._recall = recall

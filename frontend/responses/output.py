@@ -191,8 +191,7 @@ class ResponseAnswer(Answer):
         seal: Seal,
         keep: Callable[[str, str], None],
     ) -> None:
-        """`seal` fills `encrypted_content` if it is requested, `keep` gets each reasoning item's id and
-        text."""
+        """`seal` fills `encrypted_content` if requested, `keep` gets each reasoning item's id and text."""
         body = parsed.body
         self.model = choice.request.model
         self.stream = bool(body.stream)

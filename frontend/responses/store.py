@@ -370,8 +370,7 @@ def _set_up(db: sqlite3.Connection) -> sqlite3.Connection:
 
 class Owner:
     """This frontend, among those that share the store at `path`. The lock file exists from the first
-    background response on, and contains the `address` of this process; the kernel releases the lock when the
-    process dies."""
+    background response on, and contains this process's `address`; the lock ends with the process."""
 
     def __init__(self, path: str, address: str) -> None:
         self.name = secrets.token_hex(8)
@@ -388,8 +387,7 @@ class Owner:
             self._lock = lock
 
     def address_of(self, name: str) -> str | None:
-        """The address of another frontend, empty if it has none; None if no other frontend of this name is
-        alive."""
+        """The address of another frontend, empty if it has none; None if it is not alive."""
         if self._path == MEMORY or name == self.name:
             return None
         path = self._file(name)

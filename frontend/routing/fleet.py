@@ -36,8 +36,7 @@ _NO_PROGRESS = "its engine makes no progress"
 
 
 class Fleet:
-    """All workers of all models. `keep_current()` must run throughout. Requests go to workers that are ready
-    and not lost."""
+    """All workers of all models. `keep_current()` must run throughout. Only live ones get requests."""
 
     def __init__(
         self,
@@ -239,8 +238,7 @@ class Fleet:
         self._transport.lose(worker.address, _NO_PROGRESS)
 
     async def _ask(self, worker: WorkerInfo) -> WorkerStats:
-        """The worker's statistics. Raises TimeoutError after STATS_TIMEOUT_S; a BatonError, PeerDistrusted
-        among them."""
+        """The worker's statistics. Raises TimeoutError after STATS_TIMEOUT_S, or a BatonError."""
         async with asyncio.timeout(STATS_TIMEOUT_S):
             async with aclosing(self._transport.call(worker.address, StatsRequest())) as replies:
                 async for reply in replies:

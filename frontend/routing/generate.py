@@ -468,8 +468,7 @@ async def _wait(progress: Progress, arrival: Awaitable[None], limit_s: float, er
 
 
 async def _decoded(tokens: AsyncGenerator[Reply, None], pinning: Call) -> Reply | None:
-    """Decode's first reply. Raises HandoffFailed as soon as the prefill call fails, since the KV is lost with
-    it, BrokerLost."""
+    """Decode's first reply. Raises HandoffFailed, or BrokerLost, as soon as the prefill call fails."""
     loop = asyncio.get_running_loop()
     arriving, moved = loop.create_task(_next(tokens)), loop.create_task(_next(pinning.replies))
     try:

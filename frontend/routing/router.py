@@ -55,8 +55,7 @@ Locality = Literal["own", "other"]
 
 
 class Router:
-    """One policy. `num_running` is a live count of this frontend's calls by worker id; `count` is called with
-    each choice by prefix."""
+    """One policy. `num_running` counts this frontend's calls by worker id, `count` the choices by prefix."""
 
     def __init__(
         self,

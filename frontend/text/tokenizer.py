@@ -316,8 +316,7 @@ RETRY_S = 1.0
 
 
 class Tokenizers:
-    """Loads tokenizers in threads. If one cannot be loaded, it tries again while a worker of the model is
-    registered."""
+    """Loads tokenizers in threads, again and again while a worker of the model is registered."""
 
     def __init__(self, model_path: Path | None) -> None:
         """`model_path` is read instead of the workers' paths."""

@@ -20,8 +20,7 @@ FinishReason = Literal["stop", "length", "tool_calls"]
 
 
 class RawText:
-    """Reads tokens as `HarmonyParser` does, but everything is visible text; `shows_special` includes control
-    tokens."""
+    """As `HarmonyParser`, but everything is visible text; `shows_special` includes control tokens."""
 
     num_reasoning_tokens = 0
     messages: Sequence[ReadMessage] = ()
@@ -156,8 +155,7 @@ class _Wrapped(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class TextCalls:
-    """Holds back the arguments of these tools' calls until they are complete; `{"input": TEXT}` becomes
-    TEXT."""
+    """Holds back the arguments of calls of these tools until they are complete, and unwraps the text."""
 
     def __init__(self, names: frozenset[str]) -> None:
         self._names = names

@@ -61,8 +61,7 @@ class WrittenTurn(msgspec.Struct, frozen=True, kw_only=True):
 def written_turn(
     token_ids: Sequence[int], read: Sequence[ReadMessage], tokenizer: ModelTokenizer
 ) -> WrittenTurn | None:
-    """An answer that was parsed as the messages `read`; None if it has other tokens, e.g. those of a cut
-    message."""
+    """An answer that was parsed as the messages `read`; None if it has other tokens, as of a cut message."""
     special = tokenizer.special_ids
     if not read or read[-1].stop != len(token_ids):
         return None
