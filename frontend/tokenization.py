@@ -2,14 +2,13 @@
 
 import asyncio
 from collections.abc import Callable
-from functools import partial
 from typing import Annotated, ClassVar, Literal, TypeVar
 
 import msgspec
 
 from baton.errors import InvalidRequest
 from frontend.chat.request import ChatBody, InputMessage, ToolDefinition, conversation
-from frontend.http.body import decode, read
+from frontend.http.body import read
 from frontend.http.exchange import Exchange, ignored_header
 from frontend.http.respond import Serve
 from frontend.http.services import Services
@@ -102,9 +101,8 @@ def _route(
     """The Serve of a body that `answer` answers in a thread, given the owner of the request."""
 
     async def serve(exchange: Exchange, services: Services, record: Record) -> None:
-        reading = partial(decode, body_type=body_type)
-        body, ignored = await services.bodies.use(
-            exchange, services.max_body_bytes, lambda raw: read(raw, reading)
+        body, ignored, _ = await services.bodies.use(
+            exchange, services.max_body_bytes, lambda raw: read(raw, body_type, lambda *_: None)
         )
         served = _served(body.model, services, record)
         answered = await asyncio.to_thread(answer, body, exchange.owner, served, services.thoughts)

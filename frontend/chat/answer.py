@@ -24,17 +24,17 @@ from frontend.http.answer import (
     UsageBody,
     content_logprobs,
 )
-from frontend.http.body import decode, read
+from frontend.http.body import read
 from frontend.http.services import Services
 from frontend.text.tokenizer import ModelTokenizer
 from frontend.turn.choice import Choice, FinishReason
-from frontend.turn.request import Client, TurnRequest
+from frontend.turn.request import Client
 from frontend.turn.thoughts import PARAGRAPH
 
 
 async def prepare_chat(raw: bytes, client: Client, services: Services) -> ChunkedAnswer:
     """The answer to a body, ready to be generated. Raises a BatonError if the body is refused."""
-    body, unknown, request = await read(raw, _read)
+    body, unknown, request = await read(raw, ChatBody, turn_request)
     served, choices = await services.prepare(request, client)
     writer = partial(
         MessageWriter,
@@ -50,11 +50,6 @@ async def prepare_chat(raw: bytes, client: Client, services: Services) -> Chunke
         stream=bool(body.stream),
         ignored=(*unknown, *not_enforced(body)),
     )
-
-
-def _read(raw: bytes) -> tuple[ChatBody, tuple[str, ...], TurnRequest]:
-    body, unknown = decode(raw, ChatBody)
-    return body, unknown, turn_request(body, len(raw))
 
 
 class ChatLogprobs(msgspec.Struct, kw_only=True):

@@ -17,7 +17,7 @@ from frontend.http.answer import (
     UsageBody,
     legacy_logprobs,
 )
-from frontend.http.body import decode, read
+from frontend.http.body import read
 from frontend.http.services import Services
 from frontend.text.tokenizer import ModelTokenizer
 from frontend.turn.choice import Choice
@@ -89,16 +89,11 @@ _encode = msgspec.json.Encoder().encode
 
 async def prepare_completion(raw: bytes, client: Client, services: Services) -> ChunkedAnswer:
     """The answer to a body, ready to be generated. Raises a BatonError if the body is refused."""
-    body, unknown, request = await read(raw, _read)
+    body, unknown, request = await read(raw, CompletionBody, turn_request)
     served, choices = await services.prepare(request, client)
     envelope = Envelope("text_completion", "cmpl", served.name, body)
     writer = partial(TextWriter, tokenizer=served.tokenizer, body=body)
     return ChunkedAnswer(envelope, choices, writer, Completion, stream=bool(body.stream), ignored=unknown)
-
-
-def _read(raw: bytes) -> tuple[CompletionBody, tuple[str, ...], TurnRequest]:
-    body, unknown = decode(raw, CompletionBody)
-    return body, unknown, turn_request(body, len(raw))
 
 
 def turn_request(body: CompletionBody, num_bytes: int) -> TurnRequest:

@@ -30,9 +30,17 @@ _ESCAPE = re.compile(
 )
 
 
-async def read(raw: bytes, reading: Callable[[bytes], T]) -> T:
-    """What `reading` makes of a body, in a thread if it is long, so that running streams do not stall."""
-    return await asyncio.to_thread(reading, raw) if len(raw) > LONG_BYTES else reading(raw)
+async def read(
+    raw: bytes, body_type: type[AnyBody], make: Callable[[AnyBody, int], T]
+) -> tuple[AnyBody, tuple[str, ...], T]:
+    """The validated body, its unknown fields (see `decode`), and what `make` makes of it and its length: in a
+    thread if it is long, so that running streams do not stall."""
+
+    def reading() -> tuple[AnyBody, tuple[str, ...], T]:
+        body, unknown = decode(raw, body_type)
+        return body, unknown, make(body, len(raw))
+
+    return await asyncio.to_thread(reading) if len(raw) > LONG_BYTES else reading()
 
 
 def decode(raw: bytes, body_type: type[AnyBody]) -> tuple[AnyBody, tuple[str, ...]]:

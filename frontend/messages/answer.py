@@ -1,7 +1,7 @@
 """A Messages answer: from the body to content blocks and their events, or a token count."""
 
 from functools import partial
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import msgspec
 
@@ -9,7 +9,7 @@ from baton.errors import BatonError
 from baton.messages import TokenChunk
 from frontend.harmony.conversation import Begin, Delta, End, Text
 from frontend.http.answer import Answer
-from frontend.http.body import decode, read
+from frontend.http.body import read
 from frontend.http.exchange import Exchange, ignored_header
 from frontend.http.services import Services
 from frontend.messages.request import Counted, MessagesBody, ThreadNotFound, turn_request
@@ -18,7 +18,7 @@ from frontend.text.tokenizer import ContextTooLong
 from frontend.turn.choice import Choice
 from frontend.turn.ids import new_id
 from frontend.turn.prepare import encode
-from frontend.turn.request import Client, TurnRequest
+from frontend.turn.request import Client
 from frontend.turn.seal import Seal
 
 StopReason = Literal["end_turn", "max_tokens", "model_context_window_exceeded", "stop_sequence", "tool_use"]
@@ -124,34 +124,26 @@ _DELTA_OF = {
 }
 
 
-AnyBody = TypeVar("AnyBody", bound=Counted)
-
-
 async def prepare_message(raw: bytes, client: Client, services: Services) -> "MessagesAnswer":
     """The answer to a body, ready to be generated. Raises a BatonError if the body is refused."""
-    body, request, ignored = await read(raw, partial(_read, MessagesBody, services.seal))
+    making = partial(turn_request, seal=services.seal)
+    body, unknown, (request, left_out) = await read(raw, MessagesBody, making)
     _, (choice,) = await services.prepare(request, client)
-    return MessagesAnswer(body, choice, services.seal, ignored=ignored)
+    return MessagesAnswer(body, choice, services.seal, ignored=(*unknown, *left_out))
 
 
 async def count_tokens(exchange: Exchange, services: Services, record: Record) -> None:
     """`POST /v1/messages/count_tokens`."""
-    reading = partial(_read, Counted, services.seal)
-    _, request, ignored = await services.bodies.use(
-        exchange, services.max_body_bytes, lambda raw: read(raw, reading)
+    making = partial(turn_request, seal=services.seal)
+    _, unknown, (request, left_out) = await services.bodies.use(
+        exchange, services.max_body_bytes, lambda raw: read(raw, Counted, making)
     )
+    ignored = (*unknown, *left_out)
     served = services.fleet.served(request.model)
     record.model = served.name
     (prompt,) = await encode(request, exchange.owner, served, services.thoughts)
     services.metrics.count_ignored(ignored)
     await exchange.answer(200, TokenCount(input_tokens=len(prompt.token_ids)), ignored_header(ignored))
-
-
-def _read(body_type: type[AnyBody], seal: Seal, raw: bytes) -> tuple[AnyBody, TurnRequest, tuple[str, ...]]:
-    """The body, its request, and the paths of what is ignored."""
-    body, unknown = decode(raw, body_type)
-    request, left_out = turn_request(body, len(raw), seal)
-    return body, request, (*unknown, *left_out)
 
 
 class MessagesAnswer(Answer):

@@ -1,7 +1,7 @@
 """`POST /v1/responses`: builds the answer from the body and the previous responses, or counts its tokens."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 
 import msgspec
@@ -16,7 +16,7 @@ from frontend.harmony.conversation import (
     Tool,
     called_name,
 )
-from frontend.http.body import convert, decode, read
+from frontend.http.body import convert, read
 from frontend.http.services import Services
 from frontend.responses.body import (
     LOGPROBS,
@@ -50,7 +50,6 @@ from frontend.turn.fields import GPT_OSS_EFFORTS, NEAREST_EFFORT, AnyEffort, req
 from frontend.turn.ids import vary
 from frontend.turn.prepare import LONG_BYTES, encode
 from frontend.turn.request import CallChoice, Client, TurnRequest, answer_format
-from frontend.turn.seal import Seal
 
 MAX_REFERENCES = 1000
 """Each is looked up in the store."""
@@ -105,8 +104,11 @@ async def count_input_tokens(
 
 
 async def _parsed(raw: bytes, client: Client, services: Services, state: ResponseState) -> ParsedBody:
-    recall = partial(services.thoughts.recall, client.owner)
-    body, unknown, reader = await read(raw, partial(_read, seal=services.seal, recall=recall))
+    def reading(body: ResponseBody, _: int) -> InputReader:
+        vary(raw)  # so that no other response is stored under the id of this one
+        return InputReader(body.input, services.seal, partial(services.thoughts.recall, client.owner))
+
+    body, unknown, reader = await read(raw, ResponseBody, reading)
     items = await resolved(reader.items, state.store, client.key_name)
     previous_id = body.previous_response_id
     earlier = [] if previous_id is None else await history(previous_id, state, client.key_name)
@@ -124,14 +126,6 @@ async def _parsed(raw: bytes, client: Client, services: Services, state: Respons
     if body.gives_timings:
         inexact = (*inexact, "stream_options.include_timings")
     return ParsedBody(body, items, offered, request, (*unknown, *left_out, *inexact))
-
-
-def _read(
-    raw: bytes, seal: Seal, recall: Callable[[str], str | None]
-) -> tuple[ResponseBody, tuple[str, ...], InputReader]:
-    vary(raw)  # so that no other response is stored under the id of this one
-    body, unknown = decode(raw, ResponseBody)
-    return body, unknown, InputReader(body.input, seal, recall)
 
 
 class PreviousNotFound(BatonError, code="previous_response_not_found", status=400):

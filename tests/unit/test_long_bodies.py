@@ -16,9 +16,15 @@ from frontend.turn.request import TurnRequest
 from tests.scripted_frontend import MODEL, TOKENIZER, Client, ScriptedFleet, ScriptedTokens
 
 
+class Empty(msgspec.Struct):
+    pass
+
+
 def test_only_long_bodies_are_read_in_a_thread() -> None:
     async def where(num_bytes: int) -> int:
-        return await read(bytes(num_bytes), lambda raw: threading.get_ident() if len(raw) == num_bytes else 0)
+        raw = b"{" + b" " * (num_bytes - 2) + b"}"
+        _, _, found = await read(raw, Empty, lambda _, num: threading.get_ident() if num == num_bytes else 0)
+        return found
 
     own = threading.get_ident()
     assert asyncio.run(where(LONG_BYTES)) == own
