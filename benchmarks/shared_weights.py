@@ -10,6 +10,7 @@ import argparse
 import json
 import os
 import random
+import shutil
 import signal
 import sys
 import tempfile
@@ -59,7 +60,9 @@ def replaced(launch: Launch, role: str) -> dict[str, Any]:
     began = time.monotonic()
 
     def serves() -> bool:
-        return any(" ready worker=" in line for line in log.read_text()[size:].splitlines())
+        if not any(" ready worker=" in line for line in log.read_text()[size:].splitlines()):
+            return False
+        return len(httpx.get(f"{launch.url}/health", timeout=READY_S).json().get("instances", ())) == 2
 
     wait_for(serves, READY_S)
     return {"killed": role, "seconds": round(time.monotonic() - began, 1), "log": lines(log, size)}
@@ -123,8 +126,8 @@ def main() -> None:
                     file.write_text(json.dumps(results, indent=1) + "\n")
             except (RuntimeError, AssertionError, httpx.HTTPError) as error:  # the next way may work
                 print(f"{way}: {error!r}", flush=True)
-                for log in sorted((Path(scratch) / way).glob("*-0.log")):
-                    print(f"--- {log.name}\n{log.read_text()[-5000:]}", flush=True)
+            for log in sorted((Path(scratch) / way).glob("*-0.log")):
+                shutil.copy(log, options.results / f"{way}-{log.name}")
     found = [row["answers"] for way in options.ways.split(",") for row in results[way] if "answers" in row]
     if len(found) > 1:
         print(
