@@ -15,14 +15,13 @@ from dynamo.runtime import Context, DistributedRuntime
 
 from baton.dynamo.bodies import CANARY
 from baton.dynamo.cards import OWN
-from baton.dynamo.messages import DynamoChunk, DynamoRequest
+from baton.dynamo.messages import DynamoRequest
 from baton.dynamo.own import own_item, own_request
-from baton.dynamo.worker_messages import dynamo_chunk, generate_request, prefill_answer, prefill_chunk
+from baton.dynamo.worker_messages import dynamo_chunk, generate_request, prefill_answer
 from baton.errors import BatonError, EngineFailure, InvalidRequest, WorkerLost
 from baton.messages import (
     NO_TOKEN,
     KvHandoff,
-    Reply,
     Role,
     StatsRequest,
     TokenChunk,
@@ -53,17 +52,17 @@ _ERRORS: dict[str, type[Exception]] = {
 """By Baton's code; others are Unknown."""
 
 
-class _Answer:
+class _Answer(Replies):
     """One running answer. `is_pinned`: its reader has the handoff of KV that its task holds."""
 
     def __init__(self) -> None:
-        self.replies = Replies()
+        super().__init__()
         self.is_pinned = False
         self.task: asyncio.Task[None]
 
     def stop(self) -> None:
         """Cancel the work, once; but not of pinned KV."""
-        self.replies.leave()
+        self.leave()
         if not self.is_pinned and not self.task.cancelling():
             self.task.cancel()
 
@@ -120,7 +119,7 @@ class WorkerEndpoint:
         self._is_closed = True
         waits: list[asyncio.Future[None]] = [self._serving] if self._serving else []
         for answer in self._answers:
-            answer.replies.end(WorkerLost("the worker has stopped"))
+            answer.end(WorkerLost("the worker has stopped"))
             answer.task.cancel()
             waits.append(answer.task)
         self._runtime.shutdown()
@@ -180,40 +179,33 @@ class WorkerEndpoint:
         """Dynamo's handler: the items of one answer. A body of bytes is from a process of Baton's."""
         answer, is_own = _Answer(), isinstance(body, bytes)
         work = self._answer_own(body, answer) if is_own else self._answer_dynamos(body, context, answer)
-        answer.task = asyncio.create_task(_run(work, answer.replies, context.id()))
+        answer.task = asyncio.create_task(_run(work, answer, context.id()))
         self._answers.add(answer)
         answer.task.add_done_callback(lambda _: self._answers.discard(answer))
         stopped = context.async_killed_or_stopped()
         stopped.add_done_callback(lambda _: answer.stop())
         try:
-            while replies := await answer.replies.take():
+            while replies := await answer.take():
                 if is_own:
                     yield own_item(replies)
                     continue
                 for reply in replies:
+                    assert isinstance(reply, KvHandoff | TokenChunk)
                     answer.is_pinned = isinstance(reply, KvHandoff)
-                    yield msgspec.to_builtins(self._chunk(reply))
+                    yield msgspec.to_builtins(dynamo_chunk(reply, self._card))
         except BatonError as error:
             if not is_own:
-                log.info(
-                    Line("request failed", request_id=context.id(), code=error.code, error=error.message)
-                )
+                log.info(Line("request failed", request_id=context.id(), error=repr(error)))
                 raise _ERRORS.get(error.code, Unknown)(error.message) from None
             yield own_item(error=error)
         finally:
             stopped.cancel()
             answer.stop()
 
-    def _chunk(self, reply: Reply) -> DynamoChunk:
-        assert isinstance(reply, KvHandoff | TokenChunk)
-        if self._card.role is Role.PREFILL or isinstance(reply, KvHandoff):
-            return prefill_chunk(reply, self._card)
-        return dynamo_chunk(reply)
-
     async def _answer_own(self, body: bytes, answer: _Answer) -> None:
         async with aclosing(self._respond(own_request(body))) as replies:
             async for reply in replies:
-                await answer.replies.put(reply)
+                await answer.put(reply)
 
     async def _answer_dynamos(self, body: Any, context: Context, answer: _Answer) -> None:
         """Fill `answer`; after a handoff it has ended, but this runs on while the KV is pinned."""
@@ -226,19 +218,19 @@ class WorkerEndpoint:
         if asked.prefill_result is not None and self._card.role is Role.DECODE:
             prefilled = prefill_answer(asked.prefill_result.disaggregated_params, self._card)
             if isinstance(prefilled, TokenChunk):
-                await answer.replies.put(prefilled)
+                await answer.put(prefilled)
                 return
             request = after_handoff(request, prefilled)
             if prefilled.first_chunk is not None:
-                await answer.replies.put(prefilled.first_chunk)
+                await answer.put(prefilled.first_chunk)
         async with aclosing(self._respond(request)) as replies:
             async for reply in replies:
                 if isinstance(reply, KvHandoff) and asked.is_health_check:  # nobody takes the KV
-                    await answer.replies.put(TokenChunk((max(reply.first_token, 0),), "length"))
+                    await answer.put(TokenChunk((max(reply.first_token, 0),), "length"))
                     return
-                await answer.replies.put(reply)
+                await answer.put(reply)
                 if isinstance(reply, KvHandoff):
-                    answer.replies.end()
+                    answer.end()
 
 
 async def _run(work: Coroutine[Any, Any, None], replies: Replies, request_id: str) -> None:

@@ -41,18 +41,13 @@ _FORMS: dict[str, Callable[[Any], tuple[Syntax, str]]] = {
 
 
 class PrefillAnswer(msgspec.Struct, frozen=True, kw_only=True, tag="baton-prefill-1"):
-    """What prefill gives to decode through Dynamo's frontend: its handoff, or its finished answer, which
-    Dynamo's frontend takes from decode only if it ended with its length. `source`: the prefill worker.
+    """`disaggregated_params` of Baton's workers: what prefill gives to decode through Dynamo's frontend, its
+    handoff, or its finished answer, which Dynamo's frontend takes from decode only if it ended with its
+    length. `source`: the prefill worker.
     """
 
     source: WorkerInfo
     reply: KvHandoff | TokenChunk
-
-
-class _Params(msgspec.Struct):
-    """`disaggregated_params` of Baton's workers."""
-
-    baton: PrefillAnswer
 
 
 def generate_request(
@@ -75,11 +70,8 @@ def generate_request(
 
 
 def _sampling(body: wire.DynamoRequest, card: WorkerInfo, *, is_conversation: bool) -> Sampling:
-    stops, options, output = (
-        body.stop_conditions,
-        body.sampling_options,
-        body.output_options or wire.OutputOptions(),
-    )
+    stops, options = body.stop_conditions, body.sampling_options
+    output = body.output_options or wire.OutputOptions()
     if options.use_beam_search:
         raise InvalidRequest("beam search is not served", param="use_beam_search")
     if output.prompt_logprobs is not None:
@@ -125,19 +117,27 @@ def _guided(asked: wire.GuidedDecoding | None, is_conversation: bool) -> Guided 
     return Guided(last=(msgspec.structs.replace(final, headers=("",)),))
 
 
-def prefill_chunk(reply: KvHandoff | TokenChunk, source: WorkerInfo) -> wire.DynamoChunk:
-    """Prefill's only chunk. One that ended with `length` goes to decode: Dynamo's frontend takes no length of
-    prefill for the answer's.
+def dynamo_chunk(reply: KvHandoff | TokenChunk, source: WorkerInfo) -> wire.DynamoChunk:
+    """The reply of the worker `source` for Dynamo's frontend. Prefill's goes to decode if it ended with
+    `length`, which Dynamo's frontend does not take for the answer's.
     """
-    if isinstance(reply, TokenChunk) and reply.finish_reason != "length":
-        return dynamo_chunk(reply)
-    answer = PrefillAnswer(source=source, reply=reply)
-    first = reply.token_ids if isinstance(reply, TokenChunk) else (max(reply.first_token, 0),)
+    if isinstance(reply, KvHandoff):
+        return _for_decode((max(reply.first_token, 0),), PrefillAnswer(source=source, reply=reply))
+    if source.role is Role.PREFILL and reply.finish_reason == "length":
+        return _for_decode(reply.token_ids, PrefillAnswer(source=source, reply=reply))
+    logprobs = reply.logprobs
     return wire.DynamoChunk(
-        token_ids=first,
-        finish_reason="length",
-        disaggregated_params=msgspec.to_builtins(_Params(answer)),
+        token_ids=reply.token_ids,
+        finish_reason=reply.finish_reason,
+        log_probs=[each.logprob for each in logprobs] if logprobs is not None else None,
+        top_logprobs=[_top(each) for each in logprobs] if logprobs is not None else None,
+        completion_usage=_usage(reply.usage) if reply.usage is not None else None,
     )
+
+
+def _for_decode(token_ids: tuple[int, ...], answer: PrefillAnswer) -> wire.DynamoChunk:
+    params = msgspec.to_builtins(answer)
+    return wire.DynamoChunk(token_ids=token_ids, finish_reason="length", disaggregated_params=params)
 
 
 def prefill_answer(params: object, card: WorkerInfo) -> KvHandoff | TokenChunk:
@@ -145,25 +145,13 @@ def prefill_answer(params: object, card: WorkerInfo) -> KvHandoff | TokenChunk:
     reason, if it was another engine's, or a worker's that is not paired with this one.
     """
     try:
-        answer = msgspec.convert(params, _Params).baton
+        answer = msgspec.convert(params, PrefillAnswer)
     except msgspec.ValidationError as error:
         what = "prefill and decode workers must be of one kind"
         raise HandoffFailed(f"the handoff is not Baton's, {what}: {error}") from error
     if reason := why_not_paired(answer.source, card):
         raise HandoffFailed(f"the handoff is another fleet's: {reason}")
     return answer.reply
-
-
-def dynamo_chunk(chunk: TokenChunk) -> wire.DynamoChunk:
-    """Tokens for Dynamo's frontend."""
-    logprobs = chunk.logprobs
-    return wire.DynamoChunk(
-        token_ids=chunk.token_ids,
-        finish_reason=chunk.finish_reason,
-        log_probs=[each.logprob for each in logprobs] if logprobs is not None else None,
-        top_logprobs=[_top(each) for each in logprobs] if logprobs is not None else None,
-        completion_usage=_usage(chunk.usage) if chunk.usage is not None else None,
-    )
 
 
 def _top(logprob: TokenLogprob) -> list[wire.TopLogprob]:

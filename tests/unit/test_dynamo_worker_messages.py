@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.dynamo.messages import DynamoChunk, DynamoRequest
-from baton.dynamo.worker_messages import dynamo_chunk, generate_request, prefill_answer, prefill_chunk
+from baton.dynamo.worker_messages import dynamo_chunk, generate_request, prefill_answer
 from baton.errors import HandoffFailed, InvalidRequest
 from baton.messages import (
     GenerateRequest,
@@ -161,7 +161,7 @@ ENDED = st.builds(TokenChunk, TOKEN_IDS, st.just("length"), st.builds(Usage, *[s
 
 @given(reply=HANDOFFS | ENDED)
 def test_what_prefill_gives_to_decode_arrives_unchanged(reply: KvHandoff | TokenChunk) -> None:
-    sent = msgspec.json.encode(prefill_chunk(reply, PREFILL))
+    sent = msgspec.json.encode(dynamo_chunk(reply, PREFILL))
     read = msgspec.json.decode(sent, type=DynamoChunk)
 
     assert read.finish_reason == "length"
@@ -170,7 +170,7 @@ def test_what_prefill_gives_to_decode_arrives_unchanged(reply: KvHandoff | Token
 
 
 def test_an_answer_that_prefill_finished_with_a_stop_token_needs_no_decode() -> None:
-    chunk = prefill_chunk(TokenChunk((9,), "stop"), PREFILL)
+    chunk = dynamo_chunk(TokenChunk((9,), "stop"), PREFILL)
 
     assert (chunk.token_ids, chunk.finish_reason, chunk.disaggregated_params) == ((9,), "stop", None)
 
@@ -194,7 +194,7 @@ def test_a_handoff_that_is_not_batons_is_refused(params: object) -> None:
 @pytest.mark.parametrize(("name", "value"), [("engine", "vllm"), ("checkpoint", "d"), ("kv_transfer", "ucx")])
 def test_a_handoff_of_another_fleet_is_refused_with_both_values(name: str, value: str) -> None:
     other = msgspec.structs.replace(PREFILL, **{name: value})
-    params = prefill_chunk(HANDOFF, other).disaggregated_params
+    params = dynamo_chunk(HANDOFF, other).disaggregated_params
 
     with pytest.raises(HandoffFailed) as refused:
         prefill_answer(params, CARD)
@@ -204,7 +204,7 @@ def test_a_handoff_of_another_fleet_is_refused_with_both_values(name: str, value
 
 def test_a_chunk_has_a_log_probability_for_each_token_and_the_counts_of_this_request() -> None:
     logprobs = (TokenLogprob(5, -0.1, ((5, -0.1), (6, -2.0))), TokenLogprob(7, -0.2))
-    chunk = dynamo_chunk(TokenChunk((5, 7), "stop", Usage(10, 4, 3), logprobs))
+    chunk = dynamo_chunk(TokenChunk((5, 7), "stop", Usage(10, 4, 3), logprobs), CARD)
 
     assert chunk.log_probs == [-0.1, -0.2]
     assert chunk.top_logprobs is not None
