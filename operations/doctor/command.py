@@ -20,7 +20,7 @@ from baton.own_address import WrongAddress, why_not_bound
 from baton.tls import CredentialError
 from operations.doctor import conditions
 from operations.doctor.facts import GIB, Facts, Worker
-from operations.doctor.plan import planned, with_refusals
+from operations.doctor.plan import planned
 from operations.doctor.probes import probe_gpus, probe_host, probe_model
 from operations.doctor.record import record
 from operations.doctor.table import Finding, Severity, findings
@@ -95,15 +95,12 @@ def doctor(parsed: Parsed[DoctorSettings]) -> int:
 
 
 def gather(settings: DoctorSettings) -> Facts:
-    """Run all probes. Takes a second or two; half a minute if the engine is installed."""
+    """Run all probes. Takes a second or two."""
     model_path = settings.model_path
     with contextlib.suppress(ValueError):  # a finding says so
         model_path = model_folder(settings.model_path)
     wires, host, model = settings.wires, probe_host(), probe_model(model_path)
     workers = tuple(wanted_workers(settings, os.environ.get("CUDA_VISIBLE_DEVICES")))
-    installed = {"trtllm": host.has_tensorrt_llm, "vllm": host.has_vllm}
-    if installed.get(settings.engine) and model.shape is not None:
-        workers = with_refusals(workers, model_path)
     start_problem = _start_problem(wires)
     return Facts(
         host=host,

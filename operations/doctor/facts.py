@@ -81,13 +81,12 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
 class Worker(msgspec.Struct, frozen=True, kw_only=True):
     """A worker to be started. `gpus` is its list as written, None if not given.
 
-    `argv` is its command line, `given` the resulting engine settings by key path, `draft` their draft model.
+    `given` has its engine settings by key path, `draft` their draft model.
     `refusal` is the error at its start, if any.
     """
 
     mode: DisaggregationMode
     gpus: str | None = None
-    argv: tuple[str, ...] = ()
     given: dict[str, object] = {}
     draft: Model | None = None
     refusal: str | None = None
@@ -127,7 +126,6 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
     shm_bytes: int = 0
     in_container: bool = False
     has_tensorrt_llm: bool = False
-    has_vllm: bool = False
     has_docker: bool = False
     has_container_toolkit: bool = False
     environment: dict[str, str] = {}

@@ -42,7 +42,6 @@ def probe_host() -> Host:
         shm_bytes=shutil.disk_usage("/dev/shm").total if Path("/dev/shm").is_dir() else 0,  # noqa: S108  its size
         in_container=_in_container(),
         has_tensorrt_llm=importlib.util.find_spec("tensorrt_llm") is not None,
-        has_vllm=importlib.util.find_spec("vllm") is not None,
         has_docker=shutil.which("docker") is not None,
         has_container_toolkit=shutil.which("nvidia-ctk") is not None,
         environment={name: os.environ[name] for name in _VARIABLES if name in os.environ},

@@ -1,6 +1,6 @@
 """Doctor's checks over made-up facts: each broken set-up is found, good ones are left alone."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,7 +10,6 @@ from msgspec.structs import replace
 from tensorrt_llm.llmapi import TorchLlmArgs
 
 from baton.model_folder import download_command
-from operations.doctor import plan
 from operations.doctor.command import examine, text
 from operations.doctor.facts import (
     GIB,
@@ -18,10 +17,9 @@ from operations.doctor.facts import (
     Model,
     Nvidia,
     Shard,
-    Worker,
 )
 from operations.doctor.memory import halves, shortage
-from operations.doctor.plan import planned, with_refusals
+from operations.doctor.plan import planned
 from operations.doctor.table import TABLE, Finding, Severity
 from tests.doctor_facts import (
     B200X8,
@@ -230,7 +228,7 @@ GOOD: dict[str, Callable[[], Facts]] = {
     "B200 over NIXL": lambda: _pair_of("nixl", b200_node()),
     "B200 with FP8 KV": lambda: _pair_of("fp8", b200_node()),
     "vLLM on a host that could not run TensorRT-LLM's container": lambda: replace(
-        host_of(b200_node(), has_tensorrt_llm=False, in_container=False, has_docker=True, has_vllm=True),
+        host_of(b200_node(), has_tensorrt_llm=False, in_container=False, has_docker=True),
         engine="vllm",
     ),
     "the guide's flags": lambda: typed_of(
@@ -413,22 +411,3 @@ def test_what_the_worker_refuses_is_an_error_in_the_same_words(tmp_path: Path, t
         load_trtllm_settings(TorchLlmArgs, "prefill", yaml_path=path)
 
     assert _found(facts)["settings-refused"].fact == f"prefill: {refused.value}"
-
-
-def test_the_installed_build_checks_each_command_line_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    checked = []
-
-    def refuse(argv: Sequence[str]) -> str:
-        checked.append(list(argv))
-        return "prefill.yaml: warp_drive: unknown key"
-
-    prefill = planned("trtllm", "prefill", ["0,1", "2,3"], CONFIGS / "prefill.yaml", "--max-seq-len 9000")
-    monkeypatch.setattr(plan, "ask_worker", refuse)
-    unread = Worker(mode="decode", refusal="none.yaml: cannot be read")
-    workers = with_refusals([*prefill, unread], Path("/model"))
-
-    yaml = f"--extra-engine-args={CONFIGS}/prefill.yaml"
-    flags = ["--engine", "trtllm", "--disaggregation-mode", "prefill", yaml, "--max-seq-len", "9000"]
-    assert checked == [["--model-path=/model", *flags]]
-    assert [worker.refusal for worker in workers] == [*2 * [refuse([])], "none.yaml: cannot be read"]
-    assert workers[0].number("max_seq_len") == 9000

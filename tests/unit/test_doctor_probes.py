@@ -14,10 +14,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from baton.flags import parse
-from operations.doctor import command, plan, probes
+from operations.doctor import probes
 from operations.doctor.command import DoctorSettings, gather, wanted_workers
 from operations.doctor.facts import GIB, Facts
-from operations.doctor.plan import ask_worker
 from operations.doctor.probes import (
     parse_gpus,
     probe_gpus,
@@ -237,46 +236,6 @@ def test_doctor_prints_names_that_are_no_text() -> None:
     assert r"\udcff\udcfe is not a folder" in done.stdout
 
 
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("echo noise >&2; exit 0", None),
-        ("echo 'error: first' >&2; echo 'error: last' >&2; echo noise >&2; exit 2", "last"),
-        ("echo Traceback >&2; echo 'KeyError: 5' >&2; exit 1", "KeyError: 5"),
-        ("echo noise; kill -9 $$", "it exits with status -9"),
-        ("printf 'error: \\377' >&2; exit 1", "\N{REPLACEMENT CHARACTER}"),
-    ],
-)
-def test_the_workers_last_error_is_its_refusal(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, says: str | None
-) -> None:
-    script(tmp_path, "python", f'[ "$*" = "-m workers --check --engine x" ] || exit 99\n{text}', monkeypatch)
-    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
-    assert ask_worker(["--engine", "x"]) == says
-
-
-def test_a_worker_that_hangs_or_cannot_run_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
-    assert "cannot be read" in (ask_worker([]) or "")
-    assert "cannot be read" in (ask_worker(["a\0b"]) or "")
-    script(tmp_path, "python", "exec sleep 60", monkeypatch)
-    monkeypatch.setattr(plan, "_TIMEOUT_S", 0.05)
-    assert "takes longer than" in (ask_worker([]) or "")
-
-
-def test_what_the_installed_build_refuses_is_an_error(tmp_path: Path) -> None:
-    yaml = tmp_path / "engine.yaml"
-    yaml.write_text("max_batchsize: 8")
-    doubles = str(Path("tests/doubles").absolute())
-
-    done = _doctor("--engine", "trtllm", "--engine-args", str(yaml), "--json", PYTHONPATH=doubles)
-
-    found = {finding["code"]: finding for finding in json.loads(done.stdout)["findings"]}
-    assert found["settings-refused"]["fact"].startswith(f"agg: {yaml}: max_batchsize: unknown key")
-
-
 def test_memory_is_that_of_proc(monkeypatch: pytest.MonkeyPatch) -> None:
     text = "MemTotal:       1000 kB\nMemFree:         200 kB\nMemAvailable:    600 kB\n"
     monkeypatch.setattr(probes, "_text", {"/proc/meminfo": text}.__getitem__)
@@ -293,7 +252,6 @@ def test_what_keeps_a_process_from_its_start_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))  # no tools
-    monkeypatch.setattr(command, "with_refusals", pytest.fail)  # without a model no worker is started
     own, shared = ("--file-registry", str(tmp_path / "own")), tmp_path / "shared"
     shared.mkdir()
     shared.chmod(0o777)
