@@ -42,19 +42,20 @@ class LoopDelay:
     def __init__(self) -> None:
         self._due_s = float("inf")
         self._late: deque[tuple[float, Delay]] = deque(maxlen=_MAX_KEPT)  # by end; longer ones first
-        self._starved_s = 0.0
+        self.starved_s = 0.0
+        """How long the thread has waited for a CPU in all, up to the last time that the timer fired."""
         self.seen_s = float("-inf")
         """When the loop ran before any delay that has just ended: work that begins now may have waited since
         then."""
 
     def start(self) -> None:
-        self._due_s, self._starved_s = time.perf_counter(), _starved_s()
+        self._due_s, self.starved_s = time.perf_counter(), _starved_s()
         self._tick(asyncio.get_running_loop())
 
     def _tick(self, loop: asyncio.AbstractEventLoop) -> None:
         now_s = time.perf_counter()
         late = self._delay(now_s)
-        self._starved_s = _starved_s()
+        self.starved_s = _starved_s()
         if late.lasted_s:
             while self._late and self._late[-1][1] <= late:
                 self._late.pop()
@@ -65,7 +66,7 @@ class LoopDelay:
     def _delay(self, now_s: float) -> Delay:
         """The one that is not noted yet."""
         late_s = now_s - self._due_s
-        return Delay(late_s, _starved_s() - self._starved_s) if late_s > _LEAST_S else _NONE
+        return Delay(late_s, _starved_s() - self.starved_s) if late_s > _LEAST_S else _NONE
 
     def longest(self, since_s: float) -> Delay:
         """The longest time since then that the loop stood still, until now if it has only just gone on."""

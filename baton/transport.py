@@ -19,7 +19,7 @@ class Transport(Protocol):
     * A worker that dies ends each running call with WorkerLost within 1 s; one that is silent, frozen or cut
       off, within the plane's liveness limit. The worker closes the generators of a dead caller, and those of
       a silent one after five times that limit.
-    * On a plane with a broker, losing that ends each running call with BrokerLost; no worker is to blame.
+    * On a plane with a broker, losing that ends each running call with BrokerLost; no worker is lost.
     * Replies arrive in order, none lost or repeated. Token chunks without log probabilities that are ready
       together may arrive as one.
     * A GenerateRequest ends with DeadlineExceeded after its `deadline_s`, even if a peer hangs.

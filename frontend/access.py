@@ -22,7 +22,17 @@ _LATE_S = 0.1
 FIELDS: Sequence[Mapping[str, str]] = (
     {
         each: each
-        for each in ("request_id", "route", "model", "status", "code", "duration_s", "delay_s", "starved_s")
+        for each in (
+            "request_id",
+            "route",
+            "model",
+            "status",
+            "code",
+            "duration_s",
+            "delay_s",
+            "starved_s",
+            "cpu_wait_s",
+        )
     }
     | {"key": "caller", "ttft_s": "first_token_s", "prompt_tokens": "num_prompt_tokens"}
     | {"cached_tokens": "num_cached_tokens", "completion_tokens": "num_completion_tokens"},

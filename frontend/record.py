@@ -33,7 +33,7 @@ begins; the rest is its attempts'."""
 _ON_WORKERS = frozenset(STAGES[3:8])
 
 MAX_BYTES = 8 << 20
-_OVERHEAD_BYTES = 256
+_OVERHEAD_BYTES = 100
 """Of a kept record beside its data: the objects around it."""
 _KEPT_S = 3600.0
 """How long slow requests are kept; one that much older makes room for one 2.7 times as short."""
@@ -228,7 +228,8 @@ class Record(_Timed, kw_only=True, omit_defaults=True, gc=False):
     durations and `first_token_s` count from then. `caller` is the API key's name, `address` the
     client's. `status` is the HTTP status, or that of the error that ended a stream; `code` the error's.
     `delay_s`: the longest time that this frontend's event loop stood still meanwhile, of which `starved_s`
-    without a CPU. Of one `so_far`: `status` is 0, `now` the running stage."""
+    without a CPU; `cpu_wait_s`: how long it waited for a CPU in all. Of one `so_far`: `status` is 0, `now`
+    the running stage."""
 
     request_id: str
     route: str
@@ -250,6 +251,7 @@ class Record(_Timed, kw_only=True, omit_defaults=True, gc=False):
     disconnected: bool = False
     delay_s: float = 0.0
     starved_s: float = 0.0
+    cpu_wait_s: float = 0.0
     trace: Trace | None = None
     now: Stage | None = None
 
@@ -351,7 +353,7 @@ class Records:
 
     def __init__(self) -> None:
         self.delays = LoopDelay()
-        self._running: dict[int, Record] = {}
+        self._running: dict[int, tuple[Record, float]] = {}  # and what the loop was starved until its begin
         self._newest, self._failed = _Newest(4 << 20), _Newest(3 << 20)
         self._slowest: list[tuple[float, float, float, bytes]] = []  # a heap by how long and when
         self._slow_room_bytes, self._least_key = 1 << 20, -math.inf
@@ -373,15 +375,18 @@ class Records:
             began_s=now_s,
             since_s=now_s,
         )
-        self._running[id(record)] = record
+        self._running[id(record)] = record, self.delays.starved_s
         return record
 
     def end(self, record: Record) -> None:
         """The request has ended."""
-        self._running.pop(id(record), None)
+        self._measure(*self._running.pop(id(record), (record, self.delays.starved_s)))
         record.end()
-        record.delay_s, record.starved_s = self.delays.longest(record.began_s)
         self.keep(record)
+
+    def _measure(self, record: Record, before_s: float) -> None:
+        record.delay_s, record.starved_s = self.delays.longest(record.began_s)
+        record.cpu_wait_s = max(record.starved_s, self.delays.starved_s - before_s)
 
     def keep(self, record: Record) -> None:
         """Keep what has ended."""
@@ -405,13 +410,13 @@ class Records:
 
     def running(self) -> list[Record]:
         """Those that have not ended, the oldest first."""
-        for record in self._running.values():
-            record.delay_s, record.starved_s = self.delays.longest(record.began_s)
-        return list(self._running.values())
+        for each in self._running.values():
+            self._measure(*each)
+        return [record for record, _ in self._running.values()]
 
     def stages(self) -> Counter[Stage]:
         """How many choices, or requests without one, are in each stage now."""
-        return Counter(chain.from_iterable(record.running for record in self._running.values()))
+        return Counter(chain.from_iterable(record.running for record, _ in self._running.values()))
 
     def find(self, request_id: str) -> list[Record]:
         """All that have this id, which a client may give to several; the newest first."""

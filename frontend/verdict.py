@@ -18,13 +18,16 @@ _TIMES = 3.0
 frontend's event loop stands still; this many times the p95 of that is no reason either."""
 _SPREAD = 5.0
 """A p95 is at most this many times the p80: else a few requests of an incident would hide the next ones."""
+_BUSY = 1 / 3
+"""A host is busy if the frontend waited for a CPU for this share of a request's duration, in however short
+delays: a frontend that waits for a worker needs no CPU."""
 _ENOUGH = 8
 """Recent requests on one worker, before their p95 says anything."""
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """The guilty stage. `excess_s`: how much longer it took than usual; `worker` is empty if it is none's;
-    `crowd`: the API key whose requests the workers were busy with."""
+    """The slow stage and the cause. `excess_s`: how much longer it took than usual; `worker` is empty if it
+    is none's; `crowd`: the API key whose requests the workers were busy with."""
 
     stage: Stage
     excess_s: float
@@ -98,14 +101,18 @@ class _Part(NamedTuple):
     attempt: Attempt = Attempt()
     has_failed: bool = False
 
-    def verdict(self, excess_s: float, starved_s: float) -> Verdict:
-        """That this is guilty, but for want of a CPU of the frontend for so long, or of the workers."""
+    def verdict(self, excess_s: float, record: Record) -> Verdict:
+        """That this is the slow stage, or that its host was busy: the frontend's, or the workers'."""
         attempt, stage, rule = self.attempt, self.stage, self.rule
         worker = attempt.prefill if rule.startswith("handoff") else attempt.worker(stage)
         names = {"worker": worker or "a worker", "prefill": attempt.prefill, "decode": attempt.decode}
         if rule == "delay":
             names["worker"] = "this frontend"
-        if starved_s + attempt.starved_s > self.lasted_s / 2 and not self.has_failed:
+        is_starved = record.starved_s + attempt.starved_s > self.lasted_s / 2
+        is_busy = record.cpu_wait_s > _BUSY * (record.duration_s or 0.0)
+        if (is_starved or is_busy) and not self.has_failed:
+            of_workers = attempt.has_workers and record.cpu_wait_s < attempt.starved_s
+            names["worker"] = worker or attempt.decode or attempt.prefill if of_workers else "this frontend"
             rule, worker = "busy", ""
         elif rule in {"gap", "prefill"} and attempt.delay_s > self.lasted_s / 2:
             rule = "still"
@@ -216,7 +223,7 @@ class Usual:
 
     def excess_s(self, part: _Part, record: Record) -> float | None:
         """How much longer than usual it took; None if it is not out of line. When the frontend stood still
-        nothing else is to blame."""
+        nothing else is the cause."""
         if part.has_failed:
             return part.lasted_s
         if part.rule in _WAITS:
@@ -240,7 +247,7 @@ class Usual:
 
 def verdict(record: Record, usual: Usual) -> Verdict | None:
     """What made the request slow, or made an attempt fail; None if no stage is out of line. If this frontend
-    stood still meanwhile, no worker is blamed for that."""
+    stood still meanwhile, that is the cause, and no worker."""
     late = [
         (excess_s, part) for part in _parts(record) if (excess_s := usual.excess_s(part, record)) is not None
     ]
@@ -249,6 +256,6 @@ def verdict(record: Record, usual: Usual) -> Verdict | None:
     worst_s, worst = max(late, key=lambda each: (each[0], each[1].rule == "delay"))
     first_s, first = late[0]
     if first.rule == "delay" and first_s >= worst_s / 2:
-        return replace(first.verdict(first_s, record.starved_s), stage=worst.stage)
-    found = worst.verdict(worst_s, record.starved_s)
+        return replace(first.verdict(first_s, record), stage=worst.stage)
+    found = worst.verdict(worst_s, record)
     return replace(found, crowd=usual.crowd(record, worst_s)) if worst.rule in _WAITS else found

@@ -145,5 +145,6 @@ def _conclusion(explained: Explained) -> Iterator[str]:
         return
     where = f" on {found.worker}" if found.worker else ""
     crowd = f", most of the time with requests of {found.crowd}" if found.crowd else ""
-    yield f"  guilty: {found.stage}{where}, {_time(found.excess_s)} longer than usual: {found.cause}{crowd}"
+    longer = f"{_time(found.excess_s)} longer than usual"
+    yield f"  slow stage: {found.stage}{where}, {longer}: {found.cause}{crowd}"
     yield f"  what would have helped: {found.help}"

@@ -68,7 +68,7 @@ def explained(stack: Stack, request_id: str) -> dict[str, Any]:
     return found(stack, f"id={request_id}")[0]
 
 
-def guilty(stack: Stack, request_id: str, stage: str, worker: str, lasted_s: float | None = None) -> Any:
+def slow_stage(stack: Stack, request_id: str, stage: str, worker: str, lasted_s: float | None = None) -> Any:
     """The verdict, whose stage and worker are these; it was out of line for so long, within a fifth."""
     explanation = explained(stack, request_id)
     verdict = explanation["verdict"]
@@ -134,14 +134,14 @@ def test_a_prefill_worker_that_stands_still_for_a_moment(calm: Stack) -> None:
     with Paused(0.8, process(calm, "prefill-0")) as lasted:
         asked = ask(calm, "prefill-still")
     asked.result()
-    guilty(calm, "prefill-still", "transit", "prefill-0", lasted.s)
+    slow_stage(calm, "prefill-still", "transit", "prefill-0", lasted.s)
 
 
 def test_a_decode_worker_that_stands_still_before_the_first_token(calm: Stack) -> None:
     with Paused(0.8, process(calm, "decode-0")) as lasted:
         asked = ask(calm, "decode-still-first")
     asked.result()
-    guilty(calm, "decode-still-first", "transit", "decode-0", lasted.s)
+    slow_stage(calm, "decode-still-first", "transit", "decode-0", lasted.s)
 
 
 def test_a_decode_worker_that_stands_still_in_mid_stream(calm: Stack) -> None:
@@ -149,15 +149,15 @@ def test_a_decode_worker_that_stands_still_in_mid_stream(calm: Stack) -> None:
     with Paused(0.8, process(calm, "decode-0")) as lasted:
         pass
     asked.result()
-    guilty(calm, "decode-still", "stream", "decode-0", lasted.s)
+    slow_stage(calm, "decode-still", "stream", "decode-0", lasted.s)
 
 
-def test_a_frontend_that_stands_still_blames_no_worker(calm: Stack) -> None:
+def test_a_frontend_that_stands_still_is_the_cause_and_no_worker(calm: Stack) -> None:
     asked = running(calm, "frontend-still")
     with Paused(0.8, process(calm, "frontend")) as lasted:
         pass
     asked.result()
-    assert guilty(calm, "frontend-still", "stream", "", lasted.s)["cause"] == "this frontend stood still"
+    assert slow_stage(calm, "frontend-still", "stream", "", lasted.s)["cause"] == "this frontend stood still"
 
 
 def sent_but_its_end(stack: Stack, request_id: str, **fields: Any) -> tuple[socket.socket, bytes]:
@@ -174,7 +174,7 @@ def test_a_client_that_sends_its_body_slowly(calm: Stack) -> None:
         connection, rest = sent_but_its_end(calm, "slow-body")
     with connection:
         connection.sendall(rest)
-        guilty(calm, "slow-body", "read", "", lasted.s)
+        slow_stage(calm, "slow-body", "read", "", lasted.s)
 
 
 @pytest.mark.slow  # the kernel takes 2.6 MB before the client's pace shows
@@ -185,14 +185,14 @@ def test_a_client_that_reads_slowly(calm: Stack) -> None:
             connection.sendall(rest)
         assert found(calm, "id=slow-reader")[0]["record"]["now"] == "stream"
     record = explained(calm, "slow-reader")["record"]
-    verdict = guilty(calm, "slow-reader", "send", "")
+    verdict = slow_stage(calm, "slow-reader", "send", "")
     assert 1 < verdict["excess_s"] < lasted.s < record["duration_s"] + 1
 
 
 def test_a_long_prompt(calm: Stack) -> None:
     ask(calm, "long-prompt", prompt=["many words " * 30_000] * 12).result()
     lasted_s = explained(calm, "long-prompt")["record"]["stages"]["render"]
-    guilty(calm, "long-prompt", "render", "", lasted_s)
+    slow_stage(calm, "long-prompt", "render", "", lasted_s)
 
 
 def test_a_client_that_leaves(calm: Stack) -> None:
@@ -202,11 +202,11 @@ def test_a_client_that_leaves(calm: Stack) -> None:
         time.sleep(0.6)  # the patience of this client
         connection.close()
     lasted_s = explained(calm, "left")["record"]["duration_s"]  # until the frontend noticed
-    assert guilty(calm, "left", "prefill", "prefill-0", lasted_s)["cause"] == "prefill-0 did not answer"
+    assert slow_stage(calm, "left", "prefill", "prefill-0", lasted_s)["cause"] == "prefill-0 did not answer"
 
 
 @pytest.mark.parametrize("num", [200, pytest.param(1000, marks=pytest.mark.slow)])
-async def test_of_many_healthy_requests_none_is_accused(calm: Stack, num: int) -> None:
+async def test_of_many_healthy_requests_none_is_out_of_line(calm: Stack, num: int) -> None:
     limits = httpx.Limits(max_connections=50)
     async with httpx.AsyncClient(limits=limits, timeout=PATIENCE_S, verify=False) as http:
 
@@ -218,9 +218,9 @@ async def test_of_many_healthy_requests_none_is_accused(calm: Stack, num: int) -
         await asyncio.gather(*(one(i) for i in range(num)))
     slowest = [each for each in found(calm, "slowest=100") if each["record"]["request_id"].startswith("many")]
     assert slowest
-    accused = [each["verdict"] for each in slowest if each["verdict"] is not None]
+    outliers = [each["verdict"] for each in slowest if each["verdict"] is not None]
     # Where other work holds up the host, that is true.
-    causes = {each["cause"] for each in accused} - {"this frontend stood still"}
+    causes = {each["cause"] for each in outliers} - {"this frontend stood still"}
     assert [
         cause for cause in causes if not re.fullmatch(r"the host of \S+( frontend)? was busy", cause)
     ] == []
@@ -252,13 +252,13 @@ def landing(stack: Stack, name: str, worker: str, num_tokens: int = 20, **body: 
 
 
 def test_a_slow_link_of_one_pair(worn: Stack) -> None:
-    verdict = guilty(worn, landing(worn, "link", "decode-1"), "kv_move", "decode-1", 0.7)
+    verdict = slow_stage(worn, landing(worn, "link", "decode-1"), "kv_move", "decode-1", 0.7)
     assert verdict["cause"].startswith("the KV moved slowly from prefill-")
 
 
 def test_a_prefill_worker_that_is_slower_than_the_other(worn: Stack) -> None:
     request_id = landing(worn, "slow", "prefill-1", prompt=[100 + i * 7919 % 1000 for i in range(3000)])
-    guilty(worn, request_id, "prefill", "prefill-1", 3000 / 1500)
+    slow_stage(worn, request_id, "prefill", "prefill-1", 3000 / 1500)
 
 
 def test_a_prefill_worker_that_stands_still_until_it_is_lost(worn: Stack, capsys: Any) -> None:
@@ -268,12 +268,12 @@ def test_a_prefill_worker_that_stands_still_until_it_is_lost(worn: Stack, capsys
     request_id = next(each["record"]["request_id"] for each in found(worn, "failed=10"))
     attempt_s = explained(worn, request_id)["record"]["legs"][0]["attempts"][0]["stages"]["prefill"]
     assert 1 < attempt_s < took_s
-    verdict = guilty(worn, request_id, "prefill", "prefill-0", attempt_s)
+    verdict = slow_stage(worn, request_id, "prefill", "prefill-0", attempt_s)
     assert verdict["cause"] == "prefill-0 was lost"
     wait_for(lambda: len(worn.health()["instances"]) == 4)
 
 
-def test_a_drained_worker_is_not_accused(worn: Stack) -> None:
+def test_a_drained_worker_is_no_cause(worn: Stack) -> None:
     drained = named(worn, "decode", 2)
     worn.wait_ready(2, 3)
     asked = [running(worn, f"drained-{i}") for i in range(3)]
@@ -301,7 +301,7 @@ def test_a_decode_worker_that_is_killed_in_mid_stream(worn: Stack, capsys: Any) 
     assert hit
     record, (leg,) = hit[0], hit[0]["legs"]
     assert leg["gap_s"] > 0.7
-    verdict = guilty(worn, record["request_id"], "stream", "decode-0", leg["gap_s"])
+    verdict = slow_stage(worn, record["request_id"], "stream", "decode-0", leg["gap_s"])
     assert verdict["cause"] == "decode-0 was lost"
     assert main(["why", record["request_id"], "--url", worn.url]) == 0
     printed = capsys.readouterr().out
@@ -309,7 +309,7 @@ def test_a_decode_worker_that_is_killed_in_mid_stream(worn: Stack, capsys: Any) 
     assert at.endswith(f"pid {killed.popen.pid}")
     for text in (f"decode-0 ({at})", "<-- worker_lost in stream after", "what would have helped: "):
         assert text in printed
-    assert "guilty: stream on decode-0, " in printed
+    assert "slow stage: stream on decode-0, " in printed
     assert main(["why", "--failed", "--json", "--url", worn.url]) == 0
     assert main(["why", "no\x1b[2Jne", "--url", worn.url]) == 1
     assert "\x1b" not in capsys.readouterr().err

@@ -83,5 +83,5 @@ def test_a_prefill_worker_that_is_frozen_beside_one_decode_worker(
     shown.line("prefill-0", "lost")
     frozen.signal(signal.SIGCONT)
     assert main(["why", "frozen", "--url", stack.url]) == 0
-    assert "guilty: prefill on prefill-0, " in capsys.readouterr().out
+    assert "slow stage: prefill on prefill-0, " in capsys.readouterr().out
     shown.line("prefill-0", "ready")

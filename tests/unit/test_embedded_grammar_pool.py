@@ -136,7 +136,7 @@ async def test_the_limits_of_one_lexer_hold_for_each_answer_alone(
         assert await allowed_after(matcher, tokenizer.encode_text(text, allow_special=True)) is not None
 
 
-async def test_killed_processes_are_replaced_and_no_form_is_blamed(own: tuple[Grammars, Path]) -> None:
+async def test_killed_processes_are_replaced_and_no_form_is_refused(own: tuple[Grammars, Path]) -> None:
     grammars, path = own
     matcher = await grammars.matcher(answer_form({"const": 1}))
     before = matcher.allowed

@@ -101,7 +101,7 @@ async def test_a_worker_that_never_answered_on_a_new_link_never_got_the_request(
 @pytest.mark.parametrize("is_heard", [False, True])
 @pytest.mark.parametrize(("error", "unheard"), [(BrokerLost, BrokerLost), (WorkerLost, WorkerUnreached)])
 @jumping
-async def test_a_worker_is_not_blamed_for_its_broker(
+async def test_a_worker_is_not_lost_with_its_broker(
     error: type[BatonError], unheard: type[BatonError], is_heard: bool
 ) -> None:
     link = CallerLink(Sent(), "w", PACE)

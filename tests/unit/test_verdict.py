@@ -1,4 +1,4 @@
-"""What a record's stages say: the guilty one, its worker, or none; also from the line of a log."""
+"""What a record's stages say: the slow one, its worker, or none; also from the line of a log."""
 
 import json
 import logging
@@ -65,7 +65,7 @@ def judged(made: Record, usual: Usual = USUAL) -> tuple[str, str, float] | None:
         ({"stream": 9.5, "gap": 9.0, "delay": 0.9}, ("stream", "d", 8.98)),
     ],
 )
-def test_the_stage_that_is_most_out_of_line_is_guilty(
+def test_the_slow_stage_is_the_one_most_out_of_line(
     stages: dict[str, float], expected: tuple[str, str, float] | None
 ) -> None:
     assert judged(record(**stages)) == expected
@@ -102,7 +102,7 @@ def failed(code: str, stage: Stage, lasted_s: float, prefill: str = "", decode: 
         (failed("new_code", "prefill", 1.0, prefill="p2"), ("prefill", "p2", 1.0), "p2 failed (new_code)"),
     ],
 )
-def test_an_attempt_that_failed_is_guilty_however_short(
+def test_an_attempt_that_failed_is_out_of_line_however_short(
     made: Record, expected: tuple[str, str, float], cause: str
 ) -> None:
     found = verdict(made, USUAL)
@@ -162,19 +162,39 @@ def test_a_prompt_that_is_being_computed_may_take_as_long_as_it_is(
 @pytest.mark.parametrize(
     ("starved_s", "cause"), [(0.9, "the host of p was busy"), (0.3, "p stood still, or the network to it")]
 )
-def test_a_worker_without_a_cpu_is_not_guilty(starved_s: float, cause: str) -> None:
+def test_a_worker_without_a_cpu_is_not_the_cause(starved_s: float, cause: str) -> None:
     made = record(transit=1.0)
     made.legs[0].attempts[0].starved_s = starved_s
     found = verdict(made, USUAL)
     assert (found and found.cause, found and found.worker) == (cause, "" if starved_s > 0.5 else "p")
 
 
-def test_a_frontend_without_a_cpu_is_not_guilty() -> None:
+def test_a_frontend_without_a_cpu_is_not_the_cause() -> None:
     made = record(delay=0.9)
     made.starved_s = 0.8
     found = verdict(made, USUAL)
     assert found
     assert found.cause == "the host of this frontend was busy"
+
+
+@pytest.mark.parametrize(
+    ("cpu_wait_s", "cause"),
+    [(0.6, "the host of this frontend was busy"), (0.2, "p stood still, or the network to it")],
+)
+def test_many_short_delays_for_want_of_a_cpu_are_no_workers(cpu_wait_s: float, cause: str) -> None:
+    made = record(transit=1.0)
+    made.cpu_wait_s = cpu_wait_s
+    found = verdict(made, USUAL)
+    assert found
+    assert found.cause == cause
+
+
+def test_a_busy_host_is_that_of_a_process_which_took_part() -> None:
+    made = record(queue=1.0)
+    made.legs[0].attempts[0].starved_s = 0.9
+    found = verdict(made, USUAL)
+    assert found
+    assert (found.stage, found.cause, found.worker) == ("queue", "the host of d was busy", "")
 
 
 def test_a_few_requests_of_an_incident_do_not_hide_the_next() -> None:
