@@ -434,7 +434,8 @@ async def test_answers_have_the_drain_timeout_to_end_but_not_those_of_a_broken_e
     engine, loop = ScriptedEngine(), asyncio.get_running_loop()
     async with living(settings(tmp_path, drain_timeout_s=7.0), engine, status) as life:
         caller, shown = life.chosen.wires.transport(), await life.ready()
-        async with aclosing(caller.call(shown.address, REQUEST)) as replies:
+        patient = msgspec.structs.replace(REQUEST, deadline_s=60)
+        async with aclosing(caller.call(shown.address, patient)) as replies:
             await anext(replies)
             engine.broken.set() if is_broken else life.shutdown.set()
             began_s = loop.time()
