@@ -302,13 +302,9 @@ def turn_request(
 ) -> TurnRequest:
     """The request of the body after `earlier` items; `items` are its `input`, `num_bytes` the length of both.
     Instructions are those of this body only: the API does not carry them over."""
-
-    def path_of(i: int) -> str:
-        return "previous_response_id" if i < len(earlier) else f"input[{i - len(earlier)}]"
-
     leading = () if body.instructions is None else (Instructions(body.instructions),)
     conversation = Conversation(
-        turns=(*leading, *turns([*earlier, *items], path_of)),
+        turns=(*leading, *turns(earlier, items)),
         tools=tuple(offered.tools),
         namespaces=tuple(offered.namespaces),
         reasoning_effort=NEAREST_EFFORT[effort(body)],

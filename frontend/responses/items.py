@@ -384,9 +384,10 @@ def _is_hosted_search(fields: dict[str, Any]) -> bool:
     return is_search and (fields.get("execution") == "server" or fields.get("call_id") is None)
 
 
-def turns(items: Iterable[Item], path_of: Callable[[int], str]) -> Iterable[Turn]:
-    """The items as turns; `path_of` maps an item's position to the body's field."""
-    return joined(_turn(item, path_of(i)) for i, item in enumerate(items))
+def turns(earlier: Iterable[Item], items: Iterable[Item]) -> Iterable[Turn]:
+    """The items of previous responses, and those of `input`, as turns."""
+    before = [_turn(item, "previous_response_id") for item in earlier]
+    return joined([*before, *(_turn(item, f"input[{i}]") for i, item in enumerate(items))])
 
 
 def _turn(item: Item, path: str) -> Turn:

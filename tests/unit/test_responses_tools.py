@@ -257,7 +257,7 @@ CALLS: dict[str, tuple[Json, Json, Json]] = {
 
 
 def test_a_patch_without_a_log_has_its_status() -> None:
-    [turn] = turns([PatchOutputItem(call_id="c", status="failed")], lambda i: f"input[{i}]")
+    [turn] = turns([], [PatchOutputItem(call_id="c", status="failed")])
     assert turn == ToolResult(call_id="c", text="failed", path="input[0].call_id")
 
 
