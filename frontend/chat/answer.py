@@ -47,8 +47,7 @@ async def prepare_chat(raw: bytes, client: Client, services: Services) -> Chunke
         choices,
         writer,
         partial(ChatCompletion, metadata=UNSET if body.metadata is None else body.metadata),
-        stream=bool(body.stream),
-        ignored=(*unknown, *not_enforced(body)),
+        (*unknown, *not_enforced(body)),
     )
 
 

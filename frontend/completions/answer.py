@@ -93,7 +93,7 @@ async def prepare_completion(raw: bytes, client: Client, services: Services) -> 
     served, choices = await services.prepare(request, client)
     envelope = Envelope("text_completion", "cmpl", served.name, body)
     writer = partial(TextWriter, tokenizer=served.tokenizer, body=body)
-    return ChunkedAnswer(envelope, choices, writer, Completion, stream=bool(body.stream), ignored=unknown)
+    return ChunkedAnswer(envelope, choices, writer, Completion, unknown)
 
 
 def turn_request(body: CompletionBody, num_bytes: int) -> TurnRequest:

@@ -289,7 +289,11 @@ class Envelope:
             "model": model,
             "system_fingerprint": SYSTEM_FINGERPRINT,
         }
-        self.has_usage, self.has_timings = body.gives_usage, body.gives_timings
+        self.stream, self.has_usage, self.has_timings = (
+            bool(body.stream),
+            body.gives_usage,
+            body.gives_timings,
+        )
         head = {"id": self.fields["id"], "object": kind, **self.fields}
         self.head = b"data: " + _encode(head)[:-1] + b',"choices":['
         self.tail = b'],"usage":null}\n\n' if self.has_usage else b"]}\n\n"
@@ -330,12 +334,10 @@ class ChunkedAnswer(Answer):
         choices: Sequence[Choice],
         writer: Callable[[int, Choice, Envelope], ChoiceWriter],
         whole: Callable[..., msgspec.Struct],
-        *,
-        stream: bool,
-        ignored: tuple[str, ...] = (),
+        ignored: tuple[str, ...],
     ) -> None:
         self.model = choices[0].request.model
-        self.stream = stream
+        self.stream = envelope.stream
         self.ignored = ignored
         self.choices = choices
         self._envelope = envelope
