@@ -49,26 +49,25 @@ class _Endpoint:
         self.path = path
         self.client = client
         self._cards = cards
-        self._arrival: asyncio.Future[list[int]] | None = None
+        self.has_ended = False
+        self._waiting: asyncio.Task[None] | None = None
         cards.start_tracking()
 
     def workers(self) -> dict[int, WorkerInfo]:
         """Those that are registered: with an instance and a card."""
-        cards = self._cards.get_model_cards()
-        known = [number for number in self.client.instance_ids() if str(number) in cards][:MAX_WORKERS]
+        cards, numbers = self._cards.get_model_cards(), self.client.instance_ids()
+        if not numbers and (self._waiting is None or self._waiting.done()):
+            self._waiting = asyncio.get_running_loop().create_task(self._wait())
+        known = [number for number in numbers if str(number) in cards][:MAX_WORKERS]
         found = {number: worker_of(self.path, number, cards[str(number)]) for number in known}
         return {number: worker for number, worker in found.items() if worker is not None}
 
-    @property
-    def has_ended(self) -> bool:
-        """Whether the runtime has: nothing is listed any more, and to wait for an instance fails."""
-        if self._arrival is not None and self._arrival.done() and self._arrival.exception() is not None:
-            return True
-        if self.client.instance_ids():
-            self._arrival = None
-        elif self._arrival is None:
-            self._arrival = asyncio.ensure_future(self.client.wait_for_instances())
-        return False
+    async def _wait(self) -> None:
+        """Wait for an instance, which fails if the runtime has ended; its lists are then empty."""
+        try:
+            await self.client.wait_for_instances()
+        except Exception:  # noqa: BLE001  the bindings raise no other
+            self.has_ended = True
 
 
 class DynamoPlane:
