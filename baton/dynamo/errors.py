@@ -2,6 +2,8 @@
 
 import re
 
+import msgspec
+
 from baton.errors import (
     BatonError,
     EngineFailure,
@@ -11,7 +13,7 @@ from baton.errors import (
     WorkerLost,
     WorkerUnreached,
 )
-from baton.messages import WorkerInfo
+from baton.messages import UNDECODABLE, WorkerInfo
 
 _MAX_TEXT = 500
 _UNREACHED = "not found for endpoint|TCP connection|before response stream was established"
@@ -37,8 +39,20 @@ def error_of(error: Exception, worker: WorkerInfo, *, has_handoff: bool) -> Bato
     if kind is InvalidRequest and has_handoff:
         kind, sentence = HandoffFailed, _FAILED
     name, _, said = text.partition(": ")
-    reason = re.sub("^(ValueError|TypeError): ", "", first_line(said or name))
+    reason = re.sub("^(ValueError|TypeError): ", "", first_line(_message(said) or name))
     return kind(sentence.format(worker=worker.label, reason=reason))
+
+
+class _HttpError(msgspec.Struct):
+    message: str
+
+
+def _message(said: str) -> str:
+    """The message of Dynamo's `HttpError`, which arrives as JSON; else the text."""
+    try:
+        return msgspec.json.decode(said, type=_HttpError).message
+    except UNDECODABLE:
+        return said
 
 
 def first_line(text: str) -> str:

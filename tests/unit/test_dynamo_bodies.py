@@ -246,6 +246,12 @@ def test_the_prefix_of_an_errors_text_decides_its_kind(text: str, kind: type[Bat
     assert type(error_of(ValueError(text), worker("d"), has_handoff=False)) is kind
 
 
+def test_an_http_error_has_its_message_alone() -> None:
+    error = ValueError('InvalidRequest: {"message":"The prompt is too long.","code":400}')
+    refused = error_of(error, worker("d"), has_handoff=False)
+    assert refused.message == "The engine refuses the request: The prompt is too long."
+
+
 def test_a_refused_handoff_is_not_the_clients_fault() -> None:
     error = error_of(ValueError("InvalidRequest: TypeError: unknown key"), worker("d"), has_handoff=True)
     assert isinstance(error, HandoffFailed)
