@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 _GRANULARITY = 2 << 20
 _SHARED_FROM = 4 << 20  # PyTorch's small allocations come in pieces of 2 MiB
-_SCRATCH_BYTES = 64 << 20
+_SCRATCH_BYTES = _GRANULARITY  # CUDA maps a handle as a whole: part of one was refused with error 801
 _TIMEOUT_S = 1800.0
 
 
