@@ -1,29 +1,27 @@
 #!/usr/bin/env bash
 # gpt-oss on vLLM: prefill on one GPU and decode on another, both roles on one, or one aggregated worker.
-#   launch/gpt_oss_vllm.sh [20b|120b] [--agg | --one-gpu [--prefill-sm-share 60] [--shared-weights]] [--dry-run]
+#   launch/gpt_oss_vllm.sh [20b|120b] [--agg | --one-gpu [--prefill-sm-share 60]] [--dry-run]
 # The default is 120b; an H200 holds either. --one-gpu: GPU $CUDA_VISIBLE_DEVICES, else 0 (deploy/README.md).
 # Override the variables below and those at the top of launch/trtllm.sh in the environment. A role's GPUs are divided
 # evenly among its workers. *FLAGS replace the default flags; *EXTRA_FLAGS are added after them.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-size=120b agg="" one_gpu="" shared="" sm_share=""
+size=120b agg="" one_gpu="" sm_share=""
 refuse() { echo "$1" >&2; exit 2; }
 while (($#)); do
     case $1 in
         20b | 120b) size=$1 ;;
         --agg) agg=1 ;;
         --one-gpu) one_gpu=1 ;;
-        --shared-weights) shared=1 ;;
         --prefill-sm-share)
             [[ ${2-} =~ ^([1-9][0-9]?|100)$ ]] || refuse "error: --prefill-sm-share ${2-}: must be 1 to 100, in percent of the GPU's SMs"
             sm_share=$2; shift ;;
         --dry-run) DRY_RUN=1 ;;
-        *) refuse "usage: launch/gpt_oss_vllm.sh [20b|120b] [--agg | --one-gpu [--prefill-sm-share 60] [--shared-weights]] [--dry-run]" ;;
+        *) refuse "usage: launch/gpt_oss_vllm.sh [20b|120b] [--agg | --one-gpu [--prefill-sm-share 60]] [--dry-run]" ;;
     esac
     shift
 done
 [[ -z $sm_share || -n $one_gpu ]] || refuse "error: --prefill-sm-share: needs --one-gpu"
-[[ -z $shared || -n $one_gpu ]] || refuse "error: --shared-weights: needs --one-gpu"
 [[ -z $one_gpu || -z $agg ]] || refuse "error: --one-gpu and --agg: give one of them"
 
 configs=engine_configs/vllm/gpt-oss-$size
@@ -65,7 +63,6 @@ prefill_tp=$(gpus_each "$PREFILL_CUDA_VISIBLE_DEVICES" "$NUM_PREFILL")
 decode_tp=$(gpus_each "$DECODE_CUDA_VISIBLE_DEVICES" "$NUM_DECODE")
 PREFILL_FLAGS=${PREFILL_FLAGS---tensor-parallel-size $prefill_tp}
 DECODE_FLAGS=${DECODE_FLAGS---tensor-parallel-size $decode_tp}
-[[ -z $shared ]] || set_variable BATON_SHARED_WEIGHTS "$RUN_DIR/weights" # also for doctor
 [[ -z $one_gpu ]] || divide_gpu "$CUDA_VISIBLE_DEVICES"
 read -rd "" -a prefill_flags <<<"$PREFILL_FLAGS ${PREFILL_EXTRA_FLAGS:-}" || true
 read -rd "" -a decode_flags <<<"$DECODE_FLAGS ${DECODE_EXTRA_FLAGS:-}" || true
@@ -73,7 +70,6 @@ prepare --prefill-engine-args "$PREFILL_ENGINE_ARGS" --decode-engine-args "$DECO
     --prefill-gpus "$(shares "$PREFILL_CUDA_VISIBLE_DEVICES" "$NUM_PREFILL")" --prefill-flags="${prefill_flags[*]}" \
     --decode-gpus "$(shares "$DECODE_CUDA_VISIBLE_DEVICES" "$NUM_DECODE")" --decode-flags="${decode_flags[*]}"
 [[ -z $one_gpu ]] || start_mps "$CUDA_VISIBLE_DEVICES" "${sm_share:-100}"
-[[ -z $shared ]] || start weights "$PYTHON" -m workers.engines.vllm.weights_holder "$BATON_SHARED_WEIGHTS"
 start_frontend
 start_workers prefill "$NUM_PREFILL" "$PREFILL_CUDA_VISIBLE_DEVICES" "$PREFILL_ENGINE_ARGS" "${prefill_flags[@]}"
 start_workers decode "$NUM_DECODE" "$DECODE_CUDA_VISIBLE_DEVICES" "$DECODE_ENGINE_ARGS" "${decode_flags[@]}"

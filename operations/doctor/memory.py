@@ -3,7 +3,6 @@
 import msgspec
 
 from operations.doctor.facts import GIB, Facts, Gpu, Model, Worker
-from workers.engines.vllm.patches import SHARED_WEIGHTS
 
 KV_BYTES = "kv_cache_memory_bytes"
 """vLLM's key: the KV cache's size, whatever else is in the GPU's memory."""
@@ -18,22 +17,21 @@ _SPARE_BYTES = 1 * GIB
 
 
 class Halves(msgspec.Struct, frozen=True, kw_only=True):
-    """One GPU for prefill and decode, with vLLM: each has working memory and half of what the copies of the
-    weights leave for KV.
+    """One GPU for prefill and decode, with vLLM: each has a copy of the weights, working memory, and half of
+    what is left for KV.
     """
 
     gpu: Gpu
     total_bytes: int
     free_bytes: int
     weight_bytes: int
-    num_copies: int
     role_bytes: int
     """Working memory and the draft model of a role."""
 
     @property
     def needed_bytes(self) -> int:
         """Without KV."""
-        return self.num_copies * self.weight_bytes + 2 * self.role_bytes + _SPARE_BYTES
+        return 2 * (self.weight_bytes + self.role_bytes) + _SPARE_BYTES
 
     @property
     def kv_bytes(self) -> int:
@@ -43,15 +41,14 @@ class Halves(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def settings(self) -> dict[str, float]:
         """The settings of each role; before vLLM loads, it checks that the first share is free."""
-        own_bytes = self.weight_bytes if self.num_copies == 2 else 0
-        share = (own_bytes + self.role_bytes + self.kv_bytes) / self.total_bytes
+        share = (self.weight_bytes + self.role_bytes + self.kv_bytes) / self.total_bytes
         return {"gpu_memory_utilization": int(share * 1000) / 1000, KV_BYTES: self.kv_bytes}
 
     def __str__(self) -> str:
         parts = (self.weight_bytes, self.role_bytes, _SPARE_BYTES, self.needed_bytes)
         weights, role, spare, need = (f"{num_bytes / GIB:.1f} GiB" for num_bytes in parts)
         return (
-            f"{self.num_copies} x {weights} of weights + 2 x {role} of working memory + {spare} = {need}, "
+            f"2 x ({weights} of weights + {role} of working memory) + {spare} = {need}, "
             f"but {self.free_bytes / GIB:.1f} GiB of GPU {self.gpu.index} ({self.gpu.name}) are free"
         )
 
@@ -67,7 +64,6 @@ def halves(facts: Facts, gpu: Gpu) -> Halves | None:
         total_bytes=facts.total_bytes(gpu),
         free_bytes=facts.free_bytes(gpu),
         weight_bytes=int(weight_bytes * _PADDED),
-        num_copies=1 if SHARED_WEIGHTS in facts.host.environment else 2,
         role_bytes=_ROLE_BYTES + int(draft_bytes * _PADDED),
     )
 
@@ -107,7 +103,7 @@ def kv_bytes_given(worker: Worker) -> int:
 def _taken_beside(facts: Facts, worker: Worker, gpu: Gpu) -> int:
     """What workers with KV caches of a given size take on this GPU beside `worker`."""
     others = [w for w in facts.workers if w is not worker and gpu in facts.gpus_of(w) and kv_bytes_given(w)]
-    weight_bytes = 0 if SHARED_WEIGHTS in facts.host.environment else facts.model.weight_bytes
     return sum(
-        (weight_bytes + _draft_bytes(w)) // w.num_ranks + _RESERVE_BYTES + kv_bytes_given(w) for w in others
+        (facts.model.weight_bytes + _draft_bytes(w)) // w.num_ranks + _RESERVE_BYTES + kv_bytes_given(w)
+        for w in others
     )

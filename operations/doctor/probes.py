@@ -14,10 +14,9 @@ import msgspec
 
 from baton.model_folder import snapshot_in
 from operations.doctor.facts import Gpu, Host, Model, Nvidia, Shape, Shard
-from workers.engines.vllm.patches import SHARED_WEIGHTS
 
 TIMEOUT_S = 20
-_VARIABLES = (SHARED_WEIGHTS, "UCX_TLS")
+_VARIABLES = ("UCX_TLS",)
 _FIELDS = "index,uuid,name,memory.total,memory.free,driver_version,compute_cap"
 _MAX_JSON_BYTES = 64 << 20
 _MAX_HEADER_BYTES = 100 << 20

@@ -70,21 +70,6 @@ def test_a_dry_run_without_mps_is_still_a_script(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize(("size", "shape", "total_gib"), [("20b", SHAPE_20B, 24), ("120b", SHAPE_120B, 80)])
-def test_one_copy_of_the_weights_fits_where_two_do_not(
-    tmp_path: Path, size: str, shape: dict[str, object], total_gib: float
-) -> None:
-    environ = fake_gpu.install(tmp_path / "bin", total_gib=total_gib) | {"PYTHON": sys.executable}
-    environ |= {"MODEL_PATH": folder_of(tmp_path / size, shape)}
-    lines = dry_run(SCRIPT, size, "--one-gpu", "--shared-weights", **environ)
-    (socket,) = (line.partition("=")[2] for line in lines if line.startswith("export BATON_SHARED_WEIGHTS="))
-    assert [line for line in lines if f"-m workers.engines.vllm.weights_holder {socket} &" in line]
-    workers = [shlex.split(line) for line in lines if " -m workers --" in line]
-    given = [json.loads(words[words.index("--override-engine-args") + 1]) for words in workers]
-    assert given[0] == given[1]
-    assert 0.2 < given[0]["kv_cache_memory_bytes"] / 2**30 < 5
-
-
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -92,7 +77,6 @@ def test_one_copy_of_the_weights_fits_where_two_do_not(
         ("--one-gpu --prefill-sm-share 101", "--prefill-sm-share 101: must be 1 to 100"),
         ("--one-gpu --prefill-sm-share", "--prefill-sm-share : must be 1 to 100"),
         ("--prefill-sm-share 60", "--prefill-sm-share: needs --one-gpu"),
-        ("--shared-weights", "--shared-weights: needs --one-gpu"),
         ("--one-gpu --agg", "--one-gpu and --agg: give one of them"),
     ],
 )

@@ -54,7 +54,7 @@ class Driver:
 @pytest.fixture
 def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
     made = Driver()
-    monkeypatch.setattr(peer_memory, "call_driver", made)
+    monkeypatch.setattr(peer_memory, "_cuda", made)
     return made
 
 

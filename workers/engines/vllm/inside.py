@@ -11,7 +11,7 @@ import sys
 import threading
 
 from workers.engines.vllm.library import SIDE_CHANNEL_PORT, WORKER_PID
-from workers.engines.vllm.patches import COMPILED, DRAWS, SHARED_WEIGHTS, STRIDES, is_on
+from workers.engines.vllm.patches import COMPILED, DRAWS, STRIDES, is_on
 from workers.engines.vllm.patches.draws import pass_draws
 from workers.engines.vllm.patches.kernels import pass_strides, reuse_compiled
 from workers.engines.vllm.patches.release import KvPins
@@ -47,7 +47,5 @@ if WORKER_PID in os.environ and os.environ[WORKER_PID] != str(os.getpid()):
         pass_strides()
     if is_on(COMPILED, version):
         reuse_compiled({SIDE_CHANNEL_PORT})
-    if os.environ.get(SHARED_WEIGHTS):
-        importlib.import_module("workers.engines.vllm.patches.weights").share(os.environ[SHARED_WEIGHTS])
     if is_on(DRAWS, version) and os.environ.get(SECOND_RUNNER) == "1":
         pass_draws()

@@ -9,7 +9,6 @@ from workers.engines.library.release import release_of
 
 WITHOUT = "BATON_VLLM_WITHOUT"
 TRIED = ((0, 25), (0, 26))
-SHARED_WEIGHTS = "BATON_SHARED_WEIGHTS"  # the socket of `weights_holder`
 NUM_TOKENS = "remote_num_tokens"  # kv_transfer_params: how many tokens the kept KV has
 
 # Decode reads KV out of prefill's GPU memory and goes on after prefill's first token. Without it: NIXL's own

@@ -52,12 +52,12 @@ def export(addresses: list[int]) -> Exported:
     regions = []
     for address in addresses:
         base, num_bytes = ctypes.c_uint64(), ctypes.c_size_t()
-        call_driver(
+        _cuda(
             "cuMemGetAddressRange_v2", ctypes.byref(base), ctypes.byref(num_bytes), ctypes.c_uint64(address)
         )
         if base.value not in handles:
             handle = _Handle()
-            call_driver("cuIpcGetMemHandle", ctypes.byref(handle), base)
+            _cuda("cuIpcGetMemHandle", ctypes.byref(handle), base)
             handles[base.value] = bytes(handle)
         regions.append(Region(list(handles).index(base.value), address - base.value))
     return Exported(place(), os.getpid(), list(handles.values()), regions)
@@ -92,7 +92,7 @@ class PeerMemory:
     def close(self) -> None:
         """Unmap; nothing may be reading. Idempotent."""
         while self._mapped:
-            call_driver("cuIpcCloseMemHandle", ctypes.c_uint64(self._mapped.pop()))
+            _cuda("cuIpcCloseMemHandle", ctypes.c_uint64(self._mapped.pop()))
         if self._owner >= 0:
             os.close(self._owner)
             self._owner = -1
@@ -103,11 +103,11 @@ def _map(handle: bytes) -> int:
         raise PeerMemoryError(f"a handle has {len(handle)} bytes instead of {_HANDLE_BYTES}")
     address = ctypes.c_uint64()
     copied = _Handle.from_buffer_copy(handle)
-    call_driver("cuIpcOpenMemHandle_v2", ctypes.byref(address), copied, ctypes.c_uint(_LAZY_PEER_ACCESS))
+    _cuda("cuIpcOpenMemHandle_v2", ctypes.byref(address), copied, ctypes.c_uint(_LAZY_PEER_ACCESS))
     return address.value
 
 
-def call_driver(function: str, *arguments: object) -> None:
+def _cuda(function: str, *arguments: object) -> None:
     """Call the driver, whose context PyTorch has made current. Raises PeerMemoryError."""
     try:
         status = getattr(ctypes.CDLL("libcuda.so.1"), function)(*arguments)
