@@ -25,8 +25,17 @@ class Reread(Generic[T]):
         self._load = load
         self._seen = self._stamps()
         self._problem = ""
-        self.value = load()
-        threading.Thread(target=_keep, args=(weakref.ref(self),), name="reread", daemon=True).start()
+        self._is_used = False
+        self._value = load()
+
+    @property
+    def value(self) -> T:
+        """Looked at from the first use on."""
+        if not self._is_used:
+            self._is_used = True
+            self.check()
+            threading.Thread(target=_keep, args=(weakref.ref(self),), name="reread", daemon=True).start()
+        return self._value
 
     def check(self) -> None:
         """Look at the files now, and read them if they have changed."""
@@ -34,7 +43,7 @@ class Reread(Generic[T]):
         if stamps == self._seen:
             return
         try:
-            self.value = self._load()
+            self._value = self._load()
         except (OSError, ValueError) as error:  # tried again: a file may become readable without a change
             if self._problem != str(error):
                 self._problem = str(error)
