@@ -182,10 +182,6 @@ def yaml_text(facts: Facts, text: str) -> Facts:
     return reread(facts, "decode", lambda worker: with_yaml(worker, text))
 
 
-def only_of(facts: Facts, mode: Mode) -> Facts:
-    return replace(facts, workers=tuple(w for w in facts.workers if w.mode == mode))
-
-
 def shard_of(facts: Facts, **changes: object) -> Facts:
     first, *others = facts.model.shards
     return model_of(facts, shards=(replace(first, **changes), *others))

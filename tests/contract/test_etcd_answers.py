@@ -12,7 +12,7 @@ from baton.etcd_rpc import EtcdError, EtcdRpc
 from baton.messages import WorkerInfo
 from tests.conftest import LaunchServer, free_port
 from tests.registry import worker
-from tests.waiting import PATIENCE_S, scaled, until
+from tests.waiting import PATIENCE_S, scaled
 
 KEY = b"test_etcd_answers"
 Answer = Callable[[str, dict[str, str]], grpc.StatusCode | tuple[grpc.StatusCode, str] | bytes | None]
@@ -140,11 +140,6 @@ async def ended() -> AsyncIterator[bytes]:
         yield response
 
 
-async def confirmed_and_silent() -> AsyncIterator[bytes]:
-    yield b""
-    await asyncio.Event().wait()
-
-
 async def silent() -> AsyncIterator[bytes]:
     await asyncio.Event().wait()
     yield b""
@@ -168,18 +163,6 @@ async def test_a_fleet_outlives_a_watch_that_ends_before_its_first_message() -> 
         async with aclosing(discovery.watch()) as snapshots, asyncio.timeout(PATIENCE_S):
             assert await anext(snapshots) == ()
         await discovery.close()
-
-
-async def test_a_watch_of_limited_time_ends_without_an_error() -> None:
-    async with serving(Scripted(watched=confirmed_and_silent)) as url, client(url) as rpc:
-        assert [batch async for batch in rpc.watch(KEY, 1, 0.2)] == [[]]
-
-
-async def test_a_watch_of_limited_time_that_breaks_early_fails() -> None:
-    handler = Scripted(lambda _method, _metadata: grpc.StatusCode.UNAVAILABLE, confirmed)
-    async with serving(handler) as url, client(url) as rpc:
-        with pytest.raises(EtcdError, match="UNAVAILABLE"):
-            _ = [batch async for batch in rpc.watch(KEY, 1, PATIENCE_S)]
 
 
 async def test_the_endpoint_of_a_watch_without_an_answer_is_left() -> None:
@@ -214,69 +197,11 @@ async def test_a_watch_that_is_left_or_refused_ends_at_the_server(is_refused: bo
     assert isinstance(outcome[0], EtcdError) if is_refused else not outcome[0]
 
 
-async def test_a_refusal_of_a_fresh_token_is_not_tried_again() -> None:
-    def answer(method: str, _: dict[str, str]) -> tuple[grpc.StatusCode, str] | bytes:
-        return b"\x12\x01t" if method == "Authenticate" else (grpc.StatusCode.PERMISSION_DENIED, "denied")
-
-    handler = Scripted(answer)
-    async with serving(handler) as url, client(url, username="root") as rpc:
-        with pytest.raises(EtcdError, match="denied"):
-            await rpc.call("KV/Range", key=KEY)
-    assert [method for method, _ in handler.calls] == ["Authenticate", "Range"]
-
-
 async def test_a_call_without_an_answer_fails_in_time() -> None:
     handler = Scripted(lambda _method, _metadata: None)
     async with serving(handler) as url, client(url, timeout_s=0.1) as rpc, asyncio.timeout(PATIENCE_S):
         with pytest.raises(EtcdError, match="DEADLINE_EXCEEDED"):
             await rpc.call("KV/Range", key=KEY)
-
-
-async def test_calls_that_fail_together_leave_the_dead_endpoint_once(etcd_server: str) -> None:
-    rpc = EtcdRpc(f"http://127.0.0.1:{free_port()},{etcd_server}", timeout_s=scaled(3))
-    calls = [rpc.call("KV/Range", key=KEY) for _ in range(2)]
-    failures = await asyncio.gather(*calls, return_exceptions=True)
-    assert all(isinstance(failure, EtcdError) for failure in failures)
-    await rpc.call("KV/Range", key=KEY)
-    await rpc.close()
-
-
-async def test_closing_ends_running_watches_and_later_calls(etcd_server: str) -> None:
-    rpc = EtcdRpc(etcd_server, timeout_s=scaled(3))
-    async with asyncio.timeout(PATIENCE_S), aclosing(rpc.watch(KEY, 1, None)) as batches:
-        assert await anext(batches) == []
-        waiting = asyncio.ensure_future(anext(batches))
-        await asyncio.sleep(0)  # `anext` waits now
-        await rpc.close()
-        with pytest.raises(EtcdError):
-            await waiting
-    with pytest.raises(EtcdError, match="closed"):
-        await rpc.call("KV/Range", key=KEY)
-
-
-async def test_closing_ends_a_call_without_an_answer() -> None:
-    handler = Scripted(lambda _method, _metadata: None)
-    async with serving(handler) as url, client(url) as rpc:
-        asking = asyncio.ensure_future(rpc.call("KV/Range", key=KEY))
-        await until(lambda: handler.calls)
-        await rpc.close()
-        with pytest.raises(EtcdError, match="closed"):
-            await asking
-
-
-async def test_a_caller_that_is_cancelled_while_the_client_closes_is_cancelled() -> None:
-    async with (
-        serving(Scripted(watched=confirmed_and_silent)) as url,
-        client(url) as rpc,
-        aclosing(rpc.watch(KEY, 1, None)) as batches,
-    ):
-        await anext(batches)
-        waiting = asyncio.ensure_future(anext(batches))
-        await asyncio.sleep(0)  # `anext` waits now
-        rpc.closed = True
-        waiting.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await waiting
 
 
 async def test_no_proxy_is_used_for_the_registry(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -338,16 +263,6 @@ async def test_a_worker_is_shown_once_and_only_while_its_registration_can_be_rea
             assert await anext(snapshots) == ()
     await discovery.close()
     server.kill()
-
-
-async def test_closing_ends_a_registration_that_waits_for_etcd() -> None:
-    discovery = EtcdDiscovery(f"http://127.0.0.1:{free_port()}")
-    registering = asyncio.ensure_future(discovery.register(worker("w1")).__aenter__())
-    await asyncio.sleep(0.1)  # it has begun
-    await discovery.close()
-    async with asyncio.timeout(scaled(10)):
-        with pytest.raises(EtcdError):
-            await registering
 
 
 async def test_an_outage_is_logged_when_it_begins_and_when_it_ends(

@@ -85,14 +85,6 @@ async def test_prompts_share_the_rate_and_are_computed_in_turn() -> None:
 
 
 @jumping
-async def test_an_answer_takes_its_prompt_and_its_steps() -> None:
-    async with started() as engine:
-        began_s = now_s()
-        assert len(await answer(engine, ask(20, 5))) == 5
-        assert 2 + 3 <= now_s() - began_s <= 2 + 5
-
-
-@jumping
 async def test_an_engine_that_hangs_takes_no_handoff_over(tmp_path: Path) -> None:
     hang = tmp_path / "hang"
     async with started(hang_while=str(hang)) as engine, aclosing(engine.prefill(ask())) as replies:
@@ -108,17 +100,6 @@ async def test_an_engine_that_hangs_takes_no_handoff_over(tmp_path: Path) -> Non
 
 
 @jumping
-async def test_a_transfer_takes_its_time() -> None:
-    async with started(kv_transfer_ms=3000) as engine, aclosing(engine.prefill(ask())) as replies:
-        handoff = await next_handoff(replies)
-        began_s = now_s()
-        async with aclosing(engine.decode(ask(handoff=handoff))) as chunks:
-            await anext(chunks)
-            assert now_s() - began_s == pytest.approx(3, abs=0.1)
-        assert await anext(replies, None) is None
-
-
-@jumping
 async def test_prefills_first_token_may_be_sent_before_the_kv_moves() -> None:
     async with started(prefill_sends_first=True) as engine:
         alone = await answer(engine, ask())
@@ -131,56 +112,6 @@ async def test_prefills_first_token_may_be_sent_before_the_kv_moves() -> None:
         assert [chunk.token_ids for chunk in chunks] == [chunk.token_ids for chunk in alone]
         assert [counts(chunk) for chunk in chunks[:2]] == [Usage(20, 16, 1), Usage(20, 16, 2, 16)]
         assert counts(rest[-1]) == Usage(20, 16, len(alone), 16)
-
-
-@jumping
-async def test_all_but_the_last_token_of_an_answer_is_cached_when_it_ends() -> None:
-    async with started() as engine:
-        await answer(engine, ask(28, 5))
-        assert engine.stats().kv_cached_blocks == 2
-        await answer(engine, ask(28, 4, cache_salt="other"))
-        assert engine.stats().kv_cached_blocks == 3  # its last block lacks a token
-
-
-@jumping
-async def test_a_pulled_prompt_is_cached() -> None:
-    async with started() as prefill, started() as decode, aclosing(prefill.prefill(ask())) as replies:
-        handoff = await next_handoff(replies)
-        async with aclosing(decode.decode(ask(handoff=handoff))) as chunks:
-            await anext(chunks)
-            assert decode.num_lacking_tokens(ask()) == 4
-        assert await anext(replies, None) is None
-
-
-@jumping
-async def test_a_pull_takes_no_longer_than_the_pin_or_the_request() -> None:
-    class Stuck:
-        """A transceiver that never delivers; records its deadline."""
-
-        transport_name = "stuck"
-        deadline_s = 0.0
-
-        async def start(self) -> None:
-            pass
-
-        async def close(self) -> None:
-            pass
-
-        async def pull(self, ticket: object, into: object, deadline_s: float) -> None:
-            self.deadline_s = deadline_s
-            raise HandoffFailed("stuck")
-
-    wire: Any = Stuck()
-    async with started() as source, aclosing(source.prefill(ask())) as replies:
-        handoff = await next_handoff(replies)
-        engine = new_engine(wire)
-        await engine.start()
-        for ttl_s, deadline_s in ((3.0, 50.0), (50.0, 4.0)):
-            short = msgspec.structs.replace(handoff, ttl_s=ttl_s)
-            with pytest.raises(HandoffFailed, match="stuck"):
-                await answer(engine, ask(handoff=short, deadline_s=deadline_s))
-            assert wire.deadline_s == pytest.approx(min(ttl_s, deadline_s))
-        await engine.stop()
 
 
 @jumping
@@ -200,61 +131,6 @@ async def test_a_deadline_ends_a_request_in_the_queue_in_its_prompt_and_between_
 
 
 @jumping
-async def test_each_side_of_a_handoff_counts_it_and_what_was_cached() -> None:
-    async with started() as prefill, started() as decode:
-        for _ in range(2):
-            async with aclosing(prefill.prefill(ask())) as replies:
-                handoff = await next_handoff(replies)
-                assert (prefill.stats().num_running, prefill.stats().kv_used_blocks) == (1, 1)
-                await answer(decode, ask(handoff=handoff))
-                assert await anext(replies, None) is None
-        for stats, counts in ((prefill.stats(), (24, 16, 0)), (decode.stats(), (0, 0, 10))):
-            assert (stats.num_handoffs, stats.kv_moved_bytes) == (2, 80 + 16)
-            assert (stats.num_prompt_tokens, stats.num_cached_tokens, stats.num_generated_tokens) == counts
-        assert decode.num_lacking_tokens(ask(16)) == 16, "the last token is always computed"
-
-
-@jumping
-async def test_of_an_answer_that_is_resumed_no_more_than_its_prompt_was_cached() -> None:
-    async with started() as engine:
-        await answer(engine, ask(40, 1))
-        (*_, last) = await answer(engine, ask(40, 33, num_generated=30))
-        assert counts(last) == Usage(10, 10, 33, 0)
-
-
-@jumping
-async def test_a_short_prompt_has_the_same_answer_when_it_is_resumed_and_another_for_each_choice() -> None:
-    async with started() as engine:
-        whole = [chunk.token_ids[0] for chunk in await answer(engine, ask(4, 9))]
-        rest = msgspec.structs.replace(ask(4, 9, num_generated=5), token_ids=[*range(4), *whole[:5]])
-        assert [chunk.token_ids[0] for chunk in await answer(engine, rest)] == whole[5:]
-        second = msgspec.structs.replace(ask(4, 9), sampling=Sampling(max_tokens=9, seed=0, choice=1))
-        assert [chunk.token_ids[0] for chunk in await answer(engine, second)] != whole
-
-
-@jumping
-async def test_all_answers_share_the_steps_and_one_that_ends_leaves_the_others() -> None:
-    async with started() as engine:
-        began_s = now_s()
-        first, gone = (asyncio.create_task(answer(engine, ask(1, 9))) for _ in range(2))
-        await asyncio.sleep(0.6)
-        second = asyncio.create_task(answer(engine, ask(1, 9)))
-        await asyncio.sleep(2.1)
-        gone.cancel()
-        assert len(await first) == 9
-        assert now_s() - began_s == pytest.approx(0.1 + 8, abs=0.05)
-        assert len(await second) == 9
-
-
-@jumping
-async def test_steps_take_up_to_the_jitter_longer() -> None:
-    async with started(jitter_ms=500) as engine:
-        began_s = now_s()
-        await answer(engine, ask(20, 9))
-        assert 2 + 8 + 0.5 < now_s() - began_s < 2 + 8 + 8 * 0.5
-
-
-@jumping
 async def test_a_hanging_engine_keeps_deadlines_and_stops(tmp_path: Path) -> None:
     hang = tmp_path / "hang"
     async with started(hang_while=str(hang)) as engine:
@@ -270,15 +146,6 @@ async def test_a_hanging_engine_keeps_deadlines_and_stops(tmp_path: Path) -> Non
         await engine.stop()
         with pytest.raises(WorkerLost):
             await running
-
-
-@jumping
-async def test_stopping_withdraws_what_is_pinned() -> None:
-    async with started() as engine, aclosing(engine.prefill(ask())) as replies:
-        await anext(replies)
-        await engine.stop()
-        with pytest.raises(HandoffFailed, match="withdrawn"):
-            await anext(replies)
 
 
 FINAL = "<|channel|>final<|message|>Done.<|return|>"

@@ -141,25 +141,6 @@ async def test_one_who_stops_waiting_for_the_connection_stops_no_other(nats_serv
     await transport.close()
 
 
-async def test_a_connection_that_fails_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("baton.nats.CONNECT_TIMEOUT_S", 0.1)
-    has_ended = asyncio.Event()
-
-    async def say_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.read()
-        has_ended.set()
-        writer.close()
-
-    server = await asyncio.start_server(say_nothing, "127.0.0.1", 0)
-    transport = NatsTransport(f"nats://127.0.0.1:{server.sockets[0].getsockname()[1]}")
-    with pytest.raises(BrokerLost):
-        await tokens(transport.call("nats://baton.v1.worker.w.1", a_request()))
-    async with asyncio.timeout(scaled(10)):
-        await has_ended.wait()
-    await transport.close()
-    server.close()
-
-
 async def test_a_connection_that_fails_to_close_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
     transport = NatsTransport(f"nats://127.0.0.1:{free_port()}")
     num_attempts = 0
@@ -181,15 +162,6 @@ async def test_a_connection_that_fails_to_close_is_made_again(monkeypatch: pytes
     await transport.close()
 
 
-@pytest.mark.parametrize(
-    "address", ["tcp://127.0.0.1:1/w", "nats://baton.v1.caller.1234#k", "nats://$SYS.x#k"]
-)
-async def test_nothing_is_published_to_what_is_no_worker(nats_server: str, address: str) -> None:
-    async with Plane("nats", nats_server).ends() as (caller, _):
-        with pytest.raises(WorkerLost, match="is not a NATS worker address"):
-            await tokens(caller.call(address, a_request()))
-
-
 @contextlib.asynccontextmanager
 async def connected(url: str) -> AsyncIterator[tuple[Client, Publisher, str]]:
     """A client, a publisher over it, and a subject of this test's own."""
@@ -200,31 +172,6 @@ async def connected(url: str) -> AsyncIterator[tuple[Client, Publisher, str]]:
         yield client, publisher, subject
     finally:
         await publisher.close()
-
-
-async def test_frames_that_were_forgotten_are_never_published(nats_server: str) -> None:
-    async with connected(nats_server) as (client, publisher, subject):
-        received = await client.subscribe(subject)
-        publisher.put(subject, b"old", "")
-        publisher.forget_all()
-        publisher.put(subject, b"new", "")
-        assert (await received.next_msg(timeout=PATIENCE_S)).data == b"new"
-
-
-async def later(publisher: Publisher, subject: str) -> None:
-    publisher.put(subject, b"late", "")
-
-
-async def test_what_waits_is_published_before_it_closes_and_nothing_after(nats_server: str) -> None:
-    async with connected(nats_server) as (client, _, subject):
-        received = await client.subscribe(subject)
-        await client.flush()
-        async with connected(nats_server) as (_, publisher, _):
-            publisher.put(subject, b"waits", "")
-            await asyncio.gather(publisher.close(), later(publisher, subject))
-        await client.publish(subject, b"last")
-        messages = [(await received.next_msg(timeout=PATIENCE_S)).data for _ in range(2)]
-        assert messages == [b"waits", b"last"]
 
 
 async def test_a_frame_that_cannot_be_published_holds_up_no_other(nats_server: str) -> None:

@@ -120,18 +120,6 @@ async def test_a_worker_may_have_an_ipv6_address() -> None:
 
 
 @jumping
-async def test_closing_does_not_wait_for_a_connection_that_is_being_made() -> None:
-    with deaf_port() as port:
-        async with transports(1) as (caller,):
-            calling = asyncio.create_task(tokens(caller.call(f"tcp://127.0.0.1:{port}/w", a_request())))
-            await asyncio.sleep(1)
-            await caller.close()
-            with pytest.raises(WorkerLost):
-                await calling
-            assert now_s() == pytest.approx(1, abs=0.2)
-
-
-@jumping
 async def test_a_peer_that_does_not_read_is_hung_up_on_after_a_second() -> None:
     async def flood(_: Request) -> AsyncGenerator[Reply, None]:
         while True:
@@ -148,35 +136,6 @@ async def test_a_peer_that_does_not_read_is_hung_up_on_after_a_second() -> None:
             began_s = now_s()
         assert now_s() - began_s == pytest.approx(1, abs=0.2)
         peer.close()
-
-
-@jumping
-async def test_a_generator_goes_on_when_its_peer_reads_again() -> None:
-    num_made = 0
-
-    async def flood(_: Request) -> AsyncGenerator[Reply, None]:
-        nonlocal num_made
-        while num_made < 150:
-            num_made += 1
-            yield TokenChunk(token_ids=(1,) * 100_000)
-            await asyncio.sleep(0)  # let other tasks run
-
-    async with transports(1) as (worker,), worker.serve("w", flood) as address:
-        with socket.create_connection(place_of(address)) as peer:
-            peer.sendall(first_frame(address, frames.Open(1, a_request())))
-            await asyncio.sleep(5)
-            assert num_made < 150
-            peer.setblocking(False)
-            loop = asyncio.get_running_loop()
-            while num_made < 150:
-                assert await loop.sock_recv(peer, 1 << 20)
-
-
-@jumping
-async def test_an_address_of_another_scheme_is_not_called() -> None:
-    async with transports() as (caller, worker), worker.serve("w", count_up) as address:
-        with pytest.raises(WorkerLost, match="is not a TCP worker address"):
-            await tokens(caller.call(address.replace("tcp", "http"), a_request()))
 
 
 @jumping
@@ -201,24 +160,6 @@ async def test_a_worker_that_stops_takes_no_new_connection() -> None:
             await asyncio.open_connection(*place_of(address))
         endless.may_close.set()
         await leaving
-
-
-async def test_a_link_that_is_lost_before_it_is_connected_hangs_up() -> None:
-    received = asyncio.get_running_loop().create_future()
-
-    async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        received.set_result(await reader.read())
-        writer.close()
-
-    async with transports(1) as (caller,), await asyncio.start_server(listen, "127.0.0.1") as server:
-        address = f"tcp://127.0.0.1:{server.sockets[0].getsockname()[1]}/w.1"
-        calling = asyncio.ensure_future(tokens(caller.call(address, a_request())))
-        await asyncio.sleep(0)  # it connects now
-        caller.lose(address, "its engine hangs")
-        with pytest.raises(WorkerLost, match="its engine hangs"):
-            await calling
-        async with asyncio.timeout(PATIENCE_S):
-            assert b"its engine hangs" in await received
 
 
 async def test_a_port_that_hangs_up_is_a_lost_worker_and_no_question_of_trust() -> None:

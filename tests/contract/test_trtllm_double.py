@@ -1,7 +1,6 @@
 """TensorRT-LLM's double against the recorded facts of the real one, including its traps."""
 
 import dataclasses
-import functools
 import inspect
 import json
 import re
@@ -12,10 +11,9 @@ import pydantic
 import pytest
 import tensorrt_llm
 from tensorrt_llm.executor.utils import RequestError
-from tensorrt_llm.llmapi import LLM, DisaggregatedParams, SamplingParams, TorchLlmArgs, llm_args
+from tensorrt_llm.llmapi import LLM, SamplingParams, TorchLlmArgs, llm_args
 from tensorrt_llm.traps import sprung
 
-from tests.tiny_gpt_oss import prompt
 from tests.trtllm_engine import CONFIG
 from tests.waiting import until
 from workers.engines.trtllm.library import is_healthy
@@ -79,17 +77,6 @@ def test_tensorrt_llm_is_imported_in_one_file_only() -> None:
     assert found == ["library.py"]
 
 
-async def test_the_double_yields_one_object_whose_tokens_grow(checkpoint: Path) -> None:
-    llm = LLM(str(checkpoint), **CONFIG)
-    params = SamplingParams(max_tokens=7, end_id=-1)
-    seen = [
-        (id(r), len(r.outputs[0].token_ids)) async for r in llm.generate_async([1], params, streaming=True)
-    ]
-    assert [count for _, count in seen] == [1, 2, 3, 4, 5, 6, 7]
-    assert len({identity for identity, _ in seen}) == 1
-    llm.shutdown()
-
-
 @pytest.mark.parametrize(
     ("config", "error"),
     [
@@ -139,13 +126,6 @@ def test_the_double_has_each_releases_transceivers(
             LLM(str(checkpoint), **config).shutdown()
 
 
-def test_the_double_takes_the_unions_other_class_by_its_keys() -> None:
-    args: Any = TorchLlmArgs(model="m", cuda_graph_config={"num_tokens": [128]})
-
-    assert type(args.cuda_graph_config).__name__ == "EncodeCudaGraphConfig"
-    assert TorchLlmArgs(model="m", max_batch_size=None).max_batch_size == 2048
-
-
 async def test_a_fatal_error_reaches_every_request_and_then_nothing_runs(checkpoint: Path) -> None:
     llm = LLM(str(checkpoint), **CONFIG)
     params = SamplingParams(max_tokens=400, end_id=-1)
@@ -161,33 +141,3 @@ async def test_a_fatal_error_reaches_every_request_and_then_nothing_runs(checkpo
         llm.generate_async([1], params)
     assert is_broken(llm)
     llm.shutdown()
-
-
-async def test_a_context_that_is_aborted_as_its_response_comes_stays_until_the_kv_timeout(
-    checkpoint: Path,
-) -> None:
-    llm = LLM(str(checkpoint), **CONFIG)
-    executor: Any = llm._executor  # noqa: SLF001  tests only
-    params = DisaggregatedParams(request_type="context_only", disagg_request_id=1 << 40)
-    result = llm.generate_async(prompt(9), SamplingParams(end_id=-1), disaggregated_params=params)
-    await until(lambda: any(job.is_pinned for job in executor._jobs.values()))  # noqa: SLF001  the same
-    result.abort()
-    assert (await result.aresult()).outputs[0].finish_reason == "length"
-    assert executor._jobs  # noqa: SLF001  the same
-    await until(lambda: not executor._jobs)  # noqa: SLF001  the same
-    assert is_healthy(llm)
-    llm.shutdown()
-
-
-async def test_the_double_breaks_when_a_transfer_is_aborted_or_an_id_comes_twice(checkpoint: Path) -> None:
-    for misuse in ("abort", "twice"):
-        llm = LLM(str(checkpoint), **CONFIG)
-        params = DisaggregatedParams(request_type="context_only", disagg_request_id=1 << 40)
-        result = await llm.generate_async(prompt(9), SamplingParams(end_id=-1), disaggregated_params=params)
-        assert is_healthy(llm)
-        if misuse == "abort":
-            result.abort()
-        else:
-            llm.generate_async(prompt(9), SamplingParams(end_id=-1), disaggregated_params=params)
-        await until(functools.partial(is_broken, llm))
-        llm.shutdown()

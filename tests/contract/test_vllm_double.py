@@ -2,14 +2,10 @@
 
 import dataclasses
 import inspect
-import itertools
 import os
 import re
 import socket
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 from vllm import triton_utils
@@ -22,7 +18,6 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOu
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from tests.engine_calls import ask, next_handoff
-from tests.tiny_gpt_oss import VOCAB_SIZE, prompt
 from tests.vllm_engine import new_engine, started
 from workers.engines.library.engine import opened
 from workers.engines.vllm.adapter import KEEP
@@ -45,21 +40,6 @@ READ = {
     "RequestStateStats": RequestStateStats,
     "SchedulerStats": SchedulerStats,
 }
-
-
-@asynccontextmanager
-async def running(checkpoint: Path, **config: Any) -> AsyncIterator[AsyncLLM]:
-    llm = AsyncLLM.from_engine_args(AsyncEngineArgs(model=str(checkpoint), **config))
-    try:
-        yield llm
-    finally:
-        llm.shutdown()
-
-
-async def outputs(llm: AsyncLLM, token_ids: list[int] | None = None, **params: Any) -> list[Any]:
-    sampling = SamplingParams(**{"max_tokens": 5, "temperature": 0.0, "detokenize": False} | params)
-    given = {"prompt_token_ids": prompt(20) if token_ids is None else token_ids}
-    return [output async for output in llm.generate(given, sampling, "r")]
 
 
 @pytest.mark.parametrize("name", BUILT)
@@ -238,56 +218,3 @@ def test_a_host_that_is_not_here_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
 
     with pytest.raises(SettingsError, match=r"--host 192\.0\.2\.1: no port for NIXL's side channel"):
         load_library("192.0.2.1")
-
-
-async def test_without_delta_each_output_repeats_what_came_before(checkpoint: Path) -> None:
-    async with running(checkpoint) as llm:
-        cumulative = [output.outputs[0].token_ids for output in await outputs(llm)]
-        deltas = [o.outputs[0].token_ids for o in await outputs(llm, output_kind=RequestOutputKind.DELTA)]
-        assert cumulative[-1] == [token_id for ids in deltas for token_id in ids]
-        assert all(later[: len(ids)] == ids for ids, later in itertools.pairwise(cumulative))
-
-
-async def test_the_stop_token_is_reported_and_min_tokens_defers_it(checkpoint: Path) -> None:
-    async with running(checkpoint) as llm:
-        (*_, whole) = await outputs(llm)
-        stop = whole.outputs[0].token_ids[2]
-        (*_, stopped) = await outputs(llm, stop_token_ids=[stop])
-        assert stopped.outputs[0].token_ids[-1] == stop
-        assert stopped.outputs[0].finish_reason == "stop"
-        (*_, later) = await outputs(llm, stop_token_ids=[stop], min_tokens=5)
-        assert stop not in later.outputs[0].token_ids[:4]
-
-
-@pytest.mark.parametrize(
-    "params",
-    [
-        {"temperature": 2.5},
-        {"top_p": 0.0},
-        {"top_k": -2},
-        {"min_tokens": 6},
-        {"max_tokens": 0},
-        {"frequency_penalty": 3.0},
-        {"repetition_penalty": 0.0},
-    ],
-)
-def test_sampling_that_vllm_refuses_is_refused(params: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=next(iter(params))):
-        SamplingParams(**{"max_tokens": 5} | params)
-
-
-async def test_prompts_and_wishes_that_vllm_refuses_are_refused(checkpoint: Path) -> None:
-    form = StructuredOutputsParams(structural_tag="{}")
-
-    async with running(checkpoint, skip_tokenizer_init=True) as llm:
-        for token_ids, params in (
-            ([], {}),
-            (prompt(512), {}),
-            ([VOCAB_SIZE], {}),
-            ([1], {"logprobs": 21}),
-            ([1], {"logit_bias": {VOCAB_SIZE: 1.0}}),
-            ([1], {"structured_outputs": form}),
-        ):
-            with pytest.raises(ValueError, match=r"\w"):
-                await outputs(llm, token_ids, **params)
-        assert await outputs(llm)

@@ -109,22 +109,6 @@ async def turn() -> None:
 
 
 @jumping
-async def test_those_who_wait_go_to_a_worker_that_joins() -> None:
-    load = Load(num_running=1, lasts_s=40)
-    for began_s in (0, 100):
-        asking = load.several("a", 3)
-        await asyncio.sleep(5)
-        load.capacity = Capacity(3, math.inf, 3, 4)
-        await asyncio.gather(*asking)
-        (_, first_s), *others = load.started
-        assert first_s == began_s
-        assert [began_s + 5 <= at_s <= began_s + 6 for _, at_s in others] == [True, True]
-        load.capacity = Capacity(1, math.inf, 1, 4)
-        load.started.clear()
-        await asyncio.sleep(began_s + 100 - asyncio.get_running_loop().time())
-
-
-@jumping
 async def test_a_place_that_becomes_free_goes_to_the_next_caller_in_turn() -> None:
     load = Load(num_running=1, num_waiting=9)
     many = load.several("a", 4)
@@ -168,17 +152,6 @@ async def test_a_caller_is_refused_for_its_own_wait_and_not_for_anothers() -> No
     assert load.metric("baton_refused_requests_total", reason="too_late") == 2
     await load.one("b", deadline_s=31)  # in the second turn
     await asyncio.gather(*tasks, return_exceptions=True)
-
-
-@jumping
-async def test_the_queue_holds_what_ends_in_two_seconds_at_least() -> None:
-    load = Load(num_running=2, num_waiting=0, lasts_s=1)
-    await load.measured()
-    tasks = load.several("a", 6)
-    await turn()
-    await load.refused()
-    await asyncio.gather(*tasks)
-    assert [at_s - load.started[0][1] for _, at_s in load.started] == pytest.approx([0, 0, 1, 1, 2, 2])
 
 
 @jumping
@@ -226,45 +199,10 @@ async def test_refused_requests_come_back_one_after_the_other_as_places_become_f
 
 
 @jumping
-async def test_a_client_that_does_not_come_back_delays_no_other() -> None:
-    load = Load(num_running=1, num_waiting=2, lasts_s=2)
-    await load.measured()
-    waits_s: list[float] = []
-    for _ in range(2):
-        tasks = load.several("a", 3)
-        await turn()
-        waits_s.append([await load.refused() for _ in range(5)][-1])
-        await asyncio.gather(*tasks)
-    first, second = waits_s
-    assert first == pytest.approx(second, rel=0.1)
-
-
-@jumping
-async def test_the_workers_own_refusal_gets_the_time_to_come_back() -> None:
-    load = Load(num_running=1, lasts_s=20)
-    await load.measured()
-    for _ in range(3):
-        place = await load.admission.enter(request(600), "a")
-        refused = load.admission.refusal("workers")
-        load.admission.leave(place)
-        await turn()  # how soon they refuse says nothing about how long requests last
-        assert refused.retry_after_s == pytest.approx(20, rel=0.01)
-    assert load.metric("baton_refused_requests_total", reason="workers") == 3
-
-
-@jumping
 async def test_prefill_gets_no_more_than_it_holds() -> None:
     load = Load(num_running=9, num_starting=2)
     await asyncio.gather(*(load.one("a", first_token_s=3) for _ in range(4)))
     assert [at_s for _, at_s in load.started] == [0, 0, 3, 3]
-
-
-@jumping
-async def test_without_a_known_capacity_the_workers_refuse_for_themselves() -> None:
-    load = Load()
-    load.capacity = None
-    await asyncio.gather(*load.several("a", 50))
-    assert {at_s for _, at_s in load.started} == {0}
 
 
 @pytest.mark.parametrize("is_let_in", [False, True])

@@ -1,6 +1,5 @@
 """Chat completions through the whole app, with a scripted model: answers streamed and whole, failures."""
 
-import asyncio
 from typing import Any
 
 import msgspec
@@ -17,22 +16,16 @@ from tests.scripted_frontend import (
     ScriptedFleet,
     ScriptedTokens,
 )
-from tests.waiting import PATIENCE_S
 
 Json = dict[str, Any]
 
 ROUTE = "/v1/chat/completions"
-HI = {"role": "user", "content": "Hi"}
 THINK = "<|channel|>analysis<|message|>Think.<|end|><|start|>assistant"
 ANSWER = THINK + "<|channel|>final<|message|>Hello wörld<|return|>"
 SHORT = "<|channel|>final<|message|>Yes<|return|>"
 PREAMBLE = "<|channel|>commentary<|message|>One moment.<|end|><|start|>assistant"
 CALL = '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"city":"Rome"}<|call|>'
 PATCH_CALL = "<|channel|>commentary to=functions.patch code<|message|>{}<|call|>"
-PLAYED = (
-    "<|start|>user<|message|>Thanks<|end|><|start|>functions.f to=assistant<|channel|>commentary"
-    "<|message|>sunny<|end|><|start|>assistant"
-)
 F: Json = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 PATCH: Json = {"type": "custom", "custom": {"name": "patch", "description": "Edits files."}}
 GRAMMAR = {"type": "grammar", "grammar": {"syntax": "lark", "definition": 'start: "a"+'}}
@@ -163,17 +156,6 @@ async def test_the_input_of_a_custom_call_is_unwrapped_without_a_grammar(
     assert call["custom"]["input"] == given
 
 
-async def test_a_grammar_is_enforced_and_shown() -> None:
-    client = Client(ScriptedTokens(SHORT))
-    await client.chat(tools=[HELD])
-    request = client.tokens.requests[0]
-    assert request.sampling.guided is not None
-    [call, _] = request.sampling.guided.last
-    assert (call.grammar, call.syntax) == ('start: "a"+', "lark")
-    assert call.param == "tools[0].custom.format.grammar.definition"
-    assert '// start: "a"+\ntype patch = (input: string)' in TOKENIZER.decode(request.token_ids)
-
-
 @pytest.mark.parametrize(
     "call", [CALL, CALL.replace("<|message|>", ""), CALL.replace("commentary", "analysis")]
 )
@@ -186,13 +168,6 @@ async def test_a_call_that_is_not_allowed_is_dropped_and_counted(
     assert (message.content, message.calls, message.finish_reason) == ("One moment.", [], "stop")
     assert "namespace functions" not in TOKENIZER.decode(client.tokens.requests[0].token_ids)
     assert client.metric("baton_harmony_repairs_total", kind="forbidden_call") == 1
-
-
-async def test_a_message_of_another_author_is_dropped_and_counted(stream: bool) -> None:
-    client = Client(ScriptedTokens(THINK + PLAYED + SHORT))
-    message = message_of(await client.chat(tools=[F], stream=stream))
-    assert (message.content, message.reasoning) == ("Yes", "Think.")
-    assert client.metric("baton_harmony_repairs_total", kind="foreign_author") == 2
 
 
 @pytest.mark.parametrize(
@@ -288,23 +263,3 @@ async def test_ignored_fields_are_named_in_a_header_and_counted() -> None:
     assert client.metric("baton_ignored_fields_total", field="other") == 101
     reply = await client.chat(foo=1, nvext={"annotations": []}, reasoning_effort="xhigh")
     assert reply.headers["x-baton-ignored"] == "foo, nvext.annotations, reasoning_effort"
-
-
-async def test_a_client_that_disconnects_ends_the_generation_at_once(stream: bool) -> None:
-    client = Client(ScriptedTokens(ANSWER, pause_at=30))
-    async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as tasks:
-        tasks.create_task(client.chat(stream=stream, n=2))
-        await client.tokens.paused.wait()
-        client.leave.set()
-    assert client.tokens.num_ended == 2
-    assert client.metric("baton_disconnects_total", route=ROUTE) == 1
-    assert client.metric("baton_requests_total", route=ROUTE, model=MODEL, status="499") == 1
-    assert client.metric("baton_running_requests", route=ROUTE) == 0
-
-
-async def test_the_request_id_goes_from_header_to_worker_and_back() -> None:
-    client = Client(ScriptedTokens(ANSWER))
-    for given, is_kept in (("run-7/a", True), ("not sane\r\n", False)):
-        reply = await client.post(ROUTE, {"model": MODEL, "messages": [HI]}, {"x-request-id": given})
-        assert client.tokens.requests[-1].request_id == reply.headers["x-request-id"]
-        assert (reply.headers["x-request-id"] == given) is is_kept

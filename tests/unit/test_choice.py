@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from baton.messages import FinishReason, GenerateRequest, Sampling, TokenChunk, TokenLogprob
-from frontend.harmony.conversation import Begin, Delta, End, Text
+from frontend.harmony.conversation import Begin, Delta, Text
 from frontend.harmony.parse import HarmonyParser
 from frontend.turn.choice import Choice, RawText
 from tests.repairs import messages
@@ -120,21 +120,6 @@ def test_an_answer_ends_after_its_last_allowed_call(tokens_per_chunk: int) -> No
     assert choice.written(TOKENIZER) is None
 
 
-@pytest.mark.parametrize("tokens_per_chunk", [1, 1000])
-def test_a_stop_string_does_not_span_two_messages(tokens_per_chunk: int) -> None:
-    choice = choice_of("hereHello")
-    preamble = "<|channel|>commentary<|message|>Look here<|end|><|start|>assistant"
-    text = preamble + "<|channel|>final<|message|>Hello<|return|>"
-    deltas = fed(choice, text, tokens_per_chunk)
-    assert not choice.stopped
-    texts = "".join("|" if isinstance(d, End) else getattr(d, "text", "") for d in deltas)
-    assert texts == "Look here|Hello|"
-    said = [delta for delta in deltas if isinstance(delta, Text)]
-    whole = [delta for delta in fed(choice_of(), text, 1) if isinstance(delta, Text)]
-    starts = {delta.start for delta in whole}
-    assert all(delta.start in starts or delta.start == delta.stop for delta in said)
-
-
 @pytest.mark.parametrize("tokens_per_chunk", [1, 2, 1000])
 @pytest.mark.parametrize("stop", ["never", "world. And less", "more.X"])
 def test_each_token_of_the_text_is_in_one_delta_even_if_held_back(stop: str, tokens_per_chunk: int) -> None:
@@ -157,14 +142,6 @@ def test_each_token_of_the_text_has_its_log_probability_once(
     deltas += choice.finish()
     parts = [choice.logprobs_of(delta) for delta in deltas if isinstance(delta, Text)]
     assert [one for part in parts for one in part or ()] == choice.logprobs
-
-
-@pytest.mark.parametrize("tokens_per_chunk", [1, 1000])
-def test_an_answer_with_a_stop_string_before_its_call_stopped(tokens_per_chunk: int) -> None:
-    choice = choice_of("here")
-    preamble = "<|channel|>commentary<|message|>Look here<|end|><|start|>assistant"
-    assert shown(fed(choice, preamble + CALL, tokens_per_chunk)) == ("Look ", "", "")
-    assert choice.finish_reason == "stop"
 
 
 A, U1, U2 = TOKENIZER.encode_text("aü")

@@ -9,15 +9,13 @@ from uvicorn.server import ServerState
 
 from baton.listener import ConnectionLimit
 from frontend.http.exchange import Receive, Scope, Send
-from frontend.http.server import MAX_HEAD_BYTES, Connection, Patience
+from frontend.http.server import Connection, Patience
 from tests.clock import jumping
 from tests.waiting import until
 
 PATIENCE = Patience(request_s=30.0, idle_s=1e6, unread_s=60.0, rest_s=5.0, linger_s=3.0)
 GET = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
 POST = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 10\r\n\r\n"
-CHUNKED = b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
-NO_CHUNK = b"xyz\r\n"
 
 
 class Pipe(asyncio.Transport):
@@ -126,50 +124,3 @@ async def test_a_client_that_is_answered_before_its_body_has_come_is_idle_afterw
     assert not scene.pipe.closes
     scene.check(2e6)
     assert (scene.statuses, scene.pipe.closes) == ([b"200"], True)
-
-
-@jumping
-async def test_what_comes_after_a_refused_head_is_not_read() -> None:
-    scene = connected(b"GET / HTTP/1.1\r\nx: " + b"a" * MAX_HEAD_BYTES)
-    scene.send(b"\r\n\r\n")
-    for _ in range(20):
-        await asyncio.sleep(0)  # turns for what must not happen
-    assert (scene.num_requests, scene.statuses, scene.pipe.has_ended) == (0, [b"431"], True)
-
-
-@jumping
-async def test_the_heads_of_all_requests_together_have_no_limit() -> None:
-    scene = connected()
-    for num in (1, 2, 3):
-        scene.send(GET.replace(b"host", b"y: " + b"a" * (MAX_HEAD_BYTES // 2) + b"\r\nhost"))
-        await scene.answered(num)
-    assert scene.statuses == [b"200"] * 3
-
-
-@jumping
-async def test_an_invalid_request_behind_one_that_waits_ends_both_without_an_answer() -> None:
-    scene = connected(GET + CHUNKED + NO_CHUNK)
-    assert (scene.statuses, scene.pipe.closes) == ([], True)
-
-
-@jumping
-async def test_an_invalid_body_whose_answer_has_begun_ends_it() -> None:
-    scene = connected(CHUNKED)
-    scene.may_begin.set()
-    await until(lambda: scene.statuses)
-    scene.send(NO_CHUNK)
-    assert (scene.statuses, scene.pipe.closes) == ([b"200"], True)
-
-
-@jumping
-async def test_nothing_is_sent_on_a_connection_that_is_being_closed() -> None:
-    scene = connected(GET)
-    await scene.answered()
-    scene.send(GET[:5])
-    scene.pipe.closes = True
-    scene.check(1000)
-    assert (scene.statuses, scene.pipe.has_ended) == ([b"200"], False)
-
-
-async def test_a_connection_that_makes_room_may_have_ended_by_itself() -> None:
-    Scene().connection.evict()

@@ -26,14 +26,6 @@ async def test_a_conversation_with_calls_keeps_the_date_of_its_beginning() -> No
     assert counted.json["tokens"] == client.tokens.requests[2].token_ids
 
 
-async def test_an_answer_that_any_conversation_may_have_gives_no_date() -> None:
-    client, fleet = on_a_fleet("<|channel|>final<|message|>Hello.<|return|>")
-    said = [HI, *(await turn_of(client, [HI]))]
-    fleet.current_date = "2026-11-22"
-    await turn_of(client, said)
-    assert dates(client) == ["2026-11-21", "2026-11-22"]
-
-
 async def test_an_answer_of_another_conversation_gives_no_date() -> None:
     client, fleet = on_a_fleet(CALL)
     said = [HI, *(await turn_of(client, [HI]))]
@@ -51,14 +43,6 @@ async def test_frontends_that_do_not_know_each_other_agree_after_a_turn_each() -
         said += await turn_of(client, said)
     assert dates(here[0]) == ["2026-11-21", "2026-11-22"]
     assert dates(there[0]) == ["2026-11-22"] * 2
-
-
-async def test_a_final_answer_between_calls_changes_no_date() -> None:
-    client, fleet = on_a_fleet(CALL)
-    said = [HI, *(await turn_of(client, [HI]))]
-    fleet.current_date = "2026-11-22"
-    await turn_of(client, [*said, {"role": "assistant", "content": "Done."}, HI])
-    assert dates(client) == ["2026-11-21"] * 2
 
 
 def on_a_fleet(text: str) -> tuple[Client, ScriptedFleet]:

@@ -279,13 +279,6 @@ def test_a_good_set_up_has_no_findings(facts: Callable[[], Facts]) -> None:
     assert examine(facts()).findings == ()
 
 
-def test_the_exit_status_is_that_of_the_worst() -> None:
-    assert examine(b200_node()).exit_status == 0
-    assert examine(laptop()).exit_status == 0
-    assert examine(env_of(b200_node(), UCX_TLS="tcp")).exit_status == 1
-    assert examine(env_of(model_of(b200_node(), is_folder=False), UCX_TLS="tcp")).exit_status == 2
-
-
 @pytest.mark.parametrize("facts", [b200_node, laptop])
 @pytest.mark.parametrize(("problem", "shown"), [("it hangs", "it hangs"), ("", "nvidia-smi lists none")])
 def test_the_reason_for_no_gpu_is_shown(facts: Callable[[], Facts], problem: str, shown: str) -> None:

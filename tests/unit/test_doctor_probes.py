@@ -7,7 +7,6 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import example, given
@@ -67,13 +66,6 @@ def test_an_nvidia_smi_that_hangs_is_named(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(probes, "TIMEOUT_S", 0.05)
     script(tmp_path, "nvidia-smi", "exec sleep 60", monkeypatch)
     assert (probes.probe_gpus().problem or "").startswith("nvidia-smi hangs")
-
-
-def test_the_demo_model_is_whole() -> None:
-    model = probe_model(DEMO)
-    assert model.shape is not None
-    assert [shard.size_bytes == shard.whole_bytes for shard in model.shards] == [True]
-    assert model.bad_files == {}
 
 
 def test_a_shard_cut_short_and_a_missing_one_are_seen(tmp_path: Path) -> None:
@@ -136,20 +128,6 @@ def test_names_that_are_too_long_are_problems(tmp_path: Path) -> None:
     assert [shard.size_bytes for shard in probe_model(tmp_path).shards] == [None]
 
 
-def test_a_folder_of_the_hubs_cache_is_known_by_what_lies_in_it(tmp_path: Path) -> None:
-    snapshot = tmp_path / "snapshots" / "b5c939de"
-    snapshot.mkdir(parents=True)
-    (snapshot / "config.json").write_text("{}")
-    assert probe_model(tmp_path).snapshot == str(snapshot)
-    older = snapshot.with_name("a0b1c2d3")
-    older.mkdir()
-    (older / "config.json").write_text("{}")
-    os.utime(older, (0, 0))
-    newer = shutil.copytree(older, snapshot.with_name("00aa11bb"))
-    os.utime(newer)
-    assert probe_model(tmp_path).snapshot == str(newer)
-
-
 def wanted(settings: DoctorSettings, visible: str | None = None) -> list[tuple[str, str | None]]:
     return [(worker.mode, worker.gpus) for worker in wanted_workers(settings, visible)]
 
@@ -163,18 +141,6 @@ def test_workers_come_from_the_flags_else_one_is_on_the_visible_devices() -> Non
     assert wanted(DoctorSettings(), "") == [("agg", None)]
 
 
-@pytest.mark.parametrize("mode", ["prefill", "decode", "agg"])
-@pytest.mark.parametrize(
-    ("name", "value"), [("gpus", "1,2"), ("engine_args", Path("none.yaml")), ("flags", "--max-seq-len 5")]
-)
-def test_one_flag_is_enough_for_a_worker_of_its_kind(mode: str, name: str, value: Any) -> None:
-    prefix = "" if mode == "agg" else f"{mode}_"
-    (worker,) = wanted_workers(DoctorSettings(engine="vllm", **{prefix + name: value}), "7")
-    assert (worker.mode, worker.gpus) == (mode, "1,2" if name == "gpus" else "7")
-    assert (worker.number("max_seq_len") == 5) == (name == "flags")
-    assert (worker.refusal is not None) == (name == "engine_args")
-
-
 def test_a_typed_flag_overrides_the_yaml_and_the_last_one_counts() -> None:
     yaml = Path("engine_configs/gpt-oss-120b/prefill.yaml")
     line = "--log-level info --tensor-parallel-size 8 --tensor-parallel-size=2 --free-gpu-memory-fraction 0.7"
@@ -183,13 +149,6 @@ def test_a_typed_flag_overrides_the_yaml_and_the_last_one_counts() -> None:
     assert worker.tensor_parallel_size == 2
     assert worker.number("kv_cache_config.free_gpu_memory_fraction") == 0.7
     assert worker.number("max_batch_size") == 32
-
-
-def test_vllms_settings_have_the_names_of_the_flags() -> None:
-    yaml = Path("engine_configs/vllm/gpt-oss-120b/decode.yaml")
-    settings = DoctorSettings(engine="vllm", decode_engine_args=yaml, decode_flags="--max-batch-size 7")
-    (worker,) = wanted_workers(settings, None)
-    assert (worker.number("max_batch_size"), worker.number("max_seq_len")) == (7, 131_072)
 
 
 def _doctor(*arguments: str, path: Path | None = None, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -226,21 +185,6 @@ def test_doctor_reads_a_whole_node_and_prints_json(tmp_path: Path) -> None:
     assert report["seen"][0] == "8 x NVIDIA B200, 179 GiB each, driver 580.95.05"
     (shared,) = [finding for finding in report["findings"] if finding["code"] == "gpu-shared"]
     assert set(shared) == {"severity", "code", "fact", "breaks", "repair"}
-
-
-def test_doctor_prints_names_that_are_no_text() -> None:
-    done = _doctor("--model-path", "\udcff\udcfe", "--json")
-    assert (done.returncode, done.stderr) == (2, "")
-    assert "model-absent" in done.stdout
-    done = _doctor("--model-path", "\udcff\udcfe")
-    assert r"\udcff\udcfe is not a folder" in done.stdout
-
-
-def test_memory_is_that_of_proc(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = "MemTotal:       1000 kB\nMemFree:         200 kB\nMemAvailable:    600 kB\n"
-    monkeypatch.setattr(probes, "_text", {"/proc/meminfo": text}.__getitem__)
-    host = probes.probe_host()
-    assert (host.memory_bytes, host.memory_free_bytes) == (1000 * 1024, 600 * 1024)
 
 
 def gathered(*arguments: str) -> Facts:

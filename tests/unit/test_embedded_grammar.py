@@ -79,24 +79,6 @@ async def test_an_excluded_bound_is_excluded_in_a_range_shorter_than_one(
         check(schema, parts_of(tokenizer, answer, set())[1])
 
 
-async def test_calls_name_an_allowed_tool_and_their_arguments_validate(
-    grammars: Grammars, tokenizer: ModelTokenizer
-) -> None:
-    schemas = {"f": CASES["nested"], "f2": CASES["optional"], "g.x-y": CASES["nested"]}
-    tools = [Tool(name=name, parameters=schema) for name, schema in schemas.items()]
-    allowed = frozenset({"f", "g.x-y"})
-    form = guided(tools, CallChoice(must_call=True, names=allowed))
-    assert form is not None
-    called = set()
-    for seed in range(30):
-        answer = await answer_of(grammars, form, chooser(seed, tokenizer))
-        _, text, [(name, arguments)] = parts_of(tokenizer, answer, set(schemas))
-        assert not text
-        check(schemas[name], arguments)
-        called.add(name)
-    assert called == allowed
-
-
 async def test_thinking_is_free(grammars: Grammars, tokenizer: ModelTokenizer) -> None:
     thought = 'Hm: {"a"} <b> ünïcödé 思考\n\nand `code`, <|end|> spelled out.'
     special = tokenizer.special_ids
@@ -190,14 +172,6 @@ async def test_of_two_tools_the_one_that_cannot_be_enforced_is_named(grammars: G
     with pytest.raises(InvalidRequest) as caught:
         await grammars.matcher(form)
     assert caught.value.param == "tools[1].parameters"
-
-
-async def test_what_is_not_strict_is_enforced_as_far_as_it_can_be(
-    grammars: Grammars, tokenizer: ModelTokenizer
-) -> None:
-    schema = {"type": "array", "items": {"enum": [1, 2]}, "maxItems": 3, "uniqueItems": True}
-    answer = await answer_of(grammars, answer_form(schema, strict=False), chooser(1, tokenizer))
-    check({**schema, "uniqueItems": False}, parts_of(tokenizer, answer, set())[1])
 
 
 async def test_a_schema_nested_without_end_is_refused(grammars: Grammars) -> None:

@@ -197,14 +197,6 @@ async def test_without_descriptors_a_form_is_refused_for_now(grammars: Grammars)
     assert (await grammars.matcher(answer_form({"const": 1}))).allowed is not None
 
 
-async def test_a_client_that_leaves_ends_no_compilation_that_others_wait_for(grammars: Grammars) -> None:
-    form = answer_form({"const": "shared"})
-    leaving, staying = (asyncio.create_task(grammars.matcher(form)) for _ in range(2))
-    await asyncio.sleep(0)  # both wait now
-    leaving.cancel()
-    assert (await staying).allowed is not None
-
-
 async def test_no_process_outlives_the_engine(own: tuple[Grammars, Path]) -> None:
     grammars, path = own
     await grammars.matcher(answer_form({}))

@@ -10,15 +10,12 @@ import pytest_asyncio
 
 from baton.errors import InvalidRequest
 from baton.messages import Guided, Syntax
-from frontend.harmony.conversation import AnswerFormat, TextGrammar, Tool
-from frontend.text.tokenizer import ModelTokenizer, SpecialToken
-from frontend.turn.request import CallChoice, guided, raw_guided
+from frontend.text.tokenizer import ModelTokenizer
 from tests.guided import MAX_TOKENS, allowed_after, answer_of, chooser, parts_of, text_form
 from workers.engines.embedded.grammar import Grammars
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 DEMO = Path("models/demo")
-DATE = TextGrammar(syntax="regex", text="[0-9]{4}-[01][0-9]", path="p")
 SUM = """start: NUMBER ("+" NUMBER)*  // <a> sum
 NUMBER: /[0-9]{1,3}/
 %ignore " "
@@ -97,23 +94,3 @@ async def test_an_expression_that_grows_with_the_answer_ends_it(
     assert await allowed_after(matcher, tokenizer.encode_text(text, allow_special=True)) is None
     assert matcher.error is not None
     assert "too many expressions" in matcher.error.message
-
-
-async def test_the_input_of_a_tool_matches_its_grammar(grammars: Grammars, tokenizer: ModelTokenizer) -> None:
-    tools = [Tool(name="when", takes_text=True, grammar=DATE)]
-    form = guided(tools, CallChoice(must_call=True))
-    assert form is not None
-    for seed in range(5):
-        answer = await answer_of(grammars, form, chooser(seed, tokenizer))
-        _, _, [(name, text)] = parts_of(tokenizer, answer, {"when"})
-        assert name == "when"
-        assert re.fullmatch(DATE.text, text)
-
-
-async def test_a_raw_answer_is_nothing_but_the_form(grammars: Grammars, tokenizer: ModelTokenizer) -> None:
-    form = raw_guided(AnswerFormat(schema=None, grammar=DATE))
-    assert form is not None
-    for seed in range(5):
-        answer = await answer_of(grammars, form, chooser(seed, tokenizer))
-        assert answer[-1] == tokenizer.special_ids[SpecialToken.RETURN]
-        assert re.fullmatch(DATE.text, tokenizer.decode(answer)), answer

@@ -75,16 +75,6 @@ async def test_different_salts_share_nothing(checkpoint: Path) -> None:
         assert (await answer(each, ask(prompt(40), cache_salt="a")))[1] == 32
 
 
-async def test_a_crowd_shares_its_beginning_and_each_gets_what_it_gets_alone(checkpoint: Path) -> None:
-    async with started(checkpoint) as each, started(checkpoint, enable_block_reuse=False) as other:
-        shared = prompt(33)
-        asked = [ask([*shared, *prompt(5 + i, seed=i)], **SEEDED) for i in range(6)]
-        await answer(each, ask(shared))
-        answers = await asyncio.gather(*[answer(each, request) for request in asked])
-        assert [num_cached for _, num_cached in answers] == [32] * 6
-        assert [tokens for tokens, _ in answers] == [(await answer(other, r))[0] for r in asked]
-
-
 async def test_prefill_reuses_blocks_and_decode_says_so(checkpoint: Path) -> None:
     async with pair(checkpoint) as (prefill, decode), started(checkpoint, enable_block_reuse=False) as other:
         for num_cached in (0, 40, 40):  # all but the last token, whose logits are needed

@@ -95,30 +95,6 @@ def test_a_smaller_priority_waits_less_and_equals_keep_their_order() -> None:
     assert order == [5, 2, 4, 3]
 
 
-def test_decodes_come_first_and_prompts_share_what_is_left() -> None:
-    target = scheduler()
-    target.add(sequence(4))
-    finish_step(target, target.plan())
-    target.add(sequence(10))
-    target.add(sequence(10))
-    assert sizes(target.plan()) == [(4, 1), (0, 10), (0, 5)]
-
-
-def test_admission_is_in_order_even_if_a_later_one_would_fit() -> None:
-    target = scheduler(num_blocks=6)
-    first, large, small = sequence(10, 6), sequence(12, 4), sequence(2, 2)
-    for each in (first, large, small):
-        target.add(each)
-    step = target.plan()
-    assert (first.phase, large.phase, small.phase) == (Phase.RUNNING, Phase.WAITING, Phase.WAITING)
-    assert (target.num_running, target.num_waiting) == (1, 2)
-    target.plan()
-    assert small.phase is Phase.WAITING
-    finish_step(target, step, STOP)
-    target.plan()
-    assert (first.phase, large.phase, small.phase) == (Phase.DONE, Phase.RUNNING, Phase.RUNNING)
-
-
 def test_a_sequence_that_hands_off_is_pinned_with_its_prompt_done() -> None:
     target = scheduler()
     handed = sequence(9, hands_off=True)
@@ -190,38 +166,6 @@ def test_pulled_blocks_without_the_layers_of_the_window_are_not_continued() -> N
     target.pulled(pulling, 7)
     assert target.num_lacking(sequence(41)) == 1
     assert target.num_lacking(sequence(21)) == 21
-
-
-def test_blocks_that_were_only_found_do_not_become_whole() -> None:
-    target = scheduler(num_blocks=14, max_num_tokens=8, reuses_blocks=True, window=4)
-    pulling = sequence(21, 1, pulls_kv=True)
-    target.add(pulling)
-    target.plan()
-    target.pulled(pulling, 7)
-    replacing, other, finding = sequence(8, 1), sequence(16, 1), sequence(22, 1)
-    replacing.token_ids[4:] = range(50, 54)
-    other.token_ids[:] = range(60, 76)
-    finding.token_ids[20:] = 54, 55
-    for each in (replacing, other, finding):  # `finding` finds 5 blocks now and runs last
-        target.add(each)
-    finish_step(target, target.plan())
-    evicting = sequence(20, 1)
-    evicting.token_ids[:] = range(80, 100)
-    target.add(evicting)
-    while (step := target.plan()).work:
-        finish_step(target, step)
-    assert finding.num_cached == 20
-    assert target.num_lacking(sequence(5)) == 5
-
-
-def test_a_pull_continues_what_another_pull_left_as_prefill_sends_the_window_anew() -> None:
-    target = scheduler(reuses_blocks=True, window=8)
-    first, again = sequence(24, pulls_kv=True), sequence(40, pulls_kv=True)
-    again.token_ids[16:] = range(60, 84)
-    target.add(first)
-    target.plan()
-    target.pulled(first, 7)
-    assert target.num_lacking(again) == 40 - 16
 
 
 def test_full_blocks_are_found_while_their_sequence_runs_and_the_rest_at_its_end() -> None:

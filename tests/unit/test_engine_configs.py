@@ -59,19 +59,6 @@ def test_the_readme_has_a_reason_for_every_key(path: Path) -> None:
         assert f"`{key.rpartition('.')[2]}`" in readme
 
 
-@pytest.mark.parametrize("path", FILES, ids=named)
-def test_cuda_graphs_reach_exactly_as_far_as_batches(path: Path) -> None:
-    config = load(named(path))
-    graphs = config["cuda_graph_config"]["max_batch_size"]
-    assert graphs == config.get("max_batch_size", graphs)  # low latency: larger batches run, without graphs
-
-
-@pytest.mark.parametrize("path", FILES, ids=named)
-def test_a_prompt_is_never_too_long_for_one_step(path: Path) -> None:
-    config = load(named(path))
-    assert config.get("enable_chunked_prefill") or config["max_num_tokens"] >= 32768
-
-
 def test_a_variant_differs_from_the_default_in_what_its_name_says() -> None:
     changed = {
         "_guide": {"moe_config.backend", "kv_cache_config.enable_block_reuse"},
@@ -94,8 +81,3 @@ def test_a_variant_differs_from_the_default_in_what_its_name_says() -> None:
         role, _, name = named(path).rpartition("_")
         default, variant = leaves(load(role)).items(), leaves(load(named(path))).items()
         assert {key for key, _ in default ^ variant} == changed[f"_{name}"]
-
-
-@pytest.mark.parametrize("path", [p for p in FILES if p.stem.startswith("agg")], ids=named)
-def test_an_aggregated_worker_has_no_transceiver(path: Path) -> None:
-    assert "cache_transceiver_config" not in load(named(path))

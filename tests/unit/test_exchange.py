@@ -96,12 +96,6 @@ async def test_a_body_has_ten_bytes_at_most_and_no_encoding(
             await each.read_body(10)
 
 
-async def test_a_client_is_gone_when_it_has_disconnected_and_not_when_it_sends() -> None:
-    each = exchange(part(b"1", more=True), part(b"2"), GONE, part(b"3"))
-    await each.client_gone()
-    assert await each.read_body(10) == b"3"
-
-
 @pytest.mark.parametrize(
     ("given", "is_kept"),
     [

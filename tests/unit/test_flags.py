@@ -1,7 +1,6 @@
 """Flags from dataclasses: precedence, sources, and one line for each error."""
 
 import dataclasses
-import re
 from pathlib import Path
 from typing import Literal
 
@@ -39,12 +38,6 @@ def test_a_typed_flag_beats_the_environment_which_beats_the_default() -> None:
     assert read().port == 80
     assert read(TEST_BATON_PORT="81").port == 81
     assert read("--port", "82", TEST_BATON_PORT="81").port == 82
-
-
-def test_of_two_variables_the_first_that_is_set_counts() -> None:
-    assert read(TEST_BATON_SECOND="b").place == "b"
-    assert read(TEST_BATON_FIRST="", TEST_BATON_SECOND="b").place == "b"
-    assert read(TEST_BATON_FIRST="a", TEST_BATON_SECOND="b").place == "a"
 
 
 def test_an_empty_variable_says_nothing_and_a_switch_is_on_or_off() -> None:
@@ -120,21 +113,6 @@ def test_a_mistake_ends_with_status_2_and_says_what_is_wrong(
 
     assert ended.value.code == 2
     assert says in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("line", "says"),
-    [
-        ("--port many", "--port: invalid int value: 'many'"),
-        ("--port", "--port: expected one argument"),
-        ("--port -1", "--port: not below 0"),
-        ("--mode c", "--mode: invalid choice: 'c' (choose from 'a', 'b')"),
-        ("--por 5 -h --", "unrecognized arguments: --por 5 -h"),
-    ],
-)
-def test_anothers_command_line_is_refused_without_an_end(line: str, says: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(says)):
-        flags.read(Settings, line.split())
 
 
 def test_anothers_command_line_is_read_without_our_environment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -124,21 +124,6 @@ async def test_closing_leaves_no_task_and_no_call_behind() -> None:
         assert registry.num_watching == 0
 
 
-async def test_workers_of_another_model_do_not_count() -> None:
-    workers = worker("d1"), worker("d2", model="n"), worker("p1", model="n"), worker("p2")
-    async with fleet_of(*workers) as (registry, fleet):
-        await until(lambda: fleet.models() == ["m", "n"])
-        assert decodes(fleet) == ["d1"]
-        assert [w.worker_id for w in fleet.workers("n", Role.PREFILL)] == ["p1"]
-
-        registry.show(worker("d1"), worker("p1", model="n"))
-        await until(lambda: fleet.models() == ["m"])
-        assert not fleet.workers("n", Role.PREFILL)
-        with pytest.raises(NoWorkers, match="No decode worker of 'n' is available") as raised:
-            fleet.served("n")
-        assert raised.value.retry_after_s == 1
-
-
 @jumping
 async def test_a_tokenizer_that_appears_after_its_worker_is_loaded_then(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -208,16 +193,6 @@ async def test_a_broken_tokenizer_costs_its_own_model_only(tmp_path: Path, text:
         await until(lambda: fleet.models() == ["m"])
 
 
-@jumping
-async def test_a_worker_that_hangs_keeps_nobody_from_the_others_figures() -> None:
-    async with fleet_of(worker("d1"), worker("p1"), worker("p2")) as (registry, fleet):
-        registry.hung.update(("p1", "p2"))
-        await until(lambda: fleet.models() == ["m"])
-        began_s = asyncio.get_running_loop().time()
-        assert [info.worker_id for info, _ in await fleet.stats()] == ["d1"]
-        assert asyncio.get_running_loop().time() - began_s == pytest.approx(1.0)
-
-
 @pytest.mark.parametrize("fault", ["dead", "hung"])
 @jumping
 async def test_a_worker_that_never_answered_gets_no_request_until_it_does(fault: str) -> None:
@@ -256,33 +231,6 @@ async def test_health_names_pairs_that_are_refused_and_those_that_did_not_warm_u
         assert fleet.health().cold_pairs == ["d1 with p1"]
         assert fleet.health().refused_pairs == ["p2 -> d1: engine x is not embedded"]
         assert [w.worker_id for w in fleet.workers("m", Role.PREFILL)] == ["p1"]
-
-
-async def test_a_model_whose_workers_are_all_lost_is_still_accepted() -> None:
-    lost = worker("d1")
-    async with fleet_of(lost) as (registry, fleet):
-        await until(lambda: fleet.models() == ["m"])
-        registry.dead.add("d1")
-        fleet.table.note(lost, Event.LOST)
-        assert not fleet.models()
-        assert fleet.served("m").name == "m"
-
-        registry.show()
-        await until(lambda: not fleet.health().lost)
-        with pytest.raises(NoWorkers):
-            fleet.served("m")
-
-
-async def test_health_names_the_pairs_that_are_cut() -> None:
-    p1, d1, d2 = worker("p1"), worker("d1"), worker("d2")
-    async with fleet_of(p1, d1, d2) as (_, fleet):
-        await until(lambda: len(fleet.health().instances) == 3)
-        fleet.cut.add(p1, d1)
-        assert fleet.health().cut_pairs == ["p1 -> d1"]
-        assert [w.worker_id for w in fleet.workers("m", Role.DECODE, paired_with=p1)] == ["d2"]
-        assert fleet.workers("m", Role.PREFILL) == [p1], "the other decode worker can take its KV"
-        fleet.cut.add(p1, d2)
-        assert fleet.workers("m", Role.PREFILL) == []
 
 
 BIG, SMALL = "openai/gpt-oss-120b", "openai/gpt-oss-20b"

@@ -43,15 +43,6 @@ def test_other_bad_values_are_refused_by_their_flag(field: str, value: str) -> N
         FrontendSettings(**{field: value})  # type: ignore[arg-type]  # all are texts
 
 
-def test_origins_and_names_of_this_server_are_lists_without_empty_entries() -> None:
-    settings = FrontendSettings(
-        cors_origin=" https://a.example, ,https://b.example,", allowed_host="a.example, *.svc.local,*"
-    )
-    assert settings.cors_origins == ["https://a.example", "https://b.example"]
-    assert settings.allowed_hosts == ["127.0.0.1", "a.example", "*.svc.local", "*"]
-    assert FrontendSettings().cors_origins == []
-
-
 @pytest.mark.parametrize(
     ("flags", "why"),
     [

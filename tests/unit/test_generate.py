@@ -140,26 +140,6 @@ async def test_a_token_that_prefill_sent_is_not_sent_again_if_decode_is_lost() -
     assert [sent.num_generated for _, sent in fleet.calls] == [0, 1, 1, 2]
 
 
-async def test_a_prefill_worker_lost_in_the_moment_of_the_first_chunk_is_not_missed() -> None:
-    arrived = asyncio.Event()
-
-    async def lost_then(sent: GenerateRequest) -> AsyncGenerator[Reply, None]:
-        yield HANDOFF
-        await arrived.wait()
-        raise WorkerLost("gone")
-
-    async def arriving(sent: GenerateRequest) -> AsyncGenerator[Reply, None]:
-        await asyncio.sleep(0)  # both are waited for now
-        arrived.set()
-        async for chunk in answer(sent):
-            yield chunk
-
-    fleet = ScriptedWorkers(p1=lost_then, p2=hand_off, d1=arriving)
-
-    assert await generate(fleet) == WHOLE
-    assert fleet.called == ["p1", "d1"]
-
-
 async def test_a_prefill_worker_lost_before_the_kv_has_moved_is_replaced_at_once() -> None:
     async def waiting(sent: GenerateRequest) -> AsyncGenerator[Reply, None]:
         if sent.handoff is not None and len(fleet.calls) == 2:
@@ -171,16 +151,6 @@ async def test_a_prefill_worker_lost_before_the_kv_has_moved_is_replaced_at_once
 
     assert await generate(fleet) == WHOLE
     assert fleet.called == ["p1", "d1", "p2", "d1"]
-
-
-async def test_a_stream_goes_on_from_another_decode_worker_without_loss_or_repetition() -> None:
-    fleet = ScriptedWorkers(p1=hand_off, d1=failing(WorkerLost("gone"), after=2), d2=answer)
-
-    assert await generate(fleet) == WHOLE
-    assert fleet.called == ["p1", "d1", "p1", "d2"]
-    resumed = fleet.calls[-1][1]
-    assert (resumed.token_ids, resumed.num_generated) == ([1, 2, 10, 11], 2)
-    assert 0 < resumed.deadline_s <= 5
 
 
 @pytest.mark.parametrize(

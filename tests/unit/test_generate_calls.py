@@ -105,19 +105,6 @@ async def test_the_kv_that_moved_for_an_answer_is_counted_once(
     assert counted == (num_observed, num_moved_bytes or 0)
 
 
-async def test_the_last_worker_that_a_request_loses_gets_no_other_request() -> None:
-    lost = failing(WorkerLost("gone"))
-    fleet = ScriptedWorkers(d1=lost, d2=lost, d3=lost, d4=lost)
-    async with generator_over(fleet, wait_for_worker_s=60) as generator:
-        with pytest.raises(WorkerLost):
-            assert [chunk async for chunk in generator.generate(request())]
-        fleet.join("d5", answer)
-        for _ in range(2):
-            assert [chunk async for chunk in generator.generate(request(60))]
-    assert sorted(fleet.called[:4]) == ["d1", "d2", "d3", "d4"]
-    assert fleet.called[4:] == ["d5", "d5"]
-
-
 @asynccontextmanager
 async def crowd(fleet: ScriptedWorkers, *models: str, num_processes: int = 1) -> AsyncGenerator[None, None]:
     """One request for each of these models, all at once and without an end."""
@@ -200,16 +187,6 @@ async def test_an_answer_is_made_again_and_goes_on_where_the_client_is(
     assert fleet.called == ["d1", "d2", "d2"]
     sent = fleet.calls[-1][1]
     assert (sent.token_ids, sent.num_generated) == ([1, 2], 0)
-
-
-async def test_what_is_lost_again_while_it_is_made_again_is_made_once_more() -> None:
-    tries = iter([failing(WorkerLost("gone"), after=3), failing(WorkerLost("gone"), after=1)])
-
-    def dying(sent: GenerateRequest) -> AsyncGenerator[Reply, None]:
-        return next(tries)(sent) if not sent.num_generated else from_the_beginning()(sent)
-
-    fleet = ScriptedWorkers(d1=dying, d2=dying, d3=from_the_beginning(2, 2))
-    assert await generate(fleet) == WHOLE
 
 
 async def test_a_first_chunk_of_prefill_is_not_sent_twice() -> None:

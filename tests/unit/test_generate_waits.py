@@ -12,7 +12,6 @@ from baton.errors import (
     BrokerLost,
     DeadlineExceeded,
     NotReady,
-    NoWorkers,
     Overloaded,
     WorkerLost,
 )
@@ -228,12 +227,6 @@ async def test_a_new_request_waits_for_the_broker_as_long_as_for_a_worker(
     assert raised is DeadlineExceeded or failure.value.retry_after_s == 1
     assert asyncio.get_running_loop().time() == pytest.approx(min(5, deadline_s), abs=0.1)
     assert not fleet.called
-
-
-def test_without_any_decode_worker_a_request_says_so() -> None:
-    with pytest.raises(NoWorkers, match="No decode worker") as failure:
-        run_jumping(generate(ScriptedWorkers(p1=hand_off), wait_for_worker_s=3))
-    assert failure.value.retry_after_s == 1
 
 
 @pytest.mark.parametrize(

@@ -194,15 +194,6 @@ async def test_a_server_is_known_by_its_addresses_and_the_operators_names(
 
 
 @pytest.mark.parametrize(
-    "path", ["/docs", "/v1/models", f"/v1/models/{MODEL}", "/health", "/live", "/metrics", "/tokenizer_info"]
-)
-async def test_every_page_answers_head(path: str) -> None:
-    made = Client(ScriptedTokens(ANSWER))
-    for method in ("GET", "HEAD"):
-        assert (await made.request(method, path, b"")).status == 200
-
-
-@pytest.mark.parametrize(
     ("path", "hint"),
     [
         ("/chat/completions", "Did you mean /v1/chat/completions?"),

@@ -122,15 +122,6 @@ async def test_what_may_come_after_thinking(fields: Json, calls: Json, answers: 
     assert {message.grammar for message in form.leading} == {None}
 
 
-async def test_calls_may_be_written_in_every_way_the_model_writes_them() -> None:
-    headers = called(await demanded(tools=[tool("f")], tool_choice="required"))["f"].headers
-    assert {
-        "<|channel|>commentary to=functions.f <|constrain|>json<|message|>",
-        "<|channel|>analysis to=functions.f<|message|>",
-        " to=functions.f<|channel|>commentary json<|message|>",
-    } <= set(headers)
-
-
 @pytest.mark.parametrize("parameters", [None, {}, {"properties": {}}])
 async def test_arguments_are_an_object_whatever_the_schema_says(parameters: Json | None) -> None:
     form = await demanded(tools=[tool("f", parameters=parameters)], tool_choice="required")
@@ -192,7 +183,3 @@ def test_a_schema_that_json_cannot_encode_is_refused_by_its_field(num_nested: in
     with pytest.raises(InvalidRequest) as refused:
         guided([], None, AnswerFormat(schema=schema, path="response_format"))
     assert refused.value.param == "response_format"
-
-
-def test_equal_forms_have_one_hash_by_which_engines_keep_them() -> None:
-    assert len({guided([Tool(name="f", strict=True)]) for _ in range(2)}) == 1

@@ -7,12 +7,11 @@ from typing import Any
 import pytest
 import yaml
 
-from frontend.harmony.conversation import Begin, Delta, End, Text
+from frontend.harmony.conversation import Delta, End, Text
 from frontend.harmony.parse import (
     MAX_HEADER_BYTES,
     MAX_HEADER_BYTES_AFTER_CHANNEL,
     HarmonyParser,
-    RawHeader,
 )
 from frontend.text.tokenizer import SpecialToken, Vocabulary
 from tests.repairs import REPAIRS, messages
@@ -89,41 +88,6 @@ def test_every_token_belongs_to_the_delta_that_it_completes(fed: list[tuple[str,
         assert [delta for delta in parser.feed(encode(text)) if isinstance(delta, Text)] == expected
 
 
-CHANNEL = SpecialToken.CHANNEL
-
-
-@pytest.mark.parametrize(
-    ("parts", "texts"),
-    [
-        ([b"Hello there to=functions.f ", CHANNEL, b"commentary"], [(0, b"Hello there")]),
-        ([b"Hi", b" all", b" to", b"=functions.f", CHANNEL, b"commentary"], [(0, b"Hi"), (1, b" all")]),
-        ([CHANNEL, b"analysis Hello to=functions.f code"], [(1, b"Hello")]),
-        ([CHANNEL, b"analysis", b" ", b"\nHello", b" you"], [(3, b"Hello"), (4, b" you")]),
-        ([CHANNEL, b"fin", b"alHello", b" you"], [(2, b"Hello"), (3, b" you")]),
-        ([b" \nHi. ", CHANNEL, b"final", b" Hello"], [(0, b"Hi."), (3, b" Hello")]),
-        ([b"assistant", CHANNEL, b"final"], []),
-    ],
-)
-def test_text_of_a_broken_header_has_its_part_of_each_token(
-    parts: list[bytes | SpecialToken], texts: list[tuple[int, bytes]]
-) -> None:
-    raw = RawHeader(frozenset({"f"}), 10, is_started=False, expects_role=False)
-    for position, part in enumerate(parts):
-        if isinstance(part, SpecialToken):
-            raw.append_marker(part)
-        else:
-            raw.append(part, position)
-    assert raw.text_tokens(raw.read()) == texts
-
-
-def test_text_of_a_broken_header_has_its_tokens_positions() -> None:
-    for text, stop in (
-        ("<|channel|>final  Hi<|return|>", 10),
-        ("<|channel|>final  H<|reserved|>i<|return|>", 11),
-    ):
-        assert parse(text)[0] == [Begin("text"), Text("Hi", 8, stop), End()]
-
-
 def test_reasoning_tokens_are_counted_without_headers_and_control_tokens() -> None:
     _, parser = parse(
         "<|channel|>analysis<|message|>12345<|end|><|start|>assistant<|channel|>analysis 678<|end|>"
@@ -151,13 +115,6 @@ def test_text_is_held_back_up_to_a_limit_when_its_message_token_is_missing(
     assert held == len(encode("<|channel|>" if header else "")) + limit + len("get_weather")
     deltas = [delta for each in fed for delta in each]
     assert messages(deltas + parser.finish()) == [{kind: text}]
-
-
-@pytest.mark.parametrize("num_blanks", range(8, 16))
-def test_a_word_in_which_a_header_grows_too_long_stays_whole(num_blanks: int) -> None:
-    noise = " " * num_blanks + "commentary?" * 22
-    deltas, _ = parse(f"<|channel|>commentary {noise} common sense.<|end|>")
-    assert messages(deltas) == [{"preamble": "common sense."}]
 
 
 def test_header_marks_without_end_are_not_kept() -> None:

@@ -96,18 +96,6 @@ def test_the_reasoning_of_every_earlier_answer_is_left_out() -> None:
     assert "<|channel|>analysis<|message|>kept<|end|>" in history(*turns)
 
 
-def test_a_result_may_come_after_later_calls() -> None:
-    other = ToolCall(call_id="2", name="g", arguments="{}")
-    turns = (
-        AssistantTurn(tool_calls=(CALL,)),
-        AssistantTurn(tool_calls=(other,)),
-        ToolResult(call_id="1", text="r"),
-        ToolResult(call_id="2", text="s"),
-    )
-    result = "<|start|>functions.{} to=assistant<|channel|>commentary<|message|>{}<|end|>"
-    assert history(*turns).endswith(result.format("f", "r") + result.format("g", "s"))
-
-
 def test_a_thought_as_the_model_wrote_it_is_kept_only_after_the_last_answer() -> None:
     thought = WrittenMessage(kind="thought", text="Hm.", token_ids=array("I", [1, 2]), is_first=True)
     said = WrittenMessage(kind="text", text="Yes.", token_ids=array("I", [3]), is_first=False)
@@ -140,11 +128,6 @@ def test_a_thought_as_the_model_wrote_it_is_kept_only_after_the_last_answer() ->
 def test_a_call_has_one_word_as_its_recipient(call: dict[str, Any], rendered: str) -> None:
     turn = AssistantTurn(tool_calls=(ToolCall(call_id="1", arguments="x", **call),))
     assert history(turn).startswith(f"<|start|>assistant to={rendered}")
-
-
-def test_white_space_is_an_answer_but_no_preamble() -> None:
-    assert history(AssistantTurn(text="\n", tool_calls=(CALL,))) == history(AssistantTurn(tool_calls=(CALL,)))
-    assert history(AssistantTurn(text="\n")) == "<|start|>assistant<|channel|>final<|message|>\n<|end|>"
 
 
 def test_the_result_of_a_built_in_tool_is_on_analysis() -> None:

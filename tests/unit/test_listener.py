@@ -79,16 +79,6 @@ async def test_a_client_that_does_not_shake_hands_is_disconnected_after_ten_seco
         await until(lambda: heard.lost_s is not None)
 
 
-@jumping
-async def test_a_client_that_does_not_say_goodbye_is_gone_after_two_seconds() -> None:
-    loop, heard = asyncio.get_running_loop(), Heard(hangs_up=True)
-    with listening(heard) as (_, address), await loop.run_in_executor(None, connected, address):
-        await until(lambda: heard.lost_s is not None)
-        assert heard.lost_s is not None
-        assert heard.made_s is not None
-        assert heard.lost_s - heard.made_s == pytest.approx(2, abs=0.3)
-
-
 @pytest.mark.parametrize(
     ("limit", "steps", "admitted", "evicted"),
     [

@@ -2,13 +2,10 @@
 
 import asyncio
 import re
-from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 import pytest
 
-from baton.messages import GenerateRequest, TokenChunk
-from frontend.record import Leg
 from tests.scripted_frontend import MODEL, Client, Reply, ScriptedTokens
 
 CHAT = {
@@ -62,11 +59,6 @@ def test_after_any_event_the_rest_is_sent_however_tokens_come_together(path: str
         assert rest == whole[place + 1 :]
 
 
-def test_the_event_that_ends_the_answer_has_an_id_too() -> None:
-    ending = next(event for event in events(streamed("/v1/completions")) if '"length"' in event)
-    assert "\nid: " in ending
-
-
 def test_a_stop_text_ends_the_answer_at_the_same_token_however_tokens_come_together() -> None:
     fields: dict[str, Any] = {
         "text": "abcdefgh" * 5,
@@ -95,24 +87,6 @@ def test_an_answer_is_the_same_for_the_same_key_only() -> None:
         first_request(**KEY, authorization="Bearer another"),
     ]
     assert len({one, *others}) == 5
-
-
-async def test_a_last_chunk_without_tokens_still_ends_the_answer() -> None:
-    class EndsEmpty(ScriptedTokens):
-        async def generate(
-            self, request: GenerateRequest, caller: str, on_taken: Callable[[], None], leg: Leg
-        ) -> AsyncGenerator[TokenChunk, None]:
-            async for chunk in super().generate(request, caller, on_taken, leg):
-                yield TokenChunk(chunk.token_ids)
-                if chunk.finish_reason:
-                    yield TokenChunk((), "length", chunk.usage)
-
-    body = {"model": MODEL, "prompt": "Hi", "stream": True, "stream_options": {"include_usage": True}}
-    reply = await Client(EndsEmpty("abcdef")).post("/v1/completions", body, headers=KEY)
-    *_, ending, counted, done = reply.events
-    assert ending["choices"][0]["finish_reason"] == "length"
-    assert counted["usage"]["completion_tokens"] == 6
-    assert done == "[DONE]"
 
 
 async def test_without_a_key_events_have_no_ids() -> None:

@@ -2,14 +2,11 @@
 
 import fcntl
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from baton.connect import Wires
 from baton.files import FilesDiscovery, UnsafeFolder, default_registry, make_private
 from tests.registry import worker
 
@@ -89,24 +86,3 @@ async def test_a_watcher_takes_no_file_of_another_user(tmp_path: Path) -> None:
         assert await anext(FilesDiscovery(path.parent).watch()) == (worker("w1"),)
         os.chown(path, ANOTHER, ANOTHER)
         assert await anext(FilesDiscovery(path.parent).watch()) == ()
-
-
-@pytest.mark.parametrize("module", ["frontend", "workers"])
-def test_processes_end_with_a_sentence_that_says_what_to_do(tmp_path: Path, module: str) -> None:
-    tmp_path.chmod(0o777)
-    arguments = ["--file-registry", str(tmp_path / "registry"), "--discovery-backend", "file"]
-    if module == "workers":
-        arguments += ["--model-path", "models/demo", "--engine", "mocker"]
-    command = [sys.executable, "-m", module, *arguments]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False)
-
-    assert ended.returncode == 2
-    assert f"error: Others can write to {tmp_path}" in ended.stderr
-    assert "--file-registry" in ended.stderr
-
-
-def test_wires_check_the_file_registry_only_if_it_is_the_one(tmp_path: Path) -> None:
-    tmp_path.chmod(0o777)
-    Wires(discovery_backend="etcd", file_registry=tmp_path / "registry").check()
-    with pytest.raises(UnsafeFolder):
-        Wires(discovery_backend="file", file_registry=tmp_path / "registry").check()

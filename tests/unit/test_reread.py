@@ -1,6 +1,5 @@
 """Files that are read again when they change: which changes are seen, and what a failure leaves."""
 
-import os
 import threading
 from pathlib import Path
 from typing import TypeVar
@@ -34,22 +33,6 @@ def test_content_of_the_same_length_is_another(tmp_path: Path) -> None:
         other.write_text(text)
         other.replace(path)
         assert now(file) == text
-
-
-def test_what_was_read_stays_while_its_folder_is_none(tmp_path: Path) -> None:
-    folder = tmp_path / "folder"
-    folder.mkdir()
-    path = folder / "file"
-    path.write_text("1")
-    file = Reread([path], path.read_text)
-    path.unlink()
-    folder.rmdir()
-    folder.write_text("in the way")
-    assert now(file) == "1"
-    os.remove(folder)
-    folder.mkdir()
-    path.write_text("2")
-    assert now(file) == "2"
 
 
 def test_a_failure_that_passes_is_logged_once_and_tried_again(

@@ -8,7 +8,6 @@ import pytest
 
 from baton.errors import NotReady
 from frontend.harmony.conversation import Begin, Text
-from frontend.http.answer import KEEP_ALIVE
 from frontend.responses.body import RUNNING
 from frontend.responses.output import MAX_KEPT_STREAM_BYTES
 from frontend.responses.runs import MAX_RUNS, ResponseState
@@ -16,7 +15,6 @@ from frontend.responses.store import ResponseStore
 from tests.clock import jumping
 from tests.scripted_frontend import MODEL, Client, ScriptedTokens, ended, frontend
 from tests.stored_responses import response
-from tests.waiting import scaled
 
 ANSWER = "<|channel|>final<|message|>Hello<|return|>"
 
@@ -85,19 +83,6 @@ async def test_a_stream_that_is_too_long_is_not_stored_and_cannot_be_resumed() -
         assert (late.status, late.error["param"]) == (400, "stream")
 
 
-async def test_a_follower_of_a_silent_run_soon_gets_a_comment() -> None:
-    script = {"pause_at": 0}
-    async with frontend(ANSWER, script=script, first_event_wait_s=0.001, keep_alive_s=3600.0) as client:
-        making = asyncio.create_task(client.respond(background=True, stream=True))
-        await client.tokens.paused.wait()
-        (response_id,) = client.responses._runs  # noqa: SLF001  its id is not known yet
-        client.on_write = lambda data: client.tokens.go_on.set() if data == KEEP_ALIVE else None
-        url = f"/v1/responses/{response_id}?stream=true&starting_after=1"
-        reply = await asyncio.wait_for(client.get(url), scaled(10))
-        assert reply.events[-1]["type"] == "response.completed"
-        await making
-
-
 async def test_every_follower_of_a_run_gets_its_end() -> None:
     async with frontend(ANSWER, script={"pause_at": 5}) as client:
         streams = [asyncio.create_task(client.respond(stream=True, background=True))]
@@ -111,17 +96,6 @@ async def test_every_follower_of_a_run_gets_its_end() -> None:
         assert [event["type"] for event in last] == ["response.failed"] * 4
         assert {event["response"]["error"]["message"] for event in last} == {"Enough."}
         assert run.answer.response.status != RUNNING
-
-
-async def test_a_drain_lets_runs_end() -> None:
-    async with frontend(ANSWER, script={"pause_at": 5}) as client:
-        made = (await client.respond(background=True)).json
-        await client.tokens.paused.wait()
-        draining = asyncio.create_task(client.responses.drain(scaled(10)))
-        await asyncio.sleep(0)  # the drain waits now
-        client.tokens.go_on.set()
-        await draining
-        assert (await ended(client, made["id"]))["status"] == "completed"
 
 
 EVENTS = b'event: a\ndata: {"sequence_number":4}\n\n'

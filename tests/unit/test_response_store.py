@@ -243,22 +243,6 @@ async def test_a_file_that_does_not_answer_is_a_named_failure(monkeypatch: pytes
         await store.close()
 
 
-async def test_a_response_that_is_deleted_before_it_is_written_is_gone() -> None:
-    with Disk() as disk:
-        store = ResponseStore(clock=disk)
-        saving = [asyncio.create_task(store.save(response("a"), []))]
-        await until(disk.is_called.is_set)
-        saving.append(asyncio.create_task(store.save(response("b"), [])))
-        await asyncio.sleep(0)
-        deleting = asyncio.create_task(store.delete("b"))
-        await asyncio.sleep(0)
-        disk.goes_on.set()
-        assert await deleting
-        await asyncio.gather(*saving)
-        assert await kept(store, "a", "b") == ["a"]
-        await store.close()
-
-
 async def test_only_the_first_save_waits_for_a_disk_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     with Disk() as disk:
         store = ResponseStore(clock=disk)

@@ -102,29 +102,6 @@ async def test_a_tool_conversation_is_rendered_as_it_was_written() -> None:
     )
 
 
-async def test_reasoning_before_a_final_answer_is_dropped_and_a_preamble_is_not() -> None:
-    history = [
-        thought("A."),
-        {"role": "assistant", "content": "Wait.", "phase": "commentary"},
-        {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]},
-        {"role": "user", "content": "And?"},
-    ]
-    assert await prompt_of(history) == (
-        "<|start|>assistant<|channel|>commentary<|message|>Wait.<|end|>"
-        "<|start|>assistant<|channel|>final<|message|>No.<|end|>"
-        "<|start|>user<|message|>And?<|end|>"
-    )
-
-
-async def test_tools_and_effort_are_in_the_prompt() -> None:
-    client = Client(ScriptedTokens(ANSWER))
-    await client.respond(tools=[TOOL], reasoning={"effort": "low", "summary": "auto"})
-    prompt = TOKENIZER.decode(client.tokens.requests[0].token_ids)
-    assert "Reasoning: low" in prompt
-    assert "// Does it.\ntype f = " in prompt
-    assert "type f" not in await prompt_of("Hi", tools=[TOOL], tool_choice="none")
-
-
 async def test_a_schema_for_the_text_is_guided_rendered_and_echoed() -> None:
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
     wanted = {"type": "json_schema", "name": "thing", "schema": schema, "strict": True}

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from tests.scripted_frontend import (
     MODEL,
     TOKENIZER,
-    AliasedFleet,
     Client,
     ended,
     frontend,
@@ -222,17 +221,6 @@ async def test_a_background_response_is_answered_at_once_and_made_without_its_cl
         assert client.metric("baton_completion_tokens_total", model=MODEL) == num_tokens
 
 
-@pytest.mark.parametrize("background", [False, True])
-async def test_an_alias_is_echoed_and_counted_under_its_model(background: bool) -> None:
-    async with frontend(ANSWER, fleet=AliasedFleet()) as client:
-        made = (await client.respond(model="mine", background=background)).json
-        assert made["model"] == "mine"
-        assert (await ended(client, made["id"]))["model"] == "mine"
-        labels = {"route": "/v1/responses", "status": "200"}
-        assert client.metric("baton_requests_total", **labels, model=MODEL) == 1
-        assert client.metric("baton_requests_total", **labels, model="mine") == 0
-
-
 async def test_a_response_of_an_unreachable_frontend_is_not_continued_cancelled_or_deleted(
     tmp_path: Path,
 ) -> None:
@@ -250,18 +238,6 @@ async def test_a_response_of_an_unreachable_frontend_is_not_continued_cancelled_
             assert (await client.get(url)).json["status"] == "in_progress"
 
 
-async def test_the_stream_of_a_response_whose_frontend_died_ends_with_its_failure(tmp_path: Path) -> None:
-    path = tmp_path / "responses.sqlite3"
-    with another_frontend(path):
-        pass
-    async with frontend(ANSWER, path=path) as client:
-        for number in (0, 7):
-            url = f"/v1/responses/theirs?stream=true&starting_after={number}"
-            [failed] = (await client.get(url)).events
-            assert (failed["type"], failed["sequence_number"]) == ("response.failed", number + 1)
-            assert failed["response"]["status"] == "failed"
-
-
 async def test_cancelling_ends_a_background_response_and_its_generation() -> None:
     async with frontend(ANSWER, script={"pause_at": 13}) as client:
         made = (await client.respond(background=True, stream=False)).json
@@ -274,22 +250,6 @@ async def test_cancelling_ends_a_background_response_and_its_generation() -> Non
         assert client.tokens.num_ended == 1
         assert (await client.post(url + "/cancel", {})).json == cancelled
         assert (await client.get(url)).json == cancelled
-
-
-async def test_a_response_of_the_foreground_cannot_be_cancelled_by_a_request() -> None:
-    async with frontend(ANSWER) as client:
-        made = (await client.respond()).json
-        assert (await client.post("/v1/responses/resp_x/cancel", {})).status == 404
-        assert (await client.post(f"/v1/responses/{made['id']}/cancel", {})).status == 400
-
-
-async def test_deleting_a_running_response_ends_it() -> None:
-    async with frontend(ANSWER, script={"pause_at": 13}) as client:
-        made = (await client.respond(background=True)).json
-        await client.tokens.paused.wait()
-        assert (await client.delete(f"/v1/responses/{made['id']}")).status == 200
-        assert client.tokens.num_ended == 1
-        assert (await client.get(f"/v1/responses/{made['id']}")).status == 404
 
 
 @pytest.mark.parametrize("background", [False, True])

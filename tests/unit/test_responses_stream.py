@@ -188,12 +188,6 @@ async def test_an_answer_cut_by_its_token_limit_is_incomplete_and_so_is_the_item
     assert without_ids(whole) == without_ids(last["response"])
 
 
-async def test_an_arguments_text_that_is_cut_is_incomplete() -> None:
-    limit = len(TOKENIZER.encode_text(CALL, allow_special=True)) - 4
-    (call,) = (await respond(CALL, max_output_tokens=limit, tools=TOOLS)).json["output"]
-    assert (call["status"], call["arguments"]) == ("incomplete", '{"city":"Rom')
-
-
 @pytest.mark.parametrize(
     ("error", "code"), [(WorkerLost("Dead."), "server_error"), (Overloaded("Full."), "rate_limit_exceeded")]
 )
@@ -246,12 +240,3 @@ async def test_log_probabilities_are_in_the_deltas_and_in_the_whole(
     entries = [] if num_top is None else [("H", [72], num_top)]
     shown = [(entry["token"], entry["bytes"], len(entry["top_logprobs"])) for entry in part["logprobs"]]
     assert shown[:1] == entries
-
-
-async def test_without_parallel_tool_calls_a_second_call_ends_the_answer() -> None:
-    client = Client(ScriptedTokens(HIDDEN_CALL + CALL))
-    reply = await client.respond(stream=True, tools=TOOLS, parallel_tool_calls=False)
-    last = numbered(reply)[-1]
-    assert last["type"] == "response.completed"
-    assert [item["name"] for item in last["response"]["output"]] == ["get_time"]
-    assert client.tokens.num_ended == 1

@@ -136,15 +136,6 @@ def test_reasoning_that_is_sent_back_counts_more_than_what_is_remembered() -> No
     assert texts == [["Sent."], ["Remembered."], []]
 
 
-async def test_tools_among_the_input_are_offered() -> None:
-    added = {"type": "additional_tools", "role": "developer", "tools": [AGENTS, CLOSE]}
-    left_out = [{"type": kind} for kind in ("compaction_summary", "configuration_update", "program")]
-    written = await prompt(input=[added, *left_out, HI], tools=[PATCH], reasoning={"context": "all_turns"})
-    assert written == await prompt(input=[HI], tools=[PATCH, AGENTS, CLOSE])
-    (_, called) = await output(call("agents.close", "{}"), input=[added, HI])
-    assert (called["name"], called["namespace"]) == ("close", "agents")
-
-
 @pytest.mark.parametrize("syntax", ["lark", "regex"])
 async def test_the_input_of_a_custom_tool_is_held_to_its_grammar(syntax: str) -> None:
     client = Client(ScriptedTokens(call("functions.patch", '{"input": "a"}', " code")))
@@ -166,14 +157,6 @@ async def test_input_tokens_are_those_of_the_prompt() -> None:
     assert (reply.status, reply.json) == (200, {"object": "response.input_tokens", "input_tokens": used})
     small = Client(ScriptedTokens(""), max_body_bytes=100)
     assert (await small.post("/v1/responses/input_tokens", body)).status == 413
-
-
-@pytest.mark.parametrize("method", ["GET", "DELETE", "HEAD"])
-async def test_input_tokens_is_no_response_id(method: str) -> None:
-    client = Client(ScriptedTokens(""))
-    reply = await client.request(method, "/v1/responses/input_tokens", b"")
-    assert (reply.status, reply.error["code"]) == (405, "method_not_allowed")
-    assert reply.headers["allow"] == "POST"
 
 
 @pytest.mark.parametrize("summary", ["auto", "concise", "detailed"])
@@ -288,29 +271,6 @@ async def test_a_call_is_an_item_of_the_tools_own_type_and_comes_back(kind: str)
     assert "total 0" in prompt_of(other).partition(f"functions.{kind} to=assistant")[2]
 
 
-async def test_the_output_of_a_local_shell_may_name_its_call_as_openai_does() -> None:
-    arguments, _, output = CALLS["local_shell"]
-    client = Client(ScriptedTokens(answer("local_shell", json.dumps(arguments))))
-    _, called = (await respond(client, tools=[{"type": "local_shell"}])).json["output"]
-    await respond(client, input=[HI, called, output | {"id": called["call_id"]}])
-    assert "total 0" in prompt_of(client)
-
-
-@pytest.mark.parametrize("kind", CALLS)
-async def test_a_null_in_an_item_is_an_absent_field(kind: str) -> None:
-    _, item, output = CALLS[kind]
-    nulls: Json = {"call_id": "c", "id": None, "status": None}
-    if kind == "local_shell":
-        item = item | {"action": item["action"] | {"env": None, "timeout_ms": None}}
-    client = Client(ScriptedTokens(THINK))
-    made = (await respond(client, input=[HI, item | nulls, nulls | output])).json
-    assert "total 0" in prompt_of(client).partition(f"functions.{kind} to=assistant")[2]
-    url = f"/v1/responses/{made['id']}/input_items"
-    given = (await client.get(url)).json["data"]
-    assert len({one["id"] for one in given}) == 3
-    assert all(one["id"] for one in given)
-
-
 @pytest.mark.parametrize("kind", CALLS)
 @pytest.mark.parametrize("num_missing_bytes", [0, 5])
 async def test_a_call_cut_by_the_token_limit_is_an_incomplete_function_call(
@@ -374,20 +334,6 @@ async def test_tools_that_a_search_of_the_client_finds_can_be_called() -> None:
     for tools in ([SEARCH], [SEARCH, *FOUND]):
         await respond(other, tools=tools, **sent)
         assert prompt_of(other).count("namespace wiki {\n\ntype get =") == 1
-
-
-async def test_a_search_of_openais_servers_is_left_out_and_named() -> None:
-    hosted = [
-        {"type": "tool_search_call", "call_id": None, "execution": "server", "arguments": {}},
-        {"type": "tool_search_output", "call_id": None, "execution": "server", "tools": FOUND},
-    ]
-    client = Client(ScriptedTokens(THINK))
-    body = {"model": MODEL, "input": [HI, *hosted], "tools": [{"type": "tool_search"}, GET]}
-    reply = await client.post("/v1/responses", body)
-    assert reply.headers["x-baton-ignored"] == (
-        "input[].tool_search_call, input[].tool_search_output, tools[].tool_search"
-    )
-    assert "type get =" in prompt_of(client)  # nothing is deferred
 
 
 @pytest.mark.parametrize(

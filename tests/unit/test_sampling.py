@@ -6,8 +6,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from baton.errors import InvalidRequest, Overloaded
-from baton.messages import GenerateRequest, Sampling, TokenChunk
+from baton.errors import InvalidRequest
+from baton.messages import GenerateRequest, Sampling
 from frontend.text.tokenizer import ServedModel
 from frontend.turn.fields import CommonFields
 from frontend.turn.prepare import fitted, prepare
@@ -117,18 +117,6 @@ def test_prompts_of_8192_tokens_can_be_scored_and_longer_ones_not() -> None:
         fitted(scored, served, num_prompt_tokens=8193)
 
 
-async def test_a_request_is_refused_for_load_before_its_prompt_is_looked_at() -> None:
-    checked: list[tuple[str, str, float]] = []
-
-    def full(*asked: Any) -> None:
-        checked.append(asked)
-        raise Overloaded("full")
-
-    with pytest.raises(Overloaded):
-        await made(asked({}, [LAST_ID + 1]), full)
-    assert checked == [("m", "key ", 7.0)]
-
-
 @pytest.mark.parametrize(
     ("key", "user", "caller"),
     [("", None, "10.0.0.1"), ("k", None, "k "), ("", "u", " u"), ("k", "u", "k u")],
@@ -136,11 +124,3 @@ async def test_a_request_is_refused_for_load_before_its_prompt_is_looked_at() ->
 def test_a_caller_is_a_key_and_a_user_or_else_an_address(key: str, user: str | None, caller: str) -> None:
     client = Client(request_id="r", deadline_s=7.0, owner=key, address="10.0.0.1")
     assert client.caller(user) == caller
-
-
-async def test_the_answers_to_raw_prompts_leave_no_history() -> None:
-    client, thoughts = Client(request_id="r", deadline_s=7.0), Thoughts()
-    (choice,) = await prepare(asked({}), client, SERVED, thoughts, lambda *_: None, max_choices=1)
-    choice.feed(TokenChunk(tuple(TOKENIZER.encode_text("plain")), "stop"))
-    choice.finish()
-    assert thoughts.num_bytes == 0

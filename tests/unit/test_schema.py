@@ -123,29 +123,6 @@ def test_completions_refuse_what_they_do_not_serve(field: str) -> None:
     assert refusal(json.dumps({**COMPLETION, field: value}).encode(), CompletionBody).param == field
 
 
-def test_values_that_ask_for_nothing_are_accepted() -> None:
-    fields = {
-        "modalities": ["text"], "store": False, "service_tier": "auto", "verbosity": "medium",
-        "function_call": "none", "functions": [], "prompt_cache_key": "k", "safety_identifier": "s",
-        "user": "u", "metadata": {"a": "b"}, "response_format": {"type": "text"}, "tools": [], "stop": [],
-    }  # fmt: skip
-    assert chat(**fields)[1] == ()
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("store", True),
-        ("service_tier", "flex"),
-        ("verbosity", "low"),
-        ("prompt_cache_retention", "24h"),
-        ("stream_options", {"include_obfuscation": True}),
-    ],
-)
-def test_hints_are_no_refusals(field: str, value: object) -> None:
-    assert chat(stream=True, **{field: value})[1] == ()
-
-
 @pytest.mark.parametrize(
     ("params", "body_type", "body"),
     [

@@ -16,14 +16,13 @@ from baton.errors import (
     WorkerLost,
     WorkerUnreached,
 )
-from baton.frames import Beat, Cancel, Credit, Goodbye, Hello, Next, Open, Signal
+from baton.frames import Beat, Cancel, Credit, Goodbye, Hello, Next, Open
 from baton.messages import GenerateRequest, Reply, Request, TokenChunk
 from baton.pace import Pace
 from baton.replies import WINDOW
 from baton.streams import MAX_CALLERS, MAX_STREAMS, CallerLink, Service
 from baton.telemetry import unauthenticated
 from tests.clock import jumping
-from tests.generators import none_abandoned
 from tests.links import PACE, Linked, Pair, RawCaller, Sent, a_request, frame, silent, turns
 from tests.planes import count_up, tokens
 
@@ -129,18 +128,6 @@ async def test_no_credit_lets_a_worker_send_more_than_one_window() -> None:
     await turns(lambda: not service.tasks)
 
 
-@pytest.mark.parametrize("last", [[Cancel(1)], [Cancel(1), Credit(1, 5)], [Goodbye("I leave")]])
-@jumping
-async def test_a_generator_that_waits_for_credit_is_closed_with_its_call(last: list[Signal]) -> None:
-    service = Service("w", count_up, PACE)
-    caller = RawCaller(service)
-    with none_abandoned():
-        caller.say(Hello(frames.VERSION, "w"), Open(1, a_request(10 * WINDOW)))
-        await turns(lambda: len(caller.heard(Next)) == WINDOW)
-        caller.say(*last)
-        await turns(lambda: not service.tasks)
-
-
 @jumping
 async def test_a_stream_number_that_is_used_twice_breaks_the_link_of_a_known_caller() -> None:
     num_strange = unauthenticated.num_messages
@@ -167,27 +154,6 @@ async def test_one_caller_more_than_the_limit_is_sent_away_and_the_others_stay()
     next_one = RawCaller(service)
     next_one.say(Hello(frames.VERSION, "w"))
     assert not next_one.wire.closed
-
-
-@jumping
-async def test_a_generator_that_does_not_close_holds_up_the_end_for_five_seconds() -> None:
-    stuck = asyncio.Event()
-
-    async def stubborn(_: Request) -> AsyncGenerator[Reply, None]:
-        try:
-            yield TokenChunk(token_ids=(0,))
-            await asyncio.Event().wait()
-        finally:
-            await stuck.wait()
-
-    pair = Pair(stubborn)
-    await anext(pair.call(a_request()))
-    loop = asyncio.get_running_loop()
-    began_s = loop.time()
-    await pair.service.stop()
-    assert loop.time() - began_s == pytest.approx(5.0)
-    assert not pair.service.links
-    stuck.set()
 
 
 async def test_a_worker_that_ignores_the_window_is_cut_off() -> None:

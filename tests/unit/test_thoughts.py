@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from frontend.harmony.conversation import (
     AssistantTurn,
-    Conversation,
     Kind,
     ToolCall,
     ToolResult,
@@ -20,9 +19,6 @@ from frontend.harmony.conversation import (
     WrittenMessage,
 )
 from frontend.harmony.parse import HarmonyParser
-from frontend.harmony.render import render
-from frontend.text.tokenizer import TooManyTokens
-from frontend.turn.prepare import encoded
 from frontend.turn.seal import Changed, Seal
 from frontend.turn.thoughts import Kept, Thoughts, WrittenTurn, joined, written_turn
 from tests.scripted_frontend import TOKENIZER
@@ -127,24 +123,6 @@ def test_an_answer_with_other_tokens_is_not_recorded(text: str) -> None:
     assert written(text) is None
 
 
-@pytest.mark.parametrize("texts", [("x" * 300,), ("Hi",) * 30])
-def test_a_prompt_may_have_exactly_its_limit(texts: tuple[str, ...]) -> None:
-    segments = list(render(Conversation(turns=tuple(UserTurn(text) for text in texts))))
-    num = len(encoded(segments, TOKENIZER, 10_000).token_ids)
-    assert len(encoded(segments, TOKENIZER, num).token_ids) == num
-    with pytest.raises(TooManyTokens):
-        encoded(segments, TOKENIZER, num - 1)
-
-
-def test_the_opening_ends_at_the_first_answer() -> None:
-    opening = (UserTurn("assistant"),)
-    talk = (*opening, AssistantTurn(text="One."), HI, AssistantTurn(text="Two."), HI)
-    made = encoded(render(Conversation(turns=talk)), TOKENIZER, 10_000)
-    start = TOKENIZER.encode_text("<|start|>assistant", allow_special=True)
-    alone = encoded(render(Conversation(turns=opening)), TOKENIZER, 10_000).token_ids
-    assert made.num_opening_tokens == len(alone) - len(start)
-
-
 def test_an_entry_is_shared_once_unless_it_is_too_large_to_keep() -> None:
     there, shared = Thoughts(), list[Kept]()
     here = Thoughts(share=shared.append, max_bytes=80_000)
@@ -196,25 +174,6 @@ def test_a_thought_that_is_too_old_is_dropped() -> None:
     thoughts.keep("", ["a"], "Think.")
     assert thoughts.recall("", "a") == "Think."
     assert (thoughts.recall("", "a"), thoughts.num_bytes) == (None, 0)
-
-
-@pytest.mark.parametrize(
-    ("call_ids", "kept", "turn", "texts"),
-    [
-        (["a"], turn_of(thought="Think.", call="{}"), called("a"), ["Think.", "{}"]),
-        (["a"], turn_of(thought="Think.", call="{}"), called("a", arguments='{"b": 1}'), []),
-        ([], turn_of(text="\ud800"), AssistantTurn(text="\ud800"), ["\ud800"]),
-    ],
-)
-def test_an_answer_that_came_back_unchanged_is_as_it_was_written(
-    call_ids: list[str], kept: WrittenTurn, turn: AssistantTurn, texts: list[str]
-) -> None:
-    thoughts = Thoughts()
-    thoughts.keep_turn("", call_ids, kept)
-    (completed,) = thoughts.completed("", [turn])
-    assert isinstance(completed, AssistantTurn)
-    assert [each.text for each in completed.written] == texts
-    assert completed.reasoning == (None if texts else "Think.")
 
 
 CALL_A, CALL_B = called("a"), called("b")

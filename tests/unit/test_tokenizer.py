@@ -65,23 +65,6 @@ def test_the_segments_used_longest_ago_make_room_for_new_ones() -> None:
     assert "".join(text for text in "abcdefghijklmnopqR" if cache.get(text)) == "aefghijklmnopqR"
 
 
-def test_a_model_has_as_many_ids_as_it_can_say(folder: Path, tmp_path: Path) -> None:
-    (tmp_path / "tokenizer.json").write_bytes((folder / "tokenizer.json").read_bytes())
-    vocab_size = ModelTokenizer.load(folder).vocab_size
-    for config, num in (
-        (f'{{"vocab_size": {vocab_size + 9}}}', vocab_size + 9), ('{"vocab_size": 3}', vocab_size),
-        ("{}", vocab_size), ("no JSON", vocab_size), (b"\xff", vocab_size),
-    ):  # fmt: skip
-        (tmp_path / "config.json").write_bytes(config if isinstance(config, bytes) else config.encode())
-        assert ModelTokenizer.load(tmp_path).num_token_ids == num
-    assert ModelTokenizer.load(folder).num_token_ids == vocab_size
-
-
-def test_a_model_need_not_know_where_a_text_begins(tmp_path: Path) -> None:
-    train(tmp_path, [token.value for token in SpecialToken if token is not SpecialToken.STARTOFTEXT])
-    assert SpecialToken.STARTOFTEXT not in ModelTokenizer.load(tmp_path).special_ids
-
-
 @pytest.mark.parametrize(("text", "expected"), [("a\ud800b", "a�b"), ("\ud83d\udc4d", "👍"), ("\udfff", "�")])
 def test_lone_surrogates_are_replaced(tokenizer: ModelTokenizer, text: str, expected: str) -> None:
     assert tokenizer.decode(tokenizer.encode_text(text)) == expected

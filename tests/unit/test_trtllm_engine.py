@@ -4,7 +4,6 @@ import threading
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from tests.engine_calls import ask, tokens
@@ -13,8 +12,6 @@ from tests.trtllm_engine import CONFIG, new_engine, started
 from tests.waiting import PATIENCE_S, until
 from workers.engines.library.engine import LibraryEngine
 from workers.engines.trtllm.watchdog import Patience
-
-AGGREGATED: dict[str, Any] = {"mode": "agg", "cache_transceiver_config": None}
 
 
 def library(engine: LibraryEngine) -> Any:
@@ -46,27 +43,6 @@ async def test_what_was_answered_is_expected_in_the_cache_if_blocks_are_reused(
     async with started(checkpoint, kv_cache_config=cache) as engine:
         await tokens(engine.decode(ask(117)))
         assert engine.num_lacking_tokens(ask(117)) == (117 - 64 if reuses else 117)
-
-
-@pytest.mark.parametrize(
-    ("config", "salt"),
-    [
-        ({}, "baton"),
-        ({"kv_cache_config": CONFIG["kv_cache_config"] | {"enable_block_reuse": False}}, None),
-        (AGGREGATED, None),
-        (AGGREGATED | {"enable_attention_dp": True, "tensor_parallel_size": 2}, "baton"),
-    ],
-)
-async def test_requests_are_salted_where_a_dummy_request_could_share_their_blocks(
-    checkpoint: Path, config: dict[str, Any], salt: str | None
-) -> None:
-    async with started(checkpoint, **config) as engine:
-        llm = library(engine)
-        assert llm.salts == [salt]  # the warm-up's
-        await tokens(engine.decode(ask()))
-        assert llm.salts == [salt, salt]
-        await tokens(engine.decode(msgspec.structs.replace(ask(), cache_salt="client's")))
-        assert llm.salts == [salt, salt, "client's"]
 
 
 async def test_a_stopped_engine_is_shut_down_and_watched_no_more(checkpoint: Path) -> None:

@@ -67,16 +67,6 @@ def test_the_guides_command_lines_are_taken_as_they_stand() -> None:
     assert loaded.settings["kv_cache_config"].free_gpu_memory_fraction == 0.9
 
 
-@pytest.mark.parametrize("word", ["ucx", "UCX", "Ucx"])
-def test_letter_case_follows_the_build(tmp_path: Path, word: str) -> None:
-    path = write(tmp_path, f"cache_transceiver_config: {{backend: {word}}}\nmoe_config: {{backend: trtllm}}")
-
-    loaded = load_trtllm_settings(TorchLlmArgs, "decode", yaml_path=path)
-
-    assert loaded.values["cache_transceiver_config.backend"] == "UCX"
-    assert loaded.values["moe_config.backend"] == "TRTLLM"
-
-
 @pytest.mark.parametrize(
     ("given", "runtime", "manager_v2"),
     [
@@ -134,21 +124,6 @@ def test_prefill_runs_without_the_overlap_scheduler(tmp_path: Path, caplog: pyte
 def test_each_half_of_a_pair_needs_a_wire(mode: DisaggregationMode) -> None:
     with pytest.raises(SettingsError, match=r"cache_transceiver_config\.backend is not set"):
         load_trtllm_settings(TorchLlmArgs, mode)
-
-
-def test_a_worker_without_a_wire_is_given_none() -> None:
-    assert set(load_trtllm_settings(TorchLlmArgs, "agg").settings) == {"guided_decoding_backend"}
-
-
-def test_one_key_of_a_union_leaves_its_others_as_they_are(tmp_path: Path) -> None:
-    path = write(tmp_path, "cuda_graph_config:\n  max_batch_size: 32\n  enable_padding: true\n")
-
-    loaded = load_trtllm_settings(
-        TorchLlmArgs, "agg", yaml_path=path, override='{"cuda_graph_config": {"max_batch_size": 8}}'
-    )
-
-    graphs = TorchLlmArgs(model="m", **loaded.settings).cuda_graph_config
-    assert (graphs.max_batch_size, graphs.enable_padding, graphs.mode) == (8, True, "decode")
 
 
 def test_null_turns_a_mapping_off_and_a_later_leaf_turns_it_on_again(tmp_path: Path) -> None:

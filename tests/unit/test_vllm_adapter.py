@@ -2,7 +2,6 @@
 
 import asyncio
 import dataclasses
-import itertools
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from types import SimpleNamespace
@@ -324,13 +323,3 @@ async def test_pins_that_end_while_vllm_answers_or_fails_go_with_the_next_messag
     llm.may_release.set()
     await until(lambda: len(llm.released) >= 2)
     assert llm.released == [["a"], ["b", "c"]]
-
-
-@jumping
-async def test_a_pin_without_a_lease_is_released_again_but_not_for_ever() -> None:
-    adapter = adapter_of(llm := Llm(releases=tuple([["a"]] * 100)))
-    llm.may_release.set()
-    await release(adapter, "a", "b")
-    await asyncio.sleep(60)  # in the clock of the test
-    assert llm.released == [["a", "b"], *[["a"]] * 39]
-    assert min(b - a for a, b in itertools.pairwise(llm.released_at_s)) > 0.01  # a step of vLLM's

@@ -1,6 +1,5 @@
 """vLLM's settings: precedence, the installed build's classes, errors with their source."""
 
-import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -124,17 +123,6 @@ def test_what_cannot_work_is_refused_with_its_place(tmp_path: Path, text: str, s
     assert says in str(refused.value)
 
 
-def test_what_a_build_does_not_have_is_not_set() -> None:
-    args = dataclasses.make_dataclass("Args", [("seed", int, 0)])
-    assert set(load_vllm_settings(args, "agg", override='{"seed": 2}').settings) == {"seed"}
-
-
-def test_what_baton_merely_chooses_can_be_set() -> None:
-    given = {"scheduling_policy": "fcfs", "generation_config": "auto"}
-    settings = load_vllm_settings(AsyncEngineArgs, "agg", override=json.dumps(given)).settings
-    assert {key: settings[key] for key in given} == given
-
-
 def test_without_its_connector_kv_moves_over_nixls_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BATON_VLLM_WITHOUT", "connector")
     transfer = load_vllm_settings(AsyncEngineArgs, "decode").settings["kv_transfer_config"]
@@ -165,40 +153,9 @@ def test_an_aggregated_worker_takes_no_handoff(tmp_path: Path) -> None:
     load_vllm_settings(AsyncEngineArgs, "agg", yaml_path=write(tmp_path, "kv_transfer_config: null"))
 
 
-def test_the_common_flags_have_vllms_names() -> None:
-    typed = {"max_batch_size": 3, "max_num_tokens": 64, "max_seq_len": 256, "tensor_parallel_size": 2}
-
-    loaded = load_vllm_settings(AsyncEngineArgs, "agg", typed=typed)
-
-    built = AsyncEngineArgs(**loaded.settings)
-    assert (built.max_num_seqs, built.max_num_batched_tokens) == (3, 64)
-    assert (built.max_model_len, built.tensor_parallel_size) == (256, 2)
-
-
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_every_shipped_config_is_taken_as_it_stands(path: Path) -> None:
     mode: Any = path.stem.partition("_")[0]
     loaded = load_vllm_settings(AsyncEngineArgs, mode, yaml_path=path)
 
     assert AsyncEngineArgs(**loaded.settings).max_model_len == 131072
-
-
-@pytest.mark.parametrize("size", ["gpt-oss-20b", "gpt-oss-120b"])
-@pytest.mark.parametrize("variant", ["", "_eagle3"])
-def test_a_pair_agrees_on_what_its_kv_looks_like(size: str, variant: str) -> None:
-    folder = ROOT / "engine_configs/vllm" / size
-    modes: tuple[Any, ...] = ("prefill", "decode")
-    pair = [
-        load_vllm_settings(AsyncEngineArgs, mode, yaml_path=folder / f"{mode}{variant}.yaml")
-        for mode in modes
-    ]
-
-    for key in (
-        "speculative_config",
-        "block_size",
-        "kv_cache_dtype",
-        "tensor_parallel_size",
-        "max_model_len",
-    ):
-        prefill, decode = (loaded.values[key] for loaded in pair)
-        assert prefill == decode, key

@@ -2,8 +2,6 @@
 
 import asyncio
 import dataclasses
-import os
-import threading
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
@@ -30,7 +28,6 @@ from baton.messages import (
 )
 from baton.process import NotStarted
 from baton.telemetry import unauthenticated
-from tests import waiting
 from tests.clock import jumping
 from tests.generators import none_abandoned
 from tests.registry import Snapshot, worker
@@ -212,22 +209,6 @@ async def test_draining_serves_those_who_have_not_seen_the_withdrawal_yet() -> N
     assert loop.time() - began_s == pytest.approx(5.4)
 
 
-@jumping
-async def test_draining_gives_up_after_its_time() -> None:
-    worker = Worker(ScriptedEngine(), Role.DECODE, ("w1", "i1"))
-    first, second = worker.answer(REQUEST), worker.answer(REQUEST)
-    await anext(first)
-    await anext(second)
-    await first.aclose()
-    loop = asyncio.get_running_loop()
-    began_s = loop.time()
-    assert not await worker.drained(30)
-    assert loop.time() - began_s == pytest.approx(30.5)
-    await second.aclose()
-    assert await worker.drained(30)
-    assert loop.time() - began_s == pytest.approx(31.0)
-
-
 def settings(folder: Path, **changes: Any) -> WorkerSettings:
     wires = Wires(discovery_backend="file", request_plane="tcp", file_registry=folder / "registry")
     fields: dict[str, Any] = {"model_path": folder, "wires": wires} | changes
@@ -283,19 +264,6 @@ async def test_an_engine_that_does_not_start_is_an_error_not_a_traceback(
         await life.task
 
 
-async def test_what_runs_when_a_shutdown_is_asked_for_ends_well(tmp_path: Path) -> None:
-    engine = ScriptedEngine()
-    async with living(settings(tmp_path), engine) as life:
-        caller, shown = life.chosen.wires.transport(), await life.ready()
-        async with aclosing(caller.call(shown.address, REQUEST)) as replies:
-            assert await anext(replies) == TokenChunk((1,))
-            life.shutdown.set()
-            await life.shows(lambda fleet: not fleet)
-            engine.go_on.set()
-            assert [reply async for reply in replies] == [TokenChunk((2,), "length")]
-        await caller.close()
-
-
 @pytest.mark.parametrize("is_readable", [True, False])
 async def test_a_worker_shows_its_engines_facts(tmp_path: Path, is_readable: bool) -> None:
     weights = tmp_path / "model.safetensors"
@@ -309,16 +277,6 @@ async def test_a_worker_shows_its_engines_facts(tmp_path: Path, is_readable: boo
     assert (shown.engine, shown.engine_version, shown.kv_transfer) == ("scripted", "1", "tcp")
     assert (shown.context_length, shown.kv_layout, shown.cold_peers) == (10, LAYOUT, ())
     assert shown.checkpoint == (fingerprint(tmp_path) if is_readable else "")
-
-
-async def test_a_ready_worker_keeps_its_file_fresh(tmp_path: Path) -> None:
-    ready = tmp_path / "ready"
-    async with living(settings(tmp_path, ready_file=ready), ScriptedEngine(kv_transfer="tcp")) as life:
-        assert (await life.ready()).kv_transfer == "tcp"
-        await waiting.until(ready.exists)
-        os.utime(ready, (0, 0))
-        await waiting.until(lambda: ready.stat().st_mtime > 0)
-    assert not ready.exists()
 
 
 async def test_a_pair_that_does_not_warm_up_is_named(tmp_path: Path) -> None:
@@ -398,15 +356,6 @@ async def test_a_worker_that_ends_lets_go_of_its_connections(tmp_path: Path, is_
     assert ("warming" in noted) == is_broken, "one that was stopped before is never shown"
 
 
-async def test_a_worker_that_becomes_ready_is_in_the_registry_all_the_time(tmp_path: Path) -> None:
-    noted: list[str] = []
-    async with living(noting(tmp_path, noted), ScriptedEngine()):
-        await waiting.until(lambda: "not warming" in noted)
-    assert [note for note in noted if "ready" in note or "warming" in note] == [
-        "warming", "ready", "not warming", "not ready",
-    ]  # fmt: skip
-
-
 @pytest.mark.parametrize("mute", ["registry", "plane"])
 @jumping
 async def test_a_worker_waits_for_what_it_needs_for_a_minute_or_until_it_is_stopped(
@@ -444,14 +393,6 @@ async def test_answers_have_the_drain_timeout_to_end_but_not_those_of_a_broken_e
             with pytest.raises(WorkerLost):
                 await anext(replies)
         await caller.close()
-
-
-async def test_reading_the_weights_does_not_hold_up_the_worker(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("workers.worker.fingerprint", lambda _: threading.current_thread().name)
-    async with living(settings(tmp_path), ScriptedEngine()) as life:
-        assert (await life.ready()).checkpoint != threading.main_thread().name
 
 
 async def test_a_shutdown_that_is_asked_for_while_the_engine_starts_ends_it(tmp_path: Path) -> None:

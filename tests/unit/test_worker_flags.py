@@ -41,21 +41,6 @@ def test_on_dynamos_plane_the_endpoint_is_dynamos(
     assert settings.route == f"dyn://mine.{component}.generate"
 
 
-def test_a_model_in_the_working_directory_has_its_folders_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "gpt-oss-20b").mkdir()
-    monkeypatch.chdir(tmp_path / "gpt-oss-20b")
-    assert WorkerSettings(model_path=Path()).model == "gpt-oss-20b"
-
-
-def test_names_that_are_given_count_more_than_those_that_follow() -> None:
-    plain = WorkerSettings(model_path=Path("models/demo"))
-    assert (plain.model, plain.drain_timeout_s) == ("demo", 30.0)
-    named = WorkerSettings(served_model_name="openai/gpt-oss-120b", endpoint="dyn://a.b.c")
-    assert (named.model, named.route) == ("openai/gpt-oss-120b", "dyn://a.b.c")
-
-
 def test_an_endpoint_of_another_form_is_refused() -> None:
     with pytest.raises(ValueError, match="dyn://namespace"):
         WorkerSettings(endpoint="http://a.b.c")
@@ -125,10 +110,3 @@ def test_a_check_says_what_is_wrong_and_starts_nothing(
     assert says in done.stderr
     assert "Traceback" not in done.stderr
     assert "ready worker=" not in done.stderr
-
-
-def test_a_check_is_as_quiet_as_it_is_told_to_be(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "workers", "--check", "--engine", "mocker", "--log-level", "error"]
-    command += ["--file-registry", str(tmp_path / "registry")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
-    assert (done.returncode, done.stderr) == (0, "")

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from itertools import product
 from pathlib import Path
 
@@ -136,21 +136,6 @@ async def test_a_worker_that_does_not_answer_at_all_is_left_to_the_liveness_limi
         assert (engines.lost, fleet.health().stuck, engines.called) == ([], [], [])
 
 
-@jumping
-async def test_a_stuck_worker_is_tried_with_one_that_it_can_be_paired_with() -> None:
-    async with fleet_of("d1", "p1", "p2x", "p3x", "p4x") as (engines, fleet):
-        engines.hung.add("d1")
-        with waiting(fleet.calls, worker("d1"), []):
-            await until(lambda: engines.lost)
-        engines.called.clear()
-        await asyncio.sleep(120)
-        assert engines.called
-        assert not {"p2x", "p3x", "p4x"} & set(engines.called)
-
-
-D2 = worker("d2")
-
-
 class Watch:
     """The calls of a frontend whose judge finds `is_stuck`, after `takes_s`."""
 
@@ -188,20 +173,6 @@ async def test_a_worker_whose_requests_make_no_progress_is_judged(no_progress_s:
             await asyncio.sleep(1.1 * no_progress_s)
         await asyncio.sleep(60)  # without requests nothing is expected of it
     assert (watch.judged, watch.given_up) == ([("d1", no_progress_s)], ["d1"])
-
-
-@jumping
-async def test_progress_of_one_request_is_enough_and_each_worker_is_watched_alone() -> None:
-    again = msgspec.structs.replace(D1, incarnation="d1 again")
-    async with Watch() as watch:
-        tokens: list[int] = []
-        with ExitStack() as stack:
-            for each, of in ((again, tokens), (again, []), (D1, []), (D2, [])):
-                stack.enter_context(waiting(watch.calls, each, of))
-            for _ in range(4):
-                await asyncio.sleep(5)
-                tokens.append(1)
-    assert {name for name, _ in watch.judged} == {"d1", "d2"}
 
 
 @jumping
@@ -249,16 +220,6 @@ async def test_a_cut_pair_is_tried_after_ten_seconds_then_less_and_less_often() 
     assert (pairs.has(P1, D1), pairs.names(), fleet.open) == (False, [], [])
 
 
-@pytest.mark.parametrize("left", [P1, D1])
-@jumping
-async def test_a_pair_of_which_one_worker_has_left_is_forgotten(left: WorkerInfo) -> None:
-    fleet, pairs = cut_pairs(answer, [left])
-    pairs.add(P1, D1)
-    await asyncio.gather(*pairs.trials)
-    assert not pairs.names()
-    assert not fleet.calls
-
-
 PROBES = {Event.ANSWERED, Event.SILENT, Event.UNTRUSTED}
 
 
@@ -289,16 +250,6 @@ def test_each_event_has_a_next_state_or_cannot_happen(state: State, event: Event
     is_probed = state in {State.NEW, State.LOST, State.STUCK, State.DISTRUSTED}
     is_possible = event not in PROBES or (is_probed and (state, event) != (State.STUCK, Event.UNTRUSTED))
     assert ((state, event) in TRANSITIONS) is is_possible
-
-
-@jumping
-async def test_a_lost_worker_is_probed_by_one_task_at_a_time() -> None:
-    scene = Scene()
-    for _ in range(3):
-        scene.workers.note(D1, Event.LOST)
-        scene.workers.update([D1])
-    await asyncio.sleep(0.3)
-    assert scene.num_probes == len(scene.workers.tasks()) == 1
 
 
 @jumping

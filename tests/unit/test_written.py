@@ -138,20 +138,6 @@ async def test_a_conversation_goes_on_from_the_very_tokens_and_is_counted_so(nam
     assert others < counted or name not in SILENT, "Bob's request gets no thoughts of Alice's"
 
 
-@pytest.mark.parametrize(
-    "answer",
-    [
-        THINK + THINK + CALLS[0],
-        THINK + '<|channel|>commentary to=functions.patch code<|message|>{"input": "a"}<|call|>',
-    ],
-)
-async def test_a_chat_with_its_reasoning_goes_on_from_the_very_tokens(answer: str) -> None:
-    client = Client(ScriptedTokens(answer))
-    body = APIS["chat"].body
-    await post(client, CHAT, body | chat_round((await post(client, CHAT, body)).json))
-    assert grown(client)
-
-
 async def test_a_response_that_continues_another_is_counted_with_its_history() -> None:
     async with frontend(THINK + CALLS[0]) as client:
         first = (await post(client, RESPONSES, RESPONSE)).json
@@ -159,20 +145,6 @@ async def test_a_response_that_continues_another_is_counted_with_its_history() -
         body = RESPONSE | {"input": [result], "previous_response_id": first["id"]}
         counted = await count(client, COUNT_INPUT, body)
         assert counted == (await post(client, RESPONSES, body)).json["usage"]["input_tokens"]
-
-
-@pytest.mark.parametrize("sent_back", [{}, {"reasoning_content": "Think."}])
-async def test_a_final_answer_goes_on_without_its_thoughts(sent_back: Json) -> None:
-    final = "<|channel|>final <|constrain|>json<|message|>{}"
-    client = Client(ScriptedTokens(f"{THINK}{final}<|return|>"))
-    await post(client, CHAT, {"messages": [HI]})
-    said = [HI, {"role": "assistant", "content": "{}", **sent_back}, HI]
-    await post(client, CHAT, {"messages": said})
-    first, second = (
-        TOKENIZER.decode(request.token_ids, shows_special=True) for request in client.tokens.requests
-    )
-    assert second.startswith(f"{first}{final}<|end|><|start|>user")
-    assert len({request.num_opening_tokens for request in client.tokens.requests}) == 1
 
 
 @pytest.mark.parametrize(
