@@ -1,8 +1,8 @@
 """Guessed tokens on vLLM, prefill and decode apart on one GPU: answers are those without guesses, and outlive
 a decode worker.
 
-The demo model in float32, whose answers repeat exactly, and half of gpt-oss-20b's layers with random weights.
-A worker without guesses, the model PLAIN, is the reference.
+The demo model in float32, and half of gpt-oss-20b's layers with random weights. A worker without guesses, the
+model PLAIN, is the reference; its answers in other batches are the control, since those differ at times, too.
 """
 
 import dataclasses
@@ -49,12 +49,11 @@ SMALL = VLLM | {"gpu_memory_utilization": 0.1, "kv_cache_memory_bytes": 1_000_00
 
 @dataclasses.dataclass
 class Scene:
-    """`is_exact`: an answer is the same whatever else runs; `is_positional`: a sampled one, too."""
+    """`is_positional`: a sampled answer does not depend on the guesses."""
 
     stack: Stack
     decode: list[Process]
     longest: int
-    is_exact: bool
     is_positional: bool
     figures: dict[str, Any] = dataclasses.field(default_factory=dict)
 
@@ -87,7 +86,7 @@ def scene(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         _worker(stack, "agg", model, override)
         stack.wait_ready(1, 3, LOAD_TIMEOUT_S)
         longest = 9000 if size == "20b" else 2000
-        scene = Scene(stack, workers[1:], longest, size == "demo", way == "eagle3")
+        scene = Scene(stack, workers[1:], longest, way == "eagle3")
         ask_all(stack, _prompts(scene, 4, seed=0), 4)  # the first request of a shape compiles kernels
         yield scene
         _write_results(request.param, scene)
@@ -170,7 +169,7 @@ def _guesses(scene: Scene) -> tuple[float, float]:
 def _check(
     scene: Scene, what: str, found: list[Answer], expected: list[Answer], control: list[Answer]
 ) -> None:
-    """As many answers as expected as the control has, all of them where answers repeat."""
+    """As many answers as expected as the control has."""
     assert [answer.error for answer in (*found, *expected, *control)] == [None] * 3 * len(found)
     same, same_control = (
         [sum(a.tokens[:n] == b.tokens[:n] for a, b in zip(answers, expected, strict=True)) for n in (1, None)]
@@ -185,13 +184,10 @@ def _check(
     assert len({answer.tokens for answer in expected}) > len(expected) // 4, (
         "all are alike: this proves nothing"
     )
-    if scene.is_exact:
-        assert same == [len(found)] * 2
-    else:
-        assert same_control[0] >= len(found) / 2, "an engine so unlike itself proves nothing"
-        assert all(
-            as_many(num, of_control, len(found)) for num, of_control in zip(same, same_control, strict=True)
-        )
+    assert same_control[0] >= len(found) / 2, "an engine so unlike itself proves nothing"
+    assert all(
+        as_many(num, of_control, len(found)) for num, of_control in zip(same, same_control, strict=True)
+    )
 
 
 def _compare(scene: Scene, what: str, num_tokens: int, **options: Any) -> None:
@@ -261,8 +257,7 @@ def test_answers_outlive_a_decode_worker(scene: Scene) -> None:
         [_num_common(a, b) for a, b in zip(answers, expected, strict=True)] for answers in (found, control)
     )
     scene.figures["outlived"] = {"equal_tokens": equal, "control_equal_tokens": of_control}
-    if scene.is_exact:
-        assert equal == [num_tokens] * len(found)
+    assert as_many(equal.count(num_tokens), of_control.count(num_tokens), len(found))
 
 
 def _num_common(left: Answer, right: Answer) -> int:
