@@ -197,6 +197,17 @@ async def test_a_watch_that_is_left_or_refused_ends_at_the_server(is_refused: bo
     assert isinstance(outcome[0], EtcdError) if is_refused else not outcome[0]
 
 
+async def test_a_refusal_of_a_fresh_token_is_not_tried_again() -> None:
+    def answer(method: str, _: dict[str, str]) -> tuple[grpc.StatusCode, str] | bytes:
+        return b"\x12\x01t" if method == "Authenticate" else (grpc.StatusCode.PERMISSION_DENIED, "denied")
+
+    handler = Scripted(answer)
+    async with serving(handler) as url, client(url, username="root") as rpc:
+        with pytest.raises(EtcdError, match="denied"):
+            await rpc.call("KV/Range", key=KEY)
+    assert [method for method, _ in handler.calls] == ["Authenticate", "Range"]
+
+
 async def test_a_call_without_an_answer_fails_in_time() -> None:
     handler = Scripted(lambda _method, _metadata: None)
     async with serving(handler) as url, client(url, timeout_s=0.1) as rpc, asyncio.timeout(PATIENCE_S):

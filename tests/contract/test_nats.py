@@ -162,6 +162,15 @@ async def test_a_connection_that_fails_to_close_is_made_again(monkeypatch: pytes
     await transport.close()
 
 
+@pytest.mark.parametrize(
+    "address", ["tcp://127.0.0.1:1/w", "nats://baton.v1.caller.1234#k", "nats://$SYS.x#k"]
+)
+async def test_nothing_is_published_to_what_is_no_worker(nats_server: str, address: str) -> None:
+    async with Plane("nats", nats_server).ends() as (caller, _):
+        with pytest.raises(WorkerLost, match="is not a NATS worker address"):
+            await tokens(caller.call(address, a_request()))
+
+
 @contextlib.asynccontextmanager
 async def connected(url: str) -> AsyncIterator[tuple[Client, Publisher, str]]:
     """A client, a publisher over it, and a subject of this test's own."""

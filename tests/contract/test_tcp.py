@@ -139,6 +139,13 @@ async def test_a_peer_that_does_not_read_is_hung_up_on_after_a_second() -> None:
 
 
 @jumping
+async def test_an_address_of_another_scheme_is_not_called() -> None:
+    async with transports() as (caller, worker), worker.serve("w", count_up) as address:
+        with pytest.raises(WorkerLost, match="is not a TCP worker address"):
+            await tokens(caller.call(address.replace("tcp", "http"), a_request()))
+
+
+@jumping
 async def test_a_worker_that_takes_no_connection_is_lost_after_three_seconds() -> None:
     with deaf_port() as port:
         caller = TcpTransport(liveness_s=60)

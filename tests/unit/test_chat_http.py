@@ -6,6 +6,7 @@ import msgspec
 import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
+from baton.errors import WorkerLost
 from tests.scripted_frontend import (
     CONTEXT_LENGTH,
     MODEL,
@@ -20,6 +21,7 @@ from tests.scripted_frontend import (
 Json = dict[str, Any]
 
 ROUTE = "/v1/chat/completions"
+HI = {"role": "user", "content": "Hi"}
 THINK = "<|channel|>analysis<|message|>Think.<|end|><|start|>assistant"
 ANSWER = THINK + "<|channel|>final<|message|>Hello wörld<|return|>"
 SHORT = "<|channel|>final<|message|>Yes<|return|>"
@@ -263,3 +265,20 @@ async def test_ignored_fields_are_named_in_a_header_and_counted() -> None:
     assert client.metric("baton_ignored_fields_total", field="other") == 101
     reply = await client.chat(foo=1, nvext={"annotations": []}, reasoning_effort="xhigh")
     assert reply.headers["x-baton-ignored"] == "foo, nvext.annotations, reasoning_effort"
+
+
+async def test_the_request_id_goes_from_header_to_worker_and_back() -> None:
+    client = Client(ScriptedTokens(ANSWER))
+    for given, is_kept in (("run-7/a", True), ("not sane\r\n", False)):
+        reply = await client.post(ROUTE, {"model": MODEL, "messages": [HI]}, {"x-request-id": given})
+        assert client.tokens.requests[-1].request_id == reply.headers["x-request-id"]
+        assert (reply.headers["x-request-id"] == given) is is_kept
+
+
+async def test_a_failure_in_mid_stream_is_an_error_event_and_the_end() -> None:
+    reply = await chat(ANSWER, stream=True, script={"fail_at": 40, "error": WorkerLost("The worker died.")})
+    assert reply.status == 200
+    assert reply.events[-1]["error"] == {
+        "message": "The worker died.", "type": "server_error", "param": None, "code": "worker_lost",
+    }  # fmt: skip
+    assert "[DONE]" not in reply.events

@@ -156,6 +156,17 @@ async def test_health_is_200_when_a_request_could_be_served_and_else_503() -> No
 
 
 @pytest.mark.parametrize(
+    ("path", "status"), [("/v1/nothing", 404), ("/v1/models/", 404), ("/v1/completions", 405)]
+)
+async def test_what_no_route_answers_is_an_envelope_too(path: str, status: int) -> None:
+    reply = await get(path)
+    assert reply.status == status
+    assert set(reply.error) == {"message", "type", "param", "code"}
+    assert reply.error["code"] == ("method_not_allowed" if status == 405 else reply.error["code"])
+    assert reply.headers.get("allow") == ("POST" if status == 405 else None)
+
+
+@pytest.mark.parametrize(
     ("path", "allow"), [("/health", "GET, HEAD"), ("/v1/responses/x", "DELETE, GET, HEAD")]
 )
 async def test_a_wrong_method_is_answered_with_all_that_are_allowed(path: str, allow: str) -> None:

@@ -1,12 +1,31 @@
 """What the flags and the environment make of the registry and the request plane."""
 
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 
 from baton.connect import Service, Wires
 from baton.flags import parse
+from baton.nats_login import nats_options
 from baton.pace import TICK_S
+
+
+def test_etcd_gets_its_login_and_certificates(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "baton.etcd.EtcdDiscovery", lambda endpoints, **values: {"endpoints": endpoints, **values}
+    )
+    monkeypatch.setattr("baton.connect.client_files", lambda *names: names)
+    for name in ("USERNAME", "PASSWORD"):
+        monkeypatch.setenv(f"ETCD_AUTH_{name}", name.lower())
+    made: Any = Wires(discovery_backend="etcd", etcd_endpoints="http://e:1").discovery()
+    assert made == {
+        "endpoints": "http://e:1",
+        "username": "username",
+        "password": "password",
+        "ca_file": "ETCD_AUTH_CA",
+        "cert_file": "ETCD_AUTH_CLIENT_CERT",
+        "key_file": "ETCD_AUTH_CLIENT_KEY",
+    }
 
 
 @pytest.mark.parametrize(
@@ -46,6 +65,12 @@ def test_the_shortest_liveness_limit_is_four_heartbeats() -> None:
     assert Wires(liveness_s=4 * TICK_S).liveness_s == 4 * TICK_S
     with pytest.raises(ValueError, match="must be at least 1, as workers send a heartbeat every"):
         Wires(liveness_s=4 * TICK_S - 0.01)
+
+
+def test_empty_variables_are_no_login(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AUTH_USERNAME", "AUTH_PASSWORD", "AUTH_TOKEN", "AUTH_CA", "AUTH_CLIENT_CERT"):
+        monkeypatch.setenv(f"NATS_{name}", "")
+    assert nats_options() == {}
 
 
 async def test_of_a_cluster_the_first_member_that_answers_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:

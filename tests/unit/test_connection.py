@@ -9,7 +9,7 @@ from uvicorn.server import ServerState
 
 from baton.listener import ConnectionLimit
 from frontend.http.exchange import Receive, Scope, Send
-from frontend.http.server import Connection, Patience
+from frontend.http.server import MAX_HEAD_BYTES, Connection, Patience
 from tests.clock import jumping
 from tests.waiting import until
 
@@ -124,3 +124,12 @@ async def test_a_client_that_is_answered_before_its_body_has_come_is_idle_afterw
     assert not scene.pipe.closes
     scene.check(2e6)
     assert (scene.statuses, scene.pipe.closes) == ([b"200"], True)
+
+
+@jumping
+async def test_what_comes_after_a_refused_head_is_not_read() -> None:
+    scene = connected(b"GET / HTTP/1.1\r\nx: " + b"a" * MAX_HEAD_BYTES)
+    scene.send(b"\r\n\r\n")
+    for _ in range(20):
+        await asyncio.sleep(0)  # turns for what must not happen
+    assert (scene.num_requests, scene.statuses, scene.pipe.has_ended) == (0, [b"431"], True)

@@ -136,6 +136,10 @@ async def test_the_limits_of_one_lexer_hold_for_each_answer_alone(
         assert await allowed_after(matcher, tokenizer.encode_text(text, allow_special=True)) is not None
 
 
+async def test_a_form_that_is_too_large_to_pass_on_is_refused(grammars: Grammars) -> None:
+    assert await refusal(grammars, {"enum": ["x" * 300_000]})
+
+
 async def test_killed_processes_are_replaced_and_no_form_is_refused(own: tuple[Grammars, Path]) -> None:
     grammars, path = own
     matcher = await grammars.matcher(answer_form({"const": 1}))
@@ -219,3 +223,8 @@ async def test_a_form_that_compiles_when_the_engine_stops_starts_no_process(
     with pytest.raises(NotReady):
         await compiling
     await until(lambda: not processes(path))
+
+
+def test_a_tokenizer_that_does_not_fit_the_model_is_refused_at_the_start() -> None:
+    with pytest.raises(ValueError, match="vocab"):
+        Grammars(DEMO, 10)

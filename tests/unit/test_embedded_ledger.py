@@ -2,6 +2,7 @@
 
 from array import array
 
+import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
@@ -115,6 +116,18 @@ def assert_used_blocks_are_forgotten(ledger: BlockLedger) -> None:
     assert everything is not None
     ledger.free(everything)
     assert ledger.num_kept == 0, "no block is taken for what it held before"
+
+
+def test_only_used_blocks_can_be_pinned() -> None:
+    ledger = BlockLedger(2, SIZE)
+    lease = ledger.reserve(1)
+    assert lease is not None
+    ledger.pin(lease)
+    with pytest.raises(ValueError, match="pinned"):
+        ledger.pin(lease)
+    ledger.free(lease)
+    with pytest.raises(ValueError, match="freed"):
+        ledger.pin(lease)
 
 
 def test_what_was_used_least_recently_is_forgotten_first_and_of_one_prompt_its_end() -> None:

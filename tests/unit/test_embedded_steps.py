@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from baton.errors import DeadlineExceeded, InvalidRequest
+from baton.errors import DeadlineExceeded, InvalidRequest, WorkerLost
 from baton.messages import Sampling, TokenChunk, TokenLogprob
 from tests.clock import jumping
 from tests.guided import ScriptedMatcher
@@ -94,6 +94,17 @@ async def test_a_call_that_ends_during_a_step_does_not_hurt_the_others(
         assert len(await chunks(stays)) == 3
         assert steps.num_generated_tokens == 3
         assert not steps.broke.is_set()
+
+
+async def test_a_step_that_loses_tokens_breaks_the_engine_and_is_reported() -> None:
+    model = Model()
+    model.loses_tokens = True
+    async with running(model) as steps:
+        with pytest.raises(WorkerLost, match="ValueError: zip"):
+            await chunks(steps.open(REQUEST, sequence(4)))
+        assert steps.broke.is_set()
+        with pytest.raises(WorkerLost, match="ValueError: zip"):
+            steps.open(REQUEST, sequence(4))
 
 
 @pytest.mark.parametrize("late_s", [0.0, 1.0])

@@ -5,12 +5,26 @@ import pytest
 
 from baton.discovery import decode_worker
 from baton.etcd import instance_key
+from baton.etcd_rpc import _target
 from baton.telemetry import unauthenticated
 from tests.registry import worker
 
 
 def test_a_worker_id_cannot_leave_its_place_in_the_key() -> None:
     assert instance_key(worker("../a b")) == b"v1/instances/dynamo/prefill/generate/..%2Fa%20b"
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "target"),
+    [
+        ("http://localhost:2379", ("localhost:2379", False)),
+        (" https://etcd.example:443/ ", ("etcd.example:443", True)),
+        ("http://etcd", ("etcd:2379", False)),
+        ("http://[::1]:2379", ("[::1]:2379", False)),
+    ],
+)
+def test_an_endpoint_becomes_a_grpc_target(endpoint: str, target: tuple[str, bool]) -> None:
+    assert _target(endpoint) == target
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from frontend.http.exchange import (
     Exchange,
     as_baton_error,
     error_headers,
+    ignored_header,
 )
 
 
@@ -120,6 +121,14 @@ def test_a_request_id_is_the_clients_if_it_is_valid_else_long_and_random(given: 
 )
 def test_a_client_that_should_retry_learns_when(error: BatonError, header: list[tuple[bytes, bytes]]) -> None:
     assert error_headers(error) == header
+
+
+def test_the_header_of_ignored_fields_is_short_and_printable() -> None:
+    assert ignored_header(()) == []
+    assert ignored_header(("a", "b.c")) == [(b"x-baton-ignored", b"a, b.c")]
+    ((_, value),) = ignored_header(("a\r\nx: y", "é", "z" * 5000))
+    assert value.startswith(rb"a??x: y, \xe9, zzz")
+    assert len(value) == 1000
 
 
 def test_an_unforeseen_failure_is_logged_and_the_client_gets_the_requests_id_only(

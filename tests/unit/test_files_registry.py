@@ -4,6 +4,7 @@ import asyncio
 import errno
 import fcntl
 import os
+import resource
 import subprocess
 import sys
 import time
@@ -15,6 +16,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from baton.discovery import MAX_WORKERS
 from baton.files import FilesDiscovery, _View
 from baton.messages import WorkerInfo
 from tests.alive import no_descriptors
@@ -168,6 +170,18 @@ def test_the_file_of_a_new_owner_is_not_taken_for_the_dead_ones(tmp_path: Path) 
         view.take_over = lambda: newer.rename(path) if newer.exists() else None
         assert view.look() == ()
         assert view.look() == (alive,)
+    view.close()
+
+
+def test_no_more_names_are_read_than_there_can_be_workers(tmp_path: Path) -> None:
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    for i in range(MAX_WORKERS + 3):
+        (tmp_path / f"{i}.json").touch()
+    before = num_open()
+    view = _View(tmp_path, 10.0)
+    assert view.look() == ()
+    assert num_open() - before <= MAX_WORKERS
     view.close()
 
 

@@ -14,6 +14,7 @@ import pytest
 from baton.errors import ModelNotFound, NoWorkers, WorkerLost
 from baton.messages import KvLayout, Reply, Request, Role, StatsRequest, WorkerInfo, WorkerStats
 from frontend.flags import parse_aliases
+from frontend.metrics import Metrics
 from frontend.routing.fleet import Fleet, model_of, other_names
 from frontend.routing.workers import Event
 from frontend.text.tokenizer import ModelTokenizer
@@ -263,3 +264,15 @@ def test_aliases_without_patterns_are_listed() -> None:
 def test_an_alias_that_names_no_model_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="must be PATTERN=MODEL"):
         parse_aliases(text)
+
+
+def test_losses_and_cuts_of_names_that_are_gone_are_counted_but_not_kept() -> None:
+    registry, metrics = Registry(), Metrics()
+    fleet = Fleet(registry, registry)
+    for number in range(2000):
+        fleet.events.add("lost", f"d{number}")
+        fleet.events.add("cut", f"p{number} -> d{number}")
+        if number % 100 == 99:
+            fleet.note_workers(metrics)
+    assert metrics.total("workers_lost") == metrics.total("pairs_cut") == 2000
+    assert not fleet.events.counts

@@ -83,6 +83,13 @@ def test_a_frame_that_is_lost_breaks_the_link_and_one_that_comes_twice_is_ignore
         reader.open(frame(3, Beat()))
 
 
+def test_a_token_below_zero_breaks_the_link() -> None:
+    reader = FrameReader(frames.FROM_WORKER, "w")
+    reader.open(frame(0, Hello(frames.VERSION, "w")))
+    with pytest.raises(LinkBroken, match="cannot decode its frame"):
+        reader.open(frame(1, Next(1, TokenChunk(token_ids=(-1,)))))
+
+
 @given(st.lists(st.integers(0, 60), max_size=40), st.integers(60, 300))
 async def test_any_signals_leave_in_order_in_frames_below_the_limit(sizes: list[int], limit: int) -> None:
     replies: list[Signal] = [Next(i, TokenChunk(token_ids=(9,) * size)) for i, size in enumerate(sizes)]
@@ -98,6 +105,15 @@ async def test_any_signals_leave_in_order_in_frames_below_the_limit(sizes: list[
         reply for reply in replies if reply not in refused
     ]
     assert all(len(frame(0, signal)) > limit for signal in refused)
+
+
+async def test_the_hello_leaves_alone_as_unknown_callers_may_not_send_more() -> None:
+    wire = Sent()
+    writer = FrameWriter(wire, lambda signal, _: pytest.fail(str(signal)))
+    for signal in (Hello(frames.VERSION, "w"), Beat(), Beat()):
+        writer.put(signal)
+    await asyncio.sleep(0)  # frames are sealed once a turn
+    assert wire.frames == [frame(0, Hello(frames.VERSION, "w")), frame(1, Beat(), Beat())]
 
 
 async def test_a_frame_of_the_limit_is_sent_and_nothing_after_the_goodbye() -> None:

@@ -281,3 +281,12 @@ async def test_a_failed_transfer_ends_requests_that_may_have_found_what_it_left(
     await tokens(engine.decode(ask()))
     assert library.answers[-1].call.cache_salt not in salts | {"own"}
     assert len(salts) == 3  # none, and both after the first failure
+
+
+async def test_a_librarys_own_timeout_is_no_deadline() -> None:
+    async def broken() -> None:
+        raise TimeoutError("the library's")
+
+    call = Call(id="r", request=ask(), max_tokens=3, deadline=0, cache_salt="", num_lacking=lambda: 3)
+    with pytest.raises(TimeoutError, match="the library's"):
+        await call.wait(broken(), asyncio.get_running_loop().time() + 60)

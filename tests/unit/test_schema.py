@@ -101,6 +101,17 @@ def test_values_are_allowed_up_to_their_bounds(
 
 
 @pytest.mark.parametrize(
+    ("name", "is_allowed"), [("a.b_C-9" + "x" * 121, True), ("x" * 129, False), ("", False)]
+)
+def test_a_function_name_has_1_to_128_letters_digits_or_signs(name: str, is_allowed: bool) -> None:
+    body = {**CHAT, "tools": [{"type": "function", "function": {"name": name}}]}
+    if is_allowed:
+        decode(json.dumps(body).encode(), ChatBody)
+    else:
+        assert refusal(json.dumps(body).encode()).param == "tools[0].function.name"
+
+
+@pytest.mark.parametrize(
     ("field", "value"),
     [
         ("audio", {"voice": "x", "format": "wav"}),

@@ -2,7 +2,9 @@
 
 import asyncio
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 
+import msgspec
 import pytest
 
 from baton import frames
@@ -16,15 +18,15 @@ from baton.errors import (
     WorkerLost,
     WorkerUnreached,
 )
-from baton.frames import Beat, Cancel, Credit, Goodbye, Hello, Next, Open
-from baton.messages import GenerateRequest, Reply, Request, TokenChunk
+from baton.frames import Beat, Cancel, Credit, End, Goodbye, Hello, Next, Open
+from baton.messages import GenerateRequest, Reply, Request, TokenChunk, TokenLogprob, Usage, WorkerStats
 from baton.pace import Pace
 from baton.replies import WINDOW
-from baton.streams import MAX_CALLERS, MAX_STREAMS, CallerLink, Service
+from baton.streams import MAX_CALLERS, MAX_STREAMS, CallerLink, Service, public_name
 from baton.telemetry import unauthenticated
 from tests.clock import jumping
 from tests.links import PACE, Linked, Pair, RawCaller, Sent, a_request, frame, silent, turns
-from tests.planes import count_up, tokens
+from tests.planes import count_up, first_tokens, tokens
 
 
 @jumping
@@ -38,6 +40,18 @@ async def test_the_caller_keeps_the_deadline_of_a_worker_that_hangs() -> None:
     assert loop.time() - began_s == pytest.approx(7.0)
     await asyncio.sleep(0)  # frames leave at the end of a turn
     assert Cancel(1) in frames.FROM_CALLER.decode(wire.frames[-1])[1]
+
+
+@jumping
+async def test_the_caller_gives_no_more_credit_than_it_has_consumed() -> None:
+    pair = Pair(count_up)
+    async with aclosing(pair.call(a_request(10 * WINDOW))) as replies:
+        assert len(await first_tokens(replies, 5 * WINDOW)) == 5 * WINDOW
+    await asyncio.sleep(1)  # everything sent has arrived
+    sent = [each for one in pair.to_worker.frames for each in frames.FROM_CALLER.decode(one)[1]]
+    given = sum(each.num_replies for each in sent if isinstance(each, Credit))
+    assert 4 * WINDOW <= given <= 5 * WINDOW
+    assert WINDOW == 256
 
 
 @jumping
@@ -129,6 +143,14 @@ async def test_no_credit_lets_a_worker_send_more_than_one_window() -> None:
 
 
 @jumping
+async def test_credit_and_cancel_of_an_unknown_stream_are_ignored() -> None:
+    service = Service("w", count_up, PACE)
+    caller = RawCaller(service)
+    caller.say(Hello(frames.VERSION, "w"), Credit(9, 1), Cancel(9), Open(1, a_request()))
+    await turns(lambda: caller.heard(End) == [End(1)])
+
+
+@jumping
 async def test_a_stream_number_that_is_used_twice_breaks_the_link_of_a_known_caller() -> None:
     num_strange = unauthenticated.num_messages
     service = Service("w", silent, PACE)
@@ -156,6 +178,39 @@ async def test_one_caller_more_than_the_limit_is_sent_away_and_the_others_stay()
     assert not next_one.wire.closed
 
 
+PLAIN, OTHER = TokenChunk(token_ids=(1,)), TokenChunk(token_ids=(2, 3))
+LAST = TokenChunk(token_ids=(4,), finish_reason="stop", usage=Usage(1, 0, 5))
+BEGUN = TokenChunk(token_ids=(4,), usage=Usage(1, 1, 1))
+SCORED = TokenChunk(token_ids=(5,), logprobs=(TokenLogprob(5, -0.5),))
+FIRST = TokenChunk(token_ids=(6,), prompt_logprobs=(TokenLogprob(6, -0.5),))
+STATS = WorkerStats(num_running=1)
+
+
+@pytest.mark.parametrize(
+    ("sent", "received"),
+    [
+        ([PLAIN, OTHER, PLAIN], [TokenChunk(token_ids=(1, 2, 3, 1))]),
+        ([PLAIN, LAST], [msgspec.structs.replace(LAST, token_ids=(1, 4))]),
+        ([BEGUN, PLAIN, OTHER], [msgspec.structs.replace(BEGUN, token_ids=(4, 1, 2, 3))]),
+        ([BEGUN, PLAIN, LAST], [msgspec.structs.replace(LAST, token_ids=(4, 1, 4))]),
+        ([LAST, PLAIN], [LAST, PLAIN]),
+        ([PLAIN, SCORED, PLAIN, OTHER], [PLAIN, SCORED, TokenChunk(token_ids=(1, 2, 3))]),
+        ([FIRST, PLAIN], [FIRST, PLAIN]),
+        ([PLAIN, FIRST], [PLAIN, FIRST]),
+        ([PLAIN, STATS, PLAIN], [PLAIN, STATS, PLAIN]),
+        ([PLAIN] * 130, [TokenChunk(token_ids=(1,) * num) for num in (64, 64, 2)]),
+    ],
+)
+async def test_token_chunks_that_wait_for_the_consumer_are_one(
+    sent: list[Reply], received: list[Reply]
+) -> None:
+    async def answer(_: Request) -> AsyncGenerator[Reply, None]:
+        for reply in sent:
+            yield reply
+
+    assert [reply async for reply in Pair(answer).call(a_request())] == received
+
+
 async def test_a_worker_that_ignores_the_window_is_cut_off() -> None:
     wire = Sent()
     link = CallerLink(wire, "w", PACE)
@@ -164,6 +219,14 @@ async def test_a_worker_that_ignores_the_window_is_cut_off() -> None:
     link.receive(frame(0, Hello(frames.VERSION, "w"), *flood))
     assert isinstance(call.error, WorkerLost)
     assert wire.closed
+
+
+async def test_a_request_that_cannot_be_encoded_is_invalid_and_fails_alone() -> None:
+    pair = Pair(count_up)
+    calls = (tokens(pair.call(a_request(seed=seed))) for seed in (0, 2**70))
+    fine, bad = await asyncio.gather(*calls, return_exceptions=True)
+    assert fine == [0]
+    assert type(bad) is InvalidRequest
 
 
 @pytest.mark.parametrize(
@@ -209,3 +272,16 @@ async def test_more_streams_than_the_limit_are_refused_as_overload() -> None:
     lost = await asyncio.gather(*running, return_exceptions=True)
     assert all(isinstance(each, WorkerLost) for each in lost)
     await turns(lambda: not pair.service.tasks)
+
+
+@pytest.mark.parametrize(
+    ("address", "shown"),
+    [
+        ("tcp://10.0.0.1:4000/decode-1.5ec6e7", "tcp://10.0.0.1:4000/decode-1"),
+        ("nats://baton.v1.worker.decode-1.5ec6#e7", "nats://baton.v1.worker.decode-1"),
+        ("decode.1.5ec6e7", "decode.1"),
+        ("w", "w"),
+    ],
+)
+def test_messages_do_not_contain_the_secret_of_a_name(address: str, shown: str) -> None:
+    assert public_name(address) == shown

@@ -106,6 +106,15 @@ async def test_a_request_that_receives_kv_is_aborted_from_its_first_response_on(
     assert result.num_aborts == 1
 
 
+@pytest.mark.parametrize(("token_ids", "stop_reason"), [([5, 6, 9], None), ([5, 6], 9), ([5, 6], None)])
+async def test_the_stop_token_is_the_last_whether_the_build_tells_it_or_not(
+    token_ids: list[int], stop_reason: int | None
+) -> None:
+    output = {"token_ids": token_ids, "finish_reason": "stop", "stop_reason": stop_reason}
+    (chunk,) = await chunks_of(call_of({"stop_token_ids": (9, 8)}), output)
+    assert (chunk.token_ids, chunk.finish_reason) == ((5, 6, 9), "stop")
+
+
 @pytest.mark.parametrize(
     ("role", "times_s", "expected"),
     [
@@ -240,6 +249,15 @@ def test_the_engine_is_given_salt_priority_and_whether_to_stream(call: Call, ext
     params = options.pop("disaggregated_params")
     assert (token_ids, options) == (call.request.token_ids, {"trace_headers": None} | extra)
     assert (params is not None) == call.hands_over
+
+
+def test_no_two_handoffs_have_one_id() -> None:
+    adapter = adapter_of(Result(), REUSES_APART)
+    for _ in range(100):
+        adapter.submit(call_of(**SENDS))
+    ids = {options["disaggregated_params"].disagg_request_id for _, _, options in adapter.llm.submitted}
+    assert len(ids) == 100
+    assert all(1 << 40 <= found < 1 << 63 for found in ids)
 
 
 SMALL = '{"max_batch_size": 2, "kv_cache_config": {"tokens_per_block": 2}'

@@ -3,6 +3,7 @@
 import ctypes
 import os
 import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -110,3 +111,17 @@ def test_memory_of_an_owner_that_has_ended_or_is_elsewhere_is_not_mapped(driver:
         with pytest.raises(PeerMemoryError):
             PeerMemory(exported(**changes))
     assert driver.num_left == 9
+
+
+def test_a_place_is_a_boot_of_a_host_and_a_namespace_of_ids(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peer_memory, "_BOOT_ID", tmp_path / "boot")
+    monkeypatch.setattr(peer_memory, "_PID_NAMESPACE", tmp_path / "pid")
+    places = set()
+    for boot, namespace in (("1", "pid:[1]"), ("1", "pid:[2]"), ("2", "pid:[1]")):
+        (tmp_path / "boot").write_text(boot + "\n")
+        (tmp_path / "pid").unlink(missing_ok=True)
+        (tmp_path / "pid").symlink_to(namespace)
+        places.add(place())
+    assert len(places) == 3
