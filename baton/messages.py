@@ -217,12 +217,13 @@ class FrontendReply(msgspec.Struct, frozen=True, array_like=True, tag="frontend"
 
 class KvAsk(msgspec.Struct, frozen=True, tag="kv_ask"):
     """A decode worker's question to the source of a KV offer: may it read the last `num_bytes`? `secret` is
-    the ticket's. The call is open while it reads.
+    the ticket's. `is_direct`: it reads the source's memory itself. The call is open while it reads.
     """
 
     offer_id: int
     secret: bytes
     num_bytes: int
+    is_direct: bool = False
 
 
 class KvConfirm(msgspec.Struct, frozen=True, tag="kv_confirm"):
@@ -233,10 +234,13 @@ class KvConfirm(msgspec.Struct, frozen=True, tag="kv_confirm"):
     offer_id: int
     secret: bytes
     num_bytes: int
+    is_direct: bool = False
 
 
 class KvGrant(msgspec.Struct, frozen=True, array_like=True, tag="kv_grant"):
-    """The offer stands: its bytes, or the port of a socket that gives them to the sender of `token`."""
+    """The offer stands: its bytes (over UCX, how to read them), or the port of a socket that gives them to
+    the sender of `token`.
+    """
 
     payload: bytes = b""
     port: int = 0

@@ -93,7 +93,7 @@ def frames_of(address: str, secret: bytes, mutations: Mutations, num: int) -> li
         framed(1, frames.Open(1, request)),
         framed(2, frames.Open(2, StatsRequest()), frames.Credit(1, 5)),
         framed(3, frames.Cancel(1), frames.Beat()),
-        framed(1, frames.Open(1, KvAsk(1, secret, 100)), frames.Open(2, KvAsk(2, secret, 1 << 40))),
+        framed(1, frames.Open(1, KvAsk(1, secret, 100)), frames.Open(2, KvAsk(2, secret, 1 << 40, True))),
         framed(1, frames.Open(1, KvConfirm(1, secret, 100))),
         framed(1, frames.Goodbye("over")),
     ]

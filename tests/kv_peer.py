@@ -1,11 +1,12 @@
 """A process with one cache transceiver, controlled by a test: the remote peer.
 
-Started as `python -m tests.kv_peer tcp|tls`; one JSON command per line on stdin, one answer
+Started as `python -m tests.kv_peer tcp|tls|ucx|ucx-stream`; one JSON command per line on stdin, one answer
 per line.
 """
 
 import asyncio
 import contextlib
+import importlib.util
 import os
 import signal
 import subprocess
@@ -23,22 +24,44 @@ import pytest
 from baton.errors import HandoffFailed
 from tests.certificates import shared_peer
 from tests.waiting import PATIENCE_S, scaled, signal_process
-from workers.kv.transceiver import CacheTransceiver, Ticket
+from workers.kv.memory import Memory, host_memory
+from workers.kv.transceiver import CacheTransceiver, Ticket, choose_transceiver
 
 LARGE_BYTES = 128 << 20
 SOON_S = scaled(1.0)
-KINDS = ("tcp", "tls")
+KINDS = ("tcp", "tls", "ucx", "ucx-stream")
+
+
+needs_nixl = pytest.mark.skipif(
+    importlib.util.find_spec("nixl_cu13") is None, reason="nixl_cu13 is not installed"
+)
+WIRES = [pytest.param(kind, marks=[needs_nixl] if kind.startswith("ucx") else []) for kind in KINDS]
 
 
 def open_transceiver(kind: str) -> CacheTransceiver:
-    """A transceiver, not started."""
-    return CacheTransceiver("127.0.0.1", shared_peer() if kind == "tls" else None)
+    """A transceiver, not started; `ucx-stream` is UCX on a machine that can read nothing directly."""
+    if kind == "ucx-stream":
+        os.environ["UCX_TLS"] = "tcp,self"
+    else:
+        os.environ.pop("UCX_TLS", None)
+    if kind == "tls":
+        return choose_transceiver("TCP", tls=shared_peer())
+    return choose_transceiver(kind.partition("-")[0].upper())
 
 
 def pattern(num_bytes: int, seed: int) -> bytearray:
     """Bytes that depend on position and seed."""
     block = bytearray(zlib.crc32(bytes([seed % 256, i % 256])) % 256 for i in range(4093))
     return (block * (num_bytes // len(block) + 1))[:num_bytes]
+
+
+def on_device(payload: bytearray, device: int) -> Memory:
+    """A copy of the bytes on a CUDA device; `owner` is the tensor."""
+    import torch  # noqa: PLC0415  slow to load, for GPU tests only
+
+    tensor = torch.frombuffer(payload, dtype=torch.uint8).to(f"cuda:{device}")
+    torch.cuda.synchronize(device)
+    return Memory(address=tensor.data_ptr(), num_bytes=len(payload), device_index=device, owner=tensor)
 
 
 class Command(msgspec.Struct, frozen=True):
@@ -49,6 +72,7 @@ class Command(msgspec.Struct, frozen=True):
     seed: int = 0
     deadline_s: float = PATIENCE_S
     ticket: Ticket | None = None
+    device: int | None = None
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -58,6 +82,7 @@ class Answer(msgspec.Struct, frozen=True):
     error: str | None = None
     intact: bool = False
     elapsed_s: float = 0.0
+    paths: str = ""
     cpu_s: float = 0.0
     num_fds: int = 0
     num_threads: int = 0
@@ -69,11 +94,13 @@ class Peer:
     def __init__(self, transceiver: CacheTransceiver) -> None:
         self._transceiver = transceiver
         self._pull: asyncio.Task[Answer] | None = None
+        self._into: Memory | None = None
 
     async def carry_out(self, command: Command) -> Answer:
         if command.do == "offer":
             payload = pattern(command.num_bytes, command.seed)
-            return Answer(ticket=self._transceiver.offer(memoryview(payload)))
+            memory = host_memory(payload) if command.device is None else on_device(payload, command.device)
+            return Answer(ticket=self._transceiver.offer(memory))
         if command.do == "withdraw" and command.ticket:
             self._transceiver.withdraw(command.ticket)
         elif command.do == "pull":
@@ -81,6 +108,7 @@ class Peer:
         elif command.do == "pulled" and self._pull:
             return await self._pull
         return Answer(
+            paths=self._transceiver.paths,
             cpu_s=time.process_time(),
             num_fds=len(os.listdir("/proc/self/fd")),
             num_threads=threading.active_count(),
@@ -91,7 +119,7 @@ class Peer:
         buffer = bytearray(command.ticket.num_bytes)
         start = time.monotonic()
         try:
-            await self._transceiver.pull(command.ticket, memoryview(buffer), command.deadline_s)
+            await self._transceiver.pull(command.ticket, host_memory(buffer), command.deadline_s)
         except HandoffFailed as error:
             return Answer(error=error.message, elapsed_s=time.monotonic() - start)
         elapsed_s = time.monotonic() - start
@@ -144,8 +172,8 @@ class Far:
         await self.begin_pull(ticket, seed, deadline_s)
         return await self.end_of_pull()
 
-    async def offer(self, num_bytes: int, seed: int = 0) -> Ticket:
-        answer = await self.ask(Command("offer", num_bytes=num_bytes, seed=seed))
+    async def offer(self, num_bytes: int, seed: int = 0, device: int | None = None) -> Ticket:
+        answer = await self.ask(Command("offer", num_bytes=num_bytes, seed=seed, device=device))
         assert answer.ticket
         return answer.ticket
 

@@ -4,6 +4,7 @@ import asyncio
 
 from baton.errors import HandoffFailed
 from tests.waiting import PATIENCE_S
+from workers.kv.memory import Memory, host_view
 from workers.kv.transceiver import CacheTransceiver, Ticket
 
 
@@ -13,9 +14,11 @@ class Wire(CacheTransceiver):
     def __init__(self) -> None:
         super().__init__("127.0.0.1")
         self.transport_name = "memory"
-        self.offers: dict[int, memoryview] = {}
+        self.offers: dict[int, Memory] = {}
         self.num_pulls = 0
         self.deadlines_s: list[float] = []
+        self.addresses: set[int] = set()
+        self._alive: list[Memory] = []  # so that no other gets the address
         self.hold = asyncio.Event()
         self.hold.set()
         self.fault: Exception | None = None
@@ -25,11 +28,16 @@ class Wire(CacheTransceiver):
     async def start(self) -> None:
         pass
 
-    def offer(self, payload: memoryview) -> Ticket:
+    def offer(self, payload: Memory) -> Ticket:
         offer_id = len(self._has_moved)
         self.offers[offer_id] = payload
+        self._see(payload)
         self._has_moved[offer_id] = asyncio.Event()
-        return Ticket(wire="memory", offer_id=offer_id, num_bytes=payload.nbytes, address="", secret=b"")
+        return Ticket(wire="memory", offer_id=offer_id, num_bytes=payload.num_bytes, address="", secret=b"")
+
+    def _see(self, buffer: Memory) -> None:
+        self.addresses.add(buffer.address)
+        self._alive.append(buffer)
 
     async def moved(self, ticket: Ticket) -> int:
         await self._has_moved[ticket.offer_id].wait()
@@ -38,17 +46,18 @@ class Wire(CacheTransceiver):
     def withdraw(self, ticket: Ticket) -> None:
         self.offers.pop(ticket.offer_id, None)
 
-    async def pull(self, ticket: Ticket, into: memoryview, deadline_s: float) -> None:
+    async def pull(self, ticket: Ticket, into: Memory, deadline_s: float) -> None:
         self.num_pulls += 1
         self.deadlines_s.append(deadline_s)
+        self._see(into)
         async with asyncio.timeout(PATIENCE_S):
             await self.hold.wait()
         if self.fault is not None:
             raise self.fault
         if ticket.offer_id not in self.offers:
             raise HandoffFailed("the offer was withdrawn")
-        into[:] = self.offers[ticket.offer_id][-into.nbytes :]
-        self._num_bytes[ticket.offer_id] = into.nbytes
+        host_view(into)[:] = host_view(self.offers[ticket.offer_id])[-into.num_bytes :]
+        self._num_bytes[ticket.offer_id] = into.num_bytes
         self._has_moved[ticket.offer_id].set()
 
     def all_moved(self) -> bool:

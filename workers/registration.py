@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, aclosing, contextmanager
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,7 @@ from workers.settings_text import SettingsError
 
 log = logging.getLogger(__name__)
 
-_FRESH_S = 1.0
+_LOOK_EVERY_S = 1.0
 # Connecting takes milliseconds to seconds; slower peers are not waited for.
 PAIR_TIMEOUT_S = 20.0
 
@@ -34,18 +34,34 @@ async def stay_registered(
     transport: Transport,
     *,
     settings: WorkerSettings,
+    kv_paths: Callable[[], str],
 ) -> None:
-    """Stay registered until cancelled: visible to peers at once, to clients when every pair is warm."""
+    """Stay registered until cancelled: visible to peers at once, to clients when every pair is warm.
+
+    `kv_paths` names what KV transfers took so far; a new one is shown within a second.
+    """
     async with AsyncExitStack() as registered:
         warming = msgspec.structs.replace(card, is_ready=False)
         await needed(settings.wires.registry_name(), _replace(registered, discovery, warming))
         is_dynamo = settings.wires.plane == "dynamo"  # a router of Dynamo's hands over, not its workers
         cold_peers = () if is_dynamo else await warm_up_pairs(card, respond, discovery, transport)
-        await _replace(registered, discovery, msgspec.structs.replace(card, cold_peers=cold_peers))
+        card = msgspec.structs.replace(card, cold_peers=cold_peers)
+        shown = _labelled(card, kv_paths())
+        await _replace(registered, discovery, shown)
         fields = {"worker": card.worker_id, "name": card.name, "endpoint": card.endpoint}
-        log.info(Line("ready", **fields, address=public_name(card.address), kv=card.kv_transfer))
+        log.info(Line("ready", **fields, address=public_name(card.address), kv=shown.kv_transfer))
         with _kept_fresh(settings.ready_file):
-            await asyncio.Event().wait()
+            while True:
+                await asyncio.sleep(_LOOK_EVERY_S)  # the paths of transfers do not notify
+                if (now := _labelled(card, kv_paths())) != shown:
+                    shown = now
+                    log.info("kv moves worker=%s kv=%s", card.worker_id, shown.kv_transfer)
+                    await _replace(registered, discovery, shown)
+
+
+def _labelled(card: WorkerInfo, kv_paths: str) -> WorkerInfo:
+    label = f"{card.kv_transfer} ({kv_paths})" if kv_paths else card.kv_transfer
+    return msgspec.structs.replace(card, kv_transfer=label)
 
 
 async def _replace(registered: AsyncExitStack, discovery: Discovery, card: WorkerInfo) -> None:
@@ -73,7 +89,7 @@ def _kept_fresh(path: Path | None) -> Iterator[None]:
         yield
         return
     path.touch()
-    pulse = Pulse(_FRESH_S, path.touch)
+    pulse = Pulse(_LOOK_EVERY_S, path.touch)
     try:
         yield
     finally:

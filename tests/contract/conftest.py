@@ -13,7 +13,7 @@ from baton.telemetry import unauthenticated
 from baton.transport import Transport
 from tests.certificates import Authority
 from tests.conftest import LaunchServer, ServerProcess
-from tests.kv_peer import KINDS, Far
+from tests.kv_peer import WIRES, Far
 from tests.planes import Plane
 from tests.supervisors import Start, Supervised
 
@@ -64,7 +64,7 @@ def worker(ends: tuple[Transport, Transport]) -> Transport:
     return ends[1]
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(scope="module", params=WIRES)
 def far(request: pytest.FixtureRequest, shared_authority: Authority) -> Iterator[Far]:
     """One process for all tests that do not kill it."""
     process = Far(request.param)

@@ -25,7 +25,7 @@ from baton.transport import Respond
 from tests.conftest import free_port
 from tests.waiting import PATIENCE_S, until
 from workers.engines.mocker import MockerEngine, MockerSettings
-from workers.kv.transceiver import CacheTransceiver
+from workers.kv.transceiver import choose_transceiver
 from workers.worker import Worker
 
 # The binding reads it when it is imported.
@@ -101,7 +101,7 @@ async def bare_mocker(**settings: float) -> AsyncIterator[MockerEngine]:
     engine = MockerEngine(
         MockerSettings(**{"decode_step_ms": 2.0} | settings),  # type: ignore[arg-type]  # floats only
         model_path=MODEL,
-        transceiver=CacheTransceiver("127.0.0.1"),
+        transceiver=choose_transceiver("TCP"),
     )
     await engine.start()
     try:

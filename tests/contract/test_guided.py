@@ -25,7 +25,7 @@ from workers.engine import Engine
 from workers.engines.embedded.engine import EmbeddedEngine
 from workers.engines.embedded.settings import EmbeddedSettings, KvCacheSettings
 from workers.engines.mocker import MockerEngine, MockerSettings
-from workers.kv.transceiver import CacheTransceiver
+from workers.kv.transceiver import choose_transceiver
 
 DEMO = Path("models/demo")
 GREEDY: dict[str, Any] = {"temperature": 0.0}
@@ -37,12 +37,12 @@ def embedded(role: Role) -> Engine:
     settings = EmbeddedSettings(
         max_batch_size=8, max_num_tokens=64, kv_cache_config=KvCacheSettings(max_tokens=8192)
     )
-    return EmbeddedEngine(settings, model_path=DEMO, role=role, transceiver=CacheTransceiver("127.0.0.1"))
+    return EmbeddedEngine(settings, model_path=DEMO, role=role, transceiver=choose_transceiver("TCP"))
 
 
 def mocker(_: Role) -> Engine:
     settings = MockerSettings(decode_step_ms=1)
-    return MockerEngine(settings, model_path=DEMO, transceiver=CacheTransceiver("127.0.0.1"))
+    return MockerEngine(settings, model_path=DEMO, transceiver=choose_transceiver("TCP"))
 
 
 @pytest.fixture(scope="module")

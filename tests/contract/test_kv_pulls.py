@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import socket
+import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, ExitStack, aclosing, asynccontextmanager, suppress
 from functools import partial
@@ -17,6 +18,7 @@ from baton.telemetry import unauthenticated
 from tests.clock import jumping
 from tests.kv_peer import near
 from tests.waiting import until
+from workers.kv.memory import Memory, host_memory
 from workers.kv.stream import STALL_S, Stream
 from workers.kv.transceiver import CacheTransceiver, Ticket
 
@@ -58,7 +60,7 @@ async def reading(ticket: Ticket) -> AsyncIterator[Reader]:
 
 async def pulled(there: CacheTransceiver, ticket: Ticket, deadline_s: float = 60) -> bytes:
     into = bytearray(ticket.num_bytes)
-    await there.pull(ticket, memoryview(into), deadline_s)
+    await there.pull(ticket, host_memory(into), deadline_s)
     return bytes(into)
 
 
@@ -67,19 +69,10 @@ def is_moved(source: CacheTransceiver, ticket: Ticket) -> bool:
     return offer.moved.done()
 
 
-def is_lent(memory: bytearray) -> bool:
-    """Whether a view of it exists, as no such memory can grow."""
-    try:
-        memory.append(0)
-    except BufferError:
-        return True
-    return False
-
-
 @jumping
 async def test_an_offer_has_moved_when_its_reader_confirms_it_and_not_before() -> None:
     async with near("tcp") as source:
-        ticket = source.offer(memoryview(bytearray(PAYLOAD)))
+        ticket = source.offer(host_memory(bytearray(PAYLOAD)))
         async with reading(ticket) as reader:
             async with reader.ask() as replies:
                 grant = await anext(replies)
@@ -98,7 +91,7 @@ async def test_an_offer_that_ends_stops_its_readers_and_their_bytes_do_not_count
     by_another_reader: bool,
 ) -> None:
     async with near("tcp") as source, near("tcp") as other:
-        ticket = source.offer(memoryview(bytearray(LARGE_BYTES)))
+        ticket = source.offer(host_memory(bytearray(LARGE_BYTES)))
         async with reading(ticket) as reader, reader.ask() as replies:
             assert isinstance(await anext(replies), KvGrant)
             if by_another_reader:
@@ -120,26 +113,28 @@ async def test_an_offer_that_ends_stops_its_readers_and_their_bytes_do_not_count
         ({"secret": bytes(16)}, True),
         ({"num_bytes": 0}, False),
         ({"num_bytes": len(PAYLOAD) + 1}, False),
+        ({"is_direct": True}, False),
     ],
 )
 @jumping
 async def test_who_asks_for_what_is_not_offered_gets_nothing(wrong: dict[str, Any], is_strange: bool) -> None:
     num_before = unauthenticated.num_messages
     async with near("tcp") as source:
-        ticket = source.offer(memoryview(bytearray(PAYLOAD)))
+        ticket = source.offer(host_memory(bytearray(PAYLOAD)))
         async with reading(ticket) as reader:
             async with reader.ask(**wrong) as replies:
                 with pytest.raises(HandoffFailed):
                     await anext(replies)
-            with pytest.raises(HandoffFailed):
-                await reader.confirm(**wrong)
-            assert unauthenticated.num_messages == num_before + 2 * is_strange
+            if "is_direct" not in wrong:
+                with pytest.raises(HandoffFailed):
+                    await reader.confirm(**wrong)
+                assert unauthenticated.num_messages == num_before + 2 * is_strange
             assert not is_moved(source, ticket)
 
 
 async def test_requests_of_other_kinds_are_refused() -> None:
     async with near("tcp") as source:
-        address = source.offer(memoryview(bytearray(1))).address
+        address = source.offer(host_memory(bytearray(1))).address
         transport = TcpTransport()
         with pytest.raises(HandoffFailed):
             await anext(transport.call(address, StatsRequest()))
@@ -148,22 +143,24 @@ async def test_requests_of_other_kinds_are_refused() -> None:
 
 async def test_withdrawn_memory_is_released_when_its_reader_has_closed_the_call() -> None:
     async with near("tcp") as source:
-        memory = bytearray(PAYLOAD)
-        ticket = source.offer(memoryview(memory))
+        payload = host_memory(bytearray(PAYLOAD))
+        lent = weakref.ref(payload)
+        ticket = source.offer(payload)
+        del payload
         async with reading(ticket) as reader:
             async with reader.ask() as replies:
                 await anext(replies)
                 source.withdraw(ticket)
                 assert await anext(replies) == KvWithdrawn()
                 await asyncio.sleep(1)  # time for what must not happen
-                assert is_lent(memory)
-            await until(lambda: gc.collect() >= 0 and not is_lent(memory))
+                assert lent() is not None
+            await until(lambda: gc.collect() >= 0 and lent() is None)
 
 
 @pytest.mark.loops("asyncio", "uvloop")
 async def test_only_who_shows_the_token_gets_bytes_from_the_socket_and_only_while_they_are_lent() -> None:
     num_before, loop = unauthenticated.num_messages, asyncio.get_running_loop()
-    road, payload = Stream("127.0.0.1"), memoryview(bytearray(b"x" * LARGE_BYTES))
+    road, payload = Stream("127.0.0.1"), host_memory(bytearray(b"x" * LARGE_BYTES))
     with socket.socket() as mute, socket.socket() as guessing:
         async with road.lend(payload) as way:
             for sock in (mute, guessing):
@@ -171,7 +168,7 @@ async def test_only_who_shows_the_token_gets_bytes_from_the_socket_and_only_whil
                 sock.setblocking(False)
             await loop.sock_sendall(guessing, bytes(16))
             assert await loop.sock_recv(guessing, 1) == b""
-            await road.fetch("127.0.0.1", way, memoryview(into := bytearray(LARGE_BYTES)))
+            await road.fetch("127.0.0.1", way, host_memory(into := bytearray(LARGE_BYTES)))
             assert into == b"x" * LARGE_BYTES
             assert unauthenticated.num_messages == num_before + 1
             with pytest.raises(BlockingIOError):
@@ -179,16 +176,16 @@ async def test_only_who_shows_the_token_gets_bytes_from_the_socket_and_only_whil
         with suppress(ConnectionResetError):
             assert await loop.sock_recv(mute, 1) == b""
     with pytest.raises(ConnectionRefusedError):
-        await road.fetch("127.0.0.1", way, memoryview(bytearray(LARGE_BYTES)))
+        await road.fetch("127.0.0.1", way, host_memory(bytearray(LARGE_BYTES)))
 
 
 async def test_readers_that_show_no_token_make_room() -> None:
     road, into = Stream("127.0.0.1"), bytearray(LARGE_BYTES)
-    async with road.lend(memoryview(bytearray(b"x" * LARGE_BYTES))) as way:
+    async with road.lend(host_memory(bytearray(b"x" * LARGE_BYTES))) as way:
         port = way.port
         with ExitStack() as mute:
             socks = [mute.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(40)]
-            await road.fetch("127.0.0.1", way, memoryview(into))
+            await road.fetch("127.0.0.1", way, host_memory(into))
             socks[0].setblocking(False)
             with suppress(ConnectionResetError):
                 assert await asyncio.get_running_loop().sock_recv(socks[0], 1) == b""
@@ -200,10 +197,10 @@ async def test_readers_that_show_no_token_make_room() -> None:
 @pytest.mark.loops("asyncio", "uvloop")
 async def test_a_pull_that_is_cancelled_at_any_moment_writes_no_more_and_the_offer_stands(kind: str) -> None:
     async with near(kind) as source, near(kind) as here:
-        ticket = source.offer(memoryview(bytearray(b"x" * LARGE_BYTES)))
+        ticket = source.offer(host_memory(bytearray(b"x" * LARGE_BYTES)))
         for num_turns in range(24):
             into = bytearray(LARGE_BYTES)
-            pull = asyncio.ensure_future(here.pull(ticket, memoryview(into), 60))
+            pull = asyncio.ensure_future(here.pull(ticket, host_memory(into), 60))
             await until(partial(into.startswith, b"x"), pause_s=0)
             for _ in range(num_turns):
                 await asyncio.sleep(0)
@@ -216,7 +213,7 @@ async def test_a_pull_that_is_cancelled_at_any_moment_writes_no_more_and_the_off
             await asyncio.sleep(0.002)  # time for what must not happen
             assert into == b"y" * LARGE_BYTES
         assert num_turns
-        assert await pulled(here, source.offer(memoryview(bytearray(PAYLOAD)))) == PAYLOAD
+        assert await pulled(here, source.offer(host_memory(bytearray(PAYLOAD)))) == PAYLOAD
 
 
 @asynccontextmanager
@@ -283,7 +280,7 @@ async def test_without_a_byte_for_two_seconds_a_pull_has_stalled(
     loop = asyncio.get_running_loop()
     async with socket_that(serve) as way:
         began_s = loop.time()
-        fetch = Stream("127.0.0.1").fetch("127.0.0.1", way, memoryview(bytearray(100)))
+        fetch = Stream("127.0.0.1").fetch("127.0.0.1", way, host_memory(bytearray(100)))
         if error is None:
             await fetch
         else:
@@ -316,3 +313,14 @@ async def test_a_ticket_that_leads_nowhere_fails_the_handoff(address: str) -> No
     async with near("tcp") as here:
         with pytest.raises(HandoffFailed):
             await pulled(here, Ticket(wire="tcp", offer_id=1, num_bytes=9, address=address, secret=b""))
+
+
+async def test_memory_of_a_device_is_neither_offered_nor_filled_over_tcp() -> None:
+    on_device = Memory(address=1 << 40, num_bytes=8, owner=None, device_index=0)
+    async with near("tcp") as tcp:
+        assert not tcp.moves_device_memory
+        with pytest.raises(ValueError, match="CUDA"):
+            tcp.offer(on_device)
+        ticket = tcp.offer(host_memory(bytearray(8)))
+        with pytest.raises(ValueError, match="CUDA"):
+            await tcp.pull(ticket, on_device, 5)

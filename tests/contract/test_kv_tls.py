@@ -15,6 +15,7 @@ from tests.certificates import Authority
 from tests.clock import jumping
 from tests.kv_peer import place_of, readers_of
 from tests.waiting import until
+from workers.kv.memory import host_memory
 from workers.kv.stream import Stream
 from workers.kv.transceiver import CacheTransceiver, Ticket
 
@@ -33,7 +34,7 @@ async def transceiver(tls: PeerTls | None) -> AsyncIterator[CacheTransceiver]:
 
 async def pull(here: CacheTransceiver, ticket: Ticket) -> bytes:
     into = bytearray(ticket.num_bytes)
-    await here.pull(ticket, memoryview(into), 30)
+    await here.pull(ticket, host_memory(into), 30)
     return bytes(into)
 
 
@@ -41,7 +42,7 @@ async def pull(here: CacheTransceiver, ticket: Ticket) -> bytes:
 async def test_pulls_over_tls_share_a_connection_to_ask_on(ours: Authority) -> None:
     async with transceiver(ours.peer("one")) as one, transceiver(ours.peer("two")) as two:
         for _ in range(3):
-            ticket = one.offer(memoryview(bytearray(PAYLOAD)))
+            ticket = one.offer(host_memory(bytearray(PAYLOAD)))
             assert ticket.wire == one.transport_name == "tcp+tls"
             assert await pull(two, ticket) == PAYLOAD
             assert await one.moved(ticket) == len(PAYLOAD)
@@ -55,7 +56,7 @@ async def test_with_tls_on_one_side_only_nothing_is_sent(ours: Authority, source
         transceiver(tls if source_has_it else None) as source,
         transceiver(None if source_has_it else tls) as here,
     ):
-        ticket = source.offer(memoryview(bytearray(PAYLOAD)))
+        ticket = source.offer(host_memory(bytearray(PAYLOAD)))
         names = ("tcp+tls", "tcp") if source_has_it else ("tcp", "tcp+tls")
         reason = "the KV is offered over {}, this worker uses {}".format(*names)
         with pytest.raises(HandoffFailed) as failed:
@@ -72,9 +73,9 @@ async def test_a_puller_that_is_not_trusted_gets_nothing_while_another_pulls(
     mixed.connecting.load_cert_chain(*foreign.sign("foreign"))
     num_before = unauthenticated.num_messages
     async with transceiver(tls) as source, transceiver(tls) as good, transceiver(mixed) as bad:
-        large = source.offer(memoryview(bytearray(PAYLOAD * 24)))
+        large = source.offer(host_memory(bytearray(PAYLOAD * 24)))
         running = asyncio.ensure_future(pull(good, large))
-        ticket = source.offer(memoryview(bytearray(PAYLOAD)))
+        ticket = source.offer(host_memory(bytearray(PAYLOAD)))
         with pytest.raises(HandoffFailed, match=r"refuses this process's certificate|lost"):
             await pull(bad, ticket)
         assert unauthenticated.num_messages == num_before + 1
@@ -92,7 +93,7 @@ async def test_a_caller_without_a_certificate_gets_nothing_and_is_counted(
 ) -> None:
     num_before = unauthenticated.num_messages
     async with transceiver(ours.peer()) as source:
-        place = place_of(source.offer(memoryview(bytearray(PAYLOAD))))
+        place = place_of(source.offer(host_memory(bytearray(PAYLOAD))))
         reader, writer = await asyncio.open_connection(*place, ssl=ours.client() if has_tls else None)
         writer.write(b"GET / HTTP/1.1\r\n\r\n")
         with suppress(OSError):  # a reset, or the alert
@@ -106,7 +107,7 @@ async def test_a_caller_without_a_certificate_gets_nothing_and_is_counted(
 async def test_a_handshake_that_does_not_end_is_ended_after_ten_seconds(ours: Authority) -> None:
     loop = asyncio.get_running_loop()
     async with transceiver(ours.peer()) as source:
-        place = place_of(source.offer(memoryview(bytearray(PAYLOAD))))
+        place = place_of(source.offer(host_memory(bytearray(PAYLOAD))))
         for first in (b"", b"\x16\x03\x01\x02\x00"):
             with socket.create_connection(place) as sock:
                 sock.setblocking(False)
@@ -147,20 +148,20 @@ async def test_a_source_that_does_not_shake_hands_hears_no_secret(ours: Authorit
 
 async def test_withdrawing_ends_a_pull_over_tls_at_once(ours: Authority) -> None:
     async with transceiver(ours.peer()) as source, transceiver(ours.peer()) as here:
-        large = source.offer(memoryview(bytearray(PAYLOAD * 48)))
+        large = source.offer(host_memory(bytearray(PAYLOAD * 48)))
         running = asyncio.ensure_future(pull(here, large))
         await until(lambda: readers_of(source, large), pause_s=0)
         source.withdraw(large)
         with pytest.raises(HandoffFailed):
             await running
-        assert await pull(here, source.offer(memoryview(bytearray(PAYLOAD)))) == PAYLOAD
+        assert await pull(here, source.offer(host_memory(bytearray(PAYLOAD)))) == PAYLOAD
 
 
 async def test_bytes_that_have_a_socket_of_their_own_are_given_over_tls_only(ours: Authority) -> None:
-    payload, into = memoryview(bytearray(PAYLOAD)), bytearray(len(PAYLOAD))
+    payload, into = host_memory(bytearray(PAYLOAD)), bytearray(len(PAYLOAD))
     async with Stream("127.0.0.1", ours.peer()).lend(payload) as way:
         with pytest.raises(OSError, match=r"closed|reset"):
-            await Stream("127.0.0.1").fetch("127.0.0.1", way, memoryview(into))
+            await Stream("127.0.0.1").fetch("127.0.0.1", way, host_memory(into))
         assert into[:7] in (bytes(7), b"\x15\x03\x03\0\x02\x02\x46")  # nothing, or an alert
-        await Stream("127.0.0.1", ours.peer()).fetch("127.0.0.1", way, memoryview(into))
+        await Stream("127.0.0.1", ours.peer()).fetch("127.0.0.1", way, host_memory(into))
         assert into == PAYLOAD

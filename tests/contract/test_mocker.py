@@ -25,14 +25,14 @@ from tests.requests import token_request
 from tests.waiting import until
 from workers.engines.mocker import MockerEngine, MockerSettings
 from workers.engines.script import Vocabulary
-from workers.kv.transceiver import CacheTransceiver
+from workers.kv.transceiver import choose_transceiver
 
 
 def new_engine(wire: Any = None, **settings: Any) -> MockerEngine:
     return MockerEngine(
         MockerSettings(**{"prefill_tokens_per_s": 10, "decode_step_ms": 1000, **settings}),
         model_path=Path("models/demo"),
-        transceiver=wire or CacheTransceiver("127.0.0.1"),
+        transceiver=wire or choose_transceiver("TCP"),
     )
 
 

@@ -20,6 +20,7 @@ from tests.kv_peer import (
     readers_of,
 )
 from tests.waiting import scaled, until
+from workers.kv.memory import host_memory
 
 
 @pytest.mark.parametrize("num_bytes", [1, 4096, 5 << 20, 64 << 20])
@@ -27,7 +28,7 @@ async def test_bytes_arrive_as_they_were_offered(far: Far, num_bytes: int) -> No
     async with near(far.kind) as here:
         ticket = await far.offer(num_bytes, seed=3)
         into = bytearray(num_bytes)
-        await here.pull(ticket, memoryview(into), 10)
+        await here.pull(ticket, host_memory(into), 10)
         assert into == pattern(num_bytes, 3)
 
 
@@ -36,16 +37,16 @@ async def test_a_puller_takes_only_the_end_that_it_lacks(far: Far, num_bytes: in
     async with near(far.kind) as here:
         ticket = await far.offer(5 << 20, seed=3)
         into = bytearray(num_bytes)
-        await here.pull(ticket, memoryview(into), 10)
+        await here.pull(ticket, host_memory(into), 10)
         assert into == pattern(5 << 20, 3)[-num_bytes:]
-        back = here.offer(memoryview(pattern(5 << 20, 3)))
-        await here.pull(back, memoryview(into), 10)
+        back = here.offer(host_memory(pattern(5 << 20, 3)))
+        await here.pull(back, host_memory(into), 10)
         assert await here.moved(back) == num_bytes
 
 
 async def test_the_source_learns_that_the_bytes_have_moved(far: Far) -> None:
     async with near(far.kind) as here:
-        ticket = here.offer(memoryview(pattern(1 << 20, 5)))
+        ticket = here.offer(host_memory(pattern(1 << 20, 5)))
         moved = asyncio.create_task(here.moved(ticket))
         answer = await far.pull(ticket, seed=5)
         assert answer.intact, answer.error
@@ -60,7 +61,7 @@ async def test_fifty_offers_move_at_once(far: Far) -> None:
     async with near(far.kind) as here:
         tickets = [await far.offer(100_000 + i, seed=i) for i in range(50)]
         buffers = [bytearray(ticket.num_bytes) for ticket in tickets]
-        pulls = [here.pull(t, memoryview(b), 20) for t, b in zip(tickets, buffers, strict=True)]
+        pulls = [here.pull(t, host_memory(b), 20) for t, b in zip(tickets, buffers, strict=True)]
         await asyncio.gather(*pulls)
         for i, buffer in enumerate(buffers):
             assert buffer == pattern(len(buffer), i)
@@ -69,21 +70,21 @@ async def test_fifty_offers_move_at_once(far: Far) -> None:
 async def test_a_staging_buffer_is_used_again_for_other_bytes_and_sizes(far: Far) -> None:
     async with near(far.kind) as here:
         buffer = bytearray(1 << 20)
-        staging = memoryview(buffer)
+        staging = host_memory(buffer)
         for seed, num_bytes in enumerate((900_000, 1000, 70_000, 1000)):
             buffer[100 : 100 + num_bytes] = pattern(num_bytes, seed)
-            ticket = here.offer(staging[100 : 100 + num_bytes])
+            ticket = here.offer(staging.part(100, num_bytes))
             answer = await far.pull(ticket, seed=seed)
             assert answer.intact, answer.error
             here.withdraw(ticket)
             back = await far.offer(num_bytes, seed=seed + 50)
-            await here.pull(back, staging[7 : 7 + num_bytes], 10)
+            await here.pull(back, staging.part(7, num_bytes), 10)
             assert buffer[7 : 7 + num_bytes] == pattern(num_bytes, seed + 50)
 
 
 async def test_what_was_withdrawn_is_not_pulled(far: Far) -> None:
     async with near(far.kind) as here:
-        ticket = here.offer(memoryview(pattern(4096, 1)))
+        ticket = here.offer(host_memory(pattern(4096, 1)))
         moved = asyncio.create_task(here.moved(ticket))
         await asyncio.sleep(0)  # `moved` waits now
         here.withdraw(ticket)
@@ -97,7 +98,7 @@ async def test_what_was_withdrawn_is_not_pulled(far: Far) -> None:
 
 async def test_the_wait_for_an_unwanted_offer_can_be_cancelled(far: Far) -> None:
     async with near(far.kind) as here:
-        ticket = here.offer(memoryview(pattern(4096, 1)))
+        ticket = here.offer(host_memory(pattern(4096, 1)))
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.05):
                 await here.moved(ticket)
@@ -110,7 +111,7 @@ async def test_overwriting_withdrawn_memory_under_a_running_pull_spoils_no_pull(
     async with near(far.kind) as here:
         buffer = pattern(16 << 20, 1)
         original = bytes(buffer)
-        payload = memoryview(buffer)
+        payload = host_memory(buffer)
         num_failed = 0
         for step in range(16):
             buffer[:] = original
@@ -133,26 +134,26 @@ async def test_a_wrong_secret_opens_nothing(far: Far) -> None:
         forged = msgspec.structs.replace(ticket, secret=bytes(len(ticket.secret)))
         into = bytearray(4096)
         with pytest.raises(HandoffFailed):
-            await here.pull(forged, memoryview(into), 5)
+            await here.pull(forged, host_memory(into), 5)
         assert into == bytes(4096)
-        await here.pull(ticket, memoryview(into), 5)
+        await here.pull(ticket, host_memory(into), 5)
         assert into == pattern(4096, 2)
 
 
 async def test_a_ticket_for_another_wire_or_another_size_is_refused(far: Far) -> None:
     async with near(far.kind) as here:
         ticket = await far.offer(4096)
-        into = memoryview(bytearray(4096))
+        into = host_memory(bytearray(4096))
         with pytest.raises(HandoffFailed):
             await here.pull(msgspec.structs.replace(ticket, wire="pigeon"), into, 5)
         with pytest.raises(HandoffFailed):
             await here.pull(msgspec.structs.replace(ticket, address="x"), into, 5)
         with pytest.raises(ValueError, match="4097"):
-            await here.pull(ticket, memoryview(bytearray(4097)), 5)
+            await here.pull(ticket, host_memory(bytearray(4097)), 5)
         with pytest.raises(ValueError, match="has 0"):
-            await here.pull(ticket, memoryview(bytearray(0)), 5)
+            await here.pull(ticket, host_memory(bytearray(0)), 5)
         with pytest.raises(ValueError, match="at least one byte"):
-            here.offer(memoryview(bytearray(0)))
+            here.offer(host_memory(bytearray(0)))
 
 
 @pytest.mark.parametrize(

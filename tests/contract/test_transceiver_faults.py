@@ -11,9 +11,9 @@ import pytest
 
 from baton.errors import HandoffFailed
 from tests.kv_peer import (
-    KINDS,
     LARGE_BYTES,
     SOON_S,
+    WIRES,
     Command,
     Far,
     failure,
@@ -24,6 +24,7 @@ from tests.kv_peer import (
     victim,
 )
 from tests.waiting import PATIENCE_S, until
+from workers.kv.memory import host_memory
 from workers.kv.transceiver import CacheTransceiver
 
 
@@ -32,7 +33,7 @@ async def test_a_frozen_source_costs_the_puller_its_deadline_and_never_writes_la
         async with near(far.kind) as here:
             ticket = await far.offer(32 << 20, seed=1)
             into = bytearray(32 << 20)
-            pull = asyncio.create_task(here.pull(ticket, memoryview(into), 0.3))
+            pull = asyncio.create_task(here.pull(ticket, host_memory(into), 0.3))
             await asyncio.sleep(step * 0.002)  # another moment each time
             far.signal(signal.SIGSTOP)
             try:
@@ -45,7 +46,7 @@ async def test_a_frozen_source_costs_the_puller_its_deadline_and_never_writes_la
             finally:
                 far.signal(signal.SIGCONT)
             again = bytearray(32 << 20)
-            await here.pull(ticket, memoryview(again), PATIENCE_S)  # after a failed pull the offer remains
+            await here.pull(ticket, host_memory(again), PATIENCE_S)  # after a failed pull the offer remains
             assert again == pattern(32 << 20, 1)
             assert into == b"\x55" * len(into)
 
@@ -53,7 +54,7 @@ async def test_a_frozen_source_costs_the_puller_its_deadline_and_never_writes_la
 async def test_a_frozen_puller_does_not_keep_the_source_from_its_memory(far: Far) -> None:
     async with near(far.kind) as here:
         buffer = pattern(LARGE_BYTES, 1)
-        ticket = here.offer(memoryview(buffer))
+        ticket = here.offer(host_memory(buffer))
         await far.begin_pull(ticket, seed=1)
         await until(lambda: readers_of(here, ticket) > 0, pause_s=0)
         far.signal(signal.SIGSTOP)
@@ -66,37 +67,37 @@ async def test_a_frozen_puller_does_not_keep_the_source_from_its_memory(far: Far
         finally:
             far.signal(signal.SIGCONT)
         assert (await far.end_of_pull()).error
-        fresh = here.offer(memoryview(pattern(4096, 9)))
+        fresh = here.offer(host_memory(pattern(4096, 9)))
         assert (await far.pull(fresh, seed=9)).intact
 
 
 @pytest.mark.usefixtures("shared_authority")
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", WIRES)
 async def test_a_killed_source_fails_the_pull_at_once_and_its_successor_is_pulled_from(kind: str) -> None:
     async with near(kind) as here:
         with victim(kind) as far:
             warm = await far.offer(4096, seed=1)
-            await here.pull(warm, memoryview(bytearray(4096)), 10)
+            await here.pull(warm, host_memory(bytearray(4096)), 10)
             ticket = await far.offer(LARGE_BYTES, seed=1)
             into = bytearray(LARGE_BYTES)
-            pull = asyncio.create_task(here.pull(ticket, memoryview(into), 30))
+            pull = asyncio.create_task(here.pull(ticket, host_memory(into), 30))
             await until(lambda: into[0] != 0, pause_s=0)
             far.signal(signal.SIGKILL)
             assert await failure(pull) < SOON_S
-            late = asyncio.create_task(here.pull(ticket, memoryview(into), 30))
+            late = asyncio.create_task(here.pull(ticket, host_memory(into), 30))
             assert await failure(late) < SOON_S
         with victim(kind) as far:
             ticket = await far.offer(4096, seed=2)
             small = bytearray(4096)
-            await here.pull(ticket, memoryview(small), 10)
+            await here.pull(ticket, host_memory(small), 10)
             assert small == pattern(4096, 2)
 
 
 @pytest.mark.usefixtures("shared_authority")
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", WIRES)
 async def test_a_killed_puller_leaves_the_offer_to_the_next_one(kind: str) -> None:
     async with near(kind) as here:
-        ticket = here.offer(memoryview(pattern(LARGE_BYTES, 1)))
+        ticket = here.offer(host_memory(pattern(LARGE_BYTES, 1)))
         with victim(kind) as far:
             await far.begin_pull(ticket, seed=1)
             await until(lambda: readers_of(here, ticket) > 0, pause_s=0)
@@ -114,18 +115,18 @@ async def test_connections_that_ask_for_nothing_make_room_for_a_puller(far: Far)
             for _ in range(300):
                 mute.enter_context(socket.create_connection(place_of(ticket), timeout=5))
             into = bytearray(1 << 10)
-            await here.pull(ticket, memoryview(into), SOON_S)
+            await here.pull(ticket, host_memory(into), SOON_S)
         assert into == pattern(1 << 10, 3)
 
 
 async def test_closing_ends_every_wait(far: Far) -> None:
     async with near(far.kind) as here:
-        ticket = here.offer(memoryview(pattern(4096, 1)))
+        ticket = here.offer(host_memory(pattern(4096, 1)))
         moved = asyncio.create_task(here.moved(ticket))
         there = await far.offer(4096)
         far.signal(signal.SIGSTOP)
         try:
-            pull = asyncio.create_task(here.pull(there, memoryview(bytearray(4096)), 30))
+            pull = asyncio.create_task(here.pull(there, host_memory(bytearray(4096)), 30))
             await asyncio.sleep(0.02)  # there is no event to wait for
             async with asyncio.timeout(SOON_S):
                 await here.close()
@@ -135,15 +136,15 @@ async def test_closing_ends_every_wait(far: Far) -> None:
         with pytest.raises(HandoffFailed):
             await moved
         with pytest.raises(HandoffFailed):
-            here.offer(memoryview(bytearray(1)))
+            here.offer(host_memory(bytearray(1)))
         with pytest.raises(HandoffFailed):
-            await here.pull(there, memoryview(bytearray(4096)), 1)
+            await here.pull(there, host_memory(bytearray(4096)), 1)
 
 
 async def test_a_cancelled_pull_is_cancelled_and_the_offer_stands(far: Far) -> None:
     async with near(far.kind) as here:
         ticket = await far.offer(32 << 20, seed=1)
-        into = memoryview(bytearray(32 << 20))
+        into = host_memory(bytearray(32 << 20))
         pull = asyncio.create_task(here.pull(ticket, into, PATIENCE_S))
         await asyncio.sleep(0.003)  # somewhere in the pull
         pull.cancel()
@@ -157,9 +158,9 @@ async def test_two_hundred_rounds_leak_neither_files_nor_threads(far: Far) -> No
         for i in range(num):
             buffer = bytearray(5000)
             ticket = await far.offer(5000, seed=i)
-            await here.pull(ticket, memoryview(buffer), 10)
+            await here.pull(ticket, host_memory(buffer), 10)
             await far.ask(Command("withdraw", ticket=ticket))
-            back = here.offer(memoryview(buffer))
+            back = here.offer(host_memory(buffer))
             assert (await far.pull(back, seed=i)).intact
             here.withdraw(back)
         there = await far.ask(Command("ping"))

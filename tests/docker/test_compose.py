@@ -88,7 +88,7 @@ def test_when_up_returns_the_guides_requests_are_answered(compose: Compose) -> N
 
 
 def test_the_label_is_how_kv_moves_between_containers_and_nothing_alarms(compose: Compose) -> None:
-    wait_for(lambda: {i["kv_transfer"] for i in compose.health()["instances"]} == {"tcp"})
+    wait_for(lambda: {i["kv_transfer"] for i in compose.health()["instances"]} == {"ucx (stream)"})
     logs = compose("logs", "--no-log-prefix", "prefill-cpu", "decode-cpu")
     assert logs.count(" kv=tcp") == 3  # in each worker's ready line
     assert "ERROR" not in logs

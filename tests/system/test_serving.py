@@ -208,4 +208,5 @@ def test_nothing_is_held_and_the_wire_is_named_when_all_is_done(stack: Stack) ->
     stack.wait_idle()
 
     wires = {instance["kv_transfer"] for instance in stack.health()["instances"]}
-    assert wires == {"tcp"}
+    assert len(wires) == 1
+    assert wires.pop().split(" ")[0] in {"ucx", "tcp"}

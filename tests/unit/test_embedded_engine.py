@@ -13,7 +13,7 @@ from baton.errors import DeadlineExceeded, HandoffFailed, NotReady, WorkerLost
 from baton.messages import GenerateRequest, Guided, KvHandoff, Role
 from tests.clock import jumping
 from tests.embedded import new_engine, started
-from tests.engine_calls import ask, handed_over, tokens
+from tests.engine_calls import ask, handed_over, next_handoff, tokens
 from tests.memory_wire import Wire
 from tests.waiting import PATIENCE_S, scaled, until
 from workers.engines.embedded.engine import EmbeddedEngine
@@ -64,6 +64,18 @@ async def test_a_handoff_that_expires_in_the_queue_is_not_pulled(checkpoint: Pat
         with pytest.raises(HandoffFailed, match="in the queue"):
             await answer(decode, ask(handoff=short))
         assert wire.num_pulls == 0
+
+
+async def test_the_same_buffers_serve_one_handoff_after_the_other(checkpoint: Path) -> None:
+    wire = Wire()
+    async with started(checkpoint, wire, Role.PREFILL) as prefill, started(checkpoint, wire) as decode:
+        for _ in range(3):
+            async with contextlib.aclosing(prefill.prefill(ask())) as replies:
+                handoff = await next_handoff(replies)
+                assert len(await answer(decode, ask(handoff=handoff))) == 12
+                await until(lambda: prefill.stats().kv_pinned_blocks == 0)
+                assert await anext(replies, None) is None
+    assert len(wire.addresses) == 2  # one at either end
 
 
 @pytest.mark.parametrize("fault", [HandoffFailed("the peer is gone"), OSError("cable cut")])

@@ -18,7 +18,7 @@ TOKEN_BYTES = 4 * 2 * 2 * 16 * 4  # layers, K and V, heads, head dim, float32
 
 def runner(checkpoint: Path, max_tokens: int | None = 1024, **options: Any) -> Runner:
     pool = KvCacheSettings(tokens_per_block=8, max_tokens=max_tokens)
-    return Runner(EmbeddedSettings(kv_cache_config=pool, **options), checkpoint)
+    return Runner(EmbeddedSettings(kv_cache_config=pool, **options), checkpoint, stage_on_device=False)
 
 
 @pytest.mark.parametrize(

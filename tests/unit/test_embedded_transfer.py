@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
+import pytest
 import torch
 
 from baton.errors import DeadlineExceeded, WorkerLost
@@ -16,6 +17,7 @@ from tests.embedded import started
 from tests.engine_calls import ask, handed_over
 from tests.memory_wire import Wire
 from tests.waiting import PATIENCE_S, until
+from workers.engines.embedded.pool import Staging
 from workers.engines.embedded.runner import Runner
 from workers.engines.embedded.scheduler import Limits, Scheduler, new_sequence
 from workers.engines.embedded.settings import EmbeddedSettings, KvCacheSettings
@@ -44,7 +46,7 @@ class Pulling(NamedTuple):
 @contextlib.asynccontextmanager
 async def pulling(checkpoint: Path, wire: Wire) -> AsyncIterator[Pulling]:
     thread = ThreadPoolExecutor(1)
-    runner = Runner(SETTINGS, checkpoint)
+    runner = Runner(SETTINGS, checkpoint, stage_on_device=False)
     scheduler = Scheduler(
         num_blocks=runner.pool.num_blocks,
         tokens_per_block=runner.pool.tokens_per_block,
@@ -69,6 +71,18 @@ async def pulling(checkpoint: Path, wire: Wire) -> AsyncIterator[Pulling]:
         steps.close(call)
     steps.stop(WorkerLost("stopped"))
     thread.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "size"), [(1, 1 << 16), (1 << 16, 1 << 16), ((1 << 16) + 1, 1 << 17), (1 << 20, 1 << 20)]
+)
+def test_a_staging_buffer_has_the_next_power_of_two_and_is_used_again(num_bytes: int, size: int) -> None:
+    staging = Staging(torch.device("cpu"), on_device=True)
+    buffer = staging.take(num_bytes)
+    assert (buffer.tensor.nbytes, buffer.used.num_bytes) == (size, num_bytes)
+    staging.give_back(buffer)
+    assert staging.take(size).tensor is buffer.tensor
+    assert staging.take(size).tensor is not buffer.tensor, "two are never in the same memory"
 
 
 async def test_kv_that_comes_too_late_is_not_stored(checkpoint: Path) -> None:

@@ -28,6 +28,16 @@ def effective(*arguments: str) -> list[str]:
     return built(*arguments)[1]
 
 
+def test_a_wire_that_cannot_be_had_is_refused_with_one_that_can(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in Authority(tmp_path / "authority").environ("worker").items():
+        monkeypatch.setenv(name, value)
+    line = ["--engine", "embedded", "--disaggregation-mode", "decode"]
+    with pytest.raises(SettingsError, match=r"UCX is unavailable: .*; use DEFAULT or TCP"):
+        built(*line, "--override-engine-args", '{"cache_transceiver_config": {"backend": "UCX"}}')
+
+
 @pytest.mark.parametrize("engine", ["embedded", "mocker", "trtllm", "vllm"])
 def test_flags_and_overrides_reach_each_engine(engine: str) -> None:
     name = "max_num_seqs" if engine == "vllm" else "max_batch_size"

@@ -32,7 +32,7 @@ def test_the_packages_imported_are_this_repositorys() -> None:
         ("operations.bench", {"starlette", "torch", "grpc", "nats", "tokenizers", "workers", "plotext"}),
         (
             "operations.doctor.command",
-            {"starlette", "torch", "transformers", "tensorrt_llm", "vllm"},
+            {"starlette", "torch", "transformers", "tensorrt_llm", "vllm", "nixl_cu13"},
         ),
     ],
 )

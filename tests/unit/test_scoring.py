@@ -18,7 +18,7 @@ from tests.unit.test_worker import ScriptedEngine
 from workers.engine import EngineInfo
 from workers.engines.embedded.engine import EmbeddedEngine
 from workers.engines.embedded.settings import EmbeddedSettings
-from workers.kv.transceiver import CacheTransceiver
+from workers.kv.transceiver import choose_transceiver
 from workers.scoring import score
 
 DEMO = Path(__file__).parents[2] / "models" / "demo"
@@ -27,7 +27,7 @@ Weights = dict[str, torch.Tensor]
 
 async def scored(folder: Path, role: Role = Role.DECODE, **settings: Any) -> Scores:
     engine = EmbeddedEngine(
-        EmbeddedSettings(**settings), model_path=folder, role=role, transceiver=CacheTransceiver("127.0.0.1")
+        EmbeddedSettings(**settings), model_path=folder, role=role, transceiver=choose_transceiver("TCP")
     )
     try:
         found = await score(engine, role, await engine.start())

@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import os
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
@@ -32,7 +33,7 @@ from tests.clock import jumping
 from tests.generators import none_abandoned
 from tests.registry import Snapshot, worker
 from tests.requests import token_request
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, until
 from workers.checkpoint import fingerprint
 from workers.engine import EngineInfo
 from workers.flags import WorkerSettings
@@ -51,6 +52,7 @@ class ScriptedEngine:
 
     def __init__(self, start_error: Exception | None = None, kv_transfer: str = "") -> None:
         self.kv_transfer = kv_transfer
+        self.kv_paths: Callable[[], str] = str
         self.go_on = asyncio.Event()
         self.prompt_done = asyncio.Event()
         self.prompt_done.set()
@@ -68,6 +70,7 @@ class ScriptedEngine:
             context_length=10,
             kv_layout=LAYOUT,
             kv_transfer=self.kv_transfer,
+            kv_paths=self.kv_paths,
             max_batch_size=3,
             max_queue_size=5,
         )
@@ -277,6 +280,20 @@ async def test_a_worker_shows_its_engines_facts(tmp_path: Path, is_readable: boo
     assert (shown.engine, shown.engine_version, shown.kv_transfer) == ("scripted", "1", "tcp")
     assert (shown.context_length, shown.kv_layout, shown.cold_peers) == (10, LAYOUT, ())
     assert shown.checkpoint == (fingerprint(tmp_path) if is_readable else "")
+
+
+async def test_a_ready_worker_shows_what_transfers_take_and_keeps_its_file_fresh(tmp_path: Path) -> None:
+    ready, paths = tmp_path / "ready", [""]
+    engine = ScriptedEngine(kv_transfer="ucx")
+    engine.kv_paths = lambda: paths[0]
+    async with living(settings(tmp_path, ready_file=ready), engine) as life:
+        assert (await life.ready()).kv_transfer == "ucx"
+        await until(ready.exists)
+        paths[0] = "stream"
+        await life.shows(lambda fleet: [w.kv_transfer for w in fleet] == ["ucx (stream)"])
+        os.utime(ready, (0, 0))
+        await until(lambda: ready.stat().st_mtime > 0)
+    assert not ready.exists()
 
 
 async def test_a_pair_that_does_not_warm_up_is_named(tmp_path: Path) -> None:

@@ -18,7 +18,6 @@ from workers.engines.mocker import MockerSettings
 from workers.engines.trtllm.settings import give_trtllm_settings, load_trtllm_settings
 from workers.engines.vllm.settings import give_vllm_settings, load_vllm_settings
 from workers.flags import EngineName, WorkerSettings, typed_engine_flags
-from workers.kv.transceiver import CacheTransceiver
 from workers.settings import Given, Loaded, load_settings
 from workers.settings_text import SettingsError
 
@@ -73,28 +72,37 @@ def _embedded(parsed: Parsed[WorkerSettings]) -> tuple[Engine, list[str]]:
         raise SettingsError(
             f"the embedded engine is not installed ({error}); pip install '.[embedded]'"
         ) from error
+    from workers.kv.transceiver import choose_transceiver
+
     settings = parsed.settings
     loaded = _load_own(EmbeddedSettings, parsed)
+    wire = loaded.settings.cache_transceiver_config.backend
+    transceiver = None
+    if settings.disaggregation_mode != "agg":
+        try:
+            transceiver = choose_transceiver(wire, host=settings.wires.address(), tls=settings.wires.tls())
+        except (ImportError, OSError) as error:
+            raise SettingsError(
+                f"cache_transceiver_config.backend: {wire} is unavailable: {error}; use DEFAULT or TCP"
+            ) from error
     engine = EmbeddedEngine(
         loaded.settings,
         model_path=settings.model_path,
         role=settings.role,
-        transceiver=None if settings.disaggregation_mode == "agg" else _transceiver(settings),
+        transceiver=transceiver,
     )
     return engine, loaded.lines()
 
 
 def _mocker(parsed: Parsed[WorkerSettings]) -> tuple[Engine, list[str]]:
     from workers.engines.mocker import MockerEngine
+    from workers.kv.transceiver import CacheTransceiver
 
     settings = parsed.settings
     loaded = _load_own(MockerSettings, parsed)
-    engine = MockerEngine(loaded.settings, model_path=settings.model_path, transceiver=_transceiver(settings))
+    transceiver = CacheTransceiver(settings.wires.address(), settings.wires.tls())
+    engine = MockerEngine(loaded.settings, model_path=settings.model_path, transceiver=transceiver)
     return engine, loaded.lines()
-
-
-def _transceiver(settings: WorkerSettings) -> CacheTransceiver:
-    return CacheTransceiver(settings.wires.address(), settings.wires.tls())
 
 
 def _trtllm(parsed: Parsed[WorkerSettings]) -> tuple[Engine, list[str]]:

@@ -28,6 +28,7 @@ from workers.engine import EngineInfo
 from workers.engines.prefixes import HeldPrefixes
 from workers.engines.script import Script, Vocabulary, log_prompt
 from workers.flags import Speculate
+from workers.kv.memory import host_memory
 from workers.kv.transceiver import CacheTransceiver, Ticket
 from workers.settings import AtLeastOne, NotNegative, require
 
@@ -165,7 +166,7 @@ class MockerEngine:
                 return
             usage = _usage(request, (num_cached, None), request.num_generated + 1, spent)
             first = TokenChunk((answer.token(request.num_generated),), None, usage)
-            ticket = self._transceiver.offer(memoryview(_kv(request.token_ids)))
+            ticket = self._transceiver.offer(host_memory(_kv(request.token_ids)))
             ttl_s = min(self._settings.handoff_ttl_s, deadline - asyncio.get_running_loop().time())
             self._figures["num_handoffs"] += 1
             self._figures["kv_pinned_blocks"] += 1
@@ -293,7 +294,7 @@ class MockerEngine:
         left_s = min(handoff.ttl_s, deadline - asyncio.get_running_loop().time())
         await asyncio.sleep(self._settings.kv_transfer_ms / 1e3)  # as long as a real transfer
         if offered.ticket.num_bytes == len(_kv(prompt)):
-            await self._transceiver.pull(offered.ticket, memoryview(pulled), left_s)
+            await self._transceiver.pull(offered.ticket, host_memory(pulled), left_s)
         if pulled != expected or handoff.num_prompt_tokens != request.num_prompt_tokens:
             raise HandoffFailed("The handoff is for another prompt.")
         self._figures["num_handoffs"] += 1

@@ -12,6 +12,7 @@ from baton.listener import ConnectionLimit, Listener, Tls
 from baton.messages import KvGrant
 from baton.peer_tls import PeerTls
 from baton.telemetry import unauthenticated
+from workers.kv.memory import Memory, host_view
 
 STALL_S = 2.0
 """A pull fails when no byte arrives for this long, however much is left of its time."""
@@ -27,7 +28,7 @@ _MOST_READERS = 16
 
 
 class Stream:
-    """Lends bytes from a socket on `host`, which readers must reach."""
+    """Host memory's road, from a socket on `host`, which readers must reach."""
 
     def __init__(self, host: str, tls: PeerTls | None = None) -> None:
         self._host = host
@@ -35,10 +36,10 @@ class Stream:
         self._accepting: Tls = (lambda: None) if tls is None else (lambda: tls.accepting)
 
     @asynccontextmanager
-    async def lend(self, payload: memoryview) -> AsyncIterator[KvGrant]:
+    async def lend(self, payload: Memory) -> AsyncIterator[KvGrant]:
         """Give one reader these bytes while the context is open. Raises OSError."""
-        if payload.nbytes <= _SMALL_BYTES:
-            yield KvGrant(bytes(payload))
+        if payload.num_bytes <= _SMALL_BYTES:
+            yield KvGrant(bytes(host_view(payload)))
             return
         token, writers = secrets.token_bytes(_TOKEN_BYTES), set[asyncio.StreamWriter]()
         readers = ConnectionLimit(_MOST_READERS, _abort)
@@ -76,12 +77,13 @@ class Stream:
             for writer in writers:
                 writer.transport.abort()
 
-    async def fetch(self, host: str, grant: KvGrant, into: memoryview) -> None:
+    async def fetch(self, host: str, grant: KvGrant, into: Memory) -> None:
         """Fill `into` from a source on `host`. Raises HandoffStalled, OSError if the source is lost."""
+        view = host_view(into)
         if not grant.port:
-            if len(grant.payload) != into.nbytes:
-                raise HandoffFailed(f"{len(grant.payload)} bytes came instead of {into.nbytes}")
-            into[:] = grant.payload
+            if len(grant.payload) != into.num_bytes:
+                raise HandoffFailed(f"{len(grant.payload)} bytes came instead of {into.num_bytes}")
+            view[:] = grant.payload
             return
         tls = None if self._tls is None else self._tls.connecting
         try:
@@ -93,10 +95,10 @@ class Stream:
             ) from None
         try:
             writer.write(grant.token)
-            while into:
-                piece = await _read(reader, min(len(into), _SLICE_BYTES))
-                into[: len(piece)] = piece
-                into = into[len(piece) :]
+            while view:
+                piece = await _read(reader, min(len(view), _SLICE_BYTES))
+                view[: len(piece)] = piece
+                view = view[len(piece) :]
         finally:
             writer.transport.abort()
 
@@ -111,9 +113,10 @@ def _abort(writer: asyncio.StreamWriter) -> None:
     writer.transport.abort()
 
 
-async def _send(payload: memoryview, writer: asyncio.StreamWriter) -> None:
-    for start in range(0, len(payload), _SLICE_BYTES):
-        writer.write(payload[start : start + _SLICE_BYTES])
+async def _send(payload: Memory, writer: asyncio.StreamWriter) -> None:
+    view = host_view(payload)
+    for start in range(0, len(view), _SLICE_BYTES):
+        writer.write(view[start : start + _SLICE_BYTES])
         await writer.drain()
         await asyncio.sleep(0)  # draining does not suspend while there is room
 

@@ -1,9 +1,9 @@
-"""The cache transceiver: its two ends call each other over TCP, the bytes have a socket of their own.
+"""The cache transceiver: its two ends call each other over TCP, the bytes have a road of their own.
 
     puller                         source
     KvAsk(offer, secret)     ->
                              <-    KvGrant, or HandoffFailed
-    the bytes, in it or by its socket; a KvWithdrawn or the call's end stops the puller
+    the bytes, in it, by its socket or over UCX; a KvWithdrawn or the call's end stops the puller
     it closes the call       ->
     KvConfirm(offer, secret) ->
                              <-    the end, or HandoffFailed
@@ -13,20 +13,26 @@ The confirmation makes withdrawal safe: bytes read from memory that was withdraw
 
 import asyncio
 import hmac
+import importlib
 import itertools
+import logging
 import secrets
-from collections.abc import AsyncGenerator, Coroutine
-from contextlib import AsyncExitStack, aclosing, suppress
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, suppress
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import msgspec
 
 from baton.errors import BatonError, HandoffFailed, HandoffStalled, WorkerLost
 from baton.messages import UNDECODABLE, KvAsk, KvConfirm, KvGrant, KvWithdrawn, Reply, Request
-from baton.peer_tls import PeerTls
+from baton.peer_tls import CERT, PeerTls
 from baton.tcp import TcpTransport
 from baton.telemetry import unauthenticated
+from workers.kv.memory import Memory, NoDirectPath, host_view
 from workers.kv.stream import STALL_S, Stream
+
+log = logging.getLogger(__name__)
 
 GONE = "the KV is no longer offered: it was pulled or withdrawn, or it expired"
 _SECRET_BYTES = 16
@@ -35,8 +41,8 @@ _SECRET_BYTES = 16
 class Ticket(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """What a puller needs to fetch one offer: its source's address, id, size and secret.
 
-    `wire` is the transceiver's kind (`tcp`, `tcp+tls`), which both sides must share. Only a holder of the
-    ticket can read the bytes.
+    `wire` is the transceiver's kind (`ucx`, `tcp`), which both sides must share. Only a holder of the ticket
+    can read the bytes.
     """
 
     wire: str
@@ -49,7 +55,7 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 class _Offer:
     """One offer. `moved` becomes the number of bytes that a peer has pulled, 0 when it was withdrawn."""
 
-    def __init__(self, payload: memoryview) -> None:
+    def __init__(self, payload: Memory) -> None:
         self.payload = payload
         self.secret = secrets.token_bytes(_SECRET_BYTES)
         self.moved: asyncio.Future[int] = asyncio.get_running_loop().create_future()
@@ -60,25 +66,36 @@ class _Offer:
             self.moved.set_result(num_bytes)
 
 
+if TYPE_CHECKING:  # it imports NIXL
+    from workers.kv.direct import Direct
+
+Fetch = Callable[[str, KvGrant, Memory], Coroutine[None, None, None]]
+"""Fills the memory from a host by its grant; after it returns or raises, it writes nothing."""
+_MAX_REMEMBERED = 256
+
+
 class CacheTransceiver:
-    """Moves one request's KV, gathered into contiguous bytes on the host, between two worker processes.
-    Contract: `tests/contract/test_transceiver.py`.
+    """Moves one request's KV, gathered into contiguous bytes, between two worker processes: over `direct` if
+    there is one and it reaches the source, else streamed. Contract: `tests/contract/test_transceiver.py`.
 
     * A pull that returns has delivered the offered bytes: after the last byte the source confirms that the
       offer still stood.
     * Every wait ends: a dead peer is HandoffFailed at once, one that sends nothing is HandoffStalled after
       STALL_S.
     * After a failed pull the offer remains; it can be pulled again until it has moved or is withdrawn.
-    * All methods are called on one event loop. CUDA work on the memory must be finished (synchronized)
-      before `offer` and `pull`.
+    * All methods are called on one event loop; bytes move off it. CUDA work on the memory must be finished
+      (synchronized) before `offer` and `pull`; pulled bytes are visible to every stream.
 
-    `transport_name` is the kind: `tcp`, `tcp+tls`.
+    `transport_name` is the kind: `ucx`, `tcp`, `tcp+tls`. Without `moves_device_memory`, CUDA memory must be
+    staged on the host.
     """
 
-    def __init__(self, host: str, tls: PeerTls | None = None) -> None:
+    def __init__(self, host: str, tls: PeerTls | None = None, direct: "Direct | None" = None) -> None:
         """`host`: the address to listen on and to announce to pullers."""
         self._host = host
-        self.transport_name = "tcp" if tls is None else "tcp+tls"
+        self._direct = direct
+        self.transport_name = "ucx" if direct is not None else "tcp" if tls is None else "tcp+tls"
+        self.moves_device_memory = direct is not None
         self._stream = Stream(host, tls)
         self._offers: dict[int, _Offer] = {}
         self._offer_ids = itertools.count(1)
@@ -86,27 +103,42 @@ class CacheTransceiver:
         self._open = AsyncExitStack()
         self._address: str | None = None
         self._pulls: set[asyncio.Future[None]] = set()
+        self._no_path: set[str] = set()
+        self._paths: set[str] = set()
+
+    @property
+    def paths(self) -> str:
+        """What the transfers so far took, for logs and /health: `cma` (host memory, read directly), `cuda`,
+        `stream`; empty before the first one, and if there is only one way.
+        """
+        return ", ".join(sorted(self._paths))
 
     async def start(self) -> None:
-        """Listen. Raises OSError if `host` is not local."""
+        """Start; raises OSError or ImportError with the reason if this machine cannot run it."""
         async with AsyncExitStack() as opening:
+            if self._direct is not None:
+                await opening.enter_async_context(self._direct.running())
             opening.push_async_callback(self._transport.close)
             served = self._transport.serve(f"kv-{self._host}", self._answer)
             self._address = await opening.enter_async_context(served)
             self._open = opening.pop_all()
 
-    def offer(self, payload: memoryview) -> Ticket:
-        """Make `payload`, at least one byte, readable to one peer; it must not change before it ends."""
+    def offer(self, payload: Memory) -> Ticket:
+        """Make `payload` (at least one byte) readable to one peer; it must not change until the offer ends.
+        Raises ValueError for memory that this transceiver cannot move.
+        """
+        if self._direct is None:
+            host_view(payload)  # refuses device memory
         if self._address is None:
             raise HandoffFailed("the transceiver is closed")
-        if payload.nbytes < 1:
+        if payload.num_bytes < 1:
             raise ValueError("an offer needs at least one byte")
         offer_id, offer = next(self._offer_ids), _Offer(payload)
         self._offers[offer_id] = offer
         return Ticket(
             wire=self.transport_name,
             offer_id=offer_id,
-            num_bytes=payload.nbytes,
+            num_bytes=payload.num_bytes,
             address=self._address,
             secret=offer.secret,
         )
@@ -123,21 +155,23 @@ class CacheTransceiver:
 
     def withdraw(self, ticket: Ticket) -> None:
         """End the offer, pulled or not; idempotent. Later pulls fail, so the memory may be overwritten at
-        once; it is released when active readers have ended.
+        once; its `owner` is released when active readers have ended, over UCX when the transceiver closes.
         """
         if offer := self._offers.pop(ticket.offer_id, None):
             offer.end(0)
 
-    async def pull(self, ticket: Ticket, into: memoryview, deadline_s: float) -> None:
-        """Fetch the last `into.nbytes` of an offer. Raises HandoffFailed, after which `into` is not written
-        any more.
+    async def pull(self, ticket: Ticket, into: Memory, deadline_s: float) -> None:
+        """Fetch the last `into.num_bytes` of an offer. Raises HandoffFailed, after which `into` is not
+        written any more; ValueError for memory that this transceiver cannot move.
         """
+        if self._direct is None:
+            host_view(into)  # refuses device memory
         if ticket.wire != self.transport_name:
             raise HandoffFailed(
                 f"the KV is offered over {ticket.wire}, this worker uses {self.transport_name}"
             )
-        if not 1 <= into.nbytes <= ticket.num_bytes:
-            raise ValueError(f"{ticket.num_bytes} bytes are offered, but the target has {into.nbytes}")
+        if not 1 <= into.num_bytes <= ticket.num_bytes:
+            raise ValueError(f"{ticket.num_bytes} bytes are offered, but the target has {into.num_bytes}")
         if self._address is None:
             raise HandoffFailed("the transceiver is closed")
         task = asyncio.ensure_future(self._pull(ticket, into))
@@ -172,10 +206,13 @@ class CacheTransceiver:
         offer = self._standing(request)
         if isinstance(request, KvConfirm):
             offer.end(request.num_bytes)
+            self._note(offer.payload, request.is_direct)
             return
+        payload, num_bytes = offer.payload, request.num_bytes
         offer.num_readers += 1
         try:
-            async with self._stream.lend(offer.payload[-request.num_bytes :]) as grant:
+            part = payload.part(payload.num_bytes - num_bytes, num_bytes)
+            async with self._lend(part, request.is_direct) as grant:
                 yield grant
                 await asyncio.wait({offer.moved})
                 yield KvWithdrawn()
@@ -190,14 +227,23 @@ class CacheTransceiver:
             offer = None
         if offer is None or offer.moved.done():
             raise HandoffFailed(GONE)
-        num_offered = offer.payload.nbytes
+        num_offered = offer.payload.num_bytes
         if not 1 <= request.num_bytes <= num_offered:
             raise HandoffFailed(f"{request.num_bytes} bytes were requested; {num_offered} are offered")
         return offer
 
-    async def _pull(self, ticket: Ticket, into: memoryview) -> None:
+    def _lend(self, payload: Memory, is_direct: bool) -> AbstractAsyncContextManager[KvGrant]:
+        if is_direct and self._direct is not None:
+            return self._direct.lend(payload)
+        if is_direct or payload.device_index is not None:
+            raise HandoffFailed(f"this memory cannot be read over {self.transport_name} that way")
+        return self._stream.lend(payload)
+
+    async def _pull(self, ticket: Ticket, into: Memory) -> None:
         try:
-            await self._fetch(ticket.address, KvAsk(ticket.offer_id, ticket.secret, into.nbytes), into)
+            ask = KvAsk(ticket.offer_id, ticket.secret, into.num_bytes)
+            if not await self._read(ticket.address, ask, into):
+                await self._fetch(ticket.address, ask, self._stream.fetch, into)
         except HandoffFailed:
             raise
         except WorkerLost as error:
@@ -205,15 +251,36 @@ class CacheTransceiver:
         except (BatonError, OSError, ValueError, *UNDECODABLE) as error:
             raise HandoffFailed(_lost(error)) from error
 
-    async def _fetch(self, address: str, ask: KvAsk, into: memoryview) -> None:
+    async def _read(self, address: str, ask: KvAsk, into: Memory) -> bool:
+        """Read the source's memory directly; False if that is not possible."""
+        if self._direct is None or (address in self._no_path and into.device_index is None):
+            return False
+        ask = msgspec.structs.replace(ask, is_direct=True)
+        try:
+            await self._fetch(address, ask, self._direct.fetch, into)
+        except NoDirectPath as error:
+            if into.device_index is not None:
+                raise HandoffFailed(f"no direct path from the source to this CUDA device: {error}") from error
+            log.warning("kv streamed peer=%s reason=no direct path: %s", urlsplit(address).netloc, error)
+            if len(self._no_path) >= _MAX_REMEMBERED:
+                self._no_path.clear()
+            self._no_path.add(address)
+            return False
+        return True
+
+    async def _fetch(self, address: str, ask: KvAsk, fetch: Fetch, into: Memory) -> None:
         async with aclosing(self._transport.call(address, ask)) as replies:
             grant = await anext(replies)
             if not isinstance(grant, KvGrant):
                 raise HandoffFailed(f"the source answered {type(grant).__name__} instead of a grant")
-            fetching = self._stream.fetch(urlsplit(address).hostname or "", grant, into)
-            await _while_granted(fetching, replies)
+            await _while_granted(fetch(urlsplit(address).hostname or "", grant, into), replies)
         async for _ in self._transport.call(address, KvConfirm(*msgspec.structs.astuple(ask))):
             pass
+        self._note(into, ask.is_direct)
+
+    def _note(self, memory: Memory, is_direct: bool) -> None:
+        if self._direct is not None:
+            self._paths.add(("cma" if memory.device_index is None else "cuda") if is_direct else "stream")
 
 
 async def _while_granted(fetching: Coroutine[None, None, None], replies: AsyncGenerator[Reply, None]) -> None:
@@ -240,3 +307,30 @@ async def _while_granted(fetching: Coroutine[None, None, None], replies: AsyncGe
 
 def _lost(error: Exception) -> str:
     return f"the source of the KV was lost: {error}"
+
+
+def choose_transceiver(
+    backend: str, *, host: str = "127.0.0.1", tls: PeerTls | None = None
+) -> CacheTransceiver:
+    """The transceiver for `backend`, not started: `UCX`, `TCP`, or `DEFAULT` (UCX if available, else TCP).
+    UCX has no TLS: with `tls` the default is TCP.
+
+    `host` is the address to listen on and to announce. Raises ImportError or OSError if UCX is requested but
+    unavailable, ValueError for an unknown name. May take a second.
+    """
+    if backend not in {"DEFAULT", "UCX", "TCP"}:
+        raise ValueError(f"unknown KV transfer backend {backend!r}: allowed are DEFAULT, UCX, TCP")
+    if backend == "UCX" and tls is not None:
+        raise OSError(f"it has no TLS, which {CERT} asks for")
+    if backend == "TCP" or tls is not None:
+        return CacheTransceiver(host, tls)
+    try:
+        # A lazy import, so that machines without UCX can use the rest of this package.
+        direct: Direct = importlib.import_module("workers.kv.direct").Direct(host)
+        direct.check()
+    except (ImportError, OSError) as error:
+        if backend == "UCX":
+            raise
+        log.warning("kv transfer=tcp reason=UCX is unavailable: %s", error)
+        return CacheTransceiver(host)
+    return CacheTransceiver(host, direct=direct)

@@ -53,7 +53,8 @@ class EmbeddedEngine:
         if self._transceiver is not None:
             await self._transceiver.start()
         loop = asyncio.get_running_loop()
-        runner = await loop.run_in_executor(self._thread, Runner, self._settings, self._model_path)
+        on_device = self._transceiver is not None and self._transceiver.moves_device_memory
+        runner = await loop.run_in_executor(self._thread, Runner, self._settings, self._model_path, on_device)
         self._grammars = await asyncio.to_thread(Grammars, self._model_path, runner.vocab_size)
         steps = self._steps = self._new_steps(runner)
         if self._transceiver is not None:
@@ -68,6 +69,7 @@ class EmbeddedEngine:
             context_length=runner.context_length,
             kv_layout=runner.pool.layout,
             kv_transfer=self._transceiver.transport_name if self._transceiver is not None else "",
+            kv_paths=lambda: self._transceiver.paths if self._transceiver is not None else "",
             max_batch_size=self._settings.max_batch_size,
             max_queue_size=self._settings.max_queue_size,
         )

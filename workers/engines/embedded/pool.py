@@ -8,6 +8,7 @@ import torch
 
 from baton.messages import KvLayout
 from workers.engines.embedded.ledger import first_whole_block
+from workers.kv.memory import Memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,10 +98,6 @@ class KvPool:
                 self._slots[layer].index_copy_(2, slots, piece[:, i].to(self.device).permute(1, 2, 0, 3))
         self._synchronize()
 
-    def new_buffer(self, num_bytes: int) -> torch.Tensor:
-        """Host memory, uint8, for the KV of a handoff; torch keeps what is pinned for the next one."""
-        return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=self.device.type == "cuda")
-
     def num_handoff_bytes(self, num_tokens: int, start: int = 0) -> int:
         """Size of the KV from token `start` on in a handoff of `num_tokens`."""
         return sum(
@@ -141,6 +138,46 @@ class KvPool:
         return torch.from_numpy(slots.reshape(-1)).to(self.device)
 
     def _synchronize(self) -> None:
-        # The transceiver accesses memory outside torch's streams.
+        # Transceivers access memory outside torch's streams.
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
+
+
+_MIN_BYTES = 1 << 16
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Buffer:
+    """A uint8 `tensor`, and the part of it that is in use, for the transceiver."""
+
+    tensor: torch.Tensor
+    used: Memory
+
+
+class Staging:
+    """Reuses buffers by size, in powers of two, so that the transceiver registers each only once.
+
+    They are on the device if the transceiver can move device memory, else on the host.
+    """
+
+    def __init__(self, device: torch.device, *, on_device: bool) -> None:
+        self._device = device if on_device else torch.device("cpu")
+        self._pinned = device.type == "cuda" and not on_device
+        self._free: dict[int, list[Buffer]] = {}
+
+    def take(self, num_bytes: int) -> Buffer:
+        """A buffer with room for `num_bytes`; its contents are arbitrary."""
+        size = max(_MIN_BYTES, 1 << (num_bytes - 1).bit_length())
+        free = self._free.setdefault(size, [])
+        buffer = free.pop() if free else self._allocate(size)
+        return Buffer(buffer.tensor, (buffer.used.whole or buffer.used).part(0, num_bytes))
+
+    def give_back(self, buffer: Buffer) -> None:
+        """Return a buffer that is neither read nor written."""
+        self._free[buffer.tensor.nbytes].append(buffer)
+
+    def _allocate(self, size: int) -> Buffer:
+        tensor = torch.empty(size, dtype=torch.uint8, device=self._device, pin_memory=self._pinned)
+        index = tensor.device.index if tensor.is_cuda else None
+        memory = Memory(address=tensor.data_ptr(), num_bytes=size, device_index=index, owner=tensor)
+        return Buffer(tensor, memory)

@@ -11,7 +11,7 @@ from transformers.utils.quantization_config import Mxfp4Config
 from baton.messages import Sampling
 from workers.engines.embedded.attention import PagedBatch, Span, paged_attention, plan_attention
 from workers.engines.embedded.ledger import Lease
-from workers.engines.embedded.pool import KvPool, KvShape
+from workers.engines.embedded.pool import Buffer, KvPool, KvShape, Staging
 from workers.engines.embedded.sampling import Draw, Sampled, sample, token_logprobs
 from workers.engines.embedded.scheduler import Sequence, Work
 from workers.engines.embedded.settings import EmbeddedSettings, KvCacheSettings
@@ -24,7 +24,7 @@ _ROWS_AT_ONCE = 256
 class Runner:
     """The torch side of the engine. Its methods run one at a time, on the compute thread."""
 
-    def __init__(self, settings: EmbeddedSettings, model_path: Path) -> None:
+    def __init__(self, settings: EmbeddedSettings, model_path: Path, stage_on_device: bool) -> None:
         # OpenMP keeps this setting per thread.
         torch.set_num_threads(settings.num_threads)
         self._device = _device(settings.device)
@@ -32,6 +32,7 @@ class Runner:
         self._model = GptOss(model_path, dtype=dtype, device=self._device)
         self.vocab_size = self._model.vocab_size
         self.pool = self._new_pool(settings.kv_cache_config, dtype)
+        self.staging = Staging(self._device, on_device=stage_on_device and self._device.type == "cuda")
         self._windows = set(self.pool.shape.windows)
         # A request must fit into the pool alone, or it could never be admitted.
         self.context_length = min(
@@ -81,18 +82,20 @@ class Runner:
             sequence.prompt_logprobs += token_logprobs(logits, next_ids, num_top)
 
     @torch.inference_mode()
-    def gather(self, sequence: Sequence) -> torch.Tensor:
-        """Gather the KV of all computed tokens of `sequence` into a buffer of the host."""
+    def gather(self, sequence: Sequence) -> Buffer:
+        """Gather the KV of all computed tokens of `sequence` into a contiguous staging buffer."""
         assert sequence.lease is not None
-        buffer = self.pool.new_buffer(self.pool.num_handoff_bytes(sequence.num_computed))
-        self.pool.gather(sequence.lease.blocks, sequence.num_computed, buffer)
+        buffer = self.staging.take(self.pool.num_handoff_bytes(sequence.num_computed))
+        self.pool.gather(sequence.lease.blocks, sequence.num_computed, buffer.tensor)
         return buffer
 
     @torch.inference_mode()
-    def scatter(self, buffer: torch.Tensor, sequence: Sequence) -> None:
+    def scatter(self, buffer: Buffer, sequence: Sequence) -> None:
         """Store what was pulled as the KV of the `sequence.token_ids` that it lacks."""
         assert sequence.lease is not None
-        self.pool.scatter(buffer, sequence.lease.blocks, sequence.num_computed, len(sequence.token_ids))
+        self.pool.scatter(
+            buffer.tensor, sequence.lease.blocks, sequence.num_computed, len(sequence.token_ids)
+        )
 
     def _warm_up(self) -> None:
         """Run one prompt and one decode step in the first blocks, so that requests do not pay for lazy

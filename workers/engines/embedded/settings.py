@@ -35,9 +35,9 @@ class KvCacheSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class CacheTransceiverSettings:
-    """KV moves between workers over TCP; a prefilled cache is kept for `kv_transfer_timeout_ms`."""
+    """KV transfer between workers; a prefilled cache is kept for `kv_transfer_timeout_ms`."""
 
-    backend: Literal["DEFAULT", "TCP"] = "DEFAULT"
+    backend: Literal["DEFAULT", "UCX", "TCP"] = "DEFAULT"
     kv_transfer_timeout_ms: AtLeastOne = 60_000
 
 

@@ -60,7 +60,7 @@ class Transfers:
     async def _hand_over(self, call: Call, first: TokenChunk) -> None:
         steps, transceiver = self._steps, self._transceiver
         buffer = await steps.on_thread(steps.runner.gather, call.sequence)
-        ticket = transceiver.offer(buffer.numpy().data)
+        ticket = transceiver.offer(buffer.used)
         try:
             if call.sequence.phase is not Phase.PINNED:
                 return  # the deadline came first: the call has failed
@@ -77,6 +77,7 @@ class Transfers:
             call.outbox.put_nowait(None)
         finally:
             transceiver.withdraw(ticket)
+            steps.runner.staging.give_back(buffer)
 
     def _handoff(self, call: Call, first: TokenChunk, ticket: Ticket, ttl_s: float) -> KvHandoff:
         state = HandoffState(
@@ -112,18 +113,21 @@ class Transfers:
         except TimeoutError:
             raise HandoffFailed(f"the handoff's {handoff.ttl_s:.3g} s expired in the queue") from None
         num_lacking_bytes = runner.pool.num_handoff_bytes(num_tokens, call.sequence.num_computed)
-        buffer = await self._steps.on_thread(runner.pool.new_buffer, num_lacking_bytes)
-        began_at = loop.time()
-        await self._transceiver.pull(state.ticket, buffer.numpy().data, expires_at - began_at)
-        self.move_s += loop.time() - began_at
-        self.moved_bytes += buffer.nbytes
-        if call.sequence.phase is not Phase.PULLING:
-            return  # the deadline came first: the blocks may have a new owner
-        await self._steps.on_thread(runner.scatter, buffer, call.sequence)
+        buffer = await self._steps.on_thread(runner.staging.take, num_lacking_bytes)
+        try:
+            began_at = loop.time()
+            await self._transceiver.pull(state.ticket, buffer.used, expires_at - began_at)
+            self.move_s += loop.time() - began_at
+            self.moved_bytes += buffer.used.num_bytes
+            if call.sequence.phase is not Phase.PULLING:
+                return  # the deadline came first: the blocks may have a new owner
+            await self._steps.on_thread(runner.scatter, buffer, call.sequence)
+        finally:
+            runner.staging.give_back(buffer)
         if call.sequence.phase is Phase.PULLING:
             self.num_handoffs += 1
             call.sequence.num_cached = state.num_cached_tokens
-            call.sequence.num_moved_bytes = buffer.nbytes
+            call.sequence.num_moved_bytes = buffer.used.num_bytes
             self._steps.resume(call, Sampled(handoff.first_token, state.logprob))
 
 

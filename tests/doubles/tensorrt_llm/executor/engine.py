@@ -29,7 +29,7 @@ from tensorrt_llm.params import moves_kv_by_python
 from tensorrt_llm.traps import TRAPS, hang
 from workers.engines.embedded.settings import CacheTransceiverSettings, EmbeddedSettings, KvCacheSettings
 from workers.engines.library.model_facts import read_model_facts
-from workers.kv.transceiver import CacheTransceiver
+from workers.kv.transceiver import choose_transceiver
 
 if TYPE_CHECKING:
     from workers.engines.embedded.engine import EmbeddedEngine
@@ -239,7 +239,7 @@ class Executor:
             settings,
             model_path=Path(args.model),
             role=Role.DECODE,
-            transceiver=CacheTransceiver("127.0.0.1") if config is not None and config.backend else None,
+            transceiver=choose_transceiver("TCP") if config is not None and config.backend else None,
         )
 
 

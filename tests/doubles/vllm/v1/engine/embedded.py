@@ -8,7 +8,7 @@ import msgspec
 
 from baton.messages import KvHandoff, Role
 from workers.engines.embedded.settings import CacheTransceiverSettings, EmbeddedSettings, KvCacheSettings
-from workers.kv.transceiver import CacheTransceiver
+from workers.kv.transceiver import choose_transceiver
 
 if TYPE_CHECKING:
     from workers.engines.embedded.engine import EmbeddedEngine
@@ -69,5 +69,5 @@ def embedded_engine(config: Any) -> "EmbeddedEngine":
         settings,
         model_path=Path(config.args.model),
         role=Role.DECODE,
-        transceiver=CacheTransceiver("127.0.0.1") if config.kv_transfer_config is not None else None,
+        transceiver=choose_transceiver("TCP") if config.kv_transfer_config is not None else None,
     )
