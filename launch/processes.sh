@@ -20,7 +20,7 @@ HTTP_HOST=${DYN_HTTP_HOST:-${HTTP_HOST:-127.0.0.1}}
 HTTP_PORT=${DYN_HTTP_PORT:-${HTTP_PORT:-8000}}
 [[ -n ${DRY_RUN:-} ]] || mkdir -p "$RUN_DIR"
 declare -A NAMES=() COMMANDS=() FAILURES=()  # by process id; by name; how often in a row it ended without having worked
-declare -A STARTED=() LOGGED=()              # by name: the time, and the bytes of its log before
+declare -A STARTED=() LOGGED=()              # by name: the time, and the lines of its log before
 FOLLOWERS=()
 exec {STDERR}>&2
 MAX_FAILURES=3 # the end of the stack
@@ -43,7 +43,7 @@ start() { # start NAME COMMAND... (`env VAR=value COMMAND...` sets its variables
 
 run() { # run NAME COMMAND...: start it, with its output at the end of its log
     local name=$1; shift
-    STARTED[$name]=$SECONDS LOGGED[$name]=$(stat -c %s "$RUN_DIR/$name.log")
+    STARTED[$name]=$SECONDS LOGGED[$name]=$(sed -n '$=' "$RUN_DIR/$name.log")
     # Its own process group: Ctrl-C in the terminal reaches only this script, which stops the processes in order.
     setsid "$@" >>"$RUN_DIR/$name.log" 2>&1 </dev/null {STDERR}>&- &
     NAMES[$!]=$name
@@ -177,7 +177,7 @@ worked() { # worked NAME: it was ready since its last start, or ran for as long 
     local start_s=$START_TIMEOUT_S
     [[ $1 != mps ]] || start_s=$MPS_START_S # which does not log when it is ready
     ((SECONDS - STARTED[$1] >= start_s)) ||
-        tail -c "+$((LOGGED[$1] + 1))" "$RUN_DIR/$1.log" | grep -qE ' ready worker=|"message": "ready"'
+        [[ -n $(tail -n "+$((${LOGGED[$1]:-0} + 1))" "$RUN_DIR/$1.log" | sed -n -E '/ ready worker=|"message": "ready"/{p; q}') ]]
 }
 
 ended() { # ended STATUS, in words
