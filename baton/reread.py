@@ -32,9 +32,9 @@ class Reread(Generic[T]):
     def value(self) -> T:
         """Looked at from the first use on."""
         if not self._is_used:
-            self._is_used = True
             self.check()
             threading.Thread(target=_keep, args=(weakref.ref(self),), name="reread", daemon=True).start()
+            self._is_used = True
         return self._value
 
     def check(self) -> None:
@@ -44,7 +44,7 @@ class Reread(Generic[T]):
             return
         try:
             self._value = self._load()
-        except (OSError, ValueError) as error:  # tried again: a file may become readable without a change
+        except Exception as error:  # noqa: BLE001  tried again: a file may become readable without a change
             if self._problem != str(error):
                 self._problem = str(error)
                 log.error("reread=failed files=%s the content before stays in use: %s", self._names(), error)  # noqa: TRY400  the same sentence, once

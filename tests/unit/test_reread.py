@@ -74,3 +74,33 @@ def test_files_are_looked_at_by_a_thread_while_somebody_has_them(
     wait_for(lambda: files[0].value == "22")
     files.clear()
     wait_for(lambda: threading.active_count() == num_before)
+
+
+def test_what_no_one_expected_of_a_reading_leaves_the_content_too(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_text("1")
+
+    def load() -> str:
+        if (text := path.read_text()) == "22":
+            raise MemoryError
+        return text
+
+    file = Reread([path], load)
+    path.write_text("22")
+    assert now(file) == "1"
+    path.write_text("333")
+    assert now(file) == "333"
+
+
+def test_a_thread_that_cannot_start_is_started_by_the_next_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "file"
+    path.write_text("1")
+    file = Reread([path], path.read_text)
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", lambda _: (_ for _ in ()).throw(RuntimeError))
+        with pytest.raises(RuntimeError):
+            _ = file.value
+    path.write_text("22")
+    assert file.value == "22"
