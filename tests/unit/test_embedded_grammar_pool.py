@@ -169,8 +169,9 @@ async def test_what_the_system_kills_again_is_no_schemas_fault(own: tuple[Gramma
                 os.kill(process, signal.SIGKILL)
                 killed.add(process)
         await asyncio.sleep(0.001)
-    with pytest.raises(Overloaded):
+    with pytest.raises(NotReady) as failed:
         await compiling
+    assert (failed.value.status, failed.value.retry_after_s) == (503, 1.0)
     assert killed
 
 

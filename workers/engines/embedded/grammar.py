@@ -94,8 +94,8 @@ class Grammars:
             self._parent.close()
 
     async def call(self, ask: Ask) -> Next | None:
-        """The reply; None if `ask` ends its process. Raises Overloaded if none can be started, NotReady after
-        `close`.
+        """The reply; None if `ask` ends its process. Raises Overloaded if none can be started, NotReady if
+        the system kills it, and after `close`.
         """
         async with nullcontext() if ask.token_ids else self._turns_of_new, self._turns:
             first = hash(bytes(ask.form))
@@ -131,7 +131,7 @@ class Grammars:
             if loop.time() - began_s > _SLOW_S and not self._is_closed:
                 break
         if is_killed:
-            raise Overloaded(_KILLED, retry_after_s=_RETRY_AFTER_S)
+            raise NotReady(_KILLED, retry_after_s=_RETRY_AFTER_S)  # Overloaded: all workers are busy
         return None
 
     async def _connect(self) -> _Streams:
@@ -147,7 +147,7 @@ class Grammars:
                     return reader, writer
                 writer.close()
                 if first == KILLED[:1]:
-                    raise OSError(_KILLED)
+                    raise NotReady(_KILLED, retry_after_s=_RETRY_AFTER_S)
                 await self._restart()
         self._parent.close()
         raise NotReady("the engine is not running")
