@@ -122,11 +122,19 @@ class ToolName(msgspec.Struct, kw_only=True):
     name: str
 
 
+class AllowedTool(msgspec.Struct, kw_only=True):
+    """One of the tools that may be called; it has the field that `type` names."""
+
+    type: Literal["function", "custom"] = "function"
+    function: ToolName | None = None
+    custom: ToolName | None = None
+
+
 class AllowedTools(msgspec.Struct, kw_only=True):
     """The tools that may be called, and whether a call is required."""
 
     mode: Literal["auto", "required"]
-    tools: Annotated[list[ToolDefinition], msgspec.Meta(min_length=1)]
+    tools: Annotated[list[AllowedTool], msgspec.Meta(min_length=1)]
 
 
 class ChatToolChoice(msgspec.Struct, kw_only=True):
@@ -266,7 +274,7 @@ def _tool(given: ToolDefinition, path: str) -> Tool:
     )
 
 
-def _by_type(given: ToolDefinition | ChatToolChoice | MessageToolCall, path: str) -> Any:
+def _by_type(given: ToolDefinition | ChatToolChoice | AllowedTool | MessageToolCall, path: str) -> Any:
     """The field that the type names. Raises InvalidRequest if it is missing."""
     return required(getattr(given, given.type), f"{path}.{given.type}")
 
