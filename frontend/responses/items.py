@@ -25,20 +25,26 @@ from frontend.turn.thoughts import joined
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 Phase = Literal["commentary", "final_answer"]
-TextKind = Literal["input_text", "output_text", "reasoning_text", "summary_text"]
 
 
-class TextPart(msgspec.Struct, kw_only=True):
-    """Text that the client or the model wrote; of `output_text`, `annotations` is always empty."""
+class InputText(msgspec.Struct, kw_only=True, tag_field="type", tag="input_text"):
+    """Text that the client wrote."""
 
-    type: TextKind
     text: str
-    annotations: list[Any] | msgspec.UnsetType = msgspec.UNSET
-    logprobs: list[ContentLogprob] | msgspec.UnsetType = msgspec.UNSET
 
-    def __post_init__(self) -> None:
-        if self.type == "output_text":
-            self.annotations, self.logprobs = self.annotations or [], self.logprobs or []
+
+class OutputText(msgspec.Struct, kw_only=True, tag_field="type", tag="output_text"):
+    """Text that the model wrote; `annotations` is always empty."""
+
+    text: str
+    annotations: list[Any] = []
+    logprobs: list[ContentLogprob] = []
+
+
+class ReasoningText(msgspec.Struct, kw_only=True, tag_field="type", tag="reasoning_text"):
+    """Reasoning text."""
+
+    text: str
 
 
 class MessageItem(msgspec.Struct, kw_only=True, tag_field="type", tag="message"):
@@ -47,16 +53,22 @@ class MessageItem(msgspec.Struct, kw_only=True, tag_field="type", tag="message")
     id: str = ""
     role: Literal["user", "assistant", "system", "developer"]
     status: ItemStatus = "completed"
-    content: str | list[TextPart]
+    content: str | list[InputText | OutputText]
     phase: Phase | msgspec.UnsetType = msgspec.UNSET
+
+
+class SummaryText(msgspec.Struct, kw_only=True, tag_field="type", tag="summary_text"):
+    """Reasoning text as a summary; it is the full text."""
+
+    text: str
 
 
 class ReasoningItem(msgspec.Struct, kw_only=True, tag_field="type", tag="reasoning"):
     """Reasoning: in `content`, or in `summary` if requested; sealed in `encrypted_content`."""
 
     id: str = ""
-    summary: list[TextPart] = []
-    content: list[TextPart] = []
+    summary: list[SummaryText] = []
+    content: list[ReasoningText] = []
     encrypted_content: str | msgspec.UnsetType = msgspec.UNSET
     status: ItemStatus = "completed"
 
@@ -88,13 +100,13 @@ class CustomCallItem(CallPart, kw_only=True, tag="custom_tool_call"):
 class CustomOutputItem(CallPart, kw_only=True, tag="custom_tool_call_output"):
     """The result of a custom tool call."""
 
-    output: str | list[TextPart]
+    output: str | list[InputText]
 
 
 class FunctionOutputItem(CallPart, kw_only=True, tag="function_call_output"):
     """The result of a function call."""
 
-    output: str | list[TextPart]
+    output: str | list[InputText]
 
 
 class LocalShellAction(msgspec.Struct, kw_only=True):
@@ -361,7 +373,7 @@ class InputReader:
         if not content:
             text = self._opened(item.encrypted_content or "", f"{path}.encrypted_content")
             text = self._recall(item.id) if text is None and item.id else text
-            content = [] if text is None else [TextPart(type="reasoning_text", text=text)]
+            content = [] if text is None else [ReasoningText(text=text)]
         if not content and item.summary:
             self.left_out.add("input[].summary")
         return ReasoningItem(id=item.id, content=content)
@@ -435,7 +447,7 @@ def _call(item: FunctionCallItem | CustomCallItem | MachineCallItem) -> ToolCall
     return ToolCall(call_id=item.call_id, name=name, arguments=msgspec.json.encode(arguments).decode())
 
 
-def _text(parts: str | Iterable[TextPart]) -> str:
+def _text(parts: str | Iterable[InputText | OutputText]) -> str:
     return parts if isinstance(parts, str) else "".join(part.text for part in parts)
 
 

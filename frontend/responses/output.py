@@ -27,10 +27,11 @@ from frontend.responses.items import (
     FunctionCallItem,
     ItemStatus,
     MessageItem,
+    OutputText,
     Phase,
     ReasoningItem,
-    TextKind,
-    TextPart,
+    ReasoningText,
+    SummaryText,
     WrittenItem,
     machine_call,
 )
@@ -85,20 +86,20 @@ class _Shape(NamedTuple):
 
     event: str
     field: str
-    part: TextKind | None = None
+    part: type[OutputText | ReasoningText | SummaryText] | None = None
     part_event: str = "response.content_part"
     index_field: str = "content_index"
 
 
-_THOUGHT = _Shape("response.reasoning_text", "content", "reasoning_text")
+_THOUGHT = _Shape("response.reasoning_text", "content", ReasoningText)
 _SUMMARY = _Shape(
     "response.reasoning_summary_text",
     "summary",
-    "summary_text",
+    SummaryText,
     "response.reasoning_summary_part",
     "summary_index",
 )
-_TEXT = _Shape("response.output_text", "content", "output_text")
+_TEXT = _Shape("response.output_text", "content", OutputText)
 _CALL = _Shape("response.function_call_arguments", "arguments")
 _CUSTOM_CALL = _Shape("response.custom_tool_call_input", "input")
 _MACHINE_CALL = _Shape("", "arguments")  # output as a whole
@@ -112,7 +113,7 @@ class OpenItem:
         self.shape = shape
         self._writer = writer
         self._texts: list[str] = []
-        self._part = None if shape.part is None else TextPart(type=shape.part, text="")
+        self._part = None if shape.part is None else shape.part(text="")
         self._index = index
         self._place: dict[str, object] = {"item_id": item.id, "output_index": index}
         if self._part is not None:
@@ -128,7 +129,7 @@ class OpenItem:
     def write(self, text: str, logprobs: Sequence[ContentLogprob] = ()) -> bytes:
         self._texts.append(text)
         tail = self._delta_tail
-        if logprobs and self._part is not None and self._part.logprobs is not UNSET:
+        if logprobs and isinstance(self._part, OutputText):
             self._part.logprobs += logprobs
             tail = b',"logprobs":' + _encode(_without_bytes(logprobs))
         if not self._writer.streams:
@@ -150,7 +151,7 @@ class OpenItem:
         if isinstance(self.item, FunctionCallItem):
             fields["name"] = self.item.name
         fields[self.shape.field if self._part is None else "text"] = text
-        if self._part is not None and self._part.logprobs is not UNSET:
+        if isinstance(self._part, OutputText):
             fields["logprobs"] = _without_bytes(self._part.logprobs)
         done = self._writer.event(self.shape.event + ".done", **fields) + self._part_event("done")
         return done + self._writer.event(
