@@ -81,7 +81,7 @@ def test_without_a_path_from_prefill_to_decode_the_first_token_comes_within_thre
     verdicts = {(each["verdict"]["stage"], each["verdict"]["cause"].split()[0]) for each in failed}
     assert verdicts == {("kv_move", "no")}  # no KV came from ... to ...
     stalled_s = [sum(each["record"]["legs"][0]["attempts"][0]["stages"].values()) for each in failed]
-    assert [each["verdict"]["excess_s"] for each in failed] == pytest.approx(stalled_s, rel=0.05)
+    assert [each["verdict"]["excess_s"] for each in failed] == pytest.approx(stalled_s, rel=0.05, abs=0.02)
     assert len(stack.health()["cut_pairs"]) == 2
     assert len(stack.health()["instances"]) == 3
     for i in range(2):
