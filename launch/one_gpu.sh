@@ -38,6 +38,7 @@ start_mps() { # start_mps GPU PERCENT: prefill gets at most PERCENT of the GPU's
         return
     fi
     if [[ $(uuids) == *$'\n'* ]] && uuid=$(uuids --id="$1") && [[ -n $uuid ]]; then # other GPUs may have an MPS of their own
+        # shellcheck disable=SC2034 # of start_workers
         PREFILL_CUDA_VISIBLE_DEVICES=$uuid DECODE_CUDA_VISIBLE_DEVICES=$uuid
     fi
     set_variable CUDA_MPS_PIPE_DIRECTORY "$RUN_DIR/mps"
