@@ -116,12 +116,12 @@ class Attempt(_Timed, kw_only=True, omit_defaults=True, gc=False):
                 counted_s = lasted_s if lasted_s < rest_s else rest_s  # noqa: FURB136  each call counts here
                 stages[stage] = stages[stage] + counted_s if stage in stages else counted_s
                 rest_s -= counted_s
-        before_s = stages["transit"] if "transit" in stages else 0.0  # noqa: SIM401
+        before_s = stages["transit"] if "transit" in stages else 0.0  # noqa: SIM401  a call less
         if rest_s > before_s:
             self.late = worker
         stages["transit"] = before_s + rest_s
         self.stage, self.since_s = then, now_s
-        if found.delay_s > self.delay_s:  # noqa: PLR1730
+        if found.delay_s > self.delay_s:  # noqa: PLR1730  a call less
             self.delay_s = found.delay_s
         self.starved_s += found.starved_s
 
@@ -198,9 +198,9 @@ class Leg(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
         attempt.enter(None)
         if usage is not None:
             self.num_moved_bytes = usage.num_moved_bytes
-            if usage.delay_s > attempt.delay_s:  # noqa: PLR1730
+            if usage.delay_s > attempt.delay_s:  # noqa: PLR1730  a call less
                 attempt.delay_s = usage.delay_s
-            if usage.starved_s > attempt.starved_s:  # noqa: PLR1730
+            if usage.starved_s > attempt.starved_s:  # noqa: PLR1730  a call less
                 attempt.starved_s = usage.starved_s
 
     def blocked(self, lasted_s: float) -> None:
@@ -288,7 +288,7 @@ class Record(_Timed, kw_only=True, omit_defaults=True, gc=False):
         """Whether it failed, or an attempt of it."""
         if self.status >= 400:
             return True
-        for leg in self.legs:  # noqa: SIM110
+        for leg in self.legs:  # noqa: SIM110  a call less
             if len(leg.attempts) > 1:
                 return True
         return False
@@ -307,7 +307,7 @@ class Record(_Timed, kw_only=True, omit_defaults=True, gc=False):
             attempt = leg.attempts[-1]
             if attempt.stage is not None:
                 leg.end()
-            if attempt.since_s > last_s:  # noqa: PLR1730
+            if attempt.since_s > last_s:  # noqa: PLR1730  a call less
                 last_s = attempt.since_s
         return last_s
 

@@ -78,7 +78,7 @@ class Numbered(Answer):
         self.model, self.stream, self.ignored = answer.model, answer.stream, answer.ignored
         self.choices, self.keep_alive = answer.choices, answer.keep_alive
         # These have no ids.
-        self.closing, self.failure, self.settle = answer.closing, answer.failure, answer.settle  # type: ignore[method-assign]
+        self.closing, self.failure, self.settle = answer.closing, answer.failure, answer.settle  # type: ignore[method-assign]  # no call between
         self._answer = answer
         self._num_tokens = self._num_events = self._checksum = 0
         self._had, self._had_checksum = (0, 0), 0

@@ -259,9 +259,7 @@ class Delivery:
             if self._num_sent == num_sent:
                 await self.send(self._answer.keep_alive)
             num_sent = self._num_sent
-            await asyncio.sleep(
-                self._services.keep_alive_s
-            )  # a comment is due if the stream is idle until then
+            await asyncio.sleep(self._services.keep_alive_s)  # idle until then: a comment is due
 
     async def _watch_client(self) -> None:
         await self._exchange.client_gone()

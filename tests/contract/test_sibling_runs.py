@@ -129,7 +129,7 @@ async def test_a_follower_elsewhere_that_has_left_is_forgotten(tmp_path: Path) -
             async with asyncio.timeout(PATIENCE_S):
                 while len(run._followers) > 1:  # noqa: SLF001  nothing else shows it
                     await publish(run, 10)  # that it has left is noticed only then
-                    await asyncio.sleep(0.001)
+                    await asyncio.sleep(0.001)  # other tasks have their turn
 
 
 async def test_a_run_without_a_stream_cannot_be_followed_elsewhere_either(tmp_path: Path) -> None:
