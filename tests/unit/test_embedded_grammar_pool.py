@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
-from baton.errors import InvalidRequest, NotReady, Overloaded
+from baton.errors import InvalidRequest, NotReady
 from frontend.text.tokenizer import ModelTokenizer
 from tests.alive import is_running, no_descriptors
 from tests.guided import ENDLESS, Json, allowed_after, answer_form, slow_inside, text_form
@@ -190,14 +190,14 @@ async def test_without_processes_a_form_is_refused_for_now(own: tuple[Grammars, 
     for process in processes(path):
         os.kill(process, signal.SIGKILL)
     await allowed_after(matcher, [])
-    assert isinstance(matcher.error, Overloaded)
-    with pytest.raises(Overloaded) as refused:
+    assert isinstance(matcher.error, NotReady)
+    with pytest.raises(NotReady) as refused:
         await grammars.matcher(answer_form({"const": 2}))
     assert refused.value.retry_after_s == 1.0
 
 
 async def test_without_descriptors_a_form_is_refused_for_now(grammars: Grammars) -> None:
-    with no_descriptors(), pytest.raises(Overloaded):
+    with no_descriptors(), pytest.raises(NotReady):
         await grammars.matcher(answer_form({"const": 1}))
     assert (await grammars.matcher(answer_form({"const": 1}))).allowed is not None
 

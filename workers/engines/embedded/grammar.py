@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from baton.errors import BatonError, InvalidRequest, NotReady, Overloaded
+from baton.errors import BatonError, InvalidRequest, NotReady
 from baton.messages import Guided
 from workers.engines.embedded.grammar_process import (
     CPU_S,
@@ -75,7 +75,7 @@ class Grammars:
     async def matcher(self, form: Guided, answer: Sequence[int] = ()) -> "Matcher":
         """A matcher that has followed `answer`.
 
-        Raises InvalidRequest for a form that cannot be enforced, Overloaded if no process can be started.
+        Raises InvalidRequest for a form that cannot be enforced, NotReady if no process can be started.
         """
         if self._parent is None:
             raise InvalidRequest("The model folder has no tokenizer.json, so forms cannot be enforced.")
@@ -94,8 +94,8 @@ class Grammars:
             self._parent.close()
 
     async def call(self, ask: Ask) -> Next | None:
-        """The reply; None if `ask` ends its process. Raises Overloaded if none can be started, NotReady if
-        the system kills it, and after `close`.
+        """The reply; None if `ask` ends its process. Raises NotReady if none can be started, if the
+        system kills it, and after `close`.
         """
         async with nullcontext() if ask.token_ids else self._turns_of_new, self._turns:
             first = hash(bytes(ask.form))
@@ -105,8 +105,7 @@ class Grammars:
                 return await self._call(place, ask)
             except (OSError, ValueError) as error:
                 _LOG.warning("no grammar process: %s", error)
-                problem = "No process can enforce the form."
-                raise Overloaded(problem, retry_after_s=_RETRY_AFTER_S) from error
+                raise NotReady("No process can enforce the form.", retry_after_s=_RETRY_AFTER_S) from error
             finally:
                 self._idle.add(place)
 
@@ -131,7 +130,7 @@ class Grammars:
             if loop.time() - began_s > _SLOW_S and not self._is_closed:
                 break
         if is_killed:
-            raise NotReady(_KILLED, retry_after_s=_RETRY_AFTER_S)  # Overloaded: all workers are busy
+            raise NotReady(_KILLED, retry_after_s=_RETRY_AFTER_S)
         return None
 
     async def _connect(self) -> _Streams:
