@@ -100,6 +100,18 @@ async def test_an_engine_that_hangs_takes_no_handoff_over(tmp_path: Path) -> Non
 
 
 @jumping
+async def test_steps_keep_time_while_an_answer_goes_on_and_a_late_one_is_not_made_up() -> None:
+    async with started() as engine, aclosing(engine.decode(ask(1, 9))) as chunks:
+        ended_s = list[float]()
+        for pause_s in (0.0, 0.5, 0.75, 2.25, 0.0, 0.0):
+            await anext(chunks)
+            ended_s.append(now_s())
+            await asyncio.sleep(pause_s)
+        began_s = ended_s[0]
+        assert [ended - began_s for ended in ended_s] == pytest.approx([0, 1, 2, 3, 6.25, 7.25])
+
+
+@jumping
 async def test_prefills_first_token_may_be_sent_before_the_kv_moves() -> None:
     async with started(prefill_sends_first=True) as engine:
         alone = await answer(engine, ask())

@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import math
 import random
 import zlib
 from array import array
@@ -38,7 +39,7 @@ Milliseconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MockerSettings:
     """The timing model. Prompts share `prefill_tokens_per_s`, first come, first served. A decode step takes
-    `decode_step_ms` plus up to `jitter_ms`, for any batch size.
+    `decode_step_ms` plus up to `jitter_ms`, for any batch size; while answers go on, steps keep time.
     The KV of the last `max_cached_tokens` is found again, in blocks of 16 tokens.
     `script` is a file of answers to play; see `workers.engines.script`. `prompt_log` is a file to which the
     token ids of each prompt are appended, one JSON line each. While the file `hang_while` exists, the engine
@@ -134,6 +135,7 @@ class MockerEngine:
         self._slots = asyncio.Semaphore(settings.max_batch_size)
         self._prefilling = SharedRate(settings.prefill_tokens_per_s)
         self._waiting: list[asyncio.Future[None]] = []  # answers, for the next step
+        self._due_s = -math.inf  # when the last step was to end
         self._is_running = False
         self._figures: dict[str, int] = dict.fromkeys(WorkerStats.__struct_fields__, 0)
 
@@ -326,10 +328,15 @@ class MockerEngine:
         return TokenChunk((answer.token(answer.num_tokens - 1),), answer.finish_reason, usage)
 
     def _next_step(self, loop: asyncio.AbstractEventLoop) -> asyncio.Future[None]:
-        """Completed at the end of the running step; the first answer that waits starts one."""
+        """Completed at the end of the running step. The first answer that waits starts one: where the last
+        one was due, or now if a whole step has passed since.
+        """
         if not self._waiting:
             jitter_ms = self._jitter.random() * self._settings.jitter_ms
-            loop.call_later((self._settings.decode_step_ms + jitter_ms) / 1e3, self._step)
+            step_s, now_s = (self._settings.decode_step_ms + jitter_ms) / 1e3, loop.time()
+            due_s = self._due_s + step_s
+            self._due_s = due_s if due_s > now_s else now_s + step_s
+            loop.call_at(self._due_s, self._step)
         ended = loop.create_future()
         self._waiting.append(ended)
         return ended
