@@ -62,7 +62,6 @@ _MARKS = re.compile(r"~(\d+);")  # the end keeps a number that follows apart
 _TOKENIZER = cast("ModelTokenizer", SimpleNamespace(vocabulary=VOCABULARY))
 _SAMPLING = Sampling(max_tokens=1, seed=0)
 _REQUEST = GenerateRequest(request_id="r", model="m", token_ids=[], sampling=_SAMPLING, deadline_s=1)
-_ENVELOPE = Envelope("chat.completion.chunk", "chatcmpl", "m", CommonFields(model="m"))
 
 
 class Message(msgspec.Struct, array_like=True):
@@ -152,11 +151,13 @@ def check_without_calls(ids: Sequence[int]) -> None:
 
 def check_answer(ids: Sequence[int], sizes: Sequence[int], finish_reason: FinishReason) -> None:
     """A streamed chat answer and one gathered at once are the same message."""
-    whole, writer = _message()
-    body = writer.body([delta for deltas in _deltas([ids], whole, finish_reason) for delta in deltas])
+    whole, writer = _message(stream=False)
+    for deltas in _deltas([ids], whole, finish_reason):
+        writer.write(deltas)
+    body = writer.body()
     content, reasoning, finish = "", "", None
     calls: list[tuple[str, str]] = []
-    streamed, writer = _message()
+    streamed, writer = _message(stream=True)
     events = b"".join(map(writer.write, _deltas(cuts(ids, sizes), streamed, finish_reason))) + writer.end()
     for event in events.removesuffix(b"\n\n").split(b"\n\n"):
         chunk: Any = msgspec.json.decode(event.removeprefix(b"data: "))["choices"][0]
@@ -172,14 +173,15 @@ def check_answer(ids: Sequence[int], sizes: Sequence[int], finish_reason: Finish
     expected = "tool_calls" if calls and finish_reason == "stop" else finish_reason
     assert body.finish_reason == finish == expected
     message = body.message
-    made = [call.function for call in message.tool_calls or () if call.function is not None]
+    made = [call.function for call in message.tool_calls or () if call.function]
     gathered = [(call.name, call.arguments) for call in made]
     assert (content, reasoning, calls) == (message.content or "", message.reasoning_content or "", gathered)
 
 
-def _message() -> tuple[Choice, MessageWriter]:
+def _message(*, stream: bool) -> tuple[Choice, MessageWriter]:
     choice = Choice(_REQUEST, HarmonyParser(VOCABULARY, TOOLS))
-    return choice, MessageWriter(0, choice, _ENVELOPE, tokenizer=_TOKENIZER, gives_reasoning=True)
+    envelope = Envelope("chat.completion.chunk", "chatcmpl", "m", CommonFields(model="m", stream=stream))
+    return choice, MessageWriter(0, choice, envelope, tokenizer=_TOKENIZER, gives_reasoning=True)
 
 
 def _deltas(

@@ -7,14 +7,7 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from frontend.chat.request import (
-    ChatBody,
-    CustomCall,
-    FunctionCall,
-    gives_reasoning,
-    not_enforced,
-    turn_request,
-)
+from frontend.chat.request import ChatBody, CustomCall, FunctionCall, MessageToolCall, turn_request
 from frontend.harmony.conversation import Begin, Delta, Text
 from frontend.http.answer import (
     ChoiceWriter,
@@ -34,12 +27,13 @@ from frontend.turn.thoughts import PARAGRAPH
 
 async def prepare_chat(raw: bytes, client: Client, services: Services) -> ChunkedAnswer:
     """The answer to a body, ready to be generated. Raises a BatonError if the body is refused."""
-    body, unknown, request = await read(raw, ChatBody, turn_request)
+    body, unknown, (request, inexact) = await read(raw, ChatBody, turn_request)
     served, choices = await services.prepare(request, client)
+    is_excluded = body.reasoning is not None and body.reasoning.exclude
     writer = partial(
         MessageWriter,
         tokenizer=served.tokenizer,
-        gives_reasoning=gives_reasoning(body),
+        gives_reasoning=body.include_reasoning is not False and not is_excluded,
         text_tools=frozenset(tool.custom.name for tool in body.tools or () if tool.custom is not None),
     )
     return ChunkedAnswer(
@@ -47,7 +41,7 @@ async def prepare_chat(raw: bytes, client: Client, services: Services) -> Chunke
         choices,
         writer,
         partial(ChatCompletion, metadata=UNSET if body.metadata is None else body.metadata),
-        (*unknown, *not_enforced(body)),
+        (*unknown, *inexact),
     )
 
 
@@ -58,15 +52,6 @@ class ChatLogprobs(msgspec.Struct, kw_only=True):
     refusal: None = None
 
 
-class ToolCallBody(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """A tool call that the model requests; it has the field that `type` names."""
-
-    id: str
-    type: Literal["function", "custom"]
-    function: FunctionCall | None = None
-    custom: CustomCall | None = None
-
-
 class ChatMessage(msgspec.Struct, kw_only=True):
     """The answer. `reasoning` and `reasoning_content` are the same text: clients read either."""
 
@@ -75,7 +60,7 @@ class ChatMessage(msgspec.Struct, kw_only=True):
     refusal: None = None
     reasoning_content: str | UnsetType = UNSET
     reasoning: str | UnsetType = UNSET
-    tool_calls: list[ToolCallBody] | UnsetType = UNSET
+    tool_calls: list[MessageToolCall] | UnsetType = UNSET
 
 
 class ChatChoiceBody(msgspec.Struct, kw_only=True):
@@ -124,8 +109,11 @@ class MessageWriter(ChoiceWriter):
         self._tokenizer = tokenizer
         self._gives_reasoning = gives_reasoning
         self._text_tools = text_tools
-        self._kind = ""  # of the open message; a preamble is a text
-        self._begun: set[str] = set()
+        self._texts: list[str] = []
+        self._reasonings: list[str] = []
+        self._calls: list[tuple[Begin, list[str]]] = []
+        self._logprobs: list[ContentLogprob] = []
+        self._parts = self._texts  # of the open message; a preamble is a text
         self._separator = ""  # before its next text
         self._more = b""  # how more arguments of the open call are written
         self._head = self.head + b'{"index":%d,"delta":' % index
@@ -141,75 +129,61 @@ class MessageWriter(ChoiceWriter):
         for delta in deltas:
             match delta:
                 case Text():
-                    text, self._separator = _encode(self._separator + delta.text), ""
-                    if self._kind == "text":
-                        tail = self._plain_tail if self.choice.logprobs is None else self._scored_tail(delta)
-                        chunks += self._text_head, text, tail
-                    elif self._kind == "call":
-                        chunks += self._head, b'{"tool_calls":[', self._more % text, b"]", self._plain_tail
+                    text, self._separator = self._separator + delta.text, ""
+                    self._parts.append(text)
+                    tail = self._plain_tail
+                    if self._parts is self._texts and self.choice.logprobs is not None:
+                        tail = self._scored_tail(delta)
+                    if not self.stream:
+                        continue
+                    encoded = _encode(text)
+                    if self._parts is self._texts:
+                        chunks += self._text_head, encoded, tail
+                    elif self._parts is not self._reasonings:
+                        chunks += self._head, b'{"tool_calls":[', self._more % encoded, b"]", tail
                     elif self._gives_reasoning:  # under both field names that clients read
-                        chunks += self._reasoning_head, text, b',"reasoning_content":', text, self._plain_tail
+                        chunks += self._reasoning_head, encoded, b',"reasoning_content":', encoded, tail
                 case Begin("call"):
-                    self._kind, call = "call", self._call(delta)
-                    self._more = (_MORE_ARGUMENTS if call.custom is None else _MORE_INPUT) % delta.index
+                    self._parts, self._separator = [], ""
+                    self._calls.append((delta, self._parts))
+                    call = self._call(delta)
+                    self._more = (_MORE_ARGUMENTS if call.type == "function" else _MORE_INPUT) % delta.index
                     # Inserts the index as the object's first field.
                     begun = b'{"index":%d,' % delta.index + _encode(call)[1:]
                     chunks += (self._head, b'{"tool_calls":[', begun, b"]", self._plain_tail)
                 case Begin(kind):
-                    self._kind = "thought" if kind == "thought" else "text"
-                    self._separator = PARAGRAPH if self._kind in self._begun else ""
-                    self._begun.add(self._kind)
-        return b"".join(chunks)
+                    self._parts = self._reasonings if kind == "thought" else self._texts
+                    self._separator = PARAGRAPH if self._parts else ""
+        return b"".join(chunks) if self.stream else b""
 
     def end(self) -> bytes:
         reason = self.choice.finish_reason.encode()
         return self._head + b'{},"logprobs":null,"finish_reason":"%b"}' % reason + self.tail
 
-    def body(self, deltas: Sequence[Delta]) -> ChatChoiceBody:
+    def body(self) -> ChatChoiceBody:
         """The whole choice; `content` is null if there are calls and no visible text."""
-        # Joined at the end: each `+=` would copy all that came before.
-        texts: list[str] = []
-        reasonings: list[str] = []
-        calls: list[tuple[Begin, list[str]]] = []
-        logprobs: list[ContentLogprob] = []
-        parts = texts
-        for delta in deltas:
-            match delta:
-                case Begin("call"):
-                    parts = []
-                    calls.append((delta, parts))
-                case Begin(kind):
-                    parts = reasonings if kind == "thought" else texts
-                    if parts:
-                        parts.append(PARAGRAPH)
-                case Text(text):
-                    parts.append(text)
-                    if parts is texts and self.choice.logprobs is not None:
-                        logprobs += self._logprobs(delta)
-        text, reasoning = "".join(texts), ("".join(reasonings) if self._gives_reasoning else "") or UNSET
-        has_logprobs = bool(text) and self.choice.logprobs is not None
+        text, reasoning = "".join(self._texts), "".join(self._reasonings if self._gives_reasoning else ())
         return ChatChoiceBody(
             index=self.index,
             message=ChatMessage(
-                content=text if text or not calls else None,
-                reasoning=reasoning,
-                reasoning_content=reasoning,
-                tool_calls=[self._call(start, "".join(parts)) for start, parts in calls] or UNSET,
+                content=text if text or not self._calls else None,
+                reasoning=reasoning or UNSET,
+                reasoning_content=reasoning or UNSET,
+                tool_calls=[self._call(start, "".join(parts)) for start, parts in self._calls] or UNSET,
             ),
             finish_reason=self.choice.finish_reason,
-            logprobs=ChatLogprobs(content=logprobs) if has_logprobs else None,
+            logprobs=ChatLogprobs(content=self._logprobs) if self._logprobs else None,
         )
 
     def _scored_tail(self, delta: Text) -> bytes:
-        logprobs = _encode(ChatLogprobs(content=self._logprobs(delta)))
+        scored = content_logprobs(self.choice.logprobs_of(delta) or (), self._tokenizer)
+        self._logprobs += scored
+        logprobs = _encode(ChatLogprobs(content=scored))
         return b'},"logprobs":' + logprobs + b',"finish_reason":null}' + self.tail
 
-    def _call(self, start: Begin, text: str = "") -> ToolCallBody:
+    def _call(self, start: Begin, text: str = "") -> MessageToolCall:
         if start.name in self._text_tools:
             custom = CustomCall(name=start.name, input=text)
-            return ToolCallBody(id=start.call_id, type="custom", custom=custom)
+            return MessageToolCall(id=start.call_id, type="custom", custom=custom)
         function = FunctionCall(name=start.name, arguments=text)
-        return ToolCallBody(id=start.call_id, type="function", function=function)
-
-    def _logprobs(self, delta: Text) -> list[ContentLogprob]:
-        return content_logprobs(self.choice.logprobs_of(delta) or (), self._tokenizer)
+        return MessageToolCall(id=start.call_id, type="function", function=function)

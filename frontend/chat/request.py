@@ -1,9 +1,9 @@
 """The chat completion body, and its conversion into a TurnRequest."""
 
-from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from baton.errors import InvalidRequest
 from frontend.harmony.conversation import (
@@ -53,12 +53,12 @@ class CustomCall(msgspec.Struct, kw_only=True):
 
 
 class MessageToolCall(msgspec.Struct, kw_only=True):
-    """A tool call of an earlier answer; it has the field that `type` names."""
+    """A tool call that the model requests; it has the field that `type` names."""
 
     id: Annotated[str, msgspec.Meta(min_length=1)]
     type: Literal["function", "custom"] = "function"
-    function: FunctionCall | None = None
-    custom: CustomCall | None = None
+    function: FunctionCall | UnsetType | None = UNSET
+    custom: CustomCall | UnsetType | None = UNSET
 
 
 class InputMessage(msgspec.Struct, kw_only=True):
@@ -137,13 +137,11 @@ class AllowedTools(msgspec.Struct, kw_only=True):
     tools: Annotated[list[AllowedTool], msgspec.Meta(min_length=1)]
 
 
-class ChatToolChoice(msgspec.Struct, kw_only=True):
+class ChatToolChoice(AllowedTool, kw_only=True):
     """`tool_choice`: this tool must be called, or only these may be, although the prompt shows all; it has
     the field that `type` names."""
 
-    type: Literal["function", "custom", "allowed_tools"]
-    function: ToolName | None = None
-    custom: ToolName | None = None
+    type: Literal["function", "custom", "allowed_tools"]  # type: ignore[assignment]  # one more
     allowed_tools: AllowedTools | None = None
 
 
@@ -196,13 +194,13 @@ class ChatBody(ConversationFields, kw_only=True):
             raise InvalidRequest("`top_logprobs` needs `logprobs`: true.", param="top_logprobs")
 
 
-def turn_request(body: ChatBody, num_bytes: int) -> TurnRequest:
-    """The request of a body of `num_bytes`. Raises InvalidRequest for fields that contradict each other and
-    for content that is not text."""
-    return TurnRequest.of(
+def turn_request(body: ChatBody, num_bytes: int) -> tuple[TurnRequest, list[str]]:
+    """The request of a body of `num_bytes`, and the paths of known fields that are not honoured exactly.
+    Raises InvalidRequest for fields that contradict each other and for content that is not text."""
+    request = TurnRequest.of(
         body,
         conversation(body),
-        _call_choice(body),
+        _call_choice(body.tool_choice),
         path="messages",
         num_bytes=num_bytes,
         max_tokens=body.max_completion_tokens or body.max_tokens,
@@ -211,23 +209,13 @@ def turn_request(body: ChatBody, num_bytes: int) -> TurnRequest:
         max_calls=body.max_calls,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
     )
-
-
-def not_enforced(body: ChatBody) -> Iterator[str]:
-    """Paths of known fields that are not honoured exactly."""
-    if any(message.name is not None for message in body.messages):
-        yield "messages[].name"
+    inexact = ["messages[].name"] if any(message.name is not None for message in body.messages) else []
     if _effort(body) not in GPT_OSS_EFFORTS:
-        yield "reasoning_effort"
+        inexact.append("reasoning_effort")
     results = (message.content for message in body.messages if message.role == "tool")
     kinds = {part.type for content in results if isinstance(content, list) for part in content}
-    yield from sorted(f"messages[].content[].{kind}"[:80] for kind in kinds - TEXT_TYPES)
-
-
-def gives_reasoning(body: ChatBody) -> bool:
-    """Whether the answer contains the reasoning."""
-    is_excluded = body.reasoning is not None and body.reasoning.exclude
-    return body.include_reasoning is not False and not is_excluded
+    inexact += sorted(f"messages[].content[].{kind}"[:80] for kind in kinds - TEXT_TYPES)
+    return request, inexact
 
 
 def conversation(body: ChatBody) -> Conversation:
@@ -254,49 +242,39 @@ def _effort(body: ChatBody) -> AnyEffort:
     return body.effort_of(given)
 
 
+def _by_type(given: ToolDefinition | AllowedTool | MessageToolCall, path: str) -> Any:
+    """The field that the type names. Raises InvalidRequest if it is missing."""
+    return required(getattr(given, given.type) or None, f"{path}.{given.type}")
+
+
 def _tool(given: ToolDefinition, path: str) -> Tool:
     tool: FunctionTool | CustomTool = _by_type(given, path)
     path = f"{path}.{given.type}"
-    if isinstance(tool, CustomTool):
+    if isinstance(tool, FunctionTool):
         return Tool(
             name=tool.name,
             description=tool.description,
-            takes_text=True,
-            grammar=_grammar(tool, f"{path}.format.grammar"),
+            parameters=tool.parameters,
+            strict=bool(tool.strict),
             path=path,
         )
-    return Tool(
-        name=tool.name,
-        description=tool.description,
-        parameters=tool.parameters,
-        strict=bool(tool.strict),
-        path=path,
-    )
+    grammar = None
+    if tool.format is not None and tool.format.type == "grammar":
+        where = f"{path}.format.grammar"
+        held = required(tool.format.grammar, where)
+        grammar = TextGrammar(syntax=held.syntax, text=held.definition, path=f"{where}.definition")
+    return Tool(name=tool.name, description=tool.description, takes_text=True, grammar=grammar, path=path)
 
 
-def _by_type(given: ToolDefinition | ChatToolChoice | AllowedTool | MessageToolCall, path: str) -> Any:
-    """The field that the type names. Raises InvalidRequest if it is missing."""
-    return required(getattr(given, given.type), f"{path}.{given.type}")
-
-
-def _grammar(tool: CustomTool, path: str) -> TextGrammar | None:
-    if tool.format is None or tool.format.type == "text":
-        return None
-    grammar = required(tool.format.grammar, path)
-    return TextGrammar(syntax=grammar.syntax, text=grammar.definition, path=f"{path}.definition")
-
-
-def _call_choice(body: ChatBody) -> CallChoice:
-    choice = body.tool_choice
+def _call_choice(choice: str | ChatToolChoice | None) -> CallChoice:
     if not isinstance(choice, ChatToolChoice):
         return CallChoice(must_call=choice == "required")
     named: ToolName | AllowedTools = _by_type(choice, "tool_choice")
     if isinstance(named, ToolName):
         return CallChoice(must_call=True, names=frozenset({named.name}))
-    allowed = (
-        _by_type(tool, f"tool_choice.allowed_tools.tools[{i}]").name for i, tool in enumerate(named.tools)
-    )
-    return CallChoice(must_call=named.mode == "required", names=frozenset(allowed))
+    tools = enumerate(named.tools)
+    names = frozenset(_by_type(tool, f"tool_choice.allowed_tools.tools[{i}]").name for i, tool in tools)
+    return CallChoice(must_call=named.mode == "required", names=names)
 
 
 def _turn(message: InputMessage, path: str) -> Turn:
@@ -318,36 +296,32 @@ def _assistant_turn(message: InputMessage, path: str) -> AssistantTurn:
     for name in ("audio", "function_call"):
         if getattr(message, name) is not None:
             raise InvalidRequest(f"`{path}.{name}` is not supported.", param=f"{path}.{name}")
-    calls = enumerate(message.tool_calls or ())
+    calls = []
+    for i, given in enumerate(message.tool_calls or ()):
+        call: FunctionCall | CustomCall = _by_type(given, f"{path}.tool_calls[{i}]")
+        is_custom = isinstance(call, CustomCall)
+        text = call.input if isinstance(call, CustomCall) else call.arguments
+        calls.append(ToolCall(call_id=given.id, name=call.name, arguments=text, takes_text=is_custom))
     return AssistantTurn(
         reasoning=message.reasoning_content or message.reasoning or None,
         text=_text(message.content or message.refusal or "", path) or None,
-        tool_calls=tuple(_call(call, f"{path}.tool_calls[{i}]") for i, call in calls),
+        tool_calls=tuple(calls),
     )
-
-
-def _call(given: MessageToolCall, path: str) -> ToolCall:
-    call: FunctionCall | CustomCall = _by_type(given, path)
-    if isinstance(call, CustomCall):
-        return ToolCall(call_id=given.id, name=call.name, arguments=call.input, takes_text=True)
-    return ToolCall(call_id=given.id, name=call.name, arguments=call.arguments)
 
 
 def _text(content: Content | None, path: str, *, reads_others: bool = False) -> str:
     """The text of a content at `path`. Parts that are not text, such as a picture of a screen in a tool's
     result, are refused or replaced by a note."""
+    path = f"{path}.content"
     if isinstance(content, str):
         return content
-    if content is None:
-        raise InvalidRequest(f"`{path}.content` is missing.", param=f"{path}.content")
     texts = []
-    for i, part in enumerate(content):
-        where = f"{path}.content[{i}]"
-        text = text_of_part(part, where)
+    for i, part in enumerate(required(content, path)):
+        text = text_of_part(part, f"{path}[{i}]")
         if text is None and not reads_others:
             raise InvalidRequest(
-                f"`{where}.type` {part.type!r:.80} is not supported; this model reads text only.",
-                param=f"{where}.type",
+                f"`{path}[{i}].type` {part.type!r:.80} is not supported; this model reads text only.",
+                param=f"{path}[{i}].type",
             )
         texts.append(left_out(part.type) if text is None else text)
     return "".join(texts)

@@ -147,6 +147,7 @@ class TextWriter(ChoiceWriter):
         self._tokenizer = tokenizer
         self._echo = tokenizer.decode(choice.request.token_ids, shows_special=True) if body.echo else ""
         self._is_silent = body.max_tokens == 0
+        self._texts: list[str] = []  # of an answer that is not streamed
         self._num_chars = 0
         self._num_given = 0  # tokens whose log probabilities were output
 
@@ -155,9 +156,13 @@ class TextWriter(ChoiceWriter):
 
     def write(self, deltas: Sequence[Delta]) -> bytes:
         chunks = []
-        for delta in self._texts(deltas):
-            chunks.append(self._chunk(delta.text, self._logprobs(delta.stop)))
-            self._num_chars += len(delta.text)
+        for delta in deltas:
+            if isinstance(delta, Text) and not self._is_silent:
+                if self.stream:
+                    chunks.append(self._chunk(delta.text, self._logprobs(delta.stop)))
+                    self._num_chars += len(delta.text)
+                else:
+                    self._texts.append(delta.text)
         return b"".join(chunks)
 
     def end(self) -> bytes:
@@ -165,17 +170,17 @@ class TextWriter(ChoiceWriter):
         logprobs = None if self._is_silent else self._logprobs(None)
         return self._chunk("", logprobs, self._finish_reason)
 
-    def body(self, deltas: Sequence[Delta]) -> CompletionChoiceBody:
-        text = self._echo + "".join([delta.text for delta in self._texts(deltas)])
-        logprobs = self._echoed_logprobs() if self._echo else self._logprobs(None)
+    def body(self) -> CompletionChoiceBody:
+        logprobs, entries = self._logprobs(None), self.choice.logprobs
+        if self._echo and entries is not None:
+            of_all = [*self.choice.prompt_logprobs, *(() if self._is_silent else entries)]
+            logprobs = legacy_logprobs(of_all, self._tokenizer, first_id=self.choice.request.token_ids[0])
+        text = "".join([self._echo, *self._texts])
         return CompletionChoiceBody(self.index, text, self._finish_reason, logprobs)
 
     @property
     def _finish_reason(self) -> FinishReason:
         return "length" if self.choice.is_cut else "stop"
-
-    def _texts(self, deltas: Sequence[Delta]) -> list[Text]:
-        return [] if self._is_silent else [delta for delta in deltas if isinstance(delta, Text)]
 
     def _chunk(
         self, text: str, logprobs: LegacyLogprobs | None, finish_reason: FinishReason | None = None
@@ -190,10 +195,3 @@ class TextWriter(ChoiceWriter):
             return None
         start, self._num_given = self._num_given, len(entries) if stop is None else stop
         return legacy_logprobs(entries[start : self._num_given], self._tokenizer, self._num_chars)
-
-    def _echoed_logprobs(self) -> LegacyLogprobs | None:
-        entries = self.choice.logprobs
-        if entries is None:
-            return None
-        of_all = [*self.choice.prompt_logprobs, *(() if self._is_silent else entries)]
-        return legacy_logprobs(of_all, self._tokenizer, first_id=self.choice.request.token_ids[0])

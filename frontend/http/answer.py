@@ -306,21 +306,22 @@ class ChoiceWriter:
         self.index = index
         self.choice = choice
         self.head, self.tail = envelope.head, envelope.tail
+        self.stream = envelope.stream
 
     def opening(self) -> bytes:
         """The first chunk, if there is one before the first token."""
         return b""
 
     def write(self, deltas: Sequence[Delta]) -> bytes:
-        """The chunks of these deltas."""
+        """The chunks of these deltas; empty if the answer is not streamed."""
         raise NotImplementedError
 
     def end(self) -> bytes:
         """The last chunk."""
         raise NotImplementedError
 
-    def body(self, deltas: Sequence[Delta]) -> msgspec.Struct:
-        """The whole choice, from all its deltas."""
+    def body(self) -> msgspec.Struct:
+        """The whole choice, of the deltas so far."""
         raise NotImplementedError
 
 
@@ -343,24 +344,16 @@ class ChunkedAnswer(Answer):
         self._envelope = envelope
         self._writers = [writer(index, choice, envelope) for index, choice in enumerate(choices)]
         self._whole = whole
-        self._deltas: list[list[Delta]] = [[] for _ in choices]
 
     def opening(self) -> bytes:
         return b"".join(writer.opening() for writer in self._writers)
 
     def feed(self, index: int, chunk: TokenChunk) -> bytes:
-        deltas = self.choices[index].feed(chunk)
-        if self.stream:
-            return self._writers[index].write(deltas)
-        self._deltas[index] += deltas
-        return b""
+        return self._writers[index].write(self.choices[index].feed(chunk))
 
     def finish(self, index: int) -> bytes:
-        deltas = self.choices[index].finish()
-        if self.stream:
-            return self._writers[index].write(deltas) + self._writers[index].end()
-        self._deltas[index] += deltas
-        return b""
+        last = self._writers[index].write(self.choices[index].finish())
+        return last + self._writers[index].end() if self.stream else b""
 
     def closing(self) -> bytes:
         """The usage and the timings, if requested, and the end of the stream."""
@@ -375,5 +368,5 @@ class ChunkedAnswer(Answer):
         return b"data: " + _encode(ErrorBody.of(error)) + b"\n\n"
 
     def body(self) -> msgspec.Struct:
-        choices = [writer.body(each) for writer, each in zip(self._writers, self._deltas, strict=True)]
+        choices = [writer.body() for writer in self._writers]
         return self._whole(**self._envelope.fields, choices=choices, usage=UsageBody.of(self.choices))

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from baton.errors import InvalidRequest
-from frontend.chat.request import ChatBody, not_enforced, turn_request
+from frontend.chat.request import ChatBody, turn_request
 from frontend.harmony.conversation import (
     MODEL_IDENTITY,
     AnswerFormat,
@@ -39,7 +39,7 @@ def body_of(*messages: Json, **fields: Any) -> tuple[ChatBody, tuple[str, ...]]:
 
 
 def request_of(*messages: Json, **fields: Any) -> TurnRequest:
-    return turn_request(body_of(*messages, **fields)[0], 77)
+    return turn_request(body_of(*messages, **fields)[0], 77)[0]
 
 
 def talk_of(*messages: Json, **fields: Any) -> Conversation:
@@ -232,7 +232,7 @@ def test_a_refusal_repeats_only_the_beginning_of_an_odd_type() -> None:
     ],
 )
 def test_what_is_not_enforced_is_named(messages: list[Json], fields: Json, paths: list[str]) -> None:
-    assert list(not_enforced(body_of(*messages, **fields)[0])) == paths
+    assert turn_request(body_of(*messages, **fields)[0], 77)[1] == paths
 
 
 def test_fields_without_effect_are_accepted_and_unknown_ones_inside_others_named() -> None:
