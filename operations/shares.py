@@ -9,8 +9,7 @@ from baton.flags import Parsed, flag, read
 from baton.model_folder import model_folder
 from operations.doctor.facts import Facts
 from operations.doctor.memory import halves
-from operations.doctor.plan import planned
-from operations.doctor.probes import probe_gpus, probe_host, probe_model
+from operations.doctor.probes import planned, probe_gpus, probe_host, probe_model
 from operations.errors import CommandError
 from workers.flags import WorkerSettings
 from workers.settings_text import OVERRIDE, SettingsError, read_json

@@ -10,8 +10,7 @@ from msgspec.structs import replace
 
 from baton.connect import Service
 from operations.doctor.facts import GIB, Facts, Host, Model, Nvidia, Shape, Shard, Worker
-from operations.doctor.plan import planned
-from operations.doctor.probes import parse_gpus
+from operations.doctor.probes import parse_gpus, planned
 from workers.flags import DisaggregationMode as Mode
 from workers.flags import EngineName
 

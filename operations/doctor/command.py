@@ -8,6 +8,7 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import aclosing
 from pathlib import Path
 
 import msgspec
@@ -15,18 +16,19 @@ import msgspec
 from baton.connect import HTTP_HOST, HTTP_PORT, Wires
 from baton.files import UnsafeFolder
 from baton.flags import Parsed, flag
+from baton.messages import Scores
 from baton.model_folder import model_folder
+from baton.number_check import check_numbers
 from baton.own_address import WrongAddress, why_not_bound
+from baton.telemetry import print_error
 from baton.tls import CredentialError
-from operations.doctor import conditions
 from operations.doctor.facts import GIB, Facts, Worker
-from operations.doctor.plan import planned
-from operations.doctor.probes import probe_gpus, probe_host, probe_model
-from operations.doctor.record import record
+from operations.doctor.probes import planned, probe_gpus, probe_host, probe_model
 from operations.doctor.table import Finding, Severity, findings
 from workers.flags import DisaggregationMode, EngineName
 
 _SERVER_S = 10.0  # for one server: a name server may hang, a peer may send a byte a second
+_REGISTRY_S = 10.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -87,7 +89,7 @@ def text(report: Report) -> str:
 def doctor(parsed: Parsed[DoctorSettings]) -> int:
     """Report what would break. Exit status: 0 nothing, 1 warnings only, 2 errors (or a bad flag)."""
     if parsed.settings.record is not None:
-        return record(parsed.settings.record, parsed.settings.wires)
+        return _record(parsed.settings.record, parsed.settings.wires)
     report = examine(gather(parsed.settings))
     as_json = json.dumps(msgspec.to_builtins(report), indent=2) + "\n"
     sys.stdout.write(as_json if parsed.settings.json else text(report))
@@ -99,14 +101,16 @@ def gather(settings: DoctorSettings) -> Facts:
     model_path = settings.model_path
     with contextlib.suppress(ValueError):  # a finding says so
         model_path = model_folder(settings.model_path)
-    wires, host, model = settings.wires, probe_host(), probe_model(model_path)
-    workers = tuple(wanted_workers(settings, os.environ.get("CUDA_VISIBLE_DEVICES")))
-    start_problem = _start_problem(wires)
+    wires, start_problem = settings.wires, None
+    try:
+        wires.check()
+    except (UnsafeFolder, CredentialError, WrongAddress) as problem:
+        start_problem = str(problem)
     return Facts(
-        host=host,
+        host=probe_host(),
         nvidia=probe_gpus(),
-        model=model,
-        workers=workers,
+        model=probe_model(model_path),
+        workers=tuple(wanted_workers(settings, os.environ.get("CUDA_VISIBLE_DEVICES"))),
         services=() if start_problem else tuple(asyncio.run(wires.probe(_SERVER_S))),
         bind_host=wires.host,
         start_problem=start_problem,
@@ -124,18 +128,10 @@ def wanted_workers(settings: DoctorSettings, visible_devices: str | None) -> Ite
         ("decode", s.decode_gpus, s.decode_engine_args, s.decode_flags),
         ("agg", s.gpus, s.engine_args, s.flags),
     )
-    wanted = [row for row in rows if row[1] is not None or row[2] is not None or row[3]]
-    for mode, gpus, path, line in wanted or [("agg", None, None, "")]:
+    wanted = [row for row in rows if row[1:] != (None, None, "")]
+    for mode, gpus, path, line in wanted or rows[2:]:
         lists = gpus.split(";") if gpus is not None else [visible_devices or None]
         yield from planned(s.engine, mode, lists, path, line)
-
-
-def _start_problem(wires: Wires) -> str | None:
-    try:
-        wires.check()
-    except (UnsafeFolder, CredentialError, WrongAddress) as problem:
-        return str(problem)
-    return None
 
 
 def examine(facts: Facts) -> Report:
@@ -153,7 +149,41 @@ def _seen(facts: Facts) -> Iterator[str]:
         each = f"{facts.total_bytes(gpus[0]) / GIB:.0f} GiB each"
         yield f"{len(gpus)} x {gpus[0].name}, {each}, driver {gpus[0].driver}"
     elif not facts.wants_gpus:
-        yield f"no NVIDIA GPU ({conditions.no_gpu(facts)}): only the demo model can run"
+        yield f"no NVIDIA GPU ({facts.nvidia.why_none}): only the demo model can run"
     if model.shape:
         yield f"{model.path}: {model.weight_bytes / GIB:.2f} GiB in {len(model.shards)} weight files"
     yield from (f"{each.name} at {each.url} answers" for each in facts.services if not each.problem)
+
+
+def _record(path: Path, wires: Wires) -> int:
+    """Write the scores of the registered workers, by model. Exit status: 0, 2 if there are none, if they
+    differ, or if the file cannot be written.
+    """
+    try:
+        wires.check()
+        scores = asyncio.run(_agreed(wires))
+        path.write_bytes(msgspec.json.encode(scores))
+    except (OSError, ValueError) as error:
+        print_error(f"--record {path}: {str(error) or 'the registry does not answer'}")
+        return 2
+    sys.stdout.write(f"{path}: {', '.join(scores)}\n")
+    return 0
+
+
+async def _agreed(wires: Wires) -> dict[str, Scores]:
+    """Raises ValueError if workers of one model differ, or if none is there or has scores."""
+    discovery = wires.discovery()
+    try:
+        async with asyncio.timeout(_REGISTRY_S), aclosing(discovery.watch()) as snapshots:
+            workers = await anext(snapshots)
+    finally:
+        await discovery.close()
+    (refused, doubts), labels = check_numbers(workers, {}), {w.address: w.label for w in workers}
+    if problems := [*doubts, *(f"{labels[where]}: {why}" for where, why in refused.items())]:
+        raise ValueError("; ".join(problems))
+    if not workers:
+        raise ValueError("no worker is registered, or the registry does not answer")
+    scores = {worker.model: worker.scores for worker in workers if worker.scores is not None}
+    if not scores:
+        raise ValueError("no registered worker has numbers; start one of the trusted build")
+    return scores

@@ -10,13 +10,14 @@ from baton.model_folder import download_command
 from workers.flags import DisaggregationMode, EngineName
 
 GIB = 1 << 30
+INDEX = "model.safetensors.index.json"
 _ABSURD = 1e15
 _Count = Annotated[int, msgspec.Meta(ge=1, le=1 << 30)]
 BIG_MODEL_BYTES = 4 * GIB
 """Larger weights are not a demo model's and need a GPU."""
 
 
-class Gpu(msgspec.Struct, frozen=True, kw_only=True):
+class Gpu(msgspec.Struct, frozen=True):
     """One row of nvidia-smi. Bytes are None if not reported (unified memory: DGX Spark)."""
 
     index: int
@@ -33,6 +34,11 @@ class Nvidia(msgspec.Struct, frozen=True, kw_only=True):
 
     gpus: tuple[Gpu, ...] = ()
     problem: str | None = None
+
+    @property
+    def why_none(self) -> str | None:
+        """Why there is no GPU, if there is none."""
+        return None if self.gpus else self.problem or "nvidia-smi lists none"
 
 
 class Shard(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,15 +72,18 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     shards: tuple[Shard, ...] = ()
 
     @property
+    def is_cache(self) -> bool:
+        return bool(self.is_folder and self.snapshot and "config.json" not in self.files)
+
+    @property
     def weight_bytes(self) -> int:
         return sum(shard.size_bytes or 0 for shard in self.shards)
 
     @property
     def download(self) -> str:
-        small = (
-            self.shape.num_hidden_layers < 36 if self.shape else re.search(r"(?<!\d)20b", self.path.lower())
-        )
-        repo = f"openai/gpt-oss-{'20b' if small else '120b'}"
+        shape = self.shape
+        is_small = shape.num_hidden_layers < 36 if shape else re.search(r"(?<!\d)20b", self.path.lower())
+        repo = f"openai/gpt-oss-{'20b' if is_small else '120b'}"
         return download_command(repo) + ("" if self.path == repo else f" --local-dir {self.path}")
 
 
@@ -110,6 +119,10 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True):
     def tensor_parallel_size(self) -> int:
         """As given; by default the number of listed GPUs."""
         return max(1, int(self.number("tensor_parallel_size") or len(self.gpu_list)))
+
+    @property
+    def draft_bytes(self) -> int:
+        return self.draft.weight_bytes if self.draft is not None else 0
 
     @property
     def num_ranks(self) -> int:
@@ -156,9 +169,12 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def wants_tensorrt_llm(self) -> bool:
         """True with engine trtllm on GPUs, except for a demo model, which the embedded engine runs there."""
-        return (
-            self.engine == "trtllm" and self.wants_gpus and not 0 < self.model.weight_bytes <= BIG_MODEL_BYTES
-        )
+        is_demo = 0 < self.model.weight_bytes <= BIG_MODEL_BYTES
+        return self.engine == "trtllm" and self.wants_gpus and not is_demo
+
+    @property
+    def lacks_tensorrt_llm(self) -> bool:
+        return self.wants_tensorrt_llm and not self.host.has_tensorrt_llm
 
     @property
     def context(self) -> int:

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from operations.doctor.facts import GIB, Facts, Gpu, Model, Worker
+from operations.doctor.facts import GIB, Facts, Gpu, Worker
 
 KV_BYTES = "kv_cache_memory_bytes"
 """vLLM's key: the KV cache's size, whatever else is in the GPU's memory."""
@@ -55,10 +55,12 @@ class Halves(msgspec.Struct, frozen=True, kw_only=True):
 
 def halves(facts: Facts, gpu: Gpu) -> Halves | None:
     """None if neither the folder's weights nor its shape is known."""
-    weight_bytes = facts.model.weight_bytes or _published_bytes(facts.model)
+    model = facts.model
+    published = _PUBLISHED_BYTES.get(model.shape.num_hidden_layers, 0) if model.shape else 0
+    weight_bytes = model.weight_bytes or published
     if not weight_bytes:
         return None
-    draft_bytes = max((_draft_bytes(worker) for worker in facts.workers), default=0)
+    draft_bytes = max((worker.draft_bytes for worker in facts.workers), default=0)
     return Halves(
         gpu=gpu,
         total_bytes=facts.total_bytes(gpu),
@@ -68,42 +70,32 @@ def halves(facts: Facts, gpu: Gpu) -> Halves | None:
     )
 
 
-def _published_bytes(model: Model) -> int:
-    return _PUBLISHED_BYTES.get(model.shape.num_hidden_layers, 0) if model.shape else 0
-
-
 def shortage(facts: Facts, worker: Worker) -> str | None:
-    """What the worker needs at least on its tightest GPU, if less is free there."""
+    """What the worker needs at least on its tightest GPU, if less is free there beside the workers with KV
+    caches of a given size.
+    """
     gpus = facts.gpus_of(worker)[: worker.tensor_parallel_size]
     if not gpus or not facts.model.weight_bytes or not facts.wants_gpus:
         return None
     gpu = min(gpus, key=facts.free_bytes)
-    kv_bytes = kv_bytes_given(worker)
-    weight_bytes = (facts.model.weight_bytes + _draft_bytes(worker)) // worker.num_ranks
-    free_bytes = max(0, facts.free_bytes(gpu) - _taken_beside(facts, worker, gpu))
-    if weight_bytes + _RESERVE_BYTES + kv_bytes <= free_bytes:
+    others = [w for w in facts.workers if w is not worker and gpu in facts.gpus_of(w) and kv_bytes_given(w)]
+    needs, taken = _needs(facts, worker), sum(sum(_needs(facts, other)) for other in others)
+    free_bytes = max(0, facts.free_bytes(gpu) - taken)
+    if sum(needs) <= free_bytes:
         return None
-    parts = (weight_bytes, _RESERVE_BYTES, kv_bytes, free_bytes)
-    weights, reserve, kv, free = (f"{num_bytes / GIB:.1f} GiB" for num_bytes in parts)
+    weights, reserve, kv, free = (f"{num_bytes / GIB:.1f} GiB" for num_bytes in (*needs, free_bytes))
     return (
         f"{weights} of weights, {reserve} of working memory, {kv} of KV, "
         f"but {free} of GPU {gpu.index} are free for it"
     )
 
 
-def _draft_bytes(worker: Worker) -> int:
-    return worker.draft.weight_bytes if worker.draft is not None else 0
+def _needs(facts: Facts, worker: Worker) -> tuple[int, int, int]:
+    """Bytes of weights, working memory and KV, on each GPU of a worker."""
+    weight_bytes = (facts.model.weight_bytes + worker.draft_bytes) // worker.num_ranks
+    return weight_bytes, _RESERVE_BYTES, kv_bytes_given(worker)
 
 
 def kv_bytes_given(worker: Worker) -> int:
     """The size of its KV cache, if that is given."""
     return max(0, int(worker.number(KV_BYTES) or 0))
-
-
-def _taken_beside(facts: Facts, worker: Worker, gpu: Gpu) -> int:
-    """What workers with KV caches of a given size take on this GPU beside `worker`."""
-    others = [w for w in facts.workers if w is not worker and gpu in facts.gpus_of(w) and kv_bytes_given(w)]
-    return sum(
-        (facts.model.weight_bytes + _draft_bytes(w)) // w.num_ranks + _RESERVE_BYTES + kv_bytes_given(w)
-        for w in others
-    )

@@ -1,4 +1,4 @@
-"""Reads this machine, its GPUs and the model folder. Nothing here raises, or waits for a tool that hangs."""
+"""Reads this machine, its GPUs, model folder and workers' settings. Never raises, never waits for long."""
 
 import contextlib
 import importlib.util
@@ -7,20 +7,29 @@ import re
 import resource
 import shutil
 import subprocess
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
-from baton.model_folder import snapshot_in
-from operations.doctor.facts import Gpu, Host, Model, Nvidia, Shape, Shard
+from baton.flags import read as read_flags
+from baton.model_folder import model_folder, snapshot_in
+from operations.doctor.facts import INDEX, Gpu, Host, Model, Nvidia, Shape, Shard, Worker
+from workers.engines.build import given_settings
+from workers.engines.trtllm.settings import GUESSING as TRTLLM_GUESSING
+from workers.engines.vllm.settings import GUESSING, NAMES
+from workers.flags import DisaggregationMode, EngineName, WorkerSettings
+from workers.settings_text import SettingsError
 
 TIMEOUT_S = 20
 _VARIABLES = ("UCX_TLS",)
+_CONTAINER = ("/.dockerenv", "/run/.containerenv")
 _FIELDS = "index,uuid,name,memory.total,memory.free,driver_version,compute_cap"
 _MAX_JSON_BYTES = 64 << 20
 _MAX_HEADER_BYTES = 100 << 20
-_INDEX = "model.safetensors.index.json"
+_COMMON_NAMES = {name: path for path, name in NAMES.items()}
 T = TypeVar("T")
 
 
@@ -29,33 +38,21 @@ T = TypeVar("T")
 
 def probe_host() -> Host:
     """What cannot be read counts as unlimited or absent."""
-    memory = {
-        name: int(kib) * 1024
-        for name, kib in re.findall(r"^(\w+):\s+(\d+) kB$", _text("/proc/meminfo"), re.MULTILINE)
-    }
+    found = re.findall(r"^(\w+):\s+(\d+) kB$", Path("/proc/meminfo").read_text(), re.MULTILINE)
+    memory = {name: int(kib) * 1024 for name, kib in found}
     memlock, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     return Host(
         memory_bytes=memory.get("MemTotal", 0),
         memory_free_bytes=memory.get("MemAvailable", 0),
         memlock_bytes=None if memlock == resource.RLIM_INFINITY else memlock,
         shm_bytes=shutil.disk_usage("/dev/shm").total if Path("/dev/shm").is_dir() else 0,  # noqa: S108  its size
-        in_container=_in_container(),
+        in_container="KUBERNETES_SERVICE_HOST" in os.environ
+        or any(Path(mark).exists() for mark in _CONTAINER),
         has_tensorrt_llm=importlib.util.find_spec("tensorrt_llm") is not None,
         has_docker=shutil.which("docker") is not None,
         has_container_toolkit=shutil.which("nvidia-ctk") is not None,
         environment={name: os.environ[name] for name in _VARIABLES if name in os.environ},
     )
-
-
-def _text(path: str) -> str:
-    with contextlib.suppress(OSError):
-        return Path(path).read_text(encoding="utf-8", errors="replace")
-    return ""
-
-
-def _in_container() -> bool:
-    marks = ("/.dockerenv", "/run/.containerenv")
-    return any(Path(mark).exists() for mark in marks) or "KUBERNETES_SERVICE_HOST" in os.environ
 
 
 def _run(program: str, *arguments: str) -> tuple[str, str | None]:
@@ -89,21 +86,13 @@ def probe_gpus() -> Nvidia:
 def parse_gpus(csv: str) -> tuple[Gpu, ...]:
     """Parse `--query-gpu` with `noheader,nounits`; unknown values are `[N/A]`. Other lines are skipped."""
     rows = [[cell.strip() for cell in line.split(",")] for line in csv.splitlines()]
-    return tuple(_gpu(row) for row in rows if len(row) == 7 and row[0].isdecimal())
+    return tuple(_gpu(*row) for row in rows if len(row) == 7 and row[0].isdecimal())
 
 
-def _gpu(row: list[str]) -> Gpu:
-    index, uuid, name, total, free, driver, compute = row
-    major, _, minor = compute.partition(".")
-    return Gpu(
-        index=int(index),
-        uuid=uuid,
-        name=name,
-        total_bytes=int(total) << 20 if total.isdecimal() else None,
-        free_bytes=int(free) << 20 if free.isdecimal() else None,
-        driver=driver,
-        compute=(int(major) if major.isdecimal() else 0, int(minor) if minor.isdecimal() else 0),
-    )
+def _gpu(index: str, uuid: str, name: str, total: str, free: str, driver: str, compute: str) -> Gpu:  # noqa: PLR0917  a row
+    total_bytes, free_bytes = (int(mib) << 20 if mib.isdecimal() else None for mib in (total, free))
+    major, minor = (int(part) if part.isdecimal() else 0 for part in f"{compute}.".split(".")[:2])
+    return Gpu(int(index), uuid, name, total_bytes, free_bytes, driver, (major, minor))
 
 
 # The model
@@ -132,7 +121,7 @@ def probe_model(path: Path) -> Model:
 def _model(path: Path) -> Model:
     bad_files: dict[str, str] = {}
     shape = _read(path / "config.json", Shape, bad_files)
-    index = _read(path / _INDEX, _Index, bad_files)
+    index = _read(path / INDEX, _Index, bad_files)
     _read(path / "tokenizer.json", _Tokenizer, bad_files)
     names = set(index.weight_map.values()) if index else {p.name for p in path.glob("*.safetensors")}
     return Model(
@@ -180,3 +169,33 @@ def _promised_bytes(path: Path) -> int | None:
         except (msgspec.DecodeError, UnicodeError, RecursionError):
             return None
     return 8 + length + max((entry.data_offsets[1] for entry in header.values()), default=0)
+
+
+# The workers to be started
+
+
+def planned(
+    engine: EngineName, mode: DisaggregationMode, gpus: Sequence[str | None], path: Path | None, line: str
+) -> list[Worker]:
+    """One worker per GPU list; `path` is their YAML, `line` their other flags."""
+    argv = ["--engine", engine, "--disaggregation-mode", mode]
+    argv += [f"--extra-engine-args={path}"] if path is not None else []
+    worker = Worker(mode=mode)
+    try:
+        argv += line.split()  # as the launch scripts do
+        found = given_settings(read_flags(WorkerSettings, argv))
+        # Settings that all engines share have vLLM's names there, and the flags' names here.
+        given = {_COMMON_NAMES.get(key, key): value for key, (value, _) in found.items()}
+        worker = replace(worker, given=given, draft=_draft(given))
+    except (ValueError, SettingsError) as refusal:
+        worker = replace(worker, refusal=" ".join(str(refusal).split()))
+    return [replace(worker, gpus=each) for each in gpus]
+
+
+def _draft(given: Mapping[str, object]) -> Model | None:
+    """The draft model in these settings."""
+    for guessing in (TRTLLM_GUESSING, GUESSING):
+        if isinstance(path := given.get(f"{guessing.names[0]}.{guessing.model}"), str):
+            with contextlib.suppress(ValueError):  # it is not here: the worker refuses it
+                return probe_model(model_folder(Path(path)))
+    return None

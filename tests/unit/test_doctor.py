@@ -11,15 +11,9 @@ from tensorrt_llm.llmapi import TorchLlmArgs
 
 from baton.model_folder import download_command
 from operations.doctor.command import examine, text
-from operations.doctor.facts import (
-    GIB,
-    Facts,
-    Model,
-    Nvidia,
-    Shard,
-)
+from operations.doctor.facts import GIB, Facts, Model, Nvidia, Shard
 from operations.doctor.memory import halves, shortage
-from operations.doctor.plan import planned
+from operations.doctor.probes import planned
 from operations.doctor.table import TABLE, Finding, Severity
 from tests.doctor_facts import (
     B200X8,
@@ -40,7 +34,6 @@ from tests.doctor_facts import (
     model_of,
     nixl,
     one_gpu,
-    reread,
     service_of,
     set_of,
     shard_of,
@@ -61,20 +54,15 @@ CACHE, KV = "cache_transceiver_config", "kv_cache_config"
 BROKEN: list[tuple[str, str, Severity, Callable[[Facts], Facts]]] = [
     ("no driver", "gpu-none", E, lambda f: replace(f, nvidia=Nvidia(problem="couldn't communicate"))),
     ("old driver", "driver-old", E, lambda f: gpu_of(f, 0, driver="550.90.07")),
-    ("driver of no number", "driver-old", E, lambda f: gpu_of(f, 0, driver="[N/A]")),
     ("A100", "gpu-old", E, lambda f: gpu_of(f, 1, compute=(8, 0), name="NVIDIA A100-SXM4-80GB")),
     ("another process on a GPU", "gpu-busy", W, lambda f: gpu_of(f, 6, free_bytes=120 * GIB)),
     ("range of GPUs", "gpu-list", E, lambda f: set_of(f, "prefill", gpus="0-3")),
-    ("trailing comma", "gpu-list", E, lambda f: set_of(f, "decode", gpus="4,5,6,7,")),
     ("the same GPU twice", "gpu-list", E, lambda f: set_of(f, "prefill", gpus="0,1,1,2")),
     ("the same GPU by index and UUID", "gpu-list", E,
      lambda f: set_of(f, "prefill", gpus="0,1,2,GPU-00000001")),
     ("UUID of two GPUs", "gpu-absent", E, lambda f: set_of(f, "decode", gpus="GPU-0000,5,6,7")),
-    ("no GPU at all", "gpu-list", E, lambda f: set_of(f, "decode", gpus="-1")),
     ("GPU 8 of 8", "gpu-absent", E, lambda f: set_of(f, "decode", gpus="5,6,7,8")),
-    ("UUID of another node", "gpu-absent", E, lambda f: set_of(f, "decode", gpus="GPU-99999999,5,6,7")),
     ("shared GPU", "gpu-shared", E, lambda f: set_of(f, "decode", gpus="3,4,5,6")),
-    ("no list for decode", "gpu-shared", E, lambda f: set_of(f, "decode", gpus=None)),
     ("both roles on one GPU without a division", "gpu-shared", E, lambda _: one_gpu(None)),
     ("two copies of the 120b on 120 GiB", "gpu-small", E,
      lambda _: gpu_of(replace(one_gpu(None), model=MODEL_120B), 0, free_bytes=120 * GIB)),
@@ -97,13 +85,10 @@ BROKEN: list[tuple[str, str, Severity, Callable[[Facts], Facts]]] = [
     ("120b on a 24 GB card", "memory-short", E,
      lambda f: gpu_of(set_of(yaml_of(f, "decode", {"tensor_parallel_size": 1}), "decode", gpus="7"), 7,
                     total_bytes=24 * GIB, free_bytes=23 * GIB)),
-    ("memory taken", "memory-short", E, lambda f: gpu_of(f, 6, free_bytes=10 * GIB)),
     ("flag without number", "settings-refused", E, lambda f: typed_of(f, "prefill", "--max-batch-size many")),
     ("batch typed above the graphs", "batch-graphs", W,
      lambda f: typed_of(f, "decode", "--max-batch-size 256")),
     ("list for a YAML", "settings-refused", E, lambda f: yaml_text(f, "- max_batch_size: 128\n")),
-    ("no such YAML", "settings-refused", E,
-     lambda f: reread(f, "decode", lambda w: worker_of(w.mode, w.gpus, Path("none.yaml")))),
     ("TP as a word", "settings-refused", E, lambda f: yaml_of(f, "decode", {"tensor_parallel_size": "four"})),
     ("buffer below the prompt", "buffer-short", E,
      lambda f: yaml_of(f, "prefill", {f"{CACHE}.max_tokens_in_buffer": 8192})),
@@ -125,8 +110,6 @@ BROKEN: list[tuple[str, str, Severity, Callable[[Facts], Facts]]] = [
     ("NATS down", "server-down", E, lambda f: service_of(f, "NATS", problem="timed out")),
     ("one etcd member down", "member-down", W,
      lambda f: replace(f, services=(*f.services, replace(ETCD, url="http://b:2379", problem="refused")))),
-    ("all etcd members down", "server-down", E,
-     lambda f: replace(f, services=tuple(replace(ETCD, url=url, problem="refused") for url in ("a", "b")))),
     ("NATS wants a password", "login", E,
      lambda f: service_of(f, "NATS", problem="Authorization Violation", is_refusal=True)),
     ("port taken", "port-taken", E, lambda f: replace(f, http_port_problem="Address already in use")),
@@ -138,32 +121,16 @@ BROKEN: list[tuple[str, str, Severity, Callable[[Facts], Facts]]] = [
     ("UCX over TCP", "ucx-tls", W, lambda f: env_of(f, UCX_TLS="tcp,self")),
     ("UCX without CUDA IPC", "ucx-tls", W, lambda f: env_of(f, UCX_TLS="^cuda_ipc")),
     ("container without TensorRT-LLM", "trtllm-missing", W, lambda f: host_of(f, has_tensorrt_llm=False)),
-    ("host without docker", "trtllm-missing", W,
-     lambda f: host_of(f, has_tensorrt_llm=False, in_container=False)),
     ("docker without toolkit", "toolkit-missing", E,
      lambda f: host_of(f, has_tensorrt_llm=False, in_container=False, has_docker=True)),
     ("Spark with its memory taken", "memory-short", E,
      lambda _: host_of(spark(), memory_free_bytes=40 * GIB)),
     ("120b on a laptop", "gpu-none", E, lambda _: replace(laptop(), model=MODEL_120B)),
-    ("demo pair of two block sizes", "pair-block", E,
-     lambda _: yaml_of(laptop(), "decode", {f"{KV}.tokens_per_block": 32})),
     ("demo model with an unknown key", "settings-refused", E, lambda _: demo_with("max_batchsize: 8")),
     ("demo model with a wrong value", "settings-refused", E, lambda _: demo_with("max_batch_size: 0")),
-    ("laptop with its port taken", "port-taken", E,
-     lambda _: replace(laptop(), http_port_problem="Address already in use")),
-    ("weights that leave no working memory", "memory-short", E,
-     lambda f: gpu_of(f, 0, total_bytes=16 * GIB, free_bytes=16 * GIB)),
-    ("a small process on a GPU", "gpu-busy", W, lambda f: gpu_of(f, 6, free_bytes=_all_but(3))),
     ("a demo model for a GPU that is not there", "gpu-none", E,
      lambda _: set_of(laptop(), "decode", gpus="0")),
 ]  # fmt: skip
-
-
-def _all_but(num_gib: int) -> int:
-    """What is free on a B200 when a process has taken this much."""
-    total_bytes = B200X8.gpus[6].total_bytes
-    assert total_bytes is not None
-    return total_bytes - num_gib * GIB
 
 
 def _pair_of(variant: str, facts: Facts) -> Facts:
@@ -375,9 +342,7 @@ def test_a_draft_model_takes_weights_and_kv_of_its_own() -> None:
     ("path", "num_layers", "size"),
     [
         ("/models/gpt-oss-120b", None, "120b"),
-        ("/models/gpt-oss-20b", None, "20b"),
         ("/models/GPT-OSS-20B", None, "20b"),
-        ("/models/x", 36, "120b"),
         ("/models/x", 24, "20b"),
     ],
 )
@@ -388,19 +353,10 @@ def test_the_download_is_that_of_the_model_meant(path: str, num_layers: int | No
     assert found["file-missing"].repair == expected
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "cache_transceiver_config: {backend: UCX}\nkv_cache_config: {use_kv_cache_manager_v2: true}",
-        "kv_cache_config:\n\tdtype: auto",
-    ],
-)
-def test_what_the_worker_refuses_is_an_error_in_the_same_words(tmp_path: Path, text: str) -> None:
+def test_what_the_worker_refuses_is_an_error_in_the_same_words(tmp_path: Path) -> None:
     path = tmp_path / "engine.yaml"
-    path.write_text(text)
+    path.write_text("kv_cache_config:\n\tdtype: auto")
     facts = replace(b200_node(), workers=(worker_of("prefill", "0,1,2,3", path),))
-
     with pytest.raises(SettingsError) as refused:
         load_trtllm_settings(TorchLlmArgs, "prefill", yaml_path=path)
-
     assert _found(facts)["settings-refused"].fact == f"prefill: {refused.value}"
