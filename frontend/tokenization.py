@@ -15,8 +15,7 @@ from frontend.http.services import Services
 from frontend.record import Record
 from frontend.text.tokenizer import ServedModel, SpecialToken
 from frontend.turn.fields import AnyEffort, TemplateArgs, TokenId
-from frontend.turn.prepare import encode_prompt
-from frontend.turn.request import RawPrompts
+from frontend.turn.request import RawPrompts, encode_prompt
 from frontend.turn.thoughts import Thoughts
 
 
@@ -120,11 +119,11 @@ def _tokenized(body: TokenizeBody, owner: str, served: ServedModel, thoughts: Th
     if (body.prompt is None) == (body.messages is None):
         raise InvalidRequest("Send either `prompt` or `messages`.", param="prompt")
     if body.prompt is not None:
-        (encoded,) = encode_prompt(RawPrompts((body.prompt,)), "prompt", owner, served, thoughts)
+        (made,) = encode_prompt(RawPrompts((body.prompt,)), "prompt", owner, served, thoughts)
     else:
         chat = ChatBody(model="", **{name: getattr(body, name) for name in _CHAT_FIELDS})
-        (encoded,) = encode_prompt(conversation(chat), "messages", owner, served, thoughts)
-    tokens = encoded.token_ids
+        (made,) = encode_prompt(conversation(chat), "messages", owner, served, thoughts)
+    tokens = made.token_ids
     if body.messages is not None and body.add_generation_prompt is False:
         tokens = tokens[: -len(tokenizer.encode_text("<|start|>assistant", allow_special=True))]
     return TokenizeAnswer(

@@ -19,7 +19,7 @@ from frontend.harmony.conversation import (
 )
 from frontend.harmony.parse import HarmonyParser
 from frontend.text.tokenizer import ModelTokenizer
-from frontend.turn.request import guided
+from frontend.turn.form import guided
 from tests.repairs import messages
 from workers.engines.embedded.grammar import Grammars, Matcher
 

@@ -26,7 +26,6 @@ from frontend.routing.events import Events
 from frontend.routing.health import Health
 from frontend.routing.workers import Event, State, Workers
 from frontend.text.tokenizer import ModelTokenizer, ServedModel, SpecialToken
-from frontend.turn.prepare import encoded
 from frontend.turn.seal import Seal
 from tests.scripted_workers import sampled
 
@@ -212,7 +211,7 @@ class Reply(msgspec.Struct):
 
 def prompt_ids(conversation: Conversation, tokenizer: ModelTokenizer) -> list[int]:
     """The tokens of a conversation's prompt."""
-    return encoded(render(conversation), tokenizer, limit=1 << 30).token_ids
+    return tokenizer.encode_segments(render(conversation), limit=1 << 30)[0]
 
 
 class Client:

@@ -33,9 +33,12 @@ from frontend.turn.fields import (
     StopText,
     StopTexts,
     TextFormat,
+    left_out,
     required,
+    text_of_part,
 )
-from frontend.turn.request import CallChoice, TurnRequest, answer_format, left_out, text_of_part
+from frontend.turn.form import CallChoice, answer_format
+from frontend.turn.request import TurnRequest
 
 
 class FunctionCall(msgspec.Struct, kw_only=True):

@@ -12,8 +12,7 @@ from frontend.routing.generate import Generator
 from frontend.snapshot import Snapshots
 from frontend.text.tokenizer import ServedModel
 from frontend.turn.choice import Choice
-from frontend.turn.prepare import prepare
-from frontend.turn.request import Client, TurnRequest
+from frontend.turn.request import Client, TurnRequest, prepare
 from frontend.turn.seal import Seal
 from frontend.turn.thoughts import Thoughts
 

@@ -17,8 +17,7 @@ from frontend.record import Record
 from frontend.text.tokenizer import ContextTooLong
 from frontend.turn.choice import Choice
 from frontend.turn.ids import new_id
-from frontend.turn.prepare import encode
-from frontend.turn.request import Client
+from frontend.turn.request import Client, encode
 from frontend.turn.seal import Seal
 
 StopReason = Literal["end_turn", "max_tokens", "model_context_window_exceeded", "stop_sequence", "tool_use"]

@@ -21,15 +21,20 @@ from frontend.harmony.conversation import (
 )
 from frontend.turn.fields import (
     NEAREST_EFFORT,
+    NUMBER,
+    TEXT,
+    ClientTool,
     CommonFields,
     Count,
     FunctionName,
     Refused,
     Share,
     StopText,
+    left_out,
     required,
 )
-from frontend.turn.request import NUMBER, TEXT, CallChoice, ClientTool, TurnRequest, left_out
+from frontend.turn.form import CallChoice
+from frontend.turn.request import TurnRequest
 from frontend.turn.seal import Changed, Seal
 from frontend.turn.thoughts import PARAGRAPH, joined
 

@@ -47,9 +47,9 @@ from frontend.responses.runs import ResponseState
 from frontend.responses.store import ResponseStore, StoredResponse
 from frontend.text.tokenizer import ContextTooLong
 from frontend.turn.fields import GPT_OSS_EFFORTS, NEAREST_EFFORT, AnyEffort, required
+from frontend.turn.form import CallChoice, answer_format
 from frontend.turn.ids import vary
-from frontend.turn.prepare import LONG_BYTES, encode
-from frontend.turn.request import CallChoice, Client, TurnRequest, answer_format
+from frontend.turn.request import LONG_BYTES, Client, TurnRequest, encode
 
 MAX_REFERENCES = 1000
 """Each is looked up in the store."""

@@ -17,9 +17,8 @@ from frontend.harmony.conversation import (
 )
 from frontend.http.answer import ContentLogprob
 from frontend.http.body import convert
-from frontend.turn.fields import Part
+from frontend.turn.fields import NUMBER, TEXT, TEXTS, ClientTool, Part, left_out, text_of_part
 from frontend.turn.ids import new_id
-from frontend.turn.request import NUMBER, TEXT, TEXTS, ClientTool, left_out, text_of_part
 from frontend.turn.seal import Changed, Seal
 from frontend.turn.thoughts import joined
 

@@ -123,6 +123,33 @@ class ModelTokenizer:
         tokenizer.num_token_ids = max(tokenizer.vocab_size, _num_outputs(folder))
         return tokenizer
 
+    def encode_segments(self, segments: Iterable[Segment], limit: int) -> tuple[list[int], int]:
+        """The tokens of a rendered prompt, and how many are before the first answer. Raises TooManyTokens if
+        there are more than `limit`."""
+        token_ids: list[int] = []
+        start = num_opening = 0
+        is_author = False
+        for segment in segments:
+            if isinstance(segment, SpecialToken):
+                is_author = segment is SpecialToken.START
+                if is_author:
+                    start = len(token_ids)
+                token_ids.append(self.special_ids[segment])
+                continue
+            if isinstance(segment, str):
+                is_answer = is_author and segment.startswith("assistant")
+                token_ids += self.encode_text_segment(segment, limit)
+            else:  # only answers are rendered as tokens
+                is_answer = True
+                if segment[0] == self.special_ids[SpecialToken.START]:
+                    start = len(token_ids)
+                token_ids += segment
+            is_author = False
+            if is_answer and not num_opening:
+                num_opening = start
+            _rest(limit, token_ids)
+        return token_ids, num_opening
+
     def encode_text_segment(self, text: str, limit: int | None = None) -> Sequence[int]:
         """Token ids of a prompt's text; text that spells a control token stays plain text. Only a text of
         several pieces is compared with `limit`, see `encode_text`."""

@@ -1,12 +1,12 @@
 """Request fields shared by several APIs, and the types of their values."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args
 
 import msgspec
 
 from baton.errors import InvalidRequest
-from frontend.harmony.conversation import MODEL_IDENTITY, ReasoningEffort
+from frontend.harmony.conversation import MODEL_IDENTITY, ReasoningEffort, Tool
 
 T = TypeVar("T")
 
@@ -212,6 +212,9 @@ def required(value: T | None, path: str) -> T:
     return value
 
 
+TEXT = {"type": "string"}
+TEXTS = {"type": "array", "items": TEXT}
+NUMBER = {"type": "integer"}
 TEXT_TYPES = frozenset({"text", "input_text", "output_text", "reasoning_text", "refusal"})
 
 
@@ -224,6 +227,33 @@ class Part(msgspec.Struct, kw_only=True):
 
 
 Content = str | list[Part]
+
+
+def left_out(kind: str) -> str:
+    """What the prompt says instead of content of this kind, such as an image."""
+    return f"[{kind[:40]} left out: this model reads text only]"
+
+
+class ClientTool(msgspec.Struct, frozen=True):
+    """A tool that an API defines and the client runs, such as `shell`: a function for the model. `properties`
+    are the schemas of its arguments, which are enforced."""
+
+    description: str
+    properties: Mapping[str, object]
+    required: Sequence[str]
+
+    def function(self, name: str, path: str) -> Tool:
+        parameters = {"type": "object", "properties": self.properties, "required": self.required}
+        return Tool(name=name, description=self.description, parameters=parameters, strict=True, path=path)
+
+
+def text_of_part(part: Part, path: str) -> str | None:
+    """The text of a content part, None if it has none. Raises InvalidRequest if its field is missing."""
+    if part.type not in TEXT_TYPES:
+        return None
+    if part.type == "refusal":
+        return required(part.refusal, f"{path}.refusal")
+    return required(part.text, f"{path}.text")
 
 
 class TextFormat(msgspec.Struct, kw_only=True, tag_field="type", tag="text"):

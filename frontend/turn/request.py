@@ -1,288 +1,27 @@
-"""The API-neutral request: the prompt, the sampling, and the form that tool choice, strict tools and output
-formats demand of the answer. A `path` names a field of the body."""
+"""One request, independent of the API: its form and sampling, its prompt, and the requests to workers."""
 
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import asyncio
+from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import msgspec
 from msgspec.structs import replace
 
 from baton.errors import InvalidRequest
-from baton.messages import Guided, MessageForm, Sampling, Syntax
-from frontend.harmony.conversation import AnswerFormat, Conversation, TextGrammar, Tool
-from frontend.turn.fields import (
-    TEXT_TYPES,
-    CommonFields,
-    JsonObjectFormat,
-    JsonSchema,
-    NamedSchema,
-    Nvext,
-    Part,
-    TextFormat,
-    first_given,
-    required,
-)
+from baton.messages import GenerateRequest, Guided, Sampling
+from frontend.harmony.conversation import Conversation
+from frontend.harmony.parse import HarmonyParser
+from frontend.harmony.render import render
+from frontend.text.tokenizer import ContextTooLong, ModelTokenizer, ServedModel, TooManyTokens
+from frontend.turn.choice import Choice, RawText
+from frontend.turn.fields import CommonFields, Nvext, first_given
+from frontend.turn.form import CallChoice, demanded
 from frontend.turn.ids import new_seed
+from frontend.turn.thoughts import Thoughts
 
-# Keywords that hold subschemas by name, in a list, or singly. `allOf` is left out: members closed
-# individually would reject each other's properties.
-_BY_NAME = frozenset({"properties", "patternProperties", "$defs", "definitions"})
-_IN_LIST = frozenset({"anyOf", "oneOf", "prefixItems"})
-_ONE = frozenset({"items", "additionalProperties"})
-_OPEN = frozenset({"allOf", "additionalProperties", "unevaluatedProperties", "patternProperties"})
-
-
-def closed(schema: Any) -> Any:
-    """The schema with `additionalProperties: false` added to every object that lists its properties and does
-    not already say how to treat others. Raises RecursionError for schemas nested too deeply."""
-    if not isinstance(schema, Mapping):
-        return schema
-    made = {key: _closed_inside(key, value) for key, value in schema.items()}
-    if "properties" in made and not _OPEN & made.keys():
-        made["additionalProperties"] = False
-    return made
-
-
-def _closed_inside(key: str, value: Any) -> Any:
-    if key in _BY_NAME and isinstance(value, Mapping):
-        return {name: closed(inner) for name, inner in value.items()}
-    if key in _IN_LIST and isinstance(value, list):
-        return [closed(inner) for inner in value]
-    return closed(value) if key in _ONE else value
-
-
-def any_object(path: str) -> AnswerFormat:
-    """The format of any JSON object."""
-    return AnswerFormat(schema={"type": "object"}, path=path)
-
-
-def _schema(value: JsonSchema, path: str) -> AnswerFormat:
-    if isinstance(value, dict):
-        return AnswerFormat(schema=value, path=path)
-    try:
-        return AnswerFormat(schema=msgspec.json.decode(value, type=dict[str, Any]), path=path)
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise InvalidRequest(f"`{path}` is not a valid JSON schema: {error}.", param=path) from None
-
-
-def _grammar(syntax: Syntax, text: str, path: str) -> AnswerFormat:
-    return AnswerFormat(schema=None, grammar=TextGrammar(syntax=syntax, text=text, path=path), path=path)
-
-
-_META = re.compile(r"[\\.+*?()|\[\]{}^$/-]")
-# What each field that demands a format contains.
-_NAMED_FORMATS: dict[str, Callable[[Any, str], AnswerFormat]] = {
-    "json": _schema,
-    "json_object": lambda _, path: any_object(path),
-    "regex": partial(_grammar, "regex"),
-    "ebnf": partial(_grammar, "ebnf"),
-    "grammar": lambda text, path: _grammar("ebnf" if "::=" in text else "lark", text, path),
-    "choice": lambda choices, path: _grammar("regex", "|".join(map(_literal, choices)), path),
-}
-# Under vLLM's older names, too.
-_FORMATS = _NAMED_FORMATS | {f"guided_{name}": value for name, value in _NAMED_FORMATS.items()}
-
-
-def _literal(choice: str) -> str:
-    return _META.sub(r"\\\g<0>", choice)
-
-
-def demanded_format(fields: CommonFields, response_format: AnswerFormat | None = None) -> AnswerFormat | None:
-    """The format that the body demands. Raises InvalidRequest, naming the second, if it demands two."""
-    formats = [] if response_format is None else [response_format]
-    holders = {"": fields, "nvext.": fields.nvext, "structured_outputs.": fields.structured_outputs}
-    formats += [
-        _FORMATS[name](value, prefix + name)
-        for prefix, holder in holders.items()
-        for name in (holder.__struct_fields__ if holder is not None else ())
-        if name in _FORMATS and (value := getattr(holder, name)) is not None and value is not False
-    ]
-    if len(formats) > 1:
-        raise InvalidRequest(
-            f"`{formats[1].path}` cannot be combined with `{formats[0].path}`; send only one output format.",
-            param=formats[1].path,
-        )
-    return formats[0] if formats else None
-
-
-MAX_SCHEMA_BYTES = 128 << 10
-
-_NEXT_MESSAGE = "<|end|><|start|>assistant"
-_ANALYSIS = MessageForm(headers=("<|channel|>analysis<|message|>",), end=_NEXT_MESSAGE)
-_PREAMBLE = MessageForm(headers=("<|channel|>commentary<|message|>",), end=_NEXT_MESSAGE)
-_FINAL = MessageForm(headers=("<|channel|>final<|message|>",), end="<|return|>")
-# The model writes calls in all these ways, half of them on `analysis`.
-_CHANNELS = ("commentary", "analysis")
-_CALL_TYPES = (" <|constrain|>json", " json", "")
-_TEXT_TYPES = (" code", "")
-
-
-class CallChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """`tool_choice`: whether a tool must be called, and which ones may be (None: all that are offered); those
-    of a namespace go by their own name, too. With `none` no tool is offered."""
-
-    must_call: bool = False
-    names: frozenset[str] | None = None
-
-
-def answer_format(
-    given: TextFormat | JsonObjectFormat | NamedSchema | None, path: str
-) -> AnswerFormat | None:
-    """The format that the field at `path` demands; without a schema, any JSON object."""
-    match given:
-        case None | TextFormat():
-            return None
-        case NamedSchema(schema=None):
-            return AnswerFormat(schema={"type": "object"}, strict=bool(given.strict), path=f"{path}.schema")
-        case NamedSchema():
-            return AnswerFormat(
-                schema=given.schema,
-                name=given.name,
-                description=given.description,
-                strict=bool(given.strict),
-                path=f"{path}.schema",
-            )
-        case _:
-            return any_object(path)
-
-
-def guided(
-    tools: Sequence[Tool], choice: CallChoice | None = None, answer: AnswerFormat | None = None
-) -> Guided | None:
-    """The constraint on the answer, or None if nothing is demanded. Reasoning is never constrained, but
-    limited to one message where a call or an `answer` format is demanded.
-
-    `tools` are those that the prompt shows. An `answer` format excludes a preamble, which would be visible
-    text next to the JSON. Raises InvalidRequest, naming `tool_choice` or the schema's field, if the choice
-    names tools that are not offered or the schemas exceed `MAX_SCHEMA_BYTES`."""
-    choice = choice or CallChoice()
-    callable_tools = _callable(tools, choice)
-    is_held = any(tool.strict or tool.grammar is not None for tool in tools)
-    if not (choice.must_call or choice.names is not None or answer or is_held):
-        return None
-    last = [_call(tool, is_enforced=choice.must_call or tool.strict) for tool in callable_tools]
-    if not choice.must_call:
-        last.append(_FINAL if answer is None else _final(answer))
-    is_free = answer is None and not choice.must_call
-    # Otherwise the model could evade the demand by reasoning without end.
-    leading = (_ANALYSIS, _PREAMBLE) if is_free else (_ANALYSIS,)
-    return _checked(Guided(leading=leading, last=tuple(last), leads_once=not is_free))
-
-
-def raw_guided(answer: AnswerFormat | None) -> Guided | None:
-    """The constraint on a raw completion. Raises as `guided` does."""
-    if answer is None:
-        return None
-    return _checked(Guided(last=(replace(_final(answer), headers=("",)),)))
-
-
-def _callable(tools: Sequence[Tool], choice: CallChoice) -> list[Tool]:
-    if choice.must_call and not tools:
-        raise InvalidRequest(
-            "`tool_choice` requires a call, but `tools` has no tool that can run here.", param="tool_choice"
-        )
-    if choice.names is None:
-        return list(tools)
-    missing = choice.names - {tool.called for tool in tools}
-    inner = [tool for tool in tools if tool.name in missing]
-    missing -= {tool.name for tool in inner}
-    if missing or not choice.names:
-        what = f"{min(missing)!r}, which is not in `tools` or cannot run here" if missing else "no tool"
-        raise InvalidRequest(f"`tool_choice` names {what}.", param="tool_choice")
-    return [tool for tool in tools if tool.called in choice.names or tool in inner]
-
-
-def _call(tool: Tool, *, is_enforced: bool) -> MessageForm:
-    form = MessageForm(headers=tuple(_call_headers(tool)), end="<|call|>")
-    if tool.grammar is None and (tool.takes_text or not is_enforced):
-        return form
-    path = f"{tool.path}.parameters"
-    return _constrained(form, tool.grammar, _arguments(tool), path, is_strict=tool.strict)
-
-
-def _call_headers(tool: Tool) -> Iterator[str]:
-    recipient = f" to={tool.namespace}.{tool.name}"
-    for channel in _CHANNELS:
-        for content_type in _TEXT_TYPES if tool.takes_text else _CALL_TYPES:
-            yield f"<|channel|>{channel}{recipient}{content_type}<|message|>"
-            yield f"{recipient}<|channel|>{channel}{content_type}<|message|>"
-
-
-def _arguments(tool: Tool) -> object:
-    """The schema of the arguments, which must be an object even if the schema does not say so."""
-    if tool.parameters is None:
-        return {"type": "object", "additionalProperties": False}
-    return {"type": "object", **tool.parameters} if isinstance(tool.parameters, dict) else tool.parameters
-
-
-def _final(answer: AnswerFormat) -> MessageForm:
-    json_headers = () if answer.grammar is not None else ("<|channel|>final <|constrain|>json<|message|>",)
-    form = replace(_FINAL, headers=(*_FINAL.headers, *json_headers))
-    return _constrained(form, answer.grammar, answer.schema, answer.path, is_strict=answer.strict)
-
-
-def _constrained(
-    form: MessageForm, grammar: TextGrammar | None, schema: object, path: str, *, is_strict: bool
-) -> MessageForm:
-    """The form of a message that follows the grammar, if there is one, else the schema at `path`."""
-    if grammar is not None:
-        return replace(form, grammar=grammar.text, syntax=grammar.syntax, param=grammar.path)
-    try:
-        text = msgspec.json.encode(closed(schema) if is_strict else schema).decode()
-    except (RecursionError, UnicodeEncodeError) as error:
-        raise InvalidRequest(
-            f"`{path}`: the schema cannot be encoded as JSON: {error}.", param=path
-        ) from None
-    return replace(form, grammar=text, lenient=not is_strict, param=path)
-
-
-def _checked(form: Guided) -> Guided:
-    num_bytes = 0
-    for message in form.last:
-        num_bytes += len(message.grammar or "")
-        if num_bytes > MAX_SCHEMA_BYTES:
-            raise InvalidRequest(
-                f"`{message.param}`: the schemas and grammars to enforce exceed {MAX_SCHEMA_BYTES} bytes.",
-                param=message.param,
-            )
-    return form
-
-
-TEXT = {"type": "string"}
-TEXTS = {"type": "array", "items": TEXT}
-NUMBER = {"type": "integer"}
 REST_OF_CONTEXT = 2**31 - 1
 """`max_tokens` of an answer that may fill the context."""
 _SEED_MASK = 2**63 - 1
-
-
-def left_out(kind: str) -> str:
-    """What the prompt says instead of content of this kind, such as an image."""
-    return f"[{kind[:40]} left out: this model reads text only]"
-
-
-class ClientTool(msgspec.Struct, frozen=True):
-    """A tool that an API defines and the client runs, such as `shell`: a function for the model. `properties`
-    are the schemas of its arguments, which are enforced."""
-
-    description: str
-    properties: Mapping[str, object]
-    required: Sequence[str]
-
-    def function(self, name: str, path: str) -> Tool:
-        parameters = {"type": "object", "properties": self.properties, "required": self.required}
-        return Tool(name=name, description=self.description, parameters=parameters, strict=True, path=path)
-
-
-def text_of_part(part: Part, path: str) -> str | None:
-    """The text of a content part, None if it has none. Raises InvalidRequest if its field is missing."""
-    if part.type not in TEXT_TYPES:
-        return None
-    if part.type == "refusal":
-        return required(part.refusal, f"{path}.refusal")
-    return required(part.text, f"{path}.text")
 
 
 class RawPrompts(msgspec.Struct, frozen=True):
@@ -330,10 +69,8 @@ class TurnRequest(msgspec.Struct, frozen=True, kw_only=True):
     ) -> "TurnRequest":
         """The request of a body of `num_bytes` whose prompt is at `path`. Raises InvalidRequest for fields
         that contradict each other, and as `guided` does."""
-        if isinstance(prompt, RawPrompts):
-            form = raw_guided(demanded_format(fields))
-        else:
-            form = guided(prompt.tools, choice, demanded_format(fields, prompt.answer_format))
+        conversation = prompt if isinstance(prompt, Conversation) else None
+        form = demanded(fields, conversation, choice)
         sampling = _sampling(fields, form, max_tokens or REST_OF_CONTEXT)
         return cls(
             model=fields.model,
@@ -392,11 +129,155 @@ class Client(msgspec.Struct, frozen=True, kw_only=True):
     shares_cache: bool = False
     trace_headers: dict[str, str] | None = None
 
-    def cache_salt(self, given: str) -> str:
-        """The client's salt, with its key's name: no key learns what another's prompts have in common with
-        its own. Names of keys have no slash."""
-        return f"{self.key_name}/{given}" if self.key_name and not self.shares_cache else given
-
     def caller(self, user: str | None) -> str:
         """Whose requests take turns with others' at full workers: a key and a user, or an address."""
         return f"{self.owner} {user or ''}" if self.owner or user else self.address
+
+
+# Prompt log probabilities travel in one worker message, and NATS limits those to 1 MB.
+MAX_SCORED_TOKENS = 8192
+# Longer prompts are rendered and tokenised in a thread, so that running streams do not stall.
+LONG_BYTES = 8192
+
+
+class Prompt(msgspec.Struct, frozen=True, kw_only=True):
+    """A prompt's tokens, and how many are before the first answer. `current_date` is the conversation's."""
+
+    token_ids: list[int]
+    num_opening_tokens: int = 0
+    current_date: str | None = None
+
+
+async def encode(request: TurnRequest, owner: str, served: ServedModel, thoughts: Thoughts) -> list[Prompt]:
+    """Each prompt of a request, as `encode_prompt` makes them, in a thread if they are long."""
+    encode_now = partial(encode_prompt, request.prompt, request.path, owner, served, thoughts)
+    return await asyncio.to_thread(encode_now) if request.num_bytes > LONG_BYTES else encode_now()
+
+
+def encode_prompt(
+    prompt: Conversation | RawPrompts, path: str, owner: str, served: ServedModel, thoughts: Thoughts
+) -> list[Prompt]:
+    """The prompt of a conversation, or each raw prompt, in the field `path`. Raises InvalidRequest if it
+    cannot be rendered, ContextTooLong if it is too long to be counted."""
+    tokenizer, limit = served.tokenizer, served.max_counted_tokens
+    try:
+        if isinstance(prompt, Conversation):
+            conversation = thoughts.resumed(owner, prompt, served.current_date)
+            ids, num_opening = tokenizer.encode_segments(render(conversation), limit)
+            date = conversation.current_date
+            return [Prompt(token_ids=ids, num_opening_tokens=num_opening, current_date=date)]
+        return [
+            Prompt(
+                token_ids=tokenizer.encode_text(each, allow_special=True, limit=limit)
+                if isinstance(each, str)
+                else tokenizer.checked(each, served.name, path)
+            )
+            for each in prompt.prompts
+        ]
+    except TooManyTokens:
+        raise served.too_long(path) from None
+
+
+def fitted(request: TurnRequest, served: ServedModel, *, num_prompt_tokens: int) -> Sampling:
+    """The request's sampling for a prompt of that length, with the model's stop tokens; `max_tokens` is
+    capped by the rest of the context.
+
+    Raises ContextTooLong if the prompt fills the context, InvalidRequest if the fields contradict each other
+    or name unknown token ids."""
+    sampling, tokenizer, path = request.sampling, served.tokenizer, request.path
+    if sampling.prompt_logprobs is not None and num_prompt_tokens > MAX_SCORED_TOKENS:
+        raise InvalidRequest(
+            f"`{path}` has {num_prompt_tokens} tokens; log probabilities are limited to prompts of "
+            f"{MAX_SCORED_TOKENS} tokens.",
+            param=path,
+        )
+    room = served.context_length - num_prompt_tokens
+    if room < 1:
+        raise ContextTooLong(
+            f"This model's maximum context length is {served.context_length} tokens, but `{path}` "
+            f"has {num_prompt_tokens} tokens. Shorten it to leave room for the answer.",
+            param=path,
+        )
+    limit = min(sampling.max_tokens, room)
+    if sampling.min_tokens > limit:
+        raise InvalidRequest(
+            f"`min_tokens` is {sampling.min_tokens}, but the answer is limited to {limit} tokens.",
+            param="min_tokens",
+        )
+    tokenizer.checked(list(sampling.logit_bias), served.name, "logit_bias")
+    own = tokenizer.checked(list(sampling.stop_token_ids), served.name, "stop_token_ids")
+    stops = tuple(dict.fromkeys((*tokenizer.stop_token_ids, *own)))
+    return replace(sampling, max_tokens=limit, stop_token_ids=stops)
+
+
+async def prepare(
+    request: TurnRequest,
+    client: Client,
+    served: ServedModel,
+    thoughts: Thoughts,
+    check_load: Callable[[str, str, float], None],
+    *,
+    max_choices: int,
+) -> list[Choice]:
+    """The choices, prompt by prompt, ready to be generated. Reasoning that the client did not send back with
+    its calls is restored from `thoughts`, and new reasoning is kept there. Raises a BatonError for requests
+    that cannot be served; `check_load` is `Generator.check`, before work is spent on the prompt."""
+    num = request.num_choices
+    total = num * (len(request.prompt.prompts) if isinstance(request.prompt, RawPrompts) else 1)
+    if total > max_choices:
+        raise InvalidRequest(f"`n` makes {total} choices; at most {max_choices} are allowed.", param="n")
+    caller = client.caller(request.user)
+    check_load(served.name, caller, client.deadline_s)
+    prompts = await encode(request, client.owner, served, thoughts)
+    sampling = fitted(request, served, num_prompt_tokens=max(len(prompt.token_ids) for prompt in prompts))
+    keep = partial(_keep, thoughts, client.owner, prompts[0].current_date, served.tokenizer)
+    # No key learns what another's prompts have in common with its own. Names of keys have no slash.
+    is_own = client.key_name and not client.shares_cache
+    salt = f"{client.key_name}/{request.cache_salt}" if is_own else request.cache_salt
+    requests = [
+        GenerateRequest(
+            # Workers need unique ids.
+            request_id=client.request_id if total == 1 else f"{client.request_id}-{i}",
+            model=served.name,
+            token_ids=prompts[i // num].token_ids,
+            num_opening_tokens=prompts[i // num].num_opening_tokens,
+            sampling=replace(sampling, choice=i % num),
+            deadline_s=client.deadline_s,
+            priority=request.priority,
+            cache_salt=salt,
+            trace_headers=client.trace_headers,
+        )
+        for i in range(total)
+    ]
+    return [_choice(each, request, served.tokenizer, caller=caller, on_finish=keep) for each in requests]
+
+
+def _choice(
+    token_request: GenerateRequest,
+    request: TurnRequest,
+    tokenizer: ModelTokenizer,
+    *,
+    caller: str,
+    on_finish: Callable[[Choice], None],
+) -> Choice:
+    prompt, stop_strings = request.prompt, request.stop_strings
+    choice = partial(Choice, token_request, stop_strings=stop_strings, caller=caller, on_finish=on_finish)
+    if isinstance(prompt, RawPrompts):  # any stop token is left out of the text
+        reader = RawText(tokenizer, shows_special=prompt.shows_special)
+        return choice(reader, cut_ids=token_request.sampling.stop_token_ids)
+    text_tools = frozenset(tool.called for tool in prompt.tools if tool.takes_text and tool.grammar is None)
+    offered = frozenset(tool.called for tool in prompt.tools)
+    parser = HarmonyParser(tokenizer.vocabulary, offered, may_call=bool(prompt.tools))
+    # The parser consumes the model's own stop tokens.
+    cut_ids = request.sampling.stop_token_ids
+    return choice(parser, max_calls=request.max_calls, cut_ids=cut_ids, text_tools=text_tools)
+
+
+def _keep(
+    thoughts: Thoughts, owner: str, current_date: str | None, tokenizer: ModelTokenizer, choice: Choice
+) -> None:
+    turn = choice.written(tokenizer)
+    if turn is not None:
+        thoughts.keep_turn(owner, choice.call_ids, replace(turn, current_date=current_date))
+    else:
+        thoughts.keep(owner, choice.call_ids, choice.thought)

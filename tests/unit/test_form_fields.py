@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from baton.messages import MessageForm
-from frontend.turn.request import closed
+from frontend.turn.form import closed
 from tests.scripted_frontend import MODEL, Client, Reply, ScriptedTokens
 
 Json = dict[str, Any]

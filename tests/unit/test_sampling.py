@@ -10,8 +10,7 @@ from baton.errors import InvalidRequest
 from baton.messages import GenerateRequest, Sampling
 from frontend.text.tokenizer import ServedModel
 from frontend.turn.fields import CommonFields
-from frontend.turn.prepare import fitted, prepare
-from frontend.turn.request import Client, RawPrompts, TurnRequest
+from frontend.turn.request import Client, RawPrompts, TurnRequest, fitted, prepare
 from frontend.turn.thoughts import Thoughts
 from tests.scripted_frontend import TOKENIZER
 
