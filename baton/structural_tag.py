@@ -1,7 +1,7 @@
 """Converts a request's form to an xgrammar structural tag, for TensorRT-LLM and vLLM, also behind Dynamo.
 
-Works with every xgrammar since 0.1.25 (tested: 0.1.25, 0.2.1, 0.2.8). Early releases have no optional or
-repeated formats, no tags without a separator, none that end with the answer, and no tokens: control tokens
+Works with every xgrammar since 0.1.25 (tested: 0.1.25, 0.2.1, 0.2.7, 0.2.8). Early releases have no optional
+or repeated formats, no tags without a separator, none that end with the answer, and no tokens: control tokens
 are text, which ordinary tokens may spell as well.
 """
 
@@ -109,7 +109,8 @@ def _followed(message: MessageForm, xgrammar: ModuleType | None) -> dict[str, ob
     match message.syntax:
         case "json_schema":
             if xgrammar is None:
-                return {"type": "json_schema", "json_schema": schema}
+                found = {"type": "json_schema", "json_schema": schema}
+                return found | {"max_whitespace_cnt": _MAX_WHITE_SPACE}  # ignored before 0.2.7
             # Strict schemas arrive closed; others stay open, as in llguidance.
             made = xgrammar.Grammar.from_json_schema(
                 schema, strict_mode=False, max_whitespace_cnt=_MAX_WHITE_SPACE

@@ -114,7 +114,7 @@ async def test_the_embedded_grammar_takes_what_xgrammar_allows(
 
 
 def modest(seed: int, tokenizer: ModelTokenizer) -> Callable[[list[int]], int]:
-    """Any allowed token, except what only xgrammar allows: endless white space, control tokens within JSON
+    """Any allowed token, except what only xgrammar allows: white space, control tokens within JSON
     strings, those spelled with ordinary tokens, and partial characters.
     """
     choose, control = chooser(seed, tokenizer), set(tokenizer.special_ids.values())
@@ -305,6 +305,14 @@ def test_a_json_string_has_no_control_token(
         assert all(map(matcher.accept_token, tokenizer.encode_text(answer, allow_special=True)))
         assert not set(token_forms.allowed(matcher)) & set(FACTS.control_ids.values())
         assert all(map(matcher.accept_token, tokenizer.encode_text('B < c>"]')))
+
+
+def test_white_space_in_json_has_a_limit(forms: XgrammarForms, tokenizer: ModelTokenizer) -> None:
+    matcher = forms.matcher(answer_form({"type": "array", "items": {"type": "integer"}}))
+    (space,) = tokenizer.encode_text(" ")
+    answer = tokenizer.encode_text("<|channel|>final<|message|>[", allow_special=True)
+    assert all(map(matcher.accept_token, [*answer, *[space] * 17]))
+    assert not matcher.accept_token(space)
 
 
 PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
