@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 import functools
+import itertools
 import os
 import re
 from collections.abc import Sequence
@@ -155,16 +156,17 @@ class Wires:
 
     def plane_name(self) -> str:
         """The request plane, for messages."""
-        if self.plane == "dynamo":
-            servers = without_secrets(",".join(url for _, url in self._servers))
-            return f"the registry of Dynamo, {servers or 'a folder'}"
-        return f"NATS at {without_secrets(','.join(self.nats_urls))}" if self.plane == "nats" else "TCP"
+        names = {
+            "dynamo": f"the registry of Dynamo, {','.join(url for _, url in self._servers) or 'a folder'}",
+            "nats": f"NATS at {','.join(self.nats_urls)}",
+        }
+        return without_secrets(names.get(self.plane, "TCP"))
 
     def registry_name(self) -> str:
         if self.plane == "dynamo":
             return self.plane_name()
         if self.registry == "etcd":
-            return f"etcd at {without_secrets(','.join(self.etcd_urls))}"
+            return without_secrets(f"etcd at {','.join(self.etcd_urls)}")
         return f"the registry {self._registry_folder()}"
 
     def check(self) -> None:
@@ -189,22 +191,20 @@ class Wires:
     async def check_access(self) -> None:
         """Raise CredentialError if etcd or NATS is there and refuses this user. Of a cluster one member is
         asked, the first that answers."""
-        answered = set()
-        for name, url in self._servers:
-            if name in answered:
-                continue
-            service = await _probe(name, url, ACCESS_S)
-            if service.is_refusal:
-                raise CredentialError(
-                    f"{name} at {service.url} refuses this user: {service.problem}; set {_LOGINS[name]}"
-                )
-            if service.problem is None:
-                answered.add(name)
+        for name, servers in itertools.groupby(self._servers, lambda server: server[0]):
+            for _, url in servers:
+                service = await _probe(name, url, ACCESS_S)
+                if service.is_refusal:
+                    raise CredentialError(
+                        f"{name} at {service.url} refuses this user: {service.problem}; set {_LOGINS[name]}"
+                    )
+                if service.problem is None:
+                    break
 
     @property
     def registry(self) -> str:
         """`etcd` or `file`."""
-        if self.plane == "dynamo" and self.discovery_backend is None:
+        if self.discovery_backend is None and self.plane == "dynamo":
             given = "file" if self.file_registry or os.environ.get("DYN_FILE_KV") else "etcd"
             return os.environ.get("DYN_DISCOVERY_BACKEND") or given
         return self.discovery_backend or ("etcd" if self.etcd_endpoints else "file")
@@ -216,18 +216,16 @@ class Wires:
 
     @property
     def _servers(self) -> list[tuple[Literal["etcd", "NATS"], str]]:
-        etcd = self.etcd_urls if self.registry == "etcd" else []
         plane = dynamo_plane() if self.plane == "dynamo" else self.plane
-        nats = self.nats_urls if plane == "nats" else []
-        return [*(("etcd", url) for url in etcd), *(("NATS", url) for url in nats)]
+        etcd = self.etcd_urls if self.registry == "etcd" else []
+        return [("etcd", url) for url in etcd] + [("NATS", url) for url in self.nats_urls if plane == "nats"]
 
     @functools.cached_property
     def _dynamo(self) -> "DynamoPlane":
         from baton.dynamo.plane import DynamoPlane
 
-        environ = {"NATS_SERVER": self.nats_server} if self.nats_server else {}
-        if self.file_registry:
-            environ["DYN_FILE_KV"] = str(self.file_registry)
+        given = {"NATS_SERVER": self.nats_server, "DYN_FILE_KV": self.file_registry}
+        environ = {name: str(value) for name, value in given.items() if value}
         clusters: dict[str, list[str]] = {}
         for name, url in self._servers:
             clusters.setdefault("ETCD_ENDPOINTS" if name == "etcd" else "NATS_SERVER", []).append(url)
@@ -241,22 +239,15 @@ class Wires:
 def _etcd(endpoints: str) -> "EtcdDiscovery":
     from baton.etcd import EtcdDiscovery
 
-    ca_file, cert_file, key_file = client_files(*_ETCD_TLS)
-    return EtcdDiscovery(
-        endpoints,
-        username=os.environ.get("ETCD_AUTH_USERNAME"),
-        password=os.environ.get("ETCD_AUTH_PASSWORD"),
-        ca_file=ca_file,
-        cert_file=cert_file,
-        key_file=key_file,
-    )
+    user = os.environ.get("ETCD_AUTH_USERNAME")
+    login = (user, os.environ.get("ETCD_AUTH_PASSWORD", "")) if user else None
+    return EtcdDiscovery(endpoints, login=login, tls_files=client_files(*_ETCD_TLS))
 
 
 async def _probe(name: Literal["etcd", "NATS"], url: str, limit_s: float) -> Service:
-    ask = _ask_etcd if name == "etcd" else _ask_nats
     try:
         async with asyncio.timeout(limit_s):
-            problem, is_refusal = await ask(url)
+            problem, is_refusal = await (_ask_etcd(url) if name == "etcd" else _ask_nats(url))
     except TimeoutError:
         problem, is_refusal = f"no answer in {limit_s:.0f} s", False
     return Service(name=name, url=without_secrets(url), problem=problem, is_refusal=is_refusal)

@@ -29,6 +29,7 @@ def instance_key(info: WorkerInfo) -> bytes:
 
 class EtcdDiscovery:
     """`Discovery` over etcd. `endpoints`: comma-separated members of one cluster, http:// or https://.
+    `tls_files`: the authority, this process's certificate and its key.
 
     While etcd is unreachable, watchers keep their last snapshot and registrations wait; this is logged once.
     After an outage etcd may lack workers (frozen past their leases, or restored without its data) that are
@@ -40,21 +41,17 @@ class EtcdDiscovery:
         endpoints: str,
         *,
         lease_ttl_s: float = 10.0,
-        username: str | None = None,
-        password: str | None = None,
-        ca_file: Path | None = None,
-        cert_file: Path | None = None,
-        key_file: Path | None = None,
+        login: tuple[str, str] | None = None,
+        tls_files: tuple[Path | None, Path | None, Path | None] = (None, None, None),
     ) -> None:
-        tls = [path.read_bytes() if path else None for path in (ca_file, key_file, cert_file)]
+        ca, cert, key = (path.read_bytes() if path else None for path in tls_files)
         self._ttl_s = lease_ttl_s
         self._doubt_s = max(lease_ttl_s, 5.0)  # reconnecting and retrying a registration takes up to 4 s
         self._rpc = EtcdRpc(
             endpoints,
             timeout_s=min(3.0, max(1.0, lease_ttl_s / 3)),
-            username=username,
-            password=password,
-            credentials=grpc.ssl_channel_credentials(*tls) if any(tls) else None,
+            login=login,
+            credentials=grpc.ssl_channel_credentials(ca, key, cert) if ca or cert else None,
         )
         self._away = False
 

@@ -116,7 +116,8 @@ def prefix_end(prefix: bytes) -> bytes:
 
 
 class EtcdRpc:
-    """A client of one etcd cluster. Each call takes `timeout_s` at most and raises EtcdError.
+    """A client of one etcd cluster; `login` is a user and password. Each call takes `timeout_s` at most and
+    raises EtcdError.
 
     Calls are retried only after an expired token; after a failure the next call uses the next endpoint. An
     instance belongs to one event loop: the first call opens its channels.
@@ -127,13 +128,12 @@ class EtcdRpc:
         endpoints: str,
         *,
         timeout_s: float,
-        username: str | None = None,
-        password: str | None = None,
+        login: tuple[str, str] | None = None,
         credentials: grpc.ChannelCredentials | None = None,
     ) -> None:
         self._targets = [_target(endpoint) for endpoint in endpoints.split(",")]
         self._timeout_s = timeout_s
-        self._login = (username, password or "") if username else None
+        self._login = login
         self._credentials = credentials or grpc.ssl_channel_credentials()
         self.closed = False
         self._token: str | None = None
@@ -173,8 +173,7 @@ class EtcdRpc:
         now_s = asyncio.get_running_loop().time()
         limit_s: float | None = now_s + self._timeout_s
         call = stub(_MESSAGES["WatchRequest"](create_request=create), metadata=metadata)
-        responses = aiter(call)
-        changes: list[Change] | None = None
+        responses, response = aiter(call), None
         try:
             while True:
                 with self._failures(channel):
@@ -182,11 +181,13 @@ class EtcdRpc:
                         response = await anext(responses, None)
                 if response is None:
                     raise EtcdError("etcd ended the watch")
-                changes = _changes(response)
-                yield changes
+                if response.canceled:
+                    reason = response.cancel_reason or f"compacted up to revision {response.compact_revision}"
+                    raise EtcdError(f"etcd cancelled the watch: {reason}")
+                yield [(e.kv.key, None if e.type == _DELETE else e.kv.value) for e in response.events]
                 limit_s = None if duration_s is None else now_s + duration_s
         except TimeoutError:
-            if changes is None:
+            if response is None:
                 self._leave(channel)
                 raise EtcdError("etcd did not answer a watch") from None
         finally:
@@ -248,10 +249,10 @@ class EtcdRpc:
         """The channel to the current endpoint; opened lazily, as it belongs to the running event loop."""
         self._raise_if_closed()
         if self._current not in self._channels:
-            target, tls = self._targets[self._current]
+            target, is_tls = self._targets[self._current]
             self._channels[self._current] = (
                 grpc.aio.secure_channel(target, self._credentials, _CHANNEL_OPTIONS)
-                if tls
+                if is_tls
                 else grpc.aio.insecure_channel(target, _CHANNEL_OPTIONS)
             )
         return self._channels[self._current]
@@ -260,10 +261,3 @@ class EtcdRpc:
         """Switch to the next endpoint, unless a concurrent call already did."""
         if channel is self._channels.get(self._current):
             self._current = (self._current + 1) % len(self._targets)
-
-
-def _changes(response: Any) -> list[Change]:
-    if response.canceled:
-        reason = response.cancel_reason or f"compacted up to revision {response.compact_revision}"
-        raise EtcdError(f"etcd cancelled the watch: {reason}")
-    return [(e.kv.key, None if e.type == _DELETE else e.kv.value) for e in response.events]

@@ -117,15 +117,16 @@ def _read(
     values: dict[str, Any] = {}
     sources: dict[str, str] = {}
     for field, kind in flags:
-        name, value, source = field.name, field.default, "default"
+        name = field.name
         env = next((each for each in field.metadata["env"] if environ.get(each)), None)
         if name in typed:
-            value, source = typed[name], "flag"
-            _check_limits(f"{_option(field)} ", value, field)
+            values[name], sources[name] = typed[name], "flag"
+            _check_limits(f"{_option(field)} ", values[name], field)
         elif env is not None:
-            value, source = _from_env(parser, env, environ[env], field, kind), env
-            _check_limits(f"{env}=", value, field)
-        values[name], sources[name] = value, source
+            values[name], sources[name] = _from_env(parser, env, environ[env], field, kind), env
+            _check_limits(f"{env}=", values[name], field)
+        else:
+            values[name], sources[name] = field.default, "default"
     return Parsed(_build(cls, values), sources)
 
 
@@ -147,29 +148,21 @@ def _option(field: dataclasses.Field[Any]) -> str:
 
 
 def _add_flag(parser: argparse.ArgumentParser, field: dataclasses.Field[Any], kind: Any) -> None:
-    names = [name for name in (_option(field), field.metadata["alias"]) if name]
-    text = field.metadata["text"]
+    given = field.metadata
+    names = [name for name in (_option(field), given["alias"]) if name]
+    text = given["text"]
     if field.default not in (None, "", False):
         text += f" [{field.default}]"
-    if field.metadata["env"]:
-        text += f" (env {', '.join(field.metadata['env'])})"
-    if kind is bool:
-        parser.add_argument(*names, action="store_true", default=argparse.SUPPRESS, help=text)
-        return
+    if given["env"]:
+        text += f" (env {', '.join(given['env'])})"
     words = get_args(kind) if get_origin(kind) is Literal else None
-    if field.metadata["is_positional"]:
-        parser.add_argument(
-            field.name, nargs="?", metavar=field.metadata["metavar"], default=argparse.SUPPRESS, help=text
-        )
-        return
-    parser.add_argument(
-        *names,
-        type=functools.partial(_word, words) if words else kind,
-        choices=words,
-        metavar=field.metadata["metavar"],
-        default=argparse.SUPPRESS,
-        help=text.replace("%", "%%"),
-    )
+    options: dict[str, Any] = {"action": "store_true"}
+    if kind is not bool:
+        word = functools.partial(_word, words) if words else kind
+        options = {"type": word, "choices": words, "metavar": given["metavar"]}
+    if given["is_positional"]:
+        names, options["nargs"] = [field.name], "?"
+    parser.add_argument(*names, default=argparse.SUPPRESS, help=text.replace("%", "%%"), **options)
 
 
 def _word(words: tuple[str, ...], text: str) -> str:
@@ -190,7 +183,7 @@ def _from_env(
 
 def _check_limits(named: str, value: object, field: dataclasses.Field[Any]) -> None:
     """Raise ValueError if a number is not finite, or not within the limits of its flag."""
-    if not isinstance(value, int | float) or isinstance(value, bool):
+    if not isinstance(value, int | float):
         return
     at_least, above, at_most = field.metadata["limits"]
     if not -MOST <= value <= MOST:

@@ -7,7 +7,6 @@ the server's "no responders" (503), with the token of its link.
 
 import asyncio
 import contextlib
-import functools
 import hmac
 import logging
 import re
@@ -15,6 +14,7 @@ import secrets
 import socket
 from collections import deque
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from hashlib import blake2b
 from typing import Any
 
@@ -107,25 +107,22 @@ class Mailbox:
                 found[0].lose("its subject has no subscriber any more")
         elif found is not None:
             link, mac = found
-            frame = mac.opened(message.data)
-            if frame is not None:
+            if (frame := self._opened(message, mac)) is not None:
                 link.receive(frame)
-            else:
-                unauthenticated.note(self.subject)
         elif token == ECHO:
             self.echo.set()
         elif self._accept is not None and message.reply:
-            self._receive_first(message, token, self._accept)
+            mac = Mac(self._key, message.subject)
+            if (frame := self._opened(message, mac)) is not None:
+                link = self._accept(message.reply, message.subject, partial(self.links.pop, token, None))
+                self.links[token] = link, mac
+                link.receive(frame)
 
-    def _receive_first(self, message: Msg, token: str, accept: Accept) -> None:
-        mac = Mac(self._key, message.subject)
+    def _opened(self, message: Msg, mac: Mac) -> bytes | None:
         frame = mac.opened(message.data)
         if frame is None:
             unauthenticated.note(self.subject)
-            return
-        link = accept(message.reply, message.subject, functools.partial(self.links.pop, token, None))
-        self.links[token] = link, mac
-        link.receive(frame)
+        return frame
 
 
 class Publisher:
@@ -251,9 +248,7 @@ class NatsWire:
 _SETTLE_S = 2 * TICK_S
 """After an outage, workers have this time to reconnect too, before calls go to them."""
 _SCHEME = "nats://"
-_CALLER = "baton.v1.caller."
 _WORKER = "baton.v1.worker."
-_UNFIT = re.compile(r"[^A-Za-z0-9_-]")
 _AWAY = "the NATS server is unreachable"
 # By default nats-py gives up after 60 attempts and notices a hung server after 4 minutes, here in 2 to 3 s.
 _OPTIONS: dict[str, Any] = {
@@ -284,13 +279,13 @@ class NatsTransport(Plane):
         self._connecting: asyncio.Task[Publisher] | None = None
         self._publisher: Publisher | None = None
         self._probing: asyncio.Task[None] | None = None
-        self._inbox = Mailbox(f"{_CALLER}{secrets.token_hex(8)}")
+        self._inbox = Mailbox(f"baton.v1.caller.{secrets.token_hex(8)}")
         self._mailboxes = [self._inbox]
 
     @contextlib.asynccontextmanager
     async def serve(self, worker_id: str, respond: Respond) -> AsyncIterator[str]:
         """`Transport.serve`. Raises ConnectionError if the NATS server is unreachable."""
-        subject = f"{_WORKER}{_UNFIT.sub('_', worker_id)}.{secrets.token_hex(4)}"
+        subject = f"{_WORKER}{re.sub(r'[^A-Za-z0-9_-]', '_', worker_id)}.{secrets.token_hex(4)}"
         key = secrets.token_hex(16)
         service = Service(subject, respond, self._pace)
         publisher = await self._connected()
@@ -342,9 +337,8 @@ class NatsTransport(Plane):
             publisher = await self._connected()
         except ConnectionError as error:
             raise BrokerLost(str(error)) from error
-        return self._links.get(address) or self._new_link(publisher, address, subject, key)
-
-    def _new_link(self, publisher: Publisher, address: str, subject: str, key: str) -> CallerLink:
+        if address in self._links:  # made while this one waited
+            return self._links[address]
         token = secrets.token_hex(8)
         mine = f"{self._inbox.subject}.{token}"
 
@@ -353,9 +347,7 @@ class NatsTransport(Plane):
             self._inbox.links.pop(token, None)
 
         wire = NatsWire(publisher, key, f"{subject}.{token}", mine, forget)
-        link = CallerLink(
-            wire, subject, self._pace, on_silence=functools.partial(self._start_probe, publisher)
-        )
+        link = CallerLink(wire, subject, self._pace, on_silence=partial(self._start_probe, publisher))
         self._links[address] = link
         self._inbox.links[token] = link, Mac(key, mine)
         return link

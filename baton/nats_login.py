@@ -3,10 +3,9 @@
 import base64
 import os
 import re
-import ssl
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from baton.reread import Reread
 from baton.tls import CredentialError, client_context, client_files
@@ -33,8 +32,11 @@ def nats_options() -> dict[str, Any]:
         options["nkeys_seed_str"] = seed
     if file:
         options |= _callbacks(Path(file))
-    if (context := _context()) is not None:
-        options["tls"] = context
+    if os.environ.get(CERT) and os.environ.get(KEY) and not os.environ.get(CA):
+        raise CredentialError(f"{CERT}: needs {CA}, the authority of the server's certificate")
+    files = client_files(CA, CERT, KEY)
+    if files[0] is not None:  # trusts only that authority
+        options["tls"] = client_context(*files)
     return options
 
 
@@ -48,33 +50,26 @@ def _callbacks(file: Path) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError) as error:
         raise CredentialError(f"{CREDENTIALS_FILE}: {file} cannot be read: {error}") from error
 
-    def signature(nonce: str) -> bytes:
-        return base64.b64encode(login.value.pair.sign(nonce.encode()))
-
     def jwt() -> bytes:
-        return login.value.jwt.encode()
+        return login.value[0].encode()
 
-    return {"user_jwt_cb": jwt, "signature_cb": signature}
-
-
-class _Login(NamedTuple):
-    jwt: str
-    pair: Any
+    return {
+        "user_jwt_cb": jwt,
+        "signature_cb": lambda nonce: base64.b64encode(login.value[1].sign(nonce.encode())),
+    }
 
 
-def _read(file: Path) -> _Login:
-    """Raises OSError, UnicodeDecodeError, CredentialError."""
-    text = file.read_text()
-    jwt, seed = (_section(file, text, name) for name in ("NATS USER JWT", "USER NKEY SEED"))
-    return _Login(jwt, _key_pair(seed, CREDENTIALS_FILE))
-
-
-def _section(file: Path, text: str, name: str) -> str:
-    """The line below `BEGIN {name}`. Raises CredentialError."""
-    found = re.search(rf"-+BEGIN {name}-+\s+(\S+)\s+-+END", text)
-    if found is None:
-        raise CredentialError(f"{CREDENTIALS_FILE}: {file} has no part BEGIN {name}")
-    return found[1]
+def _read(file: Path) -> tuple[str, Any]:
+    """The JWT and the key pair, each below a line `BEGIN ...`. Raises OSError, UnicodeDecodeError,
+    CredentialError.
+    """
+    text, parts = file.read_text(), []
+    for name in ("NATS USER JWT", "USER NKEY SEED"):
+        found = re.search(rf"-+BEGIN {name}-+\s+(\S+)\s+-+END", text)
+        if found is None:
+            raise CredentialError(f"{CREDENTIALS_FILE}: {file} has no part BEGIN {name}")
+        parts.append(found[1])
+    return parts[0], _key_pair(parts[1], CREDENTIALS_FILE)
 
 
 def _key_pair(seed: str, variable: str) -> Any:
@@ -88,11 +83,3 @@ def _key_pair(seed: str, variable: str) -> Any:
         except (nkeys.NkeysError, ValueError):
             pass  # the error below is without the seed
     raise CredentialError(f"{variable}: the seed is not that of a NATS user, SU...")
-
-
-def _context() -> ssl.SSLContext | None:
-    """Trusts only the authority in NATS_AUTH_CA; None without one."""
-    if os.environ.get(CERT) and os.environ.get(KEY) and not os.environ.get(CA):
-        raise CredentialError(f"{CERT}: needs {CA}, the authority of the server's certificate")
-    files = client_files(CA, CERT, KEY)
-    return None if files[0] is None else client_context(*files)

@@ -73,31 +73,23 @@ def _last(messages: Iterable[MessageForm], ids: Ids) -> Iterator[dict[str, objec
 
 
 def _with_grammar(message: MessageForm, ids: Ids) -> dict[str, object]:
-    elements = [_grammar(_headers(message, ids)), _body(message, ids)]
-    if message.end != _EOS:
-        elements.append(_grammar(_end(message, ids)))
-    return {"type": "sequence", "elements": elements}
-
-
-def _end(message: MessageForm, ids: Ids) -> str:
-    """The end, which may be missing if control tokens are text: vLLM 0.31 has xgrammar take the request's
-    stop tokens, such as `<|call|>`, as stop tokens: after the whole grammar only.
-    """
-    end = _literal(message.end, ids)
-    return end if ids else f"({end})?"
-
-
-def _body(message: MessageForm, ids: Ids) -> dict[str, object]:
     try:
-        return _followed(message, _xgrammar() if ids else None)
+        body = _body(message, _xgrammar() if ids else None)
     except (msgspec.DecodeError, RuntimeError, ValueError) as error:
         problem = str(error).strip()
         raise InvalidRequest(
             f"`{message.param}` cannot be enforced: {problem}.", param=message.param
         ) from error
+    elements = [_grammar(_headers(message, ids)), body]
+    if message.end != _EOS:
+        end = _literal(message.end, ids)
+        # vLLM 0.31 has xgrammar take the request's stop tokens, such as `<|call|>`, as stop tokens: after the
+        # whole grammar only. So an end that is text may be missing.
+        elements.append(_grammar(end if ids else f"({end})?"))
+    return {"type": "sequence", "elements": elements}
 
 
-def _followed(message: MessageForm, xgrammar: ModuleType | None) -> dict[str, object]:
+def _body(message: MessageForm, xgrammar: ModuleType | None) -> dict[str, object]:
     """Text that follows the message's grammar, without control tokens if `xgrammar` supports tokens. Raises
     what xgrammar and msgspec raise.
     """
@@ -146,17 +138,15 @@ def _patterns(schema: object) -> Iterator[str]:
 
 def _texts(messages: Iterable[MessageForm], times: str, ids: Ids) -> dict[str, object]:
     """Messages with any text, in one grammar: its `text` rule dominates the compile time."""
-    alternatives = " | ".join(_text_message(message, ids) for message in messages)
+    alternatives = []
+    for message in messages:
+        if message.grammar is not None:
+            raise InvalidRequest("A leading message's grammar cannot be enforced.", param=message.param)
+        end = "" if message.end == _EOS else _literal(message.end, ids)
+        alternatives.append(f"(({_headers(message, ids)}) text {end})")
     excluded = ", ".join(str(token_id) for token_id in ids.values())
     text = f"\ntext ::= ExcludeToken({excluded})*" if ids else _TEXT
-    return _grammar(f"({alternatives}){times}{text}")
-
-
-def _text_message(message: MessageForm, ids: Ids) -> str:
-    if message.grammar is not None:
-        raise InvalidRequest("A leading message's grammar cannot be enforced.", param=message.param)
-    end = "" if message.end == _EOS else _literal(message.end, ids)
-    return f"(({_headers(message, ids)}) text {end})"
+    return _grammar(f"({' | '.join(alternatives)}){times}{text}")
 
 
 def _grammar(root: str) -> dict[str, object]:

@@ -74,9 +74,9 @@ async def serving(handler: Scripted) -> AsyncIterator[str]:
 
 @asynccontextmanager
 async def client(
-    *urls: str, timeout_s: float = PATIENCE_S, username: str | None = None
+    *urls: str, timeout_s: float = PATIENCE_S, login: tuple[str, str] | None = None
 ) -> AsyncIterator[EtcdRpc]:
-    rpc = EtcdRpc(",".join(urls), timeout_s=timeout_s, username=username)
+    rpc = EtcdRpc(",".join(urls), timeout_s=timeout_s, login=login)
     try:
         yield rpc
     finally:
@@ -125,7 +125,7 @@ async def test_a_stale_token_is_renewed_once(words: str) -> None:
             return b"\x12\x01%d" % num_logins  # the token
         return b"" if metadata["token"] == "2" else (grpc.StatusCode.UNAUTHENTICATED, words)
 
-    async with serving(Scripted(answer)) as url, client(url, username="root") as rpc:
+    async with serving(Scripted(answer)) as url, client(url, login=("root", "")) as rpc:
         await rpc.call("KV/Range", key=KEY)
     assert num_logins == 2
 
@@ -202,7 +202,7 @@ async def test_a_refusal_of_a_fresh_token_is_not_tried_again() -> None:
         return b"\x12\x01t" if method == "Authenticate" else (grpc.StatusCode.PERMISSION_DENIED, "denied")
 
     handler = Scripted(answer)
-    async with serving(handler) as url, client(url, username="root") as rpc:
+    async with serving(handler) as url, client(url, login=("root", "")) as rpc:
         with pytest.raises(EtcdError, match="denied"):
             await rpc.call("KV/Range", key=KEY)
     assert [method for method, _ in handler.calls] == ["Authenticate", "Range"]

@@ -43,8 +43,8 @@ def etcd(launch: LaunchServer) -> ServerProcess:
 async def client(
     url: str, ttl_s: float = TTL_S, password: str | None = None
 ) -> AsyncGenerator[EtcdDiscovery]:
-    user = "root" if password else None
-    discovery = EtcdDiscovery(url, lease_ttl_s=ttl_s, username=user, password=password)
+    login = ("root", password) if password else None
+    discovery = EtcdDiscovery(url, lease_ttl_s=ttl_s, login=login)
     try:
         yield discovery
     finally:
@@ -220,11 +220,11 @@ async def test_tls_with_client_certificates(launch: LaunchServer, tmp_path: Path
     ca, (cert, key) = authority.ca, authority.sign("etcd")
     server = [f"--cert-file={cert}", f"--key-file={key}", f"--trusted-ca-file={ca}", "--client-cert-auth"]
     etcd = launch(*server, scheme="https")
-    discovery = EtcdDiscovery(etcd.url, ca_file=ca, cert_file=cert, key_file=key)
+    discovery = EtcdDiscovery(etcd.url, tls_files=(ca, cert, key))
     async with discovery.register(worker("w1")), onlooker(discovery) as looker:
         await looker.until_shown("w1")
     await discovery.close()
-    foreign = EtcdDiscovery(etcd.url, ca_file=ca)
+    foreign = EtcdDiscovery(etcd.url, tls_files=(ca, None, None))
     async with onlooker(foreign) as looker:
         assert looker.now == ()
     await foreign.close()

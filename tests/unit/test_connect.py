@@ -20,11 +20,8 @@ def test_etcd_gets_its_login_and_certificates(monkeypatch: pytest.MonkeyPatch) -
     made: Any = Wires(discovery_backend="etcd", etcd_endpoints="http://e:1").discovery()
     assert made == {
         "endpoints": "http://e:1",
-        "username": "username",
-        "password": "password",
-        "ca_file": "ETCD_AUTH_CA",
-        "cert_file": "ETCD_AUTH_CLIENT_CERT",
-        "key_file": "ETCD_AUTH_CLIENT_KEY",
+        "login": ("username", "password"),
+        "tls_files": ("ETCD_AUTH_CA", "ETCD_AUTH_CLIENT_CERT", "ETCD_AUTH_CLIENT_KEY"),
     }
 
 
