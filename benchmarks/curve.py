@@ -1,5 +1,5 @@
 """Draws, for each way to use one GPU, how even running answers are beside 32,000-token prompts, against those
-prompts' first tokens: `python -m benchmarks.curve` reads benchmarks/results/one_gpu_20b.json and writes
+prompts' first tokens: `python -m benchmarks.curve` reads benchmarks/results/one_gpu_20b_h200.json and writes
 docs/images/one-gpu-light.svg and one-gpu-dark.svg. Hollow points are from the table of an earlier run, whose
 raw data were not kept (docs/gpu-runs.md).
 """
@@ -16,10 +16,11 @@ TOKENS = 32_000
 _WIDTH, _HEIGHT, _LEFT, _TOP, _RIGHT, _BOTTOM = 880, 420, 64, 52, 850, 356
 _NAMES = {
     "mps100-below": "MPS, decode's kernels first (the default)",
-    "mps60": "MPS, prefill on 60 % of the SMs",
-    "slices": "time slices",
+    "mps80-below": "the same, prefill on 80 % of the SMs",
+    "agg": "one aggregated worker",
+    "vllm": "vllm serve",
 }
-_LABELLED_LEFT = {_NAMES["mps100-below"], "vllm serve"}
+_LABELLED_LEFT = {_NAMES["mps100-below"], _NAMES["mps80-below"], "vllm serve"}
 
 
 class Point(NamedTuple):
@@ -33,19 +34,17 @@ class Point(NamedTuple):
 
 
 EARLIER = (
-    Point("vllm serve", False, True, 654, 201),
-    Point("one aggregated worker", False, True, 630, 177),
-    Point("vllm serve, steps of 512 tokens", False, True, 1210, 23),
-    Point("MPS, no limit", True, True, 742, 50),
+    Point("vllm serve, steps of 512", False, True, 1210, 23),
+    Point("MPS, equal kernels", True, True, 742, 50),
     Point("", True, True, 1186, 10.8),
-    Point("", True, True, 1273, 13.1),
+    Point("time slices", True, True, 1273, 13.1),
 )
-"""One H200, vLLM 0.25."""
+"""vLLM 0.25; without a name: MPS, equal kernels, prefill on 60 % of the SMs."""
 
 
 def points() -> tuple[list[Point], str]:
     """The ways of the results, and what they were measured with."""
-    results = json.loads((ROOT / "benchmarks/results/one_gpu_20b.json").read_text())
+    results = json.loads((ROOT / "benchmarks/results/one_gpu_20b_h200.json").read_text())
     found = [
         Point(
             _NAMES.get(run["way"], run["way"]),
@@ -59,7 +58,7 @@ def points() -> tuple[list[Point], str]:
         if row["handed_over_tokens"] == TOKENS
     ]
     gpu = results["hardware"][0].removeprefix("NVIDIA ")
-    return found, f"{gpu}, vLLM {results['versions']['vllm']} (hollow: H200, vLLM 0.25)"
+    return found, f"{gpu}, vLLM {results['versions']['vllm']} (hollow: vLLM 0.25)"
 
 
 def _x(ttft_ms: float, most_ms: float) -> float:
