@@ -1,16 +1,16 @@
 """The Responses API's bodies: requests, as validating structs, and responses."""
 
 import time
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 
 from baton.errors import BatonError, InvalidRequest
-from frontend.harmony.conversation import Namespace, Tool
 from frontend.harmony.conversation import ReasoningEffort as Effort
 from frontend.responses.items import Item, OutputItem
 from frontend.text.tokenizer import ContextTooLong
 from frontend.turn.fields import (
+    NEAREST_EFFORT,
     AnyEffort,
     CommonFields,
     ConversationFields,
@@ -22,7 +22,6 @@ from frontend.turn.fields import (
     TextFormat,
 )
 from frontend.turn.ids import new_id
-from frontend.turn.request import TurnRequest
 
 LOGPROBS = "message.output_text.logprobs"
 SEALED = "reasoning.encrypted_content"
@@ -171,25 +170,10 @@ class ResponseBody(ConversationFields, kw_only=True):
                 param="input",
             )
 
-
-class OfferedTools(msgspec.Struct):
-    """The tools that the prompt shows. `machine` are the types of machine tools among them, `left_out` the
-    paths of hosted tools, which only OpenAI's servers run."""
-
-    tools: list[Tool] = []
-    machine: list[str] = []
-    namespaces: list[Namespace] = []
-    left_out: list[str] = []
-
-
-class ParsedBody(NamedTuple):
-    """What a body asks for: `items` are its `input`, `ignored` what is not supported."""
-
-    body: ResponseBody
-    items: list[Item]
-    offered: OfferedTools
-    request: TurnRequest
-    ignored: tuple[str, ...]
+    @property
+    def effort(self) -> AnyEffort:
+        """The reasoning effort, from whichever field gives it."""
+        return self.effort_of(None if self.reasoning is None else self.reasoning.effort)
 
 
 ResponseStatus = Literal["in_progress", "completed", "incomplete", "failed", "cancelled"]
@@ -290,15 +274,16 @@ class ResponseObject(msgspec.Struct, kw_only=True):
     user: str | None = None
 
 
-def initial_response(body: ResponseBody, effort: Effort) -> ResponseObject:
+def initial_response(body: ResponseBody) -> ResponseObject:
     """The initial response to a body: its fields, or their defaults."""
     echoed = {name: getattr(body, name, None) for name in ResponseObject.__struct_fields__}
-    reasoning = body.reasoning or Reasoning()
+    given = body.reasoning or Reasoning()
     text_format = {"type": "text"} if body.text is None or body.text.format is None else body.text.format
+    summary = given.summary or given.generate_summary
     made = {
         "id": new_id("resp"),
         "created_at": int(time.time()),
-        "reasoning": ReasoningBody(effort=effort, summary=reasoning.summary or reasoning.generate_summary),
+        "reasoning": ReasoningBody(effort=NEAREST_EFFORT[body.effort], summary=summary),
         "text": {"format": text_format, "verbosity": "medium"},
         "tools": [_shown(tool) for tool in body.tools or ()],
     }

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 
 import msgspec
+from msgspec.structs import replace
 
 from baton.errors import BatonError, InvalidRequest
 from frontend.harmony.conversation import (
@@ -23,8 +24,6 @@ from frontend.responses.body import (
     RUNNING,
     AdditionalTools,
     NamedTool,
-    OfferedTools,
-    ParsedBody,
     ResponseBody,
     ResponseError,
     ResponseObject,
@@ -42,11 +41,11 @@ from frontend.responses.items import (
     ToolSearchOutputItem,
     turns,
 )
-from frontend.responses.output import EventWriter, ResponseAnswer
+from frontend.responses.output import EventWriter, OfferedTools, ParsedBody, ResponseAnswer
 from frontend.responses.runs import ResponseState
 from frontend.responses.store import ResponseStore, StoredResponse
 from frontend.text.tokenizer import ContextTooLong
-from frontend.turn.fields import GPT_OSS_EFFORTS, NEAREST_EFFORT, AnyEffort, required
+from frontend.turn.fields import GPT_OSS_EFFORTS, NEAREST_EFFORT, required
 from frontend.turn.form import CallChoice, answer_format
 from frontend.turn.ids import vary
 from frontend.turn.request import LONG_BYTES, Client, TurnRequest, encode
@@ -63,9 +62,7 @@ class FailedAtOnce(Exception):
         super().__init__()
         self.status = error.status
         writer = EventWriter()
-        failed = msgspec.structs.replace(
-            response, status="failed", error=ResponseError.of(error), store=False
-        )
+        failed = replace(response, status="failed", error=ResponseError.of(error), store=False)
         self.events = writer.opening(response) + writer.event("response.failed", response=failed)
 
 
@@ -74,22 +71,14 @@ async def prepare_response(
 ) -> ResponseAnswer:
     """The answer to a body, ready to be generated. Raises a BatonError if the body is refused."""
     parsed = await _parsed(raw, client, services, state)
-    response = initial_response(parsed.body, NEAREST_EFFORT[effort(parsed.body)])
     try:
         served, (choice,) = await services.prepare(parsed.request, client)
     except ContextTooLong as error:
         if not parsed.body.stream:
             raise
-        raise FailedAtOnce(error, response) from None
+        raise FailedAtOnce(error, parsed.response) from None
     return ResponseAnswer(
-        response,
-        parsed,
-        choice,
-        served.tokenizer,
-        state.store,
-        key_name=client.key_name,
-        seal=services.seal,
-        keep=lambda item_id, text: services.thoughts.keep(client.owner, [item_id], text),
+        parsed, choice, served.tokenizer, store=state.store, services=services, client=client
     )
 
 
@@ -115,17 +104,14 @@ async def _parsed(raw: bytes, client: Client, services: Services, state: Respons
     # A short body may continue a long conversation, or refer to long items.
     recalls = bool(earlier) or any(isinstance(item, Reference) for item in reader.items)
     num_bytes = len(raw) + (LONG_BYTES if recalls else 0)
-
-    def made() -> tuple[OfferedTools, TurnRequest]:
-        offered = offered_tools(body, earlier)
-        return offered, turn_request(body, offered, earlier, items, num_bytes)
-
-    offered, request = await asyncio.to_thread(made) if num_bytes > LONG_BYTES else made()
-    left_out = (*sorted(reader.left_out), *dict.fromkeys(offered.left_out))
-    inexact = () if effort(body) in GPT_OSS_EFFORTS else ("reasoning.effort",)
+    making = partial(turn_request, body, earlier, items, num_bytes)
+    offered, request = await asyncio.to_thread(making) if num_bytes > LONG_BYTES else making()
+    ignored = [*unknown, *sorted(reader.left_out), *dict.fromkeys(offered.left_out)]
+    if body.effort not in GPT_OSS_EFFORTS:
+        ignored.append("reasoning.effort")
     if body.gives_timings:
-        inexact = (*inexact, "stream_options.include_timings")
-    return ParsedBody(body, items, offered, request, (*unknown, *left_out, *inexact))
+        ignored.append("stream_options.include_timings")
+    return ParsedBody(body, items, offered, request, tuple(ignored), initial_response(body))
 
 
 class PreviousNotFound(BatonError, code="previous_response_not_found", status=400):
@@ -187,33 +173,24 @@ async def _referred(item_id: str, path: str, store: ResponseStore, key_name: str
 def offered_tools(body: ResponseBody, earlier: Iterable[Item] = ()) -> OfferedTools:
     """The tools that the model may see: the body's, and those that its searches, also `earlier` ones, found.
     Raises InvalidRequest, naming the field."""
-    offered = OfferedTools()
-    own = ((f"tools[{i}]", tool) for i, tool in enumerate(body.tools or ()))
-    for path, tool in (*own, *_among_input(body, ADDITIONAL_TOOLS)):
-        offered.tools += _tools(tool, path, offered)
-    known = {tool.called for tool in offered.tools}
-    found = {
-        made.called: made
-        for path, tool in (*_found_before(earlier), *_among_input(body, "tool_search_output"))
-        for made in _tools(tool, path, offered)
-    }
-    offered.tools += [tool for name, tool in found.items() if name not in known]
-    return OfferedTools(left_out=offered.left_out) if body.tool_choice == "none" else offered
-
-
-def _among_input(body: ResponseBody, kind: str) -> Iterator[tuple[str, ResponseTool]]:
-    """The tools of items of this type in `input`, with their paths."""
+    own = [(f"tools[{i}]", tool) for i, tool in enumerate(body.tools or ())]
+    searches = (item for item in earlier if isinstance(item, ToolSearchOutputItem))
+    found = [
+        ("previous_response_id", tool)
+        for search in searches
+        for tool in msgspec.convert(search.tools, list[ResponseTool])
+    ]
     for i, item in enumerate(body.input if isinstance(body.input, list) else ()):
-        if item.get("type") == kind:
+        if item.get("type") in (ADDITIONAL_TOOLS, "tool_search_output"):
             tools = convert(item, AdditionalTools, f"input[{i}]").tools
-            yield from ((f"input[{i}].tools[{j}]", tool) for j, tool in enumerate(tools))
-
-
-def _found_before(items: Iterable[Item]) -> Iterator[tuple[str, ResponseTool]]:
-    for item in items:
-        if isinstance(item, ToolSearchOutputItem):
-            for tool in msgspec.convert(item.tools, list[ResponseTool]):
-                yield "previous_response_id", tool
+            added = own if item["type"] == ADDITIONAL_TOOLS else found
+            added += [(f"input[{i}].tools[{j}]", tool) for j, tool in enumerate(tools)]
+    offered = OfferedTools()
+    offered.tools = [made for path, tool in own for made in _tools(tool, path, offered)]
+    known = {tool.called for tool in offered.tools}
+    others = {made.called: made for path, tool in found for made in _tools(tool, path, offered)}
+    offered.tools += [tool for name, tool in others.items() if name not in known]
+    return OfferedTools(left_out=offered.left_out) if body.tool_choice == "none" else offered
 
 
 def _tools(
@@ -233,42 +210,35 @@ def _tools(
         offered.left_out.append(f"tools[].{kind}.environment"[:80])
     elif is_outer and kind in MACHINE_TOOLS and (kind != "tool_search" or tool.execution == "client"):
         offered.machine.append(kind)
-        yield _machine_tool(tool, path)
+        made = MACHINE_TOOLS[kind].tool.function(kind, path)
+        if tool.parameters is not None:
+            description = tool.description or made.description
+            made = replace(made, description=description, parameters=tool.parameters, strict=False)
+        yield made
     else:
         offered.left_out.append(f"tools[].{kind}"[:80])
-
-
-def _machine_tool(tool: ResponseTool, path: str) -> Tool:
-    made = MACHINE_TOOLS[tool.type].tool.function(tool.type, path)
-    if tool.parameters is None:
-        return made
-    description = tool.description or made.description
-    return msgspec.structs.replace(made, description=description, parameters=tool.parameters, strict=False)
 
 
 def _tool(tool: ResponseTool, path: str, namespace: str) -> Tool:
     unsupported = "async" if tool.is_async else "allowed_callers"
     if tool.is_async or "direct" not in (tool.allowed_callers or ["direct"]):
         raise InvalidRequest(f"`{path}.{unsupported}` is not supported.", param=f"{path}.{unsupported}")
+    grammar = None
+    if tool.type == "custom" and tool.format is not None and tool.format.type == "grammar":
+        grammar = TextGrammar(
+            syntax=required(tool.format.syntax, f"{path}.format.syntax"),
+            text=required(tool.format.definition or None, f"{path}.format.definition"),
+            path=f"{path}.format.definition",
+        )
     return Tool(
         name=required(tool.name, f"{path}.name"),
         description=tool.description,
         parameters=tool.parameters,
         strict=bool(tool.strict),
         takes_text=tool.type == "custom",
-        grammar=_grammar(tool, f"{path}.format"),
+        grammar=grammar,
         namespace=namespace,
         path=path,
-    )
-
-
-def _grammar(tool: ResponseTool, path: str) -> TextGrammar | None:
-    if tool.type != "custom" or tool.format is None or tool.format.type == "text":
-        return None
-    return TextGrammar(
-        syntax=required(tool.format.syntax or None, f"{path}.syntax"),
-        text=required(tool.format.definition or None, f"{path}.definition"),
-        path=f"{path}.definition",
     )
 
 
@@ -294,25 +264,22 @@ def _called(tool: NamedTool | ToolChoice) -> str:
 
 
 def turn_request(
-    body: ResponseBody,
-    offered: OfferedTools,
-    earlier: Sequence[Item],
-    items: Sequence[Item],
-    num_bytes: int,
-) -> TurnRequest:
+    body: ResponseBody, earlier: Sequence[Item], items: Sequence[Item], num_bytes: int
+) -> tuple[OfferedTools, TurnRequest]:
     """The request of the body after `earlier` items; `items` are its `input`, `num_bytes` the length of both.
     Instructions are those of this body only: the API does not carry them over."""
+    offered = offered_tools(body, earlier)
     leading = () if body.instructions is None else (Instructions(body.instructions),)
     conversation = Conversation(
         turns=(*leading, *turns(earlier, items)),
         tools=tuple(offered.tools),
         namespaces=tuple(offered.namespaces),
-        reasoning_effort=NEAREST_EFFORT[effort(body)],
+        reasoning_effort=NEAREST_EFFORT[body.effort],
         model_identity=body.identity,
         answer_format=answer_format(None if body.text is None else body.text.format, "text.format"),
     )
     gives_logprobs = LOGPROBS in (body.include or ()) or body.top_logprobs is not None
-    return TurnRequest.of(
+    request = TurnRequest.of(
         body,
         conversation,
         call_choice(body),
@@ -322,8 +289,4 @@ def turn_request(
         max_calls=body.max_calls,
         logprobs=(body.top_logprobs or 0) if gives_logprobs else None,
     )
-
-
-def effort(body: ResponseBody) -> AnyEffort:
-    """The reasoning effort, from whichever field gives it."""
-    return body.effort_of(None if body.reasoning is None else body.reasoning.effort)
+    return offered, request

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Literal, NamedTuple, cast, get_args
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from baton.errors import InvalidRequest
 from frontend.harmony.conversation import (
@@ -26,24 +27,24 @@ ItemStatus = Literal["in_progress", "completed", "incomplete"]
 Phase = Literal["commentary", "final_answer"]
 
 
-class InputText(msgspec.Struct, kw_only=True, tag_field="type", tag="input_text"):
-    """Text that the client wrote."""
-
-    text: str
+TextType = Literal["input_text", "output_text", "reasoning_text", "summary_text"]
 
 
-class OutputText(msgspec.Struct, kw_only=True, tag_field="type", tag="output_text"):
-    """Text that the model wrote; `annotations` is always empty."""
+class TextPart(msgspec.Struct, kw_only=True):
+    """Text of the client, or of the model: as `output_text`, whose `annotations` are always empty, as
+    reasoning, or as its summary, which is the full text."""
 
-    text: str
-    annotations: list[Any] = []
-    logprobs: list[ContentLogprob] = []
+    type: TextType
+    text: str = ""
+    annotations: list[Any] | UnsetType = UNSET
+    logprobs: list[ContentLogprob] | UnsetType = UNSET
 
 
-class ReasoningText(msgspec.Struct, kw_only=True, tag_field="type", tag="reasoning_text"):
-    """Reasoning text."""
-
-    text: str
+def text_part(kind: TextType, text: str = "", logprobs: list[ContentLogprob] | None = None) -> TextPart:
+    """A part; `logprobs` are those of an `output_text`."""
+    if kind != "output_text":
+        return TextPart(type=kind, text=text)
+    return TextPart(type=kind, text=text, annotations=[], logprobs=[] if logprobs is None else logprobs)
 
 
 class MessageItem(msgspec.Struct, kw_only=True, tag_field="type", tag="message"):
@@ -52,23 +53,17 @@ class MessageItem(msgspec.Struct, kw_only=True, tag_field="type", tag="message")
     id: str = ""
     role: Literal["user", "assistant", "system", "developer"]
     status: ItemStatus = "completed"
-    content: str | list[InputText | OutputText]
-    phase: Phase | msgspec.UnsetType = msgspec.UNSET
-
-
-class SummaryText(msgspec.Struct, kw_only=True, tag_field="type", tag="summary_text"):
-    """Reasoning text as a summary; it is the full text."""
-
-    text: str
+    content: str | list[TextPart]
+    phase: Phase | UnsetType = UNSET
 
 
 class ReasoningItem(msgspec.Struct, kw_only=True, tag_field="type", tag="reasoning"):
     """Reasoning: in `content`, or in `summary` if requested; sealed in `encrypted_content`."""
 
     id: str = ""
-    summary: list[SummaryText] = []
-    content: list[ReasoningText] = []
-    encrypted_content: str | msgspec.UnsetType = msgspec.UNSET
+    summary: list[TextPart] = []
+    content: list[TextPart] = []
+    encrypted_content: str | UnsetType = UNSET
     status: ItemStatus = "completed"
 
 
@@ -85,7 +80,7 @@ class FunctionCallItem(CallPart, kw_only=True, tag="function_call"):
 
     name: str
     arguments: str
-    namespace: str | msgspec.UnsetType = msgspec.UNSET
+    namespace: str | UnsetType = UNSET
 
 
 class CustomCallItem(CallPart, kw_only=True, tag="custom_tool_call"):
@@ -93,19 +88,17 @@ class CustomCallItem(CallPart, kw_only=True, tag="custom_tool_call"):
 
     name: str
     input: str
-    namespace: str | msgspec.UnsetType = msgspec.UNSET
-
-
-class CustomOutputItem(CallPart, kw_only=True, tag="custom_tool_call_output"):
-    """The result of a custom tool call."""
-
-    output: str | list[InputText]
+    namespace: str | UnsetType = UNSET
 
 
 class FunctionOutputItem(CallPart, kw_only=True, tag="function_call_output"):
     """The result of a function call."""
 
-    output: str | list[InputText]
+    output: str | list[TextPart]
+
+
+class CustomOutputItem(FunctionOutputItem, kw_only=True, tag="custom_tool_call_output"):
+    """The result of a custom tool call."""
 
 
 class LocalShellAction(msgspec.Struct, kw_only=True):
@@ -195,6 +188,7 @@ class ToolSearchOutputItem(CallPart, kw_only=True, tag="tool_search_output"):
 MachineCallItem = LocalShellCallItem | ShellCallItem | PatchCallItem | ToolSearchCallItem
 MachineOutputItem = LocalShellOutputItem | ShellOutputItem | PatchOutputItem | ToolSearchOutputItem
 WrittenItem = MessageItem | ReasoningItem | FunctionCallItem | CustomCallItem
+CallItem = FunctionCallItem | CustomCallItem | MachineCallItem
 OutputItem = WrittenItem | MachineCallItem
 Item = OutputItem | FunctionOutputItem | CustomOutputItem | MachineOutputItem
 ITEMS: Mapping[str, type[msgspec.Struct]] = {item.__struct_config__.tag: item for item in get_args(Item)}
@@ -279,27 +273,21 @@ LEFT_OUT = frozenset(
         "program", "program_output",
     }
 )  # fmt: skip
+_SEARCHES = frozenset({"tool_search_call", "tool_search_output"})  # OpenAI's servers run some of them
 ADDITIONAL_TOOLS = "additional_tools"
 """An item with tools instead of content, as Codex sends them: see `offered_tools`."""
 _KINDS = frozenset({*INPUT_ITEMS, *LEFT_OUT, ADDITIONAL_TOOLS})
 
 
-class _Texts(NamedTuple):
-    """How items with text are read: the prefix of a new id, the field with text, and the type of its parts.
-    These items are complete, whatever `status` they come back with."""
-
-    prefix: str
-    field: str = ""
-    part: str = ""
-
-
+# Items with text: the prefix of a new id, and the field with parts. They are complete, whatever `status` they
+# come back with.
 _TEXTS = {
-    "message": _Texts("msg", "content", "input_text"),
-    "reasoning": _Texts("rs", "content", "reasoning_text"),
-    "function_call": _Texts("fc"),
-    "function_call_output": _Texts("fco", "output", "input_text"),
-    "custom_tool_call": _Texts("ctc"),
-    "custom_tool_call_output": _Texts("ctco", "output", "input_text"),
+    "message": ("msg", "content"),
+    "reasoning": ("rs", "content"),
+    "function_call": ("fc", ""),
+    "function_call_output": ("fco", "output"),
+    "custom_tool_call": ("ctc", ""),
+    "custom_tool_call_output": ("ctco", "output"),
 }
 
 
@@ -330,33 +318,35 @@ class InputReader:
             )
         if kind == ADDITIONAL_TOOLS:
             return None
-        if kind in LEFT_OUT or _is_hosted_search(fields):
+        is_of_server = fields.get("execution") == "server" or fields.get("call_id") is None
+        if kind in LEFT_OUT or (kind in _SEARCHES and is_of_server):
             self.left_out.add(f"input[].{kind}")
             return None
         # OpenAI's types allow null for absent fields.
         fields = {name: value for name, value in fields.items() if value is not None}
-        texts = _TEXTS.get(kind, _Texts("item"))
+        prefix, field = _TEXTS.get(kind, ("item", ""))
         if kind in _TEXTS:
             fields.pop("status", None)
-            self._read_texts(fields, kind, texts, path)
+            self._read_texts(fields, kind, field, path)
         item: Any = convert(fields, INPUT_ITEMS[kind], path)
         if isinstance(item, ReasoningItem):
             item = self._reasoning(item, path)
-        item.id = item.id or new_id(texts.prefix)
+        item.id = item.id or new_id(prefix)
         return cast("Item | Reference", item)
 
-    def _read_texts(self, fields: dict[str, Any], kind: str, texts: _Texts, path: str) -> None:
+    def _read_texts(self, fields: dict[str, Any], kind: str, field: str, path: str) -> None:
         """Replace content parts by parts of the item's own type, or by notes about what cannot be read."""
-        part_type, content = texts.part, fields.get(texts.field)
+        part_type: TextType = "reasoning_text" if kind == "reasoning" else "input_text"
+        content = fields.get(field)
         if kind == "message":
             part_type = "output_text" if fields.get("role") == "assistant" else part_type
             content = [{"type": "text", "text": content}] if isinstance(content, str) else content
         if isinstance(content, list):
-            read = (self._text(part, f"{path}.{texts.field}[{i}]") for i, part in enumerate(content))
-            fields[texts.field] = [{"type": part_type, "text": text} for text in read]
+            read = (self._text(part, f"{path}.{field}[{i}]") for i, part in enumerate(content))
+            fields[field] = [text_part(part_type, text) for text in read]
         if kind == "reasoning" and isinstance(fields.get("summary"), list):
             parts = (convert(part, Part, f"{path}.summary[{i}]") for i, part in enumerate(fields["summary"]))
-            fields["summary"] = [{"type": "summary_text", "text": part.text or ""} for part in parts]
+            fields["summary"] = [text_part("summary_text", part.text or "") for part in parts]
 
     def _text(self, part: object, path: str) -> str:
         read = convert(part, Part, path)
@@ -370,29 +360,20 @@ class InputReader:
         """The item with its `content`, with its `encrypted_content` of this service, or recalled by id."""
         content = item.content
         if not content:
-            text = self._opened(item.encrypted_content or "", f"{path}.encrypted_content")
+            sealed, where = item.encrypted_content or "", f"{path}.encrypted_content"
+            try:
+                text = self._seal.open(sealed)
+            except Changed:
+                raise InvalidRequest(
+                    f"`{where}` was changed; send it back unchanged, or leave it out.", param=where
+                ) from None
+            if sealed and text is None:
+                self.left_out.add("input[].encrypted_content")
             text = self._recall(item.id) if text is None and item.id else text
-            content = [] if text is None else [ReasoningText(text=text)]
+            content = [] if text is None else [text_part("reasoning_text", text)]
         if not content and item.summary:
             self.left_out.add("input[].summary")
         return ReasoningItem(id=item.id, content=content)
-
-    def _opened(self, sealed: str, path: str) -> str | None:
-        try:
-            text = self._seal.open(sealed)
-        except Changed:
-            raise InvalidRequest(
-                f"`{path}` was changed; send it back unchanged, or leave it out.", param=path
-            ) from None
-        if sealed and text is None:
-            self.left_out.add("input[].encrypted_content")
-        return text
-
-
-def _is_hosted_search(fields: dict[str, Any]) -> bool:
-    """Whether the item is of a `tool_search` that OpenAI's servers ran."""
-    is_search = fields.get("type") in {"tool_search_call", "tool_search_output"}
-    return is_search and (fields.get("execution") == "server" or fields.get("call_id") is None)
 
 
 def turns(earlier: Iterable[Item], items: Iterable[Item]) -> Iterable[Turn]:
@@ -402,18 +383,17 @@ def turns(earlier: Iterable[Item], items: Iterable[Item]) -> Iterable[Turn]:
 
 
 def _turn(item: Item, path: str) -> Turn:
+    if isinstance(item, CallItem):
+        return AssistantTurn(tool_calls=(_call(item),))
     match item:
         case ReasoningItem():
-            return AssistantTurn(reasoning="".join(p.text for p in item.content or item.summary) or None)
+            return AssistantTurn(reasoning=_text(item.content or item.summary) or None)
         case MessageItem():
             return _message(item)
-        case FunctionOutputItem() | CustomOutputItem():
-            return ToolResult(call_id=item.call_id, text=_text(item.output), path=f"{path}.call_id")
-        case LocalShellOutputItem() | ShellOutputItem() | PatchOutputItem() | ToolSearchOutputItem():
-            field = "id" if item.call_id is None else "call_id"
-            return ToolResult(call_id=item.call_id or item.id, text=_result(item), path=f"{path}.{field}")
+        case LocalShellOutputItem(call_id=None):
+            return ToolResult(call_id=item.id, text=item.output, path=f"{path}.id")
         case _:
-            return AssistantTurn(tool_calls=(_call(item),))
+            return ToolResult(call_id=item.call_id or "", text=_result(item), path=f"{path}.call_id")
 
 
 def _message(item: MessageItem) -> Turn:
@@ -429,7 +409,7 @@ def _message(item: MessageItem) -> Turn:
             return Instructions(text)
 
 
-def _call(item: FunctionCallItem | CustomCallItem | MachineCallItem) -> ToolCall:
+def _call(item: CallItem) -> ToolCall:
     if isinstance(item, FunctionCallItem | CustomCallItem):
         return ToolCall(
             call_id=item.call_id,
@@ -446,18 +426,20 @@ def _call(item: FunctionCallItem | CustomCallItem | MachineCallItem) -> ToolCall
     return ToolCall(call_id=item.call_id, name=name, arguments=msgspec.json.encode(arguments).decode())
 
 
-def _text(parts: str | Iterable[InputText | OutputText]) -> str:
+def _text(parts: str | Iterable[TextPart]) -> str:
     return parts if isinstance(parts, str) else "".join(part.text for part in parts)
 
 
-def _result(item: MachineOutputItem) -> str:
+def _result(item: FunctionOutputItem | MachineOutputItem) -> str:
     match item:
-        case PatchOutputItem():
-            return item.output or item.status
         case ToolSearchOutputItem():
             return f"Found: {', '.join(_names(item.tools)) or 'nothing'}"
+        case PatchOutputItem():
+            return item.output or item.status
         case ShellOutputItem(output=list(outputs)):
             return msgspec.json.encode(outputs).decode()
+        case FunctionOutputItem(output=parts):
+            return _text(parts)
         case LocalShellOutputItem(output=text) | ShellOutputItem(output=text):
             return str(text)
 

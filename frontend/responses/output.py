@@ -1,7 +1,7 @@
 """The answer of the Responses API: its output items, its events from created to the last, and its storage."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -9,15 +9,16 @@ from msgspec import UNSET
 
 from baton.errors import BatonError
 from baton.messages import TokenChunk
-from frontend.harmony.conversation import FUNCTIONS, Begin, Delta, End, Text, Tool
+from frontend.harmony.conversation import FUNCTIONS, Begin, Delta, End, Namespace, Text, Tool
 from frontend.http.answer import Answer, ContentLogprob, content_logprobs
+from frontend.http.services import Services
 from frontend.responses.body import (
     RUNNING,
     SEALED,
     IncompleteDetails,
     InputDetails,
     OutputDetails,
-    ParsedBody,
+    ResponseBody,
     ResponseError,
     ResponseObject,
     ResponseUsage,
@@ -25,21 +26,21 @@ from frontend.responses.body import (
 from frontend.responses.items import (
     CustomCallItem,
     FunctionCallItem,
+    Item,
     ItemStatus,
     MessageItem,
-    OutputText,
     Phase,
     ReasoningItem,
-    ReasoningText,
-    SummaryText,
+    TextType,
     WrittenItem,
     machine_call,
+    text_part,
 )
 from frontend.responses.store import ResponseStore, StoredResponse
 from frontend.text.tokenizer import ModelTokenizer
 from frontend.turn.choice import Choice
 from frontend.turn.ids import new_id
-from frontend.turn.seal import Seal
+from frontend.turn.request import Client, TurnRequest
 
 MAX_KEPT_STREAM_BYTES = 16 << 20
 """Longer streams are not stored and cannot be resumed; their responses are stored all the same."""
@@ -86,20 +87,20 @@ class _Shape(NamedTuple):
 
     event: str
     field: str
-    part: type[OutputText | ReasoningText | SummaryText] | None = None
+    part: TextType | None = None
     part_event: str = "response.content_part"
     index_field: str = "content_index"
 
 
-_THOUGHT = _Shape("response.reasoning_text", "content", ReasoningText)
+_THOUGHT = _Shape("response.reasoning_text", "content", "reasoning_text")
 _SUMMARY = _Shape(
     "response.reasoning_summary_text",
     "summary",
-    SummaryText,
+    "summary_text",
     "response.reasoning_summary_part",
     "summary_index",
 )
-_TEXT = _Shape("response.output_text", "content", OutputText)
+_TEXT = _Shape("response.output_text", "content", "output_text")
 _CALL = _Shape("response.function_call_arguments", "arguments")
 _CUSTOM_CALL = _Shape("response.custom_tool_call_input", "input")
 _MACHINE_CALL = _Shape("", "arguments")  # output as a whole
@@ -113,7 +114,8 @@ class OpenItem:
         self.shape = shape
         self._writer = writer
         self._texts: list[str] = []
-        self._part = None if shape.part is None else shape.part(text="")
+        self._logprobs: list[ContentLogprob] = []
+        self._part = None if shape.part is None else text_part(shape.part, "", self._logprobs)
         self._index = index
         self._place: dict[str, object] = {"item_id": item.id, "output_index": index}
         if self._part is not None:
@@ -128,12 +130,10 @@ class OpenItem:
 
     def write(self, text: str, logprobs: Sequence[ContentLogprob] = ()) -> bytes:
         self._texts.append(text)
-        tail = self._delta_tail
-        if logprobs and isinstance(self._part, OutputText):
-            self._part.logprobs += logprobs
-            tail = b',"logprobs":' + _encode(_without_bytes(logprobs))
+        self._logprobs += logprobs
         if not self._writer.streams:
             return b""
+        tail = b',"logprobs":' + _encode(_without_bytes(logprobs)) if logprobs else self._delta_tail
         return self._writer.numbered(b"".join((self._delta_head, _encode(text), tail)))
 
     def fill(self) -> str:
@@ -151,8 +151,8 @@ class OpenItem:
         if isinstance(self.item, FunctionCallItem):
             fields["name"] = self.item.name
         fields[self.shape.field if self._part is None else "text"] = text
-        if isinstance(self._part, OutputText):
-            fields["logprobs"] = _without_bytes(self._part.logprobs)
+        if self.shape is _TEXT:
+            fields["logprobs"] = _without_bytes(self._logprobs)
         done = self._writer.event(self.shape.event + ".done", **fields) + self._part_event("done")
         return done + self._writer.event(
             "response.output_item.done", output_index=self._index, item=self.item
@@ -176,38 +176,55 @@ def _without_bytes(logprobs: Sequence[ContentLogprob]) -> list[dict[str, Any]]:
     ]
 
 
+class OfferedTools(msgspec.Struct):
+    """The tools that the prompt shows. `machine` are the types of machine tools among them, `left_out` the
+    paths of hosted tools, which only OpenAI's servers run."""
+
+    tools: list[Tool] = []
+    machine: list[str] = []
+    namespaces: list[Namespace] = []
+    left_out: list[str] = []
+
+
+class ParsedBody(NamedTuple):
+    """What a body asks for: `items` are its `input`, `ignored` what is not supported. `response` has not
+    begun."""
+
+    body: ResponseBody
+    items: list[Item]
+    offered: OfferedTools
+    request: TurnRequest
+    ignored: tuple[str, ...]
+    response: ResponseObject
+
+
 class ResponseAnswer(Answer):
     """An answer of one choice, with an output item for each Harmony message. It stores its events, and
-    belongs to the key `key_name`."""
+    belongs to the client's key."""
 
     def __init__(
         self,
-        response: ResponseObject,
         parsed: ParsedBody,
         choice: Choice,
         tokenizer: ModelTokenizer,
-        store: ResponseStore,
         *,
-        key_name: str,
-        seal: Seal,
-        keep: Callable[[str, str], None],
+        store: ResponseStore,
+        services: Services,
+        client: Client,
     ) -> None:
-        """`seal` fills `encrypted_content` if requested, `keep` gets each reasoning item's id and text."""
-        body = parsed.body
+        response = self.response = parsed.response
         self.model = choice.request.model
-        self.stream = bool(body.stream)
+        self.stream = bool(parsed.body.stream)
         self.ignored = (*parsed.ignored, *(["store"] if response.store and store.is_failing else ()))
-        self.response = response
-        self.key_name = key_name
+        self.key_name = client.key_name
         self.choice = choice
         self.choices = [choice]
-        self._items = parsed.items
+        self._owner = client.owner
+        self._parsed = parsed
         self._tools = {tool.called: tool for tool in parsed.offered.tools}
-        self._machine_tools = frozenset(parsed.offered.machine)
         self._tokenizer = tokenizer
         self._store = store
-        self._seal = seal if SEALED in (body.include or ()) else None
-        self._keep_reasoning = keep
+        self._services = services
         self._open: OpenItem | None = None
         self._writer = EventWriter(streams=self.stream)
         self._kept = bytearray() if self.stream and response.store else None
@@ -261,8 +278,8 @@ class ResponseAnswer(Answer):
     async def save(self) -> None:
         """Store the response so far, unless `store` is false."""
         if self.response.store:
-            item_ids = [item.id for item in (*self._items, *self.response.output)]
-            items = msgspec.json.encode(self._items)
+            item_ids = [item.id for item in (*self._parsed.items, *self.response.output)]
+            items = msgspec.json.encode(self._parsed.items)
             await self._store.save(self.stored(items, self.kept_stream), item_ids)
 
     def stored(self, items: bytes = b"[]", events: bytes | None = None) -> StoredResponse:
@@ -306,7 +323,7 @@ class ResponseAnswer(Answer):
         return self._open.begin()
 
     def _begin_call(self, delta: Begin) -> bytes:
-        if delta.name in self._machine_tools:
+        if delta.name in self._parsed.offered.machine:
             whole = FunctionCallItem(call_id=delta.call_id, name=delta.name, arguments="")
             self._open = OpenItem(whole, _MACHINE_CALL, 0, EventWriter(streams=False))
             return b""
@@ -331,9 +348,9 @@ class ResponseAnswer(Answer):
             added = self._writer.event("response.output_item.added", **place)
             return added + self._writer.event("response.output_item.done", **place)
         if isinstance(ended.item, ReasoningItem):
-            self._keep_reasoning(ended.item.id, text)
-            if self._seal is not None:
-                ended.item.encrypted_content = self._seal.close(text)
+            self._services.thoughts.keep(self._owner, [ended.item.id], text)
+            if SEALED in (self._parsed.body.include or ()):
+                ended.item.encrypted_content = self._services.seal.close(text)
         return ended.end("incomplete" if is_cut else "completed")
 
     def _end(self, status: Literal["completed", "incomplete", "failed", "cancelled"]) -> bytes:

@@ -12,7 +12,6 @@ import pytest
 from frontend.http.body import LONG_BYTES, read
 from frontend.responses import create
 from frontend.text.tokenizer import ServedModel
-from frontend.turn.request import TurnRequest
 from tests.scripted_frontend import MODEL, TOKENIZER, Client, ScriptedFleet, ScriptedTokens
 
 
@@ -88,7 +87,7 @@ async def test_short_bodies_that_recall_stored_text_are_handled_in_a_thread(
     threads: set[int] = set()
     real = create.turn_request
 
-    def noting(*given: Any) -> TurnRequest:
+    def noting(*given: Any) -> Any:
         threads.add(threading.get_ident())
         return real(*given)
 
