@@ -248,17 +248,14 @@ class MessagesAnswer(Answer):
 
     def _settle(self) -> None:
         """Set the message's stop reason and usage."""
-        self._message.stop_reason = self._stop_reason()
-        self._message.stop_sequence = self._choice.stop_string
-        self._message.usage = self._usage()
-
-    def _stop_reason(self) -> StopReason:
-        if self._choice.is_cut:
-            is_full = self._choice.request.sampling.max_tokens < self._max_tokens
-            return "model_context_window_exceeded" if is_full else "max_tokens"
-        if self._choice.stop_string is not None:
-            return "stop_sequence"
-        return "tool_use" if self._choice.finish_reason == "tool_calls" else "end_turn"
+        choice, message = self._choice, self._message
+        message.stop_sequence, message.usage = choice.stop_string, self._usage()
+        message.stop_reason = "tool_use" if choice.finish_reason == "tool_calls" else "end_turn"
+        if choice.is_cut:
+            is_full = choice.request.sampling.max_tokens < self._max_tokens
+            message.stop_reason = "model_context_window_exceeded" if is_full else "max_tokens"
+        elif choice.stop_string is not None:
+            message.stop_reason = "stop_sequence"
 
     def _usage(self) -> Usage:
         choice, num_prompt = self._choice, len(self._choice.request.token_ids)

@@ -232,16 +232,19 @@ def turn_request(body: Counted, num_bytes: int, seal: Seal) -> tuple[TurnRequest
         reasoning_effort=_effort(body),
         answer_format=_answer_format(body),
     )
-    choice = body.tool_choice
+    choice = body.tool_choice or ToolChoiceParam(type="auto")
+    name = required(choice.name, "tool_choice.name") if choice.type == "tool" else None
     request = TurnRequest.of(
         CommonFields(model=body.model, temperature=body.temperature, top_p=body.top_p, top_k=body.top_k),
         conversation,
-        _call_choice(choice),
+        CallChoice(
+            must_call=choice.type in {"any", "tool"}, names=None if name is None else frozenset({name})
+        ),
         path="messages",
         num_bytes=num_bytes,
         max_tokens=body.max_tokens,
         stop=body.stop_sequences,
-        max_calls=1 if choice is not None and choice.disable_parallel_tool_use else None,
+        max_calls=1 if choice.disable_parallel_tool_use else None,
     )
     return request, sorted(reader.ignored)
 
@@ -252,13 +255,15 @@ def _offered_tools(body: Counted, ignored: set[str]) -> list[Tool]:
     kind = "auto" if body.tool_choice is None else body.tool_choice.type
     tools, idle = [], []
     for i, param in enumerate(body.tools or ()):
-        tool = _tool(param, f"tools[{i}]")
-        if tool is not None:
-            tools.append(tool)
-            continue
-        ignored.add(f"tools[].{param.type}"[:80])
-        if param.type != "mcp_toolset":  # a connection of the session, not what this request is about
-            idle.append(str(param.type)[:72])
+        defined = _CLIENT_TOOLS.get((param.type or "").rpartition("_")[0])
+        if defined is not None:
+            tools.append(defined.function(required(param.name, f"tools[{i}].name"), f"tools[{i}]"))
+        elif param.type in {None, "custom"}:
+            tools.append(_tool(param, f"tools[{i}]"))
+        else:
+            ignored.add(f"tools[].{param.type}"[:80])
+            if param.type != "mcp_toolset":  # a connection of the session, not what this request is about
+                idle.append(str(param.type)[:72])
     if body.mcp_servers:
         ignored.add("mcp_servers")
     if kind == "auto" and idle and not tools:
@@ -270,30 +275,13 @@ def _offered_tools(body: Counted, ignored: set[str]) -> list[Tool]:
     return [] if kind == "none" else tools
 
 
-def _tool(param: ToolParam, path: str) -> Tool | None:
-    """The tool as the model sees it, or None if it cannot run here."""
-    defined = None if param.type is None else _CLIENT_TOOLS.get(param.type.rpartition("_")[0])
-    if defined is None and param.type not in {None, "custom"}:
-        return None
-    name = required(param.name, f"{path}.name")
-    if defined is not None:
-        return defined.function(name, path)
+def _tool(param: ToolParam, path: str) -> Tool:
     return Tool(
-        name=name,
+        name=required(param.name, f"{path}.name"),
         description=param.description,
         parameters=required(param.input_schema, f"{path}.input_schema"),
         strict=bool(param.strict),
         path=path,
-    )
-
-
-def _call_choice(choice: ToolChoiceParam | None) -> CallChoice:
-    if choice is None or choice.type in {"auto", "none"}:
-        return CallChoice()
-    is_one = choice.type == "tool"
-    return CallChoice(
-        must_call=True,
-        names=frozenset({required(choice.name, "tool_choice.name")}) if is_one else None,
     )
 
 
@@ -310,15 +298,12 @@ def _effort(body: Counted) -> ReasoningEffort:
 
 
 def _answer_format(body: Counted) -> AnswerFormat | None:
-    config = body.output_config
-    formats = {
-        "output_config.format": None if config is None else config.format,
-        "output_format": body.output_format,
-    }
-    for path, form in formats.items():
-        if form is not None:
-            return AnswerFormat(schema=form.schema, name="answer", strict=True, path=f"{path}.schema")
-    return None
+    form, path = body.output_format, "output_format"
+    if body.output_config is not None and body.output_config.format is not None:
+        form, path = body.output_config.format, "output_config.format"
+    if form is None:
+        return None
+    return AnswerFormat(schema=form.schema, name="answer", strict=True, path=f"{path}.schema")
 
 
 class _Reader:
@@ -372,18 +357,16 @@ class _Reader:
         return [AssistantTurn(reasoning=reasoning or None, text=text or None)]
 
     def _part(self, block: Block, path: str) -> AssistantTurn:
-        match block.type:
-            case "thinking":
-                return AssistantTurn(reasoning=self._thought(block, path))
-            case "tool_use":
-                call = ToolCall(
-                    call_id=required(block.id, f"{path}.id"),
-                    name=required(block.name, f"{path}.name"),
-                    arguments=msgspec.json.encode(block.input or {}).decode(),
-                )
-                return AssistantTurn(tool_calls=(call,))
-            case _:
-                return AssistantTurn(text=PARAGRAPH.join(self._texts(block, path)) or None)
+        if block.type == "thinking":
+            return AssistantTurn(reasoning=self._thought(block, path))
+        if block.type != "tool_use":
+            return AssistantTurn(text=PARAGRAPH.join(self._texts(block, path)) or None)
+        call = ToolCall(
+            call_id=required(block.id, f"{path}.id"),
+            name=required(block.name, f"{path}.name"),
+            arguments=msgspec.json.encode(block.input or {}).decode(),
+        )
+        return AssistantTurn(tool_calls=(call,))
 
     def _thought(self, block: Block, path: str) -> str | None:
         """This service's own reasoning, or None for another's."""

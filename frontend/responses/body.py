@@ -7,6 +7,7 @@ import msgspec
 
 from baton.errors import BatonError, InvalidRequest
 from frontend.harmony.conversation import ReasoningEffort as Effort
+from frontend.http.answer import CompletionDetails
 from frontend.responses.items import Item, OutputItem
 from frontend.text.tokenizer import ContextTooLong
 from frontend.turn.fields import (
@@ -209,19 +210,13 @@ class InputDetails(msgspec.Struct, kw_only=True):
     cache_write_tokens: int = 0
 
 
-class OutputDetails(msgspec.Struct, kw_only=True):
-    """Breakdown of the output tokens."""
-
-    reasoning_tokens: int
-
-
 class ResponseUsage(msgspec.Struct, kw_only=True):
     """Token counts of a response."""
 
     input_tokens: int
     input_tokens_details: InputDetails
     output_tokens: int
-    output_tokens_details: OutputDetails
+    output_tokens_details: CompletionDetails
     total_tokens: int
 
 

@@ -10,14 +10,13 @@ from msgspec import UNSET
 from baton.errors import BatonError
 from baton.messages import TokenChunk
 from frontend.harmony.conversation import FUNCTIONS, Begin, Delta, End, Namespace, Text, Tool
-from frontend.http.answer import Answer, ContentLogprob, content_logprobs
+from frontend.http.answer import Answer, CompletionDetails, ContentLogprob, content_logprobs
 from frontend.http.services import Services
 from frontend.responses.body import (
     RUNNING,
     SEALED,
     IncompleteDetails,
     InputDetails,
-    OutputDetails,
     ResponseBody,
     ResponseError,
     ResponseObject,
@@ -366,7 +365,7 @@ class ResponseAnswer(Answer):
             input_tokens=num_prompt_tokens,
             input_tokens_details=InputDetails(cached_tokens=choice.num_cached_tokens),
             output_tokens=choice.num_tokens,
-            output_tokens_details=OutputDetails(reasoning_tokens=choice.num_reasoning_tokens),
+            output_tokens_details=CompletionDetails(reasoning_tokens=choice.num_reasoning_tokens),
             total_tokens=num_prompt_tokens + choice.num_tokens,
         )
         kind = "incomplete" if status == "cancelled" else status

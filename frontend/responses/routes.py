@@ -106,7 +106,7 @@ class ResponseRoutes:
                 if followed is not None:
                     await relay(exchange, followed, followed.take, services)
                     return
-            found = await self._ended(exchange)
+            found = await self._find(exchange, has_ended=True)
         await _send(exchange, _rest_of(found, query.starting_after))
 
     async def delete(self, exchange: Exchange, services: Services, record: Record) -> None:  # noqa: ARG002  a Serve
@@ -133,26 +133,27 @@ class ResponseRoutes:
         if chain is None:  # it, or one that it continues
             raise _not_found(response_id)
         items = await asyncio.to_thread(items_of, chain, response_id)
-        items = items if query.order == "asc" else items[::-1]
-        start = 0
+        if query.order == "desc":
+            items.reverse()
         if query.after is not None:
             ids = [item.id for item in items]
             if query.after not in ids:
                 raise InvalidRequest(
                     f"`after`: the response has no input item with id {query.after!r}.", param="after"
                 )
-            start = ids.index(query.after) + 1
-        page = items[start : start + query.limit]
+            items = items[ids.index(query.after) + 1 :]
+        page, has_more = items[: query.limit], len(items) > query.limit
         first, last = (page[0].id, page[-1].id) if page else ("", "")
-        has_more = len(items) > start + query.limit
         await exchange.answer(200, ItemList(data=page, first_id=first, last_id=last, has_more=has_more))
 
-    async def _find(self, exchange: Exchange) -> StoredResponse:
+    async def _find(self, exchange: Exchange, *, has_ended: bool = False) -> StoredResponse:
         """The response of the path's id. Raises ResponseNotFound."""
         response_id = exchange.path_params["response_id"]
         found = await self._state.find(response_id, exchange.key_name)
         if found is None:
             raise _not_found(response_id)
+        if has_ended and found.status == RUNNING:  # the process that ran it could not store it
+            raise NotReady(UNREACHED, retry_after_s=1)
         return found
 
     async def _stopped(self, exchange: Exchange) -> StoredResponse:
@@ -160,14 +161,7 @@ class ResponseRoutes:
         found = await self._find(exchange)
         if found.status == RUNNING:
             await self._state.stop(found)
-            found = await self._ended(exchange)
-        return found
-
-    async def _ended(self, exchange: Exchange) -> StoredResponse:
-        """The response whose run has just ended."""
-        found = await self._find(exchange)
-        if found.status == RUNNING:  # the process that ran it could not store it
-            raise NotReady(UNREACHED, retry_after_s=1)
+            found = await self._find(exchange, has_ended=True)
         return found
 
 
