@@ -92,23 +92,13 @@ class SharedRate:
             spent.lap("computed_s")
 
 
-@dataclasses.dataclass(frozen=True)
-class PlannedAnswer:
-    """A request's answer: `token` gives the id at a position."""
-
-    token: Callable[[int], int]
-    num_tokens: int
-    finish_reason: FinishReason
-
+Answer = tuple[Callable[[int], int], int, FinishReason]
+"""Gives the id at a position; the number of tokens, and why it ends."""
 
 _HEADER = "<|channel|>final<|message|>"  # of every answer
 _BLOCK = 16
 _HUNG_S = 0.05
-
-
-class _Offered(msgspec.Struct, frozen=True, array_like=True):  # the `engine_state`
-    ticket: Ticket
-    num_cached_tokens: int
+_Offered = tuple[Ticket, int]  # the `engine_state`: the ticket, and how many tokens were cached
 
 
 class MockerEngine:
@@ -119,13 +109,7 @@ class MockerEngine:
     real: the KV of a token is its id, and decode pulls what it has not cached.
     """
 
-    def __init__(
-        self,
-        settings: MockerSettings,
-        *,
-        model_path: Path,
-        transceiver: CacheTransceiver,
-    ) -> None:
+    def __init__(self, settings: MockerSettings, *, model_path: Path, transceiver: CacheTransceiver) -> None:
         self._settings, self._model_path = settings, model_path
         self._transceiver = transceiver
         self._jitter = random.Random(settings.seed)  # noqa: S311  not for secrets
@@ -162,12 +146,12 @@ class MockerEngine:
         async with self._slot(request) as (deadline, spent):
             num_cached = await self._run_prompt(request, deadline, spent)
             self._held.hold(request.token_ids, request.cache_salt)
-            answer = self._answer(request)
-            if request.num_generated + 1 >= answer.num_tokens:
-                yield self._last_chunk(answer, _usage(request, (num_cached, 0), answer.num_tokens, spent))
+            token, num_tokens, _ = answer = self._answer(request)
+            if request.num_generated + 1 >= num_tokens:
+                yield self._last_chunk(answer, _usage(request, (num_cached, 0), num_tokens, spent))
                 return
             usage = _usage(request, (num_cached, None), request.num_generated + 1, spent)
-            first = TokenChunk((answer.token(request.num_generated),), None, usage)
+            first = TokenChunk((token(request.num_generated),), None, usage)
             ticket = self._transceiver.offer(host_memory(_kv(request.token_ids)))
             ttl_s = min(self._settings.handoff_ttl_s, deadline - asyncio.get_running_loop().time())
             self._figures["num_handoffs"] += 1
@@ -177,7 +161,7 @@ class MockerEngine:
                     first_token=first.token_ids[0],
                     num_prompt_tokens=request.num_prompt_tokens,
                     ttl_s=ttl_s,
-                    engine_state=msgspec.msgpack.encode(_Offered(ticket, num_cached)),
+                    engine_state=msgspec.msgpack.encode((ticket, num_cached)),
                     first_chunk=first if self._settings.prefill_sends_first else None,
                     waited_s=spent.waited_s,
                     computed_s=spent.computed_s,
@@ -200,10 +184,10 @@ class MockerEngine:
                 spared = await self._take_over(request, request.handoff, deadline)
                 spent.lap("moved_s")
             held = self._held.hold(request.token_ids, request.cache_salt)
-            answer = self._answer(request)
+            token, num_tokens, _ = answer = self._answer(request)
             loop, generated = asyncio.get_running_loop(), []
             usage: Usage | None = _usage(request, spared, request.num_generated + 1, spent)
-            for token_id in map(answer.token, range(request.num_generated, answer.num_tokens - 1)):
+            for token_id in map(token, range(request.num_generated, num_tokens - 1)):
                 self._figures["num_generated_tokens"] += 1
                 generated.append(token_id)
                 yield TokenChunk((token_id,), None, usage)
@@ -214,7 +198,7 @@ class MockerEngine:
                 if loop.time() > deadline:
                     raise DeadlineExceeded
             self._held.extend(held, generated)  # the last token has no KV yet
-            yield self._last_chunk(answer, _usage(request, spared, answer.num_tokens, spent))
+            yield self._last_chunk(answer, _usage(request, spared, num_tokens, spent))
 
     def num_lacking_tokens(self, request: GenerateRequest) -> int:
         return len(request.token_ids) - self._num_held(request)
@@ -287,7 +271,7 @@ class MockerEngine:
     ) -> tuple[int, int]:
         """Pulls the KV that is not cached; returns (tokens that prefill had cached, bytes pulled)."""
         try:
-            offered = msgspec.msgpack.decode(handoff.engine_state, type=_Offered)
+            ticket, num_cached = msgspec.msgpack.decode(handoff.engine_state, type=_Offered)
         except UNDECODABLE as error:
             raise HandoffFailed("The handoff was not written by a mocker.") from error
         prompt = request.token_ids[: -1 if handoff.first_chunk else None]
@@ -295,23 +279,21 @@ class MockerEngine:
         pulled = bytearray(len(expected))
         left_s = min(handoff.ttl_s, deadline - asyncio.get_running_loop().time())
         await asyncio.sleep(self._settings.kv_transfer_ms / 1e3)  # as long as a real transfer
-        if offered.ticket.num_bytes == len(_kv(prompt)):
-            await self._transceiver.pull(offered.ticket, host_memory(pulled), left_s)
+        if ticket.num_bytes == len(_kv(prompt)):
+            await self._transceiver.pull(ticket, host_memory(pulled), left_s)
         if pulled != expected or handoff.num_prompt_tokens != request.num_prompt_tokens:
             raise HandoffFailed("The handoff is for another prompt.")
         self._figures["num_handoffs"] += 1
         self._figures["kv_moved_bytes"] += len(pulled)
-        return offered.num_cached_tokens, len(pulled)
+        return num_cached, len(pulled)
 
-    def _answer(self, request: GenerateRequest) -> PlannedAnswer:
+    def _answer(self, request: GenerateRequest) -> Answer:
         num_prompt = request.num_prompt_tokens
         limit = min(request.sampling.max_tokens, self._settings.max_seq_len - num_prompt)
         scripted = () if self._script is None else self._script.answer(request.token_ids[:num_prompt])
         if scripted:
             is_whole = len(scripted) <= limit
-            return PlannedAnswer(
-                scripted.__getitem__, min(limit, len(scripted)), "stop" if is_whole else "length"
-            )
+            return scripted.__getitem__, min(limit, len(scripted)), "stop" if is_whole else "length"
         # Four bytes determined by the prompt, without generated tokens.
         checksum = zlib.crc32(repr((num_prompt, request.token_ids[: min(8, num_prompt)])).encode())
         start, header = checksum + request.sampling.choice, self._vocabulary.header
@@ -321,11 +303,12 @@ class MockerEngine:
             is_header = position < len(header)
             return header[position] if is_header else words[(start + position) % len(words)]
 
-        return PlannedAnswer(token, limit, "length")
+        return token, limit, "length"
 
-    def _last_chunk(self, answer: PlannedAnswer, usage: Usage) -> TokenChunk:
+    def _last_chunk(self, answer: Answer, usage: Usage) -> TokenChunk:
+        token, num_tokens, finish_reason = answer
         self._figures["num_generated_tokens"] += 1
-        return TokenChunk((answer.token(answer.num_tokens - 1),), answer.finish_reason, usage)
+        return TokenChunk((token(num_tokens - 1),), finish_reason, usage)
 
     def _next_step(self, loop: asyncio.AbstractEventLoop) -> asyncio.Future[None]:
         """Completed at the end of the running step. The first answer that waits starts one: where the last
