@@ -3,6 +3,7 @@
 import dataclasses
 import difflib
 from collections.abc import Iterable, Iterator, Mapping
+from functools import reduce
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Generic, Literal, TypeVar, Union, get_args, get_origin
@@ -131,7 +132,10 @@ def read(
         written = read_yaml(yaml_path)
         sources += [(str(yaml_path), {} if written is None else written)]
     sources += [(OVERRIDE, read_json(override))] if override is not None else []
-    sources += [("flag", _nested(path, value)) for path, value in typed.items()]
+    sources += [
+        ("flag", reduce(lambda below, name: {name: below}, reversed(path.split(".")), value))
+        for path, value in typed.items()
+    ]
     for source, values in sources:
         for path, value in _leaves(fields, values, "", source):
             put(given, path, value, source)
@@ -160,7 +164,8 @@ def refuse(given: Given, names: Iterable[str], why: str) -> None:
 
 def build(fields: Fields, given: Given) -> Loaded[dict[str, Any]]:
     """The keywords for a class with these fields, the settings below them built. Raises SettingsError."""
-    return Loaded(_keywords(fields, "", given), given, dict(_effective(fields, "", given)))
+    values: dict[str, Any] = {}
+    return Loaded(_keywords(fields, "", given, values), given, values)
 
 
 def first_invalid(error: Exception) -> Exception:
@@ -175,36 +180,28 @@ def first_invalid(error: Exception) -> Exception:
     return InvalidField(path, f"{finding['input']!r}: {message}") if path else ValueError(message)
 
 
-def _nested(path: str, value: object) -> dict[str, object]:
-    for name in reversed(path.split(".")):
-        value = {name: value}
-    assert isinstance(value, dict)
-    return value
-
-
 def _leaves(fields: Fields | None, values: object, prefix: str, source: str) -> Iterator[tuple[str, object]]:
     """Path and value of each leaf below `prefix`, checked against its field."""
     if not isinstance(values, dict):
         raise _refusal(source, prefix.rstrip("."), "must be a mapping")
     for name, value in values.items():
-        path = f"{prefix}{name}"
+        path, field = f"{prefix}{name}", (fields or {}).get(name)
         if fields is None:
-            yield from (
-                _leaves(None, value, f"{path}.", source) if isinstance(value, dict) else [(path, value)]
-            )
-            continue
-        if (field := fields.get(name)) is None:
+            is_mapping = isinstance(value, dict)
+        elif field is not None:
+            is_mapping = field.cls is not None and not (value is None and field.is_nullable)
+        else:
             known = sorted(fields)
             near = difflib.get_close_matches(str(name), known, n=1)
             hint = f"did you mean {prefix}{near[0]}?" if near else f"known: {', '.join(known)}"
             raise _refusal(source, path, f"unknown key; {hint}")
-        if field.cls is not None and not (value is None and field.is_nullable):
-            yield from _leaves(field.fields, value, f"{path}.", source)
-        else:
-            try:
-                yield path, field.convert(value)
-            except ValueError as error:
-                raise _refusal(source, path, f"{value!r}: {error}") from error
+        if is_mapping:
+            yield from _leaves(field.fields if field else None, value, f"{path}.", source)
+            continue
+        try:
+            yield path, field.convert(value) if field is not None else value
+        except ValueError as error:
+            raise _refusal(source, path, f"{value!r}: {error}") from error
 
 
 def _refusal(source: str, path: str, problem: str) -> SettingsError:
@@ -212,15 +209,24 @@ def _refusal(source: str, path: str, problem: str) -> SettingsError:
     return SettingsError(": ".join(filter(None, (source, path, problem))))
 
 
-def _keywords(fields: Fields, prefix: str, given: Given) -> dict[str, Any]:
-    values: dict[str, object] = {}
+def _keywords(fields: Fields, prefix: str, given: Given, values: dict[str, Any]) -> dict[str, Any]:
+    """What is given below `prefix`; adds every leaf's value to `values`. A null nested mapping is a leaf:
+    `cuda_graph_config=None`.
+    """
+    keywords: dict[str, Any] = {}
     for name, field in fields.items():
         path = prefix + name
-        if path in given:
-            values[name] = given[path][0]
-        elif field.cls is not None and _has_below(given, path):
-            values[name] = _built(field.cls, _keywords(field.fields, f"{path}.", given), f"{path}.", given)
-    return values
+        is_given = path in given
+        has_below = field.cls is not None and any(other.startswith(f"{path}.") for other in given)
+        if has_below or (field.cls is not None and field.default and not is_given):
+            below = _keywords(field.fields, f"{path}.", given, values)
+            if has_below:
+                keywords[name] = _built(field.cls, below, f"{path}.", given)
+        else:
+            values[path] = given[path][0] if is_given else field.default
+            if is_given:
+                keywords[name] = values[path]
+    return keywords
 
 
 def _built(cls: Any, keywords: dict[str, Any], prefix: str, given: Given) -> Any:
@@ -232,20 +238,6 @@ def _built(cls: Any, keywords: dict[str, Any], prefix: str, given: Given) -> Any
         below = (source for other, (_, source) in given.items() if other.startswith(prefix))
         source = given[path][1] if path in given else next(below, "engine settings")
         raise _refusal(source, path, str(invalid)) from error
-
-
-def _effective(fields: Fields, prefix: str, given: Given) -> Iterator[tuple[str, object]]:
-    """Every leaf's value. A null nested mapping is a leaf: `cuda_graph_config=None`."""
-    for name, field in fields.items():
-        path = prefix + name
-        if field.cls is not None and (_has_below(given, path) or (path not in given and field.default)):
-            yield from _effective(field.fields, f"{path}.", given)
-        else:
-            yield path, given[path][0] if path in given else field.default
-
-
-def _has_below(given: Given, path: str) -> bool:
-    return any(other.startswith(f"{path}.") for other in given)
 
 
 def _is_settings(kind: Any) -> bool:
