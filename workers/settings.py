@@ -42,7 +42,11 @@ class Field:
         self._kinds = list(_alternatives(hint))
         self._hint = hint
         self._is_checked = is_checked
-        classes = [kind for kind in self._kinds if _is_settings(kind)]
+        classes = [
+            kind
+            for kind in self._kinds
+            if isinstance(kind, type) and (dataclasses.is_dataclass(kind) or hasattr(kind, "model_fields"))
+        ]
         self.cls = classes[0] if len(classes) == 1 else type(default) if type(default) in classes else None
         self.fields: Fields = fields_of(self.cls) if self.cls is not None else {}
         self.is_nullable = type(None) in self._kinds or default is None
@@ -238,10 +242,6 @@ def _built(cls: Any, keywords: dict[str, Any], prefix: str, given: Given) -> Any
         below = (source for other, (_, source) in given.items() if other.startswith(prefix))
         source = given[path][1] if path in given else next(below, "engine settings")
         raise _refusal(source, path, str(invalid)) from error
-
-
-def _is_settings(kind: Any) -> bool:
-    return isinstance(kind, type) and (dataclasses.is_dataclass(kind) or hasattr(kind, "model_fields"))
 
 
 def _alternatives(annotation: Any) -> Iterator[Any]:

@@ -121,12 +121,6 @@ class Worker:
         return True
 
 
-def new_identity(settings: WorkerSettings) -> tuple[str, str]:
-    """(worker id, incarnation) of this process; both are unique."""
-    incarnation = secrets.token_hex(8)
-    return f"{settings.disaggregation_mode}-{incarnation[:8]}", incarnation
-
-
 async def run_worker(settings: WorkerSettings, engine: Engine, shutdown: asyncio.Event) -> int:
     """Run from start to stop. Exit status: 0 after a drain, 1 if the engine failed. Raises NotStarted."""
     try:
@@ -148,7 +142,8 @@ async def _started(engine: Engine, role: Role) -> EngineInfo:
 
 
 async def _serve(settings: WorkerSettings, engine: Engine, info: EngineInfo, shutdown: asyncio.Event) -> int:
-    identity = new_identity(settings)
+    incarnation = secrets.token_hex(8)
+    identity = f"{settings.disaggregation_mode}-{incarnation[:8]}", incarnation
     worker = Worker(engine, settings.role, identity)
     discovery, transport = settings.wires.discovery(), settings.wires.transport()
     try:

@@ -21,8 +21,8 @@ from tests.engine_calls import ask, handed_over, left_handoff, next_handoff, tok
 from tests.trtllm_engine import KV_TIMEOUT_S, NO_WATCHDOG, executor, new_engine, started
 from tests.waiting import PATIENCE_S, until
 from workers.engines.library.engine import opened, sealed
+from workers.engines.trtllm.adapter import generation_params, travelling
 from workers.engines.trtllm.library import load_library
-from workers.engines.trtllm.params import generation_params, travelling
 from workers.engines.trtllm.watchdog import Patience, Watchdog
 
 

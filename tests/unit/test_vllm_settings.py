@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 from vllm.engine.arg_utils import AsyncEngineArgs
 
-from workers.engines.vllm.settings import LEASE, LEASE_S, load_vllm_settings
-from workers.flags import DisaggregationMode
+from workers.engines.vllm.settings import LEASE, load_vllm_settings
 from workers.settings_text import SettingsError
 
 ROOT = Path(__file__).parents[2]
@@ -64,19 +63,7 @@ def test_flag_beats_override_beats_yaml_beats_baton_beats_default_leaf_by_leaf(t
         assert line in lines
 
 
-@pytest.mark.parametrize(
-    ("mode", "role"), [("prefill", "kv_producer"), ("decode", "kv_consumer"), ("agg", None)]
-)
-def test_each_role_has_its_side_of_the_transfer(mode: DisaggregationMode, role: str | None) -> None:
-    loaded = load_vllm_settings(AsyncEngineArgs, mode)
-
-    assert loaded.values.get("kv_transfer_config.kv_role") == role
-    if role is not None:
-        assert loaded.values["kv_transfer_config.kv_connector_extra_config"] == {"kv_lease_duration": LEASE_S}
-    assert ("kv_transfer_config" in loaded.settings) == (role is not None)
-
-
-EAGLE3 = "speculative_config: {method: eagle3, model: h, num_speculative_tokens: %s}"
+EAGLE3 = "speculative_config: {method: eagle3, model: h, num_speculative_tokens: 3}"
 EXTRA = "kv_transfer_config: {kv_connector_extra_config: %s}"
 
 
@@ -99,12 +86,6 @@ EXTRA = "kv_transfer_config: {kv_connector_extra_config: %s}"
         ("kv_transfer_config: {kv_load_failure_policy: recompute}", "kv_load_failure_policy: recompute"),
         ("max_model_len: -7", "max_model_len: -7"),
         ("speculative_config: {method: mtp}", "speculative_config: prefill and decode workers hand over"),
-        (
-            "speculative_config: {method: eagle3}",
-            "speculative_config: model: None: must be the head's folder",
-        ),
-        (EAGLE3 % "0", "speculative_config: num_speculative_tokens: 0: must be a whole number"),
-        (EAGLE3 % "many", "num_speculative_tokens: 'many': must be a whole number"),
         ("spec_method: ngram", "spec_method"),
         ("spec_tokens: 3", "spec_tokens"),
         (EXTRA % "7", "kv_connector_extra_config: must be a mapping"),
@@ -132,7 +113,7 @@ def test_without_its_connector_kv_moves_over_nixls_own(monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("mode", ["prefill", "decode"])
 def test_both_roles_may_have_a_head(tmp_path: Path, mode: Any) -> None:
-    config = load_vllm_settings(AsyncEngineArgs, mode, yaml_path=write(tmp_path, EAGLE3 % "3")).settings
+    config = load_vllm_settings(AsyncEngineArgs, mode, yaml_path=write(tmp_path, EAGLE3)).settings
     assert config["speculative_config"] == {"method": "eagle3", "model": "h", "num_speculative_tokens": 3}
 
 

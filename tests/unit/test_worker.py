@@ -37,7 +37,7 @@ from tests.waiting import PATIENCE_S, until
 from workers.checkpoint import fingerprint
 from workers.engine import EngineInfo
 from workers.flags import WorkerSettings
-from workers.worker import Worker, new_identity, run_worker
+from workers.worker import Worker, run_worker
 
 REQUEST = token_request([1], max_tokens=1, deadline_s=5)
 
@@ -446,11 +446,3 @@ async def test_a_worker_stopped_during_its_warm_up_leaves_cleanly(tmp_path: Path
             await life.shows(lambda fleet: len(fleet) == 2)
             life.shutdown.set()
             await life.shows(lambda fleet: len(fleet) == 1)
-
-
-def test_identities_are_never_the_same() -> None:
-    chosen = WorkerSettings(disaggregation_mode="prefill")
-    assert len({new_identity(chosen) for _ in range(100)}) == 100
-    worker_id, incarnation = new_identity(chosen)
-    assert worker_id == f"prefill-{incarnation[:8]}"
-    assert len(incarnation) == 16  # unique in any fleet, not only in this process

@@ -168,12 +168,9 @@ CHOSEN = "chosen"  # the source of an engine that was not given
 _PACKAGES: dict[EngineName, str] = {"trtllm": "tensorrt_llm", "vllm": "vllm", "embedded": "transformers"}
 
 
-def _is_installed(package: str) -> bool:
-    return importlib.util.find_spec(package) is not None
-
-
 def with_engine(
-    parsed: Parsed[WorkerSettings], is_installed: Callable[[str], bool] = _is_installed
+    parsed: Parsed[WorkerSettings],
+    is_installed: Callable[[str], object] = importlib.util.find_spec,
 ) -> Parsed[WorkerSettings]:
     """The settings with the given engine, or else the first that is installed; between TensorRT-LLM and vLLM
     the user has to choose. Raises SettingsError.

@@ -51,14 +51,10 @@ class Envelope(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="
     params: dict[str, Any]
 
 
-_ENCODER = msgspec.msgpack.Encoder()
-_DECODER = msgspec.msgpack.Decoder(Envelope)
-
-
 def sealed(envelope: Envelope) -> bytes:
     """The envelope's bytes. Raises HandoffFailed for parameters that cannot be encoded."""
     try:
-        return _ENCODER.encode(envelope)
+        return msgspec.msgpack.encode(envelope)
     except (TypeError, OverflowError) as error:
         raise HandoffFailed(f"{envelope.engine}'s parameters cannot travel: {error}") from error
 
@@ -69,7 +65,7 @@ def opened(handoff: KvHandoff, engine: str, version: str, num_tokens: int) -> En
     """
     source = handoff.worker_id
     try:
-        envelope = _DECODER.decode(handoff.engine_state)
+        envelope = msgspec.msgpack.decode(handoff.engine_state, type=Envelope)
     except UNDECODABLE as error:
         raise HandoffFailed(f"the handoff of worker {source} is not {engine}'s: {error}") from error
     num_handed_over = handoff.num_prompt_tokens + (handoff.first_chunk is not None)
@@ -85,9 +81,7 @@ def opened(handoff: KvHandoff, engine: str, version: str, num_tokens: int) -> En
 
 @contextmanager
 def dying_at_once() -> Iterator[None]:
-    """Let signals end the process directly: the blocked loop cannot handle them, and there is nothing to
-    drain.
-    """
+    """Let signals end the process: the blocked loop cannot handle them, and nothing is to be drained."""
     before = {number: signal.signal(number, signal.SIG_DFL) for number in _SIGNALS}
     try:
         yield
@@ -123,21 +117,6 @@ class LibraryEngine:
 
     async def start(self) -> EngineInfo:
         """Load and warm up; loading blocks the loop. Raises ValueError with one line for the user."""
-        self._load()
-        self._watching = asyncio.create_task(self._watch(), name="library-health")
-        try:
-            async with asyncio.timeout(_WARM_UP_S):
-                facts = await self.adapter.start()
-        except Exception as error:  # a library's first request may fail in any way
-            reason = f"{self.adapter.label} loaded, but its first request failed: {error!r}"
-            self._break_off(reason)
-            raise ValueError(reason) from error
-        self._info, self._keep_s = facts.info, facts.keep_s
-        self._held.max_blocks = facts.num_reused_tokens // _HELD_BLOCK
-        self._is_running = True
-        return self._info
-
-    def _load(self) -> None:
         label, loaded = self.adapter.label, self.adapter.loaded
         log.info("loading model=%s with %s %s", loaded.settings["model"], label, self.adapter.version)
         try:
@@ -148,6 +127,18 @@ class LibraryEngine:
         except Exception as error:  # a library may fail in any way
             log.exception("%s did not start", label)
             raise ValueError(f"{label} did not start: {type(error).__name__}: {error}") from error
+        self._watching = asyncio.create_task(self._watch(), name="library-health")
+        try:
+            async with asyncio.timeout(_WARM_UP_S):
+                facts = await self.adapter.start()
+        except Exception as error:  # a library's first request may fail in any way
+            reason = f"{label} loaded, but its first request failed: {error!r}"
+            self._break_off(reason)
+            raise ValueError(reason) from error
+        self._info, self._keep_s = facts.info, facts.keep_s
+        self._held.max_blocks = facts.num_reused_tokens // _HELD_BLOCK
+        self._is_running = True
+        return self._info
 
     async def prefill(self, request: GenerateRequest) -> AsyncGenerator[KvHandoff | TokenChunk, None]:
         """Yield the handoff, or the finished answer. See `Engine.prefill`, and above for its end."""
@@ -221,21 +212,17 @@ class LibraryEngine:
         if self._broke.is_set():
             raise WorkerLost(self._reason)
         check_request(request, self._model, self._info.context_length)
-        if moves_kv:
-            self._check_transfer(len(request.token_ids))
-        num_open = sum(call.kept is None for call in self._calls)
-        if num_open >= (self._info.max_batch_size or 0) + self._info.max_queue_size:
-            raise Overloaded("the worker's queue is full; try again later", retry_after_s=_RETRY_AFTER_S)
-
-    def _check_transfer(self, num_tokens: int) -> None:
-        if not self._info.kv_transfer:
+        if moves_kv and not self._info.kv_transfer:
             raise HandoffFailed("this worker does not transfer KV: it runs with --disaggregation-mode agg")
-        layout = self._info.kv_layout
+        num_tokens, layout = len(request.token_ids), self._info.kv_layout
         longest = layout.max_handoff_tokens if layout is not None else None
-        if longest is not None and num_tokens > longest:  # it would stall both sides
+        if moves_kv and longest is not None and num_tokens > longest:  # it would stall both sides
             raise InvalidRequest(
                 f"the prompt has {num_tokens} tokens; the KV of at most {longest} can be handed over"
             )
+        num_open = sum(call.kept is None for call in self._calls)
+        if num_open >= (self._info.max_batch_size or 0) + self._info.max_queue_size:
+            raise Overloaded("the worker's queue is full; try again later", retry_after_s=_RETRY_AFTER_S)
 
     @asynccontextmanager
     async def _opened(
@@ -315,11 +302,9 @@ class LibraryEngine:
             raise HandoffFailed(f"{self.adapter.label} kept no KV for an unfinished answer")
         self._counts["num_handoffs"] += 1
         left_s = call.deadline - asyncio.get_running_loop().time()
+        num_cached, (label, version) = call.num_cached_tokens or 0, (self.adapter.label, self.adapter.version)
         envelope = Envelope(
-            engine=self.adapter.label,
-            version=self.adapter.version,
-            num_cached_tokens=call.num_cached_tokens or 0,
-            params=call.kept.params,
+            engine=label, version=version, num_cached_tokens=num_cached, params=call.kept.params
         )
         return KvHandoff(
             first_token=first.token_ids[0] if first.token_ids else NO_TOKEN,  # decode yields it, too

@@ -51,21 +51,16 @@ def num_left(request: GenerateRequest, context_length: int) -> int:
     return min(num_asked, context_length - len(request.token_ids))
 
 
-# OpenAI's value for "very unlikely", here for unreported ones.
-_NO_LOGPROB = -9999.0
+_NO_LOGPROB = -9999.0  # OpenAI's value for "very unlikely", here for unreported ones
 
 
 def token_logprobs(
     token_ids: Sequence[int], reported: Sequence[dict[int, Any]] | None, num_top: int
 ) -> tuple[TokenLogprob, ...]:
     """One entry per token, with its `num_top` likeliest; the last tokens may be unreported."""
-    each = itertools.chain(reported or (), itertools.repeat({}))
-    return tuple(_entry(token_id, next(each), num_top) for token_id in token_ids)
-
-
-def _entry(token_id: int, entries: dict[int, Any], num_top: int) -> TokenLogprob:
-    best = sorted(((i, float(entry.logprob)) for i, entry in entries.items()), key=lambda pair: -pair[1])
-    chosen = entries.get(token_id)
-    return TokenLogprob(
-        token_id, float(chosen.logprob) if chosen is not None else _NO_LOGPROB, tuple(best[:num_top])
-    )
+    found = []
+    for token_id, entries in zip(token_ids, itertools.chain(reported or (), itertools.repeat({}))):  # noqa: B905
+        logprobs = {i: float(entry.logprob) for i, entry in entries.items()}
+        best = sorted(logprobs.items(), key=lambda pair: -pair[1])
+        found.append(TokenLogprob(token_id, logprobs.get(token_id, _NO_LOGPROB), tuple(best[:num_top])))
+    return tuple(found)

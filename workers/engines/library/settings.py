@@ -132,22 +132,8 @@ def complete_speculation(given: Given, mode: DisaggregationMode, guessing: Guess
         put(given, name, dict(guessing.lookup), BATON)
     elif mode != "agg":
         refuse(given, others, f"set {name}")
-        if config := mapping_of(given, name):
-            _check_head(given, config, guessing)
-
-
-def _check_head(given: Given, config: dict[str, object], guessing: Guessing) -> None:
-    """Raises SettingsError."""
-    name = guessing.names[0]
-    if config.get(guessing.method) not in guessing.methods:
-        refuse(given, (name,), _NO_HEAD.format(methods=" or ".join(guessing.methods)))
-    model, num_tokens = config.get(guessing.model), config.get(guessing.num_tokens)
-    for key, is_right, rule in (
-        (guessing.model, isinstance(model, str) and model, "the head's folder, or its id in the hub's cache"),
-        (guessing.num_tokens, type(num_tokens) is int and num_tokens > 0, "a whole number of at least 1"),
-    ):
-        if not is_right:
-            refuse(given, (name,), f"{key}: {config.get(key)!r}: must be {rule}")
+        if (config := mapping_of(given, name)) and config.get(guessing.method) not in guessing.methods:
+            refuse(given, (name,), _NO_HEAD.format(methods=" or ".join(guessing.methods)))
 
 
 def mapping_of(given: Given, name: str) -> dict[str, object]:

@@ -1,8 +1,10 @@
 """TensorRT-LLM for the library engine: one LLM in this process."""
 
 import asyncio
+import dataclasses
 import inspect
 import logging
+import secrets
 import threading
 from collections.abc import Callable, Mapping, Set
 from typing import Any
@@ -22,7 +24,6 @@ from workers.engines.library.adapter import Call, Facts, Kept
 from workers.engines.library.model_facts import ModelFacts
 from workers.engines.library.settings import QUEUE_SIZE
 from workers.engines.trtllm.library import Library, fatal_error, kv_capacity
-from workers.engines.trtllm.params import generation_params, new_handoff_id, travelling
 from workers.engines.trtllm.sampling import sampling_params
 from workers.engines.trtllm.settings import BACKEND, BUFFER, GUESSING, MANAGER_V2, RUNTIME, TIMEOUT, manager
 from workers.engines.trtllm.watchdog import Leave, Patience, Watchdog, leaving_after
@@ -35,6 +36,9 @@ _DEFAULT_BATCH_SIZE = 2048  # if null
 # How TensorRT-LLM marks guided decoding errors, and phrases in those that the form does not cause.
 _GRAMMAR_ERROR = "Guided decoding error"
 _NOT_OF_THE_FORM = ("internal error", "failed to accept", "still pending", "no precompiled grammar")
+# Tensors, which Baton never requests, and which side is first: always prefill.
+_STAYS = {"first_gen_logits", "schedule_style"}
+_LOG_PROBS = "first_gen_log_probs"
 
 
 class TrtllmAdapter:
@@ -97,15 +101,15 @@ class TrtllmAdapter:
     def submit(self, call: Call) -> None:
         params = None
         if call.hands_over:
-            params = self.lib.disaggregated_params(
-                request_type="context_only", disagg_request_id=new_handoff_id()
-            )
+            # Equal ids, also of different prefill workers, would mix the KV of two requests. Those below 2^40
+            # are reserved.
+            handoff_id = 1 << 62 | secrets.randbits(62)
+            params = self.lib.disaggregated_params(request_type="context_only", disagg_request_id=handoff_id)
         elif call.transfer is not None:
             params = generation_params(call.transfer, self.lib)
         sampling = sampling_params(call.request, self.lib, self.model, max_tokens=call.max_tokens)
-        sampling.return_perf_metrics = (
-            self._num_ranks == 1
-        )  # under attention DP each would be sent between ranks
+        # Under attention DP each would be sent between ranks.
+        sampling.return_perf_metrics = self._num_ranks == 1
         salt = {"cache_salt": call.cache_salt} if call.cache_salt else {}
         priority = self._priority(call.request.priority)
         try:
@@ -160,8 +164,8 @@ class TrtllmAdapter:
         return call.chunk(token_ids, reason, call.result.cached_tokens, reported)
 
     async def abort(self, call: Call) -> bool:
-        """See `Adapter.abort`. An abort that crosses a handoff's response is refused: TensorRT-LLM keeps the
-        KV until its timeout. Nothing is aborted in an engine that is dead or stopped.
+        """An abort that crosses a handoff's response is refused: TensorRT-LLM keeps the KV until its timeout.
+        Nothing is aborted in an engine that is dead or stopped.
         """
         if call.is_over or call.error is not None:
             return True
@@ -172,9 +176,7 @@ class TrtllmAdapter:
         return True
 
     def failure(self, error: Exception, call: Call) -> BatonError:
-        """See `Adapter.failure`: undocumented errors, also a TypeError from another release's signature, are
-        of no single request.
-        """
+        """Undocumented errors, as a TypeError from another release's signature, are of no single request."""
         if not isinstance(error, (self.lib.request_error, AssertionError)):
             return WorkerLost(f"{type(error).__name__}: {error}")
         if (fatal := fatal_error(self.llm)) is not None:
@@ -190,17 +192,13 @@ class TrtllmAdapter:
         return EngineFailure(f"TensorRT-LLM failed on this request: {text or type(error).__name__}")
 
     def figures(self, calls: Set[Call]) -> WorkerStats:
-        num_open = sum(call.kept is None for call in calls)
-        num_used = sum(
-            self.num_blocks(len(call.request.token_ids) + call.num_new_tokens)
-            for call in calls
-            if call.kept is None
-        )
+        lengths = [len(call.request.token_ids) + call.num_new_tokens for call in calls if call.kept is None]
+        num_open = len(lengths)
         return WorkerStats(
             num_running=min(num_open, self._num_slots),
             num_waiting=max(0, num_open - self._num_slots),
             kv_blocks=self._num_blocks * self._num_ranks,
-            kv_used_blocks=num_used,
+            kv_used_blocks=sum(map(self.num_blocks, lengths)),
             kv_pinned_blocks=sum(call.kept.num_blocks for call in calls if call.kept is not None),
             num_accepted_guesses=self._num_accepted_guesses,  # the library does not count wrong ones
         )
@@ -333,3 +331,30 @@ def _options(values: Mapping[str, Any]) -> dict[str, Any]:
     is_paired = values.get(BACKEND) is not None
     needs_salt = values["kv_cache_config.enable_block_reuse"] and (values["enable_attention_dp"] or is_paired)
     return {"cache_salt": "baton"} if needs_salt else {}
+
+
+def travelling(params: Any) -> dict[str, Any]:
+    """The fields of DisaggregatedParams that are set (`opaque_state` is bytes), without TensorRT-LLM's
+    classes: the other side's same release reads them.
+    """
+    values = {field.name: getattr(params, field.name) for field in dataclasses.fields(params)}
+    fields = {name: value for name, value in values.items() if value is not None and name not in _STAYS}
+    if fields.get(_LOG_PROBS):
+        fields[_LOG_PROBS] = [
+            [(token_id, float(e.logprob), getattr(e, "rank", None)) for token_id, e in entries.items()]
+            for entries in fields[_LOG_PROBS]
+        ]
+    return fields
+
+
+def generation_params(fields: dict[str, Any], lib: Library) -> Any:
+    """DisaggregatedParams for decode. Raises HandoffFailed."""
+    try:
+        log_probs = [
+            {token_id: lib.logprob(logprob, rank) for token_id, logprob, rank in entries}
+            for entries in fields.get(_LOG_PROBS) or ()
+        ]
+        decoded = fields | {"request_type": "generation_only", _LOG_PROBS: log_probs or None}
+        return lib.disaggregated_params(**decoded)
+    except (TypeError, ValueError) as error:
+        raise HandoffFailed(f"TensorRT-LLM refuses the handoff: {error}") from error

@@ -46,15 +46,11 @@ def manager(runtime: object, manager_v2: object) -> str:
     return {"CPP": "v1", "PYTHON": "v2"}.get(str(runtime), "") if manager_v2 == "auto" else ""
 
 
-def _drop_backend(given: Given) -> None:
-    """Many YAMLs have `backend: pytorch`: it is the only backend, and LLM() does not take it."""
+def _complete(given: Given, mode: DisaggregationMode) -> None:
+    # Many YAMLs have the only backend, which LLM() does not take.
     value, source = given.pop("backend", ("pytorch", ""))
     if value != "pytorch":
         raise SettingsError(f"{source}: backend: {value!r}: the engine runs with 'pytorch' only")
-
-
-def _complete(given: Given, mode: DisaggregationMode) -> None:
-    _drop_backend(given)
     choose(given, "guided_decoding_backend", "xgrammar")
     if mode == "prefill":
         choose(given, OVERLAP_OFF, True)

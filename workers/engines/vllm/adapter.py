@@ -43,14 +43,8 @@ _RELEASE_AGAIN_S = 0.05
 _MAX_RELEASES = 40
 
 # vLLM's kv_transfer_params of a prompt whose KV is kept for another worker.
-KEEP: dict[str, Any] = {
-    "do_remote_decode": True,
-    "do_remote_prefill": False,
-    "remote_engine_id": None,
-    "remote_block_ids": None,
-    "remote_host": None,
-    "remote_port": None,
-}
+_REMOTE = "remote_engine_id", "remote_block_ids", "remote_host", "remote_port"
+KEEP: dict[str, Any] = {"do_remote_decode": True, "do_remote_prefill": False} | dict.fromkeys(_REMOTE)
 
 
 class VllmAdapter:
@@ -96,9 +90,12 @@ class VllmAdapter:
         self.is_positional = bool(getattr(config, "use_v2_model_runner", False)) and (
             getattr(config, "speculative_config", None) is None or is_on(DRAWS, self.version)
         )
-        self._figures.num_blocks = config.cache_config.num_gpu_blocks or 0
+        cache = config.cache_config
+        self._figures.num_blocks = cache.num_gpu_blocks or 0
         await self._warm_up()
-        return Facts(self._info(config), self._lease_s, self._num_reused_tokens(config.cache_config))
+        # Half of them: sliding-window layers take blocks, too.
+        num_reused = self._figures.num_blocks * cache.block_size // 2 if cache.enable_prefix_caching else 0
+        return Facts(self._info(config), self._lease_s, num_reused)
 
     def submit(self, call: Call) -> None:
         transfer = None
@@ -157,9 +154,7 @@ class VllmAdapter:
         return Kept(transfer, num_blocks, is_exact and is_on(CONNECTOR, self.version))
 
     async def abort(self, call: Call) -> bool:
-        """See `Adapter.abort`: vLLM aborts what is no longer read. It may keep KV even if its output never
-        arrived.
-        """
+        """vLLM aborts what is no longer read. It may keep KV even if its output never arrived."""
         if call.hands_over and not isinstance(call.error, WorkerLost) and is_on(RELEASE, self.version):
             self._releases.add(self.llm, call.id)
         await call.result.aclose()
@@ -228,11 +223,6 @@ class VllmAdapter:
             max_queue_size=self.loaded.values[QUEUE_SIZE],
         )
 
-    def _num_reused_tokens(self, cache: Any) -> int:
-        if not cache.enable_prefix_caching:
-            return 0
-        return int(self._figures.num_blocks * cache.block_size // 2)  # sliding-window layers take blocks, too
-
     def _place(self, call: Call) -> int:
         """vLLM's priority, lower is sooner. Among equals, each waits as if it had come later, by what it has
         to compute: a short turn overtakes long prompts, which never wait longer than that for later ones.
@@ -295,14 +285,10 @@ class _SchedulerFigures:
         """Of those that have ended since then, which are not known by request."""
         return max((lasted_s for ended_s, lasted_s in self._pulls if ended_s > since_s), default=0.0)
 
-    def log_engine_initialized(self) -> None:
-        """Does nothing: the worker logs its own readiness."""
+    def ignore(self, *_: Any, **__: Any) -> None:
+        """What vLLM reports besides: the worker logs its own readiness, and no engine sleeps."""
 
-    def log(self) -> None:
-        """Does nothing, as above."""
-
-    def record_sleep_state(self, is_awake: int, level: int) -> None:
-        """Does nothing: Baton never puts an engine to sleep."""
+    log_engine_initialized = log = record_sleep_state = ignore
 
 
 class _Releases:

@@ -117,9 +117,7 @@ class PeerWorker(NixlPullConnectorWorker):  # type: ignore[misc]  # as above
     ) -> Any:
         """NIXL's, in a thread, and the peer's offer; the engine's thread maps it at the first read."""
         result = super()._nixl_handshake(host, port, remote_tp_size, expected_engine_id, *more)
-        for key in (
-            result[0] if isinstance(result, tuple) else result
-        ):  # 0.26 adds the difference of the clocks
+        for key in result[0] if isinstance(result, tuple) else result:  # 0.26 adds the clocks' difference
             if memory := offered_memory(host, port, key):
                 self._offered[expected_engine_id, key] = memory
         return result
@@ -167,8 +165,11 @@ class PeerWorker(NixlPullConnectorWorker):  # type: ignore[misc]  # as above
                     done.add(request_id)
                 else:
                     self._handle_failed_transfer(request_id, None)
-        if not self._reads:
-            self._forget_ended()
+        if self._reads:
+            return done
+        for key, peer in list(self._peers.items()):
+            if not peer.memory.is_alive():  # unmapped, as its successor needs the memory
+                self._peers.pop(key).memory.close()
         return done
 
     def _arrived(self, read: _Read) -> bool:
@@ -212,12 +213,6 @@ class PeerWorker(NixlPullConnectorWorker):  # type: ignore[misc]  # as above
         """Raises ValueError."""
         copying = importlib.import_module("workers.engines.vllm.patches.block_copy")  # needs a GPU and Triton
         return copying.Regions(targets, sources, block_bytes)
-
-    def _forget_ended(self) -> None:
-        """Unmap the memory of workers that have ended: their successors need it. Nothing is being read."""
-        for key, peer in list(self._peers.items()):
-            if not peer.memory.is_alive():
-                self._peers.pop(key).memory.close()
 
     def shutdown(self) -> None:
         """Wait for copies, unmap, and shut NIXL down."""

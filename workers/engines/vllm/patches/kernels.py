@@ -2,7 +2,6 @@
 
 import importlib
 import logging
-from typing import Any
 
 log = logging.getLogger(__name__)
 
@@ -44,16 +43,11 @@ def pass_strides() -> None:
     try:
         if importlib.import_module("vllm.utils.import_utils").has_triton_kernels():
             for module, kernel, strides in _STRIDES:
-                make_arguments(getattr(importlib.import_module(module), kernel), strides)
+                for parameter in getattr(importlib.import_module(module), kernel).params:
+                    if parameter.name in strides:  # both are cached properties
+                        vars(parameter).update(annotation="", is_constexpr=False)
     except (ImportError, AttributeError) as error:
         log.warning("kernels of new step sizes will be compiled while clients wait: %r", error)
-
-
-def make_arguments(kernel: Any, names: set[str]) -> None:
-    """Turn the constants `names` of a Triton kernel into ordinary arguments."""
-    for parameter in kernel.params:
-        if parameter.name in names:
-            vars(parameter).update(annotation="", is_constexpr=False)  # both are cached properties
 
 
 def reuse_compiled(own: set[str]) -> None:

@@ -4,11 +4,12 @@ import ctypes
 import os
 import select
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
 _HANDLE_BYTES = 64
-_LAZY_PEER_ACCESS = 1
+_LAZY_PEER_ACCESS = ctypes.c_uint(1)
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _PID_NAMESPACE = Path("/proc/self/ns/pid")
 
@@ -35,7 +36,7 @@ class Exported(msgspec.Struct, frozen=True):
 
     place: str
     pid: int
-    allocations: list[bytes]
+    allocations: list[Annotated[bytes, msgspec.Meta(min_length=_HANDLE_BYTES, max_length=_HANDLE_BYTES)]]
     regions: list[Region]
 
 
@@ -79,9 +80,11 @@ class PeerMemory:
             raise PeerMemoryError(f"the owner has ended: {error}") from error
         try:
             for handle in exported.allocations:
-                self._mapped.append(_map(handle))
+                address, copied = ctypes.c_uint64(), _Handle.from_buffer_copy(handle)
+                _cuda("cuIpcOpenMemHandle_v2", ctypes.byref(address), copied, _LAZY_PEER_ACCESS)
+                self._mapped.append(address.value)
             self.addresses = [self._mapped[region.allocation] + region.offset for region in exported.regions]
-        except (PeerMemoryError, IndexError) as error:
+        except (PeerMemoryError, IndexError, ValueError) as error:
             self.close()
             raise PeerMemoryError(f"cannot map the owner's memory: {error}") from error
 
@@ -96,15 +99,6 @@ class PeerMemory:
         if self._owner >= 0:
             os.close(self._owner)
             self._owner = -1
-
-
-def _map(handle: bytes) -> int:
-    if len(handle) != _HANDLE_BYTES:
-        raise PeerMemoryError(f"a handle has {len(handle)} bytes instead of {_HANDLE_BYTES}")
-    address = ctypes.c_uint64()
-    copied = _Handle.from_buffer_copy(handle)
-    _cuda("cuIpcOpenMemHandle_v2", ctypes.byref(address), copied, ctypes.c_uint(_LAZY_PEER_ACCESS))
-    return address.value
 
 
 def _cuda(function: str, *arguments: object) -> None:

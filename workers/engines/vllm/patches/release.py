@@ -2,7 +2,6 @@
 
 import importlib
 import time
-from collections.abc import Iterable
 
 # NIXL checks for notices once per step, and a prefill step may take a second.
 NOTICE_S = 2.0
@@ -22,27 +21,16 @@ class KvPins:
             return []
         worker = transfer.get_kv_transfer_group().connector_worker
         leases, unfinished = worker._reqs_to_send, worker._reqs_to_process  # noqa: SLF001  no other way
-        own_ids = _own_ids(request_ids, unfinished)
-        shorten_leases(leases, own_ids.values())
-        return [request_id for request_id, own_id in own_ids.items() if own_id not in leases]
-
-
-def _own_ids(request_ids: list[str], known: Iterable[str]) -> dict[str, str]:
-    """vLLM's internal ids of these requests, if known: it appends a dash and eight characters."""
-    wanted = set(request_ids)
-    return {
-        request_id: own_id for own_id in known for request_id in (own_id, own_id[:-9]) if request_id in wanted
-    }
-
-
-def shorten_leases(leases: dict[str, float], request_ids: Iterable[str]) -> None:
-    """End the leases of `request_ids` in `NOTICE_S`: if the KV has moved, the decode worker's notice is on
-    its way and frees it first. `leases` is NIXL's: end times by time.perf_counter(), in ascending order.
-    """
-    end = time.perf_counter() + NOTICE_S
-    for request_id in request_ids:
-        if request_id in leases:
-            leases[request_id] = min(end, leases[request_id])
-    in_order = sorted(leases.items(), key=lambda lease: lease[1])
-    leases.clear()
-    leases.update(in_order)
+        end = time.perf_counter() + NOTICE_S  # if the KV has moved, decode's notice frees it first
+        again, wanted = [], set(request_ids)
+        for own_id in unfinished:
+            # vLLM appends a dash and eight characters.
+            request_id = next((known for known in (own_id, own_id[:-9]) if known in wanted), None)
+            if request_id is not None and own_id in leases:
+                leases[own_id] = min(end, leases[own_id])
+            elif request_id is not None:
+                again.append(request_id)
+        in_order = sorted(leases.items(), key=lambda lease: lease[1])  # as NIXL expects
+        leases.clear()
+        leases.update(in_order)
+        return again
