@@ -3,13 +3,13 @@
 import asyncio
 import dataclasses
 import functools
-import json
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from pathlib import Path
 from typing import TypeVar
 
 from baton.messages import Role
+from tests import trtllm_engine, vllm_engine
 from tests.tiny_gpt_oss import CONTEXT_LENGTH
 from tests.waiting import PATIENCE_S, until
 from workers.engine import Engine
@@ -19,12 +19,6 @@ from workers.engines.library.adapter import Adapter
 from workers.engines.library.engine import LibraryEngine
 from workers.engines.library.model_facts import ModelFacts, read_model_facts
 from workers.engines.mocker import MockerEngine, MockerSettings
-from workers.engines.trtllm.adapter import TrtllmAdapter
-from workers.engines.trtllm.library import load_library
-from workers.engines.trtllm.settings import load_trtllm_settings
-from workers.engines.vllm.adapter import VllmAdapter
-from workers.engines.vllm.library import load_library as load_vllm
-from workers.engines.vllm.settings import load_vllm_settings
 from workers.kv.transceiver import CacheTransceiver
 
 T = TypeVar("T")
@@ -92,24 +86,18 @@ def _trtllm(checkpoint: Path) -> Build:
     """TensorRT-LLM's double, which runs the model with the embedded engine."""
 
     def build(role: Role, limits: Limits) -> Engine:
-        lib = load_library()
-        override = {
-            "max_batch_size": limits.max_batch_size,
-            "max_queue_size": limits.max_queue_size,
-            "max_num_tokens": 32,
-            "enable_chunked_prefill": True,
-            "disable_overlap_scheduler": True,
-            "kv_cache_config": {"tokens_per_block": 8, "max_tokens": 4096},
-            "cache_transceiver_config": {
+        return trtllm_engine.new_engine(
+            checkpoint,
+            mode=role.value,
+            max_batch_size=limits.max_batch_size,
+            max_queue_size=limits.max_queue_size,
+            max_num_tokens=32,
+            cache_transceiver_config={
                 "backend": "UCX",
                 "max_tokens_in_buffer": CONTEXT_LENGTH,
                 "kv_transfer_timeout_ms": round(limits.ttl_s * 1000),
             },
-        }
-        loaded = load_trtllm_settings(
-            lib.args, role.value, override=json.dumps(override), typed={"model": str(checkpoint)}
         )
-        return library_engine(lambda model: TrtllmAdapter(loaded, lib, model), checkpoint, role)
 
     return build
 
@@ -118,19 +106,14 @@ def _vllm(checkpoint: Path) -> Build:
     """vLLM's double, which runs the model with the embedded engine."""
 
     def build(role: Role, limits: Limits) -> Engine:
-        lib = load_vllm()
-        override = {
-            "max_num_seqs": limits.max_batch_size,
-            "max_queue_size": limits.max_queue_size,
-            "max_num_batched_tokens": 32,
-            "block_size": 8,
-            "num_gpu_blocks_override": 512,
-            "kv_transfer_config": {"kv_connector_extra_config": {"kv_lease_duration": limits.ttl_s}},
-        }
-        loaded = load_vllm_settings(
-            lib.engine_args, role.value, override=json.dumps(override), typed={"model": str(checkpoint)}
+        return vllm_engine.new_engine(
+            checkpoint,
+            role.value,
+            max_num_seqs=limits.max_batch_size,
+            max_queue_size=limits.max_queue_size,
+            max_num_batched_tokens=32,
+            kv_transfer_config={"kv_connector_extra_config": {"kv_lease_duration": limits.ttl_s}},
         )
-        return library_engine(lambda model: VllmAdapter(loaded, lib, model), checkpoint, role)
 
     return build
 

@@ -2,8 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import AsyncExitStack, aclosing, contextmanager
+from collections.abc import Callable
+from contextlib import AsyncExitStack, ExitStack, aclosing
 from functools import partial
 from pathlib import Path
 
@@ -50,7 +50,11 @@ async def stay_registered(
         await _replace(registered, discovery, shown)
         fields = {"worker": card.worker_id, "name": card.name, "endpoint": card.endpoint}
         log.info(Line("ready", **fields, address=public_name(card.address), kv=shown.kv_transfer))
-        with _kept_fresh(settings.ready_file):
+        with ExitStack() as fresh:
+            if settings.ready_file is not None:
+                settings.ready_file.touch()
+                fresh.callback(settings.ready_file.unlink, missing_ok=True)
+                fresh.callback(Pulse(_LOOK_EVERY_S, settings.ready_file.touch).stop)
             while True:
                 await asyncio.sleep(_LOOK_EVERY_S)  # the paths of transfers do not notify
                 if (now := _labelled(card, kv_paths())) != shown:
@@ -80,21 +84,6 @@ def clear(path: Path | None) -> None:
         path.unlink()
     except OSError as error:
         raise SettingsError(f"--ready-file {path}: {error.strerror}; its folder must be writable") from error
-
-
-@contextmanager
-def _kept_fresh(path: Path | None) -> Iterator[None]:
-    """Touch the file every second during the context, then remove it."""
-    if path is None:
-        yield
-        return
-    path.touch()
-    pulse = Pulse(_LOOK_EVERY_S, path.touch)
-    try:
-        yield
-    finally:
-        pulse.stop()
-        path.unlink(missing_ok=True)
 
 
 async def warm_up_pairs(

@@ -19,31 +19,28 @@ def _checkpoint(folder: Path) -> Path:
     return folder
 
 
-def _retrain(folder: Path) -> None:
-    (folder / "model-2.safetensors").write_bytes(b"\x03" * _SIZE_BYTES)
+def _write(name: str, at: int, content: bytes) -> Callable[[Path], object]:
+    def change(folder: Path) -> None:
+        with (folder / name).open("r+b") as file:
+            file.seek(at)
+            file.write(content)
+
+    return change
 
 
-def _retrain_the_last_layer(folder: Path) -> None:
-    with (folder / "model-2.safetensors").open("r+b") as file:
-        file.seek(_SIZE_BYTES * 15 // 16)
-        file.write(b"\x03" * (_SIZE_BYTES // 16))
+CHANGES: dict[str, Callable[[Path], object]] = {
+    "retrained": _write("model-2.safetensors", 0, b"\x03" * _SIZE_BYTES),
+    "last layer retrained": _write(
+        "model-2.safetensors", _SIZE_BYTES * 15 // 16, b"\x03" * (_SIZE_BYTES // 16)
+    ),
+    "file lost": lambda folder: (folder / "model-1.safetensors").unlink(),
+    "renamed": lambda folder: (folder / "model-2.safetensors").rename(folder / "model-3.safetensors"),
+    "appended": _write("model-1.safetensors", _SIZE_BYTES, b"\x01"),
+}
 
 
-def _lose_a_file(folder: Path) -> None:
-    (folder / "model-1.safetensors").unlink()
-
-
-def _rename(folder: Path) -> None:
-    (folder / "model-2.safetensors").rename(folder / "model-3.safetensors")
-
-
-def _append(folder: Path) -> None:
-    with (folder / "model-1.safetensors").open("ab") as file:
-        file.write(b"\x01")
-
-
-@pytest.mark.parametrize("change", [_retrain, _retrain_the_last_layer, _lose_a_file, _rename, _append])
-def test_other_weights_are_another_checkpoint(tmp_path: Path, change: Callable[[Path], None]) -> None:
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_other_weights_are_another_checkpoint(tmp_path: Path, change: Callable[[Path], object]) -> None:
     ours = _checkpoint(tmp_path / "ours")
     theirs = Path(shutil.copytree(ours, tmp_path / "theirs"))
     (theirs / "config.json").write_text('{"transformers_version": "5"}')

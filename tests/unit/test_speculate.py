@@ -1,5 +1,6 @@
 """`--speculate`: one setting for every engine; which workers can have it, and what the libraries get."""
 
+import json
 from typing import Any
 
 import pytest
@@ -7,8 +8,12 @@ from tensorrt_llm.llmapi.llm_args import TorchLlmArgs
 from vllm.engine.arg_utils import AsyncEngineArgs
 
 from baton.flags import parse
+from baton.messages import NO_DRAFT
 from workers.engines.build import build_engine, given_settings
+from workers.engines.library.settings import Guessing
+from workers.engines.trtllm.settings import GUESSING as TRTLLM
 from workers.engines.trtllm.settings import load_trtllm_settings
+from workers.engines.vllm.settings import GUESSING as VLLM
 from workers.engines.vllm.settings import SECOND_RUNNER, load_vllm_settings
 from workers.flags import WorkerSettings
 from workers.settings_text import SettingsError
@@ -35,6 +40,29 @@ def test_vllm_looks_up_with_its_first_runner_only(mode: Any, monkeypatch: pytest
     loaded = load_vllm_settings(AsyncEngineArgs, mode, **LOOKUP)
     assert loaded.settings["speculative_config"]["method"] == "ngram"
     assert "speculate" not in loaded.settings
+
+
+EAGLE3 = {"decoding_type": "Eagle3", "speculative_model": "h", "max_draft_len": 3}
+VLLM_EAGLE3 = {"method": "eagle3", "model": "h", "num_speculative_tokens": 3}
+
+
+@pytest.mark.parametrize(
+    ("load", "args", "guessing", "head"),
+    [
+        (load_trtllm_settings, TorchLlmArgs, TRTLLM, EAGLE3),
+        (load_vllm_settings, AsyncEngineArgs, VLLM, VLLM_EAGLE3),
+    ],
+    ids=["trtllm", "vllm"],
+)
+def test_both_roles_may_have_a_head_and_an_aggregated_worker_any_method(
+    load: Any, args: Any, guessing: Guessing, head: dict[str, object]
+) -> None:
+    draft, other = " ".join(map(str, head.values())), {guessing.method: "MTP"}
+    for mode, config in (("prefill", head), ("decode", head), ("agg", other), ("agg", None)):
+        wire = json.loads(UCX) if args is TorchLlmArgs and mode != "agg" else {}
+        loaded = load(args, mode, override=json.dumps(wire | {"speculative_config": config}))
+        assert loaded.settings["speculative_config"] == config
+        assert guessing.draft(loaded.given) == (draft if config is head else NO_DRAFT)
 
 
 @pytest.mark.parametrize(

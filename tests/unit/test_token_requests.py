@@ -32,51 +32,37 @@ def check(request: GenerateRequest) -> None:
     check_request(request, FACTS, CONTEXT)
 
 
-@pytest.mark.parametrize(
-    ("typed", "kv_dtype"),
-    [
-        ({}, "bfloat16"),
-        ({"torch_dtype": "float16"}, "float16"),
-        ({"torch_dtype": "float16", "dtype": "float32"}, "float32"),
-    ],
-)
-def test_kv_has_the_models_type(typed: dict[str, str], kv_dtype: str, tmp_path: Path) -> None:
-    checkpoint = write_checkpoint(tmp_path)
-    path = checkpoint / "config.json"
-    config = json.loads(path.read_text())
-    path.write_text(json.dumps({k: v for k, v in config.items() if not k.endswith("dtype")} | typed))
-    assert read_model_facts(checkpoint).kv_dtype == kv_dtype
+QUANTIZED = {"quantization": {"kv_cache_quant_algo": "FP8"}}
 
 
 @pytest.mark.parametrize(
-    ("config", "generation", "eos"),
+    ("config", "files", "kv_dtype", "eos"),
     [
-        ({}, {}, -1),
-        ({"eos_token_id": 3}, {}, 3),
-        ({"eos_token_id": 3}, {"eos_token_id": [4, 5]}, 4),
-        ({"eos_token_id": 3}, {"eos_token_id": 0}, 0),
-        ({"eos_token_id": [6, 7]}, {"eos_token_id": []}, 6),
+        ({}, {}, "bfloat16", -1),
+        ({"torch_dtype": "float16"}, {}, "float16", -1),
+        ({"torch_dtype": "float16", "dtype": "float32"}, {}, "float32", -1),
+        ({"torch_dtype": "float16"}, {"hf_quant_config": QUANTIZED}, "fp8", -1),
+        ({"eos_token_id": 3}, {}, "bfloat16", 3),
+        ({"eos_token_id": 3}, {"generation_config": {"eos_token_id": [4, 5]}}, "bfloat16", 4),
+        ({"eos_token_id": 3}, {"generation_config": {"eos_token_id": 0}}, "bfloat16", 0),
+        ({"eos_token_id": [6, 7]}, {"generation_config": {"eos_token_id": []}}, "bfloat16", 6),
     ],
 )
-def test_the_stop_token_is_the_first_of_generation_or_else_of_the_model(
-    config: dict[str, Any], generation: dict[str, Any], eos: int, tmp_path: Path
+def test_type_of_kv_and_stop_token_are_those_of_the_checkpoints_files(
+    config: dict[str, Any], files: dict[str, Any], kv_dtype: str, eos: int, tmp_path: Path
 ) -> None:
     checkpoint = write_checkpoint(tmp_path)
     path = checkpoint / "config.json"
-    plain = {k: v for k, v in json.loads(path.read_text()).items() if k != "eos_token_id"}
+    plain = {
+        k: v for k, v in json.loads(path.read_text()).items() if not k.endswith(("dtype", "eos_token_id"))
+    }
     path.write_text(json.dumps(plain | config))
-    (checkpoint / "generation_config.json").write_text(json.dumps(generation))
-    assert read_model_facts(checkpoint).eos_token_id == eos
-
-
-def test_quantized_kv_and_control_tokens_are_those_of_the_checkpoints_own_files(tmp_path: Path) -> None:
-    checkpoint = write_checkpoint(tmp_path)
-    quantized = {"quantization": {"kv_cache_quant_algo": "FP8"}}
-    (checkpoint / "hf_quant_config.json").write_text(json.dumps(quantized))
+    for name, content in files.items():
+        (checkpoint / f"{name}.json").write_text(json.dumps(content))
     tokens = [{"id": 7, "content": "<|call|>", "special": True}, {"id": 8, "content": "call"}]
     (checkpoint / "tokenizer.json").write_text(json.dumps({"added_tokens": tokens}))
     facts = read_model_facts(checkpoint)
-    assert (facts.kv_dtype, facts.control_ids) == ("fp8", {"<|call|>": 7})
+    assert (facts.kv_dtype, facts.eos_token_id, facts.control_ids) == (kv_dtype, eos, {"<|call|>": 7})
 
 
 @pytest.mark.parametrize("name", ["config", "generation_config", "hf_quant_config", "tokenizer"])

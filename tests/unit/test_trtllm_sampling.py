@@ -98,10 +98,6 @@ def test_a_resumed_answer_asks_for_the_rest() -> None:
     assert params(ask(9, num_generated=4, min_tokens=50))["min_tokens"] == sent["max_tokens"]
 
 
-def test_the_answer_is_cut_to_the_context() -> None:
-    assert params(ask(95))["max_tokens"] == 5
-
-
 def test_logit_bias_is_a_tensor_over_the_vocabulary() -> None:
     bias = params(ask(logit_bias={7: -100.0}))["embedding_bias"]
 

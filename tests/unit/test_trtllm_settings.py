@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tensorrt_llm.llmapi import TorchLlmArgs
 
-from workers.engines.trtllm.settings import GUESSING, load_trtllm_settings
+from workers.engines.trtllm.settings import load_trtllm_settings
 from workers.flags import DisaggregationMode
 from workers.settings_text import SettingsError
 
@@ -71,19 +71,6 @@ def test_the_wire_decides_its_runtime_and_the_kv_cache_manager(
 
     assert loaded.values["cache_transceiver_config.transceiver_runtime"] == runtime
     assert loaded.values["kv_cache_config.use_kv_cache_manager_v2"] == manager_v2
-
-
-def test_other_methods_than_a_head_are_left_to_an_aggregated_worker() -> None:
-    override = '{"speculative_config": {"decoding_type": "MTP"}}'
-    loaded = load_trtllm_settings(TorchLlmArgs, "agg", override=override)
-    assert loaded.settings["speculative_config"] == {"decoding_type": "MTP"}
-
-
-@pytest.mark.parametrize("mode", ["prefill", "decode"])
-def test_both_roles_may_have_a_head(tmp_path: Path, mode: Any) -> None:
-    text = "speculative_config: {decoding_type: Eagle3, speculative_model: h, max_draft_len: 3}\n" + UCX
-    given = load_trtllm_settings(TorchLlmArgs, mode, yaml_path=write(tmp_path, text)).given
-    assert GUESSING.draft(given) == "Eagle3 h 3"
 
 
 def test_prefill_runs_without_the_overlap_scheduler(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -63,7 +63,6 @@ def test_flag_beats_override_beats_yaml_beats_baton_beats_default_leaf_by_leaf(t
         assert line in lines
 
 
-EAGLE3 = "speculative_config: {method: eagle3, model: h, num_speculative_tokens: 3}"
 EXTRA = "kv_transfer_config: {kv_connector_extra_config: %s}"
 
 
@@ -109,19 +108,6 @@ def test_without_its_connector_kv_moves_over_nixls_own(monkeypatch: pytest.Monke
     transfer = load_vllm_settings(AsyncEngineArgs, "decode").settings["kv_transfer_config"]
     assert (transfer.kv_connector, transfer.kv_connector_module_path) == ("NixlConnector", None)
     assert transfer.kv_role == "kv_consumer"
-
-
-@pytest.mark.parametrize("mode", ["prefill", "decode"])
-def test_both_roles_may_have_a_head(tmp_path: Path, mode: Any) -> None:
-    config = load_vllm_settings(AsyncEngineArgs, mode, yaml_path=write(tmp_path, EAGLE3)).settings
-    assert config["speculative_config"] == {"method": "eagle3", "model": "h", "num_speculative_tokens": 3}
-
-
-def test_other_methods_are_left_to_an_aggregated_worker(tmp_path: Path) -> None:
-    given = write(tmp_path, "speculative_config: {method: mtp}")
-    assert load_vllm_settings(AsyncEngineArgs, "agg", yaml_path=given).settings["speculative_config"]
-    none = write(tmp_path, "speculative_config: null")
-    load_vllm_settings(AsyncEngineArgs, "decode", yaml_path=none)
 
 
 def test_an_aggregated_worker_takes_no_handoff(tmp_path: Path) -> None:

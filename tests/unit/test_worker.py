@@ -252,13 +252,6 @@ async def living(chosen: WorkerSettings, engine: ScriptedEngine, status: int = 0
     assert engine.stopped
 
 
-async def test_a_broken_engine_ends_the_process_with_an_error(tmp_path: Path) -> None:
-    engine = ScriptedEngine()
-    engine.broken.set()
-    async with living(settings(tmp_path), engine, status=1) as life:
-        await life.task
-
-
 @pytest.mark.parametrize("kind", [OSError, ValueError, ImportError])
 async def test_an_engine_that_does_not_start_is_an_error_not_a_traceback(
     tmp_path: Path, kind: type[Exception]

@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Literal
 
 import pytest
 
@@ -12,33 +11,25 @@ from baton.connect import Wires
 from baton.flags import parse
 from baton.messages import Role
 from tests.waiting import PATIENCE_S
-from workers.flags import WorkerSettings, typed_engine_flags
+from workers.flags import DisaggregationMode, WorkerSettings, typed_engine_flags
 
 
 @pytest.mark.parametrize(
-    ("mode", "role", "route"),
+    ("mode", "role", "component", "dynamos"),
     [
-        ("prefill", Role.PREFILL, "dyn://dynamo.prefill.generate"),
-        ("decode", Role.DECODE, "dyn://dynamo.tensorrt_llm.generate"),
-        ("agg", Role.DECODE, "dyn://dynamo.tensorrt_llm.generate"),
+        ("prefill", Role.PREFILL, "prefill", "prefill"),
+        ("decode", Role.DECODE, "tensorrt_llm", "backend"),
+        ("agg", Role.DECODE, "tensorrt_llm", "backend"),
     ],
 )
 def test_the_mode_says_role_and_endpoint(
-    mode: Literal["prefill", "decode", "agg"], role: Role, route: str
+    mode: DisaggregationMode, role: Role, component: str, dynamos: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = WorkerSettings(disaggregation_mode=mode)
-    assert (settings.role, settings.route) == (role, route)
-
-
-@pytest.mark.parametrize(
-    ("mode", "component"), [("prefill", "prefill"), ("decode", "backend"), ("agg", "backend")]
-)
-def test_on_dynamos_plane_the_endpoint_is_dynamos(
-    mode: Literal["prefill", "decode", "agg"], component: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    assert (settings.role, settings.route) == (role, f"dyn://dynamo.{component}.generate")
     monkeypatch.setenv("DYN_NAMESPACE", "mine")
     settings = WorkerSettings(disaggregation_mode=mode, wires=Wires(request_plane="dynamo"))
-    assert settings.route == f"dyn://mine.{component}.generate"
+    assert settings.route == f"dyn://mine.{dynamos}.generate"
 
 
 def test_an_endpoint_of_another_form_is_refused() -> None:
