@@ -1,8 +1,6 @@
-"""Interprets message headers, and repairs malformed ones.
+"""Interprets message headers: role, channel, recipient and content type, in any order.
 
-A header contains role, channel, recipient and content type, in any order. In about one of 25 turns, gpt-oss
-writes a malformed one, in known ways; each has a rule here and a name.
-"""
+In about one of 25 turns, gpt-oss writes a malformed one, in known ways; each has a rule here and a name."""
 
 import itertools
 import re
@@ -71,8 +69,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     """A parsed header. `call` is the tool's name without `functions.` (None: no call).
 
     `is_foreign` means that the model writes as the user, the system or a tool; `is_hidden` that it calls a
-    built-in tool that was not offered. `texts` are the byte ranges of the raw header that are message text.
-    """
+    built-in tool that was not offered. `texts` are the byte ranges of the raw header that are text."""
 
     has_role: bool = False
     channel: str | None = None
@@ -161,7 +158,8 @@ class _Reading:
     def _named(self, word: Part) -> Part:
         """A word outside the header grammar, with its kind after the parts before it."""
         is_author = self._expects_role and not self.parts
-        if self._names_tool(word.value) or (is_author and _looks_like_tool(word.value)):
+        looks_like_tool = is_builtin(word.value) or all(word.value.partition("."))
+        if self._names_tool(word.value) or (is_author and looks_like_tool):
             word.kind = "tool"
         elif is_author and word.value.lower() in ROLES:
             word.kind, word.value = "role", word.value.lower()
@@ -301,7 +299,8 @@ class _Reading:
     def _call_name(self, recipient: str) -> str | None:
         """The tool that the recipient refers to, or None for a built-in tool that was not offered.
 
-        An unknown name is returned unchanged, unless it is an offered name with header words attached."""
+        An unknown name is returned unchanged, unless the longest offered name in it has only header words,
+        namespaces or punctuation around it."""
         if is_builtin(recipient):
             return recipient if {recipient, recipient.partition(".")[0]} & self._offered else None
         name = recipient.removeprefix("functions.")
@@ -310,13 +309,6 @@ class _Reading:
             self.repairs.append("bare_recipient")
         if name in self._offered:
             return name
-        meant = self._unglued(name)
-        if meant is not None:
-            self.repairs.append("glued_name")
-        return meant or name
-
-    def _unglued(self, name: str) -> str | None:
-        """The longest offered name in `name`, which has header words, namespaces or punctuation around it."""
         bare = name.strip(_PUNCTUATION)
         meant = [
             tool
@@ -325,11 +317,9 @@ class _Reading:
             or (name.startswith(tool) and _GLUE.match(name, len(tool)))
             or bare.endswith((f".{tool}", f"/{tool}", f":{tool}"))
         ]
-        return max(meant, key=lambda tool: (len(tool), tool), default=None)
-
-
-def _looks_like_tool(author: str) -> bool:
-    return is_builtin(author) or all(author.partition("."))
+        if meant:
+            self.repairs.append("glued_name")
+        return max(meant, key=lambda tool: (len(tool), tool), default=name)
 
 
 def _channel_of(parts: list[Part]) -> str | None:

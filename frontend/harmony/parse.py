@@ -1,7 +1,7 @@
 """The incremental Harmony parser: tokens in, deltas out; accepts any input, no I/O."""
 
 import re
-from codecs import utf_8_decode
+from codecs import getincrementaldecoder
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
@@ -22,9 +22,8 @@ _SPELLED = {token: token.value.encode() for token in SpecialToken}
 
 
 class RawHeader:
-    """`max_name_bytes` is the length of the longest tool name and extends the size limits.
-
-    `is_started` means that the header follows `<|start|>`, `expects_role` that a role must come next."""
+    """`is_started`: it follows `<|start|>`; `expects_role`: a role must come next. With more than `max_bytes`
+    it cannot be a header; `max_name_bytes` of the longest tool name extend the limit."""
 
     def __init__(
         self, offered: frozenset[str], max_name_bytes: int, *, is_started: bool, expects_role: bool
@@ -33,48 +32,38 @@ class RawHeader:
         self.expects_role = expects_role
         self._offered = offered
         self._max_name_bytes = max_name_bytes
-        self._raw = bytearray()
-        self._pieces: list[tuple[int, int, bytes]] = []  # ordinary tokens: offset in `_raw`, position, bytes
+        self.raw = bytearray()
+        self._pieces: list[tuple[int, int, bytes]] = []  # ordinary tokens: offset in `raw`, position, bytes
         self._has_channel = False
-        self._max_bytes = MAX_HEADER_BYTES + max_name_bytes
-
-    @property
-    def is_blank(self) -> bool:
-        """Whether it contains only whitespace."""
-        return not self._raw.strip()
-
-    @property
-    def is_too_long(self) -> bool:
-        """Whether this can no longer be a header."""
-        return len(self._raw) > self._max_bytes
+        self.max_bytes = MAX_HEADER_BYTES + max_name_bytes
 
     def append(self, data: bytes, position: int) -> None:
         if data:
-            self._pieces.append((len(self._raw), position, data))
-            self._raw += data
+            self._pieces.append((len(self.raw), position, data))
+            self.raw += data
 
     def append_marker(self, token: SpecialToken) -> None:
-        self._raw += _SPELLED[token]
+        self.raw += _SPELLED[token]
         if not self._has_channel and token is SpecialToken.CHANNEL:
             self._has_channel = True
-            self._max_bytes = len(self._raw) + MAX_HEADER_BYTES_AFTER_CHANNEL + self._max_name_bytes
+            self.max_bytes = len(self.raw) + MAX_HEADER_BYTES_AFTER_CHANNEL + self._max_name_bytes
 
     def rest(self, header: Header) -> "RawHeader":
         """Only the channel of `header`, which is this one parsed, and a channel's name begun at the end."""
         rest = RawHeader(self._offered, self._max_name_bytes, is_started=self.is_started, expects_role=False)
         if header.channel is not None:
             rest.append_marker(SpecialToken.CHANNEL)
-            rest._raw += header.channel.encode()
-        if (begun := _CHANNEL_BEGUN.search(self._raw)) is not None:
+            rest.raw += header.channel.encode()
+        if (begun := _CHANNEL_BEGUN.search(self.raw)) is not None:
             rest.append(begun[0], self._pieces[-1][1] if self._pieces else 0)
         return rest
 
     def read(self) -> Header:
-        return read_header(bytes(self._raw), self._offered, expects_role=self.expects_role)
+        return read_header(bytes(self.raw), self._offered, expects_role=self.expects_role)
 
     def read_unended(self, *, is_cut: bool = False, ends_call: bool = False) -> Header:
         return read_unended_header(
-            bytes(self._raw),
+            bytes(self.raw),
             self._offered,
             expects_role=self.expects_role,
             is_cut=is_cut,
@@ -83,18 +72,18 @@ class RawHeader:
 
     def is_text(self) -> bool:
         """Whether the content is message text, so that a `<|channel|>` now starts another header."""
-        if not self._pieces or self._raw == b"assistant":  # the latter is the usual case
+        if not self._pieces or self.raw == b"assistant":  # the latter is the usual case
             return False
-        with_channel = bytes(self._raw) + _SPELLED[SpecialToken.CHANNEL]
+        with_channel = bytes(self.raw) + _SPELLED[SpecialToken.CHANNEL]
         header = read_unended_header(with_channel, self._offered, expects_role=self.expects_role)
-        return any(self._raw[start:].strip() for start, _ in header.texts)
+        return any(self.raw[start:].strip() for start, _ in header.texts)
 
     def text_tokens(self, header: Header) -> list[tuple[int, bytes]]:
         """(position, bytes) of the tokens of `header.texts`, without control tokens or leading whitespace."""
         tokens: list[tuple[int, bytes]] = []
         for start, stop in header.texts:
             if not tokens:
-                text = self._raw[start:stop]
+                text = self.raw[start:stop]
                 start += len(text) - len(text.lstrip())  # noqa: PLW2901  the part without blanks
             tokens += [
                 (position, data[max(start - offset, 0) : stop - offset])
@@ -104,19 +93,8 @@ class RawHeader:
         return tokens
 
 
-class IncrementalDecoder:
-    """Decodes UTF-8 incrementally: holds back incomplete characters, replaces invalid bytes by U+FFFD."""
-
-    def __init__(self) -> None:
-        self._held = b""
-
-    def push(self, data: bytes, *, is_last: bool = False) -> str:
-        """The text that `data` completes; empty while a character is incomplete, unless it is the last."""
-        data = self._held + data
-        text, num_used = utf_8_decode(data, "replace", is_last)
-        self._held = data[num_used:]
-        return text
-
+new_decoder = partial(getincrementaldecoder("utf-8"), "replace")
+"""Holds back incomplete characters, replaces invalid bytes by U+FFFD."""
 
 # How a message appears to the client; `dropped` was written as another author.
 _Kind = MessageKind | Literal["dropped"]
@@ -151,7 +129,7 @@ class OpenMessage:
         self.num_tokens = 0
         self._first_unsent = start
         self._last_read = start  # position after the last token that had any bytes
-        self._decoder = IncrementalDecoder()
+        self._decode = new_decoder().decode
 
     def read(
         self, pieces: Sequence[bytes], position: int, deltas: list[Delta], *, is_last: bool = False
@@ -164,7 +142,7 @@ class OpenMessage:
             num_read -= 1  # trailing tokens without bytes belong to the next delta, if any
         if num_read:
             self._last_read = position + num_read
-        text = self._decoder.push(b"".join(pieces), is_last=is_last)
+        text = self._decode(b"".join(pieces), is_last)
         if not text or self.kind == "dropped":
             return
         if not self.has_text and self.kind != "call":
@@ -271,7 +249,13 @@ class HarmonyParser:
             if control is SpecialToken.START:
                 self._header = self._new_header(is_started=True, expects_role=True)
         elif control is SpecialToken.MESSAGE:
-            self._open_body()
+            header = self._header.read()
+            self._count_repairs(header)
+            if tokens := self._header.text_tokens(header):
+                self.repairs["text_in_header"] += 1
+                aside = Header(is_hidden=True, is_foreign=header.is_foreign)
+                self._end_message(self._open_message(aside, tokens))
+            self._open_message(header, [])
         else:
             # Text before a channel is a message without its end token.
             if control is SpecialToken.CHANNEL and self._header.is_text():
@@ -281,7 +265,7 @@ class HarmonyParser:
 
     def _limit_header(self) -> None:
         """Stops waiting for `<|message|>` in an overlong header: outputs its text and drops noise."""
-        if not self._header.is_too_long:
+        if len(self._header.raw) <= self._header.max_bytes:
             return
         header = self._header.read_unended(is_cut=True)
         tokens = self._header.text_tokens(header)
@@ -295,7 +279,7 @@ class HarmonyParser:
     def _end_header(self, control: SpecialToken | None) -> None:
         """Ends a header without `<|message|>` at a control token or the end of the stream: its text becomes
         the message's. A recipient without text is a call, unless another header follows."""
-        if not self._header.is_blank:
+        if self._header.raw.strip():
             is_cut = control is None
             header = self._header.read_unended(is_cut=is_cut, ends_call=control is SpecialToken.CALL)
             tokens = self._header.text_tokens(header)
@@ -308,16 +292,6 @@ class HarmonyParser:
                 self._end_message(message, is_complete=not is_cut)
         self._header = self._new_header(is_started=False, expects_role=False)
 
-    def _open_body(self) -> None:
-        header = self._header.read()
-        self._count_repairs(header)
-        tokens = self._header.text_tokens(header)
-        if tokens:
-            self.repairs["text_in_header"] += 1
-            aside = Header(is_hidden=True, is_foreign=header.is_foreign)
-            self._end_message(self._open_message(aside, tokens))
-        self._open_message(header, [])
-
     def _count_repairs(self, header: Header) -> None:
         self.repairs.update(header.repairs)
         if not self._header.is_started:
@@ -329,7 +303,13 @@ class HarmonyParser:
         self, header: Header, tokens: Sequence[tuple[int, bytes]], otherwise: _Kind = "text"
     ) -> OpenMessage:
         """Starts a message with the text of its header; `otherwise` is its kind without a channel."""
-        kind = _kind_of(header, otherwise)
+        kind = _KIND_OF_CHANNEL.get(header.channel, otherwise)
+        if header.is_foreign:
+            kind = "dropped"
+        elif header.is_hidden:
+            kind = "thought"
+        elif header.call is not None:
+            kind = "call"
         if kind == "call" and not self._may_call:
             kind = "thought"
             self.repairs["forbidden_call"] += 1
@@ -350,11 +330,3 @@ class HarmonyParser:
             self._deltas.append(End(is_complete))
         self._message = None
         self._header = self._new_header(is_started=False, expects_role=False)
-
-
-def _kind_of(header: Header, otherwise: _Kind) -> _Kind:
-    if header.is_foreign:
-        return "dropped"
-    if header.is_hidden:
-        return "thought"
-    return "call" if header.call is not None else _KIND_OF_CHANNEL.get(header.channel, otherwise)

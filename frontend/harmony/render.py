@@ -7,7 +7,8 @@ commented out, enum values are quoted but not escaped, an object's description a
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -25,7 +26,6 @@ from frontend.harmony.conversation import (
     ToolResult,
     Turn,
     UserTurn,
-    WrittenMessage,
     is_builtin,
 )
 from frontend.text.tokenizer import Segment, SpecialToken
@@ -64,7 +64,10 @@ def render(conversation: Conversation) -> list[Segment]:
 
 
 def _history(turns: tuple[Turn, ...]) -> list[Segment]:
-    last_final = max((i for i, turn in enumerate(turns) if _is_final(turn)), default=-1)
+    last_final = -1  # text next to calls is a preamble
+    for i, turn in enumerate(turns):
+        if isinstance(turn, AssistantTurn) and turn.text and not turn.tool_calls:
+            last_final = i
     called: dict[str, str] = {}
     segments: list[Segment] = []
     for i, turn in enumerate(turns):
@@ -77,18 +80,25 @@ def _history(turns: tuple[Turn, ...]) -> list[Segment]:
                 called |= {call.call_id: _recipient(call) for call in turn.tool_calls}
                 segments += _assistant(turn, called, keeps_reasoning=i > last_final)
             case ToolResult():
-                segments += _tool_result(turn, called)
+                recipient = called.get(turn.call_id)
+                if recipient is None:
+                    raise InvalidRequest(
+                        f"`{turn.path}`: no earlier tool call has id {turn.call_id!r}.", param=turn.path
+                    )
+                channel = "analysis" if is_builtin(recipient) else "commentary"
+                segments += _message(f"{recipient} to=assistant", turn.text, channel=channel)
     return segments
 
 
-def _is_final(turn: Turn) -> bool:
-    """Whether the turn is a final answer; text next to calls is a preamble."""
-    return isinstance(turn, AssistantTurn) and bool(turn.text) and not turn.tool_calls
-
-
 def _assistant(turn: AssistantTurn, called: dict[str, str], *, keeps_reasoning: bool) -> Iterator[Segment]:
+    for message in turn.written:
+        if message.kind == "thought" and not keeps_reasoning:
+            continue
+        if message.is_first:
+            yield SpecialToken.START
+            yield "assistant"
+        yield message.token_ids
     if turn.written:
-        yield from _written(turn.written, keeps_reasoning=keeps_reasoning)
         return
     if turn.reasoning and keeps_reasoning:
         yield from _message("assistant", turn.reasoning, channel="analysis")
@@ -108,24 +118,6 @@ def _assistant(turn: AssistantTurn, called: dict[str, str], *, keeps_reasoning: 
             content_type=_JSON if is_function and not call.takes_text else (" code",),
             end=SpecialToken.CALL,
         )
-
-
-def _written(messages: Sequence[WrittenMessage], *, keeps_reasoning: bool) -> Iterator[Segment]:
-    for message in messages:
-        if message.kind == "thought" and not keeps_reasoning:
-            continue
-        if message.is_first:
-            yield SpecialToken.START
-            yield "assistant"
-        yield message.token_ids
-
-
-def _tool_result(turn: ToolResult, called: dict[str, str]) -> list[Segment]:
-    recipient = called.get(turn.call_id)
-    if recipient is None:
-        raise InvalidRequest(f"`{turn.path}`: no earlier tool call has id {turn.call_id!r}.", param=turn.path)
-    channel = "analysis" if is_builtin(recipient) else "commentary"
-    return _message(f"{recipient} to=assistant", turn.text, channel=channel)
 
 
 def _recipient(call: ToolCall) -> str:
@@ -181,37 +173,30 @@ def _tools_section(conversation: Conversation) -> str:
     for namespace in namespaces.values():
         tools = [tool for tool in conversation.tools if tool.namespace == namespace.name]
         if tools:
-            sections.append(_namespace_section(namespace, tools))
+            lines = [f"## {namespace.name}", ""]
+            lines += [f"// {line}" for line in _lines(namespace.description or "")]
+            lines += [f"namespace {namespace.name} {{", ""]
+            for tool in tools:
+                lines += _tool(tool)
+            sections.append("\n".join([*lines, f"}} // namespace {namespace.name}"]))
     return "\n\n".join(sections)
 
 
-def _namespace_section(namespace: Namespace, tools: Sequence[Tool]) -> str:
-    lines = [f"## {namespace.name}", ""]
-    lines += [f"// {line}" for line in _lines(namespace.description or "")]
-    lines += [f"namespace {namespace.name} {{", ""]
-    for tool in tools:
-        lines += [f"// {line}" for line in _lines(_description(tool))]
-        lines += [f"type {tool.name} = {_signature(tool)} => any;", ""]
-    return "\n".join([*lines, f"}} // namespace {namespace.name}"])
-
-
-def _description(tool: Tool) -> str:
-    if tool.grammar is None:
-        return tool.description or ""
-    description = f"{tool.description}\n" if tool.description else ""
-    return f"{description}The input follows this grammar ({tool.grammar.syntax}):\n{tool.grammar.text}"
-
-
-def _signature(tool: Tool) -> str:
+def _tool(tool: Tool) -> list[str]:
+    description, signature, grammar = tool.description or "", "()", tool.grammar
+    if grammar is not None:
+        description += "\n" if description else ""
+        description += f"The input follows this grammar ({grammar.syntax}):\n{grammar.text}"
     if tool.takes_text:
-        return "(input: string)"
-    if tool.parameters is None:
-        return "()"
-    try:
-        return f"(_: {type_of(tool.parameters)})"
-    except ValueError as error:
+        signature = "(input: string)"
+    elif tool.parameters is not None:
         path = f"{tool.path}.parameters"
-        raise InvalidRequest(f"`{path}`: {error}.", param=path) from error
+        try:
+            signature = f"(_: {type_of(tool.parameters)})"
+        except ValueError as error:
+            raise InvalidRequest(f"`{path}`: {error}.", param=path) from error
+    comments = [f"// {line}" for line in _lines(description)]
+    return [*comments, f"type {tool.name} = {signature} => any;", ""]
 
 
 def _schema_text(answer: AnswerFormat) -> str:
@@ -359,13 +344,8 @@ def compact_json(value: object) -> str:
 
     Raises ValueError for values nested too deeply."""
     try:
-        return _json(value)
+        with suppress(UnicodeEncodeError):  # of a lone surrogate; the tokenizer replaces it
+            return msgspec.json.encode(value).decode()  # with numbers as serde_json's, 1e20 and not 1e+20
+        return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     except RecursionError as error:
         raise ValueError("a value is nested too deeply") from error
-
-
-def _json(value: object) -> str:
-    try:
-        return msgspec.json.encode(value).decode()  # writes numbers as serde_json does, 1e20 and not 1e+20
-    except UnicodeEncodeError:  # a lone surrogate; the tokenizer replaces it
-        return json.dumps(value, ensure_ascii=False, separators=(",", ":"))

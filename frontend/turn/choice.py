@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from baton.messages import FinishReason as WorkerFinishReason
 from baton.messages import GenerateRequest, TokenChunk, TokenLogprob
 from frontend.harmony.conversation import Begin, Delta, End, Text
-from frontend.harmony.parse import HarmonyParser, IncrementalDecoder, ReadMessage
+from frontend.harmony.parse import HarmonyParser, ReadMessage, new_decoder
 from frontend.text.tokenizer import ModelTokenizer
 from frontend.turn.ids import new_call_id
 from frontend.turn.thoughts import WrittenTurn, written_turn
@@ -29,16 +29,16 @@ class RawText:
         self.repairs: Counter[str] = Counter()
         self._tokenizer = tokenizer
         self._shows_special = shows_special
-        self._decoder = IncrementalDecoder()
+        self._decode = new_decoder().decode
         self._num_read = self._num_sent = 0
 
     def feed(self, token_ids: Sequence[int]) -> list[Delta]:
         self._num_read += len(token_ids)
         data = self._tokenizer.bytes_of(token_ids, shows_special=self._shows_special)
-        return self._delta(self._decoder.push(data))
+        return self._delta(self._decode(data))
 
     def finish(self) -> list[Delta]:
-        return self._delta(self._decoder.push(b"", is_last=True))
+        return self._delta(self._decode(b"", True))
 
     def _delta(self, text: str) -> list[Delta]:
         if not text:

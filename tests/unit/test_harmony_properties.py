@@ -7,10 +7,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from baton.messages import FinishReason
-from frontend.harmony.parse import IncrementalDecoder
 from frontend.turn.choice import StopStrings
 from tests.fuzz_harmony import violation
-from tests.harmony_streams import ANY_TOKEN, check, check_answer, check_without_calls, cuts, ids_of, numbered
+from tests.harmony_streams import ANY_TOKEN, check, check_answer, check_without_calls, ids_of, numbered
 
 FUZZ = settings(
     max_examples=int(os.environ.get("BATON_FUZZ_EXAMPLES", "200")),
@@ -75,14 +74,6 @@ def test_without_calls_the_same_is_said_as_reasoning(ids: list[int]) -> None:
 
 def test_the_fuzzer_runs() -> None:
     assert [found for i in range(200) if (found := violation(1, i))] == []
-
-
-@FUZZ
-@given(st.binary(max_size=60), st.lists(st.integers(0, 5), max_size=20))
-def test_bytes_decode_the_same_however_they_are_split(data: bytes, sizes: list[int]) -> None:
-    decoder = IncrementalDecoder()
-    text = "".join(decoder.push(bytes(chunk)) for chunk in cuts(list(data), sizes))
-    assert text + decoder.push(b"", is_last=True) == data.decode(errors="replace")
 
 
 @FUZZ
