@@ -138,7 +138,9 @@ class Fleet:
         if not [worker for worker in decodes if worker.is_ready]:
             what = "ready yet; retry later" if decodes else "available; start one"
             raise NoWorkers(f"No decode worker of {model!r} is {what}.", retry_after_s=1)
-        tokenizer = self._tokenizers.of(model)
+        tokenizer = self._tokenizers.loaded.get(model)
+        if tokenizer is None:
+            raise NoWorkers(f"The tokenizer of {model!r} is not loaded yet; retry later.", retry_after_s=1)
         context_length = min([worker.context_length for worker in mine])
         today = self._current_date or datetime.now(UTC).date().isoformat()
         return ServedModel(model, context_length, tokenizer, today)

@@ -8,13 +8,14 @@ import threading
 from array import array
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeAlias
 
 import msgspec
 from tokenizers import Tokenizer
 
-from baton.errors import BatonError, InvalidRequest, NoWorkers
+from baton.errors import BatonError, InvalidRequest
 from baton.messages import UNDECODABLE, WorkerInfo
 
 log = logging.getLogger(__name__)
@@ -88,7 +89,10 @@ class ModelTokenizer:
         self._added_pattern = re.compile("|".join(map(re.escape, sorted(added, key=len, reverse=True))))
         self._cache = _SegmentCache(_CACHE_BYTES)
         self._words = {word: array("I", self._encode(word)) for word in _HEADER_WORDS}
-        self.special_ids = _special_ids(added)
+        self.special_ids = {token: added[token.value] for token in SpecialToken if token.value in added}
+        missing = sorted(token.value for token in _REQUIRED - self.special_ids.keys())
+        if missing:
+            raise ValueError(f"the vocabulary has no {', '.join(missing)}")
         self._spelled = {token_id: token.value.encode() for token, token_id in self.special_ids.items()}
         self.stop_token_ids = tuple(self.special_ids[token] for token in _STOPS)
         self.vocabulary = Vocabulary(
@@ -96,7 +100,7 @@ class ModelTokenizer:
         )
         self.vocab_size = len(self.vocabulary.token_bytes)
         self.num_token_ids = self.vocab_size
-        """With those that the model has beyond its vocabulary, if its folder tells."""
+        """With those that the model has beyond its vocabulary, if its config.json says so."""
         for name, token_id in added.items():
             if token_id in self._encode(name):
                 raise ValueError(f"the tokenizer encodes the plain text {name} as a control token")
@@ -120,7 +124,9 @@ class ModelTokenizer:
             tokenizer = cls(ordinary, vocab, {token.content: token.id for token in added})
         except Exception as error:  # the library raises nothing narrower
             raise ValueError(f"{path}: {error}") from error
-        tokenizer.num_token_ids = max(tokenizer.vocab_size, _num_outputs(folder))
+        with suppress(OSError, *UNDECODABLE):  # there is none
+            config = msgspec.json.decode((folder / "config.json").read_bytes(), type=_Config)
+            tokenizer.num_token_ids = max(tokenizer.vocab_size, config.vocab_size)
         return tokenizer
 
     def encode_segments(self, segments: Iterable[Segment], limit: int) -> tuple[list[int], int]:
@@ -270,25 +276,13 @@ def _num_bytes(text: str, ids: "array[int]") -> int:
     return 4 * len(text) + ids.itemsize * len(ids) + 300
 
 
-def _special_ids(added: dict[str, int]) -> dict[SpecialToken, int]:
-    found = {token: added[token.value] for token in SpecialToken if token.value in added}
-    missing = sorted(token.value for token in _REQUIRED - found.keys())
-    if missing:
-        raise ValueError(f"the vocabulary has no {', '.join(missing)}")
-    return found
-
-
-def _num_outputs(folder: Path) -> int:
-    """`vocab_size` of the model's config.json, which is padded; 0 if there is none."""
-    try:
-        return msgspec.json.decode((folder / "config.json").read_bytes(), type=_Config).vocab_size
-    except (OSError, *UNDECODABLE):
-        return 0
-
-
 def _byte_table(vocab: dict[str, int], special: frozenset[int]) -> tuple[bytes, ...]:
-    """Bytes by token id: inverts the byte-to-character map of byte-level vocabularies."""
-    to_byte = _byte_of_character()
+    """Bytes by token id. Byte-level vocabularies have printable bytes as they are, others from U+0100 on."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(0x100) if byte not in printable]
+    to_byte = {chr(byte): byte for byte in printable} | {
+        chr(0x100 + i): byte for i, byte in enumerate(others)
+    }
     table = [b""] * (max([*vocab.values(), *special]) + 1)
     for text, token_id in vocab.items():
         if token_id in special:
@@ -298,14 +292,6 @@ def _byte_table(vocab: dict[str, int], special: frozenset[int]) -> tuple[bytes, 
         except KeyError as error:
             raise ValueError(f"token {token_id} ({text!r}) is not in byte-level encoding") from error
     return tuple(table)
-
-
-def _byte_of_character() -> dict[str, int]:
-    """GPT-2's map: printable bytes map to themselves, the others to characters from U+0100 on."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(0x100) if byte not in printable]
-    plain = {chr(byte): byte for byte in printable}
-    return plain | {chr(0x100 + i): byte for i, byte in enumerate(others)}
 
 
 COUNTED_CONTEXTS = 2
@@ -367,12 +353,6 @@ class Tokenizers:
         """Return when every tokenizer that is needed is loaded, or could not be loaded once."""
         for tried in list(self._tried.values()):
             await tried.wait()
-
-    def of(self, model: str) -> ModelTokenizer:
-        """The model's tokenizer. Raises NoWorkers while it is not loaded."""
-        if (tokenizer := self.loaded.get(model)) is not None:
-            return tokenizer
-        raise NoWorkers(f"The tokenizer of {model!r} is not loaded yet; retry later.", retry_after_s=1)
 
     def tasks(self) -> list[asyncio.Task[None]]:
         return list(self._loading.values())

@@ -32,15 +32,13 @@ class RawText:
         self._decode = new_decoder().decode
         self._num_read = self._num_sent = 0
 
-    def feed(self, token_ids: Sequence[int]) -> list[Delta]:
+    def finish(self) -> list[Delta]:
+        return self.feed((), is_last=True)
+
+    def feed(self, token_ids: Sequence[int], *, is_last: bool = False) -> list[Delta]:
         self._num_read += len(token_ids)
         data = self._tokenizer.bytes_of(token_ids, shows_special=self._shows_special)
-        return self._delta(self._decode(data))
-
-    def finish(self) -> list[Delta]:
-        return self._delta(self._decode(b"", True))
-
-    def _delta(self, text: str) -> list[Delta]:
+        text = self._decode(data, is_last)
         if not text:
             return []
         start, self._num_sent = self._num_sent, self._num_read
@@ -48,11 +46,8 @@ class RawText:
 
 
 class StopStrings:
-    """Cuts text before the first stop string, which may arrive in pieces.
-
-    Text that may be the start of a stop string is held back: at most one character less than the longest
-    stop string. The stop string that is complete first wins, so that the result does not depend on how the
-    text was split. Empty stop strings are ignored. `met` is the stop string that ended the text."""
+    """Cuts text before the stop string that is complete first, however the text is split: what may be the
+    start of one is held back. Empty stop strings are ignored. `met` is the one that ended the text."""
 
     def __init__(self, stops: Iterable[str]) -> None:
         self._stops = tuple(stop for stop in stops if stop)
@@ -64,10 +59,10 @@ class StopStrings:
         if self.met is not None:
             return "", True
         text = self._held + text
-        found = self._first_stop(text)
-        if found is not None:
+        found = [(at + len(stop), at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
+        if found:
             self._held = ""
-            at, self.met = found
+            _, at, self.met = min(found)
             return text[:at], True
         num_safe = len(text) - self._num_doubtful(text)
         self._held = text[num_safe:]
@@ -77,11 +72,6 @@ class StopStrings:
         """The held-back text at the end of the stream."""
         held, self._held = self._held, ""
         return held
-
-    def _first_stop(self, text: str) -> tuple[int, str] | None:
-        """(position, stop string) of the one that is complete first."""
-        found = [(at + len(stop), at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
-        return min(found)[1:] if found else None
 
     def _num_doubtful(self, text: str) -> int:
         """Length of the longest suffix of `text` that is a prefix of a stop string."""
@@ -170,17 +160,14 @@ class TextCalls:
                 case Text() if self._held is not None:
                     self._held.append(delta)
                     continue
-                case End():
-                    yield from self._whole()
+                case End() if self._held:
+                    text = "".join(part.text for part in self._held)
+                    with suppress(msgspec.DecodeError):  # not wrapped: the text itself is the input
+                        text = msgspec.json.decode(text, type=_Wrapped).input
+                    yield replace(self._held[0], text=text)
+            if isinstance(delta, End):
+                self._held = None
             yield delta
-
-    def _whole(self) -> Iterator[Delta]:
-        held, self._held = self._held, None
-        if held:
-            text = "".join(part.text for part in held)
-            with suppress(msgspec.DecodeError):  # not wrapped: the text itself is the input
-                text = msgspec.json.decode(text, type=_Wrapped).input
-            yield replace(held[0], text=text)
 
 
 def single_tokens(chunk: TokenChunk) -> Iterator[TokenChunk]:
@@ -197,11 +184,10 @@ def single_tokens(chunk: TokenChunk) -> Iterator[TokenChunk]:
 
 
 class Choice:
-    """`request` goes to a worker. `stopped` is set once a stop string or the call limit has ended the answer.
-    `call_ids` are the calls so far. `logprobs` has an entry per token, or is
-    None if not requested; `prompt_logprobs` an entry per prompt token except the first. A final stop token in
-    `cut_ids` is counted, but is not part of the text. `text_tools` are the tools with free-text input.
-    `caller`: see `Client.caller`."""
+    """`request` goes to a worker. `stopped`: a stop string or the call limit has ended the answer. `logprobs`
+    has an entry per token, or is None if not requested; `prompt_logprobs` one per prompt token except the
+    first. A final stop token in `cut_ids` is counted, but is not part of the text. `text_tools` are the tools
+    with free-text input. `caller`: see `Client.caller`."""
 
     def __init__(
         self,

@@ -176,11 +176,12 @@ class Thoughts:
         key = (owner, known_id)
         with self._lock:
             value, since_s = self._by_id.get(key, (None, 0.0))
-            if value is not None and self._clock() - since_s > self._max_age_s:
+            if value is None:
+                return None
+            if self._clock() - since_s > self._max_age_s:
                 self._drop(key)
                 return None
-            if value is not None:
-                self._by_id.move_to_end(key)
+            self._by_id.move_to_end(key)
             return value
 
     def resumed(self, owner: str, conversation: Conversation, today: str) -> Conversation:
@@ -190,10 +191,8 @@ class Thoughts:
         answers = (turn for turn in reversed(conversation.turns) if isinstance(turn, AssistantTurn))
         last = next((answer for answer in answers if answer.tool_calls), None)
         known = self._known(owner, last) if last else None
-        date = known.current_date if known else None
-        return replace(
-            conversation, turns=self.completed(owner, conversation.turns), current_date=date or today
-        )
+        date = (known and known.current_date) or today
+        return replace(conversation, turns=self.completed(owner, conversation.turns), current_date=date)
 
     def completed(self, owner: str, turns: Sequence[Turn]) -> tuple[Turn, ...]:
         """The turns, with the original tokens of answers that came back unchanged, and missing reasoning
@@ -241,7 +240,12 @@ def joined(parts: Iterable[Turn]) -> Iterator[Turn]:
         if part == AssistantTurn():
             continue
         if isinstance(part, AssistantTurn) and _follows(part, turn):
-            turn = _both(turn, part)
+            turn = AssistantTurn(
+                reasoning=_paragraphs(turn.reasoning, part.reasoning),
+                preamble=_paragraphs(turn.preamble, part.preamble),
+                text=turn.text or part.text,
+                tool_calls=turn.tool_calls + part.tool_calls,
+            )
             continue
         if turn != AssistantTurn():
             yield turn
@@ -276,15 +280,6 @@ def _follows(new: AssistantTurn, turn: AssistantTurn) -> bool:
     if new.text or new.preamble or turn.preamble:
         return not (turn.text or turn.tool_calls)
     return turn == AssistantTurn()
-
-
-def _both(turn: AssistantTurn, new: AssistantTurn) -> AssistantTurn:
-    return AssistantTurn(
-        reasoning=_paragraphs(turn.reasoning, new.reasoning),
-        preamble=_paragraphs(turn.preamble, new.preamble),
-        text=turn.text or new.text,
-        tool_calls=turn.tool_calls + new.tool_calls,
-    )
 
 
 def _paragraphs(*texts: str | None) -> str | None:
