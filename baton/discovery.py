@@ -1,8 +1,9 @@
 """The Discovery protocol: a registry of live workers."""
 
+import asyncio
 import logging
-from collections.abc import AsyncGenerator
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Protocol
 
 import msgspec
@@ -39,6 +40,30 @@ class Discovery(Protocol):
     async def close(self) -> None:
         """Close all connections."""
         ...
+
+
+@asynccontextmanager
+async def kept(
+    hold: Callable[[], Awaitable[bool]], *, every_s: float, retry_s: float
+) -> AsyncGenerator[None, None]:
+    """Call `hold` until it has written a registration; then, while the context is open, every `every_s` or,
+    when it fails, after `retry_s`. The first call may raise.
+    """
+    while not await hold():  # noqa: ASYNC110  registries do not notify
+        await asyncio.sleep(retry_s)  # the registry is unreachable or full: retry after a pause
+
+    async def keep() -> None:
+        pause_s = every_s
+        while True:
+            await asyncio.sleep(pause_s)  # until the registration needs renewal
+            pause_s = every_s if await hold() else min(every_s, retry_s)
+
+    keeper = asyncio.create_task(keep())
+    try:
+        yield
+    finally:
+        keeper.cancel()
+        await asyncio.gather(keeper, return_exceptions=True)
 
 
 def decode_worker(value: bytes, source: str) -> WorkerInfo | None:

@@ -11,7 +11,7 @@ from urllib.parse import quote
 import grpc
 import msgspec
 
-from baton.discovery import MAX_WORKERS, decode_worker
+from baton.discovery import MAX_WORKERS, decode_worker, kept
 from baton.etcd_rpc import EtcdError, EtcdRpc
 from baton.messages import WorkerInfo
 
@@ -58,17 +58,24 @@ class EtcdDiscovery:
     @asynccontextmanager
     async def register(self, info: WorkerInfo) -> AsyncGenerator[None, None]:
         """See `Discovery`. Waits while etcd is unreachable; raises EtcdError if etcd refuses the user."""
-        registration = _Registration(self._rpc, info, self._ttl_s)
-        keeper: asyncio.Task[None] | None = None
+        registration, is_new = _Registration(self._rpc, info, self._ttl_s), True
+
+        async def hold() -> bool:
+            try:
+                await registration.hold()
+            except EtcdError as error:
+                if is_new and (error.refused or self._rpc.closed):
+                    raise
+                self._note(error)
+                return False
+            self._note(None)
+            return True
+
         try:
-            while not await self._holds(registration, is_new=True):  # noqa: ASYNC110  etcd does not notify
-                await asyncio.sleep(_RETRY_S)  # etcd is unreachable: retry after a pause
-            keeper = asyncio.create_task(self._keep(registration))
-            yield
+            async with kept(hold, every_s=self._ttl_s / 3, retry_s=_RETRY_S):
+                is_new = False
+                yield
         finally:
-            if keeper is not None:
-                keeper.cancel()
-                await asyncio.gather(keeper, return_exceptions=True)
             await registration.withdraw()
 
     async def watch(self) -> AsyncGenerator[tuple[WorkerInfo, ...], None]:
@@ -120,26 +127,6 @@ class EtcdDiscovery:
                     elif not doubtful:
                         fleet.pop(key, None)
                 yield tuple(sorted(fleet.values(), key=lambda info: info.worker_id))
-
-    async def _keep(self, registration: "_Registration") -> None:
-        """Renew the lease three times per lifetime, and write again what etcd lost."""
-        pause_s = self._ttl_s / 3
-        while not self._rpc.closed:
-            await asyncio.sleep(pause_s)  # until the lease needs renewal
-            is_held = await self._holds(registration)
-            pause_s = self._ttl_s / 3 if is_held else min(self._ttl_s / 3, _RETRY_S)
-
-    async def _holds(self, registration: "_Registration", *, is_new: bool = False) -> bool:
-        """Whether etcd has the registration now. Raises EtcdError for a new one if etcd refuses it."""
-        try:
-            await registration.hold()
-        except EtcdError as error:
-            if is_new and (error.refused or self._rpc.closed):
-                raise
-            self._note(error)
-            return False
-        self._note(None)
-        return True
 
     def _note(self, error: EtcdError | None) -> None:
         """Log once when etcd becomes unreachable and once when it is back."""

@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from baton.discovery import MAX_WORKER_BYTES, MAX_WORKERS, decode_worker
+from baton.discovery import MAX_WORKER_BYTES, MAX_WORKERS, decode_worker, kept
 from baton.messages import WorkerInfo
 
 log = logging.getLogger(__name__)
@@ -23,7 +23,6 @@ _POLL_S = 0.05
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _FULL_RETRY_S = 1.0
 _SUFFIX = ".json"
-_UNFINISHED = ".tmp"
 _ADVICE = (
     "Set --file-registry (BATON_FILE_REGISTRY) to a folder that you own, inside a folder that only you or "
     "root can write to."
@@ -88,14 +87,10 @@ class FilesDiscovery:
         UnsafeFolder if others can write to it.
         """
         registration = _Registration(self._folder, info)
-        while not registration.write():  # noqa: ASYNC110  a disk does not notify
-            await asyncio.sleep(_FULL_RETRY_S)  # the disk is full: retry after a pause
-        keeper = asyncio.create_task(self._keep(registration))
         try:
-            yield
+            async with kept(registration.hold, every_s=self._ttl_s / 3, retry_s=_FULL_RETRY_S):
+                yield
         finally:
-            keeper.cancel()
-            await asyncio.gather(keeper, return_exceptions=True)
             registration.withdraw()
 
     async def watch(self) -> AsyncGenerator[tuple[WorkerInfo, ...], None]:
@@ -117,14 +112,6 @@ class FilesDiscovery:
     async def close(self) -> None:
         """See `Discovery`. Does nothing."""
 
-    async def _keep(self, registration: "_Registration") -> None:
-        while True:
-            await asyncio.sleep(self._ttl_s / 3)  # until the file needs a touch
-            try:
-                registration.renew()
-            except OSError as error:
-                log.warning("registry=unreachable kind=files error=%s", error)
-
 
 class _Registration:
     """One worker's file, and the lock on it."""
@@ -135,17 +122,32 @@ class _Registration:
         self._value = msgspec.json.encode(info)
         self._fd = -1
 
-    def write(self) -> bool:
+    async def hold(self) -> bool:
+        """Touch the file; write it if it is new, or its name is gone. False if it cannot be written now."""
+        if self._fd < 0:
+            return self._write()
+        try:
+            os.utime(self._fd)
+            if not self._path.exists() and self._write():
+                log.info("registration=written file=%s", self._path)
+        except OSError as error:
+            log.warning("registry=unreachable kind=files error=%s", error)
+            return False
+        return True
+
+    def _write(self) -> bool:
         """Create the file, locked before it becomes visible; replaces an earlier owner of the name. False if
         the disk is full.
         """
         make_private(self._folder)
-        unfinished = self._path.with_suffix(f".{os.getpid()}{_UNFINISHED}")
+        unfinished = self._path.with_suffix(f".{os.getpid()}.tmp")
         fd = -1
         try:
             fd = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            _write_all(fd, self._value)
+            value = self._value
+            while value:  # a full disk may take a part
+                value = value[os.write(fd, value) :]
             unfinished.replace(self._path)
         except OSError as error:
             if fd >= 0:
@@ -160,17 +162,12 @@ class _Registration:
         self._fd = fd
         return True
 
-    def renew(self) -> None:
-        """Touch the file; write it again if its name is gone."""
-        os.utime(self._fd)
-        if not self._path.exists() and self.write():
-            log.info("registration=written file=%s", self._path)
-
     def withdraw(self) -> None:
-        """Remove the file, unless another registration has taken the name."""
-        if _inode(self._path) == os.fstat(self._fd).st_ino:
-            self._path.unlink(missing_ok=True)
-        os.close(self._fd)
+        """Remove the file, if it was written, unless another registration has taken the name."""
+        if self._fd >= 0:
+            if _inode(self._path) == os.fstat(self._fd).st_ino:
+                self._path.unlink(missing_ok=True)
+            os.close(self._fd)
 
 
 class _Seen:
@@ -258,12 +255,6 @@ class _View:
             with suppress(OSError):  # can be deleted another time
                 path.unlink()
         return True
-
-
-def _write_all(fd: int, value: bytes) -> None:
-    """Write `value`, of which a full disk may take a part. Raises OSError."""
-    while value:
-        value = value[os.write(fd, value) :]
 
 
 def _inode(path: Path) -> int | None:

@@ -25,16 +25,11 @@ _TEXT = (
 _WORDS_EACH = 6
 
 
-def _prompts() -> tuple[list[int], ...]:
-    """The text up to some of its words and a space, where many tokens may follow. The first ids of a
-    byte-level vocabulary are the bytes from "!" to "~"; the space's is 220.
-    """
-    ids = [220 if letter == " " else ord(letter) - ord("!") for letter in _TEXT]
-    ends = list(accumulate(len(word) + 1 for word in _TEXT.split(" ")))
-    return tuple(ids[max(0, end - MAX_TOKENS) : end] for end in ends[_WORDS_EACH - 1 : -1 : _WORDS_EACH])
-
-
-PROMPTS = _prompts()
+# The first ids of a byte-level vocabulary are the bytes from "!" to "~"; the space's is 220.
+_IDS = [220 if letter == " " else ord(letter) - ord("!") for letter in _TEXT]
+_ENDS = list(accumulate(len(word) + 1 for word in _TEXT.split(" ")))
+PROMPTS = tuple(_IDS[max(0, end - MAX_TOKENS) : end] for end in _ENDS[_WORDS_EACH - 1 : -1 : _WORDS_EACH])
+"""The text up to some of its words and a space, where many tokens may follow."""
 DIGEST = blake2b(msgspec.msgpack.encode(PROMPTS), digest_size=4).hexdigest()
 """Scores of other prompts are not compared."""
 
@@ -75,7 +70,12 @@ def check_numbers(workers: Iterable[WorkerInfo], trusted: Trusted) -> tuple[dict
             groups = sorted(_groups(scored), key=len, reverse=True)
             reference, source = groups[0][0][1], f"those of {len(groups[0])} of {len(scored)} workers"
             if 2 * len(groups[0]) <= len(scored):
-                doubts.append(_doubt(model, groups))
+                sides = [", ".join(worker.label for worker, _ in group) for group in groups]
+                share = difference(groups[0][0][1], groups[1][0][1])
+                doubts.append(
+                    f"{model}: the probabilities of {' | '.join(sides)} differ by {share:.2f}; which are "
+                    "right cannot be known without the frontend's --trusted-numbers"
+                )
                 continue
         for worker, scores in scored:
             if (share := difference(scores, reference)) > TOLERANCE:
@@ -100,15 +100,6 @@ def _groups(scored: _Scored) -> list[_Scored]:
         else:
             groups.append([(worker, scores)])
     return groups
-
-
-def _doubt(model: str, groups: list[_Scored]) -> str:
-    sides = [", ".join(worker.label for worker, _ in group) for group in groups]
-    share = difference(groups[0][0][1], groups[1][0][1])
-    return (
-        f"{model}: the probabilities of {' | '.join(sides)} differ by {share:.2f}; which are right cannot be "
-        "known without the frontend's --trusted-numbers"
-    )
 
 
 def read_trusted(path: Path | None) -> Trusted:

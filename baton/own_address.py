@@ -19,15 +19,15 @@ def own_address(servers: Sequence[str]) -> str:
 
     IPv4 if there is a choice; loopback without URLs. Looks names up. Raises WrongAddress.
     """
+    if not servers:
+        return "127.0.0.1"
     problems = []
     for url in servers:
         try:
             return _route(url)
         except (OSError, ValueError) as error:
             problems.append(f"{without_secrets(url)}: {error}")
-    if problems:
-        raise WrongAddress(f"--host {AUTO}: no route to {'; '.join(problems)}; give this machine's address")
-    return "127.0.0.1"
+    raise WrongAddress(f"--host {AUTO}: no route to {'; '.join(problems)}; give this machine's address")
 
 
 def _route(url: str) -> str:

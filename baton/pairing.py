@@ -6,10 +6,8 @@ from collections.abc import Sequence
 from contextlib import aclosing
 from functools import cache, partial
 
-import msgspec
-
 from baton.errors import BatonError, EngineFailure
-from baton.messages import GenerateRequest, KvHandoff, KvLayout, Role, Sampling, WorkerInfo, after_handoff
+from baton.messages import GenerateRequest, KvHandoff, Role, Sampling, WorkerInfo, after_handoff
 from baton.telemetry import Line
 from baton.transport import Respond, Transport
 
@@ -30,10 +28,16 @@ def why_not_paired(prefill: WorkerInfo, decode: WorkerInfo) -> str | None:
     ):
         if left != right:
             return f"{prefill.worker_id} -> {decode.worker_id}: {name} {left} is not {right}"
-    if prefill.kv_layout != decode.kv_layout:
-        difference = _difference(prefill.kv_layout, decode.kv_layout)
-        return f"{prefill.worker_id} -> {decode.worker_id}: {difference}"
-    return None
+    ours, theirs = prefill.kv_layout, decode.kv_layout
+    if ours == theirs:
+        return None
+    difference = f"kv layout {ours} is not {theirs}"
+    if ours and theirs:  # all fields that differ, so that they can be fixed at once
+        pairs = ((name, getattr(ours, name), getattr(theirs, name)) for name in ours.__struct_fields__)
+        difference = ", ".join(
+            f"{name} {left} is not {right}" for name, left, right in pairs if left != right
+        )
+    return f"{prefill.worker_id} -> {decode.worker_id}: {difference}"
 
 
 def refused_pairs(workers: Sequence[WorkerInfo]) -> list[str]:
@@ -47,16 +51,6 @@ def refused_pairs(workers: Sequence[WorkerInfo]) -> list[str]:
 @cache
 def _transceiver_kind(kv_transfer: str) -> str:
     return kv_transfer.split(" ", maxsplit=1)[0] or "none"
-
-
-def _difference(prefill: KvLayout | None, decode: KvLayout | None) -> str:
-    """All fields that differ, so that they can be fixed at once."""
-    if prefill is None or decode is None:
-        return f"kv layout {prefill} is not {decode}"
-    left, right = msgspec.structs.asdict(prefill), msgspec.structs.asdict(decode)
-    return ", ".join(
-        f"{name} {left[name]} is not {right[name]}" for name in left if left[name] != right[name]
-    )
 
 
 _NUM_BYTES = 256  # the first ids of every byte-level vocabulary

@@ -45,13 +45,13 @@ class PeerTls:
 
 def peer_tls(environ: Mapping[str, str] = os.environ) -> PeerTls | None:
     """TLS as the environment demands it, if it does. Raises CredentialError with the variables' names."""
-    cert, key, ca = (Path(environ[name]) if environ.get(name) else None for name in (CERT, KEY, CA))
-    if cert is None and key is None and ca is None:
+    files = [Path(environ[name]) for name in (CERT, KEY, CA) if environ.get(name)]
+    if not files:
         return None
-    if cert is None or key is None or ca is None:
+    if len(files) < 3:
         raise CredentialError(f"{CERT}, {KEY} and {CA}: set all three, or none")
     try:
-        return PeerTls(cert, key, ca)
+        return PeerTls(*files)
     except ValueError as error:
         raise CredentialError(f"{CERT}, {KEY}, {CA}: {error}") from error
 
@@ -60,18 +60,13 @@ def _contexts(cert: Path, key: Path, ca: Path) -> _Contexts:
     accepting, connecting = server_context(cert, key, ca), client_context(ca, cert, key)
     accepting.num_tickets = 0  # sessions are never resumed
     connecting.check_hostname = False
+    # Shake hands with oneself: what no peer would accept is found at the start.
+    there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ends = connecting.wrap_bio(back, there), accepting.wrap_bio(there, back, server_side=True)
     try:
-        _meet(accepting, connecting)
+        for end in ends * _ROUND_TRIPS:
+            with contextlib.suppress(ssl.SSLWantReadError):  # it is the other's turn
+                end.do_handshake()
     except ssl.SSLError as error:
         raise ValueError(f"{cert} is not valid for the authority {ca}: {reason(error)}") from None
     return _Contexts(accepting, connecting)
-
-
-def _meet(accepting: ssl.SSLContext, connecting: ssl.SSLContext) -> None:
-    """Shake hands with oneself: what no peer would accept is found at the start. Raises ssl.SSLError."""
-    there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
-    ends = connecting.wrap_bio(back, there), accepting.wrap_bio(there, back, server_side=True)
-    for _ in range(_ROUND_TRIPS):
-        for end in ends:
-            with contextlib.suppress(ssl.SSLWantReadError):  # it is the other's turn
-                end.do_handshake()

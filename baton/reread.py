@@ -42,18 +42,16 @@ class Reread(Generic[T]):
         stamps = self._stamps()
         if stamps == self._seen:
             return
+        names = ",".join(map(str, self._paths))
         try:
             self._value = self._load()
         except Exception as error:  # noqa: BLE001  tried again: a file may become readable without a change
             if self._problem != str(error):
                 self._problem = str(error)
-                log.error("reread=failed files=%s the content before stays in use: %s", self._names(), error)  # noqa: TRY400  the same sentence, once
+                log.error("reread=failed files=%s the content before stays in use: %s", names, error)  # noqa: TRY400  the same sentence, once
             return
         self._problem, self._seen = "", stamps
-        log.info("reread=done files=%s", self._names())
-
-    def _names(self) -> str:
-        return ",".join(map(str, self._paths))
+        log.info("reread=done files=%s", names)
 
     def _stamps(self) -> list[tuple[int, ...] | None]:
         return [_stamp(path) for path in self._paths]

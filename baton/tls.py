@@ -45,14 +45,17 @@ def client_files(ca: str, cert: str, key: str) -> tuple[Path | None, Path | None
     """The files that these variables name, of which `client_context` makes a context. Raises CredentialError
     with the variables' names.
     """
-    found = [Path(value) if (value := os.environ.get(name)) else None for name in (ca, cert, key)]
-    if (found[1] is None) != (found[2] is None):
+    names = (ca, cert, key)
+    ca_file, cert_file, key_file = (
+        Path(value) if (value := os.environ.get(each)) else None for each in names
+    )
+    if (cert_file is None) != (key_file is None):
         raise CredentialError(f"{cert} and {key}: set both")
     try:
-        client_context(*found)
+        client_context(ca_file, cert_file, key_file)
     except ValueError as error:
-        raise CredentialError(f"{', '.join(filter(os.environ.get, (ca, cert, key)))}: {error}") from error
-    return found[0], found[1], found[2]
+        raise CredentialError(f"{', '.join(filter(os.environ.get, names))}: {error}") from error
+    return ca_file, cert_file, key_file
 
 
 def reason(error: OSError) -> str:
