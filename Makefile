@@ -5,6 +5,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 # Pinned releases; `make test CONSTRAINTS=` takes the newest ones.
 CONSTRAINTS ?= constraints.txt
+# Tests start hundreds of processes, each of which would compile Baton again.
+unexport PYTHONDONTWRITEBYTECODE
 PIP_INSTALL = $(BIN)/python -m pip install --disable-pip-version-check $(addprefix -c ,$(CONSTRAINTS))
 
 .DEFAULT_GOAL := help

@@ -83,11 +83,6 @@ async def test_etcd_gets_the_certificate_of_this_process(
     assert (await probe_etcd(url)).problem is None
 
 
-async def test_no_proxy_is_used_for_etcd(etcd_server: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{free_port()}")
-    assert (await probe_etcd(etcd_server)).problem is None
-
-
 async def test_a_closed_port_is_a_problem_that_shows_no_password() -> None:
     port = free_port()
     wires = Wires(etcd_endpoints=f"http://127.0.0.1:{port}", nats_server=f"nats://u:sesame@127.0.0.1:{port}")

@@ -2,9 +2,7 @@
 
 import asyncio
 import json
-import ssl
 from collections.abc import AsyncGenerator
-from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +12,12 @@ from baton.errors import DeadlineExceeded, WorkerLost
 from baton.messages import GenerateRequest, Reply, TokenChunk, Usage
 from frontend import __main__ as frontend_main
 from frontend.http.keys import line_of
-from frontend.processes.siblings import Siblings
 from frontend.turn.seal import Seal
-from tests.certificates import Authority
 from tests.scripted_workers import answer, failing, hand_off
-from tests.serving_frontend import MODEL, Frontend, Held, Workers, process, saying, serving
+from tests.serving_frontend import MODEL, Held, Workers, saying, serving
 from tests.waiting import PATIENCE_S
 
 THOUGHT = "<|channel|>analysis<|message|>Think.<|end|><|start|>assistant"
-CALL = THOUGHT + "<|channel|>commentary to=functions.f<|message|>{}<|call|>"
 ASKED = [{"role": "user", "content": "Hi"}]
 PAGE = "https://app.example"
 
@@ -112,19 +107,6 @@ async def test_bodies_have_the_memory_of_the_flag() -> None:
         assert (await holding).status_code == 400
 
 
-async def test_a_keys_file_that_changes_is_in_use(tmp_path: Path) -> None:
-    path = tmp_path / "keys"
-    path.write_text(line_of("alice", "a"))
-    path.chmod(0o600)
-
-    async with serving(Workers(d1=answer), api_keys_file=path) as frontend:
-        assert [(await frontend.complete(key)).status_code for key in "ab"] == [200, 401]
-        path.write_text(line_of("robert", "b"))
-        while (await frontend.complete("b")).status_code != 200:
-            await asyncio.sleep(0.01)  # poll, like a client
-        assert (await frontend.complete("a")).status_code == 401
-
-
 async def test_the_model_has_the_names_and_the_date_of_the_flags() -> None:
     async with serving(
         Workers(d1=answer), model_alias=f"gpt-*={MODEL}", current_date="2026-01-02"
@@ -174,21 +156,6 @@ async def test_reasoning_is_sealed_with_the_key_of_the_flag(tmp_path: Path) -> N
         assert Seal(b"k" * 32).open(reply.json()["output"][0]["encrypted_content"]) == "Think."
 
 
-async def test_https_is_served_with_the_certificate_of_the_flag(tmp_path: Path) -> None:
-    authority = Authority(tmp_path)
-    cert, key = authority.sign("server")
-
-    async with serving(Workers(), tls_cert_file=cert, tls_key_file=key) as frontend:
-        port = frontend.listener.getsockname()[1]
-        reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=authority.client())
-        protocol: ssl.SSLObject = writer.get_extra_info("ssl_object")
-        assert protocol.version() in {"TLSv1.2", "TLSv1.3"}
-        writer.write(b"GET /live HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
-        assert (await reader.read()).startswith(b"HTTP/1.1 200")
-        writer.close()
-        await writer.wait_closed()
-
-
 async def test_each_process_sends_workers_its_part_of_what_they_hold() -> None:
     held = Held()
     workers = Workers(d1=held)
@@ -200,47 +167,6 @@ async def test_each_process_sends_workers_its_part_of_what_they_hold() -> None:
             assert len(workers.calls) < 2
         held.goes_on.set()
         assert [(await each).status_code for each in asking] == [200, 200]
-
-
-def of_two(workers: Workers, folder: Path, **settings: Any) -> list[AbstractAsyncContextManager[Frontend]]:
-    """The processes of one frontend, which call the workers in any order."""
-    workers.answering.update(workers.scripts)
-    siblings = [Siblings(folder, index, 2) for index in range(2)]
-    return [process(workers, own, num_processes=2, **settings) for own in siblings]
-
-
-async def test_processes_share_metrics(tmp_path: Path) -> None:
-    one, two = of_two(Workers(d1=answer), tmp_path)
-    async with one as first, two as second:
-        await asyncio.gather(first.is_listening.wait(), second.is_listening.wait())
-        assert [(await each.complete()).status_code for each in (first, second)] == [200, 200]
-        page = (await first.get("/metrics")).text
-        assert f'baton_requests_total{{model="{MODEL}",route="/v1/completions",status="200"}} 2.0' in page
-
-
-async def test_processes_share_responses_and_remembered_reasoning(tmp_path: Path) -> None:
-    workers = Workers(d1=Held())
-    one, two = of_two(workers, tmp_path)
-    async with one as first, two as second:
-        await asyncio.gather(first.is_listening.wait(), second.is_listening.wait())
-        made = await first.post("/v1/responses", model=MODEL, input="Hi", background=True)
-        cancelled = await second.post(f"/v1/responses/{made['id']}/cancel")
-        assert cancelled["status"] == "cancelled"
-        assert (await second.get(f"/v1/responses/{made['id']}")).json()["status"] == "cancelled"
-
-        workers.scripts["d1"] = saying(CALL)
-        body: Any = {"model": MODEL, "messages": ASKED, "tools": [{"function": {"name": "f"}}]}
-        called = (await first.post("/v1/chat/completions", **body))["choices"][0]["message"]
-        result = {"role": "tool", "tool_call_id": called["tool_calls"][0]["id"], "content": "ok"}
-        said = {"role": "assistant", "tool_calls": called["tool_calls"]}
-        body["messages"] = [*ASKED, said, result]
-        num_tokens = (await first.post("/tokenize", **body))["count"]
-        async with asyncio.timeout(PATIENCE_S):
-            while (await second.post("/tokenize", **body))["count"] != num_tokens:
-                pass
-        del called["tool_calls"][0]["id"]
-        said["tool_calls"][0]["id"] = result["tool_call_id"] = "call_unknown"
-        assert (await second.post("/tokenize", **body))["count"] < num_tokens
 
 
 @pytest.mark.parametrize(

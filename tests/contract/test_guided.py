@@ -219,10 +219,3 @@ async def test_an_engine_that_cannot_says_so_and_names_the_field(role: Role, pro
         with pytest.raises(InvalidRequest) as caught:
             await chunks(run)
         assert caught.value.param == "response_format"
-
-
-async def test_an_engine_that_cannot_serves_a_form_that_it_happens_to_have(prompt: list[int]) -> None:
-    form = guided([Tool(name="f", strict=True)])
-    assert form is not None
-    async with started(mocker, Role.DECODE) as (engine,):
-        assert len(await alone(engine, ask(prompt, form, max_tokens=12))) == 12

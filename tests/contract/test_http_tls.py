@@ -13,7 +13,6 @@ from typing import Any, Self
 
 import pytest
 
-from baton.reread import Reread
 from baton.tls import server_context
 from frontend.http.exchange import Exchange
 from frontend.http.server import Connection, HttpServer
@@ -97,25 +96,6 @@ async def test_with_a_clients_authority_only_its_clients_are_answered(
         assert await door.get(authority.client()) == b""
         assert await door.get(authority.client(foreign)) == b""
         assert (await door.get(authority.client(authority.sign("client")))).endswith(b"https")
-
-
-async def test_a_changed_certificate_is_for_new_connections_and_a_broken_one_for_none(
-    authority: Authority, tmp_path: Path
-) -> None:
-    cert, key = authority.sign("server")
-    another = Authority(tmp_path / "another")
-    tls = Reread([cert, key], lambda: server_context(cert, key))
-
-    async with Door(lambda: tls.value) as door:
-        assert await door.get(authority.client())
-        renewed = another.sign("server")
-        cert.write_bytes(renewed.cert.read_bytes())
-        tls.check()
-        assert await door.get(authority.client())  # the key does not fit yet
-        key.write_bytes(renewed.key.read_bytes())
-        tls.check()
-        assert not await door.get(authority.client())
-        assert await door.get(another.client())
 
 
 async def test_clients_that_do_not_shake_hands_leave_nothing_behind_and_hold_up_nothing(

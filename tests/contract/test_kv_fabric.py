@@ -106,18 +106,6 @@ async def test_a_read_that_fails_ends_all_of_its_peer_and_the_next_one_meets_it_
         await moved(source, reader)
 
 
-async def test_an_abandoned_read_that_hangs_ends_with_its_peer(
-    monkeypatch: pytest.MonkeyPatch, calls: Counter[str]
-) -> None:
-    monkeypatch.setattr(Agent, "is_done", lambda *_: False)
-    async with roads() as (source, *_, reader):
-        pull = asyncio.create_task(moved(source, reader))
-        assert not (await asyncio.wait({pull}, timeout=0.2))[0]
-        pull.cancel()
-        await asyncio.wait({pull})
-        assert calls["close"] == 1
-
-
 @pytest.mark.parametrize("fails", [False, True])
 async def test_when_reads_of_a_source_end_nixl_has_dropped_them(
     monkeypatch: pytest.MonkeyPatch, fails: bool

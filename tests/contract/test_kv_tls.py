@@ -1,19 +1,17 @@
 """TLS between a source of KV and its pullers: who gets bytes, and the errors of those who get none."""
 
 import asyncio
-import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
-from baton.errors import HandoffFailed, HandoffStalled
+from baton.errors import HandoffFailed
 from baton.peer_tls import PeerTls
 from baton.telemetry import unauthenticated
 from tests.certificates import Authority
-from tests.clock import jumping
-from tests.kv_peer import place_of, readers_of
+from tests.kv_peer import readers_of
 from tests.waiting import until
 from workers.kv.memory import host_memory
 from workers.kv.stream import Stream
@@ -85,65 +83,6 @@ async def test_a_puller_that_is_not_trusted_gets_nothing_while_another_pulls(
                 await pull(other, ticket)
         assert await running == PAYLOAD * 24
         assert await pull(good, ticket) == PAYLOAD
-
-
-@pytest.mark.parametrize("has_tls", [True, False])
-async def test_a_caller_without_a_certificate_gets_nothing_and_is_counted(
-    ours: Authority, log: pytest.LogCaptureFixture, has_tls: bool
-) -> None:
-    num_before = unauthenticated.num_messages
-    async with transceiver(ours.peer()) as source:
-        place = place_of(source.offer(host_memory(bytearray(PAYLOAD))))
-        reader, writer = await asyncio.open_connection(*place, ssl=ours.client() if has_tls else None)
-        writer.write(b"GET / HTTP/1.1\r\n\r\n")
-        with suppress(OSError):  # a reset, or the alert
-            assert await reader.read() == b""
-        writer.transport.abort()
-        assert unauthenticated.num_messages == num_before + 1
-        assert ("it has no certificate" if has_tls else "it does not speak TLS") in log.text
-
-
-@jumping
-async def test_a_handshake_that_does_not_end_is_ended_after_ten_seconds(ours: Authority) -> None:
-    loop = asyncio.get_running_loop()
-    async with transceiver(ours.peer()) as source:
-        place = place_of(source.offer(host_memory(bytearray(PAYLOAD))))
-        for first in (b"", b"\x16\x03\x01\x02\x00"):
-            with socket.create_connection(place) as sock:
-                sock.setblocking(False)
-                began_s = loop.time()
-                await loop.sock_sendall(sock, first)
-                with suppress(ConnectionResetError):
-                    assert await loop.sock_recv(sock, 1) == b""
-                assert loop.time() - began_s == pytest.approx(10.0, abs=0.1)
-
-
-@pytest.mark.parametrize("says", [b"", b"\x05\0\0\0\x91\xa5grant"])
-@jumping
-async def test_a_source_that_does_not_shake_hands_hears_no_secret(ours: Authority, says: bytes) -> None:
-    received = bytearray()
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(says)
-        with suppress(ConnectionResetError):
-            while data := await reader.read(4096):
-                received.extend(data)
-        writer.close()
-
-    loop = asyncio.get_running_loop()
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    address = f"tls://127.0.0.1:{server.sockets[0].getsockname()[1]}/kv.secret"
-    ticket = Ticket(wire="tcp+tls", offer_id=1, num_bytes=9, address=address, secret=b"secret")
-    async with transceiver(ours.peer()) as here:
-        began_s = loop.time()
-        with pytest.raises(HandoffFailed if says else HandoffStalled) as failed:
-            await pull(here, ticket)
-        assert loop.time() - began_s < 3
-        if says:
-            assert "does not speak TLS" in failed.value.message
-    server.close()
-    await until(lambda: received)
-    assert b"secret" not in received
 
 
 async def test_withdrawing_ends_a_pull_over_tls_at_once(ours: Authority) -> None:

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import gc
-import logging
 import secrets
 import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
@@ -28,33 +27,6 @@ from tests.tcp_balancer import TcpBalancer
 from tests.waiting import PATIENCE_S, scaled, until
 
 LIVENESS_S = scaled(1.0)
-
-
-@pytest.mark.parametrize("harm", [ServerProcess.kill, ServerProcess.freeze])
-async def test_an_outage_is_logged_once_when_it_begins_and_when_it_ends(
-    own_nats: ServerProcess, harm: Callable[[ServerProcess], None], caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO, "baton")
-
-    async with Plane("nats", own_nats.url).ends(liveness_s=LIVENESS_S) as (caller, worker):
-        endless = Endless()
-        async with worker.serve("1", endless.answer) as first, worker.serve("2", endless.answer) as second:
-            calls = [caller.call(address, a_request()) for address in (first, second)]
-            for call in calls:
-                await anext(call)
-            harm(own_nats)
-            for call in calls:
-                with pytest.raises(BrokerLost):
-                    await anext(call)
-            await asyncio.to_thread(own_nats.thaw if harm is ServerProcess.freeze else own_nats.start)
-            await caller.reachable()
-            await worker.reachable()
-    num_outages = caplog.text.count("plane=unreachable")
-    assert num_outages in {1, 2}  # the caller's; the worker may not have noticed one that was short
-    assert caplog.text.count("plane=reachable") == num_outages
-    assert not [
-        each for each in caplog.records if each.message.startswith("nats_error") and each.levelno > 10
-    ]
 
 
 async def test_workers_get_time_to_return_before_calls_go_to_them(own_nats: ServerProcess) -> None:
@@ -244,20 +216,6 @@ async def test_what_others_publish_is_counted_and_changes_nothing(nats_server: s
 
 # For tests whose server stands still, which is not to be noticed.
 PATIENT: dict[str, Any] = {"liveness_s": scaled(600.0), "ping_interval": 600}
-
-
-async def test_a_server_that_starts_later_is_found(launch_nats: LaunchServer) -> None:
-    url = f"nats://127.0.0.1:{(port := free_port())}"
-    caller, worker = NatsTransport(url), NatsTransport(url)
-    with pytest.raises(BrokerLost):
-        await tokens(caller.call("nats://baton.v1.worker.w.1", a_request()))
-    reached = asyncio.create_task(caller.reachable())
-    await asyncio.to_thread(launch_nats, "-p", str(port))
-    await reached
-    async with worker.serve("w", count_up) as address:
-        assert await tokens(caller.call(address, a_request(2))) == [0, 1]
-    await caller.close()
-    await worker.close()
 
 
 async def test_a_worker_without_a_server_closes_its_generators_at_once(own_nats: ServerProcess) -> None:

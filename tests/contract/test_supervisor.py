@@ -1,24 +1,14 @@
 """A supervisor and its processes: who does not start, who is replaced, how it drains."""
 
-import asyncio
 import os
 import signal
-from contextlib import suppress
 
 import pytest
 
-from frontend.processes import supervisor
 from frontend.processes.supervisor import Port
 from tests.alive import is_running
 from tests.supervisors import Start, answer
-from tests.waiting import PATIENCE_S, signal_process, wait_for
-
-
-def test_every_process_gets_connections_of_the_port(start: Start) -> None:
-    supervised = start(3)
-    wait_for(lambda: supervised.ask()[0] == 2)
-    wait_for(lambda: supervised.ask()[0] == 0)
-    assert supervised.text().count("serving") == 1
+from tests.waiting import signal_process, wait_for
 
 
 def test_keys_pressed_in_a_terminal_reach_only_the_supervisor(start: Start) -> None:
@@ -60,30 +50,6 @@ def test_a_second_signal_kills(start: Start) -> None:
         supervised.signal(signal.SIGINT)
         assert supervised.wait() == 128 + signal.SIGINT
     assert not is_running(pid)
-
-
-def test_processes_end_with_a_supervisor_that_is_killed(start: Start) -> None:
-    supervised = start(2)
-    pids = supervised.pids()
-    supervised.kill()
-    wait_for(lambda: not any(map(is_running, pids)))
-    assert not supervised.is_listening()
-
-
-async def test_it_drains_once_a_next_frontend_serves(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor, "TAKE_TIMEOUT_S", PATIENCE_S)
-    supervised = start(1)
-    for _ in range(2):  # they end before they serve
-        taken = Port.taken(supervised.port)
-        assert taken is not None
-        taken.close()
-    taken = Port.taken(supervised.port)
-    assert taken is not None
-    with suppress(TimeoutError):
-        await asyncio.wait_for(taken.passed_on(), 0.1)
-    assert supervised.wait() == 0
-    assert supervised.is_listening()  # through the socket that was taken
-    taken.close()
 
 
 def test_a_dead_process_is_replaced_while_the_other_serves(start: Start) -> None:

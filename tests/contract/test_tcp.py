@@ -92,13 +92,20 @@ def deaf_port() -> Iterator[int]:
         yield server.getsockname()[1]
 
 
+@pytest.mark.parametrize(
+    ("liveness_s", "message", "lost_s"),
+    [(2.0, "does not respond", 2), (60.0, r"did not accept the connection within 3\.0 s", 3)],
+)
 @jumping
-async def test_a_worker_that_takes_no_connection_is_lost_within_the_liveness_limit() -> None:
+async def test_a_worker_that_takes_no_connection_is_lost_soon(
+    liveness_s: float, message: str, lost_s: int
+) -> None:
     with deaf_port() as port:
-        async with transports(1) as (caller,):
-            with pytest.raises(WorkerLost, match="does not respond"):
-                await tokens(caller.call(f"tcp://127.0.0.1:{port}/w", a_request()))
-            assert now_s() == pytest.approx(2, abs=0.2)
+        caller = TcpTransport(liveness_s=liveness_s)
+        with pytest.raises(WorkerLost, match=message):
+            await tokens(caller.call(f"tcp://127.0.0.1:{port}/w", a_request()))
+        assert now_s() == pytest.approx(lost_s, abs=0.3)
+        await caller.close()
 
 
 def has_ipv6() -> bool:
@@ -136,23 +143,6 @@ async def test_a_peer_that_does_not_read_is_hung_up_on_after_a_second() -> None:
             began_s = now_s()
         assert now_s() - began_s == pytest.approx(1, abs=0.2)
         peer.close()
-
-
-@jumping
-async def test_an_address_of_another_scheme_is_not_called() -> None:
-    async with transports() as (caller, worker), worker.serve("w", count_up) as address:
-        with pytest.raises(WorkerLost, match="is not a TCP worker address"):
-            await tokens(caller.call(address.replace("tcp", "http"), a_request()))
-
-
-@jumping
-async def test_a_worker_that_takes_no_connection_is_lost_after_three_seconds() -> None:
-    with deaf_port() as port:
-        caller = TcpTransport(liveness_s=60)
-        with pytest.raises(WorkerLost, match=r"did not accept the connection within 3\.0 s"):
-            await tokens(caller.call(f"tcp://127.0.0.1:{port}/w", a_request()))
-        assert now_s() == pytest.approx(3, abs=0.3)
-        await caller.close()
 
 
 async def test_a_worker_that_stops_takes_no_new_connection() -> None:

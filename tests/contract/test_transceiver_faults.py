@@ -3,9 +3,7 @@
 import asyncio
 import os
 import signal
-import socket
 import threading
-from contextlib import ExitStack
 
 import pytest
 
@@ -19,7 +17,6 @@ from tests.kv_peer import (
     failure,
     near,
     pattern,
-    place_of,
     readers_of,
     victim,
 )
@@ -106,17 +103,6 @@ async def test_a_killed_puller_leaves_the_offer_to_the_next_one(kind: str) -> No
         with victim(kind) as far:
             assert (await far.pull(ticket, seed=1)).intact
         await here.moved(ticket)
-
-
-async def test_connections_that_ask_for_nothing_make_room_for_a_puller(far: Far) -> None:
-    async with near(far.kind) as here:
-        ticket = await far.offer(1 << 10, seed=3)
-        with ExitStack() as mute:
-            for _ in range(300):
-                mute.enter_context(socket.create_connection(place_of(ticket), timeout=5))
-            into = bytearray(1 << 10)
-            await here.pull(ticket, host_memory(into), SOON_S)
-        assert into == pattern(1 << 10, 3)
 
 
 async def test_closing_ends_every_wait(far: Far) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import os
 import signal
 import socket
@@ -169,8 +170,9 @@ async def test_a_caller_that_closes_ends_its_calls_and_the_workers_generators(
 
 @pytest.mark.parametrize("harm", [ServerProcess.kill, ServerProcess.freeze])
 async def test_calls_fail_while_nats_is_away_and_work_when_it_is_back(
-    own_nats: ServerProcess, harm: Callable[[ServerProcess], None]
+    own_nats: ServerProcess, harm: Callable[[ServerProcess], None], caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.INFO, "baton")
     async with Plane("nats", own_nats.url).ends(liveness_s=LIVENESS_S) as (caller, worker):
         endless = Endless()
 
@@ -194,6 +196,11 @@ async def test_calls_fail_while_nats_is_away_and_work_when_it_is_back(
             async with within(scaled(5)):
                 await caller.reachable()
             assert await eventually(lambda: tokens(caller.call(address, a_request(2)))) == [0, 1]
+    num_outages = caplog.text.count("plane=unreachable")
+    assert num_outages in {1, 2}  # the caller's; the worker may not have noticed one that was short
+    assert caplog.text.count("plane=reachable") == num_outages
+    errors = [each for each in caplog.records if each.message.startswith("nats_error")]
+    assert not [each for each in errors if each.levelno > logging.DEBUG]
 
 
 async def eventually(attempt: Callable[[], Awaitable[list[int]]]) -> list[int]:

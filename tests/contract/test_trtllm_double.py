@@ -10,23 +10,14 @@ from typing import Any
 import pydantic
 import pytest
 import tensorrt_llm
-from tensorrt_llm.executor.utils import RequestError
-from tensorrt_llm.llmapi import LLM, SamplingParams, TorchLlmArgs, llm_args
+from tensorrt_llm.llmapi import LLM, TorchLlmArgs, llm_args
 from tensorrt_llm.traps import sprung
-
-from tests.trtllm_engine import CONFIG
-from tests.waiting import until
-from workers.engines.trtllm.library import is_healthy
 
 ROOT = Path(__file__).parents[2]
 FACTS = json.loads((ROOT / "tests/doubles/trtllm_contract.json").read_text())
 
 
 V2 = {"kv_cache_config": {"use_kv_cache_manager_v2": True}}
-
-
-def is_broken(llm: LLM) -> bool:
-    return not is_healthy(llm)
 
 
 @pytest.mark.parametrize("name", ["SamplingParams", "DisaggregatedParams", "GuidedDecodingParams"])
@@ -124,20 +115,3 @@ def test_the_double_has_each_releases_transceivers(
                 LLM(str(checkpoint), **config)
         else:
             LLM(str(checkpoint), **config).shutdown()
-
-
-async def test_a_fatal_error_reaches_every_request_and_then_nothing_runs(checkpoint: Path) -> None:
-    llm = LLM(str(checkpoint), **CONFIG)
-    params = SamplingParams(max_tokens=400, end_id=-1)
-    executor: Any = llm._executor  # noqa: SLF001  tests only
-    with sprung(prefill_s_a_token=3600.0):  # so that none ends before
-        results = [llm.generate_async([1], params, streaming=True) for _ in range(2)]
-        await until(lambda: len(executor._jobs) == 2)  # noqa: SLF001  the same
-        executor.die("out of the blue")
-    for result in results:
-        with pytest.raises(RequestError, match="out of the blue"):
-            await result.aresult()
-    with pytest.raises(RuntimeError, match="LLM is shutting down"):
-        llm.generate_async([1], params)
-    assert is_broken(llm)
-    llm.shutdown()

@@ -44,7 +44,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     (folder / "scenes.yaml").write_text(yaml.safe_dump([SCENE]))
     settings = folder / "mocker.yaml"
     settings.write_text(yaml.safe_dump({"decode_step_ms": 10, "script": str(folder / "scenes.yaml")}))
-    with Stack(folder, {"BATON_RESPONSE_STORE": ":memory:"}) as stack:
+    with Stack(folder, {"BATON_RESPONSE_STORE": ":memory:", "TMPDIR": str(folder)}) as stack:
         stack.worker("prefill", yaml=settings), stack.worker("decode", yaml=settings)
         yield stack
 
@@ -186,11 +186,16 @@ def test_a_process_that_dies_is_replaced(frontend: Process, client: httpx.Client
         assert client.get("/health").status_code == 200
 
 
-def test_a_drain_lets_streams_of_every_process_end(frontend: Process, client: httpx.Client) -> None:
+def test_a_drain_lets_streams_of_every_process_end(
+    stack: Stack, frontend: Process, client: httpx.Client
+) -> None:
+    [folder] = stack.folder.glob("baton-frontend-*")
+    assert folder.stat().st_mode & 0o077 == 0
     with streaming(client) as opened:
         frontend.signal(signal.SIGTERM)
         assert all(stream.read().endswith(b"data: [DONE]\n\n") for stream in opened)
     assert frontend.wait() == 0
+    assert not folder.exists()
 
 
 def test_processes_end_with_their_supervisor(frontend: Process, client: httpx.Client) -> None:
