@@ -3,7 +3,7 @@
     python benchmarks/frontend_stream.py [--streams 64] [--tokens 500] [--tokens-per-chunk 1]
                                          [--steps-per-s 50] [--profile]
 
-`app` calls the ASGI app with a `send` that drops the bytes; `uvicorn` serves it (uvloop, httptools) to a
+`app` calls the ASGI app with a `send` that drops the bytes; `server` serves it to a
 client in another process, whose CPU is not counted. The engine yields one chunk per stream and step, like
 workers, and does not wait: everything ready goes out in one write. The cost of waking the streams is
 measured with a reader that only counts, and subtracted.
@@ -14,18 +14,19 @@ import asyncio
 import cProfile
 import json
 import pstats
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from pathlib import Path
 
-import uvicorn
 import uvloop
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 import benchmarks  # noqa: F401  checks the packages
 from baton.messages import GenerateRequest, TokenChunk, Usage
+from frontend.http.server import HttpServer
 from frontend.record import Leg
 from tests.scripted_frontend import MODEL, TOKENIZER, Client, ScriptedTokens
 
@@ -102,19 +103,9 @@ async def main(args: argparse.Namespace) -> None:
     async def app() -> None:
         await asyncio.gather(*(client.chat(stream=True) for _ in range(args.streams)))
 
-    async def socket() -> None:
-        config = uvicorn.Config(
-            client.app,
-            port=args.port,
-            http="httptools",
-            lifespan="off",
-            access_log=False,
-            log_level="warning",
-        )
-        server = uvicorn.Server(config)
-        serving = asyncio.create_task(server.serve())
-        while not server.started:  # noqa: ASYNC110 uvicorn has no event for it
-            await asyncio.sleep(0.01)  # uvicorn sends no notification
+    async def served() -> None:
+        server = HttpServer(client.app, drain_timeout_s=1.0)
+        server.start(socket.create_server(("127.0.0.1", args.port)))
         command = [
             sys.executable,
             __file__,
@@ -127,12 +118,11 @@ async def main(args: argparse.Namespace) -> None:
         reader = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
         out, _ = await reader.communicate()
         print("client got", out.decode().strip())
-        server.should_exit = True
-        await serving
+        await server.drain()
 
     await cpu_of(app, engine)
     base = await cpu_of(count_only, engine)
-    for name, work in (("app", app), ("uvicorn", socket)):
+    for name, work in (("app", app), ("server", served)):
         profile = cProfile.Profile()
         if args.profile:
             profile.enable()

@@ -5,6 +5,7 @@ import json
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -215,7 +216,7 @@ def prompt_ids(conversation: Conversation, tokenizer: ModelTokenizer) -> list[in
 
 
 class Client:
-    """Calls an app in this process over ASGI; disconnects when `leave` is set."""
+    """Calls an app in this process over ASGI; disconnects when `gone` is done."""
 
     def __init__(
         self,
@@ -231,8 +232,11 @@ class Client:
         doubles: dict[str, Any] = {"fleet": fleet or ScriptedFleet(), "generator": tokens}
         self.services = Services(**doubles, seal=Seal(key), **settings)
         self.app: AsgiApp = create_app(self.services, self.responses)
-        self.leave = asyncio.Event()
         self.on_write: Callable[[bytes], None] = lambda _: None
+
+    @cached_property
+    def gone(self) -> asyncio.Future[None]:
+        return asyncio.get_running_loop().create_future()
 
     async def post(self, path: str, body: object, headers: dict[str, str] | None = None) -> Reply:
         raw = body if isinstance(body, bytes) else json.dumps(body).encode()
@@ -267,7 +271,7 @@ class Client:
         async def receive() -> dict[str, Any]:
             if pending:
                 return {"type": "http.request", "body": pending.pop(), "more_body": False}
-            await self.leave.wait()
+            await asyncio.wait([self.gone])
             return {"type": "http.disconnect"}
 
         async def send(message: Any) -> None:
@@ -283,7 +287,7 @@ class Client:
             "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": method, "path": path,
             "raw_path": path.encode(), "root_path": "", "scheme": "http", "query_string": query.encode(),
             "headers": [(n.encode(), v.encode()) for n, v in (headers or {}).items()],
-            "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 80),
+            "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 80), "gone": self.gone,
         }  # fmt: skip
         await self.app(scope, receive, send)
         return reply

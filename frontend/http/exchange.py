@@ -1,5 +1,6 @@
 """One HTTP request and its response over ASGI: body, headers, error envelope, disconnect."""
 
+import asyncio
 import hashlib
 import logging
 import math
@@ -8,9 +9,8 @@ import re
 import secrets
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from contextlib import suppress
-from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import msgspec
 
@@ -98,7 +98,7 @@ class Exchange:
     sent; a later failure cannot change it, and a stream has `end_failed` for that. `headers` has the
     last value of each, `path_params` are the route's path parameters, `query` is the raw query string,
     `address` the client's, `key_name` that of its API key (empty if keys are not checked). `blocked_s` gets
-    each time that a write waited for the client."""
+    each time that a write waited for the client, `gone` is done when the client has disconnected."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, envelope: Envelope = ErrorBody.of) -> None:
         self._envelope = envelope
@@ -113,14 +113,17 @@ class Exchange:
         self.key_name: str = scope.get("key_name", "")
         self.address: str = (scope.get("client") or ("",))[0]
         self.blocked_s: list[float] = scope.get("blocked_s", [])
+        self.gone = cast("asyncio.Future[None]", scope.get("gone"))  # the server sets it
         self._drain: Callable[[], Awaitable[None]] | None = scope.get("drain")
         self._receive = receive
         self._send = send
 
-    @cached_property
+    @property
     def idempotency_key(self) -> str:
         """The client's; empty without one. Raises InvalidRequest."""
-        given = self.headers.get(b"idempotency-key", b"")
+        given = self.headers.get(b"idempotency-key")
+        if given is None:
+            return ""
         if not _IDEMPOTENCY_KEY.fullmatch(given):
             raise InvalidRequest(
                 "`Idempotency-Key` is limited to 255 printable ASCII characters.", param="Idempotency-Key"
@@ -162,11 +165,6 @@ class Exchange:
             if not message.get("more_body", False):
                 return bytes(body)
 
-    async def client_gone(self) -> None:
-        """Returns when the client has disconnected or the response is complete."""
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
-
     async def start(self, status: int, content_type: bytes, headers: Headers) -> None:
         request_id = self.request_id.encode()
         # OpenAI's name of the header, and Anthropic's.
@@ -179,11 +177,11 @@ class Exchange:
         fixed = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
         await self.start(200, b"text/event-stream; charset=utf-8", [*fixed, *headers])
 
-    async def write(self, data: bytes) -> None:
-        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+    def write(self, data: bytes) -> Awaitable[None]:
+        return self._send({"type": "http.response.body", "body": data, "more_body": True})
 
-    async def end(self, data: bytes = b"") -> None:
-        await self._send({"type": "http.response.body", "body": data, "more_body": False})
+    def end(self, data: bytes = b"") -> Awaitable[None]:
+        return self._send({"type": "http.response.body", "body": data, "more_body": False})
 
     async def answer(self, status: int, body: msgspec.Struct | msgspec.Raw, headers: Headers = ()) -> None:
         """Send a complete JSON response; Raw is already encoded."""
@@ -196,16 +194,13 @@ class Exchange:
         if self._drain is not None:
             await self._drain()
 
-    async def fail(self, error: BatonError, headers: Headers = ()) -> bool:
-        """Send an error response, with the headers that its status needs, or the event that ends a stream.
-        Returns whether it was possible."""
+    async def fail(self, error: BatonError, headers: Headers = ()) -> None:
+        """Send an error response, with the headers that its status needs, or the event that ends a stream, if
+        that is possible."""
         if not self.started:
             await self.answer(error.status, self._envelope(error), [*error_headers(error), *headers])
         elif self.end_failed is not None:
             await self.end_failed(error)
-        else:
-            return False
-        return True
 
 
 def ignored_header(ignored: tuple[str, ...]) -> Headers:

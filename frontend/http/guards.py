@@ -1,6 +1,6 @@
 """Guards before the app: names that are not this server's, web pages of other origins, API keys."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable, Collection
 from fnmatch import fnmatchcase
 from functools import lru_cache
 
@@ -84,7 +84,7 @@ class Guards:
         self._named_paths = named_paths
         self._is_known = lru_cache(256)(self._knows)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         headers = dict(scope["headers"])
         host, origin = headers.get(b"host", b""), headers.get(b"origin")
         is_named = self._named_paths is None or scope["path"] in self._named_paths
@@ -94,21 +94,19 @@ class Guards:
                 "frontend with --allowed-host NAME."
             )
         elif origin is not None and not self._origins.isdisjoint({"*", origin.decode("latin-1")}):
-            await self._readable(scope, receive, send)
-            return
+            return self._readable(scope, receive, send)
         elif (
             origin is None
             or scope["method"] in {"GET", "HEAD"}
             or headers.get(b"content-type", b"").partition(b";")[0].strip() == b"application/json"
         ):
-            await self._authenticate(scope, receive, send)
-            return
+            return self._authenticate(scope, receive, send)
         else:
             error = OriginNotAllowed(
                 "Cross-origin requests must have content type application/json. To allow this origin, start "
                 "the frontend with --cors-origin."
             )
-        await Exchange(scope, receive, send).fail(error, _CLOSE)
+        return Exchange(scope, receive, send).fail(error, _CLOSE)
 
     def _knows(self, host: bytes) -> bool:
         name = _name(host)
@@ -117,12 +115,13 @@ class Guards:
             return True  # a browser takes a name for an address if its last label is a number
         return any(fnmatchcase(name, each) for each in self._names)
 
-    async def _authenticate(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def _authenticate(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         error = None if self._keys is None else _key_error(scope, self._keys())
         if error is None:
-            await self._app(scope, receive, send)
-            return
-        exchange = Exchange(scope, receive, send, self._envelope_of(scope["path"]))
+            return self._app(scope, receive, send)
+        return self._refuse(error, Exchange(scope, receive, send, self._envelope_of(scope["path"])))
+
+    async def _refuse(self, error: InvalidRequest, exchange: Exchange) -> None:
         record = self._metrics.begin(ROUTE, exchange.request_id, exchange.key_name)
         record.status, record.code, record.address = error.status, error.code, exchange.address
         try:

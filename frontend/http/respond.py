@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager, aclosing, nullcontext
 from typing import TypeVar
 
-from baton.errors import BatonError, InvalidRequest, NotReady
+from baton.errors import BatonError, DeadlineExceeded, InvalidRequest, NotReady
 from baton.pace import first_done
 from frontend.http.answer import Answer, Numbered
 from frontend.http.exchange import (
@@ -79,7 +79,8 @@ async def _fail(failure: BatonError, exchange: Exchange, record: Record, limit_s
     record.status, record.code = failure.status, failure.code
     try:
         async with asyncio.timeout(limit_s):
-            record.disconnected = not await exchange.fail(failure, server_timing(record))
+            record.disconnected = exchange.started and exchange.end_failed is None
+            await exchange.fail(failure, server_timing(record))
     except TimeoutError:
         record.disconnected = True
 
@@ -163,9 +164,9 @@ async def generate(exchange: Exchange, answer: Answer, services: Services, recor
     has a part of the stream and it cannot be continued."""
     answer = numbered(exchange, answer)
     record.num_prompt_tokens = num_prompt_tokens(answer.choices)
-    delivery = Delivery(exchange, answer, services)
+    delivery = Delivery(exchange, answer, services, services.request_timeout_s)
     try:
-        async with asyncio.timeout(services.request_timeout_s), delivery:
+        async with delivery:
             last = await _choices(answer, services, record, delivery)
         if answer.stream:
             last += answer.closing()
@@ -184,52 +185,57 @@ class Delivery:
     """An answer on its way to the client. A stream's headers go out with its first events, and comments while
     it is idle; who sends events waits for a slow client.
 
-    As a context it ends with ClientGone when the client disconnects.
-    """
+    As a context it ends with ClientGone when the client disconnects, and with DeadlineExceeded after
+    `limit_s`."""
 
-    def __init__(self, exchange: Exchange, answer: Answer, services: Services) -> None:
+    def __init__(self, exchange: Exchange, answer: Answer, services: Services, limit_s: float) -> None:
         self._exchange = exchange
         self._answer = answer
         self._services = services
+        self._loop = asyncio.get_running_loop()
         self._num_sent = 0
         self._starting = asyncio.Lock()
         self.blocked_s = exchange.blocked_s
         self.blocked_s.clear()  # of the connection's last answer
-        self._tasks: list[asyncio.Task[None]] = []
+        self._limit_s = limit_s
+        self._commenting: asyncio.Task[None] | None = None
         self._idle: asyncio.TimerHandle | None = None
-        self._is_gone = False
+        self._ended_by: type[Exception] | None = None
 
     async def __aenter__(self) -> None:
         answering = asyncio.current_task()
         assert answering is not None, "the server runs a task for each request"
         self._answering = answering
-        self._tasks.append(asyncio.create_task(self._watch_client()))
+        self._overdue = self._loop.call_later(self._limit_s, self._end_by, DeadlineExceeded)
+        self._exchange.gone.add_done_callback(self._leave)
 
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._overdue.cancel()
+        self._exchange.gone.remove_done_callback(self._leave)
         if self._idle is not None:
             self._idle.cancel()
-        for task in self._tasks:
-            task.cancel()
-        for task in self._tasks:
-            if not task.done():
-                await first_done(task)
-        self._tasks.clear()  # their tracebacks have this object, which would keep the answer in memory
-        if self._is_gone:
-            others = self._answering.uncancel()  # the server's drain and the deadline cancel, too
+        if self._commenting is not None:
+            self._commenting.cancel()
+            if not self._commenting.done():
+                await first_done(self._commenting)
+            self._commenting = None  # its traceback has this object, which would keep the answer in memory
+        if self._ended_by is not None:
+            others = self._answering.uncancel()  # the server's drain cancels, too
             if kind is asyncio.CancelledError and not others:
-                raise ClientGone from None
+                raise self._ended_by from None
 
     def keep_alive(self) -> None:
         """Send comments from now on, the first one soon, whenever a stream is idle."""
         if self._answer.stream:
-            loop, wait_s = asyncio.get_running_loop(), self._services.first_event_wait_s
-            self._idle = loop.call_later(wait_s, self._begin_comments, self._num_sent)
+            wait_s = self._services.first_event_wait_s
+            self._idle = self._loop.call_later(wait_s, self._begin_comments, self._num_sent)
 
-    async def send(self, events: bytes) -> None:
+    def send(self, events: bytes) -> Awaitable[None]:
         self._num_sent += 1
-        if not self._exchange.started:
-            events = await self._opening() + events
-        await self._exchange.write(events)
+        return self._exchange.write(events) if self._exchange.started else self._send_first(events)
+
+    async def _send_first(self, events: bytes) -> None:
+        await self._exchange.write(await self._opening() + events)
 
     async def end(self, events: bytes) -> None:
         if not self._exchange.started:
@@ -252,7 +258,7 @@ class Delivery:
         await self._exchange.end(last)
 
     def _begin_comments(self, num_sent: int) -> None:
-        self._tasks.append(asyncio.create_task(self._comment(num_sent)))
+        self._commenting = self._loop.create_task(self._comment(num_sent))
 
     async def _comment(self, num_sent: int) -> None:
         while True:
@@ -261,10 +267,13 @@ class Delivery:
             num_sent = self._num_sent
             await asyncio.sleep(self._services.keep_alive_s)  # idle until then: a comment is due
 
-    async def _watch_client(self) -> None:
-        await self._exchange.client_gone()
-        self._is_gone = True
-        self._answering.cancel()
+    def _leave(self, _: object) -> None:
+        self._end_by(ClientGone)
+
+    def _end_by(self, error: type[Exception]) -> None:
+        if self._ended_by is None:
+            self._ended_by = error
+            self._answering.cancel()
 
 
 async def _choices(answer: Answer, services: Services, record: Record, delivery: Delivery) -> bytes:
@@ -357,7 +366,7 @@ async def relay(
     exchange: Exchange, answer: Answer, take: Callable[[], Awaitable[bytes]], services: Services
 ) -> None:
     """Send the events of a background run, which `take` returns, until there are none."""
-    delivery = Delivery(exchange, answer, services)
+    delivery = Delivery(exchange, answer, services, services.request_timeout_s + GRACE_S)
     async with delivery:
         delivery.keep_alive()
         while events := await take():

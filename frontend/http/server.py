@@ -7,7 +7,6 @@ import math
 import socket
 import time
 from contextlib import suppress
-from functools import partial
 from http import HTTPStatus
 from types import SimpleNamespace
 from typing import cast
@@ -16,13 +15,13 @@ import httptools
 import msgspec
 import uvicorn
 from uvicorn.protocols.http.flow_control import FlowControl
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from baton.errors import BatonError, InvalidRequest
 from baton.listener import ConnectionLimit, Listener, Tls, num_connections
 from baton.pace import Pulse
-from frontend.http.exchange import AsgiApp, ErrorBody, Message, Scope, Send
+from frontend.http.exchange import AsgiApp, ErrorBody, Headers, Message, Scope
 
 log = logging.getLogger(__name__)
 
@@ -57,38 +56,49 @@ class HeadTooLarge(InvalidRequest, code="headers_too_large", status=431):
     """The headers exceed the size limit."""
 
 
-class _JoinedHead(asyncio.Transport):
-    """The transport of uvicorn's responses. uvicorn writes head and body one after the other, and uvloop
-    sends each at once: two system calls and two packets for a short answer. Here the head waits for the body,
-    within one iteration of the event loop."""
+class _Cycle(RequestResponseCycle):
+    """A request, whose `send` writes the head of the answer together with the first part of the body: one
+    system call and one packet. HTTP/1.0 has no chunks: the end of the connection ends an answer without a
+    length."""
 
-    def __init__(self, transport: asyncio.Transport) -> None:
-        super().__init__()
-        self._transport = transport
-        self._loop = asyncio.get_running_loop()
+    _head = b""
+
+    async def send(self, message: Message) -> None:  # type: ignore[override]  # uvicorn's is narrower
+        if self.flow.write_paused and not self.disconnected:
+            await self.flow.drain()
+        if self.disconnected:
+            return
+        assert not self.response_complete, "the answer has ended"
+        if not self.response_started:
+            self.response_started, self.waiting_for_100_continue = True, False
+            self._head = self._begin(message["status"], message["headers"])
+            return
+        body, is_last = message["body"], not message.get("more_body", False)
+        if self.scope["method"] == "HEAD":
+            body = b""
+        elif self.chunked_encoding:
+            end = b"0\r\n\r\n" if is_last else b""
+            body = b"%x\r\n%b\r\n%b" % (len(body), body, end) if body else end
+        self.transport.write(self._head + body)
         self._head = b""
+        if is_last:
+            self.response_complete = True
+            self.message_event.set()
+            if not self.keep_alive:
+                self.transport.close()
+            self.on_response()
 
-    def write(self, data: bytes | bytearray | memoryview) -> None:
-        if self._head:
-            head, self._head = self._head, b""
-            self._transport.writelines((head, data))
-        elif data[:9] == b"HTTP/1.1 ":
-            self._head = bytes(data)
-            self._loop.call_soon(self._flush)
-        else:
-            self._transport.write(data)
-
-    def close(self) -> None:
-        self._flush()
-        self._transport.close()
-
-    def is_closing(self) -> bool:
-        return self._transport.is_closing()
-
-    def _flush(self) -> None:
-        head, self._head = self._head, b""
-        if head and not self._transport.is_closing():
-            self._transport.write(head)
+    def _begin(self, status: int, headers: Headers) -> bytes:
+        lines = [STATUS_LINE[status], *(b"%b: %b\r\n" % header for header in headers)]
+        given = dict(headers)
+        if b"connection" in given:  # it is `close`
+            self.keep_alive = False
+        elif not self.keep_alive:
+            lines.append(b"connection: close\r\n")
+        if b"content-length" not in given and self.scope["http_version"] != "1.0" and status != 304:
+            self.chunked_encoding = True
+            lines.append(b"transfer-encoding: chunked\r\n")
+        return b"".join(lines) + b"\r\n"
 
 
 class _Flow(FlowControl):
@@ -129,6 +139,7 @@ class Connection(HttpToolsProtocol):
         self.limit = limit
         self._sock = sock
         self._patience = patience
+        self._gone: asyncio.Future[None] = self.loop.create_future()
         self._reading = _Reading.NOTHING
         self._is_last = False  # the next request, or this one
         self._since_s = 0.0  # without a request, or since its last answer
@@ -161,13 +172,13 @@ class Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(cast("asyncio.Transport", transport))
-        self._joined = _JoinedHead(self.transport)
         self.flow = self._flow = _Flow(self.transport)
         self._since_s = self.loop.time()
         self._wait(self._patience.idle_s)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.limit.leave(self)
+        self._gone.set_result(None)
         if isinstance(exc, TimeoutError):
             log.info("dropped client=%s reason=client does not read the response", self.client)
         super().connection_lost(exc)
@@ -199,8 +210,8 @@ class Connection(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        scope = cast("Scope", self.scope)
-        scope["blocked_s"], scope["drain"] = self._flow.blocked_s, self._flow.drain
+        scope, flow = cast("Scope", self.scope), self._flow
+        scope["blocked_s"], scope["drain"], scope["gone"] = flow.blocked_s, flow.drain, self._gone
         self._reading = _Reading.HEAD
         if self._num_open == 0:
             self._give_up_s = self.loop.time() + self._patience.request_s
@@ -210,12 +221,9 @@ class Connection(HttpToolsProtocol):
         if len(self.pipeline) >= MAX_PIPELINED:
             raise ValueError("too many pipelined requests")  # the parser reports it as a 400
         super().on_headers_complete()
-        self.cycle.transport = self._joined
+        self.cycle.__class__ = _Cycle  # uvicorn has no other way
         if self._is_last:
             self.cycle.keep_alive = False
-        if self.scope["http_version"] == "1.0":
-            self.cycle.chunked_encoding = False
-            self.cycle.send = partial(_unframed, self.cycle, self.cycle.send)  # type: ignore[method-assign, arg-type]  # uvicorn has no other way
         self._reading = _Reading.BODY
         self._num_odd_bytes = 0
 
@@ -300,12 +308,6 @@ class Connection(HttpToolsProtocol):
                 self.cycle.message_event.set()
 
 
-async def _unframed(cycle: RequestResponseCycle, send: Send, message: Message) -> None:
-    """Send a part of an answer over HTTP/1.0, which has no chunks: the end of the connection ends it."""
-    cycle.expected_content_length = len(message.get("body", b""))
-    await send(message)
-
-
 MOST_CONNECTIONS = 16_384
 RESERVED_DESCRIPTORS = 2048
 """For workers and files."""
@@ -325,7 +327,13 @@ class HttpServer:
         tls: Tls = lambda: None,
     ) -> None:
         self._config = uvicorn.Config(
-            app, http="httptools", ws="none", lifespan="off", access_log=False, log_config=None
+            app,
+            http="httptools",
+            ws="none",
+            lifespan="off",
+            interface="asgi3",
+            access_log=False,
+            log_config=None,
         )
         self._config.load()
         self._state = ServerState()

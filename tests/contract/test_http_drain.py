@@ -36,6 +36,7 @@ class Scene:
         self.num_requests += 1
         body = b"%d" % self.num_requests
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"1")]})
+        await send({"type": "http.response.body", "body": b"", "more_body": True})  # the head goes out
         await self.may_finish.wait()
         await send({"type": "http.response.body", "body": body})
 

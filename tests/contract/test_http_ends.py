@@ -41,13 +41,9 @@ class Slow:
             await exchange.start(200, b"text/plain", [])
             await exchange.write(b"begun ")
 
-        ending = asyncio.ensure_future(self.may_end.wait())
-        leaving = asyncio.ensure_future(exchange.client_gone())
-        await asyncio.wait([ending, leaving], return_when=asyncio.FIRST_COMPLETED)
-        ending.cancel()
-        if leaving.done():
+        await until(lambda: self.may_end.is_set() or exchange.gone.done())
+        if exchange.gone.done():
             raise ClientGone
-        leaving.cancel()
         if not is_streamed:
             await exchange.start(200, b"text/plain", [(b"content-length", b"%d" % len(body))])
         await exchange.end(body)

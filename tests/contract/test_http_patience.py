@@ -55,9 +55,8 @@ class Echo:
             await exchange.end(b"%d" % len(body))
             self.num_answered += 1
             return
-        gone = asyncio.ensure_future(exchange.client_gone())
         await exchange.start(200, b"text/plain", [])
-        while not gone.done():
+        while not exchange.gone.done():
             await exchange.write(bytes(1 << 16))
             await asyncio.sleep(0)  # like an engine, whose replies go to several clients
         raise ClientGone

@@ -43,10 +43,12 @@ class Slow:
         async def receive() -> Any:
             if pending:
                 return pending.pop()
-            await self._client.leave.wait()
-            return {"type": "http.disconnect"}
+            raise AssertionError("nothing more is read")
 
-        scope = {"type": "http", "method": "POST", "path": path, "query_string": b"", "headers": []}
+        scope = {
+            "type": "http", "method": "POST", "path": path, "query_string": b"", "headers": [],
+            "gone": self._client.gone,
+        }  # fmt: skip
         await self._client.app(scope, receive, self._send)
 
     async def _send(self, message: Any) -> None:
@@ -97,7 +99,7 @@ async def test_a_client_that_leaves_is_noticed_at_once_and_its_tokens_count(
     client = Client(ScriptedTokens(ANSWER, pause_at=pause_at))
     answering = asyncio.create_task(Slow(client).ask(stream=stream))
     await asyncio.sleep(5)  # virtual time
-    client.leave.set()
+    client.gone.set_result(None)
     await answering
     assert now_s() == pytest.approx(5)
     assert client.tokens.num_ended == 1
@@ -206,7 +208,7 @@ async def test_an_answer_that_has_ended_leaves_nothing_behind(stream: bool, leav
         gc.disable()  # a long answer would be kept until objects of its age are collected
         answering = asyncio.create_task(Slow(client).ask(stream=stream))
         await asyncio.sleep(1)  # virtual time
-        client.leave.set()
+        client.gone.set_result(None)
         await answering
         del answering
         tasks = asyncio.all_tasks()

@@ -259,9 +259,9 @@ async def test_a_client_that_leaves_ends_a_foreground_stream_only(background: bo
         client.on_write = lambda data: ids.append(data.partition(b'"id":"')[2].partition(b'"')[0].decode())
         pending = asyncio.create_task(client.respond(stream=True, background=background))
         await client.tokens.paused.wait()
-        client.leave.set()
+        client.gone.set_result(None)
         await pending
-        client.leave.clear()
+        del client.gone
         client.tokens.go_on.set()
         if background:
             assert (await ended(client, ids[0]))["status"] == "completed"
