@@ -13,10 +13,7 @@ _MOST_MERGED_TOKENS = 64
 class Wakeup:
     """Wakes one waiting task; does nothing if no task waits."""
 
-    __slots__ = ("_waiter",)
-
-    def __init__(self) -> None:
-        self._waiter: asyncio.Future[None] | None = None
+    _waiter: asyncio.Future[None] | None = None
 
     def wait(self) -> asyncio.Future[None]:
         self._waiter = asyncio.get_running_loop().create_future()
@@ -79,9 +76,10 @@ class Replies:
                 break
             await self._arrived.wait()
         replies, self._waiting = self._waiting, []
+        if self.num_waiting >= WINDOW:
+            self._room.set()
         self.num_taken += self.num_waiting
         self.num_waiting = 0
-        self._room.set()
         return replies
 
 

@@ -54,10 +54,8 @@ class _Call(Replies):
     arrived since, a lost worker never got the request; None: unknown.
     """
 
-    def __init__(self, number: int, num_heard: int | None = None) -> None:
-        super().__init__()
-        self.number = number
-        self.num_heard = num_heard
+    number: int
+    num_heard: int | None
 
 
 class CallerLink:
@@ -85,10 +83,13 @@ class CallerLink:
         """Process one frame of the worker; an invalid one drops the link."""
         try:
             for signal in self._reader.open(frame):
-                if type(signal) is Next:
-                    self._push(signal)
-                else:
+                if type(signal) is not Next:
                     self._control(signal)
+                elif signal.stream in self._calls:
+                    call = self._calls[signal.stream]
+                    call.add(signal.reply)
+                    if call.num_waiting > WINDOW:
+                        self.lose("it sent more replies than its window")
         except frames.LinkBroken as broken:
             self.lose(str(broken))
 
@@ -121,10 +122,11 @@ class CallerLink:
         if self.lost is not None:
             raise WorkerUnreached(f"worker {self._name} was lost: {self.lost}")
         self._num_opened += 1
-        num_heard = self._reader.num_heard if self._is_silent or not self._reader.num_heard else None
-        call = self._calls[self._num_opened] = _Call(self._num_opened, num_heard)
+        num_heard, is_silent = self._reader.num_heard, self._is_silent
+        call = self._calls[self._num_opened] = _Call()
+        call.number, call.num_heard = self._num_opened, num_heard if is_silent or not num_heard else None
         self._writer.put(Open(call.number, request))
-        if self._is_silent:
+        if is_silent:
             self._on_silence()
         return call
 
@@ -142,14 +144,6 @@ class CallerLink:
     @property
     def _is_silent(self) -> bool:
         return self._reader.num_silent_ticks >= self._pace.num_silent
-
-    def _push(self, signal: Next) -> None:
-        if signal.stream not in self._calls:
-            return
-        call = self._calls[signal.stream]
-        call.add(signal.reply)
-        if call.num_waiting > WINDOW:
-            raise frames.LinkBroken("it sent more replies than its window")
 
     def _control(self, signal: frames.ToCaller) -> None:
         match signal:
