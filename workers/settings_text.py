@@ -1,7 +1,6 @@
 """Engine settings as written in YAML or JSON."""
 
 import json
-import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -10,23 +9,14 @@ import yaml
 
 MAX_YAML_BYTES = 1 << 20
 OVERRIDE = "--override-engine-args"
-_FLOAT = "tag:yaml.org,2002:float"
 
 
 class SettingsError(Exception):
     """An invalid setting. The message names its source and key path, and what is allowed."""
 
 
-def _number(text: str) -> int | float:
-    """A number with a point or an exponent. `1e4` is an int, so that token counts may be written so."""
-    value = float(text)
-    return int(value) if "e" in text.lower() and value.is_integer() else value
-
-
 class _Loader(yaml.SafeLoader):
-    """PyYAML reads YAML 1.1, in which 1e9 is text: adds the floats of YAML 1.2's core schema. Refuses aliases
-    (nine lines of them make millions of values) and repeated keys.
-    """
+    """Refuses aliases (nine lines of them make millions of values) and repeated keys."""
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         if self.check_event(yaml.AliasEvent):
@@ -38,18 +28,6 @@ class _Loader(yaml.SafeLoader):
         if repeated := [name for name, count in names.items() if count > 1]:
             raise ValueError(f"{repeated[0]} is given twice")
         return super().construct_mapping(node, deep)
-
-    def construct_yaml_float(self, node: yaml.ScalarNode) -> int | float:
-        if "e" in node.value.lower():
-            return _number(node.value)
-        value: float = super().construct_yaml_float(node)  # `.inf`, `1_000.5` and the like as YAML 1.1
-        return value
-
-
-_Loader.add_constructor(_FLOAT, _Loader.construct_yaml_float)
-_Loader.add_implicit_resolver(
-    _FLOAT, re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)$"), list("-+.0123456789")
-)
 
 
 def read_yaml(path: Path) -> object:
@@ -71,6 +49,6 @@ def read_yaml(path: Path) -> object:
 def read_json(text: str) -> object:
     """The value of the override. Raises SettingsError."""
     try:
-        return json.loads(text, parse_float=_number)
-    except (ValueError, RecursionError, OverflowError) as error:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
         raise SettingsError(f"{OVERRIDE}: not valid JSON: {error}") from error

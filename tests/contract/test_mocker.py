@@ -16,11 +16,9 @@ from baton.messages import (
     MessageForm,
     Sampling,
     TokenChunk,
-    Usage,
-    after_handoff,
 )
 from tests.clock import jumping
-from tests.engine_calls import counts, next_handoff
+from tests.engine_calls import next_handoff
 from tests.requests import token_request
 from tests.waiting import until
 from workers.engines.mocker import MockerEngine, MockerSettings
@@ -109,21 +107,6 @@ async def test_steps_keep_time_while_an_answer_goes_on_and_a_late_one_is_not_mad
             await asyncio.sleep(pause_s)
         began_s = ended_s[0]
         assert [ended - began_s for ended in ended_s] == pytest.approx([0, 1, 2, 3, 6.25, 7.25])
-
-
-@jumping
-async def test_prefills_first_token_may_be_sent_before_the_kv_moves() -> None:
-    async with started(prefill_sends_first=True) as engine:
-        alone = await answer(engine, ask())
-        async with aclosing(engine.prefill(ask())) as replies:
-            handoff = await next_handoff(replies)
-            assert handoff.first_chunk is not None
-            rest = await answer(engine, after_handoff(ask(), handoff))
-            assert await anext(replies, None) is None
-        chunks = [handoff.first_chunk, *rest]
-        assert [chunk.token_ids for chunk in chunks] == [chunk.token_ids for chunk in alone]
-        assert [counts(chunk) for chunk in chunks[:2]] == [Usage(20, 16, 1), Usage(20, 16, 2, 16)]
-        assert counts(rest[-1]) == Usage(20, 16, len(alone), 16)
 
 
 @jumping

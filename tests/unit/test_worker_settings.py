@@ -56,27 +56,7 @@ def test_a_typed_flag_beats_the_yaml_which_beats_the_default(tmp_path: Path) -> 
     ]
 
 
-@pytest.mark.parametrize(
-    ("text", "size", "fraction"),
-    [
-        ("1e9", 10**9, ".5"),
-        ("1.5e3", 1500, "5e-1"),
-        ("1E+2", 100, "5.E-1"),
-        ("2.e1", 20, "+.05e1"),
-        ("4_000", 4000, "50e-2"),
-        ("0x10", 16, "0.5"),
-    ],
-)
-def test_numbers_are_those_of_yaml_1_2(tmp_path: Path, text: str, size: int, fraction: str) -> None:
-    path = write(tmp_path, f"max_batch_size: {text}\ncache:\n  fraction: {fraction}\n")
-
-    settings = load_settings(Engine, path, {}).settings
-
-    assert (settings.max_batch_size, settings.cache.fraction) == (size, 0.5)
-    assert type(settings.max_batch_size) is int
-
-
-@pytest.mark.parametrize("text", ["1e", "e3", "1e9x", "'1e9'", "1.5"])
+@pytest.mark.parametrize("text", ["1e9", "1.5", "1.0e+3"])
 def test_what_is_no_whole_number_is_refused(tmp_path: Path, text: str) -> None:
     path = write(tmp_path, f"max_batch_size: {text}\n")
 

@@ -43,8 +43,7 @@ class MockerSettings:
     The KV of the last `max_cached_tokens` is found again, in blocks of 16 tokens.
     `script` is a file of answers to play; see `workers.engines.script`. `prompt_log` is a file to which the
     token ids of each prompt are appended, one JSON line each. While the file `hang_while` exists, the engine
-    hangs: its worker only sends heartbeats. `prefill_sends_first`: prefill's first token need not wait for
-    the KV to move, as with vLLM. `speculate` must be left out.
+    hangs: its worker only sends heartbeats. `speculate` must be left out.
     """
 
     prefill_tokens_per_s: Annotated[float, msgspec.Meta(gt=0, le=1e12)] = 50_000.0
@@ -60,7 +59,6 @@ class MockerSettings:
     script: str | None = None
     prompt_log: str | None = None
     hang_while: str | None = None
-    prefill_sends_first: bool = False
     speculate: Speculate | None = None
 
     def __post_init__(self) -> None:
@@ -150,19 +148,16 @@ class MockerEngine:
             if request.num_generated + 1 >= num_tokens:
                 yield self._last_chunk(answer, _usage(request, (num_cached, 0), num_tokens, spent))
                 return
-            usage = _usage(request, (num_cached, None), request.num_generated + 1, spent)
-            first = TokenChunk((token(request.num_generated),), None, usage)
             ticket = self._transceiver.offer(host_memory(_kv(request.token_ids)))
             ttl_s = min(self._settings.handoff_ttl_s, deadline - asyncio.get_running_loop().time())
             self._figures["num_handoffs"] += 1
             self._figures["kv_pinned_blocks"] += 1
             try:
                 yield KvHandoff(
-                    first_token=first.token_ids[0],
+                    first_token=token(request.num_generated),
                     num_prompt_tokens=request.num_prompt_tokens,
                     ttl_s=ttl_s,
                     engine_state=msgspec.msgpack.encode((ticket, num_cached)),
-                    first_chunk=first if self._settings.prefill_sends_first else None,
                     waited_s=spent.waited_s,
                     computed_s=spent.computed_s,
                 )
@@ -274,12 +269,11 @@ class MockerEngine:
             ticket, num_cached = msgspec.msgpack.decode(handoff.engine_state, type=_Offered)
         except UNDECODABLE as error:
             raise HandoffFailed("The handoff was not written by a mocker.") from error
-        prompt = request.token_ids[: -1 if handoff.first_chunk else None]
-        expected = _kv(prompt[self._num_held(request) :])
+        expected = _kv(request.token_ids[self._num_held(request) :])
         pulled = bytearray(len(expected))
         left_s = min(handoff.ttl_s, deadline - asyncio.get_running_loop().time())
         await asyncio.sleep(self._settings.kv_transfer_ms / 1e3)  # as long as a real transfer
-        if ticket.num_bytes == len(_kv(prompt)):
+        if ticket.num_bytes == len(_kv(request.token_ids)):
             await self._transceiver.pull(ticket, host_memory(pulled), left_s)
         if pulled != expected or handoff.num_prompt_tokens != request.num_prompt_tokens:
             raise HandoffFailed("The handoff is for another prompt.")
@@ -352,9 +346,7 @@ def _check_form(form: Guided | None) -> None:
     )
 
 
-def _usage(
-    request: GenerateRequest, spared: tuple[int, int | None], num_tokens: int, spent: Durations
-) -> Usage:
+def _usage(request: GenerateRequest, spared: tuple[int, int], num_tokens: int, spent: Durations) -> Usage:
     """`spared`: cached tokens, moved bytes."""
     num_cached = min(spared[0], request.num_prompt_tokens)
     return Usage(request.num_prompt_tokens, num_cached, num_tokens, spared[1], *spent.parts)
