@@ -12,7 +12,7 @@ from operations.doctor.memory import halves
 from operations.doctor.probes import planned, probe_gpus, probe_host, probe_model
 from operations.errors import CommandError
 from workers.flags import WorkerSettings
-from workers.settings_text import OVERRIDE, SettingsError, read_json
+from workers.settings import OVERRIDE, SettingsError, read_json
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ from baton.telemetry import configure_logging, print_error
 from workers.engines.build import build_engine, with_engine
 from workers.flags import WorkerSettings, with_model_folder
 from workers.registration import clear
-from workers.settings_text import SettingsError
+from workers.settings import SettingsError
 from workers.worker import run_worker
 
 log = logging.getLogger("workers")

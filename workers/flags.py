@@ -10,7 +10,7 @@ from baton.flags import Parsed, flag
 from baton.messages import WORKER_NAME, Role
 from baton.model_folder import hub_id, model_folder
 from baton.telemetry import LogFormat, LogLevel
-from workers.settings_text import SettingsError
+from workers.settings import SettingsError
 
 EngineName = Literal["embedded", "mocker", "trtllm", "vllm"]
 DisaggregationMode = Literal["prefill", "decode", "agg"]

@@ -18,7 +18,7 @@ from baton.streams import public_name
 from baton.telemetry import Line
 from baton.transport import Respond, Transport
 from workers.flags import WorkerSettings
-from workers.settings_text import SettingsError
+from workers.settings import SettingsError
 
 log = logging.getLogger(__name__)
 

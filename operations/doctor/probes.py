@@ -21,7 +21,7 @@ from workers.engines.build import given_settings
 from workers.engines.trtllm.settings import GUESSING as TRTLLM_GUESSING
 from workers.engines.vllm.settings import GUESSING, NAMES
 from workers.flags import DisaggregationMode, EngineName, WorkerSettings
-from workers.settings_text import SettingsError
+from workers.settings import SettingsError
 
 TIMEOUT_S = 20
 _VARIABLES = ("UCX_TLS",)

@@ -18,7 +18,7 @@ from tests.waiting import PATIENCE_S, scaled, until
 from workers.engines.library.engine import LibraryEngine
 from workers.engines.trtllm.library import load_library
 from workers.engines.trtllm.watchdog import Patience
-from workers.settings_text import SettingsError
+from workers.settings import SettingsError
 
 FOREVER_S = 3600.0
 

@@ -24,7 +24,7 @@ from workers.engines.vllm.adapter import KEEP
 from workers.engines.vllm.library import WORKER_PID, load_library
 from workers.engines.vllm.settings import SECOND_RUNNER
 from workers.flags import DisaggregationMode
-from workers.settings_text import SettingsError
+from workers.settings import SettingsError
 
 ROOT = Path(__file__).parents[2]
 BUILT = {

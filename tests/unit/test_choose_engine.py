@@ -7,7 +7,7 @@ import pytest
 from baton.flags import parse
 from workers.engines.build import CHOSEN, with_engine
 from workers.flags import WorkerSettings
-from workers.settings_text import SettingsError
+from workers.settings import SettingsError
 
 
 def chosen(line: str, installed: set[str]) -> str | None:

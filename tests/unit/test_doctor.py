@@ -46,7 +46,7 @@ from tests.doctor_facts import (
 from workers.engines.trtllm.settings import load_trtllm_settings
 from workers.flags import DisaggregationMode as Mode
 from workers.flags import EngineName
-from workers.settings_text import SettingsError
+from workers.settings import SettingsError
 
 E, W = Severity.ERROR, Severity.WARNING
 CACHE, KV = "cache_transceiver_config", "kv_cache_config"

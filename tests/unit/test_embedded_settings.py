@@ -8,8 +8,7 @@ import pytest
 
 from workers.engines.embedded.settings import EmbeddedSettings
 from workers.engines.mocker import MockerSettings
-from workers.settings import load_settings
-from workers.settings_text import SettingsError
+from workers.settings import SettingsError, load_settings
 
 DEMO = Path(__file__).parents[2] / "engine_configs" / "demo"
 

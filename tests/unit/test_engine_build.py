@@ -13,8 +13,7 @@ from tests.certificates import Authority
 from workers.engines.build import build_engine, given_settings, with_engine
 from workers.engines.library.engine import dying_at_once
 from workers.flags import WorkerSettings
-from workers.settings import Given
-from workers.settings_text import SettingsError
+from workers.settings import Given, SettingsError
 
 
 def built(*arguments: str) -> tuple[Any, list[str]]:

@@ -13,8 +13,7 @@ from workers.engines.trtllm.settings import load_trtllm_settings
 from workers.engines.vllm.library import load_library as load_vllm
 from workers.engines.vllm.settings import load_vllm_settings
 from workers.flags import WorkerSettings
-from workers.settings import Loaded
-from workers.settings_text import SettingsError
+from workers.settings import Loaded, SettingsError
 
 Load = Callable[..., Loaded[dict[str, Any]]]
 LIBRARIES: dict[str, Load] = {

@@ -16,7 +16,7 @@ from workers.engines.trtllm.settings import load_trtllm_settings
 from workers.engines.vllm.settings import GUESSING as VLLM
 from workers.engines.vllm.settings import SECOND_RUNNER, load_vllm_settings
 from workers.flags import WorkerSettings
-from workers.settings_text import SettingsError
+from workers.settings import SettingsError
 
 UCX = '{"cache_transceiver_config": {"backend": "UCX"}}'
 LOOKUP: dict[str, Any] = {"typed": {"speculate": "lookup"}}

@@ -7,7 +7,7 @@ import pytest
 
 from workers.engines.library.model_facts import read_model_facts
 from workers.engines.trtllm.library import fatal_error, is_healthy, kv_capacity, load_library
-from workers.settings_text import SettingsError
+from workers.settings import SettingsError
 
 FACTS = read_model_facts(Path("models/demo"))
 

@@ -9,7 +9,7 @@ from tensorrt_llm.llmapi import TorchLlmArgs
 
 from workers.engines.trtllm.settings import load_trtllm_settings
 from workers.flags import DisaggregationMode
-from workers.settings_text import SettingsError
+from workers.settings import SettingsError
 
 UCX = "cache_transceiver_config:\n  backend: UCX\n  max_tokens_in_buffer: 1024\n"
 

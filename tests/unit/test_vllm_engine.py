@@ -17,7 +17,7 @@ from workers.engines.vllm.adapter import VllmAdapter
 from workers.engines.vllm.patches import WITHOUT
 from workers.engines.vllm.settings import SECOND_RUNNER
 from workers.flags import DisaggregationMode
-from workers.settings_text import SettingsError
+from workers.settings import SettingsError
 
 
 async def info_of(checkpoint: Path, mode: DisaggregationMode, **config: Any) -> EngineInfo:

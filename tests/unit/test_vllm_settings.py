@@ -8,7 +8,7 @@ import pytest
 from vllm.engine.arg_utils import AsyncEngineArgs
 
 from workers.engines.vllm.settings import LEASE, load_vllm_settings
-from workers.settings_text import SettingsError
+from workers.settings import SettingsError
 
 ROOT = Path(__file__).parents[2]
 TOKEN = "hf_" + 17 * "aB"

@@ -13,8 +13,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from workers.settings import fields_of, load_settings, read
-from workers.settings_text import SettingsError
+from workers.settings import SettingsError, fields_of, load_settings, read
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -18,8 +18,7 @@ from workers.engines.mocker import MockerSettings
 from workers.engines.trtllm.settings import give_trtllm_settings, load_trtllm_settings
 from workers.engines.vllm.settings import give_vllm_settings, load_vllm_settings
 from workers.flags import EngineName, WorkerSettings, typed_engine_flags
-from workers.settings import Given, Loaded, load_settings
-from workers.settings_text import SettingsError
+from workers.settings import Given, Loaded, SettingsError, load_settings
 
 log = logging.getLogger(__name__)
 

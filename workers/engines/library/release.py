@@ -4,7 +4,7 @@ import logging
 import re
 
 from workers.flags import DisaggregationMode
-from workers.settings_text import SettingsError
+from workers.settings import SettingsError
 
 log = logging.getLogger(__name__)
 

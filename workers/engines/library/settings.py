@@ -15,6 +15,7 @@ from workers.settings import (
     Given,
     InvalidField,
     Loaded,
+    SettingsError,
     build,
     fields_of,
     first_invalid,
@@ -22,7 +23,6 @@ from workers.settings import (
     read,
     refuse,
 )
-from workers.settings_text import SettingsError
 
 QUEUE_SIZE = "max_queue_size"
 """How many requests may wait for a place in the batch: Baton's own, which no library gets."""

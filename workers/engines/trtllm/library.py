@@ -6,7 +6,7 @@ from typing import Any
 
 from workers.engines.library.release import check_tried, release_of
 from workers.flags import DisaggregationMode
-from workers.settings_text import SettingsError
+from workers.settings import SettingsError
 
 TRIED = (1, 3), (1, 4)  # 1.2 ignores `ignore_eos`, loses logprobs of a handoff, and its context ranks may die
 _INSTALL = (

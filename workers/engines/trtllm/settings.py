@@ -12,8 +12,7 @@ from workers.engines.library.settings import (
     value_of,
 )
 from workers.flags import DisaggregationMode
-from workers.settings import Given
-from workers.settings_text import SettingsError
+from workers.settings import Given, SettingsError
 
 TRANSCEIVER = "cache_transceiver_config"
 BACKEND = f"{TRANSCEIVER}.backend"

@@ -23,8 +23,7 @@ from workers.engines.vllm.patches import CONNECTOR, DRAWS, NUM_TOKENS, RELEASE, 
 from workers.engines.vllm.patches.kernels import WARM_UP_LOGPROBS, warm_up_lengths
 from workers.engines.vllm.sampling import is_continued_exactly, sampling_params
 from workers.engines.vllm.settings import GUESSING, LEASE, SECOND_RUNNER, TRANSFER
-from workers.settings import Loaded
-from workers.settings_text import SettingsError
+from workers.settings import Loaded, SettingsError
 
 log = logging.getLogger(__name__)
 

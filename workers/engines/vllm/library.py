@@ -11,7 +11,7 @@ from workers.engines.library.release import check_tried, release_of
 from workers.engines.vllm.patches import NAMES, TRIED, WITHOUT, turned_off
 from workers.engines.vllm.settings import SECOND_RUNNER
 from workers.flags import DisaggregationMode
-from workers.settings_text import SettingsError
+from workers.settings import SettingsError
 
 WORKER_PID = "BATON_WORKER_PID"
 SIDE_CHANNEL_PORT = "VLLM_NIXL_SIDE_CHANNEL_PORT"

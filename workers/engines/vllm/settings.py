@@ -18,8 +18,7 @@ from workers.engines.library.settings import (
 )
 from workers.engines.vllm.patches import CONNECTOR, turned_off
 from workers.flags import DisaggregationMode
-from workers.settings import Given, put, refuse
-from workers.settings_text import SettingsError
+from workers.settings import Given, SettingsError, put, refuse
 
 SECOND_RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
 TRANSFER = "kv_transfer_config"
