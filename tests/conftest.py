@@ -49,6 +49,15 @@ def pytest_itemcollected(item: pytest.Item) -> None:
         return
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Spread each folder's files over the whole run: contract tests mostly wait, the others compute."""
+    folders: dict[Path, list[Path]] = {}
+    for path in dict.fromkeys(item.path for item in items):
+        folders.setdefault(path.parent, []).append(path)
+    place = {path: (i + 0.5) / len(files) for files in folders.values() for i, path in enumerate(files)}
+    items.sort(key=lambda item: (place[item.path], item.path))
+
+
 # They use the same stack of embedded workers, which each process of pytest's would start.
 DEMO_FILES = frozenset(
     f"tests/system/test_{name}.py"

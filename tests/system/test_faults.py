@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.answers import ENDLESS, Stream, read_all, whole_answer
-from tests.stack import MODEL, Stack, cluster
+from tests.stack import Stack, cluster
 from tests.waiting import scaled, wait_for
 
 NO_WAIT = ("--wait-for-worker-s", "0")
@@ -42,17 +42,6 @@ mainly_tcp, mainly_nats = mainly("tcp and files"), mainly("nats and etcd")
 def stack(tmp_path: Path, planes: dict[str, str]) -> Iterator[Stack]:
     with Stack(tmp_path, planes) as stack:
         yield stack
-
-
-@mainly_nats
-def test_a_client_that_leaves_frees_both_sides(stack: Stack) -> None:
-    stack.serve("prefill", "decode")
-
-    stream = Stream(stack, ENDLESS).read(3)
-    assert stack.gauge("baton_worker_running_requests") >= 1
-    stream.close()
-
-    stack.wait_idle(5)
 
 
 @mainly_tcp
@@ -126,30 +115,6 @@ def test_a_drained_worker_finishes_what_it_holds_and_takes_nothing_new(stack: St
 
 
 @mainly_tcp
-def test_a_drained_prefill_worker_waits_for_its_handoffs(stack: Stack) -> None:
-    _, prefill = stack.serve("decode", "prefill")
-    whole_answer(stack, 5)
-
-    prefill.signal(signal.SIGTERM)
-
-    assert prefill.wait() == 0
-    whole_answer(stack, 5)
-
-
-@mainly_nats
-def test_a_drained_frontend_finishes_its_streams(stack: Stack) -> None:
-    stack.serve("prefill", "decode")
-    expected = whole_answer(stack)
-    stream = Stream(stack).read(3)
-
-    stack.processes[0].signal(signal.SIGTERM)
-
-    assert stream.read().text == expected
-    assert stream.done
-    assert stack.processes[0].wait() == 0
-
-
-@mainly_tcp
 def test_a_killed_frontend_leaves_nothing_running(stack: Stack) -> None:
     stack.serve("prefill", "decode")
     Stream(stack, ENDLESS).read(3)
@@ -159,15 +124,3 @@ def test_a_killed_frontend_leaves_nothing_running(stack: Stack) -> None:
     wait_for(lambda: stack.health() != {})
 
     stack.wait_idle(15)
-
-
-@mainly_nats
-def test_without_a_decode_worker_the_503_says_what_is_missing(stack: Stack) -> None:
-    stack.serve("prefill")
-
-    health = stack.get("/health")
-    answer = stack.post("/v1/completions", prompt="x", max_tokens=1)
-
-    assert (health.status_code, health.json()["missing"]) == (503, [f"{MODEL}: decode"])
-    assert answer.status_code == 503
-    assert "decode" in answer.json()["error"]["message"]

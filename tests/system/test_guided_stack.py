@@ -5,13 +5,11 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import httpx
 import jsonschema
-import openai
 import pytest
-from pydantic import BaseModel, Field
 
 from tests.guided import ENDLESS
 from tests.stack import MODEL, Stack
@@ -130,42 +128,6 @@ def test_strict_tools_stay_a_choice_and_their_arguments_are_valid(stack: Stack) 
     for choice in ask_all(stack, tools=strict):
         for call in choice["message"].get("tool_calls") or ():
             check_arguments(call)
-
-
-class Disk(BaseModel):
-    """A part of the requested answer."""
-
-    name: Literal["sda", "sdb"]
-    free_gb: Annotated[int, Field(ge=0, le=999)]
-
-
-class Machine(BaseModel):
-    """The requested answer."""
-
-    healthy: bool
-    disk: Disk
-
-
-def test_the_openai_sdk_parses_into_a_model(client: openai.OpenAI) -> None:
-    completion = client.chat.completions.parse(
-        model=MODEL,
-        messages=[{"role": "user", "content": "How is the machine?"}],
-        response_format=Machine,
-        max_tokens=MAX_TOKENS,
-        seed=1,
-    )
-    parsed = completion.choices[0].message.parsed
-    assert isinstance(parsed, Machine)
-
-
-@pytest.mark.slow
-def test_streamed_and_whole_are_the_same_json(stack: Stack, client: openai.OpenAI) -> None:
-    fields: Json = {"response_format": json_schema(REPORT, strict=True), "seed": 3, "model": MODEL}
-    whole = ask(stack, **fields)["message"]["content"]
-    sampled: Any = {"messages": QUESTION, "max_tokens": MAX_TOKENS, "temperature": 1, "stream": True}
-    stream = client.chat.completions.create(**sampled, **fields)
-    streamed = "".join(chunk.choices[0].delta.content or "" for chunk in stream)
-    assert json.loads(streamed) == json.loads(whole)
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ import pytest
 
 from baton.number_check import PROMPTS
 from tests.launched import DOUBLE, Run
-from tests.stack import MODEL, ROOT, Process, Stack, cluster
+from tests.stack import ROOT, Process, Stack, cluster
 from tests.system.test_serving import CALL, GUIDE, QUESTION, RESULT
 from tests.waiting import PATIENCE_S, wait_for
 
@@ -59,10 +59,9 @@ Worker = Callable[..., Process]
 """`worker(MODE, VARIABLE=value...)` of the test's engine."""
 
 trtllm_only = pytest.mark.parametrize("engine", ["trtllm"])
-vllm_only = pytest.mark.parametrize("engine", ["vllm"])
 
 
-@pytest.fixture(params=["trtllm", "vllm"])
+@pytest.fixture(params=["trtllm", pytest.param("vllm", marks=pytest.mark.slow)])
 def engine(request: pytest.FixtureRequest) -> str:
     name: str = request.param
     return name
@@ -166,63 +165,6 @@ def test_a_dead_engines_answers_go_on_at_another_worker(engine: str, stack: Stac
     wait_for(lambda: len(stack.health()["instances"]) == 1)
 
 
-@vllm_only
-@pytest.mark.slow
-def test_clients_that_leave_leave_no_pin(stack: Stack, worker: Worker) -> None:
-    worker("prefill"), worker("decode")
-    stack.wait_ready(1, 1)
-
-    with ThreadPoolExecutor(8) as pool:
-        for left in [pool.submit(leave, stack, "one two three " * 200, 0.05 * (i + 1)) for i in range(8)]:
-            left.result()
-
-    stack.wait_idle()
-
-
-@trtllm_only
-@pytest.mark.slow
-def test_a_client_that_leaves_ends_its_prefill(stack: Stack, worker: Worker) -> None:
-    worker("prefill", DOUBLE_TRTLLM_PREFILL_S_A_TOKEN="0.05"), worker("decode")
-    stack.wait_ready(1, 1)
-
-    leave(stack, "word " * 500, 3.0)  # a minute of prefill
-
-    stack.wait_idle(15)
-
-
-def leave(stack: Stack, prompt: str, after_s: float) -> None:
-    body = {"model": MODEL, "prompt": prompt, "max_tokens": 900, "ignore_eos": True}
-    with pytest.raises(httpx.ReadTimeout):
-        httpx.post(f"{stack.url}/v1/completions", json=body, timeout=httpx.Timeout(PATIENCE_S, read=after_s))
-
-
-@trtllm_only
-@pytest.mark.slow
-def test_a_stream_outlives_its_decode_worker(stack: Stack, worker: Worker) -> None:
-    worker("prefill")
-    killed, _ = worker("decode"), worker("decode")
-    stack.wait_ready(1, 2)
-    expected = complete(stack, 400)
-
-    with ThreadPoolExecutor(4) as pool:
-        answers = [pool.submit(complete, stack, 400) for _ in range(4)]
-        wait_for(lambda: stack.gauge("baton_worker_running_requests") >= 4)
-        killed.kill()
-        assert {answer.result() for answer in answers} == {expected}
-
-
-@trtllm_only
-def test_a_dead_engine_ends_its_worker_with_a_named_error_and_status_1(stack: Stack, worker: Worker) -> None:
-    doomed = worker("agg", DOUBLE_TRTLLM_DIES_AFTER=AFTER)
-    stack.wait_ready(0, 1)
-
-    answer = stack.post("/v1/completions", prompt="one two three", max_tokens=400, ignore_eos=True)
-
-    assert (answer.status_code, answer.json()["error"]["code"]) == (502, "worker_lost")
-    assert doomed.wait() == 1
-    assert "injected death" in doomed.text()
-
-
 @trtllm_only
 @pytest.mark.slow
 def test_an_answer_with_a_form_is_made_again_at_another_worker(stack: Stack, worker: Worker) -> None:
@@ -235,15 +177,6 @@ def test_an_answer_with_a_form_is_made_again_at_another_worker(stack: Stack, wor
     assert len(answers) == 1
     assert doomed.wait() == 1
     assert "reason=not_resumable" in stack.processes[0].text()
-
-
-@trtllm_only
-@pytest.mark.slow
-def test_a_release_that_is_too_old_is_refused_at_start(worker: Worker) -> None:
-    old = worker("agg", DOUBLE_TRTLLM_BUILD="1.2.1")
-
-    assert old.wait(60) == 2
-    assert "error: TensorRT-LLM 1.2.1 is too old; install tensorrt-llm 1.3" in old.text()
 
 
 @trtllm_only

@@ -119,22 +119,6 @@ def test_streams_outlive_nats(
     assert (len(verdicts), found) == (4, {("NATS could not be reached", "")})
 
 
-def test_streams_wait_for_decode_workers_that_are_started_again(tcp_stack: tuple[Stack, str]) -> None:
-    stack, expected = tcp_stack
-    streams = running(stack)
-
-    for process in [p for p in stack.processes if p.name.startswith("decode")]:
-        process.kill()
-        stack.processes.remove(process)
-    wait_for(lambda: "decode" not in str(stack.health() | {"missing": []}))
-    refused = stack.post("/v1/completions", prompt="x")
-    stack.worker("decode"), stack.worker("decode")
-
-    read_all(streams, expected)
-    assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
-    stack.wait_ready(2, 2)
-
-
 def test_streams_wait_for_a_whole_fleet_that_is_started_again(tcp_stack: tuple[Stack, str]) -> None:
     """More workers than a request may take with it."""
     stack, expected = tcp_stack
@@ -145,10 +129,12 @@ def test_streams_wait_for_a_whole_fleet_that_is_started_again(tcp_stack: tuple[S
         process.kill()
         stack.processes.remove(process)
     wait_for(lambda: stack.health()["missing"] == ["decode", "prefill"])
+    refused = stack.post("/v1/completions", prompt="x")
     for role in ("prefill", "decode") * 2:
         stack.worker(role)
 
     read_all(streams, expected)
+    assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
     stack.wait_ready(2, 2)
 
 

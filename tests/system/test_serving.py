@@ -7,7 +7,6 @@ from itertools import product
 from typing import Any
 
 import httpx
-import openai
 import pytest
 
 from tests.stack import MODEL, Stack, cluster, running_stack
@@ -116,20 +115,6 @@ def test_the_guides_second_round_answers_with_the_tools_result(stack: Stack) -> 
     assert "tool_calls" not in choice["message"]
     whole = streamed(stack, messages=[QUESTION, CALL, RESULT], **GUIDE)
     assert (whole["content"], whole["finish_reason"]) == (choice["message"]["content"], "stop")
-
-
-def test_the_openai_sdk_streams(client: openai.OpenAI) -> None:
-    stream = client.chat.completions.create(
-        model=MODEL,
-        messages=[{"role": "user", "content": "Hello there!"}],
-        stream=True,
-        stream_options={"include_usage": True},
-    )
-    chunks = list(stream)
-
-    assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
-    assert chunks[-1].usage is not None
-    assert chunks[-1].usage.completion_tokens > 0
 
 
 SAMPLINGS: list[Json] = [

@@ -30,6 +30,7 @@ def new_tokens(turns: list[Turn]) -> int:
     return sum(turn.num_new_tokens for turn in turns)
 
 
+@pytest.mark.slow  # tests/unit/test_embedded_reuse.py and tests/contract/test_engine.py count tokens, too
 def test_turns_compute_and_move_their_new_tokens_only(stacks: tuple[Stack, Stack]) -> None:
     local, handing = stacks
     turns = converse(local, NUM_TURNS)
