@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 
 from baton.discovery import Discovery
 from baton.errors import BatonError, EngineFailure, ModelNotFound, NoWorkers, WorkerLost
@@ -62,7 +63,7 @@ class Fleet:
         self._tokenizers = Tokenizers(model_path)
         self.cut = CutPairs(transport, self.table.has, self.events)
         self._no_progress_s = no_progress_s
-        self._stats: dict[str, WorkerStats] = {}
+        self._tokens_per_step: dict[str, float | None] = {}  # by worker id
         self.calls = Calls(self._is_stuck, self._give_up, no_progress_s)
         self.handoffs: Counter[tuple[str, str]] = Counter()
         """KV that moved since somebody last took this, by the ids of prefill and decode worker."""
@@ -154,7 +155,13 @@ class Fleet:
         return Health(
             status="healthy" if ready else "unhealthy",
             endpoints=sorted({w.endpoint for w in live}),
-            instances=[self._instance(worker) for worker in live],
+            instances=[
+                replace(
+                    msgspec.convert(worker, Instance, from_attributes=True),
+                    tokens_per_step=self._tokens_per_step.get(worker.worker_id),
+                )
+                for worker in live
+            ],
             missing=sorted(set(missing)),
             warming=self._ids(State.WARMING) + self._ids(State.NEW),
             lost=self._ids(State.LOST),
@@ -174,17 +181,14 @@ class Fleet:
         """The statistics of every worker, or why there are none; one that cannot be reached is lost."""
         registered = self.table.all()
         found = await asyncio.gather(*map(self._ask, registered), return_exceptions=True)
-        for worker, why in zip(registered, found, strict=True):
-            if isinstance(why, WorkerLost):
-                self.table.note(worker, Event.LOST, why.message)
         answers = list(zip(registered, found, strict=True))
-        self._stats = {w.worker_id: stats for w, stats in answers if isinstance(stats, WorkerStats)}
+        self._tokens_per_step.clear()
+        for worker, answer in answers:
+            if isinstance(answer, WorkerLost):
+                self.table.note(worker, Event.LOST, answer.message)
+            elif isinstance(answer, WorkerStats):
+                self._tokens_per_step[worker.worker_id] = answer.tokens_per_step
         return answers
-
-    def _instance(self, worker: WorkerInfo) -> Instance:
-        instance = msgspec.convert(worker, Instance, from_attributes=True)
-        stats = self._stats.get(worker.worker_id)
-        return msgspec.structs.replace(instance, tokens_per_step=stats.tokens_per_step if stats else None)
 
     def note_workers(self, metrics: Metrics) -> None:
         """Set the metrics of the workers' states."""
@@ -209,7 +213,11 @@ class Fleet:
     async def _probe(self, worker: WorkerInfo, state: State) -> tuple[Event, str]:
         """A stuck worker must answer a request, through a pair if there is one; others their statistics."""
         if state is State.STUCK:
-            return (Event.ANSWERED if await self._works(worker) else Event.SILENT), ""
+            role = Role.PREFILL if worker.role is Role.DECODE else Role.DECODE
+            partners = self.workers(worker.model, role, paired_with=worker)
+            partner = random.choice(partners) if partners else None  # noqa: S311  not security-relevant
+            is_working = await works(self._transport, worker, partner, limit_s=self._no_progress_s)
+            return (Event.ANSWERED if is_working else Event.SILENT), ""
         try:
             await self._ask(worker)
         except PeerDistrusted as error:
@@ -217,13 +225,6 @@ class Fleet:
         except (BatonError, TimeoutError):
             return Event.SILENT, ""
         return Event.ANSWERED, ""
-
-    async def _works(self, worker: WorkerInfo) -> bool:
-        """Whether a trial request through a prefill/decode pair succeeds."""
-        role = Role.PREFILL if worker.role is Role.DECODE else Role.DECODE
-        partners = self.workers(worker.model, role, paired_with=worker)
-        partner = random.choice(partners) if partners else None  # noqa: S311  not security-relevant
-        return await works(self._transport, worker, partner, limit_s=self._no_progress_s)
 
     async def _is_stuck(self, worker: WorkerInfo) -> bool:
         """Whether a trial request fails, and the worker's counters do not move meanwhile."""

@@ -212,12 +212,6 @@ class Progress:
             await asyncio.sleep(_BACKOFF_S * 2**self._num_failures)  # so that failing at once does not spin
         self.avoided.clear()
 
-    def ended_by(self, error: BatonError) -> BatonError:
-        """The error for a request whose wait timed out."""
-        if self.time_left_s <= 0:
-            return DeadlineExceeded()
-        return error if self.error is None or isinstance(self.error, BrokerLost) else self.error
-
 
 _Stream = tuple[Reply | None, AsyncGenerator[Reply, None]]
 """A worker's first reply and the rest."""
@@ -464,7 +458,10 @@ async def _wait(progress: Progress, arrival: Awaitable[None], limit_s: float, er
         async with asyncio.timeout(min(limit_s, progress.time_left_s)):
             await arrival
     except TimeoutError:
-        raise progress.ended_by(error) from None
+        if progress.time_left_s <= 0:
+            raise DeadlineExceeded from None
+        is_away = isinstance(progress.error, BrokerLost)
+        raise (progress.error if progress.error and not is_away else error) from None
 
 
 async def _decoded(tokens: AsyncGenerator[Reply, None], pinning: Call) -> Reply | None:

@@ -48,8 +48,6 @@ class RoutingSettings:
 _RAW_OPENING_TOKENS = 256
 # How much more than the mean load a conversation's own worker may have.
 _MAX_LOAD = 1.25
-
-
 Locality = Literal["own", "other"]
 """Whether a conversation stayed on its worker, or spilled over to another."""
 
@@ -87,20 +85,15 @@ class Router:
     def _by_prefix(self, role: Role, request: GenerateRequest, workers: Sequence[WorkerInfo]) -> WorkerInfo:
         """Each conversation has its own order of workers (rendezvous hashing over its opening tokens), the
         same in every frontend; the first whose load is bounded gets the request (Mirrokni et al., 2018)."""
-        opening = _opening(request)
-        ordered = sorted(workers, key=lambda worker: _score(opening, worker), reverse=True)
+        opening = array("I", request.token_ids[: request.num_opening_tokens or _RAW_OPENING_TOKENS])
+        key = hashlib.blake2b(opening.tobytes(), key=request.cache_salt.encode()[:64]).digest()
+
+        def score(worker: WorkerInfo) -> bytes:
+            return hashlib.blake2b(key + worker.incarnation.encode(), digest_size=8).digest()
+
+        ordered = sorted(workers, key=score, reverse=True)
         loads = [self._num_running.get(worker.worker_id, 0) for worker in ordered]
         allowed = math.ceil(_MAX_LOAD * (sum(loads) + 1) / len(ordered))
         chosen = next(i for i, load in enumerate(loads) if load < allowed)
         self._count(role, "other" if chosen else "own")
         return ordered[chosen]
-
-
-def _opening(request: GenerateRequest) -> bytes:
-    num_tokens = request.num_opening_tokens or _RAW_OPENING_TOKENS
-    key = request.cache_salt.encode()[:64]
-    return hashlib.blake2b(array("I", request.token_ids[:num_tokens]).tobytes(), key=key).digest()
-
-
-def _score(opening: bytes, worker: WorkerInfo) -> bytes:
-    return hashlib.blake2b(opening + worker.incarnation.encode(), digest_size=8).digest()

@@ -159,8 +159,15 @@ class Workers:
         if entry.state is before and not is_new_reason:
             return
         entry.reason = reason.rpartition(" was lost: ")[2]  # the worker is named beside it
-        self._note_event(entry, before)
-        if entry.state not in _PROBED:
+        state, now_s = entry.state, asyncio.get_running_loop().time()
+        if state in _BAD and before not in _BAD:
+            entry.bad_since_s = now_s
+        if state in _KINDS:
+            detail = f"{worker.role.value}, kv={worker.kv_transfer}" if state is State.NEW else entry.reason
+            self._events.add(_KINDS[state], entry.worker.label, detail)
+        elif state is State.LIVE and before in _BAD:
+            self._events.add("recovered", entry.worker.label, lasted_s=now_s - entry.bad_since_s)
+        if state not in _PROBED:
             _stop(entry)
         elif entry.probe is None:
             entry.probe = asyncio.create_task(self._probe_until_live(entry))
@@ -212,16 +219,6 @@ class Workers:
 
     def tasks(self) -> list[asyncio.Task[None]]:
         return [*self._leaving, *(each.probe for each in self._entries.values() if each.probe is not None)]
-
-    def _note_event(self, entry: _Entry, before: State) -> None:
-        worker, state, now_s = entry.worker, entry.state, asyncio.get_running_loop().time()
-        if state in _BAD and before not in _BAD:
-            entry.bad_since_s = now_s
-        if state in _KINDS:
-            detail = f"{worker.role.value}, kv={worker.kv_transfer}" if state is State.NEW else entry.reason
-            self._events.add(_KINDS[state], worker.label, detail)
-        elif state is State.LIVE and before in _BAD:
-            self._events.add("recovered", worker.label, lasted_s=now_s - entry.bad_since_s)
 
     async def _note_leaving(self, entry: _Entry) -> None:
         """Of a lost one nothing is new. One that leaves in order still answers for a moment, too briefly for
@@ -353,19 +350,13 @@ class _Held:
         self.worker = worker
         self.waiting: dict[Call, Sized] = {}
         self.num_before = 0  # tokens of calls that are answered, less those that others began with
+        self.num_seen = 0  # tokens, at the last check
         self.num_stalled = 0
         self.examining: asyncio.Task[None] | None = None
-        self._num_seen = 0
 
     def num_tokens(self) -> int:
         """Tokens of all its calls."""
         return self.num_before + sum(map(len, self.waiting.values()))
-
-    def check(self) -> None:
-        """Count a check as stalled if there are calls and none progressed."""
-        num = self.num_tokens()
-        self.num_stalled = self.num_stalled + 1 if self.waiting and num == self._num_seen else 0
-        self._num_seen = num
 
 
 class Calls:
@@ -407,7 +398,10 @@ class Calls:
             while True:
                 await asyncio.sleep(self._every_s)  # between two checks
                 for incarnation, held in tuple(self._held.items()):
-                    held.check()
+                    num_tokens = held.num_tokens()
+                    is_stalled = held.waiting and num_tokens == held.num_seen
+                    held.num_stalled = held.num_stalled + 1 if is_stalled else 0
+                    held.num_seen = num_tokens
                     if held.examining is None and held.num_stalled >= _CHECKS:
                         held.examining = asyncio.create_task(self._examine(held))
                     elif not (held.examining or held.waiting or is_registered(held.worker)):
