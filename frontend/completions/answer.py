@@ -22,6 +22,7 @@ from frontend.http.services import Services
 from frontend.text.tokenizer import ModelTokenizer
 from frontend.turn.choice import Choice
 from frontend.turn.fields import CommonFields, Count, Refused, StopText, TokenId
+from frontend.turn.form import demanded
 from frontend.turn.request import Client, RawPrompts, TurnRequest
 
 
@@ -99,9 +100,10 @@ async def prepare_completion(raw: bytes, client: Client, services: Services) -> 
 def turn_request(body: CompletionBody, num_bytes: int) -> TurnRequest:
     """The request of a body of `num_bytes`. Raises InvalidRequest for fields that contradict each other."""
     prompts = RawPrompts(tuple(_prompts(body)), shows_special=body.skip_special_tokens is False)
-    return TurnRequest.of(
-        body,
-        prompts,
+    return TurnRequest(
+        fields=body,
+        prompt=prompts,
+        form=demanded(body),
         path="prompt",
         num_bytes=num_bytes,
         max_tokens=DEFAULT_MAX_TOKENS if body.max_tokens is None else max(body.max_tokens, 1),

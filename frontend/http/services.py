@@ -51,7 +51,7 @@ class Services:
 
     async def prepare(self, request: TurnRequest, client: Client) -> tuple[ServedModel, list[Choice]]:
         """The model and the choices, ready to be generated. Raises BatonErrors, as `prepare` does."""
-        served = self.fleet.served(request.model)
+        served = self.fleet.served(request.fields.model)
         check = self.generator.check
         return served, await prepare(
             request, client, served, self.thoughts, check, max_choices=self.max_choices

@@ -138,7 +138,7 @@ async def count_tokens(exchange: Exchange, services: Services, record: Record) -
         exchange, services.max_body_bytes, lambda raw: read(raw, Counted, making)
     )
     ignored = (*unknown, *left_out)
-    served = services.fleet.served(request.model)
+    served = services.fleet.served(request.fields.model)
     record.model = served.name
     (prompt,) = await encode(request, exchange.owner, served, services.thoughts)
     services.metrics.count_ignored(ignored)

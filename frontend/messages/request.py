@@ -33,7 +33,7 @@ from frontend.turn.fields import (
     left_out,
     required,
 )
-from frontend.turn.form import CallChoice
+from frontend.turn.form import CallChoice, demanded
 from frontend.turn.request import TurnRequest
 from frontend.turn.seal import Changed, Seal
 from frontend.turn.thoughts import PARAGRAPH, joined
@@ -234,12 +234,14 @@ def turn_request(body: Counted, num_bytes: int, seal: Seal) -> tuple[TurnRequest
     )
     choice = body.tool_choice or ToolChoiceParam(type="auto")
     name = required(choice.name, "tool_choice.name") if choice.type == "tool" else None
-    request = TurnRequest.of(
-        CommonFields(model=body.model, temperature=body.temperature, top_p=body.top_p, top_k=body.top_k),
-        conversation,
-        CallChoice(
-            must_call=choice.type in {"any", "tool"}, names=None if name is None else frozenset({name})
-        ),
+    calls = CallChoice(
+        must_call=choice.type in {"any", "tool"}, names=None if name is None else frozenset({name})
+    )
+    fields = CommonFields(model=body.model, temperature=body.temperature, top_p=body.top_p, top_k=body.top_k)
+    request = TurnRequest(
+        fields=fields,
+        prompt=conversation,
+        form=demanded(fields, conversation, calls),
         path="messages",
         num_bytes=num_bytes,
         max_tokens=body.max_tokens,

@@ -46,7 +46,7 @@ from frontend.responses.runs import ResponseState
 from frontend.responses.store import ResponseStore, StoredResponse
 from frontend.text.tokenizer import ContextTooLong
 from frontend.turn.fields import GPT_OSS_EFFORTS, NEAREST_EFFORT, required
-from frontend.turn.form import CallChoice, answer_format
+from frontend.turn.form import CallChoice, answer_format, demanded
 from frontend.turn.ids import vary
 from frontend.turn.request import LONG_BYTES, Client, TurnRequest, encode
 
@@ -279,10 +279,10 @@ def turn_request(
         answer_format=answer_format(None if body.text is None else body.text.format, "text.format"),
     )
     gives_logprobs = LOGPROBS in (body.include or ()) or body.top_logprobs is not None
-    request = TurnRequest.of(
-        body,
-        conversation,
-        call_choice(body),
+    request = TurnRequest(
+        fields=body,
+        prompt=conversation,
+        form=demanded(body, conversation, call_choice(body)),
         path="input",
         num_bytes=num_bytes,
         max_tokens=body.max_output_tokens,

@@ -152,6 +152,16 @@ class CommonFields(GuidedFields, kw_only=True):
             raise InvalidRequest("`stream_options` needs `stream`: true.", param="stream_options")
 
     @property
+    def user_id(self) -> str | None:
+        """The client's user, if it names one."""
+        return self.safety_identifier or self.user
+
+    @property
+    def ignores_eos(self) -> bool:
+        nested = None if self.nvext is None else self.nvext.ignore_eos
+        return first_given(nested, self.ignore_eos, default=False)
+
+    @property
     def gives_usage(self) -> bool:
         """Whether a stream ends with the token counts."""
         options = self.stream_options

@@ -130,14 +130,22 @@ class CallChoice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def demanded(
-    fields: CommonFields, conversation: Conversation | None, choice: CallChoice | None
+    fields: CommonFields, conversation: Conversation | None = None, choice: CallChoice | None = None
 ) -> Guided | None:
-    """The constraint that a body puts on the answer to its conversation, or (None) on a raw completion, or
-    None if nothing is demanded. Raises InvalidRequest for two formats, and as `guided` does."""
+    """The constraint that a body puts on the answer to its conversation, else on a raw completion; None if
+    nothing is demanded. Raises InvalidRequest for two formats, for `ignore_eos`, and as `guided` does."""
     answer = _demanded_format(fields, None if conversation is None else conversation.answer_format)
+    form = None
     if conversation is not None:
-        return guided(conversation.tools, choice, answer)
-    return None if answer is None else _checked(Guided(last=(replace(_final(answer), headers=("",)),)))
+        form = guided(conversation.tools, choice, answer)
+    elif answer is not None:
+        form = _checked(Guided(last=(replace(_final(answer), headers=("",)),)))
+    if form is not None and fields.ignores_eos:
+        raise InvalidRequest(
+            "`ignore_eos` cannot be combined with an output format, strict tools or a required tool call.",
+            param="ignore_eos",
+        )
+    return form
 
 
 def guided(

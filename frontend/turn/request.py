@@ -1,7 +1,7 @@
-"""One request, independent of the API: its form and sampling, its prompt, and the requests to workers."""
+"""One request, independent of the API: its prompt, then its sampling, then the requests to workers."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import msgspec
@@ -15,12 +15,9 @@ from frontend.harmony.render import render
 from frontend.text.tokenizer import ContextTooLong, ModelTokenizer, ServedModel, TooManyTokens
 from frontend.turn.choice import Choice, RawText
 from frontend.turn.fields import CommonFields, Nvext, first_given
-from frontend.turn.form import CallChoice, demanded
 from frontend.turn.ids import new_seed
 from frontend.turn.thoughts import Thoughts
 
-REST_OF_CONTEXT = 2**31 - 1
-"""`max_tokens` of an answer that may fill the context."""
 _SEED_MASK = 2**63 - 1
 
 
@@ -33,87 +30,23 @@ class RawPrompts(msgspec.Struct, frozen=True):
 
 
 class TurnRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One request for `num_choices` answers to each prompt.
+    """One request for `num_choices` answers to each prompt, which the field at `path` contains.
 
-    `num_bytes` is the approximate size of the text to render and tokenise. `sampling` has the client's stop
-    tokens only, and a limit that the context may lower. `stop_strings` end the visible text and are not part
-    of it; the answer ends before call number `max_calls` + 1. `user` is the client's, if it names one."""
+    `form`: see `demanded`. `num_bytes` is the approximate size of the text to render and tokenise. The answer
+    ends at the rest of the context if that is less than `max_tokens`, before a string of `stop`, which is not
+    part of it, and before call number `max_calls` + 1."""
 
-    model: str
+    fields: CommonFields
     prompt: Conversation | RawPrompts
     path: str
     num_bytes: int
-    sampling: Sampling
-    num_choices: int = 1
-    stop_strings: tuple[str, ...] = ()
+    form: Guided | None = None
+    max_tokens: int | None = None
+    num_choices: int | None = None
+    stop: str | Sequence[str] | None = None
     max_calls: int | None = None
-    user: str | None = None
-    priority: int = 0
-    cache_salt: str = ""
-
-    @classmethod
-    def of(
-        cls,
-        fields: CommonFields,
-        prompt: Conversation | RawPrompts,
-        choice: CallChoice | None = None,
-        *,
-        path: str,
-        num_bytes: int,
-        max_tokens: int | None = None,
-        num_choices: int | None = None,
-        stop: str | list[str] | None = None,
-        max_calls: int | None = None,
-        logprobs: int | None = None,
-        prompt_logprobs: int | None = None,
-    ) -> "TurnRequest":
-        """The request of a body of `num_bytes` whose prompt is at `path`. Raises InvalidRequest for fields
-        that contradict each other, and as `guided` does."""
-        conversation = prompt if isinstance(prompt, Conversation) else None
-        form = demanded(fields, conversation, choice)
-        sampling = _sampling(fields, form, max_tokens or REST_OF_CONTEXT)
-        return cls(
-            model=fields.model,
-            prompt=prompt,
-            path=path,
-            num_bytes=num_bytes,
-            sampling=replace(sampling, logprobs=logprobs, prompt_logprobs=prompt_logprobs),
-            num_choices=num_choices or 1,
-            stop_strings=(stop,) if isinstance(stop, str) else tuple(stop or ()),
-            max_calls=max_calls,
-            user=fields.safety_identifier or fields.user,
-            priority=fields.priority or 0,
-            cache_salt=fields.cache_salt or "",
-        )
-
-
-def _sampling(fields: CommonFields, form: Guided | None, max_tokens: int) -> Sampling:
-    nvext = fields.nvext or Nvext()
-    # `top_p` 0 means greedy sampling, but engines reject the value 0.
-    greedy = fields.top_p == 0 or nvext.greed_sampling
-    ignore_eos = first_given(nvext.ignore_eos, fields.ignore_eos, default=False)
-    if form is not None and ignore_eos:
-        raise InvalidRequest(
-            "`ignore_eos` cannot be combined with an output format, strict tools or a required tool call.",
-            param="ignore_eos",
-        )
-    return Sampling(
-        max_tokens=max_tokens,
-        min_tokens=fields.min_tokens or 0,
-        seed=new_seed() if fields.seed is None else fields.seed & _SEED_MASK,
-        is_seeded=fields.seed is not None,
-        temperature=0.0 if greedy else first_given(fields.temperature, default=1.0),
-        top_p=fields.top_p or 1.0,
-        top_k=max(0, first_given(nvext.top_k, fields.top_k, default=0)),
-        min_p=fields.min_p or 0.0,
-        frequency_penalty=fields.frequency_penalty or 0.0,
-        presence_penalty=fields.presence_penalty or 0.0,
-        repetition_penalty=first_given(nvext.repetition_penalty, fields.repetition_penalty, default=1.0),
-        logit_bias={int(name): value for name, value in (fields.logit_bias or {}).items()},
-        stop_token_ids=tuple(fields.stop_token_ids or ()),
-        ignore_eos=ignore_eos,
-        guided=form,
-    )
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
 
 
 class Client(msgspec.Struct, frozen=True, kw_only=True):
@@ -178,14 +111,41 @@ def encode_prompt(
         raise served.too_long(path) from None
 
 
-def fitted(request: TurnRequest, served: ServedModel, *, num_prompt_tokens: int) -> Sampling:
-    """The request's sampling for a prompt of that length, with the model's stop tokens; `max_tokens` is
-    capped by the rest of the context.
+def sampling_of(request: TurnRequest, served: ServedModel, num_prompt_tokens: int) -> Sampling:
+    """The request's sampling after a prompt of that length, with the model's stop tokens. Raises
+    ContextTooLong, or InvalidRequest if fields contradict each other or name unknown token ids."""
+    fields, nvext = request.fields, request.fields.nvext or Nvext()
+    max_tokens = _max_tokens(request, served, num_prompt_tokens)
+    # `top_p` 0 means greedy sampling, but engines reject the value 0.
+    greedy = fields.top_p == 0 or nvext.greed_sampling
+    check, name = served.tokenizer.checked, served.name
+    logit_bias = {int(token_id): value for token_id, value in (fields.logit_bias or {}).items()}
+    check(list(logit_bias), name, "logit_bias")
+    own = check(fields.stop_token_ids or [], name, "stop_token_ids")
+    return Sampling(
+        max_tokens=max_tokens,
+        min_tokens=fields.min_tokens or 0,
+        seed=new_seed() if fields.seed is None else fields.seed & _SEED_MASK,
+        is_seeded=fields.seed is not None,
+        temperature=0.0 if greedy else first_given(fields.temperature, default=1.0),
+        top_p=fields.top_p or 1.0,
+        top_k=max(0, first_given(nvext.top_k, fields.top_k, default=0)),
+        min_p=fields.min_p or 0.0,
+        frequency_penalty=fields.frequency_penalty or 0.0,
+        presence_penalty=fields.presence_penalty or 0.0,
+        repetition_penalty=first_given(nvext.repetition_penalty, fields.repetition_penalty, default=1.0),
+        logit_bias=logit_bias,
+        stop_token_ids=tuple(dict.fromkeys((*served.tokenizer.stop_token_ids, *own))),
+        ignore_eos=fields.ignores_eos,
+        logprobs=request.logprobs,
+        prompt_logprobs=request.prompt_logprobs,
+        guided=request.form,
+    )
 
-    Raises ContextTooLong if the prompt fills the context, InvalidRequest if the fields contradict each other
-    or name unknown token ids."""
-    sampling, tokenizer, path = request.sampling, served.tokenizer, request.path
-    if sampling.prompt_logprobs is not None and num_prompt_tokens > MAX_SCORED_TOKENS:
+
+def _max_tokens(request: TurnRequest, served: ServedModel, num_prompt_tokens: int) -> int:
+    path, least = request.path, request.fields.min_tokens or 0
+    if request.prompt_logprobs is not None and num_prompt_tokens > MAX_SCORED_TOKENS:
         raise InvalidRequest(
             f"`{path}` has {num_prompt_tokens} tokens; log probabilities are limited to prompts of "
             f"{MAX_SCORED_TOKENS} tokens.",
@@ -198,16 +158,12 @@ def fitted(request: TurnRequest, served: ServedModel, *, num_prompt_tokens: int)
             f"has {num_prompt_tokens} tokens. Shorten it to leave room for the answer.",
             param=path,
         )
-    limit = min(sampling.max_tokens, room)
-    if sampling.min_tokens > limit:
+    limit = min(request.max_tokens or room, room)
+    if least > limit:
         raise InvalidRequest(
-            f"`min_tokens` is {sampling.min_tokens}, but the answer is limited to {limit} tokens.",
-            param="min_tokens",
+            f"`min_tokens` is {least}, but the answer is limited to {limit} tokens.", param="min_tokens"
         )
-    tokenizer.checked(list(sampling.logit_bias), served.name, "logit_bias")
-    own = tokenizer.checked(list(sampling.stop_token_ids), served.name, "stop_token_ids")
-    stops = tuple(dict.fromkeys((*tokenizer.stop_token_ids, *own)))
-    return replace(sampling, max_tokens=limit, stop_token_ids=stops)
+    return limit
 
 
 async def prepare(
@@ -222,18 +178,18 @@ async def prepare(
     """The choices, prompt by prompt, ready to be generated. Reasoning that the client did not send back with
     its calls is restored from `thoughts`, and new reasoning is kept there. Raises a BatonError for requests
     that cannot be served; `check_load` is `Generator.check`, before work is spent on the prompt."""
-    num = request.num_choices
+    fields, num = request.fields, request.num_choices or 1
     total = num * (len(request.prompt.prompts) if isinstance(request.prompt, RawPrompts) else 1)
     if total > max_choices:
         raise InvalidRequest(f"`n` makes {total} choices; at most {max_choices} are allowed.", param="n")
-    caller = client.caller(request.user)
+    caller = client.caller(fields.user_id)
     check_load(served.name, caller, client.deadline_s)
     prompts = await encode(request, client.owner, served, thoughts)
-    sampling = fitted(request, served, num_prompt_tokens=max(len(prompt.token_ids) for prompt in prompts))
+    sampling = sampling_of(request, served, max(len(prompt.token_ids) for prompt in prompts))
     keep = partial(_keep, thoughts, client.owner, prompts[0].current_date, served.tokenizer)
     # No key learns what another's prompts have in common with its own. Names of keys have no slash.
     is_own = client.key_name and not client.shares_cache
-    salt = f"{client.key_name}/{request.cache_salt}" if is_own else request.cache_salt
+    salt = f"{client.key_name}/{fields.cache_salt or ''}" if is_own else fields.cache_salt or ""
     requests = [
         GenerateRequest(
             # Workers need unique ids.
@@ -243,7 +199,7 @@ async def prepare(
             num_opening_tokens=prompts[i // num].num_opening_tokens,
             sampling=replace(sampling, choice=i % num),
             deadline_s=client.deadline_s,
-            priority=request.priority,
+            priority=fields.priority or 0,
             cache_salt=salt,
             trace_headers=client.trace_headers,
         )
@@ -260,8 +216,9 @@ def _choice(
     caller: str,
     on_finish: Callable[[Choice], None],
 ) -> Choice:
-    prompt, stop_strings = request.prompt, request.stop_strings
-    choice = partial(Choice, token_request, stop_strings=stop_strings, caller=caller, on_finish=on_finish)
+    prompt, stop = request.prompt, request.stop or ()
+    stops = (stop,) if isinstance(stop, str) else stop
+    choice = partial(Choice, token_request, stop_strings=stops, caller=caller, on_finish=on_finish)
     if isinstance(prompt, RawPrompts):  # any stop token is left out of the text
         reader = RawText(tokenizer, shows_special=prompt.shows_special)
         return choice(reader, cut_ids=token_request.sampling.stop_token_ids)
@@ -269,7 +226,7 @@ def _choice(
     offered = frozenset(tool.called for tool in prompt.tools)
     parser = HarmonyParser(tokenizer.vocabulary, offered, may_call=bool(prompt.tools))
     # The parser consumes the model's own stop tokens.
-    cut_ids = request.sampling.stop_token_ids
+    cut_ids = request.fields.stop_token_ids or ()
     return choice(parser, max_calls=request.max_calls, cut_ids=cut_ids, text_tools=text_tools)
 
 

@@ -154,25 +154,24 @@ def test_a_response_format_is_the_answers(given: Json, answer: AnswerFormat | No
 @pytest.mark.parametrize(
     ("fields", "limits"),
     [
-        ({"logprobs": True}, (0, 1, (), None)),
-        ({"logprobs": True, "top_logprobs": 4}, (4, 1, (), None)),
-        ({"n": 3, "stop": "x", "logprobs": False}, (None, 3, ("x",), None)),
-        ({"stop": ["x", "y"], "parallel_tool_calls": True}, (None, 1, ("x", "y"), None)),
-        ({"parallel_tool_calls": False}, (None, 1, (), 1)),
+        ({"logprobs": True}, (0, None, None, None)),
+        ({"logprobs": True, "top_logprobs": 4}, (4, None, None, None)),
+        ({"n": 3, "stop": "x", "logprobs": False}, (None, 3, "x", None)),
+        ({"stop": ["x", "y"], "parallel_tool_calls": True}, (None, None, ["x", "y"], None)),
+        ({"parallel_tool_calls": False}, (None, None, None, 1)),
     ],
 )
 def test_the_limits_of_an_answer_are_the_clients(fields: Json, limits: object) -> None:
     request = request_of(**fields)
-    stops = request.stop_strings
-    assert (request.sampling.logprobs, request.num_choices, stops, request.max_calls) == limits
+    assert (request.logprobs, request.num_choices, request.stop, request.max_calls) == limits
     assert (request.path, request.num_bytes) == ("messages", 77)
 
 
 def test_newer_names_count_more_than_older_ones() -> None:
     older = request_of(max_tokens=5, user="ada")
     newer = request_of(max_tokens=5, max_completion_tokens=7, user="ada", safety_identifier="bob")
-    assert (older.sampling.max_tokens, older.user) == (5, "ada")
-    assert (newer.sampling.max_tokens, newer.user) == (7, "bob")
+    assert (older.max_tokens, older.fields.user_id) == (5, "ada")
+    assert (newer.max_tokens, newer.fields.user_id) == (7, "bob")
 
 
 @pytest.mark.parametrize(

@@ -64,12 +64,12 @@ def written(*blocks: Json) -> AssistantTurn:
 
 def test_limits_and_sampling_are_the_clients() -> None:
     request, _ = read(max_tokens=7, stop_sequences=["a", "b"], temperature=0.5, top_p=0.25, top_k=3)
-    assert (request.sampling.max_tokens, request.stop_strings, request.path) == (7, ("a", "b"), "messages")
-    sampling = request.sampling
+    assert (request.max_tokens, request.stop, request.path) == (7, ["a", "b"], "messages")
+    sampling = request.fields
     assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.5, 0.25, 3)
     assert request.num_bytes > 100, "a long body is rendered in a thread"
     counted, _ = read(body_type=Counted)
-    assert (counted.stop_strings, counted.sampling.temperature) == ((), 1.0)
+    assert (counted.stop, counted.fields.temperature) == (None, None)
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_limits_and_sampling_are_the_clients() -> None:
 )
 def test_tool_choice_limits_the_calls(choice: Json | None, num_called: int, max_calls: int | None) -> None:
     request, _ = read(tools=[TOOL, TOOL | {"name": "g"}], tool_choice=choice)
-    form = request.sampling.guided
+    form = request.form
     assert (0 if form is None else len(form.last), request.max_calls) == (num_called, max_calls)
     prompt = request.prompt
     assert isinstance(prompt, Conversation)

@@ -10,7 +10,7 @@ from baton.errors import InvalidRequest
 from baton.messages import GenerateRequest, Sampling
 from frontend.text.tokenizer import ServedModel
 from frontend.turn.fields import CommonFields
-from frontend.turn.request import Client, RawPrompts, TurnRequest, fitted, prepare
+from frontend.turn.request import Client, RawPrompts, TurnRequest, prepare, sampling_of
 from frontend.turn.thoughts import Thoughts
 from tests.scripted_frontend import TOKENIZER
 
@@ -20,15 +20,15 @@ LAST_ID = TOKENIZER.vocab_size - 1
 
 def asked(fields: dict[str, Any], *prompts: str | list[int], **more: Any) -> TurnRequest:
     common = msgspec.convert({"model": "alias", **fields}, CommonFields)
-    raw = RawPrompts(prompts or ("x",))
-    return TurnRequest.of(common, raw, path="prompt", num_bytes=1, **more)
+    return TurnRequest(
+        fields=common, prompt=RawPrompts(prompts or ("x",)), path="prompt", num_bytes=1, **more
+    )
 
 
 def sampling(
     num_prompt_tokens: int = 10, max_tokens: int | None = None, logprobs: int | None = None, **fields: Any
 ) -> Sampling:
-    request = asked(fields, max_tokens=max_tokens, logprobs=logprobs)
-    return fitted(request, SERVED, num_prompt_tokens=num_prompt_tokens)
+    return sampling_of(asked(fields, max_tokens=max_tokens, logprobs=logprobs), SERVED, num_prompt_tokens)
 
 
 def test_without_fields_the_answer_is_sampled_plainly_and_may_fill_the_context() -> None:
@@ -111,9 +111,9 @@ async def test_the_longest_prompt_leaves_the_room_of_all_answers() -> None:
 def test_prompts_of_8192_tokens_can_be_scored_and_longer_ones_not() -> None:
     served = ServedModel("m", 10_000, TOKENIZER, "2026-11-21")
     scored = asked({}, prompt_logprobs=0)
-    assert fitted(scored, served, num_prompt_tokens=8192).prompt_logprobs == 0
+    assert sampling_of(scored, served, 8192).prompt_logprobs == 0
     with pytest.raises(InvalidRequest, match="limited to prompts of 8192 tokens"):
-        fitted(scored, served, num_prompt_tokens=8193)
+        sampling_of(scored, served, 8193)
 
 
 @pytest.mark.parametrize(
