@@ -99,11 +99,7 @@ def create_app(services: Services, responses: ResponseState) -> App:
         title="Baton",
         static_url="/docs/assets",
         redirect_slashes=False,
-        exception_handlers={
-            HTTPException: _http_error,
-            BatonError: _baton_error,
-            Exception: _unexpected_error,
-        },
+        exception_handlers={HTTPException: _http_error, BatonError: _error, Exception: _error},
     )
     for (method, path), endpoint in endpoints.items():
         route = path.replace("{response_id}", "{response_id:response_id}")
@@ -120,8 +116,8 @@ def envelope_of(path: str) -> Envelope:
 
 
 def _refusal(request: Request, error: BatonError, headers: Mapping[str, str]) -> Response:
-    envelope = MessagesError.of if is_anthropics(request) else envelope_of(request.url.path)
-    body = msgspec.json.encode(envelope(error))
+    kind = MessagesError if is_anthropics(request) else error_body(request.url.path)
+    body = msgspec.json.encode(kind.of(error))
     return Response(body, error.status, headers, media_type="application/json")
 
 
@@ -137,14 +133,10 @@ async def _http_error(request: Request, error: Exception) -> Response:
     return _refusal(request, refusal, {"allow": ", ".join(sorted(methods))} if methods else {})
 
 
-async def _baton_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, BatonError)
+async def _error(request: Request, error: Exception) -> Response:
+    if not isinstance(error, BatonError):  # the framework raises it again after this, so that it is logged
+        error = BatonError("Internal server error; see the server's log.")
     return _refusal(request, error, {name.decode(): value.decode() for name, value in error_headers(error)})
-
-
-async def _unexpected_error(request: Request, error: Exception) -> Response:  # noqa: ARG001  the framework's call
-    # The framework re-raises the error once this is sent, so that the server logs it with its traceback.
-    return _refusal(request, BatonError("Internal server error; see the server's log."), {})
 
 
 _INSTEAD = {

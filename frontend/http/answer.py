@@ -147,12 +147,9 @@ class TopLogprob(msgspec.Struct):
     bytes: list[int]
 
 
-class ContentLogprob(msgspec.Struct):
+class ContentLogprob(TopLogprob):
     """A token of the visible text, and the most likely alternatives."""
 
-    token: str
-    logprob: float
-    bytes: list[int]
     top_logprobs: list[TopLogprob]
 
 
@@ -289,11 +286,8 @@ class Envelope:
             "model": model,
             "system_fingerprint": SYSTEM_FINGERPRINT,
         }
-        self.stream, self.has_usage, self.has_timings = (
-            bool(body.stream),
-            body.gives_usage,
-            body.gives_timings,
-        )
+        self.stream, self.has_usage = bool(body.stream), body.gives_usage
+        self.has_timings = body.gives_timings
         head = {"id": self.fields["id"], "object": kind, **self.fields}
         self.head = b"data: " + _encode(head)[:-1] + b',"choices":['
         self.tail = b'],"usage":null}\n\n' if self.has_usage else b"]}\n\n"

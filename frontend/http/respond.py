@@ -196,7 +196,6 @@ class Delivery:
         self._num_sent = 0
         self._starting = asyncio.Lock()
         self.blocked_s = exchange.blocked_s
-        self.blocked_s.clear()  # of the connection's last answer
         self._limit_s = limit_s
         self._commenting: asyncio.Task[None] | None = None
         self._idle: asyncio.TimerHandle | None = None

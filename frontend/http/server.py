@@ -14,7 +14,6 @@ from typing import cast
 import httptools
 import msgspec
 import uvicorn
-from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
@@ -65,7 +64,9 @@ class _Cycle(RequestResponseCycle):
 
     async def send(self, message: Message) -> None:  # type: ignore[override]  # uvicorn's is narrower
         if self.flow.write_paused and not self.disconnected:
+            began_s = time.perf_counter()
             await self.flow.drain()
+            self.scope["blocked_s"].append(time.perf_counter() - began_s)
         if self.disconnected:
             return
         assert not self.response_complete, "the answer has ended"
@@ -99,19 +100,6 @@ class _Cycle(RequestResponseCycle):
             self.chunked_encoding = True
             lines.append(b"transfer-encoding: chunked\r\n")
         return b"".join(lines) + b"\r\n"
-
-
-class _Flow(FlowControl):
-    """Notes how long each write waits for the client."""
-
-    def __init__(self, transport: asyncio.Transport) -> None:
-        super().__init__(transport)
-        self.blocked_s: list[float] = []
-
-    async def drain(self) -> None:
-        began_s = time.perf_counter()
-        await super().drain()
-        self.blocked_s.append(time.perf_counter() - began_s)
 
 
 class _Reading(enum.Enum):
@@ -172,7 +160,6 @@ class Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(cast("asyncio.Transport", transport))
-        self.flow = self._flow = _Flow(self.transport)
         self._since_s = self.loop.time()
         self._wait(self._patience.idle_s)
 
@@ -210,8 +197,8 @@ class Connection(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        scope, flow = cast("Scope", self.scope), self._flow
-        scope["blocked_s"], scope["drain"], scope["gone"] = flow.blocked_s, flow.drain, self._gone
+        scope = cast("Scope", self.scope)
+        scope["blocked_s"], scope["drain"], scope["gone"] = [], self.flow.drain, self._gone
         self._reading = _Reading.HEAD
         if self._num_open == 0:
             self._give_up_s = self.loop.time() + self._patience.request_s

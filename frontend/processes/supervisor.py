@@ -234,7 +234,20 @@ class Supervisor:
         ours, theirs = socket.socketpair()
         with ours:
             with theirs:
-                process = await self._start(index, theirs.fileno())
+                listener, channel = self._port.listener.fileno(), theirs.fileno()
+                place = Place(
+                    index=index,
+                    folder=self._folder,
+                    takes_over=self._port.is_taken,
+                    listener=listener,
+                    channel=channel,
+                )
+                process = await asyncio.create_subprocess_exec(
+                    *self._command,
+                    env=os.environ | {_VARIABLE: msgspec.json.encode(place).decode()},
+                    pass_fds=[listener, channel],
+                    start_new_session=True,  # Ctrl-C is for the supervisor
+                )
             self._processes.add(process)
             if self._drains.is_set():
                 process.terminate()
@@ -245,19 +258,3 @@ class Supervisor:
             status = await process.wait()
         self._processes.remove(process)
         return status
-
-    async def _start(self, index: int, channel: int) -> asyncio.subprocess.Process:
-        listener = self._port.listener.fileno()
-        place = Place(
-            index=index,
-            folder=self._folder,
-            takes_over=self._port.is_taken,
-            listener=listener,
-            channel=channel,
-        )
-        return await asyncio.create_subprocess_exec(
-            *self._command,
-            env=os.environ | {_VARIABLE: msgspec.json.encode(place).decode()},
-            pass_fds=[listener, channel],
-            start_new_session=True,  # Ctrl-C is for the supervisor
-        )
