@@ -43,7 +43,7 @@ class Pulse:
 
 async def first_done(*tasks: "asyncio.Task[Any]") -> None:
     """Wait until one of the tasks has ended, with fewer calls than `asyncio.wait`."""
-    ended = asyncio.get_running_loop().create_future()
+    ended = asyncio.Future[None]()
 
     def end(_: object) -> None:
         if not ended.done():

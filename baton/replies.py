@@ -16,7 +16,7 @@ class Wakeup:
     _waiter: asyncio.Future[None] | None = None
 
     def wait(self) -> asyncio.Future[None]:
-        self._waiter = asyncio.get_running_loop().create_future()
+        self._waiter = asyncio.Future()
         return self._waiter
 
     def set(self) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractContextManager, aclosing, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import TypeVar
 
 from baton.errors import BatonError, DeadlineExceeded, InvalidRequest, NotReady
@@ -325,8 +325,8 @@ async def feed(  # noqa: PLR0917  one call
     choice, leg = answer.choices[index], record.leg()
     gaps, clock_ns, last_ns, longest_ns = services.metrics.gaps(record), time.perf_counter_ns, 0, 0
     generated = services.generator.generate(choice.request, choice.caller, on_taken, leg)
-    async with aclosing(generated) as chunks:
-        async for chunk in chunks:
+    try:
+        async for chunk in generated:
             now_ns = clock_ns()
             if last_ns:
                 gap_ns = now_ns - last_ns
@@ -349,6 +349,8 @@ async def feed(  # noqa: PLR0917  one call
                 last_ns = clock_ns()
             if choice.stopped:
                 break
+    finally:
+        await generated.aclose()
 
 
 def count(choices: Sequence[Choice], record: Record) -> None:

@@ -66,7 +66,7 @@ class _Cycle(RequestResponseCycle):
         if self.flow.write_paused and not self.disconnected:
             began_s = time.perf_counter()
             await self.flow.drain()
-            self.scope["blocked_s"].append(time.perf_counter() - began_s)
+            cast("Scope", self.scope)["blocked_s"].append(time.perf_counter() - began_s)
         if self.disconnected:
             return
         assert not self.response_complete, "the answer has ended"
