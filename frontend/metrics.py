@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, partial
-from itertools import accumulate, chain, pairwise
+from itertools import accumulate, pairwise
 from operator import add
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -143,22 +143,26 @@ _NOW = {"running_requests", "stage_requests", "key_queued_requests", "key_runnin
 
 
 class Series:
-    """The value of one metric with one set of label values. Of a histogram it is the sum; `totals` counts the
-    values up to each of its `bounds`, and all. Used by the event loop's thread only."""
+    """The value of one metric with one set of label values. Of a histogram it is the sum; `counts` are those
+    of the values up to each of its `bounds`, and of longer ones. Used by the event loop's thread only."""
 
-    __slots__ = ("bounds", "totals", "value")
+    __slots__ = ("bounds", "counts", "value")
 
     def __init__(self, bounds: Sequence[float] = ()) -> None:
-        self.bounds = bounds
-        self.totals = [0] * (len(bounds) + 1)
+        self.bounds = (*bounds, math.inf)
+        self.counts = [0] * len(self.bounds)
         self.value = 0.0
 
     def observe(self, values: Iterable[float]) -> None:
         """Count values: many at once cost less."""
         ordered = sorted(values)
         self.value += sum(ordered)
-        for i, bound in enumerate((*self.bounds, math.inf)):
-            self.totals[i] += bisect_right(ordered, bound)
+        end, all_ = 0, len(ordered)
+        for i, bound in enumerate(self.bounds):
+            if end == all_:
+                return
+            begin, end = end, bisect_right(ordered, bound, end)
+            self.counts[i] += end - begin
 
 
 class Metrics:
@@ -222,19 +226,35 @@ class Metrics:
         """Count what has ended since the last call, request by request only where they differ."""
         ended, self._ended = self._ended, []
         alike = defaultdict[tuple[str, str, str, int], list[Record]](list)
-        stages = defaultdict[str, list[Mapping[Stage, float]]](list)
         for record in ended:
             alike[record.route, record.model, record.caller, record.status].append(record)
-            self._count_attempts(record, stages)
             for kind, count in record.repairs.items():
                 self.of("harmony_repairs", kind).value += count
         for (route, model, caller, status), records in alike.items():
             self.of("requests", route, model, str(status)).value += len(records)
             self.of("key_requests", self._key(caller), str(status)).value += len(records)
             self._count_alike((route, model), records)
-        legs = chain.from_iterable([record.legs for record in ended])
-        moved = [leg.num_moved_bytes for leg in legs if leg.num_moved_bytes is not None]
-        self.of("request_moved_kv_bytes").observe(moved)
+        self._count_stages(ended)
+        moved = [leg.num_moved_bytes for record in ended for leg in record.legs]
+        self.of("request_moved_kv_bytes").observe([each for each in moved if each is not None])
+
+    def _count_stages(self, ended: Sequence[Record]) -> None:
+        """By outcome; an attempt that failed has its own."""
+        stages, reasons = defaultdict[str, list[Mapping[Stage, float]]](list), list[str]()
+        for record in ended:
+            outcome = "ok"
+            if record.status >= 400:
+                outcome = record.code or ("disconnected" if record.disconnected else str(record.status))
+            stages[outcome].append(record.stages)
+            for leg in record.legs:
+                for attempt in leg.attempts:
+                    reason = attempt.outcome or outcome
+                    stages[reason].append(attempt.stages)
+                    if attempt.prefill or attempt.decode:
+                        reasons.append(reason)
+        for reason, count in Counter(reasons).items():
+            self.of("attempts", reason).value += count
+        self.of("handoffs_stalled").value += reasons.count(HandoffStalled.code)
         for outcome, parts in stages.items():
             for stage in STAGES:
                 if values := [part[stage] for part in parts if stage in part]:
@@ -251,21 +271,6 @@ class Metrics:
             self.of("prompt_tokens", model).value += num_prompt
             self.of("completion_tokens", model).value += sum([each.num_completion_tokens for each in records])
 
-    def _count_attempts(self, record: Record, stages: dict[str, list[Mapping[Stage, float]]]) -> None:
-        """Add the stages by outcome; those of an attempt that failed with its error."""
-        outcome = "ok"
-        if record.status >= 400:
-            outcome = record.code or ("disconnected" if record.disconnected else str(record.status))
-        stages[outcome].append(record.stages)
-        for leg in record.legs:
-            for attempt in leg.attempts:
-                reason = attempt.outcome or outcome
-                stages[reason].append(attempt.stages)
-                if attempt.prefill or attempt.decode:
-                    self.of("attempts", reason).value += 1
-                if reason == HandoffStalled.code:
-                    self.of("handoffs_stalled").value += 1
-
     def _key(self, caller: str) -> str:
         return self.bounded("key", caller) if caller else "none"
 
@@ -277,7 +282,7 @@ class Metrics:
     def _note_gaps(self) -> None:
         for labels, counts in self.gap_counts.items():
             series = self.of("inter_token_latency_seconds", *labels)
-            series.totals = list(accumulate(sum(counts[begin:end]) for begin, end in _GAPS_MS))
+            series.counts = [sum(counts[begin:end]) for begin, end in _GAPS_MS]
             series.value = sum((gap_ms + 0.5) * count for gap_ms, count in enumerate(counts) if count) / 1000
 
     def count_ignored(self, fields: Iterable[str]) -> None:
@@ -351,13 +356,13 @@ def _full(name: str) -> str:
 
 
 def _samples_of(name: str, labels: dict[str, str], series: Series) -> Iterator[tuple[str, float]]:
-    if not series.bounds:
+    if not _KINDS[name].bounds:
         yield sample_name(_full(name), labels), series.value
         return
-    ends = (*(str(float(bound)) for bound in series.bounds), "+Inf")
-    for end, total in zip(ends, series.totals, strict=True):
+    for bound, total in zip(series.bounds, accumulate(series.counts), strict=True):
+        end = "+Inf" if bound == math.inf else str(float(bound))
         yield sample_name(f"{name}_bucket", labels | {"le": end}), total
-    yield sample_name(f"{name}_count", labels), series.totals[-1]
+    yield sample_name(f"{name}_count", labels), total
     yield sample_name(f"{name}_sum", labels), series.value
 
 

@@ -3,8 +3,7 @@
 import math
 import time
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping
-from functools import lru_cache
+from collections.abc import Iterable, Mapping, Sequence
 from heapq import heappop, heappush, nlargest
 from itertools import chain, islice
 from operator import attrgetter
@@ -37,6 +36,7 @@ _OVERHEAD_BYTES = 100
 """Of a kept record beside its data: the objects around it."""
 _KEPT_S = 3600.0
 """How long slow requests are kept; one that much older makes room for one 2.7 times as short."""
+_MOST_ENDED = 20
 _MAX_NAME = 200
 _MAX_ATTEMPTS = 32
 
@@ -126,11 +126,6 @@ class Attempt(_Timed, kw_only=True, omit_defaults=True, gc=False):
         self.starved_s += found.starved_s
 
 
-@lru_cache(1000)
-def _described(worker_id: str, name: str, host: str, pid: int) -> tuple[str, str]:
-    return name or worker_id, f"{worker_id}, {host}, pid {pid}"
-
-
 class Leg(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     """One choice of a request: its attempts, one after the other. `gap_s` is the longest time between two
     tokens, and `gap_at` the number of tokens before it."""
@@ -148,12 +143,12 @@ class Leg(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     def on(self, worker: WorkerInfo) -> None:
         """The attempt now waits for this worker."""
         attempt = self.attempts[-1]
-        described = _described(worker.worker_id, worker.name, worker.host, worker.pid)
+        name, at = worker.name or worker.worker_id, f"{worker.worker_id}, {worker.host}, pid {worker.pid}"
         if worker.role is Role.PREFILL:
-            attempt.prefill, attempt.prefill_at = described
+            attempt.prefill, attempt.prefill_at = name, at
             attempt.enter("prefill")
         else:
-            attempt.decode, attempt.decode_at = described
+            attempt.decode, attempt.decode_at = name, at
             if attempt.stage == "queue":
                 attempt.enter("decode_wait")
 
@@ -259,8 +254,9 @@ class Record(_Timed, kw_only=True, omit_defaults=True, gc=False):
         """A new choice's part."""
         if self.stage is not None:
             self.enter(None)
-        self.legs.append(Leg.since(self.since_s))
-        return self.legs[-1]
+        leg = Leg.since(self.since_s)
+        self.legs.append(leg)
+        return leg
 
     def generated(self) -> None:
         """All choices have ended; the rest is sent, since the last one's end."""
@@ -283,21 +279,11 @@ class Record(_Timed, kw_only=True, omit_defaults=True, gc=False):
         parts = (self, *(leg.attempts[-1] for leg in self.legs))
         return [part.stage for part in parts if part.stage is not None]
 
-    @property
-    def has_failed(self) -> bool:
-        """Whether it failed, or an attempt of it."""
-        if self.status >= 400:
-            return True
-        for leg in self.legs:  # noqa: SIM110  a call less
-            if len(leg.attempts) > 1:
-                return True
-        return False
-
     def spent(self) -> dict[Stage, float]:
         """Seconds by stage, until now for one that runs; of several choices, those of the slowest."""
         now_s = time.perf_counter()
-        choices = [_sums(now_s, (self, *leg.attempts)) for leg in self.legs] or [_sums(now_s, (self,))]
-        found = choices[0] if len(choices) == 1 else max(choices, key=lambda each: sum(each.values()))
+        choices = [_sums(now_s, (self, *leg.attempts)) for leg in self.legs or [Leg(attempts=[])]]
+        found = max(choices, key=lambda each: sum(each.values()))
         return {stage: found[stage] for stage in STAGES if stage in found}
 
     def _end_legs(self) -> float:
@@ -313,7 +299,8 @@ class Record(_Timed, kw_only=True, omit_defaults=True, gc=False):
 
     def end(self) -> None:
         """No stage runs any more."""
-        self._end_legs()
+        if self.stage != "send":  # else they have ended
+            self._end_legs()
         self.enter(None)
         self.duration_s = self.since_s - self.began_s
 
@@ -336,14 +323,13 @@ class _Newest:
         self.data = deque[bytes]()
         self._room_bytes = max_bytes
 
-    def add(self, data: bytes) -> None:
-        self.data.append(data)
-        self._room_bytes -= len(data) + _OVERHEAD_BYTES
+    def add(self, added: Sequence[bytes]) -> None:
+        self.data += added
+        self._room_bytes -= sum(map(len, added)) + _OVERHEAD_BYTES * len(added)
         while self._room_bytes < 0:
             self._room_bytes += len(self.data.popleft()) + _OVERHEAD_BYTES
 
     def newest(self, limit: int) -> list[Record]:
-        """Those that were added last, the newest first."""
         return [_DECODER.decode(data) for data in islice(reversed(self.data), limit)]
 
 
@@ -354,10 +340,10 @@ class Records:
     def __init__(self) -> None:
         self.delays = LoopDelay()
         self._running: dict[int, tuple[Record, float]] = {}  # and what the loop was starved until its begin
+        self._ended: list[Record] = []  # not encoded yet: many at once cost less
         self._newest, self._failed = _Newest(4 << 20), _Newest(3 << 20)
         self._slowest: list[tuple[float, float, float, bytes]] = []  # a heap by how long and when
         self._slow_room_bytes, self._least_key = 1 << 20, -math.inf
-        self.newest, self.failed = self._newest.newest, self._failed.newest
 
     @property
     def num_running(self) -> int:
@@ -380,30 +366,55 @@ class Records:
 
     def end(self, record: Record) -> None:
         """The request has ended."""
-        self._measure(*self._running.pop(id(record), (record, self.delays.starved_s)))
+        _, before_s = self._running.pop(id(record), (record, self.delays.starved_s))
         record.end()
+        self._measure(record, before_s)
         self.keep(record)
 
     def _measure(self, record: Record, before_s: float) -> None:
-        record.delay_s, record.starved_s = self.delays.longest(record.began_s)
-        record.cpu_wait_s = max(record.starved_s, self.delays.starved_s - before_s)
+        if (delay := self.delays.longest(record.began_s)).lasted_s:
+            record.delay_s, record.starved_s = delay
+        waited_s = self.delays.starved_s - before_s
+        record.cpu_wait_s = waited_s if waited_s > record.starved_s else record.starved_s  # noqa: FURB136  a call less
 
     def keep(self, record: Record) -> None:
         """Keep what has ended."""
-        data, duration_s, ended_s = _ENCODER.encode(record), record.duration_s or 0.0, record.ended_s
-        self._newest.add(data)
-        if record.has_failed:
-            self._failed.add(data)
-        key, slowest = math.log(duration_s + 1e-9) + ended_s / _KEPT_S, self._slowest
-        if key > self._least_key:
-            heappush(slowest, (key, duration_s, ended_s, data))
-            self._slow_room_bytes -= len(data) + _OVERHEAD_BYTES
-            while self._slow_room_bytes < 0:
-                self._least_key, *_, dropped = heappop(slowest)
-                self._slow_room_bytes += len(dropped) + _OVERHEAD_BYTES
+        self._ended.append(record)
+        if len(self._ended) >= _MOST_ENDED:
+            self._encode()
+
+    def _encode(self) -> None:
+        ended, self._ended = self._ended, []
+        encoded = [_ENCODER.encode(record) for record in ended]
+        self._newest.add(encoded)
+        slowest, failed = self._slowest, list[bytes]()
+        for record, data in zip(ended, encoded, strict=True):
+            if record.status >= 400 or [leg for leg in record.legs if len(leg.attempts) > 1]:
+                failed.append(data)
+            duration_s = record.duration_s or 0.0
+            ended_s = record.at_s + duration_s
+            key = math.log(duration_s + 1e-9) + ended_s / _KEPT_S
+            if key > self._least_key:
+                heappush(slowest, (key, duration_s, ended_s, data))
+                self._slow_room_bytes -= len(data) + _OVERHEAD_BYTES
+                while self._slow_room_bytes < 0:
+                    self._least_key, *_, dropped = heappop(slowest)
+                    self._slow_room_bytes += len(dropped) + _OVERHEAD_BYTES
+        self._failed.add(failed)
+
+    def newest(self, limit: int) -> list[Record]:
+        """Those that ended last, the newest first."""
+        self._encode()
+        return self._newest.newest(limit)
+
+    def failed(self, limit: int) -> list[Record]:
+        """Those of them that failed, or of which an attempt did."""
+        self._encode()
+        return self._failed.newest(limit)
 
     def slowest(self, limit: int, within_s: float = _KEPT_S) -> list[Record]:
         """Those that took longest of so many seconds, the slowest first."""
+        self._encode()
         since_s = time.time() - within_s
         recent = [each[1:] for each in self._slowest if each[2] > since_s]
         return [_DECODER.decode(data) for _, _, data in nlargest(limit, recent)]
@@ -420,6 +431,7 @@ class Records:
 
     def find(self, request_id: str) -> list[Record]:
         """All that have this id, which a client may give to several; the newest first."""
+        self._encode()
         request_id = request_id[:_MAX_NAME]
         wanted = request_id.encode(errors="replace")
         kept = chain(self._newest.data, self._failed.data, [data for *_, data in self._slowest])
