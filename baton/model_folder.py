@@ -12,13 +12,13 @@ _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*", re.ASCII)
 
 
 def model_folder(given: Path) -> Path:
-    """The model's folder; a folder or file stays what it is. Raises ValueError with the command that
-    downloads the model, which nothing else does.
+    """The model's folder: the one itself, or the revision in a folder of the hub's cache. Raises ValueError
+    with the command that downloads the model, which nothing else does.
     """
     repo = hub_id(given)
     if repo is None:
-        return given
-    folder = snapshot_in(cached(repo))
+        return given if (given / "config.json").is_file() else snapshot_in(given) or given
+    folder = snapshot_in(hub_cache() / f"models--{repo.replace('/', '--')}")
     if folder is None:
         raise ValueError(
             f"{given} is neither a folder here nor a model in {hub_cache()}; to download it: "
@@ -35,11 +35,6 @@ def download_command(repo: str) -> str:
 def hub_id(given: Path) -> str | None:
     """`owner/name`, unless there is such a folder."""
     return str(given) if _HUB_ID.fullmatch(str(given)) and not given.exists() else None
-
-
-def cached(repo: str) -> Path:
-    """The folder in the hub's cache for a model, with all its revisions."""
-    return hub_cache() / f"models--{repo.replace('/', '--')}"
 
 
 def hub_cache() -> Path:

@@ -58,22 +58,15 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Model(msgspec.Struct, frozen=True, kw_only=True):
-    """The model folder; `snapshot` is the model's subfolder if `path` is a Hugging Face cache folder.
-    `bad_files` has what is wrong with each of its JSON files.
-    """
+    """The model folder; `bad_files` has what is wrong with each of its JSON files."""
 
     path: str
     is_folder: bool
     folder_problem: str | None = None
-    snapshot: str | None = None
     files: frozenset[str] = frozenset()
     shape: Shape | None = None
     bad_files: dict[str, str] = {}
     shards: tuple[Shard, ...] = ()
-
-    @property
-    def is_cache(self) -> bool:
-        return bool(self.is_folder and self.snapshot and "config.json" not in self.files)
 
     @property
     def weight_bytes(self) -> int:
@@ -140,7 +133,6 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
     in_container: bool = False
     has_tensorrt_llm: bool = False
     has_docker: bool = False
-    has_container_toolkit: bool = False
     environment: dict[str, str] = {}
 
 
@@ -171,10 +163,6 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
         """True with engine trtllm on GPUs, except for a demo model, which the embedded engine runs there."""
         is_demo = 0 < self.model.weight_bytes <= BIG_MODEL_BYTES
         return self.engine == "trtllm" and self.wants_gpus and not is_demo
-
-    @property
-    def lacks_tensorrt_llm(self) -> bool:
-        return self.wants_tensorrt_llm and not self.host.has_tensorrt_llm
 
     @property
     def context(self) -> int:

@@ -15,7 +15,7 @@ import msgspec
 from msgspec.structs import replace
 
 from baton.flags import read as read_flags
-from baton.model_folder import model_folder, snapshot_in
+from baton.model_folder import model_folder
 from operations.doctor.facts import INDEX, Gpu, Host, Model, Nvidia, Shape, Shard, Worker
 from workers.engines.build import given_settings
 from workers.engines.trtllm.settings import GUESSING as TRTLLM_GUESSING
@@ -50,7 +50,6 @@ def probe_host() -> Host:
         or any(Path(mark).exists() for mark in _CONTAINER),
         has_tensorrt_llm=importlib.util.find_spec("tensorrt_llm") is not None,
         has_docker=shutil.which("docker") is not None,
-        has_container_toolkit=shutil.which("nvidia-ctk") is not None,
         environment={name: os.environ[name] for name in _VARIABLES if name in os.environ},
     )
 
@@ -127,7 +126,6 @@ def _model(path: Path) -> Model:
     return Model(
         path=str(path),
         is_folder=True,
-        snapshot=str(snapshot_in(path) or "") or None,
         files=frozenset(p.name for p in path.iterdir() if p.is_file()),
         shape=shape,
         bad_files=bad_files,

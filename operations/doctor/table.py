@@ -86,7 +86,7 @@ def _transceivers(facts: Facts) -> Iterable[Worker]:
 
 
 def _folders(facts: Facts) -> Iterable[Model]:
-    return (facts.model,) if facts.model.is_folder and not facts.model.is_cache else ()
+    return (facts.model,) if facts.model.is_folder else ()
 
 
 def _old_drivers(facts: Facts) -> Iterator[tuple[str, int]]:
@@ -245,9 +245,6 @@ TABLE = (
     Row(E, "model-absent", _here, lambda f, _: not f.model.is_folder and not f.model.folder_problem,
         "{f.model.path} is not a folder, nor a model in the hub's cache",
         "workers exit at start; nothing is downloaded automatically", "{f.model.download}"),
-    Row(E, "model-cache", _here, lambda f, _: f.model.is_cache,
-        "{f.model.path} is a Hugging Face cache folder; the model is in a subfolder",
-        "workers exit at start: no config.json", "--model-path {f.model.snapshot}"),
     Row(E, "file-missing", _missing_files, lambda *_: True,
         "{f.model.path} has no {it[0]}", "{it[1]}", "{f.model.download}"),
     Row(E, "file-bad", lambda f: [bad for it in _folders(f) for bad in it.bad_files.items()], lambda *_: True,
@@ -319,16 +316,11 @@ TABLE = (
         "NCCL and MPI ranks communicate through it: bus errors at start",
         "docker run --ipc host (or --shm-size=10G)"),
     Row(W, "trtllm-missing", _here,
-        lambda f, _: f.lacks_tensorrt_llm and (f.host.in_container or not f.host.has_docker),
+        lambda f, _: f.wants_tensorrt_llm and not f.host.has_tensorrt_llm
+        and (f.host.in_container or not f.host.has_docker),
         "tensorrt_llm is not installed, nor can its image be run from here",
         "--engine trtllm exits at start",
         "the worker image, with Docker and the NVIDIA Container Toolkit: deploy/README.md"),
-    Row(E, "toolkit-missing", _here,
-        lambda f, _: f.lacks_tensorrt_llm and f.host.has_docker
-        and not (f.host.in_container or f.host.has_container_toolkit),
-        "docker is installed, but the NVIDIA Container Toolkit is not",
-        "docker run --gpus all: could not select device driver",
-        "apt-get install nvidia-container-toolkit && nvidia-ctk runtime configure; restart docker"),
     # Inherited variables
     Row(W, "ucx-tls", _here, lambda f, _: f.wants_gpus and _without_cuda_ipc(f.host),
         "UCX_TLS={found} excludes cuda_ipc",

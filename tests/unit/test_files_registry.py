@@ -5,8 +5,6 @@ import errno
 import fcntl
 import os
 import resource
-import subprocess
-import sys
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator
@@ -198,46 +196,12 @@ def test_no_more_of_a_file_is_read_than_a_registration_may_have(tmp_path: Path) 
     view.close()
 
 
-FULL = """
-import asyncio, resource, sys
-from pathlib import Path
-from baton.files import FilesDiscovery
-from tests.registry import worker
-async def main():
-    _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (10, hard))
-    registry, fleet = FilesDiscovery(Path(sys.argv[1])), ()
-    async with asyncio.TaskGroup() as tasks:
-        async def stay():
-            async with registry.register(worker("w")):
-                print("registered", flush=True)
-        registering = tasks.create_task(stay())
-        await asyncio.sleep(0.1)
-        assert not registering.done()
-        print("waiting", flush=True)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
-asyncio.run(main())
-"""
-
-
-def test_a_registry_without_room_is_waited_for(tmp_path: Path) -> None:
-    """A limit on file sizes stands for a full disk."""
-    process = subprocess.run(
-        [sys.executable, "-c", FULL, str(tmp_path / "registry")],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=Path(__file__).parents[2],
-    )
-    assert process.stdout.split() == ["waiting", "registered"]
-    assert process.stderr.strip() == "registry=full kind=files error=[Errno 27] File too large"
-
-
-async def test_a_registry_without_room_for_a_name_is_waited_for(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+async def test_a_registry_without_room_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A folder or its inodes may be used up before the first byte is written."""
+    """A folder or its inodes may be used up before the first byte is written, or a disk after it."""
     real, registry = os.open, FilesDiscovery(tmp_path / "registry")
+    written, room = os.write, [10, 0]
     full = [OSError(errno.ENOSPC, "No space left on device"), OSError(errno.EDQUOT, "Quota exceeded")]
 
     def opened(path: str | Path, flags: int, *args: int, **more: int) -> int:
@@ -245,7 +209,17 @@ async def test_a_registry_without_room_for_a_name_is_waited_for(
             raise full.pop()
         return real(path, flags, *args, **more)
 
+    def write(fd: int, value: bytes) -> int:
+        if not room:
+            return written(fd, value)
+        if num_bytes := room.pop(0):
+            return written(fd, value[:num_bytes])
+        raise OSError(errno.EFBIG, "File too large")
+
     monkeypatch.setattr("baton.files._FULL_RETRY_S", 0.01)
     monkeypatch.setattr("baton.files.os.open", opened)
-    async with registry.register(worker("w")):
+    monkeypatch.setattr("baton.files.os.write", write)
+    async with registry.register(worker("w")), onlooker(registry) as looker:
         assert not full
+        await looker.until_shown("w")
+    assert caplog.text.count("registry=full") == 3

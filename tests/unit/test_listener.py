@@ -153,11 +153,9 @@ class Scene:
     [
         (errno.ECONNABORTED, 1, 0),
         (errno.EMFILE, 3, 3),
-        (errno.ENFILE, 1, 1),
-        (errno.ENOBUFS, 1, 0),
         (errno.ENOMEM, 1, 0),
     ],
-    ids=["reset in the queue", "no descriptors", "none in the system", "no buffers", "no memory"],
+    ids=["reset in the queue", "no descriptors", "no memory"],
 )
 async def test_accepting_goes_on_after_a_pause_and_connections_make_room_if_descriptors_lack(
     number: int, num: int, num_evictions: int, caplog: pytest.LogCaptureFixture

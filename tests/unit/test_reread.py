@@ -49,18 +49,6 @@ def test_a_failure_that_passes_is_logged_once_and_tried_again(
     assert now(file) == "22"
 
 
-def test_wrong_content_is_logged_once_and_what_was_read_stays(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    path = tmp_path / "file"
-    path.write_text("1")
-    file = Reread([path], lambda: int(path.read_text()))
-    path.write_text("one")
-    for _ in range(3):
-        assert now(file) == 1
-    assert caplog.text.count("reread=failed") == 1
-
-
 def test_files_are_looked_at_by_a_thread_while_somebody_has_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
