@@ -12,7 +12,7 @@ from workers.engines.library.engine import LibraryEngine
 from workers.engines.library.model_facts import read_model_facts
 from workers.engines.trtllm.adapter import TrtllmAdapter
 from workers.engines.trtllm.library import load_library
-from workers.engines.trtllm.settings import load_trtllm_settings
+from workers.engines.trtllm.settings import TRTLLM_RULES
 from workers.engines.trtllm.watchdog import Leave, Patience
 from workers.flags import DisaggregationMode
 
@@ -51,7 +51,7 @@ def new_engine(
     """An engine over the double with CONFIG and these settings, and `classes` of the double replaced."""
     lib = dataclasses.replace(load_library(mode), **(classes or {}))
     override = json.dumps(CONFIG | config)
-    loaded = load_trtllm_settings(lib.args, mode, override=override, typed={"model": str(checkpoint)})
+    loaded = TRTLLM_RULES.load(lib.args, mode, override=override, typed={"model": str(checkpoint)})
     model = read_model_facts(checkpoint)
     adapter = TrtllmAdapter(loaded, lib, model, leave=leave, patience=patience)
     return LibraryEngine(adapter, model)

@@ -11,7 +11,7 @@ from workers.engines.library.engine import LibraryEngine
 from workers.engines.library.model_facts import read_model_facts
 from workers.engines.vllm.adapter import VllmAdapter
 from workers.engines.vllm.library import load_library
-from workers.engines.vllm.settings import load_vllm_settings
+from workers.engines.vllm.settings import VLLM_RULES
 from workers.flags import DisaggregationMode
 
 CONFIG: dict[str, Any] = {
@@ -30,7 +30,7 @@ def new_engine(
     """An engine in this mode over the double with CONFIG and these settings."""
     lib = load_library(mode=mode)
     typed = {"model": str(checkpoint)}
-    loaded = load_vllm_settings(lib.engine_args, mode, override=json.dumps(CONFIG | config), typed=typed)
+    loaded = VLLM_RULES.load(lib.engine_args, mode, override=json.dumps(CONFIG | config), typed=typed)
     model = read_model_facts(checkpoint)
     return LibraryEngine(VllmAdapter(loaded, lib, model), model)
 

@@ -15,7 +15,7 @@ from workers.engines.library.settings import QUEUE_SIZE
 from workers.engines.vllm.library import SIDE_CHANNEL_PORT, load_library
 from workers.engines.vllm.patches import TRIED, connector, release
 from workers.engines.vllm.sampling import sampling_params
-from workers.engines.vllm.settings import give_vllm_settings
+from workers.engines.vllm.settings import VLLM_RULES
 from workers.flags import DisaggregationMode
 
 ROOT = Path(__file__).parents[2]
@@ -102,7 +102,7 @@ def test_what_checks_guesses_is_called_and_calls_as_vllms_does(facts: dict[str, 
 @pytest.mark.parametrize("mode", ["agg", "prefill", "decode"])
 def test_the_settings_that_baton_gives_are_there(mode: DisaggregationMode, facts: dict[str, Any]) -> None:
     for path in (ROOT / "engine_configs" / "vllm").glob(f"*/{mode}*.yaml"):
-        given = give_vllm_settings(None, mode, yaml_path=path, typed={"model": "m", "max_batch_size": 1})
+        given = VLLM_RULES.give(None, mode, yaml_path=path, typed={"model": "m", "max_batch_size": 1})
         names = {name.partition(".")[0] for name in given} - {QUEUE_SIZE}
         assert names <= set(facts["AsyncEngineArgs"])
 

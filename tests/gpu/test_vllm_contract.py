@@ -25,7 +25,7 @@ from tests.tiny_gpt_oss import CONTEXT_LENGTH, prompt
 from workers.engine import Engine
 from workers.engines.vllm.adapter import VllmAdapter
 from workers.engines.vllm.library import Library, load_library
-from workers.engines.vllm.settings import load_vllm_settings
+from workers.engines.vllm.settings import VLLM_RULES
 
 pytest.register_assert_rewrite("tests.contract.test_engine")
 from tests import engines  # noqa: E402  after the line above
@@ -116,7 +116,7 @@ def build(kept: dict[Any, Lent]) -> engines.Build:
             "kv_transfer_config": {"kv_connector_extra_config": {"kv_lease_duration": limits.ttl_s}},
         }
         typed = {"model": str(MODEL)}
-        loaded = load_vllm_settings(lib.engine_args, role.value, override=json.dumps(override), typed=typed)
+        loaded = VLLM_RULES.load(lib.engine_args, role.value, override=json.dumps(override), typed=typed)
         lent = kept.setdefault((role, limits.max_batch_size, limits.ttl_s), Lent())
         lending = dataclasses.replace(lib, llm=Lender(lib, lent))
         return engines.library_engine(lambda model: VllmAdapter(loaded, lending, model), MODEL, role)

@@ -43,7 +43,7 @@ from tests.doctor_facts import (
     yaml_of,
     yaml_text,
 )
-from workers.engines.trtllm.settings import load_trtllm_settings
+from workers.engines.trtllm.settings import TRTLLM_RULES
 from workers.flags import DisaggregationMode as Mode
 from workers.flags import EngineName
 from workers.settings import SettingsError
@@ -352,5 +352,5 @@ def test_what_the_worker_refuses_is_an_error_in_the_same_words(tmp_path: Path) -
     path.write_text("kv_cache_config:\n\tdtype: auto")
     facts = replace(b200_node(), workers=(worker_of("prefill", "0,1,2,3", path),))
     with pytest.raises(SettingsError) as refused:
-        load_trtllm_settings(TorchLlmArgs, "prefill", yaml_path=path)
+        TRTLLM_RULES.load(TorchLlmArgs, "prefill", yaml_path=path)
     assert _found(facts)["settings-refused"].fact == f"prefill: {refused.value}"

@@ -9,7 +9,7 @@ import yaml
 from tensorrt_llm.llmapi import TorchLlmArgs
 
 from workers.engines.trtllm.library import load_library
-from workers.engines.trtllm.settings import load_trtllm_settings
+from workers.engines.trtllm.settings import TRTLLM_RULES
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = ROOT / "engine_configs"
@@ -38,7 +38,7 @@ def named(path: Path) -> str:
 def test_the_worker_takes_it_as_it_is(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     mode: Any = path.stem.partition("_")[0]
 
-    loaded = load_trtllm_settings(load_library().args, mode, yaml_path=path)
+    loaded = TRTLLM_RULES.load(load_library().args, mode, yaml_path=path)
 
     of_the_file = {key: value for key, (value, source) in loaded.given.items() if str(path) in source}
     assert leaves(of_the_file) == leaves(load(named(path)))

@@ -9,16 +9,16 @@ import pytest
 from baton.flags import parse
 from workers.engines.build import build_engine
 from workers.engines.trtllm.library import load_library as load_trtllm
-from workers.engines.trtllm.settings import load_trtllm_settings
+from workers.engines.trtllm.settings import TRTLLM_RULES
 from workers.engines.vllm.library import load_library as load_vllm
-from workers.engines.vllm.settings import load_vllm_settings
+from workers.engines.vllm.settings import VLLM_RULES
 from workers.flags import WorkerSettings
 from workers.settings import Loaded, SettingsError
 
 Load = Callable[..., Loaded[dict[str, Any]]]
 LIBRARIES: dict[str, Load] = {
-    "trtllm": lambda **given: load_trtllm_settings(load_trtllm().args, "agg", **given),
-    "vllm": lambda **given: load_vllm_settings(load_vllm().engine_args, "agg", **given),
+    "trtllm": lambda **given: TRTLLM_RULES.load(load_trtllm().args, "agg", **given),
+    "vllm": lambda **given: VLLM_RULES.load(load_vllm().engine_args, "agg", **given),
 }
 
 

@@ -12,9 +12,9 @@ from baton.messages import NO_DRAFT
 from workers.engines.build import build_engine, given_settings
 from workers.engines.library.settings import Guessing
 from workers.engines.trtllm.settings import GUESSING as TRTLLM
-from workers.engines.trtllm.settings import load_trtllm_settings
+from workers.engines.trtllm.settings import TRTLLM_RULES
 from workers.engines.vllm.settings import GUESSING as VLLM
-from workers.engines.vllm.settings import SECOND_RUNNER, load_vllm_settings
+from workers.engines.vllm.settings import SECOND_RUNNER, VLLM_RULES
 from workers.flags import WorkerSettings
 from workers.settings import SettingsError
 
@@ -24,7 +24,7 @@ LOOKUP: dict[str, Any] = {"typed": {"speculate": "lookup"}}
 
 @pytest.mark.parametrize("mode", ["decode", "agg"])
 def test_tensorrt_llm_looks_up_on_the_gpu(mode: Any) -> None:
-    loaded = load_trtllm_settings(TorchLlmArgs, mode, override=UCX, **LOOKUP)
+    loaded = TRTLLM_RULES.load(TorchLlmArgs, mode, override=UCX, **LOOKUP)
     assert loaded.settings["speculative_config"]["decoding_type"] == "SA"
     assert "speculate" not in loaded.settings
     assert "speculate=lookup (flag)" in loaded.lines()
@@ -34,10 +34,10 @@ def test_tensorrt_llm_looks_up_on_the_gpu(mode: Any) -> None:
 def test_vllm_looks_up_with_its_first_runner_only(mode: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(SECOND_RUNNER, raising=False)
     with pytest.raises(SettingsError, match=f"flag: speculate: .*second model runner.*{SECOND_RUNNER}=0"):
-        load_vllm_settings(AsyncEngineArgs, mode, **LOOKUP)
-    load_vllm_settings(AsyncEngineArgs, mode)
+        VLLM_RULES.load(AsyncEngineArgs, mode, **LOOKUP)
+    VLLM_RULES.load(AsyncEngineArgs, mode)
     monkeypatch.setenv(SECOND_RUNNER, "0")
-    loaded = load_vllm_settings(AsyncEngineArgs, mode, **LOOKUP)
+    loaded = VLLM_RULES.load(AsyncEngineArgs, mode, **LOOKUP)
     assert loaded.settings["speculative_config"]["method"] == "ngram"
     assert "speculate" not in loaded.settings
 
@@ -49,8 +49,8 @@ VLLM_EAGLE3 = {"method": "eagle3", "model": "h", "num_speculative_tokens": 3}
 @pytest.mark.parametrize(
     ("load", "args", "guessing", "head"),
     [
-        (load_trtllm_settings, TorchLlmArgs, TRTLLM, EAGLE3),
-        (load_vllm_settings, AsyncEngineArgs, VLLM, VLLM_EAGLE3),
+        (TRTLLM_RULES.load, TorchLlmArgs, TRTLLM, EAGLE3),
+        (VLLM_RULES.load, AsyncEngineArgs, VLLM, VLLM_EAGLE3),
     ],
     ids=["trtllm", "vllm"],
 )

@@ -26,7 +26,7 @@ from workers.engines.library.adapter import Call, Kept
 from workers.engines.library.model_facts import read_model_facts
 from workers.engines.trtllm.adapter import TrtllmAdapter
 from workers.engines.trtllm.library import load_library
-from workers.engines.trtllm.settings import load_trtllm_settings
+from workers.engines.trtllm.settings import TRTLLM_RULES
 
 FACTS = read_model_facts(Path("models/demo"))
 ANY_TIME: dict[str, Any] = {}
@@ -64,7 +64,7 @@ class Result:
 def adapter_of(result: Any, override: str = "{}", **more: Any) -> TrtllmAdapter:
     """An adapter whose LLM returns `result` for each request, or raises it; its submissions are recorded."""
     lib = load_library()
-    loaded = load_trtllm_settings(lib.args, "agg", override=override, typed={"model": "m"})
+    loaded = TRTLLM_RULES.load(lib.args, "agg", override=override, typed={"model": "m"})
     adapter = TrtllmAdapter(loaded, lib, FACTS)
 
     def generate_async(*args: Any, **options: Any) -> Any:

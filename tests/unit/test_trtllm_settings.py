@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tensorrt_llm.llmapi import TorchLlmArgs
 
-from workers.engines.trtllm.settings import load_trtllm_settings
+from workers.engines.trtllm.settings import TRTLLM_RULES
 from workers.flags import DisaggregationMode
 from workers.settings import SettingsError
 
@@ -28,7 +28,7 @@ def test_flag_beats_override_beats_yaml_beats_baton_beats_default_leaf_by_leaf(t
     )
     override = {"kv_cache_config": {"free_gpu_memory_fraction": 0.7, "dtype": "auto"}, "max_batch_size": 9}
 
-    loaded = load_trtllm_settings(
+    loaded = TRTLLM_RULES.load(
         TorchLlmArgs,
         "decode",
         yaml_path=path,
@@ -67,7 +67,7 @@ def test_the_wire_decides_its_runtime_and_the_kv_cache_manager(
 ) -> None:
     path = write(tmp_path, f"cache_transceiver_config: {given if '{' in given else '{' + given + '}'}\n")
 
-    loaded = load_trtllm_settings(TorchLlmArgs, "decode", yaml_path=path)
+    loaded = TRTLLM_RULES.load(TorchLlmArgs, "decode", yaml_path=path)
 
     assert loaded.values["cache_transceiver_config.transceiver_runtime"] == runtime
     assert loaded.values["kv_cache_config.use_kv_cache_manager_v2"] == manager_v2
@@ -76,32 +76,30 @@ def test_the_wire_decides_its_runtime_and_the_kv_cache_manager(
 def test_prefill_runs_without_the_overlap_scheduler(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = write(tmp_path, UCX)
 
-    chosen = load_trtllm_settings(TorchLlmArgs, "prefill", yaml_path=path)
+    chosen = TRTLLM_RULES.load(TorchLlmArgs, "prefill", yaml_path=path)
     assert "disable_overlap_scheduler=True (baton)" in chosen.lines()
     assert caplog.records == []
-    assert not load_trtllm_settings(TorchLlmArgs, "decode", yaml_path=path).values[
-        "disable_overlap_scheduler"
-    ]
+    assert not TRTLLM_RULES.load(TorchLlmArgs, "decode", yaml_path=path).values["disable_overlap_scheduler"]
     override = '{"disable_overlap_scheduler": false}'
     with pytest.raises(
         SettingsError, match="disable_overlap_scheduler: false: TensorRT-LLM does not support"
     ):
-        load_trtllm_settings(TorchLlmArgs, "prefill", yaml_path=path, override=override)
-    decode = load_trtllm_settings(TorchLlmArgs, "decode", yaml_path=path, override=override)
+        TRTLLM_RULES.load(TorchLlmArgs, "prefill", yaml_path=path, override=override)
+    decode = TRTLLM_RULES.load(TorchLlmArgs, "decode", yaml_path=path, override=override)
     assert decode.settings["disable_overlap_scheduler"] is False
 
 
 @pytest.mark.parametrize("mode", ["prefill", "decode"])
 def test_each_half_of_a_pair_needs_a_wire(mode: DisaggregationMode) -> None:
     with pytest.raises(SettingsError, match=r"cache_transceiver_config\.backend is not set"):
-        load_trtllm_settings(TorchLlmArgs, mode)
+        TRTLLM_RULES.load(TorchLlmArgs, mode)
 
 
 def test_null_turns_a_mapping_off_and_a_later_leaf_turns_it_on_again(tmp_path: Path) -> None:
     path = write(tmp_path, "cuda_graph_config: null\n")
 
-    off = load_trtllm_settings(TorchLlmArgs, "agg", yaml_path=path)
-    on = load_trtllm_settings(
+    off = TRTLLM_RULES.load(TorchLlmArgs, "agg", yaml_path=path)
+    on = TRTLLM_RULES.load(
         TorchLlmArgs, "agg", yaml_path=path, override='{"cuda_graph_config": {"max_batch_size": 4}}'
     )
 
@@ -142,7 +140,7 @@ def test_null_turns_a_mapping_off_and_a_later_leaf_turns_it_on_again(tmp_path: P
 )
 def test_what_cannot_work_is_one_line_with_its_place(tmp_path: Path, text: str, says: str) -> None:
     with pytest.raises(SettingsError) as refused:
-        load_trtllm_settings(TorchLlmArgs, "prefill", yaml_path=write(tmp_path, text))
+        TRTLLM_RULES.load(TorchLlmArgs, "prefill", yaml_path=write(tmp_path, text))
 
     assert says in str(refused.value)
     assert "\n" not in str(refused.value)

@@ -23,7 +23,7 @@ from workers.engines.library.model_facts import read_model_facts
 from workers.engines.vllm.adapter import KEEP, VllmAdapter
 from workers.engines.vllm.library import load_library
 from workers.engines.vllm.sampling import is_continued_exactly, sampling_params
-from workers.engines.vllm.settings import LEASE_S, load_vllm_settings
+from workers.engines.vllm.settings import LEASE_S, VLLM_RULES
 
 FACTS = read_model_facts(Path("models/demo"))
 STOPS = (3071, 3070)
@@ -167,7 +167,7 @@ class Llm:
 
 def adapter_of(llm: Llm) -> VllmAdapter:
     lib = load_library()
-    adapter = VllmAdapter(load_vllm_settings(lib.engine_args, "prefill", typed={"model": "m"}), lib, FACTS)
+    adapter = VllmAdapter(VLLM_RULES.load(lib.engine_args, "prefill", typed={"model": "m"}), lib, FACTS)
     adapter.llm = llm
     return adapter
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from vllm.engine.arg_utils import AsyncEngineArgs
 
-from workers.engines.vllm.settings import LEASE, load_vllm_settings
+from workers.engines.vllm.settings import LEASE, VLLM_RULES
 from workers.settings import SettingsError
 
 ROOT = Path(__file__).parents[2]
@@ -22,7 +22,7 @@ def write(folder: Path, text: str) -> Path:
 
 
 def test_an_access_token_is_not_printed(tmp_path: Path) -> None:
-    loaded = load_vllm_settings(AsyncEngineArgs, "agg", yaml_path=write(tmp_path, f"hf_token: {TOKEN}\n"))
+    loaded = VLLM_RULES.load(AsyncEngineArgs, "agg", yaml_path=write(tmp_path, f"hf_token: {TOKEN}\n"))
     assert loaded.settings["hf_token"] == TOKEN
     assert TOKEN not in " ".join(loaded.lines())
 
@@ -36,7 +36,7 @@ def test_flag_beats_override_beats_yaml_beats_baton_beats_default_leaf_by_leaf(t
     )
     override = {"max_num_seqs": 9, "max_num_batched_tokens": 101, "kv_transfer_config": {"kv_ip": "::1"}}
 
-    loaded = load_vllm_settings(
+    loaded = VLLM_RULES.load(
         AsyncEngineArgs,
         "prefill",
         yaml_path=path,
@@ -98,14 +98,14 @@ EXTRA = "kv_transfer_config: {kv_connector_extra_config: %s}"
 def test_what_cannot_work_is_refused_with_its_place(tmp_path: Path, text: str, says: str) -> None:
     path = write(tmp_path, text)
     with pytest.raises(SettingsError) as refused:
-        load_vllm_settings(AsyncEngineArgs, "prefill", yaml_path=path)
+        VLLM_RULES.load(AsyncEngineArgs, "prefill", yaml_path=path)
     assert str(refused.value).startswith(f"{path}: ")
     assert says in str(refused.value)
 
 
 def test_without_its_connector_kv_moves_over_nixls_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BATON_VLLM_WITHOUT", "connector")
-    transfer = load_vllm_settings(AsyncEngineArgs, "decode").settings["kv_transfer_config"]
+    transfer = VLLM_RULES.load(AsyncEngineArgs, "decode").settings["kv_transfer_config"]
     assert (transfer.kv_connector, transfer.kv_connector_module_path) == ("NixlConnector", None)
     assert transfer.kv_role == "kv_consumer"
 
@@ -116,13 +116,13 @@ def test_an_aggregated_worker_takes_no_handoff(tmp_path: Path) -> None:
     with pytest.raises(
         SettingsError, match=r"engine.yaml: kv_transfer.*: an aggregated worker does not transfer KV"
     ):
-        load_vllm_settings(AsyncEngineArgs, "agg", yaml_path=given)
-    load_vllm_settings(AsyncEngineArgs, "agg", yaml_path=write(tmp_path, "kv_transfer_config: null"))
+        VLLM_RULES.load(AsyncEngineArgs, "agg", yaml_path=given)
+    VLLM_RULES.load(AsyncEngineArgs, "agg", yaml_path=write(tmp_path, "kv_transfer_config: null"))
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_every_shipped_config_is_taken_as_it_stands(path: Path) -> None:
     mode: Any = path.stem.partition("_")[0]
-    loaded = load_vllm_settings(AsyncEngineArgs, mode, yaml_path=path)
+    loaded = VLLM_RULES.load(AsyncEngineArgs, mode, yaml_path=path)
 
     assert AsyncEngineArgs(**loaded.settings).max_model_len == 131072

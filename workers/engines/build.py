@@ -15,8 +15,8 @@ from workers.engines.library.engine import LibraryEngine
 from workers.engines.library.model_facts import ModelFacts, read_model_facts
 from workers.engines.library.settings import check_speculation
 from workers.engines.mocker import MockerSettings
-from workers.engines.trtllm.settings import give_trtllm_settings, load_trtllm_settings
-from workers.engines.vllm.settings import give_vllm_settings, load_vllm_settings
+from workers.engines.trtllm.settings import TRTLLM_RULES
+from workers.engines.vllm.settings import VLLM_RULES
 from workers.flags import EngineName, WorkerSettings, typed_engine_flags
 from workers.settings import Given, Loaded, SettingsError, load_settings
 
@@ -57,9 +57,9 @@ def given_settings(parsed: Parsed[WorkerSettings]) -> Given:
     mode, given = parsed.settings.disaggregation_mode, _given(parsed)
     match parsed.settings.engine:
         case "trtllm":
-            return give_trtllm_settings(None, mode, **given)
+            return TRTLLM_RULES.give(None, mode, **given)
         case "vllm":
-            return give_vllm_settings(None, mode, **given)
+            return VLLM_RULES.give(None, mode, **given)
         case engine:
             return _load_own(MockerSettings if engine == "mocker" else EmbeddedSettings, parsed).given
 
@@ -110,7 +110,7 @@ def _trtllm(parsed: Parsed[WorkerSettings]) -> tuple[Engine, list[str]]:
 
     settings, mode = parsed.settings, parsed.settings.disaggregation_mode
     lib = load_library(mode)
-    loaded = load_trtllm_settings(lib.args, mode, **_given(parsed, model=str(settings.model_path)))
+    loaded = TRTLLM_RULES.load(lib.args, mode, **_given(parsed, model=str(settings.model_path)))
     model = _model_of(settings)
     return LibraryEngine(TrtllmAdapter(loaded, lib, model), model), loaded.lines()
 
@@ -122,7 +122,7 @@ def _vllm(parsed: Parsed[WorkerSettings]) -> tuple[Engine, list[str]]:
     settings, mode = parsed.settings, parsed.settings.disaggregation_mode
     lib = load_library(settings.wires.address(), mode)
     given = _given(parsed, model=str(settings.model_path.absolute()))
-    loaded = load_vllm_settings(lib.engine_args, mode, **given)
+    loaded = VLLM_RULES.load(lib.engine_args, mode, **given)
     model = _model_of(settings)
     return LibraryEngine(VllmAdapter(loaded, lib, model), model), loaded.lines()
 

@@ -80,39 +80,43 @@ class Rules:
     share: str
     complete: Callable[[Given, DisaggregationMode], None]
 
+    def load(self, args: Any, mode: DisaggregationMode, **sources: Any) -> Loaded[dict[str, Any]]:
+        """The keywords for the library; `args` is the build's settings class, `sources` are `give`'s.
 
-def load(rules: Rules, args: Any, mode: DisaggregationMode, **sources: Any) -> Loaded[dict[str, Any]]:
-    """The keywords for the library; `args` is the build's settings class, `sources` are `give`'s.
+        Per leaf: flag > override > YAML > Baton's choice > the build's default; `settings` has only given and
+        chosen values. Raises SettingsError, also for what cannot work in `mode`.
+        """
+        own = {QUEUE_SIZE: Field(int, _DEFAULT_QUEUE_SIZE), SPECULATE: Field(Speculate | None, None)}
+        fields = fields_of(args) | own
+        loaded = build(fields, self.give(fields, mode, **sources))
+        for name in own:
+            loaded.settings.pop(name, None)
+        return loaded
 
-    Per leaf: flag > override > YAML > Baton's choice > the build's default; `settings` has only given and
-    chosen values. Raises SettingsError, also for what cannot work in `mode`.
-    """
-    own = {QUEUE_SIZE: Field(int, _DEFAULT_QUEUE_SIZE), SPECULATE: Field(Speculate | None, None)}
-    fields = fields_of(args) | own
-    loaded = build(fields, give(rules, fields, mode, **sources))
-    for name in own:
-        loaded.settings.pop(name, None)
-    return loaded
-
-
-def give(
-    rules: Rules,
-    fields: Fields | None,
-    mode: DisaggregationMode,
-    *,
-    yaml_path: Path | None = None,
-    override: str | None = None,
-    typed: Mapping[str, object] | None = None,
-) -> Given:
-    """The given values and Baton's choices, before a build validates them. Without fields (no build is
-    installed) keys and types are not checked. Raises SettingsError for what no build can do in `mode`.
-    """
-    flags = {rules.names.get(path, path): value for path, value in (typed or {}).items()}
-    given = read(fields, yaml_path, flags, override)
-    _check_numbers(rules, given)
-    check_speculation(given, mode)
-    rules.complete(given, mode)
-    return given
+    def give(
+        self,
+        fields: Fields | None,
+        mode: DisaggregationMode,
+        *,
+        yaml_path: Path | None = None,
+        override: str | None = None,
+        typed: Mapping[str, object] | None = None,
+    ) -> Given:
+        """The given values and Baton's choices, before a build validates them. Without fields (no build is
+        installed) keys and types are not checked. Raises SettingsError for what no build can do in `mode`.
+        """
+        flags = {self.names.get(path, path): value for path, value in (typed or {}).items()}
+        given = read(fields, yaml_path, flags, override)
+        # Libraries load the model before they refuse these numbers, or never do.
+        for path in self.counts:
+            check_count(given, path)
+        check_count(given, QUEUE_SIZE, 0)
+        value, source = given.get(self.share, (None, ""))
+        if value is not None and not (type(value) in {int, float} and 0 < value <= 1):  # type: ignore[operator]  # a number
+            raise SettingsError(f"{source}: {self.share}: {value!r}: must be a number above 0 and at most 1")
+        check_speculation(given, mode)
+        self.complete(given, mode)
+        return given
 
 
 def check_speculation(given: Given, mode: DisaggregationMode) -> None:
@@ -178,13 +182,3 @@ def check_count(given: Given, path: str, least: int = 1) -> None:
     value, source = given.get(path, (None, ""))
     if value is not None and (type(value) is not int or value < least):
         raise SettingsError(f"{source}: {path}: {value!r}: must be a whole number of at least {least}")
-
-
-def _check_numbers(rules: Rules, given: Given) -> None:
-    """Libraries load the model before they refuse these, or never do."""
-    for path in rules.counts:
-        check_count(given, path)
-    check_count(given, QUEUE_SIZE, 0)
-    value, source = given.get(rules.share, (None, ""))
-    if value is not None and not (type(value) in {int, float} and 0 < value <= 1):  # type: ignore[operator]  # a number
-        raise SettingsError(f"{source}: {rules.share}: {value!r}: must be a number above 0 and at most 1")

@@ -1,14 +1,10 @@
 """The keywords for LLM(): flags, override, YAML, and the few values that Baton sets by default."""
 
-import functools
-
 from workers.engines.library.settings import (
     Guessing,
     Rules,
     choose,
     complete_speculation,
-    give,
-    load,
     value_of,
 )
 from workers.flags import DisaggregationMode
@@ -90,7 +86,7 @@ def _check_transfer(given: Given) -> None:
             raise SettingsError(f"{given[path][1]}: {path}: {why}")
 
 
-_RULES = Rules(
+TRTLLM_RULES = Rules(
     counts=(
         "max_batch_size", "max_num_tokens", "max_seq_len", "max_input_len", "max_beam_width",
         "stream_interval", "tensor_parallel_size", "pipeline_parallel_size", "moe_expert_parallel_size",
@@ -99,8 +95,3 @@ _RULES = Rules(
     share="kv_cache_config.free_gpu_memory_fraction",
     complete=_complete,
 )  # fmt: skip
-
-load_trtllm_settings = functools.partial(load, _RULES)
-"""See `load`; `args` is `TorchLlmArgs`."""
-give_trtllm_settings = functools.partial(give, _RULES)
-"""See `give`."""

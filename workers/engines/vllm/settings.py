@@ -1,6 +1,5 @@
 """The engine arguments of a vLLM worker: the given values, and those that Baton requires or chooses."""
 
-import functools
 import os
 
 from workers.engines.library.settings import (
@@ -12,8 +11,6 @@ from workers.engines.library.settings import (
     choose,
     complete_speculation,
     demand,
-    give,
-    load,
     value_of,
 )
 from workers.engines.vllm.patches import CONNECTOR, turned_off
@@ -50,10 +47,6 @@ _PEER_CONNECTOR: dict[str, tuple[object, str]] = {
     f"{TRANSFER}.kv_connector_module_path": ("workers.engines.vllm.patches.connector", "it is Baton's"),
 }
 _NIXL: dict[str, tuple[object, str]] = {f"{TRANSFER}.kv_connector": ("NixlConnector", "KV moves over NIXL")}
-_ROLES: dict[str, tuple[object, str]] = {
-    "prefill": ("kv_producer", "it is a prefill worker"),
-    "decode": ("kv_consumer", "it is a decode worker"),
-}
 NAMES = {
     "max_batch_size": "max_num_seqs",
     "max_num_tokens": "max_num_batched_tokens",
@@ -83,7 +76,8 @@ def _complete(given: Given, mode: DisaggregationMode) -> None:
     for path, (value, why) in connector.items():
         demand(given, path, value, why)
     demand(given, f"{TRANSFER}.kv_load_failure_policy", "fail", "so that another prefill worker is tried")
-    demand(given, f"{TRANSFER}.kv_role", *_ROLES[mode])
+    role = "kv_producer" if mode == "prefill" else "kv_consumer"
+    demand(given, f"{TRANSFER}.kv_role", role, f"it is a {mode} worker")
     _complete_lease(given)
 
 
@@ -101,7 +95,7 @@ def _complete_lease(given: Given) -> None:
     put(given, LEASE, extra | {"kv_lease_duration": lease_s}, source)
 
 
-_RULES = Rules(
+VLLM_RULES = Rules(
     names=NAMES,
     counts=(
         "max_num_seqs", "max_num_batched_tokens", "tensor_parallel_size", "pipeline_parallel_size",
@@ -110,8 +104,3 @@ _RULES = Rules(
     share="gpu_memory_utilization",
     complete=_complete,
 )  # fmt: skip
-
-load_vllm_settings = functools.partial(load, _RULES)
-"""See `load`; `args` is `AsyncEngineArgs`."""
-give_vllm_settings = functools.partial(give, _RULES)
-"""See `give`."""
