@@ -71,10 +71,9 @@ class TrtllmAdapter:
         self.lib = lib
         self.model = model
         self.loaded = loaded
-        self._leave = leave
-        self._patience = patience
-        self._options = _options(loaded.values)
+        self._leave, self._patience = leave, patience
         values = loaded.values
+        self._options = _options(values)
         self._speculates = values.get("speculative_config") is not None
         self._draft = GUESSING.draft(loaded.given) if values.get(BACKEND) is not None else NO_DRAFT
         self._num_ranks = int(values["tensor_parallel_size"]) if values["enable_attention_dp"] else 1
@@ -126,12 +125,8 @@ class TrtllmAdapter:
             raise kind(f"TensorRT-LLM refuses the request: {error}") from error
         except Exception as error:  # a library may fail in any way
             raise self.failure(error, call) from error
-        log.debug(
-            "id=%s trtllm_id=%s disagg_id=%s",
-            call.id,
-            call.result.request_id,
-            getattr(params, "disagg_request_id", None),
-        )
+        disagg_id = getattr(params, "disagg_request_id", None)
+        log.debug("id=%s trtllm_id=%s disagg_id=%s", call.id, call.result.request_id, disagg_id)
 
     async def step(self, call: Call) -> TokenChunk:
         """See `Adapter.step`. The result is the same object at every step, its outputs are cumulative."""
@@ -237,7 +232,10 @@ class TrtllmAdapter:
             # TensorRT-LLM lowers its max_seq_len likewise, but reports it only in its log.
             log.warning("context of %d lowered to the KV cache's %d", context_length, num_kv_tokens)
             context_length = num_kv_tokens
-        dtype = str(values["kv_cache_config.dtype"]).lower()
+        dtype, runtime = str(values["kv_cache_config.dtype"]).lower(), values.get(RUNTIME)
+        # Neither runtimes nor managers mix.
+        parts = (values.get(BACKEND), runtime, manager(runtime, values.get(MANAGER_V2)))
+        kind = "-".join(str(part).lower() for part in parts if part)
         return EngineInfo(
             name="trtllm",
             version=self.version,
@@ -252,7 +250,7 @@ class TrtllmAdapter:
                 max_handoff_tokens=values.get(BUFFER),
                 draft=self._draft,
             ),
-            kv_transfer=_kv_transfer(values) if is_paired else "",
+            kv_transfer=f"{kind} (tp {values['tensor_parallel_size']})" if is_paired else "",
             max_batch_size=self._num_slots,
             max_queue_size=values[QUEUE_SIZE],
         )
@@ -314,13 +312,6 @@ def _with_stop_token(token_ids: list[int], output: Any, call: Call) -> list[int]
     if not stops or (output.token_ids and output.token_ids[-1] in stops):
         return token_ids
     return [*token_ids, output.stop_reason if isinstance(output.stop_reason, int) else stops[0]]
-
-
-def _kv_transfer(values: Mapping[str, Any]) -> str:
-    runtime = values.get(RUNTIME)  # neither runtimes nor managers mix
-    parts = (values[BACKEND], runtime, manager(runtime, values.get(MANAGER_V2)))
-    kind = "-".join(str(part).lower() for part in parts if part)
-    return f"{kind} (tp {values['tensor_parallel_size']})"
 
 
 def _options(values: Mapping[str, Any]) -> dict[str, Any]:
