@@ -99,10 +99,21 @@ async def prepare_completion(raw: bytes, client: Client, services: Services) -> 
 
 def turn_request(body: CompletionBody, num_bytes: int) -> TurnRequest:
     """The request of a body of `num_bytes`. Raises InvalidRequest for fields that contradict each other."""
-    prompts = RawPrompts(tuple(_prompts(body)), shows_special=body.skip_special_tokens is False)
+    prompts: Sequence[str | list[int] | TokenId]
+    if isinstance(body.prompt, str) or set(map(type, body.prompt)) <= {int}:  # token ids may be many
+        prompts = [cast("str | list[int]", body.prompt)]
+    else:
+        prompts = body.prompt
+    given = tuple(prompt for prompt in prompts if not isinstance(prompt, int))
+    if len(given) != len(prompts):
+        raise InvalidRequest(
+            "`prompt` mixes token ids and strings; wrap each prompt's ids in an array.", param="prompt"
+        )
+    if not all(given):
+        raise InvalidRequest("`prompt` must not be empty.", param="prompt")
     return TurnRequest(
         fields=body,
-        prompt=prompts,
+        prompt=RawPrompts(given, shows_special=body.skip_special_tokens is False),
         form=demanded(body),
         path="prompt",
         num_bytes=num_bytes,
@@ -112,24 +123,6 @@ def turn_request(body: CompletionBody, num_bytes: int) -> TurnRequest:
         logprobs=body.logprobs,
         prompt_logprobs=body.logprobs if body.echo else None,
     )
-
-
-def _prompts(body: CompletionBody) -> list[str | list[int]]:
-    prompt = body.prompt
-    prompts: list[str | list[int]] = []
-    if isinstance(prompt, str):
-        prompts = [prompt]
-    elif set(map(type, prompt)) <= {int}:  # quick, as token ids may be many
-        prompts = [cast("list[int]", prompt)]
-    else:
-        prompts = [item for item in prompt if not isinstance(item, int)]
-        if len(prompts) != len(prompt):
-            raise InvalidRequest(
-                "`prompt` mixes token ids and strings; wrap each prompt's ids in an array.", param="prompt"
-            )
-    if not prompts or not all(prompts):
-        raise InvalidRequest("`prompt` must not be empty.", param="prompt")
-    return prompts
 
 
 class TextWriter(ChoiceWriter):

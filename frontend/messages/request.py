@@ -261,7 +261,14 @@ def _offered_tools(body: Counted, ignored: set[str]) -> list[Tool]:
         if defined is not None:
             tools.append(defined.function(required(param.name, f"tools[{i}].name"), f"tools[{i}]"))
         elif param.type in {None, "custom"}:
-            tools.append(_tool(param, f"tools[{i}]"))
+            made = Tool(
+                name=required(param.name, f"tools[{i}].name"),
+                description=param.description,
+                parameters=required(param.input_schema, f"tools[{i}].input_schema"),
+                strict=bool(param.strict),
+                path=f"tools[{i}]",
+            )
+            tools.append(made)
         else:
             ignored.add(f"tools[].{param.type}"[:80])
             if param.type != "mcp_toolset":  # a connection of the session, not what this request is about
@@ -275,16 +282,6 @@ def _offered_tools(body: Counted, ignored: set[str]) -> list[Tool]:
             param="tools",
         )
     return [] if kind == "none" else tools
-
-
-def _tool(param: ToolParam, path: str) -> Tool:
-    return Tool(
-        name=required(param.name, f"{path}.name"),
-        description=param.description,
-        parameters=required(param.input_schema, f"{path}.input_schema"),
-        strict=bool(param.strict),
-        path=path,
-    )
 
 
 def _effort(body: Counted) -> ReasoningEffort:
