@@ -4,7 +4,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from baton.errors import WorkerLost
 from tests.scripted_frontend import (
@@ -82,13 +81,13 @@ def stream(request: pytest.FixtureRequest) -> bool:
 async def test_a_whole_answer_has_openais_shape_with_the_reasoning() -> None:
     client = Client(ScriptedTokens(ANSWER))
     reply = await client.chat(metadata={"run": "7"})
-    parsed = ChatCompletion.model_validate(reply.json)
-    assert reply.json["choices"][0]["message"] == {
+    [choice] = reply.json["choices"]
+    assert choice["message"] == {
         "role": "assistant", "content": "Hello wörld", "refusal": None,
         "reasoning": "Think.", "reasoning_content": "Think.",
     }  # fmt: skip
-    assert (parsed.choices[0].finish_reason, parsed.choices[0].logprobs) == ("stop", None)
-    assert (parsed.model, parsed.metadata) == (MODEL, {"run": "7"})
+    assert (choice["finish_reason"], choice["logprobs"]) == ("stop", None)
+    assert (reply.json["model"], reply.json["metadata"]) == (MODEL, {"run": "7"})
     num_prompt = len(client.tokens.requests[0].token_ids)
     num_completion = len(TOKENIZER.encode_text(ANSWER, allow_special=True))
     assert reply.json["usage"] == {
@@ -104,9 +103,7 @@ async def test_a_stream_has_openais_chunks_in_order() -> None:
     reply = await chat(ANSWER, stream=True, stream_options={"include_usage": True})
     *chunks, done = reply.events
     assert done == "[DONE]"
-    for chunk in chunks:
-        ChatCompletionChunk.model_validate(chunk)
-        assert (chunk["id"], chunk["created"]) == (chunks[0]["id"], chunks[0]["created"])
+    assert len({(chunk["id"], chunk["created"]) for chunk in chunks}) == 1
     assert chunks[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
     assert message_of(reply) == Message("Hello wörld", "Think.", [], "stop")
     assert chunks[-2]["choices"][0] == {"index": 0, "delta": {}, "logprobs": None, "finish_reason": "stop"}
@@ -250,11 +247,6 @@ async def test_logprobs_are_those_of_the_visible_text(stream: bool) -> None:
 async def test_a_bad_value_is_a_400_that_names_it(fields: Json, param: str) -> None:
     reply = await chat(ANSWER, **fields)
     assert (reply.status, reply.error["param"], reply.error["type"]) == (400, param, "invalid_request_error")
-
-
-async def test_an_unknown_model_is_a_404() -> None:
-    reply = await Client(ScriptedTokens(ANSWER)).chat(model="gpt-9")
-    assert (reply.status, reply.error["code"]) == (404, "model_not_found")
 
 
 async def test_ignored_fields_are_named_in_a_header_and_counted() -> None:

@@ -118,9 +118,7 @@ async def test_the_responses_used_last_are_kept_and_running_ones(
     await store.close()
 
 
-async def test_a_deleted_response_leaves_nothing_in_the_file(
-    tmp_path: Path,
-) -> None:
+async def test_a_deleted_response_leaves_nothing_in_the_file(tmp_path: Path) -> None:
     path = tmp_path / "responses.sqlite3"
     store = ResponseStore(str(path))
     await store.save(response("a"), ["msg_1", "msg_2"])
@@ -243,19 +241,6 @@ async def test_a_file_that_does_not_answer_is_a_named_failure(monkeypatch: pytes
         await store.close()
 
 
-async def test_only_the_first_save_waits_for_a_disk_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
-    with Disk() as disk:
-        store = ResponseStore(clock=disk)
-        with monkeypatch.context() as impatient:
-            impatient.setattr(store_module, "WAIT_S", 0.01)
-            await store.save(response("a"), [])
-        assert store.is_failing
-        await store.save(response("b"), [])
-        disk.goes_on.set()
-        await until(lambda: not store.is_failing)
-        await store.close()
-
-
 async def test_the_newest_unwritten_responses_are_kept_up_to_a_number_of_bytes(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -290,10 +275,8 @@ async def test_runs_of_a_dead_frontend_have_failed(tmp_path: Path) -> None:
         assert (await loaded(store, "theirs")).status == "in_progress"
     await store.open()  # as the next frontend would
     assert rows(path, "SELECT status FROM responses") == [("failed",)]
-    assert json.loads((await loaded(store, "theirs")).body)["error"] == {
-        "code": "server_error",
-        "message": DIED,
-    }
+    error = {"code": "server_error", "message": DIED}
+    assert json.loads((await loaded(store, "theirs")).body)["error"] == error
     assert list(tmp_path.glob("*.lock")) == []
     await store.close()
 

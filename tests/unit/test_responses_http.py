@@ -5,21 +5,12 @@ import typing
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from openai.types.responses import response_create_params
 
 from baton.errors import InvalidRequest, NoWorkers
 from frontend.http.body import decode
 from frontend.responses.body import ResponseBody
-from tests.scripted_frontend import (
-    MODEL,
-    TOKENIZER,
-    Client,
-    Reply,
-    ScriptedFleet,
-    ScriptedTokens,
-)
+from tests.scripted_frontend import TOKENIZER, Client, Reply, ScriptedFleet, ScriptedTokens
 
 ANSWER = "<|channel|>final<|message|>Hello<|return|>"
 HI = [{"role": "user", "content": "Hi"}]
@@ -138,10 +129,7 @@ async def test_request_fields_are_echoed() -> None:
         ({"input": [{"role": "user", "content": [{"type": LONG}]}]}, f"input[].{LONG}"[:80]),
         ({"tools": [{"type": "web_search"}, TOOL, {"type": "web_search"}]}, "tools[].web_search"),
         ({"tools": [{"type": "web_search"}], "tool_choice": "none"}, "tools[].web_search"),
-        (
-            {"tools": [{"type": "computer_use_preview", "environment": "browser"}]},
-            "tools[].computer_use_preview",
-        ),
+        ({"tools": [{"type": "computer", "environment": "browser"}]}, "tools[].computer"),
         ({"tools": [{"type": LONG}]}, f"tools[].{LONG}"[:80]),
         ({"tools": [{"type": LONG, "environment": {"type": "container_auto"}}]}, f"tools[].{LONG}"[:80]),
         ({"tools": [SPACE | {"tools": [TOOL, SPACE]}]}, "tools[].namespace"),
@@ -195,7 +183,6 @@ async def test_unsupported_content_is_left_out_and_named(fields: dict[str, Any],
         ({"input": [{"type": "reasoning", "summary": [5]}]}, "input[0].summary[0]"),
         ({"previous_response_id": "resp_x"}, "previous_response_id"),
         ({"tools": [{"type": "function"}]}, "tools[0].name"),
-        ({"tools": [TOOL | {"name": "a b"}]}, "tools[0].name"),
         ({"tools": [TOOL, TOOL]}, "tools[1].name"),
         ({"tools": [TOOL | {"async": True}]}, "tools[0].async"),
         ({"tools": [TOOL | {"allowed_callers": ["code_interpreter"]}]}, "tools[0].allowed_callers"),
@@ -205,9 +192,6 @@ async def test_unsupported_content_is_left_out_and_named(fields: dict[str, Any],
         ({"tool_choice": {"type": "function", "name": "g"}, "tools": [TOOL]}, "tool_choice"),
         ({"tool_choice": {"type": "web_search"}}, "tool_choice.type"),
         ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
-        ({"text": {"format": {"type": "json_schema", "schema": {}}}}, "text.format.name"),
-        ({"reasoning": {"effort": "more"}}, "reasoning.effort"),
-        ({"reasoning": {"summary": "long"}}, "reasoning.summary"),
         ({"reasoning": {"mode": "pro"}}, "reasoning.mode"),
         ({"include": ["reasoning.secrets"]}, "include[0]"),
         ({"reasoning": {"context": "no_turns"}}, "reasoning.context"),
@@ -216,19 +200,13 @@ async def test_unsupported_content_is_left_out_and_named(fields: dict[str, Any],
         ({"context_management": [{"type": "compaction"}]}, "context_management"),
         ({"moderation": {}}, "moderation"),
         ({"logprobs": True}, "logprobs"),
-        ({"max_tool_calls": 0}, "max_tool_calls"),
         ({"max_tokens": 5}, "max_tokens"),
         ({"stop": ["x"]}, "stop"),
         ({"n": 2}, "n"),
-        ({"top_logprobs": 21}, "top_logprobs"),
-        ({"temperature": 3}, "temperature"),
-        ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"min_tokens": 5, "max_output_tokens": 4}, "min_tokens"),
-        ({"metadata": {"k" * 65: "v"}}, "metadata"),
         ({"conversation": "conv_1"}, "conversation"),
         ({"prompt": {"id": "x"}}, "prompt"),
         ({"background": True, "store": False}, "background"),
-        ({"stream_options": {}}, "stream_options"),
     ],
 )  # fmt: skip
 async def test_a_refused_field_is_named(fields: dict[str, Any], param: str) -> None:
@@ -255,44 +233,3 @@ def test_every_field_of_the_openai_sdk_is_served_or_refused_by_name() -> None:
             assert error.param == field  # noqa: PT017 either way is right
         else:
             assert field not in unknown
-
-
-ANYTHING = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
-    max_leaves=6,
-)
-KINDS = [
-    "message",
-    "reasoning",
-    "function_call",
-    "function_call_output",
-    "item_reference",
-    "input_text",
-    "user",
-]
-WORDS = ["type", "role", "content", "id", "call_id", "name", "arguments", "output", "text", "summary"]
-SHAPES = st.dictionaries(
-    st.sampled_from(WORDS),
-    ANYTHING
-    | st.sampled_from(KINDS)
-    | st.lists(st.dictionaries(st.sampled_from(WORDS), ANYTHING), max_size=2),
-    max_size=5,
-)
-
-
-@settings(max_examples=80, deadline=None)
-@given(
-    st.dictionaries(
-        st.sampled_from(ResponseBody.__struct_encode_fields__) | st.text(max_size=8),
-        ANYTHING | SHAPES,
-        max_size=4,
-    ),
-    st.lists(SHAPES, max_size=3) | ANYTHING,
-)
-async def test_any_field_is_served_or_refused(fields: dict[str, Any], given: Any) -> None:
-    whole = json.dumps({"model": MODEL, "input": given, **fields}).encode()
-    reply = await Client(ScriptedTokens(ANSWER)).post("/v1/responses", whole)
-    assert reply.status in {200, 400, 404}
-    if reply.status != 200:
-        assert reply.error["message"].endswith(".")

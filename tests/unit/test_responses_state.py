@@ -1,8 +1,6 @@
 """What outlives a request of the Responses API: stored responses, background runs, resumed streams."""
 
 import asyncio
-import sqlite3
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -11,15 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.scripted_frontend import (
-    MODEL,
-    TOKENIZER,
-    Client,
-    ended,
-    frontend,
-)
+from tests.scripted_frontend import MODEL, TOKENIZER, Client, ended, frontend
 from tests.stored_responses import another_frontend
-from tests.waiting import until
 
 THINK = "<|channel|>analysis<|message|>Think.<|end|><|start|>assistant"
 ANSWER = THINK + "<|channel|>final<|message|>Hello<|return|>"
@@ -57,14 +48,10 @@ async def test_store_false_stores_nothing() -> None:
 async def test_a_conversation_goes_on_from_the_previous_response_without_its_instructions() -> None:
     async with frontend(CALL) as client:
         first = (await client.respond("One", instructions="Old rule.", tools=TOOLS)).json
-        result = {
-            "type": "function_call_output",
-            "call_id": first["output"][1]["call_id"],
-            "output": "Two",
-        }
-        second = await client.respond(
-            [result], previous_response_id=first["id"], instructions="New rule.", tools=TOOLS
-        )
+        call_id = first["output"][1]["call_id"]
+        result = {"type": "function_call_output", "call_id": call_id, "output": "Two"}
+        continued = {"previous_response_id": first["id"], "instructions": "New rule."}
+        second = await client.respond([result], **continued, tools=TOOLS)
         prompt = prompt_of(client)
         assert "Old rule." not in prompt
         assert "New rule." in prompt
@@ -138,24 +125,13 @@ async def test_input_items_are_returned_as_sent() -> None:
         assert prefixes == ["msg", "msg", "fc", "fco", "ctc", "ctco", "item", "item"]
 
 
-@pytest.mark.parametrize(
-    "query",
-    [
-        "limit=0",
-        "limit=x",
-        "limit=5.0",
-        "limit=1e1",
-        "limit=" + "9" * 5000,
-        "limit=101",
-        "order=up",
-        "after=msg_no",
-    ],
-)
-async def test_an_invalid_page_is_a_400(query: str) -> None:
+async def test_an_invalid_page_is_a_400() -> None:
+    limits = [f"limit={limit}" for limit in ("0", "x", "5.0", "1e1", "9" * 5000, "101")]
     async with frontend(ANSWER) as client:
         made = (await client.respond()).json
-        reply = await client.get(f"/v1/responses/{made['id']}/input_items?{query}")
-        assert (reply.status, reply.error["param"]) == (400, query.partition("=")[0])
+        for query in (*limits, "order=up", "after=msg_no"):
+            reply = await client.get(f"/v1/responses/{made['id']}/input_items?{query}")
+            assert (reply.status, reply.error["param"]) == (400, query.partition("=")[0])
 
 
 @settings(max_examples=40, deadline=None)
@@ -183,18 +159,6 @@ async def test_a_reference_to_a_stored_item_is_resolved() -> None:
         )
         assert reply.status == 200, reply.json
         assert prompt_of(client).endswith("assistantfinalHelloassistantanalysisThink.userOneuserxassistant")
-
-
-async def test_a_response_that_is_in_memory_only_names_store(tmp_path: Path) -> None:
-    path = tmp_path / "responses.sqlite3"
-    async with frontend(ANSWER, path=path) as client:
-        with closing(sqlite3.connect(path, isolation_level=None)) as other:
-            other.execute("BEGIN IMMEDIATE")
-            assert "x-baton-ignored" not in (await client.respond()).headers
-            await until(lambda: client.responses.store.is_failing)
-            assert (await client.respond()).headers["x-baton-ignored"] == "store"
-            assert "x-baton-ignored" not in (await client.respond(store=False)).headers
-            other.execute("COMMIT")
 
 
 async def test_a_background_response_is_answered_at_once_and_made_without_its_client() -> None:
@@ -292,15 +256,14 @@ async def test_a_stream_is_resumed_after_any_of_its_events(background: bool) -> 
     [
         ({}, "stream=true"),
         ({"background": True}, "stream=true"),
-        ({"stream": True}, "stream=maybe"),
-        ({"stream": True}, "stream=true&starting_after=-2"),
+        ({}, "stream=maybe"),
+        ({}, "stream=true&starting_after=-2"),
     ],
 )
 async def test_a_stream_that_cannot_be_resumed_is_a_400(fields: dict[str, Any], query: str) -> None:
     async with frontend(ANSWER) as client:
-        made = await client.respond(**fields)
-        response_id = made.events[0]["response"]["id"] if "stream" in fields else made.json["id"]
-        assert (await client.get(f"/v1/responses/{response_id}?{query}")).status == 400
+        made = (await client.respond(**fields)).json
+        assert (await client.get(f"/v1/responses/{made['id']}?{query}")).status == 400
 
 
 async def test_a_shutdown_reports_what_it_interrupts_as_failed(tmp_path: Path) -> None:

@@ -108,24 +108,17 @@ async def test_a_tool_can_be_demanded(choice: Json, called: str) -> None:
     assert {re.split("[ <]", recipient)[0] for recipient in recipients} == {called}
 
 
-@pytest.mark.parametrize(
-    ("body", "given"),
-    [
-        ("*** Begin Patch", "*** Begin Patch"),
-        (json.dumps({"input": "*** Begin\nPatch"}), "*** Begin\nPatch"),
-        (json.dumps({"other": 1}), json.dumps({"other": 1})),
-    ],
-)
-async def test_a_custom_tool_takes_text_also_where_the_model_wrote_json(body: str, given: str) -> None:
+async def test_a_custom_tool_takes_text_also_where_the_model_wrote_json() -> None:
     assert "type patch = (input: string) => any;" in await prompt(tools=[PATCH])
-    text = call("functions.patch", body, " code")
+    text = call("functions.patch", json.dumps({"input": "*** Begin\nPatch"}), " code")
     (_, called) = await output(text, tools=[PATCH])
-    assert (called["type"], called["name"], called["input"]) == ("custom_tool_call", "patch", given)
+    wanted = ("custom_tool_call", "patch", "*** Begin\nPatch")
+    assert (called["type"], called["name"], called["input"]) == wanted
     events = (await respond(Client(ScriptedTokens(text)), tools=[PATCH], stream=True)).events
     delta, done = (event for event in events if "custom" in event["type"])
-    kinds = ["response.custom_tool_call_input.delta", "response.custom_tool_call_input.done"]
-    assert [delta["type"], done["type"]] == kinds
-    assert (delta["delta"], done["input"]) == (given, given)
+    kind = "response.custom_tool_call_input"
+    assert (delta["type"], delta["delta"]) == (f"{kind}.delta", called["input"])
+    assert (done["type"], done["input"]) == (f"{kind}.done", called["input"])
 
 
 def test_reasoning_that_is_sent_back_counts_more_than_what_is_remembered() -> None:
@@ -167,12 +160,8 @@ async def test_reasoning_is_a_summary_on_request(summary: str) -> None:
     assert thought["content"] == []
     events = (await respond(Client(ScriptedTokens(text)), stream=True, reasoning={"summary": summary})).events
     kinds = list(dict.fromkeys(event["type"] for event in events if "summary" in event["type"]))
-    assert kinds == [
-        "response.reasoning_summary_part.added",
-        "response.reasoning_summary_text.delta",
-        "response.reasoning_summary_text.done",
-        "response.reasoning_summary_part.done",
-    ]
+    names = ("part.added", "text.delta", "text.done", "part.done")
+    assert kinds == [f"response.reasoning_summary_{name}" for name in names]
 
 
 async def test_frontends_that_share_a_key_open_each_others_thoughts_if_unchanged() -> None:
@@ -208,22 +197,13 @@ async def test_a_call_comes_back_as_it_was(called: Json, recipient: str) -> None
     assert f"{recipient} to=assistantcommentarydone" in written
 
 
+EXEC: Json = {"command": ["ls", "-l"], "working_directory": "/tmp", "timeout_ms": 5000}
 LINES = {"commands": ["ls", "pwd"], "timeout_ms": 5000}
 CHANGE = {"type": "update_file", "path": "a.py", "diff": "-a\n+b\n"}
 CALLS: dict[str, tuple[Json, Json, Json]] = {
     "local_shell": (
-        {"command": ["ls", "-l"], "working_directory": "/tmp", "timeout_ms": 5000},
-        {
-            "type": "local_shell_call",
-            "action": {
-                "type": "exec",
-                "command": ["ls", "-l"],
-                "env": {},
-                "timeout_ms": 5000,
-                "user": None,
-                "working_directory": "/tmp",
-            },
-        },
+        EXEC,
+        {"type": "local_shell_call", "action": EXEC | {"type": "exec", "env": {}, "user": None}},
         {"type": "local_shell_call_output", "output": "total 0"},
     ),
     "shell": (
@@ -284,26 +264,16 @@ async def test_a_call_cut_by_the_token_limit_is_an_incomplete_function_call(
     Response.model_validate(body)
     assert body["status"] == "incomplete"
     called = body["output"][-1]
-    assert (called["type"], called["name"], called["arguments"], called["status"]) == (
-        "function_call",
-        kind,
-        shown,
-        "incomplete",
-    )
+    cut = {"type": "function_call", "name": kind, "arguments": shown, "status": "incomplete"}
+    assert called.items() >= cut.items()
     events = (await respond(Client(ScriptedTokens(answer(kind, arguments))), **fields, stream=True)).events
     done = [e["item"] for e in events if e["type"] == "response.output_item.done"][-1]
     assert (done["status"], done["arguments"]) == ("incomplete", shown)
 
 
-SEARCH: Json = {
-    "type": "tool_search",
-    "execution": "client",
-    "description": "Finds the team's tools.",
-    "parameters": {
-        "type": "object",
-        "properties": {"query": {"type": "string"}, "limit": {"type": "number"}},
-    },
-}
+ASKED = {"type": "object", "properties": {"query": {"type": "string"}, "limit": {"type": "number"}}}
+SEARCH: Json = {"type": "tool_search", "execution": "client", "parameters": ASKED}
+SEARCH["description"] = "Finds the team's tools."
 GET = {"type": "function", "name": "get", "parameters": {"type": "object"}, "defer_loading": True}
 FOUND = [{"type": "namespace", "name": "wiki", "description": "Pages.", "tools": [GET]}]
 
@@ -323,11 +293,8 @@ async def test_tools_that_a_search_of_the_client_finds_can_be_called() -> None:
     written = prompt_of(other)
     assert written.count("namespace wiki {\n\ntype get =") == 1
     assert "Found: wiki.get" in written.partition("functions.tool_search to=assistant")[2]
-    assert [made["output"][-1][name] for name in ("type", "namespace", "name")] == [
-        "function_call",
-        "wiki",
-        "get",
-    ]
+    wanted = {"type": "function_call", "namespace": "wiki", "name": "get"}
+    assert made["output"][-1].items() >= wanted.items()
 
     output = {"type": "function_call_output", "call_id": made["output"][-1]["call_id"], "output": "A page."}
     sent = {"input": [output], "previous_response_id": made["id"]}

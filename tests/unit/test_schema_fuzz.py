@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from frontend.chat.request import ChatBody
 from frontend.completions.answer import CompletionBody
+from frontend.responses.body import ResponseBody
 from tests.scripted_frontend import MODEL, Client, Reply, ScriptedTokens
 
 ANSWER = "<|channel|>final<|message|>Hello<|return|>"
@@ -32,20 +33,18 @@ SHAPES = st.dictionaries(
     WORDS, JSON | st.sampled_from(["user", "assistant", "tool", "system", "text", "function"]), max_size=5
 )
 SCHEMA_WORDS = st.sampled_from(
-    [
-        "type",
-        "properties",
-        "items",
-        "enum",
-        "anyOf",
-        "oneOf",
-        "$ref",
-        "required",
-        "description",
-        "default",
-        "const",
-    ]
+    ["type", "properties", "items", "enum", "anyOf", "oneOf", "$ref", "required", "description", "default",
+     "const"]
 )  # fmt: skip
+ITEM_WORDS = st.sampled_from(
+    ["type", "role", "content", "id", "call_id", "name", "arguments", "output", "text", "summary"]
+)
+ITEM_KINDS = st.sampled_from(
+    ["message", "reasoning", "function_call", "function_call_output", "item_reference", "input_text", "user"]
+)
+ITEMS = st.dictionaries(
+    ITEM_WORDS, JSON | ITEM_KINDS | st.lists(st.dictionaries(ITEM_WORDS, JSON), max_size=2), max_size=5
+)
 SCHEMAS = st.recursive(
     JSON | st.sampled_from(["object", "array", "string"]),
     lambda inner: st.dictionaries(SCHEMA_WORDS, inner | st.lists(inner, max_size=2), max_size=4),
@@ -97,6 +96,17 @@ def test_any_schema_of_a_tool_is_served_or_refused(schema: Any, description: str
 @given(st.dictionaries(st.sampled_from(CompletionBody.__struct_encode_fields__), JSON, max_size=3), JSON)
 def test_any_field_of_a_completion_body_is_served_or_refused(fields: dict[str, Any], prompt: Any) -> None:
     assert_sane(answer("/v1/completions", {"model": MODEL, "prompt": prompt, **fields}))
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    st.dictionaries(
+        st.sampled_from(ResponseBody.__struct_encode_fields__) | st.text(max_size=8), JSON | ITEMS, max_size=4
+    ),
+    st.lists(ITEMS, max_size=3) | JSON,
+)
+def test_any_field_of_a_response_body_is_served_or_refused(fields: dict[str, Any], items: Any) -> None:
+    assert_sane(answer("/v1/responses", {"model": MODEL, "input": items, **fields}))
 
 
 @settings(max_examples=60, deadline=None)
