@@ -63,7 +63,7 @@ DEMO_FILES = frozenset(
     f"tests/system/test_{name}.py"
     for name in (
         *("agents_sdk", "balancer", "examples", "gpt_oss_clients", "guided_stack", "openai_sdk", "responses"),
-        *("resumed_streams", "serving"),
+        "serving",
     )
 )
 

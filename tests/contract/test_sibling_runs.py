@@ -161,29 +161,3 @@ async def test_a_follower_gets_an_error_when_the_process_that_runs_it_is_lost(tm
             with pytest.raises(NotReady):  # it has no address
                 await state.stop(msgspec.structs.replace(stored, runs_at=""))
             await state.close()
-
-
-@pytest.mark.parametrize("is_streamed", [True, False])
-async def test_deleting_at_another_frontend_ends_the_run(tmp_path: Path, is_streamed: bool) -> None:
-    path = str(tmp_path / "responses.sqlite3")
-    ours, theirs = Siblings(), Siblings()
-    store = ResponseStore(path, address=theirs.address)
-    async with running(store, stream=is_streamed) as (client, run):
-        state = ResponseState(ResponseStore(path, address=ours.address), call_run=ours.call_run)
-        other = Client(ScriptedTokens(), responses=state)
-        shared = [Shared(Thoughts(), Metrics(), each.responses) for each in (client, other)]
-        async with theirs.answering(shared[0]), ours.answering(shared[1]):
-            url = f"/v1/responses/{run.answer.response.id}"
-            assert (await other.get(url)).json["status"] == "in_progress"
-            following = asyncio.create_task(other.get(f"{url}?stream=true&starting_after=0"))
-            await until(lambda: len(run._followers) == (2 if is_streamed else 0))  # noqa: SLF001  as above
-            assert (await other.request("DELETE", url, b"")).json["deleted"] is True
-            assert run.answer.response.status == "cancelled"
-            streamed = await following
-            assert streamed.status == (200 if is_streamed else 400)
-            if is_streamed:
-                types = [event["type"] for event in streamed.events]
-                assert types == ["response.in_progress", "response.incomplete"]
-            for each in (client, other):
-                assert (await each.get(url)).status == 404
-        await state.close()

@@ -76,7 +76,6 @@ def test_tensorrt_llm_is_imported_in_one_file_only() -> None:
         ({"cache_transceiver_config": {"backend": "ucx"}}, pydantic.ValidationError),
         ({"cuda_graph_config": {"mode": "both"}}, pydantic.ValidationError),
         ({"cuda_graph_config": {"batch_sizes": [1, 4], "max_batch_size": 8}}, pydantic.ValidationError),
-        ({"kv_cache_config": {"dtype": "fp3"}}, pydantic.ValidationError),
         ({"kv_cache_config": {"free_gpu_memory_fraction": None}}, TypeError),
         (V2 | {"cache_transceiver_config": {"backend": "UCX"}}, RuntimeError),
         ({"cache_transceiver_config": {"backend": "UCX", "transceiver_runtime": "PYTHON"}}, RuntimeError),

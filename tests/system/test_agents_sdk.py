@@ -83,32 +83,9 @@ async def test_a_streamed_tool_turn_gives_the_same_items_and_text(model: Model) 
     assert "response.reasoning_text.delta" in raw
 
 
-@pytest.mark.slow  # test_guided_stack.py demands calls, too
-@pytest.mark.parametrize("api", APIS)
-async def test_a_required_tool_is_called_and_then_the_agent_answers(model: Model) -> None:
-    must = SHORT.resolve(ModelSettings(tool_choice="required"))
-    run = await Runner.run(operator(model, must), QUESTION, run_config=LOCAL)
-
-    assert "tool_call_item" in [item.type for item in run.new_items]
-    assert run.final_output
-
-
 @pytest.mark.parametrize("api", MAINLY_RESPONSES)
 async def test_an_agent_has_a_typed_output(model: Model) -> None:
     judge = Agent(name="Judge", model=model, output_type=Verdict, model_settings=SHORT)
     run = await Runner.run(judge, "Hello there!", run_config=LOCAL)
 
     assert isinstance(run.final_output, Verdict)
-
-
-@pytest.mark.slow  # test_openai_sdk.py goes on by the id, too
-@pytest.mark.parametrize("api", ["responses"])
-async def test_responses_carry_the_conversation_by_the_previous_ones_id(model: Model) -> None:
-    keeper = operator(model)
-    first = await Runner.run(keeper, QUESTION, auto_previous_response_id=True, run_config=LOCAL)
-    last = first.raw_responses[-1]
-    second = await Runner.run(keeper, QUESTION, previous_response_id=last.response_id, run_config=LOCAL)
-
-    assert [item.type for item in first.new_items] == [*CALLED, *ANSWERED]
-    assert second.final_output
-    assert second.raw_responses[0].usage.input_tokens > last.usage.input_tokens

@@ -1,16 +1,18 @@
-"""Two frontends behind a plain TCP load balancer, sharing the file of stored responses."""
+"""Two frontends behind a plain TCP load balancer, sharing the file of stored responses; one is killed."""
 
+import json
 from collections.abc import Iterator
+from typing import Any
 
 import httpx
 import pytest
 
 from tests.stack import MODEL, Process, Stack
-from tests.system.test_resumed_streams import read
 from tests.tcp_balancer import TcpBalancer, balanced
 from tests.waiting import PATIENCE_S, wait_for
 
 NUM_TURNS = 4
+NUM_TOKENS = 120
 
 
 @pytest.fixture
@@ -61,6 +63,30 @@ def test_a_background_response_is_seen_and_streamed_by_either_frontend(
     assert created.text.replace(": keep-alive\n\n", "") == here
 
 
+def read(url: str, key: str, after: str = "", num_events: int | None = None) -> tuple[list[Any], str]:
+    """The data of the stream's next events, and the last one's id; sampled, without a seed."""
+    body = {"model": MODEL, "prompt": "one two", "max_tokens": NUM_TOKENS, "stream": True, "ignore_eos": True}
+    headers = {"idempotency-key": key} | ({"last-event-id": after} if after else {})
+    datas, last_id = [], after
+    with (
+        httpx.Client(timeout=PATIENCE_S, verify=False) as client,
+        client.stream("POST", f"{url}/v1/completions", json=body, headers=headers) as response,
+    ):
+        assert response.status_code == 200
+        for line in response.iter_lines():
+            if line.startswith("data: {"):
+                datas.append(json.loads(line.removeprefix("data: ")))
+            elif line.startswith("id: "):
+                last_id = line.removeprefix("id: ")
+                if len(datas) == num_events:
+                    break
+    return datas, last_id
+
+
+def text_of(datas: list[Any]) -> str:
+    return "".join(choice["text"] for data in datas for choice in data["choices"])
+
+
 def test_a_stream_goes_on_through_the_balancer_when_its_frontend_is_killed(
     stack: Stack, other: tuple[Process, str], balancer: tuple[str, TcpBalancer]
 ) -> None:
@@ -71,5 +97,8 @@ def test_a_stream_goes_on_through_the_balancer_when_its_frontend_is_killed(
 
     rest, _ = read(balancer[0], "this key", last_id)
 
+    assert len(begun) == len(whole) // 3
     assert [data["id"] for data in begun + rest] == [data["id"] for data in whole]
+    assert text_of(begun + rest) == text_of(whole)
+    assert text_of(read(stack.url, "another key")[0]) != text_of(whole)
     assert httpx.get(f"{balancer[0]}/health").status_code == 200  # past the one that refuses

@@ -14,12 +14,7 @@ import pytest
 
 from tests.launched import DOUBLE, Run
 from tests.stack import MODEL
-from tests.waiting import PATIENCE_S, signal_process
-
-HEALTH = (
-    "Returns the current health status of the LLM runtime—use before critical operations "
-    "to verify the service is live."
-)
+from tests.waiting import signal_process
 
 
 @pytest.mark.parametrize(
@@ -56,35 +51,6 @@ def test_it_serves_shows_its_logs_and_ends_with_ctrl_c(
         assert re.search(rf"^{name} \| .+", output + rest, re.MULTILINE)
         assert (launch.run_dir / f"{name}.log").stat().st_size > 0
     assert launch.processes() == {}
-
-
-@pytest.mark.slow  # with another engine: the test above, and both rounds in test_library_engines.py
-@pytest.mark.parametrize(
-    ("command", "model", "fleet"),
-    [
-        ("gpt_oss_disagg.sh", "openai/gpt-oss-120b", "1 prefill, 1 decode"),
-        ("gpt_oss_agg.sh max-throughput", "openai/gpt-oss-120b", "0 prefill, 1 decode"),
-        ("gpt_oss_20b.sh --disagg", "openai/gpt-oss-20b", "1 prefill, 1 decode"),
-    ],
-)
-def test_the_guides_command_lines_serve_the_guides_request(
-    run: Run, services: dict[str, str], command: str, model: str, fleet: str
-) -> None:
-    launch = run(command, DOUBLE, **services)
-    assert f"({fleet})" in launch.read_until("ready: ").splitlines()[-1]
-
-    body = {
-        "model": model,
-        "messages": [{"role": "user", "content": "Hey, quick check: is everything up and running?"}],
-        "chat_template_args": {"reasoning_effort": "low"},
-        "tools": [{"type": "function", "function": {"name": "get_system_health", "description": HEALTH}}],
-        "max_tokens": 300,
-        "temperature": 0,
-    }
-    answer = httpx.post(f"{launch.url}/v1/chat/completions", json=body, timeout=PATIENCE_S)
-    choice = answer.json()["choices"][0]
-    assert choice["finish_reason"] == "tool_calls"
-    assert choice["message"]["tool_calls"][0]["function"]["name"] == "get_system_health"
 
 
 def test_a_second_signal_kills_at_once(run: Run) -> None:

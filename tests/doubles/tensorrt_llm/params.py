@@ -10,7 +10,6 @@ from tensorrt_llm.traps import TRAPS
 
 _REQUEST_TYPES = ("context_only", "generation_only", "context_and_generation")
 _ENCODER_KEYS = ("num_tokens", "max_num_token", "seq_lens", "max_seq_len")
-_DTYPES = ("auto", "fp8", "fp8_ds_mla", "nvfp4", "float32", "bfloat16", "float16", "int8")
 _DEFAULTS = {"max_batch_size": 2048, "max_input_len": 1024, "max_beam_width": 1, "max_num_tokens": 8192}
 
 
@@ -45,20 +44,6 @@ def _validate_free_gpu_memory_fraction(value: Any) -> Any:
     return value
 
 
-@pydantic.field_validator("dtype")
-def _validate_dtype(value: str) -> str:
-    if value.lower() not in _DTYPES:
-        raise ValueError('kv_cache_config.dtype must be one of "auto", "fp8", "nvfp4", or a torch.dtype')
-    return value.lower()
-
-
-@pydantic.field_validator("use_kv_cache_manager_v2")
-def _is_switch_or_auto(value: Any) -> Any:
-    if value not in (True, False, "auto"):
-        raise ValueError("Input should be a valid boolean or 'auto'")
-    return value
-
-
 @pydantic.model_validator(mode="after")
 def _normalize_optional_fields_to_defaults(self: Any) -> Any:
     for name, default in _DEFAULTS.items():
@@ -69,12 +54,7 @@ def _normalize_optional_fields_to_defaults(self: Any) -> Any:
 
 DecodeCudaGraphConfig = model_of("DecodeCudaGraphConfig", sizes=_validate_base_cuda_graph_config)
 EncodeCudaGraphConfig = model_of("EncodeCudaGraphConfig", sizes=_validate_base_cuda_graph_config)
-KvCacheConfig = model_of(
-    "KvCacheConfig",
-    fraction=_validate_free_gpu_memory_fraction,
-    dtype_=_validate_dtype,
-    v2=_is_switch_or_auto,
-)
+KvCacheConfig = model_of("KvCacheConfig", fraction=_validate_free_gpu_memory_fraction)
 CacheTransceiverConfig = model_of("CacheTransceiverConfig")
 
 
@@ -118,12 +98,6 @@ def _greedy(self: Any) -> bool:
     return unset or self.temperature == 0
 
 
-def _check_guided(self: Any) -> None:
-    given = [self.json, self.regex, self.grammar, self.json_object or None, self.structural_tag]
-    if sum(value is not None for value in given) > 1:
-        raise ValueError("Only one guided decoding parameter may be given")
-
-
 def _check_disaggregated(self: Any) -> None:
     if self.request_type is not None:
         self.request_type = self.request_type.lower()
@@ -133,7 +107,7 @@ def _check_disaggregated(self: Any) -> None:
 
 _SAMPLING: dict[str, Any] = {"__post_init__": _check_sampling, "greedy": property(_greedy)}
 SamplingParams = dataclass_of("SamplingParams", **_SAMPLING)
-GuidedDecodingParams = dataclass_of("GuidedDecodingParams", __post_init__=_check_guided)
+GuidedDecodingParams = dataclass_of("GuidedDecodingParams")
 SchedulingParams = dataclass_of("SchedulingParams")
 DisaggregatedParams = dataclass_of("DisaggregatedParams", __post_init__=_check_disaggregated)
 
