@@ -6,16 +6,12 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baton.connect import Service, Wires
-from tests.certificates import Authority
-from tests.conftest import LaunchServer, free_port
-from tests.registry import etcd_api
+from tests.conftest import free_port
 from tests.waiting import scaled
 
 LIMIT_S = scaled(10.0)
@@ -34,53 +30,6 @@ async def probe_nats(url: str, limit_s: float = LIMIT_S) -> Service:
 async def test_servers_that_answer_have_no_problem(etcd_server: str, nats_server: str) -> None:
     assert (await probe_etcd(etcd_server)).problem is None
     assert (await probe_nats(nats_server)).problem is None
-
-
-async def test_nats_lets_in_who_has_the_password(
-    launch_nats: LaunchServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    url = launch_nats("--user", "u", "--pass", "pw").url
-    refused = await probe_nats(url)
-    assert refused.is_refusal
-    assert "Authorization Violation" in (refused.problem or "")
-    assert (await probe_nats(url.replace("//", "//u:wrong@"))).is_refusal
-    service = await probe_nats(url.replace("//", "//u:pw@"))
-    assert (service.problem, service.url) == (None, url.replace("//", "//***@"))  # it is printed
-    monkeypatch.setenv("NATS_AUTH_USERNAME", "u")
-    monkeypatch.setenv("NATS_AUTH_PASSWORD", "pw")
-    assert (await probe_nats(url)).problem is None
-
-
-async def test_etcd_lets_in_who_has_the_password(
-    launch_etcd: LaunchServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    url = launch_etcd().url
-    etcd_api(url, "auth/user/add", name="root", password="sesame")
-    etcd_api(url, "auth/user/grant", user="root", role="root")
-    etcd_api(url, "auth/enable")
-    refused = await probe_etcd(url)
-    assert refused.is_refusal
-    assert "user name is empty" in (refused.problem or "")
-    monkeypatch.setenv("ETCD_AUTH_USERNAME", "root")
-    monkeypatch.setenv("ETCD_AUTH_PASSWORD", "wrong")
-    assert (await probe_etcd(url)).is_refusal
-    monkeypatch.setenv("ETCD_AUTH_PASSWORD", "sesame")
-    assert (await probe_etcd(url)).problem is None
-
-
-async def test_etcd_gets_the_certificate_of_this_process(
-    launch_etcd: LaunchServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    authority = Authority(tmp_path / "authority")
-    server, own = authority.sign("server"), authority.sign("client")
-    flags = [f"--cert-file={server.cert}", f"--key-file={server.key}"]
-    flags += [f"--trusted-ca-file={authority.ca}", "--client-cert-auth"]
-    url = launch_etcd(*flags, scheme="https").url
-    assert (await probe_etcd(url)).problem
-    monkeypatch.setenv("ETCD_AUTH_CA", str(authority.ca))
-    monkeypatch.setenv("ETCD_AUTH_CLIENT_CERT", str(own.cert))
-    monkeypatch.setenv("ETCD_AUTH_CLIENT_KEY", str(own.key))
-    assert (await probe_etcd(url)).problem is None
 
 
 async def test_a_closed_port_is_a_problem_that_shows_no_password() -> None:

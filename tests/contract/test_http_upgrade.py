@@ -131,15 +131,3 @@ async def test_javas_client_is_served_with_its_defaults(tmp_path: Path) -> None:
         output, _ = await process.communicate()
         assert output.decode().splitlines() == [f"200 HTTP_1_1 {num}" for num in (5, 100_000, 5)]
         assert app.requests == [("POST", "/java")] * 3
-
-
-@pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
-async def test_curl_is_served_when_it_offers_http_2() -> None:
-    async with serving() as (app, port):
-        url = f"http://127.0.0.1:{port}/curl"
-        process = await asyncio.create_subprocess_exec(
-            "curl", "-s", "--http2", "-d", "hello", url, url, stdout=subprocess.PIPE
-        )
-        output, _ = await process.communicate()
-        assert output == b"55"
-        assert app.requests == [("POST", "/curl")] * 2

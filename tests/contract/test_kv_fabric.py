@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from baton.messages import KvGrant
-from tests.alive import Newborn
 from tests.kv_peer import needs_nixl, pattern
 from tests.waiting import until
 from workers.kv.direct import Direct
@@ -178,14 +177,6 @@ async def test_a_transceiver_that_does_not_start_leaves_no_thread() -> None:
     with pytest.raises(OSError, match="assign"):
         await CacheTransceiver("192.0.2.1", direct=Direct("192.0.2.1")).start()
     assert "kv-ucx" not in {thread.name for thread in threading.enumerate()}
-
-
-async def test_closing_frees_the_agents() -> None:
-    agents = Newborn(Agent)
-    async with roads() as made:
-        await moved(made[0], made[-1])
-    assert agents.count() == 0
-    assert len(made) == 4  # they live
 
 
 @pytest.mark.parametrize(("host", "is_loopback"), [("127.0.0.2", True), ("::1", True), ("192.0.2.1", False)])

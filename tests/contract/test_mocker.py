@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from baton.errors import DeadlineExceeded, HandoffFailed, InvalidRequest, WorkerLost
+from baton.errors import DeadlineExceeded, InvalidRequest, WorkerLost
 from baton.messages import (
     GenerateRequest,
     Guided,
@@ -110,22 +110,6 @@ async def test_steps_keep_time_while_an_answer_goes_on_and_a_late_one_is_not_mad
 
 
 @jumping
-async def test_a_deadline_ends_a_request_in_the_queue_in_its_prompt_and_between_its_tokens() -> None:
-    async with started(max_batch_size=1) as engine:
-        began_s = now_s()
-        for overdue in (ask(1000, deadline_s=3.0), ask(10, 1000, deadline_s=4.5)):
-            with pytest.raises(DeadlineExceeded):
-                await answer(engine, overdue)
-        assert now_s() - began_s == pytest.approx(3 + 5, abs=1)
-        async with aclosing(engine.decode(ask(1, 1000))) as busy:
-            await anext(busy)
-            began_s = now_s()
-            with pytest.raises(DeadlineExceeded):
-                await answer(engine, ask(deadline_s=2.0))
-            assert now_s() - began_s == pytest.approx(2)
-
-
-@jumping
 async def test_a_hanging_engine_keeps_deadlines_and_stops(tmp_path: Path) -> None:
     hang = tmp_path / "hang"
     async with started(hang_while=str(hang)) as engine:
@@ -159,33 +143,6 @@ async def test_a_scripted_answer_stops_at_its_end_and_at_the_limit(
         chunks = await answer(engine, request)
         assert tuple(chunk.token_ids[0] for chunk in chunks) == script[: len(script) + num_more]
         assert chunks[-1].finish_reason == finish_reason
-
-
-OTHER = msgspec.structs.replace(ask(), token_ids=list(range(1, 21)))
-
-
-@pytest.mark.parametrize(
-    ("request_", "state", "says"),
-    [
-        (ask(), b"", "not written by a mocker"),
-        (ask(), b"\x01not ours", "not written by a mocker"),
-        (ask(), b"\x92\x94\xa1\xff", "not written by a mocker"),
-        (ask(21), None, "another prompt"),
-        (ask(num_generated=1), None, "another prompt"),
-        (OTHER, None, "another prompt"),
-    ],
-    ids=["empty", "foreign", "broken", "longer", "resumed", "other"],
-)
-@jumping
-async def test_a_handoff_is_taken_by_a_mocker_for_its_own_prompt(
-    request_: GenerateRequest, state: bytes | None, says: str
-) -> None:
-    async with started() as engine, aclosing(engine.prefill(ask())) as replies:
-        handoff = await next_handoff(replies)
-        if state is not None:
-            handoff = msgspec.structs.replace(handoff, engine_state=state)
-        with pytest.raises(HandoffFailed, match=says):
-            await answer(engine, msgspec.structs.replace(request_, handoff=handoff))
 
 
 @jumping

@@ -200,20 +200,6 @@ def test_what_is_missing_is_an_error_at_the_start(
     Wires(request_plane="tcp", discovery_backend="etcd").check()
 
 
-def test_a_key_that_does_not_fit_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    authority = Authority(tmp_path)
-    cert, other = authority.sign("one"), authority.sign("two")
-    monkeypatch.setenv("NATS_AUTH_CA", str(authority.ca))
-    monkeypatch.setenv("NATS_AUTH_CLIENT_CERT", str(cert.cert))
-    monkeypatch.setenv("NATS_AUTH_CLIENT_KEY", str(other.key))
-    with pytest.raises(CredentialError, match=r"NATS_AUTH_CLIENT_CERT, .* are not a certificate and its key"):
-        nats_options()
-    authority.encrypt(cert.key)
-    monkeypatch.setenv("NATS_AUTH_CLIENT_KEY", str(cert.key))
-    with pytest.raises(CredentialError, match=r"NATS_AUTH_CLIENT_CERT, .* the key is encrypted"):
-        nats_options()
-
-
 @pytest.mark.parametrize("set_up", [nkey, jwt])
 async def test_the_check_at_start_has_the_same_key(
     set_up: SetUp, launch_nats: LaunchServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -58,21 +58,6 @@ async def test_entries_arrive_in_order_and_whole(tmp_path: Path) -> None:
 
 
 @jumping
-async def test_metrics_are_added(tmp_path: Path) -> None:
-    async with process(tmp_path, 0) as (first, _, mine), process(tmp_path, 1) as (_, _, other):
-        for metrics, num_tokens in ((mine, 5), (other, 7)):
-            record = metrics.begin("/v1/x")
-            record.model, record.num_prompt_tokens = "m", num_tokens
-            metrics.end(record)
-        other.begin("/v1/x")
-        page = mine.page([], await first.ask(Scrape())).decode()
-        assert 'baton_prompt_tokens_total{model="m"} 12.0' in page
-        assert 'baton_running_requests{route="/v1/x"} 1.0' in page
-        assert 'baton_requests_total{model="m",route="/v1/x",status="200"} 2.0' in page
-        assert 'baton_request_duration_seconds_bucket{le="600.0",model="m",route="/v1/x"} 2.0' in page
-
-
-@jumping
 async def test_parts_of_the_snapshot_arrive_whole(tmp_path: Path) -> None:
     async with process(tmp_path, 0) as (first, *_), process(tmp_path, 1):
         assert await first.ask(Look(7)) == [PART]

@@ -5,7 +5,6 @@ import contextlib
 import logging
 import os
 import signal
-import socket
 import sys
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
@@ -222,15 +221,6 @@ async def test_without_a_nats_server_calls_and_workers_fail_within_the_connect_t
     assert all(isinstance(failure, BrokerLost) for failure in failures)
     assert "no NATS server at 127.0.0.1" in str(failures[0])
     assert "secret" not in str(failures)
-
-
-async def test_a_port_that_takes_connections_and_says_nothing_is_a_lost_worker() -> None:
-    transport = TcpTransport(liveness_s=SHORT_LIVENESS_S)
-    with socket.create_server(("127.0.0.1", 0)) as mute:
-        async with within(SHORT_LIVENESS_S + SOON_S):
-            with pytest.raises(WorkerLost, match="does not respond"):
-                await anext(transport.call(f"tcp://127.0.0.1:{mute.getsockname()[1]}/w", a_request()))
-            await transport.close()
 
 
 async def test_a_worker_that_is_cut_off_is_lost_within_two_seconds_and_keeps_its_caller_longer() -> None:
