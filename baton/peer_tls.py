@@ -5,7 +5,6 @@ import os
 import ssl
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
 
 from baton.errors import WorkerLost
 from baton.reread import Reread
@@ -17,11 +16,6 @@ _ROUND_TRIPS = 4
 
 class PeerDistrusted(WorkerLost):
     """This process and a worker do not trust each other: one has no TLS, or another authority."""
-
-
-class _Contexts(NamedTuple):
-    accepting: ssl.SSLContext
-    connecting: ssl.SSLContext
 
 
 class PeerTls:
@@ -36,11 +30,11 @@ class PeerTls:
 
     @property
     def accepting(self) -> ssl.SSLContext:
-        return self._files.value.accepting
+        return self._files.value[0]
 
     @property
     def connecting(self) -> ssl.SSLContext:
-        return self._files.value.connecting
+        return self._files.value[1]
 
 
 def peer_tls(environ: Mapping[str, str] = os.environ) -> PeerTls | None:
@@ -56,7 +50,8 @@ def peer_tls(environ: Mapping[str, str] = os.environ) -> PeerTls | None:
         raise CredentialError(f"{CERT}, {KEY}, {CA}: {error}") from error
 
 
-def _contexts(cert: Path, key: Path, ca: Path) -> _Contexts:
+def _contexts(cert: Path, key: Path, ca: Path) -> tuple[ssl.SSLContext, ssl.SSLContext]:
+    """The one that accepts, and the one that connects."""
     accepting, connecting = server_context(cert, key, ca), client_context(ca, cert, key)
     accepting.num_tickets = 0  # sessions are never resumed
     connecting.check_hostname = False
@@ -69,4 +64,4 @@ def _contexts(cert: Path, key: Path, ca: Path) -> _Contexts:
                 end.do_handshake()
     except ssl.SSLError as error:
         raise ValueError(f"{cert} is not valid for the authority {ca}: {reason(error)}") from None
-    return _Contexts(accepting, connecting)
+    return accepting, connecting

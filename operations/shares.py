@@ -33,10 +33,9 @@ def shares(parsed: Parsed[ShareSettings]) -> int:
     cannot be examined.
     """
     try:
-        lines = _lines(parsed.settings)
+        sys.stdout.write("".join(f"{line}\n" for line in _lines(parsed.settings)))
     except (ValueError, SettingsError) as error:
         raise CommandError(f"one GPU: {error}") from error
-    sys.stdout.write("".join(f"{line}\n" for line in lines))
     return 0
 
 
@@ -52,12 +51,8 @@ def _lines(settings: ShareSettings) -> list[str]:
     gpu = facts.gpu(settings.gpu)
     if gpu is None:
         raise ValueError(nvidia.problem or f"there is no GPU {settings.gpu} (have {facts.gpu_indices})")
-    divided = halves(facts, gpu)
-    if divided is None:
-        raise ValueError(f"{facts.model.path} has no weights, and is not gpt-oss")
-    if divided.kv_bytes <= 0:
-        raise ValueError(str(divided))
-    return [_with(divided.settings, line) for line in (settings.prefill_flags, settings.decode_flags)]
+    chosen = halves(facts, gpu)
+    return [_with(chosen, line) for line in (settings.prefill_flags, settings.decode_flags)]
 
 
 def _with(chosen: dict[str, float], line: str) -> str:

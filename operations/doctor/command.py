@@ -136,11 +136,8 @@ def wanted_workers(settings: DoctorSettings, visible_devices: str | None) -> Ite
 
 def examine(facts: Facts) -> Report:
     """The report about these facts; pure. Findings are sorted, worst first, without duplicates."""
-    found, order = dict.fromkeys(findings(facts)), list(Severity)
-    return Report(
-        seen=tuple(_seen(facts)),
-        findings=tuple(sorted(found, key=lambda finding: order.index(finding.severity))),
-    )
+    found = sorted(dict.fromkeys(findings(facts)), key=lambda finding: finding.severity)
+    return Report(seen=tuple(_seen(facts)), findings=tuple(found))
 
 
 def _seen(facts: Facts) -> Iterator[str]:

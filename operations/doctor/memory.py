@@ -1,7 +1,5 @@
 """Estimates of GPU memory: do the weights and KV caches of a given size fit? Engines find out late."""
 
-import msgspec
-
 from operations.doctor.facts import GIB, Facts, Gpu, Worker
 
 KV_BYTES = "kv_cache_memory_bytes"
@@ -16,58 +14,29 @@ _ROLE_BYTES = 4 * GIB
 _SPARE_BYTES = 1 * GIB
 
 
-class Halves(msgspec.Struct, frozen=True, kw_only=True):
-    """One GPU for prefill and decode, with vLLM: each has a copy of the weights, working memory, and half of
-    what is left for KV.
+def halves(facts: Facts, gpu: Gpu) -> dict[str, float]:
+    """One GPU for prefill and decode, with vLLM: the settings of each role, which has a copy of the weights,
+    working memory with the draft model, and half of what is left for KV. Raises ValueError.
     """
-
-    gpu: Gpu
-    total_bytes: int
-    free_bytes: int
-    weight_bytes: int
-    role_bytes: int
-    """Working memory and the draft model of a role."""
-
-    @property
-    def needed_bytes(self) -> int:
-        """Without KV."""
-        return 2 * (self.weight_bytes + self.role_bytes) + _SPARE_BYTES
-
-    @property
-    def kv_bytes(self) -> int:
-        """KV cache of each role; not above 0 if the rest does not fit."""
-        return (self.free_bytes - self.needed_bytes) // 2
-
-    @property
-    def settings(self) -> dict[str, float]:
-        """The settings of each role; before vLLM loads, it checks that the first share is free."""
-        share = (self.weight_bytes + self.role_bytes + self.kv_bytes) / self.total_bytes
-        return {"gpu_memory_utilization": int(share * 1000) / 1000, KV_BYTES: self.kv_bytes}
-
-    def __str__(self) -> str:
-        parts = (self.weight_bytes, self.role_bytes, _SPARE_BYTES, self.needed_bytes)
-        weights, role, spare, need = (f"{num_bytes / GIB:.1f} GiB" for num_bytes in parts)
-        return (
-            f"2 x ({weights} of weights + {role} of working memory) + {spare} = {need}, "
-            f"but {self.free_bytes / GIB:.1f} GiB of GPU {self.gpu.index} ({self.gpu.name}) are free"
-        )
-
-
-def halves(facts: Facts, gpu: Gpu) -> Halves | None:
-    """None if neither the folder's weights nor its shape is known."""
     model = facts.model
     published = _PUBLISHED_BYTES.get(model.shape.num_hidden_layers, 0) if model.shape else 0
-    weight_bytes = model.weight_bytes or published
+    weight_bytes = int((model.weight_bytes or published) * _PADDED)
     if not weight_bytes:
-        return None
+        raise ValueError(f"{model.path} has no weights, and is not gpt-oss")
     draft_bytes = max((worker.draft_bytes for worker in facts.workers), default=0)
-    return Halves(
-        gpu=gpu,
-        total_bytes=facts.total_bytes(gpu),
-        free_bytes=facts.free_bytes(gpu),
-        weight_bytes=int(weight_bytes * _PADDED),
-        role_bytes=_ROLE_BYTES + int(draft_bytes * _PADDED),
-    )
+    role_bytes = _ROLE_BYTES + int(draft_bytes * _PADDED)
+    needed_bytes, free_bytes = 2 * (weight_bytes + role_bytes) + _SPARE_BYTES, facts.free_bytes(gpu)
+    kv_bytes = (free_bytes - needed_bytes) // 2
+    if kv_bytes <= 0:
+        parts = (weight_bytes, role_bytes, _SPARE_BYTES, needed_bytes, free_bytes)
+        weights, role, spare, needed, free = (f"{num_bytes / GIB:.1f} GiB" for num_bytes in parts)
+        raise ValueError(
+            f"2 x ({weights} of weights + {role} of working memory) + {spare} = {needed}, "
+            f"but {free} of GPU {gpu.index} ({gpu.name}) are free"
+        )
+    # Before vLLM loads, it checks that this share is free.
+    share = (weight_bytes + role_bytes + kv_bytes) / facts.total_bytes(gpu)
+    return {"gpu_memory_utilization": int(share * 1000) / 1000, KV_BYTES: kv_bytes}
 
 
 def shortage(facts: Facts, worker: Worker) -> str | None:

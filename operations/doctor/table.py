@@ -11,7 +11,7 @@ import msgspec
 
 from baton.connect import Service
 from operations.doctor.facts import GIB, INDEX, Facts, Gpu, Host, Model, Worker
-from operations.doctor.memory import Halves, halves, kv_bytes_given, shortage
+from operations.doctor.memory import kv_bytes_given, shortage
 from workers.engines.trtllm.settings import BACKEND, BUFFER, GUESSING, MANAGER_V2, RUNTIME, manager
 from workers.engines.vllm.settings import GUESSING as VLLM_GUESSING
 
@@ -89,16 +89,6 @@ def _folders(facts: Facts) -> Iterable[Model]:
     return (facts.model,) if facts.model.is_folder else ()
 
 
-def _old_drivers(facts: Facts) -> Iterator[tuple[str, int]]:
-    """Each driver that is too old, and the oldest that is not."""
-    # CUDA 12.8 needs driver 570; its guide asks for 575 on Blackwell.
-    needed = 575 if any(gpu.compute >= (10, 0) for gpu in facts.nvidia.gpus) else 570
-    for driver in sorted({gpu.driver for gpu in facts.used_gpus()}):
-        major = driver.partition(".")[0]
-        if not major.isdecimal() or int(major) < needed:
-            yield driver, needed
-
-
 def _taken_gib(gpu: Gpu) -> float | None:
     if gpu.free_bytes is None or gpu.total_bytes is None:
         return None
@@ -128,15 +118,6 @@ def _shared_gpus(facts: Facts, worker: Worker) -> str | None:
     later = tuple(w for w in later if not (kv_bytes_given(worker) and kv_bytes_given(w)))
     used = {gpu.index for other in later for gpu in facts.gpus_of(other)}
     return ", ".join(str(gpu.index) for gpu in facts.gpus_of(worker) if gpu.index in used)
-
-
-def _small_gpus(facts: Facts) -> Iterator[Halves]:
-    """GPUs of a prefill and a decode worker of vLLM that cannot hold both."""
-    for prefill, decode in _both(facts) if facts.engine == "vllm" and facts.wants_gpus else ():
-        for gpu in facts.gpus_of(prefill):
-            divided = halves(facts, gpu) if gpu in facts.gpus_of(decode) else None
-            if divided is not None and divided.kv_bytes <= 0:
-                yield divided
 
 
 def _missing_files(facts: Facts) -> Iterator[tuple[str, str]]:
@@ -206,15 +187,11 @@ def _without_cuda_ipc(host: Host) -> str | None:
 
 
 TABLE = (
-    # GPUs and driver
+    # GPUs
     Row(E, "gpu-none", _here, lambda f, _: f.wants_gpus and f.nvidia.why_none,
         "no NVIDIA GPU: {found}",
         "the engine exits at start; on the CPU, only the demo model runs",
         "nvidia-smi (in a container: docker run --gpus all ...; else install the driver)"),
-    Row(E, "driver-old", _old_drivers, lambda *_: True,
-        "NVIDIA driver {it[0]} is too old: {it[1]} or newer is required",
-        "CUDA 12.8 does not start (CUDA driver version is insufficient)",
-        "apt-get install nvidia-driver-580-server-open && reboot, or newer"),
     Row(E, "gpu-old", Facts.used_gpus, lambda _, it: it.compute < _OLDEST_COMPUTE,
         "GPU {it.index} is a {it.name}, compute capability {it.compute[0]}.{it.compute[1]}",
         "TensorRT-LLM has no MXFP4 kernels for gpt-oss before Hopper (9.0)",
@@ -235,9 +212,6 @@ TABLE = (
         "the second worker to load finds too little memory, or both run out later",
         "give each its own: --prefill-gpus 0,1,2,3 --decode-gpus 4,5,6,7; or, on vLLM, "
         "launch/gpt_oss_vllm.sh --one-gpu"),
-    Row(E, "gpu-small", _small_gpus, lambda *_: True,
-        "prefill and decode on one GPU: {it}", "CUDA out of memory while the second one loads",
-        "a GPU for each, a larger GPU, gpt-oss-20b, or one aggregated worker: --agg"),
     # The model folder
     Row(E, "model-unreadable", _here, lambda f, _: f.model.folder_problem,
         "{f.model.path}: {found}", "workers exit at start",

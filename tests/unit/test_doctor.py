@@ -12,7 +12,7 @@ from tensorrt_llm.llmapi import TorchLlmArgs
 from baton.model_folder import download_command
 from operations.doctor.command import examine, text
 from operations.doctor.facts import GIB, Facts, Model, Nvidia, Shard
-from operations.doctor.memory import halves, shortage
+from operations.doctor.memory import KV_BYTES, halves, shortage
 from operations.doctor.probes import planned
 from operations.doctor.table import TABLE, Finding, Severity
 from tests.doctor_facts import (
@@ -53,7 +53,6 @@ CACHE, KV = "cache_transceiver_config", "kv_cache_config"
 
 BROKEN: list[tuple[str, str, Severity, Callable[[Facts], Facts]]] = [
     ("no driver", "gpu-none", E, lambda f: replace(f, nvidia=Nvidia(problem="couldn't communicate"))),
-    ("old driver", "driver-old", E, lambda f: gpu_of(f, 0, driver="550.90.07")),
     ("A100", "gpu-old", E, lambda f: gpu_of(f, 1, compute=(8, 0), name="NVIDIA A100-SXM4-80GB")),
     ("another process on a GPU", "gpu-busy", W, lambda f: gpu_of(f, 6, free_bytes=120 * GIB)),
     ("range of GPUs", "gpu-list", E, lambda f: set_of(f, "prefill", gpus="0-3")),
@@ -64,8 +63,6 @@ BROKEN: list[tuple[str, str, Severity, Callable[[Facts], Facts]]] = [
     ("GPU 8 of 8", "gpu-absent", E, lambda f: set_of(f, "decode", gpus="5,6,7,8")),
     ("shared GPU", "gpu-shared", E, lambda f: set_of(f, "decode", gpus="3,4,5,6")),
     ("both roles on one GPU without a division", "gpu-shared", E, lambda _: one_gpu(None)),
-    ("two copies of the 120b on 120 GiB", "gpu-small", E,
-     lambda _: gpu_of(replace(one_gpu(None), model=MODEL_120B), 0, free_bytes=120 * GIB)),
     ("two KV caches that fit alone", "memory-short", E, lambda _: one_gpu(80 * GIB)),
     ("no model folder", "model-absent", E, lambda f: model_of(f, is_folder=False)),
     ("folder of another user", "model-unreadable", E,
@@ -148,13 +145,8 @@ SPARED: list[tuple[str, str, Callable[[Facts], Facts]]] = [
     ("a demo model on GPUs, which the embedded engine runs", "trtllm-missing",
      lambda f: host_of(replace(f, model=DEMO), has_tensorrt_llm=False)),
     ("a demo pair on a machine with GPUs", "gpu-shared", lambda _: replace(laptop(), nvidia=B200X8)),
-    ("an old driver that the demo does not use", "driver-old",
-     lambda f: replace(laptop(), nvidia=gpu_of(f, 0, driver="550.90.07").nvidia)),
     ("a busy GPU that the demo does not use", "gpu-busy",
      lambda f: replace(laptop(), nvidia=gpu_of(f, 0, free_bytes=0).nvidia)),
-    ("the oldest driver for Hopper", "driver-old", lambda _: gpu_of(h200_agg(), 0, driver="570.86.10")),
-    ("the oldest driver for Blackwell", "driver-old",
-     lambda f: replace(f, nvidia=Nvidia(gpus=tuple(replace(g, driver="575.57") for g in B200X8.gpus)))),
     ("small shm and one GPU", "shm", lambda _: host_of(h200_agg(), shm_bytes=64 << 20)),
     ("an address that others reach", "host-loopback",
      lambda f: replace(service_of(f, "etcd", url="http://10.0.0.1:2379"), bind_host="10.0.0.2")),
@@ -307,12 +299,11 @@ def test_nothing_that_is_given_makes_doctor_itself_fail(
 
 def test_one_gpus_halves_fit_with_what_doctor_expects_of_each_role() -> None:
     facts = one_gpu(None)
-    divided = halves(facts, facts.nvidia.gpus[0])
-    assert divided is not None
-    assert text(examine(one_gpu(divided.kv_bytes))).splitlines()[-1] == "result   nothing found"
-    share = divided.settings["gpu_memory_utilization"]
-    assert 2 * share * divided.total_bytes < divided.free_bytes
-    assert share * divided.total_bytes > facts.model.weight_bytes + divided.kv_bytes
+    gpu = facts.nvidia.gpus[0]
+    share, kv_bytes = halves(facts, gpu).values()
+    assert text(examine(one_gpu(int(kv_bytes)))).splitlines()[-1] == "result   nothing found"
+    assert 2 * share * facts.total_bytes(gpu) < facts.free_bytes(gpu)
+    assert share * facts.total_bytes(gpu) > facts.model.weight_bytes + kv_bytes
 
 
 def test_a_draft_model_takes_weights_and_kv_of_its_own() -> None:
@@ -322,12 +313,11 @@ def test_a_draft_model_takes_weights_and_kv_of_its_own() -> None:
     draft = Model(path="head", is_folder=True, shape=head, shards=(shard,))
     facts = replace(plain, workers=tuple(replace(worker, draft=draft) for worker in plain.workers))
     gpu = facts.nvidia.gpus[0]
-    before, after = halves(plain, gpu), halves(facts, gpu)
-    assert before is not None
-    assert after is not None
-    assert 2 * (before.kv_bytes - after.kv_bytes) == pytest.approx(2 * 1.03 * GIB, abs=4)
-    assert "5.0 GiB of working memory" in str(after)
+    before, after = (halves(each, gpu)[KV_BYTES] for each in (plain, facts))
+    assert before - after == pytest.approx(1.03 * GIB, abs=4)
     full = gpu_of(facts, 0, free_bytes=22 * GIB)
+    with pytest.raises(ValueError, match=r"5\.0 GiB of working memory"):
+        halves(full, full.nvidia.gpus[0])
     assert shortage(gpu_of(plain, 0, free_bytes=22 * GIB), plain.workers[0]) is not None
     assert "13.8 GiB of weights" in str(shortage(full, facts.workers[0]))
 
