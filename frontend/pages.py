@@ -4,7 +4,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 from starlette.requests import Request
@@ -110,21 +110,13 @@ def pages(services: Services) -> Mapping[str, Page]:
     return found | _model_pages(fleet)
 
 
-class _Files(StaticFiles):
-    """The live page's."""
-
-    def file_response(self, *args: Any, **options: Any) -> Response:
-        """Guarded, and asked for again each time."""
-        found = super().file_response(*args, **options)
-        found.headers.update({"cache-control": "no-cache", **_GUARDED})
-        return found
-
-
 def _live_page() -> dict[str, Page]:
-    files = _Files(directory=Path(__file__).with_name("page"))
+    files = StaticFiles(directory=Path(__file__).with_name("page"))
 
     async def page(request: Request) -> Response:
-        return await files.get_response(request.path_params.get("name", "index.html"), request.scope)
+        found = await files.get_response(request.path_params.get("name", "index.html"), request.scope)
+        found.headers.update({"cache-control": "no-cache", **_GUARDED})
+        return found
 
     return {"/": page, "/page/{name}": page}
 

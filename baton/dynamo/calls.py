@@ -13,7 +13,7 @@ from baton.dynamo.own import own_ask
 from baton.errors import BatonError, DeadlineExceeded, InvalidRequest, WorkerLost
 from baton.messages import UNDECODABLE, GenerateRequest, Reply, Request, StatsRequest, TokenChunk, WorkerInfo
 from baton.pace import TICK_S
-from baton.replies import Replies
+from baton.streams import Replies
 
 if TYPE_CHECKING:
     from dynamo.runtime import Client

@@ -30,7 +30,7 @@ from baton.messages import (
     after_handoff,
 )
 from baton.model_folder import control_ids
-from baton.replies import Replies
+from baton.streams import Replies
 from baton.telemetry import Line
 from baton.transport import Respond
 

@@ -20,7 +20,7 @@ from baton.messages import (
     Usage,
     WorkerStats,
 )
-from baton.replies import WINDOW
+from baton.streams import WINDOW
 from baton.transport import Transport
 from tests.certificates import Authority
 from tests.planes import HANDOFF, Endless, Plane, Stream, a_request, count_up, first_tokens, tokens

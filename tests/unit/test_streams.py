@@ -21,8 +21,7 @@ from baton.errors import (
 from baton.frames import Beat, Cancel, Credit, End, Goodbye, Hello, Next, Open
 from baton.messages import GenerateRequest, Reply, Request, TokenChunk, TokenLogprob, Usage, WorkerStats
 from baton.pace import Pace
-from baton.replies import WINDOW
-from baton.streams import MAX_CALLERS, MAX_STREAMS, CallerLink, Service, public_name
+from baton.streams import MAX_CALLERS, MAX_STREAMS, WINDOW, CallerLink, Service, public_name
 from baton.telemetry import unauthenticated
 from tests.clock import jumping
 from tests.links import PACE, Linked, Pair, RawCaller, Sent, a_request, frame, silent, turns
