@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import cached_property
 from pathlib import Path
@@ -233,6 +233,7 @@ class Client:
         self.services = Services(**doubles, seal=Seal(key), **settings)
         self.app: AsgiApp = create_app(self.services, self.responses)
         self.on_write: Callable[[bytes], None] = lambda _: None
+        self.take: Callable[[Any], Awaitable[None]] | None = None
 
     @cached_property
     def gone(self) -> asyncio.Future[None]:
@@ -275,6 +276,8 @@ class Client:
             return {"type": "http.disconnect"}
 
         async def send(message: Any) -> None:
+            if self.take is not None:
+                await self.take(message)
             if message["type"] == "http.response.start":
                 reply.status = message["status"]
                 reply.headers = {n.decode().lower(): v.decode() for n, v in message["headers"]}

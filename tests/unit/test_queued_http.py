@@ -8,7 +8,6 @@ import pytest
 
 from baton.errors import BatonError, NoWorkers, Overloaded
 from baton.messages import GenerateRequest, TokenChunk
-from frontend.http.answer import KEEP_ALIVE
 from frontend.record import Leg
 from tests.clock import run_jumping
 from tests.scripted_frontend import MODEL, Client, Reply, ScriptedTokens
@@ -79,11 +78,6 @@ def test_a_stream_of_two_choices_begins_when_both_are_taken() -> None:
     reply, first_byte_s = streamed(QueuedTokens(1, 40), n=2)
     assert reply.status == 200
     assert first_byte_s == pytest.approx(40.1, abs=0.05)
-
-
-def test_a_taken_stream_without_tokens_begins_with_a_comment() -> None:
-    reply, _ = streamed(QueuedTokens(0))
-    assert reply.writes[0].endswith(KEEP_ALIVE)
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/responses"])
