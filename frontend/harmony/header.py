@@ -103,7 +103,16 @@ def read_header(raw: bytes, offered: frozenset[str], *, expects_role: bool) -> H
         repairs.append("noise_in_header")
     if any(part.kind == "control" for part in parts):
         repairs.append("control_text")
-    return reading.header(parts, _ranges(words, parts))
+    starts = {word.start for word in words}
+    ranges: list[tuple[int, int]] = []  # of the words; adjacent ones share one with the space between them
+    for i, part in enumerate(parts):
+        if part.start not in starts:
+            continue
+        if ranges and parts[i - 1].start in starts:
+            ranges[-1] = ranges[-1][0], part.stop
+        else:
+            ranges.append((parts[i - 1].stop if ranges else part.start, part.stop))
+    return reading.header(parts, tuple(ranges))
 
 
 @lru_cache(maxsize=_CACHED_HEADERS)
@@ -365,17 +374,3 @@ def _is_unfinished(part: Part) -> bool:
 def _is_stray(sign: str) -> bool:
     is_punctuation = unicodedata.category(sign) in _STRAY_KINDS and sign not in _NO_STRAY_SIGNS
     return is_punctuation or sign.isspace() or sign in _STRAY_SIGNS
-
-
-def _ranges(words: list[Part], parts: list[Part]) -> tuple[tuple[int, int], ...]:
-    """The byte ranges of the words; adjacent words share a range with the whitespace between them."""
-    starts = {word.start for word in words}
-    ranges: list[tuple[int, int]] = []
-    for i, part in enumerate(parts):
-        if part.start not in starts:
-            continue
-        if ranges and parts[i - 1].start in starts:
-            ranges[-1] = ranges[-1][0], part.stop
-        else:
-            ranges.append((parts[i - 1].stop if ranges else part.start, part.stop))
-    return tuple(ranges)

@@ -16,7 +16,6 @@ import msgspec
 from baton.errors import InvalidRequest
 from frontend.harmony.conversation import (
     FUNCTIONS,
-    AnswerFormat,
     AssistantTurn,
     Conversation,
     Instructions,
@@ -55,7 +54,12 @@ def render(conversation: Conversation) -> list[Segment]:
             break
         leading.append(turn.text)
 
-    segments = _message("system", _system_text(conversation))
+    top = [conversation.model_identity, f"Knowledge cutoff: {conversation.knowledge_cutoff}"]
+    if conversation.current_date is not None:
+        top.append(f"Current date: {conversation.current_date}")
+    sections = ["\n".join(top), f"Reasoning: {conversation.reasoning_effort}"]
+    sections.append(f"{_CHANNELS}\n{_FUNCTIONS_CHANNEL}" if conversation.tools else _CHANNELS)
+    segments = _message("system", "\n\n".join(sections))
     developer = _developer_text(conversation, "\n\n".join(filter(None, leading)))
     if developer:
         segments += _message("developer", developer)
@@ -123,8 +127,7 @@ def _assistant(turn: AssistantTurn, called: dict[str, str], *, keeps_reasoning: 
 def _recipient(call: ToolCall) -> str:
     """The recipient of a call. The model may have made up its name, so an invalid one is sanitised."""
     name = _UNFIT.sub("_", call.name.removeprefix("functions.")) or "_"
-    namespace = _UNFIT.sub("_", call.namespace)
-    return f"{namespace}.{name}"
+    return f"{_UNFIT.sub('_', call.namespace)}.{name}"
 
 
 def _message(
@@ -140,15 +143,6 @@ def _message(
     return [SpecialToken.START, author, *marked, *content_type, SpecialToken.MESSAGE, *body, end]
 
 
-def _system_text(conversation: Conversation) -> str:
-    top = [conversation.model_identity, f"Knowledge cutoff: {conversation.knowledge_cutoff}"]
-    if conversation.current_date is not None:
-        top.append(f"Current date: {conversation.current_date}")
-    sections = ["\n".join(top), f"Reasoning: {conversation.reasoning_effort}"]
-    sections.append(f"{_CHANNELS}\n{_FUNCTIONS_CHANNEL}" if conversation.tools else _CHANNELS)
-    return "\n\n".join(sections)
-
-
 def _developer_text(conversation: Conversation, instructions: str) -> str:
     sections = []
     if instructions:
@@ -157,14 +151,29 @@ def _developer_text(conversation: Conversation, instructions: str) -> str:
         sections.append(_tools_section(conversation))
     answer = conversation.answer_format
     if answer is not None and answer.name is not None:
-        sections += ["# Response Formats", f"## {answer.name}", _schema_text(answer)]
+        schema = answer.schema
+        if answer.description is not None and isinstance(schema, dict):
+            schema = {"description": answer.description} | schema
+        try:
+            sections += ["# Response Formats", f"## {answer.name}", compact_json(schema)]
+        except ValueError as error:
+            raise InvalidRequest(f"`{answer.path}`: {error}.", param=answer.path) from error
     return "\n\n".join(sections)
 
 
 def _tools_section(conversation: Conversation) -> str:
     names: set[str] = set()
     for tool in conversation.tools:
-        _check_name(tool, names)
+        path = f"{tool.path}.name"
+        if tool.called in names:
+            raise InvalidRequest(
+                f"`{path}` {tool.name!r} is not unique; every tool needs its own name.", param=path
+            )
+        if not tool.name or _UNFIT.search(tool.called):
+            raise InvalidRequest(
+                f"`{path}` {tool.name!r} must not be empty or contain whitespace or any of '<>|='.",
+                param=path,
+            )
         names.add(tool.called)
     sections = ["# Tools"]
     namespaces = {FUNCTIONS: Namespace(name=FUNCTIONS)}
@@ -199,34 +208,12 @@ def _tool(tool: Tool) -> list[str]:
     return [*comments, f"type {tool.name} = {signature} => any;", ""]
 
 
-def _schema_text(answer: AnswerFormat) -> str:
-    schema = answer.schema
-    if answer.description is not None and isinstance(schema, dict):
-        schema = {"description": answer.description} | schema
-    try:
-        return compact_json(schema)
-    except ValueError as error:
-        raise InvalidRequest(f"`{answer.path}`: {error}.", param=answer.path) from error
-
-
 def _lines(text: str) -> list[str]:
     """Lines as Rust's `str::lines` splits them: at LF or CRLF only, without an empty last line."""
     lines = text.replace("\r\n", "\n").split("\n")
     if not lines[-1]:
         lines.pop()
     return lines
-
-
-def _check_name(tool: Tool, others: set[str]) -> None:
-    path = f"{tool.path}.name"
-    if tool.called in others:
-        raise InvalidRequest(
-            f"`{path}` {tool.name!r} is not unique; every tool needs its own name.", param=path
-        )
-    if not tool.name or _UNFIT.search(tool.called):
-        raise InvalidRequest(
-            f"`{path}` {tool.name!r} must not be empty or contain whitespace or any of '<>|='.", param=path
-        )
 
 
 MAX_DEPTH = 100

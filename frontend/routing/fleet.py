@@ -98,16 +98,15 @@ class Fleet:
             self._versions = versions
         found = self._found.get((model, role, paired_with))
         if found is None:
-            found = self._found[model, role, paired_with] = self._find(model, role, paired_with)
+            live = [worker for worker in self.table.live() if worker.model == model]
+            found = [worker for worker in live if worker.role is role]
+            decodes = [w for w in live if w.role is Role.DECODE] if paired_with is None else [paired_with]
+            if role is Role.PREFILL:
+                found = [w for w in found if any(self._can_pair(w, decode) for decode in decodes)]
+            elif paired_with is not None:
+                found = [w for w in found if self._can_pair(paired_with, w)]
+            self._found[model, role, paired_with] = found
         return found
-
-    def _find(self, model: str, role: Role, paired_with: WorkerInfo | None) -> list[WorkerInfo]:
-        live = [worker for worker in self.table.live() if worker.model == model]
-        found = [worker for worker in live if worker.role is role]
-        if role is Role.DECODE:
-            return [w for w in found if paired_with is None or self._can_pair(paired_with, w)]
-        decodes = [w for w in live if w.role is Role.DECODE] if paired_with is None else [paired_with]
-        return [w for w in found if any(self._can_pair(w, decode) for decode in decodes)]
 
     def num_token_ids(self, model: str) -> float:
         """How many token ids the model has; infinity if its tokenizer is not known yet."""
@@ -254,17 +253,15 @@ class Fleet:
             async for workers in snapshots:
                 self._tokenizers.load(worker for worker in workers if not worker.refusal)
                 self.table.update(workers)
-                if self._trusted is not None:
-                    self._check_numbers(self._trusted)
-
-    def _check_numbers(self, trusted: Trusted) -> None:
-        refused, doubts = check_numbers(self.table.all(), trusted)
-        for worker in self.table.all():
-            if worker.address in refused:
-                self.table.note(worker, Event.INVALID, refused[worker.address])
-        for doubt in set(doubts).difference(self._doubts):
-            log.error("numbers differ %s", doubt)
-        self._doubts = doubts
+                if self._trusted is None:
+                    continue
+                refused, doubts = check_numbers(self.table.all(), self._trusted)
+                for worker in self.table.all():
+                    if worker.address in refused:
+                        self.table.note(worker, Event.INVALID, refused[worker.address])
+                for doubt in set(doubts).difference(self._doubts):
+                    log.error("numbers differ %s", doubt)
+                self._doubts = doubts
 
     async def _sync(self) -> None:
         await self.table.changed()
