@@ -245,3 +245,30 @@ async def test_of_one_callers_requests_the_lower_priority_goes_first() -> None:
 
     await asyncio.gather(*map(one, (0, 2, -1, 1)))
     assert ended == [0, -1, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("capacity", "expected"),
+    [
+        (Capacity(2, 9, 3, 6), ("decode", "2 running, 7 waiting")),
+        (Capacity(8, 3, 8, 6), ("prefill", "3 running, 6 waiting")),
+    ],
+)
+@jumping
+async def test_a_refusal_names_the_pool_and_its_load(capacity: Capacity, expected: tuple[str, str]) -> None:
+    full: list[tuple[str, str]] = []
+    admission = Admission(lambda _: capacity, Metrics(), on_full=lambda *seen: full.append(seen))
+    tasks = [asyncio.create_task(admission.enter(request(600), "a")) for _ in range(9)]
+    await asyncio.sleep(0.5)  # virtual time
+    assert not full
+    with pytest.raises(Overloaded) as refused:
+        await admission.enter(request(600), "a")
+    pool, load = expected
+    wait_s = math.ceil(refused.value.retry_after_s or 0)
+    assert refused.value.message == f"All {pool} workers are busy ({load}). Retry in {wait_s} s."
+    assert full == [expected]
+    await asyncio.sleep(1)  # virtual time
+    assert (set(full), len(full)) == ({expected}, 7), "the others wait for a second"
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -98,3 +98,8 @@ def test_the_last_error_has_the_format_of_the_log(form: str, begins: str) -> Non
     printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stderr
     assert printed.startswith(begins)
     assert printed.count("\n") == 1
+
+
+def test_a_value_cannot_end_a_line_or_begin_a_field() -> None:
+    line = Line("worker lost", worker="d1", detail='a\nb c="d"\x1b\u2028', num=3)
+    assert str(line) == 'worker lost worker=d1 detail="a\\nb c=\\"d\\"\\u001b\\u2028" num=3'

@@ -1,6 +1,7 @@
-"""Which workers get requests: their states and probes, the watchdog of their calls, pairs that are cut."""
+"""Which workers get requests: their states, probes and events, the watchdog of their calls, cut pairs."""
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from itertools import product
@@ -10,15 +11,16 @@ import msgspec
 import pytest
 
 from baton.errors import HandoffStalled, WorkerLost
-from baton.loop_delay import LoopDelay
+from baton.loop_delay import Delay, LoopDelay
 from baton.messages import GenerateRequest, Reply, Request, Role, StatsRequest, WorkerInfo, WorkerStats
-from frontend.routing.events import Events
+from frontend.explain import is_during
+from frontend.record import Record
+from frontend.routing.events import Events, FleetEvent
 from frontend.routing.fleet import Fleet
 from frontend.routing.workers import TRANSITIONS, Calls, CutPairs, Event, State, Workers
 from tests.clock import jumping
 from tests.scripted_workers import (
     PlaneDouble,
-    Script,
     ScriptedWorkers,
     answer,
     failing,
@@ -192,11 +194,6 @@ async def test_tokens_of_ended_requests_are_progress_but_errors_are_not() -> Non
 P1, P2 = worker("p1"), worker("p2")
 
 
-def cut_pairs(d1: Script, registered: list[WorkerInfo]) -> tuple[ScriptedWorkers, CutPairs]:
-    fleet = ScriptedWorkers(p1=hand_off, d1=d1)
-    return fleet, CutPairs(fleet, registered.__contains__, Events())
-
-
 @jumping
 async def test_a_cut_pair_is_tried_after_ten_seconds_then_less_and_less_often() -> None:
     loop_s: list[float] = []
@@ -207,7 +204,8 @@ async def test_a_cut_pair_is_tried_after_ten_seconds_then_less_and_less_often() 
         async for reply in works(sent):
             yield reply
 
-    fleet, pairs = cut_pairs(stalling, [P1, D1])
+    fleet, events = ScriptedWorkers(p1=hand_off, d1=stalling), Events()
+    pairs = CutPairs(fleet, [P1, D1].__contains__, events)
     pairs.add(P1, D1)
     pairs.add(P1, D1)
     assert (pairs.has(P1, D1), pairs.has(P2, D1), pairs.names()) == (True, False, ["p1 -> d1"])
@@ -218,6 +216,8 @@ async def test_a_cut_pair_is_tried_after_ten_seconds_then_less_and_less_often() 
     assert fleet.called == ["p1", "d1"] * 6
     assert {sent.deadline_s for _, sent in fleet.calls} == {5}
     assert (pairs.has(P1, D1), pairs.names(), fleet.open) == (False, [], [])
+    found = [(event.kind, event.what, event.lasted_s) for event in events.newest(9)]
+    assert found == [("restored", "p1 -> d1", 250), ("cut", "p1 -> d1", None)]
 
 
 PROBES = {Event.ANSWERED, Event.SILENT, Event.UNTRUSTED}
@@ -226,22 +226,28 @@ PROBES = {Event.ANSWERED, Event.SILENT, Event.UNTRUSTED}
 class Scene:
     """One registered worker, whose probes end as set for its state."""
 
-    def __init__(self) -> None:
+    def __init__(self, outcome: Event = Event.SILENT, delays: LoopDelay | None = None) -> None:
         self.num_probes = 0
-        self.outcomes: dict[State, Event] = {}
+        self.outcomes = dict.fromkeys(State, outcome)
         self.events = Events()
-        self.workers = Workers(self._probe, self.events, LoopDelay())
+        self.workers = Workers(self._probe, self.events, delays or LoopDelay())
         self.workers.update([D1])
 
     def state(self) -> State:
         (state,) = (state for state in State if self.workers.of(state))
         return state
 
+    def seen(self) -> list[tuple[str, str, str, float | None]]:
+        """The events after the first one, the oldest first."""
+        first, *others = reversed(self.events.newest(99))
+        assert (first.kind, first.what) == ("joined", "d1")
+        return [(e.kind, e.what, e.detail, e.lasted_s and round(e.lasted_s)) for e in others]
+
     async def _probe(self, probed: WorkerInfo, state: State) -> tuple[Event, str]:
         assert probed == D1
         self.num_probes += 1
-        await asyncio.sleep(0.01)
-        event = self.outcomes.get(state, Event.SILENT)
+        await asyncio.sleep(0.01)  # virtual time
+        event = self.outcomes[state]
         return event, "its certificate is odd" if event is Event.UNTRUSTED else ""
 
 
@@ -254,8 +260,8 @@ def test_each_event_has_a_next_state_or_cannot_happen(state: State, event: Event
 
 @jumping
 async def test_a_lost_worker_that_is_found_stuck_must_work_again() -> None:
-    scene = Scene()
-    scene.outcomes = dict.fromkeys((State.NEW, State.LOST), Event.ANSWERED)
+    scene = Scene(Event.ANSWERED)
+    scene.outcomes[State.STUCK] = Event.SILENT
     scene.workers.note(D1, Event.LOST)
     scene.workers.note(D1, Event.STALLED)
     await asyncio.sleep(5)
@@ -267,14 +273,14 @@ async def test_a_lost_worker_that_is_found_stuck_must_work_again() -> None:
 
 @jumping
 async def test_a_distrusted_worker_is_named_until_it_is_trusted(caplog: pytest.LogCaptureFixture) -> None:
-    scene = Scene()
-    scene.outcomes = dict.fromkeys(State, Event.UNTRUSTED)
+    scene = Scene(Event.UNTRUSTED)
     await asyncio.sleep(3)
     assert scene.workers.reasons(State.DISTRUSTED) == ["d1: its certificate is odd"]
     scene.outcomes[State.DISTRUSTED] = Event.ANSWERED
     await asyncio.sleep(1)
     assert scene.workers.of(State.LIVE) == [D1]
     assert caplog.text.count('worker refused worker=d1 detail="its certificate is odd"') == 1
+    assert [kind for kind, *_ in scene.seen()] == ["refused", "recovered"]
 
 
 @jumping
@@ -284,6 +290,7 @@ async def test_a_refused_worker_stays_refused_and_is_not_probed() -> None:
     scene.workers.note(D1, Event.LOST)
     scene.workers.note(D1, Event.INVALID, "again")
     assert scene.workers.reasons(State.REFUSED) == ["d1: it sent odd tokens"]
+    assert scene.seen() == [("refused", "d1", "it sent odd tokens", None)]
     assert not scene.workers.tasks()
     scene.workers.update([])
     assert not scene.workers.all()
@@ -318,3 +325,92 @@ async def test_a_name_is_the_first_workers_until_it_leaves() -> None:
     }
     workers.update([second, thief])
     assert {each.worker_id: each.label for each in workers.all()} == {"d1": "decode-0", "d2": "d9"}
+
+
+class StoodStill(LoopDelay):
+    """That of a frontend that stood still for a second, at any time."""
+
+    def longest(self, since_s: float) -> Delay:
+        return Delay(1.0)
+
+
+@pytest.mark.parametrize(
+    ("event", "reason"), [(Event.LOST, "it does not respond"), (Event.STALLED, "its engine hangs")]
+)
+@jumping
+async def test_a_lost_worker_that_returns_was_away_for_a_time(event: Event, reason: str) -> None:
+    scene = Scene(Event.ANSWERED)
+    await asyncio.sleep(1)  # virtual time
+    scene.outcomes = dict.fromkeys(State, Event.SILENT)
+    scene.workers.note(D1, event, reason)
+    await asyncio.sleep(5.1)  # virtual time
+    scene.outcomes = dict.fromkeys(State, Event.ANSWERED)
+    await asyncio.sleep(1)  # virtual time
+    assert scene.seen() == [("lost", "d1", reason, None), ("recovered", "d1", "", 5)]
+
+
+@pytest.mark.parametrize(
+    ("answers", "delays", "expected"),
+    [
+        (Event.ANSWERED, LoopDelay(), ("left", "")),
+        (Event.SILENT, LoopDelay(), ("lost", "it ended without leaving the registry first")),
+        (Event.ANSWERED, StoodStill(), ("left", "")),
+        (Event.SILENT, StoodStill(), ("left", "or lost: this frontend stood still")),
+    ],
+)
+@jumping
+async def test_a_worker_that_dies_without_a_request_does_not_leave(
+    answers: Event, delays: LoopDelay, expected: tuple[str, str]
+) -> None:
+    scene = Scene(Event.ANSWERED, delays)
+    await asyncio.sleep(1)  # virtual time
+    scene.outcomes = dict.fromkeys(State, answers)
+    scene.workers.update([])
+    await asyncio.gather(*scene.workers.tasks())
+    assert scene.seen() == [(expected[0], "d1", expected[1], None)]
+    assert not scene.workers.tasks()
+
+
+@jumping
+async def test_a_lost_worker_whose_registration_ends_is_no_second_event() -> None:
+    scene = Scene(Event.ANSWERED)
+    await asyncio.sleep(1)  # virtual time
+    scene.outcomes = dict.fromkeys(State, Event.SILENT)
+    scene.workers.note(D1, Event.LOST)
+    scene.workers.update([])
+    await asyncio.gather(*scene.workers.tasks(), return_exceptions=True)
+    assert [kind for kind, *_ in scene.seen()] == ["lost"]
+
+
+SEEN = (990.0, 998.0, 1010.0, 1020.0)
+"""When a request arrives that takes 4 s."""
+
+
+def test_a_full_pool_is_one_event_while_it_lasts(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    now_s = [1000.0]
+    monkeypatch.setattr(time, "time", lambda: now_s[0])
+    events = Events()
+    for now_s[0] in (1000, 1008, 1016, 1080, 1089):
+        events.full("decode pool of m", f"at {now_s[0]}")
+    assert [(event.at_s, event.lasted_s, event.detail) for event in events.newest(9)] == [
+        (1089, 9, "at 1080"),
+        (1016, 16, "at 1000"),
+    ]
+    assert caplog.records[0].getMessage() == 'pool full pool="decode pool of m" detail="at 1000"'
+    (_, first) = events.newest(2)
+    found = [
+        is_during(first, Record(request_id="", route="", at_s=at, began_s=0, duration_s=4)) for at in SEEN
+    ]
+    assert found == [False, True, True, False]
+
+
+def test_the_newest_events_are_kept() -> None:
+    events = Events()
+    for number in range(1000):
+        events.add("left", f"d{number}")
+    assert [event.what for event in events.newest(2)] == ["d999", "d998"]
+    kept = events.newest(1000)
+    assert len(kept) == 200
+    assert msgspec.json.decode(msgspec.json.encode(kept), type=list[FleetEvent]) == kept
