@@ -1,4 +1,4 @@
-"""The tokenizer, on a small vocabulary that the test trains itself."""
+"""The tokenizer, on a small vocabulary that the test trains itself, and long texts on the demo model's."""
 
 import json
 from array import array
@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
-from frontend.text.tokenizer import ModelTokenizer, SpecialToken, _SegmentCache
+from frontend.text.tokenizer import PIECE_CHARS, ModelTokenizer, SpecialToken, TooManyTokens, _SegmentCache
+from tests.scripted_frontend import TOKENIZER
 
 ENTRY_BYTES = 308  # of one character and one token
 TEXT = ["Hello there, hello world.", "<|end|> is a control token", "naïve 日本 👍"]
@@ -124,3 +125,25 @@ def test_a_file_that_is_no_tokenizer_is_refused(tmp_path: Path, content: str) ->
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(OSError, match=r"tokenizer\.json"):
         ModelTokenizer.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "text", ["word " * 100_000, "日本語" * 50_000, "9 " * 200_000], ids=["words", "signs", "digits"]
+)
+def test_long_text_has_the_tokens_of_the_library(text: str) -> None:
+    whole = TOKENIZER._ordinary.encode(text, add_special_tokens=False).ids  # noqa: SLF001  in one piece
+    assert TOKENIZER.encode_text(text) == whole
+    assert list(TOKENIZER.encode_text_segment(text)) == whole
+
+
+def test_text_beyond_the_limit_is_not_tokenised_to_its_end() -> None:
+    text = "word " * PIECE_CHARS
+    num_tokens = len(TOKENIZER.encode_text(text))
+    assert len(TOKENIZER.encode_text(text, limit=num_tokens)) == num_tokens
+    for limit in (num_tokens - 1, 1000, 0):
+        with pytest.raises(TooManyTokens):
+            TOKENIZER.encode_text(text, limit=limit)
+        with pytest.raises(TooManyTokens):
+            TOKENIZER.encode_text("<|start|>" + text, allow_special=True, limit=limit + 1)
+        with pytest.raises(TooManyTokens):
+            TOKENIZER.encode_text_segment(text + "!", limit // 2)
