@@ -191,8 +191,6 @@ WrittenItem = MessageItem | ReasoningItem | FunctionCallItem | CustomCallItem
 CallItem = FunctionCallItem | CustomCallItem | MachineCallItem
 OutputItem = WrittenItem | MachineCallItem
 Item = OutputItem | FunctionOutputItem | CustomOutputItem | MachineOutputItem
-ITEMS: Mapping[str, type[msgspec.Struct]] = {item.__struct_config__.tag: item for item in get_args(Item)}
-"""The items by their types."""
 
 
 class Reference(msgspec.Struct, kw_only=True):
@@ -263,7 +261,10 @@ def machine_call(
     return FunctionCallItem(id=new_id("fc"), call_id=call_id, name=name, arguments=arguments, status=status)
 
 
-INPUT_ITEMS: Mapping[str, type[msgspec.Struct]] = {**ITEMS, "item_reference": Reference}
+INPUT_ITEMS: Mapping[str, type[msgspec.Struct]] = {
+    **{item.__struct_config__.tag: item for item in get_args(Item)},
+    "item_reference": Reference,
+}
 # Items made by OpenAI's hosted tools or by other models, which agents send back when a session moves.
 LEFT_OUT = frozenset(
     {

@@ -144,7 +144,7 @@ class ResponseStore:
 
     async def open(self) -> None:
         """Create or open the file, and mark responses of dead frontends as failed."""
-        await self._in_thread(self._fail_orphans, limit_s=None)
+        await self._in_thread(self._fail_orphans, waits=True)
 
     async def close(self) -> None:
         """Write what is left, unless that takes longer than 5 s, and close the file."""
@@ -204,12 +204,11 @@ class ResponseStore:
             await self._in_thread(self._delete, response_id)  # it may have been written meanwhile
         return is_unwritten or was_written
 
-    async def _in_thread(
-        self, work: Callable[..., T], *arguments: object, limit_s: float | None = _ANSWER_S
-    ) -> T:
+    async def _in_thread(self, work: Callable[..., T], *arguments: object, waits: bool = False) -> T:
+        """Do the work in the thread, in 2 s at most unless it `waits`. Raises StoreFailure."""
         done = asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
         try:
-            return await asyncio.wait_for(done, limit_s)
+            return await asyncio.wait_for(done, None if waits else _ANSWER_S)
         except TimeoutError:
             raise StoreFailure(f"The response store {self.path} does not answer.") from None
         except (sqlite3.Error, OSError) as error:
@@ -219,7 +218,7 @@ class ResponseStore:
         while self._unwritten:
             batch = list(self._unwritten.values())[:_BATCH]
             try:
-                await self._in_thread(self._write, batch, limit_s=None)
+                await self._in_thread(self._write, batch, waits=True)
             except StoreFailure as error:
                 self._note_failure(error.message)
                 for entry in batch:

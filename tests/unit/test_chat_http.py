@@ -251,12 +251,9 @@ async def test_a_bad_value_is_a_400_that_names_it(fields: Json, param: str) -> N
 
 async def test_ignored_fields_are_named_in_a_header_and_counted() -> None:
     client = Client(ScriptedTokens(ANSWER))
-    many = {f"field{i}": i for i in range(200)}
-    reply = await client.chat(**many, **{"a\nb": 1})
-    assert len(reply.headers["x-baton-ignored"]) <= 1000
-    assert client.metric("baton_ignored_fields_total", field="other") == 101
     reply = await client.chat(foo=1, nvext={"annotations": []}, reasoning_effort="xhigh")
     assert reply.headers["x-baton-ignored"] == "foo, nvext.annotations, reasoning_effort"
+    assert client.metric("baton_ignored_fields_total", field="nvext.annotations") == 1
 
 
 async def test_the_request_id_goes_from_header_to_worker_and_back() -> None:

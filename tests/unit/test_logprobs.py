@@ -23,15 +23,6 @@ def test_offsets_count_the_characters_of_the_tokens_before(text: str) -> None:
     assert made.text_offset == list(accumulate(map(len, made.tokens[:-1]), initial=7))
 
 
-def test_an_echo_begins_with_a_token_without_a_probability() -> None:
-    first, *rest = entries("Hello, wonderful world")
-    made = legacy_logprobs(rest, TOKENIZER, first_id=first.token_id)
-    assert made.token_logprobs == [None, *[-0.5] * len(rest)]
-    assert (made.top_logprobs[0], len(made.top_logprobs)) == (None, len(made.tokens))
-    assert made.text_offset[:2] == [0, len(made.tokens[0])]
-    assert "".join(made.tokens) == "Hello, wonderful world"
-
-
 def test_a_probability_of_zero_is_a_number_that_json_has() -> None:
     never = [TokenLogprob(5, -math.inf, ((5, -math.inf),))]
     (content,) = content_logprobs(never, TOKENIZER)

@@ -191,54 +191,31 @@ async def test_unwritten_responses_are_found_and_written_later(
     assert caplog.text.count("response_store=failing") == 1
 
 
-class Disk:
-    """A clock of a store that writes nothing until the disk `goes_on`, at the latest at the end."""
+async def test_while_the_disk_hangs_a_response_is_its_keys_only_and_others_are_a_named_failure() -> None:
+    is_writing, goes_on = threading.Event(), threading.Event()
 
-    def __init__(self) -> None:
-        self.is_called = threading.Event()
-        self.goes_on = threading.Event()
-
-    def __enter__(self) -> "Disk":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.goes_on.set()
-
-    def __call__(self) -> float:
-        self.is_called.set()
-        assert self.goes_on.wait(PATIENCE_S)
+    def clock() -> float:
+        is_writing.set()
+        assert goes_on.wait(PATIENCE_S)
         return 0.0
 
-
-async def test_an_unwritten_response_is_its_keys_only() -> None:
-    with Disk() as disk:
-        store = ResponseStore(clock=disk)
-        made = response("a", key_name="alice")
-        saving = asyncio.create_task(store.save(made, ["msg_1"]))
-        await until(disk.is_called.is_set)
-        assert await store.load("a", "bob") is None
-        assert await store.load("a", "alice") == made
-        finding = asyncio.create_task(store.with_item("msg_1", "bob"))
-        assert await store.with_item("msg_1", "alice") == made
-        disk.goes_on.set()
-        assert await finding is None
-        await saving
-        await store.close()
-
-
-async def test_a_file_that_does_not_answer_is_a_named_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store_module, "_ANSWER_S", 0.05)
-
-    with Disk() as disk:
-        store = ResponseStore(clock=disk)
-        saving = asyncio.create_task(store.save(response("a"), []))
-        await until(disk.is_called.is_set)
+    store = ResponseStore(clock=clock)
+    made = response("a", key_name="alice")
+    saving = asyncio.create_task(store.save(made, ["msg_1"]))
+    await until(is_writing.is_set)
+    assert await store.load("a", "bob") is None
+    assert await store.load("a", "alice") == made
+    assert await store.with_item("msg_1", "alice") == made
+    with pytest.MonkeyPatch.context() as impatient:
+        impatient.setattr(store_module, "_ANSWER_S", 0.05)
         with pytest.raises(StoreFailure, match="does not answer"):
             await store.load("b")
-        assert not store.is_failing  # writing may take longer than reading
-        disk.goes_on.set()
-        await saving
-        await store.close()
+    assert not store.is_failing  # writing may take longer than reading
+    finding = asyncio.create_task(store.with_item("msg_1", "bob"))
+    goes_on.set()
+    assert await finding is None
+    await saving
+    await store.close()
 
 
 async def test_the_newest_unwritten_responses_are_kept_up_to_a_number_of_bytes(
