@@ -20,20 +20,8 @@ BUSY_EVERY_S = 10
 _LATE_S = 0.1
 """After a longer transit the line has its worker."""
 FIELDS: Sequence[Mapping[str, str]] = (
-    {
-        each: each
-        for each in (
-            "request_id",
-            "route",
-            "model",
-            "status",
-            "code",
-            "duration_s",
-            "delay_s",
-            "starved_s",
-            "cpu_wait_s",
-        )
-    }
+    {each: each for each in ("request_id", "route", "model", "status", "code")}
+    | {each: each for each in ("duration_s", "delay_s", "starved_s", "cpu_wait_s")}
     | {"key": "caller", "ttft_s": "first_token_s", "prompt_tokens": "num_prompt_tokens"}
     | {"cached_tokens": "num_cached_tokens", "completion_tokens": "num_completion_tokens"},
     {"gap_s": "gap_s", "gap_at": "gap_at"},
@@ -58,24 +46,23 @@ def line_of(record: Record) -> Line:
     text of the client's but the id."""
     leg = max(record.legs, key=lambda each: each.gap_s, default=Leg(attempts=[Attempt()]))
     last = next((each for each in reversed(leg.attempts) if each.has_workers), leg.attempts[-1])
-    fields = {
-        name: _rounded(getattr(part, attribute))
+    failed = (each for leg in record.legs for each in leg.attempts if each.outcome)
+    found = {
+        name: getattr(part, attribute)
         for part, names in zip((record, leg, last), FIELDS, strict=True)
         for name, attribute in names.items()
+    } | {
+        "client": "" if record.caller else record.address,
+        "late": last.late if last.stages.get("transit", 0.0) > _LATE_S else "",
+        "attempts": 0,
+        "failures": "; ".join(map(_failure, failed)),
+        **{f"{stage}_s": lasted_s for stage, lasted_s in record.spent().items()},
     }
-    fields["duration_s"] = round(record.duration_s or 0.0, 4)
-    fields["client"] = "" if record.caller else record.address
-    fields["late"] = last.late if last.stages.get("transit", 0.0) > _LATE_S else ""
-    fields["attempts"] = len(record.attempts)
-    fields["failures"] = "; ".join(
-        _failure(each) for leg in record.legs for each in leg.attempts if each.outcome
-    )
-    return Line("request", **fields, **{f"{stage}_s": _rounded(s) for stage, s in record.spent().items()})
-
-
-def _rounded(value: object) -> object:
-    """To milliseconds; what is 0 is not in the line."""
-    return (round(value, 3) if isinstance(value, float) else value) or None
+    fields = {
+        name: (round(each, 3) if isinstance(each, float) else each) or None for name, each in found.items()
+    }
+    fields |= {"duration_s": round(record.duration_s or 0.0, 4), "attempts": len(record.attempts)}
+    return Line("request", **fields)
 
 
 def _failure(attempt: Attempt) -> str:

@@ -279,6 +279,11 @@ class Record(_Timed, kw_only=True, omit_defaults=True, gc=False):
         parts = (self, *(leg.attempts[-1] for leg in self.legs))
         return [part.stage for part in parts if part.stage is not None]
 
+    @property
+    def gap_s(self) -> float:
+        """The longest time between two tokens of any choice."""
+        return max((leg.gap_s for leg in self.legs), default=0.0)
+
     def spent(self) -> dict[Stage, float]:
         """Seconds by stage, until now for one that runs; of several choices, those of the slowest."""
         now_s = time.perf_counter()

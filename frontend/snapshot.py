@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Hashable, Iterable, Iterator, Mappin
 from contextlib import suppress
 from heapq import nlargest
 from itertools import chain, islice
-from operator import attrgetter
+from operator import attrgetter, sub
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
@@ -17,7 +17,7 @@ from baton.messages import Role, WorkerStats
 from baton.pace import Pulse
 from baton.pairing import why_not_paired
 from frontend.metrics import Metrics, Others, no_others
-from frontend.record import Record, Records, Stage
+from frontend.record import Records, Stage
 from frontend.routing.events import FleetEvent
 from frontend.routing.workers import State
 from frontend.verdict import Usual, verdict
@@ -139,12 +139,6 @@ def _total(counts: Iterable[Mapping[K, int]]) -> Counter[K]:
     return found
 
 
-def _point(at_s: int, seconds: Sequence[Second]) -> Point:
-    """Of this second in all processes."""
-    latencies = (_total(each.first_ms for each in seconds), _total(each.gap_ms for each in seconds))
-    return Point(at_s, *(quantile(counts, share) for counts in latencies for share in (0.5, 0.99)))
-
-
 class Part(msgspec.Struct, array_like=True):
     """What one frontend process adds to the snapshot. `handoffs`: by (prefill, decode)."""
 
@@ -190,8 +184,7 @@ class Series:
         for labels, counts in self._metrics.gap_counts.items():
             seen = self._gaps.get(labels) or [0] * len(counts)
             if counts != seen:
-                both = enumerate(zip(counts, seen, strict=True))
-                yield from ((gap_ms, new - old) for gap_ms, (new, old) in both if new != old)
+                yield from enumerate(map(sub, counts, seen))
                 self._gaps[labels] = counts.copy()
 
     def lately(self, seconds: int) -> Counter[str]:
@@ -215,7 +208,8 @@ def _coarse(counts: Iterable[tuple[int, int]]) -> Counter[int]:
     """By two digits, so that a second needs little memory however many requests are in it."""
     found = Counter[int]()
     for each_ms, count in counts:
-        found[int(float(f"{each_ms:.2g}"))] += count
+        if count:
+            found[int(float(f"{each_ms:.2g}"))] += count
     return found
 
 
@@ -224,18 +218,16 @@ def _slowest(records: Records) -> list[Slow]:
     found = {(each.request_id, each.at_s): each for each in (*newest, *records.slowest(_NUM_SLOWEST, SPAN_S))}
     recent = (each for each in found.values() if each.ended_s > time.time() - SPAN_S)
     usual = Usual(newest)
-    return [_slow(each, usual) for each in nlargest(_NUM_SLOWEST, recent, attrgetter("duration_s"))]
-
-
-def _slow(record: Record, usual: Usual) -> Slow:
-    why = verdict(record, usual)
-    return Slow(
-        request_id=record.request_id,
-        status=record.status,
-        duration_s=record.duration_s or 0.0,
-        stages={stage: round(lasted_s, 6) for stage, lasted_s in record.spent().items()},
-        verdict="" if why is None else why.cause,
-    )
+    return [
+        Slow(
+            request_id=each.request_id,
+            status=each.status,
+            duration_s=each.duration_s or 0.0,
+            stages={stage: round(lasted_s, 6) for stage, lasted_s in each.spent().items()},
+            verdict=why.cause if (why := verdict(each, usual)) else "",
+        )
+        for each in nlargest(_NUM_SLOWEST, recent, attrgetter("duration_s"))
+    ]
 
 
 class Snapshots:
@@ -322,8 +314,11 @@ class Snapshots:
         for each in seconds:
             if each.first_ms or each.gap_ms:
                 found[each.at_s].append(each)
-        points = self._points | {at_s: _point(at_s, each) for at_s, each in found.items()}
-        self._points = {at_s: points[at_s] for at_s in sorted(points) if at_s > now_s - SPAN_S}
+        for at_s, same in found.items():
+            latencies = (_total(each.first_ms for each in same), _total(each.gap_ms for each in same))
+            values_s = (quantile(counts, share) for counts in latencies for share in (0.5, 0.99))
+            self._points[at_s] = Point(at_s, *values_s)
+        self._points = {at_s: self._points[at_s] for at_s in sorted(self._points) if at_s > now_s - SPAN_S}
         return _total(each.counts for each in seconds if now_s - _RATE_S <= each.at_s < now_s)
 
     def _workers(self, stats: Mapping[str, WorkerStats | BaseException]) -> list[WorkerView]:

@@ -8,7 +8,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from opentelemetry.context import Context
@@ -120,9 +120,9 @@ class _Exporter(OTLPSpanExporter):
 def spans_of(record: Record, resource: Resource, server: Attributes) -> list[ReadableSpan]:
     """One of the request, and below it one of each attempt and stage, whose times are consecutive."""
     made = _Spans(record, resource)
-    at_s = made.stages(0.0, record.stages, ("read", "render", "queue"))
-    ended_s = max([made.leg(at_s, leg, number) for number, leg in enumerate(record.legs)], default=at_s)
-    made.stages(ended_s, record.stages, ("send",))
+    at_s = made.stages(0.0, record, STAGES[:3])
+    ends_s = [made.leg(at_s, leg, number) for number, leg in enumerate(record.legs)]
+    made.stages(max(ends_s, default=at_s), record, STAGES[-1:])
     made.request(record, server)
     return made.spans
 
@@ -147,30 +147,25 @@ class _Spans:
     def leg(self, at_s: float, leg: Leg, number: int) -> float:
         """The attempts of a choice, each after its wait for a place. Returns when they end."""
         for i, attempt in enumerate(leg.attempts, 1):
-            began_s = at_s = self.stages(at_s, attempt.stages, ("queue",))
+            began_s = at_s = self.stages(at_s, attempt, ("queue",))
             if attempt.has_workers:
-                context = self._context()
-                at_s = self.stages(at_s, attempt.stages, STAGES[3:], context, attempt)
-                attributes: Attributes = {"baton.attempt": i, "baton.choice": number}
+                context, error = self._context(), attempt.outcome
+                at_s = self.stages(at_s, attempt, STAGES[3:], context)
+                attributes: Attributes = {"baton.attempt": i, "baton.choice": number, "error.type": error}
                 attributes |= {"baton.worker.prefill": attempt.prefill, "baton.worker.decode": attempt.decode}
-                times = (began_s, at_s)
-                self._add("attempt", times, self._request, attributes, attempt.outcome, context=context)
+                status = StatusCode.ERROR if error else StatusCode.UNSET
+                self._add("attempt", began_s, at_s, attributes, context=context, status=Status(status))
         return at_s
 
     def stages(
-        self,
-        at_s: float,
-        stages: Mapping[Any, float],
-        names: Iterable[str],
-        parent: SpanContext | None = None,
-        attempt: Attempt | None = None,
+        self, at_s: float, part: Record | Attempt, names: Iterable[str], parent: SpanContext | None = None
     ) -> float:
         """These stages, one after the other, without those that took no time. Returns when they end."""
-        for name in STAGES:
-            if name in names and (lasted_s := stages.get(name, 0.0)) > 0:
-                worker = "" if attempt is None else attempt.worker(name)
-                times = (at_s, at_s := at_s + lasted_s)
-                self._add(name, times, parent or self._request, {"baton.worker": worker})
+        for name, lasted_s in sorted(part.stages.items(), key=lambda each: STAGES.index(each[0])):
+            if name in names and lasted_s > 0:
+                worker = part.worker(name) if isinstance(part, Attempt) else ""
+                began_s, at_s = at_s, at_s + lasted_s
+                self._add(name, began_s, at_s, {"baton.worker": worker}, parent=parent or self._request)
         return at_s
 
     def request(self, record: Record, server: Attributes) -> None:
@@ -186,40 +181,28 @@ class _Spans:
                 "gen_ai.usage.cache_read.input_tokens": record.num_cached_tokens,
                 "gen_ai.usage.output_tokens": record.num_completion_tokens,
                 "gen_ai.response.time_to_first_chunk": record.first_token_s or 0.0,
-                "baton.longest_gap_s": max((leg.gap_s for leg in record.legs), default=0.0),
+                "baton.longest_gap_s": record.gap_s,
             }
         attributes |= {
             "http.route": record.route,
             "http.response.status_code": record.status,
             "baton.request_id": record.request_id,
             "baton.caller": record.caller,
+            "error.type": (record.code or str(record.status)) if record.status >= 400 else "",
         }
-        error = (record.code or str(record.status)) if record.status >= 400 else ""
         status = Status(StatusCode.ERROR if record.status >= 500 else StatusCode.UNSET)
-        more = {"context": self._request, "kind": SpanKind.SERVER, "status": status}
-        self._add(name, (0.0, record.duration_s or 0.0), self._parent, attributes, error, **more)
+        own = {"parent": self._parent, "context": self._request, "kind": SpanKind.SERVER, "status": status}
+        self._add(name, 0.0, record.duration_s or 0.0, attributes, **own)
 
-    def _add(
-        self,
-        name: str,
-        times: tuple[float, float],
-        parent: SpanContext | None,
-        attributes: Attributes,
-        error: str = "",
-        **more: Any,
-    ) -> None:
+    def _add(self, name: str, begin_s: float, end_s: float, attributes: Attributes, **more: Any) -> None:
         """A span; attributes that are empty or 0 are left out."""
-        known = {key: value for key, value in (attributes | {"error.type": error}).items() if value}
-        more.setdefault("context", self._context())
-        more.setdefault("status", Status(StatusCode.ERROR if error else StatusCode.UNSET))
         span = ReadableSpan(
             name,
-            parent=parent,
             resource=self._resource,
             instrumentation_scope=_SCOPE,
-            attributes=known,
-            start_time=round((self._at_s + times[0]) * 1e9),
-            end_time=round((self._at_s + times[1]) * 1e9),
-            **more,
+            attributes={key: value for key, value in attributes.items() if value},
+            start_time=round((self._at_s + begin_s) * 1e9),
+            end_time=round((self._at_s + end_s) * 1e9),
+            **{"context": self._context(), "parent": self._request} | more,
         )
         self.spans.append(span)

@@ -101,13 +101,12 @@ def _timeline(record: Record, body: RequestsBody) -> Iterator[str]:
     caller = f", key {record.caller}" if record.caller else ""
     yield f"{record.request_id}  {status}  {_time(record.duration_s or 0.0)}{first}"
     yield f"  {arrived}, {record.route}{caller}, {record.num_prompt_tokens:,} prompt tokens"
-    before, after = (_stages(record.stages, names) for names in (STAGES[:2], STAGES[-1:]))
-    yield f"  {before}"
+    yield f"  {_stages(record.stages, STAGES[:2])}"
     for number, leg in enumerate(record.legs):
         if len(record.legs) > 1:
             yield f"  choice {number}"
         yield from _leg(leg, record)
-    yield f"  {after}"
+    yield f"  {_stages(record.stages, STAGES[-1:])}"
     for event in body.events:
         if is_during(event, record):
             lasted = "" if event.lasted_s is None else f", {_time(event.lasted_s)}"
@@ -119,11 +118,8 @@ def _leg(leg: Leg, record: Record) -> Iterator[str]:
         both = ((attempt.prefill, attempt.prefill_at), (attempt.decode, attempt.decode_at))
         workers = " -> ".join(f"{name} ({at})" if at else name for name, at in both if name)
         tokens = f" after {attempt.num_tokens} tokens" if attempt.num_tokens else ""
-        end = (
-            f"  <-- {attempt.outcome or 'no answer'} in {attempt.ended_in}{tokens}"
-            if attempt.ended_in
-            else ""
-        )
+        how = f"  <-- {attempt.outcome or 'no answer'} in {attempt.ended_in}{tokens}"
+        end = how if attempt.ended_in else ""
         on = f"attempt {number} {workers}" if workers else "no worker"
         yield f"  {on}: {_stages(attempt.stages, STAGES)}{end}"
     gap = f", longest gap {_time(leg.gap_s)} after token {leg.gap_at}" if leg.gap_at else ""

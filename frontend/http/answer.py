@@ -259,7 +259,7 @@ def _timings(record: Record) -> dict[str, object]:
     return {
         "stages": {stage: _ms(lasted_s) for stage, lasted_s in record.spent().items()},
         "attempts": len(record.attempts),
-        "longest_gap_ms": _ms(max((leg.gap_s for leg in record.legs), default=0.0)),
+        "longest_gap_ms": _ms(record.gap_s),
         "duration_ms": _ms(time.perf_counter() - record.began_s),
         "ttft_ms": None if first_s is None else _ms(first_s),
     }

@@ -160,41 +160,29 @@ def test_a_prompt_that_is_being_computed_may_take_as_long_as_it_is(
 
 
 @pytest.mark.parametrize(
-    ("starved_s", "cause"), [(0.9, "the host of p was busy"), (0.3, "p stood still, or the network to it")]
+    ("stages", "starved_s", "own_starved_s", "cpu_wait_s", "expected"),
+    [
+        ({"transit": 1.0}, 0.9, 0.0, 0.0, ("", "the host of p was busy")),
+        ({"transit": 1.0}, 0.3, 0.0, 0.0, ("p", "p stood still, or the network to it")),
+        ({"transit": 1.0}, 0.0, 0.0, 0.6, ("", "the host of this frontend was busy")),  # many short delays
+        ({"transit": 1.0}, 0.0, 0.0, 0.2, ("p", "p stood still, or the network to it")),
+        ({"delay": 0.9}, 0.0, 0.8, 0.0, ("", "the host of this frontend was busy")),
+        ({"queue": 1.0}, 0.9, 0.0, 0.0, ("", "the host of d was busy")),  # a process that took part
+    ],
 )
-def test_a_worker_without_a_cpu_is_not_the_cause(starved_s: float, cause: str) -> None:
-    made = record(transit=1.0)
+def test_a_process_without_a_cpu_is_not_the_cause(
+    stages: dict[str, float],
+    starved_s: float,
+    own_starved_s: float,
+    cpu_wait_s: float,
+    expected: tuple[str, str],
+) -> None:
+    made = record(**stages)
     made.legs[0].attempts[0].starved_s = starved_s
-    found = verdict(made, USUAL)
-    assert (found and found.cause, found and found.worker) == (cause, "" if starved_s > 0.5 else "p")
-
-
-def test_a_frontend_without_a_cpu_is_not_the_cause() -> None:
-    made = record(delay=0.9)
-    made.starved_s = 0.8
+    made.starved_s, made.cpu_wait_s = own_starved_s, cpu_wait_s
     found = verdict(made, USUAL)
     assert found
-    assert found.cause == "the host of this frontend was busy"
-
-
-@pytest.mark.parametrize(
-    ("cpu_wait_s", "cause"),
-    [(0.6, "the host of this frontend was busy"), (0.2, "p stood still, or the network to it")],
-)
-def test_many_short_delays_for_want_of_a_cpu_are_no_workers(cpu_wait_s: float, cause: str) -> None:
-    made = record(transit=1.0)
-    made.cpu_wait_s = cpu_wait_s
-    found = verdict(made, USUAL)
-    assert found
-    assert found.cause == cause
-
-
-def test_a_busy_host_is_that_of_a_process_which_took_part() -> None:
-    made = record(queue=1.0)
-    made.legs[0].attempts[0].starved_s = 0.9
-    found = verdict(made, USUAL)
-    assert found
-    assert (found.stage, found.cause, found.worker) == ("queue", "the host of d was busy", "")
+    assert (found.worker, found.cause) == expected
 
 
 def test_a_few_requests_of_an_incident_do_not_hide_the_next() -> None:
@@ -224,11 +212,11 @@ def test_a_line_of_the_log_gives_the_same_verdict(formatter: logging.Formatter, 
         "{",
         "[]",
         "{}",
-        '{"logger": "frontend.access", "message": "request"}',
         "\xff\x1b",
         "x" * 9999,
+        "2026-01-01T00:00:00 INFO frontend.access request duration_s=x",
     ]
-    noise.append("2026-01-01T00:00:00 INFO frontend.access request duration_s=x")
+    noise.append('{"logger": "frontend.access", "message": "request"}')
     (again,) = records_of([*noise, formatter.format(line), json.dumps({"logger": "frontend.access"})])
     assert (again.request_id, again.status, again.code) == ("r-1", made.status, made.code)
     assert judged(again) == judged(made)
