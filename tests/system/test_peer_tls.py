@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from baton.messages import WorkerInfo
-from tests.answers import ENDLESS, LONG, Stream, read_all, whole_answer
+from tests.answers import ENDLESS, Stream, whole_answer
 from tests.certificates import Authority
 from tests.conftest import free_port
 from tests.stack import Process, Stack, running_stack
@@ -129,13 +129,3 @@ def everything_received(address: str) -> bytes:
         wrapped.sendall(place.path.encode())
         received = wrapped.recv(4096)
     return received
-
-
-def test_a_stream_outlives_its_decode_worker_without_losing_a_token(fleet: Fleet) -> None:
-    """Kills a worker, so this is the last test."""
-    expected = whole_answer(fleet)
-    streams = [Stream(fleet, LONG).read(3) for _ in range(2)]  # round-robin: one on each
-
-    fleet.processes[2].kill()
-
-    read_all(streams, expected)

@@ -2,8 +2,6 @@
 
 import re
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -28,25 +26,6 @@ def test_each_pair_has_moved_kv_before_it_is_ready(stack: Stack, engine: str) ->
     assert "cold pair" not in text
     assert stack.gauge("baton_kv_moved_bytes_total") > 0
     stack.wait_idle()
-
-
-@pytest.mark.slow
-def test_unlike_workers_are_refused_by_the_worker_in_health_and_in_status(
-    stack: Stack, tmp_path: Path
-) -> None:
-    decode_yaml = tmp_path / "decode.yaml"
-    text = (ROOT / "engine_configs/demo/decode.yaml").read_text()
-    decode_yaml.write_text(text.replace("tokens_per_block: 16", "tokens_per_block: 32"))
-    stack.serve("prefill", engine="embedded")
-    decode = stack.worker("decode", engine="embedded", yaml=decode_yaml)
-    stack.wait_ready(1, 1)
-
-    (reason,) = stack.health()["refused_pairs"]
-    assert re.fullmatch(r"prefill-\w+ -> decode-\w+: tokens_per_block 16 is not 32", str(reason))
-    assert f"refused pair {reason}" in decode.text()
-    command = [sys.executable, "-m", "baton", "status", "--url", stack.url]
-    status = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    assert f"refused pair {reason}" in status.stdout
 
 
 def test_workers_with_other_weights_of_the_same_shape_are_not_paired(stack: Stack, tmp_path: Path) -> None:
