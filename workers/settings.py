@@ -58,7 +58,8 @@ class Field:
         self.cls = classes[0] if len(classes) == 1 else type(default) if type(default) in classes else None
         self.fields: Fields = fields_of(self.cls) if self.cls is not None else {}
         self.is_nullable = type(None) in self._kinds or default is None
-        self._words = [word for kind in self._kinds if get_origin(kind) is Literal for word in get_args(kind)]
+        words = [word for kind in self._kinds if get_origin(kind) is Literal for word in get_args(kind)]
+        self._words = {str(word).lower(): word for word in words}
 
     def convert(self, value: object) -> object:
         """Check plain numbers, switches, text and closed lists of words, whose letter case is corrected
@@ -70,14 +71,11 @@ class Field:
             return None
         if set(self._kinds) <= _PLAIN:
             return msgspec.convert(value, self._hint)
-        if not isinstance(value, str) or value in self._words or not self._words or str in self._kinds:
+        if not isinstance(value, str) or not self._words or str in self._kinds:
             return value
-        for word in self._words:
-            if str(word).lower() == value.lower():
-                return word
-        if not self._is_checked:
-            raise ValueError(f"must be one of {', '.join(map(str, self._words))}")
-        return value
+        if value.lower() not in self._words and not self._is_checked:
+            raise ValueError(f"must be one of {', '.join(map(str, self._words.values()))}")
+        return self._words.get(value.lower(), value)
 
 
 Fields = dict[str, Field]

@@ -14,10 +14,11 @@ from workers.engines.embedded.settings import EmbeddedSettings
 from workers.engines.library.engine import LibraryEngine
 from workers.engines.library.model_facts import ModelFacts, read_model_facts
 from workers.engines.library.settings import check_speculation
-from workers.engines.mocker import MockerSettings
+from workers.engines.mocker import MockerEngine, MockerSettings
 from workers.engines.trtllm.settings import TRTLLM_RULES
 from workers.engines.vllm.settings import VLLM_RULES
 from workers.flags import EngineName, WorkerSettings, typed_engine_flags
+from workers.kv.transceiver import CacheTransceiver, choose_transceiver
 from workers.settings import Given, Loaded, SettingsError, load_settings
 
 log = logging.getLogger(__name__)
@@ -71,8 +72,6 @@ def _embedded(parsed: Parsed[WorkerSettings]) -> tuple[Engine, list[str]]:
         raise SettingsError(
             f"the embedded engine is not installed ({error}); pip install '.[embedded]'"
         ) from error
-    from workers.kv.transceiver import choose_transceiver
-
     settings = parsed.settings
     loaded = _load_own(EmbeddedSettings, parsed)
     wire = loaded.settings.cache_transceiver_config.backend
@@ -85,18 +84,12 @@ def _embedded(parsed: Parsed[WorkerSettings]) -> tuple[Engine, list[str]]:
                 f"cache_transceiver_config.backend: {wire} is unavailable: {error}; use DEFAULT or TCP"
             ) from error
     engine = EmbeddedEngine(
-        loaded.settings,
-        model_path=settings.model_path,
-        role=settings.role,
-        transceiver=transceiver,
+        loaded.settings, model_path=settings.model_path, role=settings.role, transceiver=transceiver
     )
     return engine, loaded.lines()
 
 
 def _mocker(parsed: Parsed[WorkerSettings]) -> tuple[Engine, list[str]]:
-    from workers.engines.mocker import MockerEngine
-    from workers.kv.transceiver import CacheTransceiver
-
     settings = parsed.settings
     loaded = _load_own(MockerSettings, parsed)
     transceiver = CacheTransceiver(settings.wires.address(), settings.wires.tls())
