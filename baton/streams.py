@@ -83,13 +83,19 @@ class Replies:
 
     def add(self, reply: Reply) -> None:
         self.num_waiting += 1
-        waiting = self._waiting
-        both = _merged(waiting[-1], reply) if waiting else None
-        if both is None:
-            waiting.append(reply)
+        last = self._waiting[-1] if self._waiting else None
+        if (
+            type(last) is not TokenChunk
+            or type(reply) is not TokenChunk
+            or last.finish_reason is not None
+            or (last.logprobs, last.prompt_logprobs, reply.logprobs, reply.prompt_logprobs) != (None,) * 4
+            or len(last.token_ids) >= _MOST_MERGED_TOKENS  # each merge copies them
+        ):
+            self._waiting.append(reply)
             self._arrived.set()
         else:
-            waiting[-1] = both
+            token_ids, usage = last.token_ids + reply.token_ids, reply.usage or last.usage
+            self._waiting[-1] = TokenChunk(token_ids, reply.finish_reason, usage)
 
     async def put(self, reply: Reply) -> None:
         """Add a reply, and wait for a reader that is far behind."""
@@ -122,19 +128,6 @@ class Replies:
         self.num_taken += self.num_waiting
         self.num_waiting = 0
         return replies
-
-
-def _merged(first: Reply, then: Reply) -> TokenChunk | None:
-    """Both chunks in one, so that a reader that falls behind catches up; None if one of them is more than
-    tokens.
-    """
-    if type(first) is not TokenChunk or type(then) is not TokenChunk or first.finish_reason is not None:
-        return None
-    if len(first.token_ids) >= _MOST_MERGED_TOKENS:  # each merge copies them
-        return None
-    if (first.logprobs, first.prompt_logprobs, then.logprobs, then.prompt_logprobs) != (None,) * 4:
-        return None
-    return TokenChunk(first.token_ids + then.token_ids, then.finish_reason, then.usage or first.usage)
 
 
 class _Call(Replies):

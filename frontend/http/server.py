@@ -90,7 +90,7 @@ class _Cycle(RequestResponseCycle):
             self.on_response()
 
     def _begin(self, status: int, headers: Headers) -> bytes:
-        lines = [STATUS_LINE[status], *(b"%b: %b\r\n" % header for header in headers)]
+        lines = [STATUS_LINE[status], *[b"%b: %b\r\n" % header for header in headers]]
         given = dict(headers)
         if b"connection" in given:  # it is `close`
             self.keep_alive = False
