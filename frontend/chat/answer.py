@@ -129,20 +129,20 @@ class MessageWriter(ChoiceWriter):
         for delta in deltas:
             match delta:
                 case Text():
-                    text, self._separator = self._separator + delta.text, ""
-                    self._parts.append(text)
-                    tail = self._plain_tail
-                    if self._parts is self._texts and self.choice.logprobs is not None:
-                        tail = self._scored_tail(delta)
-                    if not self.stream:
-                        continue
+                    text, parts = delta.text, self._parts
+                    if self._separator:
+                        text, self._separator = self._separator + text, ""
+                    parts.append(text)
                     encoded = _encode(text)
-                    if self._parts is self._texts:
+                    if parts is self._texts:
+                        tail = self._plain_tail if self.choice.logprobs is None else self._scored_tail(delta)
                         chunks += self._text_head, encoded, tail
-                    elif self._parts is not self._reasonings:
-                        chunks += self._head, b'{"tool_calls":[', self._more % encoded, b"]", tail
+                    elif parts is not self._reasonings:
+                        more = self._more % encoded
+                        chunks += self._head, b'{"tool_calls":[', more, b"]", self._plain_tail
                     elif self._gives_reasoning:  # under both field names that clients read
-                        chunks += self._reasoning_head, encoded, b',"reasoning_content":', encoded, tail
+                        twice = encoded, b',"reasoning_content":', encoded
+                        chunks += self._reasoning_head, *twice, self._plain_tail
                 case Begin("call"):
                     self._parts, self._separator = [], ""
                     self._calls.append((delta, self._parts))

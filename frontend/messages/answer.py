@@ -203,11 +203,11 @@ class MessagesAnswer(Answer):
 
     def _delta(self, delta: Delta) -> bytes:
         match delta:
-            case Text(text):
+            case Text():
                 if self._open is None:  # reasoning that is not shown
                     return b""
-                self._texts.append(text)
-                return b"".join((self._delta_head, _encode(text), b"}}\n\n")) if self.stream else b""
+                self._texts.append(delta.text)
+                return b"".join((self._delta_head, _encode(delta.text), b"}}\n\n")) if self.stream else b""
             case Begin("call", name, _, call_id):
                 return self._begin(ToolUseBlock(id=call_id, name=name))
             case Begin("thought"):

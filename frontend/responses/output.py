@@ -299,9 +299,10 @@ class ResponseAnswer(Answer):
         match delta:
             case Text():
                 assert self._open is not None, "text follows the start of its item"
-                is_scored = self.choice.logprobs is not None and self._open.shape is _TEXT
-                scored = (self.choice.logprobs_of(delta) or ()) if is_scored else ()
-                return self._open.write(delta.text, content_logprobs(scored, self._tokenizer))
+                if self.choice.logprobs is None or self._open.shape is not _TEXT:
+                    return self._open.write(delta.text)
+                entries = self.choice.logprobs_of(delta) or ()
+                return self._open.write(delta.text, content_logprobs(entries, self._tokenizer))
             case Begin("call"):
                 return self._begin_call(delta)
             case Begin("thought"):
