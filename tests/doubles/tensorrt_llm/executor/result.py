@@ -3,7 +3,7 @@
 import asyncio
 import dataclasses
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -54,50 +54,29 @@ def timing_metrics(began_s: float, usage: Usage) -> TimingMetrics:
     return TimingMetrics(*times, *pulled_s)
 
 
+@dataclasses.dataclass
 class CompletionOutput:
-    """One answer so far. `token_ids` and `logprobs` are cumulative."""
+    """One answer so far, as far as Baton reads it. `token_ids` and `logprobs` are cumulative."""
 
-    def __init__(self, index: int) -> None:
-        self.index = index
-        self.text = ""
-        self.token_ids: list[int] = []
-        self.cumulative_logprob: float | None = None
-        self.logprobs: list[dict[int, Logprob]] = []
-        self.prompt_logprobs: list[Any] = []
-        self.finish_reason: str | None = None
-        self.stop_reason: int | str | None = None
-        self.generation_logits = None
-        self.additional_context_outputs = None
-        self.additional_generation_outputs = None
-        self.disaggregated_params: Any = None
-        self.request_perf_metrics = None
-
-    @property
-    def length(self) -> int:
-        """Tokens so far."""
-        return len(self.token_ids)
+    token_ids: list[int] = dataclasses.field(default_factory=list)
+    logprobs: list[dict[int, Logprob]] = dataclasses.field(default_factory=list)
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    disaggregated_params: Any = None
+    request_perf_metrics: Any = None
 
 
 class RequestOutput:
     """The handle of one request. Its queue belongs to the loop that was running at its creation."""
 
-    def __init__(
-        self, request_id: int, prompt_token_ids: list[int], abort: Callable[[int, bool], None]
-    ) -> None:
+    def __init__(self, request_id: int, abort: Callable[[int, bool], None]) -> None:
         self.request_id = request_id
-        self.prompt: str | None = None
-        self.prompt_token_ids = prompt_token_ids
-        self.outputs = [CompletionOutput(0)]
-        self.context_logits = None
+        self.outputs = [CompletionOutput()]
         self.disaggregated_params: Any = None
         self.finished = False
         self.cached_tokens = 0
         self.decoding_iter = 0
-        self.avg_decoded_tokens_per_iter: float | None = None
-        self.metrics_dict: dict[str, float] = {}
-        self.error: str | None = None
         self._abort = abort
-        self._aborted = False
         self._loop = asyncio.get_running_loop()
         self._queue: asyncio.Queue[Response | Exception] = asyncio.Queue()
 
@@ -111,14 +90,6 @@ class RequestOutput:
     def abort(self) -> None:
         """Ask the engine to stop, without waiting."""
         self._abort(self.request_id, self.decoding_iter > 0)
-        self._aborted = True
-
-    def aborted(self) -> bool:
-        """Whether `abort` was called."""
-        return self._aborted
-
-    def __aiter__(self) -> "RequestOutput":
-        return self
 
     async def __anext__(self) -> "RequestOutput":
         if self.finished:
@@ -131,9 +102,6 @@ class RequestOutput:
         while not self.finished:
             await self._step()
         return self
-
-    def __await__(self) -> Generator[Any, None, "RequestOutput"]:
-        return self.aresult().__await__()
 
     async def _step(self) -> None:
         response = await self._queue.get()
@@ -150,4 +118,4 @@ class RequestOutput:
         self.finished = response.finish_reason is not None
         if response.logprobs is not None:
             output.logprobs += response.logprobs
-            assert len(output.logprobs) == output.length  # the real one's error, verbatim
+            assert len(output.logprobs) == len(output.token_ids)  # the real one's error, verbatim

@@ -81,7 +81,7 @@ class LLM:
         self._check_salt(token_ids, cache_salt)
         self.salts.append(cache_salt)
         self.traces.append(trace_headers)
-        result = RequestOutput(next(self._request_ids), token_ids, self._executor.abort)
+        result = RequestOutput(next(self._request_ids), self._executor.abort)
         result.disaggregated_params = disaggregated_params
         # With transferred KV, all of the prompt counts as cached.
         result.cached_tokens = len(token_ids) if kind == "generation_only" else 0
