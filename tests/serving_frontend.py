@@ -10,10 +10,11 @@ from typing import Any
 
 import httpx
 import msgspec
+import pytest
 
 from baton.connect import Wires
 from baton.messages import GenerateRequest, Reply, TokenChunk, Usage, WorkerInfo
-from frontend.__main__ import serve
+from frontend import __main__ as frontend_main
 from frontend.flags import FrontendSettings, read_credentials
 from frontend.processes.siblings import Siblings
 from frontend.responses.store import MEMORY
@@ -117,7 +118,7 @@ class Frontend:
         own.listening = self.is_listening.set
         credentials = read_credentials(self.settings)
         self.serving = asyncio.create_task(
-            serve(self.settings, credentials, self.listener, own, self.shutdown)
+            frontend_main.serve(self.settings, credentials, self.listener, own, self.shutdown)
         )
         each_its_own = httpx.Limits(max_keepalive_connections=0)  # for which a drain would wait
         self.http = httpx.AsyncClient(
@@ -152,13 +153,15 @@ async def process(
 ) -> AsyncIterator[Frontend]:
     """A frontend that serves during the context, unless it has ended before."""
     frontend = Frontend(workers, siblings, settings)
-    async with frontend.http:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(frontend_main, "leave_start_uncollected", lambda: None)  # the tests' own objects too
         try:
             yield frontend
         finally:
             frontend.shutdown.set()
             await asyncio.wait([frontend.serving], timeout=PATIENCE_S)
             frontend.listener.close()
+            await frontend.http.aclose()
 
 
 @asynccontextmanager

@@ -19,12 +19,6 @@ from tests.waiting import PATIENCE_S, until
 PAGE = "https://app.example"
 
 
-@pytest.fixture(autouse=True)
-def _collected(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The tests' own objects are not left out of garbage collections for good."""
-    monkeypatch.setattr(frontend_main, "leave_start_uncollected", lambda: None)
-
-
 def missing_at_first(what: str) -> Workers:
     """A worker, and a registry or a broker that is not there yet."""
     workers = Workers(d1=answer)

@@ -10,7 +10,6 @@ import pytest
 
 from baton.errors import DeadlineExceeded, WorkerLost
 from baton.messages import GenerateRequest, Reply, TokenChunk, Usage
-from frontend import __main__ as frontend_main
 from frontend.http.keys import line_of
 from frontend.turn.seal import Seal
 from tests.scripted_workers import answer, failing, hand_off
@@ -20,12 +19,6 @@ from tests.waiting import PATIENCE_S
 THOUGHT = "<|channel|>analysis<|message|>Think.<|end|><|start|>assistant"
 ASKED = [{"role": "user", "content": "Hi"}]
 PAGE = "https://app.example"
-
-
-@pytest.fixture(autouse=True)
-def _collected(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The tests' own objects are not left out of garbage collections for good."""
-    monkeypatch.setattr(frontend_main, "leave_start_uncollected", lambda: None)
 
 
 async def test_requests_wait_for_a_lost_worker_as_long_as_the_flag_says() -> None:

@@ -245,28 +245,36 @@ class UntilBlocked(ScriptedTokens):
         yield TokenChunk((), "length", Usage(len(request.token_ids), 0, 1))
 
 
-async def test_what_a_client_does_not_read_is_no_gap_between_tokens() -> None:
-    tokens, num_sent = UntilBlocked(), -1
+@asynccontextmanager
+async def chat(tokens: ScriptedTokens, *, stream: bool) -> AsyncIterator[tuple[Peer, Services]]:
+    """A client that has asked and does not read; buffers are small."""
     services = Client(tokens).services
-    app = Endpoint("/v1/chat/completions", generating(prepare_chat), services)
-    listener = socket.create_server(("127.0.0.1", 0))
-    server = HttpServer(app, 1.0)
+    listener, own = socket.create_server(("127.0.0.1", 0)), socket.socket()
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # its connections' too
+    server = HttpServer(Endpoint("/v1/chat/completions", generating(prepare_chat), services), 1.0)
     server.start(listener)
-    reader, writer = await asyncio.open_connection(*listener.getsockname())
+    own.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    own.connect(listener.getsockname())
+    reader, writer = await asyncio.open_connection(sock=own)
     peer = Peer(reader, writer)
-    asked = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}], "stream": True}
+    asked = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}], "stream": stream}
     body, head = json.dumps(asked).encode(), b"POST / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n"
     peer.mute()
     peer.say(head + b"content-length: %d\r\n\r\n" % len(body) + body)
-    await until(lambda: tokens.num_sent > 0)
-    while num_sent != (num_sent := tokens.num_sent):
-        await asyncio.sleep(0.5)  # until all buffers are full
-    await asyncio.sleep(1.0)  # it does not read
-    peer.unmute()
-    answer = await peer.rest()
+    yield peer, services
     writer.transport.abort()
     await server.drain()
-    assert b"[DONE]" in answer
+
+
+async def test_what_a_client_does_not_read_is_no_gap_between_tokens() -> None:
+    tokens, num_sent = UntilBlocked(), -1
+    async with chat(tokens, stream=True) as (peer, services):
+        await until(lambda: tokens.num_sent > 0)
+        while num_sent != (num_sent := tokens.num_sent):
+            await asyncio.sleep(0.5)  # until all buffers are full
+        await asyncio.sleep(1.0)  # it does not read
+        peer.unmute()
+        assert b"[DONE]" in await peer.rest()
     (record,) = services.metrics.records.newest(9)
     assert record.status == 200
     (leg,) = record.legs
@@ -287,27 +295,11 @@ class Long(ScriptedTokens):
 
 
 async def test_a_whole_answer_is_sent_until_the_client_has_read_it() -> None:
-    services = Client(Long()).services
-    listener = socket.create_server(("127.0.0.1", 0))
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # its connections' too
-    server = HttpServer(Endpoint("/v1/chat/completions", generating(prepare_chat), services), 1.0)
-    server.start(listener)
-    own = socket.socket()
-    own.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-    own.connect(listener.getsockname())
-    reader, writer = await asyncio.open_connection(sock=own)
-    peer = Peer(reader, writer)
-    body = json.dumps({"model": MODEL, "messages": [{"role": "user", "content": "Hi"}]}).encode()
-    peer.mute()
-    peer.say(
-        b"POST / HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body) + body
-    )
-    await until(lambda: [each.stage for each in services.metrics.records.running()] == ["send"])
-    await asyncio.sleep(0.5)  # it does not read
-    peer.unmute()
-    assert len(await peer.rest()) > 300_000
-    writer.transport.abort()
-    await server.drain()
+    async with chat(Long(), stream=False) as (peer, services):
+        await until(lambda: [each.stage for each in services.metrics.records.running()] == ["send"])
+        await asyncio.sleep(0.5)  # it does not read
+        peer.unmute()
+        assert len(await peer.rest()) > 300_000
     (record,) = services.metrics.records.newest(9)
     assert (record.status, record.stages["send"] > 0.5) == (200, True)
 
