@@ -1,13 +1,13 @@
 """Baton's requests as bodies for Dynamo's workers, and their chunks and errors as Baton's."""
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
 import msgspec
 from msgspec.structs import replace
 
 from baton.dynamo import messages as wire
-from baton.dynamo.asks import Ask
 from baton.dynamo.errors import first_line
 from baton.errors import EngineFailure, HandoffFailed, InvalidRequest, NotResumable, WorkerLost
 from baton.messages import (
@@ -15,8 +15,10 @@ from baton.messages import (
     FinishReason,
     GenerateRequest,
     KvHandoff,
+    Request,
     Role,
     Sampling,
+    StatsRequest,
     TokenChunk,
     TokenLogprob,
     Usage,
@@ -35,32 +37,21 @@ CANARY = wire.DynamoRequest(
     is_health_check=True,
 )
 """A request of one token that an engine answers without a peer."""
-_CANARY_LIMIT_S = 70.0
 _NO_LOGPROB = -9999.0
 """OpenAI's value for "very unlikely", here for tokens without one."""
 _REASONS: dict[str, FinishReason] = {"stop": "stop", "eos": "stop", "length": "length"}
+_Chunks = AsyncIterator[wire.DynamoChunk]
 
 
-def dynamo_ask(request: GenerateRequest, worker: WorkerInfo) -> Ask:
-    """The question to a worker of Dynamo's. Raises NotResumable, InvalidRequest."""
-    has_handoff = request.handoff is not None
-    reader = Prefilled(request, worker) if worker.role is Role.PREFILL else Decoded(request)
-    return Ask(
-        name=request.request_id,
-        body=msgspec.to_builtins(dynamo_request(request, worker.role)),
-        take=reader.take,
-        end=reader.end,
-        limit_s=request.deadline_s,
-        num_prompt_tokens=0 if has_handoff else len(request.token_ids),
-        has_handoff=has_handoff,
-        trace_headers=request.trace_headers,
-    )
-
-
-def canary(worker: WorkerInfo) -> Ask:
-    """A question that the worker answers without a peer; any answer will do."""
-    body = msgspec.to_builtins(replace(CANARY, model=worker.model))
-    return Ask(name="canary", body=body, limit_s=_CANARY_LIMIT_S)
+def dynamo_body(request: Request, worker: WorkerInfo) -> Any:
+    """The request as Dynamo's worker gets it; one for statistics as a canary. Raises NotResumable,
+    InvalidRequest.
+    """
+    if isinstance(request, GenerateRequest):
+        return msgspec.to_builtins(dynamo_request(request, worker.role))
+    if isinstance(request, StatsRequest):
+        return msgspec.to_builtins(replace(CANARY, model=worker.model))
+    raise InvalidRequest("Dynamo's workers answer requests for tokens only")
 
 
 def dynamo_request(request: GenerateRequest, role: Role) -> wire.DynamoRequest:
@@ -105,10 +96,11 @@ def _result(handoff: KvHandoff) -> wire.PrefillResult:
     return msgspec.json.decode(handoff.engine_state, type=wire.PrefillResult)
 
 
-def release_request(request: GenerateRequest, handoff: KvHandoff) -> GenerateRequest:
+def release_request(request: GenerateRequest, handoff: KvHandoff, limit_s: float) -> GenerateRequest:
     """Has decode take KV that nobody waits for: one token, also of the rest of an answer."""
     one = Sampling(max_tokens=request.num_generated + 1, seed=0, temperature=0.0, ignore_eos=True)
-    return replace(after_handoff(request, handoff), sampling=one)
+    asked = after_handoff(request, handoff)
+    return replace(asked, request_id=f"{request.request_id}.release", sampling=one, deadline_s=limit_s)
 
 
 def _is_resumable(sampling: Sampling) -> bool:
@@ -137,99 +129,90 @@ def _options(sampling: Sampling) -> wire.SamplingOptions:
     )
 
 
-class Prefilled:
-    """Reads prefill's answer to its end, where it becomes a handoff, unless the answer is complete."""
+async def dynamo_replies(
+    request: Request, worker: WorkerInfo, items: AsyncIterator[Any]
+) -> AsyncGenerator[TokenChunk | KvHandoff, None]:
+    """The items of its answer as Baton's replies; none of a canary's. Raises the error that they carry."""
+    chunks = (msgspec.convert(item, wire.DynamoChunk) async for item in items)
+    if not isinstance(request, GenerateRequest):
+        async for _ in items:
+            pass
+    elif worker.role is Role.PREFILL:
+        yield await _prefilled(request, worker, chunks)
+    else:
+        async for reply in _decoded(request, chunks):
+            yield reply
 
-    def __init__(self, request: GenerateRequest, worker: WorkerInfo) -> None:
-        self._request = request
-        self._worker = worker
-        self._decoded = Decoded(request)
-        self._result = wire.PrefillResult()
-        self._complete: TokenChunk | None = None
-        self._has_engine_ended = False  # then what it gives for decode is not needed
 
-    def take(self, item: Any) -> Iterator[KvHandoff | TokenChunk]:
-        """`Ask.take`: nothing before the end."""
-        chunk = msgspec.convert(item, wire.DynamoChunk)
-        result, usage = self._result, chunk.completion_usage
+async def _prefilled(request: GenerateRequest, worker: WorkerInfo, chunks: _Chunks) -> TokenChunk | KvHandoff:
+    """Prefill's answer, read to its end: a handoff, unless it is complete. Raises HandoffFailed."""
+    result, complete, has_engine_ended = wire.PrefillResult(), None, False
+    async for chunk in chunks:
         if result.disaggregated_params is None:
             result.disaggregated_params = chunk.disaggregated_params
-        if result.prompt_tokens_details is None and usage is not None:
-            result.prompt_tokens_details = usage.prompt_tokens_details
-        reply = self._decoded.read(chunk)
-        if reply.finish_reason == "stop":
-            self._complete, self._has_engine_ended = reply, chunk.finish_reason is not None
-        return iter(())
-
-    def end(self) -> Iterator[KvHandoff | TokenChunk]:
-        """`Ask.end`: the reply. Raises HandoffFailed."""
-        has_handoff = self._result.disaggregated_params is not None
-        if self._complete is not None and (self._has_engine_ended or not has_handoff):
-            yield self._complete
-            return
-        if not has_handoff:
-            raise HandoffFailed(f"Prefill worker {self._worker.label} sent no `disaggregated_params`.")
-        yield KvHandoff(
-            worker_id=self._worker.worker_id,
-            incarnation=self._worker.incarnation,
-            first_token=NO_TOKEN,
-            num_prompt_tokens=self._request.num_prompt_tokens,
-            ttl_s=self._request.deadline_s,
-            engine_state=msgspec.json.encode(self._result),
-        )
+        if result.prompt_tokens_details is None and chunk.completion_usage is not None:
+            result.prompt_tokens_details = chunk.completion_usage.prompt_tokens_details
+        token_ids, reason = _ended(chunk, request.sampling, request.num_generated)
+        if reason == "stop":  # if the engine says so, what it gives for decode is not needed
+            has_engine_ended = chunk.finish_reason is not None
+            usage = _usage(request, result.prompt_tokens_details, request.num_generated + len(token_ids))
+            complete = TokenChunk(token_ids, reason, usage, _logprobs(token_ids, chunk, request.sampling))
+    has_handoff = result.disaggregated_params is not None
+    if complete is not None and (has_engine_ended or not has_handoff):
+        return complete
+    if not has_handoff:
+        raise HandoffFailed(f"Prefill worker {worker.label} sent no `disaggregated_params`.")
+    return KvHandoff(
+        worker_id=worker.worker_id,
+        incarnation=worker.incarnation,
+        first_token=NO_TOKEN,
+        num_prompt_tokens=request.num_prompt_tokens,
+        ttl_s=request.deadline_s,
+        engine_state=msgspec.json.encode(result),
+    )
 
 
-class Decoded:
-    """Reads decode's answer chunk by chunk. Workers may leave it to the caller to find the end."""
-
-    def __init__(self, request: GenerateRequest) -> None:
-        self._request = request
-        self._stops = frozenset(() if request.sampling.ignore_eos else request.sampling.stop_token_ids)
-        self._num_new = 0
-        self._num_cached = 0
-        self._has_ended = False
-        if request.handoff is not None:  # the worker's own usage may come with the last chunk only
-            self._note_cached(_result(request.handoff).prompt_tokens_details)
-
-    def take(self, item: Any) -> Iterator[TokenChunk]:
-        """`Ask.take`."""
-        yield self.read(msgspec.convert(item, wire.DynamoChunk))
-
-    def read(self, chunk: wire.DynamoChunk) -> TokenChunk:
-        """The chunk in Baton's form; the first and the last with usage. Raises the error that it carries."""
-        token_ids, reason, request = chunk.token_ids, None, self._request
-        if chunk.finish_reason is not None:
-            reason = _finish_reason(chunk.finish_reason)
-            if reason == "stop":
-                token_ids = _with_stop_token(chunk, request.sampling)
-        elif not self._stops.isdisjoint(token_ids) and self._num_generated >= request.sampling.min_tokens:
-            place = next(place for place, token_id in enumerate(token_ids) if token_id in self._stops)
-            token_ids, reason = token_ids[: place + 1], "stop"
-        is_first = not self._num_new
-        self._num_new += len(token_ids)
+async def _decoded(request: GenerateRequest, chunks: _Chunks) -> AsyncGenerator[TokenChunk, None]:
+    """Decode's answer; the first and the last chunk have usage. The worker's own may come with the last one
+    only, and the last one may not say that it is.
+    """
+    sampling, num_tokens, has_ended = request.sampling, request.num_generated, False
+    details = _result(request.handoff).prompt_tokens_details if request.handoff is not None else None
+    async for chunk in chunks:
         if chunk.completion_usage is not None:
-            self._note_cached(chunk.completion_usage.prompt_tokens_details)
-        self._has_ended |= reason is not None
-        usage = self._usage() if is_first or reason is not None else None
-        if request.sampling.logprobs is None:
-            return TokenChunk(token_ids, reason, usage)
-        return TokenChunk(token_ids, reason, usage, _logprobs(token_ids, chunk, request.sampling.logprobs))
+            details = chunk.completion_usage.prompt_tokens_details or details
+        token_ids, reason = _ended(chunk, sampling, num_tokens)
+        is_first = num_tokens == request.num_generated
+        num_tokens += len(token_ids)
+        has_ended |= reason is not None
+        usage = _usage(request, details, num_tokens) if is_first or reason is not None else None
+        yield TokenChunk(token_ids, reason, usage, _logprobs(token_ids, chunk, sampling))
+    if not has_ended and num_tokens >= sampling.max_tokens:
+        yield TokenChunk((), "length", _usage(request, details, num_tokens))
 
-    def end(self) -> Iterator[TokenChunk]:
-        """`Ask.end`: the last chunk, if the worker sent all tokens without a finish reason."""
-        if not self._has_ended and self._num_generated >= self._request.sampling.max_tokens:
-            yield TokenChunk((), "length", self._usage())
 
-    @property
-    def _num_generated(self) -> int:
-        return self._request.num_generated + self._num_new
+def _usage(request: GenerateRequest, details: wire.PromptDetails | None, num_tokens: int) -> Usage:
+    cached = (details and details.cached_tokens) or 0
+    return Usage(request.num_prompt_tokens, min(max(0, cached), request.num_prompt_tokens), num_tokens)
 
-    def _usage(self) -> Usage:
-        return Usage(self._request.num_prompt_tokens, self._num_cached, self._num_generated)
 
-    def _note_cached(self, details: wire.PromptDetails | None) -> None:
-        if details is not None and details.cached_tokens is not None:
-            self._num_cached = min(max(0, details.cached_tokens), self._request.num_prompt_tokens)
+def _ended(
+    chunk: wire.DynamoChunk, sampling: Sampling, num_tokens: int
+) -> tuple[tuple[int, ...], FinishReason | None]:
+    """The chunk's tokens up to the answer's end, and why it ends. Workers may leave it to the caller to find
+    the stop token, and TensorRT-LLM leaves it out. `num_tokens` came before.
+    """
+    token_ids, stops = chunk.token_ids, sampling.stop_token_ids
+    if chunk.finish_reason is not None:
+        reason = _finish_reason(chunk.finish_reason)
+        if reason == "stop" and stops and not (token_ids and token_ids[-1] in stops):
+            token_ids = (*token_ids, chunk.stop_reason if isinstance(chunk.stop_reason, int) else stops[0])
+        return token_ids, reason
+    if not sampling.ignore_eos and num_tokens >= sampling.min_tokens:
+        for place, token_id in enumerate(token_ids, start=1):
+            if token_id in stops:
+                return token_ids[:place], "stop"
+    return token_ids, None
 
 
 def _finish_reason(reason: str | wire.ErrorReason) -> FinishReason:
@@ -242,19 +225,15 @@ def _finish_reason(reason: str | wire.ErrorReason) -> FinishReason:
     raise EngineFailure(f"The engine failed on this request: {said}.")
 
 
-def _with_stop_token(chunk: wire.DynamoChunk, sampling: Sampling) -> tuple[int, ...]:
-    """With the stop token that ended the answer, which TensorRT-LLM leaves out."""
-    token_ids, stops = chunk.token_ids, sampling.stop_token_ids
-    if not stops or (token_ids and token_ids[-1] in stops):
-        return token_ids
-    return (*token_ids, chunk.stop_reason if isinstance(chunk.stop_reason, int) else stops[0])
-
-
-def _logprobs(token_ids: tuple[int, ...], chunk: wire.DynamoChunk, num_top: int) -> tuple[TokenLogprob, ...]:
-    """One entry per token, also if the worker sent fewer."""
-    rest = len(token_ids)
-    chosen = [*(chunk.log_probs or ()), *[_NO_LOGPROB] * rest]
-    tops = [*(chunk.top_logprobs or ()), *[[] for _ in range(rest)]]
+def _logprobs(
+    token_ids: tuple[int, ...], chunk: wire.DynamoChunk, sampling: Sampling
+) -> tuple[TokenLogprob, ...] | None:
+    """One entry per token, also if the worker sent fewer; None if the client wants none."""
+    num_top = sampling.logprobs
+    if num_top is None:
+        return None
+    chosen = itertools.chain(chunk.log_probs or (), itertools.repeat(_NO_LOGPROB))
+    tops = itertools.chain(chunk.top_logprobs or (), itertools.repeat(()))
     return tuple(
         TokenLogprob(token_id, logprob, tuple((each.token_id, each.logprob) for each in top[:num_top]))
         for token_id, logprob, top in zip(token_ids, chosen, tops, strict=False)

@@ -2,16 +2,23 @@
 
 import asyncio
 import itertools
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import AsyncGenerator
+from typing import TYPE_CHECKING, Any
 
-from baton.dynamo.asks import Ask
-from baton.dynamo.bodies import canary, dynamo_ask
+from baton.dynamo.bodies import dynamo_body, dynamo_replies
 from baton.dynamo.cards import FOREIGN
 from baton.dynamo.errors import error_of
-from baton.dynamo.own import own_ask
-from baton.errors import BatonError, DeadlineExceeded, InvalidRequest, WorkerLost
-from baton.messages import UNDECODABLE, GenerateRequest, Reply, Request, StatsRequest, TokenChunk, WorkerInfo
+from baton.dynamo.own import own_body, own_replies
+from baton.errors import BatonError, DeadlineExceeded, WorkerLost
+from baton.messages import (
+    UNDECODABLE,
+    GenerateRequest,
+    KvHandoff,
+    Request,
+    StatsRequest,
+    TokenChunk,
+    WorkerInfo,
+)
 from baton.pace import TICK_S
 from baton.streams import Replies
 
@@ -21,24 +28,34 @@ if TYPE_CHECKING:
 CANARY_S = 7.0
 """How long an engine of Dynamo's may leave a canary unanswered; longer by the length of the longest prompt
 that waits, since it may compute that first."""
+_CANARY_LIMIT_S = 70.0
 _TOKENS_PER_S = 4000
 _STOP_S = 5.0
 _numbers = itertools.count()
 
 
 class Call:
-    """One running call. A task of its own reads the binding's stream, since callers advance a generator from
-    several tasks. Dynamo's runtime refuses two calls with the same id at a time.
+    """One running call; `handoff` is what prefill answered. A task of its own reads the binding's stream,
+    since callers advance a generator from several tasks. Dynamo's runtime refuses two calls with the same id
+    at a time.
     """
 
-    def __init__(self, instance: "Instance", ask: Ask) -> None:
+    def __init__(self, instance: "Instance", request: Request) -> None:
+        """Raises NotResumable, InvalidRequest."""
         from dynamo.runtime import Context  # noqa: PLC0415  of an extra
 
-        self.replies = Replies()
-        self.num_prompt_tokens = ask.num_prompt_tokens
-        self._context = Context(f"{ask.name}.{next(_numbers)}", ask.trace_headers)
         self._instance = instance
-        self._ask = ask
+        self._request = request
+        self._body = own_body(request) if instance.is_own else dynamo_body(request, instance.worker)
+        self._limit_s = None if instance.is_own else _CANARY_LIMIT_S
+        self.num_prompt_tokens, name, headers = 0, type(request).__name__, None
+        if isinstance(request, GenerateRequest):
+            self._limit_s, name, headers = request.deadline_s, request.request_id, request.trace_headers
+            if not instance.is_own and request.handoff is None:
+                self.num_prompt_tokens = len(request.token_ids)
+        self._context = Context(f"{name}.{next(_numbers)}", headers)
+        self.replies = Replies()
+        self.handoff: KvHandoff | None = None
         self._is_open = self._is_left = self._is_complete = False
         self.task = asyncio.get_running_loop().create_task(self._run())
 
@@ -60,10 +77,15 @@ class Call:
             self.task.add_done_callback(lambda _: stop.cancel())
 
     async def _run(self) -> None:
-        worker = self._instance.worker
+        worker, request, items = self._instance.worker, self._request, self._items()
+        read = own_replies(items) if self._instance.is_own else dynamo_replies(request, worker, items)
         try:
-            async with asyncio.timeout(self._ask.limit_s):
-                await self._read()
+            async with asyncio.timeout(self._limit_s):
+                async for reply in read:
+                    if isinstance(reply, KvHandoff):
+                        self.handoff = reply
+                    self._is_complete = isinstance(reply, TokenChunk) and reply.finish_reason is not None
+                    await self.replies.put(reply)
         except TimeoutError:
             self.end(DeadlineExceeded())
         except BatonError as error:
@@ -71,27 +93,22 @@ class Call:
         except UNDECODABLE as error:
             self.end(WorkerLost(f"worker {worker.label} sent what cannot be decoded: {error}"))
         except Exception as error:  # noqa: BLE001  the bindings raise ValueError, or Exception itself
-            self.end(error_of(error, worker, has_handoff=self._ask.has_handoff))
+            has_handoff = isinstance(request, GenerateRequest) and request.handoff is not None
+            self.end(error_of(error, worker, has_handoff=has_handoff))
         finally:
             self.end(None)
 
-    async def _read(self) -> None:
-        instance, ask = self._instance, self._ask
+    async def _items(self) -> AsyncGenerator[Any, None]:
+        """What the worker sends."""
+        instance = self._instance
         direct = instance.client.direct
-        stream = await direct(ask.body, instance.number, annotated=False, context=self._context)
+        stream = await direct(self._body, instance.number, annotated=False, context=self._context)
         self._is_open = True
         if self._is_left:
             self._context.stop_generating()
         async for item in stream:
-            instance.num_silent = 0
-            self.num_prompt_tokens = 0
-            await self._put(ask.take(item))
-        await self._put(ask.end())
-
-    async def _put(self, replies: Iterable[Reply]) -> None:
-        for reply in replies:
-            self._is_complete = isinstance(reply, TokenChunk) and reply.finish_reason is not None
-            await self.replies.put(reply)
+            instance.num_silent = self.num_prompt_tokens = 0
+            yield item
 
 
 class Instance:
@@ -110,24 +127,18 @@ class Instance:
         self.num_silent = 0
         self._canary: Call | None = None
 
-    def ask(self, request: Request) -> Ask:
-        """The request in this worker's form. Raises NotResumable, InvalidRequest."""
-        if self.is_own:
-            return own_ask(request)
-        if not isinstance(request, GenerateRequest):
-            raise InvalidRequest("Dynamo's workers answer requests for tokens only")
-        return dynamo_ask(request, self.worker)
-
-    def begin(self, ask: Ask) -> Call:
-        """Start a call."""
-        call = Call(self, ask)
+    def begin(self, request: Request) -> Call:
+        """Start a call. Raises NotResumable, InvalidRequest."""
+        call = Call(self, request)
         self.calls.add(call)
         call.task.add_done_callback(lambda _: self.calls.discard(call))
         return call
 
-    async def probe(self) -> None:
-        """Return once the worker answers a canary. Raises the canary's error."""
-        await self._probing().replies.take()
+    def probe(self) -> Call:
+        """The running canary, or a new one."""
+        if self._canary is None or self._canary.task.done():
+            self._canary = self.begin(StatsRequest())
+        return self._canary
 
     def tick(self) -> None:
         """Ask a worker that is silent; end its calls if it does not answer that."""
@@ -140,7 +151,7 @@ class Instance:
         if silent_s >= self._canary_s + longest / _TOKENS_PER_S:
             self.lose("it does not respond", is_silent=True)
         elif silent_s >= 0:
-            self._probing()
+            self.probe()
 
     def lose(self, reason: str, *, is_silent: bool = False) -> None:
         """End every call with WorkerLost."""
@@ -148,9 +159,3 @@ class Instance:
             error = WorkerLost(f"worker {self.worker.label} was lost: {reason}")
             error.is_silent = is_silent
             call.end(error)
-
-    def _probing(self) -> Call:
-        """The running canary, or a new one."""
-        if self._canary is None or self._canary.task.done():
-            self._canary = self.begin(own_ask(StatsRequest()) if self.is_own else canary(self.worker))
-        return self._canary

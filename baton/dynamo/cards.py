@@ -35,56 +35,53 @@ def worker_of(path: str, instance: int, text: str) -> WorkerInfo | None:
             raise msgspec.ValidationError(f"longer than {MAX_CARD_BYTES} bytes")
         card = msgspec.json.decode(text, type=ModelCard)
         own = (card.runtime_config.runtime_data or {}).get(OWN)
-        known = None if own is None else msgspec.convert(own, WorkerInfo)
+        info = _dynamos(card) if own is None else msgspec.convert(own, WorkerInfo)
     except UNDECODABLE as error:
         log.warning("card=skipped endpoint=%s instance=%x error=%s", path, instance, error)
         return None
-    role = _ROLES.get(card.worker_type or "", Role.DECODE)
-    worker_id, address = f"{card.worker_type}-{instance:x}", f"{SCHEME}{path}/{instance}"
-    if known is not None and known.role is role and known.model == card.display_name:
-        return msgspec.structs.replace(
-            known, worker_id=worker_id, incarnation=str(instance), endpoint=f"dyn://{path}", address=address
-        )
-    refusal = _refusal(card)
-    if known is not None:
-        own_words = f"{known.role} of {known.model}"
-        refusal = f"its card says {card.worker_type} of {card.display_name}, but {own_words} in `{OWN}`"
-    return WorkerInfo(
-        worker_id=worker_id,
+    if (info.role, info.model) != (_ROLES.get(card.worker_type or "", Role.DECODE), card.display_name):
+        own_words = f"but {info.role} of {info.model} in `{OWN}`"
+        refusal = f"its card says {card.worker_type} of {card.display_name}, {own_words}"
+        info = msgspec.structs.replace(_dynamos(card), refusal=refusal, is_ready=False)
+    return msgspec.structs.replace(
+        info,
+        worker_id=f"{card.worker_type}-{instance:x}",
         incarnation=str(instance),
-        role=role,
         endpoint=f"dyn://{path}",
+        address=f"{SCHEME}{path}/{instance}",
+    )
+
+
+def _dynamos(card: ModelCard) -> WorkerInfo:
+    """What the card says, without a place in the registry."""
+    # The engine's limit, else the model's: the mocker's is 0.
+    config, longest = card.runtime_config, card.architectural_max_context_length or 0
+    length = config.context_length or card.context_length or longest
+    refusal = ""
+    if card.worker_type not in _ROLES:
+        refusal = f"its card says worker type {card.worker_type}; must be one of {', '.join(_ROLES)}"
+    elif card.model_input != "Tokens":
+        refusal = f"its card says model input {card.model_input}; must be Tokens"
+    elif card.worker_type == "prefill" and config.disaggregated_endpoint:
+        refusal = "its KV is pushed while prefill runs; only engines whose decode pulls it later are served"
+    elif length < 2 or length > longest > 0:
+        refusal = f"its card says a context of {length} tokens; must be from 2 to the model's {longest}"
+    return WorkerInfo(
+        worker_id="",
+        incarnation="",
+        role=_ROLES.get(card.worker_type or "", Role.DECODE),
+        endpoint="",
         model=card.display_name,
         model_path=str(_folder(card)),
-        address=address,
-        context_length=_context_length(card),
+        address="",
+        context_length=length,
         engine=FOREIGN,
         engine_version="",
-        max_batch_size=card.runtime_config.max_num_seqs or None,
+        max_batch_size=config.max_num_seqs or None,
         max_queue_size=MAX_QUEUE_SIZE,
         is_ready=not refusal,
         refusal=refusal,
     )
-
-
-def _refusal(card: ModelCard) -> str:
-    """Why this worker cannot be served; empty if it can."""
-    longest, asked = card.architectural_max_context_length or 0, _context_length(card)
-    if card.worker_type not in _ROLES:
-        return f"its card says worker type {card.worker_type}; must be one of {', '.join(_ROLES)}"
-    if card.model_input != "Tokens":
-        return f"its card says model input {card.model_input}; must be Tokens"
-    if card.worker_type == "prefill" and card.runtime_config.disaggregated_endpoint:
-        return "its KV is pushed while prefill runs; only engines whose decode pulls it later are served"
-    if asked < 2 or asked > longest > 0:
-        return f"its card says a context of {asked} tokens; must be from 2 to the model's {longest}"
-    return ""
-
-
-def _context_length(card: ModelCard) -> int:
-    """The engine's limit, else the model's: the mocker's is 0."""
-    engines = card.runtime_config.context_length or card.context_length
-    return engines or card.architectural_max_context_length or 0
 
 
 def _folder(card: ModelCard) -> Path:

@@ -30,6 +30,10 @@ _ERRORS: tuple[tuple[str, type[BatonError], str], ...] = (
 """By the beginning of the text, since the bindings raise ValueError for nearly all; the first one counts."""
 
 
+class _HttpError(msgspec.Struct):
+    message: str
+
+
 def error_of(error: Exception, worker: WorkerInfo, *, has_handoff: bool) -> BatonError:
     """What ended a call. A worker that refuses a request with a handoff refuses that: prefill has taken the
     rest.
@@ -39,20 +43,11 @@ def error_of(error: Exception, worker: WorkerInfo, *, has_handoff: bool) -> Bato
     if kind is InvalidRequest and has_handoff:
         kind, sentence = HandoffFailed, _FAILED
     name, _, said = text.partition(": ")
-    reason = re.sub("^(ValueError|TypeError): ", "", first_line(_message(said) or name))
-    return kind(sentence.format(worker=worker.label, reason=reason))
-
-
-class _HttpError(msgspec.Struct):
-    message: str
-
-
-def _message(said: str) -> str:
-    """The message of Dynamo's `HttpError`, which arrives as JSON; else the text."""
     try:
-        return msgspec.json.decode(said, type=_HttpError).message
+        said = msgspec.json.decode(said, type=_HttpError).message  # Dynamo's HttpError
     except UNDECODABLE:
-        return said
+        said = re.sub("^(ValueError|TypeError): ", "", said)
+    return kind(sentence.format(worker=worker.label, reason=first_line(said or name)))
 
 
 def first_line(text: str) -> str:

@@ -57,7 +57,7 @@ class SamplingOptions(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class OutputOptions(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """`logprobs`: 0 is the chosen token's, n also the n likeliest."""
+    """`logprobs` 0 is the chosen token's, n also the n likeliest."""
 
     logprobs: int | None = None
     prompt_logprobs: int | None = None
@@ -124,7 +124,7 @@ class ErrorReason(msgspec.Struct):
     error: str
 
 
-class TopLogprob(msgspec.Struct, kw_only=True, omit_defaults=True):
+class TopLogprob(msgspec.Struct, omit_defaults=True):
     """One of the likeliest tokens; some workers give its rank."""
 
     token_id: TokenId

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import random
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,6 @@ from baton.dynamo.runtime import RuntimeSettings
 from baton.errors import WorkerUnreached
 from baton.messages import (
     GenerateRequest,
-    KvHandoff,
     PrefillFirst,
     Reply,
     Request,
@@ -53,14 +52,14 @@ class _Endpoint:
         self._waiting: asyncio.Task[None] | None = None
         cards.start_tracking()
 
-    def workers(self) -> dict[int, WorkerInfo]:
-        """Those that are registered: with an instance and a card."""
+    def workers(self) -> Iterator[tuple[int, WorkerInfo]]:
+        """Those that are registered, by instance: with a card."""
         cards, numbers = self._cards.get_model_cards(), self.client.instance_ids()
         if not numbers and (self._waiting is None or self._waiting.done()):
             self._waiting = asyncio.get_running_loop().create_task(self._wait())
-        known = [number for number in numbers if str(number) in cards][:MAX_WORKERS]
-        found = {number: worker_of(self.path, number, cards[str(number)]) for number in known}
-        return {number: worker for number, worker in found.items() if worker is not None}
+        for number in [number for number in numbers if str(number) in cards][:MAX_WORKERS]:
+            if (worker := worker_of(self.path, number, cards[str(number)])) is not None:
+                yield number, worker
 
     async def _wait(self) -> None:
         """Wait for an instance, which fails if the runtime has ended; its lists are then empty."""
@@ -135,7 +134,7 @@ class DynamoPlane:
         found = {
             worker.address: Instance(endpoint.client, number, worker, self._liveness_s)
             for endpoint in self._endpoints
-            for number, worker in endpoint.workers().items()
+            for number, worker in endpoint.workers()
         }
         known = {key: each for key, each in self._instances.items() if key in found or each.calls}
         self._instances = found | known
@@ -146,28 +145,28 @@ class DynamoPlane:
         instance = self._instances.get(address)
         if instance is None:
             raise WorkerUnreached(f"{address} is not registered")
-        if not instance.is_own and (known := await _without_engine(instance, request)):
-            yield known
+        is_dynamos, handoff = not instance.is_own, None
+        if is_dynamos and isinstance(request, StatsRequest):
+            canary = instance.probe()
+            await asyncio.wait([canary.task])
+            await canary.replies.take()
+            yield WorkerStats(num_running=len(instance.calls))
             return
-        call = instance.begin(instance.ask(request))
-        handoff = request.handoff if isinstance(request, GenerateRequest) else None
-        was_held = self._handoffs.claim(handoff)
-        is_holding = not instance.is_own and instance.worker.role is Role.PREFILL
+        if is_dynamos and isinstance(request, GenerateRequest):
+            handoff, num_tokens = request.handoff, len(request.token_ids)
+            most = request.local_prefill_tokens if handoff is None else None
+            if most is not None and num_tokens > most:
+                yield PrefillFirst(num_tokens, is_busy=False)
+                return
+        call = instance.begin(request)
         try:
-            while replies := await call.replies.take():
-                for reply in replies:
-                    if is_holding and isinstance(reply, KvHandoff):
-                        handoff = reply
-                        self._handoffs.hold(reply)
-                    yield reply
-        except WorkerUnreached:
-            if was_held and handoff is not None:
-                self._handoffs.hold(handoff)
-            is_holding = was_held
-            raise
+            with self._handoffs.taking(handoff):
+                while replies := await call.replies.take():
+                    for reply in replies:
+                        yield reply
         finally:
-            if is_holding and isinstance(request, GenerateRequest):
-                self._handoffs.release(request, call, handoff)
+            if is_dynamos and instance.worker.role is Role.PREFILL and isinstance(request, GenerateRequest):
+                self._handoffs.release(request, call)
             else:
                 call.leave()
 
@@ -236,14 +235,3 @@ class DynamoPlane:
     def _tick(self) -> None:
         for instance in self._instances.values():
             instance.tick()
-
-
-async def _without_engine(instance: Instance, request: Request) -> Reply | None:
-    """What is known of a worker of Dynamo's without its engine; None if that must answer."""
-    if isinstance(request, StatsRequest):
-        await instance.probe()
-        return WorkerStats(num_running=sum(not call.task.done() for call in instance.calls))
-    if not isinstance(request, GenerateRequest) or request.handoff is not None:
-        return None
-    num_tokens, most = len(request.token_ids), request.local_prefill_tokens
-    return PrefillFirst(num_tokens, is_busy=False) if most is not None and num_tokens > most else None

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from functools import partial
 from pathlib import Path
@@ -16,11 +16,12 @@ from dynamo.runtime import Context, DistributedRuntime
 from baton.dynamo.bodies import CANARY
 from baton.dynamo.cards import OWN
 from baton.dynamo.messages import DynamoRequest
-from baton.dynamo.own import own_item, own_request
+from baton.dynamo.own import own_body, own_request
 from baton.dynamo.worker_messages import dynamo_chunk, generate_request, prefill_answer
 from baton.errors import BatonError, EngineFailure, InvalidRequest, WorkerLost
 from baton.messages import (
     NO_TOKEN,
+    GenerateRequest,
     KvHandoff,
     Role,
     StatsRequest,
@@ -52,21 +53,6 @@ _ERRORS: dict[str, type[Exception]] = {
 """By Baton's code; others are Unknown."""
 
 
-class _Answer(Replies):
-    """One running answer. `is_pinned`: its reader has the handoff of KV that its task holds."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.is_pinned = False
-        self.task: asyncio.Task[None]
-
-    def stop(self) -> None:
-        """Cancel the work, once; but not of pinned KV."""
-        self.leave()
-        if not self.is_pinned and not self.task.cancelling():
-            self.task.cancel()
-
-
 class WorkerEndpoint:
     """A worker in Dynamo's registry: callers see it once served, clients once its model is registered."""
 
@@ -83,7 +69,7 @@ class WorkerEndpoint:
         self._start_id = NO_TOKEN
         self._serving: asyncio.Future[None] | None = None
         self._has_model = False
-        self._answers: set[_Answer] = set()
+        self._answers: dict[asyncio.Task[None], Replies] = {}
 
     async def show(self, card: WorkerInfo) -> None:
         """Register what the card says; a worker that is not ready has no model for clients yet."""
@@ -117,11 +103,10 @@ class WorkerEndpoint:
     async def close(self) -> None:
         """End every answer and stop serving."""
         self._is_closed = True
-        waits: list[asyncio.Future[None]] = [self._serving] if self._serving else []
-        for answer in self._answers:
+        for task, answer in self._answers.items():
             answer.end(WorkerLost("the worker has stopped"))
-            answer.task.cancel()
-            waits.append(answer.task)
+            task.cancel()
+        waits = [*self._answers, *([self._serving] if self._serving else ())]
         self._runtime.shutdown()
         if waits:
             await asyncio.wait(waits, timeout=_CLOSE_S)
@@ -177,70 +162,80 @@ class WorkerEndpoint:
 
     async def _answer(self, body: Any, context: Context) -> AsyncGenerator[Any, None]:
         """Dynamo's handler: the items of one answer. A body of bytes is from a process of Baton's."""
-        answer, is_own = _Answer(), isinstance(body, bytes)
-        work = self._answer_own(body, answer) if is_own else self._answer_dynamos(body, context, answer)
-        answer.task = asyncio.create_task(_run(work, answer, context.id()))
-        self._answers.add(answer)
-        answer.task.add_done_callback(lambda _: self._answers.discard(answer))
+        answer, is_own = Replies(), isinstance(body, bytes)
+        task = asyncio.create_task(self._work(body, context, answer))
+        self._answers[task] = answer
+        task.add_done_callback(self._answers.pop)
+
+        def stop(_: object = None) -> None:
+            answer.leave()
+            # Once; and KV that was handed over stays pinned.
+            if not answer.has_ended and not task.cancelling():
+                task.cancel()
+
         stopped = context.async_killed_or_stopped()
-        stopped.add_done_callback(lambda _: answer.stop())
+        stopped.add_done_callback(stop)
         try:
             while replies := await answer.take():
                 if is_own:
-                    yield own_item(replies)
+                    yield own_body(replies)
                     continue
                 for reply in replies:
                     assert isinstance(reply, KvHandoff | TokenChunk)
-                    answer.is_pinned = isinstance(reply, KvHandoff)
                     yield msgspec.to_builtins(dynamo_chunk(reply, self._card))
         except BatonError as error:
             if not is_own:
                 log.info(Line("request failed", request_id=context.id(), error=repr(error)))
                 raise _ERRORS.get(error.code, Unknown)(error.message) from None
-            yield own_item(error=error)
+            yield own_body(error.to_wire())
         finally:
             stopped.cancel()
-            answer.stop()
+            stop()
 
-    async def _answer_own(self, body: bytes, answer: _Answer) -> None:
-        async with aclosing(self._respond(own_request(body))) as replies:
-            async for reply in replies:
-                await answer.put(reply)
-
-    async def _answer_dynamos(self, body: Any, context: Context, answer: _Answer) -> None:
-        """Fill `answer`; after a handoff it has ended, but this runs on while the KV is pinned."""
+    async def _work(self, body: Any, context: Context, answer: Replies) -> None:
+        """Fill `answer`. After a handoff to Dynamo it has ended, but this runs on while the KV is pinned."""
         try:
-            asked = msgspec.convert(body, DynamoRequest, str_keys=True)
-        except msgspec.ValidationError as error:
-            raise InvalidRequest(f"the request is not served: {error}") from error
+            asked = None if isinstance(body, bytes) else _dynamos_request(body)
+            request = own_request(body) if asked is None else await self._request(asked, context, answer)
+            if request is None:
+                return
+            async with aclosing(self._respond(request)) as replies:
+                async for reply in replies:
+                    if asked is None or not isinstance(reply, KvHandoff):
+                        await answer.put(reply)
+                    elif asked.is_health_check:  # nobody takes the KV
+                        await answer.put(TokenChunk((max(reply.first_token, 0),), "length"))
+                        return
+                    else:
+                        await answer.put(reply)
+                        answer.end()
+        except BatonError as error:
+            answer.end(error)
+        except Exception:  # process edge: any engine error goes to the caller
+            log.exception(Line("answer failed", request_id=context.id()))
+            answer.end(EngineFailure(f"the engine failed on request {context.id()}; see the worker's log"))
+        finally:
+            answer.end()
+
+    async def _request(
+        self, asked: DynamoRequest, context: Context, answer: Replies
+    ) -> GenerateRequest | None:
+        """What Dynamo asks of this worker; None if prefill has answered it, which is then in `answer`."""
         request = generate_request(asked, self._card, context.id(), self._start_id)
         request = msgspec.structs.replace(request, trace_headers=context.trace_headers())
-        if asked.prefill_result is not None and self._card.role is Role.DECODE:
-            prefilled = prefill_answer(asked.prefill_result.disaggregated_params, self._card)
-            if isinstance(prefilled, TokenChunk):
-                await answer.put(prefilled)
-                return
-            request = after_handoff(request, prefilled)
-            if prefilled.first_chunk is not None:
-                await answer.put(prefilled.first_chunk)
-        async with aclosing(self._respond(request)) as replies:
-            async for reply in replies:
-                if isinstance(reply, KvHandoff) and asked.is_health_check:  # nobody takes the KV
-                    await answer.put(TokenChunk((max(reply.first_token, 0),), "length"))
-                    return
-                await answer.put(reply)
-                if isinstance(reply, KvHandoff):
-                    answer.end()
+        if asked.prefill_result is None or self._card.role is Role.PREFILL:
+            return request
+        prefilled = prefill_answer(asked.prefill_result.disaggregated_params, self._card)
+        if isinstance(prefilled, TokenChunk):
+            await answer.put(prefilled)
+            return None
+        if prefilled.first_chunk is not None:
+            await answer.put(prefilled.first_chunk)
+        return after_handoff(request, prefilled)
 
 
-async def _run(work: Coroutine[Any, Any, None], replies: Replies, request_id: str) -> None:
-    """Do the work that makes `replies`, and end them as it ends."""
+def _dynamos_request(body: Any) -> DynamoRequest:
     try:
-        await work
-    except BatonError as error:
-        replies.end(error)
-    except Exception:  # process edge: any engine error goes to the caller
-        log.exception(Line("answer failed", request_id=request_id))
-        replies.end(EngineFailure(f"the engine failed on request {request_id}; see the worker's log"))
-    finally:
-        replies.end()
+        return msgspec.convert(body, DynamoRequest, str_keys=True)
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(f"the request is not served: {error}") from error

@@ -19,8 +19,6 @@ from baton.messages import (
     Sampling,
     Syntax,
     TokenChunk,
-    TokenLogprob,
-    Usage,
     WorkerInfo,
 )
 from baton.pairing import why_not_paired
@@ -56,22 +54,8 @@ def generate_request(
     """The request of a worker with this `card`, without its handoff. `start_id` is `<|start|>`: a prompt that
     ends in the header of a message is a conversation's. Raises InvalidRequest, naming Dynamo's field.
     """
-    routing = body.routing or wire.Routing()
-    return GenerateRequest(
-        request_id=request_id,
-        model=body.model,
-        token_ids=body.token_ids,
-        deadline_s=DEADLINE_S,
-        # Dynamo's higher ones run first, Baton's lower ones.
-        priority=min(max(-(routing.priority or 0), -_MOST_PRIORITY), _MOST_PRIORITY),
-        cache_salt=routing.cache_salt or "",
-        sampling=_sampling(body, card, is_conversation=start_id in body.token_ids[-2:]),
-    )
-
-
-def _sampling(body: wire.DynamoRequest, card: WorkerInfo, *, is_conversation: bool) -> Sampling:
     stops, options = body.stop_conditions, body.sampling_options
-    output = body.output_options or wire.OutputOptions()
+    output, routing = body.output_options or wire.OutputOptions(), body.routing or wire.Routing()
     if options.use_beam_search:
         raise InvalidRequest("beam search is not served", param="use_beam_search")
     if output.prompt_logprobs is not None:
@@ -82,23 +66,33 @@ def _sampling(body: wire.DynamoRequest, card: WorkerInfo, *, is_conversation: bo
     max_tokens = None if card.role is Role.PREFILL else stops.max_tokens
     hidden, visible = stops.stop_token_ids_hidden, stops.stop_token_ids_visible
     ends = (stops.stop_token_ids, hidden, visible, body.eos_token_ids)
-    given = {name: value for name in _SAME if (value := getattr(options, name)) is not None}
-    return Sampling(
+    sampling = Sampling(
         max_tokens=max_tokens or card.context_length,
         min_tokens=stops.min_tokens or 0,
         stop_token_ids=tuple({token_id: None for each in ends for token_id in each or ()}),
         ignore_eos=bool(stops.ignore_eos),
         logprobs=output.logprobs,
-        guided=_guided(options.guided_decoding, is_conversation),
+        guided=_guided(options.guided_decoding, is_conversation=start_id in body.token_ids[-2:]),
         seed=random.getrandbits(63) if options.seed is None else options.seed % (1 << 63),
         is_seeded=options.seed is not None,
         top_k=max(options.top_k or 0, 0),
         logit_bias=options.logit_bias or {},
-        **given,
+        **{name: value for name in _SAME if (value := getattr(options, name)) is not None},
+    )
+    # Dynamo's higher ones run first, Baton's lower ones.
+    priority = min(max(-(routing.priority or 0), -_MOST_PRIORITY), _MOST_PRIORITY)
+    return GenerateRequest(
+        request_id=request_id,
+        model=body.model,
+        token_ids=body.token_ids,
+        deadline_s=DEADLINE_S,
+        priority=priority,
+        cache_salt=routing.cache_salt or "",
+        sampling=sampling,
     )
 
 
-def _guided(asked: wire.GuidedDecoding | None, is_conversation: bool) -> Guided | None:
+def _guided(asked: wire.GuidedDecoding | None, *, is_conversation: bool) -> Guided | None:
     """The form of the final message after at most one of reasoning, or of a raw completion."""
     given = {} if asked is None else msgspec.structs.asdict(asked)
     demanded = {name: value for name, value in given.items() if value is not None}
@@ -121,23 +115,26 @@ def dynamo_chunk(reply: KvHandoff | TokenChunk, source: WorkerInfo) -> wire.Dyna
     """The reply of the worker `source` for Dynamo's frontend. Prefill's goes to decode if it ended with
     `length`, which Dynamo's frontend does not take for the answer's.
     """
-    if isinstance(reply, KvHandoff):
-        return _for_decode((max(reply.first_token, 0),), PrefillAnswer(source=source, reply=reply))
-    if source.role is Role.PREFILL and reply.finish_reason == "length":
-        return _for_decode(reply.token_ids, PrefillAnswer(source=source, reply=reply))
-    logprobs = reply.logprobs
-    return wire.DynamoChunk(
-        token_ids=reply.token_ids,
-        finish_reason=reply.finish_reason,
-        log_probs=[each.logprob for each in logprobs] if logprobs is not None else None,
-        top_logprobs=[_top(each) for each in logprobs] if logprobs is not None else None,
-        completion_usage=_usage(reply.usage) if reply.usage is not None else None,
-    )
-
-
-def _for_decode(token_ids: tuple[int, ...], answer: PrefillAnswer) -> wire.DynamoChunk:
-    params = msgspec.to_builtins(answer)
-    return wire.DynamoChunk(token_ids=token_ids, finish_reason="length", disaggregated_params=params)
+    if isinstance(reply, KvHandoff) or (source.role is Role.PREFILL and reply.finish_reason == "length"):
+        token_ids = (max(reply.first_token, 0),) if isinstance(reply, KvHandoff) else reply.token_ids
+        params = msgspec.to_builtins(PrefillAnswer(source=source, reply=reply))
+        return wire.DynamoChunk(token_ids=token_ids, finish_reason="length", disaggregated_params=params)
+    chunk = wire.DynamoChunk(token_ids=reply.token_ids, finish_reason=reply.finish_reason)
+    if reply.logprobs is not None:
+        chunk.log_probs = [each.logprob for each in reply.logprobs]
+        tops = [each.top or ((each.token_id, each.logprob),) for each in reply.logprobs]
+        chunk.top_logprobs = [
+            [wire.TopLogprob(token_id, value, rank) for rank, (token_id, value) in enumerate(top, start=1)]
+            for top in tops
+        ]
+    if (usage := reply.usage) is not None:
+        chunk.completion_usage = wire.CompletionUsage(
+            prompt_tokens=usage.num_prompt_tokens,
+            completion_tokens=usage.num_completion_tokens,
+            total_tokens=usage.num_prompt_tokens + usage.num_completion_tokens,
+            prompt_tokens_details=wire.PromptDetails(cached_tokens=usage.num_cached_tokens),
+        )
+    return chunk
 
 
 def prefill_answer(params: object, card: WorkerInfo) -> KvHandoff | TokenChunk:
@@ -152,20 +149,3 @@ def prefill_answer(params: object, card: WorkerInfo) -> KvHandoff | TokenChunk:
     if reason := why_not_paired(answer.source, card):
         raise HandoffFailed(f"the handoff is another fleet's: {reason}")
     return answer.reply
-
-
-def _top(logprob: TokenLogprob) -> list[wire.TopLogprob]:
-    top = logprob.top or ((logprob.token_id, logprob.logprob),)
-    return [
-        wire.TopLogprob(token_id=token_id, logprob=value, rank=rank)
-        for rank, (token_id, value) in enumerate(top, start=1)
-    ]
-
-
-def _usage(usage: Usage) -> wire.CompletionUsage:
-    return wire.CompletionUsage(
-        prompt_tokens=usage.num_prompt_tokens,
-        completion_tokens=usage.num_completion_tokens,
-        total_tokens=usage.num_prompt_tokens + usage.num_completion_tokens,
-        prompt_tokens_details=wire.PromptDetails(cached_tokens=usage.num_cached_tokens),
-    )

@@ -1,13 +1,14 @@
 """What Dynamo's workers are asked, and what becomes of their chunks and errors."""
 
+from collections.abc import AsyncIterator
 from typing import Any
 
 import msgspec
 import pytest
 
-from baton.dynamo.bodies import Decoded, Prefilled, dynamo_ask, dynamo_request, release_request
+from baton.dynamo.bodies import dynamo_replies, dynamo_request, release_request
 from baton.dynamo.errors import error_of
-from baton.dynamo.messages import BYPASS, DynamoChunk
+from baton.dynamo.messages import BYPASS
 from baton.errors import (
     BatonError,
     EngineFailure,
@@ -26,6 +27,7 @@ from baton.messages import (
     Role,
     TokenChunk,
     TokenLogprob,
+    Usage,
     after_handoff,
 )
 from tests.requests import token_request
@@ -42,18 +44,22 @@ def greedy(**fields: Any) -> GenerateRequest:
     return token_request([1, 2, 3], **{"max_tokens": 9, "temperature": 0.0, "stop_token_ids": (7,)} | fields)
 
 
-def chunk(**fields: Any) -> DynamoChunk:
-    return msgspec.convert(fields, DynamoChunk)
+async def replies(request: GenerateRequest, *chunks: dict[str, Any], of: str = "d") -> list[Any]:
+    """What the caller gets of a decode worker, or a prefill worker, that sends these chunks."""
+
+    async def items() -> AsyncIterator[Any]:
+        for chunk in chunks:
+            yield chunk
+
+    return [reply async for reply in dynamo_replies(request, worker(of), items())]
 
 
-def test_prefill_is_asked_for_one_token_and_decode_for_all_with_the_handoff() -> None:
+async def test_prefill_is_asked_for_one_token_and_decode_for_all_with_the_handoff() -> None:
     request = greedy(logprobs=2)
-    reader = Prefilled(request, worker("p"))
     details = {"cached_tokens": 2}
-    reader.take(chunk(token_ids=[5], disaggregated_params={"blocks": [1]}, completion_usage={
-        "prompt_tokens_details": details}))  # fmt: skip
-    reader.take(chunk(finish_reason="length"))
-    (handoff,) = reader.end()
+    first = {"token_ids": [5], "disaggregated_params": {"blocks": [1]}}
+    first["completion_usage"] = {"prompt_tokens_details": details}
+    (handoff,) = await replies(request, first, {"finish_reason": "length"}, of="p")
     assert isinstance(handoff, KvHandoff)
 
     prefill = asked(request, Role.PREFILL)
@@ -75,7 +81,7 @@ def test_prefill_is_asked_for_one_token_and_decode_for_all_with_the_handoff() ->
 def test_unwanted_kv_is_released_with_one_token_also_of_a_resumed_answer(num_generated: int) -> None:
     handoff = KvHandoff(incarnation="12", first_token=5, num_prompt_tokens=1, ttl_s=9.0, engine_state=b"{}")
     request = msgspec.structs.replace(greedy(temperature=1.0), num_generated=num_generated)
-    body = asked(release_request(request, handoff))
+    body = asked(release_request(request, handoff, 60.0))
 
     assert body["stop_conditions"] == {"max_tokens": 1, "ignore_eos": True}
     assert body["sampling_options"]["temperature"] == 0.0
@@ -94,11 +100,6 @@ def test_stop_tokens_priority_and_salt_are_in_dynamos_terms() -> None:
     assert body["routing"] == {"priority": 100, "cache_salt": "s"}
     assert body["priority"] == 1.0
     assert asked(greedy(ignore_eos=True))["stop_conditions"] == {"max_tokens": 9, "ignore_eos": True}
-
-
-def test_a_trace_goes_with_the_question() -> None:
-    traced = msgspec.structs.replace(greedy(), trace_headers={"traceparent": "00-1-2-01"})
-    assert dynamo_ask(traced, worker("d")).trace_headers == {"traceparent": "00-1-2-01"}
 
 
 def test_a_demanded_form_becomes_a_structural_tag() -> None:
@@ -127,104 +128,95 @@ def test_only_a_sampled_answer_has_a_seed() -> None:
     assert "seed" not in asked(greedy(seed=3))["sampling_options"]
 
 
-def test_cached_tokens_that_prefill_reported_are_in_the_first_usage() -> None:
+async def test_cached_tokens_that_prefill_reported_are_in_the_first_usage() -> None:
     state = msgspec.json.encode({"prompt_tokens_details": {"cached_tokens": 2}, "disaggregated_params": "x"})
     handoff = KvHandoff(first_token=-1, num_prompt_tokens=3, ttl_s=9.0, engine_state=state)
-    usage = Decoded(after_handoff(greedy(), handoff)).read(chunk(token_ids=[5])).usage
+    (reply,) = await replies(after_handoff(greedy(), handoff), {"token_ids": [5]})
 
-    assert usage is not None
-    assert usage.num_cached_tokens == 2
+    assert reply.usage.num_cached_tokens == 2
 
 
-def test_the_first_and_the_last_chunk_have_usage() -> None:
-    reader = Decoded(greedy())
-    usage = {"prompt_tokens": 3, "prompt_tokens_details": {"cached_tokens": 99}}
-
-    first, then, last = (
-        reader.read(chunk(token_ids=[5], completion_usage=usage)),
-        reader.read(chunk(token_ids=[6])),
-        reader.read(chunk(token_ids=[], finish_reason="length")),
+async def test_the_first_and_the_last_chunk_have_usage() -> None:
+    first, then, last = await replies(
+        greedy(),
+        {"token_ids": [5], "completion_usage": {"prompt_tokens_details": {"cached_tokens": 99}}},
+        {"token_ids": [6]},
+        {"token_ids": [], "finish_reason": "length"},
     )
 
-    assert first.usage is not None
-    assert (first.usage.num_prompt_tokens, first.usage.num_cached_tokens) == (3, 3)
+    assert first.usage == Usage(3, 3, 1)
     assert then == TokenChunk((6,))
-    assert last.usage is not None
-    assert (last.finish_reason, last.usage.num_completion_tokens) == ("length", 2)
+    assert last == TokenChunk((), "length", Usage(3, 3, 2))
 
 
 @pytest.mark.parametrize(
-    ("last", "token_ids"),
+    ("sent", "token_ids", "reason"),
     [
-        ({"token_ids": [5], "finish_reason": "stop", "stop_reason": 7}, (5, 7)),
-        ({"token_ids": [5, 7], "finish_reason": "stop", "stop_reason": 7}, (5, 7)),
-        ({"token_ids": [5], "finish_reason": "eos"}, (5, 7)),
-        ({"token_ids": [5], "finish_reason": "length"}, (5,)),
+        ({"token_ids": [5], "finish_reason": "stop", "stop_reason": 7}, (5, 7), "stop"),
+        ({"token_ids": [5, 7], "finish_reason": "stop", "stop_reason": 7}, (5, 7), "stop"),
+        ({"token_ids": [5], "finish_reason": "eos"}, (5, 7), "stop"),
+        ({"token_ids": [5], "finish_reason": "length"}, (5,), "length"),
+        ({"token_ids": [5, 7, 6]}, (5, 7), "stop"),
     ],
 )
-def test_a_stop_token_that_the_engine_leaves_out_is_added(
-    last: dict[str, Any], token_ids: tuple[int, ...]
+async def test_the_stop_token_is_the_last_one_wherever_the_engine_leaves_it(
+    sent: dict[str, Any], token_ids: tuple[int, ...], reason: str
 ) -> None:
-    assert Decoded(greedy()).read(chunk(**last)).token_ids == token_ids
+    (reply,) = await replies(greedy(), sent)
+    assert (reply.token_ids, reply.finish_reason) == (token_ids, reason)
 
 
-def test_the_end_of_an_answer_is_found_without_a_finish_reason() -> None:
-    stopped = Decoded(greedy()).read(chunk(token_ids=[5, 7, 6]))
-    assert (stopped.token_ids, stopped.finish_reason) == ((5, 7), "stop")
-    assert Decoded(greedy(min_tokens=1)).read(chunk(token_ids=[7])).finish_reason is None
+async def test_an_answer_has_all_its_tokens_though_the_engine_does_not_say_that_it_ended() -> None:
+    (more,) = await replies(greedy(min_tokens=1), {"token_ids": [7]})
+    assert more.finish_reason is None
 
-    reader = Decoded(greedy(max_tokens=2))
-    assert reader.read(chunk(token_ids=[5, 6])).finish_reason is None
-    (last,) = reader.end()
+    *_, last = await replies(greedy(max_tokens=2), {"token_ids": [5, 6]})
     assert (last.token_ids, last.finish_reason) == ((), "length")
 
 
-def test_a_stop_token_of_prefill_goes_to_decode_if_the_engine_hands_over() -> None:
-    reader = Prefilled(greedy(), worker("p"))
-    reader.take(chunk(token_ids=[7], disaggregated_params={"a": 1}))
-    assert isinstance(next(reader.end()), KvHandoff)
+async def test_a_stop_token_of_prefill_goes_to_decode_if_the_engine_hands_over() -> None:
+    (reply,) = await replies(greedy(), {"token_ids": [7], "disaggregated_params": {"a": 1}}, of="p")
+    assert isinstance(reply, KvHandoff)
 
 
-def test_every_token_has_a_log_probability() -> None:
+@pytest.mark.parametrize("params", [None, {"a": 1}])
+async def test_an_answer_that_prefill_finished_needs_no_decode(params: object) -> None:
+    sent = {"token_ids": [7], "finish_reason": "stop", "disaggregated_params": params}
+    (reply,) = await replies(greedy(), sent, of="p")
+    assert (reply.token_ids, reply.finish_reason) == ((7,), "stop")
+
+
+async def test_every_token_has_a_log_probability() -> None:
     tops = [[{"token_id": 5, "logprob": -0.5, "rank": 1}, {"token_id": 6, "logprob": -2.0}]]
-    given = Decoded(greedy(logprobs=1)).read(chunk(token_ids=[5], log_probs=[-0.5], top_logprobs=tops))
-    missing = Decoded(greedy(logprobs=1)).read(chunk(token_ids=[5, 6]))
+    given = {"token_ids": [5], "log_probs": [-0.5], "top_logprobs": tops}
+    first, then = await replies(greedy(logprobs=1), given, {"token_ids": [5, 6]})
 
-    assert given.logprobs == (TokenLogprob(5, -0.5, ((5, -0.5),)),)
-    assert missing.logprobs == (TokenLogprob(5, -9999.0), TokenLogprob(6, -9999.0))
+    assert first.logprobs == (TokenLogprob(5, -0.5, ((5, -0.5),)),)
+    assert then.logprobs == (TokenLogprob(5, -9999.0), TokenLogprob(6, -9999.0))
 
 
 @pytest.mark.parametrize(
-    ("reason", "kind"),
+    ("sent", "kind"),
     [
-        ({"error": "CUDA\nTraceback"}, EngineFailure),
-        ("error", EngineFailure),
-        ("error: no", EngineFailure),
-        ("cancelled", WorkerLost),
-        ("unheard of", EngineFailure),
+        ({"finish_reason": {"error": "CUDA\nTraceback"}}, EngineFailure),
+        ({"finish_reason": "error"}, EngineFailure),
+        ({"finish_reason": "error: no"}, EngineFailure),
+        ({"finish_reason": "cancelled"}, WorkerLost),
+        ({"finish_reason": "unheard of"}, EngineFailure),
     ],
 )
-def test_errors_as_data_are_raised(reason: object, kind: type[BatonError]) -> None:
+async def test_errors_as_data_are_raised(sent: dict[str, Any], kind: type[BatonError]) -> None:
     with pytest.raises(kind) as raised:
-        Decoded(greedy()).read(chunk(finish_reason=reason))
+        await replies(greedy(), sent)
     assert "Traceback" not in raised.value.message
 
 
 @pytest.mark.parametrize("chunks", [[], [{"token_ids": [5], "finish_reason": "length"}]])
-def test_prefill_without_parameters_for_decode_is_a_failed_handoff(chunks: list[dict[str, Any]]) -> None:
-    reader = Prefilled(greedy(), worker("p"))
-    for each in chunks:
-        reader.take(chunk(**each))
+async def test_prefill_without_parameters_for_decode_is_a_failed_handoff(
+    chunks: list[dict[str, Any]],
+) -> None:
     with pytest.raises(HandoffFailed):
-        list(reader.end())
-
-
-def test_an_answer_that_prefill_completes_needs_no_decode() -> None:
-    reader = Prefilled(greedy(), worker("p"))
-    reader.take(chunk(token_ids=[7], finish_reason="stop", disaggregated_params={"a": 1}))
-    (reply,) = reader.end()
-    assert isinstance(reply, TokenChunk)
-    assert (reply.token_ids, reply.finish_reason) == ((7,), "stop")
+        await replies(greedy(), *chunks, of="p")
 
 
 @pytest.mark.parametrize(
