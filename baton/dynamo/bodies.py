@@ -37,6 +37,8 @@ CANARY = wire.DynamoRequest(
     is_health_check=True,
 )
 """A request of one token that an engine answers without a peer."""
+_RELEASE_S = 60.0
+"""How long a release may take: the decode worker may be full."""
 _NO_LOGPROB = -9999.0
 """OpenAI's value for "very unlikely", here for tokens without one."""
 _REASONS: dict[str, FinishReason] = {"stop": "stop", "eos": "stop", "length": "length"}
@@ -96,11 +98,10 @@ def _result(handoff: KvHandoff) -> wire.PrefillResult:
     return msgspec.json.decode(handoff.engine_state, type=wire.PrefillResult)
 
 
-def release_request(request: GenerateRequest, handoff: KvHandoff, limit_s: float) -> GenerateRequest:
+def release_request(request: GenerateRequest, handoff: KvHandoff) -> GenerateRequest:
     """Has decode take KV that nobody waits for: one token, also of the rest of an answer."""
     one = Sampling(max_tokens=request.num_generated + 1, seed=0, temperature=0.0, ignore_eos=True)
-    asked = after_handoff(request, handoff)
-    return replace(asked, request_id=f"{request.request_id}.release", sampling=one, deadline_s=limit_s)
+    return replace(after_handoff(request, handoff), sampling=one, deadline_s=_RELEASE_S)
 
 
 def _is_resumable(sampling: Sampling) -> bool:

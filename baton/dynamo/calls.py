@@ -45,7 +45,7 @@ class Call:
         from dynamo.runtime import Context  # noqa: PLC0415  of an extra
 
         self._instance = instance
-        self._request = request
+        self.request = request
         self._body = own_body(request) if instance.is_own else dynamo_body(request, instance.worker)
         self._limit_s = None if instance.is_own else _CANARY_LIMIT_S
         self.num_prompt_tokens, name, headers = 0, type(request).__name__, None
@@ -77,7 +77,7 @@ class Call:
             self.task.add_done_callback(lambda _: stop.cancel())
 
     async def _run(self) -> None:
-        worker, request, items = self._instance.worker, self._request, self._items()
+        worker, request, items = self._instance.worker, self.request, self._items()
         read = own_replies(items) if self._instance.is_own else dynamo_replies(request, worker, items)
         try:
             async with asyncio.timeout(self._limit_s):

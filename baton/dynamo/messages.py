@@ -60,7 +60,7 @@ class OutputOptions(msgspec.Struct, kw_only=True, omit_defaults=True):
     """`logprobs` 0 is the chosen token's, n also the n likeliest."""
 
     logprobs: int | None = None
-    prompt_logprobs: int | None = None
+    prompt_logprobs: None = None
 
 
 class Routing(msgspec.Struct, kw_only=True, omit_defaults=True):

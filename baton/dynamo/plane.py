@@ -8,11 +8,11 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from baton.discovery import MAX_WORKERS
-from baton.dynamo.calls import Instance
+from baton.dynamo.bodies import release_request
+from baton.dynamo.calls import Call, Instance
 from baton.dynamo.cards import SCHEME, worker_of
-from baton.dynamo.handoffs import Handoffs
 from baton.dynamo.runtime import RuntimeSettings
-from baton.errors import WorkerUnreached
+from baton.errors import BatonError, WorkerUnreached
 from baton.messages import (
     GenerateRequest,
     PrefillFirst,
@@ -26,6 +26,7 @@ from baton.messages import (
 from baton.pace import TICK_S, Pulse
 from baton.process import NotStarted
 from baton.streams import CLOSED
+from baton.telemetry import Line
 from baton.transport import Respond
 
 if TYPE_CHECKING:
@@ -86,7 +87,8 @@ class DynamoPlane:
         self._runtime: DistributedRuntime | None = None
         self._endpoints: list[_Endpoint] = []
         self._instances: dict[str, Instance] = {}
-        self._handoffs = Handoffs(self._decodes)
+        self._taken: set[int] = set()  # handoffs, by identity
+        self._releasing: set[asyncio.Task[None]] = set()
         self._pulse: Pulse | None = None
         self._served: WorkerEndpoint | None = None
 
@@ -153,33 +155,58 @@ class DynamoPlane:
             yield WorkerStats(num_running=len(instance.calls))
             return
         if is_dynamos and isinstance(request, GenerateRequest):
-            handoff, num_tokens = request.handoff, len(request.token_ids)
-            most = request.local_prefill_tokens if handoff is None else None
-            if most is not None and num_tokens > most:
-                yield PrefillFirst(num_tokens, is_busy=False)
+            handoff, most = request.handoff, request.local_prefill_tokens
+            if handoff is None and most is not None and len(request.token_ids) > most:
+                yield PrefillFirst(len(request.token_ids), is_busy=False)
                 return
         call = instance.begin(request)
+        self._taken.add(id(handoff))
         try:
-            with self._handoffs.taking(handoff):
-                while replies := await call.replies.take():
-                    for reply in replies:
-                        yield reply
+            while replies := await call.replies.take():
+                for reply in replies:
+                    yield reply
+        except WorkerUnreached:
+            self._taken.discard(id(handoff))
+            raise
         finally:
-            if is_dynamos and instance.worker.role is Role.PREFILL and isinstance(request, GenerateRequest):
-                self._handoffs.release(request, call)
+            if is_dynamos and instance.worker.role is Role.PREFILL:
+                task = asyncio.get_running_loop().create_task(self._release(call))
+                self._releasing.add(task)
+                task.add_done_callback(self._releasing.discard)
             else:
                 call.leave()
+
+    async def _release(self, prefill: Call) -> None:
+        """If decode has not taken what `prefill` hands over, because the client has left, have a decode
+        worker compute one token, which frees the KV.
+        """
+        await asyncio.wait([prefill.task])
+        handoff, request = prefill.handoff, prefill.request
+        if handoff is None or id(handoff) in self._taken or not isinstance(request, GenerateRequest):
+            self._taken.discard(id(handoff))
+            return
+        asked = release_request(request, handoff)
+        decodes = [
+            each
+            for each in self._instances.values()
+            if each.worker.role is Role.DECODE and each.worker.model == request.model
+            if not each.is_own and not each.worker.refusal
+        ]
+        for instance in random.sample(decodes, len(decodes)):
+            try:
+                call = instance.begin(asked)
+                while await call.replies.take():
+                    pass
+            except WorkerUnreached:
+                continue
+            except BatonError as error:
+                log.info(Line("handoff not released", request_id=request.request_id, error=error.message))
+            return
 
     def lose(self, address: str, reason: str) -> None:
         """`Transport.lose`."""
         if (instance := self._instances.get(address)) is not None:
             instance.lose(reason)
-
-    def _decodes(self, model: str) -> list[Instance]:
-        """Dynamo's decode workers of the model, in any order."""
-        foreign = [each for each in self._instances.values() if not each.is_own and not each.worker.refusal]
-        found = [i for i in foreign if i.worker.role is Role.DECODE and i.worker.model == model]
-        return random.sample(found, len(found))
 
     def _end(self, reason: str) -> list[asyncio.Task[None]]:
         """End every call, and the runtime; the tasks of the calls."""
@@ -196,8 +223,9 @@ class DynamoPlane:
         """`Transport.close` and `Discovery.close`."""
         if self._pulse is not None:
             self._pulse.stop()
-        await self._handoffs.close(_CLOSE_S)
-        tasks = self._end(CLOSED)
+        if self._releasing:
+            await asyncio.wait(self._releasing, timeout=_CLOSE_S)
+        tasks = [*self._releasing, *self._end(CLOSED)]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

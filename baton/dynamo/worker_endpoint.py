@@ -21,7 +21,6 @@ from baton.dynamo.worker_messages import dynamo_chunk, generate_request, prefill
 from baton.errors import BatonError, EngineFailure, InvalidRequest, WorkerLost
 from baton.messages import (
     NO_TOKEN,
-    GenerateRequest,
     KvHandoff,
     Role,
     StatsRequest,
@@ -140,14 +139,12 @@ class WorkerEndpoint:
             config.total_kv_blocks = stats.kv_blocks
         config.reasoning_parser, config.tool_call_parser = "gpt_oss", "harmony"
         config.set_engine_specific(OWN, msgspec.json.encode(card).decode())
-        kinds = WorkerType
+        model_type, kinds = ModelType.Chat | ModelType.Completions, WorkerType
+        kind, needs = kinds.Aggregated, []
         if card.role is Role.PREFILL:
             model_type, kind, needs = ModelType.Prefill, kinds.Prefill, [[kinds.Decode]]
-        else:
-            model_type = ModelType.Chat | ModelType.Completions
+        elif card.kv_transfer:
             kind, needs = kinds.Decode, [[kinds.Prefill], [kinds.Decode]]
-            if not card.kv_transfer:
-                kind, needs = kinds.Aggregated, []
         await register_model(
             ModelInput.Tokens,
             model_type,
@@ -195,20 +192,12 @@ class WorkerEndpoint:
     async def _work(self, body: Any, context: Context, answer: Replies) -> None:
         """Fill `answer`. After a handoff to Dynamo it has ended, but this runs on while the KV is pinned."""
         try:
-            asked = None if isinstance(body, bytes) else _dynamos_request(body)
-            request = own_request(body) if asked is None else await self._request(asked, context, answer)
-            if request is None:
-                return
-            async with aclosing(self._respond(request)) as replies:
-                async for reply in replies:
-                    if asked is None or not isinstance(reply, KvHandoff):
+            if isinstance(body, bytes):
+                async with aclosing(self._respond(own_request(body))) as replies:
+                    async for reply in replies:
                         await answer.put(reply)
-                    elif asked.is_health_check:  # nobody takes the KV
-                        await answer.put(TokenChunk((max(reply.first_token, 0),), "length"))
-                        return
-                    else:
-                        await answer.put(reply)
-                        answer.end()
+            else:
+                await self._work_for_dynamo(body, context, answer)
         except BatonError as error:
             answer.end(error)
         except Exception:  # process edge: any engine error goes to the caller
@@ -217,25 +206,26 @@ class WorkerEndpoint:
         finally:
             answer.end()
 
-    async def _request(
-        self, asked: DynamoRequest, context: Context, answer: Replies
-    ) -> GenerateRequest | None:
-        """What Dynamo asks of this worker; None if prefill has answered it, which is then in `answer`."""
+    async def _work_for_dynamo(self, body: Any, context: Context, answer: Replies) -> None:
+        try:
+            asked = msgspec.convert(body, DynamoRequest, str_keys=True)
+        except msgspec.ValidationError as error:
+            raise InvalidRequest(f"the request is not served: {error}") from error
         request = generate_request(asked, self._card, context.id(), self._start_id)
         request = msgspec.structs.replace(request, trace_headers=context.trace_headers())
-        if asked.prefill_result is None or self._card.role is Role.PREFILL:
-            return request
-        prefilled = prefill_answer(asked.prefill_result.disaggregated_params, self._card)
-        if isinstance(prefilled, TokenChunk):
-            await answer.put(prefilled)
-            return None
-        if prefilled.first_chunk is not None:
-            await answer.put(prefilled.first_chunk)
-        return after_handoff(request, prefilled)
-
-
-def _dynamos_request(body: Any) -> DynamoRequest:
-    try:
-        return msgspec.convert(body, DynamoRequest, str_keys=True)
-    except msgspec.ValidationError as error:
-        raise InvalidRequest(f"the request is not served: {error}") from error
+        if asked.prefill_result is not None and self._card.role is Role.DECODE:
+            prefilled = prefill_answer(asked.prefill_result.disaggregated_params, self._card)
+            if isinstance(prefilled, TokenChunk):
+                await answer.put(prefilled)
+                return
+            request = after_handoff(request, prefilled)
+            if prefilled.first_chunk is not None:
+                await answer.put(prefilled.first_chunk)
+        async with aclosing(self._respond(request)) as replies:
+            async for reply in replies:
+                if isinstance(reply, KvHandoff) and asked.is_health_check:  # nobody takes the KV
+                    await answer.put(TokenChunk((max(reply.first_token, 0),), "length"))
+                    return
+                await answer.put(reply)
+                if isinstance(reply, KvHandoff):
+                    answer.end()

@@ -4,6 +4,7 @@ import json
 import random
 import re
 from collections.abc import Callable
+from itertools import chain
 from typing import Any
 
 import msgspec
@@ -58,18 +59,12 @@ def generate_request(
     output, routing = body.output_options or wire.OutputOptions(), body.routing or wire.Routing()
     if options.use_beam_search:
         raise InvalidRequest("beam search is not served", param="use_beam_search")
-    if output.prompt_logprobs is not None:
-        raise InvalidRequest(
-            "log probabilities of the prompt (`echo` with `logprobs`) are not served", param="prompt_logprobs"
-        )
-    # Dynamo's frontend asks prefill for one token; only decode knows the limit.
-    max_tokens = None if card.role is Role.PREFILL else stops.max_tokens
-    hidden, visible = stops.stop_token_ids_hidden, stops.stop_token_ids_visible
-    ends = (stops.stop_token_ids, hidden, visible, body.eos_token_ids)
+    ends = (stops.stop_token_ids, stops.stop_token_ids_hidden, stops.stop_token_ids_visible)
     sampling = Sampling(
-        max_tokens=max_tokens or card.context_length,
+        # Dynamo's frontend asks prefill for one token; only decode knows the limit.
+        max_tokens=(card.role is Role.DECODE and stops.max_tokens) or card.context_length,
         min_tokens=stops.min_tokens or 0,
-        stop_token_ids=tuple({token_id: None for each in ends for token_id in each or ()}),
+        stop_token_ids=tuple(dict.fromkeys(chain(*filter(None, (*ends, body.eos_token_ids))))),
         ignore_eos=bool(stops.ignore_eos),
         logprobs=output.logprobs,
         guided=_guided(options.guided_decoding, is_conversation=start_id in body.token_ids[-2:]),
@@ -79,14 +74,13 @@ def generate_request(
         logit_bias=options.logit_bias or {},
         **{name: value for name in _SAME if (value := getattr(options, name)) is not None},
     )
-    # Dynamo's higher ones run first, Baton's lower ones.
-    priority = min(max(-(routing.priority or 0), -_MOST_PRIORITY), _MOST_PRIORITY)
     return GenerateRequest(
         request_id=request_id,
         model=body.model,
         token_ids=body.token_ids,
         deadline_s=DEADLINE_S,
-        priority=priority,
+        # Dynamo's higher ones run first, Baton's lower ones.
+        priority=min(max(-(routing.priority or 0), -_MOST_PRIORITY), _MOST_PRIORITY),
         cache_salt=routing.cache_salt or "",
         sampling=sampling,
     )

@@ -131,7 +131,7 @@ def test_a_demanded_form_holds_and_sampling_repeats_with_its_seed(stack: Behind)
     [
         ({"prompt": [5] * CONTEXT, "max_tokens": 2}, f"context length of {CONTEXT}"),
         ({"prompt": "Hi", "max_tokens": 2, "n": 2}, "sampling_options.n"),
-        ({"prompt": "Hi", "max_tokens": 2, "echo": True, "logprobs": 1}, "log probabilities of the prompt"),
+        ({"prompt": "Hi", "max_tokens": 2, "echo": True, "logprobs": 1}, "prompt_logprobs"),
         ({"prompt": [1, 2, 3072], "max_tokens": 2}, ""),
     ],
 )

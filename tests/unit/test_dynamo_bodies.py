@@ -81,7 +81,7 @@ async def test_prefill_is_asked_for_one_token_and_decode_for_all_with_the_handof
 def test_unwanted_kv_is_released_with_one_token_also_of_a_resumed_answer(num_generated: int) -> None:
     handoff = KvHandoff(incarnation="12", first_token=5, num_prompt_tokens=1, ttl_s=9.0, engine_state=b"{}")
     request = msgspec.structs.replace(greedy(temperature=1.0), num_generated=num_generated)
-    body = asked(release_request(request, handoff, 60.0))
+    body = asked(release_request(request, handoff))
 
     assert body["stop_conditions"] == {"max_tokens": 1, "ignore_eos": True}
     assert body["sampling_options"]["temperature"] == 0.0

@@ -118,7 +118,6 @@ def test_a_form_holds_for_a_conversations_final_message_and_for_a_whole_completi
     ("body", "named"),
     [
         ({"sampling_options": {"use_beam_search": True}}, "use_beam_search"),
-        ({"output_options": {"prompt_logprobs": 1}}, "prompt_logprobs"),
         ({"sampling_options": {"guided_decoding": {"structural_tag": {}}}}, "guided_decoding"),
         ({"sampling_options": {"guided_decoding": {"regex": "a", "json": {}}}}, "guided_decoding"),
     ],
@@ -136,6 +135,7 @@ def test_what_is_not_served_is_refused_by_name(body: dict[str, Any], named: str)
         ({"sampling_options": {"n": 2}}, "n"),
         ({"sampling_options": {"temperature": -1.0}}, "temperature"),
         ({"sampling_options": {"top_p": float("nan")}}, "top_p"),
+        ({"output_options": {"prompt_logprobs": 1}}, "prompt_logprobs"),
         ({"stop_conditions": {"max_tokens": 0}}, "max_tokens"),
         ({"stop_conditions": {"min_tokens": -1}}, "min_tokens"),
         ({"sampling_options": {"logit_bias": {"a": 1.0}}}, "logit_bias"),
