@@ -109,10 +109,12 @@ class DynamoPlane:
                 return
             from dynamo.llm import FpmEventSubscriber  # noqa: PLC0415  of an extra
 
-            for path in self._paths:
-                endpoint = self._runtime.endpoint(path)
-                client = await endpoint.client()
-                self._endpoints.append(_Endpoint(path, client, FpmEventSubscriber(endpoint)))
+            # Before the first await: these wait for Dynamo's thread and hold Python's lock, which that thread
+            # needs once it has ended an await.
+            endpoints = [self._runtime.endpoint(path) for path in self._paths]
+            cards = [FpmEventSubscriber(endpoint) for endpoint in endpoints]
+            for path, endpoint, own_cards in zip(self._paths, endpoints, cards, strict=True):
+                self._endpoints.append(_Endpoint(path, await endpoint.client(), own_cards))
             self._pulse = self._pulse or Pulse(TICK_S, self._tick)
 
     async def watch(self) -> AsyncGenerator[tuple[WorkerInfo, ...], None]:
