@@ -123,7 +123,14 @@ def _read(
             values[name], sources[name] = typed[name], "flag"
             _check_limits(f"{_option(field)} ", values[name], field)
         elif env is not None:
-            values[name], sources[name] = _from_env(parser, env, environ[env], field, kind), env
+            text, sources[name] = environ[env], env
+            if kind is bool:
+                values[name] = text.lower() in ("1", "true", "yes", "on")
+                continue
+            try:
+                values[name] = getattr(parser.parse_args([f"{_option(field)}={text}"]), name)
+            except ValueError as error:
+                raise ValueError(f"{env}={text}, as {error}") from None
             _check_limits(f"{env}=", values[name], field)
         else:
             values[name], sources[name] = field.default, "default"
@@ -168,17 +175,6 @@ def _add_flag(parser: argparse.ArgumentParser, field: dataclasses.Field[Any], ki
 def _word(words: tuple[str, ...], text: str) -> str:
     """The one of `words` that is `text` in another letter case, else `text`."""
     return next((word for word in words if word.lower() == text.lower()), text)
-
-
-def _from_env(
-    parser: argparse.ArgumentParser, env: str, text: str, field: dataclasses.Field[Any], kind: Any
-) -> Any:
-    if kind is bool:
-        return text.lower() in ("1", "true", "yes", "on")
-    try:
-        return getattr(parser.parse_args([f"{_option(field)}={text}"]), field.name)
-    except ValueError as error:
-        raise ValueError(f"{env}={text}, as {error}") from None
 
 
 def _check_limits(named: str, value: object, field: dataclasses.Field[Any]) -> None:

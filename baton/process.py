@@ -43,9 +43,18 @@ def run(main: Callable[[asyncio.Event], Coroutine[Any, Any, int]]) -> int:
     sys.setswitchinterval(SWITCH_INTERVAL_S)
 
     async def listening() -> int:
-        loop, shutdown = asyncio.get_running_loop(), asyncio.Event()
+        shutdown = asyncio.Event()
+
+        def on_signal(number: int) -> None:
+            name = signal.Signals(number).name
+            if shutdown.is_set():
+                log.warning("forced signal=%s", name)
+                leave(128 + number)
+            log.info("draining signal=%s", name)
+            shutdown.set()
+
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, _on_signal, number, shutdown)
+            asyncio.get_running_loop().add_signal_handler(number, on_signal, number)
         try:
             return await main(shutdown)
         except NotStarted as error:
@@ -60,15 +69,6 @@ def end(status: int) -> NoReturn:
     if "dynamo._core" in sys.modules:
         leave(status)
     sys.exit(status)
-
-
-def _on_signal(number: int, shutdown: asyncio.Event) -> None:
-    name = signal.Signals(number).name
-    if shutdown.is_set():
-        log.warning("forced signal=%s", name)
-        leave(128 + number)
-    log.info("draining signal=%s", name)
-    shutdown.set()
 
 
 async def needed(what: str, wait: Awaitable[T], limit_s: float = START_S) -> T:

@@ -57,19 +57,14 @@ def structural_tag(form: Guided, control_ids: Ids) -> str:
     InvalidRequest for an invalid grammar, or for one of a leading message.
     """
     ids = control_ids if control_ids and _xgrammar() else {}  # its import takes seconds
-    elements: list[dict[str, object]] = [{"type": "or", "elements": list(_last(form.last, ids))}]
+    texts = [message for message in form.last if message.grammar is None]
+    last = [_texts(texts, "", ids)] if texts else []
+    last += [_with_grammar(message, ids) for message in form.last if message.grammar is not None]
+    elements: list[dict[str, object]] = [{"type": "or", "elements": last}]
     if form.leading:
         elements.insert(0, _texts(form.leading, "?" if form.leads_once else "*", ids))
     tag = {"type": "structural_tag", "format": {"type": "sequence", "elements": elements}}
     return msgspec.json.encode(tag).decode()
-
-
-def _last(messages: Iterable[MessageForm], ids: Ids) -> Iterator[dict[str, object]]:
-    if texts := [message for message in messages if message.grammar is None]:
-        yield _texts(texts, "", ids)
-    for message in messages:
-        if message.grammar is not None:
-            yield _with_grammar(message, ids)
 
 
 def _with_grammar(message: MessageForm, ids: Ids) -> dict[str, object]:

@@ -111,26 +111,24 @@ class _Tokenizer(msgspec.Struct):
 
 def probe_model(path: Path) -> Model:
     """Read everything except the weights themselves."""
+    bad_files: dict[str, str] = {}
     try:
-        return _model(path) if path.is_dir() else Model(path=str(path), is_folder=False)
+        if not path.is_dir():
+            return Model(path=str(path), is_folder=False)
+        shape = _read(path / "config.json", Shape, bad_files)
+        index = _read(path / INDEX, _Index, bad_files)
+        _read(path / "tokenizer.json", _Tokenizer, bad_files)
+        names = set(index.weight_map.values()) if index else {p.name for p in path.glob("*.safetensors")}
+        return Model(
+            path=str(path),
+            is_folder=True,
+            files=frozenset(p.name for p in path.iterdir() if p.is_file()),
+            shape=shape,
+            bad_files=bad_files,
+            shards=tuple(_shard(path, name) for name in sorted(names)),
+        )
     except OSError as error:  # an unreadable folder, a name that is too long
         return Model(path=str(path), is_folder=False, folder_problem=error.strerror or str(error))
-
-
-def _model(path: Path) -> Model:
-    bad_files: dict[str, str] = {}
-    shape = _read(path / "config.json", Shape, bad_files)
-    index = _read(path / INDEX, _Index, bad_files)
-    _read(path / "tokenizer.json", _Tokenizer, bad_files)
-    names = set(index.weight_map.values()) if index else {p.name for p in path.glob("*.safetensors")}
-    return Model(
-        path=str(path),
-        is_folder=True,
-        files=frozenset(p.name for p in path.iterdir() if p.is_file()),
-        shape=shape,
-        bad_files=bad_files,
-        shards=tuple(_shard(path, name) for name in sorted(names)),
-    )
 
 
 def _read(path: Path, kind: type[T], bad_files: dict[str, str]) -> T | None:

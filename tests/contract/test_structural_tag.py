@@ -197,17 +197,11 @@ def test_an_invalid_schema_or_a_leading_messages_is_refused() -> None:
         structural_tag(Guided(leading=(message,), last=(msgspec.structs.replace(message, grammar="{}"),)), {})
 
 
-def test_a_schema_that_xgrammar_refuses_is_refused_by_its_field() -> None:
-    message = MessageForm(headers=("x",), end="<|return|>", grammar='{"type": "nope"}', param="p")
-
-    with pytest.raises(InvalidRequest, match=r"`p` cannot be enforced: .*nope"):
-        structural_tag(Guided(last=(message,)), FACTS.control_ids)
-
-
 @pytest.mark.parametrize(
     ("form", "problem"),
     [
         (text_form("lark", "start: /a/"), "Lark"),
+        (text_form("json_schema", '{"type": "nope"}'), "nope"),
         (text_form("regex", "(a"), "parenthesis"),
         (text_form("regex", r"\\[\^a]"), "begin with"),
         (text_form("ebnf", r"root ::= [\x5E-a]"), "begin with"),

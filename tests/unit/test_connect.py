@@ -1,6 +1,6 @@
 """What the flags and the environment make of the registry and the request plane."""
 
-from typing import Any, Literal
+from typing import Literal
 
 import pytest
 
@@ -8,21 +8,6 @@ from baton.connect import Service, Wires
 from baton.flags import parse
 from baton.nats_login import nats_options
 from baton.pace import TICK_S
-
-
-def test_etcd_gets_its_login_and_certificates(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "baton.etcd.EtcdDiscovery", lambda endpoints, **values: {"endpoints": endpoints, **values}
-    )
-    monkeypatch.setattr("baton.connect.client_files", lambda *names: names)
-    for name in ("USERNAME", "PASSWORD"):
-        monkeypatch.setenv(f"ETCD_AUTH_{name}", name.lower())
-    made: Any = Wires(discovery_backend="etcd", etcd_endpoints="http://e:1").discovery()
-    assert made == {
-        "endpoints": "http://e:1",
-        "login": ("username", "password"),
-        "tls_files": ("ETCD_AUTH_CA", "ETCD_AUTH_CLIENT_CERT", "ETCD_AUTH_CLIENT_KEY"),
-    }
 
 
 @pytest.mark.parametrize(
