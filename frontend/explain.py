@@ -8,7 +8,7 @@ import msgspec
 
 from baton.errors import InvalidRequest
 from frontend.record import Record, Records
-from frontend.routing.events import FleetEvent
+from frontend.routing.health import FleetEvent
 from frontend.verdict import Typical, Usual, Verdict, verdict
 
 MAX_FOUND = 100

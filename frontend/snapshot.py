@@ -18,7 +18,7 @@ from baton.pace import Pulse
 from baton.pairing import why_not_paired
 from frontend.metrics import Metrics, Others, no_others
 from frontend.record import Records, Stage
-from frontend.routing.events import FleetEvent
+from frontend.routing.health import FleetEvent
 from frontend.routing.workers import State
 from frontend.verdict import Usual, verdict
 

@@ -23,8 +23,7 @@ from frontend.http.services import Services
 from frontend.record import Leg
 from frontend.responses.runs import ResponseState
 from frontend.responses.store import ResponseStore
-from frontend.routing.events import Events
-from frontend.routing.health import Health
+from frontend.routing.health import Events, Health
 from frontend.routing.workers import Event, State, Workers
 from frontend.text.tokenizer import ModelTokenizer, ServedModel, SpecialToken
 from frontend.turn.seal import Seal

@@ -200,11 +200,11 @@ class ChatBody(ConversationFields, kw_only=True):
 def turn_request(body: ChatBody, num_bytes: int) -> tuple[TurnRequest, list[str]]:
     """The request of a body of `num_bytes`, and the paths of known fields that are not honoured exactly.
     Raises InvalidRequest for fields that contradict each other and for content that is not text."""
-    prompt = conversation(body)
+    prompt, calls = conversation(body), _call_choice(body.tool_choice)
     request = TurnRequest(
         fields=body,
         prompt=prompt,
-        form=demanded(body, prompt, _call_choice(body.tool_choice)),
+        form=demanded(body, prompt, calls),
         path="messages",
         num_bytes=num_bytes,
         max_tokens=body.max_completion_tokens or body.max_tokens,

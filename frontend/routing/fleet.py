@@ -23,8 +23,7 @@ from baton.pairing import refused_pairs, why_not_paired, works
 from baton.peer_tls import PeerDistrusted
 from baton.transport import Transport
 from frontend.metrics import Metrics
-from frontend.routing.events import Events
-from frontend.routing.health import Health, Instance
+from frontend.routing.health import Events, Health, Instance
 from frontend.routing.workers import NO_PROGRESS_S, Calls, CutPairs, Event, State, Workers
 from frontend.text.tokenizer import ServedModel, Tokenizers
 

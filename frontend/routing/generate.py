@@ -271,8 +271,8 @@ class Generator:
     ) -> AsyncGenerator[TokenChunk, None]:
         """The answer's chunks; `leg` records how they came. If the workers are full, it waits for the
         caller's turn; then it calls `on_taken`. Raises a BatonError: NoWorkers, Overloaded, ..."""
-        admission = self._admission(request.model)
         progress = Progress(request, self._fleet.num_token_ids(request.model), leg)
+        admission = self._admission(request.model)
         place = await admission.enter(request, caller)
         try:
             while True:

@@ -1,8 +1,16 @@
-"""The body of /health: written by the fleet, read by `python -m baton status`."""
+"""What operators see of the fleet: the body of /health, and the newest events, each a line of the log."""
+
+import logging
+import time
+from collections import Counter, deque
+from typing import Literal
 
 import msgspec
 
 from baton.messages import Role
+from baton.telemetry import Line
+
+log = logging.getLogger(__name__)
 
 
 class Instance(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,3 +47,55 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
     stuck: list[str] = []
     refused: list[str] = []
     doubts: list[str] = []
+
+
+Kind = Literal["joined", "left", "lost", "recovered", "cut", "restored", "refused", "full"]
+
+_NUM_KEPT = 200
+_FULL_KEPT_S = 10.0
+"""A pool that is full again so soon has been full all the time."""
+_LEVELS = {"lost": logging.WARNING, "cut": logging.WARNING, "full": logging.WARNING, "refused": logging.ERROR}
+_SUBJECTS = {"cut": "pair", "restored": "pair", "full": "pool"}
+
+
+class FleetEvent(msgspec.Struct, kw_only=True):
+    """`at_s` is Unix time. `what`: the worker's name, the pair or the pool. `lasted_s`: how long a worker was
+    away, a pair cut or a pool full before."""
+
+    at_s: float
+    kind: Kind
+    what: str
+    detail: str = ""
+    lasted_s: float | None = None
+
+
+class Events:
+    """The newest events of this frontend process."""
+
+    def __init__(self) -> None:
+        self._kept: deque[FleetEvent] = deque(maxlen=_NUM_KEPT)
+        self.counts: Counter[tuple[Kind, str]] = Counter()
+        """Losses and cuts since somebody last took this, by kind and worker or pair."""
+        self._full: dict[str, FleetEvent] = {}  # by pool
+
+    def add(self, kind: Kind, what: str, detail: str = "", lasted_s: float | None = None) -> FleetEvent:
+        event = FleetEvent(at_s=time.time(), kind=kind, what=what, detail=detail, lasted_s=lasted_s)
+        self._kept.append(event)
+        if kind in {"lost", "cut"}:
+            self.counts[kind, what] += 1
+        subject = _SUBJECTS.get(kind, "worker")
+        fields = {subject: what, "away_s": lasted_s and round(lasted_s, 3), "detail": detail}
+        log.log(_LEVELS.get(kind, logging.INFO), Line(f"{subject} {kind}", **fields))
+        return event
+
+    def full(self, pool: str, detail: str) -> None:
+        """A request waits for this pool, or is refused. One event as long as it goes on."""
+        event, now_s = self._full.get(pool), time.time()
+        if event is not None and 0.0 <= now_s - event.at_s <= _FULL_KEPT_S:
+            event.lasted_s = (event.lasted_s or 0.0) + now_s - event.at_s
+            event.at_s = now_s
+        else:
+            self._full[pool] = self.add("full", pool, detail)
+
+    def newest(self, num: int) -> list[FleetEvent]:
+        return sorted(self._kept, key=lambda event: -event.at_s)[:num]

@@ -14,7 +14,7 @@ from baton.messages import Reply, WorkerInfo
 from baton.pairing import works
 from baton.telemetry import Line
 from baton.transport import Transport
-from frontend.routing.events import Events, Kind
+from frontend.routing.health import Events, Kind
 
 log = logging.getLogger(__name__)
 

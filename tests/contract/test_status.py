@@ -13,8 +13,7 @@ from msgspec.structs import replace
 
 from baton.flags import parse
 from baton.messages import Role
-from frontend.routing.events import FleetEvent
-from frontend.routing.health import Health, Instance
+from frontend.routing.health import FleetEvent, Health, Instance
 from frontend.snapshot import Point, Slow, Snapshot, WorkerView
 from operations.client import Client, FrontendFlags
 from operations.commands import main

@@ -15,8 +15,8 @@ from baton.loop_delay import Delay, LoopDelay
 from baton.messages import GenerateRequest, Reply, Request, Role, StatsRequest, WorkerInfo, WorkerStats
 from frontend.explain import is_during
 from frontend.record import Record
-from frontend.routing.events import Events, FleetEvent
 from frontend.routing.fleet import Fleet
+from frontend.routing.health import Events, FleetEvent
 from frontend.routing.workers import TRANSITIONS, Calls, CutPairs, Event, State, Workers
 from tests.clock import jumping
 from tests.scripted_workers import (
