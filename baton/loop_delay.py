@@ -1,16 +1,16 @@
 """How long this process's event loop stood still."""
 
 import asyncio
-import os
 import time
 from collections import deque
+from pathlib import Path
 from typing import NamedTuple
 
 _PERIOD_S = 0.1
 _LEAST_S = 0.01
 """Shorter delays do not count."""
 _MAX_KEPT = 100
-_WAITS = "/proc/thread-self/schedstat"
+_WAITS = Path("/proc/thread-self/schedstat")
 
 
 class Delay(NamedTuple):
@@ -26,13 +26,9 @@ _NONE = Delay()
 def _starved_s() -> float:
     """How long this thread has waited for a CPU since its start; 0 where Linux does not count that."""
     try:
-        file = os.open(_WAITS, os.O_RDONLY)
+        return int(_WAITS.read_bytes().split()[1]) / 1e9
     except OSError:
         return 0.0
-    try:
-        return int(os.read(file, 100).split()[1]) / 1e9
-    finally:
-        os.close(file)
 
 
 class LoopDelay:

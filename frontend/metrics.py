@@ -117,10 +117,7 @@ _OF_WORKERS = {
     "kv_move_s": ("kv_move_seconds", _counter("Time that moves of KV took.", _WORKER)),
     "num_accepted_guesses": ("worker_accepted_guesses", _counter("Guessed tokens that were right.", _WORKER)),
     "num_rejected_guesses": ("worker_rejected_guesses", _counter("Guessed tokens that were wrong.", _WORKER)),
-    "num_strange_messages": (
-        "worker_unauthenticated_messages",
-        _counter("Unknown senders' messages.", _WORKER),
-    ),
+    "num_strange_messages": ("worker_unauthenticated_messages", _counter("Of unknown senders.", _WORKER)),
 }
 """The metric of each field of WorkerStats."""
 _KINDS = _TABLE | dict(_OF_WORKERS.values())

@@ -183,7 +183,8 @@ def _events(fleet: Snapshot) -> Iterator[Text]:
         if not number:
             yield _line("EVENTS", "bold")
         at = time.strftime("%m-%d %H:%M:%S", time.localtime(min(abs(event.at_s), 1 << 32)))
-        lasted = "" if event.lasted_s is None else f" after {event.lasted_s:.1f} s"
+        word = "for" if event.kind == "full" else "after"
+        lasted = "" if event.lasted_s is None else f" {word} {event.lasted_s:.1f} s"
         detail = f": {event.detail}" if event.detail else ""
         yield _line(f"{at}  {event.what} {event.kind}{lasted}{detail}")
 

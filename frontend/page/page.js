@@ -161,7 +161,7 @@ function slow(request, index, all) {
 }
 
 function happened(event) {
-  const at = new Date(event.at_s * 1000), lasted = event.lasted_s ? ` after ${seconds(event.lasted_s)}` : "";
+  const at = new Date(event.at_s * 1000), lasted = event.lasted_s ? ` ${event.kind === "full" ? "for" : "after"} ${seconds(event.lasted_s)}` : "";
   const kind = element("span", { class: EVENTS[event.kind] ?? "" }, `${words(event.kind)}${lasted}`);
   return element("li", {}, element("time", { datetime: at.toISOString() }, at.toTimeString().slice(0, 8)), `${event.what} `, kind, element("small", {}, event.detail ? ` ${event.detail}` : ""));
 }
