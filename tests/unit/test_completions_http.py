@@ -7,7 +7,6 @@ import msgspec
 import pytest
 from openai.types import Completion
 
-from baton.errors import NoWorkers
 from frontend.routing.health import Health
 from tests.scripted_frontend import (
     CONTEXT_LENGTH,
@@ -27,8 +26,8 @@ async def complete(prompt: object, *, text: str = ENDED, **fields: Any) -> Reply
     return await Client(ScriptedTokens(text)).complete(prompt, **fields)
 
 
-async def get(path: str, fleet: ScriptedFleet | None = None) -> Reply:
-    return await Client(ScriptedTokens(ENDED), fleet).get(path)
+async def get(path: str) -> Reply:
+    return await Client(ScriptedTokens(ENDED)).get(path)
 
 
 async def test_a_completion_is_the_raw_text_of_the_answer() -> None:
@@ -148,30 +147,22 @@ async def test_models_are_listed_and_found_by_a_name_with_a_slash() -> None:
     assert (await get("/v1/models/other")).error["code"] == "model_not_found"
 
 
-async def test_health_is_200_when_a_request_could_be_served_and_else_503() -> None:
-    assert (await get("/health")).status == 200
-    unhealthy = await get("/health", ScriptedFleet(NoWorkers("Nobody.")))
-    assert (unhealthy.status, unhealthy.json["status"]) == (503, "unhealthy")
-    assert (await get("/live")).status == 200
-
-
 @pytest.mark.parametrize(
-    ("path", "status"), [("/v1/nothing", 404), ("/v1/models/", 404), ("/v1/completions", 405)]
+    ("path", "status", "allow"),
+    [
+        ("/v1/nothing", 404, None),
+        ("/v1/models/", 404, None),
+        ("/v1/completions", 405, "POST"),
+        ("/health", 405, "GET, HEAD"),
+        ("/v1/responses/x", 405, "DELETE, GET, HEAD"),
+    ],
 )
-async def test_what_no_route_answers_is_an_envelope_too(path: str, status: int) -> None:
-    reply = await get(path)
-    assert reply.status == status
+async def test_what_no_route_answers_is_an_envelope_too(path: str, status: int, allow: str | None) -> None:
+    method = "PUT" if allow else "GET"
+    reply = await Client(ScriptedTokens("")).request(method, path, b"")
+    assert (reply.status, reply.headers.get("allow")) == (status, allow)
     assert set(reply.error) == {"message", "type", "param", "code"}
-    assert reply.error["code"] == ("method_not_allowed" if status == 405 else reply.error["code"])
-    assert reply.headers.get("allow") == ("POST" if status == 405 else None)
-
-
-@pytest.mark.parametrize(
-    ("path", "allow"), [("/health", "GET, HEAD"), ("/v1/responses/x", "DELETE, GET, HEAD")]
-)
-async def test_a_wrong_method_is_answered_with_all_that_are_allowed(path: str, allow: str) -> None:
-    reply = await Client(ScriptedTokens("")).request("PUT", path, b"")
-    assert (reply.status, reply.headers["allow"]) == (405, allow)
+    assert reply.error["code"] == ("method_not_allowed" if allow else reply.error["code"])
 
 
 async def test_a_page_that_fails_does_not_say_why() -> None:
