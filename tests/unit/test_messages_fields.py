@@ -287,11 +287,8 @@ def test_a_refused_field_is_named(fields: Json, param: str) -> None:
 
 
 def test_hints_are_accepted_and_unknown_fields_named() -> None:
-    hints = {
-        "metadata": {"user_id": "u"}, "service_tier": "auto", "betas": ["b"], "anthropic_beta": ["b"],
-        "inference_geo": "eu", "speed": "fast", "cache_control": {"type": "ephemeral"},
-        "context_management": {"edits": []}, "mcp_servers": [],
-    }  # fmt: skip
+    hints: Json = {name: {"edits": []} for name in MessagesBody.hints} | {"mcp_servers": []}
+    assert {"metadata", "cache_control", "context_management"} <= hints.keys()
     given = {"model": "m", "max_tokens": 9, "messages": [HI], "output_config": {"effort": "xhigh"}}
     _, unknown = decode(json.dumps(given | hints).encode(), MessagesBody)
     assert unknown == ()
