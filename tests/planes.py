@@ -79,7 +79,7 @@ class Plane:
             return TcpTransport(liveness_s=liveness_s, tls=tls)
         if self.kind == "unix":
             return _ByNewNames(liveness_s=liveness_s)
-        if self.kind == "dynamo":
+        if self.kind.startswith("dynamo"):
             return _Registering(RuntimeSettings("file", "127.0.0.1", {}, {}), [DYNAMO_PATH], liveness_s)
         return NatsTransport(self.nats_url, liveness_s=liveness_s, **options)
 

@@ -36,7 +36,9 @@ _NOT_DYNAMOS = {
 }
 
 
-@pytest.fixture(params=["tcp", "tls", "unix", "nats", "dynamo"])
+@pytest.fixture(
+    params=["tcp", "tls", "unix", "nats", "dynamo", pytest.param("dynamo-nats", marks=pytest.mark.slow)]
+)
 def plane(
     request: pytest.FixtureRequest,
     nats_server: str,
@@ -44,12 +46,16 @@ def plane(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Plane:
-    if request.param == "dynamo":
+    if request.param.startswith("dynamo"):
         pytest.importorskip("dynamo.runtime", reason="there is no wheel for this platform")
         if (reason := _NOT_DYNAMOS.get(request.node.originalname)) is not None:
             pytest.skip(reason)
         monkeypatch.setenv("DYN_FILE_KV", str(tmp_path))
         monkeypatch.setenv("DYN_TCP_RPC_HOST", "127.0.0.1")
+        monkeypatch.setenv("DYN_REQUEST_PLANE", "nats" if request.param == "dynamo-nats" else "tcp")
+        monkeypatch.setenv("NATS_SERVER", nats_server)
+        # Here two runtimes share a process; with one thread they can wait for each other.
+        monkeypatch.setenv("DYN_RUNTIME_NUM_WORKER_THREADS", "4")
     return Plane(request.param, nats_server)
 
 

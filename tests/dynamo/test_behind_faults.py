@@ -162,15 +162,18 @@ def under_kill(stack: Behind) -> None:
         stream(stack, "Once", 3000)
 
 
-@pytest.mark.parametrize("role", ["prefill", "decode"])
-def test_a_frozen_worker_of_batons_costs_its_streams_little(stack: Behind, tmp_path: Path, role: str) -> None:
-    stack.frontend()
-    yaml = tmp_path / "mocker.yaml"
-    names = ("prefill", "prefill", "decode", "decode")
-    workers = [stack.own(mode, yaml=yaml) for mode in names]
-    stack.wait_ready(2, 2)
-    frozen = workers[names.index(role)]
+@pytest.mark.parametrize(("role", "plane"), [("prefill", "tcp"), ("decode", "tcp"), ("decode", "nats")])
+def test_a_frozen_worker_of_batons_costs_its_streams_little(
+    tmp_path: Path, nats_server: str, role: str, plane: str
+) -> None:
+    (tmp_path / "mocker.yaml").write_text("decode_step_ms: 10\n")
+    with Behind(tmp_path, {"DYN_REQUEST_PLANE": plane, "NATS_SERVER": nats_server}) as stack:
+        stack.frontend()
+        names = ("prefill", "prefill", "decode", "decode")
+        workers = [stack.own(mode, yaml=tmp_path / "mocker.yaml") for mode in names]
+        stack.wait_ready(2, 2)
+        frozen = workers[names.index(role)]
 
-    reads = under_streams(stack, 8, lambda: frozen.signal(signal.SIGSTOP), max_tokens=NUM_TOKENS)
+        reads = under_streams(stack, 8, lambda: frozen.signal(signal.SIGSTOP), max_tokens=NUM_TOKENS)
 
-    assert max(read.gap_s for read in reads) < scaled(6.0)
+        assert max(read.gap_s for read in reads) < scaled(6.0)
