@@ -150,20 +150,18 @@ class Exchange:
         if encoding != b"identity":
             shown = encoding.decode(errors="replace")[:40]
             raise EncodedBody(f"Content-Encoding {shown!r} is not supported; send plain JSON.")
-        declared = self.headers.get(b"content-length", b"0")
-        if declared.isdigit() and int(declared) > max_bytes:
-            raise _too_large(max_bytes)
-        body = bytearray()
-        while True:
+        declared, body = self.headers.get(b"content-length", b""), bytearray()
+        while not declared.isdigit() or int(declared) <= max_bytes:
             message = await self._receive()
             if message["type"] != "http.request":
                 raise ClientGone
             body += message.get("body", b"")
             if len(body) > max_bytes:
-                raise _too_large(max_bytes)
+                break
             count(len(body))
             if not message.get("more_body", False):
                 return bytes(body)
+        raise BodyTooLarge(f"The body exceeds the limit of {max_bytes} bytes.")
 
     async def start(self, status: int, content_type: bytes, headers: Headers) -> None:
         request_id = self.request_id.encode()
@@ -209,10 +207,6 @@ def ignored_header(ignored: tuple[str, ...]) -> Headers:
         return []
     text = ", ".join(ignored).encode("ascii", "backslashreplace")[:1000]
     return [(b"x-baton-ignored", re.sub(rb"[^\x20-\x7e]", b"?", text))]
-
-
-def _too_large(max_bytes: int) -> BatonError:
-    return BodyTooLarge(f"The body exceeds the limit of {max_bytes} bytes.")
 
 
 FREE_BYTES = 64 << 10

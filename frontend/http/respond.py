@@ -146,23 +146,17 @@ def client_of(exchange: Exchange, services: Services, record: Record) -> Client:
     )
 
 
-def numbered(exchange: Exchange, answer: Answer) -> Answer:
-    """The answer, with ids if the request can be repeated. Raises InvalidRequest."""
+async def generate(exchange: Exchange, answer: Answer, services: Services, record: Record) -> None:
+    """Generate the answer and send it; stops if the client disconnects. Raises InvalidRequest if the client
+    has a part of the stream and it cannot be continued."""
     if exchange.idempotency_key and answer.stream and len(answer.choices) == 1:
-        return Numbered(answer, exchange.last_event_id)
-    if exchange.last_event_id:
+        answer = Numbered(answer, exchange.last_event_id)
+    elif exchange.last_event_id:
         raise InvalidRequest(
             "`Last-Event-ID` continues a streamed answer with one choice whose request had the same "
             "`Idempotency-Key`.",
             param="Last-Event-ID",
         )
-    return answer
-
-
-async def generate(exchange: Exchange, answer: Answer, services: Services, record: Record) -> None:
-    """Generate the answer and send it; stops if the client disconnects. Raises InvalidRequest if the client
-    has a part of the stream and it cannot be continued."""
-    answer = numbered(exchange, answer)
     record.num_prompt_tokens = num_prompt_tokens(answer.choices)
     delivery = Delivery(exchange, answer, services, services.request_timeout_s)
     try:
