@@ -22,10 +22,9 @@ class MessageForm(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """One kind of message: one of `headers`, then a body, then `end`.
 
     In `headers` and `end`, `<|name|>` is the control token of that name; a body has none. The body follows
-    `grammar`, which is written in `syntax`: a JSON schema as text, a regular expression, a Lark grammar or
-    xgrammar's EBNF; None allows any text. If `lenient`, parts of a JSON schema that the engine cannot enforce
-    are dropped; else they raise InvalidRequest, as does a syntax that the engine does not support. `param` is
-    the client's field with the grammar, for error messages.
+    `grammar`; None allows any text. If `lenient`, parts of a JSON schema that the engine cannot enforce are
+    dropped; else they raise InvalidRequest, as does a syntax that the engine does not support. `param` is the
+    client's field with the grammar, for error messages.
     """
 
     headers: tuple[str, ...]

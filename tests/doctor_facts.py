@@ -16,10 +16,7 @@ from workers.flags import EngineName
 
 CONFIGS = Path("engine_configs/gpt-oss-120b")
 SMI = Path("tests/data/nvidia_smi")
-SHAPE_120B = Shape(
-    model_type="gpt_oss", num_hidden_layers=36,
-    max_position_embeddings=131_072,
-)  # fmt: skip
+SHAPE_120B = Shape(model_type="gpt_oss", num_hidden_layers=36, max_position_embeddings=131_072)
 NUM_SHARDS = 15
 SHARD_BYTES = 65_248_815_744 // NUM_SHARDS
 FILES = frozenset({"config.json", "tokenizer.json", "generation_config.json", "model.safetensors.index.json"})
@@ -32,14 +29,10 @@ MODEL_120B = Model(
 )  # fmt: skip
 DEMO = Model(
     path="models/demo", is_folder=True, files=FILES,
-    shape=Shape(model_type="gpt_oss", num_hidden_layers=8,
-                max_position_embeddings=4096),
+    shape=Shape(model_type="gpt_oss", num_hidden_layers=8, max_position_embeddings=4096),
     shards=(Shard(name="model.safetensors", size_bytes=17_923_272, whole_bytes=17_923_272),),
 )  # fmt: skip
-NODE_HOST = Host(
-    memory_bytes=2048 * GIB, memory_free_bytes=1900 * GIB, shm_bytes=1024 * GIB,
-    in_container=True, has_tensorrt_llm=True,
-)  # fmt: skip
+NODE_HOST = Host(memory_bytes=2048 * GIB, memory_free_bytes=1900 * GIB, shm_bytes=1024 * GIB)
 ETCD = Service(name="etcd", url="http://127.0.0.1:2379")
 NATS = Service(name="NATS", url="nats://127.0.0.1:4222")
 
@@ -87,12 +80,8 @@ def b200_node() -> Facts:
 def h200_agg() -> Facts:
     """One H200, as recorded, with an aggregated worker."""
     nvidia = Nvidia(gpus=parse_gpus(smi("h200_query.csv")))
-    return Facts(
-        host=NODE_HOST,
-        nvidia=nvidia,
-        model=MODEL_120B,
-        workers=(worker_of("agg", "0", CONFIGS / "agg_h200_low_latency.yaml"),),
-    )
+    workers = (worker_of("agg", "0", CONFIGS / "agg_h200_low_latency.yaml"),)
+    return Facts(host=NODE_HOST, nvidia=nvidia, model=MODEL_120B, workers=workers)
 
 
 def one_gpu(kv_bytes: int | None) -> Facts:
@@ -110,19 +99,13 @@ def spark() -> Facts:
     """DGX Spark: the GPU's memory is the machine's, and nvidia-smi does not tell it."""
     host = replace(NODE_HOST, memory_bytes=127_600_748 * 1024, memory_free_bytes=118_566_368 * 1024)
     nvidia = Nvidia(gpus=parse_gpus(smi("spark_query.csv")))
-    return Facts(
-        host=host,
-        nvidia=nvidia,
-        model=MODEL_120B,
-        workers=(worker_of("agg", None, CONFIGS / "agg_spark.yaml"),),
-    )
+    workers = (worker_of("agg", None, CONFIGS / "agg_spark.yaml"),)
+    return Facts(host=host, nvidia=nvidia, model=MODEL_120B, workers=workers)
 
 
 def laptop() -> Facts:
     """No GPU, small limits, the demo model: `make up`."""
-    host = Host(
-        memory_bytes=16 * GIB, memory_free_bytes=9 * GIB, memlock_bytes=8 << 20, shm_bytes=64 << 20
-    )  # fmt: skip
+    host = Host(memory_bytes=16 * GIB, memory_free_bytes=9 * GIB, memlock_bytes=8 << 20, shm_bytes=64 << 20)
     demo = Path("engine_configs/demo")
     nvidia = Nvidia(problem="nvidia-smi is not installed")
     workers = (

@@ -130,9 +130,6 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
     memory_free_bytes: int
     memlock_bytes: int | None = None
     shm_bytes: int = 0
-    in_container: bool = False
-    has_tensorrt_llm: bool = False
-    has_docker: bool = False
     environment: dict[str, str] = {}
 
 
@@ -157,12 +154,6 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
         """True if GPUs are listed, or the weights are too large for a demo model."""
         listed = any(worker.gpus is not None for worker in self.workers)
         return listed or self.model.weight_bytes > BIG_MODEL_BYTES
-
-    @property
-    def wants_tensorrt_llm(self) -> bool:
-        """True with engine trtllm on GPUs, except for a demo model, which the embedded engine runs there."""
-        is_demo = 0 < self.model.weight_bytes <= BIG_MODEL_BYTES
-        return self.engine == "trtllm" and self.wants_gpus and not is_demo
 
     @property
     def context(self) -> int:

@@ -1,7 +1,6 @@
 """Reads this machine, its GPUs, model folder and workers' settings. Never raises, never waits for long."""
 
 import contextlib
-import importlib.util
 import os
 import re
 import resource
@@ -25,7 +24,6 @@ from workers.settings import SettingsError
 
 TIMEOUT_S = 20
 _VARIABLES = ("UCX_TLS",)
-_CONTAINER = ("/.dockerenv", "/run/.containerenv")
 _FIELDS = "index,uuid,name,memory.total,memory.free,driver_version,compute_cap"
 _MAX_JSON_BYTES = 64 << 20
 _MAX_HEADER_BYTES = 100 << 20
@@ -46,10 +44,6 @@ def probe_host() -> Host:
         memory_free_bytes=memory.get("MemAvailable", 0),
         memlock_bytes=None if memlock == resource.RLIM_INFINITY else memlock,
         shm_bytes=shutil.disk_usage("/dev/shm").total if Path("/dev/shm").is_dir() else 0,  # noqa: S108  its size
-        in_container="KUBERNETES_SERVICE_HOST" in os.environ
-        or any(Path(mark).exists() for mark in _CONTAINER),
-        has_tensorrt_llm=importlib.util.find_spec("tensorrt_llm") is not None,
-        has_docker=shutil.which("docker") is not None,
         environment={name: os.environ[name] for name in _VARIABLES if name in os.environ},
     )
 

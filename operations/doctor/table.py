@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from baton.connect import Service
-from operations.doctor.facts import GIB, INDEX, Facts, Gpu, Host, Model, Worker
+from operations.doctor.facts import BIG_MODEL_BYTES, GIB, INDEX, Facts, Gpu, Host, Model, Worker
 from operations.doctor.memory import kv_bytes_given, shortage
 from workers.engines.trtllm.settings import BACKEND, BUFFER, GUESSING, MANAGER_V2, RUNTIME, manager
 from workers.engines.vllm.settings import GUESSING as VLLM_GUESSING
@@ -81,8 +81,11 @@ def _both(facts: Facts) -> Iterable[tuple[Worker, Worker]]:
 
 
 def _transceivers(facts: Facts) -> Iterable[Worker]:
+    is_demo = 0 < facts.model.weight_bytes <= BIG_MODEL_BYTES  # which the embedded engine runs
+    if facts.engine != "trtllm" or not facts.wants_gpus or is_demo:
+        return []
     found = (facts.worker("prefill"), facts.worker("decode"))
-    return [worker for worker in found if worker and worker.given and facts.wants_tensorrt_llm]
+    return [worker for worker in found if worker and worker.given]
 
 
 def _folders(facts: Facts) -> Iterable[Model]:
@@ -289,12 +292,6 @@ TABLE = (
         "shared memory (/dev/shm) is {f.host.shm_bytes} bytes",
         "NCCL and MPI ranks communicate through it: bus errors at start",
         "docker run --ipc host (or --shm-size=10G)"),
-    Row(W, "trtllm-missing", _here,
-        lambda f, _: f.wants_tensorrt_llm and not f.host.has_tensorrt_llm
-        and (f.host.in_container or not f.host.has_docker),
-        "tensorrt_llm is not installed, nor can its image be run from here",
-        "--engine trtllm exits at start",
-        "the worker image, with Docker and the NVIDIA Container Toolkit: deploy/README.md"),
     # Inherited variables
     Row(W, "ucx-tls", _here, lambda f, _: f.wants_gpus and _without_cuda_ipc(f.host),
         "UCX_TLS={found} excludes cuda_ipc",

@@ -18,7 +18,6 @@ from operations.doctor.table import TABLE, Finding, Severity
 from tests.doctor_facts import (
     B200X8,
     CONFIGS,
-    DEMO,
     ETCD,
     FILES,
     MODEL_120B,
@@ -115,7 +114,6 @@ BROKEN: list[tuple[str, str, Severity, Callable[[Facts], Facts]]] = [
     ("docker's shm", "shm", E, lambda f: host_of(f, shm_bytes=64 << 20)),
     ("UCX over TCP", "ucx-tls", W, lambda f: env_of(f, UCX_TLS="tcp,self")),
     ("UCX without CUDA IPC", "ucx-tls", W, lambda f: env_of(f, UCX_TLS="^cuda_ipc")),
-    ("container without TensorRT-LLM", "trtllm-missing", W, lambda f: host_of(f, has_tensorrt_llm=False)),
     ("Spark with its memory taken", "memory-short", E,
      lambda _: host_of(spark(), memory_free_bytes=40 * GIB)),
     ("120b on a laptop", "gpu-none", E, lambda _: replace(laptop(), model=MODEL_120B)),
@@ -140,10 +138,6 @@ SPARED: list[tuple[str, str, Callable[[Facts], Facts]]] = [
      lambda f: yaml_of(_pair_of("nixl", f), "decode", {f"{KV}.use_kv_cache_manager_v2": "auto"})),
     ("FP8 on both sides in two letter cases", "pair-dtype",
      lambda f: yaml_of(_pair_of("fp8", f), "decode", {f"{KV}.dtype": "FP8"})),
-    ("neither a model nor GPUs yet", "trtllm-missing",
-     lambda _: replace(model_of(laptop(), shards=(), is_folder=False), engine="trtllm")),
-    ("a demo model on GPUs, which the embedded engine runs", "trtllm-missing",
-     lambda f: host_of(replace(f, model=DEMO), has_tensorrt_llm=False)),
     ("a demo pair on a machine with GPUs", "gpu-shared", lambda _: replace(laptop(), nvidia=B200X8)),
     ("a busy GPU that the demo does not use", "gpu-busy",
      lambda f: replace(laptop(), nvidia=gpu_of(f, 0, free_bytes=0).nvidia)),
@@ -180,10 +174,6 @@ GOOD: dict[str, Callable[[], Facts]] = {
     "laptop": laptop,
     "B200 over NIXL": lambda: _pair_of("nixl", b200_node()),
     "B200 with FP8 KV": lambda: _pair_of("fp8", b200_node()),
-    "vLLM on a host that could not run TensorRT-LLM's container": lambda: replace(
-        host_of(b200_node(), has_tensorrt_llm=False, in_container=False, has_docker=True),
-        engine="vllm",
-    ),
     "the guide's flags": lambda: typed_of(
         typed_of(
             b200_node(), "prefill", "--max-num-tokens 20000 --max-batch-size 32 --tensor-parallel-size 4"
