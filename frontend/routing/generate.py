@@ -42,7 +42,7 @@ from frontend.metrics import Metrics
 from frontend.record import Leg
 from frontend.routing.admission import Admission, Capacity, capacity_of
 from frontend.routing.fleet import Fleet
-from frontend.routing.router import Locality, Router, RoutingSettings
+from frontend.routing.router import Router, RoutingSettings
 from frontend.routing.workers import Call, Event
 
 log = logging.getLogger(__name__)
@@ -238,7 +238,7 @@ class Generator:
         self._num_processes = num_processes
         self._admissions: dict[str, Admission] = {}
         self._num_running = fleet.calls.num_running
-        self._router = Router(settings.router_mode, self._num_running, self._count_route)
+        self._router = Router(settings.router_mode, self._num_running, metrics)
         metrics.at_scrape.append(self._note_places)
         metrics.at_scrape.append(partial(fleet.note_workers, metrics))
 
@@ -254,9 +254,6 @@ class Generator:
                     of("places", model, kind).value = num_places
         of("queue_callers").value = len(by_caller)
         of("queue_largest_caller_requests").value = max(by_caller, default=0)
-
-    def _count_route(self, role: Role, locality: Locality) -> None:
-        self._metrics.of("prefix_routes", role.value, locality).value += 1
 
     def check(self, model: str, caller: str, deadline_s: float) -> None:
         """Raises Overloaded if `generate` would, before work is spent on the prompt."""

@@ -6,11 +6,12 @@ import math
 import random
 from array import array
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from baton.flags import flag
 from baton.messages import GenerateRequest, Role, WorkerInfo
+from frontend.metrics import Metrics
 from frontend.routing.admission import MAX_WAIT_S
 from frontend.routing.workers import NO_PROGRESS_S
 
@@ -48,22 +49,20 @@ class RoutingSettings:
 _RAW_OPENING_TOKENS = 256
 # How much more than the mean load a conversation's own worker may have.
 _MAX_LOAD = 1.25
-Locality = Literal["own", "other"]
-"""Whether a conversation stayed on its worker, or spilled over to another."""
 
 
 class Router:
-    """One policy. `num_running` counts this frontend's calls by worker id, `count` the choices by prefix."""
+    """One policy. `num_running` counts this frontend's calls by worker id."""
 
     def __init__(
         self,
         mode: RouterMode,
         num_running: Mapping[str, int],
-        count: Callable[[Role, Locality], None] = lambda _role, _place: None,
+        metrics: Metrics,
     ) -> None:
         self._mode = mode
         self._num_running = num_running
-        self._count = count
+        self._metrics = metrics
         self._turns: Counter[tuple[str, Role]] = Counter()
 
     def pick(self, role: Role, request: GenerateRequest, workers: Sequence[WorkerInfo]) -> WorkerInfo:
@@ -95,5 +94,5 @@ class Router:
         loads = [self._num_running.get(worker.worker_id, 0) for worker in ordered]
         allowed = math.ceil(_MAX_LOAD * (sum(loads) + 1) / len(ordered))
         chosen = next(i for i, load in enumerate(loads) if load < allowed)
-        self._count(role, "other" if chosen else "own")
+        self._metrics.of("prefix_routes", role.value, "other" if chosen else "own").value += 1
         return ordered[chosen]

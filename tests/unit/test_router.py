@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from baton.messages import GenerateRequest, Role
+from frontend.metrics import Metrics
 from frontend.routing.router import Router, RouterMode
 from tests.requests import token_request
 from tests.scripted_workers import worker
@@ -15,7 +16,7 @@ WORKERS = [worker("a"), worker("b"), worker("c")]
 
 
 def test_round_robin_takes_turns_for_each_role_and_model() -> None:
-    pick = Router("round-robin", {}).pick
+    pick = Router("round-robin", {}, Metrics()).pick
 
     decodes = [pick(Role.DECODE, REQUEST, WORKERS).worker_id for _ in range(4)]
 
@@ -28,7 +29,7 @@ def test_round_robin_takes_turns_for_each_role_and_model() -> None:
 def test_no_request_queues_at_one_worker_while_another_has_a_free_place(mode: RouterMode) -> None:
     workers = [msgspec.structs.replace(w, max_batch_size=2 * (i + 1)) for i, w in enumerate(WORKERS)]
     running: Counter[str] = Counter(a=2, b=4, c=1)
-    pick = Router(mode, running).pick
+    pick = Router(mode, running, Metrics()).pick
     for _ in range(5):
         chosen = pick(Role.DECODE, REQUEST, workers).worker_id
         assert chosen == "c"
@@ -37,7 +38,7 @@ def test_no_request_queues_at_one_worker_while_another_has_a_free_place(mode: Ro
 
 
 def test_random_reaches_everybody() -> None:
-    pick = Router("random", {}).pick
+    pick = Router("random", {}, Metrics()).pick
 
     picked = [pick(Role.DECODE, REQUEST, WORKERS).worker_id for _ in range(200)]
     assert set(picked) == {"a", "b", "c"}
@@ -49,7 +50,7 @@ def test_random_reaches_everybody() -> None:
     [({}, {"a", "b", "c"}), ({"a": 1}, {"b", "c"}), ({"a": 2, "b": 1, "c": 2}, {"b"})],
 )
 def test_least_loaded_takes_turns_among_the_least_busy(running: dict[str, int], expected: set[str]) -> None:
-    pick = Router("least-loaded", Counter(running)).pick
+    pick = Router("least-loaded", Counter(running), Metrics()).pick
 
     assert {pick(Role.DECODE, REQUEST, WORKERS).worker_id for _ in range(6)} == expected
 
@@ -65,7 +66,7 @@ def conversation(first: int, num_turns: int = 1, salt: str = "") -> GenerateRequ
 
 
 def test_every_turn_of_a_conversation_goes_to_the_same_worker_of_each_role() -> None:
-    picks = [Router("prefix", {}).pick for _ in range(2)]  # of two frontends
+    picks = [Router("prefix", {}, Metrics()).pick for _ in range(2)]  # of two frontends
     for first in range(20):
         for role in Role:
             chosen = {
@@ -75,7 +76,7 @@ def test_every_turn_of_a_conversation_goes_to_the_same_worker_of_each_role() -> 
 
 
 def test_conversations_and_tenants_are_spread() -> None:
-    pick = Router("prefix", {}).pick
+    pick = Router("prefix", {}, Metrics()).pick
     by_first = Counter(pick(Role.DECODE, conversation(first), WORKERS).worker_id for first in range(300))
     by_salt = Counter(pick(Role.DECODE, conversation(1, 1, f"{i}"), WORKERS).worker_id for i in range(300))
     for counts in (by_first, by_salt):
@@ -83,7 +84,7 @@ def test_conversations_and_tenants_are_spread() -> None:
 
 
 def test_a_worker_less_moves_its_own_conversations_only() -> None:
-    pick = Router("prefix", {}).pick
+    pick = Router("prefix", {}, Metrics()).pick
     for first in range(50):
         before = pick(Role.DECODE, conversation(first), WORKERS).worker_id
         after = pick(Role.DECODE, conversation(first), WORKERS[1:]).worker_id
@@ -91,7 +92,7 @@ def test_a_worker_less_moves_its_own_conversations_only() -> None:
 
 
 def test_a_restarted_worker_is_another_one_for_its_cache_is_gone() -> None:
-    pick = Router("prefix", {}).pick
+    pick = Router("prefix", {}, Metrics()).pick
     again = [msgspec.structs.replace(each, incarnation=f"{each.worker_id}2") for each in WORKERS]
     requests = [conversation(first) for first in range(50)]
     assert [pick(Role.DECODE, r, WORKERS).worker_id for r in requests] != [
@@ -100,11 +101,12 @@ def test_a_restarted_worker_is_another_one_for_its_cache_is_gone() -> None:
 
 
 def test_a_worker_with_more_than_its_share_is_passed_over() -> None:
-    own = Router("prefix", {}).pick(Role.DECODE, conversation(1), WORKERS).worker_id
-    counted = Counter[tuple[Role, str]]()
+    own = Router("prefix", {}, Metrics()).pick(Role.DECODE, conversation(1), WORKERS).worker_id
+    metrics = Metrics()
     for num_running, is_own in ((0, True), (1, True), (2, True), (3, False), (30, False)):
         running = {name: num_running if name == own else 1 for name in "abc"}
-        pick = Router("prefix", running, lambda role, place: counted.update([(role, place)])).pick
+        pick = Router("prefix", running, metrics).pick
         picked = pick(Role.DECODE, conversation(1), WORKERS).worker_id
         assert (picked == own) == is_own
-    assert counted == {(Role.DECODE, "own"): 3, (Role.DECODE, "other"): 2}
+    counted = [metrics.of("prefix_routes", "decode", place).value for place in ("own", "other")]
+    assert counted == [3, 2]
