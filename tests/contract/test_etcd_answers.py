@@ -10,7 +10,7 @@ import pytest
 from baton.etcd import EtcdDiscovery
 from baton.etcd_rpc import EtcdError, EtcdRpc
 from baton.messages import WorkerInfo
-from tests.conftest import LaunchServer
+from tests.conftest import LaunchServer, free_port
 from tests.registry import worker
 from tests.waiting import PATIENCE_S, scaled
 
@@ -210,6 +210,13 @@ async def test_a_call_without_an_answer_fails_in_time() -> None:
     async with serving(handler) as url, client(url, timeout_s=0.1) as rpc, asyncio.timeout(PATIENCE_S):
         with pytest.raises(EtcdError, match="DEADLINE_EXCEEDED"):
             await rpc.call("KV/Range", key=KEY)
+
+
+async def test_no_proxy_is_used_for_the_registry(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "https_proxy", "grpc_proxy"):
+        monkeypatch.setenv(name, f"http://127.0.0.1:{free_port()}")
+    async with serving(Scripted()) as url, client(url) as rpc:
+        await rpc.call("KV/Range", key=KEY)
 
 
 async def test_a_large_fleet_is_listed(own_etcd: str) -> None:
