@@ -1,6 +1,7 @@
 """Lets as many requests of a model run as its workers hold; others wait in turn, or are refused at once."""
 
 import asyncio
+import dataclasses
 import math
 from bisect import insort
 from collections.abc import Callable, Sequence
@@ -63,14 +64,12 @@ _CAPACITY_KEPT_S = 0.1
 _LOOK_EVERY_S = 1.0
 
 
+@dataclasses.dataclass(slots=True)
 class Place:
     """One request's place, since `began_s`; `is_starting`: it has no token yet."""
 
-    __slots__ = ("began_s", "is_starting")
-
-    def __init__(self) -> None:
-        self.began_s = _now_s()
-        self.is_starting = True
+    began_s: float
+    is_starting: bool = True
 
 
 Turn = asyncio.Future[Place]
@@ -228,7 +227,7 @@ class Admission:
     def _take_place(self) -> Place:
         self._num_running += 1
         self._num_starting += 1
-        return Place()
+        return Place(_now_s())
 
     def _let_in(self) -> None:
         while self._waiting and self._has_room():

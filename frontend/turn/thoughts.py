@@ -119,19 +119,9 @@ class Thoughts:
     """An in-memory LRU cache, bounded in bytes and age. Ids cannot be guessed; `owner` separates API keys all
     the same. `share` is called with each entry that this process adds. Thread-safe."""
 
-    def __init__(
-        self,
-        *,
-        max_bytes: int = MAX_BYTES,
-        max_age_s: float = MAX_AGE_S,
-        clock: Callable[[], float] = time.monotonic,
-        share: Callable[[Kept], object] = lambda _: None,
-    ) -> None:
+    def __init__(self, share: Callable[[Kept], object] = lambda _: None) -> None:
         self.num_bytes = 0
         self._share = share
-        self._max_bytes = max_bytes
-        self._max_age_s = max_age_s
-        self._clock = clock
         self._by_id: OrderedDict[tuple[str, str], tuple[WrittenTurn, float]] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -152,7 +142,7 @@ class Thoughts:
             self._keep(Kept(owner, (_key(turn.visible_text),), WrittenTurn(messages=messages)))
 
     def _keep(self, kept: Kept) -> None:
-        if kept.value.num_bytes <= self._max_bytes // 8:
+        if kept.value.num_bytes <= MAX_BYTES // 8:
             self.take(kept)
             self._share(kept)
 
@@ -162,9 +152,9 @@ class Thoughts:
             for known_id in kept.ids:
                 key = kept.owner, known_id
                 self._drop(key)
-                self._by_id[key] = kept.value, self._clock()
+                self._by_id[key] = kept.value, time.monotonic()
                 self.num_bytes += kept.value.num_bytes
-            while self.num_bytes > self._max_bytes:
+            while self.num_bytes > MAX_BYTES:
                 self._drop(next(iter(self._by_id)))
 
     def recall(self, owner: str, known_id: str) -> str | None:
@@ -178,7 +168,7 @@ class Thoughts:
             value, since_s = self._by_id.get(key, (None, 0.0))
             if value is None:
                 return None
-            if self._clock() - since_s > self._max_age_s:
+            if time.monotonic() - since_s > MAX_AGE_S:
                 self._drop(key)
                 return None
             self._by_id.move_to_end(key)

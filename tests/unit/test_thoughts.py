@@ -19,6 +19,7 @@ from frontend.harmony.conversation import (
     WrittenMessage,
 )
 from frontend.harmony.parse import HarmonyParser
+from frontend.turn import thoughts
 from frontend.turn.seal import Changed, Seal
 from frontend.turn.thoughts import Kept, Thoughts, WrittenTurn, joined, written_turn
 from tests.scripted_frontend import TOKENIZER
@@ -123,9 +124,10 @@ def test_an_answer_with_other_tokens_is_not_recorded(text: str) -> None:
     assert written(text) is None
 
 
-def test_an_entry_is_shared_once_unless_it_is_too_large_to_keep() -> None:
+def test_an_entry_is_shared_once_unless_it_is_too_large_to_keep(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(thoughts, "MAX_BYTES", 80_000)
     there, shared = Thoughts(), list[Kept]()
-    here = Thoughts(share=shared.append, max_bytes=80_000)
+    here = Thoughts(shared.append)
     here.keep("alice", ["a"], "Think.")
     here.keep("alice", ["b"], "x" * 10_000)
     here.keep("alice", ["c"], "")
@@ -148,32 +150,35 @@ def test_an_entry_is_shared_once_unless_it_is_too_large_to_keep() -> None:
     ],
 )
 def test_a_call_without_its_reasoning_gets_it(turns: list[Turn], restored: list[str | None]) -> None:
-    thoughts = Thoughts()
-    thoughts.keep("", ["a", "b"], "Think.")
-    completed = thoughts.completed("", turns)
+    kept = Thoughts()
+    kept.keep("", ["a", "b"], "Think.")
+    completed = kept.completed("", turns)
     assert [turn.reasoning for turn in completed if isinstance(turn, AssistantTurn)] == restored
 
 
-def test_thoughts_are_bounded_in_bytes_and_those_not_used_for_longest_go() -> None:
-    thoughts = Thoughts(max_bytes=40_000)
+def test_thoughts_are_bounded_in_bytes_and_those_not_used_for_longest_go(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(thoughts, "MAX_BYTES", 40_000)
+    kept = Thoughts()
     for i in range(100):
-        thoughts.keep("", [str(i)], "x" * 500)
-        assert thoughts.num_bytes <= 40_000
-        assert thoughts.recall("", "0") is not None, "it is used again and again"
-    assert thoughts.recall("", "1") is None
-    assert thoughts.recall("", "99") is not None
-    thoughts.keep("", ["large"], "x" * 1_100)  # as large as two others
-    assert thoughts.num_bytes <= 40_000
-    thoughts.keep("", ["too large"], "x" * 5_000)
-    assert (thoughts.recall("", "too large"), thoughts.recall("", "large")) == (None, "x" * 1_100)
+        kept.keep("", [str(i)], "x" * 500)
+        assert kept.num_bytes <= 40_000
+        assert kept.recall("", "0") is not None, "it is used again and again"
+    assert kept.recall("", "1") is None
+    assert kept.recall("", "99") is not None
+    kept.keep("", ["large"], "x" * 1_100)  # as large as two others
+    assert kept.num_bytes <= 40_000
+    kept.keep("", ["too large"], "x" * 5_000)
+    assert (kept.recall("", "too large"), kept.recall("", "large")) == (None, "x" * 1_100)
 
 
-def test_a_thought_that_is_too_old_is_dropped() -> None:
-    now_s = iter([0.0, 9.0, 11.0])
-    thoughts = Thoughts(max_age_s=10, clock=lambda: next(now_s))
-    thoughts.keep("", ["a"], "Think.")
-    assert thoughts.recall("", "a") == "Think."
-    assert (thoughts.recall("", "a"), thoughts.num_bytes) == (None, 0)
+def test_a_thought_that_is_too_old_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = Thoughts()
+    kept.keep("", ["a"], "Think.")
+    assert kept.recall("", "a") == "Think."
+    monkeypatch.setattr(thoughts, "MAX_AGE_S", -1.0)
+    assert (kept.recall("", "a"), kept.num_bytes) == (None, 0)
 
 
 CALL_A, CALL_B = called("a"), called("b")
