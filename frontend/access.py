@@ -72,9 +72,9 @@ def _failure(attempt: Attempt) -> str:
 
 
 @asynccontextmanager
-async def logging_load(services: Services, every_s: int = BUSY_EVERY_S) -> AsyncGenerator[None, None]:
-    """In this context throughput and load are logged every so often while there are requests."""
-    task = asyncio.create_task(_log_load(services, every_s))
+async def logging_load(services: Services) -> AsyncGenerator[None, None]:
+    """In this context throughput and load are logged every BUSY_EVERY_S while there are requests."""
+    task = asyncio.create_task(_log_load(services))
     try:
         yield
     finally:
@@ -82,18 +82,18 @@ async def logging_load(services: Services, every_s: int = BUSY_EVERY_S) -> Async
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def _log_load(services: Services, every_s: int) -> None:
+async def _log_load(services: Services) -> None:
     while True:
-        await asyncio.sleep(every_s)  # between two lines
-        counts = services.snapshots.series.lately(every_s)
+        await asyncio.sleep(BUSY_EVERY_S)  # between two lines
+        counts = services.snapshots.series.lately(BUSY_EVERY_S)
         num_running = services.metrics.records.num_running
         if counts["ended"] or num_running:
             stats = [each for _, each in await services.fleet.stats()]
             num_used, num_blocks = sum(s.kv_used_blocks for s in stats), sum(s.kv_blocks for s in stats)
             num_queued = int(services.metrics.total("queued_requests"))
             fields = {
-                "tokens_per_s": counts["tokens"] / every_s,
-                "requests_per_s": counts["ended"] / every_s,
+                "tokens_per_s": counts["tokens"] / BUSY_EVERY_S,
+                "requests_per_s": counts["ended"] / BUSY_EVERY_S,
                 "running": num_running - num_queued,
                 "queued": num_queued,
                 "refused": counts["refused"],

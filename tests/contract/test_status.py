@@ -25,12 +25,7 @@ EMPTY = Health(
     status="healthy", endpoints=[], instances=[], missing=[], warming=[], lost=[], cold_pairs=[],
     refused_pairs=[],
 )  # fmt: skip
-LIVE = Instance(
-    worker_id="decode-1", role=Role.DECODE, endpoint="dyn://a.b.c", model="m", engine="mocker",
-    engine_version="1", kv_transfer="tcp",
-)  # fmt: skip
-
-
+TITLES = "WORKER     ROLE     STATE  RUNNING  WAITING          KV  AGE  HOST:PID"
 EVENT = FleetEvent(at_s=0.0, kind="lost", what="prefill-0", detail="no heartbeat", lasted_s=2.0)
 FLEET = Snapshot(
     at_s=0.0, models=["m"], tokens_per_s=1234.5, requests_per_s=2.0, refused_per_s=0.5, num_running=3,
@@ -80,7 +75,7 @@ def test_status_shows_load_workers_and_the_slowest_requests_without_a_proxy() ->
         "healthy: 0 prefill, 0 decode",
         "3 running, 1 queued, 1,234 tokens/s, 2.0 requests/s, 0.5 refused/s",
         "TTFT p50 50 ms p99 500 ms, ITL p50 - p99 -",
-        "WORKER     ROLE     STATE  RUNNING  WAITING          KV  AGE  HOST:PID",
+        TITLES,
         "prefill-0  prefill  lost         -        -           -   1s  no heartbeat",
         "decode-0   decode   ready      2/4        1  ####.  75%   2m  h:7 mocker",
         "SLOWEST of the last five minutes",
@@ -90,54 +85,54 @@ def test_status_shows_load_workers_and_the_slowest_requests_without_a_proxy() ->
     assert lines[-1].endswith("  prefill-0 lost after 2.0 s: no heartbeat")
 
 
-def test_a_frontend_that_cannot_serve_yet_says_what_is_missing() -> None:
-    health = replace(EMPTY, status="unhealthy", missing=["prefill", "decode"])
-    code, lines = look(health, answer=b"503 Service Unavailable")
-    assert (code, lines[0]) == (1, "unhealthy: 0 prefill, 0 decode")
-    assert lines[3:5] == ["missing prefill", "missing decode"]
-
-
-def test_a_model_that_lacks_a_role_that_others_have_is_named() -> None:
-    served = (
-        ("m", Role.PREFILL, "tcp"),
-        ("m", Role.DECODE, "tcp"),
-        ("typo", Role.DECODE, "tcp"),
-        ("aggregated", Role.DECODE, ""),
+def instance(model: str, role: Role, kv_transfer: str) -> Instance:
+    return Instance(
+        worker_id="w",
+        role=role,
+        endpoint="",
+        model=model,
+        engine="",
+        engine_version="",
+        kv_transfer=kv_transfer,
     )
-    instances = [
-        Instance(
-            worker_id="w", role=role, endpoint="", model=model, engine="", engine_version="", kv_transfer=kv
-        )
-        for model, role, kv in served
-    ]
-    _, lines = look(replace(EMPTY, instances=instances))
-    assert [line for line in lines if line.startswith("model ")] == [
-        "model typo has no prefill worker, other models have"
-    ]
 
 
-def test_status_shows_the_workers_that_do_not_answer_too() -> None:
-    health = replace(
-        EMPTY,
-        instances=[LIVE],
-        warming=["decode-2"],
-        lost=["prefill-1", "prefill-2"],
-        cut_pairs=["p -> d"],
-        stuck=["decode-3"],
-        refused=["decode-4: another model"],
-        cold_pairs=["p -> e"],
-        refused_pairs=["p -> f: block sizes"],
-    )
+TYPO = [
+    instance("m", Role.PREFILL, "tcp"),
+    instance("m", Role.DECODE, "tcp"),
+    instance("typo", Role.DECODE, "tcp"),
+    instance("aggregated", Role.DECODE, ""),
+]
+UNWELL = replace(
+    EMPTY, instances=[instance("m", Role.DECODE, "tcp")], warming=["decode-2"],
+    lost=["prefill-1", "prefill-2"], cut_pairs=["p -> d"], stuck=["decode-3"],
+    refused=["decode-4: another model"], cold_pairs=["p -> e"], refused_pairs=["p -> f: block sizes"],
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("health", "answer", "first", "problems"),
+    [
+        (replace(EMPTY, status="unhealthy", missing=["prefill", "decode"]), b"503 Service Unavailable",
+         "unhealthy: 0 prefill, 0 decode", ["missing prefill", "missing decode"]),
+        (replace(EMPTY, instances=TYPO), b"200 OK", "healthy: 1 prefill, 3 decode",
+         ["model typo has no prefill worker, other models have"]),
+        (UNWELL, b"200 OK", "healthy: 0 prefill, 1 decode, 1 warming, 2 lost, 1 stuck",
+         ["refused worker decode-4: another model", "cold pair p -> e", "cut pair p -> d",
+          "refused pair p -> f: block sizes"]),
+    ],
+)  # fmt: skip
+def test_status_names_each_problem_of_the_fleet(
+    health: Health, answer: bytes, first: str, problems: list[str]
+) -> None:
+    code, lines = look(health, answer=answer)
+    assert (code, lines[0]) == (int(health.status == "unhealthy"), first)
+    assert lines[3 : lines.index(TITLES)] == problems
+
+
+def test_brief_is_one_line() -> None:
     counts = "0 prefill, 1 decode, 1 warming, 2 lost, 1 stuck"
-    assert look(health, "--brief") == (0, [counts])
-    code, lines = look(health)
-    assert (code, lines[0]) == (0, f"healthy: {counts}")
-    assert lines[3:7] == [
-        "refused worker decode-4: another model",
-        "cold pair p -> e",
-        "cut pair p -> d",
-        "refused pair p -> f: block sizes",
-    ]
+    assert look(UNWELL, "--brief") == (0, [counts])
 
 
 def test_figures_that_no_frontend_sends_end_in_no_traceback() -> None:
