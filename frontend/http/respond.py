@@ -317,30 +317,30 @@ async def feed(  # noqa: PLR0917  one call
     """Generate one choice and send its events, but the last ones; `on_taken` as in `Generator.generate`,
     `blocked_s` as in `Exchange`."""
     choice, leg = answer.choices[index], record.leg()
-    gaps, clock_s, last_s, longest_s = services.metrics.gaps(record), time.perf_counter, 0.0, 0.0
+    gaps, clock_ns, last_ns, longest_ns = services.metrics.gaps(record), time.perf_counter_ns, 0, 0
     generated = services.generator.generate(choice.request, choice.caller, on_taken, leg)
     try:
         async for chunk in generated:
-            now_s = clock_s()
-            if last_s:
-                gap_s = now_s - last_s
-                if gap_s > longest_s:
-                    leg.gap_s = longest_s = gap_s
-                    leg.gap_at = choice.num_tokens
+            now_ns = clock_ns()
+            if last_ns:
+                gap_ns = now_ns - last_ns
+                if gap_ns > longest_ns:
+                    longest_ns = gap_ns
+                    leg.gap_s, leg.gap_at = gap_ns / 1e9, choice.num_tokens
                 try:
-                    gaps[int(gap_s * 1000)] += 1
+                    gaps[gap_ns // 1_000_000] += 1
                 except IndexError:
                     gaps[-1] += 1
             elif record.first_token_s is None:
-                record.first_token_s = now_s - record.began_s
+                record.first_token_s = now_ns / 1e9 - record.began_s
                 services.metrics.first_ms[int(record.first_token_s * 1000)] += 1
             if events := answer.feed(index, chunk):
                 await send(events)
-            last_s = now_s
+            last_ns = now_ns
             if blocked_s:
                 leg.blocked(max(blocked_s))
                 blocked_s.clear()
-                last_s = clock_s()
+                last_ns = clock_ns()
             if choice.stopped:
                 break
     finally:
