@@ -12,7 +12,6 @@ import argparse
 import asyncio
 import json
 import os
-import shutil
 import statistics
 import tempfile
 import time
@@ -22,15 +21,12 @@ from pathlib import Path
 import httpx
 
 from tests.conftest import free_port
-from tests.dynamo_stack import DynamoStack
+from tests.dynamo_stack import DynamoStack, templated_model
 from tests.stack import MODEL, Process
 from tests.waiting import wait_for
 
 _RESULTS = Path(__file__).parent / "results/dynamo_plane.json"
 _PYTHON = Path(".venv-dynamo/bin/python")
-_TEMPLATE = (
-    "{% for m in messages %}<|start|>{{m.role}}<|message|>{{m.content}}<|end|>{% endfor %}<|start|>assistant"
-)
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 Spent = dict[str, float]
 
@@ -86,11 +82,16 @@ def measured(url: str, pid: int, options: argparse.Namespace) -> Spent:
 
 def frontends(stack: DynamoStack, options: argparse.Namespace) -> Iterator[tuple[str, str, int]]:
     """Start mockers and both frontends: the name, URL and pid of each frontend."""
-    model = Path(shutil.copytree("models/demo", stack.folder / "model"))
-    config = model / "tokenizer_config.json"
-    config.write_text(json.dumps(json.loads(config.read_text()) | {"chat_template": _TEMPLATE}))
     wires = ["--discovery-backend", "file", "--request-plane", "tcp"]
-    mocker = ["dynamo.mocker", "--model-path", str(model), "--model-name", MODEL, *wires, "--speedup-ratio"]
+    mocker = [
+        "dynamo.mocker",
+        "--model-path",
+        str(templated_model(stack.folder)),
+        "--model-name",
+        MODEL,
+        *wires,
+        "--speedup-ratio",
+    ]
     mocker += [options.speedup, "--max-num-seqs", "1024", "--num-gpu-blocks-override", "200000"]
     mocker += ["--no-enable-prefix-caching", "--disaggregation-mode"]
     port = free_port()

@@ -1,6 +1,7 @@
 """Baton's frontend over Dynamo's runtime, with workers that are doubles."""
 
 import json
+import shutil
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -10,8 +11,24 @@ from typing import Any
 
 import httpx
 
-from tests.stack import MODEL, Process, Stack
+from tests.stack import MODEL, ROOT, Process, Stack
 from tests.waiting import PATIENCE_S, scaled, wait_for
+
+_TEMPLATE = (
+    "{% for m in messages %}<|start|>{{m.role}}<|message|>{{m.content}}<|end|>{% endfor %}<|start|>assistant"
+)
+
+
+def templated_model(folder: Path) -> Path:
+    """The demo model with a `chat_template`, without which Dynamo's processes do not start; it renders no
+    tools of Harmony's.
+    """
+    model = folder / "model"
+    if not model.exists():
+        shutil.copytree(ROOT / "models/demo", model)
+        path = model / "tokenizer_config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"chat_template": _TEMPLATE}))
+    return model
 
 
 class DynamoStack(Stack):

@@ -1,8 +1,6 @@
 """Baton's workers behind Dynamo's own frontend: a registry in a folder, and TCP, by default."""
 
-import json
 import re
-import shutil
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -12,32 +10,19 @@ import httpx
 import pytest
 
 from tests.conftest import free_port
-from tests.stack import MODEL, ROOT, START_TIMEOUT_S, Process, Stack
+from tests.dynamo_stack import DynamoStack, templated_model
+from tests.stack import MODEL, ROOT, START_TIMEOUT_S, Process
 from tests.waiting import wait_for
 
 _PYTHON = ROOT / ".venv-dynamo/bin/python"
-# Dynamo's frontend renders the prompt, without Harmony's tools.
-_TEMPLATE = (
-    "{% for m in messages %}<|start|>{{m.role}}<|message|>{{m.content}}<|end|>{% endfor %}<|start|>assistant"
-)
 
 
-class Behind(Stack):
+class Behind(DynamoStack):
     """Workers of Baton's that have a metrics port each, and Dynamo's frontend at `url`."""
 
     def __init__(self, folder: Path, environ: Mapping[str, str] | None = None) -> None:
-        ours = {
-            "BATON_REQUEST_PLANE": "dynamo",
-            "BATON_DISCOVERY_BACKEND": "file",
-            "DYN_FILE_KV": str(folder / "kv"),
-            "DYN_LOG": "error",
-            "HF_HUB_OFFLINE": "1",
-        }
-        super().__init__(folder, ours | dict(environ or {}))
-        del self.environ["BATON_FILE_REGISTRY"]
-        self.model_path = shutil.copytree(ROOT / "models/demo", folder / "model")
-        path = self.model_path / "tokenizer_config.json"
-        path.write_text(json.dumps(json.loads(path.read_text()) | {"chat_template": _TEMPLATE}))
+        super().__init__(folder, {"HF_HUB_OFFLINE": "1"} | dict(environ or {}))
+        self.model_path = templated_model(folder)
         self.ports: dict[str, int] = {}
 
     def dynamos_frontend(self, *flags: str) -> Process:

@@ -1,6 +1,5 @@
 """What happens behind Dynamo's frontend when clients leave, and workers die or drain."""
 
-import json
 import signal
 import time
 from collections.abc import Iterator
@@ -11,7 +10,7 @@ import httpx
 import pytest
 
 from tests.dynamo.behind import Behind
-from tests.dynamo_stack import under_streams
+from tests.dynamo_stack import stream, under_streams
 from tests.stack import MODEL, START_TIMEOUT_S
 from tests.waiting import PATIENCE_S, scaled, wait_for
 
@@ -28,19 +27,10 @@ def stack(tmp_path: Path) -> Iterator[Behind]:
         yield stack
 
 
-def stream(stack: Behind, prompt: str, num_tokens: int = NUM_TOKENS) -> tuple[int, str]:
+def ended(stack: Behind, prompt: str, num_tokens: int = NUM_TOKENS) -> tuple[int, str | None]:
     """How many tokens a streamed completion has, and how it ended."""
-    body = {"model": MODEL, "prompt": prompt, "max_tokens": num_tokens, "stream": True}
-    body["stream_options"] = {"include_usage": True}
-    num, reason = 0, ""
-    with httpx.stream("POST", f"{stack.url}/v1/completions", json=body, timeout=PATIENCE_S) as reply:
-        assert reply.status_code == 200, reply.read()
-        for line in reply.iter_lines():
-            event = json.loads(line[6:]) if line.startswith("data: {") else {}
-            num = (event.get("usage") or {}).get("completion_tokens", num)
-            for choice in event.get("choices", ()):
-                reason = choice.get("finish_reason") or reason
-    return num, reason
+    read = stream(stack, prompt, max_tokens=num_tokens, stream_options={"include_usage": True})
+    return read.num_tokens, read.finish_reason
 
 
 def test_a_client_that_disconnects_frees_its_slot_at_once(stack: Behind, tmp_path: Path) -> None:
@@ -74,14 +64,14 @@ def test_decode_serves_alone_before_prefill_is_there_and_after_it_is_gone(
 def test_a_drained_worker_finishes_its_streams_and_exits_with_0(stack: Behind, tmp_path: Path) -> None:
     first, second, _ = stack.behind("decode", "decode", "prefill", yaml=tmp_path / "mocker.yaml")
     with ThreadPoolExecutor(8) as pool:
-        running = [pool.submit(stream, stack, f"Story {i}", 3 * NUM_TOKENS) for i in range(8)]
+        running = [pool.submit(ended, stack, f"Story {i}", 3 * NUM_TOKENS) for i in range(8)]
         wait_for(lambda: sum(stack.figure(each, "num_running") for each in (first, second)) == 8)
         first.signal(signal.SIGTERM)
         ends = [each.result(PATIENCE_S) for each in running]
 
     assert first.wait() == 0
     assert ends == [(3 * NUM_TOKENS, "length")] * 8
-    assert stream(stack, "One more", 4) == (4, "length")
+    assert ended(stack, "One more", 4) == (4, "length")
 
 
 def test_a_worker_answers_dynamos_canaries_and_still_exits_with_0(tmp_path: Path) -> None:
@@ -100,7 +90,7 @@ def test_dynamos_migration_goes_on_on_another_decode_worker(stack: Behind, tmp_p
     flags = ("--migration-limit", "3")
     first, *_ = stack.behind("decode", "decode", "prefill", flags=flags, yaml=tmp_path / "mocker.yaml")
     with ThreadPoolExecutor(8) as pool:
-        running = [pool.submit(stream, stack, f"Story {i}") for i in range(8)]
+        running = [pool.submit(ended, stack, f"Story {i}") for i in range(8)]
         wait_for(lambda: stack.figure(first, "num_running") > 0)
         first.kill()
         ends = [each.result(PATIENCE_S) for each in running]
@@ -124,7 +114,7 @@ def test_etcd_and_nats_carry_the_same(tmp_path: Path, etcd_server: str, nats_ser
     wires = {"BATON_DISCOVERY_BACKEND": "etcd", "ETCD_ENDPOINTS": etcd_server, "NATS_SERVER": nats_server}
     with Behind(tmp_path, wires | {"DYN_REQUEST_PLANE": "nats"}) as stack:
         _, decode = stack.behind("prefill", "decode")
-        assert stream(stack, "Hi", 20) == (20, "length")
+        assert ended(stack, "Hi", 20) == (20, "length")
         assert stack.figure(decode, "kv_moved_bytes") > 0
 
 
@@ -159,7 +149,7 @@ def test_a_killed_frontend_of_batons_leaves_nothing_running(stack: Behind, tmp_p
 
 def under_kill(stack: Behind) -> None:
     with pytest.raises(httpx.TransportError):
-        stream(stack, "Once", 3000)
+        ended(stack, "Once", 3000)
 
 
 @pytest.mark.parametrize(("role", "plane"), [("prefill", "tcp"), ("decode", "tcp"), ("decode", "nats")])

@@ -1,7 +1,5 @@
 """Baton's frontend over Dynamo's own processes: its mockers 1.6.1, and workers on the runtime before it."""
 
-import json
-import shutil
 import signal
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -9,14 +7,13 @@ from typing import Any
 
 import pytest
 
-from tests.dynamo_stack import DynamoStack, Streamed, stream, under_streams
+from tests.dynamo_stack import DynamoStack, Streamed, stream, templated_model, under_streams
 from tests.stack import MODEL, ROOT, START_TIMEOUT_S, Process
 from tests.waiting import PATIENCE_S, scaled, wait_for
 
 pytestmark = pytest.mark.dynamo
 
 _VENV = ROOT / ".venv-dynamo"
-_TEMPLATE = "{% for m in messages %}{{m.content}}{% endfor %}"  # without one it does not start
 _TOKENS = 300
 
 
@@ -27,13 +24,9 @@ class MockerStack(DynamoStack):
         """Dynamo's mocker in that role, about 7 ms a step."""
         if not (_VENV / ".made").exists():
             pytest.fail("there is no .venv-dynamo: run make test-dynamo")
-        model = self.folder / "model"
-        if not model.exists():
-            shutil.copytree(ROOT / "models/demo", model)
-            path = model / "tokenizer_config.json"
-            path.write_text(json.dumps(json.loads(path.read_text()) | {"chat_template": _TEMPLATE}))
         backend, plane = self.environ["BATON_DISCOVERY_BACKEND"], self.environ.get("DYN_REQUEST_PLANE", "tcp")
-        command = [str(_VENV / "bin/python"), "-m", "dynamo.mocker", "--model-path", str(model)]
+        command = [str(_VENV / "bin/python"), "-m", "dynamo.mocker", "--model-path"]
+        command.append(str(templated_model(self.folder)))
         command += ["--model-name", MODEL, "--disaggregation-mode", role, "--speedup-ratio", "1"]
         command += ["--discovery-backend", backend, "--request-plane", plane]
         name = f"mocker-{role}-{len(self.processes)}"

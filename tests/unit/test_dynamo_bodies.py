@@ -8,7 +8,7 @@ import pytest
 
 from baton.dynamo.bodies import dynamo_replies, dynamo_request, release_request
 from baton.dynamo.errors import error_of
-from baton.dynamo.messages import BYPASS
+from baton.dynamo.messages import BYPASS, DynamoRequest, StopConditions
 from baton.errors import (
     BatonError,
     EngineFailure,
@@ -247,3 +247,14 @@ def test_an_http_error_has_its_message_alone() -> None:
 def test_a_refused_handoff_is_not_the_clients_fault() -> None:
     error = error_of(ValueError("InvalidRequest: TypeError: unknown key"), worker("d"), has_handoff=True)
     assert isinstance(error, HandoffFailed)
+
+
+def test_a_request_has_only_what_is_set_and_survives_the_way() -> None:
+    request = DynamoRequest(
+        token_ids=[1, 2], stop_conditions=StopConditions(max_tokens=1), is_health_check=True
+    )
+    body = msgspec.to_builtins(request)
+
+    asked = {"token_ids": [1, 2], "stop_conditions": {"max_tokens": 1}, "_HEALTH_CHECK": True}
+    assert body == asked | {"sampling_options": {}}  # TensorRT-LLM reads it in any case
+    assert msgspec.convert(body, DynamoRequest) == request

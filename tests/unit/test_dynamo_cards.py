@@ -10,7 +10,14 @@ from baton.dynamo.cards import worker_of
 from baton.messages import Role, WorkerInfo
 from baton.pairing import why_not_paired
 from tests.scripted_workers import worker
-from tests.unit.test_dynamo_messages import CARD
+
+CARD = """{
+"display_name": "openai/gpt-oss-120b", "slug": "openai_gpt-oss-120b", "source_path": "/models/demo",
+"tokenizer": {"hf_tokenizer_json": {"path": "/models/demo/tokenizer.json", "checksum": "blake3:50"}},
+"architectural_max_context_length": 4096, "context_length": 0, "kv_cache_block_size": 64,
+"model_type": "", "model_input": "Tokens", "worker_type": "prefill", "needs": [["decode"]],
+"runtime_config": {"context_length": 0, "total_kv_blocks": 16384, "max_num_seqs": 256,
+"tool_call_parser": null, "runtime_data": {"a": true}}, "media_decoder": null}"""
 
 
 def registered(instance: int = 255, **changes: Any) -> WorkerInfo:
