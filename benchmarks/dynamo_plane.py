@@ -83,15 +83,8 @@ def measured(url: str, pid: int, options: argparse.Namespace) -> Spent:
 def frontends(stack: DynamoStack, options: argparse.Namespace) -> Iterator[tuple[str, str, int]]:
     """Start mockers and both frontends: the name, URL and pid of each frontend."""
     wires = ["--discovery-backend", "file", "--request-plane", "tcp"]
-    mocker = [
-        "dynamo.mocker",
-        "--model-path",
-        str(templated_model(stack.folder)),
-        "--model-name",
-        MODEL,
-        *wires,
-        "--speedup-ratio",
-    ]
+    mocker = ["dynamo.mocker", "--model-path", str(templated_model(stack.folder)), "--model-name", MODEL]
+    mocker += [*wires, "--speedup-ratio"]
     mocker += [options.speedup, "--max-num-seqs", "1024", "--num-gpu-blocks-override", "200000"]
     mocker += ["--no-enable-prefix-caching", "--disaggregation-mode"]
     port = free_port()

@@ -1,19 +1,25 @@
 """Baton's frontend over Dynamo's runtime, with doubles of workers: APIs, errors, lost workers, cards."""
 
+import asyncio
 import base64
 import re
 import signal
 from collections.abc import Iterator
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from baton.dynamo.plane import DynamoPlane
+from baton.dynamo.runtime import RuntimeSettings
+from baton.messages import KvHandoff, Role
 from tests import dynamo_double as double
 from tests.dynamo_stack import DynamoStack, stream, under_streams
+from tests.requests import token_request
 from tests.stack import MODEL
-from tests.waiting import PATIENCE_S, scaled, wait_for
+from tests.waiting import PATIENCE_S, scaled, until, wait_for
 
 HELLO = [{"role": "user", "content": "hi"}]
 LOOK = {"type": "object", "properties": {"x": {"type": "integer"}}}
@@ -109,6 +115,25 @@ def test_a_client_that_leaves_leaves_no_kv_behind(phase: str, tmp_path: Path) ->
         # Each prefill ends, and decode is asked for what it handed over.
         wait_for(lambda: stack.processes[1].text().count("pinned") == 3 and stack.num_pins == 0)
         assert stack.answer("/v1/completions", prompt="Hi", max_tokens=2)["usage"]["completion_tokens"] == 2
+
+
+async def test_a_client_that_leaves_between_prefill_and_decode_leaves_no_kv_behind(tmp_path: Path) -> None:
+    with DynamoStack(tmp_path) as stack:
+        prefill, _ = stack.double("prefill"), stack.double("decode")
+        settings = RuntimeSettings("file", "127.0.0.1", {}, {"DYN_FILE_KV": stack.environ["DYN_FILE_KV"]})
+        plane = DynamoPlane(settings, ["dynamo.prefill.generate", "dynamo.backend.generate"], 2.0)
+        async with asyncio.timeout(PATIENCE_S), aclosing(plane.watch()) as snapshots:
+            async for workers in snapshots:
+                if len(workers) == 2:
+                    break
+            source = next(worker for worker in workers if worker.role is Role.PREFILL)
+            request = token_request([1, 2, 3], model=source.model)
+            async with aclosing(plane.call(source.address, request)) as replies:
+                assert isinstance(await anext(replies), KvHandoff)
+                assert stack.num_pins == 1
+            await until(lambda: stack.num_pins == 0)
+            assert prefill.text().count("pinned") == 1
+        await plane.close()
 
 
 @pytest.mark.parametrize("role", [pytest.param("prefill", marks=pytest.mark.slow), "decode"])
