@@ -97,7 +97,7 @@ def stream(stack: Stack, prompt: str, read: Streamed | None = None, **body: Any)
             read.num_tokens = (event.get("usage") or {}).get("completion_tokens", 0)
             for choice in event.get("choices", ()):
                 read.text += choice["text"]
-                read.finish_reason = choice["finish_reason"] or read.finish_reason
+                read.finish_reason = choice.get("finish_reason") or read.finish_reason
     return read
 
 
