@@ -116,7 +116,7 @@ class Exchange:
         self.gone = cast("asyncio.Future[None]", scope.get("gone"))  # the server sets it
         self._drain: Callable[[], Awaitable[None]] | None = scope.get("drain")
         self._receive = receive
-        self._send = send
+        self.send = send
 
     @property
     def idempotency_key(self) -> str:
@@ -167,7 +167,7 @@ class Exchange:
         request_id = self.request_id.encode()
         # OpenAI's name of the header, and Anthropic's.
         fixed = [(b"content-type", content_type), (b"x-request-id", request_id), (b"request-id", request_id)]
-        await self._send({"type": "http.response.start", "status": status, "headers": [*fixed, *headers]})
+        await self.send({"type": "http.response.start", "status": status, "headers": [*fixed, *headers]})
         self.started = True
 
     async def start_events(self, headers: Headers = ()) -> None:
@@ -175,11 +175,8 @@ class Exchange:
         fixed = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
         await self.start(200, b"text/event-stream; charset=utf-8", [*fixed, *headers])
 
-    def write(self, data: bytes) -> Awaitable[None]:
-        return self._send({"type": "http.response.body", "body": data, "more_body": True})
-
     def end(self, data: bytes = b"") -> Awaitable[None]:
-        return self._send({"type": "http.response.body", "body": data, "more_body": False})
+        return self.send({"type": "http.response.body", "body": data, "more_body": False})
 
     async def answer(self, status: int, body: msgspec.Struct | msgspec.Raw, headers: Headers = ()) -> None:
         """Send a complete JSON response; Raw is already encoded."""

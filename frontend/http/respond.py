@@ -225,10 +225,12 @@ class Delivery:
 
     def send(self, events: bytes) -> Awaitable[None]:
         self._num_sent += 1
-        return self._exchange.write(events) if self._exchange.started else self._send_first(events)
+        if not self._exchange.started:
+            return self._send_first(events)
+        return self._exchange.send({"type": "http.response.body", "body": events, "more_body": True})
 
     async def _send_first(self, events: bytes) -> None:
-        await self._exchange.write(await self._opening() + events)
+        await self.send(await self._opening() + events)
 
     async def end(self, events: bytes) -> None:
         if not self._exchange.started:

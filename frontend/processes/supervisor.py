@@ -10,7 +10,7 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 import msgspec
@@ -142,9 +142,9 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     channel: int
 
     @classmethod
-    def from_environ(cls, environ: MutableMapping[str, str] = os.environ) -> "Place | None":
+    def from_environ(cls) -> "Place | None":
         """This process's place; None if no supervisor started it."""
-        text = environ.pop(_VARIABLE, None)
+        text = os.environ.pop(_VARIABLE, None)
         return None if text is None else msgspec.json.decode(text, type=cls)
 
     def report_ready(self) -> None:

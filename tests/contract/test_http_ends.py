@@ -41,7 +41,8 @@ class Scene:
         self.num_requests += 1
         number, is_streamed = b"%d" % self.num_requests, exchange.query == "stream"
         await exchange.start(200, b"text/plain", [] if is_streamed else [(b"content-length", b"1")])
-        await exchange.write(b"begun " if is_streamed else b"")  # the head goes out
+        begun = b"begun " if is_streamed else b""  # the head goes out
+        await send({"type": "http.response.body", "body": begun, "more_body": True})
         await until(lambda: self.may_finish.is_set() or exchange.gone.done())
         self.num_gone += exchange.gone.done()
         await exchange.end(number)

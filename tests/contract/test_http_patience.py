@@ -57,7 +57,7 @@ class Echo:
             return
         await exchange.start(200, b"text/plain", [])
         while not exchange.gone.done():
-            await exchange.write(bytes(1 << 16))
+            await exchange.send({"type": "http.response.body", "body": bytes(1 << 16), "more_body": True})
             await asyncio.sleep(0)  # like an engine, whose replies go to several clients
         raise ClientGone
 
