@@ -1,5 +1,6 @@
 """A model is given by its folder, or by its id on the Hugging Face hub if it is in the hub's cache."""
 
+import contextlib
 import os
 import re
 from pathlib import Path
@@ -17,7 +18,9 @@ def model_folder(given: Path) -> Path:
     """
     repo = hub_id(given)
     if repo is None:
-        return given if (given / "config.json").is_file() else snapshot_in(given) or given
+        with contextlib.suppress(OSError):  # who opens a folder that cannot be read says so
+            return given if (given / "config.json").is_file() else snapshot_in(given) or given
+        return given
     folder = snapshot_in(hub_cache() / f"models--{repo.replace('/', '--')}")
     if folder is None:
         raise ValueError(

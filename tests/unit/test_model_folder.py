@@ -60,7 +60,7 @@ def test_of_several_revisions_main_is_taken(home: Path) -> None:
     assert model_folder(Path(REPO)) == other
 
 
-@pytest.mark.parametrize("path", [REPO, "/no/such/model", "model", "../a/b", "a/b/c"])
+@pytest.mark.parametrize("path", [REPO, "/no/such/model", "model", "../a/b", "a/b/c", f"/{'x' * 300}"])
 def test_a_folder_and_what_is_no_id_stay_what_they_are(path: str, home: Path) -> None:
     cache(home / ".cache/huggingface/hub", "a1b2")
     (home / REPO).mkdir(parents=True)
