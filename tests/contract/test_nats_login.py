@@ -151,11 +151,15 @@ async def test_the_environments_login_is_used_also_when_the_server_returns(
 
 
 @pytest.mark.parametrize("set_up", [certificates, password, token, nkey, jwt])
-async def test_without_the_login_there_is_no_server(
+async def test_without_the_login_there_is_no_server_and_the_check_at_start_says_so(
     set_up: SetUp, launch_nats: LaunchServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as own:
         server = set_up(launch_nats, tmp_path, own)
+        await wires(server).check_access()
+    if set_up is not certificates:  # without one, the server does not even answer
+        with pytest.raises(CredentialError, match="NATS_AUTH_"):
+            await wires(server).check_access()
     monkeypatch.setattr("baton.nats.CONNECT_TIMEOUT_S", scaled(0.5))
     foreign = wires(server).transport()
     with pytest.raises(ConnectionError):
@@ -198,17 +202,6 @@ def test_what_is_missing_is_an_error_at_the_start(
     with pytest.raises(CredentialError, match=message):
         Wires(request_plane="nats").check()
     Wires(request_plane="tcp", discovery_backend="etcd").check()
-
-
-@pytest.mark.parametrize("set_up", [nkey, jwt])
-async def test_the_check_at_start_has_the_same_key(
-    set_up: SetUp, launch_nats: LaunchServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as own:
-        server = set_up(launch_nats, tmp_path, own)
-        await wires(server).check_access()
-    with pytest.raises(CredentialError, match="NATS_AUTH_"):
-        await wires(server).check_access()
 
 
 def test_without_the_package_the_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
