@@ -162,30 +162,34 @@ class DynamoPlane:
                 yield PrefillFirst(len(request.token_ids), is_busy=False)
                 return
         call = instance.begin(request)
-        self._taken.add(id(handoff))
+        is_releasing = is_dynamos and instance.worker.role is Role.PREFILL
+        if handoff is not None:
+            self._taken.add(id(handoff))
         try:
             while replies := await call.replies.take():
                 for reply in replies:
                     yield reply
         except WorkerUnreached:
-            self._taken.discard(id(handoff))
+            is_releasing = handoff is not None
             raise
         finally:
-            if is_dynamos and instance.worker.role is Role.PREFILL:
+            if is_releasing:
                 task = asyncio.get_running_loop().create_task(self._release(call))
                 self._releasing.add(task)
                 task.add_done_callback(self._releasing.discard)
             else:
                 call.leave()
 
-    async def _release(self, prefill: Call) -> None:
-        """If decode has not taken what `prefill` hands over, because the client has left, have a decode
-        worker compute one token, which frees the KV.
+    async def _release(self, call: Call) -> None:
+        """If decode has not taken what prefill's call hands over, because the client has left, or if decode's
+        call has not reached its worker, have a decode worker compute one token, which frees the KV.
         """
-        await asyncio.wait([prefill.task])
-        handoff, request = prefill.handoff, prefill.request
-        if handoff is None or id(handoff) in self._taken or not isinstance(request, GenerateRequest):
+        await asyncio.wait([call.task])
+        request, handoff = call.request, call.handoff
+        if not isinstance(request, GenerateRequest) or id(handoff) in self._taken:
             self._taken.discard(id(handoff))
+            return
+        if (handoff := handoff or request.handoff) is None:
             return
         asked = release_request(request, handoff)
         decodes = [

@@ -14,7 +14,8 @@ import pytest
 
 from baton.dynamo.plane import DynamoPlane
 from baton.dynamo.runtime import RuntimeSettings
-from baton.messages import KvHandoff, Role
+from baton.errors import WorkerUnreached
+from baton.messages import KvHandoff, Role, after_handoff
 from tests import dynamo_double as double
 from tests.dynamo_stack import DynamoStack, stream, under_streams
 from tests.requests import token_request
@@ -117,14 +118,17 @@ def test_a_client_that_leaves_leaves_no_kv_behind(phase: str, tmp_path: Path) ->
         assert stack.answer("/v1/completions", prompt="Hi", max_tokens=2)["usage"]["completion_tokens"] == 2
 
 
-async def test_a_client_that_leaves_between_prefill_and_decode_leaves_no_kv_behind(tmp_path: Path) -> None:
+async def test_kv_that_no_decode_worker_got_is_released(tmp_path: Path) -> None:
+    """The client leaves after prefill, or the chosen decode worker is gone."""
     with DynamoStack(tmp_path) as stack:
         prefill, _ = stack.double("prefill"), stack.double("decode")
+        lost = stack.double("decode", "--endpoint", "dynamo.lost.generate")
         settings = RuntimeSettings("file", "127.0.0.1", {}, {"DYN_FILE_KV": stack.environ["DYN_FILE_KV"]})
-        plane = DynamoPlane(settings, ["dynamo.prefill.generate", "dynamo.backend.generate"], 2.0)
+        paths = [f"dynamo.{name}.generate" for name in ("prefill", "backend", "lost")]
+        plane = DynamoPlane(settings, paths, 2.0)
         async with asyncio.timeout(PATIENCE_S), aclosing(plane.watch()) as snapshots:
             async for workers in snapshots:
-                if len(workers) == 2:
+                if len(workers) == 3:
                     break
             source = next(worker for worker in workers if worker.role is Role.PREFILL)
             request = token_request([1, 2, 3], model=source.model)
@@ -132,7 +136,20 @@ async def test_a_client_that_leaves_between_prefill_and_decode_leaves_no_kv_behi
                 assert isinstance(await anext(replies), KvHandoff)
                 assert stack.num_pins == 1
             await until(lambda: stack.num_pins == 0)
-            assert prefill.text().count("pinned") == 1
+
+            (gone,) = (worker for worker in workers if worker.endpoint == "dyn://dynamo.lost.generate")
+            async with aclosing(plane.call(source.address, request)) as replies:
+                handoff = await anext(replies)
+                assert isinstance(handoff, KvHandoff)
+                lost.kill()
+                decoding = aclosing(plane.call(gone.address, after_handoff(request, handoff)))
+                async with decoding as decoded, asyncio.TaskGroup() as group:
+                    ended = group.create_task(anext(replies, None))  # as Generator reads both
+                    with pytest.raises(WorkerUnreached):
+                        await anext(decoded)
+                assert ended.result() is None
+            await until(lambda: stack.num_pins == 0)
+            assert prefill.text().count("pinned") == 2
         await plane.close()
 
 
