@@ -142,7 +142,7 @@ function bar(stages, share = 1) {
   for (const name of Object.keys(STAGES)) {
     if (!stages[name]) continue;
     const part = element("i", { class: STAGES[name], title: `${words(name)} ${seconds(stages[name])}` });
-    part.style.flexGrow = stages[name];
+    part.style.flexGrow = 1e6 * stages[name]; // parts that add up to less than 1 do not fill the bar
     made.append(part);
   }
   return made;
