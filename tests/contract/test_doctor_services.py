@@ -6,12 +6,16 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baton.connect import Service, Wires
-from tests.conftest import free_port
+from tests.certificates import Authority
+from tests.conftest import LaunchServer, free_port
+from tests.registry import etcd_api
 from tests.waiting import scaled
 
 LIMIT_S = scaled(10.0)
@@ -30,6 +34,33 @@ async def probe_nats(url: str, limit_s: float = LIMIT_S) -> Service:
 async def test_servers_that_answer_have_no_problem(etcd_server: str, nats_server: str) -> None:
     assert (await probe_etcd(etcd_server)).problem is None
     assert (await probe_nats(nats_server)).problem is None
+
+
+async def test_etcd_gets_the_login_of_the_environment(
+    launch_etcd: LaunchServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = launch_etcd().url
+    etcd_api(url, "auth/user/add", name="root", password="sesame")
+    etcd_api(url, "auth/user/grant", user="root", role="root")
+    etcd_api(url, "auth/enable")
+    assert (await probe_etcd(url)).is_refusal
+    monkeypatch.setenv("ETCD_AUTH_USERNAME", "root")
+    monkeypatch.setenv("ETCD_AUTH_PASSWORD", "sesame")
+    assert (await probe_etcd(url)).problem is None
+
+
+async def test_etcd_gets_the_certificate_of_the_environment(
+    launch_etcd: LaunchServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    authority = Authority(tmp_path / "authority")
+    server, own = authority.sign("server"), authority.sign("client")
+    flags = [f"--cert-file={server.cert}", f"--key-file={server.key}"]
+    flags += [f"--trusted-ca-file={authority.ca}", "--client-cert-auth"]
+    url = launch_etcd(*flags, scheme="https").url
+    monkeypatch.setenv("ETCD_AUTH_CA", str(authority.ca))
+    monkeypatch.setenv("ETCD_AUTH_CLIENT_CERT", str(own.cert))
+    monkeypatch.setenv("ETCD_AUTH_CLIENT_KEY", str(own.key))
+    assert (await probe_etcd(url)).problem is None
 
 
 async def test_a_closed_port_is_a_problem_that_shows_no_password() -> None:

@@ -106,3 +106,8 @@ async def test_a_worker_with_other_numbers_gets_no_requests() -> None:
         assert refused.startswith("d2: its probabilities differ by 0.30 from those of 2 of 3 workers")
         assert fleet.health().doubts == []
         assert [w.worker_id for w in fleet.workers("m", Role.PREFILL)] == ["p1"]
+
+
+async def test_without_the_check_every_worker_serves() -> None:
+    async with fleet_of(d(1, RIGHT), d(2, WRONG), d(3, RIGHT)) as (_, fleet):
+        await until(lambda: decodes(fleet) == ["d1", "d2", "d3"])
