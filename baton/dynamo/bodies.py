@@ -180,14 +180,16 @@ async def _decoded(request: GenerateRequest, chunks: _Chunks) -> AsyncGenerator[
     sampling, num_tokens, has_ended = request.sampling, request.num_generated, False
     details = _result(request.handoff).prompt_tokens_details if request.handoff is not None else None
     async for chunk in chunks:
-        if chunk.completion_usage is not None:
-            details = chunk.completion_usage.prompt_tokens_details or details
+        usage = chunk.completion_usage
+        found = usage.prompt_tokens_details if usage is not None else None
+        if found is not None and found.cached_tokens is not None:
+            details = found
         token_ids, reason = _ended(chunk, sampling, num_tokens)
         is_first = num_tokens == request.num_generated
         num_tokens += len(token_ids)
         has_ended |= reason is not None
-        usage = _usage(request, details, num_tokens) if is_first or reason is not None else None
-        yield TokenChunk(token_ids, reason, usage, _logprobs(token_ids, chunk, sampling))
+        shown = _usage(request, details, num_tokens) if is_first or reason is not None else None
+        yield TokenChunk(token_ids, reason, shown, _logprobs(token_ids, chunk, sampling))
     if not has_ended and num_tokens >= sampling.max_tokens:
         yield TokenChunk((), "length", _usage(request, details, num_tokens))
 

@@ -131,9 +131,10 @@ def test_only_a_sampled_answer_has_a_seed() -> None:
 async def test_cached_tokens_that_prefill_reported_are_in_the_first_usage() -> None:
     state = msgspec.json.encode({"prompt_tokens_details": {"cached_tokens": 2}, "disaggregated_params": "x"})
     handoff = KvHandoff(first_token=-1, num_prompt_tokens=3, ttl_s=9.0, engine_state=state)
-    (reply,) = await replies(after_handoff(greedy(), handoff), {"token_ids": [5]})
-
-    assert reply.usage.num_cached_tokens == 2
+    for details in (None, {"cached_tokens": None}):
+        chunk = {"token_ids": [5], "completion_usage": {"prompt_tokens_details": details}}
+        (reply,) = await replies(after_handoff(greedy(), handoff), chunk)
+        assert reply.usage.num_cached_tokens == 2
 
 
 async def test_the_first_and_the_last_chunk_have_usage() -> None:
