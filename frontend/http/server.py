@@ -14,6 +14,7 @@ from typing import cast
 import httptools
 import msgspec
 import uvicorn
+from uvicorn._types import ASGIReceiveEvent
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
@@ -61,6 +62,12 @@ class _Cycle(RequestResponseCycle):
     length."""
 
     _head = b""
+
+    async def receive(self) -> ASGIReceiveEvent:
+        """Reading goes on after a long body: else the end of the connection is not seen."""
+        message = await super().receive()
+        self.flow.resume_reading()
+        return message
 
     async def send(self, message: Message) -> None:  # type: ignore[override]  # uvicorn's is narrower
         if self.flow.write_paused and not self.disconnected:

@@ -16,6 +16,8 @@ pytestmark = pytest.mark.loops("uvloop")
 GET = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
 POST = b"POST / HTTP/%b\r\nhost: x\r\ncontent-length: 2\r\n\r\nab"
 STREAM = POST.replace(b"/ ", b"/?stream ", 1)
+# Arrives in so few pieces that the server stops reading at the last one.
+LONG = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 200000\r\n\r\n" + bytes(200_000)
 # Long, so that what is served is served because of the drain's rules and not of a deadline.
 PATIENT = Patience(request_s=PATIENCE_S, idle_s=PATIENCE_S, rest_s=PATIENCE_S, linger_s=0.0)
 LINGERING = msgspec.structs.replace(PATIENT, linger_s=PATIENCE_S)
@@ -37,7 +39,7 @@ class Scene:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers with the request's number when it may; `/?stream` begins before that."""
         exchange = Exchange(scope, receive, send)
-        await exchange.read_body(100)
+        await exchange.read_body(1 << 20)
         self.num_requests += 1
         number, is_streamed = b"%d" % self.num_requests, exchange.query == "stream"
         await exchange.start(200, b"text/plain", [] if is_streamed else [(b"content-length", b"1")])
@@ -165,7 +167,7 @@ async def test_an_answer_that_does_not_end_ends_with_the_drains_time() -> None:
 
 
 @pytest.mark.parametrize(
-    "asked", [POST % b"1.1", STREAM % b"1.1", POST % b"1.0"], ids=["whole", "streamed", "1.0"]
+    "asked", [POST % b"1.1", STREAM % b"1.1", POST % b"1.0", LONG], ids=["whole", "streamed", "1.0", "long"]
 )
 async def test_a_client_that_closes_is_gone_before_its_answer_is_ready(asked: bytes) -> None:
     async with Scene() as scene:
