@@ -9,6 +9,7 @@ import pytest
 from baton.dynamo.bodies import dynamo_replies, dynamo_request, release_request
 from baton.dynamo.errors import error_of
 from baton.dynamo.messages import BYPASS, DynamoRequest, StopConditions
+from baton.dynamo.own import own_body, own_request
 from baton.errors import (
     BatonError,
     EngineFailure,
@@ -19,6 +20,7 @@ from baton.errors import (
     WorkerLost,
     WorkerUnreached,
 )
+from baton.frames import MAX_FRAME_BYTES
 from baton.messages import (
     GenerateRequest,
     Guided,
@@ -259,3 +261,11 @@ def test_a_request_has_only_what_is_set_and_survives_the_way() -> None:
     asked = {"token_ids": [1, 2], "stop_conditions": {"max_tokens": 1}, "_HEALTH_CHECK": True}
     assert body == asked | {"sampling_options": {}}  # TensorRT-LLM reads it in any case
     assert msgspec.convert(body, DynamoRequest) == request
+
+
+def test_batons_own_messages_have_a_limit() -> None:
+    assert own_request(own_body(greedy())) == greedy()
+    with pytest.raises(InvalidRequest, match="exceeds"):
+        own_request(bytes(MAX_FRAME_BYTES + 1))
+    with pytest.raises(InvalidRequest, match="exceeds"):
+        own_body(msgspec.structs.replace(greedy(), cache_salt="s" * MAX_FRAME_BYTES))
