@@ -130,7 +130,7 @@ serve_until_the_end() { # polls, since `wait -n` misses a process that ended jus
 }
 
 follow_requests() { # prints the frontend's lines about load, slow or failed requests, and the fleet's changes
-    local from='(frontend\.access|frontend\.routing\.events)'
+    local from='(frontend\.access|frontend\.routing\.health)'
     local lines="s/^[^T]*T([0-9:]{8})[^ ]* [A-Z]+ $from /\1 /p; s/^[^T]*T([0-9:]{8}).*\"logger\": \"$from\", /\1 {/p"
     # shellcheck disable=SC2016 # expanded by the inner shell
     local log=$RUN_DIR/frontend.log; local next; next=$(($(wc -l <"$log") + 1))
