@@ -4,9 +4,9 @@ import json
 import logging
 import os
 import re
+import select
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 
 import pytest
@@ -18,7 +18,7 @@ from tests.waiting import PATIENCE_S
 
 @pytest.fixture
 def pipe(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    """What stderr is written to; its buffer has one page."""
+    """The end to read of what stderr is written to."""
     reading, writing = os.pipe()
     monkeypatch.setattr(telemetry, "_STDERR", writing)
     monkeypatch.setattr(telemetry, "MAX_WAITING", 20)
@@ -34,11 +34,10 @@ def log(lines: Lines, text: str) -> None:
 
 def read_until(reading: int, end: str) -> str:
     found = ""
-    deadline = threading.Timer(PATIENCE_S, os.close, [reading])
-    deadline.start()
     while end not in found:
+        ready, _, _ = select.select([reading], [], [], PATIENCE_S)
+        assert ready, f"no more was written after {found[-200:]!r}"
         found += os.read(reading, 1 << 16).decode()
-    deadline.cancel()
     return found
 
 
