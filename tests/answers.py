@@ -74,3 +74,11 @@ def read_all(streams: list[Stream], expected: str) -> float:
     ends = [(stream.text, stream.finish_reason, stream.error) for stream in streams]
     assert ends == [(expected, "length", None)] * len(streams)
     return max(stream.longest_gap_s for stream in streams)
+
+
+def num_attempts(stack: Stack, prompt: str) -> int:
+    """How many attempts a request takes."""
+    request_id = Stream(stack, prompt=prompt).read().response.headers["x-request-id"]
+    (found,) = stack.get(f"/requests?id={request_id}").json()["requests"]
+    (leg,) = found["record"]["legs"]
+    return len(leg["attempts"])

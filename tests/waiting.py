@@ -35,6 +35,9 @@ def scaled(seconds: float) -> float:
     return seconds * SLOWNESS
 
 
+FAILOVER_S: Final = scaled(20.0)
+"""A wide limit for what a fault costs: without the mechanism under test it costs a minute or the answer."""
+
 PATIENCE_S: Final = scaled(60.0)
 """A limit for events without a deadline: only a hang takes so long."""
 

@@ -19,7 +19,7 @@ from tests.registry import Snapshot, etcd_api, onlooker, worker
 from tests.waiting import scaled, signal_process, until
 
 TTL_S = scaled(2.0)
-SOON_S = scaled(1.0)
+SOON_S = scaled(10.0)
 
 # A worker process: registers itself, reports it, and keeps running.
 _CHILD = """
@@ -293,4 +293,4 @@ async def test_a_change_reaches_a_watcher_in_milliseconds(registry: Registry) ->
             async with other.register(worker(f"w{index}")):
                 took_s.append(await looker.until_shown(f"w{index}"))
             await looker.until_shown()
-        assert sorted(took_s)[len(took_s) // 2] < 0.25
+        assert sorted(took_s)[len(took_s) // 2] < scaled(0.25)

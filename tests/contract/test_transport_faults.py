@@ -24,7 +24,7 @@ from tests.planes import Endless, Plane, a_request, count_up, tokens
 from tests.tcp_balancer import TcpBalancer
 from tests.waiting import PATIENCE_S, scaled, signal_process
 
-SOON_S = scaled(1.0)
+SOON_S = scaled(5.0)
 LIVENESS_S = scaled(1.0)
 SHORT_LIVENESS_S = scaled(0.2)
 CALLER_LIVENESS_S = scaled(2.0)
@@ -192,7 +192,7 @@ async def test_calls_fail_while_nats_is_away_and_work_when_it_is_back(
                 with pytest.raises(BrokerLost):
                     await anext(caller.call(address, a_request()))
             await asyncio.to_thread(own_nats.thaw if harm is ServerProcess.freeze else own_nats.start)
-            async with within(scaled(5)):
+            async with within(SOON_S):
                 await caller.reachable()
             assert await eventually(lambda: tokens(caller.call(address, a_request(2)))) == [0, 1]
             await worker.reachable()  # it may have noticed the outage late

@@ -16,8 +16,7 @@ from baton.messages import KvHandoff, after_handoff
 from tests.engine_calls import ask, handed_over, left_handoff, next_handoff, tokens
 from tests.tiny_gpt_oss import CONTEXT_LENGTH
 from tests.vllm_engine import core, is_idle, new_engine, started
-from tests.waiting import PATIENCE_S, scaled, until
-from workers.engines.vllm.patches.release import NOTICE_S
+from tests.waiting import FAILOVER_S, PATIENCE_S, scaled, until
 
 
 def lost(handoff: KvHandoff) -> KvHandoff:
@@ -152,7 +151,7 @@ async def test_a_first_token_that_ends_the_answer_is_pinned_by_vllm_and_given_ba
             await anext(replies)
             assert core(engine)._pins  # noqa: SLF001  the double is ours
         await until(lambda: is_idle(engine))
-        assert time.monotonic() - began < scaled(2 * NOTICE_S)
+        assert time.monotonic() - began < FAILOVER_S
 
 
 async def test_a_crowd_that_leaves_at_any_time_leaves_no_pin(checkpoint: Path) -> None:

@@ -117,7 +117,7 @@ async def test_a_caller_with_two_requests_is_not_starved_by_one_with_hundreds(st
 
     for (seen,) in served:
         assert is_whole(seen)
-        assert seen.ended_s < scaled(5), "200 requests take 25 s"
+        assert seen.ended_s < scaled(12), "200 requests take 25 s"
     stack.wait_idle()
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.stack import MODEL, Stack
-from tests.waiting import PATIENCE_S, scaled, wait_for
+from tests.waiting import FAILOVER_S, PATIENCE_S, wait_for
 
 playwright = pytest.importorskip("playwright.sync_api")
 CHROMIUM = shutil.which("chromium")
@@ -193,7 +193,7 @@ def test_a_killed_worker_turns_red(browser: Any, stack: Stack) -> None:
         killed_s = time.time()
         worker.kill()
         page.wait_for_selector("[data-state=lost]")
-        assert int(page.evaluate("document.body.dataset.red")) / 1000 - killed_s < scaled(3.0)
+        assert int(page.evaluate("document.body.dataset.red")) / 1000 - killed_s < FAILOVER_S
         assert "decode-1" in words(page, "[data-state=lost]")
         red = page.evaluate("getComputedStyle(document.querySelector('[data-state=lost] .state')).color")
         assert red == page.evaluate("getComputedStyle(document.querySelector('.bad, .is-bad .state')).color")

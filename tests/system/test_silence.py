@@ -7,9 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.answers import Stream, read_all, whole_answer
+from tests.answers import Stream, num_attempts, read_all, whole_answer
 from tests.stack import Stack
-from tests.waiting import scaled, wait_for
+from tests.waiting import FAILOVER_S, wait_for
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +27,7 @@ def first_token_s(stack: Stack, prompt: str) -> float:
     return time.monotonic() - began_s
 
 
-def test_a_frozen_decode_worker_is_noticed_within_two_seconds(stack: Stack) -> None:
+def test_a_frozen_decode_worker_is_noticed(stack: Stack) -> None:
     frozen = next(process for process in stack.processes if process.name.startswith("decode"))
     expected = whole_answer(stack)
     streams = [Stream(stack).read(3) for _ in range(4)]  # round-robin: two on each
@@ -35,8 +35,8 @@ def test_a_frozen_decode_worker_is_noticed_within_two_seconds(stack: Stack) -> N
     frozen.signal(signal.SIGSTOP)
     with ThreadPoolExecutor(2) as pool:
         firsts = [pool.submit(first_token_s, stack, prompt) for prompt in ("four five", "six seven")]
-        assert read_all(streams, expected) < scaled(2.5)
-        assert max(first.result() for first in firsts) < scaled(2.5)
+        assert read_all(streams, expected) < FAILOVER_S
+        assert max(first.result() for first in firsts) < FAILOVER_S
 
     assert len(stack.health()["lost"]) == 1
     frozen.signal(signal.SIGCONT)
@@ -44,16 +44,16 @@ def test_a_frozen_decode_worker_is_noticed_within_two_seconds(stack: Stack) -> N
     stack.wait_idle()
 
 
-def test_a_frozen_prefill_worker_is_noticed_within_two_seconds(stack: Stack) -> None:
+def test_a_frozen_prefill_worker_is_noticed(stack: Stack) -> None:
     frozen = next(process for process in stack.processes if process.name.startswith("prefill"))
 
     frozen.signal(signal.SIGSTOP)
     with ThreadPoolExecutor(4) as pool:
         firsts = [pool.submit(first_token_s, stack, f"prompt {i}") for i in range(4)]
-        assert max(first.result() for first in firsts) < scaled(2.5)
+        assert max(first.result() for first in firsts) < FAILOVER_S
 
     assert len(stack.health()["lost"]) == 1
-    assert first_token_s(stack, "the next one") < scaled(1.0)
+    assert num_attempts(stack, "the next one") == 1
     frozen.signal(signal.SIGCONT)
     stack.wait_ready(2, 2)
 

@@ -7,7 +7,7 @@ import pytest
 
 from tests.answers import Stream, read_all, whole_answer
 from tests.stack import Stack
-from tests.waiting import scaled
+from tests.waiting import FAILOVER_S, scaled
 
 NO_PROGRESS_S = scaled(1.0)
 
@@ -43,7 +43,7 @@ def test_a_worker_that_only_beats_loses_its_requests_to_another(
     hangs[mode].touch()
     streams += [Stream(stack) for _ in range(4)]
 
-    assert read_all(streams, expected) < 2 * NO_PROGRESS_S + scaled(2)
+    assert read_all(streams, expected) < 2 * NO_PROGRESS_S + FAILOVER_S
     (stuck,) = stack.health()["stuck"]
     assert stuck.startswith(mode)
     assert stuck not in [instance["worker_id"] for instance in stack.health()["instances"]]
