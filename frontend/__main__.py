@@ -25,8 +25,8 @@ from frontend.app import create_app, envelope_of
 from frontend.flags import Credentials, FrontendSettings, parse_aliases, read_credentials
 from frontend.http.exchange import AsgiApp, Bodies, default_bytes
 from frontend.http.guards import PAGE_PATHS, Guards
+from frontend.http.respond import BeginTrace, Services
 from frontend.http.server import HttpServer
-from frontend.http.services import BeginTrace, Services
 from frontend.metrics import Metrics
 from frontend.processes.siblings import Shared, Siblings
 from frontend.processes.supervisor import Place, Port, Supervisor, inherited

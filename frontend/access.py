@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from typing import Literal
 
 from baton.telemetry import Line
-from frontend.http.services import Services
+from frontend.http.respond import Services
 from frontend.metrics import Metrics
 from frontend.record import Attempt, Leg, Record
 

@@ -1,59 +1,55 @@
 """The ASGI app and its OpenAPI document. FastAPI serves the pages; requests go straight to endpoints."""
 
-import functools
 import importlib.metadata
 import re
-from collections.abc import Awaitable, Container, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Container, Iterator, Mapping
+from functools import cache, partial
 from typing import Any
 
 import msgspec
 from fastapi import FastAPI
 from fastapi_offline import FastAPIOffline
-from starlette.convertors import StringConvertor, register_url_convertor
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from baton.errors import BatonError, InvalidRequest
-from frontend.chat.answer import ChatCompletion, prepare_chat
-from frontend.chat.request import ChatBody
-from frontend.completions.answer import Completion, CompletionBody, prepare_completion
+from frontend.chat import answer as chat
+from frontend.completions import answer as completions
 from frontend.http.exchange import Envelope, ErrorBody, Receive, Scope, Send, error_headers
 from frontend.http.guards import OPEN_PATHS
-from frontend.http.respond import Endpoint, Serve, generating
-from frontend.http.services import Services
-from frontend.messages.answer import MessageObject, MessagesError, TokenCount, count_tokens, prepare_message
-from frontend.messages.request import Counted, MessagesBody
+from frontend.http.respond import Endpoint, Operation, Operations, Serve, Services, Struct
+from frontend.messages import answer as messages
 from frontend.pages import ModelBody, ModelInfo, ModelList, ModelPage, is_anthropics, pages
-from frontend.responses.body import DeletedResponse, InputTokens, ItemList, ResponseBody, ResponseObject
 from frontend.responses.items import INPUT_ITEMS
 from frontend.responses.routes import ResponseRoutes
 from frontend.responses.runs import ResponseState
 from frontend.routing.health import Health
-from frontend.tokenization import (
-    DetokenizeAnswer,
-    DetokenizeBody,
-    TokenizeAnswer,
-    TokenizeBody,
-    TokenizerInfo,
-    detokenize,
-    tokenize,
-    tokenizer_info,
-)
+from frontend.tokenization import TOKENIZATION
+
+PAGES: Operations = {
+    # The second shape is Anthropic's, for requests with an `anthropic-version` header.
+    ("GET", "/v1/models"): Operation(None, "List available models", (ModelList, ModelPage)),
+    ("GET", "/v1/models/{model:path}"): Operation(None, "Get a model", (ModelBody, ModelInfo)),
+    ("GET", "/health"): Operation(
+        None, "Readiness, with workers; a 503 has the same body, and `missing` lists the reasons", (Health,)
+    ),
+    ("GET", "/live"): Operation(None, "Liveness"),
+    ("GET", "/metrics"): Operation(None, "Prometheus metrics"),
+}
 
 
-def routes(responses: ResponseState) -> dict[tuple[str, str], Serve]:
-    """The Serve of each (method, path)."""
+def operations(responses: ResponseState) -> Operations:
+    """What the OpenAPI document shows."""
+    given = ResponseRoutes(responses).operations()
     return {
-        ("POST", "/v1/chat/completions"): generating(prepare_chat),
-        ("POST", "/v1/completions"): generating(prepare_completion),
-        **ResponseRoutes(responses).table(),
-        ("POST", "/v1/messages"): generating(prepare_message),
-        ("POST", "/v1/messages/count_tokens"): count_tokens,
-        ("POST", "/tokenize"): tokenize,
-        ("POST", "/detokenize"): detokenize,
-        ("GET", "/tokenizer_info"): tokenizer_info,
+        **chat.OPERATIONS,
+        **completions.OPERATIONS,
+        **given,
+        **messages.OPERATIONS,
+        **TOKENIZATION,
+        **PAGES,
     }
 
 
@@ -69,31 +65,28 @@ class App:
     """ASGI app that sends fixed paths directly to their endpoints. Other requests go through the framework,
     whose middleware would add three calls to every write of a stream."""
 
-    def __init__(self, endpoints: Mapping[tuple[str, str], Endpoint], framework: FastAPI) -> None:
-        self._endpoints = {key: endpoint for key, endpoint in endpoints.items() if "{" not in key[1]}
+    def __init__(self, endpoints: Mapping[str, Endpoint], framework: FastAPI) -> None:
+        self._endpoints = {path: endpoint for path, endpoint in endpoints.items() if "{" not in path}
         self._framework = framework
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         if scope["method"] == "HEAD":  # the server leaves the body out
             scope = {**scope, "method": "GET"}
-        endpoint = self._endpoints.get((scope["method"], scope["path"]))
-        return (endpoint or self._framework)(scope, receive, send)
-
-
-class _ResponseId(StringConvertor):
-    """`GET /v1/responses/input_tokens` is not about a response with this id."""
-
-    regex = "(?!(?:input_tokens|compact)(?:/|$))[^/]+"
-
-
-register_url_convertor("response_id", _ResponseId())
+        endpoint = self._endpoints.get(scope["path"])
+        if endpoint is None or scope["method"] not in endpoint.methods:
+            return self._framework(scope, receive, send)
+        return endpoint(scope, receive, send)
 
 
 def create_app(services: Services, responses: ResponseState) -> App:
     """The app over these services and responses, which the caller closes."""
+    shown = operations(responses)
+    methods: dict[str, dict[str, Serve]] = {}
+    for (method, path), operation in shown.items():
+        if operation.serve is not None:
+            methods.setdefault(path, {})[method] = operation.serve
     endpoints = {
-        (method, path): Endpoint(path, serve, services, envelope_of(path))
-        for (method, path), serve in routes(responses).items()
+        path: Endpoint(path, served, services, envelope_of(path)) for path, served in methods.items()
     }
     framework = FastAPIOffline(
         title="Baton",
@@ -101,12 +94,11 @@ def create_app(services: Services, responses: ResponseState) -> App:
         redirect_slashes=False,
         exception_handlers={HTTPException: _http_error, BatonError: _error, Exception: _error},
     )
-    for (method, path), endpoint in endpoints.items():
-        route = path.replace("{response_id}", "{response_id:response_id}")
-        framework.router.routes.append(Route(route, endpoint, methods=[method]))
+    for path, endpoint in endpoints.items():
+        framework.router.routes.append(Route(path, endpoint, methods=list(endpoint.methods)))
     for path, page in pages(services).items():
         framework.router.routes.append(Route(path, page))
-    framework.openapi = document  # type: ignore[method-assign]  # FastAPI's way
+    framework.openapi = cache(partial(document, shown))  # type: ignore[method-assign]  # FastAPI's way
     return App(endpoints, framework)
 
 
@@ -116,7 +108,7 @@ def envelope_of(path: str) -> Envelope:
 
 
 def _refusal(request: Request, error: BatonError, headers: Mapping[str, str]) -> Response:
-    kind = MessagesError if is_anthropics(request) else error_body(request.url.path)
+    kind = messages.MessagesError if is_anthropics(request) else error_body(request.url.path)
     body = msgspec.json.encode(kind.of(error))
     return Response(body, error.status, headers, media_type="application/json")
 
@@ -126,11 +118,9 @@ async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     kind = {404: RouteNotFound, 405: MethodNotAllowed}.get(error.status_code, InvalidRequest)
     path = request.url.path
-    routes = [route for route in request.app.routes if isinstance(route, Route)]
-    refusal = kind(f"{request.method} {path}: {error.detail}.{hint(path, {route.path for route in routes})}")
-    # Of all routes of the path: the framework names those of the first.
-    methods = {method for route in routes if route.path_regex.match(path) for method in route.methods or ()}
-    return _refusal(request, refusal, {"allow": ", ".join(sorted(methods))} if methods else {})
+    served = {route.path for route in request.app.routes if isinstance(route, Route)}
+    refusal = kind(f"{request.method} {path}: {error.detail}.{hint(path, served)}")
+    return _refusal(request, refusal, error.headers or {})
 
 
 async def _error(request: Request, error: Exception) -> Response:
@@ -139,34 +129,11 @@ async def _error(request: Request, error: Exception) -> Response:
     return _refusal(request, error, {name.decode(): value.decode() for name, value in error_headers(error)})
 
 
-_INSTEAD = {
-    "/v1/responses/compact": "Shorten `input`, or begin anew without `previous_response_id`.",
-    "/v1/conversations(/.*)?": "Responses are stored: continue one with `previous_response_id`.",
-    "/v1/(assistants|threads)(/.*)?": "Use /v1/responses.",
-    "/v1/(messages/)?batches(/.*)?": "Send the requests at once; they are batched while they run.",
-    "/v1/(files|uploads)(/.*)?": "Send the text in the request itself.",
-    "/v1/(embeddings|images|audio|moderations|realtime)(/.*)?": "This server generates text only.",
-    "/openai/(deployments/.*|v1/.*|responses(/.*)?)": "Azure's paths are not served: set the base URL to "
-    "http://HOST:PORT/v1 and name the `model` in the body.",
-}
-"""Paths of OpenAI's and other servers that are not served: what is there instead."""
-
-
 def hint(path: str, served: Container[str]) -> str:
-    """A sentence for an unknown path; empty if there is nothing to say. `served` are the known paths: the
-    base URL may lack /v1, or have it twice."""
+    """A sentence for an unknown path whose base URL lacks /v1, or has it twice; else empty."""
     meant = path.removeprefix("/v1") if path.startswith("/v1/") else f"/v1{path}"
-    if meant in served:
-        return f" Did you mean {meant}? Check the client's base URL."
-    found = (
-        sentence
-        for pattern, sentence in _INSTEAD.items()
-        if re.fullmatch(pattern, path) or re.fullmatch(pattern, f"/v1{path}")
-    )
-    return f" {next(found, '')}".rstrip()
+    return f" Did you mean {meant}? Check the client's base URL." if meant in served else ""
 
-
-Struct = type[msgspec.Struct]
 
 _REF = "#/components/schemas/{name}"
 _KEY_SCHEMES = {
@@ -177,79 +144,46 @@ _STREAMED = (
     "The answer; if `stream` is true, server-sent events as the API defines them. An error after the first "
     "event is sent as the last event."
 )
-_HELLO = [{"role": "user", "content": "Hello there!"}]
-EXAMPLES: Mapping[Struct, dict[str, Any]] = {
-    ChatBody: {"messages": _HELLO, "reasoning_effort": "low", "max_completion_tokens": 100},
-    CompletionBody: {"prompt": "Once upon a time", "max_tokens": 20},
-    ResponseBody: {"input": "Hello there!", "reasoning": {"effort": "low"}, "max_output_tokens": 100},
-    MessagesBody: {"max_tokens": 100, "messages": _HELLO},
-    Counted: {"messages": _HELLO},
-    TokenizeBody: {"prompt": "Hello there!"},
-    DetokenizeBody: {"tokens": [0, 1]},
+_REPEATABLE = {
+    "Idempotency-Key": "Of this request only, hard to guess, at most 255 characters. The events of a stream "
+    "with one choice get ids.",
+    "Last-Event-ID": "With the same key and body: send the events after this one only.",
 }
-"""Bodies, each with a `model`."""
+"""Headers of requests that generate."""
 
 
-def _parameter(name: str, description: str, schema: str = "string", place: str = "query") -> dict[str, Any]:
-    return {"name": name, "in": place, "schema": {"type": schema}, "description": description}
+def _described(path: str, operation: Operation) -> dict[str, Any]:
+    answer: dict[str, Any] = {"description": operation.summary, "content": _json(*operation.answers)}
+    if operation.is_streamed:
+        answer["description"] = _STREAMED
+        answer["content"]["text/event-stream"] = {}
+    refusal = {"description": "An error; see the codes above.", "content": _json(error_body(path))}
+    made: dict[str, Any] = {
+        "summary": operation.summary,
+        "operationId": re.sub(r"\W+", "_", operation.summary.lower()),
+        "parameters": list(_parameters(path, operation)),
+        "responses": {"200": answer, "4XX": refusal, "5XX": refusal},
+    }
+    if path in OPEN_PATHS:
+        made["security"] = []
+        made["responses"]["503"] = answer
+    if operation.body is not None:
+        content = _json(operation.body)
+        content["application/json"]["example"] = {"model": "openai/gpt-oss-120b", **operation.example}
+        made["requestBody"] = {"required": True, "content": content}
+    return made
 
 
-_REPEATABLE = (
-    _parameter(
-        "Idempotency-Key",
-        "Of this request only, hard to guess, at most 255 characters. The events of a stream with one choice "
-        "get ids.",
-        place="header",
-    ),
-    _parameter(
-        "Last-Event-ID", "With the same key and body: send the events after this one only.", place="header"
-    ),
-)
-_EVENTS = (
-    _parameter("stream", "Return the response's events.", "boolean"),
-    _parameter("starting_after", "Sequence number of the last event already received.", "integer"),
-)
-_PAGED = (
-    _parameter("limit", "Items per page, at most 100.", "integer"),
-    _parameter("order", "`asc` or `desc` (the default), latest first."),
-    _parameter("after", "Id of the last item of the previous page."),
-)
-
-
-class Operation(msgspec.Struct, frozen=True):
-    """A route in the document. `answers` are the structs of which its answer is one, if it is JSON."""
-
-    summary: str
-    answers: tuple[Struct, ...] = ()
-    body: Struct | None = None
-    parameters: Sequence[Mapping[str, Any]] = ()
-    is_streamed: bool = False
-
-    def described(self, path: str) -> dict[str, Any]:
-        answer: dict[str, Any] = {"description": self.summary, "content": _json(*self.answers)}
-        if self.is_streamed:
-            answer["description"] = _STREAMED
-            answer["content"]["text/event-stream"] = {}
-        refusal = {"description": "An error; see the codes above.", "content": _json(error_body(path))}
-        made: dict[str, Any] = {
-            "summary": self.summary,
-            "operationId": re.sub(r"\W+", "_", self.summary.lower()),
-            "parameters": [*_in_path(path), *self.parameters],
-            "responses": {"200": answer, "4XX": refusal, "5XX": refusal},
-        }
-        if path in OPEN_PATHS:
-            made["security"] = []
-            made["responses"]["503"] = answer
-        if self.body is not None:
-            content = _json(self.body)
-            content["application/json"]["example"] = {"model": "openai/gpt-oss-120b", **EXAMPLES[self.body]}
-            made["requestBody"] = {"required": True, "content": content}
-        return made
-
-
-def _in_path(path: str) -> Iterator[dict[str, Any]]:
+def _parameters(path: str, operation: Operation) -> Iterator[dict[str, Any]]:
     for name in re.findall(r"{(\w+)", path):
         yield {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+    if operation.body is not None and operation.is_streamed:
+        for name, description in _REPEATABLE.items():
+            yield {"name": name, "in": "header", "schema": {"type": "string"}, "description": description}
+    if operation.query is not None:
+        (struct,) = msgspec.json.schema_components([operation.query])[1].values()
+        for name, schema in struct["properties"].items():
+            yield {"name": name, "in": "query", "schema": schema}
 
 
 def _json(*structs: Struct) -> dict[str, Any]:
@@ -263,63 +197,23 @@ def _ref(struct: Struct) -> dict[str, str]:
     return {"$ref": _REF.format(name=struct.__name__)}
 
 
-def error_body(path: str) -> type[ErrorBody] | type[MessagesError]:
+def error_body(path: str) -> type[ErrorBody] | type[messages.MessagesError]:
     """The error format of a route's API."""
-    return MessagesError if path.startswith("/v1/messages") else ErrorBody
+    return messages.MessagesError if path.startswith("/v1/messages") else ErrorBody
 
 
-def _generation(summary: str, answer: Struct, body: Struct) -> Operation:
-    return Operation(summary, (answer,), body, _REPEATABLE, is_streamed=True)
-
-
-OPERATIONS: Mapping[tuple[str, str], Operation] = {
-    ("POST", "/v1/chat/completions"): _generation("Create a chat completion", ChatCompletion, ChatBody),
-    ("POST", "/v1/completions"): _generation("Create a raw completion", Completion, CompletionBody),
-    ("POST", "/v1/responses"): _generation("Create a response", ResponseObject, ResponseBody),
-    ("POST", "/v1/responses/input_tokens"): Operation(
-        "Count a response's input tokens", (InputTokens,), ResponseBody
-    ),
-    ("GET", "/v1/responses/{response_id}"): Operation(
-        "Get a stored or background response", (ResponseObject,), parameters=_EVENTS, is_streamed=True
-    ),
-    ("DELETE", "/v1/responses/{response_id}"): Operation("Delete a response", (DeletedResponse,)),
-    ("POST", "/v1/responses/{response_id}/cancel"): Operation(
-        "Cancel a background response", (ResponseObject,)
-    ),
-    ("GET", "/v1/responses/{response_id}/input_items"): Operation(
-        "List a response's input items", (ItemList,), parameters=_PAGED
-    ),
-    ("POST", "/v1/messages"): _generation("Create a message", MessageObject, MessagesBody),
-    ("POST", "/v1/messages/count_tokens"): Operation(
-        "Count a message's input tokens", (TokenCount,), Counted
-    ),
-    ("POST", "/tokenize"): Operation("Tokenize a prompt", (TokenizeAnswer,), TokenizeBody),
-    ("POST", "/detokenize"): Operation("Detokenize token ids", (DetokenizeAnswer,), DetokenizeBody),
-    ("GET", "/tokenizer_info"): Operation("Get the tokenizer's settings", (TokenizerInfo,)),
-    # The second shape is Anthropic's, for requests with an `anthropic-version` header.
-    ("GET", "/v1/models"): Operation("List available models", (ModelList, ModelPage)),
-    ("GET", "/v1/models/{model:path}"): Operation("Get a model", (ModelBody, ModelInfo)),
-    ("GET", "/health"): Operation(
-        "Readiness, with workers; a 503 has the same body, and `missing` lists the reasons", (Health,)
-    ),
-    ("GET", "/live"): Operation("Liveness"),
-    ("GET", "/metrics"): Operation("Prometheus metrics"),
-}
-
-
-@functools.cache
-def document() -> dict[str, Any]:
+def document(shown: Operations) -> dict[str, Any]:
     """The OpenAPI document."""
     paths: dict[str, dict[str, Any]] = {}
-    for (method, path), operation in OPERATIONS.items():
-        paths.setdefault(path.replace(":path", ""), {})[method.lower()] = operation.described(path)
+    for (method, path), operation in shown.items():
+        paths.setdefault(path.replace(":path", ""), {})[method.lower()] = _described(path, operation)
     errors = ["| status | code | meaning |", "|---|---|---|", *sorted(_errors(BatonError))]
     version = importlib.metadata.version("baton")
     return {
         "openapi": "3.1.0",
         "info": {"title": "Baton", "version": version, "description": "\n".join(errors)},
         "paths": paths,
-        "components": {"schemas": _schemas(), "securitySchemes": _KEY_SCHEMES},
+        "components": {"schemas": _schemas(shown), "securitySchemes": _KEY_SCHEMES},
         # Without --api-keys-file no key is needed.
         "security": [{}, *({name: []} for name in _KEY_SCHEMES)],
     }
@@ -334,9 +228,9 @@ def _errors(kind: type[BatonError]) -> Iterator[str]:
         yield from _errors(each)
 
 
-def _schemas() -> dict[str, Any]:
-    structs: dict[Struct, None] = dict.fromkeys([*INPUT_ITEMS.values(), ErrorBody, MessagesError])
-    for operation in OPERATIONS.values():
+def _schemas(shown: Operations) -> dict[str, Any]:
+    structs: dict[Struct, None] = dict.fromkeys([*INPUT_ITEMS.values(), ErrorBody, messages.MessagesError])
+    for operation in shown.values():
         structs |= dict.fromkeys([*operation.answers, operation.body or ErrorBody])
     _, schemas = msgspec.json.schema_components(structs, ref_template=_REF)
     for schema in schemas.values():

@@ -18,7 +18,7 @@ from frontend.http.answer import (
     content_logprobs,
 )
 from frontend.http.body import read
-from frontend.http.services import Services
+from frontend.http.respond import Operations, Services, generating
 from frontend.text.tokenizer import ModelTokenizer
 from frontend.turn.choice import Choice, FinishReason
 from frontend.turn.request import Client
@@ -85,6 +85,20 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
     service_tier: Literal["default"] = "default"
     metadata: dict[str, str] | UnsetType = UNSET
 
+
+OPERATIONS: Operations = {
+    ("POST", "/v1/chat/completions"): generating(
+        prepare_chat,
+        "Create a chat completion",
+        ChatCompletion,
+        ChatBody,
+        {
+            "messages": [{"role": "user", "content": "Hello there!"}],
+            "reasoning_effort": "low",
+            "max_completion_tokens": 100,
+        },
+    )
+}
 
 _encode = msgspec.json.Encoder().encode
 _MORE_ARGUMENTS = b'{"index":%d,"function":{"arguments":%%b}}'

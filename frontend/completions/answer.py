@@ -18,7 +18,7 @@ from frontend.http.answer import (
     legacy_logprobs,
 )
 from frontend.http.body import read
-from frontend.http.services import Services
+from frontend.http.respond import Operations, Services, generating
 from frontend.text.tokenizer import ModelTokenizer
 from frontend.turn.choice import Choice
 from frontend.turn.fields import CommonFields, Count, Refused, StopText, TokenId
@@ -95,6 +95,17 @@ async def prepare_completion(raw: bytes, client: Client, services: Services) -> 
     envelope = Envelope("text_completion", "cmpl", served.name, body)
     writer = partial(TextWriter, tokenizer=served.tokenizer, body=body)
     return ChunkedAnswer(envelope, choices, writer, Completion, unknown)
+
+
+OPERATIONS: Operations = {
+    ("POST", "/v1/completions"): generating(
+        prepare_completion,
+        "Create a raw completion",
+        Completion,
+        CompletionBody,
+        {"prompt": "Once upon a time", "max_tokens": 20},
+    )
+}
 
 
 def turn_request(body: CompletionBody, num_bytes: int) -> TurnRequest:

@@ -1,15 +1,20 @@
 """Sends generated answers to the client, streamed or whole; stops when the client disconnects."""
 
 import asyncio
+import dataclasses
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TypeVar
+from functools import cached_property
+from typing import Any, TypeVar
+
+import msgspec
 
 from baton.errors import BatonError, DeadlineExceeded, InvalidRequest, NotReady
 from baton.pace import first_done
 from frontend.http.answer import Answer, Numbered
 from frontend.http.exchange import (
+    Bodies,
     ClientGone,
     Envelope,
     ErrorBody,
@@ -21,11 +26,17 @@ from frontend.http.exchange import (
     as_baton_error,
     ignored_header,
 )
-from frontend.http.services import Services
-from frontend.record import Record
+from frontend.metrics import Metrics, Others, no_others
+from frontend.record import Record, Trace
+from frontend.routing.fleet import Fleet
+from frontend.routing.generate import Generator
+from frontend.snapshot import Snapshots
+from frontend.text.tokenizer import ServedModel
 from frontend.turn.choice import Choice, num_prompt_tokens
 from frontend.turn.ids import repeatable
-from frontend.turn.request import Client
+from frontend.turn.request import Client, TurnRequest, prepare
+from frontend.turn.seal import Seal
+from frontend.turn.thoughts import Thoughts
 
 CLIENT_GONE_STATUS = 499
 # Extra time beyond the request's deadline for the error to reach the client.
@@ -34,19 +45,80 @@ GRACE_S = 30.0
 GOODBYE_S = 1.0
 SHUTTING_DOWN = NotReady("The server is shutting down; try again.", retry_after_s=1)
 
+BeginTrace = Callable[[str], Trace]
+"""The span of a request with this `traceparent`."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Services:
+    """One app's dependencies and limits.
+
+    A stream sends headers with its first token, or `first_event_wait_s` after a worker has taken it, so that
+    early failures still get an HTTP error status. While it is idle, it sends a comment every `keep_alive_s`.
+    With `share_cache`, API keys share cached KV. `seal` signs the reasoning that clients carry. `has_page`:
+    the live page is at `/`."""
+
+    fleet: Fleet
+    generator: Generator
+    metrics: Metrics = dataclasses.field(default_factory=Metrics)
+    others: Others = no_others
+    thoughts: Thoughts = dataclasses.field(default_factory=Thoughts)
+    seal: Seal = dataclasses.field(default_factory=Seal)
+    request_timeout_s: float = 600.0
+    max_body_bytes: int = 16 << 20
+    bodies: Bodies = dataclasses.field(default_factory=Bodies)
+    max_choices: int = 16
+    first_event_wait_s: float = 0.1
+    keep_alive_s: float = 10.0
+    share_cache: bool = False
+    begin_trace: BeginTrace | None = None
+    has_page: bool = True
+
+    @cached_property
+    def snapshots(self) -> Snapshots:
+        return Snapshots(self.fleet, self.metrics, self.others)
+
+    async def prepare(self, request: TurnRequest, client: Client) -> tuple[ServedModel, list[Choice]]:
+        """The model and the choices, ready to be generated. Raises BatonErrors, as `prepare` does."""
+        served = self.fleet.served(request.fields.model)
+        check = self.generator.check
+        return served, await prepare(
+            request, client, served, self.thoughts, check, max_choices=self.max_choices
+        )
+
+
 Serve = Callable[[Exchange, Services, Record], Awaitable[None]]
 """Serves a request. Its exceptions become error responses."""
+Struct = type[msgspec.Struct]
+
+
+class Operation(msgspec.Struct, frozen=True):
+    """A method of a path: how it is served, unless it is a page, and what the OpenAPI document says. Its
+    answer, if it is JSON, is one of `answers`; `example` is a body but for the model."""
+
+    serve: Serve | None
+    summary: str
+    answers: tuple[Struct, ...] = ()
+    body: Struct | None = None
+    example: Mapping[str, Any] = {}
+    query: Struct | None = None
+    is_streamed: bool = False
+
+
+Operations = Mapping[tuple[str, str], Operation]
+"""By method and path."""
 
 
 class Endpoint:
-    """The ASGI app of one route. Failures are counted, and become error responses or a last event."""
+    """The ASGI app of one path, with the Serve of each method. Failures are counted, and become error
+    responses or a last event."""
 
     def __init__(
-        self, route: str, serve: Serve, services: Services, envelope: Envelope = ErrorBody.of
+        self, route: str, methods: Mapping[str, Serve], services: Services, envelope: Envelope = ErrorBody.of
     ) -> None:
+        self.methods = methods
         self._envelope = envelope
         self._route = route
-        self._serve = serve
         self._services = services
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -58,7 +130,7 @@ class Endpoint:
             record.trace = services.begin_trace(exchange.headers.get(b"traceparent", b"").decode("latin-1"))
         try:
             async with asyncio.timeout(services.request_timeout_s + GRACE_S):
-                await self._serve(exchange, services, record)
+                await self.methods[scope["method"]](exchange, services, record)
         except ClientGone:
             record.disconnected = True
         except asyncio.CancelledError:  # by the drain; the server would log it as a failure if it were raised
@@ -96,15 +168,17 @@ Prepare = Callable[[bytes, Client, Services], Awaitable[Answer]]
 """Builds the answer to a body, ready to be generated. Raises a BatonError if the body is refused."""
 
 
-def generating(prepare: Prepare) -> Serve:
-    """The Serve of a route that generates one answer."""
+def generating(
+    prepare: Prepare, summary: str, answer: Struct, body: Struct, example: Mapping[str, Any]
+) -> Operation:
+    """An operation that generates one answer."""
 
     async def serve(exchange: Exchange, services: Services, record: Record) -> None:
         with repeated(exchange):
             answer = await prepared(prepare, exchange, services, record)
             await generate(exchange, answer, services, record)
 
-    return serve
+    return Operation(serve, summary, (answer,), body, example, is_streamed=True)
 
 
 def repeated(exchange: Exchange) -> AbstractContextManager[None]:

@@ -11,7 +11,7 @@ from frontend.harmony.conversation import Begin, Delta, End, Text
 from frontend.http.answer import Answer
 from frontend.http.body import read
 from frontend.http.exchange import Exchange, ignored_header
-from frontend.http.services import Services
+from frontend.http.respond import Operation, Operations, Services, generating
 from frontend.messages.request import Counted, MessagesBody, ThreadNotFound, turn_request
 from frontend.record import Record
 from frontend.text.tokenizer import ContextTooLong
@@ -143,6 +143,17 @@ async def count_tokens(exchange: Exchange, services: Services, record: Record) -
     (prompt,) = await encode(request, exchange.owner, served, services.thoughts)
     services.metrics.count_ignored(ignored)
     await exchange.answer(200, TokenCount(input_tokens=len(prompt.token_ids)), ignored_header(ignored))
+
+
+_HELLO = {"messages": [{"role": "user", "content": "Hello there!"}]}
+OPERATIONS: Operations = {
+    ("POST", "/v1/messages"): generating(
+        prepare_message, "Create a message", MessageObject, MessagesBody, {"max_tokens": 100, **_HELLO}
+    ),
+    ("POST", "/v1/messages/count_tokens"): Operation(
+        count_tokens, "Count a message's input tokens", (TokenCount,), Counted, _HELLO
+    ),
+}
 
 
 class MessagesAnswer(Answer):

@@ -18,7 +18,7 @@ from frontend.harmony.conversation import (
     called_name,
 )
 from frontend.http.body import convert, read
-from frontend.http.services import Services
+from frontend.http.respond import Services
 from frontend.responses.body import (
     LOGPROBS,
     RUNNING,

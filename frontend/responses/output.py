@@ -11,7 +11,7 @@ from baton.errors import BatonError
 from baton.messages import TokenChunk
 from frontend.harmony.conversation import FUNCTIONS, Begin, Delta, End, Namespace, Text, Tool
 from frontend.http.answer import Answer, CompletionDetails, ContentLogprob, content_logprobs
-from frontend.http.services import Services
+from frontend.http.respond import Services
 from frontend.responses.body import (
     RUNNING,
     SEALED,

@@ -6,14 +6,30 @@ from typing import Annotated, Literal, TypeVar
 from urllib.parse import parse_qsl
 
 import msgspec
+from msgspec import Meta
 
 from baton.errors import BatonError, InvalidRequest, NotReady
 from frontend.http.body import convert
 from frontend.http.exchange import Exchange, ignored_header
-from frontend.http.respond import Serve, client_of, generate, prepared, relay, repeated
-from frontend.http.services import Services
+from frontend.http.respond import (
+    Operation,
+    Operations,
+    Services,
+    client_of,
+    generate,
+    prepared,
+    relay,
+    repeated,
+)
 from frontend.record import Record
-from frontend.responses.body import RUNNING, DeletedResponse, InputTokens, ItemList
+from frontend.responses.body import (
+    RUNNING,
+    DeletedResponse,
+    InputTokens,
+    ItemList,
+    ResponseBody,
+    ResponseObject,
+)
 from frontend.responses.create import FailedAtOnce, count_input_tokens, items_of, prepare_response
 from frontend.responses.output import EventWriter, after
 from frontend.responses.runs import UNREACHED, ResponseState, events_not_stored
@@ -26,16 +42,18 @@ _INTEGERS = frozenset({"limit", "starting_after"})
 class EventsQuery(msgspec.Struct):
     """The query of `GET /v1/responses/{response_id}`."""
 
-    stream: bool = False
-    starting_after: Annotated[int, msgspec.Meta(ge=0, le=999_999_999)] = -1
+    stream: Annotated[bool, Meta(description="Return the response's events.")] = False
+    starting_after: Annotated[
+        int, Meta(ge=0, le=999_999_999, description="Sequence number of the last event already received.")
+    ] = -1
 
 
 class PageQuery(msgspec.Struct):
     """The query of `GET /v1/responses/{response_id}/input_items`."""
 
-    limit: Annotated[int, msgspec.Meta(ge=1, le=100)] = 20
-    order: Literal["asc", "desc"] = "desc"
-    after: str | None = None
+    limit: Annotated[int, Meta(ge=1, le=100, description="Items per page.")] = 20
+    order: Annotated[Literal["asc", "desc"], Meta(description="`desc`: latest first.")] = "desc"
+    after: Annotated[str | None, Meta(description="Id of the last item of the previous page.")] = None
 
 
 Query = TypeVar("Query", EventsQuery, PageQuery)
@@ -51,14 +69,29 @@ class ResponseRoutes:
     def __init__(self, state: ResponseState) -> None:
         self._state = state
 
-    def table(self) -> dict[tuple[str, str], Serve]:
+    def operations(self) -> Operations:
+        example = {"input": "Hello there!", "reasoning": {"effort": "low"}, "max_output_tokens": 100}
+        response, body = (ResponseObject,), ResponseBody
+        one = "/v1/responses/{response_id}"
         return {
-            ("POST", "/v1/responses"): self.create,
-            ("POST", "/v1/responses/input_tokens"): self.input_tokens,
-            ("GET", "/v1/responses/{response_id}"): self.retrieve,
-            ("DELETE", "/v1/responses/{response_id}"): self.delete,
-            ("POST", "/v1/responses/{response_id}/cancel"): self.cancel,
-            ("GET", "/v1/responses/{response_id}/input_items"): self.input_items,
+            ("POST", "/v1/responses"): Operation(
+                self.create, "Create a response", response, body, example, is_streamed=True
+            ),
+            ("POST", "/v1/responses/input_tokens"): Operation(
+                self.input_tokens, "Count a response's input tokens", (InputTokens,), body, example
+            ),
+            ("GET", one): Operation(
+                self.retrieve,
+                "Get a stored or background response",
+                response,
+                query=EventsQuery,
+                is_streamed=True,
+            ),
+            ("DELETE", one): Operation(self.delete, "Delete a response", (DeletedResponse,)),
+            ("POST", f"{one}/cancel"): Operation(self.cancel, "Cancel a background response", response),
+            ("GET", f"{one}/input_items"): Operation(
+                self.input_items, "List a response's input items", (ItemList,), query=PageQuery
+            ),
         }
 
     async def create(self, exchange: Exchange, services: Services, record: Record) -> None:

@@ -9,8 +9,7 @@ from baton.errors import BatonError, InvalidRequest, NotReady, Overloaded
 from baton.telemetry import Line
 from frontend.http.answer import Answer
 from frontend.http.exchange import as_baton_error
-from frontend.http.respond import count, feed
-from frontend.http.services import Services
+from frontend.http.respond import Services, count, feed
 from frontend.responses.body import RUNNING
 from frontend.responses.output import EventWriter, ResponseAnswer, after
 from frontend.responses.store import ResponseStore, StoredResponse

@@ -107,7 +107,9 @@ class ScriptedStack:
         return [self._text(json.loads(line)) for line in lines]
 
     def _text(self, tokens: list[int]) -> str:
-        answer = httpx.post(f"{self.stack.url}/detokenize", json={"tokens": tokens}, timeout=60)
+        answer = httpx.post(
+            f"{self.stack.url}/detokenize", json={"model": MODEL, "tokens": tokens}, timeout=60
+        )
         assert answer.status_code == 200, answer.text
         text: str = answer.json()["prompt"]
         return text

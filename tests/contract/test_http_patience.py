@@ -14,11 +14,10 @@ import pytest
 
 from baton.messages import GenerateRequest, TokenChunk, Usage
 from baton.tls import server_context
-from frontend.chat.answer import prepare_chat
+from frontend.chat.answer import OPERATIONS as CHAT
 from frontend.http.exchange import ClientGone, Exchange, Receive, Scope, Send
-from frontend.http.respond import Endpoint, generating
+from frontend.http.respond import Endpoint, Services
 from frontend.http.server import MAX_HEAD_BYTES, MAX_PIPELINED, Connection, HttpServer, Patience
-from frontend.http.services import Services
 from frontend.record import Leg
 from tests.alive import Newborn
 from tests.certificates import Authority
@@ -39,7 +38,7 @@ class Echo:
         self.services = Client(ScriptedTokens(), max_body_bytes=MAX_BODY_BYTES).services
         self.num_running = 0
         self.num_answered = 0
-        self._endpoint = Endpoint("/", self._serve, self.services)
+        self._endpoint = Endpoint("/", dict.fromkeys(("GET", "POST"), self._serve), self.services)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.num_running += 1
@@ -251,7 +250,9 @@ async def chat(tokens: ScriptedTokens, *, stream: bool) -> AsyncIterator[tuple[P
     services = Client(tokens).services
     listener, own = socket.create_server(("127.0.0.1", 0)), socket.socket()
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # its connections' too
-    server = HttpServer(Endpoint("/v1/chat/completions", generating(prepare_chat), services), 1.0)
+    (operation,) = CHAT.values()
+    assert operation.serve is not None
+    server = HttpServer(Endpoint("/", {"POST": operation.serve}, services), 1.0)
     server.start(listener)
     own.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     own.connect(listener.getsockname())

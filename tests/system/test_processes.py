@@ -168,7 +168,7 @@ def test_an_answer_keeps_its_tokens_and_reasoning_in_the_other_process(client: h
         second = client.post("/v1/chat/completions", json=body).json()
         assert second["choices"][0]["message"]["content"] == "It is noon."
         tokens = client.post("/tokenize", json=body).json()["tokens"]
-        text = client.post("/detokenize", json={"tokens": tokens}).json()["prompt"]
+        text = client.post("/detokenize", json={"model": MODEL, "tokens": tokens}).json()["prompt"]
         assert f"<|start|>assistant{CALL}<|start|>functions.get_time" in text
 
 

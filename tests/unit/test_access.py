@@ -8,7 +8,7 @@ import pytest
 
 from baton.messages import Role, WorkerStats
 from frontend.access import AccessMode, log_requests, logging_load
-from frontend.http.services import Services
+from frontend.http.respond import Services
 from frontend.metrics import Metrics
 from frontend.record import Record
 from tests.clock import jumping

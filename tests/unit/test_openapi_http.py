@@ -9,12 +9,9 @@ import pytest
 
 import frontend.__main__  # noqa: F401  defines every error that a frontend sends
 from baton.errors import BatonError
-from frontend.app import routes
 from frontend.chat.request import ChatBody
-from frontend.responses.runs import ResponseState
 from tests.scripted_frontend import MODEL, Client, ScriptedTokens
 
-ROUTES = routes(ResponseState())
 ANSWER = "<|channel|>final<|message|>Hello<|return|>"
 PAGE: Any = asyncio.run(Client(ScriptedTokens("")).get("/openapi.json")).json
 
@@ -23,11 +20,6 @@ def test_the_real_schemas_are_shown() -> None:
     schemas = PAGE["components"]["schemas"]
     assert set(schemas["ChatBody"]["properties"]) >= set(ChatBody.__struct_encode_fields__)
     assert schemas["ChatBody"]["required"] == ["model", "messages"]
-
-
-def test_every_route_is_shown() -> None:
-    shown = {(method.upper(), path) for path, methods in PAGE["paths"].items() for method in methods}
-    assert shown >= ROUTES.keys()
 
 
 def test_every_error_is_shown() -> None:
@@ -45,7 +37,9 @@ def test_every_reference_leads_somewhere() -> None:
     assert names <= PAGE["components"]["schemas"].keys()
 
 
-@pytest.mark.parametrize("path", [path for (method, path) in ROUTES if method == "POST" and "{" not in path])
+@pytest.mark.parametrize(
+    "path", [path for path, served in PAGE["paths"].items() if "{" not in path and "post" in served]
+)
 def test_every_example_is_served(path: str) -> None:
     body = PAGE["paths"][path]["post"]["requestBody"]["content"]["application/json"]["example"]
     reply = asyncio.run(Client(ScriptedTokens(ANSWER)).post(path, body | {"model": MODEL}))
