@@ -1,6 +1,10 @@
-"""The code budgets: lines per file and function, and the size of each package. `make check` runs it."""
+"""The code budgets: lines per file and function, and the size of each package; and the documents' links.
+
+`make check` runs it.
+"""
 
 import ast
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -33,6 +37,12 @@ def over_budget(path: Path) -> list[str]:
     return found
 
 
+def broken_links(path: Path) -> list[str]:
+    """`file: link` for each relative link of a Markdown file that leads nowhere."""
+    links = re.findall(r"\]\((?!\w+:|#)([^)#\s]+)", path.read_text(encoding="utf-8"))
+    return [f"{path}: {link} does not exist" for link in links if not (path.parent / link).exists()]
+
+
 def sizes(names: list[str]) -> str:
     """Lines of Python by package, product packages added up."""
     lines: Counter[str] = Counter()
@@ -47,9 +57,13 @@ def sizes(names: list[str]) -> str:
 
 def main() -> int:
     """Exit status: 1 if any budget is exceeded."""
-    listed = subprocess.run(["git", "ls-files", "*.py"], capture_output=True, text=True, check=True).stdout
+    listed, documents = (
+        subprocess.run(["git", "ls-files", kind], capture_output=True, text=True, check=True).stdout
+        for kind in ("*.py", "*.md")
+    )
     files = [Path(name) for name in listed.split() if name.split("/")[0] in PACKAGES]
     found = [line for path in files if path.exists() for line in over_budget(path)]
+    found += [line for name in documents.split() for line in broken_links(Path(name))]
     sys.stdout.write("".join(line + "\n" for line in found))
     sys.stdout.write(sizes(listed.split()) + "\n")
     return 1 if found else 0
