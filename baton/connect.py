@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
-import msgspec
-
 from baton.discovery import Discovery
 from baton.dynamo.runtime import RuntimeSettings, dynamo_namespace, dynamo_plane
 from baton.files import FilesDiscovery, default_registry, make_private
@@ -47,17 +45,6 @@ _LOGINS = {
     "NATS": "NATS_AUTH_USERNAME and NATS_AUTH_PASSWORD, or another NATS_AUTH_...",
 }
 _ETCD_TLS = ("ETCD_AUTH_CA", "ETCD_AUTH_CLIENT_CERT", "ETCD_AUTH_CLIENT_KEY")
-
-
-class Service(msgspec.Struct, frozen=True, kw_only=True):
-    """etcd or NATS at one address. `problem`: why it cannot be used; `is_refusal`: it answers, but denies
-    this user access.
-    """
-
-    name: Literal["etcd", "NATS"]
-    url: str
-    problem: str | None = None
-    is_refusal: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -184,21 +171,17 @@ class Wires:
             nats_options()
         check_address(self.address())
 
-    async def probe(self, limit_s: float) -> list[Service]:
-        """Ask every etcd and NATS server in use for access, all at a time."""
-        return await asyncio.gather(*(_probe(name, url, limit_s) for name, url in self._servers))
-
     async def check_access(self) -> None:
         """Raise CredentialError if etcd or NATS is there and refuses this user. Of a cluster one member is
         asked, the first that answers."""
         for name, servers in itertools.groupby(self._servers, lambda server: server[0]):
             for _, url in servers:
-                service = await _probe(name, url, ACCESS_S)
-                if service.is_refusal:
+                problem, is_refusal = await _ask(name, url)
+                if is_refusal:
                     raise CredentialError(
-                        f"{name} at {service.url} refuses this user: {service.problem}; set {_LOGINS[name]}"
+                        f"{name} at {without_secrets(url)} refuses this user: {problem}; set {_LOGINS[name]}"
                     )
-                if service.problem is None:
+                if problem is None:
                     break
 
     @property
@@ -244,13 +227,13 @@ def _etcd(endpoints: str) -> "EtcdDiscovery":
     return EtcdDiscovery(endpoints, login=login, tls_files=client_files(*_ETCD_TLS))
 
 
-async def _probe(name: Literal["etcd", "NATS"], url: str, limit_s: float) -> Service:
+async def _ask(name: Literal["etcd", "NATS"], url: str) -> tuple[str | None, bool]:
+    """Why this server cannot be used, if so; and whether it answers, but denies this user access."""
     try:
-        async with asyncio.timeout(limit_s):
-            problem, is_refusal = await (_ask_etcd(url) if name == "etcd" else _ask_nats(url))
+        async with asyncio.timeout(ACCESS_S):
+            return await (_ask_etcd(url) if name == "etcd" else _ask_nats(url))
     except TimeoutError:
-        problem, is_refusal = f"no answer in {limit_s:.0f} s", False
-    return Service(name=name, url=without_secrets(url), problem=problem, is_refusal=is_refusal)
+        return f"no answer in {ACCESS_S:.0f} s", False
 
 
 async def _ask_etcd(url: str) -> tuple[str | None, bool]:

@@ -9,7 +9,7 @@ from baton.flags import Parsed, flag, read
 from baton.model_folder import model_folder
 from operations.doctor.facts import Facts
 from operations.doctor.memory import halves
-from operations.doctor.probes import planned, probe_gpus, probe_host, probe_model
+from operations.doctor.probes import planned, probe_gpus, probe_model
 from operations.errors import CommandError
 from workers.flags import WorkerSettings
 from workers.settings import OVERRIDE, SettingsError, read_json
@@ -41,16 +41,15 @@ def shares(parsed: Parsed[ShareSettings]) -> int:
 
 def _lines(settings: ShareSettings) -> list[str]:
     """Raises ValueError, SettingsError."""
-    nvidia = probe_gpus()
+    gpus, problem = probe_gpus()
     facts = Facts(
-        host=probe_host(),
-        nvidia=nvidia,
+        gpus=gpus,
         model=probe_model(model_folder(settings.model_path)),
         workers=tuple(planned("vllm", "decode", [None], settings.decode_engine_args, settings.decode_flags)),
     )
     gpu = facts.gpu(settings.gpu)
     if gpu is None:
-        raise ValueError(nvidia.problem or f"there is no GPU {settings.gpu} (have {facts.gpu_indices})")
+        raise ValueError(problem or f"there is no GPU {settings.gpu} (have {facts.gpu_indices})")
     chosen = halves(facts, gpu)
     return [_with(chosen, line) for line in (settings.prefill_flags, settings.decode_flags)]
 

@@ -5,29 +5,28 @@ import contextlib
 import dataclasses
 import json
 import os
+import resource
+import shutil
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import aclosing
 from pathlib import Path
 
 import msgspec
 
 from baton.connect import HTTP_HOST, HTTP_PORT, Wires
-from baton.files import UnsafeFolder
 from baton.flags import Parsed, flag
 from baton.messages import Scores
 from baton.model_folder import model_folder
 from baton.number_check import check_numbers
-from baton.own_address import WrongAddress, why_not_bound
+from baton.own_address import why_not_bound
 from baton.telemetry import print_error
-from baton.tls import CredentialError
-from operations.doctor.facts import GIB, Facts, Worker
-from operations.doctor.probes import planned, probe_gpus, probe_host, probe_model
+from operations.doctor.facts import Facts, Worker
+from operations.doctor.probes import planned, probe_gpus, probe_model
 from operations.doctor.table import Finding, Severity, findings
 from workers.flags import DisaggregationMode, EngineName
 
-_SERVER_S = 10.0  # for one server: a name server may hang, a peer may send a byte a second
 _REGISTRY_S = 10.0
 
 
@@ -59,41 +58,29 @@ class DoctorSettings:
     wires: Wires = dataclasses.field(default_factory=Wires)
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """The content of `--json`: one line per thing examined, and the findings, worst first."""
-
-    seen: tuple[str, ...]
-    findings: tuple[Finding, ...]
-
-    @property
-    def exit_status(self) -> int:
-        """0 for nothing, 1 for warnings, 2 for errors."""
-        found = {finding.severity for finding in self.findings}
-        return 2 if Severity.ERROR in found else 1 if Severity.WARNING in found else 0
-
-
-def text(report: Report) -> str:
-    """The report for humans: what was examined, three aligned lines per finding, and the count."""
-    lines = [f"{'seen':<8} {line}" for line in report.seen]
-    for finding in report.findings:
+def text(found: Sequence[Finding]) -> str:
+    """The report for humans: three aligned lines per finding, and the count."""
+    lines = []
+    for finding in found:
         lines += [
             f"{finding.severity:<8} {finding.fact}  [{finding.code}]",
             f"{'breaks':>8} {finding.breaks}",
             f"{'repair':>8} {finding.repair}",
         ]
-    counts = Counter(finding.severity for finding in report.findings)
+    counts = Counter(finding.severity for finding in found)
     count = ", ".join(f"{counts[each]} {each}{'s' * (counts[each] > 1)}" for each in Severity if counts[each])
     return "\n".join([*lines, f"{'result':<8} {count or 'nothing found'}"]) + "\n"
 
 
 def doctor(parsed: Parsed[DoctorSettings]) -> int:
     """Report what would break. Exit status: 0 nothing, 1 warnings only, 2 errors (or a bad flag)."""
-    if parsed.settings.record is not None:
-        return _record(parsed.settings.record, parsed.settings.wires)
-    report = examine(gather(parsed.settings))
-    as_json = json.dumps(msgspec.to_builtins(report), indent=2) + "\n"
-    sys.stdout.write(as_json if parsed.settings.json else text(report))
-    return report.exit_status
+    settings = parsed.settings
+    if settings.record is not None:
+        return _record(settings.record, settings.wires)
+    found = examine(gather(settings))
+    as_json = json.dumps({"findings": msgspec.to_builtins(found)}, indent=2) + "\n"
+    sys.stdout.write(as_json if settings.json else text(found))
+    return max((1 if finding.severity is Severity.WARNING else 2 for finding in found), default=0)
 
 
 def gather(settings: DoctorSettings) -> Facts:
@@ -101,22 +88,18 @@ def gather(settings: DoctorSettings) -> Facts:
     model_path = settings.model_path
     with contextlib.suppress(ValueError):  # a finding says so
         model_path = model_folder(settings.model_path)
-    wires, start_problem = settings.wires, None
-    try:
-        wires.check()
-    except (UnsafeFolder, CredentialError, WrongAddress) as problem:
-        start_problem = str(problem)
+    gpus, gpu_problem = probe_gpus()
+    memlock, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     return Facts(
-        host=probe_host(),
-        nvidia=probe_gpus(),
+        gpus=gpus,
+        gpu_problem=gpu_problem,
         model=probe_model(model_path),
         workers=tuple(wanted_workers(settings, os.environ.get("CUDA_VISIBLE_DEVICES"))),
-        services=() if start_problem else tuple(asyncio.run(wires.probe(_SERVER_S))),
-        bind_host=wires.host,
-        start_problem=start_problem,
-        http_port=settings.http_port,
-        http_port_problem=why_not_bound(settings.http_host, settings.http_port),
         engine=settings.engine,
+        memlock_bytes=None if memlock == resource.RLIM_INFINITY else memlock,
+        shm_bytes=shutil.disk_usage("/dev/shm").total if Path("/dev/shm").is_dir() else 0,  # noqa: S108  its size
+        http_port=settings.http_port,
+        port_problem=why_not_bound(settings.http_host, settings.http_port),
     )
 
 
@@ -134,22 +117,9 @@ def wanted_workers(settings: DoctorSettings, visible_devices: str | None) -> Ite
         yield from planned(s.engine, mode, lists, path, line)
 
 
-def examine(facts: Facts) -> Report:
-    """The report about these facts; pure. Findings are sorted, worst first, without duplicates."""
-    found = sorted(dict.fromkeys(findings(facts)), key=lambda finding: finding.severity)
-    return Report(seen=tuple(_seen(facts)), findings=tuple(found))
-
-
-def _seen(facts: Facts) -> Iterator[str]:
-    model, gpus = facts.model, facts.nvidia.gpus
-    if gpus:
-        each = f"{facts.total_bytes(gpus[0]) / GIB:.0f} GiB each"
-        yield f"{len(gpus)} x {gpus[0].name}, {each}, driver {gpus[0].driver}"
-    elif not facts.wants_gpus:
-        yield f"no NVIDIA GPU ({facts.nvidia.why_none}): only the demo model can run"
-    if model.shape:
-        yield f"{model.path}: {model.weight_bytes / GIB:.2f} GiB in {len(model.shards)} weight files"
-    yield from (f"{each.name} at {each.url} answers" for each in facts.services if not each.problem)
+def examine(facts: Facts) -> list[Finding]:
+    """What is wrong with these facts, worst first, nothing twice; pure."""
+    return sorted(dict.fromkeys(findings(facts)), key=lambda finding: finding.severity)
 
 
 def _record(path: Path, wires: Wires) -> int:

@@ -19,13 +19,13 @@ def halves(facts: Facts, gpu: Gpu) -> dict[str, float]:
     working memory with the draft model, and half of what is left for KV. Raises ValueError.
     """
     model = facts.model
-    published = _PUBLISHED_BYTES.get(model.shape.num_hidden_layers, 0) if model.shape else 0
+    published = _PUBLISHED_BYTES.get(model.num_layers or 0, 0)
     weight_bytes = int((model.weight_bytes or published) * _PADDED)
     if not weight_bytes:
         raise ValueError(f"{model.path} has no weights, and is not gpt-oss")
     draft_bytes = max((worker.draft_bytes for worker in facts.workers), default=0)
     role_bytes = _ROLE_BYTES + int(draft_bytes * _PADDED)
-    needed_bytes, free_bytes = 2 * (weight_bytes + role_bytes) + _SPARE_BYTES, facts.free_bytes(gpu)
+    needed_bytes, free_bytes = 2 * (weight_bytes + role_bytes) + _SPARE_BYTES, gpu.free_bytes
     kv_bytes = (free_bytes - needed_bytes) // 2
     if kv_bytes <= 0:
         parts = (weight_bytes, role_bytes, _SPARE_BYTES, needed_bytes, free_bytes)
@@ -35,7 +35,7 @@ def halves(facts: Facts, gpu: Gpu) -> dict[str, float]:
             f"but {free} of GPU {gpu.index} ({gpu.name}) are free"
         )
     # Before vLLM loads, it checks that this share is free.
-    share = (weight_bytes + role_bytes + kv_bytes) / facts.total_bytes(gpu)
+    share = (weight_bytes + role_bytes + kv_bytes) / gpu.total_bytes
     return {"gpu_memory_utilization": int(share * 1000) / 1000, KV_BYTES: kv_bytes}
 
 
@@ -46,10 +46,10 @@ def shortage(facts: Facts, worker: Worker) -> str | None:
     gpus = facts.gpus_of(worker)[: worker.tensor_parallel_size]
     if not gpus or not facts.model.weight_bytes or not facts.wants_gpus:
         return None
-    gpu = min(gpus, key=facts.free_bytes)
+    gpu = min(gpus, key=lambda each: each.free_bytes)
     others = [w for w in facts.workers if w is not worker and gpu in facts.gpus_of(w) and kv_bytes_given(w)]
     needs, taken = _needs(facts, worker), sum(sum(_needs(facts, other)) for other in others)
-    free_bytes = max(0, facts.free_bytes(gpu) - taken)
+    free_bytes = max(0, gpu.free_bytes - taken)
     if sum(needs) <= free_bytes:
         return None
     weights, reserve, kv, free = (f"{num_bytes / GIB:.1f} GiB" for num_bytes in (*needs, free_bytes))

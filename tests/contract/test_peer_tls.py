@@ -12,7 +12,6 @@ from urllib.parse import urlsplit
 import pytest
 
 import frontend.__main__
-import operations.commands
 import workers.__main__
 from baton.connect import Wires
 from baton.errors import WorkerLost
@@ -259,9 +258,8 @@ def test_files_that_no_peer_would_accept_are_named_at_the_start(
     [
         partial(workers.__main__.main, ["--check", "--engine", "mocker"]),
         partial(frontend.__main__.main, ["--http-port", "0"]),
-        partial(operations.commands.main, ["doctor"]),
     ],
-    ids=["worker", "frontend", "doctor"],
+    ids=["worker", "frontend"],
 )
 def test_each_command_names_a_missing_file(
     run: Callable[[], int],

@@ -1,10 +1,8 @@
 """What the flags and the environment make of the registry and the request plane."""
 
-from typing import Literal
-
 import pytest
 
-from baton.connect import Service, Wires
+from baton.connect import Wires
 from baton.flags import parse
 from baton.nats_login import nats_options
 from baton.pace import TICK_S
@@ -58,11 +56,11 @@ def test_empty_variables_are_no_login(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_of_a_cluster_the_first_member_that_answers_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 
-    async def probe(name: Literal["etcd", "NATS"], url: str, _limit_s: float) -> Service:
+    async def ask(_name: str, url: str) -> tuple[str | None, bool]:
         asked.append(url.rpartition("/")[2])
-        return Service(name=name, url=url, problem="no answer" if "away" in url else None)
+        return ("no answer" if "away" in url else None), False
 
-    monkeypatch.setattr("baton.connect._probe", probe)
+    monkeypatch.setattr("baton.connect._ask", ask)
     etcd = "http://away:1,http://here:1,http://there:1"
     await Wires(etcd_endpoints=etcd, nats_server="nats://a:1,nats://b:1").check_access()
     assert asked == ["away:1", "here:1", "a:1"]

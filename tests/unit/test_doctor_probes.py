@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from baton.flags import parse
 from operations.doctor import probes
 from operations.doctor.command import DoctorSettings, gather, wanted_workers
-from operations.doctor.facts import GIB, Facts
+from operations.doctor.facts import GIB
 from operations.doctor.probes import parse_gpus, probe_gpus, probe_model
 from tests.recorded_smi import RECORDINGS as SMI
 from tests.recorded_smi import recorded_smi
@@ -33,16 +33,16 @@ def script(folder: Path, name: str, text: str, monkeypatch: pytest.MonkeyPatch) 
 
 def test_recorded_gpus_are_read_and_other_lines_skipped() -> None:
     noise = "No devices were found\n\nNVIDIA-SMI has failed, because\n"
-    (gpu,) = parse_gpus(noise + (SMI / "h200_query.csv").read_text())
-    assert (gpu.name, gpu.driver, gpu.compute) == ("NVIDIA H200", "580.159.04", (9, 0))
-    assert (gpu.total_bytes or 0) // GIB == 140
-    assert parse_gpus(noise) == ()
+    (gpu,) = parse_gpus(noise + (SMI / "h200_query.csv").read_text(), "")
+    assert (gpu.name, gpu.compute, gpu.total_bytes // GIB) == ("NVIDIA H200", (9, 0), 140)
+    assert parse_gpus(noise, "") == ()
 
 
 @pytest.mark.parametrize(
     ("text", "num_gpus", "problem"),
     [
         ("echo 'No devices were found'; exit 6", 0, "No devices were found"),
+        ("exit 0", 0, "nvidia-smi lists none"),
         ("echo 'cannot talk to the driver' >&2; exit 9", 0, "cannot talk to the driver"),
         ("exit 9", 0, "nvidia-smi exits with status 9"),
         (f'case "$1" in *memory*) cat {SMI}/h200_query.csv;; esac', 1, None),
@@ -52,66 +52,47 @@ def test_a_failure_of_nvidia_smi_is_a_problem(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, num_gpus: int, problem: str | None
 ) -> None:
     script(tmp_path, "nvidia-smi", text, monkeypatch)
-    seen = probe_gpus()
-    assert (len(seen.gpus), seen.problem) == (num_gpus, problem)
+    gpus, found = probe_gpus()
+    assert (len(gpus), found) == (num_gpus, problem)
     monkeypatch.setenv("PATH", str(tmp_path / "none"))
-    assert probe_gpus().problem == "nvidia-smi is not installed"
+    assert probe_gpus() == ((), "nvidia-smi is not installed")
 
 
 def test_an_nvidia_smi_that_hangs_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probes, "TIMEOUT_S", 0.05)
     script(tmp_path, "nvidia-smi", "exec sleep 60", monkeypatch)
-    assert (probes.probe_gpus().problem or "").startswith("nvidia-smi hangs")
+    assert (probe_gpus()[1] or "").startswith("nvidia-smi hangs")
 
 
-def test_a_shard_cut_short_and_a_missing_one_are_seen(tmp_path: Path) -> None:
-    (tmp_path / "a.safetensors").write_bytes((DEMO / "model.safetensors").read_bytes()[:1_000_000])
-    (tmp_path / "c.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\n")
-    names = ["a.safetensors", "b.safetensors", "c.safetensors", f"../{tmp_path.name}/c.safetensors"]
-    index = {"weight_map": dict(zip("xyzw", names, strict=True))}
+def test_files_that_are_not_there_are_missing(tmp_path: Path) -> None:
+    shutil.copy(DEMO / "config.json", tmp_path)
+    (tmp_path / "a.safetensors").write_bytes(bytes(1000))
+    (tmp_path / "tokenizer.json").touch()
+    model = probe_model(tmp_path)
+    assert (model.num_layers, model.weight_bytes, model.missing) == (8, 1000, ())
+    index = {"weight_map": {"x": "a.safetensors", "y": "b.safetensors"}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
-    model = probe_model(tmp_path)
-    outside, cut, missing, pointer = model.shards
-    assert outside.size_bytes is None
-    assert (cut.size_bytes, (cut.whole_bytes or 0) > 1_000_000) == (1_000_000, True)
-    assert missing.size_bytes is None
-    assert (pointer.size_bytes, pointer.whole_bytes) == (57, None)
-
-
-@pytest.mark.parametrize("text", ["{", "[]", '{"model_type": 7}', ""])
-def test_a_bad_config_is_a_problem_and_no_exception(tmp_path: Path, text: str) -> None:
-    (tmp_path / "config.json").write_text(text)
-    (tmp_path / "model.safetensors.index.json").write_text(text)
-    model = probe_model(tmp_path)
-    assert set(model.bad_files) == {"config.json", "model.safetensors.index.json"}
-    assert model.shape is None
+    assert probe_model(tmp_path).missing == ("b.safetensors",)
+    assert probe_model(DEMO).missing == ()
 
 
 @given(st.binary(max_size=200) | st.text().map(str.encode))
 @example(b"[" * 3000)
+@example(b'{"weight_map": {"x": "a\\u0000"}}')
 def test_no_file_makes_the_probes_fail(content: bytes) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for file in ("config.json", "tokenizer.json", "model.safetensors.index.json"):
             (folder / file).write_bytes(content)
-        (folder / "a.safetensors").write_bytes(len(content).to_bytes(8, "little") + content)
-        model = probe_model(folder)
-        assert model.bad_files["config.json"]
+        assert probe_model(folder).num_layers is None
 
 
-def test_a_file_that_is_too_large_is_not_read(tmp_path: Path) -> None:
-    for name in ("config.json", "tokenizer.json"):
-        (tmp_path / name).touch()
-        os.truncate(tmp_path / name, (64 << 20) + 1)  # without using the disk
-    model = probe_model(tmp_path)
-    assert all("larger than" in model.bad_files[name] for name in ("config.json", "tokenizer.json"))
-
-
-def test_pipes_are_not_waited_for_and_a_name_that_is_too_long_is_a_problem(tmp_path: Path) -> None:
-    for name in ("config.json", "a.safetensors"):
-        os.mkfifo(tmp_path / name)
-    assert probe_model(tmp_path).shape is None
-    assert probe_model(tmp_path / ("a" * 300)).folder_problem == "File name too long"
+def test_neither_pipes_nor_huge_files_are_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "config.json")
+    (tmp_path / "model.safetensors.index.json").touch()
+    os.truncate(tmp_path / "model.safetensors.index.json", (64 << 20) + 1)  # without using the disk
+    assert "config.json" in probe_model(tmp_path).missing
+    assert probe_model(tmp_path / ("a" * 300)).problem == "File name too long"
 
 
 def wanted(settings: DoctorSettings, visible: str | None = None) -> list[tuple[str, str | None]]:
@@ -150,12 +131,10 @@ def _doctor(*arguments: str, path: Path | None = None, **variables: str) -> subp
 
 
 @pytest.mark.skipif(shutil.which("nvidia-smi") is not None, reason="this machine has a GPU")
-def test_doctor_says_on_a_machine_without_gpu_that_the_demo_is_all_it_runs() -> None:
+def test_doctor_finds_nothing_wrong_with_the_demo_on_a_machine_without_gpu() -> None:
     done = _doctor()
     assert (done.returncode, done.stderr) == (0, "")
-    first, *_, last = done.stdout.splitlines()
-    assert first.startswith("seen     no NVIDIA GPU (")
-    assert last == "result   nothing found"
+    assert done.stdout == "result   nothing found\n"
 
 
 def test_doctor_reads_a_whole_node_and_prints_json(tmp_path: Path) -> None:
@@ -168,39 +147,11 @@ def test_doctor_reads_a_whole_node_and_prints_json(tmp_path: Path) -> None:
     )  # fmt: skip
     report = json.loads(done.stdout)
     assert done.returncode == 2
-    assert report["seen"][0] == "8 x NVIDIA B200, 179 GiB each, driver 580.95.05"
     (shared,) = [finding for finding in report["findings"] if finding["code"] == "gpu-shared"]
     assert set(shared) == {"severity", "code", "fact", "breaks", "repair"}
 
 
-def gathered(*arguments: str) -> Facts:
-    line = ["--http-port", "0", "--model-path", "models/none", *arguments]
-    return gather(parse(DoctorSettings, line, prog="p", description="d", environ={}).settings)
-
-
-def test_what_keeps_a_process_from_its_start_is_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))  # no tools
-    own, shared = ("--file-registry", str(tmp_path / "own")), tmp_path / "shared"
-    shared.mkdir()
-    shared.chmod(0o777)
-    facts = gathered(*own)
-    assert (facts.start_problem, facts.http_port_problem) == (None, None)
-    facts = gathered(*own, "--http-host", "192.0.2.1", "--host", "192.0.2.1")
-    assert facts.http_port_problem
-    assert "192.0.2.1" in (facts.start_problem or "")
-    assert str(shared) in (gathered("--file-registry", str(shared)).start_problem or "")
-
-
-def test_each_server_in_use_is_probed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    closed = "http://127.0.0.1:9, http://127.0.0.1:10/"
-    facts = gathered("--discovery-backend", "etcd", "--etcd-endpoints", closed)
-    assert [(s.name, s.url) for s in facts.services] == [
-        ("etcd", "http://127.0.0.1:9"),
-        ("etcd", "http://127.0.0.1:10"),
-    ]
-    urls = "nats://127.0.0.1:9,nats://127.0.0.1:10"
-    line = ["--file-registry", str(tmp_path / "own"), "--request-plane", "nats", "--nats-server", urls]
-    assert [(s.name, s.url) for s in gathered(*line).services] == [("NATS", url) for url in urls.split(",")]
+def test_an_address_that_the_frontend_cannot_have_is_found() -> None:
+    arguments = ["--http-port", "0", "--http-host", "192.0.2.1"]
+    parsed = parse(DoctorSettings, arguments, prog="p", description="d", environ={})
+    assert gather(parsed.settings).port_problem

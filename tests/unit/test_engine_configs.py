@@ -81,3 +81,12 @@ def test_a_variant_differs_from_the_default_in_what_its_name_says() -> None:
         role, _, name = named(path).rpartition("_")
         default, variant = leaves(load(role)).items(), leaves(load(named(path))).items()
         assert {key for key, _ in default ^ variant} == changed[f"_{name}"]
+
+
+@pytest.mark.parametrize("prefill", sorted(CONFIGS.glob("**/prefill*.yaml")), ids=named)
+def test_the_files_of_a_pair_agree_on_what_the_kv_is(prefill: Path) -> None:
+    both = [leaves(load(named(path))) for path in (prefill, prefill.with_name(f"decode{prefill.name[7:]}"))]
+    shared = ("dtype", "tokens_per_block", "block_size", "backend", "transceiver_runtime", "model",
+              "use_kv_cache_manager_v2", "speculative_model", "max_draft_len", "max_seq_len")  # fmt: skip
+    found = [{key: value for key, value in each.items() if key.rpartition(".")[2] in shared} for each in both]
+    assert found[0] == found[1]

@@ -12,28 +12,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from baton.connect import Service, Wires
+from baton.connect import Wires
+from baton.tls import CredentialError
 from tests.certificates import Authority
 from tests.conftest import LaunchServer, free_port
 from tests.registry import etcd_api
-from tests.waiting import scaled
-
-LIMIT_S = scaled(10.0)
+from tests.waiting import PATIENCE_S
 
 
-async def probe_etcd(url: str, limit_s: float = LIMIT_S) -> Service:
-    (service,) = await Wires(etcd_endpoints=url).probe(limit_s)
-    return service
+async def ask(etcd: str, nats: str) -> None:
+    await Wires(etcd_endpoints=etcd, nats_server=nats).check_access()
 
 
-async def probe_nats(url: str, limit_s: float = LIMIT_S) -> Service:
-    (service,) = await Wires(nats_server=url).probe(limit_s)
-    return service
-
-
-async def test_servers_that_answer_have_no_problem(etcd_server: str, nats_server: str) -> None:
-    assert (await probe_etcd(etcd_server)).problem is None
-    assert (await probe_nats(nats_server)).problem is None
+async def test_servers_that_answer_are_no_problem(etcd_server: str, nats_server: str) -> None:
+    await ask(etcd_server, nats_server)
 
 
 async def test_etcd_gets_the_login_of_the_environment(
@@ -43,10 +35,12 @@ async def test_etcd_gets_the_login_of_the_environment(
     etcd_api(url, "auth/user/add", name="root", password="sesame")
     etcd_api(url, "auth/user/grant", user="root", role="root")
     etcd_api(url, "auth/enable")
-    assert (await probe_etcd(url)).is_refusal
+    wires = Wires(etcd_endpoints=url)
+    with pytest.raises(CredentialError, match="set ETCD_AUTH_USERNAME"):
+        await wires.check_access()
     monkeypatch.setenv("ETCD_AUTH_USERNAME", "root")
     monkeypatch.setenv("ETCD_AUTH_PASSWORD", "sesame")
-    assert (await probe_etcd(url)).problem is None
+    await wires.check_access()
 
 
 async def test_etcd_gets_the_certificate_of_the_environment(
@@ -60,22 +54,16 @@ async def test_etcd_gets_the_certificate_of_the_environment(
     monkeypatch.setenv("ETCD_AUTH_CA", str(authority.ca))
     monkeypatch.setenv("ETCD_AUTH_CLIENT_CERT", str(own.cert))
     monkeypatch.setenv("ETCD_AUTH_CLIENT_KEY", str(own.key))
-    assert (await probe_etcd(url)).problem is None
+    discovery = Wires(etcd_endpoints=url).discovery()
+    async with asyncio.timeout(PATIENCE_S), contextlib.aclosing(discovery.watch()) as snapshots:
+        assert not await anext(snapshots)
+    await discovery.close()
 
 
-async def test_a_closed_port_is_a_problem_that_shows_no_password() -> None:
-    port = free_port()
-    wires = Wires(etcd_endpoints=f"http://127.0.0.1:{port}", nats_server=f"nats://u:sesame@127.0.0.1:{port}")
-    etcd, nats = await wires.probe(LIMIT_S)
-    assert "Connection refused" in (etcd.problem or "")
-    assert not etcd.is_refusal
-    assert nats.problem == "Connection refused"
-    assert "sesame" not in nats.url
-
-
-async def test_swapped_addresses_are_problems(etcd_server: str, nats_server: str) -> None:
-    assert (await probe_nats(etcd_server.replace("http", "nats"))).problem
-    assert (await probe_etcd(nats_server.replace("nats", "http"))).problem
+async def test_servers_that_are_away_or_swapped_refuse_nobody(etcd_server: str, nats_server: str) -> None:
+    closed = free_port()
+    await ask(f"http://127.0.0.1:{closed}", f"nats://u:sesame@127.0.0.1:{closed}")
+    await ask(nats_server.replace("nats", "http"), etcd_server.replace("http", "nats"))
 
 
 @contextlib.contextmanager
@@ -96,7 +84,7 @@ def _server(serve: Callable[[socket.socket], None]) -> Iterator[int]:
         listener.shutdown(socket.SHUT_RDWR)
 
 
-async def test_a_server_that_drips_is_not_waited_for() -> None:
+async def test_a_server_that_drips_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     has_ended = threading.Event()
 
     def drip(connection: socket.socket) -> None:
@@ -106,13 +94,10 @@ async def test_a_server_that_drips_is_not_waited_for() -> None:
                 time.sleep(0.1)  # a server that drips is the fault under test
             has_ended.set()
 
+    monkeypatch.setattr("baton.connect.ACCESS_S", 1.0)
     with _server(drip) as port:
-        etcd, nats = await asyncio.gather(
-            probe_etcd(f"http://127.0.0.1:{port}", 1.0), probe_nats(f"nats://127.0.0.1:{port}", 1.0)
-        )
+        await ask(f"http://127.0.0.1:{port}", f"nats://127.0.0.1:{port}")
         assert not has_ended.is_set()
-    assert etcd.problem
-    assert nats.problem
 
 
 _JSON = st.sampled_from([b"{}", b"[]", b"null", b'{"max_payload": "x"}', b'{"version": 7}', b"{"])
@@ -130,9 +115,5 @@ def test_no_answer_makes_the_probes_fail(head: bytes, body: bytes) -> None:
             while connection.recv(4096):
                 pass
 
-    async def probe(port: int) -> None:
-        await probe_etcd(f"http://127.0.0.1:{port}")
-        await probe_nats(f"nats://127.0.0.1:{port}")
-
     with _server(answer) as port:
-        asyncio.run(probe(port))
+        asyncio.run(ask(f"http://127.0.0.1:{port}", f"nats://127.0.0.1:{port}"))
