@@ -57,8 +57,7 @@ def _total(workers: Sequence[WorkerInfo]) -> tuple[int, int]:
 MAX_WAIT_S = 50.0
 """Of a request in the queue if nothing else is set, and of a client until its next try: proxies give up on a
 response without a byte after a minute, and SDKs ignore a longer Retry-After."""
-_UNMEASURED_S = 1.0  # a request's duration, before any has ended
-_NEWEST = 0.1  # the weight of the newest duration in their mean
+_NEWEST = 0.1  # the least weight of the newest duration in their mean
 _SHORTEST_QUEUE_S = 2.0  # a Retry-After has whole seconds, so clients come back in bunches
 _CAPACITY_KEPT_S = 0.1
 _LOOK_EVERY_S = 1.0
@@ -97,7 +96,8 @@ class Admission:
         self._num_waiting = 0
         self._num_starting = 0  # without a token
         self._num_running = 0  # in all
-        self._mean_s: float | None = None  # of the time that a request has a place
+        self._mean_s = 1.0  # of the time that a request has a place
+        self._num_ended = 0  # of which it is the mean
         self._booked_s = 0.0  # the last Retry-After ends then
 
     def check(self, caller: str, deadline_s: float) -> None:
@@ -112,7 +112,7 @@ class Admission:
         if self._num_waiting >= most and num_mine >= most // num_callers:
             raise self.refusal("queue_full")
         wait_s = min(self._num_waiting, (num_mine + 1) * num_callers) / self._rate
-        if wait_s > self._max_wait_s or wait_s + (self._mean_s or 0.0) > deadline_s:
+        if wait_s > self._max_wait_s or wait_s + self._mean_s > deadline_s:
             raise self.refusal("too_late")
 
     async def enter(self, request: GenerateRequest, caller: str) -> Place:
@@ -155,10 +155,9 @@ class Admission:
     def leave(self, place: Place) -> None:
         """The request has ended. How long it had the place counts if it has a token."""
         if not place.is_starting:
-            # Without its time in the workers' own queues.
-            place_s = (_now_s() - place.began_s) * min(1.0, self._num_places / self._num_running)
-            mean_s = place_s if self._mean_s is None else self._mean_s
-            self._mean_s = mean_s + _NEWEST * (place_s - mean_s)
+            self._num_ended += 1
+            weight = max(_NEWEST, 1 / self._num_ended)
+            self._mean_s += weight * (_now_s() - place.began_s - self._mean_s)
         self._num_running -= 1
         self._num_starting -= place.is_starting
         self._let_in()
@@ -172,8 +171,7 @@ class Admission:
         now_s, rate = _now_s(), self._rate
         earliest_s = max(self._booked_s, now_s + self._num_waiting / 2 / rate)
         self._booked_s = min(earliest_s + 1 / rate, now_s + MAX_WAIT_S)
-        wait_s = self._booked_s - now_s
-        pool, load = self._load()
+        wait_s, (pool, load) = self._booked_s - now_s, self._load()
         self._on_full(pool, load)
         return Overloaded(
             f"All {pool} workers are busy ({load}). Retry in {max(1, math.ceil(wait_s))} s.",
@@ -182,13 +180,13 @@ class Admission:
 
     def _load(self) -> tuple[str, str]:
         """The pool that has no place, and what it does; requests ahead in the workers' own queues wait."""
-        most = self._capacity
-        if most and self._num_running < most.num_running and self._num_starting >= most.num_starting:
-            num_busy, pool = self._num_starting, "prefill"
-        else:
-            num_busy, pool = math.ceil(min(self._num_running, self._num_places)), "decode"
-        num_ahead = self._num_running - num_busy if pool == "decode" else 0
-        return pool, f"{num_busy} running, {num_ahead + self._num_waiting} waiting"
+        most, num_busy = self._capacity, self._num_running
+        if most and num_busy < most.num_running and self._num_starting >= most.num_starting:
+            return "prefill", f"{self._num_starting} running, {self._num_waiting} waiting"
+        if most:
+            num_busy = min(num_busy, math.ceil(most.num_places))
+        num_waiting = self._num_running - num_busy + self._num_waiting
+        return "decode", f"{num_busy} running, {num_waiting} waiting"
 
     def places(self) -> dict[str, tuple[int, float]]:
         """The taken places and all places by kind: `prefill`, before the first token; `running`; `queue`."""
@@ -207,12 +205,7 @@ class Admission:
     @property
     def _rate(self) -> float:
         """Places that become free in a second (Little's law)."""
-        mean_s = _UNMEASURED_S if self._mean_s is None else self._mean_s
-        return min(self._num_places, self._num_running) / max(mean_s, 1e-3)
-
-    @property
-    def _num_places(self) -> float:
-        return self._capacity.num_places if self._capacity else math.inf
+        return max(self._num_running, 1) / max(self._mean_s, 1e-3)
 
     def _has_room(self) -> bool:
         now_s = _now_s()

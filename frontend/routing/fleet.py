@@ -60,14 +60,14 @@ class Fleet:
         self.events = Events()
         self.table = Workers(self._probe, self.events, delays or LoopDelay())
         self._tokenizers = Tokenizers(model_path)
-        self.cut = CutPairs(transport, self.table.has, self.events)
+        self.cut = CutPairs(transport, self.table, self.events)
         self._no_progress_s = no_progress_s
         self._tokens_per_step: dict[str, float | None] = {}  # by worker id
         self.calls = Calls(self._is_stuck, self._give_up, no_progress_s)
         self.handoffs: Counter[tuple[str, str]] = Counter()
         """KV that moved since somebody last took this, by the ids of prefill and decode worker."""
         self._found: dict[tuple[str, Role, WorkerInfo | None], list[WorkerInfo]] = {}
-        self._versions = (0, 0)  # for which that is so
+        self._version = 0  # of the table for which that is so
         self.synced = asyncio.Event()
         """Set once the workers registered at the start are known."""
 
@@ -76,7 +76,7 @@ class Fleet:
         """Follow discovery during the context; yields the task that does, which ends only if it fails."""
         sync = asyncio.create_task(self._sync())  # first, to see the first change
         follow = asyncio.create_task(self._follow())
-        watch = asyncio.create_task(self.calls.watch(self.table.has))
+        watch = asyncio.create_task(self.calls.watch())
         try:
             yield follow
         finally:
@@ -91,10 +91,9 @@ class Fleet:
 
         Prefill workers without a compatible decode worker are excluded; `paired_with` keeps only those of
         either role that can exchange KV with that worker."""
-        versions = (self.table.version, self.cut.version)
-        if versions != self._versions:
+        if self._version != self.table.version:
             self._found.clear()
-            self._versions = versions
+            self._version = self.table.version
         found = self._found.get((model, role, paired_with))
         if found is None:
             live = [worker for worker in self.table.live() if worker.model == model]

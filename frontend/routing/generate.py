@@ -62,8 +62,8 @@ class UnknownToken(WorkerLost):
 class Retry(NamedTuple):
     """What a failed attempt means for the next one."""
 
-    excludes: Literal["none", "last", "prefill", "source"]
-    """The worker to avoid: the last one called; the source of the handoff; or the source, else the last."""
+    excludes: Literal["none", "last", "source"]
+    """The worker to avoid: the last one called, or the source of the handoff, if there is one."""
     counts: Literal["always", "never", "new"]
     """Whether it counts against MAX_ATTEMPTS. `new`: only while the request has not begun to run, as a full
     worker may refuse a running answer until its deadline."""
@@ -74,7 +74,7 @@ class Retry(NamedTuple):
 
 RETRIES: dict[type[BatonError], Retry] = {
     BrokerLost: Retry("none", "never"),
-    NoWorkers: Retry("prefill", "never"),  # no decode worker can take this handoff
+    NoWorkers: Retry("source", "never"),  # no decode worker can take this handoff
     WorkerUnreached: Retry("last", "never"),
     WorkerLost: Retry("last", "always"),
     Overloaded: Retry("last", "new"),
@@ -95,7 +95,7 @@ class Progress:
         self.num_ids = num_ids
         self.token_ids: list[int] = []
         self.usage: Usage | None = None
-        self.called: list[WorkerInfo] = []  # in this attempt
+        self.last: WorkerInfo | None = None  # called in this attempt
         self.calls: list[Call] = []  # those that are open
         self.prefill: WorkerInfo | None = None  # whose handoff this attempt uses
         self.decode: WorkerInfo | None = None  # if it is chosen before prefill
@@ -106,7 +106,7 @@ class Progress:
         self._retry = Retry("none", "never")  # after that error
         self.modes: set[str] = set()  # of all retries so far
         self._expected: list[int] = []
-        self._has_begun = False  # a handoff was offered to decode workers; the client may have a status
+        self._is_running = False  # decode workers got a handoff, or the client a token
         self._num_failures = 0
         self._num_tokens_before = 0
         self._deadline = asyncio.get_running_loop().time() + request.deadline_s
@@ -152,10 +152,8 @@ class Progress:
     def check(self, token_ids: Sequence[int]) -> None:
         """Raises UnknownToken if the model does not have these ids."""
         if max(token_ids) >= self.num_ids:
-            raise UnknownToken(
-                f"Worker {self.called[-1].label} sent token id {max(token_ids)}, which {self.request.model} "
-                "does not have; it gets no more requests."
-            )
+            text = f"A worker sent token id {max(token_ids)}, which {self.request.model} does not have."
+            raise UnknownToken(text)
 
     async def close(self) -> None:
         """Close the attempt's calls, the last first, even if one fails."""
@@ -166,16 +164,6 @@ class Progress:
             if self.calls:
                 await self.close()
 
-    @property
-    def _is_running(self) -> bool:
-        return self._has_begun or bool(self.token_ids)
-
-    def lost_with(self, error: BatonError) -> WorkerInfo | None:
-        """The worker that this failure proves lost."""
-        if isinstance(error.__cause__, WorkerLost):  # prefill, while decode was waiting for its KV
-            return self.prefill
-        return self.called[-1] if isinstance(error, WorkerLost) and self.called else None
-
     def note_failure(self, error: BatonError) -> None:
         """Prepare the next attempt. Raises the error if there is none; DeadlineExceeded if it is too late."""
         retry = next((RETRIES[kind] for kind in type(error).__mro__ if kind in RETRIES), None)
@@ -183,7 +171,7 @@ class Progress:
             raise error
         if self.time_left_s <= 0:
             raise DeadlineExceeded
-        self._has_begun |= self.prefill not in (None, *self.called[-1:])
+        self._is_running |= bool(self.token_ids) or self.prefill not in {None, self.last}
         if retry.counts != "never":
             if len(self.token_ids) - self._num_tokens_before >= _ENOUGH_TOKENS:
                 self._num_failures = 0
@@ -192,24 +180,21 @@ class Progress:
             self._num_failures += retry.counts == "always" or not self._is_running
             if self._num_failures == MAX_ATTEMPTS:
                 raise error
-        source = self.prefill if retry.excludes in {"prefill", "source"} else None
-        if source is None and retry.excludes in {"last", "source"}:
-            source = self.called[-1]
-        if source is not None:
-            self.avoided.add(source.incarnation)
+        source = self.prefill if retry.excludes == "source" else None
+        if retry.excludes != "none" and (worker := source or self.last) is not None:
+            self.avoided.add(worker.incarnation)
         self.modes.add(retry.mode)
-        self.called.clear()
-        self.prefill = self.decode = None
+        self.last = self.prefill = self.decode = None
         self.error, self._retry = error, retry
 
     async def clear_avoided(self) -> None:
         """Avoid no worker, after a backoff. Raises the last error if it refused a new request."""
+        pause_s = _BACKOFF_S * 2**self._num_failures  # so that failing at once does not spin
         if self.error is not None and self._retry.counts == "new":
             if not self._is_running:
                 raise self.error
-            await asyncio.sleep(self.error.retry_after_s or 1.0)  # until a queue may have room
-        else:
-            await asyncio.sleep(_BACKOFF_S * 2**self._num_failures)  # so that failing at once does not spin
+            pause_s = self.error.retry_after_s or 1.0  # until a queue may have room
+        await asyncio.sleep(pause_s)
         self.avoided.clear()
 
 
@@ -303,16 +288,16 @@ class Generator:
     def _note_failure(self, error: BatonError, progress: Progress) -> None:
         """Record a failed attempt. Raises the error if the request cannot be retried."""
         attempt = progress.leg.failed(error.code, len(progress.token_ids))
-        if isinstance(error, UnknownToken):
-            self._fleet.table.note(progress.called[-1], Event.INVALID, error.message)
-        elif lost := progress.lost_with(error):
-            self._fleet.table.note(lost, Event.LOST, error.message)
-        if isinstance(error, HandoffStalled) and progress.prefill:
-            self._fleet.cut.add(progress.prefill, progress.called[-1])
-        failed = progress.lost_with(error) or next(iter(progress.called[-1:]), None)
+        is_prefills = isinstance(error.__cause__, WorkerLost)  # while decode waited for its KV
+        worker = progress.prefill if is_prefills else progress.last
+        if worker and (is_prefills or isinstance(error, WorkerLost)):
+            event = Event.INVALID if isinstance(error, UnknownToken) else Event.LOST
+            self._fleet.table.note(worker, event, error.message)
+        if isinstance(error, HandoffStalled) and progress.prefill and progress.last:
+            self._fleet.cut.add(progress.prefill, progress.last)
         progress.note_failure(error)
         fields = {"request_id": progress.request.request_id, "attempt": len(progress.leg.attempts)}
-        fields |= {"worker": failed.label if failed else "", "reason": error.code}
+        fields |= {"worker": worker.label if worker else "", "reason": error.code}
         log.warning(Line("retrying", **fields, waited_s=round(attempt.waited_s, 3), detail=error.message))
 
     def _admission(self, model: str) -> Admission:
@@ -355,28 +340,34 @@ class Generator:
                 await self._fleet.table.changed()
 
     async def _start(self, progress: Progress) -> _Stream:
-        """Send the remaining request to workers: prefill's handoff, or an answer without one."""
-        request = progress.remaining()
-        if self._settings.local_prefill_tokens:
+        """Send the remaining request to workers: a handoff, or an answer without one, if that is short or
+        decode computes the prompt."""
+        request, settings, where, reason = progress.remaining(), self._settings, "prefill", "always"
+        if settings.local_prefill_tokens:
             progress.decode = self._choose(Role.DECODE, progress)
-        prefill = self._choose(Role.PREFILL, progress, paired_with=progress.decode)
+        prefill = self._choose(Role.PREFILL, progress, progress.decode)
         if prefill is None:
-            reason = "stalled" if "local prefill" in progress.modes else "no_prefill_worker"
-            self._metrics.of("prefills", "decode", reason).value += 1
-            return await self._decode(request, progress)
-        if progress.decode is None:
-            reason = "always"
-        elif self._fleet.calls.longest_wait_s(prefill) < self._settings.local_prefill_after_s:
+            where, reason = "decode", "stalled" if "local prefill" in progress.modes else "no_prefill_worker"
+        elif progress.decode is not None:
             reason = "free"
-        else:
-            local = msgspec.structs.replace(request, local_prefill_tokens=self._settings.local_prefill_tokens)
-            first, tokens = await self._decode(local, progress)
-            if not isinstance(first, PrefillFirst):
-                self._metrics.of("prefills", "decode", "cached").value += 1
-                return first, tokens
-            await progress.calls.pop().close()
-            reason = "busy" if first.is_busy else "long"
-        self._metrics.of("prefills", "prefill", reason).value += 1
+            if self._fleet.calls.longest_wait_s(prefill) >= settings.local_prefill_after_s:
+                tokens = self._decode(
+                    msgspec.structs.replace(request, local_prefill_tokens=settings.local_prefill_tokens),
+                    progress,
+                )
+                first = await anext(tokens, None)
+                if not isinstance(first, PrefillFirst):
+                    self._metrics.of("prefills", "decode", "cached").value += 1
+                    progress.leg.decoded(first)
+                    return first, tokens
+                await progress.calls.pop().close()
+                reason = "busy" if first.is_busy else "long"
+        self._metrics.of("prefills", where, reason).value += 1
+        if prefill is None:
+            tokens = self._decode(request, progress)
+            first = await anext(tokens, None)
+            progress.leg.decoded(first)
+            return first, tokens
         return await self._prefill(request, prefill, progress)
 
     async def _prefill(self, request: GenerateRequest, prefill: WorkerInfo, progress: Progress) -> _Stream:
@@ -400,25 +391,18 @@ class Generator:
         """Decode what prefill hands over. The prefill call stays open until decode's first chunk, since not
         every engine reports when the KV has moved, and closing the call releases the pinned KV."""
         pinning = progress.calls[-1]
-        tokens = self._tokens(after_handoff(progress.sent, handoff), progress)
+        tokens = self._decode(after_handoff(progress.sent, handoff), progress)
         chunk = await _decoded(tokens, pinning)
         progress.leg.decoded(chunk)
-        if progress.prefill is not None:
-            self._fleet.handoffs[progress.prefill.worker_id, progress.called[-1].worker_id] += 1
+        if progress.prefill and progress.last:
+            self._fleet.handoffs[progress.prefill.worker_id, progress.last.worker_id] += 1
         progress.calls.remove(pinning)
         await pinning.close()
         return chunk, tokens
 
-    async def _decode(self, request: GenerateRequest, progress: Progress) -> _Stream:
-        tokens = self._tokens(request, progress)
-        first = await anext(tokens, None)
-        if not isinstance(first, PrefillFirst):
-            progress.leg.decoded(first)
-        return first, tokens
-
-    def _tokens(self, request: GenerateRequest, progress: Progress) -> AsyncGenerator[Reply, None]:
+    def _decode(self, request: GenerateRequest, progress: Progress) -> AsyncGenerator[Reply, None]:
         """A decode worker's replies. Raises NoWorkers."""
-        decode = progress.decode or self._choose(Role.DECODE, progress, paired_with=progress.prefill)
+        decode = progress.decode or self._choose(Role.DECODE, progress, progress.prefill)
         if decode is None:
             raise self._no_decode(request)
         return self._call(decode, request, progress, progress.token_ids).replies
@@ -427,7 +411,7 @@ class Generator:
         return NoWorkers(f"No decode worker is available for {request.model}.", retry_after_s=1)
 
     def _choose(
-        self, role: Role, progress: Progress, *, paired_with: WorkerInfo | None = None
+        self, role: Role, progress: Progress, paired_with: WorkerInfo | None = None
     ) -> WorkerInfo | None:
         eligible = self._eligible(role, progress, paired_with)
         return self._router.pick(role, progress.request, eligible) if eligible else None
@@ -441,7 +425,7 @@ class Generator:
         return [worker for worker in live if worker.incarnation not in progress.avoided]
 
     def _call(self, worker: WorkerInfo, request: GenerateRequest, progress: Progress, arrived: Sized) -> Call:
-        progress.called.append(worker)
+        progress.last = worker
         progress.leg.on(worker)
         replies = self._transport.call(worker.address, request)
         progress.calls.append(self._fleet.calls.begin(worker, replies, arrived))
@@ -463,8 +447,7 @@ async def _wait(progress: Progress, arrival: Awaitable[None], limit_s: float, er
 
 async def _decoded(tokens: AsyncGenerator[Reply, None], pinning: Call) -> Reply | None:
     """Decode's first reply. Raises HandoffFailed, or BrokerLost, as soon as the prefill call fails."""
-    loop = asyncio.get_running_loop()
-    arriving, moved = loop.create_task(_next(tokens)), loop.create_task(_next(pinning.replies))
+    arriving, moved = (asyncio.ensure_future(anext(each, None)) for each in (tokens, pinning.replies))
     try:
         await first_done(arriving, moved)
         if not arriving.done() and (error := moved.exception()) is not None:
@@ -480,7 +463,3 @@ async def _decoded(tokens: AsyncGenerator[Reply, None], pinning: Call) -> Reply 
                 await first_done(task)
         if not moved.cancelled():
             moved.exception()  # it is not the request's: asyncio would log it
-
-
-async def _next(replies: AsyncGenerator[Reply, None]) -> Reply | None:
-    return await anext(replies, None)

@@ -5,6 +5,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sized
+from contextlib import suppress
 from enum import Enum
 
 from msgspec.structs import replace
@@ -87,8 +88,8 @@ def _transitions(table: str) -> dict[tuple[State, Event], State]:
 
 TRANSITIONS = _transitions(_TABLE)
 """The next state by state and event. A pair without an entry cannot happen, and raises KeyError."""
-_BAD = frozenset({State.LOST, State.STUCK, State.DISTRUSTED, State.REFUSED})
-_PROBED = _BAD - {State.REFUSED} | {State.NEW}
+_AWAY = frozenset({State.LOST, State.STUCK, State.DISTRUSTED})
+_PROBED = _AWAY | {State.NEW}
 _KINDS: dict[State, Kind] = {
     State.NEW: "joined",
     State.LOST: "lost",
@@ -96,7 +97,7 @@ _KINDS: dict[State, Kind] = {
     State.DISTRUSTED: "refused",
     State.REFUSED: "refused",
 }
-"""The event of the fleet when a worker comes to this state; from a bad one to LIVE it is `recovered`."""
+"""The event of the fleet when a worker comes to this state; from one of `_AWAY` to LIVE it is `recovered`."""
 
 Probe = Callable[[WorkerInfo, State], Awaitable[tuple[Event, str]]]
 """Probes a worker in that state: ANSWERED, SILENT or UNTRUSTED, and the reason."""
@@ -108,7 +109,7 @@ class _Entry:
         self.state = State.WARMING
         self.reason = ""
         self.joined_s = time.monotonic()
-        self.bad_since_s = self.shown_until_s = 0.0
+        self.away_since_s = self.shown_until_s = 0.0
         self.probe: asyncio.Task[None] | None = None
 
 
@@ -124,7 +125,7 @@ class Workers:
         self._entries: dict[str, _Entry] = {}
         self._change = asyncio.Event()
         self.version = 0
-        """Another one after each change."""
+        """Another one after each change, of a pair, too."""
 
     def update(self, registered: Iterable[WorkerInfo]) -> None:
         """Replace the registered workers; a new one is probed once it is ready. Of several with one name the
@@ -147,7 +148,7 @@ class Workers:
             self.note(entry.worker, Event.READY if entry.worker.is_ready else Event.WARMS)
             if entry.worker.refusal:
                 self.note(entry.worker, Event.INVALID, entry.worker.refusal)
-        self._note_change()
+        self.note_change()
 
     def note(self, worker: WorkerInfo, event: Event, reason: str = "") -> None:
         """Record an event of a worker; nothing if it is no longer registered."""
@@ -160,18 +161,18 @@ class Workers:
             return
         entry.reason = reason.rpartition(" was lost: ")[2]  # the worker is named beside it
         state, now_s = entry.state, asyncio.get_running_loop().time()
-        if state in _BAD and before not in _BAD:
-            entry.bad_since_s = now_s
+        if state in _AWAY and before not in _AWAY:
+            entry.away_since_s = now_s
         if state in _KINDS:
             detail = f"{worker.role.value}, kv={worker.kv_transfer}" if state is State.NEW else entry.reason
             self._events.add(_KINDS[state], entry.worker.label, detail)
-        elif state is State.LIVE and before in _BAD:
-            self._events.add("recovered", entry.worker.label, lasted_s=now_s - entry.bad_since_s)
+        elif state is State.LIVE and before in _AWAY:
+            self._events.add("recovered", entry.worker.label, lasted_s=now_s - entry.away_since_s)
         if state not in _PROBED:
             _stop(entry)
         elif entry.probe is None:
             entry.probe = asyncio.create_task(self._probe_until_live(entry))
-        self._note_change()
+        self.note_change()
 
     def all(self) -> list[WorkerInfo]:
         return [entry.worker for entry in self._entries.values()]
@@ -203,19 +204,17 @@ class Workers:
         """Return when a worker registers, leaves or changes its state."""
         await self._change.wait()
 
-    def _note_change(self) -> None:
+    def note_change(self) -> None:
         self._change.set()
         self._change = asyncio.Event()
         self.version += 1
 
     async def probed(self, limit_s: float) -> None:
         """Wait until no worker is new, `limit_s` at most."""
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(limit_s):
                 while self.of(State.NEW):
                     await self.changed()
-        except TimeoutError:
-            pass
 
     def tasks(self) -> list[asyncio.Task[None]]:
         return [*self._leaving, *(each.probe for each in self._entries.values() if each.probe is not None)]
@@ -223,10 +222,8 @@ class Workers:
     async def _note_leaving(self, entry: _Entry) -> None:
         """Of a lost one nothing is new. One that leaves in order still answers for a moment, too briefly for
         a frontend that stood still."""
-        name, since_s, is_silent = entry.worker.label, time.perf_counter() - _STOOD_S, False
-        if entry.state is State.LIVE:
-            event, _ = await self._probe(entry.worker, State.LOST)
-            is_silent = event is Event.SILENT
+        name, since_s, is_live = entry.worker.label, time.perf_counter() - _STOOD_S, entry.state is State.LIVE
+        is_silent = is_live and (await self._probe(entry.worker, State.LOST))[0] is Event.SILENT
         if is_silent and self._delays.longest(since_s).lasted_s < _STOOD_S:
             entry.state, entry.reason = State.LOST, "it ended without leaving the registry first"
             self._events.add("lost", name, entry.reason)
@@ -241,11 +238,7 @@ class Workers:
             state = entry.state
             event, reason = await self._probe(entry.worker, state)
             if entry.state is state:  # else the probe was for another state
-                if event is Event.ANSWERED:
-                    entry.probe = None
-                self.note(entry.worker, event, reason)
-                if event is Event.ANSWERED:
-                    return
+                self.note(entry.worker, event, reason)  # cancels this task once it is live
             await asyncio.sleep(PROBE_EVERY_S)  # between two probes
 
 
@@ -261,17 +254,13 @@ _TRIAL_S = 5.0
 
 
 class CutPairs:
-    """The excluded pairs. `is_registered`: whether a worker is still in discovery."""
+    """The excluded pairs."""
 
-    def __init__(
-        self, transport: Transport, is_registered: Callable[[WorkerInfo], bool], events: Events
-    ) -> None:
+    def __init__(self, transport: Transport, table: Workers, events: Events) -> None:
         self._transport = transport
         self._events = events
-        self._is_registered = is_registered
+        self._table = table
         self._pairs: dict[tuple[str, str], tuple[str, asyncio.Task[None]]] = {}
-        self.version = 0
-        """Another one after each change."""
 
     def add(self, prefill: WorkerInfo, decode: WorkerInfo) -> None:
         """Avoid this pair until a trial succeeds: after FIRST_WAIT_S, then after twice as long each time."""
@@ -280,7 +269,7 @@ class CutPairs:
             self._events.add("cut", name, "no KV arrived")
             task = asyncio.create_task(self._try(prefill, decode, name))
             self._pairs[prefill.incarnation, decode.incarnation] = name, task
-            self.version += 1
+            self._table.note_change()
 
     def has(self, prefill: WorkerInfo, decode: WorkerInfo) -> bool:
         return (prefill.incarnation, decode.incarnation) in self._pairs
@@ -297,49 +286,17 @@ class CutPairs:
         while True:
             await asyncio.sleep(wait_s)  # between two trials
             wait_s = min(2 * wait_s, MAX_WAIT_S)
-            is_gone = not (self._is_registered(prefill) and self._is_registered(decode))
+            is_gone = not (self._table.has(prefill) and self._table.has(decode))
             if is_gone or await works(self._transport, prefill, decode, limit_s=_TRIAL_S):
                 break
         del self._pairs[prefill.incarnation, decode.incarnation]
-        self.version += 1
+        self._table.note_change()
         detail = "a worker has left" if is_gone else ""
         self._events.add("restored", name, detail, asyncio.get_running_loop().time() - began_s)
 
 
-class Call:
-    """A running call. Its worker counts it until it is closed, the watchdog until it is answered; its
-    progress is the growth of `tokens`."""
-
-    __slots__ = ("_held", "_num_running", "replies", "since_s")
-
-    def __init__(
-        self, replies: AsyncGenerator[Reply, None], tokens: Sized, held: "_Held", num_running: Counter[str]
-    ) -> None:
-        self.replies = replies
-        self.since_s = asyncio.get_running_loop().time()
-        self._held = held
-        self._num_running = num_running
-        held.waiting[self] = tokens
-        held.num_before -= len(tokens)
-        num_running[held.worker.worker_id] += 1
-
-    def answered(self) -> None:
-        """Nothing more is expected of the worker: the watchdog leaves this call out."""
-        tokens = self._held.waiting.pop(self, ())
-        self._held.num_before += len(tokens)
-
-    async def close(self) -> None:
-        """Cancel the call if it runs; once."""
-        self._num_running[self._held.worker.worker_id] -= 1
-        self.answered()
-        await self.replies.aclose()
-
-
 NO_PROGRESS_S = 10.0
 _CHECKS = 10
-
-IsStuck = Callable[[WorkerInfo], Awaitable[bool]]
-"""Whether a worker whose requests make no progress is stuck."""
 
 
 class _Held:
@@ -359,13 +316,44 @@ class _Held:
         return self.num_before + sum(map(len, self.waiting.values()))
 
 
+class Call:
+    """A running call. Its worker counts it until it is closed, the watchdog until it is answered; its
+    progress is the growth of `tokens`."""
+
+    __slots__ = ("_held", "_num_running", "replies", "since_s")
+
+    def __init__(
+        self, replies: AsyncGenerator[Reply, None], tokens: Sized, held: _Held, num_running: Counter[str]
+    ) -> None:
+        self.replies = replies
+        self.since_s = asyncio.get_running_loop().time()
+        self._held = held
+        self._num_running = num_running
+        held.waiting[self] = tokens
+        held.num_before -= len(tokens)
+        num_running[held.worker.worker_id] += 1
+
+    def answered(self) -> None:
+        """Nothing more is expected of the worker: the watchdog leaves this call out."""
+        self._held.num_before += len(self._held.waiting.pop(self, ()))
+
+    async def close(self) -> None:
+        """Cancel the call if it runs; once."""
+        self._num_running[self._held.worker.worker_id] -= 1
+        self.answered()
+        await self.replies.aclose()
+
+
 class Calls:
     """The running calls to workers. Detects stuck workers: heartbeats arrive, but none of their requests
     makes progress. `on_stuck` is called for a worker without progress for `no_progress_s` that `is_stuck`
     then finds stuck. An error is not progress: a hung engine also rejects requests as its queue is full."""
 
     def __init__(
-        self, is_stuck: IsStuck, on_stuck: Callable[[WorkerInfo], None], no_progress_s: float
+        self,
+        is_stuck: Callable[[WorkerInfo], Awaitable[bool]],
+        on_stuck: Callable[[WorkerInfo], None],
+        no_progress_s: float,
     ) -> None:
         self.num_running: Counter[str] = Counter()
         """By worker id."""
@@ -373,7 +361,7 @@ class Calls:
         self._on_stuck = on_stuck
         self._every_s = no_progress_s / _CHECKS
         self._held: dict[str, _Held] = {}
-        self._num_gone = 0  # tokens of workers that have left
+        self._num_before = 0  # tokens of those that are no longer held
 
     def begin(self, worker: WorkerInfo, replies: AsyncGenerator[Reply, None], tokens: Sized) -> Call:
         held = self._held.get(worker.incarnation)
@@ -384,15 +372,14 @@ class Calls:
     def longest_wait_s(self, worker: WorkerInfo) -> float:
         """How long the oldest of the calls that wait for this worker has waited; 0 if there is none."""
         held = self._held.get(worker.incarnation)
-        if held is None or not held.waiting:
-            return 0.0
-        return asyncio.get_running_loop().time() - next(iter(held.waiting)).since_s
+        oldest = next(iter(held.waiting), None) if held else None
+        return asyncio.get_running_loop().time() - oldest.since_s if oldest else 0.0
 
     def num_tokens(self) -> int:
         """All that arrived so far, of any worker."""
-        return self._num_gone + sum(held.num_tokens() for held in self._held.values())
+        return self._num_before + sum(held.num_tokens() for held in self._held.values())
 
-    async def watch(self, is_registered: Callable[[WorkerInfo], bool]) -> None:
+    async def watch(self) -> None:
         """Check every worker, until cancelled."""
         try:
             while True:
@@ -404,8 +391,8 @@ class Calls:
                     held.num_seen = num_tokens
                     if held.examining is None and held.num_stalled >= _CHECKS:
                         held.examining = asyncio.create_task(self._examine(held))
-                    elif not (held.examining or held.waiting or is_registered(held.worker)):
-                        self._num_gone += self._held.pop(incarnation).num_before
+                    elif not (held.examining or held.waiting):
+                        self._num_before += self._held.pop(incarnation).num_before
         finally:
             for held in self._held.values():
                 if held.examining is not None:

@@ -158,7 +158,7 @@ class Watch:
         return self.is_stuck
 
     async def __aenter__(self) -> "Watch":
-        self._checking = asyncio.create_task(self.calls.watch(lambda _: True))
+        self._checking = asyncio.create_task(self.calls.watch())
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -204,8 +204,13 @@ async def test_a_cut_pair_is_tried_after_ten_seconds_then_less_and_less_often() 
         async for reply in works(sent):
             yield reply
 
+    async def probe(*_: object) -> tuple[Event, str]:
+        return Event.ANSWERED, ""
+
     fleet, events = ScriptedWorkers(p1=hand_off, d1=stalling), Events()
-    pairs = CutPairs(fleet, [P1, D1].__contains__, events)
+    table = Workers(probe, Events(), LoopDelay())
+    table.update([P1, D1])
+    pairs = CutPairs(fleet, table, events)
     pairs.add(P1, D1)
     pairs.add(P1, D1)
     assert (pairs.has(P1, D1), pairs.has(P2, D1), pairs.names()) == (True, False, ["p1 -> d1"])
