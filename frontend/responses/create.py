@@ -78,7 +78,7 @@ async def prepare_response(
             raise
         raise FailedAtOnce(error, parsed.response) from None
     return ResponseAnswer(
-        parsed, choice, served.tokenizer, store=state.store, services=services, client=client
+        parsed, choice, served.tokenizer, store=state.store, seal=services.seal, key_name=client.key_name
     )
 
 
@@ -95,7 +95,7 @@ async def count_input_tokens(
 async def _parsed(raw: bytes, client: Client, services: Services, state: ResponseState) -> ParsedBody:
     def reading(body: ResponseBody, _: int) -> InputReader:
         vary(raw)  # so that no other response is stored under the id of this one
-        return InputReader(body.input, services.seal, partial(services.thoughts.recall, client.owner))
+        return InputReader(body.input, services.seal)
 
     body, unknown, reader = await read(raw, ResponseBody, reading)
     items = await resolved(reader.items, state.store, client.key_name)

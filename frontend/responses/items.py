@@ -1,6 +1,6 @@
 """The items of a response's input and output: read from bodies, stored, and as turns of a conversation."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal, NamedTuple, cast, get_args
 
 import msgspec
@@ -295,13 +295,10 @@ _TEXTS = {
 class InputReader:
     """The items of one body's `input`, each with an id; `left_out` are the paths of unsupported content."""
 
-    def __init__(
-        self, body_input: str | list[dict[str, Any]] | None, seal: Seal, recall: Callable[[str], str | None]
-    ) -> None:
-        """`recall` returns the text of a reasoning item by id, if still known. Raises InvalidRequest."""
+    def __init__(self, body_input: str | list[dict[str, Any]] | None, seal: Seal) -> None:
+        """Raises InvalidRequest."""
         self.left_out: set[str] = set()
         self._seal = seal
-        self._recall = recall
         if isinstance(body_input, str):
             body_input = [{"role": "user", "content": body_input}]
         read = (self._read(item, f"input[{i}]") for i, item in enumerate(body_input or ()))
@@ -358,7 +355,7 @@ class InputReader:
         return text
 
     def _reasoning(self, item: ReasoningItem, path: str) -> ReasoningItem:
-        """The item with its `content`, with its `encrypted_content` of this service, or recalled by id."""
+        """The item with its `content`, or with its `encrypted_content` of this service."""
         content = item.content
         if not content:
             sealed, where = item.encrypted_content or "", f"{path}.encrypted_content"
@@ -370,7 +367,6 @@ class InputReader:
                 ) from None
             if sealed and text is None:
                 self.left_out.add("input[].encrypted_content")
-            text = self._recall(item.id) if text is None and item.id else text
             content = [] if text is None else [text_part("reasoning_text", text)]
         if not content and item.summary:
             self.left_out.add("input[].summary")

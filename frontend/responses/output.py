@@ -11,7 +11,6 @@ from baton.errors import BatonError
 from baton.messages import TokenChunk
 from frontend.harmony.conversation import FUNCTIONS, Begin, Delta, End, Namespace, Text, Tool
 from frontend.http.answer import Answer, CompletionDetails, ContentLogprob, content_logprobs
-from frontend.http.respond import Services
 from frontend.responses.body import (
     RUNNING,
     SEALED,
@@ -39,7 +38,8 @@ from frontend.responses.store import ResponseStore, StoredResponse
 from frontend.text.tokenizer import ModelTokenizer
 from frontend.turn.choice import Choice
 from frontend.turn.ids import new_id
-from frontend.turn.request import Client, TurnRequest
+from frontend.turn.request import TurnRequest
+from frontend.turn.seal import Seal
 
 MAX_KEPT_STREAM_BYTES = 16 << 20
 """Longer streams are not stored and cannot be resumed; their responses are stored all the same."""
@@ -208,22 +208,21 @@ class ResponseAnswer(Answer):
         tokenizer: ModelTokenizer,
         *,
         store: ResponseStore,
-        services: Services,
-        client: Client,
+        seal: Seal,
+        key_name: str,
     ) -> None:
         response = self.response = parsed.response
         self.model = choice.request.model
         self.stream = bool(parsed.body.stream)
         self.ignored = (*parsed.ignored, *(["store"] if response.store and store.is_failing else ()))
-        self.key_name = client.key_name
+        self.key_name = key_name
         self.choice = choice
         self.choices = [choice]
-        self._owner = client.owner
         self._parsed = parsed
         self._tools = {tool.called: tool for tool in parsed.offered.tools}
         self._tokenizer = tokenizer
         self._store = store
-        self._services = services
+        self._seal = seal
         self._open: OpenItem | None = None
         self._writer = EventWriter(streams=self.stream)
         self._kept = bytearray() if self.stream and response.store else None
@@ -347,10 +346,8 @@ class ResponseAnswer(Answer):
             self.response.output.append(item)
             added = self._writer.event("response.output_item.added", **place)
             return added + self._writer.event("response.output_item.done", **place)
-        if isinstance(ended.item, ReasoningItem):
-            self._services.thoughts.keep(self._owner, [ended.item.id], text)
-            if SEALED in (self._parsed.body.include or ()):
-                ended.item.encrypted_content = self._services.seal.close(text)
+        if isinstance(ended.item, ReasoningItem) and SEALED in (self._parsed.body.include or ()):
+            ended.item.encrypted_content = self._seal.close(text)
         return ended.end("incomplete" if is_cut else "completed")
 
     def _end(self, status: Literal["completed", "incomplete", "failed", "cancelled"]) -> bytes:

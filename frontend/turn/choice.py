@@ -45,61 +45,22 @@ class RawText:
         return [Text(text, start, self._num_read)]
 
 
-class StopStrings:
-    """Cuts text before the stop string that is complete first, however the text is split: what may be the
-    start of one is held back. Empty stop strings are ignored. `met` is the one that ended the text."""
-
-    def __init__(self, stops: Iterable[str]) -> None:
-        self._stops = tuple(stop for stop in stops if stop)
-        self._held = ""
-        self.met: str | None = None
-
-    def push(self, text: str) -> tuple[str, bool]:
-        """(text that is safe to send, whether a stop string was met). Later text is dropped."""
-        if self.met is not None:
-            return "", True
-        text = self._held + text
-        found = [(at + len(stop), at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
-        if found:
-            self._held = ""
-            _, at, self.met = min(found)
-            return text[:at], True
-        num_safe = len(text) - self._num_doubtful(text)
-        self._held = text[num_safe:]
-        return text[:num_safe], False
-
-    def flush(self) -> str:
-        """The held-back text at the end of the stream."""
-        held, self._held = self._held, ""
-        return held
-
-    def _num_doubtful(self, text: str) -> int:
-        """Length of the longest suffix of `text` that is a prefix of a stop string."""
-        num_doubtful = 0
-        for stop in self._stops:
-            if text[-1:] not in stop[:-1]:
-                continue  # the hot path
-            for num in range(min(len(stop) - 1, len(text)), num_doubtful, -1):
-                if text.endswith(stop[:num]):
-                    num_doubtful = num
-                    break
-        return num_doubtful
-
-
 class Limits:
-    """Ends an answer at a stop string, which is left out, or before call number `max_calls` + 1; from then on
-    it is `met`. `stops.met` is the stop string."""
+    """Ends an answer before the stop string that is complete first in its visible text, however that is
+    split, or before call number `max_calls` + 1; from then on it is `met`. Text that may be the start of a
+    stop string is held back."""
 
     def __init__(self, stop_strings: Sequence[str], max_calls: int | None) -> None:
         self.met = False
-        self.stops = StopStrings(stop_strings)
+        self.stop_string: str | None = None  # that ended the text
+        self._stop_strings = stop_strings
         self._calls_left = max_calls
-        self._tail: Text | None = None  # token positions of the held-back text
+        self._held: Text | None = None
         self._is_visible = True  # the open message
         self._begin: Begin | None = None  # of a visible message without text so far
 
     def kept(self, deltas: Sequence[Delta]) -> Iterator[Delta]:
-        """The deltas up to the end, without text that may be the start of a stop string."""
+        """The deltas up to the end."""
         for delta in deltas:
             if self.met:
                 return
@@ -121,23 +82,42 @@ class Limits:
 
     def held(self) -> Iterator[Delta]:
         """The text that is not the start of a stop string after all."""
-        text = self.stops.flush()
-        if text and self._tail is not None:
-            yield from self._begun(replace(self._tail, text=text))
-        self._tail = None
+        held, self._held = self._held, None
+        if held is not None:
+            yield from self._begun(held)
 
     def _text(self, delta: Text) -> Iterator[Delta]:
-        text, self.met = self.stops.push(delta.text)
-        sent = replace(delta, text=text, start=delta.start if self._tail is None else self._tail.start)
-        self._tail = replace(delta, start=delta.stop) if text else sent
-        if text:
-            yield from self._begun(sent)
+        text, start = delta.text, delta.start
+        if self._held is not None:
+            text, start = self._held.text + text, self._held.start
+        found = [(at + len(stop), at, stop) for stop in self._stop_strings if (at := text.find(stop)) >= 0]
+        if found:
+            self.met = True
+            _, num_safe, self.stop_string = min(found)
+        else:
+            num_safe = len(text) - self._num_doubtful(text)
+        if num_safe:
+            yield from self._begun(Text(text[:num_safe], start, delta.stop))
+            start = delta.stop  # this text has the tokens
+        is_held = num_safe < len(text) and not self.met
+        self._held = Text(text[num_safe:], start, delta.stop) if is_held else None
 
     def _begun(self, text: Text) -> Iterator[Delta]:
         if self._begin is not None:
             yield self._begin
             self._begin = None
         yield text
+
+    def _num_doubtful(self, text: str) -> int:
+        """Length of the longest suffix of `text` that is a prefix of a stop string."""
+        doubtful = (
+            num
+            for stop in self._stop_strings
+            if text[-1:] in stop[:-1]
+            for num in range(1, min(len(stop) - 1, len(text)) + 1)
+            if text.endswith(stop[:num])
+        )
+        return max(doubtful, default=0)
 
 
 class _Wrapped(msgspec.Struct, forbid_unknown_fields=True):
@@ -235,18 +215,16 @@ class Choice:
         return self.finish_reason == "length"
 
     @property
-    def thought(self) -> str:
-        return "".join(self._thought)
-
-    @property
     def stop_string(self) -> str | None:
         """The stop string that ended the text, if one did."""
-        return None if self._limits is None else self._limits.stops.met
+        return None if self._limits is None else self._limits.stop_string
 
-    def written(self, tokenizer: ModelTokenizer) -> WrittenTurn | None:
-        """The answer as the model wrote it, if it is complete and was read as it is written."""
+    def written(self, tokenizer: ModelTokenizer) -> WrittenTurn:
+        """The answer as the model wrote it, if it is complete and was read as it is written, else its
+        reasoning."""
         is_whole = not (self.is_cut or self.stopped or self.repairs)
-        return written_turn(self._token_ids, self._reader.messages, tokenizer) if is_whole else None
+        whole = written_turn(self._token_ids, self._reader.messages, tokenizer) if is_whole else None
+        return whole or WrittenTurn.of_thought("".join(self._thought))
 
     def feed(self, chunk: TokenChunk) -> list[Delta]:
         """The deltas that a chunk completes. Tokens after the one that meets a limit do not count."""

@@ -233,8 +233,5 @@ def _choice(
 def _keep(
     thoughts: Thoughts, owner: str, current_date: str | None, tokenizer: ModelTokenizer, choice: Choice
 ) -> None:
-    turn = choice.written(tokenizer)
-    if turn is not None:
-        thoughts.keep_turn(owner, choice.call_ids, replace(turn, current_date=current_date))
-    else:
-        thoughts.keep(owner, choice.call_ids, choice.thought)
+    turn = replace(choice.written(tokenizer), current_date=current_date)
+    thoughts.keep(owner, choice.call_ids, turn)

@@ -31,6 +31,12 @@ class WrittenTurn(msgspec.Struct, frozen=True, kw_only=True):
     messages: tuple[WrittenMessage, ...]
     current_date: str | None = None
 
+    @classmethod
+    def of_thought(cls, text: str) -> "WrittenTurn":
+        """Reasoning only, whose tokens are not known."""
+        thought = WrittenMessage(kind="thought", text=text, token_ids=array("I"), is_first=True)
+        return cls(messages=(thought,) if text else ())
+
     @property
     def thought(self) -> str:
         return "".join(self._texts("thought"))
@@ -125,24 +131,15 @@ class Thoughts:
         self._by_id: OrderedDict[tuple[str, str], tuple[WrittenTurn, float]] = OrderedDict()
         self._lock = threading.Lock()
 
-    def keep(self, owner: str, ids: Iterable[str], text: str) -> None:
-        """Keep the reasoning text under these ids of calls or reasoning items."""
-        if text:
-            thought = WrittenMessage(kind="thought", text=text, token_ids=array("I"), is_first=True)
-            self._keep(Kept(owner, tuple(ids), WrittenTurn(messages=(thought,))))
-
-    def keep_turn(self, owner: str, call_ids: Sequence[str], turn: WrittenTurn) -> None:
+    def keep(self, owner: str, call_ids: Sequence[str], turn: WrittenTurn) -> None:
         """Keep an answer under its call ids or, without calls, under its visible text: then without its
-        reasoning, which no later prompt shows."""
-        if call_ids:
-            self._keep(Kept(owner, tuple(call_ids), turn))
-        elif turn.visible_text:
-            messages = tuple(message for message in turn.messages if message.kind != "thought")
-            # Without a date: other conversations have answers of the same text.
-            self._keep(Kept(owner, (_key(turn.visible_text),), WrittenTurn(messages=messages)))
-
-    def _keep(self, kept: Kept) -> None:
-        if kept.value.num_bytes <= MAX_BYTES // 8:
+        reasoning, which no later prompt shows, and its date, since other conversations have such answers."""
+        ids = tuple(call_ids)
+        if not ids and turn.visible_text:
+            ids = (_key(turn.visible_text),)
+            turn = WrittenTurn(messages=tuple(each for each in turn.messages if each.kind != "thought"))
+        if ids and turn.messages and turn.num_bytes <= MAX_BYTES // 8:
+            kept = Kept(owner, ids, turn)
             self.take(kept)
             self._share(kept)
 
@@ -157,12 +154,8 @@ class Thoughts:
             while self.num_bytes > MAX_BYTES:
                 self._drop(next(iter(self._by_id)))
 
-    def recall(self, owner: str, known_id: str) -> str | None:
-        """The reasoning text kept under that id, or None."""
-        kept = self._recall(owner, known_id)
-        return kept.thought if kept is not None else None
-
-    def _recall(self, owner: str, known_id: str) -> WrittenTurn | None:
+    def recall(self, owner: str, known_id: str) -> WrittenTurn | None:
+        """What is kept under that id."""
         key = (owner, known_id)
         with self._lock:
             value, since_s = self._by_id.get(key, (None, 0.0))
@@ -181,31 +174,30 @@ class Thoughts:
         answers = (turn for turn in reversed(conversation.turns) if isinstance(turn, AssistantTurn))
         last = next((answer for answer in answers if answer.tool_calls), None)
         known = self._known(owner, last) if last else None
-        date = (known and known.current_date) or today
-        return replace(conversation, turns=self.completed(owner, conversation.turns), current_date=date)
+        date = known.current_date if last and known and known.matches(last) else None
+        turns = self.completed(owner, conversation.turns)
+        return replace(conversation, turns=turns, current_date=date or today)
 
     def completed(self, owner: str, turns: Sequence[Turn]) -> tuple[Turn, ...]:
         """The turns, with the original tokens of answers that came back unchanged, and missing reasoning
         restored to those with calls. Reasoning shared by several calls is restored once, even if they come
         back in separate turns."""
         completed: list[Turn] = []
-        shown: str | None = None
+        shown = ""
         for turn in turns:
-            if isinstance(turn, AssistantTurn):
-                if (known := self._known(owner, turn)) is not None:
+            known = self._known(owner, turn) if isinstance(turn, AssistantTurn) else None
+            if isinstance(turn, AssistantTurn) and known is not None:
+                if known.matches(turn):
                     turn = replace(turn, written=known.messages)  # noqa: PLW2901  the completed one
-                elif turn.tool_calls and not turn.reasoning:
-                    thought = self.recall(owner, turn.tool_calls[0].call_id)
-                    if thought and thought != shown:
-                        shown = thought
-                        turn = replace(turn, reasoning=thought)  # noqa: PLW2901  as above
+                elif turn.tool_calls and not turn.reasoning and known.thought != shown:
+                    shown = known.thought
+                    turn = replace(turn, reasoning=shown)  # noqa: PLW2901  as above
             completed.append(turn)
         return tuple(completed)
 
     def _known(self, owner: str, turn: AssistantTurn) -> WrittenTurn | None:
-        """The turn as the model wrote it, if that is known."""
-        known = self._recall(owner, turn.tool_calls[0].call_id if turn.tool_calls else _key(_visible(turn)))
-        return known if known is not None and known.matches(turn) else None
+        """What is kept of the turn, which may have been changed."""
+        return self.recall(owner, turn.tool_calls[0].call_id if turn.tool_calls else _key(_visible(turn)))
 
     def _drop(self, key: tuple[str, str]) -> None:
         dropped = self._by_id.pop(key, None)
@@ -225,51 +217,44 @@ def _key(text: str) -> str:
 def joined(parts: Iterable[Turn]) -> Iterator[Turn]:
     """The parts as turns: consecutive assistant parts are merged into one turn per answer, so that they are
     rendered as the model wrote them. Empty assistant parts are dropped."""
-    turn = AssistantTurn()
-    for part in _with_preambles(list(parts)):
-        if part == AssistantTurn():
-            continue
-        if isinstance(part, AssistantTurn) and _follows(part, turn):
-            turn = AssistantTurn(
-                reasoning=_paragraphs(turn.reasoning, part.reasoning),
-                preamble=_paragraphs(turn.preamble, part.preamble),
-                text=turn.text or part.text,
-                tool_calls=turn.tool_calls + part.tool_calls,
-            )
-            continue
-        if turn != AssistantTurn():
-            yield turn
-        turn = part if isinstance(part, AssistantTurn) else AssistantTurn()
+    answers: list[AssistantTurn] = []
+    for part in parts:
         if not isinstance(part, AssistantTurn):
+            yield from _answers(answers)
+            answers = []
             yield part
-    if turn != AssistantTurn():
-        yield turn
+        elif part != AssistantTurn():
+            answers.append(part)
+    yield from _answers(answers)
 
 
-def _with_preambles(parts: list[Turn]) -> list[Turn]:
-    """The parts. A text whose answer goes on with more text or reasoning, and then a call, is a preamble: it
-    would be a final answer, and end the reasoning before it, if it were a turn without that call."""
-    calls_follow = is_next = False
-    for i, part in reversed(list(enumerate(parts))):
-        if not isinstance(part, AssistantTurn) or part.preamble:
-            calls_follow = False
-        elif part.tool_calls:
-            calls_follow = is_next = True
+def _answers(parts: Sequence[AssistantTurn]) -> Iterator[AssistantTurn]:
+    """One turn per answer, which ends with its calls, else with its text. So a text is a preamble if a call
+    follows, unless a part that is marked as a preamble comes between."""
+    answers: list[list[AssistantTurn]] = []  # and the parts of each, from last to first
+    takes_text = False  # the answer that begins with the later parts
+    for part in reversed(parts):
+        begins = not answers
+        if part.tool_calls:
+            begins, takes_text = begins or not answers[-1][-1].tool_calls, True
+        elif part.text:
+            begins = begins or not takes_text
+        elif part.preamble:
+            takes_text = False
         else:
-            if calls_follow and part.text and not is_next:
-                parts[i] = AssistantTurn(preamble=part.text)
-            is_next = False
-    return parts
-
-
-def _follows(new: AssistantTurn, turn: AssistantTurn) -> bool:
-    """Whether `new` continues `turn`, whose order is reasoning, preambles, text, calls. Between preambles
-    there may be more reasoning."""
-    if new.tool_calls:
-        return True
-    if new.text or new.preamble or turn.preamble:
-        return not (turn.text or turn.tool_calls)
-    return turn == AssistantTurn()
+            begins = begins or bool(answers[-1][-1].reasoning)  # two messages of reasoning
+        if begins:
+            answers.append([])
+        answers[-1].append(part)
+    for answer in reversed(answers):
+        answer.reverse()
+        texts = [part.text for part in answer if part.text]
+        yield AssistantTurn(
+            reasoning=_paragraphs(*(part.reasoning for part in answer)),
+            preamble=_paragraphs(*(part.preamble for part in answer), *texts[:-1]),
+            text=texts[-1] if texts else None,
+            tool_calls=tuple(call for part in answer for call in part.tool_calls),
+        )
 
 
 def _paragraphs(*texts: str | None) -> str | None:

@@ -22,6 +22,7 @@ from tests.waiting import until
 
 MESSAGE = WrittenMessage(kind="text", text="Hello", token_ids=array("I", [200_005, 17]), is_first=True)
 TURN = WrittenTurn(messages=(MESSAGE,))
+thought = WrittenTurn.of_thought
 ENTRY = Kept("key", ("call_1",), TURN)
 
 
@@ -48,10 +49,10 @@ async def process(folder: Path, index: int) -> AsyncIterator[tuple[Siblings, Tho
 async def test_entries_arrive_in_order_and_whole(tmp_path: Path) -> None:
     async with process(tmp_path, 0) as (_, own, _), process(tmp_path, 1) as (_, other, _):
         for number in range(3):
-            own.keep("key", ["call_1", f"call_{number}"], f"thought {number}")
-        own.keep_turn("key", [], TURN)
+            own.keep("key", ["call_1", f"call_{number}"], thought(f"thought {number}"))
+        own.keep("key", [], TURN)
         await until(lambda: other.num_bytes == own.num_bytes)
-        assert other.recall("key", "call_1") == "thought 2"
+        assert other.recall("key", "call_1") == thought("thought 2")
         (answer,) = other.completed("key", [AssistantTurn(text="Hello")])
         assert isinstance(answer, AssistantTurn)
         assert answer.written == (MESSAGE,)
@@ -80,7 +81,7 @@ async def test_a_process_that_is_missing_or_hangs_is_left_out(
             assert await first.ask(Scrape()) == []
             assert loop.time() - began_s == pytest.approx(SCRAPE_TIMEOUT_S, abs=0.2)
             for number in range(1000):
-                own.keep("key", [f"call_{number}"], "x" * 1000)
+                own.keep("key", [f"call_{number}"], thought("x" * 1000))
             assert len(first._sending) <= 10  # noqa: SLF001  nothing else shows what waits
             await until(lambda: not first._sending)  # noqa: SLF001
             assert loop.time() - began_s < 2 * SILENCE_S
@@ -91,12 +92,12 @@ def test_entries_reach_a_process_that_starts_later_and_the_one_that_replaces_it(
 ) -> None:
     async def scenario() -> None:
         async with process(tmp_path, 0) as (first, own, _):
-            own.keep("key", ["early"], "thought")
+            own.keep("key", ["early"], thought("thought"))
             for number in range(2):
                 async with process(tmp_path, 1) as (_, other, _):
 
-                    def is_heard(number: int = number, other: Thoughts = other) -> str | None:
-                        own.keep("key", [f"call_{number}"], "thought")
+                    def is_heard(number: int = number, other: Thoughts = other) -> WrittenTurn | None:
+                        own.keep("key", [f"call_{number}"], thought("thought"))
                         return other.recall("key", f"call_{number}")
 
                     await until(is_heard)

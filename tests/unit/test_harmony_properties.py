@@ -2,12 +2,14 @@
 
 import itertools
 import os
+from collections.abc import Iterable
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from baton.messages import FinishReason
-from frontend.turn.choice import StopStrings
+from frontend.harmony.conversation import Delta, Text
+from frontend.turn.choice import Limits
 from tests.fuzz_harmony import violation
 from tests.harmony_streams import ANY_TOKEN, check, check_answer, check_without_calls, ids_of, numbered
 
@@ -92,12 +94,15 @@ def test_stop_strings_cut_at_the_one_that_is_complete_first(
             expected, is_expected = text[: end - max(map(len, ending))], True
             break
 
-    machine = StopStrings(stops)
-    start, sent, is_stopped = 0, "", False
+    limits = Limits(list(filter(None, stops)), None)
+    start, sent = 0, ""
     for size in [*sizes, len(text)]:
-        out, is_stopped = machine.push(text[start : start + size])
-        sent += out
+        sent += text_of(limits.kept([Text(text[start : start + size], start, start + size)]))
         assert expected.startswith(sent)
         start += size
-    assert sent + machine.flush() == expected
-    assert is_stopped == is_expected
+    assert sent + text_of(limits.held()) == expected
+    assert limits.met == (limits.stop_string is not None) == is_expected
+
+
+def text_of(deltas: Iterable[Delta]) -> str:
+    return "".join(delta.text for delta in deltas if isinstance(delta, Text))

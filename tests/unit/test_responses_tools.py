@@ -12,13 +12,10 @@ from openai.types.responses import Response
 from frontend.harmony.conversation import ToolResult
 from frontend.responses.items import (
     FunctionCallItem,
-    InputReader,
     PatchOutputItem,
-    ReasoningItem,
     machine_call,
     turns,
 )
-from frontend.turn.seal import Seal
 from tests.scripted_frontend import MODEL, TOKENIZER, Client, Reply, ScriptedTokens
 
 Json = dict[str, Any]
@@ -119,14 +116,6 @@ async def test_a_custom_tool_takes_text_also_where_the_model_wrote_json() -> Non
     kind = "response.custom_tool_call_input"
     assert (delta["type"], delta["delta"]) == (f"{kind}.delta", called["input"])
     assert (done["type"], done["input"]) == (f"{kind}.done", called["input"])
-
-
-def test_reasoning_that_is_sent_back_counts_more_than_what_is_remembered() -> None:
-    sent: Json = {"type": "reasoning", "id": "rs_1", "content": [{"type": "reasoning_text", "text": "Sent."}]}
-    given = [sent, sent | {"content": []}, sent | {"content": [], "id": None}]
-    read = InputReader(given, Seal(b"key"), lambda _: "Remembered.").items
-    texts = [[part.text for part in item.content] for item in read if isinstance(item, ReasoningItem)]
-    assert texts == [["Sent."], ["Remembered."], []]
 
 
 @pytest.mark.parametrize("syntax", ["lark", "regex"])

@@ -49,6 +49,16 @@ def turn_of(**texts: str) -> WrittenTurn:
     return WrittenTurn(messages=tuple(message(kinds[name], text) for name, text in texts.items()))
 
 
+def thought(text: str) -> WrittenTurn:
+    return WrittenTurn.of_thought(text)
+
+
+def recalled(kept: Thoughts, call_id: str, owner: str = "") -> str | None:
+    """The reasoning kept under that id."""
+    found = kept.recall(owner, call_id)
+    return None if found is None else found.thought
+
+
 def now(*call_ids: str, **fields: Any) -> AssistantTurn:
     return called(*call_ids or ("a",), **{"preamble": "Now.", **fields})
 
@@ -128,16 +138,16 @@ def test_an_entry_is_shared_once_unless_it_is_too_large_to_keep(monkeypatch: pyt
     monkeypatch.setattr(thoughts, "MAX_BYTES", 80_000)
     there, shared = Thoughts(), list[Kept]()
     here = Thoughts(shared.append)
-    here.keep("alice", ["a"], "Think.")
-    here.keep("alice", ["b"], "x" * 10_000)
-    here.keep("alice", ["c"], "")
-    here.keep_turn("alice", [], turn_of(thought="Think."))
+    here.keep("alice", ["a"], thought("Think."))
+    here.keep("alice", ["b"], thought("x" * 10_000))
+    here.keep("alice", ["c"], thought(""))
+    here.keep("alice", [], turn_of(thought="Think."))
     for kept in shared:
         there.take(kept)
         here.take(kept)
     assert [kept.ids for kept in shared] == [("a",)]
-    assert there.recall("alice", "a") == "Think."
-    assert (there.recall("bob", "a"), here.num_bytes) == (None, there.num_bytes)
+    assert recalled(there, "a", "alice") == "Think."
+    assert (recalled(there, "a", "bob"), here.num_bytes) == (None, there.num_bytes)
 
 
 @pytest.mark.parametrize(
@@ -151,7 +161,7 @@ def test_an_entry_is_shared_once_unless_it_is_too_large_to_keep(monkeypatch: pyt
 )
 def test_a_call_without_its_reasoning_gets_it(turns: list[Turn], restored: list[str | None]) -> None:
     kept = Thoughts()
-    kept.keep("", ["a", "b"], "Think.")
+    kept.keep("", ["a", "b"], thought("Think."))
     completed = kept.completed("", turns)
     assert [turn.reasoning for turn in completed if isinstance(turn, AssistantTurn)] == restored
 
@@ -162,23 +172,23 @@ def test_thoughts_are_bounded_in_bytes_and_those_not_used_for_longest_go(
     monkeypatch.setattr(thoughts, "MAX_BYTES", 40_000)
     kept = Thoughts()
     for i in range(100):
-        kept.keep("", [str(i)], "x" * 500)
+        kept.keep("", [str(i)], thought("x" * 500))
         assert kept.num_bytes <= 40_000
-        assert kept.recall("", "0") is not None, "it is used again and again"
-    assert kept.recall("", "1") is None
-    assert kept.recall("", "99") is not None
-    kept.keep("", ["large"], "x" * 1_100)  # as large as two others
+        assert recalled(kept, "0") is not None, "it is used again and again"
+    assert recalled(kept, "1") is None
+    assert recalled(kept, "99") is not None
+    kept.keep("", ["large"], thought("x" * 1_100))  # as large as two others
     assert kept.num_bytes <= 40_000
-    kept.keep("", ["too large"], "x" * 5_000)
-    assert (kept.recall("", "too large"), kept.recall("", "large")) == (None, "x" * 1_100)
+    kept.keep("", ["too large"], thought("x" * 5_000))
+    assert (recalled(kept, "too large"), recalled(kept, "large")) == (None, "x" * 1_100)
 
 
 def test_a_thought_that_is_too_old_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     kept = Thoughts()
-    kept.keep("", ["a"], "Think.")
-    assert kept.recall("", "a") == "Think."
+    kept.keep("", ["a"], thought("Think."))
+    assert recalled(kept, "a") == "Think."
     monkeypatch.setattr(thoughts, "MAX_AGE_S", -1.0)
-    assert (kept.recall("", "a"), kept.num_bytes) == (None, 0)
+    assert (recalled(kept, "a"), kept.num_bytes) == (None, 0)
 
 
 CALL_A, CALL_B = called("a"), called("b")
@@ -205,7 +215,7 @@ NOW, A, B = AssistantTurn(preamble="Now."), AssistantTurn(text="A."), AssistantT
         ([A, B, A, CALL_A], [called("a", preamble="A.\n\nB.", text="A.")]),
         ([NOW, NOW], [AssistantTurn(preamble="Now.\n\nNow.")]),
         ([THOUGHT, A, MORE, B, CALL_A], [called("a", reasoning="Think.\n\nMore.", preamble="A.", text="B.")]),
-        ([THOUGHT, A, MORE, CALL_A], [called("a", reasoning="Think.\n\nMore.", preamble="A.")]),
+        ([THOUGHT, A, MORE, CALL_A], [called("a", reasoning="Think.\n\nMore.", text="A.")]),
         ([A, HI, B, CALL_A], [A, HI, called("a", text="B.")]),
         ([A, NOW, CALL_A], [A, now()]),  # a final answer, and the next answer
         ([AssistantTurn(), HI, A, HI], [HI, A, HI]),

@@ -226,10 +226,8 @@ def test_any_answer_comes_back_in_its_own_tokens(  # noqa: PLR0917  drawn by nam
         ids += start + TOKENIZER.encode_text(head + control, allow_special=True) + TOKENIZER.encode_text(text)
         ids += TOKENIZER.encode_text(end, allow_special=True)
     choice, turn = answered(ids, size)
-    written = choice.written(TOKENIZER)
-    assert written is not None
     store = Thoughts()
-    store.keep_turn("", choice.call_ids, written)
+    store.keep("", choice.call_ids, choice.written(TOKENIZER))
 
     tools = (Tool(name="f"),)
     asked: tuple[Turn, ...] = (UserTurn("Hi"),)
