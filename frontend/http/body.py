@@ -68,11 +68,13 @@ def decode(raw: bytes, body_type: type[AnyBody]) -> tuple[AnyBody, tuple[str, ..
 
 def _decoded(raw: bytes, body_type: type[AnyBody]) -> tuple[AnyBody, tuple[str, ...]]:
     try:
-        unknown = _unknown(raw, body_type)
-        return msgspec.json.decode(raw, type=body_type), unknown
+        body = msgspec.json.decode(raw, type=body_type)
     except msgspec.ValidationError as error:
         value = msgspec.json.decode(raw) if len(raw) <= MAX_EXPLAINED_BYTES else None
         raise _explained(error, value, body_type) from None
+    unknown: dict[str, None] = {}  # without list indices, as in `tools[].name`
+    _search(msgspec.json.decode(raw, type=dict[str, msgspec.Raw]), body, "", "", unknown)
+    return body, tuple(sorted(unknown))
 
 
 def convert(value: object, struct: type[AnyBody], path: str, *, strict: bool = True) -> AnyBody:
@@ -94,21 +96,53 @@ def _without_lone_surrogates(raw: bytes) -> bytes:
 
 
 class _Fields(NamedTuple):
-    """The fields of a struct: known ones, hints and refused ones included; refused ones; structs inside."""
+    """The fields of a struct: each known one with its attribute, or without if it is not searched; and
+    refused ones."""
 
-    known: frozenset[str]
+    known: Mapping[str, str]
     refused: Refused
-    inner: Mapping[str, tuple[inspect.StructType, ...]]
 
 
 @functools.cache
-def _fields(struct: type) -> _Fields:
-    found = _type_of(struct)
+def _fields(struct: type[msgspec.Struct]) -> _Fields:
     refused: Refused = getattr(struct, "refused", {})
-    hints: frozenset[str] = getattr(struct, "hints", frozenset())
-    tag = {found.tag_field} if found.tag_field else set()
-    inner = {field.encode_name: _structs_in(field.type) for field in found.fields}
-    return _Fields(frozenset({*inner, *tag, *refused, *hints}), refused, inner)
+    known = dict(zip(struct.__struct_encode_fields__, struct.__struct_fields__, strict=True))
+    tag = filter(None, [struct.__struct_config__.tag_field])
+    others = (*refused, *tag, *getattr(struct, "hints", ()), *getattr(struct, "shallow", ()))
+    return _Fields({**known, **dict.fromkeys(others, "")}, refused)
+
+
+def _search(value: Any, found: object, path: str, label: str, unknown: dict[str, None]) -> None:
+    """Adds the unknown fields inside a value, which was decoded as `found`, to `unknown`. `path` is its
+    place, as in `tools[0]`, `label` is the same without indices. Raises InvalidRequest for unsupported
+    fields."""
+    if isinstance(found, list) and found and isinstance(found[0], msgspec.Struct):
+        for i, (item, each) in enumerate(zip(_read(value), found, strict=True)):
+            _search(item, each, f"{path}[{i}]", f"{label}[]", unknown)
+    elif isinstance(found, msgspec.Struct):
+        value, fields = _read(value), _fields(type(found))
+        for name in fields.refused.keys() & value.keys():
+            _refuse(_read(value[name]), *fields.refused[name], _join(path, name))
+        for name, item in value.items():
+            attribute = fields.known.get(name)
+            if attribute:
+                _search(item, getattr(found, attribute), _join(path, name), _join(label, name), unknown)
+            elif attribute is None and len(unknown) < MAX_UNKNOWN:
+                unknown[_join(label, name)] = None
+
+
+def _read(value: Any) -> Any:
+    return msgspec.json.decode(value) if isinstance(value, msgspec.Raw) else value
+
+
+def _refuse(value: object, harmless: tuple[object, ...], instead: str, path: str) -> None:
+    # The types are compared too: 0 is not False, 1.0 not 1.
+    if value is not None and not any(value == v and type(value) is type(v) for v in harmless):
+        raise InvalidRequest(f"`{path}` is not supported. {instead}", param=path)
+
+
+def _join(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
 
 
 @functools.cache
@@ -122,62 +156,10 @@ def _kinds(kind: inspect.Type) -> tuple[inspect.Type, ...]:
     return kind.types if isinstance(kind, inspect.UnionType) else (kind,)
 
 
-def _structs_in(kind: inspect.Type) -> tuple[inspect.StructType, ...]:
-    """The structs that a value of the type, or an entry of it, may be."""
-    structs: list[inspect.StructType] = []
-    for each in _kinds(kind):
-        if isinstance(each, inspect.ListType):
-            structs += _structs_in(each.item_type)
-        elif isinstance(each, inspect.StructType):
-            structs.append(each)
-    return tuple(structs)
-
-
 def _struct_of(value: object, structs: Iterable[inspect.StructType]) -> inspect.StructType | None:
     """The struct whose tag the value has; a tag may be absent."""
     fields = value if isinstance(value, dict) else {}
     return next((s for s in structs if not s.tag_field or fields.get(s.tag_field, s.tag) == s.tag), None)
-
-
-def _unknown(raw: bytes, body_type: type[msgspec.Struct]) -> tuple[str, ...]:
-    """Paths of unknown fields without list indices, as in `tools[].name`."""
-    fields = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
-    known = _fields(body_type)
-    searched = {*known.refused, *filter(known.inner.get, known.inner)} - getattr(body_type, "shallow", set())
-    body = {name: msgspec.json.decode(item) if name in searched else None for name, item in fields.items()}
-    unknown: dict[str, None] = {}
-    _search(body, (_type_of(body_type),), "", "", unknown)
-    return tuple(sorted(unknown))
-
-
-def _search(
-    value: object, structs: Iterable[inspect.StructType], path: str, label: str, unknown: dict[str, None]
-) -> None:
-    """Adds the unknown fields inside a value to `unknown`. `path` is the place of the value, as in
-    `tools[0]`, `label` is the same without indices. Raises InvalidRequest for unsupported fields."""
-    if isinstance(value, list):
-        for i, item in enumerate(value):
-            _search(item, structs, f"{path}[{i}]", f"{label}[]", unknown)
-    elif isinstance(value, dict) and (struct := _struct_of(value, structs)) is not None:
-        fields = _fields(struct.cls)
-        for name in fields.refused.keys() & value.keys():
-            _refuse(value[name], *fields.refused[name], _join(path, name))
-        for name, item in value.items():
-            if name not in fields.known:
-                if len(unknown) < MAX_UNKNOWN:
-                    unknown[_join(label, name)] = None
-            elif fields.inner.get(name):
-                _search(item, fields.inner[name], _join(path, name), _join(label, name), unknown)
-
-
-def _refuse(value: object, harmless: tuple[object, ...], instead: str, path: str) -> None:
-    # The types are compared too: 0 is not False, 1.0 not 1.
-    if value is not None and not any(value == v and type(value) is type(v) for v in harmless):
-        raise InvalidRequest(f"`{path}` is not supported. {instead}", param=path)
-
-
-def _join(path: str, name: str) -> str:
-    return f"{path}.{name}" if path else name
 
 
 _MISSING = re.compile(r"Object missing required field `(.+)`")
