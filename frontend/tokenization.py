@@ -1,8 +1,7 @@
-"""`POST /tokenize` and `/detokenize`, in vLLM's shapes."""
+"""`POST /tokenize`, in vLLM's shape: the tokens of a prompt."""
 
 import asyncio
-from collections.abc import Callable
-from typing import Annotated, ClassVar, TypeVar
+from typing import Annotated, ClassVar
 
 import msgspec
 
@@ -10,10 +9,10 @@ from baton.errors import InvalidRequest
 from frontend.chat.request import ChatBody, InputMessage, ToolDefinition, conversation
 from frontend.http.body import read
 from frontend.http.exchange import Exchange, ignored_header
-from frontend.http.respond import Operation, Operations, Serve, Services
+from frontend.http.respond import Operation, Operations, Services
 from frontend.record import Record
 from frontend.text.tokenizer import ServedModel
-from frontend.turn.fields import AnyEffort, TemplateArgs, TokenId
+from frontend.turn.fields import AnyEffort, TemplateArgs
 from frontend.turn.request import RawPrompts, encode_prompt
 from frontend.turn.thoughts import Thoughts
 
@@ -42,38 +41,16 @@ class TokenizeAnswer(msgspec.Struct, kw_only=True):
     tokens: list[int]
 
 
-class DetokenizeBody(msgspec.Struct, kw_only=True):
-    """`POST /detokenize`: token ids, control tokens included; two contexts of them at most."""
-
-    model: str
-    tokens: list[TokenId]
-
-
-class DetokenizeAnswer(msgspec.Struct, kw_only=True):
-    """The text, with control tokens spelled out."""
-
-    prompt: str
-
-
-Body = TypeVar("Body", TokenizeBody, DetokenizeBody)
-
-
-def _route(
-    body_type: type[Body], answer: Callable[[Body, str, ServedModel, Thoughts], msgspec.Struct]
-) -> Serve:
-    """The Serve of a body that `answer` answers in a thread, given the owner of the request."""
-
-    async def serve(exchange: Exchange, services: Services, record: Record) -> None:
-        body, ignored, _ = await services.bodies.use(
-            exchange, services.max_body_bytes, lambda raw: read(raw, body_type, lambda *_: None)
-        )
-        served = services.fleet.served(body.model)
-        record.model = served.name
-        answered = await asyncio.to_thread(answer, body, exchange.owner, served, services.thoughts)
-        services.metrics.count_ignored(ignored)
-        await exchange.answer(200, answered, ignored_header(ignored))
-
-    return serve
+async def tokenize(exchange: Exchange, services: Services, record: Record) -> None:
+    """`POST /tokenize`."""
+    body, ignored, _ = await services.bodies.use(
+        exchange, services.max_body_bytes, lambda raw: read(raw, TokenizeBody, lambda *_: None)
+    )
+    served = services.fleet.served(body.model)
+    record.model = served.name
+    answer = await asyncio.to_thread(_tokenized, body, exchange.owner, served, services.thoughts)
+    services.metrics.count_ignored(ignored)
+    await exchange.answer(200, answer, ignored_header(ignored))
 
 
 _CHAT_FIELDS = ("messages", "tools", "reasoning_effort", "chat_template_args", "chat_template_kwargs")
@@ -91,26 +68,8 @@ def _tokenized(body: TokenizeBody, owner: str, served: ServedModel, thoughts: Th
     return TokenizeAnswer(count=len(tokens), max_model_len=served.context_length, tokens=tokens)
 
 
-def _text(body: DetokenizeBody, _owner: str, served: ServedModel, _thoughts: Thoughts) -> DetokenizeAnswer:
-    if len(body.tokens) > served.max_counted_tokens:
-        raise served.too_long("tokens")
-    token_ids = served.tokenizer.checked(body.tokens, served.name, "tokens")
-    return DetokenizeAnswer(prompt=served.tokenizer.decode(token_ids, shows_special=True))
-
-
 TOKENIZATION: Operations = {
     ("POST", "/tokenize"): Operation(
-        _route(TokenizeBody, _tokenized),
-        "Tokenize a prompt",
-        (TokenizeAnswer,),
-        TokenizeBody,
-        {"prompt": "Hello there!"},
-    ),
-    ("POST", "/detokenize"): Operation(
-        _route(DetokenizeBody, _text),
-        "Detokenize token ids",
-        (DetokenizeAnswer,),
-        DetokenizeBody,
-        {"tokens": [0, 1]},
-    ),
+        tokenize, "Tokenize a prompt", (TokenizeAnswer,), TokenizeBody, {"prompt": "Hello there!"}
+    )
 }

@@ -4,7 +4,7 @@ import importlib.metadata
 import re
 import time
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 
 import msgspec
@@ -20,7 +20,7 @@ from frontend.turn.fields import CommonFields
 from frontend.turn.ids import new_id
 
 KEEP_ALIVE = b": keep-alive\n\n"
-_ID = re.compile(r"(\d{1,9})\.(\d{1,9})\.([0-9a-f]{8})")
+_ID = re.compile(r"(\d{1,9})\.([0-9a-f]{8})")
 
 
 class Answer:
@@ -67,8 +67,8 @@ class StreamChanged(InvalidRequest, code="stream_changed", status=409):
 
 
 class Numbered(Answer):
-    """A streamed answer of one choice whose events have ids: the number of tokens so far, the number of the
-    event, and a checksum of the tokens. Events up to `last_event_id` are left out.
+    """A streamed answer of one choice whose events have ids: the number of the event, and a checksum of the
+    tokens so far. Events up to `last_event_id` are left out.
 
     No frontend keeps a numbered stream: any of them generates the answer again, from the same seed and with
     the same ids. The checksum shows whether it is the same answer."""
@@ -80,8 +80,7 @@ class Numbered(Answer):
         # These have no ids.
         self.closing, self.failure, self.settle = answer.closing, answer.failure, answer.settle  # type: ignore[method-assign]  # no call between
         self._answer = answer
-        self._num_tokens = self._num_events = self._checksum = 0
-        self._had, self._had_checksum = (0, 0), 0
+        self._number = self._checksum = self._last_number = self._last_checksum = 0
         if last_event_id:
             found = _ID.fullmatch(last_event_id)
             if found is None:
@@ -89,48 +88,38 @@ class Numbered(Answer):
                     f"`Last-Event-ID` is {last_event_id[:40]!r}; send the `id` of the last event that came.",
                     param="Last-Event-ID",
                 )
-            self._had, self._had_checksum = (int(found[1]), int(found[2])), int(found[3], 16)
+            self._last_number, self._last_checksum = int(found[1]), int(found[2], 16)
+        self._opening = self._numbered(answer.opening())
 
     def opening(self) -> bytes:
-        return self._numbered(self._answer.opening(), 0, 0, 0)
+        return self._opening
 
     def feed(self, index: int, chunk: TokenChunk) -> bytes:
         """Token by token, so that events are the same however tokens come together. Raises StreamChanged."""
-        events = []
-        for token in self._tokens(chunk):
-            events.append(self._number(self._answer.feed(index, token)))
+        events = b""
+        for token in single_tokens(chunk):
+            for token_id in token.token_ids:
+                self._checksum = zlib.crc32(b"%d," % token_id, self._checksum)
+            events += self._numbered(self._answer.feed(index, token))
             if self.choices[index].stopped:
                 break
-        return b"".join(events)
+        return events
 
     def finish(self, index: int) -> bytes:
-        events = self._answer.finish(index)
-        if self._num_tokens < self._had[0]:
+        events = self._numbered(self._answer.finish(index))
+        if self._number < self._last_number:
             raise _changed()
-        return self._number(events)
+        return events
 
-    def _tokens(self, chunk: TokenChunk) -> Iterator[TokenChunk]:
-        """See `single_tokens`."""
-        for each in single_tokens(chunk):
-            for token_id in each.token_ids:
-                self._num_tokens += 1
-                self._checksum = zlib.crc32(b"%d," % token_id, self._checksum)
-                if self._num_tokens == self._had[0] and self._checksum != self._had_checksum:
-                    raise _changed()
-            yield each
-
-    def _number(self, events: bytes) -> bytes:
-        """Events that the last token has completed."""
-        numbered = self._numbered(events, self._num_tokens, self._num_events, self._checksum)
-        self._num_events += events.count(b"\n\n")
+    def _numbered(self, events: bytes) -> bytes:
+        numbered = b""
+        for event in events.split(b"\n\n")[:-1]:
+            self._number += 1
+            if self._number == self._last_number and self._checksum != self._last_checksum:
+                raise _changed()
+            if self._number > self._last_number:
+                numbered += b"%b\nid: %d.%08x\n\n" % (event, self._number, self._checksum)
         return numbered
-
-    def _numbered(self, events: bytes, num_tokens: int, num_before: int, checksum: int) -> bytes:
-        return b"".join(
-            b"%b\nid: %d.%d.%08x\n\n" % (event, num_tokens, number, checksum)
-            for number, event in enumerate(events.split(b"\n\n")[:-1], num_before + 1)
-            if (num_tokens, number) > self._had
-        )
 
 
 def _changed() -> StreamChanged:

@@ -10,15 +10,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-import httpx
 import yaml
 
-from tests.stack import MODEL, Stack
+from frontend.text.tokenizer import ModelTokenizer
+from tests.stack import MODEL, ROOT, Stack
 from tests.waiting import scaled
 
 # As fast as it goes: only the texts count here.
 MOCKER = {"prefill_tokens_per_s": 1_000_000, "decode_step_ms": 0.1, "kv_transfer_ms": 0}
 PROGRAM_S = scaled(120)
+_TOKENIZER: Final = ModelTokenizer.load(ROOT / "models/demo")
 TOOL_ROUNDS: Final = Counter[str]()
 """How many tool rounds there were, and in how many of them the model was shown its thoughts."""
 
@@ -104,15 +105,7 @@ class ScriptedStack:
         """What its workers were given to read since the last call, with control tokens."""
         lines = self._log.read_bytes().splitlines()[self._num_seen :] if self._log.exists() else []
         self._num_seen += len(lines)
-        return [self._text(json.loads(line)) for line in lines]
-
-    def _text(self, tokens: list[int]) -> str:
-        answer = httpx.post(
-            f"{self.stack.url}/detokenize", json={"model": MODEL, "tokens": tokens}, timeout=60
-        )
-        assert answer.status_code == 200, answer.text
-        text: str = answer.json()["prompt"]
-        return text
+        return [_TOKENIZER.decode(json.loads(line), shows_special=True) for line in lines]
 
 
 def check_program(scripted: ScriptedStack, command: Sequence[str], environ: Mapping[str, str]) -> None:

@@ -27,7 +27,7 @@ TEXT = (
     '<|message|>{"a": 1}<|call|>'
 )
 KEY = {"idempotency-key": "one"}
-AFTER = {"last-event-id": "1.1.00000000"}
+AFTER = {"last-event-id": "1.00000000"}
 
 
 def streamed(
@@ -109,7 +109,7 @@ def test_another_answer_is_not_continued() -> None:
     [
         *(
             (KEY | {"last-event-id": after}, {}, "Last-Event-ID", "send the `id` of the last event")
-            for after in ("7", "1.2", "1.2.3", "1.2.0000000g", "-1.1.00000000", "x" * 300)
+            for after in ("7", "1.2", "1.0000000g", "-1.00000000", "1.1.00000000", "x" * 300)
         ),
         (KEY | AFTER, {"stream": False}, "Last-Event-ID", "with one choice"),
         (KEY | AFTER, {"n": 2}, "Last-Event-ID", "with one choice"),
