@@ -2,12 +2,10 @@
 
 import logging
 import os
-import threading
 import time
-import weakref
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 EVERY_S = 1.0
 
@@ -24,21 +22,19 @@ class Reread(Generic[T]):
         self._paths = paths
         self._load = load
         self._seen = self._stamps()
+        self._looked_s = float("-inf")
         self._problem = ""
-        self._is_used = False
         self._value = load()
 
     @property
     def value(self) -> T:
-        """Looked at from the first use on."""
-        if not self._is_used:
-            self.check()
-            threading.Thread(target=_keep, args=(weakref.ref(self),), name="reread", daemon=True).start()
-            self._is_used = True
+        now_s = time.monotonic()
+        if now_s - self._looked_s >= EVERY_S:
+            self._looked_s = now_s
+            self._look()
         return self._value
 
-    def check(self) -> None:
-        """Look at the files now, and read them if they have changed."""
+    def _look(self) -> None:
         stamps = self._stamps()
         if stamps == self._seen:
             return
@@ -55,16 +51,6 @@ class Reread(Generic[T]):
 
     def _stamps(self) -> list[tuple[int, ...] | None]:
         return [_stamp(path) for path in self._paths]
-
-
-def _keep(file: "weakref.ref[Reread[Any]]") -> None:
-    """On a thread: a disk may keep its reader waiting."""
-    while True:
-        time.sleep(EVERY_S)
-        if (kept := file()) is None:
-            return
-        kept.check()
-        del kept
 
 
 def _stamp(path: Path) -> tuple[int, ...] | None:

@@ -4,7 +4,6 @@ import asyncio
 import errno
 import fcntl
 import os
-import resource
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator
@@ -14,22 +13,17 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from baton.discovery import MAX_WORKERS
 from baton.files import FilesDiscovery, _View
 from baton.messages import WorkerInfo
 from tests.alive import no_descriptors
 from tests.clock import jumping
 from tests.registry import Snapshot, onlooker, worker
-from tests.waiting import scaled, until
+from tests.waiting import until
 
 
 def look(folder: Path) -> Snapshot:
     """What a new watcher shows first."""
-    view = _View(folder, 10.0)
-    try:
-        return view.look()
-    finally:
-        view.close()
+    return _View(folder, 10.0).look()
 
 
 @contextmanager
@@ -90,12 +84,15 @@ async def test_a_folder_that_cannot_be_written_for_a_while_costs_nothing_but_tha
     tmp_path: Path,
 ) -> None:
     folder = tmp_path / "registry"
-    async with FilesDiscovery(folder, ttl_s=0.3).register(worker("w1")):
+    discovery = FilesDiscovery(folder, ttl_s=0.3)
+    async with discovery.register(worker("w1")), onlooker(discovery) as looker:
+        await looker.until_shown("w1")
         folder.rename(tmp_path / "elsewhere")
         folder.write_text("in the way")
         await asyncio.sleep(1)  # it retries meanwhile
         folder.unlink()
         await until((folder / "w1.json").exists, limit_s=0.2)
+        assert looker.lost == set()
 
 
 def test_the_file_of_a_dead_process_is_removed(tmp_path: Path) -> None:
@@ -121,18 +118,6 @@ def test_what_is_not_ours_is_skipped_and_left_alone(tmp_path: Path, make: Callab
     assert os.path.lexists(path)
 
 
-async def test_a_deleted_folder_is_made_again_and_loses_no_worker(tmp_path: Path) -> None:
-    folder = tmp_path / "registry"
-    discovery = FilesDiscovery(folder, ttl_s=scaled(0.3))
-    async with discovery.register(worker("w1")), onlooker(discovery) as looker:
-        await looker.until_shown("w1")
-        folder.rename(tmp_path / "elsewhere")
-        async with onlooker(FilesDiscovery(folder, ttl_s=scaled(0.3))) as later:
-            await later.until_shown("w1")
-        assert looker.lost == set()
-    assert list(folder.iterdir()) == []
-
-
 async def test_without_descriptors_the_known_workers_stay(tmp_path: Path) -> None:
     folder = tmp_path / "registry"
     async with AsyncExitStack() as stack:
@@ -147,53 +132,36 @@ async def test_without_descriptors_the_known_workers_stay(tmp_path: Path) -> Non
         assert looker.lost == set()
 
 
-class _Raced(_View):
-    """A view that a new owner overtakes: it takes the name after the folder was listed."""
-
-    take_over: Callable[[], object] = staticmethod(lambda: None)
-
-    def _names(self) -> list[tuple[str, int]]:
-        names = super()._names()
-        self.take_over()
-        return names
-
-
-def test_the_file_of_a_new_owner_is_not_taken_for_the_dead_ones(tmp_path: Path) -> None:
+def test_the_file_of_a_new_owner_is_not_taken_for_the_dead_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes the name when the dead one's file was just read."""
     path, newer = tmp_path / "w1.json", tmp_path / "w1.tmp"
-    dead, alive = worker("w1", incarnation="dead"), worker("w1", incarnation="alive")
-    view = _Raced(tmp_path, 10.0)
-    with held(path, dead):
-        assert view.look() == (dead,)
+    path.write_bytes(msgspec.json.encode(worker("w1", incarnation="dead")))
+    alive = worker("w1", incarnation="alive")
+    flock = fcntl.flock
+
+    def overtaken(fd: int, operation: int) -> None:
+        flock(fd, operation)
+        newer.rename(path)
+
     with held(newer, alive):
-        view.take_over = lambda: newer.rename(path) if newer.exists() else None
-        assert view.look() == ()
-        assert view.look() == (alive,)
-    view.close()
-
-
-def test_no_more_names_are_read_than_there_can_be_workers(tmp_path: Path) -> None:
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    for i in range(MAX_WORKERS + 3):
-        (tmp_path / f"{i}.json").touch()
-    before = num_open()
-    view = _View(tmp_path, 10.0)
-    assert view.look() == ()
-    assert num_open() - before <= MAX_WORKERS
-    view.close()
+        with monkeypatch.context() as patched:
+            patched.setattr(fcntl, "flock", overtaken)
+            assert look(tmp_path) == ()
+        assert look(tmp_path) == (alive,)
 
 
 def test_no_more_of_a_file_is_read_than_a_registration_may_have(tmp_path: Path) -> None:
-    path, view = tmp_path / "w1.json", _View(tmp_path, 10.0)
+    path = tmp_path / "w1.json"
     path.touch()
     os.truncate(path, 64 << 20)
     tracemalloc.start()
     try:
-        assert not view.look()
+        assert not look(tmp_path)
         assert tracemalloc.get_traced_memory()[1] < 1 << 20
     finally:
         tracemalloc.stop()
-    view.close()
 
 
 async def test_a_registry_without_room_is_waited_for(
@@ -222,4 +190,4 @@ async def test_a_registry_without_room_is_waited_for(
     async with registry.register(worker("w")), onlooker(registry) as looker:
         assert not full
         await looker.until_shown("w")
-    assert caplog.text.count("registry=full") == 3
+    assert caplog.text.count("registration=not_written") == 3

@@ -55,10 +55,7 @@ def test_lines_are_lost_and_counted_while_nobody_reads(pipe: int) -> None:
         log(lines, f"{i} " + "x" * 8000)
     lines.flush()
     assert lines.num_lost >= 100 - 20 - 10  # those that wait, and those that the pipe holds
-    found = read_until(pipe, "lost_lines=")
-    log(lines, "end")
-    found += read_until(pipe, "end\n")
-    assert re.findall(r"lost_lines=(\d+)", found)[-1] == str(lines.num_lost)
+    read_until(pipe, f"lost_lines={lines.num_lost} ")  # an earlier report may have counted fewer
 
 
 def formatted(formatter: logging.Formatter, message: object, error: Exception | None = None) -> str:
