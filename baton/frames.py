@@ -14,7 +14,7 @@ import msgspec
 from baton.errors import BatonError, EngineFailure, ErrorInfo, InvalidRequest
 from baton.messages import UNDECODABLE, Reply, Request
 
-VERSION = 2
+VERSION = 3
 MAX_FRAME_BYTES = 16 * 1024 * 1024
 """Limit for sending and receiving. A plane may allow less: NATS its server's max_payload (1 MiB)."""
 MAX_HELLO_BYTES = 1024
@@ -58,30 +58,24 @@ class Next(msgspec.Struct, frozen=True, array_like=True, tag=4):
 
 
 class End(msgspec.Struct, frozen=True, array_like=True, tag=5):
-    """The stream is complete."""
+    """The stream is complete, or it failed with this error."""
 
     stream: int
+    error: ErrorInfo | None = None
 
 
-class Fail(msgspec.Struct, frozen=True, array_like=True, tag=6):
-    """The stream failed."""
-
-    stream: int
-    error: ErrorInfo
-
-
-class Beat(msgspec.Struct, frozen=True, array_like=True, tag=7):
+class Beat(msgspec.Struct, frozen=True, array_like=True, tag=6):
     """A heartbeat: the sender's event loop is running. Both sides send one at each tick."""
 
 
-class Goodbye(msgspec.Struct, frozen=True, array_like=True, tag=8):
+class Goodbye(msgspec.Struct, frozen=True, array_like=True, tag=7):
     """The sender dropped the link with all of its streams."""
 
     reason: str
 
 
 ToWorker = Hello | Open | Cancel | Credit | Beat | Goodbye
-ToCaller = Hello | Next | End | Fail | Beat | Goodbye
+ToCaller = Hello | Next | End | Beat | Goodbye
 Signal = ToWorker | ToCaller
 T = TypeVar("T")
 
@@ -116,11 +110,10 @@ class Wire(Protocol):
 class FrameWriter:
     """Batches signals to one peer: those put in one turn of the event loop leave in one frame.
 
-    `refuse(signal, error)` is called for a signal that cannot be sent (too large, or not encodable) and
-    may return a small replacement.
+    `refuse(signal, error)` is called for a signal that cannot be sent: too large, or not encodable.
     """
 
-    def __init__(self, wire: Wire, refuse: Callable[[Signal, BatonError], Signal | None]) -> None:
+    def __init__(self, wire: Wire, refuse: Callable[[Signal, BatonError], object]) -> None:
         self._wire = wire
         self._refuse = refuse
         self._loop = asyncio.get_running_loop()
@@ -167,8 +160,8 @@ class FrameWriter:
         if len(signals) > 1:
             for signal in signals:
                 self._send([signal])
-        elif (instead := self._refuse(signals[0], refusal)) is not None:
-            self._send([instead])
+        else:
+            self._refuse(signals[0], refusal)
 
 
 class FrameReader(Generic[T]):

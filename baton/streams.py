@@ -16,14 +16,13 @@ from baton.errors import (
     BatonError,
     DeadlineExceeded,
     EngineFailure,
-    ErrorInfo,
     InvalidRequest,
     Overloaded,
     WorkerLost,
     WorkerUnreached,
     from_wire,
 )
-from baton.frames import Beat, Cancel, Credit, End, Fail, Goodbye, Hello, Next, Open, Signal
+from baton.frames import Beat, Cancel, Credit, End, Goodbye, Hello, Next, Open, Signal
 from baton.messages import GenerateRequest, Reply, Request, TokenChunk
 from baton.pace import Pace, Pulse
 from baton.telemetry import Line, unauthenticated
@@ -164,13 +163,15 @@ class CallerLink:
         """Process one frame of the worker; an invalid one drops the link."""
         try:
             for signal in self._reader.open(frame):
-                if type(signal) is not Next:
-                    self._control(signal)
-                elif signal.stream in self._calls:
-                    call = self._calls[signal.stream]
-                    call.add(signal.reply)
-                    if call.num_waiting > WINDOW:
-                        self.lose("it sent more replies than its window")
+                if type(signal) is Next:
+                    if (call := self._calls.get(signal.stream)) is not None:
+                        call.add(signal.reply)
+                        if call.num_waiting > WINDOW:
+                            self.lose("it sent more replies than its window")
+                elif type(signal) is End:
+                    self._end(signal.stream, from_wire(signal.error) if signal.error else None)
+                elif type(signal) is Goodbye:
+                    self.lose(signal.reason)
         except frames.LinkBroken as broken:
             self.lose(str(broken))
 
@@ -185,8 +186,6 @@ class CallerLink:
             return
         self.lost = reason
         self._pulse.stop()
-        if self._calls:
-            log.debug("worker_lost worker=%s calls=%d reason=%s", self._name, len(self._calls), reason)
         for call in self._calls.values():
             is_unreached = call.num_heard == self._reader.num_heard
             kind = WorkerUnreached if error is WorkerLost and is_unreached else error
@@ -226,18 +225,8 @@ class CallerLink:
     def _is_silent(self) -> bool:
         return self._reader.num_silent_ticks >= self._pace.num_silent
 
-    def _control(self, signal: frames.ToCaller) -> None:
-        match signal:
-            case End(stream):
-                self._end(stream, None)
-            case Fail(stream, error):
-                self._end(stream, from_wire(error))
-            case Goodbye(reason):
-                self.lose(reason)
-
     def _end(self, stream: int, error: BatonError | None) -> None:
-        call = self._calls.pop(stream, None)
-        if call is not None:
+        if (call := self._calls.pop(stream, None)) is not None:
             call.end(error)
 
     def _cannot_send(self, signal: Signal, error: BatonError) -> None:
@@ -356,15 +345,12 @@ class WorkerLink:
                     self.lose(f"{MAX_CALLERS} callers are connected to this worker")
             case Open(number, request):
                 self._open(number, request)
-            case Cancel(number):
-                stream = self._streams.get(number)
-                if stream is not None:
-                    stream.cancel()
-            case Credit(number, num_replies):
-                stream = self._streams.get(number)
-                if stream is not None:
-                    stream.credit = min(stream.credit + num_replies, WINDOW)
-                    stream.wakeup.set()
+            case Cancel(number) if number in self._streams:
+                self._streams[number].cancel()
+            case Credit(number, num_replies) if number in self._streams:
+                stream = self._streams[number]
+                stream.credit = min(stream.credit + num_replies, WINDOW)
+                stream.wakeup.set()
             case Goodbye(reason):
                 self.lose(reason)
 
@@ -375,7 +361,7 @@ class WorkerLink:
             return
         if len(self._streams) >= MAX_STREAMS:
             full = Overloaded(f"{MAX_STREAMS} streams are open to this worker", retry_after_s=1.0)
-            self._writer.put(Fail(number, full.to_wire()))
+            self._writer.put(End(number, full.to_wire()))
         else:
             stream = self._streams[number] = _Stream()
             stream.task = asyncio.get_running_loop().create_task(self._answer(number, stream, request))
@@ -389,6 +375,8 @@ class WorkerLink:
     async def _answer(self, number: int, stream: _Stream, request: Request) -> None:
         """Send the generator's replies, then how it ended."""
         put, writable = self._writer.put, self._wire.writable
+        name = request.request_id if isinstance(request, GenerateRequest) else type(request).__name__
+        broken = EngineFailure(f"the engine failed on request {name}; see the worker's log")
         try:
             async with contextlib.aclosing(self._service.respond(request)) as replies:
                 async for reply in replies:
@@ -400,23 +388,21 @@ class WorkerLink:
                         await writable.wait()
             put(End(number))
         except BatonError as error:
-            put(Fail(number, error.to_wire()))
+            put(End(number, error.to_wire()))
         except asyncio.CancelledError:
             # Ignored if the caller cancelled; if the engine cancelled itself, the caller gets an error.
-            put(Fail(number, _broken(request)))
+            put(End(number, broken.to_wire()))
             raise
         except Exception:  # process edge: any engine error goes to the caller
-            log.exception(Line("answer failed", request_id=_name(request)))
-            put(Fail(number, _broken(request)))
+            log.exception(Line("answer failed", request_id=name))
+            put(End(number, broken.to_wire()))
 
-    def _cannot_send(self, signal: Signal, error: BatonError) -> Fail | None:
-        if not isinstance(signal, Next | Fail):
-            return None
-        log.error("reply_refused reason=%s", error.message)
-        stream = self._streams.get(signal.stream)
-        if stream is not None:
-            stream.cancel()
-        return Fail(signal.stream, error.to_wire())
+    def _cannot_send(self, signal: Signal, error: BatonError) -> None:
+        if isinstance(signal, Next | End):
+            log.error("reply_refused reason=%s", error.message)
+            if (stream := self._streams.get(signal.stream)) is not None:
+                stream.cancel()
+            self._writer.put(End(signal.stream, error.to_wire()))
 
     def _tick(self) -> None:
         if self._reader.tick() >= CALLER_PATIENCE * self._service.pace.num_silent:
@@ -448,11 +434,3 @@ class Service:
             link.lose("the worker has stopped")
         if self.tasks:
             await asyncio.wait(self.tasks, timeout=STOP_S)
-
-
-def _name(request: Request) -> str:
-    return request.request_id if isinstance(request, GenerateRequest) else type(request).__name__
-
-
-def _broken(request: Request) -> ErrorInfo:
-    return EngineFailure(f"the engine failed on request {_name(request)}; see the worker's log").to_wire()
