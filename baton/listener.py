@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 MOST_DESCRIPTORS = 65_536
 """The soft limit that a process sets at start, if its hard limit allows."""
 _ACCEPTS_A_TURN = 16
-_MOST_LAST_TURNS = 256
+_MOST_LAST_ACCEPTS = 4096
 _PAUSE_S = 0.1
 _PAUSE_PER_CONNECTION_S = 0.0001
 """On a shared socket, the pause before accepting: the process with the fewest connections is first."""
@@ -32,10 +32,10 @@ Tls = Callable[[], ssl.SSLContext | None]
 Take = Callable[[socket.socket], asyncio.Protocol | None]
 
 
-def raise_descriptor_limit(most: int = MOST_DESCRIPTORS) -> None:
-    """Raise the soft limit of open files to `most` or the hard limit; shells often set 1,024."""
+def raise_descriptor_limit() -> None:
+    """Raise the soft limit of open files to MOST_DESCRIPTORS or the hard limit; shells often set 1,024."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = most if hard == resource.RLIM_INFINITY else min(hard, most)
+    wanted = MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MOST_DESCRIPTORS)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
@@ -125,9 +125,7 @@ class Listener:
 
     def close(self) -> None:
         """Accept the connections that wait, which closing would reset, then stop; accepted ones stay."""
-        for _ in range(_MOST_LAST_TURNS):
-            if not self._accept(_ACCEPTS_A_TURN):
-                break
+        self._accept(_MOST_LAST_ACCEPTS)
         if self._paused is not None:
             self._paused.cancel()
         self._loop.remove_reader(self._listener)
@@ -162,25 +160,24 @@ class Listener:
             self._paused.cancel()
         self._paused = self._loop.call_later(pause_s, self._resume)
 
-    def _accept(self, at_most: int) -> bool:
-        """Accept up to `at_most` connections; False if no more can be accepted now."""
+    def _accept(self, at_most: int) -> None:
+        """Accept up to `at_most` of the connections that wait."""
         for _ in range(at_most):
             try:
                 sock, _ = self._listener.accept()
-            except (BlockingIOError, InterruptedError):
-                return False
+            except BlockingIOError:
+                return
             except ConnectionAbortedError:
                 continue
             except OSError as error:
                 self._fail(error)
-                return False
+                return
             sock.setblocking(False)
             protocol = self._take(sock)
             if protocol is not None:
                 task = self._loop.create_task(_connect(sock, protocol, self._tls()))
                 self._connecting.add(task)
                 task.add_done_callback(self._connecting.discard)
-        return True
 
     def _fail(self, error: OSError) -> None:
         """Pause: pending connections keep the socket readable, so this would spin."""
@@ -194,9 +191,7 @@ class Listener:
 
 
 async def _connect(sock: socket.socket, protocol: asyncio.Protocol, tls: ssl.SSLContext | None) -> None:
-    limits = (
-        {} if tls is None else {"ssl_handshake_timeout": _HANDSHAKE_S, "ssl_shutdown_timeout": _GOODBYE_S}
-    )
+    limits = {"ssl_handshake_timeout": _HANDSHAKE_S, "ssl_shutdown_timeout": _GOODBYE_S} if tls else {}
     try:
         loop = asyncio.get_running_loop()
         await loop.connect_accepted_socket(lambda: protocol, sock, ssl=tls, **limits)

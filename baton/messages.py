@@ -225,15 +225,10 @@ class KvAsk(msgspec.Struct, frozen=True, tag="kv_ask"):
     is_direct: bool = False
 
 
-class KvConfirm(msgspec.Struct, frozen=True, tag="kv_confirm"):
+class KvConfirm(KvAsk, frozen=True, tag="kv_confirm"):
     """The reader has what it asked for, which ends the offer; HandoffFailed if it had ended before: the bytes
     are not valid then.
     """
-
-    offer_id: int
-    secret: bytes
-    num_bytes: int
-    is_direct: bool = False
 
 
 class KvGrant(msgspec.Struct, frozen=True, array_like=True, tag="kv_grant"):

@@ -92,13 +92,11 @@ _Scored = list[tuple[WorkerInfo, Scores]]
 def _groups(scored: _Scored) -> list[_Scored]:
     """Workers that agree with the first of their group."""
     groups: list[_Scored] = []
-    for worker, scores in scored:
-        for group in groups:
-            if difference(group[0][1], scores) <= TOLERANCE:
-                group.append((worker, scores))
-                break
-        else:
-            groups.append([(worker, scores)])
+    for each in scored:
+        group = next((group for group in groups if difference(group[0][1], each[1]) <= TOLERANCE), None)
+        if group is None:
+            groups.append(group := [])
+        group.append(each)
     return groups
 
 
