@@ -1,9 +1,9 @@
 """Registry and request plane flags of both processes, and the objects they select."""
 
 import asyncio
+import contextlib
 import dataclasses
 import functools
-import itertools
 import os
 import re
 from collections.abc import Sequence
@@ -172,17 +172,13 @@ class Wires:
         check_address(self.address())
 
     async def check_access(self) -> None:
-        """Raise CredentialError if etcd or NATS is there and refuses this user. Of a cluster one member is
-        asked, the first that answers."""
-        for name, servers in itertools.groupby(self._servers, lambda server: server[0]):
-            for _, url in servers:
-                problem, is_refusal = await _ask(name, url)
-                if is_refusal:
-                    raise CredentialError(
-                        f"{name} at {without_secrets(url)} refuses this user: {problem}; set {_LOGINS[name]}"
-                    )
-                if problem is None:
-                    break
+        """Raise CredentialError if an etcd or NATS server is there and refuses this user."""
+        refusals = await asyncio.gather(*(_refusal(name, url) for name, url in self._servers))
+        for (name, url), refusal in zip(self._servers, refusals, strict=True):
+            if refusal is not None:
+                raise CredentialError(
+                    f"{name} at {without_secrets(url)} refuses this user: {refusal}; set {_LOGINS[name]}"
+                )
 
     @property
     def registry(self) -> str:
@@ -227,51 +223,44 @@ def _etcd(endpoints: str) -> "EtcdDiscovery":
     return EtcdDiscovery(endpoints, login=login, tls_files=client_files(*_ETCD_TLS))
 
 
-async def _ask(name: Literal["etcd", "NATS"], url: str) -> tuple[str | None, bool]:
-    """Why this server cannot be used, if so; and whether it answers, but denies this user access."""
-    try:
+async def _refusal(name: Literal["etcd", "NATS"], url: str) -> str | None:
+    """Why this server refuses this user; None too if it does not answer."""
+    with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(ACCESS_S):
-            return await (_ask_etcd(url) if name == "etcd" else _ask_nats(url))
-    except TimeoutError:
-        return f"no answer in {ACCESS_S:.0f} s", False
+            return await (_etcd_refusal(url) if name == "etcd" else _nats_refusal(url))
+    return None
 
 
-async def _ask_etcd(url: str) -> tuple[str | None, bool]:
-    """Read the registry at this member of the cluster."""
+async def _etcd_refusal(url: str) -> str | None:
     from baton.etcd_rpc import EtcdError
 
     etcd = _etcd(url)
     try:
         await etcd.check_access()
     except EtcdError as error:
-        return str(error), error.refused
+        return str(error) if error.refused else None
     finally:
         await etcd.close()
-    return None, False
+    return None
 
 
-async def _ask_nats(url: str) -> tuple[str | None, bool]:
-    """Connect and log in to this server."""
+async def _nats_refusal(url: str) -> str | None:
     from nats.aio.client import Client
-    from nats.errors import Error, NoServersError
+    from nats.errors import Error
 
-    client, errors = Client(), ["no answer"]
+    client, errors = Client(), list[str]()
 
     async def note(error: Exception) -> None:
-        number = getattr(error, "errno", None)
-        errors.append(os.strerror(number) if number else str(error) or type(error).__name__)
+        errors.append(without_secrets(str(error)))
 
     try:
         await client.connect([url], error_cb=note, **_ONCE, **nats_options())
     # nats-py's own errors, and those of its parser: another program may listen there.
     except (OSError, EOFError, ValueError, TypeError, LookupError, AttributeError, Error) as error:
-        if not isinstance(error, NoServersError):
-            await note(error)
-        problem = without_secrets(errors[-1])
-        return problem, "authorization" in problem.lower()
+        await note(error)
     finally:
         await client.close()
-    return None, False
+    return next((error for error in errors if "authorization" in error.lower()), None)
 
 
 def _check_address(named: str, url: str, schemes: Sequence[str]) -> None:

@@ -51,16 +51,3 @@ def test_empty_variables_are_no_login(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("AUTH_USERNAME", "AUTH_PASSWORD", "AUTH_TOKEN", "AUTH_CA", "AUTH_CLIENT_CERT"):
         monkeypatch.setenv(f"NATS_{name}", "")
     assert nats_options() == {}
-
-
-async def test_of_a_cluster_the_first_member_that_answers_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
-
-    async def ask(_name: str, url: str) -> tuple[str | None, bool]:
-        asked.append(url.rpartition("/")[2])
-        return ("no answer" if "away" in url else None), False
-
-    monkeypatch.setattr("baton.connect._ask", ask)
-    etcd = "http://away:1,http://here:1,http://there:1"
-    await Wires(etcd_endpoints=etcd, nats_server="nats://a:1,nats://b:1").check_access()
-    assert asked == ["away:1", "here:1", "a:1"]
