@@ -14,7 +14,7 @@ import pytest_asyncio
 
 from baton.errors import InvalidRequest, NotReady
 from frontend.text.tokenizer import ModelTokenizer
-from tests.alive import is_running, no_descriptors
+from tests.alive import is_running
 from tests.guided import ENDLESS, Json, allowed_after, answer_form, slow_inside, text_form
 from tests.waiting import signal_process, until
 from workers.engines.embedded.grammar import Grammars
@@ -125,17 +125,6 @@ async def test_more_slow_schemas_than_processes_keep_no_running_answer_waiting(
     assert all(matcher.error is None for matcher in running)
 
 
-async def test_the_limits_of_one_lexer_hold_for_each_answer_alone(
-    grammars: Grammars, tokenizer: ModelTokenizer
-) -> None:
-    rng = np.random.default_rng(1)
-    form = text_form("regex", "(a|b)*a(a|b){18}")
-    for _ in range(4):  # the third one exhausts a lexer that it shares
-        text = "<|channel|>final<|message|>" + "".join(rng.choice(["a", "b"], 6000))
-        matcher = await grammars.matcher(form)
-        assert await allowed_after(matcher, tokenizer.encode_text(text, allow_special=True)) is not None
-
-
 async def test_a_form_that_is_too_large_to_pass_on_is_refused(grammars: Grammars) -> None:
     assert await refusal(grammars, {"enum": ["x" * 300_000]})
 
@@ -196,17 +185,10 @@ async def test_without_processes_a_form_is_refused_for_now(own: tuple[Grammars, 
     assert refused.value.retry_after_s == 1.0
 
 
-async def test_without_descriptors_a_form_is_refused_for_now(grammars: Grammars) -> None:
-    with no_descriptors(), pytest.raises(NotReady):
-        await grammars.matcher(answer_form({"const": 1}))
-    assert (await grammars.matcher(answer_form({"const": 1}))).allowed is not None
-
-
 async def test_no_process_outlives_the_engine(own: tuple[Grammars, Path]) -> None:
     grammars, path = own
     await grammars.matcher(answer_form({}))
     parent, *children = processes(path)
-    assert len(children) == 2  # one waits for the other
     signal_process(children[-1], signal.SIGSTOP)
     grammars.close()
     assert not Path(f"/proc/{parent}").exists()

@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import logging
+import signal
 import socket
 import subprocess
 import sys
@@ -19,11 +20,9 @@ from baton.errors import BatonError, InvalidRequest, NotReady
 from baton.messages import Guided
 from workers.engines.embedded.grammar_process import (
     CPU_S,
-    KILLED,
     MEMORY_BYTES,
     READY,
     SERVER_MODULE,
-    STARTED,
     Ask,
     Next,
     framed,
@@ -36,12 +35,9 @@ _NUM_PROCESSES = 8
 _NUM_FOR_NEW = 6
 _MAX_FORM_BYTES = 192 << 10  # each call carries it
 _RETRY_AFTER_S = 1.0
-# The first process may have ended before, or other answers have used up its memory; the next one is new.
+# Other answers may have used up the memory of the first process; the next one is new.
 _NUM_ATTEMPTS = 2
-# A process that ends sooner did not exhaust its CPU time.
-_SLOW_S = 0.9 * CPU_S
 _HUNG_S = 30.0
-_Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 _KILLED = "The system ended the process that enforces the form: the machine may be out of memory."
 _TOO_SLOW = (
     f"The schemas take more than {CPU_S:g} s of CPU time or {MEMORY_BYTES >> 20} MiB of memory, "
@@ -52,9 +48,9 @@ _TOO_SLOW = (
 class Grammars:
     """Enforces forms for the tokenizer of one model.
 
-    Answers of one form prefer the process that has compiled it, but take another one rather than wait. A call
-    carries all that a process needs, so that any can serve it. One that exhausts its CPU time, hangs or
-    crashes ends its process and its own request only.
+    An answer prefers one process, but takes another one rather than wait. A call carries all that a process
+    needs, so that any can serve it. One that exhausts its CPU time or crashes ends its process and its own
+    request only.
     """
 
     def __init__(self, model_path: Path, vocab_size: int) -> None:
@@ -69,15 +65,14 @@ class Grammars:
         self._turns = asyncio.Semaphore(_NUM_PROCESSES)
         self._turns_of_new = asyncio.Semaphore(_NUM_FOR_NEW)
         self._idle = set(range(_NUM_PROCESSES))
-        self._streams: dict[int, _Streams] = {}
-        self._parent = _Parent(self._tokenizer, vocab_size) if self._tokenizer.is_file() else None
+        self._processes = _Processes(self._tokenizer, vocab_size) if self._tokenizer.is_file() else None
 
     async def matcher(self, form: Guided, answer: Sequence[int] = ()) -> "Matcher":
         """A matcher that has followed `answer`.
 
         Raises InvalidRequest for a form that cannot be enforced, NotReady if no process can be started.
         """
-        if self._parent is None:
+        if self._processes is None:
             raise InvalidRequest("The model folder has no tokenizer.json, so forms cannot be enforced.")
         matcher = Matcher(self, form, self._vocab_size)
         await matcher.follow(answer, 0)
@@ -88,18 +83,13 @@ class Grammars:
     def close(self) -> None:
         """End the processes, which have nothing to finish."""
         self._is_closed = True
-        for _, writer in self._streams.values():
-            writer.close()
-        if self._parent is not None:
-            self._parent.close()
+        if self._processes is not None:
+            self._processes.close()
 
-    async def call(self, ask: Ask) -> Next | None:
-        """The reply; None if `ask` ends its process. Raises NotReady if none can be started, if the
-        system kills it, and after `close`.
-        """
+    async def call(self, ask: Ask) -> Next:
+        """The reply. Raises NotReady if no process starts, if the system kills it, and after `close`."""
         async with nullcontext() if ask.token_ids else self._turns_of_new, self._turns:
-            first = hash(bytes(ask.form))
-            place = min(self._idle, key=lambda each: (each - first) % _NUM_PROCESSES)
+            place = min(self._idle, key=lambda each: (each - ask.answer_id) % _NUM_PROCESSES)
             self._idle.remove(place)
             try:
                 return await self._call(place, ask)
@@ -109,86 +99,82 @@ class Grammars:
             finally:
                 self._idle.add(place)
 
-    async def _call(self, place: int, ask: Ask) -> Next | None:
-        loop, is_killed = asyncio.get_running_loop(), False
+    async def _call(self, place: int, ask: Ask) -> Next:
         for _ in range(_NUM_ATTEMPTS):
-            is_killed = False
-            if place not in self._streams:
-                self._streams[place] = await self._connect()
-            reader, writer = self._streams[place]
-            began_s = loop.time()
-            with suppress(OSError, EOFError):
-                async with asyncio.timeout(_HUNG_S):
-                    writer.write(framed(ask))
-                    head = await reader.readexactly(4)
-                    is_killed = head == KILLED
-                    if not is_killed:
-                        size = int.from_bytes(head, "little")
-                        return msgspec.msgpack.decode(await reader.readexactly(size), type=Next)
-            writer.close()
-            self._streams.pop(place, None)
-            if loop.time() - began_s > _SLOW_S and not self._is_closed:
+            processes = await self._running()
+            reply = await processes.call(place, ask)
+            if reply is None:
+                processes.close()
+            elif reply.ended_by in (0, -signal.SIGPROF):
                 break
-        if is_killed:
+        if reply is None:
             raise NotReady(_KILLED, retry_after_s=_RETRY_AFTER_S)
-        return None
+        return reply
 
-    async def _connect(self) -> _Streams:
-        assert self._parent is not None
+    async def _running(self) -> "_Processes":
+        assert self._processes is not None
         async with self._starting:
-            while not self._is_closed:
-                reader, writer = await asyncio.open_unix_connection(sock=self._parent.forked())
-                first = b""
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(_HUNG_S):
-                        first = await reader.read(1)
-                if first == STARTED and not self._is_closed:
-                    return reader, writer
-                writer.close()
-                if first == KILLED[:1]:
-                    raise NotReady(_KILLED, retry_after_s=_RETRY_AFTER_S)
-                await self._restart()
-        self._parent.close()
-        raise NotReady("the engine is not running")
-
-    async def _restart(self) -> None:
-        if self._parent is None or self._is_closed:
-            return
-        _LOG.warning("a grammar process has ended; starting another")
-        self._parent.close()
-        self._parent = await asyncio.to_thread(_Parent, self._tokenizer, self._vocab_size)
+            if self._processes.is_closed and not self._is_closed:
+                _LOG.warning("a grammar process was killed; all are started again")
+                self._processes = await asyncio.to_thread(_Processes, self._tokenizer, self._vocab_size)
+            if self._is_closed:
+                self._processes.close()
+                raise NotReady("the engine is not running")
+            return self._processes
 
 
-class _Parent:
-    """The process that has the tokenizer and forks the others."""
+class _Processes:
+    """A process for each place, forked from one that has the tokenizer."""
 
     def __init__(self, tokenizer: Path, vocab_size: int) -> None:
         """Raises ValueError if the tokenizer does not fit, OSError."""
-        self._control, theirs = socket.socketpair()
-        with theirs:
-            # In its own session: Ctrl-C is for the worker, which may have answers to finish.
-            self._process = subprocess.Popen(  # noqa: S603 our own arguments
-                [sys.executable, "-m", SERVER_MODULE, str(tokenizer), str(vocab_size)],
-                stdin=theirs.fileno(),
-                start_new_session=True,
-            )
-        problem = self._control.recv(4096).decode()
+        self.is_closed = False
+        self._streams: dict[int, tuple[asyncio.StreamReader, asyncio.StreamWriter]] = {}
+        pairs = [socket.socketpair() for _ in range(_NUM_PROCESSES)]
+        self._sockets = {place: ours for place, (ours, _) in enumerate(pairs)}
+        filenos = [theirs.fileno() for _, theirs in pairs]
+        # In its own session: Ctrl-C is for the worker, which may have answers to finish.
+        self._parent = subprocess.Popen(  # noqa: S603 our own arguments
+            [sys.executable, "-m", SERVER_MODULE, str(tokenizer), str(vocab_size), *map(str, filenos)],
+            pass_fds=filenos,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+            text=True,
+        )
+        for _, theirs in pairs:
+            theirs.close()
+        assert self._parent.stdout is not None
+        with self._parent.stdout as written:
+            problem = written.readline()
         if problem != READY:
             self.close()
-            raise ValueError(problem or "the grammar process did not start")
+            raise ValueError(problem.strip() or "the grammar process did not start")
 
-    def forked(self) -> socket.socket:
-        """A connection to a new process, which sends a byte first; closed if there is none."""
-        ours, theirs = socket.socketpair()
-        with theirs, suppress(OSError):
-            socket.send_fds(self._control, [b"+"], [theirs.fileno()])
-        return ours
+    async def call(self, place: int, ask: Ask) -> Next | None:
+        """The reply; None if the process hangs or the system killed it. Raises OSError."""
+        if place not in self._streams:
+            sock = self._sockets.pop(place)
+            self._streams[place] = await asyncio.open_unix_connection(sock=sock)
+        reader, writer = self._streams[place]
+        if self.is_closed:
+            writer.close()
+        with suppress(OSError, EOFError):
+            async with asyncio.timeout(_HUNG_S):
+                writer.write(framed(ask))
+                size = int.from_bytes(await reader.readexactly(4), "little")
+                reply = msgspec.msgpack.decode(await reader.readexactly(size), type=Next)
+                return None if reply.ended_by == -signal.SIGKILL else reply
+        return None
 
     def close(self) -> None:
-        """End the process, not those that it forked."""
-        self._control.close()
-        self._process.kill()
-        self._process.wait()
+        """End all of them; idempotent."""
+        self.is_closed = True
+        for sock in self._sockets.values():
+            sock.close()
+        for _, writer in self._streams.values():
+            writer.close()
+        self._parent.kill()
+        self._parent.wait()
 
 
 class Matcher:
@@ -235,10 +221,9 @@ class Matcher:
 
     async def _next(self) -> npt.NDArray[np.bool_] | None:
         reply = await self._grammars.call(Ask(self._id, self._encoded, self._token_ids.tobytes()))
-        if reply is None:
-            raise InvalidRequest(_TOO_SLOW, param=schema_param(self._form))
-        if reply.refusal:
-            raise InvalidRequest(reply.refusal, param=reply.param or schema_param(self._form))
+        refusal = _TOO_SLOW if reply.ended_by else reply.refusal
+        if refusal:
+            raise InvalidRequest(refusal, param=reply.param or schema_param(self._form))
         if not reply.mask:
             return None
         bits = np.frombuffer(reply.mask, np.uint8)

@@ -1,8 +1,8 @@
 """The processes that compile forms and follow answers, so that no schema can stop or slow the engine.
 
-`python -m workers.engines.embedded.grammar_process TOKENIZER VOCAB_SIZE` loads the tokenizer and forks a
-process for each socket that it receives over its standard input. A small schema can crash the library or keep
-it busy for hours: then the process ends, and with it the connection.
+`python -m workers.engines.embedded.grammar_process TOKENIZER VOCAB_SIZE FILENO...` loads the tokenizer and
+forks a process for each socket that it inherits. A small schema can crash the library or keep it busy for
+hours: then the process ends, and its parent, which waits for it, replies and forks the next one.
 """
 
 import json
@@ -23,13 +23,11 @@ from baton.errors import InvalidRequest
 from baton.messages import Guided, MessageForm
 
 SERVER_MODULE: Final = "workers.engines.embedded.grammar_process"
-READY: Final = "ready"
-STARTED: Final = b"+"
+READY: Final = "ready\n"
 MEMORY_BYTES: Final = 256 << 20
 CPU_S: Final = 0.5
 """CPU time of one answer at once; `_STEP_CPU_S` of it come back with each call."""
 _STEP_CPU_S = 0.01
-_NUM_COMPILED = 8
 _NUM_ANSWERS = 1024  # a few kB each
 # llguidance's own limits, which end most slow schemas with a reason. Not all: the time of one step can grow
 # with the cube of the alternatives. A lexer state takes 1-2 kB. An object with n optional properties becomes
@@ -51,15 +49,10 @@ _ENDLESS = "no JSON value matches it: a `$ref` refers to itself, or a required v
 
 def compile_form(tokenizer: LLTokenizer, form: Guided) -> LLMatcher:
     """A matcher at the beginning of an answer. Raises InvalidRequest for forms that cannot be enforced."""
-    matcher = LLMatcher(tokenizer, _grammar(form), log_level=0, limits=_LIMITS)
-    messages = [message for message in form.last if message.grammar is not None]
-    for message in messages:
-        if matcher.is_error():
-            problem = _problem_alone(tokenizer, message)
-        else:
-            problem = _problem_begun(tokenizer, matcher, message)
-        if problem:
+    for message in form.last:
+        if message.grammar is not None and (problem := _problem(tokenizer, message)):
             raise InvalidRequest(f"`{message.param}` cannot be enforced: {problem}.", param=message.param)
+    matcher = _matcher(tokenizer, _grammars(form))
     if matcher.is_error():
         raise InvalidRequest(f"The form cannot be enforced: {reason(matcher)}.", param=schema_param(form))
     return matcher
@@ -67,7 +60,7 @@ def compile_form(tokenizer: LLTokenizer, form: Guided) -> LLMatcher:
 
 def reason(matcher: LLMatcher) -> str:
     """Why a failed matcher cannot continue, as part of a sentence."""
-    text = matcher.get_error().partition("\n")[0].removesuffix(" <non-verbose/>").rstrip(".")
+    text = matcher.get_error().partition("<non-verbose/>")[0].strip().rstrip(".")
     return _ENDLESS if text.startswith("NoExtension") else text
 
 
@@ -76,23 +69,19 @@ def schema_param(form: Guided) -> str | None:
     return next((message.param for message in form.last if message.param is not None), None)
 
 
-def _problem_alone(tokenizer: LLTokenizer, message: MessageForm) -> str:
-    """The problem of this schema by itself, if any."""
-    grammar = json.dumps({"grammars": [_body(message, "start")]})
-    problem = LLMatcher.validate_grammar(grammar, tokenizer, limits=_LIMITS)
-    return "" if problem.startswith("WARNING") else problem.rstrip(".")
+def _matcher(tokenizer: LLTokenizer, grammars: list[dict[str, object]]) -> LLMatcher:
+    return LLMatcher(tokenizer, json.dumps({"grammars": grammars}), log_level=0, limits=_LIMITS)
 
 
-def _problem_begun(tokenizer: LLTokenizer, matcher: LLMatcher, message: MessageForm) -> str:
-    """The problem of the first JSON token, if any: only there does an endless `$ref` show."""
-    begun = matcher.deep_copy()
-    begun.try_consume_tokens(tokenizer.tokenize_str(message.headers[0], parse_special=True))
-    if not begun.is_error():
-        begun.compute_bitmask()
-    return reason(begun) if begun.is_error() else ""
+def _problem(tokenizer: LLTokenizer, message: MessageForm) -> str:
+    """The problem of its grammar by itself, if any; an endless `$ref` shows in the first mask only."""
+    alone = _matcher(tokenizer, [_body(message, "start")])
+    if not alone.is_error():
+        alone.compute_bitmask()
+    return reason(alone) if alone.is_error() else ""
 
 
-def _grammar(form: Guided) -> str:
+def _grammars(form: Guided) -> list[dict[str, object]]:
     """The form in llguidance's format: a Lark grammar of messages, with a grammar for each schema."""
     times = "?" if form.leads_once else "*"
     lark = [f"start: ({_any_of('leading', form.leading)}){times} ({_any_of('last', form.last)})", _TEXT]
@@ -103,7 +92,7 @@ def _grammar(form: Guided) -> str:
             lark.append(f"{name}: {_message(name, message)}")
             if message.grammar is not None:
                 bodies.append(_body(message, f"{name}_body"))
-    return json.dumps({"grammars": [{"name": "start", "lark_grammar": "\n".join(lark)}, *bodies]})
+    return [{"name": "start", "lark_grammar": "\n".join(lark)}, *bodies]
 
 
 def _any_of(kind: str, messages: Iterable[MessageForm]) -> str:
@@ -178,16 +167,14 @@ class Ask(msgspec.Struct, frozen=True, array_like=True):
 
 class Next(msgspec.Struct, frozen=True, array_like=True):
     """`mask` has a bit for each token that may follow. Empty: any may, since the form is complete or, with a
-    `refusal` of the field `param`, cannot be followed.
+    `refusal` of the field `param`, cannot be followed. `ended_by`: the process ended instead, by its exit
+    code or, if negative, a signal.
     """
 
     mask: bytes = b""
     refusal: str = ""
     param: str | None = None
-
-
-KILLED: Final = bytes(4)
-"""In place of a reply: the system ended the process, which is no schema's fault."""
+    ended_by: int = 0
 
 
 def framed(message: Ask | Next) -> bytes:
@@ -197,40 +184,41 @@ def framed(message: Ask | Next) -> bytes:
 
 
 def main() -> None:
-    """Fork a process for each socket until the other end is closed. First replies READY, or what is wrong
-    with the tokenizer.
-    """
-    control = socket.socket(fileno=sys.stdin.fileno())
+    """Load the tokenizer, print READY or what is wrong with it, then fork a process for each socket."""
     try:
         tokenizer = LLTokenizer(sys.argv[1], n_vocab=int(sys.argv[2]))
     except ValueError as error:
-        control.sendall(str(error).encode())
+        sys.stdout.write(f"{error}\n")
         return
-    control.sendall(READY.encode())
+    sys.stdout.write(READY)
+    sys.stdout.flush()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps
-    while filenos := socket.recv_fds(control, 1, 1)[1]:
-        connection = socket.socket(fileno=filenos[0])
+    connections = [socket.socket(fileno=int(fileno)) for fileno in sys.argv[3:]]
+    while connections:
+        connection = connections.pop()
         if os.fork() == 0:
-            control.close()
+            for other in connections:
+                other.close()
             # The engine may close its end at any time.
             with suppress(OSError), connection:
-                _run(tokenizer, connection)
+                _watch(tokenizer, connection)
             return
         connection.close()
+    with suppress(ChildProcessError):
+        while True:
+            os.wait()
 
 
-def _run(tokenizer: LLTokenizer, connection: socket.socket) -> None:
-    """Serve in a process of its own, and note if the system kills that, as for want of memory."""
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    if child := os.fork():
+def _watch(tokenizer: LLTokenizer, connection: socket.socket) -> None:
+    """Serve in one process after the other, and reply for one that has ended."""
+    while connection.recv(1, socket.MSG_PEEK):
+        if not (child := os.fork()):
+            _limit_memory()
+            _serve(tokenizer, connection)
+            return
         _, status = os.waitpid(child, 0)
-        if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL:
-            connection.sendall(KILLED)
-        return
-    _limit_memory()
-    connection.sendall(STARTED)
-    _Holder(tokenizer).serve(connection)
+        if code := os.waitstatus_to_exitcode(status):
+            connection.sendall(framed(Next(ended_by=code)))
 
 
 def _limit_memory() -> None:
@@ -241,65 +229,35 @@ def _limit_memory() -> None:
 
 
 class _Answer(msgspec.Struct):
-    """An answer's matcher after `num_tokens`, and the CPU time that it has left. If it `shares` its lexer
-    with earlier answers, these count towards the lexer's limits.
-    """
+    """An answer's matcher after `num_tokens`, and the CPU time that it has left."""
 
-    matcher: LLMatcher
-    shares: bool
+    matcher: LLMatcher | None = None
     left_s: float = CPU_S
     num_tokens: int = 0
 
 
-class _Holder:
-    """The forms and answers of one process, the most recent ones."""
-
-    def __init__(self, tokenizer: LLTokenizer) -> None:
-        self._tokenizer = tokenizer
-        self._compiled: dict[bytes, LLMatcher] = {}
-        self._answers: dict[int, _Answer] = {}
-
-    def serve(self, connection: socket.socket) -> None:
-        """Reply to each message until the other end is closed."""
-        stream = connection.makefile("rwb")
-        while size := stream.read(4):
-            ask = msgspec.msgpack.decode(stream.read(int.from_bytes(size, "little")), type=Ask)
-            stream.write(framed(self._reply(ask)))
-            stream.flush()
-
-    def _reply(self, ask: Ask) -> Next:
-        answer = self._answers.pop(ask.answer_id, None)
-        signal.setitimer(signal.ITIMER_PROF, answer.left_s if answer else CPU_S)  # then SIGPROF
+def _serve(tokenizer: LLTokenizer, connection: socket.socket) -> None:
+    """Reply to each message until the other end is closed; hold the most recent answers."""
+    answers: dict[int, _Answer] = {}
+    stream = connection.makefile("rb")
+    while size := stream.read(4):
+        ask = msgspec.msgpack.decode(stream.read(int.from_bytes(size, "little")), type=Ask)
+        answer = answers[ask.answer_id] = answers.pop(ask.answer_id, _Answer())
+        if len(answers) > _NUM_ANSWERS:
+            del answers[next(iter(answers))]
+        signal.setitimer(signal.ITIMER_PROF, answer.left_s)  # then SIGPROF
         try:
-            answer = answer or self._begin(ask.form)
-            reply = _next(answer, ask)
-            if reply.refusal and answer.shares:
-                self._compiled.pop(bytes(ask.form), None)
-                answer = self._begin(ask.form)
-                reply = _next(answer, ask)
+            reply = _next(tokenizer, answer, ask)
         except InvalidRequest as error:
-            return Next(refusal=error.message, param=error.param)
-        finally:
-            left_s, _ = signal.setitimer(signal.ITIMER_PROF, 0)
+            reply = Next(refusal=error.message, param=error.param)
+        left_s, _ = signal.setitimer(signal.ITIMER_PROF, 0)
         answer.left_s = min(left_s + _STEP_CPU_S, CPU_S)
-        self._answers[ask.answer_id] = answer
-        if len(self._answers) > _NUM_ANSWERS:
-            del self._answers[next(iter(self._answers))]
-        return reply
-
-    def _begin(self, form: msgspec.Raw) -> _Answer:
-        key = bytes(form)
-        compiled = self._compiled.pop(key, None)
-        shares = compiled is not None
-        if compiled is None:
-            compiled = compile_form(self._tokenizer, msgspec.msgpack.decode(form, type=Guided))
-        self._compiled[key] = compiled
-        if len(self._compiled) > _NUM_COMPILED:
-            del self._compiled[next(iter(self._compiled))]
-        return _Answer(compiled.deep_copy(), shares)
+        connection.sendall(framed(reply))
 
 
-def _next(answer: _Answer, ask: Ask) -> Next:
+def _next(tokenizer: LLTokenizer, answer: _Answer, ask: Ask) -> Next:
+    if answer.matcher is None:
+        answer.matcher = compile_form(tokenizer, msgspec.msgpack.decode(ask.form, type=Guided))
     matcher = answer.matcher
     token_ids = memoryview(ask.token_ids).cast("I")[answer.num_tokens :].tolist()
     answer.num_tokens += len(token_ids)
