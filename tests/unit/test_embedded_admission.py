@@ -9,11 +9,10 @@ from baton.errors import HandoffFailed, InvalidRequest
 from baton.messages import GenerateRequest, KvHandoff, KvLayout, TokenLogprob
 from tests.requests import token_request
 from workers.engines.embedded.runner import VERSIONS
-from workers.engines.embedded.scheduler import Limits, new_sequence
+from workers.engines.embedded.scheduler import new_sequence
 from workers.engines.embedded.transfer import HandoffState, opened
 from workers.kv.transceiver import Ticket
 
-LIMITS = Limits(context_length=20, vocab_size=100)
 LAYOUT = KvLayout(dtype="float32", tokens_per_block=8, num_layers=2, num_kv_heads=2, head_dim=4)
 STATE = HandoffState(
     version=VERSIONS,
@@ -60,7 +59,7 @@ def ask(num_tokens: int = 5, **fields: Any) -> GenerateRequest:
 )
 def test_what_no_step_could_run_is_refused(request_: GenerateRequest, says: str) -> None:
     with pytest.raises(InvalidRequest, match=says) as refused:
-        new_sequence(request_, LIMITS, hands_off=False)
+        new_sequence(request_, context_length=20, vocab_size=100, hands_off=False)
     assert refused.value.param == ("max_tokens" if "max_tokens" in says or "one token" in says else None)
 
 

@@ -73,17 +73,16 @@ async def test_the_same_buffers_serve_one_handoff_after_the_other(checkpoint: Pa
             async with contextlib.aclosing(prefill.prefill(ask())) as replies:
                 handoff = await next_handoff(replies)
                 assert len(await answer(decode, ask(handoff=handoff))) == 12
-                await until(lambda: prefill.stats().kv_pinned_blocks == 0)
                 assert await anext(replies, None) is None
+            assert prefill.stats().kv_pinned_blocks == 0
     assert len(wire.addresses) == 2  # one at either end
 
 
-@pytest.mark.parametrize("fault", [HandoffFailed("the peer is gone"), OSError("cable cut")])
-async def test_whatever_the_wire_raises_fails_this_handoff_only(checkpoint: Path, fault: Exception) -> None:
+async def test_a_pull_that_fails_ends_its_request_only(checkpoint: Path) -> None:
     wire = Wire()
     async with handed(checkpoint, wire) as handoff, started(checkpoint, wire) as decode:
-        wire.fault = fault
-        with pytest.raises(HandoffFailed, match=str(fault)):
+        wire.fault = HandoffFailed("the peer is gone")
+        with pytest.raises(HandoffFailed, match="gone"):
             await answer(decode, ask(handoff=handoff))
         assert len(await answer(decode, ask())) == 12
 

@@ -15,7 +15,7 @@ import pytest_asyncio
 from baton.errors import InvalidRequest, NotReady
 from frontend.text.tokenizer import ModelTokenizer
 from tests.alive import is_running
-from tests.guided import ENDLESS, Json, allowed_after, answer_form, slow_inside, text_form
+from tests.guided import ENDLESS, Json, allowed_after, answer_form, slow_inside
 from tests.waiting import signal_process, until
 from workers.engines.embedded.grammar import Grammars
 

@@ -2,11 +2,10 @@
 
 from array import array
 
-import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from workers.engines.embedded.ledger import BlockLedger, End, Hold, Lease, Prefix
+from workers.engines.embedded.ledger import BlockLedger, End, Lease, Prefix
 from workers.engines.prefixes import first_key, next_key
 
 NUM_BLOCKS = 12
@@ -26,20 +25,19 @@ def prefix(token_ids: list[int], first_whole: int = 0) -> Prefix:
     )
 
 
-def fill(ledger: BlockLedger, lease: Lease, token_ids: list[int], num_partial: int = 0) -> None:
+def fill(ledger: BlockLedger, lease: Lease, token_ids: list[int], num_partial: int = 0) -> End | None:
     """All the tokens were computed or pulled, the first blocks without sliding-window layers."""
     keys = chain(token_ids)
     for i in range(len(keys) - 1):
         ledger.keep(lease, i, keys[i + 1], is_whole=i >= num_partial)
     rest = token_ids[(len(keys) - 1) * SIZE :]
-    lease.end = End(len(keys) - 1, keys[-1], rest) if rest else None
+    return End(len(keys) - 1, keys[-1], rest) if rest else None
 
 
-def filled(ledger: BlockLedger, token_ids: list[int], num_partial: int = 0) -> Lease:
+def filled(ledger: BlockLedger, token_ids: list[int], num_partial: int = 0) -> tuple[Lease, End | None]:
     lease = ledger.reserve(-(-len(token_ids) // SIZE))
     assert lease is not None
-    fill(ledger, lease, token_ids, num_partial)
-    return lease
+    return lease, fill(ledger, lease, token_ids, num_partial)
 
 
 class LedgerMachine(RuleBasedStateMachine):
@@ -48,7 +46,8 @@ class LedgerMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.ledger = BlockLedger(NUM_BLOCKS, SIZE)
-        self.leases: list[Lease] = []
+        self.ends: dict[Lease, End | None] = {}  # of what is held
+        self.pinned: set[Lease] = set()
         self.written: dict[int, tuple[list[int], bool]] = {}
 
     @rule(
@@ -78,22 +77,23 @@ class LedgerMachine(RuleBasedStateMachine):
         for i in range(num_found, num_blocks):
             is_whole = i >= num_partial or i >= num_full
             self.written[lease.blocks[i]] = (token_ids[: (i + 1) * SIZE], is_whole)
-        fill(self.ledger, lease, token_ids, num_partial)
-        self.leases.append(lease)
+        self.ends[lease] = fill(self.ledger, lease, token_ids, num_partial)
 
     def num_held(self) -> int:
         return NUM_BLOCKS - self.ledger.num_free
 
     @rule(data=st.data())
     def pin(self, data: st.DataObject) -> None:
-        used = [lease for lease in self.leases if lease.hold is Hold.USED]
-        if used:
-            self.ledger.pin(data.draw(st.sampled_from(used)))
+        if used := [lease for lease in self.ends if lease not in self.pinned]:
+            self.pinned.add(lease := data.draw(st.sampled_from(used)))
+            self.ledger.pin(lease)
 
     @rule(data=st.data())
     def free(self, data: st.DataObject) -> None:
-        if self.leases:  # freed ones too: `free` is idempotent
-            self.ledger.free(data.draw(st.sampled_from(self.leases)))
+        if self.ends:
+            lease = data.draw(st.sampled_from(list(self.ends)))
+            self.ledger.free(lease, self.ends.pop(lease))
+            self.pinned.discard(lease)
 
     @invariant()
     def every_block_is_counted_once(self) -> None:
@@ -102,10 +102,9 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @invariant()
     def blocks_are_held_by_leases(self) -> None:
-        held = [block for lease in self.leases if lease.hold is not Hold.FREED for block in lease.blocks]
-        used = {block for lease in self.leases if lease.hold is Hold.USED for block in lease.blocks}
-        assert len(set(held)) == self.num_held()
-        assert len(used) == self.ledger.num_used
+        assert len({block for lease in self.ends for block in lease.blocks}) == self.num_held()
+        pinned = {block for lease in self.pinned for block in lease.blocks}
+        assert len(pinned) == self.ledger.num_pinned
 
 
 TestLedger = LedgerMachine.TestCase
@@ -118,22 +117,10 @@ def assert_used_blocks_are_forgotten(ledger: BlockLedger) -> None:
     assert ledger.num_kept == 0, "no block is taken for what it held before"
 
 
-def test_only_used_blocks_can_be_pinned() -> None:
-    ledger = BlockLedger(2, SIZE)
-    lease = ledger.reserve(1)
-    assert lease is not None
-    ledger.pin(lease)
-    with pytest.raises(ValueError, match="pinned"):
-        ledger.pin(lease)
-    ledger.free(lease)
-    with pytest.raises(ValueError, match="freed"):
-        ledger.pin(lease)
-
-
 def test_what_was_used_least_recently_is_forgotten_first_and_of_one_prompt_its_end() -> None:
     ledger = BlockLedger(4, SIZE)
     for token_ids in ([1, 1, 2, 2], [3, 3, 4, 4]):
-        ledger.free(filled(ledger, token_ids))
+        ledger.free(*filled(ledger, token_ids))
     assert ledger.num_kept == ledger.num_free == 4
     new = ledger.reserve(3)
     assert new is not None
@@ -144,11 +131,11 @@ def test_what_was_used_least_recently_is_forgotten_first_and_of_one_prompt_its_e
 
 def test_the_end_of_a_sequence_is_continued_by_one() -> None:
     ledger = BlockLedger(6, SIZE)
-    first = filled(ledger, [1, 1, 2])
+    first, end = filled(ledger, [1, 1, 2])
     unshared = ledger.reserve(2, prefix([1, 1, 2, 2]))  # its last block is still written
     assert unshared is not None
     assert unshared.num_found == SIZE
-    ledger.free(first)
+    ledger.free(first, end)
     ledger.free(unshared)
     leases = [ledger.reserve(2, prefix([1, 1, 2, 5])) for _ in range(2)]
     assert [lease.num_found for lease in leases if lease is not None] == [3, SIZE]
@@ -161,8 +148,7 @@ def test_of_two_ends_the_later_is_found_and_of_an_end_what_is_equal() -> None:
     for token_ids in ([7, 8], [7, 9], [7, 9]):
         lease = ledger.reserve(1)
         assert lease is not None
-        lease.end = End(0, first_key(""), token_ids)
-        ledger.free(lease)
+        ledger.free(lease, End(0, first_key(""), token_ids))
     assert ledger.num_kept == 1
     wanted = Prefix([first_key("")], [7, 8, 9], 3, lambda num_blocks: num_blocks)
     found = ledger.reserve(1, wanted)
@@ -175,15 +161,14 @@ def test_of_two_ends_the_later_is_found_and_of_an_end_what_is_equal() -> None:
 
 def test_blocks_without_sliding_window_layers_are_found_where_these_are_not_needed() -> None:
     ledger = BlockLedger(8, SIZE)
-    ledger.free(filled(ledger, [1, 1, 2, 2, 3, 3, 4], num_partial=2))
+    ledger.free(*filled(ledger, [1, 1, 2, 2, 3, 3, 4], num_partial=2))
     tokens = [1, 1, 2, 2, 3, 3, 4, 4]
     for first_whole, num_found in ((0, 0), (1, SIZE), (2, 7)):
         lease = ledger.reserve(4, prefix(tokens, first_whole))
         assert lease is not None
         assert lease.num_found == num_found
-        lease.end = End(3, chain(tokens[:6])[-1], [4])
-        ledger.free(lease)
-    whole = filled(ledger, [1, 1, 2, 2])
+        ledger.free(lease, End(3, chain(tokens[:6])[-1], [4]))
+    whole, _ = filled(ledger, [1, 1, 2, 2])
     ledger.free(whole)  # takes the place of those that are not
     lease = ledger.reserve(4, prefix(tokens))
     assert lease is not None
@@ -194,8 +179,8 @@ def test_blocks_without_sliding_window_layers_are_found_where_these_are_not_need
 
 def test_a_block_that_lacks_sliding_window_layers_replaces_none_that_has_them() -> None:
     ledger = BlockLedger(4, SIZE)
-    whole = filled(ledger, [1, 1])
-    ledger.free(filled(ledger, [1, 1], num_partial=1))
+    whole, _ = filled(ledger, [1, 1])
+    ledger.free(*filled(ledger, [1, 1], num_partial=1))
     ledger.free(whole)
     found = ledger.reserve(1, prefix([1, 1]))
     assert found is not None

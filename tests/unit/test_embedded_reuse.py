@@ -103,7 +103,6 @@ async def test_a_conversation_over_handoffs_moves_its_new_tokens_only(
                 assert moved == (len(history) - num_held) * TOKEN_BYTES, "new tokens are in the window"
             num_computed, num_held = len(history), len(history) + len(tokens) - 1
             history = history + tokens + prompt(11, seed=turn)
-        assert prefill.stats().kv_moved_bytes == decode.stats().kv_moved_bytes
 
 
 async def test_a_pull_that_failed_leaves_nothing_to_be_found(checkpoint: Path) -> None:

@@ -12,14 +12,14 @@ import pytest
 import torch
 
 from baton.errors import DeadlineExceeded, WorkerLost
-from baton.messages import Role
+from baton.messages import GenerateRequest, Role
 from tests.embedded import started
 from tests.engine_calls import ask, handed_over
 from tests.memory_wire import Wire
 from tests.waiting import PATIENCE_S, until
 from workers.engines.embedded.pool import Staging
 from workers.engines.embedded.runner import Runner
-from workers.engines.embedded.scheduler import Limits, Scheduler, new_sequence
+from workers.engines.embedded.scheduler import Scheduler, new_sequence
 from workers.engines.embedded.settings import EmbeddedSettings, KvCacheSettings
 from workers.engines.embedded.steps import Call, StepLoop
 from workers.engines.embedded.transfer import Transfers
@@ -43,6 +43,14 @@ class Pulling(NamedTuple):
         return torch.stack(list(pool.read(0, torch.tensor(lease.blocks), 1))).clone()
 
 
+def opened(steps: StepLoop, request: GenerateRequest, *, hands_off: bool = False) -> Call:
+    runner = steps.runner
+    sequence = new_sequence(
+        request, context_length=runner.context_length, vocab_size=runner.vocab_size, hands_off=hands_off
+    )
+    return steps.open(request, sequence)
+
+
 @contextlib.asynccontextmanager
 async def pulling(checkpoint: Path, wire: Wire) -> AsyncIterator[Pulling]:
     thread = ThreadPoolExecutor(1)
@@ -60,11 +68,8 @@ async def pulling(checkpoint: Path, wire: Wire) -> AsyncIterator[Pulling]:
     wire.hold.clear()
     async with started(checkpoint, wire, Role.PREFILL) as prefill, handed_over(prefill, ask()) as handoff:
         request = ask(handoff=handoff)
-        limits = Limits(context_length=runner.context_length, vocab_size=runner.vocab_size)
-        call = steps.open(request, new_sequence(request, limits, hands_off=False))
-        transfers.take_over(call, handoff)
-        taking = call.transfer
-        assert taking is not None
+        call = opened(steps, request)
+        taking = asyncio.create_task(transfers.take_over(call, handoff))
         await until(lambda: wire.num_pulls == 1)
         yield Pulling(steps, thread, transfers, call, taking)
         await asyncio.wait({taking})
@@ -113,19 +118,18 @@ async def test_a_call_that_ended_while_its_kv_was_stored_does_not_go_on(checkpoi
 async def test_kv_that_is_gathered_after_its_request_has_ended_is_not_offered(checkpoint: Path) -> None:
     wire, go_on = Wire(), threading.Event()
     async with pulling(checkpoint, wire) as here:
-        limits = Limits(context_length=64, vocab_size=here.steps.runner.vocab_size)
-        call = here.steps.open(ask(), new_sequence(ask(), limits, hands_off=True))
+        call = opened(here.steps, ask(), hands_off=True)
         first = await call.next_chunk()
         assert first is not None
         blocking = asyncio.create_task(here.steps.on_thread(go_on.wait, PATIENCE_S))
-        here.transfers.hand_over(call, first)
-        assert call.transfer is not None
+        handing = asyncio.create_task(anext(here.transfers.hand_over(call, first)))
         for _ in range(10):
             await asyncio.sleep(0)  # turns in which it asks the thread to gather the KV
         here.steps.fail(call, DeadlineExceeded("over"))
         go_on.set()
-        await asyncio.wait({call.transfer, blocking})
+        await blocking
+        with pytest.raises(DeadlineExceeded):
+            await handing
         assert here.transfers.num_handoffs == here.transfers.num_expired == 0
-        assert call.outbox.qsize() == 1, "the error, and no handoff"
         here.steps.close(call)
         wire.hold.set()

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
 from pathlib import Path
 
 import msgspec
@@ -12,7 +13,7 @@ from baton.messages import GenerateRequest, KvHandoff, Role, TokenChunk, WorkerS
 from workers.engine import EngineInfo
 from workers.engines.embedded.grammar import Grammars
 from workers.engines.embedded.runner import VERSIONS, Runner
-from workers.engines.embedded.scheduler import Limits, Scheduler, new_sequence
+from workers.engines.embedded.scheduler import Scheduler, Sequence, new_sequence
 from workers.engines.embedded.settings import EmbeddedSettings
 from workers.engines.embedded.steps import Call, StepLoop
 from workers.engines.embedded.transfer import Transfers
@@ -44,8 +45,6 @@ class EmbeddedEngine:
         self._steps: StepLoop | None = None
         self._transfers: Transfers | None = None
         self._grammars: Grammars | None = None
-        self._limits: Limits  # once started
-        self._started = asyncio.Event()
         self._stopped = False
 
     async def start(self) -> EngineInfo:
@@ -60,9 +59,7 @@ class EmbeddedEngine:
         if self._transceiver is not None:
             ttl_s = self._settings.cache_transceiver_config.kv_transfer_timeout_ms / 1000
             self._transfers = Transfers(steps, self._transceiver, ttl_s)
-        self._limits = Limits(context_length=runner.context_length, vocab_size=runner.vocab_size)
         steps.start()
-        self._started.set()
         return EngineInfo(
             name="embedded",
             version=VERSIONS,
@@ -86,9 +83,9 @@ class EmbeddedEngine:
             if first.finish_reason is not None:
                 yield first
                 return
-            transfers.hand_over(call, first)
-            while (reply := await call.next_reply()) is not None:
-                yield reply
+            async with aclosing(transfers.hand_over(call, first)) as replies:
+                async for handoff in replies:
+                    yield handoff
         finally:
             steps.close(call)
 
@@ -99,15 +96,17 @@ class EmbeddedEngine:
         call = await self._open(steps, request, hands_off=False)
         try:
             if handoff is not None and self._transfers is not None:
-                self._transfers.take_over(call, handoff)
+                async with asyncio.timeout_at(call.deadline.when()):
+                    await self._transfers.take_over(call, handoff)
             while (chunk := await call.next_chunk()) is not None:
                 yield chunk
+        except TimeoutError:
+            raise DeadlineExceeded from None
         finally:
             steps.close(call)
 
     def num_lacking_tokens(self, request: GenerateRequest) -> int:
-        scheduler = self._ready().scheduler
-        return scheduler.num_lacking(new_sequence(request, self._limits, hands_off=False))
+        return self._ready().scheduler.num_lacking(self._new_sequence(request, hands_off=False))
 
     def stats(self) -> WorkerStats:
         steps, transfers = self._steps, self._transfers
@@ -139,7 +138,6 @@ class EmbeddedEngine:
 
     async def failed(self) -> str:
         """Wait until the compute thread fails, after which the pool's state is unknown."""
-        await self._started.wait()
         assert self._steps is not None
         await self._steps.broke.wait()
         return self._steps.reason
@@ -161,8 +159,17 @@ class EmbeddedEngine:
             raise NotReady("the engine is not running")
         return self._steps
 
+    def _new_sequence(self, request: GenerateRequest, *, hands_off: bool) -> Sequence:
+        runner = self._ready().runner
+        return new_sequence(
+            request,
+            context_length=runner.context_length,
+            vocab_size=runner.vocab_size,
+            hands_off=hands_off,
+        )
+
     async def _open(self, steps: StepLoop, request: GenerateRequest, *, hands_off: bool) -> Call:
-        sequence = new_sequence(request, self._limits, hands_off=hands_off)
+        sequence = self._new_sequence(request, hands_off=hands_off)
         if request.sampling.guided is None:
             return steps.open(request, sequence)
         assert self._grammars is not None

@@ -1,6 +1,5 @@
 """The block ledger: who holds each block of the KV pool, and which free ones still have KV worth finding."""
 
-import enum
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -40,12 +39,19 @@ class End:
 
 
 @dataclass(frozen=True, slots=True)
-class _Held:
-    """What a block holds. `is_whole`: KV of all layers, not only of those with full attention."""
+class Held:
+    """What a block holds. `is_whole`: KV of all layers, not only of those with full attention. `end`: the
+    tokens of an end, whose key is `end_key` of the block before.
+    """
 
     key: bytes
     is_whole: bool = True
     end: Sequence[int] = ()
+
+
+def end_key(after: bytes) -> bytes:
+    """The key of the end that follows a block."""
+    return b"end" + after
 
 
 class PrefixIndex:
@@ -54,36 +60,25 @@ class PrefixIndex:
     def __init__(self, tokens_per_block: int) -> None:
         self.tokens_per_block = tokens_per_block
         self._blocks: dict[bytes, int] = {}
-        self._ends: dict[bytes, int] = {}
-        self._held: dict[int, _Held] = {}
+        self._held: dict[int, Held] = {}
 
     def __contains__(self, block: int) -> bool:
         return block in self._held
 
-    def add(self, block: int, key: bytes, *, is_whole: bool) -> int | None:
-        """Let a full block be found, unless a whole one is; returns the block that it replaces."""
-        other = self._blocks.get(key)
-        if block in self._held or (other is not None and self._held[other].is_whole):
+    def add(self, block: int, held: Held) -> int | None:
+        """Let a block be found, an end or if no whole one is; returns the block that it replaces."""
+        other = self._blocks.get(held.key)
+        if block in self._held or (other is not None and self._held[other].is_whole and not held.end):
             return None
         if other is not None:
             self.remove(other)
-        self._blocks[key] = block
-        self._held[block] = _Held(key, is_whole)
-        return other
-
-    def add_end(self, block: int, end: End) -> int | None:
-        """Let an end be found; returns the block of the one that it replaces."""
-        other = self._ends.get(end.after)
-        if other is not None:
-            self.remove(other)
-        self._ends[end.after] = block
-        self._held[block] = _Held(end.after, end=end.token_ids)
+        self._blocks[held.key] = block
+        self._held[block] = held
         return other
 
     def remove(self, block: int) -> None:
         """The block will be overwritten."""
-        held = self._held.pop(block)
-        del (self._ends if held.end else self._blocks)[held.key]
+        del self._blocks[self._held.pop(block).key]
 
     def find(self, prefix: Prefix) -> tuple[list[int], int]:
         """(the blocks with the beginning of `prefix`, how many of its tokens they hold). If these do not fill
@@ -92,7 +87,7 @@ class PrefixIndex:
         found = self._full_blocks(prefix)
         num_tokens = len(found) * self.tokens_per_block
         wanted = prefix.token_ids[num_tokens : min(num_tokens + self.tokens_per_block, prefix.num_tokens)]
-        end = self._ends.get(prefix.keys[len(found)])
+        end = self._blocks.get(end_key(prefix.keys[len(found)]))
         if end is None:
             return found, num_tokens
         num_equal = _num_equal(self._held[end].end, wanted)
@@ -122,41 +117,36 @@ def _num_equal(left: Sequence[int], right: Sequence[int]) -> int:
     return equal
 
 
-class Hold(enum.Enum):
-    """The state of a lease's blocks: used by a running request, pinned for a peer, or freed."""
-
-    USED = "used"
-    PINNED = "pinned"
-    FREED = "freed"
-
-
-@dataclass(slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class Lease:
-    """The blocks of one request, in token order; the KV of its first `num_found` tokens was there already.
-    `end` is what can be found in its last block once it is free. Only the ledger changes `hold`."""
+    """The blocks of one request, in token order; the KV of its first `num_found` tokens was there already."""
 
     blocks: tuple[int, ...]
     num_found: int = 0
-    hold: Hold = Hold.USED
-    end: End | None = None
 
 
 class BlockLedger:
     """Bookkeeping for `num_blocks` blocks, numbered from 0; each call is O(its blocks). No tensors.
 
-    A block may be in several leases; it counts as used if any of these is, else as pinned. What a free block
+    A block may be in several leases; it counts as pinned if any of these is, else as used. What a free block
     holds can be found until the block is needed; the least recently used go first, of a lease its last ones.
     """
 
     def __init__(self, num_blocks: int, tokens_per_block: int) -> None:
         self.num_blocks = num_blocks
-        self.num_used = 0
-        self.num_pinned = 0
         self._free = list(reversed(range(num_blocks)))
         self._kept: OrderedDict[int, None] = OrderedDict()  # free, and in the index
         self._index = PrefixIndex(tokens_per_block)
-        self._num_users = [0] * num_blocks
-        self._num_pins = [0] * num_blocks
+        self._num_leases = [0] * num_blocks
+        self._pinned: set[Lease] = set()
+
+    @property
+    def num_used(self) -> int:
+        return self.num_blocks - self.num_free - self.num_pinned
+
+    @property
+    def num_pinned(self) -> int:
+        return len({block for lease in self._pinned for block in lease.blocks})
 
     @property
     def num_free(self) -> int:
@@ -186,35 +176,28 @@ class BlockLedger:
             self._index.remove(found[-1])
         blocks = (*found, *(self._take() for _ in range(num_new)))
         for block in blocks:
-            self._count(block, users=1)
+            self._num_leases[block] += 1
         return Lease(blocks, num_found)
 
     def keep(self, lease: Lease, index: int, key: bytes, *, is_whole: bool = True) -> None:
         """The lease's block at that index is full: it can be found by `key`. `is_whole`: it has the KV of all
         layers, not only of those with full attention.
         """
-        self._forgotten(self._index.add(lease.blocks[index], key, is_whole=is_whole))
+        self._forgotten(self._index.add(lease.blocks[index], Held(key, is_whole)))
 
     def pin(self, lease: Lease) -> None:
-        """Pin a used lease: its request has ended, its KV waits for a peer."""
-        if lease.hold is not Hold.USED:
-            raise ValueError(f"only used blocks can be pinned; these are {lease.hold.value}")
-        lease.hold = Hold.PINNED
-        for block in lease.blocks:
-            self._count(block, users=-1, pins=1)
+        """The lease's request has ended, its KV waits for a peer."""
+        self._pinned.add(lease)
 
-    def free(self, lease: Lease) -> None:
-        """Free the blocks. Idempotent, as cancelling and finishing may both call it."""
-        if lease.hold is Hold.FREED:
-            return
-        is_used = lease.hold is Hold.USED
-        lease.hold = Hold.FREED
-        for block in reversed(lease.blocks):
-            self._count(block, users=-is_used, pins=is_used - 1)
-            if self._num_users[block] or self._num_pins[block]:
+    def free(self, lease: Lease, end: End | None = None) -> None:
+        """Free the blocks, once; `end` is what can be found in the last of them."""
+        self._pinned.discard(lease)
+        for i, block in reversed(list(enumerate(lease.blocks))):
+            self._num_leases[block] -= 1
+            if self._num_leases[block]:
                 continue
-            if lease.end is not None and block == lease.blocks[lease.end.index]:
-                self._forgotten(self._index.add_end(block, lease.end))
+            if end is not None and i == end.index:
+                self._forgotten(self._index.add(block, Held(end_key(end.after), end=end.token_ids)))
             if block in self._index:
                 self._kept[block] = None
             else:
@@ -232,12 +215,3 @@ class BlockLedger:
         block, _ = self._kept.popitem(last=False)
         self._index.remove(block)
         return block
-
-    def _count(self, block: int, users: int = 0, pins: int = 0) -> None:
-        for sign in (-1, 1):
-            is_used = self._num_users[block] > 0
-            self.num_used += sign * is_used
-            self.num_pinned += sign * (not is_used and self._num_pins[block] > 0)
-            if sign < 0:
-                self._num_users[block] += users
-                self._num_pins[block] += pins

@@ -262,11 +262,11 @@ class Scheduler:
         """Remove a sequence in any phase and free its blocks. Idempotent."""
         if sequence.phase is Phase.WAITING:
             self._waiting.remove(sequence)
+        elif sequence.phase is not Phase.DONE:
+            assert sequence.lease is not None
+            self.ledger.free(sequence.lease, self._end(sequence))
         self._admitted.pop(sequence, None)
         sequence.phase = Phase.DONE
-        if sequence.lease is not None:
-            sequence.lease.end = self._end(sequence)
-            self.ledger.free(sequence.lease)
 
     def _prefix(self, sequence: Sequence) -> Prefix | None:
         """What the sequence need not compute or pull, if it is found: all tokens but the last."""
@@ -343,22 +343,16 @@ def _next_work(sequence: Sequence, num_tokens: int, guessed: Collection[int] = (
     return Work(sequence, start, token_ids, end == len(sequence.token_ids), len(guessed))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Limits:
-    """The limits of one request: prompt and answer, and its token ids."""
-
-    context_length: int
-    vocab_size: int
-
-
-def new_sequence(request: GenerateRequest, limits: Limits, *, hands_off: bool) -> Sequence:
+def new_sequence(
+    request: GenerateRequest, *, context_length: int, vocab_size: int, hands_off: bool
+) -> Sequence:
     """A waiting sequence with the number of blocks to reserve: for its whole answer or, if it hands off, its
     prompt.
 
     Raises InvalidRequest.
     """
-    _check_lengths(request, limits)
-    _check_tokens(request, limits.vocab_size)
+    _check_lengths(request, context_length)
+    _check_tokens(request, vocab_size)
     sampling = request.sampling
     if min(sampling.choice, sampling.logprobs or 0, sampling.prompt_logprobs or 0) < 0:
         raise InvalidRequest("choice and logprobs must not be negative")
@@ -370,7 +364,7 @@ def new_sequence(request: GenerateRequest, limits: Limits, *, hands_off: bool) -
         token_ids=list(request.token_ids),
         num_prompt=num_tokens - request.num_generated,
         sampling=sampling,
-        num_reserved=num_tokens if hands_off else min(num_tokens + num_left, limits.context_length),
+        num_reserved=num_tokens if hands_off else min(num_tokens + num_left, context_length),
         pulls_kv=request.handoff is not None and not hands_off,
         hands_off=hands_off,
         priority=request.priority,
@@ -378,16 +372,16 @@ def new_sequence(request: GenerateRequest, limits: Limits, *, hands_off: bool) -
     )
 
 
-def _check_lengths(request: GenerateRequest, limits: Limits) -> None:
+def _check_lengths(request: GenerateRequest, context_length: int) -> None:
     num_tokens = len(request.token_ids)
     if num_tokens == 0:
         raise InvalidRequest("the prompt is empty")
     if not 0 <= request.num_generated < num_tokens:
         raise InvalidRequest(f"num_generated ({request.num_generated}) must be from 0 to {num_tokens - 1}")
-    if num_tokens >= limits.context_length:
+    if num_tokens >= context_length:
         raise InvalidRequest(
-            f"the prompt has {num_tokens} tokens; with a context length of {limits.context_length} "
-            f"at most {limits.context_length - 1} are allowed",
+            f"the prompt has {num_tokens} tokens; with a context length of {context_length} "
+            f"at most {context_length - 1} are allowed",
         )
     if request.sampling.max_tokens <= request.num_generated:
         raise InvalidRequest(

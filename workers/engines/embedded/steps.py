@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from baton.errors import BatonError, DeadlineExceeded, Overloaded, WorkerLost
-from baton.messages import FinishReason, GenerateRequest, KvHandoff, TokenChunk, Usage
+from baton.messages import FinishReason, GenerateRequest, TokenChunk, Usage
 from baton.telemetry import Line
 from workers.engines.embedded.runner import Runner
 from workers.engines.embedded.sampling import Sampled
@@ -17,30 +17,22 @@ from workers.engines.embedded.scheduler import Phase, Scheduler, Sequence, Step
 
 @dataclass(slots=True, eq=False)
 class Call:
-    """`outbox` gets the request's replies, then the error that ended it or None.
-
-    `transfer` is the task that moves its KV, if any; it ends with the call.
+    """`outbox` gets the answer's chunks, then the error that ended it or None. `admitted` is set once there
+    are blocks for KV to be pulled, or the call has failed.
     """
 
     request: GenerateRequest
     sequence: Sequence
     deadline: asyncio.TimerHandle
-    outbox: asyncio.Queue[KvHandoff | TokenChunk | BatonError | None] = field(default_factory=asyncio.Queue)
+    outbox: asyncio.Queue[TokenChunk | BatonError | None] = field(default_factory=asyncio.Queue)
     admitted: asyncio.Event = field(default_factory=asyncio.Event)
-    transfer: asyncio.Task[None] | None = None
 
-    async def next_reply(self) -> KvHandoff | TokenChunk | None:
-        """Wait for the next reply; None at the end. Raises the error that ended the request."""
+    async def next_chunk(self) -> TokenChunk | None:
+        """Wait for the next chunk; None at the end. Raises the error that ended the request."""
         item = await self.outbox.get()
         if isinstance(item, BatonError):
             raise item
         return item
-
-    async def next_chunk(self) -> TokenChunk | None:
-        """`next_reply` for calls without a handoff."""
-        reply = await self.next_reply()
-        assert not isinstance(reply, KvHandoff)
-        return reply
 
 
 T = TypeVar("T")
@@ -95,8 +87,6 @@ class StepLoop:
     def close(self, call: Call) -> None:
         """Remove everything of a call whose generator ended or was closed."""
         call.deadline.cancel()
-        if call.transfer is not None:
-            call.transfer.cancel()
         self.free(call)
         self._calls.pop(call.sequence, None)
 
@@ -108,6 +98,7 @@ class StepLoop:
     def fail(self, call: Call, error: BatonError) -> None:
         self.free(call)
         call.outbox.put_nowait(error)
+        call.admitted.set()
 
     def _fail_all(self, error: BatonError) -> None:
         for call in list(self._calls.values()):

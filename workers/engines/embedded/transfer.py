@@ -1,26 +1,21 @@
 """KV transfers of requests: prefill offers and waits, decode pulls into its own blocks."""
 
 import asyncio
-import logging
-from collections.abc import Coroutine
-from functools import partial
+from collections.abc import AsyncGenerator
 
 import msgspec
 
-from baton.errors import HandoffFailed, WorkerLost
+from baton.errors import HandoffFailed
 from baton.messages import UNDECODABLE, KvHandoff, KvLayout, TokenChunk, TokenLogprob
-from baton.telemetry import Line
 from workers.engines.embedded.runner import VERSIONS
 from workers.engines.embedded.sampling import Sampled
 from workers.engines.embedded.scheduler import Phase
 from workers.engines.embedded.steps import Call, StepLoop
 from workers.kv.transceiver import CacheTransceiver, Ticket
 
-_LOG = logging.getLogger(__name__)
-
 
 class Transfers:
-    """Both ends of a handoff, as coroutines that report to their call's outbox.
+    """Both ends of a handoff.
 
     The decode end pulls only what it has not cached: a payload is in token order, so that is its end. The
     prefill end copies the KV into a contiguous buffer and keeps the blocks pinned while the copy is
@@ -36,45 +31,22 @@ class Transfers:
         self._transceiver = transceiver
         self._ttl_s = ttl_s
 
-    def hand_over(self, call: Call, first: TokenChunk) -> None:
-        """Offer the prompt's KV; the outbox gets the handoff, then None when it has moved."""
-        self._start(call, self._hand_over(call, first))
-
-    def take_over(self, call: Call, handoff: KvHandoff) -> None:
-        """Pull the KV once the call has blocks, store it, and decode from the first token."""
-        self._start(call, self._take_over(call, handoff))
-
-    def _start(self, call: Call, transfer: Coroutine[None, None, None]) -> None:
-        call.transfer = asyncio.create_task(transfer)
-        call.transfer.add_done_callback(partial(self._ended, call))
-
-    def _ended(self, call: Call, transfer: "asyncio.Task[None]") -> None:
-        error = None if transfer.cancelled() else transfer.exception()
-        if error is None or isinstance(error, WorkerLost):
-            return  # the step loop fails every call of a lost worker
-        if not isinstance(error, HandoffFailed):  # it ends one request only
-            _LOG.error(Line("KV transfer failed", request_id=call.request.request_id), exc_info=error)
-            error = HandoffFailed(f"the KV did not move: {type(error).__name__}: {error}")
-        self._steps.fail(call, error)
-
-    async def _hand_over(self, call: Call, first: TokenChunk) -> None:
+    async def hand_over(self, call: Call, first: TokenChunk) -> AsyncGenerator[KvHandoff, None]:
+        """Yield the handoff once the prompt's KV is offered; end when it has moved."""
         steps, transceiver = self._steps, self._transceiver
         buffer = await steps.on_thread(steps.runner.gather, call.sequence)
         ticket = transceiver.offer(buffer.used)
         try:
-            if call.sequence.phase is not Phase.PINNED:
-                return  # the deadline came first: the call has failed
+            if call.sequence.phase is not Phase.PINNED:  # the deadline came first
+                await call.next_chunk()
             ttl_s = min(self._ttl_s, call.deadline.when() - asyncio.get_running_loop().time())
-            call.outbox.put_nowait(self._handoff(call, first, ticket, ttl_s))
             self.num_handoffs += 1
+            yield self._handoff(call, first, ticket, ttl_s)
             try:
-                async with asyncio.timeout(ttl_s):
-                    self.moved_bytes += await transceiver.moved(ticket)
+                self.moved_bytes += await asyncio.wait_for(transceiver.moved(ticket), ttl_s)
             except TimeoutError:
                 self.num_expired += 1
                 raise HandoffFailed(f"no decode worker pulled the KV within {ttl_s:.3g} s") from None
-            steps.free(call)
-            call.outbox.put_nowait(None)
         finally:
             transceiver.withdraw(ticket)
             steps.runner.staging.give_back(buffer)
@@ -97,7 +69,8 @@ class Transfers:
             computed_s=call.sequence.spent.computed_s,
         )
 
-    async def _take_over(self, call: Call, handoff: KvHandoff) -> None:
+    async def take_over(self, call: Call, handoff: KvHandoff) -> None:
+        """Pull the KV once the call has blocks, store it, and decode from the first token."""
         runner, num_tokens = self._steps.runner, len(call.sequence.token_ids)
         loop = asyncio.get_running_loop()
         num_bytes = runner.pool.num_handoff_bytes(num_tokens)
@@ -112,6 +85,8 @@ class Transfers:
                 await call.admitted.wait()
         except TimeoutError:
             raise HandoffFailed(f"the handoff's {handoff.ttl_s:.3g} s expired in the queue") from None
+        if call.sequence.phase is not Phase.PULLING:
+            return  # what ended the call is in its outbox
         num_lacking_bytes = runner.pool.num_handoff_bytes(num_tokens, call.sequence.num_computed)
         buffer = await self._steps.on_thread(runner.staging.take, num_lacking_bytes)
         try:
@@ -119,9 +94,8 @@ class Transfers:
             await self._transceiver.pull(state.ticket, buffer.used, expires_at - began_at)
             self.move_s += loop.time() - began_at
             self.moved_bytes += buffer.used.num_bytes
-            if call.sequence.phase is not Phase.PULLING:
-                return  # the deadline came first: the blocks may have a new owner
-            await self._steps.on_thread(runner.scatter, buffer, call.sequence)
+            if call.sequence.phase is Phase.PULLING:  # otherwise the blocks may have a new owner
+                await self._steps.on_thread(runner.scatter, buffer, call.sequence)
         finally:
             runner.staging.give_back(buffer)
         if call.sequence.phase is Phase.PULLING:
