@@ -10,7 +10,6 @@ from baton.process import end, leave_start_uncollected, run
 from baton.telemetry import configure_logging, print_error
 from workers.engines.build import build_engine, with_engine
 from workers.flags import WorkerSettings, with_model_folder
-from workers.registration import clear
 from workers.settings import SettingsError
 from workers.worker import run_worker
 
@@ -30,8 +29,10 @@ def main(argv: list[str]) -> int:
             engine, lines = build_engine(complete)
             if not settings.check:
                 await settings.wires.check_access()
-                clear(settings.ready_file)
-        except (SettingsError, UnsafeFolder, ValueError) as error:
+                if settings.ready_file is not None:  # of an earlier process; it must be writable
+                    settings.ready_file.touch()
+                    settings.ready_file.unlink()
+        except (SettingsError, UnsafeFolder, ValueError, OSError) as error:
             print_error(error)
             return 2
         log.info("settings %s", ", ".join(complete.lines()) or "are the defaults")

@@ -5,7 +5,6 @@ import logging
 from collections.abc import Callable
 from contextlib import AsyncExitStack, ExitStack, aclosing
 from functools import partial
-from pathlib import Path
 
 import msgspec
 
@@ -18,7 +17,6 @@ from baton.streams import public_name
 from baton.telemetry import Line
 from baton.transport import Respond, Transport
 from workers.flags import WorkerSettings
-from workers.settings import SettingsError
 
 log = logging.getLogger(__name__)
 
@@ -73,17 +71,6 @@ async def _replace(registered: AsyncExitStack, discovery: Discovery, card: Worke
     async with AsyncExitStack() as before:
         before.push_async_exit(registered.pop_all())
         await registered.enter_async_context(discovery.register(card))
-
-
-def clear(path: Path | None) -> None:
-    """Remove what an earlier process left there. Raises SettingsError if the file cannot be written."""
-    if path is None:
-        return
-    try:
-        path.touch()
-        path.unlink()
-    except OSError as error:
-        raise SettingsError(f"--ready-file {path}: {error.strerror}; its folder must be writable") from error
 
 
 async def warm_up_pairs(

@@ -24,6 +24,7 @@ MAX_YAML_BYTES = 1 << 20
 OVERRIDE = "--override-engine-args"
 AtLeastOne = Annotated[int, msgspec.Meta(ge=1)]
 NotNegative = Annotated[int, msgspec.Meta(ge=0)]
+Share = Annotated[float, msgspec.Meta(gt=0, le=1)]
 
 _PLAIN = {int, float, bool, str, type(None)}
 

@@ -16,7 +16,7 @@ from baton.model_folder import model_folder
 from operations.doctor.facts import Gpu, Model, Worker
 from workers.engines.build import given_settings
 from workers.engines.trtllm.settings import GUESSING as TRTLLM_GUESSING
-from workers.engines.vllm.settings import GUESSING, NAMES
+from workers.engines.vllm.settings import GUESSING
 from workers.flags import DisaggregationMode, EngineName, WorkerSettings
 from workers.settings import SettingsError
 
@@ -27,7 +27,6 @@ _SMI = (
 )  # fmt: skip
 _INDEX = "model.safetensors.index.json"
 _MAX_JSON_BYTES = 64 << 20
-_COMMON_NAMES = {name: path for path, name in NAMES.items()}
 T = TypeVar("T")
 
 
@@ -125,8 +124,7 @@ def planned(
     try:
         argv += line.split()  # as the launch scripts do
         found = given_settings(read_flags(WorkerSettings, argv))
-        # Settings that all engines share have vLLM's names there, and the flags' names here.
-        given = {_COMMON_NAMES.get(key, key): value for key, (value, _) in found.items()}
+        given = {key: value for key, (value, _) in found.items()}
         worker = replace(worker, given=given, draft_bytes=_draft_bytes(given))
     except (ValueError, SettingsError) as refusal:
         worker = replace(worker, refusal=" ".join(str(refusal).split()))

@@ -10,7 +10,7 @@ import pytest
 
 from baton.flags import parse
 from tests.certificates import Authority
-from workers.engines.build import build_engine, given_settings, with_engine
+from workers.engines.build import build_engine, given_settings
 from workers.engines.library.engine import dying_at_once
 from workers.flags import WorkerSettings
 from workers.settings import Given, SettingsError
@@ -71,16 +71,6 @@ def test_settings_are_checked_as_a_worker_does_before_its_engine_is_loaded(engin
         wrong = '{"max_cached_tokens": -1}' if engine == "mocker" else '{"max_batch_size": 0}'
         with pytest.raises(SettingsError):
             given("--override-engine-args", wrong)
-
-
-@pytest.mark.parametrize("chosen", [["--engine", "embedded"], []])
-def test_an_engine_by_default_is_named_with_what_it_refuses(chosen: list[str]) -> None:
-    line = [*chosen, "--model-path", "models/demo", "--override-engine-args", '{"nope": 1}']
-    typed = parse(WorkerSettings, line, prog="p", description="d", environ={})
-    parsed = with_engine(typed, is_installed=lambda name: name not in {"tensorrt_llm", "vllm"})
-    with pytest.raises(SettingsError, match="nope") as refused:
-        build_engine(parsed)
-    assert ("--engine defaults to embedded here" in str(refused.value)) is not bool(chosen)
 
 
 def test_vllm_gets_a_model_folder_that_holds_in_every_working_directory() -> None:

@@ -127,7 +127,7 @@ def test_null_turns_a_mapping_off_and_a_later_leaf_turns_it_on_again(tmp_path: P
         ("kv_cache_config:\n  free_gpu_memory_fraction: null\n" + UCX, "kv_cache_config: '<='"),
         (
             "kv_cache_config:\n  free_gpu_memory_fraction: 90\n" + UCX,
-            ": kv_cache_config.free_gpu_memory_fraction: 90.0: must be a number above 0",
+            ": kv_cache_config.free_gpu_memory_fraction: 90.0: Expected `float` <= 1.0",
         ),
         (
             "cuda_graph_config:\n  batch_sizes: [1]\n  max_batch_size: 8\n" + UCX,

@@ -40,11 +40,6 @@ def build_engine(parsed: Parsed[WorkerSettings]) -> tuple[Engine, list[str]]:
     gc.disable()  # a collection frees nothing during imports, and takes a fifth of torch's time
     try:
         return _BUILDERS[settings.engine](parsed)
-    except SettingsError as error:
-        if parsed.typed("engine"):
-            raise
-        hint = f"--engine defaults to {settings.engine} here; set it to use another engine"
-        raise SettingsError(f"{error}; {hint}") from error
     finally:
         gc.enable()
 

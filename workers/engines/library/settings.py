@@ -5,6 +5,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from baton.messages import NO_DRAFT
 from baton.model_folder import model_folder
 from workers.checkpoint import fingerprint
@@ -15,6 +17,7 @@ from workers.settings import (
     Given,
     InvalidField,
     Loaded,
+    NotNegative,
     SettingsError,
     build,
     fields_of,
@@ -71,13 +74,12 @@ class Guessing:
 class Rules:
     """What Baton adds to one library's settings.
 
-    `names`: keys of flags that the library calls differently. `counts` are whole numbers above 0, `share` is
-    one above 0 and at most 1. `complete` chooses and checks values for a mode.
+    `names`: keys of flags that the library calls differently. `kinds`: of values that libraries refuse late
+    or never. `complete` chooses and checks values for a mode.
     """
 
     names: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    counts: tuple[str, ...]
-    share: str
+    kinds: Mapping[str, Any]
     complete: Callable[[Given, DisaggregationMode], None]
 
     def load(self, args: Any, mode: DisaggregationMode, **sources: Any) -> Loaded[dict[str, Any]]:
@@ -107,13 +109,9 @@ class Rules:
         """
         flags = {self.names.get(path, path): value for path, value in (typed or {}).items()}
         given = read(fields, yaml_path, flags, override)
-        # Libraries load the model before they refuse these numbers, or never do.
-        for path in self.counts:
-            check_count(given, path)
-        check_count(given, QUEUE_SIZE, 0)
-        value, source = given.get(self.share, (None, ""))
-        if value is not None and not (type(value) in {int, float} and 0 < value <= 1):  # type: ignore[operator]  # a number
-            raise SettingsError(f"{source}: {self.share}: {value!r}: must be a number above 0 and at most 1")
+        for path, kind in self.kinds.items():
+            check(given, path, kind)
+        check(given, QUEUE_SIZE, NotNegative)
         check_speculation(given, mode)
         self.complete(given, mode)
         return given
@@ -177,8 +175,10 @@ def explained(error: ValueError, loaded: Loaded[dict[str, Any]], label: str) -> 
     return f"{label} refuses the settings: {found}"
 
 
-def check_count(given: Given, path: str, least: int = 1) -> None:
-    """Raise SettingsError if this value is given and is no whole number of at least `least`."""
+def check(given: Given, path: str, kind: Any) -> None:
+    """Raise SettingsError if this value is given and is not of that kind."""
     value, source = given.get(path, (None, ""))
-    if value is not None and (type(value) is not int or value < least):
-        raise SettingsError(f"{source}: {path}: {value!r}: must be a whole number of at least {least}")
+    try:
+        msgspec.convert(value, kind | None)
+    except ValueError as error:
+        raise SettingsError(f"{source}: {path}: {value!r}: {error}") from error

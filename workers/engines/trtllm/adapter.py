@@ -5,7 +5,6 @@ import dataclasses
 import inspect
 import logging
 import secrets
-import threading
 from collections.abc import Callable, Mapping, Set
 from typing import Any
 
@@ -26,7 +25,7 @@ from workers.engines.library.settings import QUEUE_SIZE
 from workers.engines.trtllm.library import Library, fatal_error, kv_capacity
 from workers.engines.trtllm.sampling import sampling_params
 from workers.engines.trtllm.settings import BACKEND, BUFFER, GUESSING, MANAGER_V2, RUNTIME, TIMEOUT, manager
-from workers.engines.trtllm.watchdog import Leave, Patience, Watchdog, leaving_after
+from workers.engines.trtllm.watchdog import Leave, Patience, Watchdog, leave_after
 from workers.settings import Loaded
 
 log = logging.getLogger(__name__)
@@ -83,8 +82,11 @@ class TrtllmAdapter:
 
     def load(self, on_failed_pull: Callable[[], None]) -> None:  # noqa: ARG002  failed pulls are errors
         """See `Adapter.load`. TensorRT-LLM starts MPI and sets signal handlers: in the main thread only."""
-        with leaving_after(self._patience.load_s, self._leave, "loading the model"):
+        timer = leave_after(self._patience.load_s, self._leave, "loading the model")
+        try:
             self.llm = self.lib.llm(**self.loaded.settings)
+        finally:
+            timer.cancel()
 
     async def start(self) -> Facts:
         end = self.model.eos_token_id
@@ -206,14 +208,12 @@ class TrtllmAdapter:
 
     async def stop(self, *, is_broken: bool) -> None:
         llm, self.llm = self.llm, None
-        if is_broken:
-            # Its own shutdown, which also runs at exit, may wait forever for a dead executor.
-            timer = threading.Timer(self._patience.shut_down_s, self._leave, (1,))
-            timer.daemon = True
-            timer.start()
-        elif llm is not None:
-            with leaving_after(self._patience.shut_down_s, self._leave, "shutting down"):
-                await asyncio.to_thread(llm.shutdown)
+        if llm is None:
+            return
+        timer = leave_after(self._patience.shut_down_s, self._leave, "shutting down")
+        if not is_broken:  # else it runs at exit, where it may wait forever for a dead executor
+            await asyncio.to_thread(llm.shutdown)
+            timer.cancel()
 
     def _priority(self, priority: int) -> dict[str, float]:
         """From 0 to 1, higher is sooner, 0.5 by default. Early candidates of 1.3 have none."""

@@ -8,7 +8,7 @@ from workers.engines.library.settings import (
     value_of,
 )
 from workers.flags import DisaggregationMode
-from workers.settings import Given, SettingsError
+from workers.settings import AtLeastOne, Given, SettingsError, Share
 
 TRANSCEIVER = "cache_transceiver_config"
 BACKEND = f"{TRANSCEIVER}.backend"
@@ -86,12 +86,12 @@ def _check_transfer(given: Given) -> None:
             raise SettingsError(f"{given[path][1]}: {path}: {why}")
 
 
-TRTLLM_RULES = Rules(
-    counts=(
-        "max_batch_size", "max_num_tokens", "max_seq_len", "max_input_len", "max_beam_width",
-        "stream_interval", "tensor_parallel_size", "pipeline_parallel_size", "moe_expert_parallel_size",
-        "kv_cache_config.tokens_per_block", "kv_cache_config.max_tokens", BUFFER, TIMEOUT,
-    ),
-    share="kv_cache_config.free_gpu_memory_fraction",
-    complete=_complete,
+_COUNTS = (
+    "max_batch_size", "max_num_tokens", "max_seq_len", "max_input_len", "max_beam_width",
+    "stream_interval", "tensor_parallel_size", "pipeline_parallel_size", "moe_expert_parallel_size",
+    "kv_cache_config.tokens_per_block", "kv_cache_config.max_tokens", BUFFER, TIMEOUT,
 )  # fmt: skip
+TRTLLM_RULES = Rules(
+    kinds=dict.fromkeys(_COUNTS, AtLeastOne) | {"kv_cache_config.free_gpu_memory_fraction": Share},
+    complete=_complete,
+)

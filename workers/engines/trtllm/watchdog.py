@@ -4,8 +4,7 @@ import asyncio
 import dataclasses
 import logging
 import threading
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 from workers.engines.trtllm.library import fatal_error, is_healthy
@@ -25,9 +24,8 @@ class Patience:
     poll_s: float = 0.5
 
 
-@contextmanager
-def leaving_after(limit_s: float, leave: Leave, doing: str) -> Generator[None, None, None]:
-    """End the process with status 1 if the block takes longer: it may hang where signals do not reach it."""
+def leave_after(limit_s: float, leave: Leave, doing: str) -> threading.Timer:
+    """End the process with status 1, unless cancelled before: it may hang where signals do not reach it."""
 
     def give_up() -> None:
         log.error("%s has taken %g s, exiting", doing, limit_s)
@@ -36,10 +34,7 @@ def leaving_after(limit_s: float, leave: Leave, doing: str) -> Generator[None, N
     timer = threading.Timer(limit_s, give_up)
     timer.daemon = True
     timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
+    return timer
 
 
 class Watchdog:

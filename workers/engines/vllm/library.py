@@ -4,9 +4,9 @@ import dataclasses
 import importlib
 import os
 import random
-import socket
 from typing import Any
 
+from baton.own_address import why_not_bound
 from workers.engines.library.release import check_tried, release_of
 from workers.engines.vllm.patches import NAMES, TRIED, WITHOUT, turned_off
 from workers.engines.vllm.settings import SECOND_RUNNER
@@ -75,13 +75,7 @@ def _prepare_environment(host: str) -> None:
 
 def _free_port(host: str) -> int:
     """Below the ephemeral range: vLLM binds it once the model is loaded, and waits forever if it is taken."""
-    error: OSError | None = None
     for port in random.sample(range(20_000, 32_000), 100):
-        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-            try:
-                probe.bind((host, port))
-            except OSError as caught:
-                error = caught
-            else:
-                return port
-    raise SettingsError(f"--host {host}: no port for NIXL's side channel can be bound there: {error}")
+        if (problem := why_not_bound(host, port)) is None:
+            return port
+    raise SettingsError(f"--host {host}: no port for NIXL's side channel can be bound there: {problem}")

@@ -1,21 +1,25 @@
 """The engine arguments of a vLLM worker: the given values, and those that Baton requires or chooses."""
 
 import os
+from typing import Annotated, TypedDict
+
+import msgspec
 
 from workers.engines.library.settings import (
     BATON,
     SPECULATE,
     Guessing,
     Rules,
-    check_count,
+    check,
     choose,
     complete_speculation,
     demand,
+    mapping_of,
     value_of,
 )
 from workers.engines.vllm.patches import CONNECTOR, turned_off
 from workers.flags import DisaggregationMode
-from workers.settings import Given, SettingsError, put, refuse
+from workers.settings import AtLeastOne, Given, Share, put, refuse
 
 SECOND_RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
 TRANSFER = "kv_transfer_config"
@@ -35,6 +39,14 @@ _NO_LOOKUP = (
     "vLLM's second model runner, which Baton uses, cannot guess tokens without a draft model; leave it out, "
     f"or set {SECOND_RUNNER}=0, with which sampled answers do not resume exactly"
 )
+
+
+class _Extra(TypedDict, total=False):
+    """The connector's own settings that Baton depends on, in seconds."""
+
+    kv_lease_duration: Annotated[float, msgspec.Meta(gt=0, le=1e9)]
+
+
 # Required values, and why.
 _REQUIRED: dict[str, tuple[object, str]] = {
     "worker_extension_cls": ("workers.engines.vllm.inside.KvPins", "it releases the KV"),
@@ -56,7 +68,7 @@ NAMES = {
 
 def _complete(given: Given, mode: DisaggregationMode) -> None:
     if value_of(given, "max_model_len") != -1:  # the longest that fits
-        check_count(given, "max_model_len")
+        check(given, "max_model_len", AtLeastOne)
     choose(given, "scheduling_policy", "priority")  # first come, first served among equals
     choose(given, "generation_config", "vllm")  # the request says how to sample and where to stop
     for path, (value, why) in _REQUIRED.items():
@@ -67,40 +79,23 @@ def _complete(given: Given, mode: DisaggregationMode) -> None:
     if mode == "agg":
         refuse(given, (TRANSFER,), "an aggregated worker does not transfer KV; leave it out")
         return
-    if TRANSFER in given:
-        value, source = given[TRANSFER]
-        raise SettingsError(
-            f"{source}: {TRANSFER}: {value}: a {mode} worker needs it; leave it out or set its keys"
-        )
     connector = _NIXL if CONNECTOR in turned_off() else _PEER_CONNECTOR
     for path, (value, why) in connector.items():
         demand(given, path, value, why)
     demand(given, f"{TRANSFER}.kv_load_failure_policy", "fail", "so that another prefill worker is tried")
     role = "kv_producer" if mode == "prefill" else "kv_consumer"
     demand(given, f"{TRANSFER}.kv_role", role, f"it is a {mode} worker")
-    _complete_lease(given)
+    check(given, LEASE, _Extra)
+    _, source = given.get(LEASE, ({}, BATON))
+    put(given, LEASE, {"kv_lease_duration": LEASE_S} | mapping_of(given, LEASE), source)
 
 
-def _complete_lease(given: Given) -> None:
-    extra, source = given.get(LEASE, ({}, BATON))
-    if not isinstance(extra, dict):
-        raise SettingsError(f"{source}: {LEASE}: must be a mapping")
-    if extra.get("bidirectional_kv_xfer"):
-        raise SettingsError(f"{source}: {LEASE}.bidirectional_kv_xfer: KV goes from prefill to decode only")
-    lease_s = extra.get("kv_lease_duration", LEASE_S)
-    if type(lease_s) not in {int, float} or not 0 < lease_s < float("inf"):
-        raise SettingsError(
-            f"{source}: {LEASE}.kv_lease_duration: {lease_s!r}: must be a positive number of seconds"
-        )
-    put(given, LEASE, extra | {"kv_lease_duration": lease_s}, source)
-
-
+_COUNTS = (
+    "max_num_seqs", "max_num_batched_tokens", "tensor_parallel_size", "pipeline_parallel_size", "block_size",
+    "stream_interval",
+)  # fmt: skip
 VLLM_RULES = Rules(
     names=NAMES,
-    counts=(
-        "max_num_seqs", "max_num_batched_tokens", "tensor_parallel_size", "pipeline_parallel_size",
-        "block_size", "stream_interval",
-    ),
-    share="gpu_memory_utilization",
+    kinds=dict.fromkeys(_COUNTS, AtLeastOne) | {"gpu_memory_utilization": Share},
     complete=_complete,
-)  # fmt: skip
+)
