@@ -1,6 +1,6 @@
 """Interprets message headers: role, channel, recipient and content type, in any order.
 
-In about one of 25 turns, gpt-oss writes a malformed one, in known ways; each has a rule here and a name."""
+In about one of 25 turns, gpt-oss writes a malformed one, in known ways; each has a rule here."""
 
 import itertools
 import re
@@ -33,6 +33,15 @@ _PARTS = re.compile(
     | (?P<type> json | code | text | none ) (?= [\s<{\["] | $ )
     | (?P<control> <\|\w*(?:\|>)? )
     | (?P<word> (?: (?! <\| | to= ) [^\s{] )+ | \{ )
+    """,
+    re.VERBOSE,
+)
+# Headers as they should be; all others are repaired.
+_WELL_FORMED = re.compile(
+    rb"""
+      \s* (?P<role> assistant )? \s* (?: to=(?:python|[^\s<.]+\.[^\s<]+) \s* )?
+      <\|channel\|> \s* (?: analysis | commentary | final ) \s* (?: to=(?:python|[^\s<.]+\.[^\s<]+) \s* )?
+      (?: <\|constrain\|> \s* )? (?: json | code | text | none )? \s*
     """,
     re.VERBOSE,
 )
@@ -71,13 +80,12 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     `is_foreign` means that the model writes as the user, the system or a tool; `is_hidden` that it calls a
     built-in tool that was not offered. `texts` are the byte ranges of the raw header that are text."""
 
-    has_role: bool = False
     channel: str | None = None
     call: str | None = None
     is_foreign: bool = False
     is_hidden: bool = False
+    is_well_formed: bool = False
     texts: tuple[tuple[int, int], ...] = ()
-    repairs: tuple[str, ...] = ()
 
 
 _CACHED_HEADERS = 512  # most answers have the same few
@@ -90,28 +98,18 @@ def read_header(raw: bytes, offered: frozenset[str], *, expects_role: bool) -> H
     Of the unknown words, the first may be a role if one is expected (after `<|start|>`), and a single last
     one may be a content type; noise is dropped, and all others are text."""
     reading = _Reading(raw, offered, expects_role=expects_role)
-    parts, repairs = reading.parts, reading.repairs
-    words = [part for part in parts if part.kind == "word"]
-    noise = [part for part in parts if part.kind == "noise"]
-    if expects_role and words and words[0] is parts[0] and reading.kind_after(0) in ("channel", "to", None):
-        words.pop(0)
-        repairs.append("wrong_role")
-    if len(parts) > 1 and (words == parts[-1:] or (not words and noise[-1:] == parts[-1:])):
-        (words or noise).pop()
-        repairs.append("unknown_content_type")
-    if noise:
-        repairs.append("noise_in_header")
-    if any(part.kind == "control" for part in parts):
-        repairs.append("control_text")
-    starts = {word.start for word in words}
+    parts = reading.parts
+    words = [i for i, part in enumerate(parts) if part.kind == "word"]
+    if expects_role and words[:1] == [0] and reading.kind_after(0) in ("channel", "to", None):
+        del words[0]
+    if len(parts) > 1 and words == [len(parts) - 1]:
+        del words[0]
     ranges: list[tuple[int, int]] = []  # of the words; adjacent ones share one with the space between them
-    for i, part in enumerate(parts):
-        if part.start not in starts:
-            continue
-        if ranges and parts[i - 1].start in starts:
-            ranges[-1] = ranges[-1][0], part.stop
+    for i in words:
+        if ranges and i - 1 in words:
+            ranges[-1] = ranges[-1][0], parts[i].stop
         else:
-            ranges.append((parts[i - 1].stop if ranges else part.start, part.stop))
+            ranges.append((parts[i - 1].stop if ranges else parts[i].start, parts[i].stop))
     return reading.header(parts, tuple(ranges))
 
 
@@ -125,7 +123,6 @@ def read_unended_header(
     Noise up to the next marker or the end is not text. `is_cut` means that the stream ended here; then the
     unfinished start of a header word at the end is not text. `ends_call` means that `<|call|>` ended it."""
     reading = _Reading(raw, offered, expects_role=expects_role)
-    reading.repairs.append("missing_message")
     parts = reading.parts
     kept: list[Part] = []
     start, i = len(raw), 0
@@ -139,18 +136,15 @@ def read_unended_header(
         if not is_header and not num_noise:
             start = reading.text_start(i, kept)
             break
-        if num_noise or part.kind == "control":
-            reading.repairs.append("noise_in_header")
         i += num_noise or 1
     return reading.header(kept, ((start, len(raw)),), ends_call=ends_call)
 
 
 class _Reading:
-    """A header's parts in order, without whitespace, and its repairs. `expects_role`: after `<|start|>`."""
+    """A header's parts in order, without whitespace. `expects_role`: after `<|start|>`."""
 
     def __init__(self, raw: bytes, offered: frozenset[str], *, expects_role: bool) -> None:
         self.parts: list[Part] = []
-        self.repairs: list[str] = []
         self._raw = raw
         self._offered = offered
         self._expects_role = expects_role
@@ -237,42 +231,24 @@ class _Reading:
         self, parts: list[Part], texts: tuple[tuple[int, int], ...], *, ends_call: bool = False
     ) -> Header:
         """The header that these parts make, whose other ranges are `texts`."""
-        channel = self._channel(parts)
+        channel = _channel_of(parts) or next(
+            (_meant_channel(part.value) for part in reversed(parts) if part.kind in _CHANNEL_KINDS), None
+        )
         explicit = [part.value for part in parts if part.kind == "to"]
         named = [value for value in explicit if value in self._offered or not _is_uncallable(value)]
         if not named and channel != "final" and self._is_foreign(parts, ends_call=ends_call):
-            repairs = (*self.repairs, "foreign_author")
-            return Header(has_role=True, is_foreign=True, texts=texts, repairs=repairs)
-        if len(explicit) > 1:
-            self.repairs.append("repeated_recipient")
+            return Header(is_foreign=True, texts=texts)
         recipient = named[0] if named else self._unmarked_recipient(parts, explicit)
-        types = [part.value for part in parts if part.kind == "constrain" and part.value != recipient]
-        if any(value and value not in CONTENT_TYPES for value in types):
-            self.repairs.append("unknown_content_type")
         call = None if recipient is None else self._call_name(recipient)
-        if channel is None and recipient is None:
-            self.repairs.append("missing_channel")
+        found = _WELL_FORMED.fullmatch(self._raw)
+        has_role = found is not None and (not self._expects_role or found["role"] is not None)
         return Header(
-            has_role=bool(parts) and parts[0].kind in ("role", "tool", "word"),
             channel=channel,
             call=call,
             is_hidden=recipient is not None and call is None,
+            is_well_formed=has_role and (call in (None, recipient) or recipient == f"functions.{call}"),
             texts=texts,
-            repairs=tuple(self.repairs),
         )
-
-    def _channel(self, parts: list[Part]) -> str | None:
-        """The last valid channel: if the model writes two, the second is its decision."""
-        named = [part for part in parts if part.kind in _CHANNEL_KINDS]
-        if any(part.kind != "channel" for part in named):
-            self.repairs.append("missing_channel_marker")
-        if len(named) > 1:
-            self.repairs.append("repeated_channel")
-        known = _channel_of(parts)
-        if known is not None or not named:
-            return known
-        self.repairs.append("unknown_channel")
-        return _meant_channel(named[-1].value)
 
     def _is_foreign(self, parts: list[Part], *, ends_call: bool) -> bool:
         """Whether the model writes as the user, the system or a tool. A leading name is the author, unless
@@ -291,17 +267,11 @@ class _Reading:
 
     def _unmarked_recipient(self, parts: list[Part], explicit: list[str]) -> str | None:
         """The recipient that no `to=` names, as written."""
-        if any(value.strip(_PUNCTUATION) in _NAMELESS for value in explicit):
-            self.repairs.append("missing_recipient")
         if any(value.startswith(ROLES) for value in explicit):
             return None
         for part in parts:
-            if part.kind == "tool":
-                self.repairs.append("bare_recipient")
-                return part.value
             is_marked = part.kind in ("channel", "constrain") and part.value not in _UNCALLABLE
-            if is_marked and self._names_tool(part.value):
-                self.repairs.append(f"{part.kind}_as_recipient")
+            if part.kind == "tool" or (is_marked and self._names_tool(part.value)):
                 return part.value
         return None
 
@@ -313,11 +283,6 @@ class _Reading:
         if is_builtin(recipient):
             return recipient if {recipient, recipient.partition(".")[0]} & self._offered else None
         name = recipient.removeprefix("functions.")
-        is_of_namespace = recipient in self._offered and "." in recipient
-        if name == recipient and not is_of_namespace and "bare_recipient" not in self.repairs:
-            self.repairs.append("bare_recipient")
-        if name in self._offered:
-            return name
         bare = name.strip(_PUNCTUATION)
         meant = [
             tool
@@ -326,9 +291,7 @@ class _Reading:
             or (name.startswith(tool) and _GLUE.match(name, len(tool)))
             or bare.endswith((f".{tool}", f"/{tool}", f":{tool}"))
         ]
-        if meant:
-            self.repairs.append("glued_name")
-        return max(meant, key=lambda tool: (len(tool), tool), default=name)
+        return name if name in self._offered else max(meant, key=lambda tool: (len(tool), tool), default=name)
 
 
 def _channel_of(parts: list[Part]) -> str | None:

@@ -22,60 +22,41 @@ _SPELLED = {token: token.value.encode() for token in SpecialToken}
 
 
 class RawHeader:
-    """`is_started`: it follows `<|start|>`; `expects_role`: a role must come next. With more than `max_bytes`
-    it cannot be a header; `max_name_bytes` of the longest tool name extend the limit."""
+    """`is_started`: it follows `<|start|>`; `expects_role`: a role must come next."""
 
-    def __init__(
-        self, offered: frozenset[str], max_name_bytes: int, *, is_started: bool, expects_role: bool
-    ) -> None:
+    def __init__(self, offered: frozenset[str], *, is_started: bool, expects_role: bool) -> None:
         self.is_started = is_started
-        self.expects_role = expects_role
+        self._expects_role = expects_role
         self._offered = offered
-        self._max_name_bytes = max_name_bytes
         self.raw = bytearray()
         self._pieces: list[tuple[int, int, bytes]] = []  # ordinary tokens: offset in `raw`, position, bytes
-        self._has_channel = False
-        self.max_bytes = MAX_HEADER_BYTES + max_name_bytes
 
     def append(self, data: bytes, position: int) -> None:
         if data:
             self._pieces.append((len(self.raw), position, data))
             self.raw += data
 
-    def append_marker(self, token: SpecialToken) -> None:
-        self.raw += _SPELLED[token]
-        if not self._has_channel and token is SpecialToken.CHANNEL:
-            self._has_channel = True
-            self.max_bytes = len(self.raw) + MAX_HEADER_BYTES_AFTER_CHANNEL + self._max_name_bytes
-
     def rest(self, header: Header) -> "RawHeader":
         """Only the channel of `header`, which is this one parsed, and a channel's name begun at the end."""
-        rest = RawHeader(self._offered, self._max_name_bytes, is_started=self.is_started, expects_role=False)
+        rest = RawHeader(self._offered, is_started=self.is_started, expects_role=False)
         if header.channel is not None:
-            rest.append_marker(SpecialToken.CHANNEL)
-            rest.raw += header.channel.encode()
+            rest.raw += _SPELLED[SpecialToken.CHANNEL] + header.channel.encode()
         if (begun := _CHANNEL_BEGUN.search(self.raw)) is not None:
             rest.append(begun[0], self._pieces[-1][1] if self._pieces else 0)
         return rest
 
     def read(self) -> Header:
-        return read_header(bytes(self.raw), self._offered, expects_role=self.expects_role)
+        return read_header(bytes(self.raw), self._offered, expects_role=self._expects_role)
 
-    def read_unended(self, *, is_cut: bool = False, ends_call: bool = False) -> Header:
-        return read_unended_header(
-            bytes(self.raw),
-            self._offered,
-            expects_role=self.expects_role,
-            is_cut=is_cut,
-            ends_call=ends_call,
-        )
+    def read_unended(self, then: bytes = b"", *, is_cut: bool = False, ends_call: bool = False) -> Header:
+        raw, role = bytes(self.raw) + then, self._expects_role
+        return read_unended_header(raw, self._offered, expects_role=role, is_cut=is_cut, ends_call=ends_call)
 
     def is_text(self) -> bool:
         """Whether the content is message text, so that a `<|channel|>` now starts another header."""
         if not self._pieces or self.raw == b"assistant":  # the latter is the usual case
             return False
-        with_channel = bytes(self.raw) + _SPELLED[SpecialToken.CHANNEL]
-        header = read_unended_header(with_channel, self._offered, expects_role=self.expects_role)
+        header = self.read_unended(_SPELLED[SpecialToken.CHANNEL])
         return any(self.raw[start:].strip() for start, _ in header.texts)
 
     def text_tokens(self, header: Header) -> list[tuple[int, bytes]]:
@@ -185,8 +166,8 @@ class HarmonyParser:
         self._position = 0  # of the next token in the answer
         self._num_calls = 0
         self._message: OpenMessage | None = None  # None: in a header
-        max_name_bytes = max((len(name.encode()) for name in offered_tools), default=0)
-        self._new_header = partial(RawHeader, offered_tools, max_name_bytes)
+        self._max_name_bytes = max((len(name.encode()) for name in offered_tools), default=0)
+        self._new_header = partial(RawHeader, offered_tools)
         self._header = self._new_header(is_started=True, expects_role=False)
 
     def feed(self, token_ids: Sequence[int]) -> list[Delta]:
@@ -250,9 +231,8 @@ class HarmonyParser:
                 self._header = self._new_header(is_started=True, expects_role=True)
         elif control is SpecialToken.MESSAGE:
             header = self._header.read()
-            self._count_repairs(header)
+            self._count_repair(header, is_ended=True)
             if tokens := self._header.text_tokens(header):
-                self.repairs["text_in_header"] += 1
                 aside = Header(is_hidden=True, is_foreign=header.is_foreign)
                 self._end_message(self._open_message(aside, tokens))
             self._open_message(header, [])
@@ -260,20 +240,23 @@ class HarmonyParser:
             # Text before a channel is a message without its end token.
             if control is SpecialToken.CHANNEL and self._header.is_text():
                 self._end_header(control)
-            self._header.append_marker(control)
+            self._header.raw += _SPELLED[control]
             self._limit_header()
 
     def _limit_header(self) -> None:
         """Stops waiting for `<|message|>` in an overlong header: outputs its text and drops noise."""
-        if len(self._header.raw) <= self._header.max_bytes:
+        raw, most = self._header.raw, MAX_HEADER_BYTES
+        if (at := raw.find(_SPELLED[SpecialToken.CHANNEL])) >= 0:
+            most = at + len(_SPELLED[SpecialToken.CHANNEL]) + MAX_HEADER_BYTES_AFTER_CHANNEL
+        if len(raw) <= most + self._max_name_bytes:
             return
         header = self._header.read_unended(is_cut=True)
         tokens = self._header.text_tokens(header)
         if tokens:
-            self._count_repairs(header)
+            self._count_repair(header, is_ended=False)
             self._open_message(header, tokens)
         else:
-            self.repairs["noise_in_header"] += 1
+            self.repairs["malformed_header"] += 1
             self._header = self._header.rest(header)
 
     def _end_header(self, control: SpecialToken | None) -> None:
@@ -283,21 +266,21 @@ class HarmonyParser:
             is_cut = control is None
             header = self._header.read_unended(is_cut=is_cut, ends_call=control is SpecialToken.CALL)
             tokens = self._header.text_tokens(header)
-            has_call = header.call is not None and not is_cut
-            if tokens or has_call or "noise_in_header" in header.repairs:
-                self._count_repairs(header)
-            if tokens or (has_call and control not in _FOLLOWED):
+            if tokens or not (is_cut or header.is_foreign):
+                self._count_repair(header, is_ended=False)
+            if tokens or (header.call is not None and not is_cut and control not in _FOLLOWED):
                 otherwise: _Kind = "thought" if control in _FOLLOWED else "text"
                 message = self._open_message(header, tokens, otherwise)
                 self._end_message(message, is_complete=not is_cut)
         self._header = self._new_header(is_started=False, expects_role=False)
 
-    def _count_repairs(self, header: Header) -> None:
-        self.repairs.update(header.repairs)
-        if not self._header.is_started:
-            self.repairs["missing_start"] += 1
-        if self._header.expects_role and not header.has_role:
-            self.repairs["missing_role"] += 1
+    def _count_repair(self, header: Header, *, is_ended: bool) -> None:
+        if header.is_foreign:
+            self.repairs["foreign_author"] += 1
+        elif not is_ended:
+            self.repairs["missing_message"] += 1
+        elif not (header.is_well_formed and self._header.is_started):
+            self.repairs["malformed_header"] += 1
 
     def _open_message(
         self, header: Header, tokens: Sequence[tuple[int, bytes]], otherwise: _Kind = "text"

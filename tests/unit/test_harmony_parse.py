@@ -8,11 +8,7 @@ import pytest
 import yaml
 
 from frontend.harmony.conversation import Delta, End, Text
-from frontend.harmony.parse import (
-    MAX_HEADER_BYTES,
-    MAX_HEADER_BYTES_AFTER_CHANNEL,
-    HarmonyParser,
-)
+from frontend.harmony.parse import MAX_HEADER_BYTES, MAX_HEADER_BYTES_AFTER_CHANNEL, HarmonyParser
 from frontend.text.tokenizer import SpecialToken, Vocabulary
 from tests.repairs import REPAIRS, messages
 
@@ -120,7 +116,7 @@ def test_text_is_held_back_up_to_a_limit_when_its_message_token_is_missing(
 def test_header_marks_without_end_are_not_kept() -> None:
     parser = HarmonyParser(VOCABULARY, TOOLS)
     assert parser.feed(encode("<|channel|>" * 5000)) == []
-    assert parser.repairs["noise_in_header"] > 100
+    assert parser.repairs["malformed_header"] > 100
     assert messages(parser.feed(encode("final<|message|>Hi"))) == [{"text": "Hi"}]
 
 
@@ -130,7 +126,7 @@ def test_a_garbled_header_without_end_says_nothing(garbled: str) -> None:
     assert parser.feed(encode("<|channel|>commentary " + garbled * 200)) == []
     deltas = parser.feed(encode("<|end|><|start|>assistant<|channel|>final<|message|>Hi<|return|>"))
     assert messages(deltas) == [{"text": "Hi"}]
-    assert 1 < parser.repairs["noise_in_header"] < 50  # it is dropped piece by piece
+    assert 1 < parser.repairs["malformed_header"] < 50  # it is dropped piece by piece
 
 
 @pytest.mark.parametrize(
@@ -145,7 +141,7 @@ def test_a_header_may_be_longer_by_a_tools_name(num_chars: int, header: str) -> 
     parser = HarmonyParser(VOCABULARY, frozenset({name, "b"}))
     deltas = parser.feed(encode(header.format(name) + "<|message|>{}<|call|>"))
     assert messages(deltas) == [{"call": name, "arguments": "{}"}]
-    assert parser.repairs == {}
+    assert not parser.repairs["missing_message"]
 
 
 def test_blanks_before_a_channel_leave_room_for_the_rest_of_the_header() -> None:
@@ -153,16 +149,6 @@ def test_blanks_before_a_channel_leave_room_for_the_rest_of_the_header() -> None
     deltas, parser = parse(blanks + "<|channel|>commentary to=functions.bash json<|message|>{}<|call|>")
     assert messages(deltas) == [{"call": "bash", "arguments": "{}"}]
     assert parser.repairs == {}
-
-
-def test_after_garbage_in_a_header_no_role_is_missing() -> None:
-    garbled = "commentary?" * 200
-    deltas, parser = parse(
-        "<|channel|>analysis<|message|>Hm<|end|>"
-        f"<|start|>assistant<|channel|>commentary {garbled}<|message|>Hi<|end|>"
-    )
-    assert messages(deltas) == [{"reasoning": "Hm"}, {"preamble": "Hi"}]
-    assert parser.repairs["missing_role"] == 0
 
 
 def test_ids_outside_the_vocabulary_say_nothing() -> None:
