@@ -55,6 +55,11 @@ class BatonError(Exception):
 class InvalidRequest(BatonError, code="invalid_request", status=400):
     """The request is invalid; retrying it does not help."""
 
+    @classmethod
+    def at(cls, path: str, what: str) -> "InvalidRequest":
+        """What is wrong with the field at `path`."""
+        return cls(f"`{path}` {what}", param=path)
+
 
 class ModelNotFound(BatonError, code="model_not_found", status=404):
     """No worker serves a model with this name."""

@@ -18,7 +18,6 @@ from frontend.harmony.conversation import (
     UserTurn,
 )
 from frontend.turn.fields import (
-    GPT_OSS_EFFORTS,
     NEAREST_EFFORT,
     TEXT_TYPES,
     AnyEffort,
@@ -119,30 +118,16 @@ class ToolDefinition(msgspec.Struct, kw_only=True):
     custom: CustomTool | None = None
 
 
-class ToolName(msgspec.Struct, kw_only=True):
-    """A reference to a tool by name."""
-
-    name: str
-
-
-class AllowedTool(msgspec.Struct, kw_only=True):
-    """One of the tools that may be called; it has the field that `type` names."""
-
-    type: Literal["function", "custom"] = "function"
-    function: ToolName | None = None
-    custom: ToolName | None = None
-
-
 class AllowedTools(msgspec.Struct, kw_only=True):
     """The tools that may be called, and whether a call is required."""
 
     mode: Literal["auto", "required"]
-    tools: Annotated[list[AllowedTool], msgspec.Meta(min_length=1)]
+    tools: Annotated[list[ToolDefinition], msgspec.Meta(min_length=1)]
 
 
-class ChatToolChoice(AllowedTool, kw_only=True):
-    """`tool_choice`: this tool must be called, or only these may be, although the prompt shows all; it has
-    the field that `type` names."""
+class ChatToolChoice(ToolDefinition, kw_only=True):
+    """`tool_choice`: the tool of this name must be called, or only those named may be, although the prompt
+    shows all; it has the field that `type` names."""
 
     type: Literal["function", "custom", "allowed_tools"]  # type: ignore[assignment]  # one more
     allowed_tools: AllowedTools | None = None
@@ -194,7 +179,7 @@ class ChatBody(ConversationFields, kw_only=True):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.top_logprobs and not self.logprobs:
-            raise InvalidRequest("`top_logprobs` needs `logprobs`: true.", param="top_logprobs")
+            raise InvalidRequest.at("top_logprobs", "needs `logprobs`: true.")
 
 
 def turn_request(body: ChatBody, num_bytes: int) -> tuple[TurnRequest, list[str]]:
@@ -214,7 +199,7 @@ def turn_request(body: ChatBody, num_bytes: int) -> tuple[TurnRequest, list[str]
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
     )
     inexact = ["messages[].name"] if any(message.name is not None for message in body.messages) else []
-    if _effort(body) not in GPT_OSS_EFFORTS:
+    if NEAREST_EFFORT[effort := _effort(body)] != effort:
         inexact.append("reasoning_effort")
     results = (message.content for message in body.messages if message.role == "tool")
     kinds = {part.type for content in results if isinstance(content, list) for part in content}
@@ -236,7 +221,6 @@ def conversation(body: ChatBody) -> Conversation:
         turns=tuple(_turn(message, f"messages[{i}]") for i, message in enumerate(body.messages)),
         tools=tuple(_tool(tool, f"tools[{i}]") for i, tool in enumerate(offered or ())),
         reasoning_effort=NEAREST_EFFORT[_effort(body)],
-        model_identity=body.identity,
         answer_format=answer,
     )
 
@@ -246,7 +230,7 @@ def _effort(body: ChatBody) -> AnyEffort:
     return body.effort_of(given)
 
 
-def _by_type(given: ToolDefinition | AllowedTool | MessageToolCall, path: str) -> Any:
+def _by_type(given: ToolDefinition | MessageToolCall, path: str) -> Any:
     """The field that the type names. Raises InvalidRequest if it is missing."""
     return required(getattr(given, given.type) or None, f"{path}.{given.type}")
 
@@ -273,8 +257,8 @@ def _tool(given: ToolDefinition, path: str) -> Tool:
 def _call_choice(choice: str | ChatToolChoice | None) -> CallChoice:
     if not isinstance(choice, ChatToolChoice):
         return CallChoice(must_call=choice == "required")
-    named: ToolName | AllowedTools = _by_type(choice, "tool_choice")
-    if isinstance(named, ToolName):
+    named: FunctionTool | CustomTool | AllowedTools = _by_type(choice, "tool_choice")
+    if not isinstance(named, AllowedTools):
         return CallChoice(must_call=True, names=frozenset({named.name}))
     tools = enumerate(named.tools)
     names = frozenset(_by_type(tool, f"tool_choice.allowed_tools.tools[{i}]").name for i, tool in tools)
@@ -299,7 +283,7 @@ def _turn(message: InputMessage, path: str) -> Turn:
 def _assistant_turn(message: InputMessage, path: str) -> AssistantTurn:
     for name in ("audio", "function_call"):
         if getattr(message, name) is not None:
-            raise InvalidRequest(f"`{path}.{name}` is not supported.", param=f"{path}.{name}")
+            raise InvalidRequest.at(f"{path}.{name}", "is not supported.")
     calls = []
     for i, given in enumerate(message.tool_calls or ()):
         call: FunctionCall | CustomCall = _by_type(given, f"{path}.tool_calls[{i}]")
@@ -323,9 +307,8 @@ def _text(content: Content | None, path: str, *, reads_others: bool = False) -> 
     for i, part in enumerate(required(content, path)):
         text = text_of_part(part, f"{path}[{i}]")
         if text is None and not reads_others:
-            raise InvalidRequest(
-                f"`{path}[{i}].type` {part.type!r:.80} is not supported; this model reads text only.",
-                param=f"{path}[{i}].type",
+            raise InvalidRequest.at(
+                f"{path}[{i}].type", f"{part.type!r:.80} is not supported; this model reads text only."
             )
         texts.append(left_out(part.type) if text is None else text)
     return "".join(texts)

@@ -35,7 +35,7 @@ from frontend.turn.fields import (
 )
 from frontend.turn.form import CallChoice, demanded
 from frontend.turn.request import TurnRequest
-from frontend.turn.seal import Changed, Seal
+from frontend.turn.seal import Seal
 from frontend.turn.thoughts import PARAGRAPH, joined
 
 
@@ -172,10 +172,9 @@ class MessagesBody(Counted, kw_only=True):
                 param="thread",
             )
         if self.messages[-1].role == "assistant":
-            raise InvalidRequest(
-                "The last message in `messages` must not have role 'assistant'; this model does not support "
-                "prefilled answers.",
-                param="messages",
+            raise InvalidRequest.at(
+                "messages",
+                "must not end with role 'assistant'; this model does not support prefilled answers.",
             )
 
 
@@ -276,10 +275,9 @@ def _offered_tools(body: Counted, ignored: set[str]) -> list[Tool]:
     if body.mcp_servers:
         ignored.add("mcp_servers")
     if kind == "auto" and idle and not tools:
-        raise InvalidRequest(
-            f"`tools`: {', '.join(idle)} cannot run here, and there is no other tool; offer tools that the "
-            "client runs.",
-            param="tools",
+        raise InvalidRequest.at(
+            "tools",
+            f"has only {', '.join(idle)}, which cannot run here; offer tools that the client runs.",
         )
     return [] if kind == "none" else tools
 
@@ -370,15 +368,8 @@ class _Reader:
     def _thought(self, block: Block, path: str) -> str | None:
         """This service's own reasoning, or None for another's."""
         text = block.thinking or ""
-        try:
-            if self._seal.is_ours(text, block.signature or ""):
-                return text
-        except Changed:
-            raise InvalidRequest(
-                f"`{path}.signature` does not match `{path}.thinking`; send thinking blocks back unchanged, "
-                "or leave them out.",
-                param=f"{path}.signature",
-            ) from None
+        if self._seal.is_ours(text, block.signature or "", f"{path}.signature"):
+            return text
         self.ignored.add("messages[].content[].thinking")
         return None
 
@@ -409,6 +400,6 @@ def _blocks(content: AnyContent, path: str) -> Iterator[tuple[Block, str]]:
     if isinstance(content, str):
         yield Block(type="text", text=content), path
     elif isinstance(content, dict):
-        raise InvalidRequest(f"`{path}`: must be a string or an array, not an object.", param=path)
+        raise InvalidRequest.at(path, "must be a string or an array, not an object.")
     else:
         yield from ((block, f"{path}[{i}]") for i, block in enumerate(content or ()))

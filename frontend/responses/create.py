@@ -45,7 +45,7 @@ from frontend.responses.output import EventWriter, OfferedTools, ParsedBody, Res
 from frontend.responses.runs import ResponseState
 from frontend.responses.store import ResponseStore, StoredResponse
 from frontend.text.tokenizer import ContextTooLong
-from frontend.turn.fields import GPT_OSS_EFFORTS, NEAREST_EFFORT, required
+from frontend.turn.fields import NEAREST_EFFORT, required
 from frontend.turn.form import CallChoice, answer_format, demanded
 from frontend.turn.ids import vary
 from frontend.turn.request import LONG_BYTES, Client, TurnRequest, encode
@@ -107,7 +107,7 @@ async def _parsed(raw: bytes, client: Client, services: Services, state: Respons
     making = partial(turn_request, body, earlier, items, num_bytes)
     offered, request = await asyncio.to_thread(making) if num_bytes > LONG_BYTES else making()
     ignored = [*unknown, *sorted(reader.left_out), *dict.fromkeys(offered.left_out)]
-    if body.effort not in GPT_OSS_EFFORTS:
+    if NEAREST_EFFORT[body.effort] != body.effort:
         ignored.append("reasoning.effort")
     if body.gives_timings:
         ignored.append("stream_options.include_timings")
@@ -275,7 +275,6 @@ def turn_request(
         tools=tuple(offered.tools),
         namespaces=tuple(offered.namespaces),
         reasoning_effort=NEAREST_EFFORT[body.effort],
-        model_identity=body.identity,
         answer_format=answer_format(None if body.text is None else body.text.format, "text.format"),
     )
     gives_logprobs = LOGPROBS in (body.include or ()) or body.top_logprobs is not None

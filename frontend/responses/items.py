@@ -20,7 +20,7 @@ from frontend.http.answer import ContentLogprob
 from frontend.http.body import convert
 from frontend.turn.fields import NUMBER, TEXT, TEXTS, ClientTool, Part, left_out, text_of_part
 from frontend.turn.ids import new_id
-from frontend.turn.seal import Changed, Seal
+from frontend.turn.seal import Seal
 from frontend.turn.thoughts import joined
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
@@ -359,12 +359,7 @@ class InputReader:
         content = item.content
         if not content:
             sealed, where = item.encrypted_content or "", f"{path}.encrypted_content"
-            try:
-                text = self._seal.open(sealed)
-            except Changed:
-                raise InvalidRequest(
-                    f"`{where}` was changed; send it back unchanged, or leave it out.", param=where
-                ) from None
+            text = self._seal.open(sealed, where)
             if sealed and text is None:
                 self.left_out.add("input[].encrypted_content")
             content = [] if text is None else [text_part("reasoning_text", text)]

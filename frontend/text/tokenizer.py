@@ -312,11 +312,11 @@ class ServedModel(msgspec.Struct, frozen=True):
         """A longer prompt is refused with `too_long`."""
         return COUNTED_CONTEXTS * self.context_length
 
-    def too_long(self, path: str) -> "ContextTooLong":
-        """The error for a prompt or tokens in the field `path` with more than `max_counted_tokens`."""
+    def too_long(self, path: str, num_tokens: int | None = None) -> "ContextTooLong":
+        """The error for so many tokens in the field `path`; None: for more than `max_counted_tokens`."""
         return ContextTooLong(
-            f"This model's maximum context length is {self.context_length} tokens, but `{path}` "
-            f"has more than {self.max_counted_tokens} tokens. Shorten it.",
+            f"This model's maximum context length is {self.context_length} tokens, but `{path}` has "
+            f"{num_tokens or f'more than {self.max_counted_tokens}'} tokens. Leave room for the answer.",
             param=path,
         )
 

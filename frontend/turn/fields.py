@@ -1,12 +1,12 @@
 """Request fields shared by several APIs, and the types of their values."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import msgspec
 
 from baton.errors import InvalidRequest
-from frontend.harmony.conversation import MODEL_IDENTITY, ReasoningEffort, Tool
+from frontend.harmony.conversation import ReasoningEffort, Tool
 
 T = TypeVar("T")
 
@@ -37,7 +37,6 @@ JsonSchema = dict[str, Any] | str
 GrammarText = Annotated[str, msgspec.Meta(min_length=1)]
 GrammarChoices = Annotated[list[GrammarText], msgspec.Meta(min_length=1)]
 AnyEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
-GPT_OSS_EFFORTS = frozenset(get_args(ReasoningEffort))
 # The nearest effort that gpt-oss has; it cannot turn reasoning off.
 NEAREST_EFFORT: dict[AnyEffort, ReasoningEffort] = {
     "none": "low",
@@ -149,7 +148,7 @@ class CommonFields(GuidedFields, kw_only=True):
 
     def __post_init__(self) -> None:
         if self.stream_options is not None and not self.stream:
-            raise InvalidRequest("`stream_options` needs `stream`: true.", param="stream_options")
+            raise InvalidRequest.at("stream_options", "needs `stream`: true.")
 
     @property
     def user_id(self) -> str | None:
@@ -177,7 +176,6 @@ class TemplateArgs(msgspec.Struct, kw_only=True):
     """Arguments of the chat template."""
 
     reasoning_effort: AnyEffort | None = None
-    model_identity: str | None = None
 
 
 class ConversationFields(CommonFields, kw_only=True):
@@ -191,20 +189,13 @@ class ConversationFields(CommonFields, kw_only=True):
 
     def effort_of(self, given: AnyEffort | None) -> AnyEffort:
         """The first effort given, else medium."""
-        return first_given(given, *(each.reasoning_effort for each in self._template()), default="medium")
-
-    @property
-    def identity(self) -> str:
-        """The first identity given, else gpt-oss's default."""
-        return first_given(*(each.model_identity for each in self._template()), default=MODEL_IDENTITY)
+        template = filter(None, (self.chat_template_args, self.chat_template_kwargs))
+        return first_given(given, *(each.reasoning_effort for each in template), default="medium")
 
     @property
     def max_calls(self) -> int | None:
         """The limit of calls in an answer."""
         return 1 if self.parallel_tool_calls is False else None
-
-    def _template(self) -> Iterator[TemplateArgs]:
-        yield from filter(None, (self.chat_template_args, self.chat_template_kwargs))
 
 
 def first_given(*values: T | None, default: T) -> T:
@@ -218,7 +209,7 @@ def first_given(*values: T | None, default: T) -> T:
 def required(value: T | None, path: str) -> T:
     """The value of the field at `path`. Raises InvalidRequest if it is missing."""
     if value is None:
-        raise InvalidRequest(f"`{path}` is missing.", param=path)
+        raise InvalidRequest.at(path, "is missing.")
     return value
 
 
@@ -253,7 +244,12 @@ class ClientTool(msgspec.Struct, frozen=True):
     required: Sequence[str]
 
     def function(self, name: str, path: str) -> Tool:
-        parameters = {"type": "object", "properties": self.properties, "required": self.required}
+        parameters = {
+            "type": "object",
+            "properties": self.properties,
+            "required": self.required,
+            "additionalProperties": False,
+        }
         return Tool(name=name, description=self.description, parameters=parameters, strict=True, path=path)
 
 

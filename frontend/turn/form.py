@@ -1,7 +1,7 @@
 """The form that tool choice, strict tools and output formats demand of an answer."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -13,32 +13,6 @@ from baton.messages import Guided, MessageForm, Syntax
 from frontend.harmony.conversation import AnswerFormat, Conversation, TextGrammar, Tool
 from frontend.turn.fields import CommonFields, JsonObjectFormat, JsonSchema, NamedSchema, TextFormat
 
-# Keywords that hold subschemas by name, in a list, or singly. `allOf` is left out: members closed
-# individually would reject each other's properties.
-_BY_NAME = frozenset({"properties", "patternProperties", "$defs", "definitions"})
-_IN_LIST = frozenset({"anyOf", "oneOf", "prefixItems"})
-_ONE = frozenset({"items", "additionalProperties"})
-_OPEN = frozenset({"allOf", "additionalProperties", "unevaluatedProperties", "patternProperties"})
-
-
-def closed(schema: Any) -> Any:
-    """The schema with `additionalProperties: false` added to every object that lists its properties and does
-    not already say how to treat others. Raises RecursionError for schemas nested too deeply."""
-    if not isinstance(schema, Mapping):
-        return schema
-    made: dict[str, Any] = {}
-    for key, value in schema.items():
-        if key in _BY_NAME and isinstance(value, Mapping):
-            made[key] = {name: closed(inner) for name, inner in value.items()}
-        elif key in _IN_LIST and isinstance(value, list):
-            made[key] = [closed(inner) for inner in value]
-        else:
-            made[key] = closed(value) if key in _ONE else value
-    if "properties" in made and not _OPEN & made.keys():
-        made["additionalProperties"] = False
-    return made
-
-
 _ANY_OBJECT = {"type": "object"}
 
 
@@ -46,7 +20,7 @@ def _schema(value: JsonSchema, path: str) -> AnswerFormat:
     try:
         schema = value if isinstance(value, dict) else msgspec.json.decode(value, type=dict[str, Any])
     except (msgspec.DecodeError, RecursionError) as error:
-        raise InvalidRequest(f"`{path}` is not a valid JSON schema: {error}.", param=path) from None
+        raise InvalidRequest.at(path, f"is not a valid JSON schema: {error}.") from None
     return AnswerFormat(schema=schema, path=path)
 
 
@@ -83,9 +57,8 @@ def _demanded_format(fields: CommonFields, response_format: AnswerFormat | None)
         if name in _FORMATS and (value := getattr(holder, name)) is not None and value is not False
     ]
     if len(formats) > 1:
-        raise InvalidRequest(
-            f"`{formats[1].path}` cannot be combined with `{formats[0].path}`; send only one output format.",
-            param=formats[1].path,
+        raise InvalidRequest.at(
+            formats[1].path, f"cannot be combined with `{formats[0].path}`; send only one output format."
         )
     return formats[0] if formats else None
 
@@ -141,9 +114,8 @@ def demanded(
     elif answer is not None:
         form = _checked(Guided(last=(replace(_final(answer), headers=("",)),)))
     if form is not None and fields.ignores_eos:
-        raise InvalidRequest(
-            "`ignore_eos` cannot be combined with an output format, strict tools or a required tool call.",
-            param="ignore_eos",
+        raise InvalidRequest.at(
+            "ignore_eos", "cannot be combined with an output format, strict tools or a required tool call."
         )
     return form
 
@@ -173,9 +145,7 @@ def guided(
 
 def _callable(tools: Sequence[Tool], choice: CallChoice) -> Sequence[Tool]:
     if choice.must_call and not tools:
-        raise InvalidRequest(
-            "`tool_choice` requires a call, but `tools` has no tool that can run here.", param="tool_choice"
-        )
+        raise InvalidRequest.at("tool_choice", "requires a call, but `tools` has no tool that can run here.")
     if choice.names is None:
         return tools
     missing = choice.names - {tool.called for tool in tools}
@@ -183,7 +153,7 @@ def _callable(tools: Sequence[Tool], choice: CallChoice) -> Sequence[Tool]:
     missing -= {tool.name for tool in inner}
     if missing or not choice.names:
         what = f"{min(missing)!r}, which is not in `tools` or cannot run here" if missing else "no tool"
-        raise InvalidRequest(f"`tool_choice` names {what}.", param="tool_choice")
+        raise InvalidRequest.at("tool_choice", f"names {what}.")
     return [tool for tool in tools if tool.called in choice.names or tool in inner]
 
 
@@ -223,11 +193,9 @@ def _constrained(
     if grammar is not None:
         return replace(form, grammar=grammar.text, syntax=grammar.syntax, param=grammar.path)
     try:
-        text = msgspec.json.encode(closed(schema) if is_strict else schema).decode()
+        text = msgspec.json.encode(schema).decode()
     except (RecursionError, UnicodeEncodeError) as error:
-        raise InvalidRequest(
-            f"`{path}`: the schema cannot be encoded as JSON: {error}.", param=path
-        ) from None
+        raise InvalidRequest.at(path, f"cannot be encoded as JSON: {error}.") from None
     return replace(form, grammar=text, lenient=not is_strict, param=path)
 
 
@@ -235,9 +203,7 @@ def _checked(form: Guided) -> Guided:
     num_bytes = 0
     for message in form.last:
         num_bytes += len(message.grammar or "")
-        if num_bytes > MAX_SCHEMA_BYTES:
-            raise InvalidRequest(
-                f"`{message.param}`: the schemas and grammars to enforce exceed {MAX_SCHEMA_BYTES} bytes.",
-                param=message.param,
-            )
+        if num_bytes > MAX_SCHEMA_BYTES and message.param is not None:
+            what = f"makes the schemas and grammars to enforce exceed {MAX_SCHEMA_BYTES} bytes."
+            raise InvalidRequest.at(message.param, what)
     return form

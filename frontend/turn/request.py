@@ -12,7 +12,7 @@ from baton.messages import GenerateRequest, Guided, Sampling
 from frontend.harmony.conversation import Conversation
 from frontend.harmony.parse import HarmonyParser
 from frontend.harmony.render import render
-from frontend.text.tokenizer import ContextTooLong, ModelTokenizer, ServedModel, TooManyTokens
+from frontend.text.tokenizer import ModelTokenizer, ServedModel, TooManyTokens
 from frontend.turn.choice import Choice, RawText
 from frontend.turn.fields import CommonFields, Nvext, first_given
 from frontend.turn.ids import new_seed
@@ -146,23 +146,17 @@ def sampling_of(request: TurnRequest, served: ServedModel, num_prompt_tokens: in
 def _max_tokens(request: TurnRequest, served: ServedModel, num_prompt_tokens: int) -> int:
     path, least = request.path, request.fields.min_tokens or 0
     if request.prompt_logprobs is not None and num_prompt_tokens > MAX_SCORED_TOKENS:
-        raise InvalidRequest(
-            f"`{path}` has {num_prompt_tokens} tokens; log probabilities are limited to prompts of "
+        raise InvalidRequest.at(
+            path,
+            f"has {num_prompt_tokens} tokens; log probabilities are limited to prompts of "
             f"{MAX_SCORED_TOKENS} tokens.",
-            param=path,
         )
     room = served.context_length - num_prompt_tokens
     if room < 1:
-        raise ContextTooLong(
-            f"This model's maximum context length is {served.context_length} tokens, but `{path}` "
-            f"has {num_prompt_tokens} tokens. Shorten it to leave room for the answer.",
-            param=path,
-        )
+        raise served.too_long(path, num_prompt_tokens)
     limit = min(request.max_tokens or room, room)
     if least > limit:
-        raise InvalidRequest(
-            f"`min_tokens` is {least}, but the answer is limited to {limit} tokens.", param="min_tokens"
-        )
+        raise InvalidRequest.at("min_tokens", f"is {least}, but the answer is limited to {limit} tokens.")
     return limit
 
 
@@ -181,7 +175,7 @@ async def prepare(
     fields, num = request.fields, request.num_choices or 1
     total = num * (len(request.prompt.prompts) if isinstance(request.prompt, RawPrompts) else 1)
     if total > max_choices:
-        raise InvalidRequest(f"`n` makes {total} choices; at most {max_choices} are allowed.", param="n")
+        raise InvalidRequest.at("n", f"makes {total} choices; at most {max_choices} are allowed.")
     caller = client.caller(fields.user_id)
     check_load(served.name, caller, client.deadline_s)
     prompts = await encode(request, client.owner, served, thoughts)

@@ -6,13 +6,11 @@ import hmac
 import secrets
 import zlib
 
+from baton.errors import InvalidRequest
+
 # Format version. The prefix of a signature is the version and a fingerprint of the key.
 _OURS = "bt1"
 _MAX_BYTES = 4 << 20
-
-
-class Changed(Exception):
-    """The signature is of this service's key, but does not match the content."""
 
 
 class Seal:
@@ -28,13 +26,14 @@ class Seal:
     def sign(self, text: str) -> str:
         return self._prefix + self._mac(text.encode())
 
-    def is_ours(self, text: str, signature: str) -> bool:
-        """Whether the signature is of this key. Raises Changed if it does not match the text."""
+    def is_ours(self, text: str, signature: str, path: str) -> bool:
+        """Whether the signature is of this key. Raises InvalidRequest, naming the field `path`, if it does
+        not match the text."""
         if not signature.startswith(self._prefix):
             return False
         mac = signature.removeprefix(self._prefix)
         if not hmac.compare_digest(mac.encode(), self._mac(text.encode()).encode()):  # as texts only ASCII
-            raise Changed
+            raise _changed(path)
         return True
 
     def close(self, text: str) -> str:
@@ -42,18 +41,24 @@ class Seal:
         data = base64.urlsafe_b64encode(zlib.compress(text.encode())).decode()
         return f"{self.sign(data)}.{data}"
 
-    def open(self, sealed: str) -> str | None:
-        """The text, or None if it was sealed with another key. Raises Changed."""
+    def open(self, sealed: str, path: str) -> str | None:
+        """The text of the field `path`, or None if it was sealed with another key. Raises InvalidRequest."""
         if not sealed.startswith(self._prefix):
             return None
         signature, _, data = sealed.rpartition(".")
         try:
-            if not self.is_ours(data, signature):
-                raise Changed
+            if not self.is_ours(data, signature, path):
+                raise _changed(path)
             inflate = zlib.decompressobj()
             return inflate.decompress(base64.urlsafe_b64decode(data), _MAX_BYTES).decode()
         except (ValueError, zlib.error) as error:  # `sign` was given it as a text
-            raise Changed from error
+            raise _changed(path) from error
 
     def _mac(self, data: bytes) -> str:
         return hmac.new(self._key, data, hashlib.sha256).hexdigest()[:32]
+
+
+def _changed(path: str) -> InvalidRequest:
+    return InvalidRequest.at(
+        path, "does not match the reasoning; send both back unchanged, or leave them out."
+    )

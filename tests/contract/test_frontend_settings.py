@@ -147,7 +147,7 @@ async def test_reasoning_is_sealed_with_the_key_of_the_flag(tmp_path: Path) -> N
     said = saying(THOUGHT + "<|channel|>final<|message|>Hello<|return|>")
     async with serving(Workers(d1=said), seal_key_file=path) as frontend:
         reply = await frontend.respond(include=["reasoning.encrypted_content"], max_output_tokens=100)
-        assert Seal(b"k" * 32).open(reply.json()["output"][0]["encrypted_content"]) == "Think."
+        assert Seal(b"k" * 32).open(reply.json()["output"][0]["encrypted_content"], "x") == "Think."
 
 
 async def test_each_process_sends_workers_its_part_of_what_they_hold() -> None:

@@ -126,12 +126,6 @@ def test_the_effort_is_the_nearest_that_the_model_has(fields: Json, effort: str)
     assert talk_of(**fields).reasoning_effort == effort
 
 
-def test_the_first_identity_given_replaces_the_default() -> None:
-    kwargs = {"chat_template_kwargs": {"model_identity": "Ada"}}
-    assert talk_of(chat_template_args={}, **kwargs).model_identity == "Ada"
-    assert talk_of(chat_template_args={"model_identity": ""}, **kwargs).model_identity == ""
-
-
 @pytest.mark.parametrize(
     ("given", "answer"),
     [
@@ -239,5 +233,5 @@ def test_fields_without_effect_are_accepted_and_unknown_ones_inside_others_named
     for name, value in inner.items():
         assert unknown(stream=True, **{name: {**value, "odd": 1}}) == (f"{name}.odd",)
     assert unknown(tools=[{"function": {"name": "f", "odd": 1}}]) == ("tools[].function.odd",)
-    choice = allowed("auto", {"function": {"name": "f", "strict": True}})
-    assert unknown(tools=[F], tool_choice=choice) == ("tool_choice.allowed_tools.tools[].function.strict",)
+    choice = allowed("auto", {"function": {"name": "f", "odd": True}})
+    assert unknown(tools=[F], tool_choice=choice) == ("tool_choice.allowed_tools.tools[].function.odd",)

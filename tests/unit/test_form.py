@@ -8,7 +8,7 @@ import pytest
 from baton.errors import InvalidRequest
 from baton.messages import GenerateRequest, Guided, MessageForm
 from frontend.harmony.conversation import AnswerFormat, Tool
-from frontend.turn.form import MAX_SCHEMA_BYTES, closed, guided
+from frontend.turn.form import MAX_SCHEMA_BYTES, guided
 from tests.scripted_frontend import MODEL, Client, Reply, ScriptedTokens
 
 Json = dict[str, Any]
@@ -16,7 +16,6 @@ Json = dict[str, Any]
 CALL = "<|channel|>commentary to=functions.f <|constrain|>json<|message|>{}<|call|>"
 FREE_HEADERS = {"analysis": "<|channel|>analysis<|message|>", "preamble": "<|channel|>commentary<|message|>"}
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
-CLOSED = SCHEMA | {"additionalProperties": False}  # as strict ones are
 NAMED_SCHEMA = {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA, "strict": True}}
 
 
@@ -74,7 +73,7 @@ async def test_nothing_demanded_is_nothing_enforced(fields: Json) -> None:
 
 
 FREE = None
-STRICT = (CLOSED, False)
+STRICT = (SCHEMA, False)
 LOOSE = (SCHEMA, True)
 OBJECT = ({"type": "object"}, True)
 F, G, STRICT_F = tool("f"), tool("g"), tool("f", strict=True)
@@ -265,36 +264,3 @@ async def test_what_asks_for_nothing_is_neither_refused_nor_named() -> None:
     reply, tokens = await ask("/v1/chat/completions", **fields)
     assert (reply.status, reply.headers.get("x-baton-ignored")) == (200, None)
     assert tokens.requests[0].sampling.guided is None
-
-
-OPEN: Json = {"properties": {}}
-SHUT: Json = {"properties": {}, "additionalProperties": False}
-UNCHANGED: list[Json] = [
-    OPEN | {"additionalProperties": True},
-    OPEN | {"unevaluatedProperties": True},
-    OPEN | {"patternProperties": {"^a": {}}},
-    {"allOf": [{"properties": {"a": {}}}], "properties": {"b": {}}},
-    {"const": OPEN},
-    {"$defs": [], "anyOf": {}, "oneOf": None, "items": [OPEN]},
-]
-
-
-@pytest.mark.parametrize(
-    ("schema", "made"),
-    [
-        ({"type": "object"}, {"type": "object"}),
-        (OPEN, SHUT),
-        ({"properties": None}, {"properties": None, "additionalProperties": False}),
-        ({"properties": {"properties": {"type": "string"}}},
-         {"properties": {"properties": {"type": "string"}}, "additionalProperties": False}),
-        ({"items": {"properties": {"a": OPEN}}},
-         {"items": {"properties": {"a": SHUT}, "additionalProperties": False}}),
-        ({"anyOf": [OPEN, True], "$defs": {"d": OPEN}}, {"anyOf": [SHUT, True], "$defs": {"d": SHUT}}),
-        ({"prefixItems": [OPEN], "oneOf": [OPEN]}, {"prefixItems": [SHUT], "oneOf": [SHUT]}),
-        ({"additionalProperties": OPEN, "patternProperties": {"^a": OPEN}, "definitions": {"d": OPEN}},
-         {"additionalProperties": SHUT, "patternProperties": {"^a": SHUT}, "definitions": {"d": SHUT}}),
-        *((schema, schema) for schema in UNCHANGED),
-    ],
-)  # fmt: skip
-def test_strict_closes_the_objects_that_list_their_properties(schema: Json, made: Json) -> None:
-    assert closed(schema) == made

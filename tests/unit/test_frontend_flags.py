@@ -125,4 +125,4 @@ def test_a_seal_key_has_enough_bytes_without_the_space_around_it(num_bytes: int,
         return
     sealed = read_credentials(settings).seal.close("thought")
     path.write_bytes(b"k" * num_bytes)
-    assert read_credentials(settings).seal.open(sealed) == "thought"
+    assert read_credentials(settings).seal.open(sealed, "x") == "thought"

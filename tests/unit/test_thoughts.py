@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from baton.errors import InvalidRequest
 from frontend.harmony.conversation import (
     AssistantTurn,
     Kind,
@@ -20,7 +21,7 @@ from frontend.harmony.conversation import (
 )
 from frontend.harmony.parse import HarmonyParser
 from frontend.turn import thoughts
-from frontend.turn.seal import Changed, Seal
+from frontend.turn.seal import Seal
 from frontend.turn.thoughts import Kept, Thoughts, WrittenTurn, joined, written_turn
 from tests.scripted_frontend import TOKENIZER
 
@@ -228,25 +229,25 @@ def test_the_parts_of_an_answer_are_one_turn(parts: list[Turn], turns: list[Turn
 @given(st.text())
 def test_a_sealed_text_opens_with_its_key(text: str) -> None:
     seal, other = Seal(b"key"), Seal(b"other")
-    assert seal.open(seal.close(text)) == text
-    assert Seal(b"key").is_ours(text, seal.sign(text))
-    assert seal.open(other.close(text)) is None
-    assert not seal.is_ours(text, other.sign(text))
+    assert seal.open(seal.close(text), "x") == text
+    assert Seal(b"key").is_ours(text, seal.sign(text), "x")
+    assert seal.open(other.close(text), "x") is None
+    assert not seal.is_ours(text, other.sign(text), "x")
 
 
 def test_a_seal_of_an_earlier_release_is_valid() -> None:
     closed = "bt1.7e738dfe.7b2b4a84b5bca75d0f2aed0e38b5c4c8.eJwLycjMy9YDAAf4Ai0="
-    assert Seal(b"key").open(closed) == "Think."
-    assert Seal(b"key").is_ours("Think.", "bt1.7e738dfe.c0900c623836fa5b677222f56b4b74de")
+    assert Seal(b"key").open(closed, "x") == "Think."
+    assert Seal(b"key").is_ours("Think.", "bt1.7e738dfe.c0900c623836fa5b677222f56b4b74de", "x")
 
 
 @pytest.mark.parametrize(
     "foreign", ["", "gAAAAABo", "bt1", "bt1.", "EqQBCkYIARgCKkA=", Seal(b"another").close("Think.")]
 )
 def test_a_text_of_another_server_is_not_ours(foreign: str) -> None:
-    assert Seal(b"key").open(foreign) is None
-    assert Seal().open(foreign) is None
-    assert not Seal(b"key").is_ours("Think.", foreign)
+    assert Seal(b"key").open(foreign, "x") is None
+    assert Seal().open(foreign, "x") is None
+    assert not Seal(b"key").is_ours("Think.", foreign, "x")
 
 
 def test_a_changed_text_is_refused() -> None:
@@ -258,12 +259,12 @@ def test_a_changed_text_is_refused() -> None:
         closed[:-1], closed + "A", closed.replace(data, flipped), closed.replace(data, ""),
         closed.replace("." + data, "é." + data),
     ):  # fmt: skip
-        with pytest.raises(Changed):
-            seal.open(changed)
+        with pytest.raises(InvalidRequest):
+            seal.open(changed, "x")
     signed = seal.sign("Think.")
     for text, signature in (("Think.", signed[:-1]), ("Think.", signed + "é"), ("Other.", signed)):
-        with pytest.raises(Changed):
-            seal.is_ours(text, signature)
+        with pytest.raises(InvalidRequest):
+            seal.is_ours(text, signature, "x")
 
 
 @pytest.mark.parametrize(
@@ -273,10 +274,10 @@ def test_a_changed_text_is_refused() -> None:
 def test_a_signed_text_is_not_a_sealed_one(data: bytes) -> None:
     """Clients have the signature of any reasoning, and a client can make a model repeat its words."""
     seal = Seal(b"key")
-    with pytest.raises(Changed):
-        seal.open(f"{seal.sign(data.decode())}.{data.decode()}")
+    with pytest.raises(InvalidRequest):
+        seal.open(f"{seal.sign(data.decode())}.{data.decode()}", "x")
 
 
 def test_no_more_than_four_mebibytes_of_a_sealed_text_are_unpacked() -> None:
     seal = Seal(b"key")
-    assert len(seal.open(seal.close("x" * (5 << 20))) or "") == 4 << 20
+    assert len(seal.open(seal.close("x" * (5 << 20)), "x") or "") == 4 << 20

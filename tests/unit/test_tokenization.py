@@ -23,10 +23,10 @@ async def test_a_prompt_is_tokenised_with_its_control_tokens() -> None:
 
 @pytest.mark.parametrize("field", ["chat_template_args", "chat_template_kwargs"])
 async def test_messages_are_tokenised_as_chat_completions_render_them(field: str) -> None:
-    more = {"tools": [{"type": "function", "function": {"name": "f"}}], field: {"model_identity": "Ada"}}
+    more = {"tools": [{"type": "function", "function": {"name": "f"}}], field: {"reasoning_effort": "low"}}
 
     client = Client(ScriptedTokens("<|return|>"))
-    body = {"model": MODEL, "messages": MESSAGES, "reasoning_effort": "low", **more}
+    body = {"model": MODEL, "messages": MESSAGES, **more}
     await client.chat(**body)
     counted = (await client.post("/tokenize", body)).json["tokens"]
     assert counted == list(client.tokens.requests[0].token_ids)
