@@ -15,7 +15,8 @@ import msgspec
 from baton.errors import HandoffStalled
 from baton.messages import WorkerInfo, WorkerStats
 from baton.telemetry import num_lost_lines, unauthenticated
-from frontend.record import STAGES, Record, Records, Stage
+from frontend.record import Record, Records
+from frontend.stages import STAGES, Stage
 
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 

@@ -7,29 +7,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from heapq import heappop, heappush, nlargest
 from itertools import chain, islice
 from operator import attrgetter
-from typing import Literal, NamedTuple, get_args
+from typing import NamedTuple
 
 import msgspec
 
 from baton.loop_delay import LoopDelay
 from baton.messages import KvHandoff, Reply, Role, TokenChunk, Usage, WorkerInfo
-
-Stage = Literal[
-    "read",
-    "render",
-    "queue",
-    "prefill_wait",
-    "prefill",
-    "decode_wait",
-    "kv_move",
-    "transit",
-    "stream",
-    "send",
-]
-STAGES: tuple[Stage, ...] = get_args(Stage)
-"""In order; see the glossary. A request reads, renders and sends, a background run also queues before it
-begins; the rest is its attempts'."""
-_ON_WORKERS = frozenset(STAGES[3:8])
+from frontend.stages import STAGES, Stage
 
 MAX_BYTES = 8 << 20
 _OVERHEAD_BYTES = 100
@@ -50,10 +34,9 @@ class _Timed(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
 
     def enter(self, stage: Stage | None) -> None:
         """End the running stage, and begin this one."""
-        now_s, ended, stages = time.perf_counter(), self.stage, self.stages
+        now_s, ended = time.perf_counter(), self.stage
         if ended is not None:
-            lasted_s = now_s - self.since_s
-            stages[ended] = stages[ended] + lasted_s if ended in stages else lasted_s
+            self.stages[ended] = self.stages.get(ended, 0.0) + now_s - self.since_s
         self.stage, self.since_s = stage, now_s
 
 
@@ -63,7 +46,7 @@ def _sums(now_s: float, parts: Iterable[_Timed]) -> dict[Stage, float]:
     for part in parts:
         running = [] if part.stage is None else [(part.stage, now_s - part.since_s)]
         for stage, lasted_s in (*part.stages.items(), *running):
-            found[stage] = found[stage] + lasted_s if stage in found else lasted_s
+            found[stage] = found.get(stage, 0.0) + lasted_s
     return found
 
 
@@ -94,16 +77,16 @@ class Attempt(_Timed, kw_only=True, omit_defaults=True, gc=False):
     @property
     def waited_s(self) -> float:
         """How long it was on workers without a token."""
-        return sum(lasted_s for stage, lasted_s in self.stages.items() if stage in _ON_WORKERS)
+        return sum(
+            lasted_s for stage, lasted_s in self.stages.items() if STAGES[stage].on and stage != "stream"
+        )
 
     def worker(self, stage: Stage) -> str:
         """The worker on which this stage runs; each of them may do without the other."""
-        if stage in {"queue", "send"}:
-            return ""
         if stage == "transit" and self.late:
             return self.late
         first, second = self.prefill, self.decode
-        return first or second if stage in {"prefill_wait", "prefill"} else second or first
+        return {"": "", "prefill": first or second, "decode": second or first}[STAGES[stage].on]
 
     def answered(
         self, worker: str, found: KvHandoff | Usage, then: Stage, *parts: tuple[Stage, float]
@@ -113,16 +96,15 @@ class Attempt(_Timed, kw_only=True, omit_defaults=True, gc=False):
         rest_s = now_s - self.since_s
         for stage, lasted_s in parts:
             if lasted_s > 0.0:
-                counted_s = lasted_s if lasted_s < rest_s else rest_s  # noqa: FURB136  each call counts here
-                stages[stage] = stages[stage] + counted_s if stage in stages else counted_s
+                counted_s = min(lasted_s, rest_s)
+                stages[stage] = stages.get(stage, 0.0) + counted_s
                 rest_s -= counted_s
-        before_s = stages["transit"] if "transit" in stages else 0.0  # noqa: SIM401  a call less
+        before_s = stages.get("transit", 0.0)
         if rest_s > before_s:
             self.late = worker
         stages["transit"] = before_s + rest_s
         self.stage, self.since_s = then, now_s
-        if found.delay_s > self.delay_s:  # noqa: PLR1730  a call less
-            self.delay_s = found.delay_s
+        self.delay_s = max(self.delay_s, found.delay_s)
         self.starved_s += found.starved_s
 
 
@@ -185,18 +167,18 @@ class Leg(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
             waits["queue"] = waits.get("queue", 0.0) + sum(self.attempts.pop(1).stages.values())
         return attempt
 
-    def end(self, usage: Usage | None = None) -> None:
-        """No more tokens come."""
+    def end(self, usage: Usage | None = None) -> float:
+        """No more tokens come; returns since when."""
         attempt = self.attempts[-1]
-        if attempt.stage not in {None, "queue", "stream"}:
-            attempt.ended_in = attempt.stage
-        attempt.enter(None)
+        if attempt.stage is not None:
+            if attempt.stage not in {"queue", "stream"}:
+                attempt.ended_in = attempt.stage
+            attempt.enter(None)
         if usage is not None:
             self.num_moved_bytes = usage.num_moved_bytes
-            if usage.delay_s > attempt.delay_s:  # noqa: PLR1730  a call less
-                attempt.delay_s = usage.delay_s
-            if usage.starved_s > attempt.starved_s:  # noqa: PLR1730  a call less
-                attempt.starved_s = usage.starved_s
+            attempt.delay_s = max(attempt.delay_s, usage.delay_s)
+            attempt.starved_s = max(attempt.starved_s, usage.starved_s)
+        return attempt.since_s
 
     def blocked(self, lasted_s: float) -> None:
         """The client did not read for so long; the running stage has that much less."""
@@ -261,7 +243,7 @@ class Record(_Timed, kw_only=True, omit_defaults=True, gc=False):
     def generated(self) -> None:
         """All choices have ended; the rest is sent, since the last one's end."""
         self.enter("send")
-        self.since_s = self._end_legs() or self.since_s
+        self.since_s = max([leg.end() for leg in self.legs], default=self.since_s)
 
     @property
     def ended_s(self) -> float:
@@ -287,25 +269,14 @@ class Record(_Timed, kw_only=True, omit_defaults=True, gc=False):
     def spent(self) -> dict[Stage, float]:
         """Seconds by stage, until now for one that runs; of several choices, those of the slowest."""
         now_s = time.perf_counter()
-        choices = [_sums(now_s, (self, *leg.attempts)) for leg in self.legs or [Leg(attempts=[])]]
+        choices = [_sums(now_s, (self, *leg.attempts)) for leg in self.legs] or [_sums(now_s, [self])]
         found = max(choices, key=lambda each: sum(each.values()))
         return {stage: found[stage] for stage in STAGES if stage in found}
 
-    def _end_legs(self) -> float:
-        """Returns when the last one ended; 0 without one."""
-        last_s = 0.0
-        for leg in self.legs:
-            attempt = leg.attempts[-1]
-            if attempt.stage is not None:
-                leg.end()
-            if attempt.since_s > last_s:  # noqa: PLR1730  a call less
-                last_s = attempt.since_s
-        return last_s
-
     def end(self) -> None:
         """No stage runs any more."""
-        if self.stage != "send":  # else they have ended
-            self._end_legs()
+        for leg in self.legs:
+            leg.end()
         self.enter(None)
         self.duration_s = self.since_s - self.began_s
 

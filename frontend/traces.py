@@ -8,7 +8,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from opentelemetry.context import Context
@@ -23,7 +23,8 @@ from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, Trace
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from baton.flags import version, without_secrets
-from frontend.record import STAGES, Attempt, Leg, Record, Trace
+from frontend.record import Attempt, Leg, Record, Trace
+from frontend.stages import STAGES
 
 log = logging.getLogger(__name__)
 
@@ -120,9 +121,9 @@ class _Exporter(OTLPSpanExporter):
 def spans_of(record: Record, resource: Resource, server: Attributes) -> list[ReadableSpan]:
     """One of the request, and below it one of each attempt and stage, whose times are consecutive."""
     made = _Spans(record, resource)
-    at_s = made.stages(0.0, record, STAGES[:3])
+    at_s = made.stages(0.0, record, ("read", "render", "queue"))
     ends_s = [made.leg(at_s, leg, number) for number, leg in enumerate(record.legs)]
-    made.stages(max(ends_s, default=at_s), record, STAGES[-1:])
+    made.stages(max(ends_s, default=at_s), record, ("send",))
     made.request(record, server)
     return made.spans
 
@@ -150,7 +151,7 @@ class _Spans:
             began_s = at_s = self.stages(at_s, attempt, ("queue",))
             if attempt.has_workers:
                 context, error = self._context(), attempt.outcome
-                at_s = self.stages(at_s, attempt, STAGES[3:], context)
+                at_s = self.stages(at_s, attempt, STAGES.keys() - {"queue"}, context)
                 attributes: Attributes = {"baton.attempt": i, "baton.choice": number, "error.type": error}
                 attributes |= {"baton.worker.prefill": attempt.prefill, "baton.worker.decode": attempt.decode}
                 status = StatusCode.ERROR if error else StatusCode.UNSET
@@ -158,11 +159,11 @@ class _Spans:
         return at_s
 
     def stages(
-        self, at_s: float, part: Record | Attempt, names: Iterable[str], parent: SpanContext | None = None
+        self, at_s: float, part: Record | Attempt, names: Collection[str], parent: SpanContext | None = None
     ) -> float:
         """These stages, one after the other, without those that took no time. Returns when they end."""
-        for name, lasted_s in sorted(part.stages.items(), key=lambda each: STAGES.index(each[0])):
-            if name in names and lasted_s > 0:
+        for name in STAGES:
+            if name in names and (lasted_s := part.stages.get(name, 0.0)) > 0:
                 worker = part.worker(name) if isinstance(part, Attempt) else ""
                 began_s, at_s = at_s, at_s + lasted_s
                 self._add(name, began_s, at_s, {"baton.worker": worker}, parent=parent or self._request)

@@ -2,14 +2,14 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from math import inf
 from statistics import median
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 from msgspec.structs import replace
 
-from frontend.record import Attempt, Leg, Record, Stage
+from frontend.record import Attempt, Leg, Record
+from frontend.stages import HOST, LINK, STAGES, Rule, Stage
 
 _LEAST_S, _LEAST_BUSY_S = 0.25, 0.5
 """Less beyond the usual is no reason to call a request slow; the second is the limit on a busy machine."""
@@ -18,9 +18,6 @@ _TIMES = 3.0
 frontend's event loop stands still; this many times the p95 of that is no reason either."""
 _SPREAD = 5.0
 """A p95 is at most this many times the p80: else a few requests of an incident would hide the next ones."""
-_BUSY = 1 / 3
-"""A host is busy if the frontend waited for a CPU for this share of a request's duration, in however short
-delays: a frontend that waits for a worker needs no CPU."""
 _ENOUGH = 8
 """Recent requests on one worker, before their p95 says anything."""
 
@@ -37,59 +34,30 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     crowd: str = ""
 
 
-class _Rule(NamedTuple):
-    """What it means that this is out of line, and what helps; the names in it are of workers. Until enough
-    requests have ended `most_s` is allowed, and `per_token_s` of the tokens `by` which it grows."""
-
-    cause: str
-    help: str
-    most_s: float = 0.5
-    by: Literal["", "computed", "generated"] = ""
-    per_token_s: float = 0.0
-
-    def size(self, record: Record) -> int:
-        """The tokens by which it grows."""
-        if self.by == "computed":
-            return max(1, record.num_prompt_tokens - record.num_cached_tokens)
-        return max(1, record.num_completion_tokens // record.num_choices) if self.by else 0
-
-
-_MORE_DECODE = "another decode worker, or larger batches"
-_HOST = "a look at the host of {worker}: CPU, swap, network"
-_LINK = "a look at the network between them"
 _LOG = "a look at the log of {worker}"
-_WAITS: Mapping[str, _Rule] = {
-    "queue": _Rule("all workers were busy", "another worker, or larger batches"),
-    "prefill_wait": _Rule("{worker} was busy with other prompts", "another prefill worker"),
-    "decode_wait": _Rule("{worker} was full", _MORE_DECODE),
-    "no_workers": _Rule("no decode worker was live", "another decode worker"),
-    "broker_unavailable": _Rule("NATS could not be reached", "a look at NATS"),
+_WAITS: Mapping[str, Rule] = {
+    **{stage: rule for stage, rule in STAGES.items() if rule.group == "wait"},
+    "no_workers": Rule("no decode worker was live", "another decode worker"),
+    "broker_unavailable": Rule("NATS could not be reached", "a look at NATS"),
 }
-"""Of these nothing is usual: a wait that all requests have is out of line too."""
-_RULES: Mapping[str, _Rule] = {
+_RULES: Mapping[str, Rule] = {
+    **{str(stage): rule for stage, rule in STAGES.items()},
     **_WAITS,
-    "read": _Rule("the client sent its body slowly", "a faster client, or a smaller body"),
-    "render": _Rule("the prompt took long to render and tokenize", "a shorter prompt, or more CPU"),
-    "prefill": _Rule("{worker} computed the prompt or a grammar slowly", _HOST, 1.0, "computed", 5e-4),
-    "kv_move": _Rule("the KV moved slowly from {prefill} to {decode}", _LINK, 0.5, "computed", 1e-4),
-    "transit": _Rule("{worker} stood still, or the network to it", _HOST),
-    "answer": _Rule("{worker} did not answer", _HOST, 0.5, "computed", 5e-4),
-    "gap": _Rule("{worker} sent nothing for a while", _HOST),
-    "stream": _Rule("{worker} sent its tokens slowly", _MORE_DECODE, inf, "generated", inf),
-    "send": _Rule("the client did not read what was sent", "a faster client or network"),
-    "delay": _Rule("this frontend stood still", "more CPU for the frontend, or --num-processes"),
-    "still": _Rule("{worker} stood still", _HOST),
-    "busy": _Rule("the host of {worker} was busy", "more CPU, or less other work on that host"),
-    "worker_lost": _Rule("{worker} was lost", "a look at its log and host; a second worker of its role"),
-    "handoff_stalled": _Rule("no KV came from {prefill} to {decode}", _LINK),
-    "handoff_failed": _Rule("the KV of {prefill} was gone", _LOG),
-    "overloaded": _Rule("{worker} was full", _MORE_DECODE),
-    "not_ready": _Rule("{worker} was not ready", _LOG),
-    "engine_failure": _Rule("the engine of {worker} failed", _LOG),
+    "answer": Rule("{worker} did not answer", HOST, by="computed", per_token_s=5e-4),
+    "gap": Rule("{worker} sent nothing for a while", HOST),
+    "delay": Rule("this frontend stood still", "more CPU for the frontend, or --num-processes"),
+    "still": Rule("{worker} stood still", HOST),
+    "busy": Rule("the host of {worker} was busy", "more CPU, or less other work on that host"),
+    "worker_lost": Rule("{worker} was lost", "a look at its log and host; a second worker of its role"),
+    "handoff_stalled": Rule("no KV came from {prefill} to {decode}", LINK),
+    "handoff_failed": Rule("the KV of {prefill} was gone", _LOG),
+    "overloaded": STAGES["decode_wait"],
+    "not_ready": Rule("{worker} was not ready", _LOG),
+    "engine_failure": Rule("the engine of {worker} failed", _LOG),
 }
 """By stage; `gap`: the longest time between two tokens; `answer`: a worker had not answered when the request
 ended; `delay`, `still`: an event loop stood still; `busy`: for want of a CPU. And by an attempt's code."""
-_OTHER = _Rule("{worker} failed ({code})", _LOG)
+_OTHER = Rule("{worker} failed ({code})", _LOG)
 
 
 class _Part(NamedTuple):
@@ -108,9 +76,9 @@ class _Part(NamedTuple):
         names = {"worker": worker or "a worker", "prefill": attempt.prefill, "decode": attempt.decode}
         if rule == "delay":
             names["worker"] = "this frontend"
-        is_starved = record.starved_s + attempt.starved_s > self.lasted_s / 2
-        is_busy = record.cpu_wait_s > _BUSY * (record.duration_s or 0.0)
-        if (is_starved or is_busy) and not self.has_failed:
+        waited_s = record.cpu_wait_s + attempt.starved_s
+        stood_s = max(part.delay_s - part.starved_s for part in (record, attempt))
+        if waited_s > self.lasted_s / 2 > stood_s and not self.has_failed:
             of_workers = attempt.has_workers and record.cpu_wait_s < attempt.starved_s
             names["worker"] = worker or attempt.decode or attempt.prefill if of_workers else "this frontend"
             rule, worker = "busy", ""
@@ -121,6 +89,13 @@ class _Part(NamedTuple):
         return Verdict(stage=stage, excess_s=excess_s, worker=worker, cause=cause, help=helps)
 
 
+def _size(rule: Rule, record: Record) -> int:
+    """The tokens by which it grows."""
+    if rule.by == "computed":
+        return max(1, record.num_prompt_tokens - record.num_cached_tokens)
+    return max(1, record.num_completion_tokens // record.num_choices) if rule.by else 0
+
+
 class Typical(msgspec.Struct, frozen=True, kw_only=True):
     """How long a stage usually takes on one worker: seconds per token, and beside these median and p95."""
 
@@ -129,7 +104,7 @@ class Typical(msgspec.Struct, frozen=True, kw_only=True):
     p95_s: float = 0.0
 
     @classmethod
-    def of(cls, samples: list[tuple[int, float]], rule: _Rule) -> "Typical":
+    def of(cls, samples: list[tuple[int, float]], rule: Rule) -> "Typical":
         """Of (number of tokens, seconds)."""
         longest = sorted(samples)[len(samples) // 2 :]
         rate_s = min(median(lasted_s / max(1, num) for num, lasted_s in longest), rule.per_token_s)
@@ -211,15 +186,14 @@ class Usual:
             self._spans.append((record.caller, record.at_s, record.ended_s))
             if 0 < record.status < 400 and len(record.attempts) == len(record.legs) > 0:
                 for part in _parts(record):
-                    size = _RULES[part.rule].size(record)
+                    size = _size(_RULES[part.rule], record)
                     found[part.rule][part.attempt.worker(part.stage)].append((size, part.lasted_s))
         self.typical: dict[str, Typical] = {}
         for rule in found.keys() - _WAITS:
             made = [Typical.of(each, _RULES[rule]) for each in found[rule].values() if len(each) >= _ENOUGH]
             if made:
                 self.typical[rule] = min(made, key=lambda each: each.most_s(100))
-        busy = self.typical.get("delay", Typical())
-        self._least_s = min(max(_LEAST_S, _TIMES * busy.p95_s), _LEAST_BUSY_S)
+        self._delay_s = self.typical.get("delay", Typical()).p95_s
 
     def excess_s(self, part: _Part, record: Record) -> float | None:
         """How much longer than usual it took; None if it is not out of line. When the frontend stood still
@@ -229,12 +203,14 @@ class Usual:
         if part.rule in _WAITS:
             return part.lasted_s if part.lasted_s >= _LEAST_S else None
         rule, typical = _RULES[part.rule], self.typical.get(part.rule)
-        num, usual_s = rule.size(record), 0.0
+        num, usual_s = _size(rule, record), 0.0
         most_s = rule.most_s + min(rule.per_token_s, 1.0) * num
         if typical is not None:
             usual_s, most_s = typical.per_token_s * num + typical.median_s, typical.most_s(num)
         mine_s = part.lasted_s - (0.0 if part.rule == "delay" else record.delay_s)
-        return part.lasted_s - usual_s if mine_s > most_s and mine_s - usual_s >= self._least_s else None
+        busy_s = _TIMES * max(self._delay_s, record.cpu_wait_s)
+        least_s = min(max(_LEAST_S, busy_s), _LEAST_BUSY_S)
+        return part.lasted_s - usual_s if mine_s > most_s and mine_s - usual_s >= least_s else None
 
     def crowd(self, record: Record, lasted_s: float) -> str:
         """The API key that had most of the workers' time while this one waited, if it is another's."""

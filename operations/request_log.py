@@ -10,7 +10,8 @@ from typing import Any
 import msgspec
 
 from frontend.access import FIELDS
-from frontend.record import STAGES, Attempt, Record, Stage
+from frontend.record import Attempt, Record
+from frontend.stages import STAGES, Stage
 
 _LINE = re.compile(r"^(\S+) [A-Z]+ frontend\.access request (.*)$")
 _FIELD = re.compile(r'(\w+)=("(?:[^"\\]|\\.)*"|\S+)')
@@ -41,7 +42,7 @@ def _record(fields: Mapping[str, Any]) -> Record:
     stages: dict[Stage, float] = {
         stage: float(fields[f"{stage}_s"]) for stage in STAGES if f"{stage}_s" in fields
     }
-    own = {stage: stages.pop(stage) for stage in ("read", "render", "send") if stage in stages}
+    own = {stage: stages.pop(stage) for stage in [*stages] if STAGES[stage].group == "client"}
     failed = [_failed(text, fields, stages) for text in str(fields.get("failures", "")).split("; ") if text]
     record, leg, last = (
         {

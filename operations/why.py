@@ -3,7 +3,7 @@
 import dataclasses
 import sys
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from datetime import UTC, datetime
 from pathlib import Path
 from urllib.parse import quote
@@ -13,7 +13,8 @@ import msgspec
 from baton.flags import Parsed, flag
 from frontend.access import SLOW_S
 from frontend.explain import MAX_FOUND, Explained, Find, Found, RequestsBody, explain, find, is_during
-from frontend.record import STAGES, Leg, Record, Records, Stage
+from frontend.record import Leg, Record, Records
+from frontend.stages import STAGES, Stage
 from operations.client import Client, FrontendFlags
 from operations.errors import CommandError, FrontendError, printable
 from operations.request_log import records_of
@@ -101,12 +102,12 @@ def _timeline(record: Record, body: RequestsBody) -> Iterator[str]:
     caller = f", key {record.caller}" if record.caller else ""
     yield f"{record.request_id}  {status}  {_time(record.duration_s or 0.0)}{first}"
     yield f"  {arrived}, {record.route}{caller}, {record.num_prompt_tokens:,} prompt tokens"
-    yield f"  {_stages(record.stages, STAGES[:2])}"
+    yield f"  {_stages(record.stages, STAGES.keys() - {'send'})}"
     for number, leg in enumerate(record.legs):
         if len(record.legs) > 1:
             yield f"  choice {number}"
         yield from _leg(leg, record)
-    yield f"  {_stages(record.stages, STAGES[-1:])}"
+    yield f"  {_stages(record.stages, {'send'})}"
     for event in body.events:
         if is_during(event, record):
             lasted = "" if event.lasted_s is None else f", {_time(event.lasted_s)}"
@@ -121,13 +122,13 @@ def _leg(leg: Leg, record: Record) -> Iterator[str]:
         how = f"  <-- {attempt.outcome or 'no answer'} in {attempt.ended_in}{tokens}"
         end = how if attempt.ended_in else ""
         on = f"attempt {number} {workers}" if workers else "no worker"
-        yield f"  {on}: {_stages(attempt.stages, STAGES)}{end}"
+        yield f"  {on}: {_stages(attempt.stages, STAGES.keys())}{end}"
     gap = f", longest gap {_time(leg.gap_s)} after token {leg.gap_at}" if leg.gap_at else ""
     yield f"  {record.num_completion_tokens:,} tokens{gap}"
 
 
-def _stages(stages: Mapping[Stage, float], names: tuple[Stage, ...]) -> str:
-    return " | ".join(f"{name} {_time(stages[name])}" for name in names if name in stages)
+def _stages(stages: Mapping[Stage, float], names: Set[Stage]) -> str:
+    return " | ".join(f"{name} {_time(stages[name])}" for name in STAGES if name in stages.keys() & names)
 
 
 def _time(lasted_s: float) -> str:

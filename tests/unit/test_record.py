@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.messages import KvHandoff, Role, TokenChunk, Usage
-from frontend.record import MAX_BYTES, STAGES, Leg, Record, Records, Stage
+from frontend.record import MAX_BYTES, Leg, Record, Records
+from frontend.stages import STAGES, Stage
 from tests.registry import worker
 
 P1 = worker("p1")

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from baton.errors import Overloaded
-from frontend.record import STAGES
+from frontend.stages import STAGES
 from tests.scripted_frontend import MODEL, Client, Reply, ScriptedTokens
 
 ANSWER = "<|channel|>final<|message|>Yes<|return|>"

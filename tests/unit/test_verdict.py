@@ -7,12 +7,13 @@ import pytest
 
 from baton.telemetry import Formatter
 from frontend.access import line_of
-from frontend.record import STAGES, Attempt, Leg, Record, Stage
+from frontend.record import Attempt, Leg, Record
+from frontend.stages import STAGES, Stage
 from frontend.verdict import Usual, Verdict, verdict
 from operations.request_log import records_of
 
-RECORD: tuple[Stage, ...] = ("read", "render", "send")
-ATTEMPT: tuple[Stage, ...] = STAGES[2:-1]
+RECORD: list[Stage] = [stage for stage, rule in STAGES.items() if rule.group == "client"]
+ATTEMPT: list[Stage] = [stage for stage in STAGES if stage not in RECORD]
 
 
 def record(**stages: float) -> Record:
@@ -132,6 +133,9 @@ def test_on_a_busy_machine_less_is_out_of_line() -> None:
     assert judged(record(transit=0.6, delay=0.02), busy) == ("transit", "p", 0.599)
     assert judged(record(delay=0.55), busy) is None
     assert judged(record(prefill_wait=0.3), busy) == ("prefill_wait", "p", 0.3)
+    made = record(read=0.4)
+    made.cpu_wait_s = 0.15
+    assert judged(made) is None
 
 
 def test_a_gap_before_the_second_token_of_prefill_is_decodes_start() -> None:
@@ -160,26 +164,30 @@ def test_a_prompt_that_is_being_computed_may_take_as_long_as_it_is(
 
 
 @pytest.mark.parametrize(
-    ("stages", "starved_s", "own_starved_s", "cpu_wait_s", "expected"),
+    ("stages", "starved_s", "delay_s", "cpu_wait_s", "expected"),
     [
         ({"transit": 1.0}, 0.9, 0.0, 0.0, ("", "the host of p was busy")),
         ({"transit": 1.0}, 0.3, 0.0, 0.0, ("p", "p stood still, or the network to it")),
         ({"transit": 1.0}, 0.0, 0.0, 0.6, ("", "the host of this frontend was busy")),  # many short delays
         ({"transit": 1.0}, 0.0, 0.0, 0.2, ("p", "p stood still, or the network to it")),
-        ({"delay": 0.9}, 0.0, 0.8, 0.0, ("", "the host of this frontend was busy")),
+        ({"transit": 1.0}, 0.0, 0.9, 0.6, ("p", "p stood still, or the network to it")),  # it was stopped
+        ({"read": 0.9}, 0.0, 0.0, 0.6, ("", "the host of this frontend was busy")),
+        ({"read": 0.9}, 0.0, 0.0, 0.4, ("", "the client sent its body slowly")),
+        ({"delay": 0.9}, 0.0, 0.0, 0.8, ("", "the host of this frontend was busy")),
         ({"queue": 1.0}, 0.9, 0.0, 0.0, ("", "the host of d was busy")),  # a process that took part
     ],
 )
 def test_a_process_without_a_cpu_is_not_the_cause(
     stages: dict[str, float],
     starved_s: float,
-    own_starved_s: float,
+    delay_s: float,
     cpu_wait_s: float,
     expected: tuple[str, str],
 ) -> None:
     made = record(**stages)
-    made.legs[0].attempts[0].starved_s = starved_s
-    made.starved_s, made.cpu_wait_s = own_starved_s, cpu_wait_s
+    (attempt,) = made.legs[0].attempts
+    attempt.starved_s, attempt.delay_s = starved_s, delay_s
+    made.starved_s = made.cpu_wait_s = cpu_wait_s
     found = verdict(made, USUAL)
     assert found
     assert (found.worker, found.cause) == expected
