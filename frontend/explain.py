@@ -1,26 +1,28 @@
 """`GET /requests`: records of this frontend's processes, each with its verdict."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import chain
-from typing import Literal
+from operator import attrgetter
+from typing import Annotated, Literal
 
 import msgspec
 
 from baton.errors import InvalidRequest
 from frontend.record import Record, Records
 from frontend.routing.health import FleetEvent
-from frontend.verdict import Typical, Usual, Verdict, verdict
+from frontend.verdict import Usual, Verdict, verdict
 
 MAX_FOUND = 100
 _NUM_RECENT = 300
-_USAGE = "Give one of `id=ID`, `slowest=N`, `failed=N` and `running=1`"
+_Limit = Annotated[int, msgspec.Meta(ge=1, le=MAX_FOUND)]
 
 
 class Find(msgspec.Struct, frozen=True, array_like=True, tag=7):
-    """Which requests: all with the id `value`, so many of the slowest or of the failed, or those that run."""
+    """Which requests: those with this id, the slowest, the failed, or those that run; `limit` at most."""
 
     by: Literal["id", "slowest", "failed", "running"]
-    value: str | int
+    request_id: str = ""
+    limit: _Limit = MAX_FOUND
 
 
 class Found(msgspec.Struct, frozen=True, array_like=True):
@@ -38,43 +40,40 @@ class Explained(msgspec.Struct, kw_only=True):
 
 
 class RequestsBody(msgspec.Struct, kw_only=True):
-    """The response of `GET /requests`; `usual` is what stages take, `events` what happened to the fleet while
-    these requests ran, the newest first."""
+    """The response of `GET /requests`; `events` happened to the fleet while these ran, the newest first."""
 
     requests: list[Explained]
-    usual: Mapping[str, Typical]
     events: list[FleetEvent]
 
 
 def query_of(fields: Sequence[tuple[str, str]]) -> Find:
     """The query's fields as a Find. Raises InvalidRequest."""
-    if len(fields) != 1:
-        raise InvalidRequest(f"{_USAGE}.")
-    (by, value), *_ = fields
+    by, value = fields[0] if len(fields) == 1 else ("", "")
     if by == "id":
         return Find("id", value)
     if (by, value) == ("running", "1"):
-        return Find("running", MAX_FOUND)
-    if by not in {"slowest", "failed"}:
-        raise InvalidRequest(f"{_USAGE}.", param=by[:40])
-    if not (value.isascii() and value.isdecimal() and len(value) < 5 and 1 <= int(value) <= MAX_FOUND):
-        raise InvalidRequest(f"`{by}` must be a number from 1 to {MAX_FOUND}.", param=by)
-    return Find("slowest" if by == "slowest" else "failed", int(value))
+        return Find("running")
+    try:
+        limit = msgspec.convert(value, _Limit, strict=False)
+        return Find(msgspec.convert(by, Literal["slowest", "failed"]), limit=limit)
+    except msgspec.ValidationError:
+        usage = f"Give one of `id=ID`, `slowest=N`, `failed=N` (N from 1 to {MAX_FOUND}) and `running=1`."
+        raise InvalidRequest(usage, param=by[:40] or None) from None
 
 
 def find(records: Records, query: Find) -> Found:
     """What this process has."""
     running = [record.so_far() for record in records.running()[:_NUM_RECENT]]
-    match query:
-        case Find("slowest", int(limit)):
-            matches = records.slowest(limit)
-        case Find("failed", int(limit)):
-            matches = records.failed(limit)
-        case Find("id", str(request_id)):
-            found = records.find(request_id)[:MAX_FOUND]
+    match query.by:
+        case "slowest":
+            matches = records.slowest(query.limit)
+        case "failed":
+            matches = records.failed(query.limit)
+        case "id":
+            found = records.find(query.request_id)[: query.limit]
             matches = [each.so_far() if each.duration_s is None else each for each in found]
-        case _:
-            matches = running[:MAX_FOUND]
+        case "running":
+            matches = running[: query.limit]
     return Found(matches, [*records.newest(_NUM_RECENT), *running])
 
 
@@ -82,14 +81,10 @@ def explain(query: Find, found: Sequence[Found], events: Sequence[FleetEvent]) -
     """What all processes have found, explained; the slowest first, or the newest, or the longest running."""
     usual = Usual(chain.from_iterable(each.recent for each in found))
     records = list(chain.from_iterable(each.matches for each in found))
-    if query.by == "slowest":
-        records.sort(key=lambda record: -(record.duration_s or 0.0))
-    else:
-        records.sort(key=lambda record: record.at_s, reverse=query.by != "running")
-    records = records[: query.value if isinstance(query.value, int) else MAX_FOUND]
+    order = attrgetter("duration_s" if query.by == "slowest" else "at_s")
+    records = sorted(records, key=order, reverse=query.by != "running")[: query.limit]
     return RequestsBody(
         requests=[Explained(record=each, verdict=verdict(each, usual)) for each in records],
-        usual=usual.typical,
         events=[event for event in events if any(is_during(event, record) for record in records)],
     )
 

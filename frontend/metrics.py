@@ -18,7 +18,7 @@ from baton.telemetry import num_lost_lines, unauthenticated
 from frontend.record import Record, Records
 from frontend.stages import STAGES, Stage
 
-CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 _LATENCY_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.35, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 _TOKEN_S = (0.001, 0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 2.5)
@@ -171,6 +171,7 @@ class Metrics:
         self._series: dict[tuple[str, ...], Series] = {}
         self._seen: dict[str, set[str]] = defaultdict(set)
         self.records = Records()
+        self.begin = self.records.begin
         self._ended: list[Record] = []
         self.gap_counts = defaultdict[tuple[str, str], list[int]](lambda: [0] * (MOST_GAP_MS + 1))
         """See `gaps`, by route and model."""
@@ -206,10 +207,6 @@ class Metrics:
             return "other"
         seen.add(value)
         return value
-
-    def begin(self, route: str, request_id: str = "", caller: str = "") -> Record:
-        """Record a request's arrival."""
-        return self.records.begin(request_id, route, caller)
 
     def end(self, record: Record) -> None:
         """Keep the record of a request that has ended; it is counted with others."""

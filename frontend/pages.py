@@ -86,7 +86,7 @@ def pages(services: Services) -> Mapping[str, Page]:
     async def metrics(request: Request) -> Response:
         others, with_keys = await services.others(Scrape()), request.scope.get("is_admin", True)
         page = services.metrics.page(await fleet.stats(), others, with_keys=with_keys)
-        return Response(page, headers={"content-type": CONTENT_TYPE.decode()})
+        return Response(page, headers={"content-type": CONTENT_TYPE})
 
     async def look(request: Request) -> Response:
         with_ids = request.scope.get("is_admin", True)

@@ -326,7 +326,7 @@ class Records:
         """How many run."""
         return len(self._running)
 
-    def begin(self, request_id: str, route: str, caller: str) -> Record:
+    def begin(self, route: str, request_id: str = "", caller: str = "") -> Record:
         """The record of a request that arrives now."""
         now_s = time.perf_counter()
         record = Record(

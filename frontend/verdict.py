@@ -96,7 +96,7 @@ def _size(rule: Rule, record: Record) -> int:
     return max(1, record.num_completion_tokens // record.num_choices) if rule.by else 0
 
 
-class Typical(msgspec.Struct, frozen=True, kw_only=True):
+class _Typical(NamedTuple):
     """How long a stage usually takes on one worker: seconds per token, and beside these median and p95."""
 
     per_token_s: float = 0.0
@@ -104,13 +104,13 @@ class Typical(msgspec.Struct, frozen=True, kw_only=True):
     p95_s: float = 0.0
 
     @classmethod
-    def of(cls, samples: list[tuple[int, float]], rule: Rule) -> "Typical":
+    def of(cls, samples: list[tuple[int, float]], rule: Rule) -> "_Typical":
         """Of (number of tokens, seconds)."""
         longest = sorted(samples)[len(samples) // 2 :]
         rate_s = min(median(lasted_s / max(1, num) for num, lasted_s in longest), rule.per_token_s)
         rests = sorted(max(0.0, lasted_s - rate_s * num) for num, lasted_s in samples)
         median_s, p80_s, p95_s = (rests[int(share * len(rests))] for share in (0.5, 0.8, 0.95))
-        return cls(per_token_s=rate_s, median_s=median_s, p95_s=min(p95_s, _SPREAD * p80_s))
+        return cls(rate_s, median_s, min(p95_s, _SPREAD * p80_s))
 
     def most_s(self, num_tokens: int) -> float:
         """More is out of line."""
@@ -188,12 +188,12 @@ class Usual:
                 for part in _parts(record):
                     size = _size(_RULES[part.rule], record)
                     found[part.rule][part.attempt.worker(part.stage)].append((size, part.lasted_s))
-        self.typical: dict[str, Typical] = {}
+        self._typical: dict[str, _Typical] = {}
         for rule in found.keys() - _WAITS:
-            made = [Typical.of(each, _RULES[rule]) for each in found[rule].values() if len(each) >= _ENOUGH]
+            made = [_Typical.of(each, _RULES[rule]) for each in found[rule].values() if len(each) >= _ENOUGH]
             if made:
-                self.typical[rule] = min(made, key=lambda each: each.most_s(100))
-        self._delay_s = self.typical.get("delay", Typical()).p95_s
+                self._typical[rule] = min(made, key=lambda each: each.most_s(100))
+        self._delay_s = self._typical.get("delay", _Typical()).p95_s
 
     def excess_s(self, part: _Part, record: Record) -> float | None:
         """How much longer than usual it took; None if it is not out of line. When the frontend stood still
@@ -202,7 +202,7 @@ class Usual:
             return part.lasted_s
         if part.rule in _WAITS:
             return part.lasted_s if part.lasted_s >= _LEAST_S else None
-        rule, typical = _RULES[part.rule], self.typical.get(part.rule)
+        rule, typical = _RULES[part.rule], self._typical.get(part.rule)
         num, usual_s = _size(rule, record), 0.0
         most_s = rule.most_s + min(rule.per_token_s, 1.0) * num
         if typical is not None:

@@ -46,7 +46,7 @@ def why(parsed: Parsed[WhySettings]) -> int:
         sys.stdout.write(f"{msgspec.json.encode(found).decode()}\n")
         return int(not found.requests)
     if not found.requests:
-        which = f"with the id {query.value!r} is known" if query.by == "id" else _NONE[query.by]
+        which = f"with the id {query.request_id!r} is known" if query.by == "id" else _NONE[query.by]
         raise CommandError(f"no request {which}; kept are the newest, the slowest, the failed", exit_status=1)
     sys.stdout.write("\n\n".join(text(each, found) for each in found.requests) + "\n")
     return 0
@@ -55,18 +55,20 @@ def why(parsed: Parsed[WhySettings]) -> int:
 def _query(settings: WhySettings) -> Find:
     """Raises CommandError, unless one of them is given."""
     found = [Find("id", settings.request_id)] if settings.request_id else []
-    found += [Find("slowest", settings.slowest)] if settings.slowest else []
-    found += [Find("failed", MAX_FOUND)] if settings.failed else []
-    found += [Find("running", MAX_FOUND)] if settings.running else []
+    found += [Find("slowest", limit=settings.slowest)] if settings.slowest else []
+    found += [Find("failed")] if settings.failed else []
+    found += [Find("running")] if settings.running else []
     if len(found) != 1 or (settings.log and settings.running):
         raise CommandError("give one of: a request's ID, --slowest N, --failed, --running (not with --log)")
     return found[0]
 
 
 def _ask(client: Client, query: Find) -> RequestsBody:
-    value = 1 if query.by == "running" else quote(str(query.value), safe="")
+    values = {"id": quote(query.request_id, safe=""), "running": 1}
     try:
-        return client.get(f"/requests?{query.by}={value}", RequestsBody, _TIMEOUT_S)
+        return client.get(
+            f"/requests?{query.by}={values.get(query.by, query.limit)}", RequestsBody, _TIMEOUT_S
+        )
     except FrontendError as error:
         error.exit_status = 1 if error.status else 2
         raise
@@ -80,7 +82,7 @@ def _read(path: Path, query: Find) -> RequestsBody:
         with path.open(encoding="utf-8", errors="replace") as lines:
             for record in records_of(lines):
                 records.keep(record)
-                if record.request_id == query.value:
+                if record.request_id == query.request_id:
                     same_id.append(record)
     except OSError as error:
         raise CommandError(f"{path} cannot be read: {error.strerror}") from error

@@ -69,7 +69,7 @@ def test_stages_add_up_whatever_happens(choices: list[list[tuple[Step, int]]]) -
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(time, "perf_counter", lambda: clock.s)
         records = Records()
-        record = records.begin("r", "/v1/x", "")
+        record = records.begin("/v1/x", "r")
         record.enter("render")
         clock.s += 1
         legs = []
@@ -108,7 +108,7 @@ def take(leg: Leg, step: Step, lasted_s: float) -> None:
 
 def test_choices_that_are_refused_in_the_queue_do_not_wait_while_that_is_sent(clock: SimpleNamespace) -> None:
     records = Records()
-    record = records.begin("r", "/v1/x", "")
+    record = records.begin("/v1/x", "r")
     for _ in range(2):
         record.leg()
     clock.s += 3
@@ -121,7 +121,7 @@ def test_choices_that_are_refused_in_the_queue_do_not_wait_while_that_is_sent(cl
 
 
 def test_a_request_is_in_the_stages_of_its_choices() -> None:
-    record = Records().begin("r", "/v1/x", "")
+    record = Records().begin("/v1/x", "r")
     record.enter("render")
     assert record.running == ["render"]
     waiting, prefilling, decoding = (record.leg() for _ in range(3))
@@ -139,7 +139,7 @@ def test_a_request_is_in_the_stages_of_its_choices() -> None:
 
 def test_the_stages_add_up_to_the_duration(clock: SimpleNamespace) -> None:
     records = Records()
-    record = records.begin("r", "/v1/x", "")
+    record = records.begin("/v1/x", "r")
     stages: tuple[Stage, ...] = ("read", "render")
     for stage in stages:
         record.enter(stage)
@@ -177,7 +177,7 @@ def test_the_stages_add_up_to_the_duration(clock: SimpleNamespace) -> None:
 
 @pytest.mark.parametrize("lie_s", [1e9, math.inf, math.nan, -5.0])
 def test_no_worker_accounts_for_more_than_there_was(clock: SimpleNamespace, lie_s: float) -> None:
-    record = Records().begin("r", "/v1/x", "")
+    record = Records().begin("/v1/x", "r")
     leg = record.leg()
     leg.on(P1)
     clock.s += 2
@@ -214,7 +214,7 @@ def test_without_a_handoff_one_worker_has_waited_and_computed(clock: SimpleNames
 
 
 def test_of_many_attempts_the_first_and_the_latest_are_kept(clock: SimpleNamespace) -> None:
-    record = Records().begin("r", "/v1/x", "")
+    record = Records().begin("/v1/x", "r")
     leg = record.leg()
     for number in range(1000):
         leg.on(P1)
@@ -228,7 +228,7 @@ def test_of_many_attempts_the_first_and_the_latest_are_kept(clock: SimpleNamespa
 def ended(
     records: Records, request_id: str, at_s: float = 0.0, status: int = 200, num_legs: int = 1
 ) -> Record:
-    record = records.begin(request_id, "/v1/chat/completions", "")
+    record = records.begin("/v1/chat/completions", request_id)
     record.at_s, record.status, record.model = at_s, status, "openai/gpt-oss-120b"
     for _ in range(num_legs):
         leg = record.leg()
@@ -262,7 +262,7 @@ def test_all_requests_with_an_id_are_found_the_newest_first(request_id: str) -> 
     records = Records()
     for at_s in range(3):
         ended(records, request_id, at_s, status=500)
-    records.begin(request_id, "/v1/x", "").at_s = 3
+    records.begin("/v1/x", request_id).at_s = 3
     ended(records, f"{request_id[:100]}+")
     found = records.find(request_id)
     assert [record.at_s for record in found] == [3, 2, 1, 0]
@@ -274,7 +274,7 @@ def test_the_slowest_of_the_last_hour_are_kept(clock: SimpleNamespace) -> None:
     records = Records()
 
     def one(request_id: str, lasted_s: float) -> None:
-        record = records.begin(request_id, "/v1/x", "")
+        record = records.begin("/v1/x", request_id)
         clock.s += lasted_s
         records.end(record)
 
@@ -286,7 +286,7 @@ def test_the_slowest_of_the_last_hour_are_kept(clock: SimpleNamespace) -> None:
         str(n) for n in range(1, 130)
     }
     assert not records.failed(9)
-    record = records.begin("again", "/v1/x", "")
+    record = records.begin("/v1/x", "again")
     record.leg().failed("worker_lost")
     records.end(record)
     assert [each.request_id for each in records.failed(9)] == ["again"]
