@@ -41,8 +41,9 @@ from frontend.turn.ids import new_id
 from frontend.turn.request import TurnRequest
 from frontend.turn.seal import Seal
 
-MAX_KEPT_STREAM_BYTES = 16 << 20
-"""Longer streams are not stored and cannot be resumed; their responses are stored all the same."""
+MAX_KEPT_STREAM_BYTES = 15 << 20
+"""Longer streams are not stored and cannot be resumed; their responses are stored all the same. To another
+process a stream is sent in one frame."""
 
 _encode = msgspec.json.Encoder().encode
 

@@ -1,6 +1,7 @@
 """The Responses API's routes: create, retrieve, delete, cancel, list input items, count input tokens."""
 
 import asyncio
+from contextlib import aclosing
 from functools import partial
 from typing import Annotated, Literal, TypeVar
 from urllib.parse import parse_qsl
@@ -9,16 +10,18 @@ import msgspec
 from msgspec import Meta
 
 from baton.errors import BatonError, InvalidRequest, NotReady
+from frontend.http.answer import Answer
 from frontend.http.body import convert
 from frontend.http.exchange import Exchange, ignored_header
 from frontend.http.respond import (
+    GRACE_S,
+    Delivery,
     Operation,
     Operations,
     Services,
     client_of,
     generate,
     prepared,
-    relay,
     repeated,
 )
 from frontend.record import Record
@@ -36,7 +39,6 @@ from frontend.responses.runs import UNREACHED, ResponseState, events_not_stored
 from frontend.responses.store import StoredResponse
 
 MAX_QUERY_FIELDS = 100
-_INTEGERS = frozenset({"limit", "starting_after"})
 
 
 class EventsQuery(msgspec.Struct):
@@ -61,6 +63,21 @@ Query = TypeVar("Query", EventsQuery, PageQuery)
 
 class ResponseNotFound(BatonError, code="response_not_found", status=404):
     """No response with this id is stored."""
+
+
+class Followed(Answer):
+    """The stream of a run, here or in another process, to a client that has its first `num_events` events."""
+
+    stream = True
+
+    def __init__(self, num_events: int, ignored: tuple[str, ...] = ()) -> None:
+        self.ignored = ignored
+        self.num_events = num_events
+
+    def failure(self, error: BatonError) -> bytes:
+        """An error event; the run itself may continue."""
+        writer = EventWriter(self.num_events)
+        return writer.event("error", code=error.code, message=error.message, param=error.param)
 
 
 class ResponseRoutes:
@@ -113,9 +130,7 @@ class ResponseRoutes:
             await exchange.answer(200, answer.body(), ignored_header(answer.ignored))
             return
         record.enter("stream")
-        async with self._state.follow(answer.stored(), -1, answer.ignored) as followed:
-            assert followed is not None, "it has just begun"
-            await relay(exchange, followed, followed.take, services)
+        await self._follow(exchange, services, answer.stored(), Followed(0, answer.ignored))
 
     async def input_tokens(self, exchange: Exchange, services: Services, record: Record) -> None:
         client = client_of(exchange, services, record)
@@ -135,10 +150,8 @@ class ResponseRoutes:
             await exchange.answer(200, msgspec.Raw(found.body))
             return
         if found.status == RUNNING:
-            async with self._state.follow(found, query.starting_after) as followed:
-                if followed is not None:
-                    await relay(exchange, followed, followed.take, services)
-                    return
+            if await self._follow(exchange, services, found, Followed(query.starting_after + 1)):
+                return
             found = await self._find(exchange, has_ended=True)
         await _send(exchange, _rest_of(found, query.starting_after))
 
@@ -189,11 +202,28 @@ class ResponseRoutes:
             raise NotReady(UNREACHED, retry_after_s=1)
         return found
 
+    async def _follow(
+        self, exchange: Exchange, services: Services, found: StoredResponse, followed: Followed
+    ) -> bool:
+        """Send the further events of a run; returns False if it has ended."""
+        async with aclosing(self._state.call(found, followed.num_events - 1)) as events:
+            if await anext(events, None) is None:
+                return False
+            delivery = Delivery(exchange, followed, services, services.request_timeout_s + GRACE_S)
+            async with delivery:
+                delivery.keep_alive()
+                async for data in events:
+                    followed.num_events += data.count(b"\n\n")
+                    await delivery.send(data)
+            await delivery.end(b"")
+            return True
+
     async def _stopped(self, exchange: Exchange) -> StoredResponse:
         """`_find`, after cancelling the run, wherever it is. Raises NotReady if that cannot be done now."""
         found = await self._find(exchange)
         if found.status == RUNNING:
-            await self._state.stop(found)
+            async with aclosing(self._state.call(found, None)) as replies:
+                await anext(replies, None)
             found = await self._find(exchange, has_ended=True)
         return found
 
@@ -233,6 +263,4 @@ def _query(exchange: Exchange, query: type[Query]) -> Query:
         pairs = parse_qsl(exchange.query, max_num_fields=MAX_QUERY_FIELDS)
     except ValueError:
         raise InvalidRequest(f"The query string has more than {MAX_QUERY_FIELDS} parameters.") from None
-    # msgspec takes 5.0 and 1e1 for integers.
-    fields = {name: None if name in _INTEGERS and set(text) & set(".eE") else text for name, text in pairs}
-    return convert(fields, query, "", strict=False)
+    return convert(dict(pairs), query, "", strict=False)

@@ -1,21 +1,16 @@
 """Background responses: they run without a client, and are followed, cancelled and drained."""
 
 import asyncio
-import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 
 from baton.errors import BatonError, InvalidRequest, NotReady, Overloaded
-from baton.telemetry import Line
-from frontend.http.answer import Answer
 from frontend.http.exchange import as_baton_error
 from frontend.http.respond import Services, count, feed
 from frontend.responses.body import RUNNING
-from frontend.responses.output import EventWriter, ResponseAnswer, after
+from frontend.responses.output import ResponseAnswer, after
 from frontend.responses.store import ResponseStore, StoredResponse
 from frontend.turn.choice import num_prompt_tokens
-
-log = logging.getLogger(__name__)
 
 MAX_RUNS = 1000
 # The `route` label of runs in the metrics; their requests count under the route's own.
@@ -23,33 +18,10 @@ ROUTE = "background"
 UNREACHED = (
     "The frontend that runs this response cannot be reached; retry, or send the request to that frontend."
 )
-_PIECE_BYTES = 1 << 20
 
 CallRun = Callable[[str, str, int | None], AsyncGenerator[bytes, None]]
 """Calls the process at an address about its run of a response, see `ResponseState.answer`. Raises NotReady if
 the process cannot be reached."""
-
-
-class Followed(Answer):
-    """The events of a run, here or in another process, from number `num_events` on, for one client."""
-
-    stream = True
-
-    def __init__(self, events: AsyncIterator[bytes], num_events: int, ignored: tuple[str, ...]) -> None:
-        self.ignored = ignored
-        self._events = events
-        self._num_events = num_events
-
-    async def take(self) -> bytes:
-        """Wait for the next events; empty at the end."""
-        events = await anext(self._events, b"")
-        self._num_events += events.count(b"\n\n")
-        return events
-
-    def failure(self, error: BatonError) -> bytes:
-        """An error event; the run itself may continue."""
-        writer = EventWriter(self._num_events)
-        return writer.event("error", code=error.code, message=error.message, param=error.param)
 
 
 class Run:
@@ -81,8 +53,7 @@ class Run:
             yield b""
             data = after(stream, sequence_number) or await queue.get()
             while data:
-                for piece in _pieces(data):
-                    yield piece
+                yield data
                 data = await queue.get()
         finally:
             self._followers.remove(queue)
@@ -124,8 +95,6 @@ class Run:
         assert isinstance(error, Exception)
         failure = as_baton_error(error, answer.choice.request.request_id)
         self._record.status, self._record.code = failure.status, failure.code
-        names = {"response_id": answer.response.id, "request_id": self._record.request_id}
-        log.info(Line("background response failed", **names, code=failure.code))
         return answer.failure(failure)
 
     async def _publish(self, data: bytes) -> None:
@@ -158,7 +127,7 @@ class ResponseState:
         await asyncio.wait([run.task])
         return None
 
-    async def start(self, answer: ResponseAnswer, services: Services) -> Run:
+    async def start(self, answer: ResponseAnswer, services: Services) -> None:
         """Store the response, then generate it. Raises Overloaded."""
         if len(self._runs) + self._num_starting >= MAX_RUNS:
             raise Overloaded(
@@ -171,42 +140,28 @@ class ResponseState:
         finally:
             self._num_starting -= 1
         run = self._runs[answer.response.id] = Run(answer, services)
-        run.task.add_done_callback(lambda _: self._runs.pop(answer.response.id, None))
-        return run
+        run.task.add_done_callback(lambda _: self._runs.pop(answer.response.id))
 
     async def answer(self, response_id: str, sequence_number: int | None) -> AsyncGenerator[bytes, None]:
-        """Empty bytes and the run's events after this sequence number; none if the run has ended. Without a
-        number, cancel the run, and end once it has ended and is stored."""
+        """Empty bytes and the run's events after this sequence number; nothing if the run has ended. Raises
+        InvalidRequest if they are not stored. Without a number, cancel the run, and end once it is stored."""
         run = await self._run(response_id)
-        if run is not None and sequence_number is None:
+        if run is None:
+            return
+        if sequence_number is None:
             await run.stop()
-        elif run is not None and sequence_number is not None:
-            async with aclosing(run.events(sequence_number)) as events:
-                async for data in events:
-                    yield data
+            return
+        async with aclosing(run.events(sequence_number)) as events:
+            async for data in events:
+                yield data
 
-    def _call(self, found: StoredResponse, sequence_number: int | None) -> AsyncGenerator[bytes, None]:
-        """`answer` of the process that runs a response."""
+    def call(self, found: StoredResponse, sequence_number: int | None) -> AsyncGenerator[bytes, None]:
+        """`answer` of the process that runs a response. Raises NotReady."""
         if found.id in self._runs:
             return self.answer(found.id, sequence_number)
         if self._call_run is None or not found.runs_at:
             raise NotReady(UNREACHED, retry_after_s=1)
         return self._call_run(found.runs_at, found.id, sequence_number)
-
-    async def stop(self, found: StoredResponse) -> None:
-        """Cancel a run, here or in another process, and wait until it is stored. Raises NotReady."""
-        async with aclosing(self._call(found, None)) as replies:
-            await anext(replies, None)
-
-    @asynccontextmanager
-    async def follow(
-        self, found: StoredResponse, sequence_number: int, ignored: tuple[str, ...] = ()
-    ) -> AsyncIterator[Followed | None]:
-        """The events of a run, here or in another process, after this sequence number; None if it has ended.
-        Raises InvalidRequest if they are not stored, or NotReady."""
-        async with aclosing(self._call(found, sequence_number)) as events:
-            has_begun = await anext(events, None) is not None
-            yield Followed(events, sequence_number + 1, ignored) if has_begun else None
 
     async def drain(self, timeout_s: float) -> None:
         """Wait for runs to end within the timeout, then fail the rest."""
@@ -219,16 +174,6 @@ class ResponseState:
     async def close(self) -> None:
         await self.drain(0)
         await self.store.close()
-
-
-def _pieces(events: bytes) -> Iterator[bytes]:
-    """Whole events that are small enough for a reply."""
-    start = 0
-    while start < len(events):
-        end = events.find(b"\n\n", start + _PIECE_BYTES)
-        end = len(events) if end < 0 else end + 2
-        yield events[start:end]
-        start = end
 
 
 def events_not_stored(response_id: str) -> InvalidRequest:

@@ -9,8 +9,9 @@ import secrets
 import sqlite3
 import time
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
 from pathlib import Path
 from typing import IO, Any, NamedTuple, TypeVar
 
@@ -44,7 +45,6 @@ _OPEN_AGAIN_S = 0.02
 _ANSWER_S = 2.0
 _FLUSH_S = 5.0
 _RETRY_S = 1.0
-_BATCH = 32
 _VERSION = 1
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS responses (
@@ -139,7 +139,6 @@ class ResponseStore:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="responses")
         # Only the thread uses these.
         self._owner = Owner(self.path, address)
-        self._open_db: sqlite3.Connection | None = None
         self._num_saves = 0
 
     async def open(self) -> None:
@@ -174,7 +173,7 @@ class ResponseStore:
             try:
                 await asyncio.wait_for(entry.tried.wait(), WAIT_S)
             except TimeoutError:
-                self._note_failure(f"it takes longer than {WAIT_S} s")
+                self._note(f"it takes longer than {WAIT_S} s")
 
     async def load(self, response_id: str, key_name: str = "") -> StoredResponse | None:
         """The response, or None unless it is of that API key. A running response of a dead frontend becomes
@@ -190,19 +189,16 @@ class ResponseStore:
 
     async def with_item(self, item_id: str, key_name: str = "") -> StoredResponse | None:
         """The latest response of that key with this item in its input or output, perhaps without events."""
-        for entry in reversed(self._unwritten.values()):
-            if item_id in entry.item_ids and entry.response.key_name == key_name:
-                return entry.response
+        for response, item_ids, _ in reversed(self._unwritten.values()):
+            if item_id in item_ids and response.key_name == key_name:
+                return response
         return _stored(await self._in_thread(self._row, _SUMMARY + _WITH_ITEM, item_id, key_name))
 
     async def delete(self, response_id: str) -> bool:
-        """Delete a response; returns whether it existed."""
+        """Delete a response; returns whether it existed. Raises StoreFailure: the file may still have it."""
         is_unwritten = response_id in self._unwritten
-        was_written = await self._in_thread(self._delete, response_id)
-        if is_unwritten:
-            self._discard(response_id)
-            await self._in_thread(self._delete, response_id)  # it may have been written meanwhile
-        return is_unwritten or was_written
+        self._discard(response_id)
+        return await self._in_thread(self._delete, response_id) or is_unwritten
 
     async def _in_thread(self, work: Callable[..., T], *arguments: object, waits: bool = False) -> T:
         """Do the work in the thread, in 2 s at most unless it `waits`. Raises StoreFailure."""
@@ -216,21 +212,18 @@ class ResponseStore:
 
     async def _write_all(self) -> None:
         while self._unwritten:
-            batch = list(self._unwritten.values())[:_BATCH]
+            response_id, entry = next(iter(self._unwritten.items()))
             try:
-                await self._in_thread(self._write, batch, waits=True)
+                await self._in_thread(self._write, entry, waits=True)
             except StoreFailure as error:
-                self._note_failure(error.message)
-                for entry in batch:
-                    entry.tried.set()
+                self._note(error.message)
+                for each in self._unwritten.values():
+                    each.tried.set()
                 await asyncio.sleep(_RETRY_S)  # a disk does not notify
                 continue
-            if self.is_failing:
-                self.is_failing = False
-                log.info("response_store=working")
-            for entry in batch:
-                if self._unwritten.get(entry.response.id) is entry:
-                    self._discard(entry.response.id)
+            self._note("")
+            if self._unwritten.get(response_id) is entry:
+                self._discard(response_id)
 
     def _discard(self, response_id: str) -> None:
         entry = self._unwritten.pop(response_id, None)
@@ -238,40 +231,37 @@ class ResponseStore:
             entry.tried.set()
             self._num_unwritten_bytes -= entry.response.num_bytes
 
-    def _note_failure(self, failure: str) -> None:
-        if not self.is_failing:
-            self.is_failing = True
-            log.error("response_store=failing responses are kept in memory only error=%s", failure)
+    def _note(self, failure: str) -> None:
+        """Log that the file cannot be written any more, or, without a failure, that it can be again."""
+        if self.is_failing != bool(failure):
+            self.is_failing = bool(failure)
+            log.warning("response_store=%s error=%s", "failing" if failure else "working", failure or None)
 
     # The rest runs in the thread, and raises OSError or sqlite3.Error.
 
-    @property
+    @cached_property
     def _db(self) -> sqlite3.Connection:
-        if self._open_db is None:
-            self._open_db = connect(self.path)
-        return self._open_db
+        return connect(self.path)
 
     def _close(self) -> None:
-        if self._open_db is not None:
-            self._open_db.close()
-            self._open_db = None
+        if "_db" in vars(self):
+            self._db.close()
         self._owner.close()
 
-    def _write(self, entries: Sequence[_Entry]) -> None:
-        """Write all of them, or none."""
+    def _write(self, entry: _Entry) -> None:
+        response = entry.response
+        if response.status == RUNNING:
+            self._owner.claim()
+        events = None if response.events is None else zlib.compress(response.events, 1)
+        packed = msgspec.structs.replace(response, events=events)
+        owned = {"owner": self._owner.name, "used_s": self._clock(), "num_bytes": packed.num_bytes}
         with self._db as db:
-            for num_saved, (response, item_ids, _) in enumerate(entries, self._num_saves):
-                if response.status == RUNNING:
-                    self._owner.claim()
-                events = None if response.events is None else zlib.compress(response.events, 1)
-                packed = msgspec.structs.replace(response, events=events)
-                owned = {"owner": self._owner.name, "used_s": self._clock(), "num_bytes": packed.num_bytes}
-                db.execute(_SAVE, msgspec.structs.asdict(packed) | owned)
-                pairs = [(item_id, response.id) for item_id in item_ids]
-                db.executemany("INSERT OR IGNORE INTO item_ids VALUES (?, ?)", pairs)
-                if num_saved % PRUNE_EVERY == 0:
-                    db.execute(_PRUNE, (self._clock() - MAX_AGE_S, MAX_RESPONSES, MAX_BYTES))
-        self._num_saves += len(entries)
+            db.execute(_SAVE, msgspec.structs.asdict(packed) | owned)
+            pairs = [(item_id, response.id) for item_id in entry.item_ids]
+            db.executemany("INSERT OR IGNORE INTO item_ids VALUES (?, ?)", pairs)
+            if self._num_saves % PRUNE_EVERY == 0:
+                db.execute(_PRUNE, (self._clock() - MAX_AGE_S, MAX_RESPONSES, MAX_BYTES))
+        self._num_saves += 1
 
     def _row(self, query: str, *values: str) -> sqlite3.Row | None:
         row: sqlite3.Row | None = self._db.execute(query, values).fetchone()

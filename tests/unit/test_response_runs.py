@@ -1,7 +1,8 @@
 """Runs in the background: how many there may be, how long they may take, and what is left of them."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from baton.errors import NotReady
 from frontend.harmony.conversation import Begin, Text
 from frontend.responses.body import RUNNING
 from frontend.responses.output import MAX_KEPT_STREAM_BYTES
-from frontend.responses.runs import MAX_RUNS, ResponseState
+from frontend.responses.runs import MAX_RUNS, CallRun, ResponseState
 from frontend.responses.store import ResponseStore
 from tests.clock import jumping
 from tests.scripted_frontend import MODEL, Client, ScriptedTokens, ended, frontend
@@ -59,7 +60,6 @@ async def test_a_stream_that_is_too_long_is_not_stored_and_cannot_be_resumed() -
         await client.tokens.paused.wait()
         [(response_id, run)] = client.responses._runs.items()  # noqa: SLF001  its id is not known yet
         assert (run.answer.kept_stream or b"").startswith(b"event: response.created")
-        assert MAX_KEPT_STREAM_BYTES == 16 << 20
         for _ in range(2):
             assert run.answer.kept_stream is not None
             run.answer.write([Begin("text"), Text("x" * (MAX_KEPT_STREAM_BYTES // 2), 0, 1)])
@@ -89,33 +89,49 @@ async def test_every_follower_of_a_run_gets_its_end() -> None:
 EVENTS = b'event: a\ndata: {"sequence_number":4}\n\n'
 
 
+@asynccontextmanager
+async def beside(call_run: CallRun, path: Path) -> AsyncIterator[tuple[Client, ResponseStore]]:
+    """A frontend, and the store of another process that runs the response `theirs`."""
+    theirs = ResponseStore(str(path / "responses.sqlite3"), address="unix:@theirs")
+    await theirs.save(response("theirs", status="in_progress", is_background=True), [])
+    state = ResponseState(ResponseStore(theirs.path), call_run=call_run)
+    yield Client(ScriptedTokens(), responses=state), theirs
+    await state.close()
+    await theirs.close()
+
+
 @pytest.mark.parametrize("query", ["stream=true", "cancel"])
 @pytest.mark.parametrize("is_stored", [True, False])
 async def test_a_run_of_another_process_that_has_just_ended_is_read_from_the_store(
     query: str, is_stored: bool, tmp_path: Path
 ) -> None:
-    path = str(tmp_path / "responses.sqlite3")
-    theirs, ours = ResponseStore(path, address="unix:@theirs"), ResponseStore(path)
-    await theirs.save(response("theirs", status="in_progress", is_background=True), [])
-
-    async def call_run(
-        address: str, response_id: str, sequence_number: int | None
-    ) -> AsyncGenerator[bytes, None]:
-        status = "cancelled" if sequence_number is None else "completed"
+    async def call_run(_: str, response_id: str, number: int | None) -> AsyncGenerator[bytes, None]:
+        status = "completed" if query == "stream=true" else "cancelled"
+        assert number == (-1 if query == "stream=true" else None)
         body = b'{"status":"%b"}' % status.encode()
-        last = response("theirs", status=status, body=body, events=EVENTS, is_background=True)
+        last = response(response_id, status=status, body=body, events=EVENTS, is_background=True)
         if is_stored:
             await theirs.save(last, [])
         for nothing in list[bytes]():
             yield nothing
 
-    client = Client(ScriptedTokens(), responses=ResponseState(ours, call_run=call_run))
-    if query == "cancel":
-        reply = await client.post("/v1/responses/theirs/cancel", {})
-        assert reply.body == b'{"status":"cancelled"}' or not is_stored
-    else:
-        reply = await client.get(f"/v1/responses/theirs?{query}")
-        assert reply.body == EVENTS or not is_stored
-    assert reply.status == (200 if is_stored else 503)
-    await client.responses.close()
-    await theirs.close()
+    async with beside(call_run, tmp_path) as (client, theirs):
+        if query == "cancel":
+            reply = await client.post("/v1/responses/theirs/cancel", {})
+            assert reply.body == b'{"status":"cancelled"}' or not is_stored
+        else:
+            reply = await client.get(f"/v1/responses/theirs?{query}")
+            assert reply.body == EVENTS or not is_stored
+        assert reply.status == (200 if is_stored else 503)
+
+
+async def test_a_stream_whose_process_is_lost_ends_with_a_numbered_error(tmp_path: Path) -> None:
+    async def call_run(_: str, response_id: str, number: int | None) -> AsyncGenerator[bytes, None]:
+        yield b""
+        yield EVENTS * 2
+        raise NotReady("Gone.")
+
+    async with beside(call_run, tmp_path) as (client, _):
+        reply = await client.get("/v1/responses/theirs?stream=true&starting_after=3")
+        *_, last = reply.events
+        assert (last["type"], last["sequence_number"], last["code"]) == ("error", 6, "not_ready")

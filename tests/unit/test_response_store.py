@@ -181,7 +181,7 @@ async def test_unwritten_responses_are_found_and_written_later(
         assert chain is not None
         assert [each.id for each in chain] == ["a", "b"]
         with pytest.raises(StoreFailure, match="locked"):
-            await store.delete("b")
+            await store.delete("a")
         other.execute("COMMIT")
     assert await store.delete("c")
     assert await kept(store, "c") == []
