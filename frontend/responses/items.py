@@ -39,12 +39,9 @@ class TextPart(msgspec.Struct, kw_only=True):
     annotations: list[Any] | UnsetType = UNSET
     logprobs: list[ContentLogprob] | UnsetType = UNSET
 
-
-def text_part(kind: TextType, text: str = "", logprobs: list[ContentLogprob] | None = None) -> TextPart:
-    """A part; `logprobs` are those of an `output_text`."""
-    if kind != "output_text":
-        return TextPart(type=kind, text=text)
-    return TextPart(type=kind, text=text, annotations=[], logprobs=[] if logprobs is None else logprobs)
+    def __post_init__(self) -> None:
+        if self.type == "output_text":
+            self.annotations, self.logprobs = self.annotations or [], self.logprobs or []
 
 
 class MessageItem(msgspec.Struct, kw_only=True, tag_field="type", tag="message"):
@@ -154,12 +151,10 @@ class LocalShellOutputItem(msgspec.Struct, kw_only=True, tag_field="type", tag="
     call_id: str | None = None
 
 
-class ShellOutputItem(msgspec.Struct, kw_only=True, tag_field="type", tag="shell_call_output"):
+class ShellOutputItem(CallPart, kw_only=True, tag="shell_call_output"):
     """The output and outcome of each command."""
 
-    call_id: str
     output: str | list[dict[str, Any]]
-    id: str = ""
 
 
 class PatchOutputItem(msgspec.Struct, kw_only=True, tag_field="type", tag="apply_patch_call_output"):
@@ -206,7 +201,6 @@ class MachineTool(NamedTuple):
     tool: ClientTool
     item: type[MachineCallItem]
     arguments: str
-    prefix: str
 
 
 MACHINE_TOOLS: Mapping[str, MachineTool] = {
@@ -216,7 +210,7 @@ MACHINE_TOOLS: Mapping[str, MachineTool] = {
             {"command": TEXTS, "working_directory": TEXT, "timeout_ms": NUMBER},
             ["command"],
         ),
-        LocalShellCallItem, "action", "lsh",
+        LocalShellCallItem, "action",
     ),
     "shell": MachineTool(
         ClientTool(
@@ -224,7 +218,7 @@ MACHINE_TOOLS: Mapping[str, MachineTool] = {
             {"commands": TEXTS, "timeout_ms": NUMBER, "max_output_length": NUMBER},
             ["commands"],
         ),
-        ShellCallItem, "action", "sh",
+        ShellCallItem, "action",
     ),
     "apply_patch": MachineTool(
         ClientTool(
@@ -236,11 +230,11 @@ MACHINE_TOOLS: Mapping[str, MachineTool] = {
             },
             ["type", "path"],
         ),
-        PatchCallItem, "operation", "apc",
+        PatchCallItem, "operation",
     ),
     "tool_search": MachineTool(
         ClientTool("Finds tools by what they do, which can be called then.", {"query": TEXT}, ["query"]),
-        ToolSearchCallItem, "arguments", "tsc",
+        ToolSearchCallItem, "arguments",
     ),
 }  # fmt: skip
 
@@ -250,10 +244,10 @@ def machine_call(
 ) -> MachineCallItem | FunctionCallItem:
     """The call as an item of the tool's type; as a function call if it is cut, since a patch cannot be
     incomplete, or if its arguments are invalid, which happens only without constrained decoding."""
-    _, item, field, prefix = MACHINE_TOOLS[name]
+    _, item, field = MACHINE_TOOLS[name]
     if not is_cut:
         try:
-            fields = {field: msgspec.json.decode(arguments), "call_id": call_id, "id": new_id(prefix)}
+            fields = {field: msgspec.json.decode(arguments), "call_id": call_id, "id": new_id("item")}
             return msgspec.convert(fields, item)
         except (msgspec.DecodeError, RecursionError):
             pass
@@ -280,15 +274,26 @@ ADDITIONAL_TOOLS = "additional_tools"
 _KINDS = frozenset({*INPUT_ITEMS, *LEFT_OUT, ADDITIONAL_TOOLS})
 
 
-# Items with text: the prefix of a new id, and the field with parts. They are complete, whatever `status` they
-# come back with.
-_TEXTS = {
-    "message": ("msg", "content"),
-    "reasoning": ("rs", "content"),
-    "function_call": ("fc", ""),
-    "function_call_output": ("fco", "output"),
-    "custom_tool_call": ("ctc", ""),
-    "custom_tool_call_output": ("ctco", "output"),
+class Texts(NamedTuple):
+    """How items of a kind hold text: the prefix of their ids and the field. Then, if the model writes it: the
+    prefix of its events, and of text in a part the type, its events' prefix, and the field with its index."""
+
+    prefix: str
+    field: str
+    event: str = ""
+    part: TextType | None = None
+    part_event: str = "response.content_part"
+    index_field: str = "content_index"
+
+
+# These are complete, whatever `status` they come back with.
+TEXTS_OF: Mapping[str, Texts] = {
+    "message": Texts("msg", "content", "response.output_text", "output_text"),
+    "reasoning": Texts("rs", "content", "response.reasoning_text", "reasoning_text"),
+    "function_call": Texts("fc", "arguments", "response.function_call_arguments"),
+    "function_call_output": Texts("fco", "output"),
+    "custom_tool_call": Texts("ctc", "input", "response.custom_tool_call_input"),
+    "custom_tool_call_output": Texts("ctco", "output"),
 }
 
 
@@ -322,14 +327,14 @@ class InputReader:
             return None
         # OpenAI's types allow null for absent fields.
         fields = {name: value for name, value in fields.items() if value is not None}
-        prefix, field = _TEXTS.get(kind, ("item", ""))
-        if kind in _TEXTS:
+        texts = TEXTS_OF.get(kind)
+        if texts is not None:
             fields.pop("status", None)
-            self._read_texts(fields, kind, field, path)
+            self._read_texts(fields, kind, texts.field, path)
         item: Any = convert(fields, INPUT_ITEMS[kind], path)
         if isinstance(item, ReasoningItem):
             item = self._reasoning(item, path)
-        item.id = item.id or new_id(prefix)
+        item.id = item.id or new_id("item" if texts is None else texts.prefix)
         return cast("Item | Reference", item)
 
     def _read_texts(self, fields: dict[str, Any], kind: str, field: str, path: str) -> None:
@@ -341,10 +346,10 @@ class InputReader:
             content = [{"type": "text", "text": content}] if isinstance(content, str) else content
         if isinstance(content, list):
             read = (self._text(part, f"{path}.{field}[{i}]") for i, part in enumerate(content))
-            fields[field] = [text_part(part_type, text) for text in read]
+            fields[field] = [TextPart(type=part_type, text=text) for text in read]
         if kind == "reasoning" and isinstance(fields.get("summary"), list):
             parts = (convert(part, Part, f"{path}.summary[{i}]") for i, part in enumerate(fields["summary"]))
-            fields["summary"] = [text_part("summary_text", part.text or "") for part in parts]
+            fields["summary"] = [TextPart(type="summary_text", text=part.text or "") for part in parts]
 
     def _text(self, part: object, path: str) -> str:
         read = convert(part, Part, path)
@@ -362,7 +367,7 @@ class InputReader:
             text = self._seal.open(sealed, where)
             if sealed and text is None:
                 self.left_out.add("input[].encrypted_content")
-            content = [] if text is None else [text_part("reasoning_text", text)]
+            content = [] if text is None else [TextPart(type="reasoning_text", text=text)]
         if not content and item.summary:
             self.left_out.add("input[].summary")
         return ReasoningItem(id=item.id, content=content)

@@ -22,6 +22,7 @@ from frontend.responses.body import (
     ResponseUsage,
 )
 from frontend.responses.items import (
+    TEXTS_OF,
     CustomCallItem,
     FunctionCallItem,
     Item,
@@ -29,10 +30,10 @@ from frontend.responses.items import (
     MessageItem,
     Phase,
     ReasoningItem,
-    TextType,
+    TextPart,
+    Texts,
     WrittenItem,
     machine_call,
-    text_part,
 )
 from frontend.responses.store import ResponseStore, StoredResponse
 from frontend.text.tokenizer import ModelTokenizer
@@ -81,41 +82,28 @@ def after(stream: bytes, sequence_number: int) -> bytes:
     return parts[-1] if len(parts) > sequence_number + 1 else b""
 
 
-class _Shape(NamedTuple):
-    """How an item's text is output: the names of its events, the item's field, and, if it is in a part, the
-    part's type, the name of its events, and the field with its index."""
-
-    event: str
-    field: str
-    part: TextType | None = None
-    part_event: str = "response.content_part"
-    index_field: str = "content_index"
-
-
-_THOUGHT = _Shape("response.reasoning_text", "content", "reasoning_text")
-_SUMMARY = _Shape(
-    "response.reasoning_summary_text",
+_TEXT, _CALL, _CUSTOM_CALL = (TEXTS_OF[kind] for kind in ("message", "function_call", "custom_tool_call"))
+_SUMMARY = Texts(
+    "rs",
     "summary",
+    "response.reasoning_summary_text",
     "summary_text",
     "response.reasoning_summary_part",
     "summary_index",
 )
-_TEXT = _Shape("response.output_text", "content", "output_text")
-_CALL = _Shape("response.function_call_arguments", "arguments")
-_CUSTOM_CALL = _Shape("response.custom_tool_call_input", "input")
-_MACHINE_CALL = _Shape("", "arguments")  # output as a whole
+_MACHINE_CALL = Texts("", "arguments")  # output as a whole
 
 
 class OpenItem:
     """An output item that is being written. Its methods return events."""
 
-    def __init__(self, item: WrittenItem, shape: _Shape, index: int, writer: EventWriter) -> None:
+    def __init__(self, item: WrittenItem, shape: Texts, index: int, writer: EventWriter) -> None:
         self.item = item
         self.shape = shape
         self._writer = writer
         self._texts: list[str] = []
+        self._part = None if shape.part is None else TextPart(type=shape.part)
         self._logprobs: list[ContentLogprob] = []
-        self._part = None if shape.part is None else text_part(shape.part, "", self._logprobs)
         self._index = index
         self._place: dict[str, object] = {"item_id": item.id, "output_index": index}
         if self._part is not None:
@@ -141,6 +129,7 @@ class OpenItem:
         text = "".join(self._texts)
         if self._part is not None:
             self._part.text = text
+            self._part.logprobs = self._logprobs if self.shape is _TEXT else UNSET
         setattr(self.item, self.shape.field, text if self._part is None else [self._part])
         return text
 
@@ -306,17 +295,16 @@ class ResponseAnswer(Answer):
             case Begin("call"):
                 return self._begin_call(delta)
             case Begin("thought"):
-                shape = _THOUGHT if self.response.reasoning.summary is None else _SUMMARY
-                return self._begin(ReasoningItem(id=new_id("rs")), shape)
+                shape = TEXTS_OF["reasoning"] if self.response.reasoning.summary is None else _SUMMARY
+                return self._begin(ReasoningItem(), shape)
             case Begin(kind):
                 phase: Phase = "commentary" if kind == "preamble" else "final_answer"
-                message = MessageItem(id=new_id("msg"), role="assistant", content=[], phase=phase)
-                return self._begin(message, _TEXT)
+                return self._begin(MessageItem(role="assistant", content=[], phase=phase), _TEXT)
             case End():
                 return self._end_item(is_cut=not delta.complete and self.choice.is_cut)
 
-    def _begin(self, item: WrittenItem, shape: _Shape) -> bytes:
-        item.status = "in_progress"
+    def _begin(self, item: WrittenItem, shape: Texts) -> bytes:
+        item.id, item.status = new_id(shape.prefix), "in_progress"
         output = self.response.output
         self._open = OpenItem(item, shape, len(output), self._writer)
         output.append(item)
@@ -330,9 +318,9 @@ class ResponseAnswer(Answer):
         tool = self._tools.get(delta.name, Tool(name=delta.name))
         call: CustomCallItem | FunctionCallItem
         if tool.takes_text:
-            call = CustomCallItem(id=new_id("ctc"), call_id=delta.call_id, name=tool.name, input="")
+            call = CustomCallItem(call_id=delta.call_id, name=tool.name, input="")
         else:
-            call = FunctionCallItem(id=new_id("fc"), call_id=delta.call_id, name=tool.name, arguments="")
+            call = FunctionCallItem(call_id=delta.call_id, name=tool.name, arguments="")
         call.namespace = UNSET if tool.namespace == FUNCTIONS else tool.namespace
         return self._begin(call, _CUSTOM_CALL if tool.takes_text else _CALL)
 

@@ -17,8 +17,8 @@ PATH = "/v1/responses"
 
 
 @asynccontextmanager
-async def keyed(**settings: Any) -> AsyncIterator[Client]:
-    async with frontend(ANSWER, **settings) as client:
+async def keyed(text: str = ANSWER, **settings: Any) -> AsyncIterator[Client]:
+    async with frontend(text, **settings) as client:
         client.app = Guards(client.app, envelope_of, client.services.metrics, keys=lambda: KEYS)
         yield client
 
@@ -82,17 +82,12 @@ async def test_responses_from_before_there_were_keys_belong_to_none_of_them() ->
 
 
 async def test_reasoning_is_remembered_under_the_keys_name() -> None:
-    async with keyed() as client:
-        made = (await create(client, ALICE, store=False)).json
-        call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
-        result = {"type": "function_call_output", "call_id": "c", "output": "1"}
-        reasoning = {"type": "reasoning", "id": made["output"][0]["id"], "summary": []}
-
-        async def num_tokens(headers: dict[str, str], *items: object) -> int:
-            body = BODY | {"input": [{"role": "user", "content": "Hi"}, *items]}
-            num: int = (await client.post(f"{PATH}/input_tokens", body, headers)).json["input_tokens"]
-            return num
-
-        without = await num_tokens(BOB, call, result)
-        assert await num_tokens(BOB, reasoning, call, result) == without
-        assert await num_tokens(NEW_ALICE, reasoning, call, result) > without
+    text = ANSWER.replace("final<|message|>Hello<|return|>", "commentary to=functions.f<|message|>{}<|call|>")
+    async with keyed(text) as client:
+        tools = [{"type": "function", "name": "f"}]
+        [_, call] = (await create(client, ALICE, store=False, tools=tools)).json["output"]
+        result = {"type": "function_call_output", "call_id": call["call_id"], "output": "1"}
+        body = BODY | {"input": [{"role": "user", "content": "Hi"}, call, result]}
+        replies = [await client.post(f"{PATH}/input_tokens", body, key) for key in (BOB, NEW_ALICE)]
+        without, remembered = (reply.json["input_tokens"] for reply in replies)
+        assert remembered > without
