@@ -168,7 +168,7 @@ class Connection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(cast("asyncio.Transport", transport))
         self._since_s = self.loop.time()
-        self._wait(self._patience.idle_s)
+        self._expect()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.limit.leave(self)
@@ -207,8 +207,7 @@ class Connection(HttpToolsProtocol):
         scope = cast("Scope", self.scope)
         scope["blocked_s"], scope["drain"], scope["gone"] = [], self.flow.drain, self._gone
         self._reading = _Reading.HEAD
-        if self._num_open == 0:
-            self._give_up_s = self.loop.time() + self._patience.request_s
+        self._expect()
 
     def on_headers_complete(self) -> None:
         """Start the request, or queue it behind an earlier one."""
@@ -235,11 +234,7 @@ class Connection(HttpToolsProtocol):
             return
         super().on_message_complete()
         self._reading = _Reading.NOTHING
-        if self._num_open == 0:
-            self._wait(self._patience.idle_s)
-            return
-        self._give_up_s = math.inf
-        self.limit.busy(self)
+        self._expect()
 
     def on_response_complete(self) -> None:
         """The last byte of a response was handed to the transport. Replaces uvicorn's, whose timer for idle
@@ -250,12 +245,7 @@ class Connection(HttpToolsProtocol):
         if self.pipeline:
             self._start_asgi_task(*self.pipeline.pop())
         self._since_s = self.loop.time()
-        if self._num_open == 0 and self._reading is _Reading.NOTHING:
-            self._wait(self._patience.linger_s if self._is_last else self._patience.idle_s)
-        elif self._num_open == 0 and self._reading is _Reading.BODY:
-            self._wait(self._patience.rest_s)
-        elif self._num_open == 0 or (self._num_open == 1 and self._reading is _Reading.BODY):
-            self._wait(self._patience.request_s)
+        self._expect()
 
     def shutdown(self) -> None:
         """Close after the current request or, if no answer announced it, after the next one, which has to
@@ -269,8 +259,19 @@ class Connection(HttpToolsProtocol):
             if self.loop.time() >= self._give_up_s:
                 self.transport.close()
 
-    def _wait(self, limit_s: float) -> None:
-        """Wait for the client, for at most `limit_s`."""
+    def _expect(self) -> None:
+        """Restart the timeout for what the client has to send; there is none while it waits for an answer."""
+        if self._num_open > (self._reading in (_Reading.BODY, _Reading.REFUSED)):
+            self._give_up_s = math.inf
+            self.limit.busy(self)
+            return
+        patience = self._patience
+        limit_s = {
+            _Reading.NOTHING: patience.linger_s if self._is_last else patience.idle_s,
+            _Reading.HEAD: patience.request_s,
+            _Reading.BODY: patience.request_s if self._num_open else patience.rest_s,  # already answered
+            _Reading.REFUSED: patience.rest_s,
+        }[self._reading]
         self._give_up_s = self.loop.time() + limit_s
         self.limit.wait(self)
 
@@ -296,7 +297,7 @@ class Connection(HttpToolsProtocol):
             self.transport.write(head.encode() + body)
             if self.transport.can_write_eof():  # not over TLS
                 self.transport.write_eof()
-            self._wait(self._patience.rest_s)
+            self._expect()
             if is_body:  # the app waits for it
                 self.cycle.disconnected = True
                 self.cycle.message_event.set()

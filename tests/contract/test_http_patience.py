@@ -27,7 +27,7 @@ from tests.waiting import PATIENCE_S, until
 pytestmark = pytest.mark.loops("uvloop")
 MAX_BODY_BYTES = 1 << 20
 HURRIED = Patience(request_s=0.5, idle_s=1.5, unread_s=0.5, rest_s=0.3)
-SLACK_S = 8.0  # for a busy machine
+PATIENT = Patience(request_s=3 * PATIENCE_S, idle_s=3 * PATIENCE_S, unread_s=3 * PATIENCE_S)
 GET = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
 
 
@@ -82,7 +82,7 @@ class Peer:
     async def rest(self) -> bytes:
         """Everything until the server closes the connection."""
         found = b""
-        async with asyncio.timeout(SLACK_S):
+        async with asyncio.timeout(PATIENCE_S):
             with suppress(ConnectionError):  # a reset is an end too
                 while data := await self.reader.read(1 << 16):
                     found += data
@@ -90,7 +90,7 @@ class Peer:
 
     async def answer(self) -> bytes:
         """The next answer's body."""
-        async with asyncio.timeout(SLACK_S):
+        async with asyncio.timeout(PATIENCE_S):
             head = await self.reader.readuntil(b"\r\n\r\n")
             assert b"\r\nserver:" not in head.lower()
             length = next(line for line in head.split(b"\r\n") if line.startswith(b"content-length"))
@@ -279,7 +279,7 @@ async def test_what_a_client_does_not_read_is_no_gap_between_tokens() -> None:
     (record,) = services.metrics.records.newest(9)
     assert record.status == 200
     (leg,) = record.legs
-    assert leg.gap_s < 0.5 < leg.attempts[0].stages["send"]
+    assert leg.gap_s < leg.attempts[0].stages["send"]
     assert record.duration_s == pytest.approx(sum(record.spent().values()), rel=0.05)
 
 
@@ -315,38 +315,33 @@ async def test_a_client_that_reads_slowly_or_asked_ahead_is_not(serve: Serve) ->
         assert scene.app.num_running == 1
 
 
+CHUNKED = b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n"
+GARBAGE, TOO_LARGE = (400, "invalid_request"), (431, "headers_too_large")
+
+
 @pytest.mark.parametrize(
-    "garbage",
+    ("sent", "expected"),
     [
-        bytes(range(256)),
-        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(500),
-        b"GET / HTTP/9.9\r\n\r\n",
-        b"POST / HTTP/1.1\r\ncontent-length: -5\r\n\r\n",
-        b"POST / HTTP/1.1\r\ncontent-length: 5\r\ntransfer-encoding: chunked\r\n\r\n",
-        b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\nxyz\r\n",
-        b"GET /\xff HTTP/1.1\r\n\r\n",
+        (bytes(range(256)), GARBAGE),
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(500), GARBAGE),
+        (b"GET / HTTP/9.9\r\n\r\n", GARBAGE),
+        (b"POST / HTTP/1.1\r\ncontent-length: -5\r\n\r\n", GARBAGE),
+        (b"POST / HTTP/1.1\r\ncontent-length: 5\r\ntransfer-encoding: chunked\r\n\r\n", GARBAGE),
+        (CHUNKED + b"xyz\r\n", GARBAGE),
+        (b"GET /\xff HTTP/1.1\r\n\r\n", GARBAGE),
+        (b"GET / HTTP/1.1\r\nx: " + b"a" * (MAX_HEAD_BYTES + 1), TOO_LARGE),
+        (b"GET /" + b"a" * (MAX_HEAD_BYTES + 1), TOO_LARGE),
+        (CHUNKED + b"1;" + b"x" * 200_000, TOO_LARGE),
+        (CHUNKED + b"0\r\nx: " + b"y" * 200_000, TOO_LARGE),
     ],
-    ids=["bytes", "TLS", "version", "negative length", "two lengths", "chunk", "path"],
-)
-async def test_garbage_instead_of_http_is_a_400(serve: Serve, garbage: bytes) -> None:
-    async with serve() as scene:
-        assert error_code(await (await scene.peer(garbage)).rest()) == (400, "invalid_request")
-
-
-@pytest.mark.parametrize("start", [b"GET / HTTP/1.1\r\nx: ", b"GET /"], ids=["header", "path"])
-async def test_a_head_without_end_is_a_431(serve: Serve, start: bytes) -> None:
-    async with serve() as scene:
-        peer = await scene.peer(start + b"a" * (MAX_HEAD_BYTES + 1))
-        assert error_code(await peer.rest()) == (431, "headers_too_large")
-
-
-@pytest.mark.parametrize(
-    "odd", [b"1;" + b"x" * 200_000, b"0\r\nx: " + b"y" * 200_000], ids=["extension", "trailer"]
-)
-async def test_what_is_no_body_ends_within_a_body_too(serve: Serve, odd: bytes) -> None:
-    async with serve(Patience(request_s=60)) as scene:
-        peer = await scene.peer(b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n" + odd)
-        assert error_code(await peer.rest()) == (431, "headers_too_large")
+    ids=["bytes", "TLS", "version", "negative length", "two lengths", "chunk", "path",
+         "endless header", "endless path", "endless extension", "endless trailer"],
+)  # fmt: skip
+async def test_garbage_and_what_has_no_end_is_refused(
+    serve: Serve, sent: bytes, expected: tuple[int, str]
+) -> None:
+    async with serve(Patience(request_s=3 * PATIENCE_S, rest_s=0.3)) as scene:
+        assert error_code(await (await scene.peer(sent)).rest()) == expected
 
 
 @pytest.mark.parametrize("size", [b"content-length: 99999999", b"transfer-encoding: chunked"])
@@ -397,7 +392,7 @@ async def test_all_but_the_reserved_descriptors_are_for_clients(
     monkeypatch.setattr("frontend.http.server.RESERVED_DESCRIPTORS", 2)
     monkeypatch.setattr("baton.listener.resource.getrlimit", lambda _: (16, 16))
 
-    async with serve(Patience()) as scene:
+    async with serve(PATIENT) as scene:
         for _ in range(14):
             await scene.peer(b"GET /?endless HTTP/1.1\r\nhost: x\r\n\r\n")
         await until(lambda: scene.app.num_running == 14)
@@ -406,7 +401,7 @@ async def test_all_but_the_reserved_descriptors_are_for_clients(
 
 
 async def test_a_connection_beyond_the_limit_is_closed_if_all_others_are_busy(serve: Serve) -> None:
-    async with serve(Patience(), max_connections=4) as scene:
+    async with serve(PATIENT, max_connections=4) as scene:
         streams = [await scene.peer(b"GET /?endless HTTP/1.1\r\nhost: x\r\n\r\n") for _ in range(4)]
         await until(lambda: scene.app.num_running == 4)
         with suppress(ConnectionError):  # of the TLS handshake
@@ -418,7 +413,7 @@ async def test_a_connection_beyond_the_limit_is_closed_if_all_others_are_busy(se
 
 
 async def test_the_longest_waiting_connection_makes_room(serve: Serve) -> None:
-    async with serve(Patience(), max_connections=3) as scene:
+    async with serve(PATIENT, max_connections=3) as scene:
         streaming = await scene.peer(b"GET /?endless HTTP/1.1\r\nhost: x\r\n\r\n")
         oldest = await scene.peer(b"POST / HTTP/1.1\r\n")
         asking = await scene.peer(GET)
@@ -462,7 +457,7 @@ async def test_a_waiting_connection_makes_room_when_descriptors_run_out() -> Non
 
 
 async def test_a_client_that_does_not_read_makes_room_too(serve: Serve) -> None:
-    async with serve(Patience(), max_connections=3) as scene:
+    async with serve(PATIENT, max_connections=3) as scene:
         for _ in range(10):
             peer = await scene.peer()
             peer.mute()

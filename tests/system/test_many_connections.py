@@ -4,20 +4,20 @@ import json
 import os
 import re
 import socket
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
+import httpx
 import pytest
 
-from tests.stack import Process, Stack
-from tests.waiting import scaled, wait_for
+from tests.stack import MODEL, Process, Stack
+from tests.waiting import wait_for
 
 NUM_CONNECTIONS = 400
 NUM_DESCRIPTORS = 256
-# How much later another client may be answered than without these connections.
-SOON_S = min(scaled(5.0), 20.0)  # who waited for an idle one to be closed would wait 30 s or more
+SOON_S = 25.0
+"""Who waited for an idle connection to be closed would wait 30 s or more."""
 
 
 @pytest.fixture(scope="module")
@@ -29,12 +29,11 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         yield stack
 
 
-def ask(stack: Stack) -> float:
-    """Seconds for a whole answer over a new connection."""
-    began = time.monotonic()
-    answer = stack.answer("/v1/completions", prompt="one two three", max_tokens=5)
-    assert answer["usage"]["completion_tokens"] == 5
-    return time.monotonic() - began
+def ask(stack: Stack) -> None:
+    """Get a whole answer over a new connection."""
+    body = {"model": MODEL, "prompt": "one two three", "max_tokens": 5}
+    answer = httpx.post(f"{stack.url}/v1/completions", json=body, timeout=SOON_S)
+    assert answer.json()["usage"]["completion_tokens"] == 5
 
 
 @contextmanager
@@ -81,22 +80,20 @@ def plane_ports(stack: Stack) -> set[int]:
 )
 def test_the_frontend_serves_others_while_many_hold_connections(stack: Stack, first_bytes: bytes) -> None:
     frontend = stack.processes[0]
-    soon_s = SOON_S + max(ask(stack) for _ in range(3))
     num_before = num_descriptors(frontend)
 
     with connections(stack.port, first_bytes):
         for _ in range(5):
-            assert ask(stack) < soon_s
+            ask(stack)
         assert stack.get("/health").status_code == 200
         assert num_descriptors(frontend) < NUM_DESCRIPTORS - 50
 
     wait_for(lambda: num_descriptors(frontend) <= num_before + 1)
-    assert ask(stack) < soon_s
+    ask(stack)
 
 
 def test_workers_serve_others_while_many_hold_connections_to_their_ports(stack: Stack) -> None:
     workers = stack.processes[1:]
-    soon_s = SOON_S + max(ask(stack) for _ in range(3))
     planes = plane_ports(stack)
     ports = {port for worker in workers for port in listening_ports(worker)}
     assert planes < ports, "prefill also has a port for its KV"
@@ -106,24 +103,23 @@ def test_workers_serve_others_while_many_hold_connections_to_their_ports(stack: 
         for port in ports:
             opened.enter_context(connections(port))
         for _ in range(5):
-            assert ask(stack) < soon_s
+            ask(stack)
         assert max(map(num_descriptors, workers)) < NUM_DESCRIPTORS - 50
 
     wait_for(lambda: all(num_descriptors(w) <= n + 2 for w, n in zip(workers, num_before, strict=True)))
-    assert ask(stack) < soon_s
+    ask(stack)
     assert all(process.popen.poll() is None for process in stack.processes)
 
 
 def test_a_new_frontend_gets_in_where_many_hold_a_workers_plane(stack: Stack) -> None:
     """Kills the frontend of the tests before."""
-    soon_s = SOON_S + max(ask(stack) for _ in range(3))
     stack.processes[0].kill()
     with ExitStack() as opened:
         for port in plane_ports(stack):
             opened.enter_context(connections(port))
         stack.frontend()
         stack.wait_ready(1, 1)
-        assert ask(stack) < soon_s
+        ask(stack)
 
 
 def test_the_soft_limit_is_raised_so_that_all_stay(tmp_path: Path) -> None:
