@@ -2,7 +2,6 @@
 
 import asyncio
 import dataclasses
-import logging
 import secrets
 from array import array
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
@@ -27,8 +26,6 @@ SILENCE_S = 10.0
 """A process that is silent for this long is lost: frozen, or dead."""
 MAX_SENDING = 10_000
 """Notifications on their way to other processes; more are dropped."""
-
-log = logging.getLogger(__name__)
 
 
 class CallRun(msgspec.Struct, frozen=True, array_like=True, tag=5):
@@ -87,7 +84,7 @@ class Siblings:
         self.address = self._plane.address(self._name)
         """Where other processes of this user reach this one."""
         self._others = [self._plane.address(name) for name in names]
-        self._sending: set[asyncio.Task[None]] = set()
+        self._sending: set[asyncio.Task[bytes | None]] = set()
 
     @asynccontextmanager
     async def answering(self, shared: Shared) -> AsyncIterator[None]:
@@ -102,13 +99,15 @@ class Siblings:
         """Report an entry of reasoning to all processes that are running."""
         for address in self._others:
             if len(self._sending) < MAX_SENDING:
-                task = asyncio.get_running_loop().create_task(self._send(address, message))
+                task = asyncio.get_running_loop().create_task(self._answer(address, message))
                 self._sending.add(task)
                 task.add_done_callback(self._sending.discard)
 
     async def ask(self, question: Question) -> list[Any]:
         """The answers of the processes that give one in time: `frontend.metrics.Others`."""
-        found = await asyncio.gather(*(self._answer(address, question) for address in self._others))
+        found = await asyncio.gather(
+            *(self._answer(address, question, SCRAPE_TIMEOUT_S) for address in self._others)
+        )
         return [_DECODERS[type(question)].decode(data) for data in found if data is not None]
 
     def call_run(
@@ -127,15 +126,12 @@ class Siblings:
         except WorkerLost as error:
             raise NotReady(UNREACHED, retry_after_s=1) from error
 
-    async def _send(self, address: str, message: Kept) -> None:
-        with suppress(BatonError):  # it is not running
-            async with aclosing(self._call(address, message)) as replies:
-                await anext(replies, None)
-
-    async def _answer(self, address: str, message: Question) -> bytes | None:
-        with suppress(BatonError, TimeoutError):  # it is ending, or hangs
-            async with asyncio.timeout(SCRAPE_TIMEOUT_S), aclosing(self._call(address, message)) as replies:
-                return await anext(replies)
+    async def _answer(
+        self, address: str, message: SiblingRequest, limit_s: float | None = None
+    ) -> bytes | None:
+        with suppress(BatonError, TimeoutError):  # it is not running, or hangs
+            async with asyncio.timeout(limit_s), aclosing(self._call(address, message)) as replies:
+                return await anext(replies, None)
         return None
 
 
