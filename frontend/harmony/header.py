@@ -11,6 +11,7 @@ from functools import lru_cache
 import msgspec
 
 from frontend.harmony.conversation import is_builtin
+from frontend.text.tokenizer import SpecialToken
 
 ROLES = ("assistant", "user", "system", "developer", "tool")
 CHANNELS = ("analysis", "commentary", "final")
@@ -92,56 +93,17 @@ _CACHED_HEADERS = 512  # most answers have the same few
 
 
 @lru_cache(maxsize=_CACHED_HEADERS)
-def read_header(raw: bytes, offered: frozenset[str], *, expects_role: bool) -> Header:
-    """Parses a header that ended with `<|message|>`; control tokens are spelled out in `raw`.
-
-    Of the unknown words, the first may be a role if one is expected (after `<|start|>`), and a single last
-    one may be a content type; noise is dropped, and all others are text."""
-    reading = _Reading(raw, offered, expects_role=expects_role)
-    parts = reading.parts
-    words = [i for i, part in enumerate(parts) if part.kind == "word"]
-    if expects_role and words[:1] == [0] and reading.kind_after(0) in ("channel", "to", None):
-        del words[0]
-    if len(parts) > 1 and words == [len(parts) - 1]:
-        del words[0]
-    ranges: list[tuple[int, int]] = []  # of the words; adjacent ones share one with the space between them
-    for i in words:
-        if ranges and i - 1 in words:
-            ranges[-1] = ranges[-1][0], parts[i].stop
-        else:
-            ranges.append((parts[i - 1].stop if ranges else parts[i].start, parts[i].stop))
-    return reading.header(parts, tuple(ranges))
-
-
-@lru_cache(maxsize=_CACHED_HEADERS)
-def read_unended_header(
-    raw: bytes, offered: frozenset[str], *, expects_role: bool, is_cut: bool = False, ends_call: bool = False
+def read_header(
+    raw: bytes, offered: frozenset[str], end: SpecialToken | None, *, expects_role: bool
 ) -> Header:
-    """Parses a header without `<|message|>`: the message's text starts at the first word that is not part of
-    a header.
-
-    Noise up to the next marker or the end is not text. `is_cut` means that the stream ended here; then the
-    unfinished start of a header word at the end is not text. `ends_call` means that `<|call|>` ended it."""
+    """Parses a header that ended with the token `end` (None: the stream ended, or it is too long); control
+    tokens are spelled out in `raw`. `expects_role`: it follows `<|start|>`."""
     reading = _Reading(raw, offered, expects_role=expects_role)
-    parts = reading.parts
-    kept: list[Part] = []
-    start, i = len(raw), 0
-    while i < len(parts):
-        part, is_header = parts[i], reading.is_header(i)
-        if is_cut and not is_header and i == len(parts) - 1 and _is_unfinished(part):
-            break
-        if is_header or part.kind == "channel":
-            kept.append(part)
-        num_noise = 0 if is_header else reading.num_noise(i, kept, is_cut=is_cut)
-        if not is_header and not num_noise:
-            start = reading.text_start(i, kept)
-            break
-        i += num_noise or 1
-    return reading.header(kept, ((start, len(raw)),), ends_call=ends_call)
+    return reading.ended() if end is SpecialToken.MESSAGE else reading.unended(end)
 
 
 class _Reading:
-    """A header's parts in order, without whitespace. `expects_role`: after `<|start|>`."""
+    """A header's parts in order, without whitespace."""
 
     def __init__(self, raw: bytes, offered: frozenset[str], *, expects_role: bool) -> None:
         self.parts: list[Part] = []
@@ -157,6 +119,40 @@ class _Reading:
             if kind != "space":
                 part = Part(kind, value, match.start(), match.start(kind), match.end())
                 self.parts.append(self._named(part) if kind == "word" else part)
+
+    def ended(self) -> Header:
+        """With `<|message|>`. Of the unknown words, the first may be a role if one is expected, and a single
+        last one may be a content type; noise is dropped, and all others are text."""
+        parts, ranges = self.parts, list[tuple[int, int]]()
+        words = [i for i, part in enumerate(parts) if part.kind == "word"]
+        if self._expects_role and words[:1] == [0] and self._kind_after(0) in ("channel", "to", None):
+            del words[0]
+        if len(parts) > 1 and words == [len(parts) - 1]:
+            del words[0]
+        for i in words:  # adjacent ones share a range with the space between them
+            if ranges and i - 1 in words:
+                ranges[-1] = ranges[-1][0], parts[i].stop
+            else:
+                ranges.append((parts[i - 1].stop if ranges else parts[i].start, parts[i].stop))
+        return self._header(parts, tuple(ranges))
+
+    def unended(self, end: SpecialToken | None) -> Header:
+        """Without `<|message|>`: the text starts at the first word that is not part of a header. Noise up to
+        the next marker or the end is no text, nor is the start of a header's word where the stream ends."""
+        parts, is_cut, kept = self.parts, end is None, list[Part]()
+        start, i = len(self._raw), 0
+        while i < len(parts):
+            part, is_header = parts[i], self._is_header(i)
+            if is_cut and not is_header and i == len(parts) - 1 and _is_unfinished(part):
+                break
+            if is_header or part.kind == "channel":
+                kept.append(part)
+            num_noise = 0 if is_header else self._num_noise(i, kept, is_cut=is_cut)
+            if not is_header and not num_noise:
+                start = self._text_start(i, kept)
+                break
+            i += num_noise or 1
+        return self._header(kept, ((start, len(self._raw)),), ends_call=end is SpecialToken.CALL)
 
     def _named(self, word: Part) -> Part:
         """A word outside the header grammar, with its kind after the parts before it."""
@@ -174,12 +170,12 @@ class _Reading:
         """Whether a word without `to=` names a tool."""
         return word in self._offered or (word.startswith("functions.") and word != "functions.")
 
-    def kind_after(self, i: int) -> str | None:
+    def _kind_after(self, i: int) -> str | None:
         return self.parts[i + 1].kind if i + 1 < len(self.parts) else None
 
-    def is_header(self, i: int) -> bool:
+    def _is_header(self, i: int) -> bool:
         """Whether part `i` can belong to a header without `<|message|>`."""
-        part, following = self.parts[i], self.kind_after(i)
+        part, following = self.parts[i], self._kind_after(i)
         is_known = following in MARKERS
         match part.kind:
             case "channel":
@@ -204,7 +200,7 @@ class _Reading:
                 is_known = self._expects_role and is_name and following in ("channel", "to")
         return is_known
 
-    def num_noise(self, i: int, kept: list[Part], *, is_cut: bool) -> int:
+    def _num_noise(self, i: int, kept: list[Part], *, is_cut: bool) -> int:
         """The number of noise parts from `i` on: all up to the next marker, or one that contains a channel's
         name, which no sentence starts with."""
         parts = self.parts
@@ -218,7 +214,7 @@ class _Reading:
             return stop - i
         return int(parts[i].kind == "noise" and _CHANNEL_WORD.search(parts[i].value) is not None)
 
-    def text_start(self, i: int, kept: list[Part]) -> int:
+    def _text_start(self, i: int, kept: list[Part]) -> int:
         """Where the text starts that part `i` belongs to; words before JSON arguments are skipped."""
         for part in self.parts[i:] if _has_recipient(kept) else ():
             if self._raw[part.start : part.start + 1] in (b"{", b"[", b'"'):
@@ -227,7 +223,7 @@ class _Reading:
                 break
         return self.parts[i].value_start
 
-    def header(
+    def _header(
         self, parts: list[Part], texts: tuple[tuple[int, int], ...], *, ends_call: bool = False
     ) -> Header:
         """The header that these parts make, whose other ranges are `texts`."""

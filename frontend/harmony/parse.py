@@ -8,7 +8,7 @@ from functools import partial
 from typing import Literal, NamedTuple
 
 from frontend.harmony.conversation import Begin, Delta, End, Kind, MessageKind, Text
-from frontend.harmony.header import CHANNELS, Header, read_header, read_unended_header
+from frontend.harmony.header import CHANNELS, Header, read_header
 from frontend.text.tokenizer import SpecialToken, Vocabulary
 
 # A longer header lacks its `<|message|>`, and its text must not be held back any longer. The limit is higher
@@ -45,18 +45,14 @@ class RawHeader:
             rest.append(begun[0], self._pieces[-1][1] if self._pieces else 0)
         return rest
 
-    def read(self) -> Header:
-        return read_header(bytes(self.raw), self._offered, expects_role=self._expects_role)
-
-    def read_unended(self, then: bytes = b"", *, is_cut: bool = False, ends_call: bool = False) -> Header:
-        raw, role = bytes(self.raw) + then, self._expects_role
-        return read_unended_header(raw, self._offered, expects_role=role, is_cut=is_cut, ends_call=ends_call)
+    def read(self, end: SpecialToken | None, then: bytes = b"") -> Header:
+        return read_header(bytes(self.raw) + then, self._offered, end, expects_role=self._expects_role)
 
     def is_text(self) -> bool:
         """Whether the content is message text, so that a `<|channel|>` now starts another header."""
         if not self._pieces or self.raw == b"assistant":  # the latter is the usual case
             return False
-        header = self.read_unended(_SPELLED[SpecialToken.CHANNEL])
+        header = self.read(SpecialToken.CHANNEL, _SPELLED[SpecialToken.CHANNEL])
         return any(self.raw[start:].strip() for start, _ in header.texts)
 
     def text_tokens(self, header: Header) -> list[tuple[int, bytes]]:
@@ -230,7 +226,7 @@ class HarmonyParser:
             if control is SpecialToken.START:
                 self._header = self._new_header(is_started=True, expects_role=True)
         elif control is SpecialToken.MESSAGE:
-            header = self._header.read()
+            header = self._header.read(control)
             self._count_repair(header, is_ended=True)
             if tokens := self._header.text_tokens(header):
                 aside = Header(is_hidden=True, is_foreign=header.is_foreign)
@@ -250,7 +246,7 @@ class HarmonyParser:
             most = at + len(_SPELLED[SpecialToken.CHANNEL]) + MAX_HEADER_BYTES_AFTER_CHANNEL
         if len(raw) <= most + self._max_name_bytes:
             return
-        header = self._header.read_unended(is_cut=True)
+        header = self._header.read(None)
         tokens = self._header.text_tokens(header)
         if tokens:
             self._count_repair(header, is_ended=False)
@@ -264,7 +260,7 @@ class HarmonyParser:
         the message's. A recipient without text is a call, unless another header follows."""
         if self._header.raw.strip():
             is_cut = control is None
-            header = self._header.read_unended(is_cut=is_cut, ends_call=control is SpecialToken.CALL)
+            header = self._header.read(control)
             tokens = self._header.text_tokens(header)
             if tokens or not (is_cut or header.is_foreign):
                 self._count_repair(header, is_ended=False)

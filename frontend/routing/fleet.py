@@ -81,7 +81,7 @@ class Fleet:
             yield follow
         finally:
             own = [sync, follow, watch]
-            tasks = [*own, *self._tokenizers.tasks(), *self.table.tasks(), *self.cut.trials]
+            tasks = [*own, *self._tokenizers.tasks(), *self.table.tasks(), *self.cut.trials.values()]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)

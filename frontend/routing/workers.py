@@ -254,32 +254,28 @@ _TRIAL_S = 5.0
 
 
 class CutPairs:
-    """The excluded pairs."""
+    """The excluded pairs: by their incarnations, the tasks that try them, which have their names."""
 
     def __init__(self, transport: Transport, table: Workers, events: Events) -> None:
         self._transport = transport
         self._events = events
         self._table = table
-        self._pairs: dict[tuple[str, str], tuple[str, asyncio.Task[None]]] = {}
+        self.trials: dict[tuple[str, str], asyncio.Task[None]] = {}
 
     def add(self, prefill: WorkerInfo, decode: WorkerInfo) -> None:
         """Avoid this pair until a trial succeeds: after FIRST_WAIT_S, then after twice as long each time."""
         if not self.has(prefill, decode):
             name = f"{prefill.label} -> {decode.label}"
             self._events.add("cut", name, "no KV arrived")
-            task = asyncio.create_task(self._try(prefill, decode, name))
-            self._pairs[prefill.incarnation, decode.incarnation] = name, task
+            task = asyncio.create_task(self._try(prefill, decode, name), name=name)
+            self.trials[prefill.incarnation, decode.incarnation] = task
             self._table.note_change()
 
     def has(self, prefill: WorkerInfo, decode: WorkerInfo) -> bool:
-        return (prefill.incarnation, decode.incarnation) in self._pairs
+        return (prefill.incarnation, decode.incarnation) in self.trials
 
     def names(self) -> list[str]:
-        return sorted(name for name, _ in self._pairs.values())
-
-    @property
-    def trials(self) -> list[asyncio.Task[None]]:
-        return [task for _, task in self._pairs.values()]
+        return sorted(task.get_name() for task in self.trials.values())
 
     async def _try(self, prefill: WorkerInfo, decode: WorkerInfo, name: str) -> None:
         wait_s, began_s = FIRST_WAIT_S, asyncio.get_running_loop().time()
@@ -289,7 +285,7 @@ class CutPairs:
             is_gone = not (self._table.has(prefill) and self._table.has(decode))
             if is_gone or await works(self._transport, prefill, decode, limit_s=_TRIAL_S):
                 break
-        del self._pairs[prefill.incarnation, decode.incarnation]
+        del self.trials[prefill.incarnation, decode.incarnation]
         self._table.note_change()
         detail = "a worker has left" if is_gone else ""
         self._events.add("restored", name, detail, asyncio.get_running_loop().time() - began_s)

@@ -6,7 +6,6 @@ import logging
 import re
 import threading
 from array import array
-from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -55,7 +54,6 @@ _CACHE_BYTES = 64 << 20
 _UNSURE_TOKENS = 32
 """At the end of a text that goes on: they may depend on the rest."""
 _MOST_CUTS = 16
-_HEADER_WORDS = ("system", "developer", "user", "assistant", "analysis", "commentary", "final", " ", "json")
 _REQUIRED = frozenset(SpecialToken) - {SpecialToken.STARTOFTEXT}
 _STOPS = (SpecialToken.RETURN, SpecialToken.CALL, SpecialToken.ENDOFTEXT)
 
@@ -87,8 +85,9 @@ class ModelTokenizer:
         self._ordinary = ordinary
         self._added = added
         self._added_pattern = re.compile("|".join(map(re.escape, sorted(added, key=len, reverse=True))))
-        self._cache = _SegmentCache(_CACHE_BYTES)
-        self._words = {word: array("I", self._encode(word)) for word in _HEADER_WORDS}
+        self._kept: dict[str, array[int]] = {}  # the turns of a conversation recur
+        self._num_kept_bytes = 0
+        self._lock = threading.Lock()
         self.special_ids = {token: added[token.value] for token in SpecialToken if token.value in added}
         missing = sorted(token.value for token in _REQUIRED - self.special_ids.keys())
         if missing:
@@ -159,11 +158,22 @@ class ModelTokenizer:
     def encode_text_segment(self, text: str, limit: int | None = None) -> Sequence[int]:
         """Token ids of a prompt's text; text that spells a control token stays plain text. Only a text of
         several pieces is compared with `limit`, see `encode_text`."""
-        ids = self._words.get(text) or self._cache.get(text)
+        ids = self._kept.get(text)
         if ids is None:
             ids = array("I", self._encode(text, limit))
-            self._cache.put(text, ids)
+            self._keep(text, ids)
         return ids
+
+    def _keep(self, text: str, ids: "array[int]") -> None:
+        """Those kept the longest make room for new ones."""
+        with self._lock:
+            if text in self._kept or _num_bytes(text, ids) > _CACHE_BYTES // 8:
+                return
+            self._kept[text] = ids
+            self._num_kept_bytes += _num_bytes(text, ids)
+            while self._num_kept_bytes > _CACHE_BYTES:
+                oldest = next(iter(self._kept))
+                self._num_kept_bytes -= _num_bytes(oldest, self._kept.pop(oldest))
 
     def encode_text(self, text: str, *, allow_special: bool = False, limit: int | None = None) -> list[int]:
         """Token ids of raw text; `allow_special` encodes spelled-out control tokens as such. Raises
@@ -242,33 +252,6 @@ def _rest(limit: int | None, ids: Sequence[int]) -> int | None:
     if len(ids) > limit:
         raise TooManyTokens
     return limit - len(ids)
-
-
-class _SegmentCache:
-    """An LRU cache of token ids by text, bounded in bytes: the turns of a conversation recur."""
-
-    def __init__(self, max_bytes: int) -> None:
-        self._max_bytes = max_bytes
-        self._num_bytes = 0
-        self._ids: OrderedDict[str, array[int]] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def get(self, text: str) -> "array[int] | None":
-        with self._lock:
-            ids = self._ids.get(text)
-            if ids is not None:
-                self._ids.move_to_end(text)
-            return ids
-
-    def put(self, text: str, ids: "array[int]") -> None:
-        size = _num_bytes(text, ids)
-        with self._lock:
-            if text in self._ids or size > self._max_bytes // 8:
-                return
-            self._ids[text] = ids
-            self._num_bytes += size
-            while self._num_bytes > self._max_bytes:
-                self._num_bytes -= _num_bytes(*self._ids.popitem(last=False))
 
 
 def _num_bytes(text: str, ids: "array[int]") -> int:

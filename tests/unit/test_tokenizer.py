@@ -1,14 +1,13 @@
 """The tokenizer, on a small vocabulary that the test trains itself, and long texts on the demo model's."""
 
 import json
-from array import array
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
-from frontend.text.tokenizer import PIECE_CHARS, ModelTokenizer, SpecialToken, TooManyTokens, _SegmentCache
+from frontend.text.tokenizer import PIECE_CHARS, ModelTokenizer, SpecialToken, TooManyTokens
 from tests.scripted_frontend import TOKENIZER
 
 ENTRY_BYTES = 308  # of one character and one token
@@ -55,15 +54,17 @@ def test_control_tokens_come_from_text_where_they_are_allowed(tokenizer: ModelTo
     assert ids == [start, *tokenizer.encode_text("Hello"), end, *tokenizer.encode_text("<|endo")]
 
 
-def test_the_segments_used_longest_ago_make_room_for_new_ones() -> None:
-    cache, ids = _SegmentCache(max_bytes=16 * ENTRY_BYTES), array("I", [1])
-    for text in "abcdefghijklmnop":
-        cache.put(text, ids)
-        cache.put(text, ids)  # by another thread: it takes no more room
-    assert cache.get("a") == ids
-    cache.put("q", ids)
-    cache.put("R", array("I", [1] * (1 + ENTRY_BYTES // 4)))  # as large as two
-    assert "".join(text for text in "abcdefghijklmnopqR" if cache.get(text)) == "aefghijklmnopqR"
+def test_the_texts_kept_the_longest_make_room_for_new_ones(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("frontend.text.tokenizer._CACHE_BYTES", 16 * ENTRY_BYTES)
+    encode = ModelTokenizer.load(folder).encode_text_segment
+    first = [encode(text) for text in "abcdefghijklmnop"]
+    assert [encode(text) is ids for text, ids in zip("abcdefghijklmnop", first, strict=True)] == [True] * 16
+    encode("q")
+    assert encode("b") is first[1]
+    assert encode("a") is not first[0]
+    assert encode("q" * ENTRY_BYTES) is not encode("q" * ENTRY_BYTES), "an eighth of all is too much for one"
 
 
 @pytest.mark.parametrize(("text", "expected"), [("a\ud800b", "a�b"), ("\ud83d\udc4d", "👍"), ("\udfff", "�")])

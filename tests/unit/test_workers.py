@@ -215,7 +215,7 @@ async def test_a_cut_pair_is_tried_after_ten_seconds_then_less_and_less_often() 
     pairs.add(P1, D1)
     assert (pairs.has(P1, D1), pairs.has(P2, D1), pairs.names()) == (True, False, ["p1 -> d1"])
     assert not pairs.has(msgspec.structs.replace(P1, incarnation="p1.2"), D1), "it was started again"
-    (trial,) = pairs.trials
+    (trial,) = pairs.trials.values()
     await trial
     assert loop_s == pytest.approx([10, 30, 70, 130, 190, 250])
     assert fleet.called == ["p1", "d1"] * 6
