@@ -156,12 +156,6 @@ def _kinds(kind: inspect.Type) -> tuple[inspect.Type, ...]:
     return kind.types if isinstance(kind, inspect.UnionType) else (kind,)
 
 
-def _struct_of(value: object, structs: Iterable[inspect.StructType]) -> inspect.StructType | None:
-    """The struct whose tag the value has; a tag may be absent."""
-    fields = value if isinstance(value, dict) else {}
-    return next((s for s in structs if not s.tag_field or fields.get(s.tag_field, s.tag) == s.tag), None)
-
-
 _MISSING = re.compile(r"Object missing required field `(.+)`")
 _STEP = re.compile(r"\.([^.\[`]+)|\[(\d+|\.{3})\]")
 _WORDS: dict[type[inspect.Type], str] = {
@@ -203,26 +197,22 @@ def _explained(error: msgspec.ValidationError, value: Any, struct: type, path: s
     steps = [*_STEP.findall(place.rpartition("$")[2]), *([(missing[1], "")] if missing else [])]
     if not steps and not path:
         return InvalidRequest("The body must be a JSON object.")
-    kinds: tuple[inspect.Type, ...] = (_type_of(struct),)
-    field = ""
+    kinds: list[inspect.Type] = [_type_of(struct)]
     for name, index in steps:
         if name:
-            struct, kinds = _field_kinds(value, kinds, name, struct)
-            field = name
-            value = value.get(name) if value else None
-            path = _join(path, name)
-        elif index == "...":
-            path = _join(path, _wrong_key(value, struct, field))
-            kinds = tuple(
+            kinds, path = _field_kinds(kinds, name), _join(path, name)
+        elif index == "...":  # of an object with any keys, which only whole fields of bodies are
+            kinds = [
                 k for kind in kinds if isinstance(kind, inspect.DictType) for k in _kinds(kind.value_type)
-            )
+            ]
+            path = _join(path, _wrong_key(value, struct, steps[0][0]))
         else:
-            lists = (kind for kind in kinds if isinstance(kind, inspect.ListType))
-            kinds = tuple(kind for each in lists for kind in _kinds(each.item_type))
-            value = value[int(index)] if value else None
+            kinds = [
+                k for kind in kinds if isinstance(kind, inspect.ListType) for k in _kinds(kind.item_type)
+            ]
             path += f"[{index}]"
     if place.startswith("`key`"):
-        kinds = tuple(kind.key_type for kind in kinds if isinstance(kind, inspect.DictType))
+        kinds = [kind.key_type for kind in kinds if isinstance(kind, inspect.DictType)]
         return InvalidRequest(f"Each key of `{path}` must be {_allowed(kinds)}.", param=path)
     allowed = _allowed(kinds)
     if missing:
@@ -232,24 +222,19 @@ def _explained(error: msgspec.ValidationError, value: Any, struct: type, path: s
     return InvalidRequest(f"`{path}` {what}.", param=path)
 
 
-def _field_kinds(
-    value: object, kinds: Iterable[inspect.Type], name: str, default: type
-) -> tuple[type, tuple[inspect.Type, ...]]:
-    """The struct of a value, which is one of `kinds`, and what its field may be."""
+def _field_kinds(kinds: Iterable[inspect.Type], name: str) -> list[inspect.Type]:
+    """What a field of a value may be that is one of `kinds`."""
     structs = [kind for kind in kinds if isinstance(kind, inspect.StructType)]
-    struct = _struct_of(value, structs)
-    if any(name == each.tag_field for each in structs):
-        return default, (inspect.LiteralType(tuple(str(each.tag) for each in structs)),)
-    if struct is None:
-        return default, ()
-    types = (field.type for field in struct.fields if field.encode_name == name)
-    return struct.cls, tuple(kind for each in types for kind in _kinds(each))
+    if any(name == struct.tag_field for struct in structs):
+        return [inspect.LiteralType(tuple(str(struct.tag) for struct in structs))]
+    fields = (field for struct in structs for field in struct.fields if field.encode_name == name)
+    return [kind for field in fields for kind in _kinds(field.type)]
 
 
 def _wrong_key(value: Any, struct: type, field: str) -> str:
     """The key of the first entry that does not fit a struct's field of type dict."""
     hint = get_type_hints(struct, include_extras=True)[field]
-    for key, item in (value or {}).items():
+    for key, item in (value or {}).get(field, {}).items():
         try:
             msgspec.convert({key: item}, hint)
         except msgspec.ValidationError:
