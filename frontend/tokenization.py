@@ -1,6 +1,7 @@
 """`POST /tokenize`, in vLLM's shape: the tokens of a prompt."""
 
 import asyncio
+from collections.abc import Sequence
 from typing import Annotated, ClassVar
 
 import msgspec
@@ -8,13 +9,10 @@ import msgspec
 from baton.errors import InvalidRequest
 from frontend.chat.request import ChatBody, InputMessage, ToolDefinition, conversation
 from frontend.http.body import read
-from frontend.http.exchange import Exchange, ignored_header
-from frontend.http.respond import Operation, Operations, Services
-from frontend.record import Record
+from frontend.http.respond import Operations, Services, counting
 from frontend.text.tokenizer import ServedModel
 from frontend.turn.fields import AnyEffort, TemplateArgs
-from frontend.turn.request import RawPrompts, encode_prompt
-from frontend.turn.thoughts import Thoughts
+from frontend.turn.request import Client, RawPrompts, encode_prompt
 
 
 class TokenizeBody(msgspec.Struct, kw_only=True):
@@ -41,35 +39,32 @@ class TokenizeAnswer(msgspec.Struct, kw_only=True):
     tokens: list[int]
 
 
-async def tokenize(exchange: Exchange, services: Services, record: Record) -> None:
-    """`POST /tokenize`."""
-    body, ignored, _ = await services.bodies.use(
-        exchange, services.max_body_bytes, lambda raw: read(raw, TokenizeBody, lambda *_: None)
-    )
+async def tokenize(
+    raw: bytes, client: Client, services: Services
+) -> tuple[str, Sequence[str], TokenizeAnswer]:
+    """See `frontend.http.respond.Count`."""
+    body, ignored, _ = await read(raw, TokenizeBody, lambda *_: None)
     served = services.fleet.served(body.model)
-    record.model = served.name
-    answer = await asyncio.to_thread(_tokenized, body, exchange.owner, served, services.thoughts)
-    services.metrics.count_ignored(ignored)
-    await exchange.answer(200, answer, ignored_header(ignored))
+    return served.name, ignored, await asyncio.to_thread(_tokenized, body, client.owner, served, services)
 
 
 _CHAT_FIELDS = ("messages", "tools", "reasoning_effort", "chat_template_args", "chat_template_kwargs")
 
 
-def _tokenized(body: TokenizeBody, owner: str, served: ServedModel, thoughts: Thoughts) -> TokenizeAnswer:
+def _tokenized(body: TokenizeBody, owner: str, served: ServedModel, services: Services) -> TokenizeAnswer:
     if (body.prompt is None) == (body.messages is None):
         raise InvalidRequest("Send either `prompt` or `messages`.", param="prompt")
     if body.prompt is not None:
-        (made,) = encode_prompt(RawPrompts((body.prompt,)), "prompt", owner, served, thoughts)
+        (made,) = encode_prompt(RawPrompts((body.prompt,)), "prompt", owner, served, services.thoughts)
     else:
         chat = ChatBody(model="", **{name: getattr(body, name) for name in _CHAT_FIELDS})
-        (made,) = encode_prompt(conversation(chat), "messages", owner, served, thoughts)
+        (made,) = encode_prompt(conversation(chat), "messages", owner, served, services.thoughts)
     tokens = made.token_ids
     return TokenizeAnswer(count=len(tokens), max_model_len=served.context_length, tokens=tokens)
 
 
 TOKENIZATION: Operations = {
-    ("POST", "/tokenize"): Operation(
-        tokenize, "Tokenize a prompt", (TokenizeAnswer,), TokenizeBody, {"prompt": "Hello there!"}
+    ("POST", "/tokenize"): counting(
+        tokenize, "Tokenize a prompt", TokenizeAnswer, TokenizeBody, {"prompt": "Hello there!"}
     )
 }

@@ -198,7 +198,7 @@ class Exchange:
             await self.end_failed(error)
 
 
-def ignored_header(ignored: tuple[str, ...]) -> Headers:
+def ignored_header(ignored: Sequence[str]) -> Headers:
     """The x-baton-ignored header: the body's unknown fields in at most 1000 bytes of printable ASCII."""
     if not ignored:
         return []
@@ -218,13 +218,14 @@ class BodiesFull(BatonError, code="bodies_full", status=503):
 
 class Bodies:
     """Counts the bytes of bodies that are being read or used, beyond FREE_BYTES each. One body is always
-    read: a retry must be able to succeed."""
+    read: a retry must be able to succeed. A single one may have `max_body_bytes`."""
 
-    def __init__(self, max_bytes: int = MIN_BYTES) -> None:
+    def __init__(self, max_bytes: int = MIN_BYTES, max_body_bytes: int = 16 << 20) -> None:
         self.num_bytes = 0
         self.max_bytes = max_bytes
+        self._max_body_bytes = max_body_bytes
 
-    async def use(self, exchange: Exchange, max_body_bytes: int, make: Callable[[bytes], Awaitable[T]]) -> T:
+    async def use(self, exchange: Exchange, make: Callable[[bytes], Awaitable[T]]) -> T:
         """What `make` makes of the body, which counts until then. Raises BodiesFull, or as
         `Exchange.read_body` does."""
         counted = 0
@@ -242,7 +243,7 @@ class Bodies:
             counted += more
 
         try:
-            return await make(await exchange.read_body(max_body_bytes, count))
+            return await make(await exchange.read_body(self._max_body_bytes, count))
         finally:
             self.num_bytes -= counted
 

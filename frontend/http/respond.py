@@ -65,7 +65,6 @@ class Services:
     thoughts: Thoughts = dataclasses.field(default_factory=Thoughts)
     seal: Seal = dataclasses.field(default_factory=Seal)
     request_timeout_s: float = 600.0
-    max_body_bytes: int = 16 << 20
     bodies: Bodies = dataclasses.field(default_factory=Bodies)
     max_choices: int = 16
     first_event_wait_s: float = 0.1
@@ -181,6 +180,26 @@ def generating(
     return Operation(serve, summary, (answer,), body, example, is_streamed=True)
 
 
+Count = Callable[[bytes, Client, Services], Awaitable[tuple[str, Sequence[str], msgspec.Struct]]]
+"""The model, the ignored fields and the answer for a body whose tokens are counted. Raises BatonErrors."""
+
+
+def counting(
+    count: Count, summary: str, answer: Struct, body: Struct, example: Mapping[str, Any]
+) -> Operation:
+    """An operation that counts tokens."""
+
+    async def serve(exchange: Exchange, services: Services, record: Record) -> None:
+        client = client_of(exchange, services, record)
+        record.model, ignored, counted = await services.bodies.use(
+            exchange, lambda raw: count(raw, client, services)
+        )
+        services.metrics.count_ignored(ignored)
+        await exchange.answer(200, counted, ignored_header(ignored))
+
+    return Operation(serve, summary, (answer,), body, example)
+
+
 def repeated(exchange: Exchange) -> AbstractContextManager[None]:
     """In this context the same is drawn for requests with the same idempotency key, if there is one."""
     key = exchange.idempotency_key
@@ -201,7 +220,7 @@ async def prepared(
         record.enter("render")
         return prepare(body, client, services)
 
-    answer = await services.bodies.use(exchange, services.max_body_bytes, make)
+    answer = await services.bodies.use(exchange, make)
     services.metrics.count_ignored(answer.ignored)
     record.model, answer.record = answer.model, record
     return answer

@@ -1,5 +1,6 @@
 """A Messages answer: from the body to content blocks and their events, or a token count."""
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -10,10 +11,8 @@ from baton.messages import TokenChunk
 from frontend.harmony.conversation import Begin, Delta, End, Text
 from frontend.http.answer import Answer
 from frontend.http.body import read
-from frontend.http.exchange import Exchange, ignored_header
-from frontend.http.respond import Operation, Operations, Services, generating
+from frontend.http.respond import Operations, Services, counting, generating
 from frontend.messages.request import Counted, MessagesBody, ThreadNotFound, turn_request
-from frontend.record import Record
 from frontend.text.tokenizer import ContextTooLong
 from frontend.turn.choice import Choice
 from frontend.turn.ids import new_id
@@ -131,18 +130,14 @@ async def prepare_message(raw: bytes, client: Client, services: Services) -> "Me
     return MessagesAnswer(body, choice, services.seal, ignored=(*unknown, *left_out))
 
 
-async def count_tokens(exchange: Exchange, services: Services, record: Record) -> None:
-    """`POST /v1/messages/count_tokens`."""
-    making = partial(turn_request, seal=services.seal)
-    _, unknown, (request, left_out) = await services.bodies.use(
-        exchange, services.max_body_bytes, lambda raw: read(raw, Counted, making)
-    )
-    ignored = (*unknown, *left_out)
+async def count_tokens(
+    raw: bytes, client: Client, services: Services
+) -> tuple[str, Sequence[str], TokenCount]:
+    """See `frontend.http.respond.Count`."""
+    _, unknown, (request, left_out) = await read(raw, Counted, partial(turn_request, seal=services.seal))
     served = services.fleet.served(request.fields.model)
-    record.model = served.name
-    (prompt,) = await encode(request, exchange.owner, served, services.thoughts)
-    services.metrics.count_ignored(ignored)
-    await exchange.answer(200, TokenCount(input_tokens=len(prompt.token_ids)), ignored_header(ignored))
+    (prompt,) = await encode(request, client.owner, served, services.thoughts)
+    return served.name, (*unknown, *left_out), TokenCount(input_tokens=len(prompt.token_ids))
 
 
 _HELLO = {"messages": [{"role": "user", "content": "Hello there!"}]}
@@ -150,8 +145,8 @@ OPERATIONS: Operations = {
     ("POST", "/v1/messages"): generating(
         prepare_message, "Create a message", MessageObject, MessagesBody, {"max_tokens": 100, **_HELLO}
     ),
-    ("POST", "/v1/messages/count_tokens"): Operation(
-        count_tokens, "Count a message's input tokens", (TokenCount,), Counted, _HELLO
+    ("POST", "/v1/messages/count_tokens"): counting(
+        count_tokens, "Count a message's input tokens", TokenCount, Counted, _HELLO
     ),
 }
 

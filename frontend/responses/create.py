@@ -23,6 +23,7 @@ from frontend.responses.body import (
     LOGPROBS,
     RUNNING,
     AdditionalTools,
+    InputTokens,
     NamedTool,
     ResponseBody,
     ResponseError,
@@ -84,12 +85,12 @@ async def prepare_response(
 
 async def count_input_tokens(
     raw: bytes, client: Client, services: Services, state: ResponseState
-) -> tuple[str, int]:
-    """(the model, the number of prompt tokens). Raises as `prepare_response` does."""
+) -> tuple[str, Sequence[str], InputTokens]:
+    """See `frontend.http.respond.Count`. Raises as `prepare_response` does."""
     parsed = await _parsed(raw, client, services, state)
     served = services.fleet.served(parsed.body.model)
     (prompt,) = await encode(parsed.request, client.owner, served, services.thoughts)
-    return served.name, len(prompt.token_ids)
+    return served.name, parsed.ignored, InputTokens(input_tokens=len(prompt.token_ids))
 
 
 async def _parsed(raw: bytes, client: Client, services: Services, state: ResponseState) -> ParsedBody:

@@ -19,7 +19,7 @@ from frontend.http.respond import (
     Operation,
     Operations,
     Services,
-    client_of,
+    counting,
     generate,
     prepared,
     repeated,
@@ -94,8 +94,12 @@ class ResponseRoutes:
             ("POST", "/v1/responses"): Operation(
                 self.create, "Create a response", response, body, example, is_streamed=True
             ),
-            ("POST", "/v1/responses/input_tokens"): Operation(
-                self.input_tokens, "Count a response's input tokens", (InputTokens,), body, example
+            ("POST", "/v1/responses/input_tokens"): counting(
+                partial(count_input_tokens, state=self._state),
+                "Count a response's input tokens",
+                InputTokens,
+                body,
+                example,
             ),
             ("GET", one): Operation(
                 self.retrieve,
@@ -131,15 +135,6 @@ class ResponseRoutes:
             return
         record.enter("stream")
         await self._follow(exchange, services, answer.stored(), Followed(0, answer.ignored))
-
-    async def input_tokens(self, exchange: Exchange, services: Services, record: Record) -> None:
-        client = client_of(exchange, services, record)
-        record.model, num_tokens = await services.bodies.use(
-            exchange,
-            services.max_body_bytes,
-            lambda raw: count_input_tokens(raw, client, services, self._state),
-        )
-        await exchange.answer(200, InputTokens(input_tokens=num_tokens))
 
     async def retrieve(self, exchange: Exchange, services: Services, record: Record) -> None:  # noqa: ARG002  a Serve
         """`GET /v1/responses/{response_id}`; with `stream`, the events after `starting_after`."""

@@ -8,7 +8,7 @@ import socket
 import struct
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
-from typing import Any, cast
+from typing import cast
 
 import pytest
 
@@ -35,7 +35,7 @@ class Echo:
     """An app of one route: returns the body's length or, for `/endless`, an endless answer."""
 
     def __init__(self) -> None:
-        self.services = Client(ScriptedTokens(), max_body_bytes=MAX_BODY_BYTES).services
+        self.services = Client(ScriptedTokens()).services
         self.num_running = 0
         self.num_answered = 0
         self._endpoint = Endpoint("/", dict.fromkeys(("GET", "POST"), self._serve), self.services)
@@ -47,8 +47,8 @@ class Echo:
         finally:
             self.num_running -= 1
 
-    async def _serve(self, exchange: Exchange, services: Services, _: Any) -> None:
-        body = await exchange.read_body(services.max_body_bytes)
+    async def _serve(self, exchange: Exchange, *_: object) -> None:
+        body = await exchange.read_body(MAX_BODY_BYTES)
         if exchange.query != "endless":
             await exchange.start(200, b"text/plain", [(b"content-length", b"%d" % len(b"%d" % len(body)))])
             await exchange.end(b"%d" % len(body))

@@ -158,7 +158,7 @@ class Sender:
             raise AssertionError
 
         each = Exchange({"headers": [], "query_string": b""}, self._parts.get, send)
-        return await bodies.use(each, 10 * FREE_BYTES, use)
+        return await bodies.use(each, use)
 
     async def send(self, num_bytes: int, *, more: bool = True) -> None:
         self._parts.put_nowait(part(bytes(num_bytes), more=more))

@@ -10,6 +10,7 @@ import pytest
 from openai.types.responses import Response
 
 from frontend.harmony.conversation import ToolResult
+from frontend.http.exchange import Bodies
 from frontend.responses.items import (
     FunctionCallItem,
     PatchOutputItem,
@@ -137,7 +138,7 @@ async def test_input_tokens_are_those_of_the_prompt() -> None:
     body = {"model": MODEL, "input": [HI], **fields}
     reply = await client.post("/v1/responses/input_tokens", body)
     assert (reply.status, reply.json) == (200, {"object": "response.input_tokens", "input_tokens": used})
-    small = Client(ScriptedTokens(""), max_body_bytes=100)
+    small = Client(ScriptedTokens(""), bodies=Bodies(max_body_bytes=100))
     assert (await small.post("/v1/responses/input_tokens", body)).status == 413
 
 
