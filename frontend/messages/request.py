@@ -222,7 +222,8 @@ def turn_request(body: Counted, num_bytes: int, seal: Seal) -> tuple[TurnRequest
     """The request of a body of `num_bytes`, and the paths of the tools and the content that it leaves out,
     such as images. Raises InvalidRequest, naming the field."""
     reader = _Reader(seal)
-    tools = _offered_tools(body, reader.ignored)
+    choice = body.tool_choice or ToolChoiceParam(type="auto")
+    tools = _offered_tools(body, choice.type, reader.ignored)
     system = _BILLING.sub("", reader.text(body.system, "system"), count=1)
     instructions = [Instructions(system)] if system else []
     conversation = Conversation(
@@ -231,11 +232,9 @@ def turn_request(body: Counted, num_bytes: int, seal: Seal) -> tuple[TurnRequest
         reasoning_effort=_effort(body),
         answer_format=_answer_format(body),
     )
-    choice = body.tool_choice or ToolChoiceParam(type="auto")
-    name = required(choice.name, "tool_choice.name") if choice.type == "tool" else None
-    calls = CallChoice(
-        must_call=choice.type in {"any", "tool"}, names=None if name is None else frozenset({name})
-    )
+    calls = CallChoice(must_call=choice.type in {"any", "tool"})
+    if choice.type == "tool":
+        calls = CallChoice(must_call=True, names=frozenset({required(choice.name, "tool_choice.name")}))
     fields = CommonFields(model=body.model, temperature=body.temperature, top_p=body.top_p, top_k=body.top_k)
     request = TurnRequest(
         fields=fields,
@@ -250,22 +249,23 @@ def turn_request(body: Counted, num_bytes: int, seal: Seal) -> tuple[TurnRequest
     return request, sorted(reader.ignored)
 
 
-def _offered_tools(body: Counted, ignored: set[str]) -> list[Tool]:
-    """The tools that the model may see. Others are ignored, since Anthropic's servers run them or the model
-    would have to see images. Raises InvalidRequest, also if there is no other tool."""
-    kind = "auto" if body.tool_choice is None else body.tool_choice.type
+def _offered_tools(body: Counted, kind: str, ignored: set[str]) -> list[Tool]:
+    """The tools that the model may see with this kind of choice. Others are ignored, since Anthropic's
+    servers run them or the model would have to see images. Raises InvalidRequest, also if only those are
+    given."""
     tools, idle = [], []
     for i, param in enumerate(body.tools or ()):
+        path = f"tools[{i}]"
         defined = _CLIENT_TOOLS.get((param.type or "").rpartition("_")[0])
         if defined is not None:
-            tools.append(defined.function(required(param.name, f"tools[{i}].name"), f"tools[{i}]"))
+            tools.append(defined.function(required(param.name, f"{path}.name"), path))
         elif param.type in {None, "custom"}:
             made = Tool(
-                name=required(param.name, f"tools[{i}].name"),
+                name=required(param.name, f"{path}.name"),
                 description=param.description,
-                parameters=required(param.input_schema, f"tools[{i}].input_schema"),
+                parameters=required(param.input_schema, f"{path}.input_schema"),
                 strict=bool(param.strict),
-                path=f"tools[{i}]",
+                path=path,
             )
             tools.append(made)
         else:
@@ -295,12 +295,11 @@ def _effort(body: Counted) -> ReasoningEffort:
 
 
 def _answer_format(body: Counted) -> AnswerFormat | None:
-    form, path = body.output_format, "output_format"
-    if body.output_config is not None and body.output_config.format is not None:
-        form, path = body.output_config.format, "output_config.format"
-    if form is None:
-        return None
-    return AnswerFormat(schema=form.schema, name="answer", strict=True, path=f"{path}.schema")
+    config = body.output_config or OutputConfig()
+    for form, path in ((config.format, "output_config.format"), (body.output_format, "output_format")):
+        if form is not None:
+            return AnswerFormat(schema=form.schema, name="answer", strict=True, path=f"{path}.schema")
+    return None
 
 
 class _Reader:
@@ -354,8 +353,11 @@ class _Reader:
         return [AssistantTurn(reasoning=reasoning or None, text=text or None)]
 
     def _part(self, block: Block, path: str) -> AssistantTurn:
-        if block.type == "thinking":
-            return AssistantTurn(reasoning=self._thought(block, path))
+        thought = block.thinking or ""
+        if block.type == "thinking" and self._seal.is_ours(
+            thought, block.signature or "", f"{path}.signature"
+        ):
+            return AssistantTurn(reasoning=thought or None)
         if block.type != "tool_use":
             return AssistantTurn(text=PARAGRAPH.join(self._texts(block, path)) or None)
         call = ToolCall(
@@ -364,14 +366,6 @@ class _Reader:
             arguments=msgspec.json.encode(block.input or {}).decode(),
         )
         return AssistantTurn(tool_calls=(call,))
-
-    def _thought(self, block: Block, path: str) -> str | None:
-        """This service's own reasoning, or None for another's."""
-        text = block.thinking or ""
-        if self._seal.is_ours(text, block.signature or "", f"{path}.signature"):
-            return text
-        self.ignored.add("messages[].content[].thinking")
-        return None
 
     def _texts(self, block: Block, path: str) -> Iterator[str]:
         """The block's text, if any; other content is replaced by a note."""

@@ -148,13 +148,12 @@ def _callable(tools: Sequence[Tool], choice: CallChoice) -> Sequence[Tool]:
         raise InvalidRequest.at("tool_choice", "requires a call, but `tools` has no tool that can run here.")
     if choice.names is None:
         return tools
-    missing = choice.names - {tool.called for tool in tools}
-    inner = [tool for tool in tools if tool.name in missing]
-    missing -= {tool.name for tool in inner}
+    inner = choice.names - {tool.called for tool in tools}
+    missing = inner - {tool.name for tool in tools}
     if missing or not choice.names:
         what = f"{min(missing)!r}, which is not in `tools` or cannot run here" if missing else "no tool"
         raise InvalidRequest.at("tool_choice", f"names {what}.")
-    return [tool for tool in tools if tool.called in choice.names or tool in inner]
+    return [tool for tool in tools if tool.called in choice.names or tool.name in inner]
 
 
 def _call(tool: Tool, *, is_enforced: bool) -> MessageForm:
