@@ -20,7 +20,7 @@ from baton.number_check import read_trusted
 from baton.process import end, first_of, leave_start_uncollected, needed, run
 from baton.telemetry import configure_logging, print_error
 from baton.transport import Transport
-from frontend.access import log_requests, logging_load
+from frontend.access import log_load, log_requests
 from frontend.app import create_app, envelope_of
 from frontend.flags import Credentials, FrontendSettings, parse_aliases, read_credentials
 from frontend.http.exchange import AsgiApp, Bodies, default_bytes
@@ -156,7 +156,8 @@ async def serve(
         Shared(services.thoughts, services.metrics, responses, services.snapshots.series.part)
     )
     services.snapshots.start()
-    async with services.fleet.keep_current() as following, answering, logging_load(services):
+    log_load(services)
+    async with services.fleet.keep_current() as following, answering:
         leave_start_uncollected()
         ready = ready_to_serve(settings, services.fleet, transport)
         await first_of(shutdown.wait(), asyncio.shield(following), ready)

@@ -1,11 +1,10 @@
 """The access log, one line for each request that has ended, and a line about the load while there is any."""
 
-import asyncio
 import logging
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
+from baton.pace import Pulse
 from baton.telemetry import Line
 from frontend.http.respond import Services
 from frontend.metrics import Metrics
@@ -71,25 +70,13 @@ def _failure(attempt: Attempt) -> str:
     return f"{attempt.outcome} {workers} {attempt.ended_in} {attempt.waited_s:.3f}"
 
 
-@asynccontextmanager
-async def logging_load(services: Services) -> AsyncGenerator[None, None]:
-    """In this context throughput and load are logged every BUSY_EVERY_S while there are requests."""
-    task = asyncio.create_task(_log_load(services))
-    try:
-        yield
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+def log_load(services: Services) -> None:
+    """Log throughput and load every BUSY_EVERY_S from now on, while there are requests."""
 
-
-async def _log_load(services: Services) -> None:
-    while True:
-        await asyncio.sleep(BUSY_EVERY_S)  # between two lines
+    def note() -> None:
         counts = services.snapshots.series.lately(BUSY_EVERY_S)
         num_running = services.metrics.records.num_running
         if counts["ended"] or num_running:
-            stats = [each for _, each in await services.fleet.stats()]
-            num_used, num_blocks = sum(s.kv_used_blocks for s in stats), sum(s.kv_blocks for s in stats)
             num_queued = int(services.metrics.total("queued_requests"))
             fields = {
                 "tokens_per_s": counts["tokens"] / BUSY_EVERY_S,
@@ -97,6 +84,7 @@ async def _log_load(services: Services) -> None:
                 "running": num_running - num_queued,
                 "queued": num_queued,
                 "refused": counts["refused"],
-                "kv_used": f"{num_used / num_blocks:.0%}" if num_blocks else "",
             }
             log.info(Line("load", **fields))
+
+    Pulse(BUSY_EVERY_S, note)

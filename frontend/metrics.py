@@ -245,7 +245,7 @@ class Metrics:
                 for attempt in leg.attempts:
                     reason = attempt.outcome or outcome
                     stages[reason].append(attempt.stages)
-                    if attempt.prefill or attempt.decode:
+                    if attempt.has_workers:
                         reasons.append(reason)
         for reason, count in Counter(reasons).items():
             self.of("attempts", reason).value += count

@@ -8,7 +8,7 @@ from typing import Literal
 
 import msgspec
 from starlette.requests import Request
-from starlette.responses import RedirectResponse, Response, StreamingResponse
+from starlette.responses import Response, StreamingResponse
 from starlette.staticfiles import StaticFiles
 
 from frontend.explain import explain, find, query_of
@@ -101,11 +101,8 @@ def pages(services: Services) -> Mapping[str, Page]:
         found = [find(services.metrics.records, query), *await services.others(query)]
         return _json(explain(query, found, fleet.events.newest(200)))
 
-    async def about(_: Request) -> Response:
-        return RedirectResponse("docs")
-
     found: dict[str, Page] = {"/health": health, "/live": live, "/metrics": metrics}
-    found |= {"/fleet": look, "/requests": requests, "/": about}
+    found |= {"/fleet": look, "/requests": requests}
     found |= _live_page() if services.has_page else {}
     return found | _model_pages(fleet)
 

@@ -88,20 +88,20 @@ class Attempt(_Timed, kw_only=True, omit_defaults=True, gc=False):
         first, second = self.prefill, self.decode
         return {"": "", "prefill": first or second, "decode": second or first}[STAGES[stage].on]
 
-    def answered(
-        self, worker: str, found: KvHandoff | Usage, then: Stage, *parts: tuple[Stage, float]
-    ) -> None:
-        """This worker has answered with its own durations; the rest of the stage was in transit."""
+    def answered(self, found: KvHandoff | Usage, wait: Stage, then: Stage) -> None:
+        """A worker has answered with its own durations; the rest of the stage was in transit."""
         now_s, stages = time.perf_counter(), self.stages
         rest_s = now_s - self.since_s
-        for stage, lasted_s in parts:
+        moved_s = found.moved_s if isinstance(found, Usage) else 0.0
+        parts: dict[Stage, float] = {wait: found.waited_s, "kv_move": moved_s, "prefill": found.computed_s}
+        for stage, lasted_s in parts.items():
             if lasted_s > 0.0:
                 counted_s = min(lasted_s, rest_s)
                 stages[stage] = stages.get(stage, 0.0) + counted_s
                 rest_s -= counted_s
         before_s = stages.get("transit", 0.0)
         if rest_s > before_s:
-            self.late = worker
+            self.late = self.worker(wait)
         stages["transit"] = before_s + rest_s
         self.stage, self.since_s = then, now_s
         self.delay_s = max(self.delay_s, found.delay_s)
@@ -136,25 +136,17 @@ class Leg(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
 
     def prefilled(self, handoff: KvHandoff) -> None:
         """The prefill worker has answered; decode is next."""
-        attempt = self.attempts[-1]
-        parts: tuple[tuple[Stage, float], ...]
-        parts = ("prefill_wait", handoff.waited_s), ("prefill", handoff.computed_s)
-        attempt.answered(attempt.prefill, handoff, "decode_wait", *parts)
+        self.attempts[-1].answered(handoff, "prefill_wait", "decode_wait")
 
     def decoded(self, first: Reply | None) -> None:
         """The first tokens have come: of the decode worker, or of a prefill worker that answered itself. Or
         None, and the attempt goes on to its failure."""
-        if first is None:
-            return
         attempt = self.attempts[-1]
         usage = first.usage if isinstance(first, TokenChunk) else None
-        if usage is None:
+        if usage is not None:
+            attempt.answered(usage, "prefill_wait" if attempt.stage == "prefill" else "decode_wait", "stream")
+        elif first is not None:
             attempt.enter("stream")
-            return
-        wait: Stage = "prefill_wait" if attempt.stage == "prefill" else "decode_wait"
-        parts: tuple[tuple[Stage, float], ...]
-        parts = (wait, usage.waited_s), ("kv_move", usage.moved_s), ("prefill", usage.computed_s)
-        attempt.answered(attempt.worker(wait), usage, "stream", *parts)
 
     def failed(self, code: str, num_tokens: int = 0) -> Attempt:
         """The attempt, which ended with this error after so many tokens; another one begins to wait."""

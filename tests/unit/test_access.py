@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from baton.messages import Role, WorkerStats
-from frontend.access import AccessMode, log_requests, logging_load
+from frontend.access import AccessMode, log_load, log_requests
 from frontend.http.respond import Services
 from frontend.metrics import Metrics
 from frontend.record import Record
@@ -76,7 +75,7 @@ def test_a_line_has_what_was_recorded(caplog: pytest.LogCaptureFixture) -> None:
 
 
 class Fleet(ScriptedFleet):
-    """Generates 50 tokens a second and holds a quarter of its KV blocks."""
+    """Generates 50 tokens a second."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -84,9 +83,6 @@ class Fleet(ScriptedFleet):
 
     def num_tokens(self) -> int:
         return round(50 * asyncio.get_running_loop().time())
-
-    async def stats(self) -> list[Any]:
-        return [(worker("d1", role=Role.DECODE), WorkerStats(kv_blocks=200, kv_used_blocks=50))]
 
 
 @jumping
@@ -96,19 +92,19 @@ async def test_the_load_is_logged_while_there_is_any(caplog: pytest.LogCaptureFi
     tokens: Any = ScriptedTokens("")
     services = Services(fleet=fleet, generator=tokens)
     services.snapshots.start()
-    async with logging_load(services):
-        await asyncio.sleep(35)  # virtual time
-        assert not caplog.records, "it is idle"
-        for status in (200, 200, 429):
-            ended(services.metrics, status=status)
-        services.metrics.of("refused_requests", "waited").value += 1
-        running = services.metrics.begin("/v1/completions")
-        await asyncio.sleep(20)  # virtual time
-        services.metrics.end(running)
-        await asyncio.sleep(30)  # virtual time
+    log_load(services)
+    await asyncio.sleep(35)  # virtual time
+    assert not caplog.records, "it is idle"
+    for status in (200, 200, 429):
+        ended(services.metrics, status=status)
+    services.metrics.of("refused_requests", "waited").value += 1
+    running = services.metrics.begin("/v1/completions")
+    await asyncio.sleep(20)  # virtual time
+    services.metrics.end(running)
+    await asyncio.sleep(30)  # virtual time
     busy = "load tokens_per_s=50.0 requests_per_s="
     assert [str(record.msg) for record in caplog.records] == [
-        f"{busy}0.3 running=1 queued=0 refused=1 kv_used=25%",
-        f"{busy}0.0 running=1 queued=0 refused=0 kv_used=25%",
-        f"{busy}0.1 running=0 queued=0 refused=0 kv_used=25%",
+        f"{busy}0.3 running=1 queued=0 refused=1",
+        f"{busy}0.0 running=1 queued=0 refused=0",
+        f"{busy}0.1 running=0 queued=0 refused=0",
     ]
