@@ -36,7 +36,8 @@ class _Timed(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
         """End the running stage, and begin this one."""
         now_s, ended = time.perf_counter(), self.stage
         if ended is not None:
-            self.stages[ended] = self.stages.get(ended, 0.0) + now_s - self.since_s
+            lasted_s, stages = now_s - self.since_s, self.stages
+            stages[ended] = stages[ended] + lasted_s if ended in stages else lasted_s
         self.stage, self.since_s = stage, now_s
 
 
@@ -85,18 +86,19 @@ class Attempt(_Timed, kw_only=True, omit_defaults=True, gc=False):
         """The worker on which this stage runs; each of them may do without the other."""
         if stage == "transit" and self.late:
             return self.late
-        first, second = self.prefill, self.decode
-        return {"": "", "prefill": first or second, "decode": second or first}[STAGES[stage].on]
+        on, first, second = STAGES[stage].on, self.prefill, self.decode
+        return on and ((first or second) if on == "prefill" else (second or first))
 
     def answered(self, found: KvHandoff | Usage, wait: Stage, then: Stage) -> None:
         """A worker has answered with its own durations; the rest of the stage was in transit."""
         now_s, stages = time.perf_counter(), self.stages
         rest_s = now_s - self.since_s
-        moved_s = found.moved_s if isinstance(found, Usage) else 0.0
-        parts: dict[Stage, float] = {wait: found.waited_s, "kv_move": moved_s, "prefill": found.computed_s}
-        for stage, lasted_s in parts.items():
+        moved_s = found.moved_s if type(found) is Usage else 0.0
+        parts: tuple[tuple[Stage, float], ...]
+        parts = (wait, found.waited_s), ("kv_move", moved_s), ("prefill", found.computed_s)
+        for stage, lasted_s in parts:
             if lasted_s > 0.0:
-                counted_s = min(lasted_s, rest_s)
+                counted_s = lasted_s if lasted_s < rest_s else rest_s  # noqa: FURB136  each call counts here
                 stages[stage] = stages.get(stage, 0.0) + counted_s
                 rest_s -= counted_s
         before_s = stages.get("transit", 0.0)
@@ -104,7 +106,8 @@ class Attempt(_Timed, kw_only=True, omit_defaults=True, gc=False):
             self.late = self.worker(wait)
         stages["transit"] = before_s + rest_s
         self.stage, self.since_s = then, now_s
-        self.delay_s = max(self.delay_s, found.delay_s)
+        if found.delay_s > self.delay_s:  # noqa: PLR1730  a call less
+            self.delay_s = found.delay_s
         self.starved_s += found.starved_s
 
 
@@ -168,8 +171,10 @@ class Leg(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
             attempt.enter(None)
         if usage is not None:
             self.num_moved_bytes = usage.num_moved_bytes
-            attempt.delay_s = max(attempt.delay_s, usage.delay_s)
-            attempt.starved_s = max(attempt.starved_s, usage.starved_s)
+            if usage.delay_s > attempt.delay_s:  # noqa: PLR1730  a call less
+                attempt.delay_s = usage.delay_s
+            if usage.starved_s > attempt.starved_s:  # noqa: PLR1730  a call less
+                attempt.starved_s = usage.starved_s
         return attempt.since_s
 
     def blocked(self, lasted_s: float) -> None:
@@ -235,7 +240,8 @@ class Record(_Timed, kw_only=True, omit_defaults=True, gc=False):
     def generated(self) -> None:
         """All choices have ended; the rest is sent, since the last one's end."""
         self.enter("send")
-        self.since_s = max([leg.end() for leg in self.legs], default=self.since_s)
+        if self.legs:
+            self.since_s = max([leg.end() for leg in self.legs])
 
     @property
     def ended_s(self) -> float:
@@ -267,8 +273,9 @@ class Record(_Timed, kw_only=True, omit_defaults=True, gc=False):
 
     def end(self) -> None:
         """No stage runs any more."""
-        for leg in self.legs:
-            leg.end()
+        if self.stage != "send":  # else they have ended
+            for leg in self.legs:
+                leg.end()
         self.enter(None)
         self.duration_s = self.since_s - self.began_s
 
