@@ -211,7 +211,7 @@ def _tools(
         offered.left_out.append(f"tools[].{kind}.environment"[:80])
     elif is_outer and kind in MACHINE_TOOLS and (kind != "tool_search" or tool.execution == "client"):
         offered.machine.append(kind)
-        made = MACHINE_TOOLS[kind].tool.function(kind, path)
+        made = MACHINE_TOOLS[kind].function(kind, path)
         if tool.parameters is not None:
             description = tool.description or made.description
             made = replace(made, description=description, parameters=tool.parameters, strict=False)

@@ -1,12 +1,12 @@
 """The items of a response's input and output: read from bodies, stored, and as turns of a conversation."""
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any, Literal, NamedTuple, cast, get_args
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from baton.errors import InvalidRequest
 from frontend.harmony.conversation import (
     FUNCTIONS,
     AssistantTurn,
@@ -194,49 +194,33 @@ class Reference(msgspec.Struct, kw_only=True):
     id: str
 
 
-class MachineTool(NamedTuple):
-    """A tool of OpenAI's that the client runs. The model sees it as a function; its calls are items of a type
-    of their own, whose field `arguments` has the function's."""
-
-    tool: ClientTool
-    item: type[MachineCallItem]
-    arguments: str
-
-
-MACHINE_TOOLS: Mapping[str, MachineTool] = {
-    "local_shell": MachineTool(
-        ClientTool(
-            "Runs one command on the user's machine.",
-            {"command": TEXTS, "working_directory": TEXT, "timeout_ms": NUMBER},
-            ["command"],
-        ),
-        LocalShellCallItem, "action",
+MACHINE_TOOLS: Mapping[str, ClientTool] = {
+    "local_shell": ClientTool(
+        "Runs one command on the user's machine.",
+        {"command": TEXTS, "working_directory": TEXT, "timeout_ms": NUMBER},
+        ["command"],
     ),
-    "shell": MachineTool(
-        ClientTool(
-            "Runs shell commands on the user's machine, one after the other.",
-            {"commands": TEXTS, "timeout_ms": NUMBER, "max_output_length": NUMBER},
-            ["commands"],
-        ),
-        ShellCallItem, "action",
+    "shell": ClientTool(
+        "Runs shell commands on the user's machine, one after the other.",
+        {"commands": TEXTS, "timeout_ms": NUMBER, "max_output_length": NUMBER},
+        ["commands"],
     ),
-    "apply_patch": MachineTool(
-        ClientTool(
-            "Creates, updates or deletes a file. A diff's lines begin with a space, + or -; @@ parts them.",
-            {
-                "type": TEXT | {"enum": ["create_file", "update_file", "delete_file"]},
-                "path": TEXT,
-                "diff": TEXT,
-            },
-            ["type", "path"],
-        ),
-        PatchCallItem, "operation",
+    "apply_patch": ClientTool(
+        "Creates, updates or deletes a file. A diff's lines begin with a space, + or -; @@ parts them.",
+        {
+            "type": TEXT | {"enum": ["create_file", "update_file", "delete_file"]},
+            "path": TEXT,
+            "diff": TEXT,
+        },
+        ["type", "path"],
     ),
-    "tool_search": MachineTool(
-        ClientTool("Finds tools by what they do, which can be called then.", {"query": TEXT}, ["query"]),
-        ToolSearchCallItem, "arguments",
+    "tool_search": ClientTool(
+        "Finds tools by what they do, which can be called then.", {"query": TEXT}, ["query"]
     ),
-}  # fmt: skip
+}
+"""The client runs them. The model sees functions; their calls are items of types of their own."""
+_ARGUMENTS = {"apply_patch": "operation", "tool_search": "arguments"}
+"""The field of a call's item that has the function's arguments; `action` for others."""
 
 
 def machine_call(
@@ -244,13 +228,13 @@ def machine_call(
 ) -> MachineCallItem | FunctionCallItem:
     """The call as an item of the tool's type; as a function call if it is cut, since a patch cannot be
     incomplete, or if its arguments are invalid, which happens only without constrained decoding."""
-    _, item, field = MACHINE_TOOLS[name]
-    if not is_cut:
-        try:
-            fields = {field: msgspec.json.decode(arguments), "call_id": call_id, "id": new_id("item")}
-            return msgspec.convert(fields, item)
-        except (msgspec.DecodeError, RecursionError):
-            pass
+    field = _ARGUMENTS.get(name, "action")
+    with suppress(msgspec.DecodeError, RecursionError):
+        if not is_cut:
+            fields: dict[str, Any] = {"type": f"{name}_call", "id": new_id("item"), "call_id": call_id}
+            fields |= {field: msgspec.json.decode(arguments)}
+            call: MachineCallItem = msgspec.convert(fields, MachineCallItem)
+            return call
     status: ItemStatus = "incomplete" if is_cut else "completed"
     return FunctionCallItem(id=new_id("fc"), call_id=call_id, name=name, arguments=arguments, status=status)
 
@@ -259,19 +243,8 @@ INPUT_ITEMS: Mapping[str, type[msgspec.Struct]] = {
     **{item.__struct_config__.tag: item for item in get_args(Item)},
     "item_reference": Reference,
 }
-# Items made by OpenAI's hosted tools or by other models, which agents send back when a session moves.
-LEFT_OUT = frozenset(
-    {
-        "web_search_call", "file_search_call", "computer_call", "computer_call_output",
-        "image_generation_call", "code_interpreter_call", "mcp_list_tools", "mcp_approval_request",
-        "mcp_approval_response", "mcp_call", "compaction", "compaction_summary", "configuration_update",
-        "program", "program_output",
-    }
-)  # fmt: skip
-_SEARCHES = frozenset({"tool_search_call", "tool_search_output"})  # OpenAI's servers run some of them
 ADDITIONAL_TOOLS = "additional_tools"
 """An item with tools instead of content, as Codex sends them: see `offered_tools`."""
-_KINDS = frozenset({*INPUT_ITEMS, *LEFT_OUT, ADDITIONAL_TOOLS})
 
 
 class Texts(NamedTuple):
@@ -310,20 +283,14 @@ class InputReader:
         self.items = [item for item in read if item is not None]
 
     def _read(self, fields: dict[str, Any], path: str) -> Item | Reference | None:
-        kind = fields.get("type")
-        if kind is None:  # optional for these two
-            kind = "message" if "role" in fields else "item_reference"
-        if not isinstance(kind, str) or kind not in _KINDS:
-            allowed = ", ".join(sorted(_KINDS - LEFT_OUT))
-            raise InvalidRequest(
-                f"`{path}.type` {kind!r:.80} is not supported; allowed values: {allowed}.",
-                param=f"{path}.type",
-            )
+        # The type is optional for these two.
+        kind = str(fields.get("type") or ("message" if "role" in fields else "item_reference"))
         if kind == ADDITIONAL_TOOLS:
             return None
         is_of_server = fields.get("execution") == "server" or fields.get("call_id") is None
-        if kind in LEFT_OUT or (kind in _SEARCHES and is_of_server):
-            self.left_out.add(f"input[].{kind}")
+        if kind not in INPUT_ITEMS or (kind.startswith("tool_search_") and is_of_server):
+            # Made by OpenAI's hosted tools or by other models: agents send it when a session moves.
+            self.left_out.add(f"input[].{kind}"[:80])
             return None
         # OpenAI's types allow null for absent fields.
         fields = {name: value for name, value in fields.items() if value is not None}
@@ -347,9 +314,6 @@ class InputReader:
         if isinstance(content, list):
             read = (self._text(part, f"{path}.{field}[{i}]") for i, part in enumerate(content))
             fields[field] = [TextPart(type=part_type, text=text) for text in read]
-        if kind == "reasoning" and isinstance(fields.get("summary"), list):
-            parts = (convert(part, Part, f"{path}.summary[{i}]") for i, part in enumerate(fields["summary"]))
-            fields["summary"] = [TextPart(type="summary_text", text=part.text or "") for part in parts]
 
     def _text(self, part: object, path: str) -> str:
         read = convert(part, Part, path)
@@ -363,13 +327,11 @@ class InputReader:
         """The item with its `content`, or with its `encrypted_content` of this service."""
         content = item.content
         if not content:
-            sealed, where = item.encrypted_content or "", f"{path}.encrypted_content"
-            text = self._seal.open(sealed, where)
-            if sealed and text is None:
-                self.left_out.add("input[].encrypted_content")
+            text = self._seal.open(item.encrypted_content or "", f"{path}.encrypted_content")
             content = [] if text is None else [TextPart(type="reasoning_text", text=text)]
-        if not content and item.summary:
-            self.left_out.add("input[].summary")
+        if not content:
+            unread = ("encrypted_content", "summary")
+            self.left_out |= {f"input[].{name}" for name in unread if getattr(item, name)}
         return ReasoningItem(id=item.id, content=content)
 
 
@@ -415,10 +377,10 @@ def _call(item: CallItem) -> ToolCall:
             takes_text=isinstance(item, CustomCallItem),
             namespace=item.namespace or FUNCTIONS,
         )
-    name, machine = next((n, m) for n, m in MACHINE_TOOLS.items() if isinstance(item, m.item))
-    fields: dict[str, Any] = msgspec.to_builtins(getattr(item, machine.arguments))
+    name = str(item.__struct_config__.tag).removesuffix("_call")
+    fields: dict[str, Any] = msgspec.to_builtins(getattr(item, _ARGUMENTS.get(name, "action")))
     # A client may give `tool_search` other parameters.
-    names = fields if name == "tool_search" else machine.tool.properties
+    names = fields if name == "tool_search" else MACHINE_TOOLS[name].properties
     arguments = {key: fields[key] for key in names if fields.get(key) is not None}
     return ToolCall(call_id=item.call_id, name=name, arguments=msgspec.json.encode(arguments).decode())
 
@@ -433,12 +395,10 @@ def _result(item: FunctionOutputItem | MachineOutputItem) -> str:
             return f"Found: {', '.join(_names(item.tools)) or 'nothing'}"
         case PatchOutputItem():
             return item.output or item.status
-        case ShellOutputItem(output=list(outputs)):
-            return msgspec.json.encode(outputs).decode()
-        case FunctionOutputItem(output=parts):
-            return _text(parts)
-        case LocalShellOutputItem(output=text) | ShellOutputItem(output=text):
-            return str(text)
+        case ShellOutputItem(output=outputs):
+            return outputs if isinstance(outputs, str) else msgspec.json.encode(outputs).decode()
+        case _:
+            return _text(item.output)
 
 
 def _names(tools: Iterable[dict[str, Any]], prefix: str = "") -> Iterator[str]:
