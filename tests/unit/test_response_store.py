@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from frontend.responses import store as store_module
@@ -31,8 +32,17 @@ async def loaded(store: ResponseStore, name: str) -> StoredResponse:
     return found
 
 
-async def kept(store: ResponseStore, *names: str) -> list[str]:
-    return [name for name in names if await store.load(name) is not None]
+async def kept(store: ResponseStore, names: str) -> str:
+    return "".join([name for name in names if await store.load(name) is not None])
+
+
+async def chained(store: ResponseStore, name: str) -> str:
+    return "".join(each.id for each in await store.chain(name) or ())
+
+
+async def with_item(store: ResponseStore, item_id: str) -> str:
+    found = await store.with_item(item_id)
+    return "" if found is None else found.id
 
 
 @contextmanager
@@ -51,13 +61,10 @@ async def test_a_response_is_saved_loaded_updated_and_deleted() -> None:
     last = response("a", body=b'{"output":[1]}', events=events, is_background=True)
     await store.save(last, ["msg_1", "msg_2"])
     assert await store.load("a") == last
-    found = await store.with_item("msg_2")
-    assert found is not None
-    assert (found.id, found.events) == ("a", None)  # reading a long stream would hold up the event loop
-    assert await store.delete("a")
-    assert not await store.delete("a")
-    assert await store.load("a") is None
-    assert await store.with_item("msg_1") is None
+    # Reading a long stream would hold up the event loop.
+    assert await store.with_item("msg_2") == msgspec.structs.replace(last, events=None)
+    assert [await store.delete("a"), await store.delete("a")] == [True, False]
+    assert [await store.load("a"), await store.with_item("msg_1")] == [None, None]
     await store.close()
 
 
@@ -68,15 +75,11 @@ async def test_a_chain_is_read_whole_up_to_a_number_of_responses_and_bytes(
     third = b"x" * (MAX_CHAIN_BYTES // 3 - len(response("a").body))
     for name, previous in (("a", None), ("b", "a"), ("c", "b"), ("d", "c"), ("e", "f"), ("f", "e")):
         await store.save(response(name, previous_id=previous, items=third), [])
-    chain = await store.chain("c")
-    assert chain is not None
-    assert [each.id for each in chain] == ["a", "b", "c"]
-    assert await store.chain("d") is None
-    assert await store.chain("e") is None  # without end
+    assert [await chained(store, name) for name in "cde"] == ["abc", "", ""]  # the last one has no end
     monkeypatch.setattr(store_module, "MAX_CHAIN", 2)
-    assert await store.chain("c") is None
+    assert [await chained(store, name) for name in "bc"] == ["ab", ""]
     await store.delete("a")
-    assert await store.chain("b") is None
+    assert await chained(store, "b") == ""
     await store.close()
 
 
@@ -113,7 +116,7 @@ async def test_the_responses_used_last_are_kept_and_running_ones(
     for name, limit in {"PRUNE_EVERY": 1, **limits}.items():
         monkeypatch.setattr(store_module, name, limit)
     await store.save(response("e", items=b"x" * 980), [])
-    assert await kept(store, *"abcde") == list(kept_names)
+    assert await kept(store, "abcde") == kept_names
     assert await store.delete("running")
     await store.close()
 
@@ -125,8 +128,6 @@ async def test_a_deleted_response_leaves_nothing_in_the_file(tmp_path: Path) -> 
     assert rows(path, "SELECT count(*) FROM item_ids") == [(2,)]
     assert await store.delete("a")
     assert rows(path, "SELECT count(*) FROM item_ids") == [(0,)]
-    assert rows(path, "PRAGMA user_version") == [(1,)]
-    assert rows(path, "PRAGMA journal_mode") == [("wal",)]
     await store.close()
 
 
@@ -138,13 +139,9 @@ async def test_a_file_that_cannot_be_used_is_a_named_failure(
     with closing(sqlite3.connect(newer)) as db:
         db.execute("PRAGMA user_version = 99")
     monkeypatch.setattr(store_module, "_OPEN_BUSY_S", 0.01)
+    harms = {tmp_path: "directory", text: "not a database", newer: "version 99", locked: "lock"}
     with writing(locked, "EXCLUSIVE"):
-        for path, why in {
-            tmp_path: "directory",
-            text: "not a database",
-            newer: "version 99",
-            locked: "lock",
-        }.items():
+        for path, why in harms.items():
             with pytest.raises(StoreFailure, match=why):
                 await ResponseStore(str(path)).open()
 
@@ -173,18 +170,13 @@ async def test_unwritten_responses_are_found_and_written_later(
         await store.save(response("b", previous_id="a"), ["msg_1"])
         assert store.is_failing
         await store.save(response("c"), [])
-        assert await kept(store, "a", "b", "c") == ["a", "b", "c"]
-        item = await store.with_item("msg_1")
-        assert item is not None
-        assert item.id == "b"
-        chain = await store.chain("b")
-        assert chain is not None
-        assert [each.id for each in chain] == ["a", "b"]
+        assert await kept(store, "abc") == "abc"
+        assert [await with_item(store, "msg_1"), await chained(store, "b")] == ["b", "ab"]
         with pytest.raises(StoreFailure, match="locked"):
             await store.delete("a")
         other.execute("COMMIT")
     assert await store.delete("c")
-    assert await kept(store, "c") == []
+    assert await kept(store, "c") == ""
     await until(lambda: not store.is_failing)
     assert rows(path, "SELECT id FROM responses ORDER BY id") == [("a",), ("b",)]
     await store.close()
@@ -229,19 +221,12 @@ async def test_the_newest_unwritten_responses_are_kept_up_to_a_number_of_bytes(
     with writing(path):
         for name in "abacd":
             await store.save(response(name, body=b"x" * 998), ["msg_1"])
-        assert await kept(store, *"abcd") == ["a", "c", "d"]
-        latest = await store.with_item("msg_1")
-        assert latest is not None
-        assert latest.id == "d"
+        assert [await kept(store, "abcd"), await with_item(store, "msg_1")] == ["acd", "d"]
         await store.save(response("e", body=b"x" * 2998), [])
-        assert await kept(store, *"abcde") == ["e"]
+        assert await kept(store, "abcde") == "e"
         await store.close()
     assert "response not stored response_id=b" in caplog.text
     assert "responses lost num=1" in caplog.text
-
-
-def num_locks(folder: Path) -> int:
-    return len(list(folder.glob("*.lock")))
 
 
 async def test_runs_of_a_dead_frontend_have_failed(tmp_path: Path) -> None:
@@ -263,13 +248,13 @@ async def test_a_run_of_nobody_has_failed_in_a_locked_file_too(tmp_path: Path) -
     store = ResponseStore(str(path))
     await store.open()
     await store.save(response("b"), [])
-    assert num_locks(tmp_path) == 0  # only what runs needs one
+    assert not list(tmp_path.glob("*.lock"))  # only what runs needs one
     await store.save(response("a", status="in_progress", body=b"{}"), [])
-    assert num_locks(tmp_path) == 1
+    assert len(list(tmp_path.glob("*.lock"))) == 1
     with writing(path):
         assert (await loaded(store, "a")).status == "failed"
     await store.close()
-    assert num_locks(tmp_path) == 0
+    assert not list(tmp_path.glob("*.lock"))
 
 
 async def test_a_store_distinguishes_its_own_runs(tmp_path: Path) -> None:
@@ -290,23 +275,22 @@ async def test_a_store_distinguishes_its_own_runs(tmp_path: Path) -> None:
 async def test_a_file_of_release_0_1_opens_and_that_release_can_still_write_to_it(tmp_path: Path) -> None:
     path = tmp_path / "responses.sqlite3"
     store = ResponseStore(str(path))
-    await store.save(response("old"), [])
+    await store.save(response("a"), [])
     await store.close()
     with closing(sqlite3.connect(path)) as db:
         db.execute("ALTER TABLE responses DROP COLUMN key_name")
         db.commit()
-    for name in ("new", "newer"):
+    for name in "bc":
         store = ResponseStore(str(path))
         await store.open()
         await store.save(response(name, key_name="alice"), [])
-        assert await store.load("old") is not None
-        assert await store.load(name) is None
+        assert await kept(store, "abc") == "a"
         await store.close()
     with closing(sqlite3.connect(path)) as db:
         db.execute(
             "INSERT INTO responses (id, status, is_background, owner, used_s, num_bytes, body, items) "
-            "VALUES ('older', 'completed', 0, '', 0, 0, '', '')"
+            "VALUES ('d', 'completed', 0, '', 0, 0, '', '')"
         )
         db.commit()
-    keys = [("new", "alice"), ("newer", "alice"), ("old", ""), ("older", "")]
+    keys = [("a", ""), ("b", "alice"), ("c", "alice"), ("d", "")]
     assert rows(path, "SELECT id, key_name FROM responses ORDER BY id") == keys
