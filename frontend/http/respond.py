@@ -450,15 +450,3 @@ def count(choices: Sequence[Choice], record: Record) -> None:
     record.num_completion_tokens = sum([choice.num_tokens for choice in choices])
     first, *others = choices
     record.repairs = sum((choice.repairs for choice in others), first.repairs) if others else first.repairs
-
-
-async def relay(
-    exchange: Exchange, answer: Answer, take: Callable[[], Awaitable[bytes]], services: Services
-) -> None:
-    """Send the events of a background run, which `take` returns, until there are none."""
-    delivery = Delivery(exchange, answer, services, services.request_timeout_s + GRACE_S)
-    async with delivery:
-        delivery.keep_alive()
-        while events := await take():
-            await delivery.send(events)
-    await delivery.end(answer.closing())
