@@ -39,7 +39,7 @@ def byte_tokenizer() -> ModelTokenizer:
     ordinary = Tokenizer(models.BPE(vocab=vocab, merges=[]))
     ordinary.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     added = {token.value: len(vocab) + i for i, token in enumerate(SpecialToken)}
-    return ModelTokenizer(ordinary, vocab, added)
+    return ModelTokenizer(ordinary, added)
 
 
 TOKENIZER = byte_tokenizer()

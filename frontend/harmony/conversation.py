@@ -1,7 +1,7 @@
 """The data model of a Harmony conversation, independent of the API."""
 
 from array import array
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import msgspec
 
@@ -86,10 +86,6 @@ class UserTurn(msgspec.Struct, frozen=True, tag="user"):
 
 
 Kind = Literal["thought", "text", "call"]
-if TYPE_CHECKING:
-    TokenIds = array[int]
-else:
-    TokenIds = array  # it takes no type argument when it runs, where msgspec reads it
 
 
 class WrittenMessage(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,7 +94,7 @@ class WrittenMessage(msgspec.Struct, frozen=True, kw_only=True):
 
     kind: Kind
     text: str
-    token_ids: TokenIds
+    token_ids: array  # type: ignore[type-arg]  # it takes none when it runs, where msgspec reads it
     is_first: bool
     call: str | None = None
 

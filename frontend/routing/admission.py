@@ -48,10 +48,9 @@ def capacity_of(
 
 def _total(workers: Sequence[WorkerInfo]) -> tuple[int, int]:
     """The sums of batches and queues; zeros if one is unknown."""
-    batches = [worker.max_batch_size or 0 for worker in workers if worker.max_batch_size is not None]
-    return (
-        (sum(batches), sum([w.max_queue_size for w in workers])) if len(batches) == len(workers) else (0, 0)
-    )
+    if None in [worker.max_batch_size for worker in workers]:
+        return 0, 0
+    return sum([w.max_batch_size or 0 for w in workers]), sum([w.max_queue_size for w in workers])
 
 
 MAX_WAIT_S = 50.0

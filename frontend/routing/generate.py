@@ -4,7 +4,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence, Sized
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sized
 from functools import partial
 from typing import Literal, NamedTuple
 
@@ -57,6 +57,8 @@ _DIVERGED = "The worker was lost and the regenerated answer diverged; send the r
 
 class UnknownToken(WorkerLost):
     """A worker sent a token id that the model does not have."""
+
+    default = "The worker sent token ids that the model does not have."
 
 
 class Retry(NamedTuple):
@@ -133,7 +135,7 @@ class Progress:
         """Keep the chunk's tokens and usage; returns the tokens that are new to the client, or None. Raises
         UnknownToken, or EngineFailure if a regenerated answer diverges."""
         if chunk.token_ids and max(chunk.token_ids) >= self.num_ids:
-            self.check(chunk.token_ids)
+            raise UnknownToken
         if chunk.usage is not None:
             self.usage = chunk.usage
         if self._expected:
@@ -148,12 +150,6 @@ class Progress:
                 return None
         self.token_ids += chunk.token_ids
         return chunk
-
-    def check(self, token_ids: Sequence[int]) -> None:
-        """Raises UnknownToken if the model does not have these ids."""
-        if max(token_ids) >= self.num_ids:
-            text = f"A worker sent token id {max(token_ids)}, which {self.request.model} does not have."
-            raise UnknownToken(text)
 
     async def close(self) -> None:
         """Close the attempt's calls, the last first, even if one fails."""
@@ -322,13 +318,12 @@ class Generator:
     async def _find_workers(self, progress: Progress, on_taken: Callable[[], None]) -> None:
         """Wait for the plane's broker, until the deadline if the request was running when it went away; then
         for a decode worker that may get the request. `on_taken` is called before the first attempt."""
+        limit_s = self._settings.wait_for_worker_s
         if not self._transport.is_reachable:
             away = BrokerLost("The request plane's broker is unreachable; retry later.", retry_after_s=1)
-            limit_s = math.inf if progress.error else self._settings.wait_for_worker_s
-            await _wait(progress, self._transport.reachable(), limit_s, away)
+            await _wait(progress, self._transport.reachable(), math.inf if progress.error else limit_s, away)
         if not self._eligible(Role.DECODE, progress):
-            absent = self._no_decode(progress.request)
-            await _wait(progress, self._decode_worker(progress), self._settings.wait_for_worker_s, absent)
+            await _wait(progress, self._decode_worker(progress), limit_s, _no_decode(progress))
         if progress.error is None:
             on_taken()
 
@@ -379,7 +374,8 @@ class Generator:
         arrived.append(first)
         call.answered()
         if isinstance(first, KvHandoff):
-            progress.check((first.first_token,))
+            if first.first_token >= progress.num_ids:
+                raise UnknownToken
             progress.leg.prefilled(first)
         elif not isinstance(first, TokenChunk):
             raise HandoffFailed(f"Prefill worker {prefill.worker_id} did not send a handoff.")
@@ -404,11 +400,8 @@ class Generator:
         """A decode worker's replies. Raises NoWorkers."""
         decode = progress.decode or self._choose(Role.DECODE, progress, progress.prefill)
         if decode is None:
-            raise self._no_decode(request)
+            raise _no_decode(progress)
         return self._call(decode, request, progress, progress.token_ids).replies
-
-    def _no_decode(self, request: GenerateRequest) -> NoWorkers:
-        return NoWorkers(f"No decode worker is available for {request.model}.", retry_after_s=1)
 
     def _choose(
         self, role: Role, progress: Progress, paired_with: WorkerInfo | None = None
@@ -430,6 +423,10 @@ class Generator:
         replies = self._transport.call(worker.address, request)
         progress.calls.append(self._fleet.calls.begin(worker, replies, arrived))
         return progress.calls[-1]
+
+
+def _no_decode(progress: Progress) -> NoWorkers:
+    return NoWorkers(f"No decode worker is available for {progress.request.model}.", retry_after_s=1)
 
 
 async def _wait(progress: Progress, arrival: Awaitable[None], limit_s: float, error: BatonError) -> None:

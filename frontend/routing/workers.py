@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sized
 from contextlib import suppress
 from enum import Enum
@@ -109,7 +109,7 @@ class _Entry:
         self.state = State.WARMING
         self.reason = ""
         self.joined_s = time.monotonic()
-        self.away_since_s = self.shown_until_s = 0.0
+        self.away_since_s = 0.0
         self.probe: asyncio.Task[None] | None = None
 
 
@@ -121,7 +121,7 @@ class Workers:
         self._delays = delays
         self._events = events
         self._leaving: set[asyncio.Task[None]] = set()
-        self._ended: list[_Entry] = []
+        self._ended: deque[_Entry] = deque(maxlen=_MOST_SHOWN)
         self._entries: dict[str, _Entry] = {}
         self._change = asyncio.Event()
         self.version = 0
@@ -160,7 +160,7 @@ class Workers:
         if entry.state is before and not is_new_reason:
             return
         entry.reason = reason.rpartition(" was lost: ")[2]  # the worker is named beside it
-        state, now_s = entry.state, asyncio.get_running_loop().time()
+        state, now_s = entry.state, _now_s()
         if state in _AWAY and before not in _AWAY:
             entry.away_since_s = now_s
         if state in _KINDS:
@@ -180,9 +180,9 @@ class Workers:
     def described(self) -> list[tuple[WorkerInfo, State, str, float]]:
         """Every registered worker, its state, the reason, and when it joined (a `monotonic` value); those too
         that ended without leaving, for a while, until another has the name."""
-        names, now_s = {entry.worker.label for entry in self._entries.values()}, time.monotonic()
-        self._ended = [e for e in self._ended if e.worker.label not in names and now_s < e.shown_until_s]
-        shown = (*self._entries.values(), *self._ended)
+        names, since_s = {entry.worker.label for entry in self._entries.values()}, _now_s() - _SHOWN_S
+        ended = [e for e in self._ended if e.worker.label not in names and e.away_since_s > since_s]
+        shown = (*self._entries.values(), *ended)
         return [(entry.worker, entry.state, entry.reason, entry.joined_s) for entry in shown]
 
     def has(self, worker: WorkerInfo) -> bool:
@@ -225,13 +225,13 @@ class Workers:
         name, since_s, is_live = entry.worker.label, time.perf_counter() - _STOOD_S, entry.state is State.LIVE
         is_silent = is_live and (await self._probe(entry.worker, State.LOST))[0] is Event.SILENT
         if is_silent and self._delays.longest(since_s).lasted_s < _STOOD_S:
-            entry.state, entry.reason = State.LOST, "it ended without leaving the registry first"
+            entry.state, entry.away_since_s = State.LOST, _now_s()
+            entry.reason = "it ended without leaving the registry first"
             self._events.add("lost", name, entry.reason)
         elif entry.state is not State.LOST:
             self._events.add("left", name, "or lost: this frontend stood still" if is_silent else "")
             return
-        entry.shown_until_s = time.monotonic() + _SHOWN_S
-        self._ended = [*self._ended, entry][-_MOST_SHOWN:]
+        self._ended.append(entry)
 
     async def _probe_until_live(self, entry: _Entry) -> None:
         while True:
@@ -240,6 +240,10 @@ class Workers:
             if entry.state is state:  # else the probe was for another state
                 self.note(entry.worker, event, reason)  # cancels this task once it is live
             await asyncio.sleep(PROBE_EVERY_S)  # between two probes
+
+
+def _now_s() -> float:
+    return asyncio.get_running_loop().time()
 
 
 def _stop(entry: _Entry) -> None:
@@ -278,7 +282,7 @@ class CutPairs:
         return sorted(task.get_name() for task in self.trials.values())
 
     async def _try(self, prefill: WorkerInfo, decode: WorkerInfo, name: str) -> None:
-        wait_s, began_s = FIRST_WAIT_S, asyncio.get_running_loop().time()
+        wait_s, began_s = FIRST_WAIT_S, _now_s()
         while True:
             await asyncio.sleep(wait_s)  # between two trials
             wait_s = min(2 * wait_s, MAX_WAIT_S)
@@ -288,7 +292,7 @@ class CutPairs:
         del self.trials[prefill.incarnation, decode.incarnation]
         self._table.note_change()
         detail = "a worker has left" if is_gone else ""
-        self._events.add("restored", name, detail, asyncio.get_running_loop().time() - began_s)
+        self._events.add("restored", name, detail, _now_s() - began_s)
 
 
 NO_PROGRESS_S = 10.0
@@ -322,7 +326,7 @@ class Call:
         self, replies: AsyncGenerator[Reply, None], tokens: Sized, held: _Held, num_running: Counter[str]
     ) -> None:
         self.replies = replies
-        self.since_s = asyncio.get_running_loop().time()
+        self.since_s = _now_s()
         self._held = held
         self._num_running = num_running
         held.waiting[self] = tokens
@@ -369,7 +373,7 @@ class Calls:
         """How long the oldest of the calls that wait for this worker has waited; 0 if there is none."""
         held = self._held.get(worker.incarnation)
         oldest = next(iter(held.waiting), None) if held else None
-        return asyncio.get_running_loop().time() - oldest.since_s if oldest else 0.0
+        return _now_s() - oldest.since_s if oldest else 0.0
 
     def num_tokens(self) -> int:
         """All that arrived so far, of any worker."""

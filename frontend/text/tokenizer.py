@@ -63,10 +63,6 @@ class _AddedToken(msgspec.Struct):
     content: str
 
 
-class _Model(msgspec.Struct):
-    vocab: dict[str, int]
-
-
 class TooManyTokens(Exception):
     """The text has more tokens than the limit; the rest was not tokenised."""
 
@@ -81,7 +77,7 @@ class ModelTokenizer:
     The added tokens are removed from the `tokenizers` object, so that text cannot inject control tokens: they
     enter a prompt only as `SpecialToken` segments, or through `encode_text` with `allow_special`."""
 
-    def __init__(self, ordinary: Tokenizer, vocab: dict[str, int], added: dict[str, int]) -> None:
+    def __init__(self, ordinary: Tokenizer, added: dict[str, int]) -> None:
         self._ordinary = ordinary
         self._added = added
         self._added_pattern = re.compile("|".join(map(re.escape, sorted(added, key=len, reverse=True))))
@@ -94,9 +90,8 @@ class ModelTokenizer:
             raise ValueError(f"the vocabulary has no {', '.join(missing)}")
         self._spelled = {token_id: token.value.encode() for token, token_id in self.special_ids.items()}
         self.stop_token_ids = tuple(self.special_ids[token] for token in _STOPS)
-        self.vocabulary = Vocabulary(
-            special_ids=self.special_ids, token_bytes=_byte_table(vocab, frozenset(added.values()))
-        )
+        table = _byte_table(ordinary.get_vocab(with_added_tokens=False), frozenset(added.values()))
+        self.vocabulary = Vocabulary(special_ids=self.special_ids, token_bytes=table)
         self.vocab_size = len(self.vocabulary.token_bytes)
         self.num_token_ids = self.vocab_size
         """With those that the model has beyond its vocabulary, if its config.json says so."""
@@ -114,13 +109,12 @@ class ModelTokenizer:
         try:
             parts = msgspec.json.decode(path.read_bytes(), type=dict[str, msgspec.Raw])
             added = msgspec.json.decode(parts["added_tokens"], type=list[_AddedToken])
-            vocab = msgspec.json.decode(parts["model"], type=_Model).vocab
         except (*UNDECODABLE, KeyError) as error:
             raise ValueError(f"{path} is not a file of the `tokenizers` library: {error}") from error
         parts["added_tokens"] = msgspec.Raw(b"[]")
         try:
             ordinary = Tokenizer.from_str(msgspec.json.encode(parts).decode())
-            tokenizer = cls(ordinary, vocab, {token.content: token.id for token in added})
+            tokenizer = cls(ordinary, {token.content: token.id for token in added})
         except Exception as error:  # the library raises nothing narrower
             raise ValueError(f"{path}: {error}") from error
         with suppress(OSError, *UNDECODABLE):  # there is none
@@ -319,8 +313,7 @@ class Tokenizers:
         self.loaded: dict[str, ModelTokenizer] = {}
         self._model_path = model_path
         self._folders: dict[str, dict[Path, None]] = {}  # in order, each once
-        self._loading: dict[str, asyncio.Task[None]] = {}
-        self._tried: dict[str, asyncio.Event] = {}  # once, by models that are loading
+        self._loading: dict[str, tuple[asyncio.Task[None], asyncio.Event]] = {}  # set after the first try
 
     def load(self, workers: Iterable[WorkerInfo]) -> None:
         """Begin to load what these workers need, which are all that are registered."""
@@ -329,16 +322,16 @@ class Tokenizers:
             folder = self._model_path or Path(worker.model_path)
             self._folders.setdefault(worker.model, {})[folder] = None
         for model in self._folders.keys() - self.loaded.keys() - self._loading.keys():
-            self._tried[model] = asyncio.Event()
-            self._loading[model] = asyncio.create_task(self._load(model, self._tried[model]))
+            tried = asyncio.Event()
+            self._loading[model] = asyncio.create_task(self._load(model, tried)), tried
 
     async def tried(self) -> None:
         """Return when every tokenizer that is needed is loaded, or could not be loaded once."""
-        for tried in list(self._tried.values()):
+        for _, tried in list(self._loading.values()):
             await tried.wait()
 
     def tasks(self) -> list[asyncio.Task[None]]:
-        return list(self._loading.values())
+        return [task for task, _ in self._loading.values()]
 
     async def _load(self, model: str, tried: asyncio.Event) -> None:
         """Try the model's folders until one has its tokenizer. Logs each failure once, not at each retry."""
@@ -359,4 +352,4 @@ class Tokenizers:
                 await asyncio.sleep(RETRY_S)  # a folder does not notify
         finally:
             tried.set()
-            del self._loading[model], self._tried[model]
+            del self._loading[model]
