@@ -71,11 +71,6 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True):
         """As given; by default the number of listed GPUs."""
         return max(1, int(self.number("tensor_parallel_size") or len(self.gpu_list)))
 
-    @property
-    def num_ranks(self) -> int:
-        """Tensor times pipeline parallelism: the GPUs that it needs."""
-        return self.tensor_parallel_size * max(1, int(self.number("pipeline_parallel_size") or 1))
-
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
     """All facts. `gpu_problem`: why nvidia-smi lists no GPU; `port_problem`: why the HTTP port is not free.

@@ -61,7 +61,8 @@ def shortage(facts: Facts, worker: Worker) -> str | None:
 
 def _needs(facts: Facts, worker: Worker) -> tuple[int, int, int]:
     """Bytes of weights, working memory and KV, on each GPU of a worker."""
-    weight_bytes = (facts.model.weight_bytes + worker.draft_bytes) // worker.num_ranks
+    num_gpus = worker.tensor_parallel_size * max(1, int(worker.number("pipeline_parallel_size") or 1))
+    weight_bytes = (facts.model.weight_bytes + worker.draft_bytes) // num_gpus
     return weight_bytes, _RESERVE_BYTES, kv_bytes_given(worker)
 
 

@@ -79,13 +79,6 @@ async def test_a_hanging_health_check_delays_nothing_and_is_a_failure(checkpoint
                 assert "health check did not end within" in await engine.failed()
 
 
-async def test_a_load_that_hangs_ends_the_process(checkpoint: Path) -> None:
-    left: list[int] = []
-    with sprung(loads_s=0.5):
-        async with started(checkpoint, leave=left.append, patience=Patience(load_s=0.05)):
-            assert left == [1]
-
-
 async def test_a_shutdown_that_hangs_ends_the_process(checkpoint: Path) -> None:
     left: list[int] = []
     engine = new_engine(checkpoint, leave=left.append, patience=Patience(shut_down_s=0.05))

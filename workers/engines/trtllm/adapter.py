@@ -5,6 +5,7 @@ import dataclasses
 import inspect
 import logging
 import secrets
+import threading
 from collections.abc import Callable, Mapping, Set
 from typing import Any
 
@@ -25,7 +26,7 @@ from workers.engines.library.settings import QUEUE_SIZE
 from workers.engines.trtllm.library import Library, fatal_error, kv_capacity
 from workers.engines.trtllm.sampling import sampling_params
 from workers.engines.trtllm.settings import BACKEND, BUFFER, GUESSING, MANAGER_V2, RUNTIME, TIMEOUT, manager
-from workers.engines.trtllm.watchdog import Leave, Patience, Watchdog, leave_after
+from workers.engines.trtllm.watchdog import Leave, Patience, Watchdog
 from workers.settings import Loaded
 
 log = logging.getLogger(__name__)
@@ -64,7 +65,7 @@ class TrtllmAdapter:
         leave: Leave = telemetry.leave,
         patience: Patience = _PATIENCE,
     ) -> None:
-        """`leave` ends the process if the loop freezes, or loading or shutdown hangs."""
+        """`leave` ends the process if the loop freezes or shutdown hangs."""
         self.llm: Any = None
         self.version = lib.version
         self.lib = lib
@@ -82,11 +83,7 @@ class TrtllmAdapter:
 
     def load(self, on_failed_pull: Callable[[], None]) -> None:  # noqa: ARG002  failed pulls are errors
         """See `Adapter.load`. TensorRT-LLM starts MPI and sets signal handlers: in the main thread only."""
-        timer = leave_after(self._patience.load_s, self._leave, "loading the model")
-        try:
-            self.llm = self.lib.llm(**self.loaded.settings)
-        finally:
-            timer.cancel()
+        self.llm = self.lib.llm(**self.loaded.settings)
 
     async def start(self) -> Facts:
         end = self.model.eos_token_id
@@ -210,7 +207,9 @@ class TrtllmAdapter:
         llm, self.llm = self.llm, None
         if llm is None:
             return
-        timer = leave_after(self._patience.shut_down_s, self._leave, "shutting down")
+        timer = threading.Timer(self._patience.shut_down_s, self._leave, (1,))
+        timer.daemon = True
+        timer.start()
         if not is_broken:  # else it runs at exit, where it may wait forever for a dead executor
             await asyncio.to_thread(llm.shutdown)
             timer.cancel()

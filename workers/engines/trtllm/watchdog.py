@@ -16,25 +16,11 @@ Leave = Callable[[int], object]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Patience:
-    """Time limits of TensorRT-LLM's blocking calls. Loading 65 GB from a slow disk takes half an hour."""
+    """Time limits of TensorRT-LLM's blocking calls."""
 
-    load_s: float = 3600.0
     shut_down_s: float = 60.0
     health_s: float = 30.0
     poll_s: float = 0.5
-
-
-def leave_after(limit_s: float, leave: Leave, doing: str) -> threading.Timer:
-    """End the process with status 1, unless cancelled before: it may hang where signals do not reach it."""
-
-    def give_up() -> None:
-        log.error("%s has taken %g s, exiting", doing, limit_s)
-        leave(1)
-
-    timer = threading.Timer(limit_s, give_up)
-    timer.daemon = True
-    timer.start()
-    return timer
 
 
 class Watchdog:

@@ -69,7 +69,6 @@ class VllmAdapter:
         if self._draft != NO_DRAFT and release_of(lib.version) not in DRAFTS_TRIED:
             raise SettingsError(f"vLLM {lib.version}: {GUESSING.names[0]}: {_NOT_TRIED}")
         self._lease_s = float((loaded.values.get(LEASE) or {}).get("kv_lease_duration", 0))
-        self._has_priorities = False
         self._figures = _SchedulerFigures()
         self._releases = _Releases()
 
@@ -85,7 +84,6 @@ class VllmAdapter:
 
     async def start(self) -> Facts:
         config = self.llm.vllm_config
-        self._has_priorities = config.scheduler_config.policy == "priority"
         self.is_positional = bool(getattr(config, "use_v2_model_runner", False)) and (
             getattr(config, "speculative_config", None) is None or is_on(DRAWS, self.version)
         )
@@ -226,8 +224,6 @@ class VllmAdapter:
         """vLLM's priority, lower is sooner. Among equals, each waits as if it had come later, by what it has
         to compute: a short turn overtakes long prompts, which never wait longer than that for later ones.
         """
-        if not self._has_priorities:
-            return call.request.priority
         num_tokens = call.num_lacking() if call.transfer is None else 0
         due_s = asyncio.get_running_loop().time() + num_tokens / _OVERTAKEN_TOKENS_PER_S
         return call.request.priority * _PRIORITY_MS + round(due_s * 1000)

@@ -53,6 +53,7 @@ _REQUIRED: dict[str, tuple[object, str]] = {
     "structured_outputs_config.backend": ("xgrammar", "structural tags are in its format"),
     "structured_outputs_config.enable_in_reasoning": (True, "guided decoding starts at the first token"),
     "data_parallel_size": (1, "start one worker per replica"),
+    "scheduling_policy": ("priority", "short turns overtake long prompts"),
 }
 _PEER_CONNECTOR: dict[str, tuple[object, str]] = {
     f"{TRANSFER}.kv_connector": ("PeerConnector", "KV moves over NVLink or NIXL"),
@@ -69,7 +70,6 @@ NAMES = {
 def _complete(given: Given, mode: DisaggregationMode) -> None:
     if value_of(given, "max_model_len") != -1:  # the longest that fits
         check(given, "max_model_len", AtLeastOne)
-    choose(given, "scheduling_policy", "priority")  # first come, first served among equals
     choose(given, "generation_config", "vllm")  # the request says how to sample and where to stop
     for path, (value, why) in _REQUIRED.items():
         demand(given, path, value, why)
