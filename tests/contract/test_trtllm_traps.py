@@ -20,7 +20,7 @@ from baton.messages import NO_TOKEN, GenerateRequest, KvHandoff, TokenChunk, aft
 from tests.engine_calls import ask, handed_over, left_handoff, next_handoff, tokens
 from tests.trtllm_engine import KV_TIMEOUT_S, NO_WATCHDOG, executor, new_engine, started
 from tests.waiting import PATIENCE_S, until
-from workers.engines.library.engine import opened, sealed
+from workers.engines.library.engine import opened
 from workers.engines.trtllm.adapter import generation_params, travelling
 from workers.engines.trtllm.library import load_library
 from workers.engines.trtllm.watchdog import Patience, Watchdog
@@ -28,14 +28,14 @@ from workers.engines.trtllm.watchdog import Patience, Watchdog
 
 def lost(handoff: KvHandoff) -> KvHandoff:
     """A handoff whose worker has died."""
-    state = opened(handoff, "TensorRT-LLM", tensorrt_llm.__version__, handoff.num_prompt_tokens)
+    state = opened(handoff, handoff.num_prompt_tokens)
     inner = msgspec.msgpack.decode(state.params["opaque_state"], type=KvHandoff)
     state.params["opaque_state"] = msgspec.msgpack.encode(
         msgspec.structs.replace(
             inner, engine_state=re.sub(rb"127\.0\.0\.1", b"127.0.0.9", inner.engine_state)
         )
     )
-    return msgspec.structs.replace(handoff, engine_state=sealed(state))
+    return msgspec.structs.replace(handoff, engine_state=state.sealed())
 
 
 async def test_decode_that_is_given_up_during_its_transfer_is_not_aborted(checkpoint: Path) -> None:

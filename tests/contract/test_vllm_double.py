@@ -77,7 +77,7 @@ async def test_nixls_books_and_parameters_have_the_recorded_names(checkpoint: Pa
         replies = engine.prefill(ask())
         handoff = await next_handoff(replies)
         await replies.aclose()
-    params = opened(handoff, "vLLM", FACTS["version"], 41).params
+    params = opened(handoff, 41).params
     assert set(params) - {"double_handoff"} == set(FACTS["nixl_params"])
     assert set(KEEP) <= set(FACTS["nixl_params"])
     assert set(vars(ConnectorWorker())) <= set(FACTS["nixl_worker"])

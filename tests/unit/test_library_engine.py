@@ -29,7 +29,7 @@ from tests.clock import jumping
 from tests.engine_calls import next_handoff, tokens
 from tests.planes import a_request
 from workers.engine import EngineInfo
-from workers.engines.library.adapter import Call, Facts, Kept
+from workers.engines.library.adapter import Call
 from workers.engines.library.engine import LibraryEngine
 from workers.engines.library.model_facts import ModelFacts
 from workers.settings import Loaded
@@ -81,14 +81,14 @@ class Library:
         if self.refusal is not None:
             raise self.refusal
 
-    async def start(self) -> Facts:
+    async def start(self) -> tuple[EngineInfo, float, int]:
         if self.first is not None:
             await self.first()
         info = EngineInfo(
             name="library", version="1", context_length=500, kv_layout=LAYOUT, kv_transfer="wire",
             max_batch_size=8, max_queue_size=0,
         )  # fmt: skip
-        return Facts(info, KEEP_S, 640)
+        return info, KEEP_S, 640
 
     def submit(self, call: Call) -> None:
         if isinstance(self.refusal, BatonError):
@@ -106,7 +106,7 @@ class Library:
         if isinstance(step, Exception):
             raise step
         if call.hands_over:
-            call.kept = Kept({"id": 5}, 2, is_continued=True)
+            call.kept, call.num_kept_blocks, call.is_continued = {"id": 5}, 2, True
         if step == "":
             return call.chunk([], None, 1)
         is_last = not call.hands_over and call.num_new_tokens + 1 == call.max_tokens

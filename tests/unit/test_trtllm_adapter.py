@@ -22,7 +22,7 @@ from baton.errors import (
 )
 from baton.messages import Guided, MessageForm, TokenChunk, WorkerStats
 from tests.planes import a_request
-from workers.engines.library.adapter import Call, Kept
+from workers.engines.library.adapter import Call
 from workers.engines.library.model_facts import read_model_facts
 from workers.engines.trtllm.adapter import TrtllmAdapter
 from workers.engines.trtllm.library import load_library
@@ -276,7 +276,7 @@ def test_figures_are_estimated_from_the_open_calls(
 ) -> None:
     calls = {call_of() for _ in range(num_open)}  # 3 tokens each
     next(iter(calls)).num_new_tokens = 4
-    assert adapter_of(None, override).figures(calls | {call_of(kept=Kept({}, 2))}) == WorkerStats(
+    assert adapter_of(None, override).figures(calls | {call_of(kept={}, num_kept_blocks=2)}) == WorkerStats(
         num_running=running[0],
         num_waiting=running[1],
         kv_used_blocks=2 * (num_open - 1) + 4,

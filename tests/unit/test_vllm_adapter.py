@@ -18,7 +18,7 @@ from baton.structural_tag import structural_tag
 from tests.clock import jumping
 from tests.requests import token_request
 from tests.waiting import until
-from workers.engines.library.adapter import Call, Kept
+from workers.engines.library.adapter import Call
 from workers.engines.library.model_facts import read_model_facts
 from workers.engines.vllm.adapter import KEEP, VllmAdapter
 from workers.engines.vllm.library import load_library
@@ -200,7 +200,8 @@ async def test_a_prompt_that_is_handed_over_has_its_parameters_and_its_blocks_ar
         llm._results = (result,)  # noqa: SLF001  the library is ours
         call = await submitted(adapter, call_of(ask(), hands_over=True))
         assert llm.submitted[-1][1].extra_args == {"kv_transfer_params": KEEP}
-        assert call.kept == Kept({"remote_block_ids": groups}, count, is_continued=True)
+        assert (call.kept, call.num_kept_blocks) == ({"remote_block_ids": groups}, count)
+        assert call.is_continued
     llm._results = (output("length"),)  # noqa: SLF001  as above
     assert (await submitted(adapter, call_of(ask(), hands_over=True))).kept is None
 
@@ -213,7 +214,7 @@ async def test_without_its_connector_decode_samples_the_first_token_again(
     result.kv_transfer_params = {"remote_block_ids": [[1]]}
     adapter = adapter_of(llm := Llm(result))
     call = await submitted(adapter, call_of(ask(), hands_over=True))
-    assert call.kept == Kept({"remote_block_ids": [[1]]}, 1, is_continued=False)
+    assert (call.kept, call.is_continued) == ({"remote_block_ids": [[1]]}, False)
     await adapter.abort(call)
     await asyncio.sleep(0)
     assert llm.released == []
@@ -285,7 +286,7 @@ def test_figures_are_those_of_the_last_step_and_all_transfers() -> None:
     figures.num_blocks = 100
     kept = {call_of(ask()) for _ in range(2)}
     for call in kept:
-        call.kept = Kept({}, 5)
+        call.kept, call.num_kept_blocks = {}, 5
     assert adapter.figures(kept).kv_used_blocks == 0  # vLLM has not reported them yet
     figures.record(step({"bytes_transferred": [10, 20], "transfer_duration": [0.25, 0.5]}), None)
     assert not failed

@@ -15,17 +15,6 @@ from workers.settings import Loaded
 T = TypeVar("T")
 
 
-@dataclasses.dataclass(frozen=True)
-class Kept:
-    """The KV that a library keeps for decode: its parameters for the other side, its blocks, and whether
-    decode goes on after prefill's first token instead of sampling it again.
-    """
-
-    params: dict[str, Any]
-    num_blocks: int
-    is_continued: bool = False
-
-
 @dataclasses.dataclass(eq=False, kw_only=True)
 class Call:
     """A request from its submission until the library holds nothing of it.
@@ -34,8 +23,10 @@ class Call:
     parameters of kept KV. `num_cached_tokens`: prefill's count, or the library's from the first chunk on.
     `num_lacking` is an estimate, see `Engine.num_lacking_tokens`. `error` ends the call.
 
-    The adapter sets `result`, the library's object, `kept`, `prompt_logprobs`, `is_over` when the library
-    has ended the request, and `spent` by the library's own figures, if it has them, before the first chunk.
+    The adapter sets `result`, the library's object, `prompt_logprobs`, `is_over` when the library has ended
+    the request, and `spent` by the library's own figures, if it has them, before the first chunk. Of KV that
+    the library keeps for decode it sets `kept`, the parameters for the other side, `num_kept_blocks`, and
+    `is_continued` if decode goes on after prefill's first token instead of sampling it again.
     """
 
     id: str
@@ -51,7 +42,9 @@ class Call:
     has_answered: bool = False
     error: BatonError | None = None
     result: Any = None
-    kept: Kept | None = None
+    kept: dict[str, Any] | None = None
+    num_kept_blocks: int = 0
+    is_continued: bool = False
     prompt_logprobs: tuple[TokenLogprob, ...] | None = None
     is_over: bool = False
     spent: Durations = dataclasses.field(default_factory=Durations)
@@ -114,17 +107,6 @@ class Call:
         return TokenChunk(tuple(token_ids), reason, usage, logprobs, scored)
 
 
-@dataclasses.dataclass(frozen=True)
-class Facts:
-    """A loaded library. `keep_s`: how long it keeps handed-over KV. `num_reused_tokens`: the estimated size
-    of its prefix cache.
-    """
-
-    info: EngineInfo
-    keep_s: float
-    num_reused_tokens: int
-
-
 class Adapter(Protocol):
     """One library in this process, for one role. `is_positional`: what a seed draws depends on a token's
     place, so that sampled answers resume exactly.
@@ -141,8 +123,10 @@ class Adapter(Protocol):
         """
         ...
 
-    async def start(self) -> Facts:
-        """Run first requests, so that lazy initialisation precedes the first client. Raises as above."""
+    async def start(self) -> tuple[EngineInfo, float, int]:
+        """Run first requests, so that lazy initialisation precedes the first client. Also returns how long
+        handed-over KV is kept, in seconds, and about how many tokens the prefix cache holds. Raises as above.
+        """
         ...
 
     def submit(self, call: Call) -> None:

@@ -40,42 +40,32 @@ _STUCK_AFTER_S = 600.0  # on top of the time that KV is kept: the request may fi
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
-class Envelope(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="engine-1"):
+class Envelope(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="engine-2"):
     """`KvHandoff.engine_state`: the library's own parameters, and the number of prompt tokens that prefill
     found in its cache, since decode counts the whole transferred prompt as cached.
     """
 
-    engine: str
-    version: str
     num_cached_tokens: int
     params: dict[str, Any]
 
+    def sealed(self) -> bytes:
+        """Raises HandoffFailed for parameters that cannot be encoded."""
+        try:
+            return msgspec.msgpack.encode(self)
+        except (TypeError, OverflowError) as error:
+            raise HandoffFailed(f"the library's parameters cannot travel: {error}") from error
 
-def sealed(envelope: Envelope) -> bytes:
-    """The envelope's bytes. Raises HandoffFailed for parameters that cannot be encoded."""
-    try:
-        return msgspec.msgpack.encode(envelope)
-    except (TypeError, OverflowError) as error:
-        raise HandoffFailed(f"{envelope.engine}'s parameters cannot travel: {error}") from error
 
-
-def opened(handoff: KvHandoff, engine: str, version: str, num_tokens: int) -> Envelope:
-    """The envelope of a handoff for a request of `num_tokens`. Raises HandoffFailed, with both values, if it
-    is for another library, version or prompt.
-    """
-    source = handoff.worker_id
+def opened(handoff: KvHandoff, num_tokens: int) -> Envelope:
+    """The envelope of a handoff for a request of `num_tokens`. Raises HandoffFailed if it is for another."""
+    name = f"the handoff of prefill worker {handoff.worker_id}"
     try:
         envelope = msgspec.msgpack.decode(handoff.engine_state, type=Envelope)
     except UNDECODABLE as error:
-        raise HandoffFailed(f"the handoff of worker {source} is not {engine}'s: {error}") from error
+        raise HandoffFailed(f"{name} is not of a library: {error}") from error
     num_handed_over = handoff.num_prompt_tokens + (handoff.first_chunk is not None)
-    for what, theirs, ours in (
-        ("library", envelope.engine, engine),
-        (f"{engine} version", envelope.version, version),
-        ("number of tokens", num_handed_over, num_tokens),
-    ):
-        if theirs != ours:
-            raise HandoffFailed(f"the {what} of prefill worker {source}'s handoff is {theirs}, here {ours}")
+    if num_handed_over != num_tokens:
+        raise HandoffFailed(f"{name} has {num_handed_over} tokens, the request {num_tokens}")
     return envelope
 
 
@@ -130,13 +120,12 @@ class LibraryEngine:
         self._watching = asyncio.create_task(self._watch(), name="library-health")
         try:
             async with asyncio.timeout(_WARM_UP_S):
-                facts = await self.adapter.start()
+                self._info, self._keep_s, num_reused_tokens = await self.adapter.start()
         except Exception as error:  # a library's first request may fail in any way
             reason = f"{label} loaded, but its first request failed: {error!r}"
             self._break_off(reason)
             raise ValueError(reason) from error
-        self._info, self._keep_s = facts.info, facts.keep_s
-        self._held.max_blocks = facts.num_reused_tokens // _HELD_BLOCK
+        self._held.max_blocks = num_reused_tokens // _HELD_BLOCK
         self._is_running = True
         return self._info
 
@@ -167,8 +156,7 @@ class LibraryEngine:
         self._check(request, moves_kv=request.handoff is not None)
         kept: dict[str, Any] = {}
         if request.handoff is not None:
-            label, version = self.adapter.label, self.adapter.version
-            envelope = opened(request.handoff, label, version, len(request.token_ids))
+            envelope = opened(request.handoff, len(request.token_ids))
             kept = {"transfer": envelope.params, "num_cached_tokens": envelope.num_cached_tokens}
         max_tokens = num_left(request, self._info.context_length)
         async with self._opened(request, max_tokens=max_tokens, **kept) as call:
@@ -302,16 +290,13 @@ class LibraryEngine:
             raise HandoffFailed(f"{self.adapter.label} kept no KV for an unfinished answer")
         self._counts["num_handoffs"] += 1
         left_s = call.deadline - asyncio.get_running_loop().time()
-        num_cached, (label, version) = call.num_cached_tokens or 0, (self.adapter.label, self.adapter.version)
-        envelope = Envelope(
-            engine=label, version=version, num_cached_tokens=num_cached, params=call.kept.params
-        )
+        envelope = Envelope(num_cached_tokens=call.num_cached_tokens or 0, params=call.kept)
         return KvHandoff(
             first_token=first.token_ids[0] if first.token_ids else NO_TOKEN,  # decode yields it, too
             num_prompt_tokens=len(call.request.token_ids),
             ttl_s=max(0.0, min(self._keep_s, left_s)),
-            engine_state=sealed(envelope),
-            first_chunk=replace(first, finish_reason=None) if call.kept.is_continued else None,
+            engine_state=envelope.sealed(),
+            first_chunk=replace(first, finish_reason=None) if call.is_continued else None,
             waited_s=call.spent.waited_s,
             computed_s=call.spent.computed_s,
         )

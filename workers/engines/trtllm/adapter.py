@@ -20,7 +20,7 @@ from baton.errors import (
 )
 from baton.messages import NO_DRAFT, FinishReason, KvLayout, TokenChunk, WorkerStats
 from workers.engine import EngineInfo
-from workers.engines.library.adapter import Call, Facts, Kept
+from workers.engines.library.adapter import Call
 from workers.engines.library.model_facts import ModelFacts
 from workers.engines.library.settings import QUEUE_SIZE
 from workers.engines.trtllm.library import Library, fatal_error, kv_capacity
@@ -85,7 +85,7 @@ class TrtllmAdapter:
         """See `Adapter.load`. TensorRT-LLM starts MPI and sets signal handlers: in the main thread only."""
         self.llm = self.lib.llm(**self.loaded.settings)
 
-    async def start(self) -> Facts:
+    async def start(self) -> tuple[EngineInfo, float, int]:
         end = self.model.eos_token_id
         params = self.lib.sampling_params(
             max_tokens=2, end_id=end, pad_id=end, ignore_eos=True, detokenize=False
@@ -94,7 +94,7 @@ class TrtllmAdapter:
         self._num_blocks, num_tokens = kv_capacity(self.llm)
         is_reused = self.loaded.values["kv_cache_config.enable_block_reuse"]
         timeout_s = (self.loaded.values.get(TIMEOUT) or 0) / 1000
-        return Facts(self._info(num_tokens), timeout_s, num_tokens if is_reused else 0)
+        return self._info(num_tokens), timeout_s, num_tokens if is_reused else 0
 
     def submit(self, call: Call) -> None:
         params = None
@@ -143,8 +143,8 @@ class TrtllmAdapter:
         call.is_over = output.finish_reason is not None or call.hands_over
         call.has_answered = True
         if call.hands_over and output.disaggregated_params is not None:
-            num_blocks = self.num_blocks(len(call.request.token_ids))
-            call.kept = Kept(travelling(output.disaggregated_params), num_blocks)
+            call.kept = travelling(output.disaggregated_params)
+            call.num_kept_blocks = self.num_blocks(len(call.request.token_ids))
         num_yielded = call.num_new_tokens
         reason = _finish_reason(output, call)
         if not num_yielded:
@@ -193,7 +193,7 @@ class TrtllmAdapter:
             num_waiting=max(0, num_open - self._num_slots),
             kv_blocks=self._num_blocks * self._num_ranks,
             kv_used_blocks=sum(map(self.num_blocks, lengths)),
-            kv_pinned_blocks=sum(call.kept.num_blocks for call in calls if call.kept is not None),
+            kv_pinned_blocks=sum(call.num_kept_blocks for call in calls),
             num_accepted_guesses=self._num_accepted_guesses,  # the library does not count wrong ones
         )
 

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from baton.errors import BatonError, EngineFailure, HandoffFailed, InvalidRequest, WorkerLost
 from baton.messages import NO_DRAFT, FinishReason, KvLayout, TokenChunk, WorkerStats
 from workers.engine import EngineInfo
-from workers.engines.library.adapter import Call, Facts, Kept
+from workers.engines.library.adapter import Call
 from workers.engines.library.model_facts import ModelFacts
 from workers.engines.library.release import release_of
 from workers.engines.library.requests import token_logprobs
@@ -82,7 +82,7 @@ class VllmAdapter:
                 raise ValueError(f"{error}; or set {SECOND_RUNNER}=0") from error
             raise
 
-    async def start(self) -> Facts:
+    async def start(self) -> tuple[EngineInfo, float, int]:
         config = self.llm.vllm_config
         self.is_positional = bool(getattr(config, "use_v2_model_runner", False)) and (
             getattr(config, "speculative_config", None) is None or is_on(DRAWS, self.version)
@@ -92,7 +92,7 @@ class VllmAdapter:
         await self._warm_up()
         # Half of them: sliding-window layers take blocks, too.
         num_reused = self._figures.num_blocks * cache.block_size // 2 if cache.enable_prefix_caching else 0
-        return Facts(self._info(config), self._lease_s, num_reused)
+        return self._info(config), self._lease_s, num_reused
 
     def submit(self, call: Call) -> None:
         transfer = None
@@ -124,7 +124,7 @@ class VllmAdapter:
         if not call.num_new_tokens:
             self._note_durations(call, getattr(result, "metrics", None))
         if call.hands_over and result.kv_transfer_params:
-            call.kept = self._kept(call, result.kv_transfer_params)
+            self._note_kept(call, result.kv_transfer_params)
         if (num_top := call.request.sampling.prompt_logprobs) is not None and result.prompt_logprobs:
             reported = [entries or {} for entries in result.prompt_logprobs[1:]]
             call.prompt_logprobs = token_logprobs(call.request.token_ids[1:], reported, num_top)
@@ -144,11 +144,12 @@ class VllmAdapter:
             moved_s = min(waited_s, self._figures.longest_pull_s(call.spent.began_s))
             call.spent.take(waited_s - moved_s, moved_s + computed_s, 0.0)
 
-    def _kept(self, call: Call, transfer: dict[str, Any]) -> Kept:
+    def _note_kept(self, call: Call, transfer: dict[str, Any]) -> None:
         groups = transfer.get("remote_block_ids") or ()  # a list per group of layers
-        num_blocks = sum(len(group) if isinstance(group, (list, tuple)) else 1 for group in groups)
+        call.kept = transfer
+        call.num_kept_blocks = sum(len(g) if isinstance(g, (list, tuple)) else 1 for g in groups)
         is_exact = is_continued_exactly(call.request.sampling, is_positional=self.is_positional)
-        return Kept(transfer, num_blocks, is_exact and is_on(CONNECTOR, self.version))
+        call.is_continued = is_exact and is_on(CONNECTOR, self.version)
 
     async def abort(self, call: Call) -> bool:
         """vLLM aborts what is no longer read. It may keep KV even if its output never arrived."""
@@ -166,7 +167,7 @@ class VllmAdapter:
 
     def figures(self, calls: Set[Call]) -> WorkerStats:
         """See `Adapter.figures`: those of the scheduler's last step, in which kept blocks are used ones."""
-        num_kept = sum(call.kept.num_blocks for call in calls if call.kept is not None)
+        num_kept = sum(call.num_kept_blocks for call in calls)
         last, num_blocks = self._figures.last, self._figures.num_blocks
         num_used = max(0, last.kv_used_blocks - num_kept)
         return replace(last, kv_blocks=num_blocks, kv_used_blocks=num_used, kv_pinned_blocks=num_kept)
