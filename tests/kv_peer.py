@@ -82,7 +82,6 @@ class Answer(msgspec.Struct, frozen=True):
     error: str | None = None
     intact: bool = False
     elapsed_s: float = 0.0
-    paths: str = ""
     cpu_s: float = 0.0
     num_fds: int = 0
     num_threads: int = 0
@@ -108,7 +107,6 @@ class Peer:
         elif command.do == "pulled" and self._pull:
             return await self._pull
         return Answer(
-            paths=self._transceiver.paths,
             cpu_s=time.process_time(),
             num_fds=len(os.listdir("/proc/self/fd")),
             num_threads=threading.active_count(),

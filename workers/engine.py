@@ -1,6 +1,6 @@
 """The Engine protocol: token requests in, tokens or a handoff out. Engines never see text."""
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from typing import Protocol
 
 import msgspec
@@ -11,8 +11,7 @@ from baton.messages import GenerateRequest, KvHandoff, KvLayout, Scores, TokenCh
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """A started engine's name, version, capacity and KV transfer. See WorkerInfo.
 
-    `kv_paths` names what the KV transfers so far took, if that is not always the same. `is_simulated`: no
-    model computes the answers.
+    `is_simulated`: no model computes the answers.
     """
 
     name: str
@@ -20,7 +19,6 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     context_length: int
     kv_layout: KvLayout | None = None
     kv_transfer: str = ""
-    kv_paths: Callable[[], str] = lambda: ""
     max_batch_size: int | None = None
     max_queue_size: int = 0
     is_simulated: bool = False

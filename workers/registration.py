@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
 from contextlib import AsyncExitStack, ExitStack, aclosing
 from functools import partial
 
@@ -20,7 +19,7 @@ from workers.flags import WorkerSettings
 
 log = logging.getLogger(__name__)
 
-_LOOK_EVERY_S = 1.0
+_TOUCH_EVERY_S = 1.0
 # Connecting takes milliseconds to seconds; slower peers are not waited for.
 PAIR_TIMEOUT_S = 20.0
 
@@ -32,38 +31,23 @@ async def stay_registered(
     transport: Transport,
     *,
     settings: WorkerSettings,
-    kv_paths: Callable[[], str],
 ) -> None:
-    """Stay registered until cancelled: visible to peers at once, to clients when every pair is warm.
-
-    `kv_paths` names what KV transfers took so far; a new one is shown within a second.
-    """
+    """Stay registered until cancelled: visible to peers at once, to clients when every pair is warm."""
     async with AsyncExitStack() as registered:
         warming = msgspec.structs.replace(card, is_ready=False)
         await needed(settings.wires.registry_name(), _replace(registered, discovery, warming))
         is_dynamo = settings.wires.plane == "dynamo"  # a router of Dynamo's hands over, not its workers
         cold_peers = () if is_dynamo else await warm_up_pairs(card, respond, discovery, transport)
         card = msgspec.structs.replace(card, cold_peers=cold_peers)
-        shown = _labelled(card, kv_paths())
-        await _replace(registered, discovery, shown)
+        await _replace(registered, discovery, card)
         fields = {"worker": card.worker_id, "name": card.name, "endpoint": card.endpoint}
-        log.info(Line("ready", **fields, address=public_name(card.address), kv=shown.kv_transfer))
+        log.info(Line("ready", **fields, address=public_name(card.address), kv=card.kv_transfer))
         with ExitStack() as fresh:
             if settings.ready_file is not None:
                 settings.ready_file.touch()
                 fresh.callback(settings.ready_file.unlink, missing_ok=True)
-                fresh.callback(Pulse(_LOOK_EVERY_S, settings.ready_file.touch).stop)
-            while True:
-                await asyncio.sleep(_LOOK_EVERY_S)  # the paths of transfers do not notify
-                if (now := _labelled(card, kv_paths())) != shown:
-                    shown = now
-                    log.info("kv moves worker=%s kv=%s", card.worker_id, shown.kv_transfer)
-                    await _replace(registered, discovery, shown)
-
-
-def _labelled(card: WorkerInfo, kv_paths: str) -> WorkerInfo:
-    label = f"{card.kv_transfer} ({kv_paths})" if kv_paths else card.kv_transfer
-    return msgspec.structs.replace(card, kv_transfer=label)
+                fresh.callback(Pulse(_TOUCH_EVERY_S, settings.ready_file.touch).stop)
+            await asyncio.Event().wait()
 
 
 async def _replace(registered: AsyncExitStack, discovery: Discovery, card: WorkerInfo) -> None:

@@ -153,9 +153,7 @@ async def _serve(settings: WorkerSettings, engine: Engine, info: EngineInfo, shu
         checkpoint = await asyncio.to_thread(fingerprint, settings.model_path)
         async with transport.serve(identity[0], worker.answer) as address:
             card = _card(settings, info, identity, address, checkpoint)
-            joined = stay_registered(
-                card, worker.answer, discovery, transport, settings=settings, kv_paths=info.kv_paths
-            )
+            joined = stay_registered(card, worker.answer, discovery, transport, settings=settings)
             reason = await first_of(joined, shutdown.wait(), engine.failed())
             log.info("withdrawn worker=%s", card.worker_id)
             if isinstance(reason, str):

@@ -26,7 +26,8 @@ NUM_BYTES = 4096
 async def roads() -> AsyncIterator[list[Direct]]:
     """Three sources and a reader that keeps two peers."""
     async with AsyncExitStack() as stack:
-        made = [Direct("127.0.0.1", max_peers=2) for _ in range(4)]
+        stack.enter_context(pytest.MonkeyPatch.context()).setattr("workers.kv.direct.MAX_PEERS", 2)
+        made = [Direct("127.0.0.1") for _ in range(4)]
         for road in made:
             await stack.enter_async_context(road.running())
         yield made

@@ -16,7 +16,7 @@ from tests.answers import Stream
 from tests.conftest import free_port
 from tests.stack import MODEL, ROOT
 from tests.system.test_serving import CALL, HEALTH_TOOL, QUESTION, RESULT
-from tests.waiting import PATIENCE_S, wait_for
+from tests.waiting import PATIENCE_S
 
 Json = dict[str, Any]
 
@@ -87,10 +87,9 @@ def test_when_up_returns_the_guides_requests_are_answered(compose: Compose) -> N
     assert compose.chat(QUESTION, CALL, RESULT)["finish_reason"] == "stop"
 
 
-def test_the_label_is_how_kv_moves_between_containers_and_nothing_alarms(compose: Compose) -> None:
-    wait_for(lambda: {i["kv_transfer"] for i in compose.health()["instances"]} == {"ucx (stream)"})
+def test_the_log_says_that_kv_streams_between_containers_and_nothing_alarms(compose: Compose) -> None:
     logs = compose("logs", "--no-log-prefix", "prefill-cpu", "decode-cpu")
-    assert logs.count(" kv=tcp") == 3  # in each worker's ready line
+    assert "kv streamed" in logs
     assert "ERROR" not in logs
     assert "nixl_agent" not in logs
 

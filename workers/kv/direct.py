@@ -70,14 +70,12 @@ class Direct:
     UCX has a thread of its own, whose event loop polls only while there is work: UCX sends no notifications.
     """
 
-    def __init__(self, host: str, max_peers: int = MAX_PEERS) -> None:
+    def __init__(self, host: str) -> None:
         self._host = host
-        self._max_peers = max_peers
         self._loop: asyncio.AbstractEventLoop  # while running
         self._source: Agent | None = None
         self._peers: dict[str, _Peer] = {}  # by the agent's name
         self._eager_until = 0.0
-        self._round: asyncio.Future[None] | None = None
 
     def check(self) -> None:
         """Start and stop UCX. Raises OSError with the reason if this machine cannot run it."""
@@ -147,7 +145,7 @@ class Direct:
     async def _progress(self) -> None:
         while self._source is not None:
             self._source.progress()
-            await self._next_round()
+            await self._pause()
 
     async def _read(self, read: _Read) -> None:
         name = read.reach.agent
@@ -172,7 +170,7 @@ class Direct:
             if time.monotonic() > read.give_up_at:
                 log.warning("ucx read aborted source=%s reason=hung", read.reach.agent)
                 raise ConnectionAbortedError("a read from this source hung")
-            await self._next_round()
+            await self._pause()
             if peer.error is not None:
                 raise type(peer.error)(*peer.error.args)
         peer.end(read)
@@ -181,7 +179,7 @@ class Direct:
         if self._source is None:
             raise ConnectionAbortedError("the transceiver was closed")
         idle = [each for each, peer in self._peers.items() if not peer.reads]
-        if len(self._peers) >= self._max_peers and idle:
+        if len(self._peers) >= MAX_PEERS and idle:
             self._lose(idle[0], ConnectionAbortedError("it was idle"))  # probably of an ended process
         peer = self._peers[name] = _Peer(self._host)
         return peer
@@ -189,15 +187,8 @@ class Direct:
     def _lose(self, name: str, error: OSError) -> None:
         self._peers.pop(name).close(error)
 
-    async def _next_round(self) -> None:
-        """Wait until it is time to poll again, together with all others."""
-        if self._round is None:
-            self._round = self._loop.create_future()
-            self._loop.call_soon(self._begin_round, self._round)
-        await asyncio.shield(self._round)
-
-    def _begin_round(self, begun: "asyncio.Future[None]") -> None:
+    async def _pause(self) -> None:
+        """Let the others poll, too."""
         if time.monotonic() > self._eager_until:
-            time.sleep(_PAUSE_S)  # the loop's own timers are coarser: 1 ms
-        self._round = None
-        begun.set_result(None)
+            time.sleep(_PAUSE_S)  # noqa: ASYNC251  the loop's own timers are coarser: 1 ms
+        await asyncio.sleep(0)

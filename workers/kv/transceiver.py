@@ -102,16 +102,7 @@ class CacheTransceiver:
         self._transport = TcpTransport(host=host, liveness_s=STALL_S, tls=tls)
         self._open = AsyncExitStack()
         self._address: str | None = None
-        self._pulls: set[asyncio.Future[None]] = set()
         self._no_path: set[str] = set()
-        self._paths: set[str] = set()
-
-    @property
-    def paths(self) -> str:
-        """What the transfers so far took, for logs and /health: `cma` (host memory, read directly), `cuda`,
-        `stream`; empty before the first one, and if there is only one way.
-        """
-        return ", ".join(sorted(self._paths))
 
     async def start(self) -> None:
         """Start; raises OSError or ImportError with the reason if this machine cannot run it."""
@@ -174,19 +165,11 @@ class CacheTransceiver:
             raise ValueError(f"{ticket.num_bytes} bytes are offered, but the target has {into.num_bytes}")
         if self._address is None:
             raise HandoffFailed("the transceiver is closed")
-        task = asyncio.ensure_future(self._pull(ticket, into))
-        self._pulls.add(task)
-        task.add_done_callback(self._pulls.discard)
         try:
             async with asyncio.timeout(deadline_s):
-                await task
+                await self._pull(ticket, into)
         except TimeoutError:
             raise HandoffFailed(f"the KV did not arrive within {deadline_s:g} s") from None
-        except asyncio.CancelledError:
-            caller = asyncio.current_task()
-            if caller is not None and caller.cancelling():
-                raise
-            raise HandoffFailed("the transceiver was closed during the pull") from None
 
     async def close(self) -> None:
         """Withdraw every offer, fail every pull with HandoffFailed, stop."""
@@ -194,9 +177,6 @@ class CacheTransceiver:
         for offer in self._offers.values():
             offer.end(0)
         self._offers.clear()
-        for task in self._pulls:
-            task.cancel()
-        await asyncio.gather(*self._pulls, return_exceptions=True)
         await self._open.aclose()
 
     async def _answer(self, request: Request) -> AsyncGenerator[Reply, None]:
@@ -206,7 +186,6 @@ class CacheTransceiver:
         offer = self._standing(request)
         if isinstance(request, KvConfirm):
             offer.end(request.num_bytes)
-            self._note(offer.payload, request.is_direct)
             return
         payload, num_bytes = offer.payload, request.num_bytes
         offer.num_readers += 1
@@ -276,11 +255,6 @@ class CacheTransceiver:
             await _while_granted(fetch(urlsplit(address).hostname or "", grant, into), replies)
         async for _ in self._transport.call(address, KvConfirm(*msgspec.structs.astuple(ask))):
             pass
-        self._note(into, ask.is_direct)
-
-    def _note(self, memory: Memory, is_direct: bool) -> None:
-        if self._direct is not None:
-            self._paths.add(("cma" if memory.device_index is None else "cuda") if is_direct else "stream")
 
 
 async def _while_granted(fetching: Coroutine[None, None, None], replies: AsyncGenerator[Reply, None]) -> None:
@@ -316,10 +290,8 @@ def choose_transceiver(
     UCX has no TLS: with `tls` the default is TCP.
 
     `host` is the address to listen on and to announce. Raises ImportError or OSError if UCX is requested but
-    unavailable, ValueError for an unknown name. May take a second.
+    unavailable. May take a second.
     """
-    if backend not in {"DEFAULT", "UCX", "TCP"}:
-        raise ValueError(f"unknown KV transfer backend {backend!r}: allowed are DEFAULT, UCX, TCP")
     if backend == "UCX" and tls is not None:
         raise OSError(f"it has no TLS, which {CERT} asks for")
     if backend == "TCP" or tls is not None:

@@ -66,7 +66,6 @@ class EmbeddedEngine:
             context_length=runner.context_length,
             kv_layout=runner.pool.layout,
             kv_transfer=self._transceiver.transport_name if self._transceiver is not None else "",
-            kv_paths=lambda: self._transceiver.paths if self._transceiver is not None else "",
             max_batch_size=self._settings.max_batch_size,
             max_queue_size=self._settings.max_queue_size,
         )
