@@ -19,25 +19,23 @@ def chain(token_ids: list[int]) -> list[bytes]:
     return keys
 
 
-def prefix(token_ids: list[int], first_whole: int = 0) -> Prefix:
-    return Prefix(
-        chain(token_ids), token_ids, len(token_ids), lambda num_blocks: min(first_whole, num_blocks)
-    )
+def prefix(token_ids: list[int]) -> Prefix:
+    return Prefix(chain(token_ids), token_ids, len(token_ids))
 
 
-def fill(ledger: BlockLedger, lease: Lease, token_ids: list[int], num_partial: int = 0) -> End | None:
-    """All the tokens were computed or pulled, the first blocks without sliding-window layers."""
+def fill(ledger: BlockLedger, lease: Lease, token_ids: list[int]) -> End | None:
+    """All the tokens were computed or pulled."""
     keys = chain(token_ids)
     for i in range(len(keys) - 1):
-        ledger.keep(lease, i, keys[i + 1], is_whole=i >= num_partial)
+        ledger.keep(lease, i, keys[i + 1])
     rest = token_ids[(len(keys) - 1) * SIZE :]
     return End(len(keys) - 1, keys[-1], rest) if rest else None
 
 
-def filled(ledger: BlockLedger, token_ids: list[int], num_partial: int = 0) -> tuple[Lease, End | None]:
+def filled(ledger: BlockLedger, token_ids: list[int]) -> tuple[Lease, End | None]:
     lease = ledger.reserve(-(-len(token_ids) // SIZE))
     assert lease is not None
-    return lease, fill(ledger, lease, token_ids, num_partial)
+    return lease, fill(ledger, lease, token_ids)
 
 
 class LedgerMachine(RuleBasedStateMachine):
@@ -48,20 +46,14 @@ class LedgerMachine(RuleBasedStateMachine):
         self.ledger = BlockLedger(NUM_BLOCKS, SIZE)
         self.ends: dict[Lease, End | None] = {}  # of what is held
         self.pinned: set[Lease] = set()
-        self.written: dict[int, tuple[list[int], bool]] = {}
+        self.written: dict[int, list[int]] = {}
 
-    @rule(
-        num_more=st.integers(0, 3),
-        token_ids=st.lists(st.integers(0, 1), max_size=9),
-        num_partial=st.integers(0, 3),
-        first_whole=st.integers(0, 4),
-    )
-    def reserve(self, num_more: int, token_ids: list[int], num_partial: int, first_whole: int) -> None:
+    @rule(num_more=st.integers(0, 3), token_ids=st.lists(st.integers(0, 1), max_size=9))
+    def reserve(self, num_more: int, token_ids: list[int]) -> None:
         """A prompt, all of whose tokens are written, and blocks for its answer."""
-        num_full = len(token_ids) // SIZE
         num_blocks = -(-len(token_ids) // SIZE) + num_more
         num_free, num_held = self.ledger.num_free, self.num_held()
-        lease = self.ledger.reserve(num_blocks, prefix(token_ids, first_whole))
+        lease = self.ledger.reserve(num_blocks, prefix(token_ids))
         if lease is None:
             assert num_blocks > num_free or token_ids
             return
@@ -70,14 +62,11 @@ class LedgerMachine(RuleBasedStateMachine):
         assert self.num_held() - num_held >= num_blocks - num_found
         assert lease.num_found <= len(token_ids)
         for i in range(-(-lease.num_found // SIZE)):
-            held, is_whole = self.written[lease.blocks[i]]
             end = min((i + 1) * SIZE, lease.num_found)
-            assert held[:end] == token_ids[:end], "found KV is that of the same tokens"
-            assert is_whole or i < min(first_whole, num_found)
+            assert self.written[lease.blocks[i]][:end] == token_ids[:end], "found KV is of the same tokens"
         for i in range(num_found, num_blocks):
-            is_whole = i >= num_partial or i >= num_full
-            self.written[lease.blocks[i]] = (token_ids[: (i + 1) * SIZE], is_whole)
-        self.ends[lease] = fill(self.ledger, lease, token_ids, num_partial)
+            self.written[lease.blocks[i]] = token_ids[: (i + 1) * SIZE]
+        self.ends[lease] = fill(self.ledger, lease, token_ids)
 
     def num_held(self) -> int:
         return NUM_BLOCKS - self.ledger.num_free
@@ -150,38 +139,10 @@ def test_of_two_ends_the_later_is_found_and_of_an_end_what_is_equal() -> None:
         assert lease is not None
         ledger.free(lease, End(0, first_key(""), token_ids))
     assert ledger.num_kept == 1
-    wanted = Prefix([first_key("")], [7, 8, 9], 3, lambda num_blocks: num_blocks)
+    wanted = Prefix([first_key("")], [7, 8, 9], 3)
     found = ledger.reserve(1, wanted)
     assert found is not None
     assert found.num_found == 1
     assert ledger.num_kept == 0
     ledger.free(found)
     assert_used_blocks_are_forgotten(ledger)
-
-
-def test_blocks_without_sliding_window_layers_are_found_where_these_are_not_needed() -> None:
-    ledger = BlockLedger(8, SIZE)
-    ledger.free(*filled(ledger, [1, 1, 2, 2, 3, 3, 4], num_partial=2))
-    tokens = [1, 1, 2, 2, 3, 3, 4, 4]
-    for first_whole, num_found in ((0, 0), (1, SIZE), (2, 7)):
-        lease = ledger.reserve(4, prefix(tokens, first_whole))
-        assert lease is not None
-        assert lease.num_found == num_found
-        ledger.free(lease, End(3, chain(tokens[:6])[-1], [4]))
-    whole, _ = filled(ledger, [1, 1, 2, 2])
-    ledger.free(whole)  # takes the place of those that are not
-    lease = ledger.reserve(4, prefix(tokens))
-    assert lease is not None
-    assert (lease.num_found, lease.blocks[:2]) == (7, whole.blocks)
-    ledger.free(lease)
-    assert_used_blocks_are_forgotten(ledger)
-
-
-def test_a_block_that_lacks_sliding_window_layers_replaces_none_that_has_them() -> None:
-    ledger = BlockLedger(4, SIZE)
-    whole, _ = filled(ledger, [1, 1])
-    ledger.free(*filled(ledger, [1, 1], num_partial=1))
-    ledger.free(whole)
-    found = ledger.reserve(1, prefix([1, 1]))
-    assert found is not None
-    assert (found.num_found, found.blocks) == (SIZE, whole.blocks)

@@ -143,7 +143,7 @@ def test_what_a_later_turn_lacks_is_the_end_of_the_payload(
     paged.run((Span(0, num_held, target), ids))
     buffer = torch.empty(paged.pool.num_handoff_bytes(70), dtype=torch.uint8)
     paged.pool.gather(source, 70, buffer)
-    paged.pool.scatter(buffer[-paged.pool.num_handoff_bytes(70, num_held) :], target, num_held, 70)
+    paged.pool.scatter(buffer[-paged.pool.num_handoff_bytes(70 - num_held) :], target, num_held, 70)
     (logits,) = paged.run((Span(70, 1, target), ids))
     torch.testing.assert_close(logits[0], expected(reference, ids)[-1], atol=TOLERANCE, rtol=0)
 

@@ -89,7 +89,6 @@ async def test_prefill_reuses_blocks_and_decode_says_so(checkpoint: Path) -> Non
 async def test_a_conversation_over_handoffs_moves_its_new_tokens_only(
     checkpoint: Path, sampling: dict[str, Any], num_first: int
 ) -> None:
-    """The model's window is 16 tokens, so that the first handoffs lack some layers of the first blocks."""
     async with pair(checkpoint) as (prefill, decode), started(checkpoint, enable_block_reuse=False) as other:
         history, num_held, num_computed = prompt(num_first), 0, 0
         for turn in range(5):
@@ -98,9 +97,7 @@ async def test_a_conversation_over_handoffs_moves_its_new_tokens_only(
             assert tokens == (await answer(other, request))[0]
             assert num_cached == num_computed
             moved = decode.stats().kv_moved_bytes - moved
-            assert moved <= (len(history) - num_held) * TOKEN_BYTES
-            if turn:
-                assert moved == (len(history) - num_held) * TOKEN_BYTES, "new tokens are in the window"
+            assert moved == (len(history) - num_held) * TOKEN_BYTES
             num_computed, num_held = len(history), len(history) + len(tokens) - 1
             history = history + tokens + prompt(11, seed=turn)
 
@@ -114,7 +111,7 @@ async def test_a_pull_that_failed_leaves_nothing_to_be_found(checkpoint: Path) -
         wire.fault = None
         before = decode.stats().kv_moved_bytes
         await disaggregated(prefill, decode, ask(prompt(60)))
-        assert decode.stats().kv_moved_bytes - before > 60 * TOKEN_BYTES / 2
+        assert decode.stats().kv_moved_bytes - before == 60 * TOKEN_BYTES
 
 
 async def test_the_prompts_log_probabilities_are_computed_though_its_kv_is_known(checkpoint: Path) -> None:

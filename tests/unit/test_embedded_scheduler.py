@@ -18,7 +18,6 @@ def scheduler(
     max_batch_size: int = 4,
     max_num_tokens: int = 16,
     reuses_blocks: bool = False,
-    window: int = 0,
 ) -> Scheduler:
     return Scheduler(
         num_blocks=num_blocks,
@@ -27,7 +26,6 @@ def scheduler(
         max_batch_size=max_batch_size,
         max_num_tokens=max_num_tokens,
         reuses_blocks=reuses_blocks,
-        window=window,
     )
 
 
@@ -156,16 +154,6 @@ def test_everything_ends_and_every_block_comes_back(
     assert all(each.phase is Phase.DONE for each in arrivals)
     assert target.ledger.num_free == num_blocks
     assert (target.num_running, target.num_waiting) == (0, 0)
-
-
-def test_pulled_blocks_without_the_layers_of_the_window_are_not_continued() -> None:
-    target = scheduler(reuses_blocks=True, window=4)
-    pulling = sequence(40, pulls_kv=True)
-    target.add(pulling)
-    assert target.plan().to_pull == [pulling]
-    target.pulled(pulling, 7)
-    assert target.num_lacking(sequence(41)) == 1
-    assert target.num_lacking(sequence(21)) == 21
 
 
 def test_full_blocks_are_found_while_their_sequence_runs_and_the_rest_at_its_end() -> None:

@@ -193,7 +193,6 @@ class EmbeddedEngine:
             max_batch_size=settings.max_batch_size,
             max_num_tokens=settings.max_num_tokens,
             reuses_blocks=settings.kv_cache_config.enable_block_reuse,
-            window=runner.pool.shape.window,
             speculates=settings.speculate is not None,
         )
         return StepLoop(

@@ -1,30 +1,20 @@
 """The block ledger: who holds each block of the KV pool, and which free ones still have KV worth finding."""
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
-
-
-def first_whole_block(num_tokens: int, *, window: int, tokens_per_block: int) -> int:
-    """The first block that sliding-window layers need to continue after `num_tokens`, or after the full
-    blocks before them; `window` is the longest window in tokens, 0 without any.
-    """
-    last = (num_tokens - 1) // tokens_per_block * tokens_per_block
-    return max(0, last - window + 1) // tokens_per_block if window else 0
 
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
     """What a sequence looks for: the first `num_tokens` of `token_ids`, of whose full blocks `keys[1:]` are
-    the keys; `keys[0]` is that of the salt. If k blocks are found, those from `first_whole(k)` must have the
-    KV of all layers.
+    the keys; `keys[0]` is that of the salt.
     """
 
     keys: Sequence[bytes]
     token_ids: Sequence[int]
     num_tokens: int
-    first_whole: Callable[[int], int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,18 +29,14 @@ class End:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
-    """What a block holds. `is_whole`: KV of all layers, not only of those with full attention. `end`: the
-    tokens of an end, whose key is `end_key` of the block before.
-    """
+class _Held:
+    """What a block holds. `end`: the tokens of an end, whose key is `_end_key` of the block before."""
 
     key: bytes
-    is_whole: bool = True
     end: Sequence[int] = ()
 
 
-def end_key(after: bytes) -> bytes:
-    """The key of the end that follows a block."""
+def _end_key(after: bytes) -> bytes:
     return b"end" + after
 
 
@@ -60,20 +46,25 @@ class PrefixIndex:
     def __init__(self, tokens_per_block: int) -> None:
         self.tokens_per_block = tokens_per_block
         self._blocks: dict[bytes, int] = {}
-        self._held: dict[int, Held] = {}
+        self._held: dict[int, _Held] = {}
 
     def __contains__(self, block: int) -> bool:
         return block in self._held
 
-    def add(self, block: int, held: Held) -> int | None:
-        """Let a block be found, an end or if no whole one is; returns the block that it replaces."""
-        other = self._blocks.get(held.key)
-        if block in self._held or (other is not None and self._held[other].is_whole and not held.end):
-            return None
+    def add(self, block: int, key: bytes) -> None:
+        """Let a full block be found, unless one with this key is."""
+        if key not in self._blocks:
+            self._blocks[key] = block
+            self._held[block] = _Held(key)
+
+    def add_end(self, block: int, end: End) -> int | None:
+        """Let an end be found; returns the block of the one that it replaces."""
+        key = _end_key(end.after)
+        other = self._blocks.get(key)
         if other is not None:
             self.remove(other)
-        self._blocks[held.key] = block
-        self._held[block] = held
+        self._blocks[key] = block
+        self._held[block] = _Held(key, end.token_ids)
         return other
 
     def remove(self, block: int) -> None:
@@ -84,28 +75,19 @@ class PrefixIndex:
         """(the blocks with the beginning of `prefix`, how many of its tokens they hold). If these do not fill
         the last block, it holds an end, and the finder may write its other tokens.
         """
-        found = self._full_blocks(prefix)
-        num_tokens = len(found) * self.tokens_per_block
-        wanted = prefix.token_ids[num_tokens : min(num_tokens + self.tokens_per_block, prefix.num_tokens)]
-        end = self._blocks.get(end_key(prefix.keys[len(found)]))
-        if end is None:
-            return found, num_tokens
-        num_equal = _num_equal(self._held[end].end, wanted)
-        return ([*found, end], num_tokens + num_equal) if num_equal else (found, num_tokens)
-
-    def _full_blocks(self, prefix: Prefix) -> list[int]:
         found: list[int] = []
         for key in islice(prefix.keys, 1, None):
             block = self._blocks.get(key)
             if block is None:
                 break
             found.append(block)
-        while True:
-            needed = range(prefix.first_whole(len(found)), len(found))
-            partial = next((i for i in needed if not self._held[found[i]].is_whole), None)
-            if partial is None:
-                return found
-            del found[partial:]
+        num_tokens = len(found) * self.tokens_per_block
+        wanted = prefix.token_ids[num_tokens : min(num_tokens + self.tokens_per_block, prefix.num_tokens)]
+        end = self._blocks.get(_end_key(prefix.keys[len(found)]))
+        if end is None:
+            return found, num_tokens
+        num_equal = _num_equal(self._held[end].end, wanted)
+        return ([*found, end], num_tokens + num_equal) if num_equal else (found, num_tokens)
 
 
 def _num_equal(left: Sequence[int], right: Sequence[int]) -> int:
@@ -179,11 +161,9 @@ class BlockLedger:
             self._num_leases[block] += 1
         return Lease(blocks, num_found)
 
-    def keep(self, lease: Lease, index: int, key: bytes, *, is_whole: bool = True) -> None:
-        """The lease's block at that index is full: it can be found by `key`. `is_whole`: it has the KV of all
-        layers, not only of those with full attention.
-        """
-        self._forgotten(self._index.add(lease.blocks[index], Held(key, is_whole)))
+    def keep(self, lease: Lease, index: int, key: bytes) -> None:
+        """The lease's block at that index is full: it can be found by `key`."""
+        self._index.add(lease.blocks[index], key)
 
     def pin(self, lease: Lease) -> None:
         """The lease's request has ended, its KV waits for a peer."""
@@ -197,17 +177,14 @@ class BlockLedger:
             if self._num_leases[block]:
                 continue
             if end is not None and i == end.index:
-                self._forgotten(self._index.add(block, Held(end_key(end.after), end=end.token_ids)))
+                other = self._index.add_end(block, end)
+                if other is not None:
+                    del self._kept[other]
+                    self._free.append(other)
             if block in self._index:
                 self._kept[block] = None
             else:
                 self._free.append(block)
-
-    def _forgotten(self, block: int | None) -> None:
-        """Another block replaced this one in the index."""
-        if block is not None and block in self._kept:
-            del self._kept[block]
-            self._free.append(block)
 
     def _take(self) -> int:
         if self._free:

@@ -1,13 +1,11 @@
 """The KV pool's tensors: paged access for attention, gather and scatter for handoffs."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from baton.messages import KvLayout
-from workers.engines.embedded.ledger import first_whole_block
 from workers.kv.memory import Memory
 
 
@@ -20,9 +18,8 @@ class KvShape:
     windows: tuple[int | None, ...]
 
     @property
-    def window(self) -> int:
-        """The longest sliding window in tokens; 0 without any."""
-        return max((window for window in self.windows if window is not None), default=0)
+    def num_token_elements(self) -> int:
+        return len(self.windows) * 2 * self.num_kv_heads * self.head_dim
 
 
 class KvPool:
@@ -83,54 +80,28 @@ class KvPool:
     def gather(self, blocks: tuple[int, ...], num_tokens: int, into: torch.Tensor) -> None:
         """Copy the KV of the first `num_tokens` to the front of `into`, uint8.
 
-        Token by token, each [layers, 2, kv heads, head dim]. The first tokens have only the layers with full
-        attention; those from `first_whole_block` on have all, so that any later turn can continue from them.
+        Token by token, each [layers, 2, kv heads, head dim], so that an end of it is that of the last tokens.
         """
-        for piece, layers, slots in self._pieces(into, blocks, 0, num_tokens):
-            for i, layer in enumerate(layers):
-                piece[:, i].copy_(self._slots[layer].index_select(2, slots).permute(2, 0, 1, 3))
+        slots = self._token_slots(blocks)[:num_tokens]
+        for layer, piece in enumerate(self._by_layer(into, num_tokens)):
+            piece.copy_(self._slots[layer].index_select(2, slots))
         self._synchronize()
 
     def scatter(self, payload: torch.Tensor, blocks: tuple[int, ...], start: int, num_tokens: int) -> None:
         """The reverse of `gather` from token `start` on: store a pulled `payload` into `blocks`."""
-        for piece, layers, slots in self._pieces(payload, blocks, start, num_tokens):
-            for i, layer in enumerate(layers):
-                self._slots[layer].index_copy_(2, slots, piece[:, i].to(self.device).permute(1, 2, 0, 3))
+        slots = self._token_slots(blocks)[start:num_tokens]
+        for layer, piece in enumerate(self._by_layer(payload, num_tokens - start)):
+            self._slots[layer].index_copy_(2, slots, piece.to(self.device))
         self._synchronize()
 
-    def num_handoff_bytes(self, num_tokens: int, start: int = 0) -> int:
-        """Size of the KV from token `start` on in a handoff of `num_tokens`."""
-        return sum(
-            len(tokens) * self._token_bytes(layers) for tokens, layers in self._parts(start, num_tokens)
-        )
+    def num_handoff_bytes(self, num_tokens: int) -> int:
+        return num_tokens * self.shape.num_token_elements * self.dtype.itemsize
 
-    def _token_bytes(self, layers: list[int]) -> int:
-        return len(layers) * 2 * self.shape.num_kv_heads * self.shape.head_dim * self.dtype.itemsize
-
-    def _parts(self, start: int, num_tokens: int) -> list[tuple[range, list[int]]]:
-        """The tokens from `start` on with the layers that a handoff of `num_tokens` has of each."""
-        windows = self.shape.windows
-        size = self.tokens_per_block
-        whole = size * first_whole_block(num_tokens, window=self.shape.window, tokens_per_block=size)
-        full = [layer for layer, window in enumerate(windows) if window is None]
-        return [
-            (range(start, max(start, whole)), full),
-            (range(max(start, whole), num_tokens), list(range(len(windows)))),
-        ]
-
-    def _pieces(
-        self, buffer: torch.Tensor, blocks: tuple[int, ...], start: int, num_tokens: int
-    ) -> Iterator[tuple[torch.Tensor, list[int], torch.Tensor]]:
-        """(part of the buffer [tokens, layers, 2, kv heads, head dim], its layers, the tokens' slots)."""
-        slots = self._token_slots(blocks)
-        sides = (2, self.shape.num_kv_heads, self.shape.head_dim)
-        at = 0
-        for tokens, layers in self._parts(start, num_tokens):
-            end = at + len(tokens) * self._token_bytes(layers)
-            piece = buffer[at:end].view(self.dtype).view(len(tokens), len(layers), *sides)
-            at = end
-            if piece.numel():
-                yield piece, layers, slots[tokens.start : tokens.stop]
+    def _by_layer(self, buffer: torch.Tensor, num_tokens: int) -> torch.Tensor:
+        """The buffer's front as [layers, 2, kv heads, tokens, head dim]."""
+        payload = buffer[: self.num_handoff_bytes(num_tokens)].view(self.dtype)
+        sides = (len(self.shape.windows), 2, self.shape.num_kv_heads, self.shape.head_dim)
+        return payload.view(num_tokens, *sides).permute(1, 2, 3, 0, 4)
 
     def _token_slots(self, blocks: tuple[int, ...]) -> torch.Tensor:
         size = self.tokens_per_block

@@ -110,7 +110,7 @@ class Runner:
     def _new_pool(self, settings: KvCacheSettings, compute_dtype: torch.dtype) -> KvPool:
         dtype = _dtype(settings.dtype, compute_dtype)
         shape = self._model.kv_shape
-        token_bytes = len(shape.windows) * 2 * shape.num_kv_heads * shape.head_dim * dtype.itemsize
+        token_bytes = shape.num_token_elements * dtype.itemsize
         wanted = settings.max_tokens
         if self._device.type == "cuda":
             free_bytes, _ = torch.cuda.mem_get_info(self._device)

@@ -5,7 +5,6 @@ from array import array
 from collections import deque
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import takewhile
 
 from baton.errors import InvalidRequest
@@ -13,7 +12,7 @@ from baton.messages import FinishReason, GenerateRequest, Sampling, TokenLogprob
 from workers.durations import Durations
 from workers.engines.embedded.grammar import Matcher
 from workers.engines.embedded.guesses import MOST_GUESSES, Guesser
-from workers.engines.embedded.ledger import BlockLedger, End, Lease, Prefix, first_whole_block
+from workers.engines.embedded.ledger import BlockLedger, End, Lease, Prefix
 from workers.engines.prefixes import first_key, next_key
 
 # One of so many tokens in a step may be guessed, so that prompts go on.
@@ -47,9 +46,8 @@ class Sequence:
     comes from a prefill worker; `hands_off`: it goes to a decode worker. `matcher` constrains the answer; the
     next token is not sampled before it `is_ready`. `prompt_logprobs` are those of the prompt's computed part,
     if requested. `keys` are those of its salt and its full blocks, see `Prefix`; `num_kept` blocks can be
-    found by others, the first `num_partial` without the KV of sliding-window layers. The KV of its first
-    `num_cached` tokens was found; `num_moved_bytes` were pulled. `guesser` guesses its next tokens, once it
-    decodes.
+    found by others. The KV of its first `num_cached` tokens was found; `num_moved_bytes` were pulled.
+    `guesser` guesses its next tokens, once it decodes.
     """
 
     token_ids: list[int]
@@ -68,7 +66,6 @@ class Sequence:
     keys: list[bytes] = field(default_factory=list)
     num_cached: int = 0
     num_kept: int = 0
-    num_partial: int = 0
     num_moved_bytes: int = 0
     spent: Durations = field(default_factory=Durations)
     guesser: Guesser | None = None
@@ -137,16 +134,12 @@ class Scheduler:
         max_batch_size: int,
         max_num_tokens: int,
         reuses_blocks: bool = False,
-        window: int = 0,
         speculates: bool = False,
     ) -> None:
-        """`window`: the model's longest sliding window in tokens, 0 without any. `speculates`:
-        the next tokens of answers are guessed.
-        """
+        """`speculates`: the next tokens of answers are guessed."""
         self.ledger = BlockLedger(num_blocks, tokens_per_block)
         self.num_cached_tokens = self.num_accepted_guesses = self.num_rejected_guesses = 0
         self._speculates = speculates
-        self._window = window
         self._tokens_per_block = tokens_per_block
         self._context_length = context_length
         self._max_batch_size = max_batch_size
@@ -246,7 +239,6 @@ class Scheduler:
     def pulled(self, sequence: Sequence, first_token: int) -> FinishReason | None:
         """The rest of the prompt's KV has arrived: continue from `first_token`."""
         sequence.num_computed = len(sequence.token_ids)
-        sequence.num_partial = self._first_whole_block(len(sequence.token_ids))
         self._keep_blocks(sequence)
         sequence.phase = Phase.RUNNING
         return self._append(sequence, first_token)
@@ -274,21 +266,11 @@ class Scheduler:
             return None
         num_tokens = len(sequence.token_ids) - 1
         self._extend_keys(sequence, num_tokens // self._tokens_per_block)
-        first_whole = partial(self._first_needed, sequence)
-        return Prefix(sequence.keys, sequence.token_ids, num_tokens, first_whole)
+        return Prefix(sequence.keys, sequence.token_ids, num_tokens)
 
     def num_lacking(self, sequence: Sequence) -> int:
         prefix = self._prefix(sequence)
         return len(sequence.token_ids) - (self.ledger.num_found(prefix) if prefix is not None else 0)
-
-    def _first_needed(self, sequence: Sequence, num_blocks: int) -> int:
-        """What a handoff carries in all layers, or what computing after `num_blocks` needs."""
-        if sequence.pulls_kv:
-            return self._first_whole_block(len(sequence.token_ids))
-        return self._first_whole_block(num_blocks * self._tokens_per_block + 1)
-
-    def _first_whole_block(self, num_tokens: int) -> int:
-        return first_whole_block(num_tokens, window=self._window, tokens_per_block=self._tokens_per_block)
 
     def _keep_blocks(self, sequence: Sequence) -> None:
         """Let the full blocks that have been computed or pulled be found."""
@@ -298,7 +280,7 @@ class Scheduler:
         num_blocks = sequence.num_computed // self._tokens_per_block
         self._extend_keys(sequence, num_blocks)
         for i in range(sequence.num_kept, num_blocks):
-            self.ledger.keep(sequence.lease, i, sequence.keys[i + 1], is_whole=i >= sequence.num_partial)
+            self.ledger.keep(sequence.lease, i, sequence.keys[i + 1])
         sequence.num_kept = num_blocks
 
     def _end(self, sequence: Sequence) -> End | None:

@@ -87,7 +87,7 @@ class Transfers:
             raise HandoffFailed(f"the handoff's {handoff.ttl_s:.3g} s expired in the queue") from None
         if call.sequence.phase is not Phase.PULLING:
             return  # what ended the call is in its outbox
-        num_lacking_bytes = runner.pool.num_handoff_bytes(num_tokens, call.sequence.num_computed)
+        num_lacking_bytes = runner.pool.num_handoff_bytes(num_tokens - call.sequence.num_computed)
         buffer = await self._steps.on_thread(runner.staging.take, num_lacking_bytes)
         try:
             began_at = loop.time()
@@ -105,7 +105,7 @@ class Transfers:
             self._steps.resume(call, Sampled(handoff.first_token, state.logprob))
 
 
-class HandoffState(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="embedded-1"):
+class HandoffState(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="embedded-2"):
     """The KV's location and shape, the first token's log-probability if the request asked for it, and how
     many of the prompt's tokens prefill found in its cache.
 

@@ -231,7 +231,7 @@ class Core:
 
     async def _with_own_first(self, job: Job) -> GenerateRequest:
         """vLLM recomputes the prompt's last token and samples the first token itself. Here it recomputes the
-        whole prompt: the embedded engine transfers only the part of a window that the next token needs.
+        whole prompt.
         """
         sampling = msgspec.structs.replace(job.request.sampling, max_tokens=job.request.num_generated + 1)
         async with aclosing(
