@@ -21,7 +21,6 @@ def new_engine(
     pool: dict[str, Any] = {
         name: options.pop(name) for name in ("enable_block_reuse", "max_tokens") if name in options
     }
-    pool["dtype"] = options.pop("kv_dtype", "auto")
     settings = EmbeddedSettings(
         kv_cache_config=KvCacheSettings(**{"tokens_per_block": BLOCK, "max_tokens": 2048, **pool}), **options
     )

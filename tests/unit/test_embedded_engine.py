@@ -95,17 +95,6 @@ async def test_a_first_token_that_the_model_does_not_have_fails_its_handoff(chec
                 await answer(decode, ask(handoff=msgspec.structs.replace(handoff, first_token=first_token)))
 
 
-async def test_a_cache_may_have_half_the_models_precision(checkpoint: Path) -> None:
-    wire = Wire()
-    options: dict[str, Any] = {"kv_dtype": "bfloat16", "dtype": "float32"}
-    async with (
-        handed(checkpoint, wire, **options) as handoff,
-        started(checkpoint, wire, **options) as each,
-    ):
-        assert len(await answer(each, ask())) == 12
-        assert len(await answer(each, ask(handoff=handoff))) == 12
-
-
 async def test_a_worker_without_a_wire_hands_nothing_over_and_takes_nothing(checkpoint: Path) -> None:
     wire = Wire()
     async with handed(checkpoint, wire) as handoff:

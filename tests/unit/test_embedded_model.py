@@ -26,7 +26,6 @@ class Paged:
             num_blocks=96,
             tokens_per_block=TOKENS_PER_BLOCK,
             dtype=torch.float32,
-            compute_dtype=torch.float32,
             device=CPU,
         )
         self._deck = torch.randperm(96, generator=torch.Generator().manual_seed(1)).tolist()

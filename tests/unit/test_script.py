@@ -52,9 +52,7 @@ def test_the_first_scene_that_fits_the_prompt_is_played(make: Make) -> None:
     ("written", "why"),
     [
         ("answers: []", "not a script"),
-        ("- answers: []", "has no answers"),
-        ("- answers: [x]\n- answers: []", "has no answers"),
-        ("- answers: [x" + " " * (4 << 20) + "]", "at most 4194304 are allowed"),
+        ("- answers: [x]\n- answers: []", "length >= 1"),
         ("- {answer: [x]}", "not a script"),
         ("[", "not a script"),
         ('- answers: ["<|nope|>"]', "no <|nope|>"),

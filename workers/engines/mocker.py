@@ -3,7 +3,6 @@
 import asyncio
 import dataclasses
 import math
-import random
 import zlib
 from array import array
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Sequence
@@ -39,7 +38,7 @@ Milliseconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MockerSettings:
     """The timing model. Prompts share `prefill_tokens_per_s`, first come, first served. A decode step takes
-    `decode_step_ms` plus up to `jitter_ms`, for any batch size; while answers go on, steps keep time.
+    `decode_step_ms`, for any batch size; while answers go on, steps keep time.
     The KV of the last `max_cached_tokens` is found again, in blocks of 16 tokens.
     `script` is a file of answers to play; see `workers.engines.script`. `prompt_log` is a file to which the
     token ids of each prompt are appended, one JSON line each. While the file `hang_while` exists, the engine
@@ -48,14 +47,12 @@ class MockerSettings:
 
     prefill_tokens_per_s: Annotated[float, msgspec.Meta(gt=0, le=1e12)] = 50_000.0
     decode_step_ms: Milliseconds = 10.0
-    jitter_ms: Milliseconds = 0.0
     kv_transfer_ms: Milliseconds = 1.0
     handoff_ttl_s: Annotated[float, msgspec.Meta(gt=0, le=1e6)] = 60.0
     max_batch_size: AtLeastOne = 1024
     max_queue_size: NotNegative = 4096
     max_seq_len: Annotated[int, msgspec.Meta(ge=2)] = 131_072
     max_cached_tokens: NotNegative = 1_000_000
-    seed: int = 0
     script: str | None = None
     prompt_log: str | None = None
     hang_while: str | None = None
@@ -110,7 +107,6 @@ class MockerEngine:
     def __init__(self, settings: MockerSettings, *, model_path: Path, transceiver: CacheTransceiver) -> None:
         self._settings, self._model_path = settings, model_path
         self._transceiver = transceiver
-        self._jitter = random.Random(settings.seed)  # noqa: S311  not for secrets
         self._script: Script | None = None
         self._vocabulary: Vocabulary  # once started
         self._held = HeldPrefixes(_BLOCK, settings.max_cached_tokens // _BLOCK)
@@ -309,8 +305,7 @@ class MockerEngine:
         one was due, or now if a whole step has passed since.
         """
         if not self._waiting:
-            jitter_ms = self._jitter.random() * self._settings.jitter_ms
-            step_s, now_s = (self._settings.decode_step_ms + jitter_ms) / 1e3, loop.time()
+            step_s, now_s = self._settings.decode_step_ms / 1e3, loop.time()
             due_s = self._due_s + step_s
             self._due_s = due_s if due_s > now_s else now_s + step_s
             loop.call_at(self._due_s, self._step)

@@ -4,11 +4,10 @@ import importlib
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 import yaml
-
-MAX_SCRIPT_BYTES = 4 << 20
 
 
 class Scene(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -18,7 +17,7 @@ class Scene(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     They are Harmony as gpt-oss writes it, after `<|start|>assistant`, up to `<|return|>` or `<|call|>`.
     """
 
-    answers: list[str]
+    answers: Annotated[list[str], msgspec.Meta(min_length=1)]
     when: str = ""
 
 
@@ -27,15 +26,10 @@ class Script:
 
     def __init__(self, path: Path, vocabulary: "Vocabulary") -> None:
         """Read a YAML list of scenes. Raises OSError, or ValueError if it is invalid."""
-        raw = path.read_bytes()
-        if len(raw) > MAX_SCRIPT_BYTES:
-            raise ValueError(f"{path}: {len(raw)} bytes; at most {MAX_SCRIPT_BYTES} are allowed")
         try:
-            scenes = msgspec.convert(yaml.safe_load(raw), list[Scene])
+            scenes = msgspec.convert(yaml.safe_load(path.read_bytes()), list[Scene])
         except (yaml.YAMLError, msgspec.ValidationError) as error:
             raise ValueError(f"{path}: not a script: {error}") from error
-        if not all(scene.answers for scene in scenes):
-            raise ValueError(f"{path}: a scene has no answers")
         self._vocabulary = vocabulary
         self._scenes = [(s.when, [vocabulary.encode(answer) for answer in s.answers]) for s in scenes]
 

@@ -109,7 +109,7 @@ def _view(batch: Rows[Span], window: int | None, pool: KvPool) -> View:
     bias = torch.zeros(visible.shape).masked_fill_(torch.from_numpy(~visible), -torch.inf)
     return View(
         blocks=torch.from_numpy(blocks.reshape(-1)).to(pool.device),
-        bias=bias[:, None].to(pool.device, pool.compute_dtype),
+        bias=bias[:, None].to(pool.device, pool.dtype),
     )
 
 

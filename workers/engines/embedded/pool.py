@@ -36,14 +36,12 @@ class KvPool:
         num_blocks: int,
         tokens_per_block: int,
         dtype: torch.dtype,
-        compute_dtype: torch.dtype,
         device: torch.device,
     ) -> None:
         self.shape = shape
         self.num_blocks = num_blocks
         self.tokens_per_block = tokens_per_block
         self.dtype = dtype
-        self.compute_dtype = compute_dtype
         self.device = device
         sizes = (len(shape.windows), 2, shape.num_kv_heads, num_blocks, tokens_per_block, shape.head_dim)
         # Zeros: a masked key has weight 0, but 0 times a stray NaN is NaN.
@@ -63,8 +61,8 @@ class KvPool:
 
     def write(self, layer: int, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Store `keys` and `values` [kv heads, T, head dim] at `slots` [T] of `layer`."""
-        self._slots[layer, 0].index_copy_(1, slots, keys.to(self.dtype))
-        self._slots[layer, 1].index_copy_(1, slots, values.to(self.dtype))
+        self._slots[layer, 0].index_copy_(1, slots, keys)
+        self._slots[layer, 1].index_copy_(1, slots, values)
 
     def read(self, layer: int, blocks: torch.Tensor, num_sequences: int) -> tuple[torch.Tensor, torch.Tensor]:
         """K and V of `blocks` [B * N], each as [kv heads, B, N * tokens per block, head dim]."""
@@ -72,7 +70,6 @@ class KvPool:
             self._blocks[layer, part]
             .index_select(1, blocks)
             .view(self.shape.num_kv_heads, num_sequences, -1, self.shape.head_dim)
-            .to(self.compute_dtype)
             for part in (0, 1)
         )
         return keys, values

@@ -28,7 +28,8 @@ class Runner:
         # OpenMP keeps this setting per thread.
         torch.set_num_threads(settings.num_threads)
         self._device = _device(settings.device)
-        dtype = _dtype(settings.dtype, torch.bfloat16 if self._device.type == "cuda" else torch.float32)
+        default = "bfloat16" if self._device.type == "cuda" else "float32"
+        dtype: torch.dtype = getattr(torch, default if settings.dtype == "auto" else settings.dtype)
         self._model = GptOss(model_path, dtype=dtype, device=self._device)
         self.vocab_size = self._model.vocab_size
         self.pool = self._new_pool(settings.kv_cache_config, dtype)
@@ -107,8 +108,7 @@ class Runner:
         self.step([Work(sequence, 0, sequence.token_ids, samples=True)])
         self.step([Work(sequence, num_tokens, [0], samples=True)])
 
-    def _new_pool(self, settings: KvCacheSettings, compute_dtype: torch.dtype) -> KvPool:
-        dtype = _dtype(settings.dtype, compute_dtype)
+    def _new_pool(self, settings: KvCacheSettings, dtype: torch.dtype) -> KvPool:
         shape = self._model.kv_shape
         token_bytes = shape.num_token_elements * dtype.itemsize
         wanted = settings.max_tokens
@@ -126,7 +126,6 @@ class Runner:
             num_blocks=num_blocks,
             tokens_per_block=settings.tokens_per_block,
             dtype=dtype,
-            compute_dtype=compute_dtype,
             device=self._device,
         )
 
@@ -147,10 +146,6 @@ def _device(name: str) -> torch.device:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     return torch.device(name)
-
-
-def _dtype(name: str, default: torch.dtype) -> torch.dtype:
-    return {"auto": default, "float32": torch.float32, "bfloat16": torch.bfloat16}[name]
 
 
 _ATTENTION = "baton_paged"

@@ -8,10 +8,12 @@ import msgspec
 from workers.flags import Speculate
 from workers.settings import AtLeastOne, NotNegative, require
 
+OnlyOne = Annotated[int, msgspec.Meta(ge=1, le=1)]
+
 
 @dataclass(frozen=True, kw_only=True)
 class KvCacheSettings:
-    """The paged KV pool. `tokens_per_block` and `dtype` must be equal on prefill and decode workers.
+    """The paged KV pool. `tokens_per_block` must be equal on prefill and decode workers.
 
     The pool holds `max_tokens` tokens or, if less, what fits into `free_gpu_memory_fraction` of the GPU
     memory left after the weights; on a CPU, `max_tokens` or 1 GiB. `enable_block_reuse`: a prompt that begins
@@ -21,7 +23,6 @@ class KvCacheSettings:
     tokens_per_block: AtLeastOne = 32
     max_tokens: int | None = None
     free_gpu_memory_fraction: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.9
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     enable_block_reuse: bool = True
 
     def __post_init__(self) -> None:
@@ -62,8 +63,8 @@ class EmbeddedSettings:
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     num_threads: AtLeastOne = 1
     speculate: Speculate | None = None
-    tensor_parallel_size: int = 1
-    moe_expert_parallel_size: int = 1
+    tensor_parallel_size: OnlyOne = 1
+    moe_expert_parallel_size: OnlyOne = 1
 
     def __post_init__(self) -> None:
         require(
@@ -75,6 +76,3 @@ class EmbeddedSettings:
         require(
             self.enable_chunked_prefill, "enable_chunked_prefill", False, "true: long prompts run in parts"
         )
-        for key in ("tensor_parallel_size", "moe_expert_parallel_size"):
-            size = getattr(self, key)
-            require(size == 1, key, size, "1: the embedded engine runs on one device")

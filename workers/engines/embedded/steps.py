@@ -87,16 +87,14 @@ class StepLoop:
     def close(self, call: Call) -> None:
         """Remove everything of a call whose generator ended or was closed."""
         call.deadline.cancel()
-        self.free(call)
-        self._calls.pop(call.sequence, None)
-
-    def free(self, call: Call) -> None:
-        """Remove the call's sequence, in any phase. Idempotent."""
         self.scheduler.remove(call.sequence)
         self._wake.set()
+        self._calls.pop(call.sequence, None)
 
     def fail(self, call: Call, error: BatonError) -> None:
-        self.free(call)
+        """Remove the call's sequence, in any phase, and end its answer."""
+        self.scheduler.remove(call.sequence)
+        self._wake.set()
         call.outbox.put_nowait(error)
         call.admitted.set()
 
