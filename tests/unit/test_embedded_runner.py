@@ -57,13 +57,10 @@ def test_the_model_uses_its_threads_and_has_run_once_before_any_request(checkpoi
 def test_a_long_prompt_is_scored_piece_by_piece(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def scored(num_at_once: int) -> Sequence:
         monkeypatch.setattr("workers.engines.embedded.runner._ROWS_AT_ONCE", num_at_once)
-        scheduler = Scheduler(
-            num_blocks=8,
-            tokens_per_block=8,
-            context_length=64,
-            max_batch_size=1,
-            max_num_tokens=25,
+        settings = EmbeddedSettings(
+            max_batch_size=1, max_num_tokens=25, kv_cache_config=KvCacheSettings(tokens_per_block=8)
         )
+        scheduler = Scheduler(settings, num_blocks=8, context_length=64)
         sampling = Sampling(max_tokens=1, seed=0, temperature=0.0, prompt_logprobs=1)
         sequence = Sequence(prompt(40), 40, sampling, 41)
         scheduler.add(sequence)

@@ -1,13 +1,13 @@
 """The scheduler: what runs in a step, what waits, and that everything ends with all blocks freed."""
 
 import msgspec
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.messages import Sampling
 from tests.guided import ScriptedMatcher
 from workers.engines.embedded.scheduler import Phase, Scheduler, Sequence, Step
+from workers.engines.embedded.settings import EmbeddedSettings, KvCacheSettings
 
 STOP = 99
 
@@ -19,14 +19,11 @@ def scheduler(
     max_num_tokens: int = 16,
     reuses_blocks: bool = False,
 ) -> Scheduler:
-    return Scheduler(
-        num_blocks=num_blocks,
-        tokens_per_block=4,
-        context_length=64,
-        max_batch_size=max_batch_size,
-        max_num_tokens=max_num_tokens,
-        reuses_blocks=reuses_blocks,
+    pool = KvCacheSettings(tokens_per_block=4, enable_block_reuse=reuses_blocks)
+    settings = EmbeddedSettings(
+        max_batch_size=max_batch_size, max_num_tokens=max_num_tokens, kv_cache_config=pool
     )
+    return Scheduler(settings, num_blocks=num_blocks, context_length=64)
 
 
 def sequence(
@@ -103,11 +100,6 @@ def test_a_sequence_that_hands_off_is_pinned_with_its_prompt_done() -> None:
     assert target.plan().work == []
     target.remove(handed)
     assert target.ledger.num_pinned == 0
-
-
-def test_what_can_never_fit_is_refused_at_once() -> None:
-    with pytest.raises(ValueError, match="never be admitted"):
-        scheduler(num_blocks=2).add(sequence(9))
 
 
 @st.composite

@@ -18,6 +18,7 @@ from tests.planes import a_request
 from tests.waiting import PATIENCE_S, until
 from workers.engines.embedded.sampling import Sampled
 from workers.engines.embedded.scheduler import Scheduler, Sequence, Work
+from workers.engines.embedded.settings import EmbeddedSettings, KvCacheSettings
 from workers.engines.embedded.steps import Call, StepLoop
 
 REQUEST = msgspec.structs.replace(a_request(), deadline_s=PATIENCE_S)
@@ -51,19 +52,13 @@ def sequence(num_tokens: int, max_tokens: int = 3, *, pulls_kv: bool = False) ->
 
 
 @contextlib.asynccontextmanager
-async def running(
-    model: Model, *, num_blocks: int = 100, max_calls: int = 9
-) -> AsyncGenerator[StepLoop, None]:
-    scheduler = Scheduler(
-        num_blocks=num_blocks,
-        tokens_per_block=4,
-        context_length=64,
-        max_batch_size=4,
-        max_num_tokens=16,
-    )
+async def running(model: Model) -> AsyncGenerator[StepLoop, None]:
+    pool = KvCacheSettings(tokens_per_block=4, enable_block_reuse=False)
+    settings = EmbeddedSettings(max_batch_size=4, max_num_tokens=16, kv_cache_config=pool)
+    scheduler = Scheduler(settings, num_blocks=100, context_length=64)
     runner: Any = model
     with ThreadPoolExecutor(1) as thread:
-        steps = StepLoop(runner, thread, scheduler, max_calls)
+        steps = StepLoop(runner, thread, scheduler, max_calls=9)
         steps.start()
         try:
             yield steps

@@ -55,13 +55,7 @@ def opened(steps: StepLoop, request: GenerateRequest, *, hands_off: bool = False
 async def pulling(checkpoint: Path, wire: Wire) -> AsyncIterator[Pulling]:
     thread = ThreadPoolExecutor(1)
     runner = Runner(SETTINGS, checkpoint, stage_on_device=False)
-    scheduler = Scheduler(
-        num_blocks=runner.pool.num_blocks,
-        tokens_per_block=runner.pool.tokens_per_block,
-        context_length=runner.context_length,
-        max_batch_size=4,
-        max_num_tokens=64,
-    )
+    scheduler = Scheduler(SETTINGS, num_blocks=runner.pool.num_blocks, context_length=runner.context_length)
     steps = StepLoop(runner, thread, scheduler, max_calls=4)
     transfers = Transfers(steps, wire, ttl_s=PATIENCE_S)
     steps.start()

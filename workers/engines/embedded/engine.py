@@ -55,7 +55,11 @@ class EmbeddedEngine:
         on_device = self._transceiver is not None and self._transceiver.moves_device_memory
         runner = await loop.run_in_executor(self._thread, Runner, self._settings, self._model_path, on_device)
         self._grammars = await asyncio.to_thread(Grammars, self._model_path, runner.vocab_size)
-        steps = self._steps = self._new_steps(runner)
+        scheduler = Scheduler(
+            self._settings, num_blocks=runner.pool.num_blocks, context_length=runner.context_length
+        )
+        max_calls = self._settings.max_batch_size + self._settings.max_queue_size
+        steps = self._steps = StepLoop(runner, self._thread, scheduler, max_calls)
         if self._transceiver is not None:
             ttl_s = self._settings.cache_transceiver_config.kv_transfer_timeout_ms / 1000
             self._transfers = Transfers(steps, self._transceiver, ttl_s)
@@ -183,18 +187,3 @@ class EmbeddedEngine:
         sequence.spent.lap("computed_s")
         left = msgspec.structs.replace(request, deadline_s=deadline_at - loop.time())
         return self._ready().open(left, sequence)  # may have been stopped meanwhile
-
-    def _new_steps(self, runner: Runner) -> StepLoop:
-        settings = self._settings
-        scheduler = Scheduler(
-            num_blocks=runner.pool.num_blocks,
-            tokens_per_block=runner.pool.tokens_per_block,
-            context_length=runner.context_length,
-            max_batch_size=settings.max_batch_size,
-            max_num_tokens=settings.max_num_tokens,
-            reuses_blocks=settings.kv_cache_config.enable_block_reuse,
-            speculates=settings.speculate is not None,
-        )
-        return StepLoop(
-            runner, self._thread, scheduler, max_calls=settings.max_batch_size + settings.max_queue_size
-        )

@@ -13,6 +13,7 @@ from workers.durations import Durations
 from workers.engines.embedded.grammar import Matcher
 from workers.engines.embedded.guesses import MOST_GUESSES, Guesser
 from workers.engines.embedded.ledger import BlockLedger, End, Lease, Prefix
+from workers.engines.embedded.settings import EmbeddedSettings
 from workers.engines.prefixes import first_key, next_key
 
 # One of so many tokens in a step may be guessed, so that prompts go on.
@@ -125,26 +126,14 @@ class Scheduler:
     So it cannot deadlock: every admitted sequence can finish without another block.
     """
 
-    def __init__(
-        self,
-        *,
-        num_blocks: int,
-        tokens_per_block: int,
-        context_length: int,
-        max_batch_size: int,
-        max_num_tokens: int,
-        reuses_blocks: bool = False,
-        speculates: bool = False,
-    ) -> None:
-        """`speculates`: the next tokens of answers are guessed."""
-        self.ledger = BlockLedger(num_blocks, tokens_per_block)
+    def __init__(self, settings: EmbeddedSettings, *, num_blocks: int, context_length: int) -> None:
+        self._tokens_per_block = settings.kv_cache_config.tokens_per_block
+        self.ledger = BlockLedger(num_blocks, self._tokens_per_block)
         self.num_cached_tokens = self.num_accepted_guesses = self.num_rejected_guesses = 0
-        self._speculates = speculates
-        self._tokens_per_block = tokens_per_block
+        self._settings = settings
+        self._max_num_tokens = settings.max_num_tokens
+        self._reuses_blocks = settings.kv_cache_config.enable_block_reuse
         self._context_length = context_length
-        self._max_batch_size = max_batch_size
-        self._max_num_tokens = max_num_tokens
-        self._reuses_blocks = reuses_blocks
         self._waiting: deque[Sequence] = deque()
         self._admitted: dict[Sequence, None] = {}  # in order of admission; running or pulling
 
@@ -158,9 +147,7 @@ class Scheduler:
         return len(self._admitted)
 
     def add(self, sequence: Sequence) -> None:
-        """Queue a sequence; its reservation must fit an empty pool."""
-        if self._num_blocks(sequence) > self.ledger.num_blocks:
-            raise ValueError("the sequence can never be admitted: the pool is smaller than its reservation")
+        """Queue a sequence; its reservation must fit an empty pool, or it is never admitted."""
         place = len(self._waiting)
         while place and self._waiting[place - 1].priority > sequence.priority:
             place -= 1
@@ -190,7 +177,7 @@ class Scheduler:
 
     def _num_guesses(self, num_running: int, num_answers: int) -> int:
         """How many tokens of each answer may be guessed in this step."""
-        if not self._speculates or num_running > _MOST_GUESSING or not num_answers:
+        if not self._settings.speculate or num_running > _MOST_GUESSING or not num_answers:
             return 0
         room = min(self._max_num_tokens // _SHARE_OF_GUESSES, self._max_num_tokens - num_running)
         return min(MOST_GUESSES, room // num_answers)
@@ -302,7 +289,7 @@ class Scheduler:
         return -(-sequence.num_reserved // self._tokens_per_block)
 
     def _admit(self) -> Iterator[Sequence]:
-        while self._waiting and len(self._admitted) < self._max_batch_size:
+        while self._waiting and len(self._admitted) < self._settings.max_batch_size:
             sequence = self._waiting[0]
             lease = self.ledger.reserve(self._num_blocks(sequence), self._prefix(sequence))
             if lease is None:
