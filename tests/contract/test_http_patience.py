@@ -1,7 +1,6 @@
 """Real sockets with clients that are slow, endless, too many, or do not speak HTTP: all are disconnected."""
 
 import asyncio
-import errno
 import functools
 import json
 import socket
@@ -425,35 +424,6 @@ async def test_the_longest_waiting_connection_makes_room(serve: Serve) -> None:
         asking.say(GET)
         assert await asking.answer() == b"0"
         await streaming.reader.readexactly(1 << 20)
-
-
-class Descriptors(socket.socket):
-    """A listening socket, for as long as there are descriptors left."""
-
-    are_left = True
-
-    def accept(self) -> tuple[socket.socket, object]:
-        if not self.are_left:
-            raise OSError(errno.EMFILE, "Too many open files")
-        return super().accept()
-
-
-async def test_a_waiting_connection_makes_room_when_descriptors_run_out() -> None:
-    listener, server = Descriptors(), HttpServer(Echo(), 1.0)
-    listener.bind(("127.0.0.1", 0))
-    listener.listen()
-    server.start(listener)
-    address: tuple[str, int] = listener.getsockname()
-    waiting, first = await asyncio.open_connection(*address)
-    first.write(GET)
-    await waiting.readuntil(b"\r\n\r\n0")
-    listener.are_left = False
-    _, second = await asyncio.open_connection(*address)
-    async with asyncio.timeout(PATIENCE_S / 2):  # its own deadline is longer
-        assert await waiting.read() == b""
-    for writer in (first, second):
-        writer.transport.abort()
-    await server.drain()
 
 
 async def test_a_client_that_does_not_read_makes_room_too(serve: Serve) -> None:

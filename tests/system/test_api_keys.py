@@ -111,13 +111,3 @@ def test_a_response_is_found_with_its_key_only_by_every_process(
         assert {httpx.get(url, headers=headers, verify=False).status_code for _ in range(4)} == {status}
     assert httpx.delete(url, headers=dave, verify=False).status_code == 404
     assert httpx.get(url, headers=alice, verify=False).json() == made
-
-
-def test_a_frontend_for_other_machines_wants_keys_or_a_word_that_it_is_meant(tmp_path: Path) -> None:
-    with Stack(tmp_path, {"BATON_INSECURE": ""}) as stack:
-        refused = stack.frontend("--http-host", "0.0.0.0")
-        assert refused.wait() == 2
-        assert "--api-keys-file" in refused.text().splitlines()[-1]
-        stack.frontend("--http-host", "0.0.0.0", "--insecure")
-        wait_for(lambda: "status" in stack.health())
-        assert stack.get("/v1/models").status_code == 200
