@@ -124,11 +124,13 @@ def _search(value: Any, found: object, path: str, label: str, unknown: dict[str,
         for name in fields.refused.keys() & value.keys():
             _refuse(_read(value[name]), *fields.refused[name], _join(path, name))
         for name, item in value.items():
-            attribute = fields.known.get(name)
-            if attribute:
-                _search(item, getattr(found, attribute), _join(path, name), _join(label, name), unknown)
-            elif attribute is None and len(unknown) < MAX_UNKNOWN:
-                unknown[_join(label, name)] = None
+            if name not in fields.known:
+                if len(unknown) < MAX_UNKNOWN:
+                    unknown[_join(label, name)] = None
+            elif attribute := fields.known[name]:
+                inner = getattr(found, attribute)
+                if isinstance(inner, msgspec.Struct | list):
+                    _search(item, inner, _join(path, name), _join(label, name), unknown)
 
 
 def _read(value: Any) -> Any:

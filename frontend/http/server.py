@@ -261,17 +261,17 @@ class Connection(HttpToolsProtocol):
 
     def _expect(self) -> None:
         """Restart the timeout for what the client has to send; there is none while it waits for an answer."""
-        if self._num_open > (self._reading in (_Reading.BODY, _Reading.REFUSED)):
+        reading, patience, num_open = self._reading, self._patience, self._num_open
+        if num_open > (reading is _Reading.BODY or reading is _Reading.REFUSED):
             self._give_up_s = math.inf
             self.limit.busy(self)
             return
-        patience = self._patience
-        limit_s = {
-            _Reading.NOTHING: patience.linger_s if self._is_last else patience.idle_s,
-            _Reading.HEAD: patience.request_s,
-            _Reading.BODY: patience.request_s if self._num_open else patience.rest_s,  # already answered
-            _Reading.REFUSED: patience.rest_s,
-        }[self._reading]
+        if reading is _Reading.NOTHING:
+            limit_s = patience.linger_s if self._is_last else patience.idle_s
+        elif reading is _Reading.HEAD or (num_open and reading is _Reading.BODY):
+            limit_s = patience.request_s
+        else:  # refused, or already answered
+            limit_s = patience.rest_s
         self._give_up_s = self.loop.time() + limit_s
         self.limit.wait(self)
 
