@@ -7,6 +7,7 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from baton.messages import TokenChunk
 from frontend.chat.request import ChatBody, CustomCall, FunctionCall, MessageToolCall, turn_request
 from frontend.harmony.conversation import Begin, Delta, Text
 from frontend.http.answer import (
@@ -137,6 +138,9 @@ class MessageWriter(ChoiceWriter):
 
     def opening(self) -> bytes:
         return self._head + b'{"role":"assistant","content":""' + self._plain_tail
+
+    def feed(self, chunk: TokenChunk) -> bytes:
+        return self.write(self.choice.feed(chunk))
 
     def write(self, deltas: Sequence[Delta]) -> bytes:
         chunks: list[bytes] = []

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal, cast
 import msgspec
 
 from baton.errors import InvalidRequest
-from baton.messages import FinishReason
+from baton.messages import FinishReason, TokenChunk
 from frontend.harmony.conversation import Delta, Text
 from frontend.http.answer import (
     ChoiceWriter,
@@ -75,7 +75,7 @@ class CompletionBody(CommonFields, kw_only=True):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.max_tokens == 0 and not self.echo:
-            raise InvalidRequest("`max_tokens` 0 needs `echo`: true.", param="max_tokens")
+            raise InvalidRequest.at("max_tokens", "0 needs `echo`: true.")
         if self.echo and self.logprobs is not None:
             if self.max_tokens not in {0, 1}:
                 raise InvalidRequest("`echo` with `logprobs` needs `max_tokens` 0 or 1.", param="max_tokens")
@@ -117,11 +117,9 @@ def turn_request(body: CompletionBody, num_bytes: int) -> TurnRequest:
         prompts = body.prompt
     given = tuple(prompt for prompt in prompts if not isinstance(prompt, int))
     if len(given) != len(prompts):
-        raise InvalidRequest(
-            "`prompt` mixes token ids and strings; wrap each prompt's ids in an array.", param="prompt"
-        )
+        raise InvalidRequest.at("prompt", "mixes token ids and strings; wrap each prompt's ids in an array.")
     if not all(given):
-        raise InvalidRequest("`prompt` must not be empty.", param="prompt")
+        raise InvalidRequest.at("prompt", "must not be empty.")
     return TurnRequest(
         fields=body,
         prompt=RawPrompts(given, shows_special=body.skip_special_tokens is False),
@@ -159,6 +157,9 @@ class TextWriter(ChoiceWriter):
 
     def opening(self) -> bytes:
         return self._chunk(self._echo, None) if self._echo else b""
+
+    def feed(self, chunk: TokenChunk) -> bytes:
+        return self.write(self.choice.feed(chunk))
 
     def write(self, deltas: Sequence[Delta]) -> bytes:
         chunks = []

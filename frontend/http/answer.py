@@ -24,8 +24,9 @@ _ID = re.compile(r"(\d{1,9})\.([0-9a-f]{8})")
 
 
 class Answer:
-    """An answer of one API. `ignored` are the body's ignored fields, `keep_alive` is sent while the stream is
-    idle, `record` is the request's. Events are empty bytes if the answer is not streamed."""
+    """An answer of one API, which itself writes its choice if it has one only. `ignored` are the body's
+    ignored fields, `keep_alive` is sent while the stream is idle, `record` is the request's. Events are empty
+    bytes if the answer is not streamed."""
 
     model: str
     stream: bool
@@ -38,12 +39,16 @@ class Answer:
         """The stream's first events."""
         return b""
 
-    def feed(self, index: int, chunk: TokenChunk) -> bytes:
-        """The events of a chunk of one choice."""
+    def writer(self, index: int) -> "Answer | ChoiceWriter":  # noqa: ARG002  there is one choice
+        """What has `feed` and `finish` of one choice."""
+        return self
+
+    def feed(self, chunk: TokenChunk) -> bytes:
+        """The events of a chunk."""
         raise NotImplementedError
 
-    def finish(self, index: int) -> bytes:
-        """The last events of one choice."""
+    def finish(self) -> bytes:
+        """The choice's last events."""
         raise NotImplementedError
 
     def closing(self) -> bytes:
@@ -79,7 +84,7 @@ class Numbered(Answer):
         self.choices, self.keep_alive = answer.choices, answer.keep_alive
         # These have no ids.
         self.closing, self.failure, self.settle = answer.closing, answer.failure, answer.settle  # type: ignore[method-assign]  # no call between
-        self._answer = answer
+        self._writer = answer.writer(0)
         self._number = self._checksum = self._last_number = self._last_checksum = 0
         if last_event_id:
             found = _ID.fullmatch(last_event_id)
@@ -94,19 +99,19 @@ class Numbered(Answer):
     def opening(self) -> bytes:
         return self._opening
 
-    def feed(self, index: int, chunk: TokenChunk) -> bytes:
+    def feed(self, chunk: TokenChunk) -> bytes:
         """Token by token, so that events are the same however tokens come together. Raises StreamChanged."""
         events = b""
         for token in single_tokens(chunk):
             for token_id in token.token_ids:
                 self._checksum = zlib.crc32(b"%d," % token_id, self._checksum)
-            events += self._numbered(self._answer.feed(index, token))
-            if self.choices[index].stopped:
+            events += self._numbered(self._writer.feed(token))
+            if self.choices[0].stopped:
                 break
         return events
 
-    def finish(self, index: int) -> bytes:
-        events = self._numbered(self._answer.finish(index))
+    def finish(self) -> bytes:
+        events = self._numbered(self._writer.finish())
         if self._number < self._last_number:
             raise _changed()
         return events
@@ -295,8 +300,16 @@ class ChoiceWriter:
         """The first chunk, if there is one before the first token."""
         return b""
 
+    def feed(self, chunk: TokenChunk) -> bytes:
+        """The chunks of tokens; empty if the answer is not streamed."""
+        raise NotImplementedError
+
+    def finish(self) -> bytes:
+        last = self.write(self.choice.finish())
+        return last + self.end() if self.stream else b""
+
     def write(self, deltas: Sequence[Delta]) -> bytes:
-        """The chunks of these deltas; empty if the answer is not streamed."""
+        """The chunks of these deltas."""
         raise NotImplementedError
 
     def end(self) -> bytes:
@@ -328,15 +341,11 @@ class ChunkedAnswer(Answer):
         self._writers = [writer(index, choice, envelope) for index, choice in enumerate(choices)]
         self._whole = whole
 
+    def writer(self, index: int) -> ChoiceWriter:
+        return self._writers[index]
+
     def opening(self) -> bytes:
         return b"".join(writer.opening() for writer in self._writers)
-
-    def feed(self, index: int, chunk: TokenChunk) -> bytes:
-        return self._writers[index].write(self.choices[index].feed(chunk))
-
-    def finish(self, index: int) -> bytes:
-        last = self._writers[index].write(self.choices[index].finish())
-        return last + self._writers[index].end() if self.stream else b""
 
     def closing(self) -> bytes:
         """The usage and the timings, if requested, and the end of the stream."""

@@ -383,7 +383,7 @@ async def _choices(answer: Answer, services: Services, record: Record, delivery:
             num_running -= 1
             if not num_running:  # at once: on a busy loop the tasks below take their time to end
                 record.generated()
-        last = answer.finish(index)
+        last = answer.writer(index).finish()
         if num_running and last:
             await delivery.send(last)
 
@@ -411,7 +411,7 @@ async def feed(  # noqa: PLR0917  one call
 ) -> None:
     """Generate one choice and send its events, but the last ones; `on_taken` as in `Generator.generate`,
     `blocked_s` as in `Exchange`."""
-    choice, leg = answer.choices[index], record.leg()
+    choice, write, leg = answer.choices[index], answer.writer(index).feed, record.leg()
     gaps, clock_ns, last_ns, longest_ns = services.metrics.gaps(record), time.perf_counter_ns, 0, 0
     generated = services.generator.generate(choice.request, choice.caller, on_taken, leg)
     try:
@@ -429,7 +429,7 @@ async def feed(  # noqa: PLR0917  one call
             elif record.first_token_s is None:
                 record.first_token_s = now_ns / 1e9 - record.began_s
                 services.metrics.first_ms[int(record.first_token_s * 1000)] += 1
-            if events := answer.feed(index, chunk):
+            if events := write(chunk):
                 await send(events)
             last_ns = now_ns
             if blocked_s:

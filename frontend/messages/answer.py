@@ -181,13 +181,13 @@ class MessagesAnswer(Answer):
         """`message_start`, with the usage known so far, and a ping, as in Anthropic's streams."""
         return self._opening
 
-    def feed(self, index: int, chunk: TokenChunk) -> bytes:  # noqa: ARG002  there is one choice
+    def feed(self, chunk: TokenChunk) -> bytes:
         deltas = self._choice.feed(chunk)
         if len(deltas) == 1:  # the hot path
             return self._delta(deltas[0])
         return b"".join([self._delta(delta) for delta in deltas])
 
-    def finish(self, index: int) -> bytes:  # noqa: ARG002  there is one choice
+    def finish(self) -> bytes:
         """The last events, with the end of a block that is still open."""
         rest = b"".join([self._delta(delta) for delta in self._choice.finish()])
         return rest + self._end_block()

@@ -226,10 +226,10 @@ class ResponseAnswer(Answer):
     def opening(self) -> bytes:
         return self._opening
 
-    def feed(self, index: int, chunk: TokenChunk) -> bytes:  # noqa: ARG002  there is one choice
+    def feed(self, chunk: TokenChunk) -> bytes:
         return self.write(self.choice.feed(chunk))
 
-    def finish(self, index: int) -> bytes:  # noqa: ARG002  there is one choice
+    def finish(self) -> bytes:
         return self.write(self.choice.finish())
 
     def write(self, deltas: Sequence[Delta]) -> bytes:

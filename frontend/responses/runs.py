@@ -70,7 +70,7 @@ class Run:
                 await feed(self.answer, 0, services, self._record, lambda: None, self._publish, [])
             finally:
                 self._record.generated()
-        await self._publish(self.answer.finish(0))
+        await self._publish(self.answer.finish())
 
     async def _finish(self) -> None:
         try:
