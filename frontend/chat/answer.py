@@ -20,7 +20,6 @@ from frontend.http.answer import (
 )
 from frontend.http.body import read
 from frontend.http.respond import Operations, Services, generating
-from frontend.text.tokenizer import ModelTokenizer
 from frontend.turn.choice import Choice, FinishReason
 from frontend.turn.request import Client
 from frontend.turn.thoughts import PARAGRAPH
@@ -29,16 +28,14 @@ from frontend.turn.thoughts import PARAGRAPH
 async def prepare_chat(raw: bytes, client: Client, services: Services) -> ChunkedAnswer:
     """The answer to a body, ready to be generated. Raises a BatonError if the body is refused."""
     body, unknown, (request, inexact) = await read(raw, ChatBody, turn_request)
-    served, choices = await services.prepare(request, client)
+    choices = await services.prepare(request, client)
     is_excluded = body.reasoning is not None and body.reasoning.exclude
     writer = partial(
         MessageWriter,
-        tokenizer=served.tokenizer,
         gives_reasoning=body.include_reasoning is not False and not is_excluded,
-        text_tools=frozenset(tool.custom.name for tool in body.tools or () if tool.custom is not None),
     )
     return ChunkedAnswer(
-        Envelope("chat.completion.chunk", "chatcmpl", served.name, body),
+        Envelope("chat.completion.chunk", "chatcmpl", choices[0].request.model, body),
         choices,
         writer,
         partial(ChatCompletion, metadata=UNSET if body.metadata is None else body.metadata),
@@ -108,7 +105,7 @@ _NO_LOGPROBS = b',"logprobs":null,"finish_reason":null}'
 
 
 class MessageWriter(ChoiceWriter):
-    """Builds the message of one choice. Calls of `text_tools` are output as custom tool calls."""
+    """Builds the message of one choice."""
 
     def __init__(
         self,
@@ -116,14 +113,10 @@ class MessageWriter(ChoiceWriter):
         choice: Choice,
         envelope: Envelope,
         *,
-        tokenizer: ModelTokenizer,
         gives_reasoning: bool,
-        text_tools: frozenset[str] = frozenset(),
     ) -> None:
         super().__init__(index, choice, envelope)
-        self._tokenizer = tokenizer
         self._gives_reasoning = gives_reasoning
-        self._text_tools = text_tools
         self._texts: list[str] = []
         self._reasonings: list[str] = []
         self._calls: list[tuple[Begin, list[str]]] = []
@@ -194,13 +187,13 @@ class MessageWriter(ChoiceWriter):
         )
 
     def _scored_tail(self, delta: Text) -> bytes:
-        scored = content_logprobs(self.choice.logprobs_of(delta) or (), self._tokenizer)
+        scored = content_logprobs(self.choice.logprobs_of(delta) or (), self.choice.tokenizer)
         self._logprobs += scored
         logprobs = _encode(ChatLogprobs(content=scored))
         return b'},"logprobs":' + logprobs + b',"finish_reason":null}' + self.tail
 
     def _call(self, start: Begin, text: str = "") -> MessageToolCall:
-        if start.name in self._text_tools:
+        if start.name in self.choice.text_tools:
             custom = CustomCall(name=start.name, input=text)
             return MessageToolCall(id=start.call_id, type="custom", custom=custom)
         function = FunctionCall(name=start.name, arguments=text)

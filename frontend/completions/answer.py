@@ -19,7 +19,6 @@ from frontend.http.answer import (
 )
 from frontend.http.body import read
 from frontend.http.respond import Operations, Services, generating
-from frontend.text.tokenizer import ModelTokenizer
 from frontend.turn.choice import Choice
 from frontend.turn.fields import CommonFields, Count, Refused, StopText, TokenId
 from frontend.turn.form import demanded
@@ -91,9 +90,9 @@ _encode = msgspec.json.Encoder().encode
 async def prepare_completion(raw: bytes, client: Client, services: Services) -> ChunkedAnswer:
     """The answer to a body, ready to be generated. Raises a BatonError if the body is refused."""
     body, unknown, request = await read(raw, CompletionBody, turn_request)
-    served, choices = await services.prepare(request, client)
-    envelope = Envelope("text_completion", "cmpl", served.name, body)
-    writer = partial(TextWriter, tokenizer=served.tokenizer, body=body)
+    choices = await services.prepare(request, client)
+    envelope = Envelope("text_completion", "cmpl", choices[0].request.model, body)
+    writer = partial(TextWriter, body=body)
     return ChunkedAnswer(envelope, choices, writer, Completion, unknown)
 
 
@@ -144,12 +143,12 @@ class TextWriter(ChoiceWriter):
         choice: Choice,
         envelope: Envelope,
         *,
-        tokenizer: ModelTokenizer,
         body: CompletionBody,
     ) -> None:
         super().__init__(index, choice, envelope)
-        self._tokenizer = tokenizer
-        self._echo = tokenizer.decode(choice.request.token_ids, shows_special=True) if body.echo else ""
+        self._echo = (
+            choice.tokenizer.decode(choice.request.token_ids, shows_special=True) if body.echo else ""
+        )
         self._is_silent = body.max_tokens == 0
         self._texts: list[str] = []  # of an answer that is not streamed
         self._num_chars = 0
@@ -181,7 +180,9 @@ class TextWriter(ChoiceWriter):
         logprobs, entries = self._logprobs(None), self.choice.logprobs
         if self._echo and entries is not None:
             of_all = [*self.choice.prompt_logprobs, *(() if self._is_silent else entries)]
-            logprobs = legacy_logprobs(of_all, self._tokenizer, first_id=self.choice.request.token_ids[0])
+            logprobs = legacy_logprobs(
+                of_all, self.choice.tokenizer, first_id=self.choice.request.token_ids[0]
+            )
         text = "".join([self._echo, *self._texts])
         return CompletionChoiceBody(self.index, text, self._finish_reason, logprobs)
 
@@ -201,4 +202,4 @@ class TextWriter(ChoiceWriter):
         if entries is None:
             return None
         start, self._num_given = self._num_given, len(entries) if stop is None else stop
-        return legacy_logprobs(entries[start : self._num_given], self._tokenizer, self._num_chars)
+        return legacy_logprobs(entries[start : self._num_given], self.choice.tokenizer, self._num_chars)

@@ -31,7 +31,6 @@ from frontend.record import Record, Trace
 from frontend.routing.fleet import Fleet
 from frontend.routing.generate import Generator
 from frontend.snapshot import Snapshots
-from frontend.text.tokenizer import ServedModel
 from frontend.turn.choice import Choice, num_prompt_tokens
 from frontend.turn.ids import repeatable
 from frontend.turn.request import Client, TurnRequest, prepare
@@ -77,13 +76,11 @@ class Services:
     def snapshots(self) -> Snapshots:
         return Snapshots(self.fleet, self.metrics, self.others)
 
-    async def prepare(self, request: TurnRequest, client: Client) -> tuple[ServedModel, list[Choice]]:
-        """The model and the choices, ready to be generated. Raises BatonErrors, as `prepare` does."""
+    async def prepare(self, request: TurnRequest, client: Client) -> list[Choice]:
+        """The choices, ready to be generated. Raises BatonErrors, as `prepare` does."""
         served = self.fleet.served(request.fields.model)
         check = self.generator.check
-        return served, await prepare(
-            request, client, served, self.thoughts, check, max_choices=self.max_choices
-        )
+        return await prepare(request, client, served, self.thoughts, check, max_choices=self.max_choices)
 
 
 Serve = Callable[[Exchange, Services, Record], Awaitable[None]]

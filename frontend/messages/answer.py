@@ -126,7 +126,7 @@ async def prepare_message(raw: bytes, client: Client, services: Services) -> "Me
     """The answer to a body, ready to be generated. Raises a BatonError if the body is refused."""
     making = partial(turn_request, seal=services.seal)
     body, unknown, (request, left_out) = await read(raw, MessagesBody, making)
-    _, (choice,) = await services.prepare(request, client)
+    (choice,) = await services.prepare(request, client)
     return MessagesAnswer(body, choice, services.seal, ignored=(*unknown, *left_out))
 
 

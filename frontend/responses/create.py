@@ -73,14 +73,12 @@ async def prepare_response(
     """The answer to a body, ready to be generated. Raises a BatonError if the body is refused."""
     parsed = await _parsed(raw, client, services, state)
     try:
-        served, (choice,) = await services.prepare(parsed.request, client)
+        (choice,) = await services.prepare(parsed.request, client)
     except ContextTooLong as error:
         if not parsed.body.stream:
             raise
         raise FailedAtOnce(error, parsed.response) from None
-    return ResponseAnswer(
-        parsed, choice, served.tokenizer, store=state.store, seal=services.seal, key_name=client.key_name
-    )
+    return ResponseAnswer(parsed, choice, store=state.store, seal=services.seal, key_name=client.key_name)
 
 
 async def count_input_tokens(

@@ -36,7 +36,6 @@ from frontend.responses.items import (
     machine_call,
 )
 from frontend.responses.store import ResponseStore, StoredResponse
-from frontend.text.tokenizer import ModelTokenizer
 from frontend.turn.choice import Choice
 from frontend.turn.ids import new_id
 from frontend.turn.request import TurnRequest
@@ -195,7 +194,6 @@ class ResponseAnswer(Answer):
         self,
         parsed: ParsedBody,
         choice: Choice,
-        tokenizer: ModelTokenizer,
         *,
         store: ResponseStore,
         seal: Seal,
@@ -210,7 +208,6 @@ class ResponseAnswer(Answer):
         self.choices = [choice]
         self._parsed = parsed
         self._tools = {tool.called: tool for tool in parsed.offered.tools}
-        self._tokenizer = tokenizer
         self._store = store
         self._seal = seal
         self._open: OpenItem | None = None
@@ -291,7 +288,7 @@ class ResponseAnswer(Answer):
                 if self.choice.logprobs is None or self._open.shape is not _TEXT:
                     return self._open.write(delta.text)
                 entries = self.choice.logprobs_of(delta) or ()
-                return self._open.write(delta.text, content_logprobs(entries, self._tokenizer))
+                return self._open.write(delta.text, content_logprobs(entries, self.choice.tokenizer))
             case Begin("call"):
                 return self._begin_call(delta)
             case Begin("thought"):

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from baton.messages import FinishReason as WorkerFinishReason
 from baton.messages import GenerateRequest, TokenChunk, TokenLogprob
-from frontend.harmony.conversation import Begin, Delta, End, Text
+from frontend.harmony.conversation import Begin, Delta, End, Text, Tool
 from frontend.harmony.parse import HarmonyParser, ReadMessage, new_decoder
 from frontend.text.tokenizer import ModelTokenizer
 from frontend.turn.ids import new_call_id
@@ -166,22 +166,24 @@ def single_tokens(chunk: TokenChunk) -> Iterator[TokenChunk]:
 class Choice:
     """`request` goes to a worker. `stopped`: a stop string or the call limit has ended the answer. `logprobs`
     has an entry per token, or is None if not requested; `prompt_logprobs` one per prompt token except the
-    first. A final stop token in `cut_ids` is counted, but is not part of the text. `text_tools` are the tools
-    with free-text input. `caller`: see `Client.caller`."""
+    first. A final stop token in `cut_ids` is counted, but is not part of the text. `text_tools` are the
+    offered ones whose arguments are text. `caller`: see `Client.caller`."""
 
     def __init__(
         self,
         request: GenerateRequest,
         reader: HarmonyParser | RawText,
+        tokenizer: ModelTokenizer,
         *,
         stop_strings: Sequence[str] = (),
         max_calls: int | None = None,
         cut_ids: Iterable[int] = (),
-        text_tools: frozenset[str] = frozenset(),
+        tools: Sequence[Tool] = (),
         caller: str = "",
         on_finish: Callable[["Choice"], None] = lambda _: None,
     ) -> None:
         self.request = request
+        self.tokenizer = tokenizer
         self.caller = caller
         self.stopped = False
         self.call_ids: list[str] = []
@@ -192,7 +194,10 @@ class Choice:
         self._reader = reader
         self._limits = None if max_calls is None and not stop_strings else Limits(stop_strings, max_calls)
         self._cut_ids = frozenset(cut_ids)
-        self._text_calls = TextCalls(text_tools) if text_tools else None
+        text_tools = [tool for tool in tools if tool.takes_text]
+        self.text_tools = frozenset(tool.called for tool in text_tools)
+        wrapped = frozenset(tool.called for tool in text_tools if tool.grammar is None)
+        self._text_calls = TextCalls(wrapped) if wrapped else None
         self._on_finish = on_finish
         self._reason: WorkerFinishReason = "stop"
         self._token_ids: list[int] = []
@@ -219,11 +224,11 @@ class Choice:
         """The stop string that ended the text, if one did."""
         return None if self._limits is None else self._limits.stop_string
 
-    def written(self, tokenizer: ModelTokenizer) -> WrittenTurn:
+    def written(self) -> WrittenTurn:
         """The answer as the model wrote it, if it is complete and was read as it is written, else its
         reasoning."""
         is_whole = not (self.is_cut or self.stopped or self.repairs)
-        whole = written_turn(self._token_ids, self._reader.messages, tokenizer) if is_whole else None
+        whole = written_turn(self._token_ids, self._reader.messages, self.tokenizer) if is_whole else None
         return whole or WrittenTurn.of_thought("".join(self._thought))
 
     def feed(self, chunk: TokenChunk) -> list[Delta]:

@@ -180,7 +180,7 @@ async def prepare(
     check_load(served.name, caller, client.deadline_s)
     prompts = await encode(request, client.owner, served, thoughts)
     sampling = sampling_of(request, served, max(len(prompt.token_ids) for prompt in prompts))
-    keep = partial(_keep, thoughts, client.owner, prompts[0].current_date, served.tokenizer)
+    keep = partial(_keep, thoughts, client.owner, prompts[0].current_date)
     # No key learns what another's prompts have in common with its own. Names of keys have no slash.
     is_own = client.key_name and not client.shares_cache
     salt = f"{client.key_name}/{fields.cache_salt or ''}" if is_own else fields.cache_salt or ""
@@ -215,17 +215,13 @@ def _choice(
     choice = partial(Choice, token_request, stop_strings=stops, caller=caller, on_finish=on_finish)
     if isinstance(prompt, RawPrompts):  # any stop token is left out of the text
         reader = RawText(tokenizer, shows_special=prompt.shows_special)
-        return choice(reader, cut_ids=token_request.sampling.stop_token_ids)
-    text_tools = frozenset(tool.called for tool in prompt.tools if tool.takes_text and tool.grammar is None)
+        return choice(reader, tokenizer, cut_ids=token_request.sampling.stop_token_ids)
     offered = frozenset(tool.called for tool in prompt.tools)
-    parser = HarmonyParser(tokenizer.vocabulary, offered, may_call=bool(prompt.tools))
+    parser = HarmonyParser(tokenizer.vocabulary, offered, may_call=bool(offered))
     # The parser consumes the model's own stop tokens.
     cut_ids = request.fields.stop_token_ids or ()
-    return choice(parser, max_calls=request.max_calls, cut_ids=cut_ids, text_tools=text_tools)
+    return choice(parser, tokenizer, max_calls=request.max_calls, cut_ids=cut_ids, tools=prompt.tools)
 
 
-def _keep(
-    thoughts: Thoughts, owner: str, current_date: str | None, tokenizer: ModelTokenizer, choice: Choice
-) -> None:
-    turn = replace(choice.written(tokenizer), current_date=current_date)
-    thoughts.keep(owner, choice.call_ids, turn)
+def _keep(thoughts: Thoughts, owner: str, current_date: str | None, choice: Choice) -> None:
+    thoughts.keep(owner, choice.call_ids, replace(choice.written(), current_date=current_date))

@@ -28,7 +28,7 @@ def sampled(**fields: Any) -> GenerateRequest:
 
 def choice_of(*stop_strings: str, max_calls: int | None = None) -> Choice:
     reader = HarmonyParser(TOKENIZER.vocabulary, frozenset({"functions.f", "f"}), may_call=True)
-    return Choice(request(), reader, stop_strings=stop_strings, max_calls=max_calls)
+    return Choice(request(), reader, TOKENIZER, stop_strings=stop_strings, max_calls=max_calls)
 
 
 def fed(choice: Choice, text: str, tokens_per_chunk: int) -> list[Delta]:
@@ -77,7 +77,7 @@ def test_an_answer_is_whole_in_its_deltas_and_as_written(
     assert shown(deltas) == expected
     assert [d.call_id for d in deltas if isinstance(d, Begin) and d.kind == "call"] == choice.call_ids
     assert len(set(choice.call_ids)) == len(choice.call_ids) == expected[2].count("f:")
-    written = choice.written(TOKENIZER)
+    written = choice.written()
     assert written.thought == "Let me think."
     assert written.visible_text == expected[0]
 
@@ -116,7 +116,7 @@ def test_an_answer_ends_after_its_last_allowed_call(tokens_per_chunk: int) -> No
     assert shown(fed(choice, TWO_CALLS + more, tokens_per_chunk)) == ("", "Let me think.", ' f:{"x": 1}')
     assert choice.stopped
     assert len(choice.call_ids) == 1
-    assert choice.written(TOKENIZER) == WrittenTurn.of_thought("Let me think.")
+    assert choice.written() == WrittenTurn.of_thought("Let me think.")
 
 
 @pytest.mark.parametrize("tokens_per_chunk", [1, 2, 1000])
@@ -133,7 +133,7 @@ def test_each_token_of_the_text_is_in_one_delta_even_if_held_back(stop: str, tok
 def test_each_token_of_the_text_has_its_log_probability_once(
     stops: tuple[str, ...], tokens_per_chunk: int
 ) -> None:
-    choice = Choice(sampled(logprobs=0), RawText(TOKENIZER), stop_strings=stops)
+    choice = Choice(sampled(logprobs=0), RawText(TOKENIZER), TOKENIZER, stop_strings=stops)
     ids = iter(TOKENIZER.encode_text("Hello and möre."))
     deltas: list[Delta] = []
     while part := tuple(islice(ids, tokens_per_chunk)):
@@ -169,6 +169,6 @@ def test_each_token_is_in_the_piece_that_it_completes(
 @pytest.mark.parametrize(("reason", "text"), [("stop", "a"), ("length", "ab"), (None, "ab")])
 def test_only_the_final_stop_token_is_left_out_of_the_text(reason: FinishReason | None, text: str) -> None:
     a, b = TOKENIZER.encode_text("ab")
-    choice = Choice(request(), RawText(TOKENIZER), cut_ids=(b,))
+    choice = Choice(request(), RawText(TOKENIZER), TOKENIZER, cut_ids=(b,))
     assert choice.feed(TokenChunk((a, b), reason)) == [Text(text, 0, len(text))]
     assert choice.num_tokens == 2

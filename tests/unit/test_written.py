@@ -227,7 +227,7 @@ def test_any_answer_comes_back_in_its_own_tokens(  # noqa: PLR0917  drawn by nam
         ids += TOKENIZER.encode_text(end, allow_special=True)
     choice, turn = answered(ids, size)
     store = Thoughts()
-    store.keep("", choice.call_ids, choice.written(TOKENIZER))
+    store.keep("", choice.call_ids, choice.written())
 
     tools = (Tool(name="f"),)
     asked: tuple[Turn, ...] = (UserTurn("Hi"),)
@@ -244,7 +244,7 @@ def request_of(ids: list[int]) -> GenerateRequest:
 
 def answered(ids: list[int], size: int) -> tuple[Choice, AssistantTurn]:
     """An answer that came in chunks of that size, and the turn that a client makes of it."""
-    choice = Choice(request_of(ids), HarmonyParser(TOKENIZER.vocabulary, frozenset({"f"})))
+    choice = Choice(request_of(ids), HarmonyParser(TOKENIZER.vocabulary, frozenset({"f"})), TOKENIZER)
     deltas: list[Delta] = []
     for start in range(0, len(ids), size):
         last = start + size >= len(ids)
