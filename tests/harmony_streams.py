@@ -181,7 +181,7 @@ def check_answer(ids: Sequence[int], sizes: Sequence[int], finish_reason: Finish
 def _message(*, stream: bool) -> tuple[Choice, MessageWriter]:
     choice = Choice(_REQUEST, HarmonyParser(VOCABULARY, TOOLS), _TOKENIZER)
     envelope = Envelope("chat.completion.chunk", "chatcmpl", "m", CommonFields(model="m", stream=stream))
-    return choice, MessageWriter(0, choice, envelope, gives_reasoning=True)
+    return choice, MessageWriter(0, choice, envelope)
 
 
 def _deltas(

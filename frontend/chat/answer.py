@@ -1,7 +1,6 @@
 """A chat completion: from the body to the answer, as chunks or whole."""
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Literal
 
 import msgspec
@@ -29,16 +28,11 @@ async def prepare_chat(raw: bytes, client: Client, services: Services) -> Chunke
     """The answer to a body, ready to be generated. Raises a BatonError if the body is refused."""
     body, unknown, (request, inexact) = await read(raw, ChatBody, turn_request)
     choices = await services.prepare(request, client)
-    is_excluded = body.reasoning is not None and body.reasoning.exclude
-    writer = partial(
-        MessageWriter,
-        gives_reasoning=body.include_reasoning is not False and not is_excluded,
-    )
     return ChunkedAnswer(
         Envelope("chat.completion.chunk", "chatcmpl", choices[0].request.model, body),
         choices,
-        writer,
-        partial(ChatCompletion, metadata=UNSET if body.metadata is None else body.metadata),
+        MessageWriter,
+        ChatCompletion,
         (*unknown, *inexact),
     )
 
@@ -81,7 +75,6 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
     system_fingerprint: str
     object: Literal["chat.completion"] = "chat.completion"
     service_tier: Literal["default"] = "default"
-    metadata: dict[str, str] | UnsetType = UNSET
 
 
 OPERATIONS: Operations = {
@@ -107,16 +100,8 @@ _NO_LOGPROBS = b',"logprobs":null,"finish_reason":null}'
 class MessageWriter(ChoiceWriter):
     """Builds the message of one choice."""
 
-    def __init__(
-        self,
-        index: int,
-        choice: Choice,
-        envelope: Envelope,
-        *,
-        gives_reasoning: bool,
-    ) -> None:
+    def __init__(self, index: int, choice: Choice, envelope: Envelope) -> None:
         super().__init__(index, choice, envelope)
-        self._gives_reasoning = gives_reasoning
         self._texts: list[str] = []
         self._reasonings: list[str] = []
         self._calls: list[tuple[Begin, list[str]]] = []
@@ -151,7 +136,7 @@ class MessageWriter(ChoiceWriter):
                     elif parts is not self._reasonings:
                         more = self._more % encoded
                         chunks += self._head, b'{"tool_calls":[', more, b"]", self._plain_tail
-                    elif self._gives_reasoning:  # under both field names that clients read
+                    else:  # under both field names that clients read
                         twice = encoded, b',"reasoning_content":', encoded
                         chunks += self._reasoning_head, *twice, self._plain_tail
                 case Begin("call"):
@@ -173,7 +158,7 @@ class MessageWriter(ChoiceWriter):
 
     def body(self) -> ChatChoiceBody:
         """The whole choice; `content` is null if there are calls and no visible text."""
-        text, reasoning = "".join(self._texts), "".join(self._reasonings if self._gives_reasoning else ())
+        text, reasoning = "".join(self._texts), "".join(self._reasonings)
         return ChatChoiceBody(
             index=self.index,
             message=ChatMessage(

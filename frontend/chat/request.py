@@ -139,20 +139,10 @@ class JsonSchemaFormat(msgspec.Struct, kw_only=True, tag_field="type", tag="json
     json_schema: NamedSchema
 
 
-class ReasoningFields(msgspec.Struct, kw_only=True):
-    """Reasoning effort, in OpenRouter's form; `exclude` leaves the reasoning out of the answer."""
-
-    effort: AnyEffort | None = None
-    enabled: bool | None = None
-    exclude: bool | None = None
-
-
 class ChatBody(ConversationFields, kw_only=True):
-    """`POST /v1/chat/completions`. Extensions: `chat_template_args` (or `chat_template_kwargs`), and
-    `include_reasoning`, which controls whether the answer contains reasoning text."""
+    """`POST /v1/chat/completions`. An extension: `chat_template_args` (or `chat_template_kwargs`)."""
 
     refused: ClassVar[Refused] = {
-        **CommonFields.refused,
         "audio": ((), "This model outputs text only."),
         "modalities": ((["text"],), 'This model outputs text only; send ["text"].'),
         "functions": (([],), "It is deprecated; use `tools`."),
@@ -170,8 +160,6 @@ class ChatBody(ConversationFields, kw_only=True):
     stop: StopText | StopTexts | None = None
     logprobs: bool | None = None
     reasoning_effort: AnyEffort | None = None
-    reasoning: ReasoningFields | None = None
-    include_reasoning: bool | None = None
     tools: list[ToolDefinition] | None = None
     tool_choice: Literal["none", "auto", "required"] | ChatToolChoice | None = None
     response_format: TextFormat | JsonObjectFormat | JsonSchemaFormat | None = None
@@ -199,7 +187,7 @@ def turn_request(body: ChatBody, num_bytes: int) -> tuple[TurnRequest, list[str]
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
     )
     inexact = ["messages[].name"] if any(message.name is not None for message in body.messages) else []
-    if NEAREST_EFFORT[effort := _effort(body)] != effort:
+    if NEAREST_EFFORT[effort := body.effort_of(body.reasoning_effort)] != effort:
         inexact.append("reasoning_effort")
     results = (message.content for message in body.messages if message.role == "tool")
     kinds = {part.type for content in results if isinstance(content, list) for part in content}
@@ -220,14 +208,9 @@ def conversation(body: ChatBody) -> Conversation:
     return Conversation(
         turns=tuple(_turn(message, f"messages[{i}]") for i, message in enumerate(body.messages)),
         tools=tuple(_tool(tool, f"tools[{i}]") for i, tool in enumerate(offered or ())),
-        reasoning_effort=NEAREST_EFFORT[_effort(body)],
+        reasoning_effort=NEAREST_EFFORT[body.effort_of(body.reasoning_effort)],
         answer_format=answer,
     )
-
-
-def _effort(body: ChatBody) -> AnyEffort:
-    given = body.reasoning_effort or (None if body.reasoning is None else body.reasoning.effort)
-    return body.effort_of(given)
 
 
 def _by_type(given: ToolDefinition | MessageToolCall, path: str) -> Any:

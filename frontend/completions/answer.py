@@ -58,7 +58,6 @@ class CompletionBody(CommonFields, kw_only=True):
     the answer; with `logprobs` it includes the prompt's log probabilities and needs `max_tokens` 0 or 1."""
 
     refused: ClassVar[Refused] = {
-        **CommonFields.refused,
         "suffix": (("",), "This model cannot insert text before a suffix."),
         "best_of": ((1,), "Use `n` and rank the choices yourself."),
     }

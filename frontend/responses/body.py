@@ -13,7 +13,6 @@ from frontend.text.tokenizer import ContextTooLong
 from frontend.turn.fields import (
     NEAREST_EFFORT,
     AnyEffort,
-    CommonFields,
     ConversationFields,
     Count,
     FunctionName,
@@ -125,7 +124,6 @@ class ResponseBody(ConversationFields, kw_only=True):
     """`POST /v1/responses`, with the same extensions as chat completions."""
 
     refused: ClassVar[Refused] = {
-        **CommonFields.refused,
         "messages": ((), "In the Responses API, use `input`."),
         "max_tokens": ((), "In the Responses API, use `max_output_tokens`."),
         "max_completion_tokens": ((), "In the Responses API, use `max_output_tokens`."),

@@ -57,19 +57,10 @@ class GuidedFields(msgspec.Struct, kw_only=True):
     guided_regex: GrammarText | None = None
     guided_choice: GrammarChoices | None = None
     guided_grammar: GrammarText | None = None
-    guided_decoding_backend: str | None = None
 
 
 class StructuredOutputs(msgspec.Struct, kw_only=True):
     """vLLM's newer names for structured outputs."""
-
-    refused: ClassVar[Refused] = {
-        "structural_tag": ((), "Use `tools` and `tool_choice`."),
-        "whitespace_pattern": ((), "The whitespace of JSON output is not configurable."),
-    }
-    hints: ClassVar[frozenset[str]] = frozenset(
-        {"disable_fallback", "disable_any_whitespace", "disable_additional_properties"}
-    )
 
     json: JsonSchema | None = None
     regex: GrammarText | None = None
@@ -104,17 +95,6 @@ class CommonFields(GuidedFields, kw_only=True):
     `cache_salt` are extensions, under NVIDIA's and vLLM's names; `regex` and `ebnf` are SGLang's. The hints
     have no effect: there is one service tier, one verbosity, one cache; prompts are never truncated."""
 
-    refused: ClassVar[Refused] = {
-        "guided_whitespace_pattern": ((), "The whitespace of JSON output is not configurable."),
-        "allowed_token_ids": ((), "Use `logit_bias`, or `regex` to constrain the text."),
-        "bad_words": (([],), "Use `logit_bias` with a bias of -100."),
-        "use_beam_search": ((False,), "Use sampling, with `n` for several choices."),
-        "prompt_logprobs": ((), "Use `echo` and `logprobs` of /v1/completions."),
-        "truncate_prompt_tokens": ((), "Shorten the prompt before you send it."),
-        "continue_final_message": ((False,), "The answer always starts a new message."),
-        "add_generation_prompt": ((True,), "The generation prompt is always added."),
-        "chat_template": ((), "Prompts always use the Harmony format."),
-    }
     hints: ClassVar[frozenset[str]] = frozenset(
         {
             "prompt_cache_key", "prompt_cache_retention", "prompt_cache_options",

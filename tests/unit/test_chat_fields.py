@@ -116,7 +116,6 @@ def test_tools_keep_their_fields_and_are_not_offered_with_tool_choice_none() -> 
         ({"reasoning_effort": "high"}, "high"),
         ({"chat_template_args": {"reasoning_effort": "low"}}, "low"),
         ({"chat_template_kwargs": {"reasoning_effort": "low"}}, "low"),
-        ({"reasoning": {"effort": "high"}}, "high"),
         ({"reasoning_effort": "high", "chat_template_args": {"reasoning_effort": "low"}}, "high"),
         ({"reasoning_effort": "none"}, "low"),
         ({"reasoning_effort": "max"}, "high"),
@@ -228,7 +227,7 @@ def test_fields_without_effect_are_accepted_and_unknown_ones_inside_others_named
     assert unknown(prediction={"type": "content", "content": "x"}, function_call="auto") == ()
     inner: dict[str, Json] = {
         "nvext": {}, "stream_options": {}, "chat_template_args": {}, "chat_template_kwargs": {},
-        "tool_choice": F, "reasoning": {}, "response_format": {"type": "text"}, "structured_outputs": {},
+        "tool_choice": F, "response_format": {"type": "text"}, "structured_outputs": {},
     }  # fmt: skip
     for name, value in inner.items():
         assert unknown(stream=True, **{name: {**value, "odd": 1}}) == (f"{name}.odd",)

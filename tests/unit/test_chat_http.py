@@ -80,14 +80,14 @@ def stream(request: pytest.FixtureRequest) -> bool:
 
 async def test_a_whole_answer_has_openais_shape_with_the_reasoning() -> None:
     client = Client(ScriptedTokens(ANSWER))
-    reply = await client.chat(metadata={"run": "7"})
+    reply = await client.chat()
     [choice] = reply.json["choices"]
     assert choice["message"] == {
         "role": "assistant", "content": "Hello wörld", "refusal": None,
         "reasoning": "Think.", "reasoning_content": "Think.",
     }  # fmt: skip
     assert (choice["finish_reason"], choice["logprobs"]) == ("stop", None)
-    assert (reply.json["model"], reply.json["metadata"]) == (MODEL, {"run": "7"})
+    assert reply.json["model"] == MODEL
     num_prompt = len(client.tokens.requests[0].token_ids)
     num_completion = len(TOKENIZER.encode_text(ANSWER, allow_special=True))
     assert reply.json["usage"] == {
@@ -191,19 +191,9 @@ async def test_the_text_ends_where_it_should(
     assert client.tokens.num_ended == 1
 
 
-@pytest.mark.parametrize(
-    ("fields", "reasoning"),
-    [
-        ({"include_reasoning": True, "reasoning": {"exclude": False}}, "Think.\n\nThink."),
-        ({"include_reasoning": False}, ""),
-        ({"reasoning": {"exclude": True}}, ""),
-    ],
-)
-async def test_reasoning_is_given_in_paragraphs_unless_excluded(
-    fields: Json, reasoning: str, stream: bool
-) -> None:
-    message = message_of(await chat(THINK + ANSWER, **fields, stream=stream))
-    assert (message.content, message.reasoning) == ("Hello wörld", reasoning)
+async def test_reasoning_is_given_in_paragraphs(stream: bool) -> None:
+    message = message_of(await chat(THINK + ANSWER, stream=stream))
+    assert (message.content, message.reasoning) == ("Hello wörld", "Think.\n\nThink.")
 
 
 async def test_choices_run_side_by_side_and_share_the_prompt(stream: bool) -> None:

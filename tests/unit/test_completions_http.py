@@ -130,7 +130,6 @@ async def test_an_echoed_prompt_comes_with_its_log_probabilities(max_tokens: int
         ({"stop": ["x"] * 33}, "stop"),
         ({"logprobs": 6}, "logprobs"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
-        ({"bad_words": ["x"]}, "bad_words"),
     ],
 )
 async def test_what_cannot_be_echoed_is_refused(fields: dict[str, Any], param: str) -> None:

@@ -153,12 +153,7 @@ async def test_arguments_are_an_object_whatever_the_schema_says(parameters: Json
         ({"guided_json": '{"a":' * 5000}, "guided_json"),
         ({"guided_choice": []}, "guided_choice"),
         ({"guided_regex": ""}, "guided_regex"),
-        ({"structured_outputs": {"structural_tag": "x"}}, "structured_outputs.structural_tag"),
         ({"guided_regex": "a", "ignore_eos": True}, "ignore_eos"),
-        ({"allowed_token_ids": [1]}, "allowed_token_ids"),
-        ({"bad_words": ["x"]}, "bad_words"),
-        ({"continue_final_message": True}, "continue_final_message"),
-        ({"add_generation_prompt": False}, "add_generation_prompt"),
     ],
 )
 async def test_what_cannot_be_demanded_is_a_400_that_names_it(fields: Json, param: str) -> None:
@@ -253,14 +248,7 @@ async def test_a_grammar_that_is_too_large_is_refused(path: str) -> None:
 
 
 async def test_what_asks_for_nothing_is_neither_refused_nor_named() -> None:
-    fields = {
-        "bad_words": [],
-        "continue_final_message": False,
-        "add_generation_prompt": True,
-        "guided_json": None,
-        "guided_decoding_backend": "xgrammar",
-        "structured_outputs": {"disable_fallback": True, "json_object": False},
-    }
+    fields = {"guided_json": None, "structured_outputs": {"json_object": False}}
     reply, tokens = await ask("/v1/chat/completions", **fields)
     assert (reply.status, reply.headers.get("x-baton-ignored")) == (200, None)
     assert tokens.requests[0].sampling.guided is None
