@@ -15,8 +15,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from baton.errors import BatonError, InvalidRequest
-from frontend.chat import answer as chat
-from frontend.completions import answer as completions
+from frontend import chat, completions
 from frontend.http.exchange import Envelope, ErrorBody, Receive, Scope, Send, error_headers
 from frontend.http.guards import OPEN_PATHS
 from frontend.http.respond import Endpoint, Operation, Operations, Serve, Services, Struct

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar
 import msgspec
 
 from baton.errors import InvalidRequest
-from frontend.chat.request import ChatBody, InputMessage, ToolDefinition, conversation
+from frontend.chat import ChatBody, InputMessage, ToolDefinition, conversation
 from frontend.http.body import read
 from frontend.http.respond import Operations, Services, counting
 from frontend.text.tokenizer import ServedModel

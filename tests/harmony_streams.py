@@ -9,7 +9,7 @@ from typing import Any, cast
 import msgspec
 
 from baton.messages import FinishReason, GenerateRequest, Sampling, TokenChunk
-from frontend.chat.answer import MessageWriter
+from frontend.chat import MessageWriter
 from frontend.harmony.conversation import Begin, Delta, End, Text
 from frontend.harmony.parse import HarmonyParser
 from frontend.http.answer import Envelope

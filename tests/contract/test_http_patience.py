@@ -13,7 +13,7 @@ import pytest
 
 from baton.messages import GenerateRequest, TokenChunk, Usage
 from baton.tls import server_context
-from frontend.chat.answer import OPERATIONS as CHAT
+from frontend.chat import OPERATIONS as CHAT
 from frontend.http.exchange import ClientGone, Exchange, Receive, Scope, Send
 from frontend.http.respond import Endpoint, Services
 from frontend.http.server import MAX_HEAD_BYTES, MAX_PIPELINED, Connection, HttpServer, Patience

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.errors import InvalidRequest
-from frontend.chat.request import ChatBody
+from frontend.chat import ChatBody
 from frontend.http.body import convert, decode
 from frontend.responses.body import ResponseBody
 from frontend.turn.fields import Refused

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from baton.errors import InvalidRequest
-from frontend.chat.request import ChatBody, turn_request
+from frontend.chat import ChatBody, turn_request
 from frontend.harmony.conversation import (
     AnswerFormat,
     AssistantTurn,

@@ -9,7 +9,7 @@ import pytest
 
 import frontend.__main__  # noqa: F401  defines every error that a frontend sends
 from baton.errors import BatonError
-from frontend.chat.request import ChatBody
+from frontend.chat import ChatBody
 from tests.scripted_frontend import MODEL, Client, ScriptedTokens
 
 ANSWER = "<|channel|>final<|message|>Hello<|return|>"

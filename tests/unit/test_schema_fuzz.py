@@ -7,8 +7,8 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from frontend.chat.request import ChatBody
-from frontend.completions.answer import CompletionBody
+from frontend.chat import ChatBody
+from frontend.completions import CompletionBody
 from frontend.responses.body import ResponseBody
 from tests.scripted_frontend import MODEL, Client, Reply, ScriptedTokens
 
