@@ -2,12 +2,11 @@
 
 import contextlib
 import dataclasses
-import os
 import ssl
 import time
 from collections.abc import Iterator
 from functools import partial
-from http.client import BadStatusLine, HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from pathlib import Path
 from typing import TypeVar
 from urllib.parse import urlsplit
@@ -124,9 +123,7 @@ def _reason(error: Exception) -> str:
     if isinstance(error, ssl.SSLError):
         return tls.peers_fault(error)
     if isinstance(error, OSError):
-        return os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or str(error)
-    if isinstance(error, BadStatusLine):
-        return "it does not speak HTTP"
+        return error.strerror or str(error)
     return f"what answers is no frontend ({error})"
 
 

@@ -92,20 +92,16 @@ async def test_a_bad_query_is_one_sentence(query: str) -> None:
     ("argv", "status"),
     [
         (["unknown"], 1),
-        (["a\x1b[2J"], 1),
-        (["x" * 5000], 1),
+        (["\x1b[2J" + "x" * 5000], 1),
         (["caf\u00e9 \U0001f600 %2F&slowest=1"], 1),
         (["--failed"], 1),
         ([], 2),
         (["id", "--slowest", "3"], 2),
         (["--slowest", "0"], 2),
-        (["--slowest", "many"], 2),
         (["--running", "--log", "x"], 2),
-        (["id", "--log", "/no/such/file"], 2),
         (["id", "--log", "/"], 2),
         (["id", "--log", "README.md"], 1),
         (["id", "--url", "http://127.0.0.1:1"], 2),
-        (["id", "--nope"], 2),
     ],
 )
 async def test_bad_input_of_the_command_is_one_sentence(

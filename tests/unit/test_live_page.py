@@ -1,6 +1,8 @@
 """What serves the live page: its files, their headers, who sees ids, `--no-page`."""
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 
@@ -8,6 +10,7 @@ from frontend import snapshot
 from frontend.app import envelope_of
 from frontend.http.guards import Guards
 from frontend.http.keys import line_of, parse_keys
+from frontend.stages import STAGES
 from tests.scripted_frontend import Client, ScriptedTokens
 
 ANSWER = "<|channel|>final<|message|>Hello<|return|>"
@@ -30,6 +33,12 @@ async def test_files_are_fresh_and_load_nothing_from_elsewhere(path: str, kind: 
     assert found.headers["referrer-policy"] == "no-referrer"
     again = await client.request("GET", path, b"", {"if-none-match": found.headers["etag"]})
     assert (again.status, again.body) == (304, b"")
+
+
+def test_the_page_draws_each_stage_as_the_table_says() -> None:
+    script = Path(snapshot.__file__).with_name("page").joinpath("page.js").read_text()
+    (table,) = re.findall(r"const STAGES = \{(.*?)\}", script, re.DOTALL)
+    assert re.findall(r'(\w+): "(\w+)"', table) == [(stage, rule.group) for stage, rule in STAGES.items()]
 
 
 async def test_without_the_page_its_figures_stay() -> None:

