@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -44,7 +44,6 @@ from tests.scripted_workers import (
     hang,
     in_turn,
     request,
-    sampled,
     script,
     token_ids_of,
 )
@@ -314,77 +313,26 @@ async def test_only_a_pair_between_which_nothing_moves_is_left_out(
     assert fleet.called == ["p1", "d1", "d1", *called_later]
 
 
-@pytest.mark.parametrize(
-    ("num_moved_bytes", "is_read_to_its_end", "num_observed"),
-    [(4096, True, 1), (0, True, 1), (None, True, 0), (4096, False, 1)],
-)
-async def test_the_kv_that_moved_for_an_answer_is_counted_once(
-    num_moved_bytes: int | None, is_read_to_its_end: bool, num_observed: int
-) -> None:
-    chunks = [
-        TokenChunk((10,), None, Usage(2, 0, 1, num_moved_bytes)),
-        TokenChunk((11,), "stop", Usage(2, 0, 2, num_moved_bytes)),
-    ]
-    fleet = ScriptedWorkers(p1=hand_off, d1=script(*chunks))
-    record = fleet.metrics.begin("/v1/x")
-    async with (
-        generator_over(fleet) as generator,
-        aclosing(generator.generate(request(), leg=record.leg())) as answered,
-    ):
-        async for _ in answered:
-            if not is_read_to_its_end:
-                break
-    fleet.metrics.end(record)
-    name = "baton_request_moved_kv_bytes"
-    counted = sampled(fleet.metrics, f"{name}_count"), sampled(fleet.metrics, f"{name}_sum")
-    assert counted == (num_observed, num_moved_bytes or 0)
-
-
-@asynccontextmanager
-async def crowd(fleet: ScriptedWorkers, *models: str, num_processes: int = 1) -> AsyncGenerator[None, None]:
-    """One request for each of these models, all at once and without an end."""
-    live = Fleet(fleet, fleet, model_path=Path("/none"))
-    async with live.keep_current():
-        await until(lambda: live.health().instances)
-        made = Generator(
-            fleet, live, RoutingSettings(wait_for_worker_s=0), fleet.metrics, num_processes=num_processes
-        )
-
-        async def one(model: str) -> None:
-            async for _ in made.generate(msgspec.structs.replace(request(600), model=model)):
-                pass
-
-        tasks = [asyncio.create_task(one(model)) for model in models]
-        await asyncio.sleep(5)
-        yield
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
 @jumping
 async def test_each_model_has_a_queue_of_its_own() -> None:
     class TwoModels(ScriptedWorkers):
         async def watch(self) -> AsyncGenerator[tuple[WorkerInfo, ...], None]:
             async for live in super().watch():
-                yield tuple(
-                    msgspec.structs.replace(w, model="n" if w.worker_id == "d2" else "m") for w in live
-                )
+                yield tuple(msgspec.structs.replace(w, model="mn"[w.worker_id == "d2"]) for w in live)
+
+    async def one(generator: Generator, model: str) -> None:
+        async for _ in generator.generate(msgspec.structs.replace(request(600), model=model)):
+            pass
 
     fleet = TwoModels(d1=hang, d2=hang)
     fleet.max_batch_size = 1
-    async with crowd(fleet, "m", "m", "n", "n"):
+    async with generator_over(fleet) as generator:
+        tasks = [asyncio.create_task(one(generator, model)) for model in "mmnn"]
+        await asyncio.sleep(5)
         assert fleet.called == ["d1", "d2"]
-
-
-@pytest.mark.parametrize(("num_processes", "num_running"), [(1, 4), (2, 2), (9, 1)])
-@jumping
-async def test_each_process_uses_its_part_of_the_places(num_processes: int, num_running: int) -> None:
-    fleet = ScriptedWorkers(d1=hang)
-    fleet.max_batch_size = 4
-    async with crowd(fleet, *["m"] * 6, num_processes=num_processes):
-        assert len(fleet.called) == num_running
-    assert fleet.open == []
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def from_the_beginning(*steps: int, tokens: tuple[int, ...] = (10, 11, 12, 13)) -> Script:
@@ -652,29 +600,3 @@ async def test_a_new_request_waits_for_the_broker_as_long_as_for_a_worker(
     assert raised is DeadlineExceeded or failure.value.retry_after_s == 1
     assert asyncio.get_running_loop().time() == pytest.approx(min(5, deadline_s), abs=0.1)
     assert not fleet.called
-
-
-@pytest.mark.parametrize(
-    ("stuck", "local_prefill_tokens", "called"),
-    [("p1", 0, ["p1"]), ("d1", 0, ["p1", "d1"]), ("d1", 50, ["d1"])],
-)
-@jumping
-async def test_a_worker_that_makes_no_progress_with_it_is_given_up(
-    stuck: str, local_prefill_tokens: int, called: list[str]
-) -> None:
-    async def overdue(sent: GenerateRequest) -> AsyncGenerator[Reply, None]:
-        await asyncio.sleep(sent.deadline_s)
-        async for chunk in failing(DeadlineExceeded())(sent):
-            yield chunk
-
-    fleet = ScriptedWorkers(**{"p1": hand_off, "d1": answer, stuck: overdue})
-    fleet.answering = {"p1", "d1"}
-    async with generator_over(fleet, local_prefill_tokens=local_prefill_tokens) as generator:
-        chunks = generator.generate(request(deadline_s=60))
-        waiting = asyncio.ensure_future(anext(chunks))
-        await asyncio.sleep(0.1)
-        assert fleet.called == called
-        await asyncio.sleep(29.9)
-        waiting.cancel()
-        await asyncio.gather(waiting, return_exceptions=True)
-    assert fleet.lost == [stuck]

@@ -239,18 +239,6 @@ def test_lone_surrogates_in_a_schema_do_no_harm() -> None:
     assert 'a\ud800?: Array<any>, // default: ["\udfff"]' in type_of(schema)
 
 
-@pytest.mark.parametrize("enum", [["d"], ["a", "b"]])
-def test_a_default_that_names_an_enum_value_is_not_quoted(enum: object) -> None:
-    def line(**fields: object) -> str:
-        return type_of({"type": "object", "properties": {"a": {"type": "string", "default": "d", **fields}}})
-
-    assert line(enum=enum).endswith(", // default: d\n}")
-    assert line().endswith(', // default: "d"\n}')
-    others: list[object] = [[], "d", {"d": 1}, None]
-    for other in others:
-        assert line(enum=other).endswith(', // default: "d"\n}')
-
-
 @pytest.mark.parametrize(
     "parameters",
     [
