@@ -123,18 +123,15 @@ class _Reading:
     def ended(self) -> Header:
         """With `<|message|>`. Of the unknown words, the first may be a role if one is expected, and a single
         last one may be a content type; noise is dropped, and all others are text."""
-        parts, ranges = self.parts, list[tuple[int, int]]()
+        parts = self.parts
         words = [i for i, part in enumerate(parts) if part.kind == "word"]
         if self._expects_role and words[:1] == [0] and self._kind_after(0) in ("channel", "to", None):
             del words[0]
         if len(parts) > 1 and words == [len(parts) - 1]:
             del words[0]
-        for i in words:  # adjacent ones share a range with the space between them
-            if ranges and i - 1 in words:
-                ranges[-1] = ranges[-1][0], parts[i].stop
-            else:
-                ranges.append((parts[i - 1].stop if ranges else parts[i].start, parts[i].stop))
-        return self._header(parts, tuple(ranges))
+        # From the second one on with the space before it.
+        texts = ((parts[i - 1].stop if i > words[0] else parts[i].start, parts[i].stop) for i in words)
+        return self._header(parts, tuple(texts))
 
     def unended(self, end: SpecialToken | None) -> Header:
         """Without `<|message|>`: the text starts at the first word that is not part of a header. Noise up to

@@ -19,26 +19,29 @@ class Capacity(NamedTuple):
 
     num_places: float
     num_starting: float
-    num_running: int
-    num_waiting: int
+    num_running: float
+    num_waiting: float
+
+
+UNKNOWN = Capacity(math.inf, math.inf, math.inf, math.inf)
 
 
 def capacity_of(
     prefills: Sequence[WorkerInfo], decodes: Sequence[WorkerInfo], num_processes: int
-) -> Capacity | None:
-    """This process's part of the workers' places; None if a worker does not announce them, or if no decode
+) -> Capacity:
+    """This process's part of the workers' places; UNKNOWN if a worker does not announce them, or if no decode
     worker is live.
 
     Workers get a few requests more than their batches hold, so that a place that becomes free is taken at
     once; what else their queues would hold waits in the frontend."""
     batch, queue = _total(decodes)
     if not batch:
-        return None
+        return UNKNOWN
     prefill_batch, prefill_queue = _total(prefills)
     ahead = min(queue, prefill_batch or math.ceil(batch / 8))
     most = max(1, (batch + queue) // num_processes)
     num_running = min(batch + ahead, most)
-    num_places = batch / num_processes
+    num_places = math.ceil(batch / num_processes)
     if not prefill_batch:
         return Capacity(num_places, math.inf, num_running, most - num_running)
     most_prefilling = max(1, (prefill_batch + prefill_queue) // num_processes)
@@ -80,7 +83,7 @@ class Admission:
 
     def __init__(
         self,
-        capacity: Callable[[int], Capacity | None],
+        capacity: Callable[[int], Capacity],
         metrics: Metrics,
         max_wait_s: float = MAX_WAIT_S,
         on_full: Callable[[str, str], object] = lambda *_: None,
@@ -89,7 +92,7 @@ class Admission:
         self._read_capacity = capacity
         self._metrics = metrics
         self._max_wait_s = max_wait_s or math.inf
-        self._capacity: Capacity | None = None
+        self._capacity = UNKNOWN
         self._read_again_s = 0.0
         self._waiting: dict[str, list[tuple[int, Turn]]] = {}  # by caller; the first one's turn is next
         self._num_waiting = 0
@@ -107,7 +110,7 @@ class Admission:
             return
         num_mine = len(self._waiting.get(caller, ()))
         num_callers = len(self._waiting) + (not num_mine)
-        most = max(self._capacity.num_waiting if self._capacity else 0, round(_SHORTEST_QUEUE_S * self._rate))
+        most = max(self._capacity.num_waiting, round(_SHORTEST_QUEUE_S * self._rate))
         if self._num_waiting >= most and num_mine >= most // num_callers:
             raise self.refusal("queue_full")
         wait_s = min(self._num_waiting, (num_mine + 1) * num_callers) / self._rate
@@ -179,22 +182,20 @@ class Admission:
 
     def _load(self) -> tuple[str, str]:
         """The pool that has no place, and what it does; requests ahead in the workers' own queues wait."""
-        most, num_busy = self._capacity, self._num_running
-        if most and num_busy < most.num_running and self._num_starting >= most.num_starting:
-            return "prefill", f"{self._num_starting} running, {self._num_waiting} waiting"
-        if most:
-            num_busy = min(num_busy, math.ceil(most.num_places))
-        num_waiting = self._num_running - num_busy + self._num_waiting
-        return "decode", f"{num_busy} running, {num_waiting} waiting"
+        most, num_waiting = self._capacity, self._num_waiting
+        if self._num_running < most.num_running and self._num_starting >= most.num_starting:
+            return "prefill", f"{self._num_starting} running, {num_waiting} waiting"
+        num_busy = min(self._num_running, most.num_places)
+        return "decode", f"{num_busy} running, {self._num_running - num_busy + num_waiting} waiting"
 
     def places(self) -> dict[str, tuple[int, float]]:
         """The taken places and all places by kind: `prefill`, before the first token; `running`; `queue`."""
         self._has_room()  # reads the capacity
-        most = self._capacity or Capacity(math.inf, math.inf, 0, 0)
+        most = self._capacity
         return {
             "prefill": (self._num_starting, most.num_starting),
-            "running": (self._num_running, most.num_running or math.inf),
-            "queue": (self._num_waiting, most.num_waiting or math.inf),
+            "running": (self._num_running, most.num_running),
+            "queue": (self._num_waiting, most.num_waiting),
         }
 
     @property
@@ -212,9 +213,7 @@ class Admission:
             self._capacity = self._read_capacity(self._num_running - self._num_starting)
             self._read_again_s = now_s + _CAPACITY_KEPT_S
         most = self._capacity
-        return most is None or (
-            self._num_running < most.num_running and self._num_starting < most.num_starting
-        )
+        return self._num_running < most.num_running and self._num_starting < most.num_starting
 
     def _take_place(self) -> Place:
         self._num_running += 1

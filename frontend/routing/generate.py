@@ -306,14 +306,12 @@ class Generator:
             )
         return self._admissions[model]
 
-    def _capacity(self, model: str, num_decoding: int) -> Capacity | None:
+    def _capacity(self, model: str, num_decoding: int) -> Capacity:
         """The places of the workers, besides those of requests on workers that are leaving."""
         prefills, decodes = [self._fleet.workers(model, role) for role in (Role.PREFILL, Role.DECODE)]
         capacity = capacity_of(prefills, decodes, self._num_processes)
         num_leaving = num_decoding - sum([self._num_running[worker.worker_id] for worker in decodes])
-        if capacity is None or num_leaving <= 0:
-            return capacity
-        return capacity._replace(num_running=capacity.num_running + num_leaving)
+        return capacity._replace(num_running=capacity.num_running + max(num_leaving, 0))
 
     async def _find_workers(self, progress: Progress, on_taken: Callable[[], None]) -> None:
         """Wait for the plane's broker, until the deadline if the request was running when it went away; then

@@ -9,7 +9,7 @@ import pytest
 from baton.errors import Overloaded
 from baton.messages import WorkerInfo
 from frontend.metrics import Metrics
-from frontend.routing.admission import MAX_WAIT_S, Admission, Capacity, capacity_of
+from frontend.routing.admission import MAX_WAIT_S, UNKNOWN, Admission, Capacity, capacity_of
 from tests.clock import jumping
 from tests.scripted_workers import request, sampled, worker
 
@@ -37,17 +37,17 @@ def pool(name: str, *sizes: Sizes) -> list[WorkerInfo]:
         # Processes share what workers hold, so that none is refused, but need not leave places empty.
         ([], [(8, 256)], 4, Capacity(2, math.inf, 9, 57)),
         ([(8, 8)], [(8, 8)], 4, Capacity(2, 4, 4, 0)),
-        ([], [(2, 1)], 4, Capacity(0.5, math.inf, 1, 0)),
+        ([], [(2, 1)], 4, Capacity(1, math.inf, 1, 0)),
         ([(1, 0)], [(8, 8)], 4, Capacity(2, 1, 4, 0)),
         # Workers that do not announce what they hold refuse for themselves.
-        ([], [(None, 0)], 1, None),
-        ([], [(8, 8), (None, 0)], 1, None),
+        ([], [(None, 0)], 1, UNKNOWN),
+        ([], [(8, 8), (None, 0)], 1, UNKNOWN),
         ([(None, 0)], [(8, 8)], 1, Capacity(8, math.inf, 9, 7)),
-        ([(8, 8)], [], 1, None),
+        ([(8, 8)], [], 1, UNKNOWN),
     ],
 )
 def test_what_the_workers_hold_is_divided(
-    prefills: list[Sizes], decodes: list[Sizes], num_processes: int, expected: Capacity | None
+    prefills: list[Sizes], decodes: list[Sizes], num_processes: int, expected: Capacity
 ) -> None:
     assert capacity_of(pool("p", *prefills), pool("d", *decodes), num_processes) == expected
 
@@ -61,14 +61,11 @@ class Load:
         num_running: int = 2,
         num_waiting: int = 4,
         num_starting: float = math.inf,
-        num_places: int | None = None,
         lasts_s: float = 10,
         max_wait_s: float = MAX_WAIT_S,
     ) -> None:
         self.metrics = Metrics()
-        self.capacity: Capacity | None = Capacity(
-            num_places or num_running, num_starting, num_running, num_waiting
-        )
+        self.capacity = Capacity(num_running, num_starting, num_running, num_waiting)
         self.admission = Admission(lambda _: self.capacity, self.metrics, max_wait_s)
         self.started: list[tuple[str, float]] = []
         self.lasts_s = lasts_s
