@@ -3,7 +3,7 @@
 import asyncio
 from contextlib import aclosing
 from functools import partial
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Literal
 from urllib.parse import parse_qsl
 
 import msgspec
@@ -11,7 +11,7 @@ from msgspec import Meta
 
 from baton.errors import BatonError, InvalidRequest, NotReady
 from frontend.http.answer import Answer
-from frontend.http.body import convert
+from frontend.http.body import AnyBody, convert
 from frontend.http.exchange import Exchange, ignored_header
 from frontend.http.respond import (
     GRACE_S,
@@ -56,9 +56,6 @@ class PageQuery(msgspec.Struct):
     limit: Annotated[int, Meta(ge=1, le=100, description="Items per page.")] = 20
     order: Annotated[Literal["asc", "desc"], Meta(description="`desc`: latest first.")] = "desc"
     after: Annotated[str | None, Meta(description="Id of the last item of the previous page.")] = None
-
-
-Query = TypeVar("Query", EventsQuery, PageQuery)
 
 
 class ResponseNotFound(BatonError, code="response_not_found", status=404):
@@ -252,7 +249,7 @@ def _rest_of(stored: StoredResponse, sequence_number: int) -> bytes:
     raise events_not_stored(stored.id)
 
 
-def _query(exchange: Exchange, query: type[Query]) -> Query:
+def _query(exchange: Exchange, query: type[AnyBody]) -> AnyBody:
     """The query string, of each parameter the last value. Raises InvalidRequest."""
     try:
         pairs = parse_qsl(exchange.query, max_num_fields=MAX_QUERY_FIELDS)

@@ -70,14 +70,13 @@ ON CONFLICT (id) DO UPDATE SET status = excluded.status, used_s = excluded.used_
     num_bytes = excluded.num_bytes, body = excluded.body, events = excluded.events
 """
 _PRUNE = """
-DELETE FROM responses WHERE status != 'in_progress' AND id IN (
+DELETE FROM responses WHERE id IN (
     SELECT id FROM (
         SELECT id, used_s, row_number() OVER latest AS num, sum(num_bytes) OVER latest AS total_bytes
         FROM responses WINDOW latest AS (ORDER BY used_s DESC, rowid DESC)
     ) WHERE used_s < ? OR num > ? OR total_bytes > ?
 )
 """
-_FAIL = "UPDATE responses SET status = 'failed', body = ?, events = NULL WHERE id = ?"
 _WITH_ITEM = """
 JOIN item_ids ON id = response_id WHERE item_id = ? AND key_name = ? ORDER BY responses.rowid DESC LIMIT 1
 """
@@ -142,8 +141,8 @@ class ResponseStore:
         self._num_saves = 0
 
     async def open(self) -> None:
-        """Create or open the file, and mark responses of dead frontends as failed."""
-        await self._in_thread(self._fail_orphans, waits=True)
+        """Create or open the file."""
+        await self._in_thread(lambda: self._db, waits=True)
 
     async def close(self) -> None:
         """Write what is left, unless that takes longer than 5 s, and close the file."""
@@ -164,9 +163,7 @@ class ResponseStore:
         while self._num_unwritten_bytes > MAX_UNWRITTEN_BYTES:
             oldest = next(iter(self._unwritten))
             self._discard(oldest)
-            log.error(
-                "response not stored response_id=%s reason=the memory for unwritten responses is full", oldest
-            )
+            log.error("response not stored response_id=%s", oldest)
         if self._writing is None or self._writing.done():
             self._writing = asyncio.create_task(self._write_all())
         if not self.is_failing:
@@ -176,8 +173,8 @@ class ResponseStore:
                 self._note(f"it takes longer than {WAIT_S} s")
 
     async def load(self, response_id: str, key_name: str = "") -> StoredResponse | None:
-        """The response, or None unless it is of that API key. A running response of a dead frontend becomes
-        failed, as does one of this frontend: the caller must check its own runs first."""
+        """The response, or None unless it is of that API key. A running response of a dead frontend has
+        failed, as has one of this frontend: the caller must check its own runs first."""
         entry = self._unwritten.get(response_id)
         found = entry.response if entry else await self._in_thread(self._load, response_id)
         return found if found is not None and found.key_name == key_name else None
@@ -278,10 +275,7 @@ class ResponseStore:
         body = msgspec.json.decode(found.body, type=dict[str, Any])
         body |= {"status": "failed", "error": {"code": "server_error", "message": DIED}}
         # The stored events lack the last one.
-        failed = msgspec.structs.replace(found, status="failed", body=msgspec.json.encode(body), events=None)
-        with contextlib.suppress(sqlite3.OperationalError), self._db as db:  # full or locked
-            db.execute(_FAIL, (failed.body, failed.id))
-        return failed
+        return msgspec.structs.replace(found, status="failed", body=msgspec.json.encode(body), events=None)
 
     def _chain(self, response_id: str, key_name: str) -> list[StoredResponse] | None:
         chain: list[StoredResponse] = []
@@ -305,10 +299,6 @@ class ResponseStore:
     def _delete(self, response_id: str) -> bool:
         with self._db as db:
             return db.execute("DELETE FROM responses WHERE id = ?", (response_id,)).rowcount > 0
-
-    def _fail_orphans(self) -> None:
-        for row in self._db.execute("SELECT id FROM responses WHERE status = 'in_progress'").fetchall():
-            self._load(row["id"])
 
 
 def _stored(row: sqlite3.Row | None) -> StoredResponse | None:
