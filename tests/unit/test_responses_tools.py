@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from openai.types.responses import Response
 
+from baton.messages import Guided
 from frontend.harmony.conversation import ToolResult
 from frontend.http.exchange import Bodies
 from frontend.responses.items import (
@@ -62,6 +63,12 @@ def prompt_of(client: Client) -> str:
     return TOKENIZER.decode(client.tokens.requests[-1].token_ids)
 
 
+def form_of(client: Client) -> Guided:
+    form = client.tokens.requests[-1].sampling.guided
+    assert form is not None
+    return form
+
+
 async def prompt(**fields: Any) -> str:
     client = Client(ScriptedTokens("<|channel|>final<|message|>Ok<|return|>"))
     await respond(client, **fields)
@@ -73,10 +80,10 @@ async def test_a_namespace_is_rendered_and_its_calls_carry_it() -> None:
     assert "## agents\n\n// Sub-agents.\nnamespace agents {\n\ntype close" in written
     assert "} // namespace agents" in written
     assert "namespace functions {\n\ntype close" in written
-    (_, called) = await output(call("agents.close", "{}"), tools=[AGENTS, CLOSE])
-    assert (called["type"], called["name"], called["namespace"]) == ("function_call", "close", "agents")
-    (_, called) = await output(call("functions.close", "{}"), tools=[AGENTS, CLOSE])
-    assert (called["name"], "namespace" in called) == ("close", False)
+    for namespace, shown in (("agents", {"namespace": "agents"}), ("functions", {})):
+        (_, called) = await output(call(f"{namespace}.close", "{}"), tools=[AGENTS, CLOSE])
+        wanted = {"type": "function_call", "name": "close", "arguments": "{}", "status": "completed"}
+        assert called == wanted | shown
 
 
 ONE_OF = {"type": "allowed_tools", "mode": "required"}
@@ -100,8 +107,7 @@ async def test_a_tool_can_be_demanded(choice: Json, called: str) -> None:
     tools = [agents, CLOSE, *({"type": kind} for kind in ("local_shell", "shell", "apply_patch"))]
     reply = await respond(client, tools=tools, tool_choice=choice)
     assert reply.json["tool_choice"] == choice
-    form = client.tokens.requests[-1].sampling.guided
-    assert form is not None
+    form = form_of(client)
     recipients = {header.partition(" to=")[2] for message in form.last for header in message.headers}
     assert {re.split("[ <]", recipient)[0] for recipient in recipients} == {called}
 
@@ -110,8 +116,8 @@ async def test_a_custom_tool_takes_text_also_where_the_model_wrote_json() -> Non
     assert "type patch = (input: string) => any;" in await prompt(tools=[PATCH])
     text = call("functions.patch", json.dumps({"input": "*** Begin\nPatch"}), " code")
     (_, called) = await output(text, tools=[PATCH])
-    wanted = ("custom_tool_call", "patch", "*** Begin\nPatch")
-    assert (called["type"], called["name"], called["input"]) == wanted
+    wanted = {"type": "custom_tool_call", "name": "patch", "input": "*** Begin\nPatch"}
+    assert called.items() >= wanted.items()
     events = (await respond(Client(ScriptedTokens(text)), tools=[PATCH], stream=True)).events
     delta, done = (event for event in events if "custom" in event["type"])
     kind = "response.custom_tool_call_input"
@@ -125,10 +131,9 @@ async def test_the_input_of_a_custom_tool_is_held_to_its_grammar(syntax: str) ->
     grammar = {"type": "grammar", "syntax": syntax, "definition": "start: /a/"}
     (_, called) = (await respond(client, tools=[PATCH | {"format": grammar}])).json["output"]
     assert called["input"] == '{"input": "a"}', "what a grammar allowed is the input itself"
-    form = client.tokens.requests[0].sampling.guided
-    assert form is not None
-    assert (form.last[0].syntax, form.last[0].grammar) == (syntax, "start: /a/")
-    assert form.last[0].param == "tools[0].format.definition"
+    held = form_of(client).last[0]
+    assert (held.syntax, held.grammar) == (syntax, "start: /a/")
+    assert held.param == "tools[0].format.definition"
 
 
 async def test_input_tokens_are_those_of_the_prompt() -> None:
@@ -170,21 +175,14 @@ async def test_frontends_that_share_a_key_open_each_others_thoughts_if_unchanged
     assert (refused.status, refused.error["param"]) == (400, "input[1].encrypted_content")
 
 
-@pytest.mark.parametrize(
-    ("called", "recipient"),
-    [
-        (
-            {"type": "function_call", "name": "close", "namespace": "agents", "arguments": "{}"},
-            "agents.close",
-        ),
-        ({"type": "custom_tool_call", "name": "patch", "input": "*** Begin"}, "functions.patch"),
-    ],
-)
-async def test_a_call_comes_back_as_it_was(called: Json, recipient: str) -> None:
-    result = {"type": f"{called['type']}_output", "call_id": "c", "output": "done"}
-    written = await prompt(tools=[AGENTS, PATCH], input=[HI, called | {"call_id": "c"}, result])
-    assert f"assistant to={recipient}" in written
-    assert f"{recipient} to=assistantcommentarydone" in written
+async def test_calls_come_back_as_they_were() -> None:
+    function = {"type": "function_call", "name": "close", "namespace": "agents", "arguments": "{}"}
+    custom = {"type": "custom_tool_call", "name": "patch", "input": "*** Begin"}
+    for called, recipient in ((function, "agents.close"), (custom, "functions.patch")):
+        result = {"type": f"{called['type']}_output", "call_id": "c", "output": "done"}
+        written = await prompt(tools=[AGENTS, PATCH], input=[HI, called | {"call_id": "c"}, result])
+        assert f"assistant to={recipient}" in written
+        assert f"{recipient} to=assistantcommentarydone" in written
 
 
 EXEC: Json = {"command": ["ls", "-l"], "working_directory": "/tmp", "timeout_ms": 5000}
@@ -221,9 +219,7 @@ async def test_a_call_is_an_item_of_the_tools_own_type_and_comes_back(kind: str)
     body = (await respond(client, tools=[{"type": kind}])).json
     Response.model_validate(body)
     assert f"type {kind} = (_: {{" in prompt_of(client)
-    form = client.tokens.requests[0].sampling.guided
-    assert form is not None
-    assert form.last[0].grammar is not None
+    assert form_of(client).last[0].grammar is not None
 
     thought, called = body["output"]
     assert called == item | {"id": called["id"], "call_id": called["call_id"], "status": "completed"}
