@@ -37,7 +37,8 @@ def start(folder: Path, program: tuple[str, ...], flags: list[str], environ: Env
     )
     assert "Traceback" not in done.stderr
     assert "loading" not in done.stderr
-    return done.returncode, [line for line in done.stderr.splitlines() if line.startswith("error: ")][-1]
+    errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    return done.returncode, errors[-1] if errors else done.stderr
 
 
 CASES = [
@@ -45,6 +46,9 @@ CASES = [
     (WORKER, [ETCD, "ETCD_AUTH_CA=/no"], "ETCD_AUTH_CA: /no has no certificates"),
     (FRONTEND, ["--nats-server", "http://h:1"], "--nats-server (NATS_SERVER) http://h:1: must be nats://"),
     (FRONTEND, ["BATON_LIVENESS_S=inf"], "BATON_LIVENESS_S=inf: must be a finite number"),
+    (WORKER, ["--check", OVERRIDE, '{"max_batchsize": 4}'], "unknown key; did you mean max_batch_size?"),
+    (WORKER, ["BATON_PEER_CERT=cert.pem", "--check"], "BATON_PEER_CA: set all three, or none"),
+    (WORKER, ["BATON_FILE_REGISTRY=/proc/none", "--check"], "registry /proc/none cannot be created"),
     (EMBEDDED, [OVERRIDE, SMALL], "max_batch_size: -5: Expected `int` >= 1"),
 ]
 
@@ -59,6 +63,13 @@ def test_a_process_says_what_is_wrong_and_does_not_start(
     status, line = start(tmp_path, program, words[len(variables) :], environ)
     assert status == 2
     assert says in line
+
+
+def test_a_check_shows_the_settings_and_starts_nothing(tmp_path: Path) -> None:
+    status, text = start(tmp_path, WORKER, ["--check", OVERRIDE, '{"max_batch_size": 4}'], {})
+    assert status == 0
+    assert "engine settings max_batch_size=4" in text
+    assert "ready worker=" not in text
 
 
 @pytest.mark.parametrize("program", [WORKER, FRONTEND])

@@ -1,15 +1,15 @@
 """TensorRT-LLM's builds: which are taken, and what they hide."""
 
-from pathlib import Path
+import asyncio
+from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
 
-from workers.engines.library.model_facts import read_model_facts
+from tests.waiting import PATIENCE_S
 from workers.engines.trtllm.library import fatal_error, is_healthy, kv_capacity, load_library
+from workers.engines.trtllm.watchdog import Patience, Watchdog
 from workers.settings import SettingsError
-
-FACTS = read_model_facts(Path("models/demo"))
 
 
 def test_what_a_build_hides_counts_as_well() -> None:
@@ -22,16 +22,29 @@ def test_what_a_build_hides_counts_as_well() -> None:
     assert kv_capacity(SimpleNamespace(get_kv_cache_capacity=lambda: capacity)) == (3, 96)
 
 
+def test_the_llms_own_health_check_counts_before_its_executors() -> None:
+    llm = SimpleNamespace(_executor=SimpleNamespace(check_health=lambda: False))
+    assert not is_healthy(llm)
+    llm._check_health = lambda: True  # noqa: SLF001  TensorRT-LLM's
+    assert is_healthy(llm)
+
+
+def raises() -> bool:
+    raise OSError("no such executor")
+
+
 @pytest.mark.parametrize(
-    ("own", "executors", "healthy"), [(False, True, False), (True, False, True), (None, False, False)]
+    ("check", "reason"),
+    [
+        (lambda: False, "TensorRT-LLM reports that it is unhealthy"),
+        (raises, "TensorRT-LLM's health check failed: OSError: no such executor"),
+    ],
 )
-def test_the_llms_own_health_check_counts_before_its_executors(
-    own: bool | None, executors: bool, healthy: bool
-) -> None:
-    llm = SimpleNamespace(_executor=SimpleNamespace(check_health=lambda: executors))
-    if own is not None:
-        llm._check_health = lambda: own  # noqa: SLF001  TensorRT-LLM's
-    assert is_healthy(llm) == healthy
+async def test_a_failed_health_check_is_reported(check: Callable[[], bool], reason: str) -> None:
+    llm = SimpleNamespace(_executor=SimpleNamespace(check_health=check))
+    watchdog = Watchdog(llm, leave=lambda _: None, patience=Patience(poll_s=0.001))
+    async with asyncio.timeout(PATIENCE_S):
+        assert await watchdog.broken() == reason
 
 
 def test_a_build_without_a_class_that_is_needed_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

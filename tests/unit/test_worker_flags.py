@@ -1,16 +1,10 @@
 """A worker's flags: its role, its names, and which flags set engine settings."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
 from baton.connect import Wires
 from baton.flags import parse
 from baton.messages import Role
-from tests.waiting import PATIENCE_S
 from workers.flags import DisaggregationMode, WorkerSettings, typed_engine_flags
 
 
@@ -64,40 +58,3 @@ def test_flags_that_were_typed_are_settings_of_the_engine_and_no_others() -> Non
     assert engine_flags(*argv) == typed
     assert engine_flags() == {}
     assert engine_flags("--max-seq-len=3") == {"max_seq_len": 3}
-
-
-@pytest.mark.parametrize(
-    ("text", "environ", "status", "says"),
-    [
-        ("max_batch_size: 4", {}, 0, "engine settings max_batch_size=4"),
-        (
-            "max_batchsize: 4",
-            {},
-            2,
-            "engine.yaml: max_batchsize: unknown key; did you mean max_batch_size?",
-        ),
-        ("max_batch_size: 4", {"BATON_PEER_CERT": "cert.pem"}, 2, "BATON_PEER_CA: set all three, or none"),
-        (
-            "max_batch_size: 4",
-            {"BATON_FILE_REGISTRY": "/proc/none"},
-            2,
-            "registry /proc/none cannot be created",
-        ),
-    ],
-)
-def test_a_check_says_what_is_wrong_and_starts_nothing(
-    tmp_path: Path, text: str, environ: dict[str, str], status: int, says: str
-) -> None:
-    (tmp_path / "engine.yaml").write_text(text)
-    command = [sys.executable, "-m", "workers", "--check", "--engine", "mocker"]
-    command += ["--extra-engine-args", str(tmp_path / "engine.yaml")]
-    environ = os.environ | {"BATON_FILE_REGISTRY": str(tmp_path / "registry")} | environ
-
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=PATIENCE_S, check=False, env=environ
-    )
-
-    assert done.returncode == status
-    assert says in done.stderr
-    assert "Traceback" not in done.stderr
-    assert "ready worker=" not in done.stderr

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import enum
 import os
 import tempfile
 from pathlib import Path
@@ -134,10 +133,6 @@ def test_any_file_is_read_or_refused(content: bytes) -> None:
             read(None, Path(file.name), {})
 
 
-class Kind(enum.Enum):
-    AUTO = "auto"
-
-
 class Encoder(pydantic.BaseModel):
     width: int = 1
 
@@ -147,67 +142,49 @@ class Decoder(pydantic.BaseModel):
 
 
 class Model(pydantic.BaseModel):
-    required: str
-    kind: Kind = Kind.AUTO
-    sizes: list[int] = pydantic.Field(default_factory=lambda: [1, 2])
-    number: int = 3
     word: Literal["a", "B"] = "a"
     either: Encoder | Decoder | None = None
     chosen: Encoder | Decoder | None = pydantic.Field(default_factory=Decoder)
-    plain: Encoder | None = None
 
 
 @dataclasses.dataclass
 class Data:
-    required: str
     _hidden: int = 0
     derived: int = dataclasses.field(init=False, default=0)
-    kind: Kind = Kind.AUTO
-    sizes: list[int] = dataclasses.field(default_factory=lambda: [1, 2])
     number: int = 3
     word: Literal["a", "B"] = "a"
     open_word: Literal["a", "B"] | str = "a"
     unset: int = None  # type: ignore[assignment]  # as vLLM has it
-    either: Cache | Engine | None = None
     plain: Cache | None = None
 
 
-@pytest.mark.parametrize("cls", [Model, Data])
-def test_a_settings_class_is_read_as_it_is(cls: type) -> None:
-    fields = fields_of(cls)
-    assert {"_hidden", "derived"}.isdisjoint(fields)
-    defaults = {name: fields[name].default for name in ("required", "kind", "sizes", "number")}
-    assert defaults == {"required": None, "kind": "auto", "sizes": [1, 2], "number": 3}
+def test_a_settings_class_is_read_as_it_is() -> None:
+    assert list(fields_of(Data)) == ["number", "word", "open_word", "unset", "plain"]
+    fields = fields_of(Model)
     assert not fields["either"].fields  # which one is meant is unknown
-    assert fields["plain"].fields
-    assert [fields[name].is_nullable for name in ("plain", "number")] == [True, False]
-
-
-def test_a_union_has_the_keys_of_its_default() -> None:
-    assert list(fields_of(Model)["chosen"].fields) == ["depth"]
+    assert list(fields["chosen"].fields) == ["depth"]  # its default
 
 
 @pytest.mark.parametrize(
     ("name", "value", "becomes"),
     [
         ("number", 4, 4),
-        ("number", "four", None),
-        ("number", None, None),
+        ("number", None, ValueError),
         ("unset", None, None),
-        ("unset", "four", None),
+        ("unset", "four", ValueError),
         ("word", "b", "B"),
-        ("word", "c", None),
+        ("word", "c", ValueError),
         ("open_word", "c", "c"),
-        ("kind", "anything", "anything"),  # the engine's own check knows more
+        ("plain", "anything", "anything"),  # its class's own check knows more
     ],
 )
 def test_values_are_checked_as_far_as_the_annotations_say(name: str, value: object, becomes: object) -> None:
     field = fields_of(Data)[name]
-    if becomes is not None or (name == "unset" and value is None):
+    if becomes is not ValueError:
         assert field.convert(value) == becomes
-    else:
-        with pytest.raises(ValueError, match=r"Expected|must be one of a, B"):
-            field.convert(value)
+        return
+    with pytest.raises(ValueError, match=r"Expected|must be one of a, B"):
+        field.convert(value)
     assert fields_of(Model)["word"].convert("c") == "c"  # pydantic checks it
 
 

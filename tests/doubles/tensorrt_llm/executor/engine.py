@@ -66,6 +66,7 @@ class Executor:
         timeout_ms = config.kv_transfer_timeout_ms if config is not None else None
         self._kv_timeout_s = timeout_ms / 1000 if timeout_ms is not None else FOREVER_S
         self._by_python = config is not None and moves_kv_by_python(config)
+        time.sleep(TRAPS.loads_s)  # the model loads
         self._num_ranks = args.tensor_parallel_size if args.enable_attention_dp else 1
         cache = args.kv_cache_config
         self._max_tokens = cache.max_tokens or _POOL_TOKENS
