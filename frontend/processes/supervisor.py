@@ -10,6 +10,7 @@ import logging
 import os
 import signal
 import socket
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
@@ -132,14 +133,13 @@ _VARIABLE = "BATON_FRONTEND_PROCESS"
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
     """A process's place in the frontend: its index, the frontend's `folder`, whether the port is being taken
-    over, and the descriptors of the listening socket and of the process's end of a channel to the supervisor.
-    """
+    over, and the listening socket's descriptor. It is ready when it writes to its standard output; its
+    standard input ends with the supervisor."""
 
     index: int
     folder: str
     takes_over: bool
     listener: int
-    channel: int
 
     @classmethod
     def from_environ(cls) -> "Place | None":
@@ -147,19 +147,21 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
         text = os.environ.pop(_VARIABLE, None)
         return None if text is None else msgspec.json.decode(text, type=cls)
 
-    def report_ready(self) -> None:
+    @staticmethod
+    def report_ready() -> None:
         with suppress(OSError):  # the supervisor has ended
-            os.write(self.channel, _READY)
+            os.write(sys.stdout.fileno(), _READY)
 
-    def watch(self, on_end: Callable[[], object]) -> None:
+    @staticmethod
+    def watch(on_end: Callable[[], object]) -> None:
         """Call `on_end` when the supervisor has ended."""
         loop = asyncio.get_running_loop()
 
         def end() -> None:
-            loop.remove_reader(self.channel)
+            loop.remove_reader(sys.stdin)
             on_end()
 
-        loop.add_reader(self.channel, end)
+        loop.add_reader(sys.stdin, end)
 
 
 class Supervisor:
@@ -231,30 +233,23 @@ class Supervisor:
 
     async def _run(self, index: int) -> int:
         """Run one process to its end; returns its status."""
-        ours, theirs = socket.socketpair()
-        with ours:
-            with theirs:
-                listener, channel = self._port.listener.fileno(), theirs.fileno()
-                place = Place(
-                    index=index,
-                    folder=self._folder,
-                    takes_over=self._port.is_taken,
-                    listener=listener,
-                    channel=channel,
-                )
-                process = await asyncio.create_subprocess_exec(
-                    *self._command,
-                    env=os.environ | {_VARIABLE: msgspec.json.encode(place).decode()},
-                    pass_fds=[listener, channel],
-                    start_new_session=True,  # Ctrl-C is for the supervisor
-                )
-            self._processes.add(process)
-            if self._drains.is_set():
-                process.terminate()
-            ours.setblocking(False)
-            if await asyncio.get_running_loop().sock_recv(ours, 1) == _READY:
-                log.info("process_ready process=%d pid=%d", index, process.pid)
-                self._serves.set()
-            status = await process.wait()
+        listener = self._port.listener.fileno()
+        place = Place(index=index, folder=self._folder, takes_over=self._port.is_taken, listener=listener)
+        process = await asyncio.create_subprocess_exec(
+            *self._command,
+            env=os.environ | {_VARIABLE: msgspec.json.encode(place).decode()},
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            pass_fds=[listener],
+            start_new_session=True,  # Ctrl-C is for the supervisor
+        )
+        self._processes.add(process)
+        if self._drains.is_set():
+            process.terminate()
+        assert process.stdout is not None, "a pipe"
+        if await process.stdout.read(1) == _READY:
+            log.info("process_ready process=%d pid=%d", index, process.pid)
+            self._serves.set()
+        status = await process.wait()
         self._processes.remove(process)
         return status
