@@ -43,7 +43,7 @@ from frontend.turn.fields import (
     Count,
     FunctionName,
     JsonObjectFormat,
-    NamedSchema,
+    JsonSchemaFormat,
     Refused,
     StopText,
     StopTexts,
@@ -96,15 +96,6 @@ class InputMessage(msgspec.Struct, kw_only=True):
     function_call: Any = None
 
 
-class FunctionTool(msgspec.Struct, kw_only=True):
-    """A function the model may call; `parameters` is its JSON schema."""
-
-    name: FunctionName
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
-
-
 class InputGrammar(msgspec.Struct, kw_only=True):
     """A grammar in Lark, or a regular expression."""
 
@@ -119,11 +110,14 @@ class InputFormat(msgspec.Struct, kw_only=True):
     grammar: InputGrammar | None = None
 
 
-class CustomTool(msgspec.Struct, kw_only=True):
-    """A tool whose input is text."""
+class ToolFields(msgspec.Struct, kw_only=True):
+    """A tool the model may call: a function with the JSON schema of its `parameters`, or a custom tool with
+    the `format` of its input, which is text."""
 
     name: FunctionName
     description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
     format: InputFormat | None = None
 
 
@@ -131,8 +125,8 @@ class ToolDefinition(msgspec.Struct, kw_only=True):
     """A tool; it has the field that `type` names."""
 
     type: Literal["function", "custom"] = "function"
-    function: FunctionTool | None = None
-    custom: CustomTool | None = None
+    function: ToolFields | None = None
+    custom: ToolFields | None = None
 
 
 class AllowedTools(msgspec.Struct, kw_only=True):
@@ -148,12 +142,6 @@ class ChatToolChoice(ToolDefinition, kw_only=True):
 
     type: Literal["function", "custom", "allowed_tools"]  # type: ignore[assignment]  # one more
     allowed_tools: AllowedTools | None = None
-
-
-class JsonSchemaFormat(msgspec.Struct, kw_only=True, tag_field="type", tag="json_schema"):
-    """`response_format`: JSON that follows a schema; without `strict`, some keywords may be ignored."""
-
-    json_schema: NamedSchema
 
 
 class ChatBody(ConversationFields, kw_only=True):
@@ -217,16 +205,11 @@ def conversation(body: ChatBody) -> Conversation:
 
     Raises InvalidRequest, naming the field, for content that is not text."""
     offered = None if body.tool_choice == "none" else body.tools
-    form, path = body.response_format, "response_format"
-    if isinstance(form, JsonSchemaFormat):
-        answer = answer_format(form.json_schema, f"{path}.json_schema")
-    else:
-        answer = answer_format(form, path)
     return Conversation(
         turns=tuple(_turn(message, f"messages[{i}]") for i, message in enumerate(body.messages)),
         tools=tuple(_tool(tool, f"tools[{i}]") for i, tool in enumerate(offered or ())),
         reasoning_effort=NEAREST_EFFORT[body.effort_of(body.reasoning_effort)],
-        answer_format=answer,
+        answer_format=answer_format(body.response_format, "response_format"),
     )
 
 
@@ -236,28 +219,28 @@ def _by_type(given: ToolDefinition | MessageToolCall, path: str) -> Any:
 
 
 def _tool(given: ToolDefinition, path: str) -> Tool:
-    tool: FunctionTool | CustomTool = _by_type(given, path)
+    tool: ToolFields = _by_type(given, path)
     path = f"{path}.{given.type}"
-    if isinstance(tool, FunctionTool):
-        return Tool(
-            name=tool.name,
-            description=tool.description,
-            parameters=tool.parameters,
-            strict=bool(tool.strict),
-            path=path,
-        )
-    grammar = None
-    if tool.format is not None and tool.format.type == "grammar":
+    takes_text, grammar = given.type == "custom", None
+    if takes_text and tool.format is not None and tool.format.type == "grammar":
         where = f"{path}.format.grammar"
         held = required(tool.format.grammar, where)
         grammar = TextGrammar(syntax=held.syntax, text=held.definition, path=f"{where}.definition")
-    return Tool(name=tool.name, description=tool.description, takes_text=True, grammar=grammar, path=path)
+    return Tool(
+        name=tool.name,
+        description=tool.description,
+        parameters=tool.parameters,
+        strict=bool(tool.strict),
+        takes_text=takes_text,
+        grammar=grammar,
+        path=path,
+    )
 
 
 def _call_choice(choice: str | ChatToolChoice | None) -> CallChoice:
     if not isinstance(choice, ChatToolChoice):
         return CallChoice(must_call=choice == "required")
-    named: FunctionTool | CustomTool | AllowedTools = _by_type(choice, "tool_choice")
+    named: ToolFields | AllowedTools = _by_type(choice, "tool_choice")
     if not isinstance(named, AllowedTools):
         return CallChoice(must_call=True, names=frozenset({named.name}))
     tools = enumerate(named.tools)

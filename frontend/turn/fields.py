@@ -257,3 +257,9 @@ class NamedSchema(msgspec.Struct, kw_only=True):
     description: str | None = None
     schema: dict[str, Any] | None = None
     strict: bool | None = None
+
+
+class JsonSchemaFormat(msgspec.Struct, kw_only=True, tag_field="type", tag="json_schema"):
+    """`response_format`: JSON that follows a schema; without `strict`, some keywords may be ignored."""
+
+    json_schema: NamedSchema

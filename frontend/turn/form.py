@@ -11,7 +11,14 @@ from msgspec.structs import replace
 from baton.errors import InvalidRequest
 from baton.messages import Guided, MessageForm, Syntax
 from frontend.harmony.conversation import AnswerFormat, Conversation, TextGrammar, Tool
-from frontend.turn.fields import CommonFields, JsonObjectFormat, JsonSchema, NamedSchema, TextFormat
+from frontend.turn.fields import (
+    CommonFields,
+    JsonObjectFormat,
+    JsonSchema,
+    JsonSchemaFormat,
+    NamedSchema,
+    TextFormat,
+)
 
 _ANY_OBJECT = {"type": "object"}
 
@@ -64,7 +71,7 @@ def _demanded_format(fields: CommonFields, response_format: AnswerFormat | None)
 
 
 def answer_format(
-    given: TextFormat | JsonObjectFormat | NamedSchema | None, path: str
+    given: TextFormat | JsonObjectFormat | JsonSchemaFormat | NamedSchema | None, path: str
 ) -> AnswerFormat | None:
     """The format that the field at `path` demands; without a schema, any JSON object."""
     match given:
@@ -72,6 +79,8 @@ def answer_format(
             return None
         case JsonObjectFormat():
             return AnswerFormat(schema=_ANY_OBJECT, path=path)
+        case JsonSchemaFormat(json_schema=named):
+            return answer_format(named, f"{path}.json_schema")
         case NamedSchema(schema=schema):
             return AnswerFormat(
                 schema=_ANY_OBJECT if schema is None else schema,
