@@ -66,7 +66,6 @@ class StructuredOutputs(msgspec.Struct, kw_only=True):
     regex: GrammarText | None = None
     choice: GrammarChoices | None = None
     grammar: GrammarText | None = None
-    json_object: bool | None = None
 
 
 class Nvext(GuidedFields, kw_only=True):
@@ -92,8 +91,7 @@ class CommonFields(GuidedFields, kw_only=True):
     """Fields common to OpenAI's APIs. `top_k` 0 or -1 turns it off; queued requests with a lower `priority`
     value run first; prompts with different `cache_salt`, or of different API keys, share no cached KV.
     `ignore_eos`, `min_tokens`, `top_k`, `min_p`, `repetition_penalty`, `stop_token_ids`, `priority` and
-    `cache_salt` are extensions, under NVIDIA's and vLLM's names; `regex` and `ebnf` are SGLang's. The hints
-    have no effect: there is one service tier, one verbosity, one cache; prompts are never truncated."""
+    `cache_salt` are extensions, under NVIDIA's and vLLM's names. The hints have no effect."""
 
     hints: ClassVar[frozenset[str]] = frozenset(
         {
@@ -108,8 +106,6 @@ class CommonFields(GuidedFields, kw_only=True):
     user: str | None = None
     safety_identifier: str | None = None
     structured_outputs: StructuredOutputs | None = None
-    regex: GrammarText | None = None
-    ebnf: GrammarText | None = None
     min_tokens: Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)] | None = None
     temperature: Annotated[float, msgspec.Meta(ge=0, le=2)] | None = None
     top_p: Share | None = None

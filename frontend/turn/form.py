@@ -41,27 +41,25 @@ def _choices(choices: Sequence[str], path: str) -> AnswerFormat:
 
 _META = re.compile(r"[\\.+*?()|\[\]{}^$/-]")
 # What each field that demands a format contains.
-_NAMED_FORMATS: dict[str, Callable[[Any, str], AnswerFormat]] = {
+_FORMATS: dict[str, Callable[[Any, str], AnswerFormat]] = {
     "json": _schema,
-    "json_object": lambda _, path: AnswerFormat(schema=_ANY_OBJECT, path=path),
     "regex": partial(_grammar, "regex"),
-    "ebnf": partial(_grammar, "ebnf"),
-    "grammar": lambda text, path: _grammar("ebnf" if "::=" in text else "lark", text, path),
     "choice": _choices,
+    "grammar": lambda text, path: _grammar("ebnf" if "::=" in text else "lark", text, path),
 }
-# Under vLLM's older names, too.
-_FORMATS = _NAMED_FORMATS | {f"guided_{name}": value for name, value in _NAMED_FORMATS.items()}
 
 
 def _demanded_format(fields: CommonFields, response_format: AnswerFormat | None) -> AnswerFormat | None:
     """The format that the body demands. Raises InvalidRequest, naming the second, if it demands two."""
     formats = [] if response_format is None else [response_format]
-    holders = {"": fields, "nvext.": fields.nvext, "structured_outputs.": fields.structured_outputs}
+    guided, newer = "guided_", fields.structured_outputs
+    holders = (("", guided, fields), ("nvext.", guided, fields.nvext), ("structured_outputs.", "", newer))
     formats += [
-        _FORMATS[name](value, prefix + name)
-        for prefix, holder in holders.items()
-        for name in (holder.__struct_fields__ if holder is not None else ())
-        if name in _FORMATS and (value := getattr(holder, name)) is not None and value is not False
+        read(value, path + prefix + name)
+        for path, prefix, holder in holders
+        if holder is not None
+        for name, read in _FORMATS.items()
+        if (value := getattr(holder, prefix + name)) is not None
     ]
     if len(formats) > 1:
         raise InvalidRequest.at(
