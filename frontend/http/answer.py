@@ -23,25 +23,12 @@ KEEP_ALIVE = b": keep-alive\n\n"
 _ID = re.compile(r"(\d{1,9})\.([0-9a-f]{8})")
 
 
-class Answer:
-    """An answer of one API, which itself writes its choice if it has one only. `ignored` are the body's
-    ignored fields, `keep_alive` is sent while the stream is idle, `record` is the request's. Events are empty
-    bytes if the answer is not streamed."""
-
-    model: str
-    stream: bool
-    choices: Sequence[Choice]
-    ignored: tuple[str, ...] = ()
-    keep_alive = KEEP_ALIVE
-    record: Record | None = None
+class Writer:
+    """Writes one choice as events, which are empty bytes if the answer is not streamed, or whole."""
 
     def opening(self) -> bytes:
-        """The stream's first events."""
+        """The first events, before the first token."""
         return b""
-
-    def writer(self, index: int) -> "Answer | ChoiceWriter":  # noqa: ARG002  there is one choice
-        """What has `feed` and `finish` of one choice."""
-        return self
 
     def feed(self, chunk: TokenChunk) -> bytes:
         """The events of a chunk."""
@@ -51,16 +38,31 @@ class Answer:
         """The choice's last events."""
         raise NotImplementedError
 
+    def body(self) -> msgspec.Struct:
+        """The whole choice or answer, as far as it has come."""
+        raise NotImplementedError
+
+
+class Answer(Writer):
+    """An answer of one API, which itself writes its choice if it has one only. `ignored` are the body's
+    ignored fields, `keep_alive` is sent while the stream is idle, `record` is the request's."""
+
+    model: str
+    stream: bool
+    choices: Sequence[Choice]
+    ignored: tuple[str, ...] = ()
+    keep_alive = KEEP_ALIVE
+    record: Record | None = None
+
+    def writer(self, index: int) -> Writer:  # noqa: ARG002  there is one choice
+        return self
+
     def closing(self) -> bytes:
         """The stream's last events."""
         return b""
 
     def failure(self, error: BatonError) -> bytes:
         """The event that ends a failed stream."""
-        raise NotImplementedError
-
-    def body(self) -> msgspec.Struct:
-        """The whole answer, if it is not streamed."""
         raise NotImplementedError
 
     async def settle(self) -> None:
@@ -287,7 +289,7 @@ class Envelope:
         self.tail = b'],"usage":null}\n\n' if self.has_usage else b"]}\n\n"
 
 
-class ChoiceWriter:
+class ChoiceWriter(Writer):
     """Builds one choice of an answer, as chunks or whole."""
 
     def __init__(self, index: int, choice: Choice, envelope: Envelope) -> None:
@@ -295,14 +297,6 @@ class ChoiceWriter:
         self.choice = choice
         self.head, self.tail = envelope.head, envelope.tail
         self.stream = envelope.stream
-
-    def opening(self) -> bytes:
-        """The first chunk, if there is one before the first token."""
-        return b""
-
-    def feed(self, chunk: TokenChunk) -> bytes:
-        """The chunks of tokens; empty if the answer is not streamed."""
-        raise NotImplementedError
 
     def finish(self) -> bytes:
         last = self.write(self.choice.finish())
@@ -314,10 +308,6 @@ class ChoiceWriter:
 
     def end(self) -> bytes:
         """The last chunk."""
-        raise NotImplementedError
-
-    def body(self) -> msgspec.Struct:
-        """The whole choice, of the deltas so far."""
         raise NotImplementedError
 
 
