@@ -66,6 +66,7 @@ def called(form: Guided) -> dict[str, MessageForm]:
         {"tools": [tool("f")]},
         {"tools": [tool("f")], "tool_choice": "auto"},
         {"tools": [tool("f", strict=True)], "tool_choice": "none"},
+        {"guided_json": None, "structured_outputs": {}},
     ],
 )
 async def test_nothing_demanded_is_nothing_enforced(fields: Json) -> None:
@@ -152,6 +153,7 @@ async def test_arguments_are_an_object_whatever_the_schema_says(parameters: Json
         ({"guided_json": "[1]"}, "guided_json"),
         ({"guided_json": '{"a":' * 5000}, "guided_json"),
         ({"guided_choice": []}, "guided_choice"),
+        ({"guided_grammar": f"start: /{'a' * MAX_SCHEMA_BYTES}/"}, "guided_grammar"),
         ({"guided_regex": ""}, "guided_regex"),
         ({"guided_regex": "a", "ignore_eos": True}, "ignore_eos"),
     ],
@@ -235,16 +237,3 @@ async def test_a_form_is_demanded_under_any_name(
     is_raw = path == "/v1/completions"
     assert last.headers[0] == ("" if is_raw else "<|channel|>final<|message|>")
     assert bool(form.leading) is not is_raw
-
-
-@pytest.mark.parametrize("path", BODIES)
-async def test_a_grammar_that_is_too_large_is_refused(path: str) -> None:
-    reply, tokens = await ask(path, guided_grammar="start: /" + "a" * (128 << 10) + "/")
-    assert (reply.status, reply.error["param"], tokens.requests) == (400, "guided_grammar", [])
-
-
-async def test_what_asks_for_nothing_is_neither_refused_nor_named() -> None:
-    fields: Json = {"guided_json": None, "structured_outputs": {}}
-    reply, tokens = await ask("/v1/chat/completions", **fields)
-    assert (reply.status, reply.headers.get("x-baton-ignored")) == (200, None)
-    assert tokens.requests[0].sampling.guided is None

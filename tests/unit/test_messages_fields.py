@@ -148,6 +148,15 @@ def document(source: Json, **fields: Any) -> Json:
     return {"type": "document", "source": source, **fields}
 
 
+FOUND: Json = {
+    "type": "search_result",
+    "source": "https://example.org/a",
+    "title": "A",
+    "content": [{"type": "text", "text": "One."}, {"type": "text", "text": "Two."}],
+    "citations": {"enabled": True},
+}
+
+
 @pytest.mark.parametrize(
     ("block", "text", "left_out"),
     [
@@ -157,10 +166,17 @@ def document(source: Json, **fields: Any) -> Json:
         (document({"type": "content", "content": [{"type": "image"}]}, title=None), "[image left", "image"),
         ({"type": "image"}, "[image left out", "image"),
         ({"type": "k" * 99}, f"[{'k' * 40} left out", "k" * 59),
+        ({"type": "server_tool_use", "id": "s", "name": "web_search", "input": {"query": "x"}},
+         "[server_tool_use left out: this model reads text only]", "server_tool_use"),
+        ({"type": "web_fetch_tool_result", "tool_use_id": "s", "content": {"type": "web_fetch_result"}},
+         "[web_fetch_tool_result left out", "web_fetch_tool_result"),
+        ({"type": "from_a_later_year", "source": "s"}, "[from_a_later_year left", "from_a_later_year"),
+        (FOUND, "One.\n\nTwo.", ""),
+        (FOUND | {"content": "Three."}, "Three.", ""),
         ({"type": "thinking", "thinking": "Hm."}, None, "thinking"),
         ({"type": "redacted_thinking", "data": "x"}, None, "thinking"),
     ],
-)
+)  # fmt: skip
 def test_content_that_is_not_text_leaves_a_note(block: Json, text: str | None, left_out: str) -> None:
     request, ignored = read({"role": "user", "content": [block]})
     assert isinstance(request.prompt, Conversation)
@@ -188,44 +204,6 @@ def test_texts_of_one_message_are_one_answer_unless_a_call_follows(
     blocks: list[Json], turn: AssistantTurn
 ) -> None:
     assert written(*blocks) == turn
-
-
-@pytest.mark.parametrize(
-    "block",
-    [
-        {"type": "server_tool_use", "id": "s", "name": "web_search", "input": {"query": "x"}},
-        {"type": "web_search_tool_result", "tool_use_id": "s", "content": [{"type": "web_search_result"}]},
-        {"type": "web_fetch_tool_result", "tool_use_id": "s", "content": {"type": "web_fetch_result"}},
-        {"type": "from_a_later_year", "source": "s"},
-    ],
-)
-def test_blocks_of_anthropics_servers_leave_a_note(block: Json) -> None:
-    note = f"[{block['type']} left out: this model reads text only]"
-    assert written(block).text == note
-    _, ignored = read({"role": "user", "content": [block]})
-    assert ignored == [f"messages[].content[].{block['type']}"]
-
-
-FOUND: Json = {
-    "type": "search_result",
-    "source": "https://example.org/a",
-    "title": "A",
-    "content": [{"type": "text", "text": "One."}, {"type": "text", "text": "Two."}],
-    "citations": {"enabled": True},
-}
-
-
-def test_the_text_of_search_results_reaches_the_model() -> None:
-    assert talk({"role": "user", "content": [FOUND]}).turns == (UserTurn("One.\n\nTwo."),)
-    assert talk({"role": "user", "content": [{**FOUND, "content": "Three."}]}).turns == (UserTurn("Three."),)
-    result = {"type": "tool_result", "tool_use_id": "c", "content": [FOUND, {"type": "text", "text": "3"}]}
-    call = {"role": "assistant", "content": [{"type": "tool_use", "id": "c", "name": "f"}]}
-    request, ignored = read(HI, call, {"role": "user", "content": [result]})
-    assert isinstance(request.prompt, Conversation)
-    (shown,) = request.prompt.turns[2:]
-    assert isinstance(shown, ToolResult)
-    assert shown.text == "One.\n\nTwo.\n\n3"
-    assert not ignored
 
 
 @pytest.mark.parametrize(
