@@ -75,7 +75,7 @@ def log_load(services: Services) -> None:
 
     def note() -> None:
         counts = services.snapshots.series.lately(BUSY_EVERY_S)
-        num_running = services.metrics.records.num_running
+        num_running = len(services.metrics.records.running())
         if counts["ended"] or num_running:
             num_queued = int(services.metrics.total("queued_requests"))
             fields = {

@@ -320,11 +320,6 @@ class Records:
         self._slowest: list[tuple[float, float, float, bytes]] = []  # a heap by how long and when
         self._slow_room_bytes, self._least_key = 1 << 20, -math.inf
 
-    @property
-    def num_running(self) -> int:
-        """How many run."""
-        return len(self._running)
-
     def begin(self, route: str, request_id: str = "", caller: str = "") -> Record:
         """The record of a request that arrives now."""
         now_s = time.perf_counter()

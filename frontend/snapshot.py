@@ -196,7 +196,7 @@ class Series:
         """This process's part of the snapshot, with the seconds from this Unix time on."""
         metrics = self._metrics
         return Part(
-            num_running=metrics.records.num_running,
+            num_running=len(metrics.records.running()),
             num_queued=int(metrics.total("queued_requests")),
             stages=metrics.records.stages(),
             handoffs=_total(self._handoffs),

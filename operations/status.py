@@ -86,20 +86,14 @@ def stdout() -> Console:
 
 
 def _looks(client: Client) -> Iterator[tuple[int, Group]]:
-    """What `_look` returns, again and again. While no frontend answers: 2, and the last screen below its age;
-    raises FrontendError if there was none.
-    """
-    screen, seen_s = None, 0.0
+    """What `_look` returns, again and again; 2 and the error while no frontend answers, which is raised at
+    first."""
+    yield _look(client)
     while True:
         try:
-            code, screen = _look(client)
-            seen_s = time.monotonic()
-            yield code, screen
+            yield _look(client)
         except FrontendError as error:
-            if screen is None:
-                raise
-            away = f"{error}; these figures are {time.monotonic() - seen_s:.0f} s old"
-            yield 2, Group(Text(away, "reverse red"), screen)
+            yield 2, Group(Text(str(error), "reverse red"))
 
 
 def _look(client: Client) -> tuple[int, Group]:
