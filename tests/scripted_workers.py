@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterator, Sized
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, contextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from prometheus_client.parser import text_string_to_metric_families
@@ -23,7 +24,7 @@ from baton.messages import (
 from frontend.metrics import Metrics
 from frontend.routing.fleet import Fleet
 from frontend.routing.generate import Generator
-from frontend.routing.router import RouterMode, RoutingSettings
+from frontend.routing.router import RoutingSettings
 from frontend.routing.workers import Calls
 from tests.requests import token_request
 from tests.waiting import until
@@ -64,8 +65,7 @@ class PlaneDouble:
 
 class ScriptedWorkers(PlaneDouble):
     """A transport and a discovery with scripted workers; records their requests. All answer their first
-    probe, except `unverified`, and those that are `answering` later ones, too.
-    """
+    probe, and those that are `answering` later ones, too."""
 
     def __init__(self, **scripts: Script) -> None:
         self.scripts = scripts
@@ -75,7 +75,6 @@ class ScriptedWorkers(PlaneDouble):
         self.broker_is_away = False
         self.max_batch_size: int | None = None
         self.answering: set[str] = set()
-        self.unverified: set[str] = set()
         self._known: set[str] = set()
         self.lost: list[str] = []
         self._joined = asyncio.Event()
@@ -92,7 +91,7 @@ class ScriptedWorkers(PlaneDouble):
 
     async def call(self, address: str, request: Request) -> AsyncGenerator[Reply, None]:
         if not isinstance(request, GenerateRequest):
-            if address in self.unverified or (address in self._known and address not in self.answering):
+            if address in self._known and address not in self.answering:
                 raise WorkerLost("gone")
             self._known.add(address)
             yield WorkerStats()
@@ -116,8 +115,6 @@ class ScriptedWorkers(PlaneDouble):
 
     def lose(self, address: str, reason: str) -> None:
         self.lost.append(address)
-
-    is_reachable = False
 
     async def reachable(self) -> None:
         while self.broker_is_away:
@@ -196,46 +193,19 @@ def failing(error: BatonError, after: int = 0) -> Script:
 
 
 @asynccontextmanager
-async def generator_over(
-    fleet: ScriptedWorkers,
-    mode: RouterMode = "round-robin",
-    local_prefill_tokens: int = 0,
-    wait_for_worker_s: float = 0,
-    local_prefill_after_s: float = 0,
-) -> AsyncGenerator[Generator, None]:
+async def generator_over(fleet: ScriptedWorkers, **settings: Any) -> AsyncGenerator[Generator, None]:
     live = Fleet(fleet, fleet, model_path=Path("/none"))
     async with live.keep_current():
         await until(lambda: live.health().instances)
-        yield Generator(
-            fleet,
-            live,
-            RoutingSettings(
-                router_mode=mode,
-                local_prefill_tokens=local_prefill_tokens,
-                local_prefill_after_s=local_prefill_after_s,
-                wait_for_worker_s=wait_for_worker_s,
-            ),
-            fleet.metrics,
-        )
+        yield Generator(fleet, live, RoutingSettings(**{"wait_for_worker_s": 0} | settings), fleet.metrics)
 
 
-async def generate(
-    fleet: ScriptedWorkers,
-    local_prefill_tokens: int = 0,
-    wait_for_worker_s: float = 0,
-    deadline_s: float = 5.0,
-) -> list[int]:
-    tokens: list[int] = []
-    over = generator_over(
-        fleet, local_prefill_tokens=local_prefill_tokens, wait_for_worker_s=wait_for_worker_s
-    )
-    async with over as generator:
+async def generate(fleet: ScriptedWorkers, deadline_s: float = 5.0, **settings: Any) -> list[int]:
+    async with generator_over(fleet, **settings) as generator:
         try:
-            async for chunk in generator.generate(request(deadline_s)):
-                tokens += chunk.token_ids
+            return await token_ids_of(generator, deadline_s)
         finally:
             assert not fleet.open, "every call is closed with the request"
-    return tokens
 
 
 @contextmanager

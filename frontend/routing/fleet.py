@@ -193,13 +193,11 @@ class Fleet:
             roles = [worker.role for worker in self.table.of(state)]
             for role in Role:
                 metrics.of("workers", role.value, state.value).value = roles.count(role)
-        counts, self.events.counts = self.events.counts, Counter()
-        lost = {name for kind, name in counts if kind == "lost"}
-        for name in lost.union(worker.label for worker in self.table.all()):
-            label = metrics.bounded("workers_lost", name)
-            metrics.of("workers_lost", label).value += counts["lost", name]
+        lost, self.events.lost = self.events.lost, Counter()
+        for name in {*lost, *(worker.label for worker in self.table.all())}:
+            metrics.of("workers_lost", metrics.bounded("workers_lost", name)).value += lost[name]
         metrics.of("cut_pairs").value = len(self.cut.names())
-        metrics.of("pairs_cut").value += sum(number for (kind, _), number in counts.items() if kind == "cut")
+        metrics.of("pairs_cut").value = self.events.num_cut
 
     def _ids(self, state: State) -> list[str]:
         return [worker.worker_id for worker in self.table.of(state)]
@@ -241,9 +239,8 @@ class Fleet:
         """The worker's statistics. Raises TimeoutError after STATS_TIMEOUT_S, or a BatonError."""
         async with asyncio.timeout(STATS_TIMEOUT_S):
             async with aclosing(self._transport.call(worker.address, StatsRequest())) as replies:
-                async for reply in replies:
-                    if isinstance(reply, WorkerStats):
-                        return reply
+                if isinstance(reply := await anext(replies, None), WorkerStats):
+                    return reply
         raise EngineFailure(f"Worker {worker.worker_id} sent no statistics.")
 
     async def _follow(self) -> None:

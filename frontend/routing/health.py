@@ -74,15 +74,16 @@ class Events:
 
     def __init__(self) -> None:
         self._kept: deque[FleetEvent] = deque(maxlen=_NUM_KEPT)
-        self.counts: Counter[tuple[Kind, str]] = Counter()
-        """Losses and cuts since somebody last took this, by kind and worker or pair."""
+        self.lost: Counter[str] = Counter()
+        """Losses since somebody last took this, by worker."""
+        self.num_cut = 0
         self._full: dict[str, FleetEvent] = {}  # by pool
 
     def add(self, kind: Kind, what: str, detail: str = "", lasted_s: float | None = None) -> FleetEvent:
         event = FleetEvent(at_s=time.time(), kind=kind, what=what, detail=detail, lasted_s=lasted_s)
         self._kept.append(event)
-        if kind in {"lost", "cut"}:
-            self.counts[kind, what] += 1
+        self.lost.update([what] if kind == "lost" else ())
+        self.num_cut += kind == "cut"
         subject = _SUBJECTS.get(kind, "worker")
         fields = {subject: what, "away_s": lasted_s and round(lasted_s, 3), "detail": detail}
         log.log(_LEVELS.get(kind, logging.INFO), Line(f"{subject} {kind}", **fields))

@@ -275,4 +275,4 @@ def test_losses_and_cuts_of_names_that_are_gone_are_counted_but_not_kept() -> No
         if number % 100 == 99:
             fleet.note_workers(metrics)
     assert metrics.total("workers_lost") == metrics.total("pairs_cut") == 2000
-    assert not fleet.events.counts
+    assert not fleet.events.lost

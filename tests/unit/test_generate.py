@@ -426,7 +426,7 @@ async def test_it_waits_no_longer_than_the_setting_or_its_deadline(
     wait_for_worker_s: float, deadline_s: float, raised: type[BatonError], after_s: float
 ) -> None:
     with pytest.raises(raised):
-        await generate(ScriptedWorkers(d1=BROKEN_OFF), 0, wait_for_worker_s, deadline_s)
+        await generate(ScriptedWorkers(d1=BROKEN_OFF), deadline_s, wait_for_worker_s=wait_for_worker_s)
     assert asyncio.get_running_loop().time() == pytest.approx(after_s, abs=0.1)
 
 
