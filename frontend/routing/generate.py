@@ -344,23 +344,17 @@ class Generator:
         elif progress.decode is not None:
             reason = "free"
             if self._fleet.calls.longest_wait_s(prefill) >= settings.local_prefill_after_s:
-                tokens = self._decode(
-                    msgspec.structs.replace(request, local_prefill_tokens=settings.local_prefill_tokens),
-                    progress,
-                )
-                first = await anext(tokens, None)
+                limit = settings.local_prefill_tokens
+                local = msgspec.structs.replace(request, local_prefill_tokens=limit)
+                first, tokens = await self._decode(local, progress)
                 if not isinstance(first, PrefillFirst):
                     self._metrics.of("prefills", "decode", "cached").value += 1
-                    progress.leg.decoded(first)
                     return first, tokens
                 await progress.calls.pop().close()
                 reason = "busy" if first.is_busy else "long"
         self._metrics.of("prefills", where, reason).value += 1
         if prefill is None:
-            tokens = self._decode(request, progress)
-            first = await anext(tokens, None)
-            progress.leg.decoded(first)
-            return first, tokens
+            return await self._decode(request, progress)
         return await self._prefill(request, prefill, progress)
 
     async def _prefill(self, request: GenerateRequest, prefill: WorkerInfo, progress: Progress) -> _Stream:
@@ -385,21 +379,25 @@ class Generator:
         """Decode what prefill hands over. The prefill call stays open until decode's first chunk, since not
         every engine reports when the KV has moved, and closing the call releases the pinned KV."""
         pinning = progress.calls[-1]
-        tokens = self._decode(after_handoff(progress.sent, handoff), progress)
-        chunk = await _decoded(tokens, pinning)
-        progress.leg.decoded(chunk)
+        stream = await self._decode(after_handoff(progress.sent, handoff), progress, pinning)
         if progress.prefill and progress.last:
             self._fleet.handoffs[progress.prefill.worker_id, progress.last.worker_id] += 1
         progress.calls.remove(pinning)
         await pinning.close()
-        return chunk, tokens
+        return stream
 
-    def _decode(self, request: GenerateRequest, progress: Progress) -> AsyncGenerator[Reply, None]:
-        """A decode worker's replies. Raises NoWorkers."""
+    async def _decode(
+        self, request: GenerateRequest, progress: Progress, pinning: Call | None = None
+    ) -> _Stream:
+        """What a decode worker answers. Raises NoWorkers."""
         decode = progress.decode or self._choose(Role.DECODE, progress, progress.prefill)
         if decode is None:
             raise _no_decode(progress)
-        return self._call(decode, request, progress, progress.token_ids).replies
+        tokens = self._call(decode, request, progress, progress.token_ids).replies
+        first = await (_decoded(tokens, pinning) if pinning else anext(tokens, None))
+        if not isinstance(first, PrefillFirst):
+            progress.leg.decoded(first)
+        return first, tokens
 
     def _choose(
         self, role: Role, progress: Progress, paired_with: WorkerInfo | None = None
