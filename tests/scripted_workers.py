@@ -75,6 +75,7 @@ class ScriptedWorkers(PlaneDouble):
         self.broker_is_away = False
         self.max_batch_size: int | None = None
         self.answering: set[str] = set()
+        self.stats: Callable[[], WorkerStats] = WorkerStats
         self._known: set[str] = set()
         self.lost: list[str] = []
         self._joined = asyncio.Event()
@@ -94,7 +95,7 @@ class ScriptedWorkers(PlaneDouble):
             if address in self._known and address not in self.answering:
                 raise WorkerLost("gone")
             self._known.add(address)
-            yield WorkerStats()
+            yield self.stats()
             return
         self.calls.append((address, request))
         self.open.append(address)

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from itertools import product
 from pathlib import Path
@@ -12,7 +12,7 @@ import pytest
 
 from baton.errors import HandoffStalled, WorkerLost
 from baton.loop_delay import Delay, LoopDelay
-from baton.messages import GenerateRequest, Reply, Request, Role, StatsRequest, WorkerInfo, WorkerStats
+from baton.messages import GenerateRequest, Reply, Role, WorkerInfo, WorkerStats
 from frontend.explain import is_during
 from frontend.record import Record
 from frontend.routing.fleet import Fleet
@@ -20,7 +20,7 @@ from frontend.routing.health import Events
 from frontend.routing.workers import TRANSITIONS, CutPairs, Event, State, Workers
 from tests.clock import jumping
 from tests.scripted_workers import (
-    PlaneDouble,
+    Script,
     ScriptedWorkers,
     answer,
     failing,
@@ -33,115 +33,86 @@ from tests.waiting import until
 D1 = worker("d1")
 
 
-class Engines(PlaneDouble):
-    """A transport and a discovery of these workers. A `hung` engine answers no request; `figure` counts what
-    d1 has computed, by the name of `figure_name`; a `silent` worker does not answer at all.
-    """
-
-    def __init__(self, *names: str) -> None:
-        self.names = names
-        self.figure_name = "num_generated_tokens"
-        self.hung: set[str] = set()
-        self.silent: set[str] = set()
-        self.figure: Callable[[], int] = lambda: 7
-        self.called: list[str] = []
-        self.lost: list[tuple[str, str]] = []
-
-    async def call(self, address: str, request: Request) -> AsyncGenerator[Reply, None]:
-        if not isinstance(request, StatsRequest):
-            self.called.append(address)
-        if address in self.silent:
-            raise WorkerLost("silent")
-        if isinstance(request, StatsRequest):
-            yield WorkerStats(**{self.figure_name: self.figure()})
-            return
-        assert isinstance(request, GenerateRequest)
-        if address in self.hung:
-            await asyncio.sleep(request.deadline_s)
-            raise WorkerLost("over")
-        async for reply in hand_off(request) if address == "p1" else answer(request):
-            yield reply
-
-    def lose(self, address: str, reason: str) -> None:
-        self.lost.append((address, reason))
-
-    async def watch(self) -> AsyncGenerator[tuple[WorkerInfo, ...], None]:
-        yield tuple(worker(name) for name in self.names)
-        await asyncio.Event().wait()
-
-
 @asynccontextmanager
-async def fleet_of(*names: str) -> AsyncIterator[tuple[Engines, Fleet]]:
-    engines = Engines(*names)
-    fleet = Fleet(engines, engines, model_path=Path("/none"))
+async def fleet_of_two() -> AsyncIterator[tuple[ScriptedWorkers, Fleet]]:
+    """The workers d1 and p1, which answer probes."""
+    workers = ScriptedWorkers(d1=answer, p1=hand_off)
+    workers.answering = {"d1", "p1"}
+    fleet = Fleet(workers, workers, model_path=Path("/none"))
     async with fleet.keep_current():
         await until(lambda: fleet.health().instances)
-        yield engines, fleet
+        yield workers, fleet
+
+
+async def hung(sent: GenerateRequest) -> AsyncGenerator[Reply, None]:
+    """An engine that answers no request."""
+    await asyncio.sleep(sent.deadline_s)
+    async for reply in failing(WorkerLost("over"))(sent):
+        yield reply
 
 
 def live(fleet: Fleet) -> list[str]:
     return [w.worker_id for role in Role for w in fleet.workers("m", role)]
 
 
-@pytest.mark.parametrize("name", ["d1", "p1"])
+@pytest.mark.parametrize(("name", "works"), [("d1", answer), ("p1", hand_off)])
 @jumping
 async def test_a_worker_whose_engine_hangs_is_left_out_until_a_request_passes_through_a_pair(
-    name: str,
+    name: str, works: Script
 ) -> None:
-    async with fleet_of("d1", "p1") as (engines, fleet):
-        engines.hung.add(name)
+    async with fleet_of_two() as (workers, fleet):
+        workers.scripts[name] = hung
         with waiting(fleet.calls, worker(name), []):
             await asyncio.sleep(19)
-            assert not engines.lost
+            assert not workers.lost
             await asyncio.sleep(2)
-        assert engines.lost == [(name, "its engine makes no progress")]
+        assert workers.lost == [name]
         assert (fleet.health().stuck, fleet.health().lost) == ([name], [])
         assert name not in live(fleet)
         await asyncio.sleep(60)
         assert fleet.health().stuck == [name]
 
-        engines.hung.clear()
-        engines.called.clear()
+        workers.scripts[name] = works
+        workers.calls.clear()
         await until(lambda: not fleet.health().stuck)
-        assert engines.called[-2:] == ["p1", "d1"]
+        assert workers.called[-2:] == ["p1", "d1"]
         assert len(live(fleet)) == 2
 
 
 @jumping
 async def test_a_worker_that_answers_a_request_of_our_own_is_only_slow() -> None:
-    async with fleet_of("d1", "p1") as (engines, fleet):
-        with waiting(fleet.calls, worker("d1"), []):
+    async with fleet_of_two() as (workers, fleet):
+        with waiting(fleet.calls, D1, []):
             await asyncio.sleep(45)
-        assert len(engines.called) == 4
-        assert (engines.lost, live(fleet)) == ([], ["p1", "d1"])
+        assert len(workers.called) == 4
+        assert (workers.lost, live(fleet)) == ([], ["p1", "d1"])
 
 
-@pytest.mark.parametrize("figure_name", ["num_prompt_tokens", "num_generated_tokens", "num_handoffs"])
+@pytest.mark.parametrize("figure", ["num_prompt_tokens", "num_generated_tokens", "num_handoffs"])
 @jumping
-async def test_a_worker_that_computes_for_others_is_only_busy(figure_name: str) -> None:
-    async with fleet_of("d1", "p1") as (engines, fleet):
-        engines.figure_name = figure_name
-        engines.hung.add("d1")  # our own request waits in its queue
-        engines.figure = lambda: round(asyncio.get_running_loop().time())
-        with waiting(fleet.calls, worker("d1"), []):
+async def test_a_worker_that_computes_for_others_is_only_busy(figure: str) -> None:
+    async with fleet_of_two() as (workers, fleet):
+        workers.scripts["d1"] = hung  # our own request waits in its queue
+        workers.stats = lambda: WorkerStats(**{figure: round(asyncio.get_running_loop().time())})
+        with waiting(fleet.calls, D1, []):
             await asyncio.sleep(60)
-        assert engines.called
-        assert (engines.lost, live(fleet)) == ([], ["p1", "d1"])
+        assert workers.called
+        assert (workers.lost, live(fleet)) == ([], ["p1", "d1"])
 
 
 @jumping
 async def test_a_worker_that_does_not_answer_at_all_is_left_to_the_liveness_limit() -> None:
-    async with fleet_of("d1", "p1") as (engines, fleet):
-        engines.silent.add("d1")
-        with waiting(fleet.calls, worker("d1"), []):
+    async with fleet_of_two() as (workers, fleet):
+        workers.answering.clear()
+        with waiting(fleet.calls, D1, []):
             await asyncio.sleep(60)
-        assert (engines.lost, fleet.health().stuck, engines.called) == ([], [], [])
+        assert (workers.lost, fleet.health().stuck, workers.called) == ([], [], [])
 
 
 @jumping
 async def test_tokens_of_ended_requests_are_progress_but_errors_are_not() -> None:
-    async with fleet_of("d1", "p1") as (engines, fleet):
-        engines.hung.add("d1")
+    async with fleet_of_two() as (workers, fleet):
+        workers.scripts["d1"] = hung
         with waiting(fleet.calls, D1, []):
             for number in range(18):
                 tokens: list[int] = []
@@ -149,8 +120,8 @@ async def test_tokens_of_ended_requests_are_progress_but_errors_are_not() -> Non
                     await asyncio.sleep(2)
                     if number < 6:  # else the queue is full
                         tokens.append(1)
-                assert number > 13 or not engines.lost, "12 s with tokens, 10 without, 10 for a trial"
-        assert engines.lost
+                assert number > 13 or not workers.lost, "12 s with tokens, 10 without, 10 for a trial"
+        assert workers.lost
 
 
 P1, P2 = worker("p1"), worker("p2")
@@ -210,8 +181,7 @@ class Scene:
         assert (first.kind, first.what) == ("joined", "d1")
         return [(e.kind, e.what, e.detail, e.lasted_s and round(e.lasted_s)) for e in others]
 
-    async def _probe(self, probed: WorkerInfo, state: State) -> tuple[Event, str]:
-        assert probed == D1
+    async def _probe(self, _: WorkerInfo, state: State) -> tuple[Event, str]:
         self.num_probes += 1
         await asyncio.sleep(0.01)  # virtual time
         event = self.outcomes[state]
