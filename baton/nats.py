@@ -141,9 +141,7 @@ class Publisher:
         self._inbox = inbox
         self._waiting: deque[tuple[str, bytes, str]] = deque()
         self._waiting_bytes = 0
-        self._wake = asyncio.Event()
-        self._closing = False
-        self._publisher = asyncio.get_running_loop().create_task(self._publish())
+        self._publishing: asyncio.Task[None] | None = None
 
     @property
     def is_up(self) -> bool:
@@ -165,10 +163,9 @@ class Publisher:
         self.put(f"{self._inbox.subject}.{ECHO}", b"", "")
         try:
             async with asyncio.timeout(ANSWER_S):
-                await self._inbox.echo.wait()
+                return await self._inbox.echo.wait()
         except TimeoutError:
             return False
-        return True
 
     async def subscribe(self, mailbox: Mailbox) -> Subscription:
         """Subscribe to the subject and wait for the confirmation. Raises ConnectionError."""
@@ -182,13 +179,14 @@ class Publisher:
 
     def put(self, subject: str, frame: bytes, reply: str) -> None:
         """Publish `frame` soon. Ignored while disconnected, since every link is lost then."""
-        if not self._client.is_connected or self._closing:
+        if not self._client.is_connected:
             return
         self._waiting.append((subject, frame, reply))
         self._waiting_bytes += len(frame)
-        self._wake.set()
         if self._waiting_bytes > _HIGH_WATER_BYTES:
             self.writable.clear()
+        if self._publishing is None:
+            self._publishing = asyncio.get_running_loop().create_task(self._publish())
 
     def forget_all(self) -> None:
         self._waiting.clear()
@@ -196,9 +194,8 @@ class Publisher:
         self.writable.set()
 
     async def close(self) -> None:
-        self._closing = True
-        self._wake.set()
-        await asyncio.wait({self._publisher}, timeout=CLOSE_S)
+        if self._publishing is not None:
+            await asyncio.wait({self._publishing}, timeout=CLOSE_S)
         self.forget_all()  # so that the task ends with its publish, whose cancellation nats-py swallows
         for ending in (self._client.flush, self._client.close):
             with contextlib.suppress(TimeoutError):
@@ -207,18 +204,16 @@ class Publisher:
                     await asyncio.gather(ending(), return_exceptions=True)
 
     async def _publish(self) -> None:
-        while not self._closing or self._waiting:
-            await self._wake.wait()
-            self._wake.clear()
-            while self._waiting:
-                subject, frame, reply = self._waiting.popleft()
-                self._waiting_bytes -= len(frame)
-                try:
-                    await self._client.publish(subject, frame, reply)
-                except Exception:  # a failure of one frame must not end the task that serves every link
-                    # The receiver detects the gap with the next frame.
-                    log.exception("publish_failed subject=%s", subject)
-            self.writable.set()
+        while self._waiting:
+            subject, frame, reply = self._waiting.popleft()
+            self._waiting_bytes -= len(frame)
+            try:
+                await self._client.publish(subject, frame, reply)
+            except Exception:  # a failure of one frame must not end the task that serves every link
+                # The receiver detects the gap with the next frame.
+                log.exception("publish_failed subject=%s", subject)
+        self.writable.set()
+        self._publishing = None
 
 
 class NatsWire:

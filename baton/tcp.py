@@ -184,8 +184,10 @@ class TcpWire(asyncio.Protocol):
         try:
             for frame in self._splitter.feed(data):
                 self.link.receive(frame)
-                if not self._is_heard:
-                    self._hear_first()
+                if not self._is_heard:  # it was valid, or the link is lost
+                    self._is_heard = True
+                    if self._limit is not None and not self._closing:
+                        self._limit.busy(self)
         except frames.LinkBroken as broken:
             if not self._is_heard and self._limit is not None:
                 unauthenticated.note("the request plane")
@@ -206,7 +208,8 @@ class TcpWire(asyncio.Protocol):
         if isinstance(exc, ssl.SSLError) and self._handshaking is not None:
             unauthenticated.note(f"the request plane: TLS with a caller failed: {peers_fault(exc)}")
         why = f"the connection broke: {exc}" if exc else "the connection was closed"
-        if isinstance(self.link, CallerLink) and self._is_unheard_over_tls():
+        has_shaken = self._transport is not None and self._transport.get_extra_info("ssl_object") is not None
+        if isinstance(self.link, CallerLink) and has_shaken and not self._is_heard:
             self.link.lose(peers_fault(exc) if isinstance(exc, ssl.SSLError) else _HUNG_UP, PeerDistrusted)
         else:
             self.link.lose(why)
@@ -229,20 +232,6 @@ class TcpWire(asyncio.Protocol):
 
     def evict(self) -> None:
         self.link.lose("it sent no Hello and others are waiting for a connection")
-
-    def _hear_first(self) -> None:
-        """The first frame was valid, or the link is lost."""
-        self._is_heard = True
-        if self._limit is not None and not self._closing:
-            self._limit.busy(self)
-
-    def _is_unheard_over_tls(self) -> bool:
-        """Whether the worker has not answered a TLS handshake that is complete on this side."""
-        return (
-            not self._is_heard
-            and self._transport is not None
-            and self._transport.get_extra_info("ssl_object") is not None
-        )
 
     def _hang_up(self, transport: asyncio.Transport) -> None:
         transport.close()
