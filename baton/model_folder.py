@@ -1,7 +1,5 @@
 """A model is given by its folder, or by its id on the Hugging Face hub if it is in the hub's cache."""
 
-import contextlib
-import os
 import re
 from pathlib import Path
 
@@ -10,24 +8,32 @@ import msgspec
 from baton.messages import UNDECODABLE
 
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*", re.ASCII)
+_REVISIONS = "models--"
+"""The beginning of a folder's name in the hub's cache; it has all revisions of a model."""
 
 
 def model_folder(given: Path) -> Path:
-    """The model's folder: the one itself, or the revision in a folder of the hub's cache. Raises ValueError
-    with the command that downloads the model, which nothing else does.
+    """The model's folder: the one itself, or the branch `main` in a folder of the hub's cache. Raises
+    ValueError with the command that downloads the model, which nothing else does.
     """
-    repo = hub_id(given)
-    if repo is None:
-        with contextlib.suppress(OSError):  # who opens a folder that cannot be read says so
-            return given if (given / "config.json").is_file() else snapshot_in(given) or given
-        return given
-    folder = snapshot_in(hub_cache() / f"models--{repo.replace('/', '--')}")
-    if folder is None:
+    if repo := hub_id(given):
+        if (folder := _cached(repo)) is not None:
+            return folder
         raise ValueError(
-            f"{given} is neither a folder here nor a model in {hub_cache()}; to download it: "
+            f"{given} is neither a folder here nor a model in the hub's cache; to download it: "
             f"{download_command(repo)}"
         )
-    return folder
+    if given.name.startswith(_REVISIONS):
+        repo = given.name.removeprefix(_REVISIONS).replace("--", "/", 1)
+        return _cached(repo, given.parent) or given
+    return given
+
+
+def _cached(repo: str, cache: Path | None = None) -> Path | None:
+    from huggingface_hub import try_to_load_from_cache  # noqa: PLC0415  most models are given as folders
+
+    found = try_to_load_from_cache(repo, "config.json", cache)
+    return Path(found).parent if isinstance(found, str) else None
 
 
 def download_command(repo: str) -> str:
@@ -38,23 +44,6 @@ def download_command(repo: str) -> str:
 def hub_id(given: Path) -> str | None:
     """`owner/name`, unless there is such a folder."""
     return str(given) if _HUB_ID.fullmatch(str(given)) and not given.exists() else None
-
-
-def hub_cache() -> Path:
-    """The hub's cache, where the hub's own library has it."""
-    home = os.environ.get("HF_HOME") or f"{os.environ.get('XDG_CACHE_HOME') or '~/.cache'}/huggingface"
-    return Path(os.environ.get("HF_HUB_CACHE") or f"{home}/hub").expanduser()
-
-
-def snapshot_in(folder: Path) -> Path | None:
-    """The model in its folder of the hub's cache: its branch `main`, else what was downloaded last."""
-    main = folder / "refs" / "main"
-    if main.is_file():
-        named = folder / "snapshots" / main.read_text().strip()
-        if (named / "config.json").is_file():
-            return named
-    found = [config.parent for config in folder.glob("snapshots/*/config.json")]
-    return max(found, key=lambda snapshot: snapshot.stat().st_mtime, default=None)
 
 
 class _AddedToken(msgspec.Struct, frozen=True):

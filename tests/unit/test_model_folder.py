@@ -14,61 +14,42 @@ REPO = "openai/gpt-oss-tiny"
 
 
 @pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    for name in ("HF_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("HOME", str(tmp_path))
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The hub's cache."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", tmp_path / "hub")
     monkeypatch.chdir(tmp_path)
-    return tmp_path
+    return tmp_path / "hub"
 
 
-def cache(hub: Path, *commits: str, main: str = "") -> Path:
-    """The hub's cache of the model with these revisions; returns the folder of the last one."""
+def cached(hub: Path) -> Path:
+    """The hub's cache has the model; returns its folder, that of the branch `main`."""
     folder = hub / "models--openai--gpt-oss-tiny"
-    for commit in commits:
+    for commit in ("a1b2", "c3d4"):
         (folder / "snapshots" / commit).mkdir(parents=True)
         (folder / "snapshots" / commit / "config.json").write_text("{}")
-    if main:
-        (folder / "refs").mkdir()
-        (folder / "refs/main").write_text(main)
-    return folder / "snapshots" / commits[-1]
+    (folder / "refs").mkdir()
+    (folder / "refs/main").write_text("a1b2")
+    return folder / "snapshots" / "a1b2"
+
+
+def test_of_several_revisions_main_is_taken(hub: Path) -> None:
+    folder = cached(hub)
+    for given in (Path(REPO), folder, folder.parents[1]):
+        assert model_folder(given) == folder
 
 
 @pytest.mark.parametrize(
-    ("variable", "value", "hub"),
-    [
-        ("HF_HUB_CACHE", "/given", "given"),
-        ("HF_HOME", "/hf", "hf/hub"),
-        ("XDG_CACHE_HOME", "/xdg", "xdg/huggingface/hub"),
-        ("", "", ".cache/huggingface/hub"),
-    ],
+    "path",
+    [REPO, "/no/such/model", "model", "../a/b", "a/b/c", f"/{'x' * 300}", "models--openai--gpt-oss-other"],
 )
-def test_the_cache_is_where_the_hubs_library_has_it(
-    variable: str, value: str, hub: str, home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if variable:
-        monkeypatch.setenv(variable, f"{home}{value}")
-    folder = cache(home / hub, "a1b2")
-    assert model_folder(Path(REPO)) == folder
-
-
-def test_of_several_revisions_main_is_taken(home: Path) -> None:
-    other = cache(home / ".cache/huggingface/hub", "a1b2", "c3d4", main="a1b2\n")
-    for given in (Path(REPO), other.parents[1]):
-        assert model_folder(given) == other.with_name("a1b2")
-    (other.with_name("a1b2") / "config.json").unlink()
-    assert model_folder(Path(REPO)) == other
-
-
-@pytest.mark.parametrize("path", [REPO, "/no/such/model", "model", "../a/b", "a/b/c", f"/{'x' * 300}"])
-def test_a_folder_and_what_is_no_id_stay_what_they_are(path: str, home: Path) -> None:
-    cache(home / ".cache/huggingface/hub", "a1b2")
-    (home / REPO).mkdir(parents=True)
+def test_a_folder_and_what_is_no_id_stay_what_they_are(path: str, hub: Path) -> None:
+    cached(hub)
+    Path(REPO).mkdir(parents=True)
     assert model_folder(Path(path)) == Path(path)
 
 
-def test_a_worker_serves_it_under_its_id(home: Path) -> None:
-    folder = cache(home / ".cache/huggingface/hub", "a1b2")
+def test_a_worker_serves_it_under_its_id(hub: Path) -> None:
+    folder = cached(hub)
     argv = ["--model-path", REPO]
     settings = with_model_folder(parse(WorkerSettings, argv, prog="p", description="d", environ={})).settings
     assert (settings.model_path, settings.model) == (folder, REPO)
@@ -79,13 +60,13 @@ def test_a_worker_serves_it_under_its_id(home: Path) -> None:
 
 @pytest.mark.parametrize("main", [frontend, worker])
 def test_a_model_that_is_not_here_is_one_line_with_the_command(
-    main: object, home: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    main: object, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("BATON_FILE_REGISTRY", str(home / "registry"))
+    monkeypatch.setenv("BATON_FILE_REGISTRY", str(tmp_path / "registry"))
     assert callable(main)
     assert main(["--model-path", REPO, "--log-level", "error"]) == 2
     printed = capfd.readouterr().err
     assert printed.startswith(
-        f"error: --model-path: {REPO} is neither a folder here nor a model in {home}/.cache"
+        f"error: --model-path: {REPO} is neither a folder here nor a model in the hub's"
     )
     assert printed.endswith(f"hf download {REPO} --exclude 'original/*' --exclude 'metal/*'\n")
