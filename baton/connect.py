@@ -1,7 +1,5 @@
 """Registry and request plane flags of both processes, and the objects they select."""
 
-import asyncio
-import contextlib
 import dataclasses
 import functools
 import os
@@ -9,7 +7,7 @@ import re
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 from urllib.parse import urlsplit
 
 from baton.discovery import Discovery
@@ -20,7 +18,7 @@ from baton.nats_login import nats_options
 from baton.own_address import AUTO, check_address, own_address
 from baton.pace import LIVENESS_S, TICK_S
 from baton.peer_tls import PeerTls, peer_tls
-from baton.tls import CredentialError, client_files
+from baton.tls import client_files
 from baton.transport import Transport
 
 if TYPE_CHECKING:
@@ -33,17 +31,6 @@ HTTP_PORT = ("DYN_HTTP_PORT", "HTTP_PORT")
 _ETCD = "http://127.0.0.1:2379"
 _NATS = "nats://127.0.0.1:4222"
 _PATH = re.compile(r"[\w-]+(\.[\w-]+){2}")
-ACCESS_S = 5.0
-_ONCE: dict[str, Any] = {
-    "allow_reconnect": False,
-    "max_reconnect_attempts": 1,
-    "reconnect_time_wait": 0,
-    "connect_timeout": 3,
-}
-_LOGINS = {
-    "etcd": "ETCD_AUTH_USERNAME and ETCD_AUTH_PASSWORD to a user of v1/instances/",
-    "NATS": "NATS_AUTH_USERNAME and NATS_AUTH_PASSWORD, or another NATS_AUTH_...",
-}
 _ETCD_TLS = ("ETCD_AUTH_CA", "ETCD_AUTH_CLIENT_CERT", "ETCD_AUTH_CLIENT_KEY")
 
 
@@ -171,15 +158,6 @@ class Wires:
             nats_options()
         check_address(self.address())
 
-    async def check_access(self) -> None:
-        """Raise CredentialError if an etcd or NATS server is there and refuses this user."""
-        refusals = await asyncio.gather(*(_refusal(name, url) for name, url in self._servers))
-        for (name, url), refusal in zip(self._servers, refusals, strict=True):
-            if refusal is not None:
-                raise CredentialError(
-                    f"{name} at {without_secrets(url)} refuses this user: {refusal}; set {_LOGINS[name]}"
-                )
-
     @property
     def registry(self) -> str:
         """`etcd` or `file`."""
@@ -221,46 +199,6 @@ def _etcd(endpoints: str) -> "EtcdDiscovery":
     user = os.environ.get("ETCD_AUTH_USERNAME")
     login = (user, os.environ.get("ETCD_AUTH_PASSWORD", "")) if user else None
     return EtcdDiscovery(endpoints, login=login, tls_files=client_files(*_ETCD_TLS))
-
-
-async def _refusal(name: Literal["etcd", "NATS"], url: str) -> str | None:
-    """Why this server refuses this user; None too if it does not answer."""
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(ACCESS_S):
-            return await (_etcd_refusal(url) if name == "etcd" else _nats_refusal(url))
-    return None
-
-
-async def _etcd_refusal(url: str) -> str | None:
-    from baton.etcd_rpc import EtcdError
-
-    etcd = _etcd(url)
-    try:
-        await etcd.check_access()
-    except EtcdError as error:
-        return str(error) if error.refused else None
-    finally:
-        await etcd.close()
-    return None
-
-
-async def _nats_refusal(url: str) -> str | None:
-    from nats.aio.client import Client
-    from nats.errors import Error
-
-    client, errors = Client(), list[str]()
-
-    async def note(error: Exception) -> None:
-        errors.append(without_secrets(str(error)))
-
-    try:
-        await client.connect([url], error_cb=note, **_ONCE, **nats_options())
-    # nats-py's own errors, and those of its parser: another program may listen there.
-    except (OSError, EOFError, ValueError, TypeError, LookupError, AttributeError, Error) as error:
-        await note(error)
-    finally:
-        await client.close()
-    return next((error for error in errors if "authorization" in error.lower()), None)
 
 
 def _check_address(named: str, url: str, schemes: Sequence[str]) -> None:

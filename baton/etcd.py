@@ -57,15 +57,13 @@ class EtcdDiscovery:
 
     @asynccontextmanager
     async def register(self, info: WorkerInfo) -> AsyncGenerator[None, None]:
-        """See `Discovery`. Waits while etcd is unreachable; raises EtcdError if etcd refuses the user."""
-        registration, is_new = _Registration(self._rpc, info, self._ttl_s), True
+        """See `Discovery`. Waits while etcd is unreachable or refuses the user."""
+        registration = _Registration(self._rpc, info, self._ttl_s)
 
         async def hold() -> bool:
             try:
                 await registration.hold()
             except EtcdError as error:
-                if is_new and (error.refused or self._rpc.closed):
-                    raise
                 self._note(error)
                 return False
             self._note(None)
@@ -73,7 +71,6 @@ class EtcdDiscovery:
 
         try:
             async with kept(hold, every_s=self._ttl_s / 3, retry_s=_RETRY_S):
-                is_new = False
                 yield
         finally:
             await registration.withdraw()
@@ -98,10 +95,6 @@ class EtcdDiscovery:
                     shown = ()
                     yield shown
                 await asyncio.sleep(_RETRY_S)  # etcd is unreachable: retry after a pause
-
-    async def check_access(self) -> None:
-        """Read the registry. Raises EtcdError; it is `refused` if this user may not."""
-        await self._rpc.list_prefix(PREFIX, 1)
 
     async def close(self) -> None:
         await self._rpc.close()

@@ -63,11 +63,7 @@ _STALE_TOKEN = ("invalid auth token", "revision of auth store is old", "user nam
 
 
 class EtcdError(Exception):
-    """A failed call. `refused`: etcd rejected it, so that retrying does not help."""
-
-    def __init__(self, message: str, *, refused: bool = False) -> None:
-        super().__init__(message)
-        self.refused = refused
+    """A failed call."""
 
 
 Change = tuple[bytes, bytes | None]
@@ -231,11 +227,9 @@ class EtcdRpc:
         try:
             yield
         except grpc.aio.AioRpcError as error:
-            is_refused = error.code() in _REFUSALS
-            if not is_refused:
+            if error.code() not in _REFUSALS:
                 self._leave(channel)
-            message = f"{error.code().name} {error.details() or ''}".strip()
-            raise EtcdError(message, refused=is_refused) from error
+            raise EtcdError(f"{error.code().name} {error.details() or ''}".strip()) from error
         except asyncio.CancelledError:
             self._raise_if_closed()
             raise

@@ -81,7 +81,7 @@ async def needed(what: str, wait: Awaitable[T], limit_s: float = START_S) -> T:
             done, _ = await asyncio.wait([waiting], timeout=1.0)
             if done:
                 return await waiting
-        raise NotStarted(f"{what} did not answer within {limit_s:g} s; start it first, or check its address")
+        raise NotStarted(f"{what} did not answer within {limit_s:g} s; start it, or check address and login")
     finally:
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)

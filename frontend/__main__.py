@@ -142,7 +142,6 @@ async def serve(
 ) -> int:
     """Serve until shutdown, then let running answers finish within the drain timeout."""
     try:
-        await settings.wires.check_access()
         store = await _open_store(settings.response_store, siblings)
         discovery, transport = settings.wires.discovery(), settings.wires.transport()
         services = _services(settings, credentials.seal, discovery, transport, siblings)

@@ -27,11 +27,9 @@ def main(argv: list[str]) -> int:
             settings.wires.check()
             complete = with_engine(with_model_folder(parsed))
             engine, lines = build_engine(complete)
-            if not settings.check:
-                await settings.wires.check_access()
-                if settings.ready_file is not None:  # of an earlier process; it must be writable
-                    settings.ready_file.touch()
-                    settings.ready_file.unlink()
+            if settings.ready_file is not None and not settings.check:
+                settings.ready_file.touch()  # of an earlier process; it must be writable
+                settings.ready_file.unlink()
         except (SettingsError, UnsafeFolder, ValueError, OSError) as error:
             print_error(error)
             return 2

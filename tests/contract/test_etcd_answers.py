@@ -98,9 +98,8 @@ async def test_a_refusal_is_recognised_and_leaves_no_endpoint(
 ) -> None:
     first, second = Scripted(lambda _method, _metadata: code), Scripted()
     async with serving(first) as url, serving(second) as other, client(url, other) as rpc:
-        with pytest.raises(EtcdError, match=code.name) as failed:
+        with pytest.raises(EtcdError, match=code.name):
             await rpc.call("KV/Range", key=KEY)
-        assert failed.value.refused == is_refused
         if is_refused:
             with pytest.raises(EtcdError):
                 await rpc.call("KV/Range", key=KEY)

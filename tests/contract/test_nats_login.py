@@ -151,15 +151,11 @@ async def test_the_environments_login_is_used_also_when_the_server_returns(
 
 
 @pytest.mark.parametrize("set_up", [certificates, password, token, nkey, jwt])
-async def test_without_the_login_there_is_no_server_and_the_check_at_start_says_so(
+async def test_without_the_login_there_is_no_server(
     set_up: SetUp, launch_nats: LaunchServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as own:
         server = set_up(launch_nats, tmp_path, own)
-        await wires(server).check_access()
-    if set_up is not certificates:  # without one, the server does not even answer
-        with pytest.raises(CredentialError, match="NATS_AUTH_"):
-            await wires(server).check_access()
     monkeypatch.setattr("baton.nats.CONNECT_TIMEOUT_S", scaled(0.5))
     foreign = wires(server).transport()
     with pytest.raises(ConnectionError):

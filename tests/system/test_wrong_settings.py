@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import LaunchServer
-from tests.registry import etcd_api
 from tests.waiting import PATIENCE_S
 
 WORKER = ("workers", "--engine", "mocker")
@@ -70,33 +68,3 @@ def test_a_check_shows_the_settings_and_starts_nothing(tmp_path: Path) -> None:
     assert status == 0
     assert "engine settings max_batch_size=4" in text
     assert "ready worker=" not in text
-
-
-@pytest.mark.parametrize("program", [WORKER, FRONTEND])
-def test_a_user_that_nats_refuses_is_known_before_a_model_loads(
-    tmp_path: Path, launch_nats: LaunchServer, program: tuple[str, ...]
-) -> None:
-    server = launch_nats("--user", "u", "--pass", "sesame")
-    login = {"NATS_SERVER": server.url, "NATS_AUTH_USERNAME": "u", "NATS_AUTH_PASSWORD": "wrong"}
-    status, line = start(tmp_path, program, [], login)
-    assert status == 2
-    assert line.startswith(f"error: NATS at {server.url} refuses this user: ")
-
-
-@pytest.mark.parametrize(
-    "program", [WORKER, (*FRONTEND, "--num-processes", "2"), pytest.param(FRONTEND, marks=pytest.mark.slow)]
-)
-def test_a_user_that_etcd_refuses_is_known_before_a_model_loads(
-    tmp_path: Path, launch_etcd: LaunchServer, program: tuple[str, ...]
-) -> None:
-    server = launch_etcd()
-    etcd_api(server.url, "auth/user/add", name="root", password="sesame")
-    etcd_api(server.url, "auth/user/grant", user="root", role="root")
-    etcd_api(server.url, "auth/enable")
-    login = {"ETCD_ENDPOINTS": server.url, "ETCD_AUTH_USERNAME": "root", "ETCD_AUTH_PASSWORD": "wrong"}
-    try:
-        status, line = start(tmp_path, program, [], login)
-    finally:
-        server.kill()
-    assert status == 2
-    assert line.startswith(f"error: etcd at {server.url} refuses this user: ")
