@@ -41,10 +41,6 @@ from frontend.turn.ids import new_id
 from frontend.turn.request import TurnRequest
 from frontend.turn.seal import Seal
 
-MAX_KEPT_STREAM_BYTES = 15 << 20
-"""Longer streams are not stored and cannot be resumed; their responses are stored all the same. To another
-process a stream is sent in one frame."""
-
 _encode = msgspec.json.Encoder().encode
 
 
@@ -187,8 +183,7 @@ class ParsedBody(NamedTuple):
 
 
 class ResponseAnswer(Answer):
-    """An answer of one choice, with an output item for each Harmony message. It stores its events, and
-    belongs to the client's key."""
+    """An answer of one choice, with an output item for each Harmony message. It belongs to the API key."""
 
     def __init__(
         self,
@@ -212,13 +207,7 @@ class ResponseAnswer(Answer):
         self._seal = seal
         self._open: OpenItem | None = None
         self._writer = EventWriter(streams=self.stream)
-        self._kept = bytearray() if self.stream and response.store else None
-        self._opening = self._keep(self._writer.opening(response))
-
-    @property
-    def kept_stream(self) -> bytes | None:
-        """All events so far; None if they are not stored or exceed the limit."""
-        return None if self._kept is None else bytes(self._kept)
+        self._opening = self._writer.opening(response)
 
     def opening(self) -> bytes:
         return self._opening
@@ -231,8 +220,8 @@ class ResponseAnswer(Answer):
 
     def write(self, deltas: Sequence[Delta]) -> bytes:
         if len(deltas) == 1:  # the hot path
-            return self._keep(self._delta(deltas[0]))
-        return self._keep(b"".join([self._delta(delta) for delta in deltas]))
+            return self._delta(deltas[0])
+        return b"".join([self._delta(delta) for delta in deltas])
 
     def closing(self) -> bytes:
         if self.choice.is_cut:
@@ -260,12 +249,12 @@ class ResponseAnswer(Answer):
             self.closing()
         await self.save()
 
-    async def save(self) -> None:
+    async def save(self, events: bytes | None = None) -> None:
         """Store the response so far, unless `store` is false."""
         if self.response.store:
             item_ids = [item.id for item in (*self._parsed.items, *self.response.output)]
             items = msgspec.json.encode(self._parsed.items)
-            await self._store.save(self.stored(items, self.kept_stream), item_ids)
+            await self._store.save(self.stored(items, events), item_ids)
 
     def stored(self, items: bytes = b"[]", events: bytes | None = None) -> StoredResponse:
         """The response so far, with these items of its input, which take long to encode, and events."""
@@ -353,11 +342,4 @@ class ResponseAnswer(Answer):
             total_tokens=num_prompt_tokens + choice.num_tokens,
         )
         kind = "incomplete" if status == "cancelled" else status
-        return self._keep(self._writer.event(f"response.{kind}", response=response))
-
-    def _keep(self, data: bytes) -> bytes:
-        if self._kept is not None:
-            self._kept += data
-            if len(self._kept) > MAX_KEPT_STREAM_BYTES:
-                self._kept = None
-        return data
+        return self._writer.event(f"response.{kind}", response=response)

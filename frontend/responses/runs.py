@@ -19,6 +19,9 @@ UNREACHED = (
     "The frontend that runs this response cannot be reached; retry, or send the request to that frontend."
 )
 
+MAX_STREAM_BYTES = 15 << 20
+"""Longer streams are not stored and cannot be resumed. To another process a stream is sent in one frame."""
+
 CallRun = Callable[[str, str, int | None], AsyncGenerator[bytes, None]]
 """Calls the process at an address about its run of a response, see `ResponseState.answer`. Raises NotReady if
 the process cannot be reached."""
@@ -30,6 +33,7 @@ class Run:
     def __init__(self, answer: ResponseAnswer, services: Services) -> None:
         self.answer = answer
         self._metrics = services.metrics
+        self._stream = bytearray(answer.opening()) if answer.stream else None
         self._followers: list[asyncio.Queue[bytes]] = []
         self._reason: BatonError | None = None
         self._record = services.metrics.begin(ROUTE, answer.response.id, answer.key_name)
@@ -44,7 +48,7 @@ class Run:
     async def events(self, sequence_number: int) -> AsyncGenerator[bytes, None]:
         """Empty bytes, then the events after this sequence number, including future ones. Raises
         InvalidRequest if they are not stored."""
-        stream = self.answer.kept_stream
+        stream = self._events(b"")
         if stream is None:
             raise events_not_stored(self.answer.response.id)
         queue: asyncio.Queue[bytes] = asyncio.Queue()
@@ -76,7 +80,7 @@ class Run:
         try:
             await asyncio.wait([self._making])
             last = self._last_event()
-            await self.answer.settle()
+            await self.answer.save(self._events(last))
             await self._publish(last)
         finally:
             for queue in self._followers:
@@ -97,7 +101,15 @@ class Run:
         self._record.status, self._record.code = failure.status, failure.code
         return answer.failure(failure)
 
+    def _events(self, last: bytes) -> bytes | None:
+        """The events so far and the last one, if they are stored."""
+        return None if self._stream is None else bytes(self._stream) + last
+
     async def _publish(self, data: bytes) -> None:
+        if self._stream is not None:
+            self._stream += data
+            if len(self._stream) > MAX_STREAM_BYTES:
+                self._stream = None
         for queue in self._followers if data else ():
             queue.put_nowait(data)
 
@@ -179,7 +191,7 @@ class ResponseState:
 def events_not_stored(response_id: str) -> InvalidRequest:
     """The error of a request for events that are not stored."""
     return InvalidRequest(
-        f"The events of {response_id!r} are not stored: the response was not created with `stream`: true, or "
-        "its stream was too long to store.",
+        f"The events of {response_id!r} are not stored: the response was not created with `background` and "
+        "`stream`: true, or its stream was too long to store.",
         param="stream",
     )

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from baton.errors import NotReady
-from frontend.harmony.conversation import Begin, Text
-from frontend.responses.output import MAX_KEPT_STREAM_BYTES
+from frontend.responses import runs
 from frontend.responses.runs import MAX_RUNS, CallRun, ResponseState
 from frontend.responses.store import ResponseStore
 from tests.clock import jumping
@@ -23,9 +22,9 @@ async def test_a_run_beyond_the_limit_is_refused() -> None:
     assert MAX_RUNS == 1000
     async with frontend(ANSWER, script={"pause_at": 0}) as client:
         made = (await client.respond(background=True)).json
-        runs = client.responses._runs  # noqa: SLF001  a thousand real ones take seconds
+        running = client.responses._runs  # noqa: SLF001  a thousand real ones take seconds
         others = [f"other {i}" for i in range(MAX_RUNS - 2)]
-        runs |= dict.fromkeys(others, runs[made["id"]])
+        running |= dict.fromkeys(others, running[made["id"]])
         together = await asyncio.gather(*(client.respond(background=True) for _ in range(2)))
         assert {reply.status for reply in together} == {200, 429}
         one_more = await client.respond(background=True)
@@ -34,7 +33,7 @@ async def test_a_run_beyond_the_limit_is_refused() -> None:
         assert (await client.post(f"/v1/responses/{made['id']}/cancel", {})).status == 200
         assert (await client.respond(background=True)).status == 200
         for other in others:
-            del runs[other]
+            del running[other]
 
 
 @jumping
@@ -53,20 +52,15 @@ async def test_a_run_and_its_stream_fail_at_its_deadline() -> None:
     await client.responses.close()
 
 
-async def test_a_stream_that_is_too_long_is_not_stored_and_cannot_be_resumed() -> None:
-    async with frontend(ANSWER, script={"pause_at": 0}) as client:
-        pending = asyncio.create_task(client.respond(background=True, stream=True))
-        await client.tokens.paused.wait()
-        [(response_id, run)] = client.responses._runs.items()  # noqa: SLF001  its id is not known yet
-        assert (run.answer.kept_stream or b"").startswith(b"event: response.created")
-        for _ in range(2):
-            assert run.answer.kept_stream is not None
-            run.answer.write([Begin("text"), Text("x" * (MAX_KEPT_STREAM_BYTES // 2), 0, 1)])
-        assert run.answer.kept_stream is None
-        client.tokens.go_on.set()
-        await pending
-        await ended(client, response_id)
-        late = await client.get(f"/v1/responses/{response_id}?stream=true")
+async def test_a_stream_that_is_too_long_is_not_stored_and_cannot_be_resumed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(runs, "MAX_STREAM_BYTES", 3000)
+    async with frontend(ANSWER) as client:
+        streamed = await client.respond(background=True, stream=True)
+        last = streamed.events[-1]
+        assert (last["type"], last["sequence_number"]) == ("response.completed", len(streamed.events) - 1)
+        late = await client.get(f"/v1/responses/{last['response']['id']}?stream=true")
         assert (late.status, late.error["param"]) == (400, "stream")
 
 
