@@ -7,7 +7,7 @@ _SMI = """#!/bin/sh
 case "$*" in
     *--id*query-gpu=uuid*) echo GPU-1 ;;
     *query-gpu=uuid*) printf 'GPU-%s\\n' {indices} ;;
-    *query-gpu*) echo "0, GPU-1, {name}, {total_mib}, {free_mib}, 9.0" ;;
+    *query-gpu*) echo "0, GPU-1, {name}, {total_mib}, {free_mib}" ;;
     *query-compute-apps*) echo "{processes}" ;;
 esac
 """

@@ -21,7 +21,6 @@ class Gpu(msgspec.Struct, frozen=True):
     name: str
     total_bytes: int
     free_bytes: int
-    compute: tuple[int, int]
     is_unified: bool = False
 
 

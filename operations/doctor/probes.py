@@ -22,7 +22,7 @@ from workers.settings import SettingsError
 
 TIMEOUT_S = 20
 _SMI = (
-    "nvidia-smi", "--query-gpu=index,uuid,name,memory.total,memory.free,compute_cap",
+    "nvidia-smi", "--query-gpu=index,uuid,name,memory.total,memory.free",
     "--format=csv,noheader,nounits",
 )  # fmt: skip
 _INDEX = "model.safetensors.index.json"
@@ -57,13 +57,12 @@ def parse_gpus(csv: str, meminfo: str) -> tuple[Gpu, ...]:
     own = [int(kib.get(name, 0)) << 10 for name in ("MemTotal", "MemAvailable")]
     gpus = []
     for row in ([cell.strip() for cell in line.split(",")] for line in csv.splitlines()):
-        if len(row) != 6 or not row[0].isdecimal():
+        if len(row) != 5 or not row[0].isdecimal():
             continue
-        index, uuid, name, *mib, compute = row
+        index, uuid, name, *mib = row
         is_unified = not all(each.isdecimal() for each in mib)
         total, free = own if is_unified else (int(each) << 20 for each in mib)
-        major, minor = (int(part) if part.isdecimal() else 0 for part in f"{compute}.".split(".")[:2])
-        gpus.append(Gpu(int(index), uuid, name, total, free, (major, minor), is_unified))
+        gpus.append(Gpu(int(index), uuid, name, total, free, is_unified))
     return tuple(gpus)
 
 

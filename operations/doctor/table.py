@@ -31,8 +31,6 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
 E, W = Severity.ERROR, Severity.WARNING
 _GRAPHS = "cuda_graph_config.max_batch_size"
-# TensorRT-LLM runs gpt-oss on Hopper or newer.
-_OLDEST_COMPUTE = (9, 0)
 _PROCESSES = "nvidia-smi --id={it.index} --query-compute-apps=pid,name,used_memory --format=csv"
 
 
@@ -102,10 +100,6 @@ TABLE = (
         "no NVIDIA GPU: {found}",
         "the engine exits at start; on the CPU, only the demo model runs",
         "nvidia-smi (in a container: docker run --gpus all ...; else install the driver)"),
-    Row(E, "gpu-old", Facts.used_gpus, lambda _, it: it.compute < _OLDEST_COMPUTE,
-        "GPU {it.index} is a {it.name}, compute capability {it.compute[0]}.{it.compute[1]}",
-        "TensorRT-LLM has no MXFP4 kernels for gpt-oss before Hopper (9.0)",
-        "use a Hopper or Blackwell GPU, or --engine embedded with the demo model"),
     Row(W, "gpu-busy", Facts.used_gpus, _taken_gib,
         "{found:.1f} GiB of GPU {it.index} are in use",
         "less memory for the KV cache, and out of memory when the other process grows", _PROCESSES),

@@ -5,7 +5,7 @@ import shlex
 import pytest
 
 from baton.flags import parse
-from workers.engines.build import CHOSEN, with_engine
+from workers.engines.build import with_engine
 from workers.flags import WorkerSettings
 from workers.settings import SettingsError
 
@@ -13,7 +13,7 @@ from workers.settings import SettingsError
 def chosen(line: str, installed: set[str]) -> str | None:
     parsed = parse(WorkerSettings, shlex.split(line), prog="p", description="d", environ={})
     complete = with_engine(parsed, installed.__contains__)
-    assert complete.sources["engine"] == (CHOSEN if parsed.settings.engine is None else "flag")
+    assert complete.sources["engine"] == ("chosen" if parsed.settings.engine is None else "flag")
     return complete.settings.engine
 
 

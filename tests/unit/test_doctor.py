@@ -45,7 +45,6 @@ CACHE, KV = "cache_transceiver_config", "kv_cache_config"
 
 BROKEN: list[tuple[str, str, Severity, Callable[[Facts], Facts]]] = [
     ("no driver", "gpu-none", E, lambda f: replace(f, gpus=(), gpu_problem="couldn't communicate")),
-    ("A100", "gpu-old", E, lambda f: gpu_of(f, 1, compute=(8, 0), name="NVIDIA A100-SXM4-80GB")),
     ("another process on a GPU", "gpu-busy", W, lambda f: gpu_of(f, 6, free_bytes=120 * GIB)),
     ("range of GPUs", "gpu-list", E, lambda f: set_of(f, "prefill", gpus="0-3")),
     ("the same GPU twice", "gpu-list", E, lambda f: set_of(f, "prefill", gpus="0,1,1,2")),

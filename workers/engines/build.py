@@ -24,6 +24,7 @@ from workers.settings import Given, Loaded, SettingsError, load_settings
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+_RULES = {"trtllm": TRTLLM_RULES, "vllm": VLLM_RULES}
 
 
 def build_engine(parsed: Parsed[WorkerSettings]) -> tuple[Engine, list[str]]:
@@ -50,14 +51,10 @@ def given_settings(parsed: Parsed[WorkerSettings]) -> Given:
     Raises SettingsError with the worker's message; what the build of a third-party library refuses, only a
     worker can report (`--check`).
     """
-    mode, given = parsed.settings.disaggregation_mode, _given(parsed)
-    match parsed.settings.engine:
-        case "trtllm":
-            return TRTLLM_RULES.give(None, mode, **given)
-        case "vllm":
-            return VLLM_RULES.give(None, mode, **given)
-        case engine:
-            return _load_own(MockerSettings if engine == "mocker" else EmbeddedSettings, parsed).given
+    engine = parsed.settings.engine
+    if engine in _RULES:
+        return _RULES[engine].give(None, parsed.settings.disaggregation_mode, **_given(parsed))
+    return _load_own(MockerSettings if engine == "mocker" else EmbeddedSettings, parsed).given
 
 
 def _embedded(parsed: Parsed[WorkerSettings]) -> tuple[Engine, list[str]]:
@@ -149,8 +146,6 @@ _BUILDERS: dict[EngineName, Callable[[Parsed[WorkerSettings]], tuple[Engine, lis
 }
 
 
-CHOSEN = "chosen"  # the source of an engine that was not given
-
 # In order of preference. Not the mocker, which generates no real answers and must be requested.
 _PACKAGES: dict[EngineName, str] = {"trtllm": "tensorrt_llm", "vllm": "vllm", "embedded": "transformers"}
 
@@ -173,4 +168,4 @@ def with_engine(
     if {"trtllm", "vllm"} <= set(installed):
         raise SettingsError("TensorRT-LLM and vLLM are both installed; set --engine trtllm or --engine vllm")
     settings = dataclasses.replace(parsed.settings, engine=installed[0])
-    return Parsed(settings, parsed.sources | {"engine": CHOSEN})
+    return Parsed(settings, parsed.sources | {"engine": "chosen"})

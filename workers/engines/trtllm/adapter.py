@@ -25,7 +25,7 @@ from workers.engines.library.model_facts import ModelFacts
 from workers.engines.library.settings import QUEUE_SIZE
 from workers.engines.trtllm.library import Library, fatal_error, kv_capacity
 from workers.engines.trtllm.sampling import sampling_params
-from workers.engines.trtllm.settings import BACKEND, BUFFER, GUESSING, MANAGER_V2, RUNTIME, TIMEOUT, manager
+from workers.engines.trtllm.settings import BACKEND, BUFFER, GUESSING, MANAGER_V2, MANAGERS, RUNTIME, TIMEOUT
 from workers.engines.trtllm.watchdog import Leave, Patience, Watchdog
 from workers.settings import Loaded
 
@@ -233,7 +233,8 @@ class TrtllmAdapter:
             context_length = num_kv_tokens
         dtype, runtime = str(values["kv_cache_config.dtype"]).lower(), values.get(RUNTIME)
         # Neither runtimes nor managers mix.
-        parts = (values.get(BACKEND), runtime, manager(runtime, values.get(MANAGER_V2)))
+        manager_v2 = values.get(MANAGER_V2)
+        parts = (values.get(BACKEND), runtime, MANAGERS.get(runtime if manager_v2 == "auto" else manager_v2))
         kind = "-".join(str(part).lower() for part in parts if part)
         return EngineInfo(
             name="trtllm",

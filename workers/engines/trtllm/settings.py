@@ -30,15 +30,8 @@ GUESSING = Guessing(
 )
 # What `auto` resolves to for gpt-oss; explicit, so that the two sides of a pair can be compared.
 RUNTIMES = {"UCX": "CPP", "MOONCAKE": "CPP", "MPI": "CPP", "NIXL": "PYTHON"}
-
-
-def manager(runtime: object, manager_v2: object) -> str:
-    """The KV cache manager, `v1` or `v2`, that a worker with these settings runs gpt-oss with; empty if only
-    the build decides.
-    """
-    if isinstance(manager_v2, bool):
-        return "v2" if manager_v2 else "v1"
-    return {"CPP": "v1", "PYTHON": "v2"}.get(str(runtime), "") if manager_v2 == "auto" else ""
+# The KV cache manager that gpt-oss runs with, by `use_kv_cache_manager_v2`, and by runtime if that is `auto`.
+MANAGERS = {False: "v1", True: "v2", "CPP": "v1", "PYTHON": "v2"}
 
 
 def _complete(given: Given, mode: DisaggregationMode) -> None:
