@@ -284,12 +284,12 @@ def _offered_tools(body: Counted, kind: str, ignored: set[str]) -> list[Tool]:
 
 def _effort(body: Counted) -> ReasoningEffort:
     """The nearest effort that gpt-oss has; it cannot turn reasoning off, so `disabled` is low."""
-    if body.output_config is not None and body.output_config.effort is not None:
-        return NEAREST_EFFORT[body.output_config.effort]
-    thinking = body.thinking
-    if thinking is not None and thinking.type == "disabled":
+    config, thinking = body.output_config or OutputConfig(), body.thinking or Thinking(type="adaptive")
+    if config.effort is not None:
+        return NEAREST_EFFORT[config.effort]
+    if thinking.type == "disabled":
         return "low"
-    if thinking is None or thinking.type == "adaptive" or thinking.budget_tokens is None:
+    if thinking.type == "adaptive" or thinking.budget_tokens is None:
         return "medium"
     return next((effort for budget, effort in _BUDGETS if thinking.budget_tokens <= budget), "high")
 

@@ -124,30 +124,12 @@ class _Wrapped(msgspec.Struct, forbid_unknown_fields=True):
     input: str
 
 
-class TextCalls:
-    """Holds back the arguments of calls of these tools until they are complete, and unwraps the text."""
-
-    def __init__(self, names: frozenset[str]) -> None:
-        self._names = names
-        self._held: list[Text] | None = None
-
-    def pass_on(self, deltas: Iterable[Delta]) -> Iterator[Delta]:
-        """The deltas that can be sent now."""
-        for delta in deltas:
-            match delta:
-                case Begin("call", name) if name in self._names:
-                    self._held = []
-                case Text() if self._held is not None:
-                    self._held.append(delta)
-                    continue
-                case End() if self._held:
-                    text = "".join(part.text for part in self._held)
-                    with suppress(msgspec.DecodeError):  # not wrapped: the text itself is the input
-                        text = msgspec.json.decode(text, type=_Wrapped).input
-                    yield replace(self._held[0], text=text)
-            if isinstance(delta, End):
-                self._held = None
-            yield delta
+def _unwrapped(parts: Sequence[Text]) -> Text:
+    """The input of a call whose arguments are text, which the model may have wrapped in JSON."""
+    text = "".join(part.text for part in parts)
+    with suppress(msgspec.DecodeError):
+        text = msgspec.json.decode(text, type=_Wrapped).input
+    return replace(parts[0], text=text)
 
 
 def single_tokens(chunk: TokenChunk) -> Iterator[TokenChunk]:
@@ -166,8 +148,8 @@ def single_tokens(chunk: TokenChunk) -> Iterator[TokenChunk]:
 class Choice:
     """`request` goes to a worker. `stopped`: a stop string or the call limit has ended the answer. `logprobs`
     has an entry per token, or is None if not requested; `prompt_logprobs` one per prompt token except the
-    first. A final stop token in `cut_ids` is counted, but is not part of the text. `text_tools` are the
-    offered ones whose arguments are text. `caller`: see `Client.caller`."""
+    first. A final stop token in `cut_ids` is counted, but is not part of the text. `text_tools` are those of
+    the offered `tools` whose arguments are text. `caller`: see `Client.caller`."""
 
     def __init__(
         self,
@@ -196,8 +178,8 @@ class Choice:
         self._cut_ids = frozenset(cut_ids)
         text_tools = [tool for tool in tools if tool.takes_text]
         self.text_tools = frozenset(tool.called for tool in text_tools)
-        wrapped = frozenset(tool.called for tool in text_tools if tool.grammar is None)
-        self._text_calls = TextCalls(wrapped) if wrapped else None
+        self._wrapped_tools = {tool.called for tool in text_tools if tool.grammar is None}
+        self._held: list[Text] | None = None  # the arguments of an open call of these
         self._on_finish = on_finish
         self._reason: WorkerFinishReason = "stop"
         self._token_ids: list[int] = []
@@ -268,18 +250,27 @@ class Choice:
         if self._limits is not None:
             deltas = [*self._limits.kept(deltas), *(self._limits.held() if is_last else ())]
             self.stopped = self._limits.met
-        if self._text_calls is not None:
-            deltas = list(self._text_calls.pass_on(deltas))
-        for i, delta in enumerate(deltas):
+        noted: list[Delta] = []
+        for delta in deltas:
             match delta:
+                case Text():
+                    if self._held is not None:
+                        self._held.append(delta)
+                        continue
+                    if self._thinks:
+                        self._thought.append(delta.text)
+                case Begin("call", name):
+                    self._thinks, self._held = False, [] if name in self._wrapped_tools else None
+                    self.call_ids.append(new_call_id())
+                    delta = replace(delta, call_id=self.call_ids[-1])  # noqa: PLW2901  the one with an id
                 case Begin(kind):
                     self._thinks = kind == "thought"
-                    if kind == "call":
-                        self.call_ids.append(new_call_id())
-                        deltas[i] = replace(delta, call_id=self.call_ids[-1])
-                case Text() if self._thinks:
-                    self._thought.append(delta.text)
-        return deltas
+                case End() if self._held is not None:
+                    if self._held:
+                        noted.append(_unwrapped(self._held))
+                    self._held = None
+            noted.append(delta)
+        return noted
 
 
 def num_prompt_tokens(choices: Iterable[Choice]) -> int:
