@@ -20,7 +20,7 @@ from frontend.http.answer import (
 from frontend.http.body import read
 from frontend.http.respond import Operations, Services, generating
 from frontend.turn.choice import Choice
-from frontend.turn.fields import CommonFields, Count, Refused, StopText, TokenId
+from frontend.turn.fields import CommonFields, Count, Refused, StopText, StopTexts, TokenId
 from frontend.turn.form import demanded
 from frontend.turn.request import Client, RawPrompts, TurnRequest
 
@@ -46,10 +46,6 @@ class Completion(msgspec.Struct, kw_only=True):
     object: Literal["text_completion"] = "text_completion"
 
 
-# Evaluation harnesses send more than OpenAI's four.
-MAX_STOPS = 32
-
-
 class CompletionBody(CommonFields, kw_only=True):
     """`POST /v1/completions`: raw text or token ids; an array of either gives `n` choices for each.
 
@@ -66,7 +62,7 @@ class CompletionBody(CommonFields, kw_only=True):
     n: Count | None = None
     logprobs: Annotated[int, msgspec.Meta(ge=0, le=5)] | None = None
     max_tokens: Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)] | None = None
-    stop: StopText | Annotated[list[StopText], msgspec.Meta(max_length=MAX_STOPS)] | None = None
+    stop: StopText | StopTexts | None = None
     echo: bool | None = None
     skip_special_tokens: bool | None = None
 

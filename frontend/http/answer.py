@@ -16,7 +16,7 @@ from frontend.http.exchange import ErrorBody
 from frontend.record import Record
 from frontend.text.tokenizer import ModelTokenizer
 from frontend.turn.choice import Choice, num_prompt_tokens, single_tokens
-from frontend.turn.fields import CommonFields
+from frontend.turn.fields import CommonFields, StreamOptions
 from frontend.turn.ids import new_id
 
 KEEP_ALIVE = b": keep-alive\n\n"
@@ -282,8 +282,9 @@ class Envelope:
             "model": model,
             "system_fingerprint": SYSTEM_FINGERPRINT,
         }
-        self.stream, self.has_usage = bool(body.stream), body.gives_usage
-        self.has_timings = body.gives_timings
+        options = body.stream_options or StreamOptions()
+        self.stream, self.has_timings = bool(body.stream), bool(options.include_timings)
+        self.has_usage = self.has_timings or bool(options.include_usage)
         head = {"id": self.fields["id"], "object": kind, **self.fields}
         self.head = b"data: " + _encode(head)[:-1] + b',"choices":['
         self.tail = b'],"usage":null}\n\n' if self.has_usage else b"]}\n\n"

@@ -194,9 +194,9 @@ class MessagesAnswer(Answer):
 
     def closing(self) -> bytes:
         """`message_delta` with the stop reason and the usage, and `message_stop`."""
-        self._settle()
-        delta = {"stop_reason": self._message.stop_reason, "stop_sequence": self._message.stop_sequence}
-        usage = msgspec.structs.replace(self._message.usage, service_tier=msgspec.UNSET)
+        message = self.body()
+        delta = {"stop_reason": message.stop_reason, "stop_sequence": message.stop_sequence}
+        usage = msgspec.structs.replace(message.usage, service_tier=msgspec.UNSET)
         last = self._event("message_delta", delta=delta, usage=usage)
         return last + self._event("message_stop")
 
@@ -204,8 +204,15 @@ class MessagesAnswer(Answer):
         return b"event: error\ndata: " + _encode(MessagesError.of(error)) + b"\n\n"
 
     def body(self) -> MessageObject:
-        self._settle()
-        return self._message
+        choice, message = self._choice, self._message
+        message.stop_sequence, message.usage = choice.stop_string, self._usage()
+        message.stop_reason = "tool_use" if choice.finish_reason == "tool_calls" else "end_turn"
+        if choice.is_cut:
+            is_full = choice.request.sampling.max_tokens < self._max_tokens
+            message.stop_reason = "model_context_window_exceeded" if is_full else "max_tokens"
+        elif choice.stop_string is not None:
+            message.stop_reason = "stop_sequence"
+        return message
 
     def _delta(self, delta: Delta) -> bytes:
         match delta:
@@ -251,17 +258,6 @@ class MessagesAnswer(Answer):
             case ToolUseBlock():
                 block.input = _object(text)
         return signed + self._event("content_block_stop", index=index)
-
-    def _settle(self) -> None:
-        """Set the message's stop reason and usage."""
-        choice, message = self._choice, self._message
-        message.stop_sequence, message.usage = choice.stop_string, self._usage()
-        message.stop_reason = "tool_use" if choice.finish_reason == "tool_calls" else "end_turn"
-        if choice.is_cut:
-            is_full = choice.request.sampling.max_tokens < self._max_tokens
-            message.stop_reason = "model_context_window_exceeded" if is_full else "max_tokens"
-        elif choice.stop_string is not None:
-            message.stop_reason = "stop_sequence"
 
     def _usage(self) -> Usage:
         choice, num_prompt = self._choice, len(self._choice.request.token_ids)

@@ -183,14 +183,16 @@ _BUDGETS: tuple[tuple[int, ReasoningEffort], ...] = ((2048, "low"), (12_000, "me
 # Claude Code's first line, for Anthropic, has a new checksum in each request: no cached KV would be found.
 _BILLING = re.compile(r"\Ax-anthropic-billing-header:[^\n]*\n*")
 _COMMANDS = ["view", "create", "str_replace", "insert"]
+_EDITING = (
+    "`view` shows a path, or the first to the last line of `view_range`; `create` writes `file_text`; "
+    "`str_replace` puts `new_str` in place of `old_str`, which must be unique in the file; `insert` puts "
+    "`insert_text` after `insert_line`, 0 for the top."
+)
 _EDITS = {
     "path": TEXT,
-    "view_range": {"type": "array", "items": NUMBER, "description": "view: the first and the last line."},
-    "file_text": TEXT | {"description": "create: the whole file."},
-    "old_str": TEXT | {"description": "str_replace: the text to replace, which must be unique in the file."},
-    "new_str": TEXT | {"description": "str_replace: the text to put in its place."},
-    "insert_line": NUMBER | {"description": "insert: the line after which to insert, 0 for the top."},
-    "insert_text": TEXT | {"description": "insert: the text to insert."},
+    "view_range": {"type": "array", "items": NUMBER},
+    "insert_line": NUMBER,
+    **dict.fromkeys(("file_text", "old_str", "new_str", "insert_text"), TEXT),
 }
 # Tools that Anthropic defines and the client runs, by their types without the date.
 _CLIENT_TOOLS = {
@@ -200,18 +202,18 @@ _CLIENT_TOOLS = {
         ["command"],
     ),
     "text_editor": ClientTool(
-        "Views, creates and edits files on the user's machine.",
+        f"Views, creates and edits files on the user's machine. {_EDITING}",
         {"command": TEXT | {"enum": _COMMANDS}, **_EDITS},
         ["command", "path"],
     ),
     "memory": ClientTool(
         "Views and edits the files in /memories, which are kept between conversations. View this folder "
-        "first, and note in it what will matter later.",
+        f"first, and note in it what will matter later. {_EDITING} `rename` moves `old_path` to `new_path`.",
         {
             "command": TEXT | {"enum": [*_COMMANDS, "delete", "rename"]},
             **_EDITS,
-            "old_path": TEXT | {"description": "rename: instead of `path`."},
-            "new_path": TEXT | {"description": "rename: the new path."},
+            "old_path": TEXT,
+            "new_path": TEXT,
         },
         ["command"],
     ),

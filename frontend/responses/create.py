@@ -108,7 +108,7 @@ async def _parsed(raw: bytes, client: Client, services: Services, state: Respons
     ignored = [*unknown, *sorted(reader.left_out), *dict.fromkeys(offered.left_out)]
     if NEAREST_EFFORT[body.effort] != body.effort:
         ignored.append("reasoning.effort")
-    if body.gives_timings:
+    if body.stream_options is not None and body.stream_options.include_timings:
         ignored.append("stream_options.include_timings")
     return ParsedBody(body, items, offered, request, tuple(ignored), initial_response(body))
 

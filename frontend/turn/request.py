@@ -176,7 +176,7 @@ async def prepare(
     total = num * (len(request.prompt.prompts) if isinstance(request.prompt, RawPrompts) else 1)
     if total > max_choices:
         raise InvalidRequest.at("n", f"makes {total} choices; at most {max_choices} are allowed.")
-    caller = client.caller(fields.user_id)
+    caller = client.caller(fields.safety_identifier or fields.user)
     check_load(served.name, caller, client.deadline_s)
     prompts = await encode(request, client.owner, served, thoughts)
     sampling = sampling_of(request, served, max(len(prompt.token_ids) for prompt in prompts))

@@ -116,6 +116,13 @@ def test_prompts_of_8192_tokens_can_be_scored_and_longer_ones_not() -> None:
         sampling_of(scored, served, 8193)
 
 
+async def test_a_safety_identifier_counts_more_than_a_user() -> None:
+    callers: list[str] = []
+    for fields in ({"user": "a"}, {"user": "a", "safety_identifier": "b"}):
+        await made(asked(fields, [1]), lambda _, caller, __: callers.append(caller))
+    assert callers == ["key a", "key b"]
+
+
 @pytest.mark.parametrize(
     ("key", "user", "caller"),
     [("", None, "10.0.0.1"), ("k", None, "k "), ("", "u", " u"), ("k", "u", "k u")],

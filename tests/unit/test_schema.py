@@ -77,7 +77,7 @@ def named_format(name: str) -> dict[str, Any]:
         (ChatBody, "seed", (-(2**63), 2**63 - 1), (-(2**63) - 1, 2**63)),
         (ChatBody, "priority", (-100, 100), (-101, 101)),
         (ChatBody, "cache_salt", ("x", "x" * 256), ("", "x" * 257)),
-        (ChatBody, "stop", ("x", ["x"] * 4), ("", [""], ["x"] * 5)),
+        (ChatBody, "stop", ("x", ["x"] * 32), ("", [""], ["x"] * 33)),
         (ChatBody, "stop_token_ids", ([0] * 64, [2**31 - 1]), ([-1], [2**31], [0] * 65)),
         (ChatBody, "model", ("m",), ("",)),
         (ChatBody, "guided_choice", (["x"],), ([], [""])),
