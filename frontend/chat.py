@@ -201,9 +201,7 @@ def turn_request(body: ChatBody, num_bytes: int) -> tuple[TurnRequest, list[str]
 
 
 def conversation(body: ChatBody) -> Conversation:
-    """The body as a conversation; `tool_choice` none leaves the tools out.
-
-    Raises InvalidRequest, naming the field, for content that is not text."""
+    """The body as a conversation; `tool_choice` none leaves the tools out. Raises InvalidRequest."""
     offered = None if body.tool_choice == "none" else body.tools
     return Conversation(
         turns=tuple(_turn(message, f"messages[{i}]") for i, message in enumerate(body.messages)),

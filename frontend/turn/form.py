@@ -130,12 +130,10 @@ def demanded(
 def guided(
     tools: Sequence[Tool], choice: CallChoice | None = None, answer: AnswerFormat | None = None
 ) -> Guided | None:
-    """The constraint on the answer, or None if nothing is demanded. Reasoning is never constrained, but
-    limited to one message where a call or an `answer` format is demanded.
-
-    `tools` are those that the prompt shows. An `answer` format excludes a preamble, which would be visible
-    text next to the JSON. Raises InvalidRequest, naming `tool_choice` or the schema's field, if the choice
-    names tools that are not offered or the schemas exceed `MAX_SCHEMA_BYTES`."""
+    """The constraint on the answer, or None if nothing is demanded; `tools` are those that the prompt shows.
+    Reasoning is not constrained, but limited to one message where a call or an `answer` format is demanded.
+    A format excludes a preamble, which would be visible text next to the JSON. Raises InvalidRequest if the
+    choice names tools that are not offered or the schemas exceed `MAX_SCHEMA_BYTES`."""
     choice = choice or CallChoice()
     callable_tools = _callable(tools, choice)
     is_held = any(tool.strict or tool.grammar is not None for tool in tools)

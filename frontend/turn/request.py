@@ -30,11 +30,9 @@ class RawPrompts(msgspec.Struct, frozen=True):
 
 
 class TurnRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One request for `num_choices` answers to each prompt, which the field at `path` contains.
-
-    `form`: see `demanded`. `num_bytes` is the approximate size of the text to render and tokenise. The answer
-    ends at the rest of the context if that is less than `max_tokens`, before a string of `stop`, which is not
-    part of it, and before call number `max_calls` + 1."""
+    """One request for `num_choices` answers to each prompt, which the field at `path` contains. `form`: see
+    `demanded`. `num_bytes` is the approximate size of the text to render and tokenise. The answer ends where
+    the context does, and before a string of `stop` or call number `max_calls` + 1."""
 
     fields: CommonFields
     prompt: Conversation | RawPrompts
@@ -169,9 +167,8 @@ async def prepare(
     *,
     max_choices: int,
 ) -> list[Choice]:
-    """The choices, prompt by prompt, ready to be generated. Reasoning that the client did not send back with
-    its calls is restored from `thoughts`, and new reasoning is kept there. Raises a BatonError for requests
-    that cannot be served; `check_load` is `Generator.check`, before work is spent on the prompt."""
+    """The choices, prompt by prompt, ready to be generated; `thoughts` keeps their answers. Raises a
+    BatonError for requests that cannot be served; `check_load` (`Generator.check`) before work is spent."""
     fields, num = request.fields, request.num_choices or 1
     total = num * (len(request.prompt.prompts) if isinstance(request.prompt, RawPrompts) else 1)
     if total > max_choices:

@@ -8,16 +8,14 @@ import zlib
 
 from baton.errors import InvalidRequest
 
-# Format version. The prefix of a signature is the version and a fingerprint of the key.
+# Format version: a signature is `bt1.FINGERPRINT.MAC`, with a fingerprint of the key.
 _OURS = "bt1"
 _MAX_BYTES = 4 << 20
 
 
 class Seal:
-    """Signs with a key shared by all frontends of a service, or with a random key of this process.
-
-    A signature is `bt1.FINGERPRINT.MAC`. Content of another key or server is left out rather than refused,
-    since sessions move between servers."""
+    """Signs with a key shared by all frontends of a service, or with a random key of this process. Content of
+    another key or server is left out rather than refused, since sessions move between servers."""
 
     def __init__(self, key: bytes | None = None) -> None:
         self._key = key or secrets.token_bytes(32)

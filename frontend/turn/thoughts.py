@@ -168,9 +168,8 @@ class Thoughts:
             return value
 
     def resumed(self, owner: str, conversation: Conversation, today: str) -> Conversation:
-        """The conversation with its turns `completed` and the date on which it began, as Harmony has it: that
-        of its last answer with calls if this is known here, otherwise `today`. Midnight would change every
-        prompt near its start, and no worker's KV would be of use."""
+        """The conversation with its turns `completed` and the date on which it began, so that midnight does
+        not change its prompt: that of its last answer with calls if this is known here, else `today`."""
         answers = (turn for turn in reversed(conversation.turns) if isinstance(turn, AssistantTurn))
         last = next((answer for answer in answers if answer.tool_calls), None)
         known = self._known(owner, last) if last else None
@@ -180,8 +179,7 @@ class Thoughts:
 
     def completed(self, owner: str, turns: Sequence[Turn]) -> tuple[Turn, ...]:
         """The turns, with the original tokens of answers that came back unchanged, and missing reasoning
-        restored to those with calls. Reasoning shared by several calls is restored once, even if they come
-        back in separate turns."""
+        restored to those with calls: once, even if the calls of an answer come back in separate turns."""
         completed: list[Turn] = []
         shown = ""
         for turn in turns:

@@ -67,6 +67,8 @@ def now(*call_ids: str, **fields: Any) -> AssistantTurn:
 @pytest.mark.parametrize(
     ("written", "turn", "is_same"),
     [
+        (None, AssistantTurn(text="Now.", reasoning="Other."), True),  # never shown again
+        (None, AssistantTurn(text="Other."), False),
         ("{}", now(), True),
         ("{}", now(reasoning=""), True),
         ("{}", now(reasoning="One.Two."), True),
@@ -91,15 +93,10 @@ def now(*call_ids: str, **fields: Any) -> AssistantTurn:
     ],
 )
 def test_a_turn_is_the_answer_if_its_content_is_the_same(
-    written: str, turn: AssistantTurn, is_same: bool
+    written: str | None, turn: AssistantTurn, is_same: bool
 ) -> None:
-    assert turn_of(thought="One.", more="Two.", text="Now.", call=written).matches(turn) is is_same
-
-
-def test_the_reasoning_before_a_final_answer_is_not_compared() -> None:
-    final = turn_of(thought="One.", text="Said.")
-    assert final.matches(AssistantTurn(text="Said.", reasoning="Other."))
-    assert not final.matches(AssistantTurn(text="Other."))
+    call = {} if written is None else {"call": written}
+    assert turn_of(thought="One.", more="Two.", text="Now.", **call).matches(turn) is is_same
 
 
 def written(text: str) -> WrittenTurn | None:

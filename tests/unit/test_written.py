@@ -287,16 +287,6 @@ async def test_an_answer_of_another_conversation_gives_no_date() -> None:
     assert dates(client) == ["2026-11-21", "2026-11-22"]
 
 
-async def test_frontends_that_do_not_know_each_other_agree_after_a_turn_each() -> None:
-    here, there = on_a_fleet(CALL), on_a_fleet(CALL)
-    said = [HI, *(await turn_of(here[0], [HI]))]
-    for client, fleet in (there, here, there):
-        fleet.current_date = "2026-11-22"
-        said += await turn_of(client, said)
-    assert dates(here[0]) == ["2026-11-21", "2026-11-22"]
-    assert dates(there[0]) == ["2026-11-22"] * 2
-
-
 def on_a_fleet(text: str) -> tuple[Client, ScriptedFleet]:
     fleet = ScriptedFleet()
     return Client(ScriptedTokens(text), fleet), fleet
