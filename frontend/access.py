@@ -16,8 +16,6 @@ AccessMode = Literal["all", "slow", "off"]
 
 SLOW_S = 1.0
 BUSY_EVERY_S = 10
-_LATE_S = 0.1
-"""After a longer transit the line has its worker."""
 FIELDS: Sequence[Mapping[str, str]] = (
     {each: each for each in ("request_id", "route", "model", "status", "code")}
     | {each: each for each in ("duration_s", "delay_s", "starved_s", "cpu_wait_s")}
@@ -52,7 +50,6 @@ def line_of(record: Record) -> Line:
         for name, attribute in names.items()
     } | {
         "client": "" if record.caller else record.address,
-        "late": last.late if last.stages.get("transit", 0.0) > _LATE_S else "",
         "attempts": 0,
         "failures": "; ".join(map(_failure, failed)),
         **{f"{stage}_s": lasted_s for stage, lasted_s in record.spent().items()},

@@ -85,26 +85,17 @@ def test_status_shows_load_workers_and_the_slowest_requests_without_a_proxy() ->
     assert lines[-1].endswith("  prefill-0 lost after 2.0 s: no heartbeat")
 
 
-def instance(model: str, role: Role, kv_transfer: str) -> Instance:
-    return Instance(
-        worker_id="w",
-        role=role,
-        endpoint="",
-        model=model,
-        engine="",
-        engine_version="",
-        kv_transfer=kv_transfer,
-    )
-
-
+DECODE = Instance(
+    worker_id="w", role=Role.DECODE, endpoint="", model="m", engine="", engine_version="", kv_transfer="tcp"
+)
 TYPO = [
-    instance("m", Role.PREFILL, "tcp"),
-    instance("m", Role.DECODE, "tcp"),
-    instance("typo", Role.DECODE, "tcp"),
-    instance("aggregated", Role.DECODE, ""),
+    replace(DECODE, role=Role.PREFILL),
+    DECODE,
+    replace(DECODE, model="typo"),
+    replace(DECODE, model="aggregated", kv_transfer=""),
 ]
 UNWELL = replace(
-    EMPTY, instances=[instance("m", Role.DECODE, "tcp")], warming=["decode-2"],
+    EMPTY, instances=[DECODE], warming=["decode-2"],
     lost=["prefill-1", "prefill-2"], cut_pairs=["p -> d"], stuck=["decode-3"],
     refused=["decode-4: another model"], cold_pairs=["p -> e"], refused_pairs=["p -> f: block sizes"],
 )  # fmt: skip

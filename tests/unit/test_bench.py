@@ -39,18 +39,3 @@ def test_aiperf_gets_the_same_load(flags: list[str], words: str) -> None:
     assert "secret" not in command
     assert {"m; ls", "http://h:1/$(ls)"} < set(shlex.split(command))
     assert "'http://h:1/$(ls)'" in command
-
-
-@pytest.mark.parametrize(
-    "flags",
-    [["--requests", "0"], ["--requests", "-1"], ["--osl", "1.5"], ["--isl", "many"],
-     ["--concurrency", "1e9"], ["--osl", "0"], ["--timeout-s", "nan"], ["--timeout-s", "inf"]],
-)  # fmt: skip
-def test_a_load_that_makes_no_sense_is_one_sentence(
-    flags: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as ended:
-        settings(*flags)
-    printed = capsys.readouterr().err
-    assert (ended.value.code, printed.count("\n")) == (2, 1)
-    assert flags[0] in printed
