@@ -68,10 +68,8 @@ def render(conversation: Conversation) -> list[Segment]:
 
 
 def _history(turns: tuple[Turn, ...]) -> list[Segment]:
-    last_final = -1  # text next to calls is a preamble
-    for i, turn in enumerate(turns):
-        if isinstance(turn, AssistantTurn) and turn.text and not turn.tool_calls:
-            last_final = i
+    finals = (isinstance(turn, AssistantTurn) and turn.text and not turn.tool_calls for turn in turns)
+    last_final = max((i for i, is_final in enumerate(finals) if is_final), default=-1)
     called: dict[str, str] = {}
     segments: list[Segment] = []
     for i, turn in enumerate(turns):

@@ -67,7 +67,7 @@ class Fleet:
         self.handoffs: Counter[tuple[str, str]] = Counter()
         """KV that moved since somebody last took this, by the ids of prefill and decode worker."""
         self._found: dict[tuple[str, Role, WorkerInfo | None], list[WorkerInfo]] = {}
-        self._version = 0  # of the table for which that is so
+        self._next_change = self.table.change  # until which that is so
         self.synced = asyncio.Event()
         """Set once the workers registered at the start are known."""
 
@@ -91,9 +91,9 @@ class Fleet:
 
         Prefill workers without a compatible decode worker are excluded; `paired_with` keeps only those of
         either role that can exchange KV with that worker."""
-        if self._version != self.table.version:
+        if self._next_change is not self.table.change:
             self._found.clear()
-            self._version = self.table.version
+            self._next_change = self.table.change
         found = self._found.get((model, role, paired_with))
         if found is None:
             live = [worker for worker in self.table.live() if worker.model == model]
@@ -259,7 +259,7 @@ class Fleet:
                 self._doubts = doubts
 
     async def _sync(self) -> None:
-        await self.table.changed()
+        await self.table.change.wait()
         await self._tokenizers.tried()
         await self.table.probed(STATS_TIMEOUT_S)
         self.synced.set()

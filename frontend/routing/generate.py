@@ -330,7 +330,7 @@ class Generator:
             if self._fleet.workers(progress.request.model, Role.DECODE):
                 await progress.clear_avoided()  # all that are live have failed this request
             else:
-                await self._fleet.table.changed()
+                await self._fleet.table.change.wait()
 
     async def _start(self, progress: Progress) -> _Stream:
         """Send the remaining request to workers: a handoff, or an answer without one, if that is short or

@@ -44,24 +44,19 @@ class State(Enum):
 
 
 class Event(Enum):
-    """What happens to a registered worker."""
+    """What happens to a registered worker. It registers as not ready (WARMS) or ready; a probe succeeds
+    (ANSWERED), or fails (SILENT), because of a certificate (UNTRUSTED); a request loses it; its heartbeats
+    arrive, but none of its requests progresses (STALLED); it sends tokens that the model does not have,
+    computes other numbers, or registers with a refusal (INVALID)."""
 
     WARMS = "warms"
-    """It registers as not ready."""
     READY = "ready"
-    """It registers as ready."""
     ANSWERED = "answered"
-    """A probe succeeds."""
     SILENT = "silent"
-    """A probe fails."""
     UNTRUSTED = "untrusted"
-    """A probe fails because of a certificate."""
     LOST = "lost"
-    """A request loses it."""
     STALLED = "stalled"
-    """Its heartbeats arrive, but none of its requests progresses."""
     INVALID = "invalid"
-    """It sends tokens that the model does not have, computes other numbers, or registers with a refusal."""
 
 
 _TABLE = """
@@ -74,19 +69,13 @@ stuck        warming  stuck       live      stuck   -           stuck       stuc
 distrusted   warming  distrusted  live      lost    distrusted  distrusted  stuck    refused
 refused      refused  refused     -         -       -           refused     refused  refused
 """
-
-
-def _transitions(table: str) -> dict[tuple[State, Event], State]:
-    header, *rows = (line.split() for line in table.strip().splitlines())
-    events = [Event(name) for name in header]
-    found = {}
-    for name, *cells in rows:
-        cell_of = zip(events, cells, strict=True)
-        found.update({(State(name), event): State(cell) for event, cell in cell_of if cell != "-"})
-    return found
-
-
-TRANSITIONS = _transitions(_TABLE)
+_EVENTS, *_ROWS = (line.split() for line in _TABLE.strip().splitlines())
+TRANSITIONS = {
+    (State(state), Event(event)): State(cell)
+    for state, *cells in _ROWS
+    for event, cell in zip(_EVENTS, cells, strict=True)
+    if cell != "-"
+}
 """The next state by state and event. A pair without an entry cannot happen, and raises KeyError."""
 _AWAY = frozenset({State.LOST, State.STUCK, State.DISTRUSTED})
 _PROBED = _AWAY | {State.NEW}
@@ -123,9 +112,8 @@ class Workers:
         self._leaving: set[asyncio.Task[None]] = set()
         self._ended: deque[_Entry] = deque(maxlen=_MOST_SHOWN)
         self._entries: dict[str, _Entry] = {}
-        self._change = asyncio.Event()
-        self.version = 0
-        """Another one after each change, of a pair, too."""
+        self.change = asyncio.Event()
+        """Set at the next change, also of a pair; then there is another one."""
 
     def update(self, registered: Iterable[WorkerInfo]) -> None:
         """Replace the registered workers; a new one is probed once it is ready. Of several with one name the
@@ -200,21 +188,16 @@ class Workers:
         found = [entry for entry in self._entries.values() if entry.state in states]
         return [f"{entry.worker.worker_id}: {entry.reason}" for entry in found]
 
-    async def changed(self) -> None:
-        """Return when a worker registers, leaves or changes its state."""
-        await self._change.wait()
-
     def note_change(self) -> None:
-        self._change.set()
-        self._change = asyncio.Event()
-        self.version += 1
+        self.change.set()
+        self.change = asyncio.Event()
 
     async def probed(self, limit_s: float) -> None:
         """Wait until no worker is new, `limit_s` at most."""
         with suppress(TimeoutError):
             async with asyncio.timeout(limit_s):
                 while self.of(State.NEW):
-                    await self.changed()
+                    await self.change.wait()
 
     def tasks(self) -> list[asyncio.Task[None]]:
         return [*self._leaving, *(each.probe for each in self._entries.values() if each.probe is not None)]

@@ -80,7 +80,9 @@ class ModelTokenizer:
     def __init__(self, ordinary: Tokenizer, added: dict[str, int]) -> None:
         self._ordinary = ordinary
         self._added = added
-        self._added_pattern = re.compile("|".join(map(re.escape, sorted(added, key=len, reverse=True))))
+        self._added_pattern = re.compile(
+            f"({'|'.join(map(re.escape, sorted(added, key=len, reverse=True)))})"
+        )
         self._kept: dict[str, array[int]] = {}  # the turns of a conversation recur
         self._num_kept_bytes = 0
         self._lock = threading.Lock()
@@ -126,27 +128,16 @@ class ModelTokenizer:
         """The tokens of a rendered prompt, and how many are before the first answer. Raises TooManyTokens if
         there are more than `limit`."""
         token_ids: list[int] = []
-        start = num_opening = 0
-        is_author = False
         for segment in segments:
             if isinstance(segment, SpecialToken):
-                is_author = segment is SpecialToken.START
-                if is_author:
-                    start = len(token_ids)
                 token_ids.append(self.special_ids[segment])
-                continue
-            if isinstance(segment, str):
-                is_answer = is_author and segment.startswith("assistant")
-                token_ids += self.encode_text_segment(segment, limit)
-            else:  # only answers are rendered as tokens
-                is_answer = True
-                if segment[0] == self.special_ids[SpecialToken.START]:
-                    start = len(token_ids)
-                token_ids += segment
-            is_author = False
-            if is_answer and not num_opening:
-                num_opening = start
-            _rest(limit, token_ids)
+            else:
+                token_ids += self.encode_text_segment(segment, limit) if isinstance(segment, str) else segment
+                _rest(limit, token_ids)
+        start, answer = self.special_ids[SpecialToken.START], list(self.encode_text_segment("assistant"))
+        num_opening = token_ids.index(start)
+        while token_ids[num_opening + 1 : num_opening + 1 + len(answer)] != answer:
+            num_opening = token_ids.index(start, num_opening + 1)
         return token_ids, num_opening
 
     def encode_text_segment(self, text: str, limit: int | None = None) -> Sequence[int]:
@@ -173,12 +164,8 @@ class ModelTokenizer:
         """Token ids of raw text; `allow_special` encodes spelled-out control tokens as such. Raises
         TooManyTokens as soon as there are more than `limit`."""
         ids: list[int] = []
-        stop = 0
-        for match in self._added_pattern.finditer(text) if allow_special else ():
-            ids += self._encode(text[stop : match.start()], _rest(limit, ids))
-            ids.append(self._added[match.group()])
-            stop = match.end()
-        ids += self._encode(text[stop:], _rest(limit, ids))
+        for i, part in enumerate(self._added_pattern.split(text) if allow_special else [text]):
+            ids += [self._added[part]] if i % 2 else self._encode(part, _rest(limit, ids))
         _rest(limit, ids)
         return ids
 
