@@ -1,7 +1,6 @@
 """The live fleet: who can be called, who is missing, who is lost and comes back, who cannot be paired."""
 
 import asyncio
-import logging
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
@@ -208,8 +207,7 @@ async def test_a_worker_that_never_answered_gets_no_request_until_it_does(fault:
         assert fleet.health().lost == []
 
 
-async def test_a_worker_that_warms_up_gets_no_requests_yet(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
+async def test_a_worker_that_warms_up_gets_no_requests_yet() -> None:
     async with fleet_of(worker("d1", is_ready=False), worker("p1")) as (registry, fleet):
         await until(lambda: fleet.health().warming == ["d1"])
         assert not fleet.models()
@@ -217,12 +215,9 @@ async def test_a_worker_that_warms_up_gets_no_requests_yet(caplog: pytest.LogCap
         assert fleet.health().missing == ["m: decode"]
         with pytest.raises(NoWorkers, match="No decode worker of 'm' is ready yet"):
             fleet.served("m")
-
-        assert "joined worker=d1" not in caplog.text
         registry.show(worker("d1"), worker("p1"))
         await until(lambda: fleet.models() == ["m"])
         assert fleet.health().warming == []
-        assert "joined worker=d1" in caplog.text
 
 
 async def test_health_names_pairs_that_are_refused_and_those_that_did_not_warm_up() -> None:

@@ -132,16 +132,16 @@ def test_a_garbled_header_without_end_says_nothing(garbled: str) -> None:
 @pytest.mark.parametrize(
     ("num_chars", "header"),
     [
-        (MAX_HEADER_BYTES_AFTER_CHANNEL, "<|channel|>commentary to=functions.{} json"),
-        (MAX_HEADER_BYTES, " to=functions.{}<|channel|>commentary json"),
+        (MAX_HEADER_BYTES_AFTER_CHANNEL, "<|channel|>commentary to={}"),
+        (MAX_HEADER_BYTES, "to={}<|channel|>final"),
     ],
 )
 def test_a_header_may_be_longer_by_a_tools_name(num_chars: int, header: str) -> None:
     name = "a" * num_chars
     parser = HarmonyParser(VOCABULARY, frozenset({name, "b"}))
-    deltas = parser.feed(encode(header.format(name) + "<|message|>{}<|call|>"))
+    deltas = parser.feed(encode(header.format(f"functions.{name}") + " json<|message|>{}<|call|>"))
     assert messages(deltas) == [{"call": name, "arguments": "{}"}]
-    assert not parser.repairs["missing_message"]
+    assert parser.repairs == {}
 
 
 def test_blanks_before_a_channel_leave_room_for_the_rest_of_the_header() -> None:
