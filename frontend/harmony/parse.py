@@ -242,6 +242,8 @@ class HarmonyParser:
     def _limit_header(self) -> None:
         """Stops waiting for `<|message|>` in an overlong header: outputs its text and drops noise."""
         raw, most = self._header.raw, MAX_HEADER_BYTES
+        if len(raw) <= MAX_HEADER_BYTES_AFTER_CHANNEL:
+            return
         if (at := raw.find(_SPELLED[SpecialToken.CHANNEL])) >= 0:
             most = at + len(_SPELLED[SpecialToken.CHANNEL]) + MAX_HEADER_BYTES_AFTER_CHANNEL
         if len(raw) <= most + self._max_name_bytes:

@@ -440,7 +440,8 @@ async def _wait(progress: Progress, arrival: Awaitable[None], limit_s: float, er
 
 async def _decoded(tokens: AsyncGenerator[Reply, None], pinning: Call) -> Reply | None:
     """Decode's first reply. Raises HandoffFailed, or BrokerLost, as soon as the prefill call fails."""
-    arriving, moved = (asyncio.ensure_future(anext(each, None)) for each in (tokens, pinning.replies))
+    loop = asyncio.get_running_loop()  # `asyncio.create_task` is more calls
+    arriving, moved = loop.create_task(_next(tokens)), loop.create_task(_next(pinning.replies))
     try:
         await first_done(arriving, moved)
         if not arriving.done() and (error := moved.exception()) is not None:
@@ -456,3 +457,7 @@ async def _decoded(tokens: AsyncGenerator[Reply, None], pinning: Call) -> Reply 
                 await first_done(task)
         if not moved.cancelled():
             moved.exception()  # it is not the request's: asyncio would log it
+
+
+async def _next(replies: AsyncGenerator[Reply, None]) -> Reply | None:
+    return await anext(replies, None)
