@@ -7,14 +7,17 @@ import re
 import string
 import unicodedata
 from functools import lru_cache
+from typing import Literal
 
 import msgspec
 
-from frontend.harmony.conversation import is_builtin
+from frontend.harmony.conversation import MessageKind, is_builtin
 from frontend.text.tokenizer import SpecialToken
 
 ROLES = ("assistant", "user", "system", "developer", "tool")
-CHANNELS = ("analysis", "commentary", "final")
+HeaderKind = MessageKind | Literal["dropped"]
+_KINDS: dict[str, HeaderKind] = {"analysis": "thought", "commentary": "preamble", "final": "text"}
+CHANNELS = tuple(_KINDS)
 CONTENT_TYPES = ("json", "code", "text", "none")
 # These start a new part anywhere.
 MARKERS = ("channel", "constrain", "to")
@@ -76,15 +79,14 @@ class Part(msgspec.Struct):
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True):
-    """A parsed header. `call` is the tool's name without `functions.` (None: no call).
+    """A parsed header. `kind` is how its message appears to the client (None: it has no channel), `dropped`
+    if the model writes as the user, the system or a tool. `call` is the tool's name without `functions.`;
+    calls of built-in tools that were not offered are thoughts. `texts` are the byte ranges of the raw header
+    that are text."""
 
-    `is_foreign` means that the model writes as the user, the system or a tool; `is_hidden` that it calls a
-    built-in tool that was not offered. `texts` are the byte ranges of the raw header that are text."""
-
+    kind: HeaderKind | None = None
     channel: str | None = None
     call: str | None = None
-    is_foreign: bool = False
-    is_hidden: bool = False
     is_well_formed: bool = False
     texts: tuple[tuple[int, int], ...] = ()
 
@@ -230,15 +232,18 @@ class _Reading:
         explicit = [part.value for part in parts if part.kind == "to"]
         named = [value for value in explicit if value in self._offered or not _is_uncallable(value)]
         if not named and channel != "final" and self._is_foreign(parts, ends_call=ends_call):
-            return Header(is_foreign=True, texts=texts)
+            return Header(kind="dropped", texts=texts)
         recipient = named[0] if named else self._unmarked_recipient(parts, explicit)
         call = None if recipient is None else self._call_name(recipient)
         found = _WELL_FORMED.fullmatch(self._raw)
         has_role = found is not None and (not self._expects_role or found["role"] is not None)
+        kind = _KINDS.get(channel or "")
+        if recipient is not None:
+            kind = "call" if call is not None else "thought"
         return Header(
+            kind=kind,
             channel=channel,
             call=call,
-            is_hidden=recipient is not None and call is None,
             is_well_formed=has_role and (call in (None, recipient) or recipient == f"functions.{call}"),
             texts=texts,
         )

@@ -5,10 +5,10 @@ from codecs import getincrementaldecoder
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
-from frontend.harmony.conversation import Begin, Delta, End, Kind, MessageKind, Text
-from frontend.harmony.header import CHANNELS, Header, read_header
+from frontend.harmony.conversation import Begin, Delta, End, Kind, Text
+from frontend.harmony.header import CHANNELS, Header, HeaderKind, read_header
 from frontend.text.tokenizer import SpecialToken, Vocabulary
 
 # A longer header lacks its `<|message|>`, and its text must not be held back any longer. The limit is higher
@@ -73,14 +73,6 @@ class RawHeader:
 new_decoder = partial(getincrementaldecoder("utf-8"), "replace")
 """Holds back incomplete characters, replaces invalid bytes by U+FFFD."""
 
-# How a message appears to the client; `dropped` was written as another author.
-_Kind = MessageKind | Literal["dropped"]
-_KIND_OF_CHANNEL: dict[str | None, _Kind] = {
-    "analysis": "thought",
-    "commentary": "preamble",
-    "final": "text",
-}
-
 
 class ReadMessage(NamedTuple):
     """A message that has ended with its own token: the call's name, if it is one, and the positions of its
@@ -98,7 +90,7 @@ class OpenMessage:
     Every token belongs to the delta that contains its last byte, so a delta's tokens start where those of the
     previous delta ended. `has_text` is set after any text; `num_tokens` includes tokens without text."""
 
-    def __init__(self, kind: _Kind, call: str | None, start: int) -> None:
+    def __init__(self, kind: HeaderKind, call: str | None, start: int) -> None:
         self.kind = kind
         self.call = call
         self.start = start
@@ -229,7 +221,7 @@ class HarmonyParser:
             header = self._header.read(control)
             self._count_repair(header, is_ended=True)
             if tokens := self._header.text_tokens(header):
-                aside = Header(is_hidden=True, is_foreign=header.is_foreign)
+                aside = Header(kind="dropped" if header.kind == "dropped" else "thought")
                 self._end_message(self._open_message(aside, tokens))
             self._open_message(header, [])
         else:
@@ -264,16 +256,16 @@ class HarmonyParser:
             is_cut = control is None
             header = self._header.read(control)
             tokens = self._header.text_tokens(header)
-            if tokens or not (is_cut or header.is_foreign):
+            if tokens or not (is_cut or header.kind == "dropped"):
                 self._count_repair(header, is_ended=False)
             if tokens or (header.call is not None and not is_cut and control not in _FOLLOWED):
-                otherwise: _Kind = "thought" if control in _FOLLOWED else "text"
+                otherwise: HeaderKind = "thought" if control in _FOLLOWED else "text"
                 message = self._open_message(header, tokens, otherwise)
                 self._end_message(message, is_complete=not is_cut)
         self._header = self._new_header(is_started=False, expects_role=False)
 
     def _count_repair(self, header: Header, *, is_ended: bool) -> None:
-        if header.is_foreign:
+        if header.kind == "dropped":
             self.repairs["foreign_author"] += 1
         elif not is_ended:
             self.repairs["missing_message"] += 1
@@ -281,16 +273,10 @@ class HarmonyParser:
             self.repairs["malformed_header"] += 1
 
     def _open_message(
-        self, header: Header, tokens: Sequence[tuple[int, bytes]], otherwise: _Kind = "text"
+        self, header: Header, tokens: Sequence[tuple[int, bytes]], otherwise: HeaderKind = "text"
     ) -> OpenMessage:
         """Starts a message with the text of its header; `otherwise` is its kind without a channel."""
-        kind = _KIND_OF_CHANNEL.get(header.channel, otherwise)
-        if header.is_foreign:
-            kind = "dropped"
-        elif header.is_hidden:
-            kind = "thought"
-        elif header.call is not None:
-            kind = "call"
+        kind = header.kind or otherwise
         if kind == "call" and not self._may_call:
             kind = "thought"
             self.repairs["forbidden_call"] += 1
