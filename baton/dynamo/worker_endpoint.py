@@ -166,8 +166,8 @@ class WorkerEndpoint:
 
         def stop(_: object = None) -> None:
             answer.leave()
-            # Once; and KV that was handed over stays pinned.
-            if not answer.has_ended and not task.cancelling():
+            # Once; and KV whose handoff was read stays pinned.
+            if (answer.num_waiting or not answer.has_ended) and not task.cancelling():
                 task.cancel()
 
         stopped = context.async_killed_or_stopped()

@@ -20,7 +20,17 @@ from baton.errors import (
     Overloaded,
     WorkerLost,
 )
-from baton.messages import Reply, Request, Role, Scores, StatsRequest, TokenChunk, WorkerInfo, WorkerStats
+from baton.messages import (
+    KvHandoff,
+    Reply,
+    Request,
+    Role,
+    Scores,
+    StatsRequest,
+    TokenChunk,
+    WorkerInfo,
+    WorkerStats,
+)
 from baton.transport import Respond
 from tests.conftest import free_port
 from tests.waiting import PATIENCE_S, until
@@ -213,6 +223,26 @@ async def test_a_caller_that_leaves_during_prefill_frees_the_slot_and_leaves_no_
         context.stop_generating()
         assert not [chunk async for chunk in chunks if "finish_reason" in chunk]
         await until(lambda: engine.stats().num_running == engine.stats().kv_pinned_blocks == 0)
+
+
+async def test_a_handoff_that_its_caller_does_not_read_leaves_no_pin() -> None:
+    freed = asyncio.Event()
+
+    async def respond(request: Request) -> AsyncGenerator[Reply, None]:
+        if isinstance(request, StatsRequest):
+            yield WorkerStats()
+            return
+        try:
+            yield KvHandoff(first_token=5, num_prompt_tokens=40, ttl_s=60.0, engine_state=b"")
+            reading.cancel()  # in the turn in which it was put
+            await asyncio.Event().wait()
+        finally:
+            freed.set()
+
+    async with served(respond, card_of(Role.PREFILL)) as endpoint:
+        answer = endpoint._answer({"token_ids": PROMPT, "model": "m"}, Context("r1"))  # noqa: SLF001  the runtime's call
+        reading = asyncio.ensure_future(anext(answer))
+        await until(freed.is_set)
 
 
 async def test_a_card_has_role_needs_limits_and_batons_own() -> None:
