@@ -47,6 +47,9 @@ class Guided(msgspec.Struct, frozen=True, kw_only=True):
     leads_once: bool = False
 
 
+Count = Annotated[int, msgspec.Meta(ge=0)]
+
+
 class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How to choose tokens. Sampling is positional: the random number of token i of choice c depends on
     (seed, c, i) only, so that a resumed request continues exactly.
@@ -73,9 +76,9 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     logit_bias: dict[int, float] = {}
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
-    logprobs: int | None = None
-    prompt_logprobs: int | None = None
-    choice: int = 0
+    logprobs: Count | None = None
+    prompt_logprobs: Count | None = None
+    choice: Count = 0
     guided: Guided | None = None
 
 
@@ -113,7 +116,7 @@ UNDECODABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 """What msgspec raises for bytes that are not the message that was expected."""
 
 FinishReason = Literal["stop", "length"]
-TokenId = Annotated[int, msgspec.Meta(ge=0)]
+TokenId = Count
 NO_TOKEN = -1  # in TensorRT-LLM's spelling
 
 
@@ -173,7 +176,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, tag="generate")
     token_ids: list[int]
     sampling: Sampling
     deadline_s: float
-    num_generated: int = 0
+    num_generated: Count = 0
     priority: int = 0
     handoff: KvHandoff | None = None
     cache_salt: str = ""
@@ -354,7 +357,7 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint: str = ""
     name: Annotated[str, msgspec.Meta(pattern=rf"\A({WORKER_NAME})?\Z")] = ""
     host: Annotated[str, msgspec.Meta(pattern=r"\A[!-~]{0,253}\Z")] = ""
-    pid: Annotated[int, msgspec.Meta(ge=0)] = 0
+    pid: Count = 0
     refusal: str = ""
     scores: Scores | None = None
 

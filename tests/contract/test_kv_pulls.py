@@ -315,12 +315,11 @@ async def test_a_ticket_that_leads_nowhere_fails_the_handoff(address: str) -> No
             await pulled(here, Ticket(wire="tcp", offer_id=1, num_bytes=9, address=address, secret=b""))
 
 
-async def test_memory_of_a_device_is_neither_offered_nor_filled_over_tcp() -> None:
+async def test_memory_of_a_device_is_neither_given_nor_filled_over_tcp() -> None:
     on_device = Memory(address=1 << 40, num_bytes=8, owner=None, device_index=0)
-    async with near("tcp") as tcp:
+    async with near("tcp") as source, near("tcp") as tcp:
         assert not tcp.moves_device_memory
-        with pytest.raises(ValueError, match="CUDA"):
-            tcp.offer(on_device)
-        ticket = tcp.offer(host_memory(bytearray(8)))
-        with pytest.raises(ValueError, match="CUDA"):
-            await tcp.pull(ticket, on_device, 5)
+        with pytest.raises(HandoffFailed, match="that way"):
+            await pulled(tcp, source.offer(on_device))
+        with pytest.raises(HandoffFailed, match="CUDA"):
+            await tcp.pull(source.offer(host_memory(bytearray(8))), on_device, 5)

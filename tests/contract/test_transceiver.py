@@ -135,12 +135,8 @@ async def test_a_ticket_for_another_wire_or_another_size_is_refused(far: Far) ->
             await here.pull(msgspec.structs.replace(ticket, wire="pigeon"), into, 5)
         with pytest.raises(HandoffFailed):
             await here.pull(msgspec.structs.replace(ticket, address="x"), into, 5)
-        with pytest.raises(ValueError, match="4097"):
+        with pytest.raises(HandoffFailed, match="4097 bytes were requested; 4096 are offered"):
             await here.pull(ticket, host_memory(bytearray(4097)), 5)
-        with pytest.raises(ValueError, match="has 0"):
-            await here.pull(ticket, host_memory(bytearray(0)), 5)
-        with pytest.raises(ValueError, match="at least one byte"):
-            here.offer(host_memory(bytearray(0)))
 
 
 async def test_pinned_offers_cost_no_cpu(far: Far) -> None:

@@ -39,12 +39,9 @@ class NoDirectPath(OSError):
 
 
 def host_memory(buffer: bytearray | memoryview) -> Memory:
-    """A writable, contiguous buffer's memory, not copied. Raises TypeError or ValueError for others."""
-    num_bytes = memoryview(buffer).nbytes
-    if not num_bytes:
-        return Memory(address=0, num_bytes=0, owner=buffer)
+    """The memory, not copied, of a writable, contiguous buffer that is not empty."""
     first = ctypes.c_char.from_buffer(buffer)  # keeps the whole buffer where it is
-    return Memory(address=ctypes.addressof(first), num_bytes=num_bytes, owner=first)
+    return Memory(address=ctypes.addressof(first), num_bytes=memoryview(buffer).nbytes, owner=first)
 
 
 def host_view(memory: Memory) -> memoryview:

@@ -42,7 +42,7 @@ class Stream:
             yield KvGrant(bytes(host_view(payload)))
             return
         token, writers = secrets.token_bytes(_TOKEN_BYTES), set[asyncio.StreamWriter]()
-        readers = ConnectionLimit(_MOST_READERS, _abort)
+        readers = ConnectionLimit[asyncio.StreamWriter](_MOST_READERS, lambda each: each.transport.abort())
         is_open = True
 
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -107,10 +107,6 @@ async def _close(writer: asyncio.StreamWriter) -> None:
     writer.close()
     with suppress(OSError):
         await writer.wait_closed()
-
-
-def _abort(writer: asyncio.StreamWriter) -> None:
-    writer.transport.abort()
 
 
 async def _send(payload: Memory, writer: asyncio.StreamWriter) -> None:

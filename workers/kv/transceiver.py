@@ -13,7 +13,6 @@ The confirmation makes withdrawal safe: bytes read from memory that was withdraw
 
 import asyncio
 import hmac
-import importlib
 import itertools
 import logging
 import secrets
@@ -29,7 +28,7 @@ from baton.messages import UNDECODABLE, KvAsk, KvConfirm, KvGrant, KvWithdrawn, 
 from baton.peer_tls import CERT, PeerTls
 from baton.tcp import TcpTransport
 from baton.telemetry import unauthenticated
-from workers.kv.memory import Memory, NoDirectPath, host_view
+from workers.kv.memory import Memory, NoDirectPath
 from workers.kv.stream import STALL_S, Stream
 
 log = logging.getLogger(__name__)
@@ -115,15 +114,9 @@ class CacheTransceiver:
             self._open = opening.pop_all()
 
     def offer(self, payload: Memory) -> Ticket:
-        """Make `payload` (at least one byte) readable to one peer; it must not change until the offer ends.
-        Raises ValueError for memory that this transceiver cannot move.
-        """
-        if self._direct is None:
-            host_view(payload)  # refuses device memory
+        """Make `payload`, at least a byte, readable to one peer; it must not change until the offer ends."""
         if self._address is None:
             raise HandoffFailed("the transceiver is closed")
-        if payload.num_bytes < 1:
-            raise ValueError("an offer needs at least one byte")
         offer_id, offer = next(self._offer_ids), _Offer(payload)
         self._offers[offer_id] = offer
         return Ticket(
@@ -153,16 +146,12 @@ class CacheTransceiver:
 
     async def pull(self, ticket: Ticket, into: Memory, deadline_s: float) -> None:
         """Fetch the last `into.num_bytes` of an offer. Raises HandoffFailed, after which `into` is not
-        written any more; ValueError for memory that this transceiver cannot move.
+        written any more.
         """
-        if self._direct is None:
-            host_view(into)  # refuses device memory
         if ticket.wire != self.transport_name:
             raise HandoffFailed(
                 f"the KV is offered over {ticket.wire}, this worker uses {self.transport_name}"
             )
-        if not 1 <= into.num_bytes <= ticket.num_bytes:
-            raise ValueError(f"{ticket.num_bytes} bytes are offered, but the target has {into.num_bytes}")
         if self._address is None:
             raise HandoffFailed("the transceiver is closed")
         try:
@@ -297,8 +286,9 @@ def choose_transceiver(
     if backend == "TCP" or tls is not None:
         return CacheTransceiver(host, tls)
     try:
-        # A lazy import, so that machines without UCX can use the rest of this package.
-        direct: Direct = importlib.import_module("workers.kv.direct").Direct(host)
+        from workers.kv.direct import Direct  # noqa: PLC0415  machines without UCX can use the rest
+
+        direct = Direct(host)
         direct.check()
     except (ImportError, OSError) as error:
         if backend == "UCX":

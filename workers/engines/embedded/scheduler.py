@@ -320,13 +320,8 @@ def new_sequence(
 
     Raises InvalidRequest.
     """
-    _check_lengths(request, context_length)
-    _check_tokens(request, vocab_size)
+    _check(request, context_length, vocab_size)
     sampling = request.sampling
-    if min(sampling.choice, sampling.logprobs or 0, sampling.prompt_logprobs or 0) < 0:
-        raise InvalidRequest("choice and logprobs must not be negative")
-    if sampling.prompt_logprobs is not None and sampling.max_tokens > 1:
-        raise InvalidRequest("prompt_logprobs need an answer of at most one token", param="max_tokens")
     num_tokens = len(request.token_ids)
     num_left = sampling.max_tokens - request.num_generated
     return Sequence(
@@ -341,30 +336,24 @@ def new_sequence(
     )
 
 
-def _check_lengths(request: GenerateRequest, context_length: int) -> None:
-    num_tokens = len(request.token_ids)
-    if num_tokens == 0:
+def _check(request: GenerateRequest, context_length: int, vocab_size: int) -> None:
+    """Raise InvalidRequest for what no step could run; unknown token ids would fail the whole batch."""
+    sampling, num_tokens = request.sampling, len(request.token_ids)
+    if not num_tokens:
         raise InvalidRequest("the prompt is empty")
-    if not 0 <= request.num_generated < num_tokens:
-        raise InvalidRequest(f"num_generated ({request.num_generated}) must be from 0 to {num_tokens - 1}")
     if num_tokens >= context_length:
         raise InvalidRequest(
             f"the prompt has {num_tokens} tokens; with a context length of {context_length} "
             f"at most {context_length - 1} are allowed",
         )
-    if request.sampling.max_tokens <= request.num_generated:
+    if sampling.max_tokens <= request.num_generated:
         raise InvalidRequest(
-            f"max_tokens is {request.sampling.max_tokens}; "
-            f"{request.num_generated} tokens were already generated",
+            f"max_tokens is {sampling.max_tokens}; {request.num_generated} tokens were already generated",
             param="max_tokens",
         )
-
-
-def _check_tokens(request: GenerateRequest, vocab_size: int) -> None:
-    """Raise InvalidRequest for unknown token ids, which would fail the whole batch."""
-    sampling = request.sampling
-    lowest = min(*request.token_ids, *sampling.logit_bias, 0)
-    highest = max(*request.token_ids, *sampling.logit_bias, 0)
-    if lowest < 0 or highest >= vocab_size:
-        wrong = lowest if lowest < 0 else highest
-        raise InvalidRequest(f"token id {wrong} is not in the model's vocabulary of {vocab_size}")
+    if sampling.prompt_logprobs is not None and sampling.max_tokens > 1:
+        raise InvalidRequest("prompt_logprobs need an answer of at most one token", param="max_tokens")
+    token_ids = [*request.token_ids, *sampling.logit_bias]
+    for token_id in (min(token_ids), max(token_ids)):
+        if not 0 <= token_id < vocab_size:
+            raise InvalidRequest(f"token id {token_id} is not in the model's vocabulary of {vocab_size}")
