@@ -7,7 +7,6 @@ from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import msgspec
 import pytest
 
 from baton.errors import DeadlineExceeded, InvalidRequest, WorkerLost
@@ -21,7 +20,7 @@ from workers.engines.embedded.scheduler import Scheduler, Sequence, Work
 from workers.engines.embedded.settings import EmbeddedSettings, KvCacheSettings
 from workers.engines.embedded.steps import Call, StepLoop
 
-REQUEST = msgspec.structs.replace(a_request(), deadline_s=PATIENCE_S)
+REQUEST = a_request()
 
 
 class Model:
@@ -49,6 +48,10 @@ def sequence(num_tokens: int, max_tokens: int = 3, *, pulls_kv: bool = False) ->
         num_reserved=num_tokens + max_tokens,
         pulls_kv=pulls_kv,
     )
+
+
+def opened(steps: StepLoop, sequence: Sequence) -> Call:
+    return steps.open(REQUEST, sequence, asyncio.get_running_loop().time() + PATIENCE_S)
 
 
 @contextlib.asynccontextmanager
@@ -82,7 +85,7 @@ async def test_a_call_that_ends_during_a_step_does_not_hurt_the_others(
     model = Model()
     async with running(model) as steps:
         model.may_step.clear()
-        gone, stays = steps.open(REQUEST, sequence(4)), steps.open(REQUEST, sequence(4))
+        gone, stays = opened(steps, sequence(4)), opened(steps, sequence(4))
         await until(lambda: len(model.steps) == 1)
         end(steps, gone)
         model.may_step.set()
@@ -96,10 +99,10 @@ async def test_a_step_that_loses_tokens_breaks_the_engine_and_is_reported() -> N
     model.loses_tokens = True
     async with running(model) as steps:
         with pytest.raises(WorkerLost, match="ValueError: zip"):
-            await chunks(steps.open(REQUEST, sequence(4)))
+            await chunks(opened(steps, sequence(4)))
         assert steps.broke.is_set()
         with pytest.raises(WorkerLost, match="ValueError: zip"):
-            steps.open(REQUEST, sequence(4))
+            opened(steps, sequence(4))
 
 
 @pytest.mark.parametrize("late_s", [0.0, 1.0])
@@ -109,7 +112,7 @@ async def test_each_token_of_a_guided_answer_has_a_mask_of_its_own(late_s: float
     guided = sequence(4, pulls_kv=pulls_kv)
     guided.matcher = matcher = ScriptedMatcher(late_s)
     async with running(Model()) as steps:
-        call = steps.open(REQUEST, guided)
+        call = opened(steps, guided)
         if pulls_kv:
             await call.admitted.wait()
             steps.resume(call, Sampled(7, None))
@@ -123,7 +126,7 @@ async def test_a_late_mask_delays_one_step_only() -> None:
     guided, free = sequence(4, 5), sequence(4, 20)
     guided.matcher = ScriptedMatcher(late_s=60)
     async with running(Model()) as steps:
-        late, other = steps.open(REQUEST, guided), steps.open(REQUEST, free)
+        late, other = opened(steps, guided), opened(steps, free)
         async with asyncio.timeout(1):  # the clock jumps
             assert len(await chunks(other)) == 20
         steps.close(late)
@@ -135,7 +138,7 @@ async def test_a_step_waits_for_masks_that_come_soon(monkeypatch: pytest.MonkeyP
     guided, free = sequence(4, 5), sequence(4, 60)
     guided.matcher = ScriptedMatcher()
     async with running(model) as steps:
-        calls = [steps.open(REQUEST, each) for each in (guided, free)]
+        calls = [opened(steps, each) for each in (guided, free)]
         for call in calls:
             await chunks(call)
         steps.close(calls[0])
@@ -148,5 +151,5 @@ async def test_a_form_that_cannot_be_followed_ends_its_call() -> None:
     guided.matcher = ScriptedMatcher(fails_with=InvalidRequest("no", param="text.format"))
     async with running(Model()) as steps:
         with pytest.raises(InvalidRequest) as refused:
-            await chunks(steps.open(REQUEST, guided))
+            await chunks(opened(steps, guided))
         assert refused.value.param == "text.format"

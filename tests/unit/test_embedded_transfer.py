@@ -48,7 +48,7 @@ def opened(steps: StepLoop, request: GenerateRequest, *, hands_off: bool = False
     sequence = new_sequence(
         request, context_length=runner.context_length, vocab_size=runner.vocab_size, hands_off=hands_off
     )
-    return steps.open(request, sequence)
+    return steps.open(request, sequence, asyncio.get_running_loop().time() + PATIENCE_S)
 
 
 @contextlib.asynccontextmanager

@@ -71,15 +71,13 @@ class Direct:
     """
 
     def __init__(self, host: str) -> None:
+        """Raises OSError with the reason if this machine cannot run UCX."""
+        Agent(host).close()
         self._host = host
         self._loop: asyncio.AbstractEventLoop  # while running
         self._source: Agent | None = None
         self._peers: dict[str, _Peer] = {}  # by the agent's name
         self._eager_until = 0.0
-
-    def check(self) -> None:
-        """Start and stop UCX. Raises OSError with the reason if this machine cannot run it."""
-        Agent(self._host).close()
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:

@@ -288,11 +288,9 @@ def choose_transceiver(
     try:
         from workers.kv.direct import Direct  # noqa: PLC0415  machines without UCX can use the rest
 
-        direct = Direct(host)
-        direct.check()
+        return CacheTransceiver(host, direct=Direct(host))
     except (ImportError, OSError) as error:
         if backend == "UCX":
             raise
         log.warning("kv transfer=tcp reason=UCX is unavailable: %s", error)
         return CacheTransceiver(host)
-    return CacheTransceiver(host, direct=direct)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from workers.engines.embedded.pool import KvPool
+from workers.engines.embedded.pool import KvPool, token_slots
 
 _SHORT = 16  # tokens: an answer's next one, with guesses
 # Scores of one tile of queries: fits a CPU's cache (3 times faster on long prompts than without tiles), and
@@ -63,7 +63,9 @@ def plan_attention(spans: Rows[Span], pool: KvPool, windows: set[int | None]) ->
     Short ones of equal length in a row form one group, gathered at once; each other one is its own. `windows`
     are the model's sliding windows in tokens; None is full attention.
     """
-    slots = np.concatenate([_slots(span, pool.tokens_per_block) for span in spans])
+    slots = np.concatenate(
+        [token_slots(s.blocks, s.start, s.start + s.num_tokens, pool.tokens_per_block) for s in spans]
+    )
     batches: list[list[Span]] = []
     for span in spans:
         if batches and span.num_tokens <= _SHORT and span.num_tokens == batches[-1][0].num_tokens:
@@ -78,12 +80,6 @@ def plan_attention(spans: Rows[Span], pool: KvPool, windows: set[int | None]) ->
         groups.append(Group(first, len(batch), num_queries, views))
         first += len(batch) * num_queries
     return PagedBatch(pool, torch.from_numpy(slots).to(pool.device), groups)
-
-
-def _slots(span: Span, tokens_per_block: int) -> np.ndarray:
-    positions = np.arange(span.start, span.start + span.num_tokens)
-    blocks = np.asarray(span.blocks, dtype=np.int64)
-    return blocks[positions // tokens_per_block] * tokens_per_block + positions % tokens_per_block
 
 
 def _view(batch: Rows[Span], window: int | None, pool: KvPool) -> View:

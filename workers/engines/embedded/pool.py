@@ -1,5 +1,6 @@
 """The KV pool's tensors: paged access for attention, gather and scatter for handoffs."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,6 +21,13 @@ class KvShape:
     @property
     def num_token_elements(self) -> int:
         return len(self.windows) * 2 * self.num_kv_heads * self.head_dim
+
+
+def token_slots(blocks: Sequence[int], start: int, end: int, tokens_per_block: int) -> np.ndarray:
+    """The pool positions of tokens `start` to `end` of a sequence with these blocks."""
+    positions = np.arange(start, end)
+    table = np.asarray(blocks, dtype=np.int64)
+    return table[positions // tokens_per_block] * tokens_per_block + positions % tokens_per_block
 
 
 class KvPool:
@@ -79,14 +87,14 @@ class KvPool:
 
         Token by token, each [layers, 2, kv heads, head dim], so that an end of it is that of the last tokens.
         """
-        slots = self._token_slots(blocks)[:num_tokens]
+        slots = self._token_slots(blocks, 0, num_tokens)
         for layer, piece in enumerate(self._by_layer(into, num_tokens)):
             piece.copy_(self._slots[layer].index_select(2, slots))
         self._synchronize()
 
     def scatter(self, payload: torch.Tensor, blocks: tuple[int, ...], start: int, num_tokens: int) -> None:
         """The reverse of `gather` from token `start` on: store a pulled `payload` into `blocks`."""
-        slots = self._token_slots(blocks)[start:num_tokens]
+        slots = self._token_slots(blocks, start, num_tokens)
         for layer, piece in enumerate(self._by_layer(payload, num_tokens - start)):
             self._slots[layer].index_copy_(2, slots, piece.to(self.device))
         self._synchronize()
@@ -100,10 +108,8 @@ class KvPool:
         sides = (len(self.shape.windows), 2, self.shape.num_kv_heads, self.shape.head_dim)
         return payload.view(num_tokens, *sides).permute(1, 2, 3, 0, 4)
 
-    def _token_slots(self, blocks: tuple[int, ...]) -> torch.Tensor:
-        size = self.tokens_per_block
-        slots = np.asarray(blocks, dtype=np.int64)[:, None] * size + np.arange(size)
-        return torch.from_numpy(slots.reshape(-1)).to(self.device)
+    def _token_slots(self, blocks: tuple[int, ...], start: int, end: int) -> torch.Tensor:
+        return torch.from_numpy(token_slots(blocks, start, end, self.tokens_per_block)).to(self.device)
 
     def _synchronize(self) -> None:
         # Transceivers access memory outside torch's streams.

@@ -9,7 +9,6 @@ from typing import TypeVar
 
 from baton.errors import BatonError, DeadlineExceeded, Overloaded, WorkerLost
 from baton.messages import FinishReason, GenerateRequest, TokenChunk, Usage
-from baton.telemetry import Line
 from workers.engines.embedded.runner import Runner
 from workers.engines.embedded.sampling import Sampled
 from workers.engines.embedded.scheduler import Phase, Scheduler, Sequence, Step
@@ -66,7 +65,7 @@ class StepLoop:
         self._running: asyncio.Task[None] | None = None
         self._masks: set[asyncio.Future[None]] = set()  # for which the next step should wait
 
-    def open(self, request: GenerateRequest, sequence: Sequence) -> Call:
+    def open(self, request: GenerateRequest, sequence: Sequence, deadline_at: float) -> Call:
         """Queue a sequence. Raises Overloaded if the queue is full, WorkerLost if the engine failed."""
         if self.broke.is_set():
             raise WorkerLost(self.reason)
@@ -76,8 +75,8 @@ class StepLoop:
                 f"{num_open} requests are running or waiting; at most {self._max_calls} are allowed",
                 retry_after_s=_RETRY_AFTER_S,
             )
-        loop = asyncio.get_running_loop()
-        call = Call(request, sequence, loop.call_later(request.deadline_s, self._expire, sequence))
+        deadline = asyncio.get_running_loop().call_at(deadline_at, self._expire, sequence)
+        call = Call(request, sequence, deadline)
         self._calls[sequence] = call
         self.scheduler.add(sequence)
         self._ask_mask(sequence)
@@ -204,7 +203,6 @@ class StepLoop:
         call = self._calls[sequence]
         if sequence.phase is Phase.DONE:
             return  # what ended it is in the outbox
-        _LOG.info(Line("deadline over", request_id=call.request.request_id, phase=sequence.phase.value))
         self.fail(call, DeadlineExceeded())
 
     def _ended(self, running: "asyncio.Task[None]") -> None:

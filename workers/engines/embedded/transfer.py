@@ -22,18 +22,18 @@ class Transfers:
     offered, so the pool's size bounds the copies too. `ttl_s` is the lifetime of an offer.
     """
 
-    def __init__(self, steps: StepLoop, transceiver: CacheTransceiver, ttl_s: float) -> None:
+    def __init__(self, steps: StepLoop, transceiver: CacheTransceiver | None, ttl_s: float) -> None:
         self.num_handoffs = 0
         self.num_expired = 0
         self.moved_bytes = 0
         self.move_s = 0.0
-        self._steps = steps
+        self.steps = steps
         self._transceiver = transceiver
         self._ttl_s = ttl_s
 
     async def hand_over(self, call: Call, first: TokenChunk) -> AsyncGenerator[KvHandoff, None]:
         """Yield the handoff once the prompt's KV is offered; end when it has moved."""
-        steps, transceiver = self._steps, self._transceiver
+        steps, transceiver = self.steps, self._wire()
         buffer = await steps.on_thread(steps.runner.gather, call.sequence)
         ticket = transceiver.offer(buffer.used)
         try:
@@ -51,10 +51,15 @@ class Transfers:
             transceiver.withdraw(ticket)
             steps.runner.staging.give_back(buffer)
 
+    def _wire(self) -> CacheTransceiver:
+        if self._transceiver is None:
+            raise HandoffFailed("this worker has no transceiver: set cache_transceiver_config")
+        return self._transceiver
+
     def _handoff(self, call: Call, first: TokenChunk, ticket: Ticket, ttl_s: float) -> KvHandoff:
         state = HandoffState(
             version=VERSIONS,
-            layout=self._steps.runner.pool.layout,
+            layout=self.steps.runner.pool.layout,
             ticket=ticket,
             logprob=first.logprobs[0] if first.logprobs else None,
             num_cached_tokens=call.sequence.num_cached,
@@ -71,7 +76,8 @@ class Transfers:
 
     async def take_over(self, call: Call, handoff: KvHandoff) -> None:
         """Pull the KV once the call has blocks, store it, and decode from the first token."""
-        runner, num_tokens = self._steps.runner, len(call.sequence.token_ids)
+        runner, num_tokens = self.steps.runner, len(call.sequence.token_ids)
+        transceiver = self._wire()
         loop = asyncio.get_running_loop()
         num_bytes = runner.pool.num_handoff_bytes(num_tokens)
         state = opened(handoff, layout=runner.pool.layout, num_tokens=num_tokens, num_bytes=num_bytes)
@@ -88,21 +94,21 @@ class Transfers:
         if call.sequence.phase is not Phase.PULLING:
             return  # what ended the call is in its outbox
         num_lacking_bytes = runner.pool.num_handoff_bytes(num_tokens - call.sequence.num_computed)
-        buffer = await self._steps.on_thread(runner.staging.take, num_lacking_bytes)
+        buffer = await self.steps.on_thread(runner.staging.take, num_lacking_bytes)
         try:
             began_at = loop.time()
-            await self._transceiver.pull(state.ticket, buffer.used, expires_at - began_at)
+            await transceiver.pull(state.ticket, buffer.used, expires_at - began_at)
             self.move_s += loop.time() - began_at
             self.moved_bytes += buffer.used.num_bytes
             if call.sequence.phase is Phase.PULLING:  # otherwise the blocks may have a new owner
-                await self._steps.on_thread(runner.scatter, buffer, call.sequence)
+                await self.steps.on_thread(runner.scatter, buffer, call.sequence)
         finally:
             runner.staging.give_back(buffer)
         if call.sequence.phase is Phase.PULLING:
             self.num_handoffs += 1
             call.sequence.num_cached = state.num_cached_tokens
             call.sequence.num_moved_bytes = buffer.used.num_bytes
-            self._steps.resume(call, Sampled(handoff.first_token, state.logprob))
+            self.steps.resume(call, Sampled(handoff.first_token, state.logprob))
 
 
 class HandoffState(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="embedded-2"):
