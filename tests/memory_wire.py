@@ -16,7 +16,6 @@ class Wire(CacheTransceiver):
         self.transport_name = "memory"
         self.offers: dict[int, Memory] = {}
         self.num_pulls = 0
-        self.deadlines_s: list[float] = []
         self.addresses: set[int] = set()
         self._alive: list[Memory] = []  # so that no other gets the address
         self.hold = asyncio.Event()
@@ -48,7 +47,6 @@ class Wire(CacheTransceiver):
 
     async def pull(self, ticket: Ticket, into: Memory, deadline_s: float) -> None:
         self.num_pulls += 1
-        self.deadlines_s.append(deadline_s)
         self._see(into)
         async with asyncio.timeout(PATIENCE_S):
             await self.hold.wait()

@@ -158,23 +158,6 @@ async def test_closing_ends_reads(monkeypatch: pytest.MonkeyPatch) -> None:
             await pull
 
 
-async def test_a_source_is_polled_until_the_last_reader_has_ended(calls: Counter[str]) -> None:
-    async def is_polled() -> bool:
-        await asyncio.sleep(0.05)  # UCX's thread hears of the end later
-        before = calls["progress"]
-        await asyncio.sleep(0.05)  # time for what must not happen
-        return calls["progress"] > before
-
-    async with roads() as (source, *_):
-        payload = host_memory(bytearray(NUM_BYTES))
-        assert not await is_polled()
-        async with source.lend(payload):
-            async with source.lend(payload):
-                assert await is_polled()
-            assert await is_polled()
-        assert not await is_polled()
-
-
 async def test_a_transceiver_that_does_not_start_leaves_no_thread() -> None:
     with pytest.raises(OSError, match="assign"):
         await CacheTransceiver("192.0.2.1", direct=Direct("192.0.2.1")).start()

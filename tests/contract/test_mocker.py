@@ -159,14 +159,3 @@ async def test_a_form_that_its_answers_do_not_happen_to_have_is_refused_by_its_f
         scored = msgspec.structs.replace(ask(), sampling=Sampling(max_tokens=1, seed=0, prompt_logprobs=0))
         with pytest.raises(InvalidRequest, match="no log probabilities of the prompt"):
             await answer(engine, scored)
-
-
-@jumping
-async def test_prompts_are_logged_where_they_are_run(tmp_path: Path) -> None:
-    log = tmp_path / "prompts.jsonl"
-    async with started(prompt_log=str(log)) as engine:
-        async with aclosing(engine.prefill(ask(3))) as replies:
-            handoff = await next_handoff(replies)
-            await answer(engine, ask(3, handoff=handoff))
-        await answer(engine, ask(4, num_generated=2))
-    assert log.read_text() == "[0,1,2]\n[0,1]\n"

@@ -41,13 +41,7 @@ def ask(num_tokens: int = 5, **fields: Any) -> GenerateRequest:
 @pytest.mark.parametrize(
     ("request_", "says"),
     [
-        (ask(0), "prompt is empty"),
-        (ask(20), "20 tokens.*context length of 20.*19 are allowed"),
         (ask(5, num_generated=4), "max_tokens is 4; 4 tokens were already generated"),
-        (ask(max_tokens=0), "max_tokens is 0"),
-        (ask(prompt_logprobs=0, max_tokens=2), "at most one token"),
-        (ask(token_ids=[1, 100]), "token id 100 .* vocabulary of 100"),
-        (ask(token_ids=[-1, 1]), "token id -1"),
         (ask(logit_bias={100: 1.0}), "token id 100"),
         (ask(logit_bias={-1: 1.0}), "token id -1"),
     ],
@@ -55,7 +49,7 @@ def ask(num_tokens: int = 5, **fields: Any) -> GenerateRequest:
 def test_what_no_step_could_run_is_refused(request_: GenerateRequest, says: str) -> None:
     with pytest.raises(InvalidRequest, match=says) as refused:
         new_sequence(request_, context_length=20, vocab_size=100, hands_off=False)
-    assert refused.value.param == ("max_tokens" if "max_tokens" in says or "one token" in says else None)
+    assert refused.value.param == ("max_tokens" if "max_tokens" in says else None)
 
 
 def open_it(handoff: KvHandoff = HANDOFF, **ours: Any) -> HandoffState:

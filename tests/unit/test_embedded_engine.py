@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from baton.errors import DeadlineExceeded, HandoffFailed, NotReady, WorkerLost
+from baton.errors import DeadlineExceeded, HandoffFailed, WorkerLost
 from baton.messages import GenerateRequest, Guided, KvHandoff, Role
 from tests.clock import jumping
 from tests.embedded import new_engine, started
@@ -134,29 +134,11 @@ class CompilingSlowly:
     def close(self) -> None: ...
 
 
-@jumping
-async def test_a_request_whose_form_compiles_while_the_engine_stops_is_refused(
-    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with started(checkpoint, Wire()) as each:
-        monkeypatch.setattr(each, "_grammars", CompilingSlowly())
-        asking = asyncio.create_task(answer(each, ask(guided=Guided(leading=(), last=()))))
-        await asyncio.sleep(1)  # it compiles now
-        await each.stop()
-        with pytest.raises(NotReady):
-            await asking
-
-
 async def test_a_folder_without_a_checkpoint_fails_the_start(tmp_path: Path) -> None:
     lost = new_engine(tmp_path, None)
     with pytest.raises(OSError, match=tmp_path.name):
         await lost.start()
     await lost.stop()
-
-
-def test_a_prefill_worker_needs_a_transceiver(checkpoint: Path) -> None:
-    with pytest.raises(ValueError, match="cache_transceiver_config"):
-        new_engine(checkpoint, None, Role.PREFILL)
 
 
 @pytest.mark.parametrize("is_quick", [True, False])

@@ -1,5 +1,7 @@
 """The grammar allows exactly the requested form: random answers over the demo model's vocabulary."""
 
+import random
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -10,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from baton.errors import InvalidRequest
-from baton.messages import Guided, MessageForm
+from baton.messages import Guided, MessageForm, Syntax
 from frontend.harmony.conversation import Tool
 from frontend.text.tokenizer import ModelTokenizer, SpecialToken
 from frontend.turn.form import CallChoice, guided
@@ -25,12 +27,17 @@ from tests.guided import (
     check,
     chooser,
     parts_of,
+    text_form,
 )
 from workers.engines.embedded.grammar import Grammars
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 DEMO = Path("models/demo")
 VOCAB_SIZE = 3200  # logits may be wider than the vocabulary
+SUM = """start: NUMBER ("+" NUMBER)*  // <a> sum
+NUMBER: /[0-9]{1,3}/
+%ignore " "
+"""
 
 
 @pytest.fixture(scope="module")
@@ -210,3 +217,65 @@ async def test_a_model_without_a_tokenizer_cannot_be_guided(tmp_path: Path) -> N
     with pytest.raises(InvalidRequest, match="tokenizer"):
         await grammars.matcher(answer_form({}))
     grammars.close()
+
+
+async def texts(grammars: Grammars, tokenizer: ModelTokenizer, form: Guided) -> list[str]:
+    answers = [await answer_of(grammars, form, chooser(seed, tokenizer)) for seed in range(12)]
+    return [parts_of(tokenizer, answer, set())[1] for answer in answers if len(answer) < MAX_TOKENS]
+
+
+@pytest.mark.parametrize(
+    ("syntax", "grammar", "pattern"),
+    [
+        ("regex", "[0-9]{4}-[01][0-9]", "[0-9]{4}-[01][0-9]"),
+        ("regex", r"a/b\/[c/]|d", "a/b/[c/]|d"),
+        ("regex", "a\nb|\\|\\n", r"a\nb|\|\n"),
+        ("regex", "a\\\nb|\\\\n", r"a\nb|\\n"),
+        ("regex", r"<\|call\|>|<\|end\|>", r"<\|(call|end)\|>"),
+        ("lark", SUM, r" *[0-9]{1,3}( *\+ *[0-9]{1,3})* *"),
+        ("lark", 'start: "<|call|>" | /<@>/ | "//" "x"', r"<\|call\|>|<@>|//x"),
+        ("lark", "%import common.INT\nstart: INT", "[0-9]+"),
+    ],
+)
+async def test_every_text_matches_its_grammar(
+    syntax: Syntax, grammar: str, pattern: str, grammars: Grammars, tokenizer: ModelTokenizer
+) -> None:
+    found = await texts(grammars, tokenizer, text_form(syntax, grammar))
+    assert found
+    for text in found:
+        assert re.fullmatch(pattern, text), text
+
+
+@pytest.mark.parametrize(
+    ("syntax", "grammar", "problem"),
+    [
+        ("regex", "(a", "unclosed"),
+        ("regex", "a(?=b)", "look-around"),
+        ("lark", "start: <|call|>", "'<'"),
+        ("lark", 'start: "a" <[200012]>', "'<'"),
+        ("lark", "start: @start", "'@'"),
+        ("lark", "start: %llguidance {}", "'%'"),
+        ("lark", "start: %json {}", "'%'"),
+        ("lark", "begin: /a/", "start"),
+        ("lark", "start: b", "b"),
+        ("ebnf", 'root ::= "a"', "EBNF"),
+    ],
+)
+async def test_a_text_grammar_that_cannot_be_enforced_is_refused_with_its_field(
+    syntax: Syntax, grammar: str, problem: str, grammars: Grammars
+) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        await grammars.matcher(text_form(syntax, grammar))
+    assert caught.value.param == "p"
+    assert problem in caught.value.message
+
+
+async def test_an_expression_that_grows_with_the_answer_ends_it(
+    grammars: Grammars, tokenizer: ModelTokenizer
+) -> None:
+    rng = random.Random(1)
+    text = "<|channel|>final<|message|>" + "".join(rng.choice("ab") for _ in range(60_000))
+    matcher = await grammars.matcher(text_form("regex", "(a|b)*a(a|b){18}"))
+    assert await allowed_after(matcher, tokenizer.encode_text(text, allow_special=True)) is None
+    assert matcher.error is not None
+    assert "too many expressions" in matcher.error.message

@@ -15,7 +15,7 @@ import pytest_asyncio
 from baton.errors import InvalidRequest, NotReady
 from frontend.text.tokenizer import ModelTokenizer
 from tests.alive import is_running
-from tests.guided import ENDLESS, Json, allowed_after, answer_form, slow_inside
+from tests.guided import ENDLESS, Json, allowed_after, answer_form
 from tests.waiting import signal_process, until
 from workers.engines.embedded.grammar import Grammars
 
@@ -88,23 +88,6 @@ async def test_such_a_ref_further_inside_ends_its_own_request_with_a_sentence(
     assert await allowed_after(matcher, head) is None
     assert matcher.error is not None
     assert "`$ref` refers to itself" in matcher.error.message
-
-
-async def test_an_answer_whose_next_step_takes_too_long_ends_alone(
-    grammars: Grammars, tokenizer: ModelTokenizer
-) -> None:
-    head = tokenizer.encode_text('<|channel|>final<|message|>{"a":1,"b":', allow_special=True)
-    slow, other = [await grammars.matcher(answer_form(slow_inside())) for _ in range(2)]
-    before = await allowed_after(other, head[:-2])
-    following = slow.follow(head, 0)
-    after = await allowed_after(other, head[:-1])  # does not wait for the slow call of the same form
-    await following
-    assert isinstance(slow.error, InvalidRequest)
-    assert "CPU time" in slow.error.message
-    assert (slow.allowed, other.error) == (None, None)
-    assert before is not None
-    assert after is not None
-    assert not np.array_equal(before, after)
 
 
 async def test_more_slow_schemas_than_processes_keep_no_running_answer_waiting(
