@@ -66,15 +66,14 @@ class Wires:
         metavar="IP",
     )
     liveness_s: float = flag(
-        LIVENESS_S, "a worker that is silent for this long is lost", env="BATON_LIVENESS_S", metavar="S"
+        LIVENESS_S,
+        "a worker that is silent for this long is lost",
+        env="BATON_LIVENESS_S",
+        metavar="S",
+        at_least=4 * TICK_S,  # heartbeats
     )
 
     def __post_init__(self) -> None:
-        if self.liveness_s < 4 * TICK_S:
-            raise ValueError(
-                f"--liveness-s {self.liveness_s:g}: must be at least {4 * TICK_S:g}, as workers send a "
-                f"heartbeat every {TICK_S} s"
-            )
         if self.host in ("", "0.0.0.0", "::"):  # noqa: S104  refused here
             raise ValueError(f"--host {self.host!r}: peers cannot reach it; use this machine's own address")
         for path in self.dynamo_paths:

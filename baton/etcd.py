@@ -80,7 +80,7 @@ class EtcdDiscovery:
         fleet: dict[bytes, WorkerInfo] = {}
         shown: tuple[WorkerInfo, ...] | None = None
         doubtful = False
-        while not self._rpc.closed:
+        while True:
             try:
                 async with aclosing(self._follow(fleet, doubtful=doubtful)) as snapshots:
                     async for snapshot in snapshots:
@@ -123,7 +123,7 @@ class EtcdDiscovery:
 
     def _note(self, error: EtcdError | None) -> None:
         """Log once when etcd becomes unreachable and once when it is back."""
-        if error is not None and not self._away and not self._rpc.closed:
+        if error is not None and not self._away:
             log.warning("registry=unreachable kind=etcd error=%s", error)
         elif error is None and self._away:
             log.info("registry=reachable kind=etcd")

@@ -131,7 +131,7 @@ class EtcdRpc:
         self._timeout_s = timeout_s
         self._login = login
         self._credentials = credentials or grpc.ssl_channel_credentials()
-        self.closed = False
+        self._closed = False
         self._token: str | None = None
         self._current = 0
         self._channels: dict[int, grpc.aio.Channel] = {}
@@ -190,8 +190,8 @@ class EtcdRpc:
             call.cancel()
 
     async def close(self) -> None:
-        """Close every connection; running calls and watches end with EtcdError."""
-        self.closed = True
+        """Close every connection; nothing may wait for one any more."""
+        self._closed = True
         for channel in self._channels.values():
             await channel.close(None)
 
@@ -221,27 +221,18 @@ class EtcdRpc:
 
     @contextmanager
     def _failures(self, channel: grpc.aio.Channel) -> Iterator[None]:
-        """Raise EtcdError for a failure of the wait inside, or because of `close`: then grpc.aio raises
-        CancelledError in tasks that were not cancelled. After a failure the next endpoint is used.
-        """
+        """Raise EtcdError for a failure of the wait inside. After a failure the next endpoint is used."""
         try:
             yield
         except grpc.aio.AioRpcError as error:
             if error.code() not in _REFUSALS:
                 self._leave(channel)
             raise EtcdError(f"{error.code().name} {error.details() or ''}".strip()) from error
-        except asyncio.CancelledError:
-            self._raise_if_closed()
-            raise
-
-    def _raise_if_closed(self) -> None:
-        task = asyncio.current_task()
-        if self.closed and (task is None or not task.cancelling()):
-            raise EtcdError("this client is closed")
 
     def _channel(self) -> grpc.aio.Channel:
         """The channel to the current endpoint; opened lazily, as it belongs to the running event loop."""
-        self._raise_if_closed()
+        if self._closed:
+            raise EtcdError("this client is closed")
         if self._current not in self._channels:
             target, is_tls = self._targets[self._current]
             self._channels[self._current] = (

@@ -71,17 +71,17 @@ def end(status: int) -> NoReturn:
     sys.exit(status)
 
 
-async def needed(what: str, wait: Awaitable[T], limit_s: float = START_S) -> T:
-    """Wait for `what` at start, with a line a second. Raises NotStarted after `limit_s`."""
+async def needed(what: str, wait: Awaitable[T]) -> T:
+    """Wait for `what` at start, with a line a second. Raises NotStarted after START_S."""
     waiting = asyncio.ensure_future(wait)
     try:
-        for waited_s in range(round(limit_s)):
+        for waited_s in range(round(START_S)):
             if waited_s:
-                log.warning("waiting for %s waited_s=%d limit_s=%g", what, waited_s, limit_s)
+                log.warning("waiting for %s waited_s=%d limit_s=%g", what, waited_s, START_S)
             done, _ = await asyncio.wait([waiting], timeout=1.0)
             if done:
                 return await waiting
-        raise NotStarted(f"{what} did not answer within {limit_s:g} s; start it, or check address and login")
+        raise NotStarted(f"{what} did not answer within {START_S:g} s; start it, or check address and login")
     finally:
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)

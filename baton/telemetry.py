@@ -163,9 +163,8 @@ def leave(status: int) -> NoReturn:
 class Unauthenticated:
     """Counts messages that no process of this fleet sent; logs them once a minute."""
 
-    def __init__(self) -> None:
-        self.num_messages = 0
-        self._logged_s = -math.inf
+    num_messages = 0
+    _logged_s = -math.inf
 
     def note(self, place: str) -> None:
         """Count a message that came to `place`."""

@@ -290,8 +290,9 @@ async def test_an_outage_is_logged_when_it_begins_and_when_it_ends(
             await until_logged(caplog, "registry=unreachable")
             server.start()
             await until_logged(caplog, "registry=reachable")
+    watching.cancel()
+    await asyncio.gather(watching, return_exceptions=True)
     await discovery.close()
-    await watching
     server.kill()
 
 

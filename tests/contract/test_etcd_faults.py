@@ -14,7 +14,7 @@ from baton.etcd_rpc import EtcdError, EtcdRpc
 from tests.certificates import Authority
 from tests.conftest import LaunchServer, ServerProcess, free_port
 from tests.registry import Onlooker, etcd_api, onlooker, worker
-from tests.waiting import FAILOVER_S, PATIENCE_S, scaled, until
+from tests.waiting import FAILOVER_S, scaled, until
 
 TTL_S = scaled(2.0)
 HEAL_S = scaled(8.0)
@@ -201,16 +201,6 @@ async def test_the_next_endpoint_is_used_when_one_is_dead_or_dies(launch: Launch
         async with working.register(worker("w2")):
             await looker.until_shown("w1", "w2", timeout_s=HEAL_S)
         assert looker.lost == set()
-
-
-async def test_closing_the_client_ends_its_watches(etcd: ServerProcess) -> None:
-    async with client(etcd.url) as discovery, onlooker(discovery) as looker:
-        ended = asyncio.create_task(looker.follow())
-        async with discovery.register(worker("w1")):
-            await looker.until_shown("w1")
-            await discovery.close()
-        async with asyncio.timeout(PATIENCE_S):
-            await ended
 
 
 async def test_tls_with_client_certificates(launch: LaunchServer, tmp_path: Path) -> None:

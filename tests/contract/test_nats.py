@@ -21,7 +21,7 @@ from baton.pace import TICK_S
 from baton.streams import WorkerLink
 from baton.telemetry import unauthenticated
 from tests.alive import Newborn
-from tests.conftest import LaunchServer, ServerProcess, free_port
+from tests.conftest import LaunchServer, ServerProcess
 from tests.planes import Endless, Plane, a_request, count_up, tokens
 from tests.tcp_balancer import TcpBalancer
 from tests.waiting import PATIENCE_S, scaled, until
@@ -110,27 +110,6 @@ async def test_one_who_stops_waiting_for_the_connection_stops_no_other(nats_serv
     await asyncio.sleep(0)  # both have begun
     first.cancel()
     await second
-    await transport.close()
-
-
-async def test_a_connection_that_fails_to_close_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    transport = NatsTransport(f"nats://127.0.0.1:{free_port()}")
-    num_attempts = 0
-
-    class Lost(Client):
-        async def connect(self, *_: object, **__: object) -> None:
-            nonlocal num_attempts
-            num_attempts += 1
-            raise ConnectionRefusedError
-
-        async def close(self) -> None:
-            raise ConnectionResetError("Connection lost")
-
-    monkeypatch.setattr("baton.nats.Client", Lost)
-    for _ in range(2):
-        with pytest.raises(BrokerLost):
-            await tokens(transport.call("nats://baton.v1.worker.w.1", a_request()))
-    assert num_attempts == 2
     await transport.close()
 
 

@@ -7,13 +7,11 @@ from pathlib import Path
 import msgspec
 import pytest
 import pytest_asyncio
-import torch
-from transformers import DynamicCache, GptOssForCausalLM
 
 from baton.errors import InvalidRequest
 from baton.messages import Guided, MessageForm
 from baton.structural_tag import structural_tag
-from frontend.harmony.conversation import AnswerFormat, Conversation, Tool, UserTurn
+from frontend.harmony.conversation import AnswerFormat, Tool
 from frontend.text.tokenizer import ModelTokenizer, SpecialToken
 from frontend.turn.form import CallChoice, guided
 from tests.guided import (
@@ -22,12 +20,10 @@ from tests.guided import (
     allowed_after,
     answer_form,
     answer_of,
-    check,
     chooser,
     parts_of,
     text_form,
 )
-from tests.scripted_frontend import prompt_ids
 from tests.xgrammar_forms import XgrammarForms
 from workers.engines.embedded.grammar import Grammars
 from workers.engines.library.model_facts import read_model_facts
@@ -307,61 +303,3 @@ def test_white_space_in_json_has_a_limit(forms: XgrammarForms, tokenizer: ModelT
     answer = tokenizer.encode_text("<|channel|>final<|message|>[", allow_special=True)
     assert all(map(matcher.accept_token, [*answer, *[space] * 17]))
     assert not matcher.accept_token(space)
-
-
-PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
-TOOL = Tool(name="get_weather", description="The weather of a city.", parameters=PARAMETERS)
-OFFERED = Tool(name=TOOL.name, parameters=PARAMETERS)
-
-
-@pytest.fixture(scope="module")
-def model() -> GptOssForCausalLM:
-    return GptOssForCausalLM.from_pretrained(DEMO, dtype=torch.float32)
-
-
-def greedy(model: GptOssForCausalLM, prompt: list[int]) -> Callable[[list[int]], int]:
-    """The likeliest allowed token at each step."""
-    cache, fresh = DynamicCache(config=model.config), prompt
-
-    @torch.inference_mode()
-    def choose(allowed: list[int]) -> int:
-        nonlocal fresh
-        logits = model(torch.tensor([fresh]), past_key_values=cache).logits[0, -1]
-        fresh = [allowed[int(logits[allowed].argmax())]]
-        return fresh[0]
-
-    return choose
-
-
-@pytest.mark.parametrize(
-    "choice", [CallChoice(must_call=True), CallChoice(must_call=True, names=frozenset({TOOL.name}))]
-)
-@pytest.mark.parametrize("text", ["What is the weather in Rome?", "Hello!", "Tell me a joke, please."])
-def test_the_demo_model_calls_a_tool_where_it_must(
-    choice: CallChoice,
-    text: str,
-    model: GptOssForCausalLM,
-    token_forms: XgrammarForms,
-    tokenizer: ModelTokenizer,
-) -> None:
-    talk = Conversation(turns=(UserTurn(text),), tools=(TOOL,), reasoning_effort="low")
-    form = guided([OFFERED], choice)
-    assert form is not None
-
-    answer = token_forms.answer_of(form, greedy(model, prompt_ids(talk, tokenizer)))
-
-    _, said_aloud, [(name, arguments)] = parts_of(tokenizer, answer[:-1], {TOOL.name})
-    assert (said_aloud, name) == ("", TOOL.name)
-    check(PARAMETERS, arguments)
-
-
-@pytest.mark.parametrize("name", ["enum", "optional", "array", "any_of"])
-def test_the_demo_model_writes_json_where_it_must(
-    name: str, model: GptOssForCausalLM, token_forms: XgrammarForms, tokenizer: ModelTokenizer
-) -> None:
-    talk = Conversation(turns=(UserTurn("Is everything up and running?"),), reasoning_effort="low")
-    prompt = prompt_ids(talk, tokenizer)
-
-    answer = token_forms.answer_of(answer_form(CASES[name]), greedy(model, prompt))
-
-    check(CASES[name], parts_of(tokenizer, answer, set())[1])

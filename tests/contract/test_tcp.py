@@ -159,15 +159,21 @@ async def test_a_worker_that_stops_takes_no_new_connection() -> None:
         await leaving
 
 
-async def test_a_port_that_hangs_up_is_a_lost_worker_and_no_question_of_trust() -> None:
-    async with (
-        transports(1) as (caller,),
-        await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1") as server,
-    ):
+@pytest.mark.parametrize(("says", "reason"), [(b"", "the connection"), (b"\xff" * 64, "exceeds the limit")])
+async def test_a_port_that_hangs_up_or_sends_nonsense_is_a_lost_worker_and_no_question_of_trust(
+    says: bytes, reason: str
+) -> None:
+    async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(says)
+        writer.close()
+
+    num_before = unauthenticated.num_messages
+    async with transports(1) as (caller,), await asyncio.start_server(answer, "127.0.0.1") as server:
         address = f"tcp://127.0.0.1:{server.sockets[0].getsockname()[1]}/w.1"
-        with pytest.raises(WorkerLost, match="the connection") as lost:
+        with pytest.raises(WorkerLost, match=reason) as lost:
             await tokens(caller.call(address, a_request()))
         assert not isinstance(lost.value, PeerDistrusted)
+    assert unauthenticated.num_messages == num_before
 
 
 async def test_a_known_caller_that_sends_too_much_is_lost_and_not_unknown() -> None:
@@ -259,19 +265,6 @@ async def test_without_descriptors_an_unknown_caller_makes_room_for_a_caller() -
                 async with asyncio.timeout(PATIENCE_S):
                     assert await loop.sock_recv(caller, 1)
                     assert b"others are waiting" in await loop.sock_recv(unknown, 1000)
-
-
-async def test_a_worker_that_sends_nonsense_is_lost_and_not_unknown() -> None:
-    async def talk_nonsense(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(b"\xff" * 64)
-        writer.close()
-
-    before = unauthenticated.num_messages
-    async with transports(1) as (caller,), await asyncio.start_server(talk_nonsense, "127.0.0.1") as server:
-        port = server.sockets[0].getsockname()[1]
-        with pytest.raises(WorkerLost, match="exceeds the limit"):
-            await anext(caller.call(f"tcp://127.0.0.1:{port}/w.1", a_request()))
-    assert unauthenticated.num_messages == before
 
 
 @pytest.mark.parametrize(

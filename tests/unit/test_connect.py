@@ -3,7 +3,7 @@
 import pytest
 
 from baton.connect import Wires
-from baton.flags import parse
+from baton.flags import parse, read
 from baton.nats_login import nats_options
 from baton.pace import TICK_S
 
@@ -42,9 +42,9 @@ def test_names_have_no_secrets() -> None:
 
 
 def test_the_shortest_liveness_limit_is_four_heartbeats() -> None:
-    assert Wires(liveness_s=4 * TICK_S).liveness_s == 4 * TICK_S
-    with pytest.raises(ValueError, match="must be at least 1, as workers send a heartbeat every"):
-        Wires(liveness_s=4 * TICK_S - 0.01)
+    assert read(Wires, [f"--liveness-s={4 * TICK_S}"]).settings.liveness_s == 4 * TICK_S
+    with pytest.raises(ValueError, match=r"--liveness-s 0\.99: must be at least 1"):
+        read(Wires, [f"--liveness-s={4 * TICK_S - 0.01}"])
 
 
 def test_empty_variables_are_no_login(monkeypatch: pytest.MonkeyPatch) -> None:

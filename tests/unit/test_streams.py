@@ -92,13 +92,21 @@ async def test_a_call_on_a_link_that_has_been_silent_fails_at_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("num_before", "num_since", "error"),
-    [(0, 0, WorkerUnreached), (0, 1, WorkerLost), (1, 0, WorkerLost), (1, 1, WorkerLost)],
+    ("num_before", "num_since", "lost_with", "error"),
+    [
+        (0, 0, WorkerLost, WorkerUnreached),
+        (0, 1, WorkerLost, WorkerLost),
+        (1, 0, WorkerLost, WorkerLost),
+        (1, 1, WorkerLost, WorkerLost),
+        (0, 0, BrokerLost, BrokerLost),
+        (0, 1, BrokerLost, BrokerLost),
+    ],
 )
 @jumping
 async def test_a_worker_that_never_answered_on_a_new_link_never_got_the_request(
-    num_before: int, num_since: int, error: type[WorkerLost]
+    num_before: int, num_since: int, lost_with: type[BatonError], error: type[BatonError]
 ) -> None:
+    """And a worker is not lost with its broker."""
     link = CallerLink(Sent(), "w", PACE)
     sent = [frame(0, Hello(frames.VERSION, "w")), frame(1, Beat())]
     for each in sent[:num_before]:
@@ -106,22 +114,8 @@ async def test_a_worker_that_never_answered_on_a_new_link_never_got_the_request(
     call = link.open(a_request())
     for each in sent[num_before : num_before + num_since]:
         link.receive(each)
-    link.lose("it was killed")
+    link.lose("it was killed", lost_with)
     assert type(call.error) is error
-
-
-@pytest.mark.parametrize("is_heard", [False, True])
-@pytest.mark.parametrize(("error", "unheard"), [(BrokerLost, BrokerLost), (WorkerLost, WorkerUnreached)])
-@jumping
-async def test_a_worker_is_not_lost_with_its_broker(
-    error: type[BatonError], unheard: type[BatonError], is_heard: bool
-) -> None:
-    link = CallerLink(Sent(), "w", PACE)
-    call = link.open(a_request())
-    if is_heard:
-        link.receive(frame(0, Hello(frames.VERSION, "w")))
-    link.lose("gone", error)
-    assert type(call.error) is (error if is_heard else unheard)
 
 
 @jumping
