@@ -19,7 +19,7 @@ from baton.frames import FROM_CALLER, FROM_WORKER, Next, Open
 from baton.messages import NO_TOKEN, GenerateRequest, KvHandoff, TokenChunk, after_handoff
 from tests.engine_calls import ask, handed_over, left_handoff, next_handoff, tokens
 from tests.trtllm_engine import KV_TIMEOUT_S, NO_WATCHDOG, executor, new_engine, started
-from tests.waiting import PATIENCE_S, until
+from tests.waiting import PATIENCE_S, scaled, until
 from workers.engines.library.engine import opened
 from workers.engines.trtllm.adapter import generation_params, travelling
 from workers.engines.trtllm.library import load_library
@@ -69,7 +69,6 @@ async def test_a_deadline_below_the_kv_timeout_ends_the_request_and_leaves_the_t
         hurried = ask(handoff=handoff, deadline_s=KV_TIMEOUT_S / 5)
         with pytest.raises(DeadlineExceeded, match="The request exceeded its deadline"):
             await tokens(engine.decode(hurried))
-        assert time.monotonic() - began < KV_TIMEOUT_S
         assert engine.stats().num_running == 1  # an abort would have killed the engine
         await until(lambda: engine.stats().num_running == 0)
         assert time.monotonic() - began >= KV_TIMEOUT_S
@@ -198,7 +197,7 @@ async def test_a_recorded_fatal_error_is_noticed_without_a_request(checkpoint: P
 
 async def test_a_frozen_event_loop_ends_the_process() -> None:
     left: list[int] = []
-    patience = Patience(poll_s=0.01, health_s=0.5)
+    patience = Patience(poll_s=0.01, health_s=scaled(0.5))
     watching = asyncio.create_task(Watchdog(object(), leave=left.append, patience=patience).broken())
     await asyncio.sleep(0.05)  # several watchdog checks
     assert left == []

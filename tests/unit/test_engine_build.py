@@ -1,8 +1,8 @@
-"""Building an engine: its imports are not interrupted by the garbage collector."""
+"""Building an engine: which one, from which settings, and what is refused."""
 
 import os
-import signal
-from contextlib import suppress
+import shlex
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +10,13 @@ import pytest
 
 from baton.flags import parse
 from tests.certificates import Authority
-from workers.engines.build import build_engine, given_settings
-from workers.engines.library.engine import dying_at_once
+from workers.engines.build import build_engine, given_settings, with_engine
+from workers.engines.trtllm.library import load_library as load_trtllm
+from workers.engines.trtllm.settings import TRTLLM_RULES
+from workers.engines.vllm.library import load_library as load_vllm
+from workers.engines.vllm.settings import VLLM_RULES
 from workers.flags import WorkerSettings
-from workers.settings import Given, SettingsError
+from workers.settings import Given, Loaded, SettingsError
 
 
 def built(*arguments: str) -> tuple[Any, list[str]]:
@@ -78,14 +81,6 @@ def test_vllm_gets_a_model_folder_that_holds_in_every_working_directory() -> Non
     assert f"model={Path('models/demo').absolute()} " in "".join(lines)
 
 
-def test_signals_end_the_process_while_an_engine_loads_and_are_handled_again_then() -> None:
-    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
-    with suppress(ValueError), dying_at_once():
-        assert signal.getsignal(signal.SIGTERM) is signal.getsignal(signal.SIGINT) is signal.SIG_DFL
-        raise ValueError
-    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
-
-
 @pytest.mark.parametrize(("mode", "is_told"), [("prefill", True), ("agg", False)])
 def test_an_engine_that_moves_kv_without_tls_says_so(
     tmp_path: Path,
@@ -100,3 +95,63 @@ def test_an_engine_that_moves_kv_without_tls_says_so(
     line += ["--override-engine-args", '{"cache_transceiver_config": {"backend": "UCX"}}']
     build_engine(parse(WorkerSettings, line, prog="p", description="d", environ={}))
     assert ("trtllm moves KV itself, without the TLS of BATON_PEER_CERT" in caplog.text) == is_told
+
+
+def chosen(line: str, installed: set[str]) -> str | None:
+    parsed = parse(WorkerSettings, shlex.split(line), prog="p", description="d", environ={})
+    complete = with_engine(parsed, installed.__contains__)
+    assert complete.sources["engine"] == ("chosen" if parsed.settings.engine is None else "flag")
+    return complete.settings.engine
+
+
+@pytest.mark.parametrize(
+    ("line", "installed", "engine"),
+    [
+        ("--max-batch-size 4", {"tensorrt_llm", "transformers"}, "trtllm"),
+        ("", {"vllm", "transformers"}, "vllm"),
+        ("--extra-engine-args no/such.yaml", {"transformers"}, "embedded"),
+        ("--engine mocker", set(), "mocker"),
+    ],
+)
+def test_the_given_engine_is_taken_or_else_the_installed_one(
+    line: str, installed: set[str], engine: str
+) -> None:
+    assert chosen(line, installed) == engine
+
+
+@pytest.mark.parametrize(
+    ("installed", "says"),
+    [(set(), "no engine is installed"), ({"tensorrt_llm", "vllm"}, "set --engine trtllm or --engine vllm")],
+)
+def test_without_a_choice_the_error_names_what_to_do(installed: set[str], says: str) -> None:
+    with pytest.raises(SettingsError, match=says):
+        chosen("", installed)
+
+
+Load = Callable[..., Loaded[dict[str, Any]]]
+LIBRARIES: dict[str, Load] = {
+    "trtllm": lambda **given: TRTLLM_RULES.load(load_trtllm().args, "agg", **given),
+    "vllm": lambda **given: VLLM_RULES.load(load_vllm().engine_args, "agg", **given),
+}
+
+
+@pytest.mark.parametrize("load", LIBRARIES.values(), ids=LIBRARIES)
+def test_a_library_does_not_get_the_queues_size(load: Load, tmp_path: Path) -> None:
+    yaml = tmp_path / "engine.yaml"
+    yaml.write_text("max_queue_size: 4096\n")
+
+    loaded = load(yaml_path=yaml)
+    assert loaded.values["max_queue_size"] == 4096
+    assert f"max_queue_size=4096 ({yaml})" in loaded.lines()
+    assert "max_queue_size" not in loaded.settings
+    assert load().values["max_queue_size"] == 256
+    assert load(yaml_path=yaml, typed={"max_queue_size": 0}).values["max_queue_size"] == 0
+
+
+@pytest.mark.parametrize("engine", ["embedded", "mocker", "trtllm", "vllm"])
+@pytest.mark.parametrize("text", ["max_queue_size: -1\n", "max_queue_size: many\n"])
+def test_every_engine_refuses_a_queue_of_another_size(engine: str, text: str, tmp_path: Path) -> None:
+    yaml = tmp_path / "engine.yaml"
+    yaml.write_text(text)
+    with pytest.raises(SettingsError, match="max_queue_size"):
+        built("--engine", engine, "--extra-engine-args", str(yaml))

@@ -65,7 +65,7 @@ def test_a_killed_worker_takes_vllms_processes_with_it() -> None:
         worker.wait()
 
     for end in ends:
-        assert select.select([end], [], [], 10)[0], "a process of vLLM's outlives its worker"
+        assert select.select([end], [], [], PATIENCE_S)[0], "a process of vLLM's outlives its worker"
         os.close(end)
     worker.stdout.close()
 
