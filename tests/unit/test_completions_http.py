@@ -147,17 +147,19 @@ async def test_models_are_listed_and_found_by_a_name_with_a_slash() -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "status", "allow"),
+    ("method", "path", "status", "allow"),
     [
-        ("/v1/nothing", 404, set()),
-        ("/v1/models/", 404, set()),
-        ("/v1/completions", 405, {"POST"}),
-        ("/health", 405, {"GET", "HEAD"}),
-        ("/v1/responses/x", 405, {"DELETE", "GET", "HEAD"}),
+        ("GET", "/v1/nothing", 404, set()),
+        ("GET", "/v1/models/", 404, set()),
+        ("PUT", "/v1/completions", 405, {"POST"}),
+        ("PUT", "/health", 405, {"GET", "HEAD"}),
+        ("GET", "/v1/responses/input_tokens", 405, {"POST"}),
+        ("PUT", "/v1/responses/x", 405, {"DELETE", "GET", "HEAD"}),
     ],
 )
-async def test_what_no_route_answers_is_an_envelope_too(path: str, status: int, allow: set[str]) -> None:
-    method = "PUT" if allow else "GET"
+async def test_what_no_route_answers_is_an_envelope_too(
+    method: str, path: str, status: int, allow: set[str]
+) -> None:
     reply = await Client(ScriptedTokens("")).request(method, path, b"")
     assert (reply.status, set(filter(None, reply.headers.get("allow", "").split(", ")))) == (status, allow)
     assert set(reply.error) == {"message", "type", "param", "code"}
