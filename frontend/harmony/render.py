@@ -84,8 +84,8 @@ def _history(turns: tuple[Turn, ...]) -> list[Segment]:
             case ToolResult():
                 recipient = called.get(turn.call_id)
                 if recipient is None:
-                    raise InvalidRequest(
-                        f"`{turn.path}`: no earlier tool call has id {turn.call_id!r}.", param=turn.path
+                    raise InvalidRequest.at(
+                        turn.path, f"is {turn.call_id!r}; no earlier tool call has this id."
                     )
                 channel = "analysis" if is_builtin(recipient) else "commentary"
                 segments += _message(f"{recipient} to=assistant", turn.text, channel=channel)
@@ -155,7 +155,7 @@ def _developer_text(conversation: Conversation, instructions: str) -> str:
         try:
             sections += ["# Response Formats", f"## {answer.name}", compact_json(schema)]
         except ValueError as error:
-            raise InvalidRequest(f"`{answer.path}`: {error}.", param=answer.path) from error
+            raise InvalidRequest.at(answer.path, f"cannot be shown: {error}.") from error
     return "\n\n".join(sections)
 
 
@@ -164,13 +164,10 @@ def _tools_section(conversation: Conversation) -> str:
     for tool in conversation.tools:
         path = f"{tool.path}.name"
         if tool.called in names:
-            raise InvalidRequest(
-                f"`{path}` {tool.name!r} is not unique; every tool needs its own name.", param=path
-            )
+            raise InvalidRequest.at(path, f"{tool.name!r} is not unique; every tool needs its own name.")
         if not tool.name or _UNFIT.search(tool.called):
-            raise InvalidRequest(
-                f"`{path}` {tool.name!r} must not be empty or contain whitespace or any of '<>|='.",
-                param=path,
+            raise InvalidRequest.at(
+                path, f"{tool.name!r} must not be empty or contain whitespace or any of '<>|='."
             )
         names.add(tool.called)
     sections = ["# Tools"]
@@ -201,7 +198,7 @@ def _tool(tool: Tool) -> list[str]:
         try:
             signature = f"(_: {type_of(tool.parameters)})"
         except ValueError as error:
-            raise InvalidRequest(f"`{path}`: {error}.", param=path) from error
+            raise InvalidRequest.at(path, f"cannot be shown: {error}.") from error
     comments = [f"// {line}" for line in _lines(description)]
     return [*comments, f"type {tool.name} = {signature} => any;", ""]
 

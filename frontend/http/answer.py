@@ -91,9 +91,8 @@ class Numbered(Answer):
         if last_event_id:
             found = _ID.fullmatch(last_event_id)
             if found is None:
-                raise InvalidRequest(
-                    f"`Last-Event-ID` is {last_event_id[:40]!r}; send the `id` of the last event that came.",
-                    param="Last-Event-ID",
+                raise InvalidRequest.at(
+                    "Last-Event-ID", f"is {last_event_id[:40]!r}; send the `id` of the last event that came."
                 )
             self._last_number, self._last_checksum = int(found[1]), int(found[2], 16)
         self._opening = self._numbered(answer.opening())

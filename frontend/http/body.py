@@ -140,7 +140,7 @@ def _read(value: Any) -> Any:
 def _refuse(value: object, harmless: tuple[object, ...], instead: str, path: str) -> None:
     # The types are compared too: 0 is not False, 1.0 not 1.
     if value is not None and not any(value == v and type(value) is type(v) for v in harmless):
-        raise InvalidRequest(f"`{path}` is not supported. {instead}", param=path)
+        raise InvalidRequest.at(path, f"is not supported. {instead}")
 
 
 def _join(path: str, name: str) -> str:
@@ -221,7 +221,7 @@ def _explained(error: msgspec.ValidationError, value: Any, struct: type, path: s
         what = f"is missing; it must be {allowed}" if allowed else "is missing"
     else:
         what = f"must be {allowed}" if allowed else f"is not valid: {text}"
-    return InvalidRequest(f"`{path}` {what}.", param=path)
+    return InvalidRequest.at(path, f"{what}.")
 
 
 def _field_kinds(kinds: Iterable[inspect.Type], name: str) -> list[inspect.Type]:

@@ -125,9 +125,7 @@ class Exchange:
         if given is None:
             return ""
         if not _IDEMPOTENCY_KEY.fullmatch(given):
-            raise InvalidRequest(
-                "`Idempotency-Key` is limited to 255 printable ASCII characters.", param="Idempotency-Key"
-            )
+            raise InvalidRequest.at("Idempotency-Key", "is limited to 255 printable ASCII characters.")
         return given.decode()
 
     @property

@@ -242,10 +242,9 @@ async def generate(exchange: Exchange, answer: Answer, services: Services, recor
     if exchange.idempotency_key and answer.stream and len(answer.choices) == 1:
         answer = Numbered(answer, exchange.last_event_id)
     elif exchange.last_event_id:
-        raise InvalidRequest(
-            "`Last-Event-ID` continues a streamed answer with one choice whose request had the same "
-            "`Idempotency-Key`.",
-            param="Last-Event-ID",
+        raise InvalidRequest.at(
+            "Last-Event-ID",
+            "continues a streamed answer with one choice whose request had the same `Idempotency-Key`.",
         )
     record.num_prompt_tokens = num_prompt_tokens(answer.choices)
     delivery = Delivery(exchange, answer, services, services.request_timeout_s)

@@ -162,11 +162,10 @@ class ResponseBody(ConversationFields, kw_only=True):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.background and self.store is False:
-            raise InvalidRequest("`background` needs `store`: true.", param="background")
+            raise InvalidRequest.at("background", "needs `store`: true.")
         if not (self.input or self.instructions or self.previous_response_id):
-            raise InvalidRequest(
-                "`input` is missing; it is required without `instructions` or `previous_response_id`.",
-                param="input",
+            raise InvalidRequest.at(
+                "input", "is missing; it is required without `instructions` or `previous_response_id`."
             )
 
     @property

@@ -125,9 +125,8 @@ async def history(response_id: str, responses: ResponseState, key_name: str) -> 
     """All input and output items up to the end of the previous response, one of that key."""
     previous = await responses.find(response_id, key_name)
     if previous is not None and previous.status == RUNNING:
-        raise InvalidRequest(
-            f"`previous_response_id`: response {response_id!r} is still in progress; wait until it ends.",
-            param="previous_response_id",
+        raise InvalidRequest.at(
+            "previous_response_id", f"is {response_id!r}, which is still in progress; wait."
         )
     chain = await responses.store.chain(response_id, key_name)
     if chain is None:
@@ -151,9 +150,7 @@ def items_of(chain: Sequence[StoredResponse], without_output_of: str = "") -> li
 async def resolved(items: Sequence[Item | Reference], store: ResponseStore, key_name: str) -> list[Item]:
     """The items of `input`, with those that it refers to. Raises InvalidRequest if one is not stored."""
     if sum(isinstance(item, Reference) for item in items) > MAX_REFERENCES:
-        raise InvalidRequest(
-            f"`input` has more than {MAX_REFERENCES} item references; send the items.", param="input"
-        )
+        raise InvalidRequest.at("input", f"has more than {MAX_REFERENCES} item references; send the items.")
     return [
         await _referred(item.id, f"input[{i}].id", store, key_name) if isinstance(item, Reference) else item
         for i, item in enumerate(items)
@@ -166,7 +163,7 @@ async def _referred(item_id: str, path: str, store: ResponseStore, key_name: str
     for item in items:
         if item.id == item_id:
             return item
-    raise InvalidRequest(f"`{path}`: no stored response has an item with id {item_id!r}.", param=path)
+    raise InvalidRequest.at(path, f"is {item_id!r}; no stored response has this item.")
 
 
 def offered_tools(body: ResponseBody, earlier: Iterable[Item] = ()) -> OfferedTools:
@@ -221,7 +218,7 @@ def _tools(
 def _tool(tool: ResponseTool, path: str, namespace: str) -> Tool:
     unsupported = "async" if tool.is_async else "allowed_callers"
     if tool.is_async or "direct" not in (tool.allowed_callers or ["direct"]):
-        raise InvalidRequest(f"`{path}.{unsupported}` is not supported.", param=f"{path}.{unsupported}")
+        raise InvalidRequest.at(f"{path}.{unsupported}", "is not supported.")
     grammar = None
     if tool.type == "custom" and tool.format is not None and tool.format.type == "grammar":
         grammar = TextGrammar(

@@ -157,9 +157,8 @@ class ResponseRoutes:
         """`POST /v1/responses/{response_id}/cancel`; a response that has ended is returned unchanged."""
         found = await self._stopped(exchange)
         if not found.is_background:
-            raise InvalidRequest(
-                f"`response_id`: {found.id!r} is not a background response; only those can be cancelled.",
-                param="response_id",
+            raise InvalidRequest.at(
+                "response_id", f"is {found.id!r}; only background responses can be cancelled."
             )
         await exchange.answer(200, msgspec.Raw(found.body))
 
@@ -176,9 +175,7 @@ class ResponseRoutes:
         if query.after is not None:
             ids = [item.id for item in items]
             if query.after not in ids:
-                raise InvalidRequest(
-                    f"`after`: the response has no input item with id {query.after!r}.", param="after"
-                )
+                raise InvalidRequest.at("after", f"is {query.after!r}; the response has no such input item.")
             items = items[ids.index(query.after) + 1 :]
         page, has_more = items[: query.limit], len(items) > query.limit
         first, last = (page[0].id, page[-1].id) if page else ("", "")
@@ -228,10 +225,10 @@ async def _send(exchange: Exchange, events: bytes) -> None:
 def _check_absent(header: str, value: str) -> None:
     """Raises InvalidRequest for a header that continues streams which are not stored."""
     if value:
-        raise InvalidRequest(
-            f"`{header}` is not for background or stored responses; their streams go on with "
+        raise InvalidRequest.at(
+            header,
+            "is not for background or stored responses; their streams go on with "
             "GET /v1/responses/ID?stream=true and `starting_after`.",
-            param=header,
         )
 
 
