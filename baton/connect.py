@@ -23,7 +23,6 @@ from baton.transport import Transport
 
 if TYPE_CHECKING:
     from baton.dynamo.plane import DynamoPlane
-    from baton.etcd import EtcdDiscovery
 
 # The frontend's address. Dynamo's names take precedence, because the images set HTTP_HOST.
 HTTP_HOST = ("DYN_HTTP_HOST", "HTTP_HOST")
@@ -105,7 +104,12 @@ class Wires:
         if self.plane == "dynamo":
             return self._dynamo
         if self.registry == "etcd":
-            return _etcd(",".join(self.etcd_urls))
+            from baton.etcd import EtcdDiscovery
+
+            user = os.environ.get("ETCD_AUTH_USERNAME")
+            login = (user, os.environ.get("ETCD_AUTH_PASSWORD", "")) if user else None
+            tls_files = client_files(*_ETCD_TLS)
+            return EtcdDiscovery(",".join(self.etcd_urls), login=login, tls_files=tls_files)
         return FilesDiscovery(self._registry_folder())
 
     def transport(self) -> Transport:
@@ -190,14 +194,6 @@ class Wires:
 
     def _registry_folder(self) -> Path:
         return self.file_registry or default_registry()
-
-
-def _etcd(endpoints: str) -> "EtcdDiscovery":
-    from baton.etcd import EtcdDiscovery
-
-    user = os.environ.get("ETCD_AUTH_USERNAME")
-    login = (user, os.environ.get("ETCD_AUTH_PASSWORD", "")) if user else None
-    return EtcdDiscovery(endpoints, login=login, tls_files=client_files(*_ETCD_TLS))
 
 
 def _check_address(named: str, url: str, schemes: Sequence[str]) -> None:

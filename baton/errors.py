@@ -1,10 +1,10 @@
 """The error tree: each error's code and HTTP status."""
 
-from collections.abc import Iterator
 from typing import ClassVar
 
 import msgspec
 
+_BY_CODE: dict[str, type["BatonError"]] = {}
 _KINDS = {429: "rate_limit_error", 503: "service_unavailable_error", 504: "timeout_error"}
 
 
@@ -30,6 +30,8 @@ class BatonError(Exception):
     def __init_subclass__(cls, *, code: str = "", status: int = 0) -> None:
         if code:
             cls.code = code
+            if cls.__module__ == __name__:
+                _BY_CODE[code] = cls
         if status:
             cls.status = status
 
@@ -113,16 +115,6 @@ class EngineFailure(BatonError, code="engine_failure", status=500):
 
 class NotResumable(EngineFailure, code="not_resumable"):
     """The engine cannot go on in the middle of this answer; it may make it again from its beginning."""
-
-
-def _tree(cls: type[BatonError]) -> Iterator[type[BatonError]]:
-    """The class and all below it; a class that shares its parent's code comes first."""
-    for each in cls.__subclasses__():
-        yield from _tree(each)
-    yield cls
-
-
-_BY_CODE = {cls.code: cls for cls in _tree(BatonError)}
 
 
 def from_wire(info: ErrorInfo) -> BatonError:

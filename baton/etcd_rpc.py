@@ -1,6 +1,7 @@
 """A minimal etcd v3 client: the calls that a registry needs, as coroutines over grpc.aio."""
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -127,14 +128,13 @@ class EtcdRpc:
         login: tuple[str, str] | None = None,
         credentials: grpc.ChannelCredentials | None = None,
     ) -> None:
-        self._targets = [_target(endpoint) for endpoint in endpoints.split(",")]
+        self._targets = deque(map(_target, endpoints.split(",")))  # the first is in use
         self._timeout_s = timeout_s
         self._login = login
         self._credentials = credentials or grpc.ssl_channel_credentials()
         self._closed = False
         self._token: str | None = None
-        self._current = 0
-        self._channels: dict[int, grpc.aio.Channel] = {}
+        self._channels: dict[tuple[str, bool], grpc.aio.Channel] = {}
 
     async def call(self, path: str, **fields: Any) -> Any:
         """etcd's response to one request, such as `KV/Put`. `Lease/LeaseKeepAlive`, a stream in both
@@ -233,16 +233,16 @@ class EtcdRpc:
         """The channel to the current endpoint; opened lazily, as it belongs to the running event loop."""
         if self._closed:
             raise EtcdError("this client is closed")
-        if self._current not in self._channels:
-            target, is_tls = self._targets[self._current]
-            self._channels[self._current] = (
+        target, is_tls = place = self._targets[0]
+        if place not in self._channels:
+            self._channels[place] = (
                 grpc.aio.secure_channel(target, self._credentials, _CHANNEL_OPTIONS)
                 if is_tls
                 else grpc.aio.insecure_channel(target, _CHANNEL_OPTIONS)
             )
-        return self._channels[self._current]
+        return self._channels[place]
 
     def _leave(self, channel: grpc.aio.Channel) -> None:
         """Switch to the next endpoint, unless a concurrent call already did."""
-        if channel is self._channels.get(self._current):
-            self._current = (self._current + 1) % len(self._targets)
+        if channel is self._channels.get(self._targets[0]):
+            self._targets.rotate(-1)

@@ -15,12 +15,9 @@ def server_context(cert: Path, key: Path, client_ca: Path | None = None) -> ssl.
     """TLS 1.2 or newer with that certificate chain; with `client_ca`, clients must have a certificate of it.
     Raises ValueError with a sentence.
     """
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    _show(context, cert, key)
+    context = _context(ssl.PROTOCOL_TLS_SERVER, client_ca, cert, key)
     if client_ca is not None:
         context.verify_mode = ssl.CERT_REQUIRED
-        _trust(context, client_ca)
     return context
 
 
@@ -30,14 +27,9 @@ def client_context(
     """TLS 1.2 or newer with servers whose certificate is of `ca` (default: the system's authorities) and has
     their name; shows `cert` if there is one. Raises ValueError with a sentence.
     """
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context = _context(ssl.PROTOCOL_TLS_CLIENT, ca, cert, key)
     if ca is None:
         context.load_default_certs()
-    else:
-        _trust(context, ca)
-    if cert is not None:
-        _show(context, cert, key)
     return context
 
 
@@ -76,20 +68,22 @@ def peers_fault(error: ssl.SSLError) -> str:
     return "it does not speak TLS" if name in _NO_TLS else f"TLS failed: {reason(error)}"
 
 
-def _show(context: ssl.SSLContext, cert: Path, key: Path | None) -> None:
-    try:
-        context.load_cert_chain(cert, key, password=_refuse_password)
-    except OSError as error:
-        raise ValueError(
-            f"{cert} and {key or cert} are not a certificate and its key in PEM: {reason(error)}"
-        ) from None
-
-
-def _trust(context: ssl.SSLContext, ca: Path) -> None:
-    try:
-        context.load_verify_locations(ca)
-    except OSError as error:
-        raise ValueError(f"{ca} has no certificates in PEM: {reason(error)}") from None
+def _context(protocol: int, ca: Path | None, cert: Path | None, key: Path | None) -> ssl.SSLContext:
+    context = ssl.SSLContext(protocol)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    if ca is not None:
+        try:
+            context.load_verify_locations(ca)
+        except OSError as error:
+            raise ValueError(f"{ca} has no certificates in PEM: {reason(error)}") from None
+    if cert is not None:
+        try:
+            context.load_cert_chain(cert, key, password=_refuse_password)
+        except OSError as error:
+            raise ValueError(
+                f"{cert} and {key or cert} are not a certificate and its key in PEM: {reason(error)}"
+            ) from None
+    return context
 
 
 def _refuse_password() -> str:
