@@ -14,6 +14,7 @@ from baton.discovery import Discovery
 from baton.etcd import PREFIX, EtcdDiscovery
 from baton.etcd_rpc import EtcdRpc, prefix_end
 from baton.files import FilesDiscovery
+from baton.telemetry import unauthenticated
 from tests.conftest import LaunchServer
 from tests.registry import Snapshot, etcd_api, onlooker, worker
 from tests.waiting import scaled, signal_process, until
@@ -261,11 +262,13 @@ async def test_a_deleted_registration_is_written_again(registry: Registry) -> No
 async def test_invalid_registrations_are_skipped_and_logged(
     registry: Registry, value: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
+    num_before = unauthenticated.num_messages
     async with registry.open() as discovery, discovery.register(worker("w1")):
         await registry.write("junk", value)
         async with onlooker(discovery) as looker:
             await looker.until_shown("w1", timeout_s=SOON_S)
     assert "registration=skipped" in caplog.text
+    assert unauthenticated.num_messages > num_before
 
 
 async def test_a_watch_closes_with_nothing_left_behind(registry: Registry) -> None:

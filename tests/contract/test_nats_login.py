@@ -4,7 +4,6 @@ import asyncio
 import base64
 import os
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from baton.tls import CredentialError
 from tests.certificates import Authority
 from tests.conftest import LaunchServer, ServerProcess
 from tests.planes import a_request, count_up, tokens
-from tests.waiting import PATIENCE_S, scaled, wait_for
+from tests.waiting import PATIENCE_S, scaled
 
 SetUp = Callable[[LaunchServer, Path, pytest.MonkeyPatch], ServerProcess]
 
@@ -223,25 +222,3 @@ def test_an_incomplete_credentials_file_is_an_error(
     monkeypatch.setenv("NATS_AUTH_CREDENTIALS_FILE", str(file))
     with pytest.raises(CredentialError, match=message):
         nats_options()
-
-
-def test_a_login_stays_in_use_until_its_file_holds_a_whole_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("baton.reread.EVERY_S", 0.01)
-    first, second = (credentials(name, Key(nkeys.PREFIX_BYTE_USER).seed) for name in ("first", "second"))
-    file = tmp_path / "user.creds"
-    file.write_text(first)
-    monkeypatch.setenv("NATS_AUTH_CREDENTIALS_FILE", str(file))
-    options = nats_options()
-    jwt_of, sign = options["user_jwt_cb"], options["signature_cb"]
-    before = sign("nonce")
-    file.unlink()
-    assert (jwt_of(), sign("nonce")) == (b"first", before)
-    for unfit in (b"", second[: len(second) // 2].encode(), b"\xff"):
-        file.write_bytes(unfit)
-        time.sleep(0.05)  # time for what must not happen
-        assert (jwt_of(), sign("nonce")) == (b"first", before)
-    file.write_text(second)
-    wait_for(lambda: jwt_of() == b"second")
-    assert sign("nonce") != before

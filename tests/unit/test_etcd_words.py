@@ -6,7 +6,6 @@ import pytest
 from baton.discovery import decode_worker
 from baton.etcd import instance_key
 from baton.etcd_rpc import _target
-from baton.telemetry import unauthenticated
 from tests.registry import worker
 
 
@@ -25,15 +24,6 @@ def test_a_worker_id_cannot_leave_its_place_in_the_key() -> None:
 )
 def test_an_endpoint_becomes_a_grpc_target(endpoint: str, target: tuple[str, bool]) -> None:
     assert _target(endpoint) == target
-
-
-@pytest.mark.parametrize(
-    "junk", [b"x" * 70_000, b"", b"{", b"{}", b"[" * 60_000, b'"\xff"', b"null", b'{"x": ' + b"[" * 60_000]
-)
-def test_what_is_no_registration_is_skipped_and_counted(junk: bytes) -> None:
-    num_before = unauthenticated.num_messages
-    assert decode_worker(junk, "here") is None
-    assert unauthenticated.num_messages == num_before + 1
 
 
 @pytest.mark.parametrize("fields", [{"name": "a b"}, {"name": "a\n"}, {"host": "a\x1b[2J"}, {"pid": -1}])

@@ -75,3 +75,14 @@ def test_work_that_begins_right_after_a_delay_may_have_waited_for_it(clock: Cloc
     for _ in range(2):
         clock.fire(0.0)
     assert clock.delays.longest(clock.delays.seen_s).lasted_s == 0
+
+
+def test_of_a_delay_it_knows_how_long_the_thread_waited_for_a_cpu(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began_s = clock.now_s
+    monkeypatch.setattr("baton.loop_delay._starved_s", lambda: 0.4)
+    clock.delays.starved_s = 0.0
+    clock.fire(1.0)
+    assert clock.delays.longest(began_s) == pytest.approx((1.0, 0.4))
+    assert clock.delays.longest(clock.now_s - 0.3) == pytest.approx((0.3, 0.3))
