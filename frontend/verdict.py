@@ -35,14 +35,10 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _LOG = "a look at the log of {worker}"
-_WAITS: Mapping[str, Rule] = {
-    **{stage: rule for stage, rule in STAGES.items() if rule.group == "wait"},
-    "no_workers": Rule("no decode worker was live", "another decode worker"),
-    "broker_unavailable": Rule("NATS could not be reached", "a look at NATS"),
-}
 _RULES: Mapping[str, Rule] = {
     **{str(stage): rule for stage, rule in STAGES.items()},
-    **_WAITS,
+    "no_workers": Rule("no decode worker was live", "another decode worker", "wait"),
+    "broker_unavailable": Rule("NATS could not be reached", "a look at NATS", "wait"),
     "answer": Rule("{worker} did not answer", HOST, by="computed", per_token_s=5e-4),
     "gap": Rule("{worker} sent nothing for a while", HOST),
     "delay": Rule("this frontend stood still", "more CPU for the frontend, or --num-processes"),
@@ -57,6 +53,7 @@ _RULES: Mapping[str, Rule] = {
 }
 """By stage; `gap`: the longest time between two tokens; `answer`: a worker had not answered when the request
 ended; `delay`, `still`: an event loop stood still; `busy`: for want of a CPU. And by an attempt's code."""
+_WAITS = {name for name, rule in _RULES.items() if rule.group == "wait"}
 _OTHER = Rule("{worker} failed ({code})", _LOG)
 
 
@@ -125,7 +122,7 @@ def _parts(record: Record) -> Iterator[_Part]:
     yield from (_Part(stage, stage, lasted_s) for stage, lasted_s in record.stages.items())
     for leg in record.legs:
         yield from _parts_of(leg)
-    if record.code in {"overloaded", *_WAITS} and not record.attempts:
+    if record.code in _WAITS and not record.attempts:
         rule = "queue" if record.code == "overloaded" else record.code
         yield _Part(rule, "queue", spent.get("queue", 0.0), has_failed=True)
 
