@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import sys
+from pathlib import Path
 
 from baton.files import UnsafeFolder
 from baton.flags import parse
@@ -27,10 +28,9 @@ def main(argv: list[str]) -> int:
             settings.wires.check()
             complete = with_engine(with_model_folder(parsed))
             engine, lines = build_engine(complete)
-            if settings.ready_file is not None and not settings.check:
-                settings.ready_file.touch()  # of an earlier process; it must be writable
-                settings.ready_file.unlink()
-        except (SettingsError, UnsafeFolder, ValueError, OSError) as error:
+            if not settings.check:
+                clear(settings.ready_file)
+        except (SettingsError, UnsafeFolder, ValueError) as error:
             print_error(error)
             return 2
         log.info("settings %s", ", ".join(complete.lines()) or "are the defaults")
@@ -42,6 +42,16 @@ def main(argv: list[str]) -> int:
         return await run_worker(complete.settings, engine, shutdown)
 
     return run(life)
+
+
+def clear(path: Path | None) -> None:
+    """Remove what an earlier process left there. Raises SettingsError if the file cannot be written."""
+    try:
+        if path is not None:
+            path.touch()
+            path.unlink()
+    except OSError as error:
+        raise SettingsError(f"--ready-file {path}: {error.strerror}") from error
 
 
 if __name__ == "__main__":
