@@ -92,8 +92,8 @@ class InputMessage(msgspec.Struct, kw_only=True):
     refusal: str | None = None
     tool_calls: list[MessageToolCall] | None = None
     tool_call_id: str | None = None
-    audio: Any = None
-    function_call: Any = None
+    audio: None = None
+    function_call: None = None
 
 
 class InputGrammar(msgspec.Struct, kw_only=True):
@@ -262,9 +262,6 @@ def _turn(message: InputMessage, path: str) -> Turn:
 
 
 def _assistant_turn(message: InputMessage, path: str) -> AssistantTurn:
-    for name in ("audio", "function_call"):
-        if getattr(message, name) is not None:
-            raise InvalidRequest.at(f"{path}.{name}", "is not supported.")
     calls = []
     for i, given in enumerate(message.tool_calls or ()):
         call: FunctionCall | CustomCall = _by_type(given, f"{path}.tool_calls[{i}]")

@@ -13,7 +13,7 @@ from baton.messages import GenerateRequest, TokenChunk, TokenLogprob
 from frontend.harmony.conversation import Begin, Delta, End, Text, Tool
 from frontend.harmony.parse import HarmonyParser, ReadMessage, new_decoder
 from frontend.text.tokenizer import ModelTokenizer
-from frontend.turn.ids import new_call_id
+from frontend.turn.ids import new_id
 from frontend.turn.thoughts import WrittenTurn, written_turn
 
 FinishReason = Literal["stop", "length", "tool_calls"]
@@ -261,7 +261,7 @@ class Choice:
                         self._thought.append(delta.text)
                 case Begin("call", name):
                     self._thinks, self._held = False, [] if name in self._wrapped_tools else None
-                    self.call_ids.append(new_call_id())
+                    self.call_ids.append(new_id("call"))
                     delta = replace(delta, call_id=self.call_ids[-1])  # noqa: PLW2901  the one with an id
                 case Begin(kind):
                     self._thinks = kind == "thought"

@@ -29,13 +29,8 @@ def vary(data: bytes) -> None:
 
 
 def new_id(prefix: str, separator: str = "_") -> str:
-    """An id with 192 random bits; prefixes are `resp`, `msg`, `rs`, `fc`, `fco`..."""
+    """An id with 192 random bits; prefixes are `resp`, `msg`, `rs`, `call`..."""
     return f"{prefix}{separator}{_bits(192):048x}"
-
-
-def new_call_id() -> str:
-    """The id of a tool call, which its result refers to."""
-    return f"call_{_bits(128):032x}"
 
 
 def new_seed() -> int:

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from frontend.turn.ids import new_call_id, new_id, new_seed, repeatable
+from frontend.turn.ids import new_id, new_seed, repeatable
 from tests.scripted_frontend import Client, ScriptedTokens
 
 ANSWER = (
@@ -43,7 +43,7 @@ async def test_every_id_has_128_random_bits() -> None:
 
 
 def drawn() -> tuple[str, str, int]:
-    return new_id("resp"), new_call_id(), new_seed()
+    return new_id("resp"), new_id("call"), new_seed()
 
 
 def test_the_same_is_drawn_for_the_same_key_and_only_until_its_end() -> None:
