@@ -324,9 +324,10 @@ class Snapshots:
 
     def _workers(self, stats: Mapping[str, WorkerStats | BaseException]) -> list[WorkerView]:
         views = []
-        for worker, state, why, joined_s in self._fleet.table.described():
+        for entry in self._fleet.table.shown():
+            worker, state = entry.worker, entry.state
             found = stats.get(worker.address)
-            name, reason = state.value, why or _REASONS.get(state, "")
+            name, reason = state.value, entry.reason or _REASONS.get(state, "")
             if state is State.LIVE:
                 is_silent = isinstance(found, BaseException)
                 name, reason = ("silent", "sends no statistics in time") if is_silent else ("ready", "")
@@ -336,7 +337,7 @@ class Snapshots:
             }
             known |= {"name": worker.label, "state": name, "reason": reason, "places": worker.max_batch_size}
             known["engine"] = f"{worker.engine} {worker.engine_version}"
-            known["age_s"] = round(time.monotonic() - joined_s, 1)
+            known["age_s"] = round(time.monotonic() - entry.joined_s, 1)
             views.append(WorkerView(**known))
         return sorted(views, key=attrgetter("role.value", "name", "worker_id"))
 

@@ -94,7 +94,7 @@ class Admission:
         self._max_wait_s = max_wait_s or math.inf
         self._capacity = UNKNOWN
         self._read_again_s = 0.0
-        self._waiting: dict[str, list[tuple[int, Turn]]] = {}  # by caller; the first one's turn is next
+        self.waiting: dict[str, list[tuple[int, Turn]]] = {}  # by caller; the first one's turn is next
         self._num_waiting = 0
         self._num_starting = 0  # without a token
         self._num_running = 0  # in all
@@ -108,8 +108,8 @@ class Admission:
         self._let_in()  # a worker may have joined
         if self._has_room():
             return
-        num_mine = len(self._waiting.get(caller, ()))
-        num_callers = len(self._waiting) + (not num_mine)
+        num_mine = len(self.waiting.get(caller, ()))
+        num_callers = len(self.waiting) + (not num_mine)
         most = max(self._capacity.num_waiting, round(_SHORTEST_QUEUE_S * self._rate))
         if self._num_waiting >= most and num_mine >= most // num_callers:
             raise self.refusal("queue_full")
@@ -125,7 +125,7 @@ class Admission:
             self._booked_s = 0.0  # the clients that were to come back did not, or will find a place
             return self._take_place()
         turn: Turn = asyncio.get_running_loop().create_future()
-        insort(self._waiting.setdefault(caller, []), (request.priority, turn), key=itemgetter(0))
+        insort(self.waiting.setdefault(caller, []), (request.priority, turn), key=itemgetter(0))
         self._num_waiting += 1
         ends_s = _now_s() + min(self._max_wait_s, request.deadline_s)
         self._metrics.of("queued_requests").value += 1
@@ -199,10 +199,6 @@ class Admission:
         }
 
     @property
-    def num_by_caller(self) -> list[int]:
-        return [len(entries) for entries in self._waiting.values()]
-
-    @property
     def _rate(self) -> float:
         """Places that become free in a second (Little's law)."""
         return max(self._num_running, 1) / max(self._mean_s, 1e-3)
@@ -221,19 +217,19 @@ class Admission:
         return Place(_now_s())
 
     def _let_in(self) -> None:
-        while self._waiting and self._has_room():
-            caller = next(iter(self._waiting))
-            _, turn = self._waiting[caller][0]
+        while self.waiting and self._has_room():
+            caller = next(iter(self.waiting))
+            _, turn = self.waiting[caller][0]
             self._take_out(caller, turn)
-            if caller in self._waiting:  # its other requests wait until all other callers had a turn
-                self._waiting[caller] = self._waiting.pop(caller)
+            if caller in self.waiting:  # its other requests wait until all other callers had a turn
+                self.waiting[caller] = self.waiting.pop(caller)
             turn.set_result(self._take_place())
 
     def _take_out(self, caller: str, turn: Turn) -> None:
-        entries = self._waiting[caller]
+        entries = self.waiting[caller]
         entries[:] = [entry for entry in entries if entry[1] is not turn]
         if not entries:
-            del self._waiting[caller]
+            del self.waiting[caller]
         self._num_waiting -= 1
 
 

@@ -224,11 +224,11 @@ class Generator:
         metrics.at_scrape.append(partial(fleet.note_workers, metrics))
 
     def _note_places(self) -> None:
-        of, by_caller = self._metrics.of, []
+        of, by_caller = self._metrics.of, list[int]()
         for model in {worker.model for worker in self._fleet.table.live()} | self._admissions.keys():
             self._metrics.expect(model)
             admission = self._admission(model)
-            by_caller += admission.num_by_caller
+            by_caller += map(len, admission.waiting.values())
             for kind, (num_taken, num_places) in admission.places().items():
                 of("taken_places", model, kind).value = num_taken
                 if num_places < math.inf:

@@ -92,7 +92,9 @@ Probe = Callable[[WorkerInfo, State], Awaitable[tuple[Event, str]]]
 """Probes a worker in that state: ANSWERED, SILENT or UNTRUSTED, and the reason."""
 
 
-class _Entry:
+class Entry:
+    """A worker in the table. `joined_s` is a `monotonic` value."""
+
     def __init__(self, worker: WorkerInfo) -> None:
         self.worker = worker
         self.state = State.WARMING
@@ -110,8 +112,8 @@ class Workers:
         self._delays = delays
         self._events = events
         self._leaving: set[asyncio.Task[None]] = set()
-        self._ended: deque[_Entry] = deque(maxlen=_MOST_SHOWN)
-        self._entries: dict[str, _Entry] = {}
+        self._ended: deque[Entry] = deque(maxlen=_MOST_SHOWN)
+        self._entries: dict[str, Entry] = {}
         self.change = asyncio.Event()
         """Set at the next change, also of a pair; then there is another one."""
 
@@ -126,7 +128,7 @@ class Workers:
                 task = asyncio.create_task(self._note_leaving(entry))
                 self._leaving.add(task)
                 task.add_done_callback(self._leaving.discard)
-        entries = {address: self._entries.get(address) or _Entry(w) for address, w in workers.items()}
+        entries = {address: self._entries.get(address) or Entry(w) for address, w in workers.items()}
         holders = {worker.worker_id: address for address, worker in workers.items()}
         holders |= {entry.worker.name: address for address, entry in self._entries.items()}
         self._entries = entries
@@ -165,13 +167,12 @@ class Workers:
     def all(self) -> list[WorkerInfo]:
         return [entry.worker for entry in self._entries.values()]
 
-    def described(self) -> list[tuple[WorkerInfo, State, str, float]]:
-        """Every registered worker, its state, the reason, and when it joined (a `monotonic` value); those too
-        that ended without leaving, for a while, until another has the name."""
+    def shown(self) -> list[Entry]:
+        """Those of all registered workers; those too that ended without leaving, for a while, until another
+        has the name."""
         names, since_s = {entry.worker.label for entry in self._entries.values()}, _now_s() - _SHOWN_S
         ended = [e for e in self._ended if e.worker.label not in names and e.away_since_s > since_s]
-        shown = (*self._entries.values(), *ended)
-        return [(entry.worker, entry.state, entry.reason, entry.joined_s) for entry in shown]
+        return [*self._entries.values(), *ended]
 
     def has(self, worker: WorkerInfo) -> bool:
         """Whether a worker is registered, perhaps with other facts than before."""
@@ -202,7 +203,7 @@ class Workers:
     def tasks(self) -> list[asyncio.Task[None]]:
         return [*self._leaving, *(each.probe for each in self._entries.values() if each.probe is not None)]
 
-    async def _note_leaving(self, entry: _Entry) -> None:
+    async def _note_leaving(self, entry: Entry) -> None:
         """Of a lost one nothing is new. One that leaves in order still answers for a moment, too briefly for
         a frontend that stood still."""
         name, since_s, is_live = entry.worker.label, time.perf_counter() - _STOOD_S, entry.state is State.LIVE
@@ -216,7 +217,7 @@ class Workers:
             return
         self._ended.append(entry)
 
-    async def _probe_until_live(self, entry: _Entry) -> None:
+    async def _probe_until_live(self, entry: Entry) -> None:
         while True:
             state = entry.state
             event, reason = await self._probe(entry.worker, state)
@@ -229,7 +230,7 @@ def _now_s() -> float:
     return asyncio.get_running_loop().time()
 
 
-def _stop(entry: _Entry) -> None:
+def _stop(entry: Entry) -> None:
     if entry.probe is not None:
         entry.probe.cancel()
         entry.probe = None
