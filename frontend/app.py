@@ -9,7 +9,6 @@ from typing import Any
 import msgspec
 from fastapi import FastAPI
 from fastapi_offline import FastAPIOffline
-from starlette.convertors import StringConvertor, register_url_convertor
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -78,15 +77,6 @@ class App:
         return endpoint(scope, receive, send)
 
 
-class _ResponseId(StringConvertor):
-    """`GET /v1/responses/input_tokens` is not about a response with this id."""
-
-    regex = "(?!input_tokens$)[^/]+"
-
-
-register_url_convertor("response_id", _ResponseId())
-
-
 def create_app(services: Services, responses: ResponseState) -> App:
     """The app over these services and responses, which the caller closes."""
     shown = operations(responses)
@@ -104,8 +94,7 @@ def create_app(services: Services, responses: ResponseState) -> App:
         exception_handlers={HTTPException: _http_error, BatonError: _error, Exception: _error},
     )
     for path, endpoint in endpoints.items():
-        route = path.replace("{response_id}", "{response_id:response_id}")
-        framework.router.routes.append(Route(route, endpoint, methods=list(endpoint.methods)))
+        framework.router.routes.append(Route(path, endpoint))
     for path, page in pages(services).items():
         framework.router.routes.append(Route(path, page))
     framework.openapi = cache(partial(document, shown))  # type: ignore[method-assign]  # FastAPI's way

@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any, TypeVar
 
 import msgspec
+from starlette.exceptions import HTTPException
 
 from baton.errors import BatonError, DeadlineExceeded, InvalidRequest, NotReady
 from baton.pace import first_done
@@ -107,7 +108,7 @@ Operations = Mapping[tuple[str, str], Operation]
 
 class Endpoint:
     """The ASGI app of one path, with the Serve of each method. Failures are counted, and become error
-    responses or a last event."""
+    responses or a last event. Raises HTTPException for other methods."""
 
     def __init__(
         self, route: str, methods: Mapping[str, Serve], services: Services, envelope: Envelope = ErrorBody.of
@@ -118,6 +119,8 @@ class Endpoint:
         self._services = services
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["method"] not in self.methods:
+            raise HTTPException(405, headers={"allow": ", ".join(self.methods)})
         services = self._services
         exchange = Exchange(scope, receive, send, self._envelope)
         record = services.metrics.begin(self._route, exchange.request_id, exchange.key_name)

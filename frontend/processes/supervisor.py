@@ -127,14 +127,14 @@ def _name(number: int) -> bytes:
 
 RESTART_S = 1.0
 """The pause before a process that has ended is replaced."""
-_READY = b"r"
+_READY = b"\0ready"
 _VARIABLE = "BATON_FRONTEND_PROCESS"
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
     """A process's place in the frontend: its index, the frontend's `folder`, whether the port is being taken
-    over, and the listening socket's descriptor. It is ready when it writes to its standard output; its
-    standard input ends with the supervisor."""
+    over, and the listening socket's descriptor. It writes to its standard output when it is ready, and then
+    to standard error; its standard input ends with the supervisor."""
 
     index: int
     folder: str
@@ -151,6 +151,7 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     def report_ready() -> None:
         with suppress(OSError):  # the supervisor has ended
             os.write(sys.stdout.fileno(), _READY)
+        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
 
     @staticmethod
     def watch(on_end: Callable[[], object]) -> None:
@@ -247,7 +248,8 @@ class Supervisor:
         if self._drains.is_set():
             process.terminate()
         assert process.stdout is not None, "a pipe"
-        if await process.stdout.read(1) == _READY:
+        with suppress(asyncio.IncompleteReadError):  # it has ended
+            await process.stdout.readuntil(_READY)
             log.info("process_ready process=%d pid=%d", index, process.pid)
             self._serves.set()
         status = await process.wait()
