@@ -39,7 +39,6 @@ class Pulling(NamedTuple):
     def stored(self) -> torch.Tensor:
         """The pool's contents in the call's blocks."""
         pool, lease = self.steps.runner.pool, self.call.sequence.lease
-        assert lease is not None
         return torch.stack(list(pool.read(0, torch.tensor(lease.blocks), 1))).clone()
 
 

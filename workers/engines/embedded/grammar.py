@@ -22,7 +22,6 @@ from workers.engines.embedded.grammar_process import (
     CPU_S,
     MEMORY_BYTES,
     READY,
-    SERVER_MODULE,
     Ask,
     Next,
     framed,
@@ -135,7 +134,7 @@ class _Processes:
         filenos = [theirs.fileno() for _, theirs in pairs]
         # In its own session: Ctrl-C is for the worker, which may have answers to finish.
         self._parent = subprocess.Popen(  # noqa: S603 our own arguments
-            [sys.executable, "-m", SERVER_MODULE, str(tokenizer), str(vocab_size), *map(str, filenos)],
+            [sys.executable, "-m", Ask.__module__, str(tokenizer), str(vocab_size), *map(str, filenos)],
             pass_fds=filenos,
             stdout=subprocess.PIPE,
             start_new_session=True,
@@ -216,7 +215,7 @@ class Matcher:
                 self.allowed = await self._next()
             except BatonError as error:
                 self.error, self.allowed = error, None
-            self._is_over = self.allowed is None
+        self._is_over = self.allowed is None
         self.is_ready = True
 
     async def _next(self) -> npt.NDArray[np.bool_] | None:

@@ -22,7 +22,6 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from baton.errors import InvalidRequest
 from baton.messages import Guided, MessageForm
 
-SERVER_MODULE: Final = "workers.engines.embedded.grammar_process"
 READY: Final = "ready\n"
 MEMORY_BYTES: Final = 256 << 20
 CPU_S: Final = 0.5

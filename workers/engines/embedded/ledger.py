@@ -40,56 +40,6 @@ def _end_key(after: bytes) -> bytes:
     return b"end" + after
 
 
-class PrefixIndex:
-    """Blocks by what they hold: a key has one block at most, and one block with an end that follows it."""
-
-    def __init__(self, tokens_per_block: int) -> None:
-        self.tokens_per_block = tokens_per_block
-        self._blocks: dict[bytes, int] = {}
-        self._held: dict[int, _Held] = {}
-
-    def __contains__(self, block: int) -> bool:
-        return block in self._held
-
-    def add(self, block: int, key: bytes) -> None:
-        """Let a full block be found, unless one with this key is."""
-        if key not in self._blocks:
-            self._blocks[key] = block
-            self._held[block] = _Held(key)
-
-    def add_end(self, block: int, end: End) -> int | None:
-        """Let an end be found; returns the block of the one that it replaces."""
-        key = _end_key(end.after)
-        other = self._blocks.get(key)
-        if other is not None:
-            self.remove(other)
-        self._blocks[key] = block
-        self._held[block] = _Held(key, end.token_ids)
-        return other
-
-    def remove(self, block: int) -> None:
-        """The block will be overwritten."""
-        del self._blocks[self._held.pop(block).key]
-
-    def find(self, prefix: Prefix) -> tuple[list[int], int]:
-        """(the blocks with the beginning of `prefix`, how many of its tokens they hold). If these do not fill
-        the last block, it holds an end, and the finder may write its other tokens.
-        """
-        found: list[int] = []
-        for key in islice(prefix.keys, 1, None):
-            block = self._blocks.get(key)
-            if block is None:
-                break
-            found.append(block)
-        num_tokens = len(found) * self.tokens_per_block
-        wanted = prefix.token_ids[num_tokens : min(num_tokens + self.tokens_per_block, prefix.num_tokens)]
-        end = self._blocks.get(_end_key(prefix.keys[len(found)]))
-        if end is None:
-            return found, num_tokens
-        num_equal = _num_equal(self._held[end].end, wanted)
-        return ([*found, end], num_tokens + num_equal) if num_equal else (found, num_tokens)
-
-
 def _num_equal(left: Sequence[int], right: Sequence[int]) -> int:
     equal = 0
     for one, other in zip(left, right, strict=False):
@@ -103,7 +53,7 @@ def _num_equal(left: Sequence[int], right: Sequence[int]) -> int:
 class Lease:
     """The blocks of one request, in token order; the KV of its first `num_found` tokens was there already."""
 
-    blocks: tuple[int, ...]
+    blocks: tuple[int, ...] = ()
     num_found: int = 0
 
 
@@ -112,13 +62,16 @@ class BlockLedger:
 
     A block may be in several leases; it counts as pinned if any of these is, else as used. What a free block
     holds can be found until the block is needed; the least recently used go first, of a lease its last ones.
+    A key has one block at most.
     """
 
     def __init__(self, num_blocks: int, tokens_per_block: int) -> None:
         self.num_blocks = num_blocks
         self._free = list(reversed(range(num_blocks)))
-        self._kept: OrderedDict[int, None] = OrderedDict()  # free, and in the index
-        self._index = PrefixIndex(tokens_per_block)
+        self._kept: OrderedDict[int, None] = OrderedDict()  # free, and held
+        self._tokens_per_block = tokens_per_block
+        self._blocks: dict[bytes, int] = {}
+        self._held: dict[int, _Held] = {}
         self._num_leases = [0] * num_blocks
         self._pinned: set[Lease] = set()
 
@@ -142,28 +95,29 @@ class BlockLedger:
 
     def num_found(self, prefix: Prefix) -> int:
         """How many tokens of `prefix` are found now."""
-        return self._index.find(prefix)[1]
+        return self._find(prefix)[1]
 
     def reserve(self, num_blocks: int, prefix: Prefix | None = None) -> Lease | None:
         """A lease of `num_blocks` used blocks, or None if fewer are free. Its first ones have what was found
         of `prefix`; the full ones may be shared and must not be written.
         """
-        found, num_found = self._index.find(prefix) if prefix is not None else ([], 0)
+        found, num_found = self._find(prefix) if prefix is not None else ([], 0)
         num_new = num_blocks - len(found)
         if num_new > self.num_free - sum(block in self._kept for block in found):
             return None
         for block in found:
             self._kept.pop(block, None)
-        if prefix is not None and num_found % self._index.tokens_per_block:
-            self._index.remove(found[-1])
+        if prefix is not None and num_found % self._tokens_per_block:
+            self._forget(found[-1])
         blocks = (*found, *(self._take() for _ in range(num_new)))
         for block in blocks:
             self._num_leases[block] += 1
         return Lease(blocks, num_found)
 
     def keep(self, lease: Lease, index: int, key: bytes) -> None:
-        """The lease's block at that index is full: it can be found by `key`."""
-        self._index.add(lease.blocks[index], key)
+        """The lease's block at that index is full: it can be found by `key`, unless another one is."""
+        if key not in self._blocks:
+            self._hold(lease.blocks[index], _Held(key))
 
     def pin(self, lease: Lease) -> None:
         """The lease's request has ended, its KV waits for a peer."""
@@ -177,11 +131,13 @@ class BlockLedger:
             if self._num_leases[block]:
                 continue
             if end is not None and i == end.index:
-                other = self._index.add_end(block, end)
-                if other is not None:
+                key = _end_key(end.after)
+                if (other := self._blocks.get(key)) is not None:
+                    self._forget(other)
                     del self._kept[other]
                     self._free.append(other)
-            if block in self._index:
+                self._hold(block, _Held(key, end.token_ids))
+            if block in self._held:
                 self._kept[block] = None
             else:
                 self._free.append(block)
@@ -190,5 +146,31 @@ class BlockLedger:
         if self._free:
             return self._free.pop()
         block, _ = self._kept.popitem(last=False)
-        self._index.remove(block)
+        self._forget(block)
         return block
+
+    def _hold(self, block: int, held: _Held) -> None:
+        self._blocks[held.key] = block
+        self._held[block] = held
+
+    def _forget(self, block: int) -> None:
+        """The block will be overwritten."""
+        del self._blocks[self._held.pop(block).key]
+
+    def _find(self, prefix: Prefix) -> tuple[list[int], int]:
+        """(the blocks with the beginning of `prefix`, how many of its tokens they hold). If these do not fill
+        the last block, it holds an end, and the finder may write its other tokens.
+        """
+        found: list[int] = []
+        for key in islice(prefix.keys, 1, None):
+            block = self._blocks.get(key)
+            if block is None:
+                break
+            found.append(block)
+        num_tokens = len(found) * self._tokens_per_block
+        wanted = prefix.token_ids[num_tokens : min(num_tokens + self._tokens_per_block, prefix.num_tokens)]
+        end = self._blocks.get(_end_key(prefix.keys[len(found)]))
+        if end is None:
+            return found, num_tokens
+        num_equal = _num_equal(self._held[end].end, wanted)
+        return ([*found, end], num_tokens + num_equal) if num_equal else (found, num_tokens)

@@ -27,7 +27,8 @@ class Runner:
     def __init__(self, settings: EmbeddedSettings, model_path: Path, stage_on_device: bool) -> None:
         # OpenMP keeps this setting per thread.
         torch.set_num_threads(settings.num_threads)
-        self._device = _device(settings.device)
+        best = "cuda" if torch.cuda.is_available() else "cpu"
+        self._device = torch.device(best if settings.device == "auto" else settings.device)
         default = "bfloat16" if self._device.type == "cuda" else "float32"
         dtype: torch.dtype = getattr(torch, default if settings.dtype == "auto" else settings.dtype)
         self._model = GptOss(model_path, dtype=dtype, device=self._device)
@@ -50,7 +51,8 @@ class Runner:
         """Run all `works`, as a `Step` orders them; returns the tokens of those that sample: the guesses that
         sampling gives, too, and one more.
         """
-        paged = plan_attention([_span(work) for work in works], self.pool, self._windows)
+        spans = [Span(work.start, len(work.token_ids), work.sequence.lease.blocks) for work in works]
+        paged = plan_attention(spans, self.pool, self._windows)
         token_ids = [token_id for work in works for token_id in work.token_ids]
         positions = [work.start + offset for work in works for offset in range(len(work.token_ids))]
         hidden = self._model.forward(token_ids, positions, paged)
@@ -85,7 +87,6 @@ class Runner:
     @torch.inference_mode()
     def gather(self, sequence: Sequence) -> Buffer:
         """Gather the KV of all computed tokens of `sequence` into a contiguous staging buffer."""
-        assert sequence.lease is not None
         buffer = self.staging.take(self.pool.num_handoff_bytes(sequence.num_computed))
         self.pool.gather(sequence.lease.blocks, sequence.num_computed, buffer.tensor)
         return buffer
@@ -93,7 +94,6 @@ class Runner:
     @torch.inference_mode()
     def scatter(self, buffer: Buffer, sequence: Sequence) -> None:
         """Store what was pulled as the KV of the `sequence.token_ids` that it lacks."""
-        assert sequence.lease is not None
         self.pool.scatter(
             buffer.tensor, sequence.lease.blocks, sequence.num_computed, len(sequence.token_ids)
         )
@@ -130,22 +130,11 @@ class Runner:
         )
 
 
-def _span(work: Work) -> Span:
-    assert work.sequence.lease is not None
-    return Span(work.start, len(work.token_ids), work.sequence.lease.blocks)
-
-
 def _accepted(work: Work, sampled: list[Sampled]) -> list[Sampled]:
     """The tokens up to the first that was not guessed: later ones were drawn after a wrong guess."""
     pairs = zip(work.guesses, sampled, strict=False)
     num_right = len(list(takewhile(lambda pair: pair[0] == pair[1].token_id, pairs)))
     return sampled[: num_right + 1]
-
-
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    return torch.device(name)
 
 
 _ATTENTION = "baton_paged"

@@ -58,7 +58,9 @@ def sample(logits: torch.Tensor, draws: list[Draw]) -> list[Sampled]:
     bias, penalties, `min_tokens` and the form, temperature, then min_p, top_k and top_p.
     """
     tops = {
-        row: _logprobs(logits[row]) for row, draw in enumerate(draws) if draw.sampling.logprobs is not None
+        row: torch.log_softmax(logits[row], dim=-1)
+        for row, draw in enumerate(draws)
+        if draw.sampling.logprobs is not None
     }
     for row, draw in enumerate(draws):
         _adjust(logits[row], draw)
@@ -75,12 +77,8 @@ def sample(logits: torch.Tensor, draws: list[Draw]) -> list[Sampled]:
 
 def token_logprobs(logits: torch.Tensor, token_ids: list[int], num_top: int) -> list[TokenLogprob]:
     """The log probability of one token in each row of `logits` [T, vocab]."""
-    rows = _logprobs(logits)
+    rows = torch.log_softmax(logits, dim=-1)
     return [_entry(row, token_id, num_top) for row, token_id in zip(rows, token_ids, strict=True)]
-
-
-def _logprobs(logits: torch.Tensor) -> torch.Tensor:
-    return torch.log_softmax(logits, dim=-1)
 
 
 def _entry(logprobs: torch.Tensor, token_id: int, num_top: int | None) -> TokenLogprob:

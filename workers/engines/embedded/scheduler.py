@@ -62,7 +62,7 @@ class Sequence:
     matcher: Matcher | None = None
     phase: Phase = Phase.WAITING
     num_computed: int = 0
-    lease: Lease | None = None
+    lease: Lease = field(default_factory=Lease)
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     keys: list[bytes] = field(default_factory=list)
     num_cached: int = 0
@@ -217,7 +217,6 @@ class Scheduler:
             return None
         reason = self._append(sequence, token_ids[-1])
         if reason is None and sequence.hands_off:
-            assert sequence.lease is not None
             self.ledger.pin(sequence.lease)
             del self._admitted[sequence]
             sequence.phase = Phase.PINNED
@@ -239,12 +238,12 @@ class Scheduler:
 
     def remove(self, sequence: Sequence) -> None:
         """Remove a sequence in any phase and free its blocks. Idempotent."""
+        if sequence.phase is Phase.DONE:
+            return
         if sequence.phase is Phase.WAITING:
             self._waiting.remove(sequence)
-        elif sequence.phase is not Phase.DONE:
-            assert sequence.lease is not None
-            self.ledger.free(sequence.lease, self._end(sequence))
         self._admitted.pop(sequence, None)
+        self.ledger.free(sequence.lease, self._end(sequence))
         sequence.phase = Phase.DONE
 
     def _prefix(self, sequence: Sequence) -> Prefix | None:
@@ -263,7 +262,6 @@ class Scheduler:
         """Let the full blocks that have been computed or pulled be found."""
         if not self._reuses_blocks:
             return
-        assert sequence.lease is not None
         num_blocks = sequence.num_computed // self._tokens_per_block
         self._extend_keys(sequence, num_blocks)
         for i in range(sequence.num_kept, num_blocks):

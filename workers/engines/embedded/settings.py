@@ -25,14 +25,6 @@ class KvCacheSettings:
     free_gpu_memory_fraction: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.9
     enable_block_reuse: bool = True
 
-    def __post_init__(self) -> None:
-        require(
-            self.max_tokens is None or self.max_tokens >= self.tokens_per_block,
-            "max_tokens",
-            self.max_tokens,
-            f"at least one block ({self.tokens_per_block} tokens)",
-        )
-
 
 @dataclass(frozen=True, kw_only=True)
 class CacheTransceiverSettings:
