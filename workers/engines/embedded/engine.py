@@ -42,7 +42,6 @@ class EmbeddedEngine:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="embedded-compute")
         self._transfers: Transfers | None = None
         self._grammars: Grammars | None = None
-        self._stopped = False
 
     async def start(self) -> EngineInfo:
         """Load the checkpoint and warm up. Raises OSError, ValueError, ImportError."""
@@ -118,24 +117,24 @@ class EmbeddedEngine:
 
     async def failed(self) -> str:
         """Wait until the compute thread fails, after which the pool's state is unknown."""
-        assert self._transfers is not None
-        await self._transfers.steps.broke.wait()
-        return self._transfers.steps.reason
+        steps = self._ready().steps
+        await steps.broke.wait()
+        return steps.reason
 
     async def stop(self) -> None:
         """End every call with WorkerLost, wait for the current step, free the model. Idempotent."""
-        self._stopped = True
-        if self._transfers is not None:
-            self._transfers.steps.stop(WorkerLost("the worker stopped during the request"))
+        transfers, self._transfers = self._transfers, None
+        if transfers is not None:
+            transfers.steps.stop(WorkerLost("the worker stopped during the request"))
         await asyncio.to_thread(self._thread.shutdown, cancel_futures=True)
         if self._transceiver is not None:
             await self._transceiver.close()
         if self._grammars is not None:
             self._grammars.close()
-        self._transfers = self._grammars = None
+        self._grammars = None
 
     def _ready(self) -> Transfers:
-        if self._transfers is None or self._stopped:
+        if self._transfers is None:
             raise NotReady("the engine is not running")
         return self._transfers
 

@@ -120,14 +120,6 @@ class KvPool:
 _MIN_BYTES = 1 << 16
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Buffer:
-    """A uint8 `tensor`, and the part of it that is in use, for the transceiver."""
-
-    tensor: torch.Tensor
-    used: Memory
-
-
 class Staging:
     """Reuses buffers by size, in powers of two, so that the transceiver registers each only once.
 
@@ -137,21 +129,20 @@ class Staging:
     def __init__(self, device: torch.device, *, on_device: bool) -> None:
         self._device = device if on_device else torch.device("cpu")
         self._pinned = device.type == "cuda" and not on_device
-        self._free: dict[int, list[Buffer]] = {}
+        self._free: dict[int, list[Memory]] = {}
 
-    def take(self, num_bytes: int) -> Buffer:
-        """A buffer with room for `num_bytes`; its contents are arbitrary."""
+    def take(self, num_bytes: int) -> Memory:
+        """A part of a buffer, whose `owner` is a uint8 tensor; its contents are arbitrary."""
         size = max(_MIN_BYTES, 1 << (num_bytes - 1).bit_length())
         free = self._free.setdefault(size, [])
-        buffer = free.pop() if free else self._allocate(size)
-        return Buffer(buffer.tensor, (buffer.used.whole or buffer.used).part(0, num_bytes))
+        return (free.pop() if free else self._allocate(size)).part(0, num_bytes)
 
-    def give_back(self, buffer: Buffer) -> None:
+    def give_back(self, buffer: Memory) -> None:
         """Return a buffer that is neither read nor written."""
-        self._free[buffer.tensor.nbytes].append(buffer)
+        assert buffer.whole is not None
+        self._free[buffer.whole.num_bytes].append(buffer.whole)
 
-    def _allocate(self, size: int) -> Buffer:
+    def _allocate(self, size: int) -> Memory:
         tensor = torch.empty(size, dtype=torch.uint8, device=self._device, pin_memory=self._pinned)
         index = tensor.device.index if tensor.is_cuda else None
-        memory = Memory(address=tensor.data_ptr(), num_bytes=size, device_index=index, owner=tensor)
-        return Buffer(tensor, memory)
+        return Memory(address=tensor.data_ptr(), num_bytes=size, device_index=index, owner=tensor)

@@ -11,10 +11,11 @@ from transformers.utils.quantization_config import Mxfp4Config
 from baton.messages import Sampling
 from workers.engines.embedded.attention import PagedBatch, Span, paged_attention, plan_attention
 from workers.engines.embedded.ledger import Lease
-from workers.engines.embedded.pool import Buffer, KvPool, KvShape, Staging
+from workers.engines.embedded.pool import KvPool, KvShape, Staging
 from workers.engines.embedded.sampling import Draw, Sampled, sample, token_logprobs
 from workers.engines.embedded.scheduler import Sequence, Work
 from workers.engines.embedded.settings import EmbeddedSettings, KvCacheSettings
+from workers.kv.memory import Memory
 
 _CPU_POOL_BYTES = 1 << 30
 # Prompt tokens whose logits are computed at once: 200 MB with gpt-oss's vocabulary.
@@ -85,18 +86,19 @@ class Runner:
             sequence.prompt_logprobs += token_logprobs(logits, next_ids, num_top)
 
     @torch.inference_mode()
-    def gather(self, sequence: Sequence) -> Buffer:
+    def gather(self, sequence: Sequence) -> Memory:
         """Gather the KV of all computed tokens of `sequence` into a contiguous staging buffer."""
         buffer = self.staging.take(self.pool.num_handoff_bytes(sequence.num_computed))
-        self.pool.gather(sequence.lease.blocks, sequence.num_computed, buffer.tensor)
+        assert isinstance(buffer.owner, torch.Tensor)
+        self.pool.gather(sequence.lease.blocks, sequence.num_computed, buffer.owner)
         return buffer
 
     @torch.inference_mode()
-    def scatter(self, buffer: Buffer, sequence: Sequence) -> None:
+    def scatter(self, buffer: Memory, sequence: Sequence) -> None:
         """Store what was pulled as the KV of the `sequence.token_ids` that it lacks."""
-        self.pool.scatter(
-            buffer.tensor, sequence.lease.blocks, sequence.num_computed, len(sequence.token_ids)
-        )
+        num_tokens = len(sequence.token_ids)
+        assert isinstance(buffer.owner, torch.Tensor)
+        self.pool.scatter(buffer.owner, sequence.lease.blocks, sequence.num_computed, num_tokens)
 
     def _warm_up(self) -> None:
         """Run one prompt and one decode step in the first blocks, so that requests do not pay for lazy

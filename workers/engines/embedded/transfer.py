@@ -35,7 +35,7 @@ class Transfers:
         """Yield the handoff once the prompt's KV is offered; end when it has moved."""
         steps, transceiver = self.steps, self._wire()
         buffer = await steps.on_thread(steps.runner.gather, call.sequence)
-        ticket = transceiver.offer(buffer.used)
+        ticket = transceiver.offer(buffer)
         try:
             if call.sequence.phase is not Phase.PINNED:  # the deadline came first
                 await call.next_chunk()
@@ -97,9 +97,9 @@ class Transfers:
         buffer = await self.steps.on_thread(runner.staging.take, num_lacking_bytes)
         try:
             began_at = loop.time()
-            await transceiver.pull(state.ticket, buffer.used, expires_at - began_at)
+            await transceiver.pull(state.ticket, buffer, expires_at - began_at)
             self.move_s += loop.time() - began_at
-            self.moved_bytes += buffer.used.num_bytes
+            self.moved_bytes += buffer.num_bytes
             if call.sequence.phase is Phase.PULLING:  # otherwise the blocks may have a new owner
                 await self.steps.on_thread(runner.scatter, buffer, call.sequence)
         finally:
@@ -107,7 +107,7 @@ class Transfers:
         if call.sequence.phase is Phase.PULLING:
             self.num_handoffs += 1
             call.sequence.num_cached = state.num_cached_tokens
-            call.sequence.num_moved_bytes = buffer.used.num_bytes
+            call.sequence.num_moved_bytes = buffer.num_bytes
             self.steps.resume(call, Sampled(handoff.first_token, state.logprob))
 
 
