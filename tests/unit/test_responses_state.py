@@ -101,8 +101,6 @@ async def test_input_items_are_the_whole_history_page_by_page() -> None:
         rest = (await client.get(f"{url}?limit=3&after={latest['last_id']}")).json
         assert (rest["data"], rest["has_more"]) == (page["data"][:1], False)
         assert not (await client.get(f"{url}?limit=4")).json["has_more"]
-        statuses = [(await client.get(f"{url}?{'x=1&' * num}")).status for num in (99, 101)]
-        assert statuses == [200, 400]
 
 
 async def test_input_items_are_returned_as_sent() -> None:
