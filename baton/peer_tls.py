@@ -3,7 +3,6 @@
 import contextlib
 import os
 import ssl
-from collections.abc import Mapping
 from pathlib import Path
 
 from baton.errors import WorkerLost
@@ -37,9 +36,9 @@ class PeerTls:
         return self._files.value[1]
 
 
-def peer_tls(environ: Mapping[str, str] = os.environ) -> PeerTls | None:
+def peer_tls() -> PeerTls | None:
     """TLS as the environment demands it, if it does. Raises CredentialError with the variables' names."""
-    files = [Path(environ[name]) for name in (CERT, KEY, CA) if environ.get(name)]
+    files = [Path(os.environ[name]) for name in (CERT, KEY, CA) if os.environ.get(name)]
     if not files:
         return None
     if len(files) < 3:

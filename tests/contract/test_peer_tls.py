@@ -4,15 +4,12 @@ import asyncio
 import contextlib
 import socket
 import ssl
-from collections.abc import AsyncIterator, Callable, Iterator
-from functools import partial
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
 
-import frontend.__main__
-import workers.__main__
 from baton.connect import Wires
 from baton.errors import WorkerLost
 from baton.peer_tls import CA, CERT, KEY, PeerDistrusted, PeerTls
@@ -251,26 +248,3 @@ def test_files_that_no_peer_would_accept_are_named_at_the_start(
                 own.setenv(name, value)
             with pytest.raises(CredentialError, match=f"{CERT}, {KEY},? (and )?{CA}: .*{message}"):
                 Wires(request_plane="nats", discovery_backend="etcd").check()
-
-
-@pytest.mark.parametrize(
-    "run",
-    [
-        partial(workers.__main__.main, ["--check", "--engine", "mocker"]),
-        partial(frontend.__main__.main, ["--http-port", "0"]),
-    ],
-    ids=["worker", "frontend"],
-)
-def test_each_command_names_a_missing_file(
-    run: Callable[[], int],
-    ours: Authority,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    environ = ours.environ("good") | {KEY: "/none", "BATON_FILE_REGISTRY": str(tmp_path / "registry")}
-    for name, value in environ.items():
-        monkeypatch.setenv(name, value)
-    assert run() == 2
-    reason = f"{CERT}, {KEY}, {CA}: {environ[CERT]} and /none are not a certificate and its key"
-    assert reason in "".join(capfd.readouterr())

@@ -53,29 +53,19 @@ def test_a_second_signal_ends_the_process_at_once() -> None:
     assert status == 128 + signal.SIGINT
 
 
-class Waits:
-    """Coroutines that end when cancelled, and record whether they were cancelled and cleaned up."""
+async def test_of_several_waits_the_first_that_ends_counts_and_the_others_have_cleaned_up() -> None:
+    cleaned: list[str] = []
 
-    def __init__(self) -> None:
-        self.cleaned: list[str] = []
-
-    async def for_ever(self, name: str) -> str:
+    async def wait(name: str) -> str:
         try:
-            await asyncio.Event().wait()
+            await asyncio.sleep(0 if name == "b" else 3600)
         finally:
             await asyncio.sleep(0)  # cleaning up takes a turn
-            self.cleaned.append(name)
+            cleaned.append(name)
         return name
 
-    async def briefly(self, name: str) -> str:
-        await asyncio.sleep(0)  # a turn is enough
-        return name
-
-
-async def test_of_several_waits_the_first_that_ends_counts_and_the_others_have_cleaned_up() -> None:
-    waits = Waits()
-    assert await first_of(waits.for_ever("a"), waits.briefly("b"), waits.for_ever("c")) == "b"
-    assert sorted(waits.cleaned) == ["a", "c"]
+    assert await first_of(wait("a"), wait("b"), wait("c")) == "b"
+    assert sorted(cleaned) == ["a", "b", "c"]
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
