@@ -60,7 +60,6 @@ class FailedAtOnce(Exception):
     history expect, instead of a status."""
 
     def __init__(self, error: ContextTooLong, response: ResponseObject) -> None:
-        super().__init__()
         self.status = error.status
         writer = EventWriter()
         failed = replace(response, status="failed", error=ResponseError.of(error), store=False)
@@ -166,15 +165,15 @@ async def _referred(item_id: str, path: str, store: ResponseStore, key_name: str
     raise InvalidRequest.at(path, f"is {item_id!r}; no stored response has this item.")
 
 
-def offered_tools(body: ResponseBody, earlier: Iterable[Item] = ()) -> OfferedTools:
+def offered_tools(body: ResponseBody, earlier: Iterable[Item]) -> OfferedTools:
     """The tools that the model may see: the body's, and those that its searches, also `earlier` ones, found.
     Raises InvalidRequest, naming the field."""
     own = [(f"tools[{i}]", tool) for i, tool in enumerate(body.tools or ())]
-    searches = (item for item in earlier if isinstance(item, ToolSearchOutputItem))
     found = [
         ("previous_response_id", tool)
-        for search in searches
-        for tool in msgspec.convert(search.tools, list[ResponseTool])
+        for item in earlier
+        if isinstance(item, ToolSearchOutputItem)
+        for tool in msgspec.convert(item.tools, list[ResponseTool])
     ]
     for i, item in enumerate(body.input if isinstance(body.input, list) else ()):
         if item.get("type") in (ADDITIONAL_TOOLS, "tool_search_output"):
