@@ -10,6 +10,7 @@ from contextlib import aclosing
 
 from msgspec.structs import replace
 
+from baton.connect import Wires
 from baton.errors import InvalidRequest
 from baton.loop_delay import Delay, LoopDelay
 from baton.messages import (
@@ -124,6 +125,9 @@ class Worker:
 async def run_worker(settings: WorkerSettings, engine: Engine, shutdown: asyncio.Event) -> int:
     """Run from start to stop. Exit status: 0 after a drain, 1 if the engine failed. Raises NotStarted."""
     try:
+        await first_of(_reached(settings.wires), shutdown.wait())
+        if shutdown.is_set():
+            return 0
         try:
             info = await first_of(_started(engine, settings.role), shutdown.wait())
         except (OSError, ValueError, ImportError) as error:
@@ -134,6 +138,22 @@ async def run_worker(settings: WorkerSettings, engine: Engine, shutdown: asyncio
         return await _serve(settings, engine, info, shutdown)
     finally:
         await engine.stop()
+
+
+async def _reached(wires: Wires) -> None:
+    """Before a model loads, for minutes: the servers are there and take these logins; the connections end, as
+    engines may fork. Raises NotStarted.
+    """
+    if wires.plane == "dynamo":  # its runtime starts once
+        return
+    discovery, transport = wires.discovery(), wires.transport()
+    try:
+        await needed(wires.plane_name(), transport.reachable())
+        async with aclosing(discovery.watch()) as snapshots:
+            await needed(wires.registry_name(), anext(snapshots))
+    finally:
+        await transport.close()
+        await discovery.close()
 
 
 async def _started(engine: Engine, role: Role) -> EngineInfo:
