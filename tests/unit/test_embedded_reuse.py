@@ -1,6 +1,5 @@
 """Block reuse: a prompt that begins as an earlier one computes only the rest, and answers the same."""
 
-import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -10,12 +9,12 @@ import msgspec
 import pytest
 
 from baton.errors import HandoffFailed
-from baton.messages import GenerateRequest, Role, TokenChunk
+from baton.messages import GenerateRequest, Role
 from tests.embedded import started
 from tests.engine_calls import ask, handed_over
+from tests.engines import chunks
 from tests.memory_wire import Wire
 from tests.tiny_gpt_oss import prompt
-from tests.waiting import PATIENCE_S
 from workers.engines.embedded.engine import EmbeddedEngine
 
 TOKEN_BYTES = 4 * 2 * 2 * 16 * 4  # layers, K and V, heads, head dim, float32
@@ -35,10 +34,9 @@ async def pair(
 
 async def answer(each: EmbeddedEngine, request: GenerateRequest) -> tuple[list[int], int]:
     """(the tokens, how many tokens of the prompt were cached)."""
-    async with asyncio.timeout(PATIENCE_S), contextlib.aclosing(each.decode(request)) as stream:
-        chunks = [chunk async for chunk in stream]
-    assert chunks[-1].usage is not None
-    return [i for chunk in chunks for i in chunk.token_ids], chunks[-1].usage.num_cached_tokens
+    received = await chunks(each.decode(request))
+    assert received[-1].usage is not None
+    return [i for chunk in received for i in chunk.token_ids], received[-1].usage.num_cached_tokens
 
 
 async def disaggregated(
@@ -65,14 +63,6 @@ async def test_a_conversation_computes_its_new_tokens_only_and_answers_the_same(
             assert reusing.stats().num_cached_tokens - before.num_cached_tokens == num_cached
             num_known = len(history) + len(tokens) - 1  # the last token was not computed
             history = history + tokens + prompt(7, seed=turn)
-
-
-async def test_different_salts_share_nothing(checkpoint: Path) -> None:
-    async with started(checkpoint) as each:
-        assert (await answer(each, ask(prompt(40), cache_salt="a")))[1] == 0
-        assert (await answer(each, ask(prompt(40), cache_salt="b")))[1] == 0
-        assert (await answer(each, ask(prompt(40))))[1] == 0
-        assert (await answer(each, ask(prompt(40), cache_salt="a")))[1] == 32
 
 
 async def test_prefill_reuses_blocks_and_decode_says_so(checkpoint: Path) -> None:
@@ -118,7 +108,5 @@ async def test_the_prompts_log_probabilities_are_computed_though_its_kv_is_known
     async with started(checkpoint) as each:
         await answer(each, ask(prompt(40)))
         request = ask(prompt(40), prompt_logprobs=0, max_tokens=1)
-        async with contextlib.aclosing(each.decode(request)) as stream:
-            [chunk] = [chunk async for chunk in stream]
-        assert isinstance(chunk, TokenChunk)
+        [chunk] = await chunks(each.decode(request))
         assert len(chunk.prompt_logprobs or ()) == 39

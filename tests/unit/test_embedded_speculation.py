@@ -1,7 +1,6 @@
 """`speculate: lookup`: fewer steps, and the same answers as without."""
 
 import asyncio
-import contextlib
 import random
 from pathlib import Path
 from typing import Any
@@ -9,24 +8,18 @@ from typing import Any
 import msgspec
 import pytest
 
-from baton.messages import GenerateRequest, TokenChunk
+from baton.messages import TokenChunk
 from tests.embedded import started
 from tests.engine_calls import ask
+from tests.engines import chunks
 from tests.tiny_gpt_oss import CONTEXT_LENGTH, prompt
-from tests.waiting import PATIENCE_S
-from workers.engines.embedded.engine import EmbeddedEngine
 
 
-async def answer(each: EmbeddedEngine, request: GenerateRequest) -> list[TokenChunk]:
-    async with asyncio.timeout(PATIENCE_S), contextlib.aclosing(each.decode(request)) as stream:
-        return [chunk async for chunk in stream]
-
-
-def outcome(chunks: list[TokenChunk]) -> tuple[list[int], str | None, int]:
+def outcome(answer: list[TokenChunk]) -> tuple[list[int], str | None, int]:
     """The tokens, the reason, and the usage of an answer."""
-    last = chunks[-1]
+    last = answer[-1]
     assert last.usage is not None
-    tokens = [token_id for chunk in chunks for token_id in chunk.token_ids]
+    tokens = [token_id for chunk in answer for token_id in chunk.token_ids]
     return tokens, last.finish_reason, last.usage.num_completion_tokens
 
 
@@ -47,7 +40,7 @@ SAMPLINGS: list[dict[str, Any]] = [
 async def test_an_answer_is_the_same_in_fewer_steps(checkpoint: Path, number: int) -> None:
     sampling = {"logprobs": 2, "max_tokens": 80} | SAMPLINGS[number]
     async with started(checkpoint) as off, started(checkpoint, speculate="lookup") as on:
-        expected, found = [await answer(each, ask(REPEATED, **sampling)) for each in (off, on)]
+        expected, found = [await chunks(each.decode(ask(REPEATED, **sampling))) for each in (off, on)]
         assert outcome(found) == outcome(expected)
         wanted = [entry for chunk in expected for entry in chunk.logprobs or ()]
         for entry in (entry for chunk in found for entry in chunk.logprobs or ()):
@@ -76,14 +69,14 @@ async def test_a_crowd_gets_what_it_gets_without_guesses_from_cached_beginnings_
         for i in range(8)
     ]
     async with started(checkpoint) as off, started(checkpoint, speculate="lookup", max_tokens=8192) as on:
-        expected = [outcome(await answer(off, request)) for request in requests]
+        expected = [outcome(await chunks(off.decode(request))) for request in requests]
         for _ in range(2):
-            crowd = await asyncio.gather(*(answer(on, request) for request in requests))
+            crowd = await asyncio.gather(*(chunks(on.decode(request)) for request in requests))
             assert [outcome(each) for each in crowd] == expected
         assert on.stats().num_accepted_guesses > 0
         assert on.stats().num_rejected_guesses > 0
         history = [*requests[-1].token_ids, *expected[-1][0], *prompt(9, seed=50)]
-        follow_ups = [outcome(await answer(each, ask(history, max_tokens=40))) for each in (off, on)]
+        follow_ups = [outcome(await chunks(each.decode(ask(history, max_tokens=40)))) for each in (off, on)]
         assert follow_ups[0] == follow_ups[1]
         assert on.stats().num_cached_tokens > 0
 
@@ -99,18 +92,20 @@ async def test_any_prompt_seed_and_length_gives_the_same_answer_resumed_too(chec
                 max_tokens=rng.randint(2, 50),
                 logit_bias=rng.choice(FEW),
             )
-            whole = outcome(await answer(off, request))
-            assert outcome(await answer(on, request)) == whole
+            whole = outcome(await chunks(off.decode(request)))
+            assert outcome(await chunks(on.decode(request))) == whole
             so_far = whole[0][: len(whole[0]) // 2]
             resumed = msgspec.structs.replace(
                 request, token_ids=request.token_ids + so_far, num_generated=len(so_far)
             )
-            assert so_far + outcome(await answer(on, resumed))[0] == whole[0]
+            assert so_far + outcome(await chunks(on.decode(resumed)))[0] == whole[0]
 
 
 async def test_nothing_is_guessed_beyond_the_context(checkpoint: Path) -> None:
     long = (REPEATED * 8)[: CONTEXT_LENGTH - 20]
     async with started(checkpoint) as off, started(checkpoint, speculate="lookup") as on:
-        expected, found = [outcome(await answer(each, ask(long, max_tokens=100))) for each in (off, on)]
+        expected, found = [
+            outcome(await chunks(each.decode(ask(long, max_tokens=100)))) for each in (off, on)
+        ]
         assert found == expected
         assert found[1:] == ("length", 20)
