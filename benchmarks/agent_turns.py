@@ -22,7 +22,8 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -178,13 +179,13 @@ def way(name: str, folder: Path, options: argparse.Namespace) -> Iterator[dict[s
         "EXTRA_FLAGS": "{}",
     }
     engines = {role: ENGINE | json.loads(override) for role, override in roles.items()}
-    started = {
+    started: dict[str, Callable[[], AbstractContextManager[tuple[list[str], str]]]] = {
         "apart": lambda: servers.baton(folder, options.size, engines=engines),
         "aggregated": lambda: servers.baton(folder, options.size, "--agg", engines=engines),
         "vllm": lambda: servers.vllm_serve(folder, prefix_caching=True),
-    }[name]
+    }
     began = time.monotonic()
-    with started() as (urls, command):
+    with started[name]() as (urls, command):
         shared = {"way": name, "command": command, "load_s": round(time.monotonic() - began, 1)}
         yield {**shared, **measured(urls, options, seed=0)}
         for number, flags in enumerate(options.frontends.split(";") if options.frontends else (), 1):

@@ -3,13 +3,14 @@
 import random
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from frontend.harmony.parse import HarmonyParser
 from frontend.text.tokenizer import SpecialToken, Vocabulary
 
 NUM_WORDS = 200_000
 NUM_ROUNDS = 15
-HEADERS = {
+HEADERS: dict[str, list[SpecialToken | bytes]] = {
     "analysis": [SpecialToken.CHANNEL, b"analysis", SpecialToken.MESSAGE],
     "final": [SpecialToken.START, b"assistant", SpecialToken.CHANNEL, b"final", SpecialToken.MESSAGE],
     "call": [
@@ -57,9 +58,7 @@ def main() -> None:
         f"{'us per token':<24}{'tokens':>8}{'1 a feed':>10}{'4 a feed':>10}{'16 a feed':>10}{'at once':>10}"
     )
     for name, ids in answers.items():
-        costs = [
-            best_us(lambda ids=ids, size=size: parse(vocabulary, ids, size)) for size in (1, 4, 16, len(ids))
-        ]
+        costs = [best_us(partial(parse, vocabulary, ids, size)) for size in (1, 4, 16, len(ids))]
         print(f"{name:<24}{len(ids):>8}" + "".join(f"{cost / len(ids):>10.3f}" for cost in costs))
 
 

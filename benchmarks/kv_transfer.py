@@ -104,9 +104,7 @@ def pull_all(device: str, kind: str, tls: str | None, pipe: Connection, sizes: l
     return asyncio.run(pulls())
 
 
-def bare_agent(
-    device: str, index: int, tls: str | None, num_bytes: int, value: int
-) -> tuple[Any, Memory, Any]:
+def bare_agent(device: str, index: int, tls: str | None, num_bytes: int, value: int) -> tuple[Any, Memory]:
     """A NIXL agent with one registered piece of memory."""
     use_transports(tls)
     import nixl_cu13._api as nixl  # noqa: PLC0415  after UCX's environment
@@ -198,8 +196,10 @@ def main() -> None:
     pulls = ["TCP", "UCX", f"UCX over {NO_RDMA}"] if on_cpu else ["UCX"]
     bare = ["READ", "WRITE", *([f"READ over {NO_RDMA}", f"WRITE over {NO_RDMA}"] if on_cpu else [])]
     for what in pulls + bare:
-        ends = (target, initiate) if what in bare else (offer_all, pull_all)
-        fastest = run_pair(*ends, what, args)
+        if what in bare:
+            fastest = run_pair(target, initiate, what, args)
+        else:
+            fastest = run_pair(offer_all, pull_all, what, args)
         name = what if what in bare else f"pull {what}"
         table[name] = {str(size): round(s * 1e6, 1) for size, s in zip(args.sizes, fastest, strict=True)}
         cells = [

@@ -12,21 +12,24 @@ import os
 import platform
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from pathlib import Path
 
 from benchmarks.serving_plane.load import ROWS, Measured, Row, measure
 from benchmarks.serving_plane.plot import svg
-from benchmarks.serving_plane.stacks import baton, dynamo
+from benchmarks.serving_plane.stacks import Running, baton, dynamo
 
 RESULTS = Path(__file__).parents[1] / "results"
 
 
 def run(servers: list[str], seconds: int, num_processes: int) -> Iterator[tuple[str, Row, Measured]]:
     """Measure each row on one server after the other, so that a change of the machine's speed hits both."""
-    start = {"baton": partial(baton, num_processes=num_processes), "dynamo": dynamo}
+    start: dict[str, Callable[..., AbstractContextManager[Running]]] = {
+        "baton": partial(baton, num_processes=num_processes),
+        "dynamo": dynamo,
+    }
     for plane, step_ms in dict.fromkeys((row.plane, row.step_ms) for row in ROWS):
         rows = [row for row in ROWS if (row.plane, row.step_ms) == (plane, step_ms)]
         with ExitStack() as stopping:

@@ -8,7 +8,8 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
-from benchmarks.serving_plane.stacks import MODEL, Running
+from benchmarks.serving_plane.stacks import Running
+from tests.stack import MODEL
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _WARM_UP_S = 2
