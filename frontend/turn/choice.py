@@ -110,14 +110,13 @@ class Limits:
 
     def _num_doubtful(self, text: str) -> int:
         """Length of the longest suffix of `text` that is a prefix of a stop string."""
-        doubtful = (
-            num
-            for stop in self._stop_strings
-            if text[-1:] in stop[:-1]
-            for num in range(1, min(len(stop) - 1, len(text)) + 1)
-            if text.endswith(stop[:num])
-        )
-        return max(doubtful, default=0)
+        num_doubtful = 0
+        for stop in self._stop_strings:
+            if text[-1:] in stop[:-1]:
+                # From the longest: while one is held back, the first one is found.
+                longer = range(min(len(stop) - 1, len(text)), num_doubtful, -1)
+                num_doubtful = next((num for num in longer if text.endswith(stop[:num])), num_doubtful)
+        return num_doubtful
 
 
 class _Wrapped(msgspec.Struct, forbid_unknown_fields=True):

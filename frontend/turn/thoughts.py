@@ -227,8 +227,9 @@ def joined(parts: Iterable[Turn]) -> Iterator[Turn]:
 
 
 def _answers(parts: Sequence[AssistantTurn]) -> Iterator[AssistantTurn]:
-    """One turn per answer, which ends with its calls, else with its text. So a text is a preamble if a call
-    follows, unless a part that is marked as a preamble comes between."""
+    """One turn per answer, which ends with its calls, else with its text. So a text is a preamble, and
+    messages of reasoning are one answer's, if a call follows, unless a part that is marked as a preamble comes
+    between."""
     answers: list[list[AssistantTurn]] = []  # and the parts of each, from last to first
     takes_text = False  # the answer that begins with the later parts
     for part in reversed(parts):
@@ -240,7 +241,7 @@ def _answers(parts: Sequence[AssistantTurn]) -> Iterator[AssistantTurn]:
         elif part.preamble:
             takes_text = False
         else:
-            begins = begins or bool(answers[-1][-1].reasoning)  # two messages of reasoning
+            begins = begins or (not takes_text and bool(answers[-1][-1].reasoning))
         if begins:
             answers.append([])
         answers[-1].append(part)

@@ -214,6 +214,8 @@ NOW, A, B = AssistantTurn(preamble="Now."), AssistantTurn(text="A."), AssistantT
         ([NOW, NOW], [AssistantTurn(preamble="Now.\n\nNow.")]),
         ([THOUGHT, A, MORE, B, CALL_A], [called("a", reasoning="Think.\n\nMore.", preamble="A.", text="B.")]),
         ([THOUGHT, A, MORE, CALL_A], [called("a", reasoning="Think.\n\nMore.", text="A.")]),
+        ([A, THOUGHT, MORE, CALL_A], [called("a", reasoning="Think.\n\nMore.", text="A.")]),
+        ([NOW, THOUGHT, MORE, CALL_A], [now(reasoning="Think.\n\nMore.")]),
         ([A, HI, B, CALL_A], [A, HI, called("a", text="B.")]),
         ([A, NOW, CALL_A], [A, now()]),  # a final answer, and the next answer
         ([AssistantTurn(), HI, A, HI], [HI, A, HI]),
