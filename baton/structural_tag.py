@@ -98,7 +98,7 @@ def _body(message: MessageForm, xgrammar: ModuleType | None) -> dict[str, object
             if xgrammar is None:
                 found = {"type": "json_schema", "json_schema": schema}
                 return found | {"max_whitespace_cnt": _MAX_WHITE_SPACE}  # ignored before 0.2.7
-            # Strict schemas arrive closed; others stay open, as in llguidance.
+            # Objects are as open as the schema says, as in llguidance.
             made = xgrammar.Grammar.from_json_schema(
                 schema, strict_mode=False, max_whitespace_cnt=_MAX_WHITE_SPACE
             )

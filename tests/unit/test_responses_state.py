@@ -1,6 +1,7 @@
 """What outlives a request of the Responses API: stored responses, background runs, resumed streams."""
 
 import asyncio
+import re
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -252,6 +253,21 @@ async def test_a_stream_is_resumed_after_any_of_its_events() -> None:
             resumed = await client.get(f"{url}&starting_after={number}")
             assert resumed.headers["content-type"].startswith("text/event-stream")
             assert resumed.events == streamed.events[number + 1 :]
+
+
+async def test_every_follower_of_a_run_gets_its_end() -> None:
+    async with frontend(ANSWER, script={"pause_at": 13}) as client:
+        ids: list[bytes] = []
+        client.on_write = lambda data: ids.extend(re.findall(rb'"id":"(resp_\w+)"', data))
+        streams = [asyncio.create_task(client.respond(background=True, stream=True))]
+        await client.tokens.paused.wait()
+        url = f"/v1/responses/{ids[0].decode()}"
+        streams += [asyncio.create_task(client.get(f"{url}?stream=true")) for _ in range(3)]
+        await asyncio.sleep(0)  # they follow now
+        cancelled = (await client.post(f"{url}/cancel", {})).json
+        replies = await asyncio.gather(*streams)
+        assert [reply.events[-1]["response"] for reply in replies] == [cancelled] * 4
+        assert {reply.body for reply in replies} == {replies[0].body}
 
 
 async def test_a_shutdown_reports_what_it_interrupts_as_failed(tmp_path: Path) -> None:
