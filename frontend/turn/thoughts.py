@@ -227,9 +227,8 @@ def joined(parts: Iterable[Turn]) -> Iterator[Turn]:
 
 
 def _answers(parts: Sequence[AssistantTurn]) -> Iterator[AssistantTurn]:
-    """One turn per answer, which ends with its calls, else with its text. So a text is a preamble, and
-    messages of reasoning are one answer's, if a call follows, unless a part that is marked as a preamble comes
-    between."""
+    """One turn per answer, which ends with its calls, else with its text. So before a call a text is a
+    preamble, unless a part that is marked as one comes between, and all reasoning is of one answer."""
     answers: list[list[AssistantTurn]] = []  # and the parts of each, from last to first
     takes_text = False  # the answer that begins with the later parts
     for part in reversed(parts):
