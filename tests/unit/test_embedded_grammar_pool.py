@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import resource
 import signal
 import time
 from collections.abc import AsyncIterator
@@ -145,6 +146,22 @@ async def test_what_the_system_kills_again_is_no_schemas_fault(own: tuple[Gramma
         await compiling
     assert (failed.value.status, failed.value.retry_after_s) == (503, 1.0)
     assert killed
+
+
+async def test_a_process_without_memory_for_a_message_leaves_none_of_it_to_the_next(
+    own: tuple[Grammars, Path], tokenizer: ModelTokenizer
+) -> None:
+    grammars, path = own
+    form = answer_form({"type": "string"})
+    for _ in range(8):  # one in each process
+        await grammars.matcher(form)
+    parent, *children = processes(path)
+    for process in children:
+        if int(state_of(process)[1]) != parent:  # it has answers
+            resource.prlimit(process, resource.RLIMIT_DATA, (1, 1))
+    long = tokenizer.encode_text('<|channel|>final<|message|>"' + "ab " * 75_000, allow_special=True)
+    for _ in range(8):
+        assert (await grammars.matcher(form, long)).allowed is not None
 
 
 def state_of(process: int) -> list[str]:

@@ -24,6 +24,8 @@ from baton.messages import Guided, MessageForm
 
 READY: Final = "ready\n"
 MEMORY_BYTES: Final = 256 << 20
+MAX_ASK_BYTES: Final = 1 << 20
+"""Room for the largest form and the tokens of a whole context, 131,072."""
 CPU_S: Final = 0.5
 """CPU time of one answer at once; `_STEP_CPU_S` of it come back with each call."""
 _STEP_CPU_S = 0.01
@@ -48,10 +50,10 @@ _ENDLESS = "no JSON value matches it: a `$ref` refers to itself, or a required v
 
 def compile_form(tokenizer: LLTokenizer, form: Guided) -> LLMatcher:
     """A matcher at the beginning of an answer. Raises InvalidRequest for forms that cannot be enforced."""
-    for message in form.last:
-        if message.grammar is not None and (problem := _problem(tokenizer, message)):
-            raise InvalidRequest(f"`{message.param}` cannot be enforced: {problem}.", param=message.param)
     matcher = _matcher(tokenizer, _grammars(form))
+    for message in form.last:
+        if message.grammar is not None and (problem := _problem(tokenizer, matcher, message)):
+            raise InvalidRequest(f"`{message.param}` cannot be enforced: {problem}.", param=message.param)
     if matcher.is_error():
         raise InvalidRequest(f"The form cannot be enforced: {reason(matcher)}.", param=schema_param(form))
     return matcher
@@ -72,12 +74,18 @@ def _matcher(tokenizer: LLTokenizer, grammars: list[dict[str, object]]) -> LLMat
     return LLMatcher(tokenizer, json.dumps({"grammars": grammars}), log_level=0, limits=_LIMITS)
 
 
-def _problem(tokenizer: LLTokenizer, message: MessageForm) -> str:
-    """The problem of its grammar by itself, if any; an endless `$ref` shows in the first mask only."""
-    alone = _matcher(tokenizer, [_body(message, "start")])
-    if not alone.is_error():
-        alone.compute_bitmask()
-    return reason(alone) if alone.is_error() else ""
+def _problem(tokenizer: LLTokenizer, whole: LLMatcher, message: MessageForm) -> str:
+    """The problem of its grammar, if any: by itself if the `whole` has one, else where it begins, since an
+    endless `$ref` shows in the first mask only.
+    """
+    if whole.is_error():
+        begun = _matcher(tokenizer, [_body(message, "start")])
+    else:
+        begun = whole.deep_copy()
+        begun.try_consume_tokens(tokenizer.tokenize_str(message.headers[0], parse_special=True))
+    if not begun.is_error():
+        begun.compute_bitmask()
+    return reason(begun) if begun.is_error() else ""
 
 
 def _grammars(form: Guided) -> list[dict[str, object]]:
@@ -239,8 +247,12 @@ def _serve(tokenizer: LLTokenizer, connection: socket.socket) -> None:
     """Reply to each message until the other end is closed; hold the most recent answers."""
     answers: dict[int, _Answer] = {}
     stream = connection.makefile("rb")
+    # Once, before there are answers: if memory lacked for a message, its rest would reach the next process.
+    room = memoryview(bytearray(MAX_ASK_BYTES))
     while size := stream.read(4):
-        ask = msgspec.msgpack.decode(stream.read(int.from_bytes(size, "little")), type=Ask)
+        message = room[: int.from_bytes(size, "little")]
+        stream.readinto(message)
+        ask = msgspec.msgpack.decode(message, type=Ask)
         answer = answers[ask.answer_id] = answers.pop(ask.answer_id, _Answer())
         if len(answers) > _NUM_ANSWERS:
             del answers[next(iter(answers))]
