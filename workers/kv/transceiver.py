@@ -238,7 +238,7 @@ class CacheTransceiver:
 
     async def _fetch(self, address: str, ask: KvAsk, fetch: Fetch, into: Memory) -> None:
         async with aclosing(self._transport.call(address, ask)) as replies:
-            grant = await anext(replies)
+            grant = await anext(replies, None)
             if not isinstance(grant, KvGrant):
                 raise HandoffFailed(f"the source answered {type(grant).__name__} instead of a grant")
             await _while_granted(fetch(urlsplit(address).hostname or "", grant, into), replies)

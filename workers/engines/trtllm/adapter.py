@@ -207,12 +207,16 @@ class TrtllmAdapter:
         llm, self.llm = self.llm, None
         if llm is None:
             return
-        timer = threading.Timer(self._patience.shut_down_s, self._leave, (1,))
+        timer = threading.Timer(self._patience.shut_down_s, self._give_up)
         timer.daemon = True
         timer.start()
         if not is_broken:  # else it runs at exit, where it may wait forever for a dead executor
             await asyncio.to_thread(llm.shutdown)
             timer.cancel()
+
+    def _give_up(self) -> None:
+        log.error("the shutdown has taken %g s, exiting", self._patience.shut_down_s)
+        self._leave(1)
 
     def _priority(self, priority: int) -> dict[str, float]:
         """From 0 to 1, higher is sooner, 0.5 by default. Early candidates of 1.3 have none."""
