@@ -41,6 +41,7 @@ def ask(num_tokens: int = 5, **fields: Any) -> GenerateRequest:
 @pytest.mark.parametrize(
     ("request_", "says"),
     [
+        (ask(5, num_generated=5, max_tokens=9), "prompt is empty"),
         (ask(5, num_generated=4), "max_tokens is 4; 4 tokens were already generated"),
         (ask(logit_bias={100: 1.0}), "token id 100"),
         (ask(logit_bias={-1: 1.0}), "token id -1"),

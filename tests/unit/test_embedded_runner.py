@@ -41,7 +41,7 @@ def test_a_pool_without_a_size_has_a_gib_of_blocks(checkpoint: Path, monkeypatch
     monkeypatch.setattr("workers.engines.embedded.runner._CPU_POOL_BYTES", 20 * TOKEN_BYTES)
     assert runner(checkpoint, None).pool.num_blocks == 2
     monkeypatch.setattr("workers.engines.embedded.runner._CPU_POOL_BYTES", 7 * TOKEN_BYTES)
-    with pytest.raises(ValueError, match=f"no memory for one KV block of {8 * TOKEN_BYTES} bytes"):
+    with pytest.raises(ValueError, match=f"7 tokens, less than one block of 8 .{8 * TOKEN_BYTES} bytes"):
         runner(checkpoint, None)
 
 

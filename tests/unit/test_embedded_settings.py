@@ -28,6 +28,7 @@ def test_the_demo_settings_load(name: str) -> None:
         (EmbeddedSettings, "max_queue_size", -1, "`int` >= 0"),
         (EmbeddedSettings, "enable_chunked_prefill", False, "must be true"),
         (EmbeddedSettings, "tensor_parallel_size", 4, "`int` <= 1"),
+        (EmbeddedSettings, "kv_cache_config.max_tokens", 0, "`int` >= 1"),
         (EmbeddedSettings, "kv_cache_config.free_gpu_memory_fraction", 1.5, "`float` <= 1"),
         (EmbeddedSettings, "kv_cache_config.free_gpu_memory_fraction", 0, "`float` > 0"),
         (EmbeddedSettings, "kv_cache_config.free_gpu_memory_fraction", math.nan, "`float` > 0"),

@@ -122,7 +122,10 @@ class Runner:
             num_tokens = _CPU_POOL_BYTES // token_bytes if wanted is None else wanted
         num_blocks = num_tokens // settings.tokens_per_block
         if num_blocks < 1:
-            raise ValueError(f"no memory for one KV block of {settings.tokens_per_block * token_bytes} bytes")
+            raise ValueError(
+                f"the KV pool has room for {num_tokens} tokens, less than one block of "
+                f"{settings.tokens_per_block} ({settings.tokens_per_block * token_bytes} bytes)"
+            )
         return KvPool(
             shape,
             num_blocks=num_blocks,

@@ -337,7 +337,7 @@ def new_sequence(
 def _check(request: GenerateRequest, context_length: int, vocab_size: int) -> None:
     """Raise InvalidRequest for what no step could run; unknown token ids would fail the whole batch."""
     sampling, num_tokens = request.sampling, len(request.token_ids)
-    if not num_tokens:
+    if request.num_prompt_tokens < 1:
         raise InvalidRequest("the prompt is empty")
     if num_tokens >= context_length:
         raise InvalidRequest(

@@ -21,7 +21,7 @@ class KvCacheSettings:
     """
 
     tokens_per_block: AtLeastOne = 32
-    max_tokens: int | None = None
+    max_tokens: AtLeastOne | None = None
     free_gpu_memory_fraction: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.9
     enable_block_reuse: bool = True
 
