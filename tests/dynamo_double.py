@@ -2,7 +2,7 @@
 
 It runs on Dynamo's runtime as dynamo.vllm does. Each token follows from the one before it and its place, so
 a greedy answer goes on as it began; a sampled one depends on its seed and on its place in this answer. KV
-that prefill holds for decode is a file in FOLDER/pins. Some seeds select another behaviour: see SAYS.
+that prefill holds for decode is a file in FOLDER/pins. Some seeds select another behaviour: see REFUSES.
 """
 
 import argparse
@@ -19,22 +19,13 @@ from dynamo.llm import ModelInput, ModelRuntimeConfig, ModelType, WorkerType, re
 from dynamo.llm.exceptions import EngineShutdown, InvalidArgument
 from dynamo.runtime import Context, DistributedRuntime
 
-from frontend.text.tokenizer import ModelTokenizer
 from tests.echo import DEMO, LOGPROB, NUM_CACHED, OTHER_LOGPROB, OTHER_TOKEN, Script
 
 Chunk = dict[str, Any]
 MODEL = "openai/gpt-oss-120b"
-ANSWER = (
-    "<|channel|>analysis<|message|>The user greets.<|end|>"
-    "<|start|>assistant<|channel|>final<|message|>Good morning.<|return|>"
-)
-CALL = (
-    "<|channel|>analysis<|message|>Call it.<|end|><|start|>assistant<|channel|>commentary to=functions.look"
-    ' <|constrain|>json<|message|>{"x":1}<|call|>'
-)
-SAYS, CALLS, REFUSES, FAILS, FAILS_AS_DATA, SHUTS_DOWN, IS_STRANGE = range(101, 108)
-"""Seeds: it answers in Harmony, calls a tool, raises InvalidArgument or KeyError, sends an error as data,
-drains, sends fields that nobody knows."""
+REFUSES, FAILS, FAILS_AS_DATA, SHUTS_DOWN, IS_STRANGE = range(103, 108)
+"""Seeds: it raises InvalidArgument or KeyError, sends an error as data, drains, sends fields that nobody
+knows."""
 _ERRORS = {
     REFUSES: InvalidArgument("top_k must be even"),
     FAILS: KeyError("a key"),
@@ -54,7 +45,6 @@ class Double:
         self.options = options
         self.pins = Path(options.folder) / "pins"
         self.pins.mkdir(parents=True, exist_ok=True)
-        self.tokenizer = ModelTokenizer.load(DEMO)
         self.script = Script(Path(options.script)) if options.script else None
         self.numbers = itertools.count()
 
@@ -92,12 +82,11 @@ class Double:
 
     async def _tokens(self, body: dict[str, Any], context: Context, seed: int) -> AsyncGenerator[Chunk, None]:
         stops, ids = body["stop_conditions"], list(body["token_ids"])
-        is_scripted = self.script is not None or seed in (SAYS, CALLS)
-        text = self.tokenizer.encode_text({SAYS: ANSWER, CALLS: CALL}.get(seed, ""), allow_special=True)
+        text: list[int] = []
         if self.script is not None:
             text = self.script.answer(ids, stops["max_tokens"], stops.get("stop_token_ids_hidden", ()))
         is_greedy = body["sampling_options"]["temperature"] == 0
-        num = len(text) if is_scripted else stops["max_tokens"]
+        num = stops["max_tokens"] if self.script is None else len(text)
         details = (body.get("prefill_result") or {}).get("prompt_tokens_details")
         usage = {"prompt_tokens": len(ids), "prompt_tokens_details": details}
         strange = {"planet": {"name": "Mars"}, "text": None} if seed == IS_STRANGE else {}
@@ -106,14 +95,14 @@ class Double:
             if context.is_stopped():
                 return
             token = next_token(ids[-1], len(ids)) if is_greedy else next_token(seed, i)
-            ids.append(text[i] if is_scripted else token)
+            ids.append(text[i] if text else token)
             chunk: dict[str, Any] = {"token_ids": ids[-1:], **strange}
             if body.get("output_options"):
                 tops = [{"token_id": ids[-1], "logprob": LOGPROB, "rank": 1}]
                 tops.append({"token_id": OTHER_TOKEN, "logprob": OTHER_LOGPROB})
                 chunk |= {"log_probs": [LOGPROB], "top_logprobs": [tops]}
             if i == num - 1:
-                is_stop = is_scripted and ids[-1] in stops.get("stop_token_ids_hidden", ())
+                is_stop = self.script is not None and ids[-1] in stops.get("stop_token_ids_hidden", ())
                 chunk |= {"finish_reason": "stop" if is_stop else "length", "completion_usage": usage}
                 if is_stop:  # as TensorRT-LLM
                     chunk |= {"token_ids": [], "stop_reason": ids[-1]}

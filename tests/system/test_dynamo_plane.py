@@ -7,7 +7,6 @@ import signal
 from collections.abc import Iterator
 from contextlib import aclosing
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -17,13 +16,10 @@ from baton.dynamo.runtime import RuntimeSettings
 from baton.errors import WorkerUnreached
 from baton.messages import KvHandoff, Role, after_handoff
 from tests import dynamo_double as double
-from tests.dynamo_stack import DynamoStack, stream, under_streams
+from tests.dynamo_stack import DynamoStack, under_streams
 from tests.requests import token_request
 from tests.stack import MODEL
 from tests.waiting import FAILOVER_S, PATIENCE_S, until, wait_for
-
-HELLO = [{"role": "user", "content": "hi"}]
-LOOK = {"type": "object", "properties": {"x": {"type": "integer"}}}
 
 
 @pytest.fixture(scope="module")
@@ -32,35 +28,6 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DynamoStack]:
     with DynamoStack(tmp_path_factory.mktemp("dynamo")) as stack:
         stack.start_fleet("prefill", "decode")
         yield stack
-
-
-def test_four_apis_answer_with_reasoning_and_cached_tokens(fleet: DynamoStack) -> None:
-    says: dict[str, Any] = {"seed": double.SAYS}
-    chat = fleet.answer("/v1/chat/completions", messages=HELLO, **says)
-    message = chat["choices"][0]["message"]
-    assert (message["reasoning_content"], message["content"]) == ("The user greets.", "Good morning.")
-    assert chat["usage"]["prompt_tokens_details"]["cached_tokens"] == 2
-    assert chat["choices"][0]["finish_reason"] == "stop"
-
-    raw = fleet.answer("/v1/completions", prompt="Hi", max_tokens=4, logprobs=2)
-    assert raw["choices"][0]["logprobs"]["token_logprobs"] == [-0.25] * 4
-    assert fleet.answer("/v1/responses", input="hi", max_output_tokens=5)["usage"]["output_tokens"] == 5
-    anthropic = fleet.answer("/v1/messages", messages=HELLO, max_tokens=5)
-    assert anthropic["stop_reason"] == "max_tokens"
-
-
-def test_a_tool_is_called(fleet: DynamoStack) -> None:
-    tools = [{"type": "function", "function": {"name": "look", "parameters": LOOK}}]
-    body: dict[str, Any] = {"messages": HELLO, "tools": tools, "seed": double.CALLS}
-    (choice,) = fleet.answer("/v1/chat/completions", **body)["choices"]
-
-    assert choice["finish_reason"] == "tool_calls"
-    assert choice["message"]["tool_calls"][0]["function"] == {"name": "look", "arguments": '{"x":1}'}
-
-
-def test_a_stream_has_the_text_of_the_whole_answer(fleet: DynamoStack) -> None:
-    whole = fleet.answer("/v1/completions", prompt="Once", max_tokens=50, temperature=0)["choices"][0]
-    assert stream(fleet, "Once", max_tokens=50).text == whole["text"]
 
 
 @pytest.mark.parametrize(

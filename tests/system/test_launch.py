@@ -2,7 +2,6 @@
 
 import os
 import re
-import shutil
 import signal
 import socket
 from functools import partial
@@ -64,14 +63,6 @@ def test_every_process_gets_flags_and_a_frontend_with_https_is_waited_for(run: R
     assert f"ready: https://127.0.0.1:{launch.port} (1 prefill, 1 decode)" in launch.read_until("ready:")
     for name, size in (("prefill-0", 7), ("decode-0", 9)):
         assert f" max_batch_size={size} (flag)" in (launch.run_dir / f"{name}.log").read_text()
-
-
-def test_a_slow_nats_server_is_waited_for(run: Run, tmp_path: Path) -> None:
-    (tmp_path / "nats-server").write_text(f'#!/bin/sh\nsleep 2\nexec {shutil.which("nats-server")} "$@"\n')
-    (tmp_path / "nats-server").chmod(0o755)
-    launch = run("local.sh --cluster", PATH=f"{tmp_path}:{os.environ['PATH']}")
-
-    assert "(1 prefill, 1 decode)" in launch.read_until("ready:")
 
 
 def has_workers(url: str, num_workers: int) -> bool:

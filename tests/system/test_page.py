@@ -23,15 +23,12 @@ SUGGESTED = "everything up and running?"
 CALL = "<|channel|>commentary to=functions.get_system_health<|message|>{}<|call|>"
 ANSWER = "<|channel|>final<|message|>healthy<|return|>"
 NUM_STREAMS = 1000
-REBOUND = "rebound.example"
-"""A name of another server that points to this one."""
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     with playwright.sync_playwright() as driver:
-        flags = ["--no-sandbox", f"--host-resolver-rules=MAP {REBOUND} 127.0.0.1"]
-        browser = driver.chromium.launch(executable_path=CHROMIUM, args=flags)
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         yield browser
         browser.close()
 
@@ -201,14 +198,3 @@ def test_a_frontend_that_does_not_answer_is_said(browser: Any, stack: Stack) -> 
         finally:
             frontend.signal(SIGCONT)
         page.wait_for_selector("#problem", state="hidden")
-
-
-def test_pages_of_other_origins_and_names_read_nothing(browser: Any, stack: Stack) -> None:
-    page = browser.new_page()
-    read = "url => fetch(url).then(answer => answer.text().then(() => answer.status), () => 'blocked')"
-    page.goto(f"http://localhost:{stack.port}/live")  # another origin
-    assert page.evaluate(read, f"{stack.url}/fleet") == "blocked"
-    assert page.goto(f"http://{REBOUND}:{stack.port}/").status == 403
-    for path in ("/fleet", "/health", "/metrics", "/page/page.js"):
-        assert page.evaluate(read, path) == 403
-    page.close()

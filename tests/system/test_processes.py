@@ -15,7 +15,6 @@ from typing import Any
 import httpx
 import pytest
 import yaml
-from prometheus_client.parser import text_string_to_metric_families
 
 from frontend.text.tokenizer import ModelTokenizer
 from tests.stack import MODEL, ROOT, Process, Stack
@@ -79,28 +78,6 @@ def children(process: Process) -> set[int]:
     return set(map(int, listed.split()))
 
 
-def counted(client: httpx.Client, sample: str, **labels: str) -> float:
-    """The sum of a metric's samples with these labels."""
-    page = client.get("/metrics").text
-    return sum(
-        found.value
-        for family in text_string_to_metric_families(page)
-        for found in family.samples
-        if found.name == sample and labels.items() <= found.labels.items()
-    )
-
-
-def test_metrics_are_those_of_both_processes(client: httpx.Client) -> None:
-    for _ in range(7):
-        body = {"model": MODEL, "prompt": "one", "max_tokens": 3}
-        assert client.post("/v1/completions", json=body).status_code == 200
-    for _ in range(4):  # of both processes
-        assert counted(client, "baton_requests_total", route="/v1/completions", status="200") == 7
-        assert counted(client, "baton_time_to_first_token_seconds_count", route="/v1/completions") == 7
-        assert counted(client, "baton_completion_tokens_total") == 21
-        assert client.get("/metrics").text.count("\nbaton_kv_blocks{") == 2  # one a worker
-
-
 def test_a_background_response_is_followed_and_cancelled_from_each(client: httpx.Client) -> None:
     for _ in range(4):  # requests go to both processes
         begun = client.post("/v1/responses", json={**ENDLESS, "stream": False}).json()
@@ -111,21 +88,6 @@ def test_a_background_response_is_followed_and_cancelled_from_each(client: httpx
         stopped = client.post(f"/v1/responses/{begun['id']}/cancel").json()
         assert stopped["status"] == "cancelled"
         assert client.post(f"/v1/responses/{begun['id']}/cancel").json() == stopped
-
-
-def test_the_events_of_a_background_response_are_the_same_from_each(client: httpx.Client) -> None:
-    body = {**ENDLESS, "max_output_tokens": 100, "stream": True}
-    with client.stream("POST", "/v1/responses", json=body) as stream:
-        lines = stream.iter_lines()
-        response_id = json.loads(next(line for line in lines if line[:6] == "data: ")[6:])["response"]["id"]
-        path = f"/v1/responses/{response_id}?stream=true"
-        pages = [client.get(path + rest).text for rest in ("", "", "", "&starting_after=3")]
-        others = [page.replace(": keep-alive\n\n", "") for page in pages]
-        ended = [json.loads(line[6:]) for line in lines if line[:6] == "data: "]
-    assert others[0] == others[1] == others[2]
-    assert others[0].split("\n\n")[4:] == others[3].split("\n\n")
-    assert ended[-1]["type"] == "response.incomplete"
-    assert json.loads(others[0].strip().rpartition("\n")[2][6:]) == ended[-1]
 
 
 def test_a_background_response_is_followed_and_deleted_at_another_frontend_of_the_store(
@@ -204,14 +166,6 @@ def test_processes_end_with_their_supervisor(frontend: Process, client: httpx.Cl
     left = children(frontend)
     frontend.kill()
     wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in left))
-
-
-def test_a_frontend_that_cannot_start_says_why_and_ends(stack: Stack) -> None:
-    process = stack.frontend("--num-processes", "2", "--response-store", "/proc/none/responses.sqlite3")
-    assert process.wait() == 2
-    assert "--response-store" in process.text()
-    assert "Traceback" not in process.text()
-    stack.processes.remove(process)
 
 
 def stream_of(num_tokens: int) -> Any:

@@ -5,7 +5,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from baton.errors import WorkerLost
 from tests.scripted_frontend import (
     CONTEXT_LENGTH,
     MODEL,
@@ -252,12 +251,3 @@ async def test_the_request_id_goes_from_header_to_worker_and_back() -> None:
         reply = await client.post(ROUTE, {"model": MODEL, "messages": [HI]}, {"x-request-id": given})
         assert client.tokens.requests[-1].request_id == reply.headers["x-request-id"]
         assert (reply.headers["x-request-id"] == given) is is_kept
-
-
-async def test_a_failure_in_mid_stream_is_an_error_event_and_the_end() -> None:
-    reply = await chat(ANSWER, stream=True, script={"fail_at": 40, "error": WorkerLost("The worker died.")})
-    assert reply.status == 200
-    assert reply.events[-1]["error"] == {
-        "message": "The worker died.", "type": "server_error", "param": None, "code": "worker_lost",
-    }  # fmt: skip
-    assert "[DONE]" not in reply.events

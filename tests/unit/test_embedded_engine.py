@@ -15,7 +15,7 @@ from tests.clock import jumping
 from tests.embedded import new_engine, started
 from tests.engine_calls import ask, handed_over, next_handoff, tokens
 from tests.memory_wire import Wire
-from tests.waiting import PATIENCE_S, scaled, until
+from tests.waiting import PATIENCE_S, until
 from workers.engines.embedded.engine import EmbeddedEngine
 
 
@@ -44,14 +44,6 @@ async def test_a_pull_that_hangs_is_cancelled_with_its_request(checkpoint: Path)
         assert decode.stats().kv_used_blocks == 0
 
 
-async def test_the_deadline_ends_a_pull_that_hangs(checkpoint: Path) -> None:
-    wire = Wire()
-    async with handed(checkpoint, wire) as handoff, started(checkpoint, wire) as decode:
-        wire.hold.clear()
-        with pytest.raises(DeadlineExceeded):
-            await answer(decode, ask(handoff=handoff, deadline_s=scaled(0.1)))
-
-
 async def test_a_handoff_that_expires_in_the_queue_is_not_pulled(checkpoint: Path) -> None:
     wire = Wire()
     async with (
@@ -76,15 +68,6 @@ async def test_the_same_buffers_serve_one_handoff_after_the_other(checkpoint: Pa
                 assert await anext(replies, None) is None
             assert prefill.stats().kv_pinned_blocks == 0
     assert len(wire.addresses) == 2  # one at either end
-
-
-async def test_a_pull_that_fails_ends_its_request_only(checkpoint: Path) -> None:
-    wire = Wire()
-    async with handed(checkpoint, wire) as handoff, started(checkpoint, wire) as decode:
-        wire.fault = HandoffFailed("the peer is gone")
-        with pytest.raises(HandoffFailed, match="gone"):
-            await answer(decode, ask(handoff=handoff))
-        assert len(await answer(decode, ask())) == 12
 
 
 async def test_a_first_token_that_the_model_does_not_have_fails_its_handoff(checkpoint: Path) -> None:

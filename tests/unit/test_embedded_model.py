@@ -117,33 +117,23 @@ def test_decodes_and_prompts_in_one_step_do_not_see_each_other(
         torch.testing.assert_close(got, expected(reference, ids)[first:], atol=TOLERANCE, rtol=0)
 
 
-@pytest.mark.parametrize("num_tokens", [3, WINDOW - 1, WINDOW, 70])
-def test_gathered_kv_is_all_that_decode_needs(
-    paged: Paged, reference: GptOssForCausalLM, num_tokens: int
+@pytest.mark.parametrize(
+    ("num_tokens", "num_held"),
+    [*((n, 0) for n in (3, WINDOW - 1, WINDOW)), *((70, n) for n in (0, 1, 37, 60, 69))],
+)
+def test_gathered_kv_is_all_that_decode_needs_and_its_end_what_a_later_turn_lacks(
+    paged: Paged, reference: GptOssForCausalLM, num_tokens: int, num_held: int
 ) -> None:
     ids = prompt(num_tokens + 1)
     source, target = paged.table(len(ids)), paged.table(len(ids))
     paged.run((Span(0, num_tokens, source), ids))
-    num_bytes = paged.pool.num_handoff_bytes(num_tokens)
-    buffer = torch.empty(num_bytes, dtype=torch.uint8)
+    if num_held:
+        paged.run((Span(0, num_held, target), ids))
+    buffer = torch.empty(paged.pool.num_handoff_bytes(num_tokens), dtype=torch.uint8)
     paged.pool.gather(source, num_tokens, buffer)
-    paged.pool.scatter(buffer, target, 0, num_tokens)
+    end = buffer[-paged.pool.num_handoff_bytes(num_tokens - num_held) :]
+    paged.pool.scatter(end, target, num_held, num_tokens)
     (logits,) = paged.run((Span(num_tokens, 1, target), ids))
-    torch.testing.assert_close(logits[0], expected(reference, ids)[-1], atol=TOLERANCE, rtol=0)
-
-
-@pytest.mark.parametrize("num_held", [1, 37, 60, 69])
-def test_what_a_later_turn_lacks_is_the_end_of_the_payload(
-    paged: Paged, reference: GptOssForCausalLM, num_held: int
-) -> None:
-    ids = prompt(71)
-    source, target = paged.table(len(ids)), paged.table(len(ids))
-    paged.run((Span(0, 70, source), ids))
-    paged.run((Span(0, num_held, target), ids))
-    buffer = torch.empty(paged.pool.num_handoff_bytes(70), dtype=torch.uint8)
-    paged.pool.gather(source, 70, buffer)
-    paged.pool.scatter(buffer[-paged.pool.num_handoff_bytes(70 - num_held) :], target, num_held, 70)
-    (logits,) = paged.run((Span(70, 1, target), ids))
     torch.testing.assert_close(logits[0], expected(reference, ids)[-1], atol=TOLERANCE, rtol=0)
 
 

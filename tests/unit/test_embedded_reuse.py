@@ -65,15 +65,6 @@ async def test_a_conversation_computes_its_new_tokens_only_and_answers_the_same(
             history = history + tokens + prompt(7, seed=turn)
 
 
-async def test_prefill_reuses_blocks_and_decode_says_so(checkpoint: Path) -> None:
-    async with pair(checkpoint) as (prefill, decode), started(checkpoint, enable_block_reuse=False) as other:
-        for num_cached in (0, 40, 40):  # all but the last token, whose logits are needed
-            request = ask(prompt(41))
-            expected = (await answer(other, request))[0]
-            assert await disaggregated(prefill, decode, request) == (expected, num_cached)
-        assert prefill.stats().num_prompt_tokens == 41 + 1 + 1
-
-
 @pytest.mark.parametrize("num_first", [6, 50, 150], ids=lambda n: f"{n} tokens")
 @pytest.mark.parametrize("sampling", [GREEDY, SEEDED], ids=["greedy", "seeded"])
 async def test_a_conversation_over_handoffs_moves_its_new_tokens_only(

@@ -4,7 +4,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.messages import Sampling
-from tests.guided import ScriptedMatcher
 from workers.engines.embedded.scheduler import Phase, Scheduler, Sequence, Step
 from workers.engines.embedded.settings import EmbeddedSettings, KvCacheSettings
 
@@ -48,30 +47,6 @@ def finish_step(target: Scheduler, step: Step, token_id: int = 7) -> None:
         target.advance(work, [token_id] if work.samples else [])
 
 
-def test_an_answer_sits_out_while_it_is_not_known_what_its_form_allows() -> None:
-    held, free = sequence(20), sequence(3)
-    held.matcher = ScriptedMatcher()
-    target = scheduler()
-    target.add(held)
-    target.add(free)
-    seen = []
-
-    def run_step() -> None:
-        step = target.plan()
-        seen.append([(work.sequence is held, work.start, work.samples) for work in step.work])
-        finish_step(target, step)
-
-    run_step()
-    run_step()
-    held.matcher.is_ready = True
-    run_step()
-    assert seen == [
-        [(True, 0, False)],
-        [(False, 0, True)],
-        [(False, 3, True), (True, 16, True)],
-    ]
-
-
 def test_a_smaller_priority_waits_less_and_equals_keep_their_order() -> None:
     target = scheduler(max_batch_size=1)
     running, *rest = [sequence(n, max_tokens=1) for n in (1, 2, 3, 4, 5)]
@@ -87,18 +62,6 @@ def test_a_smaller_priority_waits_less_and_equals_keep_their_order() -> None:
         order.append(len(step.work[0].token_ids))
         finish_step(target, step)
     assert order == [5, 2, 4, 3]
-
-
-def test_a_sequence_that_hands_off_is_pinned_with_its_prompt_done() -> None:
-    target = scheduler()
-    handed = sequence(9, hands_off=True)
-    target.add(handed)
-    finish_step(target, target.plan())
-    assert handed.phase is Phase.PINNED
-    assert (target.num_running, target.ledger.num_used, target.ledger.num_pinned) == (0, 0, 3)
-    assert target.plan().work == []
-    target.remove(handed)
-    assert target.ledger.num_pinned == 0
 
 
 @st.composite

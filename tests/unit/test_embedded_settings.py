@@ -1,7 +1,6 @@
 """The settings of our own engines: the demo's files load, and errors say what is allowed."""
 
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,14 +8,6 @@ import pytest
 from workers.engines.embedded.settings import EmbeddedSettings
 from workers.engines.mocker import MockerSettings
 from workers.settings import SettingsError, load_settings
-
-DEMO = Path(__file__).parents[2] / "engine_configs" / "demo"
-
-
-@pytest.mark.parametrize("name", ["prefill", "decode", "agg"])
-def test_the_demo_settings_load(name: str) -> None:
-    settings = load_settings(EmbeddedSettings, DEMO / f"{name}.yaml", {}).settings
-    assert settings.kv_cache_config.tokens_per_block == 16
 
 
 @pytest.mark.parametrize(

@@ -167,6 +167,7 @@ async def test_a_prefill_worker_lost_before_the_kv_has_moved_is_replaced_at_once
         ({"p1": failing(InvalidRequest("bad")), "d1": answer}, InvalidRequest, 1),
         ({"p1": hand_off, "d1": failing(DeadlineExceeded("over"))}, DeadlineExceeded, 2),
         ({f"d{i}": LOST for i in range(9)}, WorkerLost, 4),
+        ({"d1": failing(WorkerLost("gone"), after=2), "d2": failing(NotResumable("never"))}, NotResumable, 3),
     ],
 )
 async def test_what_cannot_be_repaired_ends_with_its_name(
@@ -397,13 +398,6 @@ async def test_another_answer_than_before_ends_with_an_error_and_no_other_token(
             async for chunk in generator.generate(request()):
                 got.extend(chunk.token_ids)
     assert got == [10, 11]
-
-
-async def test_an_engine_that_refuses_the_beginning_too_ends_the_request() -> None:
-    fleet = ScriptedWorkers(d1=failing(WorkerLost("gone"), after=2), d2=failing(NotResumable("never")))
-    with pytest.raises(NotResumable):
-        await generate(fleet)
-    assert fleet.called == ["d1", "d2", "d2"]
 
 
 BROKEN_OFF = failing(WorkerLost("gone"), after=2)
