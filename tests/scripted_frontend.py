@@ -31,6 +31,13 @@ from tests.scripted_workers import sampled
 
 MODEL = "toy/gpt-oss"
 CONTEXT_LENGTH = 4096
+HI = [{"role": "user", "content": "Hi"}]
+BODIES: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": HI},
+    "/v1/completions": {"prompt": "Hi"},
+    "/v1/responses": {"input": "Hi", "store": False},
+    "/v1/messages": {"messages": HI, "max_tokens": 9},
+}
 
 
 def byte_tokenizer() -> ModelTokenizer:

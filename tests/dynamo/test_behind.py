@@ -8,10 +8,9 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.conftest import free_port
 from tests.dynamo.behind import Behind
-from tests.stack import MODEL, START_TIMEOUT_S
-from tests.waiting import PATIENCE_S, wait_for
+from tests.stack import MODEL
+from tests.waiting import PATIENCE_S
 
 CONTEXT = 600
 WEATHER = {
@@ -36,18 +35,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Behind]:
 @pytest.fixture(scope="module")
 def batons(stack: Behind) -> str:
     """Baton's frontend beside Dynamo's, over the same workers: its URL."""
-    url = f"http://127.0.0.1:{free_port()}"
-    stack.start("batons", "frontend", "--http-port", url.rpartition(":")[2])
-    wait_for(lambda: _health(url).get("status") == "healthy", START_TIMEOUT_S)
-    return url
-
-
-def _health(url: str) -> dict[str, Any]:
-    try:
-        found: dict[str, Any] = httpx.get(f"{url}/health").json()
-    except httpx.TransportError:
-        return {}
-    return found
+    return stack.another_frontend()[1]
 
 
 def ask(url: str, path: str, **body: Any) -> dict[str, Any]:

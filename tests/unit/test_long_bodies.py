@@ -2,6 +2,7 @@
 
 import asyncio
 import copy
+import json
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 from frontend.http.body import LONG_BYTES, read
 from frontend.responses import create
 from frontend.text.tokenizer import ServedModel
-from tests.scripted_frontend import MODEL, TOKENIZER, Client, ScriptedFleet, ScriptedTokens
+from tests.scripted_frontend import BODIES, MODEL, TOKENIZER, Client, ScriptedFleet, ScriptedTokens
 
 
 class Empty(msgspec.Struct):
@@ -51,24 +52,13 @@ class NotingFleet(ScriptedFleet):
         return noting
 
 
-@pytest.mark.parametrize(
-    ("path", "body"),
-    [
-        ("/v1/chat/completions", lambda text: {"messages": [{"role": "user", "content": text}]}),
-        ("/v1/completions", lambda text: {"prompt": text}),
-        ("/v1/responses", lambda text: {"input": text, "store": False}),
-        (
-            "/v1/messages",
-            lambda text: {"messages": [{"role": "user", "content": text}], "max_tokens": 9},
-        ),
-    ],
-)
-async def test_only_long_prompts_are_tokenised_in_a_thread(path: str, body: Callable[[str], Any]) -> None:
+@pytest.mark.parametrize("path", BODIES)
+async def test_only_long_prompts_are_tokenised_in_a_thread(path: str) -> None:
     own = threading.get_ident()
     for num_chars in (10, LONG_BYTES):
         fleet = NotingFleet()
-        asked = {"model": MODEL, **body("x" * num_chars)}
-        reply = await Client(ScriptedTokens("<|return|>"), fleet).post(path, asked)
+        asked = json.dumps({"model": MODEL, **BODIES[path]}).replace('"Hi"', f'"{"x" * num_chars}"')
+        reply = await Client(ScriptedTokens("<|return|>"), fleet).post(path, asked.encode())
         assert reply.status == 200, reply.json
         assert (own in fleet.threads) is (num_chars == 10)
         assert fleet.threads

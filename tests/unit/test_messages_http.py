@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from baton.errors import BatonError, EngineFailure
-from frontend.messages.answer import PING, MessagesError
+from frontend.messages.answer import MessagesError
 from tests.scripted_frontend import (
+    HI,
     MODEL,
     TOKENIZER,
     AliasedFleet,
@@ -26,7 +27,6 @@ ANSWER = THINK + "<|channel|>final<|message|>Hello wörld<|return|>"
 PREAMBLE = "<|channel|>commentary<|message|>One moment.<|end|><|start|>assistant"
 CALL = '<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{"city":"Rome"}<|call|>'
 TOOL: Json = {"name": "get_weather", "input_schema": {"type": "object", "properties": {"city": {}}}}
-HI = [{"role": "user", "content": "Hi"}]
 FORMAT: Json = {"type": "json_schema", "schema": {"type": "object", "properties": {"city": {}}}}
 SEARCH = {"type": "web_search_20250305", "name": "web_search"}
 TOOLSET = {"type": "mcp_toolset", "mcp_server_name": "docs"}
@@ -146,20 +146,6 @@ async def test_a_stream_that_fails_ends_with_an_error_event() -> None:
     assert reply.status == 200
     assert reply.body.decode().split("\n\n")[-2].startswith("event: error\ndata: ")
     assert reply.events[-1] == {"type": "error", "error": {"type": "api_error", "message": "It broke."}}
-
-
-async def test_an_idle_stream_is_pinged() -> None:
-    tokens = ScriptedTokens(ANSWER, pause_at=0)
-    client = Client(tokens, first_event_wait_s=0.001, keep_alive_s=0.001)
-    written = bytearray()
-
-    def read(data: bytes) -> None:
-        written.extend(data)
-        if written.count(PING) == 3:
-            tokens.go_on.set()
-
-    client.on_write = read
-    assert (await ask(client, stream=True)).events[-1] == {"type": "message_stop"}
 
 
 @pytest.mark.parametrize("stream", [True, False])

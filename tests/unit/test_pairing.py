@@ -1,20 +1,17 @@
 """Which prefill workers feed which decode workers, and trials of a worker or a pair."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator
 
 import msgspec
 import pytest
 
-from baton.errors import HandoffFailed
-from baton.messages import GenerateRequest, KvHandoff, KvLayout, Request, Role, TokenChunk, WorkerInfo
+from baton.errors import BatonError, HandoffFailed
+from baton.messages import GenerateRequest, KvLayout, Reply, Role, TokenChunk, WorkerInfo
 from baton.pairing import refused_pairs, why_not_paired, works
-from baton.tcp import TcpTransport
 from tests import scripted_workers as scripted
 from tests.generators import none_abandoned
-from tests.planes import HANDOFF, Stream
-from tests.waiting import PATIENCE_S, until
+from tests.scripted_workers import HANDOFF, ScriptedWorkers, script
 
 LAYOUT = KvLayout(dtype="bfloat16", tokens_per_block=32, num_layers=36, num_kv_heads=8, head_dim=64)
 
@@ -86,66 +83,14 @@ def test_refused_are_pairs_of_one_model_only() -> None:
     ]
 
 
-class Answers:
-    """A worker that gives these replies, raising errors among them, and then waits if it `stays`."""
-
-    def __init__(self, *replies: TokenChunk | KvHandoff | Exception, stays: bool = False) -> None:
-        self.requests: list[GenerateRequest] = []
-        self.num_open = 0
-        self.saw_open: list[int] = []
-        self.other: Answers | None = None
-        self._replies = replies
-        self._stays = stays
-
-    async def answer(self, request: Request) -> Stream:
-        assert isinstance(request, GenerateRequest)
-        self.requests.append(request)
-        self.num_open += 1
-        try:
-            for reply in self._replies:
-                await asyncio.sleep(0)  # not in the turn of the one before
-                if self.other is not None:
-                    self.saw_open.append(self.other.num_open)
-                if isinstance(reply, Exception):
-                    raise reply
-                yield reply
-            if self._stays:
-                await asyncio.Event().wait()
-        finally:
-            self.num_open -= 1
-
-
 CHUNK = TokenChunk(token_ids=(1,))
 
 
-@asynccontextmanager
-async def plane(*answers: Answers) -> AsyncIterator[tuple[TcpTransport, list[str]]]:
-    transport = TcpTransport()
-    async with (
-        asyncio.timeout(PATIENCE_S),
-        transport.serve("0", answers[0].answer) as first,
-        transport.serve("1", answers[-1].answer) as second,
-    ):
-        yield transport, [first, second]
-        await transport.close()
-
-
-@pytest.mark.parametrize(
-    ("answers", "succeeds"),
-    [
-        (Answers(CHUNK, stays=True), True),
-        (Answers(), False),
-        (Answers(HandoffFailed("no")), False),
-    ],
-)
-async def test_a_worker_works_if_it_replies_and_is_not_asked_for_more(
-    answers: Answers, succeeds: bool
-) -> None:
-    async with plane(answers) as (transport, addresses):
-        with none_abandoned():
-            assert await works(transport, worker(Role.DECODE, address=addresses[0]), limit_s=9.0) == succeeds
-        await until(lambda: not answers.num_open)
-    assert [each.deadline_s for each in answers.requests] == [9.0]
+async def test_a_worker_that_ends_without_a_reply_does_not_work() -> None:
+    fleet = ScriptedWorkers(d=script())
+    with none_abandoned():
+        assert not await works(fleet, worker(Role.DECODE), limit_s=9.0)
+    assert [(name, each.deadline_s) for name, each in fleet.calls] == [("d", 9.0)]
 
 
 @pytest.mark.parametrize("role", Role)
@@ -159,18 +104,22 @@ async def test_a_worker_works_if_it_replies_and_is_not_asked_for_more(
     ],
 )
 async def test_a_pair_works_if_decode_ends_while_prefill_holds_the_kv(
-    role: Role, prefilled: list[TokenChunk | KvHandoff], decoded: list[TokenChunk | Exception], succeeds: bool
+    role: Role, prefilled: list[Reply], decoded: list[Reply | BatonError], succeeds: bool
 ) -> None:
-    prefill, decode = Answers(*prefilled, stays=bool(prefilled)), Answers(*decoded)
-    decode.other = prefill
-    async with plane(prefill, decode) as (transport, addresses):
-        pair = [worker(Role.PREFILL, address=addresses[0]), worker(Role.DECODE, address=addresses[1])]
-        mine, partner = pair if role is Role.PREFILL else reversed(pair)
-        assert await works(transport, mine, partner, limit_s=9.0) == succeeds
-        await until(lambda: not prefill.num_open)
-    assert [each.handoff for each in prefill.requests] == [None]
-    if prefilled == [HANDOFF]:
-        assert [each.handoff for each in decode.requests] == [HANDOFF]
-        assert decode.saw_open == [1, 1]
-    else:
-        assert not decode.requests
+    saw_open = []
+
+    async def decode(sent: GenerateRequest) -> AsyncGenerator[Reply, None]:
+        for step in decoded:
+            await asyncio.sleep(0)  # not in the turn of the one before
+            saw_open.append(list(fleet.open))
+            async for reply in script(step)(sent):
+                yield reply
+
+    fleet = ScriptedWorkers(p=script(*prefilled, *[None] * len(prefilled)), d=decode)
+    pair = [worker(Role.PREFILL), worker(Role.DECODE)]
+    mine, partner = pair if role is Role.PREFILL else reversed(pair)
+    assert await works(fleet, mine, partner, limit_s=9.0) == succeeds
+    assert fleet.open == []
+    is_handed_over = prefilled == [HANDOFF]
+    assert [each.handoff for _, each in fleet.calls] == [None, *[HANDOFF] * is_handed_over]
+    assert saw_open == [["p", "d"]] * 2 * is_handed_over

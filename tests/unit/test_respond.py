@@ -13,7 +13,7 @@ from frontend.http.respond import Delivery
 from tests.alive import Newborn
 from tests.clock import jumping
 from tests.generators import none_abandoned
-from tests.scripted_frontend import MODEL, Client, ScriptedTokens
+from tests.scripted_frontend import BODIES, MODEL, Client, ScriptedTokens
 
 ANSWER = (
     "<|channel|>analysis<|message|>Think.<|end|><|start|>assistant<|channel|>final<|message|>Hello<|return|>"
@@ -36,9 +36,8 @@ class Slow:
 
     async def ask(self, path: str = ROUTE, **fields: Any) -> None:
         """Send a request, by default to chat, and wait until its answer has ended."""
-        given = {"messages": [{"role": "user", "content": "Hi"}]} if path == ROUTE else {"input": "Hi"}
         self._client.take = self._take
-        await self._client.post(path, {"model": MODEL, **given, **fields})
+        await self._client.post(path, {"model": MODEL, **BODIES[path], "store": True, **fields})
 
     async def _take(self, message: Any) -> None:
         if len(self.messages) >= self._num_taken:
@@ -149,11 +148,9 @@ async def test_a_server_that_must_stop_sends_an_error_and_counts_it(stream: bool
     assert requests(client, "503") == 1
 
 
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses"])
+@pytest.mark.parametrize("path", BODIES)
 async def test_a_stream_is_neither_cached_nor_held_back_by_proxies(path: str) -> None:
-    fields = {"messages": [{"role": "user", "content": "Hi"}]} if "chat" in path else {"input": "Hi"}
-    client = Client(ScriptedTokens(ANSWER))
-    reply = await client.post(path, {"model": MODEL, "stream": True, "store": False, **fields})
+    reply = await Client(ScriptedTokens(ANSWER)).post(path, {"model": MODEL, "stream": True, **BODIES[path]})
     assert reply.headers["content-type"].startswith("text/event-stream")
     assert (reply.headers["cache-control"], reply.headers["x-accel-buffering"]) == ("no-cache", "no")
 

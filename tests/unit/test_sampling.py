@@ -1,6 +1,5 @@
 """A body's sampling fields as token requests: defaults, limits, whose word counts when two speak."""
 
-from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -86,11 +85,9 @@ def test_sampling_is_resolved_within_what_the_context_leaves(
     assert {name: getattr(sampled, name) for name in made} == made
 
 
-async def made(
-    request: TurnRequest, check_load: Callable[[str, str, float], None] = lambda *_: None
-) -> list[GenerateRequest]:
+async def made(request: TurnRequest) -> list[GenerateRequest]:
     client = Client(request_id="r", deadline_s=7.0, owner="key")
-    choices = await prepare(request, client, SERVED, Thoughts(), check_load, max_choices=4)
+    choices = await prepare(request, client, SERVED, Thoughts(), lambda *_: None, max_choices=4)
     return [choice.request for choice in choices]
 
 
@@ -114,19 +111,3 @@ def test_prompts_of_8192_tokens_can_be_scored_and_longer_ones_not() -> None:
     assert sampling_of(scored, served, 8192).prompt_logprobs == 0
     with pytest.raises(InvalidRequest, match="limited to prompts of 8192 tokens"):
         sampling_of(scored, served, 8193)
-
-
-async def test_a_safety_identifier_counts_more_than_a_user() -> None:
-    callers: list[str] = []
-    for fields in ({"user": "a"}, {"user": "a", "safety_identifier": "b"}):
-        await made(asked(fields, [1]), lambda _, caller, __: callers.append(caller))
-    assert callers == ["key a", "key b"]
-
-
-@pytest.mark.parametrize(
-    ("key", "user", "caller"),
-    [("", None, "10.0.0.1"), ("k", None, "k "), ("", "u", " u"), ("k", "u", "k u")],
-)
-def test_a_caller_is_a_key_and_a_user_or_else_an_address(key: str, user: str | None, caller: str) -> None:
-    client = Client(request_id="r", deadline_s=7.0, owner=key, address="10.0.0.1")
-    assert client.caller(user) == caller

@@ -9,17 +9,11 @@ import pytest
 from baton.errors import BatonError, EngineFailure, NoWorkers, Overloaded
 from baton.messages import GenerateRequest, TokenChunk
 from frontend.http.answer import KEEP_ALIVE
+from frontend.messages.answer import PING
 from frontend.record import Leg
 from tests.clock import run_jumping
-from tests.scripted_frontend import MODEL, Client, Reply, ScriptedTokens
-from tests.waiting import PATIENCE_S
+from tests.scripted_frontend import BODIES, MODEL, Client, Reply, ScriptedTokens
 
-BODIES: dict[str, dict[str, object]] = {
-    "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hi"}]},
-    "/v1/completions": {"prompt": "Hi"},
-    "/v1/responses": {"input": "Hi", "store": False},
-    "/v1/messages": {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 9},
-}
 TEXT = "<|channel|>final<|message|>Hello<|return|>"
 
 
@@ -82,7 +76,7 @@ def test_a_stream_of_two_choices_begins_when_both_are_taken() -> None:
     assert first_byte_s == pytest.approx(40.1, abs=0.05)
 
 
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/responses"])
+@pytest.mark.parametrize("path", [*BODIES][:3])
 def test_users_of_a_key_take_turns_and_without_either_addresses_do(path: str) -> None:
     async def main() -> list[str]:
         tokens = QueuedTokens(0)
@@ -105,31 +99,22 @@ def test_users_of_a_key_take_turns_and_without_either_addresses_do(path: str) ->
     assert (ann, bob, bob_without) == (key + "ann", key + "bob", " bob")
 
 
-def held(path: str, **script: Any) -> Reply:
-    """A stream whose model says nothing until the client has got two comments."""
+@pytest.mark.parametrize("path", BODIES)
+async def test_a_failure_after_the_first_byte_is_an_error_event_and_the_end(path: str) -> None:
+    """The model says nothing until the client has got three comments, or pings."""
+    tokens = ScriptedTokens(TEXT, pause_at=0, fail_at=0, error=EngineFailure("The engine broke."))
+    client = Client(tokens, first_event_wait_s=0.001, keep_alive_s=0.001)
+    written, beat = bytearray(), PING if path == "/v1/messages" else KEEP_ALIVE
 
-    async def scenario() -> Reply:
-        tokens = ScriptedTokens("<|channel|>final<|message|>Hello", pause_at=0, **script)
-        client = Client(tokens, first_event_wait_s=0.001, keep_alive_s=0.001)
-        written = bytearray()
+    def read(data: bytes) -> None:
+        written.extend(data)
+        if written.count(beat) == 3:
+            tokens.go_on.set()
 
-        def read(data: bytes) -> None:
-            written.extend(data)
-            if written.count(KEEP_ALIVE) == 2:
-                tokens.go_on.set()
-
-        client.on_write = read
-        body = {"model": MODEL, "stream": True, **BODIES[path]}
-        return await asyncio.wait_for(client.post(path, body), PATIENCE_S)
-
-    return asyncio.run(scenario())
-
-
-@pytest.mark.parametrize("path", [*BODIES][:3])
-def test_a_failure_after_the_first_byte_is_an_error_event_and_the_end(path: str) -> None:
-    reply = held(path, fail_at=0, error=EngineFailure("The engine broke."))
+    client.on_write = read
+    reply = await client.post(path, {"model": MODEL, "stream": True, **BODIES[path]})
     assert reply.status == 200
-    assert reply.writes[0].endswith(KEEP_ALIVE)
+    assert reply.writes[0].endswith(beat)
     last = reply.events[-1]
     assert last.get("response", last)["error"]["message"] == "The engine broke."
     assert reply.body.count(b"The engine broke.") == 1

@@ -7,17 +7,10 @@ import pytest
 
 from baton.errors import Overloaded
 from frontend.stages import STAGES
-from tests.scripted_frontend import MODEL, Client, Reply, ScriptedTokens
+from tests.scripted_frontend import BODIES, MODEL, Client, Reply, ScriptedTokens
 
 ANSWER = "<|channel|>final<|message|>Yes<|return|>"
 CHAT = "/v1/chat/completions"
-MESSAGES = [{"role": "user", "content": "Hi"}]
-BODIES: dict[str, dict[str, Any]] = {
-    CHAT: {"messages": MESSAGES},
-    "/v1/completions": {"prompt": "Hi"},
-    "/v1/responses": {"input": "Hi"},
-    "/v1/messages": {"messages": MESSAGES, "max_tokens": 9},
-}
 TIMINGS: dict[str, Any] = {"stream": True, "stream_options": {"include_timings": True}}
 
 

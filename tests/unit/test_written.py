@@ -156,28 +156,6 @@ async def test_a_response_that_continues_another_is_counted_with_its_history() -
         assert counted == (await post(client, RESPONSES, body)).json["usage"]["input_tokens"]
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda message: message["tool_calls"][0]["function"].update(arguments='{"a":2}'),
-        lambda message: message["tool_calls"][0]["function"].update(arguments='{"a":true}'),
-        lambda message: message["tool_calls"][0]["function"].update(name="g"),
-        lambda message: message.update(content="Other words."),
-        lambda message: message.update(reasoning_content="Other thoughts."),
-    ],
-)
-async def test_a_changed_answer_is_rendered(change: Any) -> None:
-    client = Client(ScriptedTokens(THINK + CALLS[0]))
-    answer = (await post(client, CHAT, {"messages": [HI], "tools": [F]})).json
-    change(message := answer["choices"][0]["message"])
-    await post(client, CHAT, chat_round(answer) | {"tools": [F]})
-    assert not grown(client)
-    call = message["tool_calls"][0]["function"]
-    said = TOKENIZER.decode(client.tokens.requests[1].token_ids, shows_special=True)
-    name, arguments = call["name"], call["arguments"]
-    assert f"to=functions.{name}<|channel|>commentary <|constrain|>json<|message|>{arguments}<|call|>" in said
-
-
 @pytest.mark.parametrize("tokens_per_chunk", [1, 1000])
 async def test_an_answer_that_was_repaired_is_rendered_with_its_thoughts(tokens_per_chunk: int) -> None:
     answer = f"{THINK}<|channel|>commentary functions.f<|message|>{{}}<|call|>"  # no `to=`
