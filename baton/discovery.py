@@ -34,7 +34,7 @@ class Discovery(Protocol):
         ...
 
     def watch(self) -> AsyncGenerator[tuple[WorkerInfo, ...], None]:
-        """Full snapshots ordered by worker id: one at once, then one per change."""
+        """Full snapshots ordered by worker id: one once the registry has answered, then one per change."""
         ...
 
     async def close(self) -> None:

@@ -76,7 +76,7 @@ class EtcdDiscovery:
             await registration.withdraw()
 
     async def watch(self) -> AsyncGenerator[tuple[WorkerInfo, ...], None]:
-        """See `Discovery`. Yields an empty fleet first if etcd is unreachable; never raises."""
+        """See `Discovery`. Yields nothing until etcd has answered; never raises."""
         fleet: dict[bytes, WorkerInfo] = {}
         shown: tuple[WorkerInfo, ...] | None = None
         doubtful = False
@@ -91,9 +91,6 @@ class EtcdDiscovery:
             except EtcdError as error:
                 doubtful = True
                 self._note(error)
-                if shown is None:
-                    shown = ()
-                    yield shown
                 await asyncio.sleep(_RETRY_S)  # etcd is unreachable: retry after a pause
 
     async def close(self) -> None:

@@ -309,14 +309,19 @@ class Noting:
 
     is_reachable = False
 
+    async def watch(self) -> AsyncGenerator[tuple[WorkerInfo, ...], None]:
+        if self._is_mute:
+            await asyncio.Event().wait()
+        async with aclosing(self._inner.watch()) as snapshots:
+            async for snapshot in snapshots:
+                yield snapshot
+
     async def reachable(self) -> None:
         if self._is_mute:
             await asyncio.Event().wait()
 
     @asynccontextmanager
     async def register(self, info: WorkerInfo) -> AsyncIterator[None]:
-        if self._is_mute:
-            await asyncio.Event().wait()
         name = "ready" if info.is_ready else "warming"
         async with self._inner.register(info):
             self._noted.append(name)
@@ -366,7 +371,7 @@ async def test_a_worker_waits_for_what_it_needs_for_a_minute_or_until_it_is_stop
     tmp_path: Path, mute: str
 ) -> None:
     loop, stopped = asyncio.get_running_loop(), asyncio.Event()
-    unloaded = ValueError("it loads later") if mute == "plane" else None
+    unloaded = ValueError("it loads later")
     chosen, engines = noting(tmp_path, [], mute), (ScriptedEngine(unloaded), ScriptedEngine(unloaded))
     leaving = asyncio.create_task(run_worker(chosen, engines[0], stopped))
     await asyncio.sleep(30)
