@@ -110,10 +110,11 @@ class Wire(Protocol):
 class FrameWriter:
     """Batches signals to one peer: those put in one turn of the event loop leave in one frame.
 
-    `refuse(signal, error)` is called for a signal that cannot be sent: too large, or not encodable.
+    `refuse(signal, error)` is called for a signal that cannot be sent (too large, or not encodable) and may
+    return a small one that is sent in its place.
     """
 
-    def __init__(self, wire: Wire, refuse: Callable[[Signal, BatonError], object]) -> None:
+    def __init__(self, wire: Wire, refuse: Callable[[Signal, BatonError], Signal | None]) -> None:
         self._wire = wire
         self._refuse = refuse
         self._loop = asyncio.get_running_loop()
@@ -160,8 +161,8 @@ class FrameWriter:
         if len(signals) > 1:
             for signal in signals:
                 self._send([signal])
-        else:
-            self._refuse(signals[0], refusal)
+        elif (instead := self._refuse(signals[0], refusal)) is not None:
+            self._send([instead])
 
 
 class FrameReader(Generic[T]):

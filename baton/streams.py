@@ -397,12 +397,14 @@ class WorkerLink:
             log.exception(Line("answer failed", request_id=name))
             put(End(number, broken.to_wire()))
 
-    def _cannot_send(self, signal: Signal, error: BatonError) -> None:
-        if isinstance(signal, Next | End):
-            log.error("reply_refused reason=%s", error.message)
-            if (stream := self._streams.get(signal.stream)) is not None:
-                stream.cancel()
-            self._writer.put(End(signal.stream, error.to_wire()))
+    def _cannot_send(self, signal: Signal, error: BatonError) -> End | None:
+        """The end of its stream: no later reply may come without this one."""
+        if not isinstance(signal, Next | End):
+            return None
+        log.error("reply_refused reason=%s", error.message)
+        if (stream := self._streams.get(signal.stream)) is not None:
+            stream.cancel()
+        return End(signal.stream, error.to_wire())
 
     def _tick(self) -> None:
         if self._reader.tick() >= CALLER_PATIENCE * self._service.pace.num_silent:

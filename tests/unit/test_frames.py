@@ -8,6 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from baton import frames
+from baton.errors import BatonError
 from baton.frames import (
     Beat,
     End,
@@ -94,7 +95,12 @@ def test_a_token_below_zero_breaks_the_link() -> None:
 async def test_any_signals_leave_in_order_in_frames_below_the_limit(sizes: list[int], limit: int) -> None:
     replies: list[Signal] = [Next(i, TokenChunk(token_ids=(9,) * size)) for i, size in enumerate(sizes)]
     wire, refused = Sent(limit), list[Signal]()
-    writer = FrameWriter(wire, lambda signal, _: refused.append(signal))
+
+    def refuse(signal: Signal, _: BatonError) -> Signal:
+        refused.append(signal)
+        return Beat()
+
+    writer = FrameWriter(wire, refuse)
     for reply in replies:
         writer.put(reply)
     await asyncio.sleep(0)  # frames are sealed once a turn
@@ -102,7 +108,7 @@ async def test_any_signals_leave_in_order_in_frames_below_the_limit(sizes: list[
     assert [number for number, _ in opened] == list(range(len(opened)))
     assert all(len(each) <= limit for each in wire.frames)
     assert [signal for _, signals in opened for signal in signals] == [
-        reply for reply in replies if reply not in refused
+        Beat() if reply in refused else reply for reply in replies
     ]
     assert all(len(frame(0, signal)) > limit for signal in refused)
 

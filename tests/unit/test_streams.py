@@ -119,6 +119,18 @@ async def test_a_worker_that_never_answered_on_a_new_link_never_got_the_request(
 
 
 @jumping
+async def test_no_reply_follows_one_that_is_too_large_to_be_sent() -> None:
+    async def answer(_: Request) -> AsyncGenerator[Reply, None]:
+        for size in (1, 20_000, 2):  # in one turn of the event loop
+            yield TokenChunk(token_ids=(7,) * size)
+
+    async with aclosing(Pair(answer).call(a_request())) as replies:
+        assert await anext(replies) == TokenChunk(token_ids=(7,))
+        with pytest.raises(InvalidRequest, match="exceeds this request plane's limit"):
+            await anext(replies)
+
+
+@jumping
 async def test_no_credit_lets_a_worker_send_more_than_one_window() -> None:
     service = Service("w", count_up, PACE)
     caller = RawCaller(service)
