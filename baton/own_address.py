@@ -19,20 +19,30 @@ def own_address(servers: Sequence[str]) -> str:
 
     IPv4 if there is a choice; loopback without URLs. Looks names up. Raises WrongAddress.
     """
-    problems = []
-    for url in servers:
-        parts = urlsplit(url if "://" in url else f"//{url}")
-        try:
-            places = socket.getaddrinfo(parts.hostname, parts.port or 1, type=socket.SOCK_DGRAM)
-            family, kind, _, _, place = min(places, key=lambda place: place[0] != socket.AF_INET)
-            with socket.socket(family, kind) as probe:
-                probe.connect(place)  # sends nothing
-                return str(probe.getsockname()[0])
-        except (OSError, ValueError) as error:
-            problems.append(f"{without_secrets(url)}: {error}")
     if not servers:
         return "127.0.0.1"
+    problems = []
+    for url in servers:
+        try:
+            return _route(url)
+        except (OSError, ValueError) as error:
+            problems.append(f"{without_secrets(url)}: {error}")
     raise WrongAddress(f"--host {AUTO}: no route to {'; '.join(problems)}; give this machine's address")
+
+
+def _route(url: str) -> str:
+    parts = urlsplit(url if "://" in url else f"//{url}")
+    places = socket.getaddrinfo(parts.hostname, parts.port or 1, type=socket.SOCK_DGRAM)
+    problem = OSError("no address")
+    for family, kind, _, _, place in sorted(places, key=lambda place: place[0] != socket.AF_INET):
+        try:
+            with socket.socket(family, kind) as probe:
+                probe.connect(place)  # sends nothing
+                address: str = probe.getsockname()[0]
+                return address
+        except OSError as error:
+            problem = error
+    raise problem
 
 
 def check_address(host: str) -> None:

@@ -1,5 +1,6 @@
 """The address that a process announces: that of the route to a server, and one of this machine."""
 
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,15 @@ from workers.__main__ import main
 )
 def test_it_is_that_of_the_route_to_the_first_server(servers: list[str], address: str) -> None:
     assert own_address(servers) == address
+
+
+def test_a_server_may_have_an_address_without_a_route_beside_one_with(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    places = [(socket.AF_INET6, ("::1", 1)), (socket.AF_INET, ("255.255.255.255", 1))]  # for broadcasts only
+    found = [(family, socket.SOCK_DGRAM, 0, "", place) for family, place in places]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+    assert own_address(["http://etcd:2379"]) == "::1"
 
 
 def test_without_a_route_it_must_be_given() -> None:
