@@ -52,8 +52,11 @@ def make_private(folder: Path) -> None:
     """Create the folder with mode 0700 if missing. Raises UnsafeFolder if others could write to it, or to the
     folder that it is in. Folders further up are not checked: a watcher takes only files of this user.
     """
+    folder = folder.absolute()
     try:
-        folder.mkdir(0o700, parents=True, exist_ok=True)
+        for missing in reversed([parent for parent in folder.parents if not parent.exists()]):
+            missing.mkdir(0o700, exist_ok=True)
+        folder.mkdir(0o700, exist_ok=True)
         own, parent = folder.stat(), folder.resolve().parent.stat()
     except (OSError, RuntimeError) as error:  # RuntimeError: links in a circle
         raise UnsafeFolder(f"The registry {folder} cannot be created: {error}. {_ADVICE}") from error

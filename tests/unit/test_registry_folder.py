@@ -32,9 +32,13 @@ def test_without_a_runtime_folder_the_default_is_in_the_users_home(
     assert default_registry() == Path("/home/user/.local/state/baton/registry")
 
 
-def test_it_is_made_for_this_user_alone(tmp_path: Path) -> None:
-    make_private(tmp_path / "a" / "b")
-    assert (tmp_path / "a" / "b").stat().st_mode & 0o777 == 0o700
+def test_it_is_made_with_its_parents_for_this_user_alone(tmp_path: Path) -> None:
+    mask = os.umask(0)
+    try:
+        make_private(tmp_path / "a" / "b")
+    finally:
+        os.umask(mask)
+    assert [(tmp_path / name).stat().st_mode & 0o777 for name in ("a", "a/b")] == [0o700, 0o700]
 
 
 @pytest.mark.parametrize(
