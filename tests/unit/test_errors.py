@@ -1,5 +1,7 @@
 """The error tree: what each error is for a client, and on the wire."""
 
+import pytest
+
 from baton import errors
 from baton.errors import BatonError, ErrorInfo, from_wire
 
@@ -29,6 +31,15 @@ def test_each_error_has_its_code_status_and_type() -> None:
         if isinstance(each, type) and issubclass(each, BatonError)
     }
     assert found == TREE
+
+
+@pytest.mark.parametrize("name", TREE)
+def test_an_error_is_the_same_after_the_wire(name: str) -> None:
+    kind: type[BatonError] = getattr(errors, name)
+    received = from_wire(kind("why", param="top_p", retry_after_s=2.5).to_wire())
+
+    assert type(received).__name__ == ("WorkerLost" if name == "WorkerUnreached" else name)
+    assert (str(received), received.param, received.retry_after_s) == ("why", "top_p", 2.5)
 
 
 def test_an_error_of_a_newer_peer_is_an_internal_one() -> None:
