@@ -269,10 +269,11 @@ class NatsTransport(Plane):
         super().__init__(liveness_s)
         self._untaken_s = liveness_s + _LATER_THAN_LIVENESS_S
         self._server_urls = [url.strip() for url in server_urls.split(",")]
-        callbacks = {"error_cb": _on_error, "disconnected_cb": self._on_disconnect}
+        callbacks = {"error_cb": self._on_error, "disconnected_cb": self._on_disconnect}
         self._options: dict[str, Any] = {"flush_timeout": liveness_s, **callbacks, **_OPTIONS, **options}
         self._connecting: asyncio.Task[Publisher] | None = None
         self._publisher: Publisher | None = None
+        self._problem = ""
         self._probing: asyncio.Task[None] | None = None
         self._inbox = Mailbox(f"baton.v1.caller.{secrets.token_hex(8)}")
         self._mailboxes = [self._inbox]
@@ -379,6 +380,16 @@ class NatsTransport(Plane):
                 await client.close()
         return publisher
 
+    async def _on_error(self, error: Exception) -> None:
+        """An outage is logged elsewhere. What else keeps this process away, such as a wrong login, comes with
+        every attempt to connect, too: it is logged once.
+        """
+        is_outage, problem = isinstance(error, _OUTAGES), repr(error)
+        is_known = is_outage or (problem == self._problem and not self.is_reachable)
+        log.log(logging.DEBUG if is_known else logging.WARNING, "nats_error reason=%s", problem)
+        if not is_outage:
+            self._problem = problem
+
     async def _on_disconnect(self) -> None:
         if self._publisher is not None and not self._closed:
             self._lose_server(self._publisher)
@@ -409,8 +420,3 @@ class NatsTransport(Plane):
         for mailbox in self._mailboxes:
             for served, _ in list(mailbox.links.values()):
                 served.lose(_AWAY)
-
-
-async def _on_error(error: Exception) -> None:
-    level = logging.DEBUG if isinstance(error, _OUTAGES) else logging.WARNING
-    log.log(level, "nats_error reason=%r", error)

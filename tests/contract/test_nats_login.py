@@ -13,6 +13,7 @@ import pytest
 
 from baton.connect import Wires
 from baton.errors import BrokerLost
+from baton.nats import NatsTransport
 from baton.nats_login import nats_options
 from baton.tls import CredentialError
 from tests.certificates import Authority
@@ -161,6 +162,21 @@ async def test_without_the_login_there_is_no_server(
         async with asyncio.timeout(PATIENCE_S), foreign.serve("w", count_up):
             pass
     await foreign.close()
+
+
+async def test_a_refused_login_is_logged_once(
+    launch_nats: LaunchServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = launch_nats("--user", "u", "--pass", "sesame")
+    transport = NatsTransport(server.url, user="u", password="wrong")
+    for _ in range(3):
+        with pytest.raises(ConnectionError, match="no NATS server at"):
+            async with transport.serve("w", count_up):
+                pass
+    await transport.close()
+    assert caplog.text.count("Authorization Violation") == 1
+    assert "wrong" not in caplog.text
+    server.kill()
 
 
 @pytest.mark.parametrize(
