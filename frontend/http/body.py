@@ -155,6 +155,8 @@ def _type_of(struct: type) -> inspect.StructType:
 
 
 def _kinds(kind: inspect.Type) -> tuple[inspect.Type, ...]:
+    if isinstance(kind, inspect.Metadata):  # of a type with a description
+        kind = kind.type
     return kind.types if isinstance(kind, inspect.UnionType) else (kind,)
 
 
@@ -200,19 +202,21 @@ def _explained(error: msgspec.ValidationError, value: Any, struct: type, path: s
     if not steps and not path:
         return InvalidRequest("The body must be a JSON object.")
     kinds: list[inspect.Type] = [_type_of(struct)]
+    owners, field = kinds, ""
     for name, index in steps:
         if name:
-            kinds, path = _field_kinds(kinds, name), _join(path, name)
-        elif index == "...":  # of an object with any keys, which only whole fields of bodies are
+            owners, field = kinds, name
+            kinds, path, value = _field_kinds(kinds, name), _join(path, name), _inside(value, name)
+        elif index == "...":  # of an object with any keys
             kinds = [
                 k for kind in kinds if isinstance(kind, inspect.DictType) for k in _kinds(kind.value_type)
             ]
-            path = _join(path, _wrong_key(value, struct, steps[0][0]))
+            path = _join(path, _wrong_key(value, owners, field))
         else:
             kinds = [
                 k for kind in kinds if isinstance(kind, inspect.ListType) for k in _kinds(kind.item_type)
             ]
-            path += f"[{index}]"
+            path, value = f"{path}[{index}]", _inside(value, int(index))
     if place.startswith("`key`"):
         kinds = [kind.key_type for kind in kinds if isinstance(kind, inspect.DictType)]
         return InvalidRequest(f"Each key of `{path}` must be {_allowed(kinds)}.", param=path)
@@ -233,10 +237,20 @@ def _field_kinds(kinds: Iterable[inspect.Type], name: str) -> list[inspect.Type]
     return [kind for field in fields for kind in _kinds(field.type)]
 
 
-def _wrong_key(value: Any, struct: type, field: str) -> str:
-    """The key of the first entry that does not fit a struct's field of type dict."""
-    hint = get_type_hints(struct, include_extras=True)[field]
-    for key, item in (value or {}).get(field, {}).items():
+def _inside(value: Any, place: str | int) -> Any:
+    """What is there; None if nothing is, as for the first of two fields with one name."""
+    try:
+        return value[place]
+    except (LookupError, TypeError):
+        return None
+
+
+def _wrong_key(value: Any, kinds: Iterable[inspect.Type], field: str) -> str:
+    """The key of the first entry of an object that does not fit the field of a struct of these kinds."""
+    structs = (kind.cls for kind in kinds if isinstance(kind, inspect.StructType))
+    owner = next(struct for struct in structs if field in struct.__struct_fields__)
+    hint = get_type_hints(owner, include_extras=True)[field]
+    for key, item in value.items() if isinstance(value, dict) else ():
         try:
             msgspec.convert({key: item}, hint)
         except msgspec.ValidationError:

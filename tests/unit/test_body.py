@@ -140,6 +140,7 @@ def test_a_byte_order_mark_is_skipped() -> None:
 
 class Cat(msgspec.Struct, tag_field="kind", tag="cat"):
     lives: Annotated[int, msgspec.Meta(ge=1, le=9)]
+    toys: dict[str, int] = {}
 
 
 class Dog(msgspec.Struct, tag_field="kind", tag="dog"):
@@ -148,7 +149,7 @@ class Dog(msgspec.Struct, tag_field="kind", tag="dog"):
 
 class Home(msgspec.Struct):
     pets: Annotated[list[Cat | Dog], msgspec.Meta(min_length=1, max_length=3)]
-    size: Literal["small", "large"] | None = None
+    size: Annotated[Literal["small", "large"] | None, msgspec.Meta(description="Of the home.")] = None
     rooms: dict[Annotated[str, msgspec.Meta(pattern="^[a-z]+$")], int] | None = None
     stop: str | list[str] | None = None
     owner: Cat | Dog | Literal["none"] | None = None
@@ -171,6 +172,7 @@ NAME = "a string (length at least 1, length at most 5)"
         ({"size": "huge"}, "size", "must be one of large, small."),
         ({"rooms": {"Hall": 1}}, "rooms", "Each key of `rooms` must be a string (pattern ^[a-z]+$)."),
         ({"rooms": {"hall": 1, "bath": 1.5}}, "rooms.bath", "must be an integer."),
+        ({"pets": [{"kind": "cat", "toys": {"a": 1, "b": "x"}}]}, "pets[0].toys.b", "must be an integer."),
         ({"stop": [None]}, "stop[0]", "must be a string."),
         ({"stop": 1}, "stop", "must be a string or an array."),
         ({"owner": 1}, "owner", "must be one of none or an object."),
@@ -187,6 +189,13 @@ def test_a_fault_is_named_by_its_path_and_what_is_allowed(
     assert error.value.param == path
     assert why.replace("`rooms`", f"`{path}`") in error.value.message
     assert f"`{path}`" in error.value.message
+
+
+@pytest.mark.parametrize("later", [b"5", b"[]", b"{}", b"null"])
+def test_a_fault_in_the_first_of_two_fields_with_one_name_is_refused(later: bytes) -> None:
+    for first in (b'"rooms": {"hall": 1.5}, "rooms": ', b'"pets": [{"kind": "dog", "name": 1}], "pets": '):
+        with pytest.raises(InvalidRequest, match="must be a"):
+            decode(b"{" + first + later + b"}", Home)
 
 
 NAMES = st.sampled_from(["role", "content", "type", "text", "function", "name", "tools", "mode", "1"])
