@@ -11,7 +11,6 @@ import httpx
 import jsonschema
 import pytest
 
-from tests.guided import ENDLESS
 from tests.stack import MODEL, Stack
 from tests.waiting import PATIENCE_S
 
@@ -169,16 +168,3 @@ def test_a_schema_that_cannot_be_enforced_is_a_400_with_the_reason(stack: Stack)
         error = reply.json()["error"]
         assert (reply.status_code, error["param"]) == (400, "response_format.json_schema.schema")
         assert "not" in error["message"]
-
-
-def test_a_slow_schema_is_its_own_clients_400(stack: Stack) -> None:
-    def post(schema: Json) -> httpx.Response:
-        form = json_schema(schema, strict=True)
-        return stack.post("/v1/chat/completions", messages=QUESTION, max_tokens=5, response_format=form)
-
-    with ThreadPoolExecutor(4) as threads:
-        slow, *others = threads.map(post, [ENDLESS["slow"], *({"const": i} for i in range(3))])
-    assert [reply.status_code for reply in others] == [200] * 3
-    error = slow.json()["error"]
-    assert (slow.status_code, error["param"]) == (400, "response_format.json_schema.schema")
-    assert "CPU time" in error["message"]

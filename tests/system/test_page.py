@@ -2,9 +2,8 @@
 
 import json
 import shutil
-import socket
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from itertools import product
 from signal import SIGCONT, SIGSTOP
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.stack import MODEL, Stack
-from tests.waiting import PATIENCE_S, wait_for
+from tests.waiting import PATIENCE_S
 
 playwright = pytest.importorskip("playwright.sync_api")
 CHROMIUM = shutil.which("chromium")
@@ -22,7 +21,6 @@ CANARY = "canary-4711"
 SUGGESTED = "everything up and running?"
 CALL = "<|channel|>commentary to=functions.get_system_health<|message|>{}<|call|>"
 ANSWER = "<|channel|>final<|message|>healthy<|return|>"
-NUM_STREAMS = 1000
 
 
 @pytest.fixture(scope="module")
@@ -160,22 +158,6 @@ def test_it_is_legible_in_both_schemes_and_fits(browser: Any, stack: Stack) -> N
             dark = page.evaluate("getComputedStyle(document.body).backgroundColor.match(/\\d+/)[0] < 128")
             assert dark is (scheme == "dark")
             assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
-
-
-def test_a_thousand_streams_need_no_more_elements(browser: Any, stack: Stack) -> None:
-    body = {"model": MODEL, "prompt": "Hi", "max_tokens": 1500, "stream": True, "ignore_eos": True}
-    data = json.dumps(body).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(data)}\r\n"
-    with opened(browser, stack) as page, ExitStack() as streams:
-        before = page.evaluate("document.querySelectorAll('*').length")
-        for _ in range(NUM_STREAMS):
-            stream = streams.enter_context(socket.create_connection(("127.0.0.1", stack.port)))
-            stream.sendall(f"{head}content-type: application/json\r\n\r\n".encode() + data)
-        wait_for(lambda: f"{NUM_STREAMS:,}" in words(page, "#stages"))
-        assert f"{NUM_STREAMS:,}" in words(page, "#totals")
-        after = page.evaluate("document.querySelectorAll('*').length")
-        assert after < before + 100  # the ten slowest, the curves; not the streams
-    stack.wait_idle()
 
 
 def test_a_killed_worker_turns_red(browser: Any, stack: Stack) -> None:

@@ -4,6 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.messages import Sampling
+from tests.guided import ScriptedMatcher
 from workers.engines.embedded.scheduler import Phase, Scheduler, Sequence, Step
 from workers.engines.embedded.settings import EmbeddedSettings, KvCacheSettings
 
@@ -45,6 +46,19 @@ def sizes(step: Step) -> list[tuple[int, int]]:
 def finish_step(target: Scheduler, step: Step, token_id: int = 7) -> None:
     for work in step.work:
         target.advance(work, [token_id] if work.samples else [])
+
+
+def test_an_answer_sits_out_while_it_is_not_known_what_its_form_allows() -> None:
+    held, free = sequence(20), sequence(3)
+    held.matcher = ScriptedMatcher()
+    target, seen = scheduler(), []
+    target.add(held)
+    target.add(free)
+    for held.matcher.is_ready in (False, False, True):
+        step = target.plan()
+        seen.append([(work.sequence is held, work.start, work.samples) for work in step.work])
+        finish_step(target, step)
+    assert seen == [[(True, 0, False)], [(False, 0, True)], [(False, 3, True), (True, 16, True)]]
 
 
 def test_a_smaller_priority_waits_less_and_equals_keep_their_order() -> None:

@@ -4,7 +4,6 @@ import asyncio
 import errno
 import fcntl
 import os
-import time
 import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager
@@ -67,16 +66,6 @@ async def test_a_registration_that_cannot_be_written_leaves_nothing_behind(tmp_p
         await FilesDiscovery(tmp_path).register(worker("w1")).__aenter__()
     assert [path.name for path in tmp_path.iterdir()] == ["w1.json"]
     assert num_open() == num_before
-
-
-@pytest.mark.parametrize(("age_s", "is_shown"), [(8, True), (12, False)])
-def test_a_file_that_was_not_touched_for_ten_seconds_is_not_shown(
-    tmp_path: Path, age_s: float, is_shown: bool
-) -> None:
-    path = tmp_path / "w1.json"
-    with held(path):
-        os.utime(path, (time.time() - age_s,) * 2)
-        assert (look(tmp_path) == (worker("w1"),)) == is_shown
 
 
 @jumping

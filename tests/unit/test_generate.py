@@ -403,14 +403,6 @@ async def test_another_answer_than_before_ends_with_an_error_and_no_other_token(
 BROKEN_OFF = failing(WorkerLost("gone"), after=2)
 
 
-@jumping
-async def test_a_running_answer_waits_for_a_decode_worker_to_join() -> None:
-    fleet = ScriptedWorkers(p1=hand_off, d1=BROKEN_OFF)
-    asyncio.get_running_loop().call_later(4, fleet.join, "d2", answer)
-    assert (await generate(fleet, wait_for_worker_s=5, deadline_s=9)) == WHOLE
-    assert fleet.called == ["p1", "d1", "p1", "d2"]
-
-
 @pytest.mark.parametrize(
     ("wait_for_worker_s", "deadline_s", "raised", "after_s"),
     [(5, 9, WorkerLost, 5), (5, 3, DeadlineExceeded, 3), (0, 9, WorkerLost, 0)],

@@ -149,3 +149,10 @@ def test_blanks_before_a_channel_leave_room_for_the_rest_of_the_header() -> None
     deltas, parser = parse(blanks + "<|channel|>commentary to=functions.bash json<|message|>{}<|call|>")
     assert messages(deltas) == [{"call": "bash", "arguments": "{}"}]
     assert parser.repairs == {}
+
+
+def test_ids_outside_the_vocabulary_say_nothing() -> None:
+    parser = HarmonyParser(VOCABULARY, TOOLS)
+    odd = [-1, -257, len(VOCABULARY.token_bytes), 10**9]
+    ids = [*odd, *encode("<|channel|>final<|message|>H"), *odd, *encode("i<|return|>")]
+    assert messages(parser.feed(ids)) == [{"text": "Hi"}]
