@@ -12,9 +12,7 @@ from msgspec.structs import replace
 from baton.errors import (
     BatonError,
     DeadlineExceeded,
-    EngineFailure,
     HandoffFailed,
-    InvalidRequest,
     NotReady,
     WorkerLost,
 )
@@ -59,7 +57,7 @@ class Scripted:
 
 
 class Library:
-    """An adapter of a library that answers with `steps`. ValueError is a request's fault, OSError fatal."""
+    """An adapter of a library that answers with `steps`."""
 
     label, version, is_positional = "Library", "1", True
 
@@ -91,10 +89,6 @@ class Library:
         return info, KEEP_S, 640
 
     def submit(self, call: Call) -> None:
-        if isinstance(self.refusal, BatonError):
-            raise self.refusal
-        if self.refusal is not None:
-            raise self.failure(self.refusal, call)
         call.result = Scripted(call, list(self.steps))
         self.answers.append(call.result)
 
@@ -119,9 +113,7 @@ class Library:
         return True
 
     def failure(self, error: Exception, _: Call) -> BatonError:
-        if isinstance(error, ValueError):
-            return InvalidRequest(str(error))
-        return WorkerLost(str(error)) if isinstance(error, OSError) else EngineFailure(str(error))
+        return WorkerLost(str(error))
 
     def figures(self, calls: Set[Call]) -> WorkerStats:
         return WorkerStats(num_running=len(calls))
@@ -152,38 +144,11 @@ async def handed_over(**changes: Any) -> GenerateRequest:
         return after_handoff(ask(**changes), await next_handoff(replies))
 
 
-@pytest.mark.parametrize(
-    ("error", "kind", "breaks"),
-    [
-        (ValueError("too long"), InvalidRequest, False),
-        (KeyError("odd"), EngineFailure, False),
-        (HandoffFailed("gone"), HandoffFailed, False),
-        (OSError("a rank died"), WorkerLost, True),
-    ],
-    ids=repr,
-)
-@pytest.mark.parametrize("at_once", [True, False])
-async def test_an_error_ends_its_request_or_the_engine(
-    error: Exception, kind: type[BatonError], breaks: bool, at_once: bool
-) -> None:
-    library = Library(4)
+async def test_a_broken_library_is_stopped_as_one() -> None:
+    library = Library(OSError("a rank died"))
     engine = await started(library)
-    other = asyncio.create_task(tokens(engine.decode(ask())))
-    await asyncio.sleep(0)
-    if at_once:
-        library.refusal = error
-    else:
-        library.steps = (error,)
-    with pytest.raises(kind):
+    with pytest.raises(WorkerLost, match="a rank died"):
         await tokens(engine.decode(ask()))
-    assert engine.stats().num_running == 1
-    if not breaks:
-        other.cancel()
-        return
-    for call in (other, tokens(engine.decode(ask())), next_handoff(engine.prefill(ask()))):
-        with pytest.raises(WorkerLost, match="a rank died"):
-            await call
-    assert "a rank died" in await engine.failed()
     await engine.stop()
     assert library.stops == [True]
 

@@ -43,12 +43,8 @@ async def test_a_stored_response_can_be_had_again_until_it_is_deleted() -> None:
         assert (gone.status, gone.error["code"]) == (404, "response_not_found")
         assert (await client.delete(url)).status == 404
         assert (await client.get(url + "/input_items")).status == 404
-
-
-async def test_store_false_stores_nothing() -> None:
-    async with frontend(ANSWER) as client:
-        made = (await client.respond(store=False)).json
-        assert (await client.get(f"/v1/responses/{made['id']}")).status == 404
+        unstored = (await client.respond(store=False)).json
+        assert (await client.get(f"/v1/responses/{unstored['id']}")).status == 404
 
 
 async def test_a_conversation_goes_on_from_the_previous_response_without_its_instructions() -> None:

@@ -4,8 +4,6 @@ import json
 from typing import Any
 
 import pytest
-from openai.types.responses import Response, ResponseStreamEvent
-from pydantic import TypeAdapter
 
 from baton.errors import BatonError, Overloaded, WorkerLost
 from tests.scripted_frontend import TOKENIZER, Client, Reply, ScriptedTokens
@@ -30,7 +28,6 @@ Item = tuple[str, str]  # what it is, its text; a call is "call NAME"
 THOUGHT, ONCE_MORE = ("reasoning", "Think."), ("reasoning", "Once more.")
 MOMENT = ("commentary", "One moment.")
 HELLO, WEATHER = ("final_answer", "Hello wörld"), ("call get_weather", '{"city":"Rome"}')
-EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 CASES: list[tuple[str, list[Item]]] = [
     (FINAL, [HELLO]),
     (THINK + FINAL, [THOUGHT, HELLO]),
@@ -104,12 +101,11 @@ def check_item(events: list[dict[str, Any]], index: int, kind: str, text: str, s
 
 
 def numbered(reply: Reply) -> list[dict[str, Any]]:
-    """The events without their numbers, which have no gaps; the SDK's types accept each."""
+    """The events without their numbers, which have no gaps."""
     names = [line[7:] for line in reply.body.decode().split("\n") if line.startswith("event: ")]
     events = reply.events
     assert names == [event["type"] for event in events]
     for i, event in enumerate(events):
-        EVENT.validate_python(event)
         assert event.pop("sequence_number") == i
     return events
 
@@ -139,7 +135,6 @@ async def test_each_item_has_its_events_in_order_and_the_end_has_it_all(
     assert ended | dict.fromkeys(differing) == begun | dict.fromkeys(differing)
     assert (ended["status"], ended["output"]) == ("completed", output)
     whole = await respond(text, script=script, tools=TOOLS)
-    Response.model_validate(whole.json)
     assert without_ids(ended) == without_ids(whole.json)
 
 

@@ -11,7 +11,6 @@ from openai.types.responses import Response
 
 from baton.messages import Guided
 from frontend.harmony.conversation import ToolResult
-from frontend.http.exchange import Bodies
 from frontend.responses.items import (
     FunctionCallItem,
     PatchOutputItem,
@@ -136,17 +135,6 @@ async def test_the_input_of_a_custom_tool_is_held_to_its_grammar(syntax: str) ->
     held = form_of(client).last[0]
     assert (held.syntax, held.grammar) == (syntax, "start: /a/")
     assert held.param == "tools[0].format.definition"
-
-
-async def test_input_tokens_are_those_of_the_prompt() -> None:
-    client = Client(ScriptedTokens(call("functions.close", "{}")))
-    fields: Json = {"tools": [CLOSE, PATCH], "instructions": "Be brief."}
-    used = (await respond(client, **fields)).json["usage"]["input_tokens"]
-    body = {"model": MODEL, "input": [HI], **fields}
-    reply = await client.post("/v1/responses/input_tokens", body)
-    assert (reply.status, reply.json) == (200, {"object": "response.input_tokens", "input_tokens": used})
-    small = Client(ScriptedTokens(""), bodies=Bodies(max_body_bytes=100))
-    assert (await small.post("/v1/responses/input_tokens", body)).status == 413
 
 
 @pytest.mark.parametrize("summary", ["auto", "concise", "detailed"])

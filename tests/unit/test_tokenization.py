@@ -60,13 +60,9 @@ async def test_what_cannot_be_served_names_the_field(body: dict[str, Any], statu
     assert (reply.status, reply.error["param"]) == (status, param)
 
 
-@pytest.mark.parametrize(
-    ("path", "body"),
-    [("/tokenize", {"prompt": "x"}), ("/v1/messages/count_tokens", {"messages": MESSAGES})],
-)
-async def test_requests_and_their_unknown_fields_are_counted(path: str, body: dict[str, Any]) -> None:
+async def test_requests_and_their_unknown_fields_are_counted() -> None:
     client = Client(ScriptedTokens(""))
-    reply = await client.post(path, {"model": MODEL, "foo": 1, **body})
+    reply = await client.post("/tokenize", {"model": MODEL, "foo": 1, "prompt": "x"})
     assert reply.headers["x-baton-ignored"] == "foo"
     assert client.metric("baton_ignored_fields_total", field="foo") == 1
-    assert client.metric("baton_requests_total", route=path, model=MODEL, status="200") == 1
+    assert client.metric("baton_requests_total", route="/tokenize", model=MODEL, status="200") == 1

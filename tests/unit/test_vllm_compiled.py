@@ -17,12 +17,8 @@ def test_workers_with_different_ports_find_the_same_compiled_files() -> None:
     """vLLM's own processes import `inside`; the double has vLLM's cache factors."""
     factors = [_factors(port, "workers.engines.vllm.inside") for port in (20_001, 20_002)]
     assert factors[0] == factors[1] == "{'VLLM_USE_AOT_COMPILE': '1'}\n"
-    assert _factors(20_001, "vllm.envs") != _factors(20_002, "vllm.envs")
-    unpatched = [
-        _factors(port, "workers.engines.vllm.inside", BATON_VLLM_WITHOUT="compiled")
-        for port in (20_001, 20_002)
-    ]
-    assert unpatched[0] != unpatched[1]
+    unpatched = _factors(20_001, "workers.engines.vllm.inside", BATON_VLLM_WITHOUT="compiled")
+    assert "20001" in unpatched
 
 
 def _factors(port: int, imported: str, **more: str) -> str:

@@ -3,19 +3,18 @@
 import asyncio
 import logging
 from collections.abc import AsyncGenerator
+from functools import partial
 
 import pytest
 
 from baton.errors import HandoffFailed
-from baton.messages import GenerateRequest, KvHandoff, KvLayout, Reply, Request, Role, TokenChunk, WorkerInfo
+from baton.messages import KvLayout, Role, WorkerInfo
 from tests import scripted_workers as scripted
 from tests.clock import jumping, run_jumping
 from tests.generators import none_abandoned
+from tests.scripted_workers import HANDOFF, Script, ScriptedWorkers, answer, failing, hand_off, hang
 from workers.registration import warm_up_pairs
 
-HANDOFF = KvHandoff(
-    worker_id="p", incarnation="p", first_token=1, num_prompt_tokens=1, ttl_s=9, engine_state=b""
-)
 PREFILL, DECODE = Role.PREFILL, Role.DECODE
 
 
@@ -25,79 +24,46 @@ def worker(name: str, role: Role, **changes: object) -> WorkerInfo:
     return scripted.worker(name, **facts | changes)
 
 
-class Peer:
-    """A worker that answers in its role and records requests and closed calls; `fails` selects a failure."""
+class House(ScriptedWorkers):
+    """A discovery that shows `fleet`, and a transport to these peers by name."""
 
-    def __init__(self, role: Role, fails: str = "") -> None:
-        self.asked: list[GenerateRequest] = []
-        self.num_open = 0
-        self._role = role
-        self._fails = fails
-
-    async def answer(self, request: Request) -> AsyncGenerator[Reply, None]:
-        assert isinstance(request, GenerateRequest)
-        self.asked.append(request)
-        self.num_open += 1
-        try:
-            if self._fails == "hangs":
-                await asyncio.Event().wait()
-            if self._fails == "raises":
-                raise HandoffFailed("no route to the KV")
-            if self._role is DECODE or self._fails == "finishes":
-                assert self._fails == "finishes" or request.handoff is not None
-                yield TokenChunk((1, 2), "length")
-                return
-            yield HANDOFF
-            await asyncio.Event().wait()
-        finally:
-            self.num_open -= 1
-
-
-class House(scripted.PlaneDouble):
-    """A discovery that shows `fleet`, and a transport to its peers by name."""
-
-    def __init__(self, fleet: list[WorkerInfo], peers: dict[str, Peer]) -> None:
+    def __init__(self, fleet: list[WorkerInfo], **scripts: Script) -> None:
+        super().__init__(**scripts)
         self._fleet = tuple(fleet)
-        self._peers = peers
 
     async def watch(self) -> AsyncGenerator[tuple[WorkerInfo, ...], None]:
         yield self._fleet
 
-    def call(self, address: str, request: Request) -> AsyncGenerator[Reply, None]:
-        return self._peers[address].answer(request)
 
-
-def warmed(card: WorkerInfo, own: Peer, house: House) -> tuple[str, ...]:
+def warmed(house: House, card: WorkerInfo) -> tuple[str, ...]:
     async def main() -> tuple[str, ...]:
         with none_abandoned():
-            return await warm_up_pairs(card, own.answer, house, house)
+            return await warm_up_pairs(card, partial(house.call, "me"), house, house)
 
     return run_jumping(main())
 
 
 @pytest.mark.parametrize("role", [PREFILL, DECODE])
 def test_either_side_runs_a_request_through_each_pair_and_nothing_stays_open(role: Role) -> None:
-    other = DECODE if role is PREFILL else PREFILL
-    own, peers = Peer(role), {"a": Peer(other), "b": Peer(other)}
+    other, works = DECODE if role is PREFILL else PREFILL, {PREFILL: hand_off, DECODE: answer}
     fleet = [worker("me", role), worker("a", other), worker("b", other, is_ready=False)]
-
-    assert warmed(fleet[0], own, House(fleet, peers)) == ()
-
-    assert [len(peer.asked) for peer in peers.values()] == [1, 1]
-    assert [own.num_open, *(peer.num_open for peer in peers.values())] == [0, 0, 0]
-    asked = [request for peer in (own, *peers.values()) for request in peer.asked]
+    house = House(fleet, me=works[role], a=works[other], b=works[other])
+    assert warmed(house, fleet[0]) == ()
+    assert (sorted(house.called), house.open) == (["a", "b", "me", "me"], [])
+    asked = [request for _, request in house.calls]
     assert {len(request.token_ids) for request in asked} == {33}  # more than two blocks
     assert {(r.sampling.max_tokens, r.sampling.ignore_eos) for r in asked} == {(2, True)}
-    assert len({tuple(request.token_ids) for request in own.asked}) == 2  # not in any cache
+    assert len({tuple(request.token_ids) for request in asked}) == 2  # of each pair, not in any cache
+    decoded = [r for name, r in house.calls if (role if name == "me" else other) is DECODE]
+    assert [request.handoff for request in decoded] == [HANDOFF] * 2
 
 
 @jumping
 async def test_peers_that_hang_cost_twenty_seconds_together() -> None:
-    names = ["a", "b", "c"]
-    fleet = [worker("me", DECODE), *(worker(name, PREFILL) for name in names)]
-    house = House(fleet, {name: Peer(PREFILL, "hangs") for name in names})
+    fleet = [worker("me", DECODE), *(worker(name, PREFILL) for name in "abc")]
+    house = House(fleet, me=answer, a=hang, b=hang, c=hang)
     began_s = asyncio.get_running_loop().time()
-    assert await warm_up_pairs(fleet[0], Peer(DECODE).answer, house, house) == ("a", "b", "c")
+    assert await warm_up_pairs(fleet[0], partial(house.call, "me"), house, house) == ("a", "b", "c")
     assert (asyncio.get_running_loop().time() - began_s) == pytest.approx(20)
 
 
@@ -109,8 +75,7 @@ def test_only_workers_that_can_be_paired_are_asked(caplog: pytest.LogCaptureFixt
         worker("unlike", DECODE, engine_version="2"),
         worker("agg", DECODE, kv_transfer=""),
     ]
-
-    assert warmed(fleet[0], Peer(PREFILL), House(fleet, {})) == ()
+    assert warmed(House(fleet), fleet[0]) == ()
     assert "refused pair me -> unlike: engine version 1 is not 2" in caplog.text
     assert "refused pair me -> agg: kv transfer tcp is not none" in caplog.text
 
@@ -118,20 +83,19 @@ def test_only_workers_that_can_be_paired_are_asked(caplog: pytest.LogCaptureFixt
 @pytest.mark.parametrize(
     ("fails", "says"),
     [
-        ("hangs", "TimeoutError"),
-        ("raises", "no route to the KV"),
-        ("finishes", "prefill returned TokenChunk"),
+        (hang, "TimeoutError"),
+        (failing(HandoffFailed("no route to the KV")), "no route to the KV"),
+        (answer, "prefill returned TokenChunk"),
     ],
 )
 def test_a_peer_that_fails_is_named_and_the_others_are_warm(
-    fails: str, says: str, caplog: pytest.LogCaptureFixture
+    fails: Script, says: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    own, peers = Peer(DECODE), {"bad": Peer(PREFILL, fails), "good": Peer(PREFILL)}
     fleet = [worker("me", DECODE), worker("bad", PREFILL), worker("good", PREFILL)]
-
-    assert warmed(fleet[0], own, House(fleet, peers)) == ("bad",)
+    house = House(fleet, me=answer, bad=fails, good=hand_off)
+    assert warmed(house, fleet[0]) == ("bad",)
     assert "cold pair worker=me peer=bad" in caplog.text
     assert says in caplog.text
     assert "warm pair worker=me peer=good" in caplog.text
-    assert [own.num_open, peers["bad"].num_open, peers["good"].num_open] == [0, 0, 0]
+    assert house.open == []

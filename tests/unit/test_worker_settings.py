@@ -42,18 +42,6 @@ def write(folder: Path, text: str) -> Path:
     return path
 
 
-def test_a_typed_flag_beats_the_yaml_which_beats_the_default(tmp_path: Path) -> None:
-    path = write(tmp_path, "max_batch_size: 4\ncache:\n  fraction: 0.5\n")
-
-    loaded = load_settings(Engine, path, {"cache.fraction": 0.7})
-
-    assert loaded.settings == Engine(max_batch_size=4, cache=Cache(tokens_per_block=16, fraction=0.7))
-    assert loaded.lines() == [
-        f"max_batch_size=4 ({path})",
-        "cache.fraction=0.7 (flag)",
-    ]
-
-
 @pytest.mark.parametrize("text", ["1e9", "1.5", "1.0e+3"])
 def test_what_is_no_whole_number_is_refused(tmp_path: Path, text: str) -> None:
     path = write(tmp_path, f"max_batch_size: {text}\n")

@@ -245,7 +245,7 @@ CALL = (
 
 
 async def test_a_conversation_with_calls_keeps_the_date_of_its_beginning() -> None:
-    client, fleet = on_a_fleet(CALL)
+    client = Client(ScriptedTokens(CALL), fleet := ScriptedFleet())
     said = [HI]
     for day in ("2026-11-21", "2026-11-22", "2026-11-23"):
         fleet.current_date = day
@@ -254,20 +254,9 @@ async def test_a_conversation_with_calls_keeps_the_date_of_its_beginning() -> No
     assert dates(client) == ["2026-11-21"] * 3 + ["2026-11-23"]
     counted = await client.post("/tokenize", {"model": MODEL, "messages": said[:-2], "tools": [F]})
     assert counted.json["tokens"] == client.tokens.requests[2].token_ids
-
-
-async def test_an_answer_of_another_conversation_gives_no_date() -> None:
-    client, fleet = on_a_fleet(CALL)
-    said = [HI, *(await turn_of(client, [HI]))]
-    fleet.current_date = "2026-11-22"
-    said[1]["content"] = "Changed."
-    await turn_of(client, said)
-    assert dates(client) == ["2026-11-21", "2026-11-22"]
-
-
-def on_a_fleet(text: str) -> tuple[Client, ScriptedFleet]:
-    fleet = ScriptedFleet()
-    return Client(ScriptedTokens(text), fleet), fleet
+    said[1]["content"] = "Changed."  # an answer of another conversation
+    await turn_of(client, said[:3])
+    assert dates(client)[-1] == "2026-11-23"
 
 
 async def turn_of(client: Client, said: list[Json]) -> list[Json]:
