@@ -6,7 +6,7 @@ import fcntl
 import os
 import tracemalloc
 from collections.abc import Callable, Iterator
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AsyncExitStack, ExitStack, contextmanager
 from pathlib import Path
 
 import msgspec
@@ -139,6 +139,16 @@ def test_the_file_of_a_new_owner_is_not_taken_for_the_dead_ones(
             patched.setattr(fcntl, "flock", overtaken)
             assert look(tmp_path) == ()
         assert look(tmp_path) == (alive,)
+
+
+def test_no_more_files_are_read_than_there_can_be_workers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("baton.files.MAX_WORKERS", 3)
+    with ExitStack() as stack:
+        for i in range(5):
+            stack.enter_context(held(tmp_path / f"w{i}.json", worker(f"w{i}")))
+        assert len(look(tmp_path)) == 3
 
 
 def test_no_more_of_a_file_is_read_than_a_registration_may_have(tmp_path: Path) -> None:
