@@ -80,10 +80,9 @@ def probe_model(path: Path) -> Model:
     try:
         if not path.is_dir():
             return Model(path=str(path), problem="is not a folder, nor a model in the hub's cache")
+        found = [each.name for each in path.iterdir() if each.suffix == ".safetensors"]
         config, index = _read(path / "config.json", _Config), _read(path / _INDEX, _Index)
-        shards = (
-            sorted(set(index.weight_map.values())) if index else [p.name for p in path.glob("*.safetensors")]
-        )
+        shards = sorted(set(index.weight_map.values())) if index else found
         wanted = ["config.json", "tokenizer.json", *(shards or ["model.safetensors"])]
         sizes = {name: _num_bytes(path / name) for name in wanted}
         return Model(

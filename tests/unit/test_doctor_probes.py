@@ -76,6 +76,19 @@ def test_files_that_are_not_there_are_missing(tmp_path: Path) -> None:
     assert probe_model(DEMO).missing == ()
 
 
+def test_a_folder_that_this_user_cannot_read_is_not_empty() -> None:
+    user = os.geteuid()
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0)
+        try:
+            if user == 0:  # who could read it
+                os.seteuid(65534)
+            assert probe_model(Path(name)).problem == "Permission denied"
+        finally:
+            os.seteuid(user)
+            Path(name).chmod(0o700)
+
+
 @given(st.binary(max_size=200) | st.text().map(str.encode))
 @example(b"[" * 3000)
 @example(b'{"weight_map": {"x": "a\\u0000"}}')
