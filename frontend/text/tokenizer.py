@@ -129,11 +129,16 @@ class ModelTokenizer:
         there are more than `limit`."""
         token_ids: list[int] = []
         for segment in segments:
-            if isinstance(segment, SpecialToken):
-                token_ids.append(self.special_ids[segment])
-            else:
-                token_ids += self.encode_text_segment(segment, limit) if isinstance(segment, str) else segment
-                _rest(limit, token_ids)
+            match segment:  # without calls of `isinstance`
+                case SpecialToken():
+                    token_ids.append(self.special_ids[segment])
+                    continue
+                case str():
+                    token_ids += self.encode_text_segment(segment, limit)
+                case _:
+                    token_ids += segment
+            if len(token_ids) > limit:
+                raise TooManyTokens
         start, answer = self.special_ids[SpecialToken.START], list(self.encode_text_segment("assistant"))
         num_opening = token_ids.index(start)
         while token_ids[num_opening + 1 : num_opening + 1 + len(answer)] != answer:
