@@ -38,10 +38,7 @@ _TOOLS = [{"type": "function", "function": {"name": "look", "description": "Look
 _FLAT_TOOLS = [{"type": "function", "name": "look", "parameters": _LOOK}]
 _CLAUDES_TOOLS = [{"name": "look", "description": "Looks.", "input_schema": _LOOK}]
 _NAMED: Json = {"type": "function", "function": {"name": "look"}}
-_JSON_SCHEMA: Json = {
-    "type": "json_schema",
-    "json_schema": {"name": "x", "strict": True, "schema": _SCHEMA},
-}
+_JSON_SCHEMA: Json = {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": _SCHEMA}}
 _CALLED: Json = {
     "role": "assistant",
     "content": None,

@@ -49,10 +49,7 @@ def _embedded(checkpoint: Path, *, speculates: bool = False) -> Build:
             ),
         )
         return EmbeddedEngine(
-            settings,
-            model_path=checkpoint,
-            role=role,
-            transceiver=CacheTransceiver("127.0.0.1"),
+            settings, model_path=checkpoint, role=role, transceiver=CacheTransceiver("127.0.0.1")
         )
 
     return build
@@ -69,9 +66,7 @@ def _mocker(_: Path) -> Build:
             handoff_ttl_s=limits.ttl_s,
         )
         return MockerEngine(
-            settings,
-            model_path=Path("models/demo"),
-            transceiver=CacheTransceiver("127.0.0.1"),
+            settings, model_path=Path("models/demo"), transceiver=CacheTransceiver("127.0.0.1")
         )
 
     return build

@@ -22,15 +22,7 @@ import msgspec
 from baton import frames
 from baton.errors import BatonError
 from baton.files import FilesDiscovery
-from baton.messages import (
-    GenerateRequest,
-    KvAsk,
-    KvConfirm,
-    KvHandoff,
-    Role,
-    StatsRequest,
-    WorkerInfo,
-)
+from baton.messages import GenerateRequest, KvAsk, KvConfirm, KvHandoff, Role, StatsRequest, WorkerInfo
 from baton.tcp import TcpTransport
 from tests.chaos.load import Load, Outcome, asks, expected_of
 from tests.requests import token_request

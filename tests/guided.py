@@ -13,10 +13,7 @@ from hypothesis import strategies as st
 
 from baton.errors import BatonError
 from baton.messages import Guided, Syntax
-from frontend.harmony.conversation import (
-    AnswerFormat,
-    TextGrammar,
-)
+from frontend.harmony.conversation import AnswerFormat, TextGrammar
 from frontend.harmony.parse import HarmonyParser
 from frontend.text.tokenizer import ModelTokenizer
 from frontend.turn.form import guided
@@ -58,11 +55,7 @@ CASES: dict[str, Json] = {
     "pattern": {"type": "string", "pattern": "^[A-Z]{2}-[0-9]{1,4}$"},
     "format": {"type": "string", "format": "date"},
     "any_of": {
-        "anyOf": [
-            {"type": "integer", "maximum": 9, "minimum": 0},
-            {"type": "boolean"},
-            {"const": "none"},
-        ]
+        "anyOf": [{"type": "integer", "maximum": 9, "minimum": 0}, {"type": "boolean"}, {"const": "none"}]
     },
     "nullable": {"type": ["string", "null"], "maxLength": 5},
     "all_of": {
@@ -93,9 +86,7 @@ ENDLESS: dict[str, Json] = {
         "$ref": "#/$defs/a0",
     },
     "many ways": {
-        "$defs": {
-            "a": {"anyOf": [{"type": "array", "items": {"$ref": "#/$defs/a"}} for _ in range(1500)]},
-        },
+        "$defs": {"a": {"anyOf": [{"type": "array", "items": {"$ref": "#/$defs/a"}} for _ in range(1500)]}},
         "$ref": "#/$defs/a",
     },
 }

@@ -93,7 +93,6 @@ class Peer:
     def __init__(self, transceiver: CacheTransceiver) -> None:
         self._transceiver = transceiver
         self._pull: asyncio.Task[Answer] | None = None
-        self._into: Memory | None = None
 
     async def carry_out(self, command: Command) -> Answer:
         if command.do == "offer":

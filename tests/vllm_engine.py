@@ -22,11 +22,7 @@ CONFIG: dict[str, Any] = {
 }
 
 
-def new_engine(
-    checkpoint: Path,
-    mode: DisaggregationMode = "prefill",
-    **config: Any,
-) -> LibraryEngine:
+def new_engine(checkpoint: Path, mode: DisaggregationMode = "prefill", **config: Any) -> LibraryEngine:
     """An engine in this mode over the double with CONFIG and these settings."""
     lib = load_library(mode=mode)
     typed = {"model": str(checkpoint)}

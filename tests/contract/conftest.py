@@ -15,7 +15,6 @@ from tests.certificates import Authority
 from tests.conftest import LaunchServer, ServerProcess
 from tests.kv_peer import WIRES, Far
 from tests.planes import Plane
-from tests.supervisors import Start, Supervised
 
 
 def pytest_asyncio_loop_factories(item: pytest.Item) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
@@ -29,23 +28,6 @@ def pytest_asyncio_loop_factories(item: pytest.Item) -> dict[str, Callable[[], a
 def own_nats(launch_nats: LaunchServer) -> ServerProcess:
     """A NATS server that the test may kill."""
     return launch_nats()
-
-
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
-    """Starts a supervisor, and waits until its processes are ready and it offers its port."""
-    started: list[Supervised] = []
-
-    def start(num_processes: int, failure: str = "") -> Supervised:
-        started.append(Supervised(tmp_path, num_processes, failure))
-        if not failure:
-            started[0].wait_logged("process_ready", num_processes)
-            started[0].wait_logged("serving")
-        return started[0]
-
-    yield start
-    for each in started:
-        each.kill()  # its processes end with it
 
 
 @pytest.fixture

@@ -192,11 +192,7 @@ async def test_many_workers_come_and_go(registry: Registry) -> None:
 
 
 async def test_an_idle_registry_sends_no_snapshots(registry: Registry) -> None:
-    async with (
-        registry.open() as discovery,
-        discovery.register(worker("w1")),
-        onlooker(discovery) as looker,
-    ):
+    async with registry.open() as discovery, discovery.register(worker("w1")), onlooker(discovery) as looker:
         await asyncio.sleep(TTL_S)  # three lease renewals
         assert looker.num_snapshots == 1
 
@@ -229,11 +225,7 @@ async def test_a_frozen_process_vanishes_and_comes_back(registry: Registry) -> N
 async def test_a_process_that_was_killed_can_register_again_at_once(registry: Registry) -> None:
     registry.spawn("w1").kill()
     again = worker("w1", incarnation="second")
-    async with (
-        registry.open() as discovery,
-        onlooker(discovery) as looker,
-        discovery.register(again),
-    ):
+    async with registry.open() as discovery, onlooker(discovery) as looker, discovery.register(again):
         await looker.until(lambda snapshot: snapshot == (again,), SOON_S)
         looker.lost.clear()
         await asyncio.sleep(1.5 * TTL_S)  # the killed one's lease expires

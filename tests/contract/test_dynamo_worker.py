@@ -167,7 +167,6 @@ async def test_decode_continues_from_the_kv_of_prefill_as_if_it_had_computed_it(
         await until(lambda: prefiller.stats().kv_pinned_blocks == 1)
         params = first[0]["disaggregated_params"]
         chunks = await decode.answer(stop_conditions=LIMITS, prefill_result={"disaggregated_params": params})
-
         assert [chunk["finish_reason"] for chunk in first] == ["length"]
         assert tokens(chunks)[0] == tokens(first)[0]
         assert (len(tokens(chunks)), len(tokens(alone))) == (12, 12)
@@ -210,10 +209,7 @@ async def test_a_caller_that_stops_or_leaves_frees_the_slot(is_stopped: bool) ->
 
 
 async def test_a_caller_that_leaves_during_prefill_frees_the_slot_and_leaves_no_pin() -> None:
-    async with (
-        mocker(Role.PREFILL, prefill_tokens_per_s=1.0) as engine,
-        caller(Role.PREFILL) as (prefill,),
-    ):
+    async with mocker(Role.PREFILL, prefill_tokens_per_s=1.0) as engine, caller(Role.PREFILL) as (prefill,):
         context = Context("r1")
         (instance,) = await prefill.client.wait_for_instances()
         body = {"token_ids": PROMPT, "model": "m"}
@@ -255,7 +251,6 @@ async def test_a_card_has_role_needs_limits_and_batons_own() -> None:
         (text,) = cards.get_model_cards().values()
         runtime.shutdown()
         found = json.loads(text)
-
     assert (found["display_name"], found["worker_type"]) == ("m", "decode")
     assert found["needs"] == [["prefill"], ["decode"]]  # it serves without a prefill worker, too
     config = found["runtime_config"]
@@ -278,7 +273,6 @@ async def test_a_withdrawn_worker_is_not_listed_and_finishes_what_runs() -> None
         await endpoint.withdraw(card)
         await until(lambda: not decode.client.instance_ids())
         running += [chunk async for chunk in chunks]
-
     assert len(tokens(running)) == 300
     assert running[-1]["finish_reason"] == "length"
 
@@ -354,6 +348,5 @@ async def test_tokens_that_wait_for_a_slow_reader_are_one_chunk() -> None:
 
     async with served(respond, card_of(Role.DECODE)), caller(Role.DECODE) as (decode,):
         chunks = await decode.answer()
-
     assert tokens(chunks) == list(range(40))
     assert len(chunks) == 1

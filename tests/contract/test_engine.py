@@ -11,15 +11,7 @@ import msgspec
 import pytest
 
 from baton.errors import DeadlineExceeded, HandoffFailed, InvalidRequest, NotReady, Overloaded, WorkerLost
-from baton.messages import (
-    GenerateRequest,
-    KvHandoff,
-    Role,
-    TokenChunk,
-    TokenLogprob,
-    Usage,
-    after_handoff,
-)
+from baton.messages import GenerateRequest, KvHandoff, Role, TokenChunk, TokenLogprob, Usage, after_handoff
 from tests.engine_calls import ask, counts, handed_over, left_handoff, next_handoff
 from tests.engines import ENGINES, Build, Limits, chunks, running, until_idle
 from tests.tiny_gpt_oss import CONTEXT_LENGTH, prompt
@@ -288,7 +280,6 @@ async def test_closing_while_it_waits_or_prefills_or_decodes_frees_everything(bu
         prefilling = chunks(engine.decode(long))
         await cancelled(prefilling, lambda: engine.stats().num_running == 1)
         await until_idle(engine)
-
         async with aclosing(engine.decode(long)) as answer:
             await anext(answer)
             assert engine.stats().kv_used_blocks > 0

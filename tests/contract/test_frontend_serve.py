@@ -143,7 +143,6 @@ async def test_responses_are_in_memory_if_the_default_folder_cannot_be_written(
 ) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("HOME", str(tmp_path / "file"))
-
     default = FrontendSettings.response_store
     async with serving(Workers(d1=answer), response_store=default) as frontend:
         await frontend.is_listening.wait()

@@ -63,7 +63,6 @@ async def test_with_keys_other_names_get_all_but_the_page(path: str, status: int
     keys = tmp_path / "keys"
     keys.write_text(line_of("one", "k1"))
     keys.chmod(0o600)
-
     async with serving(Workers(d1=answer), api_keys_file=keys) as frontend:
         headers = {"host": "a.example", "x-api-key": "k1"}
         assert (await frontend.http.get(path, headers=headers)).status_code == status
@@ -143,7 +142,6 @@ async def test_a_worker_without_progress_is_tried_after_the_time_of_the_flag() -
 async def test_reasoning_is_sealed_with_the_key_of_the_flag(tmp_path: Path) -> None:
     path = tmp_path / "key"
     path.write_bytes(b"k" * 32)
-
     said = saying(THOUGHT + "<|channel|>final<|message|>Hello<|return|>")
     async with serving(Workers(d1=said), seal_key_file=path) as frontend:
         reply = await frontend.respond(include=["reasoning.encrypted_content"], max_output_tokens=100)

@@ -184,7 +184,6 @@ async def test_a_request_that_is_refused_in_its_body_ends_before_its_connection(
 
 async def test_a_large_body_gets_the_time_it_needs(serve: Serve) -> None:
     """At twice the minimum rate, much longer than `request_s` alone would allow."""
-
     async with serve(Patience(request_s=0.5, bytes_a_s=10_000)) as scene:
         peer = await scene.peer(b"POST / HTTP/1.1\r\ncontent-length: 20000\r\n\r\n")
         for _ in range(10):
@@ -198,13 +197,11 @@ async def test_an_idle_connection_is_closed_silently_and_an_active_one_is_kept(s
         silent, used, asking = [await scene.peer() for _ in range(3)]
         used.say(GET)
         assert await used.answer() == b"0"
-
         closed = asyncio.gather(silent.rest(), used.rest())
         while not closed.done():
             asking.say(GET)
             assert await asking.answer() == b"0"
             await asyncio.wait({closed}, timeout=0.1)  # the pace of an active client
-
         assert [*closed.result()] == [b"", b""]
         asking.say(GET)
         assert await asking.answer() == b"0"
@@ -225,11 +222,7 @@ class UntilBlocked(ScriptedTokens):
     num_sent = 0
 
     async def generate(
-        self,
-        request: GenerateRequest,
-        caller: str,
-        on_taken: Callable[[], None],
-        leg: Leg,
+        self, request: GenerateRequest, caller: str, on_taken: Callable[[], None], leg: Leg
     ) -> AsyncGenerator[TokenChunk, None]:
         on_taken()
         leg.decoded(TokenChunk((0,), None))
@@ -358,14 +351,12 @@ async def test_requests_sent_ahead_are_answered_in_order_but_not_any_number_of_t
     async with serve() as scene:
         few = await scene.peer(GET * MAX_PIPELINED)
         assert [await few.answer() for _ in range(MAX_PIPELINED)] == [b"0"] * MAX_PIPELINED
-
         many = await scene.peer(GET * 10_000)
         assert (await many.rest()).count(b"HTTP/1.1 200") <= MAX_PIPELINED + 1
 
 
 async def test_clients_that_reset_their_connections_leave_nothing_behind(serve: Serve) -> None:
     connections = Newborn(Connection)
-
     async with serve() as scene:
         for _ in range(5):
             peer = await scene.peer(GET)
@@ -390,7 +381,6 @@ async def test_all_but_the_reserved_descriptors_are_for_clients(
 ) -> None:
     monkeypatch.setattr("frontend.http.server.RESERVED_DESCRIPTORS", 2)
     monkeypatch.setattr("baton.listener.resource.getrlimit", lambda _: (16, 16))
-
     async with serve(PATIENT) as scene:
         for _ in range(14):
             await scene.peer(b"GET /?endless HTTP/1.1\r\nhost: x\r\n\r\n")
@@ -405,7 +395,6 @@ async def test_a_connection_beyond_the_limit_is_closed_if_all_others_are_busy(se
         await until(lambda: scene.app.num_running == 4)
         with suppress(ConnectionError):  # of the TLS handshake
             assert await (await scene.peer(GET)).rest() == b""
-
         streams[0].writer.transport.abort()
         await until(lambda: scene.app.num_running == 3)
         assert await (await scene.peer(GET)).answer() == b"0"
@@ -417,9 +406,7 @@ async def test_the_longest_waiting_connection_makes_room(serve: Serve) -> None:
         oldest = await scene.peer(b"POST / HTTP/1.1\r\n")
         asking = await scene.peer(GET)
         assert await asking.answer() == b"0"
-
         assert await (await scene.peer(GET)).answer() == b"0"
-
         assert await oldest.rest() == b""
         asking.say(GET)
         assert await asking.answer() == b"0"

@@ -75,7 +75,6 @@ async def test_a_client_that_trusts_the_authority_is_answered_and_a_plain_one_is
     authority: Authority,
 ) -> None:
     context = server_context(*authority.sign("server"))
-
     async with Door(lambda: context) as door:
         assert (await door.get(authority.client())).endswith(b"\r\n\r\nhttps")
         assert await door.get(None) == b""
@@ -90,7 +89,6 @@ async def test_with_a_clients_authority_only_its_clients_are_answered(
 ) -> None:
     context = server_context(*authority.sign("server"), authority.ca)
     foreign = Authority(tmp_path / "theirs").sign("client")
-
     async with Door(lambda: context) as door:
         assert await door.get(authority.client()) == b""
         assert await door.get(authority.client(foreign)) == b""
@@ -101,7 +99,6 @@ async def test_clients_that_do_not_shake_hands_leave_nothing_behind_and_hold_up_
     authority: Authority,
 ) -> None:
     context, connections = server_context(*authority.sign("server")), Newborn(Connection)
-
     async with Door(lambda: context) as door:
         assert await door.get(authority.client())  # which opens what stays open
         before = num_descriptors()
@@ -124,7 +121,6 @@ def _slow_handshakes(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("_slow_handshakes")
 async def test_the_longest_handshake_makes_room(authority: Authority) -> None:
     context = server_context(*authority.sign("server"))
-
     async with Door(lambda: context, max_connections=3) as door:
         with ExitStack() as opened:
             waiting = [
@@ -139,7 +135,6 @@ async def test_the_longest_handshake_makes_room(authority: Authority) -> None:
 @pytest.mark.usefixtures("_slow_handshakes")
 async def test_a_drain_does_not_wait_long_for_a_handshake(authority: Authority) -> None:
     context = server_context(*authority.sign("server"))
-
     async with Door(lambda: context) as door:
         with socket.create_connection(("127.0.0.1", door.port)) as silent:
             assert await door.get(authority.client())  # accepted after it

@@ -123,7 +123,6 @@ async def test_requests_behind_an_offer_are_not_read() -> None:
 async def test_javas_client_is_served_with_its_defaults(tmp_path: Path) -> None:
     source = tmp_path / "Post.java"
     source.write_text(JAVA)
-
     async with serving() as (app, port):
         process = await asyncio.create_subprocess_exec(
             "java", str(source), f"http://127.0.0.1:{port}", stdout=subprocess.PIPE, stderr=subprocess.STDOUT

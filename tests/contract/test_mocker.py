@@ -10,13 +10,7 @@ import msgspec
 import pytest
 
 from baton.errors import DeadlineExceeded, InvalidRequest, WorkerLost
-from baton.messages import (
-    GenerateRequest,
-    Guided,
-    MessageForm,
-    Sampling,
-    TokenChunk,
-)
+from baton.messages import GenerateRequest, Guided, MessageForm, Sampling, TokenChunk
 from tests.clock import jumping
 from tests.engine_calls import next_handoff
 from tests.requests import token_request

@@ -158,7 +158,6 @@ async def test_a_frame_and_its_mac_fit_a_message(
 
 async def test_what_others_publish_is_counted_and_changes_nothing(nats_server: str) -> None:
     links = Newborn(WorkerLink)
-
     async with Plane("nats", nats_server).ends() as (caller, worker):
         endless = Endless()
         other = await nats.connect(nats_server)

@@ -118,15 +118,11 @@ async def test_a_follower_that_reads_slowly_gets_all_events(tmp_path: Path) -> N
 
 
 async def test_a_follower_elsewhere_that_has_left_is_forgotten(tmp_path: Path) -> None:
-    async with (
-        running(stream=True) as (client, run),
-        processes(run, client.responses) as (ours, theirs),
-    ):
+    async with running(stream=True) as (client, run), processes(run, client.responses) as (ours, theirs):
         with none_abandoned():
             async with aclosing(ours.call(theirs, -1)) as followed:
                 assert [await anext(followed) != b"" for _ in range(2)] == [False, True]
                 assert len(run._followers) == 2  # noqa: SLF001  nothing else shows it
-
             async with asyncio.timeout(PATIENCE_S):
                 while len(run._followers) > 1:  # noqa: SLF001  nothing else shows it
                     await publish(run, 10)  # that it has left is noticed only then

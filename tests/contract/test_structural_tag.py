@@ -1,12 +1,15 @@
 """xgrammar and the embedded engine's grammar accept the same answers."""
 
+import json
 import re
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 import pytest_asyncio
+import xgrammar
 
 from baton.errors import InvalidRequest
 from baton.messages import Guided, MessageForm
@@ -24,7 +27,6 @@ from tests.guided import (
     parts_of,
     text_form,
 )
-from tests.xgrammar_forms import XgrammarForms
 from workers.engines.embedded.grammar import Grammars
 from workers.engines.library.model_facts import read_model_facts
 
@@ -54,6 +56,58 @@ FORMS = {
     "a choice": text_form("regex", "yes|no"),
     "raw": Guided(last=(msgspec.structs.replace(text_form("regex", "[ab]+").last[0], headers=("",)),)),
 }
+
+
+class XgrammarForms:
+    """The real xgrammar, which compiles forms as TensorRT-LLM and vLLM do, over one model's vocabulary.
+
+    Without `control_ids`, control tokens are text, as in xgrammar before 0.2.
+    """
+
+    def __init__(self, model_path: Path, control_ids: dict[str, int]) -> None:
+        self._control_ids = control_ids
+        tokenizer = json.loads((model_path / "tokenizer.json").read_text())
+        vocabulary: dict[str, int] = dict(tokenizer["model"]["vocab"])
+        vocabulary |= {token["content"]: token["id"] for token in tokenizer["added_tokens"]}
+        self.vocab_size = max(vocabulary.values()) + 1
+        words = [""] * self.vocab_size
+        for word, token_id in vocabulary.items():
+            words[token_id] = word
+        info = xgrammar.TokenizerInfo(
+            words,
+            xgrammar.VocabType.BYTE_LEVEL,
+            vocab_size=self.vocab_size,
+            stop_token_ids=[vocabulary["<|return|>"]],
+        )
+        self._compiler = xgrammar.GrammarCompiler(info, max_threads=1)
+        self._eos = vocabulary["<|return|>"]
+
+    def matcher(self, form: Guided, stop_token_ids: list[int] | None = None) -> xgrammar.GrammarMatcher:
+        """With the tokenizer's stop token, unless a request's are given, as vLLM 0.31 does."""
+        tag = self._compiler.compile_structural_tag(structural_tag(form, self._control_ids))
+        return xgrammar.GrammarMatcher(tag, override_stop_tokens=stop_token_ids)
+
+    def takes(self, form: Guided, answer: list[int]) -> bool:
+        """Whether each token is allowed, and then none. After `<|call|>` the engine stops by itself."""
+        matcher = self.matcher(form)
+        return all(map(matcher.accept_token, answer)) and (
+            matcher.is_terminated() or matcher.accept_token(self._eos)
+        )
+
+    def answer_of(self, form: Guided, choose: Callable[[list[int]], int]) -> list[int]:
+        """An answer whose tokens `choose` picks among the allowed ones; cut after MAX_TOKENS."""
+        matcher, answer = self.matcher(form), list[int]()
+        while len(answer) < MAX_TOKENS and not matcher.is_terminated():
+            answer.append(choose(self.allowed(matcher)))
+            assert matcher.accept_token(answer[-1])
+        return answer
+
+    def allowed(self, matcher: xgrammar.GrammarMatcher) -> list[int]:
+        """The tokens that may come next."""
+        bits = xgrammar.allocate_token_bitmask(1, self.vocab_size)
+        matcher.fill_next_token_bitmask(bits)
+        mask = np.unpackbits(bits.numpy().view(np.uint8), bitorder="little", count=self.vocab_size)
+        return np.flatnonzero(mask).tolist()
 
 
 @pytest.fixture(scope="module")
@@ -159,7 +213,6 @@ async def test_both_take_the_same_answers(
 ) -> None:
     token_ids = ModelTokenizer.load(DEMO).encode_text(answer, allow_special=True)
     matcher = await grammars.matcher(FORMS[name])
-
     assert forms.takes(FORMS[name], token_ids) is taken
     assert (await allowed_after(matcher, token_ids) is None and matcher.error is None) is taken
 
@@ -168,7 +221,6 @@ def test_a_call_may_end_with_a_stop_token_of_the_request(tokenizer: ModelTokeniz
     call = "<|channel|>commentary to=functions.g<|message|>{}<|call|>"
     stops = [tokenizer.special_ids[token] for token in (SpecialToken.RETURN, SpecialToken.CALL)]
     matcher = XgrammarForms(DEMO, {}).matcher(FORMS["a call is demanded"], stops)
-
     assert all(map(matcher.accept_token, tokenizer.encode_text(call, allow_special=True)))
     assert matcher.is_terminated()
 
@@ -186,7 +238,6 @@ def test_a_schema_is_written_once() -> None:
 
 def test_an_invalid_schema_or_a_leading_messages_is_refused() -> None:
     message = MessageForm(headers=("x",), end="<|return|>", grammar="[]", param="p")
-
     with pytest.raises(InvalidRequest, match="`p` cannot be enforced"):
         structural_tag(Guided(last=(message,)), {})
     with pytest.raises(InvalidRequest, match="leading message"):
@@ -273,7 +324,6 @@ def test_a_control_token_cannot_be_spelled(
         is_free = text_with_controls(tokenizer, [token_id]) == "<|message|>" or (
             is_free and token_id not in controls
         )
-
     assert token_forms.takes(form, tokenizer.encode_text(answer, allow_special=True))
     assert not token_forms.takes(form, tokenizer.encode_text(answer))
 

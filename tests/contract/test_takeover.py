@@ -124,7 +124,6 @@ async def test_another_users_frontend_neither_gets_nor_gives_a_socket(
     running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The process takes itself for another user's; the kernel knows better."""
-
     name = supervisor._name(running.number)  # noqa: SLF001  which depends on the user
     monkeypatch.setattr(supervisor, "_name", lambda _: name)
     monkeypatch.setattr(os, "getuid", lambda: OTHER_UID)

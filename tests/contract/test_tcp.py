@@ -269,11 +269,7 @@ async def test_without_descriptors_an_unknown_caller_makes_room_for_a_caller() -
 
 @pytest.mark.parametrize(
     "noise",
-    [
-        b"GET / HTTP/1.1\r\n\r\n",
-        b"\0\0\0\1\xc1",
-        (frames.MAX_HELLO_BYTES + 1).to_bytes(4, "big"),
-    ],
+    [b"GET / HTTP/1.1\r\n\r\n", b"\0\0\0\1\xc1", (frames.MAX_HELLO_BYTES + 1).to_bytes(4, "big")],
     ids=["http", "frame", "long hello"],
 )
 async def test_a_worker_hangs_up_on_noise_and_serves_on(noise: bytes) -> None:

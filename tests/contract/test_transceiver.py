@@ -9,15 +9,7 @@ import msgspec
 import pytest
 
 from baton.errors import HandoffFailed
-from tests.kv_peer import (
-    SOON_S,
-    Command,
-    Far,
-    near,
-    pattern,
-    place_of,
-    readers_of,
-)
+from tests.kv_peer import SOON_S, Command, Far, near, pattern, place_of, readers_of
 from tests.waiting import until
 from workers.kv.memory import host_memory
 

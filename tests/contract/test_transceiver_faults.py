@@ -8,18 +8,7 @@ import threading
 import pytest
 
 from baton.errors import HandoffFailed
-from tests.kv_peer import (
-    LARGE_BYTES,
-    SOON_S,
-    WIRES,
-    Command,
-    Far,
-    failure,
-    near,
-    pattern,
-    readers_of,
-    victim,
-)
+from tests.kv_peer import LARGE_BYTES, SOON_S, WIRES, Command, Far, failure, near, pattern, readers_of, victim
 from tests.waiting import PATIENCE_S, until
 from workers.kv.memory import host_memory
 from workers.kv.transceiver import CacheTransceiver

@@ -221,7 +221,6 @@ async def test_a_worker_that_goes_on_for_ever_ends_at_the_deadline(
     caller: Transport, worker: Transport
 ) -> None:
     endless = Endless()
-
     async with worker.serve("w", endless.answer) as address:
         overdue = msgspec.structs.replace(a_request(), deadline_s=0.2)
         with pytest.raises(errors.DeadlineExceeded):

@@ -32,7 +32,6 @@ async def test_each_address_is_new_and_its_secret_cannot_be_guessed(worker: Tran
 
 async def test_first_calls_that_come_together_share_a_link(caller: Transport, worker: Transport) -> None:
     links = Newborn(CallerLink)
-
     async with worker.serve("w", count_up) as address:
         calls = (tokens(caller.call(address, a_request(2))) for _ in range(5))
         assert await asyncio.gather(*calls) == [[0, 1]] * 5

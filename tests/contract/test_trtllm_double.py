@@ -23,7 +23,6 @@ V2 = {"kv_cache_config": {"use_kv_cache_manager_v2": True}}
 @pytest.mark.parametrize("name", ["SamplingParams", "DisaggregatedParams", "GuidedDecodingParams"])
 def test_the_doubles_dataclasses_are_the_recorded_ones(name: str) -> None:
     cls = getattr(tensorrt_llm.llmapi, name)
-
     assert {f.name: f.default for f in dataclasses.fields(cls)} == {
         field: fact["default"] for field, fact in FACTS[name].items()
     }
@@ -38,7 +37,6 @@ def test_the_doubles_settings_are_the_recorded_ones_and_refuse_others(name: str)
     plain = {
         k: f["default"] for k, f in recorded.items() if not str(f["default"]).endswith((")", "required>"))
     }
-
     assert set(cls.model_fields) == set(recorded)
     assert {key: cls.model_fields[key].default for key in plain} == plain
     with pytest.raises(pydantic.ValidationError):
@@ -50,21 +48,17 @@ def test_the_doubles_settings_are_the_recorded_ones_and_refuse_others(name: str)
 def test_the_doubles_signatures_are_the_recorded_ones(name: str) -> None:
     recorded = re.sub(r"\[> rc\d+\]", "", FACTS["LLM"][name]).strip("()").replace("**kwargs", "kwargs")
     signature = inspect.signature(getattr(LLM, name))
-
     found = [
         parameter.name if parameter.default is parameter.empty else f"{parameter.name}={parameter.default!r}"
         for parameter in signature.parameters.values()
         if parameter.name != "self"
     ]
-
     assert found == [part.strip().replace('"', "'") for part in recorded.split(",")]
 
 
 def test_tensorrt_llm_is_imported_in_one_file_only() -> None:
     imports = re.compile(r"^\s*(from|import) tensorrt_llm|import_module\(\"tensorrt_llm", re.MULTILINE)
-
     found = [path.name for path in (ROOT / "workers").rglob("*.py") if imports.search(path.read_text())]
-
     assert found == ["library.py"]
 
 

@@ -195,7 +195,6 @@ async def test_a_request_that_cannot_be_converted_ends_alone(
 )
 async def test_an_answer_is_the_same_apart(checkpoint: Path, build: str, backend: str, kind: str) -> None:
     wire = CONFIG["cache_transceiver_config"] | {"backend": backend}
-
     with sprung(build=build):
         engine = new_engine(checkpoint, cache_transceiver_config=wire)
         try:

@@ -46,7 +46,6 @@ READ = {
 def test_what_baton_builds_has_the_recorded_names_and_refuses_others(name: str) -> None:
     recorded = {field: default for field, (_, default) in FACTS[name].items() if default != "<made>"}
     found = {field.name: field.default for field in dataclasses.fields(BUILT[name])}
-
     assert set(found) == set(FACTS[name])
     assert {field: found[field] for field in recorded} == recorded
     with pytest.raises(TypeError):
@@ -61,7 +60,6 @@ def test_the_methods_have_the_recorded_signatures(name: str) -> None:
             parts.append("*")
         given = parameter.default is not parameter.empty
         parts.append(f"{parameter.name}={parameter.default!r}" if given else parameter.name)
-
     assert [part for part in parts if part.partition("=")[0] not in {"self", "usage_context"}] == FACTS[
         "AsyncLLM"
     ][name]
@@ -85,9 +83,7 @@ async def test_nixls_books_and_parameters_have_the_recorded_names(checkpoint: Pa
 
 def test_vllm_is_imported_in_one_file_and_by_what_runs_inside_it() -> None:
     imports = re.compile(r"^\s*(from|import) vllm|import_module\(\"vllm", re.MULTILINE)
-
     found = [path.name for path in (ROOT / "workers").rglob("*.py") if imports.search(path.read_text())]
-
     inside = ["connector.py", "draws.py", "inside.py", "kernels.py", "library.py", "release.py"]
     assert sorted(found) == inside
 
@@ -98,9 +94,7 @@ def test_nixl_listens_on_the_workers_host_below_the_ephemeral_ports(
 ) -> None:
     for name in ("HOST", "PORT"):
         monkeypatch.delenv(f"VLLM_NIXL_SIDE_CHANNEL_{name}", raising=False)
-
     load_library(host)
-
     assert os.environ["VLLM_NIXL_SIDE_CHANNEL_HOST"] == host
     assert 20_000 <= int(os.environ["VLLM_NIXL_SIDE_CHANNEL_PORT"]) < 32_000
 
@@ -121,9 +115,7 @@ def test_what_vllm_reads_from_the_environment_is_set_unless_the_user_did(
             monkeypatch.delenv(name)
     monkeypatch.setenv("VLLM_NIXL_SIDE_CHANNEL_PORT", "23456")
     monkeypatch.setenv(WORKER_PID, "1")  # of a worker that started this one
-
     load_library()
-
     assert {name: os.environ[name] for name in ours} == (dict.fromkeys(ours, theirs) if theirs else ours)
     assert os.environ["VLLM_NIXL_SIDE_CHANNEL_PORT"] == "23456"
     assert os.environ[WORKER_PID] == str(os.getpid())
@@ -146,9 +138,7 @@ def test_the_runner_whose_draws_can_be_repeated_is_taken_if_it_works(
     monkeypatch.delenv(SECOND_RUNNER, raising=False)
     if theirs is not None:
         monkeypatch.setenv(SECOND_RUNNER, theirs)
-
     load_library()
-
     assert os.environ.get(SECOND_RUNNER) == runner
 
 
@@ -196,7 +186,6 @@ def test_another_release_serves_aggregated_only(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr("vllm.__version__", version)
-
     if is_refused:
         with pytest.raises(
             SettingsError, match=rf"vLLM {version}: .* 0\.25 or 0\.26, .* --disaggregation-mode agg"
@@ -209,6 +198,5 @@ def test_another_release_serves_aggregated_only(
 
 def test_a_host_that_is_not_here_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("VLLM_NIXL_SIDE_CHANNEL_PORT", raising=False)
-
     with pytest.raises(SettingsError, match=r"--host 192\.0\.2\.1: no port for NIXL's side channel"):
         load_library("192.0.2.1")

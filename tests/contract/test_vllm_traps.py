@@ -141,9 +141,7 @@ async def test_a_prefill_that_is_left_before_its_output_came_leaves_no_pin(check
         await until(lambda: not core(engine)._pins)  # noqa: SLF001  the double is ours
 
 
-async def test_a_first_token_that_ends_the_answer_is_pinned_by_vllm_and_given_back(
-    checkpoint: Path,
-) -> None:
+async def test_a_first_token_that_ends_the_answer_is_pinned_by_vllm_and_given_back(checkpoint: Path) -> None:
     async with started(checkpoint) as engine:
         (first,) = await tokens(engine.decode(ask(max_tokens=1)))
         began = time.monotonic()

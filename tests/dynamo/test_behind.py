@@ -58,7 +58,6 @@ def test_kv_moves_from_prefill_to_decode_and_is_freed(stack: Behind) -> None:
     prefill, decode = (each for each in stack.processes if each.name in stack.ports)
     moved, computed = stack.figure(decode, "kv_moved_bytes"), stack.figure(decode, "num_prompt_tokens")
     answer = stack.chat("Tell me of the sea. " * 10, max_tokens=8).json()
-
     assert stack.figure(decode, "kv_moved_bytes") > moved
     assert stack.figure(decode, "num_prompt_tokens") == computed  # prefill computed all
     assert answer["usage"]["completion_tokens"] == 8
@@ -69,7 +68,6 @@ def test_a_chat_answer_ends_with_its_stop_token_and_has_log_probabilities(stack:
     body = {"max_tokens": 120, "temperature": 0, "logprobs": True, "top_logprobs": 2}
     answer = stack.chat("What is the capital of France?", **body).json()
     choice = answer["choices"][0]
-
     assert choice["finish_reason"] == "stop"
     assert "Paris" in choice["message"]["content"]
     entries = choice["logprobs"]["content"]
@@ -86,7 +84,6 @@ def test_a_stream_is_the_whole_answer_in_parts(stack: Behind) -> None:
             event = json.loads(line[6:]) if line.startswith("data: {") else {}
             text += "".join(choice["text"] for choice in event.get("choices", ()))
             usage = event.get("usage") or usage
-
     whole = ask(stack.url, "/v1/completions", prompt=PROMPTS[0], max_tokens=24)
     assert text == whole["choices"][0]["text"]
     assert usage is not None
@@ -108,7 +105,6 @@ def test_a_demanded_form_holds_and_sampling_repeats_with_its_seed(stack: Behind)
     answer = stack.chat("How many?", max_tokens=300, temperature=0, guided_regex="[0-9]{3}x").json()
     assert re.fullmatch("[0-9]{3}x", answer["choices"][0]["message"]["content"])
     assert answer["choices"][0]["finish_reason"] == "stop"
-
     sampled = {"prompt": "tell", "max_tokens": 16, "temperature": 1.5, "seed": 7}
     first, second = (stack.answer("/v1/completions", **sampled)["choices"][0]["text"] for _ in range(2))
     assert first == second
@@ -127,7 +123,6 @@ def test_a_request_that_is_not_served_gets_the_reason(
     stack: Behind, body: dict[str, Any], reason: str
 ) -> None:
     refused = stack.post("/v1/completions", **body)
-
     assert refused.status_code == 400
     assert reason in refused.text
     assert "Traceback" not in refused.text
@@ -149,7 +144,6 @@ def test_batons_frontend_over_dynamo_gets_calls_forms_and_reasoning(batons: str)
     call = called["message"]["tool_calls"][0]["function"]
     assert call["name"] == "get_weather"
     assert isinstance(json.loads(call["arguments"])["city"], str)
-
     answer = ask(batons, "/v1/responses", input="What is the capital of France?", max_output_tokens=200)
     assert [item["type"] for item in answer["output"]] == ["reasoning", "message"]
     assert "Paris" in answer["output"][1]["content"][0]["text"]

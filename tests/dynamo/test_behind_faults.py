@@ -41,7 +41,6 @@ def test_a_client_that_disconnects_frees_its_slot_at_once(stack: Behind, tmp_pat
         wait_for(lambda: stack.figure(decode, "num_running") == 1)
     since_s = time.monotonic()
     stack.wait_idle_workers(prefill, decode)
-
     assert time.monotonic() - since_s < 4000 * 0.01 / 2  # not by its end
 
 
@@ -68,7 +67,6 @@ def test_a_drained_worker_finishes_its_streams_and_exits_with_0(stack: Behind, t
         wait_for(lambda: sum(stack.figure(each, "num_running") for each in (first, second)) == 8)
         first.signal(signal.SIGTERM)
         ends = [each.result(PATIENCE_S) for each in running]
-
     assert first.wait() == 0
     assert ends == [(3 * NUM_TOKENS, "length")] * 8
     assert ended(stack, "One more", 4) == (4, "length")
@@ -94,7 +92,6 @@ def test_dynamos_migration_goes_on_on_another_decode_worker(stack: Behind, tmp_p
         wait_for(lambda: stack.figure(first, "num_running") > 0)
         first.kill()
         ends = [each.result(PATIENCE_S) for each in running]
-
     assert ends == [(NUM_TOKENS, "length")] * 8
 
 
@@ -104,7 +101,6 @@ def test_a_handoff_of_another_fleet_is_refused_and_a_line_says_why(stack: Behind
     assert prefill.wait() == 0
     other = stack.own("prefill", engine="embedded")
     wait_for(lambda: " ready worker=" in other.text())
-
     wait_for(lambda: stack.post("/v1/completions", prompt="Hi", max_tokens=2).status_code == 503)
     assert "the handoff is another fleet's" in decode.text()
     assert "engine embedded" in decode.text()
@@ -163,7 +159,5 @@ def test_a_frozen_worker_of_batons_costs_its_streams_little(
         workers = [stack.own(mode, yaml=tmp_path / "mocker.yaml") for mode in names]
         stack.wait_ready(2, 2)
         frozen = workers[names.index(role)]
-
         reads = under_streams(stack, 8, lambda: frozen.signal(signal.SIGSTOP), max_tokens=NUM_TOKENS)
-
         assert max(read.gap_s for read in reads) < FAILOVER_S

@@ -135,5 +135,4 @@ def test_workers_on_the_runtime_1_5_and_on_1_6_serve_side_by_side(tmp_path: Path
         stack.wait_ready(2, 2)
         loaded = Path(f"/proc/{old[0].popen.pid}/maps").read_text()
         assert str((_VENV / "older").resolve()) in loaded
-
         under_streams(stack, 8, old[1].kill, max_tokens=100)

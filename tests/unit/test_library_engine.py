@@ -9,20 +9,8 @@ import pydantic
 import pytest
 from msgspec.structs import replace
 
-from baton.errors import (
-    BatonError,
-    DeadlineExceeded,
-    HandoffFailed,
-    NotReady,
-    WorkerLost,
-)
-from baton.messages import (
-    GenerateRequest,
-    KvLayout,
-    TokenChunk,
-    WorkerStats,
-    after_handoff,
-)
+from baton.errors import BatonError, DeadlineExceeded, HandoffFailed, NotReady, WorkerLost
+from baton.messages import GenerateRequest, KvLayout, TokenChunk, WorkerStats, after_handoff
 from tests.clock import jumping
 from tests.engine_calls import next_handoff, tokens
 from tests.planes import a_request

@@ -121,57 +121,32 @@ class Failing(socket.socket):
         return super().accept()
 
 
-class Scene:
-    """A listener, its clients, and what it takes; all are closed at the end."""
-
-    def __init__(self, *errors: OSError) -> None:
-        self.listening = Failing(*errors)
-        self.address = self.listening.getsockname()
-        self.clients: list[socket.socket] = []
-        self.taken: list[socket.socket] = []
-        self.num_evictions = 0
-        self.listener = Listener(self.listening, self.taken.append, self._make_room)
-
-    def connect(self, num: int = 1) -> None:
-        self.clients += [socket.create_connection(self.address) for _ in range(num)]
-
-    def __enter__(self) -> "Scene":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.listening.fileno() >= 0:
-            self.listener.close()
-        for sock in (*self.clients, *self.taken):
-            sock.close()
-
-    def _make_room(self) -> None:
-        self.num_evictions += 1
-
-
 @pytest.mark.parametrize(
     ("number", "num", "num_evictions"),
-    [
-        (errno.ECONNABORTED, 1, 0),
-        (errno.EMFILE, 3, 3),
-        (errno.ENOMEM, 1, 0),
-    ],
+    [(errno.ECONNABORTED, 1, 0), (errno.EMFILE, 3, 3), (errno.ENOMEM, 1, 0)],
     ids=["reset in the queue", "no descriptors", "no memory"],
 )
 async def test_accepting_goes_on_after_a_pause_and_connections_make_room_if_descriptors_lack(
     number: int, num: int, num_evictions: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     is_paused = number != errno.ECONNABORTED
-    with Scene(*[OSError(number, "no") for _ in range(num)]) as scene:
-        began_s = asyncio.get_running_loop().time()
-        scene.connect()
-        await until(lambda: scene.taken)
-        assert scene.num_evictions == num_evictions
-        assert scene.taken[0].gettimeout() == 0  # it does not block
+    taken: list[socket.socket] = []
+    evictions: list[None] = []
+    with contextlib.ExitStack() as opened:
+        sock = opened.enter_context(Failing(*[OSError(number, "no") for _ in range(num)]))
+        address, began_s = sock.getsockname(), asyncio.get_running_loop().time()
+        listener = Listener(
+            sock, lambda each: taken.append(opened.enter_context(each)), lambda: evictions.append(None)
+        )
+        opened.enter_context(socket.create_connection(address))
+        await until(lambda: taken)
+        assert len(evictions) == num_evictions
+        assert taken[0].gettimeout() == 0  # it does not block
         assert ("accept=paused" in caplog.text) == is_paused
         assert asyncio.get_running_loop().time() - began_s > 0.09 * num * is_paused  # it does not spin
-        scene.connect()
-        scene.listener.close()
-        assert len(scene.taken) == 2  # also after a pause, those that wait are accepted
+        opened.enter_context(socket.create_connection(address))
+        listener.close()
+        assert len(taken) == 2  # also after a pause, those that wait are accepted
 
 
 async def test_processes_that_share_a_socket_get_as_many_connections_each() -> None:

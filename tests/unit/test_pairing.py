@@ -41,7 +41,6 @@ def test_unlike_workers_are_not_paired_and_both_values_are_named(
     layout = {name: changes.pop(name) for name in KvLayout.__struct_fields__ if name in changes}
     prefill = worker(Role.PREFILL)
     decode = worker(Role.DECODE, kv_layout=msgspec.structs.replace(LAYOUT, **layout), **changes)
-
     assert why_not_paired(prefill, decode) == f"p -> d: {says}"
 
 
@@ -62,7 +61,6 @@ def test_an_unknown_checkpoint_and_another_transport_fit(
 
 def test_an_unknown_layout_fits_no_other() -> None:
     reason = why_not_paired(worker(Role.PREFILL), worker(Role.DECODE, kv_layout=None))
-
     assert reason is not None
     assert reason.startswith("p -> d: kv layout KvLayout(")
     assert reason.endswith("is not None")
@@ -76,7 +74,6 @@ def test_refused_are_pairs_of_one_model_only() -> None:
         worker(Role.DECODE, worker_id="d2"),
         worker(Role.DECODE, worker_id="d3", engine="vllm", model="other"),
     )
-
     assert refused_pairs(workers) == [
         "p1 -> d1: engine trtllm is not vllm",
         "p2 -> d2: engine vllm is not trtllm",

@@ -56,11 +56,6 @@ def test_a_folder_that_others_can_change_is_refused(tmp_path: Path, parent: int,
             make_private(tmp_path / way)
 
 
-def test_a_sticky_parent_such_as_tmp_is_fine(tmp_path: Path) -> None:
-    tmp_path.chmod(0o1777)
-    make_private(tmp_path / "registry")
-
-
 def test_what_is_no_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     (tmp_path / "circle").symlink_to("circle")

@@ -125,9 +125,7 @@ async def test_each_item_has_its_events_in_order_and_the_end_has_it_all(
     assert created == {"type": "response.created", "response": begun}
     assert in_progress == {"type": "response.in_progress", "response": begun}
     assert (begun["status"], begun["output"], begun["usage"]) == ("in_progress", [], None)
-
     output = [check_item(events, i, kind, written, "completed") for i, (kind, written) in enumerate(items)]
-
     assert events == []
     ended = last["response"]
     assert last == {"type": "response.completed", "response": ended}
@@ -199,7 +197,6 @@ async def test_a_failure_in_mid_stream_is_a_failed_response_and_the_end(error: B
 @pytest.mark.parametrize("background", [False, True])
 async def test_a_prompt_that_is_too_long_fails_in_the_stream(background: bool) -> None:
     client = Client(ScriptedTokens(FINAL))
-
     reply = await client.respond("x" * 10_000, stream=True, background=background)
     stored = await client.get(f"/v1/responses/{reply.events[-1]['response']['id']}")
     events = reply.events  # the SDK's types lack the code, which agents need to compact their history

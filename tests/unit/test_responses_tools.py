@@ -11,12 +11,7 @@ from openai.types.responses import Response
 
 from baton.messages import Guided
 from frontend.harmony.conversation import ToolResult
-from frontend.responses.items import (
-    FunctionCallItem,
-    PatchOutputItem,
-    machine_call,
-    turns,
-)
+from frontend.responses.items import FunctionCallItem, PatchOutputItem, machine_call, turns
 from tests.scripted_frontend import MODEL, TOKENIZER, Client, Reply, ScriptedTokens
 
 Json = dict[str, Any]
@@ -210,11 +205,9 @@ async def test_a_call_is_an_item_of_the_tools_own_type_and_comes_back(kind: str)
     Response.model_validate(body)
     assert f"type {kind} = (_: {{" in prompt_of(client)
     assert form_of(client).last[0].grammar is not None
-
     thought, called = body["output"]
     assert called == item | {"id": called["id"], "call_id": called["call_id"], "status": "completed"}
     assert len(await output(answer(kind, json.dumps(arguments)), tools=[{"type": kind}])) == 2
-
     result = shown | {"call_id": called["call_id"]}
     other = Client(ScriptedTokens(THINK))  # which has not seen the call
     await respond(other, tools=[{"type": kind}], input=[HI, thought, called, result])
@@ -250,7 +243,6 @@ async def test_tools_that_a_search_of_the_client_finds_can_be_called() -> None:
     thought, called = body["output"]
     assert (called["type"], called["execution"]) == ("tool_search_call", "client")
     assert called["arguments"] == {"query": "pages", "limit": 2}
-
     result = {"type": "tool_search_output", "call_id": called["call_id"], "status": None, "tools": FOUND}
     other = Client(ScriptedTokens(answer("tool_search", "{}").replace("functions.tool_search", "wiki.get")))
     made = (await respond(other, tools=[SEARCH], input=[HI, thought, called, result, called, result])).json
@@ -259,7 +251,6 @@ async def test_tools_that_a_search_of_the_client_finds_can_be_called() -> None:
     assert "Found: wiki.get" in written.partition("functions.tool_search to=assistant")[2]
     wanted = {"type": "function_call", "namespace": "wiki", "name": "get"}
     assert made["output"][-1].items() >= wanted.items()
-
     output = {"type": "function_call_output", "call_id": made["output"][-1]["call_id"], "output": "A page."}
     sent = {"input": [output], "previous_response_id": made["id"]}
     for tools in ([SEARCH], [SEARCH, *FOUND]):

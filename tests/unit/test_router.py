@@ -17,9 +17,7 @@ WORKERS = [worker("a"), worker("b"), worker("c")]
 
 def test_round_robin_takes_turns_for_each_role_and_model() -> None:
     pick = Router("round-robin", {}, Metrics()).pick
-
     decodes = [pick(Role.DECODE, REQUEST, WORKERS).worker_id for _ in range(4)]
-
     assert decodes == ["a", "b", "c", "a"]
     assert pick(Role.PREFILL, REQUEST, WORKERS).worker_id == "a"
     assert pick(Role.DECODE, msgspec.structs.replace(REQUEST, model="n"), WORKERS).worker_id == "a"
@@ -39,7 +37,6 @@ def test_no_request_queues_at_one_worker_while_another_has_a_free_place(mode: Ro
 
 def test_random_reaches_everybody() -> None:
     pick = Router("random", {}, Metrics()).pick
-
     picked = [pick(Role.DECODE, REQUEST, WORKERS).worker_id for _ in range(200)]
     assert set(picked) == {"a", "b", "c"}
     assert picked[:100] != picked[3:103]  # no turn is predictable
@@ -51,7 +48,6 @@ def test_random_reaches_everybody() -> None:
 )
 def test_least_loaded_takes_turns_among_the_least_busy(running: dict[str, int], expected: set[str]) -> None:
     pick = Router("least-loaded", Counter(running), Metrics()).pick
-
     assert {pick(Role.DECODE, REQUEST, WORKERS).worker_id for _ in range(6)} == expected
 
 

@@ -24,7 +24,6 @@ async def test_a_prompt_is_tokenised_with_its_control_tokens() -> None:
 @pytest.mark.parametrize("field", ["chat_template_args", "chat_template_kwargs"])
 async def test_messages_are_tokenised_as_chat_completions_render_them(field: str) -> None:
     more = {"tools": [{"type": "function", "function": {"name": "f"}}], field: {"reasoning_effort": "low"}}
-
     client = Client(ScriptedTokens("<|return|>"))
     body = {"model": MODEL, "messages": MESSAGES, **more}
     await client.chat(**body)

@@ -116,15 +116,11 @@ def test_a_vocabulary_in_which_text_becomes_a_control_token_is_refused(folder: P
         ModelTokenizer.load(tmp_path)
 
 
-@pytest.mark.parametrize("content", ["", "{}", "[]", '{"added_tokens": [], "model": {"type": "BPE"}}'])
-def test_a_file_that_is_no_tokenizer_is_refused(tmp_path: Path, content: str) -> None:
-    (tmp_path / "tokenizer.json").write_text(content)
-    with pytest.raises(ValueError, match="tokenizer"):
-        ModelTokenizer.load(tmp_path)
-
-
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(OSError, match=r"tokenizer\.json"):
+@pytest.mark.parametrize("content", [None, "", "{}", "[]", '{"added_tokens": [], "model": {"type": "BPE"}}'])
+def test_a_file_that_is_no_tokenizer_is_refused(tmp_path: Path, content: str | None) -> None:
+    if content is not None:
+        (tmp_path / "tokenizer.json").write_text(content)
+    with pytest.raises((ValueError, OSError), match="tokenizer"):
         ModelTokenizer.load(tmp_path)
 
 

@@ -66,10 +66,7 @@ LOST = Attempt(
     stages=stages(queue=0.1, transit=0.02, prefill=0.2, prefill_wait=0.05, kv_move=0.03, stream=2.0),
     outcome="worker_lost",
 )
-AGAIN = Attempt(
-    decode="decode-1",
-    stages=stages(queue=0.5, prefill=0.5, decode_wait=0.1, stream=1.35),
-)
+AGAIN = Attempt(decode="decode-1", stages=stages(queue=0.5, prefill=0.5, decode_wait=0.1, stream=1.35))
 RECORD = Record(
     request_id="r-1",
     route="/v1/chat/completions",

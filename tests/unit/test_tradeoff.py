@@ -22,7 +22,6 @@ def test_the_picture_of_one_gpu_is_that_of_the_results(theme: str) -> None:
 
 def test_the_sentences_have_the_figures_of_the_picture() -> None:
     (between, throughput, _), (first, _, long) = figures()
-
     apart, aggregated, _ = between.values
     assert f"**{apart:.0f} ms instead of {aggregated:.0f} ms**" in README
     apart, aggregated, _ = throughput.values

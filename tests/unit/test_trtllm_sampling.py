@@ -82,7 +82,6 @@ def test_each_setting_is_translated(asked: dict[str, Any], sent: dict[str, Any])
 )
 def test_a_request_that_no_token_stops_ends_at_max_tokens_only(asked: dict[str, Any], end_id: int) -> None:
     sent = params(ask(temperature=0.0, **asked))
-
     assert sent["ignore_eos"]
     assert sent["end_id"] == end_id
     assert "stop_token_ids" not in sent
@@ -91,7 +90,6 @@ def test_a_request_that_no_token_stops_ends_at_max_tokens_only(asked: dict[str, 
 def test_a_resumed_answer_asks_for_the_rest() -> None:
     request = ask(9, num_generated=4, min_tokens=6, frequency_penalty=1.0, temperature=0.0)
     sent = params(request)
-
     assert sent["seed"] == seed_of_attempt(request.sampling, 4) != 3
     assert (sent["max_tokens"], sent["min_tokens"], sent["prompt_ignore_length"]) == (6, 2, 5)
     assert "min_tokens" not in params(ask(9, num_generated=4, min_tokens=3))
@@ -100,16 +98,13 @@ def test_a_resumed_answer_asks_for_the_rest() -> None:
 
 def test_logit_bias_is_a_tensor_over_the_vocabulary() -> None:
     bias = params(ask(logit_bias={7: -100.0}))["embedding_bias"]
-
     assert bias.shape == (FACTS.vocab_size,)
     assert (float(bias[7]), float(bias.abs().sum())) == (-100.0, 100.0)
 
 
 def test_a_form_becomes_a_structural_tag() -> None:
     form = Guided(last=(MessageForm(headers=("<|channel|>final<|message|>",), end="<|return|>"),))
-
     tag = params(ask(guided=form))["guided_decoding"].structural_tag
-
     assert tag == structural_tag(form, FACTS.control_ids)
 
 

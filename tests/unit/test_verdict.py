@@ -178,11 +178,7 @@ def test_a_prompt_that_is_being_computed_may_take_as_long_as_it_is(
     ],
 )
 def test_a_process_without_a_cpu_is_not_the_cause(
-    stages: dict[str, float],
-    starved_s: float,
-    delay_s: float,
-    cpu_wait_s: float,
-    expected: tuple[str, str],
+    stages: dict[str, float], starved_s: float, delay_s: float, cpu_wait_s: float, expected: tuple[str, str]
 ) -> None:
     made = record(**stages)
     (attempt,) = made.legs[0].attempts

@@ -34,12 +34,7 @@ async def test_the_worker_announces_what_it_serves(checkpoint: Path) -> None:
     assert (info.max_batch_size, info.max_queue_size) == (CONFIG["max_num_seqs"], 9)
     assert info.kv_transfer == f"nixl:{quote(str(checkpoint))}"
     assert info.kv_layout == KvLayout(
-        dtype="float32",
-        tokens_per_block=8,
-        num_layers=4,
-        num_kv_heads=2,
-        head_dim=16,
-        tensor_parallel_size=1,
+        dtype="float32", tokens_per_block=8, num_layers=4, num_kv_heads=2, head_dim=16, tensor_parallel_size=1
     )
     # Its steps could be longer than its context, which its warm-up must not be.
     other = await info_of(checkpoint, "agg", kv_cache_dtype="fp8", tensor_parallel_size=2, max_model_len=20)

@@ -25,9 +25,7 @@ def test_requests_are_found_by_the_id_that_vllm_was_given() -> None:
     far = time.perf_counter() + 30
     books._reqs_to_send |= {"r-1-0a0b0c0d": far, "r-10-0a0b0c0d": far, "plain": far}  # noqa: SLF001  as NIXL names them
     books._reqs_to_process |= {*books._reqs_to_send, "r-2-0a0b0c0d"}  # noqa: SLF001  tests only
-
     again = KvPins().release_kv(["r-1", "r-2", "r-3", "plain"])
-
     assert again == ["r-2"]  # its lease begins with the next step
     shortened = {i for i, end in books._reqs_to_send.items() if end < far}  # noqa: SLF001  as NIXL names them
     assert shortened == {"r-1-0a0b0c0d", "plain"}
@@ -63,7 +61,6 @@ def test_a_killed_worker_takes_vllms_processes_with_it() -> None:
     finally:
         worker.send_signal(signal.SIGKILL)
         worker.wait()
-
     for end in ends:
         assert select.select([end], [], [], PATIENCE_S)[0], "a process of vLLM's outlives its worker"
         os.close(end)

@@ -35,7 +35,6 @@ def test_flag_beats_override_beats_yaml_beats_baton_beats_default_leaf_by_leaf(t
         "  kv_connector_extra_config: {kv_lease_duration: 7, num_threads: 2}\n",
     )
     override = {"max_num_seqs": 9, "max_num_batched_tokens": 101, "kv_transfer_config": {"kv_ip": "::1"}}
-
     loaded = VLLM_RULES.load(
         AsyncEngineArgs,
         "prefill",
@@ -43,7 +42,6 @@ def test_flag_beats_override_beats_yaml_beats_baton_beats_default_leaf_by_leaf(t
         override=json.dumps(override),
         typed={"max_batch_size": 10, "model": "/m"},
     )
-
     transfer = loaded.settings["kv_transfer_config"]
     assert (transfer.kv_connector, transfer.kv_role) == ("PeerConnector", "kv_producer")
     assert (transfer.kv_buffer_device, transfer.kv_ip) == ("cpu", "::1")
@@ -110,7 +108,6 @@ def test_without_its_connector_kv_moves_over_nixls_own(monkeypatch: pytest.Monke
 
 def test_an_aggregated_worker_takes_no_handoff(tmp_path: Path) -> None:
     given = write(tmp_path, "\nkv_transfer_config: {kv_connector: NixlConnector, kv_role: kv_both}")
-
     with pytest.raises(
         SettingsError, match=r"engine.yaml: kv_transfer.*: an aggregated worker does not transfer KV"
     ):
@@ -122,5 +119,4 @@ def test_an_aggregated_worker_takes_no_handoff(tmp_path: Path) -> None:
 def test_every_shipped_config_is_taken_as_it_stands(path: Path) -> None:
     mode: Any = path.stem.partition("_")[0]
     loaded = VLLM_RULES.load(AsyncEngineArgs, mode, yaml_path=path)
-
     assert AsyncEngineArgs(**loaded.settings).max_model_len == 131072

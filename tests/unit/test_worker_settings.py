@@ -45,7 +45,6 @@ def write(folder: Path, text: str) -> Path:
 @pytest.mark.parametrize("text", ["1e9", "1.5", "1.0e+3"])
 def test_what_is_no_whole_number_is_refused(tmp_path: Path, text: str) -> None:
     path = write(tmp_path, f"max_batch_size: {text}\n")
-
     with pytest.raises(SettingsError, match=r"max_batch_size: .*: Expected `int`, got `(str|float)`"):
         load_settings(Engine, path, {})
 
@@ -78,10 +77,8 @@ def test_what_is_no_whole_number_is_refused(tmp_path: Path, text: str) -> None:
 )  # fmt: skip
 def test_a_wrong_yaml_is_one_line_with_its_name(tmp_path: Path, text: str, says: str) -> None:
     path = write(tmp_path, text)
-
     with pytest.raises(SettingsError) as refused:
         load_settings(Engine, path, {})
-
     assert str(refused.value).startswith(f"{path}: ")
     assert says in str(refused.value)
     assert "\n" not in str(refused.value)

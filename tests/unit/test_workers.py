@@ -19,15 +19,7 @@ from frontend.routing.fleet import Fleet
 from frontend.routing.health import Events
 from frontend.routing.workers import TRANSITIONS, CutPairs, Event, State, Workers
 from tests.clock import jumping
-from tests.scripted_workers import (
-    Script,
-    ScriptedWorkers,
-    answer,
-    failing,
-    hand_off,
-    waiting,
-    worker,
-)
+from tests.scripted_workers import Script, ScriptedWorkers, answer, failing, hand_off, waiting, worker
 from tests.waiting import until
 
 D1 = worker("d1")
@@ -71,7 +63,6 @@ async def test_a_worker_whose_engine_hangs_is_left_out_until_a_request_passes_th
         assert name not in live(fleet)
         await asyncio.sleep(60)
         assert fleet.health().stuck == [name]
-
         workers.scripts[name] = works
         workers.calls.clear()
         await until(lambda: not fleet.health().stuck)

@@ -206,7 +206,6 @@ def test_any_answer_comes_back_in_its_own_tokens(  # noqa: PLR0917  drawn by nam
     choice, turn = answered(ids, size)
     store = Thoughts()
     store.keep("", choice.call_ids, choice.written())
-
     tools = (Tool(name="f"),)
     asked: tuple[Turn, ...] = (UserTurn("Hi"),)
     before = prompt_ids(Conversation(turns=asked, tools=tools), TOKENIZER)

@@ -28,8 +28,7 @@ class NixlPullConnectorWorker:
         self.moved: list[tuple[int, float]] = []
         self.is_shut_down = False
         self.transfer_topo = SimpleNamespace(
-            get_engine_info=self.engines.__getitem__,
-            tp_ratio=lambda remote: remote // self.world_size,
+            get_engine_info=self.engines.__getitem__, tp_ratio=lambda remote: remote // self.world_size
         )
         self.nixl_wrapper = SimpleNamespace(
             send_notif=lambda agent, notif_msg: self.notices.append((agent, notif_msg))
