@@ -14,7 +14,7 @@ from typing import cast
 import httptools
 import msgspec
 import uvicorn
-from uvicorn._types import ASGIReceiveEvent
+from uvicorn._types import ASGI3Application, ASGIReceiveEvent
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
@@ -140,6 +140,7 @@ class Connection(HttpToolsProtocol):
         self._since_s = 0.0  # without a request, or since its last answer
         self._give_up_s = math.inf
         self._num_odd_bytes = 0  # since the last progress
+        self._running: RequestResponseCycle | None = None  # the last that was begun; `cycle` may be behind it
 
     @property
     def _num_open(self) -> int:
@@ -175,6 +176,8 @@ class Connection(HttpToolsProtocol):
         self._gone.set_result(None)
         if isinstance(exc, TimeoutError):
             log.info("dropped client=%s reason=client does not read the response", self.client)
+        if self._running is not None:
+            self._running.disconnected = True
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -219,6 +222,10 @@ class Connection(HttpToolsProtocol):
             self.cycle.keep_alive = False
         self._reading = _Reading.BODY
         self._num_odd_bytes = 0
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
 
     def on_body(self, body: bytes) -> None:
         """Extend the timeout by the part of the body that arrived."""

@@ -195,3 +195,15 @@ async def test_an_answer_over_http_1_0_is_not_chunked_and_ends_with_the_connecti
         assert rest == body
         assert b"chunked" not in head
         assert b"connection: close" in head
+
+
+async def test_a_client_that_sends_requests_ahead_and_leaves_is_no_error(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with Scene() as scene:
+        scene.may_finish.clear()
+        _, writer = await scene.connect(POST % b"1.1" * 2)
+        await until(lambda: scene.num_requests == 1)
+        writer.transport.abort()
+        await until(lambda: scene.num_gone == 1)
+    assert [record.name for record in caplog.records if record.levelname == "ERROR"] == []
