@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -228,6 +229,15 @@ def _health(url: str) -> dict[str, Any]:
     except httpx.TransportError:
         return {}
     return found
+
+
+def damaged_model(folder: Path) -> str:
+    """The demo model in this folder, with its last megabyte of weights zero."""
+    shutil.copytree(ROOT / "models/demo", folder)
+    weights = bytearray((folder / "model.safetensors").read_bytes())
+    weights[-(1 << 20) :] = bytes(1 << 20)
+    (folder / "model.safetensors").write_bytes(weights)
+    return str(folder)
 
 
 @contextmanager

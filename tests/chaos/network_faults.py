@@ -56,21 +56,14 @@ class Cut:
         return received_bytes
 
 
-class CutPair:
+class CutPair(Cut):
     """No packet between the first target and the others, which reach everyone else."""
-
-    def __init__(self, scene: Scene, targets: Targets) -> None:
-        self._network = _network(scene)
-        self._targets = targets
 
     def begin(self) -> None:
         self._network.cut(*self._targets)
 
     def proof(self) -> str:
         return f"{_harmed(self._network)} packets dropped"
-
-    def end(self) -> None:
-        self._network.heal()
 
 
 class HarmPackets:

@@ -27,16 +27,16 @@ class Kill:
     def __init__(self, scene: Scene, targets: Targets) -> None:
         self._scene = scene
         self._targets = targets
-        self._killed = [scene.processes[name] for name in targets]
+        self._processes = [scene.processes[name] for name in targets]
 
     def begin(self) -> None:
-        for process in self._killed:
+        for process in self._processes:
             process.popen.kill()
-        for process in self._killed:
+        for process in self._processes:
             process.popen.wait()
 
     def proof(self) -> str:
-        for process in self._killed:
+        for process in self._processes:
             require(process.popen.returncode == -signal.SIGKILL, f"{process.name} ended by itself")
             require(not is_running(process.popen.pid), f"{process.name} is running")
         return "exit status -9, no such process"
@@ -125,24 +125,15 @@ class HangEngine:
             file.unlink()
 
 
-class Drain:
+class Drain(Kill):
     """SIGTERM, and a new process once the old one has finished what it held."""
 
-    def __init__(self, scene: Scene, targets: Targets) -> None:
-        self._scene = scene
-        self._targets = targets
-        self._draining = [scene.processes[name] for name in targets]
-
     def begin(self) -> None:
-        for process in self._draining:
+        for process in self._processes:
             process.signal(signal.SIGTERM)
 
     def proof(self) -> str:
-        return _drained(self._draining)
-
-    def end(self) -> None:
-        for name in self._targets:
-            self._scene.start(name)
+        return _drained(self._processes)
 
 
 class Roll(Injector):

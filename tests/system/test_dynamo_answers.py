@@ -14,7 +14,7 @@ from frontend.text.tokenizer import ModelTokenizer
 from tests.client_requests import harmony_requests, requests, write_script
 from tests.dynamo_stack import DynamoStack
 from tests.echo import DEMO
-from tests.stack import MODEL, Stack
+from tests.stack import MODEL, Stack, cluster
 from tests.waiting import PATIENCE_S
 
 Json = dict[str, Any]
@@ -27,16 +27,8 @@ _ID = re.compile(
 _TIMES = {"created", "created_at", "completed_at"}
 _OF_EVENTS = {"sequence_number", "obfuscation"}  # they count events, or are random
 # How many tokens an event has depends on how fast the reader is.
-_GROWING = {
-    "content",
-    "reasoning_content",
-    "reasoning",
-    "arguments",
-    "text",
-    "delta",
-    "thinking",
-    "partial_json",
-}
+_GROWING = {"content", "reasoning_content", "reasoning", "arguments"}
+_GROWING |= {"text", "delta", "thinking", "partial_json"}
 
 
 @pytest.fixture(scope="module", params=["tcp", pytest.param("nats", marks=pytest.mark.slow)])
@@ -53,11 +45,7 @@ def urls(
     environ = {"DYN_REQUEST_PLANE": request.param}
     if request.param == "nats":
         flags += ["--registry", "etcd"]
-        environ |= {
-            "BATON_DISCOVERY_BACKEND": "etcd",
-            "ETCD_ENDPOINTS": etcd_server,
-            "NATS_SERVER": nats_server,
-        }
+        environ |= cluster(etcd_server, nats_server) | {"BATON_REQUEST_PLANE": "dynamo"}
     with ExitStack() as stacks:
         own = stacks.enter_context(Stack(tmp_path_factory.mktemp("own")))
         dynamo = stacks.enter_context(DynamoStack(tmp_path_factory.mktemp("dynamo"), environ))

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.answers import read_all, whole_answer
-from tests.conftest import ServerProcess, binary, free_port
+from tests.conftest import LaunchServer, ServerProcess, free_port
 from tests.stack import Stack
 from tests.system.test_outages import LONG, running, started
 from tests.waiting import wait_for
@@ -15,15 +15,10 @@ NUM_SERVERS = 3
 
 
 @pytest.fixture
-def servers(tmp_path: Path) -> Iterator[list[ServerProcess]]:
+def servers(launch_nats: LaunchServer) -> Iterator[list[ServerProcess]]:
     routes = [f"nats://127.0.0.1:{free_port()}" for _ in range(NUM_SERVERS)]
-    found = []
-    for number, route in enumerate(routes):
-        url = f"nats://127.0.0.1:{free_port()}"
-        command = [binary("nats-server", "nats-server"), "-a", "127.0.0.1", "-p", url.rpartition(":")[2]]
-        command += ["--cluster_name", "baton", "--cluster", route, "--routes", ",".join(routes)]
-        found.append(ServerProcess(command, url, tmp_path / f"nats-{number}", ready=b"Server is ready"))
-        found[-1].start()
+    known = ("--cluster_name", "baton", "--routes", ",".join(routes))
+    found = [launch_nats("--cluster", route, *known) for route in routes]
     yield found
     for server in found:
         server.kill()
@@ -54,18 +49,15 @@ def test_streams_outlive_each_server_of_a_cluster(stack: Stack, servers: list[Se
 
 
 @pytest.fixture
-def hub_and_leaf(tmp_path: Path) -> Iterator[list[ServerProcess]]:
+def hub_and_leaf(launch_nats: LaunchServer, tmp_path: Path) -> Iterator[list[ServerProcess]]:
     """Two servers: the second one connects to the first as its leaf node."""
     address = f"127.0.0.1:{free_port()}"
     leafnodes = {"hub": f'listen: "{address}"', "leaf": f'remotes: [{{url: "nats-leaf://{address}"}}]'}
     found = []
     for name, options in leafnodes.items():
-        url, config = f"nats://127.0.0.1:{free_port()}", tmp_path / f"{name}.conf"
+        config = tmp_path / f"{name}.conf"
         config.write_text(f"leafnodes {{ {options} }}\n")
-        command = [binary("nats-server", "nats-server"), "-c", str(config), "-a", "127.0.0.1"]
-        command += ["-p", url.rpartition(":")[2]]
-        found.append(ServerProcess(command, url, tmp_path / name, ready=b"Server is ready"))
-        found[-1].start()
+        found.append(launch_nats("-c", str(config)))
     yield found
     for server in found:
         server.kill()

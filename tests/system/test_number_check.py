@@ -1,6 +1,5 @@
 """Workers of one model that compute something else: named in /health, and without requests."""
 
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -8,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.stack import MODEL, ROOT, Stack
+from tests.stack import MODEL, ROOT, Stack, damaged_model
 from tests.waiting import wait_for
 
 pytestmark = pytest.mark.slow
@@ -22,12 +21,7 @@ def stack(tmp_path: Path) -> Iterator[Stack]:
 
 @pytest.fixture
 def damaged(tmp_path: Path) -> str:
-    """The demo model with its last megabyte of weights zero."""
-    folder = shutil.copytree(ROOT / "models/demo", tmp_path / "damaged")
-    weights = bytearray((folder / "model.safetensors").read_bytes())
-    weights[-(1 << 20) :] = bytes(1 << 20)
-    (folder / "model.safetensors").write_bytes(weights)
-    return str(folder)
+    return damaged_model(tmp_path / "damaged")
 
 
 def record(stack: Stack, path: Path) -> subprocess.CompletedProcess[str]:

@@ -32,10 +32,16 @@ def folder_of(path: Path, shape: dict[str, object]) -> str:
     return str(path)
 
 
+def lines_of(folder: Path, *flags: str, num_gpus: int = 1, mps: str | None = "", **more: str) -> list[str]:
+    """Of a dry run on one of these GPUs."""
+    environ = fake_gpu.install(folder / "bin", num_gpus=num_gpus, mps=mps) | more
+    environ |= {"PYTHON": sys.executable, "MODEL_PATH": folder_of(folder / "20b", SHAPE_20B)}
+    return dry_run(SCRIPT, "20b", "--one-gpu", *flags, **environ)
+
+
 def test_both_roles_get_half_of_what_the_weights_leave_and_prefill_a_share_of_the_sms(tmp_path: Path) -> None:
-    environ = fake_gpu.install(tmp_path / "bin") | {"MODEL_PATH": folder_of(tmp_path / "20b", SHAPE_20B)}
-    environ |= {"PYTHON": sys.executable, "PREFILL_EXTRA_FLAGS": '--override-engine-args {"max_num_seqs":16}'}
-    lines = dry_run(SCRIPT, "20b", "--one-gpu", "--prefill-sm-share", "70", **environ)
+    override = '--override-engine-args {"max_num_seqs":16}'
+    lines = lines_of(tmp_path, "--prefill-sm-share", "70", PREFILL_EXTRA_FLAGS=override)
 
     prefill, decode = (shlex.split(line) for line in lines if " -m workers " in line)
     assert prefill[:3] == [
@@ -53,21 +59,12 @@ def test_both_roles_get_half_of_what_the_weights_leave_and_prefill_a_share_of_th
 
 
 def test_mps_serves_no_other_gpu_of_the_host(tmp_path: Path) -> None:
-    environ = fake_gpu.install(tmp_path / "bin", num_gpus=4) | {"PYTHON": sys.executable}
-    environ |= {"MODEL_PATH": folder_of(tmp_path / "20b", SHAPE_20B)}
-    lines = dry_run(SCRIPT, "20b", "--one-gpu", **environ)
-    seen = [line for line in lines if "CUDA_VISIBLE_DEVICES=" in line]
+    seen = [line for line in lines_of(tmp_path, num_gpus=4) if "CUDA_VISIBLE_DEVICES=" in line]
     assert [line.split()[0] for line in seen] == ["CUDA_VISIBLE_DEVICES=GPU-1"] * 3
 
 
 def test_a_dry_run_without_mps_is_still_a_script(tmp_path: Path) -> None:
-    environ = fake_gpu.install(tmp_path / "bin", mps=None) | {"PYTHON": sys.executable}
-    environ |= {"MODEL_PATH": folder_of(tmp_path / "20b", SHAPE_20B)}
-    assert [
-        line
-        for line in dry_run(SCRIPT, "20b", "--one-gpu", **environ)
-        if line.startswith("# one GPU: time slices")
-    ]
+    assert [line for line in lines_of(tmp_path, mps=None) if line.startswith("# one GPU: time slices")]
 
 
 @pytest.mark.parametrize(

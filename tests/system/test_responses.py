@@ -9,7 +9,6 @@ import openai
 import pytest
 
 from tests.stack import MODEL, Process, Stack
-from tests.waiting import wait_for
 
 TOOL: Any = {
     "type": "function",
@@ -21,8 +20,6 @@ TOOL: Any = {
 }
 QUESTION = "Hey, quick check: is everything up and running?"
 ASKED: Any = {"model": MODEL, "tools": [TOOL], "reasoning": {"effort": "low"}, "temperature": 0}
-# Slow enough that a frontend can be killed in the middle.
-LONG: Any = {"model": MODEL, "input": "Hello there!", "max_output_tokens": 3000, "background": True}
 
 
 @pytest.fixture(scope="module")
@@ -96,29 +93,3 @@ def test_a_stream_that_broke_off_is_resumed(client: openai.OpenAI) -> None:
     assert last.type == "response.completed"
     stored = client.responses.retrieve(created.response.id)
     assert stored.to_dict() == last.response.to_dict()
-
-
-@pytest.mark.usefixtures("frontend")
-def test_cancelling_a_background_response_frees_the_workers(stack: Stack, client: openai.OpenAI) -> None:
-    running = client.responses.create(**LONG, extra_body={"ignore_eos": True})
-    wait_for(lambda: stack.gauge("baton_worker_running_requests") > 0)
-
-    cancelled = client.responses.cancel(running.id)
-
-    assert cancelled.status == "cancelled"
-    stack.wait_idle()
-
-
-def test_a_background_response_of_a_killed_frontend_has_failed(
-    stack: Stack, frontend: Process, client: openai.OpenAI
-) -> None:
-    running = client.responses.create(**LONG, extra_body={"ignore_eos": True})
-    wait_for(lambda: stack.gauge("baton_worker_running_requests") > 0)
-    frontend.kill()
-    start(stack)
-
-    found = client.responses.retrieve(running.id)
-
-    assert found.status == "failed"
-    assert found.error is not None
-    stack.wait_idle()

@@ -1,13 +1,12 @@
 """Workers that join a running fleet: every pair has moved KV before clients use it."""
 
 import re
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.stack import ROOT, Stack
+from tests.stack import Stack, damaged_model
 
 
 @pytest.fixture
@@ -29,12 +28,8 @@ def test_each_pair_has_moved_kv_before_it_is_ready(stack: Stack, engine: str) ->
 
 
 def test_workers_with_other_weights_of_the_same_shape_are_not_paired(stack: Stack, tmp_path: Path) -> None:
-    fine_tune = shutil.copytree(ROOT / "models/demo", tmp_path / "fine-tune")
-    weights = bytearray((fine_tune / "model.safetensors").read_bytes())
-    weights[-(1 << 20) :] = bytes(1 << 20)
-    (fine_tune / "model.safetensors").write_bytes(weights)
     stack.serve("prefill")
-    stack.worker("decode", model_path=str(fine_tune))
+    stack.worker("decode", model_path=damaged_model(tmp_path / "fine-tune"))
     stack.wait_ready(1, 1)
 
     (reason,) = stack.health()["refused_pairs"]

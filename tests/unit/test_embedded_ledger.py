@@ -99,13 +99,6 @@ class LedgerMachine(RuleBasedStateMachine):
 TestLedger = LedgerMachine.TestCase
 
 
-def assert_used_blocks_are_forgotten(ledger: BlockLedger) -> None:
-    everything = ledger.reserve(8)
-    assert everything is not None
-    ledger.free(everything)
-    assert ledger.num_kept == 0, "no block is taken for what it held before"
-
-
 def test_what_was_used_least_recently_is_forgotten_first_and_of_one_prompt_its_end() -> None:
     ledger = BlockLedger(4, SIZE)
     for token_ids in ([1, 1, 2, 2], [3, 3, 4, 4]):
@@ -145,4 +138,7 @@ def test_of_two_ends_the_later_is_found_and_of_an_end_what_is_equal() -> None:
     assert found.num_found == 1
     assert ledger.num_kept == 0
     ledger.free(found)
-    assert_used_blocks_are_forgotten(ledger)
+    everything = ledger.reserve(8)
+    assert everything is not None
+    ledger.free(everything)
+    assert ledger.num_kept == 0, "no block is taken for what it held before"

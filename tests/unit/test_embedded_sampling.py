@@ -46,8 +46,9 @@ def assert_follows(drawn: np.ndarray, expected: np.ndarray, num: int = 20_000) -
     assert (np.abs(drawn - expected) <= 6 * np.sqrt(expected * (1 - expected) / num) + 1e-9).all()
 
 
-def test_temperature_0_takes_the_likeliest() -> None:
+def test_temperature_0_takes_the_likeliest_after_logit_bias() -> None:
     assert chosen(draw(), draw(seed=5)) == [0, 0]
+    assert chosen(draw(logit_bias={5: 3.5}), draw(logit_bias={0: -100.0})) == [5, 1]
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
@@ -102,10 +103,6 @@ def test_min_p_is_relative_to_the_likeliest() -> None:
     limit = math.exp(LOGITS[2] - LOGITS[0])
     assert np.count_nonzero(shares(500, min_p=limit * 0.99)) == 3
     assert np.count_nonzero(shares(500, min_p=limit * 1.01)) == 2
-
-
-def test_logit_bias_is_added_before_the_choice() -> None:
-    assert chosen(draw(logit_bias={5: 3.5}), draw(logit_bias={0: -100.0})) == [5, 1]
 
 
 def test_frequency_and_presence_penalties_count_the_answer_not_the_prompt() -> None:

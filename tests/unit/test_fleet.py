@@ -247,11 +247,8 @@ def test_a_name_means_one_model_or_none(meant: str | None, names: tuple[str, ...
     assert {model_of(name, {BIG, SMALL}, ALIASES) for name in names} == {meant}
 
 
-def test_the_part_before_the_slash_is_enough_where_one_model_has_it() -> None:
+def test_the_part_before_the_slash_is_enough_where_one_model_has_it_and_plain_aliases_are_listed() -> None:
     assert (model_of("openai", {BIG}, ()), model_of("open", {BIG}, ())) == (BIG, None)
-
-
-def test_aliases_without_patterns_are_listed() -> None:
     assert list(other_names({BIG, SMALL}, ALIASES)) == ["fast"]
 
 

@@ -29,17 +29,18 @@ async def host_of(transceiver: CacheTransceiver) -> str:
     return place_of(ticket)[0]
 
 
-def test_tcp_is_plain_tcp() -> None:
-    assert choose_transceiver("TCP").transport_name == "tcp"
-
-
 @pytest.mark.usefixtures("without_nixl")
-async def test_the_default_without_nixl_is_tcp_and_says_why(caplog: pytest.LogCaptureFixture) -> None:
+async def test_without_nixl_the_default_is_tcp_and_says_why_and_ucx_fails(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     with caplog.at_level(logging.WARNING):
         chosen = choose_transceiver("DEFAULT", host="127.0.0.2")
     assert chosen.transport_name == "tcp"
     assert "nixl_cu13" in caplog.text
     assert await host_of(chosen) == "127.0.0.2"
+    assert choose_transceiver("TCP").transport_name == "tcp"
+    with pytest.raises(ImportError):
+        choose_transceiver("UCX")
 
 
 @needs_nixl
@@ -53,12 +54,6 @@ def test_where_ucx_does_not_start_the_default_is_tcp_and_ucx_is_refused(
     assert choose_transceiver("DEFAULT", host="127.0.0.2").transport_name == "tcp"
     assert "no device for 127.0.0.2" in caplog.text
     with pytest.raises(OSError, match="no device"):
-        choose_transceiver("UCX")
-
-
-@pytest.mark.usefixtures("without_nixl")
-def test_insisting_on_ucx_without_nixl_fails() -> None:
-    with pytest.raises(ImportError):
         choose_transceiver("UCX")
 
 
