@@ -103,13 +103,13 @@ class FilesDiscovery:
             try:
                 snapshot, problem = view.look(), ""
             except OSError as error:  # the folder was deleted, or there are no descriptors
-                snapshot = shown or ()
                 if problem != str(error):
                     problem = str(error)
                     log.warning("registry=unreachable kind=files error=%s", error)
-            if snapshot != shown:
-                shown = snapshot
-                yield snapshot
+            else:
+                if snapshot != shown:
+                    shown = snapshot
+                    yield snapshot
             await asyncio.sleep(_POLL_S)  # poll: files do not notify
 
     async def close(self) -> None:
