@@ -30,6 +30,11 @@ def run_jumping(main: Coroutine[Any, Any, T], limit_s: float = 3600.0) -> T:
         return runner.run(bounded())
 
 
+def now_s() -> float:
+    """The running loop's time."""
+    return asyncio.get_running_loop().time()
+
+
 def jumping(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
     """An async test in such a time."""
 

@@ -220,14 +220,21 @@ def victim(kind: str, *prefix: str) -> Iterator[Far]:
 
 
 @contextlib.asynccontextmanager
-async def near(kind: str) -> AsyncIterator[CacheTransceiver]:
+async def near(kind: str | CacheTransceiver) -> AsyncIterator[CacheTransceiver]:
     """A transceiver in this process."""
-    transceiver = open_transceiver(kind)
+    transceiver = open_transceiver(kind) if isinstance(kind, str) else kind
     await transceiver.start()
     try:
         yield transceiver
     finally:
         await transceiver.close()
+
+
+async def pulled(there: CacheTransceiver, ticket: Ticket) -> bytes:
+    """The bytes of an offer."""
+    into = bytearray(ticket.num_bytes)
+    await there.pull(ticket, host_memory(into), PATIENCE_S)
+    return bytes(into)
 
 
 async def failure(pull: "asyncio.Task[None]") -> float:

@@ -265,6 +265,11 @@ class Client:
     async def get(self, path: str) -> Reply:
         return await self.request("GET", path, b"")
 
+    @property
+    def prompt(self) -> str:
+        """The last one, without control tokens."""
+        return TOKENIZER.decode(self.tokens.requests[-1].token_ids)
+
     def metric(self, name: str, **labels: str) -> float:
         value = sampled(self.services.metrics, name, **labels)
         return 0.0 if value is None else value

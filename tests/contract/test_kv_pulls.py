@@ -15,8 +15,8 @@ from baton.errors import HandoffFailed, HandoffStalled
 from baton.messages import KvAsk, KvConfirm, KvGrant, KvWithdrawn, Reply, StatsRequest
 from baton.tcp import TcpTransport
 from baton.telemetry import unauthenticated
-from tests.clock import jumping
-from tests.kv_peer import near
+from tests.clock import jumping, now_s
+from tests.kv_peer import near, pulled
 from tests.waiting import until
 from workers.kv.memory import Memory, host_memory
 from workers.kv.stream import STALL_S, Stream
@@ -56,12 +56,6 @@ async def reading(ticket: Ticket) -> AsyncIterator[Reader]:
         yield reader
     finally:
         await reader.close()
-
-
-async def pulled(there: CacheTransceiver, ticket: Ticket, deadline_s: float = 60) -> bytes:
-    into = bytearray(ticket.num_bytes)
-    await there.pull(ticket, host_memory(into), deadline_s)
-    return bytes(into)
 
 
 def is_moved(source: CacheTransceiver, ticket: Ticket) -> bool:
@@ -277,29 +271,27 @@ async def less(writer: asyncio.StreamWriter) -> None:
 async def test_without_a_byte_for_two_seconds_a_pull_has_stalled(
     serve: Callable[[asyncio.StreamWriter], Any], error: type[Exception] | None, took_s: float
 ) -> None:
-    loop = asyncio.get_running_loop()
     async with socket_that(serve) as way:
-        began_s = loop.time()
+        began_s = now_s()
         fetch = Stream("127.0.0.1").fetch("127.0.0.1", way, host_memory(bytearray(100)))
         if error is None:
             await fetch
         else:
             with pytest.raises(error):
                 await fetch
-        assert loop.time() - began_s == pytest.approx(took_s, abs=0.5)
+        assert now_s() - began_s == pytest.approx(took_s, abs=0.5)
 
 
 @jumping
 async def test_a_source_that_does_not_answer_is_a_stall_and_one_that_is_gone_is_lost() -> None:
-    loop = asyncio.get_running_loop()
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"tcp://127.0.0.1:{silent.getsockname()[1]}/kv.1"
         ticket = Ticket(wire="tcp", offer_id=1, num_bytes=9, address=address, secret=b"")
         async with near("tcp") as here:
-            began_s = loop.time()
+            began_s = now_s()
             with pytest.raises(HandoffStalled):
                 await pulled(here, ticket)
-            assert loop.time() - began_s == pytest.approx(STALL_S, abs=0.5)
+            assert now_s() - began_s == pytest.approx(STALL_S, abs=0.5)
             silent.close()
             with pytest.raises(HandoffFailed, match="cannot connect") as failed:
                 await pulled(here, ticket)

@@ -11,7 +11,7 @@ import pytest
 
 from baton.errors import DeadlineExceeded, InvalidRequest, WorkerLost
 from baton.messages import GenerateRequest, Guided, MessageForm, Sampling, TokenChunk
-from tests.clock import jumping
+from tests.clock import jumping, now_s
 from tests.engine_calls import next_handoff
 from tests.requests import token_request
 from tests.waiting import until
@@ -43,10 +43,6 @@ async def started(**settings: Any) -> AsyncIterator[MockerEngine]:
 
 def ask(num_tokens: int = 20, max_tokens: int = 5, **options: Any) -> GenerateRequest:
     return token_request(range(num_tokens), max_tokens=max_tokens, **{"deadline_s": 1000.0} | options)
-
-
-def now_s() -> float:
-    return asyncio.get_running_loop().time()
 
 
 async def answer(engine: MockerEngine, request: GenerateRequest) -> list[TokenChunk]:

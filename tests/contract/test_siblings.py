@@ -1,6 +1,5 @@
 """What the processes of one frontend share, over real Unix sockets; some of them hang, die or start late."""
 
-import asyncio
 import socket
 from array import array
 from collections import Counter
@@ -17,7 +16,7 @@ from frontend.processes.siblings import SCRAPE_TIMEOUT_S, SILENCE_S, Shared, Sib
 from frontend.responses.runs import ResponseState
 from frontend.snapshot import Look, Part, Second, Slow
 from frontend.turn.thoughts import Kept, Thoughts, WrittenTurn
-from tests.clock import jumping, run_jumping
+from tests.clock import jumping, now_s, run_jumping
 from tests.waiting import until
 
 MESSAGE = WrittenMessage(kind="text", text="Hello", token_ids=array("I", [200_005, 17]), is_first=True)
@@ -70,21 +69,20 @@ async def test_a_process_that_is_missing_or_hangs_is_left_out(
 ) -> None:
     monkeypatch.setattr(siblings, "MAX_SENDING", 10)
     assert (SCRAPE_TIMEOUT_S, SILENCE_S) == (1.0, 10.0)
-    loop = asyncio.get_running_loop()
     async with process(tmp_path, 0) as (first, own, _):
         first.share(ENTRY)
         assert await first.ask(Scrape()) == []
         with socket.socket(socket.AF_UNIX) as frozen:
             frozen.bind(f"\0{tmp_path}/1")
             frozen.listen()
-            began_s = loop.time()
+            began_s = now_s()
             assert await first.ask(Scrape()) == []
-            assert loop.time() - began_s == pytest.approx(SCRAPE_TIMEOUT_S, abs=0.2)
+            assert now_s() - began_s == pytest.approx(SCRAPE_TIMEOUT_S, abs=0.2)
             for number in range(1000):
                 own.keep("key", [f"call_{number}"], thought("x" * 1000))
             assert len(first._sending) <= 10  # noqa: SLF001  nothing else shows what waits
             await until(lambda: not first._sending)  # noqa: SLF001
-            assert loop.time() - began_s < 2 * SILENCE_S
+            assert now_s() - began_s < 2 * SILENCE_S
 
 
 def test_entries_reach_a_process_that_starts_later_and_the_one_that_replaces_it(

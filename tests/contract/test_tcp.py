@@ -18,15 +18,11 @@ from baton.peer_tls import PeerDistrusted
 from baton.tcp import TcpTransport
 from baton.telemetry import unauthenticated
 from tests.certificates import shared_peer
-from tests.clock import jumping
+from tests.clock import jumping, now_s
 from tests.planes import Endless, Stream, a_request, count_up, tokens
 from tests.waiting import PATIENCE_S, scaled, until
 
 NUM_ADMITTED = 32
-
-
-def now_s() -> float:
-    return asyncio.get_running_loop().time()
 
 
 @contextlib.asynccontextmanager

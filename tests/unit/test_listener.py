@@ -12,7 +12,7 @@ import pytest
 
 from baton.listener import ConnectionLimit, Listener
 from tests.certificates import shared_peer
-from tests.clock import jumping
+from tests.clock import jumping, now_s
 from tests.waiting import until
 
 pytestmark = pytest.mark.usefixtures("shared_authority")
@@ -27,12 +27,12 @@ class Heard(asyncio.Protocol):
         self._hangs_up = hangs_up
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.made_s = asyncio.get_running_loop().time()
+        self.made_s = now_s()
         if self._hangs_up:
             transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.lost_s = asyncio.get_running_loop().time()
+        self.lost_s = now_s()
 
 
 @contextlib.contextmanager
@@ -134,7 +134,7 @@ async def test_accepting_goes_on_after_a_pause_and_connections_make_room_if_desc
     evictions: list[None] = []
     with contextlib.ExitStack() as opened:
         sock = opened.enter_context(Failing(*[OSError(number, "no") for _ in range(num)]))
-        address, began_s = sock.getsockname(), asyncio.get_running_loop().time()
+        address, began_s = sock.getsockname(), now_s()
         listener = Listener(
             sock, lambda each: taken.append(opened.enter_context(each)), lambda: evictions.append(None)
         )
@@ -143,7 +143,7 @@ async def test_accepting_goes_on_after_a_pause_and_connections_make_room_if_desc
         assert len(evictions) == num_evictions
         assert taken[0].gettimeout() == 0  # it does not block
         assert ("accept=paused" in caplog.text) == is_paused
-        assert asyncio.get_running_loop().time() - began_s > 0.09 * num * is_paused  # it does not spin
+        assert now_s() - began_s > 0.09 * num * is_paused  # it does not spin
         opened.enter_context(socket.create_connection(address))
         listener.close()
         assert len(taken) == 2  # also after a pause, those that wait are accepted

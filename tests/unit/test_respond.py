@@ -11,7 +11,7 @@ from baton.errors import EngineFailure
 from frontend.http.answer import KEEP_ALIVE
 from frontend.http.respond import Delivery
 from tests.alive import Newborn
-from tests.clock import jumping
+from tests.clock import jumping, now_s
 from tests.generators import none_abandoned
 from tests.scripted_frontend import BODIES, MODEL, Client, ScriptedTokens
 
@@ -19,10 +19,6 @@ ANSWER = (
     "<|channel|>analysis<|message|>Think.<|end|><|start|>assistant<|channel|>final<|message|>Hello<|return|>"
 )
 ROUTE = "/v1/chat/completions"
-
-
-def now_s() -> float:
-    return asyncio.get_running_loop().time()
 
 
 class Slow:

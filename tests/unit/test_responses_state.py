@@ -16,18 +16,14 @@ from baton.errors import NotReady
 from frontend.responses import runs
 from frontend.responses.runs import CallRun, ResponseState
 from frontend.responses.store import ResponseStore
-from tests.clock import jumping
-from tests.scripted_frontend import MODEL, TOKENIZER, Client, ScriptedTokens, ended, frontend
+from tests.clock import jumping, now_s
+from tests.scripted_frontend import MODEL, Client, ScriptedTokens, ended, frontend
 from tests.stored_responses import another_frontend, response
 
 THINK = "<|channel|>analysis<|message|>Think.<|end|><|start|>assistant"
 ANSWER = THINK + "<|channel|>final<|message|>Hello<|return|>"
 CALL = THINK + '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"x":1}<|call|>'
 TOOLS = [{"type": "function", "name": "f"}]
-
-
-def prompt_of(client: Client) -> str:
-    return TOKENIZER.decode(client.tokens.requests[-1].token_ids)
 
 
 async def test_a_stored_response_can_be_had_again_until_it_is_deleted() -> None:
@@ -54,7 +50,7 @@ async def test_a_conversation_goes_on_from_the_previous_response_without_its_ins
         result = {"type": "function_call_output", "call_id": call_id, "output": "Two"}
         continued = {"previous_response_id": first["id"], "instructions": "New rule."}
         second = await client.respond([result], **continued, tools=TOOLS)
-        prompt = prompt_of(client)
+        prompt = client.prompt
         assert "Old rule." not in prompt
         assert "New rule." in prompt
         assert prompt.endswith(
@@ -62,7 +58,7 @@ async def test_a_conversation_goes_on_from_the_previous_response_without_its_ins
             '{"x":1}functions.f to=assistantcommentaryTwoassistant'
         )
         await client.respond("Three", previous_response_id=second.json["id"])
-        assert prompt_of(client).count("Think.") == 2
+        assert client.prompt.count("Think.") == 2
 
 
 @pytest.mark.parametrize("body", [{}, {"input": None}, {"input": []}])
@@ -72,7 +68,7 @@ async def test_a_previous_response_may_be_continued_without_input(body: dict[str
         sent = {"model": MODEL, "previous_response_id": first["id"], **body}
         reply = await client.post("/v1/responses", sent)
         assert reply.status == 200
-        assert prompt_of(client).endswith("userOneassistantfinalHelloassistant")
+        assert client.prompt.endswith("userOneassistantfinalHelloassistant")
         refused = await client.post("/v1/responses", {"model": MODEL, **body})
         assert (refused.status, refused.error["param"]) == (400, "input")
         result = {"type": "function_call_output", "call_id": "c", "output": "x"}
@@ -163,7 +159,7 @@ async def test_a_reference_to_a_stored_item_is_resolved() -> None:
         thought, answer = ({"id": item["id"]} for item in made["output"])
         reference = answer | {"type": "item_reference"}
         await client.respond([reference, thought, {"id": "msg_one"}, {"role": "user", "content": "x"}])
-        assert prompt_of(client).endswith("assistantfinalHelloassistantanalysisThink.userOneuserxassistant")
+        assert client.prompt.endswith("assistantfinalHelloassistantanalysisThink.userOneuserxassistant")
 
 
 async def test_a_background_response_is_answered_at_once_and_made_without_its_client() -> None:
@@ -298,7 +294,7 @@ async def test_a_run_and_its_stream_fail_at_its_deadline() -> None:
     client = Client(ScriptedTokens(ANSWER, pause_at=5), request_timeout_s=600.0)
     streamed = await client.respond(background=True, stream=True)
     assert streamed.events[-1]["type"] == "response.failed"
-    assert asyncio.get_running_loop().time() == pytest.approx(600.0)
+    assert now_s() == pytest.approx(600.0)
     failed = await ended(client, streamed.events[0]["response"]["id"])
     assert failed["error"]["code"] == "server_error"
     assert "deadline" in failed["error"]["message"]

@@ -55,10 +55,6 @@ async def output(text: str, **fields: Any) -> list[Json]:
     return list(whole)
 
 
-def prompt_of(client: Client) -> str:
-    return TOKENIZER.decode(client.tokens.requests[-1].token_ids)
-
-
 def form_of(client: Client) -> Guided:
     form = client.tokens.requests[-1].sampling.guided
     assert form is not None
@@ -68,7 +64,7 @@ def form_of(client: Client) -> Guided:
 async def prompt(**fields: Any) -> str:
     client = Client(ScriptedTokens("<|channel|>final<|message|>Ok<|return|>"))
     await respond(client, **fields)
-    return prompt_of(client)
+    return client.prompt
 
 
 async def test_a_namespace_is_rendered_and_its_calls_carry_it() -> None:
@@ -152,7 +148,7 @@ async def test_frontends_that_share_a_key_open_each_others_thoughts_if_unchanged
     sealed = {"type": "reasoning", "summary": [], "encrypted_content": thought["encrypted_content"]}
     for client, is_known in ((same, True), (other, False)):
         reply = await respond(client, input=[HI, sealed, called, result], **include)
-        assert ("Think." in prompt_of(client)) is is_known
+        assert ("Think." in client.prompt) is is_known
         assert ("encrypted_content" in reply.headers.get("x-baton-ignored", "")) is not is_known
     sealed["encrypted_content"] = thought["encrypted_content"][:-4] + "AAAA"
     body = {"model": MODEL, "input": [HI, sealed, called, result], **include}
@@ -203,7 +199,7 @@ async def test_a_call_is_an_item_of_the_tools_own_type_and_comes_back(kind: str)
     client = Client(ScriptedTokens(answer(kind, json.dumps(arguments))))
     body = (await respond(client, tools=[{"type": kind}])).json
     Response.model_validate(body)
-    assert f"type {kind} = (_: {{" in prompt_of(client)
+    assert f"type {kind} = (_: {{" in client.prompt
     assert form_of(client).last[0].grammar is not None
     thought, called = body["output"]
     assert called == item | {"id": called["id"], "call_id": called["call_id"], "status": "completed"}
@@ -212,8 +208,8 @@ async def test_a_call_is_an_item_of_the_tools_own_type_and_comes_back(kind: str)
     other = Client(ScriptedTokens(THINK))  # which has not seen the call
     await respond(other, tools=[{"type": kind}], input=[HI, thought, called, result])
     written = json.dumps(arguments, separators=(",", ":"))
-    assert f"assistant to=functions.{kind}commentary json{written}" in prompt_of(other)
-    assert "total 0" in prompt_of(other).partition(f"functions.{kind} to=assistant")[2]
+    assert f"assistant to=functions.{kind}commentary json{written}" in other.prompt
+    assert "total 0" in other.prompt.partition(f"functions.{kind} to=assistant")[2]
 
 
 @pytest.mark.parametrize("kind", CALLS)
@@ -239,14 +235,14 @@ async def test_tools_that_a_search_of_the_client_finds_can_be_called() -> None:
     client = Client(ScriptedTokens(answer("tool_search", '{"query":"pages","limit":2}')))
     body = (await respond(client, tools=[SEARCH])).json
     Response.model_validate(body)
-    assert "// Finds the team's tools.\ntype tool_search = (_: {" in prompt_of(client)
+    assert "// Finds the team's tools.\ntype tool_search = (_: {" in client.prompt
     thought, called = body["output"]
     assert (called["type"], called["execution"]) == ("tool_search_call", "client")
     assert called["arguments"] == {"query": "pages", "limit": 2}
     result = {"type": "tool_search_output", "call_id": called["call_id"], "status": None, "tools": FOUND}
     other = Client(ScriptedTokens(answer("tool_search", "{}").replace("functions.tool_search", "wiki.get")))
     made = (await respond(other, tools=[SEARCH], input=[HI, thought, called, result, called, result])).json
-    written = prompt_of(other)
+    written = other.prompt
     assert written.count("namespace wiki {\n\ntype get =") == 1
     assert "Found: wiki.get" in written.partition("functions.tool_search to=assistant")[2]
     wanted = {"type": "function_call", "namespace": "wiki", "name": "get"}
@@ -255,7 +251,7 @@ async def test_tools_that_a_search_of_the_client_finds_can_be_called() -> None:
     sent = {"input": [output], "previous_response_id": made["id"]}
     for tools in ([SEARCH], [SEARCH, *FOUND]):
         await respond(other, tools=tools, **sent)
-        assert prompt_of(other).count("namespace wiki {\n\ntype get =") == 1
+        assert other.prompt.count("namespace wiki {\n\ntype get =") == 1
 
 
 @pytest.mark.parametrize(

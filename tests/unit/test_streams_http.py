@@ -11,7 +11,7 @@ from baton.messages import GenerateRequest, TokenChunk
 from frontend.http.answer import KEEP_ALIVE
 from frontend.messages.answer import PING
 from frontend.record import Leg
-from tests.clock import run_jumping
+from tests.clock import now_s, run_jumping
 from tests.scripted_frontend import BODIES, MODEL, Client, Reply, ScriptedTokens
 
 TEXT = "<|channel|>final<|message|>Hello<|return|>"
@@ -42,7 +42,7 @@ def streamed(tokens: QueuedTokens, path: str = "/v1/chat/completions", **fields:
 
     async def main() -> tuple[Reply, float]:
         client, at_s = Client(tokens), []
-        client.on_write = lambda _: at_s.append(asyncio.get_running_loop().time())
+        client.on_write = lambda _: at_s.append(now_s())
         reply = await client.post(path, {"model": MODEL, "stream": True, **BODIES[path], **fields})
         return reply, at_s[0]
 

@@ -15,7 +15,7 @@ from baton.errors import BatonError, EngineFailure, HandoffFailed, InvalidReques
 from baton.messages import GenerateRequest, Guided, MessageForm, TokenChunk, WorkerStats
 from baton.seeds import seed_of_attempt
 from baton.structural_tag import structural_tag
-from tests.clock import jumping
+from tests.clock import jumping, now_s
 from tests.requests import token_request
 from tests.waiting import until
 from workers.engines.library.adapter import Call
@@ -154,7 +154,7 @@ class Llm:
     async def collective_rpc(self, method: str, *, args: tuple[list[str]], timeout: float) -> Any:  # noqa: ASYNC109  vLLM's
         assert (method, timeout < LEASE_S) == ("release_kv", True)
         self.released.append(args[0])
-        self.released_at_s.append(asyncio.get_running_loop().time())
+        self.released_at_s.append(now_s())
         await self.may_release.wait()
         answer = self._answers.pop(0) if self._answers else []
         if isinstance(answer, Exception):

@@ -29,7 +29,7 @@ from baton.messages import (
 )
 from baton.process import NotStarted
 from baton.telemetry import unauthenticated
-from tests.clock import jumping
+from tests.clock import jumping, now_s
 from tests.generators import none_abandoned
 from tests.registry import Snapshot, worker
 from tests.requests import token_request
@@ -196,8 +196,7 @@ async def test_replies_have_the_longest_time_that_the_loop_stood_still_so_far() 
 async def test_draining_serves_those_who_have_not_seen_the_withdrawal_yet() -> None:
     engine = ScriptedEngine()
     worker = Worker(engine, Role.DECODE, ("w1", "i1"))
-    loop = asyncio.get_running_loop()
-    began_s = loop.time()
+    began_s = now_s()
     draining = asyncio.create_task(worker.drained(10))
     await asyncio.sleep(0.4)
     late = worker.answer(REQUEST)
@@ -207,7 +206,7 @@ async def test_draining_serves_those_who_have_not_seen_the_withdrawal_yet() -> N
     engine.go_on.set()
     assert [reply async for reply in late]
     assert await draining
-    assert loop.time() - began_s == pytest.approx(5.4)
+    assert now_s() - began_s == pytest.approx(5.4)
 
 
 def settings(folder: Path, **changes: Any) -> WorkerSettings:

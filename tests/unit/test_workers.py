@@ -18,7 +18,7 @@ from frontend.record import Record
 from frontend.routing.fleet import Fleet
 from frontend.routing.health import Events
 from frontend.routing.workers import TRANSITIONS, CutPairs, Event, State, Workers
-from tests.clock import jumping
+from tests.clock import jumping, now_s
 from tests.scripted_workers import Script, ScriptedWorkers, answer, failing, hand_off, waiting, worker
 from tests.waiting import until
 
@@ -84,7 +84,7 @@ async def test_a_worker_that_answers_a_request_of_our_own_is_only_slow() -> None
 async def test_a_worker_that_computes_for_others_is_only_busy(figure: str) -> None:
     async with fleet_of_two() as (workers, fleet):
         workers.scripts["d1"] = hung  # our own request waits in its queue
-        workers.stats = lambda: WorkerStats(**{figure: round(asyncio.get_running_loop().time())})
+        workers.stats = lambda: WorkerStats(**{figure: round(now_s())})
         with waiting(fleet.calls, D1, []):
             await asyncio.sleep(60)
         assert workers.called
@@ -123,7 +123,7 @@ async def test_a_cut_pair_is_tried_after_ten_seconds_then_less_and_less_often() 
     loop_s: list[float] = []
 
     async def stalling(sent: GenerateRequest) -> AsyncGenerator[Reply, None]:
-        loop_s.append(asyncio.get_running_loop().time())
+        loop_s.append(now_s())
         works = answer if len(loop_s) == 6 else failing(HandoffStalled("nothing came"))
         async for reply in works(sent):
             yield reply
