@@ -32,7 +32,8 @@ def test_without_a_runtime_folder_the_default_is_in_the_users_home(
     assert default_registry() == Path("/home/user/.local/state/baton/registry")
 
 
-def test_it_is_made_with_its_parents_for_this_user_alone(tmp_path: Path) -> None:
+def test_it_is_made_with_its_parents_for_this_user_alone_also_in_a_sticky_folder(tmp_path: Path) -> None:
+    tmp_path.chmod(0o1777)  # such as /tmp
     mask = os.umask(0)
     try:
         make_private(tmp_path / "a" / "b")
