@@ -49,6 +49,14 @@ class Process:
         """Its log so far."""
         return self.log.read_text(errors="replace")
 
+    def listening(self) -> list[tuple[str, int]]:
+        """Addresses, in the kernel's hex, and ports of the IPv4 sockets that it listens on."""
+        folder = Path(f"/proc/{self.popen.pid}")
+        inodes = {os.readlink(path).removeprefix("socket:[")[:-1] for path in (folder / "fd").iterdir()}
+        rows = [row.split() for row in (folder / "net/tcp").read_text().splitlines()[1:]]
+        places = [row[1].split(":") for row in rows if row[3] == "0A" and row[9] in inodes]
+        return [(address, int(port, 16)) for address, port in places]
+
     @property
     def rss_bytes(self) -> int:
         """Resident memory."""

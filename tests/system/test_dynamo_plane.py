@@ -2,7 +2,6 @@
 
 import asyncio
 import base64
-import re
 import signal
 from collections.abc import Iterator
 from contextlib import aclosing
@@ -55,17 +54,9 @@ def test_fields_that_nobody_knows_are_ignored(fleet: DynamoStack) -> None:
 
 
 def test_the_port_for_answers_listens_on_loopback_only(fleet: DynamoStack) -> None:
-    listening = listening_addresses(fleet.processes[0].popen.pid)
+    listening = fleet.processes[0].listening()
     assert len(listening) > 1
-    assert set(listening) == {"0100007F"}
-
-
-def listening_addresses(pid: int) -> list[str]:
-    """The local addresses, in the kernel's hex, of the sockets that a process listens on."""
-    links = [str(path.readlink()) for path in Path(f"/proc/{pid}/fd").iterdir()]
-    inodes = set(re.findall(r"socket:\[(\d+)\]", " ".join(links)))
-    rows = [row.split() for row in Path("/proc/net/tcp").read_text().splitlines()[1:]]
-    return [row[1].split(":")[0] for row in rows if row[3] == "0A" and row[9] in inodes]
+    assert {address for address, _ in listening} == {"0100007F"}
 
 
 @pytest.mark.parametrize("phase", ["prefill", "decode"])

@@ -49,15 +49,6 @@ def connections(port: int, first_bytes: bytes = b"") -> Iterator[list[socket.soc
         yield found
 
 
-def listening_ports(process: Process) -> set[int]:
-    """A process's listening ports, from the kernel's tables."""
-    folder = Path(f"/proc/{process.popen.pid}")
-    links = [os.readlink(fd) for fd in (folder / "fd").iterdir()]
-    inodes = {link[8:-1] for link in links if link.startswith("socket:")}
-    rows = [line.split() for line in (folder / "net/tcp").read_text().splitlines()[1:]]
-    return {int(row[1].rpartition(":")[2], 16) for row in rows if row[3] == "0A" and row[9] in inodes}
-
-
 def num_descriptors(process: Process) -> int:
     return len(os.listdir(f"/proc/{process.popen.pid}/fd"))
 
@@ -95,7 +86,7 @@ def test_the_frontend_serves_others_while_many_hold_connections(stack: Stack, fi
 def test_workers_serve_others_while_many_hold_connections_to_their_ports(stack: Stack) -> None:
     workers = stack.processes[1:]
     planes = plane_ports(stack)
-    ports = {port for worker in workers for port in listening_ports(worker)}
+    ports = {port for worker in workers for _, port in worker.listening()}
     assert planes < ports, "prefill also has a port for its KV"
     num_before = [num_descriptors(worker) for worker in workers]
 

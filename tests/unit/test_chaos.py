@@ -107,27 +107,20 @@ def test_a_client_with_a_key_comes_back_for_the_rest() -> None:
     assert (outcome.end, outcome.num_resumed) == ("exact", 2)
 
 
-def test_a_stream_that_does_not_end_as_expected_is_a_finding() -> None:
-    assert not episode(outcome_of(WHOLE)).findings
+def test_streams_that_end_otherwise_faults_without_effect_and_long_gaps_are_findings() -> None:
+    exact = outcome_of(WHOLE)
+    assert not episode(exact).findings
     for events in (WHOLE[:2], [data("2 ")]):
         assert len(episode(outcome_of(events)).findings) == 1
-
-
-def test_a_fault_without_effect_is_a_finding() -> None:
-    exact = outcome_of(WHOLE)
     episodes = [episode(exact), episode(exact, problem="NotEffectiveError: it lives")]
     row, _ = scores(episodes)
     assert (row["faults"], row["effective"], row["exact"]) == (2, 1, 2)
     assert "it lives" in printed(episodes)
     assert printed(episodes).endswith("findings: 1")
-
-
-def test_a_gap_that_is_longer_than_promised_is_a_finding() -> None:
-    slow = outcome_of(WHOLE)
-    slow.longest_gap_s = scaled(2.0) - 0.1
-    assert not episode(slow).findings
-    slow.longest_gap_s += 0.2
-    assert "gap" in episode(slow).findings[0]
+    exact.longest_gap_s = scaled(2.0) - 0.1
+    assert not episode(exact).findings
+    exact.longest_gap_s += 0.2
+    assert "gap" in episode(exact).findings[0]
 
 
 def test_a_seed_gives_the_same_faults_again_and_each_kind_once_a_round() -> None:

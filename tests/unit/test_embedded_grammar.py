@@ -181,16 +181,13 @@ async def test_of_two_tools_the_one_that_cannot_be_enforced_is_named(grammars: G
     assert caught.value.param == "tools[1].parameters"
 
 
-async def test_a_schema_nested_without_end_is_refused(grammars: Grammars) -> None:
+async def test_a_schema_that_nests_or_grows_without_end_is_refused(grammars: Grammars) -> None:
     text = '{"items":' * 5000 + "{}" + "}" * 5000
     form = Guided(
         last=(MessageForm(headers=("<|channel|>final<|message|>",), end="<|return|>", grammar=text),)
     )
     with pytest.raises(InvalidRequest):
         await grammars.matcher(form)
-
-
-async def test_a_schema_that_grows_without_end_is_refused(grammars: Grammars) -> None:
     options = [{"oneOf": [{"properties": {f"a{i}": {"const": j}}} for j in range(4)]} for i in range(8)]
     with pytest.raises(InvalidRequest, match="schema too large"):
         await grammars.matcher(answer_form({"type": "object", "allOf": options}))

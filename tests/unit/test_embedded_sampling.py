@@ -87,19 +87,13 @@ def test_the_rest_of_the_batch_changes_nothing() -> None:
     assert chosen(*mixed) == [chosen(each)[0] for each in mixed]
 
 
-def test_top_k_keeps_the_k_likeliest() -> None:
+def test_top_k_keeps_the_k_likeliest_top_p_the_fewest_and_min_p_is_relative_to_the_likeliest() -> None:
     expected = probabilities(LOGITS[:3])
     assert_follows(shares(top_k=3)[:3], expected)
-
-
-def test_top_p_keeps_the_fewest_that_make_up_p() -> None:
     first, second = probabilities()[:2]
     assert np.count_nonzero(shares(500, top_p=first - 0.01)) == 1
     assert np.count_nonzero(shares(500, top_p=first + 0.01)) == 2
     assert np.count_nonzero(shares(500, top_p=first + second + 0.01)) == 3
-
-
-def test_min_p_is_relative_to_the_likeliest() -> None:
     limit = math.exp(LOGITS[2] - LOGITS[0])
     assert np.count_nonzero(shares(500, min_p=limit * 0.99)) == 3
     assert np.count_nonzero(shares(500, min_p=limit * 1.01)) == 2

@@ -115,9 +115,6 @@ async def test_a_page_of_another_origin_can_neither_send_forms_nor_read_answers(
     assert len(made.tokens.requests) == (status == 200)
     if status == 403:
         assert reply.error["code"] == "origin_not_allowed"
-
-
-async def test_a_page_of_another_origin_gets_no_preflight_and_reads_no_page() -> None:
     assert (await open_to().request("OPTIONS", CHAT, b"", {"origin": PAGE})).status == 403
     live = await open_to().request("GET", "/live", b"", {"origin": PAGE})
     assert (live.status, live.headers.get("access-control-allow-origin")) == (200, None)
