@@ -37,9 +37,10 @@ def test_it_is_made_with_its_parents_for_this_user_alone_also_in_a_sticky_folder
     mask = os.umask(0)
     try:
         make_private(tmp_path / "a" / "b")
+        make_private(tmp_path / "c")
     finally:
         os.umask(mask)
-    assert [(tmp_path / name).stat().st_mode & 0o777 for name in ("a", "a/b")] == [0o700, 0o700]
+    assert [(tmp_path / name).stat().st_mode & 0o777 for name in ("a", "a/b", "c")] == [0o700] * 3
 
 
 @pytest.mark.parametrize(
