@@ -120,6 +120,15 @@ def test_choices_that_are_refused_in_the_queue_do_not_wait_while_that_is_sent(cl
     assert record.spent() == {"queue": 3, "send": 1}
 
 
+def test_a_stage_that_is_entered_again_adds_up(clock: SimpleNamespace) -> None:
+    record = Records().begin("/v1/x", "r")
+    stages: tuple[Stage, ...] = ("render", "read", "render", "read")
+    for stage in stages:
+        record.enter(stage)
+        clock.s += 2
+    assert record.spent() == {"read": 4, "render": 4}
+
+
 def test_a_request_is_in_the_stages_of_its_choices() -> None:
     record = Records().begin("/v1/x", "r")
     record.enter("render")
