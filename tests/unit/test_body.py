@@ -124,7 +124,10 @@ def test_half_a_character_is_replaced_and_whole_ones_are_kept(written: bytes, na
     assert garden.center == Rock(name)
 
 
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses", "/v1/messages", "/tokenize"])
+COUNTING = ["/tokenize", "/v1/responses/input_tokens", "/v1/messages/count_tokens"]
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses", "/v1/messages", *COUNTING])
 async def test_a_body_has_sixteen_mebibytes_at_most(path: str) -> None:
     client = Client(ScriptedTokens())
     for num_bytes, status in ((16 << 20, 400), ((16 << 20) + 1, 413)):
