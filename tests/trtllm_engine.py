@@ -16,7 +16,7 @@ from workers.engines.trtllm.settings import TRTLLM_RULES
 from workers.engines.trtllm.watchdog import Leave, Patience
 from workers.flags import DisaggregationMode
 
-KV_TIMEOUT_S = scaled(0.5)
+KV_TIMEOUT_S = scaled(1.0)
 CONFIG: dict[str, Any] = {
     "max_batch_size": 8,
     "max_num_tokens": 64,

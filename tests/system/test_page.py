@@ -2,8 +2,9 @@
 
 import json
 import shutil
+import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from itertools import product
 from signal import SIGCONT, SIGSTOP
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.stack import MODEL, Stack
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, wait_for
 
 playwright = pytest.importorskip("playwright.sync_api")
 CHROMIUM = shutil.which("chromium")
@@ -21,12 +22,16 @@ CANARY = "canary-4711"
 SUGGESTED = "everything up and running?"
 CALL = "<|channel|>commentary to=functions.get_system_health<|message|>{}<|call|>"
 ANSWER = "<|channel|>final<|message|>healthy<|return|>"
+NUM_STREAMS = 1000
+REBOUND = "rebound.example"
+"""A name of another server that points to this one."""
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        flags = ["--no-sandbox", f"--host-resolver-rules=MAP {REBOUND} 127.0.0.1"]
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=flags)
         yield browser
         browser.close()
 
@@ -160,6 +165,23 @@ def test_it_is_legible_in_both_schemes_and_fits(browser: Any, stack: Stack) -> N
             assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
+@pytest.mark.slow
+def test_a_thousand_streams_need_no_more_elements(browser: Any, stack: Stack) -> None:
+    body = {"model": MODEL, "prompt": "Hi", "max_tokens": 1500, "stream": True, "ignore_eos": True}
+    data = json.dumps(body).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(data)}\r\n"
+    with opened(browser, stack) as page, ExitStack() as streams:
+        before = page.evaluate("document.querySelectorAll('*').length")
+        for _ in range(NUM_STREAMS):
+            stream = streams.enter_context(socket.create_connection(("127.0.0.1", stack.port)))
+            stream.sendall(f"{head}content-type: application/json\r\n\r\n".encode() + data)
+        wait_for(lambda: f"{NUM_STREAMS:,}" in words(page, "#stages"))
+        assert f"{NUM_STREAMS:,}" in words(page, "#totals")
+        after = page.evaluate("document.querySelectorAll('*').length")
+        assert after < before + 100  # the ten slowest, the curves; not the streams
+    stack.wait_idle()
+
+
 def test_a_killed_worker_turns_red(browser: Any, stack: Stack) -> None:
     with opened(browser, stack) as page:
         next(process for process in stack.processes if process.name == "decode-1").kill()
@@ -180,3 +202,14 @@ def test_a_frontend_that_does_not_answer_is_said(browser: Any, stack: Stack) -> 
         finally:
             frontend.signal(SIGCONT)
         page.wait_for_selector("#problem", state="hidden")
+
+
+def test_pages_of_other_origins_and_names_read_nothing(browser: Any, stack: Stack) -> None:
+    page = browser.new_page()
+    read = "url => fetch(url).then(answer => answer.text().then(() => answer.status), () => 'blocked')"
+    page.goto(f"http://localhost:{stack.port}/live")  # another origin
+    assert page.evaluate(read, f"{stack.url}/fleet") == "blocked"
+    assert page.goto(f"http://{REBOUND}:{stack.port}/").status == 403
+    for path in ("/fleet", "/health", "/metrics", "/page/page.js"):
+        assert page.evaluate(read, path) == 403
+    page.close()

@@ -1,6 +1,8 @@
 """`python -m baton why` in the situations that operators meet: the stage, the worker and the duration."""
 
+import asyncio
 import json
+import re
 import signal
 import socket
 import time
@@ -169,6 +171,18 @@ def test_a_client_that_sends_its_body_slowly(calm: Stack) -> None:
         slow_stage(calm, "slow-body", "read", "", lasted.s)
 
 
+@pytest.mark.slow  # the kernel takes 2.6 MB before the client's pace shows
+def test_a_client_that_reads_slowly(calm: Stack) -> None:
+    connection, rest = sent_but_its_end(calm, "slow-reader", max_tokens=5000, n=16, stream=True)
+    with connection:
+        with Paused(16.0) as lasted:
+            connection.sendall(rest)
+        assert found(calm, "id=slow-reader")[0]["record"]["now"] == "stream"
+    record = explained(calm, "slow-reader")["record"]
+    verdict = slow_stage(calm, "slow-reader", "send", "")
+    assert 1 < verdict["excess_s"] < lasted.s < record["duration_s"] + 1
+
+
 def test_a_long_prompt(calm: Stack) -> None:
     ask(calm, "long-prompt", prompt=["many words " * 30_000] * 12).result()
     lasted_s = explained(calm, "long-prompt")["record"]["stages"]["render"]
@@ -183,6 +197,27 @@ def test_a_client_that_leaves(calm: Stack) -> None:
         connection.close()
     lasted_s = explained(calm, "left")["record"]["duration_s"]  # until the frontend noticed
     assert slow_stage(calm, "left", "prefill", "prefill-0", lasted_s)["cause"] == "prefill-0 did not answer"
+
+
+@pytest.mark.parametrize("num", [200, pytest.param(1000, marks=pytest.mark.slow)])
+async def test_of_many_healthy_requests_none_is_out_of_line(calm: Stack, num: int) -> None:
+    limits = httpx.Limits(max_connections=50)
+    async with httpx.AsyncClient(limits=limits, timeout=PATIENCE_S, verify=False) as http:
+
+        async def one(i: int) -> None:
+            body = {"model": MODEL, "prompt": "a b c " * (1 + i % 50), "max_tokens": 20, "stream": i % 2 == 0}
+            headers = {"x-request-id": f"many-{i}"}
+            assert (await http.post(f"{calm.url}/v1/completions", json=body, headers=headers)).is_success
+
+        await asyncio.gather(*(one(i) for i in range(num)))
+    slowest = [each for each in found(calm, "slowest=100") if each["record"]["request_id"].startswith("many")]
+    assert slowest
+    outliers = [each["verdict"] for each in slowest if each["verdict"] is not None]
+    # Where other work holds up the host, that is true.
+    causes = {each["cause"] for each in outliers} - {"this frontend stood still"}
+    assert [
+        cause for cause in causes if not re.fullmatch(r"the host of \S+( frontend)? was busy", cause)
+    ] == []
 
 
 @pytest.fixture(scope="module")
@@ -374,3 +409,15 @@ def test_no_text_of_a_client_is_in_records_logs_or_pages(small: Stack, capsys: A
     wait_for(lambda: (small.folder / "frontend.log").read_text().count('"request_id": "bird"') >= 5)
     seen = [*pages, *logs, capsys.readouterr().out]
     assert [text for text in seen if CANARY in text] == []
+
+
+def test_requests_in_a_log(small: Stack, capsys: Any) -> None:
+    ask(small, "logged", 5).result()
+    log = small.folder / "frontend.log"
+    wait_for(lambda: '"request_id": "logged"' in log.read_text())
+    assert main(["why", "logged", "--log", str(log)]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("logged  200  ")
+    assert "no stage is out of line" in printed
+    assert main(["why", "--slowest", "1", "--json", "--log", str(log)]) == 0
+    assert len(json.loads(capsys.readouterr().out)["requests"]) == 1
