@@ -298,6 +298,10 @@ class InputReader:
         if texts is not None:
             fields.pop("status", None)
             self._read_texts(fields, kind, texts.field, path)
+        if kind == "reasoning" and isinstance(parts := fields.get("summary"), list):  # of any type: not read
+            fields["summary"] = [
+                part | {"type": "summary_text"} if isinstance(part, dict) else part for part in parts
+            ]
         item: Any = convert(fields, INPUT_ITEMS[kind], path)
         if isinstance(item, ReasoningItem):
             item = self._reasoning(item, path)

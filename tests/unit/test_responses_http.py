@@ -122,6 +122,7 @@ async def test_request_fields_are_echoed() -> None:
         ({"input": [CALL, RESULT | {"output": [{"type": "input_file"}]}]}, "input[].input_file"),
         ({"input": [*HI, {"type": "reasoning", "encrypted_content": "x"}]}, "input[].encrypted_content"),
         ({"input": [*HI, {"type": "reasoning", "summary": [SUMMARY]}]}, "input[].summary"),
+        ({"input": [*HI, {"type": "reasoning", "summary": [{"type": "text"}]}]}, "input[].summary"),
         ({"input": [{"role": "user", "content": [{"type": LONG}]}]}, f"input[].{LONG}"[:80]),
         ({"tools": [{"type": "web_search"}, TOOL, {"type": "web_search"}]}, "tools[].web_search"),
         ({"tools": [{"type": "web_search"}], "tool_choice": "none"}, "tools[].web_search"),
