@@ -165,4 +165,4 @@ def test_answers_outlive(launch: Launch, stack: Stack, victim: str, stage: Stage
 def test_what_it_starts_ends_with_it(launch: Launch) -> None:
     launch.popen.send_signal(signal.SIGINT)
     launch.popen.wait(READY_S)
-    assert launch.processes() == {}
+    wait_for(lambda: launch.processes() == {})

@@ -96,7 +96,7 @@ def test_the_command_of_a_docker_run_line_serves(line: Line, worker: Image, tmp_
         launch.popen.send_signal(signal.SIGINT)
         status, output = launch.end()
     assert status == 130, output
-    assert launch.processes() == {}
+    wait_for(lambda: launch.processes() == {})
 
 
 def _completion_tokens(url: str) -> int:

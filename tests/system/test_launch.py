@@ -42,7 +42,7 @@ def test_it_says_ready_serves_and_leaves_nothing_behind(run: Run, command: str, 
     status, _ = launch.end()
 
     assert status == 0
-    assert launch.processes() == {}
+    wait_for(lambda: launch.processes() == {})
     names = ("frontend", "prefill-0", "decode-0", "decode-1")
     logs = "".join((launch.run_dir / f"{name}.log").read_text() for name in names)
     assert "forced" not in logs  # each process gets one signal
@@ -97,7 +97,7 @@ def test_a_worker_that_is_killed_starts_again_and_without_the_frontend_all_ends(
     status, output = launch.end()
     assert status == 1
     assert "frontend was killed by SIGKILL; its last lines" in output
-    assert launch.processes() == {}
+    wait_for(lambda: launch.processes() == {})
 
 
 @pytest.mark.parametrize("log_format", ["text", "json"])
@@ -125,7 +125,7 @@ def test_a_port_in_use_is_one_clear_line(run: Run) -> None:
 
     assert status == 1
     assert f"error: cannot listen on 127.0.0.1:{port}: Address already in use; choose another" in output
-    assert launch.processes() == {}
+    wait_for(lambda: launch.processes() == {})
 
 
 WRONG_YAML = (
@@ -160,7 +160,7 @@ def test_a_mistake_is_one_clear_line(
 
     assert status == 1
     assert says.format(yaml=yaml) in output
-    assert launch.processes() == {}
+    wait_for(lambda: launch.processes() == {})
 
 
 def test_an_unknown_argument_is_refused(run: Run) -> None:

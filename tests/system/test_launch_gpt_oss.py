@@ -14,7 +14,7 @@ import pytest
 
 from tests.launched import DOUBLE, Run
 from tests.stack import MODEL
-from tests.waiting import signal_process
+from tests.waiting import signal_process, wait_for
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_it_serves_shows_its_logs_and_ends_with_ctrl_c(
     for name in names:
         assert re.search(rf"^{name} \| .+", output + rest, re.MULTILINE)
         assert (launch.run_dir / f"{name}.log").stat().st_size > 0
-    assert launch.processes() == {}
+    wait_for(lambda: launch.processes() == {})
 
 
 def test_a_second_signal_kills_at_once(run: Run) -> None:
@@ -65,7 +65,7 @@ def test_a_second_signal_kills_at_once(run: Run) -> None:
         time.sleep(0.2)  # as if a user pressed Ctrl-C again
 
     assert launch.end()[0] == 130
-    assert launch.processes() == {}
+    wait_for(lambda: launch.processes() == {})
 
 
 @pytest.mark.parametrize("mode", ["prefill", pytest.param("decode", marks=pytest.mark.slow)])
@@ -78,7 +78,7 @@ def test_a_worker_that_dies_ends_the_run_with_its_last_lines(run: Run, mode: str
 
     assert status == 1
     assert f"{mode}-0 was killed by SIGKILL; its last lines" in output
-    assert launch.processes() == {}
+    wait_for(lambda: launch.processes() == {})
 
 
 def test_what_the_doctor_calls_an_error_is_not_started(run: Run, tmp_path: Path) -> None:

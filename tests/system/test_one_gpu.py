@@ -148,4 +148,4 @@ def test_streams_outlive_mps_and_both_roles(run: Run, tmp_path: Path) -> None:
     wait_for(lambda: any("mps-control -f" in command for command in launch.processes().values()))
     launch.popen.send_signal(signal.SIGINT)
     launch.end()
-    assert launch.processes() == {}
+    wait_for(lambda: launch.processes() == {})
