@@ -33,7 +33,7 @@ class TcpBalancer:
         for writer in self._open:
             writer.close()
         while self._open:
-            await asyncio.sleep(0)
+            await asyncio.sleep(0)  # poll: writers do not notify
 
     def cut(self) -> None:
         """Carry nothing more on the connections that are open, and keep them; new ones work."""

@@ -190,7 +190,7 @@ class Progress:
             if not self._is_running:
                 raise self.error
             pause_s = self.error.retry_after_s or 1.0  # until a queue may have room
-        await asyncio.sleep(pause_s)
+        await asyncio.sleep(pause_s)  # a backoff
         self.avoided.clear()
 
 

@@ -86,7 +86,7 @@ async def test_a_connection_whose_first_request_comes_during_the_drain_is_served
     async with Scene(LINGERING) as scene:
         reader, writer = await scene.connect(sent)
         await until(lambda: scene.num_connections == 1)
-        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # the server has read what was sent
         draining = asyncio.ensure_future(scene.server.drain())
         await until(lambda: scene.listener.fileno() < 0)
         writer.write(GET[len(sent) :])

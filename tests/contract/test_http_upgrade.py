@@ -74,7 +74,7 @@ async def test_a_body_that_comes_after_its_head_is_not_the_next_request() -> Non
         writer.write(HEAD % len(BODY))
         await until(lambda: app.requests)
         writer.write(BODY[:20])
-        await asyncio.sleep(0.3)
+        await asyncio.sleep(0.3)  # the rest comes later
         writer.write(BODY[20:])
         answer = await reader.read()
         assert b"\r\nconnection: close\r\n" in answer
@@ -102,7 +102,7 @@ async def test_an_offer_changes_nothing_wherever_the_data_is_cut(
         data = head + body
         for i in range(0, len(data), num_bytes):
             writer.write(data[i : i + num_bytes])
-            await asyncio.sleep(0)
+            await asyncio.sleep(0)  # each piece is a write
         assert (await reader.read()).endswith(b"\r\n\r\n%d" % length)
         assert len(app.requests) == 1
         writer.close()

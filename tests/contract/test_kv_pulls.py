@@ -197,7 +197,7 @@ async def test_a_pull_that_is_cancelled_at_any_moment_writes_no_more_and_the_off
             pull = asyncio.ensure_future(here.pull(ticket, host_memory(into), 60))
             await until(partial(into.startswith, b"x"), pause_s=0)
             for _ in range(num_turns):
-                await asyncio.sleep(0)
+                await asyncio.sleep(0)  # each turn of the loop is a case
             if pull.done():
                 break
             pull.cancel()

@@ -80,7 +80,7 @@ async def test_an_engine_that_hangs_takes_no_handoff_over(tmp_path: Path) -> Non
         hang.touch()
         async with aclosing(engine.decode(ask(handoff=handoff))) as chunks:
             first = asyncio.ensure_future(anext(chunks))
-            await asyncio.sleep(5)
+            await asyncio.sleep(5)  # virtual time
             assert not first.done()
             assert engine.stats().num_generated_tokens == engine.stats().num_handoffs - 1 == 0
             hang.unlink()

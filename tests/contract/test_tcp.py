@@ -135,7 +135,7 @@ async def test_a_peer_that_does_not_read_is_hung_up_on_after_a_second() -> None:
             opens = [frames.Open(number, a_request()) for number in range(20)]
             peer.sendall(first_frame(address))
             peer.sendall(frames.with_length(msgspec.msgpack.encode((1, opens))))
-            await asyncio.sleep(5)
+            await asyncio.sleep(5)  # virtual time
             began_s = now_s()
         assert now_s() - began_s == pytest.approx(1, abs=0.2)
         peer.close()

@@ -163,7 +163,7 @@ class Sender:
     async def send(self, num_bytes: int, *, more: bool = True) -> None:
         self._parts.put_nowait(part(bytes(num_bytes), more=more))
         for _ in range(5):
-            await asyncio.sleep(0)
+            await asyncio.sleep(0)  # the reader takes it
 
     def leave(self) -> None:
         self._parts.put_nowait(GONE)

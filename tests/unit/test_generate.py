@@ -293,7 +293,7 @@ async def test_the_next_request_goes_to_prefill_when_this_one_has_a_token(
     fleet.max_batch_size = 1
     async with generator_over(fleet) as generator:
         tasks = [asyncio.create_task(token_ids_of(generator, 600)) for _ in range(2)]
-        await asyncio.sleep(5)
+        await asyncio.sleep(5)  # virtual time
         assert fleet.called.count("p1") == 1 + is_let_in
         for task in tasks:
             task.cancel()
@@ -329,7 +329,7 @@ async def test_each_model_has_a_queue_of_its_own() -> None:
     fleet.max_batch_size = 1
     async with generator_over(fleet) as generator:
         tasks = [asyncio.create_task(one(generator, model)) for model in "mmnn"]
-        await asyncio.sleep(5)
+        await asyncio.sleep(5)  # virtual time
         assert fleet.called == ["d1", "d2"]
         for task in tasks:
             task.cancel()

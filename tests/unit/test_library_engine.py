@@ -191,7 +191,7 @@ async def test_a_transfer_that_the_library_ends_breaks_nothing() -> None:
         with pytest.raises(DeadlineExceeded):
             await tokens(engine.decode(asked))
         while engine.stats().num_running:
-            await asyncio.sleep(0)
+            await asyncio.sleep(0)  # poll: the engine does not notify
 
 
 @jumping
@@ -219,7 +219,7 @@ async def test_a_failed_transfer_ends_requests_that_may_have_found_what_it_left(
         library.steps = (None,)
         both = ask(), await handed_over()
         waiting = [asyncio.create_task(tokens(engine.decode(asked))) for asked in both]
-        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # both wait now
         library.fail_pulls()
         for task in waiting:
             with pytest.raises(HandoffFailed):

@@ -58,7 +58,7 @@ async def test_of_several_waits_the_first_that_ends_counts_and_the_others_have_c
 
     async def wait(name: str) -> str:
         try:
-            await asyncio.sleep(0 if name == "b" else 3600)
+            await asyncio.sleep(0 if name == "b" else 3600)  # the others wait until they are cancelled
         finally:
             await asyncio.sleep(0)  # cleaning up takes a turn
             cleaned.append(name)

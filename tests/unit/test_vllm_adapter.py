@@ -216,7 +216,7 @@ async def test_without_its_connector_decode_samples_the_first_token_again(
     call = await submitted(adapter, call_of(ask(), hands_over=True))
     assert (call.kept, call.is_continued) == ({"remote_block_ids": [[1]]}, False)
     await adapter.abort(call)
-    await asyncio.sleep(0)
+    await asyncio.sleep(0)  # a release would have begun
     assert llm.released == []
 
 

@@ -116,7 +116,7 @@ async def test_a_decode_worker_computes_what_it_lacks_up_to_the_limit_at_a_time(
         assert [r async for r in worker.answer(local)] == [PrefillFirst(100, is_busy=True)]
         engine.num_lacking = 40
         waiting = asyncio.create_task(anext(second))
-        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # it waits now
         engine.num_lacking = 1
         assert [r async for r in worker.answer(local)] == [PrefillFirst(1, is_busy=True)]
         waiting.cancel()
@@ -201,7 +201,7 @@ async def test_draining_serves_those_who_have_not_seen_the_withdrawal_yet() -> N
     await asyncio.sleep(0.4)
     late = worker.answer(REQUEST)
     await anext(late)
-    await asyncio.sleep(5)
+    await asyncio.sleep(5)  # virtual time
     assert not draining.done()
     engine.go_on.set()
     assert [reply async for reply in late]

@@ -38,7 +38,7 @@ async def fleet_of_two() -> AsyncIterator[tuple[ScriptedWorkers, Fleet]]:
 
 async def hung(sent: GenerateRequest) -> AsyncGenerator[Reply, None]:
     """An engine that answers no request."""
-    await asyncio.sleep(sent.deadline_s)
+    await asyncio.sleep(sent.deadline_s)  # all of its time
     async for reply in failing(WorkerLost("over"))(sent):
         yield reply
 
@@ -192,7 +192,7 @@ async def test_a_lost_worker_that_is_found_stuck_must_work_again() -> None:
     scene.outcomes[State.STUCK] = Event.SILENT
     scene.workers.note(D1, Event.LOST)
     scene.workers.note(D1, Event.STALLED)
-    await asyncio.sleep(5)
+    await asyncio.sleep(5)  # virtual time
     assert scene.state() is State.STUCK
     scene.outcomes[State.STUCK] = Event.ANSWERED
     await asyncio.sleep(1)
