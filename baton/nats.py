@@ -262,7 +262,7 @@ class NatsTransport(Plane):
     `serve`. `server_urls`: comma-separated.
 
     Connects on first use and reconnects forever. A worker that is silent for `liveness_s` is lost. `options`
-    are passed to nats-py's `connect`: `user`, `password`, `token`, `user_credentials`, `nkeys_seed`, `tls`.
+    are passed to nats-py's `connect`.
     """
 
     def __init__(self, server_urls: str, *, liveness_s: float = LIVENESS_S, **options: Any) -> None:
