@@ -11,7 +11,7 @@ from operations.errors import CommandError
 
 _TOOLS = {
     "status": ("operations.status", "", "the workers of a running stack, their load, the last events"),
-    "top": ("operations.status", "", "workers, load, events once a second, until q; in a pipe plain text"),
+    "top": ("operations.status", "", "workers, load, events once a second; in a pipe plain text"),
     "bench": ("operations.bench", "", "measure a running stack under a load"),
     "doctor": ("operations.doctor.command", "", "find what would break, before starting anything"),
     "shares": ("operations.shares", "", "divide one GPU between prefill and decode on vLLM"),

@@ -4,13 +4,9 @@
 import contextlib
 import dataclasses
 import itertools
-import os
-import select
 import signal
 import sys
-import termios
 import time
-import tty
 from collections import Counter
 from collections.abc import Iterator
 
@@ -27,7 +23,7 @@ from operations.client import Client, FrontendFlags
 from operations.errors import FrontendError, printable
 
 _NUM_EVENTS, _NUM_SLOWEST = 10, 5
-_HELP = Text("q: quit   python -m baton why ID: one request", "dim")
+_HELP = Text("Ctrl-C: quit   python -m baton why ID: one request", "dim")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -58,42 +54,34 @@ def status(parsed: Parsed[StatusSettings]) -> int:
 
 
 def top(parsed: Parsed[TopSettings]) -> int:
-    """Show the fleet until q or Ctrl-C. Exit status: 0; with `--count` that of status, 2 while no frontend
+    """Show the fleet until Ctrl-C. Exit status: 0; with `--count` that of status, 2 while no frontend
     answers. Raises FrontendError if none answers at first.
     """
-    count, interval_s, console = parsed.settings.count, parsed.settings.interval, stdout()
+    count, console, client = parsed.settings.count, stdout(), Client(parsed.settings)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the terminal is restored
+    is_live = count is None and console.is_interactive
     with contextlib.suppress(KeyboardInterrupt):
-        looks = _looks(Client(parsed.settings))
-        if count is None and console.is_interactive and sys.stdin.isatty():
-            first = next(looks)  # an error comes before the screen changes
-            with Live(console=console, screen=True, auto_refresh=False) as live, _keys():
-                for _, screen in itertools.chain([first], looks):
-                    live.update(Group(_HELP, screen), refresh=True)
-                    if _is_over(interval_s):
-                        return 0
-        for number, (code, screen) in enumerate(looks, 1):
-            console.print(screen, "")
-            if number == count:
-                return code
-            time.sleep(interval_s)  # until the next look
+        code, screen = _look(client)  # an error comes before the screen changes
+        shown = Live(console=console, screen=True, auto_refresh=False) if is_live else None
+        with shown or contextlib.nullcontext():
+            for number in itertools.count(1):
+                if shown is not None:
+                    shown.update(Group(_HELP, screen), refresh=True)
+                else:
+                    console.print(screen, "")
+                if number == count:
+                    return code
+                time.sleep(parsed.settings.interval)  # until the next look
+                try:
+                    code, screen = _look(client)
+                except FrontendError as error:
+                    code, screen = 2, Group(Text(str(error), "reverse red"))
     return 0
 
 
 def stdout() -> Console:
     """As wide as the terminal; where it is none, as wide as the lines."""
     return Console(highlight=False, width=None if sys.stdout.isatty() else 10_000)
-
-
-def _looks(client: Client) -> Iterator[tuple[int, Group]]:
-    """What `_look` returns, again and again; 2 and the error while no frontend answers, which is raised at
-    first."""
-    yield _look(client)
-    while True:
-        try:
-            yield _look(client)
-        except FrontendError as error:
-            yield 2, Group(Text(str(error), "reverse red"))
 
 
 def _look(client: Client) -> tuple[int, Group]:
@@ -181,24 +169,3 @@ def _events(fleet: Snapshot) -> Iterator[Text]:
         lasted = "" if event.lasted_s is None else f" {word} {event.lasted_s:.1f} s"
         detail = f": {event.detail}" if event.detail else ""
         yield _line(f"{at}  {event.what} {event.kind}{lasted}{detail}")
-
-
-@contextlib.contextmanager
-def _keys() -> Iterator[None]:
-    """Keys arrive at once and are not shown."""
-    before = termios.tcgetattr(sys.stdin)
-    tty.setcbreak(sys.stdin)
-    try:
-        yield
-    finally:
-        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
-
-
-def _is_over(within_s: float) -> bool:
-    """Whether q is pressed, or the terminal goes away, within this time."""
-    end_s = time.monotonic() + within_s
-    while select.select([sys.stdin], [], [], max(0.0, end_s - time.monotonic()))[0]:
-        pressed = os.read(sys.stdin.fileno(), 64)
-        if not pressed or b"q" in pressed.lower():
-            return True
-    return False
