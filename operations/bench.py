@@ -7,12 +7,11 @@ import os
 import random
 import shlex
 import sys
-import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
-from queue import SimpleQueue
+from multiprocessing.pool import ThreadPool
 from typing import Any
 
 import msgspec
@@ -115,7 +114,6 @@ class Load:
     def __init__(self, client: Client, settings: BenchSettings) -> None:
         self._client = client
         self._settings = settings
-        self._began_s = time.perf_counter()
         self.model = settings.model or _first_model(client)
         self._num_words = max(1, settings.isl // 2)
         for _ in range(3):
@@ -123,41 +121,28 @@ class Load:
             num_words = round(self._num_words * settings.isl / max(1, usage.prompt_tokens))
             self._num_words = max(1, min(num_words, settings.isl))  # a word is at least a token
 
-    @property
-    def passed_s(self) -> float:
-        return time.perf_counter() - self._began_s
-
     def run(self) -> Iterator[Sample]:
         """Send all of it; yields the sample of each request when it has ended."""
-        numbers, ended = iter(range(self._settings.requests)), SimpleQueue[Sample | None]()
+        num_requests = self._settings.requests
         self._began_s = time.perf_counter()
+        with ThreadPool(min(self._settings.concurrency, num_requests)) as pool:
+            yield from pool.imap_unordered(self._sample, range(num_requests))
 
-        def send() -> None:
-            try:
-                for _ in numbers:  # all threads share it
-                    sample = self._sample()
-                    ended.put(sample)
-                    time.sleep(_PAUSE_S if sample.failure else 0.0)
-            finally:
-                ended.put(None)
-
-        num_threads = min(self._settings.concurrency, self._settings.requests)
-        for _ in range(num_threads):
-            threading.Thread(target=send, daemon=True).start()
-        for _ in range(num_threads):
-            yield from iter(ended.get, None)
-
-    def _sample(self) -> Sample:
-        began_s = self.passed_s
+    def _sample(self, _: int) -> Sample:
+        began_s = time.perf_counter()
         try:
             times_s, usage = self._ask(self._settings.osl)
+            failure = ""
         except FrontendError as error:
+            times_s, usage = [], _Usage()
             failure = f"{error.status} {error.code}".strip() if error.status else str(error)
-            return Sample(began_s=began_s, duration_s=self.passed_s - began_s, failure=failure)
+        duration_s = time.perf_counter() - began_s
+        time.sleep(_PAUSE_S if failure else 0.0)
         num_gaps = usage.completion_tokens - 1
         return Sample(
-            began_s=began_s,
-            duration_s=self.passed_s - began_s,
+            began_s=began_s - self._began_s,
+            duration_s=duration_s,
+            failure=failure,
             ttft_s=times_s[0] if times_s else None,
             itl_s=(times_s[-1] - times_s[0]) / num_gaps if times_s and num_gaps > 0 else None,
             longest_gap_s=max((b - a for a, b in pairwise(times_s)), default=None),
