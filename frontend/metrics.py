@@ -173,10 +173,11 @@ class Metrics:
         self.records = Records()
         self.begin = self.records.begin
         self._ended: list[Record] = []
-        self.gap_counts = defaultdict[tuple[str, str], list[int]](lambda: [0] * (MOST_GAP_MS + 1))
-        """See `gaps`, by route and model."""
+        self._gaps = defaultdict[tuple[str, str], list[int]](lambda: [0] * (MOST_GAP_MS + 1))
         self.first_ms: Counter[int] = Counter()
         """First tokens since somebody last took this, by whole milliseconds since the arrival."""
+        self.gap_ms: Counter[int] = Counter()
+        """The same of times between two chunks."""
         self.at_scrape: list[Callable[[], object]] = []
         self.readers: list[Callable[[Record], object]] = []
         """Called with each record that has ended."""
@@ -272,13 +273,21 @@ class Metrics:
     def gaps(self, record: Record) -> list[int]:
         """Counts of times between two chunks by whole milliseconds, the last of all longer ones. The caller
         counts them up: `observe` costs too much for each token."""
-        return self.gap_counts[record.route, record.model]
+        return self._gaps[record.route, record.model]
 
-    def _note_gaps(self) -> None:
-        for labels, counts in self.gap_counts.items():
-            series = self.of("inter_token_latency_seconds", *labels)
-            series.counts = [sum(counts[begin:end]) for begin, end in _GAPS_MS]
-            series.value = sum((gap_ms + 0.5) * count for gap_ms, count in enumerate(counts) if count) / 1000
+    def note_gaps(self) -> None:
+        """Add what callers of `gaps` have counted."""
+        for labels, counts in self._gaps.items():
+            if any(counts):
+                series = self.of("inter_token_latency_seconds", *labels)
+                series.counts = [
+                    n + sum(counts[begin:end])
+                    for n, (begin, end) in zip(series.counts, _GAPS_MS, strict=True)
+                ]
+                found = {gap_ms: count for gap_ms, count in enumerate(counts) if count}
+                series.value += sum((gap_ms + 0.5) * count for gap_ms, count in found.items()) / 1000
+                self.gap_ms.update(found)
+                counts[:] = [0] * len(counts)
 
     def count_ignored(self, fields: Iterable[str]) -> None:
         """Count ignored fields by name; after _MAX_VALUES names, or for malformed ones, as `other`."""
@@ -312,7 +321,7 @@ class Metrics:
         self.of("unauthenticated_messages").value = unauthenticated.num_messages
         self.of("lost_log_lines").value = num_lost_lines()
         self._count_ended()
-        self._note_gaps()
+        self.note_gaps()
         self._note_running()
         found: Samples = {name: {} for name in _KINDS}
         for (name, *values), series in self._series.items():

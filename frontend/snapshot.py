@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Hashable, Iterable, Iterator, Mappin
 from contextlib import suppress
 from heapq import nlargest
 from itertools import chain, islice
-from operator import attrgetter, sub
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
@@ -163,7 +163,6 @@ class Series:
     def __init__(self, fleet: "Fleet", metrics: Metrics) -> None:
         self._fleet = fleet
         self._metrics = metrics
-        self._gaps: dict[tuple[str, str], list[int]] = {}
         self._totals: Counter[str] = Counter()
         self._seconds: deque[Second] = deque(maxlen=SPAN_S)
         self._handoffs: deque[Counter[tuple[str, str]]] = deque(maxlen=_RATE_S)
@@ -176,17 +175,11 @@ class Series:
             ended=int(metrics.total("requests")),
             refused=int(metrics.total("refused_requests")),
         )
-        first_ms, gap_ms = _coarse(metrics.first_ms.items()), _coarse(self._new_gaps())
+        metrics.note_gaps()
+        first_ms, gap_ms = _coarse(metrics.first_ms), _coarse(metrics.gap_ms)
         self._seconds.append(Second(int(time.time()), first_ms, gap_ms, self._totals - before))
         self._handoffs.append(fleet.handoffs)
-        metrics.first_ms, fleet.handoffs = Counter(), Counter()
-
-    def _new_gaps(self) -> Iterator[tuple[int, int]]:
-        for labels, counts in self._metrics.gap_counts.items():
-            seen = self._gaps.get(labels) or [0] * len(counts)
-            if counts != seen:
-                yield from enumerate(map(sub, counts, seen))
-                self._gaps[labels] = counts.copy()
+        metrics.first_ms, metrics.gap_ms, fleet.handoffs = Counter(), Counter(), Counter()
 
     def lately(self, seconds: int) -> Counter[str]:
         """The tokens, and the ended and refused requests, of the last seconds."""
@@ -205,12 +198,11 @@ class Series:
         )
 
 
-def _coarse(counts: Iterable[tuple[int, int]]) -> Counter[int]:
+def _coarse(counts: Mapping[int, int]) -> Counter[int]:
     """By two digits, so that a second needs little memory however many requests are in it."""
     found = Counter[int]()
-    for each_ms, count in counts:
-        if count:
-            found[int(float(f"{each_ms:.2g}"))] += count
+    for each_ms, count in counts.items():
+        found[int(float(f"{each_ms:.2g}"))] += count
     return found
 
 
