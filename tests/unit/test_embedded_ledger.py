@@ -1,41 +1,16 @@
 """The block ledger: every block is counted once, whatever is reserved, pinned and freed."""
 
-from array import array
-
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from workers.engines.embedded.ledger import BlockLedger, End, Lease, Prefix
-from workers.engines.prefixes import first_key, next_key
+from workers.engines.embedded.ledger import BlockLedger, Lease
 
 NUM_BLOCKS = 12
-SIZE = 2  # tokens per block
+Texts = st.lists(st.integers(0, 1), max_size=4)  # each in a block
 
 
-def chain(token_ids: list[int]) -> list[bytes]:
-    keys = [first_key("")]
-    for start in range(0, len(token_ids) - SIZE + 1, SIZE):
-        keys.append(next_key(keys[-1], array("I", token_ids[start : start + SIZE])))
-    return keys
-
-
-def prefix(token_ids: list[int]) -> Prefix:
-    return Prefix(chain(token_ids), token_ids, len(token_ids))
-
-
-def fill(ledger: BlockLedger, lease: Lease, token_ids: list[int]) -> End | None:
-    """All the tokens were computed or pulled."""
-    keys = chain(token_ids)
-    for i in range(len(keys) - 1):
-        ledger.keep(lease, i, keys[i + 1])
-    rest = token_ids[(len(keys) - 1) * SIZE :]
-    return End(len(keys) - 1, keys[-1], rest) if rest else None
-
-
-def filled(ledger: BlockLedger, token_ids: list[int]) -> tuple[Lease, End | None]:
-    lease = ledger.reserve(-(-len(token_ids) // SIZE))
-    assert lease is not None
-    return lease, fill(ledger, lease, token_ids)
+def keys_of(texts: list[int]) -> list[bytes]:
+    return [bytes(texts[: i + 1]) for i in range(len(texts))]
 
 
 class LedgerMachine(RuleBasedStateMachine):
@@ -43,45 +18,50 @@ class LedgerMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.ledger = BlockLedger(NUM_BLOCKS, SIZE)
-        self.ends: dict[Lease, End | None] = {}  # of what is held
+        self.ledger = BlockLedger(NUM_BLOCKS)
+        self.held: list[Lease] = []
         self.pinned: set[Lease] = set()
-        self.written: dict[int, list[int]] = {}
+        self.written: dict[int, bytes] = {}
 
-    @rule(num_more=st.integers(0, 3), token_ids=st.lists(st.integers(0, 1), max_size=9))
-    def reserve(self, num_more: int, token_ids: list[int]) -> None:
-        """A prompt, all of whose tokens are written, and blocks for its answer."""
-        num_blocks = -(-len(token_ids) // SIZE) + num_more
+    @rule(num_more=st.integers(0, 3), texts=Texts, num_written=st.integers(0, 1))
+    def reserve(self, num_more: int, texts: list[int], num_written: int) -> None:
+        """A prompt, all of whose blocks are written, and blocks for its answer. The last `num_written` of the
+        blocks that are found are written, too, if nobody has them.
+        """
+        num_blocks = len(texts) + num_more
         num_free, num_held = self.ledger.num_free, self.num_held()
-        lease = self.ledger.reserve(num_blocks, prefix(token_ids))
+        found = self.ledger.find(keys_of(texts))
+        assert [self.written[block] for block in found] == keys_of(texts)[: len(found)]
+        leased = {block for lease in self.held for block in lease.blocks}
+        num_shared = len(found) - num_written if found and found[-1] not in leased else len(found)
+        lease = self.ledger.reserve(num_blocks, found, num_shared)
         if lease is None:
-            assert num_blocks > num_free or token_ids
+            assert num_blocks > num_free or found
             return
+        assert list(lease.blocks[: len(found)]) == found
         assert len(set(lease.blocks)) == len(lease.blocks) == num_blocks
-        num_found = lease.num_found // SIZE
-        assert self.num_held() - num_held >= num_blocks - num_found
-        assert lease.num_found <= len(token_ids)
-        for i in range(-(-lease.num_found // SIZE)):
-            end = min((i + 1) * SIZE, lease.num_found)
-            assert self.written[lease.blocks[i]][:end] == token_ids[:end], "found KV is of the same tokens"
-        for i in range(num_found, num_blocks):
-            self.written[lease.blocks[i]] = token_ids[: (i + 1) * SIZE]
-        self.ends[lease] = fill(self.ledger, lease, token_ids)
+        assert self.num_held() - num_held >= num_blocks - len(found)
+        for i, key in enumerate(keys_of(texts)):
+            if i >= num_shared:
+                assert lease.blocks[i] not in self.ledger.find([key])
+                self.written[lease.blocks[i]] = key
+            self.ledger.keep(lease, i, key)
+        self.held.append(lease)
 
     def num_held(self) -> int:
         return NUM_BLOCKS - self.ledger.num_free
 
     @rule(data=st.data())
     def pin(self, data: st.DataObject) -> None:
-        if used := [lease for lease in self.ends if lease not in self.pinned]:
+        if used := [lease for lease in self.held if lease not in self.pinned]:
             self.pinned.add(lease := data.draw(st.sampled_from(used)))
             self.ledger.pin(lease)
 
     @rule(data=st.data())
     def free(self, data: st.DataObject) -> None:
-        if self.ends:
-            lease = data.draw(st.sampled_from(list(self.ends)))
-            self.ledger.free(lease, self.ends.pop(lease))
+        if self.held:
+            lease = self.held.pop(data.draw(st.integers(0, len(self.held) - 1)))
+            self.ledger.free(lease)
             self.pinned.discard(lease)
 
     @invariant()
@@ -91,7 +71,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @invariant()
     def blocks_are_held_by_leases(self) -> None:
-        assert len({block for lease in self.ends for block in lease.blocks}) == self.num_held()
+        assert len({block for lease in self.held for block in lease.blocks}) == self.num_held()
         pinned = {block for lease in self.pinned for block in lease.blocks}
         assert len(pinned) == self.ledger.num_pinned
 
@@ -100,45 +80,14 @@ TestLedger = LedgerMachine.TestCase
 
 
 def test_what_was_used_least_recently_is_forgotten_first_and_of_one_prompt_its_end() -> None:
-    ledger = BlockLedger(4, SIZE)
-    for token_ids in ([1, 1, 2, 2], [3, 3, 4, 4]):
-        ledger.free(*filled(ledger, token_ids))
-    assert ledger.num_kept == ledger.num_free == 4
-    new = ledger.reserve(3)
-    assert new is not None
-    ledger.free(new)
-    again = [ledger.reserve(2, prefix(token_ids)) for token_ids in ([3, 3, 4, 4], [1, 1, 2, 2])]
-    assert [lease.num_found for lease in again if lease is not None] == [SIZE, 0]
-
-
-def test_the_end_of_a_sequence_is_continued_by_one() -> None:
-    ledger = BlockLedger(6, SIZE)
-    first, end = filled(ledger, [1, 1, 2])
-    unshared = ledger.reserve(2, prefix([1, 1, 2, 2]))  # its last block is still written
-    assert unshared is not None
-    assert unshared.num_found == SIZE
-    ledger.free(first, end)
-    ledger.free(unshared)
-    leases = [ledger.reserve(2, prefix([1, 1, 2, 5])) for _ in range(2)]
-    assert [lease.num_found for lease in leases if lease is not None] == [3, SIZE]
-    assert leases[0] is not None
-    assert leases[0].blocks[1] == first.blocks[1]
-
-
-def test_of_two_ends_the_later_is_found_and_of_an_end_what_is_equal() -> None:
-    ledger = BlockLedger(8, 3)
-    for token_ids in ([7, 8], [7, 9], [7, 9]):
-        lease = ledger.reserve(1)
+    ledger = BlockLedger(4)
+    first, second = keys_of([1, 2]), keys_of([3, 4])
+    for keys in (first, second):
+        lease = ledger.reserve(2)
         assert lease is not None
-        ledger.free(lease, End(0, first_key(""), token_ids))
-    assert ledger.num_kept == 1
-    wanted = Prefix([first_key("")], [7, 8, 9], 3)
-    found = ledger.reserve(1, wanted)
-    assert found is not None
-    assert found.num_found == 1
-    assert ledger.num_kept == 0
-    ledger.free(found)
-    everything = ledger.reserve(8)
-    assert everything is not None
-    ledger.free(everything)
-    assert ledger.num_kept == 0, "no block is taken for what it held before"
+        for i, key in enumerate(keys):
+            ledger.keep(lease, i, key)
+        ledger.free(lease)
+    assert ledger.num_kept == ledger.num_free == 4
+    assert ledger.reserve(3) is not None
+    assert [len(ledger.find(keys)) for keys in (first, second)] == [0, 1]

@@ -124,19 +124,20 @@ def test_everything_ends_and_every_block_comes_back(
     assert (target.num_running, target.num_waiting) == (0, 0)
 
 
-def test_full_blocks_are_found_while_their_sequence_runs_and_the_rest_at_its_end() -> None:
-    target = scheduler(reuses_blocks=True)
-    assert target.num_cached_tokens == 0
-    target.add(sequence(9, 3))
+def test_full_blocks_are_found_while_their_sequence_runs_and_the_rest_by_one_that_goes_on() -> None:
+    target, first = scheduler(reuses_blocks=True), sequence(9, 3)
+    target.add(first)
     finish_step(target, target.plan())
     assert target.num_lacking(sequence(12)) == 4
     for _ in range(2):
         finish_step(target, target.plan())
     assert target.num_running == 0
-    assert target.num_lacking(sequence(12)) == 3  # the ninth token's block was not full
     assert target.num_lacking(sequence(8)) >= 1  # the last token is computed anyhow
 
-    again = sequence(12)
+    again, other = sequence(0), sequence(0)
+    again.token_ids, other.token_ids = [*first.token_ids, 5, 6], [*first.token_ids, 5, 6]
+    assert target.num_lacking(again) == 3  # the last token of an answer has no KV
     target.add(again)
-    assert sizes(target.plan()) == [(9, 3)]
-    assert (again.num_cached, target.num_cached_tokens) == (9, 9)
+    target.add(other)
+    assert sizes(target.plan()) == [(11, 3), (8, 6)], "only one may write on in the block"
+    assert (again.num_cached, target.num_cached_tokens) == (11, 19)

@@ -2,7 +2,7 @@
 
 from array import array
 
-from workers.engines.prefixes import Chain, HeldPrefixes, first_key
+from workers.engines.prefixes import Chain, HeldPrefixes
 
 LONG = list(range(100, 108))
 SHORT = [1, 2, 3, 4]
@@ -10,34 +10,35 @@ SHORT = [1, 2, 3, 4]
 
 def test_only_full_blocks_are_held_and_only_under_their_salt() -> None:
     held = HeldPrefixes(4, max_blocks=9)
-    held.hold([*LONG, 1, 2, 3], "a")
+    held.hold(Chain("a"), [*LONG, 1, 2, 3])
     assert held.num_held([*LONG, 1, 2, 3, 4], "a") == 8
     assert held.num_held([*LONG[:4], 0, *LONG[5:]], "a") == 4
     assert held.num_held(LONG, "b") == 0
-    held.hold([*SHORT, 9, 9, 9, 9], "a")
+    held.hold(Chain("a"), [*SHORT, 9, 9, 9, 9])
     assert held.num_held([*SHORT, *LONG[4:]], "a") == 4, "the KV of a block is that of all before it too"
 
 
 def test_of_the_least_recently_used_sequence_the_end_is_forgotten_first() -> None:
     held = HeldPrefixes(4, max_blocks=2)
-    held.hold(LONG, "")
-    held.hold(SHORT, "")
+    held.hold(Chain(), LONG)
+    held.hold(Chain(), SHORT)
     assert len(held) == 2
     assert (held.num_held(LONG, ""), held.num_held(SHORT, "")) == (4, 4)
 
 
 def test_a_sequence_that_grows_is_held_like_a_whole_one() -> None:
     held, whole = HeldPrefixes(4, max_blocks=9), HeldPrefixes(4, max_blocks=9)
-    chain = held.hold(LONG[:3], "a")
-    for token_id in LONG[3:]:
-        held.extend(chain, [token_id])
-    whole.hold(LONG, "a")
+    chain = Chain("a")
+    for end in range(3, len(LONG) + 1):
+        held.hold(chain, LONG[:end])
+    whole.hold(Chain("a"), LONG)
     assert held.num_held([*LONG, 1], "a") == whole.num_held([*LONG, 1], "a") == 8
     assert len(held) == len(whole) == 2
 
 
 def test_no_salt_makes_a_client_the_owner_of_the_blocks_after_anothers() -> None:
     salt = "488231"  # whose key is text, so that it can be part of another salt
-    (key,) = Chain(4, salt).add(SHORT)
-    forged = (first_key(salt) + array("I", SHORT).tobytes()).decode()
-    assert first_key(forged) != key
+    chain = Chain(salt)
+    (key,) = chain.follow(SHORT, 4, 4)
+    forged = (chain.keys[0] + array("I", SHORT).tobytes()).decode()
+    assert Chain(forged).keys[0] != key

@@ -25,7 +25,7 @@ from baton.messages import (
 )
 from workers.durations import Durations
 from workers.engine import EngineInfo
-from workers.engines.prefixes import HeldPrefixes
+from workers.engines.prefixes import Chain, HeldPrefixes
 from workers.engines.script import Script, Vocabulary, log_prompt
 from workers.flags import Speculate
 from workers.kv.memory import host_memory
@@ -139,7 +139,7 @@ class MockerEngine:
         """Yield the handoff after the prompt's simulated time; pinned until it is pulled."""
         async with self._slot(request) as (deadline, spent):
             num_cached = await self._run_prompt(request, deadline, spent)
-            self._held.hold(request.token_ids, request.cache_salt)
+            self._held.hold(Chain(request.cache_salt), request.token_ids)
             token, num_tokens, _ = answer = self._answer(request)
             if request.num_generated + 1 >= num_tokens:
                 yield self._last_chunk(answer, _usage(request, (num_cached, 0), num_tokens, spent))
@@ -174,13 +174,14 @@ class MockerEngine:
             else:
                 spared = await self._take_over(request, request.handoff, deadline)
                 spent.lap("moved_s")
-            held = self._held.hold(request.token_ids, request.cache_salt)
+            chain = Chain(request.cache_salt)
+            self._held.hold(chain, request.token_ids)
             token, num_tokens, _ = answer = self._answer(request)
-            loop, generated = asyncio.get_running_loop(), []
+            loop, token_ids = asyncio.get_running_loop(), list(request.token_ids)
             usage: Usage | None = _usage(request, spared, request.num_generated + 1, spent)
             for token_id in map(token, range(request.num_generated, num_tokens - 1)):
                 self._figures["num_generated_tokens"] += 1
-                generated.append(token_id)
+                token_ids.append(token_id)
                 yield TokenChunk((token_id,), None, usage)
                 usage = None  # only of the first chunk and the last
                 await self._next_step(loop)
@@ -188,7 +189,7 @@ class MockerEngine:
                     raise WorkerLost("The worker is stopping.")
                 if loop.time() > deadline:
                     raise DeadlineExceeded
-            self._held.extend(held, generated)  # the last token has no KV yet
+            self._held.hold(chain, token_ids)  # the last token has no KV yet
             yield self._last_chunk(answer, _usage(request, spared, num_tokens, spent))
 
     def num_lacking_tokens(self, request: GenerateRequest) -> int:

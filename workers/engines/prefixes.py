@@ -3,35 +3,33 @@
 import hashlib
 from array import array
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 
-def first_key(cache_salt: str) -> bytes:
-    """What the first block's key follows: no block with another salt has the same keys."""
-    return hashlib.blake2b(cache_salt.encode(), digest_size=16, person=b"salt").digest()
-
-
-def next_key(previous: bytes, token_ids: "array[int]") -> bytes:
-    """The key of a full block that follows `previous`: equal keys mean equal tokens from the start."""
-    return hashlib.blake2b(previous + token_ids.tobytes(), digest_size=16).digest()
+def next_key(previous: bytes, token_ids: Sequence[int]) -> bytes:
+    """The key of a block with these tokens that follows `previous`: equal keys mean equal tokens from the
+    start.
+    """
+    return hashlib.blake2b(previous + array("I", token_ids).tobytes(), digest_size=16).digest()
 
 
 class Chain:
-    """The keys of a growing sequence's full blocks; each token is hashed once."""
+    """The keys of a growing sequence: of its salt, then of its full blocks. Each token is hashed once, and no
+    block with another salt has the same keys.
+    """
 
-    def __init__(self, tokens_per_block: int, cache_salt: str) -> None:
-        self.keys: list[bytes] = []
-        self._size = tokens_per_block
-        self._last, self._rest = first_key(cache_salt), array("I")
+    def __init__(self, cache_salt: str = "") -> None:
+        salt = hashlib.blake2b(cache_salt.encode(), digest_size=16, person=b"salt")
+        self.keys = [salt.digest()]
 
-    def add(self, token_ids: Iterable[int]) -> Iterator[bytes]:
-        """The keys of the blocks that these tokens complete."""
-        self._rest.extend(token_ids)
-        rest, self._rest = self._rest, self._rest[len(self._rest) // self._size * self._size :]
-        for end in range(self._size, len(rest) + 1, self._size):
-            self._last = next_key(self._last, rest[end - self._size : end])
-            self.keys.append(self._last)
-            yield self._last
+    def follow(self, token_ids: Sequence[int], num_tokens: int, tokens_per_block: int) -> Iterator[bytes]:
+        """The keys of the blocks that are full since the last call: `num_tokens`, of a sequence that begins
+        as before.
+        """
+        size = tokens_per_block
+        for end in range(len(self.keys) * size, num_tokens + 1, size):
+            self.keys.append(next_key(self.keys[-1], token_ids[end - size : end]))
+            yield self.keys[-1]
 
 
 class HeldPrefixes:
@@ -48,25 +46,19 @@ class HeldPrefixes:
     def num_held(self, token_ids: Sequence[int], cache_salt: str) -> int:
         """How many of the tokens, from the first on, are in held blocks."""
         num_blocks = 0
-        for key in Chain(self._tokens_per_block, cache_salt).add(token_ids):
+        for key in Chain(cache_salt).follow(token_ids, len(token_ids), self._tokens_per_block):
             if key not in self._keys:
                 break
             num_blocks += 1
         return num_blocks * self._tokens_per_block
 
-    def hold(self, token_ids: Sequence[int], cache_salt: str) -> Chain:
-        """The engine has computed or received the KV of these tokens; `extend` takes the result."""
-        chain = Chain(self._tokens_per_block, cache_salt)
-        self.extend(chain, token_ids)
-        return chain
-
-    def extend(self, chain: Chain, token_ids: Iterable[int]) -> None:
-        """The KV of more tokens follows."""
+    def hold(self, chain: Chain, token_ids: Sequence[int]) -> None:
+        """The engine has computed or received the KV of these tokens; `chain` is that of the sequence."""
         if not self.max_blocks:
             return
-        deque(chain.add(token_ids), maxlen=0)
+        deque(chain.follow(token_ids, len(token_ids), self._tokens_per_block), maxlen=0)
         # Last block first: it is forgotten before those that it follows.
-        for key in reversed(chain.keys):
+        for key in chain.keys[:0:-1]:
             self._keys[key] = None
             self._keys.move_to_end(key)
         while len(self._keys) > self.max_blocks:

@@ -1,60 +1,16 @@
 """The block ledger: who holds each block of the KV pool, and which free ones still have KV worth finding."""
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import islice
-
-
-@dataclass(frozen=True, slots=True)
-class Prefix:
-    """What a sequence looks for: the first `num_tokens` of `token_ids`, of whose full blocks `keys[1:]` are
-    the keys; `keys[0]` is that of the salt.
-    """
-
-    keys: Sequence[bytes]
-    token_ids: Sequence[int]
-    num_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class End:
-    """The last tokens of a sequence, fewer than a block, in its block at `index`; `after` is the key of the
-    block before.
-    """
-
-    index: int
-    after: bytes
-    token_ids: Sequence[int]
-
-
-@dataclass(frozen=True, slots=True)
-class _Held:
-    """What a block holds. `end`: the tokens of an end, whose key is `_end_key` of the block before."""
-
-    key: bytes
-    end: Sequence[int] = ()
-
-
-def _end_key(after: bytes) -> bytes:
-    return b"end" + after
-
-
-def _num_equal(left: Sequence[int], right: Sequence[int]) -> int:
-    equal = 0
-    for one, other in zip(left, right, strict=False):
-        if one != other:
-            break
-        equal += 1
-    return equal
+from itertools import takewhile
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Lease:
-    """The blocks of one request, in token order; the KV of its first `num_found` tokens was there already."""
+    """The blocks of one request, in token order."""
 
     blocks: tuple[int, ...] = ()
-    num_found: int = 0
 
 
 class BlockLedger:
@@ -65,13 +21,12 @@ class BlockLedger:
     A key has one block at most.
     """
 
-    def __init__(self, num_blocks: int, tokens_per_block: int) -> None:
+    def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
         self._free = list(reversed(range(num_blocks)))
-        self._kept: OrderedDict[int, None] = OrderedDict()  # free, and held
-        self._tokens_per_block = tokens_per_block
+        self._kept: OrderedDict[int, None] = OrderedDict()  # free, with a key
         self._blocks: dict[bytes, int] = {}
-        self._held: dict[int, _Held] = {}
+        self._keys: dict[int, bytes] = {}
         self._num_leases = [0] * num_blocks
         self._pinned: set[Lease] = set()
 
@@ -93,51 +48,45 @@ class BlockLedger:
         """Free blocks whose KV can still be found."""
         return len(self._kept)
 
-    def num_found(self, prefix: Prefix) -> int:
-        """How many tokens of `prefix` are found now."""
-        return self._find(prefix)[1]
+    def find(self, keys: Iterable[bytes]) -> list[int]:
+        """The blocks of these keys, up to the first key that has none."""
+        return [self._blocks[key] for key in takewhile(self._blocks.__contains__, keys)]
 
-    def reserve(self, num_blocks: int, prefix: Prefix | None = None) -> Lease | None:
-        """A lease of `num_blocks` used blocks, or None if fewer are free. Its first ones have what was found
-        of `prefix`; the full ones may be shared and must not be written.
+    def reserve(self, num_blocks: int, found: Sequence[int] = (), num_shared: int = 0) -> Lease | None:
+        """A lease of `num_blocks` used blocks, or None if fewer are free. Its first ones are those `found`;
+        the first `num_shared` may be in other leases and must not be written, the others cannot be found any
+        more.
         """
-        found, num_found = self._find(prefix) if prefix is not None else ([], 0)
         num_new = num_blocks - len(found)
         if num_new > self.num_free - sum(block in self._kept for block in found):
             return None
         for block in found:
             self._kept.pop(block, None)
-        if prefix is not None and num_found % self._tokens_per_block:
-            self._forget(found[-1])
+        for block in found[num_shared:]:
+            self._forget(block)
         blocks = (*found, *(self._take() for _ in range(num_new)))
         for block in blocks:
             self._num_leases[block] += 1
-        return Lease(blocks, num_found)
+        return Lease(blocks)
 
     def keep(self, lease: Lease, index: int, key: bytes) -> None:
-        """The lease's block at that index is full: it can be found by `key`, unless another one is."""
+        """The lease's block at that index can be found by `key`, unless another one is."""
         if key not in self._blocks:
-            self._hold(lease.blocks[index], _Held(key))
+            self._blocks[key] = lease.blocks[index]
+            self._keys[lease.blocks[index]] = key
 
     def pin(self, lease: Lease) -> None:
         """The lease's request has ended, its KV waits for a peer."""
         self._pinned.add(lease)
 
-    def free(self, lease: Lease, end: End | None = None) -> None:
-        """Free the blocks, once; `end` is what can be found in the last of them."""
+    def free(self, lease: Lease) -> None:
+        """Free the blocks, once."""
         self._pinned.discard(lease)
-        for i, block in reversed(list(enumerate(lease.blocks))):
+        for block in reversed(lease.blocks):
             self._num_leases[block] -= 1
             if self._num_leases[block]:
                 continue
-            if end is not None and i == end.index:
-                key = _end_key(end.after)
-                if (other := self._blocks.get(key)) is not None:
-                    self._forget(other)
-                    del self._kept[other]
-                    self._free.append(other)
-                self._hold(block, _Held(key, end.token_ids))
-            if block in self._held:
+            if block in self._keys:
                 self._kept[block] = None
             else:
                 self._free.append(block)
@@ -149,28 +98,6 @@ class BlockLedger:
         self._forget(block)
         return block
 
-    def _hold(self, block: int, held: _Held) -> None:
-        self._blocks[held.key] = block
-        self._held[block] = held
-
     def _forget(self, block: int) -> None:
         """The block will be overwritten."""
-        del self._blocks[self._held.pop(block).key]
-
-    def _find(self, prefix: Prefix) -> tuple[list[int], int]:
-        """(the blocks with the beginning of `prefix`, how many of its tokens they hold). If these do not fill
-        the last block, it holds an end, and the finder may write its other tokens.
-        """
-        found: list[int] = []
-        for key in islice(prefix.keys, 1, None):
-            block = self._blocks.get(key)
-            if block is None:
-                break
-            found.append(block)
-        num_tokens = len(found) * self._tokens_per_block
-        wanted = prefix.token_ids[num_tokens : min(num_tokens + self._tokens_per_block, prefix.num_tokens)]
-        end = self._blocks.get(_end_key(prefix.keys[len(found)]))
-        if end is None:
-            return found, num_tokens
-        num_equal = _num_equal(self._held[end].end, wanted)
-        return ([*found, end], num_tokens + num_equal) if num_equal else (found, num_tokens)
+        del self._blocks[self._keys.pop(block)]

@@ -1,7 +1,6 @@
 """The scheduler: chooses each step's requests and tokens, without torch or a clock."""
 
 import enum
-from array import array
 from collections import deque
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
@@ -12,9 +11,9 @@ from baton.messages import FinishReason, GenerateRequest, Sampling, TokenLogprob
 from workers.durations import Durations
 from workers.engines.embedded.grammar import Matcher
 from workers.engines.embedded.guesses import MOST_GUESSES, Guesser
-from workers.engines.embedded.ledger import BlockLedger, End, Lease, Prefix
+from workers.engines.embedded.ledger import BlockLedger, Lease
 from workers.engines.embedded.settings import EmbeddedSettings
-from workers.engines.prefixes import first_key, next_key
+from workers.engines.prefixes import Chain, next_key
 
 # One of so many tokens in a step may be guessed, so that prompts go on.
 _SHARE_OF_GUESSES = 8
@@ -46,9 +45,8 @@ class Sequence:
     its blocks are reserved at admission, so that nothing running is evicted. `pulls_kv`: its prompt's KV
     comes from a prefill worker; `hands_off`: it goes to a decode worker. `matcher` constrains the answer; the
     next token is not sampled before it `is_ready`. `prompt_logprobs` are those of the prompt's computed part,
-    if requested. `keys` are those of its salt and its full blocks, see `Prefix`; `num_kept` blocks can be
-    found by others. The KV of its first `num_cached` tokens was found; `num_moved_bytes` were pulled.
-    `guesser` guesses its next tokens, once it decodes.
+    if requested. `chain` has the keys of its blocks. The KV of its first `num_cached` tokens was found;
+    `num_moved_bytes` were pulled. `guesser` guesses its next tokens, once it decodes.
     """
 
     token_ids: list[int]
@@ -58,15 +56,13 @@ class Sequence:
     pulls_kv: bool = False
     hands_off: bool = False
     priority: int = 0
-    cache_salt: str = ""
+    chain: Chain = field(default_factory=Chain)
     matcher: Matcher | None = None
     phase: Phase = Phase.WAITING
     num_computed: int = 0
     lease: Lease = field(default_factory=Lease)
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
-    keys: list[bytes] = field(default_factory=list)
     num_cached: int = 0
-    num_kept: int = 0
     num_moved_bytes: int = 0
     spent: Durations = field(default_factory=Durations)
     guesser: Guesser | None = None
@@ -128,7 +124,7 @@ class Scheduler:
 
     def __init__(self, settings: EmbeddedSettings, *, num_blocks: int, context_length: int) -> None:
         self._tokens_per_block = settings.kv_cache_config.tokens_per_block
-        self.ledger = BlockLedger(num_blocks, self._tokens_per_block)
+        self.ledger = BlockLedger(num_blocks)
         self.num_cached_tokens = self.num_accepted_guesses = self.num_rejected_guesses = 0
         self._settings = settings
         self._max_num_tokens = settings.max_num_tokens
@@ -207,8 +203,8 @@ class Scheduler:
         """
         sequence, right = work.sequence, token_ids[:-1]
         sequence.token_ids += right
-        sequence.num_computed += len(work.token_ids) - work.num_guessed + len(right)
-        self._keep_blocks(sequence)
+        num_run = len(work.token_ids) - work.num_guessed
+        self._note_computed(sequence, sequence.num_computed + num_run + len(right))
         if sequence.guesser is not None and work.num_guessed:
             sequence.guesser.note(work.num_guessed, len(right))
             self.num_accepted_guesses += len(right)
@@ -224,8 +220,7 @@ class Scheduler:
 
     def pulled(self, sequence: Sequence, first_token: int) -> FinishReason | None:
         """The rest of the prompt's KV has arrived: continue from `first_token`."""
-        sequence.num_computed = len(sequence.token_ids)
-        self._keep_blocks(sequence)
+        self._note_computed(sequence, len(sequence.token_ids))
         sequence.phase = Phase.RUNNING
         return self._append(sequence, first_token)
 
@@ -243,60 +238,55 @@ class Scheduler:
         if sequence.phase is Phase.WAITING:
             self._waiting.remove(sequence)
         self._admitted.pop(sequence, None)
-        self.ledger.free(sequence.lease, self._end(sequence))
+        index, num_rest = divmod(sequence.num_computed, self._tokens_per_block)
+        if self._reuses_blocks and num_rest:
+            rest = sequence.token_ids[sequence.num_computed - num_rest : sequence.num_computed]
+            self.ledger.keep(sequence.lease, index, next_key(sequence.chain.keys[index], rest))
+        self.ledger.free(sequence.lease)
         sequence.phase = Phase.DONE
 
-    def _prefix(self, sequence: Sequence) -> Prefix | None:
-        """What the sequence need not compute or pull, if it is found: all tokens but the last."""
-        if not self._reuses_blocks or sequence.sampling.prompt_logprobs is not None:
-            return None
-        num_tokens = len(sequence.token_ids) - 1
-        self._extend_keys(sequence, num_tokens // self._tokens_per_block)
-        return Prefix(sequence.keys, sequence.token_ids, num_tokens)
-
     def num_lacking(self, sequence: Sequence) -> int:
-        prefix = self._prefix(sequence)
-        return len(sequence.token_ids) - (self.ledger.num_found(prefix) if prefix is not None else 0)
+        return len(sequence.token_ids) - self._find(sequence)[1]
 
-    def _keep_blocks(self, sequence: Sequence) -> None:
-        """Let the full blocks that have been computed or pulled be found."""
-        if not self._reuses_blocks:
-            return
-        num_blocks = sequence.num_computed // self._tokens_per_block
-        self._extend_keys(sequence, num_blocks)
-        for i in range(sequence.num_kept, num_blocks):
-            self.ledger.keep(sequence.lease, i, sequence.keys[i + 1])
-        sequence.num_kept = num_blocks
+    def _find(self, sequence: Sequence) -> tuple[list[int], int]:
+        """The blocks with KV that the sequence need not compute or pull, and of how many tokens: never the
+        last one. If these do not fill the last block, an earlier sequence ended there.
+        """
+        if not self._reuses_blocks or sequence.sampling.prompt_logprobs is not None:
+            return [], 0
+        token_ids, size = sequence.token_ids, self._tokens_per_block
+        most = len(token_ids) - 1
+        keys = self._keys(sequence, most)
+        found = self.ledger.find(keys[1:])
+        start = len(found) * size
+        for end in range(min(start + size - 1, most), start, -1):
+            if block := self.ledger.find([next_key(keys[len(found)], token_ids[start:end])]):
+                return found + block, end
+        return found, start
 
-    def _end(self, sequence: Sequence) -> End | None:
-        """What the sequence leaves in a block that is not full."""
-        index = sequence.num_computed // self._tokens_per_block
-        token_ids = sequence.token_ids[index * self._tokens_per_block : sequence.num_computed]
-        if not self._reuses_blocks or not token_ids:
-            return None
-        return End(index, sequence.keys[index], token_ids)
+    def _keys(self, sequence: Sequence, num_tokens: int) -> list[bytes]:
+        """Those of its salt and its full blocks."""
+        deque(sequence.chain.follow(sequence.token_ids, num_tokens, self._tokens_per_block), maxlen=0)
+        return sequence.chain.keys
 
-    def _extend_keys(self, sequence: Sequence, num_blocks: int) -> None:
-        size, keys = self._tokens_per_block, sequence.keys
-        if not keys:
-            keys.append(first_key(sequence.cache_salt))
-        for i in range(len(keys) - 1, num_blocks):
-            keys.append(next_key(keys[i], array("I", sequence.token_ids[i * size : (i + 1) * size])))
-
-    def _num_blocks(self, sequence: Sequence) -> int:
-        return -(-sequence.num_reserved // self._tokens_per_block)
+    def _note_computed(self, sequence: Sequence, num_tokens: int) -> None:
+        """The KV of so many tokens has been computed or pulled: the blocks that it fills can be found."""
+        first, sequence.num_computed = sequence.num_computed // self._tokens_per_block, num_tokens
+        for i in range(first, num_tokens // self._tokens_per_block if self._reuses_blocks else 0):
+            self.ledger.keep(sequence.lease, i, self._keys(sequence, num_tokens)[i + 1])
 
     def _admit(self) -> Iterator[Sequence]:
         while self._waiting and len(self._admitted) < self._settings.max_batch_size:
             sequence = self._waiting[0]
-            lease = self.ledger.reserve(self._num_blocks(sequence), self._prefix(sequence))
+            found, num_found = self._find(sequence)
+            num_blocks = -(-sequence.num_reserved // self._tokens_per_block)
+            lease = self.ledger.reserve(num_blocks, found, num_found // self._tokens_per_block)
             if lease is None:
                 return
             self._waiting.popleft()
             sequence.lease = lease
-            sequence.num_computed = sequence.num_cached = lease.num_found
-            sequence.num_kept = lease.num_found // self._tokens_per_block  # found, so not its own to keep
-            self.num_cached_tokens += lease.num_found
+            sequence.num_computed = sequence.num_cached = num_found
+            self.num_cached_tokens += num_found
             self._admitted[sequence] = None
             sequence.phase = Phase.PULLING if sequence.pulls_kv else Phase.RUNNING
             if sequence.pulls_kv:
@@ -330,7 +320,7 @@ def new_sequence(
         pulls_kv=request.handoff is not None and not hands_off,
         hands_off=hands_off,
         priority=request.priority,
-        cache_salt=request.cache_salt,
+        chain=Chain(request.cache_salt),
     )
 
 

@@ -29,7 +29,7 @@ from workers.engines.library.adapter import Adapter, Call
 from workers.engines.library.model_facts import ModelFacts
 from workers.engines.library.requests import check_request, num_left
 from workers.engines.library.settings import explained
-from workers.engines.prefixes import HeldPrefixes
+from workers.engines.prefixes import Chain, HeldPrefixes
 
 log = logging.getLogger(__name__)
 
@@ -161,13 +161,13 @@ class LibraryEngine:
         max_tokens = num_left(request, self._info.context_length)
         async with self._opened(request, max_tokens=max_tokens, **kept) as call:
             chunk = await self._step(call)
-            held = self._note_prompt(call)
+            chain = self._note_prompt(call)
             generated: list[int] = []
             while True:
                 self._counts["num_generated_tokens"] += len(chunk.token_ids)
                 generated += chunk.token_ids
                 if chunk.finish_reason:
-                    self._held.extend(held, generated[:-1])
+                    self._held.hold(chain, [*request.token_ids, *generated[:-1]])
                 if chunk.token_ids or chunk.finish_reason:
                     yield chunk
                 if chunk.finish_reason:
@@ -275,7 +275,7 @@ class LibraryEngine:
             self._calls.discard(call)
             await self.adapter.abort(call)
 
-    def _note_prompt(self, call: Call) -> Any:
+    def _note_prompt(self, call: Call) -> Chain:
         """Count the prompt of an answered call, and expect its KV in the cache."""
         if call.transfer is None:
             num_cached = call.num_cached_tokens or 0
@@ -283,7 +283,9 @@ class LibraryEngine:
             self._counts["num_cached_tokens"] += num_cached
         else:
             self._counts["num_handoffs"] += 1
-        return self._held.hold(call.request.token_ids, call.cache_salt)
+        chain = Chain(call.cache_salt)
+        self._held.hold(chain, call.request.token_ids)
+        return chain
 
     def _handoff(self, call: Call, first: TokenChunk) -> KvHandoff:
         if call.kept is None:
