@@ -15,7 +15,7 @@ import torch
 from baton.messages import Sampling
 from frontend.harmony.conversation import AnswerFormat
 from frontend.text.tokenizer import ModelTokenizer
-from frontend.turn.form import guided
+from frontend.turn.request import guided
 from workers.engines.embedded.grammar import Grammars, Matcher
 from workers.engines.embedded.sampling import Draw, sample
 from workers.engines.embedded.scheduler import Sequence

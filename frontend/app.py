@@ -25,7 +25,6 @@ from frontend.responses.items import INPUT_ITEMS
 from frontend.responses.routes import ResponseRoutes
 from frontend.responses.runs import ResponseState
 from frontend.routing.health import Health
-from frontend.tokenization import TOKENIZATION
 
 PAGES: Operations = {
     # The second shape is Anthropic's, for requests with an `anthropic-version` header.
@@ -47,7 +46,6 @@ def operations(responses: ResponseState) -> Operations:
         **completions.OPERATIONS,
         **given,
         **messages.OPERATIONS,
-        **TOKENIZATION,
         **PAGES,
     }
 

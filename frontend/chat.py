@@ -48,12 +48,12 @@ from frontend.turn.fields import (
     StopText,
     StopTexts,
     TextFormat,
+    answer_format,
     left_out,
     required,
     text_of_part,
 )
-from frontend.turn.form import CallChoice, answer_format, demanded
-from frontend.turn.request import Client, TurnRequest
+from frontend.turn.request import CallChoice, Client, TurnRequest
 from frontend.turn.thoughts import PARAGRAPH
 
 
@@ -178,11 +178,10 @@ class ChatBody(ConversationFields, kw_only=True):
 def turn_request(body: ChatBody, num_bytes: int) -> tuple[TurnRequest, list[str]]:
     """The request of a body of `num_bytes`, and the paths of known fields that are not honoured exactly.
     Raises InvalidRequest for fields that contradict each other and for content that is not text."""
-    prompt, calls = conversation(body), _call_choice(body.tool_choice)
     request = TurnRequest(
         fields=body,
-        prompt=prompt,
-        form=demanded(body, prompt, calls),
+        prompt=conversation(body),
+        calls=_call_choice(body.tool_choice),
         path="messages",
         num_bytes=num_bytes,
         max_tokens=body.max_completion_tokens or body.max_tokens,

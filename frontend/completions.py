@@ -21,7 +21,6 @@ from frontend.http.body import read
 from frontend.http.respond import Operations, Services, generating
 from frontend.turn.choice import Choice
 from frontend.turn.fields import CommonFields, Count, Refused, StopText, StopTexts, TokenId
-from frontend.turn.form import demanded
 from frontend.turn.request import Client, RawPrompts, TurnRequest
 
 
@@ -117,7 +116,6 @@ def turn_request(body: CompletionBody, num_bytes: int) -> TurnRequest:
     return TurnRequest(
         fields=body,
         prompt=RawPrompts(given, shows_special=body.skip_special_tokens is False),
-        form=demanded(body),
         path="prompt",
         num_bytes=num_bytes,
         max_tokens=DEFAULT_MAX_TOKENS if body.max_tokens is None else max(body.max_tokens, 1),

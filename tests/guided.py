@@ -16,7 +16,7 @@ from baton.messages import Guided, Syntax
 from frontend.harmony.conversation import AnswerFormat, TextGrammar
 from frontend.harmony.parse import HarmonyParser
 from frontend.text.tokenizer import ModelTokenizer
-from frontend.turn.form import guided
+from frontend.turn.request import guided
 from tests.repairs import messages
 from workers.engines.embedded.grammar import Grammars, Matcher
 

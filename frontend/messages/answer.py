@@ -136,7 +136,7 @@ async def count_tokens(
     """See `frontend.http.respond.Count`."""
     _, unknown, (request, left_out) = await read(raw, Counted, partial(turn_request, seal=services.seal))
     served = services.fleet.served(request.fields.model)
-    (prompt,) = await encode(request, client.owner, served, services.thoughts)
+    (prompt,), _ = await encode(request, client.owner, served, services.thoughts)
     return served.name, (*unknown, *left_out), TokenCount(input_tokens=len(prompt.token_ids))
 
 

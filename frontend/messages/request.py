@@ -33,8 +33,7 @@ from frontend.turn.fields import (
     left_out,
     required,
 )
-from frontend.turn.form import CallChoice, demanded
-from frontend.turn.request import TurnRequest
+from frontend.turn.request import CallChoice, TurnRequest
 from frontend.turn.seal import Seal
 from frontend.turn.thoughts import PARAGRAPH, joined
 
@@ -241,7 +240,7 @@ def turn_request(body: Counted, num_bytes: int, seal: Seal) -> tuple[TurnRequest
     request = TurnRequest(
         fields=fields,
         prompt=conversation,
-        form=demanded(fields, conversation, calls),
+        calls=calls,
         path="messages",
         num_bytes=num_bytes,
         max_tokens=body.max_tokens,

@@ -46,10 +46,9 @@ from frontend.responses.output import EventWriter, OfferedTools, ParsedBody, Res
 from frontend.responses.runs import ResponseState
 from frontend.responses.store import ResponseStore, StoredResponse
 from frontend.text.tokenizer import ContextTooLong
-from frontend.turn.fields import NEAREST_EFFORT, required
-from frontend.turn.form import CallChoice, answer_format, demanded
+from frontend.turn.fields import NEAREST_EFFORT, answer_format, required
 from frontend.turn.ids import vary
-from frontend.turn.request import LONG_BYTES, Client, TurnRequest, encode
+from frontend.turn.request import LONG_BYTES, CallChoice, Client, TurnRequest, encode
 
 MAX_REFERENCES = 1000
 """Each is looked up in the store."""
@@ -86,7 +85,7 @@ async def count_input_tokens(
     """See `frontend.http.respond.Count`. Raises as `prepare_response` does."""
     parsed = await _parsed(raw, client, services, state)
     served = services.fleet.served(parsed.body.model)
-    (prompt,) = await encode(parsed.request, client.owner, served, services.thoughts)
+    (prompt,), _ = await encode(parsed.request, client.owner, served, services.thoughts)
     return served.name, parsed.ignored, InputTokens(input_tokens=len(prompt.token_ids))
 
 
@@ -276,7 +275,7 @@ def turn_request(
     request = TurnRequest(
         fields=body,
         prompt=conversation,
-        form=demanded(body, conversation, call_choice(body)),
+        calls=call_choice(body),
         path="input",
         num_bytes=num_bytes,
         max_tokens=body.max_output_tokens,

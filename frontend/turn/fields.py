@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 import msgspec
 
 from baton.errors import InvalidRequest
-from frontend.harmony.conversation import ReasoningEffort, Tool
+from frontend.harmony.conversation import AnswerFormat, ReasoningEffort, Tool
 
 T = TypeVar("T")
 
@@ -171,6 +171,7 @@ def required(value: T | None, path: str) -> T:
     return value
 
 
+ANY_OBJECT = {"type": "object"}
 TEXT = {"type": "string"}
 TEXTS = {"type": "array", "items": TEXT}
 NUMBER = {"type": "integer"}
@@ -241,3 +242,24 @@ class JsonSchemaFormat(msgspec.Struct, kw_only=True, tag_field="type", tag="json
     """`response_format`: JSON that follows a schema; without `strict`, some keywords may be ignored."""
 
     json_schema: NamedSchema
+
+
+def answer_format(
+    given: TextFormat | JsonObjectFormat | JsonSchemaFormat | NamedSchema | None, path: str
+) -> AnswerFormat | None:
+    """The format that the field at `path` demands; without a schema, any JSON object."""
+    match given:
+        case None | TextFormat():
+            return None
+        case JsonObjectFormat():
+            return AnswerFormat(schema=ANY_OBJECT, path=path)
+        case JsonSchemaFormat(json_schema=named):
+            return answer_format(named, f"{path}.json_schema")
+        case NamedSchema(schema=schema):
+            return AnswerFormat(
+                schema=ANY_OBJECT if schema is None else schema,
+                name=None if schema is None else given.name,
+                description=given.description,
+                strict=bool(given.strict),
+                path=f"{path}.schema",
+            )

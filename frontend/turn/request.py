@@ -1,20 +1,22 @@
-"""One request, independent of the API: its prompt, then its sampling, then the requests to workers."""
+"""One request, independent of the API: its prompt, the form of its answer, then the requests to workers."""
 
 import asyncio
+import re
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import msgspec
 from msgspec.structs import replace
 
 from baton.errors import InvalidRequest
-from baton.messages import GenerateRequest, Guided, Sampling
-from frontend.harmony.conversation import Conversation
+from baton.messages import GenerateRequest, Guided, MessageForm, Sampling, Syntax
+from frontend.harmony.conversation import AnswerFormat, Conversation, TextGrammar, Tool
 from frontend.harmony.parse import HarmonyParser
 from frontend.harmony.render import render
 from frontend.text.tokenizer import ModelTokenizer, ServedModel, TooManyTokens
 from frontend.turn.choice import Choice, RawText
-from frontend.turn.fields import CommonFields, Nvext, first_given
+from frontend.turn.fields import ANY_OBJECT, CommonFields, JsonSchema, Nvext, first_given
 from frontend.turn.ids import new_seed
 from frontend.turn.thoughts import Thoughts
 
@@ -29,16 +31,24 @@ class RawPrompts(msgspec.Struct, frozen=True):
     shows_special: bool = False
 
 
+class CallChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """`tool_choice`: whether a tool must be called, and which ones may be (None: all that are offered); those
+    of a namespace go by their own name, too. With `none` no tool is offered."""
+
+    must_call: bool = False
+    names: frozenset[str] | None = None
+
+
 class TurnRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One request for `num_choices` answers to each prompt, which the field at `path` contains. `form`: see
-    `demanded`. `num_bytes` is the approximate size of the text to render and tokenise. The answer ends where
-    the context does, and before a string of `stop` or call number `max_calls` + 1."""
+    """One request for `num_choices` answers to each prompt, which the field at `path` contains. `num_bytes`
+    is the approximate size of the text to render and tokenise. The answer ends where the context does, and
+    before a string of `stop` or call number `max_calls` + 1."""
 
     fields: CommonFields
     prompt: Conversation | RawPrompts
     path: str
     num_bytes: int
-    form: Guided | None = None
+    calls: CallChoice = CallChoice()
     max_tokens: int | None = None
     num_choices: int | None = None
     stop: str | Sequence[str] | None = None
@@ -79,34 +89,195 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True):
     current_date: str | None = None
 
 
-async def encode(request: TurnRequest, owner: str, served: ServedModel, thoughts: Thoughts) -> list[Prompt]:
-    """Each prompt of a request, as `encode_prompt` makes them, in a thread if they are long."""
-    encode_now = partial(encode_prompt, request.prompt, request.path, owner, served, thoughts)
+async def encode(
+    request: TurnRequest, owner: str, served: ServedModel, thoughts: Thoughts
+) -> tuple[list[Prompt], Guided | None]:
+    """Each prompt of a request, and the form of its answers: in a thread if they are long. Raises
+    InvalidRequest if one cannot be made, ContextTooLong if a prompt is too long to be counted."""
+    encode_now = partial(_encoded, request, owner, served, thoughts)
     return await asyncio.to_thread(encode_now) if request.num_bytes > LONG_BYTES else encode_now()
 
 
-def encode_prompt(
-    prompt: Conversation | RawPrompts, path: str, owner: str, served: ServedModel, thoughts: Thoughts
-) -> list[Prompt]:
-    """The prompt of a conversation, or each raw prompt, in the field `path`. Raises InvalidRequest if it
-    cannot be rendered, ContextTooLong if it is too long to be counted."""
+def _encoded(
+    request: TurnRequest, owner: str, served: ServedModel, thoughts: Thoughts
+) -> tuple[list[Prompt], Guided | None]:
+    form, prompt = demanded(request), request.prompt
     tokenizer, limit = served.tokenizer, served.max_counted_tokens
     try:
         if isinstance(prompt, Conversation):
             conversation = thoughts.resumed(owner, prompt, served.current_date)
             ids, num_opening = tokenizer.encode_segments(render(conversation), limit)
             date = conversation.current_date
-            return [Prompt(token_ids=ids, num_opening_tokens=num_opening, current_date=date)]
+            return [Prompt(token_ids=ids, num_opening_tokens=num_opening, current_date=date)], form
         return [
             Prompt(
                 token_ids=tokenizer.encode_text(each, allow_special=True, limit=limit)
                 if isinstance(each, str)
-                else tokenizer.checked(each, served.name, path)
+                else tokenizer.checked(each, served.name, request.path)
             )
             for each in prompt.prompts
-        ]
+        ], form
     except TooManyTokens:
-        raise served.too_long(path) from None
+        raise served.too_long(request.path) from None
+
+
+MAX_SCHEMA_BYTES = 128 << 10
+
+_NEXT_MESSAGE = "<|end|><|start|>assistant"
+_ANALYSIS = MessageForm(headers=("<|channel|>analysis<|message|>",), end=_NEXT_MESSAGE)
+_PREAMBLE = MessageForm(headers=("<|channel|>commentary<|message|>",), end=_NEXT_MESSAGE)
+_FINAL = MessageForm(headers=("<|channel|>final<|message|>",), end="<|return|>")
+# The model writes calls in all these ways, half of them on `analysis`.
+_CHANNELS = ("commentary", "analysis")
+_CALL_TYPES = (" <|constrain|>json", " json", "")
+_TEXT_TYPES = (" code", "")
+
+
+def _schema(value: JsonSchema, path: str) -> AnswerFormat:
+    try:
+        schema = value if isinstance(value, dict) else msgspec.json.decode(value, type=dict[str, Any])
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise InvalidRequest.at(path, f"is not a valid JSON schema: {error}.") from None
+    return AnswerFormat(schema=schema, path=path)
+
+
+def _grammar(syntax: Syntax, text: str, path: str) -> AnswerFormat:
+    return AnswerFormat(schema=None, grammar=TextGrammar(syntax=syntax, text=text, path=path), path=path)
+
+
+def _choices(choices: Sequence[str], path: str) -> AnswerFormat:
+    return _grammar("regex", "|".join(_META.sub(r"\\\g<0>", choice) for choice in choices), path)
+
+
+_META = re.compile(r"[\\.+*?()|\[\]{}^$/-]")
+# What each field that demands a format contains.
+_FORMATS: dict[str, Callable[[Any, str], AnswerFormat]] = {
+    "json": _schema,
+    "regex": partial(_grammar, "regex"),
+    "choice": _choices,
+    "grammar": lambda text, path: _grammar("ebnf" if "::=" in text else "lark", text, path),
+}
+
+
+def _demanded_format(fields: CommonFields, response_format: AnswerFormat | None) -> AnswerFormat | None:
+    """The format that the body demands. Raises InvalidRequest, naming the second, if it demands two."""
+    formats = [] if response_format is None else [response_format]
+    guided, newer = "guided_", fields.structured_outputs
+    holders = (("", guided, fields), ("nvext.", guided, fields.nvext), ("structured_outputs.", "", newer))
+    formats += [
+        read(value, path + prefix + name)
+        for path, prefix, holder in holders
+        if holder is not None
+        for name, read in _FORMATS.items()
+        if (value := getattr(holder, prefix + name)) is not None
+    ]
+    if len(formats) > 1:
+        raise InvalidRequest.at(
+            formats[1].path, f"cannot be combined with `{formats[0].path}`; send only one output format."
+        )
+    return formats[0] if formats else None
+
+
+def demanded(request: TurnRequest) -> Guided | None:
+    """The constraint that a request puts on its answers; None if nothing is demanded. Raises InvalidRequest
+    for two formats, for `ignore_eos`, and as `guided` does."""
+    prompt, fields = request.prompt, request.fields
+    form = None
+    if isinstance(prompt, Conversation):
+        form = guided(prompt.tools, request.calls, _demanded_format(fields, prompt.answer_format))
+    elif (answer := _demanded_format(fields, None)) is not None:
+        form = _checked(Guided(last=(replace(_final(answer), headers=("",)),)))
+    if form is not None and fields.ignores_eos:
+        raise InvalidRequest.at(
+            "ignore_eos", "cannot be combined with an output format, strict tools or a required tool call."
+        )
+    return form
+
+
+def guided(
+    tools: Sequence[Tool], choice: CallChoice | None = None, answer: AnswerFormat | None = None
+) -> Guided | None:
+    """The constraint on the answer, or None if nothing is demanded; `tools` are those that the prompt shows.
+    Reasoning is not constrained, but limited to one message where a call or an `answer` format is demanded.
+    A format excludes a preamble, which would be visible text next to the JSON. Raises InvalidRequest if the
+    choice names tools that are not offered or the schemas exceed `MAX_SCHEMA_BYTES`."""
+    choice = choice or CallChoice()
+    callable_tools = _callable(tools, choice)
+    is_held = any(tool.strict or tool.grammar is not None for tool in tools)
+    if not (choice.must_call or choice.names is not None or answer or is_held):
+        return None
+    last = [_call(tool, is_enforced=choice.must_call or tool.strict) for tool in callable_tools]
+    if not choice.must_call:
+        last.append(_FINAL if answer is None else _final(answer))
+    is_free = answer is None and not choice.must_call
+    # Otherwise the model could evade the demand by reasoning without end.
+    leading = (_ANALYSIS, _PREAMBLE) if is_free else (_ANALYSIS,)
+    return _checked(Guided(leading=leading, last=tuple(last), leads_once=not is_free))
+
+
+def _callable(tools: Sequence[Tool], choice: CallChoice) -> Sequence[Tool]:
+    if choice.must_call and not tools:
+        raise InvalidRequest.at("tool_choice", "requires a call, but `tools` has no tool that can run here.")
+    if choice.names is None:
+        return tools
+    inner = choice.names - {tool.called for tool in tools}
+    missing = inner - {tool.name for tool in tools}
+    if missing or not choice.names:
+        what = f"{min(missing)!r}, which is not in `tools` or cannot run here" if missing else "no tool"
+        raise InvalidRequest.at("tool_choice", f"names {what}.")
+    return [tool for tool in tools if tool.called in choice.names or tool.name in inner]
+
+
+def _call(tool: Tool, *, is_enforced: bool) -> MessageForm:
+    """The form of a call. Its arguments must be an object even if the schema does not say so."""
+    recipient = f" to={tool.namespace}.{tool.name}"
+    headers = [
+        header
+        for channel in _CHANNELS
+        for content_type in (_TEXT_TYPES if tool.takes_text else _CALL_TYPES)
+        for header in (
+            f"<|channel|>{channel}{recipient}{content_type}<|message|>",
+            f"{recipient}<|channel|>{channel}{content_type}<|message|>",
+        )
+    ]
+    form = MessageForm(headers=tuple(headers), end="<|call|>")
+    if tool.grammar is None and (tool.takes_text or not is_enforced):
+        return form
+    schema = tool.parameters
+    if schema is None:
+        schema = ANY_OBJECT | {"additionalProperties": False}
+    elif isinstance(schema, dict):
+        schema = ANY_OBJECT | schema
+    return _constrained(form, tool.grammar, schema, f"{tool.path}.parameters", is_strict=tool.strict)
+
+
+def _final(answer: AnswerFormat) -> MessageForm:
+    json_headers = () if answer.grammar is not None else ("<|channel|>final <|constrain|>json<|message|>",)
+    form = replace(_FINAL, headers=(*_FINAL.headers, *json_headers))
+    return _constrained(form, answer.grammar, answer.schema, answer.path, is_strict=answer.strict)
+
+
+def _constrained(
+    form: MessageForm, grammar: TextGrammar | None, schema: object, path: str, *, is_strict: bool
+) -> MessageForm:
+    """The form of a message that follows the grammar, if there is one, else the schema at `path`."""
+    if grammar is not None:
+        return replace(form, grammar=grammar.text, syntax=grammar.syntax, param=grammar.path)
+    try:
+        text = msgspec.json.encode(schema).decode()
+    except (RecursionError, UnicodeEncodeError) as error:
+        raise InvalidRequest.at(path, f"cannot be encoded as JSON: {error}.") from None
+    return replace(form, grammar=text, lenient=not is_strict, param=path)
+
+
+def _checked(form: Guided) -> Guided:
+    num_bytes = 0
+    for message in form.last:
+        num_bytes += len(message.grammar or "")
+        if num_bytes > MAX_SCHEMA_BYTES and message.param is not None:
+            what = f"makes the schemas and grammars to enforce exceed {MAX_SCHEMA_BYTES} bytes."
+            raise InvalidRequest.at(message.param, what)
+    return form
 
 
 def sampling_of(request: TurnRequest, served: ServedModel, num_prompt_tokens: int) -> Sampling:
@@ -137,7 +308,6 @@ def sampling_of(request: TurnRequest, served: ServedModel, num_prompt_tokens: in
         ignore_eos=fields.ignores_eos,
         logprobs=request.logprobs,
         prompt_logprobs=request.prompt_logprobs,
-        guided=request.form,
     )
 
 
@@ -175,7 +345,7 @@ async def prepare(
         raise InvalidRequest.at("n", f"makes {total} choices; at most {max_choices} are allowed.")
     caller = client.caller(fields.safety_identifier or fields.user)
     check_load(served.name, caller, client.deadline_s)
-    prompts = await encode(request, client.owner, served, thoughts)
+    prompts, form = await encode(request, client.owner, served, thoughts)
     sampling = sampling_of(request, served, max(len(prompt.token_ids) for prompt in prompts))
     keep = partial(_keep, thoughts, client.owner, prompts[0].current_date)
     # No key learns what another's prompts have in common with its own. Names of keys have no slash.
@@ -188,7 +358,7 @@ async def prepare(
             model=served.name,
             token_ids=prompts[i // num].token_ids,
             num_opening_tokens=prompts[i // num].num_opening_tokens,
-            sampling=replace(sampling, choice=i % num),
+            sampling=replace(sampling, choice=i % num, guided=form),
             deadline_s=client.deadline_s,
             priority=fields.priority or 0,
             cache_salt=salt,

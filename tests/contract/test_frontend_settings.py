@@ -101,12 +101,11 @@ async def test_bodies_have_the_memory_of_the_flag() -> None:
 
 
 async def test_the_model_has_the_names_and_the_date_of_the_flags() -> None:
-    async with serving(
-        Workers(d1=answer), model_alias=f"gpt-*={MODEL}", current_date="2026-01-02"
-    ) as frontend:
-        assert (await frontend.complete(model="gpt-9")).status_code == 200
-        tokens = (await frontend.post("/tokenize", messages=ASKED, model=MODEL))["tokens"]
-        assert "2026-01-02" in ModelTokenizer.load(DEMO).decode(tokens)
+    workers = Workers(d1=answer)
+    async with serving(workers, model_alias=f"gpt-*={MODEL}", current_date="2026-01-02") as frontend:
+        await frontend.post("/v1/chat/completions", messages=ASKED, model="gpt-9")
+        (_, request), *_ = workers.calls
+        assert "2026-01-02" in ModelTokenizer.load(DEMO).decode(request.token_ids)
 
 
 @pytest.mark.parametrize(

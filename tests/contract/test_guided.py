@@ -15,7 +15,7 @@ from baton.errors import InvalidRequest
 from baton.messages import GenerateRequest, Guided, Role, TokenChunk
 from frontend.harmony.conversation import Conversation, Tool, UserTurn
 from frontend.text.tokenizer import ModelTokenizer, SpecialToken
-from frontend.turn.form import CallChoice, guided
+from frontend.turn.request import CallChoice, guided
 from tests.engine_calls import handed_over
 from tests.engines import chunks, running
 from tests.guided import CASES, ENDLESS, answer_form, check, parts_of, slow_inside

@@ -16,7 +16,7 @@ from baton.messages import Guided, MessageForm
 from baton.structural_tag import structural_tag
 from frontend.harmony.conversation import AnswerFormat, Tool
 from frontend.text.tokenizer import ModelTokenizer, SpecialToken
-from frontend.turn.form import CallChoice, guided
+from frontend.turn.request import CallChoice, guided
 from tests.guided import (
     CASES,
     MAX_TOKENS,

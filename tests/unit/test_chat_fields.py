@@ -20,7 +20,7 @@ from frontend.harmony.conversation import (
     UserTurn,
 )
 from frontend.http.body import decode
-from frontend.turn.request import TurnRequest
+from frontend.turn.request import TurnRequest, demanded
 
 Json = dict[str, Any]
 
@@ -192,7 +192,7 @@ def test_newer_names_count_more_than_older_ones() -> None:
 )  # fmt: skip
 def test_a_refused_field_is_named(fields: Json, param: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        request_of(**fields)
+        demanded(request_of(**fields))
     assert caught.value.param == param
 
 

@@ -15,7 +15,7 @@ from baton.errors import InvalidRequest
 from baton.messages import Guided, MessageForm, Syntax
 from frontend.harmony.conversation import Tool
 from frontend.text.tokenizer import ModelTokenizer, SpecialToken
-from frontend.turn.form import CallChoice, guided
+from frontend.turn.request import CallChoice, guided
 from tests.guided import (
     CASES,
     MAX_TOKENS,

@@ -8,7 +8,7 @@ import pytest
 from baton.errors import InvalidRequest
 from baton.messages import GenerateRequest, Guided, MessageForm
 from frontend.harmony.conversation import AnswerFormat, Tool
-from frontend.turn.form import MAX_SCHEMA_BYTES, guided
+from frontend.turn.request import MAX_SCHEMA_BYTES, guided
 from tests.scripted_frontend import MODEL, Client, Reply, ScriptedTokens
 
 Json = dict[str, Any]

@@ -12,8 +12,16 @@ import pytest
 
 from frontend.http.body import LONG_BYTES, read
 from frontend.responses import create
-from frontend.text.tokenizer import ServedModel
-from tests.scripted_frontend import BODIES, MODEL, TOKENIZER, Client, ScriptedFleet, ScriptedTokens
+from frontend.text.tokenizer import COUNTED_CONTEXTS, ServedModel
+from tests.scripted_frontend import (
+    BODIES,
+    CONTEXT_LENGTH,
+    MODEL,
+    TOKENIZER,
+    Client,
+    ScriptedFleet,
+    ScriptedTokens,
+)
 
 
 class Empty(msgspec.Struct):
@@ -91,3 +99,13 @@ async def test_short_bodies_that_recall_stored_text_are_handled_in_a_thread(
     assert fleet.threads
     assert threads
     assert threading.get_ident() not in threads | fleet.threads
+
+
+async def test_a_prompt_longer_than_the_context_is_counted_and_one_longer_than_two_is_refused() -> None:
+    client, path = Client(ScriptedTokens("")), "/v1/responses/input_tokens"
+    reply = await client.post(path, {"model": MODEL, "input": "x" * CONTEXT_LENGTH})
+    assert reply.json["input_tokens"] > CONTEXT_LENGTH
+    most = COUNTED_CONTEXTS * CONTEXT_LENGTH
+    reply = await client.post(path, {"model": MODEL, "input": "x" * most})
+    assert (reply.error["code"], reply.error["param"]) == ("context_length_exceeded", "input")
+    assert f"`input` has more than {most} tokens" in reply.error["message"]

@@ -17,7 +17,7 @@ from frontend.harmony.conversation import (
 )
 from frontend.http.body import decode
 from frontend.messages.request import Counted, MessagesBody, turn_request
-from frontend.turn.request import TurnRequest
+from frontend.turn.request import TurnRequest, demanded
 from frontend.turn.seal import Seal
 
 Json = dict[str, Any]
@@ -86,7 +86,7 @@ def test_limits_and_sampling_are_the_clients() -> None:
 )
 def test_tool_choice_limits_the_calls(choice: Json | None, num_called: int, max_calls: int | None) -> None:
     request, _ = read(tools=[TOOL, TOOL | {"name": "g"}], tool_choice=choice)
-    form = request.form
+    form = demanded(request)
     assert (0 if form is None else len(form.last), request.max_calls) == (num_called, max_calls)
     prompt = request.prompt
     assert isinstance(prompt, Conversation)
@@ -260,7 +260,7 @@ def test_a_block_without_text_is_no_turn_of_its_own(block: Json) -> None:
 )
 def test_a_refused_field_is_named(fields: Json, param: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        read(**fields)
+        demanded(read(**fields)[0])
     assert caught.value.param == param
 
 

@@ -52,7 +52,6 @@ async def test_each_api_refuses_a_body_of_too_many_parts_with_a_400() -> None:
         ("/v1/chat/completions", {"messages": messages * MANY}),
         ("/v1/messages", {"messages": messages * MANY, "max_tokens": 1}),
         ("/v1/completions", {"prompt": "a", "x": [[]] * (MAX_PARTS + 1)}),
-        ("/tokenize", {"messages": messages * MANY}),
         ("/v1/completions", {"prompt": [1] * (MAX_ENTRIES + 2)}),
     ):
         reply = await client.post(path, {"model": MODEL, **sent})
