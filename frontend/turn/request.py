@@ -391,4 +391,5 @@ def _choice(
 
 
 def _keep(thoughts: Thoughts, owner: str, current_date: str | None, choice: Choice) -> None:
-    thoughts.keep(owner, choice.call_ids, replace(choice.written(), current_date=current_date))
+    if choice.call_ids:
+        thoughts.keep(owner, choice.call_ids, replace(choice.written(), current_date=current_date))

@@ -1,6 +1,5 @@
-"""Keeps reasoning and answers as the model wrote them, for later prompts: clients rarely send them back."""
+"""Keeps reasoning and calls as the model wrote them, for later prompts: clients rarely send them back."""
 
-import hashlib
 import threading
 import time
 from array import array
@@ -37,14 +36,9 @@ class WrittenTurn(msgspec.Struct, frozen=True, kw_only=True):
         thought = WrittenMessage(kind="thought", text=text, token_ids=array("I"), is_first=True)
         return cls(messages=(thought,) if text else ())
 
-    @property
-    def thought(self) -> str:
-        return "".join(self._texts("thought"))
-
-    @property
-    def visible_text(self) -> str:
-        """The visible text, as the chat API joins it."""
-        return PARAGRAPH.join(self._texts("text"))
+    def text_of(self, kind: Kind) -> str:
+        """The text of all messages of a kind, as the chat API joins it."""
+        return PARAGRAPH.join(message.text for message in self.messages if message.kind == kind)
 
     @property
     def num_bytes(self) -> int:
@@ -52,16 +46,14 @@ class WrittenTurn(msgspec.Struct, frozen=True, kw_only=True):
         return _ENTRY_BYTES + sum(4 * (len(part.text) + len(part.token_ids)) for part in self.messages)
 
     def matches(self, turn: AssistantTurn) -> bool:
-        """Whether a turn of the history has the same content. Clients may omit the reasoning, and that of a
-        final answer is never shown again."""
-        reasonings = {None, "", self.thought, PARAGRAPH.join(self._texts("thought"))}
-        if _visible(turn) != self.visible_text or (turn.tool_calls and turn.reasoning not in reasonings):
-            return False
+        """Whether a turn of the history has the same content. Clients may omit the reasoning."""
         calls = [message for message in self.messages if message.kind == "call"]
-        return len(calls) == len(turn.tool_calls) and all(map(_is_same_call, turn.tool_calls, calls))
-
-    def _texts(self, kind: Kind) -> list[str]:
-        return [message.text for message in self.messages if message.kind == kind]
+        return (
+            turn.reasoning in {None, "", self.text_of("thought")}
+            and _paragraphs(turn.preamble, turn.text) == (self.text_of("text") or None)
+            and len(calls) == len(turn.tool_calls)
+            and all(map(_is_same_call, turn.tool_calls, calls))
+        )
 
 
 def written_turn(
@@ -132,14 +124,9 @@ class Thoughts:
         self._lock = threading.Lock()
 
     def keep(self, owner: str, call_ids: Sequence[str], turn: WrittenTurn) -> None:
-        """Keep an answer under its call ids or, without calls, under its visible text: then without its
-        reasoning, which no later prompt shows, and its date, since other conversations have such answers."""
-        ids = tuple(call_ids)
-        if not ids and turn.visible_text:
-            ids = (_key(turn.visible_text),)
-            turn = WrittenTurn(messages=tuple(each for each in turn.messages if each.kind != "thought"))
-        if ids and turn.messages and turn.num_bytes <= MAX_BYTES // 8:
-            kept = Kept(owner, ids, turn)
+        """Keep an answer under the ids of its calls."""
+        if turn.messages and turn.num_bytes <= MAX_BYTES // 8:
+            kept = Kept(owner, tuple(call_ids), turn)
             self.take(kept)
             self._share(kept)
 
@@ -168,48 +155,28 @@ class Thoughts:
             return value
 
     def resumed(self, owner: str, conversation: Conversation, today: str) -> Conversation:
-        """The conversation with its turns `completed` and the date on which it began, so that midnight does
-        not change its prompt: that of its last answer with calls if this is known here, else `today`."""
-        answers = (turn for turn in reversed(conversation.turns) if isinstance(turn, AssistantTurn))
-        last = next((answer for answer in answers if answer.tool_calls), None)
-        known = self._known(owner, last) if last else None
-        date = known.current_date if last and known and known.matches(last) else None
-        turns = self.completed(owner, conversation.turns)
-        return replace(conversation, turns=turns, current_date=date or today)
-
-    def completed(self, owner: str, turns: Sequence[Turn]) -> tuple[Turn, ...]:
-        """The turns, with the original tokens of answers that came back unchanged, and missing reasoning
-        restored to those with calls: once, even if the calls of an answer come back in separate turns."""
-        completed: list[Turn] = []
-        shown = ""
-        for turn in turns:
-            known = self._known(owner, turn) if isinstance(turn, AssistantTurn) else None
-            if isinstance(turn, AssistantTurn) and known is not None:
-                if known.matches(turn):
+        """The conversation with the original tokens of answers with calls that came back unchanged, and the
+        missing reasoning of others: once, even if the calls of an answer come back in separate turns. It
+        keeps the date on which it began, so that midnight does not change its prompt: that of its last answer
+        with calls if this is known here, else `today`."""
+        turns: list[Turn] = []
+        shown, date = "", None
+        for turn in conversation.turns:
+            if isinstance(turn, AssistantTurn) and turn.tool_calls:
+                known, date = self.recall(owner, turn.tool_calls[0].call_id), None
+                if known is not None and known.matches(turn):
+                    date = known.current_date
                     turn = replace(turn, written=known.messages)  # noqa: PLW2901  the completed one
-                elif turn.tool_calls and not turn.reasoning and known.thought != shown:
-                    shown = known.thought
+                elif known is not None and not turn.reasoning and known.text_of("thought") != shown:
+                    shown = known.text_of("thought")
                     turn = replace(turn, reasoning=shown)  # noqa: PLW2901  as above
-            completed.append(turn)
-        return tuple(completed)
-
-    def _known(self, owner: str, turn: AssistantTurn) -> WrittenTurn | None:
-        """What is kept of the turn, which may have been changed."""
-        return self.recall(owner, turn.tool_calls[0].call_id if turn.tool_calls else _key(_visible(turn)))
+            turns.append(turn)
+        return replace(conversation, turns=tuple(turns), current_date=date or today)
 
     def _drop(self, key: tuple[str, str]) -> None:
         dropped = self._by_id.pop(key, None)
         if dropped is not None:
             self.num_bytes -= dropped[0].num_bytes
-
-
-def _visible(turn: AssistantTurn) -> str:
-    return PARAGRAPH.join(text for text in (turn.preamble, turn.text) if text)
-
-
-def _key(text: str) -> str:
-    """The id of an answer without calls."""
-    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
 
 
 def joined(parts: Iterable[Turn]) -> Iterator[Turn]:

@@ -78,8 +78,8 @@ def test_an_answer_is_whole_in_its_deltas_and_as_written(
     assert [d.call_id for d in deltas if isinstance(d, Begin) and d.kind == "call"] == choice.call_ids
     assert len(set(choice.call_ids)) == len(choice.call_ids) == expected[2].count("f:")
     written = choice.written()
-    assert written.thought == "Let me think."
-    assert written.visible_text == expected[0]
+    assert written.text_of("thought") == "Let me think."
+    assert written.text_of("text") == expected[0]
 
 
 @pytest.mark.parametrize("tokens_per_chunk", [1, 2, 7, 1000])

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from baton.errors import InvalidRequest
 from frontend.harmony.conversation import (
     AssistantTurn,
+    Conversation,
     Kind,
     ToolCall,
     ToolResult,
@@ -45,11 +46,6 @@ def message(kind: Kind, text: str) -> WrittenMessage:
     return WrittenMessage(kind=kind, text=text, token_ids=array("I", [1]), is_first=False, call=call)
 
 
-def turn_of(**texts: str) -> WrittenTurn:
-    kinds: dict[str, Kind] = {"thought": "thought", "more": "thought", "text": "text", "call": "call"}
-    return WrittenTurn(messages=tuple(message(kinds[name], text) for name, text in texts.items()))
-
-
 def thought(text: str) -> WrittenTurn:
     return WrittenTurn.of_thought(text)
 
@@ -57,7 +53,7 @@ def thought(text: str) -> WrittenTurn:
 def recalled(kept: Thoughts, call_id: str, owner: str = "") -> str | None:
     """The reasoning kept under that id."""
     found = kept.recall(owner, call_id)
-    return None if found is None else found.thought
+    return None if found is None else found.text_of("thought")
 
 
 def now(*call_ids: str, **fields: Any) -> AssistantTurn:
@@ -67,11 +63,8 @@ def now(*call_ids: str, **fields: Any) -> AssistantTurn:
 @pytest.mark.parametrize(
     ("written", "turn", "is_same"),
     [
-        (None, AssistantTurn(text="Now.", reasoning="Other."), True),  # never shown again
-        (None, AssistantTurn(text="Other."), False),
         ("{}", now(), True),
         ("{}", now(reasoning=""), True),
-        ("{}", now(reasoning="One.Two."), True),
         ("{}", now(reasoning="One.\n\nTwo."), True),
         ("{}", now(reasoning="One."), False),
         ("{}", now(preamble="Then."), False),
@@ -93,10 +86,11 @@ def now(*call_ids: str, **fields: Any) -> AssistantTurn:
     ],
 )
 def test_a_turn_is_the_answer_if_its_content_is_the_same(
-    written: str | None, turn: AssistantTurn, is_same: bool
+    written: str, turn: AssistantTurn, is_same: bool
 ) -> None:
-    call = {} if written is None else {"call": written}
-    assert turn_of(thought="One.", more="Two.", text="Now.", **call).matches(turn) is is_same
+    kinds: list[tuple[Kind, str]] = [("thought", "One."), ("thought", "Two."), ("text", "Now.")]
+    answer = WrittenTurn(messages=tuple(message(*each) for each in [*kinds, ("call", written)]))
+    assert answer.matches(turn) is is_same
 
 
 def written(text: str) -> WrittenTurn | None:
@@ -139,7 +133,6 @@ def test_an_entry_is_shared_once_unless_it_is_too_large_to_keep(monkeypatch: pyt
     here.keep("alice", ["a"], thought("Think."))
     here.keep("alice", ["b"], thought("x" * 10_000))
     here.keep("alice", ["c"], thought(""))
-    here.keep("alice", [], turn_of(thought="Think."))
     for kept in shared:
         there.take(kept)
         here.take(kept)
@@ -160,8 +153,8 @@ def test_an_entry_is_shared_once_unless_it_is_too_large_to_keep(monkeypatch: pyt
 def test_a_call_without_its_reasoning_gets_it(turns: list[Turn], restored: list[str | None]) -> None:
     kept = Thoughts()
     kept.keep("", ["a", "b"], thought("Think."))
-    completed = kept.completed("", turns)
-    assert [turn.reasoning for turn in completed if isinstance(turn, AssistantTurn)] == restored
+    resumed = kept.resumed("", Conversation(turns=tuple(turns)), "2026-11-21")
+    assert [turn.reasoning for turn in resumed.turns if isinstance(turn, AssistantTurn)] == restored
 
 
 def test_thoughts_are_bounded_in_bytes_and_those_not_used_for_longest_go(

@@ -210,9 +210,10 @@ def test_any_answer_comes_back_in_its_own_tokens(  # noqa: PLR0917  drawn by nam
     store.keep("", choice.call_ids, choice.written())
     tools = (Tool(name="f"),)
     asked: tuple[Turn, ...] = (UserTurn("Hi"),)
-    before = prompt_ids(Conversation(turns=asked, tools=tools), TOKENIZER)
-    later = store.completed("", (*asked, turn, ToolResult(call_id=choice.call_ids[0], text="ok")))
-    after = prompt_ids(Conversation(turns=later, tools=tools), TOKENIZER)
+    today = "2026-11-21"
+    before = prompt_ids(Conversation(turns=asked, tools=tools, current_date=today), TOKENIZER)
+    said = (*asked, turn, ToolResult(call_id=choice.call_ids[0], text="ok"))
+    after = prompt_ids(store.resumed("", Conversation(turns=said, tools=tools), today), TOKENIZER)
     assert after[: len(before) + len(ids)] == before + ids
 
 
