@@ -95,16 +95,14 @@ class WrittenMessage(msgspec.Struct, frozen=True, kw_only=True):
     kind: Kind
     text: str
     token_ids: array  # type: ignore[type-arg]  # it takes none when it runs, where msgspec reads it
-    is_first: bool
     call: str | None = None
 
 
 class AssistantTurn(msgspec.Struct, frozen=True, kw_only=True, tag="assistant"):
-    """One earlier answer: reasoning, preamble, visible text (a preamble if calls follow), calls. `written`
-    are its messages as the model wrote them, if known."""
+    """One earlier answer: reasoning, visible text (a preamble if calls follow), calls. `written` are its
+    messages as the model wrote them, if known."""
 
     reasoning: str | None = None
-    preamble: str | None = None
     text: str | None = None
     tool_calls: tuple[ToolCall, ...] = ()
     written: tuple[WrittenMessage, ...] = ()

@@ -93,10 +93,10 @@ def _history(turns: tuple[Turn, ...]) -> list[Segment]:
 
 
 def _assistant(turn: AssistantTurn, called: dict[str, str], *, keeps_reasoning: bool) -> Iterator[Segment]:
-    for message in turn.written:
+    for i, message in enumerate(turn.written):
         if message.kind == "thought" and not keeps_reasoning:
             continue
-        if message.is_first:
+        if not i:
             yield SpecialToken.START
             yield "assistant"
         yield message.token_ids
@@ -104,8 +104,6 @@ def _assistant(turn: AssistantTurn, called: dict[str, str], *, keeps_reasoning: 
         return
     if turn.reasoning and keeps_reasoning:
         yield from _message("assistant", turn.reasoning, channel="analysis")
-    if turn.preamble:
-        yield from _message("assistant", turn.preamble, channel="commentary")
     # Clients send whitespace with calls that the model wrote without text.
     if turn.text and not (turn.tool_calls and turn.text.isspace()):
         channel = "commentary" if turn.tool_calls else "final"

@@ -35,7 +35,7 @@ from frontend.turn.fields import (
 )
 from frontend.turn.request import CallChoice, TurnRequest
 from frontend.turn.seal import Seal
-from frontend.turn.thoughts import PARAGRAPH, joined
+from frontend.turn.thoughts import PARAGRAPH, joined, paragraphs
 
 
 class Source(msgspec.Struct, kw_only=True):
@@ -320,7 +320,7 @@ class _Reader:
                 case "user":
                     yield from self._user_turns(message.content, path)
                 case _:
-                    yield from self._answer(message.content, path)
+                    yield self._answer(message.content, path)
 
     def text(self, content: AnyContent, path: str) -> str:
         """The text of a content; notes stand for what is not text."""
@@ -344,29 +344,27 @@ class _Reader:
         if texts:
             yield UserTurn(PARAGRAPH.join(texts))
 
-    def _answer(self, content: Content, path: str) -> list[AssistantTurn]:
-        """The parts of an earlier answer. Without a call, its texts are one final answer."""
-        parts = [self._part(block, where) for block, where in _blocks(content, path)]
-        if any(part.tool_calls for part in parts):
-            return parts
-        reasoning = PARAGRAPH.join(part.reasoning for part in parts if part.reasoning)
-        text = PARAGRAPH.join(part.text for part in parts if part.text)
-        return [AssistantTurn(reasoning=reasoning or None, text=text or None)]
-
-    def _part(self, block: Block, path: str) -> AssistantTurn:
-        thought = block.thinking or ""
-        if block.type == "thinking" and self._seal.is_ours(
-            thought, block.signature or "", f"{path}.signature"
-        ):
-            return AssistantTurn(reasoning=thought or None)
-        if block.type != "tool_use":
-            return AssistantTurn(text=PARAGRAPH.join(self._texts(block, path)) or None)
-        call = ToolCall(
-            call_id=required(block.id, f"{path}.id"),
-            name=required(block.name, f"{path}.name"),
-            arguments=msgspec.json.encode(block.input or {}).decode(),
+    def _answer(self, content: Content, path: str) -> AssistantTurn:
+        """An earlier answer. Reasoning that this service did not sign is left out."""
+        reasonings: list[str] = []
+        texts: list[str] = []
+        calls: list[ToolCall] = []
+        for block, where in _blocks(content, path):
+            thought, signature = block.thinking or "", block.signature or ""
+            if block.type == "tool_use":
+                call = ToolCall(
+                    call_id=required(block.id, f"{where}.id"),
+                    name=required(block.name, f"{where}.name"),
+                    arguments=msgspec.json.encode(block.input or {}).decode(),
+                )
+                calls.append(call)
+            elif block.type == "thinking" and self._seal.is_ours(thought, signature, f"{where}.signature"):
+                reasonings.append(thought)
+            else:
+                texts += self._texts(block, where)
+        return AssistantTurn(
+            reasoning=paragraphs(reasonings), text=paragraphs(texts), tool_calls=tuple(calls)
         )
-        return AssistantTurn(tool_calls=(call,))
 
     def _texts(self, block: Block, path: str) -> Iterator[str]:
         """The block's text, if any; other content is replaced by a note."""

@@ -364,8 +364,6 @@ def _message(item: MessageItem) -> Turn:
     match item.role:
         case "user":
             return UserTurn(text)
-        case "assistant" if item.phase == "commentary":
-            return AssistantTurn(preamble=text or None)
         case "assistant":
             return AssistantTurn(text=text or None)
         case _:

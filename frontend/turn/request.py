@@ -18,7 +18,7 @@ from frontend.text.tokenizer import ModelTokenizer, ServedModel, TooManyTokens
 from frontend.turn.choice import Choice, RawText
 from frontend.turn.fields import ANY_OBJECT, CommonFields, JsonSchema, Nvext, first_given
 from frontend.turn.ids import new_seed
-from frontend.turn.thoughts import Thoughts
+from frontend.turn.thoughts import Kept, Thoughts
 
 _SEED_MASK = 2**63 - 1
 
@@ -392,4 +392,4 @@ def _choice(
 
 def _keep(thoughts: Thoughts, owner: str, current_date: str | None, choice: Choice) -> None:
     if choice.call_ids:
-        thoughts.keep(owner, choice.call_ids, replace(choice.written(), current_date=current_date))
+        thoughts.keep(Kept(owner, choice.call_ids[0], replace(choice.written(), current_date=current_date)))

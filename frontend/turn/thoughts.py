@@ -5,6 +5,7 @@ import time
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import groupby, pairwise
 
 import msgspec
 from msgspec.structs import replace
@@ -33,7 +34,7 @@ class WrittenTurn(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def of_thought(cls, text: str) -> "WrittenTurn":
         """Reasoning only, whose tokens are not known."""
-        thought = WrittenMessage(kind="thought", text=text, token_ids=array("I"), is_first=True)
+        thought = WrittenMessage(kind="thought", text=text, token_ids=array("I"))
         return cls(messages=(thought,) if text else ())
 
     def text_of(self, kind: Kind) -> str:
@@ -50,7 +51,7 @@ class WrittenTurn(msgspec.Struct, frozen=True, kw_only=True):
         calls = [message for message in self.messages if message.kind == "call"]
         return (
             turn.reasoning in {None, "", self.text_of("thought")}
-            and _paragraphs(turn.preamble, turn.text) == (self.text_of("text") or None)
+            and (turn.text or "") == self.text_of("text")
             and len(calls) == len(turn.tool_calls)
             and all(map(_is_same_call, turn.tool_calls, calls))
         )
@@ -72,10 +73,7 @@ def written_turn(
         if part[-1] == special[SpecialToken.RETURN]:
             part[-1] = special[SpecialToken.END]  # as Harmony has it in a history
         text = tokenizer.decode(part[message.start - start :])
-        made = WrittenMessage(
-            kind=message.kind, text=text, token_ids=part, is_first=not start, call=message.call
-        )
-        messages.append(made)
+        messages.append(WrittenMessage(kind=message.kind, text=text, token_ids=part, call=message.call))
         start = message.stop
     return WrittenTurn(messages=tuple(messages))
 
@@ -106,11 +104,11 @@ _ENTRY_BYTES = 400
 
 
 class Kept(msgspec.Struct, frozen=True, array_like=True, tag=0):
-    """An entry: a whole answer, or its reasoning only."""
+    """An entry: a whole answer, or its reasoning only, and the id of its first call."""
 
     owner: str
-    ids: tuple[str, ...]
-    value: WrittenTurn
+    call_id: str
+    answer: WrittenTurn
 
 
 class Thoughts:
@@ -123,27 +121,25 @@ class Thoughts:
         self._by_id: OrderedDict[tuple[str, str], tuple[WrittenTurn, float]] = OrderedDict()
         self._lock = threading.Lock()
 
-    def keep(self, owner: str, call_ids: Sequence[str], turn: WrittenTurn) -> None:
-        """Keep an answer under the ids of its calls."""
-        if turn.messages and turn.num_bytes <= MAX_BYTES // 8:
-            kept = Kept(owner, tuple(call_ids), turn)
+    def keep(self, kept: Kept) -> None:
+        """Add an entry, unless it is too large, and share it."""
+        if kept.answer.messages and kept.answer.num_bytes <= MAX_BYTES // 8:
             self.take(kept)
             self._share(kept)
 
     def take(self, kept: Kept) -> None:
         """Add an entry that another process shares."""
+        key = kept.owner, kept.call_id
         with self._lock:
-            for known_id in kept.ids:
-                key = kept.owner, known_id
-                self._drop(key)
-                self._by_id[key] = kept.value, time.monotonic()
-                self.num_bytes += kept.value.num_bytes
+            self._drop(key)
+            self._by_id[key] = kept.answer, time.monotonic()
+            self.num_bytes += kept.answer.num_bytes
             while self.num_bytes > MAX_BYTES:
                 self._drop(next(iter(self._by_id)))
 
-    def recall(self, owner: str, known_id: str) -> WrittenTurn | None:
-        """What is kept under that id."""
-        key = (owner, known_id)
+    def recall(self, owner: str, call_id: str) -> WrittenTurn | None:
+        """The answer whose first call has that id, if it is kept."""
+        key = (owner, call_id)
         with self._lock:
             value, since_s = self._by_id.get(key, (None, 0.0))
             if value is None:
@@ -156,20 +152,18 @@ class Thoughts:
 
     def resumed(self, owner: str, conversation: Conversation, today: str) -> Conversation:
         """The conversation with the original tokens of answers with calls that came back unchanged, and the
-        missing reasoning of others: once, even if the calls of an answer come back in separate turns. It
-        keeps the date on which it began, so that midnight does not change its prompt: that of its last answer
-        with calls if this is known here, else `today`."""
+        missing reasoning of others. It keeps the date on which it began, so that midnight does not change its
+        prompt: that of its last answer with calls if this is known here, else `today`."""
         turns: list[Turn] = []
-        shown, date = "", None
+        date = None
         for turn in conversation.turns:
             if isinstance(turn, AssistantTurn) and turn.tool_calls:
                 known, date = self.recall(owner, turn.tool_calls[0].call_id), None
                 if known is not None and known.matches(turn):
                     date = known.current_date
                     turn = replace(turn, written=known.messages)  # noqa: PLW2901  the completed one
-                elif known is not None and not turn.reasoning and known.text_of("thought") != shown:
-                    shown = known.text_of("thought")
-                    turn = replace(turn, reasoning=shown)  # noqa: PLW2901  as above
+                elif known is not None and not turn.reasoning:
+                    turn = replace(turn, reasoning=known.text_of("thought"))  # noqa: PLW2901  as above
             turns.append(turn)
         return replace(conversation, turns=tuple(turns), current_date=date or today)
 
@@ -182,45 +176,30 @@ class Thoughts:
 def joined(parts: Iterable[Turn]) -> Iterator[Turn]:
     """The parts as turns: consecutive assistant parts are merged into one turn per answer, so that they are
     rendered as the model wrote them. Empty assistant parts are dropped."""
-    answers: list[AssistantTurn] = []
-    for part in parts:
-        if not isinstance(part, AssistantTurn):
-            yield from _answers(answers)
-            answers = []
-            yield part
-        elif part != AssistantTurn():
-            answers.append(part)
-    yield from _answers(answers)
-
-
-def _answers(parts: Sequence[AssistantTurn]) -> Iterator[AssistantTurn]:
-    """One turn per answer, which ends with its calls, else with its text. So before a call a text is a
-    preamble, unless a part that is marked as one comes between, and all reasoning is of one answer."""
-    answers: list[list[AssistantTurn]] = []  # and the parts of each, from last to first
-    takes_text = False  # the answer that begins with the later parts
-    for part in reversed(parts):
-        begins = not answers
-        if part.tool_calls:
-            begins, takes_text = begins or not answers[-1][-1].tool_calls, True
-        elif part.text:
-            begins = begins or not takes_text
-        elif part.preamble:
-            takes_text = False
+    for is_answer, run in groupby(parts, lambda part: isinstance(part, AssistantTurn)):
+        if is_answer:
+            yield from _answers(run)
         else:
-            begins = begins or (not takes_text and bool(answers[-1][-1].reasoning))
-        if begins:
+            yield from run
+
+
+def _answers(run: Iterable[Turn]) -> Iterator[AssistantTurn]:
+    """One turn per answer, which ends with its calls or, after the last call, with its text."""
+    parts = [part for part in run if isinstance(part, AssistantTurn) and part != AssistantTurn()]
+    last_call = max((i for i, part in enumerate(parts) if part.tool_calls), default=-1)
+    answers: list[list[AssistantTurn]] = [[]]
+    for i, (before, part) in enumerate(pairwise([AssistantTurn(), *parts])):
+        if (part.reasoning or part.text) if before.tool_calls else (before.text and i > last_call):
             answers.append([])
         answers[-1].append(part)
-    for answer in reversed(answers):
-        answer.reverse()
-        texts = [part.text for part in answer if part.text]
+    for answer in filter(None, answers):
         yield AssistantTurn(
-            reasoning=_paragraphs(*(part.reasoning for part in answer)),
-            preamble=_paragraphs(*(part.preamble for part in answer), *texts[:-1]),
-            text=texts[-1] if texts else None,
+            reasoning=paragraphs(part.reasoning for part in answer),
+            text=paragraphs(part.text for part in answer),
             tool_calls=tuple(call for part in answer for call in part.tool_calls),
         )
 
 
-def _paragraphs(*texts: str | None) -> str | None:
+def paragraphs(texts: Iterable[str | None]) -> str | None:
+    """The texts that are not empty as one; None if all are."""
     return PARAGRAPH.join(filter(None, texts)) or None

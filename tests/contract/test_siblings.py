@@ -19,10 +19,12 @@ from frontend.turn.thoughts import Kept, Thoughts, WrittenTurn
 from tests.clock import jumping, now_s, run_jumping
 from tests.waiting import until
 
-MESSAGE = WrittenMessage(kind="text", text="Hello", token_ids=array("I", [200_005, 17]), is_first=True)
-TURN = WrittenTurn(messages=(MESSAGE,))
-thought = WrittenTurn.of_thought
-ENTRY = Kept("key", ("call_1",), TURN)
+MESSAGE = WrittenMessage(kind="text", text="Hello", token_ids=array("I", [200_005, 17]))
+ENTRY = Kept("key", "whole", WrittenTurn(messages=(MESSAGE,)))
+
+
+def thought(call_id: str, text: str = "thought") -> Kept:
+    return Kept("key", call_id, WrittenTurn.of_thought(text))
 
 
 SLOW = Slow(request_id="r", status=200, duration_s=2.0, stages={"queue": 1.0}, verdict="")
@@ -48,11 +50,11 @@ async def process(folder: Path, index: int) -> AsyncIterator[tuple[Siblings, Tho
 async def test_entries_arrive_in_order_and_whole(tmp_path: Path) -> None:
     async with process(tmp_path, 0) as (_, own, _), process(tmp_path, 1) as (_, other, _):
         for number in range(3):
-            own.keep("key", ["call_1", f"call_{number}"], thought(f"thought {number}"))
-        own.keep("key", ["whole"], TURN)
+            own.keep(thought("call_1", f"thought {number}"))
+        own.keep(ENTRY)
         await until(lambda: other.num_bytes == own.num_bytes)
-        assert other.recall("key", "call_1") == thought("thought 2")
-        assert other.recall("key", "whole") == TURN
+        assert other.recall("key", "call_1") == thought("call_1", "thought 2").answer
+        assert other.recall("key", "whole") == ENTRY.answer
 
 
 @jumping
@@ -77,7 +79,7 @@ async def test_a_process_that_is_missing_or_hangs_is_left_out(
             assert await first.ask(Scrape()) == []
             assert now_s() - began_s == pytest.approx(SCRAPE_TIMEOUT_S, abs=0.2)
             for number in range(1000):
-                own.keep("key", [f"call_{number}"], thought("x" * 1000))
+                own.keep(thought(f"call_{number}", "x" * 1000))
             assert len(first._sending) <= 10  # noqa: SLF001  nothing else shows what waits
             await until(lambda: not first._sending)  # noqa: SLF001
             assert now_s() - began_s < 2 * SILENCE_S
@@ -88,12 +90,12 @@ def test_entries_reach_a_process_that_starts_later_and_the_one_that_replaces_it(
 ) -> None:
     async def scenario() -> None:
         async with process(tmp_path, 0) as (first, own, _):
-            own.keep("key", ["early"], thought("thought"))
+            own.keep(thought("early"))
             for number in range(2):
                 async with process(tmp_path, 1) as (_, other, _):
 
                     def is_heard(number: int = number, other: Thoughts = other) -> WrittenTurn | None:
-                        own.keep("key", [f"call_{number}"], thought("thought"))
+                        own.keep(thought(f"call_{number}"))
                         return other.recall("key", f"call_{number}")
 
                     await until(is_heard)

@@ -98,9 +98,9 @@ def test_the_reasoning_of_every_earlier_answer_is_left_out() -> None:
 
 
 def test_a_thought_as_the_model_wrote_it_is_kept_only_after_the_last_answer() -> None:
-    thought = WrittenMessage(kind="thought", text="Hm.", token_ids=array("I", [1, 2]), is_first=True)
-    said = WrittenMessage(kind="text", text="Yes.", token_ids=array("I", [3]), is_first=False)
-    called = WrittenMessage(kind="call", text="{}", token_ids=array("I", [4]), is_first=False)
+    thought = WrittenMessage(kind="thought", text="Hm.", token_ids=array("I", [1, 2]))
+    said = WrittenMessage(kind="text", text="Yes.", token_ids=array("I", [3]))
+    called = WrittenMessage(kind="call", text="{}", token_ids=array("I", [4]))
     turns = (
         AssistantTurn(reasoning="Hm.", text="Yes.", written=(thought, said)),
         UserTurn("b"),

@@ -196,13 +196,11 @@ CALLED = (ToolCall(call_id="c", name="f", arguments="{}"),)
         ([TEXT_A, TEXT_B], AssistantTurn(text="A\n\nB")),
         ([OURS, TEXT_A, {"type": "redacted_thinking"}, TEXT_B],
          AssistantTurn(reasoning="Hm.", text="A\n\nB")),
-        ([TEXT_A, TEXT_B, USE], AssistantTurn(preamble="A", text="B", tool_calls=CALLED)),
+        ([TEXT_A, USE, TEXT_B], AssistantTurn(text="A\n\nB", tool_calls=CALLED)),
         ([OURS, TEXT_A, USE], AssistantTurn(reasoning="Hm.", text="A", tool_calls=CALLED)),
     ],
 )  # fmt: skip
-def test_texts_of_one_message_are_one_answer_unless_a_call_follows(
-    blocks: list[Json], turn: AssistantTurn
-) -> None:
+def test_the_blocks_of_one_message_are_one_answer(blocks: list[Json], turn: AssistantTurn) -> None:
     assert written(*blocks) == turn
 
 

@@ -43,11 +43,11 @@ def called(*call_ids: str, arguments: str = "{}", takes_text: bool = False, **fi
 
 def message(kind: Kind, text: str) -> WrittenMessage:
     call = "f" if kind == "call" else None
-    return WrittenMessage(kind=kind, text=text, token_ids=array("I", [1]), is_first=False, call=call)
+    return WrittenMessage(kind=kind, text=text, token_ids=array("I", [1]), call=call)
 
 
-def thought(text: str) -> WrittenTurn:
-    return WrittenTurn.of_thought(text)
+def keep(kept: Thoughts, call_id: str, thought: str, owner: str = "") -> None:
+    kept.keep(Kept(owner, call_id, WrittenTurn.of_thought(thought)))
 
 
 def recalled(kept: Thoughts, call_id: str, owner: str = "") -> str | None:
@@ -57,7 +57,7 @@ def recalled(kept: Thoughts, call_id: str, owner: str = "") -> str | None:
 
 
 def now(*call_ids: str, **fields: Any) -> AssistantTurn:
-    return called(*call_ids or ("a",), **{"preamble": "Now.", **fields})
+    return called(*call_ids or ("a",), **{"text": "Now.", **fields})
 
 
 @pytest.mark.parametrize(
@@ -67,12 +67,11 @@ def now(*call_ids: str, **fields: Any) -> AssistantTurn:
         ("{}", now(reasoning=""), True),
         ("{}", now(reasoning="One.\n\nTwo."), True),
         ("{}", now(reasoning="One."), False),
-        ("{}", now(preamble="Then."), False),
         ("{}", called("a"), False),
         ("{}", now(text="More."), False),
         ("{}", now(name="g"), False),
         ("{}", now("a", "a"), False),
-        ("{}", AssistantTurn(preamble="Now."), False),
+        ("{}", AssistantTurn(text="Now."), False),
         ('{"a": 1, "b": 2}', now(arguments='{"b":2,"a":1}'), True),
         ('{"a": 1}', now(arguments='{"a": 1.0}'), False),
         ('{"a": 1}', now(arguments='{"a": true}'), False),
@@ -103,10 +102,7 @@ def written(text: str) -> WrittenTurn | None:
 def test_an_answer_is_recorded_as_a_history_has_it() -> None:
     turn = written(THINK + FINAL)
     assert turn is not None
-    assert [(m.kind, m.text, m.is_first) for m in turn.messages] == [
-        ("thought", "Think.", True),
-        ("text", "Said.", False),
-    ]
+    assert [(m.kind, m.text) for m in turn.messages] == [("thought", "Think."), ("text", "Said.")]
     last = TOKENIZER.encode_text(FINAL.replace("<|return|>", "<|end|>"), allow_special=True)
     assert list(turn.messages[1].token_ids) == last
 
@@ -130,13 +126,12 @@ def test_an_entry_is_shared_once_unless_it_is_too_large_to_keep(monkeypatch: pyt
     monkeypatch.setattr(thoughts, "MAX_BYTES", 80_000)
     there, shared = Thoughts(), list[Kept]()
     here = Thoughts(shared.append)
-    here.keep("alice", ["a"], thought("Think."))
-    here.keep("alice", ["b"], thought("x" * 10_000))
-    here.keep("alice", ["c"], thought(""))
+    for call_id, thought in (("a", "Think."), ("b", "x" * 10_000), ("c", "")):
+        keep(here, call_id, thought, "alice")
     for kept in shared:
         there.take(kept)
         here.take(kept)
-    assert [kept.ids for kept in shared] == [("a",)]
+    assert [kept.call_id for kept in shared] == ["a"]
     assert recalled(there, "a", "alice") == "Think."
     assert (recalled(there, "a", "bob"), here.num_bytes) == (None, there.num_bytes)
 
@@ -152,7 +147,7 @@ def test_an_entry_is_shared_once_unless_it_is_too_large_to_keep(monkeypatch: pyt
 )
 def test_a_call_without_its_reasoning_gets_it(turns: list[Turn], restored: list[str | None]) -> None:
     kept = Thoughts()
-    kept.keep("", ["a", "b"], thought("Think."))
+    keep(kept, "a", "Think.")
     resumed = kept.resumed("", Conversation(turns=tuple(turns)), "2026-11-21")
     assert [turn.reasoning for turn in resumed.turns if isinstance(turn, AssistantTurn)] == restored
 
@@ -163,20 +158,20 @@ def test_thoughts_are_bounded_in_bytes_and_those_not_used_for_longest_go(
     monkeypatch.setattr(thoughts, "MAX_BYTES", 40_000)
     kept = Thoughts()
     for i in range(100):
-        kept.keep("", [str(i)], thought("x" * 500))
+        keep(kept, str(i), "x" * 500)
         assert kept.num_bytes <= 40_000
         assert recalled(kept, "0") is not None, "it is used again and again"
     assert recalled(kept, "1") is None
     assert recalled(kept, "99") is not None
-    kept.keep("", ["large"], thought("x" * 1_100))  # as large as two others
+    keep(kept, "large", "x" * 1_100)  # as large as two others
     assert kept.num_bytes <= 40_000
-    kept.keep("", ["too large"], thought("x" * 5_000))
+    keep(kept, "too large", "x" * 5_000)
     assert (recalled(kept, "too large"), recalled(kept, "large")) == (None, "x" * 1_100)
 
 
 def test_a_thought_that_is_too_old_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     kept = Thoughts()
-    kept.keep("", ["a"], thought("Think."))
+    keep(kept, "a", "Think.")
     assert recalled(kept, "a") == "Think."
     monkeypatch.setattr(thoughts, "MAX_AGE_S", -1.0)
     assert (recalled(kept, "a"), kept.num_bytes) == (None, 0)
@@ -185,32 +180,29 @@ def test_a_thought_that_is_too_old_is_dropped(monkeypatch: pytest.MonkeyPatch) -
 CALL_A, CALL_B = called("a"), called("b")
 BOTH = (*CALL_A.tool_calls, *CALL_B.tool_calls)
 THOUGHT, MORE = AssistantTurn(reasoning="Think."), AssistantTurn(reasoning="More.")
-NOW, A, B = AssistantTurn(preamble="Now."), AssistantTurn(text="A."), AssistantTurn(text="B.")
+A, B = AssistantTurn(text="A."), AssistantTurn(text="B.")
 
 
 @pytest.mark.parametrize(
     ("parts", "turns"),
     [
-        ([THOUGHT, AssistantTurn(), NOW, A, CALL_A, CALL_B],
-         [AssistantTurn(reasoning="Think.", preamble="Now.", text="A.", tool_calls=BOTH)]),
+        ([THOUGHT, AssistantTurn(), A, CALL_A, CALL_B],
+         [AssistantTurn(reasoning="Think.", text="A.", tool_calls=BOTH)]),
         # What comes again or too late begins a turn.
         ([A, A], [A, A]),
         ([A, B], [A, B]),
         ([A, THOUGHT], [A, THOUGHT]),
-        ([A, NOW], [A, NOW]),
         ([A, CALL_A, A], [called("a", text="A."), A]),
-        ([CALL_A, NOW], [CALL_A, NOW]),
         ([CALL_A, A], [CALL_A, A]),
+        ([CALL_A, THOUGHT, A, CALL_B], [CALL_A, called("b", reasoning="Think.", text="A.")]),
+        ([CALL_A, called("b", text="A.")], [CALL_A, called("b", text="A.")]),
+        ([called("a", text="A."), THOUGHT, B],
+         [called("a", text="A."), AssistantTurn(reasoning="Think.", text="B.")]),
         # The texts before a call are preambles of one answer.
-        ([A, B, CALL_A], [called("a", preamble="A.", text="B.")]),
-        ([A, B, A, CALL_A], [called("a", preamble="A.\n\nB.", text="A.")]),
-        ([NOW, NOW], [AssistantTurn(preamble="Now.\n\nNow.")]),
-        ([THOUGHT, A, MORE, B, CALL_A], [called("a", reasoning="Think.\n\nMore.", preamble="A.", text="B.")]),
-        ([THOUGHT, A, MORE, CALL_A], [called("a", reasoning="Think.\n\nMore.", text="A.")]),
+        ([A, B, A, CALL_A], [called("a", text="A.\n\nB.\n\nA.")]),
+        ([THOUGHT, A, MORE, B, CALL_A], [called("a", reasoning="Think.\n\nMore.", text="A.\n\nB.")]),
         ([A, THOUGHT, MORE, CALL_A], [called("a", reasoning="Think.\n\nMore.", text="A.")]),
-        ([NOW, THOUGHT, MORE, CALL_A], [now(reasoning="Think.\n\nMore.")]),
         ([A, HI, B, CALL_A], [A, HI, called("a", text="B.")]),
-        ([A, NOW, CALL_A], [A, now()]),  # a final answer, and the next answer
         ([AssistantTurn(), HI, A, HI], [HI, A, HI]),
     ],
 )  # fmt: skip

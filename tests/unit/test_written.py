@@ -23,7 +23,7 @@ from frontend.harmony.conversation import (
 )
 from frontend.harmony.parse import HarmonyParser
 from frontend.turn.choice import Choice
-from frontend.turn.thoughts import Thoughts
+from frontend.turn.thoughts import Kept, Thoughts
 from tests.repairs import messages
 from tests.scripted_frontend import (
     MODEL,
@@ -207,7 +207,7 @@ def test_any_answer_comes_back_in_its_own_tokens(  # noqa: PLR0917  drawn by nam
         ids += TOKENIZER.encode_text(end, allow_special=True)
     choice, turn = answered(ids, size)
     store = Thoughts()
-    store.keep("", choice.call_ids, choice.written())
+    store.keep(Kept("", choice.call_ids[0], choice.written()))
     tools = (Tool(name="f"),)
     asked: tuple[Turn, ...] = (UserTurn("Hi"),)
     today = "2026-11-21"
