@@ -67,7 +67,7 @@ class TextConfig(msgspec.Struct, kw_only=True):
     format: TextFormat | JsonObjectFormat | SchemaFormat | None = None
 
 
-class ResponseTool(msgspec.Struct, kw_only=True):
+class ResponseTool(msgspec.Struct, kw_only=True, omit_defaults=True):
     """A tool: a `function` with a JSON schema of its `parameters`, a `custom` tool with text input, a
     `namespace` of such `tools`, or one of `local_shell`, `shell` and `apply_patch`, which the client runs, as
     it does `tool_search` with `execution` client. Other types are OpenAI's hosted tools."""
@@ -284,9 +284,9 @@ def initial_response(body: ResponseBody) -> ResponseObject:
 
 def _shown(tool: ResponseTool) -> dict[str, Any]:
     """The tool as the body gave it; functions have all fields that the SDK's types require."""
-    fields: dict[str, Any] = msgspec.to_builtins(tool)
-    required = ("name", "description", "parameters", "strict") if tool.type == "function" else ()
-    return {name: value for name, value in fields.items() if value is not None or name in required}
+    required = ("description", "parameters", "strict") if tool.type == "function" else ()
+    shown: dict[str, Any] = dict.fromkeys(required) | msgspec.to_builtins(tool)
+    return shown
 
 
 class ItemList(msgspec.Struct, kw_only=True):

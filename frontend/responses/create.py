@@ -1,7 +1,7 @@
 """`POST /v1/responses`: builds the answer from the body and the previous responses, or counts its tokens."""
 
 import asyncio
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 
 import msgspec
@@ -99,7 +99,7 @@ async def _parsed(raw: bytes, client: Client, services: Services, state: Respons
     previous_id = body.previous_response_id
     earlier = [] if previous_id is None else await history(previous_id, state, client.key_name)
     # A short body may continue a long conversation, or refer to long items.
-    recalls = bool(earlier) or any(isinstance(item, Reference) for item in reader.items)
+    recalls = bool(earlier) or any(isinstance(item, Reference) for item in reader.items.values())
     num_bytes = len(raw) + (LONG_BYTES if recalls else 0)
     making = partial(turn_request, body, earlier, items, num_bytes)
     offered, request = await asyncio.to_thread(making) if num_bytes > LONG_BYTES else making()
@@ -108,7 +108,7 @@ async def _parsed(raw: bytes, client: Client, services: Services, state: Respons
         ignored.append("reasoning.effort")
     if body.stream_options is not None and body.stream_options.include_timings:
         ignored.append("stream_options.include_timings")
-    return ParsedBody(body, items, offered, request, tuple(ignored), initial_response(body))
+    return ParsedBody(body, list(items.values()), offered, request, tuple(ignored), initial_response(body))
 
 
 class PreviousNotFound(BatonError, code="previous_response_not_found", status=400):
@@ -145,14 +145,16 @@ def items_of(chain: Sequence[StoredResponse], without_output_of: str = "") -> li
     return items
 
 
-async def resolved(items: Sequence[Item | Reference], store: ResponseStore, key_name: str) -> list[Item]:
-    """The items of `input`, with those that it refers to. Raises InvalidRequest if one is not stored."""
-    if sum(isinstance(item, Reference) for item in items) > MAX_REFERENCES:
+async def resolved(
+    items: Mapping[str, Item | Reference], store: ResponseStore, key_name: str
+) -> dict[str, Item]:
+    """The items of `input`, also those that it refers to. Raises InvalidRequest if one is not stored."""
+    if sum(isinstance(item, Reference) for item in items.values()) > MAX_REFERENCES:
         raise InvalidRequest.at("input", f"has more than {MAX_REFERENCES} item references; send the items.")
-    return [
-        await _referred(item.id, f"input[{i}].id", store, key_name) if isinstance(item, Reference) else item
-        for i, item in enumerate(items)
-    ]
+    return {
+        path: await _referred(item.id, path, store, key_name) if isinstance(item, Reference) else item
+        for path, item in items.items()
+    }
 
 
 async def _referred(item_id: str, path: str, store: ResponseStore, key_name: str) -> Item:
@@ -161,7 +163,7 @@ async def _referred(item_id: str, path: str, store: ResponseStore, key_name: str
     for item in items:
         if item.id == item_id:
             return item
-    raise InvalidRequest.at(path, f"is {item_id!r}; no stored response has this item.")
+    raise InvalidRequest.at(f"{path}.id", f"is {item_id!r}; no stored response has this item.")
 
 
 def offered_tools(body: ResponseBody, earlier: Iterable[Item]) -> OfferedTools:
@@ -258,7 +260,7 @@ def _called(tool: NamedTool | ToolChoice) -> str:
 
 
 def turn_request(
-    body: ResponseBody, earlier: Sequence[Item], items: Sequence[Item], num_bytes: int
+    body: ResponseBody, earlier: Sequence[Item], items: Mapping[str, Item], num_bytes: int
 ) -> tuple[OfferedTools, TurnRequest]:
     """The request of the body after `earlier` items; `items` are its `input`, `num_bytes` the length of both.
     Instructions are those of this body only: the API does not carry them over."""

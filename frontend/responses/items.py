@@ -25,8 +25,6 @@ from frontend.turn.thoughts import joined
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 Phase = Literal["commentary", "final_answer"]
-
-
 TextType = Literal["input_text", "output_text", "reasoning_text", "summary_text"]
 
 
@@ -249,14 +247,13 @@ ADDITIONAL_TOOLS = "additional_tools"
 
 class Texts(NamedTuple):
     """How items of a kind hold text: the prefix of their ids and the field. Then, if the model writes it: the
-    prefix of its events, and of text in a part the type, its events' prefix, and the field with its index."""
+    prefix of its events, and of text in a part the type and its events' prefix."""
 
     prefix: str
     field: str
     event: str = ""
     part: TextType | None = None
     part_event: str = "response.content_part"
-    index_field: str = "content_index"
 
 
 # These are complete, whatever `status` they come back with.
@@ -271,7 +268,7 @@ TEXTS_OF: Mapping[str, Texts] = {
 
 
 class InputReader:
-    """The items of one body's `input`, each with an id; `left_out` are the paths of unsupported content."""
+    """The items of one body's `input` by path, each with an id; `left_out` is the unsupported content."""
 
     def __init__(self, body_input: str | list[dict[str, Any]] | None, seal: Seal) -> None:
         """Raises InvalidRequest."""
@@ -279,8 +276,9 @@ class InputReader:
         self._seal = seal
         if isinstance(body_input, str):
             body_input = [{"role": "user", "content": body_input}]
-        read = (self._read(item, f"input[{i}]") for i, item in enumerate(body_input or ()))
-        self.items = [item for item in read if item is not None]
+        paths = ((f"input[{i}]", item) for i, item in enumerate(body_input or ()))
+        read = ((path, self._read(item, path)) for path, item in paths)
+        self.items = {path: item for path, item in read if item is not None}
 
     def _read(self, fields: dict[str, Any], path: str) -> Item | Reference | None:
         # The type is optional for these two.
@@ -339,10 +337,10 @@ class InputReader:
         return ReasoningItem(id=item.id, content=content)
 
 
-def turns(earlier: Iterable[Item], items: Iterable[Item]) -> Iterable[Turn]:
-    """The items of previous responses, and those of `input`, as turns."""
+def turns(earlier: Iterable[Item], items: Mapping[str, Item]) -> Iterable[Turn]:
+    """The items of previous responses, and those of `input` by path, as turns."""
     before = [_turn(item, "previous_response_id") for item in earlier]
-    return joined([*before, *(_turn(item, f"input[{i}]") for i, item in enumerate(items))])
+    return joined([*before, *(_turn(item, path) for path, item in items.items())])
 
 
 def _turn(item: Item, path: str) -> Turn:
@@ -361,13 +359,9 @@ def _turn(item: Item, path: str) -> Turn:
 
 def _message(item: MessageItem) -> Turn:
     text = _text(item.content)
-    match item.role:
-        case "user":
-            return UserTurn(text)
-        case "assistant":
-            return AssistantTurn(text=text or None)
-        case _:
-            return Instructions(text)
+    if item.role == "assistant":
+        return AssistantTurn(text=text or None)
+    return UserTurn(text) if item.role == "user" else Instructions(text)
 
 
 def _call(item: CallItem) -> ToolCall:

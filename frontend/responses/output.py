@@ -78,14 +78,8 @@ def after(stream: bytes, sequence_number: int) -> bytes:
 
 
 _TEXT, _CALL, _CUSTOM_CALL = (TEXTS_OF[kind] for kind in ("message", "function_call", "custom_tool_call"))
-_SUMMARY = Texts(
-    "rs",
-    "summary",
-    "response.reasoning_summary_text",
-    "summary_text",
-    "response.reasoning_summary_part",
-    "summary_index",
-)
+_THOUGHT = "response.reasoning_summary"
+_SUMMARY = Texts("rs", "summary", f"{_THOUGHT}_text", "summary_text", f"{_THOUGHT}_part")
 _MACHINE_CALL = Texts("", "arguments")  # output as a whole
 
 
@@ -99,17 +93,16 @@ class OpenItem:
         self._texts: list[str] = []
         self._part = None if shape.part is None else TextPart(type=shape.part)
         self._logprobs: list[ContentLogprob] = []
-        self._index = index
+        self._whole: dict[str, object] = {"output_index": index, "item": item}
         self._place: dict[str, object] = {"item_id": item.id, "output_index": index}
         if self._part is not None:
-            self._place[shape.index_field] = 0
+            self._place[f"{shape.field}_index"] = 0
         self._delta_head = head(shape.event + ".delta", **self._place) + b',"delta":'
         self._delta_tail = b',"logprobs":[]' if shape is _TEXT else b""
 
     def begin(self) -> bytes:
         """The events that add the item and its single part."""
-        added = self._writer.event("response.output_item.added", output_index=self._index, item=self.item)
-        return added + self._part_event("added")
+        return self._writer.event("response.output_item.added", **self._whole) + self._part_event("added")
 
     def write(self, text: str, logprobs: Sequence[ContentLogprob] = ()) -> bytes:
         self._texts.append(text)
@@ -138,9 +131,7 @@ class OpenItem:
         if self.shape is _TEXT:
             fields["logprobs"] = _without_bytes(self._logprobs)
         done = self._writer.event(self.shape.event + ".done", **fields) + self._part_event("done")
-        return done + self._writer.event(
-            "response.output_item.done", output_index=self._index, item=self.item
-        )
+        return done + self._writer.event("response.output_item.done", **self._whole)
 
     def _part_event(self, name: str) -> bytes:
         if self._part is None:

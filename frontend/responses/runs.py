@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
 
 from baton.errors import BatonError, InvalidRequest, NotReady, Overloaded
 from frontend.http.exchange import as_baton_error
@@ -33,8 +32,8 @@ class Run:
     def __init__(self, answer: ResponseAnswer, services: Services) -> None:
         self.answer = answer
         self._metrics = services.metrics
-        self._stream = bytearray(answer.opening()) if answer.stream else None
-        self._followers: list[asyncio.Queue[bytes]] = []
+        self.stream = bytearray(answer.opening()) if answer.stream else None  # None: is not stored
+        self.followers: list[asyncio.Queue[bytes]] = []
         self._reason: BatonError | None = None
         self._record = services.metrics.begin(ROUTE, answer.response.id, answer.key_name)
         self._record.enter("queue")
@@ -44,23 +43,6 @@ class Run:
         # Only this task is ever cancelled, so that `_finish` always runs.
         self._making = asyncio.create_task(self._make(services))
         self.task = asyncio.create_task(self._finish())
-
-    async def events(self, sequence_number: int) -> AsyncGenerator[bytes, None]:
-        """Empty bytes, then the events after this sequence number, including future ones. Raises
-        InvalidRequest if they are not stored."""
-        stream = self._events(b"")
-        if stream is None:
-            raise events_not_stored(self.answer.response.id)
-        queue: asyncio.Queue[bytes] = asyncio.Queue()
-        self._followers.append(queue)
-        try:
-            yield b""
-            data = after(stream, sequence_number) or await queue.get()
-            while data:
-                yield data
-                data = await queue.get()
-        finally:
-            self._followers.remove(queue)
 
     async def stop(self, reason: BatonError | None = None) -> None:
         """End the run now, as failed if there is a reason, else as cancelled, and wait until it is stored."""
@@ -80,10 +62,10 @@ class Run:
         try:
             await asyncio.wait([self._making])
             last = self._last_event()
-            await self.answer.save(self._events(last))
+            await self.answer.save(None if self.stream is None else bytes(self.stream) + last)
             await self._publish(last)
         finally:
-            for queue in self._followers:
+            for queue in self.followers:
                 queue.put_nowait(b"")
             self._record.model = self.answer.model
             count(self.answer.choices, self._record)
@@ -101,16 +83,12 @@ class Run:
         self._record.status, self._record.code = failure.status, failure.code
         return answer.failure(failure)
 
-    def _events(self, last: bytes) -> bytes | None:
-        """The events so far and the last one, if they are stored."""
-        return None if self._stream is None else bytes(self._stream) + last
-
     async def _publish(self, data: bytes) -> None:
-        if self._stream is not None:
-            self._stream += data
-            if len(self._stream) > MAX_STREAM_BYTES:
-                self._stream = None
-        for queue in self._followers if data else ():
+        if self.stream is not None:
+            self.stream += data
+            if len(self.stream) > MAX_STREAM_BYTES:
+                self.stream = None
+        for queue in self.followers if data else ():
             queue.put_nowait(data)
 
 
@@ -155,17 +133,28 @@ class ResponseState:
         run.task.add_done_callback(lambda _: self._runs.pop(answer.response.id))
 
     async def answer(self, response_id: str, sequence_number: int | None) -> AsyncGenerator[bytes, None]:
-        """Empty bytes and the run's events after this sequence number; nothing if the run has ended. Raises
-        InvalidRequest if they are not stored. Without a number, cancel the run, and end once it is stored."""
+        """Empty bytes and the run's events after this sequence number, also future ones; nothing if the run
+        has ended. Raises InvalidRequest if they are not stored. Without a number, cancel the run, and end
+        once it is stored."""
         run = await self._run(response_id)
         if run is None:
             return
         if sequence_number is None:
             await run.stop()
             return
-        async with aclosing(run.events(sequence_number)) as events:
-            async for data in events:
+        if run.stream is None:
+            raise events_not_stored(response_id)
+        events = after(bytes(run.stream), sequence_number)
+        queue: asyncio.Queue[bytes] = asyncio.Queue()
+        run.followers.append(queue)
+        try:
+            yield b""
+            data = events or await queue.get()
+            while data:
                 yield data
+                data = await queue.get()
+        finally:
+            run.followers.remove(queue)
 
     def call(self, found: StoredResponse, sequence_number: int | None) -> AsyncGenerator[bytes, None]:
         """`answer` of the process that runs a response. Raises NotReady."""

@@ -136,8 +136,10 @@ class ResponseStore:
         self._num_unwritten_bytes = 0
         self._writing: asyncio.Task[None] | None = None
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="responses")
-        # Only the thread uses these.
-        self._owner = Owner(self.path, address)
+        # Only the thread uses these. The owner is this frontend, among those that share the store.
+        self._owner = secrets.token_hex(8)
+        self._address = address
+        self._lock: IO[bytes] | None = None
         self._num_saves = 0
 
     async def open(self) -> None:
@@ -243,15 +245,39 @@ class ResponseStore:
     def _close(self) -> None:
         if "_db" in vars(self):
             self._db.close()
-        self._owner.close()
+        if self._lock is not None:
+            self._lock_of(self._owner).unlink(missing_ok=True)
+            self._lock.close()
+            self._lock = None
+
+    def _lock_of(self, owner: str) -> Path:
+        """The lock file of a frontend, which exists from its first background response on. It contains the
+        address; the lock itself ends with the process."""
+        return Path(f"{self.path}.{owner}.lock")
+
+    def _address_of(self, owner: str) -> str | None:
+        """The address of another frontend, empty if it has none; None if it is not alive."""
+        if self.path == MEMORY or owner == self._owner:
+            return None
+        path = self._lock_of(owner)
+        with contextlib.suppress(FileNotFoundError), path.open("rb") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return lock.read().decode()
+            path.unlink()
+        return None
 
     def _write(self, entry: _Entry) -> None:
         response = entry.response
-        if response.status == RUNNING:
-            self._owner.claim()
+        if response.status == RUNNING and self.path != MEMORY and self._lock is None:
+            lock = self._lock_of(self._owner).open("wb", buffering=0)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            lock.write(self._address.encode())
+            self._lock = lock
         events = None if response.events is None else zlib.compress(response.events, 1)
         packed = msgspec.structs.replace(response, events=events)
-        owned = {"owner": self._owner.name, "used_s": self._clock(), "num_bytes": packed.num_bytes}
+        owned = {"owner": self._owner, "used_s": self._clock(), "num_bytes": packed.num_bytes}
         with self._db as db:
             db.execute(_SAVE, msgspec.structs.asdict(packed) | owned)
             pairs = [(item_id, response.id) for item_id in entry.item_ids]
@@ -269,7 +295,7 @@ class ResponseStore:
         found = _stored(row)
         if row is None or found is None or found.status != RUNNING:
             return found
-        address = self._owner.address_of(row["owner"])
+        address = self._address_of(row["owner"])
         if address is not None:
             return msgspec.structs.replace(found, runs_at=address)
         body = msgspec.json.decode(found.body, type=dict[str, Any])
@@ -345,44 +371,3 @@ def _set_up(db: sqlite3.Connection) -> sqlite3.Connection:
     db.execute(f"PRAGMA user_version = {_VERSION}")
     db.execute(f"PRAGMA busy_timeout = {round(_BUSY_S * 1000)}")
     return db
-
-
-class Owner:
-    """This frontend, among those that share the store at `path`. The lock file exists from the first
-    background response on, and contains this process's `address`; the lock ends with the process."""
-
-    def __init__(self, path: str, address: str) -> None:
-        self.name = secrets.token_hex(8)
-        self._address = address
-        self._path = path
-        self._lock: IO[bytes] | None = None
-
-    def claim(self) -> None:
-        """Take the lock that shows that this frontend is alive. Raises OSError."""
-        if self._path != MEMORY and self._lock is None:
-            lock = self._file(self.name).open("wb", buffering=0)
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            lock.write(self._address.encode())
-            self._lock = lock
-
-    def address_of(self, name: str) -> str | None:
-        """The address of another frontend, empty if it has none; None if it is not alive."""
-        if self._path == MEMORY or name == self.name:
-            return None
-        path = self._file(name)
-        with contextlib.suppress(FileNotFoundError), path.open("rb") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return lock.read().decode()
-            path.unlink()
-        return None
-
-    def close(self) -> None:
-        if self._lock is not None:
-            self._file(self.name).unlink(missing_ok=True)
-            self._lock.close()
-            self._lock = None
-
-    def _file(self, name: str) -> Path:
-        return Path(f"{self._path}.{name}.lock")

@@ -101,14 +101,14 @@ async def test_a_follower_that_reads_slowly_gets_all_events(tmp_path: Path) -> N
         aclosing(ours.call(theirs, 0)) as followed,
     ):
         assert await anext(followed) == b""
-        await until(lambda: len(run._followers) == 2)  # noqa: SLF001  nothing else shows it
+        await until(lambda: len(run.followers) == 2)
         num_messages = 10
         for _ in range(num_messages):  # 10 MiB, as each is sent four times
             await publish(run, 1 << 18)
             for _ in range(10):
                 await asyncio.sleep(0)  # turns in which they could be sent
         late = asyncio.create_task(read(ours, theirs, 0))
-        await until(lambda: len(run._followers) == 3)  # noqa: SLF001  nothing else shows it
+        await until(lambda: len(run.followers) == 3)
         client.tokens.go_on.set()
         events = b"".join([data async for data in followed])
         assert events == await late
@@ -122,9 +122,9 @@ async def test_a_follower_elsewhere_that_has_left_is_forgotten(tmp_path: Path) -
         with none_abandoned():
             async with aclosing(ours.call(theirs, -1)) as followed:
                 assert [await anext(followed) != b"" for _ in range(2)] == [False, True]
-                assert len(run._followers) == 2  # noqa: SLF001  nothing else shows it
+                assert len(run.followers) == 2
             async with asyncio.timeout(PATIENCE_S):
-                while len(run._followers) > 1:  # noqa: SLF001  nothing else shows it
+                while len(run.followers) > 1:
                     await publish(run, 10)  # that it has left is noticed only then
                     await asyncio.sleep(0.001)  # other tasks have their turn
 

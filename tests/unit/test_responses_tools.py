@@ -189,7 +189,7 @@ CALLS: dict[str, tuple[Json, Json, Json]] = {
 
 
 def test_a_patch_without_a_log_has_its_status() -> None:
-    [turn] = turns([], [PatchOutputItem(call_id="c", status="failed")])
+    [turn] = turns([], {"input[0]": PatchOutputItem(call_id="c", status="failed")})
     assert turn == ToolResult(call_id="c", text="failed", path="input[0].call_id")
 
 
