@@ -108,9 +108,9 @@ def one(metrics: Metrics) -> None:
     record.model = "openai/gpt-oss-20b"
     leg = record.leg()
     leg.on(PREFILL)
-    leg.prefilled(HANDOFF)
+    leg.answered(HANDOFF)
     leg.on(DECODE)
-    leg.decoded(FIRST)
+    leg.answered(FIRST)
     record.first_token_s = 0.01
     leg.end(LAST)
     record.generated()

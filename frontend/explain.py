@@ -9,7 +9,6 @@ import msgspec
 
 from baton.errors import InvalidRequest
 from frontend.record import Record, Records
-from frontend.routing.health import FleetEvent
 from frontend.verdict import Usual, Verdict, verdict
 
 MAX_FOUND = 100
@@ -40,10 +39,9 @@ class Explained(msgspec.Struct, kw_only=True):
 
 
 class RequestsBody(msgspec.Struct, kw_only=True):
-    """The response of `GET /requests`; `events` happened to the fleet while these ran, the newest first."""
+    """The response of `GET /requests`."""
 
     requests: list[Explained]
-    events: list[FleetEvent]
 
 
 def query_of(fields: Sequence[tuple[str, str]]) -> Find:
@@ -63,32 +61,24 @@ def query_of(fields: Sequence[tuple[str, str]]) -> Find:
 
 def find(records: Records, query: Find) -> Found:
     """What this process has."""
-    running = [record.so_far() for record in records.running()[:_NUM_RECENT]]
     match query.by:
+        case "id":
+            matches = records.find(query.request_id)
+        case "running":
+            matches = records.running()
         case "slowest":
             matches = records.slowest(query.limit)
         case "failed":
-            matches = records.failed(query.limit)
-        case "id":
-            found = records.find(query.request_id)[: query.limit]
-            matches = [each.so_far() if each.duration_s is None else each for each in found]
-        case "running":
-            matches = running[: query.limit]
-    return Found(matches, [*records.newest(_NUM_RECENT), *running])
+            matches = records.newest(query.limit, failed=True)
+    running = [each.so_far() for each in records.running()[:_NUM_RECENT]]
+    found = [each.so_far() if each.duration_s is None else each for each in matches[: query.limit]]
+    return Found(found, [*records.newest(_NUM_RECENT), *running])
 
 
-def explain(query: Find, found: Sequence[Found], events: Sequence[FleetEvent]) -> RequestsBody:
+def explain(query: Find, found: Sequence[Found]) -> RequestsBody:
     """What all processes have found, explained; the slowest first, or the newest, or the longest running."""
     usual = Usual(chain.from_iterable(each.recent for each in found))
-    records = list(chain.from_iterable(each.matches for each in found))
+    records = chain.from_iterable(each.matches for each in found)
     order = attrgetter("duration_s" if query.by == "slowest" else "at_s")
-    records = sorted(records, key=order, reverse=query.by != "running")[: query.limit]
-    return RequestsBody(
-        requests=[Explained(record=each, verdict=verdict(each, usual)) for each in records],
-        events=[event for event in events if any(is_during(event, record) for record in records)],
-    )
-
-
-def is_during(event: FleetEvent, record: Record) -> bool:
-    """Whether this happened, or lasted, while the request ran."""
-    return event.at_s >= record.at_s and event.at_s - (event.lasted_s or 0.0) <= record.ended_s
+    first = sorted(records, key=order, reverse=query.by != "running")[: query.limit]
+    return RequestsBody(requests=[Explained(record=each, verdict=verdict(each, usual)) for each in first])

@@ -99,7 +99,7 @@ def pages(services: Services) -> Mapping[str, Page]:
     async def requests(request: Request) -> Response:
         query = query_of(request.query_params.multi_items())
         found = [find(services.metrics.records, query), *await services.others(query)]
-        return _json(explain(query, found, fleet.events.newest(200)))
+        return _json(explain(query, found))
 
     found: dict[str, Page] = {"/health": health, "/live": live, "/metrics": metrics}
     found |= {"/fleet": look, "/requests": requests}

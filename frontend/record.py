@@ -89,8 +89,9 @@ class Attempt(_Timed, kw_only=True, omit_defaults=True, gc=False):
         on, first, second = STAGES[stage].on, self.prefill, self.decode
         return on and ((first or second) if on == "prefill" else (second or first))
 
-    def answered(self, found: KvHandoff | Usage, wait: Stage, then: Stage) -> None:
+    def answered(self, found: KvHandoff | Usage, then: Stage) -> None:
         """A worker has answered with its own durations; the rest of the stage was in transit."""
+        wait: Stage = "prefill_wait" if self.stage == "prefill" else "decode_wait"
         now_s, stages = time.perf_counter(), self.stages
         rest_s = now_s - self.since_s
         moved_s = found.moved_s if type(found) is Usage else 0.0
@@ -137,17 +138,14 @@ class Leg(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
             if attempt.stage == "queue":
                 attempt.enter("decode_wait")
 
-    def prefilled(self, handoff: KvHandoff) -> None:
-        """The prefill worker has answered; decode is next."""
-        self.attempts[-1].answered(handoff, "prefill_wait", "decode_wait")
-
-    def decoded(self, first: Reply | None) -> None:
-        """The first tokens have come: of the decode worker, or of a prefill worker that answered itself. Or
-        None, and the attempt goes on to its failure."""
+    def answered(self, first: Reply | None) -> None:
+        """A worker has answered: with a handoff, and decode is next, or with the first tokens. Or with None,
+        and the attempt goes on to its failure."""
         attempt = self.attempts[-1]
-        usage = first.usage if isinstance(first, TokenChunk) else None
-        if usage is not None:
-            attempt.answered(usage, "prefill_wait" if attempt.stage == "prefill" else "decode_wait", "stream")
+        if isinstance(first, KvHandoff):
+            attempt.answered(first, "decode_wait")
+        elif isinstance(first, TokenChunk) and first.usage is not None:
+            attempt.answered(first.usage, "stream")
         elif first is not None:
             attempt.enter("stream")
 
@@ -304,9 +302,6 @@ class _Newest:
         while self._room_bytes < 0:
             self._room_bytes += len(self.data.popleft()) + _OVERHEAD_BYTES
 
-    def newest(self, limit: int) -> list[Record]:
-        return [_DECODER.decode(data) for data in islice(reversed(self.data), limit)]
-
 
 class Records:
     """This process's: those that run, the newest, the slowest and the failed, in about MAX_BYTES. `delays`
@@ -372,15 +367,11 @@ class Records:
                     self._slow_room_bytes += len(dropped) + _OVERHEAD_BYTES
         self._failed.add(failed)
 
-    def newest(self, limit: int) -> list[Record]:
-        """Those that ended last, the newest first."""
+    def newest(self, limit: int, *, failed: bool = False) -> list[Record]:
+        """Those that ended last, the newest first; or of those that failed, or of which an attempt did."""
         self._encode()
-        return self._newest.newest(limit)
-
-    def failed(self, limit: int) -> list[Record]:
-        """Those of them that failed, or of which an attempt did."""
-        self._encode()
-        return self._failed.newest(limit)
+        kept = self._failed if failed else self._newest
+        return [_DECODER.decode(data) for data in islice(reversed(kept.data), limit)]
 
     def slowest(self, limit: int, within_s: float = _KEPT_S) -> list[Record]:
         """Those that took longest of so many seconds, the slowest first."""

@@ -12,9 +12,10 @@ import msgspec
 
 from baton.flags import Parsed, flag
 from frontend.access import SLOW_S
-from frontend.explain import MAX_FOUND, Explained, Find, Found, RequestsBody, explain, find, is_during
+from frontend.explain import MAX_FOUND, Explained, Find, Found, RequestsBody, explain, find
 from frontend.record import Leg, Record, Records
 from frontend.stages import STAGES, Stage
+from frontend.verdict import Verdict
 from operations.client import Client, FrontendFlags
 from operations.errors import CommandError, FrontendError, printable
 from operations.request_log import records_of
@@ -48,7 +49,7 @@ def why(parsed: Parsed[WhySettings]) -> int:
     if not found.requests:
         which = f"with the id {query.request_id!r} is known" if query.by == "id" else _NONE[query.by]
         raise CommandError(f"no request {which}; kept are the newest, the slowest, the failed", exit_status=1)
-    sys.stdout.write("\n\n".join(text(each, found) for each in found.requests) + "\n")
+    sys.stdout.write("\n\n".join(map(text, found.requests)) + "\n")
     return 0
 
 
@@ -88,16 +89,16 @@ def _read(path: Path, query: Find) -> RequestsBody:
         raise CommandError(f"{path} cannot be read: {error.strerror}") from error
     found = find(records, query)
     calm = [record for record in found.recent if (record.duration_s or 0.0) <= SLOW_S]
-    return explain(query, [Found(list(same_id) if query.by == "id" else found.matches, calm)], ())
+    return explain(query, [Found(list(same_id) if query.by == "id" else found.matches, calm)])
 
 
-def text(explained: Explained, body: RequestsBody) -> str:
+def text(explained: Explained) -> str:
     """The lines on one request."""
-    lines = [*_timeline(explained.record, body), *_conclusion(explained)]
+    lines = [*_timeline(explained.record), *_conclusion(explained.verdict)]
     return "\n".join(printable(line) for line in lines if line.strip())
 
 
-def _timeline(record: Record, body: RequestsBody) -> Iterator[str]:
+def _timeline(record: Record) -> Iterator[str]:
     arrived = datetime.fromtimestamp(record.at_s, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     status = f"{record.status} {record.code}".strip() if record.status else f"running, now in {record.now}"
     first = "" if record.first_token_s is None else f", first token after {_time(record.first_token_s)}"
@@ -110,10 +111,6 @@ def _timeline(record: Record, body: RequestsBody) -> Iterator[str]:
             yield f"  choice {number}"
         yield from _leg(leg, record)
     yield f"  {_stages(record.stages, {'send'})}"
-    for event in body.events:
-        if is_during(event, record):
-            lasted = "" if event.lasted_s is None else f", {_time(event.lasted_s)}"
-            yield f"  meanwhile: {event.what} {event.kind}{lasted} {event.detail}".rstrip()
 
 
 def _leg(leg: Leg, record: Record) -> Iterator[str]:
@@ -137,8 +134,7 @@ def _time(lasted_s: float) -> str:
     return f"{lasted_s:.2f} s" if lasted_s >= 1 else f"{lasted_s * 1000:.0f} ms"
 
 
-def _conclusion(explained: Explained) -> Iterator[str]:
-    found = explained.verdict
+def _conclusion(found: Verdict | None) -> Iterator[str]:
     if found is None:
         yield "  no stage is out of line"
         return

@@ -365,14 +365,11 @@ class Generator:
         first = await anext(call.replies, None)
         arrived.append(first)
         call.answered()
-        if isinstance(first, KvHandoff):
-            if first.first_token >= progress.num_ids:
-                raise UnknownToken
-            progress.leg.prefilled(first)
-        elif not isinstance(first, TokenChunk):
+        if not isinstance(first, KvHandoff | TokenChunk):
             raise HandoffFailed(f"Prefill worker {prefill.worker_id} did not send a handoff.")
-        else:
-            progress.leg.decoded(first)
+        if isinstance(first, KvHandoff) and first.first_token >= progress.num_ids:
+            raise UnknownToken
+        progress.leg.answered(first)
         return first, call.replies
 
     async def _hand_over(self, progress: Progress, handoff: KvHandoff) -> _Stream:
@@ -396,7 +393,7 @@ class Generator:
         tokens = self._call(decode, request, progress, progress.token_ids).replies
         first = await (_decoded(tokens, pinning) if pinning else anext(tokens, None))
         if not isinstance(first, PrefillFirst):
-            progress.leg.decoded(first)
+            progress.leg.answered(first)
         return first, tokens
 
     def _choose(

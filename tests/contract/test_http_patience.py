@@ -225,7 +225,7 @@ class UntilBlocked(ScriptedTokens):
         self, request: GenerateRequest, caller: str, on_taken: Callable[[], None], leg: Leg
     ) -> AsyncGenerator[TokenChunk, None]:
         on_taken()
-        leg.decoded(TokenChunk((0,), None))
+        leg.answered(TokenChunk((0,), None))
         header = TOKENIZER.encode_text("<|channel|>final<|message|>", allow_special=True)
         yield TokenChunk(tuple(header))
         while "send" not in leg.attempts[0].stages:
@@ -282,7 +282,7 @@ class Long(ScriptedTokens):
         self, request: GenerateRequest, caller: str, on_taken: Callable[[], None], leg: Leg
     ) -> AsyncGenerator[TokenChunk, None]:
         on_taken()
-        leg.decoded(TokenChunk((0,), None))
+        leg.answered(TokenChunk((0,), None))
         header = TOKENIZER.encode_text("<|channel|>final<|message|>", allow_special=True)
         yield TokenChunk((*header, *(40,) * 300_000), "length", Usage(len(request.token_ids), 0, 1))
 

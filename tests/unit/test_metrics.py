@@ -59,7 +59,7 @@ def test_stages_are_observed_with_how_they_ended() -> None:
     leg.failed("handoff_stalled")
     assert sampled(metrics, "baton_stage_requests", stage="queue") == 1
     leg.on(worker("p1"))
-    leg.decoded(TokenChunk((1,), None))
+    leg.answered(TokenChunk((1,), None))
     assert sampled(metrics, "baton_stage_requests", stage="queue") == 0
     assert sampled(metrics, "baton_stage_requests", stage="stream") == 1
     leg.end(None)

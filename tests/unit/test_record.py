@@ -48,10 +48,10 @@ def disaggregated(leg: Leg, clock: SimpleNamespace, prefill_s: float = 2.0, deco
     """An attempt of which the workers account for 1.25 and 0.75 s."""
     leg.on(P1)
     clock.s += prefill_s
-    leg.prefilled(handoff(0.25, 1.0))
+    leg.answered(handoff(0.25, 1.0))
     leg.on(D1)
     clock.s += decode_s
-    leg.decoded(first_chunk(0.5, 0.25))
+    leg.answered(first_chunk(0.5, 0.25))
 
 
 Step = Literal["retry", "prefill", "decode", "decode only", "no reply", "blocked", "lost"]
@@ -96,10 +96,10 @@ def take(leg: Leg, step: Step, lasted_s: float) -> None:
         case "retry" | "decode only" if stage == "queue":
             leg.on(P1 if step == "retry" else D1)
         case "prefill" if stage == "prefill":
-            leg.prefilled(handoff(lasted_s, 1.0))
+            leg.answered(handoff(lasted_s, 1.0))
             leg.on(D1)
         case "decode" | "no reply" if stage not in {"queue", "stream"}:
-            leg.decoded(first_chunk(1.0, lasted_s) if step == "decode" else None)
+            leg.answered(first_chunk(1.0, lasted_s) if step == "decode" else None)
         case "blocked" if stage != "queue":
             leg.blocked(lasted_s * 2)
         case "lost" if stage != "queue":
@@ -136,9 +136,9 @@ def test_a_request_is_in_the_stages_of_its_choices() -> None:
     waiting, prefilling, decoding = (record.leg() for _ in range(3))
     for leg in (prefilling, decoding):
         leg.on(P1)
-    decoding.prefilled(handoff(0, 0))
+    decoding.answered(handoff(0, 0))
     assert sorted(record.running) == ["decode_wait", "prefill", "queue"]
-    decoding.decoded(first_chunk())
+    decoding.answered(first_chunk())
     waiting.end()
     assert sorted(record.running) == ["prefill", "stream"]
     assert record.so_far().now in {"prefill", "stream"}
@@ -190,9 +190,9 @@ def test_no_worker_accounts_for_more_than_there_was(clock: SimpleNamespace, lie_
     leg = record.leg()
     leg.on(P1)
     clock.s += 2
-    leg.prefilled(handoff(lie_s, lie_s))
+    leg.answered(handoff(lie_s, lie_s))
     clock.s += 1
-    leg.decoded(first_chunk(lie_s, lie_s, lie_s))
+    leg.answered(first_chunk(lie_s, lie_s, lie_s))
     leg.end()
     spent = record.spent()
     assert sum(spent.values()) == pytest.approx(3)
@@ -215,7 +215,7 @@ def test_without_a_handoff_one_worker_has_waited_and_computed(clock: SimpleNames
     leg = Leg.since(time.perf_counter())
     leg.on(msgspec.structs.replace(P1, worker_id="w", role=role))
     clock.s += 4
-    leg.decoded(first_chunk(1, 0, 2))
+    leg.answered(first_chunk(1, 0, 2))
     wait: Stage = "prefill_wait" if role is Role.PREFILL else "decode_wait"
     (attempt,) = leg.attempts
     assert attempt.stages == {"queue": 0, wait: 1, "prefill": 2, "transit": 1}
@@ -242,8 +242,8 @@ def ended(
     for _ in range(num_legs):
         leg = record.leg()
         leg.on(P1)
-        leg.prefilled(handoff(1e-9, 1e-9))
-        leg.decoded(first_chunk(1e-9, 1e-9))
+        leg.answered(handoff(1e-9, 1e-9))
+        leg.answered(first_chunk(1e-9, 1e-9))
         leg.end(Usage(1, 0, 1))
     records.end(record)
     return record
@@ -294,8 +294,8 @@ def test_the_slowest_of_the_last_hour_are_kept(clock: SimpleNamespace) -> None:
     assert {record.request_id for record in records.slowest(999)} > {str(n) for n in range(1, 300, 2)} - {
         str(n) for n in range(1, 130)
     }
-    assert not records.failed(9)
+    assert not records.newest(9, failed=True)
     record = records.begin("/v1/x", "again")
     record.leg().failed("worker_lost")
     records.end(record)
-    assert [each.request_id for each in records.failed(9)] == ["again"]
+    assert [each.request_id for each in records.newest(9, failed=True)] == ["again"]
