@@ -1,7 +1,6 @@
 """`python -m baton doctor`: parses flags, gathers the facts, prints the findings."""
 
 import asyncio
-import contextlib
 import dataclasses
 import json
 import os
@@ -18,13 +17,12 @@ import msgspec
 from baton.connect import HTTP_HOST, HTTP_PORT, Wires
 from baton.flags import Parsed, flag
 from baton.messages import Scores
-from baton.model_folder import model_folder
 from baton.number_check import check_numbers
 from baton.own_address import why_not_bound
 from baton.telemetry import print_error
 from operations.doctor.facts import Facts, Worker
 from operations.doctor.probes import planned, probe_gpus, probe_model
-from operations.doctor.table import Finding, Severity, findings
+from operations.doctor.table import Finding, W, findings
 from workers.flags import DisaggregationMode, EngineName
 
 _REGISTRY_S = 10.0
@@ -68,7 +66,7 @@ def text(found: Sequence[Finding]) -> str:
             f"{'repair':>8} {finding.repair}",
         ]
     counts = Counter(finding.severity for finding in found)
-    count = ", ".join(f"{counts[each]} {each}{'s' * (counts[each] > 1)}" for each in Severity if counts[each])
+    count = ", ".join(f"{num} {severity}{'s' * (num > 1)}" for severity, num in counts.items())
     return "\n".join([*lines, f"{'result':<8} {count or 'nothing found'}"]) + "\n"
 
 
@@ -77,23 +75,20 @@ def doctor(parsed: Parsed[DoctorSettings]) -> int:
     settings = parsed.settings
     if settings.record is not None:
         return _record(settings.record, settings.wires)
-    found = examine(gather(settings))
+    found = findings(gather(settings))
     as_json = json.dumps({"findings": msgspec.to_builtins(found)}, indent=2) + "\n"
     sys.stdout.write(as_json if settings.json else text(found))
-    return max((1 if finding.severity is Severity.WARNING else 2 for finding in found), default=0)
+    return max((1 if finding.severity == W else 2 for finding in found), default=0)
 
 
 def gather(settings: DoctorSettings) -> Facts:
     """Run all probes. Takes a second or two."""
-    model_path = settings.model_path
-    with contextlib.suppress(ValueError):  # a finding says so
-        model_path = model_folder(settings.model_path)
     gpus, gpu_problem = probe_gpus()
     memlock, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     return Facts(
         gpus=gpus,
         gpu_problem=gpu_problem,
-        model=probe_model(model_path),
+        model=probe_model(settings.model_path),
         workers=tuple(wanted_workers(settings, os.environ.get("CUDA_VISIBLE_DEVICES"))),
         engine=settings.engine,
         memlock_bytes=None if memlock == resource.RLIM_INFINITY else memlock,
@@ -115,11 +110,6 @@ def wanted_workers(settings: DoctorSettings, visible_devices: str | None) -> Ite
     for mode, gpus, path, line in wanted or rows[2:]:
         lists = gpus.split(";") if gpus is not None else [visible_devices or None]
         yield from planned(s.engine, mode, lists, path, line)
-
-
-def examine(facts: Facts) -> list[Finding]:
-    """What is wrong with these facts, worst first, nothing twice; pure."""
-    return sorted(dict.fromkeys(findings(facts)), key=lambda finding: finding.severity)
 
 
 def _record(path: Path, wires: Wires) -> int:

@@ -1,14 +1,12 @@
 """The facts about a deployment: gathered once by the probes, judged by the table of findings."""
 
-import re
-
 import msgspec
 
 from baton.model_folder import download_command
 from workers.flags import DisaggregationMode, EngineName
 
 GIB = 1 << 30
-_ABSURD = 1e15
+_ABSURD = 1 << 50
 BIG_MODEL_BYTES = 4 * GIB
 """Larger weights are not a demo model's and need a GPU."""
 
@@ -36,8 +34,7 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def download(self) -> str:
-        layers = self.num_layers
-        is_small = layers < 36 if layers else re.search(r"(?<!\d)20b", self.path.lower())
+        is_small = self.num_layers < 36 if self.num_layers else "120b" not in self.path.lower()
         repo = f"openai/gpt-oss-{'20b' if is_small else '120b'}"
         return download_command(repo) + ("" if self.path == repo else f" --local-dir {self.path}")
 
@@ -58,17 +55,15 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True):
     def gpu_list(self) -> list[str]:
         return [] if self.gpus is None else self.gpus.split(",")
 
-    def number(self, path: str) -> float | None:
-        """A setting; None if not given, or not a plausible number."""
+    def number(self, path: str) -> int:
+        """A whole number among the settings; 0 if it is not given, or not plausible."""
         value = self.given.get(path)
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            return None
-        return value if abs(value) < _ABSURD else None
+        return value if isinstance(value, int) and 0 < value < _ABSURD else 0
 
     @property
     def tensor_parallel_size(self) -> int:
         """As given; by default the number of listed GPUs."""
-        return max(1, int(self.number("tensor_parallel_size") or len(self.gpu_list)))
+        return self.number("tensor_parallel_size") or len(self.gpu_list) or 1
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):

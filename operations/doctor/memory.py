@@ -47,7 +47,7 @@ def shortage(facts: Facts, worker: Worker) -> str | None:
     if not gpus or not facts.model.weight_bytes or not facts.wants_gpus:
         return None
     gpu = min(gpus, key=lambda each: each.free_bytes)
-    others = [w for w in facts.workers if w is not worker and gpu in facts.gpus_of(w) and kv_bytes_given(w)]
+    others = [w for w in facts.workers if w is not worker and gpu in facts.gpus_of(w) and w.number(KV_BYTES)]
     needs, taken = _needs(facts, worker), sum(sum(_needs(facts, other)) for other in others)
     free_bytes = max(0, gpu.free_bytes - taken)
     if sum(needs) <= free_bytes:
@@ -61,11 +61,6 @@ def shortage(facts: Facts, worker: Worker) -> str | None:
 
 def _needs(facts: Facts, worker: Worker) -> tuple[int, int, int]:
     """Bytes of weights, working memory and KV, on each GPU of a worker."""
-    num_gpus = worker.tensor_parallel_size * max(1, int(worker.number("pipeline_parallel_size") or 1))
+    num_gpus = worker.tensor_parallel_size * (worker.number("pipeline_parallel_size") or 1)
     weight_bytes = (facts.model.weight_bytes + worker.draft_bytes) // num_gpus
-    return weight_bytes, _RESERVE_BYTES, kv_bytes_given(worker)
-
-
-def kv_bytes_given(worker: Worker) -> int:
-    """The size of its KV cache, if that is given."""
-    return max(0, int(worker.number(KV_BYTES) or 0))
+    return weight_bytes, _RESERVE_BYTES, worker.number(KV_BYTES)

@@ -77,6 +77,8 @@ class _Index(msgspec.Struct):
 
 def probe_model(path: Path) -> Model:
     """Read everything except the weights themselves. What is wrong with a file, its reader says."""
+    with contextlib.suppress(ValueError):  # the problem is below
+        path = model_folder(path)
     try:
         if not path.is_dir():
             return Model(path=str(path), problem="is not a folder, nor a model in the hub's cache")
@@ -133,6 +135,5 @@ def _draft_bytes(given: Mapping[str, object]) -> int:
     """The weights of the draft model in these settings."""
     for guessing in (TRTLLM_GUESSING, GUESSING):
         if isinstance(path := given.get(f"{guessing.names[0]}.{guessing.model}"), str):
-            with contextlib.suppress(ValueError):  # it is not here: the worker refuses it
-                return probe_model(model_folder(Path(path))).weight_bytes
+            return probe_model(Path(path)).weight_bytes
     return 0

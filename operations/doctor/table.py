@@ -1,25 +1,20 @@
 """All findings in one table: when a finding holds, its fact, what it breaks, and the repair."""
 
-import enum
 import operator
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
 from operations.doctor.facts import GIB, Facts, Gpu, Worker
-from operations.doctor.memory import kv_bytes_given, shortage
+from operations.doctor.memory import KV_BYTES, shortage
 from workers.engines.trtllm.settings import BACKEND, BUFFER
 
-
-class Severity(enum.StrEnum):
-    """Error: it will not run. Warning: it runs badly or not always."""
-
-    ERROR = "error"
-    WARNING = "warning"
+Severity = Literal["error", "warning"]
+"""Error: it will not run. Warning: it runs badly or not always."""
 
 
-class Finding(msgspec.Struct, frozen=True, kw_only=True):
+class Finding(msgspec.Struct, frozen=True):
     """One problem: the fact, what it breaks, and the command or edit that repairs it."""
 
     severity: Severity
@@ -29,7 +24,8 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     repair: str
 
 
-E, W = Severity.ERROR, Severity.WARNING
+E: Final = "error"
+W: Final = "warning"
 _GRAPHS = "cuda_graph_config.max_batch_size"
 _PROCESSES = "nvidia-smi --id={it.index} --query-compute-apps=pid,name,used_memory --format=csv"
 
@@ -79,7 +75,7 @@ def _shared_gpus(facts: Facts, worker: Worker) -> str | None:
     if not facts.wants_gpus:
         return None
     later = facts.workers[facts.workers.index(worker) + 1 :]
-    later = tuple(w for w in later if not (kv_bytes_given(worker) and kv_bytes_given(w)))
+    later = tuple(w for w in later if not (worker.number(KV_BYTES) and w.number(KV_BYTES)))
     used = {gpu.index for other in later for gpu in facts.gpus_of(other)}
     return ", ".join(str(gpu.index) for gpu in facts.gpus_of(worker) if gpu.index in used)
 
@@ -92,7 +88,7 @@ def _missing(facts: Facts, _: Facts) -> str:
 def _larger_batch(_: Facts, worker: Worker) -> tuple[int, int] | None:
     """The batch size and that of the CUDA graphs, if the first is the larger one."""
     batch, graphs = worker.number("max_batch_size"), worker.number(_GRAPHS)
-    return None if batch is None or graphs is None or batch <= graphs else (int(batch), int(graphs))
+    return (batch, graphs) if 0 < graphs < batch else None
 
 
 TABLE = (
@@ -134,7 +130,7 @@ TABLE = (
         "larger batches run without graphs: tokens take longer exactly under full load",
         f"{_GRAPHS}: {{found[0]}}, or max_batch_size: {{found[1]}}"),
     Row(W, "buffer-unset", _workers,
-        lambda f, it: f.engine == "trtllm" and BACKEND in it.given and it.number(BUFFER) is None,
+        lambda f, it: f.engine == "trtllm" and BACKEND in it.given and not it.number(BUFFER),
         f"{{it.mode}}: {BUFFER} is not set",
         "transfers of long prompts go through a small default buffer: slow, or they stall",
         f"{BUFFER}: as large as the longest prompt"),
@@ -154,12 +150,12 @@ TABLE = (
 )  # fmt: skip
 
 
-def findings(facts: Facts) -> Iterable[Finding]:
-    """All findings about these facts, in the table's order; pure."""
+def findings(facts: Facts) -> list[Finding]:
+    """What is wrong with these facts, worst first, nothing twice; pure."""
+    all_found: dict[Finding, None] = {}
     for row in TABLE:
         for it in row.each(facts):
             if found := row.when(facts, it):
-                fact, breaks, repair = (
-                    text.format(f=facts, it=it, found=found) for text in (row.fact, row.breaks, row.repair)
-                )
-                yield Finding(severity=row.severity, code=row.code, fact=fact, breaks=breaks, repair=repair)
+                texts = (text.format(f=facts, it=it, found=found) for text in row[-3:])
+                all_found[Finding(row.severity, row.code, *texts)] = None
+    return sorted(all_found, key=lambda finding: finding.severity)

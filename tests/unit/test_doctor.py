@@ -10,11 +10,11 @@ from msgspec.structs import replace
 from tensorrt_llm.llmapi import TorchLlmArgs
 
 from baton.model_folder import download_command
-from operations.doctor.command import examine, text
+from operations.doctor.command import text
 from operations.doctor.facts import GIB, Facts
 from operations.doctor.memory import KV_BYTES, halves, shortage
 from operations.doctor.probes import parse_gpus, planned
-from operations.doctor.table import TABLE, Finding, Severity
+from operations.doctor.table import TABLE, E, Finding, Severity, W, findings
 from tests.doctor_facts import (
     B200X8,
     CONFIGS,
@@ -40,7 +40,6 @@ from workers.engines.trtllm.settings import TRTLLM_RULES
 from workers.flags import DisaggregationMode as Mode
 from workers.settings import SettingsError
 
-E, W = Severity.ERROR, Severity.WARNING
 CACHE, KV = "cache_transceiver_config", "kv_cache_config"
 
 BROKEN: list[tuple[str, str, Severity, Callable[[Facts], Facts]]] = [
@@ -89,7 +88,7 @@ def _pair_of(variant: str, facts: Facts) -> Facts:
 
 
 def _found(facts: Facts) -> dict[str, Finding]:
-    return {finding.code: finding for finding in examine(facts)}
+    return {finding.code: finding for finding in findings(facts)}
 
 
 @pytest.mark.parametrize(
@@ -145,12 +144,12 @@ def _pair_of_20b(facts: Facts) -> Facts:
 
 @pytest.mark.parametrize("facts", GOOD.values(), ids=GOOD)
 def test_a_good_set_up_has_no_findings(facts: Callable[[], Facts]) -> None:
-    assert examine(facts()) == []
+    assert findings(facts()) == []
 
 
 def test_the_report_has_the_worst_first_nothing_twice_and_counts() -> None:
     facts = replace(_pair_of_decoders(b200_node()), memlock_bytes=8 << 20, port_problem="taken")
-    found = examine(set_of(facts, "decode", refusal="no such key"))
+    found = findings(set_of(facts, "decode", refusal="no such key"))
     assert [finding.code for finding in found] == ["settings-refused", "port-taken", "memlock"]
     lines = text(found).splitlines()
     assert lines[-1] == "result   2 errors, 1 warning"
@@ -163,7 +162,7 @@ def test_the_shipped_configs_are_good_on_the_machine_they_are_for(path: Path) ->
     facts = {"h200": h200_agg, "spark": spark}.get(path.stem.split("_")[1], b200_node)()
     gpus = ",".join(map(str, range(worker.tensor_parallel_size)))
     facts = replace(facts, workers=(replace(worker, gpus=gpus),))
-    assert text(examine(facts)).splitlines()[-1] == "result   nothing found"
+    assert text(findings(facts)).splitlines()[-1] == "result   nothing found"
 
 
 def test_each_row_of_the_table_is_found_somewhere() -> None:
@@ -199,15 +198,15 @@ def test_nothing_that_is_given_makes_doctor_itself_fail(
 ) -> None:
     facts = set_of(yaml_of(b200_node(), "decode", values), "decode", gpus=gpus)
     facts = typed_of(facts, "prefill", line)
-    assert text(examine(facts))
-    assert text(examine(yaml_of(facts, "prefill", values)))
+    assert text(findings(facts))
+    assert text(findings(yaml_of(facts, "prefill", values)))
 
 
 def test_one_gpus_halves_fit_with_what_doctor_expects_of_each_role() -> None:
     facts = one_gpu(None)
     gpu = facts.gpus[0]
     share, kv_bytes = halves(facts, gpu).values()
-    assert text(examine(one_gpu(int(kv_bytes)))).splitlines()[-1] == "result   nothing found"
+    assert text(findings(one_gpu(int(kv_bytes)))).splitlines()[-1] == "result   nothing found"
     assert 2 * share * gpu.total_bytes < gpu.free_bytes
     assert share * gpu.total_bytes > facts.model.weight_bytes + kv_bytes
 

@@ -127,7 +127,7 @@ def test_a_typed_flag_overrides_the_yaml_and_the_last_one_counts() -> None:
     settings = DoctorSettings(prefill_gpus="0,1", prefill_flags=line, prefill_engine_args=yaml)
     (worker,) = wanted_workers(settings, None)
     assert worker.tensor_parallel_size == 2
-    assert worker.number("kv_cache_config.free_gpu_memory_fraction") == 0.7
+    assert worker.given["kv_cache_config.free_gpu_memory_fraction"] == 0.7
     assert worker.number("max_batch_size") == 32
 
 
