@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from baton.messages import Role
-from tests.waiting import until
+from tests.engine_calls import running
 from workers.engines.embedded.engine import EmbeddedEngine
 from workers.engines.embedded.settings import EmbeddedSettings, KvCacheSettings
 from workers.kv.transceiver import CacheTransceiver
@@ -32,11 +32,5 @@ async def started(
     checkpoint: Path, wire: CacheTransceiver | None = None, role: Role = Role.DECODE, **options: Any
 ) -> AsyncIterator[EmbeddedEngine]:
     """A started engine that must hold nothing at the end of the test."""
-    each = new_engine(checkpoint, wire, role, **options)
-    await each.start()
-    try:
-        yield each
-        await until(lambda: (each.stats().kv_used_blocks, each.stats().kv_pinned_blocks) == (0, 0))
-        assert (each.stats().num_running, each.stats().num_waiting) == (0, 0)
-    finally:
-        await each.stop()
+    async with running(new_engine(checkpoint, wire, role, **options)) as (engine,):
+        yield engine

@@ -1,17 +1,20 @@
 """Test calls for any engine: requests, handoffs, tokens."""
 
 import asyncio
-from collections.abc import AsyncGenerator
-from contextlib import aclosing, asynccontextmanager
-from typing import Any
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from typing import Any, TypeVar
 
 import msgspec
 
 from baton.messages import GenerateRequest, KvHandoff, TokenChunk, Usage
 from tests.requests import token_request
 from tests.tiny_gpt_oss import prompt
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, until
 from workers.engine import Engine
+
+T = TypeVar("T")
+E = TypeVar("E", bound=Engine)
 
 
 def ask(tokens: list[int] | int = 40, **options: Any) -> GenerateRequest:
@@ -46,6 +49,35 @@ async def left_handoff(engine: Engine, request: GenerateRequest) -> KvHandoff:
         return handoff
 
 
-async def tokens(answer: AsyncGenerator[TokenChunk, None]) -> list[int]:
+async def chunks(answer: AsyncGenerator[T, None]) -> list[T]:
     async with asyncio.timeout(PATIENCE_S), aclosing(answer):
-        return [token_id async for chunk in answer for token_id in chunk.token_ids]
+        return [chunk async for chunk in answer]
+
+
+async def tokens(answer: AsyncGenerator[TokenChunk, None]) -> list[int]:
+    return [token_id for chunk in await chunks(answer) for token_id in chunk.token_ids]
+
+
+@asynccontextmanager
+async def running(*engines: E) -> AsyncIterator[list[E]]:
+    """These, which must hold nothing at the end of the test."""
+    async with AsyncExitStack() as stack:
+        for engine in engines:
+            stack.push_async_callback(engine.stop)
+            await engine.start()
+        yield list(engines)
+        for engine in engines:
+            await until_idle(engine)
+
+
+async def until_idle(engine: Engine) -> None:
+    """Wait until nothing runs, waits, is held or pinned, or the engine has failed."""
+    failed = asyncio.ensure_future(engine.failed())
+
+    def idle() -> bool:
+        stats = engine.stats()
+        held = (stats.num_running, stats.num_waiting, stats.kv_used_blocks, stats.kv_pinned_blocks)
+        return failed.done() or not any(held)
+
+    await until(idle)
+    failed.cancel()

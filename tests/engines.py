@@ -1,27 +1,17 @@
 """The engines that run here, for the contracts that hold each of them."""
 
-import asyncio
 import dataclasses
 import functools
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
 
 from baton.messages import Role
-from tests import trtllm_engine, vllm_engine
+from tests import embedded, trtllm_engine, vllm_engine
 from tests.tiny_gpt_oss import CONTEXT_LENGTH
-from tests.waiting import PATIENCE_S, until
 from workers.engine import Engine
-from workers.engines.embedded.engine import EmbeddedEngine
-from workers.engines.embedded.settings import CacheTransceiverSettings, EmbeddedSettings, KvCacheSettings
-from workers.engines.library.adapter import Adapter
-from workers.engines.library.engine import LibraryEngine
-from workers.engines.library.model_facts import ModelFacts, read_model_facts
+from workers.engines.embedded.settings import CacheTransceiverSettings
 from workers.engines.mocker import MockerEngine, MockerSettings
 from workers.kv.transceiver import CacheTransceiver
-
-T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,18 +28,18 @@ Build = Callable[[Role, Limits], Engine]
 
 def _embedded(checkpoint: Path, *, speculates: bool = False) -> Build:
     def build(role: Role, limits: Limits) -> Engine:
-        settings = EmbeddedSettings(
+        return embedded.new_engine(
+            checkpoint,
+            CacheTransceiver("127.0.0.1"),
+            role,
             max_batch_size=limits.max_batch_size,
             max_num_tokens=32,
             max_queue_size=limits.max_queue_size,
+            max_tokens=4096,
             speculate="lookup" if speculates and role is Role.DECODE else None,
-            kv_cache_config=KvCacheSettings(tokens_per_block=8, max_tokens=4096),
             cache_transceiver_config=CacheTransceiverSettings(
                 kv_transfer_timeout_ms=round(limits.ttl_s * 1000)
             ),
-        )
-        return EmbeddedEngine(
-            settings, model_path=checkpoint, role=role, transceiver=CacheTransceiver("127.0.0.1")
         )
 
     return build
@@ -70,11 +60,6 @@ def _mocker(_: Path) -> Build:
         )
 
     return build
-
-
-def library_engine(adapter: Callable[[ModelFacts], Adapter], checkpoint: Path, role: Role) -> Engine:
-    model = read_model_facts(checkpoint)
-    return LibraryEngine(adapter(model), model)
 
 
 def _trtllm(checkpoint: Path) -> Build:
@@ -120,31 +105,3 @@ ENGINES: dict[str, Callable[[Path], Build]] = {
     "trtllm": _trtllm,
     "vllm": _vllm,
 }
-
-
-@asynccontextmanager
-async def running(*engines: Engine) -> AsyncIterator[list[Engine]]:
-    """These, which must hold nothing at the end of the test."""
-    async with AsyncExitStack() as stack:
-        for engine in engines:
-            stack.push_async_callback(engine.stop)
-            await engine.start()
-        yield list(engines)
-        for engine in engines:
-            await until_idle(engine)
-
-
-async def until_idle(engine: Engine) -> None:
-    """Wait until nothing runs, waits, is held or pinned."""
-
-    def idle() -> bool:
-        stats = engine.stats()
-        held = (stats.num_running, stats.num_waiting, stats.kv_used_blocks, stats.kv_pinned_blocks)
-        return not any(held)
-
-    await until(idle)
-
-
-async def chunks(answer: AsyncGenerator[T, None]) -> list[T]:
-    async with asyncio.timeout(PATIENCE_S), aclosing(answer):
-        return [chunk async for chunk in answer]

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from tests.engine_calls import running
 from tests.waiting import scaled
 from workers.engines.library.engine import LibraryEngine
 from workers.engines.library.model_facts import read_model_facts
@@ -53,8 +54,7 @@ def new_engine(
     override = json.dumps(CONFIG | config)
     loaded = TRTLLM_RULES.load(lib.args, mode, override=override, typed={"model": str(checkpoint)})
     model = read_model_facts(checkpoint)
-    adapter = TrtllmAdapter(loaded, lib, model, leave=leave, patience=patience)
-    return LibraryEngine(adapter, model)
+    return LibraryEngine(TrtllmAdapter(loaded, lib, model, leave=leave, patience=patience))
 
 
 def executor(engine: LibraryEngine) -> Any:
@@ -66,9 +66,5 @@ def executor(engine: LibraryEngine) -> Any:
 @asynccontextmanager
 async def started(checkpoint: Path, **options: Any) -> AsyncGenerator[LibraryEngine, None]:
     """A running new engine; see `new_engine`."""
-    engine = new_engine(checkpoint, **options)
-    try:
-        await engine.start()
+    async with running(new_engine(checkpoint, **options)) as (engine,):
         yield engine
-    finally:
-        await engine.stop()

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.waiting import until
+from tests.engine_calls import running
 from workers.engines.library.engine import LibraryEngine
 from workers.engines.library.model_facts import read_model_facts
 from workers.engines.vllm.adapter import VllmAdapter
@@ -27,8 +27,7 @@ def new_engine(checkpoint: Path, mode: DisaggregationMode = "prefill", **config:
     lib = load_library(mode=mode)
     typed = {"model": str(checkpoint)}
     loaded = VLLM_RULES.load(lib.engine_args, mode, override=json.dumps(CONFIG | config), typed=typed)
-    model = read_model_facts(checkpoint)
-    return LibraryEngine(VllmAdapter(loaded, lib, model), model)
+    return LibraryEngine(VllmAdapter(loaded, lib, read_model_facts(checkpoint)))
 
 
 @asynccontextmanager
@@ -36,20 +35,8 @@ async def started(
     checkpoint: Path, mode: DisaggregationMode = "prefill", **options: Any
 ) -> AsyncGenerator[LibraryEngine, None]:
     """A running new engine, which must hold nothing at the end of the test; see `new_engine`."""
-    engine = new_engine(checkpoint, mode, **options)
-    try:
-        await engine.start()
+    async with running(new_engine(checkpoint, mode, **options)) as (engine,):
         yield engine
-        await until(lambda: is_idle(engine))
-    finally:
-        await engine.stop()
-
-
-def is_idle(engine: LibraryEngine) -> bool:
-    """Whether nothing runs, waits, is held or pinned, or the core is dead."""
-    stats = engine.stats()
-    held = (stats.num_running, stats.num_waiting, stats.kv_used_blocks, stats.kv_pinned_blocks)
-    return not any(held) or engine._broke.is_set()  # noqa: SLF001  no other way to know
 
 
 def core(engine: LibraryEngine) -> Any:

@@ -12,8 +12,17 @@ import pytest
 
 from baton.errors import DeadlineExceeded, HandoffFailed, InvalidRequest, NotReady, Overloaded, WorkerLost
 from baton.messages import GenerateRequest, KvHandoff, Role, TokenChunk, TokenLogprob, Usage, after_handoff
-from tests.engine_calls import ask, counts, handed_over, left_handoff, next_handoff
-from tests.engines import ENGINES, Build, Limits, chunks, running, until_idle
+from tests.engine_calls import (
+    ask,
+    chunks,
+    counts,
+    handed_over,
+    left_handoff,
+    next_handoff,
+    running,
+    until_idle,
+)
+from tests.engines import ENGINES, Build, Limits
 from tests.tiny_gpt_oss import CONTEXT_LENGTH, prompt
 from tests.waiting import PATIENCE_S, until
 from workers.engine import Engine

@@ -16,8 +16,7 @@ from baton.messages import GenerateRequest, Guided, Role, TokenChunk
 from frontend.harmony.conversation import Conversation, Tool, UserTurn
 from frontend.text.tokenizer import ModelTokenizer, SpecialToken
 from frontend.turn.request import CallChoice, guided
-from tests.engine_calls import handed_over
-from tests.engines import chunks, running
+from tests.engine_calls import chunks, handed_over, running
 from tests.guided import CASES, ENDLESS, answer_form, check, parts_of, slow_inside
 from tests.requests import token_request
 from tests.scripted_frontend import prompt_ids

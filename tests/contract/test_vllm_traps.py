@@ -13,9 +13,9 @@ from vllm.v1.engine.async_llm import AsyncLLM
 
 from baton.errors import HandoffFailed, InvalidRequest, WorkerLost
 from baton.messages import KvHandoff, after_handoff
-from tests.engine_calls import ask, handed_over, left_handoff, next_handoff, tokens
+from tests.engine_calls import ask, handed_over, left_handoff, next_handoff, tokens, until_idle
 from tests.tiny_gpt_oss import CONTEXT_LENGTH
-from tests.vllm_engine import core, is_idle, new_engine, started
+from tests.vllm_engine import core, new_engine, started
 from tests.waiting import FAILOVER_S, PATIENCE_S, scaled, until
 
 
@@ -105,7 +105,7 @@ async def test_a_source_that_is_gone_fails_the_handoff_and_no_more(
 async def test_kv_that_was_given_back_is_garbage_which_the_double_dies_of(checkpoint: Path) -> None:
     async with started(checkpoint) as prefill, started(checkpoint, "decode") as decode:
         handoff = await left_handoff(prefill, ask())
-        await until(lambda: is_idle(prefill))
+        await until_idle(prefill)
         with pytest.raises(WorkerLost):
             await tokens(decode.decode(after_handoff(ask(), handoff)))
 
@@ -148,7 +148,7 @@ async def test_a_first_token_that_ends_the_answer_is_pinned_by_vllm_and_given_ba
         async with aclosing(engine.prefill(ask(stop_token_ids=(first,)))) as replies:
             await anext(replies)
             assert core(engine)._pins  # noqa: SLF001  the double is ours
-        await until(lambda: is_idle(engine))
+        await until_idle(engine)
         assert time.monotonic() - began < FAILOVER_S
 
 

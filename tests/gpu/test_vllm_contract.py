@@ -19,10 +19,12 @@ import pytest
 from baton.errors import HandoffFailed
 from baton.messages import Role
 from tests.conftest import free_port
-from tests.engine_calls import ask, next_handoff
+from tests.engine_calls import ask, next_handoff, until_idle
 from tests.gpu.vllm_scene import descendants
 from tests.tiny_gpt_oss import CONTEXT_LENGTH, prompt
 from workers.engine import Engine
+from workers.engines.library.engine import LibraryEngine
+from workers.engines.library.model_facts import read_model_facts
 from workers.engines.vllm.adapter import VllmAdapter
 from workers.engines.vllm.library import Library, load_library
 from workers.engines.vllm.settings import VLLM_RULES
@@ -119,7 +121,7 @@ def build(kept: dict[Any, Lent]) -> engines.Build:
         loaded = VLLM_RULES.load(lib.engine_args, role.value, override=json.dumps(override), typed=typed)
         lent = kept.setdefault((role, limits.max_batch_size, limits.ttl_s), Lent())
         lending = dataclasses.replace(lib, llm=Lender(lib, lent))
-        return engines.library_engine(lambda model: VllmAdapter(loaded, lending, model), MODEL, role)
+        return LibraryEngine(VllmAdapter(loaded, lending, read_model_facts(MODEL)))
 
     return build
 
@@ -163,5 +165,5 @@ async def test_a_source_that_is_gone_fails_the_handoff_and_its_successor_hands_o
     unknown = ask(prompt(150, seed=7))  # not in decode's cache
     answer = contract.tokens(await contract.disaggregated(successor, decode, unknown))
     assert answer == await contract.alone(decode, unknown)
-    await engines.until_idle(decode)
+    await until_idle(decode)
     await asyncio.gather(doomed.stop(), successor.stop(), decode.stop())

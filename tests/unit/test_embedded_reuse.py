@@ -11,8 +11,7 @@ import pytest
 from baton.errors import HandoffFailed
 from baton.messages import GenerateRequest, Role
 from tests.embedded import started
-from tests.engine_calls import ask, handed_over
-from tests.engines import chunks
+from tests.engine_calls import ask, chunks, handed_over
 from tests.memory_wire import Wire
 from tests.tiny_gpt_oss import prompt
 from workers.engines.embedded.engine import EmbeddedEngine

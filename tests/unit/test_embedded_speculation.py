@@ -10,8 +10,7 @@ import pytest
 
 from baton.messages import TokenChunk
 from tests.embedded import started
-from tests.engine_calls import ask
-from tests.engines import chunks
+from tests.engine_calls import ask, chunks
 from tests.tiny_gpt_oss import CONTEXT_LENGTH, prompt
 
 

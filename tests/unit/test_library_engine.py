@@ -47,7 +47,7 @@ class Scripted:
 class Library:
     """An adapter of a library that answers with `steps`."""
 
-    label, version, is_positional = "Library", "1", True
+    label, version, model, is_positional = "Library", "1", MODEL, True
 
     def __init__(self, *steps: Any, may_abort: bool = True) -> None:
         self.answers: list[Scripted] = []
@@ -114,7 +114,7 @@ class Library:
 
 
 async def started(library: Library) -> LibraryEngine:
-    engine = LibraryEngine(library, MODEL)
+    engine = LibraryEngine(library)
     await engine.start()
     return engine
 
@@ -162,7 +162,7 @@ def invalid() -> Exception:
 async def test_a_failed_load_is_one_line_with_its_place(refusal: Exception, says: str) -> None:
     library = Library()
     library.refusal = refusal
-    engine = LibraryEngine(library, MODEL)
+    engine = LibraryEngine(library)
     with pytest.raises(NotReady):
         await tokens(engine.decode(ask()))
     with pytest.raises(ValueError, match=says) as failed:
@@ -178,7 +178,7 @@ async def test_a_first_request_that_hangs_or_fails_is_a_failed_start() -> None:
     for first, says in ((asyncio.Event().wait, "TimeoutError"), (fails, "no kernel for this GPU")):
         library = Library()
         library.first = first
-        engine = LibraryEngine(library, MODEL)
+        engine = LibraryEngine(library)
         with pytest.raises(ValueError, match=says):
             await engine.start()
         assert says in await engine.failed()

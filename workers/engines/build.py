@@ -5,15 +5,17 @@ import gc
 import importlib.util
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
 from baton.flags import Parsed
 from baton.peer_tls import CERT
 from workers.engine import Engine
 from workers.engines.embedded.settings import EmbeddedSettings
+from workers.engines.library.adapter import Adapter
 from workers.engines.library.engine import LibraryEngine
-from workers.engines.library.model_facts import ModelFacts, read_model_facts
-from workers.engines.library.settings import check_speculation
+from workers.engines.library.model_facts import read_model_facts
+from workers.engines.library.settings import Rules, check_speculation
 from workers.engines.mocker import MockerEngine, MockerSettings
 from workers.engines.trtllm.settings import TRTLLM_RULES
 from workers.engines.vllm.settings import VLLM_RULES
@@ -93,33 +95,30 @@ def _trtllm(parsed: Parsed[WorkerSettings]) -> tuple[Engine, list[str]]:
     from workers.engines.trtllm.adapter import TrtllmAdapter
     from workers.engines.trtllm.library import load_library
 
-    settings, mode = parsed.settings, parsed.settings.disaggregation_mode
-    lib = load_library(mode)
-    loaded = TRTLLM_RULES.load(lib.args, mode, **_given(parsed, model=str(settings.model_path)))
-    model = _model_of(settings)
-    return LibraryEngine(TrtllmAdapter(loaded, lib, model), model), loaded.lines()
+    lib = load_library(parsed.settings.disaggregation_mode)
+    return _library(parsed, TRTLLM_RULES, lib.args, partial(TrtllmAdapter, lib=lib))
 
 
 def _vllm(parsed: Parsed[WorkerSettings]) -> tuple[Engine, list[str]]:
     from workers.engines.vllm.adapter import VllmAdapter
     from workers.engines.vllm.library import load_library
 
+    lib = load_library(parsed.settings.wires.address(), parsed.settings.disaggregation_mode)
+    return _library(parsed, VLLM_RULES, lib.engine_args, partial(VllmAdapter, lib=lib))
+
+
+def _library(
+    parsed: Parsed[WorkerSettings], rules: Rules, args: Any, adapter: Callable[..., Adapter]
+) -> tuple[Engine, list[str]]:
     settings, mode = parsed.settings, parsed.settings.disaggregation_mode
-    lib = load_library(settings.wires.address(), mode)
-    given = _given(parsed, model=str(settings.model_path.absolute()))
-    loaded = VLLM_RULES.load(lib.engine_args, mode, **given)
-    model = _model_of(settings)
-    return LibraryEngine(VllmAdapter(loaded, lib, model), model), loaded.lines()
-
-
-def _model_of(settings: WorkerSettings) -> ModelFacts:
-    """A third-party engine's model. Raises SettingsError if its folder is invalid."""
-    if settings.disaggregation_mode != "agg" and settings.wires.tls() is not None:
+    loaded = rules.load(args, mode, **_given(parsed, model=str(settings.model_path.absolute())))
+    if mode != "agg" and settings.wires.tls() is not None:
         log.warning("kv=plain: %s moves KV itself, without the TLS of %s", settings.engine, CERT)
     try:
-        return read_model_facts(settings.model_path)
+        model = read_model_facts(settings.model_path)
     except (OSError, ValueError) as error:
         raise SettingsError(f"--model-path {settings.model_path}: {error}") from error
+    return LibraryEngine(adapter(loaded, model=model)), loaded.lines()
 
 
 def _load_own(cls: type[T], parsed: Parsed[WorkerSettings]) -> Loaded[T]:

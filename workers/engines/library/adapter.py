@@ -9,6 +9,7 @@ from baton.errors import BatonError, DeadlineExceeded
 from baton.messages import FinishReason, GenerateRequest, TokenChunk, TokenLogprob, Usage, WorkerStats
 from workers.durations import Durations
 from workers.engine import EngineInfo
+from workers.engines.library.model_facts import ModelFacts
 from workers.engines.library.requests import token_logprobs
 from workers.settings import Loaded
 
@@ -114,6 +115,7 @@ class Adapter(Protocol):
 
     label: str
     version: str
+    model: ModelFacts
     loaded: Loaded[dict[str, Any]]
     is_positional: bool
 

@@ -26,7 +26,6 @@ from baton.messages import NO_TOKEN, UNDECODABLE, GenerateRequest, KvHandoff, To
 from baton.telemetry import Line
 from workers.engine import EngineInfo
 from workers.engines.library.adapter import Adapter, Call
-from workers.engines.library.model_facts import ModelFacts
 from workers.engines.library.requests import check_request, num_left
 from workers.engines.library.settings import explained
 from workers.engines.prefixes import Chain, HeldPrefixes
@@ -89,9 +88,8 @@ class LibraryEngine:
       still occupies its slot.
     """
 
-    def __init__(self, adapter: Adapter, model: ModelFacts) -> None:
+    def __init__(self, adapter: Adapter) -> None:
         self.adapter = adapter
-        self._model = model
         self._info = EngineInfo(name="", version=adapter.version, context_length=0)
         self._keep_s = 0.0
         self._held = HeldPrefixes(_HELD_BLOCK, 0)
@@ -199,7 +197,7 @@ class LibraryEngine:
             raise NotReady("the engine is not running")
         if self._broke.is_set():
             raise WorkerLost(self._reason)
-        check_request(request, self._model, self._info.context_length)
+        check_request(request, self.adapter.model, self._info.context_length)
         if moves_kv and not self._info.kv_transfer:
             raise HandoffFailed("this worker does not transfer KV: it runs with --disaggregation-mode agg")
         num_tokens, layout = len(request.token_ids), self._info.kv_layout
