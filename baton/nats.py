@@ -45,8 +45,6 @@ NO_RESPONDERS = "503"
 # Unsent bytes in this process; beyond it nats-py drops messages, which the frame numbers detect.
 LIMITS: dict[str, Any] = {"pending_bytes_limit": 256 * 1024 * 1024}
 
-Link = CallerLink | WorkerLink
-
 
 def limit_silence(client: Client, limit_s: float) -> None:
     """The kernel ends the connection when the server has accepted nothing for `limit_s`.
@@ -60,69 +58,38 @@ def limit_silence(client: Client, limit_s: float) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(limit_s * 1000))
 
 
-class Mac:
-    """Signs the frames that are published to `subject` with a key that both ends know."""
-
-    def __init__(self, key: str, subject: str) -> None:
-        self._begun = blake2b(
-            subject.encode(), key=key.encode()[: blake2b.MAX_KEY_SIZE], digest_size=MAC_BYTES
-        )
-
-    def sign(self, frame: bytes) -> bytes:
-        return self._of(frame) + frame
-
-    def opened(self, signed: bytes) -> bytes | None:
-        """The frame without its MAC; None if it is not genuine."""
-        frame = signed[MAC_BYTES:]
-        return frame if hmac.compare_digest(self._of(frame), signed[:MAC_BYTES]) else None
-
-    def _of(self, frame: bytes) -> bytes:
-        mac = self._begun.copy()
-        mac.update(frame)
-        return mac.digest()
-
-
-Accept = Callable[[str, str, Callable[[], object]], WorkerLink]
-"""Makes the link to a new caller, given both subjects, the caller's first, and a function to forget it."""
-
-
 class Mailbox:
-    """One wildcard subject of this process, and the links that end there, by token, with the MAC of what they
-    get. `echo` is set when a message to the token ECHO arrives. A worker's mailbox has its `key`.
+    """One wildcard subject of this process, and the links that end there, by token. `echo` is set when a
+    message to the token ECHO arrives. A worker's mailbox has its service, and makes the wires to callers.
     """
 
-    def __init__(self, subject: str, key: str = "", accept: Accept | None = None) -> None:
+    def __init__(
+        self, subject: str, service: Service | None = None, new_wire: "Callable[..., NatsWire] | None" = None
+    ) -> None:
         self.subject = subject
-        self.links: dict[str, tuple[Link, Mac]] = {}
+        self.wires: dict[str, NatsWire] = {}
         self.echo = asyncio.Event()
-        self._key = key
-        self._accept = accept
+        self._service = service
+        self._new_wire = new_wire
 
     async def receive(self, message: Msg) -> None:
         """Pass a frame to its link; a worker's mailbox creates the link for a new caller."""
         token = message.subject.rpartition(".")[2]
-        found = self.links.get(token)
+        wire = self.wires.get(token)
         if message.headers and message.headers.get("Status") == NO_RESPONDERS:
-            if found is not None:
-                found[0].lose("its subject has no subscriber any more")
-        elif found is not None:
-            link, mac = found
-            if (frame := self._opened(message, mac)) is not None:
-                link.receive(frame)
+            if wire is not None:
+                wire.link.lose("its subject has no subscriber any more")
+        elif wire is not None:
+            if (frame := wire.opened(message.data)) is not None:
+                wire.link.receive(frame)
         elif token == ECHO:
             self.echo.set()
-        elif self._accept is not None and message.reply:
-            mac = Mac(self._key, message.subject)
-            if (frame := self._opened(message, mac)) is not None:
-                link = self._accept(message.reply, message.subject, partial(self.links.pop, token, None))
-                self.links[token] = link, mac
-                link.receive(frame)
-
-    def _opened(self, message: Msg, mac: Mac) -> bytes | None:
-        frame = mac.opened(message.data)
-        if frame is None:
-            unauthenticated.note(self.subject)
-        return frame
+        elif self._service is not None and self._new_wire is not None and message.reply:
+            wire = self._new_wire(message.reply, message.subject, partial(self.wires.pop, token, None))
+            if (frame := wire.opened(message.data)) is not None:
+                wire.link = self._service.accept(wire)
+                self.wires[token] = wire
+                wire.link.receive(frame)
 
 
 class Publisher:
@@ -217,27 +184,46 @@ class Publisher:
 
 
 class NatsWire:
-    """`Wire` of one link: where its frames go, and where answers and 503s come back."""
+    """`Wire` of one link: its frames go to the subject `to`, answers and 503s come back to `back`. Each frame
+    is signed for its subject, with a key that both ends know.
+    """
+
+    link: CallerLink | WorkerLink
 
     def __init__(
-        self, publisher: Publisher, key: str, to: str, reply: str, forget: Callable[[], object]
+        self, publisher: Publisher, key: str, to: str, back: str, forget: Callable[[], object]
     ) -> None:
-        self._mac = Mac(key, to)
         self.writable = publisher.writable
         self._publisher = publisher
         self._to = to
-        self._reply = reply
+        self._back = back
         self._forget = forget
+        new = partial(blake2b, key=key.encode()[: blake2b.MAX_KEY_SIZE], digest_size=MAC_BYTES)
+        self._sent, self._received = new(to.encode()), new(back.encode())
 
     @property
     def max_frame_bytes(self) -> int:
         return self._publisher.max_frame_bytes
 
     def send(self, frame: bytes) -> None:
-        self._publisher.put(self._to, self._mac.sign(frame), self._reply)
+        self._publisher.put(self._to, _mac(self._sent, frame) + frame, self._back)
+
+    def opened(self, signed: bytes) -> bytes | None:
+        """A frame without its MAC; None if it is not genuine."""
+        frame = signed[MAC_BYTES:]
+        if hmac.compare_digest(_mac(self._received, frame), signed[:MAC_BYTES]):
+            return frame
+        unauthenticated.note("the request plane")
+        return None
 
     def close(self) -> None:
         self._forget()
+
+
+def _mac(begun: blake2b, frame: bytes) -> bytes:
+    mac = begun.copy()
+    mac.update(frame)
+    return mac.digest()
 
 
 _SETTLE_S = 2 * TICK_S
@@ -285,11 +271,7 @@ class NatsTransport(Plane):
         key = secrets.token_hex(16)
         service = Service(subject, respond, self._pace)
         publisher = await self._connected()
-
-        def accept(to: str, reply: str, forget: Callable[[], object]) -> WorkerLink:
-            return service.accept(NatsWire(publisher, key, to, reply, forget))
-
-        mailbox = Mailbox(subject, key, accept)
+        mailbox = Mailbox(subject, service, partial(NatsWire, publisher, key))
         subscription = await publisher.subscribe(mailbox)
         self._mailboxes.append(mailbox)
         try:
@@ -336,16 +318,15 @@ class NatsTransport(Plane):
         if address in self._links:  # made while this one waited
             return self._links[address]
         token = secrets.token_hex(8)
-        mine = f"{self._inbox.subject}.{token}"
 
         def forget() -> None:
             self._links.pop(address, None)
-            self._inbox.links.pop(token, None)
+            self._inbox.wires.pop(token, None)
 
-        wire = NatsWire(publisher, key, f"{subject}.{token}", mine, forget)
+        wire = NatsWire(publisher, key, f"{subject}.{token}", f"{self._inbox.subject}.{token}", forget)
         link = CallerLink(wire, subject, self._pace, on_silence=partial(self._start_probe, publisher))
-        self._links[address] = link
-        self._inbox.links[token] = link, Mac(key, mine)
+        self._links[address] = wire.link = link
+        self._inbox.wires[token] = wire
         return link
 
     async def _connected(self) -> Publisher:
@@ -418,5 +399,5 @@ class NatsTransport(Plane):
         publisher.forget_all()
         self._lose_all(_AWAY, BrokerLost)
         for mailbox in self._mailboxes:
-            for served, _ in list(mailbox.links.values()):
-                served.lose(_AWAY)
+            for wire in list(mailbox.wires.values()):
+                wire.link.lose(_AWAY)
