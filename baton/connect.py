@@ -6,19 +6,19 @@ import os
 import re
 from collections.abc import Sequence
 from importlib.util import find_spec
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
 from baton.discovery import Discovery
 from baton.dynamo.runtime import RuntimeSettings, dynamo_namespace, dynamo_plane
 from baton.files import FilesDiscovery, default_registry, make_private
 from baton.flags import flag, without_secrets
-from baton.nats_login import nats_options
 from baton.own_address import AUTO, check_address, own_address
 from baton.pace import LIVENESS_S, TICK_S
 from baton.peer_tls import PeerTls, peer_tls
-from baton.tls import client_files
+from baton.tls import CredentialError, client_context, client_files
 from baton.transport import Transport
 
 if TYPE_CHECKING:
@@ -31,6 +31,9 @@ _ETCD = "http://127.0.0.1:2379"
 _NATS = "nats://127.0.0.1:4222"
 _PATH = re.compile(r"[\w-]+(\.[\w-]+){2}")
 _ETCD_TLS = ("ETCD_AUTH_CA", "ETCD_AUTH_CLIENT_CERT", "ETCD_AUTH_CLIENT_KEY")
+_NATS_TLS = ("NATS_AUTH_CA", "NATS_AUTH_CLIENT_CERT", "NATS_AUTH_CLIENT_KEY")
+_NATS_LOGIN = {"user": "NATS_AUTH_USERNAME", "password": "NATS_AUTH_PASSWORD", "token": "NATS_AUTH_TOKEN"}
+_NOT_SERVED = ("NATS_AUTH_NKEY", "NATS_AUTH_CREDENTIALS_FILE")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -126,7 +129,7 @@ class Wires:
 
     def address(self) -> str:
         """The address to bind and to announce. Raises WrongAddress."""
-        return own_address([url for _, url in self._servers]) if self.host == AUTO else self.host
+        return own_address([*chain(*self._servers.values())]) if self.host == AUTO else self.host
 
     def tls(self) -> PeerTls | None:
         return peer_tls()
@@ -134,7 +137,7 @@ class Wires:
     def plane_name(self) -> str:
         """The request plane, for messages."""
         names = {
-            "dynamo": f"the registry of Dynamo, {','.join(url for _, url in self._servers) or 'a folder'}",
+            "dynamo": f"the registry of Dynamo, {','.join(chain(*self._servers.values())) or 'a folder'}",
             "nats": f"NATS at {','.join(self.nats_urls)}",
         }
         return without_secrets(names.get(self.plane, "TCP"))
@@ -175,10 +178,11 @@ class Wires:
         return self.request_plane or ("nats" if self.nats_server else "tcp")
 
     @property
-    def _servers(self) -> list[tuple[Literal["etcd", "NATS"], str]]:
+    def _servers(self) -> dict[str, list[str]]:
+        """The servers in use, by the variable in which Dynamo reads them."""
         plane = dynamo_plane() if self.plane == "dynamo" else self.plane
-        etcd = self.etcd_urls if self.registry == "etcd" else []
-        return [("etcd", url) for url in etcd] + [("NATS", url) for url in self.nats_urls if plane == "nats"]
+        found = {"ETCD_ENDPOINTS": self.etcd_urls} if self.registry == "etcd" else {}
+        return found | ({"NATS_SERVER": self.nats_urls} if plane == "nats" else {})
 
     @functools.cached_property
     def _dynamo(self) -> "DynamoPlane":
@@ -186,14 +190,31 @@ class Wires:
 
         given = {"NATS_SERVER": self.nats_server, "DYN_FILE_KV": self.file_registry}
         environ = {name: str(value) for name, value in given.items() if value}
-        clusters: dict[str, list[str]] = {}
-        for name, url in self._servers:
-            clusters.setdefault("ETCD_ENDPOINTS" if name == "etcd" else "NATS_SERVER", []).append(url)
-        settings = RuntimeSettings(self.registry, self.address(), clusters, environ)
+        settings = RuntimeSettings(self.registry, self.address(), self._servers, environ)
         return DynamoPlane(settings, self.dynamo_paths, self.liveness_s)
 
     def _registry_folder(self) -> Path:
         return self.file_registry or default_registry()
+
+
+def nats_options() -> dict[str, Any]:
+    """nats-py's options from Dynamo's variables; they count before those in the URL. Raises CredentialError
+    with the variable's name.
+    """
+    options: dict[str, Any] = {
+        name: os.environ[variable] for name, variable in _NATS_LOGIN.items() if os.environ.get(variable)
+    }
+    if ("user" in options) != ("password" in options):
+        raise CredentialError(f"{_NATS_LOGIN['user']} and {_NATS_LOGIN['password']}: set both")
+    for variable in filter(os.environ.get, _NOT_SERVED):
+        raise CredentialError(f"{variable}: not supported; use {', '.join(_NATS_LOGIN.values())}")
+    ca, cert, key = map(os.environ.get, _NATS_TLS)
+    if cert and key and not ca:
+        raise CredentialError(f"{_NATS_TLS[1]}: needs {_NATS_TLS[0]}, the servers' authority")
+    files = client_files(*_NATS_TLS)
+    if ca:  # the only authority that is trusted
+        options["tls"] = client_context(*files)
+    return options
 
 
 def _check_address(named: str, url: str, schemes: Sequence[str]) -> None:

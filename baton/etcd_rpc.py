@@ -88,8 +88,8 @@ def _message_classes() -> dict[str, Any]:
                 field.type = field.Type.Value(f"TYPE_{kind.upper()}")
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
-    names = [message.name for message in file.message_type]
-    return {n: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{_PACKAGE}.{n}")) for n in names}
+    found = message_factory.GetMessageClassesForFiles([file.name], pool)
+    return {name.removeprefix(f"{_PACKAGE}."): each for name, each in found.items()}
 
 
 _MESSAGES = _message_classes()

@@ -81,6 +81,14 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     choice: Count = 0
     guided: Guided | None = None
 
+    def seed_of_attempt(self, num_generated: int) -> int:
+        """A 63-bit seed for an engine without positional sampling: the request's own seed for the first
+        attempt at the first choice.
+        """
+        # Odd numbers of high entropy (golden ratio, square root of 3) keep choices and attempts apart.
+        choice, resumed = self.choice * 0x1E3779B97F4A7C15, num_generated * 0x3504F333F9DE6485
+        return (self.seed + choice + resumed) & ((1 << 63) - 1)
+
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
     """Natural-log probability of a token; `top` has the likeliest (id, logprob) pairs, best first."""

@@ -25,7 +25,6 @@ from baton.messages import (
     WorkerInfo,
     after_handoff,
 )
-from baton.seeds import seed_of_attempt
 from baton.structural_tag import structural_tag
 
 CANARY = wire.DynamoRequest(
@@ -125,7 +124,7 @@ def _options(sampling: Sampling) -> wire.SamplingOptions:
         presence_penalty=sampling.presence_penalty,
         repetition_penalty=sampling.repetition_penalty,
         # A sampled answer is always made from its beginning. For a greedy one vLLM would keep a generator.
-        seed=None if is_greedy else seed_of_attempt(sampling, 0),
+        seed=None if is_greedy else sampling.seed_of_attempt(0),
         guided_decoding=None if tag is None else wire.GuidedDecoding(structural_tag=tag),
     )
 

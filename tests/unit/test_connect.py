@@ -2,9 +2,8 @@
 
 import pytest
 
-from baton.connect import Wires
+from baton.connect import Wires, nats_options
 from baton.flags import parse, read
-from baton.nats_login import nats_options
 from baton.pace import TICK_S
 
 

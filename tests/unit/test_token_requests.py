@@ -9,7 +9,6 @@ import pytest
 
 from baton.errors import BatonError, InvalidRequest, NotResumable
 from baton.messages import GenerateRequest, Guided, MessageForm, Sampling
-from baton.seeds import seed_of_attempt
 from tests.requests import token_request
 from tests.tiny_gpt_oss import write_checkpoint
 from workers.engines.library.model_facts import ModelFacts, read_model_facts
@@ -101,9 +100,9 @@ def test_what_an_engine_would_break_on_is_refused(
 
 def test_each_choice_and_each_attempt_has_a_seed_of_its_own_and_the_first_the_requests() -> None:
     sampling = Sampling(max_tokens=4, seed=2**63 - 1)
-    assert seed_of_attempt(sampling, 0) == 2**63 - 1
+    assert sampling.seed_of_attempt(0) == 2**63 - 1
     others = {
-        seed_of_attempt(msgspec.structs.replace(sampling, choice=choice), num_generated)
+        msgspec.structs.replace(sampling, choice=choice).seed_of_attempt(num_generated)
         for choice in range(16)
         for num_generated in range(64)
     }

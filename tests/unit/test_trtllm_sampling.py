@@ -9,7 +9,6 @@ from tensorrt_llm import SamplingParams
 
 from baton.errors import InvalidRequest
 from baton.messages import GenerateRequest, Guided, MessageForm
-from baton.seeds import seed_of_attempt
 from baton.structural_tag import structural_tag
 from tests.requests import token_request
 from workers.engines.library.model_facts import read_model_facts
@@ -90,7 +89,7 @@ def test_a_request_that_no_token_stops_ends_at_max_tokens_only(asked: dict[str, 
 def test_a_resumed_answer_asks_for_the_rest() -> None:
     request = ask(9, num_generated=4, min_tokens=6, frequency_penalty=1.0, temperature=0.0)
     sent = params(request)
-    assert sent["seed"] == seed_of_attempt(request.sampling, 4) != 3
+    assert sent["seed"] == request.sampling.seed_of_attempt(4) != 3
     assert (sent["max_tokens"], sent["min_tokens"], sent["prompt_ignore_length"]) == (6, 2, 5)
     assert "min_tokens" not in params(ask(9, num_generated=4, min_tokens=3))
     assert params(ask(9, num_generated=4, min_tokens=50))["min_tokens"] == sent["max_tokens"]

@@ -13,7 +13,6 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams
 
 from baton.errors import BatonError, EngineFailure, HandoffFailed, InvalidRequest, WorkerLost
 from baton.messages import GenerateRequest, Guided, MessageForm, TokenChunk, WorkerStats
-from baton.seeds import seed_of_attempt
 from baton.structural_tag import structural_tag
 from tests.clock import jumping, now_s
 from tests.requests import token_request
@@ -81,7 +80,7 @@ def test_a_resumed_answer_asks_vllm_for_the_rest() -> None:
     request = ask(num_generated=3, min_tokens=5)
     sent = params(request, max_tokens=7)
     assert (sent["max_tokens"], sent["min_tokens"]) == (7, 2)
-    assert sent["seed"] == seed_of_attempt(request.sampling, 3) != 3
+    assert sent["seed"] == request.sampling.seed_of_attempt(3) != 3
     assert params(request, is_positional=True)["seed"] == 3  # of token 4, whose place counts anyway
 
 

@@ -4,7 +4,6 @@ from typing import Any
 
 from baton.errors import InvalidRequest
 from baton.messages import GenerateRequest, Sampling
-from baton.seeds import seed_of_attempt
 from baton.structural_tag import structural_tag
 from workers.engines.library.model_facts import ModelFacts
 from workers.engines.trtllm import library
@@ -29,7 +28,7 @@ def sampling_params(request: GenerateRequest, lib: Library, facts: ModelFacts, *
         "include_stop_str_in_output": True,  # else the ids lack the stop token
         "ignore_eos": not stops,
         "detokenize": False,
-        "seed": seed_of_attempt(sampling, request.num_generated),
+        "seed": sampling.seed_of_attempt(request.num_generated),
         **_choosing(sampling),
         **_penalties(request),
     }

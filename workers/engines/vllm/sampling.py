@@ -4,7 +4,6 @@ from typing import Any
 
 from baton.errors import InvalidRequest
 from baton.messages import GenerateRequest, Sampling
-from baton.seeds import seed_of_attempt
 from baton.structural_tag import structural_tag
 from workers.engines.library.model_facts import ModelFacts
 from workers.engines.vllm.library import Library
@@ -33,7 +32,7 @@ def sampling_params(
     params = {name: getattr(sampling, name) for name in _SAME} | {
         "max_tokens": max_tokens,
         "min_tokens": min(max_tokens, max(0, sampling.min_tokens - request.num_generated)),
-        "seed": seed_of_attempt(sampling, 0 if is_positional else request.num_generated),
+        "seed": sampling.seed_of_attempt(0 if is_positional else request.num_generated),
         "top_k": max(0, sampling.top_k),
         "logit_bias": sampling.logit_bias or None,
         # Only the request's stop tokens end it; vLLM's own end token is the model's.
