@@ -7,7 +7,6 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from baton.errors import InvalidRequest
-from baton.messages import TokenChunk
 from frontend.harmony.conversation import (
     AssistantTurn,
     Begin,
@@ -383,9 +382,6 @@ class MessageWriter(ChoiceWriter):
 
     def opening(self) -> bytes:
         return self._head + b'{"role":"assistant","content":""' + self._plain_tail
-
-    def feed(self, chunk: TokenChunk) -> bytes:
-        return self.write(self.choice.feed(chunk))
 
     def write(self, deltas: Sequence[Delta]) -> bytes:
         chunks: list[bytes] = []

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal, cast
 import msgspec
 
 from baton.errors import InvalidRequest
-from baton.messages import FinishReason, TokenChunk
+from baton.messages import FinishReason
 from frontend.harmony.conversation import Delta, Text
 from frontend.http.answer import (
     ChoiceWriter,
@@ -149,9 +149,6 @@ class TextWriter(ChoiceWriter):
 
     def opening(self) -> bytes:
         return self._chunk(self._echo, None) if self._echo else b""
-
-    def feed(self, chunk: TokenChunk) -> bytes:
-        return self.write(self.choice.feed(chunk))
 
     def write(self, deltas: Sequence[Delta]) -> bytes:
         chunks = []

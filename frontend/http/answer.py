@@ -298,6 +298,9 @@ class ChoiceWriter(Writer):
         self.head, self.tail = envelope.head, envelope.tail
         self.stream = envelope.stream
 
+    def feed(self, chunk: TokenChunk) -> bytes:
+        return self.write(self.choice.feed(chunk))
+
     def finish(self) -> bytes:
         last = self.write(self.choice.finish())
         return last + self.end() if self.stream else b""

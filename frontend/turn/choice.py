@@ -45,68 +45,53 @@ class RawText:
         return [Text(text, start, self._num_read)]
 
 
-class Limits:
+class StopStrings:
     """Ends an answer before the stop string that is complete first in its visible text, however that is
-    split, or before call number `max_calls` + 1; from then on it is `met`. Text that may be the start of a
-    stop string is held back."""
+    split; from then on it is `met`. Text that may be the start of one is held back."""
 
-    def __init__(self, stop_strings: Sequence[str], max_calls: int | None) -> None:
-        self.met = False
-        self.stop_string: str | None = None  # that ended the text
+    def __init__(self, stop_strings: Sequence[str]) -> None:
+        self.met: str | None = None
         self._stop_strings = stop_strings
-        self._calls_left = max_calls
         self._held: Text | None = None
         self._is_visible = True  # the open message
-        self._begin: Begin | None = None  # of a visible message without text so far
 
-    def kept(self, deltas: Sequence[Delta]) -> Iterator[Delta]:
-        """The deltas up to the end."""
+    def kept(self, deltas: Sequence[Delta], *, is_last: bool = False) -> Iterator[Delta]:
+        """The deltas up to the end; if they are the last ones, with all text that is held back."""
         for delta in deltas:
-            if self.met:
+            if self.met is not None:
                 return
             match delta:
                 case Text() if self._is_visible:
                     yield from self._text(delta)
                     continue
-                case Begin("call") if self._calls_left is not None:
-                    self.met = not self._calls_left
-                    self._calls_left -= 1
-                case Begin("text" | "preamble"):
-                    self._is_visible, self._begin = True, delta
-                    continue
+                case Begin(kind):
+                    self._is_visible = kind in {"text", "preamble"}
                 case End():
-                    yield from self.held()  # stop strings do not span messages
-            self._is_visible = False
-            if not self.met:
-                yield delta
+                    yield from self._rest()  # stop strings do not span messages
+            yield delta
+        if is_last:
+            yield from self._rest()
 
-    def held(self) -> Iterator[Delta]:
+    def _rest(self) -> Iterator[Text]:
         """The text that is not the start of a stop string after all."""
-        held, self._held = self._held, None
-        if held is not None:
-            yield from self._begun(held)
+        if self._held is not None:
+            yield self._held
+        self._held = None
 
-    def _text(self, delta: Text) -> Iterator[Delta]:
+    def _text(self, delta: Text) -> Iterator[Text]:
         text, start = delta.text, delta.start
         if self._held is not None:
             text, start = self._held.text + text, self._held.start
         found = [(at + len(stop), at, stop) for stop in self._stop_strings if (at := text.find(stop)) >= 0]
         if found:
-            self.met = True
-            _, num_safe, self.stop_string = min(found)
+            _, num_safe, self.met = min(found)
         else:
             num_safe = len(text) - self._num_doubtful(text)
         if num_safe:
-            yield from self._begun(Text(text[:num_safe], start, delta.stop))
+            yield Text(text[:num_safe], start, delta.stop)
             start = delta.stop  # this text has the tokens
-        is_held = num_safe < len(text) and not self.met
+        is_held = num_safe < len(text) and not found
         self._held = Text(text[num_safe:], start, delta.stop) if is_held else None
-
-    def _begun(self, text: Text) -> Iterator[Delta]:
-        if self._begin is not None:
-            yield self._begin
-            self._begin = None
-        yield text
 
     def _num_doubtful(self, text: str) -> int:
         """Length of the longest suffix of `text` that is a prefix of a stop string."""
@@ -173,7 +158,9 @@ class Choice:
         self.prompt_logprobs: tuple[TokenLogprob, ...] = ()
         self.repairs = reader.repairs  # of malformed output, by kind
         self._reader = reader
-        self._limits = None if max_calls is None and not stop_strings else Limits(stop_strings, max_calls)
+        self._stop_strings = StopStrings(stop_strings) if stop_strings else None
+        self._max_calls = max_calls
+        self._is_limited = bool(stop_strings) or max_calls is not None
         self._cut_ids = frozenset(cut_ids)
         text_tools = [tool for tool in tools if tool.takes_text]
         self.text_tools = frozenset(tool.called for tool in text_tools)
@@ -203,7 +190,7 @@ class Choice:
     @property
     def stop_string(self) -> str | None:
         """The stop string that ended the text, if one did."""
-        return None if self._limits is None else self._limits.stop_string
+        return None if self._stop_strings is None else self._stop_strings.met
 
     def written(self) -> WrittenTurn:
         """The answer as the model wrote it, if it is complete and was read as it is written, else its
@@ -215,7 +202,7 @@ class Choice:
     def feed(self, chunk: TokenChunk) -> list[Delta]:
         """The deltas that a chunk completes. Tokens after the one that meets a limit do not count."""
         token_ids = chunk.token_ids
-        if self._limits is not None and len(token_ids) > 1:
+        if self._is_limited and len(token_ids) > 1:
             deltas = []
             for each in single_tokens(chunk):
                 deltas += self.feed(each)
@@ -236,7 +223,7 @@ class Choice:
         return self._noted(self._reader.feed(token_ids))
 
     def finish(self) -> list[Delta]:
-        deltas = self._noted(self._reader.finish(), is_last=True)
+        deltas = [] if self.stopped else self._noted(self._reader.finish(), is_last=True)
         self._on_finish(self)
         return deltas
 
@@ -246,9 +233,9 @@ class Choice:
 
     def _noted(self, deltas: list[Delta], *, is_last: bool = False) -> list[Delta]:
         """The deltas that can be sent, recorded, with an id assigned to each call."""
-        if self._limits is not None:
-            deltas = [*self._limits.kept(deltas), *(self._limits.held() if is_last else ())]
-            self.stopped = self._limits.met
+        if self._stop_strings is not None:
+            deltas = list(self._stop_strings.kept(deltas, is_last=is_last))
+            self.stopped = self._stop_strings.met is not None
         noted: list[Delta] = []
         for delta in deltas:
             match delta:
@@ -258,16 +245,17 @@ class Choice:
                         continue
                     if self._thinks:
                         self._thought.append(delta.text)
+                case Begin("call") if len(self.call_ids) == self._max_calls:
+                    self.stopped = True
+                    break
                 case Begin("call", name):
                     self._thinks, self._held = False, [] if name in self._wrapped_tools else None
                     self.call_ids.append(new_id("call"))
                     delta = replace(delta, call_id=self.call_ids[-1])  # noqa: PLW2901  the one with an id
                 case Begin(kind):
-                    self._thinks = kind == "thought"
-                case End() if self._held is not None:
-                    if self._held:
-                        noted.append(_unwrapped(self._held))
-                    self._held = None
+                    self._thinks, self._held = kind == "thought", None
+                case End() if self._held:
+                    noted.append(_unwrapped(self._held))
             noted.append(delta)
         return noted
 

@@ -32,10 +32,10 @@ def choice_of(*stop_strings: str, max_calls: int | None = None) -> Choice:
 
 
 def fed(choice: Choice, text: str, tokens_per_chunk: int) -> list[Delta]:
-    """All deltas of a text, of which nothing is left out after a stop."""
+    """All deltas of a text up to a stop."""
     token_ids = iter(TOKENIZER.encode_text(text, allow_special=True))
     deltas: list[Delta] = []
-    while ids := tuple(islice(token_ids, tokens_per_chunk)):
+    while not choice.stopped and (ids := tuple(islice(token_ids, tokens_per_chunk))):
         deltas += choice.feed(TokenChunk(ids))
     return [*deltas, *choice.finish()]
 

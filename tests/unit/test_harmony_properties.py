@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from baton.messages import FinishReason
 from frontend.harmony.conversation import Delta, Text
-from frontend.turn.choice import Limits
+from frontend.turn.choice import StopStrings
 from tests.fuzz_harmony import violation
 from tests.harmony_streams import ANY_TOKEN, check, check_answer, check_without_calls, ids_of, numbered
 
@@ -94,14 +94,14 @@ def test_stop_strings_cut_at_the_one_that_is_complete_first(
             expected, is_expected = text[: end - max(map(len, ending))], True
             break
 
-    limits = Limits(list(filter(None, stops)), None)
+    limits = StopStrings(list(filter(None, stops)))
     start, sent = 0, ""
     for size in [*sizes, len(text)]:
         sent += text_of(limits.kept([Text(text[start : start + size], start, start + size)]))
         assert expected.startswith(sent)
         start += size
-    assert sent + text_of(limits.held()) == expected
-    assert limits.met == (limits.stop_string is not None) == is_expected
+    assert sent + text_of(limits.kept((), is_last=True)) == expected
+    assert (limits.met is not None) == is_expected
 
 
 def text_of(deltas: Iterable[Delta]) -> str:
