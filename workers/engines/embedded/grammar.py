@@ -9,7 +9,7 @@ import subprocess
 import sys
 from array import array
 from collections.abc import Sequence
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from pathlib import Path
 
 import msgspec
@@ -64,14 +64,18 @@ class Grammars:
         self._turns = asyncio.Semaphore(_NUM_PROCESSES)
         self._turns_of_new = asyncio.Semaphore(_NUM_FOR_NEW)
         self._idle = set(range(_NUM_PROCESSES))
-        self._processes = _Processes(self._tokenizer, vocab_size) if self._tokenizer.is_file() else None
+        self._streams: dict[int, tuple[asyncio.StreamReader, asyncio.StreamWriter]] = {}
+        self._parent: subprocess.Popen[str] | None = None
+        self._sockets: socket.socket  # the parent forks a process for each that it gets over this one
+        if self._tokenizer.is_file():
+            self._start()
 
     async def matcher(self, form: Guided, answer: Sequence[int] = ()) -> "Matcher":
         """A matcher that has followed `answer`.
 
         Raises InvalidRequest for a form that cannot be enforced, NotReady if no process can be started.
         """
-        if self._processes is None:
+        if self._parent is None:
             raise InvalidRequest("The model folder has no tokenizer.json, so forms cannot be enforced.")
         matcher = Matcher(self, form, self._vocab_size)
         await matcher.follow(answer, 0)
@@ -82,8 +86,9 @@ class Grammars:
     def close(self) -> None:
         """End the processes, which have nothing to finish."""
         self._is_closed = True
-        if self._processes is not None:
-            self._processes.close()
+        for _, writer in self._streams.values():
+            writer.close()
+        self._end_parent()
 
     async def call(self, ask: Ask) -> Next:
         """The reply. Raises NotReady if no process starts, if the system kills it, and after `close`."""
@@ -91,89 +96,78 @@ class Grammars:
             place = min(self._idle, key=lambda each: (each - ask.answer_id) % _NUM_PROCESSES)
             self._idle.remove(place)
             try:
-                return await self._call(place, ask)
-            except (OSError, ValueError) as error:
-                _LOG.warning("no grammar process: %s", error)
-                raise NotReady("No process can enforce the form.", retry_after_s=_RETRY_AFTER_S) from error
+                for _ in range(_NUM_ATTEMPTS):
+                    reply = await self._call(place, ask)
+                    if reply.ended_by in (0, -signal.SIGPROF):
+                        break
             finally:
                 self._idle.add(place)
-
-    async def _call(self, place: int, ask: Ask) -> Next:
-        for _ in range(_NUM_ATTEMPTS):
-            processes = await self._running()
-            reply = await processes.call(place, ask)
-            if reply is None:
-                processes.close()
-            elif reply.ended_by in (0, -signal.SIGPROF):
-                break
-        if reply is None:
+        if reply.ended_by == -signal.SIGKILL:
             raise NotReady(_KILLED, retry_after_s=_RETRY_AFTER_S)
         return reply
 
-    async def _running(self) -> "_Processes":
-        assert self._processes is not None
+    async def _call(self, place: int, ask: Ask) -> Next:
+        """The reply of the process at a place. One that hangs, or ends without it, counts as killed."""
+        try:
+            if place not in self._streams:
+                self._streams[place] = await self._forked()
+            reader, writer = self._streams[place]
+            async with asyncio.timeout(_HUNG_S):
+                writer.write(framed(ask))
+                size = int.from_bytes(await reader.readexactly(4), "little")
+                return msgspec.msgpack.decode(await reader.readexactly(size), type=Next)
+        except (OSError, EOFError) as error:
+            _LOG.warning("grammar process lost: %r", error)
+        if lost := self._streams.pop(place, None):
+            lost[1].close()
+        return Next(ended_by=-signal.SIGKILL)
+
+    async def _forked(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """The stream of a new process. Raises OSError, NotReady."""
         async with self._starting:
-            if self._processes.is_closed and not self._is_closed:
-                _LOG.warning("a grammar process was killed; all are started again")
-                self._processes = await asyncio.to_thread(_Processes, self._tokenizer, self._vocab_size)
+            assert self._parent is not None
+            if self._parent.poll() is not None and not self._is_closed:
+                _LOG.warning("the parent of the grammar processes was killed; another one starts")
+                try:
+                    await asyncio.to_thread(self._start)
+                except ValueError as error:
+                    _LOG.warning("no grammar process: %s", error)
+                    raise NotReady(
+                        "No process can enforce the form.", retry_after_s=_RETRY_AFTER_S
+                    ) from error
             if self._is_closed:
-                self._processes.close()
+                self._end_parent()
                 raise NotReady("the engine is not running")
-            return self._processes
+            ours, theirs = socket.socketpair()
+            with theirs:
+                socket.send_fds(self._sockets, [b"."], [theirs.fileno()])
+            return await asyncio.open_unix_connection(sock=ours)
 
-
-class _Processes:
-    """A process for each place, forked from one that has the tokenizer."""
-
-    def __init__(self, tokenizer: Path, vocab_size: int) -> None:
-        """Raises ValueError if the tokenizer does not fit, OSError."""
-        self.is_closed = False
-        self._streams: dict[int, tuple[asyncio.StreamReader, asyncio.StreamWriter]] = {}
-        pairs = [socket.socketpair() for _ in range(_NUM_PROCESSES)]
-        self._sockets = {place: ours for place, (ours, _) in enumerate(pairs)}
-        filenos = [theirs.fileno() for _, theirs in pairs]
-        # In its own session: Ctrl-C is for the worker, which may have answers to finish.
-        self._parent = subprocess.Popen(  # noqa: S603 our own arguments
-            [sys.executable, "-m", Ask.__module__, str(tokenizer), str(vocab_size), *map(str, filenos)],
-            pass_fds=filenos,
-            stdout=subprocess.PIPE,
-            start_new_session=True,
-            text=True,
-        )
-        for _, theirs in pairs:
-            theirs.close()
+    def _start(self) -> None:
+        """Start the parent. Raises ValueError if the tokenizer does not fit, OSError."""
+        self._end_parent()
+        self._sockets, theirs = socket.socketpair()
+        with theirs:
+            # In its own session: Ctrl-C is for the worker, which may have answers to finish.
+            self._parent = subprocess.Popen(  # noqa: S603 our own arguments
+                [sys.executable, "-m", Ask.__module__, str(self._tokenizer), str(self._vocab_size)],
+                stdin=theirs.fileno(),
+                stdout=subprocess.PIPE,
+                start_new_session=True,
+                text=True,
+            )
         assert self._parent.stdout is not None
         with self._parent.stdout as written:
             problem = written.readline()
         if problem != READY:
-            self.close()
+            self._end_parent()
             raise ValueError(problem.strip() or "the grammar process did not start")
 
-    async def call(self, place: int, ask: Ask) -> Next | None:
-        """The reply; None if the process hangs or the system killed it. Raises OSError."""
-        if place not in self._streams:
-            sock = self._sockets.pop(place)
-            self._streams[place] = await asyncio.open_unix_connection(sock=sock)
-        reader, writer = self._streams[place]
-        if self.is_closed:
-            writer.close()
-        with suppress(OSError, EOFError):
-            async with asyncio.timeout(_HUNG_S):
-                writer.write(framed(ask))
-                size = int.from_bytes(await reader.readexactly(4), "little")
-                reply = msgspec.msgpack.decode(await reader.readexactly(size), type=Next)
-                return None if reply.ended_by == -signal.SIGKILL else reply
-        return None
-
-    def close(self) -> None:
-        """End all of them; idempotent."""
-        self.is_closed = True
-        for sock in self._sockets.values():
-            sock.close()
-        for _, writer in self._streams.values():
-            writer.close()
-        self._parent.kill()
-        self._parent.wait()
+    def _end_parent(self) -> None:
+        if self._parent is not None:
+            self._sockets.close()
+            self._parent.kill()
+            self._parent.wait()
 
 
 class Matcher:

@@ -1,8 +1,8 @@
 """The processes that compile forms and follow answers, so that no schema can stop or slow the engine.
 
-`python -m workers.engines.embedded.grammar_process TOKENIZER VOCAB_SIZE FILENO...` loads the tokenizer and
-forks a process for each socket that it inherits. A small schema can crash the library or keep it busy for
-hours: then the process ends, and its parent, which waits for it, replies and forks the next one.
+`python -m workers.engines.embedded.grammar_process TOKENIZER VOCAB_SIZE` loads the tokenizer and forks a
+process for each socket that it gets. A small schema can crash the library or keep it busy for hours: then the
+process ends, and its parent, which waits for it, replies and forks the next one.
 """
 
 import json
@@ -191,7 +191,9 @@ def framed(message: Ask | Next) -> bytes:
 
 
 def main() -> None:
-    """Load the tokenizer, print READY or what is wrong with it, then fork a process for each socket."""
+    """Load the tokenizer, print READY or what is wrong with it, then fork a process for each socket that
+    comes over the one that is stdin.
+    """
     try:
         tokenizer = LLTokenizer(sys.argv[1], n_vocab=int(sys.argv[2]))
     except ValueError as error:
@@ -200,20 +202,18 @@ def main() -> None:
     sys.stdout.write(READY)
     sys.stdout.flush()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    connections = [socket.socket(fileno=int(fileno)) for fileno in sys.argv[3:]]
-    while connections:
-        connection = connections.pop()
-        if os.fork() == 0:
-            for other in connections:
-                other.close()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those that end
+    sockets = socket.socket(fileno=0)
+    while filenos := socket.recv_fds(sockets, 1, 1)[1]:
+        with socket.socket(fileno=filenos[0]) as connection:
+            if os.fork():
+                continue
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            sockets.close()
             # The engine may close its end at any time.
-            with suppress(OSError), connection:
+            with suppress(OSError):
                 _watch(tokenizer, connection)
             return
-        connection.close()
-    with suppress(ChildProcessError):
-        while True:
-            os.wait()
 
 
 def _watch(tokenizer: LLTokenizer, connection: socket.socket) -> None:
