@@ -152,7 +152,7 @@ async def serve(
     app = _app(settings, credentials, services, responses)
     server = HttpServer(app, settings.drain_timeout_s, tls=credentials.context)
     answering = siblings.answering(
-        Shared(services.thoughts, services.metrics, responses, services.snapshots.series.part)
+        Shared(services.thoughts, services.metrics, responses, services.snapshots.part)
     )
     services.snapshots.start()
     log_load(services)

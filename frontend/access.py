@@ -71,7 +71,7 @@ def log_load(services: Services) -> None:
     """Log throughput and load every BUSY_EVERY_S from now on, while there are requests."""
 
     def note() -> None:
-        counts = services.snapshots.series.lately(BUSY_EVERY_S)
+        counts = services.snapshots.lately(BUSY_EVERY_S)
         num_running = len(services.metrics.records.running())
         if counts["ended"] or num_running:
             num_queued = int(services.metrics.total("queued_requests"))

@@ -157,15 +157,56 @@ class Look(msgspec.Struct, frozen=True, array_like=True, tag=6):
     since_s: int
 
 
-class Series:
-    """What this process counted in each of the last SPAN_S seconds. Call `tick` once a second."""
+def _coarse(counts: Mapping[int, int]) -> Counter[int]:
+    """By two digits, so that a second needs little memory however many requests are in it."""
+    found = Counter[int]()
+    for each_ms, count in counts.items():
+        found[int(float(f"{each_ms:.2g}"))] += count
+    return found
 
-    def __init__(self, fleet: "Fleet", metrics: Metrics) -> None:
+
+def _slowest(records: Records) -> list[Slow]:
+    newest = records.newest(_NUM_RECENT)
+    found = {(each.request_id, each.at_s): each for each in (*newest, *records.slowest(_NUM_SLOWEST, SPAN_S))}
+    recent = (each for each in found.values() if each.ended_s > time.time() - SPAN_S)
+    usual = Usual(newest)
+    return [
+        Slow(
+            request_id=each.request_id,
+            status=each.status,
+            duration_s=each.duration_s or 0.0,
+            stages={stage: round(lasted_s, 6) for stage, lasted_s in each.spent().items()},
+            verdict=why.cause if (why := verdict(each, usual)) else "",
+        )
+        for each in nlargest(_NUM_SLOWEST, recent, attrgetter("duration_s"))
+    ]
+
+
+class Snapshots:
+    """Makes snapshots for viewers, of what this process counted in each of the last SPAN_S seconds."""
+
+    def __init__(self, fleet: "Fleet", metrics: Metrics, others: Others = no_others) -> None:
         self._fleet = fleet
         self._metrics = metrics
+        self._others = others
         self._totals: Counter[str] = Counter()
         self._seconds: deque[Second] = deque(maxlen=SPAN_S)
         self._handoffs: deque[Counter[tuple[str, str]]] = deque(maxlen=_RATE_S)
+        self._points: dict[int, Point] = {}
+        self._since_s = 0
+        self._making: asyncio.Task[tuple[bytes, bytes]] | None = None
+        self._begun_s = 0.0
+        self._num_viewers = 0
+        self._closed = asyncio.Event()
+
+    def start(self) -> None:
+        """Count from now on, so that the first viewer sees five minutes."""
+        self._pulse = Pulse(EVERY_S, self.tick)
+
+    def close(self) -> None:
+        """End all streams, and count no more."""
+        self._pulse.stop()
+        self._closed.set()
 
     def tick(self) -> None:
         """Keep what was counted since the last call."""
@@ -196,55 +237,6 @@ class Series:
             seconds=[each for each in self._seconds if each.at_s >= since_s],
             slowest=_slowest(metrics.records),
         )
-
-
-def _coarse(counts: Mapping[int, int]) -> Counter[int]:
-    """By two digits, so that a second needs little memory however many requests are in it."""
-    found = Counter[int]()
-    for each_ms, count in counts.items():
-        found[int(float(f"{each_ms:.2g}"))] += count
-    return found
-
-
-def _slowest(records: Records) -> list[Slow]:
-    newest = records.newest(_NUM_RECENT)
-    found = {(each.request_id, each.at_s): each for each in (*newest, *records.slowest(_NUM_SLOWEST, SPAN_S))}
-    recent = (each for each in found.values() if each.ended_s > time.time() - SPAN_S)
-    usual = Usual(newest)
-    return [
-        Slow(
-            request_id=each.request_id,
-            status=each.status,
-            duration_s=each.duration_s or 0.0,
-            stages={stage: round(lasted_s, 6) for stage, lasted_s in each.spent().items()},
-            verdict=why.cause if (why := verdict(each, usual)) else "",
-        )
-        for each in nlargest(_NUM_SLOWEST, recent, attrgetter("duration_s"))
-    ]
-
-
-class Snapshots:
-    """Makes snapshots for viewers."""
-
-    def __init__(self, fleet: "Fleet", metrics: Metrics, others: Others = no_others) -> None:
-        self.series = Series(fleet, metrics)
-        self._fleet = fleet
-        self._others = others
-        self._points: dict[int, Point] = {}
-        self._since_s = 0
-        self._making: asyncio.Task[tuple[bytes, bytes]] | None = None
-        self._begun_s = 0.0
-        self._num_viewers = 0
-        self._closed = asyncio.Event()
-
-    def start(self) -> None:
-        """Count from now on, so that the first viewer sees five minutes."""
-        self._pulse = Pulse(EVERY_S, self.series.tick)
-
-    def close(self) -> None:
-        """End all streams, and count no more."""
-        self._pulse.stop()
-        self._closed.set()
 
     async def latest(self, *, with_ids: bool) -> bytes:
         """The snapshot as JSON, EVERY_S old at most."""
@@ -279,7 +271,7 @@ class Snapshots:
 
     async def _make(self) -> Snapshot:
         asked, others = await asyncio.gather(self._fleet.ask_all(), self._others(Look(self._since_s)))
-        parts = [self.series.part(self._since_s), *others]
+        parts = [self.part(self._since_s), *others]
         now_s = time.time()
         self._since_s = int(now_s) - _RATE_S  # earlier seconds are over in all processes
         lately = self._note_seconds(list(chain.from_iterable(part.seconds for part in parts)), int(now_s))

@@ -16,7 +16,7 @@ from frontend import snapshot
 from frontend.metrics import Metrics
 from frontend.routing.fleet import Fleet
 from frontend.routing.workers import Event
-from frontend.snapshot import Look, Part, Second, Series, Snapshots
+from frontend.snapshot import Look, Part, Second, Snapshots
 from tests.clock import jumping
 from tests.unit.test_fleet import Registry, worker
 from tests.waiting import until
@@ -51,7 +51,7 @@ def ended(metrics: Metrics, request_id: str = "r1") -> None:
 
 async def test_a_second_has_what_was_counted_in_it_and_old_ones_end() -> None:
     metrics = Metrics()
-    series = Series(Fleet(Registry(), Registry()), metrics)
+    series = Snapshots(Fleet(Registry(), Registry()), metrics)
     for num_ended in (1, 2):
         for _ in range(num_ended):
             ended(metrics)
@@ -86,7 +86,7 @@ async def test_the_parts_of_processes_are_added_but_workers_are_shown_once() -> 
         leg = metrics.begin("/v1/x", "r1").leg()
         leg.on(worker("p1"))
         fleet.handoffs["p1", "d1"] += 1
-        await until(lambda: snapshots.series.part(0).handoffs)
+        await until(lambda: snapshots.part(0).handoffs)
         body = await read(snapshots)
         await asyncio.sleep(2)  # virtual time
         later = await read(snapshots)
