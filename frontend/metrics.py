@@ -188,14 +188,11 @@ class Metrics:
 
     def expect(self, model: str) -> None:
         """Show zeros for this model, so that its first requests are an increase."""
-        for name in ("prompt_tokens", "completion_tokens"):
-            self.of(name, model)
         for route in _GENERATING:
-            self.of("requests", route, model, "200")
-            self.of("running_requests", route)
-            self.of("disconnects", route)
-            for name in ("request_duration", "time_to_first_token", "inter_token_latency"):
-                self.of(f"{name}_seconds", route, model)
+            known = {"route": route, "model": model, "status": "200"}
+            for name, kind in _TABLE.items():
+                if kind.labels and known.keys() >= set(kind.labels):
+                    self.of(name, *map(known.__getitem__, kind.labels))
 
     def _of(self, name: str, *labels: str) -> Series:
         series = self._series[name, *labels] = Series(_TABLE[name].bounds)

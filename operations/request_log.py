@@ -45,12 +45,7 @@ def _record(fields: Mapping[str, Any]) -> Record:
     own = {stage: stages.pop(stage) for stage in [*stages] if STAGES[stage].group == "client"}
     failed = [_failed(text, fields, stages) for text in str(fields.get("failures", "")).split("; ") if text]
     record, leg, last = (
-        {
-            attribute: fields[name]
-            for name, attribute in names.items()
-            if fields.get(name) not in {None, "None"}
-        }
-        for names in FIELDS
+        {attribute: fields[name] for name, attribute in names.items() if name in fields} for names in FIELDS
     )
     if int(fields["attempts"]) == len(failed):  # the last one waited
         last = {}
