@@ -23,7 +23,8 @@ from baton.transport import Transport
 from frontend.access import log_load, log_requests
 from frontend.app import create_app, envelope_of
 from frontend.flags import Credentials, FrontendSettings, parse_aliases, read_credentials
-from frontend.http.exchange import AsgiApp, Bodies, default_bytes
+from frontend.http.body import Bodies, default_bytes
+from frontend.http.exchange import AsgiApp
 from frontend.http.guards import PAGE_PATHS, Guards
 from frontend.http.respond import BeginTrace, Services
 from frontend.http.server import HttpServer

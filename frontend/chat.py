@@ -29,8 +29,7 @@ from frontend.http.answer import (
     UsageBody,
     content_logprobs,
 )
-from frontend.http.body import read
-from frontend.http.respond import Operations, Services, generating
+from frontend.http.respond import Operations, asking, generating
 from frontend.turn.choice import Choice, FinishReason
 from frontend.turn.fields import (
     NEAREST_EFFORT,
@@ -52,7 +51,7 @@ from frontend.turn.fields import (
     required,
     text_of_part,
 )
-from frontend.turn.request import CallChoice, Client, TurnRequest
+from frontend.turn.request import CallChoice, TurnRequest
 from frontend.turn.thoughts import PARAGRAPH
 
 
@@ -290,17 +289,10 @@ def _text(content: Content | None, path: str, *, reads_others: bool = False) -> 
     return "".join(texts)
 
 
-async def prepare_chat(raw: bytes, client: Client, services: Services) -> ChunkedAnswer:
-    """The answer to a body, ready to be generated. Raises a BatonError if the body is refused."""
-    body, unknown, (request, inexact) = await read(raw, ChatBody, turn_request)
-    choices = await services.prepare(request, client)
-    return ChunkedAnswer(
-        Envelope("chat.completion.chunk", "chatcmpl", choices[0].request.model, body),
-        choices,
-        MessageWriter,
-        ChatCompletion,
-        (*unknown, *inexact),
-    )
+def chunked_answer(body: ChatBody, choices: Sequence[Choice]) -> ChunkedAnswer:
+    """The answer to a body."""
+    envelope = Envelope("chat.completion.chunk", "chatcmpl", choices[0].request.model, body)
+    return ChunkedAnswer(envelope, choices, MessageWriter, ChatCompletion)
 
 
 class ChatLogprobs(msgspec.Struct, kw_only=True):
@@ -345,7 +337,7 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
 
 OPERATIONS: Operations = {
     ("POST", "/v1/chat/completions"): generating(
-        prepare_chat,
+        asking(ChatBody, turn_request, chunked_answer),
         "Create a chat completion",
         ChatCompletion,
         ChatBody,

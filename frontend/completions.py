@@ -17,11 +17,10 @@ from frontend.http.answer import (
     UsageBody,
     legacy_logprobs,
 )
-from frontend.http.body import read
-from frontend.http.respond import Operations, Services, generating
+from frontend.http.respond import Operations, asking, generating
 from frontend.turn.choice import Choice
 from frontend.turn.fields import CommonFields, Count, Refused, StopText, StopTexts, TokenId
-from frontend.turn.request import Client, RawPrompts, TurnRequest
+from frontend.turn.request import RawPrompts, TurnRequest
 
 
 class CompletionChoiceBody(msgspec.Struct):
@@ -81,27 +80,7 @@ DEFAULT_MAX_TOKENS = 16
 _encode = msgspec.json.Encoder().encode
 
 
-async def prepare_completion(raw: bytes, client: Client, services: Services) -> ChunkedAnswer:
-    """The answer to a body, ready to be generated. Raises a BatonError if the body is refused."""
-    body, unknown, request = await read(raw, CompletionBody, turn_request)
-    choices = await services.prepare(request, client)
-    envelope = Envelope("text_completion", "cmpl", choices[0].request.model, body)
-    writer = partial(TextWriter, body=body)
-    return ChunkedAnswer(envelope, choices, writer, Completion, unknown)
-
-
-OPERATIONS: Operations = {
-    ("POST", "/v1/completions"): generating(
-        prepare_completion,
-        "Create a raw completion",
-        Completion,
-        CompletionBody,
-        {"prompt": "Once upon a time", "max_tokens": 20},
-    )
-}
-
-
-def turn_request(body: CompletionBody, num_bytes: int) -> TurnRequest:
+def turn_request(body: CompletionBody, num_bytes: int) -> tuple[TurnRequest, Sequence[str]]:
     """The request of a body of `num_bytes`. Raises InvalidRequest for fields that contradict each other."""
     prompts: Sequence[str | list[int] | TokenId]
     if isinstance(body.prompt, str) or set(map(type, body.prompt)) <= {int}:  # token ids may be many
@@ -113,7 +92,7 @@ def turn_request(body: CompletionBody, num_bytes: int) -> TurnRequest:
         raise InvalidRequest.at("prompt", "mixes token ids and strings; wrap each prompt's ids in an array.")
     if not all(given):
         raise InvalidRequest.at("prompt", "must not be empty.")
-    return TurnRequest(
+    request = TurnRequest(
         fields=body,
         prompt=RawPrompts(given, shows_special=body.skip_special_tokens is False),
         path="prompt",
@@ -124,6 +103,24 @@ def turn_request(body: CompletionBody, num_bytes: int) -> TurnRequest:
         logprobs=body.logprobs,
         prompt_logprobs=body.logprobs if body.echo else None,
     )
+    return request, ()
+
+
+def chunked_answer(body: CompletionBody, choices: Sequence[Choice]) -> ChunkedAnswer:
+    """The answer to a body."""
+    envelope = Envelope("text_completion", "cmpl", choices[0].request.model, body)
+    return ChunkedAnswer(envelope, choices, partial(TextWriter, body=body), Completion)
+
+
+OPERATIONS: Operations = {
+    ("POST", "/v1/completions"): generating(
+        asking(CompletionBody, turn_request, chunked_answer),
+        "Create a raw completion",
+        Completion,
+        CompletionBody,
+        {"prompt": "Once upon a time", "max_tokens": 20},
+    )
+}
 
 
 class TextWriter(ChoiceWriter):

@@ -47,7 +47,6 @@ class Answer(Writer):
     """An answer of one API, which itself writes its choice if it has one only. `ignored` are the body's
     ignored fields, `keep_alive` is sent while the stream is idle, `record` is the request's."""
 
-    model: str
     stream: bool
     choices: Sequence[Choice]
     ignored: tuple[str, ...] = ()
@@ -82,7 +81,7 @@ class Numbered(Answer):
 
     def __init__(self, answer: Answer, last_event_id: str) -> None:
         """`last_event_id`: of the last event that the client has; empty: none. Raises InvalidRequest."""
-        self.model, self.stream, self.ignored = answer.model, answer.stream, answer.ignored
+        self.stream, self.ignored = answer.stream, answer.ignored
         self.choices, self.keep_alive = answer.choices, answer.keep_alive
         # These have no ids.
         self.closing, self.failure, self.settle = answer.closing, answer.failure, answer.settle  # type: ignore[method-assign]  # no call between
@@ -324,11 +323,8 @@ class ChunkedAnswer(Answer):
         choices: Sequence[Choice],
         writer: Callable[[int, Choice, Envelope], ChoiceWriter],
         whole: Callable[..., msgspec.Struct],
-        ignored: tuple[str, ...],
     ) -> None:
-        self.model = choices[0].request.model
         self.stream = envelope.stream
-        self.ignored = ignored
         self.choices = choices
         self._envelope = envelope
         self._writers = [writer(index, choice, envelope) for index, choice in enumerate(choices)]

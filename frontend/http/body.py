@@ -1,20 +1,97 @@
-"""Decodes and validates request bodies: errors name the field, unknown fields are reported."""
+"""Receives request bodies within limits, decodes and validates them: errors name the field."""
 
 import asyncio
 import codecs
 import functools
+import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, get_type_hints
 
 import msgspec
 from msgspec import inspect
 
-from baton.errors import InvalidRequest
+from baton.errors import BatonError, InvalidRequest
+from frontend.http.exchange import ClientGone, Exchange
 from frontend.turn.fields import Refused
 
 AnyBody = TypeVar("AnyBody", bound=msgspec.Struct)
 T = TypeVar("T")
+
+FREE_BYTES = 64 << 10
+"""Of each body, which the server buffers anyway: ordinary requests are read whatever others send."""
+MIN_BYTES = 64 << 20
+_PART_OF_MEMORY = 64
+
+
+class BodyTooLarge(InvalidRequest, code="body_too_large", status=413):
+    """The body exceeds the size limit."""
+
+
+class EncodedBody(InvalidRequest, code="unsupported_encoding", status=415):
+    """The body has a content encoding, such as gzip."""
+
+
+class BodiesFull(BatonError, code="bodies_full", status=503):
+    """There is no memory for a body now."""
+
+
+class Bodies:
+    """Counts the bytes of bodies that are being read or used, beyond FREE_BYTES each. One body is always
+    read: a retry must be able to succeed. A single one may have `max_body_bytes`."""
+
+    def __init__(self, max_bytes: int = MIN_BYTES, max_body_bytes: int = 16 << 20) -> None:
+        self.num_bytes = 0
+        self.max_bytes = max_bytes
+        self._max_body_bytes = max_body_bytes
+
+    @asynccontextmanager
+    async def received(self, exchange: Exchange) -> AsyncIterator[bytes]:
+        """The whole body, which counts until the context ends. Raises EncodedBody, BodyTooLarge (before
+        reading if declared), BodiesFull or ClientGone."""
+        encoding = exchange.headers.get(b"content-encoding", b"identity")
+        if encoding != b"identity":
+            shown = encoding.decode(errors="replace")[:40]
+            raise EncodedBody(f"Content-Encoding {shown!r} is not supported; send plain JSON.")
+        declared, body, most = exchange.headers.get(b"content-length", b""), bytearray(), self._max_body_bytes
+        has_more, counted = True, 0
+        if declared.isdigit() and int(declared) > most:
+            raise _too_large(most)
+        try:
+            while has_more:
+                message = await exchange.receive()
+                if message["type"] != "http.request":
+                    raise ClientGone
+                body += message.get("body", b"")
+                has_more = message.get("more_body", False)
+                if len(body) > most:
+                    raise _too_large(most)
+                if (more := len(body) - FREE_BYTES - counted) > 0:
+                    self._count(more, counted)
+                    counted += more
+            yield bytes(body)
+        finally:
+            self.num_bytes -= counted
+
+    def _count(self, more: int, counted: int) -> None:
+        if self.num_bytes > counted and self.num_bytes + more > self.max_bytes:
+            raise BodiesFull("The server reads as many long bodies as it can; retry later.", retry_after_s=1)
+        self.num_bytes += more
+
+
+def _too_large(most: int) -> BodyTooLarge:
+    return BodyTooLarge(f"The body exceeds the limit of {most} bytes.")
+
+
+def default_bytes() -> int:
+    """A part of the memory that this machine or container has."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    with suppress(OSError, ValueError):  # there is no such file, or no limit
+        memory = min(memory, int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    return max(MIN_BYTES, memory // _PART_OF_MEMORY)
+
 
 LONG_BYTES = 8192
 MAX_EXPLAINED_BYTES = 1 << 20

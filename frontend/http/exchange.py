@@ -1,16 +1,13 @@
-"""One HTTP request and its response over ASGI: body, headers, error envelope, disconnect."""
+"""One HTTP request and its response over ASGI: headers, error envelope, disconnect."""
 
 import asyncio
 import hashlib
 import logging
 import math
-import os
 import re
 import secrets
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
-from contextlib import suppress
-from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import msgspec
 
@@ -18,8 +15,6 @@ from baton.errors import BatonError, DeadlineExceeded, InvalidRequest
 from baton.telemetry import Line
 
 log = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 Headers = Sequence[tuple[bytes, bytes]]
 Scope = MutableMapping[str, Any]
@@ -52,14 +47,6 @@ class ErrorBody(msgspec.Struct, kw_only=True):
 
 Envelope = Callable[[BatonError], msgspec.Struct]
 """Builds an API's error body."""
-
-
-class BodyTooLarge(InvalidRequest, code="body_too_large", status=413):
-    """The body exceeds the size limit."""
-
-
-class EncodedBody(InvalidRequest, code="unsupported_encoding", status=415):
-    """The body has a content encoding, such as gzip."""
 
 
 def as_baton_error(error: Exception, request_id: str) -> BatonError:
@@ -115,7 +102,7 @@ class Exchange:
         self.blocked_s: list[float] = scope.get("blocked_s", [])
         self.gone = cast("asyncio.Future[None]", scope.get("gone"))  # the server sets it
         self._drain: Callable[[], Awaitable[None]] | None = scope.get("drain")
-        self._receive = receive
+        self.receive = receive
         self.send = send
 
     @property
@@ -140,26 +127,6 @@ class Exchange:
             return f"key {self.key_name}"
         key = self.headers.get(b"authorization") or self.headers.get(b"x-api-key")
         return hashlib.sha256(key).hexdigest() if key else ""
-
-    async def read_body(self, max_bytes: int, count: Callable[[int], object] = lambda _: None) -> bytes:
-        """The whole body. Calls `count` with the number of bytes so far. Raises EncodedBody, BodyTooLarge
-        (before reading if declared) or ClientGone."""
-        encoding = self.headers.get(b"content-encoding", b"identity")
-        if encoding != b"identity":
-            shown = encoding.decode(errors="replace")[:40]
-            raise EncodedBody(f"Content-Encoding {shown!r} is not supported; send plain JSON.")
-        declared, body = self.headers.get(b"content-length", b""), bytearray()
-        while not declared.isdigit() or int(declared) <= max_bytes:
-            message = await self._receive()
-            if message["type"] != "http.request":
-                raise ClientGone
-            body += message.get("body", b"")
-            if len(body) > max_bytes:
-                break
-            count(len(body))
-            if not message.get("more_body", False):
-                return bytes(body)
-        raise BodyTooLarge(f"The body exceeds the limit of {max_bytes} bytes.")
 
     async def start(self, status: int, content_type: bytes, headers: Headers) -> None:
         request_id = self.request_id.encode()
@@ -202,53 +169,3 @@ def ignored_header(ignored: Sequence[str]) -> Headers:
         return []
     text = ", ".join(ignored).encode("ascii", "backslashreplace")[:1000]
     return [(b"x-baton-ignored", re.sub(rb"[^\x20-\x7e]", b"?", text))]
-
-
-FREE_BYTES = 64 << 10
-"""Of each body, which the server buffers anyway: ordinary requests are read whatever others send."""
-MIN_BYTES = 64 << 20
-_PART_OF_MEMORY = 64
-
-
-class BodiesFull(BatonError, code="bodies_full", status=503):
-    """There is no memory for a body now."""
-
-
-class Bodies:
-    """Counts the bytes of bodies that are being read or used, beyond FREE_BYTES each. One body is always
-    read: a retry must be able to succeed. A single one may have `max_body_bytes`."""
-
-    def __init__(self, max_bytes: int = MIN_BYTES, max_body_bytes: int = 16 << 20) -> None:
-        self.num_bytes = 0
-        self.max_bytes = max_bytes
-        self._max_body_bytes = max_body_bytes
-
-    async def use(self, exchange: Exchange, make: Callable[[bytes], Awaitable[T]]) -> T:
-        """What `make` makes of the body, which counts until then. Raises BodiesFull, or as
-        `Exchange.read_body` does."""
-        counted = 0
-
-        def count(num_bytes: int) -> None:
-            nonlocal counted
-            more = num_bytes - FREE_BYTES - counted
-            if more <= 0:
-                return
-            if self.num_bytes > counted and self.num_bytes + more > self.max_bytes:
-                raise BodiesFull(
-                    "The server reads as many long bodies as it can; retry later.", retry_after_s=1
-                )
-            self.num_bytes += more
-            counted += more
-
-        try:
-            return await make(await exchange.read_body(self._max_body_bytes, count))
-        finally:
-            self.num_bytes -= counted
-
-
-def default_bytes() -> int:
-    """A part of the memory that this machine or container has."""
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    with suppress(OSError, ValueError):  # there is no such file, or no limit
-        memory = min(memory, int(Path("/sys/fs/cgroup/memory.max").read_text()))
-    return max(MIN_BYTES, memory // _PART_OF_MEMORY)

@@ -5,8 +5,8 @@ import dataclasses
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import cached_property
-from typing import Any, TypeVar
+from functools import cached_property, partial
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 from starlette.exceptions import HTTPException
@@ -14,8 +14,8 @@ from starlette.exceptions import HTTPException
 from baton.errors import BatonError, DeadlineExceeded, InvalidRequest, NotReady
 from baton.pace import first_done
 from frontend.http.answer import Answer, Numbered
+from frontend.http.body import AnyBody, Bodies, read
 from frontend.http.exchange import (
-    Bodies,
     ClientGone,
     Envelope,
     ErrorBody,
@@ -32,9 +32,10 @@ from frontend.record import Record, Trace
 from frontend.routing.fleet import Fleet
 from frontend.routing.generate import Generator
 from frontend.snapshot import Snapshots
+from frontend.text.tokenizer import ContextTooLong
 from frontend.turn.choice import Choice, num_prompt_tokens
 from frontend.turn.ids import repeatable
-from frontend.turn.request import Client, TurnRequest, prepare
+from frontend.turn.request import Client, TurnRequest, encode, prepare
 from frontend.turn.seal import Seal
 from frontend.turn.thoughts import Thoughts
 
@@ -76,12 +77,6 @@ class Services:
     @cached_property
     def snapshots(self) -> Snapshots:
         return Snapshots(self.fleet, self.metrics, self.others)
-
-    async def prepare(self, request: TurnRequest, client: Client) -> list[Choice]:
-        """The choices, ready to be generated. Raises BatonErrors, as `prepare` does."""
-        served = self.fleet.served(request.fields.model)
-        check = self.generator.check
-        return await prepare(request, client, served, self.thoughts, check, max_choices=self.max_choices)
 
 
 Serve = Callable[[Exchange, Services, Record], Awaitable[None]]
@@ -163,39 +158,67 @@ def server_timing(record: Record) -> Headers:
 
 
 AnyAnswer = TypeVar("AnyAnswer", bound=Answer)
-Prepare = Callable[[bytes, Client, Services], Awaitable[Answer]]
-"""Builds the answer to a body, ready to be generated. Raises a BatonError if the body is refused."""
+
+
+class Asked(NamedTuple, Generic[AnyAnswer]):
+    """What a body asks for. `ignored` are the fields without effect, `answer` makes the answer of the
+    choices, `too_long` is raised if the prompt does not fit the context."""
+
+    request: TurnRequest
+    ignored: tuple[str, ...]
+    answer: Callable[[list[Choice]], AnyAnswer]
+    too_long: Callable[[ContextTooLong], Exception] = lambda error: error
+
+
+Ask = Callable[[bytes, Client, Services], Awaitable[Asked[AnyAnswer]]]
+"""Reads a body. Raises a BatonError if it is refused."""
+
+
+def asking(
+    body_type: type[AnyBody],
+    make: Callable[[AnyBody, int], tuple[TurnRequest, Sequence[str]]],
+    answer: Callable[[AnyBody, list[Choice]], Answer],
+) -> Ask[Answer]:
+    """Reads bodies of that type. `make` gives the request and the known fields without effect."""
+
+    async def ask(raw: bytes, _: Client, __: Services) -> Asked[Answer]:
+        body, unknown, (request, ignored) = await read(raw, body_type, make)
+        return Asked(request, (*unknown, *ignored), partial(answer, body))
+
+    return ask
 
 
 def generating(
-    prepare: Prepare, summary: str, answer: Struct, body: Struct, example: Mapping[str, Any]
+    ask: Ask[Answer], summary: str, answer: Struct, body: Struct, example: Mapping[str, Any]
 ) -> Operation:
     """An operation that generates one answer."""
 
     async def serve(exchange: Exchange, services: Services, record: Record) -> None:
         with repeated(exchange):
-            answer = await prepared(prepare, exchange, services, record)
+            answer = await prepared(ask, exchange, services, record)
             await generate(exchange, answer, services, record)
 
     return Operation(serve, summary, (answer,), body, example, is_streamed=True)
 
 
-Count = Callable[[bytes, Client, Services], Awaitable[tuple[str, Sequence[str], msgspec.Struct]]]
-"""The model, the ignored fields and the answer for a body whose tokens are counted. Raises BatonErrors."""
+Count = Callable[[bytes, Client, Services], Awaitable[tuple[TurnRequest, Sequence[str]]]]
+"""The request of a body whose tokens are counted, and the fields without effect. Raises BatonErrors."""
 
 
 def counting(
     count: Count, summary: str, answer: Struct, body: Struct, example: Mapping[str, Any]
 ) -> Operation:
-    """An operation that counts tokens."""
+    """An operation that counts a conversation's `input_tokens`."""
 
     async def serve(exchange: Exchange, services: Services, record: Record) -> None:
         client = client_of(exchange, services, record)
-        record.model, ignored, counted = await services.bodies.use(
-            exchange, lambda raw: count(raw, client, services)
-        )
+        async with services.bodies.received(exchange) as raw:
+            request, ignored = await count(raw, client, services)
+            served = services.fleet.served(request.fields.model)
+            (prompt,), _ = await encode(request, client.owner, served, services.thoughts)
+        record.model = served.name
         services.metrics.count_ignored(ignored)
-        await exchange.answer(200, counted, ignored_header(ignored))
+        await exchange.answer(200, answer(input_tokens=len(prompt.token_ids)), ignored_header(ignored))
 
     return Operation(serve, summary, (answer,), body, example)
 
@@ -206,23 +229,24 @@ def repeated(exchange: Exchange) -> AbstractContextManager[None]:
     return repeatable(f"{exchange.owner} {key}") if key else nullcontext()
 
 
-async def prepared(
-    prepare: Callable[[bytes, Client, Services], Awaitable[AnyAnswer]],
-    exchange: Exchange,
-    services: Services,
-    record: Record,
-) -> AnyAnswer:
+async def prepared(ask: Ask[AnyAnswer], exchange: Exchange, services: Services, record: Record) -> AnyAnswer:
     """Read the body and build its answer, ready to be generated."""
     client = client_of(exchange, services, record)
     record.stage = "read"  # since its arrival
-
-    def make(body: bytes) -> Awaitable[AnyAnswer]:
+    async with services.bodies.received(exchange) as raw:
         record.enter("render")
-        return prepare(body, client, services)
-
-    answer = await services.bodies.use(exchange, make)
+        asked = await ask(raw, client, services)
+        served, check = services.fleet.served(asked.request.fields.model), services.generator.check
+        try:
+            choices = await prepare(
+                asked.request, client, served, services.thoughts, check, max_choices=services.max_choices
+            )
+        except ContextTooLong as error:
+            raise asked.too_long(error) from None
+    answer = asked.answer(choices)
+    answer.ignored = (*asked.ignored, *answer.ignored)
     services.metrics.count_ignored(answer.ignored)
-    record.model, answer.record = answer.model, record
+    record.model, answer.record = served.name, record
     return answer
 
 

@@ -11,12 +11,12 @@ from baton.messages import TokenChunk
 from frontend.harmony.conversation import Begin, Delta, End, Text
 from frontend.http.answer import Answer
 from frontend.http.body import read
-from frontend.http.respond import Operations, Services, counting, generating
+from frontend.http.respond import Asked, Operations, Services, counting, generating
 from frontend.messages.request import Counted, MessagesBody, ThreadNotFound, turn_request
 from frontend.text.tokenizer import ContextTooLong
 from frontend.turn.choice import Choice
 from frontend.turn.ids import new_id
-from frontend.turn.request import Client, encode
+from frontend.turn.request import Client, TurnRequest
 from frontend.turn.seal import Seal
 
 StopReason = Literal["end_turn", "max_tokens", "model_context_window_exceeded", "stop_sequence", "tool_use"]
@@ -122,31 +122,28 @@ _DELTA_OF = {
 }
 
 
-async def prepare_message(raw: bytes, client: Client, services: Services) -> "MessagesAnswer":
-    """The answer to a body, ready to be generated. Raises a BatonError if the body is refused."""
+async def ask_message(raw: bytes, _: Client, services: Services) -> Asked[Answer]:
+    """See `frontend.http.respond.Ask`."""
     making = partial(turn_request, seal=services.seal)
     body, unknown, (request, left_out) = await read(raw, MessagesBody, making)
-    (choice,) = await services.prepare(request, client)
-    return MessagesAnswer(body, choice, services.seal, ignored=(*unknown, *left_out))
+    answer = partial(MessagesAnswer, body, services.seal)
+    return Asked(request, (*unknown, *left_out), answer)
 
 
-async def count_tokens(
-    raw: bytes, client: Client, services: Services
-) -> tuple[str, Sequence[str], TokenCount]:
+async def counted(raw: bytes, _: Client, services: Services) -> tuple[TurnRequest, Sequence[str]]:
     """See `frontend.http.respond.Count`."""
-    _, unknown, (request, left_out) = await read(raw, Counted, partial(turn_request, seal=services.seal))
-    served = services.fleet.served(request.fields.model)
-    (prompt,), _ = await encode(request, client.owner, served, services.thoughts)
-    return served.name, (*unknown, *left_out), TokenCount(input_tokens=len(prompt.token_ids))
+    making = partial(turn_request, seal=services.seal)
+    _body, unknown, (request, left_out) = await read(raw, Counted, making)
+    return request, (*unknown, *left_out)
 
 
 _HELLO = {"messages": [{"role": "user", "content": "Hello there!"}]}
 OPERATIONS: Operations = {
     ("POST", "/v1/messages"): generating(
-        prepare_message, "Create a message", MessageObject, MessagesBody, {"max_tokens": 100, **_HELLO}
+        ask_message, "Create a message", MessageObject, MessagesBody, {"max_tokens": 100, **_HELLO}
     ),
     ("POST", "/v1/messages/count_tokens"): counting(
-        count_tokens, "Count a message's input tokens", TokenCount, Counted, _HELLO
+        counted, "Count a message's input tokens", TokenCount, Counted, _HELLO
     ),
 }
 
@@ -156,15 +153,11 @@ class MessagesAnswer(Answer):
 
     keep_alive = PING
 
-    def __init__(
-        self, body: MessagesBody, choice: Choice, seal: Seal, *, ignored: tuple[str, ...] = ()
-    ) -> None:
+    def __init__(self, body: MessagesBody, seal: Seal, choices: Sequence[Choice]) -> None:
         thinking = body.thinking
-        self.model = choice.request.model
         self.stream = bool(body.stream)
-        self.ignored = ignored
-        self.choices = [choice]
-        self._choice = choice
+        self.choices = choices
+        (self._choice,) = choices
         self._seal = seal
         self._shows_thinking = (
             thinking is not None and thinking.type != "disabled" and thinking.display != "omitted"

@@ -18,12 +18,11 @@ from frontend.harmony.conversation import (
     called_name,
 )
 from frontend.http.body import convert, read
-from frontend.http.respond import Services
+from frontend.http.respond import Asked, Services
 from frontend.responses.body import (
     LOGPROBS,
     RUNNING,
     AdditionalTools,
-    InputTokens,
     NamedTool,
     ResponseBody,
     ResponseError,
@@ -46,9 +45,10 @@ from frontend.responses.output import EventWriter, OfferedTools, ParsedBody, Res
 from frontend.responses.runs import ResponseState
 from frontend.responses.store import ResponseStore, StoredResponse
 from frontend.text.tokenizer import ContextTooLong
+from frontend.turn.choice import Choice
 from frontend.turn.fields import NEAREST_EFFORT, answer_format, required
 from frontend.turn.ids import vary
-from frontend.turn.request import LONG_BYTES, CallChoice, Client, TurnRequest, encode
+from frontend.turn.request import LONG_BYTES, CallChoice, Client, TurnRequest
 
 MAX_REFERENCES = 1000
 """Each is looked up in the store."""
@@ -65,28 +65,28 @@ class FailedAtOnce(Exception):
         self.events = writer.opening(response) + writer.event("response.failed", response=failed)
 
 
-async def prepare_response(
+async def ask_response(
     raw: bytes, client: Client, services: Services, state: ResponseState
-) -> ResponseAnswer:
-    """The answer to a body, ready to be generated. Raises a BatonError if the body is refused."""
+) -> Asked[ResponseAnswer]:
+    """See `frontend.http.respond.Ask`."""
     parsed = await _parsed(raw, client, services, state)
-    try:
-        (choice,) = await services.prepare(parsed.request, client)
-    except ContextTooLong as error:
-        if not parsed.body.stream:
-            raise
-        raise FailedAtOnce(error, parsed.response) from None
-    return ResponseAnswer(parsed, choice, store=state.store, seal=services.seal, key_name=client.key_name)
+
+    def answer(choices: Sequence[Choice]) -> ResponseAnswer:
+        (choice,) = choices
+        return ResponseAnswer(parsed, choice, store=state.store, seal=services.seal, key_name=client.key_name)
+
+    def too_long(error: ContextTooLong) -> Exception:
+        return FailedAtOnce(error, parsed.response) if parsed.body.stream else error
+
+    return Asked(parsed.request, parsed.ignored, answer, too_long)
 
 
-async def count_input_tokens(
+async def counted(
     raw: bytes, client: Client, services: Services, state: ResponseState
-) -> tuple[str, Sequence[str], InputTokens]:
-    """See `frontend.http.respond.Count`. Raises as `prepare_response` does."""
+) -> tuple[TurnRequest, Sequence[str]]:
+    """See `frontend.http.respond.Count`."""
     parsed = await _parsed(raw, client, services, state)
-    served = services.fleet.served(parsed.body.model)
-    (prompt,), _ = await encode(parsed.request, client.owner, served, services.thoughts)
-    return served.name, parsed.ignored, InputTokens(input_tokens=len(prompt.token_ids))
+    return parsed.request, parsed.ignored
 
 
 async def _parsed(raw: bytes, client: Client, services: Services, state: ResponseState) -> ParsedBody:

@@ -186,9 +186,8 @@ class ResponseAnswer(Answer):
         key_name: str,
     ) -> None:
         response = self.response = parsed.response
-        self.model = choice.request.model
         self.stream = bool(parsed.body.stream)
-        self.ignored = (*parsed.ignored, *(["store"] if response.store and store.is_failing else ()))
+        self.ignored = ("store",) if response.store and store.is_failing else ()
         self.key_name = key_name
         self.choice = choice
         self.choices = [choice]

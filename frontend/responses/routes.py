@@ -33,7 +33,7 @@ from frontend.responses.body import (
     ResponseBody,
     ResponseObject,
 )
-from frontend.responses.create import FailedAtOnce, count_input_tokens, items_of, prepare_response
+from frontend.responses.create import FailedAtOnce, ask_response, counted, items_of
 from frontend.responses.output import EventWriter, after
 from frontend.responses.runs import UNREACHED, ResponseState, events_not_stored
 from frontend.responses.store import StoredResponse
@@ -93,7 +93,7 @@ class ResponseRoutes:
                 self.create, "Create a response", response, body, example, is_streamed=True
             ),
             ("POST", "/v1/responses/input_tokens"): counting(
-                partial(count_input_tokens, state=self._state),
+                partial(counted, state=self._state),
                 "Count a response's input tokens",
                 InputTokens,
                 body,
@@ -114,10 +114,10 @@ class ResponseRoutes:
         }
 
     async def create(self, exchange: Exchange, services: Services, record: Record) -> None:
-        prepare = partial(prepare_response, state=self._state)
+        ask = partial(ask_response, state=self._state)
         with repeated(exchange):
             try:
-                answer = await prepared(prepare, exchange, services, record)
+                answer = await prepared(ask, exchange, services, record)
             except FailedAtOnce as failed:
                 record.status = failed.status
                 await _send(exchange, failed.events)

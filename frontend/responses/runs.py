@@ -67,7 +67,7 @@ class Run:
         finally:
             for queue in self.followers:
                 queue.put_nowait(b"")
-            self._record.model = self.answer.model
+            self._record.model = self.answer.choice.request.model
             count(self.answer.choices, self._record)
             self._metrics.end(self._record)
 

@@ -8,6 +8,7 @@ from typing import Self
 import msgspec
 import pytest
 
+from frontend.http.body import Bodies
 from frontend.http.exchange import Exchange, Receive, Scope, Send
 from frontend.http.server import HttpServer, Patience
 from tests.waiting import PATIENCE_S, until
@@ -39,8 +40,8 @@ class Scene:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers with the request's number when it may; `/?stream` begins before that."""
         exchange = Exchange(scope, receive, send)
-        await exchange.read_body(1 << 20)
-        self.num_requests += 1
+        async with Bodies().received(exchange):
+            self.num_requests += 1
         number, is_streamed = b"%d" % self.num_requests, exchange.query == "stream"
         await exchange.start(200, b"text/plain", [] if is_streamed else [(b"content-length", b"1")])
         begun = b"begun " if is_streamed else b""  # the head goes out

@@ -14,6 +14,7 @@ import pytest
 from baton.messages import GenerateRequest, TokenChunk, Usage
 from baton.tls import server_context
 from frontend.chat import OPERATIONS as CHAT
+from frontend.http.body import Bodies
 from frontend.http.exchange import ClientGone, Exchange, Receive, Scope, Send
 from frontend.http.respond import Endpoint, Services
 from frontend.http.server import MAX_HEAD_BYTES, MAX_PIPELINED, Connection, HttpServer, Patience
@@ -47,10 +48,11 @@ class Echo:
             self.num_running -= 1
 
     async def _serve(self, exchange: Exchange, *_: object) -> None:
-        body = await exchange.read_body(MAX_BODY_BYTES)
+        async with Bodies(max_body_bytes=MAX_BODY_BYTES).received(exchange) as body:
+            num_bytes = b"%d" % len(body)
         if exchange.query != "endless":
-            await exchange.start(200, b"text/plain", [(b"content-length", b"%d" % len(b"%d" % len(body)))])
-            await exchange.end(b"%d" % len(body))
+            await exchange.start(200, b"text/plain", [(b"content-length", b"%d" % len(num_bytes))])
+            await exchange.end(num_bytes)
             self.num_answered += 1
             return
         await exchange.start(200, b"text/plain", [])

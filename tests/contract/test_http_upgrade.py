@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from frontend.http.body import Bodies
 from frontend.http.exchange import Exchange, Receive, Scope, Send
 from frontend.http.server import HttpServer
 from tests.waiting import PATIENCE_S, until
@@ -48,7 +49,8 @@ class App:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.requests.append((scope["method"], scope["path"]))
         exchange = Exchange(scope, receive, send)
-        self.bodies.append(await exchange.read_body(1 << 20))
+        async with Bodies().received(exchange) as body:
+            self.bodies.append(body)
         length = b"%d" % len(self.bodies[-1])
         await exchange.start(200, b"text/plain", [(b"content-length", b"%d" % len(length))])
         await exchange.end(length)

@@ -3,25 +3,15 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from typing import Any
 
 import msgspec
 import pytest
 
 from baton.errors import BatonError, DeadlineExceeded, InvalidRequest, NotReady, Overloaded
-from frontend.http.exchange import (
-    FREE_BYTES,
-    Bodies,
-    BodiesFull,
-    BodyTooLarge,
-    ClientGone,
-    EncodedBody,
-    Exchange,
-    as_baton_error,
-    error_headers,
-    ignored_header,
-)
+from frontend.http.body import FREE_BYTES, Bodies, BodiesFull, BodyTooLarge, EncodedBody
+from frontend.http.exchange import ClientGone, Exchange, as_baton_error, error_headers, ignored_header
 
 
 def exchange(*messages: dict[str, Any], **headers: str) -> Exchange:
@@ -90,11 +80,9 @@ def test_a_client_is_known_by_its_key_under_either_apis_header() -> None:
 async def test_a_body_has_ten_bytes_at_most_and_no_encoding(
     each: Exchange, result: bytes | type[Exception]
 ) -> None:
-    if isinstance(result, bytes):
-        assert await each.read_body(10) == result
-    else:
-        with pytest.raises(result):
-            await each.read_body(10)
+    with nullcontext() if isinstance(result, bytes) else pytest.raises(result):
+        async with Bodies(max_body_bytes=10).received(each) as body:
+            assert body == result
 
 
 @pytest.mark.parametrize(
@@ -150,15 +138,13 @@ class Sender:
         self.task = asyncio.create_task(self._read(bodies))
 
     async def _read(self, bodies: Bodies) -> int:
-        async def use(body: bytes) -> int:
-            await self.may_end.wait()
-            return len(body)
-
         async def send(_: object) -> None:
             raise AssertionError
 
         each = Exchange({"headers": [], "query_string": b""}, self._parts.get, send)
-        return await bodies.use(each, use)
+        async with bodies.received(each) as body:
+            await self.may_end.wait()
+            return len(body)
 
     async def send(self, num_bytes: int, *, more: bool = True) -> None:
         self._parts.put_nowait(part(bytes(num_bytes), more=more))
