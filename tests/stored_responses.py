@@ -13,17 +13,11 @@ from frontend.responses.store import StoredResponse
 OTHER_FRONTEND = """
 import asyncio, sys
 from frontend.responses import store
-from frontend.responses.store import ResponseStore
-from frontend.responses.store import StoredResponse
+from tests.stored_responses import response
 store.WAIT_S = 300  # "saved" means in the file, on a slow disk, too
 async def main():
-    store = ResponseStore(sys.argv[1])
-    body = b'{"status": "in_progress"}'
-    events = b'event: response.created\\ndata: {"sequence_number":0}\\n\\n'
-    made = StoredResponse(
-        id="theirs", status="in_progress", is_background=True, body=body, items=b"[]", events=events
-    )
-    await store.save(made, [])
+    theirs = store.ResponseStore(sys.argv[1], address="unix:@theirs")
+    await theirs.save(response("theirs", status="in_progress", events=b"event: a"), [])
     print("saved", flush=True)
     await asyncio.Event().wait()
 asyncio.run(main())

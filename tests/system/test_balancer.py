@@ -9,7 +9,7 @@ import pytest
 
 from tests.stack import MODEL, Process, Stack
 from tests.tcp_balancer import TcpBalancer, balanced
-from tests.waiting import PATIENCE_S, wait_for
+from tests.waiting import PATIENCE_S
 
 NUM_TURNS = 4
 NUM_TOKENS = 120
@@ -35,7 +35,9 @@ def create(url: str, **fields: object) -> httpx.Response:
     return httpx.post(f"{url}/v1/responses", json=body, timeout=PATIENCE_S)
 
 
-def test_a_conversation_goes_on_at_either_frontend(balancer: tuple[str, TcpBalancer]) -> None:
+def test_a_conversation_goes_on_at_either_frontend_and_at_one_that_starts_later(
+    stack: Stack, balancer: tuple[str, TcpBalancer]
+) -> None:
     url, counted = balancer
     last_id = None
     for turn in range(NUM_TURNS):
@@ -47,20 +49,10 @@ def test_a_conversation_goes_on_at_either_frontend(balancer: tuple[str, TcpBalan
     inputs = [item["content"][0]["text"] for item in items if item.get("role") == "user"]
     assert inputs == [f"This is turn {turn}." for turn in range(NUM_TURNS)]
     assert min(counted.num_connections.values()) >= NUM_TURNS // 2
-
-
-def test_a_background_response_is_seen_and_streamed_by_either_frontend(
-    stack: Stack, other: tuple[Process, str]
-) -> None:
-    created = create(stack.url, input="Count.", background=True, stream=True, max_output_tokens=400)
-    response_id = created.text.partition('"id":"')[2].partition('"')[0]
-    path = f"/v1/responses/{response_id}"
-
-    wait_for(lambda: httpx.get(other[1] + path).json()["status"] not in ("queued", "in_progress"))
-
-    here, there = (httpx.get(url + path, params={"stream": "true"}).text for url in (stack.url, other[1]))
-    assert here == there
-    assert created.text.replace(": keep-alive\n\n", "") == here
+    later, later_url = stack.another_frontend()
+    last = create(later_url, input="This is the last turn.", previous_response_id=last_id)
+    assert last.status_code == 200, last.text
+    later.kill()
 
 
 def read(url: str, key: str, after: str = "", num_events: int | None = None) -> tuple[list[Any], str]:

@@ -147,6 +147,22 @@ def test_responses_parse_gives_the_model_of_the_answer_streamed_or_not(client: o
     assert streamed.output_parsed == parsed.output_parsed
 
 
+def test_a_background_stream_that_broke_off_is_resumed(client: openai.OpenAI) -> None:
+    stream = client.responses.create(input=QUESTION, stream=True, background=True, **RESPONSE)
+    seen = [next(stream) for _ in range(5)]
+    stream.close()
+    created = seen[0]
+    assert created.type == "response.created"
+    rest = client.responses.retrieve(
+        created.response.id, stream=True, starting_after=seen[-1].sequence_number
+    )
+    events = [*seen, *rest]
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    last = events[-1]
+    assert last.type in ("response.completed", "response.incomplete")
+    assert client.responses.retrieve(created.response.id).to_dict() == last.response.to_dict()
+
+
 def test_a_background_response_can_be_polled_until_it_is_complete(client: openai.OpenAI) -> None:
     found = client.responses.create(input="Hello there!", background=True, **RESPONSE)
     while found.status in ("queued", "in_progress"):

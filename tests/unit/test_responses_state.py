@@ -18,7 +18,7 @@ from frontend.responses.runs import CallRun, ResponseState
 from frontend.responses.store import ResponseStore
 from tests.clock import jumping, now_s
 from tests.scripted_frontend import MODEL, Client, ScriptedTokens, ended, frontend
-from tests.stored_responses import another_frontend, response
+from tests.stored_responses import response
 
 THINK = "<|channel|>analysis<|message|>Think.<|end|><|start|>assistant"
 ANSWER = THINK + "<|channel|>final<|message|>Hello<|return|>"
@@ -185,23 +185,6 @@ async def test_a_background_response_is_answered_at_once_and_made_without_its_cl
         assert client.metric("baton_completion_tokens_total", model=MODEL) == num_tokens
 
 
-async def test_a_response_of_an_unreachable_frontend_is_not_continued_cancelled_or_deleted(
-    tmp_path: Path,
-) -> None:
-    path, url = tmp_path / "responses.sqlite3", "/v1/responses/theirs"
-    with another_frontend(path):
-        async with frontend(ANSWER, path=path) as client:
-            continued = await client.respond(previous_response_id="theirs")
-            assert (continued.status, continued.error["param"]) == (400, "previous_response_id")
-            refused = [
-                await client.get(f"{url}?stream=true"),
-                await client.post(f"{url}/cancel", {}),
-                await client.delete(url),
-            ]  # it does not say where it can be reached
-            assert [(reply.status, reply.error["code"]) for reply in refused] == [(503, "not_ready")] * 3
-            assert (await client.get(url)).json["status"] == "in_progress"
-
-
 async def test_cancelling_ends_a_background_response_and_its_generation() -> None:
     async with frontend(ANSWER, script={"pause_at": 13}) as client:
         made = (await client.respond(background=True, stream=False)).json
@@ -321,7 +304,7 @@ EVENTS = b'event: a\ndata: {"sequence_number":4}\n\n'
 
 
 @asynccontextmanager
-async def beside(call_run: CallRun, path: Path) -> AsyncIterator[tuple[Client, ResponseStore]]:
+async def beside(call_run: CallRun | None, path: Path) -> AsyncIterator[tuple[Client, ResponseStore]]:
     """A frontend, and the store of another process that runs the response `theirs`."""
     theirs = ResponseStore(str(path / "responses.sqlite3"), address="unix:@theirs")
     await theirs.save(response("theirs", status="in_progress", is_background=True), [])
@@ -329,6 +312,22 @@ async def beside(call_run: CallRun, path: Path) -> AsyncIterator[tuple[Client, R
     yield Client(ScriptedTokens(), responses=state), theirs
     await state.close()
     await theirs.close()
+
+
+async def test_a_response_of_an_unreachable_frontend_is_not_continued_cancelled_or_deleted(
+    tmp_path: Path,
+) -> None:
+    url = "/v1/responses/theirs"
+    async with beside(None, tmp_path) as (client, _):
+        continued = await client.respond(previous_response_id="theirs")
+        assert (continued.status, continued.error["param"]) == (400, "previous_response_id")
+        refused = [
+            await client.get(f"{url}?stream=true"),
+            await client.post(f"{url}/cancel", {}),
+            await client.delete(url),
+        ]
+        assert [(reply.status, reply.error["code"]) for reply in refused] == [(503, "not_ready")] * 3
+        assert (await client.get(url)).status == 200
 
 
 @pytest.mark.parametrize("query", ["stream=true", "cancel"])
