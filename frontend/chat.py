@@ -33,7 +33,6 @@ from frontend.http.respond import Operations, asking, generating
 from frontend.turn.choice import Choice, FinishReason
 from frontend.turn.fields import (
     NEAREST_EFFORT,
-    TEXT_TYPES,
     AnyEffort,
     CommonFields,
     Content,
@@ -47,7 +46,6 @@ from frontend.turn.fields import (
     StopTexts,
     TextFormat,
     answer_format,
-    left_out,
     required,
     text_of_part,
 )
@@ -176,9 +174,20 @@ class ChatBody(ConversationFields, kw_only=True):
 def turn_request(body: ChatBody, num_bytes: int) -> tuple[TurnRequest, list[str]]:
     """The request of a body of `num_bytes`, and the paths of known fields that are not honoured exactly.
     Raises InvalidRequest for fields that contradict each other and for content that is not text."""
+    inexact: set[str] = set()
+    offered = None if body.tool_choice == "none" else body.tools
+    effort = body.effort_of(body.reasoning_effort)
+    if NEAREST_EFFORT[effort] != effort:
+        inexact.add("reasoning_effort")
+    conversation = Conversation(
+        turns=tuple(_turn(message, f"messages[{i}]", inexact) for i, message in enumerate(body.messages)),
+        tools=tuple(_tool(tool, f"tools[{i}]") for i, tool in enumerate(offered or ())),
+        reasoning_effort=NEAREST_EFFORT[effort],
+        answer_format=answer_format(body.response_format, "response_format"),
+    )
     request = TurnRequest(
         fields=body,
-        prompt=conversation(body),
+        prompt=conversation,
         calls=_call_choice(body.tool_choice),
         path="messages",
         num_bytes=num_bytes,
@@ -188,24 +197,7 @@ def turn_request(body: ChatBody, num_bytes: int) -> tuple[TurnRequest, list[str]
         max_calls=body.max_calls,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
     )
-    inexact = ["messages[].name"] if any(message.name is not None for message in body.messages) else []
-    if NEAREST_EFFORT[effort := body.effort_of(body.reasoning_effort)] != effort:
-        inexact.append("reasoning_effort")
-    results = (message.content for message in body.messages if message.role == "tool")
-    kinds = {part.type for content in results if isinstance(content, list) for part in content}
-    inexact += sorted(f"messages[].content[].{kind}"[:80] for kind in kinds - TEXT_TYPES)
-    return request, inexact
-
-
-def conversation(body: ChatBody) -> Conversation:
-    """The body as a conversation; `tool_choice` none leaves the tools out. Raises InvalidRequest."""
-    offered = None if body.tool_choice == "none" else body.tools
-    return Conversation(
-        turns=tuple(_turn(message, f"messages[{i}]") for i, message in enumerate(body.messages)),
-        tools=tuple(_tool(tool, f"tools[{i}]") for i, tool in enumerate(offered or ())),
-        reasoning_effort=NEAREST_EFFORT[body.effort_of(body.reasoning_effort)],
-        answer_format=answer_format(body.response_format, "response_format"),
-    )
+    return request, sorted(inexact)
 
 
 def _by_type(given: ToolDefinition | MessageToolCall, path: str) -> Any:
@@ -243,15 +235,16 @@ def _call_choice(choice: str | ChatToolChoice | None) -> CallChoice:
     return CallChoice(must_call=named.mode == "required", names=names)
 
 
-def _turn(message: InputMessage, path: str) -> Turn:
+def _turn(message: InputMessage, path: str, inexact: set[str]) -> Turn:
+    if message.name is not None:
+        inexact.add("messages[].name")
     match message.role:
         case "assistant":
             return _assistant_turn(message, path)
         case "tool":
             path_of_id = f"{path}.tool_call_id"
             call_id = required(message.tool_call_id, path_of_id)
-            text = _text(message.content, path, reads_others=True)
-            return ToolResult(call_id=call_id, text=text, path=path_of_id)
+            return ToolResult(call_id=call_id, text=_text(message.content, path, inexact), path=path_of_id)
         case "user":
             return UserTurn(_text(message.content, path))
         case _:
@@ -272,21 +265,14 @@ def _assistant_turn(message: InputMessage, path: str) -> AssistantTurn:
     )
 
 
-def _text(content: Content | None, path: str, *, reads_others: bool = False) -> str:
-    """The text of a content at `path`. Parts that are not text, such as a picture of a screen in a tool's
-    result, are refused or replaced by a note."""
+def _text(content: Content | None, path: str, inexact: set[str] | None = None) -> str:
+    """The text of a content at `path`. Parts that are not text are refused or, such as a picture of a screen
+    in a tool's result, replaced by a note and named in `inexact`."""
     path = f"{path}.content"
     if isinstance(content, str):
         return content
-    texts = []
-    for i, part in enumerate(required(content, path)):
-        text = text_of_part(part, f"{path}[{i}]")
-        if text is None and not reads_others:
-            raise InvalidRequest.at(
-                f"{path}[{i}].type", f"{part.type!r:.80} is not supported; this model reads text only."
-            )
-        texts.append(left_out(part.type) if text is None else text)
-    return "".join(texts)
+    parts = enumerate(required(content, path))
+    return "".join(text_of_part(part, f"{path}[{i}]", "messages[].content[]", inexact) for i, part in parts)
 
 
 def chunked_answer(body: ChatBody, choices: Sequence[Choice]) -> ChunkedAnswer:

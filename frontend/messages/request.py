@@ -30,7 +30,7 @@ from frontend.turn.fields import (
     Refused,
     Share,
     StopText,
-    left_out,
+    note,
     required,
 )
 from frontend.turn.request import CallChoice, TurnRequest
@@ -148,7 +148,6 @@ class Counted(msgspec.Struct, kw_only=True):
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
     output_format: JsonFormat | None = None
-    mcp_servers: list[dict[str, Any]] | None = None
     max_tokens: Count | None = None
     stop_sequences: Annotated[list[StopText], msgspec.Meta(max_length=64)] | None = None
     stream: bool | None = None
@@ -233,14 +232,12 @@ def turn_request(body: Counted, num_bytes: int, seal: Seal) -> tuple[TurnRequest
         reasoning_effort=_effort(body),
         answer_format=_answer_format(body),
     )
-    calls = CallChoice(must_call=choice.type in {"any", "tool"})
-    if choice.type == "tool":
-        calls = CallChoice(must_call=True, names=frozenset({required(choice.name, "tool_choice.name")}))
+    names = frozenset({required(choice.name, "tool_choice.name")}) if choice.type == "tool" else None
     fields = CommonFields(model=body.model, temperature=body.temperature, top_p=body.top_p, top_k=body.top_k)
     request = TurnRequest(
         fields=fields,
         prompt=conversation,
-        calls=calls,
+        calls=CallChoice(must_call=choice.type in {"any", "tool"}, names=names),
         path="messages",
         num_bytes=num_bytes,
         max_tokens=body.max_tokens,
@@ -273,8 +270,6 @@ def _offered_tools(body: Counted, kind: str, ignored: set[str]) -> list[Tool]:
             ignored.add(f"tools[].{param.type}"[:80])
             if param.type != "mcp_toolset":  # a connection of the session, not what this request is about
                 idle.append(str(param.type)[:72])
-    if body.mcp_servers:
-        ignored.add("mcp_servers")
     if kind == "auto" and idle and not tools:
         raise InvalidRequest.at(
             "tools",
@@ -384,8 +379,7 @@ class _Reader:
             case "redacted_thinking" | "thinking", _:
                 self.ignored.add("messages[].content[].thinking")
             case kind, _:
-                self.ignored.add(f"messages[].content[].{kind}"[:80])
-                yield left_out(kind)
+                yield note(kind, "messages[].content[]", self.ignored)
 
 
 def _blocks(content: AnyContent, path: str) -> Iterator[tuple[Block, str]]:

@@ -18,7 +18,7 @@ from frontend.harmony.conversation import (
 )
 from frontend.http.answer import ContentLogprob
 from frontend.http.body import convert
-from frontend.turn.fields import NUMBER, TEXT, TEXTS, ClientTool, Part, left_out, text_of_part
+from frontend.turn.fields import NUMBER, TEXT, TEXTS, ClientTool, Part, text_of_part
 from frontend.turn.ids import new_id
 from frontend.turn.seal import Seal
 from frontend.turn.thoughts import joined
@@ -318,12 +318,7 @@ class InputReader:
             fields[field] = [TextPart(type=part_type, text=text) for text in read]
 
     def _text(self, part: object, path: str) -> str:
-        read = convert(part, Part, path)
-        text = text_of_part(read, path)
-        if text is None:
-            self.left_out.add(f"input[].{read.type}"[:80])
-            return left_out(read.type)
-        return text
+        return text_of_part(convert(part, Part, path), path, "input[]", self.left_out)
 
     def _reasoning(self, item: ReasoningItem, path: str) -> ReasoningItem:
         """The item with its `content`, or with its `encrypted_content` of this service."""

@@ -175,7 +175,7 @@ ANY_OBJECT = {"type": "object"}
 TEXT = {"type": "string"}
 TEXTS = {"type": "array", "items": TEXT}
 NUMBER = {"type": "integer"}
-TEXT_TYPES = frozenset({"text", "input_text", "output_text", "reasoning_text", "refusal"})
+TEXT_TYPES = frozenset({"text", "input_text", "output_text", "reasoning_text"})
 
 
 class Part(msgspec.Struct, kw_only=True):
@@ -189,8 +189,9 @@ class Part(msgspec.Struct, kw_only=True):
 Content = str | list[Part]
 
 
-def left_out(kind: str) -> str:
-    """What the prompt says instead of content of this kind, such as an image."""
+def note(kind: str, place: str, left_out: set[str]) -> str:
+    """What the prompt has instead of content of this kind, such as an image, which is added to `left_out`."""
+    left_out.add(f"{place}.{kind}"[:80])
     return f"[{kind[:40]} left out: this model reads text only]"
 
 
@@ -212,13 +213,18 @@ class ClientTool(msgspec.Struct, frozen=True):
         return Tool(name=name, description=self.description, parameters=parameters, strict=True, path=path)
 
 
-def text_of_part(part: Part, path: str) -> str | None:
-    """The text of a content part, None if it has none. Raises InvalidRequest if its field is missing."""
-    if part.type not in TEXT_TYPES:
-        return None
+def text_of_part(part: Part, path: str, place: str, left_out: set[str] | None) -> str:
+    """The text of a content part. What is not text is refused or replaced by a `note`. Raises InvalidRequest,
+    also if the part's field is missing."""
     if part.type == "refusal":
         return required(part.refusal, f"{path}.refusal")
-    return required(part.text, f"{path}.text")
+    if part.type in TEXT_TYPES:
+        return required(part.text, f"{path}.text")
+    if left_out is not None:
+        return note(part.type, place, left_out)
+    raise InvalidRequest.at(
+        f"{path}.type", f"{part.type!r:.80} is not supported; this model reads text only."
+    )
 
 
 class TextFormat(msgspec.Struct, kw_only=True, tag_field="type", tag="text"):

@@ -237,7 +237,6 @@ def test_a_block_without_text_is_no_turn_of_its_own(block: Json) -> None:
         ({"messages": [HI, {"role": "assistant", "content": "{"}]}, "messages"),
         ({"max_tokens": None}, "max_tokens"),
         ({"temperature": 2}, "temperature"),
-        ({"mcp_servers": "x"}, "mcp_servers"),
         ({"thread": {"type": "resume"}}, "thread.type"),
         ({"tool_choice": {"type": "tool"}}, "tool_choice.name"),
         ({"tool_choice": {"type": "tool", "name": "nope"}, "tools": [TOOL]}, "tool_choice"),
@@ -263,7 +262,7 @@ def test_a_refused_field_is_named(fields: Json, param: str) -> None:
 
 
 def test_hints_are_accepted_and_unknown_fields_named() -> None:
-    hints: Json = {name: {"edits": []} for name in MessagesBody.hints} | {"mcp_servers": []}
+    hints: Json = {name: {"edits": []} for name in MessagesBody.hints}
     assert {"metadata", "cache_control", "context_management"} <= hints.keys()
     given = {"model": "m", "max_tokens": 9, "messages": [HI], "output_config": {"effort": "xhigh"}}
     _, unknown = decode(json.dumps(given | hints).encode(), MessagesBody)

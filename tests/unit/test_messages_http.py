@@ -267,7 +267,7 @@ async def test_a_thinking_budget_becomes_the_nearest_effort(fields: Json, effort
     ("fields", "ignored"),
     [
         ({"tools": [TOOLSET], "mcp_servers": [{"name": "docs"}]}, "mcp_servers, tools[].mcp_toolset"),
-        ({"tools": [SEARCH, TOOL], "mcp_servers": [], "tool_choice": {"type": "none"}},
+        ({"tools": [SEARCH, TOOL], "tool_choice": {"type": "none"}},
          "tools[].web_search_20250305"),
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}], "odd": 1},
          "odd, messages[].content[].image"),

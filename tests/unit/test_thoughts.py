@@ -1,7 +1,5 @@
 """Answers kept for later prompts, as the model wrote them; reasoning that clients carry under a seal."""
 
-import base64
-import zlib
 from array import array
 from typing import Any
 
@@ -219,49 +217,29 @@ def test_a_sealed_text_opens_with_its_key(text: str) -> None:
     assert not seal.is_ours(text, other.sign(text), "x")
 
 
-def test_a_seal_of_an_earlier_release_is_valid() -> None:
-    closed = "bt1.7e738dfe.7b2b4a84b5bca75d0f2aed0e38b5c4c8.eJwLycjMy9YDAAf4Ai0="
-    assert Seal(b"key").open(closed, "x") == "Think."
+def test_a_signature_of_an_earlier_release_is_valid() -> None:
     assert Seal(b"key").is_ours("Think.", "bt1.7e738dfe.c0900c623836fa5b677222f56b4b74de", "x")
 
 
+EARLIER = "bt1.7e738dfe.7b2b4a84b5bca75d0f2aed0e38b5c4c8.eJwLycjMy9YDAAf4Ai0="
+
+
 @pytest.mark.parametrize(
-    "foreign", ["", "gAAAAABo", "bt1", "bt1.", "EqQBCkYIARgCKkA=", Seal(b"another").close("Think.")]
+    "foreign",
+    ["", "gAAAAABo", "bt1", "bt1.", "EqQBCkYIARgCKkA=", EARLIER, Seal(b"another").close("Think.")],
 )
-def test_a_text_of_another_server_is_not_ours(foreign: str) -> None:
+def test_a_sealed_text_of_another_server_or_release_is_left_out(foreign: str) -> None:
     assert Seal(b"key").open(foreign, "x") is None
     assert Seal().open(foreign, "x") is None
-    assert not Seal(b"key").is_ours("Think.", foreign, "x")
 
 
 def test_a_changed_text_is_refused() -> None:
     seal = Seal(b"key")
     closed = seal.close("Think.")
-    data = closed.rpartition(".")[2]
-    flipped = base64.urlsafe_b64encode(bytes(b ^ 1 for b in base64.urlsafe_b64decode(data))).decode()
-    for changed in (
-        closed[:-1], closed + "A", closed.replace(data, flipped), closed.replace(data, ""),
-        closed.replace("." + data, "é." + data),
-    ):  # fmt: skip
+    for changed in (closed[:-1], closed + "A", closed.replace("T", "t"), closed.replace(" ", " é")):
         with pytest.raises(InvalidRequest):
             seal.open(changed, "x")
     signed = seal.sign("Think.")
     for text, signature in (("Think.", signed[:-1]), ("Think.", signed + "é"), ("Other.", signed)):
         with pytest.raises(InvalidRequest):
             seal.is_ours(text, signature, "x")
-
-
-@pytest.mark.parametrize(
-    "data",
-    [b"a", base64.urlsafe_b64encode(b"not compressed"), base64.urlsafe_b64encode(zlib.compress(b"\xff"))],
-)
-def test_a_signed_text_is_not_a_sealed_one(data: bytes) -> None:
-    """Clients have the signature of any reasoning, and a client can make a model repeat its words."""
-    seal = Seal(b"key")
-    with pytest.raises(InvalidRequest):
-        seal.open(f"{seal.sign(data.decode())}.{data.decode()}", "x")
-
-
-def test_no_more_than_four_mebibytes_of_a_sealed_text_are_unpacked() -> None:
-    seal = Seal(b"key")
-    assert len(seal.open(seal.close("x" * (5 << 20)), "x") or "") == 4 << 20
