@@ -4,37 +4,31 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import AsyncIterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 import torch
 
-from baton.errors import DeadlineExceeded, WorkerLost
-from baton.messages import GenerateRequest, Role
+from baton.errors import DeadlineExceeded
+from baton.messages import Role
 from tests.embedded import started
-from tests.engine_calls import ask, handed_over
+from tests.engine_calls import ask, handed_over, tokens
 from tests.memory_wire import Wire
 from tests.waiting import PATIENCE_S, until
+from workers.engines.embedded.engine import EmbeddedEngine
 from workers.engines.embedded.pool import Staging
-from workers.engines.embedded.runner import Runner
-from workers.engines.embedded.scheduler import Scheduler, new_sequence
-from workers.engines.embedded.settings import EmbeddedSettings, KvCacheSettings
+from workers.engines.embedded.scheduler import Phase
 from workers.engines.embedded.steps import Call, StepLoop
-from workers.engines.embedded.transfer import Transfers
-
-SETTINGS = EmbeddedSettings(kv_cache_config=KvCacheSettings(tokens_per_block=8, max_tokens=2048))
 
 
 class Pulling(NamedTuple):
     """The decode end of a handoff whose pull is held."""
 
+    engine: EmbeddedEngine
     steps: StepLoop
-    thread: ThreadPoolExecutor
-    transfers: Transfers
     call: Call
-    taking: asyncio.Task[None]
+    answer: "asyncio.Task[list[int]]"
 
     def stored(self) -> torch.Tensor:
         """The pool's contents in the call's blocks."""
@@ -42,33 +36,30 @@ class Pulling(NamedTuple):
         return torch.stack(list(pool.read(0, torch.tensor(lease.blocks), 1))).clone()
 
 
-def opened(steps: StepLoop, request: GenerateRequest, *, hands_off: bool = False) -> Call:
-    runner = steps.runner
-    sequence = new_sequence(
-        request, context_length=runner.context_length, vocab_size=runner.vocab_size, hands_off=hands_off
-    )
-    return steps.open(request, sequence, asyncio.get_running_loop().time() + PATIENCE_S)
+def steps_of(engine: EmbeddedEngine) -> StepLoop:
+    steps = engine._steps  # noqa: SLF001  no public method shows it
+    assert steps is not None
+    return steps
+
+
+def call_of(engine: EmbeddedEngine) -> Call:
+    (call,) = steps_of(engine)._calls.values()  # noqa: SLF001  no public method shows it
+    return call
 
 
 @contextlib.asynccontextmanager
 async def pulling(checkpoint: Path, wire: Wire) -> AsyncIterator[Pulling]:
-    thread = ThreadPoolExecutor(1)
-    runner = Runner(SETTINGS, checkpoint, stage_on_device=False)
-    scheduler = Scheduler(SETTINGS, num_blocks=runner.pool.num_blocks, context_length=runner.context_length)
-    steps = StepLoop(runner, thread, scheduler, max_calls=4)
-    transfers = Transfers(steps, wire, ttl_s=PATIENCE_S)
-    steps.start()
     wire.hold.clear()
-    async with started(checkpoint, wire, Role.PREFILL) as prefill, handed_over(prefill, ask()) as handoff:
-        request = ask(handoff=handoff)
-        call = opened(steps, request)
-        taking = asyncio.create_task(transfers.take_over(call, handoff))
+    async with (
+        started(checkpoint, wire) as decode,
+        started(checkpoint, wire, Role.PREFILL) as prefill,
+        handed_over(prefill, ask()) as handoff,
+    ):
+        answer = asyncio.create_task(tokens(decode.decode(ask(handoff=handoff))))
         await until(lambda: wire.num_pulls == 1)
-        yield Pulling(steps, thread, transfers, call, taking)
-        await asyncio.wait({taking})
-        steps.close(call)
-    steps.stop(WorkerLost("stopped"))
-    thread.shutdown()
+        yield Pulling(decode, steps_of(decode), call_of(decode), answer)
+        with pytest.raises(DeadlineExceeded):
+            await answer
 
 
 @pytest.mark.parametrize(
@@ -90,7 +81,7 @@ async def test_kv_that_comes_too_late_is_not_stored(checkpoint: Path) -> None:
         before = here.stored()
         here.steps.fail(here.call, DeadlineExceeded("over"))  # its blocks may get a new owner
         wire.hold.set()
-        await asyncio.wait({here.taking})
+        await asyncio.wait({here.answer})
         assert torch.equal(here.stored(), before)
 
 
@@ -104,26 +95,28 @@ async def test_a_call_that_ended_while_its_kv_was_stored_does_not_go_on(checkpoi
             await asyncio.sleep(0)  # turns in which it asks the thread to store the KV
         here.steps.fail(here.call, DeadlineExceeded("over"))
         go_on.set()
-        await asyncio.wait({here.taking, blocking})
-        assert here.transfers.num_handoffs == 0
-        assert here.call.outbox.qsize() == 1, "the error, and no token"
+        await asyncio.wait({here.answer, blocking})
+        assert here.engine.stats().num_handoffs == 0
+        assert here.call.outbox.empty()
 
 
 async def test_kv_that_is_gathered_after_its_request_has_ended_is_not_offered(checkpoint: Path) -> None:
-    wire, go_on = Wire(), threading.Event()
-    async with pulling(checkpoint, wire) as here:
-        call = opened(here.steps, ask(), hands_off=True)
-        first = await call.next_chunk()
-        assert first is not None
-        blocking = asyncio.create_task(here.steps.on_thread(go_on.wait, PATIENCE_S))
-        handing = asyncio.create_task(anext(here.transfers.hand_over(call, first)))
+    run, gather = threading.Event(), threading.Event()
+    async with started(checkpoint, Wire(), Role.PREFILL) as prefill:
+        steps = steps_of(prefill)
+        before_the_step = asyncio.create_task(steps.on_thread(run.wait, PATIENCE_S))
+        handing = asyncio.create_task(anext(prefill.prefill(ask())))
+        await until(lambda: prefill.stats().num_running == 1)  # its step is in the thread's queue
+        after_the_step = asyncio.create_task(steps.on_thread(gather.wait, PATIENCE_S))
+        await asyncio.sleep(0)
+        run.set()
+        call = call_of(prefill)
+        await until(lambda: call.sequence.phase is Phase.PINNED)
         for _ in range(10):
             await asyncio.sleep(0)  # turns in which it asks the thread to gather the KV
-        here.steps.fail(call, DeadlineExceeded("over"))
-        go_on.set()
-        await blocking
+        steps.fail(call, DeadlineExceeded("over"))
+        gather.set()
+        await asyncio.gather(before_the_step, after_the_step)
         with pytest.raises(DeadlineExceeded):
             await handing
-        assert here.transfers.num_handoffs == here.transfers.num_expired == 0
-        here.steps.close(call)
-        wire.hold.set()
+        assert (prefill.stats().num_handoffs, prefill.stats().num_handoffs_expired) == (0, 0)

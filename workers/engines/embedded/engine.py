@@ -1,29 +1,32 @@
 """The embedded engine: transformers' gpt-oss behind the `Engine` protocol, with its own compute thread."""
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncGenerator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing, asynccontextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
 
-from baton.errors import DeadlineExceeded, NotReady, WorkerLost
+from baton.errors import DeadlineExceeded, HandoffFailed, NotReady, WorkerLost
 from baton.messages import GenerateRequest, KvHandoff, Role, TokenChunk, WorkerStats
 from workers.engine import EngineInfo
 from workers.engines.embedded.grammar import Grammars
 from workers.engines.embedded.runner import VERSIONS, Runner
-from workers.engines.embedded.scheduler import Scheduler, Sequence, new_sequence
+from workers.engines.embedded.sampling import Sampled
+from workers.engines.embedded.scheduler import Phase, Scheduler, Sequence, new_sequence
 from workers.engines.embedded.settings import EmbeddedSettings
 from workers.engines.embedded.steps import Call, StepLoop
-from workers.engines.embedded.transfer import Transfers
+from workers.engines.embedded.transfer import handoff_of, opened
 from workers.kv.transceiver import CacheTransceiver
 
 
 class EmbeddedEngine:
     """Continuous batching, prefill in pieces and paged KV on a CPU or one GPU.
 
-    A prefill worker needs a `transceiver`, which the engine starts and closes. A request gives the same
-    tokens alone or batched, chunked or not, prefilled here or elsewhere: exactly in float32, up to rounding
-    in bfloat16.
+    A prefill worker needs a `transceiver`, which the engine starts and closes. It copies the KV of a handoff
+    into a contiguous buffer and keeps the blocks pinned while the copy is offered, so the pool's size bounds
+    the copies too. A request gives the same tokens alone or batched, chunked or not, prefilled here or
+    elsewhere: exactly in float32, up to rounding in bfloat16.
     """
 
     def __init__(
@@ -40,7 +43,10 @@ class EmbeddedEngine:
         self._model_path = model_path
         self._transceiver = transceiver
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="embedded-compute")
-        self._transfers: Transfers | None = None
+        self._ttl_s = settings.cache_transceiver_config.kv_transfer_timeout_ms / 1000
+        self._counts: Counter[str] = Counter()
+        self._move_s = 0.0
+        self._steps: StepLoop | None = None  # while running
         self._grammars: Grammars | None = None
 
     async def start(self) -> EngineInfo:
@@ -55,10 +61,8 @@ class EmbeddedEngine:
             self._settings, num_blocks=runner.pool.num_blocks, context_length=runner.context_length
         )
         max_calls = self._settings.max_batch_size + self._settings.max_queue_size
-        steps = StepLoop(runner, self._thread, scheduler, max_calls)
-        ttl_s = self._settings.cache_transceiver_config.kv_transfer_timeout_ms / 1000
-        self._transfers = Transfers(steps, self._transceiver, ttl_s)
-        steps.start()
+        self._steps = StepLoop(runner, self._thread, scheduler, max_calls)
+        self._steps.start()
         return EngineInfo(
             name="embedded",
             version=VERSIONS,
@@ -77,26 +81,40 @@ class EmbeddedEngine:
             if first.finish_reason is not None:
                 yield first
                 return
-            async with aclosing(self._ready().hand_over(call, first)) as replies:
-                async for handoff in replies:
-                    yield handoff
+            steps, transceiver = self._ready(), self._wire()
+            buffer = await steps.on_thread(steps.runner.gather, call.sequence)
+            ticket = transceiver.offer(buffer)
+            try:
+                if call.sequence.phase is not Phase.PINNED:  # the deadline came first
+                    await call.next_chunk()
+                ttl_s = min(self._ttl_s, call.deadline.when() - asyncio.get_running_loop().time())
+                self._counts["num_handoffs"] += 1
+                yield handoff_of(call.sequence, first, ticket, steps.runner.pool.layout, ttl_s)
+                try:
+                    self._counts["kv_moved_bytes"] += await asyncio.wait_for(transceiver.moved(ticket), ttl_s)
+                except TimeoutError:
+                    self._counts["num_handoffs_expired"] += 1
+                    raise HandoffFailed(f"no decode worker pulled the KV within {ttl_s:.3g} s") from None
+            finally:
+                transceiver.withdraw(ticket)
+                steps.runner.staging.give_back(buffer)
 
     async def decode(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
         async with self._call(request, hands_off=False) as call:
             if request.handoff is not None:
                 async with asyncio.timeout_at(call.deadline.when()):
-                    await self._ready().take_over(call, request.handoff)
+                    await self._take_over(call, request.handoff)
             while (chunk := await call.next_chunk()) is not None:
                 yield chunk
 
     def num_lacking_tokens(self, request: GenerateRequest) -> int:
-        return self._ready().steps.scheduler.num_lacking(self._new_sequence(request, hands_off=False))
+        return self._ready().scheduler.num_lacking(self._new_sequence(request, hands_off=False))
 
     def stats(self) -> WorkerStats:
-        transfers = self._transfers
-        if transfers is None:
+        steps = self._steps
+        if steps is None:
             return WorkerStats()
-        steps, scheduler = transfers.steps, transfers.steps.scheduler
+        scheduler = steps.scheduler
         return WorkerStats(
             num_running=scheduler.num_running,
             num_waiting=scheduler.num_waiting,
@@ -109,23 +127,21 @@ class EmbeddedEngine:
             num_generated_tokens=steps.num_generated_tokens,
             num_accepted_guesses=scheduler.num_accepted_guesses,
             num_rejected_guesses=scheduler.num_rejected_guesses,
-            num_handoffs=transfers.num_handoffs,
-            num_handoffs_expired=transfers.num_expired,
-            kv_moved_bytes=transfers.moved_bytes,
-            kv_move_s=transfers.move_s,
+            kv_move_s=self._move_s,
+            **self._counts,
         )
 
     async def failed(self) -> str:
         """Wait until the compute thread fails, after which the pool's state is unknown."""
-        steps = self._ready().steps
+        steps = self._ready()
         await steps.broke.wait()
         return steps.reason
 
     async def stop(self) -> None:
         """End every call with WorkerLost, wait for the current step, free the model. Idempotent."""
-        transfers, self._transfers = self._transfers, None
-        if transfers is not None:
-            transfers.steps.stop(WorkerLost("the worker stopped during the request"))
+        steps, self._steps = self._steps, None
+        if steps is not None:
+            steps.stop(WorkerLost("the worker stopped during the request"))
         await asyncio.to_thread(self._thread.shutdown, cancel_futures=True)
         if self._transceiver is not None:
             await self._transceiver.close()
@@ -133,13 +149,55 @@ class EmbeddedEngine:
             self._grammars.close()
         self._grammars = None
 
-    def _ready(self) -> Transfers:
-        if self._transfers is None:
+    async def _take_over(self, call: Call, handoff: KvHandoff) -> None:
+        """Pull the KV once the call has blocks, store it, and decode from the first token. A payload is in
+        token order: the KV that is not cached is its end.
+        """
+        steps, transceiver, sequence = self._ready(), self._wire(), call.sequence
+        runner, num_tokens, now_s = steps.runner, len(sequence.token_ids), asyncio.get_running_loop().time
+        num_bytes = runner.pool.num_handoff_bytes(num_tokens)
+        state = opened(handoff, layout=runner.pool.layout, num_tokens=num_tokens, num_bytes=num_bytes)
+        if not 0 <= handoff.first_token < runner.vocab_size:
+            raise HandoffFailed(
+                f"first token {handoff.first_token} is not in the vocabulary of {runner.vocab_size}"
+            )
+        expires_at = now_s() + handoff.ttl_s
+        try:
+            async with asyncio.timeout_at(expires_at):
+                await call.admitted.wait()
+        except TimeoutError:
+            raise HandoffFailed(f"the handoff's {handoff.ttl_s:.3g} s expired in the queue") from None
+        if sequence.phase is not Phase.PULLING:
+            return  # what ended the call is in its outbox
+        num_lacking_bytes = runner.pool.num_handoff_bytes(num_tokens - sequence.num_computed)
+        buffer = await steps.on_thread(runner.staging.take, num_lacking_bytes)
+        try:
+            began_at = now_s()
+            await transceiver.pull(state.ticket, buffer, expires_at - began_at)
+            self._move_s += now_s() - began_at
+            self._counts["kv_moved_bytes"] += buffer.num_bytes
+            if sequence.phase is Phase.PULLING:  # otherwise the blocks may have a new owner
+                await steps.on_thread(runner.scatter, buffer, sequence)
+        finally:
+            runner.staging.give_back(buffer)
+        if sequence.phase is Phase.PULLING:
+            self._counts["num_handoffs"] += 1
+            sequence.num_cached = state.num_cached_tokens
+            sequence.num_moved_bytes = buffer.num_bytes
+            steps.resume(call, Sampled(handoff.first_token, state.logprob))
+
+    def _wire(self) -> CacheTransceiver:
+        if self._transceiver is None:
+            raise HandoffFailed("this worker has no transceiver: set cache_transceiver_config")
+        return self._transceiver
+
+    def _ready(self) -> StepLoop:
+        if self._steps is None:
             raise NotReady("the engine is not running")
-        return self._transfers
+        return self._steps
 
     def _new_sequence(self, request: GenerateRequest, *, hands_off: bool) -> Sequence:
-        runner = self._ready().steps.runner
+        runner = self._ready().runner
         return new_sequence(
             request,
             context_length=runner.context_length,
@@ -159,7 +217,7 @@ class EmbeddedEngine:
                 async with asyncio.timeout_at(deadline_at):
                     sequence.matcher = await self._grammars.matcher(request.sampling.guided, answer)
                 sequence.spent.lap("computed_s")
-            steps = self._ready().steps  # may have been stopped meanwhile
+            steps = self._ready()  # may have been stopped meanwhile
             call = steps.open(request, sequence, deadline_at)
             try:
                 yield call
