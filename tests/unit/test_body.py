@@ -124,7 +124,7 @@ def test_half_a_character_is_replaced_and_whole_ones_are_kept(written: bytes, na
     assert garden.center == Rock(name)
 
 
-COUNTING = ["/tokenize", "/v1/responses/input_tokens", "/v1/messages/count_tokens"]
+COUNTING = ["/v1/responses/input_tokens", "/v1/messages/count_tokens"]
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses", "/v1/messages", *COUNTING])
