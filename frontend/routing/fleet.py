@@ -182,7 +182,7 @@ class Fleet:
         self._tokens_per_step.clear()
         for worker, answer in answers:
             if isinstance(answer, WorkerLost):
-                self.table.note(worker, Event.LOST, answer.message)
+                self.table.note(worker, "lost", answer.message)
             elif isinstance(answer, WorkerStats):
                 self._tokens_per_step[worker.worker_id] = answer.tokens_per_step
         return answers
@@ -212,14 +212,14 @@ class Fleet:
             partners = self.workers(worker.model, role, paired_with=worker)
             partner = random.choice(partners) if partners else None  # noqa: S311  not security-relevant
             is_working = await works(self._transport, worker, partner, limit_s=self._no_progress_s)
-            return (Event.ANSWERED if is_working else Event.SILENT), ""
+            return ("answered" if is_working else "silent"), ""
         try:
             await self._ask(worker)
         except PeerDistrusted as error:
-            return Event.UNTRUSTED, error.message
+            return "untrusted", error.message
         except (BatonError, TimeoutError):
-            return Event.SILENT, ""
-        return Event.ANSWERED, ""
+            return "silent", ""
+        return "answered", ""
 
     async def _is_stuck(self, worker: WorkerInfo) -> bool:
         """Whether a trial request fails, and the worker's counters do not move meanwhile."""
@@ -232,7 +232,7 @@ class Fleet:
             return False  # it does not answer at all: its calls end without us
 
     def _give_up(self, worker: WorkerInfo) -> None:
-        self.table.note(worker, Event.STALLED, _NO_PROGRESS)
+        self.table.note(worker, "stalled", _NO_PROGRESS)
         self._transport.lose(worker.address, _NO_PROGRESS)
 
     async def _ask(self, worker: WorkerInfo) -> WorkerStats:
@@ -253,7 +253,7 @@ class Fleet:
                 refused, doubts = check_numbers(self.table.all(), self._trusted)
                 for worker in self.table.all():
                     if worker.address in refused:
-                        self.table.note(worker, Event.INVALID, refused[worker.address])
+                        self.table.note(worker, "invalid", refused[worker.address])
                 for doubt in set(doubts).difference(self._doubts):
                     log.error("numbers differ %s", doubt)
                 self._doubts = doubts

@@ -43,7 +43,7 @@ from frontend.record import Leg
 from frontend.routing.admission import Admission, Capacity, capacity_of
 from frontend.routing.fleet import Fleet
 from frontend.routing.router import Router, RoutingSettings
-from frontend.routing.workers import Call, Event
+from frontend.routing.workers import Call
 
 log = logging.getLogger(__name__)
 
@@ -287,8 +287,8 @@ class Generator:
         is_prefills = isinstance(error.__cause__, WorkerLost)  # while decode waited for its KV
         worker = progress.prefill if is_prefills else progress.last
         if worker and (is_prefills or isinstance(error, WorkerLost)):
-            event = Event.INVALID if isinstance(error, UnknownToken) else Event.LOST
-            self._fleet.table.note(worker, event, error.message)
+            is_invalid = isinstance(error, UnknownToken)
+            self._fleet.table.note(worker, "invalid" if is_invalid else "lost", error.message)
         if isinstance(error, HandoffStalled) and progress.prefill and progress.last:
             self._fleet.cut.add(progress.prefill, progress.last)
         progress.note_failure(error)

@@ -7,6 +7,7 @@ from collections import Counter, deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sized
 from contextlib import suppress
 from enum import Enum
+from typing import Literal
 
 from msgspec.structs import replace
 
@@ -43,21 +44,11 @@ class State(Enum):
     """It sent what no genuine worker sends, or cannot be served; final."""
 
 
-class Event(Enum):
-    """What happens to a registered worker. It registers as not ready (WARMS) or ready; a probe succeeds
-    (ANSWERED), or fails (SILENT), because of a certificate (UNTRUSTED); a request loses it; its heartbeats
-    arrive, but none of its requests progresses (STALLED); it sends tokens that the model does not have,
-    computes other numbers, or registers with a refusal (INVALID)."""
-
-    WARMS = "warms"
-    READY = "ready"
-    ANSWERED = "answered"
-    SILENT = "silent"
-    UNTRUSTED = "untrusted"
-    LOST = "lost"
-    STALLED = "stalled"
-    INVALID = "invalid"
-
+Event = Literal["warms", "ready", "answered", "silent", "untrusted", "lost", "stalled", "invalid"]
+"""What happens to a registered worker. It registers as not ready (`warms`) or ready; a probe succeeds
+(`answered`), or fails (`silent`), because of a certificate (`untrusted`); a request loses it; its heartbeats
+arrive, but none of its requests progresses (`stalled`); it sends tokens that the model does not have,
+computes other numbers, or registers with a refusal (`invalid`)."""
 
 _TABLE = """
              warms    ready       answered  silent  untrusted   lost        stalled  invalid
@@ -71,7 +62,7 @@ refused      refused  refused     -         -       -           refused     refu
 """
 _EVENTS, *_ROWS = (line.split() for line in _TABLE.strip().splitlines())
 TRANSITIONS = {
-    (State(state), Event(event)): State(cell)
+    (State(state), event): State(cell)
     for state, *cells in _ROWS
     for event, cell in zip(_EVENTS, cells, strict=True)
     if cell != "-"
@@ -89,7 +80,7 @@ _KINDS: dict[State, Kind] = {
 """The event of the fleet when a worker comes to this state; from one of `_AWAY` to LIVE it is `recovered`."""
 
 Probe = Callable[[WorkerInfo, State], Awaitable[tuple[Event, str]]]
-"""Probes a worker in that state: ANSWERED, SILENT or UNTRUSTED, and the reason."""
+"""Probes a worker in that state: `answered`, `silent` or `untrusted`, and the reason."""
 
 
 class Entry:
@@ -135,9 +126,9 @@ class Workers:
         for address, entry in entries.items():
             is_held = holders.setdefault(workers[address].name, address) != address
             entry.worker = replace(workers[address], name="") if is_held else workers[address]
-            self.note(entry.worker, Event.READY if entry.worker.is_ready else Event.WARMS)
+            self.note(entry.worker, "ready" if entry.worker.is_ready else "warms")
             if entry.worker.refusal:
-                self.note(entry.worker, Event.INVALID, entry.worker.refusal)
+                self.note(entry.worker, "invalid", entry.worker.refusal)
         self.note_change()
 
     def note(self, worker: WorkerInfo, event: Event, reason: str = "") -> None:
@@ -206,8 +197,8 @@ class Workers:
     async def _note_leaving(self, entry: Entry) -> None:
         """Of a lost one nothing is new. One that leaves in order still answers for a moment, too briefly for
         a frontend that stood still."""
-        name, since_s, is_live = entry.worker.label, time.perf_counter() - _STOOD_S, entry.state is State.LIVE
-        is_silent = is_live and (await self._probe(entry.worker, State.LOST))[0] is Event.SILENT
+        name, since_s = entry.worker.label, time.perf_counter() - _STOOD_S
+        is_silent = entry.state is State.LIVE and (await self._probe(entry.worker, State.LOST))[0] == "silent"
         if is_silent and self._delays.longest(since_s).lasted_s < _STOOD_S:
             entry.state, entry.away_since_s = State.LOST, _now_s()
             entry.reason = "it ended without leaving the registry first"

@@ -15,7 +15,6 @@ from baton.messages import KvLayout, Reply, Request, Role, StatsRequest, WorkerI
 from frontend.flags import parse_aliases
 from frontend.metrics import Metrics
 from frontend.routing.fleet import Fleet, model_of, other_names
-from frontend.routing.workers import Event
 from frontend.text.tokenizer import ModelTokenizer
 from tests import scripted_workers as scripted
 from tests.clock import jumping
@@ -117,7 +116,7 @@ async def test_closing_leaves_no_task_and_no_call_behind() -> None:
             registry.hung.add("d3")
             registry.show(lost, worker("d2"), worker("d3"))
             registry.dead.add("d2")
-            fleet.table.note(lost, Event.LOST)
+            fleet.table.note(lost, "lost")
             assert await fleet.stats() == []
             fleet.cut.add(worker("p1"), lost)
         assert asyncio.all_tasks() == alone

@@ -15,7 +15,6 @@ from baton.errors import NotReady
 from frontend import snapshot
 from frontend.metrics import Metrics
 from frontend.routing.fleet import Fleet
-from frontend.routing.workers import Event
 from frontend.snapshot import Look, Part, Second, Snapshots
 from tests.clock import jumping
 from tests.unit.test_fleet import Registry, worker
@@ -139,7 +138,7 @@ async def test_a_worker_without_statistics_is_silent_or_lost_and_has_no_figures(
         assert (await read(snapshots))["workers"][0]["num_running"] == 3
         registry.hung.add("d1")
         registry.dead.add("d2")
-        fleet.table.note(worker("p1"), Event.STALLED, "no progress")
+        fleet.table.note(worker("p1"), "stalled", "no progress")
         await asyncio.sleep(1)  # virtual time
         body = await read(snapshots)
         assert fleet.health().lost == ["d2"]  # requests go to others
