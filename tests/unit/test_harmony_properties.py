@@ -1,6 +1,5 @@
 """What holds of the parser for every sequence of tokens. BATON_FUZZ_EXAMPLES=1000000 looks further."""
 
-import itertools
 import os
 from collections.abc import Iterable
 
@@ -10,46 +9,16 @@ from hypothesis import strategies as st
 from baton.messages import FinishReason
 from frontend.harmony.conversation import Delta, Text
 from frontend.turn.choice import StopStrings
-from tests.fuzz_harmony import violation
-from tests.harmony_streams import ANY_TOKEN, check, check_answer, check_without_calls, ids_of, numbered
+from tests.fuzz_harmony import stream, violation
+from tests.harmony_streams import check, check_answer, check_without_calls
 
 FUZZ = settings(
     max_examples=int(os.environ.get("BATON_FUZZ_EXAMPLES", "200")),
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )
-WELL_FORMED = [
-    ids_of("<|channel|>", "analysis", "<|message|>", "Hello", "~", "<|end|>", "<|start|>", "assistant"),
-    ids_of("<|channel|>", "final", "<|message|>", "é日", "👍", "\\<|end|>", "<|return|>"),
-    ids_of("<|channel|>", "commentary", " to=functions.bash", " ", "<|constrain|>", " json", "<|message|>"),
-    ids_of(
-        "{", ' {"a": 1}', "<|call|>", "<|start|>", "assistant", " to=get_weather", "<|channel|>", "analysis"
-    ),
-    ids_of("<|message|>", ' {"a": 1}', "<|call|>"),
-    ids_of("<|channel|>", "commentary", "<|message|>", "Hello", "<|end|>", "<|start|>", "assistant"),
-]
-
-any_token = st.sampled_from(ANY_TOKEN)
-random_streams = st.lists(any_token, max_size=60)
+streams = st.randoms(use_true_random=False).map(stream)
 sizes_of_chunks = st.lists(st.integers(0, 7), max_size=20)
-
-
-@st.composite
-def mutated_streams(draw: st.DrawFn) -> list[int]:
-    """Well-formed pieces in any order, with tokens deleted, doubled, replaced and put in."""
-    ids = list(itertools.chain.from_iterable(draw(st.lists(st.sampled_from(WELL_FORMED), max_size=6))))
-    for _ in range(draw(st.integers(0, 4))):
-        if not ids:
-            break
-        at = draw(st.integers(0, len(ids) - 1))
-        put = draw(
-            st.one_of(st.just([]), st.just([ids[at]] * 2), st.lists(any_token, min_size=1, max_size=2))
-        )
-        ids[at : at + 1] = put
-    return ids
-
-
-streams = st.one_of(random_streams, mutated_streams()).map(numbered)
 
 
 @FUZZ
