@@ -11,7 +11,6 @@ FUNCTIONS = "functions"
 # Tools that gpt-oss was trained with and may call although they are not offered.
 BUILTIN_TOOLS = ("browser", "python")
 ReasoningEffort = Literal["low", "medium", "high"]
-MODEL_IDENTITY = "You are ChatGPT, a large language model trained by OpenAI."
 
 
 def called_name(namespace: str, name: str) -> str:
@@ -140,8 +139,6 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
     namespaces: tuple[Namespace, ...] = ()
     reasoning_effort: ReasoningEffort = "medium"
     current_date: str | None = None
-    model_identity: str = MODEL_IDENTITY
-    knowledge_cutoff: str = "2024-06"
     answer_format: AnswerFormat | None = None
 
 

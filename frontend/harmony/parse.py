@@ -56,18 +56,13 @@ class RawHeader:
         return any(self.raw[start:].strip() for start, _ in header.texts)
 
     def text_tokens(self, header: Header) -> list[tuple[int, bytes]]:
-        """(position, bytes) of the tokens of `header.texts`, without control tokens or leading whitespace."""
-        tokens: list[tuple[int, bytes]] = []
-        for start, stop in header.texts:
-            if not tokens:
-                text = self.raw[start:stop]
-                start += len(text) - len(text.lstrip())  # noqa: PLW2901  the part without blanks
-            tokens += [
-                (position, data[max(start - offset, 0) : stop - offset])
-                for offset, position, data in self._pieces
-                if offset < stop and offset + len(data) > start
-            ]
-        return tokens
+        """(position, bytes) of the tokens of `header.texts`, without control tokens."""
+        return [
+            (position, data[max(start - offset, 0) : stop - offset])
+            for start, stop in header.texts
+            for offset, position, data in self._pieces
+            if offset < stop and offset + len(data) > start
+        ]
 
 
 new_decoder = partial(getincrementaldecoder("utf-8"), "replace")
@@ -234,8 +229,6 @@ class HarmonyParser:
     def _limit_header(self) -> None:
         """Stops waiting for `<|message|>` in an overlong header: outputs its text and drops noise."""
         raw, most = self._header.raw, MAX_HEADER_BYTES
-        if len(raw) <= MAX_HEADER_BYTES_AFTER_CHANNEL:
-            return
         if (at := raw.find(_SPELLED[SpecialToken.CHANNEL])) >= 0:
             most = at + len(_SPELLED[SpecialToken.CHANNEL]) + MAX_HEADER_BYTES_AFTER_CHANNEL
         if len(raw) <= most + self._max_name_bytes:

@@ -31,6 +31,7 @@ from frontend.text.tokenizer import Segment, SpecialToken
 
 # Names are single header words: whitespace would end them, `<` would look like a control token.
 _UNFIT = re.compile(r"[\s<>|=]")
+_IDENTITY = "You are ChatGPT, a large language model trained by OpenAI.\nKnowledge cutoff: 2024-06"
 _CHANNELS = "# Valid channels: analysis, commentary, final. Channel must be included for every message."
 # As the model writes it; a plain ` json` is a bug of the Hugging Face template (openai/harmony issue 91).
 _JSON = (" ", SpecialToken.CONSTRAIN, "json")
@@ -54,14 +55,11 @@ def render(conversation: Conversation) -> list[Segment]:
             break
         leading.append(turn.text)
 
-    top = [conversation.model_identity, f"Knowledge cutoff: {conversation.knowledge_cutoff}"]
-    if conversation.current_date is not None:
-        top.append(f"Current date: {conversation.current_date}")
-    sections = ["\n".join(top), f"Reasoning: {conversation.reasoning_effort}"]
-    sections.append(f"{_CHANNELS}\n{_FUNCTIONS_CHANNEL}" if conversation.tools else _CHANNELS)
-    segments = _message("system", "\n\n".join(sections))
-    developer = _developer_text(conversation, "\n\n".join(filter(None, leading)))
-    if developer:
+    date = "" if conversation.current_date is None else f"\nCurrent date: {conversation.current_date}"
+    channels = f"{_CHANNELS}\n{_FUNCTIONS_CHANNEL}" if conversation.tools else _CHANNELS
+    system = f"{_IDENTITY}{date}\n\nReasoning: {conversation.reasoning_effort}\n\n{channels}"
+    segments = _message("system", system)
+    if developer := _developer_text(conversation, "\n\n".join(filter(None, leading))):
         segments += _message("developer", developer)
     segments += _history(turns[len(leading) :])
     return [*segments, SpecialToken.START, "assistant"]
@@ -222,7 +220,7 @@ def type_of(schema: object, indent: str = "", *, depth: int = 0) -> str:
     kind = "any"
     match schema:
         case {"oneOf": list(variants)}:
-            kind = "".join([f"\n{_variant(each, _notes(each), indent, depth)}" for each in variants])
+            kind = "".join([f"\n{_variant(v, _notes(v), indent, depth)}" for v in map(_dict, variants)])
         case {"type": list(names)}:
             kind = " | ".join(_PLAIN.get(name, name) for name in names if isinstance(name, str)) or "any"
         case {"type": "object"}:
@@ -245,7 +243,7 @@ def _object(schema: Any, indent: str, depth: int) -> str:
     properties, required = schema.get("properties"), schema.get("required")
     for key, value in properties.items() if isinstance(properties, dict) else ():
         mark = "" if isinstance(required, list) and key in required else "?"
-        lines += _property(f"{indent}{key}{mark}:", value if isinstance(value, dict) else {}, indent, depth)
+        lines += _property(f"{indent}{key}{mark}:", _dict(value), indent, depth)
     return "\n".join([*lines, indent + "}"])
 
 
@@ -259,55 +257,53 @@ def _property(name: str, schema: dict[str, Any], indent: str, depth: int) -> lis
     if isinstance(examples := schema.get("examples"), list) and examples:
         listed = [f'{indent}// - "{example}"' for example in examples if isinstance(example, str)]
         lines += [f"{indent}// Examples:", *listed]
-    if isinstance(variants := schema.get("oneOf"), list):
-        return lines + _union(name, schema, variants, indent, depth)
-    default = f" // default: {_default(schema)}" if "default" in schema and "oneOf" not in schema else ""
+    if isinstance(schema.get("oneOf"), list):
+        return lines + _union(name, schema, indent, depth)
+    default = "".join(f" // {note}" for note in _default(schema) if "oneOf" not in schema)
     return [*lines, f"{name} {_nullable_type(schema, indent + '    ', depth)},{default}"]
 
 
-def _union(name: str, schema: dict[str, Any], variants: list[Any], indent: str, depth: int) -> list[str]:
+def _union(name: str, schema: dict[str, Any], indent: str, depth: int) -> list[str]:
     """A union has one line per variant; a description repeated by the first variant is written once."""
-    description = schema.get("description")
-    is_of_first = bool(variants) and description == _get(variants[0], "description")
+    description, variants = schema.get("description"), list(map(_dict, schema["oneOf"]))
+    is_of_first = bool(variants) and description == variants[0].get("description")
     above = [] if is_of_first else _comment(schema, indent)
-    lines = [*above, *([f"{indent}// default: {_default(schema)}"] if "default" in schema else ()), name]
+    lines = [*above, *[f"{indent}// {note}" for note in _default(schema)], name]
     for i, variant in enumerate(variants):
-        notes = []
-        own = _get(variant, "description")
-        if isinstance(own, str) and own != description and not (i == 0 and above):
-            notes.append(own)
-        if isinstance(variant, dict) and "default" in variant:
-            notes.append(f"default: {_default(variant)}")
-        lines.append(_variant(variant, notes, indent, depth))
+        own = variant.get("description")
+        notes = [own] if isinstance(own, str) and own != description and not (i == 0 and above) else []
+        lines.append(_variant(variant, notes + _default(variant), indent, depth))
     return [*lines, f"{indent},"]
 
 
-def _notes(variant: object) -> list[str]:
+def _notes(variant: dict[str, Any]) -> list[str]:
     """The notes of a variant of a union that is not a property."""
-    notes = [note for note in [_get(variant, "description")] if isinstance(note, str)]
-    if isinstance(variant, dict) and "default" in variant:
+    notes = [note for note in [variant.get("description")] if isinstance(note, str)]
+    if "default" in variant:
         default = variant["default"]
         quoted = isinstance(default, str) and not variant.get("enum")
         notes.append(f'default: "{default}"' if quoted else f"default: {compact_json(default)}")
     return notes
 
 
-def _variant(variant: object, notes: list[str], indent: str, depth: int) -> str:
+def _variant(variant: dict[str, Any], notes: list[str], indent: str, depth: int) -> str:
     trailing = f" // {' '.join(notes)}" if notes else ""
     return f"{indent} | {_nullable_type(variant, indent + '   ', depth)}{trailing}"
 
 
-def _nullable_type(schema: object, indent: str, depth: int) -> str:
+def _nullable_type(schema: dict[str, Any], indent: str, depth: int) -> str:
     text = type_of(schema, indent, depth=depth + 1)
-    return f"{text} | null" if _get(schema, "nullable") is True and "null" not in text else text
+    return f"{text} | null" if schema.get("nullable") is True and "null" not in text else text
 
 
-def _default(schema: dict[str, Any]) -> str:
-    """A string default is quoted, unless it names an enum value."""
+def _default(schema: dict[str, Any]) -> list[str]:
+    """The note on the default, if there is one. A string is quoted, unless it names an enum value."""
+    if "default" not in schema:
+        return []
     default, enum = schema["default"], schema.get("enum")
-    if not isinstance(default, str):
-        return compact_json(default)
-    return default if isinstance(enum, list) and enum else f'"{default}"'
+    if isinstance(default, str):
+        return [f"default: {default}" if isinstance(enum, list) and enum else f'default: "{default}"']
+    return [f"default: {compact_json(default)}"]
 
 
 def _comment(schema: dict[str, Any], indent: str) -> list[str]:
@@ -315,8 +311,8 @@ def _comment(schema: dict[str, Any], indent: str) -> list[str]:
     return [f"{indent}// {description}"] if isinstance(description, str) else []
 
 
-def _get(schema: object, key: str) -> object:
-    return schema.get(key) if isinstance(schema, dict) else None
+def _dict(value: object) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
 
 
 def compact_json(value: object) -> str:

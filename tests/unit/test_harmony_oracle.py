@@ -101,11 +101,8 @@ def _is_final(turn: Turn) -> bool:
 
 
 def _system(conversation: Conversation) -> oh.Message:
-    content = (
-        oh.SystemContent.new()
-        .with_model_identity(conversation.model_identity)
-        .with_knowledge_cutoff(conversation.knowledge_cutoff)
-        .with_reasoning_effort(oh.ReasoningEffort(conversation.reasoning_effort.capitalize()))
+    content = oh.SystemContent.new().with_reasoning_effort(
+        oh.ReasoningEffort(conversation.reasoning_effort.capitalize())
     )
     if conversation.current_date is not None:
         content = content.with_conversation_start_date(conversation.current_date)

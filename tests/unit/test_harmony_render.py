@@ -51,15 +51,13 @@ def test_the_whole_prompt() -> None:
         tools=(Tool(name="f", description="Does f.", parameters={"type": "object", "properties": {}}),),
         reasoning_effort="high",
         current_date="2026-02-03",
-        model_identity="You are Baton.",
-        knowledge_cutoff="2025-01",
         answer_format=AnswerFormat(
             name="answer", schema={"type": "object", "properties": {"ä": {"type": "string"}}}
         ),
     )
     assert spelled(render(conversation)) == (
-        "<|start|>system<|message|>You are Baton.\nKnowledge cutoff: 2025-01\nCurrent date: 2026-02-03\n\n"
-        "Reasoning: high\n\n"
+        "<|start|>system<|message|>You are ChatGPT, a large language model trained by OpenAI.\n"
+        "Knowledge cutoff: 2024-06\nCurrent date: 2026-02-03\n\nReasoning: high\n\n"
         "# Valid channels: analysis, commentary, final. Channel must be included for every message.\n"
         "Calls to these tools must go to the commentary channel: 'functions'.<|end|>"
         "<|start|>developer<|message|># Instructions\n\nBe brief.\n\n"
