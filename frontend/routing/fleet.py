@@ -9,6 +9,8 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Collection, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from datetime import UTC, datetime
+from functools import lru_cache
+from operator import attrgetter
 from pathlib import Path
 
 import msgspec
@@ -32,6 +34,7 @@ log = logging.getLogger(__name__)
 Alias = tuple[str, str]
 """(name pattern such as `claude-*`, model)."""
 STATS_TIMEOUT_S = 1.0
+_MOST_FOUND = 1024
 _NO_PROGRESS = "its engine makes no progress"
 
 
@@ -66,8 +69,7 @@ class Fleet:
         self.calls = Calls(self._is_stuck, self._give_up, no_progress_s)
         self.handoffs: Counter[tuple[str, str]] = Counter()
         """KV that moved since somebody last took this, by the ids of prefill and decode worker."""
-        self._found: dict[tuple[str, Role, WorkerInfo | None], list[WorkerInfo]] = {}
-        self._next_change = self.table.change  # until which that is so
+        self._found = lru_cache(maxsize=_MOST_FOUND)(self._find)  # until the next change
         self.synced = asyncio.Event()
         """Set once the workers registered at the start are known."""
 
@@ -87,24 +89,17 @@ class Fleet:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     def workers(self, model: str, role: Role, *, paired_with: WorkerInfo | None = None) -> list[WorkerInfo]:
-        """Live workers of a role, ordered by id.
+        """Live workers of a role, ordered by id, that can exchange KV with `paired_with`. If it is None,
+        prefill workers that can with some decode worker, or all decode workers."""
+        return self._found(self.table.change, model, role, paired_with)
 
-        Prefill workers without a compatible decode worker are excluded; `paired_with` keeps only those of
-        either role that can exchange KV with that worker."""
-        if self._next_change is not self.table.change:
-            self._found.clear()
-            self._next_change = self.table.change
-        found = self._found.get((model, role, paired_with))
-        if found is None:
-            live = [worker for worker in self.table.live() if worker.model == model]
-            found = [worker for worker in live if worker.role is role]
-            decodes = [w for w in live if w.role is Role.DECODE] if paired_with is None else [paired_with]
-            if role is Role.PREFILL:
-                found = [w for w in found if any(self._can_pair(w, decode) for decode in decodes)]
-            elif paired_with is not None:
-                found = [w for w in found if self._can_pair(paired_with, w)]
-            self._found[model, role, paired_with] = found
-        return found
+    def _find(self, _: object, model: str, role: Role, paired_with: WorkerInfo | None) -> list[WorkerInfo]:
+        live = [worker for worker in self.table.live() if worker.model == model]
+        found = [worker for worker in live if worker.role is role]
+        decodes = [w for w in live if w.role is Role.DECODE] if paired_with is None else [paired_with]
+        if role is Role.PREFILL:
+            return [w for w in found if any(self._can_pair(w, decode) for decode in decodes)]
+        return [w for w in found if paired_with is None or self._can_pair(paired_with, w)]
 
     def num_token_ids(self, model: str) -> float:
         """How many token ids the model has; infinity if its tokenizer is not known yet."""
@@ -112,10 +107,11 @@ class Fleet:
         return loaded[model].num_token_ids if model in loaded else math.inf
 
     def models(self) -> list[str]:
-        """Names of the available models, aliases included."""
+        """Names of the available models, aliases without wildcards included."""
         decodes = {w.model for w in self.table.live() if w.role is Role.DECODE}
         served = decodes & self._tokenizers.loaded.keys()
-        return sorted({*served, *other_names(served, self._aliases)})
+        aliases = [name for name, model in self._aliases if model in served and not set(name) & set("*?[")]
+        return sorted({*served, *aliases})
 
     def served(self, name: str) -> ServedModel:
         """The model of that name. Raises ModelNotFound, or NoWorkers if its decode workers or its tokenizer
@@ -275,8 +271,7 @@ def _unequal_contexts(workers: Sequence[WorkerInfo]) -> Iterator[str]:
             yield f"{model}: {both}; {least} are served"
 
 
-def _computed(stats: WorkerStats) -> tuple[int, int, int]:
-    return stats.num_prompt_tokens, stats.num_generated_tokens, stats.num_handoffs
+_computed = attrgetter("num_prompt_tokens", "num_generated_tokens", "num_handoffs")
 
 
 def model_of(name: str, models: Collection[str], aliases: Sequence[Alias]) -> str | None:
@@ -290,8 +285,3 @@ def model_of(name: str, models: Collection[str], aliases: Sequence[Alias]) -> st
     by_end = [model for model in models if model.endswith(f"/{name}")]
     by_start = [model for model in models if model.startswith(f"{name}/")]
     return next((named[0] for named in (by_end, by_start) if len(named) == 1), None)
-
-
-def other_names(models: Collection[str], aliases: Sequence[Alias]) -> Iterator[str]:
-    """The aliases without wildcards of available models, for /v1/models."""
-    yield from (name for name, model in aliases if model in models and not set(name) & set("*?["))

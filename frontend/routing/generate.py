@@ -67,11 +67,9 @@ class Retry(NamedTuple):
     excludes: Literal["none", "last", "source"]
     """The worker to avoid: the last one called, or the source of the handoff, if there is one."""
     counts: Literal["always", "never", "new"]
-    """Whether it counts against MAX_ATTEMPTS. `new`: only while the request has not begun to run, as a full
-    worker may refuse a running answer until its deadline."""
+    """Against MAX_ATTEMPTS. `new`: only before it runs: a full worker may refuse it until its deadline."""
     mode: Literal["resume", "replay", "local prefill"] = "resume"
-    """The next attempt resumes after the tokens so far, replays the answer from its beginning, or prefills
-    on the decode worker, without waiting for KV again."""
+    """`replay`: from the answer's beginning. `local prefill`: on the decode worker, without another's KV."""
 
 
 RETRIES: dict[type[BatonError], Retry] = {
@@ -105,7 +103,7 @@ class Progress:
         self.avoided: set[str] = set()
         self.leg = leg or Leg.since(time.perf_counter())
         self.error: BatonError | None = None
-        self._retry = Retry("none", "never")  # after that error
+        self._is_refused = False  # by that error, for want of room
         self.modes: set[str] = set()  # of all retries so far
         self._expected: list[int] = []
         self._is_running = False  # decode workers got a handoff, or the client a token
@@ -118,16 +116,12 @@ class Progress:
         return self._deadline - asyncio.get_running_loop().time()
 
     def remaining(self) -> GenerateRequest:
-        is_replay = "replay" in self.modes
-        if is_replay:
-            self._expected = self.token_ids.copy()
-        generated = [] if is_replay else self.token_ids
-        prompt = self.request.token_ids
+        generated, prompt = self.token_ids, self.request.token_ids
+        if "replay" in self.modes:
+            self._expected, generated = generated.copy(), []
+        token_ids, left_s = prompt + generated if generated else prompt, self.time_left_s
         self.sent = msgspec.structs.replace(
-            self.request,
-            token_ids=prompt + generated if generated else prompt,
-            num_generated=len(generated),
-            deadline_s=self.time_left_s,
+            self.request, token_ids=token_ids, num_generated=len(generated), deadline_s=left_s
         )
         return self.sent
 
@@ -181,12 +175,12 @@ class Progress:
             self.avoided.add(worker.incarnation)
         self.modes.add(retry.mode)
         self.last = self.prefill = self.decode = None
-        self.error, self._retry = error, retry
+        self.error, self._is_refused = error, retry.counts == "new"
 
     async def clear_avoided(self) -> None:
         """Avoid no worker, after a backoff. Raises the last error if it refused a new request."""
         pause_s = _BACKOFF_S * 2**self._num_failures  # so that failing at once does not spin
-        if self.error is not None and self._retry.counts == "new":
+        if self.error is not None and self._is_refused:
             if not self._is_running:
                 raise self.error
             pause_s = self.error.retry_after_s or 1.0  # until a queue may have room
@@ -199,9 +193,8 @@ _Stream = tuple[Reply | None, AsyncGenerator[Reply, None]]
 
 
 class Generator:
-    """Answers token requests with the fleet's workers. If a worker is lost, another one prefills the prompt
-    and the tokens so far, or makes the answer again if its engine cannot resume; no token is repeated or
-    missing. Without a live worker, or the broker, a request waits."""
+    """Answers token requests with the fleet's workers. If one is lost, another one resumes, or replays the
+    answer; no token is repeated or missing. Without a live worker, or the broker, a request waits."""
 
     def __init__(
         self,
@@ -335,26 +328,25 @@ class Generator:
     async def _start(self, progress: Progress) -> _Stream:
         """Send the remaining request to workers: a handoff, or an answer without one, if that is short or
         decode computes the prompt."""
-        request, settings, where, reason = progress.remaining(), self._settings, "prefill", "always"
+        request, settings, reason = progress.remaining(), self._settings, "always"
         if settings.local_prefill_tokens:
             progress.decode = self._choose(Role.DECODE, progress)
         prefill = self._choose(Role.PREFILL, progress, progress.decode)
         if prefill is None:
-            where, reason = "decode", "stalled" if "local prefill" in progress.modes else "no_prefill_worker"
-        elif progress.decode is not None:
+            reason = "stalled" if "local prefill" in progress.modes else "no_prefill_worker"
+            self._metrics.of("prefills", "decode", reason).value += 1
+            return await self._decode(request, progress)
+        if progress.decode is not None:
             reason = "free"
             if self._fleet.calls.longest_wait_s(prefill) >= settings.local_prefill_after_s:
-                limit = settings.local_prefill_tokens
-                local = msgspec.structs.replace(request, local_prefill_tokens=limit)
+                local = msgspec.structs.replace(request, local_prefill_tokens=settings.local_prefill_tokens)
                 first, tokens = await self._decode(local, progress)
                 if not isinstance(first, PrefillFirst):
                     self._metrics.of("prefills", "decode", "cached").value += 1
                     return first, tokens
                 await progress.calls.pop().close()
                 reason = "busy" if first.is_busy else "long"
-        self._metrics.of("prefills", where, reason).value += 1
-        if prefill is None:
-            return await self._decode(request, progress)
+        self._metrics.of("prefills", "prefill", reason).value += 1
         return await self._prefill(request, prefill, progress)
 
     async def _prefill(self, request: GenerateRequest, prefill: WorkerInfo, progress: Progress) -> _Stream:
@@ -396,18 +388,14 @@ class Generator:
             progress.leg.answered(first)
         return first, tokens
 
-    def _choose(
-        self, role: Role, progress: Progress, paired_with: WorkerInfo | None = None
-    ) -> WorkerInfo | None:
-        eligible = self._eligible(role, progress, paired_with)
+    def _choose(self, role: Role, progress: Progress, peer: WorkerInfo | None = None) -> WorkerInfo | None:
+        eligible = self._eligible(role, progress, peer)
         return self._router.pick(role, progress.request, eligible) if eligible else None
 
-    def _eligible(
-        self, role: Role, progress: Progress, paired_with: WorkerInfo | None = None
-    ) -> list[WorkerInfo]:
+    def _eligible(self, role: Role, progress: Progress, peer: WorkerInfo | None = None) -> list[WorkerInfo]:
         if role is Role.PREFILL and "local prefill" in progress.modes:
             return []
-        live = self._fleet.workers(progress.request.model, role, paired_with=paired_with)
+        live = self._fleet.workers(progress.request.model, role, paired_with=peer)
         return [worker for worker in live if worker.incarnation not in progress.avoided]
 
     def _call(self, worker: WorkerInfo, request: GenerateRequest, progress: Progress, arrived: Sized) -> Call:
