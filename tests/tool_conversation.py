@@ -2,7 +2,6 @@
 
 import json
 import time
-from itertools import takewhile
 from typing import Any
 
 import httpx
@@ -43,23 +42,19 @@ def converse(stack: Stack, num_turns: int, *, salt: str | None = "shared") -> li
     """
     messages: list[dict[str, Any]] = []
     turns: list[Turn] = []
-    known: list[int] = []
+    num_same = num_began = 0  # tokens that a prompt repeats; of the prompt with the last question
     with httpx.Client(base_url=stack.url, timeout=300) as client:
         for number in range(num_turns):
             messages.append(_asked(number, messages))
-            prompt = _prompt(client, messages)
-            num_same = sum(
-                1 for _ in takewhile(lambda pair: len(set(pair)) == 1, zip(prompt, known, strict=False))
-            )
             before, began = _counted(stack), time.perf_counter()
             own_salt = f"{time.time_ns()}" if salt is None else salt
             message, usage, first_at = _ask(client, messages, own_salt)
             spent = {name: round(now - before[name]) for name, now in _counted(stack).items()}
-            assert usage["prompt_tokens"] == len(prompt)
+            num_prompt = usage["prompt_tokens"]
             turns.append(
                 Turn(
-                    num_prompt_tokens=len(prompt),
-                    num_new_tokens=len(prompt) - num_same,
+                    num_prompt_tokens=num_prompt,
+                    num_new_tokens=num_prompt - num_same,
                     num_computed_tokens=spent["worker_prompt_tokens"],
                     moved_bytes=spent["kv_moved_bytes"],
                     num_handoffs=spent["handoffs"],
@@ -67,12 +62,11 @@ def converse(stack: Stack, num_turns: int, *, salt: str | None = "shared") -> li
                     answer=message,
                 )
             )
+            if messages[-1]["role"] == "user":
+                num_began = num_prompt
             messages.append(message)
-            # With the last answer: what the next prompt repeats of it shows what its tokens were.
-            known = _prompt(client, [*messages, _asked(number + 1, messages)])[
-                : len(prompt) + usage["completion_tokens"]
-            ]
-            known = known if known[: len(prompt)] == prompt else prompt
+            # After an answer without calls, prompts lack the reasoning since its question.
+            num_same = num_prompt + usage["completion_tokens"] if "tool_calls" in message else num_began
     return turns
 
 
@@ -83,12 +77,6 @@ def _asked(number: int, messages: list[dict[str, Any]]) -> dict[str, Any]:
     call_id = messages[-1]["tool_calls"][0]["id"]
     result = {"city": city, "temperature": 7 + number, "wind": number, "humidity": 50 + number}
     return {"role": "tool", "tool_call_id": call_id, "content": json.dumps(result)}
-
-
-def _prompt(client: httpx.Client, messages: list[dict[str, Any]]) -> list[int]:
-    body = {"model": MODEL, "messages": messages, "tools": [TOOL], "reasoning_effort": "low"}
-    found: list[int] = client.post("/tokenize", json=body).raise_for_status().json()["tokens"]
-    return found
 
 
 def answers_of(turns: list[Turn]) -> list[Any]:

@@ -127,12 +127,14 @@ def test_an_answer_keeps_its_tokens_and_reasoning_in_the_other_process(client: h
     messages.append({"role": "assistant", "tool_calls": [call]})
     messages.append({"role": "tool", "tool_call_id": call["id"], "content": "12:00"})
     body = {"model": MODEL, "messages": messages, "tools": [TOOL]}
+    result = "<|start|>functions.get_time to=assistant<|channel|>commentary<|message|>12:00<|end|>"
+    result += "<|start|>assistant"
+    written = ModelTokenizer.load(ROOT / "models/demo").encode_text(CALL + result, allow_special=True)
+    num_tokens = first.json()["usage"]["prompt_tokens"] + len(written)
     for _ in range(4):  # both processes
         second = client.post("/v1/chat/completions", json=body).json()
         assert second["choices"][0]["message"]["content"] == "It is noon."
-        tokens = client.post("/tokenize", json=body).json()["tokens"]
-        text = ModelTokenizer.load(ROOT / "models/demo").decode(tokens, shows_special=True)
-        assert f"<|start|>assistant{CALL}<|start|>functions.get_time" in text
+        assert second["usage"]["prompt_tokens"] == num_tokens
 
 
 def test_a_process_that_dies_is_replaced(frontend: Process, client: httpx.Client) -> None:

@@ -140,7 +140,9 @@ def test_the_spans_of_a_request_that_lost_a_worker() -> None:
 def test_a_failed_request_has_an_error_type(
     status: int, code: str, kind: str | None, is_failure: bool
 ) -> None:
-    record = Record(request_id="r", route="/v1/responses/input_tokens", at_s=1, began_s=0, status=status, code=code)
+    record = Record(
+        request_id="r", route="/v1/responses/input_tokens", at_s=1, began_s=0, status=status, code=code
+    )
     record.trace = Trace(f"00-{'a' * 32}-{'b' * 16}-01")
     (span,) = spans_of(record, Resource({}), {})
     assert (span.name, span.parent) == ("/v1/responses/input_tokens", None)
