@@ -94,7 +94,8 @@ class Wires:
 
     @property
     def nats_urls(self) -> list[str]:
-        return [url.strip() for url in (self.nats_server or _NATS).split(",")]
+        given = [url.strip() for url in (self.nats_server or _NATS).split(",")]
+        return [url if "://" in url else f"nats://{url}" for url in given]
 
     @property
     def dynamo_paths(self) -> list[str]:
@@ -220,7 +221,7 @@ def nats_options() -> dict[str, Any]:
 def _check_address(named: str, url: str, schemes: Sequence[str]) -> None:
     """Raises ValueError."""
     try:
-        parts = urlsplit(url if "://" in url or "nats" not in schemes else f"nats://{url}")
+        parts = urlsplit(url)
         is_rpc = not parts.scheme.startswith("http") or parts.path in ("", "/")  # gRPC has no paths
         is_valid = parts.scheme in schemes and parts.hostname and parts.port != 0 and is_rpc
     except ValueError:  # a port that is none, or an address in half a bracket

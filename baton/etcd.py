@@ -112,10 +112,8 @@ class EtcdDiscovery:
         async with aclosing(self._rpc.watch(PREFIX, revision + 1, duration_s)) as batches:
             async for changes in batches:
                 for key, value in changes:
-                    if value is not None:
+                    if value is not None or not doubtful:
                         _apply(fleet, key, value)
-                    elif not doubtful:
-                        fleet.pop(key, None)
                 yield tuple(sorted(fleet.values(), key=lambda info: info.worker_id))
 
     def _note(self, error: EtcdError | None) -> None:
@@ -162,8 +160,8 @@ class _Registration:
             log.warning("registration=not_withdrawn key=%s error=%s", self._key.decode(), error)
 
 
-def _apply(fleet: dict[bytes, WorkerInfo], key: bytes, value: bytes) -> None:
-    info = decode_worker(value, key.decode(errors="replace"))
+def _apply(fleet: dict[bytes, WorkerInfo], key: bytes, value: bytes | None) -> None:
+    info = None if value is None else decode_worker(value, key.decode(errors="replace"))
     if info is None:
         fleet.pop(key, None)
     else:

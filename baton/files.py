@@ -80,6 +80,9 @@ class FilesDiscovery:
     def __init__(self, folder: Path, *, ttl_s: float = 10.0) -> None:
         self._folder = folder
         self._ttl_s = ttl_s
+        self._decoded = lru_cache(MAX_WORKERS)(decode_worker)  # an invalid file is reported once
+        self._touched: dict[Path, tuple[int, float]] = {}
+        """When files were last touched: by their own clock in ns, and by this process's in seconds."""
 
     @asynccontextmanager
     async def register(self, info: WorkerInfo) -> AsyncGenerator[None, None]:
@@ -97,11 +100,11 @@ class FilesDiscovery:
         """See `Discovery`. Polls 20 times a second; raises UnsafeFolder if others can write to the folder."""
         make_private(self._folder)
         log.info("registry=files folder=%s", self._folder)
-        view, problem = _View(self._folder, self._ttl_s), ""
         shown: tuple[WorkerInfo, ...] | None = None
+        problem = ""
         while True:
             try:
-                snapshot, problem = view.look(), ""
+                snapshot, problem = self.look(), ""
             except OSError as error:  # the folder was deleted, or there are no descriptors
                 if problem != str(error):
                     problem = str(error)
@@ -114,6 +117,43 @@ class FilesDiscovery:
 
     async def close(self) -> None:
         """See `Discovery`. Does nothing."""
+
+    def look(self) -> tuple[WorkerInfo, ...]:
+        """The live workers, ordered by id. Raises OSError if the folder or its files cannot be opened now."""
+        paths = [self._folder / name for name in os.listdir(self._folder) if name.endswith(_SUFFIX)]
+        self._touched = {path: self._touched[path] for path in paths if path in self._touched}
+        found = map(self._read, paths[:MAX_WORKERS])
+        return tuple(sorted((info for info in found if info), key=lambda info: info.worker_id))
+
+    def _read(self, path: Path) -> WorkerInfo | None:
+        """The worker that holds this file, if it lives; the file of a dead one is removed."""
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except OSError as error:
+            if error.errno in _NO_DESCRIPTORS:
+                raise
+            return None  # it is gone again, or not ours
+        try:
+            status = os.fstat(fd)
+            # Another user's file has no place here, wherever this folder is.
+            is_own = stat.S_ISREG(status.st_mode) and status.st_uid == os.getuid()
+            info = self._decoded(os.read(fd, MAX_WORKER_BYTES + 1), str(path)) if is_own else None
+            if info is not None and _is_free(fd):  # the process ended, or it withdrew
+                _remove(path, status)
+                return None
+            return info if info and self._age_s(path, status) < self._ttl_s else None
+        finally:
+            os.close(fd)
+
+    def _age_s(self, path: Path, status: os.stat_result) -> float:
+        """Time since the owner last touched the file. Clocks can be changed: the wall clock counts only at
+        first sight.
+        """
+        now_s, (mtime_ns, touched_s) = time.monotonic(), self._touched.get(path, (0, 0.0))
+        if mtime_ns != status.st_mtime_ns:
+            touched_s = now_s if mtime_ns else now_s - max(0.0, time.time() - status.st_mtime)
+            self._touched[path] = status.st_mtime_ns, touched_s
+        return now_s - touched_s
 
 
 class _Registration:
@@ -164,54 +204,6 @@ class _Registration:
         if self._fd >= 0:
             _remove(self._path, os.fstat(self._fd))
             os.close(self._fd)
-
-
-class _View:
-    """One watcher's view of the folder."""
-
-    def __init__(self, folder: Path, ttl_s: float) -> None:
-        self._folder = folder
-        self._ttl_s = ttl_s
-        self._decoded = lru_cache(MAX_WORKERS)(decode_worker)  # an invalid file is reported once
-        self._touched: dict[Path, tuple[int, float]] = {}
-        """When files were last touched: by their own clock in ns, and by this process's in seconds."""
-
-    def look(self) -> tuple[WorkerInfo, ...]:
-        """The live workers, ordered by id. Raises OSError if the folder or its files cannot be opened now."""
-        paths = [self._folder / name for name in os.listdir(self._folder) if name.endswith(_SUFFIX)]
-        self._touched = {path: self._touched[path] for path in paths if path in self._touched}
-        found = map(self._read, paths[:MAX_WORKERS])
-        return tuple(sorted((info for info in found if info), key=lambda info: info.worker_id))
-
-    def _read(self, path: Path) -> WorkerInfo | None:
-        """The worker that holds this file, if it lives; the file of a dead one is removed."""
-        try:
-            fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-        except OSError as error:
-            if error.errno in _NO_DESCRIPTORS:
-                raise
-            return None  # it is gone again, or not ours
-        try:
-            status = os.fstat(fd)
-            # Another user's file has no place here, wherever this folder is.
-            is_own = stat.S_ISREG(status.st_mode) and status.st_uid == os.getuid()
-            info = self._decoded(os.read(fd, MAX_WORKER_BYTES + 1), str(path)) if is_own else None
-            if info is not None and _is_free(fd):  # the process ended, or it withdrew
-                _remove(path, status)
-                return None
-            return info if info and self._age_s(path, status) < self._ttl_s else None
-        finally:
-            os.close(fd)
-
-    def _age_s(self, path: Path, status: os.stat_result) -> float:
-        """Time since the owner last touched the file. Clocks can be changed: the wall clock counts only at
-        first sight.
-        """
-        now_s, (mtime_ns, touched_s) = time.monotonic(), self._touched.get(path, (0, 0.0))
-        if mtime_ns != status.st_mtime_ns:
-            touched_s = now_s if mtime_ns else now_s - max(0.0, time.time() - status.st_mtime)
-            self._touched[path] = status.st_mtime_ns, touched_s
-        return now_s - touched_s
 
 
 def _is_free(fd: int) -> bool:

@@ -31,7 +31,7 @@ def own_address(servers: Sequence[str]) -> str:
 
 
 def _route(url: str) -> str:
-    parts = urlsplit(url if "://" in url else f"//{url}")
+    parts = urlsplit(url)
     places = socket.getaddrinfo(parts.hostname, parts.port or 1, type=socket.SOCK_DGRAM)
     problem = OSError("no address")
     for family, kind, _, _, place in sorted(places, key=lambda place: place[0] != socket.AF_INET):

@@ -21,7 +21,7 @@ class Reread(Generic[T]):
     def __init__(self, paths: Collection[Path], load: Callable[[], T]) -> None:
         self._paths = paths
         self._load = load
-        self._seen = self._stamps()
+        self._seen = [*map(_stamp, paths)]
         self._looked_s = float("-inf")
         self._problem = ""
         self._value = load()
@@ -35,7 +35,7 @@ class Reread(Generic[T]):
         return self._value
 
     def _look(self) -> None:
-        stamps = self._stamps()
+        stamps = [*map(_stamp, self._paths)]
         if stamps == self._seen:
             return
         names = ",".join(map(str, self._paths))
@@ -48,9 +48,6 @@ class Reread(Generic[T]):
             return
         self._problem, self._seen = "", stamps
         log.info("reread=done files=%s", names)
-
-    def _stamps(self) -> list[tuple[int, ...] | None]:
-        return [_stamp(path) for path in self._paths]
 
 
 def _stamp(path: Path) -> tuple[int, ...] | None:

@@ -62,7 +62,7 @@ class RuntimeSettings:
 
 async def _accepts(url: str) -> bool:
     """Whether something listens there."""
-    parts = urlsplit(url if "://" in url else f"nats://{url}")
+    parts = urlsplit(url)
     try:
         async with asyncio.timeout(_RETRY_S):
             _, writer = await asyncio.open_connection(parts.hostname, parts.port or _PORTS.get(parts.scheme))

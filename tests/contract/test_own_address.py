@@ -19,7 +19,6 @@ from workers.__main__ import main
         (["http://localhost:2379"], "127.0.0.1"),  # ::1 too
         (["http://[::1]:2379"], "::1"),
         (["http://no..name:2379", "nats://user:word@127.0.0.1"], "127.0.0.1"),
-        (["127.0.0.1:4222"], "127.0.0.1"),
     ],
 )
 def test_it_is_that_of_the_route_to_the_first_server(servers: list[str], address: str) -> None:
@@ -46,7 +45,7 @@ def test_without_a_route_it_must_be_given() -> None:
         ({"host": "127.0.0.2"}, "127.0.0.2"),
         ({"host": "auto", "discovery_backend": "file", "request_plane": "tcp"}, "127.0.0.1"),
         ({"host": "auto", "discovery_backend": "etcd", "etcd_endpoints": "http://[::1]:1"}, "::1"),
-        ({"host": "auto", "request_plane": "nats", "nats_server": "nats://[::1]:1"}, "::1"),
+        ({"host": "auto", "request_plane": "nats", "nats_server": "[::1]:1"}, "::1"),
     ],
 )
 def test_auto_is_by_the_servers_that_this_process_uses(flags: dict[str, Any], address: str) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from baton.files import FilesDiscovery, _View
+from baton.files import FilesDiscovery
 from baton.messages import WorkerInfo
 from tests.alive import no_descriptors
 from tests.clock import jumping
@@ -22,7 +22,7 @@ from tests.waiting import until
 
 def look(folder: Path) -> Snapshot:
     """What a new watcher shows first."""
-    return _View(folder, 10.0).look()
+    return FilesDiscovery(folder).look()
 
 
 @contextmanager
