@@ -33,6 +33,7 @@ from baton.messages import (
 )
 from baton.transport import Respond
 from tests.conftest import free_port
+from tests.scripted_workers import worker
 from tests.waiting import PATIENCE_S, until
 from workers.engines.mocker import MockerEngine, MockerSettings
 from workers.kv.transceiver import choose_transceiver
@@ -67,21 +68,9 @@ def new_runtime() -> DistributedRuntime:
 
 def card_of(role: Role, **fields: Any) -> WorkerInfo:
     """A mocker's."""
-    known = WorkerInfo(
-        worker_id=f"{role.value}-1",
-        incarnation="1",
-        role=role,
-        endpoint=f"dyn://ns.{role.value}.generate",
-        model="m",
-        model_path=str(MODEL),
-        address="",
-        context_length=1000,
-        engine="mocker",
-        engine_version="1",
-        kv_transfer="tcp",
-        max_batch_size=8,
-    )
-    return msgspec.structs.replace(known, **fields)
+    place = {"endpoint": f"dyn://ns.{role.value}.generate", "model_path": str(MODEL), "address": ""}
+    known = {"role": role, "engine": "mocker", "kv_transfer": "tcp", "max_batch_size": 8}
+    return worker(f"{role.value}-1", **place | known | {"context_length": 1000} | fields)
 
 
 @asynccontextmanager

@@ -10,31 +10,11 @@ from hypothesis import strategies as st
 from baton.dynamo.messages import DynamoChunk, DynamoRequest
 from baton.dynamo.worker_messages import dynamo_chunk, generate_request, prefill_answer
 from baton.errors import HandoffFailed, InvalidRequest
-from baton.messages import (
-    GenerateRequest,
-    KvHandoff,
-    Role,
-    TokenChunk,
-    TokenLogprob,
-    Usage,
-    WorkerInfo,
-)
+from baton.messages import GenerateRequest, KvHandoff, Role, TokenChunk, TokenLogprob, Usage, WorkerInfo
+from tests.scripted_workers import worker
 
 START = 90
-CARD = WorkerInfo(
-    worker_id="decode-1",
-    incarnation="1",
-    role=Role.DECODE,
-    endpoint="dyn://dynamo.backend.generate",
-    model="m",
-    model_path="/m",
-    address="",
-    context_length=1000,
-    engine="mocker",
-    engine_version="1",
-    kv_transfer="tcp",
-    checkpoint="c",
-)
+CARD = worker("d", kv_transfer="tcp", checkpoint="c", context_length=1000)
 PREFILL = msgspec.structs.replace(CARD, role=Role.PREFILL, worker_id="prefill-1")
 HANDOFF = KvHandoff(first_token=7, num_prompt_tokens=3, ttl_s=60.0, engine_state=b"\x00\xffkv")
 
