@@ -3,12 +3,13 @@
 import asyncio
 import secrets
 import socket
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
 from baton.dynamo.plane import DynamoPlane
 from baton.dynamo.runtime import RuntimeSettings
+from baton.errors import WorkerLost
 from baton.messages import GenerateRequest, KvHandoff, Reply, Request, Sampling, TokenChunk, WorkerStats
 from baton.nats import NatsTransport
 from baton.tcp import TcpTransport, UnixTransport
@@ -115,6 +116,22 @@ async def count_up(request: Request) -> Stream:
     assert isinstance(request, GenerateRequest)
     for token_id in range(request.sampling.max_tokens):
         yield TokenChunk(token_ids=(token_id,))
+
+
+async def flood(_: Request) -> Stream:
+    """Chunks of 100,000 tokens without end."""
+    while True:
+        yield TokenChunk(token_ids=(1,) * 100_000)
+        await asyncio.sleep(0)  # let other tasks run
+
+
+async def eventually(call: Callable[[], Stream]) -> list[int]:
+    """The tokens of the first of these calls whose worker is not lost."""
+    while True:
+        try:
+            return await tokens(call())
+        except WorkerLost:
+            await asyncio.sleep(0.05)  # its link or its subscription returns soon
 
 
 async def tokens(stream: Stream) -> list[int]:

@@ -73,10 +73,19 @@ def card_of(role: Role, **fields: Any) -> WorkerInfo:
     return worker(f"{role.value}-1", **place | known | {"context_length": 1000} | fields)
 
 
+def with_stats(respond: Respond) -> Respond:
+    """`respond`, but for requests for statistics."""
+
+    async def stats() -> AsyncGenerator[Reply, None]:
+        yield WorkerStats()
+
+    return lambda request: stats() if isinstance(request, StatsRequest) else respond(request)
+
+
 @asynccontextmanager
 async def served(respond: Respond, card: WorkerInfo) -> AsyncIterator[WorkerEndpoint]:
     """A registered worker."""
-    endpoint = WorkerEndpoint(new_runtime(), respond)
+    endpoint = WorkerEndpoint(new_runtime(), with_stats(respond))
     try:
         await endpoint.show(msgspec.structs.replace(card, is_ready=False))
         await endpoint.show(card)
@@ -213,10 +222,7 @@ async def test_a_caller_that_leaves_during_prefill_frees_the_slot_and_leaves_no_
 async def test_a_handoff_that_its_caller_does_not_read_leaves_no_pin() -> None:
     freed = asyncio.Event()
 
-    async def respond(request: Request) -> AsyncGenerator[Reply, None]:
-        if isinstance(request, StatsRequest):
-            yield WorkerStats()
-            return
+    async def respond(_: Request) -> AsyncGenerator[Reply, None]:
         try:
             yield KvHandoff(first_token=5, num_prompt_tokens=40, ttl_s=60.0, engine_state=b"")
             reading.cancel()  # in the turn in which it was put
@@ -268,7 +274,7 @@ async def test_a_withdrawn_worker_is_not_listed_and_finishes_what_runs() -> None
 
 async def test_a_runtime_that_ends_by_itself_is_noticed() -> None:
     runtime, lost = new_runtime(), asyncio.Event()
-    endpoint = WorkerEndpoint(runtime, failing(RuntimeError("unreached")), lost.set)
+    endpoint = WorkerEndpoint(runtime, with_stats(failing(RuntimeError("unreached"))), lost.set)
     await endpoint.show(card_of(Role.DECODE))
     runtime.shutdown()  # what it does when its lease has expired
     await asyncio.wait_for(lost.wait(), PATIENCE_S)
@@ -289,10 +295,7 @@ async def test_a_runtime_starts_with_the_members_of_a_cluster_that_answer(
 
 
 def failing(error: Exception) -> Respond:
-    async def respond(request: Request) -> AsyncGenerator[Reply, None]:
-        if isinstance(request, StatsRequest):
-            yield WorkerStats()
-            return
+    async def respond(_: Request) -> AsyncGenerator[Reply, None]:
         yield TokenChunk((5,))
         raise error
 
@@ -328,10 +331,7 @@ async def test_a_malformed_request_is_refused_with_the_field(body: dict[str, Any
 
 
 async def test_tokens_that_wait_for_a_slow_reader_are_one_chunk() -> None:
-    async def respond(request: Request) -> AsyncGenerator[Reply, None]:
-        if isinstance(request, StatsRequest):
-            yield WorkerStats()
-            return
+    async def respond(_: Request) -> AsyncGenerator[Reply, None]:
         for token_id in range(40):
             yield TokenChunk((token_id,), "stop" if token_id == 39 else None)
 

@@ -13,13 +13,13 @@ import pytest
 
 from baton import frames
 from baton.errors import WorkerLost
-from baton.messages import Reply, Request, TokenChunk
+from baton.messages import Reply, Request
 from baton.peer_tls import PeerDistrusted
 from baton.tcp import TcpTransport
 from baton.telemetry import unauthenticated
 from tests.certificates import shared_peer
 from tests.clock import jumping, now_s
-from tests.planes import Endless, Stream, a_request, count_up, tokens
+from tests.planes import Endless, Stream, a_request, count_up, flood, tokens
 from tests.waiting import PATIENCE_S, scaled, until
 
 NUM_ADMITTED = 32
@@ -124,11 +124,6 @@ async def test_a_worker_may_have_an_ipv6_address() -> None:
 
 @jumping
 async def test_a_peer_that_does_not_read_is_hung_up_on_after_a_second() -> None:
-    async def flood(_: Request) -> AsyncGenerator[Reply, None]:
-        while True:
-            yield TokenChunk(token_ids=(1,) * 100_000)
-            await asyncio.sleep(0)  # let other tasks run
-
     async with transports(1) as (worker,):
         async with worker.serve("w", flood) as address:
             peer = socket.create_connection(place_of(address))
@@ -308,14 +303,13 @@ async def test_a_silent_caller_gets_nothing() -> None:
 async def test_a_peer_that_does_not_read_fills_no_memory() -> None:
     num_made_bytes = 0
 
-    async def flood(_: Request) -> AsyncGenerator[Reply, None]:
+    async def counted(request: Request) -> AsyncGenerator[Reply, None]:
         nonlocal num_made_bytes
-        while True:
+        async for chunk in flood(request):
             num_made_bytes += 100_000
-            yield TokenChunk(token_ids=(1,) * 100_000)
-            await asyncio.sleep(0)  # let other tasks run
+            yield chunk
 
-    async with transports(1) as (worker,), worker.serve("w", flood) as address:
+    async with transports(1) as (worker,), worker.serve("w", counted) as address:
         opens = [frames.Open(number, a_request()) for number in range(20)]
         credits_ = [frames.Credit(number, 1_000_000) for number in range(20)]
         async with raw_connection(address) as (_, writer):

@@ -260,12 +260,7 @@ async def test_a_reply_that_cannot_travel_fails_its_stream_alone(
 
 async def test_more_streams_than_the_limit_are_refused_as_overload(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("baton.streams.MAX_STREAMS", 64)
-
-    async def forever(_: Request) -> AsyncGenerator[Reply, None]:
-        await asyncio.Event().wait()
-        yield TokenChunk(token_ids=())
-
-    pair = Pair(forever, limit=frames.MAX_FRAME_BYTES)
+    pair = Pair(silent, limit=frames.MAX_FRAME_BYTES)
     request = a_request(deadline_s=3600.0)
     running = [asyncio.ensure_future(tokens(pair.call(request))) for _ in range(64)]
     await turns(lambda: len(pair.service.tasks) == 64)
