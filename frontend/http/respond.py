@@ -201,7 +201,7 @@ def generating(
     return Operation(serve, summary, (answer,), body, example, is_streamed=True)
 
 
-Count = Callable[[bytes, Client, Services], Awaitable[tuple[TurnRequest, Sequence[str]]]]
+Count = Callable[[bytes, Client, Services], Awaitable[tuple[TurnRequest, Sequence[str], *tuple[Any, ...]]]]
 """The request of a body whose tokens are counted, and the fields without effect. Raises BatonErrors."""
 
 
@@ -213,7 +213,7 @@ def counting(
     async def serve(exchange: Exchange, services: Services, record: Record) -> None:
         client = client_of(exchange, services, record)
         async with services.bodies.received(exchange) as raw:
-            request, ignored = await count(raw, client, services)
+            request, ignored, *_ = await count(raw, client, services)
             served = services.fleet.served(request.fields.model)
             (prompt,), _ = await encode(request, client.owner, served, services.thoughts)
         record.model = served.name

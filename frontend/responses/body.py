@@ -1,17 +1,12 @@
-"""The Responses API's bodies: requests, as validating structs, and responses."""
+"""The Responses API's bodies, as validating structs, and small answers."""
 
-import time
 from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 
-from baton.errors import BatonError, InvalidRequest
-from frontend.harmony.conversation import ReasoningEffort as Effort
-from frontend.http.answer import CompletionDetails
-from frontend.responses.items import Item, OutputItem
-from frontend.text.tokenizer import ContextTooLong
+from baton.errors import InvalidRequest
+from frontend.responses.items import Item
 from frontend.turn.fields import (
-    NEAREST_EFFORT,
     AnyEffort,
     ConversationFields,
     Count,
@@ -21,7 +16,6 @@ from frontend.turn.fields import (
     Refused,
     TextFormat,
 )
-from frontend.turn.ids import new_id
 
 LOGPROBS = "message.output_text.logprobs"
 SEALED = "reasoning.encrypted_content"
@@ -174,119 +168,11 @@ class ResponseBody(ConversationFields, kw_only=True):
         return self.effort_of(None if self.reasoning is None else self.reasoning.effort)
 
 
-ResponseStatus = Literal["in_progress", "completed", "incomplete", "failed", "cancelled"]
-RUNNING: ResponseStatus = "in_progress"
-
-
-class ResponseError(msgspec.Struct, kw_only=True):
-    """Why a response failed; `code` is one of OpenAI's."""
-
-    code: Literal["server_error", "rate_limit_exceeded", "invalid_prompt", "context_length_exceeded"]
-    message: str
-
-    @classmethod
-    def of(cls, error: BatonError) -> "ResponseError":
-        if error.status == 429:
-            return cls(code="rate_limit_exceeded", message=error.message)
-        if isinstance(error, ContextTooLong):
-            return cls(code="context_length_exceeded", message=error.message)
-        is_theirs = 400 <= error.status < 500
-        return cls(code="invalid_prompt" if is_theirs else "server_error", message=error.message)
-
-
-class IncompleteDetails(msgspec.Struct, kw_only=True):
-    """Why a response is incomplete."""
-
-    reason: Literal["max_output_tokens"]
-
-
-class InputDetails(msgspec.Struct, kw_only=True):
-    """Breakdown of the input tokens; `cached_tokens` were found in the KV cache."""
-
-    cached_tokens: int
-    cache_write_tokens: int = 0
-
-
-class ResponseUsage(msgspec.Struct, kw_only=True):
-    """Token counts of a response."""
-
-    input_tokens: int
-    input_tokens_details: InputDetails
-    output_tokens: int
-    output_tokens_details: CompletionDetails
-    total_tokens: int
-
-
 class InputTokens(msgspec.Struct, kw_only=True):
     """The response of `POST /v1/responses/input_tokens`."""
 
     input_tokens: int
     object: Literal["response.input_tokens"] = "response.input_tokens"
-
-
-class ReasoningBody(msgspec.Struct, kw_only=True):
-    """The effort that was used, and the requested summary."""
-
-    effort: Effort
-    summary: Summary | None = None
-
-
-class ResponseObject(msgspec.Struct, kw_only=True):
-    """`POST /v1/responses` and `GET /v1/responses/{id}`. Times are seconds since 1970."""
-
-    id: str
-    object: Literal["response"] = "response"
-    created_at: int
-    status: ResponseStatus = RUNNING
-    background: bool = False
-    completed_at: int | None = None
-    error: ResponseError | None = None
-    incomplete_details: IncompleteDetails | None = None
-    instructions: str | None = None
-    max_output_tokens: int | None = None
-    max_tool_calls: int | None = None
-    metadata: dict[str, str] = {}
-    model: str
-    output: list[OutputItem] = []
-    parallel_tool_calls: bool = True
-    previous_response_id: str | None = None
-    prompt_cache_key: str | None = None
-    reasoning: ReasoningBody
-    safety_identifier: str | None = None
-    service_tier: Literal["default"] = "default"
-    store: bool = True
-    temperature: float = 1.0
-    text: dict[str, Any]
-    tool_choice: Any = "auto"
-    tools: list[Any] = []
-    top_logprobs: int = 0
-    top_p: float = 1.0
-    truncation: Literal["disabled"] = "disabled"
-    usage: ResponseUsage | None = None
-    user: str | None = None
-
-
-def initial_response(body: ResponseBody) -> ResponseObject:
-    """The initial response to a body: its fields, or their defaults."""
-    echoed = {name: getattr(body, name, None) for name in ResponseObject.__struct_fields__}
-    given = body.reasoning or Reasoning()
-    text_format = {"type": "text"} if body.text is None or body.text.format is None else body.text.format
-    summary = given.summary or given.generate_summary
-    made = {
-        "id": new_id("resp"),
-        "created_at": int(time.time()),
-        "reasoning": ReasoningBody(effort=NEAREST_EFFORT[body.effort], summary=summary),
-        "text": {"format": text_format, "verbosity": "medium"},
-        "tools": [_shown(tool) for tool in body.tools or ()],
-    }
-    return ResponseObject(**{name: value for name, value in (echoed | made).items() if value is not None})
-
-
-def _shown(tool: ResponseTool) -> dict[str, Any]:
-    """The tool as the body gave it; functions have all fields that the SDK's types require."""
-    required = ("description", "parameters", "strict") if tool.type == "function" else ()
-    shown: dict[str, Any] = dict.fromkeys(required) | msgspec.to_builtins(tool)
-    return shown
 
 
 class ItemList(msgspec.Struct, kw_only=True):

@@ -21,15 +21,11 @@ from frontend.http.body import convert, read
 from frontend.http.respond import Asked, Services
 from frontend.responses.body import (
     LOGPROBS,
-    RUNNING,
     AdditionalTools,
     NamedTool,
     ResponseBody,
-    ResponseError,
-    ResponseObject,
     ResponseTool,
     ToolChoice,
-    initial_response,
 )
 from frontend.responses.items import (
     ADDITIONAL_TOOLS,
@@ -41,11 +37,16 @@ from frontend.responses.items import (
     ToolSearchOutputItem,
     turns,
 )
-from frontend.responses.output import EventWriter, OfferedTools, ParsedBody, ResponseAnswer
+from frontend.responses.output import (
+    EventWriter,
+    OfferedTools,
+    ResponseAnswer,
+    ResponseError,
+    initial_response,
+)
 from frontend.responses.runs import ResponseState
-from frontend.responses.store import ResponseStore, StoredResponse
+from frontend.responses.store import RUNNING, ResponseStore, StoredResponse
 from frontend.text.tokenizer import ContextTooLong
-from frontend.turn.choice import Choice
 from frontend.turn.fields import NEAREST_EFFORT, answer_format, required
 from frontend.turn.ids import vary
 from frontend.turn.request import LONG_BYTES, CallChoice, Client, TurnRequest
@@ -58,9 +59,9 @@ class FailedAtOnce(Exception):
     """A streamed response whose prompt is too long: its `events` say so, as agents that then compact their
     history expect, instead of a status."""
 
-    def __init__(self, error: ContextTooLong, response: ResponseObject) -> None:
+    def __init__(self, body: ResponseBody, error: ContextTooLong) -> None:
         self.status = error.status
-        writer = EventWriter()
+        writer, response = EventWriter(), initial_response(body)
         failed = replace(response, status="failed", error=ResponseError.of(error), store=False)
         self.events = writer.opening(response) + writer.event("response.failed", response=failed)
 
@@ -69,27 +70,7 @@ async def ask_response(
     raw: bytes, client: Client, services: Services, state: ResponseState
 ) -> Asked[ResponseAnswer]:
     """See `frontend.http.respond.Ask`."""
-    parsed = await _parsed(raw, client, services, state)
 
-    def answer(choices: Sequence[Choice]) -> ResponseAnswer:
-        (choice,) = choices
-        return ResponseAnswer(parsed, choice, store=state.store, seal=services.seal, key_name=client.key_name)
-
-    def too_long(error: ContextTooLong) -> Exception:
-        return FailedAtOnce(error, parsed.response) if parsed.body.stream else error
-
-    return Asked(parsed.request, parsed.ignored, answer, too_long)
-
-
-async def counted(
-    raw: bytes, client: Client, services: Services, state: ResponseState
-) -> tuple[TurnRequest, Sequence[str]]:
-    """See `frontend.http.respond.Count`."""
-    parsed = await _parsed(raw, client, services, state)
-    return parsed.request, parsed.ignored
-
-
-async def _parsed(raw: bytes, client: Client, services: Services, state: ResponseState) -> ParsedBody:
     def reading(body: ResponseBody, _: int) -> InputReader:
         vary(raw)  # so that no other response is stored under the id of this one
         return InputReader(body.input, services.seal)
@@ -108,7 +89,11 @@ async def _parsed(raw: bytes, client: Client, services: Services, state: Respons
         ignored.append("reasoning.effort")
     if body.stream_options is not None and body.stream_options.include_timings:
         ignored.append("stream_options.include_timings")
-    return ParsedBody(body, list(items.values()), offered, request, tuple(ignored), initial_response(body))
+    answer = partial(
+        ResponseAnswer, body, list(items.values()), offered, state.store, services.seal, client.key_name
+    )
+    asked = Asked(request, tuple(ignored), answer)
+    return asked._replace(too_long=partial(FailedAtOnce, body)) if body.stream else asked
 
 
 class PreviousNotFound(BatonError, code="previous_response_not_found", status=400):

@@ -2,25 +2,16 @@
 
 import time
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import msgspec
 from msgspec import UNSET
 
 from baton.errors import BatonError
 from baton.messages import TokenChunk
-from frontend.harmony.conversation import FUNCTIONS, Begin, Delta, End, Namespace, Text, Tool
+from frontend.harmony.conversation import FUNCTIONS, Begin, Delta, End, Namespace, ReasoningEffort, Text, Tool
 from frontend.http.answer import Answer, CompletionDetails, ContentLogprob, content_logprobs
-from frontend.responses.body import (
-    RUNNING,
-    SEALED,
-    IncompleteDetails,
-    InputDetails,
-    ResponseBody,
-    ResponseError,
-    ResponseObject,
-    ResponseUsage,
-)
+from frontend.responses.body import SEALED, Reasoning, ResponseBody, ResponseTool, Summary
 from frontend.responses.items import (
     TEXTS_OF,
     CustomCallItem,
@@ -28,6 +19,7 @@ from frontend.responses.items import (
     Item,
     ItemStatus,
     MessageItem,
+    OutputItem,
     Phase,
     ReasoningItem,
     TextPart,
@@ -35,13 +27,118 @@ from frontend.responses.items import (
     WrittenItem,
     machine_call,
 )
-from frontend.responses.store import ResponseStore, StoredResponse
+from frontend.responses.store import RUNNING, ResponseStatus, ResponseStore, StoredResponse
+from frontend.text.tokenizer import ContextTooLong
 from frontend.turn.choice import Choice
+from frontend.turn.fields import NEAREST_EFFORT
 from frontend.turn.ids import new_id
-from frontend.turn.request import TurnRequest
 from frontend.turn.seal import Seal
 
 _encode = msgspec.json.Encoder().encode
+
+
+class ResponseError(msgspec.Struct, kw_only=True):
+    """Why a response failed; `code` is one of OpenAI's."""
+
+    code: Literal["server_error", "rate_limit_exceeded", "invalid_prompt", "context_length_exceeded"]
+    message: str
+
+    @classmethod
+    def of(cls, error: BatonError) -> "ResponseError":
+        if error.status == 429:
+            return cls(code="rate_limit_exceeded", message=error.message)
+        if isinstance(error, ContextTooLong):
+            return cls(code="context_length_exceeded", message=error.message)
+        is_theirs = 400 <= error.status < 500
+        return cls(code="invalid_prompt" if is_theirs else "server_error", message=error.message)
+
+
+class IncompleteDetails(msgspec.Struct, kw_only=True):
+    """Why a response is incomplete."""
+
+    reason: Literal["max_output_tokens"]
+
+
+class InputDetails(msgspec.Struct, kw_only=True):
+    """Breakdown of the input tokens; `cached_tokens` were found in the KV cache."""
+
+    cached_tokens: int
+    cache_write_tokens: int = 0
+
+
+class ResponseUsage(msgspec.Struct, kw_only=True):
+    """Token counts of a response."""
+
+    input_tokens: int
+    input_tokens_details: InputDetails
+    output_tokens: int
+    output_tokens_details: CompletionDetails
+    total_tokens: int
+
+
+class ReasoningBody(msgspec.Struct, kw_only=True):
+    """The effort that was used, and the requested summary."""
+
+    effort: ReasoningEffort
+    summary: Summary | None = None
+
+
+class ResponseObject(msgspec.Struct, kw_only=True):
+    """`POST /v1/responses` and `GET /v1/responses/{id}`. Times are seconds since 1970."""
+
+    id: str
+    object: Literal["response"] = "response"
+    created_at: int
+    status: ResponseStatus = RUNNING
+    background: bool = False
+    completed_at: int | None = None
+    error: ResponseError | None = None
+    incomplete_details: IncompleteDetails | None = None
+    instructions: str | None = None
+    max_output_tokens: int | None = None
+    max_tool_calls: int | None = None
+    metadata: dict[str, str] = {}
+    model: str
+    output: list[OutputItem] = []
+    parallel_tool_calls: bool = True
+    previous_response_id: str | None = None
+    prompt_cache_key: str | None = None
+    reasoning: ReasoningBody
+    safety_identifier: str | None = None
+    service_tier: Literal["default"] = "default"
+    store: bool = True
+    temperature: float = 1.0
+    text: dict[str, Any]
+    tool_choice: Any = "auto"
+    tools: list[Any] = []
+    top_logprobs: int = 0
+    top_p: float = 1.0
+    truncation: Literal["disabled"] = "disabled"
+    usage: ResponseUsage | None = None
+    user: str | None = None
+
+
+def initial_response(body: ResponseBody) -> ResponseObject:
+    """The initial response to a body: its fields, or their defaults."""
+    echoed = {name: getattr(body, name, None) for name in ResponseObject.__struct_fields__}
+    given = body.reasoning or Reasoning()
+    text_format = {"type": "text"} if body.text is None or body.text.format is None else body.text.format
+    summary = given.summary or given.generate_summary
+    made = {
+        "id": new_id("resp"),
+        "created_at": int(time.time()),
+        "reasoning": ReasoningBody(effort=NEAREST_EFFORT[body.effort], summary=summary),
+        "text": {"format": text_format, "verbosity": "medium"},
+        "tools": [_shown(tool) for tool in body.tools or ()],
+    }
+    return ResponseObject(**{name: value for name, value in (echoed | made).items() if value is not None})
+
+
+def _shown(tool: ResponseTool) -> dict[str, Any]:
+    """The tool as the body gave it; functions have all fields that the SDK's types require."""
+    required = ("description", "parameters", "strict") if tool.type == "function" else ()
+    shown: dict[str, Any] = dict.fromkeys(required) | msgspec.to_builtins(tool)
+    return shown
 
 
 class EventWriter:
@@ -161,38 +258,29 @@ class OfferedTools(msgspec.Struct):
     left_out: list[str] = []
 
 
-class ParsedBody(NamedTuple):
-    """What a body asks for: `items` are its `input`, `ignored` what is not supported. `response` has not
-    begun."""
-
-    body: ResponseBody
-    items: list[Item]
-    offered: OfferedTools
-    request: TurnRequest
-    ignored: tuple[str, ...]
-    response: ResponseObject
-
-
 class ResponseAnswer(Answer):
-    """An answer of one choice, with an output item for each Harmony message. It belongs to the API key."""
+    """An answer of one choice to `items`, the body's input, with an output item for each Harmony message. It
+    belongs to the API key."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0917  one call
         self,
-        parsed: ParsedBody,
-        choice: Choice,
-        *,
+        body: ResponseBody,
+        items: list[Item],
+        offered: OfferedTools,
         store: ResponseStore,
         seal: Seal,
         key_name: str,
+        choices: Sequence[Choice],
     ) -> None:
-        response = self.response = parsed.response
-        self.stream = bool(parsed.body.stream)
+        response = self.response = initial_response(body)
+        self.stream = bool(body.stream)
         self.ignored = ("store",) if response.store and store.is_failing else ()
         self.key_name = key_name
-        self.choice = choice
-        self.choices = [choice]
-        self._parsed = parsed
-        self._tools = {tool.called: tool for tool in parsed.offered.tools}
+        (self.choice,) = self.choices = choices
+        self._items = items if response.store else []
+        self._seals = SEALED in (body.include or ())
+        self._tools = {tool.called: tool for tool in offered.tools}
+        self._machine = offered.machine
         self._store = store
         self._seal = seal
         self._open: OpenItem | None = None
@@ -242,9 +330,8 @@ class ResponseAnswer(Answer):
     async def save(self, events: bytes | None = None) -> None:
         """Store the response so far, unless `store` is false."""
         if self.response.store:
-            item_ids = [item.id for item in (*self._parsed.items, *self.response.output)]
-            items = msgspec.json.encode(self._parsed.items)
-            await self._store.save(self.stored(items, events), item_ids)
+            item_ids = [item.id for item in (*self._items, *self.response.output)]
+            await self._store.save(self.stored(_encode(self._items), events), item_ids)
 
     def stored(self, items: bytes = b"[]", events: bytes | None = None) -> StoredResponse:
         """The response so far, with these items of its input, which take long to encode, and events."""
@@ -252,7 +339,7 @@ class ResponseAnswer(Answer):
         return StoredResponse(
             id=body.id,
             status=body.status,
-            body=msgspec.json.encode(body),
+            body=_encode(body),
             items=items,
             previous_id=body.previous_response_id,
             is_background=body.background,
@@ -287,7 +374,7 @@ class ResponseAnswer(Answer):
         return self._open.begin()
 
     def _begin_call(self, delta: Begin) -> bytes:
-        if delta.name in self._parsed.offered.machine:
+        if delta.name in self._machine:
             whole = FunctionCallItem(call_id=delta.call_id, name=delta.name, arguments="")
             self._open = OpenItem(whole, _MACHINE_CALL, 0, EventWriter(streams=False))
             return b""
@@ -311,7 +398,7 @@ class ResponseAnswer(Answer):
             self.response.output.append(item)
             added = self._writer.event("response.output_item.added", **place)
             return added + self._writer.event("response.output_item.done", **place)
-        if isinstance(ended.item, ReasoningItem) and SEALED in (self._parsed.body.include or ()):
+        if isinstance(ended.item, ReasoningItem) and self._seals:
             ended.item.encrypted_content = self._seal.close(text)
         return ended.end("incomplete" if is_cut else "completed")
 

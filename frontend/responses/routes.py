@@ -25,18 +25,11 @@ from frontend.http.respond import (
     repeated,
 )
 from frontend.record import Record
-from frontend.responses.body import (
-    RUNNING,
-    DeletedResponse,
-    InputTokens,
-    ItemList,
-    ResponseBody,
-    ResponseObject,
-)
-from frontend.responses.create import FailedAtOnce, ask_response, counted, items_of
-from frontend.responses.output import EventWriter, after
+from frontend.responses.body import DeletedResponse, InputTokens, ItemList, ResponseBody
+from frontend.responses.create import FailedAtOnce, ask_response, items_of
+from frontend.responses.output import EventWriter, ResponseObject, after
 from frontend.responses.runs import UNREACHED, ResponseState, events_not_stored
-from frontend.responses.store import StoredResponse
+from frontend.responses.store import RUNNING, StoredResponse
 
 MAX_QUERY = 8192
 """Characters of a query string that are read."""
@@ -83,6 +76,7 @@ class ResponseRoutes:
 
     def __init__(self, state: ResponseState) -> None:
         self._state = state
+        self._ask = partial(ask_response, state=state)
 
     def operations(self) -> Operations:
         example = {"input": "Hello there!", "reasoning": {"effort": "low"}, "max_output_tokens": 100}
@@ -93,7 +87,7 @@ class ResponseRoutes:
                 self.create, "Create a response", response, body, example, is_streamed=True
             ),
             ("POST", "/v1/responses/input_tokens"): counting(
-                partial(counted, state=self._state),
+                self._ask,
                 "Count a response's input tokens",
                 InputTokens,
                 body,
@@ -114,10 +108,9 @@ class ResponseRoutes:
         }
 
     async def create(self, exchange: Exchange, services: Services, record: Record) -> None:
-        ask = partial(ask_response, state=self._state)
         with repeated(exchange):
             try:
-                answer = await prepared(ask, exchange, services, record)
+                answer = await prepared(self._ask, exchange, services, record)
             except FailedAtOnce as failed:
                 record.status = failed.status
                 await _send(exchange, failed.events)

@@ -13,15 +13,16 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
-from typing import IO, Any, NamedTuple, TypeVar
+from typing import IO, Any, Literal, NamedTuple, TypeVar
 
 import msgspec
 
 from baton.errors import BatonError
-from frontend.responses.body import RUNNING
 
 log = logging.getLogger(__name__)
 
+ResponseStatus = Literal["in_progress", "completed", "incomplete", "failed", "cancelled"]
+RUNNING: ResponseStatus = "in_progress"
 MEMORY = ":memory:"
 DIED = "The server process stopped before the response was complete; send the request again."
 # Limits of the store; the least recently used responses are deleted first. Creating or continuing a response
