@@ -20,7 +20,7 @@ from frontend.http.answer import (
 from frontend.http.respond import Operations, asking, generating
 from frontend.turn.choice import Choice
 from frontend.turn.fields import CommonFields, Count, Refused, StopText, StopTexts, TokenId
-from frontend.turn.request import RawPrompts, TurnRequest
+from frontend.turn.request import TurnRequest
 
 
 class CompletionChoiceBody(msgspec.Struct):
@@ -94,7 +94,8 @@ def turn_request(body: CompletionBody, num_bytes: int) -> tuple[TurnRequest, Seq
         raise InvalidRequest.at("prompt", "must not be empty.")
     request = TurnRequest(
         fields=body,
-        prompt=RawPrompts(given, shows_special=body.skip_special_tokens is False),
+        prompt=given,
+        shows_special=body.skip_special_tokens is False,
         path="prompt",
         num_bytes=num_bytes,
         max_tokens=DEFAULT_MAX_TOKENS if body.max_tokens is None else max(body.max_tokens, 1),

@@ -1,5 +1,6 @@
 """One choice of an answer: token chunks in; reasoning, text and tool calls out, up to the stop condition."""
 
+from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -10,11 +11,11 @@ from msgspec.structs import replace
 
 from baton.messages import FinishReason as WorkerFinishReason
 from baton.messages import GenerateRequest, TokenChunk, TokenLogprob
-from frontend.harmony.conversation import Begin, Delta, End, Text, Tool
+from frontend.harmony.conversation import Begin, Delta, End, Text, Tool, WrittenMessage
 from frontend.harmony.parse import HarmonyParser, ReadMessage, new_decoder
 from frontend.text.tokenizer import ModelTokenizer
 from frontend.turn.ids import new_id
-from frontend.turn.thoughts import WrittenTurn, written_turn
+from frontend.turn.thoughts import written_messages
 
 FinishReason = Literal["stop", "length", "tool_calls"]
 
@@ -192,12 +193,13 @@ class Choice:
         """The stop string that ended the text, if one did."""
         return None if self._stop_strings is None else self._stop_strings.met
 
-    def written(self) -> WrittenTurn:
-        """The answer as the model wrote it, if it is complete and was read as it is written, else its
-        reasoning."""
+    def written(self) -> tuple[WrittenMessage, ...]:
+        """The messages as the model wrote them, if the answer is complete and was read as it is written, else
+        its reasoning, whose tokens are not known."""
         is_whole = not (self.is_cut or self.stopped or self.repairs)
-        whole = written_turn(self._token_ids, self._reader.messages, self.tokenizer) if is_whole else None
-        return whole or WrittenTurn.of_thought("".join(self._thought))
+        whole = written_messages(self._token_ids, self._reader.messages, self.tokenizer) if is_whole else ()
+        thought = WrittenMessage(kind="thought", text="".join(self._thought), token_ids=array("I"))
+        return whole or ((thought,) if thought.text else ())
 
     def feed(self, chunk: TokenChunk) -> list[Delta]:
         """The deltas that a chunk completes. Tokens after the one that meets a limit do not count."""

@@ -23,14 +23,6 @@ from frontend.turn.thoughts import Kept, Thoughts
 _SEED_MASK = 2**63 - 1
 
 
-class RawPrompts(msgspec.Struct, frozen=True):
-    """Prompts that are not rendered and whose answers are not parsed: text, with control tokens spelled out,
-    or token ids. `shows_special` spells out control tokens in the answers, too."""
-
-    prompts: tuple[str | list[int], ...]
-    shows_special: bool = False
-
-
 class CallChoice(msgspec.Struct, frozen=True, kw_only=True):
     """`tool_choice`: whether a tool must be called, and which ones may be (None: all that are offered); those
     of a namespace go by their own name, too. With `none` no tool is offered."""
@@ -40,15 +32,18 @@ class CallChoice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TurnRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One request for `num_choices` answers to each prompt, which the field at `path` contains. `num_bytes`
-    is the approximate size of the text to render and tokenise. The answer ends where the context does, and
-    before a string of `stop` or call number `max_calls` + 1."""
+    """One request for `num_choices` answers to each prompt, which the field at `path` contains. Raw prompts
+    are not rendered and their answers not parsed: texts, with control tokens spelled out, or token ids;
+    `shows_special` spells out those of the answers, too. `num_bytes` is the approximate size of the text to
+    render and tokenise. The answer ends where the context does, and before a string of `stop` or call number
+    `max_calls` + 1."""
 
     fields: CommonFields
-    prompt: Conversation | RawPrompts
+    prompt: Conversation | tuple[str | list[int], ...]
     path: str
     num_bytes: int
     calls: CallChoice = CallChoice()
+    shows_special: bool = False
     max_tokens: int | None = None
     num_choices: int | None = None
     stop: str | Sequence[str] | None = None
@@ -115,7 +110,7 @@ def _encoded(
                 if isinstance(each, str)
                 else tokenizer.checked(each, served.name, request.path)
             )
-            for each in prompt.prompts
+            for each in prompt
         ], form
     except TooManyTokens:
         raise served.too_long(request.path) from None
@@ -340,7 +335,7 @@ async def prepare(
     """The choices, prompt by prompt, ready to be generated; `thoughts` keeps their answers. Raises a
     BatonError for requests that cannot be served; `check_load` (`Generator.check`) before work is spent."""
     fields, num = request.fields, request.num_choices or 1
-    total = num * (len(request.prompt.prompts) if isinstance(request.prompt, RawPrompts) else 1)
+    total = num * (1 if isinstance(request.prompt, Conversation) else len(request.prompt))
     if total > max_choices:
         raise InvalidRequest.at("n", f"makes {total} choices; at most {max_choices} are allowed.")
     caller = client.caller(fields.safety_identifier or fields.user)
@@ -380,8 +375,8 @@ def _choice(
     prompt, stop = request.prompt, request.stop or ()
     stops = (stop,) if isinstance(stop, str) else stop
     choice = partial(Choice, token_request, stop_strings=stops, caller=caller, on_finish=on_finish)
-    if isinstance(prompt, RawPrompts):  # any stop token is left out of the text
-        reader = RawText(tokenizer, shows_special=prompt.shows_special)
+    if not isinstance(prompt, Conversation):  # any stop token is left out of the text
+        reader = RawText(tokenizer, shows_special=request.shows_special)
         return choice(reader, tokenizer, cut_ids=token_request.sampling.stop_token_ids)
     offered = frozenset(tool.called for tool in prompt.tools)
     parser = HarmonyParser(tokenizer.vocabulary, offered, may_call=bool(offered))
@@ -392,4 +387,4 @@ def _choice(
 
 def _keep(thoughts: Thoughts, owner: str, current_date: str | None, choice: Choice) -> None:
     if choice.call_ids:
-        thoughts.keep(Kept(owner, choice.call_ids[0], replace(choice.written(), current_date=current_date)))
+        thoughts.keep(Kept(owner, choice.call_ids[0], choice.written(), current_date))

@@ -25,17 +25,14 @@ from frontend.text.tokenizer import ModelTokenizer, SpecialToken
 PARAGRAPH = "\n\n"
 
 
-class WrittenTurn(msgspec.Struct, frozen=True, kw_only=True):
-    """A complete answer: its messages, and its prompt's date."""
+class Kept(msgspec.Struct, frozen=True, array_like=True, tag=0):
+    """An answer with calls: its API key, the id of its first call, its messages or only its reasoning, and
+    its prompt's date."""
 
+    owner: str
+    call_id: str
     messages: tuple[WrittenMessage, ...]
     current_date: str | None = None
-
-    @classmethod
-    def of_thought(cls, text: str) -> "WrittenTurn":
-        """Reasoning only, whose tokens are not known."""
-        thought = WrittenMessage(kind="thought", text=text, token_ids=array("I"))
-        return cls(messages=(thought,) if text else ())
 
     def text_of(self, kind: Kind) -> str:
         """The text of all messages of a kind, as the chat API joins it."""
@@ -57,25 +54,25 @@ class WrittenTurn(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def written_turn(
+def written_messages(
     token_ids: Sequence[int], read: Sequence[ReadMessage], tokenizer: ModelTokenizer
-) -> WrittenTurn | None:
-    """An answer that was parsed as the messages `read`; None if it has other tokens, as of a cut message."""
+) -> tuple[WrittenMessage, ...]:
+    """The messages `read` of an answer; none if it has other tokens, as of a cut message."""
     special = tokenizer.special_ids
     if not read or read[-1].stop != len(token_ids):
-        return None
+        return ()
     messages = []
     start = 0
     for message in read:
         part = array("I", token_ids[start : message.stop])
         if start and part[0] != special[SpecialToken.START]:
-            return None
+            return ()
         if part[-1] == special[SpecialToken.RETURN]:
             part[-1] = special[SpecialToken.END]  # as Harmony has it in a history
         text = tokenizer.decode(part[message.start - start :])
         messages.append(WrittenMessage(kind=message.kind, text=text, token_ids=part, call=message.call))
         start = message.stop
-    return WrittenTurn(messages=tuple(messages))
+    return tuple(messages)
 
 
 def _is_same_call(call: ToolCall, written: WrittenMessage) -> bool:
@@ -103,14 +100,6 @@ MAX_AGE_S = 6 * 3600.0
 _ENTRY_BYTES = 400
 
 
-class Kept(msgspec.Struct, frozen=True, array_like=True, tag=0):
-    """An entry: a whole answer, or its reasoning only, and the id of its first call."""
-
-    owner: str
-    call_id: str
-    answer: WrittenTurn
-
-
 class Thoughts:
     """An in-memory LRU cache, bounded in bytes and age. Ids cannot be guessed; `owner` separates API keys all
     the same. `share` is called with each entry that this process adds. Thread-safe."""
@@ -118,12 +107,12 @@ class Thoughts:
     def __init__(self, share: Callable[[Kept], object] = lambda _: None) -> None:
         self.num_bytes = 0
         self._share = share
-        self._by_id: OrderedDict[tuple[str, str], tuple[WrittenTurn, float]] = OrderedDict()
+        self._by_id: OrderedDict[tuple[str, str], tuple[Kept, float]] = OrderedDict()
         self._lock = threading.Lock()
 
     def keep(self, kept: Kept) -> None:
         """Add an entry, unless it is too large, and share it."""
-        if kept.answer.messages and kept.answer.num_bytes <= MAX_BYTES // 8:
+        if kept.messages and kept.num_bytes <= MAX_BYTES // 8:
             self.take(kept)
             self._share(kept)
 
@@ -132,12 +121,12 @@ class Thoughts:
         key = kept.owner, kept.call_id
         with self._lock:
             self._drop(key)
-            self._by_id[key] = kept.answer, time.monotonic()
-            self.num_bytes += kept.answer.num_bytes
+            self._by_id[key] = kept, time.monotonic()
+            self.num_bytes += kept.num_bytes
             while self.num_bytes > MAX_BYTES:
                 self._drop(next(iter(self._by_id)))
 
-    def recall(self, owner: str, call_id: str) -> WrittenTurn | None:
+    def recall(self, owner: str, call_id: str) -> Kept | None:
         """The answer whose first call has that id, if it is kept."""
         key = (owner, call_id)
         with self._lock:

@@ -15,16 +15,14 @@ from frontend.processes import siblings
 from frontend.processes.siblings import SCRAPE_TIMEOUT_S, SILENCE_S, Shared, Siblings
 from frontend.responses.runs import ResponseState
 from frontend.snapshot import Look, Part, Second, Slow
-from frontend.turn.thoughts import Kept, Thoughts, WrittenTurn
+from frontend.turn.thoughts import Kept, Thoughts
 from tests.clock import jumping, now_s, run_jumping
 from tests.waiting import until
 
-MESSAGE = WrittenMessage(kind="text", text="Hello", token_ids=array("I", [200_005, 17]))
-ENTRY = Kept("key", "whole", WrittenTurn(messages=(MESSAGE,)))
 
-
-def thought(call_id: str, text: str = "thought") -> Kept:
-    return Kept("key", call_id, WrittenTurn.of_thought(text))
+def entry(call_id: str, text: str = "thought") -> Kept:
+    thought = WrittenMessage(kind="thought", text=text, token_ids=array("I", [200_005, 17]))
+    return Kept("key", call_id, (thought,), "2026-11-28")
 
 
 SLOW = Slow(request_id="r", status=200, duration_s=2.0, stages={"queue": 1.0}, verdict="")
@@ -50,11 +48,9 @@ async def process(folder: Path, index: int) -> AsyncIterator[tuple[Siblings, Tho
 async def test_entries_arrive_in_order_and_whole(tmp_path: Path) -> None:
     async with process(tmp_path, 0) as (_, own, _), process(tmp_path, 1) as (_, other, _):
         for number in range(3):
-            own.keep(thought("call_1", f"thought {number}"))
-        own.keep(ENTRY)
-        await until(lambda: other.num_bytes == own.num_bytes)
-        assert other.recall("key", "call_1") == thought("call_1", "thought 2").answer
-        assert other.recall("key", "whole") == ENTRY.answer
+            own.keep(entry("call_1", f"thought {number}"))
+        await until(lambda: other.recall("key", "call_1") == own.recall("key", "call_1"))
+        assert other.recall("key", "call_1") == entry("call_1", "thought 2")
 
 
 @jumping
@@ -70,7 +66,7 @@ async def test_a_process_that_is_missing_or_hangs_is_left_out(
     monkeypatch.setattr(siblings, "MAX_SENDING", 10)
     assert (SCRAPE_TIMEOUT_S, SILENCE_S) == (1.0, 10.0)
     async with process(tmp_path, 0) as (first, own, _):
-        first.share(ENTRY)
+        first.share(entry("call_1"))
         assert await first.ask(Scrape()) == []
         with socket.socket(socket.AF_UNIX) as frozen:
             frozen.bind(f"\0{tmp_path}/1")
@@ -79,7 +75,7 @@ async def test_a_process_that_is_missing_or_hangs_is_left_out(
             assert await first.ask(Scrape()) == []
             assert now_s() - began_s == pytest.approx(SCRAPE_TIMEOUT_S, abs=0.2)
             for number in range(1000):
-                own.keep(thought(f"call_{number}", "x" * 1000))
+                own.keep(entry(f"call_{number}", "x" * 1000))
             assert len(first._sending) <= 10  # noqa: SLF001  nothing else shows what waits
             await until(lambda: not first._sending)  # noqa: SLF001
             assert now_s() - began_s < 2 * SILENCE_S
@@ -90,12 +86,12 @@ def test_entries_reach_a_process_that_starts_later_and_the_one_that_replaces_it(
 ) -> None:
     async def scenario() -> None:
         async with process(tmp_path, 0) as (first, own, _):
-            own.keep(thought("early"))
+            own.keep(entry("early"))
             for number in range(2):
                 async with process(tmp_path, 1) as (_, other, _):
 
-                    def is_heard(number: int = number, other: Thoughts = other) -> WrittenTurn | None:
-                        own.keep(thought(f"call_{number}"))
+                    def is_heard(number: int = number, other: Thoughts = other) -> Kept | None:
+                        own.keep(entry(f"call_{number}"))
                         return other.recall("key", f"call_{number}")
 
                     await until(is_heard)

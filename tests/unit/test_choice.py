@@ -11,7 +11,6 @@ from baton.messages import FinishReason, GenerateRequest, Sampling, TokenChunk, 
 from frontend.harmony.conversation import Begin, Delta, Text
 from frontend.harmony.parse import HarmonyParser
 from frontend.turn.choice import Choice, RawText
-from frontend.turn.thoughts import WrittenTurn
 from tests.repairs import messages
 from tests.scripted_frontend import TOKENIZER
 from tests.scripted_workers import request
@@ -77,9 +76,8 @@ def test_an_answer_is_whole_in_its_deltas_and_as_written(
     assert shown(deltas) == expected
     assert [d.call_id for d in deltas if isinstance(d, Begin) and d.kind == "call"] == choice.call_ids
     assert len(set(choice.call_ids)) == len(choice.call_ids) == expected[2].count("f:")
-    written = choice.written()
-    assert written.text_of("thought") == "Let me think."
-    assert written.text_of("text") == expected[0]
+    said = [each.text for each in choice.written() if each.kind != "call"]
+    assert said == [text for text in (expected[1], expected[0]) if text]
 
 
 @pytest.mark.parametrize("tokens_per_chunk", [1, 2, 7, 1000])
@@ -116,7 +114,7 @@ def test_an_answer_ends_after_its_last_allowed_call(tokens_per_chunk: int) -> No
     assert shown(fed(choice, TWO_CALLS + more, tokens_per_chunk)) == ("", "Let me think.", ' f:{"x": 1}')
     assert choice.stopped
     assert len(choice.call_ids) == 1
-    assert choice.written() == WrittenTurn.of_thought("Let me think.")
+    assert [(each.kind, each.text) for each in choice.written()] == [("thought", "Let me think.")]
 
 
 @pytest.mark.parametrize("tokens_per_chunk", [1, 2, 1000])

@@ -9,7 +9,7 @@ from baton.errors import InvalidRequest
 from baton.messages import GenerateRequest, Sampling
 from frontend.text.tokenizer import ServedModel
 from frontend.turn.fields import CommonFields
-from frontend.turn.request import Client, RawPrompts, TurnRequest, prepare, sampling_of
+from frontend.turn.request import Client, TurnRequest, prepare, sampling_of
 from frontend.turn.thoughts import Thoughts
 from tests.scripted_frontend import TOKENIZER
 
@@ -19,9 +19,7 @@ LAST_ID = TOKENIZER.vocab_size - 1
 
 def asked(fields: dict[str, Any], *prompts: str | list[int], **more: Any) -> TurnRequest:
     common = msgspec.convert({"model": "alias", **fields}, CommonFields)
-    return TurnRequest(
-        fields=common, prompt=RawPrompts(prompts or ("x",)), path="prompt", num_bytes=1, **more
-    )
+    return TurnRequest(fields=common, prompt=prompts or ("x",), path="prompt", num_bytes=1, **more)
 
 
 def sampling(

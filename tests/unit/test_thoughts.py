@@ -21,7 +21,7 @@ from frontend.harmony.conversation import (
 from frontend.harmony.parse import HarmonyParser
 from frontend.turn import thoughts
 from frontend.turn.seal import Seal
-from frontend.turn.thoughts import Kept, Thoughts, WrittenTurn, joined, written_turn
+from frontend.turn.thoughts import Kept, Thoughts, joined, written_messages
 from tests.scripted_frontend import TOKENIZER
 
 HI = UserTurn("Hi")
@@ -45,7 +45,7 @@ def message(kind: Kind, text: str) -> WrittenMessage:
 
 
 def keep(kept: Thoughts, call_id: str, thought: str, owner: str = "") -> None:
-    kept.keep(Kept(owner, call_id, WrittenTurn.of_thought(thought)))
+    kept.keep(Kept(owner, call_id, (message("thought", thought),) if thought else ()))
 
 
 def recalled(kept: Thoughts, call_id: str, owner: str = "") -> str | None:
@@ -86,23 +86,22 @@ def test_a_turn_is_the_answer_if_its_content_is_the_same(
     written: str, turn: AssistantTurn, is_same: bool
 ) -> None:
     kinds: list[tuple[Kind, str]] = [("thought", "One."), ("thought", "Two."), ("text", "Now.")]
-    answer = WrittenTurn(messages=tuple(message(*each) for each in [*kinds, ("call", written)]))
+    answer = Kept("", "a", tuple(message(*each) for each in [*kinds, ("call", written)]))
     assert answer.matches(turn) is is_same
 
 
-def written(text: str) -> WrittenTurn | None:
+def written(text: str) -> tuple[WrittenMessage, ...]:
     parser = HarmonyParser(TOKENIZER.vocabulary, frozenset())
     token_ids = TOKENIZER.encode_text(text, allow_special=True)
     parser.feed(token_ids)
-    return written_turn(token_ids, parser.messages, TOKENIZER)
+    return written_messages(token_ids, parser.messages, TOKENIZER)
 
 
 def test_an_answer_is_recorded_as_a_history_has_it() -> None:
-    turn = written(THINK + FINAL)
-    assert turn is not None
-    assert [(m.kind, m.text) for m in turn.messages] == [("thought", "Think."), ("text", "Said.")]
+    thought, said = written(THINK + FINAL)
+    assert [(m.kind, m.text) for m in (thought, said)] == [("thought", "Think."), ("text", "Said.")]
     last = TOKENIZER.encode_text(FINAL.replace("<|return|>", "<|end|>"), allow_special=True)
-    assert list(turn.messages[1].token_ids) == last
+    assert list(said.token_ids) == last
 
 
 @pytest.mark.parametrize(
@@ -117,7 +116,7 @@ def test_an_answer_is_recorded_as_a_history_has_it() -> None:
     ],
 )
 def test_an_answer_with_other_tokens_is_not_recorded(text: str) -> None:
-    assert written(text) is None
+    assert written(text) == ()
 
 
 def test_an_entry_is_shared_once_unless_it_is_too_large_to_keep(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -130,9 +130,6 @@ SILENT = {
 APIS = SILENT | {
     "messages, thinking": Api("/v1/messages", COUNT_MESSAGES, THINKING, messages_round),
     "responses, all items": Api(RESPONSES, COUNT_INPUT, RESPONSE, response_round),
-    "responses, old clients": Api(
-        RESPONSES, COUNT_INPUT, RESPONSE, partial(response_round, left_out="phase")
-    ),
 }
 
 
