@@ -239,7 +239,7 @@ def _services(
         share_cache=settings.share_cache,
         begin_trace=_begin_trace(settings, metrics),
         has_page=not settings.no_page,
-        bodies=Bodies((settings.max_bodies_bytes or default_bytes()) // settings.num_processes),
+        bodies=Bodies(default_bytes() // settings.num_processes),
     )
 
 

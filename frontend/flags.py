@@ -57,13 +57,6 @@ class FrontendSettings:
     seal_key_file: Path | None = flag(
         None, "secret (32 bytes or more) of all frontends, to seal reasoning with", metavar="PATH"
     )
-    max_bodies_bytes: int = flag(
-        0,
-        "memory for request bodies (default: a 64th)",
-        env="BATON_MAX_BODIES_BYTES",
-        metavar="N",
-        at_least=0,
-    )
     model_path: Path | None = flag(
         None, "tokenizer's folder, or a model id in the hub's cache [the workers']", metavar="PATH"
     )

@@ -3,8 +3,8 @@
 import asyncio
 import dataclasses
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext, suppress
 from functools import cached_property, partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -274,9 +274,9 @@ async def generate(exchange: Exchange, answer: Answer, services: Services, recor
             "continues a streamed answer with one choice whose request had the same `Idempotency-Key`.",
         )
     record.num_prompt_tokens = num_prompt_tokens(answer.choices)
-    delivery = Delivery(exchange, answer, services, services.request_timeout_s)
+    delivery = Delivery(exchange, answer, services)
     try:
-        async with delivery:
+        async with delivery.within(services.request_timeout_s):
             last = await _choices(answer, services, record, delivery)
         if answer.stream:
             last += answer.closing()
@@ -293,12 +293,9 @@ async def generate(exchange: Exchange, answer: Answer, services: Services, recor
 
 class Delivery:
     """An answer on its way to the client. A stream's headers go out with its first events, and comments while
-    it is idle; who sends events waits for a slow client.
+    it is idle; who sends events waits for a slow client."""
 
-    As a context it ends with ClientGone when the client disconnects, and with DeadlineExceeded after
-    `limit_s`."""
-
-    def __init__(self, exchange: Exchange, answer: Answer, services: Services, limit_s: float) -> None:
+    def __init__(self, exchange: Exchange, answer: Answer, services: Services) -> None:
         self._exchange = exchange
         self._answer = answer
         self._services = services
@@ -306,32 +303,33 @@ class Delivery:
         self._num_sent = 0
         self._starting = asyncio.Lock()
         self.blocked_s = exchange.blocked_s
-        self._limit_s = limit_s
         self._commenting: asyncio.Task[None] | None = None
         self._idle: asyncio.TimerHandle | None = None
-        self._ended_by: type[Exception] | None = None
 
-    async def __aenter__(self) -> None:
-        answering = asyncio.current_task()
-        assert answering is not None, "the server runs a task for each request"
-        self._answering = answering
-        self._overdue = self._loop.call_later(self._limit_s, self._end_by, DeadlineExceeded)
-        self._exchange.gone.add_done_callback(self._leave)
+    @asynccontextmanager
+    async def within(self, limit_s: float) -> AsyncIterator[None]:
+        """Ends with ClientGone when the client disconnects, and with DeadlineExceeded after `limit_s`."""
+        gone = self._exchange.gone
 
-    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._overdue.cancel()
-        self._exchange.gone.remove_done_callback(self._leave)
-        if self._idle is not None:
-            self._idle.cancel()
-        if self._commenting is not None:
-            self._commenting.cancel()
-            if not self._commenting.done():
-                await first_done(self._commenting)
-            self._commenting = None  # its traceback has this object, which would keep the answer in memory
-        if self._ended_by is not None:
-            others = self._answering.uncancel()  # the server's drain cancels, too
-            if kind is asyncio.CancelledError and not others:
-                raise self._ended_by from None
+        def leave(_: object) -> None:
+            with suppress(RuntimeError):  # the answer has ended
+                limit.reschedule(0)
+
+        try:
+            async with asyncio.timeout(limit_s) as limit:
+                gone.add_done_callback(leave)
+                yield
+        except TimeoutError:
+            raise (ClientGone if gone.done() else DeadlineExceeded) from None
+        finally:
+            gone.remove_done_callback(leave)
+            if self._idle is not None:
+                self._idle.cancel()
+            if self._commenting is not None:
+                self._commenting.cancel()
+                if not self._commenting.done():
+                    await first_done(self._commenting)
+                self._commenting = None  # its traceback has this object, which would keep the answer
 
     def keep_alive(self) -> None:
         """Send comments from now on, the first one soon, whenever a stream is idle."""
@@ -377,14 +375,6 @@ class Delivery:
                 await self.send(self._answer.keep_alive)
             num_sent = self._num_sent
             await asyncio.sleep(self._services.keep_alive_s)  # idle until then: a comment is due
-
-    def _leave(self, _: object) -> None:
-        self._end_by(ClientGone)
-
-    def _end_by(self, error: type[Exception]) -> None:
-        if self._ended_by is None:
-            self._ended_by = error
-            self._answering.cancel()
 
 
 async def _choices(answer: Answer, services: Services, record: Record, delivery: Delivery) -> bytes:

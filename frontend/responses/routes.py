@@ -195,8 +195,8 @@ class ResponseRoutes:
         async with aclosing(self._state.call(found, followed.num_events - 1)) as events:
             if await anext(events, None) is None:
                 return False
-            delivery = Delivery(exchange, followed, services, services.request_timeout_s + GRACE_S)
-            async with delivery:
+            delivery = Delivery(exchange, followed, services)
+            async with delivery.within(services.request_timeout_s + GRACE_S):
                 delivery.keep_alive()
                 async for data in events:
                     followed.num_events += data.count(b"\n\n")

@@ -82,8 +82,9 @@ async def test_a_viewer_gets_a_snapshot_a_second_until_the_frontend_drains() -> 
     assert json.loads(shown.removeprefix("data: "))["workers"][0]["worker_id"] == "d1"
 
 
-async def test_bodies_have_the_memory_of_the_flag() -> None:
-    async with serving(Workers(d1=answer), max_bodies_bytes=100_000) as frontend:
+async def test_processes_share_the_memory_for_bodies(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("frontend.__main__.default_bytes", lambda: 200_000)
+    async with serving(Workers(d1=answer), num_processes=2) as frontend:
         ending = asyncio.Event()
 
         async def unfinished() -> AsyncGenerator[bytes, None]:
