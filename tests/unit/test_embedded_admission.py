@@ -1,15 +1,13 @@
-"""The embedded engine's admission: what it refuses of requests and handoffs, and what it reserves."""
+"""What the embedded engine refuses of handoffs."""
 
 from typing import Any
 
 import msgspec
 import pytest
 
-from baton.errors import HandoffFailed, InvalidRequest
-from baton.messages import GenerateRequest, KvHandoff, KvLayout, TokenLogprob
-from tests.requests import token_request
+from baton.errors import HandoffFailed
+from baton.messages import KvHandoff, KvLayout, TokenLogprob
 from workers.engines.embedded.runner import VERSIONS
-from workers.engines.embedded.scheduler import new_sequence
 from workers.engines.embedded.transfer import HandoffState, opened
 from workers.kv.transceiver import Ticket
 
@@ -31,26 +29,6 @@ HANDOFF = KvHandoff(
 
 # With a seventh field, of lists in lists.
 DEEP = b"\x97" + HANDOFF.engine_state[1:] + b"\x91" * 100_000 + b"\xc0"
-
-
-def ask(num_tokens: int = 5, **fields: Any) -> GenerateRequest:
-    token_ids = fields.pop("token_ids", range(num_tokens))
-    return token_request(token_ids, **{"max_tokens": 4, "deadline_s": 9.0} | fields)
-
-
-@pytest.mark.parametrize(
-    ("request_", "says"),
-    [
-        (ask(5, num_generated=5, max_tokens=9), "prompt is empty"),
-        (ask(5, num_generated=4), "max_tokens is 4; 4 tokens were already generated"),
-        (ask(logit_bias={100: 1.0}), "token id 100"),
-        (ask(logit_bias={-1: 1.0}), "token id -1"),
-    ],
-)
-def test_what_no_step_could_run_is_refused(request_: GenerateRequest, says: str) -> None:
-    with pytest.raises(InvalidRequest, match=says) as refused:
-        new_sequence(request_, context_length=20, vocab_size=100, hands_off=False)
-    assert refused.value.param == ("max_tokens" if "max_tokens" in says else None)
 
 
 def open_it(handoff: KvHandoff = HANDOFF, **ours: Any) -> HandoffState:

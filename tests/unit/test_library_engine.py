@@ -9,8 +9,8 @@ import pydantic
 import pytest
 from msgspec.structs import replace
 
-from baton.errors import BatonError, DeadlineExceeded, HandoffFailed, NotReady, WorkerLost
-from baton.messages import GenerateRequest, KvLayout, TokenChunk, WorkerStats, after_handoff
+from baton.errors import BatonError, DeadlineExceeded, HandoffFailed, NotReady, NotResumable, WorkerLost
+from baton.messages import GenerateRequest, Guided, KvLayout, TokenChunk, WorkerStats, after_handoff
 from tests.clock import jumping, now_s
 from tests.engine_calls import next_handoff, tokens
 from tests.planes import a_request
@@ -130,6 +130,14 @@ async def handed_over(**changes: Any) -> GenerateRequest:
     """A request with another worker's handoff."""
     async with aclosing((await started(Library(4))).prefill(ask())) as replies:
         return after_handoff(ask(**changes), await next_handoff(replies))
+
+
+async def test_the_rest_of_an_answer_with_a_form_is_refused() -> None:
+    engine = await started(Library(4, 5, 6))
+    guided = replace(ask().sampling, guided=Guided(last=()))
+    assert await tokens(engine.decode(ask(sampling=guided)))
+    with pytest.raises(NotResumable):
+        await tokens(engine.decode(ask(sampling=guided, num_generated=1)))
 
 
 async def test_a_broken_library_is_stopped_as_one() -> None:

@@ -12,7 +12,7 @@ from baton.messages import GenerateRequest, Guided, MessageForm
 from baton.structural_tag import structural_tag
 from tests.requests import token_request
 from workers.engines.library.model_facts import read_model_facts
-from workers.engines.library.requests import num_left
+from workers.engines.requests import num_left
 from workers.engines.trtllm.library import load_library
 from workers.engines.trtllm.sampling import sampling_params
 

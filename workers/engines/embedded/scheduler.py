@@ -6,7 +6,6 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from itertools import takewhile
 
-from baton.errors import InvalidRequest
 from baton.messages import FinishReason, GenerateRequest, Sampling, TokenLogprob
 from workers.durations import Durations
 from workers.engines.embedded.grammar import Matcher
@@ -14,6 +13,7 @@ from workers.engines.embedded.guesses import MOST_GUESSES, Guesser
 from workers.engines.embedded.ledger import BlockLedger, Lease
 from workers.engines.embedded.settings import EmbeddedSettings
 from workers.engines.prefixes import Chain, next_key
+from workers.engines.requests import check_request, num_left
 
 # One of so many tokens in a step may be guessed, so that prompts go on.
 _SHARE_OF_GUESSES = 8
@@ -308,40 +308,15 @@ def new_sequence(
 
     Raises InvalidRequest.
     """
-    _check(request, context_length, vocab_size)
-    sampling = request.sampling
+    check_request(request, vocab_size, context_length)
     num_tokens = len(request.token_ids)
-    num_left = sampling.max_tokens - request.num_generated
     return Sequence(
         token_ids=list(request.token_ids),
-        num_prompt=num_tokens - request.num_generated,
-        sampling=sampling,
-        num_reserved=num_tokens if hands_off else min(num_tokens + num_left, context_length),
+        num_prompt=request.num_prompt_tokens,
+        sampling=request.sampling,
+        num_reserved=num_tokens + (0 if hands_off else num_left(request, context_length)),
         pulls_kv=request.handoff is not None and not hands_off,
         hands_off=hands_off,
         priority=request.priority,
         chain=Chain(request.cache_salt),
     )
-
-
-def _check(request: GenerateRequest, context_length: int, vocab_size: int) -> None:
-    """Raise InvalidRequest for what no step could run; unknown token ids would fail the whole batch."""
-    sampling, num_tokens = request.sampling, len(request.token_ids)
-    if request.num_prompt_tokens < 1:
-        raise InvalidRequest("the prompt is empty")
-    if num_tokens >= context_length:
-        raise InvalidRequest(
-            f"the prompt has {num_tokens} tokens; with a context length of {context_length} "
-            f"at most {context_length - 1} are allowed",
-        )
-    if sampling.max_tokens <= request.num_generated:
-        raise InvalidRequest(
-            f"max_tokens is {sampling.max_tokens}; {request.num_generated} tokens were already generated",
-            param="max_tokens",
-        )
-    if sampling.prompt_logprobs is not None and sampling.max_tokens > 1:
-        raise InvalidRequest("prompt_logprobs need an answer of at most one token", param="max_tokens")
-    token_ids = [*request.token_ids, *sampling.logit_bias]
-    for token_id in (min(token_ids), max(token_ids)):
-        if not 0 <= token_id < vocab_size:
-            raise InvalidRequest(f"token id {token_id} is not in the model's vocabulary of {vocab_size}")

@@ -19,6 +19,7 @@ from baton.errors import (
     HandoffFailed,
     InvalidRequest,
     NotReady,
+    NotResumable,
     Overloaded,
     WorkerLost,
 )
@@ -26,9 +27,9 @@ from baton.messages import NO_TOKEN, UNDECODABLE, GenerateRequest, KvHandoff, To
 from baton.telemetry import Line
 from workers.engine import EngineInfo
 from workers.engines.library.adapter import Adapter, Call
-from workers.engines.library.requests import check_request, num_left
 from workers.engines.library.settings import explained
 from workers.engines.prefixes import Chain, HeldPrefixes
+from workers.engines.requests import check_request, num_left
 
 log = logging.getLogger(__name__)
 
@@ -197,7 +198,12 @@ class LibraryEngine:
             raise NotReady("the engine is not running")
         if self._broke.is_set():
             raise WorkerLost(self._reason)
-        check_request(request, self.adapter.model, self._info.context_length)
+        check_request(request, self.adapter.model.vocab_size, self._info.context_length)
+        if request.num_generated and request.sampling.guided is not None:  # its grammar would start anew
+            raise NotResumable(
+                "the engine cannot go on in the middle of an answer with a demanded form; "
+                "send the request again"
+            )
         if moves_kv and not self._info.kv_transfer:
             raise HandoffFailed("this worker does not transfer KV: it runs with --disaggregation-mode agg")
         num_tokens, layout = len(request.token_ids), self._info.kv_layout
