@@ -30,7 +30,7 @@ from frontend.http.respond import BeginTrace, Services
 from frontend.http.server import HttpServer
 from frontend.metrics import Metrics
 from frontend.processes.siblings import Shared, Siblings
-from frontend.processes.supervisor import Place, Port, Supervisor, inherited
+from frontend.processes.supervisor import Place, Port, Supervisor
 from frontend.responses.runs import ResponseState
 from frontend.responses.store import MEMORY, ResponseStore, StoreFailure
 from frontend.routing.fleet import Fleet
@@ -80,23 +80,20 @@ def _port(settings: FrontendSettings) -> Port:
     family = socket.AF_INET6 if ":" in settings.http_host else socket.AF_INET
     address = (settings.http_host, settings.http_port)
     try:
-        port = port or Port(inherited() or socket.create_server(address, family=family, backlog=2048))
+        port = port or Port(socket.create_server(address, family=family, backlog=2048))
     except OSError as error:
         number = error.errno or 0
         why = os.strerror(number) if number > 0 else error.strerror  # negative: of a name
         wrong = "--http-port" if number in (errno.EADDRINUSE, errno.EACCES) else "--http-host"
         raise ValueError(f"cannot listen on {where}: {why}; choose another {wrong}") from error
-    if not (settings.authenticates or settings.insecure or _is_loopback(port.listener)):
+    is_local = ipaddress.ip_address(port.listener.getsockname()[0]).is_loopback
+    if not (settings.authenticates or settings.insecure or is_local):
         port.close()
         raise ValueError(
             f"other machines can reach {where}, and there are no API keys: give --api-keys-file, or "
             "--insecure if each of them may send requests (or 127.0.0.1 as --http-host)"
         )
     return port
-
-
-def _is_loopback(listener: socket.socket) -> bool:
-    return listener.family == socket.AF_UNIX or ipaddress.ip_address(listener.getsockname()[0]).is_loopback
 
 
 def _serve_alone(settings: FrontendSettings, credentials: Credentials, port: Port) -> int:

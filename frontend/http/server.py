@@ -354,9 +354,8 @@ class HttpServer:
 
     def start(self, listener: socket.socket, *, is_shared: bool = False) -> None:
         """Accept connections until `drain`; `is_shared`: other processes accept on the socket too."""
-        if listener.family != socket.AF_UNIX:  # its connections inherit it
-            unread_ms = round(self._patience.unread_s * 1000)
-            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, unread_ms)
+        unread_ms = round(self._patience.unread_s * 1000)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, unread_ms)  # connections inherit it
         num_open = self._admitted.__len__ if is_shared else None
         self._listener = Listener(listener, self._take, self._admitted.make_room, self._tls, num_open)
         self._pulse = Pulse(_CHECK_EVERY_S, self._check)

@@ -20,7 +20,6 @@ from baton.tcp import is_own
 
 log = logging.getLogger(__name__)
 
-_FIRST_INHERITED = 3  # sd_listen_fds(3)
 _SOCKETS = b"l"
 _SERVING = b"s"
 _PAUSE_S = 0.1
@@ -96,17 +95,6 @@ class Port:
             log.warning("the port was not handed over error=%s", error)
             await asyncio.sleep(_PAUSE_S)  # a lack of descriptors would fail again at once
             return False
-
-
-def inherited() -> socket.socket | None:
-    """The socket that systemd passes (sd_listen_fds(3)), if any. Raises OSError if it does not listen."""
-    num_sockets, pid = (os.environ.pop(name, "") for name in ("LISTEN_FDS", "LISTEN_PID"))
-    if pid != str(os.getpid()):
-        return None
-    listener = socket.socket(fileno=_FIRST_INHERITED)
-    if num_sockets != "1" or not listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-        raise OSError("systemd passed more than one socket, or one that does not listen; use ListenStream=")
-    return listener
 
 
 def _new_door(number: int) -> socket.socket:

@@ -3,8 +3,6 @@
 import asyncio
 import os
 import socket
-import subprocess
-import sys
 from collections.abc import AsyncIterator
 
 import pytest
@@ -130,38 +128,3 @@ async def test_another_users_frontend_neither_gets_nor_gives_a_socket(
     with running.knock() as taker:
         assert await asyncio.get_running_loop().sock_recv(taker, 1) == b""
     assert Port.taken(running.number) is None
-
-
-INHERITING = """
-import os, sys
-from frontend.processes.supervisor import inherited
-os.dup2(int(sys.argv[1]), 3)
-os.environ["LISTEN_PID"] = str(os.getpid() + int(sys.argv[2]))
-listener = inherited()
-if listener is None:
-    sys.exit("nothing")
-assert not {"LISTEN_FDS", "LISTEN_PID"} & os.environ.keys()
-print(listener.getsockname()[1])
-"""
-
-
-def inherited_by(passed: socket.socket, num_sockets: str, *, pid_offset: int = 0) -> tuple[str, str]:
-    """What a process writes that gets this socket as systemd passes it."""
-    process = subprocess.run(
-        [sys.executable, "-c", INHERITING, str(passed.fileno()), str(pid_offset)],
-        pass_fds=[passed.fileno()],
-        env={**os.environ, "LISTEN_FDS": num_sockets, "LISTEN_FDNAMES": "http"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return process.stdout.strip(), process.stderr.strip()
-
-
-def test_one_listening_socket_that_systemd_passes_to_this_process_is_used() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener, socket.socket() as deaf:
-        assert inherited_by(listener, "1") == (str(listener.getsockname()[1]), "")
-        assert inherited_by(listener, "1", pid_offset=1) == ("", "nothing")
-        for passed, num_sockets in ((listener, "2"), (deaf, "1")):
-            _, said = inherited_by(passed, num_sockets)
-            assert "use ListenStream=" in said

@@ -3,11 +3,7 @@
 import json
 import os
 import signal
-import socket
-import subprocess
-import sys
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -214,24 +210,3 @@ def test_a_restart_that_takes_the_port_over_refuses_no_connection(
     then.signal(signal.SIGTERM)
     assert then.wait() == 0
     assert "Traceback" not in running.text() + then.text()
-
-
-# What systemd does before it starts a service with a socket.
-AS_SYSTEMD = """
-import os, sys
-os.dup2(int(sys.argv[1]), 3)
-os.environ |= {"LISTEN_FDS": "1", "LISTEN_PID": str(os.getpid())}
-os.execv(sys.executable, [sys.executable, "-m", "frontend"])
-"""
-
-
-def test_connections_wait_in_a_socket_of_systemd_during_a_restart(stack: Stack) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor() as pool:
-        url = f"http://127.0.0.1:{listener.getsockname()[1]}/live"
-        command = [sys.executable, "-c", AS_SYSTEMD, str(listener.fileno())]
-        for _ in range(2):
-            waiting = pool.submit(httpx.get, url, timeout=PATIENCE_S)  # before the frontend starts
-            frontend = subprocess.Popen(command, env=stack.environ, pass_fds=[listener.fileno()], cwd=ROOT)
-            assert waiting.result().status_code == 200
-            frontend.terminate()
-            assert frontend.wait(PATIENCE_S) == 0
