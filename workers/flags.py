@@ -23,15 +23,10 @@ _ENDPOINTS = {
 }
 
 # Flags for engine settings; they override the YAML.
-_ENGINE_FLAGS = {
-    "max_batch_size": "max_batch_size",
-    "max_queue_size": "max_queue_size",
-    "max_num_tokens": "max_num_tokens",
-    "max_seq_len": "max_seq_len",
+_SAME = "max_batch_size", "max_queue_size", "max_num_tokens", "max_seq_len", "tensor_parallel_size"
+_ENGINE_FLAGS = {name: name for name in (*_SAME, "speculate")} | {
     "free_gpu_memory_fraction": "kv_cache_config.free_gpu_memory_fraction",
-    "tensor_parallel_size": "tensor_parallel_size",
     "expert_parallel_size": "moe_expert_parallel_size",
-    "speculate": "speculate",
 }
 
 

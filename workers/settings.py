@@ -42,8 +42,8 @@ class InvalidField(ValueError):
 
 
 class Field:
-    """A setting: its annotation and its default. `is_checked`: its class checks values itself. `cls` and
-    `fields`: the settings class of its values, if there is one, and what that consists of.
+    """A setting. `is_checked`: its class checks values itself. `cls` and `fields`: the settings class of its
+    values, if there is one, and what that consists of.
     """
 
     def __init__(self, hint: Any, default: object, *, is_checked: bool = False) -> None:
@@ -101,9 +101,8 @@ def fields_of(cls: Any) -> Fields:
 
 @dataclasses.dataclass(frozen=True)
 class Loaded(Generic[T]):
-    """The settings, what was given, and each leaf's effective value by key path.
-
-    A source is `flag`, the YAML's path, `--override-engine-args` or `baton`.
+    """The settings, what was given, and each leaf's effective value by key path. A source is `flag`, the
+    YAML's path, `--override-engine-args` or `baton`.
     """
 
     settings: T
@@ -131,17 +130,11 @@ def read(
     typed: Mapping[str, object],
     override: str | None = None,
 ) -> Given:
-    """Merge all given values, leaf by leaf.
-
-    `typed` has the values of flags, by key path (`kv_cache_config.free_gpu_memory_fraction`); `override` is a
-    JSON object. Without fields, for a library that is not installed, any key is accepted. Raises
-    SettingsError.
+    """Merge all given values, leaf by leaf. `typed` has those of flags, by key path; `override` is a JSON
+    object. Without fields, for a library that is not installed, any key is accepted. Raises SettingsError.
     """
     given: Given = {}
-    sources: list[tuple[str, object]] = []
-    if yaml_path is not None:
-        written = read_yaml(yaml_path)
-        sources += [(str(yaml_path), {} if written is None else written)]
+    sources = [(str(yaml_path), read_yaml(yaml_path))] if yaml_path is not None else []
     sources += [(OVERRIDE, read_json(override))] if override is not None else []
     sources += [
         ("flag", reduce(lambda below, name: {name: below}, reversed(path.split(".")), value))
@@ -279,7 +272,9 @@ class _Loader(yaml.SafeLoader):
 
 
 def read_yaml(path: Path) -> object:
-    """The file's value. Never blocks; takes time in proportion to its size. Raises SettingsError."""
+    """The file's value, a mapping if it is empty. Never blocks; takes time in proportion to its size. Raises
+    SettingsError.
+    """
     try:
         if path.exists() and not path.is_file():  # a pipe may never end
             raise SettingsError(f"{path}: is not a file")
@@ -289,9 +284,10 @@ def read_yaml(path: Path) -> object:
     if len(text) > MAX_YAML_BYTES:
         raise SettingsError(f"{path}: {len(text)} bytes; at most {MAX_YAML_BYTES} are allowed")
     try:
-        return yaml.load(text, Loader=_Loader)  # noqa: S506  a safe one
+        value = yaml.load(text, Loader=_Loader)  # noqa: S506  a safe one
     except Exception as error:  # PyYAML does not wrap its constructors' errors
         raise SettingsError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from error
+    return {} if value is None else value
 
 
 def read_json(text: str) -> object:

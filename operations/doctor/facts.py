@@ -7,8 +7,7 @@ from workers.flags import DisaggregationMode, EngineName
 
 GIB = 1 << 30
 _ABSURD = 1 << 50
-BIG_MODEL_BYTES = 4 * GIB
-"""Larger weights are not a demo model's and need a GPU."""
+_BIG_MODEL_BYTES = 4 * GIB  # larger weights are not a demo model's and need a GPU
 
 
 class Gpu(msgspec.Struct, frozen=True):
@@ -85,7 +84,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     def wants_gpus(self) -> bool:
         """True if GPUs are listed, or the weights are too large for a demo model."""
         listed = any(worker.gpus is not None for worker in self.workers)
-        return listed or self.model.weight_bytes > BIG_MODEL_BYTES
+        return listed or self.model.weight_bytes > _BIG_MODEL_BYTES
 
     @property
     def gpu_indices(self) -> str:

@@ -72,10 +72,8 @@ class Guessing:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Rules:
-    """What Baton adds to one library's settings.
-
-    `names`: keys of flags that the library calls differently. `kinds`: of values that libraries refuse late
-    or never. `complete` chooses and checks values for a mode.
+    """What Baton adds to one library's settings. `names`: keys of flags that the library calls differently.
+    `kinds`: of values that it refuses late or never. `complete` chooses and checks values for a mode.
     """
 
     names: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -83,10 +81,8 @@ class Rules:
     complete: Callable[[Given, DisaggregationMode], None]
 
     def load(self, args: Any, mode: DisaggregationMode, **sources: Any) -> Loaded[dict[str, Any]]:
-        """The keywords for the library; `args` is the build's settings class, `sources` are `give`'s.
-
-        Per leaf: flag > override > YAML > Baton's choice > the build's default; `settings` has only given and
-        chosen values. Raises SettingsError, also for what cannot work in `mode`.
+        """The keywords for the library; `args` is the build's settings class, `sources` are `give`'s. Per
+        leaf: flag > override > YAML > Baton's choice > the build's default. Raises SettingsError, as `give`.
         """
         own = {QUEUE_SIZE: Field(int, _DEFAULT_QUEUE_SIZE), SPECULATE: Field(Speculate | None, None)}
         fields = fields_of(args) | own

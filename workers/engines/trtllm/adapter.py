@@ -99,8 +99,7 @@ class TrtllmAdapter:
     def submit(self, call: Call) -> None:
         params = None
         if call.hands_over:
-            # Equal ids, also of different prefill workers, would mix the KV of two requests. Those below 2^40
-            # are reserved.
+            # Equal ids, also of different prefill workers, would mix KV; those below 2^40 are reserved.
             handoff_id = 1 << 62 | secrets.randbits(62)
             params = self.lib.disaggregated_params(request_type="context_only", disagg_request_id=handoff_id)
         elif call.transfer is not None:
@@ -124,8 +123,6 @@ class TrtllmAdapter:
             raise kind(f"TensorRT-LLM refuses the request: {error}") from error
         except Exception as error:  # a library may fail in any way
             raise self.failure(error, call) from error
-        disagg_id = getattr(params, "disagg_request_id", None)
-        log.debug("id=%s trtllm_id=%s disagg_id=%s", call.id, call.result.request_id, disagg_id)
 
     async def step(self, call: Call) -> TokenChunk:
         """See `Adapter.step`. The result is the same object at every step, its outputs are cumulative."""

@@ -72,8 +72,7 @@ def is_healthy(llm: Any) -> bool:
 
 def kv_capacity(llm: Any) -> tuple[int, int]:
     """Blocks and tokens of one rank's KV pool; zeros if this build does not report them."""
-    capacity = getattr(llm, "get_kv_cache_capacity", None)
-    reported = capacity() if callable(capacity) else {}
+    reported = getattr(llm, "get_kv_cache_capacity", dict)()
     return int(reported.get("maxNumBlocks", 0)), int(reported.get("maxNumTokens", 0))
 
 
