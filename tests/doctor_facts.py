@@ -2,7 +2,6 @@
 
 import json
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,23 +32,12 @@ def worker_of(mode: Mode, gpus: str | None, path: Path, engine: EngineName = "tr
     return worker
 
 
-def with_yaml(worker: Worker, text: str, line: str = "") -> Worker:
+def worker_of_text(mode: Mode, text: str, engine: EngineName = "trtllm") -> Worker:
+    """A worker with this YAML."""
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
         file.write(text)
         file.flush()
-        (changed,) = planned("trtllm", worker.mode, [worker.gpus], Path(file.name), line)
-    return changed
-
-
-def as_yaml(leaves: dict[str, object]) -> str:
-    nested: dict[str, object] = {}
-    for path, value in leaves.items():
-        *sections, name = path.split(".")
-        level: Any = nested
-        for section in sections:
-            level = level.setdefault(section, {})
-        level[name] = value
-    return json.dumps(nested)
+        return worker_of(mode, None, Path(file.name), engine)
 
 
 def b200_node() -> Facts:
@@ -113,25 +101,24 @@ def set_of(facts: Facts, mode: Mode, **changes: object) -> Facts:
     return replace(facts, workers=workers)
 
 
-def reread(facts: Facts, mode: Mode, change: Callable[[Worker], Worker]) -> Facts:
-    return replace(facts, workers=tuple(change(w) if w.mode == mode else w for w in facts.workers))
-
-
-def yaml_of(facts: Facts, mode: Mode, values: dict[str, object]) -> Facts:
-    """The worker's YAML with other leaves."""
-    return reread(facts, mode, lambda worker: with_yaml(worker, as_yaml(worker.given | values)))
-
-
 def typed_of(facts: Facts, mode: Mode, line: str) -> Facts:
-    return reread(facts, mode, lambda worker: with_yaml(worker, as_yaml(worker.given), line))
+    """A worker of the shipped YAML with these flags."""
+    (worker,) = planned("trtllm", mode, [None], CONFIGS / f"{mode}.yaml", line)
+    return set_of(facts, mode, given=worker.given, refusal=worker.refusal)
 
 
-def yaml_text(facts: Facts, text: str) -> Facts:
-    return reread(facts, "decode", lambda worker: with_yaml(worker, text))
+def given_of(facts: Facts, mode: Mode, values: dict[str, object]) -> Facts:
+    """A worker of the shipped YAML with other leaves."""
+    nested: dict[str, Any] = {}
+    for path, value in values.items():
+        *sections, name = path.split(".")
+        level = nested
+        for section in sections:
+            level = level.setdefault(section, {})
+        level[name] = value
+    text = json.dumps(nested, separators=(",", ":")).replace(" ", r"\u0020")  # flags are split at spaces
+    return typed_of(facts, mode, f"--override-engine-args {text}")
 
 
 def demo_with(text: str) -> Facts:
-    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
-        file.write(text)
-        file.flush()
-        return replace(laptop(), workers=(worker_of("agg", None, Path(file.name), "embedded"),))
+    return replace(laptop(), workers=(worker_of_text("agg", text, "embedded"),))

@@ -26,79 +26,61 @@ class Limits:
 Build = Callable[[Role, Limits], Engine]
 
 
-def _embedded(checkpoint: Path, *, speculates: bool = False) -> Build:
-    def build(role: Role, limits: Limits) -> Engine:
-        return embedded.new_engine(
-            checkpoint,
-            CacheTransceiver("127.0.0.1"),
-            role,
-            max_batch_size=limits.max_batch_size,
-            max_num_tokens=32,
-            max_queue_size=limits.max_queue_size,
-            max_tokens=4096,
-            speculate="lookup" if speculates and role is Role.DECODE else None,
-            cache_transceiver_config=CacheTransceiverSettings(
-                kv_transfer_timeout_ms=round(limits.ttl_s * 1000)
-            ),
-        )
-
-    return build
+def _embedded(checkpoint: Path, role: Role, limits: Limits, *, speculates: bool = False) -> Engine:
+    return embedded.new_engine(
+        checkpoint,
+        CacheTransceiver("127.0.0.1"),
+        role,
+        max_batch_size=limits.max_batch_size,
+        max_num_tokens=32,
+        max_queue_size=limits.max_queue_size,
+        max_tokens=4096,
+        speculate="lookup" if speculates and role is Role.DECODE else None,
+        cache_transceiver_config=CacheTransceiverSettings(kv_transfer_timeout_ms=round(limits.ttl_s * 1000)),
+    )
 
 
-def _mocker(_: Path) -> Build:
-    def build(role: Role, limits: Limits) -> Engine:
-        settings = MockerSettings(
-            prefill_tokens_per_s=20_000,
-            decode_step_ms=1,
-            max_batch_size=limits.max_batch_size,
-            max_queue_size=limits.max_queue_size,
-            max_seq_len=CONTEXT_LENGTH,
-            handoff_ttl_s=limits.ttl_s,
-        )
-        return MockerEngine(
-            settings, model_path=Path("models/demo"), transceiver=CacheTransceiver("127.0.0.1")
-        )
-
-    return build
+def _mocker(_: Path, __: Role, limits: Limits) -> Engine:
+    settings = MockerSettings(
+        prefill_tokens_per_s=20_000,
+        decode_step_ms=1,
+        max_batch_size=limits.max_batch_size,
+        max_queue_size=limits.max_queue_size,
+        max_seq_len=CONTEXT_LENGTH,
+        handoff_ttl_s=limits.ttl_s,
+    )
+    return MockerEngine(settings, model_path=Path("models/demo"), transceiver=CacheTransceiver("127.0.0.1"))
 
 
-def _trtllm(checkpoint: Path) -> Build:
+def _trtllm(checkpoint: Path, role: Role, limits: Limits) -> Engine:
     """TensorRT-LLM's double, which runs the model with the embedded engine."""
-
-    def build(role: Role, limits: Limits) -> Engine:
-        return trtllm_engine.new_engine(
-            checkpoint,
-            mode=role.value,
-            max_batch_size=limits.max_batch_size,
-            max_queue_size=limits.max_queue_size,
-            max_num_tokens=32,
-            cache_transceiver_config={
-                "backend": "UCX",
-                "max_tokens_in_buffer": CONTEXT_LENGTH,
-                "kv_transfer_timeout_ms": round(limits.ttl_s * 1000),
-            },
-        )
-
-    return build
+    return trtllm_engine.new_engine(
+        checkpoint,
+        mode=role.value,
+        max_batch_size=limits.max_batch_size,
+        max_queue_size=limits.max_queue_size,
+        max_num_tokens=32,
+        cache_transceiver_config={
+            "backend": "UCX",
+            "max_tokens_in_buffer": CONTEXT_LENGTH,
+            "kv_transfer_timeout_ms": round(limits.ttl_s * 1000),
+        },
+    )
 
 
-def _vllm(checkpoint: Path) -> Build:
+def _vllm(checkpoint: Path, role: Role, limits: Limits) -> Engine:
     """vLLM's double, which runs the model with the embedded engine."""
-
-    def build(role: Role, limits: Limits) -> Engine:
-        return vllm_engine.new_engine(
-            checkpoint,
-            role.value,
-            max_num_seqs=limits.max_batch_size,
-            max_queue_size=limits.max_queue_size,
-            max_num_batched_tokens=32,
-            kv_transfer_config={"kv_connector_extra_config": {"kv_lease_duration": limits.ttl_s}},
-        )
-
-    return build
+    return vllm_engine.new_engine(
+        checkpoint,
+        role.value,
+        max_num_seqs=limits.max_batch_size,
+        max_queue_size=limits.max_queue_size,
+        max_num_batched_tokens=32,
+        kv_transfer_config={"kv_connector_extra_config": {"kv_lease_duration": limits.ttl_s}},
+    )
 
 
-ENGINES: dict[str, Callable[[Path], Build]] = {
+ENGINES: dict[str, Callable[[Path, Role, Limits], Engine]] = {
     "embedded": _embedded,
     "guessing": functools.partial(_embedded, speculates=True),
     "mocker": _mocker,

@@ -1,8 +1,9 @@
-"""Programs of NVIDIA's driver as scripts on the PATH: one GPU in use, and an MPS that serves nothing."""
+"""Programs of NVIDIA's driver as scripts: one GPU in use, an MPS that serves nothing, or a recorded node."""
 
 import os
 from pathlib import Path
 
+RECORDINGS = Path(__file__).parent / "data/nvidia_smi"
 _SMI = """#!/bin/sh
 case "$*" in
     *--id*query-gpu=uuid*) echo GPU-1 ;;
@@ -53,3 +54,10 @@ def install(
         (folder / program).write_text(text)
         (folder / program).chmod(0o755)
     return {"PATH": f"{folder}:{os.environ['PATH']}"}
+
+
+def recorded_smi(folder: Path) -> None:
+    """Put an nvidia-smi that replays a node of eight B200 into that folder."""
+    replay = f"cat {RECORDINGS}/b200x8_query.csv"
+    (folder / "nvidia-smi").write_text(f'#!/bin/sh\ncase "$1" in --query-gpu*) {replay} ;; esac\n')
+    (folder / "nvidia-smi").chmod(0o755)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
-from tests.recorded_smi import recorded_smi
+from tests.fake_gpu import recorded_smi
 from tests.stack import ROOT
 
 DOCKERFILE = ROOT / "deploy/Dockerfile"

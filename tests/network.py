@@ -15,6 +15,7 @@ import shutil
 import struct
 import subprocess
 import sys
+from collections import defaultdict
 from pathlib import Path
 from typing import NamedTuple
 
@@ -122,7 +123,7 @@ class _Switch:
         self._devices = {_packed(f"{subnet}.{number}"): tun for number, tun in enumerate(tuns, 1)}
         self._chance = random.Random(1)
         self._cut: set[frozenset[bytes]] = set()
-        self._loss = self._repeats = self._corruption = 0.0
+        self._shares: defaultdict[str, float] = defaultdict(float)
         self._num_harmed = 0
 
     def run(self) -> None:
@@ -140,15 +141,11 @@ class _Switch:
                 return False
             case ["cut", one, other]:
                 self._cut.add(frozenset((_packed(one), _packed(other))))
-            case ["lose", share]:
-                self._loss = float(share)
-            case ["repeat", share]:
-                self._repeats = float(share)
-            case ["corrupt", share]:
-                self._corruption = float(share)
+            case ["lose" | "repeat" | "corrupt" as harm, share]:
+                self._shares[harm] = float(share)
             case ["heal"]:
                 self._cut.clear()
-                self._loss = self._repeats = self._corruption = 0.0
+                self._shares.clear()
         sys.stdout.write(f"{self._num_harmed}\n")
         sys.stdout.flush()
         self._num_harmed = self._num_harmed if command != ["heal"] else 0
@@ -158,12 +155,12 @@ class _Switch:
         ends = packet[_FROM], packet[_TO]
         if packet[0] >> 4 != 4 or ends[1] not in self._devices:
             return
-        if self._happens(1.0 if frozenset(ends) in self._cut else self._loss):
+        if self._happens(1.0 if frozenset(ends) in self._cut else self._shares["lose"]):
             return
-        if self._happens(self._corruption):
+        if self._happens(self._shares["corrupt"]):
             packet = packet[:-1] + bytes([packet[-1] ^ 1])
         os.write(self._devices[ends[1]], packet)
-        if self._happens(self._repeats):
+        if self._happens(self._shares["repeat"]):
             os.write(self._devices[ends[1]], packet)
 
     def _happens(self, share: float) -> bool:

@@ -78,18 +78,9 @@ class ScriptedFleet:
         return ServedModel(MODEL, self._context_length, TOKENIZER, self.current_date)
 
     def health(self) -> Health:
-        status = "unhealthy" if self.error else "healthy"
-        empty: list[str] = []
-        return Health(
-            status=status,
-            endpoints=empty,
-            instances=[],
-            missing=empty,
-            warming=empty,
-            lost=empty,
-            cold_pairs=empty,
-            refused_pairs=empty,
-        )
+        names = "endpoints", "instances", "missing", "warming", "lost", "cold_pairs", "refused_pairs"
+        lists: dict[str, Any] = {name: [] for name in names}
+        return Health(status="unhealthy" if self.error else "healthy", **lists)
 
     async def stats(self) -> list[tuple[WorkerInfo, WorkerStats]]:
         return []

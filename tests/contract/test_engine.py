@@ -1,6 +1,7 @@
 """The Engine contract, for each engine that runs here, with real KV transfers between two."""
 
 import asyncio
+import functools
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, aclosing
@@ -40,7 +41,7 @@ def _engines(*without: str) -> Any:
 
     @pytest.fixture(params=[name for name in ENGINES if name not in without])
     def build(request: pytest.FixtureRequest, checkpoint: Path) -> Build:
-        return ENGINES[request.param](checkpoint)
+        return functools.partial(ENGINES[request.param], checkpoint)
 
     return build
 

@@ -17,8 +17,8 @@ from operations.doctor import probes
 from operations.doctor.command import DoctorSettings, gather, wanted_workers
 from operations.doctor.facts import GIB
 from operations.doctor.probes import parse_gpus, probe_gpus, probe_model
-from tests.recorded_smi import RECORDINGS as SMI
-from tests.recorded_smi import recorded_smi
+from tests.fake_gpu import RECORDINGS as SMI
+from tests.fake_gpu import recorded_smi
 from tests.waiting import PATIENCE_S
 
 DEMO = Path("models/demo")

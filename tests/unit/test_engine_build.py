@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from baton.flags import parse
+from baton.flags import read
 from tests.certificates import Authority
 from workers.engines.build import build_engine, given_settings, with_engine
 from workers.engines.trtllm.library import load_library as load_trtllm
@@ -22,7 +22,7 @@ from workers.settings import Given, Loaded, SettingsError
 def built(*arguments: str) -> tuple[Any, list[str]]:
     """An engine for the demo model, and the lines of its settings."""
     line = ["--model-path", "models/demo", *arguments]
-    return build_engine(parse(WorkerSettings, line, prog="p", description="d", environ={}))
+    return build_engine(read(WorkerSettings, line))
 
 
 def effective(*arguments: str) -> list[str]:
@@ -62,7 +62,7 @@ def test_a_folder_without_a_model_or_with_a_broken_one_is_refused(tmp_path: Path
 def test_settings_are_checked_as_a_worker_does_before_its_engine_is_loaded(engine: str) -> None:
     def given(*arguments: str) -> Given:
         line = ["--model-path", "models/demo", "--engine", engine, *arguments]
-        return given_settings(parse(WorkerSettings, line, prog="p", description="d", environ={}))
+        return given_settings(read(WorkerSettings, line))
 
     own_names = "max_batch_size", "max_seq_len"
     name, length = ("max_num_seqs", "max_model_len") if engine == "vllm" else own_names
@@ -93,12 +93,12 @@ def test_an_engine_that_moves_kv_without_tls_says_so(
         monkeypatch.setenv(name, value)
     line = ["--engine", "trtllm", "--model-path", "models/demo", "--disaggregation-mode", mode]
     line += ["--override-engine-args", '{"cache_transceiver_config": {"backend": "UCX"}}']
-    build_engine(parse(WorkerSettings, line, prog="p", description="d", environ={}))
+    build_engine(read(WorkerSettings, line))
     assert ("trtllm moves KV itself, without the TLS of BATON_PEER_CERT" in caplog.text) == is_told
 
 
 def chosen(line: str, installed: set[str]) -> str | None:
-    parsed = parse(WorkerSettings, shlex.split(line), prog="p", description="d", environ={})
+    parsed = read(WorkerSettings, shlex.split(line))
     complete = with_engine(parsed, installed.__contains__)
     assert complete.sources["engine"] == ("chosen" if parsed.settings.engine is None else "flag")
     return complete.settings.engine

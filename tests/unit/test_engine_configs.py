@@ -59,30 +59,6 @@ def test_the_readme_has_a_reason_for_every_key(path: Path) -> None:
         assert f"`{key.rpartition('.')[2]}`" in readme
 
 
-def test_a_variant_differs_from_the_default_in_what_its_name_says() -> None:
-    changed = {
-        "_guide": {"moe_config.backend", "kv_cache_config.enable_block_reuse"},
-        "_fp8": {"kv_cache_config.dtype"},
-        "_eagle3": {
-            "kv_cache_config.enable_block_reuse",
-            "speculative_config.decoding_type",
-            "speculative_config.speculative_model",
-            "speculative_config.max_draft_len",
-        },
-        "_nixl": {
-            "kv_cache_config.use_kv_cache_manager_v2",
-            "cache_transceiver_config.backend",
-            "cache_transceiver_config.transceiver_runtime",
-        },
-    }
-    variants = [path for path in FILES if path.stem.partition("_")[0] != "agg" and "_" in path.stem]
-    assert {path.stem.removeprefix("prefill").removeprefix("decode") for path in variants} == set(changed)
-    for path in variants:
-        role, _, name = named(path).rpartition("_")
-        default, variant = leaves(load(role)).items(), leaves(load(named(path))).items()
-        assert {key for key, _ in default ^ variant} == changed[f"_{name}"]
-
-
 @pytest.mark.parametrize("prefill", sorted(CONFIGS.glob("**/prefill*.yaml")), ids=named)
 def test_the_files_of_a_pair_agree_on_what_the_kv_is(prefill: Path) -> None:
     both = [leaves(load(named(path))) for path in (prefill, prefill.with_name(f"decode{prefill.name[7:]}"))]

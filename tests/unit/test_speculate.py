@@ -7,7 +7,7 @@ import pytest
 from tensorrt_llm.llmapi.llm_args import TorchLlmArgs
 from vllm.engine.arg_utils import AsyncEngineArgs
 
-from baton.flags import parse
+from baton.flags import read
 from baton.messages import NO_DRAFT
 from workers.engines.build import build_engine, given_settings
 from workers.engines.library.settings import Guessing
@@ -82,9 +82,7 @@ def test_both_roles_may_have_a_head_and_an_aggregated_worker_any_method(
     ],
 )
 def test_a_worker_and_doctor_refuse_it_where_it_cannot_work(flags: str, says: str) -> None:
-    parsed = parse(
-        WorkerSettings, ["--speculate", "lookup", *flags.split()], prog="p", description="d", environ={}
-    )
+    parsed = read(WorkerSettings, ["--speculate", "lookup", *flags.split()])
     for load in (build_engine, given_settings):
         with pytest.raises(SettingsError) as refused:
             load(parsed)

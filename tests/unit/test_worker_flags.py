@@ -3,7 +3,7 @@
 import pytest
 
 from baton.connect import Wires
-from baton.flags import parse
+from baton.flags import parse, read
 from baton.messages import Role
 from workers.flags import DisaggregationMode, WorkerSettings, typed_engine_flags
 
@@ -53,7 +53,7 @@ def test_flags_that_were_typed_are_settings_of_the_engine_and_no_others() -> Non
     }  # fmt: skip
 
     def engine_flags(*given: str) -> dict[str, object]:
-        return typed_engine_flags(parse(WorkerSettings, given, prog="p", description="d", environ={}))
+        return typed_engine_flags(read(WorkerSettings, given))
 
     assert engine_flags(*argv) == typed
     assert engine_flags() == {}

@@ -72,8 +72,8 @@ def is_healthy(llm: Any) -> bool:
 
 def kv_capacity(llm: Any) -> tuple[int, int]:
     """Blocks and tokens of one rank's KV pool; zeros if this build does not report them."""
-    reported = getattr(llm, "get_kv_cache_capacity", dict)()
-    return int(reported.get("maxNumBlocks", 0)), int(reported.get("maxNumTokens", 0))
+    reported: dict[str, int] = getattr(llm, "get_kv_cache_capacity", dict)()
+    return reported.get("maxNumBlocks", 0), reported.get("maxNumTokens", 0)
 
 
 def embedding_bias(biases: dict[int, float], vocab_size: int) -> Any:
