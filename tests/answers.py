@@ -3,6 +3,7 @@
 import json
 import time
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import httpx
 
@@ -17,8 +18,11 @@ ENDLESS = 20_000
 class Stream:
     """A streamed completion, read event by event."""
 
-    def __init__(self, stack: Stack, num_tokens: int = LONG, prompt: str = "one two three") -> None:
-        body = {"model": MODEL, "prompt": prompt, "max_tokens": num_tokens, "stream": True, "temperature": 0}
+    def __init__(
+        self, stack: Stack, num_tokens: int = LONG, prompt: str = "one two three", **body: Any
+    ) -> None:
+        body = {"max_tokens": num_tokens, "stream": True, "temperature": 0} | body
+        body |= {"model": MODEL, "prompt": prompt}
         # Without certificates, which take 45 ms of CPU to load.
         self._client = httpx.Client(timeout=PATIENCE_S, verify=False)
         self._context = self._client.stream("POST", f"{stack.url}/v1/completions", json=body)
@@ -28,6 +32,7 @@ class Stream:
         self.finish_reason: str | None = None
         self.error: dict[str, str] | None = None
         self.done = False
+        self.num_tokens = 0  # if its usage was asked for
         self.longest_gap_s = 0.0
         self._last_s = time.monotonic()
         stack.closing.append(self.close)
@@ -49,9 +54,10 @@ class Stream:
             if num_events is not None:
                 num_events -= 1
             self.error = event.get("error", self.error)
+            self.num_tokens = (event.get("usage") or {}).get("completion_tokens", 0)
             for choice in event.get("choices", []):
                 self.text += choice["text"]
-                self.finish_reason = choice["finish_reason"] or self.finish_reason
+                self.finish_reason = choice.get("finish_reason") or self.finish_reason
         return self
 
     def close(self) -> None:

@@ -2,16 +2,14 @@
 
 import json
 import shutil
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import httpx
-
-from tests.stack import MODEL, ROOT, Process, Stack
+from tests.answers import Stream
+from tests.stack import ROOT, Process, Stack
 from tests.waiting import PATIENCE_S, scaled, wait_for
 
 _TEMPLATE = (
@@ -65,61 +63,26 @@ class DynamoStack(Stack):
         return sum(1 for _ in (self.folder / "pins").iterdir())
 
 
-@dataclass
-class Streamed:
-    """A stream as a client read it: its text, how it ended, the longest time without an event, and its
-    number of tokens if the client asked for the usage.
-    """
-
-    text: str = ""
-    finish_reason: str | None = None
-    error: str | None = None
-    gap_s: float = 0.0
-    num_tokens: int = 0
-
-
-def stream(stack: Stack, prompt: str, read: Streamed | None = None, **body: Any) -> Streamed:
-    """Read a streamed completion to its end, into `read`."""
-    read = Streamed() if read is None else read
-    body = {"model": MODEL, "prompt": prompt, "stream": True, "temperature": 0} | body
-    with httpx.stream(
-        "POST", f"{stack.url}/v1/completions", json=body, timeout=PATIENCE_S, verify=False
-    ) as answer:
-        since_s = time.monotonic()
-        for line in answer.iter_lines():
-            if not line.startswith("data: {"):
-                continue
-            now_s = time.monotonic()
-            read.gap_s, since_s = max(read.gap_s, now_s - since_s), now_s
-            event = json.loads(line[6:])
-            if "error" in event:
-                read.error = event["error"]["code"]
-            read.num_tokens = (event.get("usage") or {}).get("completion_tokens", 0)
-            for choice in event.get("choices", ()):
-                read.text += choice["text"]
-                read.finish_reason = choice.get("finish_reason") or read.finish_reason
-    return read
-
-
-def under_streams(
-    stack: Stack, num: int, disturb: Callable[[], object] | None, **body: Any
-) -> list[Streamed]:
-    """So many streams, all of them begun when `disturb` is called, compared with undisturbed ones: the texts
-    must be equal."""
-    prompts = [f"Story {i}" for i in range(num)]
+def disturbed(begin: Callable[[str], Stream], num: int, disturb: Callable[[], object] | None) -> list[Stream]:
+    """Streams, one a prompt; all have begun when `disturb` is called, and each must be complete."""
     with ThreadPoolExecutor(num) as pool:
-        undisturbed = list(pool.map(lambda prompt: stream(stack, prompt, **body).text, prompts))
-        reads = [Streamed() for _ in prompts]
-        running = [
-            pool.submit(stream, stack, prompt, read, **body)
-            for prompt, read in zip(prompts, reads, strict=True)
-        ]
-        wait_for(lambda: all(read.text for read in reads))
+        streams = list(pool.map(begin, (f"Story {i}" for i in range(num))))
+        running = [pool.submit(stream.read) for stream in streams]
+        wait_for(lambda: all(stream.text for stream in streams))
         if disturb is not None:
-            assert not all(read.finish_reason for read in reads), "too late: every stream has ended"
+            assert not all(stream.finish_reason for stream in streams), "too late: every stream has ended"
             disturb()
         for each in running:
             each.result(PATIENCE_S)
-    assert [read.text for read in reads] == undisturbed
-    assert {(read.finish_reason, read.error) for read in reads} == {("length", None)}
-    return reads
+    assert {(stream.finish_reason, stream.error) for stream in streams} == {("length", None)}
+    return streams
+
+
+def under_streams(
+    stack: Stack, num: int, disturb: Callable[[], object] | None, max_tokens: int, **body: Any
+) -> list[Stream]:
+    """So many streams, disturbed; their texts must be those of undisturbed ones."""
+    begin = partial(Stream, stack, max_tokens, **body)
+    undisturbed, streams = (disturbed(begin, num, each) for each in (None, disturb))
+    assert [stream.text for stream in streams] == [stream.text for stream in undisturbed]
+    return streams

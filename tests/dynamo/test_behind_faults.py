@@ -9,8 +9,9 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.answers import Stream
 from tests.dynamo.behind import Behind
-from tests.dynamo_stack import stream, under_streams
+from tests.dynamo_stack import under_streams
 from tests.stack import MODEL, START_TIMEOUT_S
 from tests.waiting import FAILOVER_S, PATIENCE_S, wait_for
 
@@ -29,7 +30,7 @@ def stack(tmp_path: Path) -> Iterator[Behind]:
 
 def ended(stack: Behind, prompt: str, num_tokens: int = NUM_TOKENS) -> tuple[int, str | None]:
     """How many tokens a streamed completion has, and how it ended."""
-    read = stream(stack, prompt, max_tokens=num_tokens, stream_options={"include_usage": True})
+    read = Stream(stack, num_tokens, prompt, stream_options={"include_usage": True}).read()
     return read.num_tokens, read.finish_reason
 
 
@@ -160,4 +161,4 @@ def test_a_frozen_worker_of_batons_costs_its_streams_little(
         stack.wait_ready(2, 2)
         frozen = workers[names.index(role)]
         reads = under_streams(stack, 8, lambda: frozen.signal(signal.SIGSTOP), max_tokens=NUM_TOKENS)
-        assert max(read.gap_s for read in reads) < FAILOVER_S
+        assert max(read.longest_gap_s for read in reads) < FAILOVER_S

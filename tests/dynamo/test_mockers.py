@@ -1,15 +1,16 @@
 """Baton's frontend over Dynamo's own processes: its mockers 1.6.1, and workers on the runtime before it."""
 
 import signal
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.dynamo_stack import DynamoStack, Streamed, stream, templated_model, under_streams
+from tests.answers import Stream
+from tests.dynamo_stack import DynamoStack, disturbed, templated_model, under_streams
 from tests.stack import MODEL, ROOT, START_TIMEOUT_S, Process
-from tests.waiting import FAILOVER_S, PATIENCE_S, wait_for
+from tests.waiting import FAILOVER_S
 
 pytestmark = pytest.mark.dynamo
 
@@ -44,17 +45,10 @@ class MockerStack(DynamoStack):
     def longest_gap_s(self, disturb: Any, num: int = 32) -> float:
         """Of so many streams, disturbed once all have begun; each must be complete. The mocker's tokens are
         random, so texts cannot be compared."""
-        reads = [Streamed() for _ in range(num)]
-        body: dict[str, Any] = {"max_tokens": _TOKENS, "stream_options": {"include_usage": True}}
-        with ThreadPoolExecutor(num) as pool:
-            running = [pool.submit(stream, self, f"Story {i}", read, **body) for i, read in enumerate(reads)]
-            wait_for(lambda: all(read.text for read in reads))
-            disturb()
-            for each in running:
-                each.result(PATIENCE_S)
-        assert {(read.finish_reason, read.error) for read in reads} == {("length", None)}
+        begin = partial(Stream, self, _TOKENS, stream_options={"include_usage": True})
+        reads = disturbed(begin, num, disturb)
         assert {read.num_tokens for read in reads} == {_TOKENS}
-        return max(read.gap_s for read in reads)
+        return max(read.longest_gap_s for read in reads)
 
 
 @pytest.mark.parametrize("role", ["prefill", "decode"])

@@ -24,8 +24,9 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.answers import Stream
 from tests.conftest import free_port
-from tests.dynamo_stack import DynamoStack, Streamed, stream
+from tests.dynamo_stack import DynamoStack
 from tests.gpu import random_weights
 from tests.gpu.dummy_model import write_dummy_model
 from tests.gpu.vllm_scene import LOAD_TIMEOUT_S, abandon, descendants, gpus
@@ -257,14 +258,11 @@ def test_clients_that_leave_leave_no_kv_behind(stack: VllmStack) -> None:
 
 def test_a_killed_decode_worker_costs_no_stream(stack: VllmStack) -> None:
     prompts = [f"Story {place}. {LONG_PROMPT}" for place in range(8)]
-    body: dict[str, Any] = {"max_tokens": 200, "ignore_eos": True, "stream_options": {"include_usage": True}}
+    body: dict[str, Any] = {"ignore_eos": True, "stream_options": {"include_usage": True}}
     with ThreadPoolExecutor(len(prompts)) as pool:
-        calm = [each.text for each in pool.map(lambda prompt: stream(stack, prompt, **body), prompts)]
-        reads = [Streamed() for _ in prompts]
-        running = [
-            pool.submit(stream, stack, prompt, read, **body)
-            for prompt, read in zip(prompts, reads, strict=True)
-        ]
+        calm = [read.text for read in pool.map(Stream.read, [Stream(stack, 200, p, **body) for p in prompts])]
+        reads = [Stream(stack, 200, prompt, **body) for prompt in prompts]
+        running = [pool.submit(read.read) for read in reads]
         wait_for(lambda: all(len(read.text) > 20 for read in reads))
         kill(_workers(stack, "decode")[0])
         for each in running:
@@ -273,7 +271,7 @@ def test_a_killed_decode_worker_costs_no_stream(stack: VllmStack) -> None:
         "streams": len(reads),
         "complete": sum(read.num_tokens == 200 for read in reads),
         "equal_to_calm": sum(read.text == text for read, text in zip(reads, calm, strict=True)),
-        "longest_gap_s": round(max(read.gap_s for read in reads), 2),
+        "longest_gap_s": round(max(read.longest_gap_s for read in reads), 2),
     }
     assert [(read.finish_reason, read.error, read.num_tokens) for read in reads] == [
         ("length", None, 200)
