@@ -44,11 +44,6 @@ Others = Callable[[Any], Awaitable[Sequence[Any]]]
 """Sends a Scrape, a Look or a Find to the frontend's other processes; returns what those have that answer."""
 
 
-async def no_others(_: object) -> Sequence[Any]:
-    """Those of a single process."""
-    return ()
-
-
 Refusal = Literal["queue_full", "too_late", "waited", "workers"]
 """Why there is no place: the queue is full; the request would wait too long, or has; workers are full."""
 
@@ -144,8 +139,6 @@ class Series:
     """The value of one metric with one set of label values. Of a histogram it is the sum; `counts` are those
     of the values up to each of its `bounds`, and of longer ones. Used by the event loop's thread only."""
 
-    __slots__ = ("bounds", "counts", "value")
-
     def __init__(self, bounds: Sequence[float] = ()) -> None:
         self.bounds = (*bounds, math.inf)
         self.counts = [0] * len(self.bounds)
@@ -174,10 +167,8 @@ class Metrics:
         self.begin = self.records.begin
         self._ended: list[Record] = []
         self._gaps = defaultdict[tuple[str, str], list[int]](lambda: [0] * (MOST_GAP_MS + 1))
-        self.first_ms: Counter[int] = Counter()
-        """First tokens since somebody last took this, by whole milliseconds since the arrival."""
-        self.gap_ms: Counter[int] = Counter()
-        """The same of times between two chunks."""
+        self.first_ms, self.gap_ms = Counter[int](), Counter[int]()
+        """By whole milliseconds, times to first tokens and between two chunks, until somebody takes them."""
         self.at_scrape: list[Callable[[], object]] = []
         self.readers: list[Callable[[Record], object]] = []
         """Called with each record that has ended."""

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from heapq import heappop, heappush, nlargest
 from itertools import chain, islice
@@ -89,28 +89,6 @@ class Attempt(_Timed, kw_only=True, omit_defaults=True, gc=False):
         on, first, second = STAGES[stage].on, self.prefill, self.decode
         return on and ((first or second) if on == "prefill" else (second or first))
 
-    def answered(self, found: KvHandoff | Usage, then: Stage) -> None:
-        """A worker has answered with its own durations; the rest of the stage was in transit."""
-        wait: Stage = "prefill_wait" if self.stage == "prefill" else "decode_wait"
-        now_s, stages = time.perf_counter(), self.stages
-        rest_s = now_s - self.since_s
-        moved_s = found.moved_s if type(found) is Usage else 0.0
-        parts: tuple[tuple[Stage, float], ...]
-        parts = (wait, found.waited_s), ("kv_move", moved_s), ("prefill", found.computed_s)
-        for stage, lasted_s in parts:
-            if lasted_s > 0.0:
-                counted_s = lasted_s if lasted_s < rest_s else rest_s  # noqa: FURB136  each call counts here
-                stages[stage] = stages.get(stage, 0.0) + counted_s
-                rest_s -= counted_s
-        before_s = stages.get("transit", 0.0)
-        if rest_s > before_s:
-            self.late = self.worker(wait)
-        stages["transit"] = before_s + rest_s
-        self.stage, self.since_s = then, now_s
-        if found.delay_s > self.delay_s:  # noqa: PLR1730  a call less
-            self.delay_s = found.delay_s
-        self.starved_s += found.starved_s
-
 
 class Leg(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     """One choice of a request: its attempts, one after the other. `gap_s` is the longest time between two
@@ -139,15 +117,33 @@ class Leg(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
                 attempt.enter("decode_wait")
 
     def answered(self, first: Reply | None) -> None:
-        """A worker has answered: with a handoff, and decode is next, or with the first tokens. Or with None,
-        and the attempt goes on to its failure."""
+        """A worker has answered: with a handoff, and decode is next, or with the first tokens. What its own
+        durations leave of the stage was in transit. With None, the attempt goes on to its failure."""
         attempt = self.attempts[-1]
-        if isinstance(first, KvHandoff):
-            attempt.answered(first, "decode_wait")
-        elif isinstance(first, TokenChunk) and first.usage is not None:
-            attempt.answered(first.usage, "stream")
-        elif first is not None:
-            attempt.enter("stream")
+        found = first.usage if isinstance(first, TokenChunk) else first
+        if not isinstance(found, KvHandoff | Usage):
+            if first is not None:
+                attempt.enter("stream")
+            return
+        wait: Stage = "prefill_wait" if attempt.stage == "prefill" else "decode_wait"
+        now_s, stages = time.perf_counter(), attempt.stages
+        rest_s = now_s - attempt.since_s
+        moved_s = found.moved_s if isinstance(found, Usage) else 0.0
+        parts: tuple[tuple[Stage, float], ...]
+        parts = (wait, found.waited_s), ("kv_move", moved_s), ("prefill", found.computed_s)
+        for stage, lasted_s in parts:
+            if lasted_s > 0.0:
+                counted_s = lasted_s if lasted_s < rest_s else rest_s  # noqa: FURB136  each call counts here
+                stages[stage] = stages.get(stage, 0.0) + counted_s
+                rest_s -= counted_s
+        before_s = stages.get("transit", 0.0)
+        if rest_s > before_s:
+            attempt.late = attempt.worker(wait)
+        stages["transit"] = before_s + rest_s
+        attempt.stage, attempt.since_s = "decode_wait" if found is first else "stream", now_s
+        if found.delay_s > attempt.delay_s:  # noqa: PLR1730  a call less
+            attempt.delay_s = found.delay_s
+        attempt.starved_s += found.starved_s
 
     def failed(self, code: str, num_tokens: int = 0) -> Attempt:
         """The attempt, which ended with this error after so many tokens; another one begins to wait."""
@@ -184,15 +180,11 @@ class Leg(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
 
 
 class Trace(NamedTuple):
-    """A request's span in a trace, as W3C's `traceparent`, and its parent's id, if it has one."""
+    """A request's span in a trace, as W3C's `traceparent`, which ends with 1 if the span is sent; and its
+    parent's id, if it has one."""
 
     own: str
     parent_id: str = ""
-
-    @property
-    def is_sampled(self) -> bool:
-        """Whether its spans are sent."""
-        return self.own.endswith("1")
 
 
 class Record(_Timed, kw_only=True, omit_defaults=True, gc=False):
@@ -240,11 +232,6 @@ class Record(_Timed, kw_only=True, omit_defaults=True, gc=False):
         self.enter("send")
         if self.legs:
             self.since_s = max([leg.end() for leg in self.legs])
-
-    @property
-    def ended_s(self) -> float:
-        """Its end as Unix time, or its begin if it runs."""
-        return self.at_s + (self.duration_s or 0.0)
 
     @property
     def attempts(self) -> list[Attempt]:
@@ -385,10 +372,6 @@ class Records:
         for each in self._running.values():
             self._measure(*each)
         return [record for record, _ in self._running.values()]
-
-    def stages(self) -> Counter[Stage]:
-        """How many choices, or requests without one, are in each stage now."""
-        return Counter(chain.from_iterable(record.running for record, _ in self._running.values()))
 
     def find(self, request_id: str) -> list[Record]:
         """All that have this id, which a client may give to several; the newest first."""

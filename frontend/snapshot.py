@@ -16,7 +16,7 @@ from baton.errors import NotReady
 from baton.messages import Role, WorkerStats
 from baton.pace import Pulse
 from baton.pairing import why_not_paired
-from frontend.metrics import Metrics, Others, no_others
+from frontend.metrics import Metrics, Others
 from frontend.record import Records
 from frontend.routing.health import FleetEvent
 from frontend.routing.workers import State
@@ -168,7 +168,8 @@ def _coarse(counts: Mapping[int, int]) -> Counter[int]:
 def _slowest(records: Records) -> list[Slow]:
     newest = records.newest(_NUM_RECENT)
     found = {(each.request_id, each.at_s): each for each in (*newest, *records.slowest(_NUM_SLOWEST, SPAN_S))}
-    recent = (each for each in found.values() if each.ended_s > time.time() - SPAN_S)
+    since_s = time.time() - SPAN_S
+    recent = (each for each in found.values() if each.at_s + (each.duration_s or 0.0) > since_s)
     usual = Usual(newest)
     return [
         Slow(
@@ -185,7 +186,7 @@ def _slowest(records: Records) -> list[Slow]:
 class Snapshots:
     """Makes snapshots for viewers, of what this process counted in each of the last SPAN_S seconds."""
 
-    def __init__(self, fleet: "Fleet", metrics: Metrics, others: Others = no_others) -> None:
+    def __init__(self, fleet: "Fleet", metrics: Metrics, others: Others) -> None:
         self._fleet = fleet
         self._metrics = metrics
         self._others = others
@@ -228,11 +229,11 @@ class Snapshots:
 
     def part(self, since_s: int) -> Part:
         """This process's part of the snapshot, with the seconds from this Unix time on."""
-        metrics = self._metrics
+        metrics, running = self._metrics, self._metrics.records.running()
         return Part(
-            num_running=len(metrics.records.running()),
+            num_running=len(running),
             num_queued=int(metrics.total("queued_requests")),
-            stages=metrics.records.stages(),
+            stages=Counter(chain.from_iterable(record.running for record in running)),
             handoffs=_total(self._handoffs),
             seconds=[each for each in self._seconds if each.at_s >= since_s],
             slowest=_slowest(metrics.records),

@@ -11,7 +11,6 @@ import time
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from opentelemetry.context import Context
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
@@ -60,7 +59,7 @@ class Traces:
 
     def begin(self, given: str) -> Trace:
         """The span of a request with this `traceparent`, which is ignored if it is malformed."""
-        context = _W3C.extract({"traceparent": given}) if given else Context()
+        context = _W3C.extract({"traceparent": given})
         parent = get_current_span(context).get_span_context()
         trace_id = parent.trace_id if parent.is_valid else _IDS.generate_trace_id()
         is_sampled = self._sampler.should_sample(context, trace_id, "").decision is Decision.RECORD_AND_SAMPLE
@@ -69,7 +68,7 @@ class Traces:
 
     def add(self, record: Record) -> None:
         """A request has ended. Never waits."""
-        if record.trace is not None and record.trace.is_sampled:
+        if record.trace is not None and record.trace.own.endswith("1"):
             self._processor.on_end(_Ended(record))
 
     def close(self) -> None:

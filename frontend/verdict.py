@@ -23,8 +23,7 @@ _ENOUGH = 8
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """The slow stage and the cause. `excess_s`: how much longer it took than usual; `worker` is empty if it
-    is none's."""
+    """The slow stage and the cause. `excess_s`: beyond what is usual; `worker` is empty if it is none's."""
 
     stage: Stage
     excess_s: float
@@ -208,8 +207,7 @@ class Usual:
 
 
 def verdict(record: Record, usual: Usual) -> Verdict | None:
-    """What made the request slow, or made an attempt fail; None if no stage is out of line. If this frontend
-    stood still meanwhile, that is the cause, and no worker."""
+    """What made the request slow, or made an attempt fail; None if no stage is out of line."""
     late = [
         (excess_s, part) for part in _parts(record) if (excess_s := usual.excess_s(part, record)) is not None
     ]

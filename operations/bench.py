@@ -51,20 +51,12 @@ class BenchSettings(FrontendFlags):
 
 
 def bench(parsed: Parsed[BenchSettings]) -> int:
-    """Run the load and print its figures. Exit status: 0 all answered, 1 some failed, 130 after Ctrl-C, with
-    the figures so far. Raises FrontendError if it cannot begin.
-    """
+    """Run the load and print its figures. Exit status: 0 all answered, 1 some failed. Raises FrontendError if
+    it cannot begin."""
     settings, client = parsed.settings, Client(parsed.settings)
-    load, samples, is_stopped = Load(client, settings), list[Sample](), False
+    load = Load(client, settings)
     sys.setswitchinterval(0.0005)  # a thread with a new token need not wait for others
-    try:
-        for sample in track(load.run(), "", settings.requests, console=Console(stderr=True)):
-            samples.append(sample)
-    except KeyboardInterrupt:
-        if not samples:
-            raise
-        is_stopped = True
-        sys.stderr.write("stopped; the figures so far:\n")
+    samples = list(track(load.run(), "", settings.requests, console=Console(stderr=True)))
     figures = figures_of(samples)
     command = aiperf(load.model, client.url, settings)
     if settings.json:
@@ -74,7 +66,7 @@ def bench(parsed: Parsed[BenchSettings]) -> int:
         _print(figures)
         _plot(samples)
         sys.stdout.write(f"\nthe same with AIPerf:\n{command}\n")
-    return 130 if is_stopped else int(figures["failed"] > 0)
+    return int(figures["failed"] > 0)
 
 
 class _Choice(msgspec.Struct):
@@ -151,8 +143,7 @@ class Load:
         )
 
     def _ask(self, num_tokens: int) -> tuple[list[float], _Usage]:
-        """Send one request. Returns when its visible tokens came, in seconds, and its usage. Raises
-        FrontendError."""
+        """Seconds until each visible token of one request, and its usage. Raises FrontendError."""
         words = " ".join(random.choices(_WORDS.split(), k=self._num_words))  # noqa: S311  no secret
         body = {
             "model": self.model,

@@ -46,8 +46,7 @@ class _ErrorBody(msgspec.Struct):
 
 
 class Client:
-    """Sends requests to the frontend that the flags name, without proxies. Raises CommandError for wrong
-    flags."""
+    """Sends requests to the frontend that the flags name, without proxies. Raises CommandError."""
 
     def __init__(self, flags: FrontendFlags) -> None:
         self.url = _url(flags.url)

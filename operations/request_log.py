@@ -20,9 +20,7 @@ _FIELD = re.compile(r'(\w+)=("(?:[^"\\]|\\.)*"|\S+)')
 def records_of(lines: Iterable[str]) -> Iterator[Record]:
     """The requests in these lines; what else is in a log is left out."""
     for line in lines:
-        with suppress(
-            ValueError, KeyError, TypeError, StopIteration
-        ):  # it is not a request's, or half of one
+        with suppress(ValueError, KeyError, TypeError, StopIteration):  # no request's, or half a line
             if fields := _fields(line.strip()):
                 yield _record(fields)
 

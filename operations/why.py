@@ -12,7 +12,7 @@ import msgspec
 
 from baton.flags import Parsed, flag
 from frontend.access import SLOW_S
-from frontend.explain import MAX_FOUND, Explained, Find, Found, RequestsBody, explain, find
+from frontend.explain import MAX_FOUND, Explained, Found, RequestsBody, explain, find, query_of
 from frontend.record import Leg, Record, Records
 from frontend.stages import STAGES, Stage
 from frontend.verdict import Verdict
@@ -41,44 +41,42 @@ class WhySettings(FrontendFlags):
 def why(parsed: Parsed[WhySettings]) -> int:
     """Explain requests. Raises CommandError, with exit status 1 if none is found or the key is refused."""
     settings = parsed.settings
-    query = _query(settings)
-    found = _read(settings.log, query) if settings.log else _ask(Client(settings), query)
+    by, value = _query(settings)
+    found = _read(settings.log, by, value) if settings.log else _ask(Client(settings), by, value)
     if settings.json:
         sys.stdout.write(f"{msgspec.json.encode(found).decode()}\n")
         return int(not found.requests)
     if not found.requests:
-        which = f"with the id {query.request_id!r} is known" if query.by == "id" else _NONE[query.by]
+        which = f"with the id {value!r} is known" if by == "id" else _NONE[by]
         raise CommandError(f"no request {which}; kept are the newest, the slowest, the failed", exit_status=1)
     sys.stdout.write("\n\n".join(map(text, found.requests)) + "\n")
     return 0
 
 
-def _query(settings: WhySettings) -> Find:
-    """Raises CommandError, unless one of them is given."""
-    found = [Find("id", settings.request_id)] if settings.request_id else []
-    found += [Find("slowest", limit=settings.slowest)] if settings.slowest else []
-    found += [Find("failed")] if settings.failed else []
-    found += [Find("running")] if settings.running else []
+def _query(settings: WhySettings) -> tuple[str, str]:
+    """The query of `GET /requests`. Raises CommandError, unless one of them is given."""
+    given = {"id": settings.request_id, "slowest": settings.slowest}
+    given |= {"failed": settings.failed and MAX_FOUND, "running": settings.running and 1}
+    found = [(by, f"{value}") for by, value in given.items() if value]
     if len(found) != 1 or (settings.log and settings.running):
         raise CommandError("give one of: a request's ID, --slowest N, --failed, --running (not with --log)")
     return found[0]
 
 
-def _ask(client: Client, query: Find) -> RequestsBody:
-    values = {"id": quote(query.request_id, safe=""), "running": 1}
+def _ask(client: Client, by: str, value: str) -> RequestsBody:
     try:
         return client.get(
-            f"/requests?{query.by}={values.get(query.by, query.limit)}", RequestsBody, _TIMEOUT_S
+            f"/requests?{by}={quote(value, safe='', errors='replace')}", RequestsBody, _TIMEOUT_S
         )
     except FrontendError as error:
         error.exit_status = 1 if error.status else 2
         raise
 
 
-def _read(path: Path, query: Find) -> RequestsBody:
+def _read(path: Path, by: str, value: str) -> RequestsBody:
     """What the log has, as a frontend would explain it. Only requests that were not slow are compared with:
     by default the log has no others."""
-    records, same_id = Records(), deque[Record](maxlen=MAX_FOUND)
+    query, records, same_id = query_of([(by, value)]), Records(), deque[Record](maxlen=MAX_FOUND)
     try:
         with path.open(encoding="utf-8", errors="replace") as lines:
             for record in records_of(lines):

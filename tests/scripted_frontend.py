@@ -88,6 +88,11 @@ class ScriptedFleet:
     ask_all = stats
 
 
+async def alone(_: object) -> Sequence[Any]:
+    """No other process of the frontend answers."""
+    return ()
+
+
 class AliasedFleet(ScriptedFleet):
     """Serves its model under every name."""
 
@@ -226,7 +231,7 @@ class Client:
     ) -> None:
         self.tokens = tokens
         self.responses = responses or ResponseState()
-        doubles: dict[str, Any] = {"fleet": fleet or ScriptedFleet(), "generator": tokens}
+        doubles: dict[str, Any] = {"fleet": fleet or ScriptedFleet(), "generator": tokens, "others": alone}
         self.services = Services(**doubles, seal=Seal(key), **settings)
         self.app: AsgiApp = create_app(self.services, self.responses)
         self.on_write: Callable[[bytes], None] = lambda _: None

@@ -27,7 +27,7 @@ from frontend.http.exchange import (
     as_baton_error,
     ignored_header,
 )
-from frontend.metrics import Metrics, Others, no_others
+from frontend.metrics import Metrics, Others
 from frontend.record import Record, Trace
 from frontend.routing.fleet import Fleet
 from frontend.routing.generate import Generator
@@ -62,7 +62,7 @@ class Services:
     fleet: Fleet
     generator: Generator
     metrics: Metrics = dataclasses.field(default_factory=Metrics)
-    others: Others = no_others
+    others: Others
     thoughts: Thoughts = dataclasses.field(default_factory=Thoughts)
     seal: Seal = dataclasses.field(default_factory=Seal)
     request_timeout_s: float = 600.0

@@ -11,7 +11,7 @@ from frontend.http.respond import Services
 from frontend.metrics import Metrics
 from frontend.record import Record
 from tests.clock import jumping
-from tests.scripted_frontend import ScriptedFleet, ScriptedTokens
+from tests.scripted_frontend import ScriptedFleet, ScriptedTokens, alone
 from tests.scripted_workers import worker
 
 
@@ -90,7 +90,7 @@ async def test_the_load_is_logged_while_there_is_any(caplog: pytest.LogCaptureFi
     caplog.set_level(logging.INFO)
     fleet: Any = Fleet()
     tokens: Any = ScriptedTokens("")
-    services = Services(fleet=fleet, generator=tokens)
+    services = Services(fleet=fleet, generator=tokens, others=alone)
     services.snapshots.start()
     log_load(services)
     await asyncio.sleep(35)  # virtual time

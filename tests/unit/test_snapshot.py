@@ -13,18 +13,21 @@ from msgspec.structs import replace
 
 from baton.errors import NotReady
 from frontend import snapshot
-from frontend.metrics import Metrics
+from frontend.metrics import Metrics, Others
 from frontend.routing.fleet import Fleet
 from frontend.snapshot import Look, Part, Second, Snapshots
 from tests.clock import jumping
+from tests.scripted_frontend import alone
 from tests.unit.test_fleet import Registry, worker
 from tests.waiting import until
 
 
 @asynccontextmanager
-async def shown(registry: Registry, **options: Any) -> AsyncGenerator[tuple[Fleet, Metrics, Snapshots], None]:
+async def shown(
+    registry: Registry, others: Others = alone
+) -> AsyncGenerator[tuple[Fleet, Metrics, Snapshots], None]:
     fleet, metrics = Fleet(registry, registry), Metrics()
-    snapshots = Snapshots(fleet, metrics, **options)
+    snapshots = Snapshots(fleet, metrics, others)
     snapshots.start()
     async with fleet.keep_current():
         await until(fleet.table.live)
@@ -50,7 +53,7 @@ def ended(metrics: Metrics, request_id: str = "r1") -> None:
 
 async def test_a_second_has_what_was_counted_in_it_and_old_ones_end() -> None:
     metrics = Metrics()
-    series = Snapshots(Fleet(Registry(), Registry()), metrics)
+    series = Snapshots(Fleet(Registry(), Registry()), metrics, alone)
     for num_ended in (1, 2):
         for _ in range(num_ended):
             ended(metrics)
