@@ -121,14 +121,14 @@ class Leg(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
         durations leave of the stage was in transit. With None, the attempt goes on to its failure."""
         attempt = self.attempts[-1]
         found = first.usage if isinstance(first, TokenChunk) else first
-        if not isinstance(found, KvHandoff | Usage):
+        if not isinstance(found, (KvHandoff, Usage)):
             if first is not None:
                 attempt.enter("stream")
             return
         wait: Stage = "prefill_wait" if attempt.stage == "prefill" else "decode_wait"
         now_s, stages = time.perf_counter(), attempt.stages
         rest_s = now_s - attempt.since_s
-        moved_s = found.moved_s if isinstance(found, Usage) else 0.0
+        moved_s = found.moved_s if type(found) is Usage else 0.0
         parts: tuple[tuple[Stage, float], ...]
         parts = (wait, found.waited_s), ("kv_move", moved_s), ("prefill", found.computed_s)
         for stage, lasted_s in parts:
