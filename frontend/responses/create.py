@@ -136,19 +136,18 @@ async def resolved(
     """The items of `input`, also those that it refers to. Raises InvalidRequest if one is not stored."""
     if sum(isinstance(item, Reference) for item in items.values()) > MAX_REFERENCES:
         raise InvalidRequest.at("input", f"has more than {MAX_REFERENCES} item references; send the items.")
-    return {
-        path: await _referred(item.id, path, store, key_name) if isinstance(item, Reference) else item
-        for path, item in items.items()
-    }
-
-
-async def _referred(item_id: str, path: str, store: ResponseStore, key_name: str) -> Item:
-    stored = await store.with_item(item_id, key_name)
-    items = [] if stored is None else await asyncio.to_thread(items_of, [stored])
-    for item in items:
-        if item.id == item_id:
-            return item
-    raise InvalidRequest.at(f"{path}.id", f"is {item_id!r}; no stored response has this item.")
+    found: dict[str, Item] = {}
+    for path, item in items.items():
+        if not isinstance(item, Reference):
+            found[path] = item
+            continue
+        stored = await store.with_item(item.id, key_name)
+        known = [] if stored is None else await asyncio.to_thread(items_of, [stored])
+        referred = next((each for each in known if each.id == item.id), None)
+        if referred is None:
+            raise InvalidRequest.at(f"{path}.id", f"is {item.id!r}; no stored response has this item.")
+        found[path] = referred
+    return found
 
 
 def offered_tools(body: ResponseBody, earlier: Iterable[Item]) -> OfferedTools:

@@ -278,11 +278,10 @@ class ResponseAnswer(Answer):
         self.key_name = key_name
         (self.choice,) = self.choices = choices
         self._items = items if response.store else []
-        self._seals = SEALED in (body.include or ())
         self._tools = {tool.called: tool for tool in offered.tools}
         self._machine = offered.machine
         self._store = store
-        self._seal = seal
+        self._seal = seal if SEALED in (body.include or ()) else None
         self._open: OpenItem | None = None
         self._writer = EventWriter(streams=self.stream)
         self._opening = self._writer.opening(response)
@@ -304,18 +303,13 @@ class ResponseAnswer(Answer):
     def closing(self) -> bytes:
         if self.choice.is_cut:
             self.response.incomplete_details = IncompleteDetails(reason="max_output_tokens")
-            return self._end("incomplete")
+            return self.end("incomplete")
         self.response.completed_at = int(time.time())
-        return self._end("completed")
+        return self.end("completed")
 
     def failure(self, error: BatonError) -> bytes:
         self.response.error = ResponseError.of(error)
-        return self._end("failed")
-
-    def cancelled(self) -> bytes:
-        """The event that ends a cancelled response: OpenAI defines no event for it, so it is
-        `response.incomplete` with status `cancelled`."""
-        return self._end("cancelled")
+        return self.end("failed")
 
     def body(self) -> ResponseObject:
         if self._open is not None:
@@ -398,12 +392,13 @@ class ResponseAnswer(Answer):
             self.response.output.append(item)
             added = self._writer.event("response.output_item.added", **place)
             return added + self._writer.event("response.output_item.done", **place)
-        if isinstance(ended.item, ReasoningItem) and self._seals:
+        if isinstance(ended.item, ReasoningItem) and self._seal is not None:
             ended.item.encrypted_content = self._seal.close(text)
         return ended.end("incomplete" if is_cut else "completed")
 
-    def _end(self, status: Literal["completed", "incomplete", "failed", "cancelled"]) -> bytes:
-        """End the response. An item that is still open, since generation was interrupted, is incomplete."""
+    def end(self, status: Literal["completed", "incomplete", "failed", "cancelled"]) -> bytes:
+        """The last event: of a cancelled response, for which OpenAI defines none, `response.incomplete`. An
+        item that is still open, since generation was interrupted, is incomplete."""
         if self._open is not None:
             self._open.fill()
             self._open.item.status = "incomplete"

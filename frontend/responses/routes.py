@@ -87,11 +87,7 @@ class ResponseRoutes:
                 self.create, "Create a response", response, body, example, is_streamed=True
             ),
             ("POST", "/v1/responses/input_tokens"): counting(
-                self._ask,
-                "Count a response's input tokens",
-                InputTokens,
-                body,
-                example,
+                self._ask, "Count a response's input tokens", InputTokens, body, example
             ),
             ("GET", one): Operation(
                 self.retrieve,
@@ -113,7 +109,8 @@ class ResponseRoutes:
                 answer = await prepared(self._ask, exchange, services, record)
             except FailedAtOnce as failed:
                 record.status = failed.status
-                await _send(exchange, failed.events)
+                await exchange.start_events()
+                await exchange.end(failed.events)
                 return
             if not answer.response.background:
                 await generate(exchange, answer, services, record)
@@ -142,7 +139,9 @@ class ResponseRoutes:
             if await self._follow(exchange, services, found, Followed(query.starting_after + 1)):
                 return
             found = await self._find(exchange, has_ended=True)
-        await _send(exchange, _rest_of(found, query.starting_after))
+        rest = _rest_of(found, query.starting_after)
+        await exchange.start_events()
+        await exchange.end(rest)
 
     async def delete(self, exchange: Exchange, services: Services, record: Record) -> None:  # noqa: ARG002  a Serve
         """`DELETE /v1/responses/{response_id}`; a running response is cancelled first."""
@@ -212,11 +211,6 @@ class ResponseRoutes:
                 await anext(replies, None)
             found = await self._find(exchange, has_ended=True)
         return found
-
-
-async def _send(exchange: Exchange, events: bytes) -> None:
-    await exchange.start_events()
-    await exchange.end(events)
 
 
 def _not_found(response_id: str) -> ResponseNotFound:

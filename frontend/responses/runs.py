@@ -73,7 +73,7 @@ class Run:
     def _last_event(self) -> bytes:
         answer = self.answer
         if self._making.cancelled():
-            return answer.cancelled() if self._reason is None else answer.failure(self._reason)
+            return answer.end("cancelled") if self._reason is None else answer.failure(self._reason)
         error = self._making.exception()
         if error is None:
             return answer.closing()

@@ -192,7 +192,7 @@ class ResponseStore:
         for response, item_ids, _ in reversed(self._unwritten.values()):
             if item_id in item_ids and response.key_name == key_name:
                 return response
-        return _stored(await self._in_thread(self._row, _SUMMARY + _WITH_ITEM, item_id, key_name))
+        return await self._in_thread(self._one, _SUMMARY + _WITH_ITEM, item_id, key_name)
 
     async def delete(self, response_id: str) -> bool:
         """Delete a response; returns whether it existed. Raises StoreFailure: the file may still have it."""
@@ -287,16 +287,20 @@ class ResponseStore:
                 db.execute(_PRUNE, (self._clock() - MAX_AGE_S, MAX_RESPONSES, MAX_BYTES))
         self._num_saves += 1
 
-    def _row(self, query: str, *values: str) -> sqlite3.Row | None:
-        row: sqlite3.Row | None = self._db.execute(query, values).fetchone()
-        return row
+    def _one(self, query: str, *values: str) -> StoredResponse | None:
+        row = self._db.execute(query, values).fetchone()
+        if row is None:
+            return None
+        fields = dict(row)
+        if fields.get("events") is not None:
+            fields["events"] = zlib.decompress(fields["events"])
+        return msgspec.convert(fields, StoredResponse, strict=False)  # SQLite has no truth values
 
     def _load(self, response_id: str) -> StoredResponse | None:
-        row = self._row("SELECT * FROM responses WHERE id = ?", response_id)
-        found = _stored(row)
-        if row is None or found is None or found.status != RUNNING:
-            return found
-        address = self._address_of(row["owner"])
+        found = self._one("SELECT *, owner AS runs_at FROM responses WHERE id = ?", response_id)
+        if found is None:
+            return None
+        address = self._address_of(found.runs_at) if found.status == RUNNING else ""
         if address is not None:
             return msgspec.structs.replace(found, runs_at=address)
         body = msgspec.json.decode(found.body, type=dict[str, Any])
@@ -310,7 +314,7 @@ class ResponseStore:
         num_bytes = 0
         while next_id is not None:
             entry = self._unwritten.get(next_id)  # the loop's thread may remove it
-            found = entry.response if entry else _stored(self._row(_SUMMARY + "WHERE id = ?", next_id))
+            found = entry.response if entry else self._one(_SUMMARY + "WHERE id = ?", next_id)
             if found is None or found.key_name != key_name:
                 return None
             num_bytes += len(found.body) + len(found.items)
@@ -326,15 +330,6 @@ class ResponseStore:
     def _delete(self, response_id: str) -> bool:
         with self._db as db:
             return db.execute("DELETE FROM responses WHERE id = ?", (response_id,)).rowcount > 0
-
-
-def _stored(row: sqlite3.Row | None) -> StoredResponse | None:
-    if row is None:
-        return None
-    fields = dict(row)
-    if fields.get("events") is not None:
-        fields["events"] = zlib.decompress(fields["events"])
-    return msgspec.convert(fields, StoredResponse, strict=False)  # SQLite has no truth values
 
 
 def connect(path: str) -> sqlite3.Connection:
