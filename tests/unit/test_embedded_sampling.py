@@ -1,7 +1,6 @@
 """Positional sampling: each setting works as OpenAI or Hugging Face define it, independent of the batch."""
 
 import math
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,7 +8,6 @@ import pytest
 import torch
 
 from baton.messages import Sampling
-from tests.guided import ScriptedMatcher
 from workers.engines.embedded.sampling import Draw, Sampled, key
 from workers.engines.embedded.sampling import sample as sample_draws
 from workers.engines.embedded.scheduler import Sequence
@@ -121,16 +119,6 @@ def test_stop_tokens_cannot_come_before_min_tokens() -> None:
     ignored = draw((3,), 1, min_tokens=2, stop_token_ids=(0,), ignore_eos=True)
     unknown = draw((3,), min_tokens=2, stop_token_ids=(-1, VOCAB), logit_bias={VOCAB - 1: 9.0})
     assert chosen(early, late, ignored, unknown) == [2, 0, 0, VOCAB - 1]
-
-
-@pytest.mark.parametrize(("allowed", "token_id"), [({6, 7}, 6), ({7}, 7)])
-def test_a_stop_token_comes_before_min_tokens_if_the_form_allows_nothing_else(
-    allowed: set[int], token_id: int
-) -> None:
-    matcher = ScriptedMatcher()
-    matcher.allowed = np.isin(np.arange(VOCAB), list(allowed))
-    early = draw((3,), min_tokens=2, stop_token_ids=(7,))
-    assert chosen(replace(early, matcher=matcher)) == [token_id]
 
 
 def test_logprobs_are_the_models_own_before_any_setting() -> None:

@@ -3,39 +3,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.messages import Sampling
+from tests.embedded import scheduler, sequence
 from tests.guided import ScriptedMatcher
 from workers.engines.embedded.scheduler import Phase, Scheduler, Sequence, Step
-from workers.engines.embedded.settings import EmbeddedSettings, KvCacheSettings
-
-STOP = 99
-
-
-def scheduler(
-    *,
-    num_blocks: int = 100,
-    max_batch_size: int = 4,
-    max_num_tokens: int = 16,
-    reuses_blocks: bool = False,
-) -> Scheduler:
-    pool = KvCacheSettings(tokens_per_block=4, enable_block_reuse=reuses_blocks)
-    settings = EmbeddedSettings(
-        max_batch_size=max_batch_size, max_num_tokens=max_num_tokens, kv_cache_config=pool
-    )
-    return Scheduler(settings, num_blocks=num_blocks, context_length=64)
-
-
-def sequence(
-    num_tokens: int, max_tokens: int = 5, *, pulls_kv: bool = False, hands_off: bool = False
-) -> Sequence:
-    return Sequence(
-        token_ids=list(range(num_tokens)),
-        num_prompt=num_tokens,
-        sampling=Sampling(max_tokens=max_tokens, seed=0, stop_token_ids=(STOP,)),
-        num_reserved=num_tokens if hands_off else num_tokens + max_tokens,
-        pulls_kv=pulls_kv,
-        hands_off=hands_off,
-    )
 
 
 def sizes(step: Step) -> list[tuple[int, int]]:

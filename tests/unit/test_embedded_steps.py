@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from baton.errors import DeadlineExceeded, InvalidRequest, WorkerLost
-from baton.messages import Sampling, TokenChunk, TokenLogprob
+from baton.messages import TokenChunk
 from tests.clock import jumping
+from tests.embedded import scheduler, sequence
 from tests.guided import ScriptedMatcher
 from tests.planes import a_request
 from tests.waiting import PATIENCE_S, until
 from workers.engines.embedded.sampling import Sampled
-from workers.engines.embedded.scheduler import Scheduler, Sequence, Work
-from workers.engines.embedded.settings import EmbeddedSettings, KvCacheSettings
+from workers.engines.embedded.scheduler import Sequence, Work
 from workers.engines.embedded.steps import Call, StepLoop
 
 REQUEST = a_request()
@@ -31,23 +31,12 @@ class Model:
         self.may_step = threading.Event()
         self.may_step.set()
         self.loses_tokens = False
-        self.logprob: TokenLogprob | None = None
 
     def step(self, work: list[Work]) -> list[list[Sampled]]:
         """See Runner."""
         self.steps.append([each.sequence for each in work])
         self.may_step.wait(PATIENCE_S)
-        return [] if self.loses_tokens else [[Sampled(7, self.logprob)] if w.samples else [] for w in work]
-
-
-def sequence(num_tokens: int, max_tokens: int = 3, *, pulls_kv: bool = False) -> Sequence:
-    return Sequence(
-        token_ids=list(range(num_tokens)),
-        num_prompt=num_tokens,
-        sampling=Sampling(max_tokens=max_tokens, seed=0),
-        num_reserved=num_tokens + max_tokens,
-        pulls_kv=pulls_kv,
-    )
+        return [] if self.loses_tokens else [[Sampled(7)] if w.samples else [] for w in work]
 
 
 def opened(steps: StepLoop, sequence: Sequence) -> Call:
@@ -56,12 +45,9 @@ def opened(steps: StepLoop, sequence: Sequence) -> Call:
 
 @contextlib.asynccontextmanager
 async def running(model: Model) -> AsyncGenerator[StepLoop, None]:
-    pool = KvCacheSettings(tokens_per_block=4, enable_block_reuse=False)
-    settings = EmbeddedSettings(max_batch_size=4, max_num_tokens=16, kv_cache_config=pool)
-    scheduler = Scheduler(settings, num_blocks=100, context_length=64)
     runner: Any = model
     with ThreadPoolExecutor(1) as thread:
-        steps = StepLoop(runner, thread, scheduler, max_calls=9)
+        steps = StepLoop(runner, thread, scheduler(), max_calls=9)
         steps.start()
         try:
             yield steps
@@ -91,7 +77,7 @@ async def test_a_call_that_ends_during_a_step_does_not_hurt_the_others(
         model.may_step.set()
         assert len(await chunks(stays)) == 3
         assert steps.num_generated_tokens == 3
-        assert not steps.broke.is_set()
+        assert not steps.broke.done()
 
 
 async def test_a_step_that_loses_tokens_breaks_the_engine_and_is_reported() -> None:
@@ -100,7 +86,7 @@ async def test_a_step_that_loses_tokens_breaks_the_engine_and_is_reported() -> N
     async with running(model) as steps:
         with pytest.raises(WorkerLost, match="ValueError: zip"):
             await chunks(opened(steps, sequence(4)))
-        assert steps.broke.is_set()
+        assert steps.broke.done()
         with pytest.raises(WorkerLost, match="ValueError: zip"):
             opened(steps, sequence(4))
 

@@ -26,16 +26,6 @@ def test_of_the_least_recently_used_sequence_the_end_is_forgotten_first() -> Non
     assert (held.num_held(LONG, ""), held.num_held(SHORT, "")) == (4, 4)
 
 
-def test_a_sequence_that_grows_is_held_like_a_whole_one() -> None:
-    held, whole = HeldPrefixes(4, max_blocks=9), HeldPrefixes(4, max_blocks=9)
-    chain = Chain("a")
-    for end in range(3, len(LONG) + 1):
-        held.hold(chain, LONG[:end])
-    whole.hold(Chain("a"), LONG)
-    assert held.num_held([*LONG, 1], "a") == whole.num_held([*LONG, 1], "a") == 8
-    assert len(held) == len(whole) == 2
-
-
 def test_no_salt_makes_a_client_the_owner_of_the_blocks_after_anothers() -> None:
     salt = "488231"  # whose key is text, so that it can be part of another salt
     chain = Chain(salt)

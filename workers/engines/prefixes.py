@@ -4,6 +4,7 @@ import hashlib
 from array import array
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
+from itertools import takewhile
 
 
 def next_key(previous: bytes, token_ids: Sequence[int]) -> bytes:
@@ -45,12 +46,8 @@ class HeldPrefixes:
 
     def num_held(self, token_ids: Sequence[int], cache_salt: str) -> int:
         """How many of the tokens, from the first on, are in held blocks."""
-        num_blocks = 0
-        for key in Chain(cache_salt).follow(token_ids, len(token_ids), self._tokens_per_block):
-            if key not in self._keys:
-                break
-            num_blocks += 1
-        return num_blocks * self._tokens_per_block
+        keys = Chain(cache_salt).follow(token_ids, len(token_ids), self._tokens_per_block)
+        return sum(self._tokens_per_block for _ in takewhile(self._keys.__contains__, keys))
 
     def hold(self, chain: Chain, token_ids: Sequence[int]) -> None:
         """The engine has computed or received the KV of these tokens; `chain` is that of the sequence."""

@@ -133,9 +133,7 @@ class EmbeddedEngine:
 
     async def failed(self) -> str:
         """Wait until the compute thread fails, after which the pool's state is unknown."""
-        steps = self._ready()
-        await steps.broke.wait()
-        return steps.reason
+        return await asyncio.shield(self._ready().broke)
 
     async def stop(self) -> None:
         """End every call with WorkerLost, wait for the current step, free the model. Idempotent."""

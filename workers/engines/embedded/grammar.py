@@ -193,23 +193,21 @@ class Matcher:
         self._vocab_size = vocab_size
         self._id = next(self._ids)
         self._token_ids = array("I")
-        self._is_over = False
 
     def follow(self, token_ids: Sequence[int], num_prompt: int) -> "asyncio.Future[None]":
         """Find out what may come after `token_ids`, whose first `num_prompt` are the prompt and the next ones
         those of the last call. To cancel the result does not cancel the work.
         """
-        self.is_ready = self._is_over
+        self.is_ready = self.is_ready and self.allowed is None
         self._token_ids.extend(token_ids[num_prompt + len(self._token_ids) :])
         return asyncio.shield(asyncio.ensure_future(self._follow()))
 
     async def _follow(self) -> None:
-        if not self._is_over:
+        if not self.is_ready:
             try:
                 self.allowed = await self._next()
             except BatonError as error:
                 self.error, self.allowed = error, None
-        self._is_over = self.allowed is None
         self.is_ready = True
 
     async def _next(self) -> npt.NDArray[np.bool_] | None:

@@ -77,15 +77,6 @@ class Sequence:
         """Whether the mask of the next token is known."""
         return self.matcher is None or self.matcher.is_ready
 
-    def finish_reason(self, context_length: int) -> FinishReason | None:
-        """Why the answer ends with its latest token, or None."""
-        sampling = self.sampling
-        if not sampling.ignore_eos and self.token_ids[-1] in sampling.stop_token_ids:
-            return "stop"
-        if self.num_generated >= sampling.max_tokens or len(self.token_ids) >= context_length:
-            return "length"
-        return None
-
 
 @dataclass(frozen=True, slots=True)
 class Work:
@@ -158,7 +149,6 @@ class Scheduler:
         for sequence in running:
             if len(sequence.token_ids) - sequence.num_computed == 1 and sequence.may_sample:
                 step.work.append(_next_work(sequence, 1, self._guessed(sequence, num_guesses)))
-        step.work.sort(key=lambda work: work.num_guessed)
         budget = self._max_num_tokens - sum(len(work.token_ids) for work in step.work)
         for sequence in prompts:
             num_left = len(sequence.token_ids) - sequence.num_computed
@@ -168,7 +158,7 @@ class Scheduler:
                 continue
             step.work.append(_next_work(sequence, min(num_left, budget)))
             budget -= min(num_left, budget)
-        step.work.sort(key=lambda work: len(work.token_ids) > 1)
+        step.work.sort(key=lambda work: (len(work.token_ids) > 1 + work.num_guessed, work.num_guessed))
         return step
 
     def _num_guesses(self, num_running: int, num_answers: int) -> int:
@@ -225,10 +215,16 @@ class Scheduler:
         return self._append(sequence, first_token)
 
     def _append(self, sequence: Sequence, token_id: int) -> FinishReason | None:
+        sampling = sequence.sampling
+        reason: FinishReason
         sequence.token_ids.append(token_id)
-        reason = sequence.finish_reason(self._context_length)
-        if reason is not None:
-            self.remove(sequence)
+        if not sampling.ignore_eos and token_id in sampling.stop_token_ids:
+            reason = "stop"
+        elif sequence.num_generated >= sampling.max_tokens or len(sequence.token_ids) >= self._context_length:
+            reason = "length"
+        else:
+            return None
+        self.remove(sequence)
         return reason
 
     def remove(self, sequence: Sequence) -> None:

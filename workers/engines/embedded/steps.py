@@ -56,8 +56,7 @@ class StepLoop:
         self.scheduler = scheduler
         self.num_prompt_tokens = 0
         self.num_generated_tokens = 0
-        self.broke = asyncio.Event()
-        self.reason = ""
+        self.broke: asyncio.Future[str] = asyncio.Future()  # the reason
         self._thread = thread
         self._max_calls = max_calls
         self._calls: dict[Sequence, Call] = {}
@@ -67,8 +66,8 @@ class StepLoop:
 
     def open(self, request: GenerateRequest, sequence: Sequence, deadline_at: float) -> Call:
         """Queue a sequence. Raises Overloaded if the queue is full, WorkerLost if the engine failed."""
-        if self.broke.is_set():
-            raise WorkerLost(self.reason)
+        if self.broke.done():
+            raise WorkerLost(self.broke.result())
         num_open = self.scheduler.num_running + self.scheduler.num_waiting
         if num_open >= self._max_calls:
             raise Overloaded(
@@ -113,7 +112,7 @@ class StepLoop:
         await asyncio.wait({work})
         if (error := work.exception()) is not None:
             self._break(error)
-            raise WorkerLost(self.reason) from error
+            raise WorkerLost(self.broke.result()) from error
         return work.result()
 
     def start(self) -> None:
@@ -127,7 +126,7 @@ class StepLoop:
             self._running.cancel()
 
     async def _run(self) -> None:
-        while not self.broke.is_set():
+        while not self.broke.done():
             if self._masks:
                 await asyncio.wait(self._masks, timeout=_MASK_PATIENCE_S)
                 self._masks.clear()
@@ -211,6 +210,6 @@ class StepLoop:
 
     def _break(self, error: BaseException) -> None:
         _LOG.error("engine failed", exc_info=error)
-        self.reason = f"{type(error).__name__}: {error}"
-        self.broke.set()
-        self._fail_all(WorkerLost(self.reason))
+        if not self.broke.done():
+            self.broke.set_result(f"{type(error).__name__}: {error}")
+        self._fail_all(WorkerLost(self.broke.result()))

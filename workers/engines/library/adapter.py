@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import itertools
 from collections.abc import Callable, Coroutine, Sequence, Set
 from typing import Any, Protocol, TypeVar
 
@@ -10,10 +11,11 @@ from baton.messages import FinishReason, GenerateRequest, TokenChunk, TokenLogpr
 from workers.durations import Durations
 from workers.engine import EngineInfo
 from workers.engines.library.model_facts import ModelFacts
-from workers.engines.library.requests import token_logprobs
 from workers.settings import Loaded
 
 T = TypeVar("T")
+
+_NO_LOGPROB = -9999.0  # OpenAI's value for "very unlikely", here for unreported ones
 
 
 @dataclasses.dataclass(eq=False, kw_only=True)
@@ -164,3 +166,15 @@ class Adapter(Protocol):
     async def stop(self, *, is_broken: bool) -> None:
         """Shut the library down, if it was loaded."""
         ...
+
+
+def token_logprobs(
+    token_ids: Sequence[int], reported: Sequence[dict[int, Any]] | None, num_top: int
+) -> tuple[TokenLogprob, ...]:
+    """One entry per token, with its `num_top` likeliest; the last tokens may be unreported."""
+    found = []
+    for token_id, entries in zip(token_ids, itertools.chain(reported or (), itertools.repeat({}))):  # noqa: B905
+        logprobs = {i: float(entry.logprob) for i, entry in entries.items()}
+        best = sorted(logprobs.items(), key=lambda pair: -pair[1])
+        found.append(TokenLogprob(token_id, logprobs.get(token_id, _NO_LOGPROB), tuple(best[:num_top])))
+    return tuple(found)

@@ -13,10 +13,9 @@ from msgspec.structs import replace
 from baton.errors import BatonError, EngineFailure, HandoffFailed, InvalidRequest, WorkerLost
 from baton.messages import NO_DRAFT, FinishReason, KvLayout, TokenChunk, WorkerStats
 from workers.engine import EngineInfo
-from workers.engines.library.adapter import Call
+from workers.engines.library.adapter import Call, token_logprobs
 from workers.engines.library.model_facts import ModelFacts
 from workers.engines.library.release import release_of
-from workers.engines.library.requests import token_logprobs
 from workers.engines.library.settings import QUEUE_SIZE
 from workers.engines.vllm.library import Library
 from workers.engines.vllm.patches import CONNECTOR, DRAWS, NUM_TOKENS, RELEASE, is_on
