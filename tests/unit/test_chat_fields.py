@@ -125,40 +125,28 @@ def test_the_effort_is_the_nearest_that_the_model_has(fields: Json, effort: str)
     assert talk_of(**fields).reasoning_effort == effort
 
 
-@pytest.mark.parametrize(
-    ("given", "answer"),
-    [
-        ({"type": "text"}, None),
-        ({"type": "json_object"}, AnswerFormat(schema={"type": "object"}, path="response_format")),
-        (
-            {"type": "json_schema", "json_schema": {"name": "a", "schema": {}, "strict": True}},
-            AnswerFormat(schema={}, name="a", strict=True, path="response_format.json_schema.schema"),
-        ),
-    ],
-)
-def test_a_response_format_is_the_answers(given: Json, answer: AnswerFormat | None) -> None:
+def test_a_response_format_is_the_answers() -> None:
+    given = {"type": "json_schema", "json_schema": {"name": "a", "schema": {}, "strict": True}}
+    answer = AnswerFormat(schema={}, name="a", strict=True, path="response_format.json_schema.schema")
     assert talk_of(response_format=given).answer_format == answer
 
 
 @pytest.mark.parametrize(
     ("fields", "limits"),
     [
-        ({"logprobs": True}, (0, None, None, None)),
-        ({"logprobs": True, "top_logprobs": 4}, (4, None, None, None)),
-        ({"n": 3, "stop": "x", "logprobs": False}, (None, 3, "x", None)),
-        ({"stop": ["x", "y"], "parallel_tool_calls": True}, (None, None, ["x", "y"], None)),
-        ({"parallel_tool_calls": False}, (None, None, None, 1)),
+        ({"logprobs": True, "max_tokens": 5}, (0, None, None, None, 5)),
+        ({"logprobs": True, "top_logprobs": 4}, (4, None, None, None, None)),
+        ({"n": 3, "stop": "x", "logprobs": False}, (None, 3, "x", None, None)),
+        ({"stop": ["x", "y"], "parallel_tool_calls": True}, (None, None, ["x", "y"], None, None)),
+        ({"parallel_tool_calls": False}, (None, None, None, 1, None)),
+        ({"max_tokens": 5, "max_completion_tokens": 7}, (None, None, None, None, 7)),
     ],
 )
 def test_the_limits_of_an_answer_are_the_clients(fields: Json, limits: object) -> None:
     request = request_of(**fields)
-    assert (request.logprobs, request.num_choices, request.stop, request.max_calls) == limits
+    made = (request.logprobs, request.num_choices, request.stop, request.max_calls, request.max_tokens)
+    assert made == limits
     assert (request.path, request.num_bytes) == ("messages", 77)
-
-
-def test_newer_names_count_more_than_older_ones() -> None:
-    assert request_of(max_tokens=5).max_tokens == 5
-    assert request_of(max_tokens=5, max_completion_tokens=7).max_tokens == 7
 
 
 @pytest.mark.parametrize(

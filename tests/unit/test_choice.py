@@ -39,18 +39,6 @@ def fed(choice: Choice, text: str, tokens_per_chunk: int) -> list[Delta]:
     return [*deltas, *choice.finish()]
 
 
-def texts(deltas: Sequence[Delta]) -> list[Text]:
-    """The visible text."""
-    found: list[Text] = []
-    is_visible = False
-    for delta in deltas:
-        if isinstance(delta, Begin):
-            is_visible = delta.kind in {"text", "preamble"}
-        elif isinstance(delta, Text) and is_visible:
-            found.append(delta)
-    return found
-
-
 def shown(deltas: Sequence[Delta]) -> tuple[str, str, str]:
     """(text, reasoning, calls)."""
     found = messages(deltas)
@@ -115,15 +103,6 @@ def test_an_answer_ends_after_its_last_allowed_call(tokens_per_chunk: int) -> No
     assert choice.stopped
     assert len(choice.call_ids) == 1
     assert [(each.kind, each.text) for each in choice.written()] == [("thought", "Let me think.")]
-
-
-@pytest.mark.parametrize("tokens_per_chunk", [1, 2, 1000])
-@pytest.mark.parametrize("stop", ["never", "world. And less", "more.X"])
-def test_each_token_of_the_text_is_in_one_delta_even_if_held_back(stop: str, tokens_per_chunk: int) -> None:
-    whole = texts(fed(choice_of(), ANSWER, 1))
-    said = texts(fed(choice_of(stop), ANSWER, tokens_per_chunk))
-    assert (said[0].start, said[-1].stop) == (whole[0].start, whole[-1].stop)
-    assert [delta.stop for delta in said[:-1]] == [delta.start for delta in said[1:]]
 
 
 @pytest.mark.parametrize("tokens_per_chunk", [1, 2, 1000])

@@ -29,7 +29,6 @@ SEARCH: Json = {"name": "web_search", "type": "web_search_20250305"}
 TEXT_A, TEXT_B = ({"type": "text", "text": text} for text in "AB")
 USE: Json = {"type": "tool_use", "id": "c", "name": "f"}
 OURS: Json = {"type": "thinking", "thinking": "Hm.", "signature": SEAL.sign("Hm.")}
-SCHEMA: Json = {"type": "json_schema", "schema": {"type": "object"}}
 
 
 def read(
@@ -91,6 +90,24 @@ def test_tool_choice_limits_the_calls(choice: Json | None, num_called: int, max_
     prompt = request.prompt
     assert isinstance(prompt, Conversation)
     assert len(prompt.tools) == (0 if choice == {"type": "none"} else 2)
+
+
+@pytest.mark.parametrize(
+    ("fields", "effort"),
+    [
+        ({}, "medium"),
+        ({"thinking": {"type": "disabled", "budget_tokens": 32000}}, "low"),
+        ({"thinking": {"type": "adaptive", "budget_tokens": 32000}}, "medium"),
+        ({"thinking": {"type": "enabled"}}, "medium"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 2048}}, "low"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 2049}}, "medium"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 12_000}}, "medium"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 32000}}, "high"),
+        ({"thinking": {"type": "adaptive"}, "output_config": {"effort": "max"}}, "high"),
+    ],
+)
+def test_a_thinking_budget_becomes_the_nearest_effort(fields: Json, effort: str) -> None:
+    assert talk(**fields).reasoning_effort == effort
 
 
 def test_a_tool_keeps_its_fields_and_its_place() -> None:
@@ -223,11 +240,6 @@ def test_a_misshapen_block_is_refused_by_path(block: Json, field: str) -> None:
         read({"role": "user", "content": [{"type": "text", "text": "Hi"}, block]})
     assert caught.value.param == f"messages[0].content[1].{field}"
     assert f"`{caught.value.param}`" in caught.value.message
-
-
-@pytest.mark.parametrize("block", [{"type": "redacted_thinking", "data": "x"}, {"type": "text", "text": ""}])
-def test_a_block_without_text_is_no_turn_of_its_own(block: Json) -> None:
-    assert talk(HI, {"role": "assistant", "content": [block]}, HI).turns == (UserTurn("Hi"), UserTurn("Hi"))
 
 
 @pytest.mark.parametrize(
