@@ -419,7 +419,8 @@ class MessageWriter(ChoiceWriter):
         return b'},"logprobs":' + logprobs + b',"finish_reason":null}' + self.tail
 
     def _call(self, start: Begin, text: str = "") -> MessageToolCall:
-        if start.name in self.choice.text_tools:
+        tool = self.choice.tools.get(start.name)
+        if tool is not None and tool.takes_text:
             custom = CustomCall(name=start.name, input=text)
             return MessageToolCall(id=start.call_id, type="custom", custom=custom)
         function = FunctionCall(name=start.name, arguments=text)

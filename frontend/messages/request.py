@@ -374,8 +374,7 @@ class _Reader:
                 yield self.text(content, f"{path}.source.content")
             case "search_result", _:
                 required(block.content, f"{path}.content")
-                parts = _blocks(block.content, f"{path}.content")
-                yield PARAGRAPH.join(required(part.text, f"{where}.text") for part, where in parts)
+                yield self.text(block.content, f"{path}.content")
             case "redacted_thinking" | "thinking", _:
                 self.ignored.add("messages[].content[].thinking")
             case kind, _:

@@ -278,7 +278,6 @@ class ResponseAnswer(Answer):
         self.key_name = key_name
         (self.choice,) = self.choices = choices
         self._items = items if response.store else []
-        self._tools = {tool.called: tool for tool in offered.tools}
         self._machine = offered.machine
         self._store = store
         self._seal = seal if SEALED in (body.include or ()) else None
@@ -372,7 +371,7 @@ class ResponseAnswer(Answer):
             whole = FunctionCallItem(call_id=delta.call_id, name=delta.name, arguments="")
             self._open = OpenItem(whole, _MACHINE_CALL, 0, EventWriter(streams=False))
             return b""
-        tool = self._tools.get(delta.name, Tool(name=delta.name))
+        tool = self.choice.tools.get(delta.name, Tool(name=delta.name))
         call: CustomCallItem | FunctionCallItem
         if tool.takes_text:
             call = CustomCallItem(call_id=delta.call_id, name=tool.name, input="")

@@ -133,8 +133,8 @@ def single_tokens(chunk: TokenChunk) -> Iterator[TokenChunk]:
 class Choice:
     """`request` goes to a worker. `stopped`: a stop string or the call limit has ended the answer. `logprobs`
     has an entry per token, or is None if not requested; `prompt_logprobs` one per prompt token except the
-    first. A final stop token in `cut_ids` is counted, but is not part of the text. `text_tools` are those of
-    the offered `tools` whose arguments are text. `caller`: see `Client.caller`."""
+    first. A final stop token in `cut_ids` is counted, but is not part of the text. `tools` are those that are
+    offered. `caller`: see `Client.caller`."""
 
     def __init__(
         self,
@@ -163,10 +163,8 @@ class Choice:
         self._max_calls = max_calls
         self._is_limited = bool(stop_strings) or max_calls is not None
         self._cut_ids = frozenset(cut_ids)
-        text_tools = [tool for tool in tools if tool.takes_text]
-        self.text_tools = frozenset(tool.called for tool in text_tools)
-        self._wrapped_tools = {tool.called for tool in text_tools if tool.grammar is None}
-        self._held: list[Text] | None = None  # the arguments of an open call of these
+        self.tools = {tool.called: tool for tool in tools}
+        self._held: list[Text] | None = None  # the arguments of an open call whose text may be wrapped
         self._on_finish = on_finish
         self._reason: WorkerFinishReason = "stop"
         self._token_ids: list[int] = []
@@ -251,7 +249,9 @@ class Choice:
                     self.stopped = True
                     break
                 case Begin("call", name):
-                    self._thinks, self._held = False, [] if name in self._wrapped_tools else None
+                    tool = self.tools.get(name)
+                    is_plain = tool is None or not tool.takes_text or tool.grammar is not None
+                    self._thinks, self._held = False, None if is_plain else []
                     self.call_ids.append(new_id("call"))
                     delta = replace(delta, call_id=self.call_ids[-1])  # noqa: PLW2901  the one with an id
                 case Begin(kind):

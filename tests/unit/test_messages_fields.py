@@ -232,7 +232,7 @@ def test_the_blocks_of_one_message_are_one_answer(blocks: list[Json], turn: Assi
         ({"type": "web_fetch_tool_result", "content": 5}, "content"),
         ({**FOUND, "content": {}}, "content"),
         ({**FOUND, "content": None}, "content"),
-        ({**FOUND, "content": [FOUND]}, "content[0].text"),
+        ({**FOUND, "content": [{"type": "text"}]}, "content[0].text"),
     ],
 )
 def test_a_misshapen_block_is_refused_by_path(block: Json, field: str) -> None:
