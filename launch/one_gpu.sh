@@ -7,13 +7,16 @@
 MPS_START_S=${MPS_START_S:-10}
 
 divide_gpu() { # divide_gpu GPU: sets PREFILL_FLAGS and DECODE_FLAGS, with each role's part of the memory
-    local lines
+    local lines share
     [[ $ENGINE == vllm ]] || return 0 # whose settings these are
     lines=$("$PYTHON" -m baton shares --model-path "$MODEL_PATH" --gpu "$1" \
         --prefill-flags="$PREFILL_FLAGS ${PREFILL_EXTRA_FLAGS:-}" --decode-flags="$DECODE_FLAGS ${DECODE_EXTRA_FLAGS:-}" \
         --decode-engine-args "$DECODE_ENGINE_ARGS") ||
         fail "not started"
-    { read -r PREFILL_FLAGS; read -r DECODE_FLAGS; } <<<"$lines"
+    { read -r PREFILL_FLAGS; read -r DECODE_FLAGS; read -r share || true; } <<<"$lines"
+    # PyTorch keeps what it has freed: memory that one role used to load would be missing when the other takes its KV.
+    [[ -z $share || -n ${PYTORCH_CUDA_ALLOC_CONF:-}${PYTORCH_ALLOC_CONF:-} ]] ||
+        set_variable PYTORCH_CUDA_ALLOC_CONF "per_process_memory_fraction:$share"
     PREFILL_EXTRA_FLAGS="" DECODE_EXTRA_FLAGS=""
 }
 

@@ -1,4 +1,4 @@
-"""`python -m baton shares`: the flags that divide one GPU between a prefill and a decode worker of vLLM."""
+"""`python -m baton shares`: what divides one GPU between a prefill and a decode worker of vLLM."""
 
 import dataclasses
 import json
@@ -8,7 +8,7 @@ from pathlib import Path
 from baton.flags import Parsed, flag, read
 from baton.model_folder import model_folder
 from operations.doctor.facts import Facts
-from operations.doctor.memory import halves
+from operations.doctor.memory import SHARE, halves
 from operations.doctor.probes import planned, probe_gpus, probe_model
 from operations.errors import CommandError
 from workers.flags import WorkerSettings
@@ -29,8 +29,9 @@ class ShareSettings:
 
 
 def shares(parsed: Parsed[ShareSettings]) -> int:
-    """Print a line of flags for prefill and one for decode. Raises CommandError if the GPU is too small or
-    cannot be examined.
+    """Print a line of flags for prefill, one for decode, and the share of the GPU's memory that PyTorch may
+    take in each role, unless flags override it. Raises CommandError if the GPU is too small or cannot be
+    examined.
     """
     try:
         sys.stdout.write("".join(f"{line}\n" for line in _lines(parsed.settings)))
@@ -51,13 +52,20 @@ def _lines(settings: ShareSettings) -> list[str]:
     if gpu is None:
         raise ValueError(problem or f"there is no GPU {settings.gpu} (have {facts.gpu_indices})")
     chosen = halves(facts, gpu)
-    return [_with(chosen, line) for line in (settings.prefill_flags, settings.decode_flags)]
+    roles = [(line, _overrides(line)) for line in (settings.prefill_flags, settings.decode_flags)]
+    is_ours = all(chosen.keys().isdisjoint(own) for _, own in roles)
+    flags = [" ".join([*line.split(), OVERRIDE, _json(chosen | own)]) for line, own in roles]
+    return [*flags, str(chosen[SHARE]) if is_ours else ""]
 
 
-def _with(chosen: dict[str, float], line: str) -> str:
-    """The flags with these settings; those that the line overrides stay as they are."""
+def _overrides(line: str) -> dict[str, object]:
+    """The settings that flags override."""
     given = read(WorkerSettings, line.split()).settings.override_engine_args
     own = read_json(given) if given is not None else {}
     if not isinstance(own, dict):
         raise SettingsError(f"{OVERRIDE}: must be a JSON object")
-    return " ".join([*line.split(), OVERRIDE, json.dumps(chosen | own, separators=(",", ":"))])
+    return own
+
+
+def _json(settings: dict[str, object]) -> str:
+    return json.dumps(settings, separators=(",", ":"))

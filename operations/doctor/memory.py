@@ -4,6 +4,8 @@ from operations.doctor.facts import GIB, Facts, Gpu, Worker
 
 KV_BYTES = "kv_cache_memory_bytes"
 """vLLM's key: the KV cache's size, whatever else is in the GPU's memory."""
+SHARE = "gpu_memory_utilization"
+"""vLLM's key: the part of the GPU's memory that must be free before it loads."""
 # Activations, CUDA graphs, NCCL and cuBLAS workspaces, per GPU: a rough, low estimate.
 _RESERVE_BYTES = 3 * GIB
 # gpt-oss's published weights by number of layers, for a folder without any (`load_format: dummy`).
@@ -34,9 +36,8 @@ def halves(facts: Facts, gpu: Gpu) -> dict[str, float]:
             f"2 x ({weights} of weights + {role} of working memory) + {spare} = {needed}, "
             f"but {free} of GPU {gpu.index} ({gpu.name}) are free"
         )
-    # Before vLLM loads, it checks that this share is free.
     share = (weight_bytes + role_bytes + kv_bytes) / gpu.total_bytes
-    return {"gpu_memory_utilization": int(share * 1000) / 1000, KV_BYTES: kv_bytes}
+    return {SHARE: int(share * 1000) / 1000, KV_BYTES: kv_bytes}
 
 
 def shortage(facts: Facts, worker: Worker) -> str | None:

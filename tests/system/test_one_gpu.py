@@ -56,6 +56,13 @@ def test_both_roles_get_half_of_what_the_weights_leave_and_prefill_a_share_of_th
     assert 20e9 < given["kv_cache_memory_bytes"] < 25e9
     assert " --wait-for-worker-s 300" in frontend(lines)
     assert [line for line in lines if line.startswith("export CUDA_MPS_PIPE_DIRECTORY=")]
+    limit = f"export PYTORCH_CUDA_ALLOC_CONF=per_process_memory_fraction:{given['gpu_memory_utilization']}"
+    assert limit in [line.replace("\\", "") for line in lines]
+
+
+def test_a_setting_of_pytorchs_allocator_stays(tmp_path: Path) -> None:
+    lines = lines_of(tmp_path, PYTORCH_ALLOC_CONF="max_split_size_mb:512")
+    assert not [line for line in lines if "per_process_memory_fraction" in line]
 
 
 def test_mps_serves_no_other_gpu_of_the_host(tmp_path: Path) -> None:

@@ -22,10 +22,21 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def test_pytorch_may_take_the_share_that_vllm_finds_free(
+    model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["shares", "--model-path", str(model)]) == 0
+    prefill, decode, share = capsys.readouterr().out.splitlines()
+    assert prefill == decode
+    assert json.loads(decode.split()[-1])["gpu_memory_utilization"] == float(share)
+
+
 def test_what_the_user_overrides_stays(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     given = '--max-seq-len 9000 --override-engine-args {"kv_cache_memory_bytes":1000,"block_size":32}'
     assert main(["shares", "--model-path", str(model), f"--prefill-flags={given}"]) == 0
-    prefill, decode = (line.split() for line in capsys.readouterr().out.splitlines())
+    *roles, share = capsys.readouterr().out.splitlines()
+    assert share == ""  # a limit of ours might be below what these flags need
+    prefill, decode = (line.split() for line in roles)
     assert prefill[:2] == ["--max-seq-len", "9000"]
     chosen = json.loads(decode[-1])
     assert json.loads(prefill[-1]) == chosen | {"kv_cache_memory_bytes": 1000, "block_size": 32}
