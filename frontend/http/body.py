@@ -7,8 +7,9 @@ import os
 import re
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
+from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar, get_type_hints
+from typing import Any, TypeVar, get_type_hints
 
 import msgspec
 from msgspec import inspect
@@ -172,21 +173,13 @@ def _without_lone_surrogates(raw: bytes) -> bytes:
     return bytes(whole)
 
 
-class _Fields(NamedTuple):
-    """The fields of a struct: each known one with its attribute, or without if it is not searched; and
-    refused ones."""
-
-    known: Mapping[str, str]
-    refused: Refused
-
-
 @functools.cache
-def _fields(struct: type[msgspec.Struct]) -> _Fields:
-    refused: Refused = getattr(struct, "refused", {})
+def _known(struct: type[msgspec.Struct]) -> Mapping[str, str]:
+    """The attribute of each known field of a struct, empty if it is not searched."""
     known = dict(zip(struct.__struct_encode_fields__, struct.__struct_fields__, strict=True))
     tag = filter(None, [struct.__struct_config__.tag_field])
-    others = (*refused, *tag, *getattr(struct, "hints", ()), *getattr(struct, "shallow", ()))
-    return _Fields({**known, **dict.fromkeys(others, "")}, refused)
+    others = (getattr(struct, name, ()) for name in ("refused", "hints", "shallow"))
+    return {**known, **dict.fromkeys(chain(tag, *others), "")}
 
 
 def _search(value: Any, found: object, path: str, label: str, unknown: dict[str, None]) -> None:
@@ -197,14 +190,15 @@ def _search(value: Any, found: object, path: str, label: str, unknown: dict[str,
         for i, (item, each) in enumerate(zip(_read(value), found, strict=True)):
             _search(item, each, f"{path}[{i}]", f"{label}[]", unknown)
     elif isinstance(found, msgspec.Struct):
-        value, fields = _read(value), _fields(type(found))
-        for name in fields.refused.keys() & value.keys():
-            _refuse(_read(value[name]), *fields.refused[name], _join(path, name))
+        value, known = _read(value), _known(type(found))
+        refused: Refused = getattr(found, "refused", {})
+        for name in refused.keys() & value.keys():
+            _refuse(_read(value[name]), *refused[name], _join(path, name))
         for name, item in value.items():
-            if name not in fields.known:
+            if name not in known:
                 if len(unknown) < MAX_UNKNOWN:
                     unknown[_join(label, name)] = None
-            elif attribute := fields.known[name]:
+            elif attribute := known[name]:
                 inner = getattr(found, attribute)
                 if isinstance(inner, msgspec.Struct | list):
                     _search(item, inner, _join(path, name), _join(label, name), unknown)

@@ -16,8 +16,6 @@ from tests.scripted_workers import answer
 from tests.serving_frontend import MODEL, Held, Workers, process, serving
 from tests.waiting import PATIENCE_S, until
 
-PAGE = "https://app.example"
-
 
 def missing_at_first(what: str) -> Workers:
     """A worker, and a registry or a broker that is not there yet."""

@@ -1,4 +1,4 @@
-"""A frontend that serves HTTPS: streams, a certificate that is renewed, a restart, all in each process."""
+"""A frontend that serves HTTPS: streams, and a certificate that is renewed, in each process."""
 
 import signal
 import ssl
@@ -26,17 +26,11 @@ class Served:
     def __init__(self, folder: Path, authority: Authority) -> None:
         self.cert, self.key = authority.sign("server")
         tls = ("--tls-cert-file", str(self.cert), "--tls-key-file", str(self.key))
-        self._flags = ("--num-processes", "2", *tls)
         self.stack = Stack(folder)
         self.stack.url = self.stack.url.replace("http:", "https:")
-        self.frontend = self.stack.frontend(*self._flags)
+        self.frontend = self.stack.frontend("--num-processes", "2", *tls)
         self.stack.worker("prefill"), self.stack.worker("decode")
         self.stack.wait_ready(1, 1)
-
-    def take_over(self) -> None:
-        """Restart the frontend."""
-        earlier, self.frontend = self.frontend, self.stack.next_frontend(*self._flags)
-        assert earlier.wait() == 0
 
     def stream(self, tls: ssl.SSLContext) -> str:
         """A whole stream, on a new connection."""
@@ -62,11 +56,6 @@ def test_streams_come_over_https_only(served: Served, authority: Authority) -> N
     with pytest.raises(httpx.TransportError):
         httpx.get(served.stack.url.replace("https:", "http:") + "/live")
     assert "listening address=https://" in served.frontend.text()
-
-
-def test_a_restart_takes_the_port_over(served: Served, authority: Authority) -> None:
-    served.take_over()
-    assert served.stream(authority.client()).endswith("data: [DONE]\n\n")
 
 
 def test_a_renewed_certificate_is_used_by_every_process(served: Served, tmp_path: Path) -> None:
