@@ -6,7 +6,7 @@ import multiprocessing
 import random
 import sys
 import time
-from collections.abc import Iterator
+from functools import partial
 
 from tests.harmony_streams import (
     ANY_TOKEN,
@@ -126,17 +126,6 @@ def violation(seed: int, i: int) -> str | None:
     return None
 
 
-def _first_violation(task: tuple[int, range]) -> tuple[int, str | None]:
-    seed, indexes = task
-    found = next(filter(None, (violation(seed, i) for i in indexes)), None)
-    return len(indexes), found
-
-
-def _tasks(seed: int, first: int, num_streams: int) -> Iterator[tuple[int, range]]:
-    for start in range(first, first + num_streams, CHUNK):
-        yield seed, range(start, min(start + CHUNK, first + num_streams))
-
-
 def main() -> int:
     """Prints progress every 1,000,000 streams; exits with 1 and the stream at the first violation."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -147,14 +136,13 @@ def main() -> int:
     args = parser.parse_args()
     sys.stdout.write(f"seed {args.seed}\n")
     began_s = time.monotonic()
-    num_done = 0
     with multiprocessing.Pool(args.processes) as pool:
-        tasks = _tasks(args.seed, args.first, args.streams)
-        for num_streams, found in pool.imap_unordered(_first_violation, tasks):
+        indexes = range(args.first, args.first + args.streams)
+        found_in_each = pool.imap_unordered(partial(violation, args.seed), indexes, CHUNK)
+        for num_done, found in enumerate(found_in_each, 1):
             if found is not None:
                 sys.stdout.write(f"violation: {found}\n")
                 return 1
-            num_done += num_streams
             if num_done % 1_000_000 == 0 or num_done == args.streams:
                 seconds = time.monotonic() - began_s
                 sys.stdout.write(f"{num_done} streams, {seconds:.0f} s, no violation\n")

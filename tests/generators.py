@@ -1,9 +1,10 @@
-"""Detects async generators that were not closed, whose resources only the garbage collector frees."""
+"""Finds async generators that were not closed; runs tasks that end with a test."""
 
+import asyncio
 import gc
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Awaitable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 
 
 @contextmanager
@@ -18,3 +19,15 @@ def none_abandoned() -> Iterator[None]:
     finally:
         sys.set_asyncgen_hooks(*before)
     assert not abandoned
+
+
+@asynccontextmanager
+async def running(*requests: Awaitable[object]) -> AsyncGenerator[None, None]:
+    """Requests that are cancelled at the end."""
+    tasks = [asyncio.ensure_future(each) for each in requests]
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -11,6 +11,7 @@ from baton.messages import WorkerInfo
 from frontend.metrics import Metrics
 from frontend.routing.admission import MAX_WAIT_S, UNKNOWN, Admission, Capacity, capacity_of
 from tests.clock import jumping
+from tests.generators import running
 from tests.scripted_workers import request, sampled, worker
 
 Sizes = tuple[int | None, int]
@@ -215,12 +216,9 @@ async def test_a_client_that_leaves_the_queue_frees_its_place(is_let_in: bool) -
 async def test_the_queue_is_bounded_for_any_number_of_callers() -> None:
     load = Load(num_running=1, num_waiting=20)
     await load.measured()
-    tasks = [asyncio.create_task(load.one(str(caller))) for caller in range(500) for _ in range(3)]
-    await turn()
-    assert load.metric("baton_queued_requests") <= 2 * 20
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+    async with running(*(load.one(str(caller)) for caller in range(500) for _ in range(3))):
+        await turn()
+        assert load.metric("baton_queued_requests") <= 2 * 20
     assert load.metric("baton_queued_requests") == 0
 
 
@@ -247,17 +245,14 @@ async def test_of_one_callers_requests_the_lower_priority_goes_first() -> None:
 async def test_a_refusal_names_the_pool_and_its_load(capacity: Capacity, expected: tuple[str, str]) -> None:
     full: list[tuple[str, str]] = []
     admission = Admission(lambda _: capacity, Metrics(), on_full=lambda *seen: full.append(seen))
-    tasks = [asyncio.create_task(admission.enter(request(600), "a")) for _ in range(9)]
-    await asyncio.sleep(0.5)  # virtual time
-    assert not full
-    with pytest.raises(Overloaded) as refused:
-        await admission.enter(request(600), "a")
-    pool, load = expected
-    wait_s = math.ceil(refused.value.retry_after_s or 0)
-    assert refused.value.message == f"All {pool} workers are busy ({load}). Retry in {wait_s} s."
-    assert full == [expected]
-    await asyncio.sleep(1)  # virtual time
-    assert (set(full), len(full)) == ({expected}, 7), "the others wait for a second"
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+    async with running(*(admission.enter(request(600), "a") for _ in range(9))):
+        await asyncio.sleep(0.5)  # virtual time
+        assert not full
+        with pytest.raises(Overloaded) as refused:
+            await admission.enter(request(600), "a")
+        pool, load = expected
+        wait_s = math.ceil(refused.value.retry_after_s or 0)
+        assert refused.value.message == f"All {pool} workers are busy ({load}). Retry in {wait_s} s."
+        assert full == [expected]
+        await asyncio.sleep(1)  # virtual time
+        assert (set(full), len(full)) == ({expected}, 7), "the others wait for a second"

@@ -30,7 +30,7 @@ from frontend.routing.fleet import Fleet
 from frontend.routing.generate import Generator
 from frontend.routing.router import RoutingSettings
 from tests.clock import jumping, run_jumping
-from tests.generators import none_abandoned
+from tests.generators import none_abandoned, running
 from tests.scripted_workers import (
     HANDOFF,
     Script,
@@ -94,6 +94,14 @@ LOST, EXPIRED = failing(WorkerLost("gone")), failing(HandoffFailed("expired"))
         pytest.param({"d1": failing(Overloaded("full")), "d2": answer}, "d1 d2", id="full worker"),
         pytest.param({"p1x": hand_off, "d1": answer}, "d1", id="prefill worker without a pair"),
         pytest.param({"p1x": hand_off, "d1": EXPIRED, "d2x": answer}, "p1x d2x", id="decode of the pair"),
+        pytest.param(
+            {"p1": hand_off_with_first, "d1": LOST, "d2": answer}, "p1 d1 p1 d2", id="after prefill's token"
+        ),
+        pytest.param(
+            {"p1": script(HANDOFF, WorkerLost("gone")), "p2": hand_off, "d1": in_turn(hang, answer)},
+            "p1 d1 p2 d1",
+            id="prefill worker lost before the KV has moved",
+        ),
     ],
 )
 async def test_an_answer_is_whole_whichever_workers_fail(scripts: dict[str, Script], called: str) -> None:
@@ -135,27 +143,6 @@ async def test_prefills_first_token_is_sent_before_decode_is_called() -> None:
     sent = fleet.calls[1][1]
     assert (sent.token_ids[-1], sent.num_generated) == (10, 1)
     assert sent.handoff is not None
-
-
-async def test_a_token_that_prefill_sent_is_not_sent_again_if_decode_is_lost() -> None:
-    fleet = ScriptedWorkers(p1=hand_off_with_first, d1=LOST, d2=answer)
-
-    assert await generate(fleet) == WHOLE
-    assert fleet.called == ["p1", "d1", "p1", "d2"]
-    assert [sent.num_generated for _, sent in fleet.calls] == [0, 1, 1, 2]
-
-
-async def test_a_prefill_worker_lost_before_the_kv_has_moved_is_replaced_at_once() -> None:
-    async def waiting(sent: GenerateRequest) -> AsyncGenerator[Reply, None]:
-        if sent.handoff is not None and len(fleet.calls) == 2:
-            await asyncio.Event().wait()  # for KV that does not come
-        async for chunk in answer(sent):
-            yield chunk
-
-    fleet = ScriptedWorkers(p1=script(HANDOFF, WorkerLost("gone")), p2=hand_off, d1=waiting)
-
-    assert await generate(fleet) == WHOLE
-    assert fleet.called == ["p1", "d1", "p2", "d1"]
 
 
 @pytest.mark.parametrize(
@@ -201,7 +188,7 @@ async def test_leaving_closes_the_calls_to_both_workers_in_any_phase(
 @jumping
 async def test_a_request_whose_time_is_over_is_not_tried_again() -> None:
     async def lost_too_late(sent: GenerateRequest) -> AsyncGenerator[Reply, None]:
-        await asyncio.sleep(sent.deadline_s)  # all of its time
+        await asyncio.sleep(sent.deadline_s + 0.01)  # more than its time
         async for reply in LOST(sent):
             yield reply
 
@@ -233,19 +220,23 @@ async def test_what_it_lacks_more_is_prefilled_and_handed_to_the_same_worker(
     assert prefills(fleet) == {("prefill", reason): 2}
 
 
-@pytest.mark.parametrize("role", ["decode", "prefill", "first chunk"])
-async def test_a_worker_that_sends_unknown_tokens_is_refused_and_the_answer_is_right(role: str) -> None:
-    changed: dict[str, Any] = {"first_token": NUM_IDS}
-    if role == "first chunk":
-        changed = {"first_chunk": TokenChunk((NUM_IDS,))}
-    strange = script(msgspec.structs.replace(HANDOFF, **changed), None)
-    if role == "decode":
-        strange = script(TokenChunk((10, NUM_IDS)))
-    genuine = {"d2": answer} if role == "decode" else {"d1": answer, "p2": hand_off}
-    fleet = ScriptedWorkers(**genuine, **{"d1" if role == "decode" else "p1": strange})
+def handing(**changes: Any) -> Script:
+    return script(msgspec.structs.replace(HANDOFF, **changes), None)
 
+
+@pytest.mark.parametrize(
+    "scripts",
+    [
+        {"d1": script(TokenChunk((10, NUM_IDS))), "d2": answer},
+        {"p1": handing(first_token=NUM_IDS), "p2": hand_off, "d1": answer},
+        {"p1": handing(first_chunk=TokenChunk((NUM_IDS,))), "p2": hand_off, "d1": answer},
+    ],
+)
+async def test_a_worker_that_sends_unknown_tokens_is_refused_and_the_answer_is_right(
+    scripts: dict[str, Script],
+) -> None:
+    fleet, name = ScriptedWorkers(**scripts), next(iter(scripts))
     live = Fleet(fleet, fleet, model_path=DEMO)
-    name = "d1" if role == "decode" else "p1"
     async with live.keep_current():
         await live.synced.wait()
         generator = Generator(fleet, live, RoutingSettings(wait_for_worker_s=0), fleet.metrics)
@@ -291,13 +282,9 @@ async def test_the_next_request_goes_to_prefill_when_this_one_has_a_token(
 ) -> None:
     fleet = ScriptedWorkers(p1=prefill, d1=decode, d2=decode)
     fleet.max_batch_size = 1
-    async with generator_over(fleet) as generator:
-        tasks = [asyncio.create_task(token_ids_of(generator, 600)) for _ in range(2)]
+    async with generator_over(fleet) as generator, running(*(token_ids_of(generator, 600) for _ in range(2))):
         await asyncio.sleep(5)  # virtual time
         assert fleet.called.count("p1") == 1 + is_let_in
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 @pytest.mark.parametrize(
@@ -321,19 +308,13 @@ async def test_each_model_has_a_queue_of_its_own() -> None:
             async for live in super().watch():
                 yield tuple(msgspec.structs.replace(w, model="mn"[w.worker_id == "d2"]) for w in live)
 
-    async def one(generator: Generator, model: str) -> None:
-        async for _ in generator.generate(msgspec.structs.replace(request(600), model=model)):
-            pass
-
     fleet = TwoModels(d1=hang, d2=hang)
     fleet.max_batch_size = 1
     async with generator_over(fleet) as generator:
-        tasks = [asyncio.create_task(one(generator, model)) for model in "mmnn"]
-        await asyncio.sleep(5)  # virtual time
-        assert fleet.called == ["d1", "d2"]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        asked = [msgspec.structs.replace(request(600), model=model) for model in "mmnn"]
+        async with running(*(anext(generator.generate(each)) for each in asked)):
+            await asyncio.sleep(5)  # virtual time
+            assert fleet.called == ["d1", "d2"]
 
 
 def from_the_beginning(*steps: int, tokens: tuple[int, ...] = (10, 11, 12, 13)) -> Script:
@@ -514,24 +495,15 @@ async def test_answers_on_workers_that_leave_take_no_places_of_the_others() -> N
     fleet = ScriptedWorkers(d1=endless)
     fleet.max_batch_size = 2
 
-    async def run(generator: Generator, taken: list[None]) -> None:
-        async for _ in generator.generate(request(deadline_s=600), "a", lambda: taken.append(None)):
-            pass
-
-    async with generator_over(fleet) as generator:
-        taken: list[None] = []
-        tasks = [asyncio.create_task(run(generator, taken)) for _ in range(3)]
+    async with generator_over(fleet) as generator, running(*(token_ids_of(generator, 600) for _ in range(3))):
         await asyncio.sleep(1)
-        assert len(taken) == 2, "one waits"
+        assert len(fleet.called) == 2, "one waits"
         fleet.join("d2", endless)
         fleet.leave("d1")
         await asyncio.sleep(1)
-        tasks += [asyncio.create_task(run(generator, taken)) for _ in range(2)]
-        await asyncio.sleep(1)
-        assert len(taken) == 4, "the one that waited, and one more"
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        async with running(*(token_ids_of(generator, 600) for _ in range(2))):
+            await asyncio.sleep(1)
+            assert len(fleet.called) == 4, "the one that waited, and one more"
     assert fleet.called == ["d1", "d1", "d2", "d2"]
     assert fleet.calls[2][1].deadline_s <= 600 - 1, "the wait is part of its time"
 

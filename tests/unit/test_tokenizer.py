@@ -1,6 +1,7 @@
 """The tokenizer, on a small vocabulary that the test trains itself, and long texts on the demo model's."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,9 @@ ENTRY_BYTES = 308  # of one character and one token
 TEXT = ["Hello there, hello world.", "<|end|> is a control token", "naïve 日本 👍"]
 
 
-def train(folder: Path, specials: list[str]) -> None:
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder, specials = tmp_path_factory.mktemp("model"), [token.value for token in SpecialToken]
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     alphabet = pre_tokenizers.ByteLevel.alphabet()
@@ -23,12 +26,6 @@ def train(folder: Path, specials: list[str]) -> None:
     )
     tokenizer.train_from_iterator(TEXT, trainer)
     tokenizer.save(str(folder / "tokenizer.json"))
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("model")
-    train(folder, [token.value for token in SpecialToken])
     return folder
 
 
@@ -93,26 +90,27 @@ def test_a_vocabulary_that_adds_tokens_to_texts_adds_none(folder: Path, tmp_path
     assert odd.encode_text("Hello there") == plain.encode_text("Hello there")
 
 
-def test_a_vocabulary_without_harmonys_control_tokens_is_refused(tmp_path: Path) -> None:
-    train(tmp_path, ["<|start|>", "<|end|>"])
-    with pytest.raises(ValueError, match=r"has no <\|call\|>, <\|channel\|>"):
-        ModelTokenizer.load(tmp_path)
-
-
-def test_a_vocabulary_that_is_not_written_byte_by_byte_is_refused(folder: Path, tmp_path: Path) -> None:
-    parts: dict[str, Any] = json.loads((folder / "tokenizer.json").read_text())
-    parts["model"]["vocab"]["▁word"] = 5000
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (lambda parts: parts["added_tokens"].clear(), r"has no <\|call\|>, <\|channel\|>"),
+        (lambda parts: parts["model"]["vocab"].update({"▁word": 5000}), "not in byte-level encoding"),
+        (
+            lambda parts: [
+                parts["pre_tokenizer"].update(use_regex=False),
+                parts["model"].update(ignore_merges=True),
+            ],
+            "as a control token",
+        ),
+    ],
+)
+def test_a_vocabulary_that_cannot_be_used_is_refused(
+    folder: Path, tmp_path: Path, change: Callable[[Any], object], expected: str
+) -> None:
+    parts = json.loads((folder / "tokenizer.json").read_text())
+    change(parts)
     (tmp_path / "tokenizer.json").write_text(json.dumps(parts))
-    with pytest.raises(ValueError, match="not in byte-level encoding"):
-        ModelTokenizer.load(tmp_path)
-
-
-def test_a_vocabulary_in_which_text_becomes_a_control_token_is_refused(folder: Path, tmp_path: Path) -> None:
-    parts: dict[str, Any] = json.loads((folder / "tokenizer.json").read_text())
-    parts["pre_tokenizer"]["use_regex"] = False
-    parts["model"]["ignore_merges"] = True
-    (tmp_path / "tokenizer.json").write_text(json.dumps(parts))
-    with pytest.raises(ValueError, match="as a control token"):
+    with pytest.raises(ValueError, match=expected):
         ModelTokenizer.load(tmp_path)
 
 

@@ -69,24 +69,16 @@ async def test_a_worker_whose_engine_hangs_is_left_out_until_a_request_passes_th
         assert len(live(fleet)) == 2
 
 
+@pytest.mark.parametrize("figure", ["", "num_prompt_tokens", "num_generated_tokens", "num_handoffs"])
 @jumping
-async def test_a_worker_that_answers_a_request_of_our_own_is_only_slow() -> None:
+async def test_a_worker_that_answers_our_own_request_or_computes_for_others_is_not_stuck(figure: str) -> None:
     async with fleet_of_two() as (workers, fleet):
+        if figure:
+            workers.scripts["d1"] = hung  # our own request waits in its queue
+            workers.stats = lambda: WorkerStats(**{figure: round(now_s())})
         with waiting(fleet.calls, D1, []):
             await asyncio.sleep(45)
-        assert len(workers.called) == 4
-        assert (workers.lost, live(fleet)) == ([], ["p1", "d1"])
-
-
-@pytest.mark.parametrize("figure", ["num_prompt_tokens", "num_generated_tokens", "num_handoffs"])
-@jumping
-async def test_a_worker_that_computes_for_others_is_only_busy(figure: str) -> None:
-    async with fleet_of_two() as (workers, fleet):
-        workers.scripts["d1"] = hung  # our own request waits in its queue
-        workers.stats = lambda: WorkerStats(**{figure: round(now_s())})
-        with waiting(fleet.calls, D1, []):
-            await asyncio.sleep(60)
-        assert workers.called
+        assert len(workers.called) == (2 if figure else 4)
         assert (workers.lost, live(fleet)) == ([], ["p1", "d1"])
 
 
@@ -276,37 +268,33 @@ async def test_a_lost_worker_that_returns_was_away_for_a_time(event: Event, reas
     assert scene.seen() == [("lost", "d1", reason, None), ("recovered", "d1", "", 5)]
 
 
+LEFT, STOOD_STILL = ("left", ""), ("left", "or lost: this frontend stood still")
+ENDED = ("lost", "it ended without leaving the registry first")
+
+
 @pytest.mark.parametrize(
-    ("answers", "delays", "expected"),
+    ("answers", "delays", "is_lost", "expected"),
     [
-        ("answered", LoopDelay(), ("left", "")),
-        ("silent", LoopDelay(), ("lost", "it ended without leaving the registry first")),
-        ("answered", StoodStill(), ("left", "")),
-        ("silent", StoodStill(), ("left", "or lost: this frontend stood still")),
+        ("answered", LoopDelay(), False, LEFT),
+        ("silent", LoopDelay(), False, ENDED),
+        ("answered", StoodStill(), False, LEFT),
+        ("silent", StoodStill(), False, STOOD_STILL),
+        ("silent", LoopDelay(), True, ("lost", "gone")),
     ],
 )
 @jumping
-async def test_a_worker_that_dies_without_a_request_does_not_leave(
-    answers: Event, delays: LoopDelay, expected: tuple[str, str]
+async def test_a_worker_whose_registration_ends_has_left_or_was_lost_once(
+    answers: Event, delays: LoopDelay, is_lost: bool, expected: tuple[str, str]
 ) -> None:
     scene = Scene("answered", delays)
     await asyncio.sleep(1)  # virtual time
     scene.outcomes = dict.fromkeys(State, answers)
+    if is_lost:
+        scene.workers.note(D1, "lost", "gone")
     scene.workers.update([])
     await asyncio.gather(*scene.workers.tasks())
     assert scene.seen() == [(expected[0], "d1", expected[1], None)]
     assert not scene.workers.tasks()
-
-
-@jumping
-async def test_a_lost_worker_whose_registration_ends_is_no_second_event() -> None:
-    scene = Scene("answered")
-    await asyncio.sleep(1)  # virtual time
-    scene.outcomes = dict.fromkeys(State, "silent")
-    scene.workers.note(D1, "lost")
-    scene.workers.update([])
-    await asyncio.gather(*scene.workers.tasks(), return_exceptions=True)
-    assert [kind for kind, *_ in scene.seen()] == ["lost"]
 
 
 def test_a_full_pool_is_one_event_while_it_lasts(
