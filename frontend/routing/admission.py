@@ -30,10 +30,8 @@ def capacity_of(
     prefills: Sequence[WorkerInfo], decodes: Sequence[WorkerInfo], num_processes: int
 ) -> Capacity:
     """This process's part of the workers' places; UNKNOWN if a worker does not announce them, or if no decode
-    worker is live.
-
-    Workers get a few requests more than their batches hold, so that a place that becomes free is taken at
-    once; what else their queues would hold waits in the frontend."""
+    worker is live. Workers get a few requests more than their batches hold, so that a place that becomes free
+    is taken at once; what else their queues would hold waits in the frontend."""
     batch, queue = _total(decodes)
     if not batch:
         return UNKNOWN
@@ -165,19 +163,17 @@ class Admission:
         self._let_in()
 
     def refusal(self, reason: Refusal) -> Overloaded:
-        """The error of a request without a place.
-
-        Stagger Retry-After by the rate at which places become free, from when the queue is half empty on:
-        if all refused clients came back together, most would be refused again."""
+        """The error of a request without a place. Retry-After is staggered by the rate at which places become
+        free, from when the queue is half empty on: clients that come back together are refused again."""
         self._metrics.of("refused_requests", reason).value += 1
         now_s, rate = _now_s(), self._rate
         earliest_s = max(self._booked_s, now_s + self._num_waiting / 2 / rate)
         self._booked_s = min(earliest_s + 1 / rate, now_s + MAX_WAIT_S)
         wait_s, (pool, load) = self._booked_s - now_s, self._load()
         self._on_full(pool, load)
+        after_s = max(1, math.ceil(wait_s))
         return Overloaded(
-            f"All {pool} workers are busy ({load}). Retry in {max(1, math.ceil(wait_s))} s.",
-            retry_after_s=wait_s,
+            f"All {pool} workers are busy ({load}). Retry in {after_s} s.", retry_after_s=wait_s
         )
 
     def _load(self) -> tuple[str, str]:

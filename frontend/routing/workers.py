@@ -301,7 +301,7 @@ class Call:
         self, replies: AsyncGenerator[Reply, None], tokens: Sized, held: _Held, num_running: Counter[str]
     ) -> None:
         self.replies = replies
-        self.since_s = asyncio.get_running_loop().time()
+        self.since_s = _now_s()
         self._held = held
         self._num_running = num_running
         held.waiting[self] = tokens

@@ -8,6 +8,7 @@ import threading
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from itertools import count
 from pathlib import Path
 from typing import TypeAlias
 
@@ -80,9 +81,8 @@ class ModelTokenizer:
     def __init__(self, ordinary: Tokenizer, added: dict[str, int]) -> None:
         self._ordinary = ordinary
         self._added = added
-        self._added_pattern = re.compile(
-            f"({'|'.join(map(re.escape, sorted(added, key=len, reverse=True)))})"
-        )
+        longest_first = sorted(added, key=len, reverse=True)
+        self._added_pattern = re.compile(f"({'|'.join(map(re.escape, longest_first))})")
         self._kept: dict[str, array[int]] = {}  # the turns of a conversation recur
         self._num_kept_bytes = 0
         self._lock = threading.Lock()
@@ -139,31 +139,27 @@ class ModelTokenizer:
                     token_ids += segment
             if len(token_ids) > limit:
                 raise TooManyTokens
-        start, answer = self.special_ids[SpecialToken.START], list(self.encode_text_segment("assistant"))
-        num_opening = token_ids.index(start)
-        while token_ids[num_opening + 1 : num_opening + 1 + len(answer)] != answer:
-            num_opening = token_ids.index(start, num_opening + 1)
+        answer = [self.special_ids[SpecialToken.START], *self.encode_text_segment("assistant")]
+        num_opening = token_ids.index(answer[0])
+        while token_ids[num_opening : num_opening + len(answer)] != answer:
+            num_opening = token_ids.index(answer[0], num_opening + 1)
         return token_ids, num_opening
 
     def encode_text_segment(self, text: str, limit: int | None = None) -> Sequence[int]:
         """Token ids of a prompt's text; text that spells a control token stays plain text. Only a text of
-        several pieces is compared with `limit`, see `encode_text`."""
-        ids = self._kept.get(text)
-        if ids is None:
-            ids = array("I", self._encode(text, limit))
-            self._keep(text, ids)
-        return ids
-
-    def _keep(self, text: str, ids: "array[int]") -> None:
-        """Those kept the longest make room for new ones."""
+        several pieces is compared with `limit`, see `encode_text`. Texts kept the longest make room for new
+        ones."""
+        if (kept := self._kept.get(text)) is not None:
+            return kept
+        ids = array("I", self._encode(text, limit))
         with self._lock:
-            if text in self._kept or _num_bytes(text, ids) > _CACHE_BYTES // 8:
-                return
-            self._kept[text] = ids
-            self._num_kept_bytes += _num_bytes(text, ids)
+            if text not in self._kept and _num_bytes(text, ids) <= _CACHE_BYTES // 8:
+                self._kept[text] = ids
+                self._num_kept_bytes += _num_bytes(text, ids)
             while self._num_kept_bytes > _CACHE_BYTES:
                 oldest = next(iter(self._kept))
                 self._num_kept_bytes -= _num_bytes(oldest, self._kept.pop(oldest))
+        return ids
 
     def encode_text(self, text: str, *, allow_special: bool = False, limit: int | None = None) -> list[int]:
         """Token ids of raw text; `allow_special` encodes spelled-out control tokens as such. Raises
@@ -176,13 +172,10 @@ class ModelTokenizer:
 
     def checked(self, token_ids: list[int], model: str, path: str) -> list[int]:
         """Returns the ids, which come from the field `path`. Raises InvalidRequest if one is out of range."""
-        unknown = next((token_id for token_id in token_ids if token_id >= self.vocab_size), None)
-        if unknown is None:
-            return token_ids
-        raise InvalidRequest(
-            f"`{path}` contains the token id {unknown}; {model} has 0 to {self.vocab_size - 1}.",
-            param=path,
-        )
+        if (most := max(token_ids, default=0)) >= self.vocab_size:
+            known = f"{model} has 0 to {self.vocab_size - 1}"
+            raise InvalidRequest.at(path, f"contains the token id {most}; {known}.")
+        return token_ids
 
     def token_bytes(self, token_id: int) -> bytes:
         """The token's text as bytes; b"" for control tokens and unknown ids."""
@@ -247,11 +240,8 @@ def _num_bytes(text: str, ids: "array[int]") -> int:
 
 def _byte_table(vocab: dict[str, int], special: frozenset[int]) -> tuple[bytes, ...]:
     """Bytes by token id. Byte-level vocabularies have printable bytes as they are, others from U+0100 on."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(0x100) if byte not in printable]
-    to_byte = {chr(byte): byte for byte in printable} | {
-        chr(0x100 + i): byte for i, byte in enumerate(others)
-    }
+    printable, others = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}, count(0x100)
+    to_byte = {chr(byte if byte in printable else next(others)): byte for byte in range(0x100)}
     table = [b""] * (max([*vocab.values(), *special]) + 1)
     for text, token_id in vocab.items():
         if token_id in special:
