@@ -1,11 +1,9 @@
 """`python -m baton status` asks its own frontend, whatever proxy variables say, and shows every worker."""
 
-import os
 import socket
-import subprocess
-import sys
 import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import msgspec
 import pytest
@@ -20,6 +18,7 @@ from operations.commands import main
 from operations.errors import CommandError
 from tests.waiting import PATIENCE_S
 
+Look = Callable[..., tuple[int, list[str]]]
 CLOSED_PORT = "http://127.0.0.1:9"
 EMPTY = Health(
     status="healthy", endpoints=[], instances=[], missing=[], warming=[], lost=[], cold_pairs=[],
@@ -43,34 +42,50 @@ FLEET = Snapshot(
 )  # fmt: skip
 
 
-def look(
-    health: Health, *flags: str, answer: bytes = b"200 OK", fleet: Snapshot = FLEET
-) -> tuple[int, list[str]]:
-    """Exit status and lines of `status` where the frontend answers this."""
+@contextmanager
+def answering(*answers: bytes) -> Iterator[str]:
+    """The port of a peer that gives one of these to each connection, in turn; after an empty one it waits."""
+    with socket.create_server(("127.0.0.1", 0)) as peer:
 
-    class Frontend(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            body = msgspec.json.encode(health if self.path == "/health" else fleet)
-            head = answer if self.path == "/health" else b"200 OK"
-            self.wfile.write(b"HTTP/1.0 %b\r\n\r\n%b" % (head, body))
+        def serve() -> None:
+            for answer in answers:
+                connection, _ = peer.accept()
+                with connection:
+                    connection.recv(1 << 16)
+                    connection.sendall(answer)
+                    if answer:
+                        connection.shutdown(socket.SHUT_WR)
+                    connection.recv(1)  # until it is closed
 
-        def log_message(self, *_: object) -> None: ...
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Frontend) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        url = f"http://127.0.0.1:{server.server_port}"
-        command = [sys.executable, "-m", "baton", "status", "--url", url, *flags]
-        environment = os.environ | {"http_proxy": CLOSED_PORT, "HTTP_PROXY": CLOSED_PORT, "no_proxy": ""}
-        run = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=PATIENCE_S, check=False
-        )
-        server.shutdown()
-    assert run.stderr == ""
-    return run.returncode, [line.rstrip() for line in run.stdout.splitlines()]
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        yield f"{peer.getsockname()[1]}"
+        thread.join(PATIENCE_S)
 
 
-def test_status_shows_load_workers_and_the_slowest_requests_without_a_proxy() -> None:
-    code, lines = look(EMPTY)
+def ok(body: object, status: bytes = b"200 OK") -> bytes:
+    return b"HTTP/1.0 %b\r\n\r\n%b" % (status, msgspec.json.encode(body))
+
+
+@pytest.fixture
+def look(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Look:
+    """Exit status and lines of `status` where the frontend answers this, behind no proxy."""
+    for name in ("http_proxy", "HTTP_PROXY"):
+        monkeypatch.setenv(name, CLOSED_PORT)
+    monkeypatch.setenv("no_proxy", "")
+
+    def run(*answers: bytes, flags: Sequence[str] = ()) -> tuple[int, list[str]]:
+        with answering(*answers) as port:
+            code = main(["status", "--url", port, *flags])
+        printed = capsys.readouterr()
+        assert printed.err == ""
+        return code, [line.rstrip() for line in printed.out.splitlines()]
+
+    return run
+
+
+def test_status_shows_load_workers_and_the_slowest_requests_without_a_proxy(look: Look) -> None:
+    code, lines = look(ok(EMPTY), ok(FLEET))
     assert (code, lines[:-1]) == (0, [
         "healthy: 0 prefill, 0 decode",
         "3 running, 1 queued, 1,234 tokens/s, 2.0 requests/s, 0.5 refused/s",
@@ -114,64 +129,42 @@ UNWELL = replace(
     ],
 )  # fmt: skip
 def test_status_names_each_problem_of_the_fleet(
-    health: Health, answer: bytes, first: str, problems: list[str]
+    health: Health, answer: bytes, first: str, problems: list[str], look: Look
 ) -> None:
-    code, lines = look(health, answer=answer)
+    code, lines = look(ok(health, answer), ok(FLEET))
     assert (code, lines[0]) == (int(health.status == "unhealthy"), first)
     assert lines[3 : lines.index(TITLES)] == problems
 
 
-def test_brief_is_one_line() -> None:
+def test_brief_is_one_line(look: Look) -> None:
     counts = "0 prefill, 1 decode, 1 warming, 2 lost, 1 stuck"
-    assert look(UNWELL, "--brief") == (0, [counts])
+    assert look(ok(UNWELL), flags=["--brief"]) == (0, [counts])
 
 
-def test_figures_that_no_frontend_sends_end_in_no_traceback() -> None:
+def test_figures_that_no_frontend_sends_end_in_no_traceback(look: Look) -> None:
     decode, prefill = FLEET.workers
     workers = [replace(decode, kv_used_blocks=1 << 60, kv_blocks=1), replace(prefill, age_s=-1e300)]
     strange = replace(FLEET, workers=workers, events=[replace(EVENT, at_s=1e300)])
-    assert look(EMPTY, fleet=strange)[0] == 0
-
-
-def status_of(answer: bytes) -> int:
-    """The exit status where the peer gives this answer, or none, and stays connected."""
-    with socket.create_server(("127.0.0.1", 0)) as peer:
-
-        def serve() -> None:
-            connection, _ = peer.accept()
-            with connection:
-                connection.recv(1 << 16)
-                connection.sendall(answer)
-                if answer:
-                    connection.shutdown(socket.SHUT_WR)
-                connection.recv(1)  # until it is closed
-
-        thread = threading.Thread(target=serve, daemon=True)
-        thread.start()
-        found = main(["status", "--brief", "--url", f"{peer.getsockname()[1]}"])
-        thread.join(PATIENCE_S)
-    return found
-
-
-HEALTHY = msgspec.json.encode(EMPTY)
-LONG = msgspec.json.encode(replace(EMPTY, missing=["x" * (16 << 20)]))
+    assert look(ok(EMPTY), ok(strange))[0] == 0
 
 
 @pytest.mark.parametrize(
     ("answer", "found"),
     [
-        (b"HTTP/1.0 200 OK\r\n\r\n" + HEALTHY, 0),
-        (b"HTTP/1.0 404 Not Found\r\n\r\n" + HEALTHY, 2),
+        (ok(EMPTY), 0),
+        (ok(EMPTY, b"404 Not Found"), 2),
         (b"HTTP/1.0 200 OK\r\n\r\n<html>", 2),
-        (b"HTTP/1.0 200 OK\r\n\r\n" + LONG, 2),
+        (ok(replace(EMPTY, missing=["x" * (16 << 20)])), 2),
         (b"SSH-2.0-OpenSSH_9.6\r\n", 2),
+        (b"", 2),
     ],
-    ids=["frontend", "not found", "page", "endless", "not http"],
+    ids=["frontend", "not found", "page", "endless", "not http", "silent"],
 )
 def test_what_is_no_frontend_shows_in_the_exit_status(
     answer: bytes, found: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert status_of(answer) == found
+    with answering(answer) as port:
+        assert main(["status", "--brief", "--url", port]) == found
     assert ("no frontend answers at http://127.0.0.1" in capsys.readouterr().err) == (found == 2)
 
 
@@ -183,10 +176,6 @@ def test_a_certificate_that_cannot_be_read_is_named(
 ) -> None:
     assert main(["status", "--url", "https://127.0.0.1:9", *flags]) == 2
     assert f"{flags[1]} and {flags[-1]} are not a certificate and its key" in capsys.readouterr().err
-
-
-def test_a_frontend_that_does_not_answer_is_not_waited_for() -> None:
-    assert status_of(b"") == 2
 
 
 @pytest.mark.parametrize(

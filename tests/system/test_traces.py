@@ -1,18 +1,15 @@
-"""Spans of requests at a real receiver: whole traces, lost workers, and a receiver that hangs."""
+"""Spans of requests at a real receiver: whole traces, and a receiver that hangs."""
 
 import json
-import re
 import signal
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-import yaml
-from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from tests.otlp import Receiver, attributes, lasted_s, receiving
 from tests.stack import MODEL, Stack
@@ -39,15 +36,9 @@ def receiver() -> Iterator[Receiver]:
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory, receiver: Receiver) -> Iterator[Stack]:
-    """A prefill and two decode workers, and a frontend that traces requests whose client does."""
-    folder = tmp_path_factory.mktemp("stack")
-    settings = folder / "mocker.yaml"
-    settings.write_text(yaml.safe_dump({"decode_step_ms": 10}))
-    with Stack(folder, ENVIRON) as stack:
-        stack.frontend("--otlp-endpoint", receiver.url)
-        for name in ("prefill-0", "decode-0", "decode-1"):
-            stack.worker(name.partition("-")[0], "--name", name, yaml=settings, name=name)
-        stack.wait_ready(1, 2)
+    """A frontend that traces requests whose client does."""
+    with Stack(tmp_path_factory.mktemp("stack"), ENVIRON) as stack:
+        stack.serve("prefill", "decode", engine="mocker", flags=("--otlp-endpoint", receiver.url))
         yield stack
 
 
@@ -98,26 +89,6 @@ def test_a_request_is_one_trace_below_its_clients(stack: Stack, receiver: Receiv
     assert not any(CANARY.encode() in body for body in receiver.bodies)
     assert any(b"deployment.environment.name" in body for body in receiver.bodies)
     assert all(span.trace_id.hex() == TRACE for span in receiver.spans), "others are not sampled"
-
-
-def test_an_attempt_on_a_killed_worker_is_a_span_with_an_error(stack: Stack, receiver: Receiver) -> None:
-    trace_id = "a" * 32
-    found: list[str] = []
-    with ThreadPoolExecutor() as pool:
-        reply = pool.submit(asked, stack, trace_id, max_tokens=300, **TIMED)
-        running = r'baton_worker_running_requests\{[^}]*role="decode"[^}]*worker="([^"]+)"[^}]*\} [1-9]'
-        while not found:
-            found = re.findall(running, stack.get("/metrics").text)
-        next(each for each in stack.processes if each.name == found[0]).kill()
-        assert reply.result().status_code == 200
-    request, parts = traced(receiver, trace_id)
-    lost, again = (span for span in children(request, parts) if span.name == "attempt")
-    assert (lost.status.code, again.status.code) == (Status.STATUS_CODE_ERROR, Status.STATUS_CODE_UNSET)
-    assert attributes(lost)["error.type"] == "worker_lost"
-    names = [attributes(each)["baton.worker.decode"] for each in (lost, again)]
-    assert (names[0], set(names)) == (found[0], {"decode-0", "decode-1"})
-    assert request.status.code == Status.STATUS_CODE_UNSET
-    assert lasted_s(*children(request, parts)) == pytest.approx(lasted_s(request), rel=0.05, abs=0.005)
 
 
 def test_a_receiver_that_hangs_slows_neither_requests_nor_the_end(stack: Stack, receiver: Receiver) -> None:
