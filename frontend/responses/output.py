@@ -11,7 +11,7 @@ from baton.errors import BatonError
 from baton.messages import TokenChunk
 from frontend.harmony.conversation import FUNCTIONS, Begin, Delta, End, Namespace, ReasoningEffort, Text, Tool
 from frontend.http.answer import Answer, CompletionDetails, ContentLogprob, content_logprobs
-from frontend.responses.body import SEALED, Reasoning, ResponseBody, ResponseTool, Summary
+from frontend.responses.body import SEALED, Reasoning, ResponseBody, Summary
 from frontend.responses.items import (
     TEXTS_OF,
     CustomCallItem,
@@ -124,21 +124,16 @@ def initial_response(body: ResponseBody) -> ResponseObject:
     given = body.reasoning or Reasoning()
     text_format = {"type": "text"} if body.text is None or body.text.format is None else body.text.format
     summary = given.summary or given.generate_summary
+    # The SDK's type of a function requires these.
+    blank = {"function": dict.fromkeys(("description", "parameters", "strict"))}
     made = {
         "id": new_id("resp"),
         "created_at": int(time.time()),
         "reasoning": ReasoningBody(effort=NEAREST_EFFORT[body.effort], summary=summary),
         "text": {"format": text_format, "verbosity": "medium"},
-        "tools": [_shown(tool) for tool in body.tools or ()],
+        "tools": [blank.get(tool.type, {}) | msgspec.to_builtins(tool) for tool in body.tools or ()],
     }
     return ResponseObject(**{name: value for name, value in (echoed | made).items() if value is not None})
-
-
-def _shown(tool: ResponseTool) -> dict[str, Any]:
-    """The tool as the body gave it; functions have all fields that the SDK's types require."""
-    required = ("description", "parameters", "strict") if tool.type == "function" else ()
-    shown: dict[str, Any] = dict.fromkeys(required) | msgspec.to_builtins(tool)
-    return shown
 
 
 class EventWriter:

@@ -139,7 +139,13 @@ class ResponseRoutes:
             if await self._follow(exchange, services, found, Followed(query.starting_after + 1)):
                 return
             found = await self._find(exchange, has_ended=True)
-        rest = _rest_of(found, query.starting_after)
+        if found.events is not None:
+            rest = after(found.events, query.starting_after)
+        elif found.status == "failed":  # perhaps its frontend died, and only this is left
+            writer = EventWriter(query.starting_after + 1)
+            rest = writer.event("response.failed", response=msgspec.Raw(found.body))
+        else:
+            raise events_not_stored(found.id)
         await exchange.start_events()
         await exchange.end(rest)
 
@@ -215,16 +221,6 @@ class ResponseRoutes:
 
 def _not_found(response_id: str) -> ResponseNotFound:
     return ResponseNotFound(f"No response with id {response_id!r} is stored.", param="response_id")
-
-
-def _rest_of(stored: StoredResponse, sequence_number: int) -> bytes:
-    """The events after that number. If the frontend died, only `response.failed` is left."""
-    if stored.events is not None:
-        return after(stored.events, sequence_number)
-    if stored.status == "failed":
-        writer = EventWriter(sequence_number + 1)
-        return writer.event("response.failed", response=msgspec.Raw(stored.body))
-    raise events_not_stored(stored.id)
 
 
 def _query(exchange: Exchange, query: type[AnyBody]) -> AnyBody:

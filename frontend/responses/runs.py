@@ -58,29 +58,25 @@ class Run:
         await self._publish(self.answer.finish())
 
     async def _finish(self) -> None:
+        answer, record = self.answer, self._record
         try:
             await asyncio.wait([self._making])
-            last = self._last_event()
-            await self.answer.save(None if self.stream is None else bytes(self.stream) + last)
+            is_stopped = self._making.cancelled()
+            error = self._reason if is_stopped else self._making.exception()
+            if isinstance(error, Exception):
+                failure = as_baton_error(error, answer.choice.request.request_id)
+                record.status, record.code = failure.status, failure.code
+                last = answer.failure(failure)
+            else:
+                last = answer.end("cancelled") if is_stopped else answer.closing()
+            await answer.save(None if self.stream is None else bytes(self.stream) + last)
             await self._publish(last)
         finally:
             for queue in self.followers:
                 queue.put_nowait(b"")
-            self._record.model = self.answer.choice.request.model
-            count(self.answer.choices, self._record)
-            self._metrics.end(self._record)
-
-    def _last_event(self) -> bytes:
-        answer = self.answer
-        if self._making.cancelled():
-            return answer.end("cancelled") if self._reason is None else answer.failure(self._reason)
-        error = self._making.exception()
-        if error is None:
-            return answer.closing()
-        assert isinstance(error, Exception)
-        failure = as_baton_error(error, answer.choice.request.request_id)
-        self._record.status, self._record.code = failure.status, failure.code
-        return answer.failure(failure)
+            record.model = answer.choice.request.model
+            count(answer.choices, record)
+            self._metrics.end(record)
 
     async def _publish(self, data: bytes) -> None:
         if self.stream is not None:
