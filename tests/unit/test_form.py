@@ -9,10 +9,11 @@ from baton.errors import InvalidRequest
 from baton.messages import GenerateRequest, Guided, MessageForm
 from frontend.harmony.conversation import AnswerFormat, Tool
 from frontend.turn.request import MAX_SCHEMA_BYTES, guided
-from tests.scripted_frontend import MODEL, Client, Reply, ScriptedTokens
+from tests.scripted_frontend import BODIES, MODEL, Client, Reply, ScriptedTokens
 
 Json = dict[str, Any]
 
+CHAT = "/v1/chat/completions"
 CALL = "<|channel|>commentary to=functions.f <|constrain|>json<|message|>{}<|call|>"
 FREE_HEADERS = {"analysis": "<|channel|>analysis<|message|>", "preamble": "<|channel|>commentary<|message|>"}
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
@@ -34,10 +35,10 @@ def allowed(mode: str, *names: str) -> Json:
     }
 
 
-async def send(**fields: Any) -> tuple[Reply, list[GenerateRequest]]:
+async def send(path: str = CHAT, **fields: Any) -> tuple[Reply, list[GenerateRequest]]:
     """The reply of a frontend whose model calls `f`, and the requests of its worker."""
     tokens = ScriptedTokens(CALL)
-    return await Client(tokens).chat(**fields), tokens.requests
+    return await Client(tokens).post(path, {"model": MODEL, **BODIES[path], **fields}), tokens.requests
 
 
 async def form_of(**fields: Any) -> Guided | None:
@@ -195,11 +196,6 @@ def test_a_schema_that_json_cannot_encode_is_refused_by_its_field(num_nested: in
     assert refused.value.param == "response_format"
 
 
-BODIES: dict[str, Json] = {
-    "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hi"}]},
-    "/v1/completions": {"prompt": "Hi", "max_tokens": 50},
-    "/v1/responses": {"input": "Hi"},
-}
 FORMS = [
     ({"guided_json": SCHEMA}, "guided_json", "json_schema", json.dumps(SCHEMA)),
     ({"guided_json": json.dumps(SCHEMA)}, "guided_json", "json_schema", json.dumps(SCHEMA)),
@@ -214,19 +210,14 @@ FORMS = [
 ]
 
 
-async def ask(path: str, **fields: Any) -> tuple[Reply, ScriptedTokens]:
-    tokens = ScriptedTokens("<|channel|>final<|message|>ok<|return|>")
-    return (await Client(tokens).post(path, {"model": MODEL, **BODIES[path], **fields})), tokens
-
-
-@pytest.mark.parametrize("path", BODIES)
+@pytest.mark.parametrize("path", [CHAT, "/v1/completions", "/v1/responses"])
 @pytest.mark.parametrize(("fields", "param", "syntax", "grammar"), FORMS)
 async def test_a_form_is_demanded_under_any_name(
     path: str, fields: Json, param: str, syntax: str, grammar: str
 ) -> None:
-    reply, tokens = await ask(path, **fields)
+    reply, requests = await send(path, **fields)
     assert (reply.status, reply.headers.get("x-baton-ignored")) == (200, None), reply.body
-    form = tokens.requests[0].sampling.guided
+    form = requests[0].sampling.guided
     assert form is not None
     last: MessageForm = form.last[-1]
     assert (last.param, last.syntax, last.end) == (param, syntax, "<|return|>")

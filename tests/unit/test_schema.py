@@ -35,26 +35,20 @@ def refusal(raw: bytes, body_type: type[ChatBody] | type[CompletionBody] = ChatB
         ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role"),
         ({"messages": [{"content": "x"}]}, "messages[0].role"),
         ({"messages": [{"role": "user", "content": [{"type": 3}]}]}, "messages[0].content[0].type"),
-        ({"model": 5}, "model"),
         ({"temperature": "hot"}, "temperature"),
-        ({"max_tokens": 2.5}, "max_tokens"),
         ({"logit_bias": {"word": 1}}, "logit_bias"),
         ({"logit_bias": {"5": 101}}, "logit_bias.5"),
         ({"reasoning_effort": "more"}, "reasoning_effort"),
         ({"chat_template_args": {"reasoning_effort": "more"}}, "chat_template_args.reasoning_effort"),
-        ({"tools": [{"type": "web_search", "custom": {"name": "x"}}]}, "tools[0].type"),
+        ({"tools": [{"type": "web_search", "function": {"name": "x"}}]}, "tools[0].type"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
         ({"response_format": {"type": "xml"}}, "response_format.type"),
         ({"metadata": {"a": 1}}, "metadata.a"),
-        ({"metadata": {"k": "v" * 513}}, "metadata.k"),
         ({"nvext": [1]}, "nvext"),
     ],
 )  # fmt: skip
 def test_a_wrong_value_is_refused_with_the_path_of_its_field(fields: dict[str, Any], param: str) -> None:
-    body = {**CHAT, **fields}
-    if "type" in param and "tools" in param:
-        body["tools"][0]["function"] = {"name": "x"}
-    error = refusal(json.dumps(body).encode())
+    error = refusal(json.dumps({**CHAT, **fields}).encode())
     assert error.param == param
     assert f"`{param}`" in error.message
 
