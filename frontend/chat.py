@@ -254,9 +254,8 @@ def _turn(message: InputMessage, path: str, inexact: set[str]) -> Turn:
 def _assistant_turn(message: InputMessage, path: str) -> AssistantTurn:
     calls = []
     for i, given in enumerate(message.tool_calls or ()):
-        call: FunctionCall | CustomCall = _by_type(given, f"{path}.tool_calls[{i}]")
-        is_custom = isinstance(call, CustomCall)
-        text = call.input if isinstance(call, CustomCall) else call.arguments
+        call, is_custom = _by_type(given, f"{path}.tool_calls[{i}]"), given.type == "custom"
+        text = call.input if is_custom else call.arguments
         calls.append(ToolCall(call_id=given.id, name=call.name, arguments=text, takes_text=is_custom))
     return AssistantTurn(
         reasoning=message.reasoning_content or message.reasoning or None,

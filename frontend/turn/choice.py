@@ -153,6 +153,7 @@ class Choice:
         self.tokenizer = tokenizer
         self.caller = caller
         self.stopped = False
+        self.stop_string: str | None = None  # that ended the text
         self.call_ids: list[str] = []
         self.num_tokens = self.num_cached_tokens = 0
         self.logprobs: list[TokenLogprob] | None = None if request.sampling.logprobs is None else []
@@ -185,11 +186,6 @@ class Choice:
     def is_cut(self) -> bool:
         """Whether the answer ended at its token limit."""
         return self.finish_reason == "length"
-
-    @property
-    def stop_string(self) -> str | None:
-        """The stop string that ended the text, if one did."""
-        return None if self._stop_strings is None else self._stop_strings.met
 
     def written(self) -> tuple[WrittenMessage, ...]:
         """The messages as the model wrote them, if the answer is complete and was read as it is written, else
@@ -235,7 +231,8 @@ class Choice:
         """The deltas that can be sent, recorded, with an id assigned to each call."""
         if self._stop_strings is not None:
             deltas = list(self._stop_strings.kept(deltas, is_last=is_last))
-            self.stopped = self._stop_strings.met is not None
+            self.stop_string = self._stop_strings.met
+            self.stopped = self.stop_string is not None
         noted: list[Delta] = []
         for delta in deltas:
             match delta:

@@ -81,9 +81,8 @@ async def count(client: Client, path: str, body: Json, headers: Json | None = No
 
 
 def response_round(answer: Json, *, left_out: str = "") -> Json:
-    """The items of an answer, without those of a type or a field of that name, and the result of its call."""
-    items = [item for item in answer["output"] if item["type"] != left_out]
-    output = [{key: item[key] for key in item if key != left_out} for item in items]
+    """The items of an answer, without those of a type, and the result of its call."""
+    output = [item for item in answer["output"] if item["type"] != left_out]
     result = {"type": "function_call_output", "call_id": output[-1]["call_id"], "output": "ok"}
     return {"input": [HI, *output, result]}
 
