@@ -144,7 +144,7 @@ async def test_a_form_that_its_answers_do_not_happen_to_have_is_refused_by_its_f
         with pytest.raises(InvalidRequest, match="`tool_choice` cannot be enforced"):
             await answer(engine, ask(guided=Guided(last=(call,))))
         with pytest.raises(InvalidRequest, match="`response_format` cannot be enforced"):
-            await answer(engine, ask(guided=Guided(last=(schema,))))
+            await anext(engine.prefill(ask(guided=Guided(last=(schema,)))))
         assert len(await answer(engine, ask(guided=Guided(last=(call, final))))) == 5
         scored = msgspec.structs.replace(ask(), sampling=Sampling(max_tokens=1, seed=0, prompt_logprobs=0))
         with pytest.raises(InvalidRequest, match="no log probabilities of the prompt"):

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from baton.errors import HandoffFailed
-from tests.kv_peer import SOON_S, Command, Far, near, pattern, place_of, readers_of
+from tests.kv_peer import SOON_S, Command, Far, near, pattern, place_of, pulled, readers_of
 from tests.waiting import until
 from workers.kv.memory import host_memory
 
@@ -17,10 +17,7 @@ from workers.kv.memory import host_memory
 @pytest.mark.parametrize("num_bytes", [1, 4096, 5 << 20, 64 << 20])
 async def test_bytes_arrive_as_they_were_offered(far: Far, num_bytes: int) -> None:
     async with near(far.kind) as here:
-        ticket = await far.offer(num_bytes, seed=3)
-        into = bytearray(num_bytes)
-        await here.pull(ticket, host_memory(into), 10)
-        assert into == pattern(num_bytes, 3)
+        assert await pulled(here, await far.offer(num_bytes, seed=3)) == pattern(num_bytes, 3)
 
 
 @pytest.mark.parametrize("num_bytes", [1, 4095, 1 << 20, (5 << 20) - 1])
@@ -51,11 +48,8 @@ async def test_the_source_learns_that_the_bytes_have_moved(far: Far) -> None:
 async def test_fifty_offers_move_at_once(far: Far) -> None:
     async with near(far.kind) as here:
         tickets = [await far.offer(100_000 + i, seed=i) for i in range(50)]
-        buffers = [bytearray(ticket.num_bytes) for ticket in tickets]
-        pulls = [here.pull(t, host_memory(b), 20) for t, b in zip(tickets, buffers, strict=True)]
-        await asyncio.gather(*pulls)
-        for i, buffer in enumerate(buffers):
-            assert buffer == pattern(len(buffer), i)
+        for i, there in enumerate(await asyncio.gather(*(pulled(here, ticket) for ticket in tickets))):
+            assert there == pattern(100_000 + i, i)
 
 
 async def test_a_staging_buffer_is_used_again_for_other_bytes_and_sizes(far: Far) -> None:
