@@ -86,7 +86,7 @@ class Wires:
         for url in self.etcd_urls if self.registry == "etcd" else ():
             _check_address("--etcd-endpoints (ETCD_ENDPOINTS)", url, ("http", "https"))
         for url in self.nats_urls if self.plane == "nats" else ():
-            _check_address("--nats-server (NATS_SERVER)", url, ("nats", "tls", "ws", "wss"))
+            _check_address("--nats-server (NATS_SERVER)", url, ("nats", "tls"))
 
     @property
     def etcd_urls(self) -> list[str]:
@@ -222,8 +222,7 @@ def _check_address(named: str, url: str, schemes: Sequence[str]) -> None:
     """Raises ValueError."""
     try:
         parts = urlsplit(url)
-        is_rpc = not parts.scheme.startswith("http") or parts.path in ("", "/")  # gRPC has no paths
-        is_valid = parts.scheme in schemes and parts.hostname and parts.port != 0 and is_rpc
+        is_valid = parts.scheme in schemes and parts.hostname and parts.port != 0 and parts.path in ("", "/")
     except ValueError:  # a port that is none, or an address in half a bracket
         is_valid = False
     if not is_valid:

@@ -192,8 +192,5 @@ def _check_limits(named: str, value: object, field: dataclasses.Field[Any]) -> N
 
 def _build(cls: type[T], values: Mapping[str, Any]) -> T:
     hints = get_type_hints(cls)
-    own: dict[str, Any] = {}
-    for field in dataclasses.fields(cls):  # type: ignore[arg-type]  # T is a dataclass by contract
-        kind = hints[field.name]
-        own[field.name] = _build(kind, values) if dataclasses.is_dataclass(kind) else values[field.name]  # type: ignore[arg-type]  # is_dataclass does not narrow to a type
-    return cls(**own)
+    names = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]  # T is a dataclass by contract
+    return cls(**{name: values[name] if name in values else _build(hints[name], values) for name in names})

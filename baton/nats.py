@@ -22,7 +22,6 @@ import nats.errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
-from nats.aio.transport import TcpTransport
 
 from baton import frames
 from baton.errors import BrokerLost, WorkerLost
@@ -52,9 +51,9 @@ def limit_silence(client: Client, limit_s: float) -> None:
     nats-py connects again only when everything unsent was sent or the connection has ended, which TCP on its
     own leaves to retries that grow to minutes.
     """
-    transport = client._transport  # noqa: SLF001  nats-py has no option for it
-    if isinstance(transport, TcpTransport) and transport._io_writer is not None:  # noqa: SLF001  as above
-        sock = transport._io_writer.get_extra_info("socket")  # noqa: SLF001  as above
+    writer = getattr(client._transport, "_io_writer", None)  # noqa: SLF001  nats-py has no option for it
+    if writer is not None:  # the connection stands
+        sock = writer.get_extra_info("socket")
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(limit_s * 1000))
 
 
