@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
 from baton.discovery import Discovery
-from baton.dynamo.runtime import RuntimeSettings, dynamo_namespace, dynamo_plane
+from baton.dynamo.runtime import dynamo_namespace, dynamo_plane, start_runtime
 from baton.files import FilesDiscovery, default_registry, make_private
 from baton.flags import flag, without_secrets
 from baton.own_address import AUTO, check_address, own_address
@@ -191,8 +191,8 @@ class Wires:
 
         given = {"NATS_SERVER": self.nats_server, "DYN_FILE_KV": self.file_registry}
         environ = {name: str(value) for name, value in given.items() if value}
-        settings = RuntimeSettings(self.registry, self.address(), self._servers, environ)
-        return DynamoPlane(settings, self.dynamo_paths, self.liveness_s)
+        start = functools.partial(start_runtime, self.registry, self.address(), self._servers, environ)
+        return DynamoPlane(start, self.dynamo_paths, self.liveness_s)
 
     def _registry_folder(self) -> Path:
         return self.file_registry or default_registry()

@@ -58,11 +58,20 @@ class EtcdDiscovery:
     @asynccontextmanager
     async def register(self, info: WorkerInfo) -> AsyncGenerator[None, None]:
         """See `Discovery`. Waits while etcd is unreachable or refuses the user."""
-        registration = _Registration(self._rpc, info, self._ttl_s)
+        call, key, value, lease = self._rpc.call, instance_key(info), msgspec.json.encode(info), 0
 
         async def hold() -> bool:
+            """Keep the lease alive; write the key if it or the lease was lost."""
+            nonlocal lease
             try:
-                await registration.hold()
+                # A lease that expired, with all of its keys, has TTL 0, which is no error.
+                if lease and (await call("Lease/LeaseKeepAlive", ID=lease)).TTL <= 0:
+                    lease = 0
+                if is_new := not lease:
+                    lease = (await call("Lease/LeaseGrant", TTL=math.ceil(self._ttl_s))).ID
+                if is_new or not (await call("KV/Range", key=key)).kvs:
+                    await call("KV/Put", key=key, value=value, lease=lease)
+                    log.info("registration=written key=%s", key.decode())
             except EtcdError as error:
                 self._note(error)
                 return False
@@ -73,7 +82,8 @@ class EtcdDiscovery:
             async with kept(hold, every_s=self._ttl_s / 3, retry_s=_RETRY_S):
                 yield
         finally:
-            await registration.withdraw()
+            if lease:
+                await self._withdraw(key, lease)
 
     async def watch(self) -> AsyncGenerator[tuple[WorkerInfo, ...], None]:
         """See `Discovery`. Yields nothing until etcd has answered; never raises."""
@@ -116,6 +126,15 @@ class EtcdDiscovery:
                         _apply(fleet, key, value)
                 yield tuple(sorted(fleet.values(), key=lambda info: info.worker_id))
 
+    async def _withdraw(self, key: bytes, lease: int) -> None:
+        """Delete the key, unless it was rewritten with another lease; if etcd is unreachable, the lease
+        expires.
+        """
+        try:
+            await self._rpc.call("Lease/LeaseRevoke", ID=lease)
+        except EtcdError as error:
+            log.warning("registration=not_withdrawn key=%s error=%s", key.decode(), error)
+
     def _note(self, error: EtcdError | None) -> None:
         """Log once when etcd becomes unreachable and once when it is back."""
         if error is not None and not self._away:
@@ -123,41 +142,6 @@ class EtcdDiscovery:
         elif error is None and self._away:
             log.info("registry=reachable kind=etcd")
         self._away = error is not None
-
-
-class _Registration:
-    """One worker's key and its lease."""
-
-    def __init__(self, rpc: EtcdRpc, info: WorkerInfo, ttl_s: float) -> None:
-        self._rpc = rpc
-        self._key = instance_key(info)
-        self._value = msgspec.json.encode(info)
-        self._ttl_s = math.ceil(ttl_s)  # etcd's minimum is 2
-        self._lease = 0
-
-    async def hold(self) -> None:
-        """Keep the lease alive; write the key if it or the lease was lost."""
-        call = self._rpc.call
-        # A lease that expired, with all of its keys, has TTL 0, which is no error.
-        if self._lease and (await call("Lease/LeaseKeepAlive", ID=self._lease)).TTL <= 0:
-            self._lease = 0
-        if not self._lease:
-            self._lease = (await call("Lease/LeaseGrant", TTL=self._ttl_s)).ID
-        elif (await call("KV/Range", key=self._key)).kvs:
-            return
-        await call("KV/Put", key=self._key, value=self._value, lease=self._lease)
-        log.info("registration=written key=%s", self._key.decode())
-
-    async def withdraw(self) -> None:
-        """Delete the key, unless it was rewritten with another lease; if etcd is unreachable, the lease
-        expires.
-        """
-        if not self._lease:
-            return
-        try:
-            await self._rpc.call("Lease/LeaseRevoke", ID=self._lease)
-        except EtcdError as error:
-            log.warning("registration=not_withdrawn key=%s error=%s", self._key.decode(), error)
 
 
 def _apply(fleet: dict[bytes, WorkerInfo], key: bytes, value: bytes | None) -> None:

@@ -89,12 +89,34 @@ class FilesDiscovery:
         """See `Discovery`. Waits while the disk is full. Raises OSError if the folder is not writable,
         UnsafeFolder if others can write to it.
         """
-        registration = _Registration(self._folder, info)
+        path = self._folder / f"{quote(info.worker_id, safe=':')}{_SUFFIX}"
+        value, fd = msgspec.json.encode(info), -1
+
+        async def hold() -> bool:
+            """Touch the file; write it if it is new, or its name is gone. False if that fails for now."""
+            nonlocal fd
+            try:
+                if fd < 0 or not path.exists():
+                    before, fd = fd, _write(path, value)
+                    log.info("registration=written file=%s", path)
+                    if before >= 0:
+                        os.close(before)
+                else:
+                    os.utime(fd)
+            except OSError as error:
+                if fd < 0 and error.errno not in _FULL:
+                    raise
+                log.warning("registration=not_written kind=files error=%s", error)
+                return False
+            return True
+
         try:
-            async with kept(registration.hold, every_s=self._ttl_s / 3, retry_s=_FULL_RETRY_S):
+            async with kept(hold, every_s=self._ttl_s / 3, retry_s=_FULL_RETRY_S):
                 yield
         finally:
-            registration.withdraw()
+            if fd >= 0:  # written, and perhaps replaced by another registration
+                _remove(path, os.fstat(fd))
+                os.close(fd)
 
     async def watch(self) -> AsyncGenerator[tuple[WorkerInfo, ...], None]:
         """See `Discovery`. Polls 20 times a second; raises UnsafeFolder if others can write to the folder."""
@@ -156,54 +178,21 @@ class FilesDiscovery:
         return now_s - touched_s
 
 
-class _Registration:
-    """One worker's file, and the lock on it."""
-
-    def __init__(self, folder: Path, info: WorkerInfo) -> None:
-        self._folder = folder
-        self._path = folder / f"{quote(info.worker_id, safe=':')}{_SUFFIX}"
-        self._value = msgspec.json.encode(info)
-        self._fd = -1
-
-    async def hold(self) -> bool:
-        """Touch the file; write it if it is new, or its name is gone. False if it cannot be written now."""
-        try:
-            if self._fd < 0 or not self._path.exists():
-                self._write()
-                log.info("registration=written file=%s", self._path)
-            else:
-                os.utime(self._fd)
-        except OSError as error:
-            if self._fd < 0 and error.errno not in _FULL:
-                raise
-            log.warning("registration=not_written kind=files error=%s", error)
-            return False
-        return True
-
-    def _write(self) -> None:
-        """Create the file, locked before it becomes visible; replaces an earlier owner of the name."""
-        make_private(self._folder)
-        unfinished = self._path.with_suffix(f".{os.getpid()}.tmp")
-        fd = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            value = self._value
-            while value:  # a full disk may take a part
-                value = value[os.write(fd, value) :]
-            unfinished.replace(self._path)
-        except OSError:
-            os.close(fd)
-            unfinished.unlink(missing_ok=True)
-            raise
-        if self._fd >= 0:
-            os.close(self._fd)
-        self._fd = fd
-
-    def withdraw(self) -> None:
-        """Remove the file, if it was written, unless another registration has taken the name."""
-        if self._fd >= 0:
-            _remove(self._path, os.fstat(self._fd))
-            os.close(self._fd)
+def _write(path: Path, value: bytes) -> int:
+    """Create the file, locked before it becomes visible; replaces an earlier owner of the name."""
+    make_private(path.parent)
+    unfinished = path.with_suffix(f".{os.getpid()}.tmp")
+    fd = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        while value:  # a full disk may take a part
+            value = value[os.write(fd, value) :]
+        unfinished.replace(path)
+    except OSError:
+        os.close(fd)
+        unfinished.unlink(missing_ok=True)
+        raise
+    return fd
 
 
 def _is_free(fd: int) -> bool:

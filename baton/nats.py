@@ -86,7 +86,7 @@ class Mailbox:
         elif self._service is not None and self._new_wire is not None and message.reply:
             wire = self._new_wire(message.reply, message.subject, partial(self.wires.pop, token, None))
             if (frame := wire.opened(message.data)) is not None:
-                wire.link = self._service.accept(wire)
+                wire.link = WorkerLink(wire, self._service)
                 self.wires[token] = wire
                 wire.link.receive(frame)
 

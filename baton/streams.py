@@ -308,6 +308,7 @@ class WorkerLink:
         self._reader = frames.FrameReader(frames.FROM_CALLER, service.worker)
         self._writer = frames.FrameWriter(wire, self._cannot_send)
         self._pulse = Pulse(service.pace.tick_s, self._tick)
+        service.links.add(self)
 
     def receive(self, frame: bytes | bytearray) -> None:
         """Process one frame of the caller; an invalid one drops the link."""
@@ -423,11 +424,6 @@ class Service:
         self.stopped = False
         self.links: set[WorkerLink] = set()
         self.tasks: set[asyncio.Task[None]] = set()
-
-    def accept(self, wire: frames.Wire) -> WorkerLink:
-        link = WorkerLink(wire, self)
-        self.links.add(link)
-        return link
 
     async def stop(self) -> None:
         """Drop every link, which closes its generators (callers get WorkerLost), and accept no new one."""

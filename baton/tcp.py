@@ -69,7 +69,7 @@ class TcpTransport(Plane):
             if not self._may_call(sock) or not limit.enter(wire):
                 sock.close()
                 return None
-            wire.link = service.accept(wire)
+            wire.link = WorkerLink(wire, service)
             return wire
 
         context = (lambda: None) if tls is None else (lambda: tls.accepting)

@@ -62,7 +62,7 @@ class Pair:
         self.service = Service("w", answer, PACE)
         self.to_worker, self.to_caller = Back(limit), Back(limit)
         self.caller = self.to_caller.other = CallerLink(self.to_worker, "w", PACE)
-        self.worker = self.to_worker.other = self.service.accept(self.to_caller)
+        self.worker = self.to_worker.other = WorkerLink(self.to_caller, self.service)
 
     def call(self, request: Request) -> AsyncGenerator[Reply, None]:
         return Linked(self.caller).call("w", request)
@@ -91,7 +91,7 @@ class RawCaller:
 
     def __init__(self, service: Service) -> None:
         self.wire = Sent()
-        self.link = service.accept(self.wire)
+        self.link = WorkerLink(self.wire, service)
         self._number = 0
 
     def say(self, *signals: Signal) -> None:

@@ -5,10 +5,11 @@ import secrets
 import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
+from functools import partial
 from typing import Any
 
 from baton.dynamo.plane import DynamoPlane
-from baton.dynamo.runtime import RuntimeSettings
+from baton.dynamo.runtime import start_runtime
 from baton.errors import WorkerLost
 from baton.messages import GenerateRequest, KvHandoff, Reply, Request, Sampling, TokenChunk, WorkerStats
 from baton.nats import NatsTransport
@@ -81,7 +82,8 @@ class Plane:
         if self.kind == "unix":
             return _ByNewNames(liveness_s=liveness_s)
         if self.kind.startswith("dynamo"):
-            return _Registering(RuntimeSettings("file", "127.0.0.1", {}, {}), [DYNAMO_PATH], liveness_s)
+            start = partial(start_runtime, "file", "127.0.0.1", {}, {})
+            return _Registering(start, [DYNAMO_PATH], liveness_s)
         return NatsTransport(self.nats_url, liveness_s=liveness_s, **options)
 
     @asynccontextmanager

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import random
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
@@ -11,7 +11,6 @@ from baton.discovery import MAX_WORKERS
 from baton.dynamo.bodies import release_request
 from baton.dynamo.calls import Call, Instance
 from baton.dynamo.cards import SCHEME, worker_of
-from baton.dynamo.runtime import RuntimeSettings
 from baton.errors import BatonError, WorkerUnreached
 from baton.messages import (
     GenerateRequest,
@@ -79,8 +78,10 @@ class DynamoPlane:
       starts another one.
     """
 
-    def __init__(self, settings: RuntimeSettings, paths: Sequence[str], liveness_s: float) -> None:
-        self._settings = settings
+    def __init__(
+        self, start: "Callable[[], Awaitable[DistributedRuntime]]", paths: Sequence[str], liveness_s: float
+    ) -> None:
+        self._start = start
         self._paths = paths
         self._liveness_s = liveness_s
         self._opening = asyncio.Lock()
@@ -99,7 +100,7 @@ class DynamoPlane:
         """`Transport.reachable`: the runtime has started."""
         async with self._opening:
             if self._runtime is None:
-                self._runtime = await self._settings.start()
+                self._runtime = await self._start()
 
     async def _listen(self) -> None:
         """Follow the endpoints, once; this opens the port for their answers."""

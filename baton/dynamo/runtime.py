@@ -3,7 +3,6 @@
 import asyncio
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -33,31 +32,25 @@ def dynamo_plane() -> str:
     return os.environ.get("DYN_REQUEST_PLANE") or "tcp"
 
 
-@dataclass(frozen=True)
-class RuntimeSettings:
-    """`backend`: etcd or file. `clusters` are servers by the variable in which Dynamo reads them; those that
+async def start_runtime(
+    backend: str, host: str, clusters: Mapping[str, Sequence[str]], environ: Mapping[str, str]
+) -> "DistributedRuntime":
+    """The runtime, once a server of each cluster accepts connections.
+
+    `backend`: etcd or file. `clusters` are servers by the variable in which Dynamo reads them; those that
     answer at the start are used, since its client of etcd fails now and then while one does not. `environ` is
     what else Dynamo reads, besides what the operator has set; `host` is the only address that it listens on.
     """
+    os.environ.update(environ)
+    for name, urls in clusters.items():
+        while not (live := [url for url in urls if await _accepts(url)]):  # noqa: ASYNC110  it does not notify
+            await asyncio.sleep(_RETRY_S)
+        os.environ[name] = ",".join(live)
+    for name, value in (_ENVIRON | dict.fromkeys(_HOSTS, host)).items():
+        os.environ.setdefault(name, value)
+    from dynamo.runtime import DistributedRuntime  # noqa: PLC0415  it reads the environment
 
-    backend: str
-    host: str
-    clusters: Mapping[str, Sequence[str]]
-    environ: dict[str, str]
-
-    async def start(self) -> "DistributedRuntime":
-        """The runtime, once a server of each cluster accepts connections."""
-        os.environ.update(self.environ)
-        for name, urls in self.clusters.items():
-            while not (live := [url for url in urls if await _accepts(url)]):  # noqa: ASYNC110  it does not notify
-                await asyncio.sleep(_RETRY_S)
-            os.environ[name] = ",".join(live)
-        hosts = dict.fromkeys(_HOSTS, self.host)
-        for name, value in (_ENVIRON | hosts).items():
-            os.environ.setdefault(name, value)
-        from dynamo.runtime import DistributedRuntime  # noqa: PLC0415  it reads the environment
-
-        return DistributedRuntime(asyncio.get_running_loop(), self.backend, dynamo_plane())
+    return DistributedRuntime(asyncio.get_running_loop(), backend, dynamo_plane())
 
 
 async def _accepts(url: str) -> bool:

@@ -46,7 +46,7 @@ pytest.importorskip("dynamo.runtime", reason="there is no wheel for this platfor
 from dynamo.llm import FpmEventSubscriber
 from dynamo.runtime import Client, Context, DistributedRuntime
 
-from baton.dynamo.runtime import RuntimeSettings
+from baton.dynamo.runtime import start_runtime
 from baton.dynamo.worker_endpoint import WorkerEndpoint
 
 MODEL = Path("models/demo").resolve()
@@ -288,9 +288,8 @@ async def test_a_runtime_starts_with_the_members_of_a_cluster_that_answer(
     monkeypatch.setenv("ETCD_ENDPOINTS", "")
     member = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
     away, here = (f"http://127.0.0.1:{port}" for port in (free_port(), member.sockets[0].getsockname()[1]))
-    settings = RuntimeSettings("file", "127.0.0.1", {"ETCD_ENDPOINTS": [away, here]}, {})
     async with member, asyncio.timeout(PATIENCE_S):
-        (await settings.start()).shutdown()
+        (await start_runtime("file", "127.0.0.1", {"ETCD_ENDPOINTS": [away, here]}, {})).shutdown()
     assert os.environ["ETCD_ENDPOINTS"] == here
 
 

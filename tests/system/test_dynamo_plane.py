@@ -5,13 +5,14 @@ import base64
 import signal
 from collections.abc import Iterator
 from contextlib import aclosing
+from functools import partial
 from pathlib import Path
 
 import httpx
 import pytest
 
 from baton.dynamo.plane import DynamoPlane
-from baton.dynamo.runtime import RuntimeSettings
+from baton.dynamo.runtime import start_runtime
 from baton.errors import WorkerUnreached
 from baton.messages import KvHandoff, Role, after_handoff
 from tests import dynamo_double as double
@@ -80,9 +81,9 @@ async def test_kv_that_no_decode_worker_got_is_released(tmp_path: Path) -> None:
     with DynamoStack(tmp_path) as stack:
         prefill, _ = stack.double("prefill"), stack.double("decode")
         lost = stack.double("decode", "--endpoint", "dynamo.lost.generate")
-        settings = RuntimeSettings("file", "127.0.0.1", {}, {"DYN_FILE_KV": stack.environ["DYN_FILE_KV"]})
+        environ = {"DYN_FILE_KV": stack.environ["DYN_FILE_KV"]}
         paths = [f"dynamo.{name}.generate" for name in ("prefill", "backend", "lost")]
-        plane = DynamoPlane(settings, paths, 2.0)
+        plane = DynamoPlane(partial(start_runtime, "file", "127.0.0.1", {}, environ), paths, 2.0)
         async with asyncio.timeout(PATIENCE_S), aclosing(plane.watch()) as snapshots:
             async for workers in snapshots:
                 if len(workers) == 3:
