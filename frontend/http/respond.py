@@ -201,24 +201,21 @@ def generating(
     return Operation(serve, summary, (answer,), body, example, is_streamed=True)
 
 
-Count = Callable[[bytes, Client, Services], Awaitable[tuple[TurnRequest, Sequence[str], *tuple[Any, ...]]]]
-"""The request of a body whose tokens are counted, and the fields without effect. Raises BatonErrors."""
-
-
 def counting(
-    count: Count, summary: str, answer: Struct, body: Struct, example: Mapping[str, Any]
+    ask: Ask[AnyAnswer], summary: str, answer: Struct, body: Struct, example: Mapping[str, Any]
 ) -> Operation:
     """An operation that counts a conversation's `input_tokens`."""
 
     async def serve(exchange: Exchange, services: Services, record: Record) -> None:
         client = client_of(exchange, services, record)
         async with services.bodies.received(exchange) as raw:
-            request, ignored, *_ = await count(raw, client, services)
-            served = services.fleet.served(request.fields.model)
-            (prompt,), _ = await encode(request, client.owner, served, services.thoughts)
+            asked = await ask(raw, client, services)
+            served = services.fleet.served(asked.request.fields.model)
+            (prompt,), _ = await encode(asked.request, client.owner, served, services.thoughts)
         record.model = served.name
-        services.metrics.count_ignored(ignored)
-        await exchange.answer(200, answer(input_tokens=len(prompt.token_ids)), ignored_header(ignored))
+        services.metrics.count_ignored(asked.ignored)
+        counted = answer(input_tokens=len(prompt.token_ids))
+        await exchange.answer(200, counted, ignored_header(asked.ignored))
 
     return Operation(serve, summary, (answer,), body, example)
 

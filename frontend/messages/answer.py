@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import msgspec
 
@@ -16,7 +16,7 @@ from frontend.messages.request import Counted, MessagesBody, ThreadNotFound, tur
 from frontend.text.tokenizer import ContextTooLong
 from frontend.turn.choice import Choice
 from frontend.turn.ids import new_id
-from frontend.turn.request import Client, TurnRequest
+from frontend.turn.request import Client
 from frontend.turn.seal import Seal
 
 StopReason = Literal["end_turn", "max_tokens", "model_context_window_exceeded", "stop_sequence", "tool_use"]
@@ -122,28 +122,25 @@ _DELTA_OF = {
 }
 
 
-async def ask_message(raw: bytes, _: Client, services: Services) -> Asked[Answer]:
-    """See `frontend.http.respond.Ask`."""
+async def ask(body_type: type[Counted], raw: bytes, _: Client, services: Services) -> Asked[Answer]:
+    """See `frontend.http.respond.Ask`. A body that is only counted gets no answer."""
     making = partial(turn_request, seal=services.seal)
-    body, unknown, (request, left_out) = await read(raw, MessagesBody, making)
-    answer = partial(MessagesAnswer, body, services.seal)
+    body, unknown, (request, left_out) = await read(raw, body_type, making)
+    answer = partial(MessagesAnswer, cast("MessagesBody", body), services.seal)
     return Asked(request, (*unknown, *left_out), answer)
-
-
-async def counted(raw: bytes, _: Client, services: Services) -> tuple[TurnRequest, Sequence[str]]:
-    """See `frontend.http.respond.Count`."""
-    making = partial(turn_request, seal=services.seal)
-    _body, unknown, (request, left_out) = await read(raw, Counted, making)
-    return request, (*unknown, *left_out)
 
 
 _HELLO = {"messages": [{"role": "user", "content": "Hello there!"}]}
 OPERATIONS: Operations = {
     ("POST", "/v1/messages"): generating(
-        ask_message, "Create a message", MessageObject, MessagesBody, {"max_tokens": 100, **_HELLO}
+        partial(ask, MessagesBody),
+        "Create a message",
+        MessageObject,
+        MessagesBody,
+        {"max_tokens": 100, **_HELLO},
     ),
     ("POST", "/v1/messages/count_tokens"): counting(
-        counted, "Count a message's input tokens", TokenCount, Counted, _HELLO
+        partial(ask, Counted), "Count a message's input tokens", TokenCount, Counted, _HELLO
     ),
 }
 
