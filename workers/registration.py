@@ -60,11 +60,8 @@ async def _replace(registered: AsyncExitStack, discovery: Discovery, card: Worke
 async def warm_up_pairs(
     card: WorkerInfo, respond: Respond, discovery: Discovery, transport: Transport
 ) -> tuple[str, ...]:
-    """Try a handoff with each peer; returns the ids of those that failed within `PAIR_TIMEOUT_S`, each
-    logged.
-
-    The worker of `card` must already be registered and served by `respond`: of two workers that start
-    together, at least one then sees the other.
+    """Try a handoff with each peer; returns the ids of those that failed within `PAIR_TIMEOUT_S`. The worker
+    of `card` is registered and served by `respond`: of two that start together, one sees the other.
     """
     if not card.kv_transfer:
         return ()
@@ -92,13 +89,11 @@ async def _peers(card: WorkerInfo, discovery: Discovery) -> list[WorkerInfo]:
 async def _is_warmed_up(card: WorkerInfo, respond: Respond, peer: WorkerInfo, transport: Transport) -> bool:
     remote: Respond = partial(transport.call, peer.address)
     prefill, decode = (respond, remote) if card.role is Role.PREFILL else (remote, respond)
-    began = asyncio.get_running_loop().time()
     try:
         async with asyncio.timeout(PAIR_TIMEOUT_S):
             await try_pair(prefill, decode, trial_request("warm-up", card, peer, deadline_s=PAIR_TIMEOUT_S))
     except Exception as error:  # noqa: BLE001  a failing peer must not stop this worker's start
         log.warning("cold pair worker=%s peer=%s error=%r", card.worker_id, peer.worker_id, error)
         return False
-    took_s = asyncio.get_running_loop().time() - began
-    log.info("warm pair worker=%s peer=%s took_s=%.3f", card.worker_id, peer.worker_id, took_s)
+    log.info("warm pair worker=%s peer=%s", card.worker_id, peer.worker_id)
     return True

@@ -63,10 +63,8 @@ class Field:
         self._words = {str(word).lower(): word for word in words}
 
     def convert(self, value: object) -> object:
-        """Check plain numbers, switches, text and closed lists of words, whose letter case is corrected
-        (`ucx`, `UCX`). All else passes unchanged: an engine checks more than its annotations say.
-
-        Raises ValueError.
+        """Check plain values, and words of closed lists, whose letter case is corrected (`ucx`, `UCX`). All
+        else passes unchanged: an engine checks more than its annotations say. Raises ValueError.
         """
         if value is None and self.is_nullable:
             return None

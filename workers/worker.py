@@ -98,16 +98,15 @@ class Worker:
         if self._num_prefilling_tokens + num_lacking > max_tokens:
             yield PrefillFirst(num_lacking, is_busy=num_lacking <= max_tokens)
             return
-        num_prefilling = num_lacking
-        self._num_prefilling_tokens += num_prefilling
+        self._num_prefilling_tokens += num_lacking
         try:
             async with aclosing(self._engine.decode(request)) as chunks:
                 async for chunk in chunks:
-                    self._num_prefilling_tokens -= num_prefilling
-                    num_prefilling = 0
+                    self._num_prefilling_tokens -= num_lacking
+                    num_lacking = 0
                     yield chunk
         finally:
-            self._num_prefilling_tokens -= num_prefilling
+            self._num_prefilling_tokens -= num_lacking
 
     async def drained(self, timeout_s: float) -> bool:
         """Wait until nothing runs; False after `timeout_s`. Prefill calls include pinned handoffs: they end

@@ -39,9 +39,8 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Worker(msgspec.Struct, frozen=True, kw_only=True):
-    """A worker to be started. `gpus` is its list as written, None if not given.
-
-    `given` has its engine settings by key path. `refusal` is the error at its start, if any.
+    """A worker to be started. `gpus`: its list as written, None if not given; `given`: its engine settings by
+    key path; `refusal`: the error at its start, if any.
     """
 
     mode: DisaggregationMode

@@ -80,11 +80,6 @@ def _shared_gpus(facts: Facts, worker: Worker) -> str | None:
     return ", ".join(str(gpu.index) for gpu in facts.gpus_of(worker) if gpu.index in used)
 
 
-def _missing(facts: Facts, _: Facts) -> str:
-    names = facts.model.missing
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-
-
 def _larger_batch(_: Facts, worker: Worker) -> tuple[int, int] | None:
     """The batch size and that of the CUDA graphs, if the first is the larger one."""
     batch, graphs = worker.number("max_batch_size"), worker.number(_GRAPHS)
@@ -111,7 +106,7 @@ TABLE = (
     Row(E, "model-absent", _here, lambda f, _: f.model.problem,
         "{f.model.path}: {found}",
         "workers exit at start; nothing is downloaded automatically", "{f.model.download}"),
-    Row(E, "file-missing", _here, _missing,
+    Row(E, "file-missing", _here, lambda f, _: ", ".join(f.model.missing[:3]),
         "{f.model.path} has no {found}", "the frontend or the engine exits, after minutes of loading",
         "{f.model.download}"),
     Row(E, "model-other", _here, lambda f, _: f.model.model_type != "gpt_oss",

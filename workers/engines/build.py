@@ -30,9 +30,8 @@ _RULES = {"trtllm": TRTLLM_RULES, "vllm": VLLM_RULES}
 
 
 def build_engine(parsed: Parsed[WorkerSettings]) -> tuple[Engine, list[str]]:
-    """The engine, not started, and its effective settings as `key=value (source)` lines.
-
-    Raises SettingsError with one line for the user: invalid YAML, missing model folder, engine not installed.
+    """The engine, not started, and its effective settings as `key=value (source)` lines. Raises SettingsError
+    with one line for the user: invalid YAML, missing model folder, engine not installed.
     """
     settings = parsed.settings
     if not (settings.model_path / "config.json").is_file():
@@ -48,10 +47,8 @@ def build_engine(parsed: Parsed[WorkerSettings]) -> tuple[Engine, list[str]]:
 
 
 def given_settings(parsed: Parsed[WorkerSettings]) -> Given:
-    """The engine settings given by flags and YAML, or chosen by Baton, by key path; loads no library.
-
-    Raises SettingsError with the worker's message; what the build of a third-party library refuses, only a
-    worker can report (`--check`).
+    """The engine settings given by flags and YAML, or chosen by Baton, by key path; loads no library. Raises
+    SettingsError with the worker's message, unless only the library's build refuses them (`--check`).
     """
     engine = parsed.settings.engine
     if engine in _RULES:

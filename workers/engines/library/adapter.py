@@ -55,9 +55,9 @@ class Call:
 
     async def wait(self, work: Coroutine[Any, Any, T], until: float) -> T:
         """Run `work`. Raises DeadlineExceeded at this time of the event loop, or `error` once it is set."""
-        if self.error is not None:
+        if (error := self.error) is not None:
             work.close()
-        self._raise_error()
+            raise error
         waiting = self._waiting = asyncio.timeout_at(until)
         try:
             async with waiting:
@@ -65,16 +65,12 @@ class Call:
         except TimeoutError:
             if not waiting.expired():
                 raise  # the library's own
-            self._raise_error()
-            raise DeadlineExceeded from None
+            raise self.error or DeadlineExceeded() from None
         finally:
             self._waiting = None
-        self._raise_error()
-        return result
-
-    def _raise_error(self) -> None:
         if self.error is not None:
             raise self.error
+        return result
 
     def end_with(self, error: BatonError) -> None:
         """Make the pending or next wait raise `error`."""

@@ -282,15 +282,14 @@ def _note_durations(metrics: Any, call: Call) -> None:
 
 
 def _finish_reason(output: Any, call: Call) -> FinishReason | None:
-    match output.finish_reason:
+    reason: str | None = output.finish_reason
+    match reason:
         case None | "not_finished":
             return None
         case "length" if _ends_with_stop_token(output, call):  # the last allowed token was one
             return "stop"
-        case "stop":
-            return "stop"
-        case "length":
-            return "length"
+        case "stop" | "length":
+            return reason
         case "timeout":
             raise DeadlineExceeded
         case other:
