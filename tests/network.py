@@ -17,8 +17,9 @@ import subprocess
 import sys
 from collections import defaultdict
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
+Harm = Literal["lose", "repeat", "corrupt"]
 _TUN = Path("/dev/net/tun")
 _TUNSETIFF = 0x400454CA
 _IFF_TUN_NO_PI = 0x0001 | 0x1000
@@ -64,17 +65,9 @@ class Network:
         for other in others or self.hosts:
             self._ask(f"cut {self.hosts[name].address} {self.hosts[other].address}")
 
-    def lose(self, share: float) -> None:
-        """Drop this share of all packets, at random."""
-        self._ask(f"lose {share}")
-
-    def repeat(self, share: float) -> None:
-        """Deliver this share of all packets twice, at random."""
-        self._ask(f"repeat {share}")
-
-    def corrupt(self, share: float) -> None:
-        """Flip a bit in the last byte of this share of all packets, at random."""
-        self._ask(f"corrupt {share}")
+    def harm(self, how: Harm, share: float) -> None:
+        """Drop this share of all packets, at random, deliver them twice, or flip a bit in their last byte."""
+        self._ask(f"{how} {share}")
 
     def num_harmed(self) -> int:
         """Packets that were dropped, repeated or corrupted since the last `heal`."""

@@ -2,14 +2,13 @@
 
 import json
 import subprocess
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 from tests.chaos.injector import require
 from tests.chaos.scene import Scene
 from tests.chaos.schedule import Targets
-from tests.network import Network
+from tests.network import Harm, Network
 from tests.waiting import wait_for
 
 
@@ -72,16 +71,16 @@ class HarmPackets:
     """
 
     def __init__(
-        self, scene: Scene, _: Targets, *, harm: Callable[[Network], None], counters: tuple[str, str]
+        self, scene: Scene, _: Targets, *, how: Harm, share: float, counters: tuple[str, str]
     ) -> None:
         self._network = _network(scene)
-        self._harm = harm
+        self._harm = how, share
         self._counters = counters
         self._before = 0
 
     def begin(self) -> None:
         self._before = self._counted()
-        self._harm(self._network)
+        self._network.harm(*self._harm)
 
     def proof(self) -> str:
         """For the frontend's host."""
@@ -104,8 +103,6 @@ class HarmPackets:
         return int(values[names.index(name)])
 
 
-lose = partial(HarmPackets, harm=lambda network: network.lose(0.2), counters=("Tcp", "RetransSegs"))
-repeat = partial(
-    HarmPackets, harm=lambda network: network.repeat(0.2), counters=("TcpExt", "TCPDSACKOldSent")
-)
-corrupt = partial(HarmPackets, harm=lambda network: network.corrupt(0.05), counters=("Tcp", "InCsumErrors"))
+lose = partial(HarmPackets, how="lose", share=0.2, counters=("Tcp", "RetransSegs"))
+repeat = partial(HarmPackets, how="repeat", share=0.2, counters=("TcpExt", "TCPDSACKOldSent"))
+corrupt = partial(HarmPackets, how="corrupt", share=0.05, counters=("Tcp", "InCsumErrors"))

@@ -58,7 +58,7 @@ def test_with_a_fifth_of_all_packets_lost_streams_lose_nothing(stack: Stack, net
     expected = whole_answer(stack, 400)
     streams = [Stream(stack, 400).read(3) for _ in range(16)]
 
-    network.lose(0.2)
+    network.harm("lose", 0.2)
 
     read_all(streams, expected)
     heal(stack, network)

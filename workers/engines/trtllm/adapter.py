@@ -273,12 +273,9 @@ def _note_durations(metrics: Any, call: Call) -> None:
     )  # fmt: skip
     if not first_s:
         return
-    moved_s, computed_s = pulled_s - pull_s, first_s - max(began_s, pulled_s)
-    waited_s = first_s - arrived_s - moved_s - computed_s
-    if call.transfer is None:
-        call.spent.take(waited_s, 0.0, computed_s)
-    else:
-        call.spent.take(waited_s, moved_s + computed_s, 0.0)
+    busy_s = first_s - max(began_s, pulled_s) + pulled_s - pull_s
+    parts_s = (0.0, busy_s) if call.transfer is None else (busy_s, 0.0)
+    call.spent.take(first_s - arrived_s - busy_s, *parts_s)
 
 
 def _finish_reason(output: Any, call: Call) -> FinishReason | None:
