@@ -6,6 +6,8 @@ import secrets
 
 from baton.errors import InvalidRequest
 
+_SEALED = "bt2 "  # earlier releases take such a text for another server's
+
 
 class Seal:
     """Signs with a key shared by all frontends of a service, or with a random key of this process. Content of
@@ -32,9 +34,9 @@ class Seal:
 
     def close(self, text: str) -> str:
         """The text and its signature as one string, which `open` reads."""
-        return f"{self.sign(text)} {text}"
+        return f"{_SEALED}{self.sign(text)} {text}"
 
     def open(self, sealed: str, path: str) -> str | None:
         """The text of the field `path`, or None if this key did not seal it. Raises InvalidRequest."""
-        signature, space, text = sealed.partition(" ")
+        signature, space, text = sealed.removeprefix(_SEALED).partition(" ")
         return text if space and self.is_ours(text, signature, path) else None
