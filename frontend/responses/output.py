@@ -367,13 +367,12 @@ class ResponseAnswer(Answer):
             self._open = OpenItem(whole, _MACHINE_CALL, 0, EventWriter(streams=False))
             return b""
         tool = self.choice.tools.get(delta.name, Tool(name=delta.name))
-        call: CustomCallItem | FunctionCallItem
+        space = UNSET if tool.namespace == FUNCTIONS else tool.namespace
         if tool.takes_text:
-            call = CustomCallItem(call_id=delta.call_id, name=tool.name, input="")
-        else:
-            call = FunctionCallItem(call_id=delta.call_id, name=tool.name, arguments="")
-        call.namespace = UNSET if tool.namespace == FUNCTIONS else tool.namespace
-        return self._begin(call, _CUSTOM_CALL if tool.takes_text else _CALL)
+            custom = CustomCallItem(call_id=delta.call_id, name=tool.name, input="", namespace=space)
+            return self._begin(custom, _CUSTOM_CALL)
+        call = FunctionCallItem(call_id=delta.call_id, name=tool.name, arguments="", namespace=space)
+        return self._begin(call, _CALL)
 
     def _end_item(self, *, is_cut: bool) -> bytes:
         ended, self._open = self._open, None

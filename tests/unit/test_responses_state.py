@@ -250,6 +250,7 @@ async def test_a_shutdown_reports_what_it_interrupts_as_failed(tmp_path: Path) -
     async with frontend(ANSWER, path=path, script={"pause_at": 13}) as client:
         made = (await client.respond(background=True)).json
         await client.tokens.paused.wait()
+    assert client.metric("baton_requests_total", route="background", model=MODEL, status="503") == 1
     async with frontend(ANSWER, path=path) as client:
         found = (await client.get(f"/v1/responses/{made['id']}")).json
         assert [found["status"], found["output"][0]["status"]] == ["failed", "incomplete"]
