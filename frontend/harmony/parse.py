@@ -246,14 +246,13 @@ class HarmonyParser:
         """Ends a header without `<|message|>` at a control token or the end of the stream: its text becomes
         the message's. A recipient without text is a call, unless another header follows."""
         if self._header.raw.strip():
-            is_cut = control is None
+            is_cut, is_followed = control is None, control in _FOLLOWED
             header = self._header.read(control)
             tokens = self._header.text_tokens(header)
             if tokens or not (is_cut or header.kind == "dropped"):
                 self._count_repair(header, is_ended=False)
-            if tokens or (header.call is not None and not is_cut and control not in _FOLLOWED):
-                otherwise: HeaderKind = "thought" if control in _FOLLOWED else "text"
-                message = self._open_message(header, tokens, otherwise)
+            if tokens or not (is_cut or is_followed):
+                message = self._open_message(header, tokens, "thought" if is_followed else "text")
                 self._end_message(message, is_complete=not is_cut)
         self._header = self._new_header(is_started=False, expects_role=False)
 

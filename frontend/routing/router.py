@@ -24,9 +24,7 @@ class RoutingSettings:
     worker while it has kept a request of this process waiting for `local_prefill_after_s`."""
 
     router_mode: RouterMode = flag(
-        "round-robin",
-        "round-robin, random, least-loaded, prefix (by conversation)",
-        metavar="MODE",
+        "round-robin", "round-robin, random, least-loaded, prefix (by conversation)", metavar="MODE"
     )
     local_prefill_tokens: int = flag(
         0, "prompts of which decode lacks at most N tokens skip the prefill worker", metavar="N", at_least=0
@@ -54,12 +52,7 @@ _MAX_LOAD = 1.25
 class Router:
     """One policy. `num_running` counts this frontend's calls by worker id."""
 
-    def __init__(
-        self,
-        mode: RouterMode,
-        num_running: Mapping[str, int],
-        metrics: Metrics,
-    ) -> None:
+    def __init__(self, mode: RouterMode, num_running: Mapping[str, int], metrics: Metrics) -> None:
         self._mode = mode
         self._num_running = num_running
         self._metrics = metrics

@@ -320,9 +320,9 @@ class Call:
 
 
 class Calls:
-    """The running calls to workers. Detects stuck workers: heartbeats arrive, but none of their requests
-    makes progress. `on_stuck` is called for a worker without progress for `no_progress_s` that `is_stuck`
-    then finds stuck. An error is not progress: a hung engine also rejects requests as its queue is full."""
+    """The running calls to workers. `on_stuck` gets a worker whose requests make no progress for
+    `no_progress_s` and that `is_stuck` then finds stuck. An error is not progress: a hung engine also rejects
+    requests as its queue is full."""
 
     def __init__(
         self,
