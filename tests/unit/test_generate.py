@@ -9,7 +9,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 from baton.errors import (
     BatonError,
@@ -199,13 +198,6 @@ async def test_a_request_whose_time_is_over_is_not_tried_again() -> None:
     assert fleet.called == ["d1"]
 
 
-def prefills(fleet: ScriptedWorkers) -> dict[tuple[str, str], float]:
-    """Counted prompts by where they were computed and why."""
-    families = text_string_to_metric_families(fleet.metrics.page([]).decode())
-    samples = [s for family in families for s in family.samples if s.name == "baton_prefills_total"]
-    return {(s.labels["where"], s.labels["reason"]): s.value for s in samples}
-
-
 @pytest.mark.parametrize(("is_busy", "reason"), [(False, "long"), (True, "busy")])
 async def test_what_it_lacks_more_is_prefilled_and_handed_to_the_same_worker(
     is_busy: bool, reason: str
@@ -217,7 +209,7 @@ async def test_what_it_lacks_more_is_prefilled_and_handed_to_the_same_worker(
             assert await token_ids_of(generator) == WHOLE
     assert fleet.called == ["d1", "p1", "d1", "d2", "p1", "d2"]
     assert [call.handoff is not None for _, call in fleet.calls] == [False, False, True] * 2
-    assert prefills(fleet) == {("prefill", reason): 2}
+    assert fleet.metrics.of("prefills", "prefill", reason).value == fleet.metrics.total("prefills") == 2
 
 
 def handing(**changes: Any) -> Script:
@@ -265,7 +257,8 @@ async def test_a_short_prompt_joins_decode_only_while_prefill_keeps_others_waiti
         assert await first == WHOLE
         assert await token_ids_of(generator) == WHOLE
         assert fleet.called == ["p1", "d1", "d1", "p1", "d1"]
-    assert prefills(fleet) == {("prefill", "free"): 2, ("decode", "cached"): 1}
+    of, total = fleet.metrics.of, fleet.metrics.total
+    assert (of("prefills", "prefill", "free").value, total("prefills")) == (2, 3), "one is cached at decode"
 
 
 @pytest.mark.parametrize(

@@ -79,21 +79,19 @@ def test_conversations_and_tenants_are_spread() -> None:
         assert min(counts[name] for name in "abc") > 50
 
 
-def test_a_worker_less_moves_its_own_conversations_only() -> None:
+def test_a_worker_less_or_started_again_moves_its_own_conversations_only() -> None:
     pick = Router("prefix", {}, Metrics()).pick
+    again = [msgspec.structs.replace(WORKERS[0], incarnation="a.2"), *WORKERS[1:]]  # its cache is gone
+    moved = set()
     for first in range(50):
-        before = pick(Role.DECODE, conversation(first), WORKERS).worker_id
-        after = pick(Role.DECODE, conversation(first), WORKERS[1:]).worker_id
-        assert before in {"a", after}
-
-
-def test_a_restarted_worker_is_another_one_for_its_cache_is_gone() -> None:
-    pick = Router("prefix", {}, Metrics()).pick
-    again = [msgspec.structs.replace(each, incarnation=f"{each.worker_id}2") for each in WORKERS]
-    requests = [conversation(first) for first in range(50)]
-    assert [pick(Role.DECODE, r, WORKERS).worker_id for r in requests] != [
-        pick(Role.DECODE, r, again).worker_id for r in requests
-    ]
+        before, less, after = (
+            pick(Role.DECODE, conversation(first), workers).worker_id
+            for workers in (WORKERS, WORKERS[1:], again)
+        )
+        assert before in {"a", less}
+        assert before == after or "a" in {before, after}
+        moved.add(before != after)
+    assert moved == {True, False}
 
 
 def test_a_worker_with_more_than_its_share_is_passed_over() -> None:
