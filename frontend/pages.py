@@ -102,9 +102,8 @@ def pages(services: Services) -> Mapping[str, Page]:
         return _json(explain(query, found))
 
     found: dict[str, Page] = {"/health": health, "/live": live, "/metrics": metrics}
-    found |= {"/fleet": look, "/requests": requests}
-    found |= _live_page() if services.has_page else {}
-    return found | _model_pages(fleet)
+    found |= {"/fleet": look, "/requests": requests, **_model_pages(fleet)}
+    return found | (_live_page() if services.has_page else {})
 
 
 def _live_page() -> dict[str, Page]:

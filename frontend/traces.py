@@ -1,7 +1,4 @@
-"""Traces: W3C's context of each request, and its spans, which a thread makes and sends once it has ended.
-
-Names and attributes follow OpenTelemetry's conventions for generative AI.
-"""
+"""Traces: W3C's context of each request, and its spans, named by OpenTelemetry's conventions for AI."""
 
 import atexit
 import logging

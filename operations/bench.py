@@ -51,8 +51,7 @@ class BenchSettings(FrontendFlags):
 
 
 def bench(parsed: Parsed[BenchSettings]) -> int:
-    """Run the load and print its figures. Exit status: 0 all answered, 1 some failed. Raises FrontendError if
-    it cannot begin."""
+    """Run the load, print its figures. Exit status: 0 all answered, 1 some failed. Raises FrontendError."""
     settings, client = parsed.settings, Client(parsed.settings)
     load = Load(client, settings)
     sys.setswitchinterval(0.0005)  # a thread with a new token need not wait for others

@@ -1,5 +1,4 @@
-"""`python -m baton status`: the workers, their load, and what happened lately, as the frontend sees it.
-`top`: the same, live."""
+"""`python -m baton status`: workers, load and events, as the frontend sees them. `top`: the same, live."""
 
 import contextlib
 import dataclasses

@@ -67,25 +67,14 @@ async def test_requests_that_share_an_id_are_all_shown(capsys: pytest.CaptureFix
         assert capsys.readouterr().out.count("same  200  ") == 3
 
 
-@pytest.mark.parametrize(
-    "query",
-    [
-        "",
-        "id=a&id=b",
-        "slowest=0",
-        "slowest=101",
-        "slowest=000000001" + 5000 * "9",
-        "failed=x",
-        "running=2",
-        "slowest=%C2%B2",
-        "nope=1",
-        "failed=",
-    ],
-)
-async def test_a_bad_query_is_one_sentence(query: str) -> None:
+BAD = ["", "id=a&id=b", "slowest=0", "slowest=101", "failed=x", "running=2", "slowest=%C2%B2", "nope=1"]
+
+
+async def test_a_bad_query_is_one_sentence() -> None:
     async with serving(Workers(d=Held())) as frontend:
-        reply = await frontend.get(f"/requests?{query}")
-        assert (reply.status_code, reply.json()["error"]["code"]) == (400, "invalid_request")
+        for query in (*BAD, "failed=", "slowest=000000001" + 5000 * "9"):
+            reply = await frontend.get(f"/requests?{query}")
+            assert (reply.status_code, reply.json()["error"]["code"]) == (400, "invalid_request"), query
 
 
 @pytest.mark.parametrize(

@@ -32,13 +32,6 @@ def lines(process: Process, message: str, **fields: object) -> list[dict[str, An
     return [line for line in found if line["message"] == message and fields.items() <= line.items()]
 
 
-def one(process: Process, message: str, **fields: object) -> dict[str, Any]:
-    """The only line of that kind, which may be a moment late."""
-    wait_for(lambda: lines(process, message, **fields))
-    (line,) = lines(process, message, **fields)
-    return line
-
-
 def request(stack: Stack, request_id: str, **body: Any) -> int:
     body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 20} | body
     return stack.post("/v1/chat/completions", {"x-request-id": request_id}, **body).status_code
@@ -50,7 +43,9 @@ def test_a_worker_that_stands_still_is_lost_and_recovers(stack: Stack) -> None:
     statuses = [request(stack, "resumed") for _ in range(2)]  # one on each decode worker
     wait_for(lambda: lines(frontend, "worker lost", worker=decode.name))
     decode.signal(signal.SIGCONT)
-    assert one(frontend, "worker recovered", worker=decode.name)["away_s"] > 0
+    wait_for(lambda: lines(frontend, "worker recovered", worker=decode.name))
+    (recovered,) = lines(frontend, "worker recovered", worker=decode.name)
+    assert recovered["away_s"] > 0
     assert statuses == [200, 200]
     assert lines(frontend, "retrying", request_id="resumed", worker=decode.name, reason="worker_lost")
     wait_for(lambda: lines(frontend, "load"))

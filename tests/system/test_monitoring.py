@@ -134,14 +134,11 @@ def test_two_frontends_and_two_processes_double_nothing(scene: Scene) -> None:
 
 
 def test_requests_of_both_processes_are_added(scene: Scene) -> None:
-    num_before = scene.query('sum(baton_requests_total{route="/v1/completions"})')[frozenset()]
+    total = 'sum(baton_requests_total{route="/v1/completions"})'
+    num_before = scene.query(total)[frozenset()]
     for _ in range(4):  # in turn
         scene.stack.answer("/v1/completions", prompt="Hi", max_tokens=1)
-    wait_for(
-        lambda: (
-            scene.query('sum(baton_requests_total{route="/v1/completions"})') == {frozenset(): num_before + 4}
-        )
-    )
+    wait_for(lambda: scene.query(total) == {frozenset(): num_before + 4})
 
 
 def test_a_lost_worker_and_a_lost_frontend_are_alerts(scene: Scene) -> None:

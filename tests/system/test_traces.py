@@ -52,13 +52,6 @@ def asked(
     return httpx.post(f"{stack.url}{path}", json=body, headers=headers, timeout=timeout_s, verify=False)
 
 
-def traced(receiver: Receiver, trace_id: str) -> tuple[Span, list[Span]]:
-    """The request's span and those below it, once all have come: they are sent together."""
-    wait_for(lambda: receiver.trace(trace_id))
-    (request,) = (span for span in receiver.trace(trace_id) if span.kind == Span.SPAN_KIND_SERVER)
-    return request, [span for span in receiver.trace(trace_id) if span is not request and span != request]
-
-
 def children(parent: Span, spans: list[Span]) -> list[Span]:
     return [span for span in spans if span.parent_span_id == parent.span_id]
 
@@ -66,7 +59,9 @@ def children(parent: Span, spans: list[Span]) -> list[Span]:
 def test_a_request_is_one_trace_below_its_clients(stack: Stack, receiver: Receiver) -> None:
     assert asked(stack, "", max_tokens=5).status_code == 200  # not sampled
     reply = asked(stack, TRACE, max_tokens=20, **TIMED)
-    request, parts = traced(receiver, TRACE)
+    wait_for(lambda: receiver.trace(TRACE))
+    (request,) = (span for span in receiver.trace(TRACE) if span.kind == Span.SPAN_KIND_SERVER)
+    parts = [span for span in receiver.trace(TRACE) if span != request]
     assert request.parent_span_id.hex() == PARENT
     assert request.name == f"chat {MODEL}"
     known = attributes(request)

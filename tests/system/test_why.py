@@ -38,12 +38,7 @@ def ask(stack: Stack, request_id: str, num_tokens: int = 20, key: str = "any", *
 def running(stack: Stack, request_id: str, num_tokens: int = 200) -> Asked:
     """A long answer that has begun."""
     asked = ask(stack, request_id, num_tokens)
-    wait_for(
-        lambda: (
-            found(stack, f"id={request_id}")
-            and found(stack, f"id={request_id}")[0]["record"].get("first_token_s")
-        )
-    )
+    wait_for(lambda: any("first_token_s" in each["record"] for each in found(stack, f"id={request_id}")))
     return asked
 
 
@@ -60,12 +55,9 @@ def found(stack: Stack, query: str) -> list[dict[str, Any]]:
 
 def explained(stack: Stack, request_id: str) -> dict[str, Any]:
     """The only request with this id, once it has ended."""
-    wait_for(
-        lambda: (
-            [each["record"].get("status", 200) != 0 for each in found(stack, f"id={request_id}")] == [True]
-        )
-    )
-    return found(stack, f"id={request_id}")[0]
+    query = f"id={request_id}"
+    wait_for(lambda: [each["record"].get("status") != 0 for each in found(stack, query)] == [True])
+    return found(stack, query)[0]
 
 
 def slow_stage(stack: Stack, request_id: str, stage: str, worker: str, lasted_s: float | None = None) -> Any:
@@ -77,10 +69,6 @@ def slow_stage(stack: Stack, request_id: str, stage: str, worker: str, lasted_s:
     if lasted_s is not None:
         assert verdict["excess_s"] == pytest.approx(lasted_s, rel=0.2, abs=0.05), explanation
     return verdict
-
-
-def is_calm(stack: Stack, request_id: str) -> bool:
-    return explained(stack, request_id)["verdict"] is None
 
 
 class Paused:
@@ -212,12 +200,9 @@ async def test_of_many_healthy_requests_none_is_out_of_line(calm: Stack, num: in
         await asyncio.gather(*(one(i) for i in range(num)))
     slowest = [each for each in found(calm, "slowest=100") if each["record"]["request_id"].startswith("many")]
     assert slowest
-    outliers = [each["verdict"] for each in slowest if each["verdict"] is not None]
-    # Where other work holds up the host, that is true.
-    causes = {each["cause"] for each in outliers} - {"this frontend stood still"}
-    assert [
-        cause for cause in causes if not re.fullmatch(r"the host of \S+( frontend)? was busy", cause)
-    ] == []
+    causes = {each["verdict"]["cause"] for each in slowest if each["verdict"] is not None}
+    held_up = re.compile(r"this frontend stood still|the host of \S+( frontend)? was busy")  # by other work
+    assert [cause for cause in causes if not held_up.fullmatch(cause)] == []
 
 
 @pytest.fixture(scope="module")
@@ -287,13 +272,9 @@ def test_a_decode_worker_that_is_killed_in_mid_stream(worn: Stack, capsys: Any) 
     killed.kill()
     for each in asked:
         each.result()
-    hit = [
-        each["record"]
-        for each in found(worn, "failed=20")
-        if each["record"]["request_id"].startswith("killed")
-    ]
-    assert hit
-    record, (leg,) = hit[0], hit[0]["legs"]
+    records = [each["record"] for each in found(worn, "failed=20")]
+    record = next(each for each in records if each["request_id"].startswith("killed"))
+    (leg,) = record["legs"]
     assert leg["gap_s"] > 0.7
     verdict = slow_stage(worn, record["request_id"], "stream", "decode-0", leg["gap_s"])
     assert verdict["cause"] == "decode-0 was lost"
