@@ -50,15 +50,13 @@ _CHANNEL_OPTIONS = (
     ("grpc.max_receive_message_length", 32 * 1024 * 1024),
     ("grpc.enable_http_proxy", 0),
 )
-_REFUSALS = frozenset(
-    {
-        grpc.StatusCode.INVALID_ARGUMENT,
-        grpc.StatusCode.FAILED_PRECONDITION,
-        grpc.StatusCode.PERMISSION_DENIED,
-        grpc.StatusCode.UNAUTHENTICATED,
-        grpc.StatusCode.UNIMPLEMENTED,
-    }
-)
+_REFUSALS = {
+    grpc.StatusCode.INVALID_ARGUMENT,
+    grpc.StatusCode.FAILED_PRECONDITION,
+    grpc.StatusCode.PERMISSION_DENIED,
+    grpc.StatusCode.UNAUTHENTICATED,
+    grpc.StatusCode.UNIMPLEMENTED,
+}
 _NO_LOGINS = "authentication is not enabled"
 _STALE_TOKEN = ("invalid auth token", "revision of auth store is old", "user name is empty")
 

@@ -150,8 +150,7 @@ class KvHandoff(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=
     sampled `first_token`; decode emits it as its own first token. It is NO_TOKEN if TensorRT-LLM sends it to
     decode only. But if there is a `first_chunk`, the client gets that at once, and decode gets its token as a
     generated one that follows the `num_prompt_tokens`. The KV stays pinned at the source for `ttl_s`, or
-    until it has moved, or until the prefill call is closed. Durations as in
-    `Usage`.
+    until it has moved, or until the prefill call is closed. Durations as in `Usage`.
     """
 
     worker_id: str = ""

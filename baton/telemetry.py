@@ -60,7 +60,8 @@ class Formatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """One line; in text, those of the traceback too."""
-        head = [_time(record), record.levelname, record.name]
+        written = datetime.fromtimestamp(record.created).astimezone()
+        head = [written.isoformat(timespec="milliseconds"), record.levelname, record.name]
         trace = self.formatException(record.exc_info) if record.exc_info else ""
         if not self.is_json:
             first = " ".join([*head, _printable(record.getMessage())])
@@ -68,10 +69,6 @@ class Formatter(logging.Formatter):
         line = record.msg if isinstance(record.msg, Line) else Line(record.getMessage())
         found = dict(zip(("time", "level", "logger"), head, strict=True), message=line.text)
         return json.dumps(found | line.fields | ({"exception": trace} if trace else {}), default=str)
-
-
-def _time(record: logging.LogRecord) -> str:
-    return datetime.fromtimestamp(record.created).astimezone().isoformat(timespec="milliseconds")
 
 
 class Lines(logging.Handler):
