@@ -30,17 +30,16 @@ def response(response_id: str, **fields: object) -> StoredResponse:
 
 
 @contextmanager
-def another_frontend(path: Path) -> Iterator["subprocess.Popen[bytes]"]:
+def another_frontend(path: Path) -> Iterator[None]:
     """A process that claims the response `theirs`; killed at the end."""
-    process = subprocess.Popen([sys.executable, "-c", OTHER_FRONTEND, str(path)], stdout=subprocess.PIPE)
-    assert process.stdout is not None
-    with process.stdout:
+    command = [sys.executable, "-c", OTHER_FRONTEND, str(path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         try:
+            assert process.stdout is not None
             assert process.stdout.readline() == b"saved\n"
-            yield process
+            yield
         finally:
             process.kill()
-            process.wait()
 
 
 def rows(path: Path, query: str) -> list[tuple[object, ...]]:

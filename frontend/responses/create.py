@@ -37,13 +37,7 @@ from frontend.responses.items import (
     ToolSearchOutputItem,
     turns,
 )
-from frontend.responses.output import (
-    EventWriter,
-    OfferedTools,
-    ResponseAnswer,
-    ResponseError,
-    initial_response,
-)
+from frontend.responses.output import EventWriter, ResponseAnswer, ResponseError, initial_response
 from frontend.responses.runs import ResponseState
 from frontend.responses.store import RUNNING, ResponseStore, StoredResponse
 from frontend.text.tokenizer import ContextTooLong
@@ -90,7 +84,7 @@ async def ask_response(
     if body.stream_options is not None and body.stream_options.include_timings:
         ignored.append("stream_options.include_timings")
     answer = partial(
-        ResponseAnswer, body, list(items.values()), offered, state.store, services.seal, client.key_name
+        ResponseAnswer, body, [*items.values()], offered.machine, state.store, services.seal, client.key_name
     )
     asked = Asked(request, tuple(ignored), answer)
     return asked._replace(too_long=partial(FailedAtOnce, body)) if body.stream else asked
@@ -148,6 +142,16 @@ async def resolved(
             raise InvalidRequest.at(f"{path}.id", f"is {item.id!r}; no stored response has this item.")
         found[path] = referred
     return found
+
+
+class OfferedTools(msgspec.Struct):
+    """The tools that the prompt shows. `machine` are the types of machine tools among them, `left_out` the
+    paths of hosted tools, which only OpenAI's servers run."""
+
+    tools: list[Tool] = []
+    machine: list[str] = []
+    namespaces: list[Namespace] = []
+    left_out: list[str] = []
 
 
 def offered_tools(body: ResponseBody, earlier: Iterable[Item]) -> OfferedTools:

@@ -1,7 +1,7 @@
 """The answer of the Responses API: its output items, its events from created to the last, and its storage."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -9,7 +9,7 @@ from msgspec import UNSET
 
 from baton.errors import BatonError
 from baton.messages import TokenChunk
-from frontend.harmony.conversation import FUNCTIONS, Begin, Delta, End, Namespace, ReasoningEffort, Text, Tool
+from frontend.harmony.conversation import FUNCTIONS, Begin, Delta, End, ReasoningEffort, Text, Tool
 from frontend.http.answer import Answer, CompletionDetails, ContentLogprob, content_logprobs
 from frontend.responses.body import SEALED, Reasoning, ResponseBody, Summary
 from frontend.responses.items import (
@@ -243,25 +243,15 @@ def _without_bytes(logprobs: Sequence[ContentLogprob]) -> list[dict[str, Any]]:
     ]
 
 
-class OfferedTools(msgspec.Struct):
-    """The tools that the prompt shows. `machine` are the types of machine tools among them, `left_out` the
-    paths of hosted tools, which only OpenAI's servers run."""
-
-    tools: list[Tool] = []
-    machine: list[str] = []
-    namespaces: list[Namespace] = []
-    left_out: list[str] = []
-
-
 class ResponseAnswer(Answer):
     """An answer of one choice to `items`, the body's input, with an output item for each Harmony message. It
-    belongs to the API key."""
+    belongs to the API key. `machine`: see `OfferedTools`."""
 
     def __init__(  # noqa: PLR0917  one call
         self,
         body: ResponseBody,
         items: list[Item],
-        offered: OfferedTools,
+        machine: Collection[str],
         store: ResponseStore,
         seal: Seal,
         key_name: str,
@@ -273,7 +263,7 @@ class ResponseAnswer(Answer):
         self.key_name = key_name
         (self.choice,) = self.choices = choices
         self._items = items if response.store else []
-        self._machine = offered.machine
+        self._machine = machine
         self._store = store
         self._seal = seal if SEALED in (body.include or ()) else None
         self._open: OpenItem | None = None

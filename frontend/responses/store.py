@@ -194,11 +194,10 @@ class ResponseStore:
                 return response
         return await self._in_thread(self._one, _SUMMARY + _WITH_ITEM, item_id, key_name)
 
-    async def delete(self, response_id: str) -> bool:
-        """Delete a response; returns whether it existed. Raises StoreFailure: the file may still have it."""
-        is_unwritten = response_id in self._unwritten
+    async def delete(self, response_id: str) -> None:
+        """Delete a response, if there is one. Raises StoreFailure: the file may still have it."""
         self._discard(response_id)
-        return await self._in_thread(self._delete, response_id) or is_unwritten
+        await self._in_thread(self._delete, response_id)
 
     async def _in_thread(self, work: Callable[..., T], *arguments: object, waits: bool = False) -> T:
         """Do the work in the thread, in 2 s at most unless it `waits`. Raises StoreFailure."""
@@ -327,9 +326,9 @@ class ResponseStore:
             db.executemany("UPDATE responses SET used_s = ? WHERE id = ?", used)
         return chain[::-1]
 
-    def _delete(self, response_id: str) -> bool:
+    def _delete(self, response_id: str) -> None:
         with self._db as db:
-            return db.execute("DELETE FROM responses WHERE id = ?", (response_id,)).rowcount > 0
+            db.execute("DELETE FROM responses WHERE id = ?", (response_id,))
 
 
 def connect(path: str) -> sqlite3.Connection:
