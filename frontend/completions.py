@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Annotated, ClassVar, Literal, cast
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 
@@ -82,19 +82,15 @@ _encode = msgspec.json.Encoder().encode
 
 def turn_request(body: CompletionBody, num_bytes: int) -> tuple[TurnRequest, Sequence[str]]:
     """The request of a body of `num_bytes`. Raises InvalidRequest for fields that contradict each other."""
-    prompts: Sequence[str | list[int] | TokenId]
-    if isinstance(body.prompt, str) or set(map(type, body.prompt)) <= {int}:  # token ids may be many
-        prompts = [cast("str | list[int]", body.prompt)]
-    else:
-        prompts = body.prompt
-    given = tuple(prompt for prompt in prompts if not isinstance(prompt, int))
-    if len(given) != len(prompts):
+    is_one = isinstance(body.prompt, str) or set(map(type, body.prompt)) <= {int}  # token ids may be many
+    prompts: list[Any] = [body.prompt] if is_one else list(body.prompt)
+    if int in map(type, prompts):
         raise InvalidRequest.at("prompt", "mixes token ids and strings; wrap each prompt's ids in an array.")
-    if not all(given):
+    if not all(prompts):
         raise InvalidRequest.at("prompt", "must not be empty.")
     request = TurnRequest(
         fields=body,
-        prompt=given,
+        prompt=tuple(prompts),
         shows_special=body.skip_special_tokens is False,
         path="prompt",
         num_bytes=num_bytes,
