@@ -16,8 +16,9 @@ import pytest_asyncio
 from baton.errors import InvalidRequest, NotReady
 from frontend.text.tokenizer import ModelTokenizer
 from tests.alive import is_running
-from tests.guided import ENDLESS, Json, allowed_after, answer_form
-from tests.waiting import signal_process, until
+from tests.guided import CASES, ENDLESS, Json, allowed_after, answer_form
+from tests.waiting import scaled, signal_process, until
+from workers.engines.embedded import grammar
 from workers.engines.embedded.grammar import Grammars
 
 DEMO = Path("models/demo")
@@ -113,21 +114,37 @@ async def test_a_form_that_is_too_large_to_pass_on_is_refused(grammars: Grammars
     assert await refusal(grammars, {"enum": ["x" * 300_000]})
 
 
-async def test_killed_processes_are_replaced_and_no_form_is_refused(own: tuple[Grammars, Path]) -> None:
+async def test_killed_processes_are_replaced_and_no_form_is_refused(
+    own: tuple[Grammars, Path], tokenizer: ModelTokenizer
+) -> None:
     grammars, path = own
-    matcher = await grammars.matcher(answer_form({"const": 1}))
-    before = matcher.allowed
-    assert before is not None
+    answer = tokenizer.encode_text('<|channel|>final<|message|>{"a":{"b":"x', allow_special=True)
+    form = answer_form(CASES["nested"])
+    other, matcher = await grammars.matcher(form), await grammars.matcher(form)
+    masks = [await allowed_after(other, answer[:end]) for end in range(12)]
     parent, *children = processes(path)
-    for killed in (children, [parent], processes(path)):
+    serving = [process for process in children if int(state_of(process)[1]) != parent]
+    for i, killed in enumerate((serving, children, [parent], processes(path))):
         for process in killed:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)
         await until(lambda killed=killed: not any(is_running(process) for process in killed))  # type: ignore[misc]  # of a loop
-        after = await allowed_after(matcher, [])
-        assert matcher.error is None
-        assert np.array_equal(before, after if after is not None else [])
+        for end in range(3 * i, 3 * i + 3):  # no reply is an earlier call's
+            after = await allowed_after(matcher, answer[:end])
+            assert matcher.error is None
+            assert np.array_equal(masks[end], after)  # type: ignore[arg-type]  # not None
         assert (await grammars.matcher(answer_form({"const": 2}))).allowed is not None
+
+
+async def test_a_parent_that_hangs_is_replaced(
+    own: tuple[Grammars, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grammars, path = own
+    monkeypatch.setattr(grammar, "_HUNG_S", scaled(1.0))
+    (parent,) = processes(path)
+    signal_process(parent, signal.SIGSTOP)
+    assert (await grammars.matcher(answer_form({"const": 1}))).allowed is not None
+    assert not is_running(parent)
 
 
 async def test_what_the_system_kills_again_is_no_schemas_fault(own: tuple[Grammars, Path]) -> None:

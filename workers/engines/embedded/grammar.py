@@ -107,7 +107,10 @@ class Grammars:
         return reply
 
     async def _call(self, place: int, ask: Ask) -> Next:
-        """The reply of the process at a place. One that hangs, or ends without it, counts as killed."""
+        """The reply of the process at a place. One that hangs, or ends without it, counts as killed. One
+        whose end it reports is replaced: if it ended before the call, the reply to the call comes later.
+        """
+        assert self._parent is not None
         try:
             if place not in self._streams:
                 self._streams[place] = await self._forked()
@@ -115,12 +118,18 @@ class Grammars:
             async with asyncio.timeout(_HUNG_S):
                 writer.write(framed(ask))
                 size = int.from_bytes(await reader.readexactly(4), "little")
-                return msgspec.msgpack.decode(await reader.readexactly(size), type=Next)
+                reply = msgspec.msgpack.decode(await reader.readexactly(size), type=Next)
+            if not reply.ended_by:
+                return reply
         except (OSError, EOFError) as error:
             _LOG.warning("grammar process lost: %r", error)
+            reply = Next(ended_by=-signal.SIGKILL)
+            if isinstance(error, TimeoutError):
+                self._parent.kill()  # it may be what hangs
+                await asyncio.to_thread(self._parent.wait)
         if lost := self._streams.pop(place, None):
             lost[1].close()
-        return Next(ended_by=-signal.SIGKILL)
+        return reply
 
     async def _forked(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """The stream of a new process. Raises OSError, NotReady."""

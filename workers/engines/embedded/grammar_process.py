@@ -2,7 +2,7 @@
 
 `python -m workers.engines.embedded.grammar_process TOKENIZER VOCAB_SIZE` loads the tokenizer and forks a
 process for each socket that it gets. A small schema can crash the library or keep it busy for hours: then the
-process ends, and its parent, which waits for it, replies and forks the next one.
+process ends, and its parent, which waits for it, replies.
 """
 
 import json
@@ -217,15 +217,14 @@ def main() -> None:
 
 
 def _watch(tokenizer: LLTokenizer, connection: socket.socket) -> None:
-    """Serve in one process after the other, and reply for one that has ended."""
-    while connection.recv(1, socket.MSG_PEEK):
-        if not (child := os.fork()):
-            _limit_memory()
-            _serve(tokenizer, connection)
-            return
-        _, status = os.waitpid(child, 0)
-        if code := os.waitstatus_to_exitcode(status):
-            connection.sendall(framed(Next(ended_by=code)))
+    """Serve in another process, and reply for it if it ends early."""
+    if not (child := os.fork()):
+        _limit_memory()
+        _serve(tokenizer, connection)
+        return
+    _, status = os.waitpid(child, 0)
+    if code := os.waitstatus_to_exitcode(status):
+        connection.sendall(framed(Next(ended_by=code)))
 
 
 def _limit_memory() -> None:
@@ -247,7 +246,7 @@ def _serve(tokenizer: LLTokenizer, connection: socket.socket) -> None:
     """Reply to each message until the other end is closed; hold the most recent answers."""
     answers: dict[int, _Answer] = {}
     stream = connection.makefile("rb")
-    # Once, before there are answers: if memory lacked for a message, its rest would reach the next process.
+    # Once, before there are answers, which may use up the memory.
     room = memoryview(bytearray(MAX_ASK_BYTES))
     while size := stream.read(4):
         message = room[: int.from_bytes(size, "little")]
