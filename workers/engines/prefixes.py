@@ -14,6 +14,14 @@ def next_key(previous: bytes, token_ids: Sequence[int]) -> bytes:
     return hashlib.blake2b(previous + array("I", token_ids).tobytes(), digest_size=16).digest()
 
 
+def keys_within(previous: bytes, token_ids: Sequence[int]) -> Iterator[bytes]:
+    """The `next_key` of the first of these tokens, of the first two, and so on; in linear time."""
+    hashed = hashlib.blake2b(previous, digest_size=16)
+    for token_id in token_ids:
+        hashed.update(array("I", [token_id]))
+        yield hashed.copy().digest()
+
+
 class Chain:
     """The keys of a growing sequence: of its salt, then of its full blocks. Each token is hashed once, and no
     block with another salt has the same keys.

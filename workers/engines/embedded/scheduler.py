@@ -12,7 +12,7 @@ from workers.engines.embedded.grammar import Matcher
 from workers.engines.embedded.guesses import MOST_GUESSES, Guesser
 from workers.engines.embedded.ledger import BlockLedger, Lease
 from workers.engines.embedded.settings import EmbeddedSettings
-from workers.engines.prefixes import Chain, next_key
+from workers.engines.prefixes import Chain, keys_within, next_key
 from workers.engines.requests import check_request, num_left
 
 # One of so many tokens in a step may be guessed, so that prompts go on.
@@ -255,8 +255,9 @@ class Scheduler:
         keys = self._keys(sequence, most)
         found = self.ledger.find(keys[1:])
         start = len(found) * size
-        for end in range(min(start + size - 1, most), start, -1):
-            if block := self.ledger.find([next_key(keys[len(found)], token_ids[start:end])]):
+        rest = keys_within(keys[len(found)], token_ids[start : min(start + size - 1, most)])
+        for end, key in reversed(list(enumerate(rest, start + 1))):
+            if block := self.ledger.find([key]):
                 return found + block, end
         return found, start
 
