@@ -72,7 +72,9 @@ class Bodies:
                 if (more := len(body) - FREE_BYTES - counted) > 0:
                     self._count(more, counted)
                     counted += more
-            yield bytes(body)
+            whole = bytes(body)
+            del body, message  # long ones would be in memory twice while they are used
+            yield whole
         finally:
             self.num_bytes -= counted
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import tracemalloc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, nullcontext
 from typing import Any
@@ -209,3 +210,15 @@ async def test_a_body_counts_until_it_is_used_or_its_client_has_left() -> None:
         with pytest.raises(ClientGone):
             await left.task
         assert bodies.num_bytes == 0
+
+
+async def test_a_body_is_in_memory_once_while_it_is_used() -> None:
+    sent = [part(bytes(FREE_BYTES), more=True) for _ in range(40)]
+    each = exchange(*sent, part(b""))
+    tracemalloc.start()
+    try:
+        async with Bodies().received(each) as body:
+            num_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(body) <= num_bytes < 1.5 * len(body)
