@@ -211,7 +211,7 @@ def counting(
         async with services.bodies.received(exchange) as raw:
             asked = await ask(raw, client, services)
             served = services.fleet.served(asked.request.fields.model)
-            (prompt,), _ = await encode(asked.request, client.owner, served, services.thoughts)
+            (prompt,) = await encode(asked.request, client.owner, served, services.thoughts)
         record.model = served.name
         services.metrics.count_ignored(asked.ignored)
         counted = answer(input_tokens=len(prompt.token_ids))

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 import msgspec
-from msgspec.structs import replace
+from msgspec.structs import force_setattr, replace
 
 from baton.errors import InvalidRequest
 from baton.messages import GenerateRequest, Guided, MessageForm, Sampling, Syntax
@@ -36,7 +36,7 @@ class TurnRequest(msgspec.Struct, frozen=True, kw_only=True):
     are not rendered and their answers not parsed: texts, with control tokens spelled out, or token ids;
     `shows_special` spells out those of the answers, too. `num_bytes` is the approximate size of the text to
     render and tokenise. The answer ends where the context does, and before a string of `stop` or call number
-    `max_calls` + 1."""
+    `max_calls` + 1. The constructor sets `form`, and raises as `demanded` does."""
 
     fields: CommonFields
     prompt: Conversation | tuple[str | list[int], ...]
@@ -50,6 +50,10 @@ class TurnRequest(msgspec.Struct, frozen=True, kw_only=True):
     max_calls: int | None = None
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    form: Guided | None = None
+
+    def __post_init__(self) -> None:
+        force_setattr(self, "form", demanded(self))
 
 
 class Client(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,26 +88,21 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True):
     current_date: str | None = None
 
 
-async def encode(
-    request: TurnRequest, owner: str, served: ServedModel, thoughts: Thoughts
-) -> tuple[list[Prompt], Guided | None]:
-    """Each prompt of a request, and the form of its answers: in a thread if they are long. Raises
-    InvalidRequest if one cannot be made, ContextTooLong if a prompt is too long to be counted."""
+async def encode(request: TurnRequest, owner: str, served: ServedModel, thoughts: Thoughts) -> list[Prompt]:
+    """Each prompt of a request: in a thread if they are long. Raises InvalidRequest if one cannot be made,
+    ContextTooLong if it is too long to be counted."""
     encode_now = partial(_encoded, request, owner, served, thoughts)
     return await asyncio.to_thread(encode_now) if request.num_bytes > LONG_BYTES else encode_now()
 
 
-def _encoded(
-    request: TurnRequest, owner: str, served: ServedModel, thoughts: Thoughts
-) -> tuple[list[Prompt], Guided | None]:
-    form, prompt = demanded(request), request.prompt
-    tokenizer, limit = served.tokenizer, served.max_counted_tokens
+def _encoded(request: TurnRequest, owner: str, served: ServedModel, thoughts: Thoughts) -> list[Prompt]:
+    prompt, tokenizer, limit = request.prompt, served.tokenizer, served.max_counted_tokens
     try:
         if isinstance(prompt, Conversation):
             conversation = thoughts.resumed(owner, prompt, served.current_date)
             ids, num_opening = tokenizer.encode_segments(render(conversation), limit)
             date = conversation.current_date
-            return [Prompt(token_ids=ids, num_opening_tokens=num_opening, current_date=date)], form
+            return [Prompt(token_ids=ids, num_opening_tokens=num_opening, current_date=date)]
         return [
             Prompt(
                 token_ids=tokenizer.encode_text(each, allow_special=True, limit=limit)
@@ -111,7 +110,7 @@ def _encoded(
                 else tokenizer.checked(each, served.name, request.path)
             )
             for each in prompt
-        ], form
+        ]
     except TooManyTokens:
         raise served.too_long(request.path) from None
 
@@ -340,7 +339,7 @@ async def prepare(
         raise InvalidRequest.at("n", f"makes {total} choices; at most {max_choices} are allowed.")
     caller = client.caller(fields.safety_identifier or fields.user)
     check_load(served.name, caller, client.deadline_s)
-    prompts, form = await encode(request, client.owner, served, thoughts)
+    prompts = await encode(request, client.owner, served, thoughts)
     sampling = sampling_of(request, served, max(len(prompt.token_ids) for prompt in prompts))
     keep = partial(_keep, thoughts, client.owner, prompts[0].current_date)
     # No key learns what another's prompts have in common with its own. Names of keys have no slash.
@@ -353,7 +352,7 @@ async def prepare(
             model=served.name,
             token_ids=prompts[i // num].token_ids,
             num_opening_tokens=prompts[i // num].num_opening_tokens,
-            sampling=replace(sampling, choice=i % num, guided=form),
+            sampling=replace(sampling, choice=i % num, guided=request.form),
             deadline_s=client.deadline_s,
             priority=fields.priority or 0,
             cache_salt=salt,

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from baton.errors import InvalidRequest
+from baton.errors import InvalidRequest, Overloaded
 from baton.messages import GenerateRequest, Guided, MessageForm
 from frontend.harmony.conversation import AnswerFormat, Tool
 from frontend.turn.request import MAX_SCHEMA_BYTES, guided
@@ -194,6 +194,14 @@ def test_a_schema_that_json_cannot_encode_is_refused_by_its_field(num_nested: in
     with pytest.raises(InvalidRequest) as refused:
         guided([], None, AnswerFormat(schema=schema, path="response_format"))
     assert refused.value.param == "response_format"
+
+
+async def test_a_contradiction_is_refused_although_the_workers_are_full() -> None:
+    client = Client(ScriptedTokens("", refuses_with=Overloaded("Full.")))
+    statuses = [
+        (await client.chat(guided_regex="a", **more)).status for more in ({}, {"guided_choice": ["b"]})
+    ]
+    assert statuses == [429, 400]
 
 
 FORMS = [
