@@ -69,7 +69,8 @@ class Fleet:
         self.calls = Calls(self._is_stuck, self._give_up, no_progress_s)
         self.handoffs: Counter[tuple[str, str]] = Counter()
         """KV that moved since somebody last took this, by the ids of prefill and decode worker."""
-        self._found = lru_cache(maxsize=_MOST_FOUND)(self._find)  # until the next change
+        self._found = lru_cache(maxsize=_MOST_FOUND)(self._find)
+        self._next_change = self.table.change  # until which that is so
         self.synced = asyncio.Event()
         """Set once the workers registered at the start are known."""
 
@@ -91,9 +92,12 @@ class Fleet:
     def workers(self, model: str, role: Role, *, paired_with: WorkerInfo | None = None) -> list[WorkerInfo]:
         """Live workers of a role, ordered by id, that can exchange KV with `paired_with`. If it is None,
         prefill workers that can with some decode worker, or all decode workers."""
-        return self._found(self.table.change, model, role, paired_with)
+        if self._next_change is not self.table.change:
+            self._found.cache_clear()
+            self._next_change = self.table.change
+        return self._found(model, role, paired_with)
 
-    def _find(self, _: object, model: str, role: Role, paired_with: WorkerInfo | None) -> list[WorkerInfo]:
+    def _find(self, model: str, role: Role, paired_with: WorkerInfo | None) -> list[WorkerInfo]:
         live = [worker for worker in self.table.live() if worker.model == model]
         found = [worker for worker in live if worker.role is role]
         decodes = [w for w in live if w.role is Role.DECODE] if paired_with is None else [paired_with]
