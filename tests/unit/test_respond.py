@@ -91,6 +91,24 @@ async def test_a_client_that_leaves_is_noticed_at_once_and_its_tokens_count(
     assert client.metric("baton_completion_tokens_total", model=MODEL) == pause_at
 
 
+@pytest.mark.parametrize("stops", [False, True])
+@jumping
+async def test_a_client_that_leaves_at_its_deadline_is_one_end(stops: bool) -> None:
+    alone = asyncio.all_tasks()
+    client = Client(ScriptedTokens(ANSWER, pause_at=30), request_timeout_s=100.0)
+    answering = asyncio.create_task(Slow(client).ask(stream=True))
+    await asyncio.sleep(100)  # virtual time
+    client.gone.set_result(None)
+    if stops:  # then a server that must stop, too
+        answering.cancel()
+    await asyncio.wait([answering])
+    assert answering.exception() is None
+    assert now_s() < 102
+    assert client.tokens.num_ended == 1
+    assert requests(client, "503" if stops else "499") == 1
+    assert asyncio.all_tasks() == alone
+
+
 @pytest.mark.parametrize(("num_taken", "stream"), [(0, False), (2, True)])
 @jumping
 async def test_a_server_that_must_stop_waits_a_second_for_a_client_that_does_not_read(
