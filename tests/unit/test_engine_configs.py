@@ -59,6 +59,31 @@ def test_the_readme_has_a_reason_for_every_key(path: Path) -> None:
         assert f"`{key.rpartition('.')[2]}`" in readme
 
 
+VARIANTS: dict[str, Config] = {
+    "guide": {"moe_config.backend": "CUTLASS", "kv_cache_config.enable_block_reuse": False},
+    "fp8": {"kv_cache_config.dtype": "fp8"},
+    "nixl": {
+        "kv_cache_config.use_kv_cache_manager_v2": True,
+        "cache_transceiver_config.backend": "NIXL",
+        "cache_transceiver_config.transceiver_runtime": "PYTHON",
+    },
+    "eagle3": {
+        "kv_cache_config.enable_block_reuse": False,
+        "speculative_config.decoding_type": "Eagle3",
+        "speculative_config.speculative_model": "nvidia/gpt-oss-120b-Eagle3-v3",
+        "speculative_config.max_draft_len": 3,
+    },
+}
+
+
+@pytest.mark.parametrize(
+    "path", [p for p in FILES if p.stem.rpartition("_")[0] in {"prefill", "decode"}], ids=named
+)
+def test_a_variant_is_the_default_but_for_what_its_name_says(path: Path) -> None:
+    default, _, variant = named(path).rpartition("_")
+    assert leaves(load(named(path))) == leaves(load(default)) | VARIANTS[variant]
+
+
 @pytest.mark.parametrize("prefill", sorted(CONFIGS.glob("**/prefill*.yaml")), ids=named)
 def test_the_files_of_a_pair_agree_on_what_the_kv_is(prefill: Path) -> None:
     both = [leaves(load(named(path))) for path in (prefill, prefill.with_name(f"decode{prefill.name[7:]}"))]

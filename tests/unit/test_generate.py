@@ -28,7 +28,7 @@ from baton.messages import GenerateRequest, PrefillFirst, Reply, TokenChunk, Tok
 from frontend.routing.fleet import Fleet
 from frontend.routing.generate import Generator
 from frontend.routing.router import RoutingSettings
-from tests.clock import jumping, run_jumping
+from tests.clock import jumping, now_s, run_jumping
 from tests.generators import none_abandoned, running
 from tests.scripted_workers import (
     HANDOFF,
@@ -103,10 +103,12 @@ LOST, EXPIRED = failing(WorkerLost("gone")), failing(HandoffFailed("expired"))
         ),
     ],
 )
+@jumping
 async def test_an_answer_is_whole_whichever_workers_fail(scripts: dict[str, Script], called: str) -> None:
     fleet = ScriptedWorkers(**scripts)
     assert await generate(fleet) == WHOLE
     assert fleet.called == called.split()
+    assert now_s() < 1  # nothing waited for a limit
 
 
 @pytest.mark.parametrize(
