@@ -143,8 +143,9 @@ async def test_a_form_that_its_answers_do_not_happen_to_have_is_refused_by_its_f
     async with started() as engine:
         with pytest.raises(InvalidRequest, match="`tool_choice` cannot be enforced"):
             await answer(engine, ask(guided=Guided(last=(call,))))
-        with pytest.raises(InvalidRequest, match="`response_format` cannot be enforced"):
+        with pytest.raises(InvalidRequest, match="`response_format` cannot be enforced") as refused:
             await anext(engine.prefill(ask(guided=Guided(last=(schema,)))))
+        assert refused.value.param == "response_format"
         assert len(await answer(engine, ask(guided=Guided(last=(call, final))))) == 5
         scored = msgspec.structs.replace(ask(), sampling=Sampling(max_tokens=1, seed=0, prompt_logprobs=0))
         with pytest.raises(InvalidRequest, match="no log probabilities of the prompt"):

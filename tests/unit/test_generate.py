@@ -225,6 +225,7 @@ def handing(**changes: Any) -> Script:
         {"p1": handing(first_token=NUM_IDS), "p2": hand_off, "d1": answer},
         {"p1": handing(first_chunk=TokenChunk((NUM_IDS,))), "p2": hand_off, "d1": answer},
     ],
+    ids=["decode", "prefill", "prefill's first chunk"],
 )
 async def test_a_worker_that_sends_unknown_tokens_is_refused_and_the_answer_is_right(
     scripts: dict[str, Script],

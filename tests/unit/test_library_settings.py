@@ -142,7 +142,7 @@ def test_an_access_token_is_not_printed(tmp_path: Path) -> None:
     assert TOKEN not in " ".join(loaded.lines())
 
 
-def test_the_same_holds_for_vllm(tmp_path: Path) -> None:
+def test_vllms_flag_beats_override_beats_yaml_beats_baton_leaf_by_leaf(tmp_path: Path) -> None:
     path = write(
         tmp_path,
         "max_num_seqs: 8\nmax_num_batched_tokens: 100\nblock_size: 64\n"
