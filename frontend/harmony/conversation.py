@@ -98,13 +98,19 @@ class WrittenMessage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AssistantTurn(msgspec.Struct, frozen=True, kw_only=True, tag="assistant"):
-    """One earlier answer: reasoning, visible text (a preamble if calls follow), calls. `written` are its
-    messages as the model wrote them, if known."""
+    """One earlier answer: reasoning, visible text (a preamble if calls follow), calls. `is_preamble`: it
+    ended after its preamble. `written` are its messages as the model wrote them, if known."""
 
     reasoning: str | None = None
     text: str | None = None
+    is_preamble: bool = False
     tool_calls: tuple[ToolCall, ...] = ()
     written: tuple[WrittenMessage, ...] = ()
+
+    @property
+    def is_final(self) -> bool:
+        """Whether the text is a final answer: no later prompt shows the reasoning before it."""
+        return bool(self.text) and not (self.tool_calls or self.is_preamble)
 
 
 class ToolResult(msgspec.Struct, frozen=True, kw_only=True, tag="tool"):

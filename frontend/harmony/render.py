@@ -66,7 +66,7 @@ def render(conversation: Conversation) -> list[Segment]:
 
 
 def _history(turns: tuple[Turn, ...]) -> list[Segment]:
-    finals = (isinstance(turn, AssistantTurn) and turn.text and not turn.tool_calls for turn in turns)
+    finals = (isinstance(turn, AssistantTurn) and turn.is_final for turn in turns)
     last_final = max((i for i, is_final in enumerate(finals) if is_final), default=-1)
     called: dict[str, str] = {}
     segments: list[Segment] = []
@@ -104,7 +104,7 @@ def _assistant(turn: AssistantTurn, called: dict[str, str], *, keeps_reasoning: 
         yield from _message("assistant", turn.reasoning, channel="analysis")
     # Clients send whitespace with calls that the model wrote without text.
     if turn.text and not (turn.tool_calls and turn.text.isspace()):
-        channel = "commentary" if turn.tool_calls else "final"
+        channel = "final" if turn.is_final else "commentary"
         yield from _message("assistant", turn.text, channel=channel)
     for call in turn.tool_calls:
         recipient = called[call.call_id]

@@ -103,6 +103,7 @@ MAX_EXPLAINED_BYTES = 1 << 20
 MAX_UNKNOWN = 1000
 """Unknown fields that are named; a body may have many more."""
 
+_TOO_DEEP = "The JSON body is nested too deeply."
 # A surrogate pair, a lone surrogate, or any other escape, so that an escaped backslash is passed over.
 _ESCAPE = re.compile(
     rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|\\u([dD][89a-fA-F][0-9a-fA-F]{2})|\\.",
@@ -118,7 +119,10 @@ async def read(
 
     def reading() -> tuple[AnyBody, tuple[str, ...], T]:
         body, unknown = decode(raw, body_type)
-        return body, unknown, make(body, len(raw))
+        try:
+            return body, unknown, make(body, len(raw))
+        except RecursionError:
+            raise InvalidRequest(_TOO_DEEP) from None
 
     return await asyncio.to_thread(reading) if len(raw) > LONG_BYTES else reading()
 
@@ -143,7 +147,7 @@ def decode(raw: bytes, body_type: type[AnyBody]) -> tuple[AnyBody, tuple[str, ..
             return decode(whole, body_type)
         raise InvalidRequest(f"The body is not valid JSON: {error}.") from None
     except RecursionError:
-        raise InvalidRequest("The JSON body is nested too deeply.") from None
+        raise InvalidRequest(_TOO_DEEP) from None
 
 
 def _decoded(raw: bytes, body_type: type[AnyBody]) -> tuple[AnyBody, tuple[str, ...]]:

@@ -355,7 +355,7 @@ def _turn(item: Item, path: str) -> Turn:
 def _message(item: MessageItem) -> Turn:
     text = _text(item.content)
     if item.role == "assistant":
-        return AssistantTurn(text=text or None)
+        return AssistantTurn(text=text or None, is_preamble=item.phase == "commentary")
     return UserTurn(text) if item.role == "user" else Instructions(text)
 
 

@@ -21,8 +21,8 @@ def repeatable(key: str) -> Iterator[None]:
 
 def vary(data: bytes) -> None:
     """From here on, draw the same in a repeatable context only for the same `data`, too."""
-    source = _source.get()
-    source.seed(source.randbytes(32) + hashlib.sha256(data).digest())  # no effect on the system's
+    if not isinstance(source := _source.get(), random.SystemRandom):
+        source.seed(source.randbytes(32) + hashlib.sha256(data).digest())
 
 
 def new_id(prefix: str, separator: str = "_") -> str:

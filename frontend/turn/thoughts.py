@@ -147,7 +147,8 @@ class Thoughts:
         date = None
         for turn in conversation.turns:
             if isinstance(turn, AssistantTurn) and turn.tool_calls:
-                known, date = self.recall(owner, turn.tool_calls[0].call_id), None
+                found = (self.recall(owner, call.call_id) for call in turn.tool_calls)
+                known, date = next(filter(None, found), None), None
                 if known is not None and known.matches(turn):
                     date = known.current_date
                     turn = replace(turn, written=known.messages)  # noqa: PLW2901  the completed one
@@ -185,6 +186,7 @@ def _answers(run: Iterable[Turn]) -> Iterator[AssistantTurn]:
         yield AssistantTurn(
             reasoning=paragraphs(part.reasoning for part in answer),
             text=paragraphs(part.text for part in answer),
+            is_preamble=answer[-1].is_preamble,
             tool_calls=tuple(call for part in answer for call in part.tool_calls),
         )
 

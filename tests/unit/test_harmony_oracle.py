@@ -97,7 +97,7 @@ def oracle_render(encoding: oh.HarmonyEncoding, conversation: Conversation) -> l
 
 
 def _is_final(turn: Turn) -> bool:
-    return isinstance(turn, AssistantTurn) and bool(turn.text) and not turn.tool_calls
+    return isinstance(turn, AssistantTurn) and bool(turn.text) and not (turn.tool_calls or turn.is_preamble)
 
 
 def _system(conversation: Conversation) -> oh.Message:
@@ -139,7 +139,7 @@ def _messages(turn: Turn, names: dict[str, str], *, is_past: bool) -> Iterator[o
             if turn.reasoning and not is_past:
                 yield said(oh.Role.ASSISTANT, turn.reasoning).with_channel("analysis")
             if turn.text:
-                channel = "commentary" if turn.tool_calls else "final"
+                channel = "final" if _is_final(turn) else "commentary"
                 yield said(oh.Role.ASSISTANT, turn.text).with_channel(channel)
             for call in turn.tool_calls:
                 names[call.call_id] = f"functions.{call.name}"
@@ -216,10 +216,12 @@ def test_a_conversation_becomes_the_same_prompt(
     _assert_same(tokenizer, oracle, conversation)
 
 
+@pytest.mark.parametrize("is_preamble", [False, True])
 def test_the_library_drops_the_same_reasoning_after_one_answer(
-    tokenizer: ModelTokenizer, oracle: oh.HarmonyEncoding
+    tokenizer: ModelTokenizer, oracle: oh.HarmonyEncoding, *, is_preamble: bool
 ) -> None:
-    turns = (UserTurn("Hi"), AssistantTurn(reasoning="Hm", text="Hello"), UserTurn("Bye"))
+    said = AssistantTurn(reasoning="Hm", text="Hello", is_preamble=is_preamble)
+    turns = (UserTurn("Hi"), said, UserTurn("Bye"))
     messages = [_system(Conversation(turns=()))]
     for turn in turns:
         messages += _messages(turn, {}, is_past=False)

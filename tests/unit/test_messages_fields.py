@@ -190,6 +190,7 @@ FOUND: Json = {
         ({"type": "from_a_later_year", "source": "s"}, "[from_a_later_year left", "from_a_later_year"),
         (FOUND, "One.\n\nTwo.", ""),
         (FOUND | {"content": "Three."}, "Three.", ""),
+        (FOUND | {"content": [{"type": "image"}, TEXT_A]}, "[image left out", "image"),
         ({"type": "thinking", "thinking": "Hm."}, None, "thinking"),
         ({"type": "redacted_thinking", "data": "x"}, None, "thinking"),
     ],

@@ -235,6 +235,16 @@ async def test_what_cannot_be_used_is_left_out_and_named(path: str, fields: Json
         assert client.metric("baton_ignored_fields_total", field=field) == 1
 
 
+@pytest.mark.parametrize("depth", [100, 400, 5000])
+async def test_content_nested_too_deeply_is_refused(depth: int) -> None:
+    content = '{"type": "search_result", "content": [' * depth + '{"type": "image"}' + "]}" * depth
+    body = (
+        f'{{"model": "{MODEL}", "max_tokens": 9, "messages": [{{"role": "user", "content": [{content}]}}]}}'
+    )
+    reply = await scripted().request("POST", "/v1/messages", body.encode())
+    assert reply.status == (200 if depth == 100 else 400), reply.body
+
+
 @pytest.mark.parametrize(
     "tool",
     [

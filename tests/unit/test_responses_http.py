@@ -87,6 +87,15 @@ async def test_a_tool_conversation_is_rendered_message_by_message() -> None:
     )
 
 
+async def test_an_answer_that_ended_after_its_preamble_keeps_its_reasoning() -> None:
+    said = {"type": "message", "role": "assistant", "phase": "commentary", "content": "One moment."}
+    prompt = await prompt_of([{"role": "user", "content": "Hi"}, thought("A."), said])
+    assert prompt.endswith(
+        "<|start|>assistant<|channel|>analysis<|message|>A.<|end|>"
+        "<|start|>assistant<|channel|>commentary<|message|>One moment.<|end|>"
+    )
+
+
 async def test_a_schema_for_the_text_is_guided_rendered_and_echoed() -> None:
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
     wanted = {"type": "json_schema", "name": "thing", "schema": schema, "strict": True}

@@ -138,6 +138,7 @@ def test_an_entry_is_shared_once_unless_it_is_too_large_to_keep(monkeypatch: pyt
     [
         ([HI, called("a"), ToolResult(call_id="a", text="ok")], ["Think."]),
         ([called("a", reasoning="")], ["Think."]),
+        ([called("b", "a")], ["Think."]),  # in another order
         ([called("a", reasoning="Other.")], ["Other."]),
         ([called("a"), ToolResult(call_id="a", text="ok"), called("b")], ["Think.", None]),  # of one answer
     ],
@@ -178,6 +179,7 @@ CALL_A, CALL_B = called("a"), called("b")
 BOTH = (*CALL_A.tool_calls, *CALL_B.tool_calls)
 THOUGHT, MORE = AssistantTurn(reasoning="Think."), AssistantTurn(reasoning="More.")
 A, B = AssistantTurn(text="A."), AssistantTurn(text="B.")
+PREAMBLE = AssistantTurn(text="Now.", is_preamble=True)
 
 
 @pytest.mark.parametrize(
@@ -201,6 +203,11 @@ A, B = AssistantTurn(text="A."), AssistantTurn(text="B.")
         ([A, THOUGHT, MORE, CALL_A], [called("a", reasoning="Think.\n\nMore.", text="A.")]),
         ([A, HI, B, CALL_A], [A, HI, called("a", text="B.")]),
         ([AssistantTurn(), HI, A, HI], [HI, A, HI]),
+        # An answer may have ended after its preamble.
+        ([THOUGHT, PREAMBLE, CALL_A], [called("a", reasoning="Think.", text="Now.")]),
+        ([THOUGHT, PREAMBLE, HI, A],
+         [AssistantTurn(reasoning="Think.", text="Now.", is_preamble=True), HI, A]),
+        ([PREAMBLE, A], [PREAMBLE, A]),
     ],
 )  # fmt: skip
 def test_the_parts_of_an_answer_are_one_turn(parts: list[Turn], turns: list[Turn]) -> None:
