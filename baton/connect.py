@@ -205,10 +205,12 @@ def nats_options() -> dict[str, Any]:
     options: dict[str, Any] = {
         name: os.environ[variable] for name, variable in _NATS_LOGIN.items() if os.environ.get(variable)
     }
-    if ("user" in options) != ("password" in options):
-        raise CredentialError(f"{_NATS_LOGIN['user']} and {_NATS_LOGIN['password']}: set both")
+    user, password, token = _NATS_LOGIN.values()
     for variable in filter(os.environ.get, _NOT_SERVED):
-        raise CredentialError(f"{variable}: not supported; use {', '.join(_NATS_LOGIN.values())}")
+        supported = f"{user} with {password}, {token}, or {_NATS_TLS[1]}"
+        raise CredentialError(f"{variable}: not supported; use {supported}")
+    if ("user" in options) != ("password" in options):
+        raise CredentialError(f"{user} and {password}: set both")
     ca, cert, key = map(os.environ.get, _NATS_TLS)
     if cert and key and not ca:
         raise CredentialError(f"{_NATS_TLS[1]}: needs {_NATS_TLS[0]}, the servers' authority")
