@@ -51,11 +51,19 @@ class BenchSettings(FrontendFlags):
 
 
 def bench(parsed: Parsed[BenchSettings]) -> int:
-    """Run the load, print its figures. Exit status: 0 all answered, 1 some failed. Raises FrontendError."""
+    """Run the load and print its figures. Exit status: 0 all answered, 1 some failed, 130 after Ctrl-C, with
+    the figures so far. Raises FrontendError if it cannot begin.
+    """
     settings, client = parsed.settings, Client(parsed.settings)
-    load = Load(client, settings)
+    load, samples, is_stopped = Load(client, settings), list[Sample](), False
     sys.setswitchinterval(0.0005)  # a thread with a new token need not wait for others
-    samples = list(track(load.run(), "", settings.requests, console=Console(stderr=True)))
+    try:
+        samples.extend(track(load.run(), "", settings.requests, console=Console(stderr=True)))
+    except KeyboardInterrupt:
+        if not samples:
+            raise
+        is_stopped = True
+        sys.stderr.write("stopped; the figures so far:\n")
     figures = figures_of(samples)
     command = aiperf(load.model, client.url, settings)
     if settings.json:
@@ -65,7 +73,7 @@ def bench(parsed: Parsed[BenchSettings]) -> int:
         _print(figures)
         _plot(samples)
         sys.stdout.write(f"\nthe same with AIPerf:\n{command}\n")
-    return int(figures["failed"] > 0)
+    return 130 if is_stopped else int(figures["failed"] > 0)
 
 
 class _Choice(msgspec.Struct):

@@ -169,6 +169,15 @@ def test_bench_on_a_terminal_draws_progress_and_a_plot(stack: Stack) -> None:
         assert max(len(line) for line in shown.split("\r\n") if "\u2502" in line) <= COLUMNS
 
 
+def test_a_bench_that_is_stopped_prints_the_figures_so_far(stack: Stack) -> None:
+    with Terminal(stack, "bench", "--requests", "1000", "--osl", "40") as terminal:
+        while not re.search(r"[1-9]%", terminal.text):
+            assert terminal.read()
+        terminal.process.send_signal(signal.SIGINT)
+        assert terminal.ended() == 130
+        assert re.search(r"the figures so far:\s+\d+ answers in ", _STYLE.sub("", terminal.text))
+
+
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
