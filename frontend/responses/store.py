@@ -300,8 +300,9 @@ class ResponseStore:
         if found is None:
             return None
         address = self._address_of(found.runs_at) if found.status == RUNNING else ""
+        found = msgspec.structs.replace(found, runs_at=address or "")
         if address is not None:
-            return msgspec.structs.replace(found, runs_at=address)
+            return found
         body = msgspec.json.decode(found.body, type=dict[str, Any])
         body |= {"status": "failed", "error": {"code": "server_error", "message": DIED}}
         # The stored events lack the last one.
