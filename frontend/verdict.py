@@ -117,7 +117,9 @@ def _parts(record: Record) -> Iterator[_Part]:
     spent = record.spent()
     longest: Stage = max(spent, key=lambda stage: spent[stage], default="read")
     yield _Part("delay", longest, record.delay_s)
-    yield from (_Part(stage, stage, lasted_s) for stage, lasted_s in record.stages.items())
+    for stage, lasted_s in record.stages.items():
+        if stage != "stream":  # of a background response, which has a record of its own
+            yield _Part(stage, stage, lasted_s)
     for leg in record.legs:
         yield from _parts_of(leg)
     if record.code in _WAITS and not record.attempts:

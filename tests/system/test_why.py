@@ -187,6 +187,10 @@ def test_a_client_that_leaves(calm: Stack) -> None:
     assert slow_stage(calm, "left", "prefill", "prefill-0", lasted_s)["cause"] == "prefill-0 did not answer"
 
 
+HELD_UP = re.compile(r"this frontend stood still|the host of \S+( frontend)? was busy")
+"""By other work."""
+
+
 @pytest.mark.parametrize("num", [200, pytest.param(1000, marks=pytest.mark.slow)])
 async def test_of_many_healthy_requests_none_is_out_of_line(calm: Stack, num: int) -> None:
     limits = httpx.Limits(max_connections=50)
@@ -201,8 +205,7 @@ async def test_of_many_healthy_requests_none_is_out_of_line(calm: Stack, num: in
     slowest = [each for each in found(calm, "slowest=100") if each["record"]["request_id"].startswith("many")]
     assert slowest
     causes = {each["verdict"]["cause"] for each in slowest if each["verdict"] is not None}
-    held_up = re.compile(r"this frontend stood still|the host of \S+( frontend)? was busy")  # by other work
-    assert [cause for cause in causes if not held_up.fullmatch(cause)] == []
+    assert [cause for cause in causes if not HELD_UP.fullmatch(cause)] == []
 
 
 @pytest.fixture(scope="module")
@@ -341,6 +344,16 @@ def test_prompts_that_wait_for_a_prefill_worker(small: Stack, capsys: Any) -> No
     assert "slow stage: prefill_wait on prefill-0" in capsys.readouterr().out
     assert main(["why", "--slowest", "1", "--json", "--log", str(log)]) == 0
     assert len(json.loads(capsys.readouterr().out)["requests"]) == 1
+
+
+def test_a_healthy_request_in_a_log(small: Stack, capsys: Any) -> None:
+    ask(small, "logged", 5).result()
+    log = small.folder / "frontend.log"
+    wait_for(lambda: '"request_id": "logged"' in log.read_text())
+    assert main(["why", "logged", "--log", str(log)]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("logged  200  ")
+    assert re.search(f"no stage is out of line|{HELD_UP.pattern}", printed)
 
 
 def sent_s(explanation: dict[str, Any]) -> float:

@@ -125,6 +125,11 @@ def test_what_all_requests_have_is_usual_but_for_waits() -> None:
     assert judged(record(decode_wait=0.9), slow) == ("decode_wait", "d", 0.9)
 
 
+def test_a_client_that_follows_a_long_background_response_was_not_slow() -> None:
+    made = Record(request_id="r", route="/v1/responses", at_s=1e9, began_s=0.0, stages={"stream": 60.0})
+    assert judged(made) is None
+
+
 def test_on_a_busy_machine_less_is_out_of_line() -> None:
     busy = Usual(record(delay=0.2) for _ in range(20))
     assert judged(record(transit=0.5, delay=0.02), busy) is None
