@@ -7,12 +7,14 @@ import math
 import re
 import secrets
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, cast
 
 import msgspec
 
 from baton.errors import BatonError, DeadlineExceeded, InvalidRequest
 from baton.telemetry import Line
+from frontend.turn.ids import repeatable
 
 log = logging.getLogger(__name__)
 
@@ -127,6 +129,11 @@ class Exchange:
             return f"key {self.key_name}"
         key = self.headers.get(b"authorization") or self.headers.get(b"x-api-key")
         return hashlib.sha256(key).hexdigest() if key else ""
+
+    def repeated(self) -> AbstractContextManager[None]:
+        """In this context the same is drawn for requests with the same idempotency key, if there is one."""
+        key = self.idempotency_key
+        return repeatable(f"{self.owner} {key}") if key else nullcontext()
 
     async def start(self, status: int, content_type: bytes, headers: Headers) -> None:
         request_id = self.request_id.encode()

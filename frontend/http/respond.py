@@ -4,7 +4,7 @@ import asyncio
 import dataclasses
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, asynccontextmanager, nullcontext, suppress
+from contextlib import asynccontextmanager, suppress
 from functools import cached_property, partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -12,7 +12,6 @@ import msgspec
 from starlette.exceptions import HTTPException
 
 from baton.errors import BatonError, DeadlineExceeded, InvalidRequest, NotReady
-from baton.pace import first_done
 from frontend.http.answer import Answer, Numbered
 from frontend.http.body import AnyBody, Bodies, read
 from frontend.http.exchange import (
@@ -34,7 +33,6 @@ from frontend.routing.generate import Generator
 from frontend.snapshot import Snapshots
 from frontend.text.tokenizer import ContextTooLong
 from frontend.turn.choice import Choice, num_prompt_tokens
-from frontend.turn.ids import repeatable
 from frontend.turn.request import Client, TurnRequest, encode, prepare
 from frontend.turn.seal import Seal
 from frontend.turn.thoughts import Thoughts
@@ -194,7 +192,7 @@ def generating(
     """An operation that generates one answer."""
 
     async def serve(exchange: Exchange, services: Services, record: Record) -> None:
-        with repeated(exchange):
+        with exchange.repeated():
             answer = await prepared(ask, exchange, services, record)
             await generate(exchange, answer, services, record)
 
@@ -218,12 +216,6 @@ def counting(
         await exchange.answer(200, counted, ignored_header(asked.ignored))
 
     return Operation(serve, summary, (answer,), body, example)
-
-
-def repeated(exchange: Exchange) -> AbstractContextManager[None]:
-    """In this context the same is drawn for requests with the same idempotency key, if there is one."""
-    key = exchange.idempotency_key
-    return repeatable(f"{exchange.owner} {key}") if key else nullcontext()
 
 
 async def prepared(ask: Ask[AnyAnswer], exchange: Exchange, services: Services, record: Record) -> AnyAnswer:
@@ -324,8 +316,7 @@ class Delivery:
                 self._idle.cancel()
             if self._commenting is not None:
                 self._commenting.cancel()
-                if not self._commenting.done():
-                    await first_done(self._commenting)
+                await asyncio.wait([self._commenting])
                 self._commenting = None  # its traceback has this object, which would keep the answer
 
     def keep_alive(self) -> None:

@@ -22,7 +22,6 @@ from frontend.http.respond import (
     counting,
     generate,
     prepared,
-    repeated,
 )
 from frontend.record import Record
 from frontend.responses.body import DeletedResponse, InputTokens, ItemList, ResponseBody
@@ -104,7 +103,7 @@ class ResponseRoutes:
         }
 
     async def create(self, exchange: Exchange, services: Services, record: Record) -> None:
-        with repeated(exchange):
+        with exchange.repeated():
             try:
                 answer = await prepared(self._ask, exchange, services, record)
             except FailedAtOnce as failed:
