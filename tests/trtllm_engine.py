@@ -66,5 +66,5 @@ def executor(engine: LibraryEngine) -> Any:
 @asynccontextmanager
 async def started(checkpoint: Path, **options: Any) -> AsyncGenerator[LibraryEngine, None]:
     """A running new engine; see `new_engine`."""
-    async with running(new_engine(checkpoint, **options)) as (engine,):
+    async with running(new_engine(checkpoint, **options), may_fail=True) as (engine,):
         yield engine

@@ -35,7 +35,7 @@ async def started(
     checkpoint: Path, mode: DisaggregationMode = "prefill", **options: Any
 ) -> AsyncGenerator[LibraryEngine, None]:
     """A running new engine, which must hold nothing at the end of the test; see `new_engine`."""
-    async with running(new_engine(checkpoint, mode, **options)) as (engine,):
+    async with running(new_engine(checkpoint, mode, **options), may_fail=True) as (engine,):
         yield engine
 
 

@@ -70,39 +70,28 @@ def lacking(num_tokens: int, *, is_busy: bool = False) -> Script:
 LOST, EXPIRED = failing(WorkerLost("gone")), failing(HandoffFailed("expired"))
 
 
-@pytest.mark.parametrize(
-    ("scripts", "called"),
-    [
-        pytest.param({"p1": hand_off, "d1": answer}, "p1 d1", id="prefill, then decode"),
-        pytest.param({"d1": answer}, "d1", id="no prefill worker"),
-        pytest.param({"p1": LOST, "p2": hand_off, "d1": answer}, "p1 p2 d1", id="lost prefill worker"),
-        pytest.param({"p1": script(), "p2": hand_off, "d1": answer}, "p1 p2 d1", id="no handoff"),
-        pytest.param({"p1": LOST, "d1": answer}, "p1 d1", id="every prefill worker lost"),
-        pytest.param(
-            {"p1": hand_off, "p2": hand_off, "d1": in_turn(EXPIRED, answer)},
-            "p1 d1 p2 d1",
-            id="failed handoff",
-        ),
-        pytest.param(
-            {"p1": hand_off, "p2": hand_off, "d1": in_turn(EXPIRED, EXPIRED, answer)},
-            "p1 d1 p2 d1 d1",
-            id="each failed handoff excludes its prefill worker",
-        ),
-        pytest.param({"d1": script(TokenChunk((10,))), "d2": answer}, "d1 d2", id="incomplete stream"),
-        pytest.param({"d1": LOST, "d2": LOST, "d3": LOST, "d4": answer}, "d1 d3 d2 d4", id="fourth worker"),
-        pytest.param({"d1": failing(Overloaded("full")), "d2": answer}, "d1 d2", id="full worker"),
-        pytest.param({"p1x": hand_off, "d1": answer}, "d1", id="prefill worker without a pair"),
-        pytest.param({"p1x": hand_off, "d1": EXPIRED, "d2x": answer}, "p1x d2x", id="decode of the pair"),
-        pytest.param(
-            {"p1": hand_off_with_first, "d1": LOST, "d2": answer}, "p1 d1 p1 d2", id="after prefill's token"
-        ),
-        pytest.param(
-            {"p1": script(HANDOFF, WorkerLost("gone")), "p2": hand_off, "d1": in_turn(hang, answer)},
-            "p1 d1 p2 d1",
-            id="prefill worker lost before the KV has moved",
-        ),
-    ],
-)
+FAILURES: dict[str, tuple[dict[str, Script], str]] = {
+    "prefill, then decode": ({"p1": hand_off, "d1": answer}, "p1 d1"),
+    "no prefill worker": ({"d1": answer}, "d1"),
+    "lost prefill worker": ({"p1": LOST, "p2": hand_off, "d1": answer}, "p1 p2 d1"),
+    "no handoff": ({"p1": script(), "p2": hand_off, "d1": answer}, "p1 p2 d1"),
+    "every prefill worker lost": ({"p1": LOST, "d1": answer}, "p1 d1"),
+    "failed handoff": ({"p1": hand_off, "p2": hand_off, "d1": in_turn(EXPIRED, answer)}, "p1 d1 p2 d1"),
+    "each failed handoff excludes its prefill worker":
+        ({"p1": hand_off, "p2": hand_off, "d1": in_turn(EXPIRED, EXPIRED, answer)}, "p1 d1 p2 d1 d1"),
+    "incomplete stream": ({"d1": script(TokenChunk((10,))), "d2": answer}, "d1 d2"),
+    "fourth worker": ({"d1": LOST, "d2": LOST, "d3": LOST, "d4": answer}, "d1 d3 d2 d4"),
+    "full worker": ({"d1": failing(Overloaded("full")), "d2": answer}, "d1 d2"),
+    "prefill worker without a pair": ({"p1x": hand_off, "d1": answer}, "d1"),
+    "decode of the pair": ({"p1x": hand_off, "d1": EXPIRED, "d2x": answer}, "p1x d2x"),
+    "after prefill's token": ({"p1": hand_off_with_first, "d1": LOST, "d2": answer}, "p1 d1 p1 d2"),
+    "prefill worker lost before the KV has moved":
+        ({"p1": script(HANDOFF, WorkerLost("gone")), "p2": hand_off, "d1": in_turn(hang, answer)},
+         "p1 d1 p2 d1"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("scripts", "called"), FAILURES.values(), ids=FAILURES)
 @jumping
 async def test_an_answer_is_whole_whichever_workers_fail(scripts: dict[str, Script], called: str) -> None:
     fleet = ScriptedWorkers(**scripts)
@@ -111,23 +100,17 @@ async def test_an_answer_is_whole_whichever_workers_fail(scripts: dict[str, Scri
     assert now_s() < 1  # nothing waited for a limit
 
 
-@pytest.mark.parametrize(
-    ("scripts", "called"),
-    [
-        pytest.param({"p1": hand_off, "d1": lacking(50)}, "d1", id="cached"),
-        pytest.param({"p1": hand_off, "d1": LOST, "d2": lacking(1)}, "d1 d2", id="decode worker lost"),
-        pytest.param(
-            {"p1": hand_off, "p2": hand_off, "d1": in_turn(lacking(51), EXPIRED, lacking(51), answer)},
-            "d1 p1 d1 d1 p2 d1",
-            id="failed handoff",
-        ),
-        pytest.param(
-            {"p1x": hand_off, "p2": hand_off, "d1": lacking(51), "d2x": lacking(51)},
-            "d1 p2 d1",
-            id="of the pair",
-        ),
-    ],
-)
+LOCAL: dict[str, tuple[dict[str, Script], str]] = {
+    "cached": ({"p1": hand_off, "d1": lacking(50)}, "d1"),
+    "decode worker lost": ({"p1": hand_off, "d1": LOST, "d2": lacking(1)}, "d1 d2"),
+    "failed handoff":
+        ({"p1": hand_off, "p2": hand_off, "d1": in_turn(lacking(51), EXPIRED, lacking(51), answer)},
+         "d1 p1 d1 d1 p2 d1"),
+    "of the pair": ({"p1x": hand_off, "p2": hand_off, "d1": lacking(51), "d2x": lacking(51)}, "d1 p2 d1"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("scripts", "called"), LOCAL.values(), ids=LOCAL)
 async def test_with_local_prefill_decode_is_called_first(scripts: dict[str, Script], called: str) -> None:
     fleet = ScriptedWorkers(**scripts)
 
@@ -390,27 +373,22 @@ async def test_it_waits_no_longer_than_the_setting_or_its_deadline(
 ) -> None:
     with pytest.raises(raised):
         await generate(ScriptedWorkers(d1=BROKEN_OFF), deadline_s, wait_for_worker_s=wait_for_worker_s)
-    assert asyncio.get_running_loop().time() == pytest.approx(after_s, abs=0.1)
+    assert now_s() == pytest.approx(after_s, abs=0.1)
 
 
 FULL = failing(Overloaded("full", retry_after_s=2))
 
 
-@pytest.mark.parametrize(
-    ("scripts", "called"),
-    [
-        pytest.param(
-            {"p1": hand_off, "d1": failing(NotReady("draining")), "d2x": answer},
-            "p1 d1 p1 d2x",
-            id="no decode worker can take the handoff",
-        ),
-        pytest.param({"d1": in_turn(BROKEN_OFF, answer)}, "d1 d1", id="the only worker answers again"),
-        # The client of a request that prefill has taken may have a status already.
-        pytest.param(
-            {"p1": hand_off, "d1": in_turn(*[FULL] * 6, answer)}, "p1 d1 " * 7, id="no room at decode"
-        ),
-    ],
-)
+AGAIN: dict[str, tuple[dict[str, Script], str]] = {
+    "no decode worker can take the handoff":
+        ({"p1": hand_off, "d1": failing(NotReady("draining")), "d2x": answer}, "p1 d1 p1 d2x"),
+    "the only worker answers again": ({"d1": in_turn(BROKEN_OFF, answer)}, "d1 d1"),
+    # The client of a request that prefill has taken may have a status already.
+    "no room at decode": ({"p1": hand_off, "d1": in_turn(*[FULL] * 6, answer)}, "p1 d1 " * 7),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("scripts", "called"), AGAIN.values(), ids=AGAIN)
 def test_a_request_waits_and_is_tried_again(scripts: dict[str, Script], called: str) -> None:
     fleet = ScriptedWorkers(**scripts)
     fleet.answering.add("d1")
@@ -422,7 +400,7 @@ def test_workers_that_answer_probes_only_are_tried_four_times_with_growing_pause
     at_s: list[float] = []
 
     async def lost(sent: GenerateRequest) -> AsyncGenerator[Reply, None]:
-        at_s.append(asyncio.get_running_loop().time())
+        at_s.append(now_s())
         async for chunk in failing(WorkerLost("gone"))(sent):
             yield chunk
 
@@ -452,7 +430,7 @@ async def test_a_running_answer_that_is_refused_waits_for_room(
     full = failing(Overloaded("full", retry_after_s=retry_after_s))
     fleet = ScriptedWorkers(d1=in_turn(BROKEN_OFF, answer), d2=in_turn(*[full] * 6, answer))
     assert await generate(fleet, wait_for_worker_s=5, deadline_s=60) == WHOLE
-    assert asyncio.get_running_loop().time() == pytest.approx(6 * pause_s, abs=1)
+    assert now_s() == pytest.approx(6 * pause_s, abs=1)
     assert fleet.called == ["d1"] + ["d2"] * 7
     assert fleet.calls[-1][1].deadline_s == pytest.approx(60 - 6 * pause_s, abs=1)
 
@@ -467,7 +445,7 @@ async def test_a_new_request_that_all_refuse_is_refused_at_once(
     with pytest.raises(type(error)):
         await generate(fleet, wait_for_worker_s=5)
     assert fleet.called == list(names)
-    assert asyncio.get_running_loop().time() == pytest.approx(0, abs=0.1)
+    assert now_s() == pytest.approx(0, abs=0.1)
 
 
 @jumping
@@ -552,5 +530,5 @@ async def test_a_new_request_waits_for_the_broker_as_long_as_for_a_worker(
     with pytest.raises(raised) as failure:
         await generate(fleet, wait_for_worker_s=5, deadline_s=deadline_s)
     assert raised is DeadlineExceeded or failure.value.retry_after_s == 1
-    assert asyncio.get_running_loop().time() == pytest.approx(min(5, deadline_s), abs=0.1)
+    assert now_s() == pytest.approx(min(5, deadline_s), abs=0.1)
     assert not fleet.called
