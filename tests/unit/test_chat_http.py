@@ -147,11 +147,12 @@ async def test_calls_have_an_id_and_their_own_arguments(stream: bool) -> None:
 async def test_the_input_of_a_custom_call_is_unwrapped_without_a_grammar(
     tool: Json, written: str, given: str, stream: bool
 ) -> None:
-    tokens = ScriptedTokens(PATCH_CALL.replace("{}", written), tokens_per_chunk=2000)
-    client = Client(tokens, ScriptedFleet(context_length=99_999))
+    text = PATCH_CALL.replace("{}", written) + "<|start|>assistant" + SHORT
+    client = Client(ScriptedTokens(text, tokens_per_chunk=2000), ScriptedFleet(context_length=99_999))
     reply = await client.chat(tools=[tool, F], stream=stream, max_tokens=20_000)
-    [call] = message_of(reply).calls
-    assert call["custom"]["input"] == given
+    message = message_of(reply)
+    [call] = message.calls
+    assert (call["custom"]["input"], message.content) == (given, "Yes")
 
 
 @pytest.mark.parametrize(

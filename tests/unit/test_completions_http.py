@@ -73,8 +73,11 @@ async def test_control_tokens_of_the_answer_are_shown_when_asked_for() -> None:
     assert shown == "<|channel|>final<|message|>Hi"
 
 
+NEXT_ID = TOKENIZER.vocab_size
+
+
 @pytest.mark.parametrize(
-    "prompt", ["", [], [[]], ["a", 1], [1, "a"], [99999], [[1], [99999]], [-1], {"a": 1}, ["a", ""]]
+    "prompt", ["", [], [[]], ["a", 1], [1, "a"], [NEXT_ID], [[1], [NEXT_ID]], [-1], {"a": 1}, ["a", ""]]
 )
 async def test_a_prompt_that_is_none_is_refused(prompt: object) -> None:
     reply = await complete(prompt)
