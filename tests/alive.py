@@ -34,8 +34,7 @@ class Newborn:
 def is_running(pid: int) -> bool:
     """False once the process has released its files and sockets, even if it was not reaped yet.
 
-    Its command line becomes empty earlier.
-    """
+    Its command line becomes empty earlier."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):

@@ -73,8 +73,7 @@ def whole_answer(stack: Stack, num_tokens: int = LONG, prompt: str = "one two th
 
 def read_all(streams: list[Stream], expected: str) -> float:
     """Read all streams to their ends at once, which must be those of an undisturbed run; returns the longest
-    gap between two events, in seconds.
-    """
+    gap between two events, in seconds."""
     with ThreadPoolExecutor(len(streams)) as pool:
         list(pool.map(Stream.read, streams))
     ends = [(stream.text, stream.finish_reason, stream.error) for stream in streams]

@@ -1,7 +1,6 @@
 """The code budgets: lines per file and function, and the size of each package; and the documents' links.
 
-`make check` runs it.
-"""
+`make check` runs it."""
 
 import ast
 import re

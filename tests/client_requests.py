@@ -1,7 +1,6 @@
 """What clients send to the four APIs, and the answers in Harmony that a scripted model gives to it.
 
-A prompt names its answer: `Case N`.
-"""
+A prompt names its answer: `Case N`."""
 
 import json
 import re

@@ -19,8 +19,7 @@ _NUM_OWN = 1  # the loop's wake-up socket, for threads
 
 def run_jumping(main: Coroutine[Any, Any, T], limit_s: float = 3600.0) -> T:
     """`asyncio.run` in a time that only timers advance, so that limits end exactly (almost, with sockets). A
-    hang raises TimeoutError.
-    """
+    hang raises TimeoutError."""
 
     async def bounded() -> T:
         async with asyncio.timeout(limit_s):
@@ -49,8 +48,7 @@ class _JumpingSelector(selectors.DefaultSelector):
     """A selector that advances time instead of waiting for a timer.
 
     It waits for running threads. With sockets, time does not jump but runs `_SPEED` times as fast, since sent
-    data needs a moment to arrive.
-    """
+    data needs a moment to arrive."""
 
     def __init__(self) -> None:
         super().__init__()

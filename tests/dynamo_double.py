@@ -2,8 +2,7 @@
 
 It runs on Dynamo's runtime as dynamo.vllm does. Each token follows from the one before it and its place, so
 a greedy answer goes on as it began; a sampled one depends on its seed and on its place in this answer. KV
-that prefill holds for decode is a file in FOLDER/pins. Some seeds select another behaviour: see REFUSES.
-"""
+that prefill holds for decode is a file in FOLDER/pins. Some seeds select another behaviour: see REFUSES."""
 
 import argparse
 import asyncio

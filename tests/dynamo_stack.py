@@ -19,8 +19,7 @@ _TEMPLATE = (
 
 def templated_model(folder: Path) -> Path:
     """The demo model with a `chat_template`, without which Dynamo's processes do not start; it renders no
-    tools of Harmony's.
-    """
+    tools of Harmony's."""
     model = folder / "model"
     if not model.exists():
         shutil.copytree(ROOT / "models/demo", model)

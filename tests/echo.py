@@ -1,8 +1,7 @@
 """A worker with scripted answers, over Baton's TCP plane: `python -m tests.echo SCRIPT`.
 
 The script is JSON, a list of answers in tokens; a prompt's last `Case N` selects one. `tests.dynamo_double`
-plays the same over Dynamo's runtime.
-"""
+plays the same over Dynamo's runtime."""
 
 import asyncio
 import json

@@ -42,8 +42,7 @@ def install(
     num_gpus: int = 1,
 ) -> dict[str, str]:
     """Environment variables with these programs first on the PATH; `mps`: what its daemon runs first, None:
-    there is none.
-    """
+    there is none."""
     folder.mkdir(exist_ok=True)
     mib = int(total_gib * 1024)
     facts = {"name": name, "total_mib": mib, "free_mib": mib - 512, "processes": processes}

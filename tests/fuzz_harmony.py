@@ -107,8 +107,7 @@ def _mutate(ids: list[int], draw: random.Random) -> None:
 
 def violation(seed: int, i: int) -> str | None:
     """The violation in stream `i` of this seed, with what is needed to reproduce it; None if there is
-    none.
-    """
+    none."""
     draw = random.Random(seed << 64 | i)
     ids = stream(draw)
     sizes = [int(draw.random() * 8) for _ in range(len(ids) // 3)]

@@ -185,8 +185,7 @@ async def fuzz(stack: Stack, num_messages: int, seed: int) -> Counter[str]:
 
 def run(folder: Path, engine: str, num_messages: int, seed: int) -> tuple[Counter[str], list[Outcome], float]:
     """What was sent to a new stack, the streams that ran meanwhile, and how many messages were found strange.
-    Raises AssertionError if a process ended or is not well afterwards.
-    """
+    Raises AssertionError if a process ended or is not well afterwards."""
     with running_stack(folder, engine) as stack:
         expected = expected_of(stack.url, asks(seed, 60, 100))
         pids = [process.popen.pid for process in stack.processes]

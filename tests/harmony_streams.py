@@ -77,8 +77,7 @@ class Message(msgspec.Struct, array_like=True):
 
 class Layout(msgspec.Struct):
     """The expected output of a stream. A body is the text between `<|message|>` and a token that can
-    end it.
-    """
+    end it."""
 
     bodies: list[bytes]
     marks: list[int]
@@ -262,8 +261,7 @@ def _layout(ids: Sequence[int]) -> Layout:
 
 def _check_text(ids: Sequence[int], layout: Layout, messages: list[Message], num_dropped: int) -> None:
     """Bodies and marks appear once and in order, except `num_dropped` foreign messages; no text looks like a
-    control token unless it was written as text.
-    """
+    control token unless it was written as text."""
     text_shown = "\n".join(message.text for message in messages)
     at = num_lost = 0
     for body in layout.bodies:

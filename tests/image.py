@@ -63,8 +63,7 @@ class Image:
     """A stage built into `root`; its python3 is a venv with the packages that pip installed.
 
     Only `root` is on the PATH. Of TensorRT-LLM's release it has the double, the double's packages, an
-    nvidia-smi, and an etcd that fails: the release has an etcd, but no NATS server.
-    """
+    nvidia-smi, and an etcd that fails: the release has an etcd, but no NATS server."""
 
     def __init__(self, root: Path, name: str) -> None:
         self._root = root

@@ -1,8 +1,7 @@
 """A process with one cache transceiver, controlled by a test: the remote peer.
 
 Started as `python -m tests.kv_peer tcp|tls|ucx|ucx-stream`; one JSON command per line on stdin, one answer
-per line.
-"""
+per line."""
 
 import asyncio
 import contextlib

@@ -2,8 +2,7 @@
 
 Each host is a network namespace with one TUN device. It needs root and Linux, but no kernel module such as
 netem, and no address of the machine is touched. The switch is a process of its own:
-`python -m tests.network SUBNET TUN...`, with an open file for each host.
-"""
+`python -m tests.network SUBNET TUN...`, with an open file for each host."""
 
 import contextlib
 import fcntl

@@ -105,8 +105,7 @@ class ScriptedTokens:
     and their callers.
 
     `ends` counts closed generators. With `pause_at`, generation waits at that token for `go_on`; with
-    `fail_at`, it raises `error` there.
-    """
+    `fail_at`, it raises `error` there."""
 
     def __init__(
         self,

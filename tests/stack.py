@@ -68,8 +68,7 @@ class Process:
 
 class Stack:
     """A frontend and workers on loopback; file registry and TCP unless `environ` says otherwise. `prefix` is
-    put before the command of each process started later.
-    """
+    put before the command of each process started later."""
 
     def __init__(self, folder: Path, environ: Mapping[str, str] | None = None) -> None:
         self.folder = folder
@@ -173,8 +172,7 @@ class Stack:
     def wait_ready(self, num_prefill: int, num_decode: int, timeout_s: float = START_TIMEOUT_S) -> None:
         """Wait until that many workers of each role are live and a request can be served.
 
-        A stack that does not become ready is stopped, since a failing fixture has no teardown.
-        """
+        A stack that does not become ready is stopped, since a failing fixture has no teardown."""
 
         def ready() -> bool:
             for process in self.processes:

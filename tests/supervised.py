@@ -6,8 +6,7 @@ A process answers a line from each connection with its index and its process id,
 * `exit N`: ends with that status.
 
 FAILURE is how the second process fails to start, while the first is never ready: `status`, `exception` or
-`kill`. With `replacements` two processes start; the next two fail to.
-"""
+`kill`. With `replacements` two processes start; the next two fail to."""
 
 import asyncio
 import logging

@@ -1,7 +1,6 @@
 """A plain TCP load balancer: connections go to the backends in turn, past those that refuse.
 
-With one backend, it is a relay that can be cut.
-"""
+With one backend, it is a relay that can be cut."""
 
 import asyncio
 import contextlib

@@ -24,8 +24,7 @@ _COUNTED_OF = {"worker_prompt_tokens": "", "kv_moved_bytes": "decode", "handoffs
 
 class Turn(msgspec.Struct, frozen=True):
     """One request: its prompt, the part of it that does not repeat the last prompt and its answer, and what
-    all workers together did for it.
-    """
+    all workers together did for it."""
 
     num_prompt_tokens: int
     num_new_tokens: int
@@ -38,8 +37,7 @@ class Turn(msgspec.Struct, frozen=True):
 
 def converse(stack: Stack, num_turns: int, *, salt: str | None = "shared") -> list[Turn]:
     """Ask for the weather in one city after another: a call, its result, the answer, the next city. `salt` is
-    the cache salt; None: each request has its own, so that none finds any KV.
-    """
+    the cache salt; None: each request has its own, so that none finds any KV."""
     messages: list[dict[str, Any]] = []
     turns: list[Turn] = []
     num_same = num_began = 0  # tokens that a prompt repeats; of the prompt with the last question

@@ -45,8 +45,7 @@ PATIENCE_S: Final = scaled(60.0)
 async def until(condition: Callable[[], object], limit_s: float = 60.0, pause_s: float = 0.001) -> None:
     """Return when the condition holds. With a `pause_s` of 0 it is checked on every turn of the loop.
 
-    Raises TimeoutError otherwise; `limit_s` is scaled.
-    """
+    Raises TimeoutError otherwise; `limit_s` is scaled."""
     async with asyncio.timeout(scaled(limit_s)):
         while not condition():
             await asyncio.sleep(pause_s)  # poll: conditions do not notify

@@ -93,9 +93,7 @@ def possible_on(scene: Scene) -> tuple[Kind, ...]:
     start_s, offered = START_S[scene.engine], _offered(scene)
     return tuple(
         replace(
-            row.kind,
-            gap_s=row.kind.gap_s + row.kind.starts * start_s,
-            is_of_network="network" in row.needs,
+            row.kind, gap_s=row.kind.gap_s + row.kind.starts * start_s, is_of_network="network" in row.needs
         )
         for row in _ROWS
         if row.needs <= offered

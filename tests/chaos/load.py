@@ -40,8 +40,7 @@ class Ask:
 class Outcome:
     """What a client saw. `error` says why its stream ended early; `longest_gap_s` includes its first token.
     `num_refused`: how often it got a Retry-After, and came back. `num_resumed`: how often its connection
-    was cut, and it came back for the rest. `event_id`: of the last event.
-    """
+    was cut, and it came back for the rest. `event_id`: of the last event."""
 
     ask: Ask
     text: str = ""
@@ -93,8 +92,7 @@ def asks(seed: int, num_tokens: int, most_words: int) -> list[Ask]:
 
 class Load:
     """Clients that each read one stream after another until they are stopped; if they `resume`, they come
-    back for the rest of a stream that is cut.
-    """
+    back for the rest of a stream that is cut."""
 
     def __init__(
         self, url: str, expected: dict[Ask, str], num_streams: int, seed: int, *, resume: bool = False
@@ -145,8 +143,7 @@ def answered(
     client: httpx.Client, url: str, ask: Ask, begun: threading.Event, idempotency_key: str = ""
 ) -> Outcome:
     """Read one stream to its end; comes back later as often as it is asked to and, with a key, for the rest
-    of a stream that was cut, for HUNG_S at most.
-    """
+    of a stream that was cut, for HUNG_S at most."""
     outcome = Outcome(ask=ask)
     began_s = time.monotonic()
     give_up_s = began_s + HUNG_S

@@ -67,8 +67,7 @@ class CutPair(Cut):
 
 class HarmPackets:
     """Some of all packets are lost, repeated or corrupted, which counters of the kernel show: `counters` is
-    a group of /proc/net/snmp or netstat, and a name in it.
-    """
+    a group of /proc/net/snmp or netstat, and a name in it."""
 
     def __init__(
         self, scene: Scene, _: Targets, *, how: Harm, share: float, counters: tuple[str, str]

@@ -28,8 +28,7 @@ def brokers_of(plane: str) -> tuple[str, ...]:
 
 class Scene:
     """A stack on one of the PLANES. With a `network`, each worker and broker is on a host with its name.
-    `preload` is a shared library that all Baton processes load.
-    """
+    `preload` is a shared library that all Baton processes load."""
 
     def __init__(
         self, folder: Path, plane: str, engine: str, network: Network | None, preload: Path | None = None

@@ -15,8 +15,7 @@ class Kind:
     clients' connections, and they come back for the rest. `gap_s`: how long streams may pause, on an idle
     machine; beyond the fault's own duration if it `blocks` them, and beyond a new process's start if it
     `starts` one that they wait for. `is_of_network`: it changes what the network does. `witnesses` must be
-    well for its proof.
-    """
+    well for its proof."""
 
     name: str
     targets: tuple[Targets, ...]
@@ -32,8 +31,7 @@ class Kind:
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Fault:
     """One fault: it begins `pause_s` after all streams run, and lasts `hold_s`. `other` begins its own
-    `pause_s` later, if that is not after the end.
-    """
+    `pause_s` later, if that is not after the end."""
 
     kind: str
     targets: Targets
@@ -90,8 +88,5 @@ def overlapping(seed: int, kinds: Sequence[Kind]) -> Iterator[Fault]:
             continue
         waiting.remove(first)
         yield dataclasses.replace(
-            first,
-            other=fault,
-            cuts=first.cuts or fault.cuts,
-            gap_s=first.gap_s + fault.gap_s,
+            first, other=fault, cuts=first.cuts or fault.cuts, gap_s=first.gap_s + fault.gap_s
         )

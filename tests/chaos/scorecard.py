@@ -15,8 +15,7 @@ from tests.waiting import scaled
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Episode:
     """One fault and all streams that ran meanwhile. `problem`: why it had no effect, or that the service did
-    not recover; else `proof` shows its effect. `orphans`: what still ran or was pinned afterwards.
-    """
+    not recover; else `proof` shows its effect. `orphans`: what still ran or was pinned afterwards."""
 
     plane: str
     engine: str

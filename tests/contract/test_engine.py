@@ -97,8 +97,7 @@ async def alone(engine: Engine, request: GenerateRequest) -> list[int]:
 
 async def disaggregated(prefill: Engine, decode: Engine, request: GenerateRequest) -> list[TokenChunk]:
     """Prefill on one engine, decode on the other; the prefill generator must end when the KV has moved, if
-    the engine notices it.
-    """
+    the engine notices it."""
     async with aclosing(prefill.prefill(request)) as replies:
         handoff = await next_handoff(replies)
         answer = [handoff.first_chunk] if handoff.first_chunk is not None else []

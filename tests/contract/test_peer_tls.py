@@ -30,8 +30,7 @@ def theirs(tmp_path: Path) -> Authority:
 
 def mixed(own: Authority, trusted: Authority) -> PeerTls:
     """A process that trusts another authority than the one of its certificate. It finds that at its start, so
-    that no process of Baton's can be like that.
-    """
+    that no process of Baton's can be like that."""
     tls, foreign = trusted.peer("trusted"), own.sign("mixed")
     tls.connecting.load_cert_chain(*foreign)
     tls.accepting.load_cert_chain(*foreign)

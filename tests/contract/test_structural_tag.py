@@ -61,8 +61,7 @@ FORMS = {
 class XgrammarForms:
     """The real xgrammar, which compiles forms as TensorRT-LLM and vLLM do, over one model's vocabulary.
 
-    Without `control_ids`, control tokens are text, as in xgrammar before 0.2.
-    """
+    Without `control_ids`, control tokens are text, as in xgrammar before 0.2."""
 
     def __init__(self, model_path: Path, control_ids: dict[str, int]) -> None:
         self._control_ids = control_ids
@@ -165,8 +164,7 @@ async def test_the_embedded_grammar_takes_what_xgrammar_allows(
 
 def modest(seed: int, tokenizer: ModelTokenizer) -> Callable[[list[int]], int]:
     """Any allowed token, except what only xgrammar allows: white space, control tokens within JSON
-    strings, those spelled with ordinary tokens, and partial characters.
-    """
+    strings, those spelled with ordinary tokens, and partial characters."""
     choose, control = chooser(seed, tokenizer), set(tokenizer.special_ids.values())
 
     def plain(token_id: int) -> bool:

@@ -1,7 +1,6 @@
 """deploy/docker-compose.yml on a real Docker engine: built, served, killed in the middle, restarted, ended.
 
-PYTHON_TAG and TORCH_INDEX in the environment go into the build.
-"""
+PYTHON_TAG and TORCH_INDEX in the environment go into the build."""
 
 import os
 import subprocess

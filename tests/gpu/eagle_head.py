@@ -1,8 +1,7 @@
 """Random EAGLE3 heads in the published layout (`LlamaForCausalLMEagle3`), which guess among a few tokens.
 
 A random head is never right among 200,000 tokens. If answers consist of the tokens that the head knows
-(`random_weights.keep_rows`), some guesses are right and others wrong.
-"""
+(`random_weights.keep_rows`), some guesses are right and others wrong."""
 
 import json
 from pathlib import Path

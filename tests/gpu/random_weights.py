@@ -2,8 +2,7 @@
 
 vLLM's dummy weights (`load_format: dummy`) are within 0.001, norms included, and the experts' are zero:
 answers hardly depend on the prompt's KV, so equal answers would prove nothing. With weights as large as a
-trained model's, rounding grows from layer to layer until no answer repeats.
-"""
+trained model's, rounding grows from layer to layer until no answer repeats."""
 
 import importlib
 import os

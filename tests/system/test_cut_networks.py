@@ -1,7 +1,6 @@
 """Networks that lose packets without closing a connection: short gaps, and no answer changes.
 
-Where there is no root, `tests/contract/test_transport_faults.py` cuts one connection, with a relay.
-"""
+Where there is no root, `tests/contract/test_transport_faults.py` cuts one connection, with a relay."""
 
 from collections.abc import Iterator
 from contextlib import closing

@@ -57,10 +57,7 @@ TOOLS: list[Json] = [
     {"type": "function", "function": {"name": "get_weather", "parameters": WEATHER}},
     {"type": "function", "function": {"name": "get_system_health", "parameters": HEALTH}},
 ]
-ONLY_HEALTH = {
-    "mode": "required",
-    "tools": [{"type": "function", "function": {"name": "get_system_health"}}],
-}
+ONLY_HEALTH = {"mode": "required", "tools": [{"type": "function", "function": {"name": "get_system_health"}}]}
 PARAMETERS: dict[str, Json] = {"get_weather": WEATHER, "get_system_health": HEALTH}
 
 

@@ -1,8 +1,7 @@
 """The load tests and evaluations of the guides, with all their clients, against the mocker: none is refused.
 
 What a profile of the launch scripts holds and how long it lets requests wait is its own; the timing is a
-B200's, or slower where requests would not wait longer than people may.
-"""
+B200's, or slower where requests would not wait longer than people may."""
 
 import asyncio
 import json

@@ -137,11 +137,7 @@ WRONG_YAML = (
 @pytest.mark.parametrize(
     ("command", "environ", "says"),
     [
-        (
-            "local.sh",
-            {"MODEL_PATH": "/no/such/model"},
-            "--model-path /no/such/model: no config.json in",
-        ),
+        ("local.sh", {"MODEL_PATH": "/no/such/model"}, "--model-path /no/such/model: no config.json in"),
         ("local.sh", *WRONG_YAML),
         ("gpt_oss_disagg.sh", *WRONG_YAML),
         ("local.sh", {"ENGINE": "nope"}, "--engine: invalid choice: 'nope'"),

@@ -1,6 +1,5 @@
 """The gpt-oss launch scripts, really run: ready, logs shown, everything stopped when one ends or on
-Ctrl-C.
-"""
+Ctrl-C."""
 
 import os
 import re

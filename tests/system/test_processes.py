@@ -22,13 +22,7 @@ CALL = (
     "<|channel|>analysis<|message|>Look at the clock.<|end|>"
     "<|start|>assistant to=functions.get_time<|channel|>commentary json<|message|>{ }<|call|>"
 )
-SCENE = {
-    "when": "What time is it?",
-    "answers": [
-        CALL,
-        "<|channel|>final<|message|>It is noon.<|return|>",
-    ],
-}
+SCENE = {"when": "What time is it?", "answers": [CALL, "<|channel|>final<|message|>It is noon.<|return|>"]}
 # Long enough to be followed and stopped in the middle.
 ENDLESS: Any = {"model": MODEL, "input": "Hello there!", "max_output_tokens": 20_000, "background": True}
 

@@ -29,10 +29,7 @@ class Plant(msgspec.Struct, tag_field="kind", tag="plant"):
 
 
 class Garden(msgspec.Struct):
-    refused: ClassVar[Refused] = {
-        "num": ((1, None), "Leave it out."),
-        "is_wet": ((False,), "It is dry."),
-    }
+    refused: ClassVar[Refused] = {"num": ((1, None), "Leave it out."), "is_wet": ((False,), "It is dry.")}
     hints: ClassVar[frozenset[str]] = frozenset({"mood"})
     shallow: ClassVar[frozenset[str]] = frozenset({"far"})
     things: list[Rock | Plant] = []

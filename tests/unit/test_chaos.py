@@ -30,8 +30,7 @@ WHOLE = [data("1 "), data("2 "), data("3", "length"), "data: [DONE]\n\n"]
 @contextmanager
 def serving(*answers: list[str], after: Sequence[str | None] = (None,)) -> Iterator[str]:
     """A server that answers each request with the next events, if its Last-Event-ID is as in `after`; its
-    URL.
-    """
+    URL."""
     coming = deque(zip(answers, after, strict=True))
 
     class Answer(BaseHTTPRequestHandler):

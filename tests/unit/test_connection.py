@@ -42,8 +42,7 @@ class Pipe(asyncio.Transport):
 
 class Scene:
     """A connection, and its app, which begins and ends its answers when it may and reads no bodies. Seconds
-    count from its beginning.
-    """
+    count from its beginning."""
 
     def __init__(self) -> None:
         self.num_requests = 0

@@ -190,11 +190,7 @@ _FLAGS = st.lists(
 ).map(" ".join)
 
 
-@given(
-    st.dictionaries(st.sampled_from(_KEYS), _LEAVES),
-    st.text("0123456789,-; GPUxMI", max_size=12),
-    _FLAGS,
-)
+@given(st.dictionaries(st.sampled_from(_KEYS), _LEAVES), st.text("0123456789,-; GPUxMI", max_size=12), _FLAGS)
 def test_nothing_that_is_given_makes_doctor_itself_fail(
     values: dict[str, object], gpus: str, line: str
 ) -> None:
@@ -225,11 +221,7 @@ def test_a_draft_model_takes_weights_and_kv_of_its_own() -> None:
 
 @pytest.mark.parametrize(
     ("path", "num_layers", "size"),
-    [
-        ("/models/gpt-oss-120b", None, "120b"),
-        ("/models/GPT-OSS-20B", None, "20b"),
-        ("/models/x", 24, "20b"),
-    ],
+    [("/models/gpt-oss-120b", None, "120b"), ("/models/GPT-OSS-20B", None, "20b"), ("/models/x", 24, "20b")],
 )
 def test_the_download_is_that_of_the_model_meant(path: str, num_layers: int | None, size: str) -> None:
     found = _found(model_of(b200_node(), path=path, num_layers=num_layers, missing=("tokenizer.json",)))

@@ -26,8 +26,7 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(num_more=st.integers(0, 3), texts=Texts, num_written=st.integers(0, 1))
     def reserve(self, num_more: int, texts: list[int], num_written: int) -> None:
         """A prompt, all of whose blocks are written, and blocks for its answer. The last `num_written` of the
-        blocks that are found are written, too, if nobody has them.
-        """
+        blocks that are found are written, too, if nobody has them."""
         num_blocks = len(texts) + num_more
         num_free, num_held = self.ledger.num_free, self.num_held()
         found = self.ledger.find(keys_of(texts))

@@ -54,9 +54,7 @@ async def test_an_answer_is_the_same_in_fewer_steps(checkpoint: Path, number: in
         assert off.stats().num_accepted_guesses == 0
 
 
-async def test_a_crowd_gets_what_it_gets_without_guesses_from_cached_beginnings_too(
-    checkpoint: Path,
-) -> None:
+async def test_a_crowd_gets_what_it_gets_without_guesses_from_cached_beginnings_too(checkpoint: Path) -> None:
     requests = [
         ask(
             [*REPEATED[: 20 + 9 * i], *prompt(5 + i, seed=i)],

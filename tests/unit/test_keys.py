@@ -7,15 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from frontend.http.keys import (
-    MAX_FILE_BYTES,
-    ApiKey,
-    key_of,
-    line_of,
-    parse_keys,
-    presented,
-    read_keys,
-)
+from frontend.http.keys import MAX_FILE_BYTES, ApiKey, key_of, line_of, parse_keys, presented, read_keys
 from operations.commands import main
 
 names = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}", fullmatch=True)
@@ -35,10 +27,7 @@ def keys_file(folder: Path, text: str | bytes, mode: int = 0o600) -> Path:
 secrets = st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=1)
 
 
-@given(
-    st.dictionaries(names, st.sets(secrets)),
-    st.sampled_from(["\n", "\r\n", "\n\n# a comment\n \t\n"]),
-)
+@given(st.dictionaries(names, st.sets(secrets)), st.sampled_from(["\n", "\r\n", "\n\n# a comment\n \t\n"]))
 def test_every_key_is_found_under_its_name_and_no_other(clients: dict[str, set[str]], between: str) -> None:
     made = {key: name for name, keys in clients.items() for key in keys}
     text = between.join(line_of(name, key) for key, name in made.items())

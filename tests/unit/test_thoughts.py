@@ -232,8 +232,7 @@ EARLIER = "bt1.7e738dfe.7b2b4a84b5bca75d0f2aed0e38b5c4c8.eJwLycjMy9YDAAf4Ai0="
 
 
 @pytest.mark.parametrize(
-    "foreign",
-    ["", "gAAAAABo", "bt1", "bt1.", "EqQBCkYIARgCKkA=", EARLIER, Seal(b"another").close("Think.")],
+    "foreign", ["", "gAAAAABo", "bt1", "bt1.", "EqQBCkYIARgCKkA=", EARLIER, Seal(b"another").close("Think.")]
 )
 def test_a_sealed_text_of_another_server_or_release_is_left_out(foreign: str) -> None:
     assert Seal(b"key").open(foreign, "x") is None

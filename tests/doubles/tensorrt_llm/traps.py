@@ -18,8 +18,7 @@ class Traps:
     * `gives_no_params`: a context_only result has no DisaggregatedParams.
     * `loads_s`: how long the constructor blocks. `prefill_s_a_token`: how slow a context_only request is.
     * `health_hangs`, `shutdown_hangs`: the calls never return, as with a dead rank; Dynamo calls
-      `check_health` in a thread and bounds `shutdown` (engine_monitor.py).
-    """
+      `check_health` in a thread and bounds `shutdown` (engine_monitor.py)."""
 
     build: str = "1.3.0rc29+double"
     dies_after: int = -1

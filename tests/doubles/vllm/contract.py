@@ -20,8 +20,7 @@ _NAMES = {
 
 def dataclass_of(name: str, *, known: dict[str, Any] | None = None, **namespace: Any) -> type[Any]:
     """The recorded class as a dataclass: an unknown keyword is a TypeError. `known` are the classes in its
-    annotations; a field with any other is Any.
-    """
+    annotations; a field with any other is Any."""
     recorded: dict[str, tuple[str, Any]] = FACTS[name]
     fields = [(n, _kind(text, known or {}), _default(text, value)) for n, (text, value) in recorded.items()]
     return dataclasses.make_dataclass(name, fields, namespace=namespace)

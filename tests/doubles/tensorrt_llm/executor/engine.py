@@ -53,8 +53,7 @@ class Job:
 
 class Executor:
     """One embedded engine with its own thread and event loop. With attention DP its pool stands for those of
-    all ranks.
-    """
+    all ranks."""
 
     def __init__(self, args: Any) -> None:
         self._args = args
@@ -102,8 +101,7 @@ class Executor:
 
     def die(self, reason: str) -> None:
         """Fail fatally: the error is recorded and sent to every open request as its own (ErrorResponse in
-        executor/result.py); later requests fail with "LLM is shutting down".
-        """
+        executor/result.py); later requests fail with "LLM is shutting down"."""
         self._fatal_error = CppExecutorError(reason)
         for job in list(self._jobs.values()):
             if job.task is not None:

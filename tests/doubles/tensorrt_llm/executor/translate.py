@@ -29,8 +29,7 @@ class Request:
 
 def stops_of(job: Request) -> list[int | None]:
     """The tokens that end it. In a context phase, max_tokens of 1 is checked before tokens other than
-    `end_id`.
-    """
+    `end_id`."""
     asked = job.sampling
     words = [] if job.kind == "context_only" else [*(asked.stop_token_ids or ())]
     if asked.ignore_eos:
@@ -105,8 +104,7 @@ def joined(chunks: list[TokenChunk]) -> TokenChunk:
 
 def params_of(job: Request, handoff: KvHandoff, *, by_python: bool) -> Any:
     """The transferred state: `opaque_state` and the first token, which the Python transceiver also serves at
-    `ctx_info_endpoint`. The token's log-probability has its own field, as Python objects.
-    """
+    `ctx_info_endpoint`. The token's log-probability has its own field, as Python objects."""
     state = msgspec.msgpack.decode(handoff.engine_state, type=HandoffState)
     bare = msgspec.msgpack.encode(msgspec.structs.replace(state, logprob=None))
     opaque = msgspec.msgpack.encode(msgspec.structs.replace(handoff, engine_state=bare))

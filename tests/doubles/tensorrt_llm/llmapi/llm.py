@@ -125,8 +125,7 @@ class LLM:
 
     def _check_salt(self, token_ids: list[int], cache_salt: str | None) -> None:
         """The requests with which attention DP fills idle ranks are all ones and unsalted: "an unsalted
-        canary sharing that prefix crashes the rank" (Dynamo, health_check.py).
-        """
+        canary sharing that prefix crashes the rank" (Dynamo, health_check.py)."""
         reuses = self.args.enable_attention_dp and self.args.kv_cache_config.enable_block_reuse
         if reuses and cache_salt is None and token_ids[0] == 1:
             assert self._executor is not None

@@ -11,8 +11,7 @@ _PROCESS = threading.local()  # a core's thread stands for a worker's process
 @dataclasses.dataclass
 class ConnectorWorker:
     """The state of one GPU worker. `_reqs_to_process` has a request from its first step on, `_reqs_to_send`
-    from the step AFTER its last one, in order of expiry.
-    """
+    from the step AFTER its last one, in order of expiry."""
 
     _reqs_to_send: dict[str, float] = dataclasses.field(default_factory=dict)
     _reqs_to_process: set[str] = dataclasses.field(default_factory=set)

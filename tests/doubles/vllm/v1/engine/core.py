@@ -231,8 +231,7 @@ class Core:
 
     async def _with_own_first(self, job: Job) -> GenerateRequest:
         """vLLM recomputes the prompt's last token and samples the first token itself. Here it recomputes the
-        whole prompt.
-        """
+        whole prompt."""
         sampling = msgspec.structs.replace(job.request.sampling, max_tokens=job.request.num_generated + 1)
         async with aclosing(
             self._engine.decode(msgspec.structs.replace(job.request, sampling=sampling))
@@ -248,8 +247,7 @@ class Core:
 
     async def _pull_failed(self, job: Job, error: HandoffFailed) -> None:
         """A failed transfer is counted; with the hybrid KV manager that is all, and the answer is garbage. A
-        pull of freed KV is not even counted; here it ends the engine.
-        """
+        pull of freed KV is not even counted; here it ends the engine."""
         if not isinstance(error.__cause__, OSError | WorkerLost):
             self._die(f"GARBAGE: {job.request_id} pulled KV that had been freed: {error}")
             return
