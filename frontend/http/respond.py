@@ -160,7 +160,7 @@ AnyAnswer = TypeVar("AnyAnswer", bound=Answer)
 
 class Asked(NamedTuple, Generic[AnyAnswer]):
     """What a body asks for. `ignored` are the fields without effect, `answer` makes the answer of the
-    choices, `too_long` is raised if the prompt does not fit the context."""
+    choices, `too_long` the error if the prompt does not fit the context."""
 
     request: TurnRequest
     ignored: tuple[str, ...]
