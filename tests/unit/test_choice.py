@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from baton.messages import FinishReason, GenerateRequest, Sampling, TokenChunk, TokenLogprob
-from frontend.harmony.conversation import Begin, Delta, Text
+from frontend.harmony.conversation import Begin, Delta, End, Text
 from frontend.harmony.parse import HarmonyParser
 from frontend.turn.choice import Choice, RawText
 from tests.repairs import messages
@@ -86,6 +86,17 @@ def test_a_stop_string_ends_the_text_only(
     assert choice.stopped == (met is not None)
 
 
+@pytest.mark.parametrize("tokens_per_chunk", [1, 2, 1000])
+@pytest.mark.parametrize(("stop", "said"), [("stop", ["One st", "op it."]), ("e s", ["On"])])
+def test_a_stop_string_is_in_one_message_which_may_be_a_preamble(
+    stop: str, said: list[str], tokens_per_chunk: int
+) -> None:
+    text = "<|channel|>commentary<|message|>One st<|end|>"
+    text += "<|start|>assistant<|channel|>final<|message|>op it.<|return|>"
+    found = messages(fed(choice_of(stop), text, tokens_per_chunk))
+    assert [part for each in found for part in each.values()] == said
+
+
 @pytest.mark.parametrize("tokens_per_chunk", [1, 2, 3, 1000])
 def test_tokens_after_a_stop_string_do_not_count(tokens_per_chunk: int) -> None:
     choice, token_ids = choice_of(", w"), iter(TOKENIZER.encode_text(ANSWER, allow_special=True))
@@ -99,7 +110,9 @@ def test_tokens_after_a_stop_string_do_not_count(tokens_per_chunk: int) -> None:
 def test_an_answer_ends_after_its_last_allowed_call(tokens_per_chunk: int) -> None:
     choice = choice_of(max_calls=1)
     more = "<|start|>assistant<|channel|>final<|message|>Hello"
-    assert shown(fed(choice, TWO_CALLS + more, tokens_per_chunk)) == ("", "Let me think.", ' f:{"x": 1}')
+    deltas = fed(choice, TWO_CALLS + more, tokens_per_chunk)
+    assert shown(deltas) == ("", "Let me think.", ' f:{"x": 1}')
+    assert [type(each) for each in deltas].count(End) == 2
     assert choice.stopped
     assert len(choice.call_ids) == 1
     assert [(each.kind, each.text) for each in choice.written()] == [("thought", "Let me think.")]
