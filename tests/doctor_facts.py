@@ -55,7 +55,7 @@ def h200_agg() -> Facts:
     return replace(b200_node(), gpus=parse_gpus(smi("h200_query.csv"), ""), workers=workers)
 
 
-def one_gpu(kv_bytes: int | None) -> Facts:
+def one_gpu(kv_bytes: float | None) -> Facts:
     """One H200 with gpt-oss-20b's prefill and decode on vLLM."""
     line = "" if kv_bytes is None else f'--override-engine-args {{"kv_cache_memory_bytes":{kv_bytes}}}'
     folder = Path("engine_configs/vllm/gpt-oss-20b")

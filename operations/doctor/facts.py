@@ -56,7 +56,7 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True):
     def number(self, path: str) -> int:
         """A whole number among the settings; 0 if it is not given, or not plausible."""
         value = self.given.get(path)
-        return value if isinstance(value, int) and 0 < value < _ABSURD else 0
+        return int(value) if isinstance(value, int | float) and 0 < value < _ABSURD else 0
 
     @property
     def tensor_parallel_size(self) -> int:
