@@ -36,6 +36,7 @@ class Run:
         self._reason: BatonError | None = None
         self._record = services.metrics.begin(ROUTE, answer.response.id, answer.key_name)
         self._record.enter("queue")
+        self._record.model = answer.choice.request.model
         self._record.num_prompt_tokens = num_prompt_tokens(answer.choices)
         if services.begin_trace is not None and answer.record is not None and answer.record.trace is not None:
             self._record.trace = services.begin_trace(answer.record.trace.own)
@@ -74,7 +75,6 @@ class Run:
         finally:
             for queue in self.followers:
                 queue.put_nowait(b"")
-            record.model = answer.choice.request.model
             count(answer.choices, record)
             self._metrics.end(record)
 
