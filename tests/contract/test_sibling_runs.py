@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from baton.errors import NotReady
+from baton.errors import InvalidRequest, NotReady
 from frontend.harmony.conversation import Begin, Delta, End, Text
 from frontend.metrics import Metrics
 from frontend.processes.siblings import Shared, Siblings
@@ -127,6 +127,12 @@ async def test_a_follower_elsewhere_that_has_left_is_forgotten(tmp_path: Path) -
                 while len(run.followers) > 1:
                     await publish(run, 10)  # that it has left is noticed only then
                     await asyncio.sleep(0.001)  # other tasks have their turn
+
+
+async def test_a_run_without_a_stream_cannot_be_followed_elsewhere_either(tmp_path: Path) -> None:
+    async with running() as (client, run), processes(run, client.responses) as (ours, theirs):
+        with pytest.raises(InvalidRequest, match="not stored"):
+            await read(ours, theirs, -1)
 
 
 async def test_a_follower_gets_an_error_when_the_process_that_runs_it_is_lost(tmp_path: Path) -> None:
