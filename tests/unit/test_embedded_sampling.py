@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from baton.messages import Sampling
+from tests.guided import ScriptedMatcher
 from workers.engines.embedded.sampling import Draw, Sampled, key
 from workers.engines.embedded.sampling import sample as sample_draws
 from workers.engines.embedded.scheduler import Sequence
@@ -118,7 +119,10 @@ def test_stop_tokens_cannot_come_before_min_tokens() -> None:
     late = draw((3, 3, 3), 1, min_tokens=2, stop_token_ids=(0, 1, 7))
     ignored = draw((3,), 1, min_tokens=2, stop_token_ids=(0,), ignore_eos=True)
     unknown = draw((3,), min_tokens=2, stop_token_ids=(-1, VOCAB), logit_bias={VOCAB - 1: 9.0})
-    assert chosen(early, late, ignored, unknown) == [2, 0, 0, VOCAB - 1]
+    formed = draw((3,), min_tokens=2, stop_token_ids=(0,))
+    formed.matcher = ScriptedMatcher()
+    formed.matcher.allowed = np.isin(np.arange(VOCAB), [0, 6])
+    assert chosen(early, late, ignored, unknown, formed) == [2, 0, 0, VOCAB - 1, 6]
 
 
 def test_logprobs_are_the_models_own_before_any_setting() -> None:
