@@ -64,8 +64,7 @@ async def test_requests_that_share_an_id_are_all_shown(capsys: pytest.CaptureFix
             assert reply.status_code == 200
         url = str(frontend.http.base_url)
         assert await asyncio.to_thread(main, ["why", "same", "--url", url]) == 0
-        printed = capsys.readouterr().out
-        assert [printed.count(text) for text in ("same  200  ", "no stage is out of line")] == [3, 3]
+        assert capsys.readouterr().out.count("same  200  ") == 3
 
 
 BAD = ["", "id=a&id=b", "slowest=0", "slowest=101", "failed=x", "running=2", "slowest=%C2%B2", "nope=1"]

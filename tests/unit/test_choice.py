@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from baton.messages import FinishReason, GenerateRequest, Sampling, TokenChunk, TokenLogprob
+from baton.messages import FinishReason, GenerateRequest, Sampling, TokenChunk, TokenLogprob, Usage
 from frontend.harmony.conversation import Begin, Delta, End, Text
 from frontend.harmony.parse import HarmonyParser
 from frontend.turn.choice import Choice, RawText
@@ -101,9 +101,10 @@ def test_a_stop_string_is_in_one_message_which_may_be_a_preamble(
 def test_tokens_after_a_stop_string_do_not_count(tokens_per_chunk: int) -> None:
     choice, token_ids = choice_of(", w"), iter(TOKENIZER.encode_text(ANSWER, allow_special=True))
     while not choice.stopped:
-        choice.feed(TokenChunk(tuple(islice(token_ids, tokens_per_chunk))))
+        choice.feed(TokenChunk(tuple(islice(token_ids, tokens_per_chunk)), usage=Usage(9, 5, 1)))
     up_to_it = ANSWER[: ANSWER.index(", w") + len(", w")]
     assert choice.num_tokens == len(TOKENIZER.encode_text(up_to_it, allow_special=True))
+    assert choice.num_cached_tokens == 5
 
 
 @pytest.mark.parametrize("tokens_per_chunk", [1, 2, 7, 1000])

@@ -13,6 +13,7 @@ import pytest
 from baton.errors import BatonError, DeadlineExceeded, InvalidRequest, NotReady, Overloaded
 from frontend.http.body import FREE_BYTES, Bodies, BodiesFull, BodyTooLarge, EncodedBody
 from frontend.http.exchange import ClientGone, Exchange, as_baton_error, error_headers, ignored_header
+from tests.clock import jumping
 
 
 def exchange(*messages: dict[str, Any], **headers: str) -> Exchange:
@@ -166,6 +167,7 @@ async def senders(num: int, bodies: Bodies) -> AsyncIterator[list[Sender]]:
     assert bodies.num_bytes == 0
 
 
+@jumping
 async def test_long_bodies_share_the_memory_and_short_ones_are_always_read() -> None:
     bodies = Bodies(4 * FREE_BYTES)
     async with senders(4, bodies) as (first, second, third, short):
@@ -184,6 +186,7 @@ async def test_long_bodies_share_the_memory_and_short_ones_are_always_read() -> 
         assert bodies.num_bytes == 2 * FREE_BYTES
 
 
+@jumping
 async def test_a_body_over_the_budget_is_read_while_there_is_no_other() -> None:
     bodies = Bodies(FREE_BYTES)
     async with senders(3, bodies) as (first, second, short):
@@ -197,6 +200,7 @@ async def test_a_body_over_the_budget_is_read_while_there_is_no_other() -> None:
         assert [await short.task, await first.task] == [FREE_BYTES, 4 * FREE_BYTES]
 
 
+@jumping
 async def test_a_body_counts_until_it_is_used_or_its_client_has_left() -> None:
     bodies = Bodies(4 * FREE_BYTES)
     async with senders(2, bodies) as (used, left):
