@@ -1,6 +1,7 @@
 """Background runs that another frontend process follows, stops or deletes, over real Unix sockets."""
 
 import asyncio
+import re
 import threading
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
@@ -127,6 +128,17 @@ async def test_a_follower_elsewhere_that_has_left_is_forgotten(tmp_path: Path) -
                 while len(run.followers) > 1:
                     await publish(run, 10)  # that it has left is noticed only then
                     await asyncio.sleep(0.001)  # other tasks have their turn
+
+
+async def test_an_event_between_the_begin_of_a_follower_and_its_first_read_comes_once() -> None:
+    async with running(stream=True) as (client, run):
+        followed = client.responses.answer(run.answer.response.id, -1)
+        assert await anext(followed) == b""
+        await publish(run, 10)
+        client.tokens.go_on.set()
+        events = b"".join([data async for data in followed])
+        numbers = [int(number) for number in re.findall(rb'"sequence_number":(\d+)', events)]
+        assert numbers == [*range(len(numbers))]
 
 
 async def test_a_run_without_a_stream_cannot_be_followed_elsewhere_either(tmp_path: Path) -> None:

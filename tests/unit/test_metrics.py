@@ -48,6 +48,14 @@ def test_each_time_between_two_chunks_is_counted() -> None:
     assert sampled(metrics, f"{name}_sum", **LABELS) == pytest.approx(2.556, abs=0.001)
 
 
+def test_a_stream_counts_into_one_list_over_several_scrapes() -> None:
+    metrics = Metrics()
+    counts = metrics.gaps(metrics.begin("/v1/x", "r"))
+    for num in (1, 2):
+        counts[10] += 1
+        assert sampled(metrics, "baton_inter_token_latency_seconds_count", route="/v1/x", model="") == num
+
+
 def test_stages_are_observed_with_how_they_ended() -> None:
     metrics = Metrics()
     record = metrics.begin(ROUTE)

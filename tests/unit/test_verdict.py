@@ -123,6 +123,8 @@ def test_what_all_requests_have_is_usual_but_for_waits() -> None:
     slow = Usual(record(transit=0.9, decode_wait=0.9) for _ in range(20))
     assert judged(record(transit=1.0), slow) is None
     assert judged(record(decode_wait=0.9), slow) == ("decode_wait", "d", 0.9)
+    failed = Usual(refused(500, "engine_failure", transit=0.9) for _ in range(20))
+    assert judged(record(transit=1.0), failed) == ("transit", "p", 1.0)
 
 
 def test_a_client_that_follows_a_long_background_response_was_not_slow() -> None:
