@@ -60,6 +60,7 @@ def answering(*answers: bytes) -> Iterator[str]:
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()
         yield f"{peer.getsockname()[1]}"
+        peer.shutdown(socket.SHUT_RDWR)  # it waits for no connection that does not come
         thread.join(PATIENCE_S)
 
 

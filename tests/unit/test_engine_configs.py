@@ -1,4 +1,4 @@
-"""Every TensorRT-LLM engine config against TorchLlmArgs, its pair, the guides and the GPU's memory."""
+"""Every TensorRT-LLM engine config against TorchLlmArgs, its pair, the file that it varies and the README."""
 
 import re
 from pathlib import Path

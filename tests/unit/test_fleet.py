@@ -249,7 +249,8 @@ def test_a_name_means_one_model_or_none(meant: str | None, names: tuple[str, ...
 async def test_the_part_before_the_slash_is_enough_and_plain_aliases_are_listed() -> None:
     assert (model_of("openai", {BIG}, ()), model_of("open", {BIG}, ())) == (BIG, None)
     async with fleet_of(worker("d1", model=SMALL), aliases=ALIASES) as (_, fleet):
-        await until(lambda: fleet.models() == ["fast", SMALL])
+        await until(fleet.models)
+        assert fleet.models() == ["fast", SMALL]
 
 
 @pytest.mark.parametrize("text", ["claude", "=x", "x=", "a=b,c"])
