@@ -41,8 +41,7 @@ class Wires:
     """How this process finds and reaches the others.
 
     By default the registry is etcd if its addresses are given, else a local folder; the request plane is NATS
-    if its addresses are given, else TCP.
-    """
+    if its addresses are given, else TCP."""
 
     discovery_backend: Literal["file", "etcd"] | None = flag(None, "registry", env="BATON_DISCOVERY_BACKEND")
     request_plane: Literal["tcp", "nats", "dynamo"] | None = flag(
@@ -152,8 +151,7 @@ class Wires:
 
     def check(self) -> None:
         """Raise UnsafeFolder, with advice in its message, if the file registry is not safe; CredentialError
-        if a login or a certificate for NATS, etcd or peers is not complete; WrongAddress.
-        """
+        if a login or a certificate for NATS, etcd or peers is not complete; WrongAddress."""
         self.tls()
         if self.plane == "dynamo" and not find_spec("dynamo"):
             raise ValueError("--request-plane dynamo needs Dynamo's runtime: pip install '.[dynamo]'")
@@ -200,8 +198,7 @@ class Wires:
 
 def nats_options() -> dict[str, Any]:
     """nats-py's options from Dynamo's variables; they count before those in the URL. Raises CredentialError
-    with the variable's name.
-    """
+    with the variable's name."""
     options: dict[str, Any] = {
         name: os.environ[variable] for name, variable in _NATS_LOGIN.items() if os.environ.get(variable)
     }

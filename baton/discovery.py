@@ -24,13 +24,11 @@ class Discovery(Protocol):
 
     * Every watcher soon sees a registered worker; leaving the context withdraws it at once.
     * A killed process disappears within the lease's time.
-    * When the registry is unreachable, watchers keep the last snapshot and registrations recover.
-    """
+    * When the registry is unreachable, watchers keep the last snapshot and registrations recover."""
 
     def register(self, info: WorkerInfo) -> AbstractAsyncContextManager[None]:
         """Keep `info` registered while the context is open; returns after the first write. It replaces an
-        earlier registration of the same worker id, whose end then withdraws nothing.
-        """
+        earlier registration of the same worker id, whose end then withdraws nothing."""
         ...
 
     def watch(self) -> AsyncGenerator[tuple[WorkerInfo, ...], None]:
@@ -47,8 +45,7 @@ async def kept(
     hold: Callable[[], Awaitable[bool]], *, every_s: float, retry_s: float
 ) -> AsyncGenerator[None, None]:
     """Call `hold` until it has written a registration; then, while the context is open, every `every_s` or,
-    when it fails, after `retry_s`. The first call may raise.
-    """
+    when it fails, after `retry_s`. The first call may raise."""
     while not await hold():  # noqa: ASYNC110  registries do not notify
         await asyncio.sleep(retry_s)  # the registry is unreachable or full: retry after a pause
 

@@ -20,8 +20,7 @@ class ErrorInfo(msgspec.Struct, frozen=True, kw_only=True):
 class BatonError(Exception):
     """Base class. `message` is one sentence that tells the user what to do.
 
-    `status` is the HTTP status, `param` the offending field, if any.
-    """
+    `status` is the HTTP status, `param` the offending field, if any."""
 
     code: ClassVar[str] = "internal_error"
     status: ClassVar[int] = 500
@@ -81,8 +80,7 @@ class NotReady(BatonError, code="not_ready", status=503):
 
 class WorkerLost(BatonError, code="worker_lost", status=502):
     """The worker died or became unreachable during the request. `is_silent`: nothing came from it for the
-    liveness limit, which may be the network's fault.
-    """
+    liveness limit, which may be the network's fault."""
 
     is_silent = False
 

@@ -33,8 +33,7 @@ class EtcdDiscovery:
 
     While etcd is unreachable, watchers keep their last snapshot and registrations wait; this is logged once.
     After an outage etcd may lack workers (frozen past their leases, or restored without its data) that are
-    about to register again, so missing workers stay visible for one lease time.
-    """
+    about to register again, so missing workers stay visible for one lease time."""
 
     def __init__(
         self,
@@ -110,8 +109,7 @@ class EtcdDiscovery:
         self, fleet: dict[bytes, WorkerInfo], *, doubtful: bool
     ) -> AsyncGenerator[tuple[WorkerInfo, ...], None]:
         """List, then apply changes, yielding the fleet after each. If `doubtful`, nothing is removed and it
-        ends after `_doubt_s`.
-        """
+        ends after `_doubt_s`."""
         values, revision = await self._rpc.list_prefix(PREFIX, MAX_WORKERS)
         self._note(None)
         if not doubtful:
@@ -128,8 +126,7 @@ class EtcdDiscovery:
 
     async def _withdraw(self, key: bytes, lease: int) -> None:
         """Delete the key, unless it was rewritten with another lease; if etcd is unreachable, the lease
-        expires.
-        """
+        expires."""
         try:
             await self._rpc.call("Lease/LeaseRevoke", ID=lease)
         except EtcdError as error:

@@ -115,8 +115,7 @@ class EtcdRpc:
     raises EtcdError.
 
     Calls are retried only after an expired token; after a failure the next call uses the next endpoint. An
-    instance belongs to one event loop: the first call opens its channels.
-    """
+    instance belongs to one event loop: the first call opens its channels."""
 
     def __init__(
         self,
@@ -136,8 +135,7 @@ class EtcdRpc:
 
     async def call(self, path: str, **fields: Any) -> Any:
         """etcd's response to one request, such as `KV/Put`. `Lease/LeaseKeepAlive`, a stream in both
-        directions, looks the same on the wire with one request and one reply.
-        """
+        directions, looks the same on the wire with one request and one reply."""
         try:
             return await self._send(path, await self._metadata(), fields)
         except EtcdError as error:
@@ -157,8 +155,7 @@ class EtcdRpc:
         """Yield changes under `prefix` from `revision` on; ends after `duration_s` if given.
 
         The first, empty list says that the watch is established. Raises EtcdError if the watch breaks or is
-        refused, or if the revision is compacted: then list again.
-        """
+        refused, or if the revision is compacted: then list again."""
         create = {"key": prefix, "range_end": prefix_end(prefix), "start_revision": revision}
         # hasleader: a member without a quorum ends the watch instead of going silent.
         metadata = (*await self._metadata(), ("hasleader", "true"))

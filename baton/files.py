@@ -50,8 +50,7 @@ def default_registry() -> Path:
 
 def make_private(folder: Path) -> None:
     """Create the folder with mode 0700 if missing. Raises UnsafeFolder if others could write to it, or to the
-    folder that it is in. Folders further up are not checked: a watcher takes only files of this user.
-    """
+    folder that it is in. Folders further up are not checked: a watcher takes only files of this user."""
     folder = folder.absolute()
     try:
         for missing in reversed([parent for parent in folder.parents if not parent.exists()]):
@@ -74,8 +73,7 @@ class FilesDiscovery:
     A worker holds a flock on its file. The kernel drops it when the process dies, which watchers notice
     within 0.1 s. The worker also touches the file every `ttl_s` / 3; if it stops (SIGSTOP, a blocked event
     loop), it is hidden after `ttl_s` until it continues. A child forked while registered holds the lock too;
-    then only `ttl_s` detects its parent's death.
-    """
+    then only `ttl_s` detects its parent's death."""
 
     def __init__(self, folder: Path, *, ttl_s: float = 10.0) -> None:
         self._folder = folder
@@ -87,8 +85,7 @@ class FilesDiscovery:
     @asynccontextmanager
     async def register(self, info: WorkerInfo) -> AsyncGenerator[None, None]:
         """See `Discovery`. Waits while the disk is full. Raises OSError if the folder is not writable,
-        UnsafeFolder if others can write to it.
-        """
+        UnsafeFolder if others can write to it."""
         path = self._folder / f"{quote(info.worker_id, safe=':')}{_SUFFIX}"
         value, fd = msgspec.json.encode(info), -1
 
@@ -169,8 +166,7 @@ class FilesDiscovery:
 
     def _age_s(self, path: Path, status: os.stat_result) -> float:
         """Time since the owner last touched the file. Clocks can be changed: the wall clock counts only at
-        first sight.
-        """
+        first sight."""
         now_s, (mtime_ns, touched_s) = time.monotonic(), self._touched.get(path, (0, 0.0))
         if mtime_ns != status.st_mtime_ns:
             touched_s = now_s if mtime_ns else now_s - max(0.0, time.time() - status.st_mtime)

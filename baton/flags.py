@@ -32,8 +32,7 @@ def flag(
 ) -> Any:
     """A dataclass field that is also a flag. `env` names the environment variables used if the flag is
     missing; the first one that is set wins. Numbers are finite, and within the limits. A positional one is
-    given without its name; it may be missing.
-    """
+    given without its name; it may be missing."""
     names = (env,) if isinstance(env, str) else env
     limits = at_least, above, at_most
     metadata = {"text": text, "env": names, "metavar": metavar, "alias": alias, "limits": limits}
@@ -71,8 +70,7 @@ def parse(
     """Read `argv`, then `environ`, then defaults into `cls`, a dataclass of `flag` fields.
 
     A field whose type is such a dataclass is a group of flags. On bad input the process exits with status 2
-    and one line.
-    """
+    and one line."""
     try:
         parser = _Parser(
             prog=prog,

@@ -2,8 +2,7 @@
 
 A frame is `[number, [signal, ...]]` in msgpack, with everything that one side had ready in one turn of its
 event loop. Frames are numbered from 0 in each direction of a link, so that a lost one is detected. The first
-frame is a single `Hello`, so that unknown callers cannot send more.
-"""
+frame is a single `Hello`, so that unknown callers cannot send more."""
 
 import asyncio
 from collections.abc import Callable
@@ -111,8 +110,7 @@ class FrameWriter:
     """Batches signals to one peer: those put in one turn of the event loop leave in one frame.
 
     `refuse(signal, error)` is called for a signal that cannot be sent (too large, or not encodable) and may
-    return a small one that is sent in its place.
-    """
+    return a small one that is sent in its place."""
 
     def __init__(self, wire: Wire, refuse: Callable[[Signal, BatonError], Signal | None]) -> None:
         self._wire = wire
@@ -169,8 +167,7 @@ class FrameReader(Generic[T]):
     """Decodes the frames of one peer and checks version, worker and order.
 
     It also counts frames, `num_heard`, and ticks of silence. Ticks, not seconds: a process that was itself
-    suspended first reads what waits in its sockets before it declares peers dead.
-    """
+    suspended first reads what waits in its sockets before it declares peers dead."""
 
     def __init__(self, decoder: "msgspec.msgpack.Decoder[tuple[int, list[T]]]", worker: str) -> None:
         self._decoder = decoder

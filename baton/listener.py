@@ -42,8 +42,7 @@ def raise_descriptor_limit() -> None:
 
 def num_connections(part: int, at_most: int, *, reserve: int | None = None) -> int:
     """The connection limit for one listener: a `part`-th of this process's descriptors, or all but `reserve`
-    if that is more.
-    """
+    if that is more."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return at_most
@@ -52,8 +51,7 @@ def num_connections(part: int, at_most: int, *, reserve: int | None = None) -> i
 
 class ConnectionLimit(Generic[T]):
     """The connections of one listener, `limit` at most. When full, a new one replaces the one that has waited
-    longest without a request, which `hang_up` closes.
-    """
+    longest without a request, which `hang_up` closes."""
 
     def __init__(self, limit: int, hang_up: Callable[[T], None]) -> None:
         self._limit = limit
@@ -100,8 +98,7 @@ class Listener:
     connections this process has: the one with the fewest accepts first.
 
     The event loops' own servers do not survive running out of descriptors: uvloop closes the listening socket
-    for good. This one calls `make_room` and tries again a moment later.
-    """
+    for good. This one calls `make_room` and tries again a moment later."""
 
     def __init__(
         self,

@@ -24,8 +24,7 @@ class MessageForm(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     In `headers` and `end`, `<|name|>` is the control token of that name; a body has none. The body follows
     `grammar`; None allows any text. If `lenient`, parts of a JSON schema that the engine cannot enforce are
     dropped; else they raise InvalidRequest, as does a syntax that the engine does not support. `param` is the
-    client's field with the grammar, for error messages.
-    """
+    client's field with the grammar, for error messages."""
 
     headers: tuple[str, ...]
     end: str
@@ -59,8 +58,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     has one token, since no handoff carries them. `stop_token_ids` end the answer unless `ignore_eos`, but not
     before `min_tokens` tokens, unless `guided` allows nothing else. `seed` is always set: the frontend draws
     one if the client gave none (`is_seeded`: it gave this one). `guided` is applied before all other fields,
-    which choose among what it allows.
-    """
+    which choose among what it allows."""
 
     max_tokens: int
     seed: int
@@ -83,8 +81,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     def seed_of_attempt(self, num_generated: int) -> int:
         """A 63-bit seed for an engine without positional sampling: the request's own seed for the first
-        attempt at the first choice.
-        """
+        attempt at the first choice."""
         # Odd numbers of high entropy (golden ratio, square root of 3) keep choices and attempts apart.
         choice, resumed = self.choice * 0x1E3779B97F4A7C15, num_generated * 0x3504F333F9DE6485
         return (self.seed + choice + resumed) & ((1 << 63) - 1)
@@ -106,8 +103,7 @@ class Usage(msgspec.Struct, frozen=True, array_like=True):
     """Token counts of one choice so far: prompt, cached part of it, and generated (stop token included); the
     KV that decode pulled for it, None if the engine does not tell. Seconds until the first token: in the
     worker's queue, for the KV to move, to compute the prompt; `delay_s` is the longest time that the worker's
-    event loop stood still, in which it waited for a CPU for `starved_s`.
-    """
+    event loop stood still, in which it waited for a CPU for `starved_s`."""
 
     num_prompt_tokens: int
     num_cached_tokens: int
@@ -133,8 +129,7 @@ class TokenChunk(msgspec.Struct, frozen=True, array_like=True, tag="t"):
     `usage` too, since not every answer is read to its end.
 
     A stop token that ended the answer is the last of `token_ids`. `logprobs` has one entry per token if the
-    request asked for them; `prompt_logprobs` one per token of the prompt except the first.
-    """
+    request asked for them; `prompt_logprobs` one per token of the prompt except the first."""
 
     token_ids: tuple[TokenId, ...]
     finish_reason: FinishReason | None = None
@@ -150,8 +145,7 @@ class KvHandoff(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=
     sampled `first_token`; decode emits it as its own first token. It is NO_TOKEN if TensorRT-LLM sends it to
     decode only. But if there is a `first_chunk`, the client gets that at once, and decode gets its token as a
     generated one that follows the `num_prompt_tokens`. The KV stays pinned at the source for `ttl_s`, or
-    until it has moved, or until the prefill call is closed. Durations as in `Usage`.
-    """
+    until it has moved, or until the prefill call is closed. Durations as in `Usage`."""
 
     worker_id: str = ""
     incarnation: str = ""
@@ -175,8 +169,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, tag="generate")
     cached KV. The first `num_opening_tokens`, before the conversation's first answer, are equal in all its
     turns; 0: unknown. `local_prefill_tokens`: a decode worker without a handoff computes at most so many
     prompt tokens at a time, else it answers `PrefillFirst`; None: any number. `trace_headers` are W3C's, for
-    the engine's own spans.
-    """
+    the engine's own spans."""
 
     request_id: str
     model: str
@@ -226,8 +219,7 @@ class FrontendReply(msgspec.Struct, frozen=True, array_like=True, tag="frontend"
 
 class KvAsk(msgspec.Struct, frozen=True, tag="kv_ask"):
     """A decode worker's question to the source of a KV offer: may it read the last `num_bytes`? `secret` is
-    the ticket's. `is_direct`: it reads the source's memory itself. The call is open while it reads.
-    """
+    the ticket's. `is_direct`: it reads the source's memory itself. The call is open while it reads."""
 
     offer_id: int
     secret: bytes
@@ -237,14 +229,12 @@ class KvAsk(msgspec.Struct, frozen=True, tag="kv_ask"):
 
 class KvConfirm(KvAsk, frozen=True, tag="kv_confirm"):
     """The reader has what it asked for, which ends the offer; HandoffFailed if it had ended before: the bytes
-    are not valid then.
-    """
+    are not valid then."""
 
 
 class KvGrant(msgspec.Struct, frozen=True, array_like=True, tag="kv_grant"):
     """The offer stands: its bytes (over UCX, how to read them), or the port of a socket that gives them to
-    the sender of `token`.
-    """
+    the sender of `token`."""
 
     payload: bytes = b""
     port: int = 0
@@ -257,8 +247,7 @@ class KvWithdrawn(msgspec.Struct, frozen=True, array_like=True, tag="kv_withdraw
 
 class PrefillFirst(msgspec.Struct, frozen=True, array_like=True, tag="prefill"):
     """A decode worker's only reply if it would have to compute more than `local_prefill_tokens`: the prompt
-    needs a prefill worker. `is_busy`: it would take them if it were not computing other prompts.
-    """
+    needs a prefill worker. `is_busy`: it would take them if it were not computing other prompts."""
 
     num_lacking_tokens: int
     is_busy: bool
@@ -269,8 +258,7 @@ class WorkerStats(msgspec.Struct, frozen=True, kw_only=True, array_like=True, ta
 
     `num_strange_messages` came from no process of Baton's and were ignored. `kv_cached_blocks` are free, but
     their KV can be found again. `num_prompt_tokens` were computed here, `num_cached_tokens` found instead.
-    Guesses are tokens of answers that were tried at once, see `--speculate`.
-    """
+    Guesses are tokens of answers that were tried at once, see `--speculate`."""
 
     num_running: int = 0
     num_waiting: int = 0
@@ -305,8 +293,7 @@ class KvLayout(msgspec.Struct, frozen=True, kw_only=True):
 
     `tensor_parallel_size` None: the engine reshards the heads in transit, so the sizes may differ.
     `max_handoff_tokens` is the longest prompt that the transfer buffer holds; None is unlimited. `draft`: the
-    draft model whose KV is in the cache, too, and how it guesses tokens.
-    """
+    draft model whose KV is in the cache, too, and how it guesses tokens."""
 
     dtype: str
     tokens_per_block: int
@@ -320,8 +307,7 @@ class KvLayout(msgspec.Struct, frozen=True, kw_only=True):
 
 class Scores(msgspec.Struct, frozen=True, array_like=True):
     """The likeliest next tokens, as (id, logprob), after each prompt of the number check; `prompts` is their
-    digest.
-    """
+    digest."""
 
     prompts: str
     likeliest: Annotated[
@@ -342,8 +328,7 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     peers with which that failed. `max_batch_size` requests run at a time (None: unknown), `max_queue_size`
     more may wait. `checkpoint` is the fingerprint of its weights; empty: unknown. `name` is the operator's,
     the same after a restart; `host` and `pid` are of the process. `refusal`: why no frontend may use it.
-    `scores` None: unknown.
-    """
+    `scores` None: unknown."""
 
     worker_id: str
     incarnation: str

@@ -14,8 +14,7 @@ _REVISIONS = "models--"
 
 def model_folder(given: Path) -> Path:
     """The model's folder: the one itself, or the branch `main` in a folder of the hub's cache. Raises
-    ValueError with the command that downloads the model, which nothing else does.
-    """
+    ValueError with the command that downloads the model, which nothing else does."""
     if repo := hub_id(given):
         if (folder := _cached(repo)) is not None:
             return folder
@@ -58,8 +57,7 @@ class _Tokenizer(msgspec.Struct, frozen=True):
 
 def control_ids(folder: Path) -> dict[str, int]:
     """The ids of the tokenizer's control tokens, by name; none without a tokenizer. Raises OSError or
-    ValueError naming the file.
-    """
+    ValueError naming the file."""
     path = folder / "tokenizer.json"
     if not path.is_file():
         return {}

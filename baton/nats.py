@@ -2,8 +2,7 @@
 
 A caller draws a token for each link. Frames to the worker go to `WORKER.token` with reply subject
 `CALLER.token`, frames to the caller the other way round. So a frame to a dead process comes back at once as
-the server's "no responders" (503), with the token of its link.
-"""
+the server's "no responders" (503), with the token of its link."""
 
 import asyncio
 import contextlib
@@ -49,8 +48,7 @@ def limit_silence(client: Client, limit_s: float) -> None:
     """The kernel ends the connection when the server has accepted nothing for `limit_s`.
 
     nats-py connects again only when everything unsent was sent or the connection has ended, which TCP on its
-    own leaves to retries that grow to minutes.
-    """
+    own leaves to retries that grow to minutes."""
     writer = getattr(client._transport, "_io_writer", None)  # noqa: SLF001  nats-py has no option for it
     if writer is not None:  # the connection stands
         sock = writer.get_extra_info("socket")
@@ -59,8 +57,7 @@ def limit_silence(client: Client, limit_s: float) -> None:
 
 class Mailbox:
     """One wildcard subject of this process, and the links that end there, by token. `echo` is set when a
-    message to the token ECHO arrives. A worker's mailbox has its service, and makes the wires to callers.
-    """
+    message to the token ECHO arrives. A worker's mailbox has its service, and makes the wires to callers."""
 
     def __init__(
         self, subject: str, service: Service | None = None, new_wire: "Callable[..., NatsWire] | None" = None
@@ -96,8 +93,7 @@ class Publisher:
 
     nats-py's `publish` is a coroutine; one task runs it for all links. It waits while nats-py buffers 2 MiB;
     when _HIGH_WATER_BYTES more wait here, generators wait too. `answering`: the result of the last probe of
-    the server.
-    """
+    the server."""
 
     def __init__(self, client: Client, inbox: Mailbox) -> None:
         self.answering = True
@@ -120,8 +116,7 @@ class Publisher:
     async def answers(self) -> bool:
         """Whether the server returns a message to this process in time.
 
-        nats-py's `flush` does not serve: a late answer to one that timed out ends its reading.
-        """
+        nats-py's `flush` does not serve: a late answer to one that timed out ends its reading."""
         if not self._client.is_connected:
             await asyncio.sleep(_RETRY_S)  # nats-py is reconnecting
             return False
@@ -184,8 +179,7 @@ class Publisher:
 
 class NatsWire:
     """`Wire` of one link: its frames go to the subject `to`, answers and 503s come back to `back`. Each frame
-    is signed for its subject, with a key that both ends know.
-    """
+    is signed for its subject, with a key that both ends know."""
 
     link: CallerLink | WorkerLink
 
@@ -247,8 +241,7 @@ class NatsTransport(Plane):
     `serve`. `server_urls`: comma-separated.
 
     Connects on first use and reconnects forever. A worker that is silent for `liveness_s` is lost. `options`
-    are passed to nats-py's `connect`.
-    """
+    are passed to nats-py's `connect`."""
 
     def __init__(self, server_urls: str, *, liveness_s: float = LIVENESS_S, **options: Any) -> None:
         super().__init__(liveness_s)
@@ -362,8 +355,7 @@ class NatsTransport(Plane):
 
     async def _on_error(self, error: Exception) -> None:
         """An outage is logged elsewhere. What else keeps this process away, such as a wrong login, comes with
-        every attempt to connect, too: it is logged once.
-        """
+        every attempt to connect, too: it is logged once."""
         is_outage, problem = isinstance(error, _OUTAGES), repr(error)
         is_known = is_outage or (problem == self._problem and not self.is_reachable)
         log.log(logging.DEBUG if is_known else logging.WARNING, "nats_error reason=%s", problem)

@@ -56,8 +56,7 @@ def _share(left: tuple[tuple[int, float], ...], right: tuple[tuple[int, float], 
 
 def check_numbers(workers: Iterable[WorkerInfo], trusted: Trusted) -> tuple[dict[str, str], list[str]]:
     """Compare the workers of each model with what was recorded or, without that, with each other: the
-    majority is right. Returns why workers are refused, by address, and who differs without a majority.
-    """
+    majority is right. Returns why workers are refused, by address, and who differs without a majority."""
     refused: dict[str, str] = {}
     doubts: list[str] = []
     by_model = defaultdict(list)

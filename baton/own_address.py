@@ -17,8 +17,7 @@ class WrongAddress(ValueError):
 def own_address(servers: Sequence[str]) -> str:
     """The address from which this machine reaches the first of these URLs that it has a route to.
 
-    IPv4 if there is a choice; loopback without URLs. Looks names up. Raises WrongAddress.
-    """
+    IPv4 if there is a choice; loopback without URLs. Looks names up. Raises WrongAddress."""
     if not servers:
         return "127.0.0.1"
     problems = []

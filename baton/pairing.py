@@ -18,8 +18,7 @@ def why_not_paired(prefill: WorkerInfo, decode: WorkerInfo) -> str | None:
     """Why two workers cannot exchange KV, naming both values; None if they can.
 
     Versions must be equal too: another release may interpret a handoff differently. So must checkpoints that
-    are known: KV of other weights has the same shape.
-    """
+    are known: KV of other weights has the same shape."""
     for name, left, right in (
         ("engine", prefill.engine, decode.engine),
         ("engine version", prefill.engine_version, decode.engine_version),
@@ -58,8 +57,7 @@ _NUM_BYTES = 256  # the first ids of every byte-level vocabulary
 
 def trial_request(name: str, *workers: WorkerInfo, deadline_s: float) -> GenerateRequest:
     """Two tokens after a prompt of more than two blocks, as some engines move full blocks only. Random, since
-    a cached prompt would not be moved.
-    """
+    a cached prompt would not be moved."""
     layout, context_length = workers[0].kv_layout, min(worker.context_length for worker in workers)
     num_tokens = min(2 * (layout.tokens_per_block if layout else 1) + 1, context_length - 2)
     return GenerateRequest(

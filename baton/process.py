@@ -28,8 +28,7 @@ class NotStarted(Exception):
 
 def leave_start_uncollected() -> None:
     """Call once, when everything is imported: objects made so far are left out of this process's garbage
-    collections, which are then short, and come less often.
-    """
+    collections, which are then short, and come less often."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(10_000, 20, 20)
@@ -37,8 +36,7 @@ def leave_start_uncollected() -> None:
 
 def run(main: Callable[[asyncio.Event], Coroutine[Any, Any, int]]) -> int:
     """Run `main` on uvloop; returns its exit status, 1 after NotStarted. `main` gets an event that the first
-    SIGTERM or SIGINT sets, for it to drain; the second ends the process.
-    """
+    SIGTERM or SIGINT sets, for it to drain; the second ends the process."""
     raise_descriptor_limit()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
 

@@ -15,8 +15,7 @@ log = logging.getLogger(__name__)
 
 class Reread(Generic[T]):
     """The result of `load`, which reads some files, as `value`: of the files as they were EVERY_S ago at most
-    or, while they cannot be read, as they were before. Raises what `load` raises.
-    """
+    or, while they cannot be read, as they were before. Raises what `load` raises."""
 
     def __init__(self, paths: Collection[Path], load: Callable[[], T]) -> None:
         self._paths = paths

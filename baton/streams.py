@@ -2,8 +2,7 @@
 
 Sans-I/O: a plane passes frames in (`receive`) and sends frames (`Wire`). The worker may have WINDOW replies
 of a stream in flight; the caller returns credit as it consumes them. So a slow consumer stops only its own
-generator, and its buffer is bounded.
-"""
+generator, and its buffer is bounded."""
 
 import asyncio
 import contextlib
@@ -69,8 +68,7 @@ class Wakeup:
 
 class Replies:
     """What has arrived of an answer, and how it ended. Plain token chunks that wait for the reader are one
-    chunk; `num_waiting` counts what was added, and `num_taken` what of that was taken.
-    """
+    chunk; `num_waiting` counts what was added, and `num_taken` what of that was taken."""
 
     def __init__(self) -> None:
         self.has_ended = False
@@ -131,8 +129,7 @@ class Replies:
 
 class _Call(Replies):
     """One running call on the caller's side. `num_heard`: frames received when the call was sent. If none
-    arrived since, a lost worker never got the request; None: unknown.
-    """
+    arrived since, a lost worker never got the request; None: unknown."""
 
     number: int
     num_heard: int | None
@@ -140,8 +137,7 @@ class _Call(Replies):
 
 class CallerLink:
     """The caller's end of the link to one worker. A lost link stays lost; the plane makes a new one. A silent
-    link without calls stays until the next call, which fails at once instead of waiting on a new link.
-    """
+    link without calls stays until the next call, which fails at once instead of waiting on a new link."""
 
     def __init__(
         self, wire: frames.Wire, worker: str, pace: Pace, on_silence: Callable[[], object] | None = None

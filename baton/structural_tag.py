@@ -2,8 +2,7 @@
 
 Works with every xgrammar since 0.1.25 (tested: 0.1.25, 0.2.1, 0.2.7, 0.2.8). Early releases have no optional
 or repeated formats, no tags without a separator, none that end with the answer, and no tokens: control tokens
-are text, which ordinary tokens may spell as well.
-"""
+are text, which ordinary tokens may spell as well."""
 
 import functools
 import json
@@ -54,8 +53,7 @@ def structural_tag(form: Guided, control_ids: Ids) -> str:
 
     `control_ids` are the ids of the tokenizer's control tokens, which are demanded as tokens; without them,
     or with an older xgrammar, as text. A grammar appears once, however many headers its message has. Raises
-    InvalidRequest for an invalid grammar, or for one of a leading message.
-    """
+    InvalidRequest for an invalid grammar, or for one of a leading message."""
     ids = control_ids if control_ids and _xgrammar() else {}  # its import takes seconds
     texts = [message for message in form.last if message.grammar is None]
     last = [_texts(texts, "", ids)] if texts else []
@@ -86,8 +84,7 @@ def _with_grammar(message: MessageForm, ids: Ids) -> dict[str, object]:
 
 def _body(message: MessageForm, xgrammar: ModuleType | None) -> dict[str, object]:
     """Text that follows the message's grammar, without control tokens if `xgrammar` supports tokens. Raises
-    what xgrammar and msgspec raise.
-    """
+    what xgrammar and msgspec raise."""
     text = message.grammar or ""
     is_schema = message.syntax == "json_schema"
     schema = msgspec.json.decode(text, type=dict[str, object]) if is_schema else {}
@@ -185,8 +182,7 @@ def control_free_json(grammar: str) -> str:
 
 def control_free(grammar: str) -> str:
     """Any grammar as xgrammar prints it, without control tokens: its character classes exclude `|`, quoted
-    text is unchanged.
-    """
+    text is unchanged."""
     return _QUOTED_OR_CLASS.sub(lambda found: _without_bar(found[0]), grammar)
 
 

@@ -42,8 +42,7 @@ class TcpTransport(Plane):
     `tls://` with `tls`. A process of one kind does not connect to one of the other.
 
     `serve` listens on a free port of `host`, which callers connect to. A worker that is silent for
-    `liveness_s` is lost.
-    """
+    `liveness_s` is lost."""
 
     def __init__(
         self, *, host: str = "127.0.0.1", liveness_s: float = LIVENESS_S, tls: PeerTls | None = None
@@ -122,8 +121,7 @@ class TcpTransport(Plane):
 
     def _target(self, address: str) -> tuple[str, str, Connect]:
         """The worker at an address, the place for messages, and how to connect to it. Raises PeerDistrusted
-        if only one side has TLS; WorkerLost if it is not a TCP worker address.
-        """
+        if only one side has TLS; WorkerLost if it is not a TCP worker address."""
         try:
             url = urllib.parse.urlsplit(address)
             host, port, scheme = url.hostname, url.port, url.scheme
@@ -141,8 +139,7 @@ class TcpTransport(Plane):
 
 class TcpWire(asyncio.Protocol):
     """One socket: the Wire of its link. Data sent before it is connected waits. `handshaking` is an accepted
-    socket that is not connected before the TLS handshake.
-    """
+    socket that is not connected before the TLS handshake."""
 
     max_frame_bytes = frames.MAX_FRAME_BYTES
 
@@ -261,8 +258,7 @@ _SCHEME = "unix:@"
 
 class UnixTransport(TcpTransport):
     """`Transport` over abstract Unix sockets (Linux); addresses are `unix:@WORKER`. It connects processes of
-    one user in one network namespace.
-    """
+    one user in one network namespace."""
 
     def address(self, worker_id: str) -> str:
         """Where a worker of that id is served."""

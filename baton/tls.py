@@ -13,8 +13,7 @@ class CredentialError(ValueError):
 
 def server_context(cert: Path, key: Path, client_ca: Path | None = None) -> ssl.SSLContext:
     """TLS 1.2 or newer with that certificate chain; with `client_ca`, clients must have a certificate of it.
-    Raises ValueError with a sentence.
-    """
+    Raises ValueError with a sentence."""
     context = _context(ssl.PROTOCOL_TLS_SERVER, client_ca, cert, key)
     if client_ca is not None:
         context.verify_mode = ssl.CERT_REQUIRED
@@ -25,8 +24,7 @@ def client_context(
     ca: Path | None = None, cert: Path | None = None, key: Path | None = None
 ) -> ssl.SSLContext:
     """TLS 1.2 or newer with servers whose certificate is of `ca` (default: the system's authorities) and has
-    their name; shows `cert` if there is one. Raises ValueError with a sentence.
-    """
+    their name; shows `cert` if there is one. Raises ValueError with a sentence."""
     context = _context(ssl.PROTOCOL_TLS_CLIENT, ca, cert, key)
     if ca is None:
         context.load_default_certs()
@@ -35,8 +33,7 @@ def client_context(
 
 def client_files(ca: str, cert: str, key: str) -> tuple[Path | None, Path | None, Path | None]:
     """The files that these variables name, of which `client_context` makes a context. Raises CredentialError
-    with the variables' names.
-    """
+    with the variables' names."""
     names = (ca, cert, key)
     ca_file, cert_file, key_file = (
         Path(value) if (value := os.environ.get(each)) else None for each in names

@@ -22,8 +22,7 @@ class Transport(Protocol):
     * On a plane with a broker, losing that ends each running call with BrokerLost; no worker is lost.
     * Replies arrive in order, none lost or repeated. Token chunks without log probabilities that are ready
       together may arrive as one.
-    * A GenerateRequest ends with DeadlineExceeded after its `deadline_s`, even if a peer hangs.
-    """
+    * A GenerateRequest ends with DeadlineExceeded after its `deadline_s`, even if a peer hangs."""
 
     def serve(self, worker_id: str, respond: Respond) -> AbstractAsyncContextManager[str]:
         """Serve `respond` while the context is open; yields the address for `WorkerInfo`."""
@@ -31,8 +30,7 @@ class Transport(Protocol):
 
     def call(self, address: str, request: Request) -> AsyncGenerator[Reply, None]:
         """Send `request` to a worker. Raises the BatonError it ends with; WorkerLost if the worker is
-        unreachable, BrokerLost if the plane's broker is.
-        """
+        unreachable, BrokerLost if the plane's broker is."""
         ...
 
     def lose(self, address: str, reason: str) -> None:

@@ -6,8 +6,7 @@ to benchmarks/results/agent_turns_20b.json: Baton with prefill and decode apart,
 a system part that all share, its own beginning, then turns that each add tokens to the last prompt.
 
 `--frontends` are sets of frontend flags that are tried in turn over the same workers. Needs what
-`vllm_aiperf.py` needs.
-"""
+`vllm_aiperf.py` needs."""
 
 import argparse
 import asyncio
@@ -97,8 +96,7 @@ def request(token_ids: list[int], num_tokens: int) -> bytes:
 
 async def ask(url: str, sent: bytes, times: list[float] | None = None) -> dict[str, Any]:
     """The answer to a `request`: seconds to its first event, between events, and in all. `times`: where to
-    put when each event came.
-    """
+    put when each event came."""
     times = [] if times is None else times
     host, port = url.removeprefix("http://").split(":")
     began = time.perf_counter()

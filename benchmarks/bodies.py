@@ -3,8 +3,7 @@
     python benchmarks/bodies.py [BODY ...] [--model-path models/demo] [--write benchmarks/results/bodies.json]
 
 A frontend, a prefill and a decode mocker, and one stream with a token every 5 ms. Each body is sent alone,
-beside the stream; `none` is an empty one, which shows what the machine adds.
-"""
+beside the stream; `none` is an empty one, which shows what the machine adds."""
 
 import argparse
 import asyncio

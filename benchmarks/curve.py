@@ -1,8 +1,7 @@
 """Draws, for each way to use one GPU, how even running answers are beside 32,000-token prompts, against those
 prompts' first tokens: `python -m benchmarks.curve` reads benchmarks/results/one_gpu_20b_h200.json and writes
 docs/images/one-gpu-light.svg and one-gpu-dark.svg. Hollow points are from the table of an earlier run, whose
-raw data were not kept (docs/gpu-runs.md).
-"""
+raw data were not kept (docs/gpu-runs.md)."""
 
 import json
 import math

@@ -5,8 +5,7 @@
 
 Needs .venv-dynamo (`make bench PEER=dynamo` or `make test-dynamo` makes it). The frontends take turns; each
 figure is the median of the rounds. `event_loop_us` is the part of the thread with Python's event loop,
-`runtime_us` that of the others, which are Dynamo's. Figures go to benchmarks/results/dynamo_plane.json.
-"""
+`runtime_us` that of the others, which are Dynamo's. Figures go to benchmarks/results/dynamo_plane.json."""
 
 import argparse
 import asyncio

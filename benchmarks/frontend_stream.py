@@ -6,8 +6,7 @@
 `app` calls the ASGI app with a `send` that drops the bytes; `server` serves it to a
 client in another process, whose CPU is not counted. The engine yields one chunk per stream and step, like
 workers, and does not wait: everything ready goes out in one write. The cost of waking the streams is
-measured with a reader that only counts, and subtracted.
-"""
+measured with a reader that only counts, and subtracted."""
 
 import argparse
 import asyncio

@@ -1,6 +1,5 @@
 """The cost of guided decoding per sampled token: `python benchmarks/guided_mask.py [MODEL_FOLDER]`; CPU, no
-model.
-"""
+model."""
 
 import asyncio
 import json

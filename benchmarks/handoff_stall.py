@@ -8,8 +8,7 @@ and apart the gaps between the tokens of eight running answers without handoffs,
 stacks of vLLM's processes (needs py-spy). Weights are random. Needs what `vllm_aiperf.py` needs.
 
 Some counts are medians over the streams: random tokens may make no whole character for a while, and then one
-stream pauses alone. When decode stands still, all do.
-"""
+stream pauses alone. When decode stands still, all do."""
 
 import argparse
 import asyncio

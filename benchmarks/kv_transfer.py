@@ -4,8 +4,7 @@
 
 A `pull` row is a whole handoff, from `pull` to the source's confirmation, with reused staging memory. `READ`
 and `WRITE` are a single posted transfer of registered memory. `cuda` moves from GPU 0 to GPU 1 (or within the
-only one). The fastest round counts, as other load on the machine only adds noise.
-"""
+only one). The fastest round counts, as other load on the machine only adds noise."""
 
 import argparse
 import asyncio

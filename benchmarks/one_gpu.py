@@ -14,8 +14,7 @@ each way in turn and adds its figures to one_gpu_20b.json in `--results`. Weight
 `--frontends`: sets of frontend flags that are tried over the first way's workers. Several runs go on beside
 each other on one host, with `CUDA_VISIBLE_DEVICES` of one GPU, `--port-base` and `--results` of their own:
 registry, run folder and MPS are each run's own. Needs what `vllm_aiperf.py` needs, without AIPerf, etcd and
-NATS.
-"""
+NATS."""
 
 import argparse
 import asyncio

@@ -4,8 +4,7 @@
 
 Two prefill and two decode mockers; a request has a place for about 0.4 s. `capacity` is what twice as many
 clients as there are places get, each with one request at a time; `overload` are three times as many new
-requests a second; `burst` are all at once, with two of another API key a second later.
-"""
+requests a second; `burst` are all at once, with two of another API key a second later."""
 
 import argparse
 import asyncio

@@ -7,8 +7,7 @@ stream. The next step starts when all were taken: at once (a fast worker joins s
 after 5 ms like an engine (each step is a frame, each chunk wakes its consumer). `none` iterates the same
 generators without a plane, which is the lower bound.
 NATS needs `nats-server` on the PATH. With BATON_PEER_CERT, _KEY and _CA set, `tcp` uses TLS. Compare ratios
-of one run: figures vary by 20 to 40 % on a busy machine.
-"""
+of one run: figures vary by 20 to 40 % on a busy machine."""
 
 import argparse
 import asyncio

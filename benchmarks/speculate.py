@@ -3,8 +3,7 @@
 `python benchmarks/speculate.py` writes benchmarks/results/speculate.json: tokens per step, the time of a
 token on the clock and of the CPU (for a busy machine), and whether all answers are equal. `copies`: a tool's
 result has a note of 8 to 14 words, which the model repeats in its reasoning and in its answer. `dialogues`:
-what the demo model is scored with. `noise`: the same at temperature 3, where nothing repeats.
-"""
+what the demo model is scored with. `noise`: the same at temperature 3, where nothing repeats."""
 
 import argparse
 import asyncio

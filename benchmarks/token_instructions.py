@@ -3,8 +3,7 @@
     python benchmarks/token_instructions.py
 
 Each token is a chunk and a write of its own, so the count includes waking the stream. It is the difference
-between answers of 600 and 100 tokens.
-"""
+between answers of 600 and 100 tokens."""
 
 import asyncio
 import gc

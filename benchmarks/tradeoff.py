@@ -1,6 +1,5 @@
 """Draws what disaggregation buys and costs, from benchmarks/results: `python benchmarks/tradeoff.py` writes
-docs/images/tradeoff-light.svg and tradeoff-dark.svg.
-"""
+docs/images/tradeoff-light.svg and tradeoff-dark.svg."""
 
 import json
 from collections.abc import Iterator, Mapping

@@ -2,8 +2,7 @@
 
 `python benchmarks/turns.py` runs the demo model with 2 prefill and 2 decode workers and one frontend for each
 way, and writes benchmarks/results/turns.json: tokens computed, bytes of KV moved, time to first token. The
-answers of all ways must be equal.
-"""
+answers of all ways must be equal."""
 
 import argparse
 import json

@@ -3,8 +3,7 @@
 `python benchmarks/vllm_aiperf.py [--size 20b] [--aiperf COMMAND] [--ways apart,aggregated,vllm]` runs each in
 turn, with random weights, which are as fast as real ones, and adds the results to
 benchmarks/results/vllm_aiperf_20b.json. It uses /v1/completions, since `vllm serve` fails on random tokens in
-chat. Needs etcd and nats-server on the PATH, and the vocabulary of `make vocab`.
-"""
+chat. Needs etcd and nats-server on the PATH, and the vocabulary of `make vocab`."""
 
 import argparse
 import json

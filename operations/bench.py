@@ -52,8 +52,7 @@ class BenchSettings(FrontendFlags):
 
 def bench(parsed: Parsed[BenchSettings]) -> int:
     """Run the load and print its figures. Exit status: 0 all answered, 1 some failed, 130 after Ctrl-C, with
-    the figures so far. Raises FrontendError if it cannot begin.
-    """
+    the figures so far. Raises FrontendError if it cannot begin."""
     settings, client = parsed.settings, Client(parsed.settings)
     load, samples, is_stopped = Load(client, settings), list[Sample](), False
     sys.setswitchinterval(0.0005)  # a thread with a new token need not wait for others
@@ -92,8 +91,7 @@ class _Chunk(msgspec.Struct):
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True):
     """One request. Times are in seconds: `began_s` since the load began, the others since the request did;
-    None where there were too few tokens. `failure`: status and code, or why there was no answer.
-    """
+    None where there were too few tokens. `failure`: status and code, or why there was no answer."""
 
     began_s: float
     duration_s: float
@@ -107,8 +105,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
 
 class Load:
     """Sends streamed chats of random words. Raises FrontendError if the frontend does not answer the first
-    three, which find out how many words make `isl` tokens and warm the workers up.
-    """
+    three, which find out how many words make `isl` tokens and warm the workers up."""
 
     def __init__(self, client: Client, settings: BenchSettings) -> None:
         self._client = client

@@ -66,8 +66,7 @@ class Client:
         self, path: str, data: bytes | None = None, timeout_s: float = _TIMEOUT_S, *, also: int = 200
     ) -> Iterator[tuple[int, Iterator[bytes]]]:
         """Status (200 or `also`) and parts of the answer to a GET, or to a POST of `data`; all of them come
-        within `timeout_s`. Raises FrontendError, also for what goes wrong while they are read.
-        """
+        within `timeout_s`. Raises FrontendError, also for what goes wrong while they are read."""
         method, end_s = "GET" if data is None else "POST", time.monotonic() + timeout_s
         try:
             with contextlib.closing(self._connection(timeout=timeout_s)) as connection:

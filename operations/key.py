@@ -23,8 +23,7 @@ class KeySettings:
 
 def key(parsed: Parsed[KeySettings]) -> int:
     """Print a new key on stderr, so that no file gets it, and its line on stdout: python -m baton key NAME >>
-    FILE. Raises CommandError if the name is not allowed.
-    """
+    FILE. Raises CommandError if the name is not allowed."""
     settings = parsed.settings
     made = f"sk-baton-{secrets.token_urlsafe(_NUM_BYTES)}"
     try:

@@ -31,8 +31,7 @@ class ShareSettings:
 def shares(parsed: Parsed[ShareSettings]) -> int:
     """Print a line of flags for prefill, one for decode, and the share of the GPU's memory that PyTorch may
     take in each role, unless flags override it. Raises CommandError if the GPU is too small or cannot be
-    examined.
-    """
+    examined."""
     try:
         sys.stdout.write("".join(f"{line}\n" for line in _lines(parsed.settings)))
     except (ValueError, SettingsError) as error:

@@ -54,8 +54,7 @@ def status(parsed: Parsed[StatusSettings]) -> int:
 
 def top(parsed: Parsed[TopSettings]) -> int:
     """Show the fleet until Ctrl-C. Exit status: 0; with `--count` that of status, 2 while no frontend
-    answers. Raises FrontendError if none answers at first.
-    """
+    answers. Raises FrontendError if none answers at first."""
     count, console, client = parsed.settings.count, stdout(), Client(parsed.settings)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the terminal is restored
     is_live = count is None and console.is_interactive

@@ -80,8 +80,7 @@ def _work(path: Path, seed: int, num_rows: int, turn: tuple[int, int], queue: "Q
 
 def batches(path: Path, *, seed: int, num_workers: int, num_rows: int) -> Iterator[Batch]:
     """Endless batches in a fixed order: batch i depends on seed and i only. `path` is that of
-    tokenizer.json.
-    """
+    tokenizer.json."""
     context = multiprocessing.get_context("spawn")
     queues: list[Queue[Batch]] = [context.Queue(maxsize=4) for _ in range(num_workers)]
     for worker, queue in enumerate(queues):

@@ -25,8 +25,7 @@ class Masks(NamedTuple):
 
 def demo_config(tokenizer: Tokenizer) -> GptOssConfig:
     """A small gpt-oss: sinks, alternating windows, YaRN, 4 experts of which 2 are active; 9 million
-    weights.
-    """
+    weights."""
     return GptOssConfig(
         vocab_size=tokenizer.get_vocab_size(),
         hidden_size=256,

@@ -53,8 +53,7 @@ def main() -> None:
 def vocabulary_folder() -> Path | None:
     """The folder of o200k_base.tiktoken and tokenizer.json, or None if they were not fetched.
 
-    If BATON_O200K names a file of ranks, it is used instead of fetching.
-    """
+    If BATON_O200K names a file of ranks, it is used instead of fetching."""
     if not (FOLDER / "tokenizer.json").exists():
         if "BATON_O200K" not in os.environ:
             return None
@@ -64,8 +63,7 @@ def vocabulary_folder() -> Path | None:
 
 def _write(ranks: bytes) -> None:
     """Write both files, tokenizer.json last and atomically, so that its existence means success. Takes
-    seconds.
-    """
+    seconds."""
     digest = hashlib.sha256(ranks).hexdigest()
     if digest != RANKS_SHA256:
         raise ValueError(f"these are not o200k_base's ranks: sha256 {digest}")

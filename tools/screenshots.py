@@ -1,8 +1,7 @@
 """Takes the pictures of the live page: `.venv/bin/python -m tools.screenshots` writes docs/images/page-*.png.
 
 It needs `make dev` and chromium on the PATH. A stack with the demo model gets load, and a decode worker is
-killed and started again meanwhile.
-"""
+killed and started again meanwhile."""
 
 import random
 import shutil

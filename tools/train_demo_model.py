@@ -79,8 +79,7 @@ def train(model: GptOssForCausalLM, args: argparse.Namespace, source: Iterator[B
 
 def save(model: GptOssForCausalLM, tokenizer: Tokenizer, folder: Path, sharpen: float) -> None:
     """Write the Hugging Face folder in bfloat16; `sharpen` scales the logits to lower the effective
-    temperature.
-    """
+    temperature."""
     folder.mkdir(parents=True, exist_ok=True)
     with torch.no_grad():
         model.lm_head.weight.mul_(sharpen)

@@ -1,8 +1,7 @@
 """Reads what Baton relies on from an installed vLLM: `python tools/vllm_contract.py`, without a GPU.
 
 It writes `tests/doubles/vllm_contract_MAJOR.MINOR.json`. vLLM's double is checked against the newest, and
-what Baton uses against each.
-"""
+what Baton uses against each."""
 
 import ast
 import dataclasses

@@ -12,8 +12,7 @@ _SAMPLE_BYTES = 4096
 
 def fingerprint(model_path: Path) -> str:
     """A hash of the weights' file names, sizes and of samples of each file; empty if the folder has none, or
-    they cannot be read.
-    """
+    they cannot be read."""
     files = sorted(model_path.glob("*.safetensors"))
     digest = blake2b(digest_size=8)
     try:

@@ -11,8 +11,7 @@ from baton.messages import GenerateRequest, KvHandoff, KvLayout, Scores, TokenCh
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """A started engine's name, version, capacity and KV transfer. See WorkerInfo.
 
-    `is_simulated`: no model computes the answers.
-    """
+    `is_simulated`: no model computes the answers."""
 
     name: str
     version: str
@@ -30,8 +29,7 @@ class Engine(Protocol):
 
     To cancel is to close the generator: the engine aborts and frees the slot in its `finally`. Errors of one
     request are BatonErrors from the generator. A dead engine raises WorkerLost, as another worker can serve
-    the request, and `failed()` returns; the worker then withdraws and exits non-zero.
-    """
+    the request, and `failed()` returns; the worker then withdraws and exits non-zero."""
 
     async def start(self) -> EngineInfo:
         """Load and warm up; returns when requests can be served. May take minutes."""
@@ -43,21 +41,18 @@ class Engine(Protocol):
 
         After a handoff the generator stays open while the KV is pinned. It ends when the KV has moved, if the
         engine knows; else it waits to be closed. It raises HandoffFailed when the time to live expires.
-        Closing it frees the pin at once, or at expiry if the engine cannot do so earlier.
-        """
+        Closing it frees the pin at once, or at expiry if the engine cannot do so earlier."""
         ...
 
     def decode(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
         """Yield the answer's chunks, including the first token unless it is the handoff's `first_chunk`. With
         `request.handoff` the KV is pulled from the prefill worker; otherwise the engine prefills. Raises
-        HandoffFailed if the KV does not arrive.
-        """
+        HandoffFailed if the KV does not arrive."""
         ...
 
     def num_lacking_tokens(self, request: GenerateRequest) -> int:
         """How many of the request's tokens `decode` would compute now: those whose KV is not cached. May be
-        an estimate; cheap, never blocks.
-        """
+        an estimate; cheap, never blocks."""
         ...
 
     def stats(self) -> WorkerStats:

@@ -105,8 +105,7 @@ class WorkerSettings:
 
 def with_model_folder(parsed: Parsed[WorkerSettings]) -> Parsed[WorkerSettings]:
     """The settings with the model's folder if its id on the hub was given, which is then also its name.
-    Raises SettingsError.
-    """
+    Raises SettingsError."""
     settings = parsed.settings
     try:
         folder = model_folder(settings.model_path)

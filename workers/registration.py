@@ -61,8 +61,7 @@ async def warm_up_pairs(
     card: WorkerInfo, respond: Respond, discovery: Discovery, transport: Transport
 ) -> tuple[str, ...]:
     """Try a handoff with each peer; returns the ids of those that failed within `PAIR_TIMEOUT_S`. The worker
-    of `card` is registered and served by `respond`: of two that start together, one sees the other.
-    """
+    of `card` is registered and served by `respond`: of two that start together, one sees the other."""
     if not card.kv_transfer:
         return ()
     peers = await _peers(card, discovery)

@@ -17,8 +17,7 @@ _NO_LOGPROB = -9999.0
 
 async def score(engine: Engine, role: Role, info: EngineInfo) -> Scores | None:
     """None if the engine cannot: it is simulated, its context is short, or it fails on a prompt. Raises
-    ValueError if what it computes is not a number.
-    """
+    ValueError if what it computes is not a number."""
     if info.is_simulated or info.context_length < MAX_TOKENS + 2:
         return None
     try:

@@ -43,8 +43,7 @@ class InvalidField(ValueError):
 
 class Field:
     """A setting. `is_checked`: its class checks values itself. `cls` and `fields`: the settings class of its
-    values, if there is one, and what that consists of.
-    """
+    values, if there is one, and what that consists of."""
 
     def __init__(self, hint: Any, default: object, *, is_checked: bool = False) -> None:
         self.default = getattr(default, "value", default)  # of an enum
@@ -64,8 +63,7 @@ class Field:
 
     def convert(self, value: object) -> object:
         """Check plain values, and words of closed lists, whose letter case is corrected (`ucx`, `UCX`). All
-        else passes unchanged: an engine checks more than its annotations say. Raises ValueError.
-        """
+        else passes unchanged: an engine checks more than its annotations say. Raises ValueError."""
         if value is None and self.is_nullable:
             return None
         if set(self._kinds) <= _PLAIN:
@@ -100,8 +98,7 @@ def fields_of(cls: Any) -> Fields:
 @dataclasses.dataclass(frozen=True)
 class Loaded(Generic[T]):
     """The settings, what was given, and each leaf's effective value by key path. A source is `flag`, the
-    YAML's path, `--override-engine-args` or `baton`.
-    """
+    YAML's path, `--override-engine-args` or `baton`."""
 
     settings: T
     given: Given
@@ -129,8 +126,7 @@ def read(
     override: str | None = None,
 ) -> Given:
     """Merge all given values, leaf by leaf. `typed` has those of flags, by key path; `override` is a JSON
-    object. Without fields, for a library that is not installed, any key is accepted. Raises SettingsError.
-    """
+    object. Without fields, for a library that is not installed, any key is accepted. Raises SettingsError."""
     given: Given = {}
     sources = [(str(yaml_path), read_yaml(yaml_path))] if yaml_path is not None else []
     sources += [(OVERRIDE, read_json(override))] if override is not None else []
@@ -172,8 +168,7 @@ def build(fields: Fields, given: Given) -> Loaded[dict[str, Any]]:
 
 def first_invalid(error: Exception) -> Exception:
     """The first finding of a pydantic ValidationError, on one line, as an InvalidField if it names a field.
-    Other errors are returned unchanged.
-    """
+    Other errors are returned unchanged."""
     errors = getattr(error, "errors", None)
     if not callable(errors):
         return error
@@ -213,8 +208,7 @@ def _refusal(source: str, path: str, problem: str) -> SettingsError:
 
 def _keywords(fields: Fields, prefix: str, given: Given, values: dict[str, Any]) -> dict[str, Any]:
     """What is given below `prefix`; adds every leaf's value to `values`. A null nested mapping is a leaf:
-    `cuda_graph_config=None`.
-    """
+    `cuda_graph_config=None`."""
     keywords: dict[str, Any] = {}
     for name, field in fields.items():
         path = prefix + name
@@ -271,8 +265,7 @@ class _Loader(yaml.SafeLoader):
 
 def read_yaml(path: Path) -> object:
     """The file's value, a mapping if it is empty. Never blocks; takes time in proportion to its size. Raises
-    SettingsError.
-    """
+    SettingsError."""
     try:
         if path.exists() and not path.is_file():  # a pipe may never end
             raise SettingsError(f"{path}: is not a file")

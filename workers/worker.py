@@ -110,8 +110,7 @@ class Worker:
 
     async def drained(self, timeout_s: float) -> bool:
         """Wait until nothing runs; False after `timeout_s`. Prefill calls include pinned handoffs: they end
-        when the handoff is pulled, expires or is closed.
-        """
+        when the handoff is pulled, expires or is closed."""
         await asyncio.sleep(WITHDRAWAL_SEEN_S)  # routers that have not seen the withdrawal still send
         try:
             await asyncio.wait_for(self._idle.wait(), timeout_s)
@@ -141,8 +140,7 @@ async def run_worker(settings: WorkerSettings, engine: Engine, shutdown: asyncio
 
 async def _reached(wires: Wires) -> None:
     """Before a model loads, for minutes: the servers are there and take these logins; the connections end, as
-    engines may fork. Raises NotStarted.
-    """
+    engines may fork. Raises NotStarted."""
     if wires.plane == "dynamo":  # its runtime starts once
         return
     discovery, transport = wires.discovery(), wires.transport()

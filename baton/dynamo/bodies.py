@@ -46,8 +46,7 @@ _Chunks = AsyncIterator[wire.DynamoChunk]
 
 def dynamo_body(request: Request, worker: WorkerInfo) -> Any:
     """The request as Dynamo's worker gets it; one for statistics as a canary. Raises NotResumable,
-    InvalidRequest.
-    """
+    InvalidRequest."""
     if isinstance(request, GenerateRequest):
         return msgspec.to_builtins(dynamo_request(request, worker.role))
     if isinstance(request, StatsRequest):
@@ -57,8 +56,7 @@ def dynamo_body(request: Request, worker: WorkerInfo) -> Any:
 
 def dynamo_request(request: GenerateRequest, role: Role) -> wire.DynamoRequest:
     """The body for a worker of that role. Decode without a handoff computes the prompt itself. Raises
-    NotResumable for the rest of an answer that would not go on as it began, and InvalidRequest.
-    """
+    NotResumable for the rest of an answer that would not go on as it began, and InvalidRequest."""
     sampling = request.sampling
     if sampling.prompt_logprobs is not None:
         raise InvalidRequest("Dynamo's workers return no log probabilities of the prompt.", param="echo")
@@ -105,8 +103,7 @@ def release_request(request: GenerateRequest, handoff: KvHandoff) -> GenerateReq
 
 def _is_resumable(sampling: Sampling) -> bool:
     """Whether an answer goes on exactly if its tokens so far are a prompt: nothing is drawn, and nothing
-    depends on where the prompt ends.
-    """
+    depends on where the prompt ends."""
     is_greedy = sampling.temperature == 0 or sampling.top_p == 0
     return is_greedy and not (sampling.guided or sampling.frequency_penalty or sampling.presence_penalty)
 
@@ -174,8 +171,7 @@ async def _prefilled(request: GenerateRequest, worker: WorkerInfo, chunks: _Chun
 
 async def _decoded(request: GenerateRequest, chunks: _Chunks) -> AsyncGenerator[TokenChunk, None]:
     """Decode's answer; the first and the last chunk have usage. The worker's own may come with the last one
-    only, and the last one may not say that it is.
-    """
+    only, and the last one may not say that it is."""
     sampling, num_tokens, has_ended = request.sampling, request.num_generated, False
     details = _result(request.handoff).prompt_tokens_details if request.handoff is not None else None
     async for chunk in chunks:
@@ -202,8 +198,7 @@ def _ended(
     chunk: wire.DynamoChunk, sampling: Sampling, num_tokens: int
 ) -> tuple[tuple[int, ...], FinishReason | None]:
     """The chunk's tokens up to the answer's end, and why it ends. Workers may leave it to the caller to find
-    the stop token, and TensorRT-LLM leaves it out. `num_tokens` came before.
-    """
+    the stop token, and TensorRT-LLM leaves it out. `num_tokens` came before."""
     token_ids, stops = chunk.token_ids, sampling.stop_token_ids
     if chunk.finish_reason is not None:
         reason = _finish_reason(chunk.finish_reason)

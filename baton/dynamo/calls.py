@@ -37,8 +37,7 @@ _numbers = itertools.count()
 class Call:
     """One running call; `handoff` is what prefill answered. A task of its own reads the binding's stream,
     since callers advance a generator from several tasks. Dynamo's runtime refuses two calls with the same id
-    at a time.
-    """
+    at a time."""
 
     def __init__(self, instance: "Instance", request: Request) -> None:
         """Raises NotResumable, InvalidRequest."""
@@ -66,8 +65,7 @@ class Call:
 
     def leave(self) -> None:
         """Stop the worker's work, which ends the stream at once; but not before the worker has the request,
-        for which KV may be held.
-        """
+        for which KV may be held."""
         if not self._is_left and not self.task.done():
             self._is_left = True
             self.replies.leave()
@@ -114,8 +112,7 @@ class Call:
 class Instance:
     """One instance of a worker, its running calls, and for how many ticks nothing came from it. A frozen
     worker keeps its registration and its connections, so a silent one gets a canary. A worker of Baton's is
-    asked for its statistics, which its engine does not delay.
-    """
+    asked for its statistics, which its engine does not delay."""
 
     def __init__(self, client: "Client", number: int, worker: WorkerInfo, liveness_s: float) -> None:
         self.client = client

@@ -1,7 +1,6 @@
 """Dynamo's bodies and model cards, as far as Baton reads or writes them; other fields are ignored.
 
-They cross Dynamo's request plane as JSON-like objects: `msgspec.convert` and `msgspec.to_builtins`.
-"""
+They cross Dynamo's request plane as JSON-like objects: `msgspec.convert` and `msgspec.to_builtins`."""
 
 from typing import Annotated, Any
 
@@ -17,8 +16,7 @@ _Penalty = Annotated[float, Meta(ge=-2, le=2)]
 
 class StopConditions(msgspec.Struct, kw_only=True, omit_defaults=True):
     """When an answer ends. Workers leave a hidden stop token out of the text, TensorRT-LLM's out of the ids,
-    too; `max_tokens` must be sent.
-    """
+    too; `max_tokens` must be sent."""
 
     max_tokens: Annotated[int, Meta(ge=1)] | None = None
     min_tokens: Annotated[int, Meta(ge=0)] | None = None
@@ -88,8 +86,7 @@ class CompletionUsage(msgspec.Struct, kw_only=True):
 
 class PrefillResult(msgspec.Struct, kw_only=True):
     """What decode gets of prefill's answer. `disaggregated_params` are the engine's, passed on verbatim; the
-    mocker's are a string.
-    """
+    mocker's are a string."""
 
     disaggregated_params: Any = None
     prompt_tokens_details: PromptDetails | None = None
@@ -101,8 +98,7 @@ BYPASS = "x-bypass-remote-prefill"
 
 class DynamoRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
     """One choice of one request. `is_health_check`: a canary, which the engine answers without a peer;
-    TensorRT-LLM's needs `disaggregated_params` and the highest `priority` (0 to 1), which no other has.
-    """
+    TensorRT-LLM's needs `disaggregated_params` and the highest `priority` (0 to 1), which no other has."""
 
     token_ids: list[TokenId]
     model: str = ""
@@ -135,8 +131,7 @@ class TopLogprob(msgspec.Struct, omit_defaults=True):
 class DynamoChunk(msgspec.Struct, kw_only=True, omit_defaults=True):
     """New tokens of an answer. The last one has `finish_reason`: eos, stop, length, cancelled or an error.
     `log_probs` has one number per token, `top_logprobs` one list; both are missing if an engine has them for
-    some tokens only. Prefill's has `disaggregated_params`.
-    """
+    some tokens only. Prefill's has `disaggregated_params`."""
 
     token_ids: tuple[TokenId, ...] = ()
     finish_reason: str | ErrorReason | None = None
@@ -149,8 +144,7 @@ class DynamoChunk(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 class RuntimeConfig(msgspec.Struct, kw_only=True):
     """An engine's limits. With a `disaggregated_endpoint` (SGLang, NIXL that pushes), decode must be asked
-    before prefill has answered.
-    """
+    before prefill has answered."""
 
     context_length: int | None = None
     max_num_seqs: int | None = None

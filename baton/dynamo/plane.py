@@ -75,8 +75,7 @@ class DynamoPlane:
     * An instance that disappears from the registry goes on with its calls.
     * No prefill of Dynamo's is stopped: its handoff could cross that, and only decode frees the KV.
     * The runtime ends by itself when its lease has expired, as after a long stop of this process: a frontend
-      starts another one.
-    """
+      starts another one."""
 
     def __init__(
         self, start: "Callable[[], Awaitable[DistributedRuntime]]", paths: Sequence[str], liveness_s: float
@@ -183,8 +182,7 @@ class DynamoPlane:
 
     async def _release(self, call: Call) -> None:
         """If decode has not taken what prefill's call hands over, because the client has left, or if decode's
-        call has not reached its worker, have a decode worker compute one token, which frees the KV.
-        """
+        call has not reached its worker, have a decode worker compute one token, which frees the KV."""
         await asyncio.wait([call.task])
         request, handoff = call.request, call.handoff
         if not isinstance(request, GenerateRequest) or id(handoff) in self._taken:

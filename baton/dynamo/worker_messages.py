@@ -42,8 +42,7 @@ _FORMS: dict[str, Callable[[Any], tuple[Syntax, str]]] = {
 class PrefillAnswer(msgspec.Struct, frozen=True, kw_only=True, tag="baton-prefill-1"):
     """`disaggregated_params` of Baton's workers: what prefill gives to decode through Dynamo's frontend, its
     handoff, or its finished answer, which Dynamo's frontend takes from decode only if it ended with its
-    length. `source`: the prefill worker.
-    """
+    length. `source`: the prefill worker."""
 
     source: WorkerInfo
     reply: KvHandoff | TokenChunk
@@ -53,8 +52,7 @@ def generate_request(
     body: wire.DynamoRequest, card: WorkerInfo, request_id: str, start_id: int
 ) -> GenerateRequest:
     """The request of a worker with this `card`, without its handoff. `start_id` is `<|start|>`: a prompt that
-    ends in the header of a message is a conversation's. Raises InvalidRequest, naming Dynamo's field.
-    """
+    ends in the header of a message is a conversation's. Raises InvalidRequest, naming Dynamo's field."""
     stops, options = body.stop_conditions, body.sampling_options
     output, routing = body.output_options or wire.OutputOptions(), body.routing or wire.Routing()
     if options.use_beam_search:
@@ -107,8 +105,7 @@ def _guided(asked: wire.GuidedDecoding | None, *, is_conversation: bool) -> Guid
 
 def dynamo_chunk(reply: KvHandoff | TokenChunk, source: WorkerInfo) -> wire.DynamoChunk:
     """The reply of the worker `source` for Dynamo's frontend. Prefill's goes to decode if it ended with
-    `length`, which Dynamo's frontend does not take for the answer's.
-    """
+    `length`, which Dynamo's frontend does not take for the answer's."""
     if isinstance(reply, KvHandoff) or (source.role is Role.PREFILL and reply.finish_reason == "length"):
         token_ids = (max(reply.first_token, 0),) if isinstance(reply, KvHandoff) else reply.token_ids
         params = msgspec.to_builtins(PrefillAnswer(source=source, reply=reply))
@@ -133,8 +130,7 @@ def dynamo_chunk(reply: KvHandoff | TokenChunk, source: WorkerInfo) -> wire.Dyna
 
 def prefill_answer(params: object, card: WorkerInfo) -> KvHandoff | TokenChunk:
     """What the prefill worker of a decode worker with this `card` answered. Raises HandoffFailed, with the
-    reason, if it was another engine's, or a worker's that is not paired with this one.
-    """
+    reason, if it was another engine's, or a worker's that is not paired with this one."""
     try:
         answer = msgspec.convert(params, PrefillAnswer)
     except msgspec.ValidationError as error:

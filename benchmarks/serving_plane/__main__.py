@@ -3,8 +3,7 @@
     python -m benchmarks.serving_plane [--peer dynamo] [--num-processes 1] [--seconds 8] [--results FOLDER]
 
 `make bench` runs it; PEER=dynamo runs NVIDIA Dynamo under the same load, in the same minutes. Needs wrk, etcd
-and nats-server on the PATH.
-"""
+and nats-server on the PATH."""
 
 import argparse
 import json

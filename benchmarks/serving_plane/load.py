@@ -20,8 +20,7 @@ _TO_MS = {"us": 1e-3, "ms": 1.0, "s": 1e3, "m": 6e4}
 @dataclasses.dataclass(frozen=True)
 class Row:
     """`num_connections` closed-loop clients whose answers have `num_tokens` tokens. `is_own`: only Baton has
-    this plane.
-    """
+    this plane."""
 
     name: str
     num_connections: int

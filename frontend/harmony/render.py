@@ -2,8 +2,7 @@
 
 Schemas become TypeScript, byte for byte as openai-harmony renders them. That includes its quirks, since the
 model was trained with them: `anyOf` and `$ref` are `any`, the second line of a property's description is not
-commented out, enum values are quoted but not escaped, an object's description appears twice.
-"""
+commented out, enum values are quoted but not escaped, an object's description appears twice."""
 
 import json
 import re

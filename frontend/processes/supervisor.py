@@ -2,8 +2,7 @@
 
 Restarts refuse no connection: the running frontend waits for the next one at a Unix socket, whose abstract
 name has the user and the port. It gives both sockets away, so that the name never has to become free. The
-next one reports when it serves.
-"""
+next one reports when it serves."""
 
 import asyncio
 import logging

@@ -114,8 +114,7 @@ def wanted_workers(settings: DoctorSettings, visible_devices: str | None) -> Ite
 
 def _record(path: Path, wires: Wires) -> int:
     """Write the scores of the registered workers, by model. Exit status: 0, 2 if there are none, if they
-    differ, or if the file cannot be written.
-    """
+    differ, or if the file cannot be written."""
     try:
         wires.check()
         scores = asyncio.run(_agreed(wires))

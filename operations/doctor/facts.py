@@ -40,8 +40,7 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
 
 class Worker(msgspec.Struct, frozen=True, kw_only=True):
     """A worker to be started. `gpus`: its list as written, None if not given; `given`: its engine settings by
-    key path; `refusal`: the error at its start, if any.
-    """
+    key path; `refusal`: the error at its start, if any."""
 
     mode: DisaggregationMode
     gpus: str | None = None
@@ -66,8 +65,7 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True):
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
     """All facts. `gpu_problem`: why nvidia-smi lists no GPU; `port_problem`: why the HTTP port is not free.
-    `memlock_bytes` None is unlimited.
-    """
+    `memlock_bytes` None is unlimited."""
 
     gpus: tuple[Gpu, ...]
     gpu_problem: str | None = None

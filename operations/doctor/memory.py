@@ -18,8 +18,7 @@ _SPARE_BYTES = 1 * GIB
 
 def halves(facts: Facts, gpu: Gpu) -> dict[str, float]:
     """One GPU for prefill and decode, with vLLM: the settings of each role, which has a copy of the weights,
-    working memory with the draft model, and half of what is left for KV. Raises ValueError.
-    """
+    working memory with the draft model, and half of what is left for KV. Raises ValueError."""
     model = facts.model
     published = _PUBLISHED_BYTES.get(model.num_layers or 0, 0)
     weight_bytes = int((model.weight_bytes or published) * _PADDED)
@@ -42,8 +41,7 @@ def halves(facts: Facts, gpu: Gpu) -> dict[str, float]:
 
 def shortage(facts: Facts, worker: Worker) -> str | None:
     """What the worker needs at least on its tightest GPU, if less is free there beside the workers with KV
-    caches of a given size.
-    """
+    caches of a given size."""
     gpus = facts.gpus_of(worker)[: worker.tensor_parallel_size]
     if not gpus or not facts.model.weight_bytes or not facts.wants_gpus:
         return None

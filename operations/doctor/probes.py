@@ -51,8 +51,7 @@ def probe_gpus() -> tuple[tuple[Gpu, ...], str | None]:
 
 def parse_gpus(csv: str, meminfo: str) -> tuple[Gpu, ...]:
     """Parse `--query-gpu` with `noheader,nounits`; unknown values are `[N/A]`. Other lines are skipped.
-    `meminfo` is that of /proc.
-    """
+    `meminfo` is that of /proc."""
     kib = dict(re.findall(r"^(\w+):\s+(\d+) kB$", meminfo, re.MULTILINE))
     own = [int(kib.get(name, 0)) << 10 for name in ("MemTotal", "MemAvailable")]
     gpus = []

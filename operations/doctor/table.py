@@ -33,8 +33,7 @@ _PROCESSES = "nvidia-smi --id={it.index} --query-compute-apps=pid,name,used_memo
 class Row(NamedTuple):
     """A finding for each subject of `each` for which `when` returns something true.
 
-    The texts are formats of `f` (the facts), `it` (the subject) and `found` (what `when` returned).
-    """
+    The texts are formats of `f` (the facts), `it` (the subject) and `found` (what `when` returned)."""
 
     severity: Severity
     code: str

@@ -31,8 +31,7 @@ _RULES = {"trtllm": TRTLLM_RULES, "vllm": VLLM_RULES}
 
 def build_engine(parsed: Parsed[WorkerSettings]) -> tuple[Engine, list[str]]:
     """The engine, not started, and its effective settings as `key=value (source)` lines. Raises SettingsError
-    with one line for the user: invalid YAML, missing model folder, engine not installed.
-    """
+    with one line for the user: invalid YAML, missing model folder, engine not installed."""
     settings = parsed.settings
     if not (settings.model_path / "config.json").is_file():
         raise SettingsError(
@@ -48,8 +47,7 @@ def build_engine(parsed: Parsed[WorkerSettings]) -> tuple[Engine, list[str]]:
 
 def given_settings(parsed: Parsed[WorkerSettings]) -> Given:
     """The engine settings given by flags and YAML, or chosen by Baton, by key path; loads no library. Raises
-    SettingsError with the worker's message, unless only the library's build refuses them (`--check`).
-    """
+    SettingsError with the worker's message, unless only the library's build refuses them (`--check`)."""
     engine = parsed.settings.engine
     if engine in _RULES:
         return _RULES[engine].give(None, parsed.settings.disaggregation_mode, **_given(parsed))
@@ -151,8 +149,7 @@ def with_engine(
     is_installed: Callable[[str], object] = importlib.util.find_spec,
 ) -> Parsed[WorkerSettings]:
     """The settings with the given engine, or else the first that is installed; between TensorRT-LLM and vLLM
-    the user has to choose. Raises SettingsError.
-    """
+    the user has to choose. Raises SettingsError."""
     if parsed.settings.engine is not None:
         return parsed
     installed = [name for name, package in _PACKAGES.items() if is_installed(package)]

@@ -42,8 +42,7 @@ class MockerSettings:
     The KV of the last `max_cached_tokens` is found again, in blocks of 16 tokens.
     `script` is a file of answers to play; see `workers.engines.script`. `prompt_log` is a file to which the
     token ids of each prompt are appended, one JSON line each. While the file `hang_while` exists, the engine
-    hangs: its worker only sends heartbeats. `speculate` must be left out.
-    """
+    hangs: its worker only sends heartbeats. `speculate` must be left out."""
 
     prefill_tokens_per_s: Annotated[float, msgspec.Meta(gt=0, le=1e12)] = 50_000.0
     decode_step_ms: Milliseconds = 10.0
@@ -101,8 +100,7 @@ class MockerEngine:
 
     An answer is the header of a final message, then vocabulary words in order, starting at a point that
     depends on the prompt; it ends at max_tokens only. With a script, the script defines it. Handoffs are
-    real: the KV of a token is its id, and decode pulls what it has not cached.
-    """
+    real: the KV of a token is its id, and decode pulls what it has not cached."""
 
     def __init__(self, settings: MockerSettings, *, model_path: Path, transceiver: CacheTransceiver) -> None:
         self._settings, self._model_path = settings, model_path
@@ -302,8 +300,7 @@ class MockerEngine:
 
     def _next_step(self, loop: asyncio.AbstractEventLoop) -> asyncio.Future[None]:
         """Completed at the end of the running step. The first answer that waits starts one: where the last
-        one was due, or now if a whole step has passed since.
-        """
+        one was due, or now if a whole step has passed since."""
         if not self._waiting:
             step_s, now_s = self._settings.decode_step_ms / 1e3, loop.time()
             due_s = self._due_s + step_s

@@ -9,8 +9,7 @@ from itertools import takewhile
 
 def next_key(previous: bytes, token_ids: Sequence[int]) -> bytes:
     """The key of a block with these tokens that follows `previous`: equal keys mean equal tokens from the
-    start.
-    """
+    start."""
     return hashlib.blake2b(previous + array("I", token_ids).tobytes(), digest_size=16).digest()
 
 
@@ -24,8 +23,7 @@ def keys_within(previous: bytes, token_ids: Sequence[int]) -> Iterator[bytes]:
 
 class Chain:
     """The keys of a growing sequence: of its salt, then of its full blocks. Each token is hashed once, and no
-    block with another salt has the same keys.
-    """
+    block with another salt has the same keys."""
 
     def __init__(self, cache_salt: str = "") -> None:
         salt = hashlib.blake2b(cache_salt.encode(), digest_size=16, person=b"salt")
@@ -33,8 +31,7 @@ class Chain:
 
     def follow(self, token_ids: Sequence[int], num_tokens: int, tokens_per_block: int) -> Iterator[bytes]:
         """The keys of the blocks that are full since the last call: `num_tokens`, of a sequence that begins
-        as before.
-        """
+        as before."""
         size = tokens_per_block
         for end in range(len(self.keys) * size, num_tokens + 1, size):
             self.keys.append(next_key(self.keys[-1], token_ids[end - size : end]))

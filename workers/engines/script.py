@@ -14,8 +14,7 @@ class Scene(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Answers to prompts that contain `when` (empty matches all). A prompt that has n earlier answers gets
     `answers[n]`, or the last one.
 
-    They are Harmony as gpt-oss writes it, after `<|start|>assistant`, up to `<|return|>` or `<|call|>`.
-    """
+    They are Harmony as gpt-oss writes it, after `<|start|>assistant`, up to `<|return|>` or `<|call|>`."""
 
     answers: Annotated[list[str], msgspec.Meta(min_length=1)]
     when: str = ""

@@ -12,8 +12,7 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True, eq=False, weakref=True):
     `Memory(address=t.data_ptr(), num_bytes=t.nbytes, device_index=..., owner=t)`.
 
     UCX registers memory once per Memory object, until the transceiver closes. So keep the Memory of a staging
-    buffer and transfer `part`s of it.
-    """
+    buffer and transfer `part`s of it."""
 
     address: int
     num_bytes: int

@@ -8,8 +8,7 @@
     KvConfirm(offer, secret) ->
                              <-    the end, or HandoffFailed
 
-The confirmation makes withdrawal safe: bytes read from memory that was withdrawn meanwhile are discarded.
-"""
+The confirmation makes withdrawal safe: bytes read from memory that was withdrawn meanwhile are discarded."""
 
 import asyncio
 import hmac
@@ -41,8 +40,7 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """What a puller needs to fetch one offer: its source's address, id, size and secret.
 
     `wire` is the transceiver's kind (`ucx`, `tcp`), which both sides must share. Only a holder of the ticket
-    can read the bytes.
-    """
+    can read the bytes."""
 
     wire: str
     offer_id: int
@@ -86,8 +84,7 @@ class CacheTransceiver:
       (synchronized) before `offer` and `pull`; pulled bytes are visible to every stream.
 
     `transport_name` is the kind: `ucx`, `tcp`, `tcp+tls`. Without `moves_device_memory`, CUDA memory must be
-    staged on the host.
-    """
+    staged on the host."""
 
     def __init__(self, host: str, tls: PeerTls | None = None, direct: "Direct | None" = None) -> None:
         """`host`: the address to listen on and to announce to pullers."""
@@ -129,8 +126,7 @@ class CacheTransceiver:
 
     async def moved(self, ticket: Ticket) -> int:
         """Wait until a peer has pulled what it wanted of the offer; returns how many bytes that were. Raises
-        HandoffFailed if it was withdrawn before.
-        """
+        HandoffFailed if it was withdrawn before."""
         offer = self._offers.get(ticket.offer_id)
         num_bytes = await asyncio.shield(offer.moved) if offer is not None else 0
         if not num_bytes:
@@ -139,15 +135,13 @@ class CacheTransceiver:
 
     def withdraw(self, ticket: Ticket) -> None:
         """End the offer, pulled or not; idempotent. Later pulls fail, so the memory may be overwritten at
-        once; its `owner` is released when active readers have ended, over UCX when the transceiver closes.
-        """
+        once; its `owner` is released when active readers have ended, over UCX when the transceiver closes."""
         if offer := self._offers.pop(ticket.offer_id, None):
             offer.end(0)
 
     async def pull(self, ticket: Ticket, into: Memory, deadline_s: float) -> None:
         """Fetch the last `into.num_bytes` of an offer. Raises HandoffFailed, after which `into` is not
-        written any more.
-        """
+        written any more."""
         if ticket.wire != self.transport_name:
             raise HandoffFailed(
                 f"the KV is offered over {ticket.wire}, this worker uses {self.transport_name}"
@@ -248,8 +242,7 @@ class CacheTransceiver:
 
 async def _while_granted(fetching: Coroutine[None, None, None], replies: AsyncGenerator[Reply, None]) -> None:
     """Return when the bytes are there. If the source replies or ends before, or this is cancelled, end
-    when `fetching` has ended.
-    """
+    when `fetching` has ended."""
     fetched = asyncio.ensure_future(fetching)
     ended = asyncio.ensure_future(anext(replies, None))
     try:
@@ -279,8 +272,7 @@ def choose_transceiver(
     UCX has no TLS: with `tls` the default is TCP.
 
     `host` is the address to listen on and to announce. Raises ImportError or OSError if UCX is requested but
-    unavailable. May take a second.
-    """
+    unavailable. May take a second."""
     if backend == "UCX" and tls is not None:
         raise OSError(f"it has no TLS, which {CERT} asks for")
     if backend == "TCP" or tls is not None:

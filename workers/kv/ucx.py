@@ -43,13 +43,11 @@ class Agent:
     """One NIXL agent and the memory registered with it, which stays mapped and registered until `close`: a
     peer that holds descriptors of freed memory would read what comes in its place.
 
-    Use it from one thread only: NIXL crashes otherwise.
-    """
+    Use it from one thread only: NIXL crashes otherwise."""
 
     def __init__(self, host: str) -> None:
         """`host` is this process's address for peers; a loopback address restricts UCX to that device. Raises
-        OSError.
-        """
+        OSError."""
         self.name = f"baton-{os.getpid()}-{secrets.token_hex(8)}"
         self._metadata: dict[Memory, bytes] = {}  # NIXL's descriptors of each registered memory
         loopback = host == "::1" or host.startswith("127.")

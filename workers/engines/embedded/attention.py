@@ -28,8 +28,7 @@ class View:
     """What the queries of a group see in one kind of layer.
 
     `blocks` int64 [B * N] are gathered from the pool, N for each of B sequences; `bias` [B, 1, Q, L] with L =
-    N * tokens_per_block is 0 where a query may look and -inf elsewhere.
-    """
+    N * tokens_per_block is 0 where a query may look and -inf elsewhere."""
 
     blocks: torch.Tensor
     bias: torch.Tensor
@@ -49,8 +48,7 @@ class Group:
 class PagedBatch:
     """Everything that attention needs in one step, shared by all layers.
 
-    `slots` int64 [T]: the pool position of each token's KV.
-    """
+    `slots` int64 [T]: the pool position of each token's KV."""
 
     pool: KvPool
     slots: torch.Tensor
@@ -61,8 +59,7 @@ def plan_attention(spans: Rows[Span], pool: KvPool, windows: set[int | None]) ->
     """Lay out a step of `spans`, in token order.
 
     Short ones of equal length in a row form one group, gathered at once; each other one is its own. `windows`
-    are the model's sliding windows in tokens; None is full attention.
-    """
+    are the model's sliding windows in tokens; None is full attention."""
     slots = np.concatenate(
         [token_slots(s.blocks, s.start, s.start + s.num_tokens, pool.tokens_per_block) for s in spans]
     )
@@ -124,8 +121,7 @@ def paged_attention(
 ) -> tuple[torch.Tensor, None]:
     """transformers' attention interface: `query` [1, H, T, D], `key`, `value` [1, K, T, D] -> [1, T, H, D].
 
-    `s_aux` [H] are the attention sinks: logits that take part in the softmax but have no value.
-    """
+    `s_aux` [H] are the attention sinks: logits that take part in the softmax but have no value."""
     layer = module.layer_idx
     assert isinstance(layer, int)
     paged.pool.write(layer, paged.slots, key[0], value[0])

@@ -26,8 +26,7 @@ class EmbeddedEngine:
     A prefill worker needs a `transceiver`, which the engine starts and closes. It copies the KV of a handoff
     into a contiguous buffer and keeps the blocks pinned while the copy is offered, so the pool's size bounds
     the copies too. A request gives the same tokens alone or batched, chunked or not, prefilled here or
-    elsewhere: exactly in float32, up to rounding in bfloat16.
-    """
+    elsewhere: exactly in float32, up to rounding in bfloat16."""
 
     def __init__(
         self,
@@ -149,8 +148,7 @@ class EmbeddedEngine:
 
     async def _take_over(self, call: Call, handoff: KvHandoff) -> None:
         """Pull the KV once the call has blocks, store it, and decode from the first token. A payload is in
-        token order: the KV that is not cached is its end.
-        """
+        token order: the KV that is not cached is its end."""
         steps, transceiver, sequence = self._ready(), self._wire(), call.sequence
         runner, num_tokens, now_s = steps.runner, len(sequence.token_ids), asyncio.get_running_loop().time
         num_bytes = runner.pool.num_handoff_bytes(num_tokens)

@@ -49,14 +49,12 @@ class Grammars:
 
     An answer prefers one process, but takes another one rather than wait. A call carries all that a process
     needs, so that any can serve it. One that exhausts its CPU time or crashes ends its process and its own
-    request only.
-    """
+    request only."""
 
     def __init__(self, model_path: Path, vocab_size: int) -> None:
         """Load `tokenizer.json`, about a second for gpt-oss; without one, guided requests are refused.
 
-        Raises ValueError if the file is not a tokenizer for a model with logits [vocab_size].
-        """
+        Raises ValueError if the file is not a tokenizer for a model with logits [vocab_size]."""
         self._tokenizer = model_path / "tokenizer.json"
         self._vocab_size = vocab_size
         self._is_closed = False
@@ -73,8 +71,7 @@ class Grammars:
     async def matcher(self, form: Guided, answer: Sequence[int] = ()) -> "Matcher":
         """A matcher that has followed `answer`.
 
-        Raises InvalidRequest for a form that cannot be enforced, NotReady if no process can be started.
-        """
+        Raises InvalidRequest for a form that cannot be enforced, NotReady if no process can be started."""
         if self._parent is None:
             raise InvalidRequest("The model folder has no tokenizer.json, so forms cannot be enforced.")
         matcher = Matcher(self, form, self._vocab_size)
@@ -108,8 +105,7 @@ class Grammars:
 
     async def _call(self, place: int, ask: Ask) -> Next:
         """The reply of the process at a place. One that hangs, or ends without it, counts as killed. One
-        whose end it reports is replaced: if it ended before the call, the reply to the call comes later.
-        """
+        whose end it reports is replaced: if it ended before the call, the reply to the call comes later."""
         assert self._parent is not None
         try:
             if place not in self._streams:
@@ -183,8 +179,7 @@ class Matcher:
     """Follows one answer in its form.
 
     Once it `is_ready`, `allowed` [vocab] says which tokens may come next; None: all, since the form is
-    complete or, with an `error`, cannot be followed further.
-    """
+    complete or, with an `error`, cannot be followed further."""
 
     _ids = itertools.count()
 
@@ -205,8 +200,7 @@ class Matcher:
 
     def follow(self, token_ids: Sequence[int], num_prompt: int) -> "asyncio.Future[None]":
         """Find out what may come after `token_ids`, whose first `num_prompt` are the prompt and the next ones
-        those of the last call. To cancel the result does not cancel the work.
-        """
+        those of the last call. To cancel the result does not cancel the work."""
         self.is_ready = self.is_ready and self.allowed is None
         self._token_ids.extend(token_ids[num_prompt + len(self._token_ids) :])
         return asyncio.shield(asyncio.ensure_future(self._follow()))

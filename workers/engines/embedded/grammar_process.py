@@ -2,8 +2,7 @@
 
 `python -m workers.engines.embedded.grammar_process TOKENIZER VOCAB_SIZE` loads the tokenizer and forks a
 process for each socket that it gets. A small schema can crash the library or keep it busy for hours: then the
-process ends, and its parent, which waits for it, replies.
-"""
+process ends, and its parent, which waits for it, replies."""
 
 import json
 import os
@@ -76,8 +75,7 @@ def _matcher(tokenizer: LLTokenizer, grammars: list[dict[str, object]]) -> LLMat
 
 def _problem(tokenizer: LLTokenizer, whole: LLMatcher, message: MessageForm) -> str:
     """The problem of its grammar, if any: by itself if the `whole` has one, else where it begins, since an
-    endless `$ref` shows in the first mask only.
-    """
+    endless `$ref` shows in the first mask only."""
     if whole.is_error():
         begun = _matcher(tokenizer, [_body(message, "start")])
     else:
@@ -175,8 +173,7 @@ class Ask(msgspec.Struct, frozen=True, array_like=True):
 class Next(msgspec.Struct, frozen=True, array_like=True):
     """`mask` has a bit for each token that may follow. Empty: any may, since the form is complete or, with a
     `refusal` of the field `param`, cannot be followed. `ended_by`: the process ended instead, by its exit
-    code or, if negative, a signal.
-    """
+    code or, if negative, a signal."""
 
     mask: bytes = b""
     refusal: str = ""
@@ -192,8 +189,7 @@ def framed(message: Ask | Next) -> bytes:
 
 def main() -> None:
     """Load the tokenizer, print READY or what is wrong with it, then fork a process for each socket that
-    comes over the one that is stdin.
-    """
+    comes over the one that is stdin."""
     try:
         tokenizer = LLTokenizer(sys.argv[1], n_vocab=int(sys.argv[2]))
     except ValueError as error:

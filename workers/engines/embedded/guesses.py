@@ -22,8 +22,7 @@ class Guesser:
     The table of each length of match has the latest place of each match, in slots by hash: a token is added
     in constant time, memory is bounded, and a place counts only if its tokens are equal. Guesses become more
     while they are right and fewer when they are wrong; the longest match allows the most at once. After
-    useless ones there are none for a few steps, twice as many each time.
-    """
+    useless ones there are none for a few steps, twice as many each time."""
 
     def __init__(self, num_reserved: int) -> None:
         """`num_reserved`: the sequence's maximum length."""

@@ -18,8 +18,7 @@ class BlockLedger:
 
     A block may be in several leases; it counts as pinned if any of these is, else as used. What a free block
     holds can be found until the block is needed; the least recently used go first, of a lease its last ones.
-    A key has one block at most.
-    """
+    A key has one block at most."""
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
@@ -55,8 +54,7 @@ class BlockLedger:
     def reserve(self, num_blocks: int, found: Sequence[int] = (), num_shared: int = 0) -> Lease | None:
         """A lease of `num_blocks` used blocks, or None if fewer are free. Its first ones are those `found`;
         the first `num_shared` may be in other leases and must not be written, the others cannot be found any
-        more.
-        """
+        more."""
         num_new = num_blocks - len(found)
         if num_new > self.num_free - sum(block in self._kept for block in found):
             return None

@@ -34,8 +34,7 @@ class KvPool:
     """One tensor [layers, 2, kv heads, blocks, tokens per block, head dim] for K and V of every layer.
 
     Sliding-window layers keep all tokens too, so that all layers share one block table. All methods run on
-    the compute thread.
-    """
+    the compute thread."""
 
     def __init__(
         self,
@@ -123,8 +122,7 @@ _MIN_BYTES = 1 << 16
 class Staging:
     """Reuses buffers by size, in powers of two, so that the transceiver registers each only once.
 
-    They are on the device if the transceiver can move device memory, else on the host.
-    """
+    They are on the device if the transceiver can move device memory, else on the host."""
 
     def __init__(self, device: torch.device, *, on_device: bool) -> None:
         self._device = device if on_device else torch.device("cpu")

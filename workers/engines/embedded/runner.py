@@ -50,8 +50,7 @@ class Runner:
     @torch.inference_mode()
     def step(self, works: list[Work]) -> list[list[Sampled]]:
         """Run all `works`, as a `Step` orders them; returns the tokens of those that sample: the guesses that
-        sampling gives, too, and one more.
-        """
+        sampling gives, too, and one more."""
         spans = [Span(work.start, len(work.token_ids), work.sequence.lease.blocks) for work in works]
         paged = plan_attention(spans, self.pool, self._windows)
         token_ids = [token_id for work in works for token_id in work.token_ids]
@@ -102,8 +101,7 @@ class Runner:
 
     def _warm_up(self) -> None:
         """Run one prompt and one decode step in the first blocks, so that requests do not pay for lazy
-        initialization.
-        """
+        initialization."""
         num_tokens = min(4, self.context_length - 1)
         sequence = Sequence([0] * num_tokens, num_tokens, Sampling(max_tokens=2, seed=0), num_tokens + 1)
         sequence.lease = Lease(tuple(range(-(-sequence.num_reserved // self.pool.tokens_per_block))))

@@ -55,8 +55,7 @@ def sample(logits: torch.Tensor, draws: list[Draw]) -> list[Sampled]:
     """Choose one token per row of `logits` [B, vocab], float32; modifies `logits`.
 
     Log-probabilities are the model's own, before any sampling setting. Settings apply in vLLM's order: logit
-    bias, penalties, `min_tokens` and the form, temperature, then min_p, top_k and top_p.
-    """
+    bias, penalties, `min_tokens` and the form, temperature, then min_p, top_k and top_p."""
     tops = {
         row: torch.log_softmax(logits[row], dim=-1)
         for row, draw in enumerate(draws)
@@ -126,8 +125,7 @@ def _hold_to_form(row: torch.Tensor, sequence: Sequence, stops: list[int]) -> li
 def _draw(logits: torch.Tensor, draws: list[Draw]) -> torch.Tensor:
     """The Gumbel-max trick in float64: `logits` [B, vocab] -> [B]. Another token is drawn only where the two
     best are as close as the rounding errors of `logits`; inverse transform sampling has such a place between
-    any two tokens.
-    """
+    any two tokens."""
     temperatures = [each.sampling.temperature for each in draws]
     scores = logits.double().div_(_column(temperatures, logits))
     if any(each.sampling.top_k or each.sampling.top_p < 1 or each.sampling.min_p for each in draws):
@@ -139,8 +137,7 @@ def _draw(logits: torch.Tensor, draws: list[Draw]) -> torch.Tensor:
 
 def _gumbel(keys: list[int], like: torch.Tensor) -> torch.Tensor:
     """Gumbel noise, float64 [B, vocab]: a row has the numbers of SplitMix64 (Steele, Lea, Flood, 2014) from
-    its key on, one for each token id.
-    """
+    its key on, one for each token id."""
     rows = torch.tensor(keys, dtype=torch.int64, device=like.device)[:, None]
     numbers = rows + torch.arange(1, like.shape[1] + 1, device=like.device) * _GAMMA
     for bits, factor in _MIX:

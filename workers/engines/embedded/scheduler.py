@@ -26,8 +26,7 @@ class Phase(enum.Enum):
     """The life of a sequence.
 
     Aggregated: WAITING -> RUNNING -> DONE. Prefill workers: RUNNING -> PINNED -> DONE. Decode workers with a
-    handoff: WAITING -> PULLING -> RUNNING -> DONE. Any phase may go to DONE.
-    """
+    handoff: WAITING -> PULLING -> RUNNING -> DONE. Any phase may go to DONE."""
 
     WAITING = "waiting"
     PULLING = "pulling"
@@ -46,8 +45,7 @@ class Sequence:
     comes from a prefill worker; `hands_off`: it goes to a decode worker. `matcher` constrains the answer; the
     next token is not sampled before it `is_ready`. `prompt_logprobs` are those of the prompt's computed part,
     if requested. `chain` has the keys of its blocks. The KV of its first `num_cached` tokens was found;
-    `num_moved_bytes` were pulled. `guesser` guesses its next tokens, once it decodes.
-    """
+    `num_moved_bytes` were pulled. `guesser` guesses its next tokens, once it decodes."""
 
     token_ids: list[int]
     num_prompt: int
@@ -81,8 +79,7 @@ class Sequence:
 @dataclass(frozen=True, slots=True)
 class Work:
     """`token_ids` of one sequence to run, from position `start`. If `samples`, they are its last ones, and
-    after them `num_guessed` that may follow.
-    """
+    after them `num_guessed` that may follow."""
 
     sequence: Sequence
     start: int
@@ -100,8 +97,7 @@ class Step:
     """One step's work: single tokens first, then answers by number of guesses, then longer pieces of prompts.
     Attention processes equal numbers of tokens together.
 
-    `to_pull` were just admitted and wait for their KV from a prefill worker.
-    """
+    `to_pull` were just admitted and wait for their KV from a prefill worker."""
 
     work: list[Work] = field(default_factory=list)
     to_pull: list[Sequence] = field(default_factory=list)
@@ -110,8 +106,7 @@ class Step:
 class Scheduler:
     """First come, first served within a priority; a sequence is admitted when its whole reservation fits.
 
-    So it cannot deadlock: every admitted sequence can finish without another block.
-    """
+    So it cannot deadlock: every admitted sequence can finish without another block."""
 
     def __init__(self, settings: EmbeddedSettings, *, num_blocks: int, context_length: int) -> None:
         self._tokens_per_block = settings.kv_cache_config.tokens_per_block
@@ -189,8 +184,7 @@ class Scheduler:
         Returns whether the sequence ended.
 
         A sequence that hands off is then pinned: its prompt is complete and waits for a peer, out of the
-        batch.
-        """
+        batch."""
         sequence, right = work.sequence, token_ids[:-1]
         sequence.token_ids += right
         num_run = len(work.token_ids) - work.num_guessed
@@ -246,8 +240,7 @@ class Scheduler:
 
     def _find(self, sequence: Sequence) -> tuple[list[int], int]:
         """The blocks with KV that the sequence need not compute or pull, and of how many tokens: never the
-        last one. If these do not fill the last block, an earlier sequence ended there.
-        """
+        last one. If these do not fill the last block, an earlier sequence ended there."""
         if not self._reuses_blocks or sequence.sampling.prompt_logprobs is not None:
             return [], 0
         token_ids, size = sequence.token_ids, self._tokens_per_block
@@ -303,8 +296,7 @@ def new_sequence(
     """A waiting sequence with the number of blocks to reserve: for its whole answer or, if it hands off, its
     prompt.
 
-    Raises InvalidRequest.
-    """
+    Raises InvalidRequest."""
     check_request(request, vocab_size, context_length)
     num_tokens = len(request.token_ids)
     return Sequence(

@@ -17,8 +17,7 @@ class KvCacheSettings:
 
     The pool holds `max_tokens` tokens or, if less, what fits into `free_gpu_memory_fraction` of the GPU
     memory left after the weights; on a CPU, `max_tokens` or 1 GiB. `enable_block_reuse`: a prompt that begins
-    as an earlier one of the same cache salt computes only the rest.
-    """
+    as an earlier one of the same cache salt computes only the rest."""
 
     tokens_per_block: AtLeastOne = 32
     max_tokens: AtLeastOne | None = None
@@ -41,8 +40,7 @@ class EmbeddedSettings:
     `max_seq_len` None is the model's context length. `max_queue_size` requests may wait. `dtype` "auto" is
     float32 on a CPU, bfloat16 on a GPU. `num_threads` is for torch on the compute thread.
     `enable_chunked_prefill` must be true, the parallel sizes 1. `speculate`: how the next tokens of
-    answers are guessed.
-    """
+    answers are guessed."""
 
     max_batch_size: AtLeastOne = 32
     max_num_tokens: int = 512

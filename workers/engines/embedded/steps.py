@@ -17,8 +17,7 @@ from workers.engines.embedded.scheduler import Phase, Scheduler, Sequence, Step
 @dataclass(slots=True, eq=False)
 class Call:
     """`outbox` gets the answer's chunks, then the error that ended it or None. `admitted` is set once there
-    are blocks for KV to be pulled, or the call has failed.
-    """
+    are blocks for KV to be pulled, or the call has failed."""
 
     request: GenerateRequest
     sequence: Sequence
@@ -46,8 +45,7 @@ class StepLoop:
 
     The compute thread runs one thing at a time, so a block may be freed while a step uses it: its next owner
     is computed after that step. A step waits briefly for the masks of guided answers, most of which take 0.1
-    ms; an answer whose mask is late skips steps until it arrives, without delaying others again.
-    """
+    ms; an answer whose mask is late skips steps until it arrives, without delaying others again."""
 
     def __init__(
         self, runner: Runner, thread: ThreadPoolExecutor, scheduler: Scheduler, max_calls: int

@@ -13,8 +13,7 @@ class HandoffState(msgspec.Struct, frozen=True, kw_only=True, array_like=True, t
     """The KV's location and shape, the first token's log-probability if the request asked for it, and how
     many of the prompt's tokens prefill found in its cache.
 
-    The tag names the engine and the payload's layout, so that no other engine's state can be decoded.
-    """
+    The tag names the engine and the payload's layout, so that no other engine's state can be decoded."""
 
     version: str
     layout: KvLayout
@@ -48,8 +47,7 @@ def handoff_of(
 def opened(handoff: KvHandoff, *, layout: KvLayout, num_tokens: int, num_bytes: int) -> HandoffState:
     """The state of a handoff for a pool with `layout` and a request of `num_tokens` with `num_bytes` of KV.
 
-    Raises HandoffFailed, naming both values, if its KV is another.
-    """
+    Raises HandoffFailed, naming both values, if its KV is another."""
     sender = f"prefill worker {handoff.worker_id}"
     try:
         state = msgspec.msgpack.decode(handoff.engine_state, type=HandoffState)

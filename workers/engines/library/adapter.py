@@ -29,8 +29,7 @@ class Call:
     The adapter sets `result`, the library's object, `prompt_logprobs`, `is_over` when the library has ended
     the request, and `spent` by the library's own figures, if it has them, before the first chunk. Of KV that
     the library keeps for decode it sets `kept`, the parameters for the other side, `num_kept_blocks`, and
-    `is_continued` if decode goes on after prefill's first token instead of sampling it again.
-    """
+    `is_continued` if decode goes on after prefill's first token instead of sampling it again."""
 
     id: str
     request: GenerateRequest
@@ -86,8 +85,7 @@ class Call:
         reported: Sequence[dict[int, Any]] | None = None,
     ) -> TokenChunk:
         """The chunk of these tokens; until there are tokens, and at the end, with usage over all attempts.
-        `reported`: the library's log probabilities by token id, per token.
-        """
+        `reported`: the library's log probabilities by token id, per token."""
         is_first = self.num_new_tokens == 0
         self.num_new_tokens += len(token_ids)
         usage = logprobs = None
@@ -108,8 +106,7 @@ class Call:
 
 class Adapter(Protocol):
     """One library in this process, for one role. `is_positional`: what a seed draws depends on a token's
-    place, so that sampled answers resume exactly.
-    """
+    place, so that sampled answers resume exactly."""
 
     label: str
     version: str
@@ -119,8 +116,7 @@ class Adapter(Protocol):
 
     def load(self, on_failed_pull: Callable[[], None]) -> None:
         """Load the model; blocks the loop for minutes. `on_failed_pull`: the library could not read some
-        request's KV, and does not report which. Raises whatever the library raises.
-        """
+        request's KV, and does not report which. Raises whatever the library raises."""
         ...
 
     async def start(self) -> tuple[EngineInfo, float, int]:
@@ -131,20 +127,17 @@ class Adapter(Protocol):
 
     def submit(self, call: Call) -> None:
         """Start a request. Raises BatonError, WorkerLost if the library failed and no single request is the
-        cause. Any other error ends this request only.
-        """
+        cause. Any other error ends this request only."""
         ...
 
     async def step(self, call: Call) -> TokenChunk:
         """The next tokens, see `Call.chunk`; sets `kept` for a prompt that is handed over. Raises BatonError
-        if the library ended the request otherwise, or whatever the library raises.
-        """
+        if the library ended the request otherwise, or whatever the library raises."""
         ...
 
     async def abort(self, call: Call) -> bool:
         """Abort the request if it runs, and free its kept KV if the library can. False if KV may be in
-        transit: try again after the next step.
-        """
+        transit: try again after the next step."""
         ...
 
     def failure(self, error: Exception, call: Call) -> BatonError:

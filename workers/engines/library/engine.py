@@ -42,8 +42,7 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 class Envelope(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="engine-2"):
     """`KvHandoff.engine_state`: the library's own parameters, and the number of prompt tokens that prefill
-    found in its cache, since decode counts the whole transferred prompt as cached.
-    """
+    found in its cache, since decode counts the whole transferred prompt as cached."""
 
     num_cached_tokens: int
     params: dict[str, Any]
@@ -86,8 +85,7 @@ class LibraryEngine:
     * No library reports when a handoff's KV has moved. `prefill` ends when it is closed, which the frontend
       does at decode's first chunk, or with HandoffFailed at the end of the handoff's time to live.
     * A library that may not abort a request during its KV transfer finishes it in the background, where it
-      still occupies its slot.
-    """
+      still occupies its slot."""
 
     def __init__(self, adapter: Adapter) -> None:
         self.adapter = adapter
@@ -263,8 +261,7 @@ class LibraryEngine:
         """Wait for the first response of an abandoned call, then abort the rest.
 
         A transfer that takes much longer than KV is kept has blocked the library for good (TensorRT-LLM's
-        issues 12313, 13713).
-        """
+        issues 12313, 13713)."""
         now_s = asyncio.get_running_loop().time
         limit_s = self._keep_s + _STUCK_AFTER_S
         call.deadline = now_s() + limit_s
@@ -317,8 +314,7 @@ class LibraryEngine:
         cached so far.
 
         The library caches what is in the failed one's blocks, and does not report which these are. This call
-        precedes every token that was computed from them: a request that has answered did not use them.
-        """
+        precedes every token that was computed from them: a request that has answered did not use them."""
         self._num_failed_pulls += 1
         for call in self._calls:
             if not call.has_answered:

@@ -24,8 +24,7 @@ class _Config(msgspec.Struct, frozen=True):
 
 class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     """`eos_token_id` is the model's first stop token, or NO_TOKEN; `kv_dtype` what `auto` means;
-    `control_ids` the ids of the tokenizer's control tokens, by name.
-    """
+    `control_ids` the ids of the tokenizer's control tokens, by name."""
 
     vocab_size: int
     context_length: int
@@ -40,8 +39,7 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
 def read_model_facts(model_path: Path) -> ModelFacts:
     """Read config.json and, if present, generation_config.json, hf_quant_config.json and tokenizer.json.
 
-    Raises OSError or ValueError naming the file.
-    """
+    Raises OSError or ValueError naming the file."""
     config = _decode(model_path / "config.json", _Config)
     generation = _decode(model_path / "generation_config.json", dict[str, Any], {})
     quantized = _decode(model_path / "hf_quant_config.json", dict[str, Any], {})

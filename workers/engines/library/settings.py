@@ -46,8 +46,7 @@ _DEFAULT_QUEUE_SIZE = 256
 class Guessing:
     """One library's settings for guessed tokens. `names`: its keys, of which the first takes a mapping;
     `lookup`: that mapping for `--speculate lookup`. `methods`: those of a head, a draft model whose KV is
-    handed over; `method`, `model` and `num_tokens`: the mapping's keys that both sides must agree on.
-    """
+    handed over; `method`, `model` and `num_tokens`: the mapping's keys that both sides must agree on."""
 
     names: tuple[str, ...]
     lookup: Mapping[str, object]
@@ -58,8 +57,7 @@ class Guessing:
 
     def draft(self, given: Given) -> str:
         """The method, head and number of tokens, for `KvLayout.draft`. Raises SettingsError if the head is
-        not here.
-        """
+        not here."""
         config = mapping_of(given, self.names[0])
         if not config.get(self.model):
             return NO_DRAFT
@@ -73,8 +71,7 @@ class Guessing:
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Rules:
     """What Baton adds to one library's settings. `names`: keys of flags that the library calls differently.
-    `kinds`: of values that it refuses late or never. `complete` chooses and checks values for a mode.
-    """
+    `kinds`: of values that it refuses late or never. `complete` chooses and checks values for a mode."""
 
     names: Mapping[str, str] = dataclasses.field(default_factory=dict)
     kinds: Mapping[str, Any]
@@ -101,8 +98,7 @@ class Rules:
         typed: Mapping[str, object] | None = None,
     ) -> Given:
         """The given values and Baton's choices, before a build validates them. Without fields (no build is
-        installed) keys and types are not checked. Raises SettingsError for what no build can do in `mode`.
-        """
+        installed) keys and types are not checked. Raises SettingsError for what no build can do in `mode`."""
         flags = {self.names.get(path, path): value for path, value in (typed or {}).items()}
         given = read(fields, yaml_path, flags, override)
         for path, kind in self.kinds.items():
@@ -122,8 +118,7 @@ def check_speculation(given: Given, mode: DisaggregationMode) -> None:
 
 def complete_speculation(given: Given, mode: DisaggregationMode, guessing: Guessing) -> None:
     """Set the library's mapping if the next tokens are to be looked up. Raises SettingsError if the user has
-    set one of its keys then, or without it what a worker that hands KV over cannot do.
-    """
+    set one of its keys then, or without it what a worker that hands KV over cannot do."""
     name, *others = guessing.names
     if value_of(given, SPECULATE) is not None:
         refuse(given, guessing.names, _SET_BY_SPECULATE)

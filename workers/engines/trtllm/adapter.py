@@ -50,8 +50,7 @@ class TrtllmAdapter:
       that outlives the KV timeout ends with HandoffFailed, since its prefill worker is gone.
     * A resumed answer continues exactly only if it is greedy: sampling is not positional.
     * Blocks are estimated from the open calls, reused ones once per call: querying TensorRT-LLM's own figures
-      takes up to 2 s. Under attention DP each rank has its own batch and KV pool.
-    """
+      takes up to 2 s. Under attention DP each rank has its own batch and KV pool."""
 
     label = "TensorRT-LLM"
     is_positional = False
@@ -156,8 +155,7 @@ class TrtllmAdapter:
 
     async def abort(self, call: Call) -> bool:
         """An abort that crosses a handoff's response is refused: TensorRT-LLM keeps the KV until its timeout.
-        Nothing is aborted in an engine that is dead or stopped.
-        """
+        Nothing is aborted in an engine that is dead or stopped."""
         if call.is_over or call.error is not None:
             return True
         if call.transfer is not None and not call.has_answered:
@@ -259,8 +257,7 @@ class TrtllmAdapter:
 
 def _note_durations(metrics: Any, call: Call) -> None:
     """From TensorRT-LLM's RequestPerfMetrics, if the request asked for them: times since an epoch of its own,
-    0 if there is none. Only decode has those of a transfer.
-    """
+    0 if there is none. Only decode has those of a transfer."""
     if metrics is None:
         return
     timing = metrics.timing_metrics
@@ -295,8 +292,7 @@ def _finish_reason(output: Any, call: Call) -> FinishReason | None:
 
 def _ends_with_stop_token(output: Any, call: Call) -> bool:
     """Whether a stop token ended the answer. TensorRT-LLM checks max_tokens before stop tokens other than
-    `end_id`: prefill, whose max_tokens is 1, reports `length`.
-    """
+    `end_id`: prefill, whose max_tokens is 1, reports `length`."""
     sampling = call.request.sampling
     num_tokens = call.request.num_generated + len(output.token_ids)
     is_heeded = not sampling.ignore_eos and num_tokens > sampling.min_tokens
@@ -314,8 +310,7 @@ def _with_stop_token(token_ids: list[int], output: Any, call: Call) -> list[int]
 def _options(values: Mapping[str, Any]) -> dict[str, Any]:
     """Options of every request: a common cache salt if prefixes are reused. Attention DP fills idle ranks
     with requests of ones (`[1, 1, ...]`), and a prompt that shares blocks with these would crash its rank;
-    Dynamo salts its canary for this reason. Both sides of a handoff need the same salt.
-    """
+    Dynamo salts its canary for this reason. Both sides of a handoff need the same salt."""
     is_paired = values.get(BACKEND) is not None
     needs_salt = values["kv_cache_config.enable_block_reuse"] and (values["enable_attention_dp"] or is_paired)
     return {"cache_salt": "baton"} if needs_salt else {}
@@ -323,8 +318,7 @@ def _options(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def travelling(params: Any) -> dict[str, Any]:
     """The fields of DisaggregatedParams that are set (`opaque_state` is bytes), without TensorRT-LLM's
-    classes: the other side's same release reads them.
-    """
+    classes: the other side's same release reads them."""
     values = {field.name: getattr(params, field.name) for field in dataclasses.fields(params)}
     fields = {name: value for name, value in values.items() if value is not None and name not in _STAYS}
     if fields.get(_LOG_PROBS):

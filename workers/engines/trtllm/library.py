@@ -31,8 +31,7 @@ class Library:
 
 def load_library(mode: DisaggregationMode = "agg") -> Library:
     """Import TensorRT-LLM. Raises SettingsError if it is missing or too old, or if `mode` hands KV over and
-    Baton was not tried with the release.
-    """
+    Baton was not tried with the release."""
     try:
         root = importlib.import_module("tensorrt_llm")
         release = release_of(root.__version__)
@@ -56,8 +55,7 @@ def load_library(mode: DisaggregationMode = "agg") -> Library:
 
 def fatal_error(llm: Any) -> object:
     """The fatal error that the executor recorded; None if none, or if this build hides it. Private to
-    TensorRT-LLM, so it may be missing. Reads attributes only: safe from any thread.
-    """
+    TensorRT-LLM, so it may be missing. Reads attributes only: safe from any thread."""
     return getattr(getattr(llm, "_executor", None), "_fatal_error", None)
 
 

@@ -15,8 +15,7 @@ def sampling_params(request: GenerateRequest, lib: Library, facts: ModelFacts, *
 
     For a resumed answer, `max_tokens` and `min_tokens` are what is left, and its existing tokens count as
     generated in the penalties. It continues exactly only if it is greedy: TensorRT-LLM's sampling is not
-    positional, so its random numbers differ from the first attempt's.
-    """
+    positional, so its random numbers differ from the first attempt's."""
     sampling = request.sampling
     stops = () if sampling.ignore_eos else sampling.stop_token_ids
     params = {

@@ -25,8 +25,7 @@ class Patience:
 
 class Watchdog:
     """Notices that the executor recorded a fatal error, or that a health check fails or hangs. If the event
-    loop itself is frozen, ends the process with status 1 through `leave`.
-    """
+    loop itself is frozen, ends the process with status 1 through `leave`."""
 
     def __init__(self, llm: Any, *, leave: Leave, patience: Patience) -> None:
         self._llm = llm

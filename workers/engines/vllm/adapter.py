@@ -51,8 +51,7 @@ class VllmAdapter:
     * The sampling of vLLM's first runner has no positions. Where that shows (`is_continued_exactly`),
       decode samples the first token again from the transferred KV; prefill's only shows whether the answer
       ends with it. A resumed answer continues exactly if it is greedy, or the second runner samples it.
-    * After a failed pull, for a hybrid model such as gpt-oss, vLLM decodes from whatever is in the blocks.
-    """
+    * After a failed pull, for a hybrid model such as gpt-oss, vLLM decodes from whatever is in the blocks."""
 
     label = "vLLM"
 
@@ -115,8 +114,7 @@ class VllmAdapter:
 
     async def step(self, call: Call) -> TokenChunk:
         """See `Adapter.step`. A result has the tokens since the last one; the first has `prompt_logprobs`,
-        whose first entry is None.
-        """
+        whose first entry is None."""
         result = await anext(call.result)
         (output,) = result.outputs
         reason = _finish_reason(output.finish_reason, call)
@@ -131,8 +129,7 @@ class VllmAdapter:
 
     def _note_durations(self, call: Call, stats: Any) -> None:
         """From vLLM's RequestStateStats; None if its statistics are off. To vLLM, a request whose KV has not
-        arrived is waiting.
-        """
+        arrived is waiting."""
         if stats is None or not (stats.queued_ts and stats.scheduled_ts and stats.first_token_ts):
             return
         waited_s = stats.scheduled_ts - stats.queued_ts
@@ -222,8 +219,7 @@ class VllmAdapter:
 
     def _place(self, call: Call) -> int:
         """vLLM's priority, lower is sooner. Among equals, each waits as if it had come later, by what it has
-        to compute: a short turn overtakes long prompts, which never wait longer than that for later ones.
-        """
+        to compute: a short turn overtakes long prompts, which never wait longer than that for later ones."""
         num_tokens = call.num_lacking() if call.transfer is None else 0
         due_s = asyncio.get_running_loop().time() + num_tokens / _OVERTAKEN_TOKENS_PER_S
         return call.request.priority * _PRIORITY_MS + round(due_s * 1000)
@@ -245,8 +241,7 @@ class _SchedulerFigures:
     """One of vLLM's stat loggers, which calls `record` after each step (duck-typed).
 
     `on_failed_pull` is called when a transfer from a prefill worker has failed: vLLM does not report which.
-    The call precedes every token of that request.
-    """
+    The call precedes every token of that request."""
 
     def __init__(self) -> None:
         self.on_failed_pull: Callable[[], None] = lambda: None
@@ -288,8 +283,7 @@ class _SchedulerFigures:
 
 class _Releases:
     """Ends pins in vLLM's processes before their lease does; ids that arrive meanwhile go with the next
-    message.
-    """
+    message."""
 
     def __init__(self) -> None:
         self._times_left: dict[str, int] = {}

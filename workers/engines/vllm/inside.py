@@ -1,6 +1,5 @@
 """Runs inside vLLM's processes (`worker_extension_cls`): applies patches, kills orphans, and lets steps go
-on while a thread reads a long prompt.
-"""
+on while a thread reads a long prompt."""
 
 import contextlib
 import importlib
@@ -25,8 +24,7 @@ SWITCH_INTERVAL_S = 0.0005
 
 def _end_with(worker_pid: int, parent_pid: int) -> None:
     """Wait for the end of Baton's worker, then kill this process and its parent, vLLM's core. Otherwise a
-    killed worker would leave processes that hold the GPU.
-    """
+    killed worker would leave processes that hold the GPU."""
     with contextlib.suppress(ProcessLookupError):  # it has already ended
         select.select([os.pidfd_open(worker_pid)], [], [])
     if parent_pid not in {worker_pid, 1} and os.getppid() == parent_pid:

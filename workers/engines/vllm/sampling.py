@@ -26,8 +26,7 @@ def sampling_params(
     """The SamplingParams of one attempt; `transfer` are NIXL's parameters. Raises InvalidRequest.
 
     For a resumed answer, `max_tokens` and `min_tokens` are what is left. vLLM's frequency and presence
-    penalties ignore the existing tokens. `is_positional`: what a seed draws depends on a token's place.
-    """
+    penalties ignore the existing tokens. `is_positional`: what a seed draws depends on a token's place."""
     sampling = request.sampling
     params = {name: getattr(sampling, name) for name in _SAME} | {
         "max_tokens": max_tokens,
@@ -55,8 +54,7 @@ def sampling_params(
 
 def is_continued_exactly(sampling: Sampling, *, is_positional: bool) -> bool:
     """Whether an answer that prefill began can be continued as if one worker had sampled all of it: nothing
-    counts generated tokens from the first one, and a seed that the client chose is not used anew.
-    """
+    counts generated tokens from the first one, and a seed that the client chose is not used anew."""
     is_counted = sampling.guided is not None or sampling.frequency_penalty or sampling.presence_penalty
     is_drawn_anew = sampling.is_seeded and sampling.temperature and not is_positional
     return not is_counted and sampling.prompt_logprobs is None and not is_drawn_anew

@@ -1,7 +1,6 @@
 """Changes of private names of vLLM, NIXL and Triton, each with its upstream issue and a switch.
 
-A patch applies to the releases that it was tried with; `BATON_VLLM_WITHOUT=NAME,NAME` turns it off.
-"""
+A patch applies to the releases that it was tried with; `BATON_VLLM_WITHOUT=NAME,NAME` turns it off."""
 
 import os
 

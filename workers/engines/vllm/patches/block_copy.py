@@ -55,8 +55,7 @@ class Copy:
 
 class Regions:
     """The regions of two pools, in the same order: addresses, and the bytes of a block in each, multiples of
-    16. Copies run on a stream of their own, after what was on the current one.
-    """
+    16. Copies run on a stream of their own, after what was on the current one."""
 
     def __init__(self, targets: list[int], sources: list[int], block_bytes: list[int]) -> None:
         """Raises ValueError if they do not fit together."""

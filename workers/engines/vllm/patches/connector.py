@@ -2,8 +2,7 @@
 
 NIXL posts a descriptor for each half of each block of each layer from the engine's own thread, during which
 no stream gets a token; here one kernel reads over NVLink while decode goes on. NIXL still introduces the
-workers to each other, notifies prefill of what has been read, and moves KV between hosts.
-"""
+workers to each other, notifies prefill of what has been read, and moves KV between hosts."""
 
 import dataclasses
 import importlib
@@ -45,8 +44,7 @@ class PeerConnector(NixlPullConnector):  # type: ignore[misc]  # vLLM is not ins
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
         """How many tokens to read, and that reading takes a while: what the kept KV has beyond what decode
-        holds. NIXL's counts the whole prompt, but that may end with a token which prefill sampled.
-        """
+        holds. NIXL's counts the whole prompt, but that may end with a token which prefill sampled."""
         params = request.kv_transfer_params or {}
         if params.get("do_remote_prefill") and params.get(NUM_TOKENS):
             num_lacking = max(0, min(params[NUM_TOKENS], request.num_prompt_tokens) - num_computed_tokens)
@@ -65,8 +63,7 @@ class PeerHandshake(NixlHandshakePayload):  # type: ignore[misc]  # as above
 @dataclasses.dataclass
 class Peer:
     """A prefill worker whose memory is mapped. `regions`: ours and its, see `block_copy.Regions`; `agent`:
-    its name in NIXL.
-    """
+    its name in NIXL."""
 
     memory: PeerMemory
     regions: Any

@@ -2,8 +2,7 @@
 
 Rejection sampling accepts a guess with the probability of its token. The draw of a place gives the token with
 just that probability, so that as many guesses count; and an answer depends on its seed alone, not on what was
-guessed.
-"""
+guessed."""
 
 import importlib
 from typing import Any
@@ -47,8 +46,7 @@ def accept(
     drawn, and the first draw after them.
 
     `drawn` and `guesses` are the draws and the input tokens of all places; those of request i are
-    `ends[i]:ends[i + 1]`, each guess the input after the draw that it is compared with.
-    """
+    `ends[i]:ends[i + 1]`, each guess the input after the draw that it is compared with."""
     begin, end = ends[:-1, None].long(), ends[1:, None].long()
     places = begin + torch.arange(num_guesses + 1, device=drawn.device)
     found = drawn[places.clamp(max=len(drawn) - 1)]

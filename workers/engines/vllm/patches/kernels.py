@@ -30,16 +30,14 @@ WARM_UP_LOGPROBS = (0, 1, 2, 4, 8, 15, 16)
 def warm_up_lengths(longest: int) -> list[int]:
     """Prompt lengths, up to `longest`, after which the kernels for every step size are compiled.
 
-    Derived from the sources for the shapes of gpt-oss-20b and 120b (tests/unit/test_vllm_compiled.py).
-    """
+    Derived from the sources for the shapes of gpt-oss-20b and 120b (tests/unit/test_vllm_compiled.py)."""
     return [num for num in _STEPS if num < longest] + [longest]
 
 
 def pass_strides() -> None:
     """Make these kernels take their strides as arguments; call it before any of them runs.
 
-    Skips kernels that are missing or already do so.
-    """
+    Skips kernels that are missing or already do so."""
     try:
         if importlib.import_module("vllm.utils.import_utils").has_triton_kernels():
             for module, kernel, strides in _STRIDES:
@@ -52,8 +50,7 @@ def pass_strides() -> None:
 
 def reuse_compiled(own: set[str]) -> None:
     """Let workers with equal settings share compiled code: vLLM names its cache folder after its variables,
-    including `own`, which differ at each start.
-    """
+    including `own`, which differ at each start."""
     try:
         envs = importlib.import_module("vllm.envs")
         factors = envs.compile_factors

@@ -31,8 +31,7 @@ class Region(msgspec.Struct, frozen=True):
 
 class Exported(msgspec.Struct, frozen=True):
     """What another process needs to map regions of GPU memory. `place` names the host and the namespace in
-    which `pid` is the owner's. `allocations`: CUDA's handles, 64 bytes each.
-    """
+    which `pid` is the owner's. `allocations`: CUDA's handles, 64 bytes each."""
 
     place: str
     pid: int
@@ -47,8 +46,7 @@ def place() -> str:
 
 def export(addresses: list[int]) -> Exported:
     """Make the memory at these device addresses mappable through CUDA IPC while it is allocated. Raises
-    PeerMemoryError.
-    """
+    PeerMemoryError."""
     handles: dict[int, bytes] = {}
     regions = []
     for address in addresses:
@@ -66,8 +64,7 @@ def export(addresses: list[int]) -> Exported:
 
 class PeerMemory:
     """Another process's regions, mapped until `close`. `addresses` are those in this process, in the order of
-    the regions.
-    """
+    the regions."""
 
     def __init__(self, exported: Exported) -> None:
         """Raises PeerMemoryError, for example if the owner has ended or runs on another host."""

@@ -14,8 +14,7 @@ class KvPins:
         """Free the KV that these finished requests keep for a decode worker, within `NOTICE_S`.
 
         vLLM itself would wait for the decode worker or for the end of the lease. Returns the ids whose lease
-        begins with the next step: ask again for these. Ids that are no longer pinned are ignored.
-        """
+        begins with the next step: ask again for these. Ids that are no longer pinned are ignored."""
         transfer = importlib.import_module("vllm.distributed.kv_transfer")
         if not transfer.has_kv_transfer_group():
             return []
