@@ -1,8 +1,7 @@
 """The newest release of Anthropic's SDK for Python, in a process of its own: its tool runner and its threads.
 
 Both send only new messages as long as the server lets them. Plays the scene in the variables SCENE, BASE_URL
-and MODEL, and prints the answers.
-"""
+and MODEL, and prints the answers."""
 
 import json
 import os

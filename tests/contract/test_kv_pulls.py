@@ -213,7 +213,6 @@ async def test_a_pull_that_is_cancelled_at_any_moment_writes_no_more_and_the_off
 @asynccontextmanager
 async def socket_that(serve: Callable[[asyncio.StreamWriter], Any]) -> AsyncIterator[KvGrant]:
     """The way to a socket that gives each reader this instead of 100 bytes."""
-
     writers: list[asyncio.StreamWriter] = []
 
     async def served(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

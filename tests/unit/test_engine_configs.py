@@ -62,18 +62,12 @@ def test_the_readme_has_a_reason_for_every_key(path: Path) -> None:
 VARIANTS: dict[str, Config] = {
     "guide": {"moe_config.backend": "CUTLASS", "kv_cache_config.enable_block_reuse": False},
     "fp8": {"kv_cache_config.dtype": "fp8"},
-    "nixl": {
-        "kv_cache_config.use_kv_cache_manager_v2": True,
-        "cache_transceiver_config.backend": "NIXL",
-        "cache_transceiver_config.transceiver_runtime": "PYTHON",
-    },
-    "eagle3": {
-        "kv_cache_config.enable_block_reuse": False,
-        "speculative_config.decoding_type": "Eagle3",
-        "speculative_config.speculative_model": "nvidia/gpt-oss-120b-Eagle3-v3",
-        "speculative_config.max_draft_len": 3,
-    },
-}
+    "nixl": {"kv_cache_config.use_kv_cache_manager_v2": True, "cache_transceiver_config.backend": "NIXL",
+             "cache_transceiver_config.transceiver_runtime": "PYTHON"},
+    "eagle3": {"kv_cache_config.enable_block_reuse": False, "speculative_config.decoding_type": "Eagle3",
+               "speculative_config.speculative_model": "nvidia/gpt-oss-120b-Eagle3-v3",
+               "speculative_config.max_draft_len": 3},
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -113,7 +113,6 @@ LOCAL: dict[str, tuple[dict[str, Script], str]] = {
 @pytest.mark.parametrize(("scripts", "called"), LOCAL.values(), ids=LOCAL)
 async def test_with_local_prefill_decode_is_called_first(scripts: dict[str, Script], called: str) -> None:
     fleet = ScriptedWorkers(**scripts)
-
     assert await generate(fleet, local_prefill_tokens=50) == WHOLE
     assert fleet.called == called.split()
 
@@ -145,7 +144,6 @@ async def test_what_cannot_be_repaired_ends_with_its_name(
     scripts: dict[str, Script], raised: type[BatonError], num_calls: int
 ) -> None:
     fleet = ScriptedWorkers(**scripts)
-
     with pytest.raises(raised):
         await generate(fleet)
     assert len(fleet.calls) == num_calls
@@ -177,7 +175,6 @@ async def test_a_request_whose_time_is_over_is_not_tried_again() -> None:
             yield reply
 
     fleet = ScriptedWorkers(d1=lost_too_late, d2=answer)
-
     with pytest.raises(DeadlineExceeded):
         await generate(fleet)
     assert fleet.called == ["d1"]
@@ -406,7 +403,6 @@ def test_workers_that_answer_probes_only_are_tried_four_times_with_growing_pause
 
     fleet = ScriptedWorkers(d1=lost)
     fleet.answering.add("d1")
-
     with pytest.raises(WorkerLost):
         run_jumping(generate(fleet, wait_for_worker_s=5))
     assert [after - before for before, after in pairwise(at_s)] == pytest.approx([0.2, 0.4, 0.8])
@@ -414,11 +410,9 @@ def test_workers_that_answer_probes_only_are_tried_four_times_with_growing_pause
 
 def test_failures_are_counted_anew_after_many_tokens() -> None:
     """Rolling restarts during a long answer are more than four losses."""
-
     some = failing(WorkerLost("gone"), after=32)
     fleet = ScriptedWorkers(d1=in_turn(*[some] * 9, script(TokenChunk((1,), "stop"))))
     fleet.answering.add("d1")
-
     assert len(run_jumping(generate(fleet, wait_for_worker_s=5, deadline_s=60))) == 9 * 32 + 1
 
 
@@ -468,7 +462,6 @@ async def test_answers_on_workers_that_leave_take_no_places_of_the_others() -> N
     endless = script(TokenChunk((1,)), None)
     fleet = ScriptedWorkers(d1=endless)
     fleet.max_batch_size = 2
-
     async with generator_over(fleet) as generator, running(*(token_ids_of(generator, 600) for _ in range(3))):
         await asyncio.sleep(1)
         assert len(fleet.called) == 2, "one waits"
@@ -499,7 +492,6 @@ def losing_broker(fleet: ScriptedWorkers, back_after_s: float) -> Script:
 def test_a_broker_that_was_away_costs_no_attempt_and_no_worker() -> None:
     fleet = ScriptedWorkers()
     fleet.scripts["d1"] = in_turn(losing_broker(fleet, 20), answer)
-
     assert run_jumping(generate(fleet, wait_for_worker_s=5, deadline_s=60)) == WHOLE
     assert fleet.called == ["d1", "d1"]
 
@@ -515,7 +507,6 @@ def test_a_handoff_that_the_broker_breaks_is_not_the_prefill_workers_fault() -> 
 
     waiting = hang  # for KV that does not come
     fleet.scripts |= {"p1": in_turn(handing, hand_off), "d1": in_turn(waiting, answer)}
-
     assert run_jumping(generate(fleet, wait_for_worker_s=5)) == WHOLE
     assert fleet.called == ["p1", "d1"] * 2
 
