@@ -73,7 +73,7 @@ def disturbed(begin: Callable[[str], Stream], num: int, disturb: Callable[[], ob
             disturb()
         for each in running:
             each.result(PATIENCE_S)
-    assert {(stream.finish_reason, stream.error) for stream in streams} == {("length", None)}
+    assert [(stream.finish_reason, stream.error) for stream in streams] == [("length", None)] * num
     return streams
 
 
