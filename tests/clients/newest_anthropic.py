@@ -21,8 +21,7 @@ def read_note(name: str) -> str:
     """Reads a note.
 
     Args:
-        name: The note's name, a colour.
-    """
+        name: The note's name, a colour."""
     return str(SCENE["NOTES"][name])
 
 

@@ -35,8 +35,7 @@ def read_note(name: str) -> str:
     """Reads a note.
 
     Args:
-        name: The note's name, a colour.
-    """
+        name: The note's name, a colour."""
     return NOTES[name]
 
 
