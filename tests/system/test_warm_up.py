@@ -20,7 +20,7 @@ def test_each_pair_has_moved_kv_before_it_is_ready(stack: Stack, engine: str) ->
     workers = stack.serve("prefill", "prefill", "decode", "decode", engine=engine)
 
     text = "".join(worker.text() for worker in workers)
-    pairs = re.findall(r"warm pair worker=(\S+) peer=(\S+) ", text)
+    pairs = re.findall(r"warm pair worker=(\S+) peer=(\S+)$", text, re.MULTILINE)
     assert len({frozenset(pair) for pair in pairs}) == 4
     assert "cold pair" not in text
     assert stack.gauge("baton_kv_moved_bytes_total") > 0
