@@ -35,7 +35,7 @@ from baton.messages import (
     WorkerInfo,
     after_handoff,
 )
-from baton.pace import first_done
+from baton.pace import TICK_S, first_done
 from baton.telemetry import Line
 from baton.transport import Transport
 from frontend.metrics import Metrics
@@ -52,6 +52,8 @@ MAX_ATTEMPTS = 4
 _ENOUGH_TOKENS = 32
 """A worker that sent this many was not lost because of the request, so failures are counted anew."""
 _BACKOFF_S = 0.1
+_NOTICED_S = 1.5 * TICK_S
+"""In this time heartbeats show which workers ended together with the last ones."""
 _DIVERGED = "The worker was lost and the regenerated answer diverged; send the request again."
 
 
@@ -108,6 +110,7 @@ class Progress:
         self._expected: list[int] = []
         self._is_running = False  # decode workers got a handoff, or the client a token
         self._num_failures = 0
+        self.pause_s = 0.0  # before another worker is tried
         self._num_tokens_before = 0
         self._deadline = asyncio.get_running_loop().time() + request.deadline_s
 
@@ -161,15 +164,19 @@ class Progress:
             raise error
         if self.time_left_s <= 0:
             raise DeadlineExceeded
+        self.pause_s = 0.0
         self._is_running |= bool(self.token_ids) or self.prefill not in {None, self.last}
         if retry.counts != "never":
             if len(self.token_ids) - self._num_tokens_before >= _ENOUGH_TOKENS:
                 self._num_failures = 0
                 self.avoided.clear()
             self._num_tokens_before = len(self.token_ids)
-            self._num_failures += retry.counts == "always" or not self._is_running
+            is_counted = retry.counts == "always" or not self._is_running
+            self._num_failures += is_counted
             if self._num_failures == MAX_ATTEMPTS:
                 raise error
+            if is_counted and self._num_failures > 1:
+                self.pause_s = _NOTICED_S
         source = self.prefill if retry.excludes == "source" else None
         if retry.excludes != "none" and (worker := source or self.last) is not None:
             self.avoided.add(worker.incarnation)
@@ -310,6 +317,8 @@ class Generator:
         """Wait for the plane's broker, until the deadline if the request was running when it went away; then
         for a decode worker that may get the request. `on_taken` is called before the first attempt."""
         limit_s = self._settings.wait_for_worker_s
+        if progress.pause_s and self._eligible(Role.DECODE, progress):
+            await asyncio.sleep(progress.pause_s)  # a backoff
         if not self._transport.is_reachable:
             away = BrokerLost("The request plane's broker is unreachable; retry later.", retry_after_s=1)
             await _wait(progress, self._transport.reachable(), math.inf if progress.error else limit_s, away)

@@ -23,8 +23,10 @@ from baton.errors import (
     NoWorkers,
     Overloaded,
     WorkerLost,
+    WorkerUnreached,
 )
 from baton.messages import GenerateRequest, PrefillFirst, Reply, TokenChunk, TokenLogprob, Usage, WorkerInfo
+from baton.pace import TICK_S
 from frontend.routing.fleet import Fleet
 from frontend.routing.generate import Generator
 from frontend.routing.router import RoutingSettings
@@ -67,9 +69,12 @@ def lacking(num_tokens: int, *, is_busy: bool = False) -> Script:
     return script
 
 
+async def ended(sent: GenerateRequest) -> AsyncGenerator[Reply, None]:
+    async for reply in failing((WorkerLost if now_s() < TICK_S else WorkerUnreached)("gone"))(sent):
+        yield reply
+
+
 LOST, EXPIRED = failing(WorkerLost("gone")), failing(HandoffFailed("expired"))
-
-
 FAILURES: dict[str, tuple[dict[str, Script], str]] = {
     "prefill, then decode": ({"p1": hand_off, "d1": answer}, "p1 d1"),
     "no prefill worker": ({"d1": answer}, "d1"),
@@ -81,6 +86,9 @@ FAILURES: dict[str, tuple[dict[str, Script], str]] = {
         ({"p1": hand_off, "p2": hand_off, "d1": in_turn(EXPIRED, EXPIRED, answer)}, "p1 d1 p2 d1 d1"),
     "incomplete stream": ({"d1": script(TokenChunk((10,))), "d2": answer}, "d1 d2"),
     "fourth worker": ({"d1": LOST, "d2": LOST, "d3": LOST, "d4": answer}, "d1 d3 d2 d4"),
+    "workers that end at once":
+        ({"d0": ended, "d1": ended, "d2": ended, "d3": ended, "d4": ended, "d5": answer},
+         "d0 d2 d4 d1 d3 d5"),
     "full worker": ({"d1": failing(Overloaded("full")), "d2": answer}, "d1 d2"),
     "prefill worker without a pair": ({"p1x": hand_off, "d1": answer}, "d1"),
     "decode of the pair": ({"p1x": hand_off, "d1": EXPIRED, "d2x": answer}, "p1x d2x"),
@@ -374,8 +382,6 @@ async def test_it_waits_no_longer_than_the_setting_or_its_deadline(
 
 
 FULL = failing(Overloaded("full", retry_after_s=2))
-
-
 AGAIN: dict[str, tuple[dict[str, Script], str]] = {
     "no decode worker can take the handoff":
         ({"p1": hand_off, "d1": failing(NotReady("draining")), "d2x": answer}, "p1 d1 p1 d2x"),

@@ -1,10 +1,6 @@
 """The errors of the double's AsyncLLM."""
 
 
-class EngineGenerateError(Exception):
-    """One request failed; the engine keeps running."""
-
-
 class EngineDeadError(Exception):
     """The engine core is dead."""
 
